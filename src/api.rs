@@ -1,0 +1,5 @@
+//! WIRE: the formats that others read and write. Types and their serde; no logic, no IO.
+
+pub mod egress;
+pub mod ingress;
+pub mod netmap;

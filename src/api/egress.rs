@@ -1,0 +1,80 @@
+//! The egress config and status of a `ProxyGroup`, as the Tailscale operator writes and reads them.
+//!
+//! Config: key `egress-services` of the `ConfigMap` `<group>-egress-config`, a JSON object by service name.
+//! Status: key `egress-services` of a replica's state Secret. Source: `kube/egressservices` of tailscale 1.102.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// The key of the config in its `ConfigMap` and of the status in the state Secret.
+pub const KEY: &str = "egress-services";
+/// The key beside it that holds the number of pings a drain sends at a time.
+pub const KEY_HEP_PINGS: &str = "hep-pings";
+
+/// One egress service: a tailnet target and the ports that lead to it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Service {
+    /// URL of `/healthz` through the service's own `ClusterIP`; empty if there is none.
+    pub health_check_endpoint: String,
+    /// Where it leads.
+    pub tailnet_target: Target,
+    /// The ports; a list in JSON, a set in meaning.
+    pub ports: Vec<PortMap>,
+}
+
+/// A tailnet target; exactly one field is not empty.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Target {
+    /// An IP address in text.
+    pub ip: String,
+    /// The name of a peer, of a Tailscale Service, or a 4via6 name; with or without the final dot.
+    pub fqdn: String,
+}
+
+/// One port of a service. The numbers are wider than a port so that a wrong one is this port's fault alone.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PortMap {
+    /// `TCP` or `UDP`, in Kubernetes' spelling, echoed as it came.
+    pub protocol: String,
+    /// The port of the proxy Pod.
+    pub match_port: u64,
+    /// The port of the target.
+    pub target_port: u64,
+}
+
+/// What a replica says of the config that it has in force.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    /// The Pod's IPv4 address; always present, empty if there is none.
+    #[serde(rename = "podIPv4", default)]
+    pub pod_ipv4: String,
+    /// The Pod's IPv6 address.
+    #[serde(rename = "podIPv6", default, skip_serializing_if = "String::is_empty")]
+    pub pod_ipv6: String,
+    /// The services in force; `null` if there are none.
+    #[serde(default)]
+    pub services: Option<BTreeMap<String, ServiceStatus>>,
+    /// Ours, additive: fingerprint of the config in force.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fingerprint: Option<String>,
+    /// Ours, additive: what is not served and why, by service name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub rejected: BTreeMap<String, Vec<String>>,
+}
+
+/// What a replica says of one service.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ServiceStatus {
+    /// The ports, as configured.
+    pub ports: Vec<PortMap>,
+    /// The addresses in use; `null` while the target is unresolved.
+    #[serde(rename = "tailnetTargetIPs")]
+    pub tailnet_target_ips: Option<Vec<String>>,
+    /// The target, as configured.
+    pub tailnet_target: Target,
+}

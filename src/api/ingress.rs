@@ -1,0 +1,50 @@
+//! The L3 ingress config and status of a `ProxyGroup`, as the Tailscale operator writes and reads them.
+//!
+//! Config: key `ingress-config.json` of the `ConfigMap` `<group>-ingress-config`. Status: the same key of a replica's
+//! state Secret. Source: `kube/ingressservices` of tailscale 1.102.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// The key of the config in its `ConfigMap` and of the status in the state Secret.
+pub const KEY: &str = "ingress-config.json";
+
+/// The addresses of one Tailscale Service and of the cluster service behind it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Service {
+    /// The IPv4 pair.
+    #[serde(rename = "IPv4Mapping", skip_serializing_if = "Option::is_none")]
+    pub ipv4: Option<Mapping>,
+    /// The IPv6 pair.
+    #[serde(rename = "IPv6Mapping", skip_serializing_if = "Option::is_none")]
+    pub ipv6: Option<Mapping>,
+}
+
+/// One pair; either side may be empty, and then the pair is not served.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Mapping {
+    /// The address of the Tailscale Service.
+    #[serde(rename = "TailscaleServiceIP")]
+    pub tailscale_service_ip: String,
+    /// The address of the cluster service.
+    #[serde(rename = "ClusterIP")]
+    pub cluster_ip: String,
+}
+
+/// What a replica says of the config that it has in force.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Status {
+    /// The services in force.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub configs: BTreeMap<String, Service>,
+    /// The Pod's IPv4 address.
+    #[serde(rename = "podIPv4", skip_serializing_if = "String::is_empty")]
+    pub pod_ipv4: String,
+    /// The Pod's IPv6 address.
+    #[serde(rename = "podIPv6", skip_serializing_if = "String::is_empty")]
+    pub pod_ipv6: String,
+}

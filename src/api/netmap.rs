@@ -1,0 +1,34 @@
+//! The file of a static netmap (`--tailnet static:FILE`): ours, for demos, tests and tailnets of another make.
+//!
+//! ```json
+//! {"self": {"name": "eg-0.tail.lab", "addresses": ["100.64.0.1", "fd7a:115c:a1e0::1"]},
+//!  "peers": [{"name": "db.tail.lab", "addresses": ["100.64.0.2"], "routes": ["192.168.0.0/24"]}],
+//!  "services": [{"name": "web.tail.lab", "addresses": ["100.99.1.2"]}]}
+//! ```
+
+use serde::{Deserialize, Serialize};
+
+/// The whole file.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct File {
+    /// This node.
+    #[serde(rename = "self")]
+    pub node: Node,
+    /// The other nodes.
+    pub peers: Vec<Node>,
+    /// The Tailscale Services.
+    pub services: Vec<Node>,
+}
+
+/// A node or a service.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Node {
+    /// Its fully qualified name, with or without the final dot.
+    pub name: String,
+    /// Its addresses, without prefix length.
+    pub addresses: Vec<String>,
+    /// Further prefixes that lead to it.
+    pub routes: Vec<String>,
+}

@@ -1,0 +1,1 @@
+//! Dispatch and settings of the command line.

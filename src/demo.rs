@@ -1,0 +1,1 @@
+//! A whole group of replicas in network namespaces of this machine, under load: `tailyard demo`.

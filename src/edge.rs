@@ -1,0 +1,14 @@
+//! IO: one outside world for each file. No decisions; typed errors whose `kind()` is what metrics and Events say.
+
+pub mod conntrack;
+pub mod daemon;
+pub mod dns;
+pub mod files;
+pub mod iptables;
+pub mod kube;
+pub mod link;
+pub mod localapi;
+pub mod netns;
+pub mod nft;
+pub mod probe;
+pub mod sysctl;

@@ -1,0 +1,1 @@
+//! The connection tracking of this network namespace, over ctnetlink.

@@ -1,0 +1,1 @@
+//! tailscaled as a child process.

@@ -1,0 +1,1 @@
+//! The DNS servers of the Pod.

@@ -1,0 +1,1 @@
+//! Mounted configs: kubelet's atomic swaps and plain files.

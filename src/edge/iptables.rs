@@ -1,0 +1,1 @@
+//! The iptables of this network namespace.

@@ -1,0 +1,1 @@
+//! The Kubernetes API server: one ConfigMap to watch, one Secret to write.

@@ -1,0 +1,1 @@
+//! Links, addresses and MTU, over rtnetlink.

@@ -1,0 +1,1 @@
+//! The nftables of this network namespace.

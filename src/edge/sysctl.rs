@@ -1,0 +1,1 @@
+//! Forwarding switches of this network namespace.

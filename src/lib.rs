@@ -1,0 +1,24 @@
+//! Tailyard: a highly available `ProxyGroup` data plane.
+//!
+//! Everything is *inputs → plan → kernel*, level-triggered: an input changes, the [`model::world::World`] is rebuilt, the
+//! plan is computed again, and only the difference is applied, in one transaction. There is no other path to the kernel.
+//!
+//! The tree is the architecture. Who may name whom (held by `tests/layers.rs`):
+//!
+//! | layer | is | may name |
+//! |---|---|---|
+//! | [`api`] | WIRE: formats that others read and write | nothing of ours |
+//! | [`model`] | PURE: decisions as values | `api` |
+//! | [`edge`] | IO: one outside world for each file | `api`, `model`; no other edge |
+//! | [`runtime`] | PLUMBING, domain-free | nothing of ours |
+//! | [`proxy`] | DATA PLANE tasks | `api`, `model`, `edge`, `runtime` |
+//! | [`demo`] | the proxy on one machine, under load | `api`, `model`, `edge`, `runtime` |
+//! | [`cli`] | dispatch and settings | everything |
+
+pub mod api;
+pub mod cli;
+pub mod demo;
+pub mod edge;
+pub mod model;
+pub mod proxy;
+pub mod runtime;

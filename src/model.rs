@@ -1,0 +1,20 @@
+//! PURE: decisions as values. No tokio, no clock, no environment, no files, no sockets, no logging.
+
+pub mod backoff;
+pub mod config;
+pub mod drain;
+pub mod eval;
+pub mod health;
+pub mod iptables;
+pub mod net;
+pub mod netmap;
+pub mod nft;
+pub mod notify;
+pub mod plan;
+pub mod resolve;
+pub mod ruleset;
+pub mod settings;
+pub mod status;
+pub mod supervise;
+pub mod surgery;
+pub mod world;

@@ -1,0 +1,1 @@
+//! When a leaving replica may go.

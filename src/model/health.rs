@@ -1,0 +1,1 @@
+//! Readiness as a list of named blockers.

@@ -1,0 +1,208 @@
+//! The small vocabulary of the network: families, protocols, ports and interface names, parsed once at the border.
+//!
+//! Inside the model a port cannot be zero and a protocol cannot be unknown.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::num::NonZeroU16;
+use std::str::FromStr;
+
+use serde::{Serialize, Serializer};
+
+/// An IP family.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+impl Family {
+    /// Both families, IPv4 first.
+    pub const ALL: [Self; 2] = [Self::V4, Self::V6];
+
+    /// The family of an address.
+    #[must_use]
+    pub fn of(ip: IpAddr) -> Self {
+        if ip.is_ipv4() { Self::V4 } else { Self::V6 }
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::V4 => "IPv4",
+            Self::V6 => "IPv6",
+        })
+    }
+}
+
+/// A transport protocol that the data plane forwards by port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Proto {
+    /// TCP.
+    Tcp,
+    /// UDP.
+    Udp,
+}
+
+impl Proto {
+    /// Both protocols.
+    pub const ALL: [Self; 2] = [Self::Tcp, Self::Udp];
+
+    /// The name that nft, iptables and `/etc/protocols` use.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+        }
+    }
+
+    /// The IANA protocol number.
+    #[must_use]
+    pub fn number(self) -> u8 {
+        match self {
+            Self::Tcp => 6,
+            Self::Udp => 17,
+        }
+    }
+}
+
+impl fmt::Display for Proto {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The text is neither `TCP` nor `UDP`, in any case.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("protocol {0:?} is not TCP or UDP")]
+pub struct UnknownProtocol(pub String);
+
+impl FromStr for Proto {
+    type Err = UnknownProtocol;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Self::ALL.into_iter().find(|proto| proto.name().eq_ignore_ascii_case(text)).ok_or_else(|| UnknownProtocol(text.to_owned()))
+    }
+}
+
+/// A transport port; never zero.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Port(NonZeroU16);
+
+impl Port {
+    /// A port, or nothing for zero.
+    #[must_use]
+    pub fn new(port: u16) -> Option<Self> {
+        NonZeroU16::new(port).map(Self)
+    }
+
+    /// The number.
+    #[must_use]
+    pub fn get(self) -> u16 {
+        self.0.get()
+    }
+}
+
+impl fmt::Display for Port {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl Serialize for Port {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u16(self.get())
+    }
+}
+
+/// A protocol and a port: what a packet to the Pod is matched by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PortKey {
+    /// The protocol.
+    pub proto: Proto,
+    /// The destination port.
+    pub port: Port,
+}
+
+impl fmt::Display for PortKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.proto, self.port)
+    }
+}
+
+impl Serialize for PortKey {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// The name of a network interface: 1 to 15 bytes, none of them a blank, a slash, a quote or a control character.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct InterfaceName(String);
+
+impl InterfaceName {
+    /// The device that tailscaled makes.
+    #[must_use]
+    pub fn tailscale0() -> Self {
+        Self("tailscale0".to_owned())
+    }
+
+    /// The name.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for InterfaceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The text cannot name an interface.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not an interface name (1 to 15 bytes, no blanks, slashes, quotes or colons)")]
+pub struct BadInterfaceName(pub String);
+
+impl FromStr for InterfaceName {
+    type Err = BadInterfaceName;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let plain = |c: char| c.is_ascii_graphic() && !matches!(c, '/' | ':' | '"' | '\'' | '\\' | '*');
+        let fits = (1..=15).contains(&text.len()) && text.chars().all(plain);
+        if fits && text != "." && text != ".." { Ok(Self(text.to_owned())) } else { Err(BadInterfaceName(text.to_owned())) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn protocols_are_read_in_any_case() {
+        assert_eq!("TCP".parse(), Ok(Proto::Tcp));
+        assert_eq!("udp".parse(), Ok(Proto::Udp));
+        assert_eq!("SCTP".parse::<Proto>(), Err(UnknownProtocol("SCTP".into())));
+    }
+
+    #[test]
+    fn port_zero_does_not_exist() {
+        assert_eq!(Port::new(0), None);
+        assert_eq!(Port::new(65535).map(Port::get), Some(65535));
+    }
+
+    #[test]
+    fn interface_names_cannot_break_out_of_a_rule() {
+        for bad in ["", "a name", "sixteen-bytes-xx", "x\"; drop", "a/b", ".."] {
+            assert!(bad.parse::<InterfaceName>().is_err(), "{bad:?}");
+        }
+        assert!("tailscale0".parse::<InterfaceName>().is_ok());
+    }
+}

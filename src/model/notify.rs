@@ -1,0 +1,1 @@
+//! Folds the messages of tailscaled's bus into a netmap.

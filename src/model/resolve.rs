@@ -1,0 +1,1 @@
+//! When to ask DNS again, and which answer is in force.

@@ -1,0 +1,1 @@
+//! The environment and flags of the proxy, validated together.

@@ -1,0 +1,1 @@
+//! What a replica says of itself in its state Secret.

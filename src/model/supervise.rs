@@ -1,0 +1,1 @@
+//! The life of tailscaled as a state machine: events in, actions out.

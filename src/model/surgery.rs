@@ -1,0 +1,1 @@
+//! Which tracked flows end when the kernel's maps change, and how.

@@ -1,0 +1,49 @@
+//! Everything that is known at one moment: the inputs of [`super::plan`]. Plain data, cheap to clone.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use super::config::{EgressConfig, IngressConfig};
+use super::net::{InterfaceName, PortKey};
+use super::netmap::{Fqdn, NetMap};
+
+/// What a replica is there for besides its groups' configs: the modes of a proxy that serves one target.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Single {
+    /// A member of a `ProxyGroup`: nothing but the configs counts.
+    #[default]
+    None,
+    /// `TS_DEST_IP`: the tailnet reaches this cluster address by the node's own tailnet address.
+    DestIp(IpAddr),
+    /// `TS_EXPERIMENTAL_DEST_DNS_NAME`: the same, by a DNS name (in [`World::names`]).
+    DestDns(String),
+    /// `TS_TAILNET_TARGET_IP`: the cluster reaches this tailnet address by the Pod's own address.
+    TailnetIp(IpAddr),
+    /// `TS_TAILNET_TARGET_FQDN`: the same, by a name of the tailnet.
+    TailnetFqdn(Fqdn),
+}
+
+/// The inputs of a plan.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct World {
+    /// The interface behind which the tailnet is.
+    pub interface: InterfaceName,
+    /// The Pod's own addresses.
+    pub pod_ips: BTreeSet<IpAddr>,
+    /// Ports that the Pod itself answers (health, metrics): no service may have them.
+    pub reserved: BTreeSet<PortKey>,
+    /// The single-proxy mode, if it is one.
+    pub single: Single,
+    /// The egress config in force.
+    pub egress: Arc<EgressConfig>,
+    /// The ingress config in force.
+    pub ingress: Arc<IngressConfig>,
+    /// The tailnet; nothing before the first complete snapshot.
+    pub netmap: Option<Arc<NetMap>>,
+    /// The last good answer for every DNS name asked for.
+    pub names: Arc<BTreeMap<String, BTreeSet<IpAddr>>>,
+}

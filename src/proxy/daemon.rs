@@ -1,0 +1,1 @@
+//! Keeps tailscaled running.

@@ -1,0 +1,1 @@
+//! Gathers the inputs into one world.

@@ -1,0 +1,1 @@
+//! Keeps the DNS answers fresh.

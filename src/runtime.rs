@@ -1,0 +1,6 @@
+//! PLUMBING that knows nothing of the domain.
+
+pub mod admin;
+pub mod metrics;
+pub mod tasks;
+pub mod telemetry;

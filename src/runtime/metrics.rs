@@ -1,0 +1,1 @@
+//! Metrics: registration and the Prometheus text format.

@@ -1,0 +1,1 @@
+//! Named tasks: one that ends unexpectedly ends the process, with its name in the last line.
