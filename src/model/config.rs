@@ -3,20 +3,28 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use imbl::OrdMap;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
 
 use crate::api::{egress, ingress};
 
 /// A config document: every service that could be read, and why the others could not.
+///
+/// A document read after another shares every service whose text is the same, so that what is computed from both can
+/// skip what they share.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Config<S> {
     /// The services by name.
-    pub services: BTreeMap<Arc<str>, Arc<S>>,
+    pub services: OrdMap<Arc<str>, Arc<S>>,
     /// What of each unreadable service is wrong, by name.
-    pub malformed: BTreeMap<Arc<str>, String>,
+    pub malformed: OrdMap<Arc<str>, String>,
     /// A short hash of the document's bytes; says which document is in force.
     pub fingerprint: String,
+    /// The text of each service, by name; what a later document is compared with.
+    #[serde(skip)]
+    texts: OrdMap<Arc<str>, Arc<str>>,
 }
 
 /// The config of egress services.
@@ -26,7 +34,7 @@ pub type IngressConfig = Config<ingress::Service>;
 
 impl<S> Default for Config<S> {
     fn default() -> Self {
-        Self { services: BTreeMap::new(), malformed: BTreeMap::new(), fingerprint: fingerprint(b"") }
+        Self { services: OrdMap::new(), malformed: OrdMap::new(), fingerprint: fingerprint(b""), texts: OrdMap::new() }
     }
 }
 
@@ -38,18 +46,44 @@ pub struct ConfigError(#[from] serde_json::Error);
 impl<S: DeserializeOwned> Config<S> {
     /// Reads a document. Empty bytes and `null` are a config without services, as the operator means them.
     pub fn parse(bytes: &[u8]) -> Result<Self, ConfigError> {
-        if bytes.iter().all(u8::is_ascii_whitespace) {
-            return Ok(Self { fingerprint: fingerprint(bytes), ..Self::default() });
+        Self::default().next(bytes)
+    }
+
+    /// Reads the document that follows this one; only services whose text changed are parsed again.
+    pub fn next(&self, bytes: &[u8]) -> Result<Self, ConfigError> {
+        let blank = bytes.iter().all(u8::is_ascii_whitespace);
+        let raw: Option<BTreeMap<String, &RawValue>> = if blank { None } else { serde_json::from_slice(bytes)? };
+        let raw = raw.unwrap_or_default();
+        let mut config = Self { fingerprint: fingerprint(bytes), ..self.clone_parts() };
+        for gone in self.texts.keys().filter(|name| !raw.contains_key(&***name)) {
+            config.forget(gone);
         }
-        let raw: Option<BTreeMap<String, serde_json::Value>> = serde_json::from_slice(bytes)?;
-        let mut config = Self { fingerprint: fingerprint(bytes), ..Self::default() };
-        for (name, value) in raw.unwrap_or_default() {
-            match serde_json::from_value(value) {
-                Ok(service) => drop(config.services.insert(name.into(), Arc::new(service))),
-                Err(fault) => drop(config.malformed.insert(name.into(), fault.to_string())),
+        for (name, text) in raw {
+            if self.texts.get(name.as_str()).is_none_or(|before| **before != *text.get()) {
+                config.put(name.into(), text);
             }
         }
         Ok(config)
+    }
+
+    fn clone_parts(&self) -> Self {
+        let (services, malformed, texts) = (self.services.clone(), self.malformed.clone(), self.texts.clone());
+        Self { services, malformed, texts, fingerprint: String::new() }
+    }
+
+    fn forget(&mut self, name: &str) {
+        self.texts.remove(name);
+        self.services.remove(name);
+        self.malformed.remove(name);
+    }
+
+    fn put(&mut self, name: Arc<str>, text: &RawValue) {
+        self.forget(&name);
+        self.texts.insert(Arc::clone(&name), text.get().into());
+        match serde_json::from_str(text.get()) {
+            Ok(service) => drop(self.services.insert(name, Arc::new(service))),
+            Err(fault) => drop(self.malformed.insert(name, fault.to_string())),
+        }
     }
 }
 
@@ -83,5 +117,15 @@ mod tests {
     fn a_truncated_document_says_where() {
         let fault = EgressConfig::parse(br#"{"a":{"#).expect_err("truncated").to_string();
         assert!(fault.contains("line 1 column 6"), "{fault}");
+    }
+
+    #[test]
+    fn a_following_document_shares_what_did_not_change() {
+        let first = EgressConfig::parse(br#"{"a":{"ports":[]},"b":{"ports":[]},"c":{"ports":[]}}"#).expect("readable");
+        let second = first.next(br#"{ "b": {"ports":[{}]}, "a": {"ports":[]} }"#).expect("readable");
+        assert!(Arc::ptr_eq(&first.services["a"], &second.services["a"]));
+        assert_eq!(second.services["b"].ports.len(), 1);
+        assert!(!second.services.contains_key("c"));
+        assert_ne!(first.fingerprint, second.fingerprint);
     }
 }

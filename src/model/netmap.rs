@@ -1,8 +1,9 @@
 //! The tailnet as the data plane needs it: names, addresses and routes, indexed so that a lookup costs the same at any size.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv6Addr};
 
+use imbl::{OrdMap, OrdSet};
 use ipnet::IpNet;
 use serde::Serialize;
 
@@ -42,17 +43,17 @@ pub struct SelfNode {
     pub addresses: Vec<IpAddr>,
 }
 
-/// A snapshot of the tailnet.
+/// A snapshot of the tailnet. Its maps are persistent: a snapshot shares with its successor what did not change.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct NetMap {
     /// This node; nothing before the first login.
     pub node: Option<SelfNode>,
     /// The addresses of each peer by name.
-    pub peers: BTreeMap<Fqdn, BTreeSet<IpAddr>>,
+    pub peers: OrdMap<Fqdn, BTreeSet<IpAddr>>,
     /// The addresses of each extra DNS record (Tailscale Services) by name.
-    pub records: BTreeMap<Fqdn, BTreeSet<IpAddr>>,
+    pub records: OrdMap<Fqdn, BTreeSet<IpAddr>>,
     /// Every prefix that some peer is allowed to answer for (its own addresses among them).
-    pub routes: BTreeSet<IpNet>,
+    pub routes: OrdSet<IpNet>,
     /// The names under which this node may ask for certificates.
     pub cert_domains: Vec<String>,
 }

@@ -1,12 +1,26 @@
-//! From everything known to what is to be served: [`plan`] is total, deterministic and does nothing.
+//! From everything known to what is to be served: [`Planned`] is total, deterministic and does nothing.
+//!
+//! A plan is computed from the difference to the one before; the first one from the difference to nothing. So there is
+//! one way to compute it, and one change among ten thousand services costs what one change costs.
+
+mod egress;
+mod ingress;
+mod reason;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use imbl::OrdMap;
 use serde::Serialize;
 
-use super::net::{Family, InterfaceName, Port, PortKey, UnknownProtocol};
+pub use reason::Reason;
+
+use super::net::{Family, InterfaceName, Port, PortKey};
+use super::ruleset::Ruleset;
+use super::world::World;
 
 /// What is to be served, and what is not and why.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -14,17 +28,17 @@ pub struct Plan {
     /// The interface behind which the tailnet is.
     pub interface: InterfaceName,
     /// This node's own tailnet addresses, one of each family.
-    pub source: BTreeMap<Family, IpAddr>,
-    /// The egress services by name; one that is wholly rejected is not here, one that is unresolved is, without targets.
-    pub egress: BTreeMap<Arc<str>, Arc<Egress>>,
-    /// The L3 ingress services by name: the tailnet's address and the addresses behind it.
-    pub ingress: BTreeMap<Arc<str>, BTreeMap<IpAddr, BTreeSet<IpAddr>>>,
+    pub source: OrdMap<Family, IpAddr>,
+    /// The egress services by name; one without a single usable port is not here, one that is unresolved is, without targets.
+    pub egress: OrdMap<Arc<str>, Arc<Egress>>,
+    /// The L3 ingress services and the single-proxy ingress, by name: the tailnet's address and the addresses behind it.
+    pub ingress: OrdMap<Arc<str>, BTreeMap<IpAddr, BTreeSet<IpAddr>>>,
     /// Addresses of the Pod itself that lead to the tailnet whole (`TS_TAILNET_TARGET_*`).
-    pub pod: BTreeMap<IpAddr, BTreeSet<IpAddr>>,
+    pub pod: OrdMap<IpAddr, BTreeSet<IpAddr>>,
     /// Ports of the Pod's own.
     pub reserved: BTreeSet<PortKey>,
     /// What is not served, by service name; a service may be partly served.
-    pub rejected: BTreeMap<Arc<str>, Vec<Reason>>,
+    pub rejected: OrdMap<Arc<str>, Vec<Reason>>,
 }
 
 /// One egress service as it will be served.
@@ -36,89 +50,53 @@ pub struct Egress {
     pub targets: BTreeSet<IpAddr>,
 }
 
-/// Why a service, or a part of it, is not served. Its [`kind`](Reason::kind) is what metrics and Events say.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Reason {
-    /// The service's entry is not of the expected shape.
-    #[error("the entry cannot be read: {0}")]
-    Malformed(String),
-    /// The target is neither an address nor a name, or both.
-    #[error("the target must have exactly one of ip and fqdn")]
-    Target,
-    /// The target's address is malformed.
-    #[error("{0:?} is not an IP address")]
-    Address(String),
-    /// The name is not (yet) known to the tailnet, or hidden from this node.
-    #[error(
-        "no peer, Tailscale Service or 4via6 route is named {0:?} in this node's view of the tailnet: check the name and the tailnet's access rules"
-    )]
-    Unresolved(String),
-    /// The protocol is not forwarded.
-    #[error("port {port}: {fault}")]
-    Protocol {
-        /// The match port.
-        port: u64,
-        /// What is wrong.
-        fault: UnknownProtocol,
-    },
-    /// A port is zero or above 65535.
-    #[error("{field} {port} is not a port (1 to 65535)")]
-    Port {
-        /// The field that holds it.
-        field: &'static str,
-        /// The number.
-        port: u64,
-    },
-    /// The match port is the Pod's own.
-    #[error("match port {0} is used by the proxy itself (health or metrics)")]
-    Reserved(PortKey),
-    /// The match port belongs to a service earlier in the alphabet.
-    #[error("match port {key} already belongs to {owner:?}")]
-    Taken {
-        /// The match port.
-        key: PortKey,
-        /// Who has it.
-        owner: Arc<str>,
-    },
-    /// Two services claim the same tailnet address.
-    #[error("address {address} already belongs to {owner:?}")]
-    AddressTaken {
-        /// The address.
-        address: IpAddr,
-        /// Who has it.
-        owner: Arc<str>,
-    },
-    /// The two addresses of a mapping are of different families.
-    #[error("{from} and {to} are of different families")]
-    Families {
-        /// The address that the tailnet sees.
-        from: IpAddr,
-        /// The address behind it.
-        to: IpAddr,
-    },
+/// A plan, the ruleset that it comes to, and what the next one is computed from.
+#[derive(Debug, Clone)]
+pub struct Planned {
+    /// What the plan is of.
+    pub world: World,
+    /// The plan.
+    pub plan: Plan,
+    /// What the kernel is to hold.
+    pub ruleset: Ruleset,
+    index: egress::Index,
 }
 
-impl Reason {
-    /// A closed set of words for metric labels and Event reasons.
+impl Planned {
+    /// The plan of a world, from nothing.
     #[must_use]
-    pub fn kind(&self) -> &'static str {
-        match self {
-            Self::Malformed(_) => "Malformed",
-            Self::Target => "InvalidTarget",
-            Self::Address(_) => "InvalidAddress",
-            Self::Unresolved(_) => "Unresolved",
-            Self::Protocol { .. } => "UnknownProtocol",
-            Self::Port { .. } => "InvalidPort",
-            Self::Reserved(_) => "ReservedPort",
-            Self::Taken { .. } => "DuplicatePort",
-            Self::AddressTaken { .. } => "DuplicateAddress",
-            Self::Families { .. } => "FamilyMismatch",
+    pub fn new(world: &World) -> Self {
+        Self::nothing(world).next(world)
+    }
+
+    /// The plan of the world that follows, equal to [`Planned::new`] of it.
+    #[must_use]
+    pub fn next(&self, world: &World) -> Self {
+        let same_pod = |a: &World, b: &World| a.interface == b.interface && a.reserved == b.reserved;
+        if !same_pod(&self.world, world) {
+            return Self::new(world);
         }
+        let mut next = self.clone();
+        next.world = world.clone();
+        next.plan.source = source(world);
+        next.ruleset.source = next.plan.source.clone();
+        egress::update(&mut next, &self.world);
+        ingress::update(&mut next, &self.world);
+        next
+    }
+
+    /// The plan of a world in which nothing is configured and nothing known but the Pod itself.
+    fn nothing(world: &World) -> Self {
+        let (interface, reserved) = (world.interface.clone(), world.reserved.clone());
+        let ruleset = Ruleset { reserved: reserved.clone(), ..Ruleset::empty(interface.clone()) };
+        let (egress, ingress, rejected) = (OrdMap::new(), OrdMap::new(), OrdMap::new());
+        let plan = Plan { interface, source: OrdMap::new(), egress, ingress, pod: OrdMap::new(), reserved, rejected };
+        Self { world: World::empty(world.interface.clone(), world.reserved.clone()), plan, ruleset, index: egress::Index::default() }
     }
 }
 
-impl Serialize for Reason {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
+/// This node's first address of each family.
+fn source(world: &World) -> OrdMap<Family, IpAddr> {
+    let addresses = world.netmap.iter().filter_map(|netmap| netmap.node.as_ref()).flat_map(|node| node.addresses.iter().rev());
+    addresses.map(|ip| (Family::of(*ip), *ip)).collect()
 }

@@ -47,3 +47,12 @@ pub struct World {
     /// The last good answer for every DNS name asked for.
     pub names: Arc<BTreeMap<String, BTreeSet<IpAddr>>>,
 }
+
+impl World {
+    /// A world in which nothing is configured and nothing known.
+    #[must_use]
+    pub fn empty(interface: InterfaceName, reserved: BTreeSet<PortKey>) -> Self {
+        let (pod_ips, single, netmap) = (BTreeSet::new(), Single::None, None);
+        Self { interface, pod_ips, reserved, single, egress: Arc::default(), ingress: Arc::default(), netmap, names: Arc::default() }
+    }
+}

@@ -1,0 +1,186 @@
+//! The egress services of a plan: who owns which match port, and where it leads.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use imbl::ordmap::DiffItem;
+use imbl::{OrdMap, OrdSet};
+
+use super::{Egress, Planned, Reason};
+use crate::api::egress::{PortMap, Service, Target};
+use crate::model::net::{Port, PortKey, Proto};
+use crate::model::netmap::{Fqdn, NetMap};
+use crate::model::world::World;
+
+type Name = Arc<str>;
+
+/// Who would be touched by a change: kept beside a plan so that the next one looks at nothing else.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Index {
+    /// The services that claim a match port; the first of them in the alphabet owns it.
+    claims: OrdMap<PortKey, OrdSet<Name>>,
+    /// The services that lead to a name of the tailnet.
+    by_name: OrdMap<Fqdn, OrdSet<Name>>,
+}
+
+/// Brings the egress part of a plan, made for `before`, up to `next.world`.
+pub(super) fn update(next: &mut Planned, before: &World) {
+    let mut dirty = changed_services(before, &next.world);
+    dirty.extend(renamed(&next.index, before.netmap.as_deref(), next.world.netmap.as_deref()));
+    for name in dirty.clone() {
+        dirty.extend(reindex(next, before, &name));
+    }
+    // All that goes leaves before anything comes: a port may pass from one service to another.
+    for name in &dirty {
+        withdraw(next, name);
+    }
+    for name in &dirty {
+        serve(next, name);
+    }
+}
+
+/// The services whose entry in the config is another one.
+fn changed_services(before: &World, after: &World) -> BTreeSet<Name> {
+    fn keys<V: PartialEq>(before: &OrdMap<Name, V>, after: &OrdMap<Name, V>) -> Vec<Name> {
+        let key = |item: DiffItem<'_, '_, Name, V>| match item {
+            DiffItem::Add(key, _) | DiffItem::Remove(key, _) | DiffItem::Update { new: (key, _), .. } => Arc::clone(key),
+        };
+        before.diff(after).map(key).collect()
+    }
+    let mut names: BTreeSet<_> = keys(&before.egress.services, &after.egress.services).into_iter().collect();
+    names.extend(keys(&before.egress.malformed, &after.egress.malformed));
+    names
+}
+
+/// The services whose target's name leads elsewhere in another netmap.
+fn renamed(index: &Index, before: Option<&NetMap>, after: Option<&NetMap>) -> BTreeSet<Name> {
+    let nothing = NetMap::default();
+    let (before, after) = (before.unwrap_or(&nothing), after.unwrap_or(&nothing));
+    let moved = |name: &Fqdn| before.resolve(name) != after.resolve(name);
+    let users = |name: &Fqdn| index.by_name.get(name).into_iter().flatten().cloned().collect::<Vec<_>>();
+    let changed = before.peers.diff(&after.peers).chain(before.records.diff(&after.records)).map(|item| match item {
+        DiffItem::Add(name, _) | DiffItem::Remove(name, _) | DiffItem::Update { new: (name, _), .. } => name,
+    });
+    // Routes decide only over names that are not a peer's: Tailscale Services and 4via6.
+    let rerouted = before.routes != after.routes;
+    let routed = index.by_name.keys().filter(|name| rerouted && !after.peers.contains_key(*name));
+    changed.chain(routed).filter(|name| moved(name)).flat_map(users).collect()
+}
+
+/// Renews a service's claims and its name in the index; says which other services that touches.
+fn reindex(next: &mut Planned, before: &World, name: &Name) -> BTreeSet<Name> {
+    let (was, is) = (before.egress.services.get(name), next.world.egress.services.get(name));
+    let index = &mut next.index;
+    let fqdn = |service: &Arc<Service>| Fqdn::new(&service.tailnet_target.fqdn);
+    leave(&mut index.by_name, was.and_then(fqdn), name);
+    join(&mut index.by_name, is.and_then(fqdn), name);
+    let claimed = |service: Option<&Arc<Service>>| -> BTreeSet<PortKey> {
+        let ports = service.into_iter().flat_map(|service| service.ports.iter());
+        ports.filter_map(|port| parse_port(port).ok()).map(|(key, _)| key).collect()
+    };
+    let (old, new) = (claimed(was), claimed(is));
+    let touched: BTreeSet<_> = old.symmetric_difference(&new).copied().collect();
+    let mut others = BTreeSet::new();
+    for key in touched {
+        others.extend(index.claims.get(&key).into_iter().flatten().cloned());
+        leave(&mut index.claims, Some(key).filter(|key| !new.contains(key)), name);
+        join(&mut index.claims, Some(key).filter(|key| new.contains(key)), name);
+    }
+    others
+}
+
+fn join<K: Ord + Clone>(index: &mut OrdMap<K, OrdSet<Name>>, key: Option<K>, name: &Name) {
+    if let Some(key) = key {
+        index.entry(key).or_default().insert(Arc::clone(name));
+    }
+}
+
+fn leave<K: Ord + Clone>(index: &mut OrdMap<K, OrdSet<Name>>, key: Option<K>, name: &Name) {
+    let Some(key) = key else { return };
+    let Some(names) = index.get_mut(&key) else { return };
+    names.remove(name);
+    if names.is_empty() {
+        index.remove(&key);
+    }
+}
+
+fn withdraw(next: &mut Planned, name: &Name) {
+    next.plan.rejected.remove(name);
+    if let Some(gone) = next.plan.egress.remove(name) {
+        for key in gone.ports.keys() {
+            next.ruleset.ports.remove(key);
+        }
+    }
+}
+
+fn serve(next: &mut Planned, name: &Name) {
+    let mut reasons = Vec::new();
+    if let Some(fault) = next.world.egress.malformed.get(name) {
+        reasons.push(Reason::Malformed(fault.clone()));
+    }
+    if let Some(service) = next.world.egress.services.get(name) {
+        let egress = Egress {
+            ports: ports(next, name, service, &mut reasons),
+            targets: targets(&service.tailnet_target, next.world.netmap.as_deref()).unwrap_or_else(|reason| {
+                reasons.push(reason);
+                BTreeSet::new()
+            }),
+        };
+        for (key, port) in &egress.ports {
+            let to = egress.targets.iter().map(|ip| SocketAddr::new(*ip, port.get())).collect();
+            next.ruleset.ports.insert(*key, to);
+        }
+        if !egress.ports.is_empty() {
+            next.plan.egress.insert(Arc::clone(name), Arc::new(egress));
+        }
+    }
+    if !reasons.is_empty() {
+        next.plan.rejected.insert(Arc::clone(name), reasons);
+    }
+}
+
+/// The ports that the service gets, and why it does not get the others. The order of the list does not matter.
+fn ports(next: &Planned, name: &Name, service: &Service, reasons: &mut Vec<Reason>) -> BTreeMap<PortKey, Port> {
+    let mut ports = BTreeMap::new();
+    let listed: BTreeSet<_> = service.ports.iter().collect();
+    for listed in listed {
+        let (key, to) = match parse_port(listed) {
+            Ok(parsed) => parsed,
+            Err(reason) => {
+                reasons.push(reason);
+                continue;
+            }
+        };
+        let owner = next.index.claims.get(&key).and_then(|names| names.get_min()).unwrap_or(name);
+        if next.world.reserved.contains(&key) {
+            reasons.push(Reason::Reserved(key));
+        } else if owner != name {
+            reasons.push(Reason::Taken { key, owner: Arc::clone(owner) });
+        } else if *ports.entry(key).or_insert(to) != to {
+            reasons.push(Reason::Taken { key, owner: Arc::clone(name) });
+        }
+    }
+    ports
+}
+
+fn parse_port(port: &PortMap) -> Result<(PortKey, Port), Reason> {
+    let number = |field, port: u64| u16::try_from(port).ok().and_then(Port::new).ok_or(Reason::Port { field, port });
+    let proto: Proto = port.protocol.parse().map_err(|fault| Reason::Protocol { port: port.match_port, fault })?;
+    Ok((PortKey { proto, port: number("matchPort", port.match_port)? }, number("targetPort", port.target_port)?))
+}
+
+/// Every address of a target.
+fn targets(target: &Target, netmap: Option<&NetMap>) -> Result<BTreeSet<IpAddr>, Reason> {
+    match (target.ip.as_str(), Fqdn::new(&target.fqdn)) {
+        ("", Some(name)) => {
+            let found = netmap.map(|netmap| netmap.resolve(&name)).unwrap_or_default();
+            if found.is_empty() { Err(Reason::Unresolved(target.fqdn.clone())) } else { Ok(found) }
+        }
+        ("", None) | (_, Some(_)) => Err(Reason::Target),
+        (ip, None) => match ip.parse::<IpAddr>().map(|ip| ip.to_canonical()) {
+            Ok(ip) if !(ip.is_unspecified() || ip.is_multicast() || ip.is_loopback()) => Ok([ip].into()),
+            _ => Err(Reason::Address(ip.to_owned())),
+        },
+    }
+}

@@ -1,0 +1,137 @@
+//! What the tailnet reaches by an address: the L3 services of a group, and the single-proxy modes in both directions.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use imbl::OrdMap;
+
+use super::{Planned, Reason};
+use crate::api::ingress::Mapping;
+use crate::model::net::Family;
+use crate::model::netmap::NetMap;
+use crate::model::world::{Single, World};
+
+type Name = Arc<str>;
+type Hosts = BTreeMap<IpAddr, BTreeSet<IpAddr>>;
+
+/// What is served by address, and why the rest is not.
+#[derive(Default)]
+struct Served {
+    ingress: OrdMap<Name, Hosts>,
+    from_tailnet: OrdMap<IpAddr, BTreeSet<IpAddr>>,
+    pod: OrdMap<IpAddr, BTreeSet<IpAddr>>,
+    rejected: BTreeMap<Name, Vec<Reason>>,
+    owners: BTreeMap<IpAddr, Name>,
+}
+
+/// Brings the parts of a plan that go by address, made for `before`, up to `next.world`.
+pub(super) fn update(next: &mut Planned, before: &World) {
+    let world = &next.world;
+    let same_config = Arc::ptr_eq(&before.ingress, &world.ingress) && before.single == world.single && before.pod_ips == world.pod_ips;
+    let single_inputs = world.single == Single::None || (before.netmap == world.netmap && before.names == world.names);
+    if same_config && single_inputs {
+        return;
+    }
+    let was: Vec<_> =
+        before.ingress.services.keys().chain(before.ingress.malformed.keys()).cloned().chain(single_name(&before.single)).collect();
+    let mut served = Served::default();
+    serve_group(&mut served, world);
+    serve_single(&mut served, world);
+    for name in was {
+        next.plan.rejected.remove(&name);
+    }
+    for (name, reasons) in served.rejected {
+        next.plan.rejected.insert(name, reasons);
+    }
+    next.ruleset.from_tailnet = served.from_tailnet;
+    next.ruleset.from_cluster = served.pod.clone();
+    (next.plan.ingress, next.plan.pod) = (served.ingress, served.pod);
+}
+
+fn serve_group(served: &mut Served, world: &World) {
+    for (name, fault) in &world.ingress.malformed {
+        served.reject(name, Reason::Malformed(fault.clone()));
+    }
+    for (name, service) in &world.ingress.services {
+        for mapping in [&service.ipv4, &service.ipv6].into_iter().flatten() {
+            match pair(mapping) {
+                Ok(Some((from, to))) => served.serve(name, from, [to].into()),
+                Ok(None) => {}
+                Err(reason) => served.reject(name, reason),
+            }
+        }
+    }
+}
+
+/// The two addresses of a mapping; nothing if one is empty (the Tailscale Service lacks that family).
+fn pair(mapping: &Mapping) -> Result<Option<(IpAddr, IpAddr)>, Reason> {
+    let parse = |text: &str| text.parse::<IpAddr>().map_err(|_| Reason::Address(text.to_owned()));
+    if mapping.tailscale_service_ip.is_empty() || mapping.cluster_ip.is_empty() {
+        return Ok(None);
+    }
+    let (from, to) = (parse(&mapping.tailscale_service_ip)?, parse(&mapping.cluster_ip)?);
+    if Family::of(from) == Family::of(to) { Ok(Some((from, to))) } else { Err(Reason::Families { from, to }) }
+}
+
+/// The name under which a single-proxy mode appears: that of its setting.
+fn single_name(single: &Single) -> Option<Name> {
+    let name = match single {
+        Single::None => return None,
+        Single::DestIp(_) => "TS_DEST_IP",
+        Single::DestDns(_) => "TS_EXPERIMENTAL_DEST_DNS_NAME",
+        Single::TailnetIp(_) => "TS_TAILNET_TARGET_IP",
+        Single::TailnetFqdn(_) => "TS_TAILNET_TARGET_FQDN",
+    };
+    Some(name.into())
+}
+
+fn serve_single(served: &mut Served, world: &World) {
+    let Some(name) = single_name(&world.single) else { return };
+    let own: BTreeSet<IpAddr> =
+        world.netmap.iter().filter_map(|netmap| netmap.node.as_ref()).flat_map(|node| node.addresses.clone()).collect();
+    let (to, unresolved) = match &world.single {
+        Single::None => return,
+        Single::DestIp(ip) | Single::TailnetIp(ip) => ([*ip].into(), ip.to_string()),
+        Single::DestDns(host) => (world.names.get(host).cloned().unwrap_or_default(), host.clone()),
+        Single::TailnetFqdn(fqdn) => {
+            (world.netmap.as_deref().map(|netmap: &NetMap| netmap.resolve(fqdn)).unwrap_or_default(), fqdn.to_string())
+        }
+    };
+    if to.is_empty() {
+        served.reject(&name, Reason::Unresolved(unresolved));
+    }
+    let to_cluster = matches!(world.single, Single::DestIp(_) | Single::DestDns(_));
+    let on = if to_cluster { &own } else { &world.pod_ips };
+    for family in Family::ALL {
+        let of = |addresses: &BTreeSet<IpAddr>| addresses.iter().copied().filter(|ip| Family::of(*ip) == family).collect::<BTreeSet<_>>();
+        let (on, targets) = (of(on), of(&to));
+        if on.is_empty() && !targets.is_empty() {
+            served.reject(&name, Reason::NoAddress(family));
+        }
+        // A family without a target stays the node's own, unless there is no target at all: then it refuses.
+        for address in on.into_iter().filter(|_| !targets.is_empty() || to.is_empty()) {
+            if to_cluster {
+                served.serve(&name, address, targets.clone());
+            } else {
+                served.pod.insert(address, targets.clone());
+            }
+        }
+    }
+}
+
+impl Served {
+    fn serve(&mut self, name: &Name, from: IpAddr, to: BTreeSet<IpAddr>) {
+        if let Some(owner) = self.owners.get(&from).filter(|owner| *owner != name) {
+            let owner = Arc::clone(owner);
+            return self.reject(name, Reason::AddressTaken { address: from, owner });
+        }
+        self.owners.insert(from, Arc::clone(name));
+        self.ingress.entry(Arc::clone(name)).or_default().insert(from, to.clone());
+        self.from_tailnet.insert(from, to);
+    }
+
+    fn reject(&mut self, name: &Name, reason: Reason) {
+        self.rejected.entry(Arc::clone(name)).or_default().push(reason);
+    }
+}

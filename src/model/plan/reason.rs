@@ -1,0 +1,99 @@
+//! Why something is not served.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use crate::model::net::{Family, PortKey, UnknownProtocol};
+
+/// Why a service, or a part of it, is not served. Its [`kind`](Reason::kind) is what metrics and Events say.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Reason {
+    /// The service's entry is not of the expected shape.
+    #[error("the entry cannot be read: {0}")]
+    Malformed(String),
+    /// The target is neither an address nor a name, or both.
+    #[error("the target must have exactly one of ip and fqdn")]
+    Target,
+    /// The target's address is malformed.
+    #[error("{0:?} is not an IP address")]
+    Address(String),
+    /// The name is not (yet) known to the tailnet, or hidden from this node.
+    #[error(
+        "no peer, Tailscale Service or 4via6 route is named {0:?} in this node's view of the tailnet: check the name and the tailnet's access rules"
+    )]
+    Unresolved(String),
+    /// The protocol is not forwarded.
+    #[error("port {port}: {fault}")]
+    Protocol {
+        /// The match port.
+        port: u64,
+        /// What is wrong.
+        fault: UnknownProtocol,
+    },
+    /// A port is zero or above 65535.
+    #[error("{field} {port} is not a port (1 to 65535)")]
+    Port {
+        /// The field that holds it.
+        field: &'static str,
+        /// The number.
+        port: u64,
+    },
+    /// The match port is the Pod's own.
+    #[error("match port {0} is used by the proxy itself (health or metrics)")]
+    Reserved(PortKey),
+    /// The match port belongs to a service earlier in the alphabet.
+    #[error("match port {key} already belongs to {owner:?}")]
+    Taken {
+        /// The match port.
+        key: PortKey,
+        /// Who has it.
+        owner: Arc<str>,
+    },
+    /// Two services claim the same tailnet address.
+    #[error("address {address} already belongs to {owner:?}")]
+    AddressTaken {
+        /// The address.
+        address: IpAddr,
+        /// Who has it.
+        owner: Arc<str>,
+    },
+    /// A single-proxy target is of a family in which this node has no address.
+    #[error("the target is {0}, but this node has no {0} address to serve it on")]
+    NoAddress(Family),
+    /// The two addresses of a mapping are of different families.
+    #[error("{from} and {to} are of different families")]
+    Families {
+        /// The address that the tailnet sees.
+        from: IpAddr,
+        /// The address behind it.
+        to: IpAddr,
+    },
+}
+
+impl Reason {
+    /// A closed set of words for metric labels and Event reasons.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Malformed(_) => "Malformed",
+            Self::Target => "InvalidTarget",
+            Self::Address(_) => "InvalidAddress",
+            Self::Unresolved(_) => "Unresolved",
+            Self::Protocol { .. } => "UnknownProtocol",
+            Self::Port { .. } => "InvalidPort",
+            Self::Reserved(_) => "ReservedPort",
+            Self::Taken { .. } => "DuplicatePort",
+            Self::AddressTaken { .. } => "DuplicateAddress",
+            Self::NoAddress(_) => "NoAddress",
+            Self::Families { .. } => "FamilyMismatch",
+        }
+    }
+}
+
+impl Serialize for Reason {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}

@@ -1,0 +1,200 @@
+use std::fmt::Write as _;
+
+use proptest::prelude::*;
+use proptest::sample::select;
+
+use super::*;
+use crate::model::config::{EgressConfig, IngressConfig};
+use crate::model::net::Proto;
+use crate::model::netmap::{Fqdn, NetMap, SelfNode};
+use crate::model::world::Single;
+
+fn key(proto: Proto, port: u16) -> PortKey {
+    PortKey { proto, port: Port::new(port).expect("not zero") }
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().expect("an address")
+}
+
+fn netmap(own: &[&str], peers: &[(&str, &[&str])]) -> NetMap {
+    let addresses = own.iter().map(|text| ip(text)).collect();
+    let peers: OrdMap<_, _> = peers
+        .iter()
+        .map(|(name, addresses)| (Fqdn::new(name).expect("a name"), addresses.iter().map(|text| ip(text)).collect::<BTreeSet<_>>()))
+        .collect();
+    let routes = peers.values().flatten().map(|ip: &IpAddr| ipnet::IpNet::from(*ip)).collect();
+    NetMap { node: Some(SelfNode { addresses, ..SelfNode::default() }), peers, routes, ..NetMap::default() }
+}
+
+fn world(egress: &str) -> World {
+    let reserved = [key(Proto::Tcp, 9002)].into();
+    World {
+        pod_ips: [ip("10.0.0.5"), ip("fd00::5")].into(),
+        egress: Arc::new(EgressConfig::parse(egress.as_bytes()).expect("a config")),
+        netmap: Some(Arc::new(netmap(
+            &["100.64.0.1", "fd7a::1"],
+            &[("db.tail.lab", &["100.64.0.2", "fd7a::2"]), ("six.tail.lab", &["fd7a::6"])],
+        ))),
+        ..World::empty(InterfaceName::tailscale0(), reserved)
+    }
+}
+
+fn reasons(planned: &Planned, name: &str) -> Vec<&'static str> {
+    planned.plan.rejected.get(name).into_iter().flatten().map(Reason::kind).collect()
+}
+
+#[test]
+fn a_name_leads_to_every_address_of_its_peer() {
+    let planned = Planned::new(&world(
+        r#"{"a":{"tailnetTarget":{"fqdn":"DB.tail.lab."},"ports":[{"protocol":"TCP","matchPort":10042,"targetPort":5432}]}}"#,
+    ));
+    let to: Vec<_> = planned.ruleset.ports[&key(Proto::Tcp, 10042)].iter().map(ToString::to_string).collect();
+    assert_eq!(to, ["100.64.0.2:5432", "[fd7a::2]:5432"]);
+    assert_eq!(planned.ruleset.source.get(&Family::V6), Some(&ip("fd7a::1")));
+    assert!(planned.plan.rejected.is_empty());
+}
+
+#[test]
+fn what_is_wrong_with_a_service_is_its_own_affair() {
+    let planned = Planned::new(&world(
+        r#"{"ok":{"tailnetTarget":{"ip":"100.64.0.9"},"ports":[{"protocol":"UDP","matchPort":53,"targetPort":53}]},
+            "gone":{"tailnetTarget":{"fqdn":"typo.tail.lab"},"ports":[{"protocol":"TCP","matchPort":1,"targetPort":1}]},
+            "sctp":{"tailnetTarget":{"ip":"100.64.0.9"},"ports":[{"protocol":"SCTP","matchPort":2,"targetPort":1},{"protocol":"TCP","matchPort":2,"targetPort":1}]},
+            "zero":{"tailnetTarget":{"ip":"100.64.0.9"},"ports":[{"protocol":"TCP","matchPort":0,"targetPort":1},{"protocol":"TCP","matchPort":3,"targetPort":70000}]},
+            "mine":{"tailnetTarget":{"ip":"100.64.0.9"},"ports":[{"protocol":"TCP","matchPort":9002,"targetPort":1}]},
+            "both":{"tailnetTarget":{"ip":"100.64.0.9","fqdn":"db.tail.lab"},"ports":[{"protocol":"TCP","matchPort":4,"targetPort":1}]},
+            "text":{"tailnetTarget":{"ip":"100.64.0.999"},"ports":[{"protocol":"TCP","matchPort":5,"targetPort":1}]},
+            "bent":{"tailnetTarget":7}}"#,
+    ));
+    let expected: [(&str, &[&str]); 8] = [
+        ("ok", &[]),
+        ("gone", &["Unresolved"]),
+        ("sctp", &["UnknownProtocol"]),
+        ("zero", &["InvalidPort", "InvalidPort"]),
+        ("mine", &["ReservedPort"]),
+        ("both", &["InvalidTarget"]),
+        ("text", &["InvalidAddress"]),
+        ("bent", &["Malformed"]),
+    ];
+    for (name, kinds) in expected {
+        assert_eq!(reasons(&planned, name), kinds, "{name}");
+    }
+    let ports: Vec<_> = planned.ruleset.ports.iter().map(|(key, to)| format!("{key} {}", to.len())).collect();
+    assert_eq!(ports, ["tcp/1 0", "tcp/2 1", "tcp/4 0", "tcp/5 0", "udp/53 1"], "what has no target refuses");
+}
+
+#[test]
+fn a_port_claimed_twice_belongs_to_the_first_name_until_it_lets_go() {
+    let service =
+        |target: &str| format!(r#"{{"tailnetTarget":{{"ip":"{target}"}},"ports":[{{"protocol":"TCP","matchPort":80,"targetPort":80}}]}}"#);
+    let (a, b) = (service("100.64.0.2"), service("100.64.0.3"));
+    let both = Planned::new(&world(&format!(r#"{{"b":{b},"a":{a}}}"#)));
+    assert_eq!(reasons(&both, "b"), ["DuplicatePort"]);
+    assert!(both.ruleset.ports[&key(Proto::Tcp, 80)].contains(&"100.64.0.2:80".parse().expect("an address")));
+    let alone = both.next(&world(&format!(r#"{{"b":{b}}}"#)));
+    assert_eq!(reasons(&alone, "b"), Vec::<&str>::new());
+    assert!(alone.ruleset.ports[&key(Proto::Tcp, 80)].contains(&"100.64.0.3:80".parse().expect("an address")));
+}
+
+#[test]
+fn an_ingress_service_lacking_a_family_is_served_in_the_other() {
+    let mut world = world("");
+    let text = br#"{"svc:web":{"IPv4Mapping":{"TailscaleServiceIP":"100.99.1.2","ClusterIP":"10.96.0.9"},"IPv6Mapping":{"TailscaleServiceIP":"","ClusterIP":""}},
+                    "svc:web2":{"IPv4Mapping":{"TailscaleServiceIP":"100.99.1.2","ClusterIP":"10.96.0.8"}}}"#;
+    world.ingress = Arc::new(IngressConfig::parse(text).expect("a config"));
+    let planned = Planned::new(&world);
+    assert_eq!(planned.ruleset.from_tailnet.get(&ip("100.99.1.2")), Some(&[ip("10.96.0.9")].into()));
+    assert_eq!(reasons(&planned, "svc:web2"), ["DuplicateAddress"]);
+}
+
+#[test]
+fn single_proxy_modes_go_by_whole_addresses() {
+    let single = |single| Planned::new(&World { single, ..world("") });
+    let dest = single(Single::DestIp(ip("10.1.2.3")));
+    assert_eq!(dest.ruleset.from_tailnet, OrdMap::unit(ip("100.64.0.1"), [ip("10.1.2.3")].into()));
+    let fqdn = single(Single::TailnetFqdn(Fqdn::new("six.tail.lab").expect("a name")));
+    assert_eq!(fqdn.ruleset.from_cluster, OrdMap::unit(ip("fd00::5"), [ip("fd7a::6")].into()));
+    let dns = single(Single::DestDns("db.example".into()));
+    assert_eq!(reasons(&dns, "TS_EXPERIMENTAL_DEST_DNS_NAME"), ["Unresolved"]);
+    assert_eq!(dns.ruleset.from_tailnet.get(&ip("fd7a::1")), Some(&BTreeSet::new()), "refuses while there is no answer");
+}
+
+/// Any config of a few names over a few ports and targets, good and bad.
+fn any_egress() -> impl Strategy<Value = String> {
+    let port = (select(vec!["TCP", "UDP", "SCTP"]), select(vec![0_u32, 80, 81, 82, 9002]), select(vec![0_u32, 80, 443]));
+    let target = select(vec![
+        r#""ip":"100.64.0.9""#,
+        r#""ip":"x""#,
+        r#""fqdn":"db.tail.lab""#,
+        r#""fqdn":"p.tail.lab""#,
+        r#""fqdn":"10-0-0-1-via-7""#,
+        r#""fqdn":"svc.tail.lab""#,
+    ]);
+    let service = (target, proptest::collection::vec(port, 0..4), proptest::bool::weighted(0.1));
+    proptest::collection::btree_map(select(vec!["a", "b", "c", "d"]), service, 0..4).prop_map(|services| {
+        let mut text = String::new();
+        for (name, (target, ports, bent)) in services {
+            let ports: Vec<_> = ports.iter().map(|(p, m, t)| format!(r#"{{"protocol":"{p}","matchPort":{m},"targetPort":{t}}}"#)).collect();
+            let ports = if bent { "7".to_owned() } else { format!("[{}]", ports.join(",")) };
+            let comma = if text.is_empty() { "" } else { "," };
+            write!(text, r#"{comma}"{name}":{{"tailnetTarget":{{{target}}},"ports":{ports}}}"#).expect("a string takes all");
+        }
+        format!("{{{text}}}")
+    })
+}
+
+fn any_world() -> impl Strategy<Value = World> {
+    let peers = proptest::collection::btree_map(
+        select(vec!["db.tail.lab", "p.tail.lab"]),
+        select(vec!["100.64.0.2", "100.64.0.3", "fd7a::3"]),
+        0..3,
+    );
+    let netmap = (peers, any::<bool>(), any::<bool>()).prop_map(|(peers, via, svc)| {
+        let list: Vec<_> = peers.iter().map(|(name, address)| (*name, std::slice::from_ref(address))).collect();
+        let mut map = netmap(&["100.64.0.1"], &list);
+        map.records.insert(Fqdn::new("svc.tail.lab").expect("a name"), [ip("100.99.0.1")].into());
+        map.routes.extend(via.then(|| "fd7a:115c:a1e0:b1a::/64".parse::<ipnet::IpNet>().expect("a prefix")));
+        map.routes.extend(svc.then(|| "100.99.0.1/32".parse::<ipnet::IpNet>().expect("a prefix")));
+        Arc::new(map)
+    });
+    let single = select(vec![Single::None, Single::DestIp(ip("10.1.2.3")), Single::TailnetFqdn(Fqdn::new("db.tail.lab").expect("a name"))]);
+    (any_egress(), proptest::option::weighted(0.8, netmap), single).prop_map(|(egress, netmap, single)| World {
+        single,
+        netmap,
+        ..world(&egress)
+    })
+}
+
+proptest! {
+    #[test]
+    fn the_next_plan_is_the_plan_from_nothing(worlds in proptest::collection::vec(any_world(), 1..6)) {
+        let mut planned = Planned::new(&worlds[0]);
+        for world in &worlds {
+            // A world as the data plane makes it: the config that follows shares what did not change.
+            planned = planned.next(world);
+            let fresh = Planned::new(world);
+            prop_assert_eq!(&planned.plan, &fresh.plan);
+            prop_assert_eq!(&planned.ruleset, &fresh.ruleset);
+        }
+    }
+
+    #[test]
+    fn a_delta_leads_from_one_ruleset_to_the_other(before in any_world(), after in any_world()) {
+        use crate::model::ruleset::diff;
+        let (before, after) = (Planned::new(&before).ruleset, Planned::new(&after).ruleset);
+        let delta = diff(&before, &after);
+        prop_assert_eq!(delta.apply(&before), after.clone());
+        prop_assert_eq!(delta.is_empty(), before == after);
+    }
+
+    #[test]
+    fn everything_configured_is_served_or_refused_with_a_reason(world in any_world()) {
+        let planned = Planned::new(&world);
+        for name in world.egress.services.keys().chain(world.egress.malformed.keys()) {
+            let served = planned.plan.egress.get(name).is_some_and(|egress| !egress.targets.is_empty());
+            let portless = world.egress.services.get(name).is_some_and(|service| service.ports.is_empty());
+            prop_assert!(served || portless || planned.plan.rejected.contains_key(name), "{}", name);
+        }
+    }
+}
