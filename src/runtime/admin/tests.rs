@@ -10,15 +10,15 @@ use super::*;
 struct Running {
     address: SocketAddr,
     stop: oneshot::Sender<()>,
-    served: JoinHandle<()>,
+    done: JoinHandle<()>,
 }
 
 async fn start(routes: Routes, limits: Limits) -> Running {
     let server = Server::bind("127.0.0.1:0".parse().expect("an address"), routes, limits).await.expect("a free port");
     let (stop, stopped) = oneshot::channel();
     let address = server.address();
-    let served = tokio::spawn(server.serve(async { drop(stopped.await) }));
-    Running { address, stop, served }
+    let done = tokio::spawn(server.serve(async { drop(stopped.await) }));
+    Running { address, stop, done }
 }
 
 /// Everything the server says to these bytes until it closes.
@@ -118,7 +118,7 @@ async fn open_requests_finish_when_the_server_ends() {
     server.stop.send(()).expect("running");
     go.notify_one();
     assert!(asked.await.expect("asked").ends_with("done"));
-    server.served.await.expect("served");
+    server.done.await.expect("served");
     assert!(TcpStream::connect(server.address).await.is_err(), "still listening");
 }
 
@@ -130,7 +130,7 @@ async fn a_request_that_does_not_finish_is_cut_off() {
     asked.write_all(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n").await.expect("sent");
     let before = Instant::now();
     server.stop.send(()).expect("running");
-    server.served.await.expect("served");
+    server.done.await.expect("served");
     assert!(before.elapsed() < Duration::from_secs(5));
 }
 
