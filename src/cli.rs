@@ -1,1 +1,3 @@
 //! Dispatch and settings of the command line.
+
+pub mod proxy;

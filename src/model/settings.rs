@@ -1,1 +1,223 @@
-//! The environment and flags of the proxy, validated together.
+//! What `tailyard proxy` is told by its environment and its flags: read whole, validated together, every fault reported at once.
+//!
+//! The environment is an argument and so are the flags; nothing here reads the process. A flag stands for a variable and
+//! wins over it, so there is one set of rules for both. The variables are those that the Tailscale operator sets
+//! (containerboot of tailscale 1.102), and some of our own, which begin with `TAILYARD_`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::net::{InterfaceName, Port, PortKey, Proto};
+use super::supervise::DaemonSettings;
+use super::world::Single;
+
+pub use fault::{Fault, Faults};
+pub use flags::{FLAGS, Flags};
+
+mod daemon;
+mod fault;
+mod flags;
+mod read;
+mod source;
+pub mod value;
+
+/// Everything that `tailyard proxy` is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// What makes the tailnet.
+    pub tailnet: Tailnet,
+    /// The interface behind which the tailnet is.
+    pub interface: InterfaceName,
+    /// The Pod that this process is in.
+    pub pod: Pod,
+    /// The mode of a proxy that serves one target.
+    pub single: Single,
+    /// The cluster reaches the serve listeners by the Pod's address (`EXPERIMENTAL_ALLOW_PROXYING_CLUSTER_TRAFFIC_VIA_INGRESS`).
+    pub cluster_via_ingress: bool,
+    /// Where the egress config comes from.
+    pub egress: Option<Input>,
+    /// Where the L3 ingress config comes from.
+    pub ingress: Option<Input>,
+    /// The serve config's file (`TS_SERVE_CONFIG`).
+    pub serve_config: Option<PathBuf>,
+    /// Whether certificates are shared by the group, and who issues them.
+    pub cert_share: CertShare,
+    /// Advertise the Tailscale Services of the serve config by ourselves (`TS_EXPERIMENTAL_SERVICE_AUTO_ADVERTISEMENT`).
+    pub auto_advertise: bool,
+    /// Where this replica's state is told.
+    pub state: StateOut,
+    /// Where the Kubernetes API is; nothing outside a cluster.
+    pub kube: Option<Kube>,
+    /// What holds the rules.
+    pub backend: Backend,
+    /// The listener of health, metrics and the preStop hook; nothing if none of them is wanted.
+    pub http: Option<Http>,
+    /// A listener for `/healthz` alone (`TS_HEALTHCHECK_ADDR_PORT`, deprecated).
+    pub health_addr: Option<SocketAddr>,
+    /// The listener of everything, debugging included; nothing if it is turned off.
+    pub admin_addr: Option<SocketAddr>,
+    /// How long a leaving replica lets its flows go on.
+    pub drain_grace: Duration,
+    /// How logs are written.
+    pub log: Log,
+    /// Values that were not understood and count as unset, and settings that change nothing here: for the log at start.
+    pub notes: Vec<String>,
+}
+
+/// What makes the tailnet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Tailnet {
+    /// A tailscaled, supervised.
+    Tailscaled(Box<DaemonSettings>),
+    /// Something else, described by a file.
+    Static(PathBuf),
+}
+
+/// The Pod that this process is in.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Pod {
+    /// `POD_NAME`.
+    pub name: Option<String>,
+    /// `POD_UID`.
+    pub uid: Option<String>,
+    /// `POD_IPS`, or `POD_IP` where that is unset: at most one of each family.
+    pub ips: BTreeSet<IpAddr>,
+}
+
+/// Where a config comes from.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Input {
+    /// The mounted directory of the egress config, or the mounted file of the ingress config.
+    pub path: Option<PathBuf>,
+    /// The `ConfigMap` to watch.
+    pub configmap: Option<ObjectName>,
+}
+
+/// A namespaced object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ObjectName {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+/// Whether certificates are shared by the group.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum CertShare {
+    /// They are not.
+    #[default]
+    Off,
+    /// They are, and this replica issues them.
+    ReadWrite,
+    /// They are, and another replica issues them.
+    ReadOnly,
+}
+
+impl CertShare {
+    /// The value of tailscaled's `TS_CERT_SHARE_MODE`; nothing where it is to be unset.
+    #[must_use]
+    pub fn mode(self) -> Option<&'static str> {
+        match self {
+            Self::Off => None,
+            Self::ReadWrite => Some("rw"),
+            Self::ReadOnly => Some("ro"),
+        }
+    }
+}
+
+/// Where this replica's state is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StateOut {
+    /// Nowhere.
+    None,
+    /// In a Secret of the Pod's namespace (`TS_KUBE_SECRET`).
+    Secret(String),
+    /// In a file (`--state-file`).
+    File(PathBuf),
+}
+
+/// Where the Kubernetes API is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kube {
+    /// The URL of the API server. By address unless `TS_KUBERNETES_READ_API_SERVER_ADDRESS_FROM_ENV` is false: a start
+    /// must not need DNS.
+    pub server: String,
+}
+
+/// What holds the rules.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Backend {
+    /// The first that works: nftables, then iptables.
+    #[default]
+    Auto,
+    /// nftables.
+    Nftables,
+    /// iptables, whichever of its two kinds works.
+    Iptables,
+    /// iptables on nftables.
+    IptablesNft,
+    /// iptables on `x_tables`.
+    IptablesLegacy,
+}
+
+impl Backend {
+    /// The names that a setting may have.
+    pub const NAMES: [(&'static str, Self); 5] = [
+        ("auto", Self::Auto),
+        ("nftables", Self::Nftables),
+        ("iptables", Self::Iptables),
+        ("iptables-nft", Self::IptablesNft),
+        ("iptables-legacy", Self::IptablesLegacy),
+    ];
+}
+
+/// The listener of health, metrics and the preStop hook.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Http {
+    /// Its address (`TS_LOCAL_ADDR_PORT`).
+    pub address: SocketAddr,
+    /// Serve `/metrics` on it.
+    pub metrics: bool,
+    /// Serve the preStop hook on it.
+    pub preshutdown: bool,
+}
+
+/// How logs are written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Log {
+    /// As JSON rather than text.
+    pub json: bool,
+    /// Which lines: `tracing`'s directives.
+    pub filter: String,
+}
+
+impl Settings {
+    /// Reads the environment and the flags. The error holds every fault, in the order in which settings are read.
+    pub fn read(env: &BTreeMap<String, String>, flags: &Flags) -> Result<Self, Faults> {
+        read::settings(env, flags)
+    }
+
+    /// The ports that the Pod itself answers, which no service may have.
+    #[must_use]
+    pub fn reserved(&self) -> BTreeSet<PortKey> {
+        let debug = match &self.tailnet {
+            Tailnet::Tailscaled(daemon) => daemon.debug_addr.as_deref().and_then(|addr| addr.parse().ok()),
+            Tailnet::Static(_) => None,
+        };
+        let own = [self.http.map(|http| http.address), self.health_addr, self.admin_addr, debug];
+        let ports = own.into_iter().flatten().filter_map(|address: SocketAddr| Port::new(address.port()));
+        ports.map(|port| PortKey { proto: Proto::Tcp, port }).collect()
+    }
+
+    /// Whether anything is forwarded by the kernel: then the rules need a writer, and the kernel its forwarding switches.
+    #[must_use]
+    pub fn forwards(&self) -> bool {
+        self.egress.is_some() || self.ingress.is_some() || self.single != Single::None || self.cluster_via_ingress
+    }
+}
+
+#[cfg(test)]
+mod tests;

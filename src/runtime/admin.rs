@@ -1,1 +1,237 @@
-//! A small HTTP server with limits.
+//! A small HTTP/1 server for health, metrics and debugging: a table of paths, and limits on everything a client can do.
+//!
+//! It answers GET and HEAD without a body. A client that is slow to ask, slow to read, or one of too many costs at most
+//! its own connection. It knows nothing of what it serves, and never retries: binding again is the caller's decision.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use http_body_util::Full;
+use hyper::body::{Body as _, Incoming};
+use hyper::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use stall::Stall;
+
+mod stall;
+
+/// What a client asked.
+#[derive(Debug, Clone)]
+pub struct Ask {
+    /// The query of the URL, empty if there is none.
+    pub query: String,
+    /// The request's headers.
+    pub headers: HeaderMap,
+}
+
+/// What it is told.
+pub type Answer = Response<Full<Bytes>>;
+
+/// What answers one path.
+pub type Handler = Arc<dyn Fn(Ask) -> BoxFuture<'static, Answer> + Send + Sync>;
+
+/// Paths and what answers them.
+#[derive(Clone, Default)]
+pub struct Routes(BTreeMap<&'static str, Handler>);
+
+/// How much a client may take.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// The time for the head of a request, and for a kept connection to ask again.
+    pub header: Duration,
+    /// The time for which an answer may make no progress because the client does not read.
+    pub stall: Duration,
+    /// Connections at a time; more wait to be accepted.
+    pub connections: usize,
+    /// The time that open requests have to finish when the server ends.
+    pub drain: Duration,
+}
+
+/// A server that has its address and has not begun to answer.
+pub struct Server {
+    listener: TcpListener,
+    address: SocketAddr,
+    routes: Routes,
+    limits: Limits,
+}
+
+/// The server cannot listen.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot listen on {address}: {source}; is another process using it, or is the address not this machine's?")]
+pub struct BindError {
+    address: SocketAddr,
+    source: io::Error,
+}
+
+impl BindError {
+    /// A closed set of words for metric labels.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self.source.kind() {
+            io::ErrorKind::AddrInUse => "address_in_use",
+            io::ErrorKind::AddrNotAvailable => "address_not_available",
+            io::ErrorKind::PermissionDenied => "permission_denied",
+            _ => "other",
+        }
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { header: Duration::from_secs(5), stall: Duration::from_secs(10), connections: 128, drain: Duration::from_secs(2) }
+    }
+}
+
+impl std::fmt::Debug for Routes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_set().entries(self.0.keys()).finish()
+    }
+}
+
+impl Routes {
+    /// No paths: everything is 404.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a path.
+    #[must_use]
+    pub fn with<F>(mut self, path: &'static str, handler: impl Fn(Ask) -> F + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = Answer> + Send + 'static,
+    {
+        self.0.insert(path, Arc::new(move |ask| Box::pin(handler(ask))));
+        self
+    }
+}
+
+/// A text answer that no cache keeps.
+#[must_use]
+pub fn text(status: StatusCode, body: impl Into<Bytes>) -> Answer {
+    typed(status, "text/plain; charset=utf-8", body)
+}
+
+/// An answer of a given content type that no cache keeps.
+#[must_use]
+pub fn typed(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Answer {
+    let mut answer = Response::new(Full::new(body.into()));
+    *answer.status_mut() = status;
+    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    answer.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    answer
+}
+
+impl Server {
+    /// Takes the address. Fails if it cannot be listened on.
+    pub async fn bind(address: SocketAddr, routes: Routes, limits: Limits) -> Result<Self, BindError> {
+        let fail = |source| BindError { address, source };
+        let listener = TcpListener::bind(address).await.map_err(fail)?;
+        let address = listener.local_addr().map_err(fail)?;
+        Ok(Self { listener, address, routes, limits })
+    }
+
+    /// The address in use; tells the port where 0 was asked for.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Answers until `stop` is ready, then lets open requests finish for the time of [`Limits::drain`].
+    pub async fn serve(self, stop: impl Future<Output = ()>) {
+        let slots = Arc::new(Semaphore::new(self.limits.connections));
+        let (closing, watcher) = watch::channel(false);
+        let mut connections = JoinSet::new();
+        let mut stop = pin!(stop);
+        let routes = Arc::new(self.routes);
+        loop {
+            let accepted = tokio::select! {
+                biased;
+                () = &mut stop => break,
+                accepted = accept(&self.listener, &slots) => accepted,
+                Some(_) = connections.join_next() => continue,
+            };
+            if let Some((stream, slot)) = accepted {
+                let work = connection(stream, Arc::clone(&routes), self.limits, watcher.clone());
+                connections.spawn(async move {
+                    work.await;
+                    drop(slot);
+                });
+            }
+        }
+        drop(self.listener);
+        closing.send_replace(true);
+        let drained = async { while connections.join_next().await.is_some() {} };
+        if timeout(self.limits.drain, drained).await.is_err() {
+            connections.shutdown().await;
+        }
+    }
+}
+
+/// The next connection, once there is room for it. Nothing if accepting failed: then a moment has passed, for the usual
+/// reason (no file descriptors left) does not go away at once.
+async fn accept(listener: &TcpListener, slots: &Arc<Semaphore>) -> Option<(TcpStream, tokio::sync::OwnedSemaphorePermit)> {
+    let slot = Arc::clone(slots).acquire_owned().await.ok()?;
+    match listener.accept().await {
+        Ok((stream, _)) => Some((stream, slot)),
+        Err(error) => {
+            tracing::warn!(%error, "cannot accept a connection");
+            sleep(Duration::from_millis(100)).await;
+            None
+        }
+    }
+}
+
+async fn connection(stream: TcpStream, routes: Arc<Routes>, limits: Limits, mut closing: watch::Receiver<bool>) {
+    let service = service_fn(move |request| {
+        let routes = Arc::clone(&routes);
+        async move { Ok::<_, Infallible>(answer(&routes, request).await) }
+    });
+    let mut server = http1::Builder::new();
+    server.timer(TokioTimer::new()).header_read_timeout(limits.header).max_headers(64).max_buf_size(16 * 1024);
+    let mut conn = pin!(server.serve_connection(TokioIo::new(Stall::new(stream, limits.stall)), service));
+    let ended = tokio::select! {
+        ended = conn.as_mut() => ended,
+        () = async { drop(closing.wait_for(|closing| *closing).await) } => {
+            conn.as_mut().graceful_shutdown();
+            conn.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%error, "connection ended early");
+    }
+}
+
+async fn answer(routes: &Routes, request: Request<Incoming>) -> Answer {
+    let (parts, body) = request.into_parts();
+    let Some(handler) = routes.0.get(parts.uri.path()) else {
+        return text(StatusCode::NOT_FOUND, "not found\n");
+    };
+    if parts.method != Method::GET && parts.method != Method::HEAD {
+        let mut answer = text(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n");
+        answer.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+        return answer;
+    }
+    if !body.is_end_stream() {
+        return text(StatusCode::PAYLOAD_TOO_LARGE, "no request here has a body\n");
+    }
+    handler(Ask { query: parts.uri.query().unwrap_or_default().to_owned(), headers: parts.headers }).await
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,1 +1,289 @@
-//! Metrics: registration and the Prometheus text format.
+//! Metrics: families with typed labels, created once, and the text that Prometheus reads.
+//!
+//! Two kinds of family. *Counted* ones live here and are moved by events ([`Counter`], [`Gauge`], [`Histogram`]).
+//! *Sampled* ones ([`Sampled`]) hold nothing: their values are written straight into the [`Page`] of a scrape from what is
+//! true at that moment, so ten thousand services cost no memory between scrapes and a vanished one leaves no series behind.
+//! What the families mean is their owners' business.
+
+use std::fmt::Write as _;
+
+use prometheus::{GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, Opts, TextEncoder};
+
+/// The content type of [`Page::finish`].
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// What a family's values do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// They only grow, or start again at zero.
+    Counter,
+    /// They go up and down.
+    Gauge,
+    /// They are counted in buckets.
+    Histogram,
+}
+
+impl Kind {
+    /// The word of the exposition format.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Counter => "counter",
+            Self::Gauge => "gauge",
+            Self::Histogram => "histogram",
+        }
+    }
+}
+
+/// What is told of a family in documentation and in the exposition's head lines.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Description {
+    /// The name, unit included.
+    pub name: &'static str,
+    /// What the values do.
+    pub kind: Kind,
+    /// One sentence, without a final stop.
+    pub help: &'static str,
+    /// The label names.
+    pub labels: Vec<&'static str>,
+}
+
+/// A family could not be created: its name or a label is malformed, or the name is taken.
+#[derive(Debug, thiserror::Error)]
+#[error("metric family {name}: {source}")]
+pub struct MetricsError {
+    name: &'static str,
+    source: prometheus::Error,
+}
+
+/// A counter with `L` labels.
+#[derive(Debug, Clone)]
+pub struct Counter<const L: usize>(IntCounterVec);
+
+/// A gauge with `L` labels.
+#[derive(Debug, Clone)]
+pub struct Gauge<const L: usize>(GaugeVec);
+
+/// A histogram with `L` labels.
+#[derive(Debug, Clone)]
+pub struct Histogram<const L: usize>(HistogramVec);
+
+/// A family with `L` labels whose values are given at each scrape.
+#[derive(Debug, Clone)]
+pub struct Sampled<const L: usize> {
+    name: &'static str,
+    kind: Kind,
+    help: &'static str,
+    labels: [&'static str; L],
+}
+
+/// All families of a process.
+#[derive(Debug, Default)]
+pub struct Registry {
+    counted: prometheus::Registry,
+    descriptions: Vec<Description>,
+}
+
+/// The text of one scrape while it is written.
+#[derive(Debug)]
+pub struct Page(String);
+
+impl<const L: usize> Counter<L> {
+    /// Adds to the counter with these label values.
+    pub fn add(&self, labels: [&str; L], count: u64) {
+        self.0.with_label_values(&labels).inc_by(count);
+    }
+
+    /// Adds one.
+    pub fn inc(&self, labels: [&str; L]) {
+        self.add(labels, 1);
+    }
+}
+
+impl<const L: usize> Gauge<L> {
+    /// Sets the gauge with these label values.
+    pub fn set(&self, labels: [&str; L], value: f64) {
+        self.0.with_label_values(&labels).set(value);
+    }
+}
+
+impl<const L: usize> Histogram<L> {
+    /// Counts one value.
+    pub fn observe(&self, labels: [&str; L], value: f64) {
+        self.0.with_label_values(&labels).observe(value);
+    }
+}
+
+impl Registry {
+    /// No families yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Creates a counter. Fails if the name is malformed or taken.
+    pub fn counter<const L: usize>(
+        &mut self,
+        name: &'static str,
+        help: &'static str,
+        labels: [&'static str; L],
+    ) -> Result<Counter<L>, MetricsError> {
+        let family = IntCounterVec::new(Opts::new(name, help), &labels).map_err(|source| MetricsError { name, source })?;
+        self.enter(Description { name, kind: Kind::Counter, help, labels: labels.to_vec() }, Box::new(family.clone()))?;
+        Ok(Counter(family))
+    }
+
+    /// Creates a gauge. Fails if the name is malformed or taken.
+    pub fn gauge<const L: usize>(
+        &mut self,
+        name: &'static str,
+        help: &'static str,
+        labels: [&'static str; L],
+    ) -> Result<Gauge<L>, MetricsError> {
+        let family = GaugeVec::new(Opts::new(name, help), &labels).map_err(|source| MetricsError { name, source })?;
+        self.enter(Description { name, kind: Kind::Gauge, help, labels: labels.to_vec() }, Box::new(family.clone()))?;
+        Ok(Gauge(family))
+    }
+
+    /// Creates a histogram with these upper bounds. Fails if the name is malformed or taken, or the bounds do not grow.
+    pub fn histogram<const L: usize>(
+        &mut self,
+        name: &'static str,
+        help: &'static str,
+        labels: [&'static str; L],
+        bounds: &[f64],
+    ) -> Result<Histogram<L>, MetricsError> {
+        let opts = HistogramOpts::new(name, help).buckets(bounds.to_vec());
+        let family = HistogramVec::new(opts, &labels).map_err(|source| MetricsError { name, source })?;
+        self.enter(Description { name, kind: Kind::Histogram, help, labels: labels.to_vec() }, Box::new(family.clone()))?;
+        Ok(Histogram(family))
+    }
+
+    /// Creates a family whose values are given at each scrape.
+    pub fn sampled<const L: usize>(&mut self, name: &'static str, kind: Kind, help: &'static str, labels: [&'static str; L]) -> Sampled<L> {
+        self.descriptions.push(Description { name, kind, help, labels: labels.to_vec() });
+        Sampled { name, kind, help, labels }
+    }
+
+    /// Every family, in order of creation.
+    #[must_use]
+    pub fn descriptions(&self) -> &[Description] {
+        &self.descriptions
+    }
+
+    /// Starts the text of a scrape with all counted families.
+    #[must_use]
+    pub fn page(&self) -> Page {
+        let mut text = String::new();
+        for family in self.counted.gather() {
+            // Families without a series yet have no lines. What cannot be encoded is left out rather than costing the rest.
+            let mark = text.len();
+            if TextEncoder::new().encode_utf8(&[family], &mut text).is_err() {
+                text.truncate(mark);
+            }
+        }
+        Page(text)
+    }
+
+    fn enter(&mut self, description: Description, family: Box<dyn prometheus::core::Collector>) -> Result<(), MetricsError> {
+        let name = description.name;
+        self.counted.register(family).map_err(|source| MetricsError { name, source })?;
+        self.descriptions.push(description);
+        Ok(())
+    }
+}
+
+impl Page {
+    /// Writes the values of a sampled family. A family without values has no lines.
+    pub fn write<'a, const L: usize>(&mut self, family: &Sampled<L>, values: impl IntoIterator<Item = ([&'a str; L], f64)>) {
+        let mut values = values.into_iter().peekable();
+        if values.peek().is_some() {
+            let Sampled { name, kind, help, .. } = family;
+            self.line(format_args!("# HELP {name} {help}\n# TYPE {name} {}\n", kind.name()));
+        }
+        for (labels, value) in values {
+            self.0.push_str(family.name);
+            for (index, (label, text)) in family.labels.iter().zip(labels).enumerate() {
+                self.line(format_args!("{}{label}=\"", if index == 0 { '{' } else { ',' }));
+                self.escaped(text);
+                self.0.push('"');
+            }
+            self.line(format_args!("{} {value}\n", if L == 0 { "" } else { "}" }));
+        }
+    }
+
+    /// Appends text of the same format that another process has written.
+    pub fn append(&mut self, text: &str) {
+        self.0.push_str(text);
+        if !text.is_empty() && !text.ends_with('\n') {
+            self.0.push('\n');
+        }
+    }
+
+    /// The whole text.
+    #[must_use]
+    pub fn finish(self) -> String {
+        self.0
+    }
+
+    fn line(&mut self, line: std::fmt::Arguments<'_>) {
+        // Writing into a String cannot fail.
+        let _ = self.0.write_fmt(line);
+    }
+
+    fn escaped(&mut self, text: &str) {
+        for character in text.chars() {
+            match character {
+                '\\' => self.0.push_str("\\\\"),
+                '"' => self.0.push_str("\\\""),
+                '\n' => self.0.push_str("\\n"),
+                plain => self.0.push(plain),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counted_and_sampled_families_share_a_page() {
+        let mut registry = Registry::new();
+        let errors = registry.counter("t_errors_total", "Errors by kind", ["kind"]).expect("a family");
+        let seconds = registry.histogram("t_seconds", "Durations", [], &[0.1, 1.0]).expect("a family");
+        let targets = registry.sampled("t_targets", Kind::Gauge, "Targets by service", ["service"]);
+        errors.add(["refused"], 2);
+        seconds.observe([], 0.5);
+        let mut page = registry.page();
+        page.write(&targets, [(["a\"b\\c\nd"], 3.0), (["e"], 0.25)]);
+        page.append("other 1");
+        assert_eq!(
+            page.finish(),
+            "# HELP t_errors_total Errors by kind\n# TYPE t_errors_total counter\nt_errors_total{kind=\"refused\"} 2\n\
+             # HELP t_seconds Durations\n# TYPE t_seconds histogram\nt_seconds_bucket{le=\"0.1\"} 0\nt_seconds_bucket{le=\"1\"} 1\n\
+             t_seconds_bucket{le=\"+Inf\"} 1\nt_seconds_sum 0.5\nt_seconds_count 1\n\
+             # HELP t_targets Targets by service\n# TYPE t_targets gauge\nt_targets{service=\"a\\\"b\\\\c\\nd\"} 3\nt_targets{service=\"e\"} 0.25\n\
+             other 1\n"
+        );
+    }
+
+    #[test]
+    fn families_without_values_have_no_lines() {
+        let mut registry = Registry::new();
+        registry.counter("t_total", "Nothing yet", ["kind"]).expect("a family");
+        let sampled = registry.sampled("t_now", Kind::Gauge, "Nothing now", []);
+        let mut page = registry.page();
+        page.write(&sampled, []);
+        assert_eq!(page.finish(), "");
+    }
+
+    #[test]
+    fn a_name_is_given_once() {
+        let mut registry = Registry::new();
+        registry.gauge("t_up", "Whether it is up", []).expect("a family").set([], 1.0);
+        let error = registry.gauge("t_up", "Again", []).expect_err("taken");
+        assert!(error.to_string().starts_with("metric family t_up: "), "{error}");
+        assert_eq!(registry.descriptions().len(), 1);
+    }
+}

@@ -1,1 +1,116 @@
-//! Logs.
+//! Logs: structured lines on standard error, as text for people or as JSON for collectors.
+//!
+//! Set up once, by the binary. Panics become log lines too. What is logged is the callers' business.
+
+use std::panic::PanicHookInfo;
+
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::ParseError;
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
+
+/// The shape of a log line.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Format {
+    /// One line of text.
+    #[default]
+    Text,
+    /// One JSON object on a line.
+    Json,
+}
+
+/// The logs could not be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum TelemetryError {
+    /// The filter is not understood.
+    #[error("log filter {filter:?} is not understood (examples: info, debug, info,tailyard::proxy=debug): {source}")]
+    Filter {
+        /// The filter as given.
+        filter: String,
+        /// What is wrong with it.
+        source: ParseError,
+    },
+    /// Logs are set up already.
+    #[error("logs can be set up only once in a process: {0}")]
+    Twice(#[from] TryInitError),
+}
+
+/// Sets up the logs of the process. `filter` has the syntax of `tracing`'s directives, such as `info,tailyard::proxy=debug`.
+pub fn init(format: Format, filter: &str) -> Result<(), TelemetryError> {
+    subscriber(format, filter, std::io::stderr)?.try_init()?;
+    std::panic::set_hook(Box::new(log_panic));
+    Ok(())
+}
+
+type Subscriber = Box<dyn tracing::Subscriber + Send + Sync>;
+
+fn subscriber<W>(format: Format, filter: &str, writer: W) -> Result<Subscriber, TelemetryError>
+where
+    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
+{
+    let directives = EnvFilter::builder().parse(filter).map_err(|source| TelemetryError::Filter { filter: filter.to_owned(), source })?;
+    let lines = tracing_subscriber::fmt().with_env_filter(directives).with_writer(writer).with_ansi(false);
+    Ok(match format {
+        Format::Text => Box::new(lines.finish()),
+        Format::Json => Box::new(lines.json().flatten_event(true).with_current_span(false).finish()),
+    })
+}
+
+fn log_panic(info: &PanicHookInfo<'_>) {
+    let place = info.location().map(ToString::to_string).unwrap_or_default();
+    tracing::error!(place, "panic: {}", info.payload_as_str().unwrap_or("without a message"));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{self, Write};
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn logged(format: Format, filter: &str) -> String {
+        let lines = Lines::default();
+        let writer = lines.clone();
+        let subscriber = subscriber(format, filter, move || writer.clone()).expect("a good filter");
+        tracing::subscriber::with_default(subscriber, || {
+            tracing::info!(services = 3, "applied");
+            tracing::debug!("detail");
+        });
+        let bytes = lines.0.lock().unwrap().clone();
+        String::from_utf8(bytes).expect("text")
+    }
+
+    #[test]
+    fn json_lines_are_objects() {
+        let text = logged(Format::Json, "info");
+        let line: serde_json::Value = serde_json::from_str(text.trim()).expect("one JSON object");
+        assert_eq!((line["message"].as_str(), line["services"].as_i64()), (Some("applied"), Some(3)));
+    }
+
+    #[test]
+    fn the_filter_decides_what_is_seen() {
+        assert_eq!(logged(Format::Text, "info").lines().count(), 1);
+        assert_eq!(logged(Format::Text, "debug").lines().count(), 2);
+        assert_eq!(logged(Format::Text, "off").lines().count(), 0);
+    }
+
+    #[test]
+    fn a_bad_filter_is_an_error_with_an_example() {
+        let error = subscriber(Format::Text, "tailyard=loud", io::sink).err().expect("no such level");
+        assert!(error.to_string().contains("examples"), "{error}");
+    }
+}

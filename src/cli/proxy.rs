@@ -1,0 +1,137 @@
+//! The flags of `tailyard proxy`. Each stands for a variable of the environment and wins over it; what they mean, and
+//! which of them fit together, is [`crate::model::settings`]' business.
+
+use clap::Args;
+
+use crate::model::settings::Flags;
+
+/// Forward the services of a `ProxyGroup` replica.
+///
+/// Reads the same environment as the Tailscale operator's proxy image. A flag wins over the variable that it stands for.
+/// Settings are checked together: with anything wrong, every fault is printed and the exit status is 64.
+#[derive(Debug, Clone, Default, Args)]
+#[command(after_help = AFTER_HELP)]
+pub struct ProxyArgs {
+    /// What makes the tailnet: a tailscaled that is started and supervised, or one of another make described by a file
+    /// (JSON: own addresses, peers, services; read again on change) [env: `TAILYARD_TAILNET`; default: tailscaled]
+    #[arg(long, value_name = "tailscaled|static:FILE", help_heading = "Tailnet")]
+    tailnet: Option<String>,
+    /// The interface behind which the tailnet is [env: `TAILYARD_TAILNET_INTERFACE`; default: tailscale0]
+    #[arg(long, value_name = "NAME", help_heading = "Tailnet")]
+    tailnet_interface: Option<String>,
+    /// The tailscaled program [env: `TAILYARD_TAILSCALED`; default: tailscaled, searched in PATH]
+    #[arg(long, value_name = "FILE", help_heading = "Tailnet")]
+    tailscaled: Option<String>,
+    /// The tailscale command [env: `TAILYARD_TAILSCALE`; default: tailscale, searched in PATH]
+    #[arg(long, value_name = "FILE", help_heading = "Tailnet")]
+    tailscale: Option<String>,
+    /// How long the first start may take until the node is connected [env: `TS_BOOT_TIMEOUT`; default: 60s]
+    #[arg(long, value_name = "TIME", help_heading = "Tailnet")]
+    boot_timeout: Option<String>,
+
+    /// The directory in which `egress-services` is mounted [env: `TS_EGRESS_PROXIES_CONFIG_PATH`]
+    #[arg(long, value_name = "DIR", help_heading = "Services")]
+    egress_config: Option<String>,
+    /// The ConfigMap that holds `egress-services`; watched, so that a change counts at once [env: `TAILYARD_EGRESS_CONFIGMAP`]
+    #[arg(long, value_name = "NAMESPACE/NAME", help_heading = "Services")]
+    egress_configmap: Option<String>,
+    /// The mounted file of L3 ingress services [env: `TS_INGRESS_PROXIES_CONFIG_PATH`]
+    #[arg(long, value_name = "FILE", help_heading = "Services")]
+    ingress_config: Option<String>,
+    /// The ConfigMap that holds `ingress-config.json` [env: `TAILYARD_INGRESS_CONFIGMAP`]
+    #[arg(long, value_name = "NAMESPACE/NAME", help_heading = "Services")]
+    ingress_configmap: Option<String>,
+    /// This Pod's own addresses, one of each family [env: `POD_IPS`]
+    #[arg(long, value_name = "IP[,IP]", help_heading = "Services")]
+    pod_ips: Option<String>,
+
+    /// What holds the rules: auto, nftables, iptables, iptables-nft or iptables-legacy [env: `TS_DEBUG_FIREWALL_MODE`;
+    /// default: auto, the first that works]
+    #[arg(long, value_name = "NAME", help_heading = "Kernel")]
+    backend: Option<String>,
+    /// How long a leaving replica lets its flows go on before it resets them [env: `TAILYARD_DRAIN_GRACE`; default: 25s]
+    #[arg(long, value_name = "TIME", help_heading = "Kernel")]
+    drain_grace: Option<String>,
+
+    /// The Secret that holds this replica's state; empty for none [env: `TS_KUBE_SECRET`; default in a cluster: tailscale]
+    #[arg(long, value_name = "NAME", help_heading = "State")]
+    kube_secret: Option<String>,
+    /// A file in place of the Secret [env: `TAILYARD_STATE_FILE`]
+    #[arg(long, value_name = "FILE", help_heading = "State")]
+    state_file: Option<String>,
+
+    /// Where health, metrics and the preStop hook are served [env: `TS_LOCAL_ADDR_PORT`; default: [::]:9002 if any of them is on]
+    #[arg(long, value_name = "IP:PORT", help_heading = "Observing")]
+    http_addr: Option<String>,
+    /// Where everything is served, /debug/plan included; empty for nowhere [env: `TAILYARD_ADMIN_ADDR`; default: 127.0.0.1:9003]
+    #[arg(long, value_name = "IP:PORT", help_heading = "Observing")]
+    admin_addr: Option<String>,
+    /// The shape of log lines: text or json [env: `TAILYARD_LOG_FORMAT`; default: text]
+    #[arg(long, value_name = "NAME", help_heading = "Observing")]
+    log_format: Option<String>,
+    /// Which log lines are written, such as debug or `info,tailyard::proxy=debug` [env: `TAILYARD_LOG`; default: info]
+    #[arg(long, value_name = "FILTER", help_heading = "Observing")]
+    log_filter: Option<String>,
+}
+
+const AFTER_HELP: &str = "Examples:
+  A replica on this machine, without a cluster and without tailscaled:
+    tailyard proxy --tailnet static:netmap.json --tailnet-interface ts0 --egress-config ./config --state-file state.json
+  In a Pod of the Tailscale operator nothing needs to be given: its environment says it all.";
+
+impl From<ProxyArgs> for Flags {
+    fn from(args: ProxyArgs) -> Self {
+        Self::new()
+            .with("--tailnet", args.tailnet)
+            .with("--tailnet-interface", args.tailnet_interface)
+            .with("--tailscaled", args.tailscaled)
+            .with("--tailscale", args.tailscale)
+            .with("--boot-timeout", args.boot_timeout)
+            .with("--egress-config", args.egress_config)
+            .with("--egress-configmap", args.egress_configmap)
+            .with("--ingress-config", args.ingress_config)
+            .with("--ingress-configmap", args.ingress_configmap)
+            .with("--pod-ips", args.pod_ips)
+            .with("--backend", args.backend)
+            .with("--drain-grace", args.drain_grace)
+            .with("--kube-secret", args.kube_secret)
+            .with("--state-file", args.state_file)
+            .with("--http-addr", args.http_addr)
+            .with("--admin-addr", args.admin_addr)
+            .with("--log-format", args.log_format)
+            .with("--log-filter", args.log_filter)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Command, FromArgMatches};
+
+    use super::*;
+    use crate::model::settings::FLAGS;
+
+    fn command() -> Command {
+        ProxyArgs::augment_args(Command::new("proxy"))
+    }
+
+    #[test]
+    fn every_flag_of_the_table_reaches_the_settings() {
+        let words = FLAGS.iter().flat_map(|(flag, _)| [(*flag).to_owned(), format!("value-of{flag}")]);
+        let matches = command().try_get_matches_from(std::iter::once("proxy".to_owned()).chain(words)).expect("all flags exist");
+        let flags: Flags = ProxyArgs::from_arg_matches(&matches).expect("all flags are read").into();
+        let all = FLAGS.iter().fold(Flags::new(), |flags, (flag, _)| flags.with(flag, Some(format!("value-of{flag}"))));
+        assert_eq!(flags, all);
+    }
+
+    #[test]
+    fn help_groups_the_flags_and_names_their_variables() {
+        let help = command().render_long_help().to_string();
+        for heading in ["Tailnet:", "Services:", "Kernel:", "State:", "Observing:"] {
+            assert!(help.contains(heading), "{heading} in {help}");
+        }
+        for (flag, variable) in FLAGS {
+            let entry = help.split("\n      --").find(|entry| format!("--{entry}").starts_with(&format!("{flag} ")));
+            assert!(entry.is_some_and(|entry| entry.contains(variable)), "{flag} does not name {variable} in {help}");
+        }
+    }
+}

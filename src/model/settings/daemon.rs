@@ -1,0 +1,144 @@
+//! Reading what is tailscaled's: how it is started and how it logs in.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::source::Source;
+use super::{CertShare, Fault, Pod, StateOut, value};
+use crate::model::supervise::{DaemonSettings, Login, Secret, StateStore, TwoStep};
+
+/// What is known already when tailscaled's settings are read.
+pub(super) struct Context<'a> {
+    /// Something is asked for that only works with a device of the kernel.
+    pub(super) in_kernel: bool,
+    pub(super) state: &'a StateOut,
+    pub(super) cert_share: CertShare,
+    pub(super) pod: &'a Pod,
+}
+
+const CONFIG_DIR: &str = "TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR";
+const GRO: &str = "TS_EXPERIMENTAL_ENABLE_FORWARDING_OPTIMIZATIONS";
+
+pub(super) fn settings(source: &mut Source<'_>, context: &Context<'_>) -> DaemonSettings {
+    let userspace = userspace(source, context.in_kernel);
+    let extra_args = source.words("TS_TAILSCALED_EXTRA_ARGS");
+    let own_debug = extra_args.iter().any(|arg| arg == "--debug" || arg.starts_with("--debug="));
+    let debug_addr = source.address_port("TS_DEBUG_ADDR_PORT", None).filter(|_| !own_debug);
+    let udp_gro_forwarding = source.boolean(GRO, false);
+    if udp_gro_forwarding {
+        source.needs(GRO, !userspace, "TS_USERSPACE=false");
+    }
+    let mut env = BTreeMap::new();
+    if let Some(mode) = context.cert_share.mode() {
+        env.insert("TS_CERT_SHARE_MODE".to_owned(), mode.to_owned());
+    }
+    DaemonSettings {
+        tailscaled: source.path("TAILYARD_TAILSCALED").unwrap_or_else(|| "tailscaled".into()),
+        tailscale: source.path("TAILYARD_TAILSCALE").unwrap_or_else(|| "tailscale".into()),
+        socket: source.path("TS_SOCKET").unwrap_or_else(|| "/tmp/tailscaled.sock".into()),
+        state: store(source, context.state),
+        userspace,
+        socks5: source.owned("TS_SOCKS5_SERVER"),
+        http_proxy: source.owned("TS_OUTBOUND_HTTP_PROXY_LISTEN"),
+        debug_addr: debug_addr.map(|address: SocketAddr| address.to_string()),
+        extra_args,
+        env,
+        login: login(source),
+        boot_timeout: source.duration("TS_BOOT_TIMEOUT", Duration::from_mins(1)),
+        udp_gro_forwarding,
+        pod_ips: context.pod.ips.clone(),
+    }
+}
+
+/// Userspace networking is the default, but not where the kernel's forwarding is asked for: then only an explicit wish for
+/// both is a fault.
+fn userspace(source: &mut Source<'_>, in_kernel: bool) -> bool {
+    const NEED_THE_KERNEL: [&str; 9] = [
+        "TS_DEST_IP",
+        "TS_EXPERIMENTAL_DEST_DNS_NAME",
+        "TS_TAILNET_TARGET_IP",
+        "TS_TAILNET_TARGET_FQDN",
+        "TS_EGRESS_PROXIES_CONFIG_PATH",
+        "TAILYARD_EGRESS_CONFIGMAP",
+        "TS_INGRESS_PROXIES_CONFIG_PATH",
+        "TAILYARD_INGRESS_CONFIGMAP",
+        "EXPERIMENTAL_ALLOW_PROXYING_CLUSTER_TRAFFIC_VIA_INGRESS",
+    ];
+    let Some(said) = source.tristate("TS_USERSPACE") else { return !in_kernel };
+    if said && in_kernel {
+        for setting in NEED_THE_KERNEL {
+            let switched_off = source.text(setting).and_then(value::boolean) == Some(false);
+            source.needs(setting, switched_off, "TS_USERSPACE=false");
+        }
+    }
+    said
+}
+
+fn store(source: &Source<'_>, state: &StateOut) -> StateStore {
+    let dir: Option<PathBuf> = source.path("TS_STATE_DIR");
+    match (state, dir) {
+        (StateOut::Secret(name), dir) => StateStore::KubeSecret { name: name.clone(), dir },
+        (_, Some(dir)) => StateStore::Dir(dir),
+        (_, None) => StateStore::Memory,
+    }
+}
+
+fn login(source: &mut Source<'_>) -> Login {
+    let steps = two_step(source);
+    credentials(source);
+    let Some(dir) = source.path(CONFIG_DIR) else { return Login::TwoStep(Box::new(steps)) };
+    let said_elsewhere = [
+        ("TS_HOSTNAME", steps.hostname.is_some()),
+        ("TS_EXTRA_ARGS", source.text("TS_EXTRA_ARGS").is_some()),
+        (auth_key_variable(source), steps.auth_key.is_some()),
+        ("TS_ROUTES", steps.routes.is_some()),
+        ("TS_ACCEPT_DNS", steps.accept_dns.is_some() && source.text("TS_ACCEPT_DNS").is_some()),
+        ("TS_CLIENT_ID", steps.client_id.is_some()),
+        ("TS_CLIENT_SECRET", steps.client_secret.is_some()),
+        ("TS_ID_TOKEN", steps.id_token.is_some()),
+        ("TS_AUDIENCE", steps.audience.is_some()),
+    ];
+    for (setting, said) in said_elsewhere {
+        if said {
+            source.faults.push(Fault::Exclusive { first: setting.to_owned(), second: CONFIG_DIR.to_owned() });
+        }
+    }
+    Login::ConfigDir(dir)
+}
+
+/// Which of its two names the auth key has.
+fn auth_key_variable(source: &Source<'_>) -> &'static str {
+    if source.text("TS_AUTHKEY").is_some() { "TS_AUTHKEY" } else { "TS_AUTH_KEY" }
+}
+
+fn two_step(source: &mut Source<'_>) -> TwoStep {
+    let secret = |source: &Source<'_>, variable: &str| source.text(variable).map(Secret::new);
+    let (extra_args, from_args) = value::accept_dns(source.text("TS_EXTRA_ARGS").unwrap_or_default());
+    TwoStep {
+        once: source.boolean("TS_AUTH_ONCE", false),
+        auth_key: secret(source, auth_key_variable(source)),
+        client_id: source.owned("TS_CLIENT_ID"),
+        client_secret: secret(source, "TS_CLIENT_SECRET"),
+        id_token: secret(source, "TS_ID_TOKEN"),
+        audience: source.owned("TS_AUDIENCE"),
+        accept_dns: from_args.or(source.tristate("TS_ACCEPT_DNS")),
+        routes: source.raw("TS_ROUTES").map(str::to_owned),
+        hostname: source.owned("TS_HOSTNAME"),
+        extra_args,
+    }
+}
+
+/// One kind of credential at a time, and each with what it needs.
+fn credentials(source: &mut Source<'_>) {
+    let client = source.text("TS_CLIENT_ID").is_some();
+    source.needs("TS_ID_TOKEN", client, "TS_CLIENT_ID");
+    source.needs("TS_AUDIENCE", client, "TS_CLIENT_ID");
+    source.exclusive("TS_ID_TOKEN", "TS_CLIENT_SECRET");
+    source.exclusive("TS_ID_TOKEN", "TS_AUDIENCE");
+    source.exclusive("TS_CLIENT_SECRET", "TS_AUDIENCE");
+    for other in ["TS_CLIENT_ID", "TS_CLIENT_SECRET", "TS_ID_TOKEN", "TS_AUDIENCE"] {
+        source.exclusive(auth_key_variable(source), other);
+    }
+}

@@ -1,0 +1,61 @@
+//! What can be wrong with settings.
+
+use std::fmt;
+
+/// One thing that is wrong. Values of settings that hold secrets are never in it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// A value is not of the expected form.
+    #[error("{setting}={value:?} is not {want}")]
+    Value {
+        /// The variable or flag.
+        setting: String,
+        /// Its value.
+        value: String,
+        /// What it should be.
+        want: &'static str,
+    },
+    /// Settings that exclude each other.
+    #[error("{first} and {second} exclude each other: unset one of them")]
+    Exclusive {
+        /// One.
+        first: String,
+        /// The other.
+        second: String,
+    },
+    /// A setting that needs another one.
+    #[error("{setting} needs {needs}")]
+    Needs {
+        /// The setting.
+        setting: String,
+        /// What it needs.
+        needs: &'static str,
+    },
+}
+
+impl Fault {
+    /// A closed set of words for this fault.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Value { .. } => "invalid_value",
+            Self::Exclusive { .. } => "exclusive",
+            Self::Needs { .. } => "needs",
+        }
+    }
+}
+
+/// Everything that is wrong; never empty. Its text has one line for each fault.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Faults(pub Vec<Fault>);
+
+impl fmt::Display for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, fault) in self.0.iter().enumerate() {
+            write!(f, "{}{fault}", if index == 0 { "" } else { "\n" })?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Faults {}

@@ -1,0 +1,235 @@
+//! Reading everything but what is tailscaled's: see [`super::daemon`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use super::source::Source;
+use super::{Backend, CertShare, Fault, Faults, Flags, Http, Input, Kube, Log, ObjectName, Pod, Settings, StateOut, Tailnet, daemon};
+use crate::model::net::{Family, InterfaceName};
+use crate::model::netmap::Fqdn;
+use crate::model::world::Single;
+
+/// Variables that are set by operators and mean nothing here, and why.
+const WITHOUT_MEANING: [(&str, &str); 3] = [
+    ("TS_EGRESS_SERVICES_CONFIG_PATH", "TS_EGRESS_PROXIES_CONFIG_PATH took its place"),
+    ("TS_TEST_FAKE_NETFILTER", "there is no fake of the kernel here"),
+    ("TS_TEST_FAKE_NETFILTER_6", "there is no fake of the kernel here"),
+];
+
+pub(super) fn settings(env: &BTreeMap<String, String>, flags: &Flags) -> Result<Settings, Faults> {
+    let mut source = Source::new(env, flags);
+    let source = &mut source;
+    let pod = pod(source);
+    let single = single(source);
+    let egress = input(source, "TS_EGRESS_PROXIES_CONFIG_PATH", "TAILYARD_EGRESS_CONFIGMAP");
+    let ingress = input(source, "TS_INGRESS_PROXIES_CONFIG_PATH", "TAILYARD_INGRESS_CONFIGMAP");
+    let cluster_via_ingress = source.boolean("EXPERIMENTAL_ALLOW_PROXYING_CLUSTER_TRAFFIC_VIA_INGRESS", false);
+    let cert_share = cert_share(source, &pod);
+    let (kube, state) = (kube(source), state(source));
+    let in_kernel = single != Single::None || egress.is_some() || ingress.is_some() || cluster_via_ingress;
+    let tailnet = tailnet(source, &daemon::Context { in_kernel, state: &state, cert_share, pod: &pod });
+    homes(source, kube.is_some(), &state, &tailnet);
+    via_ingress(source, cluster_via_ingress);
+    let http = http(source, egress.is_some());
+    let health_addr = health_addr(source);
+    for (variable, why) in WITHOUT_MEANING {
+        if source.text(variable).is_some() {
+            source.notes.push(format!("{variable} means nothing here: {why}"));
+        }
+    }
+    let settings = Settings {
+        tailnet,
+        interface: source
+            .parsed("TAILYARD_TAILNET_INTERFACE", "the name of an interface", |text| text.parse().ok())
+            .unwrap_or_else(InterfaceName::tailscale0),
+        pod,
+        single,
+        cluster_via_ingress,
+        egress,
+        ingress,
+        serve_config: source.path("TS_SERVE_CONFIG"),
+        cert_share,
+        auto_advertise: source.boolean("TS_EXPERIMENTAL_SERVICE_AUTO_ADVERTISEMENT", true),
+        state,
+        kube,
+        backend: backend(source),
+        http,
+        health_addr,
+        admin_addr: admin_addr(source),
+        drain_grace: source.duration("TAILYARD_DRAIN_GRACE", Duration::from_secs(25)),
+        log: log(source),
+        notes: std::mem::take(&mut source.notes),
+    };
+    if source.faults.is_empty() { Ok(settings) } else { Err(Faults(std::mem::take(&mut source.faults))) }
+}
+
+/// Whether the process is in a cluster: the kubelet sets this variable in every container.
+fn in_cluster(source: &Source<'_>) -> bool {
+    source.text("KUBERNETES_SERVICE_HOST").is_some()
+}
+
+fn pod(source: &mut Source<'_>) -> Pod {
+    let list = if source.text("POD_IPS").is_some() { "POD_IPS" } else { "POD_IP" };
+    let one_of_each = |text: &str| -> Option<BTreeSet<IpAddr>> {
+        let ips: Vec<IpAddr> = text.split(',').map(|ip| ip.trim().parse().ok()).collect::<Option<_>>()?;
+        // The last one of a family counts, as the operator's own reader has it.
+        let families: BTreeMap<_, _> = ips.iter().map(|ip| (Family::of(*ip), *ip)).collect();
+        (ips.len() <= 2).then(|| families.into_values().collect())
+    };
+    let ips = source.parsed(list, "a list of at most two addresses, separated by a comma", one_of_each);
+    Pod { name: source.owned("POD_NAME"), uid: source.owned("POD_UID"), ips: ips.unwrap_or_default() }
+}
+
+fn single(source: &mut Source<'_>) -> Single {
+    const MODES: [&str; 4] = ["TS_DEST_IP", "TS_EXPERIMENTAL_DEST_DNS_NAME", "TS_TAILNET_TARGET_IP", "TS_TAILNET_TARGET_FQDN"];
+    for (index, first) in MODES.iter().enumerate() {
+        for second in MODES.iter().skip(index + 1) {
+            source.exclusive(first, second);
+        }
+    }
+    let address = |text: &str| text.parse::<IpAddr>().ok();
+    let [dest_ip, dest_dns, target_ip, target_fqdn] = MODES;
+    let dest_ip = source.parsed(dest_ip, "an IP address", address).map(Single::DestIp);
+    let dest_dns = source.owned(dest_dns).map(Single::DestDns);
+    let target_ip = source.parsed(target_ip, "an IP address", address).map(Single::TailnetIp);
+    let target_fqdn = source.parsed(target_fqdn, "a name of the tailnet", Fqdn::new).map(Single::TailnetFqdn);
+    dest_ip.or(dest_dns).or(target_ip).or(target_fqdn).unwrap_or_default()
+}
+
+fn input(source: &mut Source<'_>, path: &str, configmap: &str) -> Option<Input> {
+    let name = |text: &str| {
+        let (namespace, name) = text.split_once('/')?;
+        let plain =
+            |part: &str| !part.is_empty() && part.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.'));
+        (plain(namespace) && plain(name)).then(|| ObjectName { namespace: namespace.to_owned(), name: name.to_owned() })
+    };
+    let configmap = source.parsed(configmap, "a ConfigMap as NAMESPACE/NAME", name);
+    let input = Input { path: source.path(path), configmap };
+    (input != Input::default()).then_some(input)
+}
+
+fn cert_share(source: &mut Source<'_>, pod: &Pod) -> CertShare {
+    if !source.boolean("TS_EXPERIMENTAL_CERT_SHARE", false) {
+        return CertShare::Off;
+    }
+    let first = pod.name.as_deref().is_some_and(|name| name.ends_with("-0"));
+    if first { CertShare::ReadWrite } else { CertShare::ReadOnly }
+}
+
+fn kube(source: &mut Source<'_>) -> Option<Kube> {
+    let by_address = source.boolean("TS_KUBERNETES_READ_API_SERVER_ADDRESS_FROM_ENV", true);
+    let host = source.text("KUBERNETES_SERVICE_HOST")?;
+    let port = source.text("KUBERNETES_SERVICE_PORT_HTTPS").or_else(|| source.text("KUBERNETES_SERVICE_PORT"));
+    let server = match (by_address, port) {
+        (true, Some(port)) if host.contains(':') => format!("https://[{host}]:{port}"),
+        (true, Some(port)) => format!("https://{host}:{port}"),
+        _ => "https://kubernetes.default.svc".to_owned(),
+    };
+    Some(Kube { server })
+}
+
+fn state(source: &mut Source<'_>) -> StateOut {
+    if let Some(file) = source.path("TAILYARD_STATE_FILE") {
+        return StateOut::File(file);
+    }
+    let secret = source.raw("TS_KUBE_SECRET").unwrap_or(if in_cluster(source) { "tailscale" } else { "" }).to_owned();
+    if secret.is_empty() {
+        return StateOut::None;
+    }
+    if !in_cluster(source) {
+        let setting = source.spelled("TS_KUBE_SECRET");
+        source.notes.push(format!("{setting}={secret:?} means nothing outside a cluster (KUBERNETES_SERVICE_HOST is unset)"));
+        return StateOut::None;
+    }
+    StateOut::Secret(secret)
+}
+
+fn tailnet(source: &mut Source<'_>, context: &daemon::Context<'_>) -> Tailnet {
+    let file = |text: &str| match text.split_once(':') {
+        None if text == "tailscaled" => Some(None),
+        Some(("static", file)) if !file.is_empty() => Some(Some(file.into())),
+        _ => None,
+    };
+    match source.parsed("TAILYARD_TAILNET", "tailscaled or static:FILE", file).flatten() {
+        Some(file) => Tailnet::Static(file),
+        None => Tailnet::Tailscaled(Box::new(daemon::settings(source, context))),
+    }
+}
+
+/// What a config of a group needs: a place where the operator learns that it is in force, or a tailnet without an operator.
+fn homes(source: &mut Source<'_>, in_cluster: bool, state: &StateOut, tailnet: &Tailnet) {
+    let home = *state != StateOut::None || matches!(tailnet, Tailnet::Static(_));
+    let needs = "a place for this replica's state: TS_KUBE_SECRET in a cluster, or --state-file";
+    source.needs("TS_EGRESS_PROXIES_CONFIG_PATH", home, needs);
+    source.needs("TS_INGRESS_PROXIES_CONFIG_PATH", home, needs);
+    source.needs("TAILYARD_EGRESS_CONFIGMAP", in_cluster, "a cluster (KUBERNETES_SERVICE_HOST is unset)");
+    source.needs("TAILYARD_INGRESS_CONFIGMAP", in_cluster, "a cluster (KUBERNETES_SERVICE_HOST is unset)");
+}
+
+fn via_ingress(source: &mut Source<'_>, on: bool) {
+    const SETTING: &str = "EXPERIMENTAL_ALLOW_PROXYING_CLUSTER_TRAFFIC_VIA_INGRESS";
+    if on {
+        source.needs(SETTING, source.text("TS_SERVE_CONFIG").is_some(), "TS_SERVE_CONFIG");
+        source.needs(SETTING, source.text("POD_IP").is_some(), "POD_IP");
+    }
+}
+
+fn http(source: &mut Source<'_>, egress: bool) -> Option<Http> {
+    const ADDRESS: &str = "TS_LOCAL_ADDR_PORT";
+    let flag = source.by_flag(ADDRESS);
+    let metrics = source.boolean("TS_ENABLE_METRICS", false) || flag;
+    let health = source.boolean("TS_ENABLE_HEALTH_CHECK", false) || flag;
+    if !(metrics || health || egress) {
+        return None;
+    }
+    let everywhere = SocketAddr::from(([0_u16; 8], 9002));
+    let pod = source.text("POD_IP");
+    let faults = source.faults.len();
+    let address = source.address_port(ADDRESS, pod).unwrap_or(everywhere);
+    (source.faults.len() == faults).then_some(Http { address, metrics, preshutdown: egress })
+}
+
+fn health_addr(source: &mut Source<'_>) -> Option<SocketAddr> {
+    const SETTING: &str = "TS_HEALTHCHECK_ADDR_PORT";
+    let address = source.address_port(SETTING, None)?;
+    source.notes.push(format!("{SETTING} is deprecated: TS_ENABLE_HEALTH_CHECK and TS_LOCAL_ADDR_PORT took its place"));
+    if source.boolean("TS_ENABLE_HEALTH_CHECK", false) {
+        source.faults.push(Fault::Exclusive { first: SETTING.to_owned(), second: "TS_ENABLE_HEALTH_CHECK".to_owned() });
+    }
+    Some(address)
+}
+
+fn admin_addr(source: &mut Source<'_>) -> Option<SocketAddr> {
+    const SETTING: &str = "TAILYARD_ADMIN_ADDR";
+    if source.raw(SETTING).is_some_and(str::is_empty) {
+        return None;
+    }
+    Some(source.address_port(SETTING, None).unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 9003))))
+}
+
+/// A flag must be understood; a variable that is not counts as unset, since it is tailscaled's, which forgives as well.
+fn backend(source: &mut Source<'_>) -> Backend {
+    const SETTING: &str = "TS_DEBUG_FIREWALL_MODE";
+    let named = |text: &str| Backend::NAMES.iter().find(|(name, _)| *name == text).map(|(_, backend)| *backend);
+    if source.by_flag(SETTING) {
+        return source.parsed(SETTING, "one of auto, nftables, iptables, iptables-nft, iptables-legacy", named).unwrap_or_default();
+    }
+    let text = source.text(SETTING).unwrap_or("auto");
+    named(text).unwrap_or_else(|| {
+        source.notes.push(format!("{SETTING}={text:?} is not auto, nftables or iptables, and counts as unset"));
+        Backend::Auto
+    })
+}
+
+fn log(source: &mut Source<'_>) -> Log {
+    let format = |text: &str| match text {
+        "text" => Some(false),
+        "json" => Some(true),
+        _ => None,
+    };
+    Log {
+        json: source.parsed("TAILYARD_LOG_FORMAT", "text or json", format).unwrap_or_default(),
+        filter: source.owned("TAILYARD_LOG").unwrap_or_else(|| "info".to_owned()),
+    }
+}

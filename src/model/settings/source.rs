@@ -1,0 +1,117 @@
+//! Where a setting is looked up: the flag that stands for it, else its variable. Collects what is wrong on the way.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::{Fault, Flags, value};
+
+/// The environment, the flags, and what was found wrong so far.
+pub(super) struct Source<'a> {
+    env: &'a BTreeMap<String, String>,
+    flags: &'a Flags,
+    /// Faults, in the order found.
+    pub(super) faults: Vec<Fault>,
+    /// What is tolerated but worth a line in the log.
+    pub(super) notes: Vec<String>,
+}
+
+impl<'a> Source<'a> {
+    pub(super) fn new(env: &'a BTreeMap<String, String>, flags: &'a Flags) -> Self {
+        Self { env, flags, faults: Vec::new(), notes: Vec::new() }
+    }
+
+    /// How a person spelled the setting: the flag if it was given, else the variable.
+    pub(super) fn spelled(&self, variable: &str) -> String {
+        self.flags.get(variable).map_or(variable, |(flag, _)| flag).to_owned()
+    }
+
+    /// Whether it was given by its flag.
+    pub(super) fn by_flag(&self, variable: &str) -> bool {
+        self.flags.get(variable).is_some()
+    }
+
+    /// The value as it stands, an empty one included.
+    pub(super) fn raw(&self, variable: &str) -> Option<&'a str> {
+        self.flags.get(variable).map(|(_, value)| value).or_else(|| self.env.get(variable).map(String::as_str))
+    }
+
+    /// The value, an empty one counting as unset.
+    pub(super) fn text(&self, variable: &str) -> Option<&'a str> {
+        self.raw(variable).filter(|value| !value.is_empty())
+    }
+
+    /// The same, owned.
+    pub(super) fn owned(&self, variable: &str) -> Option<String> {
+        self.text(variable).map(str::to_owned)
+    }
+
+    /// The value as a path.
+    pub(super) fn path(&self, variable: &str) -> Option<PathBuf> {
+        self.text(variable).map(PathBuf::from)
+    }
+
+    /// The values between blanks.
+    pub(super) fn words(&self, variable: &str) -> Vec<String> {
+        self.text(variable).unwrap_or_default().split_whitespace().map(str::to_owned).collect()
+    }
+
+    /// A boolean; one that is not understood counts as unset, as the writers of these variables rely on, and is noted.
+    pub(super) fn tristate(&mut self, variable: &str) -> Option<bool> {
+        let text = self.text(variable)?;
+        let read = value::boolean(text);
+        if read.is_none() {
+            let setting = self.spelled(variable);
+            self.notes.push(format!("{setting}={text:?} is not a boolean (true or false) and counts as unset"));
+        }
+        read
+    }
+
+    /// A boolean with a default.
+    pub(super) fn boolean(&mut self, variable: &str, default: bool) -> bool {
+        self.tristate(variable).unwrap_or(default)
+    }
+
+    /// A length of time above zero.
+    pub(super) fn duration(&mut self, variable: &str, default: Duration) -> Duration {
+        let read = |text: &str| value::duration(text).filter(|length| !length.is_zero());
+        self.parsed(variable, "a length of time above zero such as 60s or 1m30s", read).unwrap_or(default)
+    }
+
+    /// An address and port; `pod` as in [`value::address_port`].
+    pub(super) fn address_port(&mut self, variable: &str, pod: Option<&str>) -> Option<SocketAddr> {
+        let read = |text: &str| value::address_port(text, pod);
+        self.parsed(variable, "an address and port such as 127.0.0.1:9002 or [::]:9002", read)
+    }
+
+    /// A value of any form; a fault if it is there and not of that form.
+    pub(super) fn parsed<T>(&mut self, variable: &str, want: &'static str, read: impl FnOnce(&str) -> Option<T>) -> Option<T> {
+        let text = self.text(variable)?;
+        let value = read(text);
+        if value.is_none() {
+            self.bad(variable, want);
+        }
+        value
+    }
+
+    /// Records that a value is not what it should be.
+    pub(super) fn bad(&mut self, variable: &str, want: &'static str) {
+        let value = self.raw(variable).unwrap_or_default().to_owned();
+        self.faults.push(Fault::Value { setting: self.spelled(variable), value, want });
+    }
+
+    /// Records a fault if both settings are there.
+    pub(super) fn exclusive(&mut self, first: &str, second: &str) {
+        if self.text(first).is_some() && self.text(second).is_some() {
+            self.faults.push(Fault::Exclusive { first: self.spelled(first), second: self.spelled(second) });
+        }
+    }
+
+    /// Records a fault if the setting is there and what it needs is not.
+    pub(super) fn needs(&mut self, variable: &str, met: bool, needs: &'static str) {
+        if self.text(variable).is_some() && !met {
+            self.faults.push(Fault::Needs { setting: self.spelled(variable), needs });
+        }
+    }
+}

@@ -1,0 +1,297 @@
+use super::*;
+use crate::model::supervise::{Login, StateStore};
+
+fn env(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+    pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+}
+
+fn read(pairs: &[(&str, &str)]) -> Settings {
+    Settings::read(&env(pairs), &Flags::new()).unwrap_or_else(|faults| panic!("{faults}"))
+}
+
+fn faults(pairs: &[(&str, &str)]) -> Vec<String> {
+    match Settings::read(&env(pairs), &Flags::new()) {
+        Ok(settings) => panic!("no faults in {settings:?}"),
+        Err(faults) => faults.0.iter().map(ToString::to_string).collect(),
+    }
+}
+
+fn daemon(settings: &Settings) -> &DaemonSettings {
+    match &settings.tailnet {
+        Tailnet::Tailscaled(daemon) => daemon,
+        Tailnet::Static(file) => panic!("a static tailnet in {file:?}"),
+    }
+}
+
+fn two_step(settings: &Settings) -> &crate::model::supervise::TwoStep {
+    match &daemon(settings).login {
+        Login::TwoStep(steps) => steps,
+        Login::ConfigDir(dir) => panic!("one step, by {dir:?}"),
+    }
+}
+
+/// What the operator sets in a Pod of an egress group.
+fn egress_pod() -> Vec<(&'static str, &'static str)> {
+    vec![
+        ("KUBERNETES_SERVICE_HOST", "10.96.0.1"),
+        ("KUBERNETES_SERVICE_PORT_HTTPS", "443"),
+        ("POD_IP", "10.0.0.5"),
+        ("POD_IPS", "10.0.0.5,fd00::5"),
+        ("POD_NAME", "eg-0"),
+        ("POD_UID", "7d5c"),
+        ("TS_KUBE_SECRET", "eg-0"),
+        ("TS_USERSPACE", "false"),
+        ("TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR", "/etc/tsconfig/eg-0"),
+        ("TS_EGRESS_PROXIES_CONFIG_PATH", "/etc/proxies"),
+        ("TS_EGRESS_SERVICES_CONFIG_PATH", "/etc/proxies/egress-services"),
+        ("TS_INTERNAL_APP", "proxygroup-egress"),
+        ("TS_ENABLE_HEALTH_CHECK", "true"),
+        ("TS_ENABLE_METRICS", "true"),
+        ("TS_LOCAL_ADDR_PORT", "10.0.0.5:9002"),
+        ("TS_EXPERIMENTAL_SERVICE_AUTO_ADVERTISEMENT", "false"),
+        ("TS_DEBUG_FIREWALL_MODE", "auto"),
+    ]
+}
+
+#[test]
+fn an_egress_pod_of_the_operator() {
+    let settings = read(&egress_pod());
+    let expected = Settings {
+        tailnet: settings.tailnet.clone(),
+        interface: InterfaceName::tailscale0(),
+        pod: Pod {
+            name: Some("eg-0".into()),
+            uid: Some("7d5c".into()),
+            ips: ["10.0.0.5", "fd00::5"].map(|ip| ip.parse().expect("an address")).into(),
+        },
+        single: Single::None,
+        cluster_via_ingress: false,
+        egress: Some(Input { path: Some("/etc/proxies".into()), configmap: None }),
+        ingress: None,
+        serve_config: None,
+        cert_share: CertShare::Off,
+        auto_advertise: false,
+        state: StateOut::Secret("eg-0".into()),
+        kube: Some(Kube { server: "https://10.96.0.1:443".into() }),
+        backend: Backend::Auto,
+        http: Some(Http { address: "10.0.0.5:9002".parse().expect("an address"), metrics: true, preshutdown: true }),
+        health_addr: None,
+        admin_addr: Some("127.0.0.1:9003".parse().expect("an address")),
+        drain_grace: Duration::from_secs(25),
+        log: Log { json: false, filter: "info".into() },
+        notes: vec!["TS_EGRESS_SERVICES_CONFIG_PATH means nothing here: TS_EGRESS_PROXIES_CONFIG_PATH took its place".into()],
+    };
+    assert_eq!(settings, expected);
+    assert_eq!(daemon(&settings).login, Login::ConfigDir("/etc/tsconfig/eg-0".into()));
+    assert_eq!(daemon(&settings).state, StateStore::KubeSecret { name: "eg-0".into(), dir: None });
+    assert!(!daemon(&settings).userspace);
+    let ports: Vec<_> = settings.reserved().iter().map(ToString::to_string).collect();
+    assert_eq!(ports, ["tcp/9002", "tcp/9003"]);
+    assert!(settings.forwards());
+}
+
+#[test]
+fn nothing_set_is_a_userspace_node_with_defaults() {
+    let settings = read(&[]);
+    let daemon = daemon(&settings);
+    assert_eq!((daemon.userspace, daemon.boot_timeout), (true, Duration::from_mins(1)));
+    assert_eq!((daemon.socket.as_path(), &daemon.state), ("/tmp/tailscaled.sock".as_ref(), &StateStore::Memory));
+    assert_eq!((settings.http, settings.auto_advertise, settings.kube.is_some()), (None, true, false));
+    assert_eq!((settings.state.clone(), settings.forwards()), (StateOut::None, false));
+    assert_eq!(settings.notes, Vec::<String>::new());
+}
+
+#[test]
+fn every_fault_is_reported_at_once() {
+    let found = faults(&[
+        ("TS_DEST_IP", "10.0.0.300"),
+        ("TS_EXPERIMENTAL_DEST_DNS_NAME", "db.example"),
+        ("TS_USERSPACE", "true"),
+        ("TS_BOOT_TIMEOUT", "90"),
+        ("TS_ENABLE_METRICS", "true"),
+        ("TS_LOCAL_ADDR_PORT", "localhost:9002"),
+        ("POD_IPS", "10.0.0.1,fd00::1,10.0.0.2"),
+        ("TS_AUDIENCE", "tailscale.com"),
+        ("TAILYARD_EGRESS_CONFIGMAP", "eg"),
+    ]);
+    assert_eq!(
+        found,
+        [
+            r#"POD_IPS="10.0.0.1,fd00::1,10.0.0.2" is not a list of at most two addresses, separated by a comma"#,
+            "TS_DEST_IP and TS_EXPERIMENTAL_DEST_DNS_NAME exclude each other: unset one of them",
+            r#"TS_DEST_IP="10.0.0.300" is not an IP address"#,
+            r#"TAILYARD_EGRESS_CONFIGMAP="eg" is not a ConfigMap as NAMESPACE/NAME"#,
+            "TS_DEST_IP needs TS_USERSPACE=false",
+            "TS_EXPERIMENTAL_DEST_DNS_NAME needs TS_USERSPACE=false",
+            "TAILYARD_EGRESS_CONFIGMAP needs TS_USERSPACE=false",
+            "TS_AUDIENCE needs TS_CLIENT_ID",
+            r#"TS_BOOT_TIMEOUT="90" is not a length of time above zero such as 60s or 1m30s"#,
+            "TAILYARD_EGRESS_CONFIGMAP needs a cluster (KUBERNETES_SERVICE_HOST is unset)",
+            r#"TS_LOCAL_ADDR_PORT="localhost:9002" is not an address and port such as 127.0.0.1:9002 or [::]:9002"#,
+        ]
+    );
+}
+
+#[test]
+fn settings_that_exclude_each_other() {
+    let dir = ("TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR", "/etc/tsconfig");
+    let cases: [(&[(&str, &str)], &str); 18] = [
+        (&[("TS_TAILNET_TARGET_IP", "100.64.0.1"), ("TS_TAILNET_TARGET_FQDN", "a.b")], "TS_TAILNET_TARGET_IP and TS_TAILNET_TARGET_FQDN"),
+        (&[("TS_DEST_IP", "10.0.0.1"), ("TS_TAILNET_TARGET_IP", "100.64.0.1")], "TS_DEST_IP and TS_TAILNET_TARGET_IP"),
+        (&[("TS_ID_TOKEN", "a"), ("TS_CLIENT_SECRET", "b"), ("TS_CLIENT_ID", "c")], "TS_ID_TOKEN and TS_CLIENT_SECRET"),
+        (&[("TS_ID_TOKEN", "a"), ("TS_AUDIENCE", "b"), ("TS_CLIENT_ID", "c")], "TS_ID_TOKEN and TS_AUDIENCE"),
+        (&[("TS_CLIENT_SECRET", "a"), ("TS_AUDIENCE", "b"), ("TS_CLIENT_ID", "c")], "TS_CLIENT_SECRET and TS_AUDIENCE"),
+        (&[("TS_AUTHKEY", "k"), ("TS_CLIENT_ID", "c")], "TS_AUTHKEY and TS_CLIENT_ID"),
+        (&[("TS_AUTH_KEY", "k"), ("TS_CLIENT_SECRET", "c")], "TS_AUTH_KEY and TS_CLIENT_SECRET"),
+        (
+            &[("TS_HEALTHCHECK_ADDR_PORT", "[::]:80"), ("TS_ENABLE_HEALTH_CHECK", "1")],
+            "TS_HEALTHCHECK_ADDR_PORT and TS_ENABLE_HEALTH_CHECK",
+        ),
+        (&[dir, ("TS_HOSTNAME", "h")], "TS_HOSTNAME and TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR"),
+        (&[dir, ("TS_EXTRA_ARGS", "--x")], "TS_EXTRA_ARGS and "),
+        (&[dir, ("TS_AUTHKEY", "k")], "TS_AUTHKEY and "),
+        (&[dir, ("TS_AUTH_KEY", "k")], "TS_AUTH_KEY and "),
+        (&[dir, ("TS_ROUTES", "")], "TS_ROUTES and "),
+        (&[dir, ("TS_ACCEPT_DNS", "false")], "TS_ACCEPT_DNS and "),
+        (&[dir, ("TS_CLIENT_ID", "c")], "TS_CLIENT_ID and "),
+        (&[dir, ("TS_CLIENT_SECRET", "c")], "TS_CLIENT_SECRET and "),
+        (&[dir, ("TS_CLIENT_ID", "c"), ("TS_ID_TOKEN", "c")], "TS_ID_TOKEN and "),
+        (&[dir, ("TS_CLIENT_ID", "c"), ("TS_AUDIENCE", "c")], "TS_AUDIENCE and "),
+    ];
+    for (pairs, expected) in cases {
+        let found = faults(pairs);
+        assert!(found.iter().any(|fault| fault.starts_with(expected)), "{pairs:?}: {found:?}");
+    }
+}
+
+#[test]
+fn settings_that_need_others() {
+    let via = ("EXPERIMENTAL_ALLOW_PROXYING_CLUSTER_TRAFFIC_VIA_INGRESS", "true");
+    let cases: [(&[(&str, &str)], &str); 7] = [
+        (&[("TS_ID_TOKEN", "a")], "TS_ID_TOKEN needs TS_CLIENT_ID"),
+        (&[via, ("POD_IP", "10.0.0.1")], "EXPERIMENTAL_ALLOW_PROXYING_CLUSTER_TRAFFIC_VIA_INGRESS needs TS_SERVE_CONFIG"),
+        (&[via, ("TS_SERVE_CONFIG", "/s")], "EXPERIMENTAL_ALLOW_PROXYING_CLUSTER_TRAFFIC_VIA_INGRESS needs POD_IP"),
+        (&[via, ("TS_USERSPACE", "true")], "EXPERIMENTAL_ALLOW_PROXYING_CLUSTER_TRAFFIC_VIA_INGRESS needs TS_USERSPACE=false"),
+        (
+            &[("TS_EXPERIMENTAL_ENABLE_FORWARDING_OPTIMIZATIONS", "true")],
+            "TS_EXPERIMENTAL_ENABLE_FORWARDING_OPTIMIZATIONS needs TS_USERSPACE=false",
+        ),
+        (&[("TS_EGRESS_PROXIES_CONFIG_PATH", "/etc/proxies")], "TS_EGRESS_PROXIES_CONFIG_PATH needs a place for this replica's state"),
+        (
+            &[("TS_INGRESS_PROXIES_CONFIG_PATH", "/i"), ("KUBERNETES_SERVICE_HOST", "10.96.0.1"), ("TS_KUBE_SECRET", "")],
+            "TS_INGRESS_PROXIES_CONFIG_PATH needs a place for this replica's state",
+        ),
+    ];
+    for (pairs, expected) in cases {
+        let found = faults(pairs);
+        assert!(found.iter().any(|fault| fault.starts_with(expected)), "{pairs:?}: {found:?}");
+    }
+}
+
+#[test]
+fn faults_never_tell_a_secret() {
+    let pairs = [("TS_AUTHKEY", "tskey-1"), ("TS_CLIENT_SECRET", "tskey-2"), ("TS_ID_TOKEN", "tskey-3"), ("TS_HOSTNAME", "h")];
+    assert!(faults(&pairs).iter().all(|fault| !fault.contains("tskey")));
+    assert!(!format!("{:?}", read(&[("TS_AUTHKEY", "tskey-1")])).contains("tskey"));
+}
+
+#[test]
+fn a_flag_wins_over_its_variable_and_is_named_in_faults() {
+    let variables = env(&[("TS_DEBUG_FIREWALL_MODE", "iptables"), ("TAILYARD_ADMIN_ADDR", "127.0.0.1:1")]);
+    let flags = Flags::new()
+        .with("--backend", Some("iptables-legacy".into()))
+        .with("--admin-addr", Some(String::new()))
+        .with("--tailnet", Some("static:/lab/netmap.json".into()))
+        .with("--egress-config", Some("/lab/config".into()))
+        .with("--log-format", None);
+    let settings = Settings::read(&variables, &flags).expect("good settings");
+    assert_eq!((settings.backend, settings.admin_addr), (Backend::IptablesLegacy, None));
+    assert_eq!(settings.tailnet, Tailnet::Static("/lab/netmap.json".into()));
+
+    let flags = Flags::new().with("--backend", Some("pf".into())).with("--tailnet", Some("static:".into()));
+    let found = Settings::read(&variables, &flags).expect_err("two faults").to_string();
+    assert_eq!(
+        found,
+        "--tailnet=\"static:\" is not tailscaled or static:FILE\n\
+         --backend=\"pf\" is not one of auto, nftables, iptables, iptables-nft, iptables-legacy"
+    );
+}
+
+#[test]
+fn the_http_flag_turns_everything_on() {
+    let flags = Flags::new().with("--http-addr", Some("127.0.0.1:0".into()));
+    let settings = Settings::read(&BTreeMap::new(), &flags).expect("good settings");
+    let address = "127.0.0.1:0".parse().expect("an address");
+    assert_eq!(settings.http, Some(Http { address, metrics: true, preshutdown: false }));
+}
+
+#[test]
+fn booleans_that_are_not_understood_count_as_unset() {
+    let settings = read(&[("TS_AUTH_ONCE", "yes"), ("TS_USERSPACE", "maybe"), ("TS_ACCEPT_DNS", "")]);
+    assert_eq!((two_step(&settings).once, daemon(&settings).userspace), (false, true));
+    assert_eq!(settings.notes.len(), 2, "{:?}", settings.notes);
+}
+
+#[test]
+fn the_kernel_is_the_default_where_it_is_needed() {
+    assert!(!daemon(&read(&[("TS_DEST_IP", "10.0.0.1")])).userspace);
+    assert!(daemon(&read(&[("EXPERIMENTAL_ALLOW_PROXYING_CLUSTER_TRAFFIC_VIA_INGRESS", "false")])).userspace);
+}
+
+#[test]
+fn two_steps_are_read_whole() {
+    let settings = read(&[
+        ("TS_AUTH_KEY", "old-name"),
+        ("TS_AUTHKEY", "new-name"),
+        ("TS_ROUTES", ""),
+        ("TS_ACCEPT_DNS", "true"),
+        ("TS_EXTRA_ARGS", "--accept-dns=false  --shields-up"),
+        ("TS_STATE_DIR", "/var/lib/tailscale"),
+        ("TS_TAILSCALED_EXTRA_ARGS", "--verbose 1 --debug=:8080"),
+        ("TS_DEBUG_ADDR_PORT", "127.0.0.1:9001"),
+    ]);
+    let steps = two_step(&settings);
+    assert_eq!(steps.auth_key.as_ref().map(crate::model::supervise::Secret::reveal), Some("new-name"));
+    assert_eq!((steps.routes.as_deref(), steps.accept_dns), (Some(""), Some(false)));
+    assert_eq!(steps.extra_args, ["--shields-up"]);
+    let daemon = daemon(&settings);
+    assert_eq!(daemon.state, StateStore::Dir("/var/lib/tailscale".into()));
+    assert_eq!((daemon.extra_args.len(), daemon.debug_addr.as_deref()), (3, None), "its own --debug wins");
+}
+
+#[test]
+fn the_certificates_issuer_is_replica_zero() {
+    let share = |name| read(&[("TS_EXPERIMENTAL_CERT_SHARE", "true"), ("POD_NAME", name)]);
+    let mode = |name| daemon(&share(name)).env.get("TS_CERT_SHARE_MODE").cloned();
+    assert_eq!((mode("ing-0").as_deref(), mode("ing-1").as_deref(), mode("ing-10").as_deref()), (Some("rw"), Some("ro"), Some("ro")));
+    assert!(daemon(&read(&[("POD_NAME", "ing-0")])).env.is_empty());
+}
+
+#[test]
+fn the_api_server_is_found_without_dns() {
+    let server = |pairs: &[(&str, &str)]| read(pairs).kube.map(|kube| kube.server);
+    let (host, port) = (("KUBERNETES_SERVICE_HOST", "fd00:96::1"), ("KUBERNETES_SERVICE_PORT", "443"));
+    let by_name = ("TS_KUBERNETES_READ_API_SERVER_ADDRESS_FROM_ENV", "false");
+    assert_eq!(server(&[host, port]).as_deref(), Some("https://[fd00:96::1]:443"));
+    assert_eq!(server(&[host, port, by_name]).as_deref(), Some("https://kubernetes.default.svc"));
+    assert_eq!(server(&[host]).as_deref(), Some("https://kubernetes.default.svc"));
+    assert_eq!(read(&[host]).state, StateOut::Secret("tailscale".into()));
+    assert_eq!(read(&[host, ("TS_KUBE_SECRET", "")]).state, StateOut::None);
+    assert_eq!(read(&[host, ("TAILYARD_STATE_FILE", "/s")]).state, StateOut::File("/s".into()));
+    assert_eq!(read(&[("TS_KUBE_SECRET", "s")]).state, StateOut::None);
+}
+
+#[test]
+fn pod_addresses_are_one_of_each_family() {
+    let ips = |text: &str| read(&[("POD_IPS", text), ("POD_IP", "10.9.9.9")]).pod.ips.iter().map(ToString::to_string).collect::<Vec<_>>();
+    assert_eq!(ips("10.0.0.1,10.0.0.2"), ["10.0.0.2"]);
+    assert_eq!(ips("fd00:0::5, 10.0.0.1"), ["10.0.0.1", "fd00::5"]);
+    assert_eq!(ips(""), ["10.9.9.9"]);
+}
+
+#[test]
+fn every_flag_stands_for_one_variable() {
+    let flags: BTreeSet<_> = FLAGS.iter().map(|(flag, _)| flag).collect();
+    let variables: BTreeSet<_> = FLAGS.iter().map(|(_, variable)| variable).collect();
+    assert_eq!((flags.len(), variables.len()), (FLAGS.len(), FLAGS.len()));
+}

@@ -1,0 +1,142 @@
+use std::time::Instant;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::Notify;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+use super::*;
+
+struct Running {
+    address: SocketAddr,
+    stop: oneshot::Sender<()>,
+    done: JoinHandle<()>,
+}
+
+async fn start(routes: Routes, limits: Limits) -> Running {
+    let server = Server::bind("127.0.0.1:0".parse().expect("an address"), routes, limits).await.expect("a free port");
+    let (stop, stopped) = oneshot::channel();
+    let address = server.address();
+    let done = tokio::spawn(server.serve(async { drop(stopped.await) }));
+    Running { address, stop, done }
+}
+
+/// Everything the server says to these bytes until it closes.
+async fn say(address: SocketAddr, bytes: &str) -> String {
+    let mut stream = TcpStream::connect(address).await.expect("a connection");
+    stream.write_all(bytes.as_bytes()).await.expect("sent");
+    let mut told = Vec::new();
+    timeout(Duration::from_secs(10), stream.read_to_end(&mut told)).await.expect("an end").expect("read");
+    String::from_utf8(told).expect("text")
+}
+
+fn routes() -> Routes {
+    Routes::new().with("/hello", |ask| async move { text(StatusCode::OK, format!("hello {}", ask.query)) })
+}
+
+#[tokio::test]
+async fn known_paths_answer_and_others_do_not() {
+    let server = start(routes(), Limits::default()).await;
+    let told = say(server.address, "GET /hello?you HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await;
+    assert!(told.starts_with("HTTP/1.1 200 OK") && told.ends_with("\r\n\r\nhello you"), "{told}");
+    let told = say(server.address, "GET /other HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await;
+    assert!(told.starts_with("HTTP/1.1 404"), "{told}");
+    let told = say(server.address, "DELETE /hello HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await;
+    assert!(told.starts_with("HTTP/1.1 405") && told.contains("allow: GET, HEAD"), "{told}");
+}
+
+#[tokio::test]
+async fn bodies_are_refused_unread() {
+    let server = start(routes(), Limits::default()).await;
+    let told = say(server.address, "GET /hello HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 1000000\r\n\r\nab").await;
+    assert!(told.starts_with("HTTP/1.1 413"), "{told}");
+}
+
+#[tokio::test]
+async fn a_client_that_never_asks_is_let_go() {
+    let limits = Limits { header: Duration::from_millis(50), ..Limits::default() };
+    let server = start(routes(), limits).await;
+    let told = say(server.address, "GET /hello HTTP/1.1\r\nHost:").await;
+    assert!(!told.contains("200"), "{told}");
+    // A kept connection that does not ask again ends the same way.
+    let told = say(server.address, "GET /hello HTTP/1.1\r\nHost: x\r\n\r\n").await;
+    assert!(told.starts_with("HTTP/1.1 200"), "{told}");
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_is_let_go() {
+    let limits = Limits { stall: Duration::from_millis(100), connections: 1, ..Limits::default() };
+    let large = Bytes::from(vec![b'x'; 32 << 20]);
+    let routes = routes().with("/large", move |_| std::future::ready(text(StatusCode::OK, large.clone())));
+    let server = start(routes, limits).await;
+    let mut deaf = TcpStream::connect(server.address).await.expect("a connection");
+    deaf.write_all(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n").await.expect("sent");
+    // The only slot is free again although the client still holds its end.
+    let told = say(server.address, "GET /hello HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await;
+    assert!(told.starts_with("HTTP/1.1 200"), "{told}");
+}
+
+#[tokio::test]
+async fn connections_beyond_the_limit_wait_their_turn() {
+    let (inside, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (entered, gate) = (Arc::clone(&inside), Arc::clone(&go));
+    let routes = routes().with("/wait", move |_| {
+        let (entered, gate) = (Arc::clone(&entered), Arc::clone(&gate));
+        async move {
+            entered.notify_one();
+            gate.notified().await;
+            text(StatusCode::OK, "")
+        }
+    });
+    let server = start(routes, Limits { connections: 1, ..Limits::default() }).await;
+    let first = tokio::spawn(say(server.address, "GET /wait HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"));
+    inside.notified().await;
+    let mut second = TcpStream::connect(server.address).await.expect("the kernel's queue takes it");
+    second.write_all(b"GET /hello HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.expect("sent");
+    let mut byte = [0];
+    assert!(timeout(Duration::from_millis(100), second.read(&mut byte)).await.is_err(), "answered beyond the limit");
+    go.notify_one();
+    assert!(first.await.expect("the first").starts_with("HTTP/1.1 200"));
+    assert_eq!(timeout(Duration::from_secs(10), second.read(&mut byte)).await.expect("its turn").expect("read"), 1);
+}
+
+#[tokio::test]
+async fn open_requests_finish_when_the_server_ends() {
+    let (inside, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (entered, gate) = (Arc::clone(&inside), Arc::clone(&go));
+    let routes = Routes::new().with("/wait", move |_| {
+        let (entered, gate) = (Arc::clone(&entered), Arc::clone(&gate));
+        async move {
+            entered.notify_one();
+            gate.notified().await;
+            text(StatusCode::OK, "done")
+        }
+    });
+    let server = start(routes, Limits::default()).await;
+    let asked = tokio::spawn(say(server.address, "GET /wait HTTP/1.1\r\nHost: x\r\n\r\n"));
+    inside.notified().await;
+    server.stop.send(()).expect("running");
+    go.notify_one();
+    assert!(asked.await.expect("asked").ends_with("done"));
+    server.done.await.expect("served");
+    assert!(TcpStream::connect(server.address).await.is_err(), "still listening");
+}
+
+#[tokio::test]
+async fn a_request_that_does_not_finish_is_cut_off() {
+    let routes = Routes::new().with("/wait", |_| std::future::pending());
+    let server = start(routes, Limits { drain: Duration::from_millis(50), ..Limits::default() }).await;
+    let mut asked = TcpStream::connect(server.address).await.expect("a connection");
+    asked.write_all(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n").await.expect("sent");
+    let before = Instant::now();
+    server.stop.send(()).expect("running");
+    server.done.await.expect("served");
+    assert!(before.elapsed() < Duration::from_secs(5));
+}
+
+#[tokio::test]
+async fn a_taken_address_is_a_typed_error() {
+    let server = start(routes(), Limits::default()).await;
+    let error = Server::bind(server.address, routes(), Limits::default()).await.err().expect("taken");
+    assert_eq!(error.kind(), "address_in_use");
+}

@@ -1,0 +1,85 @@
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use super::*;
+
+const GRACE: Duration = Duration::from_secs(5);
+
+#[tokio::test(start_paused = true)]
+async fn tasks_end_in_order_when_asked() {
+    let mut tasks = Tasks::new();
+    let (stop, stopper) = (tasks.stop(), tasks.stopper());
+    tasks.run_forever("worker", async move { stop.requested().await });
+    tasks.run_forever("shutdown", async move { stopper.stop() });
+    assert!(tasks.run(GRACE).await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_that_ends_unasked_is_named_and_stops_the_others() {
+    let mut tasks = Tasks::new();
+    let stop = tasks.stop();
+    let other_finished = Arc::new(Mutex::new(false));
+    let mark = Arc::clone(&other_finished);
+    tasks.run_forever("other", async move {
+        stop.requested().await;
+        *mark.lock().unwrap() = true;
+    });
+    tasks.run_forever("short", async {});
+    let error = tasks.run(GRACE).await.expect_err("an unasked end");
+    assert!(matches!(error, TaskError::Ended { name: "short" }), "{error}");
+    assert!(*other_finished.lock().unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn failures_and_panics_carry_their_cause() {
+    let mut tasks = Tasks::new();
+    tasks.spawn("reader", async { Err::<(), _>(io::Error::other("no such table")) });
+    assert_eq!(tasks.run(GRACE).await.expect_err("failed").to_string(), "task reader failed: no such table");
+
+    let mut tasks = Tasks::new();
+    tasks.run_forever("reader", async { panic!("out of {}", "luck") });
+    let error = tasks.run(GRACE).await.expect_err("panicked");
+    assert_eq!((error.to_string().as_str(), error.kind()), ("task reader panicked: out of luck", "panicked"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_outlives_the_grace_is_cut_off() {
+    let mut tasks = Tasks::new();
+    tasks.run_forever("deaf", std::future::pending());
+    tasks.stopper().stop();
+    let before = tokio::time::Instant::now();
+    let error = tasks.run(GRACE).await.expect_err("cut off");
+    assert_eq!(error.to_string(), "cut off before they finished: deaf");
+    assert_eq!(before.elapsed(), GRACE);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_second_signal_does_not_wait() {
+    let mut tasks = Tasks::new();
+    tasks.run_forever("deaf", std::future::pending());
+    let stopper = tasks.stopper();
+    assert_eq!((stopper.escalate(), stopper.escalate()), (Phase::Stopping, Phase::Aborting));
+    let before = tokio::time::Instant::now();
+    assert!(matches!(tasks.run(GRACE).await, Err(TaskError::CutOff { .. })));
+    assert_eq!(before.elapsed(), Duration::ZERO);
+}
+
+#[tokio::test]
+async fn a_stop_never_goes_back() {
+    let (stopper, stop) = stop();
+    stopper.abort();
+    stopper.stop();
+    assert_eq!(stop.phase(), Phase::Aborting);
+}
+
+#[tokio::test]
+async fn signals_escalate() {
+    let (stopper, stop) = stop();
+    let handler = tokio::spawn(signals(stopper).expect("handlers"));
+    let me = nix::unistd::getpid();
+    nix::sys::signal::kill(me, nix::sys::signal::Signal::SIGINT).expect("a signal to this process");
+    stop.requested().await;
+    nix::sys::signal::kill(me, nix::sys::signal::Signal::SIGTERM).expect("a signal to this process");
+    stop.aborted().await;
+    handler.abort();
+}
