@@ -1,1 +1,8 @@
-//! The life of tailscaled as a state machine: events in, actions out.
+//! How tailscaled is kept running: what it is started with, and what is done about each thing that happens to it.
+//!
+//! Nothing here starts, stops or asks anything: decisions are values, and `proxy::daemon` carries them out.
+
+pub mod argv;
+pub mod settings;
+
+pub use settings::{DaemonSettings, Login, Secret, StateStore, TwoStep};

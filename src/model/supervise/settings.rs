@@ -1,0 +1,150 @@
+//! What the environment says about tailscaled, parsed and validated elsewhere.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// A text that must not be seen in a log, a status or a command line: keys to the tailnet.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct Secret(String);
+
+/// Everything that supervision needs to know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DaemonSettings {
+    /// The tailscaled program; a bare name is searched in `PATH`.
+    pub tailscaled: PathBuf,
+    /// The tailscale command: asked for the capability version, and logs in where [`TwoStep`] has more than prefs can say.
+    pub tailscale: PathBuf,
+    /// The LocalAPI socket (`TS_SOCKET`).
+    pub socket: PathBuf,
+    /// Where the daemon keeps its state (`TS_KUBE_SECRET`, `TS_STATE_DIR`).
+    pub state: StateStore,
+    /// No device, a network stack in the daemon (`TS_USERSPACE`).
+    pub userspace: bool,
+    /// `TS_SOCKS5_SERVER`.
+    pub socks5: Option<String>,
+    /// `TS_OUTBOUND_HTTP_PROXY_LISTEN`.
+    pub http_proxy: Option<String>,
+    /// `TS_DEBUG_ADDR_PORT`; the caller leaves it out when `extra_args` has its own `--debug`.
+    pub debug_addr: Option<String>,
+    /// `TS_TAILSCALED_EXTRA_ARGS`, split at blanks.
+    pub extra_args: Vec<String>,
+    /// What the daemon's environment has besides the process's own (`TS_CERT_SHARE_MODE` where it is not empty).
+    pub env: BTreeMap<String, String>,
+    /// How the node logs in.
+    pub login: Login,
+    /// How long the first start may take until the node runs (`TS_BOOT_TIMEOUT`).
+    pub boot_timeout: Duration,
+    /// Ask the daemon to set up UDP GRO forwarding (`TS_EXPERIMENTAL_ENABLE_FORWARDING_OPTIMIZATIONS`).
+    pub udp_gro_forwarding: bool,
+    /// The Pod's own addresses: one inside 100.64.0.0/10 changes how the daemon may filter.
+    pub pod_ips: BTreeSet<IpAddr>,
+}
+
+/// Where the daemon keeps its state.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StateStore {
+    /// In the Secret of this name; certificates and the like in the directory, if any, else in `/tmp`.
+    KubeSecret {
+        /// The Secret's name.
+        name: String,
+        /// `TS_STATE_DIR`.
+        dir: Option<PathBuf>,
+    },
+    /// In a directory.
+    Dir(PathBuf),
+    /// In memory: each start is a new device.
+    Memory,
+}
+
+/// How the node logs in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Login {
+    /// One step: a config file in this directory says it all (`TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR`).
+    ConfigDir(PathBuf),
+    /// Two steps: the daemon starts, then is told what to be.
+    TwoStep(Box<TwoStep>),
+}
+
+/// What the daemon is told in the second step.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TwoStep {
+    /// Only when the daemon needs a login (`TS_AUTH_ONCE`); else at every start.
+    pub once: bool,
+    /// `TS_AUTHKEY`, `TS_AUTH_KEY` or the state Secret's `authkey`; `file:PATH` is read when it is needed.
+    pub auth_key: Option<Secret>,
+    /// `TS_CLIENT_ID`.
+    pub client_id: Option<String>,
+    /// `TS_CLIENT_SECRET`.
+    pub client_secret: Option<Secret>,
+    /// `TS_ID_TOKEN`.
+    pub id_token: Option<Secret>,
+    /// `TS_AUDIENCE`.
+    pub audience: Option<String>,
+    /// `TS_ACCEPT_DNS`, or what `--accept-dns` among the extra arguments said.
+    pub accept_dns: Option<bool>,
+    /// `TS_ROUTES`: nothing where it is unset, an empty text where routes are to be withdrawn.
+    pub routes: Option<String>,
+    /// `TS_HOSTNAME`.
+    pub hostname: Option<String>,
+    /// `TS_EXTRA_ARGS`, split at blanks, without `--accept-dns`.
+    pub extra_args: Vec<String>,
+}
+
+impl Secret {
+    /// Wraps a text.
+    #[must_use]
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+
+    /// The text itself, for the one place that needs it.
+    #[must_use]
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether there is nothing to hide.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_empty() { "(empty)" } else { "(hidden)" })
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// A kernel-mode daemon with its state in memory and a config directory.
+    pub(in crate::model::supervise) fn settings() -> DaemonSettings {
+        DaemonSettings {
+            tailscaled: "tailscaled".into(),
+            tailscale: "tailscale".into(),
+            socket: "/tmp/tailscaled.sock".into(),
+            state: StateStore::Memory,
+            userspace: false,
+            socks5: None,
+            http_proxy: None,
+            debug_addr: None,
+            extra_args: Vec::new(),
+            env: BTreeMap::new(),
+            login: Login::ConfigDir("/etc/tsconfig/eg-0".into()),
+            boot_timeout: Duration::from_secs(60),
+            udp_gro_forwarding: false,
+            pod_ips: BTreeSet::new(),
+        }
+    }
+
+    #[test]
+    fn a_secret_is_not_printed() {
+        assert_eq!(format!("{:?} {:?}", Secret::new("tskey-auth-1"), Secret::default()), "(hidden) (empty)");
+    }
+}
