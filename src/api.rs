@@ -2,4 +2,5 @@
 
 pub mod egress;
 pub mod ingress;
+pub mod localapi;
 pub mod netmap;

@@ -1,1 +1,361 @@
-//! tailscaled's LocalAPI over its unix socket.
+//! The LocalAPI of tailscaled: HTTP/1.1 over its unix socket.
+//!
+//! Each call has a connection and a deadline of its own, so that one that hangs hinders no other. [`Bus`] hands out one message
+//! at a time and remembers nothing of it: whoever reads must fold at once, for the daemon ends the stream of a slow reader.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::time::Duration;
+
+use bytes::{Buf, Bytes, BytesMut};
+use futures_util::future::join;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde::de::DeserializeOwned;
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+
+use crate::api::localapi::{DnsConfig, MaskedPrefs, Notify, Prefs, Reloaded, StartOptions, Status};
+
+/// What the bus is asked for: the status and the health at the beginning, then changes of peers, small ones as such, no full maps.
+pub const MASK: u32 = 16384 | 8192 | 4096 | 128 | 4 | 32768;
+/// What a daemon before 1.100 is asked for: its state and its map at the beginning, and full maps from then on.
+pub const MASK_OLD: u32 = 128 | 8 | 4 | 2;
+
+/// How long a question may take.
+const READ: Duration = Duration::from_secs(5);
+/// How long a change may take: the daemon may be writing its state to an API server that is slow.
+const WRITE: Duration = Duration::from_secs(35);
+/// The longest message or answer: a status of some 40,000 peers.
+const MOST: usize = 64 << 20;
+/// The capability version that this reader claims; informational.
+const CAPVER: &str = "142";
+
+/// A client of one daemon.
+#[derive(Debug, Clone)]
+pub struct LocalApi {
+    socket: PathBuf,
+}
+
+/// The stream of messages.
+pub struct Bus {
+    body: Incoming,
+    connection: Pin<Box<dyn Future<Output = ()> + Send>>,
+    over: bool,
+    buffer: BytesMut,
+    scanned: usize,
+    capver: Option<u32>,
+}
+
+/// A call failed.
+#[derive(Debug, thiserror::Error)]
+pub enum LocalApiError {
+    /// Nobody listens on the socket.
+    #[error("cannot connect to tailscaled at {}: {source}", socket.display())]
+    Connect {
+        /// The socket's path.
+        socket: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The connection broke.
+    #[error("{call}: the connection to tailscaled broke: {source}")]
+    Connection {
+        /// Which call.
+        call: &'static str,
+        /// Why.
+        source: hyper::Error,
+    },
+    /// No answer in time.
+    #[error("{call}: no answer from tailscaled within {after:?}")]
+    Deadline {
+        /// Which call.
+        call: &'static str,
+        /// The limit.
+        after: Duration,
+    },
+    /// The daemon refused.
+    #[error("{call}: tailscaled answered {status}: {text}")]
+    Refused {
+        /// Which call.
+        call: &'static str,
+        /// The HTTP status.
+        status: StatusCode,
+        /// The daemon's words.
+        text: String,
+    },
+    /// The request or the answer is not what it should be.
+    #[error("{call}: not understood: {source}")]
+    Json {
+        /// Which call.
+        call: &'static str,
+        /// Where.
+        source: serde_json::Error,
+    },
+    /// The answer or message is longer than this reader takes.
+    #[error("{call}: more than {MOST} bytes at once")]
+    TooLong {
+        /// Which call.
+        call: &'static str,
+    },
+    /// The request could not be put into words.
+    #[error("{call}: {source}")]
+    Request {
+        /// Which call.
+        call: &'static str,
+        /// Why.
+        source: hyper::http::Error,
+    },
+    /// The daemon did not take the config file; it does not say why.
+    #[error("tailscaled did not take the config file; its own log says why ({0})")]
+    NotReloaded(String),
+}
+
+impl LocalApiError {
+    /// A closed set of words for metric labels.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Connect { .. } => "Connect",
+            Self::Connection { .. } => "Connection",
+            Self::Deadline { .. } => "Deadline",
+            Self::Refused { .. } => "Refused",
+            Self::Json { .. } => "Malformed",
+            Self::TooLong { .. } => "TooLong",
+            Self::Request { .. } => "Request",
+            Self::NotReloaded(_) => "NotReloaded",
+        }
+    }
+
+    /// Whether a stream goes on after this: one message could not be read, the next may.
+    #[must_use]
+    pub fn stream_goes_on(&self) -> bool {
+        matches!(self, Self::Json { .. })
+    }
+}
+
+impl LocalApi {
+    /// A client of the daemon that listens there; nothing is connected yet.
+    #[must_use]
+    pub fn new(socket: impl AsRef<Path>) -> Self {
+        Self { socket: socket.as_ref().to_owned() }
+    }
+
+    /// The whole state, and the daemon's capability version.
+    pub async fn status(&self) -> Result<(Status, Option<u32>), LocalApiError> {
+        let answer = self.call("status", Method::GET, "status", Vec::new(), READ).await?;
+        Ok((json("status", answer.body())?, capver(&answer)))
+    }
+
+    /// The preferences in force.
+    pub async fn prefs(&self) -> Result<Prefs, LocalApiError> {
+        json("prefs", self.call("prefs", Method::GET, "prefs", Vec::new(), READ).await?.body())
+    }
+
+    /// Changes preferences; returns those in force afterwards.
+    pub async fn edit_prefs(&self, change: &MaskedPrefs) -> Result<Prefs, LocalApiError> {
+        let body = encode("edit-prefs", change)?;
+        json("edit-prefs", self.call("edit-prefs", Method::PATCH, "prefs", body, WRITE).await?.body())
+    }
+
+    /// Makes the daemon read its config file again.
+    pub async fn reload_config(&self) -> Result<(), LocalApiError> {
+        let answer = self.call("reload-config", Method::POST, "reload-config", Vec::new(), WRITE).await?;
+        if answer.body().iter().all(u8::is_ascii_whitespace) {
+            return Err(LocalApiError::NotReloaded("it answered nothing".to_owned()));
+        }
+        let told: Reloaded = json("reload-config", answer.body())?;
+        match (told.reloaded, told.err.is_empty()) {
+            (true, true) => Ok(()),
+            (false, true) => Err(LocalApiError::NotReloaded("it was started without one".to_owned())),
+            (_, false) => Err(LocalApiError::NotReloaded(told.err)),
+        }
+    }
+
+    /// DNS records and certificate domains. Refused before the first login.
+    pub async fn dns_config(&self) -> Result<DnsConfig, LocalApiError> {
+        json("dns-config", self.call("dns-config", Method::GET, "dns-config", Vec::new(), READ).await?.body())
+    }
+
+    /// Starts the daemon's engine again, with a key to log in by.
+    pub async fn start(&self, options: &StartOptions) -> Result<(), LocalApiError> {
+        let body = encode("start", options)?;
+        self.call("start", Method::POST, "start", body, WRITE).await.map(drop)
+    }
+
+    /// Asks for a login where there has been none; with a key given to [`Self::start`] nobody has to act.
+    pub async fn login_interactive(&self) -> Result<(), LocalApiError> {
+        self.call("login-interactive", Method::POST, "login-interactive", Vec::new(), WRITE).await.map(drop)
+    }
+
+    /// Leaves the control server; connections to peers stay.
+    pub async fn disconnect_control(&self) -> Result<(), LocalApiError> {
+        self.call("disconnect-control", Method::POST, "disconnect-control", Vec::new(), WRITE).await.map(drop)
+    }
+
+    /// Replaces what the daemon serves. `etag` makes it conditional on nobody having done so in between.
+    pub async fn set_serve_config(&self, config: &serde_json::Value, etag: Option<&str>) -> Result<(), LocalApiError> {
+        const CALL: &str = "serve-config";
+        let mut request = self.request(CALL, Method::POST, CALL, encode(CALL, config)?)?;
+        if let Some(value) = etag.and_then(|etag| etag.parse().ok()) {
+            request.headers_mut().insert("If-Match", value);
+        }
+        self.exchange(CALL, request, WRITE).await.map(drop)
+    }
+
+    /// Lets the kernel join UDP packets that are forwarded.
+    pub async fn set_udp_gro_forwarding(&self) -> Result<(), LocalApiError> {
+        self.call("set-udp-gro-forwarding", Method::GET, "set-udp-gro-forwarding", Vec::new(), READ).await.map(drop)
+    }
+
+    /// The daemon's own metrics, in Prometheus' text format.
+    pub async fn usermetrics(&self) -> Result<Bytes, LocalApiError> {
+        Ok(self.call("usermetrics", Method::GET, "usermetrics", Vec::new(), READ).await?.into_body())
+    }
+
+    /// Subscribes to the bus. `mask` is [`MASK`] or [`MASK_OLD`].
+    pub async fn watch(&self, mask: u32) -> Result<Bus, LocalApiError> {
+        const CALL: &str = "watch-ipn-bus";
+        let request = self.request(CALL, Method::GET, &format!("{CALL}?mask={mask}"), Vec::new())?;
+        let open = async {
+            let (mut sender, connection) = self.connect(CALL).await?;
+            // The connection needs somebody to drive it while the answer is awaited, and whoever reads the stream later.
+            let mut connection: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(async move { drop(connection.await) });
+            let answer = async { sender.send_request(request).await.map_err(|source| LocalApiError::Connection { call: CALL, source }) };
+            tokio::pin!(answer);
+            let mut over = false;
+            let answer = loop {
+                tokio::select! {
+                    answer = &mut answer => break answer?,
+                    () = &mut connection, if !over => over = true,
+                }
+            };
+            let capver = capver(&answer);
+            if answer.status() != StatusCode::OK {
+                return Err(LocalApiError::Refused { call: CALL, status: answer.status(), text: String::new() });
+            }
+            Ok(Bus { body: answer.into_body(), connection, over, buffer: BytesMut::new(), scanned: 0, capver })
+        };
+        timeout(READ, open).await.unwrap_or(Err(LocalApiError::Deadline { call: CALL, after: READ }))
+    }
+
+    async fn call(
+        &self,
+        call: &'static str,
+        method: Method,
+        path: &str,
+        body: Vec<u8>,
+        limit: Duration,
+    ) -> Result<Response<Bytes>, LocalApiError> {
+        self.exchange(call, self.request(call, method, path, body)?, limit).await
+    }
+
+    #[expect(clippy::unused_self, reason = "a request is made for a client; its host is the same for all")]
+    fn request(&self, call: &'static str, method: Method, path: &str, body: Vec<u8>) -> Result<Request<Full<Bytes>>, LocalApiError> {
+        Request::builder()
+            .method(method)
+            .uri(format!("/localapi/v0/{path}"))
+            .header("Host", "local-tailscaled.sock")
+            .header("Tailscale-Cap", CAPVER)
+            .body(Full::from(body))
+            .map_err(|source| LocalApiError::Request { call, source })
+    }
+
+    async fn connect(
+        &self,
+        call: &'static str,
+    ) -> Result<(http1::SendRequest<Full<Bytes>>, http1::Connection<TokioIo<UnixStream>, Full<Bytes>>), LocalApiError> {
+        let stream = UnixStream::connect(&self.socket).await;
+        let stream = stream.map_err(|source| LocalApiError::Connect { socket: self.socket.clone(), source })?;
+        http1::handshake(TokioIo::new(stream)).await.map_err(|source| LocalApiError::Connection { call, source })
+    }
+
+    async fn exchange(&self, call: &'static str, request: Request<Full<Bytes>>, limit: Duration) -> Result<Response<Bytes>, LocalApiError> {
+        let work = async {
+            let (mut sender, connection) = self.connect(call).await?;
+            let talk = async move {
+                let answer = sender.send_request(request).await.map_err(|source| LocalApiError::Connection { call, source })?;
+                let (head, body) = answer.into_parts();
+                let body = Limited::new(body, MOST).collect().await.map_err(|fault| match fault.downcast::<hyper::Error>() {
+                    Ok(source) => LocalApiError::Connection { call, source: *source },
+                    Err(_) => LocalApiError::TooLong { call },
+                })?;
+                let body = body.to_bytes();
+                Ok(Response::from_parts(head, body))
+            };
+            join(talk, connection).await.0
+        };
+        let answer = timeout(limit, work).await.unwrap_or(Err(LocalApiError::Deadline { call, after: limit }))?;
+        if answer.status().is_success() {
+            return Ok(answer);
+        }
+        let text = String::from_utf8_lossy(answer.body()).trim().chars().take(500).collect();
+        Err(LocalApiError::Refused { call, status: answer.status(), text })
+    }
+}
+
+impl Bus {
+    /// The daemon's capability version.
+    #[must_use]
+    pub fn capver(&self) -> Option<u32> {
+        self.capver
+    }
+
+    /// The next message; nothing when the daemon has ended the stream. After an error for which
+    /// [`LocalApiError::stream_goes_on`] holds the next message can be asked for. May be dropped at any time without loss.
+    pub async fn next(&mut self) -> Result<Option<Notify>, LocalApiError> {
+        const CALL: &str = "watch-ipn-bus";
+        loop {
+            if let Some(line) = self.line() {
+                if line.iter().all(u8::is_ascii_whitespace) {
+                    continue;
+                }
+                return json(CALL, &line).map(Some);
+            }
+            if self.buffer.len() > MOST {
+                return Err(LocalApiError::TooLong { call: CALL });
+            }
+            tokio::select! {
+                frame = self.body.frame() => match frame {
+                    Some(Ok(frame)) => self.buffer.extend_from_slice(frame.data_ref().map_or(&[], |data| data.chunk())),
+                    Some(Err(source)) => return Err(LocalApiError::Connection { call: CALL, source }),
+                    None => return Ok(None),
+                },
+                () = &mut self.connection, if !self.over => self.over = true,
+            }
+        }
+    }
+
+    /// The next whole line, without looking twice at bytes that hold no end of one.
+    fn line(&mut self) -> Option<Bytes> {
+        let Some(end) = self.buffer[self.scanned..].iter().position(|byte| *byte == b'\n') else {
+            self.scanned = self.buffer.len();
+            return None;
+        };
+        let line = self.buffer.split_to(self.scanned + end + 1).freeze();
+        self.scanned = 0;
+        Some(line)
+    }
+}
+
+impl std::fmt::Debug for Bus {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Bus").field("buffered", &self.buffer.len()).finish_non_exhaustive()
+    }
+}
+
+fn capver<B>(answer: &Response<B>) -> Option<u32> {
+    answer.headers().get("Tailscale-Cap")?.to_str().ok()?.parse().ok()
+}
+
+fn json<T: DeserializeOwned>(call: &'static str, bytes: &[u8]) -> Result<T, LocalApiError> {
+    serde_json::from_slice(bytes).map_err(|source| LocalApiError::Json { call, source })
+}
+
+fn encode<T: serde::Serialize>(call: &'static str, value: &T) -> Result<Vec<u8>, LocalApiError> {
+    serde_json::to_vec(value).map_err(|source| LocalApiError::Json { call, source })
+}

@@ -1,1 +1,115 @@
-//! Retry as a value: jittered, bounded, told the time instead of asking for it.
+//! Retry as a value: how long to wait before trying again.
+//!
+//! It holds no clock and makes no random numbers: both are arguments. A server's `Retry-After` wins over what would be next.
+
+use std::time::Duration;
+
+/// Delays that double from a minimum to a maximum, each shortened at random so that many who fail together do not retry together.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Backoff {
+    min: Duration,
+    max: Duration,
+    jitter: f64,
+    failures: u32,
+}
+
+/// The bounds make no sense.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum BackoffError {
+    /// A minimum of zero retries without pause; a minimum above the maximum contradicts itself.
+    #[error("retry delays must satisfy 0 < minimum <= maximum, not {min:?} and {max:?}")]
+    Bounds {
+        /// The minimum.
+        min: Duration,
+        /// The maximum.
+        max: Duration,
+    },
+    /// The jitter is a fraction.
+    #[error("retry jitter must be from 0 (none) to 1")]
+    Jitter,
+}
+
+impl Backoff {
+    /// tailscaled and the connection to it: quick at first, so that a crash costs little, and never more than 30 s.
+    pub const DAEMON: Self = Self { min: Duration::from_millis(200), max: Duration::from_secs(30), jitter: 0.2, failures: 0 };
+
+    /// Delays from `min` to `max`, each up to `jitter` (0 to 1) of itself shorter.
+    pub fn new(min: Duration, max: Duration, jitter: f64) -> Result<Self, BackoffError> {
+        if min.is_zero() || min > max {
+            return Err(BackoffError::Bounds { min, max });
+        }
+        if !(0.0..=1.0).contains(&jitter) {
+            return Err(BackoffError::Jitter);
+        }
+        Ok(Self { min, max, jitter, failures: 0 })
+    }
+
+    /// The delay after one failure more. `random` is from 0 to 1; what is outside counts as the nearer end.
+    pub fn next(&mut self, random: f64) -> Duration {
+        let full = 2_u32.checked_pow(self.failures).and_then(|factor| self.min.checked_mul(factor)).unwrap_or(self.max).min(self.max);
+        self.failures = self.failures.saturating_add(1);
+        let random = if random.is_nan() { 0.0 } else { random.clamp(0.0, 1.0) };
+        full.mul_f64(1.0 - self.jitter * random)
+    }
+
+    /// As [`Self::next`], but not before the server wants it (`Retry-After`).
+    pub fn next_after(&mut self, random: f64, retry_after: Option<Duration>) -> Duration {
+        let own = self.next(random);
+        retry_after.map_or(own, |wanted| wanted.max(own))
+    }
+
+    /// It worked: the next failure is the first.
+    pub fn reset(&mut self) {
+        self.failures = 0;
+    }
+
+    /// How often it failed since it last worked.
+    #[must_use]
+    pub fn failures(&self) -> u32 {
+        self.failures
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn delays_double_up_to_the_maximum() {
+        let mut backoff = Backoff::DAEMON;
+        let delays: Vec<u128> = (0..10).map(|_| backoff.next(0.0).as_millis()).collect();
+        assert_eq!(delays, [200, 400, 800, 1600, 3200, 6400, 12800, 25600, 30000, 30000]);
+        backoff.reset();
+        assert_eq!(backoff.next(1.0), Duration::from_millis(160));
+    }
+
+    #[test]
+    fn senseless_bounds_are_refused() {
+        let second = Duration::from_secs(1);
+        assert!(Backoff::new(Duration::ZERO, second, 0.1).is_err());
+        assert!(Backoff::new(second * 2, second, 0.1).is_err());
+        assert_eq!(Backoff::new(second, second, f64::NAN), Err(BackoffError::Jitter));
+        assert_eq!(Backoff::new(second, second, 1.1), Err(BackoffError::Jitter));
+    }
+
+    proptest! {
+        #[test]
+        fn every_delay_is_within_bounds(min in 1..10_000_u64, more in 0..100_000_u64, jitter in 0.0..=1.0_f64, randoms in prop::collection::vec(-1.0..2.0_f64, 1..80)) {
+            let (min, max) = (Duration::from_millis(min), Duration::from_millis(min + more));
+            let mut backoff = Backoff::new(min, max, jitter).expect("sensible");
+            for random in randoms {
+                let delay = backoff.next(random);
+                prop_assert!(delay <= max && delay >= min.mul_f64(1.0 - jitter).saturating_sub(Duration::from_nanos(1)));
+            }
+        }
+
+        #[test]
+        fn a_server_that_wants_longer_is_obeyed(wanted in 0..1_000_u64, random in 0.0..=1.0_f64, failures in 0..40_u32) {
+            let mut backoff = Backoff { failures, ..Backoff::DAEMON };
+            let wanted = Duration::from_secs(wanted);
+            prop_assert!(backoff.next_after(random, Some(wanted)) >= wanted);
+        }
+    }
+}

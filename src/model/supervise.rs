@@ -3,6 +3,8 @@
 //! Nothing here starts, stops or asks anything: decisions are values, and `proxy::daemon` carries them out.
 
 pub mod argv;
+pub mod conffile;
+pub mod login;
 pub mod settings;
 
 pub use settings::{DaemonSettings, Login, Secret, StateStore, TwoStep};

@@ -1,0 +1,302 @@
+//! The LocalAPI of tailscaled, as far as the data plane reads and writes it: JSON over HTTP on a unix socket.
+//!
+//! Source of the format: `ipn.Notify`, `ipnstate.Status`, `tailcfg.Node`, `ipn.Prefs` and `ipn.Options` of tailscaled 1.96 to 1.102.
+//! Unknown fields are ignored, absent and `null` mean the same: newer daemons add fields, older ones leave some out.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Deserializer, Serialize};
+
+/// A numeric node id.
+pub type NodeId = i64;
+
+/// Reads `null` as the default, as Go writes empty lists and maps.
+fn nullable<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(from: D) -> Result<T, D::Error> {
+    Option::<T>::deserialize(from).map(Option::unwrap_or_default)
+}
+
+/// One message of the bus. What is absent has not changed.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+pub struct Notify {
+    /// The daemon's version; in the first message.
+    pub version: Option<String>,
+    /// Something the user should know; among it that this reader was too slow and the stream ends.
+    pub err_message: Option<String>,
+    /// `ipn.State` as a number.
+    pub state: Option<i64>,
+    /// The preferences in force.
+    pub prefs: Option<Prefs>,
+    /// The whole state at subscription time, by daemons of 1.100 and later.
+    pub initial_status: Option<Box<Status>>,
+    /// This node.
+    pub self_change: Option<Box<Node>>,
+    /// The whole tailnet, by daemons before 1.100.
+    pub net_map: Option<Box<NetworkMap>>,
+    /// Peers that are new or changed.
+    #[serde(deserialize_with = "nullable")]
+    pub peers_changed: Vec<Node>,
+    /// Peers that are gone.
+    #[serde(deserialize_with = "nullable")]
+    pub peers_removed: Vec<NodeId>,
+    /// Small changes of peers.
+    #[serde(deserialize_with = "nullable")]
+    pub peer_changed_patch: Vec<PeerChange>,
+    /// What is unhealthy.
+    pub health: Option<Health>,
+}
+
+/// A node of the tailnet.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+pub struct Node {
+    /// Its numeric id.
+    #[serde(rename = "ID")]
+    pub id: NodeId,
+    /// Its stable id.
+    #[serde(rename = "StableID")]
+    pub stable_id: String,
+    /// Its fully qualified name with the final dot; empty for some nodes shared in.
+    #[serde(deserialize_with = "nullable")]
+    pub name: String,
+    /// Its addresses, as prefixes of one address each.
+    #[serde(deserialize_with = "nullable")]
+    pub addresses: Vec<String>,
+    /// What it answers for; absent means its addresses.
+    #[serde(rename = "AllowedIPs")]
+    pub allowed_ips: Option<Vec<String>>,
+    /// Its key has expired: nothing reaches it.
+    pub expired: bool,
+}
+
+/// A small change of a peer; none of what it may hold changes names or addresses.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+pub struct PeerChange {
+    /// Which peer.
+    #[serde(rename = "NodeID")]
+    pub node_id: NodeId,
+    /// Whether the control server sees it.
+    pub online: Option<bool>,
+}
+
+/// The state of the daemon (`ipnstate.Status`).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+pub struct Status {
+    /// The daemon's version.
+    pub version: String,
+    /// `ipn.State` in words.
+    pub backend_state: String,
+    /// Whether there has been a login.
+    pub have_node_key: bool,
+    /// This node.
+    #[serde(rename = "Self")]
+    pub node: Option<PeerStatus>,
+    /// The names for which certificates may be had.
+    #[serde(deserialize_with = "nullable")]
+    pub cert_domains: Vec<String>,
+    /// Names besides those of the nodes.
+    #[serde(deserialize_with = "nullable")]
+    pub extra_records: Vec<DnsRecord>,
+    /// The other nodes, by public key.
+    #[serde(deserialize_with = "nullable")]
+    pub peer: BTreeMap<String, PeerStatus>,
+    /// What is wrong, in words.
+    #[serde(deserialize_with = "nullable")]
+    pub health: Vec<String>,
+}
+
+/// A node within [`Status`].
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+pub struct PeerStatus {
+    /// Its stable id.
+    #[serde(rename = "ID")]
+    pub stable_id: String,
+    /// Its numeric id.
+    #[serde(rename = "NodeID")]
+    pub node_id: NodeId,
+    /// Its fully qualified name with the final dot.
+    #[serde(rename = "DNSName", deserialize_with = "nullable")]
+    pub dns_name: String,
+    /// Its addresses, without prefix length.
+    #[serde(rename = "TailscaleIPs", deserialize_with = "nullable")]
+    pub tailscale_ips: Vec<String>,
+    /// What it answers for; absent means its addresses.
+    #[serde(rename = "AllowedIPs")]
+    pub allowed_ips: Option<Vec<String>>,
+    /// Its key has expired.
+    pub expired: bool,
+}
+
+/// The tailnet as older daemons send it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+pub struct NetworkMap {
+    /// This node.
+    pub self_node: Option<Node>,
+    /// The other nodes.
+    #[serde(deserialize_with = "nullable")]
+    pub peers: Vec<Node>,
+    /// Names besides those of the nodes.
+    #[serde(rename = "DNS")]
+    pub dns: DnsConfig,
+}
+
+/// What the control server says about DNS.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+pub struct DnsConfig {
+    /// The names for which certificates may be had.
+    #[serde(deserialize_with = "nullable")]
+    pub cert_domains: Vec<String>,
+    /// Names besides those of the nodes.
+    #[serde(deserialize_with = "nullable")]
+    pub extra_records: Vec<DnsRecord>,
+}
+
+/// A name and what it stands for.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+pub struct DnsRecord {
+    /// The name, with or without the final dot.
+    pub name: String,
+    /// The record's type; empty means A or AAAA, as the value has it.
+    #[serde(rename = "Type")]
+    pub kind: String,
+    /// The value.
+    pub value: String,
+}
+
+/// What is unhealthy, by code.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+pub struct Health {
+    /// The warnings; one that is absent has healed.
+    #[serde(deserialize_with = "nullable")]
+    pub warnings: BTreeMap<String, Warning>,
+}
+
+/// One thing that is unhealthy.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default, rename_all = "PascalCase")]
+pub struct Warning {
+    /// `high`, `medium` or `low`.
+    pub severity: String,
+    /// What is wrong, in a few words.
+    pub title: String,
+    /// What is wrong, in a sentence or more.
+    pub text: String,
+    /// Whether traffic suffers.
+    pub impacts_connectivity: bool,
+}
+
+/// The preferences that are read.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+pub struct Prefs {
+    /// Whether routes of peers are used besides their own addresses.
+    pub route_all: bool,
+    /// Whether the node is to be connected.
+    pub want_running: bool,
+    /// The Tailscale Services that this node advertises.
+    #[serde(deserialize_with = "nullable")]
+    pub advertise_services: Vec<String>,
+    /// What the daemon may do to the machine's filters: 0 nothing, 1 chains without jumps to them, 2 all.
+    pub netfilter_mode: i64,
+}
+
+/// A change of preferences: each value with its `…Set`, and what is `None` is left as it is.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct MaskedPrefs {
+    /// The control server.
+    pub control_url: Option<String>,
+    /// Whether to use the tailnet's DNS.
+    pub corp_dns: Option<bool>,
+    /// Whether to use routes of peers.
+    pub route_all: Option<bool>,
+    /// Whether to be connected.
+    pub want_running: Option<bool>,
+    /// The name to ask for; empty for the machine's own.
+    pub hostname: Option<String>,
+    /// The prefixes to answer for.
+    pub advertise_routes: Option<Vec<String>>,
+    /// The tags to ask for.
+    pub advertise_tags: Option<Vec<String>>,
+    /// The Tailscale Services to advertise.
+    pub advertise_services: Option<Vec<String>>,
+    /// As in [`Prefs::netfilter_mode`].
+    pub netfilter_mode: Option<i64>,
+}
+
+impl Serialize for MaskedPrefs {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        use serde::ser::SerializeMap;
+        let mut map = serializer.serialize_map(None)?;
+        macro_rules! masked {
+            ($($field:ident $name:literal $set:literal),+ $(,)?) => {$(
+                if let Some(value) = &self.$field {
+                    map.serialize_entry($name, value)?;
+                    map.serialize_entry($set, &true)?;
+                }
+            )+};
+        }
+        masked!(
+            control_url "ControlURL" "ControlURLSet",
+            corp_dns "CorpDNS" "CorpDNSSet",
+            route_all "RouteAll" "RouteAllSet",
+            want_running "WantRunning" "WantRunningSet",
+            hostname "Hostname" "HostnameSet",
+            advertise_routes "AdvertiseRoutes" "AdvertiseRoutesSet",
+            advertise_tags "AdvertiseTags" "AdvertiseTagsSet",
+            advertise_services "AdvertiseServices" "AdvertiseServicesSet",
+            netfilter_mode "NetfilterMode" "NetfilterModeSet",
+        );
+        map.end()
+    }
+}
+
+/// The body of `start`.
+#[derive(Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct StartOptions {
+    /// The key to log in with; empty for none.
+    pub auth_key: String,
+}
+
+/// The answer of `reload-config`; the daemon sends no body at all where it fails.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+pub struct Reloaded {
+    /// False where the daemon was started without a config file.
+    pub reloaded: bool,
+    /// Why it failed.
+    pub err: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn null_and_absent_are_the_same() {
+        let notify: Notify = serde_json::from_str(r#"{"PeersChanged":null,"State":null,"NetMap":null,"DriveShares":null}"#).expect("read");
+        assert_eq!(notify, Notify::default());
+        let status: Status =
+            serde_json::from_str(r#"{"Peer":null,"CertDomains":null,"Self":{"DNSName":"a.","TailscaleIPs":null}}"#).expect("read");
+        assert_eq!(status.node.map(|node| node.dns_name), Some("a.".to_owned()));
+    }
+
+    #[test]
+    fn only_what_is_set_is_masked_in() {
+        let none = MaskedPrefs { advertise_services: Some(Vec::new()), netfilter_mode: Some(1), ..MaskedPrefs::default() };
+        let text = serde_json::to_string(&none).expect("written");
+        assert_eq!(text, r#"{"AdvertiseServices":[],"AdvertiseServicesSet":true,"NetfilterMode":1,"NetfilterModeSet":true}"#);
+    }
+
+    #[test]
+    fn start_options_speak_as_go_does() {
+        assert_eq!(serde_json::to_string(&StartOptions { auth_key: "k".into() }).expect("written"), r#"{"AuthKey":"k"}"#);
+    }
+}

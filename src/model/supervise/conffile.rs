@@ -1,0 +1,160 @@
+//! The config file of a one-step login: which of several, and whether it is fit to be given to tailscaled.
+//!
+//! The check is milder than the daemon's own: a field that a newer daemon knows is no fault here.
+
+use jsonc_parser::ParseOptions;
+use jsonc_parser::ast::{ObjectProp, Value};
+
+use super::settings::Secret;
+
+/// The capability version to assume where the daemon does not tell its own: the one that the operator writes for every daemon.
+pub const OLDEST_CAPVER: u32 = 106;
+
+/// What a config file says that matters here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfFile {
+    /// The key to log in with (`AuthKey`).
+    pub auth_key: Option<Secret>,
+    /// The preferences that cannot be changed while the file is in force (`Locked`, by default all).
+    pub locked: bool,
+}
+
+/// A config directory or file cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConfFault {
+    /// No file is for a daemon of this age.
+    #[error("no cap-N.hujson in the config directory with N up to {capver}, the capability version of tailscaled")]
+    None {
+        /// The daemon's capability version.
+        capver: u32,
+    },
+    /// Not UTF-8.
+    #[error("the config file is not UTF-8 text")]
+    Text,
+    /// Not `HuJSON`.
+    #[error("the config file is not HuJSON: {0}")]
+    Syntax(String),
+    /// Not an object.
+    #[error("the config file holds no JSON object")]
+    Shape,
+    /// A version that no daemon reads.
+    #[error("the config file's Version is {0:?}; tailscaled reads \"alpha0\"")]
+    Version(String),
+    /// A field is of the wrong type.
+    #[error("the config file's {field} must be {wanted}")]
+    Type {
+        /// Which field.
+        field: &'static str,
+        /// What it should be.
+        wanted: &'static str,
+    },
+}
+
+impl ConfFault {
+    /// A closed set of words for metric labels.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::None { .. } => "NoConfig",
+            Self::Text | Self::Syntax(_) => "Syntax",
+            Self::Shape | Self::Type { .. } => "Shape",
+            Self::Version(_) => "Version",
+        }
+    }
+}
+
+/// The name, among those in the directory, of the newest file that a daemon of this capability version can read.
+pub fn choose<'a>(names: impl IntoIterator<Item = &'a str>, capver: u32) -> Result<&'a str, ConfFault> {
+    let version = |name: &str| name.strip_prefix("cap-")?.strip_suffix(".hujson")?.parse::<u32>().ok();
+    let usable =
+        names.into_iter().filter_map(|name| version(name).map(|version| (version, name))).filter(|(version, _)| *version <= capver);
+    usable.max().map(|(_, name)| name).ok_or(ConfFault::None { capver })
+}
+
+/// Reads a file's text.
+pub fn check(bytes: &[u8]) -> Result<ConfFile, ConfFault> {
+    let text = std::str::from_utf8(bytes).map_err(|_| ConfFault::Text)?;
+    let parsed = jsonc_parser::parse_to_ast(text, &jsonc_parser::CollectOptions::default(), &hujson());
+    let parsed = parsed.map_err(|fault| ConfFault::Syntax(fault.to_string()))?;
+    let Some(Value::Object(object)) = parsed.value else { return Err(ConfFault::Shape) };
+    let field = |name: &str| {
+        object.properties.iter().rfind(|field: &&ObjectProp<'_>| field.name.as_str().eq_ignore_ascii_case(name)).map(|field| &field.value)
+    };
+    match field("Version") {
+        Some(Value::StringLit(version)) if version.value == "alpha0" => {}
+        Some(Value::StringLit(version)) => return Err(ConfFault::Version(version.value.to_string())),
+        _ => return Err(ConfFault::Type { field: "Version", wanted: "\"alpha0\"" }),
+    }
+    let auth_key = match field("AuthKey") {
+        Some(Value::StringLit(key)) if !key.value.is_empty() => Some(Secret::new(key.value.as_ref())),
+        None | Some(Value::NullKeyword(_) | Value::StringLit(_)) => None,
+        Some(_) => return Err(ConfFault::Type { field: "AuthKey", wanted: "a string" }),
+    };
+    let locked = match field("Locked") {
+        Some(Value::BooleanLit(locked)) => locked.value,
+        None | Some(Value::NullKeyword(_)) => true,
+        Some(_) => return Err(ConfFault::Type { field: "Locked", wanted: "true or false" }),
+    };
+    Ok(ConfFile { auth_key, locked })
+}
+
+/// `HuJSON` is JSON with comments and trailing commas, and nothing else.
+fn hujson() -> ParseOptions {
+    ParseOptions {
+        allow_comments: true,
+        allow_trailing_commas: true,
+        allow_loose_object_property_names: false,
+        allow_missing_commas: false,
+        allow_single_quoted_strings: false,
+        allow_hexadecimal_numbers: false,
+        allow_unary_plus_numbers: false,
+        allow_bare_decimal_point_numbers: false,
+        allow_non_finite_numbers: false,
+        allow_extended_string_escapes: false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_newest_that_the_daemon_can_read() {
+        let names = ["cap-95.hujson", "cap-106.hujson", "cap-200.hujson", "..data", "cap-x.hujson", "cap-107.json"];
+        assert_eq!(choose(names, 142), Ok("cap-106.hujson"));
+        assert_eq!(choose(names, 100), Ok("cap-95.hujson"));
+        assert_eq!(choose(names, 94), Err(ConfFault::None { capver: 94 }));
+        assert_eq!(choose(["cap-99.hujson", "cap-100.hujson"], 142), Ok("cap-100.hujson"), "as numbers, not as text");
+    }
+
+    #[test]
+    fn what_the_operator_writes_is_read() {
+        let text = br#"{"Version":"alpha0","AcceptDNS":false,"Locked":false,"Hostname":"eg-0","AuthKey":"tskey-1","NewField":[1]}"#;
+        assert_eq!(check(text), Ok(ConfFile { auth_key: Some(Secret::new("tskey-1")), locked: false }));
+        let human = b"// by hand\n{\n  \"version\": \"alpha0\", /* no key */\n  \"authKey\": null,\n}\n// the end\n";
+        assert_eq!(check(human), Ok(ConfFile { auth_key: None, locked: true }));
+    }
+
+    #[test]
+    fn what_the_daemon_would_refuse_is_refused_first() {
+        let kinds = |text: &str| check(text.as_bytes()).map_err(|fault| fault.kind());
+        assert_eq!(kinds(""), Err("Shape"));
+        assert_eq!(kinds("{\"Version\":\"alpha0\""), Err("Syntax"));
+        assert_eq!(kinds("{\"Version\":\"alpha0\"} {}"), Err("Syntax"));
+        assert_eq!(kinds("{Version:'alpha0'}"), Err("Syntax"));
+        assert_eq!(kinds("[]"), Err("Shape"));
+        assert_eq!(kinds("{\"Version\":\"beta1\"}"), Err("Version"));
+        assert_eq!(kinds("{}"), Err("Shape"));
+        assert_eq!(kinds("{\"Version\":\"alpha0\",\"AuthKey\":7}"), Err("Shape"));
+        assert_eq!(check(b"\xff"), Err(ConfFault::Text));
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_upsets_the_reader(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            drop(check(&bytes));
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! What a daemon without config file is told: preferences and a key by LocalAPI, so that no secret is on a command line.
+//!
+//! Where the settings hold more than preferences can say (an OAuth client, an identity token, a flag that is not known here),
+//! the `tailscale` command logs in; it then reads its one secret from its standard input.
+
+use super::settings::{Secret, TwoStep};
+use crate::api::localapi::MaskedPrefs;
+
+/// How to log in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LoginPlan {
+    /// By LocalAPI.
+    Direct {
+        /// What the node is to be.
+        prefs: Box<MaskedPrefs>,
+        /// What to log in with; may be `file:PATH`.
+        auth_key: Option<Secret>,
+    },
+    /// By `tailscale up` with these arguments, the secret on its standard input.
+    Command {
+        /// Arguments after the program's name.
+        args: Vec<String>,
+        /// What the command reads.
+        stdin: Option<Secret>,
+    },
+}
+
+/// The file name by which the command reads its standard input.
+const STDIN: &str = "file:/dev/stdin";
+
+/// How to log in with these settings. `socket` is the LocalAPI's.
+#[must_use]
+pub fn plan(settings: &TwoStep, socket: &str) -> LoginPlan {
+    let oauth =
+        settings.client_id.is_some() || settings.client_secret.is_some() || settings.id_token.is_some() || settings.audience.is_some();
+    match prefs(settings) {
+        Some(prefs) if !oauth => LoginPlan::Direct { prefs: Box::new(prefs), auth_key: settings.auth_key.clone() },
+        _ => command(settings, socket),
+    }
+}
+
+/// The preferences that the settings mean, nothing where an extra argument is not known.
+#[must_use]
+pub fn prefs(settings: &TwoStep) -> Option<MaskedPrefs> {
+    let mut prefs = MaskedPrefs {
+        want_running: Some(true),
+        corp_dns: Some(settings.accept_dns.unwrap_or(false)),
+        route_all: Some(false), // what `tailscale up` means on Linux; a fresh daemon would accept routes
+        hostname: Some(settings.hostname.clone().unwrap_or_default()),
+        advertise_routes: settings.routes.as_deref().map(list),
+        ..MaskedPrefs::default()
+    };
+    let mut args = settings.extra_args.iter();
+    while let Some(arg) = args.next() {
+        let flag = arg.strip_prefix("--").or_else(|| arg.strip_prefix('-'))?;
+        let (flag, value) = flag.split_once('=').map_or((flag, None), |(flag, value)| (flag, Some(value.to_owned())));
+        match flag {
+            "accept-routes" => prefs.route_all = Some(value.map_or(Some(true), |value| truth(&value))?),
+            "login-server" => prefs.control_url = Some(value.or_else(|| args.next().cloned())?),
+            "hostname" => prefs.hostname = Some(value.or_else(|| args.next().cloned())?),
+            "advertise-tags" => prefs.advertise_tags = Some(list(&value.or_else(|| args.next().cloned())?)),
+            "advertise-routes" => prefs.advertise_routes = Some(list(&value.or_else(|| args.next().cloned())?)),
+            _ => return None,
+        }
+    }
+    Some(prefs)
+}
+
+fn command(settings: &TwoStep, socket: &str) -> LoginPlan {
+    let mut args = vec![format!("--socket={socket}"), "up".to_owned(), format!("--accept-dns={}", settings.accept_dns.unwrap_or(false))];
+    let mut stdin = None;
+    let secrets = [("--auth-key", &settings.auth_key), ("--client-secret", &settings.client_secret), ("--id-token", &settings.id_token)];
+    for (flag, secret) in secrets {
+        if let Some(secret) = secret.as_ref().filter(|secret| !secret.is_empty()) {
+            if secret.reveal().starts_with("file:") {
+                args.push(format!("{flag}={}", secret.reveal()));
+            } else {
+                args.push(format!("{flag}={STDIN}"));
+                stdin = Some(secret.clone());
+            }
+        }
+    }
+    let plain = [
+        ("--client-id", &settings.client_id),
+        ("--audience", &settings.audience),
+        ("--advertise-routes", &settings.routes),
+        ("--hostname", &settings.hostname),
+    ];
+    args.extend(plain.into_iter().filter_map(|(flag, value)| value.as_ref().map(|value| format!("{flag}={value}"))));
+    args.extend(settings.extra_args.iter().cloned());
+    LoginPlan::Command { args, stdin }
+}
+
+fn list(text: &str) -> Vec<String> {
+    text.split(',').map(str::trim).filter(|item| !item.is_empty()).map(str::to_owned).collect()
+}
+
+/// A truth value as Go's flags have it.
+fn truth(text: &str) -> Option<bool> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(text: &str) -> Vec<String> {
+        text.split_whitespace().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn a_key_and_plain_settings_need_no_command() {
+        let settings = TwoStep {
+            auth_key: Some(Secret::new("k")),
+            hostname: Some("gw".into()),
+            routes: Some("10.0.0.0/8, 10.1.0.0/16".into()),
+            extra_args: words("--login-server https://hs.example --accept-routes -advertise-tags=tag:k8s"),
+            ..TwoStep::default()
+        };
+        let LoginPlan::Direct { prefs, auth_key } = plan(&settings, "/s") else { panic!("a command") };
+        assert_eq!(auth_key, Some(Secret::new("k")));
+        assert_eq!((prefs.control_url.as_deref(), prefs.route_all, prefs.corp_dns), (Some("https://hs.example"), Some(true), Some(false)));
+        assert_eq!(prefs.advertise_routes, Some(words("10.0.0.0/8 10.1.0.0/16")));
+        assert_eq!(prefs.advertise_tags, Some(words("tag:k8s")));
+    }
+
+    #[test]
+    fn empty_routes_are_withdrawn_and_unset_ones_left() {
+        let routes = |routes: Option<&str>| {
+            prefs(&TwoStep { routes: routes.map(str::to_owned), ..TwoStep::default() }).expect("plain").advertise_routes
+        };
+        assert_eq!(routes(Some("")), Some(Vec::new()));
+        assert_eq!(routes(None), None);
+    }
+
+    #[test]
+    fn an_oauth_client_logs_in_by_the_command_without_its_secret_on_the_command_line() {
+        let settings = TwoStep {
+            client_id: Some("id".into()),
+            client_secret: Some(Secret::new("tskey-client-x")),
+            accept_dns: Some(true),
+            hostname: Some("h".into()),
+            extra_args: words("--advertise-tags=tag:a"),
+            ..TwoStep::default()
+        };
+        let LoginPlan::Command { args, stdin } = plan(&settings, "/s") else { panic!("direct") };
+        assert_eq!(
+            args.join(" "),
+            "--socket=/s up --accept-dns=true --client-secret=file:/dev/stdin --client-id=id --hostname=h --advertise-tags=tag:a"
+        );
+        assert_eq!(stdin, Some(Secret::new("tskey-client-x")));
+    }
+
+    #[test]
+    fn an_unknown_flag_is_left_to_the_command() {
+        let settings = TwoStep { auth_key: Some(Secret::new("file:/key")), extra_args: words("--ssh"), ..TwoStep::default() };
+        let LoginPlan::Command { args, stdin } = plan(&settings, "/s") else { panic!("direct") };
+        assert_eq!((args.join(" ").as_str(), stdin), ("--socket=/s up --accept-dns=false --auth-key=file:/key --ssh", None));
+    }
+}
