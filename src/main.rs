@@ -1,3 +1,7 @@
-//! The one binary.
+//! The one binary: hands over to [`tailyard::cli`] and turns its answer into an exit code.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    tailyard::cli::main()
+}

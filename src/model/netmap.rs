@@ -7,6 +7,8 @@ use imbl::{OrdMap, OrdSet};
 use ipnet::IpNet;
 use serde::Serialize;
 
+use crate::api::netmap::{File, Node};
+
 /// A fully qualified name: lower case, no final dot. Comparing two of them is comparing names as DNS does.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct Fqdn(String);
@@ -83,6 +85,53 @@ impl NetMap {
     }
 }
 
+impl NetMap {
+    /// The netmap that a file describes, and what of it cannot be read (and is left out).
+    #[must_use]
+    pub fn from_file(file: &File) -> (Self, Vec<BadEntry>) {
+        let mut faults = Vec::new();
+        let mut netmap = Self { node: Some(SelfNode { name: file.node.name.clone(), ..SelfNode::default() }), ..Self::default() };
+        let own = addresses(&file.node, &mut faults);
+        if let Some(node) = &mut netmap.node {
+            node.addresses = file.node.addresses.iter().filter_map(|text| text.parse().ok()).filter(|ip| own.contains(ip)).collect();
+        }
+        for peer in &file.peers {
+            let found = addresses(peer, &mut faults);
+            netmap.routes.extend(found.iter().map(|ip| IpNet::from(*ip)));
+            netmap.routes.extend(peer.routes.iter().filter_map(|text| entry::<IpNet>(&peer.name, text, &mut faults)));
+            netmap.peers.extend(Fqdn::new(&peer.name).map(|name| (name, found)));
+        }
+        for service in &file.services {
+            let found = addresses(service, &mut faults);
+            netmap.routes.extend(found.iter().map(|ip| IpNet::from(*ip)));
+            netmap.records.extend(Fqdn::new(&service.name).map(|name| (name, found)));
+        }
+        (netmap, faults)
+    }
+}
+
+/// An address or prefix of a netmap file that is none.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{name}: {text:?} is not an address or prefix")]
+pub struct BadEntry {
+    /// The node it belongs to.
+    pub name: String,
+    /// What stands there.
+    pub text: String,
+}
+
+fn addresses(node: &Node, faults: &mut Vec<BadEntry>) -> BTreeSet<IpAddr> {
+    node.addresses.iter().filter_map(|text| entry(&node.name, text, faults)).collect()
+}
+
+fn entry<T: std::str::FromStr>(name: &str, text: &str, faults: &mut Vec<BadEntry>) -> Option<T> {
+    let parsed = text.parse().ok();
+    if parsed.is_none() {
+        faults.push(BadEntry { name: name.to_owned(), text: text.to_owned() });
+    }
+    parsed
+}
+
 /// The site prefix of 4via6 addresses, `fd7a:115c:a1e0:b1a::/64`.
 const VIA_PREFIX: [u16; 4] = [0xfd7a, 0x115c, 0xa1e0, 0x0b1a];
 
@@ -114,4 +163,69 @@ fn site_id(text: &str) -> Option<u32> {
         .or_else(|| radix("0b", 2))
         .or_else(|| (text.len() > 1).then(|| radix("0", 8)).flatten())
         .unwrap_or_else(|| text.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> Fqdn {
+        Fqdn::new(text).expect("a name")
+    }
+
+    fn example() -> NetMap {
+        let text = r#"{"self":{"name":"eg-0.tail.lab","addresses":["100.64.0.1"]},
+            "peers":[{"name":"DB.tail.lab.","addresses":["100.64.0.2","fd7a::2"]},
+                     {"name":"router","addresses":["100.64.0.3"],"routes":["fd7a:115c:a1e0:b1a:0:7::/96","10.1.0.0/16"]}],
+            "services":[{"name":"web.tail.lab","addresses":["100.99.1.2"]}]}"#;
+        let (netmap, faults) = NetMap::from_file(&serde_json::from_str(text).expect("a file"));
+        assert_eq!(faults, []);
+        netmap
+    }
+
+    #[test]
+    fn names_are_compared_as_dns_does() {
+        assert_eq!(example().resolve(&name("db.TAIL.lab")).len(), 2);
+        assert_eq!(example().resolve(&name("unknown.tail.lab")).len(), 0);
+        assert_eq!(Fqdn::new("."), None);
+    }
+
+    #[test]
+    fn a_service_counts_only_while_a_peer_answers_for_it() {
+        let mut netmap = example();
+        assert_eq!(netmap.resolve(&name("web.tail.lab")).len(), 1);
+        netmap.routes.remove(&"100.99.1.2/32".parse::<IpNet>().expect("a prefix"));
+        assert_eq!(netmap.resolve(&name("web.tail.lab")).len(), 0);
+    }
+
+    #[test]
+    fn a_4via6_name_leads_through_its_site() {
+        let found = example().resolve(&name("192-168-1-10-via-7.tail1.ts.net"));
+        assert_eq!(found, [IpAddr::V6("fd7a:115c:a1e0:b1a:0:7:c0a8:10a".parse().expect("an address"))].into());
+        assert_eq!(example().resolve(&name("192-168-1-10-via-8")).len(), 0, "no peer routes site 8");
+    }
+
+    #[test]
+    fn sites_are_numbers_in_any_base() {
+        let site = |text: &str| via6(&name(&format!("1-2-3-4-via-{text}"))).map(|ip| ip.segments()[5]);
+        assert_eq!([site("0x10"), site("020"), site("16"), site("0b10000")], [Some(16); 4]);
+        assert_eq!([site("-1"), site(""), site("x"), site("4294967296")], [None; 4]);
+        assert_eq!(via6(&name("1-2-3-via-7")), None);
+        assert_eq!(via6(&name("1-2-3-4-via-7.example.com")), None);
+    }
+
+    #[test]
+    fn routes_cover_what_is_inside_them() {
+        let ip = |text: &str| text.parse().expect("an address");
+        assert!(example().leads_to(ip("10.1.255.1")));
+        assert!(!example().leads_to(ip("10.2.0.1")));
+    }
+
+    #[test]
+    fn a_bad_entry_is_named_and_left_out() {
+        let file = serde_json::from_str(r#"{"peers":[{"name":"a","addresses":["100.64.0.2","nonsense"]}]}"#).expect("a file");
+        let (netmap, faults) = NetMap::from_file(&file);
+        assert_eq!(netmap.resolve(&name("a")).len(), 1);
+        assert_eq!(faults[0].to_string(), r#"a: "nonsense" is not an address or prefix"#);
+    }
 }

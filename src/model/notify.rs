@@ -194,7 +194,7 @@ impl Fold {
     pub fn dns(&mut self, dns: &DnsConfig) -> bool {
         let records = records(&dns.extra_records);
         self.change(|map| {
-            let changed = set(&mut map.records, records.clone());
+            let changed = set(&mut map.records, records.clone().into_iter().collect());
             set(&mut map.cert_domains, dns.cert_domains.clone()) || changed
         })
     }

@@ -1,1 +1,89 @@
-//! Gathers the inputs into one world.
+//! Gathers the inputs into one world, and plans it: an input changes, and the newest plan is out.
+//!
+//! No plan leaves before every input has been heard once: nothing destructive happens on half a picture.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use crate::model::config::{EgressConfig, IngressConfig};
+use crate::model::netmap::NetMap;
+use crate::model::plan::Planned;
+use crate::model::world::World;
+
+/// The answers in force, by DNS name.
+pub type Names = Arc<BTreeMap<String, BTreeSet<IpAddr>>>;
+
+/// Everything that can change while the proxy runs; nothing in a cell means not heard yet.
+#[derive(Debug, Clone)]
+pub struct Inputs {
+    /// The egress config in force.
+    pub egress: watch::Receiver<Option<Arc<EgressConfig>>>,
+    /// The ingress config in force.
+    pub ingress: watch::Receiver<Option<Arc<IngressConfig>>>,
+    /// The tailnet.
+    pub netmap: watch::Receiver<Option<Arc<NetMap>>>,
+    /// The DNS answers.
+    pub names: watch::Receiver<Names>,
+}
+
+/// Publishes the plan of the newest world; ends when an input's sender is gone.
+pub async fn run(base: World, mut inputs: Inputs, planned: watch::Sender<Option<Arc<Planned>>>) {
+    let mut last: Option<Arc<Planned>> = None;
+    loop {
+        if let Some(world) = inputs.world(&base) {
+            let next = Arc::new(match &last {
+                Some(last) => last.next(&world),
+                None => Planned::new(&world),
+            });
+            last = Some(Arc::clone(&next));
+            planned.send_replace(Some(next));
+        }
+        let changed = tokio::select! {
+            changed = inputs.egress.changed() => changed,
+            changed = inputs.ingress.changed() => changed,
+            changed = inputs.netmap.changed() => changed,
+            changed = inputs.names.changed() => changed,
+        };
+        if changed.is_err() {
+            return;
+        }
+    }
+}
+
+impl Inputs {
+    /// The world as it is now; nothing while an input has not been heard.
+    fn world(&mut self, base: &World) -> Option<World> {
+        let egress = self.egress.borrow_and_update().clone();
+        let ingress = self.ingress.borrow_and_update().clone();
+        let netmap = self.netmap.borrow_and_update().clone();
+        let names = Arc::clone(&self.names.borrow_and_update());
+        Some(World { egress: egress?, ingress: ingress?, netmap: Some(netmap?), names, ..base.clone() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::net::InterfaceName;
+
+    #[tokio::test]
+    async fn nothing_is_planned_on_half_a_picture() {
+        let (egress, rx_egress) = watch::channel(None);
+        let (_ingress, rx_ingress) = watch::channel(Some(Arc::default()));
+        let (netmap, rx_netmap) = watch::channel(None);
+        let (_names, rx_names) = watch::channel(Names::default());
+        let (tx, mut planned) = watch::channel(None);
+        let inputs = Inputs { egress: rx_egress, ingress: rx_ingress, netmap: rx_netmap, names: rx_names };
+        tokio::spawn(run(World::empty(InterfaceName::tailscale0(), [].into()), inputs, tx));
+        netmap.send_replace(Some(Arc::new(NetMap::default())));
+        tokio::task::yield_now().await;
+        assert!(planned.borrow_and_update().is_none());
+        let text = br#"{"a":{"tailnetTarget":{"ip":"100.64.0.2"},"ports":[{"protocol":"TCP","matchPort":1,"targetPort":1}]}}"#;
+        egress.send_replace(Some(Arc::new(EgressConfig::parse(text).expect("a config"))));
+        let found = planned.wait_for(Option::is_some).await.expect("the task lives");
+        assert_eq!(found.as_ref().map(|planned| planned.ruleset.ports.len()), Some(1));
+    }
+}

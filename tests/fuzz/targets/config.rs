@@ -1,0 +1,30 @@
+//! Any bytes as an egress and as an ingress config, after any other: no panic, and what is planned is renderable.
+#![no_main]
+
+use std::sync::Arc;
+
+use libfuzzer_sys::fuzz_target;
+use tailyard::model::config::{EgressConfig, IngressConfig};
+use tailyard::model::net::{Family, InterfaceName};
+use tailyard::model::plan::Planned;
+use tailyard::model::world::World;
+use tailyard::model::{iptables, nft};
+
+fuzz_target!(|data: &[u8]| {
+    let (first, second) = data.split_at(data.len() / 2);
+    let mut world = World::empty(InterfaceName::tailscale0(), [].into());
+    let before = EgressConfig::parse(first).unwrap_or_default();
+    for bytes in [second, data] {
+        if let Ok(egress) = before.next(bytes) {
+            world.egress = Arc::new(egress);
+        }
+        if let Ok(ingress) = IngressConfig::parse(bytes) {
+            world.ingress = Arc::new(ingress);
+        }
+        let planned = Planned::new(&world);
+        let _ = nft::table(&planned.ruleset);
+        for family in Family::ALL {
+            let _ = iptables::restore(&planned.ruleset, family);
+        }
+    }
+});
