@@ -5,71 +5,73 @@ use clap::Args;
 
 use crate::model::settings::Flags;
 
-/// Forward the services of a `ProxyGroup` replica.
+/// Forward the services of a ProxyGroup replica.
 ///
 /// Reads the same environment as the Tailscale operator's proxy image. A flag wins over the variable that it stands for.
 /// Settings are checked together: with anything wrong, every fault is printed and the exit status is 64.
+// The text of --help is read in a terminal, where backticks would only be noise.
+#[allow(clippy::doc_markdown)]
 #[derive(Debug, Clone, Default, Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct ProxyArgs {
     /// What makes the tailnet: a tailscaled that is started and supervised, or one of another make described by a file
-    /// (JSON: own addresses, peers, services; read again on change) [env: `TAILYARD_TAILNET`; default: tailscaled]
+    /// (JSON: own addresses, peers, services; read again on change) [env: TAILYARD_TAILNET; default: tailscaled]
     #[arg(long, value_name = "tailscaled|static:FILE", help_heading = "Tailnet")]
     tailnet: Option<String>,
-    /// The interface behind which the tailnet is [env: `TAILYARD_TAILNET_INTERFACE`; default: tailscale0]
+    /// The interface behind which the tailnet is [env: TAILYARD_TAILNET_INTERFACE; default: tailscale0]
     #[arg(long, value_name = "NAME", help_heading = "Tailnet")]
     tailnet_interface: Option<String>,
-    /// The tailscaled program [env: `TAILYARD_TAILSCALED`; default: tailscaled, searched in PATH]
+    /// The tailscaled program [env: TAILYARD_TAILSCALED; default: tailscaled, searched in PATH]
     #[arg(long, value_name = "FILE", help_heading = "Tailnet")]
     tailscaled: Option<String>,
-    /// The tailscale command [env: `TAILYARD_TAILSCALE`; default: tailscale, searched in PATH]
+    /// The tailscale command [env: TAILYARD_TAILSCALE; default: tailscale, searched in PATH]
     #[arg(long, value_name = "FILE", help_heading = "Tailnet")]
     tailscale: Option<String>,
-    /// How long the first start may take until the node is connected [env: `TS_BOOT_TIMEOUT`; default: 60s]
+    /// How long the first start may take until the node is connected [env: TS_BOOT_TIMEOUT; default: 60s]
     #[arg(long, value_name = "TIME", help_heading = "Tailnet")]
     boot_timeout: Option<String>,
 
-    /// The directory in which `egress-services` is mounted [env: `TS_EGRESS_PROXIES_CONFIG_PATH`]
+    /// The directory in which `egress-services` is mounted [env: TS_EGRESS_PROXIES_CONFIG_PATH]
     #[arg(long, value_name = "DIR", help_heading = "Services")]
     egress_config: Option<String>,
-    /// The ConfigMap that holds `egress-services`; watched, so that a change counts at once [env: `TAILYARD_EGRESS_CONFIGMAP`]
+    /// The ConfigMap that holds `egress-services`; watched, so that a change counts at once [env: TAILYARD_EGRESS_CONFIGMAP]
     #[arg(long, value_name = "NAMESPACE/NAME", help_heading = "Services")]
     egress_configmap: Option<String>,
-    /// The mounted file of L3 ingress services [env: `TS_INGRESS_PROXIES_CONFIG_PATH`]
+    /// The mounted file of L3 ingress services [env: TS_INGRESS_PROXIES_CONFIG_PATH]
     #[arg(long, value_name = "FILE", help_heading = "Services")]
     ingress_config: Option<String>,
-    /// The ConfigMap that holds `ingress-config.json` [env: `TAILYARD_INGRESS_CONFIGMAP`]
+    /// The ConfigMap that holds `ingress-config.json` [env: TAILYARD_INGRESS_CONFIGMAP]
     #[arg(long, value_name = "NAMESPACE/NAME", help_heading = "Services")]
     ingress_configmap: Option<String>,
-    /// This Pod's own addresses, one of each family [env: `POD_IPS`]
+    /// This Pod's own addresses, one of each family [env: POD_IPS]
     #[arg(long, value_name = "IP[,IP]", help_heading = "Services")]
     pod_ips: Option<String>,
 
-    /// What holds the rules: auto, nftables, iptables, iptables-nft or iptables-legacy [env: `TS_DEBUG_FIREWALL_MODE`;
+    /// What holds the rules: auto, nftables, iptables, iptables-nft or iptables-legacy [env: TS_DEBUG_FIREWALL_MODE;
     /// default: auto, the first that works]
     #[arg(long, value_name = "NAME", help_heading = "Kernel")]
     backend: Option<String>,
-    /// How long a leaving replica lets its flows go on before it resets them [env: `TAILYARD_DRAIN_GRACE`; default: 25s]
+    /// How long a leaving replica lets its flows go on before it resets them [env: TAILYARD_DRAIN_GRACE; default: 25s]
     #[arg(long, value_name = "TIME", help_heading = "Kernel")]
     drain_grace: Option<String>,
 
-    /// The Secret that holds this replica's state; empty for none [env: `TS_KUBE_SECRET`; default in a cluster: tailscale]
+    /// The Secret that holds this replica's state; empty for none [env: TS_KUBE_SECRET; default in a cluster: tailscale]
     #[arg(long, value_name = "NAME", help_heading = "State")]
     kube_secret: Option<String>,
-    /// A file in place of the Secret [env: `TAILYARD_STATE_FILE`]
+    /// A file in place of the Secret [env: TAILYARD_STATE_FILE]
     #[arg(long, value_name = "FILE", help_heading = "State")]
     state_file: Option<String>,
 
-    /// Where health, metrics and the preStop hook are served [env: `TS_LOCAL_ADDR_PORT`; default: [::]:9002 if any of them is on]
+    /// Where health, metrics and the preStop hook are served [env: TS_LOCAL_ADDR_PORT; default: [::]:9002 if any of them is on]
     #[arg(long, value_name = "IP:PORT", help_heading = "Observing")]
     http_addr: Option<String>,
-    /// Where everything is served, /debug/plan included; empty for nowhere [env: `TAILYARD_ADMIN_ADDR`; default: 127.0.0.1:9003]
+    /// Where everything is served, /debug/plan included; empty for nowhere [env: TAILYARD_ADMIN_ADDR; default: 127.0.0.1:9003]
     #[arg(long, value_name = "IP:PORT", help_heading = "Observing")]
     admin_addr: Option<String>,
-    /// The shape of log lines: text or json [env: `TAILYARD_LOG_FORMAT`; default: text]
+    /// The shape of log lines: text or json [env: TAILYARD_LOG_FORMAT; default: text]
     #[arg(long, value_name = "NAME", help_heading = "Observing")]
     log_format: Option<String>,
-    /// Which log lines are written, such as debug or `info,tailyard::proxy=debug` [env: `TAILYARD_LOG`; default: info]
+    /// Which log lines are written, such as debug or info,tailyard::proxy=debug [env: TAILYARD_LOG; default: info]
     #[arg(long, value_name = "FILTER", help_heading = "Observing")]
     log_filter: Option<String>,
 }

@@ -1,1 +1,215 @@
-//! The DNS servers of the Pod.
+//! DNS: asks the servers of a `resolv.conf` for the addresses of a name. When to ask again, and what an answer is good for,
+//! is [`crate::model::resolve`]'s business; nothing is cached here.
+//!
+//! The file is read again whenever it has changed, for tailscaled and others rewrite it while a Pod lives.
+
+use std::io;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hickory_resolver::config::{ResolveHosts, ResolverConfig, ResolverOpts};
+use hickory_resolver::net::runtime::TokioRuntimeProvider;
+use hickory_resolver::net::{DnsError as Said, NetError};
+use hickory_resolver::proto::op::ResponseCode;
+use hickory_resolver::proto::rr::{Name, RData, RecordType};
+use hickory_resolver::system_conf::parse_resolv_conf;
+use hickory_resolver::{Resolver, TokioResolver};
+use tokio::time::timeout;
+
+use crate::model::resolve::{CEILING, Failure, Outcome, Records};
+
+/// The longest that one lookup takes, whatever the file says about timeouts and attempts.
+pub const DEADLINE: Duration = Duration::from_secs(15);
+
+/// No servers can be asked.
+#[derive(Debug, thiserror::Error)]
+pub enum DnsError {
+    /// The file cannot be read.
+    #[error("cannot read {path}, which names the DNS servers: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The file does not name a server, or names one that is not an address.
+    #[error("no DNS servers in {path}: {source}")]
+    Servers {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: Box<NetError>,
+    },
+}
+
+impl DnsError {
+    /// A closed set of words for metric labels.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Read { .. } => "resolv_conf_unreadable",
+            Self::Servers { .. } => "no_servers",
+        }
+    }
+}
+
+/// The servers of a `resolv.conf`, read again when the file changes.
+#[derive(Debug)]
+pub struct Dns {
+    path: PathBuf,
+    loaded: Option<(Vec<u8>, Arc<Client>)>,
+}
+
+/// The servers and search rules of one reading of the file.
+pub struct Client {
+    resolver: TokioResolver,
+    search: Vec<Name>,
+    ndots: usize,
+}
+
+impl Dns {
+    /// Servers named by this file. It is first read by [`Self::client`].
+    #[must_use]
+    pub fn new(resolv_conf: &Path) -> Self {
+        Self { path: resolv_conf.to_owned(), loaded: None }
+    }
+
+    /// What asks the servers that the file names now. Fails if the file names none; an older client stays good.
+    pub async fn client(&mut self) -> Result<Arc<Client>, DnsError> {
+        let read = tokio::fs::read(&self.path).await;
+        let text = read.map_err(|source| DnsError::Read { path: self.path.clone(), source })?;
+        if let Some((known, client)) = &self.loaded
+            && *known == text
+        {
+            return Ok(Arc::clone(client));
+        }
+        let made = Client::new(&text).map_err(|source| DnsError::Servers { path: self.path.clone(), source: Box::new(source) })?;
+        let client = Arc::new(made);
+        self.loaded = Some((text, Arc::clone(&client)));
+        Ok(client)
+    }
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client").field("search", &self.search).field("ndots", &self.ndots).finish_non_exhaustive()
+    }
+}
+
+impl Client {
+    fn new(resolv_conf: &[u8]) -> Result<Self, NetError> {
+        let (config, file) = parse_resolv_conf(resolv_conf)?;
+        let search: Vec<Name> =
+            if config.search().is_empty() { config.domain().cloned().into_iter().collect() } else { config.search().to_vec() };
+        let mut options = ResolverOpts::default();
+        (options.timeout, options.attempts, options.edns0) = (file.timeout, file.attempts, file.edns0);
+        options.cache_size = 0;
+        options.use_hosts_file = ResolveHosts::Auto;
+        // The number of lookups at a time is bounded by who asks; a connection must not refuse any of them.
+        options.max_active_requests = 1024;
+        // The search list is walked here, for both families together.
+        let config = ResolverConfig::from_parts(None, Vec::new(), config.name_servers().to_vec());
+        let resolver = Resolver::builder_with_config(config, TokioRuntimeProvider::default()).with_options(options).build()?;
+        Ok(Self { resolver, search, ndots: file.ndots })
+    }
+
+    /// The addresses of a name, in both families. Takes [`DEADLINE`] at most.
+    ///
+    /// A name without a final dot is tried under the search domains: after the name itself if it has at least `ndots` dots,
+    /// else before. The first of them that exists with addresses is the answer. One that cannot be looked up ends the search:
+    /// the next might be another service altogether.
+    pub async fn lookup(&self, name: &str) -> Outcome {
+        if let Ok(ip) = name.parse() {
+            return literal(ip);
+        }
+        timeout(DEADLINE, self.search(name)).await.unwrap_or_else(|_| failed(Failure::Timeout))
+    }
+
+    async fn search(&self, name: &str) -> Outcome {
+        let Ok(asked) = Name::from_str_relaxed(name) else { return failed(Failure::Name) };
+        // Keeps the answers of an earlier lookup from standing in for this one's.
+        self.resolver.clear_cache();
+        let mut last = failed(Failure::Name);
+        for candidate in self.candidates(&asked) {
+            last = self.ask(candidate).await;
+            let absent = |family: &Result<Records, Failure>| match family {
+                Ok(records) => records.addresses.is_empty(),
+                Err(failure) => *failure == Failure::NoName,
+            };
+            if !(absent(&last.v4) && absent(&last.v6)) {
+                break;
+            }
+        }
+        last
+    }
+
+    fn candidates(&self, name: &Name) -> Vec<Name> {
+        let absolute = || {
+            let mut name = name.clone();
+            name.set_fqdn(true);
+            name
+        };
+        if name.is_fqdn() {
+            return vec![absolute()];
+        }
+        let searched = self.search.iter().filter_map(|domain| {
+            let mut full = name.clone().append_domain(domain).ok()?;
+            full.set_fqdn(true);
+            Some(full)
+        });
+        let dots = usize::from(name.num_labels()).saturating_sub(1);
+        if dots >= self.ndots {
+            std::iter::once(absolute()).chain(searched).collect()
+        } else {
+            searched.chain(std::iter::once(absolute())).collect()
+        }
+    }
+
+    async fn ask(&self, name: Name) -> Outcome {
+        let (v4, v6) = tokio::join!(self.family(name.clone(), RecordType::A), self.family(name, RecordType::AAAA));
+        Outcome { v4, v6 }
+    }
+
+    async fn family(&self, name: Name, kind: RecordType) -> Result<Records, Failure> {
+        match self.resolver.lookup(name, kind).await {
+            Ok(found) => {
+                let addresses = found.answers().iter().filter_map(|record| match &record.data {
+                    RData::A(ip) => Some(IpAddr::V4(ip.0)),
+                    RData::AAAA(ip) => Some(IpAddr::V6(ip.0)),
+                    _ => None,
+                });
+                let ttl = found.answers().iter().map(|record| record.ttl).min().unwrap_or_default();
+                Ok(Records { addresses: addresses.collect(), ttl: Duration::from_secs(ttl.into()) })
+            }
+            Err(error) => refusal(&error),
+        }
+    }
+}
+
+/// An answer without records, or why there is none.
+fn refusal(error: &NetError) -> Result<Records, Failure> {
+    Err(match error {
+        NetError::Dns(Said::NoRecordsFound(none)) => match none.response_code {
+            ResponseCode::NoError => return Ok(Records::default()),
+            ResponseCode::NXDomain => Failure::NoName,
+            _ => Failure::Server,
+        },
+        NetError::Dns(Said::ResponseCode(ResponseCode::NXDomain)) => Failure::NoName,
+        NetError::Dns(_) => Failure::Server,
+        NetError::Timeout => Failure::Timeout,
+        _ => Failure::Network,
+    })
+}
+
+fn failed(failure: Failure) -> Outcome {
+    Outcome { v4: Err(failure), v6: Err(failure) }
+}
+
+/// An address in place of a name stands for itself.
+fn literal(ip: IpAddr) -> Outcome {
+    let own = Records { addresses: std::iter::once(ip).collect(), ttl: CEILING };
+    let none = Records::default();
+    if ip.is_ipv4() { Outcome { v4: Ok(own), v6: Ok(none) } } else { Outcome { v4: Ok(none), v6: Ok(own) } }
+}

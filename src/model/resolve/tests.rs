@@ -1,0 +1,235 @@
+use proptest::prelude::*;
+
+use super::*;
+
+/// A schedule with a clock that is set by hand and randomness that is always the same.
+struct Lab {
+    schedule: Schedule,
+    start: Instant,
+    now: Instant,
+    random: f64,
+}
+
+fn lab(limit: usize) -> Lab {
+    let now = Instant::now();
+    Lab { schedule: Schedule::new(limit), start: now, now, random: 1.0 }
+}
+
+fn ips(list: &[&str]) -> BTreeSet<IpAddr> {
+    list.iter().map(|ip| ip.parse().expect("an address")).collect()
+}
+
+fn records(list: &[&str], ttl: u64) -> Records {
+    Records { addresses: ips(list), ttl: Duration::from_secs(ttl) }
+}
+
+fn v4(list: &[&str], ttl: u64) -> Outcome {
+    Outcome { v4: Ok(records(list, ttl)), v6: Ok(records(&[], 0)) }
+}
+
+fn failed(failure: Failure) -> Outcome {
+    Outcome { v4: Err(failure), v6: Err(failure) }
+}
+
+impl Lab {
+    fn step(&mut self, event: Event) -> Actions {
+        let random = self.random;
+        self.schedule.step(event, self.now, &mut || random)
+    }
+
+    fn want(&mut self, names: &[&str]) -> Actions {
+        self.step(Event::Wanted(names.iter().map(|name| (*name).to_owned()).collect()))
+    }
+
+    fn answer(&mut self, name: &str, outcome: Outcome) -> Actions {
+        self.step(Event::Answered(name.into(), outcome))
+    }
+
+    /// Goes to the next wake and says how long that took.
+    fn wake(&mut self, actions: &Actions) -> (Duration, Actions) {
+        let wake = actions.wake.expect("a wake");
+        let passed = wake - self.now;
+        self.now = wake;
+        (passed, self.step(Event::Tick))
+    }
+
+    fn addresses(&self, name: &str) -> BTreeSet<IpAddr> {
+        self.schedule.answers().remove(name).unwrap_or_default()
+    }
+}
+
+#[test]
+fn an_answer_is_asked_for_again_when_its_ttl_ends() {
+    let mut lab = lab(1);
+    assert_eq!(lab.want(&["a"]).lookup, ["a".into()]);
+    let actions = lab.answer("a", v4(&["10.0.0.1"], 30));
+    assert!(actions.changed && actions.lookup.is_empty());
+    let (passed, actions) = lab.wake(&actions);
+    assert_eq!((passed, actions.lookup.as_slice()), (Duration::from_secs(30), &["a".into()][..]));
+    assert!(!lab.answer("a", v4(&["10.0.0.1"], 30)).changed, "the same answer");
+    assert_eq!(lab.addresses("a"), ips(&["10.0.0.1"]));
+}
+
+#[test]
+fn ttls_are_bounded() {
+    for (ttl, random, expected) in [(0, 0.0, 5.0), (0, 1.0, 5.5), (86_400, 1.0, 600.0), (86_400, 0.0, 540.0), (100, 0.5, 95.0)] {
+        let delay = until_next(Duration::from_secs(ttl), random).as_secs_f64();
+        assert!((delay - expected).abs() < 1e-6, "ttl {ttl} random {random}: {delay}");
+    }
+}
+
+#[test]
+fn the_last_good_answer_outlives_every_failure() {
+    for failure in Failure::ALL {
+        let mut lab = lab(1);
+        lab.want(&["a"]);
+        let actions = lab.answer("a", v4(&["10.0.0.1"], 5));
+        let answered = lab.now;
+        let (_, actions) = lab.wake(&actions);
+        assert_eq!(actions.lookup.len(), 1);
+        let actions = lab.answer("a", failed(failure));
+        assert!(!actions.changed);
+        assert_eq!(lab.addresses("a"), ips(&["10.0.0.1"]), "{failure}");
+        let status = lab.schedule.statuses().remove("a").expect("known");
+        assert_eq!((status.answered, status.failure), (Some(answered), Some(failure)));
+        assert_eq!(lab.schedule.failures()[&failure], 1);
+    }
+}
+
+#[test]
+fn failures_are_retried_less_and_less_often_until_it_works() {
+    let mut lab = lab(1);
+    lab.random = 0.0;
+    lab.want(&["a"]);
+    let mut delays = Vec::new();
+    for _ in 0..8 {
+        let actions = lab.answer("a", failed(Failure::Timeout));
+        let (passed, actions) = lab.wake(&actions);
+        assert_eq!(actions.lookup.len(), 1);
+        delays.push(passed.as_secs());
+    }
+    assert_eq!(delays, [1, 2, 4, 8, 16, 32, 60, 60]);
+    lab.answer("a", v4(&["10.0.0.1"], 100));
+    let status = lab.schedule.statuses().remove("a").expect("known");
+    assert_eq!(status.failure, None);
+    lab.now += CEILING;
+    lab.step(Event::Tick);
+    let actions = lab.answer("a", failed(Failure::Timeout));
+    assert_eq!(lab.wake(&actions).0, Duration::from_secs(1), "the count starts again");
+}
+
+#[test]
+fn an_answer_without_addresses_is_a_failure_but_one_family_without_is_not() {
+    let mut lab = lab(1);
+    lab.want(&["a"]);
+    let actions = lab.answer("a", Outcome { v4: Ok(records(&["10.0.0.1"], 5)), v6: Ok(records(&["fd00::1"], 50)) });
+    let (passed, _) = lab.wake(&actions);
+    assert!(passed < Duration::from_secs(6), "the shorter TTL counts");
+    lab.answer("a", v4(&[], 300));
+    assert_eq!(lab.addresses("a"), ips(&["10.0.0.1", "fd00::1"]));
+    assert_eq!(lab.schedule.failures()[&Failure::Empty], 1);
+    lab.now += CEILING;
+    lab.step(Event::Tick);
+    assert!(lab.answer("a", Outcome { v4: Ok(records(&[], 0)), v6: Ok(records(&["fd00::1"], 300)) }).changed);
+    assert_eq!(lab.addresses("a"), ips(&["fd00::1"]));
+}
+
+#[test]
+fn a_family_that_fails_keeps_what_was_known_of_it() {
+    let mut lab = lab(1);
+    lab.want(&["a"]);
+    lab.answer("a", Outcome { v4: Ok(records(&["10.0.0.1"], 300)), v6: Ok(records(&["fd00::1"], 300)) });
+    lab.now += CEILING;
+    lab.step(Event::Tick);
+    let actions = lab.answer("a", Outcome { v4: Ok(records(&["10.0.0.2"], 300)), v6: Err(Failure::Server) });
+    assert_eq!(lab.addresses("a"), ips(&["10.0.0.2", "fd00::1"]));
+    assert!(lab.wake(&actions).0 <= Duration::from_secs(1), "retried as a failure is");
+    let actions = lab.answer("a", Outcome { v4: Err(Failure::Timeout), v6: Ok(records(&["fd00::2"], 300)) });
+    assert_eq!(lab.addresses("a"), ips(&["10.0.0.2", "fd00::2"]));
+    lab.wake(&actions);
+    lab.answer("a", Outcome { v4: Ok(records(&["10.0.0.2"], 300)), v6: Err(Failure::NoName) });
+    assert_eq!(lab.addresses("a"), ips(&["10.0.0.2"]), "no such name in one family means no addresses in it");
+}
+
+#[test]
+fn lookups_are_bounded_and_the_rest_waits_in_order() {
+    let mut lab = lab(2);
+    let actions = lab.want(&["a", "b", "c", "d", "e"]);
+    assert_eq!((actions.lookup.as_slice(), actions.wake), (&["a".into(), "b".into()][..], None));
+    assert_eq!(lab.step(Event::Tick).lookup, Vec::<Arc<str>>::new());
+    assert_eq!(lab.answer("b", failed(Failure::Server)).lookup, ["c".into()]);
+    assert_eq!(lab.answer("a", v4(&["10.0.0.1"], 60)).lookup, ["d".into()]);
+    // A retry that is due does not overtake a name that has waited longer.
+    lab.now += Duration::from_mins(1);
+    assert_eq!(lab.answer("c", v4(&["10.0.0.1"], 60)).lookup, ["e".into()]);
+    assert_eq!(lab.answer("d", v4(&["10.0.0.1"], 60)).lookup, ["b".into()]);
+}
+
+#[test]
+fn names_that_nobody_wants_are_forgotten() {
+    let mut lab = lab(4);
+    lab.want(&["a", "b"]);
+    lab.answer("a", v4(&["10.0.0.1"], 60));
+    let actions = lab.want(&["b"]);
+    assert!(actions.changed);
+    assert_eq!((lab.schedule.answers().len(), lab.schedule.statuses().len()), (0, 1));
+    // An answer that comes after its name has left changes nothing; a second one for the same lookup neither.
+    lab.want(&[]);
+    assert_eq!(lab.answer("b", v4(&["10.0.0.2"], 60)), Actions::default());
+    assert_eq!(lab.answer("b", v4(&["10.0.0.2"], 60)), Actions::default());
+    assert!(!lab.want(&[]).changed);
+}
+
+#[test]
+fn a_name_that_comes_back_while_it_is_looked_up_is_not_looked_up_twice() {
+    let mut lab = lab(4);
+    lab.want(&["a"]);
+    lab.want(&[]);
+    assert_eq!(lab.want(&["a"]).lookup, Vec::<Arc<str>>::new());
+    lab.answer("a", v4(&["10.0.0.1"], 60));
+    assert_eq!(lab.addresses("a"), ips(&["10.0.0.1"]));
+}
+
+fn any_outcome() -> impl Strategy<Value = Outcome> {
+    let family = |prefix: &'static str| {
+        prop_oneof![
+            (prop::collection::btree_set(0..4_u8, 0..3), 0..100_000_u64).prop_map(move |(hosts, ttl)| Ok(Records {
+                addresses: hosts.into_iter().map(|host| format!("{prefix}{host}").parse().expect("an address")).collect(),
+                ttl: Duration::from_secs(ttl),
+            })),
+            prop::sample::select(&Failure::ALL[..]).prop_map(Err),
+        ]
+    };
+    (family("10.0.0."), family("fd00::")).prop_map(|(v4, v6)| Outcome { v4, v6 })
+}
+
+proptest! {
+    /// Whatever happens: a wanted name is always either under way or due, never sooner than a retry may be, never later
+    /// than the ceiling; no more are under way than allowed; and an address once known never vanishes without an answer.
+    #[test]
+    fn no_name_is_ever_lost(steps in prop::collection::vec((0..4_u8, any_outcome(), 0..700_u64, 0.0..=1.0_f64), 1..60)) {
+        let mut lab = lab(2);
+        let names = ["a", "b", "c"];
+        lab.want(&names);
+        for (choice, outcome, seconds, random) in steps {
+            lab.random = random;
+            lab.now += Duration::from_secs(seconds);
+            let before = lab.schedule.answers();
+            let flying = lab.schedule.flying.clone();
+            match names.get(usize::from(choice)) {
+                Some(name) => drop(lab.answer(name, outcome)),
+                None => drop(lab.step(Event::Tick)),
+            }
+            prop_assert!(lab.schedule.flying.len() <= 2);
+            prop_assert_eq!(lab.schedule.flying.len() + lab.schedule.queue.len(), names.len());
+            for (due, name) in &lab.schedule.queue {
+                prop_assert!(*due <= lab.now + CEILING, "{} due in {:?}", name, *due - lab.now);
+            }
+            for name in before.keys() {
+                prop_assert!(!lab.addresses(name).is_empty(), "{} lost its addresses", name);
+                prop_assert!(flying.contains(name.as_str()) || lab.addresses(name) == before[name]);
+            }
+        }
+        prop_assert!(lab.now >= lab.start);
+    }
+}
