@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
+use imbl::OrdMap;
 use serde::Serialize;
 
 use super::flow::{Flow, FlowFilter, SRC_NAT, TcpState};
@@ -165,7 +166,7 @@ fn touched<'a, K: Ord, T: Ord>(edits: &'a BTreeMap<K, Edit<BTreeSet<T>>>) -> Tou
     edits.iter().filter(|(_, edit)| takes(edit)).map(|(key, edit)| (key, left(edit))).collect()
 }
 
-fn every<K: Ord, T>(map: &BTreeMap<K, BTreeSet<T>>) -> Touched<'_, K, T> {
+fn every<K: Ord, T>(map: &OrdMap<K, BTreeSet<T>>) -> Touched<'_, K, T> {
     map.iter().map(|(key, targets)| (key, Left::Targets(targets))).collect()
 }
 

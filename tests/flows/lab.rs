@@ -45,7 +45,7 @@ pub(crate) fn pod(family: Family, port: u16) -> SocketAddr {
     SocketAddr::new(POD[usize::from(family == Family::V6)].parse().expect("an address"), port)
 }
 
-fn run(ns: &Namespace, program: &str, arguments: &str, input: &str) {
+pub(crate) fn run(ns: &Namespace, program: &str, arguments: &str, input: &str) {
     let done = ns.run(|| {
         let mut command = Command::new(program);
         let mut child = command
@@ -62,7 +62,6 @@ fn run(ns: &Namespace, program: &str, arguments: &str, input: &str) {
 }
 
 /// Waits for something to become true.
-#[allow(dead_code)]
 pub(crate) fn eventually(what: &str, within: Duration, mut check: impl FnMut() -> bool) {
     let end = Instant::now() + within;
     while !check() {
@@ -184,12 +183,28 @@ impl Lab {
         (client, server)
     }
 
-    #[allow(dead_code)]
-    pub(crate) fn udp(&self, ns: &Namespace, at: SocketAddr) -> UdpSocket {
-        let socket = ns.run(|| UdpSocket::bind(at)).expect("ran").expect("bound");
-        socket.set_read_timeout(Some(Duration::from_secs(2))).expect("set");
-        socket
-    }
+}
+
+/// A datagram socket in a namespace.
+pub(crate) fn udp(ns: &Namespace, at: SocketAddr) -> UdpSocket {
+    let socket = ns.run(|| UdpSocket::bind(at)).expect("ran").expect("bound");
+    socket.set_read_timeout(Some(Duration::from_secs(2))).expect("set");
+    socket
+}
+
+/// A datagram there, and what comes back.
+pub(crate) fn ask(socket: &UdpSocket, to: SocketAddr) -> std::io::Result<String> {
+    socket.connect(to).and_then(|()| socket.send(b"?"))?;
+    let mut buffer = [0; 64];
+    socket.recv(&mut buffer).map(|length| String::from_utf8_lossy(&buffer[..length]).into_owned())
+}
+
+/// Answers one datagram with a name and the address that it came from.
+pub(crate) fn answer(socket: &UdpSocket, name: &str) -> SocketAddr {
+    let mut buffer = [0; 64];
+    let (_, from) = socket.recv_from(&mut buffer).expect("received");
+    socket.send_to(name.as_bytes(), from).expect("sent");
+    from
 }
 
 /// Does what the proxy does after a change: lists, deletes, resets.
