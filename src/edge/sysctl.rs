@@ -1,1 +1,82 @@
 //! Forwarding switches of this network namespace.
+//!
+//! Read first and written only if off: on a Kubernetes node they are usually on already and the file system that holds them is read-only.
+//! Nothing is ever switched off.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use crate::model::net::Family;
+
+/// What was found and done for one family.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Forwarding {
+    /// It was on.
+    On,
+    /// It was off and is on now.
+    SwitchedOn,
+    /// This kernel or namespace has no such family.
+    Absent,
+}
+
+/// Packets of a family would not be forwarded.
+#[derive(Debug, thiserror::Error)]
+pub enum SysctlError {
+    /// The switch could not be read.
+    #[error("cannot read {}: {source}", file(*family).0)]
+    Read {
+        /// The family.
+        family: Family,
+        /// Why.
+        source: io::Error,
+    },
+    /// The switch is off and could not be switched on.
+    #[error(
+        "{family} forwarding is off and cannot be switched on here ({source}): run `sysctl -w {name}=1` in the Pod's network \
+         namespace, from a privileged init container, or set it by the Pod's spec.securityContext.sysctls ({{name: {name}, value: \"1\"}}; \
+         the kubelet must allow it with --allowed-unsafe-sysctls={name})",
+        name = file(*family).1
+    )]
+    Write {
+        /// The family.
+        family: Family,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+impl SysctlError {
+    /// A closed set of words for metric labels.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Read { .. } => "read",
+            Self::Write { .. } => "write",
+        }
+    }
+}
+
+/// Makes sure that the calling thread's namespace forwards packets of these families; says what was done for each, in their order.
+pub fn forward(families: &[Family]) -> Result<Vec<Forwarding>, SysctlError> {
+    families.iter().map(|family| switch_on(*family)).collect()
+}
+
+fn switch_on(family: Family) -> Result<Forwarding, SysctlError> {
+    let (path, _) = file(family);
+    match fs::read(path) {
+        Ok(value) if value.trim_ascii() != b"0" => return Ok(Forwarding::On),
+        Ok(_) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound && Path::new("/proc/sys/net").exists() => return Ok(Forwarding::Absent),
+        Err(source) => return Err(SysctlError::Read { family, source }),
+    }
+    fs::write(path, "1").map(|()| Forwarding::SwitchedOn).map_err(|source| SysctlError::Write { family, source })
+}
+
+/// Where the switch is, and what `sysctl` calls it.
+fn file(family: Family) -> (&'static str, &'static str) {
+    match family {
+        Family::V4 => ("/proc/sys/net/ipv4/ip_forward", "net.ipv4.ip_forward"),
+        Family::V6 => ("/proc/sys/net/ipv6/conf/all/forwarding", "net.ipv6.conf.all.forwarding"),
+    }
+}

@@ -1,0 +1,226 @@
+//! TCP segments without data, built and read: a SYN that makes a live end show its numbers, and the resets that end it.
+//!
+//! Formats: RFC 791, RFC 8200, RFC 9293. Nothing is sent from here.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+const TCP: u8 = 6;
+const FIN: u8 = 0x01;
+const SYN: u8 = 0x02;
+const RST: u8 = 0x04;
+const ACK: u8 = 0x10;
+const TTL: u8 = 64;
+
+/// A segment to send, headers and all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Segment {
+    from: SocketAddr,
+    to: SocketAddr,
+    sequence: u32,
+    acknowledgment: u32,
+    flags: u8,
+}
+
+/// What a segment that came in says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Heard {
+    /// Who sent it.
+    pub from: SocketAddr,
+    /// The port that it was sent to.
+    pub port: u16,
+    /// Its first sequence number.
+    pub sequence: u32,
+    /// The next number that its sender expects.
+    pub acknowledgment: u32,
+    /// How many sequence numbers it takes: its data, and one for a FIN.
+    pub length: u32,
+    /// What its sender is.
+    pub end: End,
+}
+
+/// What the sender of a segment is to the connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// It believes in the connection, and its numbers are good.
+    Alive,
+    /// It knows of none: it refused, or took the probe for the start of a new one.
+    Gone,
+}
+
+impl Segment {
+    /// A SYN: a live end answers it, whatever its number, with an acknowledgment of its own state (RFC 5961 §4).
+    #[must_use]
+    pub fn probe(from: SocketAddr, to: SocketAddr, sequence: u32) -> Self {
+        Self { from, to, sequence, acknowledgment: 0, flags: SYN }
+    }
+
+    /// A reset, valid at `to` if `sequence` is exactly what it expects next (RFC 5961 §3).
+    #[must_use]
+    pub fn reset(from: SocketAddr, to: SocketAddr, sequence: u32, acknowledgment: u32) -> Self {
+        Self { from, to, sequence, acknowledgment, flags: RST | ACK }
+    }
+
+    /// Where it goes.
+    #[must_use]
+    pub fn to(&self) -> SocketAddr {
+        self.to
+    }
+
+    /// By what an answer to it is known: who sends it, and to which port.
+    #[must_use]
+    pub fn end(&self) -> (SocketAddr, u16) {
+        (self.to, self.from.port())
+    }
+
+    /// The whole packet, checksums included; nothing if its two addresses are of different families.
+    #[must_use]
+    pub fn packet(&self) -> Option<Vec<u8>> {
+        let tcp = self.tcp()?;
+        let mut packet = Vec::with_capacity(40 + tcp.len());
+        match (self.from.ip(), self.to.ip()) {
+            (IpAddr::V4(from), IpAddr::V4(to)) => {
+                // Version and header length, no service class; total length; identification; don't fragment.
+                packet.extend([0x45, 0, 0, 40, 0, 0, 0x40, 0, TTL, TCP, 0, 0]);
+                packet.extend(from.octets());
+                packet.extend(to.octets());
+                let sum = checksum(&[&packet]);
+                packet[10..12].copy_from_slice(&sum.to_be_bytes());
+            }
+            (IpAddr::V6(from), IpAddr::V6(to)) => {
+                packet.extend([0x60, 0, 0, 0, 0, 20, TCP, TTL]);
+                packet.extend(from.octets());
+                packet.extend(to.octets());
+            }
+            _ => return None,
+        }
+        packet.extend(tcp);
+        Some(packet)
+    }
+
+    fn tcp(&self) -> Option<[u8; 20]> {
+        let mut tcp = [0; 20];
+        tcp[0..2].copy_from_slice(&self.from.port().to_be_bytes());
+        tcp[2..4].copy_from_slice(&self.to.port().to_be_bytes());
+        tcp[4..8].copy_from_slice(&self.sequence.to_be_bytes());
+        tcp[8..12].copy_from_slice(&self.acknowledgment.to_be_bytes());
+        tcp[12] = 5 << 4;
+        tcp[13] = self.flags;
+        // Some stacks distrust a window of zero on a SYN.
+        tcp[14..16].copy_from_slice(&1024_u16.to_be_bytes());
+        let tail = [0, TCP, 0, 20];
+        let sum = match (self.from.ip(), self.to.ip()) {
+            (IpAddr::V4(from), IpAddr::V4(to)) => checksum(&[&from.octets(), &to.octets(), &tail, &tcp]),
+            (IpAddr::V6(from), IpAddr::V6(to)) => checksum(&[&from.octets(), &to.octets(), &tail, &tcp]),
+            _ => return None,
+        };
+        tcp[16..18].copy_from_slice(&sum.to_be_bytes());
+        Some(tcp)
+    }
+}
+
+impl Heard {
+    /// Reads an IPv4 packet, as a raw socket hands it over; nothing if it is not a whole TCP header in a first fragment.
+    #[must_use]
+    pub fn in_ipv4(packet: &[u8]) -> Option<Self> {
+        let first = *packet.first()?;
+        let header = usize::from(first & 0x0f) * 4;
+        let total = usize::from(u16_at(packet, 2)?);
+        let fragment = u16_at(packet, 6)? & 0x1fff;
+        if first >> 4 != 4 || header < 20 || *packet.get(9)? != TCP || fragment != 0 {
+            return None;
+        }
+        let source: [u8; 4] = packet.get(12..16)?.try_into().ok()?;
+        Self::in_tcp(packet.get(header..total.min(packet.len()))?, IpAddr::V4(Ipv4Addr::from(source)))
+    }
+
+    /// Reads a TCP segment that `source` sent; nothing if its header is not whole.
+    #[must_use]
+    pub fn in_tcp(segment: &[u8], source: IpAddr) -> Option<Self> {
+        let header = usize::from(*segment.get(12)? >> 4) * 4;
+        let data = segment.len().checked_sub(header).filter(|_| header >= 20)?;
+        let flags = *segment.get(13)?;
+        let alive = flags & (SYN | RST | ACK) == ACK;
+        Some(Self {
+            from: SocketAddr::new(source, u16_at(segment, 0)?),
+            port: u16_at(segment, 2)?,
+            sequence: u32_at(segment, 4)?,
+            acknowledgment: u32_at(segment, 8)?,
+            length: u32::try_from(data).ok()? + u32::from(flags & FIN != 0),
+            end: if alive { End::Alive } else { End::Gone },
+        })
+    }
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_be_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_be_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+/// The Internet checksum (RFC 1071) over parts of even length.
+fn checksum(parts: &[&[u8]]) -> u16 {
+    let words = parts.iter().flat_map(|part| part.as_chunks::<2>().0).map(|pair| u32::from(u16::from_be_bytes(*pair)));
+    let mut sum: u32 = words.sum();
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    u16::try_from(!sum & 0xffff).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn address(text: &str) -> SocketAddr {
+        text.parse().expect("an address")
+    }
+
+    #[test]
+    fn a_packet_is_read_as_it_was_built() {
+        let probe = Segment::reset(address("10.0.0.1:4000"), address("100.64.0.2:5432"), 7, 9);
+        let packet = probe.packet().expect("one family");
+        let heard = Heard::in_ipv4(&packet).expect("a segment");
+        assert_eq!((heard.from, heard.port, heard.sequence, heard.acknowledgment), (address("10.0.0.1:4000"), 5432, 7, 9));
+        assert_eq!((heard.end, heard.length), (End::Gone, 0));
+        assert_eq!(checksum(&[&packet[..20]]), 0, "the header's own checksum");
+        assert_eq!(checksum(&[&packet[12..20], &[0, TCP, 0, 20], &packet[20..]]), 0, "the segment's checksum");
+    }
+
+    #[test]
+    fn ipv6_packets_carry_a_checksum_over_both_addresses() {
+        let packet = Segment::probe(address("[fd00::1]:4000"), address("[fd00::2]:80"), 1).packet().expect("one family");
+        assert_eq!(packet.len(), 60);
+        assert_eq!(checksum(&[&packet[8..40], &[0, TCP, 0, 20], &packet[40..]]), 0);
+    }
+
+    #[test]
+    fn two_families_make_no_packet() {
+        assert_eq!(Segment::probe(address("[fd00::1]:1"), address("10.0.0.1:2"), 1).packet(), None);
+    }
+
+    #[test]
+    fn an_answer_to_a_probe_of_no_connection_is_not_taken_for_a_live_end() {
+        for (flags, end) in [(ACK, End::Alive), (ACK | FIN, End::Alive), (SYN | ACK, End::Gone), (RST | ACK, End::Gone), (SYN, End::Gone)] {
+            let mut tcp = Segment::probe(address("10.0.0.1:1"), address("10.0.0.2:2"), 1).tcp().expect("one family");
+            tcp[13] = flags;
+            assert_eq!(Heard::in_tcp(&tcp, address("10.0.0.1:1").ip()).map(|heard| heard.end), Some(end), "{flags:#x}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_without_a_fault(bytes in prop::collection::vec(any::<u8>(), 0..80), start in any::<bool>()) {
+            let mut bytes = bytes;
+            if start && bytes.len() > 9 {
+                bytes[0] = 0x45;
+                bytes[9] = TCP;
+            }
+            let _ = Heard::in_ipv4(&bytes);
+            let _ = Heard::in_tcp(&bytes, IpAddr::V4(Ipv4Addr::LOCALHOST));
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! The kernel tier: what our rules do to real packets, in namespaces that the tests make and that vanish with them.
+//!
+//! Needs root, or `unshare -Urnm`; nft, iptables (both makes) and iproute2. Whatever is missing fails the tests.
+
+#[path = "kernel/lab.rs"]
+mod lab;

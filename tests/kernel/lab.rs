@@ -1,0 +1,345 @@
+//! A small network of namespaces: clients and proxies on a cluster's bridge, proxies and targets on a tailnet's bridge.
+//!
+//! ```text
+//!   client(s) ──eth0── [cluster, MTU 1500] ──eth0── proxy(s) ──tailscale0── [tailnet, MTU 1280] ──tailscale0── target(s)
+//! ```
+//!
+//! Every node of the tailnet speaks both families; node `i` of a kind has the same last byte in both. Nothing in here
+//! knows of rules: a test puts them into a proxy's namespace with whatever it tests.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use tailyard::edge::netns::Namespace;
+use tailyard::model::net::Family;
+
+/// What a network is to consist of.
+#[derive(Debug, Clone)]
+pub(crate) struct Shape {
+    /// Nodes of the cluster that use the proxies.
+    pub(crate) clients: u8,
+    /// Replicas.
+    pub(crate) proxies: u8,
+    /// Nodes of the tailnet.
+    pub(crate) targets: u8,
+    /// The cluster's IPv4 network, a /24 given by its first three bytes.
+    pub(crate) cluster4: [u8; 3],
+}
+
+impl Default for Shape {
+    fn default() -> Self {
+        Self { clients: 1, proxies: 1, targets: 1, cluster4: [10, 42, 0] }
+    }
+}
+
+/// The network.
+#[derive(Debug)]
+pub(crate) struct Lab {
+    /// Nodes of the cluster, `.10` and up.
+    pub(crate) clients: Vec<Node>,
+    /// Replicas: `.2` and up in the cluster, `.1` and up in the tailnet.
+    pub(crate) proxies: Vec<Node>,
+    /// Nodes of the tailnet, `.11` and up.
+    pub(crate) targets: Vec<Node>,
+    /// Their end of every cable goes with them.
+    _switches: [Namespace; 2],
+}
+
+/// A node: a namespace and its addresses.
+#[derive(Debug, Clone)]
+pub(crate) struct Node {
+    /// Says in failures which one it is; servers answer with it.
+    pub(crate) name: String,
+    /// Where it lives.
+    pub(crate) ns: Namespace,
+    /// Its addresses in the cluster, if it is there.
+    pub(crate) cluster: BTreeMap<Family, IpAddr>,
+    /// Its addresses in the tailnet, if it is there.
+    pub(crate) tailnet: BTreeMap<Family, IpAddr>,
+}
+
+/// The name of a proxy's interface to the tailnet.
+pub(crate) const TAILNET: &str = "tailscale0";
+/// The MTU of the tailnet's links.
+pub(crate) const TAILNET_MTU: u32 = 1280;
+
+impl Lab {
+    /// Makes the network and waits for nothing: addresses are usable at once (no duplicate address detection).
+    pub(crate) fn build(shape: &Shape) -> Self {
+        let [a, b, c] = shape.cluster4;
+        let cluster = Switch::make(1500, "eth0", move |host| [v4(a, b, c, host), v6(0xfd42, 0, 0, host)]);
+        let tailnet = Switch::make(TAILNET_MTU, TAILNET, |host| [v4(100, 64, 0, host), v6(0xfd7a, 0x115c, 0xa1e0, host)]);
+        let node = |kind: &str, index: u8, near: Option<u8>, far: Option<u8>| {
+            let mut node = Node::make(format!("{kind}{index}"));
+            node.cluster = near.map(|host| cluster.plug(&node.ns, host)).unwrap_or_default();
+            node.tailnet = far.map(|host| tailnet.plug(&node.ns, host)).unwrap_or_default();
+            node
+        };
+        let clients = (0..shape.clients).map(|i| node("client", i, Some(10 + i), None)).collect();
+        let proxies: Vec<Node> = (0..shape.proxies).map(|i| node("proxy", i, Some(2 + i), Some(1 + i))).collect();
+        let targets = (0..shape.targets).map(|i| node("target", i, None, Some(11 + i))).collect();
+        for proxy in &proxies {
+            proxy.sysctl("net.ipv4.ip_forward", "1");
+            proxy.sysctl("net.ipv6.conf.all.forwarding", "1");
+        }
+        Self { clients, proxies, targets, _switches: [cluster.ns, tailnet.ns] }
+    }
+}
+
+/// A bridge in a namespace of its own.
+struct Switch<A> {
+    ns: Namespace,
+    mtu: u32,
+    port: &'static str,
+    addresses: A,
+}
+
+impl<A: Fn(u8) -> [IpAddr; 2]> Switch<A> {
+    fn make(mtu: u32, port: &'static str, addresses: A) -> Self {
+        let node = Node::make("switch".to_owned());
+        node.ip(&format!("link add sw mtu {mtu} type bridge\nlink set sw up\n"));
+        Self { ns: node.ns, mtu, port, addresses }
+    }
+
+    /// Runs a cable to a node and gives the node its addresses.
+    fn plug(&self, ns: &Namespace, host: u8) -> BTreeMap<Family, IpAddr> {
+        let there = Node { name: "plug".to_owned(), ns: ns.clone(), cluster: BTreeMap::new(), tailnet: BTreeMap::new() };
+        let here = Node { ns: self.ns.clone(), ..there.clone() };
+        let (mtu, port, path) = (self.mtu, self.port, ns.path());
+        here.ip(&format!(
+            "link add p{host} mtu {mtu} type veth peer name {port} mtu {mtu} netns {}\nlink set p{host} master sw up\n",
+            path.display()
+        ));
+        let [four, six] = (self.addresses)(host);
+        there.ip(&format!("addr add {four}/24 dev {port}\naddr add {six}/64 dev {port} nodad\nlink set {port} up\n"));
+        BTreeMap::from([(Family::V4, four), (Family::V6, six)])
+    }
+}
+
+impl Node {
+    /// A node with its loopback up and no cable.
+    pub(crate) fn make(name: String) -> Self {
+        let ns = Namespace::make().expect("a network namespace (root, or unshare -Urnm)");
+        let node = Self { name, ns, cluster: BTreeMap::new(), tailnet: BTreeMap::new() };
+        node.sysctl("net.ipv6.conf.all.accept_dad", "0");
+        node.sysctl("net.ipv6.conf.default.accept_dad", "0");
+        node.ip("link set lo up\n");
+        node
+    }
+
+    /// Sets a sysctl of the node's network.
+    pub(crate) fn sysctl(&self, name: &str, value: &str) {
+        let path = format!("/proc/sys/{}", name.replace('.', "/"));
+        self.ns
+            .run(|| std::fs::write(&path, value))
+            .expect("the namespace")
+            .unwrap_or_else(|fault| panic!("{}: {path}: {fault}", self.name));
+    }
+
+    /// Runs `ip -batch` with these lines.
+    pub(crate) fn ip(&self, lines: &str) {
+        self.feed(&["ip", "-batch", "-"], lines);
+    }
+
+    /// Runs a program with this standard input; it must succeed. What it prints is returned.
+    pub(crate) fn feed(&self, argv: &[&str], input: &str) -> String {
+        let (status, out, err) = self.try_feed(argv, input);
+        assert!(status, "{}: {argv:?} failed: {err}\n{input}", self.name);
+        out
+    }
+
+    /// Runs a program with this standard input: whether it succeeded, its output, its errors.
+    pub(crate) fn try_feed(&self, argv: &[&str], input: &str) -> (bool, String, String) {
+        let run = || -> io::Result<(bool, String, String)> {
+            let mut command = Command::new(argv[0]);
+            command.args(&argv[1..]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+            let mut child = command.spawn()?;
+            let mut stdin = child.stdin.take().expect("piped");
+            let output = thread::scope(|scope| {
+                scope.spawn(move || stdin.write_all(input.as_bytes()));
+                child.wait_with_output()
+            })?;
+            let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+            Ok((output.status.success(), text(output.stdout), text(output.stderr)))
+        };
+        self.ns.run(run).expect("the namespace").unwrap_or_else(|fault| panic!("{}: cannot run {argv:?}: {fault}", self.name))
+    }
+
+    /// Starts a server on a TCP and a UDP port, for both families; it answers with a [`Greeting`] and then echoes.
+    pub(crate) fn serve(&self, port: u16) -> Server {
+        let address = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
+        let bind = || -> io::Result<(TcpListener, UdpSocket)> { Ok((TcpListener::bind(address)?, UdpSocket::bind(address)?)) };
+        let (tcp, udp) = self.ns.run(bind).expect("the namespace").unwrap_or_else(|fault| panic!("{}: port {port}: {fault}", self.name));
+        Server::start(self.name.clone(), tcp, udp)
+    }
+
+    /// Connects by TCP and leaves the connection open.
+    pub(crate) fn connect(&self, to: SocketAddr, patience: Duration) -> io::Result<TcpStream> {
+        let stream = self.ns.run(|| TcpStream::connect_timeout(&to, patience)).expect("the namespace")?;
+        stream.set_read_timeout(Some(patience))?;
+        stream.set_write_timeout(Some(patience))?;
+        stream.set_nodelay(true)?;
+        Ok(stream)
+    }
+
+    /// Asks a server by TCP, by a connection of its own.
+    pub(crate) fn ask_tcp(&self, to: SocketAddr, patience: Duration) -> io::Result<Greeting> {
+        Greeting::read(&mut self.connect(to, patience)?)
+    }
+
+    /// Asks a server by UDP, from a port of its own.
+    pub(crate) fn ask_udp(&self, to: SocketAddr, patience: Duration) -> io::Result<Greeting> {
+        let local = SocketAddr::from((if to.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { Ipv6Addr::UNSPECIFIED.into() }, 0));
+        let socket = self.ns.run(|| UdpSocket::bind(local)).expect("the namespace")?;
+        socket.connect(to)?;
+        socket.set_read_timeout(Some(patience))?;
+        socket.send(b"?")?;
+        let mut buffer = [0; 512];
+        let size = socket.recv(&mut buffer)?;
+        Greeting::parse(&String::from_utf8_lossy(&buffer[..size]))
+    }
+}
+
+/// What a server says first: who it is and whom it sees.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Greeting {
+    /// The name of the server's node.
+    pub(crate) name: String,
+    /// The address and port that the server sees as its client.
+    pub(crate) peer: SocketAddr,
+}
+
+impl Greeting {
+    /// Reads the line with which a TCP server greets.
+    pub(crate) fn read(stream: &mut impl Read) -> io::Result<Self> {
+        let mut line = Vec::new();
+        let mut byte = [0];
+        while !line.ends_with(b"\n") {
+            stream.read_exact(&mut byte)?;
+            line.push(byte[0]);
+        }
+        Self::parse(&String::from_utf8_lossy(&line))
+    }
+
+    fn parse(line: &str) -> io::Result<Self> {
+        let fields = line.trim_end().split_once(' ').and_then(|(name, peer)| Some((name.to_owned(), peer.parse().ok()?)));
+        let (name, peer) = fields.ok_or_else(|| io::Error::other(format!("not a greeting: {line:?}")))?;
+        Ok(Self { name, peer: plain(peer) })
+    }
+}
+
+/// A server; it ends, with its connections, when the value is dropped.
+#[derive(Debug)]
+pub(crate) struct Server {
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Server {
+    fn start(name: String, tcp: TcpListener, udp: UdpSocket) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        tcp.set_nonblocking(true).expect("a listener");
+        udp.set_read_timeout(Some(Duration::from_millis(20))).expect("a socket");
+        let (ended, greeter) = (stop.clone(), name.clone());
+        let datagrams = thread::spawn(move || {
+            let mut buffer = [0; 2048];
+            while !ended.load(Ordering::Relaxed) {
+                if let Ok((_, peer)) = udp.recv_from(&mut buffer) {
+                    let _ = udp.send_to(format!("{greeter} {}", plain(peer)).as_bytes(), peer);
+                }
+            }
+        });
+        let ended = stop.clone();
+        let streams = thread::spawn(move || {
+            let mut open = Vec::new();
+            while !ended.load(Ordering::Relaxed) {
+                match tcp.accept() {
+                    Ok((stream, peer)) => {
+                        let (ended, name) = (ended.clone(), name.clone());
+                        open.push(thread::spawn(move || echo(stream, &format!("{name} {}\n", plain(peer)), &ended)));
+                    }
+                    Err(_) => thread::park_timeout(Duration::from_millis(1)),
+                }
+                open.retain(|thread| !thread.is_finished());
+            }
+            for thread in open {
+                let _ = thread.join();
+            }
+        });
+        Self { stop, threads: vec![datagrams, streams] }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Greets, then gives back what comes until either side ends.
+fn echo(mut stream: TcpStream, greeting: &str, ended: &AtomicBool) {
+    let _ = stream.set_nonblocking(false);
+    let _ = stream.set_nodelay(true);
+    let _ = stream.set_read_timeout(Some(Duration::from_millis(20)));
+    let mut alive = stream.write_all(greeting.as_bytes()).is_ok();
+    let mut buffer = [0; 16384];
+    while alive && !ended.load(Ordering::Relaxed) {
+        alive = match stream.read(&mut buffer) {
+            Ok(0) => false,
+            Ok(size) => stream.write_all(&buffer[..size]).is_ok(),
+            Err(fault) => matches!(fault.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut),
+        };
+    }
+    let _ = stream.shutdown(Shutdown::Both);
+}
+
+/// Tries until there is an answer; fails with what was waited for once the time is over.
+pub(crate) fn eventually<T>(what: &str, deadline: Duration, mut attempt: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(answer) = attempt() {
+            return answer;
+        }
+        assert!(start.elapsed() < deadline, "not within {deadline:?}: {what}");
+        thread::park_timeout(Duration::from_millis(5));
+    }
+}
+
+/// An IPv4 address that came through a dual-stack socket, as IPv4.
+fn plain(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+fn v4(a: u8, b: u8, c: u8, host: u8) -> IpAddr {
+    Ipv4Addr::new(a, b, c, host).into()
+}
+
+fn v6(a: u16, b: u16, c: u16, host: u8) -> IpAddr {
+    Ipv6Addr::new(a, b, c, 0, 0, 0, 0, u16::from(host)).into()
+}
+
+#[test]
+fn every_node_reaches_its_neighbours_and_nobody_else() {
+    let lab = Lab::build(&Shape { clients: 1, proxies: 2, targets: 1, ..Shape::default() });
+    let patience = Duration::from_secs(2);
+    let (at_proxy, at_target) = (lab.proxies[1].serve(7000), lab.targets[0].serve(7000));
+    for family in Family::ALL {
+        let proxy = SocketAddr::new(lab.proxies[1].cluster[&family], 7000);
+        let greeting = lab.clients[0].ask_tcp(proxy, patience).expect("the proxy by TCP");
+        assert_eq!((greeting.name.as_str(), greeting.peer.ip()), ("proxy1", lab.clients[0].cluster[&family]));
+        assert_eq!(lab.clients[0].ask_udp(proxy, patience).expect("the proxy by UDP").name, "proxy1");
+        let target = SocketAddr::new(lab.targets[0].tailnet[&family], 7000);
+        assert_eq!(lab.proxies[0].ask_tcp(target, patience).expect("the target by TCP").name, "target0");
+        assert!(lab.clients[0].ask_tcp(target, patience).is_err(), "the client has no way to the tailnet");
+    }
+    drop((at_proxy, at_target));
+}
