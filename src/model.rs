@@ -14,6 +14,8 @@ pub mod plan;
 pub mod resolve;
 pub mod ruleset;
 pub mod settings;
+pub mod source;
+pub mod state;
 pub mod status;
 pub mod supervise;
 pub mod surgery;
