@@ -3,4 +3,6 @@
 pub mod egress;
 pub mod ingress;
 pub mod localapi;
+pub mod names;
 pub mod netmap;
+pub mod state;

@@ -17,6 +17,8 @@ pub mod resolve;
 pub mod ruleset;
 pub mod segment;
 pub mod settings;
+pub mod source;
+pub mod state;
 pub mod status;
 pub mod supervise;
 pub mod surgery;

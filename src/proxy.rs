@@ -1,5 +1,6 @@
 //! DATA PLANE: the tasks of `tailyard proxy`.
 
+pub mod configs;
 pub mod daemon;
 pub mod http;
 pub mod observe;

@@ -1,1 +1,162 @@
-//! Mounted configs: kubelet's atomic swaps and plain files.
+//! Files that others rewrite: mounted `ConfigMap` and Secret volumes, and plain files of users and tests.
+//!
+//! A projected volume is a directory whose `..data` link the kubelet moves from one complete set of files to the next. All
+//! keys are read through one resolved `..data`, so that values of two moments are never mixed. [`watch`] tells when the
+//! content changed. Never interprets what it reads; the only file ever written is the one given to [`replace`].
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+
+pub mod watch;
+
+/// What a projected volume's directory calls the set of files in force.
+const DATA: &str = "..data";
+/// How often a set that is replaced while it is read is begun anew.
+const ATTEMPTS: usize = 5;
+/// More than any config or netmap has; keeps a wrong path from filling the memory.
+const LARGEST: u64 = 64 << 20;
+
+/// Files could not be read, watched or written.
+#[derive(Debug, thiserror::Error)]
+pub enum FilesError {
+    /// The directory is not there, or is no directory.
+    #[error("cannot read directory {path}: {source}; check that the volume is mounted there")]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// A file is there and cannot be read.
+    #[error("cannot read {path}: {source}; check that it is a file and its permissions")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// A file is larger than anything that belongs there.
+    #[error("{path} has {size} bytes, more than the {LARGEST} that are read at most")]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// Its size in bytes.
+        size: u64,
+    },
+    /// The volume changed each time that it was read.
+    #[error("{path} was replaced {ATTEMPTS} times while it was read")]
+    Unsettled {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// A file could not be replaced.
+    #[error("cannot write {path}: {source}; check that its directory exists and is writable")]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+}
+
+impl FilesError {
+    /// A closed set of words for metric labels and Event reasons.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Directory { .. } => "NoDirectory",
+            Self::Read { .. } => "Unreadable",
+            Self::TooLarge { .. } => "TooLarge",
+            Self::Unsettled { .. } => "Unsettled",
+            Self::Write { .. } => "Unwritable",
+        }
+    }
+}
+
+/// The wanted files of a directory, all of one moment; a file that is not there is absent.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    /// The contents by file name.
+    pub files: BTreeMap<String, Bytes>,
+    /// Whether they came through `..data`; such files are never half written, plain ones may be.
+    pub projected: bool,
+}
+
+impl Snapshot {
+    /// Whether some file may have been read between its truncation and its writing.
+    fn half_written(&self) -> bool {
+        !self.projected && self.files.values().any(Bytes::is_empty)
+    }
+}
+
+/// Reads the named files of a directory, consistently if it is a projected volume. Blocks.
+pub fn read(directory: &Path, names: &[String]) -> Result<Snapshot, FilesError> {
+    for _ in 0..ATTEMPTS {
+        let set = data(directory)?;
+        let base = set.as_ref().map_or_else(|| directory.to_owned(), |target| directory.join(target));
+        let files =
+            names.iter().filter_map(|name| read_one(&base.join(name)).transpose().map(|read| read.map(|bytes| (name.clone(), bytes))));
+        let files = files.collect::<Result<_, _>>()?;
+        if data(directory)? == set {
+            return Ok(Snapshot { files, projected: set.is_some() });
+        }
+    }
+    Err(FilesError::Unsettled { path: directory.to_owned() })
+}
+
+/// Replaces a file by one with this content, so that a reader sees the old or the new content whole. Blocks.
+pub fn replace(path: &Path, content: &[u8]) -> Result<(), FilesError> {
+    let mut aside = path.as_os_str().to_owned();
+    aside.push(".new");
+    let write = || -> io::Result<()> {
+        let mut file = fs::File::create(&aside)?;
+        file.write_all(content)?;
+        file.sync_all()?;
+        fs::rename(&aside, path)
+    };
+    write().map_err(|source| FilesError::Write { path: path.to_owned(), source })
+}
+
+/// The target of `..data`; nothing if the directory is a plain one.
+fn data(directory: &Path) -> Result<Option<OsString>, FilesError> {
+    match fs::read_link(directory.join(DATA)) {
+        Ok(target) => Ok(Some(target.into_os_string())),
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let fail = |source| FilesError::Directory { path: directory.to_owned(), source };
+            let is_directory = fs::metadata(directory).map_err(fail)?.is_dir();
+            is_directory.then_some(None).ok_or_else(|| fail(io::ErrorKind::NotADirectory.into()))
+        }
+        Err(source) => Err(FilesError::Directory { path: directory.to_owned(), source }),
+    }
+}
+
+/// The content of a file; nothing if there is none. Anything but a regular file is refused before it can block.
+fn read_one(path: &Path) -> Result<Option<Bytes>, FilesError> {
+    let fail = |source| FilesError::Read { path: path.to_owned(), source };
+    let metadata = match fs::metadata(path) {
+        Ok(metadata) => metadata,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(fail(error)),
+    };
+    if !metadata.is_file() {
+        return Err(fail(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")));
+    }
+    if metadata.len() > LARGEST {
+        return Err(FilesError::TooLarge { path: path.to_owned(), size: metadata.len() });
+    }
+    let mut content = Vec::with_capacity(usize::try_from(metadata.len()).unwrap_or_default());
+    match fs::File::open(path).and_then(|file| file.take(LARGEST).read_to_end(&mut content)) {
+        Ok(_) => Ok(Some(content.into())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(fail(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,182 @@
+use std::os::unix::fs::symlink;
+use std::time::Duration;
+
+use tempfile::TempDir;
+use tokio::sync::watch::Receiver;
+
+use super::watch::{View, Watcher, directory, file};
+use super::*;
+
+const NAMES: [&str; 2] = ["a", "b"];
+
+fn names() -> Vec<String> {
+    NAMES.map(str::to_owned).to_vec()
+}
+
+/// Does what the kubelet does to a volume: a new set of files, and `..data` moved onto it.
+fn project(volume: &Path, set: &str, files: &[(&str, &str)]) {
+    let target = volume.join(set);
+    fs::create_dir_all(&target).expect("set");
+    for (name, content) in files {
+        fs::write(target.join(name), content).expect("file");
+    }
+    let aside = volume.join("..data_tmp");
+    symlink(set, &aside).expect("link");
+    let old = fs::read_link(volume.join(DATA)).ok();
+    fs::rename(&aside, volume.join(DATA)).expect("swap");
+    for (name, _) in files {
+        symlink(Path::new(DATA).join(name), volume.join(name)).ok();
+    }
+    if let Some(old) = old {
+        fs::remove_dir_all(volume.join(old)).expect("old set");
+    }
+}
+
+fn files(pairs: &[(&str, &str)]) -> BTreeMap<String, Bytes> {
+    pairs.iter().map(|(name, content)| ((*name).to_owned(), Bytes::copy_from_slice(content.as_bytes()))).collect()
+}
+
+/// Waits until the view satisfies the condition; fails with the view after some seconds.
+async fn eventually(view: &mut Receiver<View>, what: &str, holds: impl Fn(&View) -> bool) -> View {
+    let waited = tokio::time::timeout(Duration::from_secs(10), view.wait_for(|view| holds(view))).await;
+    waited.map(|view| view.expect("the watcher runs").clone()).unwrap_or_else(|_| panic!("never: {what}; is: {:?}", view.borrow()))
+}
+
+fn shows(view: &View, pairs: &[(&str, &str)]) -> bool {
+    view.fault.is_none() && view.snapshot.as_ref().is_some_and(|snapshot| snapshot.files == files(pairs))
+}
+
+fn start((watcher, view): (Watcher, Receiver<View>)) -> Receiver<View> {
+    tokio::spawn(watcher.run());
+    view
+}
+
+#[test]
+fn a_volume_is_read_through_its_link() {
+    let volume = TempDir::new().expect("tempdir");
+    project(volume.path(), "..1", &[("a", "1"), ("b", "1"), ("c", "of no interest")]);
+    let snapshot = read(volume.path(), &names()).expect("readable");
+    assert_eq!(snapshot, Snapshot { files: files(&[("a", "1"), ("b", "1")]), projected: true });
+    project(volume.path(), "..2", &[("b", "2")]);
+    assert_eq!(read(volume.path(), &names()).expect("readable").files, files(&[("b", "2")]), "a dangling link is no file");
+}
+
+#[test]
+fn values_of_two_moments_are_never_mixed() {
+    let volume = TempDir::new().expect("tempdir");
+    let path = volume.path().to_owned();
+    project(&path, "..0", &[("a", "0"), ("b", "0")]);
+    let writer = std::thread::spawn(move || {
+        for round in 1..300 {
+            let text = round.to_string();
+            project(&path, &format!("..{round}"), &[("a", &text), ("b", &text)]);
+        }
+    });
+    let mut readings = 0;
+    while !writer.is_finished() {
+        match read(volume.path(), &names()) {
+            Ok(snapshot) => assert_eq!((snapshot.files.len(), snapshot.files.get("a")), (2, snapshot.files.get("b"))),
+            Err(error) => assert_eq!(error.kind(), "Unsettled"),
+        }
+        readings += 1;
+    }
+    writer.join().expect("writer");
+    assert!(readings > 10, "{readings} readings");
+}
+
+#[test]
+fn faults_say_what_to_do() {
+    let volume = TempDir::new().expect("tempdir");
+    let missing = read(&volume.path().join("none"), &names()).expect_err("no directory");
+    assert!(missing.kind() == "NoDirectory" && missing.to_string().contains("mounted"), "{missing}");
+    fs::create_dir(volume.path().join("a")).expect("directory");
+    let odd = read(volume.path(), &names()).expect_err("no file");
+    assert!(odd.kind() == "Unreadable" && odd.to_string().contains("permissions"), "{odd}");
+    fs::write(volume.path().join("plain"), "").expect("file");
+    assert_eq!(read(&volume.path().join("plain"), &names()).expect_err("a file").kind(), "NoDirectory");
+    assert_eq!(replace(&volume.path().join("none/x"), b"").expect_err("no directory").kind(), "Unwritable");
+}
+
+#[test]
+fn replacing_leaves_one_file() {
+    let volume = TempDir::new().expect("tempdir");
+    let path = volume.path().join("state.json");
+    for content in ["{}", r#"{"a":"1"}"#] {
+        replace(&path, content.as_bytes()).expect("written");
+        assert_eq!(fs::read_to_string(&path).expect("readable"), content);
+    }
+    assert_eq!(fs::read_dir(volume.path()).expect("directory").count(), 1);
+}
+
+#[tokio::test]
+async fn a_swap_is_told_at_once() {
+    let volume = TempDir::new().expect("tempdir");
+    project(volume.path(), "..1", &[("a", "1")]);
+    let mut view = start(directory(volume.path(), &NAMES));
+    assert!(eventually(&mut view, "first", |view| shows(view, &[("a", "1")])).await.notified);
+    let before = std::time::Instant::now();
+    project(volume.path(), "..2", &[("a", "2"), ("b", "2")]);
+    eventually(&mut view, "swapped", |view| shows(view, &[("a", "2"), ("b", "2")])).await;
+    assert!(before.elapsed() < Duration::from_secs(2), "by inotify, not by the look beside it: {:?}", before.elapsed());
+}
+
+#[tokio::test]
+async fn without_inotify_a_change_is_found_by_looking() {
+    let volume = TempDir::new().expect("tempdir");
+    let (watcher, view) = directory(volume.path(), &NAMES);
+    let mut view = start((watcher.by_looking(), view));
+    assert!(!eventually(&mut view, "nothing there", |view| shows(view, &[])).await.notified);
+    fs::write(volume.path().join("a"), "1").expect("file");
+    eventually(&mut view, "found", |view| shows(view, &[("a", "1")])).await;
+}
+
+#[tokio::test]
+async fn a_directory_may_come_late_and_go_and_come_back() {
+    let parent = TempDir::new().expect("tempdir");
+    let volume = parent.path().join("volume");
+    let mut view = start(directory(&volume, &NAMES));
+    let fault = |view: &View| view.fault.as_ref().map(|fault| fault.kind()) == Some("NoDirectory");
+    eventually(&mut view, "not there", fault).await;
+    for round in ["1", "2"] {
+        project(&volume, "..1", &[("a", round)]);
+        eventually(&mut view, "there", |view| shows(view, &[("a", round)]) && view.notified).await;
+        fs::remove_dir_all(&volume).expect("removed");
+        let gone = eventually(&mut view, "gone", fault).await;
+        assert_eq!(gone.snapshot.expect("kept").files, files(&[("a", round)]), "what was read last stays known");
+    }
+}
+
+#[tokio::test]
+async fn an_empty_plain_file_is_looked_at_twice() {
+    let volume = TempDir::new().expect("tempdir");
+    let path = volume.path().join("a");
+    fs::write(&path, "1").expect("file");
+    let (watcher, mut view, name) = file(&path);
+    assert_eq!(name, "a");
+    tokio::spawn(watcher.run());
+    eventually(&mut view, "first", |view| shows(view, &[("a", "1")])).await;
+    drop(fs::File::create(&path).expect("truncated"));
+    fs::write(&path, "2").expect("written");
+    view.changed().await.expect("running");
+    assert!(shows(&view.borrow(), &[("a", "2")]), "the empty moment is never told: {:?}", view.borrow());
+    fs::write(&path, "").expect("emptied");
+    eventually(&mut view, "an empty file that stays empty", |view| shows(view, &[("a", "")])).await;
+}
+
+#[tokio::test]
+async fn the_same_content_is_no_change_and_a_burst_ends_with_its_last() {
+    let volume = TempDir::new().expect("tempdir");
+    project(volume.path(), "..0", &[("a", "0")]);
+    let mut view = start(directory(volume.path(), &NAMES));
+    eventually(&mut view, "first", |view| shows(view, &[("a", "0")])).await;
+    project(volume.path(), "..same", &[("a", "0")]);
+    for round in 1..=200 {
+        project(volume.path(), &format!("..{round}"), &[("a", &round.to_string())]);
+    }
+    let mut told = Vec::new();
+    while !shows(&view.borrow_and_update(), &[("a", "200")]) {
+        tokio::time::timeout(Duration::from_secs(10), view.changed()).await.expect("the last one is told").expect("running");
+        told.push(view.borrow().snapshot.clone().expect("read").files);
+    }
+    assert!(!told.is_empty() && told.iter().all(|read| *read != files(&[("a", "0")])), "{told:?}");
+}

@@ -1,0 +1,185 @@
+//! Watching files for a change of their content: by inotify on their directory, and by a slow look beside it.
+//!
+//! inotify may be refused (limits) or may miss what it cannot see (a directory mounted over, a writer that keeps its file
+//! open), so the look never ends; while there is no directory or no inotify it is all there is. What is told is content: a
+//! rewrite of the same bytes is no change.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use inotify::{EventMask, EventStream, Inotify, WatchMask};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+
+use super::{DATA, FilesError, Snapshot, read};
+
+/// Between two looks beside inotify.
+const LOOK: Duration = Duration::from_secs(5);
+/// Between two looks while there is no inotify, or no directory.
+const LOOK_ALONE: Duration = Duration::from_millis(250);
+/// After a change, the next one is not looked for before this time: a burst is one change more.
+const COALESCE: Duration = Duration::from_millis(20);
+/// An empty plain file is looked at once more after this time: its writer may just have truncated it.
+const SETTLE: Duration = Duration::from_millis(75);
+
+/// What is known of the files.
+#[derive(Debug, Clone, Default)]
+pub struct View {
+    /// What was read last; nothing before the first reading.
+    pub snapshot: Option<Snapshot>,
+    /// Why the last reading failed, if it did.
+    pub fault: Option<Arc<FilesError>>,
+    /// Whether changes are told by inotify; otherwise they are found by looking, four times a second.
+    pub notified: bool,
+}
+
+/// Files of one directory, to be watched.
+#[derive(Debug)]
+pub struct Watcher {
+    directory: PathBuf,
+    names: Arc<[String]>,
+    view: watch::Sender<View>,
+    inotify: bool,
+}
+
+/// The named files of a directory; the directory may come later, vanish and come back.
+#[must_use]
+pub fn directory(directory: impl Into<PathBuf>, names: &[&str]) -> (Watcher, watch::Receiver<View>) {
+    let (view, receiver) = watch::channel(View::default());
+    let names = names.iter().map(|name| (*name).to_owned()).collect();
+    (Watcher { directory: directory.into(), names, view, inotify: true }, receiver)
+}
+
+/// A single file. In the snapshot it stands under its own name, which is returned too.
+#[must_use]
+pub fn file(path: &Path) -> (Watcher, watch::Receiver<View>, String) {
+    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let (watcher, receiver) = directory(parent, &[&name]);
+    (watcher, receiver, name)
+}
+
+impl Watcher {
+    /// The same without inotify, as where the system refuses it.
+    #[must_use]
+    pub fn by_looking(self) -> Self {
+        Self { inotify: false, ..self }
+    }
+
+    /// Watches until nobody listens any more.
+    pub async fn run(self) {
+        let mut events = None;
+        let mut settling = false;
+        loop {
+            let (again, changed) = self.look(&mut events, settling).await;
+            let now = Instant::now();
+            let not_before = now + if changed { COALESCE } else { Duration::ZERO };
+            let latest = now
+                + if again {
+                    SETTLE
+                } else if events.is_some() {
+                    LOOK
+                } else {
+                    LOOK_ALONE
+                };
+            settling = again;
+            tokio::select! {
+                () = self.view.closed() => return,
+                () = sleep_until(latest) => {}
+                alive = wanted(&mut events, &self.names) => {
+                    if !alive {
+                        events = None;
+                    }
+                    sleep_until(not_before).await;
+                }
+            }
+        }
+    }
+
+    /// Reads and tells. Returns whether the content must be looked at again before it is believed, and whether it changed.
+    /// The watch is set before the reading, so that no change falls between them.
+    async fn look(&self, events: &mut Option<Events>, settled: bool) -> (bool, bool) {
+        if self.inotify && events.as_ref().is_none_or(|events| events.inode != inode(&self.directory)) {
+            *events = Events::of(&self.directory).ok();
+        }
+        let (directory, names) = (self.directory.clone(), Arc::clone(&self.names));
+        let result = match tokio::task::spawn_blocking(move || read(&directory, &names)).await {
+            Ok(result) => result,
+            Err(_ending) => return (false, false),
+        };
+        let notified = events.is_some();
+        match result {
+            Ok(snapshot) if snapshot.half_written() && !settled && self.view.borrow().snapshot.as_ref() != Some(&snapshot) => (true, false),
+            Ok(snapshot) => (false, self.tell(snapshot, notified)),
+            Err(fault) => {
+                *events = None;
+                self.tell_fault(fault);
+                (false, false)
+            }
+        }
+    }
+
+    fn tell(&self, snapshot: Snapshot, notified: bool) -> bool {
+        self.view.send_if_modified(|view| {
+            let same = view.snapshot.as_ref().is_some_and(|last| last.files == snapshot.files) && view.fault.is_none();
+            let changed = !same || view.notified != notified;
+            *view = View { snapshot: Some(snapshot), fault: None, notified };
+            changed
+        })
+    }
+
+    fn tell_fault(&self, fault: FilesError) {
+        self.view.send_if_modified(|view| {
+            let same = view.fault.as_ref().is_some_and(|last| last.to_string() == fault.to_string());
+            view.fault = Some(Arc::new(fault));
+            view.notified = false;
+            !same
+        });
+    }
+}
+
+/// inotify on one directory.
+struct Events {
+    stream: EventStream<[u8; 4096]>,
+    inode: Option<(u64, u64)>,
+}
+
+impl Events {
+    fn of(directory: &Path) -> io::Result<Self> {
+        let inode = inode(directory);
+        let inotify = Inotify::init()?;
+        let content = WatchMask::CLOSE_WRITE | WatchMask::CREATE | WatchMask::DELETE | WatchMask::MOVED_TO | WatchMask::MOVED_FROM;
+        let itself = WatchMask::DELETE_SELF | WatchMask::MOVE_SELF | WatchMask::ONLYDIR;
+        inotify.watches().add(directory, content | itself)?;
+        Ok(Self { stream: inotify.into_event_stream([0; 4096])?, inode })
+    }
+}
+
+/// Which directory a path leads to; another one may come to lie there.
+fn inode(directory: &Path) -> Option<(u64, u64)> {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata(directory).ok().map(|metadata| (metadata.dev(), metadata.ino()))
+}
+
+/// Waits for an event that may matter, for ever if there is no inotify. Of a projected volume's swap only the move of
+/// `..data` matters. False if the directory itself is gone.
+async fn wanted(events: &mut Option<Events>, names: &[String]) -> bool {
+    let Some(events) = events else { return std::future::pending().await };
+    let mut stream = pin!(&mut events.stream);
+    while let Some(event) = stream.next().await {
+        let Ok(event) = event else { return false };
+        let gone = EventMask::DELETE_SELF | EventMask::MOVE_SELF | EventMask::IGNORED | EventMask::UNMOUNT;
+        if event.mask.intersects(gone) {
+            return false;
+        }
+        let matters = |name: &std::ffi::OsStr| name == DATA || names.iter().any(|wanted| name == wanted.as_str());
+        if event.mask.contains(EventMask::Q_OVERFLOW) || event.name.as_deref().is_some_and(matters) {
+            return true;
+        }
+    }
+    false
+}

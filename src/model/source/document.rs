@@ -1,0 +1,114 @@
+//! The documents that a config's keys hold, and what can be wrong with them.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use serde::Serialize;
+
+use super::{Keys, Source};
+use crate::api::{egress, ingress};
+use crate::model::config::{ConfigError, EgressConfig, IngressConfig};
+
+/// Why the copy that should be in force is not. What was in force stays.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Fault {
+    /// The document is not JSON of the expected kind.
+    #[error("the {from} copy of {key:?} cannot be used, the last good config stays in force: {reason}")]
+    Unreadable {
+        /// Which copy.
+        from: Source,
+        /// Which key.
+        key: &'static str,
+        /// What the parser says.
+        reason: String,
+    },
+    /// The document was there and its key is not any more.
+    #[error("key {key:?} is missing from the {from} copy, the last good config stays in force; write {{}} to end all services")]
+    KeyMissing {
+        /// Which copy.
+        from: Source,
+        /// Which key.
+        key: &'static str,
+    },
+    /// The object does not exist.
+    #[error("the ConfigMap does not exist, the last good config stays in force; create it (write {{}} to end all services)")]
+    Deleted,
+    /// The mounted copy cannot be read.
+    #[error("the mounted copy cannot be read, the last good config stays in force: {0}")]
+    Mount(String),
+}
+
+impl Fault {
+    /// A closed set of words for metric labels and Event reasons.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Unreadable { .. } => "Unreadable",
+            Self::KeyMissing { .. } => "KeyMissing",
+            Self::Deleted => "Deleted",
+            Self::Mount(_) => "MountUnreadable",
+        }
+    }
+}
+
+/// A document that can be read from a copy.
+pub trait Document: Sized {
+    /// The keys that it is read from.
+    const KEYS: &'static [&'static str];
+    /// The key without which nothing can be said.
+    const KEY: &'static str;
+
+    /// Reads the document.
+    fn read(keys: &Keys) -> Result<Self, ConfigError>;
+
+    /// Says which document it is.
+    fn fingerprint(&self) -> &str;
+}
+
+/// The egress services and how many pings a drain sends for each of them at a time.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct EgressDocument {
+    /// The services.
+    pub config: Arc<EgressConfig>,
+    /// Pings to a health endpoint that must all miss this Pod; 0 if the writer gave none.
+    pub hep_pings: u32,
+}
+
+impl Document for EgressDocument {
+    const KEYS: &'static [&'static str] = &[egress::KEY, egress::KEY_HEP_PINGS];
+    const KEY: &'static str = egress::KEY;
+
+    fn read(keys: &Keys) -> Result<Self, ConfigError> {
+        let pings = keys.get(egress::KEY_HEP_PINGS).and_then(|bytes| std::str::from_utf8(bytes).ok()?.trim().parse().ok());
+        Ok(Self { config: Arc::new(EgressConfig::parse(bytes(keys, egress::KEY))?), hep_pings: pings.unwrap_or(0) })
+    }
+
+    fn fingerprint(&self) -> &str {
+        &self.config.fingerprint
+    }
+}
+
+/// The L3 ingress services.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct IngressDocument {
+    /// The services.
+    pub config: Arc<IngressConfig>,
+}
+
+impl Document for IngressDocument {
+    const KEYS: &'static [&'static str] = &[ingress::KEY];
+    const KEY: &'static str = ingress::KEY;
+
+    fn read(keys: &Keys) -> Result<Self, ConfigError> {
+        Ok(Self { config: Arc::new(IngressConfig::parse(bytes(keys, ingress::KEY))?) })
+    }
+
+    fn fingerprint(&self) -> &str {
+        &self.config.fingerprint
+    }
+}
+
+fn bytes<'a>(keys: &'a Keys, key: &str) -> &'a [u8] {
+    keys.get(key).map(Bytes::as_ref).unwrap_or_default()
+}
