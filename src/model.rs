@@ -6,6 +6,7 @@ pub mod drain;
 pub mod eval;
 pub mod health;
 pub mod iptables;
+pub mod load;
 pub mod net;
 pub mod netmap;
 pub mod nft;
