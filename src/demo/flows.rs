@@ -11,8 +11,6 @@ use super::wire;
 use crate::model::load::{Attempt, Failure, Identity};
 use crate::model::net::Proto;
 
-/// How long a flow waits for an answer: for TCP until it counts as hung, for UDP until the datagram counts as lost.
-const PATIENCE: [(Proto, Duration); 2] = [(Proto::Tcp, Duration::from_secs(3)), (Proto::Udp, Duration::from_millis(250))];
 /// How many datagrams in a row may be lost before a UDP flow counts as broken.
 const TRIES: u32 = 4;
 
@@ -46,8 +44,12 @@ pub async fn hold(flow: Attempt, every: Duration, start: Instant, note: impl FnM
     }
 }
 
+/// How long a flow waits for an answer: until a connection counts as hung, or a datagram as lost.
 fn patience(proto: Proto) -> Duration {
-    PATIENCE[usize::from(proto == Proto::Udp)].1
+    match proto {
+        Proto::Tcp => Duration::from_secs(3),
+        Proto::Udp => Duration::from_millis(250),
+    }
 }
 
 async fn hold_tcp(flow: Attempt, every: Duration, start: Instant, mut note: impl FnMut(Beat)) -> Result<Infallible, Failure> {
