@@ -3,6 +3,8 @@
 //! A namespace lives as long as its [`Namespace`] value: no name in the file system, nothing left behind. Work is done in
 //! it by a thread of its own that enters it and ends with the work, so no other thread ever changes its network.
 
+pub mod private;
+
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
