@@ -39,15 +39,17 @@ impl Load {
 
     /// Offers the load in the calling thread's network namespace and returns when its last attempt has ended.
     ///
-    /// `choose` says what the attempt of a number is, `record` gets every report; both run on the calling task, in turn.
-    pub async fn offer(self, start: Instant, mut choose: impl FnMut(u64) -> Attempt, mut record: impl FnMut(&Report)) {
+    /// `choose` says what the attempt of a number is, if there is anything to try; `record` gets every report; both run on the calling task, in turn.
+    pub async fn offer(self, start: Instant, mut choose: impl FnMut(u64) -> Option<Attempt>, mut record: impl FnMut(&Report)) {
         let mut due = pace(self.schedule, start, self.lasts);
         let mut open = JoinSet::new();
         let mut begun_all = false;
         while !begun_all || !open.is_empty() {
             tokio::select! {
                 number = due.recv(), if !begun_all => match number {
-                    Some(number) => self.begin(start, number, choose(number), &mut open, &mut record),
+                    Some(number) => if let Some(attempt) = choose(number) {
+                        self.begin(start, number, attempt, &mut open, &mut record);
+                    },
                     None => begun_all = true,
                 },
                 Some(report) = open.join_next(), if !open.is_empty() => if let Ok(report) = report {

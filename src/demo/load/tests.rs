@@ -41,7 +41,7 @@ fn offer(topology: &Topology, load: Load, port: u16) -> (Tally, Vec<Report>) {
     let (mut tally, mut reports) = (Tally::default(), Vec::new());
     let work = load.offer(
         Instant::now(),
-        |number| attempt(topology, number, port),
+        |number| Some(attempt(topology, number, port)),
         |report| {
             tally.record(report, false);
             reports.push(*report);

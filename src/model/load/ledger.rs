@@ -52,6 +52,13 @@ impl Ledger {
         }
     }
 
+    /// The lane's changes that were asked for up to `written` are in force: what begins from `at` on is judged by that.
+    pub fn settle_until(&mut self, lane: Lane, written: Duration, at: Duration) {
+        for era in self.lanes.get_mut(&lane).into_iter().flatten().filter(|era| era.written <= written) {
+            era.settled.get_or_insert(at);
+        }
+    }
+
     /// Who the lane's last change leads to.
     #[must_use]
     pub fn target(&self, lane: Lane) -> Option<Identity> {

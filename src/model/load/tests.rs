@@ -54,6 +54,19 @@ fn a_change_back_makes_the_old_target_right_again() {
 }
 
 #[test]
+fn only_changes_that_are_old_enough_settle_with_a_replicas_readiness() {
+    let mut ledger = Ledger::default();
+    for (target, at) in [(A, 0), (B, 100), (C, 200)] {
+        ledger.write(LANE, Some(target), ms(at));
+    }
+    ledger.settle_until(LANE, ms(150), ms(210));
+    assert!(!ledger.is_settled(LANE), "the last change is too young");
+    assert_eq!(ledger.judge(LANE, ms(220), ms(221), A), Verdict::Stale { by: ms(10) });
+    assert_eq!(ledger.judge(LANE, ms(220), ms(221), B), Verdict::Right);
+    assert_eq!(ledger.judge(LANE, ms(220), ms(221), C), Verdict::Right);
+}
+
+#[test]
 fn latency_counts_from_the_moment_the_attempt_was_due() {
     let mut tally = Tally::default();
     tally.record(&report(0, Some(700), 800, Ok(A)), false);
