@@ -1,1 +1,257 @@
-//! A whole group of replicas in network namespaces of this machine, under load: `tailyard demo`.
+//! `tailyard demo`: a whole group on one machine, in network namespaces of its own, under load.
+//!
+//! The proxies are the real ones, child processes of the same executable; only the tailnet is a file and three targets
+//! on a switch. The parts (topology, targets, load) also serve the benchmarks. Never touches the machine's own network.
+
+pub mod board;
+pub mod fleet;
+pub mod flows;
+pub mod keeper;
+pub mod load;
+pub mod screen;
+pub mod script;
+pub mod services;
+pub mod summary;
+pub mod swap;
+pub mod target;
+pub mod topology;
+pub mod wire;
+
+use std::io::{self, Write};
+use std::num::NonZeroU32;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+
+use self::board::{Board, Shared, look};
+use self::fleet::{FleetError, Launch, Replica, is_ready};
+use self::load::Load;
+use self::screen::Screen;
+use self::script::{Script, ScriptError};
+use self::services::{FIRST_TARGET_PORT, Service, TARGET_PORTS, Volume};
+use self::summary::Summary;
+use self::target::{Target, TargetError};
+use self::topology::{Topology, TopologyError};
+use crate::edge::netns::{Namespace, NetnsError};
+use crate::model::load::Schedule;
+
+/// How many replicas and targets there are.
+const REPLICAS: u8 = 2;
+const TARGETS: u8 = 3;
+/// How long the replicas may take to be ready at first, and after the load's end.
+const READY: Duration = Duration::from_secs(30);
+/// How many lines of a replica's log a failure shows.
+const LOG_LINES: usize = 12;
+
+/// What to show.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// How many services there are at the start; at least one.
+    pub services: u16,
+    /// How long the load lasts.
+    pub lasts: Duration,
+    /// New connections and UDP flows each second.
+    pub rate: NonZeroU32,
+    /// How the replicas are started.
+    pub launch: Launch,
+}
+
+/// The demo could not be shown.
+#[derive(Debug, thiserror::Error)]
+pub enum DemoError {
+    /// The namespaces.
+    #[error(transparent)]
+    Topology(#[from] TopologyError),
+    /// A namespace could not be entered.
+    #[error(transparent)]
+    Namespace(#[from] NetnsError),
+    /// The targets.
+    #[error(transparent)]
+    Target(#[from] TargetError),
+    /// The replicas' processes.
+    #[error(transparent)]
+    Fleet(#[from] FleetError),
+    /// The script.
+    #[error(transparent)]
+    Script(#[from] ScriptError),
+    /// Files, signals or the screen.
+    #[error("cannot {action}: {source}")]
+    Io {
+        /// What was to be done.
+        action: &'static str,
+        /// Why it could not.
+        source: io::Error,
+    },
+    /// A replica did not become ready.
+    #[error("replica {number} was not ready within {} s; it said:\n{log}", READY.as_secs())]
+    NotReady {
+        /// The replica.
+        number: usize,
+        /// The end of its log.
+        log: String,
+    },
+}
+
+impl DemoError {
+    fn io(action: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Io { action, source }
+    }
+}
+
+/// Shows it all and returns the balance. Must run in namespaces of its own ([`crate::edge::netns::private`]).
+pub fn run<W: Write + Send>(options: &Options, screen: Option<&mut Screen<W>>) -> Result<Summary, DemoError> {
+    let topology = Topology::make(REPLICAS, TARGETS)?;
+    let ports = FIRST_TARGET_PORT..FIRST_TARGET_PORT + TARGET_PORTS;
+    let start = |(number, site): (u16, &topology::Site)| Target::start(&site.namespace, number, ports.clone());
+    let _targets = (0_u16..).zip(&topology.targets).map(start).collect::<Result<Vec<_>, _>>()?;
+    let mut volume = Volume::make(options.launch.egress.clone()).map_err(DemoError::io("make the egress config"))?;
+    let services: Vec<Service> = (0..options.services).map(|number| Service { number, target: number % u16::from(TARGETS) }).collect();
+    volume.write(&topology, services.iter().copied()).map_err(DemoError::io("write the egress config"))?;
+    let mut replicas = Vec::new();
+    for number in 0..usize::from(REPLICAS) {
+        if let Some(mut replica) = Replica::prepare(&topology, number, &options.launch)? {
+            replica.start(&options.launch)?;
+            replicas.push(replica);
+        }
+    }
+    topology.client.block_on(|| async {
+        all_ready(&mut replicas).await?;
+        let board: Shared = Arc::new(Mutex::new(Board::new(Instant::now(), &topology, services)));
+        let mut script = Script {
+            topology: &topology,
+            board: Arc::clone(&board),
+            volume,
+            replicas,
+            launch: options.launch.clone(),
+            lasting: options.services,
+            next: options.services,
+            dice: fastrand::Rng::with_seed(7),
+        };
+        show(options, &topology, &mut script, screen).await?;
+        let board = look(&board);
+        let lasted = options.lasts.min(board.now());
+        Ok(Summary::of(&board, &options.launch.backend, options.services, options.rate.get(), lasted))
+    })?
+}
+
+/// The load, the flows and the script side by side; then everything ends in order.
+async fn show<W: Write>(
+    options: &Options,
+    topology: &Topology,
+    script: &mut Script<'_>,
+    mut screen: Option<&mut Screen<W>>,
+) -> Result<(), DemoError> {
+    let board = Arc::clone(&script.board);
+    let (stop, done) = begin_load(&topology.client, Arc::clone(&board), options);
+    let mut around = JoinSet::new();
+    for (number, replica) in script.replicas.iter().enumerate() {
+        around.spawn(keeper::listen(Arc::clone(&board), number, replica.admin()));
+    }
+    let mut flows = JoinSet::new();
+    for kept in keeper::flows(options.services) {
+        flows.spawn(keeper::keep(Arc::clone(&board), kept));
+    }
+    let play = async {
+        tokio::select! {
+            played = script.play(options.lasts) => played?,
+            interrupted = interruption() => {
+                interrupted.map_err(DemoError::io("listen for signals"))?;
+                drop(stop);
+            }
+        }
+        if done.await.is_err() {
+            look(&board).faults.push("the load ended before its time".to_owned());
+        }
+        script.settle_down(READY).await?;
+        flows.shutdown().await;
+        end_replicas(script).await
+    };
+    tokio::pin!(play);
+    let mut ticks = tokio::time::interval(screen.as_ref().map_or(Duration::from_hours(1), |screen| screen.every()));
+    loop {
+        tokio::select! {
+            ended = &mut play => return ended,
+            _ = ticks.tick() => if let Some(screen) = &mut screen {
+                screen.draw(&look(&board)).map_err(DemoError::io("draw"))?;
+            },
+        }
+    }
+}
+
+/// Offers the load from a thread of its own, so that neither screen nor script delay it. The first channel, dropped with
+/// the demo, cuts it short; the second says that it has ended.
+fn begin_load(client: &Namespace, board: Shared, options: &Options) -> (oneshot::Sender<()>, oneshot::Receiver<()>) {
+    let ((stop, stopped), (done, is_done)) = (oneshot::channel(), oneshot::channel());
+    let load = Load::new(Schedule::new(options.rate), options.lasts);
+    let client = client.clone();
+    std::thread::spawn(move || {
+        let start = look(&board).start;
+        let offered = client.block_on(|| async {
+            tokio::select! {
+                () = load.offer(start, |number| look(&board).choose(number), |report| look(&board).record(report)) => {}
+                _ = stopped => {}
+            }
+        });
+        match offered {
+            // Nobody waits for it any more if this cannot be sent.
+            Ok(()) => drop(done.send(())),
+            Err(error) => look(&board).faults.push(error.to_string()),
+        }
+    });
+    (stop, is_done)
+}
+
+/// Returns when the user has seen enough.
+async fn interruption() -> io::Result<()> {
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+    Ok(())
+}
+
+async fn all_ready(replicas: &mut [Replica]) -> Result<(), DemoError> {
+    let until = Instant::now() + READY;
+    for (number, replica) in replicas.iter_mut().enumerate() {
+        while !is_ready(replica.admin()).await {
+            if Instant::now() > until || replica.ended()?.is_some() {
+                return Err(DemoError::NotReady { number, log: end_of_log(replica) });
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+    Ok(())
+}
+
+fn end_of_log(replica: &Replica) -> String {
+    let log = std::fs::read_to_string(replica.log()).unwrap_or_default();
+    let lines: Vec<&str> = log.lines().collect();
+    lines.get(lines.len().saturating_sub(LOG_LINES)..).unwrap_or_default().join("\n")
+}
+
+/// Asks the replicas to leave, now that nothing flows any more, and sees that they do.
+async fn end_replicas(script: &mut Script<'_>) -> Result<(), DemoError> {
+    for replica in &script.replicas {
+        replica.signal(Signal::SIGTERM);
+    }
+    let until = Instant::now() + script.launch.grace + READY;
+    for (number, replica) in script.replicas.iter_mut().enumerate() {
+        while replica.pid().is_some() {
+            match replica.ended()? {
+                Some(status) if !status.success() => look(&script.board).faults.push(format!("replica {number} ended with {status}")),
+                None if Instant::now() > until => {
+                    look(&script.board).faults.push(format!("replica {number} did not end"));
+                    break;
+                }
+                _ => tokio::time::sleep(Duration::from_millis(10)).await,
+            }
+        }
+    }
+    Ok(())
+}

@@ -7,6 +7,7 @@ pub mod eval;
 pub mod flow;
 pub mod health;
 pub mod iptables;
+pub mod load;
 pub mod net;
 pub mod netmap;
 pub mod nft;

@@ -3,9 +3,11 @@
 //! A namespace lives as long as its [`Namespace`] value: no name in the file system, nothing left behind. Work is done in
 //! it by a thread of its own that enters it and ends with the work, so no other thread ever changes its network.
 
+pub mod private;
+
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
@@ -25,6 +27,13 @@ pub enum NetnsError {
     /// The work's thread could not be started, or it panicked.
     #[error("work in a network namespace did not finish: {0}")]
     Work(String),
+}
+
+impl AsFd for Namespace {
+    /// The open namespace, as netlink requests name one.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
 }
 
 impl Namespace {

@@ -1,0 +1,290 @@
+//! What the demo knows at one moment: shared by the load, the script and the screen.
+//!
+//! Judges every answer by the ledger and every failure by the documented windows; draws nothing, sends nothing.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::services::{Service, of_family};
+use super::topology::Topology;
+use crate::model::load::{Attempt, Failure, Identity, Lane, Ledger, Report, Tally, Verdict};
+use crate::model::net::{Family, Proto};
+
+/// How long after a change was seen in force a UDP flow of before may still be answered by the old target: the kernel's
+/// maps change first, the flow's own entry is deleted right after.
+pub const UDP_GRACE: Duration = Duration::from_millis(50);
+
+/// How old a change must be for a replica that turns ready to have it in force: its config may be written just then.
+const READY_COVERS: Duration = Duration::from_millis(250);
+
+/// How many events the screen can look back on.
+const EVENTS: usize = 64;
+
+/// One service as shown.
+#[derive(Debug, Clone)]
+pub struct Row {
+    /// The service.
+    pub service: Service,
+    /// Whether new connections are sent to it.
+    pub active: bool,
+    /// Attempts on it that are under way.
+    pub under_way: u32,
+    /// Connections and UDP flows that it has answered.
+    pub answered: u64,
+    /// How long its last change took.
+    pub last_swap: Option<Duration>,
+}
+
+/// Where a replica is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Life {
+    /// Its process runs.
+    Running,
+    /// Its process was killed.
+    Killed,
+    /// Its process was told to leave.
+    Leaving,
+    /// Its process was started again and has not been ready since.
+    Restarting,
+}
+
+/// One replica as shown.
+#[derive(Debug, Clone)]
+pub struct Member {
+    /// The Pod's addresses, IPv4 first.
+    pub pod: [std::net::IpAddr; 2],
+    /// Whether it answered so when last asked: what a cluster's Service goes by.
+    pub ready: bool,
+    /// Where it is in its life.
+    pub life: Life,
+    /// From each SIGKILL until it was seen: connections may be lost.
+    windows: Vec<(Duration, Option<Duration>)>,
+}
+
+/// What came of the long-lived flows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+pub struct FlowCounts {
+    /// Those that stand now.
+    pub open: u32,
+    /// Questions answered.
+    pub answered: u64,
+    /// Datagrams lost; a UDP flow survives some.
+    pub datagrams_lost: u64,
+    /// Ended by a reset of their leaving replica, and opened anew by another.
+    pub handed_over: u64,
+    /// Broken outside that.
+    pub broken: u64,
+    /// Answered by a wrong target.
+    pub wrong_target: u64,
+}
+
+/// The kinds of changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Change {
+    /// A service leads to another target.
+    Retarget,
+    /// A new service.
+    Add,
+    /// A service goes.
+    Remove,
+}
+
+/// Everything.
+#[derive(Debug)]
+pub struct Board {
+    /// The origin of every time.
+    pub start: Instant,
+    /// The services by number.
+    pub rows: BTreeMap<u16, Row>,
+    /// The replicas.
+    pub members: Vec<Member>,
+    /// Which answers are right.
+    pub ledger: Ledger,
+    /// What came of the new connections and UDP flows.
+    pub tally: Tally,
+    /// What came of the long-lived ones.
+    pub flows: FlowCounts,
+    /// How long each change took on each replica, from the file's swap to the last family's first answer.
+    pub swaps: Vec<(Change, Duration)>,
+    /// What happened, the newest last.
+    pub events: VecDeque<(Duration, String)>,
+    /// What must not have happened and no count says.
+    pub faults: Vec<String>,
+}
+
+/// The board, shared.
+pub type Shared = Arc<Mutex<Board>>;
+
+/// Looks at the board or writes on it; a panic elsewhere does not make it unreadable.
+pub fn look(board: &Shared) -> MutexGuard<'_, Board> {
+    board.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Board {
+    /// A board with these services, all of them known to lead where they should on every replica.
+    #[must_use]
+    pub fn new(start: Instant, topology: &Topology, services: impl IntoIterator<Item = Service>) -> Self {
+        let member = |pod| Member { pod, ready: true, life: Life::Running, windows: Vec::new() };
+        let mut board = Self {
+            start,
+            rows: BTreeMap::new(),
+            members: topology.replicas.iter().filter_map(|site| site.pod).map(member).collect(),
+            ledger: Ledger::default(),
+            tally: Tally::default(),
+            flows: FlowCounts::default(),
+            swaps: Vec::new(),
+            events: VecDeque::new(),
+            faults: Vec::new(),
+        };
+        for service in services {
+            board.write(service);
+            board.activate(service.number);
+            for lane in board.lanes(service.number) {
+                board.ledger.settle(lane, Duration::ZERO);
+            }
+        }
+        board
+    }
+
+    /// The time since the start.
+    #[must_use]
+    pub fn now(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    /// Says what happens.
+    pub fn tell(&mut self, event: String) {
+        self.events.push_back((self.now(), event));
+        if self.events.len() > EVENTS {
+            self.events.pop_front();
+        }
+    }
+
+    /// A service by every replica.
+    pub fn lanes(&self, service: u16) -> impl Iterator<Item = Lane> + use<> {
+        (0..u8::try_from(self.members.len()).unwrap_or(u8::MAX)).map(move |replica| Lane { service: service.into(), replica })
+    }
+
+    /// The service is about to be written with this target.
+    pub fn write(&mut self, service: Service) {
+        let now = self.now();
+        for lane in self.lanes(service.number) {
+            self.ledger.write(lane, Some(service.identity()), now);
+        }
+        let row = Row { service, active: false, under_way: 0, answered: 0, last_swap: None };
+        self.rows.entry(service.number).or_insert(row).service = service;
+    }
+
+    /// The service is about to be left out of the config.
+    pub fn write_removal(&mut self, service: u16) {
+        let now = self.now();
+        for lane in self.lanes(service) {
+            self.ledger.write(lane, None, now);
+        }
+    }
+
+    /// New connections go to the service from now on.
+    pub fn activate(&mut self, service: u16) {
+        if let Some(row) = self.rows.get_mut(&service) {
+            row.active = true;
+        }
+    }
+
+    /// Where a lane is reached.
+    #[must_use]
+    pub fn attempt(&self, lane: Lane, family: Family, proto: Proto) -> Option<Attempt> {
+        let row = self.rows.get(&u16::try_from(lane.service).ok()?)?;
+        let member = self.members.get(usize::from(lane.replica))?;
+        Some(Attempt { lane, proto, to: SocketAddr::new(of_family(member.pod, family), row.service.match_port()) })
+    }
+
+    /// What the load's attempt of this number is: some active service by some ready replica, any if none is ready.
+    pub fn choose(&mut self, number: u64) -> Option<Attempt> {
+        let mut dice = fastrand::Rng::with_seed(number);
+        let active: Vec<u16> = self.rows.values().filter(|row| row.active).map(|row| row.service.number).collect();
+        let service = dice.choice(active)?;
+        let ready = (0_u8..).zip(&self.members).filter(|(_, member)| member.ready).map(|(number, _)| number);
+        let replica = dice.choice(ready.collect::<Vec<_>>()).unwrap_or_default();
+        let row = self.rows.get_mut(&service)?;
+        row.under_way += 1;
+        let family = dice.choice(row.service.families()).copied()?;
+        let proto = if dice.u8(..4) == 0 { Proto::Udp } else { Proto::Tcp };
+        self.attempt(Lane { service: service.into(), replica }, family, proto)
+    }
+
+    /// Judges and counts what came of an attempt of the load.
+    pub fn record(&mut self, report: &Report) {
+        let lane = report.attempt.lane;
+        let judged = self.judged(report);
+        let excused = self.is_excused(lane, report.began, report.ended);
+        self.tally.record(&judged, excused);
+        if let Some(row) = u16::try_from(lane.service).ok().and_then(|service| self.rows.get_mut(&service)) {
+            row.under_way = row.under_way.saturating_sub(1);
+            row.answered += u64::from(judged.outcome.is_ok());
+        }
+    }
+
+    /// The report, with an answer that was not right turned into a failure.
+    #[must_use]
+    pub fn judged(&self, report: &Report) -> Report {
+        let right = |answer: &Identity| self.ledger.judge(report.attempt.lane, report.began, report.ended, *answer) == Verdict::Right;
+        let outcome = report.outcome.and_then(|answer| if right(&answer) { Ok(answer) } else { Err(Failure::WrongTarget) });
+        Report { outcome, ..*report }
+    }
+
+    /// Whether a UDP flow's answer is right.
+    #[must_use]
+    pub fn is_right_for_flow(&self, lane: Lane, began: Duration, ended: Duration, by: Identity) -> bool {
+        match self.ledger.judge(lane, began, ended, by) {
+            Verdict::Right => true,
+            Verdict::Stale { by } => by <= UDP_GRACE,
+            Verdict::Wrong => false,
+        }
+    }
+
+    /// A replica is killed: until the cluster sees that, connections by it may be lost.
+    pub fn open_window(&mut self, replica: usize) {
+        let now = self.now();
+        if let Some(member) = self.members.get_mut(replica) {
+            member.windows.push((now, None));
+            member.life = Life::Killed;
+        }
+    }
+
+    /// The cluster asked a replica for its readiness, beginning at this moment, and this was the answer.
+    pub fn hear(&mut self, replica: usize, asked: Duration, ready: bool) {
+        let now = self.now();
+        let Some(member) = self.members.get_mut(replica) else { return };
+        if member.ready == ready {
+            return;
+        }
+        member.ready = ready;
+        let text = if ready {
+            member.life = Life::Running;
+            self.settle_all(replica, asked.saturating_sub(READY_COVERS), now);
+            "is ready"
+        } else {
+            for (_, to) in &mut member.windows {
+                to.get_or_insert(now);
+            }
+            "is out of rotation"
+        };
+        self.tell(format!("replica {replica} {text}"));
+    }
+
+    /// Every lane of a replica is in force as it was written up to that moment.
+    fn settle_all(&mut self, replica: usize, written: Duration, at: Duration) {
+        let lanes = self.rows.keys().flat_map(|service| self.lanes(*service)).filter(|lane| usize::from(lane.replica) == replica);
+        for lane in lanes.collect::<Vec<_>>() {
+            self.ledger.settle_until(lane, written, at);
+        }
+    }
+
+    fn is_excused(&self, lane: Lane, began: Duration, ended: Duration) -> bool {
+        let windows = self.members.get(usize::from(lane.replica)).map_or(&[][..], |member| &member.windows);
+        windows.iter().any(|(from, to)| *from <= ended && to.is_none_or(|to| began <= to))
+    }
+}

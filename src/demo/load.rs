@@ -1,0 +1,152 @@
+//! The open-loop load: new connections and new UDP flows, begun by the clock whatever came of those before.
+//!
+//! Bounded by rate, by time and by attempts in flight. What is right or wrong about an answer others decide
+//! ([`crate::model::load`]); here it is only sent, timed and named.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, UdpSocket};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use super::wire;
+use crate::model::load::{Attempt, Failure, Identity, Report, Schedule};
+use crate::model::net::Proto;
+
+/// The bounds of a load.
+#[derive(Debug, Clone, Copy)]
+pub struct Load {
+    /// How often something is begun.
+    pub schedule: Schedule,
+    /// How long; nothing is begun later.
+    pub lasts: Duration,
+    /// After what time without an answer an attempt has failed.
+    pub patience: Duration,
+    /// How many attempts may be open at once; those beyond are failures of the generator's own ([`Failure::NotSent`]).
+    pub in_flight: usize,
+}
+
+impl Load {
+    /// A load of so much for so long, with a patience of three seconds and at most 4,096 attempts open at once.
+    #[must_use]
+    pub fn new(schedule: Schedule, lasts: Duration) -> Self {
+        Self { schedule, lasts, patience: Duration::from_secs(3), in_flight: 4_096 }
+    }
+
+    /// Offers the load in the calling thread's network namespace and returns when its last attempt has ended.
+    ///
+    /// `choose` says what the attempt of a number is, if there is anything to try; `record` gets every report; both run on the calling task, in turn.
+    pub async fn offer(self, start: Instant, mut choose: impl FnMut(u64) -> Option<Attempt>, mut record: impl FnMut(&Report)) {
+        let mut due = pace(self.schedule, start, self.lasts);
+        let mut open = JoinSet::new();
+        let mut begun_all = false;
+        while !begun_all || !open.is_empty() {
+            tokio::select! {
+                number = due.recv(), if !begun_all => match number {
+                    Some(number) => if let Some(attempt) = choose(number) {
+                        self.begin(start, number, attempt, &mut open, &mut record);
+                    },
+                    None => begun_all = true,
+                },
+                Some(report) = open.join_next(), if !open.is_empty() => if let Ok(report) = report {
+                    record(&report);
+                },
+            }
+        }
+    }
+
+    fn begin(&self, start: Instant, number: u64, attempt: Attempt, open: &mut JoinSet<Report>, record: &mut impl FnMut(&Report)) {
+        let due = self.schedule.due(number);
+        if open.len() < self.in_flight {
+            open.spawn(make(attempt, number, start, due, self.patience));
+        } else {
+            let now = start.elapsed();
+            record(&Report { attempt, due, began: now, connected: None, ended: now, outcome: Err(Failure::NotSent) });
+        }
+    }
+}
+
+/// Says each attempt's number when it is due. Sleeps on a thread of its own: a runtime's timers are only a millisecond fine.
+fn pace(schedule: Schedule, start: Instant, lasts: Duration) -> mpsc::UnboundedReceiver<u64> {
+    let (due, is_due) = mpsc::unbounded_channel();
+    thread::spawn(move || {
+        for number in 0..schedule.within(lasts) {
+            thread::sleep(schedule.due(number).saturating_sub(start.elapsed()));
+            if due.send(number).is_err() {
+                return;
+            }
+        }
+    });
+    is_due
+}
+
+/// Makes one attempt, whatever comes of it.
+pub async fn make(attempt: Attempt, nonce: u64, start: Instant, due: Duration, patience: Duration) -> Report {
+    let began = start.elapsed();
+    let mut connected = None;
+    let exchange = async {
+        match attempt.proto {
+            Proto::Tcp => ask_tcp(attempt, nonce, || connected = Some(start.elapsed())).await,
+            Proto::Udp => ask_udp(attempt, nonce, || connected = Some(start.elapsed())).await,
+        }
+    };
+    let outcome = tokio::time::timeout(patience, exchange).await.unwrap_or(Err(Failure::Timeout));
+    Report { attempt, due, began, connected, ended: start.elapsed(), outcome }
+}
+
+async fn ask_tcp(attempt: Attempt, nonce: u64, connected: impl FnOnce()) -> Result<Identity, Failure> {
+    let mut stream = TcpStream::connect(attempt.to).await.map_err(|error| failure_of(&error))?;
+    connected();
+    converse(&mut stream, nonce).await
+}
+
+/// Asks and is answered once on a connection that stands.
+pub async fn converse(stream: &mut TcpStream, nonce: u64) -> Result<Identity, Failure> {
+    let mut answer = [0; wire::ANSWER];
+    let exchange = async {
+        stream.write_all(&wire::question(nonce)).await?;
+        stream.read_exact(&mut answer).await
+    };
+    exchange.await.map_err(|error| failure_of(&error))?;
+    wire::read(nonce, &answer).ok_or(Failure::Garbled)
+}
+
+async fn ask_udp(attempt: Attempt, nonce: u64, sent: impl FnOnce()) -> Result<Identity, Failure> {
+    let socket = udp_to(attempt).await.map_err(|error| failure_of(&error))?;
+    let mut answer = [0; wire::ANSWER];
+    let exchange = async {
+        socket.send(&wire::question(nonce)).await?;
+        sent();
+        socket.recv(&mut answer).await
+    };
+    let length = exchange.await.map_err(|error| failure_of(&error))?;
+    wire::read(nonce, answer.get(..length).unwrap_or_default()).ok_or(Failure::Garbled)
+}
+
+/// A socket, and thereby a flow, of its own.
+pub async fn udp_to(attempt: Attempt) -> io::Result<UdpSocket> {
+    let any = if attempt.to.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
+    let socket = UdpSocket::bind((any, 0)).await?;
+    socket.connect(attempt.to).await?;
+    Ok(socket)
+}
+
+/// What an error says of the network, or that it says nothing of it.
+#[must_use]
+pub fn failure_of(error: &io::Error) -> Failure {
+    match error.kind() {
+        io::ErrorKind::ConnectionRefused => Failure::Refused,
+        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionAborted => Failure::Reset,
+        io::ErrorKind::TimedOut => Failure::Timeout,
+        io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable | io::ErrorKind::NetworkDown => Failure::Unreachable,
+        io::ErrorKind::UnexpectedEof => Failure::Closed,
+        _ => Failure::NotSent,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,96 @@
+//! Against real targets over the demo's own links, without any proxy: the client is given a way to the tailnet.
+
+use std::net::SocketAddr;
+use std::num::NonZeroU32;
+
+use super::*;
+use crate::demo::target::Target;
+use crate::demo::topology::{Topology, pod_nets, route, tailnet_nets};
+use crate::model::load::{Lane, Tally};
+
+/// A client that reaches two targets through one replica that forwards plainly.
+fn plain_path() -> (Topology, Vec<Target>) {
+    let topology = Topology::make(1, 2).expect("namespaces");
+    let replica = &topology.replicas[0];
+    let forward = || {
+        std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").and_then(|()| std::fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1"))
+    };
+    replica.namespace.run(forward).expect("the thread").expect("forwarding");
+    for family in 0..2 {
+        let (tailnet, pods) = (tailnet_nets(0)[family].trunc(), pod_nets(0)[family].trunc());
+        route(&topology.client, tailnet, replica.pod.expect("a Pod")[family]).expect("routed");
+        for target in &topology.targets {
+            route(&target.namespace, pods, replica.tailnet[family]).expect("routed");
+        }
+    }
+    let targets = (0..).zip(&topology.targets).map(|(n, site)| Target::start(&site.namespace, n, 7000..7002).expect("served")).collect();
+    (topology, targets)
+}
+
+fn attempt(topology: &Topology, number: u64, port: u16) -> Attempt {
+    let [service, family, proto] = [number % 2, number / 2 % 2, number / 4 % 2].map(|n| usize::try_from(n).expect("small"));
+    let ip = topology.targets[service].tailnet[family];
+    Attempt {
+        lane: Lane { service: u32::try_from(service).expect("small"), replica: 0 },
+        proto: Proto::ALL[proto],
+        to: SocketAddr::new(ip, port),
+    }
+}
+
+fn offer(topology: &Topology, load: Load, port: u16) -> (Tally, Vec<Report>) {
+    let (mut tally, mut reports) = (Tally::default(), Vec::new());
+    let work = load.offer(
+        Instant::now(),
+        |number| Some(attempt(topology, number, port)),
+        |report| {
+            tally.record(report, false);
+            reports.push(*report);
+        },
+    );
+    let runtime = || {
+        topology.client.run(|| {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            runtime.block_on(work);
+        })
+    };
+    runtime().expect("the thread");
+    (tally, reports)
+}
+
+fn rate(per_second: u32) -> Schedule {
+    Schedule::new(NonZeroU32::new(per_second).expect("not zero"))
+}
+
+#[test]
+fn every_attempt_is_made_and_every_answer_says_who_gave_it() {
+    let (topology, _targets) = plain_path();
+    let (tally, reports) = offer(&topology, Load::new(rate(400), Duration::from_secs(1)), 7001);
+    assert_eq!((tally.answered(), tally.answered_over(Proto::Udp)), (400, 200), "{:?}", tally.faults());
+    for report in reports {
+        let identity = report.outcome.expect("answered");
+        assert_eq!((u32::from(identity.target), identity.port), (report.attempt.lane.service, 7001));
+        assert!(report.began >= report.due, "nothing is begun early: {report:?}");
+    }
+}
+
+#[test]
+fn a_closed_port_is_refused_over_both_protocols() {
+    let (topology, _targets) = plain_path();
+    let (tally, _) = offer(&topology, Load::new(rate(80), Duration::from_millis(100)), 6999);
+    assert_eq!(tally.failed().iter().collect::<Vec<_>>(), [(&Failure::Refused, &8)]);
+}
+
+#[test]
+fn what_exceeds_the_attempts_in_flight_is_the_generators_own_failure() {
+    let (topology, targets) = plain_path();
+    // Stopped targets leave their links behind; without these nobody answers, not even with a refusal.
+    drop(targets);
+    for site in &topology.targets {
+        let down = || crate::edge::link::build::build(async |b| b.down(&"ts0".parse().expect("a name")).await);
+        site.namespace.block_on(down).expect("the thread").expect("down");
+    }
+    let load = Load { in_flight: 5, patience: Duration::from_millis(200), ..Load::new(rate(200), Duration::from_millis(50)) };
+    let (tally, reports) = offer(&topology, load, 7001);
+    assert_eq!(tally.failed().iter().collect::<Vec<_>>(), [(&Failure::Timeout, &5), (&Failure::NotSent, &5)]);
+    assert_eq!(reports.len(), 10, "a silent server does not slow the offered load");
+}

@@ -1,0 +1,180 @@
+//! The live view: a frame drawn over the last one on a terminal, one line a second anywhere else.
+//!
+//! Fits 80 columns and 24 lines. Knows nothing but the board.
+
+use std::fmt::Write as _;
+use std::io::{self, Write};
+use std::time::Duration;
+
+use super::board::{Board, Life, Member, Row};
+use super::services::target_letter;
+use super::summary::failures_in_words;
+use crate::model::load::Percentiles;
+
+/// How many services are listed.
+const LISTED: usize = 8;
+/// How many events are listed.
+const TOLD: usize = 4;
+
+const BOLD: &str = "\x1b[1m";
+const DIM: &str = "\x1b[2m";
+const GREEN: &str = "\x1b[32m";
+const YELLOW: &str = "\x1b[33m";
+const RED: &str = "\x1b[31m";
+const PLAIN: &str = "\x1b[0m";
+
+/// What is constant of a demo.
+#[derive(Debug, Clone)]
+pub struct Title {
+    /// The backend in use.
+    pub backend: String,
+    /// New connections each second.
+    pub rate: u32,
+    /// How long the load lasts.
+    pub lasts: Duration,
+}
+
+/// Draws frames.
+#[derive(Debug)]
+pub struct Screen<W> {
+    out: W,
+    title: Title,
+    terminal: bool,
+    drawn: usize,
+}
+
+impl<W: Write> Screen<W> {
+    /// A screen on this handle. `terminal`: frames over one another instead of lines.
+    pub fn new(out: W, title: Title, terminal: bool) -> Self {
+        Self { out, title, terminal, drawn: 0 }
+    }
+
+    /// How often there is something new to see.
+    #[must_use]
+    pub fn every(&self) -> Duration {
+        if self.terminal { Duration::from_millis(100) } else { Duration::from_secs(1) }
+    }
+
+    /// Draws the board.
+    pub fn draw(&mut self, board: &Board) -> io::Result<()> {
+        if !self.terminal {
+            writeln!(self.out, "{}", line(board))?;
+            return self.out.flush();
+        }
+        let frame = frame(board, &self.title);
+        let mut text = String::new();
+        if self.drawn > 0 {
+            let _ = write!(text, "\x1b[{}A", self.drawn);
+        }
+        for line in &frame {
+            let _ = writeln!(text, "\r{line}\x1b[K");
+        }
+        text.push_str("\x1b[J");
+        self.drawn = frame.len();
+        self.out.write_all(text.as_bytes())?;
+        self.out.flush()
+    }
+
+    /// The handle back, after the last frame.
+    pub fn into_inner(self) -> W {
+        self.out
+    }
+}
+
+/// One line for logs and pipes.
+fn line(board: &Board) -> String {
+    let failed: u64 = board.tally.failed().values().sum();
+    let swaps = swaps(board);
+    let event = board.events.back().map_or("", |(_, event)| event.as_str());
+    format!(
+        "{:5.1} s  answered {}  failed {failed}  flows {} open {} broken  swaps {} p50 {:.1} ms max {:.1} ms  {event}",
+        board.now().as_secs_f64(),
+        board.tally.answered(),
+        board.flows.open,
+        board.flows.broken,
+        swaps.count,
+        swaps.p50_ms,
+        swaps.max_ms,
+    )
+}
+
+fn frame(board: &Board, title: &Title) -> Vec<String> {
+    let mut lines = vec![
+        format!(
+            "{BOLD}tailyard demo{PLAIN}   {}, {} new connections a second   {BOLD}{:.1}{PLAIN} of {:.0} s",
+            title.backend,
+            title.rate,
+            board.now().min(title.lasts).as_secs_f64(),
+            title.lasts.as_secs_f64()
+        ),
+        String::new(),
+        format!("{DIM}  {:<14} {:>10}  {:<6} {:>10} {:>10}   {:<12}{PLAIN}", "service", "match port", "target", "answered", "last swap", ""),
+    ];
+    let rows: Vec<&Row> = board.rows.values().collect();
+    lines.extend(rows.iter().take(LISTED).map(|row| service(row)));
+    if rows.len() > LISTED {
+        lines.push(format!("{DIM}  and {} more{PLAIN}", rows.len() - LISTED));
+    }
+    lines.push(String::new());
+    let replicas: Vec<String> = board.members.iter().enumerate().map(|(number, member)| replica(number, member)).collect();
+    lines.push(format!("  {}", replicas.join("     ")));
+    lines.push(String::new());
+    lines.extend(counts(board));
+    lines.push(String::new());
+    for (at, event) in board.events.iter().skip(board.events.len().saturating_sub(TOLD)) {
+        lines.push(format!("{DIM}{:>7.1} s{PLAIN}  {event}", at.as_secs_f64()));
+    }
+    lines
+}
+
+fn service(row: &Row) -> String {
+    const HUES: [&str; 3] = ["\x1b[36m", "\x1b[35m", "\x1b[34m"];
+    let hue = HUES[usize::from(row.service.target) % HUES.len()];
+    let swap = row.last_swap.map_or_else(String::new, |after| format!("{:.1} ms", after.as_secs_f64() * 1e3));
+    let state = if row.active { "" } else { "not in use" };
+    format!(
+        "  {:<14} {:>10}  {hue}{:<6}{PLAIN} {:>10} {swap:>10}   {DIM}{state:<12}{PLAIN}",
+        row.service.name(),
+        row.service.match_port(),
+        target_letter(row.service.target),
+        row.answered
+    )
+}
+
+fn replica(number: usize, member: &Member) -> String {
+    let (hue, text) = match (member.ready, member.life) {
+        (true, Life::Running) => (GREEN, "ready"),
+        (true, _) => (YELLOW, "not yet seen"),
+        (false, Life::Killed) => (RED, "killed"),
+        (false, Life::Leaving) => (YELLOW, "leaving"),
+        (false, _) => (YELLOW, "starting"),
+    };
+    format!("replica {number} {hue}{text:<12}{PLAIN}")
+}
+
+fn counts(board: &Board) -> [String; 4] {
+    let (tally, flows) = (&board.tally, board.flows);
+    let count = |n: u64, text: &str| format!("{}{n} {text}{PLAIN}", if n == 0 { GREEN } else { RED });
+    let failed = tally.failed().values().sum();
+    let kinds = if failed == 0 { String::new() } else { format!("  ({})", failures_in_words(tally.failed())) };
+    let excused: u64 = tally.excused().values().sum();
+    let window = if excused == 0 { String::new() } else { format!("  {YELLOW}{excused} lost around SIGKILL{PLAIN}") };
+    let (swaps, connect) = (swaps(board), tally.connect());
+    let points = |p: Percentiles| format!("p50 {:>6.2} ms   p99 {:>6.2} ms   max {:>6.2} ms", p.p50_ms, p.p99_ms, p.max_ms);
+    [
+        format!("  new connections   {:>8} answered   {}{kinds}{window}", tally.answered(), count(failed, "failed")),
+        format!(
+            "  long-lived flows  {:>8} open       {}   {}   {} handed over",
+            flows.open,
+            count(flows.broken, "broken"),
+            count(flows.wrong_target, "to a wrong target"),
+            flows.handed_over
+        ),
+        format!("  config to kernel  {}   of {}", points(swaps), swaps.count),
+        format!("  connect           {}", points(connect)),
+    ]
+}
+
+fn swaps(board: &Board) -> Percentiles {
+    Percentiles::of_all(board.swaps.iter().map(|(_, after)| *after))
+}

@@ -1,0 +1,275 @@
+//! What happens during the demo: changes of the config without pause, one replica killed and one asked to leave.
+
+use std::io;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+
+use super::board::{Change, Life, Shared, look};
+use super::fleet::{FleetError, Launch, Replica};
+use super::services::{Service, Volume};
+use super::swap::{catch_up, seen_in_force};
+use super::topology::Topology;
+
+/// How often the config changes.
+const PACE: Duration = Duration::from_millis(200);
+/// How many services of a change that concerns all of them are probed; it is one transaction for all.
+const PROBED: usize = 8;
+/// How long attempts on a service may take to end before it is removed.
+const EMPTYING: Duration = Duration::from_secs(4);
+
+/// The script could not go on.
+#[derive(Debug, thiserror::Error)]
+pub enum ScriptError {
+    /// The config could not be put into place.
+    #[error("cannot write the egress config: {0}")]
+    Config(#[source] io::Error),
+    /// A replica's process.
+    #[error(transparent)]
+    Fleet(#[from] FleetError),
+}
+
+/// What befalls a replica at a set moment.
+#[derive(Debug, Clone, Copy)]
+enum Blow {
+    Kill(usize),
+    Revive(usize),
+    Leave(usize),
+}
+
+/// When, in hundredths of the whole.
+const BLOWS: [(u32, Blow); 3] = [(30, Blow::Kill(0)), (45, Blow::Revive(0)), (60, Blow::Leave(1))];
+
+/// What the changes to come are, over and over.
+const ROUND: [Step; 8] =
+    [Step::Retarget, Step::Retarget, Step::Add, Step::Retarget, Step::Retarget, Step::Remove, Step::Retarget, Step::All];
+
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Retarget,
+    Add,
+    Remove,
+    All,
+}
+
+/// Everything that the script moves.
+#[derive(Debug)]
+pub struct Script<'t> {
+    /// The namespaces.
+    pub topology: &'t Topology,
+    /// What is known.
+    pub board: Shared,
+    /// The mounted config.
+    pub volume: Volume,
+    /// The replicas' processes.
+    pub replicas: Vec<Replica>,
+    /// How they are started.
+    pub launch: Launch,
+    /// The services that are never removed: the first so many.
+    pub lasting: u16,
+    /// The number of the next new service.
+    pub next: u16,
+    /// What chance decides.
+    pub dice: fastrand::Rng,
+}
+
+impl Script<'_> {
+    /// Plays until the end, an offset from the start; then waits until no replica is on its way any more.
+    pub async fn play(&mut self, end: Duration) -> Result<(), ScriptError> {
+        let mut blows = BLOWS.into_iter().map(|(hundredths, blow)| (end * hundredths / 100, blow)).peekable();
+        let mut steps = ROUND.into_iter().cycle();
+        while self.now() < end {
+            let next = self.now() + PACE;
+            self.watch_over()?;
+            while let Some((_, blow)) = blows.next_if(|(at, _)| *at <= self.now()) {
+                self.strike(blow)?;
+            }
+            catch_up(&self.board).await;
+            if let Some(step) = steps.next() {
+                self.change(step).await?;
+            }
+            tokio::time::sleep(next.saturating_sub(self.now())).await;
+        }
+        Ok(())
+    }
+
+    /// Waits, after the load, until every replica that is on its way has come back.
+    pub async fn settle_down(&mut self, limit: Duration) -> Result<(), ScriptError> {
+        let until = self.now() + limit;
+        while look(&self.board).members.iter().any(|member| !member.ready) {
+            self.watch_over()?;
+            if self.now() > until {
+                look(&self.board).faults.push(format!("a replica was not ready {} s after the load's end", limit.as_secs()));
+                return Ok(());
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        catch_up(&self.board).await;
+        Ok(())
+    }
+
+    fn now(&self) -> Duration {
+        look(&self.board).now()
+    }
+
+    /// Notices processes that ended: one that was told to is started again, any other is a fault.
+    fn watch_over(&mut self) -> Result<(), ScriptError> {
+        for (number, replica) in self.replicas.iter_mut().enumerate() {
+            let Some(status) = replica.ended()? else { continue };
+            let mut board = look(&self.board);
+            let Some(life) = board.members.get(number).map(|member| member.life) else { continue };
+            match life {
+                Life::Killed => {}
+                Life::Leaving => {
+                    if !status.success() {
+                        board.faults.push(format!("replica {number} left with {status}"));
+                    }
+                    board.tell(format!("replica {number} has left; it is started again"));
+                    set_life(&mut board, number, Life::Restarting);
+                    replica.start(&self.launch)?;
+                }
+                Life::Running | Life::Restarting => {
+                    board.faults.push(format!("replica {number} ended by itself: {status}"));
+                    board.tell(format!("replica {number} ended by itself: {status}"));
+                    set_life(&mut board, number, Life::Killed);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn strike(&mut self, blow: Blow) -> Result<(), ScriptError> {
+        let (Blow::Kill(number) | Blow::Revive(number) | Blow::Leave(number)) = blow;
+        let Some(replica) = self.replicas.get_mut(number) else { return Ok(()) };
+        let mut board = look(&self.board);
+        match blow {
+            Blow::Kill(_) => {
+                board.open_window(number);
+                replica.signal(Signal::SIGKILL);
+                board.tell(format!("replica {number} is killed (SIGKILL)"));
+            }
+            Blow::Revive(_) => {
+                set_life(&mut board, number, Life::Restarting);
+                replica.start(&self.launch)?;
+                board.tell(format!("replica {number} is started again"));
+            }
+            Blow::Leave(_) => {
+                set_life(&mut board, number, Life::Leaving);
+                replica.signal(Signal::SIGTERM);
+                board.tell(format!("replica {number} is asked to leave (SIGTERM)"));
+            }
+        }
+        Ok(())
+    }
+
+    async fn change(&mut self, step: Step) -> Result<(), ScriptError> {
+        match step {
+            Step::Retarget => self.retarget().await,
+            Step::Add => self.add().await,
+            Step::Remove => self.remove().await,
+            Step::All => self.retarget_all().await,
+        }
+    }
+
+    /// Some service, never the first if there are more, leads to another target.
+    async fn retarget(&mut self) -> Result<(), ScriptError> {
+        let Some(service) = self.dice.choice(self.moved()) else { return Ok(()) };
+        look(&self.board).write(service);
+        let written = self.put()?;
+        seen_in_force(&self.board, &[service.number], Some(Change::Retarget), written).await;
+        Ok(())
+    }
+
+    /// All services but the first lead to other targets, in one change.
+    async fn retarget_all(&mut self) -> Result<(), ScriptError> {
+        let moved = self.moved();
+        for service in &moved {
+            look(&self.board).write(*service);
+        }
+        let written = self.put()?;
+        let numbers: Vec<u16> = moved.iter().map(|service| service.number).collect();
+        let (probed, rest) = numbers.split_at(PROBED.min(numbers.len()));
+        seen_in_force(&self.board, probed, Some(Change::Retarget), written).await;
+        // In one transaction for all: what holds for some holds for the rest.
+        let mut board = look(&self.board);
+        let now = board.now();
+        for lane in rest.iter().flat_map(|service| board.lanes(*service)).collect::<Vec<_>>() {
+            if board.members.get(usize::from(lane.replica)).is_some_and(|member| member.ready && member.life == Life::Running) {
+                board.ledger.settle(lane, now);
+            }
+        }
+        Ok(())
+    }
+
+    async fn add(&mut self) -> Result<(), ScriptError> {
+        let service = Service { number: self.next, target: self.dice.u16(..self.targets()) };
+        self.next += 1;
+        look(&self.board).write(service);
+        let written = self.put()?;
+        seen_in_force(&self.board, &[service.number], Some(Change::Add), written).await;
+        look(&self.board).activate(service.number);
+        Ok(())
+    }
+
+    /// The oldest of the added services goes, once nobody uses it any more.
+    async fn remove(&mut self) -> Result<(), ScriptError> {
+        let Some(number) = look(&self.board).rows.keys().copied().find(|number| *number >= self.lasting) else { return Ok(()) };
+        self.empty(number).await;
+        look(&self.board).write_removal(number);
+        let written = self.put_without(number)?;
+        seen_in_force(&self.board, &[number], Some(Change::Remove), written).await;
+        look(&self.board).rows.remove(&number);
+        Ok(())
+    }
+
+    /// No new connections go to a service from now on; returns when those under way have ended.
+    async fn empty(&self, number: u16) {
+        let until = self.now() + EMPTYING;
+        loop {
+            {
+                let mut board = look(&self.board);
+                let Some(row) = board.rows.get_mut(&number) else { return };
+                row.active = false;
+                if row.under_way == 0 || board.now() > until {
+                    return;
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    /// The services that may be moved, each with its next target.
+    fn moved(&self) -> Vec<Service> {
+        let targets = self.targets();
+        let board = look(&self.board);
+        let spared = usize::from(self.lasting > 1);
+        board.rows.values().skip(spared).map(|row| Service { target: (row.service.target + 1) % targets, ..row.service }).collect()
+    }
+
+    fn targets(&self) -> u16 {
+        u16::try_from(self.topology.targets.len()).unwrap_or(u16::MAX).max(1)
+    }
+
+    /// Puts the config of the board's services into place; says when.
+    fn put(&mut self) -> Result<Duration, ScriptError> {
+        let services: Vec<Service> = look(&self.board).rows.values().map(|row| row.service).collect();
+        self.put_these(services)
+    }
+
+    fn put_without(&mut self, number: u16) -> Result<Duration, ScriptError> {
+        let mut services: Vec<Service> = look(&self.board).rows.values().map(|row| row.service).collect();
+        services.retain(|service| service.number != number);
+        self.put_these(services)
+    }
+
+    fn put_these(&mut self, services: Vec<Service>) -> Result<Duration, ScriptError> {
+        self.volume.write(self.topology, services).map_err(ScriptError::Config)?;
+        Ok(self.now())
+    }
+}
+
+fn set_life(board: &mut super::board::Board, replica: usize, life: Life) {
+    if let Some(member) = board.members.get_mut(replica) {
+        member.life = life;
+    }
+}

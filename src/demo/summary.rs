@@ -1,0 +1,142 @@
+//! What a demo comes to: the figures, and whether anything was lost.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::board::{Board, Change, FlowCounts};
+use crate::model::load::{Failure, Fault, Percentiles};
+use crate::model::net::Proto;
+
+/// The result; `--json` prints it as it is.
+#[derive(Debug, Clone, Serialize)]
+pub struct Summary {
+    /// Nothing was lost, nothing went to a wrong target, nothing else went wrong.
+    pub ok: bool,
+    /// What `--backend` was given.
+    pub backend: String,
+    /// How many services there were at the start.
+    pub services: u16,
+    /// How long the load lasted.
+    pub seconds: f64,
+    /// New connections and UDP flows offered each second.
+    pub rate: u32,
+    /// New connections and UDP flows.
+    pub connections: Connections,
+    /// Long-lived connections and UDP flows.
+    pub flows: FlowCounts,
+    /// From the config's file in place to the last family's first right answer, for each replica.
+    pub swaps: BTreeMap<Change, Percentiles>,
+    /// All changes together.
+    pub all_swaps: Percentiles,
+    /// What went wrong besides the counts.
+    pub faults: Vec<String>,
+    /// The first failures one by one.
+    pub failures: Vec<Fault>,
+}
+
+/// New connections and UDP flows.
+#[derive(Debug, Clone, Serialize)]
+pub struct Connections {
+    /// Offered by the load.
+    pub offered: u64,
+    /// TCP connections made and answered by the right target.
+    pub tcp: u64,
+    /// UDP flows answered by the right target.
+    pub udp: u64,
+    /// Failed outside every documented window, by kind.
+    pub failed: BTreeMap<Failure, u64>,
+    /// Lost between a SIGKILL and the cluster's notice of it, by kind.
+    pub lost_in_documented_window: BTreeMap<Failure, u64>,
+    /// From the moment a connection was due until it stood.
+    pub connect: Percentiles,
+    /// From the moment an attempt was due until its answer.
+    pub answer: Percentiles,
+}
+
+impl Summary {
+    /// Draws the balance of a board.
+    #[must_use]
+    pub fn of(board: &Board, backend: &str, services: u16, rate: u32, lasted: Duration) -> Self {
+        let tally = &board.tally;
+        let failed: u64 = tally.failed().values().sum();
+        let excused: u64 = tally.excused().values().sum();
+        let flows = board.flows;
+        let swaps = |change| board.swaps.iter().filter(move |(kind, _)| *kind == change).map(|(_, after)| *after);
+        Self {
+            // Misdelivery is never excused, not even in a window.
+            ok: failed == 0
+                && flows.broken == 0
+                && flows.wrong_target == 0
+                && board.faults.is_empty()
+                && !tally.excused().contains_key(&Failure::WrongTarget),
+            backend: backend.to_owned(),
+            services,
+            seconds: lasted.as_secs_f64(),
+            rate,
+            connections: Connections {
+                offered: tally.answered() + failed + excused,
+                tcp: tally.answered_over(Proto::Tcp),
+                udp: tally.answered_over(Proto::Udp),
+                failed: tally.failed().clone(),
+                lost_in_documented_window: tally.excused().clone(),
+                connect: tally.connect(),
+                answer: tally.answer(),
+            },
+            flows,
+            swaps: [Change::Retarget, Change::Add, Change::Remove]
+                .into_iter()
+                .map(|change| (change, Percentiles::of_all(swaps(change))))
+                .collect(),
+            all_swaps: Percentiles::of_all(board.swaps.iter().map(|(_, after)| *after)),
+            faults: board.faults.clone(),
+            failures: tally.faults().to_vec(),
+        }
+    }
+}
+
+/// Failures by kind in a few words; `none` if there are none.
+#[must_use]
+pub fn failures_in_words(failures: &BTreeMap<Failure, u64>) -> String {
+    let words: Vec<String> = failures.iter().map(|(failure, count)| format!("{count} {}", failure_in_words(*failure))).collect();
+    if words.is_empty() { "none".to_owned() } else { words.join(", ") }
+}
+
+fn failure_in_words(failure: Failure) -> &'static str {
+    match failure {
+        Failure::Refused => "refused",
+        Failure::Reset => "reset",
+        Failure::Timeout => "timed out",
+        Failure::Unreachable => "unreachable",
+        Failure::Closed => "closed without an answer",
+        Failure::Garbled => "answered with something else",
+        Failure::WrongTarget => "to a wrong target",
+        Failure::NotSent => "not sent (the generator's own limits)",
+    }
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Connections { offered, tcp, udp, failed, lost_in_documented_window: lost, connect, .. } = &self.connections;
+        writeln!(f, "{} services, {} backend, {:.0} s at {} new connections a second", self.services, self.backend, self.seconds, self.rate)?;
+        writeln!(f)?;
+        writeln!(f, "  new connections   {offered} offered: {tcp} TCP and {udp} UDP answered by the right target")?;
+        writeln!(f, "  failed            {}", failures_in_words(failed))?;
+        writeln!(f, "  around SIGKILL    {} (until the cluster saw it)", failures_in_words(lost))?;
+        writeln!(f, "  connect           p50 {:.2} ms, p99 {:.2} ms, max {:.2} ms", connect.p50_ms, connect.p99_ms, connect.max_ms)?;
+        let FlowCounts { answered, datagrams_lost, handed_over, broken, wrong_target, .. } = self.flows;
+        writeln!(f, "  long-lived flows  {answered} questions answered, {broken} broken, {wrong_target} to a wrong target;")?;
+        writeln!(f, "                    {handed_over} ended by their leaving replica and opened anew, {datagrams_lost} datagrams lost")?;
+        for (change, p) in &self.swaps {
+            let name = format!("{change:?}").to_lowercase();
+            writeln!(f, "  {name:<16}  p50 {:.2} ms, p99 {:.2} ms, max {:.2} ms of {}", p.p50_ms, p.p99_ms, p.max_ms, p.count)?;
+        }
+        for fault in &self.faults {
+            writeln!(f, "  FAULT             {fault}")?;
+        }
+        writeln!(f)?;
+        f.write_str(if self.ok { "Nothing was lost." } else { "Something went wrong." })
+    }
+}

@@ -1,0 +1,172 @@
+//! The namespaces of a group on one machine, and the links between them.
+//!
+//! ```text
+//!   client ──┬── replica 0 ──┬── target 0
+//!   (pods)   └── replica 1 ──┤── target 1      pods: 10.77.0.0/24, fd77::/64, MTU 1500
+//!                            └── target 2      tailnet: 100.64.0.0/10, fd7a:115c:a1e0::/48, MTU 1280
+//! ```
+//!
+//! The client holds the bridge of the Pod network, a namespace of its own that of the tailnet. A replica has `eth0` on
+//! the one and `ts0` on the other; nothing forwards between them until a proxy makes it so.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::IpNet;
+
+use crate::edge::link::LinkError;
+use crate::edge::link::build::build;
+use crate::edge::netns::{Namespace, NetnsError};
+use crate::model::net::InterfaceName;
+
+/// What tailscaled gives its device.
+const TAILNET_MTU: u32 = 1280;
+
+/// The namespaces could not be made or connected.
+#[derive(Debug, thiserror::Error)]
+pub enum TopologyError {
+    /// No namespace.
+    #[error(transparent)]
+    Namespace(#[from] NetnsError),
+    /// No link, address or route.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// A link's name is none.
+    #[error(transparent)]
+    Name(#[from] crate::model::net::BadInterfaceName),
+}
+
+/// A namespace with an address of each family.
+#[derive(Debug, Clone)]
+pub struct Site {
+    /// The namespace.
+    pub namespace: Namespace,
+    /// Its addresses on the tailnet.
+    pub tailnet: [IpAddr; 2],
+    /// Its addresses on the Pod network; a target has none.
+    pub pod: Option<[IpAddr; 2]>,
+}
+
+/// All of it. It vanishes with this value, once no process lives in it.
+#[derive(Debug)]
+pub struct Topology {
+    /// Where the load comes from.
+    pub client: Namespace,
+    /// The replicas.
+    pub replicas: Vec<Site>,
+    /// The targets.
+    pub targets: Vec<Site>,
+    /// The switch of the tailnet.
+    tailnet: Namespace,
+}
+
+impl Topology {
+    /// Makes a client, so many replicas and so many targets, all links up and addressed.
+    pub fn make(replicas: u8, targets: u8) -> Result<Self, TopologyError> {
+        let mut made = Self { client: Namespace::make()?, tailnet: Namespace::make()?, replicas: Vec::new(), targets: Vec::new() };
+        switch(&made.client, "pods", None)?;
+        switch(&made.tailnet, "tailnet", Some(TAILNET_MTU))?;
+        give(&made.client, "pods", pod_nets(1))?;
+        for number in 0..replicas {
+            let site = Site {
+                namespace: Namespace::make()?,
+                tailnet: addresses(tailnet_nets(1 + number)),
+                pod: Some(addresses(pod_nets(10 + number))),
+            };
+            connect(&made.client, "pods", &site.namespace, "eth0", number, None)?;
+            connect(&made.tailnet, "tailnet", &site.namespace, "ts0", number, Some(TAILNET_MTU))?;
+            give(&site.namespace, "eth0", pod_nets(10 + number))?;
+            give(&site.namespace, "ts0", tailnet_nets(1 + number))?;
+            made.replicas.push(site);
+        }
+        for number in 0..targets {
+            let site = Site { namespace: Namespace::make()?, tailnet: addresses(tailnet_nets(101 + number)), pod: None };
+            connect(&made.tailnet, "tailnet", &site.namespace, "ts0", 100 + number, Some(TAILNET_MTU))?;
+            give(&site.namespace, "ts0", tailnet_nets(101 + number))?;
+            made.targets.push(site);
+        }
+        Ok(made)
+    }
+}
+
+/// Leads a namespace's traffic to a destination over a gateway.
+pub fn route(namespace: &Namespace, destination: IpNet, gateway: IpAddr) -> Result<(), TopologyError> {
+    Ok(namespace.block_on(|| build(async move |b| b.route(destination, gateway).await))??)
+}
+
+/// The Pod network's addresses of a number, with their prefix lengths.
+#[must_use]
+pub fn pod_nets(number: u8) -> [IpNet; 2] {
+    [net(Ipv4Addr::new(10, 77, 0, number).into(), 24), net(Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, number.into()).into(), 64)]
+}
+
+/// The tailnet's addresses of a number, with their prefix lengths.
+#[must_use]
+pub fn tailnet_nets(number: u8) -> [IpNet; 2] {
+    let v6 = Ipv6Addr::new(0xfd7a, 0x115c, 0xa1e0, 0, 0, 0, 0, number.into());
+    [net(Ipv4Addr::new(100, 64, 0, number).into(), 10), net(v6.into(), 48)]
+}
+
+/// The lengths above are within either family's; a host's own is what stands in.
+fn net(address: IpAddr, length: u8) -> IpNet {
+    IpNet::new(address, length).unwrap_or_else(|_| address.into())
+}
+
+fn addresses(nets: [IpNet; 2]) -> [IpAddr; 2] {
+    nets.map(|net| net.addr())
+}
+
+/// A bridge, and the namespace's loopback up.
+fn switch(namespace: &Namespace, bridge: &str, mtu: Option<u32>) -> Result<(), TopologyError> {
+    let (bridge, lo): (InterfaceName, InterfaceName) = (bridge.parse()?, "lo".parse()?);
+    let made = namespace.block_on(|| {
+        build(async move |b| {
+            b.up(&lo).await?;
+            b.bridge(&bridge).await?;
+            if let Some(mtu) = mtu {
+                b.mtu(&bridge, mtu).await?;
+            }
+            b.up(&bridge).await
+        })
+    });
+    Ok(made??)
+}
+
+/// A pair of links between a port of the switch's bridge and `far` in the site's namespace, both up.
+fn connect(switch: &Namespace, bridge: &str, site: &Namespace, far: &str, number: u8, mtu: Option<u32>) -> Result<(), TopologyError> {
+    let (bridge, far): (InterfaceName, InterfaceName) = (bridge.parse()?, far.parse()?);
+    let (port, lo): (InterfaceName, InterfaceName) = (format!("port{number}").parse()?, "lo".parse()?);
+    let near = switch.block_on(|| {
+        build(async |b| {
+            b.veth(&port, &far, site).await?;
+            if let Some(mtu) = mtu {
+                b.mtu(&port, mtu).await?;
+            }
+            b.attach(&port, &bridge).await?;
+            b.up(&port).await
+        })
+    });
+    near??;
+    let there = site.block_on(|| {
+        build(async |b| {
+            if let Some(mtu) = mtu {
+                b.mtu(&far, mtu).await?;
+            }
+            b.up(&lo).await?;
+            b.up(&far).await
+        })
+    });
+    Ok(there??)
+}
+
+fn give(namespace: &Namespace, link: &str, nets: [IpNet; 2]) -> Result<(), TopologyError> {
+    let link: InterfaceName = link.parse()?;
+    let given = namespace.block_on(|| {
+        build(async move |b| {
+            for net in nets {
+                b.address(&link, net).await?;
+            }
+            Ok(())
+        })
+    });
+    Ok(given??)
+}

@@ -1,0 +1,113 @@
+//! Makes links, addresses and routes: what the demo, the benchmarks and the kernel tests are built of.
+//!
+//! Works in the calling thread's network namespace and touches no other, except to put the far end of a pair into it.
+//! The data plane itself never calls this.
+
+use std::net::IpAddr;
+use std::os::fd::{AsFd, AsRawFd};
+
+use ipnet::IpNet;
+use netlink_packet_route::address::{AddressAttribute, AddressFlags};
+use netlink_packet_route::link::{InfoData, InfoVeth, LinkMessage};
+use rtnetlink::{Handle, LinkBridge, LinkMessageBuilder, LinkUnspec, LinkVeth, RouteMessageBuilder};
+
+use super::{LinkError, link_named, with_handle};
+use crate::model::net::{Family, InterfaceName};
+
+/// Changes the links of one network namespace.
+#[derive(Debug)]
+pub struct Build<'h>(&'h Handle);
+
+/// Does the work in the calling thread's network namespace.
+pub async fn build<T>(work: impl AsyncFnOnce(&Build<'_>) -> Result<T, LinkError>) -> Result<T, LinkError> {
+    with_handle(async |handle| work(&Build(handle)).await).await
+}
+
+impl Build<'_> {
+    /// Makes a pair of Ethernet links, `near` here and `far` in the namespace that `there` holds open. Both are down.
+    pub async fn veth(&self, near: &InterfaceName, far: &InterfaceName, there: &impl AsFd) -> Result<(), LinkError> {
+        let mut peer = LinkMessageBuilder::<LinkUnspec>::new().name(far.as_str()).build();
+        peer.attributes.push(netlink_packet_route::link::LinkAttribute::NetNsFd(there.as_fd().as_raw_fd()));
+        let pair = LinkVeth::new(near.as_str(), far.as_str()).set_info_data(InfoData::Veth(InfoVeth::Peer(peer))).build();
+        self.add(pair, format!("make the pair {near} and {far}")).await
+    }
+
+    /// Makes a bridge, down and without ports.
+    pub async fn bridge(&self, name: &InterfaceName) -> Result<(), LinkError> {
+        self.add(LinkBridge::new(name.as_str()).build(), format!("make the bridge {name}")).await
+    }
+
+    /// Makes a link a port of a bridge.
+    pub async fn attach(&self, port: &InterfaceName, bridge: &InterfaceName) -> Result<(), LinkError> {
+        let bridge_index = self.index(bridge).await?;
+        let link = LinkUnspec::new_with_index(self.index(port).await?).controller(bridge_index).build();
+        self.set(link, format!("attach {port} to {bridge}")).await
+    }
+
+    /// Sets a link up.
+    pub async fn up(&self, name: &InterfaceName) -> Result<(), LinkError> {
+        let link = LinkUnspec::new_with_index(self.index(name).await?).up().build();
+        self.set(link, format!("set {name} up")).await
+    }
+
+    /// Sets a link down; its IPv6 addresses and routes go with that.
+    pub async fn down(&self, name: &InterfaceName) -> Result<(), LinkError> {
+        let link = LinkUnspec::new_with_index(self.index(name).await?).down().build();
+        self.set(link, format!("set {name} down")).await
+    }
+
+    /// Sets the largest packet that a link takes, in bytes.
+    pub async fn mtu(&self, name: &InterfaceName, mtu: u32) -> Result<(), LinkError> {
+        let link = LinkUnspec::new_with_index(self.index(name).await?).mtu(mtu).build();
+        self.set(link, format!("set the MTU of {name} to {mtu}")).await
+    }
+
+    /// Removes a link, and with it the far end if it is one of a pair.
+    pub async fn remove(&self, name: &InterfaceName) -> Result<(), LinkError> {
+        let removal = self.0.link().del(self.index(name).await?).execute().await;
+        removal.map_err(|source| LinkError::Change { action: format!("remove {name}"), source })
+    }
+
+    /// Gives a link an address with the length of its prefix. It is usable at once: no duplicate detection is done.
+    pub async fn address(&self, name: &InterfaceName, address: IpNet) -> Result<(), LinkError> {
+        let mut request = self.0.address().add(self.index(name).await?, address.addr(), address.prefix_len());
+        if Family::of(address.addr()) == Family::V6 {
+            request.message_mut().attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
+        }
+        request.execute().await.map_err(|source| LinkError::Change { action: format!("give {name} the address {address}"), source })
+    }
+
+    /// Takes an address from a link.
+    pub async fn take_address(&self, name: &InterfaceName, address: IpNet) -> Result<(), LinkError> {
+        let mut request = self.0.address().add(self.index(name).await?, address.addr(), address.prefix_len());
+        let removal = self.0.address().del(request.message_mut().clone()).execute().await;
+        removal.map_err(|source| LinkError::Change { action: format!("take the address {address} from {name}"), source })
+    }
+
+    /// Leads a destination over a gateway; prefix length 0 is the default route of its family.
+    pub async fn route(&self, destination: IpNet, gateway: IpAddr) -> Result<(), LinkError> {
+        let action = format!("route {destination} by {gateway}");
+        let malformed = |_| rtnetlink::Error::InvalidNla(format!("{destination} and {gateway} are of different families"));
+        let message = RouteMessageBuilder::<IpAddr>::new()
+            .destination_prefix(destination.network(), destination.prefix_len())
+            .and_then(|route| route.gateway(gateway))
+            .map_err(malformed);
+        let added = match message {
+            Ok(route) => self.0.route().add(route.build()).execute().await,
+            Err(malformed) => Err(malformed),
+        };
+        added.map_err(|source| LinkError::Change { action, source })
+    }
+
+    async fn index(&self, name: &InterfaceName) -> Result<u32, LinkError> {
+        link_named(self.0, name).await?.map(|link| link.header.index).ok_or_else(|| LinkError::Missing(name.clone()))
+    }
+
+    async fn add(&self, link: LinkMessage, action: String) -> Result<(), LinkError> {
+        self.0.link().add(link).execute().await.map_err(|source| LinkError::Change { action, source })
+    }
+
+    async fn set(&self, link: LinkMessage, action: String) -> Result<(), LinkError> {
+        self.0.link().set(link).execute().await.map_err(|source| LinkError::Change { action, source })
+    }
+}

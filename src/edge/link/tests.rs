@@ -1,0 +1,128 @@
+//! Against the kernel, in namespaces of the tests' own.
+
+use std::time::Duration;
+
+use super::build::build;
+use super::*;
+use crate::edge::netns::Namespace;
+
+fn name(text: &str) -> InterfaceName {
+    text.parse().expect("an interface name")
+}
+
+fn net(text: &str) -> ipnet::IpNet {
+    text.parse().expect("an address and its prefix length")
+}
+
+fn ips(texts: &[&str]) -> BTreeSet<IpAddr> {
+    texts.iter().map(|text| text.parse().expect("an address")).collect()
+}
+
+/// Waits until the state is as wanted; a minute is for ever.
+async fn eventually(states: &mut watch::Receiver<LinkState>, wanted: impl FnMut(&LinkState) -> bool) -> LinkState {
+    let seen = states.wait_for(wanted);
+    tokio::time::timeout(Duration::from_mins(1), seen).await.expect("in time").expect("still followed").clone()
+}
+
+/// Runs the test in a fresh namespace with a second one beside it.
+fn between_two(test: impl AsyncFnOnce(&Namespace) + Send) {
+    let (here, there) = (Namespace::make().expect("a namespace"), Namespace::make().expect("a namespace"));
+    here.block_on(|| async { test(&there).await }).expect("the test's thread");
+}
+
+#[test]
+fn a_link_comes_changes_and_goes() {
+    between_two(async |there| {
+        let ts0 = name("ts0");
+        let (links, mut states) = Links::watch(ts0.clone()).await.expect("watched");
+        assert_eq!(*states.borrow(), LinkState::default());
+        let follower = tokio::spawn(links.run());
+        for _ in 0..2 {
+            let made = build(async |b| {
+                b.veth(&ts0, &name("far"), there).await?;
+                b.mtu(&ts0, 1280).await?;
+                b.address(&ts0, net("100.64.0.1/10")).await?;
+                b.up(&ts0).await?;
+                b.address(&ts0, net("fd7a:115c:a1e0::1/48")).await
+            });
+            made.await.expect("made");
+            let both = ips(&["100.64.0.1", "fd7a:115c:a1e0::1"]);
+            let state = eventually(&mut states, |state| state.addresses == both).await;
+            assert_eq!((state.present, state.mtu), (true, 1280));
+            assert!(!state.up, "no carrier while the far end is down");
+            there.block_on(|| build(async |b| b.up(&name("far")).await)).expect("the thread").expect("up");
+            eventually(&mut states, |state| state.up).await;
+            build(async |b| {
+                b.take_address(&ts0, net("100.64.0.1/10")).await?;
+                b.address(&ts0, net("100.64.0.9/10")).await
+            })
+            .await
+            .expect("readdressed");
+            let moved = ips(&["100.64.0.9", "fd7a:115c:a1e0::1"]);
+            eventually(&mut states, |state| state.addresses == moved).await;
+            build(async |b| b.remove(&ts0).await).await.expect("removed");
+            eventually(&mut states, |state| *state == LinkState::default()).await;
+        }
+        drop(states);
+        tokio::time::timeout(Duration::from_mins(1), follower).await.expect("ends with its last receiver").expect("no panic");
+    });
+}
+
+#[test]
+fn a_flood_beyond_the_socket_buffer_ends_in_the_truth() {
+    between_two(async |there| {
+        let ts0 = name("ts0");
+        build(async |b| b.veth(&ts0, &name("far"), there).await).await.expect("made");
+        let (links, mut states) = Links::watch(ts0.clone()).await.expect("watched");
+        let follower = tokio::spawn(links.run());
+        tokio::task::yield_now().await;
+        // The follower shares this thread: while the flood runs on another it reads nothing and its socket overflows.
+        let here = Namespace::current().expect("this namespace");
+        let flood = || {
+            build(async |b| {
+                for round in 0..2_000_u32 {
+                    b.mtu(&name("ts0"), 1280 + round % 100).await?;
+                }
+                b.address(&name("ts0"), net("100.64.0.7/10")).await
+            })
+        };
+        here.block_on(flood).expect("the thread").expect("flooded");
+        let state = eventually(&mut states, |state| !state.addresses.is_empty()).await;
+        assert_eq!(state.addresses, ips(&["100.64.0.7"]));
+        assert_eq!(state.mtu, 1280 + 1_999 % 100);
+        follower.abort();
+    });
+}
+
+#[test]
+fn link_local_and_other_links_addresses_do_not_count() {
+    between_two(async |there| {
+        build(async |b| {
+            b.veth(&name("eth0"), &name("far0"), there).await?;
+            b.veth(&name("ts0"), &name("far1"), there).await?;
+            for (link, address) in [("eth0", "169.254.7.7/16"), ("eth0", "10.1.0.5/24"), ("ts0", "100.64.0.1/10")] {
+                b.address(&name(link), net(address)).await?;
+            }
+            b.up(&name("eth0")).await?;
+            b.up(&name("lo")).await?;
+            b.address(&name("eth0"), net("fd00::5/64")).await
+        })
+        .await
+        .expect("made");
+        assert_eq!(pod_addresses(&name("ts0")).await.expect("read"), ips(&["10.1.0.5", "fd00::5"]));
+        let (_, states) = Links::watch(name("ts0")).await.expect("watched");
+        assert_eq!(states.borrow().addresses, ips(&["100.64.0.1"]));
+    });
+}
+
+#[test]
+fn what_cannot_be_done_is_named() {
+    between_two(async |_| {
+        let fault = build(async |b| b.up(&name("ghost")).await).await.expect_err("no such link");
+        assert_eq!((fault.kind(), fault.to_string().as_str()), ("missing", "there is no interface ghost in this network namespace"));
+        let fault =
+            build(async |b| b.route(net("10.0.0.0/8"), "10.9.9.9".parse().expect("an address")).await).await.expect_err("no way there");
+        assert_eq!(fault.kind(), "change");
+        assert!(fault.to_string().starts_with("cannot route 10.0.0.0/8 by 10.9.9.9: "), "{fault}");
+    });
+}
