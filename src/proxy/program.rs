@@ -27,17 +27,17 @@ pub struct Fault {
 }
 
 /// The firewall of this network namespace, as the writer needs it.
-pub trait Kernel {
+pub trait Kernel: Send {
     /// Replaces everything of ours, in one transaction, whatever is there.
-    fn rewrite(&mut self, ruleset: &Ruleset) -> impl Future<Output = Result<(), Fault>>;
+    fn rewrite(&mut self, ruleset: &Ruleset) -> impl Future<Output = Result<(), Fault>> + Send;
     /// Changes what differs, in one transaction, given that `before` is there.
-    fn patch(&mut self, before: &Ruleset, delta: &Delta, after: &Ruleset) -> impl Future<Output = Result<(), Fault>>;
+    fn patch(&mut self, before: &Ruleset, delta: &Delta, after: &Ruleset) -> impl Future<Output = Result<(), Fault>> + Send;
     /// Whether what is there is no longer what was written.
-    fn drifted(&mut self, wanted: &Ruleset) -> impl Future<Output = Result<bool, Fault>>;
+    fn drifted(&mut self, wanted: &Ruleset) -> impl Future<Output = Result<bool, Fault>> + Send;
     /// Waits until somebody else may have changed our rules.
-    fn disturbed(&mut self) -> impl Future<Output = ()>;
-    /// Ends tracked flows whose way has changed; called after the rules are in force, must not take long.
-    fn cut(&mut self, delta: &Delta, planned: &Planned, after: &Ruleset) -> impl Future<Output = ()>;
+    fn disturbed(&mut self) -> impl Future<Output = ()> + Send;
+    /// Ends tracked flows whose way has changed since the last call; called after the rules are in force, must not take long.
+    fn cut(&mut self, delta: &Delta, planned: &Planned, after: &Ruleset) -> impl Future<Output = ()> + Send;
 }
 
 /// How often the kernel is written and looked at.
@@ -142,7 +142,7 @@ impl<K: Kernel> Writer<K> {
         let before = self.applied.clone().unwrap_or_else(|| Ruleset::empty(wanted.interface.clone()));
         let delta = diff(&before, &wanted);
         if self.trusted && delta.is_empty() {
-            self.publish(|state| (state.planned, state.current) = (Some(planned), true));
+            self.unchanged(planned, &delta, &wanted).await;
             return Outcome::Unchanged;
         }
         let started = Instant::now();
@@ -164,6 +164,15 @@ impl<K: Kernel> Writer<K> {
             state.took = started.elapsed();
         });
         Outcome::Written
+    }
+
+    /// The rules are what they should be. Flows may have to end all the same: of a target that has left the tailnet since.
+    async fn unchanged(&mut self, planned: Arc<Planned>, delta: &Delta, wanted: &Ruleset) {
+        let last = self.state.borrow().planned.clone();
+        if last.is_none_or(|last| last.world.netmap != planned.world.netmap) {
+            self.kernel.cut(delta, &planned, wanted).await;
+        }
+        self.publish(|state| (state.planned, state.current) = (Some(planned), true));
     }
 
     fn failed(&mut self, fault: Fault) -> Outcome {

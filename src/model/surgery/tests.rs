@@ -22,7 +22,8 @@ fn key(proto: Proto, port: u16) -> PortKey {
 fn ruleset(ports: &[(PortKey, &[&str])]) -> Ruleset {
     let mut ruleset = Ruleset::empty(InterfaceName::tailscale0());
     ruleset.source.insert(Family::V4, ip("100.64.0.1"));
-    ruleset.ports = ports.iter().map(|(key, targets)| (*key, targets.iter().map(|target| address(target)).collect())).collect();
+    ruleset.ports =
+        ports.iter().map(|(key, targets)| (*key, targets.iter().map(|target| address(target)).collect::<BTreeSet<_>>())).collect();
     ruleset
 }
 
@@ -155,8 +156,10 @@ fn any_ruleset() -> impl Strategy<Value = Ruleset> {
         let proto = |tcp| if tcp { Proto::Tcp } else { Proto::Udp };
         ruleset.ports = ports.into_iter().map(|((port, tcp), targets)| (key(proto(tcp), port), targets)).collect();
         let address = |host| IpAddr::from([100, 64, 0, host]);
-        ruleset.from_tailnet =
-            hosts.into_iter().map(|(vip, to)| (IpAddr::from([100, 99, 0, vip]), to.into_iter().map(address).collect())).collect();
+        ruleset.from_tailnet = hosts
+            .into_iter()
+            .map(|(vip, to)| (IpAddr::from([100, 99, 0, vip]), to.into_iter().map(address).collect::<BTreeSet<_>>()))
+            .collect();
         ruleset
     })
 }

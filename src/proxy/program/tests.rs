@@ -1,8 +1,6 @@
-use std::cell::RefCell;
-use std::rc::Rc;
+use std::sync::{Mutex, MutexGuard};
 
 use tokio::sync::Notify;
-use tokio::task::{LocalSet, spawn_local};
 use tokio::time::sleep;
 
 use super::*;
@@ -19,10 +17,10 @@ struct Memory {
     cuts: usize,
     refuse: usize,
     tampered: bool,
-    touched: Rc<Notify>,
+    touched: Arc<Notify>,
 }
 
-struct Handle(Rc<RefCell<Memory>>);
+struct Handle(Arc<Mutex<Memory>>);
 
 impl Memory {
     fn take(&mut self, ruleset: &Ruleset) -> Result<(), Fault> {
@@ -37,13 +35,13 @@ impl Memory {
 
 impl Kernel for Handle {
     async fn rewrite(&mut self, ruleset: &Ruleset) -> Result<(), Fault> {
-        let mut memory = self.0.borrow_mut();
+        let mut memory = self.0.lock().expect("one thread");
         memory.rewrites += 1;
         memory.take(ruleset)
     }
 
     async fn patch(&mut self, before: &Ruleset, delta: &Delta, after: &Ruleset) -> Result<(), Fault> {
-        let mut memory = self.0.borrow_mut();
+        let mut memory = self.0.lock().expect("one thread");
         memory.patches += 1;
         assert_eq!(memory.holds.as_ref(), Some(before), "a patch stands on what is there");
         assert_eq!(delta.apply(before), *after);
@@ -51,21 +49,21 @@ impl Kernel for Handle {
     }
 
     async fn drifted(&mut self, _: &Ruleset) -> Result<bool, Fault> {
-        Ok(self.0.borrow().tampered)
+        Ok(self.0.lock().expect("one thread").tampered)
     }
 
     async fn disturbed(&mut self) {
-        let touched = Rc::clone(&self.0.borrow().touched);
+        let touched = Arc::clone(&self.0.lock().expect("one thread").touched);
         touched.notified().await;
     }
 
     async fn cut(&mut self, _: &Delta, _: &Planned, _: &Ruleset) {
-        self.0.borrow_mut().cuts += 1;
+        self.0.lock().expect("one thread").cuts += 1;
     }
 }
 
 struct Bench {
-    memory: Rc<RefCell<Memory>>,
+    memory: Arc<Mutex<Memory>>,
     planned: watch::Sender<Option<Arc<Planned>>>,
     closing: watch::Sender<bool>,
     state: watch::Receiver<Programmed>,
@@ -73,7 +71,7 @@ struct Bench {
 
 impl Bench {
     fn start() -> Self {
-        let memory = Rc::new(RefCell::new(Memory::default()));
+        let memory = Arc::new(Mutex::new(Memory::default()));
         let (planned, rx_planned) = watch::channel(None);
         let (closing, rx_closing) = watch::channel(false);
         let (tx, state) = watch::channel(Programmed::default());
@@ -83,7 +81,7 @@ impl Bench {
             settle: Duration::from_millis(200),
             retry: Backoff::new(Duration::from_millis(100), Duration::from_secs(10), 0.2).expect("valid"),
         };
-        spawn_local(run(Handle(Rc::clone(&memory)), Inputs { planned: rx_planned, closing: rx_closing }, tx, pace));
+        tokio::spawn(run(Handle(Arc::clone(&memory)), Inputs { planned: rx_planned, closing: rx_closing }, tx, pace));
         Self { memory, planned, closing, state }
     }
 
@@ -104,18 +102,22 @@ impl Bench {
         self.planned.send_replace(Some(Arc::new(Planned::new(&world))));
     }
 
+    fn memory(&self) -> MutexGuard<'_, Memory> {
+        self.memory.lock().expect("one thread")
+    }
+
     fn counts(&self) -> (usize, usize) {
-        let memory = self.memory.borrow();
+        let memory = self.memory();
         (memory.rewrites, memory.patches)
     }
 
     fn ports(&self) -> usize {
-        self.memory.borrow().holds.as_ref().map_or(0, |held| held.ports.len())
+        self.memory().holds.as_ref().map_or(0, |held| held.ports.len())
     }
 }
 
 async fn bench<F: Future>(work: impl FnOnce(Bench) -> F) {
-    LocalSet::new().run_until(async { work(Bench::start()).await }).await;
+    work(Bench::start()).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -139,7 +141,7 @@ async fn the_first_write_is_whole_and_later_ones_are_deltas() {
         bench.plan(3, 81);
         sleep(Duration::from_secs(100)).await;
         assert_eq!(bench.counts(), (1, 1), "no change, no write");
-        assert_eq!(bench.memory.borrow().cuts, 2);
+        assert_eq!(bench.memory().cuts, 2);
     })
     .await;
 }
@@ -154,7 +156,7 @@ async fn a_storm_of_plans_is_written_at_the_least_interval_and_ends_at_the_newes
         sleep(Duration::from_millis(50)).await;
         let (rewrites, patches) = bench.counts();
         assert!(rewrites == 1 && (40..=52).contains(&patches), "{rewrites} {patches}");
-        let held = bench.memory.borrow().holds.clone().expect("written");
+        let held = bench.memory().holds.clone().expect("written");
         assert!(held.ports.values().any(|to| to.iter().any(|to| to.port() == 1000)));
     })
     .await;
@@ -165,7 +167,7 @@ async fn a_refused_write_leaves_what_is_there_and_is_tried_again_whole() {
     bench(|bench| async move {
         bench.plan(3, 80);
         sleep(Duration::from_millis(50)).await;
-        bench.memory.borrow_mut().refuse = 3;
+        bench.memory().refuse = 3;
         bench.plan(4, 80);
         sleep(Duration::from_millis(60)).await;
         assert_eq!(bench.ports(), 3, "last good stays");
@@ -184,15 +186,15 @@ async fn what_somebody_else_changed_is_repaired() {
     bench(|bench| async move {
         bench.plan(3, 80);
         sleep(Duration::from_millis(50)).await;
-        bench.memory.borrow().touched.notify_one();
+        bench.memory().touched.notify_one();
         sleep(Duration::from_secs(1)).await;
         assert_eq!(bench.counts(), (1, 0), "a change that was not ours is none of our business");
-        bench.memory.borrow_mut().tampered = true;
-        bench.memory.borrow().touched.notify_one();
+        bench.memory().tampered = true;
+        bench.memory().touched.notify_one();
         sleep(Duration::from_secs(1)).await;
         assert_eq!(bench.counts(), (2, 0));
         assert_eq!(bench.state.borrow().repairs, 1);
-        bench.memory.borrow_mut().tampered = true;
+        bench.memory().tampered = true;
         sleep(Duration::from_secs(31)).await;
         assert_eq!(bench.counts(), (3, 0), "without a notice, by the timer");
     })

@@ -1,0 +1,81 @@
+//! The firewall and the connection tracking of this network namespace, as the writer uses them.
+
+use std::future::pending;
+
+use tokio::sync::watch;
+
+use crate::edge::nft::Changes;
+use crate::model::firewall::Audit;
+use crate::model::net::InterfaceName;
+use crate::model::plan::Planned;
+use crate::model::ruleset::{Delta, Ruleset};
+use crate::model::settings::Backend;
+
+use super::firewall::Firewall;
+use super::program::{Fault, Kernel};
+use super::surgeon::{Change, Surgeon};
+
+/// The kernel; its firewall is chosen with the first write.
+#[derive(Debug)]
+pub struct Live {
+    backend: Backend,
+    interface: InterfaceName,
+    chosen: watch::Sender<Option<Firewall>>,
+    changes: Option<Changes>,
+    surgeon: Surgeon,
+    last: Option<(Ruleset, Planned)>,
+}
+
+impl Live {
+    /// A kernel whose firewall is yet to be chosen; the receiver tells which one it is.
+    #[must_use]
+    pub fn new(backend: Backend, interface: InterfaceName, surgeon: Surgeon) -> (Self, watch::Receiver<Option<Firewall>>) {
+        let (chosen, firewall) = watch::channel(None);
+        (Self { backend, interface, chosen, changes: None, surgeon, last: None }, firewall)
+    }
+
+    async fn firewall(&mut self) -> Result<Firewall, Fault> {
+        if let Some(firewall) = &*self.chosen.borrow() {
+            return Ok(firewall.clone());
+        }
+        let firewall = Firewall::choose(self.backend, &self.interface).await?;
+        tracing::info!(firewall = %firewall, "rules are held by this firewall");
+        self.changes = Changes::open().inspect_err(|error| tracing::warn!("foreign changes are found by the timer only: {error}")).ok();
+        self.chosen.send_replace(Some(firewall.clone()));
+        Ok(firewall)
+    }
+}
+
+impl Kernel for Live {
+    async fn rewrite(&mut self, ruleset: &Ruleset) -> Result<(), Fault> {
+        self.firewall().await?.rewrite(ruleset).await
+    }
+
+    async fn patch(&mut self, before: &Ruleset, delta: &Delta, after: &Ruleset) -> Result<(), Fault> {
+        self.firewall().await?.patch(before, delta, after).await
+    }
+
+    async fn drifted(&mut self, wanted: &Ruleset) -> Result<bool, Fault> {
+        match self.firewall().await?.audit(wanted).await? {
+            Audit::Same => Ok(false),
+            Audit::Drifted { what } => {
+                tracing::warn!("our rules were changed by somebody else: {what}");
+                Ok(true)
+            }
+        }
+    }
+
+    async fn disturbed(&mut self) {
+        let Some(changes) = &mut self.changes else { return pending().await };
+        if let Err(error) = changes.next().await {
+            tracing::warn!(kind = error.kind(), "foreign changes are found by the timer only: {error}");
+            self.changes = None;
+        }
+    }
+
+    async fn cut(&mut self, delta: &Delta, planned: &Planned, after: &Ruleset) {
+        let before = self.last.replace((after.clone(), planned.clone()));
+        let change = Change { before, delta: delta.clone(), after: after.clone(), planned: planned.clone() };
+        self.surgeon.cut(change).await;
+    }
+}
