@@ -108,7 +108,10 @@ fn frame(board: &Board, title: &Title) -> Vec<String> {
             title.lasts.as_secs_f64()
         ),
         String::new(),
-        format!("{DIM}  {:<14} {:>10}  {:<6} {:>10} {:>10}   {:<12}{PLAIN}", "service", "match port", "target", "answered", "last swap", ""),
+        format!(
+            "{DIM}  {:<14} {:>10}  {:<6} {:>10} {:>10}   {:<12}{PLAIN}",
+            "service", "match port", "target", "answered", "last swap", ""
+        ),
     ];
     let rows: Vec<&Row> = board.rows.values().collect();
     lines.extend(rows.iter().take(LISTED).map(|row| service(row)));

@@ -120,7 +120,11 @@ fn failure_in_words(failure: Failure) -> &'static str {
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Connections { offered, tcp, udp, failed, lost_in_documented_window: lost, connect, .. } = &self.connections;
-        writeln!(f, "{} services, {} backend, {:.0} s at {} new connections a second", self.services, self.backend, self.seconds, self.rate)?;
+        writeln!(
+            f,
+            "{} services, {} backend, {:.0} s at {} new connections a second",
+            self.services, self.backend, self.seconds, self.rate
+        )?;
         writeln!(f)?;
         writeln!(f, "  new connections   {offered} offered: {tcp} TCP and {udp} UDP answered by the right target")?;
         writeln!(f, "  failed            {}", failures_in_words(failed))?;

@@ -25,7 +25,8 @@ const EAGER: u64 = 64;
 pub async fn seen_in_force(board: &Shared, services: &[u16], change: Option<Change>, written: Duration) {
     let lanes: Vec<Lane> = {
         let board = look(board);
-        let ready = |lane: &Lane| board.members.get(usize::from(lane.replica)).is_some_and(|member| member.ready && member.life == Life::Running);
+        let ready =
+            |lane: &Lane| board.members.get(usize::from(lane.replica)).is_some_and(|member| member.ready && member.life == Life::Running);
         services.iter().flat_map(|service| board.lanes(*service)).filter(ready).collect()
     };
     let probes = lanes.into_iter().map(|lane| async move { (lane, probe_lane(board, lane, written).await) });
