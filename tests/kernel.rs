@@ -2,5 +2,9 @@
 //!
 //! Needs root, or `unshare -Urnm`; nft, iptables (both makes) and iproute2. Whatever is missing fails the tests.
 
+#[path = "kernel/firewall.rs"]
+mod firewall;
 #[path = "kernel/lab.rs"]
 mod lab;
+#[path = "kernel/packets.rs"]
+mod packets;

@@ -1,1 +1,180 @@
-//! The nftables of this network namespace.
+//! nftables: our table made whole by the nft program, changed and read by netlink.
+//!
+//! The whole table is text, loaded by nft in one transaction; a change of elements is a netlink batch of our own, which
+//! costs no process. An audit first asks for the generation, a number that every transaction of anybody raises: it is
+//! what ours left behind unless somebody else wrote. Only our own table is ever touched. What is to be held is decided
+//! elsewhere ([`crate::model::nft`]).
+
+mod link;
+mod notices;
+mod program;
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use std::{io, process::ExitStatus};
+
+use self::link::Link;
+use self::program::run;
+use crate::model::firewall::{Audit, Traffic};
+use crate::model::net::InterfaceName;
+use crate::model::nft::element::{edits, elements};
+use crate::model::nft::wire::WireError;
+use crate::model::nft::{self, held};
+use crate::model::ruleset::{Delta, Ruleset};
+
+pub use self::notices::Changes;
+
+/// How long one run of nft may take; a load of 100,000 mappings takes about a second.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Our table in the network namespace of the thread that opened it.
+#[derive(Debug, Clone)]
+pub struct Nft {
+    program: PathBuf,
+    link: Arc<Mutex<Link>>,
+}
+
+/// Why nftables did not do what was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum NftError {
+    /// The program cannot be started.
+    #[error("cannot run {program:?}: {source}; install nftables in the image, or choose an iptables backend")]
+    Missing {
+        /// What was to be run.
+        program: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The program did not end in time.
+    #[error("{program:?} did not end within {PATIENCE:?} and was killed")]
+    Timeout {
+        /// What was run.
+        program: PathBuf,
+    },
+    /// The program refused the text.
+    #[error("nft refused to {what} ({status}): {stderr}")]
+    Refused {
+        /// What was to be done.
+        what: &'static str,
+        /// How it ended.
+        status: ExitStatus,
+        /// What it said.
+        stderr: String,
+    },
+    /// The kernel refused a netlink request.
+    #[error("the kernel refused to {what}: {source}; CAP_NET_ADMIN is needed")]
+    Kernel {
+        /// What was to be done.
+        what: &'static str,
+        /// The errno.
+        source: io::Error,
+    },
+    /// The kernel's answer makes no sense.
+    #[error(transparent)]
+    Answer(#[from] WireError),
+    /// Others changed nftables again and again while it was being read.
+    #[error("nftables is being changed by others too fast to be read")]
+    Unsteady,
+    /// The blocking work was cancelled: the process is ending.
+    #[error("the work was abandoned at shutdown")]
+    Abandoned,
+}
+
+impl NftError {
+    /// A closed set of words for metric labels.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Missing { .. } => "missing",
+            Self::Timeout { .. } => "timeout",
+            Self::Refused { .. } => "refused",
+            Self::Kernel { .. } => "kernel",
+            Self::Answer(_) => "answer",
+            Self::Unsteady => "unsteady",
+            Self::Abandoned => "abandoned",
+        }
+    }
+}
+
+impl Nft {
+    /// Opens a netlink socket in the calling thread's network namespace; `program` is `nft` or a path to it.
+    pub fn open(program: impl Into<PathBuf>) -> Result<Self, NftError> {
+        Ok(Self { program: program.into(), link: Arc::new(Mutex::new(Link::open()?)) })
+    }
+
+    /// Finds out whether program and kernel can do all that our table needs, by making one like it and removing it again.
+    pub async fn probe(&self, interface: &InterfaceName) -> Result<(), NftError> {
+        run(&self.program, &["-f", "-"], "make a trial table", nft::trial(interface)).await
+    }
+
+    /// Makes the table whole, in one transaction, whatever stood there.
+    ///
+    /// Where the process may not raise its socket buffers (a user namespace), nft cannot send a large table at once: then the rules come first, with
+    /// empty maps, and then the elements.
+    pub async fn rewrite(&self, ruleset: &Ruleset) -> Result<(), NftError> {
+        let before = self.blocking(Link::generation).await?;
+        let all: Vec<_> = elements(ruleset).into_iter().collect();
+        let roomy = self.link.lock().unwrap_or_else(PoisonError::into_inner).roomy();
+        let mut transactions = 1;
+        if roomy || all.len() <= link::SMALL {
+            run(&self.program, &["-f", "-"], "load the table", nft::table(ruleset)).await?;
+        } else {
+            run(&self.program, &["-f", "-"], "load the rules", nft::skeleton(ruleset)).await?;
+            transactions += self.blocking(move |link| link.fill(&all)).await?;
+        }
+        self.blocking(move |link| link.settle(before.wrapping_add(transactions))).await
+    }
+
+    /// Applies a change of elements, in one transaction; a change of the static part rewrites the table.
+    ///
+    /// It fails, and changes nothing, if the kernel does not hold what `before` says of the changed keys: then the table is to be rewritten.
+    pub async fn patch(&self, before: &Ruleset, delta: &Delta, after: &Ruleset) -> Result<(), NftError> {
+        if delta.rewrite {
+            return self.rewrite(after).await;
+        }
+        let edits = edits(before, delta, after);
+        self.blocking(move |link| link.commit(&edits)).await
+    }
+
+    /// The same by the nft program and its JSON: for kernels or sandboxes that refuse our own batch.
+    pub async fn patch_json(&self, before: &Ruleset, delta: &Delta, after: &Ruleset) -> Result<(), NftError> {
+        let text = serde_json::to_string(&nft::delta(before, delta, after)).map_err(|_| NftError::Abandoned)?;
+        run(&self.program, &["-j", "-f", "-"], "change elements", text).await?;
+        self.blocking(Link::follow).await
+    }
+
+    /// Compares the kernel with what it should hold: one question if nobody wrote since, the whole table otherwise.
+    pub async fn audit(&self, ruleset: &Ruleset) -> Result<Audit, NftError> {
+        if self.blocking(Link::untouched).await? {
+            return Ok(Audit::Same);
+        }
+        let ruleset = ruleset.clone();
+        self.blocking(move |link| link.audit(&ruleset)).await
+    }
+
+    /// Removes the table, if it is there.
+    pub async fn remove(&self) -> Result<(), NftError> {
+        run(&self.program, &["-f", "-"], "remove the table", nft::removal()).await
+    }
+
+    /// What was counted for each match port since its element was made; a retarget starts its flows anew, its bytes go on.
+    pub async fn counters(&self) -> Result<Traffic, NftError> {
+        let held = self.blocking(|link| link.elements(held::counting())).await?;
+        Ok(held::traffic(&held))
+    }
+
+    /// Listens for changes that somebody else makes to nftables, in the network namespace of the calling thread.
+    pub fn changes(&self) -> Result<Changes, NftError> {
+        Changes::open(self.link.lock().unwrap_or_else(PoisonError::into_inner).port())
+    }
+
+    async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Link) -> Result<T, NftError> + Send + 'static,
+    ) -> Result<T, NftError> {
+        let link = self.link.clone();
+        let work = move || work(&mut link.lock().unwrap_or_else(PoisonError::into_inner));
+        tokio::task::spawn_blocking(work).await.map_err(|_| NftError::Abandoned)?
+    }
+}

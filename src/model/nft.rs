@@ -1,1 +1,169 @@
-//! The ruleset in nftables' own terms: the table as text, deltas as elements.
+//! The ruleset as nftables holds it: one table of our own, static rules, and maps whose elements are all that ever changes.
+//!
+//! [`table`] is the text that makes the table whole from any state; [`delta`] is the change of elements from one ruleset to
+//! another. Both print the same value, [`element::elements`], so that what they leave in the kernel cannot differ.
+//! Nothing here talks to the kernel.
+
+pub mod element;
+pub mod held;
+pub mod json;
+pub mod wire;
+
+use std::fmt::Write;
+
+use self::element::{Element, Key, Set, Value, edits, elements};
+use super::net::InterfaceName;
+use super::ruleset::{Delta, PROBE_MARK, Ruleset, SLOTS};
+
+pub use self::json::delta;
+
+/// The name of our table, of the `inet` family.
+pub const TABLE: &str = "tailyard";
+
+/// The number of elements that a delta deletes and adds.
+#[must_use]
+pub fn operations(before: &Ruleset, delta: &Delta, after: &Ruleset) -> usize {
+    let edits = edits(before, delta, after);
+    edits.delete.len() + edits.add.len()
+}
+
+/// The text that, given to `nft -f -`, makes the table whole in one transaction, whatever stood there before.
+#[must_use]
+pub fn table(ruleset: &Ruleset) -> String {
+    render(ruleset, elements(ruleset).iter())
+}
+
+/// The same with every map empty but those that the rules cannot do without: forwards nothing, and is small at any size of the ruleset.
+#[must_use]
+pub fn skeleton(ruleset: &Ruleset) -> String {
+    render(ruleset, elements(ruleset).iter().filter(|element| element.set == Set::Reserved))
+}
+
+/// The text that removes the table, whether or not it is there.
+#[must_use]
+pub fn removal() -> String {
+    format!("table inet {TABLE} {{}}\ndelete table inet {TABLE}\n")
+}
+
+/// The text with which a kernel and an nft show that they can do all that [`table`] needs: it makes a table and removes it again.
+#[must_use]
+pub fn trial(interface: &InterfaceName) -> String {
+    let name = format!("table inet {TABLE}-trial");
+    let whole = table(&Ruleset::empty(interface.clone())).replace(&format!("table inet {TABLE}"), &name);
+    format!("{whole}delete {name}\n")
+}
+
+fn render<'a>(ruleset: &Ruleset, elements: impl Iterator<Item = &'a Element>) -> String {
+    let mut text = removal();
+    let mut elements = elements.peekable();
+    let _ = writeln!(text, "table inet {TABLE} {{");
+    for set in Set::ALL {
+        let kind = if set.is_map() { "map" } else { "set" };
+        let _ = write!(text, "\t{kind} {} {{\n\t\t{}\n", set.name(), set.shape());
+        if set.counts() {
+            text.push_str("\t\tcounter\n");
+        }
+        let mut open = "\t\telements = {\n";
+        while let Some(element) = elements.next_if(|element| element.set == set) {
+            let _ = write!(text, "{open}\t\t\t{element}");
+            open = ",\n";
+        }
+        text.push_str(if open == ",\n" { "\n\t\t}\n\t}\n" } else { "\t}\n" });
+    }
+    rules(&mut text, &ruleset.interface);
+    text.push_str("}\n");
+    text
+}
+
+/// The static part. One line is one rule; blank lines part the chains.
+fn rules(text: &mut String, interface: &InterfaceName) {
+    let _ = writeln!(
+        text,
+        r#"
+	chain prerouting {{
+		type nat hook prerouting priority -101; policy accept;
+		iifname "{interface}" goto from-tailnet
+		fib daddr type local goto from-cluster
+	}}
+
+	chain from-cluster {{
+		meta nfproto ipv4 dnat ip to meta l4proto . th dport map @port4
+		meta nfproto ipv6 dnat ip6 to meta l4proto . th dport map @port6
+		meta l4proto . th dport @port-many ct mark set numgen random mod {SLOTS}
+		meta nfproto ipv4 dnat ip to meta l4proto . th dport . ct mark map @port4-slot
+		meta nfproto ipv6 dnat ip6 to meta l4proto . th dport . ct mark map @port6-slot
+		meta l4proto tcp th dport @traffic-tcp reject with tcp reset
+		meta l4proto udp th dport @traffic-udp reject with icmpx type port-unreachable
+		meta l4proto . th dport @reserved return
+{cluster}	}}
+
+	chain from-tailnet {{
+{tailnet}	}}
+
+	chain postrouting {{
+		type nat hook postrouting priority 99; policy accept;
+		oifname "{interface}" ct status dnat snat ip to oifname map @source4
+		oifname "{interface}" ct status dnat snat ip6 to oifname map @source6
+		ct status dnat masquerade
+	}}
+
+	chain forward {{
+		type filter hook forward priority -150; policy accept;
+		oifname "{interface}" tcp flags & (syn | rst) == syn tcp option maxseg size set rt mtu
+		iifname "{interface}" tcp flags & (syn | rst) == syn tcp option maxseg size set rt mtu
+		ct status dnat goto relayed
+	}}
+
+	chain relayed {{
+		oifname "{interface}" iifname != "{interface}" meta mark set meta mark & 0xff00ffff | 0x00040000
+		ct direction original iifname "{interface}" return
+		ct direction reply oifname "{interface}" return
+		meta l4proto tcp ct original proto-dst @traffic-tcp
+		meta l4proto udp ct original proto-dst @traffic-udp
+	}}
+
+	chain output {{
+		type filter hook output priority -300; policy accept;
+		meta mark {PROBE_MARK:#x} notrack
+	}}"#,
+        cluster = whole_address("pod"),
+        tailnet = whole_address("vip"),
+    );
+}
+
+/// The rules that relay or refuse whatever is sent to an address of these maps.
+fn whole_address(maps: &str) -> String {
+    let mut text = String::new();
+    for (ip, n) in [("ip", 4), ("ip6", 6)] {
+        let _ = write!(
+            text,
+            "\t\tdnat {ip} to {ip} daddr map @{maps}{n}
+\t\t{ip} daddr @{maps}{n}-many ct mark set numgen random mod {SLOTS}
+\t\tdnat {ip} to {ip} daddr . ct mark map @{maps}{n}-slot
+\t\t{ip} daddr @{maps}{n}-none meta l4proto tcp reject with tcp reset
+\t\t{ip} daddr @{maps}{n}-none reject with icmpx type port-unreachable\n"
+        );
+    }
+    text
+}
+
+impl std::fmt::Display for Element {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.key {
+            Key::Interface(name) => write!(f, "\"{name}\""),
+            Key::Number(port) => write!(f, "{port}"),
+            Key::Port(key) => write!(f, "{} . {}", key.proto, key.port),
+            Key::PortSlot(key, slot) => write!(f, "{} . {} . {slot}", key.proto, key.port),
+            Key::Host(ip) => write!(f, "{ip}"),
+            Key::HostSlot(ip, slot) => write!(f, "{ip} . {slot}"),
+        }?;
+        match self.value {
+            Some(Value::Address(ip)) => write!(f, " : {ip}"),
+            Some(Value::Socket(to)) => write!(f, " : {} . {}", to.ip(), to.port()),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,87 @@
+//! The firewalls behind one face, so that one table of tests serves them all.
+
+use tailyard::edge::nft::Nft;
+use tailyard::model::firewall::{Audit, Traffic};
+use tailyard::model::ruleset::{Ruleset, diff};
+
+use crate::lab::Node;
+
+/// Which firewall a test uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Backend {
+    /// nftables, changed by netlink.
+    Nftables,
+    /// nftables, changed by the nft program's JSON.
+    NftablesJson,
+}
+
+/// A firewall in a node's namespace, and the ruleset that it holds.
+pub(crate) struct Firewall {
+    node: Node,
+    kind: Kind,
+    /// What it holds.
+    pub(crate) ruleset: Ruleset,
+}
+
+enum Kind {
+    Nft(Nft, Backend),
+}
+
+impl Firewall {
+    /// Opens the firewall and loads the ruleset.
+    pub(crate) fn load(backend: Backend, node: &Node, ruleset: Ruleset) -> Self {
+        let kind = match backend {
+            Backend::Nftables | Backend::NftablesJson => {
+                Kind::Nft(node.ns.run(|| Nft::open("nft")).expect("the namespace").expect("nftables"), backend)
+            }
+        };
+        let firewall = Self { node: node.clone(), kind, ruleset };
+        firewall.rewrite();
+        firewall
+    }
+
+    /// Writes all of it again.
+    pub(crate) fn rewrite(&self) {
+        let work = async || match &self.kind {
+            Kind::Nft(nft, _) => nft.rewrite(&self.ruleset).await.expect("a rewrite"),
+        };
+        self.node.ns.block_on(work).expect("the namespace");
+    }
+
+    /// Changes what differs, and nothing else.
+    pub(crate) fn change(&mut self, change: impl FnOnce(&mut Ruleset)) {
+        let mut after = self.ruleset.clone();
+        change(&mut after);
+        let before = std::mem::replace(&mut self.ruleset, after);
+        let (after, delta) = (&self.ruleset, diff(&before, &self.ruleset));
+        let work = async || match &self.kind {
+            Kind::Nft(nft, Backend::NftablesJson) => nft.patch_json(&before, &delta, after).await.expect("a patch by JSON"),
+            Kind::Nft(nft, _) => nft.patch(&before, &delta, after).await.expect("a patch"),
+        };
+        self.node.ns.block_on(work).expect("the namespace");
+    }
+
+    /// Whether the kernel still holds it.
+    pub(crate) fn audit(&self) -> Audit {
+        let work = async || match &self.kind {
+            Kind::Nft(nft, _) => nft.audit(&self.ruleset).await.expect("an audit"),
+        };
+        self.node.ns.block_on(work).expect("the namespace")
+    }
+
+    /// What it counted.
+    pub(crate) fn counters(&self) -> Traffic {
+        let work = async || match &self.kind {
+            Kind::Nft(nft, _) => nft.counters().await.expect("counters"),
+        };
+        self.node.ns.block_on(work).expect("the namespace")
+    }
+
+    /// Takes it away.
+    pub(crate) fn remove(&self) {
+        let work = async || match &self.kind {
+            Kind::Nft(nft, _) => nft.remove().await.expect("a removal"),
+        };
+        self.node.ns.block_on(work).expect("the namespace");
+    }
+}
