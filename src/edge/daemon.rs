@@ -1,1 +1,281 @@
-//! tailscaled as a child process.
+//! The process of tailscaled, and the files it needs.
+//!
+//! The daemon is in a process group of its own, and holds the reading end of a pipe (`TS_PARENT_DEATH_FD`) whose other end
+//! nobody else has: it ends with this process, however that ends. Nothing here decides when to start or stop it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{OpenOptionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
+use nix::sys::signal::{Signal, killpg};
+use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::{Pid, pipe2};
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::process::{Child, Command};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tracing::{debug, info};
+
+use crate::model::supervise::Secret;
+use crate::model::supervise::conffile::{self, ConfFault};
+
+/// A longer line of the daemon's log is cut into several.
+const LONGEST_LINE: u64 = 16 << 10;
+/// How long a question to the `tailscale` command may take.
+const ASK: Duration = Duration::from_secs(5);
+/// How long a login by the `tailscale` command may take.
+const LOGIN: Duration = Duration::from_mins(2);
+/// How long the log of a daemon that has ended may still be read: a grandchild may hold it open for ever.
+const LAST_WORDS: Duration = Duration::from_millis(200);
+
+/// A running daemon.
+#[derive(Debug)]
+pub struct Daemon {
+    child: Child,
+    group: Pid,
+    /// The daemon ends when this is closed.
+    _alive: OwnedFd,
+    logs: JoinSet<()>,
+}
+
+/// Something about the daemon's process or files failed.
+#[derive(Debug, thiserror::Error)]
+pub enum DaemonError {
+    /// The program could not be started.
+    #[error("cannot start {}: {source}", program.display())]
+    Spawn {
+        /// Which program.
+        program: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Waiting for it failed.
+    #[error("cannot wait for tailscaled: {0}")]
+    Wait(#[source] io::Error),
+    /// A signal could not be sent.
+    #[error("cannot send {signal} to tailscaled: {source}")]
+    Signal {
+        /// Which signal.
+        signal: Signal,
+        /// Why.
+        source: Errno,
+    },
+    /// `/dev/net/tun` is not there and cannot be made.
+    #[error("cannot make {}: {source}; give the Pod the device, or CAP_MKNOD, or set TS_USERSPACE=true", path.display())]
+    Tun {
+        /// The device's path.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The `tailscale` command failed.
+    #[error("{} {what} failed: {text}", program.display())]
+    Command {
+        /// The program.
+        program: PathBuf,
+        /// What it was asked for.
+        what: &'static str,
+        /// Its words, or why it could not be asked.
+        text: String,
+    },
+    /// A file could not be read or written.
+    #[error("{}: {source}", path.display())]
+    File {
+        /// The path.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// No config file is usable.
+    #[error(transparent)]
+    Config(#[from] ConfFault),
+}
+
+impl DaemonError {
+    /// A closed set of words for metric labels.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Spawn { .. } => "Spawn",
+            Self::Wait(_) => "Wait",
+            Self::Signal { .. } => "Signal",
+            Self::Tun { .. } => "Tun",
+            Self::Command { .. } => "Command",
+            Self::File { .. } => "File",
+            Self::Config(fault) => fault.kind(),
+        }
+    }
+}
+
+impl Daemon {
+    /// Starts the program. Its output goes to the log, line by line.
+    pub fn spawn(program: &Path, args: &[String], env: &BTreeMap<String, String>) -> Result<Self, DaemonError> {
+        let fail = |source: io::Error| DaemonError::Spawn { program: program.to_owned(), source };
+        let (read, alive) = pipe2(OFlag::O_CLOEXEC).map_err(|errno| fail(errno.into()))?;
+        // Only the reading end is inherited, and only while the daemon starts; another child that gets it too does no harm.
+        fcntl(&read, FcntlArg::F_SETFD(FdFlag::empty())).map_err(|errno| fail(errno.into()))?;
+        let mut child = Command::new(program)
+            .args(args)
+            .envs(env)
+            .env("TS_PARENT_DEATH_FD", read.as_raw_fd().to_string())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0)
+            .kill_on_drop(true)
+            .spawn()
+            .map_err(fail)?;
+        drop(read);
+        let mut logs = JoinSet::new();
+        if let Some(stdout) = child.stdout.take() {
+            logs.spawn(pump("stdout", stdout));
+        }
+        if let Some(stderr) = child.stderr.take() {
+            logs.spawn(pump("stderr", stderr));
+        }
+        let group = Pid::from_raw(child.id().and_then(|pid| i32::try_from(pid).ok()).unwrap_or(i32::MAX));
+        Ok(Self { child, group, _alive: alive, logs })
+    }
+
+    /// The process id.
+    #[must_use]
+    pub fn pid(&self) -> i32 {
+        self.group.as_raw()
+    }
+
+    /// Waits for its end; what it has left behind in its process group ends with it. May be dropped and called again.
+    pub async fn wait(&mut self) -> Result<ExitStatus, DaemonError> {
+        let status = self.child.wait().await.map_err(DaemonError::Wait)?;
+        if killpg(self.group, Signal::SIGKILL).is_ok() {
+            debug!("tailscaled left processes behind");
+        }
+        let words = async { while self.logs.join_next().await.is_some() {} };
+        drop(timeout(LAST_WORDS, words).await);
+        // As the first process of a container this one inherits those orphans.
+        let orphans = Pid::from_raw(-self.group.as_raw());
+        while matches!(waitpid(orphans, Some(WaitPidFlag::WNOHANG)), Ok(status) if status != WaitStatus::StillAlive) {}
+        Ok(status)
+    }
+
+    /// Sends a signal; SIGKILL to the whole process group.
+    pub fn signal(&self, signal: Signal) -> Result<(), DaemonError> {
+        if self.child.id().is_none() {
+            return Ok(()); // it has ended and was waited for
+        }
+        let sent = if signal == Signal::SIGKILL { killpg(self.group, signal) } else { nix::sys::signal::kill(self.group, signal) };
+        match sent {
+            Ok(()) | Err(Errno::ESRCH) => Ok(()),
+            Err(source) => Err(DaemonError::Signal { signal, source }),
+        }
+    }
+}
+
+/// The daemon's capability version, as the command that belongs to it says.
+pub async fn capver(tailscale: &Path) -> Result<u32, DaemonError> {
+    const WHAT: &str = "version --json";
+    let fail = |text: String| DaemonError::Command { program: tailscale.to_owned(), what: WHAT, text };
+    let asked = Command::new(tailscale).args(WHAT.split(' ')).stdin(Stdio::null()).kill_on_drop(true).output();
+    let output = timeout(ASK, asked).await.map_err(|_| fail("no answer".to_owned()))?.map_err(|error| fail(error.to_string()))?;
+    let told: serde_json::Value = serde_json::from_slice(&output.stdout).map_err(|error| fail(error.to_string()))?;
+    let cap = told.get("cap").and_then(serde_json::Value::as_u64).and_then(|cap| u32::try_from(cap).ok());
+    cap.ok_or_else(|| fail("it names no capability version".to_owned()))
+}
+
+/// Logs in by the `tailscale` command, with its secret on its standard input.
+pub async fn login(tailscale: &Path, args: &[String], secret: Option<&Secret>) -> Result<(), DaemonError> {
+    let fail = |text: String| DaemonError::Command { program: tailscale.to_owned(), what: "up", text };
+    let mut child = Command::new(tailscale)
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(|error| fail(error.to_string()))?;
+    let work = async {
+        if let Some(mut stdin) = child.stdin.take() {
+            stdin.write_all(secret.map_or("", Secret::reveal).as_bytes()).await?;
+        }
+        child.wait_with_output().await
+    };
+    let output = timeout(LOGIN, work)
+        .await
+        .map_err(|_| fail(format!("not logged in within {LOGIN:?}")))?
+        .map_err(|error| fail(error.to_string()))?;
+    let words = String::from_utf8_lossy(&output.stderr);
+    if output.status.success() { Ok(()) } else { Err(fail(format!("{}: {}", output.status, words.trim()))) }
+}
+
+/// A key, read from its file where it is `file:PATH`.
+pub fn key(secret: &Secret) -> Result<Secret, DaemonError> {
+    let Some(path) = secret.reveal().strip_prefix("file:") else { return Ok(secret.clone()) };
+    let text = fs::read_to_string(path).map_err(|source| DaemonError::File { path: path.into(), source })?;
+    Ok(Secret::new(text.trim()))
+}
+
+/// Makes the device by which tailscaled sends and receives packets, unless it is there. `path` is `/dev/net/tun`.
+pub fn ensure_tun(path: &Path) -> Result<(), DaemonError> {
+    let fail = |source: io::Error| DaemonError::Tun { path: path.to_owned(), source };
+    if path.exists() {
+        return Ok(());
+    }
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent).map_err(fail)?;
+    }
+    match mknod(path, SFlag::S_IFCHR, Mode::S_IRUSR | Mode::S_IWUSR, makedev(10, 200)) {
+        Ok(()) | Err(Errno::EEXIST) => Ok(()),
+        Err(errno) => Err(fail(errno.into())),
+    }
+}
+
+/// The config file for a daemon of this capability version, and its bytes.
+pub fn config(dir: &Path, capver: u32) -> Result<(PathBuf, Vec<u8>), DaemonError> {
+    let fail = |path: &Path, source| DaemonError::File { path: path.to_owned(), source };
+    let entries = fs::read_dir(dir).map_err(|source| fail(dir, source))?;
+    let names: Vec<String> = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
+    let path = dir.join(conffile::choose(names.iter().map(String::as_str), capver)?);
+    let bytes = fs::read(&path).map_err(|source| fail(&path, source))?;
+    Ok((path, bytes))
+}
+
+/// Writes a copy of a config, readable by this user alone, whole or not at all.
+pub fn stage(path: &Path, bytes: &[u8]) -> Result<(), DaemonError> {
+    let fail = |source| DaemonError::File { path: path.to_owned(), source };
+    let fresh = path.with_extension("new");
+    let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&fresh).map_err(fail)?;
+    file.write_all(bytes).map_err(fail)?;
+    fs::rename(&fresh, path).map_err(fail)
+}
+
+/// Makes the socket reachable where the `tailscale` command looks for it by itself.
+pub fn link_socket(socket: &Path, well_known: &Path) -> Result<(), DaemonError> {
+    let fail = |source| DaemonError::File { path: well_known.to_owned(), source };
+    if socket == well_known || fs::read_link(well_known).is_ok_and(|target| target == socket) {
+        return Ok(());
+    }
+    if let Some(parent) = well_known.parent() {
+        fs::create_dir_all(parent).map_err(fail)?;
+    }
+    match symlink(socket, well_known) {
+        Err(source) if source.kind() != io::ErrorKind::AlreadyExists => Err(fail(source)),
+        _ => Ok(()),
+    }
+}
+
+/// Sends every line of the daemon's output to the log.
+async fn pump(stream: &'static str, reader: impl AsyncRead + Unpin) {
+    let mut reader = BufReader::new(reader);
+    let mut line = Vec::new();
+    while matches!((&mut reader).take(LONGEST_LINE).read_until(b'\n', &mut line).await, Ok(1..)) {
+        info!(target: "tailscaled", stream, "{}", String::from_utf8_lossy(&line).trim_end());
+        line.clear();
+    }
+}

@@ -48,6 +48,8 @@ pub struct Snapshot {
     pub health: Arc<BTreeMap<String, Warning>>,
     /// The preferences in force, once the daemon has told them.
     pub prefs: Option<Prefs>,
+    /// Whether the daemon holds the key of an earlier login, as of the last status.
+    pub have_node_key: bool,
 }
 
 /// What one message has changed.
@@ -141,6 +143,12 @@ impl Fold {
         self.snapshot.clone()
     }
 
+    /// The daemon is gone: what it did is no longer known, what the tailnet was still is.
+    pub fn disconnected(&mut self) {
+        self.snapshot.state = BackendState::NoState;
+        self.snapshot.health = Arc::default();
+    }
+
     /// Takes a message in.
     pub fn fold(&mut self, message: Notify) -> Effect {
         let mut effect = Effect { lost: message.err_message, ..Effect::default() };
@@ -182,6 +190,7 @@ impl Fold {
     /// Takes in the whole state: what is not in it is gone.
     pub fn status(&mut self, status: &Status) -> bool {
         let state = set(&mut self.snapshot.state, BackendState::from_word(&status.backend_state));
+        let state = set(&mut self.snapshot.have_node_key, status.have_node_key) || state;
         // Before a login there is a node without addresses: that is not a tailnet, and what is known of one stays.
         let Some(node) = status.node.as_ref().filter(|node| !node.tailscale_ips.is_empty()) else { return state };
         let dns = DnsConfig { cert_domains: status.cert_domains.clone(), extra_records: status.extra_records.clone() };

@@ -3,8 +3,12 @@
 //! Nothing here starts, stops or asks anything: decisions are values, and `proxy::daemon` carries them out.
 
 pub mod argv;
+pub mod auth;
 pub mod conffile;
 pub mod login;
+pub mod machine;
 pub mod settings;
 
+pub use auth::{Auth, AuthEvent};
+pub use machine::{Action, At, Event, Machine, Phase, Seen, StateWrite};
 pub use settings::{DaemonSettings, Login, Secret, StateStore, TwoStep};

@@ -215,15 +215,12 @@ proptest! {
         let (mut fold, mut peers) = (Fold::default(), BTreeMap::new());
         fold.fold(whole(&peers));
         for (id, step) in steps {
-            match step {
-                Some(peer) => {
-                    peers.insert(id, peer);
-                    fold.fold(notify(&format!(r#"{{"PeersChanged":[{}]}}"#, node(id, peer))));
-                }
-                None => {
-                    peers.remove(&id);
-                    fold.fold(notify(&format!(r#"{{"PeersRemoved":[{id}]}}"#)));
-                }
+            if let Some(peer) = step {
+                peers.insert(id, peer);
+                fold.fold(notify(&format!(r#"{{"PeersChanged":[{}]}}"#, node(id, peer))));
+            } else {
+                peers.remove(&id);
+                fold.fold(notify(&format!(r#"{{"PeersRemoved":[{id}]}}"#)));
             }
         }
         let mut fresh = Fold::default();

@@ -137,7 +137,7 @@ pub(super) mod tests {
             extra_args: Vec::new(),
             env: BTreeMap::new(),
             login: Login::ConfigDir("/etc/tsconfig/eg-0".into()),
-            boot_timeout: Duration::from_secs(60),
+            boot_timeout: Duration::from_mins(1),
             udp_gro_forwarding: false,
             pod_ips: BTreeSet::new(),
         }

@@ -1,0 +1,255 @@
+//! Carrying out what the machine decides.
+
+use std::net::IpAddr;
+use std::path::Path;
+
+use nix::sys::signal::Signal;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::sleep;
+use tracing::{error, info, warn};
+
+use super::conf::{Look, key};
+use super::{AuthEvent, Event, NeverStarted, Process, StateRequest, StateWrite, Supervisor};
+use crate::api::localapi::{MaskedPrefs, StartOptions};
+use crate::edge::daemon::{self, DaemonError};
+use crate::edge::localapi::LocalApi;
+use crate::model::backoff::Backoff;
+use crate::model::supervise::argv::command_line;
+use crate::model::supervise::login::{LoginPlan, plan, prefs};
+use crate::model::supervise::{Action, Login, Secret, TwoStep};
+
+/// `NetfilterMode` that makes tailscaled's own chains but no jumps to them.
+const NODIVERT: i64 = 1;
+/// Where the `tailscale` command looks for the socket by itself.
+const WELL_KNOWN: &str = "/var/run/tailscale/tailscaled.sock";
+
+impl Supervisor {
+    /// What is done once, before the first start.
+    pub(super) async fn prepare(&mut self) {
+        if !self.settings.userspace
+            && let Err(fault) = daemon::ensure_tun(Path::new("/dev/net/tun"))
+        {
+            self.fault(fault.kind(), &fault);
+        }
+        if let Err(fault) = daemon::link_socket(&self.settings.socket, Path::new(WELL_KNOWN)) {
+            info!(%fault, "the tailscale command will need --socket");
+        }
+        if let Some(conf) = &mut self.conf {
+            match daemon::capver(&self.settings.tailscale).await {
+                Ok(capver) => conf.capver = capver,
+                Err(fault) => warn!(%fault, assumed = conf.capver, "tailscaled's capability version is not known before its first start"),
+            }
+        }
+    }
+
+    /// Does one thing; returns what happened at once.
+    pub(super) fn act(&mut self, action: Action) -> Option<Event> {
+        let api = self.api.clone();
+        match action {
+            Action::Spawn => return Some(self.spawn()),
+            Action::Terminate => self.signal(Signal::SIGTERM),
+            Action::Kill => self.signal(Signal::SIGKILL),
+            Action::Wake(at) => {
+                let at = self.begin + at;
+                self.wake = Some(self.wake.map_or(at, |before| before.min(at)));
+            }
+            Action::TellPrefs => {
+                let told = self.two_step().and_then(prefs);
+                self.work.spawn(async move { Some(Event::Auth(AuthEvent::Told(tell(&api, told).await))) });
+            }
+            Action::Login => self.login(),
+            Action::LoginWith(key) => {
+                info!("trying another key");
+                self.work.spawn(async move { Some(Event::Auth(AuthEvent::LoggedIn(login_with(&api, &key).await))) });
+            }
+            Action::DisconnectControl => {
+                warn!("the key to log in with has failed; asking for another");
+                self.work.spawn(async move {
+                    if let Err(fault) = api.disconnect_control().await {
+                        info!(%fault, "leaving the control server");
+                    }
+                    Some(Event::Auth(AuthEvent::Left))
+                });
+            }
+            Action::Write(write) => {
+                let writes = self.inputs.writes.clone();
+                self.work.spawn(async move { ask_to_write(&writes, write).await });
+            }
+            Action::GiveUp(text) => {
+                error!("{text}");
+                self.gave_up = Some(NeverStarted(text));
+            }
+        }
+        None
+    }
+
+    fn spawn(&mut self) -> Event {
+        // The newest config counts, and its key has to be known before the daemon tries it.
+        if let Some(event @ Event::Key(_)) = self.look() {
+            self.machine.step(event, self.begin.elapsed(), 0.0);
+        }
+        let config = match &mut self.conf {
+            None => None,
+            Some(conf) => match conf.for_start() {
+                Ok(Some(path)) => Some(path.to_owned()),
+                Ok(None) => return Event::SpawnFailed(conf.fault().unwrap_or("there is no config yet").to_owned()),
+                Err(fault) => {
+                    self.fault(fault.kind(), &fault);
+                    return Event::SpawnFailed(fault.to_string());
+                }
+            },
+        };
+        let args = command_line(&self.settings, config.as_deref());
+        match Process::spawn(&self.settings.tailscaled, &args, &self.settings.env) {
+            Ok(process) => {
+                info!(pid = process.pid(), args = args.join(" "), "tailscaled is started");
+                self.process = Some(process);
+                self.epochs += 1;
+                self.epoch.send_replace(self.epochs);
+                Event::Spawned
+            }
+            Err(fault) => {
+                self.fault(fault.kind(), &fault);
+                Event::SpawnFailed(fault.to_string())
+            }
+        }
+    }
+
+    /// What a daemon is told as soon as it answers.
+    pub(super) fn greet(&mut self) {
+        let api = self.api.clone();
+        if self.settings.udp_gro_forwarding && !self.settings.userspace {
+            let api = api.clone();
+            self.work.spawn(async move {
+                if let Err(fault) = api.set_udp_gro_forwarding().await {
+                    warn!(%fault, "UDP GRO forwarding");
+                }
+                None
+            });
+        }
+        if !self.settings.userspace && self.settings.pod_ips.iter().any(in_cgnat) {
+            self.work.spawn(async move {
+                let change = MaskedPrefs { netfilter_mode: Some(NODIVERT), ..MaskedPrefs::default() };
+                if let Err(fault) = api.edit_prefs(&change).await {
+                    warn!(%fault, "the Pod's address is inside 100.64.0.0/10 and tailscaled's own filter may drop its traffic");
+                    return None;
+                }
+                info!("the Pod's address is inside 100.64.0.0/10: tailscaled's own filter would drop its traffic and is not used");
+                None
+            });
+        }
+    }
+
+    /// Looks at the config; a good new one is given to the daemon, and its key is known.
+    pub(super) fn look(&mut self) -> Option<Event> {
+        match self.conf.as_mut()?.look() {
+            Look::Same => None,
+            Look::Fault(fault) => {
+                self.fault(fault.kind(), &fault);
+                Some(Event::Tick)
+            }
+            Look::Changed(file) => {
+                info!("the config file has changed");
+                if self.process.is_some() {
+                    self.reload();
+                }
+                match key(&file) {
+                    Ok(key) => Some(Event::Key(key)),
+                    Err(fault) => {
+                        self.fault(fault.kind(), &fault);
+                        Some(Event::Tick)
+                    }
+                }
+            }
+        }
+    }
+
+    fn reload(&mut self) {
+        if let Some(Err(fault)) = self.conf.as_ref().map(super::Conf::for_reload) {
+            self.fault(fault.kind(), &fault);
+            return;
+        }
+        let (api, state) = (self.api.clone(), self.state.clone());
+        self.work.spawn(async move {
+            if let Err(fault) = api.reload_config().await {
+                warn!(%fault, "the config in force stays");
+                state.send_modify(|state| state.last_error = Some((fault.kind(), fault.to_string())));
+            }
+            None
+        });
+    }
+
+    fn login(&mut self) {
+        let Some(settings) = self.two_step() else { return };
+        let (api, tailscale) = (self.api.clone(), self.settings.tailscale.clone());
+        let plan = plan(settings, &self.settings.socket.display().to_string());
+        self.work.spawn(async move {
+            let answer = match plan {
+                LoginPlan::Command { args, stdin } => {
+                    daemon::login(&tailscale, &args, stdin.as_ref()).await.map_err(|fault| fault.to_string())
+                }
+                LoginPlan::Direct { prefs, auth_key } => match tell(&api, Some(*prefs)).await {
+                    Ok(()) => login_with(&api, &auth_key.unwrap_or_default()).await,
+                    refused => refused,
+                },
+            };
+            if let Err(text) = &answer {
+                warn!(text, "login failed; it will be tried again");
+            }
+            Some(Event::Auth(AuthEvent::LoggedIn(answer)))
+        });
+    }
+
+    fn two_step(&self) -> Option<&TwoStep> {
+        match &self.settings.login {
+            Login::TwoStep(settings) => Some(settings),
+            Login::ConfigDir(_) => None,
+        }
+    }
+
+    fn signal(&mut self, signal: Signal) {
+        if let Some(Err(fault)) = self.process.as_ref().map(|process| process.signal(signal)) {
+            self.fault(fault.kind(), &fault);
+        }
+    }
+
+    fn fault(&self, kind: &'static str, fault: &DaemonError) {
+        warn!(kind, %fault, "tailscaled");
+        self.state.send_modify(|state| state.last_error = Some((kind, fault.to_string())));
+    }
+}
+
+/// tailscaled drops what comes from 100.64.0.0/10 by any other interface than its own: in a Pod network inside that range, that
+/// is everything.
+fn in_cgnat(ip: &IpAddr) -> bool {
+    matches!(ip, IpAddr::V4(ip) if ip.octets()[0] == 100 && ip.octets()[1] & 0xc0 == 64)
+}
+
+async fn tell(api: &LocalApi, prefs: Option<MaskedPrefs>) -> Result<(), String> {
+    let Some(prefs) = prefs else { return Ok(()) };
+    api.edit_prefs(&prefs).await.map(drop).map_err(|fault| fault.to_string())
+}
+
+/// Logs in with a key: starts the engine with it, then asks for the login itself.
+async fn login_with(api: &LocalApi, secret: &Secret) -> Result<(), String> {
+    let secret = daemon::key(secret).map_err(|fault| fault.to_string())?;
+    let options = StartOptions { auth_key: secret.reveal().to_owned() };
+    api.start(&options).await.map_err(|fault| fault.to_string())?;
+    api.login_interactive().await.map_err(|fault| fault.to_string())
+}
+
+/// Asks for a write until it is done; nobody there to write means that there is nothing to wait for.
+async fn ask_to_write(writes: &mpsc::Sender<StateRequest>, write: StateWrite) -> Option<Event> {
+    let mut retry = Backoff::DAEMON;
+    loop {
+        let (done, written) = oneshot::channel();
+        if writes.send(StateRequest { write: write.clone(), done }).await.is_err() {
+            warn!(?write, "nobody writes the state Secret");
+            return None;
+        }
+        if written.await.is_ok() {
+            return Some(Event::Auth(AuthEvent::Written(write)));
+        }
+        sleep(retry.next(fastrand::f64())).await;
+    }
+}
