@@ -1,1 +1,149 @@
-//! The Kubernetes API server: one ConfigMap to watch, one Secret to write.
+//! The Kubernetes API, as far as a replica needs it: one `ConfigMap`, its own two Secrets, and what it may do with them.
+//!
+//! Every call has a time limit and is made once: retrying is the caller's business. Nothing here decides what is in force
+//! or what is written, and no other Secret is ever named.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use bytes::Bytes;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use kube::config::{AuthInfo, Context, KubeConfigOptions, Kubeconfig, NamedAuthInfo, NamedCluster, NamedContext};
+use kube::{Api, Client, Config};
+
+mod access;
+mod error;
+mod secret;
+mod watch;
+
+pub use access::Permissions;
+pub use error::{Call, Fault, KubeError, Verb};
+pub use secret::StateSecret;
+pub use watch::Event;
+
+/// Where a Pod finds its namespace, its token and the API's certificate authority.
+pub const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+
+/// A connection, TLS included, takes no longer.
+const CONNECT: Duration = Duration::from_secs(5);
+/// A call that is no watch takes no longer.
+const CALL: Duration = Duration::from_secs(10);
+
+/// The values of a `ConfigMap` or Secret by key.
+pub type Values = BTreeMap<String, Bytes>;
+
+/// A client for one namespace of one cluster. Cheap to clone.
+#[derive(Clone)]
+pub struct Cluster {
+    client: Client,
+    namespace: String,
+}
+
+impl std::fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Cluster").field("namespace", &self.namespace).finish_non_exhaustive()
+    }
+}
+
+impl Cluster {
+    /// The cluster that the Pod runs in. `server` is the API's URL; `service_account` is [`SERVICE_ACCOUNT`]. The token and
+    /// the authority are read again once a minute, as the kubelet renews them. Nothing is asked of the API yet.
+    pub async fn in_pod(server: &str, service_account: &Path) -> Result<Self, KubeError> {
+        let file = |name: &str| {
+            let path = service_account.join(name);
+            std::fs::read_to_string(&path).map(|text| (path.clone(), text)).map_err(|source| KubeError::ServiceAccount { path, source })
+        };
+        let ((_, namespace), (token, _), (authority, _)) = (file("namespace")?, file("token")?, file("ca.crt")?);
+        let text = |path: &Path| Some(path.display().to_string());
+        let cluster =
+            kube::config::Cluster { server: Some(server.to_owned()), certificate_authority: text(&authority), ..Default::default() };
+        let user = AuthInfo { token_file: text(&token), ..AuthInfo::default() };
+        let context =
+            Context { cluster: "pod".into(), user: Some("pod".into()), namespace: Some(namespace.trim().into()), ..Default::default() };
+        let file = Kubeconfig {
+            clusters: vec![NamedCluster { name: "pod".into(), cluster: Some(cluster), ..Default::default() }],
+            auth_infos: vec![NamedAuthInfo { name: "pod".into(), auth_info: Some(user), ..Default::default() }],
+            contexts: vec![NamedContext { name: "pod".into(), context: Some(context), ..Default::default() }],
+            current_context: Some("pod".into()),
+            ..Kubeconfig::default()
+        };
+        Self::of(file, service_account, Some(authority)).await
+    }
+
+    /// The cluster and namespace that a kubeconfig's current context names.
+    pub async fn kubeconfig(path: &Path) -> Result<Self, KubeError> {
+        let file = Kubeconfig::read_from(path).map_err(|source| KubeError::config(path, source))?;
+        Self::of(file, path, None).await
+    }
+
+    async fn of(file: Kubeconfig, path: &Path, authority: Option<PathBuf>) -> Result<Self, KubeError> {
+        let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await;
+        let mut config = config.map_err(|source| KubeError::config(path, source))?;
+        config.root_cert_file = authority;
+        config.connect_timeout = Some(CONNECT);
+        config.default_retry = false;
+        let namespace = config.default_namespace.clone();
+        let client = Client::try_from(config).map_err(|source| KubeError::Client(Box::new(source)))?;
+        Ok(Self { client, namespace })
+    }
+
+    /// The namespace.
+    #[must_use]
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    fn config_maps(&self, namespace: &str) -> Api<ConfigMap> {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+
+    fn secrets(&self) -> Api<Secret> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    fn call(&self, verb: Verb, kind: &'static str, name: &str) -> Call {
+        Call { verb, kind, namespace: self.namespace.clone(), name: name.to_owned() }
+    }
+}
+
+/// Runs a call within its time limit.
+async fn within<T>(call: impl FnOnce() -> Call, work: impl Future<Output = kube::Result<T>>) -> Result<T, KubeError> {
+    match tokio::time::timeout(CALL, work).await {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(error)) => Err(KubeError::Call { call: call(), fault: Fault::of(error) }),
+        Err(_elapsed) => Err(KubeError::Call { call: call(), fault: Fault::Timeout(CALL) }),
+    }
+}
+
+/// An object whose values are by key.
+trait Keyed {
+    /// What it is called in messages.
+    const KIND: &'static str;
+
+    /// Its values.
+    fn values(self) -> Values;
+}
+
+impl Keyed for ConfigMap {
+    const KIND: &'static str = "ConfigMap";
+
+    /// Text values and binary ones; the API allows no key in both.
+    fn values(self) -> Values {
+        let text = self.data.unwrap_or_default().into_iter().map(|(key, value)| (key, Bytes::from(value)));
+        text.chain(binary(self.binary_data)).collect()
+    }
+}
+
+impl Keyed for Secret {
+    const KIND: &'static str = "Secret";
+
+    fn values(self) -> Values {
+        binary(self.data).collect()
+    }
+}
+
+fn binary(data: Option<BTreeMap<String, ByteString>>) -> impl Iterator<Item = (String, Bytes)> {
+    data.unwrap_or_default().into_iter().map(|(key, ByteString(value))| (key, Bytes::from(value)))
+}

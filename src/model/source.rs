@@ -38,12 +38,20 @@ pub enum Source {
     File,
 }
 
-impl std::fmt::Display for Source {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
+impl Source {
+    /// The word for logs and metric labels.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
             Self::Api => "api",
             Self::File => "file",
-        })
+        }
+    }
+}
+
+impl std::fmt::Display for Source {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
     }
 }
 

@@ -53,14 +53,19 @@ impl Fault {
 }
 
 /// A document that can be read from a copy.
-pub trait Document: Sized {
+pub trait Document: Clone {
+    /// What a plan is made from.
+    type Services;
     /// The keys that it is read from.
     const KEYS: &'static [&'static str];
     /// The key without which nothing can be said.
     const KEY: &'static str;
 
-    /// Reads the document.
-    fn read(keys: &Keys) -> Result<Self, ConfigError>;
+    /// Reads the document that follows `last`; what did not change of it is not read again.
+    fn read(keys: &Keys, last: Option<&Self>) -> Result<Self, ConfigError>;
+
+    /// What a plan is made from; the same value as long as the text is the same.
+    fn services(&self) -> &Arc<Self::Services>;
 
     /// Says which document it is.
     fn fingerprint(&self) -> &str;
@@ -76,12 +81,22 @@ pub struct EgressDocument {
 }
 
 impl Document for EgressDocument {
+    type Services = EgressConfig;
+
     const KEYS: &'static [&'static str] = &[egress::KEY, egress::KEY_HEP_PINGS];
     const KEY: &'static str = egress::KEY;
 
-    fn read(keys: &Keys) -> Result<Self, ConfigError> {
+    fn read(keys: &Keys, last: Option<&Self>) -> Result<Self, ConfigError> {
         let pings = keys.get(egress::KEY_HEP_PINGS).and_then(|bytes| std::str::from_utf8(bytes).ok()?.trim().parse().ok());
-        Ok(Self { config: Arc::new(EgressConfig::parse(bytes(keys, egress::KEY))?), hep_pings: pings.unwrap_or(0) })
+        let config = match last {
+            Some(last) => last.config.next(bytes(keys, egress::KEY))?,
+            None => EgressConfig::parse(bytes(keys, egress::KEY))?,
+        };
+        Ok(Self { config: Arc::new(config), hep_pings: pings.unwrap_or(0) })
+    }
+
+    fn services(&self) -> &Arc<Self::Services> {
+        &self.config
     }
 
     fn fingerprint(&self) -> &str {
@@ -97,11 +112,21 @@ pub struct IngressDocument {
 }
 
 impl Document for IngressDocument {
+    type Services = IngressConfig;
+
     const KEYS: &'static [&'static str] = &[ingress::KEY];
     const KEY: &'static str = ingress::KEY;
 
-    fn read(keys: &Keys) -> Result<Self, ConfigError> {
-        Ok(Self { config: Arc::new(IngressConfig::parse(bytes(keys, ingress::KEY))?) })
+    fn read(keys: &Keys, last: Option<&Self>) -> Result<Self, ConfigError> {
+        let config = match last {
+            Some(last) => last.config.next(bytes(keys, ingress::KEY))?,
+            None => IngressConfig::parse(bytes(keys, ingress::KEY))?,
+        };
+        Ok(Self { config: Arc::new(config) })
+    }
+
+    fn services(&self) -> &Arc<Self::Services> {
+        &self.config
     }
 
     fn fingerprint(&self) -> &str {

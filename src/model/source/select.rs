@@ -149,7 +149,7 @@ impl<D: Document> Selection<D> {
         if self.in_force.document.is_some() && !keys.contains_key(D::KEY) {
             return Err(Fault::KeyMissing { from, key: D::KEY });
         }
-        D::read(keys).map_err(|error| Fault::Unreadable { from, key: D::KEY, reason: error.to_string() })
+        D::read(keys, self.in_force.document.as_deref()).map_err(|error| Fault::Unreadable { from, key: D::KEY, reason: error.to_string() })
     }
 
     /// What is wrong though the copy in force is readable. A mount is of no interest while the watch is live.

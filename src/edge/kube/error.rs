@@ -1,0 +1,225 @@
+//! What a call to the API can meet, in words that say what to do.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use kube::config::KubeconfigError;
+
+/// What was to be done with an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verb {
+    /// Reads one.
+    Get,
+    /// Reads those that match; here always one, by its name.
+    List,
+    /// Follows changes; here always of one, by its name.
+    Watch,
+    /// Changes some of its values.
+    Patch,
+    /// Makes it.
+    Create,
+    /// Replaces it; tailscaled needs it.
+    Update,
+}
+
+impl Verb {
+    /// The word that RBAC uses.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Get => "get",
+            Self::List => "list",
+            Self::Watch => "watch",
+            Self::Patch => "patch",
+            Self::Create => "create",
+            Self::Update => "update",
+        }
+    }
+}
+
+/// One call, for messages.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Call {
+    /// What was to be done.
+    pub verb: Verb,
+    /// The kind of the object.
+    pub kind: &'static str,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+impl Call {
+    /// The RBAC rule that allows the call.
+    #[must_use]
+    pub fn rule(&self) -> String {
+        let resource = format!("{}s", self.kind.to_ascii_lowercase());
+        let names = if self.verb == Verb::Create { String::new() } else { format!("resourceNames: [{:?}], ", self.name) };
+        format!("{{apiGroups: [\"\"], resources: [{resource:?}], {names}verbs: [{:?}]}}", self.verb.name())
+    }
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} {}/{}", self.verb.name(), self.kind, self.namespace, self.name)
+    }
+}
+
+/// How a call failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Fault {
+    /// No connection, or it broke.
+    #[error("the API server cannot be reached: {0}")]
+    Unreachable(#[source] Box<kube::Error>),
+    /// No answer in time.
+    #[error("the API server did not answer within {0:?}")]
+    Timeout(Duration),
+    /// The API refused the call.
+    #[error("the API answered {code}: {message}")]
+    Refused {
+        /// The HTTP status.
+        code: u16,
+        /// What the API says.
+        message: String,
+    },
+    /// The answer is not what the API gives.
+    #[error("the API's answer cannot be read: {0}")]
+    Malformed(#[source] Box<kube::Error>),
+}
+
+impl Fault {
+    pub(super) fn of(error: kube::Error) -> Self {
+        match error {
+            kube::Error::Api(status) => Self::refused(&status),
+            error @ (kube::Error::SerdeError(_) | kube::Error::FromUtf8(_) | kube::Error::BuildRequest(_)) => {
+                Self::Malformed(Box::new(error))
+            }
+            error => Self::Unreachable(Box::new(error)),
+        }
+    }
+
+    pub(super) fn refused(status: &kube::core::Status) -> Self {
+        Self::Refused { code: status.code, message: status.message.clone() }
+    }
+
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::Unreachable(_) => "Unreachable",
+            Self::Timeout(_) => "Timeout",
+            Self::Malformed(_) => "Malformed",
+            Self::Refused { code, .. } => match code {
+                401 => "Unauthorized",
+                403 => "Forbidden",
+                404 => "NotFound",
+                409 => "Conflict",
+                410 => "Expired",
+                413 | 422 => "Invalid",
+                429 => "Throttled",
+                500.. => "ServerError",
+                _ => "Refused",
+            },
+        }
+    }
+}
+
+/// The API could not be set up or called.
+#[derive(Debug, thiserror::Error)]
+pub enum KubeError {
+    /// The Pod's service account is not mounted.
+    #[error("cannot read {path}: {source}; the Pod needs a ServiceAccount and automountServiceAccountToken")]
+    ServiceAccount {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// A kubeconfig, or what a service account amounts to, cannot be used.
+    #[error("cannot use {path} to reach the API: {source}")]
+    Config {
+        /// The file or directory.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: Box<KubeconfigError>,
+    },
+    /// The client could not be made.
+    #[error("cannot set up the client of the API: {0}")]
+    Client(#[source] Box<kube::Error>),
+    /// A call failed.
+    #[error("cannot {call}: {fault}{}", advice(.call, .fault))]
+    Call {
+        /// The call.
+        call: Call,
+        /// How it failed.
+        #[source]
+        fault: Fault,
+    },
+}
+
+impl KubeError {
+    pub(super) fn config(path: &Path, source: KubeconfigError) -> Self {
+        Self::Config { path: path.to_owned(), source: Box::new(source) }
+    }
+
+    /// A closed set of words for metric labels and Event reasons.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::ServiceAccount { .. } => "NoServiceAccount",
+            Self::Config { .. } => "BadConfig",
+            Self::Client(_) => "NoClient",
+            Self::Call { fault, .. } => fault.kind(),
+        }
+    }
+}
+
+/// What to do about it, where the API's own words do not say.
+fn advice(call: &Call, fault: &Fault) -> String {
+    match fault.kind() {
+        "Forbidden" => format!("; add the rule {} to the Role of the Pod's ServiceAccount", call.rule()),
+        "Unauthorized" => "; the Pod's token is not valid (any more), see its ServiceAccount".to_owned(),
+        "NotFound" => format!("; {} {}/{} must exist", call.kind, call.namespace, call.name),
+        "Invalid" => "; it may be too large: an object holds at most 1 MiB".to_owned(),
+        "Unreachable" | "Timeout" => "; what is forwarded does not depend on it".to_owned(),
+        _ => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(code: u16) -> KubeError {
+        let call = Call { verb: Verb::Patch, kind: "Secret", namespace: "ts".into(), name: "eg-0".into() };
+        KubeError::Call { call, fault: Fault::Refused { code, message: "no".into() } }
+    }
+
+    #[test]
+    fn a_missing_permission_names_its_rule() {
+        let rule = r#"{apiGroups: [""], resources: ["secrets"], resourceNames: ["eg-0"], verbs: ["patch"]}"#;
+        assert_eq!((refused(403).kind(), refused(403).to_string().contains(rule)), ("Forbidden", true), "{}", refused(403));
+        let create = Call { verb: Verb::Create, kind: "Secret", namespace: "ts".into(), name: "eg-0".into() };
+        assert_eq!(create.rule(), r#"{apiGroups: [""], resources: ["secrets"], verbs: ["create"]}"#, "create knows no names");
+    }
+
+    #[test]
+    fn kinds_are_a_closed_set() {
+        let kinds = [401, 403, 404, 409, 410, 413, 422, 429, 500, 503, 418].map(|code| refused(code).kind());
+        let expected = [
+            "Unauthorized",
+            "Forbidden",
+            "NotFound",
+            "Conflict",
+            "Expired",
+            "Invalid",
+            "Invalid",
+            "Throttled",
+            "ServerError",
+            "ServerError",
+            "Refused",
+        ];
+        assert_eq!(kinds, expected);
+    }
+}
