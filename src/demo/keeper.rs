@@ -111,7 +111,9 @@ fn broken(board: &mut Board, attempt: Attempt, failure: Failure) {
     }
     board.flows.broken += 1;
     let (at, lane) = (board.now().as_secs_f64(), attempt.lane);
-    board.faults.push(format!("{at:.1} s: a {} flow of service {} by replica {} broke: {failure:?}", attempt.proto, lane.service, lane.replica));
+    board
+        .faults
+        .push(format!("{at:.1} s: a {} flow of service {} by replica {} broke: {failure:?}", attempt.proto, lane.service, lane.replica));
 }
 
 /// Asks a replica for its readiness for ever, as a kubelet does, and tells the board what it hears.
@@ -133,7 +135,9 @@ mod tests {
     #[test]
     fn the_flows_cover_each_protocol_and_family_over_each_replica() {
         let flows = flows(10);
-        for (proto, family, replica) in Proto::ALL.into_iter().flat_map(|p| Family::ALL.into_iter().flat_map(move |f| [(p, f, 0), (p, f, 1)])) {
+        for (proto, family, replica) in
+            Proto::ALL.into_iter().flat_map(|p| Family::ALL.into_iter().flat_map(move |f| [(p, f, 0), (p, f, 1)]))
+        {
             let found = flows.iter().filter(|flow| (flow.proto, flow.family, flow.replica) == (proto, family, replica)).count();
             assert_eq!(found, 1, "{proto} {family} replica {replica}");
         }
