@@ -168,10 +168,8 @@ fn a_replica_that_leaves_resets_idle_and_active_flows_at_both_ends() {
     let pods = [pod(Family::V4, 10004), pod(Family::V6, 10006)];
     let mut idle: Vec<_> = (0..200).map(|round| lab.pair(pods[round % 2], &listeners[round % 2])).collect();
     let active: Vec<_> = (0..20).map(|round| lab.pair(pods[round % 2], &listeners[round % 2])).collect();
-    let active: Vec<_> = active
-        .into_iter()
-        .map(|(client, mut server)| (sender(client), thread::spawn(move || is_reset(&mut server))))
-        .collect();
+    let active: Vec<_> =
+        active.into_iter().map(|(client, mut server)| (sender(client), thread::spawn(move || is_reset(&mut server)))).collect();
     let start = Instant::now();
     let (deleted, report) = lab.change(|rules| *rules = Ruleset::empty(rules.interface.clone()));
     for (client, server) in &mut idle {

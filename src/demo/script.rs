@@ -108,7 +108,7 @@ impl Script<'_> {
         Ok(())
     }
 
-    fn did(&self, what: String, took: Duration) {
+    fn did(&self, what: &str, took: Duration) {
         look(&self.board).latest = format!("{what}, in force after {:.1} ms", took.as_secs_f64() * 1e3);
     }
 
@@ -182,7 +182,7 @@ impl Script<'_> {
         look(&self.board).write(service);
         let written = self.put()?;
         let took = seen_in_force(&self.board, &[service.number], Some(Change::Retarget), written).await;
-        self.did(format!("{}: {} → {}", service.name(), target_letter(from), target_letter(service.target)), took);
+        self.did(&format!("{}: {} → {}", service.name(), target_letter(from), target_letter(service.target)), took);
         Ok(())
     }
 
@@ -196,7 +196,7 @@ impl Script<'_> {
         let numbers: Vec<u16> = moved.iter().map(|service| service.number).collect();
         let (probed, rest) = numbers.split_at(PROBED.min(numbers.len()));
         let took = seen_in_force(&self.board, probed, Some(Change::Retarget), written).await;
-        self.did(format!("{} services to their next target at once", numbers.len()), took);
+        self.did(&format!("{} services to their next target at once", numbers.len()), took);
         // In one transaction for all: what holds for some holds for the rest.
         let mut board = look(&self.board);
         let now = board.now();
@@ -214,7 +214,7 @@ impl Script<'_> {
         look(&self.board).write(service);
         let written = self.put()?;
         let took = seen_in_force(&self.board, &[service.number], Some(Change::Add), written).await;
-        self.did(format!("{} added, to {}", service.name(), target_letter(service.target)), took);
+        self.did(&format!("{} added, to {}", service.name(), target_letter(service.target)), took);
         look(&self.board).activate(service.number);
         Ok(())
     }
@@ -226,7 +226,7 @@ impl Script<'_> {
         look(&self.board).write_removal(number);
         let written = self.put_without(number)?;
         let took = seen_in_force(&self.board, &[number], Some(Change::Remove), written).await;
-        self.did(format!("{} removed", Service { number, target: 0 }.name()), took);
+        self.did(&format!("{} removed", Service { number, target: 0 }.name()), took);
         look(&self.board).rows.remove(&number);
         Ok(())
     }

@@ -182,7 +182,6 @@ impl Lab {
         echo(&mut client, &mut server);
         (client, server)
     }
-
 }
 
 /// A datagram socket in a namespace.
