@@ -1,11 +1,39 @@
 //! Dispatch and settings of the command line. Exit codes: 0 done, 1 failed, 2 usage, 64 settings at fault.
 
+mod demo;
 pub mod proxy;
 
 use std::process::ExitCode;
 
+use clap::{Parser, Subcommand};
+
+/// Services of a tailnet and of Kubernetes clusters, joined by groups of replicated proxies.
+#[derive(Debug, Parser)]
+#[command(name = "tailyard", version, about, max_term_width = 120)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Show a whole group on this machine, under load; no root, cluster or account needed
+    Demo(demo::Args),
+}
+
 /// Runs the command line of this process.
 #[must_use]
 pub fn main() -> ExitCode {
-    ExitCode::SUCCESS
+    let done = match Cli::parse().command {
+        Command::Demo(args) => demo::run(&args),
+    };
+    match done {
+        Ok(code) => code,
+        Err(error) => {
+            use std::io::Write;
+            // Nothing is left to do when standard error is closed too.
+            let _ = writeln!(std::io::stderr(), "tailyard: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
 }

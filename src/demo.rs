@@ -19,7 +19,6 @@ pub mod wire;
 
 use std::io::{self, Write};
 use std::num::NonZeroU32;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 

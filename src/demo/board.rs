@@ -109,6 +109,8 @@ pub struct Board {
     pub flows: FlowCounts,
     /// How long each change took on each replica, from the file's swap to the last family's first answer.
     pub swaps: Vec<(Change, Duration)>,
+    /// The last change of the config, in words.
+    pub latest: String,
     /// What happened, the newest last.
     pub events: VecDeque<(Duration, String)>,
     /// What must not have happened and no count says.
@@ -136,6 +138,7 @@ impl Board {
             tally: Tally::default(),
             flows: FlowCounts::default(),
             swaps: Vec::new(),
+            latest: String::new(),
             events: VecDeque::new(),
             faults: Vec::new(),
         };

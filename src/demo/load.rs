@@ -17,6 +17,9 @@ use super::wire;
 use crate::model::load::{Attempt, Failure, Identity, Report, Schedule};
 use crate::model::net::Proto;
 
+/// After what time without an answer a datagram is sent again.
+const RESEND: Duration = Duration::from_millis(250);
+
 /// The bounds of a load.
 #[derive(Debug, Clone, Copy)]
 pub struct Load {
@@ -65,7 +68,7 @@ impl Load {
             open.spawn(make(attempt, number, start, due, self.patience));
         } else {
             let now = start.elapsed();
-            record(&Report { attempt, due, began: now, connected: None, ended: now, outcome: Err(Failure::NotSent) });
+            record(&Report { attempt, due, began: now, connected: None, ended: now, resent: 0, outcome: Err(Failure::NotSent) });
         }
     }
 }
@@ -87,15 +90,21 @@ fn pace(schedule: Schedule, start: Instant, lasts: Duration) -> mpsc::UnboundedR
 /// Makes one attempt, whatever comes of it.
 pub async fn make(attempt: Attempt, nonce: u64, start: Instant, due: Duration, patience: Duration) -> Report {
     let began = start.elapsed();
-    let mut connected = None;
+    let (mut connected, mut sent) = (None, 0);
     let exchange = async {
         match attempt.proto {
             Proto::Tcp => ask_tcp(attempt, nonce, || connected = Some(start.elapsed())).await,
-            Proto::Udp => ask_udp(attempt, nonce, || connected = Some(start.elapsed())).await,
+            Proto::Udp => {
+                let count = || {
+                    connected.get_or_insert_with(|| start.elapsed());
+                    sent += 1;
+                };
+                ask_udp(attempt, nonce, count).await
+            }
         }
     };
     let outcome = tokio::time::timeout(patience, exchange).await.unwrap_or(Err(Failure::Timeout));
-    Report { attempt, due, began, connected, ended: start.elapsed(), outcome }
+    Report { attempt, due, began, connected, ended: start.elapsed(), resent: u32::saturating_sub(sent, 1), outcome }
 }
 
 async fn ask_tcp(attempt: Attempt, nonce: u64, connected: impl FnOnce()) -> Result<Identity, Failure> {
@@ -115,16 +124,18 @@ pub async fn converse(stream: &mut TcpStream, nonce: u64) -> Result<Identity, Fa
     wire::read(nonce, &answer).ok_or(Failure::Garbled)
 }
 
-async fn ask_udp(attempt: Attempt, nonce: u64, sent: impl FnOnce()) -> Result<Identity, Failure> {
+/// Asks until it is answered: what is lost on the way is for UDP's users to send again.
+async fn ask_udp(attempt: Attempt, nonce: u64, mut sent: impl FnMut()) -> Result<Identity, Failure> {
     let socket = udp_to(attempt).await.map_err(|error| failure_of(&error))?;
     let mut answer = [0; wire::ANSWER];
-    let exchange = async {
-        socket.send(&wire::question(nonce)).await?;
+    loop {
+        socket.send(&wire::question(nonce)).await.map_err(|error| failure_of(&error))?;
         sent();
-        socket.recv(&mut answer).await
-    };
-    let length = exchange.await.map_err(|error| failure_of(&error))?;
-    wire::read(nonce, answer.get(..length).unwrap_or_default()).ok_or(Failure::Garbled)
+        if let Ok(received) = tokio::time::timeout(RESEND, socket.recv(&mut answer)).await {
+            let length = received.map_err(|error| failure_of(&error))?;
+            return wire::read(nonce, answer.get(..length).unwrap_or_default()).ok_or(Failure::Garbled);
+        }
+    }
 }
 
 /// A socket, and thereby a flow, of its own.

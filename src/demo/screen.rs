@@ -11,10 +11,11 @@ use super::services::target_letter;
 use super::summary::failures_in_words;
 use crate::model::load::Percentiles;
 
-/// How many services are listed.
-const LISTED: usize = 8;
+/// How many services are listed: the first, and of those beyond the newest.
+const FIRST: usize = 6;
+const NEWEST: usize = 2;
 /// How many events are listed.
-const TOLD: usize = 4;
+const TOLD: usize = 3;
 
 const BOLD: &str = "\x1b[1m";
 const DIM: &str = "\x1b[2m";
@@ -85,7 +86,8 @@ impl<W: Write> Screen<W> {
 fn line(board: &Board) -> String {
     let failed: u64 = board.tally.failed().values().sum();
     let swaps = swaps(board);
-    let event = board.events.back().map_or("", |(_, event)| event.as_str());
+    let happened = board.events.iter().rev().map(|(at, event)| (*at + Duration::from_secs(1) > board.now()).then_some(event.as_str()));
+    let event = happened.flatten().next().unwrap_or(&board.latest);
     format!(
         "{:5.1} s  answered {}  failed {failed}  flows {} open {} broken  swaps {} p50 {:.1} ms max {:.1} ms  {event}",
         board.now().as_secs_f64(),
@@ -113,21 +115,28 @@ fn frame(board: &Board, title: &Title) -> Vec<String> {
             "service", "match port", "target", "answered", "last swap", ""
         ),
     ];
-    let rows: Vec<&Row> = board.rows.values().collect();
-    lines.extend(rows.iter().take(LISTED).map(|row| service(row)));
-    if rows.len() > LISTED {
-        lines.push(format!("{DIM}  and {} more{PLAIN}", rows.len() - LISTED));
-    }
+    lines.extend(services(board));
     lines.push(String::new());
     let replicas: Vec<String> = board.members.iter().enumerate().map(|(number, member)| replica(number, member)).collect();
     lines.push(format!("  {}", replicas.join("     ")));
-    lines.push(String::new());
     lines.extend(counts(board));
+    lines.push(format!("  latest change     {}", board.latest));
     lines.push(String::new());
     for (at, event) in board.events.iter().skip(board.events.len().saturating_sub(TOLD)) {
         lines.push(format!("{DIM}{:>7.1} s{PLAIN}  {event}", at.as_secs_f64()));
     }
     lines
+}
+
+fn services(board: &Board) -> Vec<String> {
+    let rows: Vec<String> = board.rows.values().map(service).collect();
+    let left_out = rows.len().saturating_sub(FIRST + NEWEST);
+    if left_out == 0 {
+        return rows;
+    }
+    let (first, rest) = rows.split_at(FIRST);
+    let more = format!("{DIM}  and {left_out} more{PLAIN}");
+    first.iter().cloned().chain([more]).chain(rest.iter().skip(left_out).cloned()).collect()
 }
 
 fn service(row: &Row) -> String {

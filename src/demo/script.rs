@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 
 use super::board::{Change, Life, Shared, look};
 use super::fleet::{FleetError, Launch, Replica};
-use super::services::{Service, Volume};
+use super::services::{Service, Volume, target_letter};
 use super::swap::{catch_up, seen_in_force};
 use super::topology::Topology;
 
@@ -108,6 +108,10 @@ impl Script<'_> {
         Ok(())
     }
 
+    fn did(&self, what: &str, took: Duration) {
+        look(&self.board).latest = format!("{what}, in force after {:.1} ms", took.as_secs_f64() * 1e3);
+    }
+
     fn now(&self) -> Duration {
         look(&self.board).now()
     }
@@ -174,9 +178,11 @@ impl Script<'_> {
     /// Some service, never the first if there are more, leads to another target.
     async fn retarget(&mut self) -> Result<(), ScriptError> {
         let Some(service) = self.dice.choice(self.moved()) else { return Ok(()) };
+        let from = look(&self.board).rows.get(&service.number).map_or(service.target, |row| row.service.target);
         look(&self.board).write(service);
         let written = self.put()?;
-        seen_in_force(&self.board, &[service.number], Some(Change::Retarget), written).await;
+        let took = seen_in_force(&self.board, &[service.number], Some(Change::Retarget), written).await;
+        self.did(&format!("{}: {} → {}", service.name(), target_letter(from), target_letter(service.target)), took);
         Ok(())
     }
 
@@ -189,7 +195,8 @@ impl Script<'_> {
         let written = self.put()?;
         let numbers: Vec<u16> = moved.iter().map(|service| service.number).collect();
         let (probed, rest) = numbers.split_at(PROBED.min(numbers.len()));
-        seen_in_force(&self.board, probed, Some(Change::Retarget), written).await;
+        let took = seen_in_force(&self.board, probed, Some(Change::Retarget), written).await;
+        self.did(&format!("{} services to their next target at once", numbers.len()), took);
         // In one transaction for all: what holds for some holds for the rest.
         let mut board = look(&self.board);
         let now = board.now();
@@ -206,7 +213,8 @@ impl Script<'_> {
         self.next += 1;
         look(&self.board).write(service);
         let written = self.put()?;
-        seen_in_force(&self.board, &[service.number], Some(Change::Add), written).await;
+        let took = seen_in_force(&self.board, &[service.number], Some(Change::Add), written).await;
+        self.did(&format!("{} added, to {}", service.name(), target_letter(service.target)), took);
         look(&self.board).activate(service.number);
         Ok(())
     }
@@ -217,7 +225,8 @@ impl Script<'_> {
         self.empty(number).await;
         look(&self.board).write_removal(number);
         let written = self.put_without(number)?;
-        seen_in_force(&self.board, &[number], Some(Change::Remove), written).await;
+        let took = seen_in_force(&self.board, &[number], Some(Change::Remove), written).await;
+        self.did(&format!("{} removed", Service { number, target: 0 }.name()), took);
         look(&self.board).rows.remove(&number);
         Ok(())
     }

@@ -46,6 +46,8 @@ pub struct Connections {
     pub tcp: u64,
     /// UDP flows answered by the right target.
     pub udp: u64,
+    /// Datagrams that had to be sent again.
+    pub resent: u64,
     /// Failed outside every documented window, by kind.
     pub failed: BTreeMap<Failure, u64>,
     /// Lost between a SIGKILL and the cluster's notice of it, by kind.
@@ -80,6 +82,7 @@ impl Summary {
                 offered: tally.answered() + failed + excused,
                 tcp: tally.answered_over(Proto::Tcp),
                 udp: tally.answered_over(Proto::Udp),
+                resent: tally.resent(),
                 failed: tally.failed().clone(),
                 lost_in_documented_window: tally.excused().clone(),
                 connect: tally.connect(),
@@ -119,7 +122,7 @@ fn failure_in_words(failure: Failure) -> &'static str {
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Connections { offered, tcp, udp, failed, lost_in_documented_window: lost, connect, .. } = &self.connections;
+        let Connections { offered, tcp, udp, resent, failed, lost_in_documented_window: lost, connect, .. } = &self.connections;
         writeln!(
             f,
             "{} services, {} backend, {:.0} s at {} new connections a second",
@@ -132,7 +135,11 @@ impl fmt::Display for Summary {
         writeln!(f, "  connect           p50 {:.2} ms, p99 {:.2} ms, max {:.2} ms", connect.p50_ms, connect.p99_ms, connect.max_ms)?;
         let FlowCounts { answered, datagrams_lost, handed_over, broken, wrong_target, .. } = self.flows;
         writeln!(f, "  long-lived flows  {answered} questions answered, {broken} broken, {wrong_target} to a wrong target;")?;
-        writeln!(f, "                    {handed_over} ended by their leaving replica and opened anew, {datagrams_lost} datagrams lost")?;
+        writeln!(
+            f,
+            "                    {handed_over} ended by their leaving replica and opened anew, {} datagrams sent again",
+            datagrams_lost + resent
+        )?;
         for (change, p) in &self.swaps {
             let name = format!("{change:?}").to_lowercase();
             writeln!(f, "  {name:<16}  p50 {:.2} ms, p99 {:.2} ms, max {:.2} ms of {}", p.p50_ms, p.p99_ms, p.max_ms, p.count)?;

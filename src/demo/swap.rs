@@ -21,8 +21,9 @@ const EAGER: u64 = 64;
 
 /// Waits until every ready replica acts on a change of these services that was put in place at `written`.
 ///
-/// `change` names what was done, for the figures; nothing for changes that a replica missed while it was away.
-pub async fn seen_in_force(board: &Shared, services: &[u16], change: Option<Change>, written: Duration) {
+/// `change` names what was done, for the figures; nothing for changes that a replica missed while it was away. Returns
+/// how long it took until the last of them did.
+pub async fn seen_in_force(board: &Shared, services: &[u16], change: Option<Change>, written: Duration) -> Duration {
     let lanes: Vec<Lane> = {
         let board = look(board);
         let ready =
@@ -30,10 +31,12 @@ pub async fn seen_in_force(board: &Shared, services: &[u16], change: Option<Chan
         services.iter().flat_map(|service| board.lanes(*service)).filter(ready).collect()
     };
     let probes = lanes.into_iter().map(|lane| async move { (lane, probe_lane(board, lane, written).await) });
+    let mut slowest = Duration::ZERO;
     for (lane, seen) in join_all(probes).await {
         let mut board = look(board);
         match seen {
             Ok(after) => {
+                slowest = slowest.max(after);
                 if let Some(change) = change {
                     board.swaps.push((change, after));
                 }
@@ -44,6 +47,7 @@ pub async fn seen_in_force(board: &Shared, services: &[u16], change: Option<Chan
             Err(what) => lost(&mut board, lane, &what),
         }
     }
+    slowest
 }
 
 fn lost(board: &mut Board, lane: Lane, what: &str) {

@@ -84,6 +84,8 @@ pub struct Report {
     pub connected: Option<Duration>,
     /// When it ended.
     pub ended: Duration,
+    /// How many datagrams had to be sent again, as UDP's users do themselves.
+    pub resent: u32,
     /// Who answered, or how it failed.
     pub outcome: Result<Identity, Failure>,
 }

@@ -49,13 +49,20 @@ impl PrivateError {
     }
 }
 
-/// Whether this is the second instance. If so, it is tied to the first: it does not outlive it.
+/// The signals that the first instance waits for.
+fn awaited() -> SigSet {
+    [Signal::SIGINT, Signal::SIGTERM, Signal::SIGCHLD].into_iter().collect()
+}
+
+/// Whether this is the second instance. If so, it is tied to the first: it does not outlive it. To be asked once, first of all.
 #[must_use]
 pub fn is_inside() -> bool {
     let inside = std::env::var_os(INSIDE).is_some();
     if inside {
         // Should this fail, the second instance survives if the first is killed, and nothing worse.
         let _ = set_pdeathsig(Signal::SIGKILL);
+        // What the first instance awaits is blocked there, and a program inherits what is blocked.
+        let _ = awaited().thread_unblock();
     }
     inside
 }
@@ -64,10 +71,7 @@ pub fn is_inside() -> bool {
 /// returns its exit code once it has ended (128 and the signal's number if a signal ended it).
 pub fn run_inside(arguments: impl IntoIterator<Item = OsString>) -> Result<u8, PrivateError> {
     separate()?;
-    let mut awaited = SigSet::empty();
-    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGCHLD] {
-        awaited.add(signal);
-    }
+    let awaited = awaited();
     let start = |errno: Errno| PrivateError::Start(errno.into());
     awaited.thread_block().map_err(start)?;
     let executable = std::env::current_exe().map_err(PrivateError::Start)?;

@@ -53,6 +53,7 @@ pub struct Tally {
     answered: BTreeMap<Proto, u64>,
     failed: BTreeMap<Failure, u64>,
     excused: BTreeMap<Failure, u64>,
+    resent: u64,
     faults: Vec<Fault>,
     connect: Histogram<u64>,
     answer: Histogram<u64>,
@@ -64,6 +65,7 @@ impl Default for Tally {
             answered: BTreeMap::new(),
             failed: BTreeMap::new(),
             excused: BTreeMap::new(),
+            resent: 0,
             faults: Vec::new(),
             connect: latencies(),
             answer: latencies(),
@@ -80,6 +82,7 @@ impl Tally {
         {
             note(&mut self.connect, latency(connected));
         }
+        self.resent += u64::from(report.resent);
         match report.outcome {
             Ok(_) => {
                 *self.answered.entry(report.attempt.proto).or_default() += 1;
@@ -106,6 +109,12 @@ impl Tally {
     #[must_use]
     pub fn answered_over(&self, proto: Proto) -> u64 {
         self.answered.get(&proto).copied().unwrap_or_default()
+    }
+
+    /// How many datagrams had to be sent again.
+    #[must_use]
+    pub fn resent(&self) -> u64 {
+        self.resent
     }
 
     /// Failures outside every documented window, by kind.

@@ -17,7 +17,7 @@ fn ms(n: u64) -> Duration {
 fn report(due: u64, connected: Option<u64>, ended: u64, outcome: Result<Identity, Failure>) -> Report {
     let to = SocketAddr::from(([10, 0, 0, 1], 1));
     let attempt = Attempt { lane: LANE, proto: Proto::Tcp, to };
-    Report { attempt, due: ms(due), began: ms(due + 1), connected: connected.map(ms), ended: ms(ended), outcome }
+    Report { attempt, due: ms(due), began: ms(due + 1), connected: connected.map(ms), ended: ms(ended), resent: 0, outcome }
 }
 
 #[test]
