@@ -2,6 +2,8 @@
 //!
 //! Needs root, or `unshare -Urnm`; nft, iptables (both makes) and iproute2. Whatever is missing fails the tests.
 
+#![allow(clippy::expect_used, clippy::panic, reason = "a test's helpers fail the test")]
+
 #[path = "kernel/firewall.rs"]
 mod firewall;
 #[path = "kernel/lab.rs"]

@@ -74,7 +74,7 @@ impl Scene {
     /// Both families, both protocols, every kind of key.
     fn ruleset(&self) -> Ruleset {
         let mut ruleset = Ruleset::empty(InterfaceName::tailscale0());
-        ruleset.source = self.proxy().tailnet.clone();
+        ruleset.source = self.proxy().tailnet.clone().into();
         for proto in Proto::ALL {
             let mut map = |port, targets| ruleset.ports.insert(key(proto, port), targets);
             map(10_001, self.targets(&[0], &Family::ALL));

@@ -34,7 +34,8 @@ pub(crate) fn rulesets() -> impl Strategy<Value = Ruleset> {
             let own = own.into_iter().map(|which| address(9, which));
             let source: BTreeMap<Family, IpAddr> = own.map(|ip| (Family::of(ip), ip)).collect();
             let interface = crate::model::net::InterfaceName::tailscale0();
-            Ruleset { source, ports, from_tailnet, from_cluster, reserved, ..Ruleset::empty(interface) }
+            let (from_cluster, from_tailnet) = (from_cluster.into(), from_tailnet.into());
+            Ruleset { source: source.into(), ports: ports.into(), from_tailnet, from_cluster, reserved, ..Ruleset::empty(interface) }
         },
     )
 }
@@ -54,7 +55,7 @@ pub(crate) fn packets() -> impl Strategy<Value = Packet> {
 fn one(ports: &[(&str, u16, &[&str])]) -> Ruleset {
     let key = |proto: &str, port| PortKey { proto: proto.parse().expect("a protocol"), port: Port::new(port).expect("not zero") };
     let ports = ports.iter().map(|(proto, port, to)| (key(proto, *port), to.iter().map(|to| to.parse().expect("a target")).collect()));
-    let source = BTreeMap::from([(Family::V4, "100.64.0.1".parse().expect("an address"))]);
+    let source = [(Family::V4, "100.64.0.1".parse().expect("an address"))].into_iter().collect();
     Ruleset { ports: ports.collect(), source, ..Ruleset::empty(crate::model::net::InterfaceName::tailscale0()) }
 }
 
