@@ -1,6 +1,7 @@
 //! Dispatch and settings of the command line. Exit codes: 0 done, 1 failed, 2 usage, 64 settings at fault.
 
 mod demo;
+mod plan;
 pub mod proxy;
 
 use std::process::ExitCode;
@@ -17,6 +18,10 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Forward the services of a ProxyGroup replica
+    Proxy(Box<proxy::ProxyArgs>),
+    /// Print, offline and without root, what a config turns into
+    Plan(plan::Args),
     /// Show a whole group on this machine, under load; no root, cluster or account needed
     Demo(demo::Args),
 }
@@ -25,6 +30,8 @@ enum Command {
 #[must_use]
 pub fn main() -> ExitCode {
     let done = match Cli::parse().command {
+        Command::Proxy(args) => proxy::run(*args),
+        Command::Plan(args) => plan::run(&args, &mut std::io::stdout().lock()),
         Command::Demo(args) => demo::run(&args),
     };
     match done {

@@ -1,13 +1,78 @@
-//! DATA PLANE: the tasks of `tailyard proxy`.
+//! DATA PLANE: the tasks of `tailyard proxy`, and how they are joined.
+//!
+//! Every arrow between them is a latest-wins cell: nobody waits for anybody's IO.
 
 pub mod configs;
 pub mod daemon;
 pub mod firewall;
+pub mod forwarding;
 pub mod http;
 pub mod kernel;
 pub mod observe;
 pub mod program;
+pub mod replica;
 pub mod report;
 pub mod resolve;
 pub mod shutdown;
+pub mod sources;
 pub mod surgeon;
+pub mod tailnet;
+
+use std::time::Duration;
+
+use crate::model::backoff::Backoff;
+use crate::model::settings::Settings;
+use crate::runtime::tasks::{self, TaskError, Tasks};
+
+use replica::Replica;
+
+/// How often the kernel is written and looked at.
+const PACE: program::Pace = program::Pace {
+    min_interval: Duration::from_millis(20),
+    audit: Duration::from_secs(30),
+    settle: Duration::from_millis(100),
+    retry: Backoff::KERNEL,
+};
+
+/// The replica ended with a failure.
+#[derive(Debug, thiserror::Error)]
+pub enum ProxyError {
+    /// The process could not be set up to hear signals.
+    #[error("cannot listen for signals: {0}")]
+    Signals(#[source] std::io::Error),
+    /// A task failed.
+    #[error(transparent)]
+    Task(#[from] TaskError),
+}
+
+/// Runs a replica until it is told to leave and has left.
+pub async fn run(settings: Settings) -> Result<(), ProxyError> {
+    let mut tasks = Tasks::new();
+    let (leaver, leave) = tasks::stop();
+    tasks.run_forever("signals", stopped(&tasks, tasks::signals(leaver).map_err(ProxyError::Signals)?));
+    let replica = Replica::start(settings, &mut tasks).await;
+    let stopper = tasks.stopper();
+    tasks.run_forever("leave", async move {
+        leave.requested().await;
+        replica.leave(&leave).await;
+        stopper.stop();
+    });
+    tasks.run(Duration::from_secs(2)).await?;
+    Ok(())
+}
+
+/// Starts a task that ends when all are told to.
+fn spawn(tasks: &mut Tasks, name: &'static str, work: impl Future<Output = ()> + Send + 'static) {
+    let work = stopped(tasks, work);
+    tasks.run_forever(name, work);
+}
+
+fn stopped(tasks: &Tasks, work: impl Future<Output = ()> + Send + 'static) -> impl Future<Output = ()> + Send + 'static {
+    let stop = tasks.stop();
+    async move {
+        tokio::select! {
+            () = work => {}
+            () = stop.requested() => {}
+        }
+    }
+}

@@ -1,9 +1,18 @@
 //! The flags of `tailyard proxy`. Each stands for a variable of the environment and wins over it; what they mean, and
 //! which of them fit together, is [`crate::model::settings`]' business.
 
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
 use clap::Args;
 
-use crate::model::settings::Flags;
+use crate::model::settings::{Flags, Settings};
+use crate::runtime::telemetry;
+
+/// The exit code for settings at fault (`EX_USAGE`).
+const SETTINGS: u8 = 64;
 
 /// Forward the services of a ProxyGroup replica.
 ///
@@ -80,6 +89,33 @@ const AFTER_HELP: &str = "Examples:
   A replica on this machine, without a cluster and without tailscaled:
     tailyard proxy --tailnet static:netmap.json --tailnet-interface ts0 --egress-config ./config --state-file state.json
   In a Pod of the Tailscale operator nothing needs to be given: its environment says it all.";
+
+/// Runs a replica with the environment and these flags. Settings at fault are all listed, and the code is 64.
+pub(super) fn run(args: ProxyArgs) -> Result<ExitCode> {
+    let settings = match Settings::read(&environment(), &args.into()) {
+        Ok(settings) => settings,
+        Err(faults) => {
+            writeln!(std::io::stderr(), "{faults}")?;
+            return Ok(ExitCode::from(SETTINGS));
+        }
+    };
+    let format = if settings.log.json { telemetry::Format::Json } else { telemetry::Format::Text };
+    telemetry::init(format, &settings.log.filter).context("logs")?;
+    for note in &settings.notes {
+        tracing::warn!("{note}");
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().context("the runtime")?;
+    let ended = runtime.block_on(crate::proxy::run(settings));
+    // Blocking work that is still under way (a reset's last wait) is not worth waiting for.
+    runtime.shutdown_background();
+    // A task's failure is logged already, as the last line.
+    Ok(if ended.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The environment; what is not UTF-8 is none of ours.
+fn environment() -> BTreeMap<String, String> {
+    std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))).collect()
+}
 
 impl From<ProxyArgs> for Flags {
     fn from(args: ProxyArgs) -> Self {

@@ -36,6 +36,9 @@ impl Backoff {
     /// A DNS name that cannot be looked up: quick at first, for most outages of a resolver are short, and never more than a minute.
     pub const DNS: Self = Self { min: Duration::from_secs(1), max: Duration::from_mins(1), jitter: 0.5, failures: 0 };
 
+    /// A kernel or a firewall program that refuses the rules: quick at first, and never more than ten seconds.
+    pub const KERNEL: Self = Self { min: Duration::from_millis(100), max: Duration::from_secs(10), jitter: 0.2, failures: 0 };
+
     /// Delays from `min` to `max`, each up to `jitter` (0 to 1) of itself shorter.
     pub fn new(min: Duration, max: Duration, jitter: f64) -> Result<Self, BackoffError> {
         if min.is_zero() || min > max {

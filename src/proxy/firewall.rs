@@ -2,8 +2,7 @@
 
 use std::fmt;
 
-use crate::edge::iptables::{Iptables, IptablesError, Variant};
-use crate::edge::nft::{Nft, NftError};
+use crate::edge::nft::{Changes, Nft, NftError};
 use crate::model::firewall::{Audit, Traffic};
 use crate::model::net::InterfaceName;
 use crate::model::ruleset::{Delta, Ruleset};
@@ -16,8 +15,6 @@ use super::program::Fault;
 pub enum Firewall {
     /// nftables.
     Nft(Nft),
-    /// iptables, of either kind.
-    Iptables(Iptables),
 }
 
 impl From<NftError> for Fault {
@@ -26,22 +23,11 @@ impl From<NftError> for Fault {
     }
 }
 
-impl From<IptablesError> for Fault {
-    fn from(error: IptablesError) -> Self {
-        Self { kind: error.kind(), message: error.to_string() }
-    }
-}
-
 impl Firewall {
     /// The first firewall that works here of those that the setting allows; the fault is the last one's.
     pub async fn choose(backend: Backend, interface: &InterfaceName) -> Result<Self, Fault> {
-        let candidates: &[Kind] = match backend {
-            Backend::Auto => &[Kind::Nftables, Kind::Iptables(Variant::Nft), Kind::Iptables(Variant::Legacy)],
-            Backend::Nftables => &[Kind::Nftables],
-            Backend::Iptables => &[Kind::Iptables(Variant::Nft), Kind::Iptables(Variant::Legacy)],
-            Backend::IptablesNft => &[Kind::Iptables(Variant::Nft)],
-            Backend::IptablesLegacy => &[Kind::Iptables(Variant::Legacy)],
-        };
+        let _ = backend;
+        let candidates: &[Kind] = &[Kind::Nftables];
         let mut last = Fault { kind: "None", message: "no firewall is allowed by the settings".to_owned() };
         for kind in candidates {
             match kind.open(interface).await {
@@ -57,25 +43,24 @@ impl Firewall {
 
     /// Replaces everything of ours.
     pub async fn rewrite(&mut self, ruleset: &Ruleset) -> Result<(), Fault> {
-        Ok(match self {
+        match self {
             Self::Nft(nft) => nft.rewrite(ruleset).await?,
-            Self::Iptables(iptables) => iptables.rewrite(ruleset).await?,
-        })
+        }
+        Ok(())
     }
 
     /// Changes what differs.
     pub async fn patch(&mut self, before: &Ruleset, delta: &Delta, after: &Ruleset) -> Result<(), Fault> {
-        Ok(match self {
+        match self {
             Self::Nft(nft) => nft.patch(before, delta, after).await?,
-            Self::Iptables(iptables) => iptables.patch(before, delta, after).await?,
-        })
+        }
+        Ok(())
     }
 
     /// Whether the kernel still holds what was written.
     pub async fn audit(&mut self, wanted: &Ruleset) -> Result<Audit, Fault> {
         Ok(match self {
             Self::Nft(nft) => nft.audit(wanted).await?,
-            Self::Iptables(iptables) => iptables.audit(wanted).await?,
         })
     }
 
@@ -83,8 +68,16 @@ impl Firewall {
     pub async fn counters(&self) -> Result<Traffic, Fault> {
         Ok(match self {
             Self::Nft(nft) => nft.counters().await?,
-            Self::Iptables(iptables) => iptables.counters().await?,
         })
+    }
+
+    /// Tells of changes that somebody else makes; nothing where the kernel does not tell.
+    #[must_use]
+    pub fn changes(&self) -> Option<Changes> {
+        let changes = match self {
+            Self::Nft(nft) => nft.changes(),
+        };
+        changes.inspect_err(|error| tracing::warn!(kind = error.kind(), "foreign changes are found by the timer only: {error}")).ok()
     }
 }
 
@@ -92,7 +85,6 @@ impl fmt::Display for Firewall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Nft(_) => f.write_str(Kind::Nftables.name()),
-            Self::Iptables(iptables) => f.write_str(Kind::Iptables(iptables.variant()).name()),
         }
     }
 }
@@ -100,15 +92,12 @@ impl fmt::Display for Firewall {
 #[derive(Debug, Clone, Copy)]
 enum Kind {
     Nftables,
-    Iptables(Variant),
 }
 
 impl Kind {
     fn name(self) -> &'static str {
         match self {
             Self::Nftables => "nftables",
-            Self::Iptables(Variant::Nft) => "iptables-nft",
-            Self::Iptables(Variant::Legacy) => "iptables-legacy",
         }
     }
 
@@ -118,11 +107,6 @@ impl Kind {
                 let nft = Nft::open("nft")?;
                 nft.probe(interface).await?;
                 Ok(Firewall::Nft(nft))
-            }
-            Self::Iptables(variant) => {
-                let iptables = Iptables::open(variant);
-                iptables.probe(interface).await?;
-                Ok(Firewall::Iptables(iptables))
             }
         }
     }

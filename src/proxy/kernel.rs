@@ -40,7 +40,7 @@ impl Live {
         }
         let firewall = Firewall::choose(self.backend, &self.interface).await?;
         tracing::info!(firewall = %firewall, "rules are held by this firewall");
-        self.changes = Changes::open().inspect_err(|error| tracing::warn!("foreign changes are found by the timer only: {error}")).ok();
+        self.changes = firewall.changes();
         self.chosen.send_replace(Some(firewall.clone()));
         Ok(firewall)
     }

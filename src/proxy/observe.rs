@@ -29,7 +29,7 @@ pub struct Inputs {
     pub names: watch::Receiver<Names>,
 }
 
-/// Publishes the plan of the newest world; ends when an input's sender is gone.
+/// Publishes the plan of the newest world; ends when all inputs' senders are gone.
 pub async fn run(base: World, mut inputs: Inputs, planned: watch::Sender<Option<Arc<Planned>>>) {
     let mut last: Option<Arc<Planned>> = None;
     loop {
@@ -41,14 +41,13 @@ pub async fn run(base: World, mut inputs: Inputs, planned: watch::Sender<Option<
             last = Some(Arc::clone(&next));
             planned.send_replace(Some(next));
         }
-        let changed = tokio::select! {
-            changed = inputs.egress.changed() => changed,
-            changed = inputs.ingress.changed() => changed,
-            changed = inputs.netmap.changed() => changed,
-            changed = inputs.names.changed() => changed,
-        };
-        if changed.is_err() {
-            return;
+        // An input whose sender is gone has said its last; the others go on.
+        tokio::select! {
+            Ok(()) = inputs.egress.changed() => {}
+            Ok(()) = inputs.ingress.changed() => {}
+            Ok(()) = inputs.netmap.changed() => {}
+            Ok(()) = inputs.names.changed() => {}
+            else => return,
         }
     }
 }

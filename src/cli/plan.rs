@@ -1,0 +1,118 @@
+//! `tailyard plan`: the rules that a config turns into, offline: a support tool and the driver of the golden tests.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
+
+use crate::api::netmap::File;
+use crate::model::config::{EgressConfig, IngressConfig};
+use crate::model::net::InterfaceName;
+use crate::model::netmap::NetMap;
+use crate::model::nft;
+use crate::model::plan::Planned;
+use crate::model::ruleset::{Ruleset, diff};
+use crate::model::world::World;
+
+/// Arguments of `tailyard plan`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Egress configs, as under the key `egress-services`; several are several plans
+    #[arg(required_unless_present_any = ["diff", "ingress"], value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// A netmap to resolve names in: own addresses, peers, services (JSON; see docs/quickstart.md)
+    #[arg(long, value_name = "FILE")]
+    netmap: Option<PathBuf>,
+    /// An L3 ingress config, as under the key `ingress-config.json`
+    #[arg(long, value_name = "FILE")]
+    ingress: Option<PathBuf>,
+    /// The interface behind which the tailnet is
+    #[arg(long, default_value = "tailscale0", value_name = "NAME")]
+    interface: InterfaceName,
+    /// What to print
+    #[arg(long, value_enum, default_value_t = Format::Json)]
+    format: Format,
+    /// Print what changes from one egress config to another, and how many operations that is
+    #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with = "files")]
+    diff: Option<Vec<PathBuf>>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Format {
+    /// The plan, as JSON
+    Json,
+    /// The table, exactly as `nft -f -` loads it
+    Nft,
+    /// The IPv4 rules, exactly as `iptables-restore` loads them
+    Iptables,
+    /// The IPv6 rules, exactly as `ip6tables-restore` loads them
+    Ip6tables,
+}
+
+/// Prints the plans or the delta. Fails if a file cannot be read or is not a config at all.
+pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode> {
+    let world = world(args)?;
+    if let Some([a, b]) = args.diff.as_deref() {
+        let before = Planned::new(&with_egress(&world, a)?);
+        let after = before.next(&with_egress(&world, b)?);
+        return print_delta(args.format, &before.ruleset, &after.ruleset, out);
+    }
+    if args.files.is_empty() {
+        print(args.format, &Planned::new(&world), out)?;
+    }
+    for file in &args.files {
+        print(args.format, &Planned::new(&with_egress(&world, file)?), out)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn world(args: &Args) -> Result<World> {
+    let mut world = World::empty(args.interface.clone(), [].into());
+    if let Some(path) = &args.netmap {
+        let file: File = serde_json::from_slice(&read(path)?).with_context(|| format!("{} is not a netmap", path.display()))?;
+        let (netmap, faults) = NetMap::from_file(&file);
+        if let Some(fault) = faults.first() {
+            bail!("{}: {fault}", path.display());
+        }
+        world.netmap = Some(Arc::new(netmap));
+    }
+    if let Some(path) = &args.ingress {
+        world.ingress = Arc::new(IngressConfig::parse(&read(path)?).with_context(|| path.display().to_string())?);
+    }
+    Ok(world)
+}
+
+fn with_egress(world: &World, path: &Path) -> Result<World> {
+    let egress = EgressConfig::parse(&read(path)?).with_context(|| path.display().to_string())?;
+    Ok(World { egress: Arc::new(egress), ..world.clone() })
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+fn print(format: Format, planned: &Planned, out: &mut dyn Write) -> Result<()> {
+    match format {
+        Format::Json => {
+            serde_json::to_writer_pretty(&mut *out, &planned.plan)?;
+            writeln!(out)?;
+        }
+        Format::Nft => write!(out, "{}", nft::table(&planned.ruleset))?,
+        Format::Iptables | Format::Ip6tables => {}
+    }
+    Ok(())
+}
+
+fn print_delta(format: Format, before: &Ruleset, after: &Ruleset, out: &mut dyn Write) -> Result<ExitCode> {
+    let delta = diff(before, after);
+    match format {
+        Format::Json => serde_json::to_writer_pretty(&mut *out, &delta)?,
+        Format::Nft => serde_json::to_writer(&mut *out, &nft::delta(before, &delta, after))?,
+        Format::Iptables | Format::Ip6tables => {}
+    }
+    writeln!(out)?;
+    Ok(ExitCode::SUCCESS)
+}

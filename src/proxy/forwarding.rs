@@ -1,0 +1,46 @@
+//! Sees to it that the kernel forwards at all, and says with which command it would where it may not be told to.
+
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::spawn_blocking;
+use tokio::time::sleep;
+
+use crate::edge::sysctl::{Forwarding, forward};
+use crate::model::net::Family;
+
+/// Between two looks while a switch is off.
+const AGAIN: Duration = Duration::from_secs(5);
+/// Between two looks when all is well: somebody may switch it off.
+const LOOK: Duration = Duration::from_secs(30);
+
+/// Keeps the switches on; publishes, for each that is off, what to do.
+pub async fn run(off: watch::Sender<Vec<String>>) {
+    loop {
+        let faults = spawn_blocking(|| Family::ALL.into_iter().filter_map(switch_on).collect::<Vec<_>>()).await.unwrap_or_default();
+        let rest = if faults.is_empty() { LOOK } else { AGAIN };
+        off.send_if_modified(|known| {
+            let changed = *known != faults;
+            if changed {
+                for fault in &faults {
+                    tracing::error!("{fault}");
+                }
+                *known = faults;
+            }
+            changed
+        });
+        sleep(rest).await;
+    }
+}
+
+fn switch_on(family: Family) -> Option<String> {
+    match forward(&[family]) {
+        Ok(done) => {
+            if done.contains(&Forwarding::SwitchedOn) {
+                tracing::info!("{family} forwarding was off and is on now");
+            }
+            None
+        }
+        Err(error) => Some(error.to_string()),
+    }
+}

@@ -1,0 +1,146 @@
+//! A running replica: its tasks, and what they tell each other.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, watch};
+
+use crate::edge::kube::Cluster;
+use crate::edge::link;
+use crate::model::netmap::NetMap;
+use crate::model::plan::Planned;
+use crate::model::resolve::IN_FLIGHT;
+use crate::model::settings::{Settings, Tailnet};
+use crate::model::source::{EgressDocument, IngressDocument};
+use crate::model::world::{Single, World};
+use crate::runtime::tasks::Tasks;
+
+use super::daemon::{Daemon, DaemonInputs, StateRequest};
+use super::firewall::Firewall;
+use super::kernel::Live;
+use super::program::{self, Programmed};
+use super::sources::{Config, cluster, config};
+use super::surgeon::{Ended, Surgeon};
+use super::{PACE, forwarding, observe, resolve, spawn, tailnet};
+
+/// What every part of a replica tells.
+#[derive(Debug)]
+pub struct Replica {
+    /// What it was told.
+    pub settings: Arc<Settings>,
+    /// The Kubernetes API, if there is one.
+    pub cluster: Option<Cluster>,
+    /// The egress config.
+    pub egress: Config<EgressDocument>,
+    /// The ingress config.
+    pub ingress: Config<IngressDocument>,
+    /// tailscaled, if it is supervised.
+    pub daemon: Option<Daemon>,
+    /// The tailnet.
+    pub netmap: watch::Receiver<Option<Arc<NetMap>>>,
+    /// The DNS answers and how they stand.
+    pub names: watch::Receiver<Arc<resolve::Report>>,
+    /// The newest plan.
+    pub planned: watch::Receiver<Option<Arc<Planned>>>,
+    /// What the kernel holds.
+    pub programmed: watch::Receiver<Programmed>,
+    /// The firewall that holds it.
+    pub firewall: watch::Receiver<Option<Firewall>>,
+    /// The flows that were ended.
+    pub ended: watch::Receiver<Ended>,
+    /// Forwarding switches that are off, and how to switch them on.
+    pub switches: watch::Receiver<Vec<String>>,
+    /// Turns true when nothing is to be forwarded any more.
+    pub closing: watch::Sender<bool>,
+    /// Writes to the state that supervision asks for.
+    pub requests: Option<mpsc::Receiver<StateRequest>>,
+}
+
+impl Replica {
+    /// Starts every task but those that tell the outside.
+    pub async fn start(settings: Settings, tasks: &mut Tasks) -> Self {
+        let settings = Arc::new(settings);
+        let cluster = cluster(settings.kube.as_ref()).await;
+        let egress = config(tasks, "egress config", settings.egress.as_ref(), cluster.as_ref(), false);
+        let ingress = config(tasks, "ingress config", settings.ingress.as_ref(), cluster.as_ref(), true);
+        let (requests_in, requests) = mpsc::channel(8);
+        let (daemon, netmap) = start_tailnet(&settings, tasks, requests_in);
+        let (names, report) = start_names(&settings, tasks);
+        let (planned_in, planned) = watch::channel(None);
+        let inputs = observe::Inputs { egress: egress.services.clone(), ingress: ingress.services.clone(), netmap: netmap.clone(), names };
+        spawn(tasks, "observe", observe::run(base(&settings).await, inputs, planned_in));
+        let (closing, closing_seen) = watch::channel(false);
+        let (surgeon, ended) = Surgeon::new();
+        let (live, firewall) = Live::new(settings.backend, settings.interface.clone(), surgeon);
+        let (programmed_in, programmed) = watch::channel(Programmed::default());
+        let (off, switches) = watch::channel(Vec::new());
+        if settings.forwards() {
+            let inputs = program::Inputs { planned: planned.clone(), closing: closing_seen };
+            spawn(tasks, "program", program::run(live, inputs, programmed_in, PACE));
+            spawn(tasks, "forwarding", forwarding::run(off));
+        }
+        Self {
+            settings,
+            cluster,
+            egress,
+            ingress,
+            requests: daemon.is_some().then_some(requests),
+            daemon,
+            netmap,
+            names: report,
+            planned,
+            programmed,
+            firewall,
+            ended,
+            switches,
+            closing,
+        }
+    }
+}
+
+type NetMaps = watch::Receiver<Option<Arc<NetMap>>>;
+
+fn start_tailnet(settings: &Settings, tasks: &mut Tasks, writes: mpsc::Sender<StateRequest>) -> (Option<Daemon>, NetMaps) {
+    match &settings.tailnet {
+        Tailnet::Tailscaled(daemon) => {
+            let (_, keys) = watch::channel(None);
+            let (daemon, work) = super::daemon::daemon(daemon.as_ref().clone(), DaemonInputs { keys, writes });
+            let netmap = daemon.netmap();
+            tasks.spawn("tailscaled", work);
+            (Some(daemon), netmap)
+        }
+        Tailnet::Static(path) => {
+            let (netmap, work) = tailnet::follow_file(path);
+            spawn(tasks, "netmap file", work);
+            (None, netmap)
+        }
+    }
+}
+
+fn start_names(settings: &Settings, tasks: &mut Tasks) -> (watch::Receiver<observe::Names>, watch::Receiver<Arc<resolve::Report>>) {
+    let (outputs, names, report) = resolve::outputs();
+    let wanted: BTreeSet<String> = match &settings.single {
+        Single::DestDns(name) => [name.clone()].into(),
+        _ => BTreeSet::new(),
+    };
+    // What is wanted never changes while a replica runs: the sender may go.
+    let (_, wanted) = watch::channel(wanted);
+    let inputs = resolve::Inputs { resolv_conf: PathBuf::from("/etc/resolv.conf"), wanted, in_flight: IN_FLIGHT };
+    spawn(tasks, "resolve", resolve::run(inputs, outputs, tasks.stop()));
+    (names, report)
+}
+
+/// The world as the settings alone tell it.
+async fn base(settings: &Settings) -> World {
+    let mut world = World::empty(settings.interface.clone(), settings.reserved());
+    world.single.clone_from(&settings.single);
+    world.pod_ips.clone_from(&settings.pod.ips);
+    if world.pod_ips.is_empty() {
+        match link::pod_addresses(&settings.interface).await {
+            Ok(found) => world.pod_ips = found,
+            Err(error) => tracing::warn!(kind = error.kind(), "the Pod's own addresses are unknown; set POD_IPS: {error}"),
+        }
+    }
+    world
+}

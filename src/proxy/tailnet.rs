@@ -1,0 +1,44 @@
+//! The tailnet of this replica: told by a supervised tailscaled, or by a file.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use crate::api::netmap::File;
+use crate::edge::files::watch::{View, file};
+use crate::model::netmap::NetMap;
+
+/// Follows a static netmap until nobody listens. A file that cannot be read, or not be understood, changes nothing.
+pub fn follow_file(path: &Path) -> (watch::Receiver<Option<Arc<NetMap>>>, impl Future<Output = ()> + Send + 'static) {
+    let (sender, netmap) = watch::channel(None);
+    let (watcher, mut views, name) = file(path);
+    let path = path.to_owned();
+    let follow = async move {
+        let reading = async {
+            while views.changed().await.is_ok() {
+                let view = views.borrow_and_update().clone();
+                match read(&view, &name) {
+                    Ok(Some(netmap)) => drop(sender.send_replace(Some(Arc::new(netmap)))),
+                    Ok(None) => {}
+                    Err(fault) => tracing::warn!(path = %path.display(), "the netmap in force stays: {fault}"),
+                }
+            }
+        };
+        tokio::join!(watcher.run(), reading);
+    };
+    (netmap, follow)
+}
+
+fn read(view: &View, name: &str) -> Result<Option<NetMap>, String> {
+    if let Some(fault) = &view.fault {
+        return Err(fault.to_string());
+    }
+    let Some(bytes) = view.snapshot.as_ref().and_then(|snapshot| snapshot.files.get(name)) else { return Ok(None) };
+    let file: File = serde_json::from_slice(bytes).map_err(|fault| format!("not a netmap: {fault}"))?;
+    let (netmap, faults) = NetMap::from_file(&file);
+    for fault in faults {
+        tracing::warn!("left out of the netmap: {fault}");
+    }
+    Ok(Some(netmap))
+}
