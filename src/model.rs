@@ -14,6 +14,7 @@ pub mod netmap;
 pub mod nft;
 pub mod notify;
 pub mod plan;
+pub mod preshutdown;
 pub mod reset;
 pub mod resolve;
 pub mod ruleset;

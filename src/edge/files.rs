@@ -136,8 +136,8 @@ fn data(directory: &Path) -> Result<Option<OsString>, FilesError> {
     }
 }
 
-/// The content of a file; nothing if there is none. Anything but a regular file is refused before it can block.
-fn read_one(path: &Path) -> Result<Option<Bytes>, FilesError> {
+/// The content of a file; nothing if there is none. Anything but a regular file is refused before it can block. Blocks.
+pub fn read_one(path: &Path) -> Result<Option<Bytes>, FilesError> {
     let fail = |source| FilesError::Read { path: path.to_owned(), source };
     let metadata = match fs::metadata(path) {
         Ok(metadata) => metadata,

@@ -1,1 +1,121 @@
-//! What a replica says of itself in its state Secret.
+//! What a replica says of itself in its state Secret, in the operator's own format.
+//!
+//! The operator sends a service's traffic to a replica whose status shows the service's ports and target exactly as it
+//! configured them, and nothing else of the status decides. So both are echoed, never derived; and a service that cannot be
+//! served yet is held back for a while ([`Patience`]), so that the replicas that can serve it get the traffic first. It
+//! is not held back for ever: a rollout waits until every service can be reached through the new Pod, and a name that
+//! nobody can resolve would stop it. From then on it is published without addresses, and its ports refuse.
+//! Never computed from anything but a plan that the kernel has accepted.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+
+use super::config::{EgressConfig, IngressConfig};
+use super::plan::Plan;
+use crate::api::egress::{ServiceStatus, Status};
+use crate::api::ingress;
+
+mod patience;
+
+pub use patience::{GRACE, Patience};
+
+/// The Pod's own addresses, as the operator compares them with the Pod's.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PodAddresses {
+    /// The IPv4 address.
+    pub v4: Option<Ipv4Addr>,
+    /// The IPv6 address.
+    pub v6: Option<Ipv6Addr>,
+}
+
+impl PodAddresses {
+    /// The last address of each family.
+    #[must_use]
+    pub fn of(addresses: impl IntoIterator<Item = std::net::IpAddr>) -> Self {
+        addresses.into_iter().fold(Self::default(), |found, ip| match ip {
+            std::net::IpAddr::V4(v4) => Self { v4: Some(v4), ..found },
+            std::net::IpAddr::V6(v6) => Self { v6: Some(v6), ..found },
+        })
+    }
+
+    fn text(self) -> (String, String) {
+        (self.v4.map(|ip| ip.to_string()).unwrap_or_default(), self.v6.map(|ip| ip.to_string()).unwrap_or_default())
+    }
+}
+
+/// The status of the egress services that the plan in force makes of this config, without those that are withheld.
+#[must_use]
+pub fn egress_status(plan: &Plan, config: &EgressConfig, pod: PodAddresses, withheld: &BTreeSet<Arc<str>>) -> Status {
+    let published = config.services.iter().filter(|(name, _)| !withheld.contains(*name));
+    let services: BTreeMap<_, _> = published
+        .map(|(name, service)| {
+            let targets = plan.egress.get(name).map(|egress| &egress.targets).filter(|targets| !targets.is_empty());
+            let status = ServiceStatus {
+                ports: service.ports.clone(),
+                tailnet_target_ips: targets.map(|targets| targets.iter().map(ToString::to_string).collect()),
+                tailnet_target: service.tailnet_target.clone(),
+            };
+            (name.to_string(), status)
+        })
+        .collect();
+    let (pod_ipv4, pod_ipv6) = pod.text();
+    let configured = |name: &Arc<str>| config.services.contains_key(name) || config.malformed.contains_key(name);
+    let rejected = plan.rejected.iter().filter(|(name, _)| configured(name));
+    Status {
+        pod_ipv4,
+        pod_ipv6,
+        services: (!services.is_empty()).then_some(services),
+        fingerprint: Some(config.fingerprint.clone()),
+        rejected: rejected.map(|(name, reasons)| (name.to_string(), reasons.iter().map(ToString::to_string).collect())).collect(),
+    }
+}
+
+/// The status of the L3 ingress services that the plan in force makes of this config: those of which some address is served,
+/// as configured. One of which nothing is served is left out, for what is published gets advertised.
+#[must_use]
+pub fn ingress_status(plan: &Plan, config: &IngressConfig, pod: PodAddresses) -> ingress::Status {
+    let served = config.services.iter().filter(|(name, _)| plan.ingress.get(*name).is_some_and(|hosts| !hosts.is_empty()));
+    let (pod_ipv4, pod_ipv6) = pod.text();
+    ingress::Status {
+        configs: served.map(|(name, service)| (name.to_string(), ingress::Service::clone(service))).collect(),
+        pod_ipv4,
+        pod_ipv6,
+    }
+}
+
+/// What fits in a Secret beside tailscaled's own state; the API allows 1 MiB for all of it.
+pub const ROOM: usize = 768 << 10;
+
+/// What was left out of a status to make it fit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Left {
+    /// Nothing.
+    Nothing,
+    /// Why services are rejected; the metrics still say.
+    Reasons,
+    /// That, and the addresses in use, which the operator does not look at.
+    Addresses,
+}
+
+/// The text of a status, with no more than fits in `room` bytes if anything can be left out.
+#[must_use]
+pub fn encode(mut status: Status, room: usize) -> (Vec<u8>, Left) {
+    let text = |status: &Status| serde_json::to_vec(status).unwrap_or_default();
+    let whole = text(&status);
+    if whole.len() <= room {
+        return (whole, Left::Nothing);
+    }
+    status.rejected.clear();
+    let shorter = text(&status);
+    if shorter.len() <= room {
+        return (shorter, Left::Reasons);
+    }
+    for service in status.services.iter_mut().flat_map(BTreeMap::values_mut) {
+        service.tailnet_target_ips = None;
+    }
+    (text(&status), Left::Addresses)
+}
+
+#[cfg(test)]
+mod tests;

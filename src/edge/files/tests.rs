@@ -39,7 +39,8 @@ fn files(pairs: &[(&str, &str)]) -> BTreeMap<String, Bytes> {
 /// Waits until the view satisfies the condition; fails with the view after some seconds.
 async fn eventually(view: &mut Receiver<View>, what: &str, holds: impl Fn(&View) -> bool) -> View {
     let waited = tokio::time::timeout(Duration::from_secs(10), view.wait_for(|view| holds(view))).await;
-    waited.map(|view| view.expect("the watcher runs").clone()).unwrap_or_else(|_| panic!("never: {what}; is: {:?}", view.borrow()))
+    let Ok(found) = waited.map(|view| view.expect("the watcher runs").clone()) else { panic!("never: {what}; is: {:?}", view.borrow()) };
+    found
 }
 
 fn shows(view: &View, pairs: &[(&str, &str)]) -> bool {

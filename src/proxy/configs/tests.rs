@@ -5,10 +5,11 @@ use tokio::sync::mpsc;
 use super::*;
 use crate::edge::files::Snapshot;
 use crate::edge::kube::{Call, Fault, KubeError, Verb};
+use crate::model;
 use crate::model::config::EgressConfig;
 use crate::model::source::EgressDocument;
 
-const HOLD: Duration = Duration::from_secs(120);
+const HOLD: Duration = Duration::from_mins(2);
 
 /// A watch and a mount played by hand, and what comes out.
 struct Play {
@@ -51,12 +52,12 @@ impl Play {
     async fn becomes(&mut self, version: u32) {
         let name = format!("v{version}");
         let holds = |config: &Option<Arc<EgressConfig>>| config.as_ref().is_some_and(|config| config.services.contains_key(name.as_str()));
-        let waited = tokio::time::timeout(Duration::from_secs(3600), self.services.wait_for(holds)).await;
+        let waited = tokio::time::timeout(Duration::from_hours(1), self.services.wait_for(holds)).await;
         assert!(waited.is_ok(), "never {name}: {:?}", self.state.borrow());
     }
 
     async fn eventually(&mut self, what: &str, holds: impl FnMut(&InForce<EgressDocument>) -> bool) {
-        let waited = tokio::time::timeout(Duration::from_secs(3600), self.state.wait_for(holds)).await.is_ok();
+        let waited = tokio::time::timeout(Duration::from_hours(1), self.state.wait_for(holds)).await.is_ok();
         assert!(waited, "never {what}: {:?}", self.state.borrow());
     }
 }
@@ -87,7 +88,7 @@ async fn a_fault_is_told_and_the_services_are_not_told_again() {
     play.becomes(1).await;
     play.services.mark_unchanged();
     play.say(Event::Current([("egress-services".to_owned(), Bytes::from_static(b"{"))].into()));
-    play.eventually("unreadable", |state| state.fault.as_ref().map(|fault| fault.kind()) == Some("Unreadable")).await;
+    play.eventually("unreadable", |state| state.fault.as_ref().map(model::source::Fault::kind) == Some("Unreadable")).await;
     play.say(Event::Gone);
     play.eventually("deleted", |state| state.fault.is_some()).await;
     play.say(Event::Current(keys(1)));

@@ -1,0 +1,149 @@
+//! Whether services still lead to this Pod: what the preStop hook of the Tailscale operator waits for.
+//!
+//! The operator has taken the Pod out of its services' endpoints; every node's kube-proxy learns that in its own time. The
+//! evidence that one of them has: `/healthz`, asked through a service's `ClusterIP`, is answered by other Pods only. The
+//! evidence that all of them have: no new flow has come for a while. So the hook ends as soon as
+//!
+//! - every service is answered by others, or refused, for a few rounds in a row, and
+//! - no new flow has come for [`QUIET`]; where flows cannot be counted, [`BLIND`] has passed since.
+//!
+//! A service that cannot be asked (its name does not resolve, nothing answers) is no evidence, so more silence is asked for:
+//! [`BLIND`] without a new flow. New flows keep the hook waiting for as long as the caller lets it.
+//!
+//! Probes, counters and the clock are arguments.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Time without a new flow that counts as none coming any more.
+pub const QUIET: Duration = Duration::from_secs(3);
+/// The same where there is nothing else to go by: what the operator's own proxy waits.
+pub const BLIND: Duration = Duration::from_secs(10);
+/// Rounds in a row in which a service is refused, or cannot be asked, before that is believed.
+const ROUNDS: u32 = 3;
+
+/// What one request to a service's health endpoint brought.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Probe {
+    /// An answer of a Pod with these addresses; none if it did not say.
+    Answered(BTreeSet<IpAddr>),
+    /// The connection was refused, or there is no route: no Pod serves it.
+    Refused,
+    /// No answer in time, or the name does not resolve.
+    Silent,
+}
+
+/// What is known of one service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Routed {
+    /// It leads here, as far as is known.
+    Here,
+    /// It was refused in this many rounds in a row.
+    Refused(u32),
+    /// It could not be asked in this many rounds in a row.
+    Unknown(u32),
+    /// It leads elsewhere, or nowhere.
+    Elsewhere,
+}
+
+/// The verdict of the moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// These services lead here.
+    Routed(Vec<Arc<str>>),
+    /// No service is known to lead here; this is how long there has to be silence still.
+    Settling(Duration),
+    /// Nothing leads here any more.
+    Drained,
+}
+
+/// What a leaving Pod knows of its services.
+#[derive(Debug, Clone)]
+pub struct Leaving {
+    own: BTreeSet<IpAddr>,
+    services: BTreeMap<Arc<str>, Routed>,
+    /// When the services were last found to lead here.
+    routed_at: Duration,
+    flows: Option<(u64, Duration)>,
+}
+
+impl Leaving {
+    /// A Pod with these addresses, and the services through which it is asked. Without any, nothing leads here that could be
+    /// told from nothing at all, so it is drained at once.
+    #[must_use]
+    pub fn new(own: BTreeSet<IpAddr>, services: impl IntoIterator<Item = Arc<str>>, now: Duration) -> Self {
+        let services = services.into_iter().map(|name| (name, Routed::Here)).collect();
+        Self { own, services, routed_at: now, flows: None }
+    }
+
+    /// The services that are to be asked in the next round.
+    #[must_use]
+    pub fn to_ask(&self) -> Vec<Arc<str>> {
+        self.services.iter().filter(|(_, routed)| **routed != Routed::Elsewhere).map(|(name, _)| Arc::clone(name)).collect()
+    }
+
+    /// Whether an answer shows that a service leads here, so that no more need be asked in this round.
+    #[must_use]
+    pub fn is_here(&self, probe: &Probe) -> bool {
+        matches!(probe, Probe::Answered(ips) if !ips.is_disjoint(&self.own))
+    }
+
+    /// Takes in a round of probes of one service, all of them on connections of their own.
+    pub fn asked(&mut self, service: &str, probes: &[Probe]) {
+        let here = probes.iter().any(|probe| self.is_here(probe));
+        let all = |wanted: fn(&Probe) -> bool| probes.iter().all(wanted);
+        let Some(routed) = self.services.get_mut(service) else { return };
+        *routed = if here {
+            Routed::Here
+        } else if all(|probe| matches!(probe, Probe::Answered(_))) {
+            Routed::Elsewhere
+        } else if all(|probe| *probe == Probe::Refused) {
+            match *routed {
+                Routed::Refused(rounds) if rounds + 1 >= ROUNDS => Routed::Elsewhere,
+                Routed::Refused(rounds) => Routed::Refused(rounds + 1),
+                _ => Routed::Refused(1),
+            }
+        } else {
+            match *routed {
+                Routed::Unknown(rounds) => Routed::Unknown(rounds.saturating_add(1)),
+                _ => Routed::Unknown(1),
+            }
+        };
+    }
+
+    /// Takes in how many flows have come so far; nothing if that cannot be counted. Counters that start again are a new flow.
+    pub fn counted(&mut self, flows: Option<u64>, now: Duration) {
+        self.flows = match (flows, self.flows) {
+            (Some(count), Some((before, since))) if count == before => Some((count, since)),
+            (Some(count), _) => Some((count, now)),
+            (None, _) => None,
+        };
+    }
+
+    /// What follows from everything taken in so far.
+    pub fn verdict(&mut self, now: Duration) -> Verdict {
+        if self.services.is_empty() {
+            return Verdict::Drained;
+        }
+        let believed = |routed: &Routed| matches!(routed, Routed::Elsewhere) || matches!(routed, Routed::Unknown(n) if *n >= ROUNDS);
+        let here: Vec<_> = self.services.iter().filter(|(_, routed)| !believed(routed)).map(|(name, _)| Arc::clone(name)).collect();
+        if !here.is_empty() {
+            self.routed_at = now;
+            return Verdict::Routed(here);
+        }
+        let certain = self.services.values().all(|routed| *routed == Routed::Elsewhere);
+        let (since, silence) = match self.flows {
+            Some((_, since)) => (since, if certain { QUIET } else { BLIND }),
+            None => (self.routed_at, BLIND),
+        };
+        match (since + silence).saturating_sub(now) {
+            Duration::ZERO => Verdict::Drained,
+            left => Verdict::Settling(left),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

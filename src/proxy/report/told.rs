@@ -1,0 +1,95 @@
+//! What is told: the device as soon as the tailnet names it, and the statuses of what the kernel has accepted.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::{Ledger, PACE};
+use crate::api::{egress, ingress, state};
+use crate::model::netmap::{NetMap, SelfNode};
+use crate::model::plan::Planned;
+use crate::model::status::{Left, Patience, PodAddresses, ROOM, egress_status, encode, ingress_status};
+use crate::proxy::program::Programmed;
+
+/// What the statuses are made from.
+#[derive(Debug)]
+pub struct Inputs {
+    /// What the kernel holds.
+    pub programmed: watch::Receiver<Programmed>,
+    /// The tailnet.
+    pub netmap: watch::Receiver<Option<Arc<NetMap>>>,
+}
+
+/// What there is to tell.
+#[derive(Debug, Clone, Copy)]
+pub struct About {
+    /// The Pod's addresses.
+    pub pod: PodAddresses,
+    /// Whether there is an egress config.
+    pub egress: bool,
+    /// Whether there is an ingress config.
+    pub ingress: bool,
+    /// How long an unresolved service is held back; [`crate::model::status::GRACE`].
+    pub grace: Duration,
+}
+
+/// Keeps the ledger equal to what is in force, at most one status in [`PACE`]; ends when an input's sender is gone.
+pub async fn run(mut inputs: Inputs, about: About, ledger: Ledger) {
+    let start = Instant::now();
+    let mut patience = Patience::new(about.grace);
+    loop {
+        let now = start.elapsed();
+        if let Some(node) = inputs.netmap.borrow_and_update().as_ref().and_then(|netmap| netmap.node.as_ref()) {
+            device(&ledger, node);
+        }
+        let programmed = inputs.programmed.borrow_and_update().clone();
+        if let Some(planned) = programmed.planned.filter(|_| programmed.current) {
+            accepted(&ledger, about, &planned, &mut patience, now);
+        }
+        let due = patience.due(now).map(|at| start + at);
+        let changed = tokio::select! {
+            changed = inputs.programmed.changed() => changed,
+            changed = inputs.netmap.changed() => changed,
+            () = sleep_until(due.unwrap_or(start)), if due.is_some() => Ok(()),
+        };
+        if changed.is_err() {
+            return;
+        }
+        sleep(PACE.saturating_sub(start.elapsed().saturating_sub(now))).await;
+    }
+}
+
+/// The operator deletes an old device by its id, so that is told even if no rule is ever accepted.
+fn device(ledger: &Ledger, node: &SelfNode) {
+    if !node.stable_id.is_empty() {
+        ledger.set(state::DEVICE_ID, node.stable_id.as_str());
+    }
+}
+
+/// A name and addresses mean that the device can be reached, so they are told after the rules.
+fn accepted(ledger: &Ledger, about: About, planned: &Planned, patience: &mut Patience, now: Duration) {
+    let (plan, world) = (&planned.plan, &planned.world);
+    if let Some(node) = world.netmap.as_ref().and_then(|netmap| netmap.node.as_ref()).filter(|node| !node.name.is_empty()) {
+        let ips: Vec<_> = node.addresses.iter().map(ToString::to_string).collect();
+        ledger.set(state::DEVICE_FQDN, format!("{}.", node.name.trim_end_matches('.')));
+        ledger.set(state::DEVICE_IPS, json(&ips));
+    }
+    if about.egress {
+        let withheld = patience.withheld(plan, &world.egress, now);
+        let (status, left) = encode(egress_status(plan, &world.egress, about.pod, &withheld), ROOM);
+        if left != Left::Nothing {
+            tracing::warn!(bytes = status.len(), ?left, "the egress status is too large for its Secret, parts are left out");
+        }
+        ledger.set(egress::KEY, status);
+    }
+    if about.ingress {
+        ledger.set(ingress::KEY, json(&ingress_status(plan, &world.ingress, about.pod)));
+    }
+}
+
+/// Text of values that are always JSON.
+fn json(value: &impl serde::Serialize) -> Vec<u8> {
+    serde_json::to_vec(value).unwrap_or_default()
+}
