@@ -1,0 +1,212 @@
+//! Every metric of the data plane: its families, and the page of a scrape.
+//!
+//! What can be read off the state of things is sampled at each scrape ([`Snapshot`]); only what would be lost between two
+//! scrapes is counted as it happens ([`follow`]). Labels are few: names of services, of DNS names, and closed sets of words.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::edge::conntrack::Pressure;
+use crate::model::firewall::Traffic;
+use crate::model::health::Blocker;
+use crate::model::plan::Planned;
+use crate::runtime::metrics::{Description, MetricsError, Page, Registry};
+
+use super::program::Programmed;
+use super::resolve::Report;
+use super::surgeon::Ended;
+
+use errors::LastErrors;
+use inputs::Inputs;
+use kernel::Kernel;
+use services::Services;
+
+mod errors;
+mod inputs;
+mod kernel;
+mod services;
+
+/// All families of the data plane.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    services: Services,
+    kernel: Kernel,
+    inputs: Inputs,
+    last_errors: Mutex<LastErrors>,
+}
+
+/// Everything that a scrape samples.
+#[derive(Debug, Clone)]
+pub struct Snapshot {
+    /// The moment.
+    pub now: Instant,
+    /// What is in the way of readiness.
+    pub blockers: Vec<Blocker>,
+    /// The newest plan.
+    pub planned: Option<Arc<Planned>>,
+    /// What the kernel holds.
+    pub programmed: Programmed,
+    /// What the kernel has counted by match port; nothing if it could not be read.
+    pub traffic: Option<Traffic>,
+    /// How full the connection table is; nothing if it could not be read.
+    pub pressure: Option<Pressure>,
+    /// The flows that were ended.
+    pub ended: Ended,
+    /// The configs that were asked for, by name.
+    pub configs: BTreeMap<&'static str, ConfigState>,
+    /// The DNS names.
+    pub names: Arc<Report>,
+    /// tailscaled, if it is supervised here.
+    pub daemon: Option<DaemonState>,
+    /// The writing of the state Secret, if there is one.
+    pub report: Option<ReportState>,
+}
+
+/// How a config stands.
+#[derive(Debug, Clone, Default)]
+pub struct ConfigState {
+    /// Where the document in force came from; nothing before the first.
+    pub source: Option<&'static str>,
+    /// How long it has been in force.
+    pub age: Duration,
+    /// The kind of what is wrong with the copy that should be in force instead.
+    pub fault: Option<&'static str>,
+}
+
+/// How tailscaled stands.
+#[derive(Debug, Clone, Default)]
+pub struct DaemonState {
+    /// Its state, in one word of a closed set.
+    pub state: String,
+    /// How long it has been in that state.
+    pub age: Duration,
+    /// How often it was started again.
+    pub restarts: u64,
+    /// The kind of its newest fault.
+    pub fault: Option<&'static str>,
+}
+
+/// How the writing of this replica's state stands.
+#[derive(Debug, Clone, Default)]
+pub struct ReportState {
+    /// Writes that were accepted.
+    pub writes: u64,
+    /// Writes that failed, by kind.
+    pub failures: BTreeMap<&'static str, u64>,
+    /// How long the newest state has waited to be written; nothing if it is written.
+    pub waiting: Option<Duration>,
+}
+
+impl Metrics {
+    /// Creates every family. Fails if two have one name or a name is malformed; that is a fault of this program.
+    pub fn new() -> Result<Self, MetricsError> {
+        let mut registry = Registry::new();
+        let build = registry.gauge("tailyard_build_info", "The version that runs; always 1", ["version"])?;
+        build.set([env!("CARGO_PKG_VERSION")], 1.0);
+        let services = Services::new(&mut registry);
+        let kernel = Kernel::new(&mut registry)?;
+        let inputs = Inputs::new(&mut registry);
+        Ok(Self { registry, services, kernel, inputs, last_errors: Mutex::default() })
+    }
+
+    /// The page of a scrape; tailscaled's own metrics follow it as they came.
+    #[must_use]
+    pub fn page(&self, snapshot: &Snapshot, usermetrics: Option<&str>) -> String {
+        let mut page = self.registry.page();
+        self.services.write(&mut page, snapshot, &self.last_errors.lock().unwrap_or_else(PoisonError::into_inner));
+        self.kernel.write(&mut page, snapshot);
+        self.inputs.write(&mut page, snapshot);
+        if let Some(text) = usermetrics {
+            page.append(text);
+        }
+        page.finish()
+    }
+
+    /// Every family, in the order of the page.
+    #[must_use]
+    pub fn descriptions(&self) -> &[Description] {
+        self.registry.descriptions()
+    }
+
+    /// The table of all families as docs/metrics.md has it.
+    #[must_use]
+    pub fn table(&self) -> String {
+        let mut text = String::from("| name | type | labels | meaning |\n|---|---|---|---|\n");
+        for Description { name, kind, help, labels } in self.descriptions() {
+            let labels: Vec<_> = labels.iter().map(|label| format!("`{label}`")).collect();
+            text.push_str(&format!("| `{name}` | {} | {} | {help} |\n", kind.name(), labels.join(", ")));
+        }
+        text
+    }
+
+    /// Counts the writes and failures between two states of the writer.
+    fn programmed(&self, before: &Programmed, after: &Programmed) {
+        self.kernel.programmed(before, after);
+    }
+
+    fn planned(&self, planned: &Planned, now: Instant) {
+        self.last_errors.lock().unwrap_or_else(PoisonError::into_inner).planned(&planned.plan, now);
+    }
+}
+
+/// Counts what happens between scrapes; ends when the senders are gone.
+pub async fn follow(
+    metrics: Arc<Metrics>,
+    mut planned: watch::Receiver<Option<Arc<Planned>>>,
+    mut programmed: watch::Receiver<Programmed>,
+) {
+    let mut before = Programmed::default();
+    loop {
+        let newest = planned.borrow_and_update().clone();
+        if let Some(newest) = newest {
+            metrics.planned(&newest, Instant::now());
+        }
+        let after = programmed.borrow_and_update().clone();
+        metrics.programmed(&before, &after);
+        before = after;
+        let changed = tokio::select! {
+            changed = planned.changed() => changed,
+            changed = programmed.changed() => changed,
+        };
+        if changed.is_err() {
+            return;
+        }
+    }
+}
+
+/// A number as Prometheus has it. Counts above 2^53 lose their last digits, which no rate notices.
+#[allow(clippy::cast_precision_loss)]
+fn number(count: u64) -> f64 {
+    count as f64
+}
+
+/// The size of a collection.
+fn size(count: usize) -> f64 {
+    number(count as u64)
+}
+
+/// Adds one to the named count.
+fn tally<'a>(words: impl IntoIterator<Item = &'a str>) -> BTreeMap<&'a str, u64> {
+    let mut counts = BTreeMap::new();
+    for word in words {
+        *counts.entry(word).or_default() += 1;
+    }
+    counts
+}
+
+fn flag(on: bool) -> f64 {
+    if on { 1.0 } else { 0.0 }
+}
+
+/// Writes one value without labels.
+fn one(page: &mut Page, family: &crate::runtime::metrics::Sampled<0>, value: f64) {
+    page.write(family, [([], value)]);
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,155 @@
+use std::collections::BTreeSet;
+
+use super::*;
+use crate::model::config::EgressConfig;
+use crate::model::firewall::Counters;
+use crate::model::net::InterfaceName;
+use crate::model::netmap::NetMap;
+use crate::model::resolve::{Failure, Status};
+use crate::model::world::World;
+use crate::proxy::program::Fault;
+
+const CONFIG: &str = r#"{
+  "db":   {"tailnetTarget":{"ip":"100.64.0.2"},"ports":[{"protocol":"TCP","matchPort":10001,"targetPort":5432},{"protocol":"TCP","matchPort":10002,"targetPort":5433}]},
+  "gone": {"tailnetTarget":{"fqdn":"gone.tail.lab"},"ports":[{"protocol":"TCP","matchPort":10003,"targetPort":80}]}}"#;
+
+fn planned(config: &str, last: Option<&Planned>) -> Arc<Planned> {
+    let mut world = World::empty(InterfaceName::tailscale0(), [].into());
+    world.egress = Arc::new(EgressConfig::parse(config.as_bytes()).expect("a config"));
+    world.netmap = Some(Arc::new(NetMap::default()));
+    Arc::new(last.map_or_else(|| Planned::new(&world), |last| last.next(&world)))
+}
+
+fn snapshot(now: Instant) -> Snapshot {
+    Snapshot {
+        now,
+        blockers: Vec::new(),
+        planned: None,
+        programmed: Programmed::default(),
+        traffic: None,
+        pressure: None,
+        ended: Ended::default(),
+        configs: BTreeMap::new(),
+        names: Arc::default(),
+        daemon: None,
+        report: None,
+    }
+}
+
+fn has(page: &str, line: &str) -> bool {
+    page.lines().any(|found| found == line)
+}
+
+#[tokio::test(start_paused = true)]
+async fn services_are_told_by_name() {
+    let metrics = Metrics::new().expect("families");
+    let planned = planned(CONFIG, None);
+    let key = |port: u16| planned.plan.egress["db"].ports.keys().find(|key| key.port.get() == port).copied().expect("a port");
+    let count = |flows, bytes| Counters { flows, packets: 1, bytes };
+    let traffic = Traffic::from([(key(10001), count(3, 100)), (key(10002), count(4, 11))]);
+    let shown = Snapshot { planned: Some(Arc::clone(&planned)), traffic: Some(traffic), ..snapshot(Instant::now()) };
+    metrics.planned(&planned, Instant::now());
+    let page = metrics.page(&shown, Some("tailscaled_health_messages 0"));
+    for line in [
+        r#"tailyard_services{kind="egress"} 2"#,
+        r#"tailyard_services_rejected{reason="Unresolved"} 1"#,
+        r#"tailyard_service_mappings{service="db"} 2"#,
+        r#"tailyard_service_targets{service="db"} 1"#,
+        r#"tailyard_service_targets{service="gone"} 0"#,
+        r#"tailyard_service_flows_total{service="db"} 7"#,
+        r#"tailyard_service_bytes_total{service="db"} 111"#,
+        r#"tailyard_service_rejected{service="gone",reason="Unresolved"} 1"#,
+        r#"tailyard_service_last_error_age_seconds{service="gone",reason="Unresolved"} 0"#,
+        "tailyard_ready 1",
+        r#"tailyard_ready_blocked{blocker="rules"} 0"#,
+        "tailscaled_health_messages 0",
+    ] {
+        assert!(has(&page, line), "{line}\nis not in\n{page}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_last_error_ages_once_it_is_over_and_leaves_with_its_service() {
+    let metrics = Metrics::new().expect("families");
+    let broken = planned(CONFIG, None);
+    metrics.planned(&broken, Instant::now());
+    let mended = planned(&CONFIG.replace(r#""fqdn":"gone.tail.lab""#, r#""ip":"100.64.0.9""#), Some(&broken));
+    tokio::time::advance(Duration::from_secs(60)).await;
+    metrics.planned(&mended, Instant::now());
+    tokio::time::advance(Duration::from_secs(30)).await;
+    let page = metrics.page(&Snapshot { planned: Some(Arc::clone(&mended)), ..snapshot(Instant::now()) }, None);
+    assert!(has(&page, r#"tailyard_service_last_error_age_seconds{service="gone",reason="Unresolved"} 30"#), "{page}");
+    assert!(!page.contains("tailyard_service_rejected{"), "{page}");
+    let removed = planned(r#"{"other":{"ports":[]}}"#, Some(&mended));
+    metrics.planned(&removed, Instant::now());
+    let page = metrics.page(&Snapshot { planned: Some(removed), ..snapshot(Instant::now()) }, None);
+    assert!(!page.contains("gone"), "{page}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn writes_and_failures_are_counted_as_they_happen() {
+    let metrics = Arc::new(Metrics::new().expect("families"));
+    let (_plans, planned) = watch::channel(None);
+    let (state, programmed) = watch::channel(Programmed::default());
+    let following = tokio::spawn(follow(Arc::clone(&metrics), planned, programmed));
+    let fault = Fault { kind: "refused", message: String::new() };
+    state.send_modify(|state| (state.writes, state.took) = (2, Duration::from_millis(3)));
+    tokio::task::yield_now().await;
+    state.send_modify(|state| (state.failures, state.fault) = (1, Some((fault, Instant::now()))));
+    tokio::task::yield_now().await;
+    let page = metrics.page(&Snapshot { programmed: state.borrow().clone(), ..snapshot(Instant::now()) }, None);
+    assert!(has(&page, "tailyard_sync_seconds_count 2"), "{page}");
+    assert!(has(&page, r#"tailyard_sync_errors_total{kind="refused"} 1"#), "{page}");
+    assert!(has(&page, r#"tailyard_sync_error_age_seconds{kind="refused"} 0"#), "{page}");
+    drop(state);
+    following.await.expect("it ends with its senders");
+}
+
+#[tokio::test(start_paused = true)]
+async fn inputs_are_told_with_their_ages() {
+    let metrics = Metrics::new().expect("families");
+    let start = Instant::now();
+    let name = |answered, failure| Status { answered, failure };
+    let names = [("a.test".into(), name(Some(start.into_std()), None)), ("b.test".into(), name(None, Some(Failure::Server)))];
+    tokio::time::advance(Duration::from_secs(7)).await;
+    let config = |source, fault| ConfigState { source, age: Duration::from_secs(9), fault };
+    let shown = Snapshot {
+        blockers: vec![Blocker::Leaving],
+        configs: [("egress", config(Some("api"), None)), ("ingress", config(Some("file"), Some("Json")))].into(),
+        names: Arc::new(Report { names: names.into(), failures: [(Failure::Server, 3)].into() }),
+        daemon: Some(DaemonState { state: "Running".into(), age: Duration::from_secs(2), restarts: 4, fault: Some("exit") }),
+        report: Some(ReportState { writes: 5, failures: [("Unreachable", 2)].into(), waiting: Some(Duration::from_secs(8)) }),
+        ..snapshot(Instant::now())
+    };
+    let page = metrics.page(&shown, None);
+    for line in [
+        "tailyard_ready 0",
+        r#"tailyard_ready_blocked{blocker="leaving"} 1"#,
+        r#"tailyard_config_source{config="egress",source="api"} 1"#,
+        r#"tailyard_config_age_seconds{config="ingress"} 9"#,
+        r#"tailyard_config_error{config="ingress",kind="Json"} 1"#,
+        "tailyard_dns_names 2",
+        r#"tailyard_dns_answer_age_seconds{name="a.test"} 7"#,
+        r#"tailyard_dns_failing{name="b.test",kind="servfail"} 1"#,
+        r#"tailyard_dns_failures_total{kind="servfail"} 3"#,
+        r#"tailyard_tailscaled_state{state="Running"} 1"#,
+        "tailyard_tailscaled_restarts_total 4",
+        r#"tailyard_tailscaled_error{kind="exit"} 1"#,
+        "tailyard_state_writes_total 5",
+        "tailyard_state_waiting_seconds 8",
+        r#"tailyard_state_failures_total{kind="Unreachable"} 2"#,
+    ] {
+        assert!(has(&page, line), "{line}\nis not in\n{page}");
+    }
+}
+
+#[test]
+fn names_and_units_follow_the_conventions() {
+    let metrics = Metrics::new().expect("families");
+    let mut names = BTreeSet::new();
+    for Description { name, kind, help, .. } in metrics.descriptions() {
+        assert!(name.starts_with("tailyard_") && names.insert(*name), "{name}");
+        assert_eq!(name.ends_with("_total"), kind.name() == "counter", "{name}");
+        assert!(!help.ends_with('.') && help.chars().next().is_some_and(|first| !first.is_lowercase()), "{name}: {help}");
+    }
+}
