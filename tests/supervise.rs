@@ -1,6 +1,12 @@
 //! Supervision against a scripted tailscaled that is a real child process and speaks HTTP on a real socket.
 
-#![allow(missing_docs, reason = "a test")]
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "the scripted daemon is outside the test functions, and its output is part of the test"
+)]
 
 #[path = "supervise/fake.rs"]
 mod fake;
