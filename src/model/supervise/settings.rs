@@ -93,6 +93,16 @@ pub struct TwoStep {
     pub extra_args: Vec<String>,
 }
 
+impl DaemonSettings {
+    /// Whether the daemon's own filter has to stay out of the way (users.md 27): it drops whatever comes from 100.64.0.0/10 by any
+    /// interface but its own, which is all traffic where the Pod network lies in that range. Filters and NAT are then ours alone.
+    #[must_use]
+    pub fn filter_drops_pods(&self) -> bool {
+        let inside = |ip: &IpAddr| matches!(ip, IpAddr::V4(ip) if ip.octets()[0] == 100 && ip.octets()[1] & 0xc0 == 64);
+        !self.userspace && self.pod_ips.iter().any(inside)
+    }
+}
+
 impl Secret {
     /// Wraps a text.
     #[must_use]
@@ -141,6 +151,17 @@ pub(super) mod tests {
             udp_gro_forwarding: false,
             pod_ips: BTreeSet::new(),
         }
+    }
+
+    #[test]
+    fn only_a_pod_inside_the_tailnets_range_needs_the_filter_away() {
+        let drops = |ips: &[&str], userspace| {
+            let pod_ips = ips.iter().map(|ip| ip.parse().expect("an address")).collect();
+            DaemonSettings { pod_ips, userspace, ..settings() }.filter_drops_pods()
+        };
+        assert!(drops(&["fd00::1", "100.127.255.254"], false));
+        assert!(!drops(&["100.128.0.1", "100.63.255.255", "10.0.0.1", "fd7a:115c:a1e0::1"], false));
+        assert!(!drops(&["100.64.0.1"], true), "a daemon in userspace filters nothing");
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! Carrying out what the machine decides.
 
-use std::net::IpAddr;
 use std::path::Path;
 
 use nix::sys::signal::Signal;
@@ -127,7 +126,7 @@ impl Supervisor {
                 None
             });
         }
-        if !self.settings.userspace && self.settings.pod_ips.iter().any(in_cgnat) {
+        if self.settings.filter_drops_pods() {
             self.work.spawn(async move {
                 let change = MaskedPrefs { netfilter_mode: Some(NODIVERT), ..MaskedPrefs::default() };
                 if let Err(fault) = api.edit_prefs(&change).await {
@@ -217,12 +216,6 @@ impl Supervisor {
         warn!(kind, %fault, "tailscaled");
         self.state.send_modify(|state| state.last_error = Some((kind, fault.to_string())));
     }
-}
-
-/// tailscaled drops what comes from 100.64.0.0/10 by any other interface than its own: in a Pod network inside that range, that
-/// is everything.
-fn in_cgnat(ip: &IpAddr) -> bool {
-    matches!(ip, IpAddr::V4(ip) if ip.octets()[0] == 100 && ip.octets()[1] & 0xc0 == 64)
 }
 
 async fn tell(api: &LocalApi, prefs: Option<MaskedPrefs>) -> Result<(), String> {

@@ -113,6 +113,8 @@ impl Reader {
                         End::Lost(fault) => fault,
                     }
                 }
+                // That nobody listens yet is no fault: the phase says as much.
+                Err(LocalApiError::Connect { .. }) => None,
                 Err(fault) => Some(fault),
             };
             let fault = fault.map(|fault| (fault.kind(), fault.to_string()));
