@@ -12,7 +12,7 @@ use tailyard::demo::services::{Service, Volume};
 use tailyard::demo::topology::Topology;
 
 /// How long a proxy may take until it is ready.
-const READY: Duration = Duration::from_secs(60);
+const READY: Duration = Duration::from_mins(1);
 
 /// A directory of the benchmark's own, removed with it.
 #[derive(Debug)]

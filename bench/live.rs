@@ -75,9 +75,9 @@ impl Group {
         look(&self.board).write_removal(number);
         self.put(number, Change::Remove)?;
         look(&self.board).rows.remove(&number);
-        let [additions, moves] = &mut self.samples;
-        additions.push(ms(added));
-        moves.push(ms(moved));
+        for (samples, took) in self.samples.iter_mut().zip([added, moved]) {
+            samples.push(ms(took));
+        }
         ensure!(look(&self.board).faults.is_empty(), "{:?}", look(&self.board).faults);
         Ok(())
     }
