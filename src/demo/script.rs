@@ -272,8 +272,8 @@ impl Script<'_> {
     }
 
     fn put_these(&mut self, services: Vec<Service>) -> Result<Duration, ScriptError> {
-        self.volume.write(self.topology, services).map_err(ScriptError::Config)?;
-        Ok(self.now())
+        let stands = self.volume.write(self.topology, services).map_err(ScriptError::Config)?;
+        Ok(stands.saturating_duration_since(look(&self.board).start))
     }
 }
 

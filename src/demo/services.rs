@@ -8,6 +8,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use crate::api::{egress, netmap};
 use crate::model::load::Identity;
@@ -121,14 +122,14 @@ impl Volume {
         &self.directory
     }
 
-    /// Puts a config of these services into place, all at once.
-    pub fn write(&mut self, topology: &Topology, services: impl IntoIterator<Item = Service>) -> io::Result<()> {
+    /// Puts a config of these services into place, all at once; says when it stood there.
+    pub fn write(&mut self, topology: &Topology, services: impl IntoIterator<Item = Service>) -> io::Result<Instant> {
         let entries: BTreeMap<_, _> = services.into_iter().map(|service| (service.name(), service.entry(topology))).collect();
         self.write_bytes(&serde_json::to_vec(&entries)?)
     }
 
     /// A new directory beside the old one, then one rename of the link `..data`, then the old one goes.
-    fn write_bytes(&mut self, config: &[u8]) -> io::Result<()> {
+    fn write_bytes(&mut self, config: &[u8]) -> io::Result<Instant> {
         let versioned = |version: u64| format!("..version_{version}");
         let old = self.directory.join(versioned(self.version));
         self.version += 1;
@@ -138,7 +139,11 @@ impl Volume {
         let link = self.directory.join("..data_tmp");
         symlink(versioned(self.version), &link)?;
         std::fs::rename(&link, self.directory.join("..data"))?;
-        if old.exists() { std::fs::remove_dir_all(old) } else { Ok(()) }
+        let stands = Instant::now();
+        if old.exists() {
+            std::fs::remove_dir_all(old)?;
+        }
+        Ok(stands)
     }
 }
 

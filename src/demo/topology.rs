@@ -30,6 +30,9 @@ pub enum TopologyError {
     /// No link, address or route.
     #[error(transparent)]
     Link(#[from] LinkError),
+    /// A namespace does not forward.
+    #[error("cannot set forwarding in a namespace: {0}")]
+    Forwarding(#[source] std::io::Error),
     /// A link's name is none.
     #[error(transparent)]
     Name(#[from] crate::model::net::BadInterfaceName),
@@ -86,6 +89,24 @@ impl Topology {
         }
         Ok(made)
     }
+}
+
+/// Makes a replica a plain router between client and targets, without a proxy: what a proxy is compared to.
+pub fn forward_plainly(topology: &Topology, replica: usize) -> Result<(), TopologyError> {
+    let Some((site, pod)) = topology.replicas.get(replica).and_then(|site| Some((site, site.pod?))) else { return Ok(()) };
+    let forward = || {
+        std::fs::write("/proc/sys/net/ipv4/ip_forward", "1")?;
+        std::fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1")
+    };
+    site.namespace.run(forward)?.map_err(TopologyError::Forwarding)?;
+    let ways = tailnet_nets(0).into_iter().zip(pod_nets(0)).zip(pod.into_iter().zip(site.tailnet));
+    for ((tailnet, pods), (from_pods, from_tailnet)) in ways {
+        route(&topology.client, tailnet.trunc(), from_pods)?;
+        for target in &topology.targets {
+            route(&target.namespace, pods.trunc(), from_tailnet)?;
+        }
+    }
+    Ok(())
 }
 
 /// Leads a namespace's traffic to a destination over a gateway.

@@ -5,24 +5,13 @@ use std::num::NonZeroU32;
 
 use super::*;
 use crate::demo::target::Target;
-use crate::demo::topology::{Topology, pod_nets, route, tailnet_nets};
+use crate::demo::topology::{Topology, forward_plainly};
 use crate::model::load::{Lane, Tally};
 
 /// A client that reaches two targets through one replica that forwards plainly.
 fn plain_path() -> (Topology, Vec<Target>) {
     let topology = Topology::make(1, 2).expect("namespaces");
-    let replica = &topology.replicas[0];
-    let forward = || {
-        std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").and_then(|()| std::fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1"))
-    };
-    replica.namespace.run(forward).expect("the thread").expect("forwarding");
-    for family in 0..2 {
-        let (tailnet, pods) = (tailnet_nets(0)[family].trunc(), pod_nets(0)[family].trunc());
-        route(&topology.client, tailnet, replica.pod.expect("a Pod")[family]).expect("routed");
-        for target in &topology.targets {
-            route(&target.namespace, pods, replica.tailnet[family]).expect("routed");
-        }
-    }
+    forward_plainly(&topology, 0).expect("routed");
     let targets = (0..).zip(&topology.targets).map(|(n, site)| Target::start(&site.namespace, n, 7000..7002).expect("served")).collect();
     (topology, targets)
 }

@@ -10,6 +10,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command};
 
 use nix::errno::Errno;
+use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{SigSet, Signal, kill};
@@ -63,8 +64,19 @@ pub fn is_inside() -> bool {
         let _ = set_pdeathsig(Signal::SIGKILL);
         // What the first instance awaits is blocked there, and a program inherits what is blocked.
         let _ = awaited().thread_unblock();
+        // Without it /proc goes on to show the processes outside, under their numbers there: only a nuisance.
+        let _ = mount_proc();
     }
     inside
+}
+
+/// A `/proc` of this process namespace, in this mount namespace only.
+fn mount_proc() -> nix::Result<()> {
+    let none: Option<&str> = None;
+    // Before anything is mounted: nothing mounted here may appear outside.
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    mount(Some("proc"), "/proc", Some("proc"), flags, none)
 }
 
 /// Starts this executable again with these arguments in its own namespaces, passes SIGINT and SIGTERM on to it, and

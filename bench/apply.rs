@@ -1,0 +1,54 @@
+//! How long does the kernel take to hold all mappings, from nothing, and one change more?
+
+mod support;
+mod world;
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::Result;
+use tailyard::edge::netns::Namespace;
+use tailyard::edge::nft::Nft;
+use tailyard::model::config::EgressConfig;
+use tailyard::model::plan::Planned;
+use tailyard::model::ruleset::diff;
+
+use crate::support::{Args, Sheet, ms};
+
+/// Mappings; each is an element for each family of its target.
+const SIZES: [u32; 3] = [100, 10_000, 50_000];
+
+fn main() -> Result<ExitCode> {
+    support::main("apply", bench)
+}
+
+fn bench(args: &Args) -> Result<Sheet> {
+    let mut sheet = Sheet::new("nftables: everything from nothing, and one change");
+    for mappings in SIZES {
+        let plan = |elsewhere| -> Result<Planned> {
+            let config = EgressConfig::parse(&world::config(mappings, elsewhere)?)?;
+            Ok(Planned::new(&world::with(&world::world(), config)))
+        };
+        let (before, after) = (plan(None)?.ruleset, plan(Some(3))?.ruleset);
+        let (there, back) = (diff(&before, &after), diff(&after, &before));
+        let (mut whole, mut one) = (Vec::new(), Vec::new());
+        for _ in 0..args.repetitions(15) {
+            Namespace::make()?.block_on(|| async {
+                let nft = Nft::open("nft")?;
+                let begun = Instant::now();
+                nft.rewrite(&before).await?;
+                whole.push(ms(begun.elapsed()));
+                for (from, delta, to) in [(&before, &there, &after), (&after, &back, &before)] {
+                    let begun = Instant::now();
+                    nft.patch(from, delta, to).await?;
+                    one.push(ms(begun.elapsed()));
+                }
+                anyhow::Ok(())
+            })??;
+        }
+        let goal = (mappings == 10_000).then_some("≤ 150 ms");
+        sheet.add(format!("{mappings} mappings from nothing"), "ms", whole, goal);
+        sheet.add(format!("one retargeted among {mappings} mappings"), "ms", one, None);
+    }
+    Ok(sheet)
+}

@@ -1,0 +1,91 @@
+//! What does a proxy take of memory, and of the processor when nothing changes and when everything does?
+
+mod group;
+mod support;
+
+use std::fs;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use tailyard::demo::services::Service;
+use tailyard::demo::topology::Topology;
+
+use crate::group::Proxy;
+use crate::support::{Args, Sheet};
+
+/// Config changes each second.
+const CHANGES: u32 = 100;
+
+fn main() -> Result<ExitCode> {
+    support::main("footprint", bench)
+}
+
+fn bench(args: &Args) -> Result<Sheet> {
+    let own = fs::read_link("/proc/self").context("/proc is not mounted")?;
+    let numbers_are_ours = own.as_os_str() == std::process::id().to_string().as_str();
+    ensure!(numbers_are_ours, "/proc shows other processes than this benchmark's own: run it as root, or where /proc may be mounted");
+    let mut sheet = Sheet::new("Memory and processor time of one proxy");
+    for (size, goal) in [(100, Some("≤ 20")), (1_000, None), (10_000, Some("≤ 40"))] {
+        let (mut memory, mut idle, mut busy, mut bytes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..args.repetitions(5) {
+            let topology = Topology::make(1, 2)?;
+            let mut proxy = Proxy::start(&topology, 0, size)?;
+            let pid = proxy.replica.pid().context("the proxy runs")?;
+            idle.push(share(pid, || {
+                std::thread::sleep(Duration::from_secs(5));
+                Ok(())
+            })?);
+            memory.push(status(pid, "VmRSS:")?);
+            let changing = if size == 10_000 { Duration::from_secs(3) } else { Duration::from_secs(2) };
+            busy.push(share(pid, || change(&topology, &mut proxy, size, changing))?);
+            bytes.push(status(pid, "VmHWM:")?);
+            proxy.end()?;
+        }
+        sheet.add(format!("resident with {size} services"), "MB", memory, goal);
+        sheet.add(format!("the most resident, after changes, with {size}"), "MB", bytes, None);
+        sheet.add(format!("processor when idle with {size} services"), "%", idle, Some("about 0"));
+        sheet.add(format!("processor at {CHANGES} changes/s with {size} services"), "%", busy, None);
+    }
+    Ok(sheet)
+}
+
+/// Retargets one service after another, in time.
+fn change(topology: &Topology, proxy: &mut Proxy, size: u16, lasts: Duration) -> Result<()> {
+    let mut services: Vec<Service> = (0..size).map(|number| Service { number, target: 0 }).collect();
+    let (begun, total) = (Instant::now(), CHANGES * u32::try_from(lasts.as_secs())?);
+    for number in 0..total {
+        std::thread::sleep((lasts / total * number).saturating_sub(begun.elapsed()));
+        let chosen = usize::try_from(number)? % services.len();
+        if let Some(service) = services.get_mut(chosen) {
+            service.target ^= 1;
+        }
+        proxy.volume.write(topology, services.iter().copied())?;
+    }
+    Ok(())
+}
+
+/// How much of one processor all threads of a process use during the work, in percent.
+fn share(pid: u32, work: impl FnOnce() -> Result<()>) -> Result<f64> {
+    let (before, begun) = (processor_time(pid)?, Instant::now());
+    work()?;
+    let used = processor_time(pid)?.saturating_sub(before);
+    Ok(used.as_secs_f64() / begun.elapsed().as_secs_f64() * 100.0)
+}
+
+/// The time on a processor of every thread of a process, to the nanosecond; of ended threads it knows nothing.
+fn processor_time(pid: u32) -> Result<Duration> {
+    let mut total = 0;
+    for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
+        let text = fs::read_to_string(thread?.path().join("schedstat"))?;
+        total += text.split_whitespace().next().context("schedstat is empty")?.parse::<u64>()?;
+    }
+    Ok(Duration::from_nanos(total))
+}
+
+/// A field of a process's status in kB, as MB of a million bytes.
+fn status(pid: u32, field: &str) -> Result<f64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let kibibytes = text.lines().find_map(|line| line.strip_prefix(field)?.trim().strip_suffix(" kB"));
+    Ok(kibibytes.with_context(|| format!("no {field} in the status"))?.parse::<f64>()? * 1024.0 / 1e6)
+}

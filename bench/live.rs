@@ -1,0 +1,98 @@
+//! How long is it from a config file in place until its new mapping accepts a connection?
+
+mod group;
+mod support;
+
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use tailyard::demo::board::{Board, Change, Shared, look};
+use tailyard::demo::services::{FIRST_TARGET_PORT, Service, TARGET_PORTS};
+use tailyard::demo::swap::seen_in_force;
+use tailyard::demo::target::Target;
+use tailyard::demo::topology::Topology;
+
+use crate::group::Proxy;
+use crate::support::{Args, Sheet, ms};
+
+/// Services, twice as many mappings (TCP and UDP) and up to four times as many elements (both families).
+const SIZES: [u16; 3] = [10, 1_000, 10_000];
+
+/// A group of one replica under one config.
+struct Group {
+    size: u16,
+    board: Shared,
+    proxy: Proxy,
+    _targets: Vec<Target>,
+    topology: Topology,
+    samples: [Vec<f64>; 2],
+}
+
+fn main() -> Result<ExitCode> {
+    support::main("live", bench)
+}
+
+fn bench(args: &Args) -> Result<Sheet> {
+    let mut sheet = Sheet::new("Config file written → the new mapping accepts a connection, in both families");
+    let mut groups = SIZES.into_iter().map(Group::start).collect::<Result<Vec<_>>>()?;
+    for round in 0..args.repetitions(200) {
+        for group in &mut groups {
+            group.measure(round)?;
+        }
+    }
+    for group in groups {
+        let goal = (group.size == 10_000).then_some("p99 ≤ 25 ms");
+        let [added, moved] = group.samples;
+        sheet.add(format!("one more at {} services", group.size), "ms", added, goal);
+        sheet.add(format!("one retargeted among {} services", group.size), "ms", moved, goal);
+        group.proxy.end()?;
+    }
+    Ok(sheet)
+}
+
+impl Group {
+    fn start(size: u16) -> Result<Self> {
+        let topology = Topology::make(1, 2)?;
+        let ports = FIRST_TARGET_PORT..FIRST_TARGET_PORT + TARGET_PORTS;
+        let serve = |(number, site): (u16, &tailyard::demo::topology::Site)| Target::start(&site.namespace, number, ports.clone());
+        let targets = (0..).zip(&topology.targets).map(serve).collect::<Result<Vec<_>, _>>()?;
+        let proxy = Proxy::start(&topology, 0, size)?;
+        let services = (0..size).map(|number| Service { number, target: 0 });
+        let board = Arc::new(Mutex::new(Board::new(Instant::now(), &topology, services)));
+        Ok(Self { size, board, proxy, _targets: targets, topology, samples: [Vec::new(), Vec::new()] })
+    }
+
+    /// Adds a service with both families, retargets it, and takes it away again.
+    fn measure(&mut self, round: usize) -> Result<()> {
+        // Services whose number is even are named by name and so have both families.
+        let number = self.size + 2 * (u16::try_from(round % 1_000)? + 1);
+        look(&self.board).write(Service { number, target: 0 });
+        let added = self.put(number, Change::Add)?;
+        look(&self.board).write(Service { number, target: 1 });
+        let moved = self.put(number, Change::Retarget)?;
+        look(&self.board).write_removal(number);
+        self.put(number, Change::Remove)?;
+        look(&self.board).rows.remove(&number);
+        for (samples, took) in self.samples.iter_mut().zip([added, moved]) {
+            samples.push(ms(took));
+        }
+        ensure!(look(&self.board).faults.is_empty(), "{:?}", look(&self.board).faults);
+        Ok(())
+    }
+
+    /// Puts the config into place and waits for the change of one service to be in force.
+    fn put(&mut self, number: u16, change: Change) -> Result<Duration> {
+        let mut services: Vec<Service> = look(&self.board).rows.values().map(|row| row.service).collect();
+        services.retain(|service| change != Change::Remove || service.number != number);
+        let (board, volume, topology) = (&self.board, &mut self.proxy.volume, &self.topology);
+        // The client's thread and runtime are there before the clock starts.
+        let took = topology.client.block_on(|| async move {
+            let stands = volume.write(topology, services)?;
+            let written = stands.duration_since(look(board).start);
+            std::io::Result::Ok(seen_in_force(board, &[number], Some(change), written).await)
+        })?;
+        Ok(took?)
+    }
+}

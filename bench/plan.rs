@@ -1,0 +1,78 @@
+//! What do plan, difference and rendering cost, from nothing and for one change, at any size?
+
+mod support;
+mod world;
+
+use std::hint::black_box;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use tailyard::model::config::EgressConfig;
+use tailyard::model::net::Family;
+use tailyard::model::nft::element::edits;
+use tailyard::model::nft::wire::batch;
+use tailyard::model::plan::Planned;
+use tailyard::model::ruleset::diff;
+use tailyard::model::{iptables, nft};
+
+use crate::support::{Args, Sheet, milliseconds};
+
+const SIZES: [u32; 5] = [10, 100, 1_000, 10_000, 100_000];
+
+fn main() -> Result<ExitCode> {
+    support::main("plan", bench)
+}
+
+fn bench(args: &Args) -> Result<Sheet> {
+    let mut sheet = Sheet::new("Plan, difference and rendering (no kernel, no files)");
+    for mappings in SIZES {
+        let repetitions = args.repetitions(if mappings >= 10_000 { 15 } else { 101 });
+        whole(&mut sheet, mappings, repetitions)?;
+        one_change(&mut sheet, mappings, args.repetitions(101))?;
+    }
+    Ok(sheet)
+}
+
+fn whole(sheet: &mut Sheet, mappings: u32, repetitions: usize) -> Result<()> {
+    let (empty, bytes) = (world::world(), world::config(mappings, None)?);
+    let mut samples: [Vec<f64>; 4] = Default::default();
+    for _ in 0..repetitions {
+        let (parsing, config) = milliseconds(|| EgressConfig::parse(&bytes));
+        let full = world::with(&empty, config?);
+        let (planning, planned) = milliseconds(|| Planned::new(&full));
+        let (as_nft, _) = milliseconds(|| black_box(nft::table(&planned.ruleset).len()));
+        let (as_iptables, _) = milliseconds(|| Family::ALL.map(|family| black_box(iptables::restore(&planned.ruleset, family).len())));
+        for (samples, sample) in samples.iter_mut().zip([parsing, planning, as_nft, as_iptables]) {
+            samples.push(sample);
+        }
+    }
+    let [parsing, planning, as_nft, as_iptables] = samples;
+    sheet.add(format!("{mappings} mappings: read the config"), "ms", parsing, None);
+    sheet.add(format!("{mappings} mappings: plan from nothing"), "ms", planning, None);
+    sheet.add(format!("{mappings} mappings: render for nft"), "ms", as_nft, None);
+    sheet.add(format!("{mappings} mappings: render for both iptables"), "ms", as_iptables, None);
+    Ok(())
+}
+
+/// One service among all leads to another target.
+fn one_change(sheet: &mut Sheet, mappings: u32, repetitions: usize) -> Result<()> {
+    let (empty, bytes) = (world::world(), world::config(mappings, None)?);
+    let before = Planned::new(&world::with(&empty, EgressConfig::parse(&bytes)?));
+    let (mut reading, mut changing) = (Vec::new(), Vec::new());
+    for number in 0..u32::try_from(repetitions)? {
+        let bytes = world::config(mappings, Some(number % (mappings / 2)))?;
+        let (read, config) = milliseconds(|| before.world.egress.next(&bytes));
+        let changed = world::with(&before.world, config?);
+        let (took, _) = milliseconds(|| {
+            let after = before.next(&changed);
+            let delta = diff(&before.ruleset, &after.ruleset);
+            black_box(batch(&edits(&before.ruleset, &delta, &after.ruleset), 1))
+        });
+        reading.push(read);
+        changing.push(took);
+    }
+    let goal = (mappings == 10_000).then_some("≤ 1 ms");
+    sheet.add(format!("one change among {mappings}: read the config again"), "ms", reading, None);
+    sheet.add(format!("one change among {mappings}: plan, difference, netlink batch"), "ms", changing, goal);
+    Ok(())
+}
