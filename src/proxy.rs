@@ -16,6 +16,7 @@ pub mod report;
 pub mod resolve;
 pub mod shutdown;
 pub mod sources;
+pub mod state;
 pub mod surgeon;
 pub mod tailnet;
 
@@ -51,7 +52,8 @@ pub async fn run(settings: Settings) -> Result<(), ProxyError> {
     let mut tasks = Tasks::new();
     let (leaver, leave) = tasks::stop();
     tasks.run_forever("signals", stopped(&tasks, tasks::signals(leaver).map_err(ProxyError::Signals)?));
-    let replica = Replica::start(settings, &mut tasks).await;
+    let mut replica = Replica::start(settings, &mut tasks).await;
+    let report = replica.start_report(&mut tasks).await;
     let stopper = tasks.stopper();
     tasks.run_forever("leave", async move {
         leave.requested().await;

@@ -1,0 +1,80 @@
+//! Starts what writes the state of this replica, if there is a place for it.
+
+use tokio::sync::mpsc;
+
+use crate::api::state;
+use crate::edge::daemon;
+use crate::edge::kube::StateSecret;
+use crate::model::backoff::Backoff;
+use crate::model::settings::{Settings, StateOut, Tailnet};
+use crate::model::state::Start;
+use crate::model::status::{GRACE, PodAddresses};
+use crate::model::supervise::{DaemonSettings, Login, StateWrite, conffile};
+use crate::runtime::tasks::Tasks;
+
+use super::daemon::StateRequest;
+use super::replica::Replica;
+use super::report::{self, Health, Ledger, Store, told};
+use super::spawn;
+
+impl Replica {
+    /// Starts the writer of the state and those who tell it what to write; nothing where there is no place for it.
+    pub async fn start_report(&mut self, tasks: &mut Tasks) -> Option<tokio::sync::watch::Receiver<Health>> {
+        let store = match &self.settings.state {
+            StateOut::None => None,
+            StateOut::File(path) => Some(Store::File(path.clone())),
+            StateOut::Secret(name) => self.cluster.clone().map(|cluster| Store::Secret(StateSecret::new(cluster, name.clone()))),
+        }?;
+        let (ledger, reporter) = report::new(store, start(&self.settings).await, Backoff::DAEMON);
+        let health = ledger.health();
+        let about = told::About {
+            pod: PodAddresses::of(self.settings.pod.ips.iter().copied()),
+            egress: self.settings.egress.is_some(),
+            ingress: self.settings.ingress.is_some(),
+            grace: GRACE,
+        };
+        let inputs = told::Inputs { programmed: self.programmed.clone(), netmap: self.netmap.clone() };
+        spawn(tasks, "told", told::run(inputs, about, ledger.clone()));
+        if let Some(requests) = self.requests.take() {
+            spawn(tasks, "reissue", serve(requests, ledger));
+        }
+        spawn(tasks, "report", reporter.run());
+        Some(health)
+    }
+}
+
+/// What is known when a container starts. A daemon whose version is not to be had says so when it is started.
+async fn start(settings: &Settings) -> Start {
+    let mut start = Start { pod_uid: settings.pod.uid.clone(), ..Start::default() };
+    if let Tailnet::Tailscaled(daemon) = &settings.tailnet {
+        start.capver = daemon::capver(&daemon.tailscale).await.ok();
+        start.auth_key = start.capver.and_then(|capver| mounted_key(daemon, capver)).unwrap_or_default();
+    }
+    start
+}
+
+/// The auth key of the mounted config.
+fn mounted_key(settings: &DaemonSettings, capver: u32) -> Option<String> {
+    let Login::ConfigDir(dir) = &settings.login else { return None };
+    let (_, bytes) = daemon::config(dir, capver).ok()?;
+    conffile::check(&bytes).ok()?.auth_key.map(|key| key.reveal().to_owned())
+}
+
+/// Carries out the writes that supervision asks for, each until it is done.
+async fn serve(mut requests: mpsc::Receiver<StateRequest>, ledger: Ledger) {
+    while let Some(StateRequest { write, done }) = requests.recv().await {
+        match write {
+            StateWrite::RequestReissue { failed } => ledger.set(state::REISSUE_AUTHKEY, failed.reveal()),
+            StateWrite::ClearReissue { identity: true } => ledger.forget_identity(),
+            StateWrite::ClearReissue { identity: false } => {
+                for key in [state::REISSUE_AUTHKEY, state::DEVICE_ID, state::DEVICE_FQDN, state::DEVICE_IPS] {
+                    ledger.remove(key);
+                }
+            }
+            StateWrite::RemoveAuthKey => ledger.remove(state::AUTHKEY),
+        }
+        ledger.written().await;
+        // Who asked may have given up meanwhile; what is written is written.
+        let _ = done.send(());
+    }
+}
