@@ -1,5 +1,6 @@
 //! The firewalls behind one face, so that one table of tests serves them all.
 
+use tailyard::edge::iptables::{Iptables, Variant};
 use tailyard::edge::nft::Nft;
 use tailyard::model::firewall::{Audit, Traffic};
 use tailyard::model::ruleset::{Ruleset, diff};
@@ -13,6 +14,10 @@ pub(crate) enum Backend {
     Nftables,
     /// nftables, changed by the nft program's JSON.
     NftablesJson,
+    /// iptables that writes nftables.
+    IptablesNft,
+    /// iptables that writes `ip_tables`.
+    IptablesLegacy,
 }
 
 /// A firewall in a node's namespace, and the ruleset that it holds.
@@ -25,6 +30,7 @@ pub(crate) struct Firewall {
 
 enum Kind {
     Nft(Nft, Backend),
+    Iptables(Iptables),
 }
 
 impl Firewall {
@@ -34,6 +40,8 @@ impl Firewall {
             Backend::Nftables | Backend::NftablesJson => {
                 Kind::Nft(node.ns.run(|| Nft::open("nft")).expect("the namespace").expect("nftables"), backend)
             }
+            Backend::IptablesNft => Kind::Iptables(Iptables::open(Variant::Nft)),
+            Backend::IptablesLegacy => Kind::Iptables(Iptables::open(Variant::Legacy)),
         };
         let firewall = Self { node: node.clone(), kind, ruleset };
         firewall.rewrite();
@@ -44,6 +52,7 @@ impl Firewall {
     pub(crate) fn rewrite(&self) {
         let work = async || match &self.kind {
             Kind::Nft(nft, _) => nft.rewrite(&self.ruleset).await.expect("a rewrite"),
+            Kind::Iptables(iptables) => iptables.rewrite(&self.ruleset).await.expect("a rewrite"),
         };
         self.node.ns.block_on(work).expect("the namespace");
     }
@@ -57,6 +66,7 @@ impl Firewall {
         let work = async || match &self.kind {
             Kind::Nft(nft, Backend::NftablesJson) => nft.patch_json(&before, &delta, after).await.expect("a patch by JSON"),
             Kind::Nft(nft, _) => nft.patch(&before, &delta, after).await.expect("a patch"),
+            Kind::Iptables(iptables) => iptables.patch(&before, &delta, after).await.expect("a patch"),
         };
         self.node.ns.block_on(work).expect("the namespace");
     }
@@ -65,6 +75,7 @@ impl Firewall {
     pub(crate) fn audit(&self) -> Audit {
         let work = async || match &self.kind {
             Kind::Nft(nft, _) => nft.audit(&self.ruleset).await.expect("an audit"),
+            Kind::Iptables(iptables) => iptables.audit(&self.ruleset).await.expect("an audit"),
         };
         self.node.ns.block_on(work).expect("the namespace")
     }
@@ -73,6 +84,7 @@ impl Firewall {
     pub(crate) fn counters(&self) -> Traffic {
         let work = async || match &self.kind {
             Kind::Nft(nft, _) => nft.counters().await.expect("counters"),
+            Kind::Iptables(iptables) => iptables.counters().await.expect("counters"),
         };
         self.node.ns.block_on(work).expect("the namespace")
     }
@@ -81,6 +93,7 @@ impl Firewall {
     pub(crate) fn remove(&self) {
         let work = async || match &self.kind {
             Kind::Nft(nft, _) => nft.remove().await.expect("a removal"),
+            Kind::Iptables(iptables) => iptables.remove().await.expect("a removal"),
         };
         self.node.ns.block_on(work).expect("the namespace");
     }

@@ -129,6 +129,9 @@ impl Node {
         let node = Self { name, ns, cluster: BTreeMap::new(), tailnet: BTreeMap::new() };
         node.sysctl("net.ipv6.conf.all.accept_dad", "0");
         node.sysctl("net.ipv6.conf.default.accept_dad", "0");
+        // Sending a redirect uses up the allowance of ICMP errors for that peer, and a tailnet has no use for redirects.
+        node.sysctl("net.ipv4.conf.all.send_redirects", "0");
+        node.sysctl("net.ipv4.conf.default.send_redirects", "0");
         node.ip("link set lo up\n");
         node
     }

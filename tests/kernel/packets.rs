@@ -206,6 +206,8 @@ macro_rules! on_every_backend {
     ($($test:ident),+ $(,)?) => {
         mod nftables { $(#[test] fn $test() { super::$test(super::Backend::Nftables); })+ }
         mod nftables_json { $(#[test] fn $test() { super::$test(super::Backend::NftablesJson); })+ }
+        mod iptables_nft { $(#[test] fn $test() { super::$test(super::Backend::IptablesNft); })+ }
+        mod iptables_legacy { $(#[test] fn $test() { super::$test(super::Backend::IptablesLegacy); })+ }
     };
 }
 

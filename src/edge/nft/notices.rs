@@ -24,7 +24,13 @@ impl fmt::Debug for Changes {
 }
 
 impl Changes {
-    pub(super) fn open(own: u32) -> Result<Self, NftError> {
+    /// Listens in the network namespace of the calling thread; everybody's changes count, our own too.
+    pub fn open() -> Result<Self, NftError> {
+        Self::except(0)
+    }
+
+    /// The same, but for transactions that come from this netlink port.
+    pub(super) fn except(own: u32) -> Result<Self, NftError> {
         let open = || -> io::Result<TokioSocket> {
             let mut socket = TokioSocket::new(NETLINK_NETFILTER)?;
             socket.socket_mut().bind(&SocketAddr::new(0, 0))?;
@@ -34,7 +40,8 @@ impl Changes {
         open().map(|socket| Self { socket, own }).map_err(|source| NftError::Kernel { what: "tell of changes to nftables", source })
     }
 
-    /// Waits until somebody else changed something in nftables; our own batches do not count, our runs of the nft program do.
+    /// Waits until somebody else changed something in nftables; the batches of the [`super::Nft`] that it was made
+    /// from do not count, its runs of the nft program do.
     ///
     /// Notices that the kernel had to drop count as a change. It may be cancelled at any time.
     pub async fn next(&mut self) -> Result<(), NftError> {

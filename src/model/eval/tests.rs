@@ -54,7 +54,10 @@ pub(crate) fn packets() -> impl Strategy<Value = Packet> {
 
 fn one(ports: &[(&str, u16, &[&str])]) -> Ruleset {
     let key = |proto: &str, port| PortKey { proto: proto.parse().expect("a protocol"), port: Port::new(port).expect("not zero") };
-    let ports = ports.iter().map(|(proto, port, to)| (key(proto, *port), to.iter().map(|to| to.parse().expect("a target")).collect()));
+    let ports = ports.iter().map(|(proto, port, to)| {
+        let targets: BTreeSet<SocketAddr> = to.iter().map(|to| to.parse().expect("a target")).collect();
+        (key(proto, *port), targets)
+    });
     let source = [(Family::V4, "100.64.0.1".parse().expect("an address"))].into_iter().collect();
     Ruleset { ports: ports.collect(), source, ..Ruleset::empty(crate::model::net::InterfaceName::tailscale0()) }
 }

@@ -1,0 +1,138 @@
+//! One run of one of iptables' programs: text in, an exit status or a dump out.
+
+use std::io;
+use std::process::{ExitStatus, Output, Stdio};
+use std::time::Duration;
+
+use tokio::io::AsyncWriteExt;
+use tokio::process::Command;
+
+use crate::model::iptables::Jump;
+use crate::model::net::Family;
+
+/// How long one run may take, the wait for the lock that all of iptables-legacy shares included.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How many seconds of it may be spent on that lock.
+const LOCK_SECONDS: &str = "20";
+
+/// Which make of iptables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Variant {
+    /// The one that writes nftables.
+    Nft,
+    /// The one that writes `ip_tables`.
+    Legacy,
+}
+
+/// Why iptables did not do what was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum IptablesError {
+    /// The program cannot be started.
+    #[error("cannot run {program}: {source}; install iptables in the image, or choose another backend")]
+    Missing {
+        /// What was to be run.
+        program: String,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The program did not end in time.
+    #[error("{program} did not end within {PATIENCE:?} and was killed")]
+    Timeout {
+        /// What was run.
+        program: String,
+    },
+    /// The program refused.
+    #[error("{program} refused to {what} ({status}): {stderr}; CAP_NET_ADMIN and the kernel's support of this iptables are needed")]
+    Refused {
+        /// What was run.
+        program: String,
+        /// What was to be done.
+        what: &'static str,
+        /// How it ended.
+        status: ExitStatus,
+        /// What it said.
+        stderr: String,
+    },
+}
+
+impl IptablesError {
+    /// A closed set of words for metric labels.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Missing { .. } => "missing",
+            Self::Timeout { .. } => "timeout",
+            Self::Refused { .. } => "refused",
+        }
+    }
+}
+
+/// The programs of one make and family.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Programs {
+    variant: Variant,
+    family: Family,
+}
+
+impl Programs {
+    pub(super) fn new(variant: Variant, family: Family) -> Self {
+        Self { variant, family }
+    }
+
+    pub(super) fn family(self) -> Family {
+        self.family
+    }
+
+    /// Feeds a text to iptables-restore, chains that it does not name untouched.
+    pub(super) async fn restore(self, what: &'static str, text: String) -> Result<(), IptablesError> {
+        let program = self.name("-restore");
+        let output = run(&program, &["--noflush", "--wait", LOCK_SECONDS], text).await?;
+        succeeded(program, what, &output).map(drop)
+    }
+
+    /// What iptables-save writes of all tables.
+    pub(super) async fn save(self, counters: bool) -> Result<String, IptablesError> {
+        let program = self.name("-save");
+        let output = run(&program, if counters { &["--counters"] } else { &[] }, String::new()).await?;
+        succeeded(program, "save the chains", &output)
+    }
+
+    /// Whether a jump stands.
+    pub(super) async fn check(self, jump: Jump) -> Result<bool, IptablesError> {
+        let rule = jump.rule();
+        let mut arguments = vec!["--wait", LOCK_SECONDS, "--table", jump.table.name(), "--check"];
+        arguments.extend(rule.split(' '));
+        Ok(run(&self.name(""), &arguments, String::new()).await?.status.success())
+    }
+
+    fn name(self, tool: &str) -> String {
+        let family = if self.family == Family::V4 { "iptables" } else { "ip6tables" };
+        let variant = if self.variant == Variant::Nft { "nft" } else { "legacy" };
+        format!("{family}-{variant}{tool}")
+    }
+}
+
+async fn run(program: &str, arguments: &[&str], input: String) -> Result<Output, IptablesError> {
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    let missing = |source| IptablesError::Missing { program: program.to_owned(), source };
+    let mut child = command.spawn().map_err(missing)?;
+    let stdin = child.stdin.take();
+    let feed = async {
+        if let Some(mut stdin) = stdin {
+            // A program that ends early says why by its status.
+            let _ = stdin.write_all(input.as_bytes()).await;
+        }
+    };
+    let ended = async { tokio::join!(feed, child.wait_with_output()).1 };
+    let timeout = |_| IptablesError::Timeout { program: program.to_owned() };
+    tokio::time::timeout(PATIENCE, ended).await.map_err(timeout)?.map_err(missing)
+}
+
+fn succeeded(program: String, what: &'static str, output: &Output) -> Result<String, IptablesError> {
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let stderr = String::from_utf8_lossy(&output.stderr).trim_end().chars().take(2000).collect();
+    Err(IptablesError::Refused { program, what, status: output.status, stderr })
+}
