@@ -2,5 +2,10 @@
 //!
 //! Needs root, or `unshare -Urnm`; nft, iptables (both makes) and iproute2. Whatever is missing fails the tests.
 
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
+
 #[path = "kernel/lab.rs"]
 mod lab;
+
+#[path = "kernel/flows.rs"]
+mod flows;
