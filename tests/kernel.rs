@@ -2,10 +2,18 @@
 //!
 //! Needs root, or `unshare -Urnm`; nft, iptables (both makes) and iproute2. Whatever is missing fails the tests.
 
-#![allow(clippy::expect_used, clippy::panic, reason = "a test's helpers fail the test")]
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test's helpers fail the test; figures are printed"
+)]
 
 #[path = "kernel/firewall.rs"]
 mod firewall;
+#[path = "kernel/flows.rs"]
+mod flows;
 #[path = "kernel/lab.rs"]
 mod lab;
 #[path = "kernel/packets.rs"]

@@ -10,12 +10,12 @@ use clap::ValueEnum;
 
 use crate::api::netmap::File;
 use crate::model::config::{EgressConfig, IngressConfig};
-use crate::model::net::InterfaceName;
+use crate::model::net::{Family, InterfaceName};
 use crate::model::netmap::NetMap;
-use crate::model::nft;
 use crate::model::plan::Planned;
 use crate::model::ruleset::{Ruleset, diff};
 use crate::model::world::World;
+use crate::model::{iptables, nft};
 
 /// Arguments of `tailyard plan`.
 #[derive(Debug, clap::Args)]
@@ -101,7 +101,8 @@ fn print(format: Format, planned: &Planned, out: &mut dyn Write) -> Result<()> {
             writeln!(out)?;
         }
         Format::Nft => write!(out, "{}", nft::table(&planned.ruleset))?,
-        Format::Iptables | Format::Ip6tables => {}
+        Format::Iptables => write!(out, "{}", iptables::restore(&planned.ruleset, Family::V4))?,
+        Format::Ip6tables => write!(out, "{}", iptables::restore(&planned.ruleset, Family::V6))?,
     }
     Ok(())
 }
@@ -111,7 +112,8 @@ fn print_delta(format: Format, before: &Ruleset, after: &Ruleset, out: &mut dyn 
     match format {
         Format::Json => serde_json::to_writer_pretty(&mut *out, &delta)?,
         Format::Nft => serde_json::to_writer(&mut *out, &nft::delta(before, &delta, after))?,
-        Format::Iptables | Format::Ip6tables => {}
+        Format::Iptables => write!(out, "{}", iptables::restore(after, Family::V4))?,
+        Format::Ip6tables => write!(out, "{}", iptables::restore(after, Family::V6))?,
     }
     writeln!(out)?;
     Ok(ExitCode::SUCCESS)

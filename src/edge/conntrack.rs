@@ -8,11 +8,12 @@ pub mod wire;
 
 use std::io;
 
-use netlink_packet_core::{NLM_F_DUMP_INTR, NLM_F_MULTIPART, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer};
+use netlink_packet_core::{NLM_F_DUMP_INTR, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer};
 use netlink_sys::protocols::NETLINK_NETFILTER;
 use netlink_sys::{Socket, SocketAddr};
 use nix::errno::Errno;
 use nix::sys::socket::{setsockopt, sockopt};
+use nix::sys::time::TimeVal;
 use serde::Serialize;
 
 use crate::model::flow::{Flow, FlowFilter};
@@ -26,6 +27,9 @@ const SOCKET_BUFFER: usize = 4 << 20;
 const BATCH: usize = 64;
 /// How often a listing that was disturbed is begun anew.
 const ATTEMPTS: usize = 4;
+
+/// The kernel answers before the request returns; a message that went missing must not hold a thread for ever.
+const PATIENCE: TimeVal = TimeVal::new(5, 0);
 
 /// A socket to connection tracking.
 pub struct Conntrack {
@@ -178,9 +182,6 @@ impl Conntrack {
                     }
                     _ => each(message.payload().get(wire::HEADER..).unwrap_or_default()),
                 }
-                if message.flags() & NLM_F_MULTIPART == 0 {
-                    return Ok(End::Complete);
-                }
             }
         }
     }
@@ -224,6 +225,7 @@ fn connect() -> io::Result<Socket> {
     // Acknowledgments without a copy of the request.
     socket.set_cap_ack(true)?;
     setsockopt(&socket, sockopt::RcvBufForce, &SOCKET_BUFFER).or_else(|_| setsockopt(&socket, sockopt::RcvBuf, &SOCKET_BUFFER))?;
+    setsockopt(&socket, sockopt::ReceiveTimeout, &PATIENCE)?;
     Ok(socket)
 }
 

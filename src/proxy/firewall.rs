@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::edge::iptables::{Iptables, IptablesError, Variant};
 use crate::edge::nft::{Changes, Nft, NftError};
 use crate::model::firewall::{Audit, Traffic};
 use crate::model::net::InterfaceName;
@@ -15,6 +16,8 @@ use super::program::Fault;
 pub enum Firewall {
     /// nftables.
     Nft(Nft),
+    /// iptables, of either kind.
+    Iptables(Iptables),
 }
 
 impl From<NftError> for Fault {
@@ -23,11 +26,22 @@ impl From<NftError> for Fault {
     }
 }
 
+impl From<IptablesError> for Fault {
+    fn from(error: IptablesError) -> Self {
+        Self { kind: error.kind(), message: error.to_string() }
+    }
+}
+
 impl Firewall {
     /// The first firewall that works here of those that the setting allows; the fault is the last one's.
     pub async fn choose(backend: Backend, interface: &InterfaceName) -> Result<Self, Fault> {
-        let _ = backend;
-        let candidates: &[Kind] = &[Kind::Nftables];
+        let candidates: &[Kind] = match backend {
+            Backend::Auto => &[Kind::Nftables, Kind::Iptables(Variant::Nft), Kind::Iptables(Variant::Legacy)],
+            Backend::Nftables => &[Kind::Nftables],
+            Backend::Iptables => &[Kind::Iptables(Variant::Nft), Kind::Iptables(Variant::Legacy)],
+            Backend::IptablesNft => &[Kind::Iptables(Variant::Nft)],
+            Backend::IptablesLegacy => &[Kind::Iptables(Variant::Legacy)],
+        };
         let mut last = Fault { kind: "None", message: "no firewall is allowed by the settings".to_owned() };
         for kind in candidates {
             match kind.open(interface).await {
@@ -45,6 +59,7 @@ impl Firewall {
     pub async fn rewrite(&mut self, ruleset: &Ruleset) -> Result<(), Fault> {
         match self {
             Self::Nft(nft) => nft.rewrite(ruleset).await?,
+            Self::Iptables(iptables) => iptables.rewrite(ruleset).await?,
         }
         Ok(())
     }
@@ -53,6 +68,7 @@ impl Firewall {
     pub async fn patch(&mut self, before: &Ruleset, delta: &Delta, after: &Ruleset) -> Result<(), Fault> {
         match self {
             Self::Nft(nft) => nft.patch(before, delta, after).await?,
+            Self::Iptables(iptables) => iptables.patch(before, delta, after).await?,
         }
         Ok(())
     }
@@ -61,6 +77,7 @@ impl Firewall {
     pub async fn audit(&mut self, wanted: &Ruleset) -> Result<Audit, Fault> {
         Ok(match self {
             Self::Nft(nft) => nft.audit(wanted).await?,
+            Self::Iptables(iptables) => iptables.audit(wanted).await?,
         })
     }
 
@@ -68,6 +85,7 @@ impl Firewall {
     pub async fn counters(&self) -> Result<Traffic, Fault> {
         Ok(match self {
             Self::Nft(nft) => nft.counters().await?,
+            Self::Iptables(iptables) => iptables.counters().await?,
         })
     }
 
@@ -76,6 +94,9 @@ impl Firewall {
     pub fn changes(&self) -> Option<Changes> {
         let changes = match self {
             Self::Nft(nft) => nft.changes(),
+            // These rules are nftables underneath, and so are the notices.
+            Self::Iptables(iptables) if iptables.variant() == Variant::Nft => Nft::open("nft").and_then(|nft| nft.changes()),
+            Self::Iptables(_) => return None,
         };
         changes.inspect_err(|error| tracing::warn!(kind = error.kind(), "foreign changes are found by the timer only: {error}")).ok()
     }
@@ -85,6 +106,7 @@ impl fmt::Display for Firewall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Nft(_) => f.write_str(Kind::Nftables.name()),
+            Self::Iptables(iptables) => f.write_str(Kind::Iptables(iptables.variant()).name()),
         }
     }
 }
@@ -92,12 +114,15 @@ impl fmt::Display for Firewall {
 #[derive(Debug, Clone, Copy)]
 enum Kind {
     Nftables,
+    Iptables(Variant),
 }
 
 impl Kind {
     fn name(self) -> &'static str {
         match self {
             Self::Nftables => "nftables",
+            Self::Iptables(Variant::Nft) => "iptables-nft",
+            Self::Iptables(Variant::Legacy) => "iptables-legacy",
         }
     }
 
@@ -107,6 +132,11 @@ impl Kind {
                 let nft = Nft::open("nft")?;
                 nft.probe(interface).await?;
                 Ok(Firewall::Nft(nft))
+            }
+            Self::Iptables(variant) => {
+                let iptables = Iptables::open(variant);
+                iptables.probe(interface).await?;
+                Ok(Firewall::Iptables(iptables))
             }
         }
     }

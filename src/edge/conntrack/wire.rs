@@ -80,7 +80,8 @@ pub(super) fn delete(flow: &Flow, sequence: u32) -> Vec<u8> {
 
 /// Asks how many entries there are and may be.
 pub(super) fn get_stats(sequence: u32) -> Vec<u8> {
-    request(NetfilterProtoFamily::Unspec, GET_STATS, Vec::new(), NLM_F_REQUEST, sequence)
+    // The kernel marks its one answer as one of several and sends no end mark: the acknowledgment stands for it.
+    request(NetfilterProtoFamily::Unspec, GET_STATS, Vec::new(), NLM_F_REQUEST | NLM_F_ACK, sequence)
 }
 
 /// Asks for each processor's counters.

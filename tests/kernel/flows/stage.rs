@@ -1,0 +1,216 @@
+//! One client, one proxy and two targets, with the proxy's rules loaded and changed in the order in which the proxy does it.
+
+use std::fmt::Write as _;
+use std::io::{self, Read as _, Write as _};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::time::{Duration, Instant};
+
+use tailyard::edge::conntrack::Conntrack;
+use tailyard::edge::probe;
+use tailyard::model::flow::{Flow, FlowFilter};
+use tailyard::model::net::{Family, InterfaceName, Port, PortKey, Proto};
+use tailyard::model::reset::Report;
+use tailyard::model::ruleset::{Ruleset, diff};
+use tailyard::model::surgery::{Cuts, Verdict};
+
+use crate::lab::{Lab, Node, Shape};
+
+/// How long the resets of one change may take.
+const PATIENCE: Duration = Duration::from_millis(1500);
+
+pub(crate) struct Stage {
+    pub(crate) lab: Lab,
+    pub(crate) rules: Ruleset,
+}
+
+pub(crate) fn key(proto: Proto, port: u16) -> PortKey {
+    PortKey { proto, port: Port::new(port).expect("not zero") }
+}
+
+impl Stage {
+    /// A proxy without a key.
+    pub(crate) fn new() -> Self {
+        let lab = Lab::build(&Shape { targets: 2, ..Shape::default() });
+        let mut rules = Ruleset::empty(InterfaceName::tailscale0());
+        rules.source = lab.proxies[0].tailnet.iter().map(|(family, ip)| (*family, *ip)).collect();
+        let stage = Self { lab, rules };
+        stage.load();
+        stage
+    }
+
+    /// A proxy with one key that leads to the first target.
+    pub(crate) fn with(key: PortKey, family: Family, port: u16) -> Self {
+        let mut stage = Self::new();
+        let to = stage.target(0, family, port);
+        stage.point(key, &[to]);
+        stage
+    }
+
+    pub(crate) fn client(&self) -> &Node {
+        &self.lab.clients[0]
+    }
+
+    pub(crate) fn proxy(&self) -> &Node {
+        &self.lab.proxies[0]
+    }
+
+    pub(crate) fn target(&self, index: usize, family: Family, port: u16) -> SocketAddr {
+        SocketAddr::new(self.lab.targets[index].tailnet[&family], port)
+    }
+
+    pub(crate) fn pod(&self, family: Family, port: u16) -> SocketAddr {
+        SocketAddr::new(self.proxy().cluster[&family], port)
+    }
+
+    pub(crate) fn own(&self, family: Family) -> IpAddr {
+        self.proxy().tailnet[&family]
+    }
+
+    /// Loads the rules whole.
+    fn load(&self) {
+        let mut text = String::from(
+            "add table inet tailyard
+             delete table inet tailyard
+             table inet tailyard {\n",
+        );
+        for (family, kind) in [(Family::V4, "ip"), (Family::V6, "ip6")] {
+            let digit = if family == Family::V4 { 4 } else { 6 };
+            let own = self.rules.source.get(&family).map(|own| format!("elements = {{ \"tailscale0\" : {own} }};")).unwrap_or_default();
+            let _ = writeln!(text, "map self{digit} {{ typeof oifname : {kind} daddr; {own} }}");
+            let mut elements = String::new();
+            for (key, to) in self.rules.ports.iter().flat_map(|(key, targets)| targets.iter().map(move |to| (key, to))) {
+                if Family::of(to.ip()) == family {
+                    let _ = write!(elements, "{} . {} : {} . {}, ", key.proto, key.port, to.ip(), to.port());
+                }
+            }
+            let elements = if elements.is_empty() { elements } else { format!("elements = {{ {elements} }};") };
+            let _ = writeln!(text, "map port{digit} {{ typeof meta l4proto . th dport : {kind} daddr . th dport; {elements} }}");
+        }
+        text.push_str(
+            "chain prerouting {
+                type nat hook prerouting priority -101; policy accept;
+                iifname != \"tailscale0\" fib daddr type local dnat ip to meta l4proto . th dport map @port4
+                iifname != \"tailscale0\" fib daddr type local dnat ip6 to meta l4proto . th dport map @port6
+            }
+            chain postrouting {
+                type nat hook postrouting priority 99; policy accept;
+                oifname \"tailscale0\" ct status dnat snat ip to oifname map @self4
+                oifname \"tailscale0\" ct status dnat snat ip6 to oifname map @self6
+                oifname != \"tailscale0\" ct status dnat masquerade
+            }
+            chain output {
+                type filter hook output priority -300; policy accept;
+                meta mark 0x5459 notrack
+            }
+            }\n",
+        );
+        self.proxy().feed(&["nft", "-f", "-"], &text);
+    }
+
+    /// Points a key at targets; what that ends.
+    pub(crate) fn point(&mut self, key: PortKey, targets: &[SocketAddr]) -> (usize, Report) {
+        self.change(|rules| drop(rules.ports.insert(key, targets.iter().copied().collect())))
+    }
+
+    /// Takes a key away; what that ends.
+    pub(crate) fn remove(&mut self, key: PortKey) -> (usize, Report) {
+        self.change(|rules| drop(rules.ports.remove(&key)))
+    }
+
+    /// Changes the rules and does the surgery that goes with it: how many entries it deleted, and what became of the flows to reset.
+    pub(crate) fn change(&mut self, change: impl FnOnce(&mut Ruleset)) -> (usize, Report) {
+        self.change_knowing(&|_| true, change)
+    }
+
+    /// The same, knowing which addresses are still somebody's.
+    pub(crate) fn change_knowing(
+        &mut self,
+        reachable: &(dyn Fn(IpAddr) -> bool + Sync),
+        change: impl FnOnce(&mut Ruleset),
+    ) -> (usize, Report) {
+        let before = self.rules.clone();
+        change(&mut self.rules);
+        self.load();
+        let delta = diff(&before, &self.rules);
+        let cuts = Cuts::new(&delta, &before, &self.rules, reachable);
+        self.proxy().ns.run(|| operate(&cuts)).expect("ran")
+    }
+
+    pub(crate) fn flows(&self, filter: FlowFilter) -> Vec<Flow> {
+        self.conntrack().flows(filter).expect("listed")
+    }
+
+    pub(crate) fn conntrack(&self) -> Conntrack {
+        self.proxy().ns.run(Conntrack::open).expect("ran").expect("open")
+    }
+
+    pub(crate) fn listen(&self, index: usize, family: Family, port: u16) -> TcpListener {
+        let at = self.target(index, family, port);
+        self.lab.targets[index].ns.run(|| TcpListener::bind(at)).expect("ran").expect("bound")
+    }
+
+    /// A connection of the client, both ends of it, having carried a byte each way.
+    pub(crate) fn pair(&self, to: SocketAddr, listener: &TcpListener) -> (TcpStream, TcpStream) {
+        let mut client = self.client().connect(to, Duration::from_secs(5)).expect("connected");
+        let (mut server, _) = listener.accept().expect("accepted");
+        server.set_read_timeout(Some(Duration::from_secs(5))).expect("set");
+        echo(&mut client, &mut server);
+        (client, server)
+    }
+}
+
+/// Lists, deletes, resets.
+pub(crate) fn operate(cuts: &Cuts<'_>) -> (usize, Report) {
+    if cuts.is_empty() {
+        return (0, Report::default());
+    }
+    let mut conntrack = Conntrack::open().expect("open");
+    let flows = conntrack.flows(cuts.filter()).expect("listed");
+    let ending: Vec<_> = flows.iter().filter(|flow| cuts.verdict(flow) != Verdict::Keep).collect();
+    let deleted = conntrack.delete_all(ending.iter().copied()).expect("deleted");
+    let resets: Vec<_> = ending.into_iter().filter(|flow| cuts.verdict(flow) == Verdict::Reset).cloned().collect();
+    (deleted, probe::reset(&resets, Instant::now() + PATIENCE).expect("sent"))
+}
+
+/// A datagram socket on a node; any port for zero.
+pub(crate) fn udp(node: &Node, at: SocketAddr) -> UdpSocket {
+    let socket = node.ns.run(|| UdpSocket::bind(at)).expect("ran").expect("bound");
+    socket.set_read_timeout(Some(Duration::from_secs(2))).expect("set");
+    socket
+}
+
+/// A datagram there, and what comes back.
+pub(crate) fn ask(socket: &UdpSocket, to: SocketAddr) -> io::Result<String> {
+    socket.connect(to).and_then(|()| socket.send(b"?"))?;
+    let mut buffer = [0; 64];
+    socket.recv(&mut buffer).map(|length| String::from_utf8_lossy(&buffer[..length]).into_owned())
+}
+
+/// Answers one datagram with a name; the address that it came from.
+pub(crate) fn answer(socket: &UdpSocket, name: &str) -> SocketAddr {
+    let mut buffer = [0; 64];
+    let (_, from) = socket.recv_from(&mut buffer).expect("received");
+    socket.send_to(name.as_bytes(), from).expect("sent");
+    from
+}
+
+/// A byte each way.
+pub(crate) fn echo(client: &mut TcpStream, server: &mut TcpStream) {
+    let mut byte = [0];
+    client.write_all(b"?").expect("sent");
+    server.read_exact(&mut byte).expect("received");
+    server.write_all(b"!").expect("sent");
+    client.read_exact(&mut byte).expect("received");
+}
+
+/// Whether an end learns of a reset before its read timeout; what was under way is drained first.
+pub(crate) fn is_reset(stream: &mut TcpStream) -> bool {
+    let mut buffer = [0; 4096];
+    loop {
+        match stream.read(&mut buffer) {
+            Ok(0) => return false,
+            Ok(_) => {}
+            Err(error) => return error.kind() == io::ErrorKind::ConnectionReset,
+        }
+    }
+}
