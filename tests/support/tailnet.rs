@@ -1,0 +1,386 @@
+//! A real tailnet on one machine: headscale with its own DERP server, and machines that run real tailscaleds.
+//!
+//! A machine is a set of namespaces (network, mounts, host name, processes) with a private `/etc`, `/var` and `/run`, on the
+//! switch of the tailnet: whatever runs there may rewrite `/etc/resolv.conf`. Its first process ends when its standard input
+//! does, that is with this test however the test ends, and the kernel then ends all the others. The machine's own network,
+//! rules and files are never touched. Logs are kept where a test fails.
+
+use std::cell::Cell;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tailyard::edge::netns::Namespace;
+use tailyard::model::net::Family;
+
+use super::lab::{Node, eventually};
+
+/// How long anything may take.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(40);
+/// The last byte of the control server's address.
+const CONTROL: u8 = 20;
+
+/// What the first process of a machine does: `$1` is its name, `$2` the control server's address.
+const INIT: &str = r#"set -e
+hostname "$1"
+mount --make-rprivate /
+mount -t sysfs sysfs /sys
+mount -t tmpfs -o mode=755 tmpfs /run
+mkdir -p /run/over /run/netns /run/lock
+for dir in etc var; do
+  mkdir -p /run/over/$dir.upper /run/over/$dir.work
+  mount -t overlay -o lowerdir=/$dir,upperdir=/run/over/$dir.upper,workdir=/run/over/$dir.work overlay /$dir
+done
+rm -f /etc/resolv.conf
+echo '# nobody resolves names here' > /etc/resolv.conf
+printf '127.0.0.1 localhost %s\n%s hs.lab\n' "$1" "$2" > /etc/hosts
+echo 'hosts: files dns' > /etc/nsswitch.conf
+echo ready
+while read -r _; do :; done
+"#;
+
+/// The tailnet.
+pub(crate) struct Tailnet {
+    dir: Option<tempfile::TempDir>,
+    bin: PathBuf,
+    net: [u8; 3],
+    switch: Node,
+    next: Cell<u8>,
+    control: Option<(Machine, Process)>,
+    key: String,
+}
+
+/// A machine.
+pub(crate) struct Machine {
+    /// Its network, by which servers and clients of the test work in it.
+    pub(crate) node: Node,
+    /// Its address outside the tailnet.
+    pub(crate) address: IpAddr,
+    dir: PathBuf,
+    bin: PathBuf,
+    init: Child,
+    pid: i32,
+}
+
+/// A program that runs in a machine until it is dropped.
+pub(crate) struct Process {
+    child: Child,
+    pid: i32,
+    /// Where its output goes.
+    pub(crate) log: PathBuf,
+}
+
+impl Tailnet {
+    /// Starts a control server on a network `a.b.c.0/24` outside the tailnet.
+    pub(crate) fn start(net: [u8; 3]) -> Self {
+        let dir = tempfile::Builder::new().prefix("tailyard-tailnet-").tempdir().expect("a directory");
+        let switch = Node::make("switch".to_owned());
+        switch.ip("link add sw type bridge\nlink set sw up\n");
+        let mut tailnet = Self { dir: Some(dir), bin: servers(), net, switch, next: Cell::new(30), control: None, key: String::new() };
+        certificates(tailnet.dir(), tailnet.address(CONTROL));
+        let machine = tailnet.boot("control", CONTROL);
+        let config = tailnet.dir().join("headscale.yaml");
+        fs::write(&config, control_config(tailnet.dir(), machine.address)).expect("written");
+        let headscale = tailnet.bin.join("headscale").display().to_string();
+        let process = machine.spawn("headscale", &[&headscale, "serve", "-c", &config.display().to_string()], &[]);
+        tailnet.control = Some((machine, process));
+        eventually("the control server", DEADLINE, || tailnet.try_headscale(&["users", "create", "lab"]).status.success().then_some(()));
+        tailnet.key = tailnet.new_key();
+        tailnet
+    }
+
+    /// The directory that machines share with the test: logs, certificates, sockets, configs.
+    pub(crate) fn dir(&self) -> &Path {
+        self.dir.as_ref().expect("there until it is dropped").path()
+    }
+
+    /// A key with which any number of nodes can join.
+    pub(crate) fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// Another such key.
+    pub(crate) fn new_key(&self) -> String {
+        let output = self.headscale(&["preauthkeys", "create", "-u", "1", "--reusable", "-e", "1h"]);
+        output.lines().last().expect("a key").trim().to_owned()
+    }
+
+    /// Runs a command of headscale, which must succeed; returns what it prints.
+    pub(crate) fn headscale(&self, args: &[&str]) -> String {
+        let output = self.try_headscale(args);
+        assert!(output.status.success(), "headscale {args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("text")
+    }
+
+    fn try_headscale(&self, args: &[&str]) -> Output {
+        let (machine, _) = self.control.as_ref().expect("a control server");
+        let config = self.dir().join("headscale.yaml");
+        machine.command(&self.bin.join("headscale")).arg("-c").arg(config).args(args).output().expect("nsenter")
+    }
+
+    /// The control server's id of a node.
+    pub(crate) fn node_id(&self, name: &str) -> u64 {
+        let nodes: serde_json::Value = serde_json::from_str(&self.headscale(&["nodes", "list", "-o", "json"])).expect("JSON");
+        let found = nodes.as_array().expect("a list").iter().find(|node| node["given_name"] == name || node["name"] == name);
+        found
+            .and_then(|node| node["id"].as_u64().or_else(|| node["id"].as_str()?.parse().ok()))
+            .unwrap_or_else(|| panic!("no node {name} in {nodes}"))
+    }
+
+    /// A machine that is not (yet) in the tailnet.
+    pub(crate) fn machine(&self, name: &str) -> Machine {
+        let host = self.next.get();
+        self.next.set(host + 1);
+        self.boot(name, host)
+    }
+
+    /// A machine that is a node of the tailnet, with its tailscaled.
+    pub(crate) fn node(&self, name: &str) -> (Machine, Process) {
+        let machine = self.machine(name);
+        let tailscaled = machine.tailscaled();
+        self.join(&machine, &[]);
+        (machine, tailscaled)
+    }
+
+    /// Makes a machine with a running tailscaled a node of the tailnet.
+    pub(crate) fn join(&self, machine: &Machine, args: &[&str]) {
+        let (key, name) = (format!("--auth-key={}", self.key), format!("--hostname={}", machine.node.name));
+        let mut up = vec!["up", "--login-server=https://hs.lab:8443", &key, &name, "--accept-dns=false", "--timeout=40s"];
+        up.extend(args);
+        machine.tailscale(&up);
+    }
+
+    fn address(&self, host: u8) -> IpAddr {
+        let [a, b, c] = self.net;
+        Ipv4Addr::new(a, b, c, host).into()
+    }
+
+    /// Starts a machine and runs its cable.
+    fn boot(&self, name: &str, host: u8) -> Machine {
+        let (mut node, address) = (Node::make(name.to_owned()), self.address(host));
+        let path = node.ns.path();
+        self.switch.ip(&format!("link add p{host} type veth peer name eth0 netns {}\nlink set p{host} master sw up\n", path.display()));
+        node.ip(&format!("addr add {address}/24 dev eth0\nlink set eth0 up\nroute add default dev eth0\n"));
+        node.cluster.insert(Family::V4, address);
+        let control = self.address(CONTROL).to_string();
+        let mut init = Command::new("nsenter")
+            .arg(format!("--net={}", path.display()))
+            .args([
+                "unshare",
+                "--mount",
+                "--uts",
+                "--pid",
+                "--fork",
+                "--kill-child",
+                "--mount-proc",
+                "sh",
+                "-c",
+                INIT,
+                "init",
+                name,
+                &control,
+            ])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(log(&self.dir().join(format!("{name}-init.log"))))
+            .spawn()
+            .expect("nsenter and unshare");
+        let mut ready = String::new();
+        BufReader::new(init.stdout.take().expect("piped")).read_line(&mut ready).expect("a pipe");
+        assert_eq!(ready, "ready\n", "{name} does not start: see {}", self.dir().display());
+        let pid = only_child(init.id()).expect("the first process");
+        Machine { node, address, dir: self.dir().to_owned(), bin: self.bin.clone(), init, pid }
+    }
+}
+
+impl Drop for Tailnet {
+    fn drop(&mut self) {
+        drop(self.control.take());
+        if thread::panicking() {
+            let kept = self.dir.take().map(tempfile::TempDir::keep);
+            eprintln!("logs of the tailnet are kept in {}", kept.unwrap_or_default().display());
+        }
+    }
+}
+
+impl Machine {
+    /// A command in the machine.
+    pub(crate) fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new("nsenter");
+        command.args(["-t", &self.pid.to_string(), "-m", "-u", "-n", "-p", "--"]).arg(program);
+        command.env("SSL_CERT_FILE", self.dir.join("ca.crt")).env("TS_NO_LOGS_NO_SUPPORT", "true").stdin(Stdio::null());
+        command
+    }
+
+    /// Starts a program with its output in a log.
+    pub(crate) fn spawn(&self, what: &str, argv: &[&str], env: &[(&str, &str)]) -> Process {
+        let path = self.dir.join(format!("{}-{what}.log", self.node.name));
+        let mut command = self.command(Path::new(argv[0]));
+        command.args(&argv[1..]).envs(env.iter().copied()).stdout(log(&path)).stderr(log(&path));
+        let child = command.spawn().expect("nsenter");
+        let pid = eventually(what, DEADLINE, || only_child(child.id()));
+        Process { child, pid, log: path }
+    }
+
+    /// Starts a tailscaled with a device and its state in the machine's memory.
+    pub(crate) fn tailscaled(&self) -> Process {
+        let (program, socket) = (self.bin.join("tailscaled").display().to_string(), self.socket());
+        let socket_flag = format!("--socket={}", socket.display());
+        let argv = [&program, "--tun=tailscale0", "--state=/run/ts.state", "--statedir=/run/ts", "--port=41641", &socket_flag];
+        let process = self.spawn("tailscaled", &argv, &[("TS_DEBUG_FIREWALL_MODE", "nftables")]);
+        eventually("the socket of tailscaled", DEADLINE, || socket.exists().then_some(()));
+        process
+    }
+
+    /// The socket of the machine's tailscaled, reachable from the test too.
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.dir.join(format!("{}.sock", self.node.name))
+    }
+
+    /// Runs the tailscale command, which must succeed; returns what it prints.
+    pub(crate) fn tailscale(&self, args: &[&str]) -> String {
+        let output = self.command(&self.bin.join("tailscale")).arg(format!("--socket={}", self.socket().display())).args(args).output();
+        let output = output.expect("nsenter");
+        assert!(output.status.success(), "{}: tailscale {args:?}: {}", self.node.name, String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("text")
+    }
+
+    /// The machine's addresses in the tailnet, by family.
+    pub(crate) fn tailnet_addresses(&mut self) -> Vec<IpAddr> {
+        let addresses: Vec<IpAddr> = self.tailscale(&["ip"]).lines().map(|line| line.trim().parse().expect("an address")).collect();
+        self.node.tailnet = addresses.iter().map(|ip| (Family::of(*ip), *ip)).collect();
+        addresses
+    }
+
+    /// The directory of the real programs.
+    pub(crate) fn bin(&self) -> &Path {
+        &self.bin
+    }
+
+    /// The process of this name that runs in the machine, by its id outside.
+    pub(crate) fn pid_of(&self, name: &str) -> Option<i32> {
+        let space = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
+        let own = space(&self.pid.to_string());
+        let entries = fs::read_dir("/proc").expect("/proc");
+        let pids = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).filter(|pid| pid.parse::<i32>().is_ok());
+        let named = |pid: &String| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim() == name);
+        pids.filter(named).find(|pid| space(pid) == own).and_then(|pid| pid.parse().ok())
+    }
+
+    /// Kills the process of this name.
+    pub(crate) fn kill(&self, name: &str, signal: Signal) {
+        let pid = self.pid_of(name).unwrap_or_else(|| panic!("{}: no {name} runs", self.node.name));
+        kill(Pid::from_raw(pid), signal).expect("killed");
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        drop(self.init.stdin.take());
+        let _ = self.init.wait();
+    }
+}
+
+impl Process {
+    /// Sends a signal.
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.pid), signal).expect("a running process");
+    }
+
+    /// Waits for its end.
+    pub(crate) fn wait(&mut self) -> std::process::ExitStatus {
+        self.child.wait().expect("a child")
+    }
+
+    /// What it has written so far.
+    pub(crate) fn output(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            let _ = kill(Pid::from_raw(self.pid), Signal::SIGKILL);
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// The directory of the real programs, built if need be.
+fn servers() -> PathBuf {
+    let build = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/servers/build");
+    let output = Command::new(&build).stderr(Stdio::inherit()).output().expect("tests/servers/build");
+    assert!(output.status.success(), "{} failed", build.display());
+    PathBuf::from(String::from_utf8(output.stdout).expect("a path").trim())
+}
+
+/// The one child of a process.
+fn only_child(pid: u32) -> Option<i32> {
+    fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?.split_whitespace().next()?.parse().ok()
+}
+
+fn log(path: &Path) -> File {
+    File::options().create(true).append(true).open(path).expect("a log")
+}
+
+/// A certificate authority, and a certificate of it for the control server.
+fn certificates(dir: &Path, control: IpAddr) {
+    let extensions = format!(
+        "basicConstraints=CA:FALSE\nkeyUsage=digitalSignature,keyEncipherment\nextendedKeyUsage=serverAuth\nsubjectAltName=DNS:hs.lab,IP:{control}\n"
+    );
+    fs::write(dir.join("hs.ext"), extensions).expect("written");
+    let script = "set -e; cd \"$1\"
+        for name in ca hs; do openssl ecparam -name prime256v1 -genkey -noout -out $name.key; done
+        openssl req -x509 -new -key ca.key -subj /CN=lab-ca -days 2 -out ca.crt \
+            -addext basicConstraints=critical,CA:TRUE -addext keyUsage=critical,keyCertSign,cRLSign
+        openssl req -new -key hs.key -subj /CN=hs.lab -out hs.csr
+        openssl x509 -req -in hs.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 -extfile hs.ext -out hs.crt";
+    let output = Command::new("sh").args(["-c", script, "certificates"]).arg(dir).output().expect("sh");
+    assert!(output.status.success(), "openssl: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// headscale's config: names under `tail.lab`, its own DERP server, nothing public.
+fn control_config(dir: &Path, address: IpAddr) -> String {
+    let dir = dir.display();
+    format!(
+        "server_url: https://hs.lab:8443
+listen_addr: 0.0.0.0:8443
+metrics_listen_addr: 127.0.0.1:9090
+grpc_listen_addr: 127.0.0.1:50443
+grpc_allow_insecure: false
+noise: {{private_key_path: /run/noise.key}}
+prefixes: {{v4: 100.64.0.0/10, v6: 'fd7a:115c:a1e0::/48', allocation: sequential}}
+derp:
+  server: {{enabled: true, region_id: 999, region_code: lab, region_name: lab, verify_clients: true, stun_listen_addr: '0.0.0.0:3478',
+    private_key_path: /run/derp.key, automatically_add_embedded_derp_region: true, ipv4: {address}}}
+  urls: []
+  paths: []
+  auto_update_enabled: false
+disable_check_updates: true
+node: {{ephemeral: {{inactivity_timeout: 30m}}}}
+database: {{type: sqlite, sqlite: {{path: /run/hs.sqlite, write_ahead_log: true}}}}
+tls_cert_path: {dir}/hs.crt
+tls_key_path: {dir}/hs.key
+log: {{level: info, format: text}}
+policy: {{mode: file, path: ''}}
+dns: {{magic_dns: true, base_domain: tail.lab, override_local_dns: false, nameservers: {{global: [], split: {{}}}}, search_domains: [], extra_records: []}}
+unix_socket: /run/headscale.sock
+unix_socket_permission: '0770'
+logtail: {{enabled: false}}
+"
+    )
+}
+
+/// The namespace of the calling thread, to see that it is left as it was.
+pub(crate) fn own_links() -> String {
+    let here = Namespace::current().expect("a namespace");
+    let list = || Command::new("ip").args(["-o", "link"]).output().expect("ip").stdout;
+    String::from_utf8(here.run(list).expect("a thread")).expect("text")
+}
