@@ -107,14 +107,21 @@ fn print(format: Format, planned: &Planned, out: &mut dyn Write) -> Result<()> {
     Ok(())
 }
 
+/// The delta and how many operations it is: in JSON both, in a firewall's own terms what is sent to it.
 fn print_delta(format: Format, before: &Ruleset, after: &Ruleset, out: &mut dyn Write) -> Result<ExitCode> {
     let delta = diff(before, after);
     match format {
-        Format::Json => serde_json::to_writer_pretty(&mut *out, &delta)?,
-        Format::Nft => serde_json::to_writer(&mut *out, &nft::delta(before, &delta, after))?,
-        Format::Iptables => write!(out, "{}", iptables::restore(after, Family::V4))?,
-        Format::Ip6tables => write!(out, "{}", iptables::restore(after, Family::V6))?,
+        Format::Json => {
+            let operations = nft::operations(before, &delta, after);
+            serde_json::to_writer_pretty(&mut *out, &serde_json::json!({"operations": operations, "delta": delta}))?;
+            writeln!(out)?;
+        }
+        Format::Nft => {
+            serde_json::to_writer(&mut *out, &nft::delta(before, &delta, after))?;
+            writeln!(out)?;
+        }
+        Format::Iptables => write!(out, "{}", iptables::delta(before, &delta, after, Family::V4).unwrap_or_default())?,
+        Format::Ip6tables => write!(out, "{}", iptables::delta(before, &delta, after, Family::V6).unwrap_or_default())?,
     }
-    writeln!(out)?;
     Ok(ExitCode::SUCCESS)
 }
