@@ -58,7 +58,7 @@ fn one(ports: &[(&str, u16, &[&str])]) -> Ruleset {
         let targets: BTreeSet<SocketAddr> = to.iter().map(|to| to.parse().expect("a target")).collect();
         (key(proto, *port), targets)
     });
-    let source = [(Family::V4, "100.64.0.1".parse::<std::net::IpAddr>().expect("an address"))].into_iter().collect();
+    let source = [(Family::V4, IpAddr::from([100, 64, 0, 1]))].into_iter().collect();
     Ruleset { ports: ports.collect(), source, ..Ruleset::empty(crate::model::net::InterfaceName::tailscale0()) }
 }
 
