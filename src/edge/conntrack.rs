@@ -245,3 +245,6 @@ fn verdict(payload: &[u8]) -> io::Result<()> {
     let code = payload.first_chunk::<4>().map_or(0, |bytes| i32::from_ne_bytes(*bytes));
     if code < 0 { Err(io::Error::from_raw_os_error(-code)) } else { Ok(()) }
 }
+
+#[cfg(test)]
+mod tests;

@@ -80,3 +80,48 @@ fn file(family: Family) -> (&'static str, &'static str) {
         Family::V6 => ("/proc/sys/net/ipv6/conf/all/forwarding", "net.ipv6.conf.all.forwarding"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use nix::mount::{MsFlags, mount};
+    use nix::sched::{CloneFlags, unshare};
+
+    use super::*;
+    use crate::edge::netns::Namespace;
+
+    /// Does work in a network and a mount namespace of its own, in which these switches are off and read-only.
+    fn sealed<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+        let sealed = || {
+            unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS).expect("namespaces (root, or unshare -Urnm)");
+            Family::ALL.iter().for_each(|family| fs::write(file(*family).0, "0").expect("off"));
+            let (none, switches) = (None::<&str>, "/proc/sys/net");
+            mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).expect("a private tree");
+            mount(Some(switches), switches, none, MsFlags::MS_BIND | MsFlags::MS_REC, none).expect("a mount of its own");
+            mount(none, switches, none, MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY, none).expect("read-only");
+            work()
+        };
+        thread::scope(|scope| scope.spawn(sealed).join().expect("done"))
+    }
+
+    #[test]
+    fn what_is_off_is_switched_on_and_what_is_on_is_only_read() {
+        let ns = Namespace::make().expect("a namespace");
+        let off = || Family::ALL.map(|family| fs::write(file(family).0, "0").expect("off"));
+        ns.run(off).expect("ran");
+        let twice = ns.run(|| (forward(&Family::ALL), forward(&Family::ALL))).expect("ran");
+        assert_eq!(twice.0.expect("switched on"), [Forwarding::SwitchedOn; 2]);
+        assert_eq!(twice.1.expect("read"), [Forwarding::On; 2]);
+    }
+
+    #[test]
+    fn a_switch_that_is_off_and_read_only_is_an_error_that_says_what_to_run() {
+        for (family, name) in [(Family::V4, "net.ipv4.ip_forward"), (Family::V6, "net.ipv6.conf.all.forwarding")] {
+            let error = sealed(|| forward(&[family])).expect_err("read-only");
+            assert_eq!(error.kind(), "write");
+            let text = error.to_string();
+            assert!(text.contains(&format!("sysctl -w {name}=1")) && text.contains("securityContext.sysctls"), "{text}");
+        }
+    }
+}

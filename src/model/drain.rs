@@ -1,1 +1,264 @@
-//! When a leaving replica may go.
+//! When a leaving replica may go: once the flows that it forwards have ended, or its time is over.
+//!
+//! There is no blind sleep in it: each decision comes from a listing of connection tracking. What to do with the flows that
+//! outlive the grace is a change like any other: to an empty ruleset ([`super::surgery`]). Times are counted from the signal.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use super::flow::{Flow, TcpState};
+
+/// A flow without an end of its own (UDP, a SYN without an answer) is over when no packet has passed for this long.
+const IDLE: Duration = Duration::from_secs(5);
+/// Entries tell their time in whole seconds, so one second more than expected is no sign of a packet.
+const ROUNDING: u64 = 1;
+
+/// How a Pod's grace period is spent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Budget {
+    /// For flows to end by themselves.
+    pub flows: Duration,
+    /// For the resets of those that did not.
+    pub resets: Duration,
+    /// For tailscaled to stop.
+    pub daemon: Duration,
+}
+
+impl Budget {
+    /// Kubernetes' default.
+    pub const DEFAULT_GRACE: Duration = Duration::from_secs(30);
+    const RESETS: Duration = Duration::from_secs(2);
+    const DAEMON: Duration = Duration::from_secs(3);
+
+    /// Splits the time between the signal and the kill: a second to spare, then the resets, then the daemon; the flows have the rest,
+    /// and never less than half of it.
+    #[must_use]
+    pub fn of(total: Duration) -> Self {
+        let resets = Self::RESETS.min(total / 6);
+        let daemon = Self::DAEMON.min(total / 6);
+        let spare = Duration::from_secs(1).min(total / 6);
+        Self { flows: total.saturating_sub(resets + daemon + spare), resets, daemon }
+    }
+}
+
+/// What a look at connection tracking gave.
+#[derive(Debug, Clone, Copy)]
+pub enum Event<'a> {
+    /// Every flow that we forward.
+    Flows(&'a [Flow]),
+    /// The listing failed: nothing is known, so nothing has ended.
+    Unknown,
+}
+
+/// What to do next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Decision {
+    /// Keep forwarding and look again after this long.
+    Wait(Duration),
+    /// Every flow has ended: go.
+    Ended,
+    /// The time is over: reset what is left, then go.
+    Over,
+}
+
+/// A drain under way.
+#[derive(Debug)]
+pub struct Drain {
+    grace: Duration,
+    quiet: Duration,
+    /// By entry: what its timeout was when a packet last passed, and when that was.
+    watched: HashMap<u32, (u32, Duration)>,
+    busy: Duration,
+    open: usize,
+}
+
+impl Drain {
+    /// A drain that ends after `grace` at the latest, and not before no flow has been open for `quiet`: the time in which
+    /// clients that have not yet learnt that this replica leaves can still come.
+    #[must_use]
+    pub fn new(grace: Duration, quiet: Duration) -> Self {
+        Self { grace, quiet, watched: HashMap::new(), busy: Duration::ZERO, open: 0 }
+    }
+
+    /// The flows that had not ended at the last look.
+    #[must_use]
+    pub fn open(&self) -> usize {
+        self.open
+    }
+
+    /// Takes note of a look and decides.
+    pub fn decide(&mut self, event: Event<'_>, now: Duration) -> Decision {
+        if let Event::Flows(flows) = event {
+            self.open = self.look(flows, now);
+        }
+        let known = matches!(event, Event::Flows(_));
+        if self.open > 0 || !known {
+            self.busy = now;
+        }
+        if known && self.open == 0 && now.saturating_sub(self.busy) >= self.quiet {
+            Decision::Ended
+        } else if now >= self.grace {
+            Decision::Over
+        } else {
+            Decision::Wait(self.interval().min(self.grace.saturating_sub(now)))
+        }
+    }
+
+    /// How long until the next look: a listing costs time for each flow, and must stay far below the time between two.
+    fn interval(&self) -> Duration {
+        Duration::from_millis(match self.open {
+            0..1_000 => 100,
+            1_000..10_000 => 300,
+            _ => 1_000,
+        })
+    }
+
+    fn look(&mut self, flows: &[Flow], now: Duration) -> usize {
+        let mut watched = HashMap::new();
+        let mut open = 0;
+        for flow in flows.iter().filter(|flow| flow.is_forwarded()) {
+            open += usize::from(match life(flow) {
+                Life::Open => true,
+                Life::Over => false,
+                Life::WhileBusy => {
+                    let last = self.last_packet(flow, now);
+                    watched.insert(flow.id, last);
+                    now.saturating_sub(last.1) < IDLE
+                }
+            });
+        }
+        self.watched = watched;
+        open
+    }
+
+    /// A timeout counts down by itself, and begins anew with each packet.
+    fn last_packet(&self, flow: &Flow, now: Duration) -> (u32, Duration) {
+        match self.watched.get(&flow.id) {
+            Some((timeout, at)) => {
+                let passed = now.saturating_sub(*at).as_secs();
+                let renewed = u64::from(flow.timeout) + passed > u64::from(*timeout) + ROUNDING;
+                if renewed { (flow.timeout, now) } else { (*timeout, *at) }
+            }
+            None => (flow.timeout, now),
+        }
+    }
+}
+
+/// How a flow's end can be seen.
+enum Life {
+    Open,
+    Over,
+    WhileBusy,
+}
+
+fn life(flow: &Flow) -> Life {
+    match flow.tcp {
+        _ if !flow.is_tcp() => Life::WhileBusy,
+        None | Some(TcpState::SynRecv | TcpState::Established | TcpState::FinWait | TcpState::CloseWait) => Life::Open,
+        // Both ends have said that they are done.
+        Some(TcpState::LastAck | TcpState::TimeWait | TcpState::Close) => Life::Over,
+        Some(TcpState::None | TcpState::SynSent | TcpState::SynSent2) => Life::WhileBusy,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::model::flow::{DST_NAT, Tuple};
+
+    fn flow(proto: u8, tcp: Option<TcpState>, id: u32, timeout: u32) -> Flow {
+        let tuple = Tuple { source: ([10, 0, 0, 9], 1).into(), destination: ([10, 0, 0, 1], 2).into() };
+        Flow { proto, original: tuple, reply: tuple, tcp, status: DST_NAT, mark: 0, timeout, id }
+    }
+
+    fn tcp(state: TcpState) -> Flow {
+        flow(6, Some(state), 1, 100)
+    }
+
+    fn seconds(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn the_default_grace_leaves_the_flows_most_of_it() {
+        let budget = Budget::of(Budget::DEFAULT_GRACE);
+        assert_eq!((budget.flows, budget.resets, budget.daemon), (seconds(24), seconds(2), seconds(3)));
+    }
+
+    #[test]
+    fn a_replica_without_flows_goes_when_it_has_been_quiet() {
+        let mut drain = Drain::new(seconds(20), seconds(2));
+        assert_eq!(drain.decide(Event::Flows(&[]), seconds(0)), Decision::Wait(Duration::from_millis(100)));
+        assert_eq!(drain.decide(Event::Flows(&[tcp(TcpState::Established)]), seconds(1)), Decision::Wait(Duration::from_millis(100)));
+        assert_eq!(drain.decide(Event::Flows(&[]), seconds(2)), Decision::Wait(Duration::from_millis(100)));
+        assert_eq!(drain.decide(Event::Flows(&[tcp(TcpState::TimeWait)]), seconds(3)), Decision::Ended);
+    }
+
+    #[test]
+    fn an_idle_connection_holds_the_replica_until_its_time_is_over() {
+        let mut drain = Drain::new(seconds(20), seconds(0));
+        for now in 0..20 {
+            assert!(matches!(drain.decide(Event::Flows(&[tcp(TcpState::Established)]), seconds(now)), Decision::Wait(_)));
+        }
+        assert_eq!(drain.decide(Event::Flows(&[tcp(TcpState::Established)]), seconds(20)), Decision::Over);
+    }
+
+    #[test]
+    fn datagrams_hold_it_while_they_come() {
+        let mut drain = Drain::new(seconds(60), seconds(0));
+        for now in 0..10 {
+            assert!(matches!(drain.decide(Event::Flows(&[flow(17, None, 1, 120)]), seconds(now)), Decision::Wait(_)), "at {now}");
+        }
+        let mut later = |now: u32| drain.decide(Event::Flows(&[flow(17, None, 1, 129 - now)]), seconds(now.into()));
+        assert!(matches!(later(12), Decision::Wait(_)), "idle for three seconds");
+        assert_eq!(later(15), Decision::Ended, "idle for six");
+    }
+
+    #[test]
+    fn a_failed_listing_ends_nothing_but_the_time_does() {
+        let mut drain = Drain::new(seconds(2), seconds(0));
+        assert!(matches!(drain.decide(Event::Unknown, seconds(1)), Decision::Wait(_)));
+        assert_eq!(drain.decide(Event::Unknown, seconds(2)), Decision::Over);
+    }
+
+    #[test]
+    fn flows_that_are_not_forwarded_do_not_count() {
+        let own = Flow { status: 0, ..tcp(TcpState::Established) };
+        assert_eq!(Drain::new(seconds(2), seconds(0)).decide(Event::Flows(&[own]), seconds(0)), Decision::Ended);
+    }
+
+    proptest! {
+        /// It goes when its time is over, whatever it sees, never waits beyond that, and never while a connection is open.
+        #[test]
+        fn it_goes_in_time_and_not_over_open_connections(
+            looks in prop::collection::vec(prop::option::of(prop::collection::vec((0_u8..10, any::<bool>(), 0_u32..5, 0_u32..200), 0..5)), 1..40),
+            grace in 1_u64..30, quiet in 0_u64..5,
+        ) {
+            let mut drain = Drain::new(seconds(grace), seconds(quiet));
+            for (now, look) in looks.into_iter().enumerate() {
+                let now = seconds(now as u64);
+                let flows: Option<Vec<_>> = look.map(|look| look.into_iter().map(|(state, udp, id, timeout)| {
+                    let state = TcpState::of(state);
+                    if udp { flow(17, None, id, timeout) } else { flow(6, state, id, timeout) }
+                }).collect());
+                let open = flows.iter().flatten().any(|flow| flow.tcp == Some(TcpState::Established));
+                match drain.decide(flows.as_deref().map_or(Event::Unknown, Event::Flows), now) {
+                    Decision::Wait(next) => prop_assert!(now + next <= seconds(grace) && !next.is_zero()),
+                    Decision::Ended => prop_assert!(!open && flows.is_some() && now >= seconds(quiet)),
+                    Decision::Over => prop_assert!(now >= seconds(grace)),
+                }
+            }
+        }
+
+        /// The parts never exceed the whole, and flows have at least half.
+        #[test]
+        fn a_budget_fits_into_any_grace(total in 0_u64..10_000_000) {
+            let total = Duration::from_millis(total);
+            let budget = Budget::of(total);
+            prop_assert!(budget.flows + budget.resets + budget.daemon <= total);
+            prop_assert!(budget.flows >= total / 2);
+        }
+    }
+}

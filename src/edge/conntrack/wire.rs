@@ -230,3 +230,6 @@ fn find(bytes: &[u8], kind: u16) -> Option<&[u8]> {
 fn be_u32(bytes: &[u8]) -> Option<u32> {
     bytes.try_into().ok().map(u32::from_be_bytes)
 }
+
+#[cfg(test)]
+mod tests;
