@@ -173,6 +173,7 @@ async fn the_tailnet_follows_the_bus() {
     lab.resolves("db.lab", &["100.64.0.9"]).await;
     lab.bus(r#"{"PeersRemoved":[2]}"#);
     lab.resolves("db.lab", &[]).await;
+    lab.write("initial", &initial("Running", 6, &[("app", 3)]));
     lab.bus(r#"{"SelfChange":{"ID":1,"StableID":"nMe","Name":"me.lab.","Addresses":["100.64.0.7/32"]}}"#);
     let map = lab.resolves("app.lab", &["100.64.0.3"]).await;
     assert!(map.node.is_some());

@@ -15,6 +15,11 @@ fn nullable<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(from: D) -
     Option::<T>::deserialize(from).map(Option::unwrap_or_default)
 }
 
+/// Tells `null`, which is an empty list, from a field that is not there.
+fn told<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(from: D) -> Result<Option<T>, D::Error> {
+    nullable(from).map(Some)
+}
+
 /// One message of the bus. What is absent has not changed.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
@@ -96,9 +101,9 @@ pub struct Status {
     /// The names for which certificates may be had.
     #[serde(deserialize_with = "nullable")]
     pub cert_domains: Vec<String>,
-    /// Names besides those of the nodes.
-    #[serde(deserialize_with = "nullable")]
-    pub extra_records: Vec<DnsRecord>,
+    /// Names besides those of the nodes; daemons before 1.100 do not tell them here.
+    #[serde(deserialize_with = "told")]
+    pub extra_records: Option<Vec<DnsRecord>>,
     /// The other nodes, by public key.
     #[serde(deserialize_with = "nullable")]
     pub peer: BTreeMap<String, PeerStatus>,

@@ -57,13 +57,15 @@ pub struct Snapshot {
 pub struct Effect {
     /// The snapshot differs from the one before.
     pub changed: bool,
-    /// DNS records and certificate domains may have changed: the bus does not carry them, so they must be asked for.
-    pub ask_dns: bool,
-    /// The tailnet is new to this reader (a login, a daemon that begins to run): the whole status must be asked for.
+    /// The whole status must be asked for. A new map from the control server, of which the bus says no more than that this node
+    /// may have changed, may have removed peers and changed DNS records.
     pub ask_status: bool,
     /// The daemon reports a fault, in its words (such as a reader that was too slow): what it sent may be incomplete, so subscribe again.
     pub lost: Option<String>,
 }
+
+/// The addresses of DNS records by name.
+type Records = imbl::OrdMap<Fqdn, BTreeSet<IpAddr>>;
 
 /// What a peer contributes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -157,14 +159,14 @@ impl Fold {
         }
         if let Some(map) = message.net_map {
             let nodes = map.peers.iter().map(|node| (node.id, Peer::of_node(node)));
-            effect.changed |= self.replace(map.self_node.as_ref().map(self_node), nodes, &map.dns);
+            let records = records(&map.dns.extra_records);
+            effect.changed |= self.replace(map.self_node.as_ref().map(self_node), nodes, Some(records), &map.dns.cert_domains);
         }
         if let Some(status) = message.initial_status {
             effect.changed |= self.status(&status);
         }
         if let Some(node) = message.self_change {
-            effect.ask_status |= self.snapshot.netmap.is_none();
-            effect.ask_dns |= self.snapshot.netmap.is_some();
+            effect.ask_status = true;
             effect.changed |= self.change(|map| set(&mut map.node, Some(self_node(&node))));
         }
         for node in &message.peers_changed {
@@ -193,18 +195,22 @@ impl Fold {
         let state = set(&mut self.snapshot.have_node_key, status.have_node_key) || state;
         // Before a login there is a node without addresses: that is not a tailnet, and what is known of one stays.
         let Some(node) = status.node.as_ref().filter(|node| !node.tailscale_ips.is_empty()) else { return state };
-        let dns = DnsConfig { cert_domains: status.cert_domains.clone(), extra_records: status.extra_records.clone() };
+        let records = status.extra_records.as_deref().map(records);
         let node = SelfNode { stable_id: node.stable_id.clone(), name: node.dns_name.clone(), addresses: addresses(&node.tailscale_ips) };
         let peers = status.peer.values().map(|peer| (peer.node_id, Peer::of_status(peer)));
-        self.replace(Some(node), peers, &dns) || state
+        self.replace(Some(node), peers, records, &status.cert_domains) || state
     }
 
     /// Takes in DNS records and certificate domains.
     pub fn dns(&mut self, dns: &DnsConfig) -> bool {
-        let records = records(&dns.extra_records);
+        self.names(Some(records(&dns.extra_records)), &dns.cert_domains)
+    }
+
+    /// Sets DNS records, where they are told, and certificate domains.
+    fn names(&mut self, records: Option<Records>, certs: &[String]) -> bool {
         self.change(|map| {
-            let changed = set(&mut map.records, records.clone().into_iter().collect());
-            set(&mut map.cert_domains, dns.cert_domains.clone()) || changed
+            let changed = records.is_some_and(|records| set(&mut map.records, records));
+            set(&mut map.cert_domains, certs.to_vec()) || changed
         })
     }
 
@@ -236,7 +242,13 @@ impl Fold {
         }
     }
 
-    fn replace(&mut self, node: Option<SelfNode>, peers: impl Iterator<Item = (NodeId, Peer)>, dns: &DnsConfig) -> bool {
+    fn replace(
+        &mut self,
+        node: Option<SelfNode>,
+        peers: impl Iterator<Item = (NodeId, Peer)>,
+        records: Option<Records>,
+        certs: &[String],
+    ) -> bool {
         let before = self.snapshot.netmap.clone();
         self.forget();
         self.snapshot.netmap.get_or_insert_default();
@@ -244,7 +256,7 @@ impl Fold {
         for (id, peer) in peers {
             self.upsert(id, peer);
         }
-        self.dns(dns);
+        self.names(records, certs);
         let same = before.is_some() && before == self.snapshot.netmap;
         if same {
             self.snapshot.netmap = before; // consumers that compare pointers see no change
@@ -361,8 +373,8 @@ fn self_node(node: &Node) -> SelfNode {
     SelfNode { stable_id: node.stable_id.clone(), name: node.name.clone(), addresses: addresses(&node.addresses) }
 }
 
-fn records(records: &[DnsRecord]) -> BTreeMap<Fqdn, BTreeSet<IpAddr>> {
-    let mut by_name: BTreeMap<Fqdn, BTreeSet<IpAddr>> = BTreeMap::new();
+fn records(records: &[DnsRecord]) -> Records {
+    let mut by_name = Records::new();
     for record in records {
         if let (Some(name), Ok(ip)) = (Fqdn::new(&record.name), record.value.parse()) {
             by_name.entry(name).or_default().insert(ip);

@@ -140,6 +140,16 @@ fn nothing_is_a_tailnet_before_the_first_complete_state() {
 }
 
 #[test]
+fn an_older_daemons_status_without_records_leaves_those_that_are_known() {
+    let mut fold = started();
+    let status = |records: &str| format!(r#"{{"BackendState":"Running","Self":{{"TailscaleIPs":["100.64.0.1"]}}{records}}}"#);
+    fold.status(&serde_json::from_str(&status("")).expect("a status"));
+    assert_eq!((map(&fold).records.len(), map(&fold).peers.len()), (1, 0));
+    fold.status(&serde_json::from_str(&status(r#","ExtraRecords":null"#)).expect("a status"));
+    assert_eq!(map(&fold).records.len(), 0);
+}
+
+#[test]
 fn a_logout_keeps_the_last_tailnet() {
     let mut fold = started();
     fold.fold(notify(r#"{"State":2}"#));
@@ -151,7 +161,7 @@ fn a_logout_keeps_the_last_tailnet() {
 #[test]
 fn beginning_to_run_and_a_change_of_self_ask_for_more() {
     let mut fold = started();
-    assert!(fold.fold(notify(r#"{"SelfChange":{"ID":1,"StableID":"nSelf","Name":"eg-0.","Addresses":["100.64.0.77/32"]}}"#)).ask_dns);
+    assert!(fold.fold(notify(r#"{"SelfChange":{"ID":1,"StableID":"nSelf","Name":"eg-0.","Addresses":["100.64.0.77/32"]}}"#)).ask_status);
     assert_eq!(map(&fold).node.as_ref().map(|node| node.addresses.len()), Some(1));
     assert!(!fold.fold(notify(r#"{"State":6}"#)).ask_status);
     fold.fold(notify(r#"{"State":5}"#));

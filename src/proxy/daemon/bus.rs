@@ -15,7 +15,7 @@ use crate::api::localapi::{DnsConfig, Notify, Status};
 use crate::edge::localapi::{Bus, LocalApi, LocalApiError, MASK, MASK_OLD};
 use crate::model::backoff::Backoff;
 use crate::model::netmap::NetMap;
-use crate::model::notify::{Effect, Fold, Snapshot};
+use crate::model::notify::{Fold, Snapshot};
 
 /// How often everything is compared with the whole status, for daemons that lose messages silently (before 1.102).
 const COMPARE: Duration = Duration::from_mins(5);
@@ -104,7 +104,7 @@ impl Reader {
                         let snapshot = Snapshot { netmap: None, ..fold.snapshot() };
                         *view = View { epoch, connected: true, capver: bus.capver(), snapshot, fault: view.fault.take() };
                     });
-                    let mut stream = Stream { api, view, netmap, fold, asked: None };
+                    let mut stream = Stream { api, view, netmap, fold, asked: None, stale: false };
                     match stream.read(bus, mask).await {
                         End::Old => {
                             mask = MASK_OLD;
@@ -135,6 +135,8 @@ struct Stream<'a> {
     netmap: &'a watch::Sender<Option<Arc<NetMap>>>,
     fold: &'a mut Fold,
     asked: Option<BoxFuture<'static, Answer>>,
+    /// What is being asked for is already too old.
+    stale: bool,
 }
 
 impl Stream<'_> {
@@ -170,7 +172,7 @@ impl Stream<'_> {
                 }
                 () = sleep_until(compare) => {
                     compare = Instant::now() + COMPARE;
-                    self.ask(&Effect { ask_status: true, ..Effect::default() });
+                    self.ask();
                 }
             }
             self.publish();
@@ -187,7 +189,7 @@ impl Stream<'_> {
                 Err(fault) if fault.stream_goes_on() => {
                     warn!(%fault, "a message of the bus was not understood; asking for the whole status");
                     self.view.send_modify(|view| view.fault = Some((fault.kind(), fault.to_string())));
-                    self.ask(&Effect { ask_status: true, ..Effect::default() });
+                    self.ask();
                 }
                 Err(fault) => return Err(End::Lost(Some(fault))),
             }
@@ -201,7 +203,9 @@ impl Stream<'_> {
 
     fn take(&mut self, message: Notify) -> Result<(), End> {
         let effect = self.fold.fold(message);
-        self.ask(&effect);
+        if effect.ask_status {
+            self.ask();
+        }
         match effect.lost {
             Some(text) => {
                 warn!(text, "tailscaled reports a fault on the bus; subscribing again");
@@ -212,21 +216,33 @@ impl Stream<'_> {
         }
     }
 
-    /// Asks beside the stream; one question at a time, and the whole status answers them all.
-    fn ask(&mut self, effect: &Effect) {
+    /// Asks for the whole status beside the stream; one question at a time, and once more where something changed meanwhile.
+    fn ask(&mut self) {
         let api = self.api.clone();
-        if effect.ask_status {
+        if self.asked.is_some() {
+            self.stale = true;
+        } else {
             self.asked = Some(async move { Answer::Status(api.status().await.map(|(status, _)| Box::new(status))) }.boxed());
-        } else if effect.ask_dns && self.asked.is_none() {
-            self.asked = Some(async move { Answer::Dns(api.dns_config().await) }.boxed());
         }
     }
 
     fn answered(&mut self, answer: Answer) -> Result<(), LocalApiError> {
         match answer {
-            Answer::Status(status) => self.fold.status(status?.as_ref()),
-            Answer::Dns(dns) => self.fold.dns(&dns?),
-        };
+            Answer::Status(status) => {
+                let status = status?;
+                self.fold.status(&status);
+                if status.extra_records.is_none() {
+                    let api = self.api.clone();
+                    self.asked = Some(async move { Answer::Dns(api.dns_config().await) }.boxed());
+                }
+            }
+            Answer::Dns(dns) => {
+                self.fold.dns(&dns?);
+            }
+        }
+        if std::mem::take(&mut self.stale) {
+            self.ask();
+        }
         Ok(())
     }
 
