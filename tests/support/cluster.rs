@@ -1,0 +1,331 @@
+//! A real kube-apiserver on a real etcd, in a network namespace of its own, with real RBAC; it can be stopped, continued,
+//! killed and started again. Everything ends with the value, or with the test's thread.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace as KubeNamespace, Secret};
+use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef, Subject};
+use kube::api::{Api, DeleteParams, ObjectMeta, Patch, PatchParams, PostParams};
+use kube::config::{AuthInfo, Config, KubeConfigOptions, Kubeconfig};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+use tailyard::edge::kube::Cluster as Client;
+use tailyard::edge::netns::Namespace;
+use tempfile::TempDir;
+
+/// The address of the API server in its namespace; a certificate cannot be had for a loopback address.
+const ADDRESS: &str = "10.99.0.2";
+/// The Kubernetes namespace of everything in a test.
+pub(crate) const NAMESPACE: &str = "ts";
+/// Longer than anything takes on a slow machine.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Two clusters at once would be too much for a small machine.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// A running control plane: etcd, kube-apiserver and an administrator.
+pub(crate) struct Cluster {
+    place: TempDir,
+    binaries: PathBuf,
+    etcd: Option<Child>,
+    server: Option<Child>,
+    admin: Option<kube::Client>,
+}
+
+/// Runs a test in a namespace of its own, where the cluster and all clients are.
+pub(crate) fn cluster(test: impl AsyncFnOnce(Cluster) + Send) {
+    let _turn: MutexGuard<'_, ()> = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let namespace = Namespace::make().expect("a network namespace");
+    let work = async move || {
+        for arguments in [&["link", "set", "lo", "up"][..], &["address", "add", "10.99.0.2/32", "dev", "lo"]] {
+            assert!(Command::new("ip").args(arguments).status().expect("the ip command").success());
+        }
+        let mut cluster = Cluster::prepare();
+        cluster.start().await;
+        test(cluster).await;
+    };
+    namespace.block_on(work).expect("the test's thread");
+}
+
+/// Waits until it holds; fails with what is seen last.
+pub(crate) async fn eventually<T: std::fmt::Debug>(what: &str, mut look: impl AsyncFnMut() -> T, holds: impl Fn(&T) -> bool) -> T {
+    let begin = Instant::now();
+    loop {
+        let seen = look().await;
+        if holds(&seen) {
+            return seen;
+        }
+        assert!(begin.elapsed() < DEADLINE, "never: {what}; is: {seen:?}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+impl Cluster {
+    /// Everything but the processes.
+    fn prepare() -> Self {
+        let built = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/servers/build")).stderr(Stdio::inherit()).output();
+        let built = built.expect("tests/servers/build");
+        assert!(built.status.success(), "tests/servers/build failed");
+        let binaries = PathBuf::from(String::from_utf8(built.stdout).expect("a path").trim());
+        let place = TempDir::new().expect("a directory");
+        let path = |name: &str| place.path().join(name);
+        let key = Command::new("openssl").args(["genrsa", "-out"]).arg(path("sa.key")).arg("2048").stderr(Stdio::null()).status();
+        assert!(key.expect("openssl").success());
+        let tokens = "admin-token,admin,1,\"system:masters\"\npod-token,pod,2,\"pods\"\n";
+        fs::write(path("tokens.csv"), tokens).expect("tokens");
+        let policy = json!({"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"],
+            "rules": [{"level": "Metadata", "users": ["pod"]}, {"level": "None"}]});
+        fs::write(path("audit.json"), policy.to_string()).expect("policy");
+        for (name, token) in [("pod", "pod-token"), ("admin", "admin-token")] {
+            fs::create_dir(path(name)).expect("directory");
+            fs::write(path(name).join("namespace"), NAMESPACE).expect("namespace");
+            fs::write(path(name).join("token"), token).expect("token");
+        }
+        Self { place, binaries, etcd: None, server: None, admin: None }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.place.path().join(name)
+    }
+
+    /// Starts a program that dies with this thread; its output is kept and shown if the test fails.
+    fn spawn(&self, program: &str, arguments: &[String]) -> Child {
+        let log = File::options().create(true).append(true).open(self.path(&format!("{program}.log"))).expect("log");
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "--"]).arg(self.binaries.join(program)).args(arguments);
+        command.stdin(Stdio::null()).stdout(log.try_clone().expect("log")).stderr(log);
+        command.spawn().unwrap_or_else(|error| panic!("{program} (and setpriv): {error}"))
+    }
+
+    async fn start(&mut self) {
+        let data = self.path("etcd").display().to_string();
+        let flags = [
+            format!("--data-dir={data}"),
+            "--unsafe-no-fsync".into(),
+            "--log-level=warn".into(),
+            "--listen-client-urls=http://127.0.0.1:2379".into(),
+            "--advertise-client-urls=http://127.0.0.1:2379".into(),
+            "--listen-peer-urls=http://127.0.0.1:2380".into(),
+        ];
+        self.etcd = Some(self.spawn("etcd", &flags));
+        self.start_server().await;
+        let admin = self.admin();
+        let namespace = KubeNamespace { metadata: named(NAMESPACE), ..KubeNamespace::default() };
+        Api::all(admin).create(&PostParams::default(), &namespace).await.expect("a namespace");
+    }
+
+    /// Starts the API server and waits until it serves, the rules that let anybody ask for his rights included.
+    pub(crate) async fn start_server(&mut self) {
+        self.launch();
+        for name in ["pod", "admin"] {
+            let made = async || fs::copy(self.path("certs/apiserver.crt"), self.path(name).join("ca.crt")).ok();
+            eventually("a certificate", made, |copied| copied.is_some_and(|bytes| bytes > 0)).await;
+        }
+        self.admin = Some(self.client_of("admin").await);
+        let api: Api<ClusterRoleBinding> = Api::all(self.admin());
+        let served = async || api.get("system:basic-user").await.map(drop).map_err(|error| error.to_string());
+        eventually("the API serves", served, Result::is_ok).await;
+    }
+
+    /// Starts the API server and does not wait.
+    pub(crate) fn launch(&mut self) {
+        let path = |name: &str| self.path(name).display().to_string();
+        let flags = [
+            "--etcd-servers=http://127.0.0.1:2379".into(),
+            format!("--advertise-address={ADDRESS}"),
+            format!("--bind-address={ADDRESS}"),
+            "--secure-port=6443".into(),
+            "--endpoint-reconciler-type=none".into(),
+            format!("--cert-dir={}", path("certs")),
+            format!("--token-auth-file={}", path("tokens.csv")),
+            "--authorization-mode=RBAC".into(),
+            "--service-account-issuer=https://kubernetes.default.svc".into(),
+            format!("--service-account-key-file={}", path("sa.key")),
+            format!("--service-account-signing-key-file={}", path("sa.key")),
+            "--service-cluster-ip-range=10.96.0.0/16".into(),
+            format!("--audit-policy-file={}", path("audit.json")),
+            format!("--audit-log-path={}", path("audit.log")),
+        ];
+        self.server = Some(self.spawn("kube-apiserver", &flags));
+    }
+
+    /// Ends the API server at once.
+    pub(crate) fn kill_server(&mut self) {
+        let mut server = self.server.take().expect("a running API server");
+        server.kill().expect("killed");
+        server.wait().expect("ended");
+    }
+
+    /// Freezes the API server: connections stay and nothing answers.
+    pub(crate) fn freeze_server(&self) {
+        self.signal(Signal::SIGSTOP);
+    }
+
+    /// Lets it go on.
+    pub(crate) fn thaw_server(&self) {
+        self.signal(Signal::SIGCONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        let id = self.server.as_ref().expect("a running API server").id();
+        kill(Pid::from_raw(id.try_into().expect("a process id")), signal).expect("signalled");
+    }
+
+    /// Where the Pod finds its service account.
+    pub(crate) fn service_account(&self) -> PathBuf {
+        self.path("pod")
+    }
+
+    /// The Pod's own client, as in a Pod.
+    pub(crate) async fn pod(&self) -> Client {
+        Client::in_pod(&url(), &self.service_account()).await.expect("a client")
+    }
+
+    async fn client_of(&self, name: &str) -> kube::Client {
+        let directory = self.path(name);
+        let file: Kubeconfig = serde_json::from_value(kubeconfig(&directory)).expect("a kubeconfig");
+        let mut config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.expect("a config");
+        let token_file = Some(directory.join("token").display().to_string());
+        config.auth_info = AuthInfo { token_file, ..AuthInfo::default() };
+        kube::Client::try_from(config).expect("a client")
+    }
+
+    /// A kubeconfig file of the Pod's user.
+    pub(crate) fn kubeconfig_file(&self) -> PathBuf {
+        let path = self.path("kubeconfig");
+        fs::write(&path, kubeconfig(&self.service_account()).to_string()).expect("written");
+        path
+    }
+
+    fn admin(&self) -> kube::Client {
+        self.admin.clone().expect("a started cluster")
+    }
+
+    /// All `ConfigMap`s, as the administrator.
+    pub(crate) fn config_maps(&self) -> Api<ConfigMap> {
+        Api::namespaced(self.admin(), NAMESPACE)
+    }
+
+    /// All Secrets, as the administrator.
+    pub(crate) fn secrets(&self) -> Api<Secret> {
+        Api::namespaced(self.admin(), NAMESPACE)
+    }
+
+    /// Makes a `ConfigMap` with these values as the operator does, in `binaryData`, or replaces those of one that exists.
+    pub(crate) async fn write_config(&self, name: &str, values: &[(&str, &str)]) {
+        let binary: BTreeMap<_, _> = values.iter().map(|(key, value)| (*key, k8s_openapi::ByteString(value.as_bytes().to_vec()))).collect();
+        let object = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "binaryData": binary});
+        let parameters = PatchParams::apply("test").force();
+        self.config_maps().patch(name, &parameters, &Patch::Apply(object)).await.expect("written");
+    }
+
+    /// Ends a `ConfigMap`.
+    pub(crate) async fn delete_config(&self, name: &str) {
+        self.config_maps().delete(name, &DeleteParams::default()).await.expect("deleted");
+    }
+
+    /// Makes a Secret with these values.
+    pub(crate) async fn make_secret(&self, name: &str, values: &[(&str, &str)]) {
+        let data = values.iter().map(|(key, value)| ((*key).to_owned(), k8s_openapi::ByteString(value.as_bytes().to_vec())));
+        let secret = Secret { metadata: named(name), data: Some(data.collect()), ..Secret::default() };
+        self.secrets().create(&PostParams::default(), &secret).await.expect("a Secret");
+    }
+
+    /// Changes these values of a Secret.
+    pub(crate) async fn patch_secret(&self, name: &str, values: &[(&str, &str)]) {
+        let text: BTreeMap<_, _> = values.iter().copied().collect();
+        let patch = Patch::Merge(json!({"stringData": text}));
+        self.secrets().patch(name, &PatchParams::default(), &patch).await.expect("patched");
+    }
+
+    /// Ends a Secret.
+    pub(crate) async fn delete_secret(&self, name: &str) {
+        self.secrets().delete(name, &DeleteParams::default()).await.expect("deleted");
+    }
+
+    /// Who wrote to a Secret, by field manager.
+    pub(crate) async fn managers(&self, name: &str) -> Vec<String> {
+        let metadata = self.secrets().get(name).await.expect("a Secret").metadata;
+        metadata.managed_fields.unwrap_or_default().into_iter().filter_map(|entry| entry.manager).collect()
+    }
+
+    /// The values of a Secret as text, and its version.
+    pub(crate) async fn secret(&self, name: &str) -> (BTreeMap<String, String>, String) {
+        let secret = self.secrets().get(name).await.expect("a Secret");
+        let text = |value: Vec<u8>| String::from_utf8(value).expect("text");
+        let values = secret.data.unwrap_or_default().into_iter().map(|(key, value)| (key, text(value.0))).collect();
+        (values, secret.metadata.resource_version.expect("a version"))
+    }
+
+    /// Gives the Pod these verbs on the named objects of a resource, and waits until the API knows.
+    pub(crate) async fn allow(&self, resource: &str, names: &[&str], verbs: &[&str]) {
+        let role = format!("{resource}-{}", verbs.join("-"));
+        let owned = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
+        let rule = PolicyRule {
+            api_groups: Some(owned(&[""])),
+            resources: Some(owned(&[resource])),
+            resource_names: Some(owned(names)),
+            verbs: owned(verbs),
+            ..PolicyRule::default()
+        };
+        let made = Role { metadata: named(&role), rules: Some(vec![rule]), ..Role::default() };
+        Api::<Role>::namespaced(self.admin(), NAMESPACE).create(&PostParams::default(), &made).await.expect("a Role");
+        let reference = RoleRef { api_group: "rbac.authorization.k8s.io".into(), kind: "Role".into(), name: role.clone() };
+        let subject = Subject { kind: "User".into(), name: "pod".into(), ..Subject::default() };
+        let binding = RoleBinding { metadata: named(&role), role_ref: reference, subjects: Some(vec![subject]) };
+        Api::<RoleBinding>::namespaced(self.admin(), NAMESPACE).create(&PostParams::default(), &binding).await.expect("a RoleBinding");
+    }
+
+    /// How often the Pod did this to such an object and succeeded, according to the API server's audit log.
+    pub(crate) fn count(&self, verb: &str, resource: &str) -> usize {
+        let log = fs::read_to_string(self.path("audit.log")).unwrap_or_default();
+        let events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let done =
+            |event: &Value| event["verb"] == verb && event["objectRef"]["resource"] == resource && event["responseStatus"]["code"] == 200;
+        events.filter(done).count()
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        for child in [self.server.take(), self.etcd.take()].into_iter().flatten() {
+            end(child);
+        }
+        if std::thread::panicking() {
+            for program in ["kube-apiserver", "etcd"] {
+                let log = fs::read_to_string(self.path(&format!("{program}.log"))).unwrap_or_default();
+                let lines: Vec<_> = log.lines().collect();
+                println!("--- {program}:\n{}", lines[lines.len().saturating_sub(30)..].join("\n"));
+            }
+        }
+    }
+}
+
+fn end(mut child: Child) {
+    if child.kill().and_then(|()| child.wait()).is_err() {
+        println!("process {} could not be ended", child.id());
+    }
+}
+
+/// The URL of the API.
+pub(crate) fn url() -> String {
+    format!("https://{ADDRESS}:6443")
+}
+
+fn named(name: &str) -> ObjectMeta {
+    ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() }
+}
+
+fn kubeconfig(directory: &Path) -> Value {
+    let token = fs::read_to_string(directory.join("token")).expect("a token");
+    json!({"apiVersion": "v1", "kind": "Config", "current-context": "test",
+        "clusters": [{"name": "test", "cluster": {"server": url(), "certificate-authority": directory.join("ca.crt")}}],
+        "users": [{"name": "test", "user": {"token": token}}],
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test", "namespace": NAMESPACE}}]})
+}
