@@ -13,8 +13,9 @@ use crate::model::load::{Attempt, Failure, Identity, Lane, Ledger, Report, Tally
 use crate::model::net::{Family, Proto};
 
 /// How long after a change was seen in force a UDP flow of before may still be answered by the old target: the kernel's
-/// maps change first, the flow's own entry is deleted right after.
-pub const UDP_GRACE: Duration = Duration::from_millis(50);
+/// maps change first; the flow's own entry is deleted after one pass over the kernel's table of connections, some tens
+/// of milliseconds long.
+pub const UDP_GRACE: Duration = Duration::from_millis(250);
 
 /// How old a change must be for a replica that turns ready to have it in force: its config may be written just then.
 const READY_COVERS: Duration = Duration::from_millis(250);

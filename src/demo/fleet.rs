@@ -105,6 +105,7 @@ impl Replica {
             .arg("--state-file")
             .arg(state)
             .args(["--admin-addr", &format!("{v4}:{ADMIN_PORT}")])
+            .args(["--drain-grace", &format!("{}ms", launch.grace.as_millis())])
             .env("POD_IP", v4.to_string())
             .env("POD_IPS", format!("{v4},{v6}"))
             .env("POD_NAME", format!("replica-{}", self.number))

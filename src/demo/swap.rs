@@ -17,7 +17,7 @@ const LIMIT: Duration = Duration::from_secs(5);
 /// How long a probe waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// How many probes follow one another at once; later ones are a millisecond apart.
-const EAGER: u64 = 64;
+const EAGER: u64 = 16;
 
 /// Waits until every ready replica acts on a change of these services that was put in place at `written`.
 ///
