@@ -14,12 +14,7 @@ fn golden(name: &str) -> PathBuf {
 }
 
 fn plan(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_tailyard"))
-        .current_dir(golden(""))
-        .arg("plan")
-        .args(args)
-        .output()
-        .expect("the compiled binary")
+    Command::new(env!("CARGO_BIN_EXE_tailyard")).current_dir(golden("")).arg("plan").args(args).output().expect("the compiled binary")
 }
 
 fn printed(args: &[&str]) -> String {
@@ -78,7 +73,8 @@ fn feed(argv: &[&str], input: &str) -> Output {
 
 #[test]
 fn a_delta_names_what_changes_and_counts_it() {
-    let delta: Value = serde_json::from_str(&printed(&["--diff", "egress.json", "egress-next.json", "--netmap", "netmap.json"])).expect("JSON");
+    let delta: Value =
+        serde_json::from_str(&printed(&["--diff", "egress.json", "egress-next.json", "--netmap", "netmap.json"])).expect("JSON");
     let ports: Vec<_> = delta["delta"]["ports"].as_object().expect("ports").keys().cloned().collect();
     assert_eq!(ports, ["tcp/10042", "tcp/10099"], "one retargeted, one new; nothing of what stays");
     assert!(delta["operations"].as_u64().expect("a count") >= 3, "{delta}");

@@ -60,7 +60,7 @@ pub struct ProxyArgs {
     /// default: auto, the first that works]
     #[arg(long, value_name = "NAME", help_heading = "Kernel")]
     backend: Option<String>,
-    /// How long a leaving replica lets its flows go on before it resets them [env: TAILYARD_DRAIN_GRACE; default: 25s]
+    /// How long leaving may take: flows go on, what is left of them is reset, tailscaled is stopped [env: TAILYARD_DRAIN_GRACE; default: 25s]
     #[arg(long, value_name = "TIME", help_heading = "Kernel")]
     drain_grace: Option<String>,
 

@@ -58,7 +58,7 @@ pub struct Settings {
     pub health_addr: Option<SocketAddr>,
     /// The listener of everything, debugging included; nothing if it is turned off.
     pub admin_addr: Option<SocketAddr>,
-    /// How long a leaving replica lets its flows go on.
+    /// How long leaving may take, from the signal to the end: flows go on, what is left of them is reset, tailscaled is stopped.
     pub drain_grace: Duration,
     /// How logs are written.
     pub log: Log,

@@ -60,6 +60,8 @@ pub struct Programmed {
     pub planned: Option<Arc<Planned>>,
     /// Whether the newest plan is in force and nobody has touched it.
     pub current: bool,
+    /// Whether nothing is forwarded any more, as the replica has drained.
+    pub closed: bool,
     /// When the plan in force was written.
     pub at: Option<Instant>,
     /// The last failure, and when; cleared by the next success.
@@ -138,11 +140,13 @@ impl<K: Kernel> Writer<K> {
     /// Brings the kernel to the newest plan.
     async fn sync(&mut self) -> Outcome {
         let Some(planned) = self.inputs.planned.borrow_and_update().clone() else { return Outcome::Unchanged };
-        let wanted = wanted(&planned.ruleset, *self.inputs.closing.borrow_and_update());
+        let closing = *self.inputs.closing.borrow_and_update();
+        let wanted = wanted(&planned.ruleset, closing);
         let before = self.applied.clone().unwrap_or_else(|| Ruleset::empty(wanted.interface.clone()));
         let delta = diff(&before, &wanted);
         if self.trusted && delta.is_empty() {
             self.unchanged(planned, &delta, &wanted).await;
+            self.publish(|state| state.closed = closing);
             return Outcome::Unchanged;
         }
         let started = Instant::now();
@@ -159,6 +163,7 @@ impl<K: Kernel> Writer<K> {
         self.retry.reset();
         self.publish(|state| {
             (state.planned, state.current, state.at, state.fault) = (Some(planned), true, Some(Instant::now()), None);
+            state.closed = closing;
             state.writes += 1;
             state.keys += delta.keys() as u64;
             state.took = started.elapsed();

@@ -28,6 +28,8 @@ pub struct Ended {
     pub reset: u64,
     /// TCP flows whose far end did not answer the probe: their near end learns with its next segment.
     pub unanswered: u64,
+    /// Batches of resets that are not done yet.
+    pub under_way: u64,
     /// The last failure; cleared by the next success.
     pub fault: Option<Fault>,
 }
@@ -128,11 +130,6 @@ impl Surgeon {
         self.ended.send_modify(|ended| ended.fault = fault);
     }
 
-    /// Waits until no reset is under way.
-    pub async fn settle(&mut self) {
-        while self.resets.join_next().await.is_some() {}
-    }
-
     fn reset(&mut self, ends: Vec<(Flow, Verdict)>) {
         let silent = ends.iter().filter(|(_, verdict)| *verdict == Verdict::Delete).count() as u64;
         let flows: Vec<_> = ends.into_iter().filter(|(_, verdict)| *verdict == Verdict::Reset).map(|(flow, _)| flow).collect();
@@ -140,16 +137,23 @@ impl Surgeon {
         if flows.is_empty() {
             return;
         }
+        self.ended.send_modify(|ended| ended.under_way += 1);
         let ended = self.ended.clone();
-        self.resets.spawn_blocking(move || match probe::reset(&flows, Instant::now() + RESET_WITHIN) {
-            Ok(report) => ended.send_modify(|ended| {
-                ended.reset += report.reset as u64;
-                ended.unanswered += report.unanswered as u64;
-            }),
-            Err(error) => {
-                tracing::error!(kind = error.kind(), flows = flows.len(), "flows end only with their next packet: {error}");
-                ended.send_modify(|ended| ended.fault = Some(Fault { kind: error.kind(), message: error.to_string() }));
-            }
+        self.resets.spawn_blocking(move || {
+            let outcome = probe::reset(&flows, Instant::now() + RESET_WITHIN);
+            ended.send_modify(|ended| {
+                ended.under_way -= 1;
+                match outcome {
+                    Ok(report) => {
+                        ended.reset += report.reset as u64;
+                        ended.unanswered += report.unanswered as u64;
+                    }
+                    Err(error) => {
+                        tracing::error!(kind = error.kind(), flows = flows.len(), "flows end only with their next packet: {error}");
+                        ended.fault = Some(Fault { kind: error.kind(), message: error.to_string() });
+                    }
+                }
+            });
         });
     }
 }
