@@ -10,5 +10,6 @@ pub mod link;
 pub mod localapi;
 pub mod netns;
 pub mod nft;
+pub mod ping;
 pub mod probe;
 pub mod sysctl;

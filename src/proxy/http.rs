@@ -1,1 +1,169 @@
-//! The endpoints of a replica.
+//! What a replica says over HTTP: health, metrics, the preStop hook, and on the admin address the plan in force.
+//!
+//! Every answer is made from the newest state of the other tasks ([`Sources`]); no request changes anything or waits for
+//! another. A listener that cannot be had is tried for again; it is no reason to stop forwarding.
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::StatusCode;
+use hyper::header::{HeaderName, HeaderValue};
+use serde::Serialize;
+use tokio::time::{sleep, timeout};
+
+use crate::model::backoff::Backoff;
+use crate::model::health;
+use crate::model::plan::{Plan, Planned};
+use crate::model::ruleset::Ruleset;
+use crate::model::settings::Settings;
+use crate::model::world::World;
+use crate::runtime::admin::{Answer, Ask, Limits, Routes, Server, text, typed};
+use crate::runtime::metrics::CONTENT_TYPE;
+use crate::runtime::tasks::{Stop, Tasks};
+
+pub use sources::Sources;
+
+mod preshutdown;
+pub mod sources;
+
+/// How long tailscaled's own metrics may take: a scrape must not hang with a daemon that does.
+const USERMETRICS: Duration = Duration::from_secs(2);
+
+/// What is in force, as `/debug/plan` shows it.
+#[derive(Serialize)]
+struct InForce<'a> {
+    /// Whether it is the newest plan.
+    current: bool,
+    world: &'a World,
+    plan: &'a Plan,
+    ruleset: &'a Ruleset,
+}
+
+/// Starts every listener that the settings ask for.
+pub fn start(tasks: &mut Tasks, settings: &Settings, sources: &Arc<Sources>) {
+    super::spawn(tasks, "http state", Arc::clone(sources).follow());
+    let mut listeners = Vec::new();
+    if let Some(http) = settings.http {
+        let mut routes = health_routes(sources);
+        if http.metrics {
+            routes = with_metrics(routes, sources);
+        }
+        if http.preshutdown {
+            routes = with_preshutdown(routes, sources);
+        }
+        listeners.push(("http", http.address, routes));
+    }
+    listeners.extend(settings.health_addr.map(|address| ("health", address, health_routes(sources))));
+    listeners.extend(settings.admin_addr.map(|address| ("admin", address, admin_routes(sources))));
+    for (name, address, routes) in listeners {
+        tasks.run_forever(name, serve(name, address, routes, tasks.stop()));
+    }
+}
+
+/// Listens on an address until the stop is requested; tries again for ever while it cannot be had.
+pub async fn serve(name: &'static str, address: SocketAddr, routes: Routes, stop: Stop) {
+    let mut retry = Backoff::DAEMON;
+    loop {
+        match Server::bind(address, routes.clone(), Limits::default()).await {
+            Ok(server) => {
+                tracing::info!(listener = name, address = %server.address(), "listening");
+                return server.serve(async move { stop.requested().await }).await;
+            }
+            Err(error) => tracing::error!(listener = name, kind = error.kind(), "{error}"),
+        }
+        tokio::select! {
+            () = sleep(retry.next(fastrand::f64())) => {}
+            () = stop.requested() => return,
+        }
+    }
+}
+
+/// `/healthz`, `/readyz` and `/livez`.
+#[must_use]
+pub fn health_routes(sources: &Arc<Sources>) -> Routes {
+    Routes::new()
+        .with("/livez", |_| std::future::ready(text(StatusCode::OK, "ok")))
+        .with("/healthz", answer(sources, |sources| std::future::ready(healthz(&sources))))
+        .with("/readyz", answer(sources, |sources| std::future::ready(readyz(&sources))))
+}
+
+/// Adds `/metrics`.
+#[must_use]
+pub fn with_metrics(routes: Routes, sources: &Arc<Sources>) -> Routes {
+    routes.with("/metrics", answer(sources, metrics))
+}
+
+/// Adds the preStop hook of the Tailscale operator.
+#[must_use]
+pub fn with_preshutdown(routes: Routes, sources: &Arc<Sources>) -> Routes {
+    routes.with("/internal-egress-services-preshutdown", answer(sources, preshutdown::hook))
+}
+
+/// Everything, for those who can reach the Pod's inside.
+#[must_use]
+pub fn admin_routes(sources: &Arc<Sources>) -> Routes {
+    let routes = with_preshutdown(with_metrics(health_routes(sources), sources), sources);
+    routes.with("/debug/plan", answer(sources, |sources| std::future::ready(debug_plan(&sources))))
+}
+
+/// A handler that needs nothing of the request: neither a header nor a parameter of a client goes any further.
+fn answer<F>(sources: &Arc<Sources>, work: impl Fn(Arc<Sources>) -> F + Send + Sync + 'static) -> impl Fn(Ask) -> F + Send + Sync + 'static
+where
+    F: Future<Output = Answer> + Send + 'static,
+{
+    let sources = Arc::clone(sources);
+    move |_| work(Arc::clone(&sources))
+}
+
+fn healthz(sources: &Sources) -> Answer {
+    if !health::forwards(&sources.facts()) {
+        return text(StatusCode::SERVICE_UNAVAILABLE, "cannot forward yet; /readyz says what is missing");
+    }
+    let mut answer = text(StatusCode::OK, "ok");
+    for ip in sources.own() {
+        let name = if ip.is_ipv4() { "pod-ipv4" } else { "pod-ipv6" };
+        if let Ok(value) = HeaderValue::try_from(ip.to_string()) {
+            answer.headers_mut().insert(HeaderName::from_static(name), value);
+        }
+    }
+    answer
+}
+
+fn readyz(sources: &Sources) -> Answer {
+    let blockers = health::readiness(&sources.facts());
+    if blockers.is_empty() {
+        return text(StatusCode::OK, "ready\n");
+    }
+    text(StatusCode::SERVICE_UNAVAILABLE, lines(&blockers))
+}
+
+/// One line for each.
+fn lines<T: std::fmt::Display>(items: &[T]) -> String {
+    items.iter().fold(String::new(), |text, item| text + &item.to_string() + "\n")
+}
+
+async fn metrics(sources: Arc<Sources>) -> Answer {
+    let (snapshot, daemon) = tokio::join!(sources.snapshot(), timeout(USERMETRICS, (sources.usermetrics)()));
+    let page = sources.metrics.page(&snapshot, daemon.ok().flatten().as_deref());
+    typed(StatusCode::OK, CONTENT_TYPE, page)
+}
+
+fn debug_plan(sources: &Sources) -> Answer {
+    let programmed = sources.programmed.borrow().clone();
+    let newest = sources.planned.borrow().clone();
+    // Before the first write, and where nothing is to be forwarded, the newest plan is all there is to show.
+    let shown = programmed.planned.as_ref().or(newest.as_ref());
+    let in_force = shown.map(|planned| {
+        let Planned { world, plan, ruleset, .. } = planned.as_ref();
+        InForce { current: programmed.current, world, plan, ruleset }
+    });
+    match serde_json::to_vec(&in_force) {
+        Ok(body) => typed(StatusCode::OK, "application/json", body),
+        Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("cannot be told as JSON: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -96,10 +96,8 @@ pub struct DaemonState {
 pub struct ReportState {
     /// Writes that were accepted.
     pub writes: u64,
-    /// Writes that failed, by kind.
-    pub failures: BTreeMap<&'static str, u64>,
-    /// How long the newest state has waited to be written; nothing if it is written.
-    pub waiting: Option<Duration>,
+    /// The kind of what keeps the state from being written, and for how long.
+    pub fault: Option<(&'static str, Duration)>,
 }
 
 impl Metrics {

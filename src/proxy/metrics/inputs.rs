@@ -20,8 +20,7 @@ pub(super) struct Inputs {
     daemon_restarts: Sampled<0>,
     daemon_error: Sampled<1>,
     report_writes: Sampled<0>,
-    report_waiting: Sampled<0>,
-    report_failures: Sampled<1>,
+    report_error: Sampled<1>,
 }
 
 impl Inputs {
@@ -57,13 +56,12 @@ impl Inputs {
             daemon_restarts: registry.sampled("tailyard_tailscaled_restarts_total", counter, "Times that tailscaled was started again", []),
             daemon_error: registry.sampled("tailyard_tailscaled_error", gauge, "1 for the kind of tailscaled's newest fault", ["kind"]),
             report_writes: registry.sampled("tailyard_state_writes_total", counter, "Times that this replica's state was written", []),
-            report_waiting: registry.sampled(
-                "tailyard_state_waiting_seconds",
+            report_error: registry.sampled(
+                "tailyard_state_error_age_seconds",
                 gauge,
-                "Time for which the newest state waits to be written",
-                [],
+                "Time for which this replica's state could not be written, until it can",
+                ["kind"],
             ),
-            report_failures: registry.sampled("tailyard_state_failures_total", counter, "Writes of the state that failed", ["kind"]),
         }
     }
 
@@ -111,7 +109,6 @@ impl Inputs {
 
     fn write_report(&self, page: &mut Page, report: &ReportState) {
         one(page, &self.report_writes, number(report.writes));
-        one(page, &self.report_waiting, report.waiting.unwrap_or_default().as_secs_f64());
-        page.write(&self.report_failures, report.failures.iter().map(|(kind, count)| ([*kind], number(*count))));
+        page.write(&self.report_error, report.fault.map(|(kind, age)| ([kind], age.as_secs_f64())));
     }
 }

@@ -74,7 +74,7 @@ async fn a_last_error_ages_once_it_is_over_and_leaves_with_its_service() {
     let broken = planned(CONFIG, None);
     metrics.planned(&broken, Instant::now());
     let mended = planned(&CONFIG.replace(r#""fqdn":"gone.tail.lab""#, r#""ip":"100.64.0.9""#), Some(&broken));
-    tokio::time::advance(Duration::from_secs(60)).await;
+    tokio::time::advance(Duration::from_mins(1)).await;
     metrics.planned(&mended, Instant::now());
     tokio::time::advance(Duration::from_secs(30)).await;
     let page = metrics.page(&Snapshot { planned: Some(Arc::clone(&mended)), ..snapshot(Instant::now()) }, None);
@@ -118,7 +118,7 @@ async fn inputs_are_told_with_their_ages() {
         configs: [("egress", config(Some("api"), None)), ("ingress", config(Some("file"), Some("Json")))].into(),
         names: Arc::new(Report { names: names.into(), failures: [(Failure::Server, 3)].into() }),
         daemon: Some(DaemonState { state: "Running".into(), age: Duration::from_secs(2), restarts: 4, fault: Some("exit") }),
-        report: Some(ReportState { writes: 5, failures: [("Unreachable", 2)].into(), waiting: Some(Duration::from_secs(8)) }),
+        report: Some(ReportState { writes: 5, fault: Some(("Unreachable", Duration::from_secs(8))) }),
         ..snapshot(Instant::now())
     };
     let page = metrics.page(&shown, None);
@@ -136,8 +136,7 @@ async fn inputs_are_told_with_their_ages() {
         "tailyard_tailscaled_restarts_total 4",
         r#"tailyard_tailscaled_error{kind="exit"} 1"#,
         "tailyard_state_writes_total 5",
-        "tailyard_state_waiting_seconds 8",
-        r#"tailyard_state_failures_total{kind="Unreachable"} 2"#,
+        r#"tailyard_state_error_age_seconds{kind="Unreachable"} 8"#,
     ] {
         assert!(has(&page, line), "{line}\nis not in\n{page}");
     }

@@ -1,0 +1,272 @@
+//! Where the answers come from: the newest state of every other task.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use tokio::sync::watch;
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, timeout};
+
+use crate::edge::conntrack::{Conntrack, Pressure};
+use crate::edge::ping::ping;
+use crate::model::firewall::Traffic;
+use crate::model::health::{Daemon, Facts, Rules, readiness};
+use crate::model::netmap::NetMap;
+use crate::model::plan::Planned;
+use crate::model::preshutdown::Probe;
+use crate::model::source::{Document, EgressDocument, InForce, IngressDocument};
+use crate::model::supervise::machine::Phase;
+use crate::proxy::daemon::DaemonState;
+use crate::proxy::metrics::{self, ConfigState, Metrics, ReportState, Snapshot};
+use crate::proxy::program::Programmed;
+use crate::proxy::replica::Replica;
+use crate::proxy::report::Health;
+use crate::proxy::resolve::Report;
+use crate::proxy::surgeon::Ended;
+use crate::runtime::tasks::Stop;
+
+/// How long the kernel's counters may take: a scrape must not hang with a tool that does.
+const COUNTING: Duration = Duration::from_secs(2);
+/// How long one request to a service's health endpoint may take.
+const PING: Duration = Duration::from_secs(3);
+
+/// Something that is fetched when it is asked for; nothing if it cannot be had.
+pub type Fetch<T> = Arc<dyn Fn() -> BoxFuture<'static, Option<T>> + Send + Sync>;
+
+/// Asks a URL which Pod answers.
+pub type Ping = Arc<dyn Fn(String) -> BoxFuture<'static, Probe> + Send + Sync>;
+
+/// The newest state of every other task, and what is fetched on demand.
+pub struct Sources {
+    /// The families.
+    pub metrics: Arc<Metrics>,
+    /// The Pod's own addresses as the settings have them; see [`Self::own`].
+    pub pod_ips: BTreeSet<IpAddr>,
+    /// Whether the kernel is to forward anything.
+    pub forwards: bool,
+    /// When the replica began; times of configs are told from then.
+    pub start: Instant,
+    /// The replica was told to leave.
+    pub leaving: Stop,
+    /// The egress config, if there is to be one.
+    pub egress: Option<watch::Receiver<InForce<EgressDocument>>>,
+    /// The ingress config, if there is to be one.
+    pub ingress: Option<watch::Receiver<InForce<IngressDocument>>>,
+    /// tailscaled, if it is supervised.
+    pub daemon: Option<watch::Receiver<DaemonState>>,
+    /// The tailnet.
+    pub netmap: watch::Receiver<Option<Arc<NetMap>>>,
+    /// The DNS names.
+    pub names: watch::Receiver<Arc<Report>>,
+    /// The newest plan.
+    pub planned: watch::Receiver<Option<Arc<Planned>>>,
+    /// What the kernel holds.
+    pub programmed: watch::Receiver<Programmed>,
+    /// The flows that were ended.
+    pub ended: watch::Receiver<Ended>,
+    /// What to do for each forwarding switch that is off.
+    pub switches: watch::Receiver<Vec<String>>,
+    /// The writing of the state, if there is any.
+    pub report: Option<watch::Receiver<Health>>,
+    /// The kernel's counters by match port.
+    pub traffic: Fetch<Traffic>,
+    /// How full the connection table is.
+    pub pressure: Fetch<Pressure>,
+    /// tailscaled's own metrics.
+    pub usermetrics: Fetch<String>,
+    /// Asks a service which Pod answers.
+    pub ping: Ping,
+    /// How long the preStop hook may wait.
+    pub patience: Duration,
+    /// Since when the kernel has been behind the newest plan.
+    pub(super) behind: Mutex<Option<Instant>>,
+}
+
+impl fmt::Debug for Sources {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sources").field("facts", &self.facts()).finish_non_exhaustive()
+    }
+}
+
+impl Sources {
+    /// The sources of a running replica.
+    #[must_use]
+    pub fn new(replica: &Replica, metrics: Arc<Metrics>, leaving: Stop, report: Option<watch::Receiver<Health>>) -> Self {
+        let settings = &replica.settings;
+        Self {
+            metrics,
+            pod_ips: settings.pod.ips.clone(),
+            forwards: settings.forwards(),
+            start: Instant::now(),
+            leaving,
+            egress: settings.egress.is_some().then(|| replica.egress.state.clone()),
+            ingress: settings.ingress.is_some().then(|| replica.ingress.state.clone()),
+            daemon: replica.daemon.as_ref().map(crate::proxy::daemon::Daemon::state),
+            netmap: replica.netmap.clone(),
+            names: replica.names.clone(),
+            planned: replica.planned.clone(),
+            programmed: replica.programmed.clone(),
+            ended: replica.ended.clone(),
+            switches: replica.switches.clone(),
+            report,
+            traffic: traffic(replica),
+            pressure: Arc::new(|| Box::pin(pressure())),
+            usermetrics: usermetrics(replica),
+            ping: Arc::new(|url| Box::pin(async move { ping(&url, PING).await })),
+            patience: settings.drain_grace,
+            behind: Mutex::new(None),
+        }
+    }
+
+    /// What health is judged by, now.
+    #[must_use]
+    pub fn facts(&self) -> Facts {
+        let netmap = self.netmap.borrow();
+        let unheard = [("egress", is_unheard(self.egress.as_ref())), ("ingress", is_unheard(self.ingress.as_ref()))];
+        Facts {
+            leaving: self.leaving.is_requested(),
+            unheard: unheard.into_iter().filter(|(_, unheard)| *unheard).map(|(name, _)| name).collect(),
+            daemon: self.daemon.as_ref().map_or(Daemon::Foreign, |state| match state.borrow().phase {
+                Phase::Running => Daemon::Running,
+                phase => Daemon::Away(phase.to_string()),
+            }),
+            netmap: netmap.is_some(),
+            addressed: netmap.as_ref().and_then(|netmap| netmap.node.as_ref()).is_some_and(|node| !node.addresses.is_empty()),
+            rules: self.rules(Instant::now()),
+            switches: if self.forwards { self.switches.borrow().clone() } else { Vec::new() },
+        }
+    }
+
+    /// How the kernel stands to the newest plan. Remembers since when it has been behind.
+    fn rules(&self, now: Instant) -> Rules {
+        if !self.forwards {
+            return Rules::Unneeded;
+        }
+        let programmed = self.programmed.borrow().clone();
+        let newest = self.planned.borrow().clone();
+        let fault = programmed.fault.map(|(fault, _)| (fault.kind, fault.message));
+        let Some(in_force) = programmed.planned.filter(|_| programmed.at.is_some()) else { return Rules::Missing { fault } };
+        let current = programmed.current && newest.is_none_or(|newest| Arc::ptr_eq(&newest, &in_force));
+        let mut behind = self.behind.lock().unwrap_or_else(PoisonError::into_inner);
+        if current {
+            *behind = None;
+            return Rules::Current;
+        }
+        let since = *behind.get_or_insert(now);
+        Rules::Behind { since: now.saturating_duration_since(since), fault }
+    }
+
+    /// The Pod's own addresses: those of the settings, else those that its links have.
+    #[must_use]
+    pub fn own(&self) -> BTreeSet<IpAddr> {
+        if !self.pod_ips.is_empty() {
+            return self.pod_ips.clone();
+        }
+        self.planned.borrow().as_ref().map(|planned| planned.world.pod_ips.clone()).unwrap_or_default()
+    }
+
+    /// Everything that a scrape samples.
+    pub async fn snapshot(&self) -> Snapshot {
+        let (traffic, pressure) = tokio::join!(timeout(COUNTING, (self.traffic)()), timeout(COUNTING, (self.pressure)()));
+        let now = Instant::now();
+        let mut configs = BTreeMap::new();
+        configs.extend(self.egress.as_ref().map(|state| ("egress", self.config(&state.borrow(), now))));
+        configs.extend(self.ingress.as_ref().map(|state| ("ingress", self.config(&state.borrow(), now))));
+        Snapshot {
+            now,
+            blockers: readiness(&self.facts()),
+            planned: self.planned.borrow().clone(),
+            programmed: self.programmed.borrow().clone(),
+            traffic: traffic.ok().flatten(),
+            pressure: pressure.ok().flatten(),
+            ended: self.ended.borrow().clone(),
+            configs,
+            names: Arc::clone(&self.names.borrow()),
+            daemon: self.daemon.as_ref().map(|state| daemon(&state.borrow(), now)),
+            report: self.report.as_ref().map(|health| report(&health.borrow(), now)),
+        }
+    }
+
+    /// How many new flows the kernel has counted so far.
+    pub async fn flows(&self) -> Option<u64> {
+        let traffic = timeout(COUNTING, (self.traffic)()).await.ok().flatten()?;
+        Some(traffic.values().map(|port| port.flows).sum())
+    }
+
+    /// Counts what happens between scrapes, and since when the kernel is behind; ends when the senders are gone.
+    pub async fn follow(self: Arc<Self>) {
+        let (mut planned, mut programmed) = (self.planned.clone(), self.programmed.clone());
+        let counting = metrics::follow(Arc::clone(&self.metrics), planned.clone(), programmed.clone());
+        let looking = async {
+            loop {
+                self.rules(Instant::now());
+                let changed = tokio::select! {
+                    changed = planned.changed() => changed,
+                    changed = programmed.changed() => changed,
+                };
+                if changed.is_err() {
+                    return;
+                }
+            }
+        };
+        tokio::join!(counting, looking);
+    }
+
+    fn config<D>(&self, state: &InForce<D>, now: Instant) -> ConfigState {
+        ConfigState {
+            source: state.source.map(crate::model::source::Source::name),
+            age: now.saturating_duration_since(self.start).saturating_sub(state.since),
+            fault: state.fault.as_ref().map(crate::model::source::Fault::kind),
+        }
+    }
+}
+
+fn is_unheard<D: Document>(state: Option<&watch::Receiver<InForce<D>>>) -> bool {
+    state.is_some_and(|state| state.borrow().document.is_none())
+}
+
+fn daemon(state: &DaemonState, now: Instant) -> metrics::DaemonState {
+    metrics::DaemonState {
+        state: state.phase.to_string(),
+        age: now.saturating_duration_since(state.since),
+        restarts: state.restarts,
+        fault: state.last_error.as_ref().map(|(kind, _)| *kind),
+    }
+}
+
+fn report(health: &Health, now: Instant) -> ReportState {
+    let fault = health.fault.as_ref().map(|fault| (fault.kind, now.saturating_duration_since(fault.since)));
+    ReportState { writes: health.writes, fault }
+}
+
+fn traffic(replica: &Replica) -> Fetch<Traffic> {
+    let firewall = replica.firewall.clone();
+    Arc::new(move || {
+        let firewall = firewall.borrow().clone();
+        Box::pin(async move {
+            let counters = firewall?.counters().await;
+            counters.inspect_err(|fault| tracing::debug!(kind = fault.kind, "no counters: {}", fault.message)).ok()
+        })
+    })
+}
+
+async fn pressure() -> Option<Pressure> {
+    let read = spawn_blocking(|| Conntrack::open()?.pressure()).await.ok()?;
+    read.inspect_err(|error| tracing::debug!(kind = error.kind(), "the connection table cannot be read: {error}")).ok()
+}
+
+fn usermetrics(replica: &Replica) -> Fetch<String> {
+    let api = replica.daemon.as_ref().map(|daemon| daemon.api().clone());
+    Arc::new(move || {
+        let api = api.clone();
+        Box::pin(async move {
+            let bytes =
+                api?.usermetrics().await.inspect_err(|error| tracing::debug!(kind = error.kind(), "no usermetrics: {error}")).ok()?;
+            String::from_utf8(bytes.into()).ok()
+        })
+    })
+}

@@ -1,0 +1,258 @@
+use std::collections::BTreeSet;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+use http_body_util::BodyExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::*;
+use crate::model::config::EgressConfig;
+use crate::model::firewall::{Counters, Traffic};
+use crate::model::net::{InterfaceName, Port, PortKey, Proto};
+use crate::model::netmap::{NetMap, SelfNode};
+use crate::model::preshutdown::Probe;
+use crate::model::source::{EgressDocument, InForce as Document};
+use crate::proxy::metrics::Metrics;
+use crate::proxy::program::Programmed;
+use crate::proxy::resolve::Report;
+use crate::proxy::surgeon::Ended;
+use crate::runtime::tasks::{Stopper, stop};
+
+const CONFIG: &str = r#"{
+  "a": {"healthCheckEndpoint":"http://a/healthz","tailnetTarget":{"ip":"100.64.0.2"},"ports":[{"protocol":"TCP","matchPort":10001,"targetPort":80}]},
+  "b": {"healthCheckEndpoint":"http://b/healthz","tailnetTarget":{"ip":"100.64.0.3"},"ports":[{"protocol":"TCP","matchPort":10002,"targetPort":80}]},
+  "c": {"tailnetTarget":{"ip":"100.64.0.4"},"ports":[]}}"#;
+
+/// Sources whose every part is moved by hand.
+struct Lab {
+    sources: Arc<Sources>,
+    stopper: Stopper,
+    netmap: watch::Sender<Option<Arc<NetMap>>>,
+    planned: watch::Sender<Option<Arc<Planned>>>,
+    programmed: watch::Sender<Programmed>,
+    egress: watch::Sender<Document<EgressDocument>>,
+    flows: Arc<AtomicU64>,
+    answers: Arc<Mutex<Probe>>,
+    _rest: (watch::Sender<Arc<Report>>, watch::Sender<Ended>, watch::Sender<Vec<String>>),
+}
+
+fn lab() -> Lab {
+    let (stopper, leaving) = stop();
+    let ((netmap, netmap_seen), (planned, planned_seen)) = (watch::channel(None), watch::channel(None));
+    let ((programmed, programmed_seen), (egress, egress_seen)) =
+        (watch::channel(Programmed::default()), watch::channel(Document::default()));
+    let ((names, names_seen), (ended, ended_seen), (switches, switches_seen)) =
+        (watch::channel(Arc::default()), watch::channel(Ended::default()), watch::channel(Vec::new()));
+    let (flows, answers) = (Arc::new(AtomicU64::new(0)), Arc::new(Mutex::new(from(&[]))));
+    let (counted, answering) = (Arc::clone(&flows), Arc::clone(&answers));
+    let key = PortKey { proto: Proto::Tcp, port: Port::new(10001).expect("a port") };
+    let sources = Sources {
+        metrics: Arc::new(Metrics::new().expect("families")),
+        pod_ips: ["10.0.0.5", "fd00::5"].map(|ip| ip.parse().expect("an address")).into(),
+        forwards: true,
+        start: Instant::now(),
+        leaving,
+        egress: Some(egress_seen),
+        ingress: None,
+        daemon: None,
+        netmap: netmap_seen,
+        names: names_seen,
+        planned: planned_seen,
+        programmed: programmed_seen,
+        ended: ended_seen,
+        switches: switches_seen,
+        report: None,
+        traffic: Arc::new(move || {
+            let flows = counted.load(Ordering::SeqCst);
+            let traffic = Traffic::from([(key, Counters { flows, packets: 0, bytes: 0 })]);
+            Box::pin(std::future::ready(Some(traffic)))
+        }),
+        pressure: Arc::new(|| Box::pin(std::future::pending())),
+        usermetrics: Arc::new(|| Box::pin(std::future::ready(Some("tailscaled_up 1".to_owned())))),
+        ping: Arc::new(move |_| Box::pin(std::future::ready(answering.lock().expect("not poisoned").clone()))),
+        patience: Duration::from_secs(25),
+        behind: Mutex::new(None),
+    };
+    Lab { sources: Arc::new(sources), stopper, netmap, planned, programmed, egress, flows, answers, _rest: (names, ended, switches) }
+}
+
+fn from(ips: &[&str]) -> Probe {
+    Probe::Answered(ips.iter().map(|ip| ip.parse().expect("an address")).collect())
+}
+
+impl Lab {
+    /// Brings everything into place.
+    fn ready(&self) {
+        let node = SelfNode { addresses: vec!["100.64.0.1".parse().expect("an address")], ..SelfNode::default() };
+        let netmap = Arc::new(NetMap { node: Some(node), ..NetMap::default() });
+        self.netmap.send_replace(Some(Arc::clone(&netmap)));
+        let config = Arc::new(EgressConfig::parse(CONFIG.as_bytes()).expect("a config"));
+        let document = EgressDocument { config: Arc::clone(&config), hep_pings: 3 };
+        self.egress.send_modify(|state| state.document = Some(Arc::new(document)));
+        let mut world = World::empty(InterfaceName::tailscale0(), BTreeSet::new());
+        (world.netmap, world.egress) = (Some(netmap), config);
+        let planned = Arc::new(Planned::new(&world));
+        self.planned.send_replace(Some(Arc::clone(&planned)));
+        self.write(&planned);
+    }
+
+    fn write(&self, planned: &Arc<Planned>) {
+        self.programmed.send_modify(|state| {
+            (state.planned, state.current, state.at) = (Some(Arc::clone(planned)), true, Some(Instant::now()));
+        });
+    }
+
+    fn newest(&self) -> Arc<Planned> {
+        self.planned.borrow().clone().expect("a plan")
+    }
+}
+
+async fn body(answer: Answer) -> String {
+    let bytes: Bytes = answer.into_body().collect().await.expect("a body").to_bytes();
+    String::from_utf8(bytes.into()).expect("text")
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_names_what_is_missing_and_ends_ready() {
+    let lab = lab();
+    assert_eq!(healthz(&lab.sources).status(), StatusCode::SERVICE_UNAVAILABLE);
+    let answer = readyz(&lab.sources);
+    assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+    let lines = body(answer).await;
+    let names: Vec<_> = lines.lines().filter_map(|line| line.split(':').next()).collect();
+    assert_eq!(names, ["config", "netmap", "rules"]);
+    lab.ready();
+    assert_eq!((readyz(&lab.sources).status(), healthz(&lab.sources).status()), (StatusCode::OK, StatusCode::OK));
+}
+
+#[tokio::test(start_paused = true)]
+async fn healthz_says_which_pod_it_is_also_while_it_leaves() {
+    let lab = lab();
+    lab.ready();
+    lab.stopper.stop();
+    assert_eq!(body(readyz(&lab.sources)).await, "leaving: this replica was told to end\n");
+    let answer = healthz(&lab.sources);
+    assert_eq!(answer.headers().get("Pod-IPv4").map(HeaderValue::as_bytes), Some(&b"10.0.0.5"[..]));
+    assert_eq!(answer.headers().get("Pod-IPv6").map(HeaderValue::as_bytes), Some(&b"fd00::5"[..]));
+    assert_eq!((answer.status(), body(answer).await.as_str()), (StatusCode::OK, "ok"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_plan_that_does_not_reach_the_kernel_makes_it_unready_after_a_while() {
+    let lab = lab();
+    lab.ready();
+    let following = tokio::spawn(Arc::clone(&lab.sources).follow());
+    tokio::task::yield_now().await;
+    let newer = Arc::new(lab.newest().as_ref().clone());
+    lab.planned.send_replace(Some(Arc::clone(&newer)));
+    tokio::task::yield_now().await;
+    assert_eq!(readyz(&lab.sources).status(), StatusCode::OK, "a write takes a moment");
+    tokio::time::advance(health::BEHIND + Duration::from_millis(1)).await;
+    assert_eq!(body(readyz(&lab.sources)).await, "rules: the kernel holds an older plan than the newest\n");
+    assert_eq!(healthz(&lab.sources).status(), StatusCode::OK, "the older plan forwards");
+    lab.write(&newer);
+    assert_eq!(readyz(&lab.sources).status(), StatusCode::OK);
+    following.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn metrics_do_not_wait_for_what_hangs_and_end_with_tailscaleds_own() {
+    let lab = lab();
+    lab.ready();
+    lab.flows.store(9, Ordering::SeqCst);
+    let before = Instant::now();
+    let text = body(metrics(Arc::clone(&lab.sources)).await).await;
+    assert!(before.elapsed() <= Duration::from_secs(2), "the connection table never answers here");
+    assert!(text.contains("tailyard_service_flows_total{service=\"a\"} 9\n") && !text.contains("conntrack"), "{text}");
+    assert!(text.ends_with("tailscaled_up 1\n"), "{text}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_plan_in_force_is_shown_whole() {
+    let lab = lab();
+    assert_eq!(body(debug_plan(&lab.sources)).await, "null");
+    lab.ready();
+    let shown: serde_json::Value = serde_json::from_str(&body(debug_plan(&lab.sources)).await).expect("JSON");
+    assert_eq!(shown["current"], true);
+    assert_eq!(shown["world"]["interface"], "tailscale0");
+    assert!(shown["plan"]["egress"]["a"].is_object() && shown["ruleset"]["ports"]["tcp/10001"].is_array(), "{shown}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_hook_ends_with_the_evidence() {
+    let lab = lab();
+    assert_eq!(body(preshutdown::hook(Arc::clone(&lab.sources)).await).await, "safe to terminate", "no config");
+    lab.ready();
+    *lab.answers.lock().expect("not poisoned") = from(&["10.0.0.5"]);
+    let hook = tokio::spawn(preshutdown::hook(Arc::clone(&lab.sources)));
+    tokio::time::sleep(Duration::from_secs(9)).await;
+    assert!(!hook.is_finished(), "services still lead here");
+    *lab.answers.lock().expect("not poisoned") = from(&["10.0.0.6"]);
+    lab.flows.store(1, Ordering::SeqCst);
+    let before = Instant::now();
+    let answer = hook.await.expect("the hook");
+    assert_eq!((answer.status(), body(answer).await.as_str()), (StatusCode::OK, "safe to terminate"));
+    let waited = before.elapsed();
+    assert!((Duration::from_secs(3)..Duration::from_secs(5)).contains(&waited), "until no new flow came for a while: {waited:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_hook_gives_up_when_no_time_is_left_and_says_what_leads_here() {
+    let lab = lab();
+    lab.ready();
+    *lab.answers.lock().expect("not poisoned") = from(&["fd00::5"]);
+    let before = Instant::now();
+    let answer = preshutdown::hook(Arc::clone(&lab.sources)).await;
+    assert!(before.elapsed() <= lab.sources.patience);
+    assert_eq!(answer.status(), StatusCode::GATEWAY_TIMEOUT);
+    assert_eq!(body(answer).await, "services that may still lead here:\na\nb\n");
+}
+
+#[tokio::test]
+async fn only_the_admin_address_shows_the_plan() {
+    let lab = lab();
+    lab.ready();
+    let listen = async |routes: Routes| {
+        let server = Server::bind("127.0.0.1:0".parse().expect("an address"), routes, Limits::default()).await.expect("a free port");
+        let address = server.address();
+        tokio::spawn(server.serve(std::future::pending()));
+        address
+    };
+    let pod = listen(with_preshutdown(with_metrics(health_routes(&lab.sources), &lab.sources), &lab.sources)).await;
+    let admin = listen(admin_routes(&lab.sources)).await;
+    for (path, on_pod) in [("/livez", 200), ("/healthz", 200), ("/readyz", 200), ("/debug/plan", 404), ("/debug/pprof", 404), ("/", 404)] {
+        assert_eq!(get(pod, path).await, on_pod, "{path}");
+    }
+    assert_eq!((get(admin, "/debug/plan").await, get(admin, "/metrics").await), (200, 200));
+}
+
+#[tokio::test]
+async fn an_address_that_is_taken_is_tried_for_until_it_is_free() {
+    let lab = lab();
+    let taken = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = taken.local_addr().expect("an address");
+    let (_stopper, stop) = stop();
+    let serving = tokio::spawn(serve("http", address, health_routes(&lab.sources), stop));
+    drop(taken);
+    let up = timeout(Duration::from_secs(10), async {
+        while TcpStream::connect(address).await.is_err() {
+            tokio::task::yield_now().await;
+        }
+    });
+    up.await.expect("it listens once the address is free");
+    assert_eq!(get(address, "/livez").await, 200);
+    serving.abort();
+}
+
+async fn get(address: SocketAddr, path: &str) -> u16 {
+    let mut stream = TcpStream::connect(address).await.expect("a connection");
+    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nOrigin: http://evil\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.expect("sent");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.expect("an answer");
+    text.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status")
+}
