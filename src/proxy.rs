@@ -20,12 +20,15 @@ pub mod state;
 pub mod surgeon;
 pub mod tailnet;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::model::backoff::Backoff;
 use crate::model::settings::Settings;
+use crate::runtime::metrics::MetricsError;
 use crate::runtime::tasks::{self, TaskError, Tasks};
 
+use metrics::Metrics;
 use replica::Replica;
 
 /// How often the kernel is written and looked at.
@@ -42,6 +45,9 @@ pub enum ProxyError {
     /// The process could not be set up to hear signals.
     #[error("cannot listen for signals: {0}")]
     Signals(#[source] std::io::Error),
+    /// The metrics contradict each other.
+    #[error(transparent)]
+    Metrics(#[from] MetricsError),
     /// A task failed.
     #[error(transparent)]
     Task(#[from] TaskError),
@@ -51,9 +57,11 @@ pub enum ProxyError {
 pub async fn run(settings: Settings) -> Result<(), ProxyError> {
     let mut tasks = Tasks::new();
     let (leaver, leave) = tasks::stop();
-    tasks.run_forever("signals", stopped(&tasks, tasks::signals(leaver).map_err(ProxyError::Signals)?));
+    spawn(&mut tasks, "signals", tasks::signals(leaver).map_err(ProxyError::Signals)?);
+    let metrics = Arc::new(Metrics::new()?);
     let mut replica = Replica::start(settings, &mut tasks).await;
     let report = replica.start_report(&mut tasks).await;
+    http::start(&mut tasks, &replica.settings, &Arc::new(http::Sources::new(&replica, metrics, leave.clone(), report)));
     let stopper = tasks.stopper();
     tasks.run_forever("leave", async move {
         leave.requested().await;

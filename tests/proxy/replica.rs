@@ -92,6 +92,11 @@ impl Replica {
         serde_json::from_str(&text).unwrap_or(Value::Null)
     }
 
+    /// Its status of egress services.
+    pub(crate) fn status(&self) -> Value {
+        self.state()["egress-services"].as_str().and_then(|text| serde_json::from_str(text).ok()).unwrap_or(Value::Null)
+    }
+
     /// Its own address towards the cluster.
     pub(crate) fn pod(&self, family: Family) -> IpAddr {
         self.node.cluster[&family]
@@ -231,6 +236,7 @@ pub(crate) fn service(target: &Value, port: u16, to: u16) -> Value {
 /// The netmap of a lab: this node's addresses, and its targets by their node names under `tail.lab`.
 pub(crate) fn netmap(own: &Node, targets: &[Node]) -> Value {
     let addresses = |node: &Node| node.tailnet.values().map(ToString::to_string).collect::<Vec<_>>();
-    let peers: Vec<_> = targets.iter().map(|node| json!({"name": format!("{}.tail.lab.", node.name), "addresses": addresses(node)})).collect();
+    let peers: Vec<_> =
+        targets.iter().map(|node| json!({"name": format!("{}.tail.lab.", node.name), "addresses": addresses(node)})).collect();
     json!({"self": {"name": format!("{}.tail.lab.", own.name), "addresses": addresses(own)}, "peers": peers})
 }
