@@ -18,3 +18,5 @@ mod flows;
 mod lab;
 #[path = "kernel/packets.rs"]
 mod packets;
+#[path = "kernel/repair.rs"]
+mod repair;

@@ -59,16 +59,30 @@ impl Firewall {
 
     /// Changes what differs, and nothing else.
     pub(crate) fn change(&mut self, change: impl FnOnce(&mut Ruleset)) {
-        let mut after = self.ruleset.clone();
+        self.try_change(change).expect("a patch");
+    }
+
+    /// The same, where it may be refused; then nothing has changed.
+    pub(crate) fn try_change(&mut self, change: impl FnOnce(&mut Ruleset)) -> Result<(), String> {
+        let (before, mut after) = (&self.ruleset, self.ruleset.clone());
         change(&mut after);
-        let before = std::mem::replace(&mut self.ruleset, after);
-        let (after, delta) = (&self.ruleset, diff(&before, &self.ruleset));
+        let delta = diff(before, &after);
         let work = async || match &self.kind {
-            Kind::Nft(nft, Backend::NftablesJson) => nft.patch_json(&before, &delta, after).await.expect("a patch by JSON"),
-            Kind::Nft(nft, _) => nft.patch(&before, &delta, after).await.expect("a patch"),
-            Kind::Iptables(iptables) => iptables.patch(&before, &delta, after).await.expect("a patch"),
+            Kind::Nft(nft, Backend::NftablesJson) => nft.patch_json(before, &delta, &after).await.map_err(|fault| fault.to_string()),
+            Kind::Nft(nft, _) => nft.patch(before, &delta, &after).await.map_err(|fault| fault.to_string()),
+            Kind::Iptables(iptables) => iptables.patch(before, &delta, &after).await.map_err(|fault| fault.to_string()),
         };
-        self.node.ns.block_on(work).expect("the namespace");
+        self.node.ns.block_on(work).expect("the namespace")?;
+        self.ruleset = after;
+        Ok(())
+    }
+
+    /// The nftables behind it.
+    pub(crate) fn nft(&self) -> &Nft {
+        match &self.kind {
+            Kind::Nft(nft, _) => nft,
+            Kind::Iptables(_) => panic!("iptables"),
+        }
     }
 
     /// Whether the kernel still holds it.
@@ -98,3 +112,14 @@ impl Firewall {
         self.node.ns.block_on(work).expect("the namespace");
     }
 }
+
+/// Every test on every firewall: a module for each, so that a failure names it.
+macro_rules! on_every_backend {
+    ($($test:ident),+ $(,)?) => {
+        mod nftables { $(#[test] fn $test() { super::$test(crate::firewall::Backend::Nftables); })+ }
+        mod nftables_json { $(#[test] fn $test() { super::$test(crate::firewall::Backend::NftablesJson); })+ }
+        mod iptables_nft { $(#[test] fn $test() { super::$test(crate::firewall::Backend::IptablesNft); })+ }
+        mod iptables_legacy { $(#[test] fn $test() { super::$test(crate::firewall::Backend::IptablesLegacy); })+ }
+    };
+}
+pub(crate) use on_every_backend;

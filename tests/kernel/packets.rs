@@ -2,15 +2,17 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
+use socket2::SockRef;
 use tailyard::model::eval::{Packet, Source, Verdict, evaluate};
+use tailyard::model::firewall::{Audit, Counters, Traffic};
 use tailyard::model::net::{Family, InterfaceName, Port, PortKey, Proto};
 use tailyard::model::ruleset::Ruleset;
 
-use crate::firewall::{Backend, Firewall};
-use crate::lab::{Greeting, Lab, Node, Server, Shape};
+use crate::firewall::{Backend, Firewall, on_every_backend};
+use crate::lab::{Greeting, Lab, Node, Server, Shape, TAILNET, TAILNET_MTU};
 
 /// How long a flow that should work may take.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -48,7 +50,11 @@ struct Scene {
 
 impl Scene {
     fn build() -> Self {
-        let lab = Lab::build(&Shape { clients: 2, proxies: 1, targets: 3, ..Shape::default() });
+        Self::of(&Shape { clients: 2, proxies: 1, targets: 3, ..Shape::default() })
+    }
+
+    fn of(shape: &Shape) -> Self {
+        let lab = Lab::build(shape);
         let proxy = &lab.proxies[0];
         for target in &lab.targets {
             target.ip("route add 100.99.1.0/24 via 100.64.0.1\nroute add fd7a:115c:a1e0:99::/64 via fd7a:115c:a1e0::1\n");
@@ -201,14 +207,201 @@ fn every_kind_of_flow(backend: Backend) {
     }
 }
 
-/// Every test on every firewall.
-macro_rules! on_every_backend {
-    ($($test:ident),+ $(,)?) => {
-        mod nftables { $(#[test] fn $test() { super::$test(super::Backend::Nftables); })+ }
-        mod nftables_json { $(#[test] fn $test() { super::$test(super::Backend::NftablesJson); })+ }
-        mod iptables_nft { $(#[test] fn $test() { super::$test(super::Backend::IptablesNft); })+ }
-        mod iptables_legacy { $(#[test] fn $test() { super::$test(super::Backend::IptablesLegacy); })+ }
+fn a_whole_address_but_for_the_reserved_ports(backend: Backend) {
+    use Expect::{Own, Refused, Relayed};
+    let scene = Scene::build();
+    let mut ruleset = Ruleset::empty(InterfaceName::tailscale0());
+    ruleset.source = scene.proxy().tailnet.clone().into();
+    ruleset.reserved = Proto::ALL.map(|proto| key(proto, 9002)).into();
+    for family in Family::ALL {
+        let target = scene.lab.targets[1].tailnet[&family];
+        ruleset.from_cluster.insert(scene.proxy().cluster[&family], BTreeSet::from([target]));
+    }
+    let mut firewall = Firewall::load(backend, scene.proxy(), ruleset);
+    let check = |firewall: &Firewall, port, expect| {
+        for pod in scene.proxy().cluster.values() {
+            scene.check_both(&firewall.ruleset, Side::Cluster, *pod, port, expect);
+        }
     };
+    check(&firewall, SERVICE, Relayed(&["target1"]));
+    check(&firewall, 9002, Own);
+    let of = |which: &'static [usize], family| which.iter().map(|i| scene.lab.targets[*i].tailnet[&family]).collect::<BTreeSet<IpAddr>>();
+    let retarget = |ruleset: &mut Ruleset, which| {
+        for family in Family::ALL {
+            ruleset.from_cluster.insert(scene.proxy().cluster[&family], of(which, family));
+        }
+    };
+    firewall.change(|ruleset| retarget(ruleset, &[0, 2]));
+    check(&firewall, SERVICE, Relayed(&["target0", "target2"]));
+    firewall.change(|ruleset| retarget(ruleset, &[]));
+    check(&firewall, SERVICE, Refused);
+    check(&firewall, 9002, Own);
+    firewall.change(|ruleset| ruleset.from_cluster.clear());
+    check(&firewall, SERVICE, Own);
 }
 
-on_every_backend!(every_kind_of_flow);
+fn changes_take_effect_for_the_next_flow(backend: Backend) {
+    use Expect::{Own, Refused, Relayed};
+    let scene = Scene::build();
+    let mut firewall = Firewall::load(backend, scene.proxy(), scene.ruleset());
+    let check = |firewall: &Firewall, port, expect| {
+        for pod in scene.proxy().cluster.values() {
+            scene.check_both(&firewall.ruleset, Side::Cluster, *pod, port, expect);
+        }
+    };
+    let both = |ruleset: &mut Ruleset, port, which: &[usize]| {
+        for proto in Proto::ALL {
+            ruleset.ports.insert(key(proto, port), scene.targets(which, &Family::ALL));
+        }
+    };
+    check(&firewall, 10_001, Relayed(&["target0"]));
+    firewall.change(|ruleset| both(ruleset, 10_001, &[1]));
+    check(&firewall, 10_001, Relayed(&["target1"]));
+    firewall.change(|ruleset| both(ruleset, 10_001, &[1, 2]));
+    check(&firewall, 10_001, Relayed(&["target1", "target2"]));
+    firewall.change(|ruleset| both(ruleset, 10_001, &[]));
+    check(&firewall, 10_001, Refused);
+    firewall.change(|ruleset| both(ruleset, 10_001, &[2]));
+    check(&firewall, 10_001, Relayed(&["target2"]));
+    firewall.change(|ruleset| both(ruleset, 10_099, &[0]));
+    check(&firewall, 10_099, Relayed(&["target0"]));
+    firewall.change(|ruleset| Proto::ALL.iter().for_each(|proto| drop(ruleset.ports.remove(&key(*proto, 10_001)))));
+    check(&firewall, 10_001, Own);
+    assert_eq!(firewall.audit(), Audit::Same);
+    firewall.remove();
+    let nothing = Ruleset::empty(InterfaceName::tailscale0());
+    scene.check_both(&nothing, Side::Cluster, scene.proxy().cluster[&Family::V4], 10_099, Own);
+}
+
+fn the_source_follows_the_nodes_own_address(backend: Backend) {
+    let scene = Scene::build();
+    let mut firewall = Firewall::load(backend, scene.proxy(), scene.ruleset());
+    let fresh: [IpAddr; 2] = ["100.64.0.77".parse().expect("an address"), "fd7a:115c:a1e0::77".parse().expect("an address")];
+    scene.proxy().ip("addr add 100.64.0.77/24 dev tailscale0\naddr add fd7a:115c:a1e0::77/64 dev tailscale0 nodad preferred_lft 0\n");
+    let check = |firewall: &Firewall| {
+        for pod in scene.proxy().cluster.values() {
+            scene.check_both(&firewall.ruleset, Side::Cluster, *pod, 10_001, Expect::Relayed(&["target0"]));
+        }
+    };
+    firewall.change(|ruleset| ruleset.source = fresh.map(|ip| (Family::of(ip), ip)).into_iter().collect());
+    check(&firewall);
+    // The first IPv4 address and a preferred IPv6 one is what masquerading chooses: the old ones.
+    firewall.change(|ruleset| ruleset.source.clear());
+    check(&firewall);
+    firewall.change(|ruleset| ruleset.source = fresh.map(|ip| (Family::of(ip), ip)).into_iter().collect());
+    check(&firewall);
+}
+
+fn segments_fit_the_tailnet_in_both_directions(backend: Backend) {
+    let scene = Scene::build();
+    let _firewall = Firewall::load(backend, scene.proxy(), scene.ruleset());
+    let target = &scene.lab.targets[2];
+    // A target that thinks its link takes 1500 bytes: only the proxy knows better.
+    target.ip(&format!("link set {TAILNET} mtu 1500\n"));
+    for (family, headers) in [(Family::V4, 40), (Family::V6, 60)] {
+        let any = SocketAddr::new(if family == Family::V4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }, 7002);
+        let listener = target.ns.run(|| TcpListener::bind(any)).expect("the namespace").expect("a listener");
+        let mut firewall = Firewall::load(backend, scene.proxy(), scene.ruleset());
+        let to = BTreeSet::from([SocketAddr::new(target.tailnet[&family], 7002)]);
+        firewall.change(|ruleset| drop(ruleset.ports.insert(key(Proto::Tcp, 10_007), to)));
+        let pod = SocketAddr::new(scene.proxy().cluster[&family], 10_007);
+        let client = scene.lab.clients[0].connect(pod, PATIENCE).expect("a connection");
+        let (server, _) = listener.accept().expect("a connection");
+        // What TCP may send at once: the other's announced size less its timestamps.
+        let fits = TAILNET_MTU - headers - 12;
+        let sizes = [&client, &server].map(|stream| SockRef::from(stream).tcp_mss().expect("a TCP socket"));
+        assert_eq!(sizes, [fits; 2], "{family}: towards the client by SYN-ACK, towards the target by SYN");
+    }
+}
+
+/// What tailscaled puts beside our rules: packets of 100.64.0.0/10 that do not come from the tailnet do not go there.
+const TAILSCALED: &str = "*filter
+:ts-input - [0:0]
+:ts-forward - [0:0]
+-I INPUT 1 -j ts-input
+-A ts-input -i tailscale0 -j ACCEPT
+-A ts-input -s 100.64.0.0/10 ! -i tailscale0 -j DROP
+-I FORWARD 1 -j ts-forward
+-A ts-forward -i tailscale0 -j MARK --set-xmark 0x40000/0xff0000
+-A ts-forward -m mark --mark 0x40000/0xff0000 -j ACCEPT
+-A ts-forward -s 100.64.0.0/10 -o tailscale0 -j DROP
+-A ts-forward -o tailscale0 -j ACCEPT
+COMMIT
+*nat
+:ts-postrouting - [0:0]
+-I POSTROUTING 1 -j ts-postrouting
+-A ts-postrouting -m mark --mark 0x40000/0xff0000 -j MASQUERADE
+COMMIT
+";
+
+fn a_pod_network_inside_the_tailnets_range_works(backend: Backend) {
+    use Expect::{Refused, Relayed};
+    let scene = Scene::of(&Shape { clients: 2, proxies: 1, targets: 3, cluster4: [100, 100, 0] });
+    let program = if backend == Backend::IptablesLegacy { "iptables-legacy-restore" } else { "iptables-nft-restore" };
+    scene.proxy().feed(&[program, "--noflush", "--wait", "20"], TAILSCALED);
+    let firewall = Firewall::load(backend, scene.proxy(), scene.ruleset());
+    let (pod, target) = (scene.proxy().cluster[&Family::V4], scene.lab.targets[0].tailnet[&Family::V4]);
+    scene.lab.clients[0].ip(&format!("route add {target}/32 via {pod}\n"));
+    let around = scene.lab.clients[0].ask_tcp(SocketAddr::new(target, SERVICE), Duration::from_millis(300));
+    assert_eq!(around.map_err(|fault| fault.kind()), Err(io::ErrorKind::TimedOut), "tailscaled's rules are in force");
+    scene.check_both(&firewall.ruleset, Side::Cluster, pod, 10_001, Relayed(&["target0"]));
+    scene.check_both(&firewall.ruleset, Side::Cluster, pod, 10_004, Relayed(&["target0", "target1", "target2"]));
+    scene.check_both(&firewall.ruleset, Side::Cluster, pod, 10_002, Refused);
+    scene.check_both(&firewall.ruleset, Side::Tailnet, vip(Family::V4, 2), BACKEND, Relayed(&["client0"]));
+}
+
+fn flows_and_bytes_are_counted_by_match_port(backend: Backend) {
+    let scene = Scene::build();
+    let mut firewall = Firewall::load(backend, scene.proxy(), scene.ruleset());
+    let ask = |port, proto| {
+        for family in Family::ALL {
+            scene.ask(Side::Cluster, scene.proxy().cluster[&family], proto, port).0.expect("an answer");
+        }
+    };
+    for _ in 0..5 {
+        ask(10_001, Proto::Tcp);
+        ask(10_004, Proto::Udp);
+    }
+    let counted = firewall.counters();
+    let of = |traffic: &Traffic, proto, port| traffic.get(&key(proto, port)).copied().unwrap_or_default();
+    let (tcp, udp) = (of(&counted, Proto::Tcp, 10_001), of(&counted, Proto::Udp, 10_004));
+    assert_eq!((tcp.flows, udp.flows), (10, 10), "five of each family");
+    // A handshake, a greeting and two goodbyes are no less than seven segments.
+    assert!(tcp.packets >= 70 && tcp.bytes >= 70 * 40, "{tcp:?}");
+    assert_eq!(udp.packets, 20, "a question and an answer each");
+    assert_eq!(of(&counted, Proto::Udp, 10_001), Counters::default());
+    // What is refused has no flow, and what goes the other way is not counted here.
+    assert_eq!(of(&counted, Proto::Tcp, 10_002).flows, 0);
+    firewall.change(|ruleset| drop(ruleset.ports.insert(key(Proto::Tcp, 10_001), scene.targets(&[1], &Family::ALL))));
+    ask(10_001, Proto::Tcp);
+    let after = of(&firewall.counters(), Proto::Tcp, 10_001);
+    assert!(after.packets > tcp.packets && after.bytes > tcp.bytes, "a retarget keeps them: {after:?} after {tcp:?}");
+}
+
+fn ten_thousand_ports(backend: Backend) {
+    let scene = Scene::build();
+    let mut ruleset = scene.ruleset();
+    let nowhere = |i: u16| SocketAddr::from(([100, 64, 9, 9], i));
+    ruleset.ports.extend((20_000..30_000).map(|port| (key(Proto::Tcp, port), BTreeSet::from([nowhere(port)]))));
+    let start = Instant::now();
+    let mut firewall = Firewall::load(backend, scene.proxy(), ruleset);
+    let loaded = start.elapsed();
+    assert_eq!(firewall.audit(), Audit::Same);
+    let pod = scene.proxy().cluster[&Family::V4];
+    let start = Instant::now();
+    firewall.change(|ruleset| drop(ruleset.ports.insert(key(Proto::Tcp, 29_999), scene.targets(&[0], &Family::ALL))));
+    println!("{backend:?}: 10,000 ports in {loaded:?}, one change in {:?}", start.elapsed());
+    scene.check(&firewall.ruleset, Side::Cluster, pod, Proto::Tcp, 29_999, Expect::Relayed(&["target0"]));
+    assert_eq!(firewall.audit(), Audit::Same);
+}
+
+on_every_backend!(
+    every_kind_of_flow,
+    a_whole_address_but_for_the_reserved_ports,
+    changes_take_effect_for_the_next_flow,
+    the_source_follows_the_nodes_own_address,
+    segments_fit_the_tailnet_in_both_directions,
+    a_pod_network_inside_the_tailnets_range_works,
+    flows_and_bytes_are_counted_by_match_port,
+    ten_thousand_ports,
+);
