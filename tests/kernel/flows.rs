@@ -13,8 +13,10 @@ use tailyard::model::net::{Family, Proto};
 use tailyard::model::ruleset::Ruleset;
 
 use self::stage::{Stage, answer, ask, echo, is_reset, key, udp};
+use crate::firewall::Backend::{self, IptablesLegacy, IptablesNft, Nftables};
 
 const SECOND: Duration = Duration::from_secs(1);
+const BACKENDS: [Backend; 3] = [Nftables, IptablesNft, IptablesLegacy];
 
 /// An end that sends until it fails: how it failed.
 fn sender(mut stream: TcpStream) -> JoinHandle<io::ErrorKind> {
@@ -34,16 +36,16 @@ fn any(family: Family) -> SocketAddr {
 
 #[test]
 fn both_ends_of_an_idle_flow_of_a_removed_key_are_reset() {
-    for family in Family::ALL {
+    for (backend, family) in BACKENDS.into_iter().flat_map(|backend| Family::ALL.map(|family| (backend, family))) {
         let tcp = key(Proto::Tcp, 10042);
-        let mut stage = Stage::with(tcp, family, 80);
+        let mut stage = Stage::with(backend, tcp, family, 80);
         let listener = stage.listen(0, family, 80);
         let (mut client, mut server) = stage.pair(stage.pod(family, 10042), &listener);
         let start = Instant::now();
         let (deleted, report) = stage.remove(tcp);
-        assert!(is_reset(&mut server), "the target's end");
-        assert!(is_reset(&mut client), "the client's end");
-        assert!(start.elapsed() < SECOND);
+        assert!(is_reset(&mut server), "the target's end ({backend:?}, {family})");
+        assert!(is_reset(&mut client), "the client's end ({backend:?}, {family})");
+        assert!(start.elapsed() < SECOND, "{backend:?}, {family}: {:?}", start.elapsed());
         assert_eq!((deleted, report.reset), (1, 1));
     }
 }
@@ -52,7 +54,7 @@ fn both_ends_of_an_idle_flow_of_a_removed_key_are_reset() {
 fn both_ends_of_an_active_flow_of_a_removed_key_are_reset() {
     for (family, upward) in [(Family::V4, true), (Family::V4, false), (Family::V6, true), (Family::V6, false)] {
         let tcp = key(Proto::Tcp, 10042);
-        let mut stage = Stage::with(tcp, family, 80);
+        let mut stage = Stage::with(Nftables, tcp, family, 80);
         let listener = stage.listen(0, family, 80);
         let (client, server) = stage.pair(stage.pod(family, 10042), &listener);
         let (from, mut to) = if upward { (client, server) } else { (server, client) };
@@ -71,7 +73,7 @@ fn both_ends_of_an_active_flow_of_a_removed_key_are_reset() {
 fn a_cluster_address_in_front_of_the_pod_does_not_keep_the_reset_from_the_client() {
     for active in [false, true] {
         let tcp = key(Proto::Tcp, 10042);
-        let mut stage = Stage::with(tcp, Family::V4, 80);
+        let mut stage = Stage::with(Nftables, tcp, Family::V4, 80);
         let pod = stage.pod(Family::V4, 10042);
         stage.client().ip(&format!("route add 10.96.0.0/16 via {}\n", pod.ip()));
         let service = format!(
@@ -105,7 +107,7 @@ fn a_cluster_address_in_front_of_the_pod_does_not_keep_the_reset_from_the_client
 fn a_flow_drains_on_a_target_that_lives_and_its_client_is_reset_when_that_leaves_the_tailnet() {
     for family in Family::ALL {
         let tcp = key(Proto::Tcp, 10042);
-        let mut stage = Stage::with(tcp, family, 80);
+        let mut stage = Stage::with(Nftables, tcp, family, 80);
         let (old, new) = (stage.target(0, family, 80), stage.target(1, family, 80));
         let (listener, _other) = (stage.listen(0, family, 80), stage.listen(1, family, 80));
         let (mut client, mut server) = stage.pair(stage.pod(family, 10042), &listener);
@@ -123,9 +125,9 @@ fn a_flow_drains_on_a_target_that_lives_and_its_client_is_reset_when_that_leaves
 
 #[test]
 fn udp_moves_to_the_new_target_with_the_next_datagram_and_is_refused_when_its_key_is_gone() {
-    for family in Family::ALL {
+    for (backend, family) in BACKENDS.into_iter().flat_map(|backend| Family::ALL.map(|family| (backend, family))) {
         let port = key(Proto::Udp, 10053);
-        let mut stage = Stage::with(port, family, 53);
+        let mut stage = Stage::with(backend, port, family, 53);
         let (old, new, pod) = (stage.target(0, family, 53), stage.target(1, family, 53), stage.pod(family, 10053));
         let (one, two) = (udp(&stage.lab.targets[0], old), udp(&stage.lab.targets[1], new));
         let client = udp(stage.client(), any(family));
@@ -146,7 +148,7 @@ fn udp_moves_to_the_new_target_with_the_next_datagram_and_is_refused_when_its_ke
 #[test]
 fn flows_of_untouched_keys_run_through_a_hundred_changes() {
     let (kept, other) = (key(Proto::Tcp, 10001), key(Proto::Tcp, 10002));
-    let mut stage = Stage::with(kept, Family::V4, 80);
+    let mut stage = Stage::with(Nftables, kept, Family::V4, 80);
     let (one, two, pod) = (stage.target(0, Family::V4, 81), stage.target(1, Family::V4, 81), stage.pod(Family::V4, 10001));
     let listener = stage.listen(0, Family::V4, 80);
     let mut pairs: Vec<_> = (0..10).map(|_| stage.pair(pod, &listener)).collect();
@@ -168,8 +170,12 @@ fn flows_of_untouched_keys_run_through_a_hundred_changes() {
 
 #[test]
 fn a_replica_that_leaves_resets_idle_and_active_flows_at_both_ends() {
+    BACKENDS.into_iter().for_each(leave);
+}
+
+fn leave(backend: Backend) {
     let keys = [key(Proto::Tcp, 10004), key(Proto::Tcp, 10006)];
-    let mut stage = Stage::new();
+    let mut stage = Stage::new(backend);
     for (key, family) in keys.into_iter().zip(Family::ALL) {
         stage.point(key, &[stage.target(0, family, 80)]);
     }
@@ -189,7 +195,7 @@ fn a_replica_that_leaves_resets_idle_and_active_flows_at_both_ends() {
         assert_eq!(sender.join().expect("ended"), io::ErrorKind::ConnectionReset);
         assert!(receiver.join().expect("ended"), "an active target's end");
     }
-    println!("200 idle and 20 active flows ended at both ends in {:?}: {report:?}", start.elapsed());
+    println!("{backend:?}: 200 idle and 20 active flows ended at both ends in {:?}: {report:?}", start.elapsed());
     assert!(start.elapsed() < SECOND * 2, "{:?}", start.elapsed());
     assert_eq!(deleted, 220);
 }
@@ -197,7 +203,7 @@ fn a_replica_that_leaves_resets_idle_and_active_flows_at_both_ends() {
 #[test]
 fn flows_of_an_address_that_is_no_longer_ours_end_and_new_ones_leave_by_the_new_one() {
     let (tcp, port) = (key(Proto::Tcp, 10042), key(Proto::Udp, 10053));
-    let mut stage = Stage::with(tcp, Family::V4, 80);
+    let mut stage = Stage::with(Nftables, tcp, Family::V4, 80);
     stage.point(port, &[stage.target(0, Family::V4, 53)]);
     let (listener, resolver) = (stage.listen(0, Family::V4, 80), udp(&stage.lab.targets[0], stage.target(0, Family::V4, 53)));
     let (tcp_pod, udp_pod) = (stage.pod(Family::V4, 10042), stage.pod(Family::V4, 10053));
@@ -227,7 +233,7 @@ fn flows_of_an_address_that_is_no_longer_ours_end_and_new_ones_leave_by_the_new_
 #[test]
 fn a_deletion_never_hits_a_younger_flow_of_the_same_client() {
     let port = key(Proto::Udp, 10053);
-    let mut stage = Stage::with(port, Family::V4, 53);
+    let mut stage = Stage::with(Nftables, port, Family::V4, 53);
     let targets = [stage.target(1, Family::V4, 53), stage.target(0, Family::V4, 53)];
     let client = udp(stage.client(), any(Family::V4));
     client.connect(stage.pod(Family::V4, 10053)).expect("connected");
@@ -248,7 +254,7 @@ fn a_deletion_never_hits_a_younger_flow_of_the_same_client() {
 #[test]
 fn a_full_table_is_seen_and_does_not_harm_flows_that_exist() {
     let tcp = key(Proto::Tcp, 10042);
-    let stage = Stage::with(tcp, Family::V4, 80);
+    let stage = Stage::with(Nftables, tcp, Family::V4, 80);
     let listener = stage.listen(0, Family::V4, 80);
     let (mut client, mut server) = stage.pair(stage.pod(Family::V4, 10042), &listener);
     let mut conntrack = stage.conntrack();

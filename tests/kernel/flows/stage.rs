@@ -1,6 +1,5 @@
 //! One client, one proxy and two targets, with the proxy's rules loaded and changed in the order in which the proxy does it.
 
-use std::fmt::Write as _;
 use std::io::{self, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
@@ -13,6 +12,7 @@ use tailyard::model::reset::Report;
 use tailyard::model::ruleset::{Ruleset, diff};
 use tailyard::model::surgery::{Cuts, Verdict};
 
+use crate::firewall::{Backend, Firewall};
 use crate::lab::{Lab, Node, Shape};
 
 /// How long the resets of one change may take.
@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_millis(1500);
 
 pub(crate) struct Stage {
     pub(crate) lab: Lab,
-    pub(crate) rules: Ruleset,
+    firewall: Firewall,
 }
 
 pub(crate) fn key(proto: Proto, port: u16) -> PortKey {
@@ -29,18 +29,17 @@ pub(crate) fn key(proto: Proto, port: u16) -> PortKey {
 
 impl Stage {
     /// A proxy without a key.
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(backend: Backend) -> Self {
         let lab = Lab::build(&Shape { targets: 2, ..Shape::default() });
         let mut rules = Ruleset::empty(InterfaceName::tailscale0());
         rules.source = lab.proxies[0].tailnet.iter().map(|(family, ip)| (*family, *ip)).collect();
-        let stage = Self { lab, rules };
-        stage.load();
-        stage
+        let firewall = Firewall::load(backend, &lab.proxies[0], rules);
+        Self { lab, firewall }
     }
 
     /// A proxy with one key that leads to the first target.
-    pub(crate) fn with(key: PortKey, family: Family, port: u16) -> Self {
-        let mut stage = Self::new();
+    pub(crate) fn with(backend: Backend, key: PortKey, family: Family, port: u16) -> Self {
+        let mut stage = Self::new(backend);
         let to = stage.target(0, family, port);
         stage.point(key, &[to]);
         stage
@@ -66,47 +65,6 @@ impl Stage {
         self.proxy().tailnet[&family]
     }
 
-    /// Loads the rules whole.
-    fn load(&self) {
-        let mut text = String::from(
-            "add table inet tailyard
-             delete table inet tailyard
-             table inet tailyard {\n",
-        );
-        for (family, kind) in [(Family::V4, "ip"), (Family::V6, "ip6")] {
-            let digit = if family == Family::V4 { 4 } else { 6 };
-            let own = self.rules.source.get(&family).map(|own| format!("elements = {{ \"tailscale0\" : {own} }};")).unwrap_or_default();
-            let _ = writeln!(text, "map self{digit} {{ typeof oifname : {kind} daddr; {own} }}");
-            let mut elements = String::new();
-            for (key, to) in self.rules.ports.iter().flat_map(|(key, targets)| targets.iter().map(move |to| (key, to))) {
-                if Family::of(to.ip()) == family {
-                    let _ = write!(elements, "{} . {} : {} . {}, ", key.proto, key.port, to.ip(), to.port());
-                }
-            }
-            let elements = if elements.is_empty() { elements } else { format!("elements = {{ {elements} }};") };
-            let _ = writeln!(text, "map port{digit} {{ typeof meta l4proto . th dport : {kind} daddr . th dport; {elements} }}");
-        }
-        text.push_str(
-            "chain prerouting {
-                type nat hook prerouting priority -101; policy accept;
-                iifname != \"tailscale0\" fib daddr type local dnat ip to meta l4proto . th dport map @port4
-                iifname != \"tailscale0\" fib daddr type local dnat ip6 to meta l4proto . th dport map @port6
-            }
-            chain postrouting {
-                type nat hook postrouting priority 99; policy accept;
-                oifname \"tailscale0\" ct status dnat snat ip to oifname map @self4
-                oifname \"tailscale0\" ct status dnat snat ip6 to oifname map @self6
-                oifname != \"tailscale0\" ct status dnat masquerade
-            }
-            chain output {
-                type filter hook output priority -300; policy accept;
-                meta mark 0x5459 notrack
-            }
-            }\n",
-        );
-        self.proxy().feed(&["nft", "-f", "-"], &text);
-    }
-
     /// Points a key at targets; what that ends.
     pub(crate) fn point(&mut self, key: PortKey, targets: &[SocketAddr]) -> (usize, Report) {
         self.change(|rules| drop(rules.ports.insert(key, targets.iter().copied().collect())))
@@ -128,11 +86,11 @@ impl Stage {
         reachable: &(dyn Fn(IpAddr) -> bool + Sync),
         change: impl FnOnce(&mut Ruleset),
     ) -> (usize, Report) {
-        let before = self.rules.clone();
-        change(&mut self.rules);
-        self.load();
-        let delta = diff(&before, &self.rules);
-        let cuts = Cuts::new(&delta, &before, &self.rules, reachable);
+        let before = self.firewall.ruleset.clone();
+        self.firewall.change(change);
+        let after = &self.firewall.ruleset;
+        let delta = diff(&before, after);
+        let cuts = Cuts::new(&delta, &before, after, reachable);
         self.proxy().ns.run(|| operate(&cuts)).expect("ran")
     }
 
