@@ -4,5 +4,7 @@
 mod cluster;
 #[path = "kube/configs.rs"]
 mod configs;
+#[path = "kube/scripted.rs"]
+mod scripted;
 #[path = "kube/state.rs"]
 mod state;

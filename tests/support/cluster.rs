@@ -130,7 +130,7 @@ impl Cluster {
         self.admin = Some(self.client_of("admin").await);
         let api: Api<ClusterRoleBinding> = Api::all(self.admin());
         let served = async || api.get("system:basic-user").await.map(drop).map_err(|error| error.to_string());
-        eventually("the API serves", served, Result::is_ok).await;
+        eventually("the API serves", served, Result::is_ok).await.expect("it holds");
     }
 
     /// Starts the API server and does not wait.
@@ -276,7 +276,7 @@ impl Cluster {
         };
         let made = Role { metadata: named(&role), rules: Some(vec![rule]), ..Role::default() };
         Api::<Role>::namespaced(self.admin(), NAMESPACE).create(&PostParams::default(), &made).await.expect("a Role");
-        let reference = RoleRef { api_group: "rbac.authorization.k8s.io".into(), kind: "Role".into(), name: role.clone() };
+        let reference = RoleRef { api_group: Some("rbac.authorization.k8s.io".into()), kind: "Role".into(), name: role.clone() };
         let subject = Subject { kind: "User".into(), name: "pod".into(), ..Subject::default() };
         let binding = RoleBinding { metadata: named(&role), role_ref: reference, subjects: Some(vec![subject]) };
         Api::<RoleBinding>::namespaced(self.admin(), NAMESPACE).create(&PostParams::default(), &binding).await.expect("a RoleBinding");

@@ -93,7 +93,9 @@ pub enum Fault {
 impl Fault {
     pub(super) fn of(error: kube::Error) -> Self {
         match error {
-            kube::Error::Api(status) => Self::refused(&status),
+            // What is no event is read as a status by the client, and then has no code.
+            kube::Error::Api(status) if status.code != 0 => Self::refused(&status),
+            error @ kube::Error::Api(_) => Self::Malformed(Box::new(error)),
             error @ (kube::Error::SerdeError(_) | kube::Error::FromUtf8(_) | kube::Error::BuildRequest(_)) => {
                 Self::Malformed(Box::new(error))
             }

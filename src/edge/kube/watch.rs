@@ -142,16 +142,17 @@ impl<K: Followed> Follower<K> {
         stream: BoxStream<'static, kube::Result<WatchEvent<K>>>,
         since: Instant,
     ) -> Option<Event> {
-        self.backoff.reset();
         let (version, told) = match event {
             WatchEvent::Added(object) | WatchEvent::Modified(object) => {
+                self.backoff.reset();
                 (object.resource_version().unwrap_or(version), Some(Event::Current(object.values())))
             }
             WatchEvent::Deleted(object) => (object.resource_version().unwrap_or(version), Some(Event::Gone)),
             WatchEvent::Bookmark(bookmark) => (bookmark.metadata.resource_version, None),
             WatchEvent::Error(status) if status.code == 410 => {
-                // The version is older than the server remembers: not a fault, the list tells what is.
-                self.at = At::Unknown { pause: None };
+                // The version is older than the server remembers: not a fault, the list tells what is. Should the server
+                // forget at once whatever it lists, the pauses grow.
+                self.at = At::Unknown { pause: Some(self.backoff.next(fastrand::f64())) };
                 return None;
             }
             WatchEvent::Error(status) => return Some(self.lost(Fault::refused(&status))),

@@ -93,3 +93,6 @@ fn accepted(ledger: &Ledger, about: About, planned: &Planned, patience: &mut Pat
 fn json(value: &impl serde::Serialize) -> Vec<u8> {
     serde_json::to_vec(value).unwrap_or_default()
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,130 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use tempfile::TempDir;
+use tokio::time::timeout;
+
+use super::*;
+use crate::model::backoff::Backoff;
+use crate::model::config::{EgressConfig, IngressConfig};
+use crate::model::net::InterfaceName;
+use crate::model::netmap::Fqdn;
+use crate::model::state::Start;
+use crate::model::status::GRACE;
+use crate::model::world::World;
+use crate::proxy::report::{self, Store};
+
+const LONG: Duration = Duration::from_hours(1);
+
+/// A kernel and a tailnet played by hand, and the file in which all of it ends.
+struct Play {
+    place: TempDir,
+    ledger: Ledger,
+    programmed: watch::Sender<Programmed>,
+    netmap: watch::Sender<Option<Arc<NetMap>>>,
+}
+
+fn play() -> Play {
+    let place = TempDir::new().expect("a directory");
+    let (ledger, reporter) = report::new(Store::File(place.path().join("state.json")), Start::default(), Backoff::DAEMON);
+    let (programmed, programmed_rx) = watch::channel(Programmed::default());
+    let (netmap, netmap_rx) = watch::channel(None);
+    let pod = PodAddresses::of(["10.244.2.3".parse::<IpAddr>().expect("an address")]);
+    let about = About { pod, egress: true, ingress: true, grace: GRACE };
+    tokio::spawn(reporter.run());
+    tokio::spawn(run(Inputs { programmed: programmed_rx, netmap: netmap_rx }, about, ledger.clone()));
+    Play { place, ledger, programmed, netmap }
+}
+
+/// A tailnet with this node, and with a peer `db.tail.lab` if it is known.
+fn netmap(peer: bool) -> Arc<NetMap> {
+    let ip = |text: &str| text.parse::<IpAddr>().expect("an address");
+    let node = SelfNode { stable_id: "n1".into(), name: "eg-0.tail.lab".into(), addresses: vec![ip("100.64.0.1"), ip("fd7a::1")] };
+    let peers = peer.then(|| (Fqdn::new("db.tail.lab").expect("a name"), BTreeSet::from([ip("100.64.0.2")])));
+    Arc::new(NetMap { node: Some(node), peers: peers.into_iter().collect(), ..NetMap::default() })
+}
+
+impl Play {
+    /// The kernel accepts the plan of a config with one service, whose match port is `port`.
+    fn accept(&self, port: u16, peer: bool) {
+        let egress = format!(
+            r#"{{"db":{{"tailnetTarget":{{"fqdn":"db.tail.lab"}},"ports":[{{"protocol":"TCP","matchPort":{port},"targetPort":80}}]}}}}"#
+        );
+        let ingress = br#"{"svc:web":{"IPv4Mapping":{"TailscaleServiceIP":"100.99.1.2","ClusterIP":"10.96.0.9"}}}"#;
+        let world = World {
+            egress: Arc::new(EgressConfig::parse(egress.as_bytes()).expect("a config")),
+            ingress: Arc::new(IngressConfig::parse(ingress).expect("a config")),
+            netmap: Some(netmap(peer)),
+            ..World::empty(InterfaceName::tailscale0(), [].into())
+        };
+        let planned = Some(Arc::new(Planned::new(&world)));
+        self.programmed.send_replace(Programmed { planned, current: true, ..Programmed::default() });
+    }
+
+    /// What is in the file once everything said by now is written.
+    async fn told(&self) -> BTreeMap<String, String> {
+        tokio::time::sleep(2 * PACE).await;
+        timeout(LONG, self.ledger.written()).await.expect("written");
+        let file = std::fs::read(self.place.path().join("state.json")).unwrap_or_else(|_| b"{}".to_vec());
+        serde_json::from_slice(&file).expect("an object of text")
+    }
+
+    async fn status(&self) -> egress::Status {
+        serde_json::from_str(&self.told().await["egress-services"]).expect("a status")
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_device_is_told_before_the_rules_and_its_name_after_them() {
+    let play = play();
+    play.netmap.send_replace(Some(netmap(true)));
+    assert_eq!(play.told().await, [("device_id".to_owned(), "n1".to_owned())].into());
+    play.programmed.send_modify(|programmed| programmed.current = false);
+    assert_eq!(play.told().await.len(), 1, "nothing was accepted yet");
+    play.accept(10000, true);
+    let told = play.told().await;
+    assert_eq!((told["device_fqdn"].as_str(), told["device_ips"].as_str()), ("eg-0.tail.lab.", r#"["100.64.0.1","fd7a::1"]"#));
+    let web =
+        r#"{"configs":{"svc:web":{"IPv4Mapping":{"TailscaleServiceIP":"100.99.1.2","ClusterIP":"10.96.0.9"}}},"podIPv4":"10.244.2.3"}"#;
+    assert_eq!(told["ingress-config.json"], web);
+    assert_eq!(play.status().await.services.expect("services")["db"].tailnet_target_ips, Some(vec!["100.64.0.2".to_owned()]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_plan_that_the_kernel_has_not_is_not_told() {
+    let play = play();
+    play.accept(10000, true);
+    let before = play.told().await;
+    play.programmed.send_modify(|programmed| {
+        programmed.planned = None;
+        programmed.current = false;
+    });
+    assert_eq!(play.told().await, before);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unresolved_service_is_told_when_its_grace_is_over() {
+    let play = play();
+    let begin = Instant::now();
+    play.accept(10000, false);
+    assert_eq!(play.status().await.services, None);
+    let mut published = None;
+    while published.is_none() && begin.elapsed() < LONG {
+        published = play.status().await.services;
+    }
+    assert_eq!(published.expect("published in the end")["db"].tailnet_target_ips, None);
+    assert!(begin.elapsed() >= GRACE && begin.elapsed() < GRACE + 5 * PACE, "{:?}", begin.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hundred_plans_a_second_are_told_once_a_second_and_the_last_one_is() {
+    let play = play();
+    let writes = |play: &Play| play.ledger.health().borrow().writes;
+    let begin = Instant::now();
+    for port in 10000..10300 {
+        play.accept(port, true);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(play.status().await.services.expect("services")["db"].ports[0].match_port, 10299);
+    assert!(writes(&play) <= begin.elapsed().as_secs() + 2, "{} writes in {:?}", writes(&play), begin.elapsed());
+}

@@ -1,0 +1,194 @@
+//! Answers that a well-behaved API server gives rarely or never, played by a script.
+
+use std::collections::VecDeque;
+use std::fs;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt;
+use futures_util::stream::BoxStream;
+use tailyard::edge::kube::{Cluster as Client, Event, StateSecret};
+use tailyard::edge::netns::Namespace;
+use tailyard::model::backoff::Backoff;
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio::time::timeout;
+
+const DEADLINE: Duration = Duration::from_secs(30);
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// An answer to one request.
+#[derive(Debug, Clone)]
+struct Answer {
+    status: u16,
+    body: String,
+    /// Whether the connection stays open after the body, as a watch does.
+    held: bool,
+}
+
+/// An API server that gives these answers, one after the other, and then closes every connection at once.
+struct Script {
+    client: Client,
+    requests: Arc<Mutex<Vec<String>>>,
+    _place: TempDir,
+}
+
+fn answer(status: u16, body: impl Into<String>) -> Answer {
+    Answer { status, body: body.into(), held: false }
+}
+
+fn held(body: impl Into<String>) -> Answer {
+    Answer { held: true, ..answer(200, body) }
+}
+
+fn object(version: u32) -> String {
+    let metadata = format!(r#""metadata":{{"name":"eg","namespace":"ts","resourceVersion":"{version}"}}"#);
+    format!(r#"{{"apiVersion":"v1","kind":"ConfigMap",{metadata},"data":{{"egress-services":"v{version}"}}}}"#)
+}
+
+fn list(version: u32) -> Answer {
+    let items = object(version);
+    answer(200, format!(r#"{{"apiVersion":"v1","kind":"ConfigMapList","metadata":{{"resourceVersion":"{version}"}},"items":[{items}]}}"#))
+}
+
+fn event(kind: &str, object: &str) -> String {
+    format!("{{\"type\":\"{kind}\",\"object\":{object}}}\n")
+}
+
+fn expired() -> String {
+    event(
+        "ERROR",
+        r#"{"apiVersion":"v1","kind":"Status","status":"Failure","reason":"Expired","code":410,"message":"too old resource version"}"#,
+    )
+}
+
+/// Runs a test in a namespace of its own against a scripted server.
+fn script(answers: Vec<Answer>, test: impl AsyncFnOnce(Script) + Send) {
+    let namespace = Namespace::make().expect("a network namespace");
+    let work = async move || {
+        assert!(std::process::Command::new("ip").args(["link", "set", "lo", "up"]).status().expect("the ip command").success());
+        test(serve(answers).await).await;
+    };
+    namespace.block_on(work).expect("the test's thread");
+}
+
+async fn serve(answers: Vec<Answer>) -> Script {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let url = format!("http://{}", listener.local_addr().expect("an address"));
+    let requests = Arc::<Mutex<Vec<String>>>::default();
+    let (seen, answers) = (Arc::clone(&requests), Arc::new(Mutex::new(VecDeque::from(answers))));
+    tokio::spawn(async move {
+        while let Ok((mut connection, _)) = listener.accept().await {
+            let (seen, answers) = (Arc::clone(&seen), Arc::clone(&answers));
+            tokio::spawn(async move {
+                let mut head = Vec::new();
+                while !head.windows(4).any(|end| end == b"\r\n\r\n") && connection.read_buf(&mut head).await.is_ok_and(|read| read > 0) {}
+                let line = String::from_utf8_lossy(&head).lines().next().unwrap_or_default().to_owned();
+                seen.lock().expect("requests").push(line);
+                let Some(Answer { status, body, held }) = answers.lock().expect("answers").pop_front() else { return };
+                let head = format!("HTTP/1.1 {status} Scripted\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n");
+                let sent = connection.write_all((head + &body).as_bytes()).await;
+                if sent.is_ok() && held {
+                    std::future::pending::<()>().await;
+                }
+            });
+        }
+    });
+    let place = TempDir::new().expect("a directory");
+    let path = place.path().join("kubeconfig");
+    let file = format!(
+        r#"{{"apiVersion":"v1","kind":"Config","current-context":"t","clusters":[{{"name":"t","cluster":{{"server":"{url}"}}}}],
+            "users":[{{"name":"t","user":{{"token":"t"}}}}],"contexts":[{{"name":"t","context":{{"cluster":"t","user":"t","namespace":"ts"}}}}]}}"#
+    );
+    fs::write(&path, file).expect("written");
+    Script { client: Client::kubeconfig(&path).await.expect("a client"), requests, _place: place }
+}
+
+impl Script {
+    fn watch(&self) -> Told {
+        let retry = Backoff::new(PAUSE, Duration::from_secs(2), 0.0).expect("bounds");
+        Told(self.client.watch_config_map("ts", "eg", retry).boxed())
+    }
+
+    fn requests(&self) -> Vec<String> {
+        self.requests.lock().expect("requests").clone()
+    }
+}
+
+/// What a watch tells, as text.
+struct Told(BoxStream<'static, Event>);
+
+impl Told {
+    async fn next(&mut self) -> String {
+        match timeout(DEADLINE, self.0.next()).await.expect("in time").expect("it never ends") {
+            Event::Current(values) => String::from_utf8(values["egress-services"].to_vec()).expect("text"),
+            Event::Gone => "gone".into(),
+            Event::Live => "live".into(),
+            Event::Lost(error) => format!("lost: {}", error.kind()),
+        }
+    }
+
+    async fn is(&mut self, expected: &[&str]) {
+        for what in expected {
+            assert_eq!(self.next().await, *what, "of {expected:?}");
+        }
+    }
+}
+
+#[test]
+fn a_forgotten_version_is_no_fault_and_is_listed_anew() {
+    let answers = vec![list(1), held(expired()), list(5), held(event("MODIFIED", &object(6)))];
+    script(answers, async |script| {
+        script.watch().is(&["v1", "live", "v5", "live", "v6"]).await;
+        let versions: Vec<_> =
+            script.requests().iter().filter_map(|line| Some(line.split_once("resourceVersion=")?.1.to_owned())).collect();
+        assert!(versions[0].starts_with('1') && versions[1].starts_with('5'), "{versions:?}");
+        assert!(script.requests().iter().all(|line| line.contains("fieldSelector=metadata.name%3Deg")), "{:?}", script.requests());
+    });
+}
+
+#[test]
+fn a_server_that_forgets_everything_at_once_is_not_run_down() {
+    let answers = (1..=3).flat_map(|version| [list(version), held(expired())]).chain([list(4)]).collect();
+    script(answers, async |script| {
+        let begin = Instant::now();
+        script.watch().is(&["v1", "live", "v2", "live", "v3", "live", "v4"]).await;
+        assert!(begin.elapsed() >= PAUSE * 7, "pauses of 1, 2 and 4 times {PAUSE:?}, not {:?}", begin.elapsed());
+    });
+}
+
+#[test]
+fn a_watch_that_ends_goes_on_from_where_it_was() {
+    let answers = vec![list(1), answer(200, event("MODIFIED", &object(3))), held(event("DELETED", &object(4)))];
+    script(answers, async |script| {
+        script.watch().is(&["v1", "live", "v3", "live", "gone"]).await;
+        assert!(script.requests().last().is_some_and(|line| line.contains("resourceVersion=3")), "{:?}", script.requests());
+    });
+}
+
+#[test]
+fn an_event_that_cannot_be_read_loses_the_watch_and_nothing_else() {
+    let answers = vec![list(1), held("{\"type\":\"MODIFIED\",\"object\":7}\n"), list(2), held(String::new())];
+    script(answers, async |script| script.watch().is(&["v1", "live", "lost: Malformed", "v2", "live"]).await);
+}
+
+#[test]
+fn faults_of_a_server_are_told_by_kind_and_tried_again() {
+    let status =
+        |code: u16| answer(code, format!(r#"{{"kind":"Status","apiVersion":"v1","status":"Failure","message":"no","code":{code}}}"#));
+    let answers = vec![status(401), status(429), status(503), answer(502, "<html>bad gateway</html>"), answer(200, "{"), list(1)];
+    let kinds = ["lost: Unauthorized", "lost: Throttled", "lost: ServerError", "lost: ServerError", "lost: Malformed", "v1"];
+    script(answers, async move |script| script.watch().is(&kinds).await);
+}
+
+#[test]
+fn a_server_that_never_answers_is_given_up_in_time() {
+    let answers = vec![Answer { status: 200, body: String::new(), held: true }];
+    script(answers, async |script| {
+        let begin = Instant::now();
+        let error = StateSecret::new(script.client.clone(), "eg-0").get().await.expect_err("no answer");
+        assert_eq!(error.kind(), "Timeout", "{error}");
+        assert!(begin.elapsed() < DEADLINE / 2, "{:?}", begin.elapsed());
+    });
+}
