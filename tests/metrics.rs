@@ -1,0 +1,39 @@
+//! docs/metrics.md lists exactly the families that there are.
+
+#![allow(clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::path::Path;
+
+use tailyard::proxy::metrics::Metrics;
+
+const BEGIN: &str = "<!-- families: made by tests/metrics.rs -->\n";
+const END: &str = "<!-- end of families -->";
+
+/// The document with its list of families replaced by what the program has.
+fn with_families(document: &str, table: &str) -> String {
+    let (before, rest) = document.split_once(BEGIN).expect("the marker before the list");
+    let (_, after) = rest.split_once(END).expect("the marker after the list");
+    format!("{before}{BEGIN}{table}{END}{after}")
+}
+
+#[test]
+fn the_document_lists_every_family() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/metrics.md");
+    let document = fs::read_to_string(&path).expect("docs/metrics.md");
+    let wanted = with_families(&document, &Metrics::new().expect("families").table());
+    if std::env::var_os("TAILYARD_WRITE_DOCS").is_some() {
+        return fs::write(&path, &wanted).expect("written");
+    }
+    assert!(document == wanted, "docs/metrics.md is not what the program has; write it with\n  TAILYARD_WRITE_DOCS=1 cargo test --test metrics");
+}
+
+#[test]
+fn a_missing_family_is_noticed() {
+    let metrics = Metrics::new().expect("families");
+    let whole = with_families(&format!("a\n{BEGIN}{END}\nb\n"), &metrics.table());
+    assert_eq!(with_families(&whole, &metrics.table()), whole);
+    let (line, _) = metrics.table().split_once("tailyard_ready").map(|(before, _)| (before.lines().count(), ())).expect("a family");
+    let without: String = whole.lines().enumerate().filter(|(index, _)| *index != line + 1).map(|(_, line)| line.to_owned() + "\n").collect();
+    assert_ne!(with_families(&without, &metrics.table()), without);
+}
