@@ -16,11 +16,11 @@ const READY: Duration = Duration::from_mins(1);
 
 /// A directory of the benchmark's own, removed with it.
 #[derive(Debug)]
-pub struct Scratch(pub PathBuf);
+pub(crate) struct Scratch(pub(crate) PathBuf);
 
 impl Scratch {
     /// Makes it.
-    pub fn make() -> Result<Self> {
+    pub(crate) fn make() -> Result<Self> {
         let path = std::env::temp_dir().join(format!("tailyard-bench-{:016x}", fastrand::u64(..)));
         std::fs::create_dir(&path).with_context(|| format!("cannot make {}", path.display()))?;
         Ok(Self(path))
@@ -36,17 +36,17 @@ impl Drop for Scratch {
 
 /// A running proxy with its config.
 #[derive(Debug)]
-pub struct Proxy {
+pub(crate) struct Proxy {
     /// Its process.
-    pub replica: Replica,
+    pub(crate) replica: Replica,
     /// Its config.
-    pub volume: Volume,
+    pub(crate) volume: Volume,
     _scratch: Scratch,
 }
 
 impl Proxy {
     /// Starts the proxy of a replica with so many services, all to target 0, and waits until it is ready.
-    pub fn start(topology: &Topology, number: usize, services: u16) -> Result<Self> {
+    pub(crate) fn start(topology: &Topology, number: usize, services: u16) -> Result<Self> {
         let scratch = Scratch::make()?;
         let mut volume = Volume::make(scratch.0.join("egress"))?;
         volume.write(topology, (0..services).map(|number| Service { number, target: 0 }))?;
@@ -71,7 +71,7 @@ impl Proxy {
     }
 
     /// Ends the process in order.
-    pub fn end(mut self) -> Result<()> {
+    pub(crate) fn end(mut self) -> Result<()> {
         self.replica.signal(Signal::SIGTERM);
         let until = Instant::now() + READY;
         while self.replica.pid().is_some() {

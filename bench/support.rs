@@ -14,13 +14,13 @@ use tailyard::edge::netns::private;
 
 /// How a benchmark is called: `cargo bench --bench NAME -- [OPTIONS]`.
 #[derive(Debug, Parser)]
-pub struct Args {
+pub(crate) struct Args {
     /// Where to write the figures, as NAME.json; the directory must exist
     #[arg(long, value_name = "DIR")]
-    pub json: Option<PathBuf>,
+    pub(crate) json: Option<PathBuf>,
     /// A tenth of the repetitions: shows that it works, says little
     #[arg(long)]
-    pub quick: bool,
+    pub(crate) quick: bool,
     /// Given by cargo
     #[arg(long, hide = true)]
     bench: bool,
@@ -29,47 +29,47 @@ pub struct Args {
 impl Args {
     /// The number of repetitions, or few of them.
     #[must_use]
-    pub fn repetitions(&self, full: usize) -> usize {
+    pub(crate) fn repetitions(&self, full: usize) -> usize {
         if self.quick { full.div_ceil(10) } else { full }
     }
 }
 
 /// One line of the result: repeated measurements of one thing.
 #[derive(Debug, Clone, Serialize)]
-pub struct Line {
+pub(crate) struct Line {
     /// What was measured, at which size.
-    pub what: String,
+    pub(crate) what: String,
     /// Of what the figures are.
-    pub unit: &'static str,
+    pub(crate) unit: &'static str,
     /// How many measurements.
-    pub count: usize,
+    pub(crate) count: usize,
     /// Their median.
-    pub median: f64,
+    pub(crate) median: f64,
     /// The smallest, and the largest.
-    pub range: [f64; 2],
+    pub(crate) range: [f64; 2],
     /// 99 of 100 are at most this.
     pub p99: f64,
     /// What it should be, if something is asked for.
-    pub goal: Option<String>,
+    pub(crate) goal: Option<String>,
 }
 
 /// The result of one benchmark.
 #[derive(Debug, Serialize)]
-pub struct Sheet {
+pub(crate) struct Sheet {
     /// Its question.
-    pub question: &'static str,
+    pub(crate) question: &'static str,
     /// The kernel's release.
-    pub kernel: String,
+    pub(crate) kernel: String,
     /// The processor, and how many of them.
-    pub processor: String,
+    pub(crate) processor: String,
     /// The figures.
-    pub lines: Vec<Line>,
+    pub(crate) lines: Vec<Line>,
 }
 
 impl Sheet {
     /// An empty sheet.
     #[must_use]
-    pub fn new(question: &'static str) -> Self {
+    pub(crate) fn new(question: &'static str) -> Self {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let model = read("/proc/cpuinfo").lines().find_map(|line| Some(line.strip_prefix("model name")?.split_once(": ")?.1.to_owned()));
         let cores = std::thread::available_parallelism().map_or(0, usize::from);
@@ -82,7 +82,7 @@ impl Sheet {
     }
 
     /// Adds a line; without any measurement there is none.
-    pub fn add(&mut self, what: impl Into<String>, unit: &'static str, mut samples: Vec<f64>, goal: Option<&str>) {
+    pub(crate) fn add(&mut self, what: impl Into<String>, unit: &'static str, mut samples: Vec<f64>, goal: Option<&str>) {
         samples.sort_by(f64::total_cmp);
         let (Some(least), Some(most)) = (samples.first(), samples.last()) else { return };
         let at = |hundredths: usize| samples.get((samples.len() * hundredths / 100).min(samples.len() - 1)).copied().unwrap_or_default();
@@ -114,7 +114,7 @@ fn figure(value: f64) -> String {
 }
 
 /// Runs a benchmark in namespaces of its own, prints its sheet and writes it where it is wanted.
-pub fn main(name: &str, bench: impl FnOnce(&Args) -> Result<Sheet>) -> Result<ExitCode> {
+pub(crate) fn main(name: &str, bench: impl FnOnce(&Args) -> Result<Sheet>) -> Result<ExitCode> {
     let args = Args::parse();
     if !private::is_inside() {
         return Ok(ExitCode::from(private::run_inside(std::env::args_os().skip(1))?));
@@ -129,7 +129,7 @@ pub fn main(name: &str, bench: impl FnOnce(&Args) -> Result<Sheet>) -> Result<Ex
 }
 
 /// How long the work takes, in milliseconds.
-pub fn milliseconds<T>(work: impl FnOnce() -> T) -> (f64, T) {
+pub(crate) fn milliseconds<T>(work: impl FnOnce() -> T) -> (f64, T) {
     let begun = Instant::now();
     let done = work();
     (ms(begun.elapsed()), done)
@@ -137,12 +137,12 @@ pub fn milliseconds<T>(work: impl FnOnce() -> T) -> (f64, T) {
 
 /// A duration in milliseconds.
 #[must_use]
-pub fn ms(duration: Duration) -> f64 {
+pub(crate) fn ms(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
 }
 
 /// The ratio of each repetition's pair.
 #[must_use]
-pub fn ratios(of: &[f64], to: &[f64]) -> Vec<f64> {
+pub(crate) fn ratios(of: &[f64], to: &[f64]) -> Vec<f64> {
     of.iter().zip(to).map(|(of, to)| of / to).collect()
 }

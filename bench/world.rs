@@ -13,7 +13,7 @@ use tailyard::model::netmap::NetMap;
 use tailyard::model::world::World;
 
 /// An egress config of so many mappings, two for each service (TCP and UDP); the service of the number leads elsewhere.
-pub fn config(mappings: u32, elsewhere: Option<u32>) -> Result<Vec<u8>> {
+pub(crate) fn config(mappings: u32, elsewhere: Option<u32>) -> Result<Vec<u8>> {
     let port = |protocol: &str, number: u32| egress::PortMap {
         protocol: protocol.to_owned(),
         match_port: u64::from(number) + 1_000,
@@ -33,7 +33,7 @@ fn target(number: u32) -> String {
 }
 
 /// A world with nothing configured yet and three peers, each with an address of each family.
-pub fn world() -> World {
+pub(crate) fn world() -> World {
     let node = |name: String, number: u32| netmap::Node {
         name,
         addresses: vec![format!("100.64.0.{number}"), format!("fd7a:115c:a1e0::{number}")],
@@ -47,6 +47,6 @@ pub fn world() -> World {
 
 /// The world with this config in force.
 #[must_use]
-pub fn with(world: &World, config: EgressConfig) -> World {
+pub(crate) fn with(world: &World, config: EgressConfig) -> World {
     World { egress: Arc::new(config), ..world.clone() }
 }
