@@ -8,6 +8,7 @@ pub mod firewall;
 pub mod forwarding;
 pub mod http;
 pub mod kernel;
+pub mod keys;
 pub mod metrics;
 pub mod observe;
 pub mod program;

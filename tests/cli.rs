@@ -2,6 +2,8 @@
 //!
 //! `UPDATE_GOLDEN=1 cargo test --test cli` writes the golden files anew; read the difference before you commit it.
 
+#![allow(clippy::expect_used, clippy::panic, reason = "a test's helpers fail the test")]
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};

@@ -25,7 +25,10 @@ fn the_document_lists_every_family() {
     if std::env::var_os("TAILYARD_WRITE_DOCS").is_some() {
         return fs::write(&path, &wanted).expect("written");
     }
-    assert!(document == wanted, "docs/metrics.md is not what the program has; write it with\n  TAILYARD_WRITE_DOCS=1 cargo test --test metrics");
+    assert!(
+        document == wanted,
+        "docs/metrics.md is not what the program has; write it with\n  TAILYARD_WRITE_DOCS=1 cargo test --test metrics"
+    );
 }
 
 #[test]
@@ -33,7 +36,8 @@ fn a_missing_family_is_noticed() {
     let metrics = Metrics::new().expect("families");
     let whole = with_families(&format!("a\n{BEGIN}{END}\nb\n"), &metrics.table());
     assert_eq!(with_families(&whole, &metrics.table()), whole);
-    let (line, _) = metrics.table().split_once("tailyard_ready").map(|(before, _)| (before.lines().count(), ())).expect("a family");
-    let without: String = whole.lines().enumerate().filter(|(index, _)| *index != line + 1).map(|(_, line)| line.to_owned() + "\n").collect();
+    let (line, ()) = metrics.table().split_once("tailyard_ready").map(|(before, _)| (before.lines().count(), ())).expect("a family");
+    let without: String =
+        whole.lines().enumerate().filter(|(index, _)| *index != line + 1).map(|(_, line)| line.to_owned() + "\n").collect();
     assert_ne!(with_families(&without, &metrics.table()), without);
 }

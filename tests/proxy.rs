@@ -2,6 +2,10 @@
 //!
 //! Each fault of docs/failures.md that needs no API server and no tailscaled has its test here. Needs what the kernel tier needs.
 
+#![allow(clippy::expect_used, clippy::panic, clippy::print_stderr, reason = "a test's helpers fail the test, and show the log")]
+
+#[path = "proxy/endpoints.rs"]
+mod endpoints;
 #[path = "proxy/faults.rs"]
 mod faults;
 #[path = "kernel/lab.rs"]

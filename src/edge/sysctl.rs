@@ -95,7 +95,9 @@ mod tests {
     fn sealed<T: Send>(work: impl FnOnce() -> T + Send) -> T {
         let sealed = || {
             unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS).expect("namespaces (root, or unshare -Urnm)");
-            Family::ALL.iter().for_each(|family| fs::write(file(*family).0, "0").expect("off"));
+            for family in Family::ALL {
+                fs::write(file(family).0, "0").expect("off");
+            }
             let (none, switches) = (None::<&str>, "/proc/sys/net");
             mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).expect("a private tree");
             mount(Some(switches), switches, none, MsFlags::MS_BIND | MsFlags::MS_REC, none).expect("a mount of its own");

@@ -22,7 +22,7 @@ use super::kernel::Live;
 use super::program::{self, Programmed};
 use super::sources::{Config, cluster, config};
 use super::surgeon::{Ended, Surgeon};
-use super::{PACE, forwarding, observe, resolve, spawn, tailnet};
+use super::{PACE, forwarding, keys, observe, resolve, spawn, tailnet};
 
 /// What every part of a replica tells.
 #[derive(Debug)]
@@ -65,7 +65,7 @@ impl Replica {
         let egress = config(tasks, "egress config", settings.egress.as_ref(), cluster.as_ref(), false);
         let ingress = config(tasks, "ingress config", settings.ingress.as_ref(), cluster.as_ref(), true);
         let (requests_in, requests) = mpsc::channel(8);
-        let (daemon, netmap) = start_tailnet(&settings, tasks, requests_in);
+        let (daemon, netmap) = start_tailnet(&settings, cluster.as_ref(), tasks, requests_in);
         let (names, report) = start_names(&settings, tasks);
         let (planned_in, planned) = watch::channel(None);
         let inputs = observe::Inputs { egress: egress.services.clone(), ingress: ingress.services.clone(), netmap: netmap.clone(), names };
@@ -101,10 +101,22 @@ impl Replica {
 
 type NetMaps = watch::Receiver<Option<Arc<NetMap>>>;
 
-fn start_tailnet(settings: &Settings, tasks: &mut Tasks, writes: mpsc::Sender<StateRequest>) -> (Option<Daemon>, NetMaps) {
+fn start_tailnet(
+    settings: &Settings,
+    cluster: Option<&Cluster>,
+    tasks: &mut Tasks,
+    writes: mpsc::Sender<StateRequest>,
+) -> (Option<Daemon>, NetMaps) {
     match &settings.tailnet {
         Tailnet::Tailscaled(daemon) => {
-            let (_, keys) = watch::channel(None);
+            let keys = match (cluster, &settings.pod.name) {
+                (Some(cluster), Some(pod)) => {
+                    let (keys, work) = keys::follow(cluster, pod);
+                    spawn(tasks, "config Secret", work);
+                    keys
+                }
+                _ => watch::channel(None).1,
+            };
             let (daemon, work) = super::daemon::daemon(daemon.as_ref().clone(), DaemonInputs { keys, writes });
             let netmap = daemon.netmap();
             tasks.spawn("tailscaled", work);

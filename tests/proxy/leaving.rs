@@ -43,7 +43,9 @@ fn idle_flows_that_outlive_the_grace_end_with_a_reset() {
         .flat_map(|family| (0..20).map(move |_| family))
         .map(|family| client.connect(SocketAddr::new(replica.pod(family), 10_080), QUICK).expect("served"))
         .collect();
-    flows.iter_mut().for_each(|flow| drop(Greeting::read(flow).expect("a greeting")));
+    for flow in &mut flows {
+        Greeting::read(flow).expect("a greeting");
+    }
     replica.signal(Signal::SIGTERM);
     eventually("unready", || replica.get("/readyz").is_ok_and(|answer| answer.status == 503));
     let late = client.ask_tcp(SocketAddr::new(replica.pod(Family::V4), 10_080), QUICK);

@@ -102,7 +102,7 @@ fn selects(rule: &str, packet: &Packet) -> f64 {
             }
             "-i" => (next() == "tailscale0") == packet.from_tailnet,
             "-p" => next() == packet.proto.name(),
-            "-m" | "--mode" | "--to-destination" | "--set-xmark" => !next().is_empty(),
+            "-j" | "-g" | "-m" | "--mode" | "--to-destination" | "--set-xmark" => !next().is_empty(),
             "--dst-type" => next() == "LOCAL" && packet.to_pod,
             "-d" => next().split_once('/').expect("a prefix").0.parse() == Ok(packet.dst),
             "--dport" => {
@@ -114,7 +114,6 @@ fn selects(rule: &str, packet: &Packet) -> f64 {
                 chance = next().parse().expect("a number");
                 true
             }
-            "-j" | "-g" => !next().is_empty(),
             _ => panic!("{word} in {rule}"),
         };
         if holds == not {

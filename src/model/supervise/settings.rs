@@ -157,7 +157,7 @@ pub(super) mod tests {
     fn only_a_pod_inside_the_tailnets_range_needs_the_filter_away() {
         let drops = |ips: &[&str], userspace| {
             let pod_ips = ips.iter().map(|ip| ip.parse().expect("an address")).collect();
-            DaemonSettings { pod_ips, userspace, ..settings() }.filter_drops_pods()
+            DaemonSettings { userspace, pod_ips, ..settings() }.filter_drops_pods()
         };
         assert!(drops(&["fd00::1", "100.127.255.254"], false));
         assert!(!drops(&["100.128.0.1", "100.63.255.255", "10.0.0.1", "fd7a:115c:a1e0::1"], false));
