@@ -110,18 +110,18 @@ impl Nft {
 
     /// Makes the table whole, in one transaction, whatever stood there.
     ///
-    /// Where the process may not raise its socket buffers (a user namespace), nft cannot send a large table at once: then the rules come first, with
-    /// empty maps, and then the elements.
+    /// A large table is made in two steps where there was none, the rules by nft and then the elements by netlink: nothing is relayed before
+    /// the second step, as before the first, and the kernel is done in half the time. Likewise where the process may not raise its socket
+    /// buffers (a user namespace) and nft could not send it at once.
     pub async fn rewrite(&self, ruleset: &Ruleset) -> Result<(), NftError> {
-        let before = self.blocking(Link::generation).await?;
         let all: Vec<_> = elements(ruleset).into_iter().collect();
-        let roomy = self.link.lock().unwrap_or_else(PoisonError::into_inner).roomy();
+        let (before, absent, roomy) = self.blocking(|link| Ok((link.generation()?, link.absent()?, link.roomy()))).await?;
         let mut transactions = 1;
-        if roomy || all.len() <= link::SMALL {
-            run(&self.program, &["-f", "-"], "load the table", nft::table(ruleset)).await?;
-        } else {
+        if all.len() > link::SMALL && (absent || !roomy) {
             run(&self.program, &["-f", "-"], "load the rules", nft::skeleton(ruleset)).await?;
             transactions += self.blocking(move |link| link.fill(&all)).await?;
+        } else {
+            run(&self.program, &["-f", "-"], "load the table", nft::table(ruleset)).await?;
         }
         self.blocking(move |link| link.settle(before.wrapping_add(transactions))).await
     }

@@ -17,8 +17,8 @@ use crate::model::nft::held::{Held, drift};
 use crate::model::nft::wire::{Dump, Message, batch, dump, generation, messages};
 use crate::model::ruleset::Ruleset;
 
-/// As many elements fit a socket's default buffer in one transaction.
-pub(super) const SMALL: usize = 1000;
+/// As many elements fit a socket's default buffer in one transaction, nft's or ours.
+pub(super) const SMALL: usize = 2000;
 
 /// How large a transaction may be where the buffer may be raised at will: some 200,000 elements.
 const BUFFER: usize = 16 << 20;
@@ -104,11 +104,16 @@ impl Link {
         Ok(())
     }
 
-    /// Adds the elements to an empty table, but for those that came with the rules; says in how many transactions.
+    /// Whether our table is there at all.
+    pub(super) fn absent(&mut self) -> Result<bool, NftError> {
+        Ok(!self.dump(Dump::Tables)?.iter().any(ours))
+    }
+
+    /// Adds the elements to a table without any, but for those that came with the rules; says in how many transactions.
     pub(super) fn fill(&mut self, elements: &[Element]) -> Result<u32, NftError> {
-        let mut transactions = 0;
         let missing: Vec<Element> = elements.iter().filter(|element| element.set != Set::Reserved).cloned().collect();
-        for some in missing.chunks(SMALL) {
+        let mut transactions = 0;
+        for some in missing.chunks(if self.roomy { usize::MAX } else { SMALL }) {
             self.commit(&Edits { delete: Vec::new(), add: some.to_vec() })?;
             transactions += 1;
         }
@@ -185,11 +190,8 @@ impl Link {
     fn rules(&mut self) -> Result<Vec<Vec<u8>>, NftError> {
         let mut rules = Vec::new();
         for what in [Dump::Tables, Dump::Chains, Dump::Rules] {
-            let objects = self.dump(what)?.into_iter();
-            rules.extend(objects.filter_map(|message| match message {
-                Message::Object { table, body } if table == TABLE.as_bytes() => Some(body),
-                _ => None,
-            }));
+            let objects = self.dump(what)?.into_iter().filter(ours);
+            rules.extend(objects.filter_map(|message| if let Message::Object { body, .. } = message { Some(body) } else { None }));
         }
         Ok(rules)
     }
@@ -217,4 +219,8 @@ impl Link {
         self.socket.recv(&mut buffer, 0)?;
         Ok(messages(&buffer).map_err(NftError::Answer))
     }
+}
+
+fn ours(message: &Message) -> bool {
+    matches!(message, Message::Object { table, .. } if table == TABLE.as_bytes())
 }
