@@ -1,6 +1,6 @@
 //! iptables, of either make, by its own programs: our chains restored whole or in part, saved to be audited and counted.
 //!
-//! A restore is one step for each table and family: it is taken whole or not at all. What iptables-save writes is the form
+//! A restore is one step for each table and family: it is taken whole or not at all (a table too large for that: chain by chain). What iptables-save writes is the form
 //! that iptables-restore reads; of it the names of our own chains and the counters are used. It never flushes a chain that
 //! is not ours. What is to be held is decided elsewhere ([`crate::model::iptables`]).
 
@@ -17,6 +17,9 @@ use crate::model::net::{Family, InterfaceName};
 use crate::model::ruleset::{Delta, Ruleset};
 
 pub use self::program::{IptablesError, Variant};
+
+/// How many rules fit a socket's default buffer in one step.
+const STEP: usize = 400;
 
 /// Our chains in the network namespace of the calling thread.
 #[derive(Debug, Clone)]
@@ -61,7 +64,11 @@ impl Iptables {
         self.lock().take();
         for programs in self.families() {
             let found = self.found(programs).await?;
-            programs.restore("load the chains", replace(ruleset, programs.family(), &found)).await?;
+            let text = |step| replace(ruleset, programs.family(), &found, step);
+            if let Err(whole) = programs.restore("load the chains", text(usize::MAX)).await {
+                // In a user namespace a large table may be more than the process may send at once.
+                programs.restore("load the chains", text(STEP)).await.map_err(|_| whole)?;
+            }
         }
         self.note(ruleset).await
     }

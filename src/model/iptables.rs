@@ -62,13 +62,15 @@ pub struct Found {
 /// The text that makes all of ours in a namespace where nothing of ours is.
 #[must_use]
 pub fn restore(ruleset: &Ruleset, family: Family) -> String {
-    replace(ruleset, family, &Found::default())
+    replace(ruleset, family, &Found::default(), usize::MAX)
 }
 
 /// The text that makes all of ours where some of ours is: chains are made anew, those no longer used go, jumps that stand are left.
+///
+/// Each table is taken in one step, unless it has more rules than `step`: then in several, no chain before those that it jumps to.
 #[must_use]
-pub fn replace(ruleset: &Ruleset, family: Family, found: &Found) -> String {
-    let mut text = Text::default();
+pub fn replace(ruleset: &Ruleset, family: Family, found: &Found, step: usize) -> String {
+    let mut text = Text::new(step);
     let mut wanted = BTreeSet::new();
     for chain in chain::all(ruleset) {
         wanted.insert((chain.table(), chain.to_string()));
@@ -92,7 +94,7 @@ pub fn delta(before: &Ruleset, delta: &Delta, after: &Ruleset, family: Family) -
     touched.extend((!delta.source.is_empty()).then_some(Chain::Postrouting));
     touched.extend((!delta.from_cluster.is_empty()).then_some(Chain::Cluster));
     touched.extend((!delta.from_tailnet.is_empty()).then_some(Chain::Tailnet));
-    let mut text = Text::default();
+    let mut text = Text::new(usize::MAX);
     for chain in touched {
         let (was, is) = (chain.exists(before), chain.exists(after));
         if is {
@@ -110,7 +112,7 @@ pub fn delta(before: &Ruleset, delta: &Delta, after: &Ruleset, family: Family) -
 /// The text that takes away what was found.
 #[must_use]
 pub fn remove(found: &Found) -> Option<String> {
-    let mut text = Text::default();
+    let mut text = Text::new(usize::MAX);
     for jump in &found.jumps {
         text.command(jump.table, &format!("-D {}", jump.rule()));
     }
@@ -126,7 +128,7 @@ pub fn trial(interface: &InterfaceName, family: Family) -> (String, String) {
     let empty = Ruleset::empty(interface.clone());
     let jumps = Jump::ALL.into_iter().collect();
     let chains = chain::all(&empty).into_iter().map(|chain| (chain.table(), chain.to_string())).collect();
-    let make = replace(&empty, family, &Found { jumps, chains: BTreeSet::new() });
+    let make = replace(&empty, family, &Found { jumps, chains: BTreeSet::new() }, usize::MAX);
     let unmake = remove(&Found { jumps: BTreeSet::new(), chains }).unwrap_or_default();
     (make.replace(PREFIX, TRIAL), unmake.replace(PREFIX, TRIAL))
 }
@@ -187,22 +189,36 @@ pub fn ours(dump: &str) -> Vec<String> {
 }
 
 /// A restore text in the making: for each table declarations first, then rules, then what goes.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Text {
+    /// How many rules one step may have.
+    step: usize,
     parts: BTreeMap<Table, Part>,
 }
 
 #[derive(Debug, Default)]
 struct Part {
+    /// Steps that are complete.
+    done: String,
     declare: String,
     rules: String,
     finally: String,
+    count: usize,
 }
 
 impl Text {
+    fn new(step: usize) -> Self {
+        Self { step, parts: BTreeMap::new() }
+    }
+
     /// A chain with these rules and no others; declaring a chain empties it if it stands.
     fn chain(&mut self, table: Table, name: &str, rules: &[String]) {
+        let step = self.step;
         let part = self.parts.entry(table).or_default();
+        if part.count > 0 && part.count + rules.len() > step {
+            part.close(table);
+        }
+        part.count += rules.len();
         let _ = writeln!(part.declare, ":{name} - [0:0]");
         for rule in rules {
             let _ = writeln!(part.rules, "-A {name} {rule}");
@@ -220,11 +236,18 @@ impl Text {
     }
 
     fn finish(self) -> String {
-        let mut text = String::new();
-        for (table, part) in self.parts {
-            let _ = writeln!(text, "*{}\n{}{}{}COMMIT", table.name(), part.declare, part.rules, part.finally);
-        }
-        text
+        let closed = self.parts.into_iter().map(|(table, mut part)| {
+            part.close(table);
+            part.done
+        });
+        closed.collect()
+    }
+}
+
+impl Part {
+    fn close(&mut self, table: Table) {
+        let _ = writeln!(self.done, "*{}\n{}{}{}COMMIT", table.name(), self.declare, self.rules, self.finally);
+        *self = Self { done: std::mem::take(&mut self.done), ..Self::default() };
     }
 }
 

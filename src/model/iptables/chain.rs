@@ -137,16 +137,17 @@ impl fmt::Display for Chain {
 
 /// Every chain of a ruleset, those that are jumped to before those that jump.
 pub(super) fn all(ruleset: &Ruleset) -> Vec<Chain> {
-    let fixed = [Chain::Output, Chain::Filter, Chain::Forward, Chain::Prerouting, Chain::Cluster, Chain::Tailnet];
-    let mut list: Vec<Chain> = fixed.into_iter().chain([Chain::Refuse, Chain::Postrouting]).collect();
+    let mut tree = Vec::new();
     for proto in Proto::ALL {
         let mut level = vec![Branch::root(proto)];
         while !level.is_empty() {
-            list.extend(level.iter().flat_map(|branch| [Chain::Count(*branch), Chain::Ports(*branch)]));
+            tree.extend(level.iter().flat_map(|branch| [Chain::Count(*branch), Chain::Ports(*branch)]));
             level = level.into_iter().filter(|branch| branch.depth < DEPTH).flat_map(|branch| branch.children(ruleset)).collect();
         }
     }
-    list
+    let before = [Chain::Output, Chain::Filter, Chain::Refuse];
+    let after = [Chain::Forward, Chain::Tailnet, Chain::Cluster, Chain::Prerouting, Chain::Postrouting];
+    before.into_iter().chain(tree.into_iter().rev()).chain(after).collect()
 }
 
 /// The chains in which a match port has a part.

@@ -178,7 +178,7 @@ proptest! {
     }
 
     #[test]
-    fn what_an_earlier_process_left_is_replaced(before in rulesets(), after in rulesets(), jumps in prop::sample::subsequence(Jump::ALL.to_vec(), 0..=6)) {
+    fn what_an_earlier_process_left_is_replaced(before in rulesets(), after in rulesets(), jumps in prop::sample::subsequence(Jump::ALL.to_vec(), 0..=6), step in prop_oneof![Just(2usize), Just(usize::MAX)]) {
         let mut kernel = loaded(&before, Family::V6);
         let mut found = Found { chains: kernel.0.keys().filter_map(own_chain).collect(), jumps: Jump::ALL.into_iter().collect() };
         for jump in jumps {
@@ -186,7 +186,7 @@ proptest! {
             let at = kernel.0.get_mut(&(jump.table.name().to_owned(), jump.from.to_owned())).expect("a built-in chain");
             at.retain(|rule| *rule != format!("-j {}", jump.to));
         }
-        kernel.restore(&replace(&after, Family::V6, &found));
+        kernel.restore(&replace(&after, Family::V6, &found, step));
         prop_assert_eq!(&kernel, &loaded(&after, Family::V6));
     }
 }
