@@ -1,0 +1,22 @@
+//! Any bytes as the kernel's answers and notices of nftables: no panic, and what is read can be compared and added up.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use tailyard::model::net::InterfaceName;
+use tailyard::model::nft::element::Set;
+use tailyard::model::nft::held::{Held, drift, traffic};
+use tailyard::model::nft::wire::{Message, messages};
+use tailyard::model::ruleset::Ruleset;
+
+fuzz_target!(|data: &[u8]| {
+    let Some((which, data)) = data.split_first() else { return };
+    let Some(set) = Set::ALL.get(usize::from(*which) % Set::ALL.len()) else { return };
+    let mut held = Held::new();
+    for (_, message) in messages(data).unwrap_or_default() {
+        if let Message::Elements(elements) = message {
+            held.entry(*set).or_default().extend(elements);
+        }
+    }
+    let _ = drift(&Ruleset::empty(InterfaceName::tailscale0()), &held);
+    let _ = traffic(&held);
+});
