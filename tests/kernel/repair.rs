@@ -218,7 +218,7 @@ fn changes_of_others_are_noticed_and_our_own_are_not() {
         tokio::time::timeout(PATIENCE, changes.next()).await.expect("in time").expect("a notice");
         assert_eq!(nft.audit(&after).await.expect("an audit"), Audit::Same);
         // More notices than the socket holds: the kernel drops some, and that is news too.
-        let script: String = (0..2000).map(|i| format!("add table inet t{i}\nadd chain inet t{i} c\n")).collect();
+        let script = (0..2000).map(|i| format!("add table inet t{i}\nadd chain inet t{i} c")).collect::<Vec<_>>().join("\n");
         scene.proxy().feed(&["nft", "-f", "-"], &script);
         for _ in 0..3 {
             scene.proxy().feed(&["nft", "-f", "-"], &script);
