@@ -264,7 +264,9 @@ fn leave(backend: Backend) {
         assert_eq!(receiver.join().expect("ended").0, io::ErrorKind::ConnectionReset, "an active target's end");
     }
     println!("{backend:?}: 200 idle and 20 active flows ended at both ends in {:?}: {report:?}", start.elapsed());
-    assert!(start.elapsed() < SECOND * 2, "{:?}", start.elapsed());
+    // The programs that write iptables' rules are started within the time.
+    let within = if backend == Nftables { SECOND * 2 } else { SECOND * 5 };
+    assert!(start.elapsed() < within, "{:?}", start.elapsed());
     assert_eq!(deleted, 220);
 }
 
@@ -323,6 +325,8 @@ fn a_deletion_never_hits_a_younger_flow_of_the_same_client() {
 fn a_full_table_is_seen_and_does_not_harm_flows_that_exist() {
     let tcp = key(Proto::Tcp, 10042);
     let stage = Stage::with(Nftables, tcp, Family::V4, 80);
+    // None of the entries may end while others are made, however slow this machine is.
+    stage.proxy().sysctl("net.netfilter.nf_conntrack_udp_timeout", "600");
     let listener = stage.listen(0, Family::V4, 80);
     let (mut client, mut server) = stage.pair(stage.pod(Family::V4, 10042), &listener);
     let mut conntrack = stage.conntrack();
