@@ -2,7 +2,7 @@
 //!
 //! What to send and what an answer means is [`crate::model::reset`]; this file has the sockets. Everything sent has [`PROBE_MARK`],
 //! which a rule exempts from connection tracking, as masquerading would give it another port. An answer is seen only if the
-//! flow's entry is gone from connection tracking and no map leads it on: so the order is rules, then entries, then resets.
+//! flow's entry is gone from connection tracking and no map leads it on: so the order is rules, [`Probe::open`], entries, [`Probe::reset`].
 //! Blocking; async callers use `spawn_blocking`.
 
 use std::io::{self, IoSliceMut};
@@ -50,6 +50,14 @@ impl ProbeError {
     }
 }
 
+/// Sockets that hear what the ends of flows say from now on.
+///
+/// Opened before the flows' entries are deleted: an end that still sends is refused by this host's own TCP with its first packet
+/// after that, and what it said by then is all that the other end can be reset with.
+pub struct Probe {
+    wires: Vec<Wire>,
+}
+
 /// The sockets of one family.
 struct Wire {
     family: Family,
@@ -58,47 +66,55 @@ struct Wire {
     buffer: Vec<u8>,
 }
 
-/// Ends TCP flows at both ends, as many at once as there are; flows of other protocols are left out.
-///
-/// Their entries must be gone from connection tracking. Returns once every flow is done with, at the deadline at the latest.
-pub fn reset(flows: &[Flow], deadline: Instant) -> Result<Report, ProbeError> {
-    let run = |family| {
-        let mut resets = Resets::new(flows.iter().filter(|flow| Family::of(flow.target().ip()) == family), fastrand::u32(..));
-        if !resets.is_over() {
-            Wire::open(family)?.run(&mut resets, deadline)?;
-        }
-        Ok(resets.report())
-    };
-    let (four, six) = thread::scope(|scope| {
-        let four = scope.spawn(|| run(Family::V4));
-        let six = run(Family::V6);
-        (four.join(), six)
-    });
-    let mut report = four.map_err(|_| ProbeError::Receive(io::Error::other("the thread panicked")))??;
-    report += six?;
-    Ok(report)
+impl Probe {
+    /// Opens the sockets in the calling thread's namespace. A family that the kernel does not have has no flows either.
+    pub fn open() -> Result<Self, ProbeError> {
+        let lacking = |error: &io::Error| error.raw_os_error() == Some(Errno::EAFNOSUPPORT as i32);
+        let opened = Family::ALL.into_iter().map(Wire::open).filter(|wire| !wire.as_ref().is_err_and(lacking));
+        Ok(Self { wires: opened.collect::<io::Result<_>>().map_err(ProbeError::Open)? })
+    }
+
+    /// Ends TCP flows at both ends, as many at once as there are; flows of other protocols are left out.
+    ///
+    /// Their entries must be gone from connection tracking. Returns once every flow is done with, at the deadline at the latest.
+    pub fn reset(self, flows: &[Flow], deadline: Instant) -> Result<Report, ProbeError> {
+        let run = |wire: Wire| {
+            let ours = flows.iter().filter(|flow| Family::of(flow.target().ip()) == wire.family);
+            let mut resets = Resets::new(ours, fastrand::u32(..));
+            wire.run(&mut resets, deadline).map(|()| resets.report())
+        };
+        thread::scope(|scope| {
+            let started: Vec<_> = self.wires.into_iter().map(|wire| scope.spawn(move || run(wire))).collect();
+            started.into_iter().try_fold(Report::default(), |mut report, wire| {
+                report += wire.join().map_err(|_| ProbeError::Receive(io::Error::other("the thread panicked")))??;
+                Ok(report)
+            })
+        })
+    }
+}
+
+impl std::fmt::Debug for Probe {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.wires.iter().map(|wire| wire.family)).finish()
+    }
 }
 
 impl Wire {
-    fn open(family: Family) -> Result<Self, ProbeError> {
-        let open = || {
-            let domain = if family == Family::V4 { Domain::IPV4 } else { Domain::IPV6 };
-            // The receiver first: nothing that the sender causes can be missed.
-            let receiver = Socket::new(domain, Type::RAW, Some(Protocol::TCP))?;
-            setsockopt(&receiver, sockopt::RcvBufForce, &SOCKET_BUFFER)
-                .or_else(|_| setsockopt(&receiver, sockopt::RcvBuf, &SOCKET_BUFFER))?;
-            // This protocol stands for headers of our own making, in both families.
-            let sender = Socket::new(domain, Type::RAW, Some(Protocol::from(nix::libc::IPPROTO_RAW)))?;
-            sender.set_mark(PROBE_MARK)?;
-            Ok(Self { family, sender, receiver, buffer: vec![0; PACKET] })
-        };
-        open().map_err(ProbeError::Open)
+    fn open(family: Family) -> io::Result<Self> {
+        let domain = if family == Family::V4 { Domain::IPV4 } else { Domain::IPV6 };
+        let receiver = Socket::new(domain, Type::RAW, Some(Protocol::TCP))?;
+        let plain = |_| setsockopt(&receiver, sockopt::RcvBuf, &SOCKET_BUFFER);
+        setsockopt(&receiver, sockopt::RcvBufForce, &SOCKET_BUFFER).or_else(plain)?;
+        // This protocol stands for headers of our own making, in both families.
+        let sender = Socket::new(domain, Type::RAW, Some(Protocol::from(nix::libc::IPPROTO_RAW)))?;
+        sender.set_mark(PROBE_MARK)?;
+        Ok(Self { family, sender, receiver, buffer: vec![0; PACKET] })
     }
 
     fn run(mut self, resets: &mut Resets, deadline: Instant) -> Result<(), ProbeError> {
         let start = Instant::now();
         let limit = deadline.saturating_duration_since(start);
-        loop {
+        while !resets.is_over() {
             let mut now = start.elapsed();
             for _ in 0..BURST {
                 let Some(segment) = resets.take(now) else { break };
@@ -110,8 +126,8 @@ impl Wire {
                 resets.hear(&heard, now);
             }
             now = start.elapsed();
-            if resets.is_over() || now >= limit {
-                return Ok(());
+            if now >= limit {
+                break;
             }
             let patience = resets.next().unwrap_or(limit).min(limit).saturating_sub(now);
             // A timeout of zero would mean for ever.
@@ -122,6 +138,7 @@ impl Wire {
                 }
             }
         }
+        Ok(())
     }
 
     /// Whether the network takes the segment, or may take its repetition.

@@ -10,6 +10,10 @@ use super::flow::{Flow, TcpState};
 
 /// A flow without an end of its own (UDP, a SYN without an answer) is over when no packet has passed for this long.
 const IDLE: Duration = Duration::from_secs(5);
+/// The shortest time between two looks.
+const SOONEST: Duration = Duration::from_millis(100);
+/// The longest time between two looks.
+const LATEST: Duration = Duration::from_secs(1);
 /// Entries tell their time in whole seconds, so one second more than expected is no sign of a packet.
 const ROUNDING: u64 = 1;
 
@@ -69,6 +73,8 @@ pub struct Drain {
     /// By entry: what its timeout was when a packet last passed, and when that was.
     watched: HashMap<u32, (u32, Duration)>,
     busy: Duration,
+    /// When the next look was to be taken.
+    due: Duration,
     open: usize,
 }
 
@@ -77,7 +83,7 @@ impl Drain {
     /// clients that have not yet learnt that this replica leaves can still come.
     #[must_use]
     pub fn new(grace: Duration, quiet: Duration) -> Self {
-        Self { grace, quiet, watched: HashMap::new(), busy: Duration::ZERO, open: 0 }
+        Self { grace, quiet, watched: HashMap::new(), busy: Duration::ZERO, due: Duration::ZERO, open: 0 }
     }
 
     /// The flows that had not ended at the last look.
@@ -100,17 +106,17 @@ impl Drain {
         } else if now >= self.grace {
             Decision::Over
         } else {
-            Decision::Wait(self.interval().min(self.grace.saturating_sub(now)))
+            let rest = self.interval(now).min(self.grace.saturating_sub(now));
+            self.due = now + rest;
+            Decision::Wait(rest)
         }
     }
 
-    /// How long until the next look: a listing costs time for each flow, and must stay far below the time between two.
-    fn interval(&self) -> Duration {
-        Duration::from_millis(match self.open {
-            0..1_000 => 100,
-            1_000..10_000 => 300,
-            _ => 1_000,
-        })
+    /// How long until the next look: ten times as long as the last one took. A listing walks a table that can have hundreds of
+    /// thousands of places, whatever the number of flows in it.
+    fn interval(&self, now: Duration) -> Duration {
+        let took = now.saturating_sub(self.due);
+        (took * 10).clamp(SOONEST, LATEST)
     }
 
     fn look(&mut self, flows: &[Flow], now: Duration) -> usize {
@@ -190,9 +196,9 @@ mod tests {
     #[test]
     fn a_replica_without_flows_goes_when_it_has_been_quiet() {
         let mut drain = Drain::new(seconds(20), seconds(2));
-        assert_eq!(drain.decide(Event::Flows(&[]), seconds(0)), Decision::Wait(Duration::from_millis(100)));
-        assert_eq!(drain.decide(Event::Flows(&[tcp(TcpState::Established)]), seconds(1)), Decision::Wait(Duration::from_millis(100)));
-        assert_eq!(drain.decide(Event::Flows(&[]), seconds(2)), Decision::Wait(Duration::from_millis(100)));
+        assert_eq!(drain.decide(Event::Flows(&[]), seconds(0)), Decision::Wait(SOONEST));
+        assert!(matches!(drain.decide(Event::Flows(&[tcp(TcpState::Established)]), seconds(1)), Decision::Wait(_)));
+        assert!(matches!(drain.decide(Event::Flows(&[]), seconds(2)), Decision::Wait(_)));
         assert_eq!(drain.decide(Event::Flows(&[tcp(TcpState::TimeWait)]), seconds(3)), Decision::Ended);
     }
 
@@ -214,6 +220,13 @@ mod tests {
         let mut later = |now: u32| drain.decide(Event::Flows(&[flow(17, None, 1, 129 - now)]), seconds(now.into()));
         assert!(matches!(later(12), Decision::Wait(_)), "idle for three seconds");
         assert_eq!(later(15), Decision::Ended, "idle for six");
+    }
+
+    #[test]
+    fn looks_that_take_long_are_rarer() {
+        let mut drain = Drain::new(seconds(60), seconds(2));
+        assert_eq!(drain.decide(Event::Flows(&[]), Duration::ZERO), Decision::Wait(SOONEST));
+        assert_eq!(drain.decide(Event::Flows(&[]), SOONEST + Duration::from_millis(40)), Decision::Wait(Duration::from_millis(400)));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use tokio::task::{JoinSet, spawn_blocking};
 
 use crate::edge::conntrack::{Conntrack, ConntrackError};
-use crate::edge::probe;
+use crate::edge::probe::{Probe, ProbeError};
 use crate::model::flow::{Flow, FlowFilter};
 use crate::model::plan::Planned;
 use crate::model::ruleset::{Delta, Ruleset};
@@ -113,12 +113,14 @@ impl Surgeon {
         let cut = spawn_blocking(move || {
             let mut conntrack = Conntrack::open()?;
             let ends = change.ends(&mut conntrack)?;
+            // It listens before the entries go: an end that sends gives its numbers away with its next packet, and only with that.
+            let probe = ends.iter().any(|(_, verdict)| *verdict == Verdict::Reset).then(Probe::open);
             conntrack.delete_all(ends.iter().map(|(flow, _)| flow))?;
-            Ok::<_, ConntrackError>(ends)
+            Ok::<_, ConntrackError>((ends, probe))
         });
         let fault = match cut.await {
-            Ok(Ok(ends)) => {
-                self.reset(ends);
+            Ok(Ok((ends, probe))) => {
+                self.reset(ends, probe);
                 None
             }
             Ok(Err(error)) => Some(Fault { kind: error.kind(), message: error.to_string() }),
@@ -130,17 +132,15 @@ impl Surgeon {
         self.ended.send_modify(|ended| ended.fault = fault);
     }
 
-    fn reset(&mut self, ends: Vec<(Flow, Verdict)>) {
+    fn reset(&mut self, ends: Vec<(Flow, Verdict)>, probe: Option<Result<Probe, ProbeError>>) {
         let silent = ends.iter().filter(|(_, verdict)| *verdict == Verdict::Delete).count() as u64;
         let flows: Vec<_> = ends.into_iter().filter(|(_, verdict)| *verdict == Verdict::Reset).map(|(flow, _)| flow).collect();
         self.ended.send_modify(|ended| ended.deleted += silent);
-        if flows.is_empty() {
-            return;
-        }
+        let Some(probe) = probe else { return };
         self.ended.send_modify(|ended| ended.under_way += 1);
         let ended = self.ended.clone();
         self.resets.spawn_blocking(move || {
-            let outcome = probe::reset(&flows, Instant::now() + RESET_WITHIN);
+            let outcome = probe.and_then(|probe| probe.reset(&flows, Instant::now() + RESET_WITHIN));
             ended.send_modify(|ended| {
                 ended.under_way -= 1;
                 match outcome {

@@ -4,29 +4,46 @@
 mod stage;
 
 use std::io::{self, Write};
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use tailyard::model::flow::FlowFilter;
 use tailyard::model::net::{Family, Proto};
+use tailyard::model::reset::Report;
 use tailyard::model::ruleset::Ruleset;
 
 use self::stage::{Stage, answer, ask, echo, is_reset, key, udp};
 use crate::firewall::Backend::{self, IptablesLegacy, IptablesNft, Nftables};
+use crate::lab::eventually;
 
 const SECOND: Duration = Duration::from_secs(1);
 const BACKENDS: [Backend; 3] = [Nftables, IptablesNft, IptablesLegacy];
 
-/// An end that sends until it fails: how it failed.
-fn sender(mut stream: TcpStream) -> JoinHandle<io::ErrorKind> {
+/// How and when an end failed.
+type Failure = JoinHandle<(io::ErrorKind, Instant)>;
+
+/// An end that sends until it fails, at most a thousand bytes in each time of `rest`, and counts what it has sent.
+fn sender(mut stream: TcpStream, sent: Arc<AtomicUsize>, rest: Duration) -> Failure {
     stream.set_write_timeout(Some(SECOND * 5)).expect("set");
     thread::spawn(move || {
         loop {
-            if let Err(error) = stream.write_all(&[7; 1000]) {
-                return error.kind();
-            }
+            match stream.write(&[7; 1000]) {
+                Ok(size) => sent.fetch_add(size, Ordering::Relaxed),
+                Err(error) => return (error.kind(), Instant::now()),
+            };
+            thread::park_timeout(rest);
         }
+    })
+}
+
+/// An end that reads until it fails; an orderly end is a failure as well.
+fn reader(mut stream: TcpStream) -> Failure {
+    thread::spawn(move || {
+        let fault = io::copy(&mut stream, &mut io::sink()).err().map_or(io::ErrorKind::UnexpectedEof, |error| error.kind());
+        (fault, Instant::now())
     })
 }
 
@@ -56,22 +73,15 @@ fn both_ends_of_an_active_flow_of_a_removed_key_are_reset() {
         let tcp = key(Proto::Tcp, 10042);
         let mut stage = Stage::with(Nftables, tcp, family, 80);
         let listener = stage.listen(0, family, 80);
-        let (client, server) = stage.pair(stage.pod(family, 10042), &listener);
-        let (from, mut to) = if upward { (client, server) } else { (server, client) };
-        let receiver = thread::spawn(move || is_reset(&mut to));
-        let sender = sender(from);
-        let start = Instant::now();
-        stage.remove(tcp);
-        assert_eq!(sender.join().expect("ended"), io::ErrorKind::ConnectionReset, "the sender's end ({family}, upward {upward})");
-        assert!(receiver.join().expect("ended"), "the receiver's end ({family}, upward {upward})");
-        assert!(start.elapsed() < SECOND, "{:?}", start.elapsed());
+        let pair = stage.pair(stage.pod(family, 10042), &listener);
+        ends_at_both_ends(pair, Some(upward), || stage.remove(tcp));
     }
 }
 
 /// The client's node translates a cluster address and drops what its own connection tracking finds wrong, as kube-proxy does.
 #[test]
 fn a_cluster_address_in_front_of_the_pod_does_not_keep_the_reset_from_the_client() {
-    for active in [false, true] {
+    for sends in [None, Some(true), Some(false)] {
         let tcp = key(Proto::Tcp, 10042);
         let mut stage = Stage::with(Nftables, tcp, Family::V4, 80);
         let pod = stage.pod(Family::V4, 10042);
@@ -90,17 +100,75 @@ fn a_cluster_address_in_front_of_the_pod_does_not_keep_the_reset_from_the_client
         );
         stage.client().feed(&["nft", "-f", "-"], &service);
         let listener = stage.listen(0, Family::V4, 80);
-        let (mut client, mut server) = stage.pair(SocketAddr::from(([10, 96, 0, 1], 80)), &listener);
-        let source = active.then(|| sender(server.try_clone().expect("cloned")));
-        let start = Instant::now();
-        stage.remove(tcp);
-        assert!(is_reset(&mut client), "the client's end");
-        match source {
-            Some(source) => assert_eq!(source.join().expect("ended"), io::ErrorKind::ConnectionReset),
-            None => assert!(is_reset(&mut server), "the target's end"),
-        }
-        assert!(start.elapsed() < SECOND, "{:?}", start.elapsed());
+        let pair = stage.pair(SocketAddr::from(([10, 96, 0, 1], 80)), &listener);
+        ends_at_both_ends(pair, sends, || stage.remove(tcp));
     }
+}
+
+/// Both ends are reset within a second of the change: with nothing under way, or while the first or the second of them sends.
+fn ends_at_both_ends((one, other): (TcpStream, TcpStream), sends: Option<bool>, change: impl FnOnce() -> (usize, Report)) {
+    let (one, other) = if sends == Some(false) { (other, one) } else { (one, other) };
+    let sent = Arc::new(AtomicUsize::new(0));
+    // A reset is told once: to whom reads or to whom writes.
+    let ends = [if sends.is_some() { sender(one, sent.clone(), Duration::ZERO) } else { reader(one) }, reader(other)];
+    if sends.is_some() {
+        eventually("data is under way", SECOND * 2, || (sent.load(Ordering::Relaxed) > 100_000).then_some(()));
+    }
+    let start = Instant::now();
+    let (deleted, report) = change();
+    assert_eq!(deleted, 1);
+    for (end, name) in ends.into_iter().zip(["one end", "the other end"]) {
+        let (how, at) = end.join().expect("ended");
+        assert_eq!(how, io::ErrorKind::ConnectionReset, "{name} ({sends:?}) {report:?}");
+        assert!(at - start < SECOND, "{name} ({sends:?}): {:?} {report:?}", at - start);
+    }
+}
+
+#[test]
+fn both_ends_of_a_flow_from_the_tailnet_are_reset_when_its_address_is_no_longer_served() {
+    for (family, vip, prefix) in [(Family::V4, "100.99.1.1", 24), (Family::V6, "fd7a:115c:a1e0:99::1", 64)] {
+        for sends in [None, Some(true), Some(false)] {
+            let mut stage = Stage::new(Nftables);
+            let (vip, backend): (IpAddr, _) = (vip.parse().expect("an address"), stage.client().cluster[&family]);
+            // As tailscaled has it: the address of a Tailscale Service leads to the tailnet, and there to this node.
+            stage.proxy().ip(&format!("route add {}/{prefix} dev tailscale0\n", network(vip)));
+            stage.lab.targets[0].ip(&format!("route add {}/{prefix} via {}\n", network(vip), stage.own(family)));
+            stage.change(|rules| drop(rules.from_tailnet.insert(vip, [backend].into())));
+            let listener = stage.client().ns.run(|| TcpListener::bind((backend, 8080))).expect("ran").expect("bound");
+            let mut client = stage.lab.targets[0].connect((vip, 8080).into(), SECOND * 5).expect("connected");
+            let (mut server, _) = listener.accept().expect("accepted");
+            server.set_read_timeout(Some(SECOND * 5)).expect("set");
+            echo(&mut client, &mut server);
+            ends_at_both_ends((client, server), sends, || stage.change(|rules| drop(rules.from_tailnet.remove(&vip))));
+        }
+    }
+}
+
+fn network(ip: IpAddr) -> String {
+    match ip {
+        IpAddr::V4(ip) => Ipv4Addr::from_bits(ip.to_bits() & !0xff).to_string(),
+        IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() & !0xffff).to_string(),
+    }
+}
+
+/// Three of ten packets on the tailnet's side are lost.
+#[test]
+fn lost_probes_and_answers_are_made_up_for() {
+    let tcp = key(Proto::Tcp, 10042);
+    let mut stage = Stage::with(Nftables, tcp, Family::V4, 80);
+    let listener = stage.listen(0, Family::V4, 80);
+    let mut pairs: Vec<_> = (0..20).map(|_| stage.pair(stage.pod(Family::V4, 10042), &listener)).collect();
+    let lossy = "table ip loss {
+        chain input {
+            type filter hook input priority -400
+            numgen random mod 10 < 3 drop
+        }
+    }";
+    stage.lab.targets[0].feed(&["nft", "-f", "-"], lossy);
+    let (_, report) = stage.remove(tcp);
+    assert!(report.unanswered <= 2, "{report:?}");
+    let reset = pairs.iter_mut().filter_map(|(client, _)| is_reset(client).then_some(())).count();
+    assert!(reset >= 18, "{reset} of 20 clients reset: {report:?}");
 }
 
 #[test]
@@ -183,8 +251,8 @@ fn leave(backend: Backend) {
     let pods = [stage.pod(Family::V4, 10004), stage.pod(Family::V6, 10006)];
     let mut idle: Vec<_> = (0..200).map(|round| stage.pair(pods[round % 2], &listeners[round % 2])).collect();
     let active: Vec<_> = (0..20).map(|round| stage.pair(pods[round % 2], &listeners[round % 2])).collect();
-    let reader = |mut end: TcpStream| thread::spawn(move || is_reset(&mut end));
-    let active: Vec<_> = active.into_iter().map(|(client, server)| (sender(client), reader(server))).collect();
+    let active: Vec<_> =
+        active.into_iter().map(|(client, server)| (sender(client, Arc::default(), Duration::from_millis(1)), reader(server))).collect();
     let start = Instant::now();
     let (deleted, report) = stage.change(|rules| *rules = Ruleset::empty(rules.interface.clone()));
     for (client, server) in &mut idle {
@@ -192,11 +260,13 @@ fn leave(backend: Backend) {
         assert!(is_reset(client), "an idle client's end");
     }
     for (sender, receiver) in active {
-        assert_eq!(sender.join().expect("ended"), io::ErrorKind::ConnectionReset);
-        assert!(receiver.join().expect("ended"), "an active target's end");
+        assert_eq!(sender.join().expect("ended").0, io::ErrorKind::ConnectionReset, "an active client's end");
+        assert_eq!(receiver.join().expect("ended").0, io::ErrorKind::ConnectionReset, "an active target's end");
     }
     println!("{backend:?}: 200 idle and 20 active flows ended at both ends in {:?}: {report:?}", start.elapsed());
-    assert!(start.elapsed() < SECOND * 2, "{:?}", start.elapsed());
+    // The programs that write iptables' rules are started within the time.
+    let within = if backend == Nftables { SECOND * 2 } else { SECOND * 5 };
+    assert!(start.elapsed() < within, "{:?}", start.elapsed());
     assert_eq!(deleted, 220);
 }
 
@@ -255,6 +325,8 @@ fn a_deletion_never_hits_a_younger_flow_of_the_same_client() {
 fn a_full_table_is_seen_and_does_not_harm_flows_that_exist() {
     let tcp = key(Proto::Tcp, 10042);
     let stage = Stage::with(Nftables, tcp, Family::V4, 80);
+    // None of the entries may end while others are made, however slow this machine is.
+    stage.proxy().sysctl("net.netfilter.nf_conntrack_udp_timeout", "600");
     let listener = stage.listen(0, Family::V4, 80);
     let (mut client, mut server) = stage.pair(stage.pod(Family::V4, 10042), &listener);
     let mut conntrack = stage.conntrack();

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
 use tailyard::edge::conntrack::Conntrack;
-use tailyard::edge::probe;
+use tailyard::edge::probe::Probe;
 use tailyard::model::flow::{Flow, FlowFilter};
 use tailyard::model::net::{Family, InterfaceName, Port, PortKey, Proto};
 use tailyard::model::reset::Report;
@@ -125,9 +125,10 @@ pub(crate) fn operate(cuts: &Cuts<'_>) -> (usize, Report) {
     let mut conntrack = Conntrack::open().expect("open");
     let flows = conntrack.flows(cuts.filter()).expect("listed");
     let ending: Vec<_> = flows.iter().filter(|flow| cuts.verdict(flow) != Verdict::Keep).collect();
-    let deleted = conntrack.delete_all(ending.iter().copied()).expect("deleted");
-    let resets: Vec<_> = ending.into_iter().filter(|flow| cuts.verdict(flow) == Verdict::Reset).cloned().collect();
-    (deleted, probe::reset(&resets, Instant::now() + PATIENCE).expect("sent"))
+    let resets: Vec<_> = ending.iter().copied().filter(|flow| cuts.verdict(flow) == Verdict::Reset).cloned().collect();
+    let probe = Probe::open().expect("open");
+    let deleted = conntrack.delete_all(ending).expect("deleted");
+    (deleted, probe.reset(&resets, Instant::now() + PATIENCE).expect("sent"))
 }
 
 /// A datagram socket on a node; any port for zero.
