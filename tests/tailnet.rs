@@ -10,15 +10,33 @@ mod lab;
 #[path = "support/tailnet.rs"]
 mod support;
 
+#[path = "tailnet/agent.rs"]
+mod agent;
+#[path = "tailnet/group.rs"]
+mod group;
+
 use std::collections::BTreeSet;
-use std::net::IpAddr;
-use std::sync::Arc;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
 
 use tailyard::edge::localapi::{LocalApi, MASK};
 use tailyard::model::netmap::Fqdn;
 use tailyard::model::notify::{BackendState, Fold};
 
+use agent::{Agent, conf};
+use group::{Load, PATIENCE, Replica};
+use lab::eventually;
 use support::{DEADLINE, Tailnet};
+
+#[test]
+#[ignore = "not a test: the supervision task that the tests start in a machine"]
+fn agent_in_a_machine() {
+    tokio::runtime::Runtime::new().expect("a runtime").block_on(agent::be());
+}
 
 /// Reads the bus of a daemon until `done`, in which the fold's snapshot is looked at after each message.
 async fn read_until(api: &LocalApi, what: &str, mut done: impl FnMut(&Fold) -> bool) {
@@ -39,7 +57,7 @@ async fn read_until(api: &LocalApi, what: &str, mut done: impl FnMut(&Fold) -> b
 }
 
 fn resolve(fold: &Fold, name: &str) -> BTreeSet<IpAddr> {
-    let map = fold.snapshot().netmap.unwrap_or_else(|| Arc::new(Default::default()));
+    let map = fold.snapshot().netmap.unwrap_or_default();
     map.resolve(&Fqdn::new(name).expect("a name"))
 }
 
@@ -68,4 +86,197 @@ fn the_localapi_tells_of_peers_that_come_and_go() {
     });
     drop((one, two, tailnet));
     assert_eq!(support::own_links(), before, "the machine's own network is untouched");
+}
+
+#[test]
+fn a_supervised_daemon_joins_survives_a_kill_and_takes_a_new_key_in_place() {
+    let tailnet = Tailnet::start([10, 99, 0]);
+    let (mut peer, _peer) = tailnet.node("peer");
+    let machine = tailnet.machine("replica");
+    let agent = Agent::start(&machine, &conf("replica", tailnet.key()), None);
+    let first = agent.running();
+    let own = agent.netmap()["node"]["addresses"].clone();
+    let wanted: Vec<String> = peer.tailnet_addresses().iter().map(ToString::to_string).collect();
+    eventually("the peer by its name", DEADLINE, || {
+        let known = agent.netmap()["peers"]["peer.tail.lab"].clone();
+        (known.as_array()?.len() == wanted.len()).then_some(())
+    });
+
+    machine.kill("tailscaled", Signal::SIGKILL);
+    let (_, noticed) = agent.until("its death", |said| said.phase != "Running");
+    assert!(noticed < Duration::from_secs(1), "noticed after {noticed:?}");
+    let (again, back) = agent.until("running again", |said| said.phase == "Running" && said.restarts == 1);
+    println!("a killed tailscaled: noticed after {noticed:?}, running again after {:?}", noticed + back);
+    assert!(back < Duration::from_secs(10), "running again after {back:?}");
+    assert_ne!(again.pid, first.pid);
+    assert_eq!(agent.netmap()["node"]["addresses"], own);
+
+    let id = tailnet.node_id("replica").to_string();
+    eventually("waiting for a key", DEADLINE, || {
+        // The restarted daemon registers again within its first seconds, which takes an expiry back.
+        tailnet.headscale(&["nodes", "expire", "-i", &id]);
+        agent.soon(Duration::from_secs(3), |said| said.phase == "Degraded" && said.login == "waiting for another key")
+    });
+    agent.configure(&conf("replica", &tailnet.new_key()));
+    let (renewed, took) = agent.until("running by the new key", |said| said.phase == "Running" && said.login == "settled");
+    println!("a new key: running after {took:?}");
+    assert_eq!((renewed.pid, renewed.restarts), (again.pid, 1), "in place");
+    assert_eq!(agent.netmap()["node"]["addresses"], own);
+    agent.stop();
+    assert_eq!(machine.pid_of("tailscaled"), None);
+}
+
+#[test]
+fn two_steps_join_without_the_tailscale_command() {
+    let tailnet = Tailnet::start([10, 99, 0]);
+    let machine = tailnet.machine("two-steps");
+    let agent = Agent::start(&machine, "", Some(tailnet.key()));
+    agent.running();
+    eventually("its own name", DEADLINE, || (agent.netmap()["node"]["name"] == "two-steps.tail.lab.").then_some(()));
+    agent.stop();
+}
+
+#[test]
+fn a_pod_network_inside_the_tailnets_range_stays_reachable() {
+    let tailnet = Tailnet::start([100, 65, 0]);
+    let machine = tailnet.machine("replica");
+    let client = tailnet.machine("client");
+    let agent = Agent::start(&machine, &conf("replica", tailnet.key()), None);
+    agent.running();
+    let _server = machine.node.serve(7000);
+    let ask = || client.node.ask_tcp(SocketAddr::new(machine.address, 7000), Duration::from_millis(500));
+    assert_eq!(ask().expect("an answer").peer.ip(), client.address);
+    machine.tailscale(&["set", "--netfilter-mode=on"]);
+    eventually("the daemon's own filter, which drops it", DEADLINE, || ask().is_err().then_some(()));
+    machine.tailscale(&["set", "--netfilter-mode=nodivert"]);
+    eventually("an answer", DEADLINE, || ask().ok());
+    agent.stop();
+}
+
+/// The egress config of the group: `db` by its name (TCP and UDP), `app` by its address, `app` by its name.
+fn services(app: IpAddr) -> serde_json::Value {
+    let port = |protocol: &str, port: u16| serde_json::json!({"protocol": protocol, "matchPort": port, "targetPort": 7000});
+    serde_json::json!({
+        "by-name": {"tailnetTarget": {"fqdn": "db.tail.lab."}, "ports": [port("TCP", 10001), port("UDP", 10001)]},
+        "by-address": {"tailnetTarget": {"ip": app.to_string()}, "ports": [port("TCP", 10002)]},
+        "leaver": {"tailnetTarget": {"fqdn": "App.tail.lab"}, "ports": [port("TCP", 10003)]},
+    })
+}
+
+/// Two replicas in front of three real nodes, and a client.
+struct Group {
+    replicas: [Replica; 2],
+    client: support::Machine,
+    /// What keeps the nodes and their servers running.
+    _nodes: Vec<(support::Machine, support::Process, lab::Server)>,
+    tailnet: Tailnet,
+}
+
+impl Group {
+    fn start() -> Self {
+        let tailnet = Tailnet::start([10, 99, 0]);
+        let mut nodes = Vec::new();
+        let mut app = None;
+        for name in ["db", "app", "spare"] {
+            let (mut machine, process) = tailnet.node(name);
+            let server = machine.node.serve(7000);
+            let own = machine.tailnet_addresses();
+            app = if name == "app" { own.into_iter().find(IpAddr::is_ipv4) } else { app };
+            nodes.push((machine, process, server));
+        }
+        let config = services(app.expect("an IPv4 address"));
+        let replicas = ["eg-0", "eg-1"].map(|name| Replica::start(&tailnet, name, &config));
+        let client = tailnet.machine("client");
+        Self { replicas, client, _nodes: nodes, tailnet }
+    }
+
+    /// Waits until every replica's service is answered by this node.
+    fn answered_by(&self, port: u16, name: &str) {
+        for replica in &self.replicas {
+            eventually(&format!("{name} at port {port}"), DEADLINE, || {
+                self.client.node.ask_tcp(replica.at(port), PATIENCE).ok().filter(|greeting| greeting.name == name)
+            });
+        }
+    }
+
+    fn rename(&self, from: &str, to: &str) {
+        let id = self.tailnet.node_id(from).to_string();
+        self.tailnet.headscale(&["nodes", "rename", "-i", &id, to]);
+    }
+}
+
+#[test]
+fn two_replicas_serve_real_nodes_and_follow_them() {
+    let group = Group::start();
+    for replica in &group.replicas {
+        for (port, name) in [(10001, "db"), (10002, "app"), (10003, "app")] {
+            let greeting = eventually(name, DEADLINE, || group.client.node.ask_tcp(replica.at(port), PATIENCE).ok());
+            assert_eq!((greeting.name.as_str(), greeting.peer.ip()), (name, replica.source()));
+        }
+        let greeting = group.client.node.ask_udp(replica.at(10001), PATIENCE).expect("an answer by UDP");
+        assert_eq!((greeting.name.as_str(), greeting.peer.ip()), ("db", replica.source()));
+    }
+    let mut lasting = group.client.node.connect(group.replicas[0].at(10002), PATIENCE).expect("a connection");
+    lab::Greeting::read(&mut lasting).expect("a greeting");
+    let load = Load::start(&group.client.node, &group.replicas.each_ref(), 10001);
+
+    // The name moves to another node, and so to another address.
+    let begin = Instant::now();
+    group.rename("db", "db-old");
+    group.rename("spare", "db");
+    group.answered_by(10001, "spare");
+    let moved = Instant::now();
+    let (made, failed) = load.failed_since(begin, &["db", "spare"]);
+    println!("a name moved: {made} connections, {} refused while nobody bore it, moved after {:?}", failed.len(), moved - begin);
+    assert!(failed.iter().all(|outcome| outcome.answer == Err(ErrorKind::ConnectionRefused)), "{failed:?}");
+
+    // A node leaves: its name refuses at once.
+    group.tailnet.headscale(&["nodes", "delete", "--force", "-i", &group.tailnet.node_id("app").to_string()]);
+    for replica in &group.replicas {
+        eventually("a refusal", DEADLINE, || {
+            let begin = Instant::now();
+            let refused =
+                group.client.node.ask_tcp(replica.at(10003), PATIENCE).is_err_and(|fault| fault.kind() == ErrorKind::ConnectionRefused);
+            (refused && begin.elapsed() < Duration::from_millis(200)).then_some(())
+        });
+    }
+    let (made, failed) = load.failed_since(moved, &["spare"]);
+    assert!(made > 0 && failed.is_empty(), "{failed:?}");
+}
+
+#[test]
+fn a_killed_tailscaled_and_a_restarted_replica_lose_few_connections_or_none() {
+    let mut group = Group::start();
+    group.answered_by(10001, "db");
+    let load = Load::start(&group.client.node, &group.replicas.each_ref(), 10001);
+
+    let begin = Instant::now();
+    group.replicas[0].machine.kill("tailscaled", Signal::SIGKILL);
+    let unready = group.replicas[0].wait_unready();
+    let back = group.replicas[0].wait_ready() + unready;
+    let (made, failed) = load.failed_since(begin, &["db"]);
+    println!("{failed:?}");
+    println!("tailscaled killed: unready after {unready:?}, ready after {back:?}, {} of {made} connections failed", failed.len());
+    assert!(unready < Duration::from_secs(1), "unready after {unready:?}");
+    assert!(failed.len() <= 5, "{failed:?}");
+
+    // A replica that leaves ends the flow that outlives its grace, and loses no new connection.
+    let mut lasting = group.client.node.connect(group.replicas[1].at(10002), PATIENCE).expect("a connection");
+    lab::Greeting::read(&mut lasting).expect("a greeting");
+    lasting.set_read_timeout(Some(Duration::from_secs(20))).expect("a socket");
+    eventually("the first replica answering again", DEADLINE, || group.client.node.ask_tcp(group.replicas[0].at(10001), PATIENCE).ok());
+    let begin = Instant::now();
+    let leaving =
+        thread::spawn(move || lasting.write_all(b"x").and_then(|()| lasting.read(&mut [0; 16])).and_then(|_| lasting.read(&mut [0; 16])));
+    let took = group.replicas[1].leave();
+    println!("left after {:?}", begin.elapsed());
+    let ended = leaving.join().expect("no panic");
+    assert_eq!(ended.map_err(|fault| fault.kind()), Err(ErrorKind::ConnectionReset), "the flow that outlived the grace");
+    group.replicas[1].run();
+    let back = group.replicas[1].wait_ready();
+    group.answered_by(10001, "db");
+    println!("since begin {:?}", begin.elapsed());
+    let (made, failed) = load.failed_since(begin, &["db"]);
+    println!("a replica left in {took:?} and was ready again {back:?} after its start: {} of {made} connections failed", failed.len());
+    assert!(made > 0 && failed.is_empty(), "{failed:?}");
 }

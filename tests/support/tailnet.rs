@@ -126,11 +126,13 @@ impl Tailnet {
 
     /// The control server's id of a node.
     pub(crate) fn node_id(&self, name: &str) -> u64 {
+        let node = self.listed(name).unwrap_or_else(|| panic!("the control server knows no {name}"));
+        node["id"].as_u64().or_else(|| node["id"].as_str()?.parse().ok()).unwrap_or_else(|| panic!("no id in {node}"))
+    }
+
+    fn listed(&self, name: &str) -> Option<serde_json::Value> {
         let nodes: serde_json::Value = serde_json::from_str(&self.headscale(&["nodes", "list", "-o", "json"])).expect("JSON");
-        let found = nodes.as_array().expect("a list").iter().find(|node| node["given_name"] == name || node["name"] == name);
-        found
-            .and_then(|node| node["id"].as_u64().or_else(|| node["id"].as_str()?.parse().ok()))
-            .unwrap_or_else(|| panic!("no node {name} in {nodes}"))
+        nodes.as_array()?.iter().find(|node| node["given_name"] == name || node["name"] == name).cloned()
     }
 
     /// A machine that is not (yet) in the tailnet.
@@ -256,6 +258,11 @@ impl Machine {
         let addresses: Vec<IpAddr> = self.tailscale(&["ip"]).lines().map(|line| line.trim().parse().expect("an address")).collect();
         self.node.tailnet = addresses.iter().map(|ip| (Family::of(*ip), *ip)).collect();
         addresses
+    }
+
+    /// A directory of the machine's own that the test sees too; the socket is beside it.
+    pub(crate) fn own_dir(&self) -> PathBuf {
+        self.dir.join(&self.node.name)
     }
 
     /// The directory of the real programs.
