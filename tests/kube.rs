@@ -1,5 +1,7 @@
 //! Configs and state against a real kube-apiserver and etcd, which come and go.
 
+#![allow(clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "helpers of tests are outside of test functions")]
+
 #[path = "support/cluster.rs"]
 mod cluster;
 #[path = "kube/configs.rs"]

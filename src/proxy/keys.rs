@@ -1,35 +1,101 @@
-//! The newest auth key, as the operator writes it into this Pod's config Secret: earlier than the kubelet mounts it.
+//! The newest auth key, as the API tells it: in milliseconds, where the kubelet takes a minute or two to mount it.
+//!
+//! Only ever read from the replica's own config Secret, and only told; whether a login is tried with it is supervision's decision.
 
-use futures_util::StreamExt;
+use std::pin::pin;
+
+use futures_util::stream::{Stream, StreamExt};
 use tokio::sync::watch;
 
+use crate::api::names::CONFIG_SECRET_SUFFIX;
 use crate::edge::kube::{Cluster, Event, Values};
 use crate::model::backoff::Backoff;
 use crate::model::supervise::{Secret, conffile};
 
-/// Follows the Secret until nobody listens. A Secret that cannot be read or understood changes nothing: the mount has it too.
+/// The newest key of this Pod's config Secret, and the task that follows it until nobody listens any more.
 pub fn follow(cluster: &Cluster, pod: &str) -> (watch::Receiver<Option<Secret>>, impl Future<Output = ()> + Send + 'static) {
-    let (sender, keys) = watch::channel(None);
-    let (cluster, name) = (cluster.clone(), format!("{pod}-config"));
-    let follow = async move {
-        let mut events = Box::pin(cluster.watch_secret(&name, Backoff::DAEMON));
-        while let Some(event) = events.next().await {
-            match event {
-                Event::Current(values) => {
-                    if let Some(key) = key(&values) {
-                        sender.send_replace(Some(key));
-                    }
-                }
-                Event::Lost(error) => tracing::debug!(kind = error.kind(), "the config Secret is not watched: {error}"),
-                Event::Gone | Event::Live => {}
-            }
-        }
-    };
-    (keys, follow)
+    let (keys, newest) = watch::channel(None);
+    let events = cluster.watch_secret(&format!("{pod}{CONFIG_SECRET_SUFFIX}"), Backoff::DAEMON);
+    (newest, run(events, keys))
 }
 
-/// The key of the newest config file in the Secret.
-fn key(values: &Values) -> Option<Secret> {
+/// A Secret that is gone or cannot be read takes no key back.
+async fn run(events: impl Stream<Item = Event>, keys: watch::Sender<Option<Secret>>) {
+    let mut events = pin!(events);
+    let mut lost = None;
+    loop {
+        let event = tokio::select! {
+            () = keys.closed() => return,
+            Some(event) = events.next() => event,
+        };
+        match event {
+            Event::Current(values) => {
+                if let Some(key) = newest(&values) {
+                    keys.send_if_modified(|told| {
+                        let changed = told.as_ref() != Some(&key);
+                        *told = Some(key);
+                        changed
+                    });
+                }
+            }
+            Event::Lost(error) if lost != Some(error.kind()) => {
+                lost = Some(error.kind());
+                tracing::warn!(kind = error.kind(), "a new auth key will be seen when the kubelet mounts it: {error}");
+            }
+            Event::Live => lost = None,
+            Event::Gone | Event::Lost(_) => {}
+        }
+    }
+}
+
+/// The key of the newest config. Which daemon it is for does not matter: the key is the same in all of them.
+fn newest(values: &Values) -> Option<Secret> {
     let name = conffile::choose(values.keys().map(String::as_str), u32::MAX).ok()?;
-    conffile::check(values.get(name)?).ok()?.auth_key
+    let config = conffile::check(values.get(name)?);
+    config.inspect_err(|fault| tracing::warn!(kind = fault.kind(), "the config Secret's {name} cannot be used: {fault}")).ok()?.auth_key
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use bytes::Bytes;
+    use futures_util::stream;
+    use tokio::time::timeout;
+
+    use super::*;
+
+    fn values(pairs: &[(&str, &'static str)]) -> Values {
+        pairs.iter().map(|(key, value)| ((*key).to_owned(), Bytes::from_static(value.as_bytes()))).collect()
+    }
+
+    async fn told(events: Vec<Event>) -> Option<String> {
+        let (keys, mut seen) = watch::channel(None);
+        tokio::spawn(run(stream::iter(events).chain(stream::pending()), keys));
+        while timeout(Duration::from_secs(1), seen.changed()).await.is_ok_and(|changed| changed.is_ok()) {}
+        seen.borrow().as_ref().map(|key: &Secret| key.reveal().to_owned())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_newest_config_holds_the_key() {
+        let both = values(&[
+            ("cap-95.hujson", r#"{"Version":"alpha0","AuthKey":"old"}"#),
+            ("cap-106.hujson", r#"{"Version":"alpha0","AuthKey":"new"} // of today"#),
+        ]);
+        assert_eq!(told(vec![Event::Current(both)]).await.as_deref(), Some("new"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_takes_a_key_back() {
+        let good = values(&[("cap-106.hujson", r#"{"Version":"alpha0","AuthKey":"k"}"#)]);
+        let used = values(&[("cap-106.hujson", r#"{"Version":"alpha0"}"#)]);
+        let broken = values(&[("cap-106.hujson", "{")]);
+        let events = vec![Event::Current(good), Event::Gone, Event::Current(used), Event::Current(broken), Event::Current(Values::new())];
+        assert_eq!(told(events).await.as_deref(), Some("k"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_a_key_nothing_is_told() {
+        assert_eq!(told(vec![Event::Live, Event::Current(values(&[("other", "{}")])), Event::Gone]).await, None);
+    }
 }

@@ -113,10 +113,12 @@ fn a_hundred_edits_a_second_end_with_the_last() {
         let mut replica = Replica::start(&cluster.pod().await, "mounted", DEADLINE);
         replica.becomes("mounted").await;
         let mut pace = tokio::time::interval(Duration::from_millis(10));
+        let begin = Instant::now();
         for round in 0..300 {
             pace.tick().await;
             cluster.write_config(NAME, &[("egress-services", &config(&format!("edit-{round}")))]).await;
         }
+        println!("300 edits in {:?}", begin.elapsed());
         let before = Instant::now();
         replica.becomes("edit-299").await;
         assert!(before.elapsed() < Duration::from_secs(2), "{:?} behind", before.elapsed());
@@ -208,11 +210,7 @@ fn a_deleted_or_broken_object_leaves_the_last_good_config() {
         cluster.write_config(NAME, &[("egress-services", r#"{"cut":{"#)]).await;
         replica.eventually("unreadable", |state| state.fault.as_ref().map(Fault::kind) == Some("Unreadable")).await;
         cluster.delete_config(NAME).await;
-        replica
-            .eventually("deleted", |state| {
-                state.fault.as_ref().map(Fault::kind) == Some("Unreadable") || state.fault == Some(Fault::Deleted)
-            })
-            .await;
+        replica.eventually("deleted", |state| state.fault == Some(Fault::Deleted)).await;
         assert_eq!(replica.service(), "good");
         cluster.write_config(NAME, &[("egress-services", &config("again"))]).await;
         replica.becomes("again").await;

@@ -24,7 +24,7 @@ const ADDRESS: &str = "10.99.0.2";
 /// The Kubernetes namespace of everything in a test.
 pub(crate) const NAMESPACE: &str = "ts";
 /// Longer than anything takes on a slow machine.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+pub(crate) const DEADLINE: Duration = Duration::from_mins(1);
 
 /// Two clusters at once would be too much for a small machine.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -267,14 +267,14 @@ impl Cluster {
     pub(crate) async fn allow(&self, resource: &str, names: &[&str], verbs: &[&str]) {
         let role = format!("{resource}-{}", verbs.join("-"));
         let owned = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
-        let rule = PolicyRule {
+        let granted = PolicyRule {
             api_groups: Some(owned(&[""])),
             resources: Some(owned(&[resource])),
             resource_names: Some(owned(names)),
             verbs: owned(verbs),
             ..PolicyRule::default()
         };
-        let made = Role { metadata: named(&role), rules: Some(vec![rule]), ..Role::default() };
+        let made = Role { metadata: named(&role), rules: Some(vec![granted]), ..Role::default() };
         Api::<Role>::namespaced(self.admin(), NAMESPACE).create(&PostParams::default(), &made).await.expect("a Role");
         let reference = RoleRef { api_group: Some("rbac.authorization.k8s.io".into()), kind: "Role".into(), name: role.clone() };
         let subject = Subject { kind: "User".into(), name: "pod".into(), ..Subject::default() };

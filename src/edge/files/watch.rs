@@ -116,8 +116,7 @@ impl Watcher {
             Ok(snapshot) if snapshot.half_written() && !settled && self.view.borrow().snapshot.as_ref() != Some(&snapshot) => (true, false),
             Ok(snapshot) => (false, self.tell(snapshot, notified)),
             Err(fault) => {
-                *events = None;
-                self.tell_fault(fault);
+                self.tell_fault(fault, notified);
                 (false, false)
             }
         }
@@ -132,11 +131,11 @@ impl Watcher {
         })
     }
 
-    fn tell_fault(&self, fault: FilesError) {
+    fn tell_fault(&self, fault: FilesError, notified: bool) {
         self.view.send_if_modified(|view| {
             let same = view.fault.as_ref().is_some_and(|last| last.to_string() == fault.to_string());
             view.fault = Some(Arc::new(fault));
-            view.notified = false;
+            view.notified = notified;
             !same
         });
     }

@@ -4,6 +4,7 @@ use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessR
 use kube::Api;
 use kube::api::PostParams;
 
+use super::error::ACCESS_REVIEW;
 use super::{Call, Cluster, KubeError, Verb, within};
 
 /// What may be done with a Secret. A check that failed counts as the peer counts it: `get` and `update` as allowed, for the
@@ -55,7 +56,7 @@ impl Cluster {
         let spec = SelfSubjectAccessReviewSpec { resource_attributes: Some(resource), ..SelfSubjectAccessReviewSpec::default() };
         let review = SelfSubjectAccessReview { spec, ..SelfSubjectAccessReview::default() };
         let api: Api<SelfSubjectAccessReview> = Api::all(self.client.clone());
-        let call = || self.call(Verb::Create, "SelfSubjectAccessReview", secret);
+        let call = || self.call(Verb::Create, ACCESS_REVIEW, secret);
         let answer = within(call, api.create(&PostParams::default(), &review)).await?;
         Ok(answer.status.is_some_and(|status| status.allowed))
     }

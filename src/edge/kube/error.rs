@@ -7,6 +7,9 @@ use std::time::Duration;
 
 use kube::config::KubeconfigError;
 
+/// The kind by which one asks for one's own permissions; the only one here that is not of the core group.
+pub(super) const ACCESS_REVIEW: &str = "SelfSubjectAccessReview";
+
 /// What was to be done with an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
@@ -57,8 +60,9 @@ impl Call {
     #[must_use]
     pub fn rule(&self) -> String {
         let resource = format!("{}s", self.kind.to_ascii_lowercase());
+        let group = if self.kind == ACCESS_REVIEW { "authorization.k8s.io" } else { "" };
         let names = if self.verb == Verb::Create { String::new() } else { format!("resourceNames: [{:?}], ", self.name) };
-        format!("{{apiGroups: [\"\"], resources: [{resource:?}], {names}verbs: [{:?}]}}", self.verb.name())
+        format!("{{apiGroups: [{group:?}], resources: [{resource:?}], {names}verbs: [{:?}]}}", self.verb.name())
     }
 }
 

@@ -141,7 +141,7 @@ impl<D: Document> Selection<D> {
                 break;
             }
         }
-        self.in_force.fault = fault.or_else(|| self.standing_fault());
+        self.in_force.fault = if self.deleted { Some(Fault::Deleted) } else { fault.or_else(|| self.mount_fault()) };
     }
 
     /// A key that is absent from the first copy means no services yet; one that vanishes later means nothing at all.
@@ -152,10 +152,9 @@ impl<D: Document> Selection<D> {
         D::read(keys, self.in_force.document.as_deref()).map_err(|error| Fault::Unreadable { from, key: D::KEY, reason: error.to_string() })
     }
 
-    /// What is wrong though the copy in force is readable. A mount is of no interest while the watch is live.
-    fn standing_fault(&self) -> Option<Fault> {
-        let mount = self.mount.clone().filter(|_| self.in_force.link != Link::Live);
-        if self.deleted { Some(Fault::Deleted) } else { mount.map(Fault::Mount) }
+    /// A mount that cannot be read is of no interest while the watch is live.
+    fn mount_fault(&self) -> Option<Fault> {
+        self.mount.clone().filter(|_| self.in_force.link != Link::Live).map(Fault::Mount)
     }
 }
 

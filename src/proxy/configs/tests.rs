@@ -90,7 +90,7 @@ async fn a_fault_is_told_and_the_services_are_not_told_again() {
     play.say(Event::Current([("egress-services".to_owned(), Bytes::from_static(b"{"))].into()));
     play.eventually("unreadable", |state| state.fault.as_ref().map(model::source::Fault::kind) == Some("Unreadable")).await;
     play.say(Event::Gone);
-    play.eventually("deleted", |state| state.fault.is_some()).await;
+    play.eventually("deleted", |state| state.fault == Some(model::source::Fault::Deleted)).await;
     play.say(Event::Current(keys(1)));
     play.eventually("well", |state| state.fault.is_none()).await;
     assert!(!play.services.has_changed().expect("followed"), "the document in force never changed");
