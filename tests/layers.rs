@@ -162,7 +162,7 @@ fn read(dir: &Path, prefix: &str, into: &mut Vec<(String, String)>) {
         let name = path.file_name().and_then(|name| name.to_str()).expect("a name").to_owned();
         if path.is_dir() {
             read(&path, &format!("{prefix}{name}/"), into);
-        } else if name.ends_with(".rs") {
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
             into.push((format!("{prefix}{name}"), fs::read_to_string(&path).expect("text")));
         }
     }
