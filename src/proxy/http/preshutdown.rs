@@ -24,7 +24,7 @@ const AT_ONCE: usize = 64;
 /// Waits until nothing leads here any more, at most for [`Sources::patience`].
 pub(super) async fn hook(sources: Arc<Sources>) -> Answer {
     let Some(endpoints) = endpoints(&sources) else { return text(StatusCode::OK, "safe to terminate") };
-    let start = Instant::now();
+    let start = *sources.hook_called.get_or_init(Instant::now);
     let mut leaving = Leaving::new(sources.own(), endpoints.keys().cloned(), start.elapsed());
     loop {
         leaving.counted(sources.flows().await, start.elapsed());

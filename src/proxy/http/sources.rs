@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -33,6 +33,9 @@ use crate::runtime::tasks::Stop;
 const COUNTING: Duration = Duration::from_secs(2);
 /// How long one request to a service's health endpoint may take.
 const PING: Duration = Duration::from_secs(3);
+
+/// The hook's share of the grace; the rest is for the flows that are left after it.
+const HOOK_SHARE: f64 = 0.6;
 
 /// Something that is fetched when it is asked for; nothing if it cannot be had.
 pub type Fetch<T> = Arc<dyn Fn() -> BoxFuture<'static, Option<T>> + Send + Sync>;
@@ -82,6 +85,8 @@ pub struct Sources {
     pub ping: Ping,
     /// How long the preStop hook may wait.
     pub patience: Duration,
+    /// When the preStop hook was first asked for.
+    pub(super) hook_called: OnceLock<Instant>,
     /// Since when the kernel has been behind the newest plan.
     pub(super) behind: Mutex<Option<Instant>>,
 }
@@ -117,7 +122,8 @@ impl Sources {
             pressure: Arc::new(|| Box::pin(pressure())),
             usermetrics: usermetrics(replica),
             ping: Arc::new(|url| Box::pin(async move { ping(&url, PING).await })),
-            patience: settings.drain_grace,
+            patience: settings.drain_grace.mul_f64(HOOK_SHARE),
+            hook_called: OnceLock::new(),
             behind: Mutex::new(None),
         }
     }
@@ -197,7 +203,14 @@ impl Sources {
         Some(traffic.values().map(|port| port.flows).sum())
     }
 
-    /// Counts what happens between scrapes, and since when the kernel is behind; ends when the senders are gone.
+    /// When the preStop hook was first asked for, if it was: the Pod's grace runs from then, not from the signal that follows.
+    #[must_use]
+    pub fn hook_called(&self) -> Option<Instant> {
+        self.hook_called.get().copied()
+    }
+
+    /// Counts what happens between scrapes, and since when the kernel is behind. Never ends by itself: where nothing is to be
+    /// forwarded there is nothing to count, and that is no reason to end.
     pub async fn follow(self: Arc<Self>) {
         let (mut planned, mut programmed) = (self.planned.clone(), self.programmed.clone());
         let counting = metrics::follow(Arc::clone(&self.metrics), planned.clone(), programmed.clone());
@@ -214,6 +227,7 @@ impl Sources {
             }
         };
         tokio::join!(counting, looking);
+        std::future::pending::<()>().await;
     }
 
     fn config<D>(&self, state: &InForce<D>, now: Instant) -> ConfigState {

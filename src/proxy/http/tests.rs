@@ -75,6 +75,7 @@ fn lab() -> Lab {
         usermetrics: Arc::new(|| Box::pin(std::future::ready(Some("tailscaled_up 1".to_owned())))),
         ping: Arc::new(move |_| Box::pin(std::future::ready(answering.lock().expect("not poisoned").clone()))),
         patience: Duration::from_secs(25),
+        hook_called: std::sync::OnceLock::new(),
         behind: Mutex::new(None),
     };
     Lab { sources: Arc::new(sources), stopper, netmap, planned, programmed, egress, flows, answers, _rest: (names, ended, switches) }
@@ -210,6 +211,27 @@ async fn the_hook_gives_up_when_no_time_is_left_and_says_what_leads_here() {
     assert!(before.elapsed() <= lab.sources.patience);
     assert_eq!(answer.status(), StatusCode::GATEWAY_TIMEOUT);
     assert_eq!(body(answer).await, "services that may still lead here:\na\nb\n");
+}
+
+#[tokio::test(start_paused = true)]
+async fn asked_for_again_the_hook_has_no_more_time_than_at_first() {
+    let lab = lab();
+    lab.ready();
+    *lab.answers.lock().expect("not poisoned") = from(&["10.0.0.5"]);
+    assert_eq!(lab.sources.hook_called(), None);
+    let first = Instant::now();
+    preshutdown::hook(Arc::clone(&lab.sources)).await;
+    preshutdown::hook(Arc::clone(&lab.sources)).await;
+    assert!(first.elapsed() <= lab.sources.patience, "{:?}", first.elapsed());
+    assert_eq!(lab.sources.hook_called(), Some(first));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replica_that_forwards_nothing_goes_on() {
+    let Lab { sources, planned, programmed, .. } = lab();
+    drop((planned, programmed));
+    let following = timeout(Duration::from_mins(1), Arc::clone(&sources).follow());
+    assert!(following.await.is_err(), "the task ended although nothing asked it to");
 }
 
 #[tokio::test]
