@@ -12,10 +12,10 @@ use super::topology::Topology;
 use crate::model::load::{Attempt, Failure, Identity, Lane, Ledger, Report, Tally, Verdict};
 use crate::model::net::{Family, Proto};
 
-/// How long after a change was seen in force a UDP flow of before may still be answered by the old target: the kernel's
-/// maps change first; the flow's own entry is deleted after one pass over the kernel's table of connections, some tens
-/// of milliseconds long.
-pub const UDP_GRACE: Duration = Duration::from_millis(250);
+/// How long after a change was seen in force a UDP flow of before may take to follow it. The kernel's maps change first;
+/// the flow's own entry is deleted after one pass over the kernel's table of connections, which usually takes some tens
+/// of milliseconds. How long it did take is measured; only a flow that stays behind is a fault.
+pub const FOLLOWS: Duration = Duration::from_secs(5);
 
 /// How old a change must be for a replica that turns ready to have it in force: its config may be written just then.
 const READY_COVERS: Duration = Duration::from_millis(250);
@@ -112,6 +112,8 @@ pub struct Board {
     pub swaps: Vec<(Change, Duration)>,
     /// The last change of the config, in words.
     pub latest: String,
+    /// How long UDP flows went on to the target of before, each time that they were seen to.
+    pub followed: Vec<Duration>,
     /// What happened, the newest last.
     pub events: VecDeque<(Duration, String)>,
     /// What must not have happened and no count says.
@@ -140,6 +142,7 @@ impl Board {
             flows: FlowCounts::default(),
             swaps: Vec::new(),
             latest: String::new(),
+            followed: Vec::new(),
             events: VecDeque::new(),
             faults: Vec::new(),
         };
@@ -239,13 +242,24 @@ impl Board {
         Report { outcome, ..*report }
     }
 
-    /// Whether a UDP flow's answer is right.
+    /// What is wrong with a UDP flow's answer, if anything is.
     #[must_use]
-    pub fn is_right_for_flow(&self, lane: Lane, began: Duration, ended: Duration, by: Identity) -> bool {
+    pub fn wrong_for_flow(&self, lane: Lane, began: Duration, ended: Duration, by: Identity) -> Option<String> {
         match self.ledger.judge(lane, began, ended, by) {
-            Verdict::Right => true,
-            Verdict::Stale { by } => by <= UDP_GRACE,
-            Verdict::Wrong => false,
+            Verdict::Stale { by: late } if late > FOLLOWS => {
+                Some(format!("the target of before, {} ms after the change", late.as_millis()))
+            }
+            Verdict::Right | Verdict::Stale { .. } => None,
+            Verdict::Wrong => Some("a target that it never had".to_owned()),
+        }
+    }
+
+    /// How far a UDP flow's answer is behind a change that was seen in force; nothing if it is not.
+    #[must_use]
+    pub fn behind(&self, lane: Lane, began: Duration, ended: Duration, by: Identity) -> Option<Duration> {
+        match self.ledger.judge(lane, began, ended, by) {
+            Verdict::Stale { by: late } => Some(late),
+            Verdict::Right | Verdict::Wrong => None,
         }
     }
 

@@ -67,7 +67,7 @@ fn by_ready_replica(board: &Board, kept: Kept) -> Option<Attempt> {
 
 async fn hold_one(board: &Shared, attempt: Attempt, start: Instant) -> Failure {
     let mut first: Option<Identity> = None;
-    let mut opened = false;
+    let (mut opened, mut behind) = (false, None);
     let failure = hold(attempt, BEAT, start, |beat| {
         let mut board = look(board);
         match beat {
@@ -79,16 +79,23 @@ async fn hold_one(board: &Shared, attempt: Attempt, start: Instant) -> Failure {
             Beat::Answered { by, began, ended } => {
                 board.flows.answered += 1;
                 // A connection stays where it is, whatever becomes of its service; a UDP flow follows the service.
-                let right = match (attempt.proto, first) {
-                    (Proto::Tcp, Some(first)) => by == first,
-                    _ => board.is_right_for_flow(attempt.lane, began, ended, by),
+                let wrong = match (attempt.proto, first) {
+                    (Proto::Tcp, Some(first)) => (by != first).then(|| "another target than at first".to_owned()),
+                    _ => board.wrong_for_flow(attempt.lane, began, ended, by),
                 };
-                if !right {
+                if let Some(what) = wrong {
                     board.flows.wrong_target += 1;
-                    let at = began.as_secs_f64();
-                    board.faults.push(format!("{at:.1} s: a flow of service {} was answered by a wrong target", attempt.lane.service));
+                    let (at, Lane { service, replica }) = (began.as_secs_f64(), attempt.lane);
+                    board.faults.push(format!(
+                        "{at:.2} s: a {} flow of service {service} by replica {replica} was answered by {what}",
+                        attempt.proto
+                    ));
                 }
                 first.get_or_insert(by);
+                if attempt.proto == Proto::Udp {
+                    let before = std::mem::replace(&mut behind, board.behind(attempt.lane, began, ended, by));
+                    board.followed.extend(before.filter(|_| behind.is_none()));
+                }
             }
         }
     })

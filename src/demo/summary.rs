@@ -31,6 +31,8 @@ pub struct Summary {
     pub swaps: BTreeMap<Change, Percentiles>,
     /// All changes together.
     pub all_swaps: Percentiles,
+    /// How long UDP flows went on to the target of before after a change was in force, where one was caught doing so.
+    pub udp_flows_behind: Percentiles,
     /// What went wrong besides the counts.
     pub faults: Vec<String>,
     /// The first failures one by one.
@@ -94,6 +96,7 @@ impl Summary {
                 .map(|change| (change, Percentiles::of_all(swaps(change))))
                 .collect(),
             all_swaps: Percentiles::of_all(board.swaps.iter().map(|(_, after)| *after)),
+            udp_flows_behind: Percentiles::of_all(board.followed.iter().copied()),
             faults: board.faults.clone(),
             failures: tally.faults().to_vec(),
         }
@@ -143,6 +146,10 @@ impl fmt::Display for Summary {
         for (change, p) in &self.swaps {
             let name = format!("{change:?}").to_lowercase();
             writeln!(f, "  {name:<16}  p50 {:.2} ms, p99 {:.2} ms, max {:.2} ms of {}", p.p50_ms, p.p99_ms, p.max_ms, p.count)?;
+        }
+        let behind = self.udp_flows_behind;
+        if behind.count > 0 {
+            writeln!(f, "  UDP flows         {} times caught at the target of before, at most {:.0} ms long", behind.count, behind.max_ms)?;
         }
         for fault in &self.faults {
             writeln!(f, "  FAULT             {fault}")?;
