@@ -246,9 +246,7 @@ impl Board {
     #[must_use]
     pub fn wrong_for_flow(&self, lane: Lane, began: Duration, ended: Duration, by: Identity) -> Option<String> {
         match self.ledger.judge(lane, began, ended, by) {
-            Verdict::Stale { by: late } if late > FOLLOWS => {
-                Some(format!("the target of before, {} ms after the change", late.as_millis()))
-            }
+            Verdict::Stale { by: lag } if lag > FOLLOWS => Some(format!("the target of before, {} ms after the change", lag.as_millis())),
             Verdict::Right | Verdict::Stale { .. } => None,
             Verdict::Wrong => Some("a target that it never had".to_owned()),
         }
@@ -258,7 +256,7 @@ impl Board {
     #[must_use]
     pub fn behind(&self, lane: Lane, began: Duration, ended: Duration, by: Identity) -> Option<Duration> {
         match self.ledger.judge(lane, began, ended, by) {
-            Verdict::Stale { by: late } => Some(late),
+            Verdict::Stale { by: lag } => Some(lag),
             Verdict::Right | Verdict::Wrong => None,
         }
     }

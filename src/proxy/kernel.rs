@@ -1,6 +1,7 @@
-//! The firewall and the connection tracking of this network namespace, as the writer uses them.
+//! The firewall of this network namespace, as the writer uses them.
 
 use std::future::pending;
+use std::sync::Arc;
 
 use tokio::sync::watch;
 
@@ -13,7 +14,7 @@ use crate::model::settings::Backend;
 
 use super::firewall::Firewall;
 use super::program::{Fault, Kernel};
-use super::surgeon::{Change, Surgeon};
+use super::surgeon::InForce;
 
 /// The kernel; its firewall is chosen with the first write.
 #[derive(Debug)]
@@ -22,16 +23,19 @@ pub struct Live {
     interface: InterfaceName,
     chosen: watch::Sender<Option<Firewall>>,
     changes: Option<Changes>,
-    surgeon: Surgeon,
-    last: Option<(Ruleset, Planned)>,
+    applied: watch::Sender<Option<InForce>>,
 }
 
 impl Live {
-    /// A kernel whose firewall is yet to be chosen; the receiver tells which one it is.
+    /// A kernel whose firewall is yet to be chosen; the receiver tells which one it is. What is in force is told to `applied`.
     #[must_use]
-    pub fn new(backend: Backend, interface: InterfaceName, surgeon: Surgeon) -> (Self, watch::Receiver<Option<Firewall>>) {
+    pub fn new(
+        backend: Backend,
+        interface: InterfaceName,
+        applied: watch::Sender<Option<InForce>>,
+    ) -> (Self, watch::Receiver<Option<Firewall>>) {
         let (chosen, firewall) = watch::channel(None);
-        (Self { backend, interface, chosen, changes: None, surgeon, last: None }, firewall)
+        (Self { backend, interface, chosen, changes: None, applied }, firewall)
     }
 
     async fn firewall(&mut self) -> Result<Firewall, Fault> {
@@ -73,9 +77,7 @@ impl Kernel for Live {
         }
     }
 
-    async fn cut(&mut self, delta: &Delta, planned: &Planned, after: &Ruleset) {
-        let before = self.last.replace((after.clone(), planned.clone()));
-        let change = Change { before, delta: delta.clone(), after: after.clone(), planned: planned.clone() };
-        self.surgeon.cut(change).await;
+    fn applied(&mut self, ruleset: &Ruleset, planned: &Planned) {
+        self.applied.send_replace(Some(Arc::new((ruleset.clone(), planned.clone()))));
     }
 }

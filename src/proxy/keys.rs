@@ -15,8 +15,8 @@ use crate::model::supervise::{Secret, conffile};
 /// The newest key of this Pod's config Secret, and the task that follows it until nobody listens any more.
 pub fn follow(cluster: &Cluster, pod: &str) -> (watch::Receiver<Option<Secret>>, impl Future<Output = ()> + Send + 'static) {
     let (keys, newest) = watch::channel(None);
-    let events = cluster.watch_secret(&format!("{pod}{CONFIG_SECRET_SUFFIX}"), Backoff::DAEMON);
-    (newest, run(events, keys))
+    let (cluster, name) = (cluster.clone(), format!("{pod}{CONFIG_SECRET_SUFFIX}"));
+    (newest, async move { run(cluster.watch_secret(&name, Backoff::DAEMON), keys).await })
 }
 
 /// A Secret that is gone or cannot be read takes no key back.

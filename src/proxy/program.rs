@@ -36,8 +36,8 @@ pub trait Kernel: Send {
     fn drifted(&mut self, wanted: &Ruleset) -> impl Future<Output = Result<bool, Fault>> + Send;
     /// Waits until somebody else may have changed our rules.
     fn disturbed(&mut self) -> impl Future<Output = ()> + Send;
-    /// Ends tracked flows whose way has changed since the last call; called after the rules are in force, must not take long.
-    fn cut(&mut self, delta: &Delta, planned: &Planned, after: &Ruleset) -> impl Future<Output = ()> + Send;
+    /// Told what is in force, for those who end flows whose way has changed; must not wait for them.
+    fn applied(&mut self, ruleset: &Ruleset, planned: &Planned);
 }
 
 /// How often the kernel is written and looked at.
@@ -145,8 +145,7 @@ impl<K: Kernel> Writer<K> {
         let before = self.applied.clone().unwrap_or_else(|| Ruleset::empty(wanted.interface.clone()));
         let delta = diff(&before, &wanted);
         if self.trusted && delta.is_empty() {
-            self.unchanged(planned, &delta, &wanted).await;
-            self.publish(|state| state.closed = closing);
+            self.unchanged(planned, &wanted, closing);
             return Outcome::Unchanged;
         }
         let started = Instant::now();
@@ -158,7 +157,7 @@ impl<K: Kernel> Writer<K> {
         if let Err(fault) = written {
             return self.failed(fault);
         }
-        self.kernel.cut(&delta, &planned, &wanted).await;
+        self.kernel.applied(&wanted, &planned);
         (self.applied, self.trusted) = (Some(wanted), true);
         self.retry.reset();
         self.publish(|state| {
@@ -172,12 +171,12 @@ impl<K: Kernel> Writer<K> {
     }
 
     /// The rules are what they should be. Flows may have to end all the same: of a target that has left the tailnet since.
-    async fn unchanged(&mut self, planned: Arc<Planned>, delta: &Delta, wanted: &Ruleset) {
+    fn unchanged(&mut self, planned: Arc<Planned>, wanted: &Ruleset, closing: bool) {
         let last = self.state.borrow().planned.clone();
         if last.is_none_or(|last| last.world.netmap != planned.world.netmap) {
-            self.kernel.cut(delta, &planned, wanted).await;
+            self.kernel.applied(wanted, &planned);
         }
-        self.publish(|state| (state.planned, state.current) = (Some(planned), true));
+        self.publish(|state| (state.planned, state.current, state.closed) = (Some(planned), true, closing));
     }
 
     fn failed(&mut self, fault: Fault) -> Outcome {

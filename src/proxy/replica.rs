@@ -71,13 +71,15 @@ impl Replica {
         let inputs = observe::Inputs { egress: egress.services.clone(), ingress: ingress.services.clone(), netmap: netmap.clone(), names };
         spawn(tasks, "observe", observe::run(base(&settings).await, inputs, planned_in));
         let (closing, closing_seen) = watch::channel(false);
-        let (surgeon, ended) = Surgeon::new();
-        let (live, firewall) = Live::new(settings.backend, settings.interface.clone(), surgeon);
+        let (applied, in_force) = watch::channel(None);
+        let (surgeon, ended) = Surgeon::new(in_force);
+        let (live, firewall) = Live::new(settings.backend, settings.interface.clone(), applied);
         let (programmed_in, programmed) = watch::channel(Programmed::default());
         let (off, switches) = watch::channel(Vec::new());
         if settings.forwards() {
             let inputs = program::Inputs { planned: planned.clone(), closing: closing_seen };
             spawn(tasks, "program", program::run(live, inputs, programmed_in, PACE));
+            spawn(tasks, "surgeon", surgeon.run());
             spawn(tasks, "forwarding", forwarding::run(off));
         }
         Self {

@@ -56,7 +56,7 @@ impl Replica {
         self.closing.send_replace(true);
         let closed = async {
             let _ = self.programmed.wait_for(|programmed| programmed.closed).await;
-            let _ = self.ended.wait_for(|ended| ended.under_way == 0).await;
+            let _ = self.ended.wait_for(|ended| !ended.forwarding && ended.under_way == 0).await;
         };
         if timeout(within, closed).await.is_err() {
             tracing::warn!("some flows may not have been reset in time");

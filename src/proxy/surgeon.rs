@@ -1,23 +1,30 @@
-//! Ends tracked flows whose way has changed: after the rules are in force, never before.
+//! Ends tracked flows whose way has changed: after the rules are in force, never before, and beside their writer.
+//!
+//! It is fed by a latest-wins watch: a listing of the flow table takes a while on a large machine, and the next change of
+//! the rules does not wait for it.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use imbl::ordset::DiffItem;
 use tokio::sync::watch;
 use tokio::task::{JoinSet, spawn_blocking};
+use tokio::time::sleep;
 
 use crate::edge::conntrack::{Conntrack, ConntrackError};
 use crate::edge::probe::{Probe, ProbeError};
 use crate::model::flow::{Flow, FlowFilter};
 use crate::model::plan::Planned;
-use crate::model::ruleset::{Delta, Ruleset};
+use crate::model::ruleset::{Delta, Ruleset, diff};
 use crate::model::surgery::{Cuts, Verdict};
 
 use super::program::Fault;
 
 /// How long resets may be tried for a flow whose end does not answer.
 const RESET_WITHIN: Duration = Duration::from_secs(6);
+/// How long to wait after a failure.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// What has been ended so far, and the last failure.
 #[derive(Debug, Clone, Default)]
@@ -30,43 +37,49 @@ pub struct Ended {
     pub unanswered: u64,
     /// Batches of resets that are not done yet.
     pub under_way: u64,
+    /// Whether the rules by which flows were judged last forward anything.
+    pub forwarding: bool,
     /// The last failure; cleared by the next success.
     pub fault: Option<Fault>,
 }
 
+/// What is in force: the rules, and what they were planned from.
+pub type InForce = Arc<(Ruleset, Planned)>;
+
 /// Ends flows; resets go on in the background.
 #[derive(Debug)]
 pub struct Surgeon {
+    applied: watch::Receiver<Option<InForce>>,
+    judged: Option<InForce>,
     resets: JoinSet<()>,
     ended: watch::Sender<Ended>,
 }
 
-/// A change as the surgeon sees it.
+/// Everything that changed since flows were last judged. Levels, not edges: a key that went and came back meanwhile has
+/// not changed, and the flows that it got since are its own.
 #[derive(Debug, Clone)]
-pub struct Change {
-    /// What was in force, and what it was planned from; nothing at the start.
-    pub before: Option<(Ruleset, Planned)>,
+struct Change {
+    /// What was in force then; nothing at the start.
+    before: Option<InForce>,
     /// What differs.
-    pub delta: Delta,
-    /// What is in force.
-    pub after: Ruleset,
-    /// What it was planned from.
-    pub planned: Planned,
+    delta: Delta,
+    /// What is in force now.
+    now: InForce,
 }
 
 impl Change {
     /// Whether an address is still somebody's: of the tailnet's addresses those that it still has, of others all.
     fn reachable(&self, ip: IpAddr) -> bool {
-        let netmap = self.planned.world.netmap.as_deref();
-        let before = self.before.as_ref().and_then(|(_, planned)| planned.world.netmap.as_deref());
+        let netmap = self.now.1.world.netmap.as_deref();
+        let before = self.before.as_ref().and_then(|before| before.1.world.netmap.as_deref());
         let of_tailnet = is_tailscale(ip) || before.is_some_and(|netmap| netmap.leads_to(ip));
         !of_tailnet || netmap.is_some_and(|netmap| netmap.leads_to(ip))
     }
 
     /// Whether an address has left the tailnet: then flows that were draining there end as well.
     fn has_losses(&self) -> bool {
-        let Some((_, before)) = &self.before else { return true };
-        match (&before.world.netmap, &self.planned.world.netmap) {
+        let Some(before) = &self.before else { return true };
+        match (&before.1.world.netmap, &self.now.1.world.netmap) {
             (Some(before), Some(after)) => before.routes.diff(&after.routes).any(|item| matches!(item, DiffItem::Remove(_))),
             _ => false,
         }
@@ -75,11 +88,12 @@ impl Change {
     /// The verdict on every flow that has to end.
     fn ends(&self, conntrack: &mut Conntrack) -> Result<Vec<(Flow, Verdict)>, ConntrackError> {
         let reachable = |ip| self.reachable(ip);
-        let nothing = Ruleset::empty(self.after.interface.clone());
-        let before = self.before.as_ref().map_or(&nothing, |(ruleset, _)| ruleset);
-        let mut lists = vec![Cuts::new(&self.delta, before, &self.after, &reachable)];
+        let after = &self.now.0;
+        let nothing = Ruleset::empty(after.interface.clone());
+        let before = self.before.as_ref().map_or(&nothing, |before| &before.0);
+        let mut lists = vec![Cuts::new(&self.delta, before, after, &reachable)];
         if self.has_losses() {
-            lists.push(Cuts::audit(&self.after, &reachable));
+            lists.push(Cuts::audit(after, &reachable));
         }
         lists.retain(|cuts| !cuts.is_empty());
         let filter = match lists.as_slice() {
@@ -92,6 +106,16 @@ impl Change {
     }
 }
 
+/// Deletes what has to end, and opens the socket for the resets if there are to be any.
+fn cut(change: &Change) -> Result<(Vec<(Flow, Verdict)>, Option<Result<Probe, ProbeError>>), ConntrackError> {
+    let mut conntrack = Conntrack::open()?;
+    let ends = change.ends(&mut conntrack)?;
+    // It listens before the entries go: an end that sends gives its numbers away with its next packet, and only with that.
+    let probe = ends.iter().any(|(_, verdict)| *verdict == Verdict::Reset).then(Probe::open);
+    conntrack.delete_all(ends.iter().map(|(flow, _)| flow))?;
+    Ok((ends, probe))
+}
+
 fn is_tailscale(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => ip.octets()[0] == 100 && ip.octets()[1] & 0xc0 == 64,
@@ -100,36 +124,55 @@ fn is_tailscale(ip: IpAddr) -> bool {
 }
 
 impl Surgeon {
-    /// A surgeon, and what it has ended.
+    /// A surgeon of the rules that are told to be in force, and what it has ended.
     #[must_use]
-    pub fn new() -> (Self, watch::Receiver<Ended>) {
+    pub fn new(applied: watch::Receiver<Option<InForce>>) -> (Self, watch::Receiver<Ended>) {
         let (ended, state) = watch::channel(Ended::default());
-        (Self { resets: JoinSet::new(), ended }, state)
+        (Self { applied, judged: None, resets: JoinSet::new(), ended }, state)
     }
 
-    /// Deletes the entries of all flows that the change ends; their resets follow at once, in the background.
-    pub async fn cut(&mut self, change: Change) {
+    /// Judges the flows after each change; ends when nobody tells of changes any more. What failed is tried again.
+    pub async fn run(mut self) {
+        loop {
+            let now = self.applied.borrow_and_update().clone();
+            let done = match now {
+                Some(now) => self.judge(now).await,
+                None => true,
+            };
+            let changed = tokio::select! {
+                changed = self.applied.changed() => changed,
+                () = sleep(AGAIN), if !done => Ok(()),
+            };
+            if changed.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Deletes the entries of all flows that end; their resets follow at once, in the background. False if it could not.
+    async fn judge(&mut self, now: InForce) -> bool {
         while self.resets.try_join_next().is_some() {}
-        let cut = spawn_blocking(move || {
-            let mut conntrack = Conntrack::open()?;
-            let ends = change.ends(&mut conntrack)?;
-            // It listens before the entries go: an end that sends gives its numbers away with its next packet, and only with that.
-            let probe = ends.iter().any(|(_, verdict)| *verdict == Verdict::Reset).then(Probe::open);
-            conntrack.delete_all(ends.iter().map(|(flow, _)| flow))?;
-            Ok::<_, ConntrackError>((ends, probe))
-        });
-        let fault = match cut.await {
+        let nothing = Ruleset::empty(now.0.interface.clone());
+        let delta = diff(self.judged.as_ref().map_or(&nothing, |before| &before.0), &now.0);
+        let change = Change { before: self.judged.clone(), delta, now: Arc::clone(&now) };
+        let fault = match spawn_blocking(move || cut(&change)).await {
             Ok(Ok((ends, probe))) => {
+                self.judged = Some(Arc::clone(&now));
                 self.reset(ends, probe);
                 None
             }
             Ok(Err(error)) => Some(Fault { kind: error.kind(), message: error.to_string() }),
-            Err(error) => Some(Fault { kind: "Panic", message: error.to_string() }),
+            Err(error) => Some(Fault { kind: "panic", message: error.to_string() }),
         };
         if let Some(fault) = &fault {
-            tracing::error!(kind = fault.kind, "flows of changed services may go on to where they went: {}", fault.message);
+            tracing::error!(kind = fault.kind, "flows of changed services go on to where they went until this succeeds: {}", fault.message);
         }
-        self.ended.send_modify(|ended| ended.fault = fault);
+        let done = fault.is_none();
+        self.ended.send_modify(|ended| {
+            ended.fault = fault;
+            ended.forwarding = !(done && now.0.ports.is_empty() && now.0.from_tailnet.is_empty() && now.0.from_cluster.is_empty());
+        });
+        done
     }
 
     fn reset(&mut self, ends: Vec<(Flow, Verdict)>, probe: Option<Result<Probe, ProbeError>>) {

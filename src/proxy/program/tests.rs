@@ -14,7 +14,7 @@ struct Memory {
     holds: Option<Ruleset>,
     rewrites: usize,
     patches: usize,
-    cuts: usize,
+    told: usize,
     refuse: usize,
     tampered: bool,
     touched: Arc<Notify>,
@@ -57,8 +57,8 @@ impl Kernel for Handle {
         touched.notified().await;
     }
 
-    async fn cut(&mut self, _: &Delta, _: &Planned, _: &Ruleset) {
-        self.0.lock().expect("one thread").cuts += 1;
+    fn applied(&mut self, _: &Ruleset, _: &Planned) {
+        self.0.lock().expect("one thread").told += 1;
     }
 }
 
@@ -141,7 +141,7 @@ async fn the_first_write_is_whole_and_later_ones_are_deltas() {
         bench.plan(3, 81);
         sleep(Duration::from_secs(100)).await;
         assert_eq!(bench.counts(), (1, 1), "no change, no write");
-        assert_eq!(bench.memory().cuts, 2);
+        assert_eq!(bench.memory().told, 2);
     })
     .await;
 }
