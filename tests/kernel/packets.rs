@@ -294,15 +294,14 @@ fn the_source_follows_the_nodes_own_address(backend: Backend) {
 
 fn segments_fit_the_tailnet_in_both_directions(backend: Backend) {
     let scene = Scene::build();
-    let _firewall = Firewall::load(backend, scene.proxy(), scene.ruleset());
     let target = &scene.lab.targets[2];
     // A target that thinks its link takes 1500 bytes: only the proxy knows better.
     target.ip(&format!("link set {TAILNET} mtu 1500\n"));
-    for (family, headers) in [(Family::V4, 40), (Family::V6, 60)] {
-        let any = SocketAddr::new(if family == Family::V4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }, 7002);
+    for (family, headers, port) in [(Family::V4, 40, 7002), (Family::V6, 60, 7003)] {
+        let any = SocketAddr::new(if family == Family::V4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }, port);
         let listener = target.ns.run(|| TcpListener::bind(any)).expect("the namespace").expect("a listener");
         let mut firewall = Firewall::load(backend, scene.proxy(), scene.ruleset());
-        let to = BTreeSet::from([SocketAddr::new(target.tailnet[&family], 7002)]);
+        let to = BTreeSet::from([SocketAddr::new(target.tailnet[&family], port)]);
         firewall.change(|ruleset| drop(ruleset.ports.insert(key(Proto::Tcp, 10_007), to)));
         let pod = SocketAddr::new(scene.proxy().cluster[&family], 10_007);
         let client = scene.lab.clients[0].connect(pod, PATIENCE).expect("a connection");
