@@ -39,13 +39,13 @@ pub enum Event {
 
 impl Cluster {
     /// Follows a `ConfigMap`; needs `list` and `watch` by its name. Ends never; a fault is an event.
-    pub fn watch_config_map(&self, namespace: &str, name: &str, backoff: Backoff) -> impl Stream<Item = Event> + Send + 'static {
+    pub fn watch_config_map(&self, namespace: &str, name: &str, backoff: Backoff) -> impl Stream<Item = Event> + Send + use<> {
         let call = Call { namespace: namespace.to_owned(), ..self.call(Verb::List, ConfigMap::KIND, name) };
         follow(self.config_maps(namespace), call, backoff)
     }
 
     /// Follows a Secret of the own namespace; needs `list` and `watch` by its name, or on all of them.
-    pub fn watch_secret(&self, name: &str, backoff: Backoff) -> impl Stream<Item = Event> + Send + 'static {
+    pub fn watch_secret(&self, name: &str, backoff: Backoff) -> impl Stream<Item = Event> + Send + use<> {
         follow::<Secret>(self.secrets(), self.call(Verb::List, Secret::KIND, name), backoff)
     }
 }
@@ -70,7 +70,7 @@ struct Follower<K> {
     at: At<K>,
 }
 
-fn follow<K: Followed>(api: Api<K>, call: Call, backoff: Backoff) -> impl Stream<Item = Event> + Send + 'static {
+fn follow<K: Followed>(api: Api<K>, call: Call, backoff: Backoff) -> impl Stream<Item = Event> + Send + use<K> {
     let follower = Follower { api, call, backoff, at: At::Unknown { pause: None } };
     unfold(follower, |mut follower| async {
         let event = loop {
