@@ -62,11 +62,12 @@ pub async fn run(settings: Settings) -> Result<(), ProxyError> {
     let metrics = Arc::new(Metrics::new()?);
     let mut replica = Replica::start(settings, &mut tasks).await;
     let report = replica.start_report(&mut tasks).await;
-    http::start(&mut tasks, &replica.settings, &Arc::new(http::Sources::new(&replica, metrics, leave.clone(), report)));
+    let sources = Arc::new(http::Sources::new(&replica, metrics, leave.clone(), report));
+    http::start(&mut tasks, &replica.settings, &sources);
     let stopper = tasks.stopper();
     tasks.run_forever("leave", async move {
         leave.requested().await;
-        replica.leave(&leave).await;
+        replica.leave(&leave, sources.hook_called()).await;
         stopper.stop();
     });
     tasks.run(Duration::from_secs(2)).await?;

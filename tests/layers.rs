@@ -145,7 +145,7 @@ fn arrows(layers: &BTreeMap<String, Layer>, source: &Source) -> Vec<String> {
 fn doors(source: &Source) -> Vec<String> {
     let own = source.module.join("/");
     let inside = |door: &&str| own == **door || own.starts_with(&format!("{door}/"));
-    let wrong = DOORS.iter().filter(|(name, doors)| source.names(name) && !doors.iter().any(|door| inside(&door)));
+    let wrong = DOORS.iter().filter(|(name, doors)| source.names(name) && !doors.iter().any(&inside));
     wrong.map(|(name, doors)| format!("{name} comes in by {} only", doors.join(", "))).collect()
 }
 

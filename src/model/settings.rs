@@ -203,13 +203,15 @@ impl Settings {
     /// The ports that the Pod itself answers, which no service may have.
     #[must_use]
     pub fn reserved(&self) -> BTreeSet<PortKey> {
-        let debug = match &self.tailnet {
-            Tailnet::Tailscaled(daemon) => daemon.debug_addr.as_deref().and_then(|addr| addr.parse().ok()),
+        let daemon = match &self.tailnet {
+            Tailnet::Tailscaled(daemon) => Some(daemon),
             Tailnet::Static(_) => None,
         };
+        let debug = daemon.and_then(|daemon| daemon.debug_addr.as_deref()?.parse().ok());
         let own = [self.http.map(|http| http.address), self.health_addr, self.admin_addr, debug];
-        let ports = own.into_iter().flatten().filter_map(|address: SocketAddr| Port::new(address.port()));
-        ports.map(|port| PortKey { proto: Proto::Tcp, port }).collect()
+        let listeners = own.into_iter().flatten().map(|address: SocketAddr| (Proto::Tcp, address.port()));
+        let wireguard = daemon.and_then(|daemon| daemon.env.get("PORT")?.parse().ok()).map(|port| (Proto::Udp, port));
+        listeners.chain(wireguard).filter_map(|(proto, port)| Some(PortKey { proto, port: Port::new(port)? })).collect()
     }
 
     /// Whether anything is forwarded by the kernel: then the rules need a writer, and the kernel its forwarding switches.

@@ -21,17 +21,17 @@ const QUIET: Duration = Duration::from_secs(2);
 const UNADVERTISE: Duration = Duration::from_secs(2);
 
 impl Replica {
-    /// Leaves; at once when it is told a second time.
-    pub async fn leave(mut self, stop: &Stop) {
+    /// Leaves; at once when it is told a second time. The Pod's grace began when its preStop hook was called, if it was.
+    pub async fn leave(mut self, stop: &Stop, hook_called: Option<Instant>) {
         let began = Instant::now();
+        let spent = hook_called.map_or(Duration::ZERO, |called| began.saturating_duration_since(called));
         tokio::select! {
-            () = self.leave_in_order() => tracing::info!(took = ?began.elapsed(), "left"),
+            () = self.leave_in_order(Budget::of(self.settings.drain_grace.saturating_sub(spent))) => tracing::info!(took = ?began.elapsed(), "left"),
             () = stop.aborted() => tracing::warn!("told twice to leave: flows that are left may hang"),
         }
     }
 
-    async fn leave_in_order(&mut self) {
-        let budget = Budget::of(self.settings.drain_grace);
+    async fn leave_in_order(&mut self, budget: Budget) {
         tracing::info!(?budget, "leaving: no new connections are wanted; those that there are go on");
         if let Some(daemon) = &self.daemon {
             match timeout(UNADVERTISE, daemon.stop_advertising()).await {

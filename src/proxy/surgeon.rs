@@ -46,6 +46,12 @@ pub struct Ended {
 /// What is in force: the rules, and what they were planned from.
 pub type InForce = Arc<(Ruleset, Planned)>;
 
+/// Flows that end, each with how.
+type Ends = Vec<(Flow, Verdict)>;
+
+/// The socket for resets, or why there is none.
+type Opened = Result<Probe, ProbeError>;
+
 /// Ends flows; resets go on in the background.
 #[derive(Debug)]
 pub struct Surgeon {
@@ -86,7 +92,7 @@ impl Change {
     }
 
     /// The verdict on every flow that has to end.
-    fn ends(&self, conntrack: &mut Conntrack) -> Result<Vec<(Flow, Verdict)>, ConntrackError> {
+    fn ends(&self, conntrack: &mut Conntrack) -> Result<Ends, ConntrackError> {
         let reachable = |ip| self.reachable(ip);
         let after = &self.now.0;
         let nothing = Ruleset::empty(after.interface.clone());
@@ -107,7 +113,7 @@ impl Change {
 }
 
 /// Deletes what has to end, and opens the socket for the resets if there are to be any.
-fn cut(change: &Change) -> Result<(Vec<(Flow, Verdict)>, Option<Result<Probe, ProbeError>>), ConntrackError> {
+fn cut(change: &Change) -> Result<(Ends, Option<Opened>), ConntrackError> {
     let mut conntrack = Conntrack::open()?;
     let ends = change.ends(&mut conntrack)?;
     // It listens before the entries go: an end that sends gives its numbers away with its next packet, and only with that.
@@ -175,7 +181,7 @@ impl Surgeon {
         done
     }
 
-    fn reset(&mut self, ends: Vec<(Flow, Verdict)>, probe: Option<Result<Probe, ProbeError>>) {
+    fn reset(&mut self, ends: Ends, probe: Option<Opened>) {
         let silent = ends.iter().filter(|(_, verdict)| *verdict == Verdict::Delete).count() as u64;
         let flows: Vec<_> = ends.into_iter().filter(|(_, verdict)| *verdict == Verdict::Reset).map(|(flow, _)| flow).collect();
         self.ended.send_modify(|ended| ended.deleted += silent);

@@ -14,7 +14,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tailyard::edge::netns::Namespace;
 use tailyard::model::net::Family;
@@ -303,6 +303,18 @@ fn echo(mut stream: TcpStream, greeting: &str, ended: &AtomicBool) {
         };
     }
     let _ = stream.shutdown(Shutdown::Both);
+}
+
+/// Tries until there is an answer; fails with what was waited for once the time is over.
+pub(crate) fn eventually<T>(what: &str, deadline: Duration, mut attempt: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(answer) = attempt() {
+            return answer;
+        }
+        assert!(start.elapsed() < deadline, "not within {deadline:?}: {what}");
+        thread::park_timeout(Duration::from_millis(5));
+    }
 }
 
 /// An IPv4 address that came through a dual-stack socket, as IPv4.

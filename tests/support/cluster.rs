@@ -274,7 +274,7 @@ impl Cluster {
             verbs: owned(verbs),
             ..PolicyRule::default()
         };
-        let made = Role { metadata: named(&role), rules: Some(vec![granted]), ..Role::default() };
+        let made = Role { metadata: named(&role), rules: Some(vec![granted]) };
         Api::<Role>::namespaced(self.admin(), NAMESPACE).create(&PostParams::default(), &made).await.expect("a Role");
         let reference = RoleRef { api_group: Some("rbac.authorization.k8s.io".into()), kind: "Role".into(), name: role.clone() };
         let subject = Subject { kind: "User".into(), name: "pod".into(), ..Subject::default() };

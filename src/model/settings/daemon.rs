@@ -16,7 +16,12 @@ pub(super) struct Context<'a> {
     pub(super) state: &'a StateOut,
     pub(super) cert_share: CertShare,
     pub(super) pod: &'a Pod,
+    /// Everything that comes to the Pod goes to the tailnet, but for the Pod's own ports.
+    pub(super) whole_pod: bool,
 }
+
+/// WireGuard's usual port of tailscaled.
+const WIREGUARD_PORT: u16 = 41641;
 
 const CONFIG_DIR: &str = "TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR";
 const GRO: &str = "TS_EXPERIMENTAL_ENABLE_FORWARDING_OPTIMIZATIONS";
@@ -33,6 +38,11 @@ pub(super) fn settings(source: &mut Source<'_>, context: &Context<'_>) -> Daemon
     let mut env = BTreeMap::new();
     if let Some(mode) = context.cert_share.mode() {
         env.insert("TS_CERT_SHARE_MODE".to_owned(), mode.to_owned());
+    }
+    if context.whole_pod {
+        // A port of its own choice could not be told from the ports that are forwarded: peers that come directly would be.
+        let port = source.text("PORT").and_then(|port| port.parse().ok()).filter(|port| *port != 0).unwrap_or(WIREGUARD_PORT);
+        env.insert("PORT".to_owned(), port.to_string());
     }
     DaemonSettings {
         tailscaled: source.path("TAILYARD_TAILSCALED").unwrap_or_else(|| "tailscaled".into()),

@@ -28,7 +28,8 @@ pub(super) fn settings(env: &BTreeMap<String, String>, flags: &Flags) -> Result<
     let cert_share = cert_share(source, &pod);
     let (kube, state) = (kube(source), state(source));
     let in_kernel = single != Single::None || egress.is_some() || ingress.is_some() || cluster_via_ingress;
-    let tailnet = tailnet(source, &daemon::Context { in_kernel, state: &state, cert_share, pod: &pod });
+    let whole_pod = matches!(single, Single::TailnetIp(_) | Single::TailnetFqdn(_));
+    let tailnet = tailnet(source, &daemon::Context { in_kernel, state: &state, cert_share, pod: &pod, whole_pod });
     homes(source, kube.is_some(), &state, &tailnet);
     via_ingress(source, cluster_via_ingress);
     let http = http(source, egress.is_some());

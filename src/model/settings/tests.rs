@@ -295,3 +295,11 @@ fn every_flag_stands_for_one_variable() {
     let variables: BTreeSet<_> = FLAGS.iter().map(|(_, variable)| variable).collect();
     assert_eq!((flags.len(), variables.len()), (FLAGS.len(), FLAGS.len()));
 }
+
+#[test]
+fn where_the_whole_pod_is_forwarded_wireguard_keeps_its_port() {
+    let ports = |pairs: &[(&str, &str)]| read(pairs).reserved().iter().map(ToString::to_string).collect::<Vec<_>>();
+    assert!(ports(&[("TS_TAILNET_TARGET_IP", "100.64.0.9")]).contains(&"udp/41641".to_owned()));
+    assert!(ports(&[("TS_TAILNET_TARGET_FQDN", "a.b"), ("PORT", "7777")]).contains(&"udp/7777".to_owned()));
+    assert!(!ports(&[("TS_DEST_IP", "10.0.0.9")]).iter().any(|port| port.starts_with("udp")));
+}
