@@ -373,6 +373,18 @@ async fn a_daemon_that_ignores_sigterm_is_killed_after_its_grace() {
 }
 
 #[tokio::test]
+async fn a_daemon_that_hangs_is_degraded_until_it_goes_on() {
+    let lab = Lab::running().await;
+    let pid = nix::unistd::Pid::from_raw(lab.daemon.state().borrow().pid.expect("a process"));
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGSTOP).expect("stopped");
+    let mut state = lab.daemon.state();
+    timeout(DEADLINE * 2, state.wait_for(|state| state.phase == Phase::Degraded)).await.expect("noticed").expect("the task lives");
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGCONT).expect("going on");
+    let state = lab.phase(Phase::Running).await;
+    assert_eq!(state.restarts, 0);
+}
+
+#[tokio::test]
 async fn leaving_takes_back_what_is_advertised_and_then_stops() {
     let lab = Lab::running().await;
     assert!(lab.daemon.stop_advertising().await.expect("taken back"));

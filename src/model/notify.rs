@@ -3,6 +3,8 @@
 //! [`Fold`] keeps every peer by id and how many peers hold each prefix, so that a message costs what it changes and not what
 //! the tailnet holds. What is published is an [`Arc`] that is changed in place while nobody else holds it.
 
+mod peer;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::net::IpAddr;
@@ -11,8 +13,9 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use serde::Serialize;
 
+use self::peer::{Peer, addresses};
 use super::netmap::{Fqdn, NetMap, SelfNode};
-use crate::api::localapi::{DnsConfig, DnsRecord, Node, NodeId, Notify, PeerStatus, Prefs, Status, Warning};
+use crate::api::localapi::{DnsConfig, DnsRecord, Node, NodeId, Notify, Prefs, Status, Warning};
 
 /// The health code that says that the login does not work any more.
 pub const LOGIN_STATE: &str = "login-state";
@@ -66,17 +69,6 @@ pub struct Effect {
 
 /// The addresses of DNS records by name.
 type Records = imbl::OrdMap<Fqdn, BTreeSet<IpAddr>>;
-
-/// What a peer contributes.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct Peer {
-    name: Option<Fqdn>,
-    addresses: BTreeSet<IpAddr>,
-    /// Its own addresses and those of Tailscale Services: usable whatever the preferences say.
-    own: BTreeSet<IpNet>,
-    /// Subnets: usable only where the preferences accept routes.
-    subnets: BTreeSet<IpNet>,
-}
 
 /// The fold over a stream of messages.
 #[derive(Debug, Clone, Default)]
@@ -322,51 +314,6 @@ impl Fold {
             },
         );
     }
-}
-
-impl Peer {
-    fn of_node(node: &Node) -> Self {
-        Self::new(&node.name, &node.addresses, node.allowed_ips.as_deref(), node.expired)
-    }
-
-    fn of_status(peer: &PeerStatus) -> Self {
-        Self::new(&peer.dns_name, &peer.tailscale_ips, peer.allowed_ips.as_deref(), peer.expired)
-    }
-
-    /// A peer whose key has expired contributes nothing: the daemon sends it no packet.
-    fn new(name: &str, own: &[String], allowed: Option<&[String]>, expired: bool) -> Self {
-        if expired {
-            return Self::default();
-        }
-        let addresses: BTreeSet<IpAddr> = addresses(own).into_iter().collect();
-        let nets = allowed.unwrap_or(own).iter().filter_map(|text| prefix(text)).filter(|net| net.prefix_len() > 0);
-        let (own, subnets) =
-            nets.partition(|net| net.prefix_len() == net.max_prefix_len() && (addresses.contains(&net.addr()) || of_tailscale(net.addr())));
-        Self { name: Fqdn::new(name), addresses, own, subnets }
-    }
-
-    /// The prefixes that it answers for, given whether routes are accepted (not known: they are).
-    fn routes(&self, accept: Option<bool>) -> impl Iterator<Item = IpNet> + '_ {
-        let subnets = self.subnets.iter().filter(move |_| accept.unwrap_or(true));
-        self.own.iter().chain(subnets).copied()
-    }
-}
-
-/// The ranges from which the control server gives addresses: 100.64.0.0/10 and `fd7a:115c:a1e0::/48`.
-fn of_tailscale(ip: IpAddr) -> bool {
-    match ip {
-        IpAddr::V4(ip) => ip.octets()[0] == 100 && ip.octets()[1] & 0xc0 == 64,
-        IpAddr::V6(ip) => ip.segments()[..3] == [0xfd7a, 0x115c, 0xa1e0],
-    }
-}
-
-/// An address with or without its prefix length.
-fn prefix(text: &str) -> Option<IpNet> {
-    text.parse::<IpNet>().map(|net| net.trunc()).or_else(|_| text.parse::<IpAddr>().map(IpNet::from)).ok()
-}
-
-fn addresses(texts: &[String]) -> Vec<IpAddr> {
-    texts.iter().filter_map(|text| prefix(text)).map(|net| net.addr()).collect()
 }
 
 fn self_node(node: &Node) -> SelfNode {

@@ -16,7 +16,7 @@ use crate::model::source::{EgressDocument, IngressDocument};
 use crate::model::world::{Single, World};
 use crate::runtime::tasks::Tasks;
 
-use super::daemon::{Daemon, DaemonInputs, StateRequest};
+use super::daemon::{Daemon, DaemonInputs, NeverStarted, StateRequest};
 use super::firewall::Firewall;
 use super::kernel::Live;
 use super::program::{self, Programmed};
@@ -121,7 +121,13 @@ fn start_tailnet(
             };
             let (daemon, work) = super::daemon::daemon(daemon.as_ref().clone(), DaemonInputs { keys, writes });
             let netmap = daemon.netmap();
-            tasks.spawn("tailscaled", work);
+            let stop = tasks.stop();
+            tasks.spawn("tailscaled", async move {
+                work.await?;
+                // Leaving stops it before everything else: that it ended well is no reason to end the rest.
+                stop.requested().await;
+                Ok::<_, NeverStarted>(())
+            });
             (Some(daemon), netmap)
         }
         Tailnet::Static(path) => {

@@ -16,8 +16,9 @@ use crate::model::notify::BackendState;
 /// Time since the process began.
 pub type At = Duration;
 
-/// How long a daemon may leave its socket unanswered before it is taken for hung.
-const SILENCE: Duration = Duration::from_secs(30);
+/// How long a daemon may leave its socket unanswered before it is taken for hung. It waits up to 30 s for an API server with
+/// everything locked, and forwards all the while.
+const SILENCE: Duration = Duration::from_secs(90);
 /// How long the bus may be away before the node is called degraded: opening it again takes milliseconds.
 const GAP: Duration = Duration::from_secs(1);
 /// How long a daemon has to run for its next crash to count as the first.

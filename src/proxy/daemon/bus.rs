@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{debug, warn};
 
 use crate::api::localapi::{DnsConfig, Notify, Status};
@@ -19,6 +19,10 @@ use crate::model::notify::{Fold, Snapshot};
 
 /// How often everything is compared with the whole status, for daemons that lose messages silently (before 1.102).
 const COMPARE: Duration = Duration::from_mins(5);
+/// How often the daemon has to show that it lives: one that hangs keeps its connections open, and forwards nothing.
+const PULSE: Duration = Duration::from_secs(3);
+/// How long a stream has to last for the next one to be opened at once.
+const STEADY: Duration = Duration::from_secs(5);
 /// How soon to ask again for what was not answered.
 const AGAIN: Duration = Duration::from_secs(1);
 /// How long the daemon may take to send the first message.
@@ -99,13 +103,17 @@ impl Reader {
         loop {
             let fault = match api.watch(mask).await {
                 Ok(bus) => {
-                    retry.reset();
+                    let opened = Instant::now();
                     view.send_modify(|view| {
                         let snapshot = Snapshot { netmap: None, ..fold.snapshot() };
                         *view = View { epoch, connected: true, capver: bus.capver(), snapshot, fault: view.fault.take() };
                     });
                     let mut stream = Stream { api, view, netmap, fold, asked: None, stale: false };
-                    match stream.read(bus, mask).await {
+                    let end = stream.read(bus, mask).await;
+                    if opened.elapsed() >= STEADY {
+                        retry.reset();
+                    }
+                    match end {
                         End::Old => {
                             mask = MASK_OLD;
                             continue;
@@ -123,7 +131,7 @@ impl Reader {
                 (view.epoch, view.connected) = (epoch, false);
                 view.fault = fault.or(view.fault.take());
             });
-            tokio::time::sleep(retry.next(fastrand::f64())).await;
+            sleep(retry.next(fastrand::f64())).await;
         }
     }
 }
@@ -155,6 +163,7 @@ impl Stream<'_> {
         }
         self.publish();
         let mut compare = Instant::now() + COMPARE;
+        let mut pulse = pulse(self.api);
         loop {
             tokio::select! {
                 message = bus.next() => {
@@ -170,6 +179,10 @@ impl Stream<'_> {
                         compare = Instant::now() + AGAIN;
                     }
                 }
+                lives = &mut pulse => match lives {
+                    Ok(()) => pulse = self::pulse(self.api),
+                    Err(fault) => return End::Lost(Some(fault)),
+                },
                 () = sleep_until(compare) => {
                     compare = Instant::now() + COMPARE;
                     self.ask();
@@ -266,4 +279,15 @@ impl Stream<'_> {
             differs
         });
     }
+}
+
+/// Whether the daemon answers, asked after a while.
+fn pulse(api: &LocalApi) -> BoxFuture<'static, Result<(), LocalApiError>> {
+    let api = api.clone();
+    async move {
+        sleep(PULSE).await;
+        // The one call that waits for no lock: a daemon that waits for an API server is not one that hangs.
+        api.usermetrics().await.map(drop)
+    }
+    .boxed()
 }

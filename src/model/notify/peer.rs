@@ -1,0 +1,65 @@
+//! What one peer contributes to the tailnet: a name, addresses, and prefixes that it answers for.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use crate::api::localapi::{Node, PeerStatus};
+use crate::model::netmap::Fqdn;
+
+/// What a peer contributes.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Peer {
+    pub(super) name: Option<Fqdn>,
+    pub(super) addresses: BTreeSet<IpAddr>,
+    /// Its own addresses and those of Tailscale Services: usable whatever the preferences say.
+    own: BTreeSet<IpNet>,
+    /// Subnets: usable only where the preferences accept routes.
+    subnets: BTreeSet<IpNet>,
+}
+
+impl Peer {
+    pub(super) fn of_node(node: &Node) -> Self {
+        Self::new(&node.name, &node.addresses, node.allowed_ips.as_deref(), node.expired)
+    }
+
+    pub(super) fn of_status(peer: &PeerStatus) -> Self {
+        Self::new(&peer.dns_name, &peer.tailscale_ips, peer.allowed_ips.as_deref(), peer.expired)
+    }
+
+    /// A peer whose key has expired contributes nothing: the daemon sends it no packet.
+    fn new(name: &str, own: &[String], allowed: Option<&[String]>, expired: bool) -> Self {
+        if expired {
+            return Self::default();
+        }
+        let addresses: BTreeSet<IpAddr> = addresses(own).into_iter().collect();
+        let nets = allowed.unwrap_or(own).iter().filter_map(|text| prefix(text)).filter(|net| net.prefix_len() > 0);
+        let (own, subnets) =
+            nets.partition(|net| net.prefix_len() == net.max_prefix_len() && (addresses.contains(&net.addr()) || of_tailscale(net.addr())));
+        Self { name: Fqdn::new(name), addresses, own, subnets }
+    }
+
+    /// The prefixes that it answers for, given whether routes are accepted (not known: they are).
+    pub(super) fn routes(&self, accept: Option<bool>) -> impl Iterator<Item = IpNet> + '_ {
+        let subnets = self.subnets.iter().filter(move |_| accept.unwrap_or(true));
+        self.own.iter().chain(subnets).copied()
+    }
+}
+
+/// The ranges from which the control server gives addresses: 100.64.0.0/10 and `fd7a:115c:a1e0::/48`.
+fn of_tailscale(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => ip.octets()[0] == 100 && ip.octets()[1] & 0xc0 == 64,
+        IpAddr::V6(ip) => ip.segments()[..3] == [0xfd7a, 0x115c, 0xa1e0],
+    }
+}
+
+/// An address with or without its prefix length.
+fn prefix(text: &str) -> Option<IpNet> {
+    text.parse::<IpNet>().map(|net| net.trunc()).or_else(|_| text.parse::<IpAddr>().map(IpNet::from)).ok()
+}
+
+pub(super) fn addresses(texts: &[String]) -> Vec<IpAddr> {
+    texts.iter().filter_map(|text| prefix(text)).map(|net| net.addr()).collect()
+}
