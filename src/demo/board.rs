@@ -60,6 +60,8 @@ pub struct Member {
     pub ready: bool,
     /// Where it is in its life.
     pub life: Life,
+    /// Long-lived connections through it that stand.
+    pub connections: u32,
     /// From each SIGKILL until it was seen: connections may be lost.
     windows: Vec<(Duration, Option<Duration>)>,
 }
@@ -132,7 +134,7 @@ impl Board {
     /// A board with these services, all of them known to lead where they should on every replica.
     #[must_use]
     pub fn new(start: Instant, topology: &Topology, services: impl IntoIterator<Item = Service>) -> Self {
-        let member = |pod| Member { pod, ready: true, life: Life::Running, windows: Vec::new() };
+        let member = |pod| Member { pod, ready: true, life: Life::Running, connections: 0, windows: Vec::new() };
         let mut board = Self {
             start,
             rows: BTreeMap::new(),
@@ -296,6 +298,17 @@ impl Board {
         let lanes = self.rows.keys().flat_map(|service| self.lanes(*service)).filter(|lane| usize::from(lane.replica) == replica);
         for lane in lanes.collect::<Vec<_>>() {
             self.ledger.settle_until(lane, written, at);
+        }
+    }
+
+    /// A long-lived connection or flow through a replica was opened, or has ended.
+    pub fn count_flow(&mut self, attempt: Attempt, opened: bool) {
+        let step = |count: &mut u32| *count = if opened { *count + 1 } else { count.saturating_sub(1) };
+        step(&mut self.flows.open);
+        if attempt.proto == Proto::Tcp
+            && let Some(member) = self.members.get_mut(usize::from(attempt.lane.replica))
+        {
+            step(&mut member.connections);
         }
     }
 

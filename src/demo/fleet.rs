@@ -19,9 +19,9 @@ use super::topology::Topology;
 use crate::edge::netns::{Namespace, NetnsError};
 
 /// Where a replica answers for its readiness.
-pub const ADMIN_PORT: u16 = 9002;
+pub const ADMIN_PORT: u16 = 9003;
 /// After what time without an answer a replica counts as not ready.
-const READY_PATIENCE: Duration = Duration::from_millis(500);
+const READY_PATIENCE: Duration = Duration::from_secs(1);
 
 /// How the replicas' processes are started.
 #[derive(Debug, Clone)]

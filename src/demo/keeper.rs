@@ -73,7 +73,7 @@ async fn hold_one(board: &Shared, attempt: Attempt, start: Instant) -> Failure {
         match beat {
             Beat::Open => {
                 opened = true;
-                board.flows.open += 1;
+                board.count_flow(attempt, true);
             }
             Beat::Lost => board.flows.datagrams_lost += 1,
             Beat::Answered { by, began, ended } => {
@@ -101,7 +101,7 @@ async fn hold_one(board: &Shared, attempt: Attempt, start: Instant) -> Failure {
     })
     .await;
     if opened {
-        look(board).flows.open -= 1;
+        look(board).count_flow(attempt, false);
     }
     failure
 }

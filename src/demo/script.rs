@@ -15,6 +15,8 @@ use super::topology::Topology;
 const PACE: Duration = Duration::from_millis(200);
 /// How many services of a change that concerns all of them are probed; it is one transaction for all.
 const PROBED: usize = 8;
+/// How long after a replica's end its resets may take to be noticed by those whom they are for.
+const LAST_RESETS: Duration = Duration::from_millis(100);
 /// How long attempts on a service may take to end before it is removed.
 const EMPTYING: Duration = Duration::from_secs(4);
 
@@ -80,7 +82,7 @@ impl Script<'_> {
         let mut steps = ROUND.into_iter().cycle();
         while self.now() < end {
             let next = self.now() + PACE;
-            self.watch_over()?;
+            self.watch_over().await?;
             while let Some((_, blow)) = blows.next_if(|(at, _)| *at <= self.now()) {
                 self.strike(blow)?;
             }
@@ -97,7 +99,7 @@ impl Script<'_> {
     pub async fn settle_down(&mut self, limit: Duration) -> Result<(), ScriptError> {
         let until = self.now() + limit;
         while look(&self.board).members.iter().any(|member| !member.ready) {
-            self.watch_over()?;
+            self.watch_over().await?;
             if self.now() > until {
                 look(&self.board).faults.push(format!("a replica was not ready {} s after the load's end", limit.as_secs()));
                 return Ok(());
@@ -117,9 +119,11 @@ impl Script<'_> {
     }
 
     /// Notices processes that ended: one that was told to is started again, any other is a fault.
-    fn watch_over(&mut self) -> Result<(), ScriptError> {
+    async fn watch_over(&mut self) -> Result<(), ScriptError> {
         for (number, replica) in self.replicas.iter_mut().enumerate() {
             let Some(status) = replica.ended()? else { continue };
+            // Its last resets are on their way.
+            tokio::time::sleep(LAST_RESETS).await;
             let mut board = look(&self.board);
             let Some(life) = board.members.get(number).map(|member| member.life) else { continue };
             match life {
@@ -127,6 +131,11 @@ impl Script<'_> {
                 Life::Leaving => {
                     if !status.success() {
                         board.faults.push(format!("replica {number} left with {status}"));
+                    }
+                    // With a Pod their way would be gone now, and they would hang.
+                    let hung = board.members.get(number).map_or(0, |member| member.connections);
+                    if hung > 0 {
+                        board.faults.push(format!("replica {number} left {hung} connections behind without a reset"));
                     }
                     board.tell(format!("replica {number} has left; it is started again"));
                     set_life(&mut board, number, Life::Restarting);
