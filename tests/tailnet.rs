@@ -29,8 +29,7 @@ use tailyard::model::notify::{BackendState, Fold};
 
 use agent::{Agent, conf};
 use group::{Load, PATIENCE, Replica};
-use lab::eventually;
-use support::{DEADLINE, Tailnet};
+use support::{DEADLINE, Tailnet, eventually};
 
 #[test]
 #[ignore = "not a test: the supervision task that the tests start in a machine"]
@@ -95,12 +94,12 @@ fn a_supervised_daemon_joins_survives_a_kill_and_takes_a_new_key_in_place() {
     let machine = tailnet.machine("replica");
     let agent = Agent::start(&machine, &conf("replica", tailnet.key()), None);
     let first = agent.running();
-    let own = agent.netmap()["node"]["addresses"].clone();
     let wanted: Vec<String> = peer.tailnet_addresses().iter().map(ToString::to_string).collect();
     eventually("the peer by its name", DEADLINE, || {
         let known = agent.netmap()["peers"]["peer.tail.lab"].clone();
         (known.as_array()?.len() == wanted.len()).then_some(())
     });
+    let own = agent.netmap()["node"]["addresses"].clone();
 
     machine.kill("tailscaled", Signal::SIGKILL);
     let (_, noticed) = agent.until("its death", |said| said.phase != "Running");

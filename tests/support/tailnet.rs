@@ -12,14 +12,14 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tailyard::edge::netns::Namespace;
 use tailyard::model::net::Family;
 
-use super::lab::{Node, eventually};
+use super::lab::Node;
 
 /// How long anything may take.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(40);
@@ -317,6 +317,18 @@ impl Drop for Process {
             let _ = kill(Pid::from_raw(self.pid), Signal::SIGKILL);
             let _ = self.child.wait();
         }
+    }
+}
+
+/// Tries until there is an answer; fails with what was waited for once the time is over.
+pub(crate) fn eventually<T>(what: &str, deadline: Duration, mut attempt: impl FnMut() -> Option<T>) -> T {
+    let begin = Instant::now();
+    loop {
+        if let Some(answer) = attempt() {
+            return answer;
+        }
+        assert!(begin.elapsed() < deadline, "not within {deadline:?}: {what}");
+        thread::park_timeout(Duration::from_millis(5));
     }
 }
 

@@ -15,8 +15,7 @@ use tailyard::proxy::daemon::{DaemonInputs, daemon};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 
-use crate::lab::eventually;
-use crate::support::{DEADLINE, Machine, Process};
+use crate::support::{DEADLINE, Machine, Process, eventually};
 
 /// The agent as the test sees it.
 pub(crate) struct Agent {

@@ -12,8 +12,8 @@ use nix::sys::signal::Signal;
 use tailyard::model::net::Family;
 
 use crate::agent::conf;
-use crate::lab::{Node, eventually};
-use crate::support::{DEADLINE, Machine, Process, Tailnet};
+use crate::lab::Node;
+use crate::support::{DEADLINE, Machine, Process, Tailnet, eventually};
 
 /// Where health is asked.
 const HTTP: u16 = 9002;
