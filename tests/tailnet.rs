@@ -286,3 +286,16 @@ fn a_killed_tailscaled_and_a_restarted_replica_lose_few_connections() {
     // The first handshake with a peer that knew the former tailscaled may be lost, and the next comes 5 s later.
     assert!(made > 0 && failed.len() <= FEW, "{failed:?}");
 }
+
+#[test]
+fn a_replica_whose_pod_network_is_inside_the_tailnets_range_forwards() {
+    let tailnet = Tailnet::start([100, 65, 0]);
+    let db = tailnet.machine("db");
+    let _tailscaled = db.tailscaled();
+    tailnet.join(&db, &["--netfilter-mode=nodivert"]); // else its own filter would cut it off
+    let _server = db.node.serve(7000);
+    let client = tailnet.machine("client");
+    let replica = Replica::start(&tailnet, "eg-0", &services("100.64.0.1".parse().expect("an address")));
+    let greeting = eventually("an answer", DEADLINE, || client.node.ask_tcp(replica.at(10001), PATIENCE).ok());
+    assert_eq!((greeting.name.as_str(), greeting.peer.ip()), ("db", replica.source()));
+}
