@@ -3,6 +3,7 @@
 mod group;
 mod support;
 
+use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::num::NonZeroU32;
 use std::process::ExitCode;
@@ -15,6 +16,7 @@ use tailyard::demo::load::Load;
 use tailyard::demo::services::{FIRST_TARGET_PORT, Service, TARGET_PORTS, of_family};
 use tailyard::demo::target::Target;
 use tailyard::demo::topology::{Topology, forward_plainly};
+use tailyard::demo::wire;
 use tailyard::edge::netns::Namespace;
 use tailyard::model::load::{Attempt, Lane, Schedule, Tally};
 use tailyard::model::net::{Family, Proto};
@@ -100,14 +102,15 @@ impl Way {
         Self { name, dial: Arc::new(dial), next, rates: Vec::new(), latencies: Vec::new(), worst: Vec::new() }
     }
 
-    /// As many connections as some threads can open and close one after another.
+    /// As many connections as some threads can open, use once and close, one after another. Without the answer awaited,
+    /// the target's queue of unaccepted connections would be measured.
     fn rate(&mut self, client: &Namespace) -> Result<()> {
         let dialled = || -> std::io::Result<u32> {
             let (until, mut made) = (Instant::now() + SLICE, 0);
             while Instant::now() < until {
                 let turn = self.next.fetch_add(1, Ordering::Relaxed);
                 if let Some(to) = self.dial.get(turn % self.dial.len()) {
-                    drop(TcpStream::connect(to)?);
+                    converse(*to, turn as u64)?;
                     made += 1;
                 }
             }
@@ -140,4 +143,13 @@ impl Way {
         self.worst.push(tally.connect().p99_ms);
         Ok(())
     }
+}
+
+/// One question and its answer over a connection of its own.
+fn converse(to: SocketAddr, nonce: u64) -> std::io::Result<()> {
+    let mut stream = TcpStream::connect(to)?;
+    let mut answer = [0; wire::ANSWER];
+    stream.write_all(&wire::question(nonce))?;
+    stream.read_exact(&mut answer)?;
+    wire::read(nonce, &answer).map(drop).ok_or_else(|| std::io::ErrorKind::InvalidData.into())
 }
