@@ -27,6 +27,8 @@ pub struct Facts {
     pub netmap: bool,
     /// This node has an address in the tailnet.
     pub addressed: bool,
+    /// What is wrong with the interface behind which the tailnet is, if anything is.
+    pub interface: Option<String>,
     /// What the kernel holds.
     pub rules: Rules,
     /// For each forwarding switch of the kernel that is needed and off: the command that turns it on.
@@ -80,6 +82,8 @@ pub enum Blocker {
     Netmap,
     /// This node has no address in the tailnet.
     Address,
+    /// The interface behind which the tailnet is cannot carry anything.
+    Interface(String),
     /// The kernel does not hold the newest plan.
     Rules {
         /// It holds nothing at all.
@@ -96,7 +100,7 @@ pub enum Blocker {
 
 impl Blocker {
     /// Every name that [`Self::name`] can give, in the order of [`readiness`].
-    pub const NAMES: [&'static str; 7] = ["leaving", "config", "tailscaled", "netmap", "address", "rules", "forwarding"];
+    pub const NAMES: [&'static str; 8] = ["leaving", "config", "tailscaled", "netmap", "address", "interface", "rules", "forwarding"];
 
     /// A closed set of words for metric labels and the first word of a line.
     #[must_use]
@@ -107,6 +111,7 @@ impl Blocker {
             Self::Tailscaled(_) => "tailscaled",
             Self::Netmap => "netmap",
             Self::Address => "address",
+            Self::Interface(_) => "interface",
             Self::Rules { .. } => "rules",
             Self::Forwarding { .. } => "forwarding",
         }
@@ -122,6 +127,7 @@ impl fmt::Display for Blocker {
             Self::Tailscaled(state) => write!(f, "tailscaled is not connected, it is {state}"),
             Self::Netmap => f.write_str("no view of the tailnet has come yet"),
             Self::Address => f.write_str("this node has no address in the tailnet"),
+            Self::Interface(what) => f.write_str(what),
             Self::Rules { missing, fault } => {
                 f.write_str(if *missing { "the kernel holds no rules yet" } else { "the kernel holds an older plan than the newest" })?;
                 fault.as_ref().map_or(Ok(()), |(kind, message)| write!(f, ": {kind}: {message}"))
@@ -142,6 +148,7 @@ pub fn readiness(facts: &Facts) -> Vec<Blocker> {
     }
     blockers.extend((!facts.netmap).then_some(Blocker::Netmap));
     blockers.extend((facts.netmap && !facts.addressed).then_some(Blocker::Address));
+    blockers.extend(facts.interface.clone().map(Blocker::Interface));
     match &facts.rules {
         Rules::Missing { fault } => blockers.push(Blocker::Rules { missing: true, fault: fault.clone() }),
         Rules::Behind { since, fault } if *since > BEHIND => blockers.push(Blocker::Rules { missing: false, fault: fault.clone() }),
@@ -213,6 +220,7 @@ mod tests {
             leaving: true,
             unheard: vec!["ingress"],
             daemon: Daemon::Away("down".into()),
+            interface: Some("tailscale0 is down".into()),
             rules: Rules::Missing { fault: None },
             switches: vec!["x".into()],
             ..Facts::default()

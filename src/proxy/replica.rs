@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 
 use crate::edge::kube::Cluster;
-use crate::edge::link;
+use crate::edge::link::{self, LinkState, Links};
 use crate::model::netmap::NetMap;
 use crate::model::plan::Planned;
 use crate::model::resolve::IN_FLIGHT;
@@ -49,6 +49,8 @@ pub struct Replica {
     pub firewall: watch::Receiver<Option<Firewall>>,
     /// The flows that were ended.
     pub ended: watch::Receiver<Ended>,
+    /// The interface behind which the tailnet is, if the kernel is to forward and it can be followed.
+    pub link: Option<watch::Receiver<LinkState>>,
     /// Forwarding switches that are off, and how to switch them on.
     pub switches: watch::Receiver<Vec<String>>,
     /// Turns true when nothing is to be forwarded any more.
@@ -76,7 +78,9 @@ impl Replica {
         let (live, firewall) = Live::new(settings.backend, settings.interface.clone(), applied);
         let (programmed_in, programmed) = watch::channel(Programmed::default());
         let (off, switches) = watch::channel(Vec::new());
+        let mut link = None;
         if settings.forwards() {
+            link = start_link(&settings, tasks).await;
             let inputs = program::Inputs { planned: planned.clone(), closing: closing_seen };
             spawn(tasks, "program", program::run(live, inputs, programmed_in, PACE));
             spawn(tasks, "surgeon", surgeon.run());
@@ -95,6 +99,7 @@ impl Replica {
             programmed,
             firewall,
             ended,
+            link,
             switches,
             closing,
         }
@@ -134,6 +139,19 @@ fn start_tailnet(
             let (netmap, work) = tailnet::follow_file(path);
             spawn(tasks, "netmap file", work);
             (None, netmap)
+        }
+    }
+}
+
+async fn start_link(settings: &Settings, tasks: &mut Tasks) -> Option<watch::Receiver<LinkState>> {
+    match Links::watch(settings.interface.clone()).await {
+        Ok((links, state)) => {
+            spawn(tasks, "links", links.run());
+            Some(state)
+        }
+        Err(error) => {
+            tracing::warn!(kind = error.kind(), "whether {} is up is not known: {error}", settings.interface);
+            None
         }
     }
 }

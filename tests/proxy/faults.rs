@@ -137,7 +137,11 @@ fn the_tailnet_interface_may_go_and_come_back_with_another_address() {
     let mut replica = scene.replica(&one());
     scene.proxy().ip("link set tailscale0 down\n");
     scene.proxy().ip("link set tailscale0 name gone0\n");
-    sleep(Duration::from_millis(200));
+    eventually("unready, and it says why", || {
+        replica
+            .get("/readyz")
+            .is_ok_and(|answer| answer.status == 503 && answer.body.contains("interface: there is no interface tailscale0"))
+    });
     assert!(replica.exited().is_none());
     scene
         .proxy()

@@ -12,9 +12,11 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout};
 
 use crate::edge::conntrack::{Conntrack, Pressure};
+use crate::edge::link::LinkState;
 use crate::edge::ping::ping;
 use crate::model::firewall::Traffic;
 use crate::model::health::{Daemon, Facts, Rules, readiness};
+use crate::model::net::InterfaceName;
 use crate::model::netmap::NetMap;
 use crate::model::plan::Planned;
 use crate::model::preshutdown::Probe;
@@ -71,6 +73,10 @@ pub struct Sources {
     pub programmed: watch::Receiver<Programmed>,
     /// The flows that were ended.
     pub ended: watch::Receiver<Ended>,
+    /// The name of the interface behind which the tailnet is.
+    pub interface: InterfaceName,
+    /// That interface, if the kernel is to forward.
+    pub link: Option<watch::Receiver<LinkState>>,
     /// What to do for each forwarding switch that is off.
     pub switches: watch::Receiver<Vec<String>>,
     /// The writing of the state, if there is any.
@@ -116,6 +122,8 @@ impl Sources {
             planned: replica.planned.clone(),
             programmed: replica.programmed.clone(),
             ended: replica.ended.clone(),
+            interface: settings.interface.clone(),
+            link: replica.link.clone(),
             switches: replica.switches.clone(),
             report,
             traffic: traffic(replica),
@@ -142,6 +150,7 @@ impl Sources {
             }),
             netmap: netmap.is_some(),
             addressed: netmap.as_ref().and_then(|netmap| netmap.node.as_ref()).is_some_and(|node| !node.addresses.is_empty()),
+            interface: self.link.as_ref().and_then(|link| ailing(&self.interface, &link.borrow())),
             rules: self.rules(Instant::now()),
             switches: if self.forwards { self.switches.borrow().clone() } else { Vec::new() },
         }
@@ -283,4 +292,13 @@ fn usermetrics(replica: &Replica) -> Fetch<String> {
             String::from_utf8(bytes.into()).ok()
         })
     })
+}
+
+/// What keeps an interface from carrying anything.
+fn ailing(name: &InterfaceName, link: &LinkState) -> Option<String> {
+    match (link.present, link.up) {
+        (false, _) => Some(format!("there is no interface {name}")),
+        (true, false) => Some(format!("interface {name} is down")),
+        (true, true) => None,
+    }
 }

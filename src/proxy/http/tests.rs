@@ -64,6 +64,8 @@ fn lab() -> Lab {
         planned: planned_seen,
         programmed: programmed_seen,
         ended: ended_seen,
+        interface: crate::model::net::InterfaceName::tailscale0(),
+        link: None,
         switches: switches_seen,
         report: None,
         traffic: Arc::new(move || {
