@@ -22,6 +22,8 @@ enum Command {
     Proxy(Box<proxy::ProxyArgs>),
     /// Print, offline and without root, what a config turns into
     Plan(plan::Args),
+    /// Print the version
+    Version,
     /// Show a whole group on this machine, under load; no root, cluster or account needed
     Demo(demo::Args),
 }
@@ -32,6 +34,7 @@ pub fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Proxy(args) => proxy::run(*args),
         Command::Plan(args) => plan::run(&args, &mut std::io::stdout().lock()),
+        Command::Version => version(&mut std::io::stdout().lock()),
         Command::Demo(args) => demo::run(&args),
     };
     match done {
@@ -43,4 +46,9 @@ pub fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn version(out: &mut dyn std::io::Write) -> anyhow::Result<ExitCode> {
+    writeln!(out, "tailyard {}", env!("CARGO_PKG_VERSION"))?;
+    Ok(ExitCode::SUCCESS)
 }

@@ -74,6 +74,12 @@ fn feed(argv: &[&str], input: &str) -> Output {
 }
 
 #[test]
+fn the_version_is_told() {
+    let output = Command::new(env!("CARGO_BIN_EXE_tailyard")).arg("version").output().expect("the compiled binary");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), format!("tailyard {}\n", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
 fn a_delta_names_what_changes_and_counts_it() {
     let delta: Value =
         serde_json::from_str(&printed(&["--diff", "egress.json", "egress-next.json", "--netmap", "netmap.json"])).expect("JSON");
