@@ -85,7 +85,8 @@ impl Sheet {
     pub(crate) fn add(&mut self, what: impl Into<String>, unit: &'static str, mut samples: Vec<f64>, goal: Option<&str>) {
         samples.sort_by(f64::total_cmp);
         let (Some(least), Some(most)) = (samples.first(), samples.last()) else { return };
-        let at = |hundredths: usize| samples.get((samples.len() * hundredths / 100).min(samples.len() - 1)).copied().unwrap_or_default();
+        // The nearest rank: at least so many hundredths of the samples are not above it.
+        let at = |hundredths: usize| samples.get((samples.len() * hundredths).div_ceil(100).saturating_sub(1)).copied().unwrap_or_default();
         let (range, median, p99) = ([*least, *most], at(50), at(99));
         self.lines.push(Line { what: what.into(), unit, count: samples.len(), median, range, p99, goal: goal.map(str::to_owned) });
     }
