@@ -3,13 +3,18 @@
 #![allow(clippy::expect_used, clippy::panic, reason = "a test stops where it fails")]
 
 use std::process::{Command, Output};
+use std::sync::{Mutex, PoisonError};
 
 use serde_json::Value;
 
 /// Long enough for the killed replica and for the leaving one to come back under load.
 const SECONDS: &str = "8";
 
+/// One demo at a time: two of them on a small machine would measure each other.
+static TURN: Mutex<()> = Mutex::new(());
+
 fn demo(arguments: &[&str]) -> Output {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let mut command = Command::new(env!("CARGO_BIN_EXE_tailyard"));
     command.arg("demo").args(arguments).output().expect("the demo starts")
 }
