@@ -12,12 +12,14 @@
 //! Never reads a file, the network or the clock.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::hash::{DefaultHasher, Hash, Hasher};
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use serde::Serialize;
+
+use super::config::digest;
 
 pub mod document;
 mod select;
@@ -65,8 +67,8 @@ const TRAIL: usize = 1024;
 #[derive(Debug, Clone, Default)]
 pub struct Copies {
     hold: Duration,
-    api: Option<Arc<Keys>>,
-    file: Option<Arc<Keys>>,
+    api: Option<Version>,
+    file: Option<Version>,
     gone_since: Option<Duration>,
     /// What the watch delivered from the version that the mount shows on, oldest first, as hashes.
     trail: VecDeque<u64>,
@@ -74,12 +76,23 @@ pub struct Copies {
     ahead: bool,
 }
 
-/// A hash of the values, to tell copies apart.
-#[must_use]
-pub fn identity(keys: &Keys) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    keys.hash(&mut hasher);
-    hasher.finish()
+/// What a copy holds and the hash by which it is told apart, reckoned once: it can be some megabytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Version {
+    /// The keys.
+    pub keys: Arc<Keys>,
+    /// The hash of their names and values.
+    pub id: u64,
+}
+
+impl Version {
+    /// The version that these keys are.
+    #[must_use]
+    pub fn new(keys: Arc<Keys>) -> Self {
+        let parts = keys.iter().flat_map(|(name, value)| [digest(name.as_bytes()), digest(value)]);
+        let id = digest(&parts.flat_map(u64::to_le_bytes).collect::<Vec<_>>());
+        Self { keys, id }
+    }
 }
 
 impl Copies {
@@ -91,15 +104,16 @@ impl Copies {
 
     /// The watch delivered a version.
     pub fn delivered(&mut self, keys: Arc<Keys>) {
-        let id = identity(&keys);
-        if self.file.as_deref().is_some_and(|file| identity(file) == id) {
+        let copy = Version::new(keys);
+        let id = copy.id;
+        if self.file.as_ref().is_some_and(|file| file.id == id) {
             self.trail.clear();
         }
         self.trail.push_back(id);
         if self.trail.len() > TRAIL {
             self.trail.pop_front();
         }
-        self.api = Some(keys);
+        self.api = Some(copy);
         self.live();
     }
 
@@ -116,8 +130,9 @@ impl Copies {
 
     /// The mount shows this.
     pub fn mounted(&mut self, keys: Arc<Keys>) {
-        let id = identity(&keys);
-        if self.file.as_deref().is_none_or(|file| identity(file) != id) {
+        let copy = Version::new(keys);
+        let id = copy.id;
+        if self.file.as_ref().is_none_or(|file| file.id != id) {
             let newest = self.trail.back() == Some(&id);
             let known = if newest { Some(self.trail.len() - 1) } else { self.trail.iter().position(|seen| *seen == id) };
             self.ahead = !newest && (self.ahead || known.is_none());
@@ -125,14 +140,14 @@ impl Copies {
                 self.trail.drain(..known.unwrap_or_default());
             }
         }
-        self.file = Some(keys);
+        self.file = Some(copy);
     }
 
     /// The copies in the order in which they are to be tried at this time.
     #[must_use]
-    pub fn ranked(&self, now: Duration) -> Vec<(Source, &Arc<Keys>)> {
-        let api = self.api.as_ref().map(|keys| (Source::Api, keys));
-        let file = self.file.as_ref().map(|keys| (Source::File, keys));
+    pub fn ranked(&self, now: Duration) -> Vec<(Source, &Version)> {
+        let api = self.api.as_ref().map(|copy| (Source::Api, copy));
+        let file = self.file.as_ref().map(|copy| (Source::File, copy));
         let newer = self.ahead && self.gone_since.is_some_and(|since| now >= since.saturating_add(self.hold));
         let order = if newer { [file, api] } else { [api, file] };
         order.into_iter().flatten().collect()

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::{Copies, Document, Fault, Keys, Source, identity};
+use super::{Copies, Document, Fault, Keys, Source, Version};
 
 /// How the watch of the API stands.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -120,10 +120,9 @@ impl<D: Document> Selection<D> {
 
     /// Chooses again.
     pub fn settle(&mut self, now: Duration) {
-        let copies: Vec<_> = self.copies.ranked(now).into_iter().map(|(from, keys)| (from, Arc::clone(keys))).collect();
+        let copies: Vec<_> = self.copies.ranked(now).into_iter().map(|(from, copy)| (from, copy.clone())).collect();
         let mut fault = None;
-        for (from, keys) in copies {
-            let id = identity(&keys);
+        for (from, Version { keys, id }) in copies {
             if self.used == Some(id) {
                 self.in_force.source = Some(from);
                 break;

@@ -17,7 +17,7 @@ fn secs(seconds: u64) -> Duration {
 }
 
 fn chosen(copies: &Copies, now: u64) -> Option<(Source, Keys)> {
-    copies.ranked(secs(now)).first().map(|(source, keys)| (*source, Keys::clone(keys)))
+    copies.ranked(secs(now)).first().map(|(source, version)| (*source, Keys::clone(&version.keys)))
 }
 
 fn versions(selection: &Selection<EgressDocument>) -> Option<Vec<String>> {
