@@ -14,7 +14,7 @@ servers: setup ## Build and cache the real test servers (tailscaled, headscale, 
 build: ## Build the release binary: target/release/tailyard
 	cargo build --release --locked
 
-demo: setup build ## Run a whole group on this machine, under load: replicas, retargets, a kill (30 s)
+demo: setup build ## Run a whole group on this machine, under load: replicas, retargets, a kill (25 s)
 	target/release/tailyard demo
 
 test: servers lint ## Pass every test of every tier
