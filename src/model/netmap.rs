@@ -132,6 +132,15 @@ fn entry<T: std::str::FromStr>(name: &str, text: &str, faults: &mut Vec<BadEntry
     parsed
 }
 
+/// Whether an address is of the ranges that Tailscale gives out of: 100.64.0.0/10 and `fd7a:115c:a1e0::/48`.
+#[must_use]
+pub fn in_tailscale_range(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => ip.octets()[0] == 100 && ip.octets()[1] & 0xc0 == 64,
+        IpAddr::V6(ip) => ip.segments()[..3] == [0xfd7a, 0x115c, 0xa1e0],
+    }
+}
+
 /// The site prefix of 4via6 addresses, `fd7a:115c:a1e0:b1a::/64`.
 const VIA_PREFIX: [u16; 4] = [0xfd7a, 0x115c, 0xa1e0, 0x0b1a];
 

@@ -15,6 +15,7 @@ use tokio::time::sleep;
 use crate::edge::conntrack::{Conntrack, ConntrackError};
 use crate::edge::probe::{Probe, ProbeError};
 use crate::model::flow::{Flow, FlowFilter};
+use crate::model::netmap::in_tailscale_range;
 use crate::model::plan::Planned;
 use crate::model::ruleset::{Delta, Ruleset, diff};
 use crate::model::surgery::{Cuts, Verdict};
@@ -78,7 +79,7 @@ impl Change {
     fn reachable(&self, ip: IpAddr) -> bool {
         let netmap = self.now.1.world.netmap.as_deref();
         let before = self.before.as_ref().and_then(|before| before.1.world.netmap.as_deref());
-        let of_tailnet = is_tailscale(ip) || before.is_some_and(|netmap| netmap.leads_to(ip));
+        let of_tailnet = in_tailscale_range(ip) || before.is_some_and(|netmap| netmap.leads_to(ip));
         !of_tailnet || netmap.is_some_and(|netmap| netmap.leads_to(ip))
     }
 
@@ -120,13 +121,6 @@ fn cut(change: &Change) -> Result<(Ends, Option<Opened>), ConntrackError> {
     let probe = ends.iter().any(|(_, verdict)| *verdict == Verdict::Reset).then(Probe::open);
     conntrack.delete_all(ends.iter().map(|(flow, _)| flow))?;
     Ok((ends, probe))
-}
-
-fn is_tailscale(ip: IpAddr) -> bool {
-    match ip {
-        IpAddr::V4(ip) => ip.octets()[0] == 100 && ip.octets()[1] & 0xc0 == 64,
-        IpAddr::V6(ip) => ip.segments()[..3] == [0xfd7a, 0x115c, 0xa1e0],
-    }
 }
 
 impl Surgeon {

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use crate::api::localapi::{Node, PeerStatus};
-use crate::model::netmap::Fqdn;
+use crate::model::netmap::{Fqdn, in_tailscale_range};
 
 /// What a peer contributes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -35,8 +35,9 @@ impl Peer {
         }
         let addresses: BTreeSet<IpAddr> = addresses(own).into_iter().collect();
         let nets = allowed.unwrap_or(own).iter().filter_map(|text| prefix(text)).filter(|net| net.prefix_len() > 0);
-        let (own, subnets) =
-            nets.partition(|net| net.prefix_len() == net.max_prefix_len() && (addresses.contains(&net.addr()) || of_tailscale(net.addr())));
+        let (own, subnets) = nets.partition(|net| {
+            net.prefix_len() == net.max_prefix_len() && (addresses.contains(&net.addr()) || in_tailscale_range(net.addr()))
+        });
         Self { name: Fqdn::new(name), addresses, own, subnets }
     }
 
@@ -44,14 +45,6 @@ impl Peer {
     pub(super) fn routes(&self, accept: Option<bool>) -> impl Iterator<Item = IpNet> + '_ {
         let subnets = self.subnets.iter().filter(move |_| accept.unwrap_or(true));
         self.own.iter().chain(subnets).copied()
-    }
-}
-
-/// The ranges from which the control server gives addresses: 100.64.0.0/10 and `fd7a:115c:a1e0::/48`.
-fn of_tailscale(ip: IpAddr) -> bool {
-    match ip {
-        IpAddr::V4(ip) => ip.octets()[0] == 100 && ip.octets()[1] & 0xc0 == 64,
-        IpAddr::V6(ip) => ip.segments()[..3] == [0xfd7a, 0x115c, 0xa1e0],
     }
 }
 
