@@ -2,8 +2,6 @@
 //!
 //! No plan leaves before every input has been heard once: nothing destructive happens on half a picture.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use tokio::sync::watch;
@@ -13,8 +11,7 @@ use crate::model::netmap::NetMap;
 use crate::model::plan::Planned;
 use crate::model::world::World;
 
-/// The answers in force, by DNS name.
-pub type Names = Arc<BTreeMap<String, BTreeSet<IpAddr>>>;
+use super::resolve::Names;
 
 /// Everything that can change while the proxy runs; nothing in a cell means not heard yet.
 #[derive(Debug, Clone)]

@@ -156,7 +156,7 @@ async fn start_link(settings: &Settings, tasks: &mut Tasks) -> Option<watch::Rec
     }
 }
 
-fn start_names(settings: &Settings, tasks: &mut Tasks) -> (watch::Receiver<observe::Names>, watch::Receiver<Arc<resolve::Report>>) {
+fn start_names(settings: &Settings, tasks: &mut Tasks) -> (watch::Receiver<resolve::Names>, watch::Receiver<Arc<resolve::Report>>) {
     let (outputs, names, report) = resolve::outputs();
     let wanted: BTreeSet<String> = match &settings.single {
         Single::DestDns(name) => [name.clone()].into(),
