@@ -68,6 +68,7 @@ pub async fn run(settings: Settings) -> Result<(), ProxyError> {
     tasks.run_forever("leave", async move {
         leave.requested().await;
         replica.leave(&leave, sources.hook_called()).await;
+        // Before the replica is dropped: tasks that find its channels closed must know why.
         stopper.stop();
     });
     tasks.run(Duration::from_secs(2)).await?;

@@ -21,6 +21,7 @@ use std::time::Duration;
 use tailyard::model::netmap::{Fqdn, NetMap};
 use tailyard::model::supervise::{DaemonSettings, Login, Phase, Secret, StateStore, StateWrite, TwoStep};
 use tailyard::proxy::daemon::{Daemon, DaemonInputs, DaemonState, NeverStarted, StateRequest, daemon};
+use tailyard::runtime::tasks::{self, Stopper};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
@@ -39,6 +40,7 @@ struct Lab {
     daemon: Daemon,
     keys: watch::Sender<Option<Secret>>,
     writes: mpsc::Receiver<StateRequest>,
+    stopper: Stopper,
     task: JoinHandle<Result<(), NeverStarted>>,
 }
 
@@ -94,8 +96,9 @@ impl Lab {
     fn start(dir: tempfile::TempDir, settings: DaemonSettings) -> Self {
         let (keys, seen) = watch::channel(None);
         let (write, writes) = mpsc::channel(4);
-        let (daemon, task) = daemon(settings, DaemonInputs { keys: seen, writes: write });
-        Self { dir, daemon, keys, writes, task: tokio::spawn(task) }
+        let (stopper, stop) = tasks::stop();
+        let (daemon, task) = daemon(settings, DaemonInputs { keys: seen, writes: write }, stop);
+        Self { dir, daemon, keys, writes, stopper, task: tokio::spawn(task) }
     }
 
     /// A daemon that runs.
@@ -369,6 +372,19 @@ async fn a_daemon_that_ignores_sigterm_is_killed_after_its_grace() {
     let begin = Instant::now();
     lab.daemon.stop(Duration::from_millis(300)).await;
     assert!((Duration::from_millis(300)..Duration::from_secs(2)).contains(&begin.elapsed()), "{:?}", begin.elapsed());
+    lab.stopper.stop();
+    assert_eq!(timeout(DEADLINE, lab.task).await.expect("an end").expect("no panic"), Ok(()));
+}
+
+#[tokio::test]
+async fn what_a_stopped_daemon_published_stays_until_all_are_told_to_stop() {
+    let mut lab = Lab::running().await;
+    lab.daemon.stop(DEADLINE).await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(!lab.task.is_finished());
+    assert!(lab.daemon.netmap().has_changed().is_ok() && lab.daemon.state().has_changed().is_ok());
+    assert_eq!(lab.writes.try_recv().err(), Some(mpsc::error::TryRecvError::Empty));
+    lab.stopper.stop();
     assert_eq!(timeout(DEADLINE, lab.task).await.expect("an end").expect("no panic"), Ok(()));
 }
 

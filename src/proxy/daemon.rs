@@ -24,6 +24,7 @@ use crate::edge::localapi::{LocalApi, LocalApiError};
 use crate::model::netmap::NetMap;
 use crate::model::notify::BackendState;
 use crate::model::supervise::{AuthEvent, DaemonSettings, Event, Machine, Phase, Secret, Seen, StateWrite};
+use crate::runtime::tasks::Stop;
 
 /// How often the config directory is looked at; one file of some hundred bytes is read.
 const LOOK: Duration = Duration::from_secs(1);
@@ -117,8 +118,13 @@ struct Supervisor {
     state: watch::Sender<DaemonState>,
 }
 
-/// Makes the task and its handle. The task ends well once [`Daemon::stop`] has stopped the daemon.
-pub fn daemon(settings: DaemonSettings, inputs: DaemonInputs) -> (Daemon, impl Future<Output = Result<(), NeverStarted>> + Send) {
+/// Makes the task and its handle. Once [`Daemon::stop`] has stopped the daemon, the task only waits for `stop`: leaving ends the
+/// daemon before everything else, and whoever reads what it published is not to take that for the end of all.
+pub fn daemon(
+    settings: DaemonSettings,
+    inputs: DaemonInputs,
+    stop: Stop,
+) -> (Daemon, impl Future<Output = Result<(), NeverStarted>> + Send) {
     let api = LocalApi::new(&settings.socket);
     let (epoch, epoch_seen) = watch::channel(0);
     let (view, view_seen) = watch::channel(View::default());
@@ -126,7 +132,7 @@ pub fn daemon(settings: DaemonSettings, inputs: DaemonInputs) -> (Daemon, impl F
     let (state, state_seen) = watch::channel(DaemonState::default());
     let (commands, asked) = mpsc::channel(8);
     let reader = Reader { api: api.clone(), epoch: epoch_seen, view, netmap };
-    let supervisor = Supervisor {
+    let mut supervisor = Supervisor {
         machine: Machine::new(&settings),
         conf: Conf::new(&settings),
         settings: Arc::new(settings),
@@ -149,7 +155,9 @@ pub fn daemon(settings: DaemonSettings, inputs: DaemonInputs) -> (Daemon, impl F
         // A task of its own: what is decided here must not delay the reading. It ends with this future.
         let mut reading = JoinSet::new();
         reading.spawn(reader.run());
-        supervisor.run().await
+        supervisor.run().await?;
+        stop.requested().await;
+        Ok(())
     };
     (Daemon { api, commands, state: state_seen, netmap: netmap_seen }, task)
 }
@@ -196,12 +204,12 @@ impl Daemon {
 }
 
 impl Supervisor {
-    async fn run(mut self) -> Result<(), NeverStarted> {
+    async fn run(&mut self) -> Result<(), NeverStarted> {
         self.prepare().await;
         let mut look = interval(LOOK);
         self.happened(vec![Event::Tick]);
         loop {
-            if let Some(fault) = self.gave_up {
+            if let Some(fault) = self.gave_up.take() {
                 return Err(fault);
             }
             if self.state.borrow().phase == Phase::Exited {

@@ -16,7 +16,7 @@ use crate::model::source::{EgressDocument, IngressDocument};
 use crate::model::world::{Single, World};
 use crate::runtime::tasks::Tasks;
 
-use super::daemon::{Daemon, DaemonInputs, NeverStarted, StateRequest};
+use super::daemon::{Daemon, DaemonInputs, StateRequest};
 use super::firewall::Firewall;
 use super::kernel::Live;
 use super::program::{self, Programmed};
@@ -124,15 +124,9 @@ fn start_tailnet(
                 }
                 _ => watch::channel(None).1,
             };
-            let (daemon, work) = super::daemon::daemon(daemon.as_ref().clone(), DaemonInputs { keys, writes });
+            let (daemon, work) = super::daemon::daemon(daemon.as_ref().clone(), DaemonInputs { keys, writes }, tasks.stop());
             let netmap = daemon.netmap();
-            let stop = tasks.stop();
-            tasks.spawn("tailscaled", async move {
-                work.await?;
-                // Leaving stops it before everything else: that it ended well is no reason to end the rest.
-                stop.requested().await;
-                Ok::<_, NeverStarted>(())
-            });
+            tasks.spawn("tailscaled", work);
             (Some(daemon), netmap)
         }
         Tailnet::Static(path) => {

@@ -22,7 +22,7 @@ const UNADVERTISE: Duration = Duration::from_secs(2);
 
 impl Replica {
     /// Leaves; at once when it is told a second time. The Pod's grace began when its preStop hook was called, if it was.
-    pub async fn leave(mut self, stop: &Stop, hook_called: Option<Instant>) {
+    pub async fn leave(&mut self, stop: &Stop, hook_called: Option<Instant>) {
         let began = Instant::now();
         let spent = hook_called.map_or(Duration::ZERO, |called| began.saturating_duration_since(called));
         tokio::select! {

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use tailyard::model::supervise::{DaemonSettings, Login, Secret, StateStore, TwoStep};
 use tailyard::proxy::daemon::{DaemonInputs, daemon};
+use tailyard::runtime::tasks;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 
@@ -109,7 +110,8 @@ pub(crate) async fn be() {
     let (_keys, keys) = watch::channel(None);
     let (requests, _nobody) = mpsc::channel(4);
     let settings = settings(&dir, &bin, var("AGENT_IP").parse().expect("an address"), &var("AGENT_KEY"));
-    let (daemon, task) = daemon(settings, DaemonInputs { keys, writes: requests });
+    let (stopper, stop) = tasks::stop();
+    let (daemon, task) = daemon(settings, DaemonInputs { keys, writes: requests }, stop);
     let task = tokio::spawn(task);
     let (mut state, mut netmap) = (daemon.state(), daemon.netmap());
     let mut term = signal(SignalKind::terminate()).expect("a handler");
@@ -129,6 +131,7 @@ pub(crate) async fn be() {
     });
     term.recv().await;
     daemon.stop(Duration::from_secs(5)).await;
+    stopper.stop();
     task.await.expect("no panic").expect("a good end");
     writer.abort();
 }
