@@ -1,8 +1,12 @@
 //! WIRE: the formats that others read and write. Types and their serde; no logic, no IO.
 
+pub mod condition;
 pub mod egress;
 pub mod ingress;
 pub mod localapi;
 pub mod names;
 pub mod netmap;
+pub mod proxyclass;
+pub mod proxygroup;
 pub mod state;
+pub mod tailnet;

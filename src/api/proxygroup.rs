@@ -1,0 +1,198 @@
+//! `ProxyGroup` of `tailscale.com/v1alpha1`: a group of replicas that carries many services. Cluster-scoped.
+//!
+//! Field for field the Tailscale operator's; what is ours alone is under `spec.tailyard` and optional, so that everything
+//! works where their definition is installed and prunes it. Nothing here decides what a group is turned into.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// What a group is to be.
+#[derive(CustomResource, Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "tailscale.com",
+    version = "v1alpha1",
+    kind = "ProxyGroup",
+    plural = "proxygroups",
+    shortname = "pg",
+    status = "ProxyGroupStatus",
+    derive = "PartialEq",
+    doc = "A group of replicated proxies between this cluster and a tailnet. One group carries many services: a Service \
+           joins it by the annotation tailscale.com/proxy-group.",
+    printcolumn(
+        name = "Status",
+        type_ = "string",
+        json_path = r#".status.conditions[?(@.type == "ProxyGroupReady")].reason"#,
+        description = "How far the group is."
+    ),
+    printcolumn(
+        name = "URL",
+        type_ = "string",
+        json_path = ".status.url",
+        description = "Where the Kubernetes API is reached; of groups of type kube-apiserver only."
+    ),
+    printcolumn(name = "Type", type_ = "string", json_path = ".spec.type", description = "What the group is for."),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct ProxyGroupSpec {
+    /// What the group is for. It cannot be changed.
+    #[serde(rename = "type")]
+    #[schemars(extend("x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "ProxyGroup type is immutable"}]))]
+    pub type_: ProxyGroupType,
+    /// The tags of the replicas in the tailnet, each like `tag:name`; those of the reconciler's settings if there are
+    /// none. The credentials in use must own them. They are given when a replica joins: a later change concerns only
+    /// replicas that join after it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tags: Vec<String>,
+    /// How many replicas there are; 2 if it is not set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replicas: Option<i32>,
+    /// What the names of the replicas in the tailnet begin with, before a dash and the replica's number; the group's name
+    /// if it is not set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hostname_prefix: Option<String>,
+    /// The name of the `ProxyClass` that shapes the group's Pods; that of the reconciler's settings if it is not set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proxy_class: Option<String>,
+    /// Settings of a group of type kube-apiserver; of no effect on others.
+    #[serde(rename = "kubeAPIServer", default, skip_serializing_if = "Option::is_none")]
+    pub kube_api_server: Option<KubeApiServer>,
+    /// The name of the `Tailnet` that the group joins; the reconciler's own if it is not set. It cannot be changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "ProxyGroup tailnet is immutable"}]))]
+    pub tailnet: Option<String>,
+    /// What only Tailyard knows. All of it is optional.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tailyard: Option<Tailyard>,
+}
+
+/// What a group is for.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ProxyGroupType {
+    /// The cluster reaches services of the tailnet.
+    #[default]
+    Egress,
+    /// The tailnet reaches services of the cluster.
+    Ingress,
+    /// The tailnet reaches the Kubernetes API.
+    #[serde(rename = "kube-apiserver")]
+    KubeApiServer,
+    /// A type of a later version: to be left alone, and never a reason to stop reading the others.
+    #[serde(untagged)]
+    #[schemars(skip)]
+    Other(String),
+}
+
+/// Settings of a group of type kube-apiserver.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct KubeApiServer {
+    /// In mode `auth`, the default, a request acts as the tailnet identity of its sender; in mode `noauth` it brings its
+    /// own credentials.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<ApiServerMode>,
+    /// The name in the tailnet under which the API is reached, unique in it; the group's name if it is not set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hostname: Option<String>,
+}
+
+/// As whom a request reaches the Kubernetes API.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ApiServerMode {
+    /// As its sender's tailnet identity.
+    #[default]
+    Auth,
+    /// As its own credentials say.
+    NoAuth,
+    /// A mode of a later version.
+    #[serde(untagged)]
+    #[schemars(skip)]
+    Other(String),
+}
+
+/// What only Tailyard knows of a group.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Tailyard {
+    /// How long a leaving replica lets its flows end by themselves, in seconds; what is left then is reset.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drain_grace_seconds: Option<i64>,
+    /// The ports of a replica that services may be given, both ends included.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ports: Option<PortSpan>,
+    /// The extended resource by which a device plugin gives a Pod the TUN device; with it the container is not
+    /// privileged.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tun_resource: Option<String>,
+    /// Whether forwarding is switched on by the Pod's security context, without a privileged init container. The kubelet
+    /// must allow the two sysctls.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_sysctls: Option<bool>,
+    /// What holds the rules in the kernel; the first that works if it is not set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub firewall: Option<Firewall>,
+}
+
+/// A span of ports, both ends included.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct PortSpan {
+    /// The first.
+    pub from: i64,
+    /// The last.
+    pub to: i64,
+}
+
+/// What holds the rules in the kernel.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Firewall {
+    /// The first that works: nftables, then iptables.
+    #[default]
+    Auto,
+    /// nftables.
+    Nftables,
+    /// iptables, whichever of its two kinds works.
+    Iptables,
+    /// iptables on nftables.
+    IptablesNft,
+    /// iptables on `x_tables`.
+    IptablesLegacy,
+    /// A kind of a later version.
+    #[serde(untagged)]
+    #[schemars(skip)]
+    Other(String),
+}
+
+/// What a group is.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ProxyGroupStatus {
+    /// `ProxyGroupReady`: everything is as the spec says. `ProxyGroupAvailable`: at least one replica is in its tailnet.
+    /// Of type kube-apiserver also `KubeAPIServerProxyValid` and `KubeAPIServerProxyConfigured`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<Condition>,
+    /// The replicas that are in the tailnet.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<TailnetDevice>,
+    /// Where the Kubernetes API is reached; of groups of type kube-apiserver only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
+}
+
+/// A replica as a device of the tailnet.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TailnetDevice {
+    /// The first label of its name in the tailnet.
+    pub hostname: String,
+    /// Its addresses in the tailnet.
+    #[serde(rename = "tailnetIPs", default, skip_serializing_if = "Vec::is_empty")]
+    pub tailnet_ips: Vec<String>,
+    /// Where its peers may reach it without being told by the control plane: addresses and ports of nodes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub static_endpoints: Vec<String>,
+}
