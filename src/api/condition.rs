@@ -1,5 +1,5 @@
-//! The conditions of ProxyGroups, ProxyClasses, Tailnets and Services: their types and reasons, as the Tailscale operator has
-//! them, so that whoever waits for one may wait for either operator. Never says when one holds.
+//! The conditions of groups, classes, tailnets and Services: their types, as the Tailscale operator has them, so that whoever
+//! waits for one may wait for either operator. Never says when one holds.
 //!
 //! Source: `k8s-operator/apis/v1alpha1` and `cmd/k8s-operator` of tailscale 1.102.
 

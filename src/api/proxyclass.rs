@@ -2,6 +2,8 @@
 //!
 //! Field for field the Tailscale operator's; parts of a Pod are Kubernetes' own types. Nothing here is applied to a Pod.
 
+#![allow(clippy::duplicated_attributes, reason = "each printer column has its own name and type")]
+
 use std::collections::BTreeMap;
 use std::ops::Not;
 

@@ -3,6 +3,8 @@
 //! Field for field the Tailscale operator's; what is ours alone is under `spec.tailyard` and optional, so that everything
 //! works where their definition is installed and prunes it. Nothing here decides what a group is turned into.
 
+#![allow(clippy::duplicated_attributes, reason = "each printer column has its own name and type")]
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::CustomResource;
 use schemars::JsonSchema;

@@ -2,6 +2,8 @@
 //!
 //! Field for field the Tailscale operator's. Holds no credentials, only the name of the Secret that does.
 
+#![allow(clippy::duplicated_attributes, reason = "each printer column has its own name and type")]
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::CustomResource;
 use schemars::JsonSchema;
