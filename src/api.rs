@@ -1,6 +1,7 @@
 //! WIRE: the formats that others read and write. Types and their serde; no logic, no IO.
 
 pub mod condition;
+pub mod control;
 pub mod egress;
 pub mod ingress;
 pub mod localapi;

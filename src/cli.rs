@@ -3,6 +3,7 @@
 mod demo;
 mod plan;
 pub mod proxy;
+mod sysctl;
 
 use std::process::ExitCode;
 
@@ -22,6 +23,8 @@ enum Command {
     Proxy(Box<proxy::ProxyArgs>),
     /// Print, offline and without root, what a config turns into
     Plan(plan::Args),
+    /// Switch packet forwarding on in this network namespace, and end: for an init container
+    Sysctl,
     /// Print the version
     Version,
     /// Show a whole group on this machine, under load; no root, cluster or account needed
@@ -34,6 +37,7 @@ pub fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Proxy(args) => proxy::run(*args),
         Command::Plan(args) => plan::run(&args, &mut std::io::stdout().lock()),
+        Command::Sysctl => sysctl::run(&mut std::io::stdout().lock()),
         Command::Version => version(&mut std::io::stdout().lock()),
         Command::Demo(args) => demo::run(&args),
     };

@@ -1,6 +1,7 @@
 //! IO: one outside world for each file. No decisions; typed errors whose `kind()` is what metrics and Events say.
 
 pub mod conntrack;
+pub mod control;
 pub mod daemon;
 pub mod dns;
 pub mod files;

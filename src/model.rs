@@ -2,6 +2,7 @@
 
 pub mod backoff;
 pub mod config;
+pub mod control;
 pub mod drain;
 pub mod eval;
 pub mod firewall;

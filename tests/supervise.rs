@@ -87,6 +87,7 @@ fn prepare() -> (tempfile::TempDir, DaemonSettings) {
         login: Login::ConfigDir(path("conf")),
         boot_timeout: Duration::from_secs(5),
         udp_gro_forwarding: false,
+        fill_config: false,
         pod_ips: BTreeSet::new(),
     };
     (dir, settings)

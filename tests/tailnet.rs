@@ -8,6 +8,7 @@
 #[path = "kernel/lab.rs"]
 mod lab;
 #[path = "support/tailnet.rs"]
+#[allow(dead_code, reason = "shared with the tier of control planes; this tier needs a part of it")]
 mod support;
 
 #[path = "tailnet/agent.rs"]

@@ -246,6 +246,32 @@ pub fn config(dir: &Path, capver: u32) -> Result<(PathBuf, Vec<u8>), DaemonError
     Ok((path, bytes))
 }
 
+/// Makes the config files of a directory these, each whole or not at all; returns how many were written or removed. Without any
+/// given, everything stays.
+pub fn fill<'a>(dir: &Path, files: impl Iterator<Item = (&'a str, &'a [u8])>) -> Result<usize, DaemonError> {
+    let fail = |source| DaemonError::File { path: dir.to_owned(), source };
+    let files: BTreeMap<&str, &[u8]> = files.collect();
+    if files.is_empty() {
+        return Ok(0);
+    }
+    fs::create_dir_all(dir).map_err(fail)?;
+    let mut changed = 0;
+    for (name, bytes) in &files {
+        let path = dir.join(name);
+        if fs::read(&path).is_ok_and(|there| there == *bytes) {
+            continue;
+        }
+        stage(&path, bytes)?;
+        changed += 1;
+    }
+    let there = fs::read_dir(dir).map_err(fail)?.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    for name in there.filter(|name| conffile::is_config(name) && !files.contains_key(name.as_str())) {
+        fs::remove_file(dir.join(&name)).map_err(fail)?;
+        changed += 1;
+    }
+    Ok(changed)
+}
+
 /// Writes a copy of a config, readable by this user alone, whole or not at all.
 pub fn stage(path: &Path, bytes: &[u8]) -> Result<(), DaemonError> {
     let fail = |source| DaemonError::File { path: path.to_owned(), source };

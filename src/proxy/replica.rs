@@ -13,6 +13,7 @@ use crate::model::plan::Planned;
 use crate::model::resolve::IN_FLIGHT;
 use crate::model::settings::{Settings, Tailnet};
 use crate::model::source::{EgressDocument, IngressDocument};
+use crate::model::supervise::{DaemonSettings, Login};
 use crate::model::world::{Single, World};
 use crate::runtime::tasks::Tasks;
 
@@ -118,7 +119,7 @@ fn start_tailnet(
         Tailnet::Tailscaled(daemon) => {
             let keys = match (cluster, &settings.pod.name) {
                 (Some(cluster), Some(pod)) => {
-                    let (keys, work) = keys::follow(cluster, pod);
+                    let (keys, work) = keys::follow(cluster, pod, fill(daemon));
                     spawn(tasks, "config Secret", work);
                     keys
                 }
@@ -134,6 +135,14 @@ fn start_tailnet(
             spawn(tasks, "netmap file", work);
             (None, netmap)
         }
+    }
+}
+
+/// The config directory, where it is ours to fill.
+fn fill(settings: &DaemonSettings) -> Option<PathBuf> {
+    match &settings.login {
+        Login::ConfigDir(dir) if settings.fill_config => Some(dir.clone()),
+        _ => None,
     }
 }
 

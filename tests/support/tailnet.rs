@@ -100,6 +100,16 @@ impl Tailnet {
         self.dir.as_ref().expect("there until it is dropped").path()
     }
 
+    /// The control server's base URL, by address: its name is known in machines only.
+    pub(crate) fn control_url(&self) -> String {
+        format!("https://{}:8443", self.address(CONTROL))
+    }
+
+    /// Whether the control server knows a node.
+    pub(crate) fn knows(&self, name: &str) -> bool {
+        self.listed(name).is_some()
+    }
+
     /// A key with which any number of nodes can join.
     pub(crate) fn key(&self) -> &str {
         &self.key

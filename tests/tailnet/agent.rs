@@ -153,6 +153,7 @@ fn settings(dir: &Path, bin: &Path, ip: IpAddr, key: &str) -> DaemonSettings {
         login: if key.is_empty() { Login::ConfigDir(dir.join("conf")) } else { Login::TwoStep(Box::new(two)) },
         boot_timeout: Duration::from_secs(30),
         udp_gro_forwarding: true,
+        fill_config: false,
         pod_ips: BTreeSet::from([ip]),
     }
 }

@@ -24,6 +24,7 @@ pub(super) struct Context<'a> {
 const WIREGUARD_PORT: u16 = 41641;
 
 const CONFIG_DIR: &str = "TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR";
+const FROM_API: &str = "TAILYARD_CONFIG_FROM_API";
 const GRO: &str = "TS_EXPERIMENTAL_ENABLE_FORWARDING_OPTIMIZATIONS";
 
 pub(super) fn settings(source: &mut Source<'_>, context: &Context<'_>) -> DaemonSettings {
@@ -34,6 +35,11 @@ pub(super) fn settings(source: &mut Source<'_>, context: &Context<'_>) -> Daemon
     let udp_gro_forwarding = source.boolean(GRO, false);
     if udp_gro_forwarding {
         source.needs(GRO, !userspace, "TS_USERSPACE=false");
+    }
+    let fill_config = source.boolean(FROM_API, false);
+    if fill_config {
+        source.needs(FROM_API, source.text(CONFIG_DIR).is_some(), CONFIG_DIR);
+        source.needs(FROM_API, context.pod.name.is_some(), "POD_NAME");
     }
     let mut env = BTreeMap::new();
     if let Some(mode) = context.cert_share.mode() {
@@ -55,6 +61,7 @@ pub(super) fn settings(source: &mut Source<'_>, context: &Context<'_>) -> Daemon
         debug_addr: debug_addr.map(|address: SocketAddr| address.to_string()),
         extra_args,
         env,
+        fill_config,
         login: login(source),
         boot_timeout: source.duration("TS_BOOT_TIMEOUT", Duration::from_mins(1)),
         udp_gro_forwarding,

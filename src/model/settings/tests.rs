@@ -303,3 +303,12 @@ fn where_the_whole_pod_is_forwarded_wireguard_keeps_its_port() {
     assert!(ports(&[("TS_TAILNET_TARGET_FQDN", "a.b"), ("PORT", "7777")]).contains(&"udp/7777".to_owned()));
     assert!(!ports(&[("TS_DEST_IP", "10.0.0.9")]).iter().any(|port| port.starts_with("udp")));
 }
+
+#[test]
+fn a_config_directory_that_is_filled_needs_to_know_which_and_from_where() {
+    let dir = ("TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR", "/run/tailyard/config");
+    let all = read(&[dir, ("POD_NAME", "eg-0"), ("TAILYARD_CONFIG_FROM_API", "true")]);
+    assert!(daemon(&all).fill_config);
+    assert!(!daemon(&read(&[dir, ("POD_NAME", "eg-0")])).fill_config);
+    assert_eq!(faults(&[("TAILYARD_CONFIG_FROM_API", "true")]).len(), 2);
+}

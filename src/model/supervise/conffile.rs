@@ -63,9 +63,19 @@ impl ConfFault {
     }
 }
 
+/// The capability version of a config file's name, if it is one (`cap-N.hujson`).
+fn version(name: &str) -> Option<u32> {
+    name.strip_prefix("cap-")?.strip_suffix(".hujson")?.parse().ok()
+}
+
+/// Whether this is the name of a config file.
+#[must_use]
+pub fn is_config(name: &str) -> bool {
+    version(name).is_some()
+}
+
 /// The name, among those in the directory, of the newest file that a daemon of this capability version can read.
 pub fn choose<'a>(names: impl IntoIterator<Item = &'a str>, capver: u32) -> Result<&'a str, ConfFault> {
-    let version = |name: &str| name.strip_prefix("cap-")?.strip_suffix(".hujson")?.parse::<u32>().ok();
     let usable =
         names.into_iter().filter_map(|name| version(name).map(|version| (version, name))).filter(|(version, _)| *version <= capver);
     usable.max().map(|(_, name)| name).ok_or(ConfFault::None { capver })

@@ -33,6 +33,8 @@ pub struct DaemonSettings {
     pub extra_args: Vec<String>,
     /// What the daemon's environment has besides the process's own (`TS_CERT_SHARE_MODE` where it is not empty).
     pub env: BTreeMap<String, String>,
+    /// The config directory is no mount: it is filled from this Pod's config Secret by the API (`TAILYARD_CONFIG_FROM_API`).
+    pub fill_config: bool,
     /// How the node logs in.
     pub login: Login,
     /// How long the first start may take until the node runs (`TS_BOOT_TIMEOUT`).
@@ -149,6 +151,7 @@ pub(super) mod tests {
             login: Login::ConfigDir("/etc/tsconfig/eg-0".into()),
             boot_timeout: Duration::from_mins(1),
             udp_gro_forwarding: false,
+            fill_config: false,
             pod_ips: BTreeSet::new(),
         }
     }

@@ -1,0 +1,94 @@
+//! The APIs of control planes, as far as we use them: JSON over HTTPS.
+//!
+//! Source of the formats: Tailscale's published API v2 (keys, devices, OAuth tokens) and headscale's v1 API of its 0.29 `OpenAPI`
+//! document. Unknown fields are ignored.
+
+use serde::{Deserialize, Serialize};
+
+/// The answer to a request for an access token.
+#[derive(Debug, Deserialize)]
+pub struct TokenAnswer {
+    /// What is sent as bearer token.
+    pub access_token: String,
+    /// How long it holds, in seconds.
+    #[serde(default)]
+    pub expires_in: Option<u64>,
+}
+
+/// A request for an auth key.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CreateKey {
+    /// What a device may do with it.
+    pub capabilities: KeyCapabilities,
+    /// How long it can be used, in seconds.
+    pub expiry_seconds: u64,
+    /// Shown in the admin console: at most 50 letters, digits, blanks and hyphens.
+    pub description: String,
+}
+
+/// What an auth key allows.
+#[derive(Debug, Serialize)]
+pub struct KeyCapabilities {
+    /// To devices.
+    pub devices: KeyDevices,
+}
+
+/// What an auth key allows to devices.
+#[derive(Debug, Serialize)]
+pub struct KeyDevices {
+    /// How they join.
+    pub create: KeyCreate,
+}
+
+/// How a device joins with an auth key.
+#[derive(Debug, Serialize)]
+pub struct KeyCreate {
+    /// More than one may.
+    pub reusable: bool,
+    /// It is forgotten when it goes offline.
+    pub ephemeral: bool,
+    /// Nobody has to approve it.
+    pub preauthorized: bool,
+    /// Its tags.
+    pub tags: Vec<String>,
+}
+
+/// An auth key as it is made.
+#[derive(Debug, Deserialize)]
+pub struct CreatedKey {
+    /// By which it is revoked.
+    pub id: String,
+    /// The secret, told only now.
+    pub key: String,
+}
+
+/// A refusal by Tailscale's API or by headscale.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Refusal {
+    /// Why.
+    pub message: String,
+}
+
+/// A request to headscale for an auth key.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CreatePreAuthKey {
+    /// More than one may use it.
+    pub reusable: bool,
+    /// A device that joins with it is forgotten when it goes offline.
+    pub ephemeral: bool,
+    /// Until when it can be used, RFC 3339.
+    pub expiration: String,
+    /// The device's tags.
+    pub acl_tags: Vec<String>,
+}
+
+/// headscale's answer to it.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CreatedPreAuthKey {
+    /// The key.
+    pub pre_auth_key: CreatedKey,
+}

@@ -1,0 +1,160 @@
+//! A control plane's API: auth keys and devices, of Tailscale or of headscale.
+//!
+//! One client for each tailnet; its clones share the rate, the pause that the server asked for and the access token. A call is
+//! tried once: whoever reconciles tries again, after what [`ControlError::retry_after`] says. No key is ever logged.
+
+mod error;
+mod headscale;
+mod http;
+mod tailscale;
+
+pub use error::ControlError;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use self::headscale::Headscale;
+use self::http::Http;
+use self::tailscale::Tailscale;
+use crate::model::control::Capabilities;
+use crate::model::supervise::Secret;
+
+/// Where a control plane is and how it is spoken to.
+#[derive(Debug, Clone)]
+pub struct ControlSettings {
+    /// The base URL, that of the login server too.
+    pub url: String,
+    /// Who asks.
+    pub credentials: Credentials,
+    /// More certificate authorities to believe, PEM: for a control server with a private one.
+    pub ca: Option<PathBuf>,
+    /// How fast it may be asked.
+    pub rate: Rate,
+    /// How long one call may take, waiting for its turn included.
+    pub deadline: Duration,
+}
+
+/// A limit of requests.
+#[derive(Debug, Clone, Copy)]
+pub struct Rate {
+    /// So many at once.
+    pub burst: u32,
+    /// So many a second in the long run.
+    pub per_second: f64,
+}
+
+/// Who asks a control plane, and by that which one it is.
+#[derive(Debug, Clone)]
+pub enum Credentials {
+    /// An OAuth client of Tailscale.
+    OAuth {
+        /// Its id.
+        client_id: String,
+        /// Its secret.
+        client_secret: Secret,
+    },
+    /// Workload identity federation with Tailscale: a token of the Kubernetes API server takes the secret's place.
+    Identity {
+        /// The federated client's id.
+        client_id: String,
+        /// Where the token is.
+        token: IdentityToken,
+    },
+    /// An API key of headscale.
+    Headscale {
+        /// The key.
+        api_key: Secret,
+    },
+}
+
+/// Where a service account's token is; it is read anew for each exchange.
+#[derive(Debug, Clone)]
+pub enum IdentityToken {
+    /// In a file, as the kubelet projects it.
+    File(PathBuf),
+    /// With somebody who asks the API server for it; nothing until he has it.
+    Watch(watch::Receiver<Option<Secret>>),
+}
+
+/// A new auth key: for one device, once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AuthKey {
+    /// By which it is revoked.
+    pub id: String,
+    /// The secret.
+    pub key: Secret,
+}
+
+/// A client of one control plane.
+#[derive(Debug, Clone)]
+pub enum Control {
+    /// Tailscale, or what speaks its API.
+    Tailscale(Tailscale),
+    /// headscale by its own API.
+    Headscale(Headscale),
+}
+
+impl Rate {
+    /// A good guest: a start of a big group is not held up, and a fault elsewhere cannot make us a flood.
+    pub const DEFAULT: Self = Self { burst: 20, per_second: 5.0 };
+}
+
+impl Control {
+    /// How long an auth key can be used: a Pod that starts needs seconds.
+    pub const KEY_LIFE: Duration = Duration::from_hours(1);
+
+    /// A client. Asks nobody yet. Fails if the URL or the certificate authorities cannot be used.
+    pub fn new(settings: ControlSettings) -> Result<Self, ControlError> {
+        let http = Http::new(&settings)?;
+        Ok(match settings.credentials {
+            Credentials::OAuth { client_id, client_secret } => Self::Tailscale(Tailscale::oauth(http, client_id, client_secret)),
+            Credentials::Identity { client_id, token } => Self::Tailscale(Tailscale::identity(http, client_id, token)),
+            Credentials::Headscale { api_key } => Self::Headscale(Headscale::new(http, api_key)),
+        })
+    }
+
+    /// What it can do.
+    #[must_use]
+    pub fn capabilities(&self) -> Capabilities {
+        match self {
+            Self::Tailscale(_) => Capabilities::TAILSCALE,
+            Self::Headscale(_) => Capabilities::HEADSCALE,
+        }
+    }
+
+    /// Whether the credentials allow what we need: asks for keys and devices.
+    pub async fn probe(&self) -> Result<(), ControlError> {
+        match self {
+            Self::Tailscale(client) => client.probe().await,
+            Self::Headscale(client) => client.probe().await,
+        }
+    }
+
+    /// Makes an auth key for one device, to be used once within [`Self::KEY_LIFE`]. `note` tells a person what it is for.
+    pub async fn mint_key(&self, tags: &[String], note: &str) -> Result<AuthKey, ControlError> {
+        match self {
+            Self::Tailscale(client) => client.mint_key(tags, note).await,
+            Self::Headscale(client) => client.mint_key(tags).await,
+        }
+    }
+
+    /// Makes a key useless. One that is gone already is no error.
+    pub async fn revoke_key(&self, id: &str) -> Result<(), ControlError> {
+        match self {
+            Self::Tailscale(client) => client.revoke_key(id).await,
+            Self::Headscale(client) => client.revoke_key(id).await,
+        }
+        .or_else(ControlError::absent)
+    }
+
+    /// Takes a device out of the tailnet, by its stable node id. One that is gone already is no error.
+    pub async fn delete_device(&self, id: &str) -> Result<(), ControlError> {
+        match self {
+            Self::Tailscale(client) => client.delete_device(id).await,
+            Self::Headscale(client) => client.delete_device(id).await,
+        }
+        .or_else(ControlError::absent)
+    }
+}

@@ -1,0 +1,119 @@
+//! How a call to a control plane fails.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// A call failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// The settings cannot be used.
+    #[error("the control plane's settings cannot be used: {0}")]
+    Settings(String),
+    /// The certificate authorities cannot be read.
+    #[error("the certificate authorities of the control plane at {} cannot be used: {why}", path.display())]
+    Authorities {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        why: String,
+    },
+    /// The service account's token, with which we would identify ourselves, is not to be had.
+    #[error("no service account token to identify with: {0}; is the projected volume with the right audience mounted?")]
+    Identity(String),
+    /// No connection, or it broke.
+    #[error("{call}: the control plane at {url} cannot be reached: {source}")]
+    Unreachable {
+        /// Which call.
+        call: &'static str,
+        /// The base URL.
+        url: String,
+        /// Why.
+        source: reqwest::Error,
+    },
+    /// No answer in time.
+    #[error("{call}: no answer from the control plane within {after:?}")]
+    Deadline {
+        /// Which call.
+        call: &'static str,
+        /// The limit.
+        after: Duration,
+    },
+    /// The credentials are refused.
+    #[error(
+        "{call}: the control plane refuses the credentials ({status}): {message}; check the client's secret and its scopes (devices:core and auth_keys, write, with the tags in use)"
+    )]
+    Denied {
+        /// Which call.
+        call: &'static str,
+        /// The HTTP status.
+        status: u16,
+        /// Its words.
+        message: String,
+    },
+    /// Too many requests; the pause holds for every call of this client.
+    #[error("{call}: the control plane wants a pause of {after:?}")]
+    Paused {
+        /// Which call.
+        call: &'static str,
+        /// How long.
+        after: Duration,
+    },
+    /// There is no such thing.
+    #[error("{call}: the control plane knows no such thing: {message}")]
+    Absent {
+        /// Which call.
+        call: &'static str,
+        /// Its words.
+        message: String,
+    },
+    /// Another refusal.
+    #[error("{call}: the control plane answers {status}: {message}")]
+    Refused {
+        /// Which call.
+        call: &'static str,
+        /// The HTTP status.
+        status: u16,
+        /// Its words.
+        message: String,
+    },
+    /// The answer is none that we understand.
+    #[error("{call}: the control plane's answer is not understood: {source}")]
+    Answer {
+        /// Which call.
+        call: &'static str,
+        /// Why.
+        source: serde_json::Error,
+    },
+}
+
+impl ControlError {
+    /// A closed set of words for metric labels and Events.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Settings(_) | Self::Authorities { .. } => "settings",
+            Self::Identity(_) => "identity",
+            Self::Unreachable { .. } => "unreachable",
+            Self::Deadline { .. } => "deadline",
+            Self::Denied { .. } => "denied",
+            Self::Paused { .. } => "paused",
+            Self::Absent { .. } => "absent",
+            Self::Refused { .. } => "refused",
+            Self::Answer { .. } => "answer",
+        }
+    }
+
+    /// How long the server wants to be left alone, if it said so.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Paused { after, .. } => Some(*after),
+            _ => None,
+        }
+    }
+
+    /// What is to be away and is.
+    pub(super) fn absent(self) -> Result<(), Self> {
+        if matches!(self, Self::Absent { .. }) { Ok(()) } else { Err(self) }
+    }
+}

@@ -1,0 +1,49 @@
+//! headscale by its own API (v1): an API key, pre-auth keys, nodes. It has no Tailscale Services and issues no certificates.
+
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use reqwest::{Method, RequestBuilder};
+
+use super::http::Http;
+use super::{AuthKey, Control, ControlError};
+use crate::api::control::{CreatePreAuthKey, CreatedPreAuthKey};
+use crate::model::supervise::Secret;
+
+/// A client of headscale.
+#[derive(Debug, Clone)]
+pub struct Headscale {
+    http: Http,
+    api_key: Secret,
+}
+
+impl Headscale {
+    pub(super) fn new(http: Http, api_key: Secret) -> Self {
+        Self { http, api_key }
+    }
+
+    fn request(&self, method: Method, path: &str) -> RequestBuilder {
+        self.http.request(method, path).bearer_auth(self.api_key.reveal())
+    }
+
+    pub(super) async fn probe(&self) -> Result<(), ControlError> {
+        self.http.done("list pre-auth keys", self.request(Method::GET, "/api/v1/preauthkey")).await?;
+        // A node that there cannot be: whether nodes may be asked for, without listing thousands.
+        self.http.done("get a node", self.request(Method::GET, "/api/v1/node/0")).await.or_else(ControlError::absent)
+    }
+
+    pub(super) async fn mint_key(&self, tags: &[String]) -> Result<AuthKey, ControlError> {
+        let life = SignedDuration::try_from(Control::KEY_LIFE).map_err(|error| ControlError::Settings(error.to_string()))?;
+        let expiration = (Timestamp::now() + life).to_string();
+        let wanted = CreatePreAuthKey { reusable: false, ephemeral: false, expiration, acl_tags: tags.to_vec() };
+        let request = self.request(Method::POST, "/api/v1/preauthkey").json(&wanted);
+        let made: CreatedPreAuthKey = self.http.answer("make a pre-auth key", request).await?;
+        Ok(AuthKey { id: made.pre_auth_key.id, key: Secret::new(made.pre_auth_key.key) })
+    }
+
+    pub(super) async fn revoke_key(&self, id: &str) -> Result<(), ControlError> {
+        self.http.done("delete a pre-auth key", self.request(Method::DELETE, "/api/v1/preauthkey").query(&[("id", id)])).await
+    }
+
+    pub(super) async fn delete_device(&self, id: &str) -> Result<(), ControlError> {
+        self.http.done("delete a node", self.request(Method::DELETE, &format!("/api/v1/node/{id}"))).await
+    }
+}

@@ -1,0 +1,140 @@
+//! One HTTPS request to a control plane: its turn, its deadline, and what its answer means.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use reqwest::header::{HeaderMap, RETRY_AFTER};
+use reqwest::{Certificate, Client, Method, RequestBuilder, Response, StatusCode};
+use serde::de::DeserializeOwned;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::{ControlError, ControlSettings};
+use crate::api::control::Refusal;
+use crate::model::control::Bucket;
+
+/// The pause where a server wants one and does not say how long.
+const PAUSE: Duration = Duration::from_secs(10);
+/// The longest pause that is believed: a wrong header must not stop a group for a day.
+const LONGEST_PAUSE: Duration = Duration::from_mins(15);
+/// How much of a refusal's text is kept when it is not the JSON that we know.
+const TEXT: usize = 200;
+
+/// Requests to one control plane.
+#[derive(Debug, Clone)]
+pub(super) struct Http {
+    client: Client,
+    base: String,
+    deadline: Duration,
+    began: Instant,
+    pace: Arc<Mutex<Pace>>,
+}
+
+/// When the next request may go.
+#[derive(Debug)]
+struct Pace {
+    bucket: Bucket,
+    not_before: Option<Instant>,
+}
+
+impl Http {
+    pub(super) fn new(settings: &ControlSettings) -> Result<Self, ControlError> {
+        // Somebody else may have chosen one already; either will do.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let mut builder =
+            Client::builder().user_agent(concat!("tailyard/", env!("CARGO_PKG_VERSION"))).connect_timeout(Duration::from_secs(10));
+        if let Some(path) = &settings.ca {
+            let fault = |why: String| ControlError::Authorities { path: path.clone(), why };
+            let pem = std::fs::read(path).map_err(|error| fault(error.to_string()))?;
+            let authorities = Certificate::from_pem_bundle(&pem).map_err(|error| fault(error.to_string()))?;
+            builder = builder.tls_certs_merge(authorities);
+        }
+        let base = settings.url.trim_end_matches('/').to_owned();
+        let url = reqwest::Url::parse(&base).map_err(|error| ControlError::Settings(format!("the URL {base:?}: {error}")))?;
+        if !matches!(url.scheme(), "https" | "http") || url.host().is_none() {
+            return Err(ControlError::Settings(format!("the URL {base:?} is not one of https")));
+        }
+        let client = builder.build().map_err(|error| ControlError::Settings(error.to_string()))?;
+        let pace = Pace { bucket: Bucket::new(settings.rate.burst, settings.rate.per_second), not_before: None };
+        Ok(Self { client, base, deadline: settings.deadline, began: Instant::now(), pace: Arc::new(Mutex::new(pace)) })
+    }
+
+    /// A request that is not sent yet; `path` begins with a slash.
+    pub(super) fn request(&self, method: Method, path: &str) -> RequestBuilder {
+        self.client.request(method, format!("{}{path}", self.base))
+    }
+
+    /// Sends a request when it is its turn, and reads the answer.
+    pub(super) async fn answer<T: DeserializeOwned>(&self, call: &'static str, request: RequestBuilder) -> Result<T, ControlError> {
+        let body = self.send(call, request).await?;
+        serde_json::from_slice(&body).map_err(|source| ControlError::Answer { call, source })
+    }
+
+    /// Sends a request when it is its turn; its answer only matters if it is a refusal.
+    pub(super) async fn done(&self, call: &'static str, request: RequestBuilder) -> Result<(), ControlError> {
+        self.send(call, request).await.map(drop)
+    }
+
+    async fn send(&self, call: &'static str, request: RequestBuilder) -> Result<Vec<u8>, ControlError> {
+        let work = async {
+            sleep(self.turn(call)?).await;
+            let unreachable =
+                |source: reqwest::Error| ControlError::Unreachable { call, url: self.base.clone(), source: source.without_url() };
+            let response = request.send().await.map_err(unreachable)?;
+            let (status, headers) = (response.status(), response.headers().clone());
+            let body = read(response).await.map_err(unreachable)?;
+            if status.is_success() { Ok(body) } else { Err(self.refusal(call, status, &headers, &body)) }
+        };
+        timeout(self.deadline, work).await.unwrap_or(Err(ControlError::Deadline { call, after: self.deadline }))
+    }
+
+    /// How long to wait for the next turn; an error while the server wants to be left alone.
+    fn turn(&self, call: &'static str) -> Result<Duration, ControlError> {
+        let mut pace = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        if let Some(rest) = pace.not_before.and_then(|end| end.checked_duration_since(now)).filter(|rest| !rest.is_zero()) {
+            return Err(ControlError::Paused { call, after: rest });
+        }
+        pace.not_before = None;
+        let wait = pace.bucket.take(now.saturating_duration_since(self.began));
+        if wait >= self.deadline {
+            pace.bucket.give_back();
+            return Err(ControlError::Paused { call, after: wait });
+        }
+        Ok(wait)
+    }
+
+    fn refusal(&self, call: &'static str, status: StatusCode, headers: &HeaderMap, body: &[u8]) -> ControlError {
+        if status == StatusCode::TOO_MANY_REQUESTS || status == StatusCode::SERVICE_UNAVAILABLE {
+            let after = pause(headers, SystemTime::now()).unwrap_or(PAUSE).min(LONGEST_PAUSE);
+            self.pace.lock().unwrap_or_else(PoisonError::into_inner).not_before = Some(Instant::now() + after);
+            return ControlError::Paused { call, after };
+        }
+        let message = words(body);
+        match status {
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => ControlError::Denied { call, status: status.as_u16(), message },
+            StatusCode::NOT_FOUND => ControlError::Absent { call, message },
+            _ => ControlError::Refused { call, status: status.as_u16(), message },
+        }
+    }
+}
+
+async fn read(response: Response) -> Result<Vec<u8>, reqwest::Error> {
+    response.bytes().await.map(Vec::from)
+}
+
+/// `Retry-After`, in seconds or as a date.
+fn pause(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
+    let value = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
+    match value.parse() {
+        Ok(seconds) => Some(Duration::from_secs(seconds)),
+        Err(_) => httpdate::parse_http_date(value).ok()?.duration_since(now).ok(),
+    }
+}
+
+/// What a refusal says.
+fn words(body: &[u8]) -> String {
+    match serde_json::from_slice::<Refusal>(body) {
+        Ok(refusal) if !refusal.message.is_empty() => refusal.message,
+        _ => String::from_utf8_lossy(body).trim().chars().take(TEXT).collect(),
+    }
+}

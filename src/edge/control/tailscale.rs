@@ -1,0 +1,146 @@
+//! Tailscale's API (v2), and whatever else speaks it: an OAuth client or a federated identity, auth keys, devices.
+
+use std::sync::Arc;
+
+use reqwest::{Method, RequestBuilder};
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+
+use super::http::Http;
+use super::{AuthKey, Control, ControlError, IdentityToken};
+use crate::api::control::{CreateKey, CreatedKey, KeyCapabilities, KeyCreate, KeyDevices, TokenAnswer};
+use crate::model::control::token_end;
+use crate::model::supervise::Secret;
+
+/// The longest that a key's description may be.
+const NOTE: usize = 50;
+
+/// A client of Tailscale.
+#[derive(Debug, Clone)]
+pub struct Tailscale {
+    http: Http,
+    login: Arc<Login>,
+    // Whoever finds it old renews it while the others wait: many workers make one request.
+    token: Arc<Mutex<Option<Token>>>,
+}
+
+#[derive(Debug)]
+enum Login {
+    OAuth { client_id: String, client_secret: Secret },
+    Identity { client_id: String, token: IdentityToken },
+}
+
+#[derive(Debug, Clone)]
+struct Token {
+    access: Secret,
+    end: Instant,
+}
+
+impl Tailscale {
+    pub(super) fn oauth(http: Http, client_id: String, client_secret: Secret) -> Self {
+        Self::new(http, Login::OAuth { client_id, client_secret })
+    }
+
+    pub(super) fn identity(http: Http, client_id: String, token: IdentityToken) -> Self {
+        Self::new(http, Login::Identity { client_id, token })
+    }
+
+    fn new(http: Http, login: Login) -> Self {
+        Self { http, login: Arc::new(login), token: Arc::default() }
+    }
+
+    pub(super) async fn probe(&self) -> Result<(), ControlError> {
+        self.done("list keys", Method::GET, "/tailnet/-/keys").await?;
+        // A device that there cannot be: whether devices may be asked for, without listing thousands.
+        self.done("get a device", Method::GET, "/device/tailyard-probe").await.or_else(ControlError::absent)
+    }
+
+    pub(super) async fn mint_key(&self, tags: &[String], note: &str) -> Result<AuthKey, ControlError> {
+        let create = KeyCreate { reusable: false, ephemeral: false, preauthorized: true, tags: tags.to_vec() };
+        let wanted = CreateKey {
+            capabilities: KeyCapabilities { devices: KeyDevices { create } },
+            expiry_seconds: Control::KEY_LIFE.as_secs(),
+            description: described(note),
+        };
+        let call = "make an auth key";
+        let request = self.request(Method::POST, "/tailnet/-/keys").await?.json(&wanted);
+        let made: CreatedKey = self.settled(self.http.answer(call, request).await).await?;
+        Ok(AuthKey { id: made.id, key: Secret::new(made.key) })
+    }
+
+    pub(super) async fn revoke_key(&self, id: &str) -> Result<(), ControlError> {
+        self.done("delete an auth key", Method::DELETE, &format!("/tailnet/-/keys/{id}")).await
+    }
+
+    pub(super) async fn delete_device(&self, id: &str) -> Result<(), ControlError> {
+        self.done("delete a device", Method::DELETE, &format!("/device/{id}")).await
+    }
+
+    async fn done(&self, call: &'static str, method: Method, path: &str) -> Result<(), ControlError> {
+        let request = self.request(method, path).await?;
+        self.settled(self.http.done(call, request).await).await
+    }
+
+    async fn request(&self, method: Method, path: &str) -> Result<RequestBuilder, ControlError> {
+        let access = self.access().await?;
+        Ok(self.http.request(method, &format!("/api/v2{path}")).bearer_auth(access.reveal()))
+    }
+
+    /// A token that is refused is not used again: it was revoked, or the server forgot it.
+    async fn settled<T>(&self, answer: Result<T, ControlError>) -> Result<T, ControlError> {
+        if matches!(answer, Err(ControlError::Denied { status: 401, .. })) {
+            *self.token.lock().await = None;
+        }
+        answer
+    }
+
+    async fn access(&self) -> Result<Secret, ControlError> {
+        let mut token = self.token.lock().await;
+        if let Some(token) = token.as_ref().filter(|token| Instant::now() < token.end) {
+            return Ok(token.access.clone());
+        }
+        let asked = Instant::now();
+        let answer = self.log_in().await?;
+        let end = asked + token_end(std::time::Duration::ZERO, answer.expires_in);
+        let access = Secret::new(answer.access_token);
+        *token = Some(Token { access: access.clone(), end });
+        Ok(access)
+    }
+
+    async fn log_in(&self) -> Result<TokenAnswer, ControlError> {
+        match &*self.login {
+            Login::OAuth { client_id, client_secret } => {
+                let form = [("grant_type", "client_credentials"), ("client_id", client_id), ("client_secret", client_secret.reveal())];
+                self.http.answer("get an access token", self.http.request(Method::POST, "/api/v2/oauth/token").form(&form)).await
+            }
+            Login::Identity { client_id, token } => {
+                let jwt = token.read()?;
+                let form = [("client_id", client_id.as_str()), ("jwt", jwt.reveal())];
+                self.http
+                    .answer("exchange an identity token", self.http.request(Method::POST, "/api/v2/oauth/token-exchange").form(&form))
+                    .await
+            }
+        }
+    }
+}
+
+impl IdentityToken {
+    fn read(&self) -> Result<Secret, ControlError> {
+        match self {
+            Self::File(path) => match std::fs::read_to_string(path) {
+                Ok(token) if !token.trim().is_empty() => Ok(Secret::new(token.trim().to_owned())),
+                Ok(_) => Err(ControlError::Identity(format!("{} is empty", path.display()))),
+                Err(error) => Err(ControlError::Identity(format!("{}: {error}", path.display()))),
+            },
+            Self::Watch(cell) => {
+                cell.borrow().clone().ok_or_else(|| ControlError::Identity("the API server has not given one yet".to_owned()))
+            }
+        }
+    }
+}
+
+/// A note in the letters and the length that a key's description may have.
+fn described(note: &str) -> String {
+    let allowed = |letter: char| if letter.is_ascii_alphanumeric() || letter == ' ' { letter } else { '-' };
+    note.chars().map(allowed).take(NOTE).collect()
+}

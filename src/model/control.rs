@@ -1,0 +1,119 @@
+//! What is decided about talking to a control plane: how fast, what it can do, when a token is old.
+//!
+//! It talks to nobody: time is an argument, measured from any fixed moment.
+
+use std::time::Duration;
+
+/// How long before its end an access token is renewed: longer than a request takes.
+const TOKEN_MARGIN: Duration = Duration::from_mins(2);
+/// How long a token holds whose answer does not say.
+const TOKEN_DEFAULT: Duration = Duration::from_mins(30);
+
+/// What a control plane can do besides keys and devices. What it cannot is told in a condition, not tried over and over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capabilities {
+    /// It has Tailscale Services: addresses that several devices serve.
+    pub services: bool,
+    /// It answers ACME challenges of its names.
+    pub certificates: bool,
+}
+
+impl Capabilities {
+    /// Tailscale's own.
+    pub const TAILSCALE: Self = Self { services: true, certificates: true };
+    /// headscale's.
+    pub const HEADSCALE: Self = Self { services: false, certificates: false };
+}
+
+/// A token bucket: so many requests at once, and so many a second in the long run.
+#[derive(Debug, Clone, Copy)]
+pub struct Bucket {
+    burst: f64,
+    per_second: f64,
+    tokens: f64,
+    at: Duration,
+}
+
+impl Bucket {
+    /// A full one. Both figures are at least 1 and 0.001.
+    #[must_use]
+    pub fn new(burst: u32, per_second: f64) -> Self {
+        let burst = f64::from(burst.max(1));
+        Self { burst, per_second: per_second.max(0.001), tokens: burst, at: Duration::ZERO }
+    }
+
+    /// Takes the next token, and says how long its turn is away. Turns are given in order: who asks later waits longer.
+    pub fn take(&mut self, now: Duration) -> Duration {
+        let passed = now.saturating_sub(self.at).as_secs_f64();
+        self.at = self.at.max(now);
+        self.tokens = (self.tokens + passed * self.per_second).min(self.burst) - 1.0;
+        if self.tokens >= 0.0 { Duration::ZERO } else { Duration::from_secs_f64(-self.tokens / self.per_second) }
+    }
+
+    /// Puts a token back that was taken and not used.
+    pub fn give_back(&mut self) {
+        self.tokens = (self.tokens + 1.0).min(self.burst);
+    }
+}
+
+/// Until when an access token is used that was got at `now` and holds for so many seconds.
+#[must_use]
+pub fn token_end(now: Duration, expires_in: Option<u64>) -> Duration {
+    let holds = expires_in.map_or(TOKEN_DEFAULT, Duration::from_secs);
+    // A short one is used for half of its time.
+    now + holds.saturating_sub(TOKEN_MARGIN).max(holds / 2)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const fn s(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn a_burst_is_free_and_the_rest_waits_its_turn() {
+        let mut bucket = Bucket::new(2, 0.5);
+        assert_eq!([bucket.take(s(0)), bucket.take(s(0))], [s(0), s(0)]);
+        assert_eq!([bucket.take(s(0)), bucket.take(s(0))], [s(2), s(4)]);
+        assert_eq!(bucket.take(s(10)), s(0));
+    }
+
+    #[test]
+    fn what_is_given_back_is_there_again() {
+        let mut bucket = Bucket::new(1, 1.0);
+        assert_eq!(bucket.take(s(0)), s(0));
+        assert_eq!(bucket.take(s(0)), s(1));
+        bucket.give_back();
+        assert_eq!(bucket.take(s(0)), s(1));
+    }
+
+    #[test]
+    fn tokens_are_renewed_before_they_end() {
+        assert_eq!(token_end(s(10), Some(3600)), s(10 + 3600 - 120));
+        assert_eq!(token_end(s(10), Some(60)), s(40));
+        assert_eq!(token_end(s(10), None), s(10 + 1800 - 120));
+    }
+
+    proptest! {
+        #[test]
+        fn never_more_than_the_burst_and_the_rate(asks in proptest::collection::vec(0_u64..5000, 1..200), burst in 1_u32..20) {
+            let (mut bucket, mut now, rate) = (Bucket::new(burst, 2.0), Duration::ZERO, 2.0);
+            let mut turns = Vec::new();
+            for pause in asks {
+                now += Duration::from_millis(pause);
+                turns.push(now + bucket.take(now));
+            }
+            for (first, start) in turns.iter().enumerate() {
+                for (last, end) in turns.iter().enumerate().skip(first) {
+                    let within = end.saturating_sub(*start).as_secs_f64();
+                    let most = f64::from(burst) + within * rate + 1.0;
+                    prop_assert!(f64::from(u32::try_from(last - first).expect("few")) <= most + 1e-6, "{first}..{last}");
+                }
+            }
+        }
+    }
+}
