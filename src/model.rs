@@ -1,11 +1,13 @@
 //! PURE: decisions as values. No tokio, no clock, no environment, no files, no sockets, no logging.
 
 pub mod backoff;
+pub mod conditions;
 pub mod config;
 pub mod drain;
 pub mod eval;
 pub mod firewall;
 pub mod flow;
+pub mod group;
 pub mod health;
 pub mod iptables;
 pub mod load;
@@ -13,7 +15,9 @@ pub mod net;
 pub mod netmap;
 pub mod nft;
 pub mod notify;
+pub mod objects;
 pub mod plan;
+pub mod ports;
 pub mod preshutdown;
 pub mod reset;
 pub mod resolve;
