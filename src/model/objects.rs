@@ -13,18 +13,38 @@ use serde_json::Value;
 use crate::api::names;
 
 mod adopt;
+mod child;
 mod compare;
+mod disruption;
+mod env;
+mod metrics;
+mod nodeport;
+mod overlay;
+mod rbac;
 mod secrets;
+mod services;
+mod shape;
+mod statefulset;
 
 pub use adopt::adopted;
+pub use child::{Child, ChildPort, HEALTH_PORT, Protocol, Record, child_name, health_port};
 pub use compare::covers;
+pub use disruption::disruption_budget;
+pub use metrics::{label_value, metrics, metrics_refs};
+pub use nodeport::{held_ports, node_port, node_port_ref};
+pub use rbac::rbac;
 pub use secrets::{ReplicaSecret, config_ref, state, state_ref};
+pub use services::{EgressConfig, egress_config, egress_config_ref, next_port};
+pub use shape::{Shape, image_path};
+pub use statefulset::stateful_set;
 
 /// The field manager under which the reconciler applies.
 pub const FIELD_MANAGER: &str = "tailyard";
 /// The annotation that holds the hash of the [`Manifest`] last applied. It tells a field that we stopped wanting from one
 /// that somebody else set.
 pub const APPLIED: &str = "tailyard.io/applied";
+/// The annotation of the egress config: the port from which the next one is looked for.
+pub const NEXT_PORT: &str = "tailyard.io/next-port";
 
 /// The kinds that the reconciler writes, and the slices that it takes away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -123,8 +143,13 @@ impl Manifest {
 
     /// The manifest of an object in JSON.
     #[must_use]
-    pub fn of_value(kind: Kind, mut value: Value) -> Self {
+    pub fn of_value(kind: Kind, value: Value) -> Self {
         let hash = digest(value.to_string().as_bytes());
+        Self::with_hash(kind, value, hash)
+    }
+
+    /// The manifest of an object whose hash is of what it is made from, for builders that want to know it beforehand.
+    pub(super) fn with_hash(kind: Kind, mut value: Value, hash: String) -> Self {
         let text = |value: &Value, key: &str| value["metadata"][key].as_str().unwrap_or_default().to_owned();
         let object = ObjectRef { kind, namespace: text(&value, "namespace"), name: text(&value, "name") };
         value["metadata"]["annotations"][APPLIED] = hash.into();
@@ -144,11 +169,37 @@ pub fn applied(object: &Value) -> Option<&str> {
     object.get("metadata")?.get("annotations")?.get(APPLIED)?.as_str()
 }
 
+/// The group for which a labelled object was made: by the labels of the group's own objects, of egress children, of metrics.
+#[must_use]
+pub fn group_of(labels: &BTreeMap<String, String>) -> Option<&str> {
+    let label = |key: &str| labels.get(key).map(String::as_str);
+    match (label(names::PARENT_TYPE), label(names::SERVICE_TYPE), label(metrics::PROXY_TYPE)) {
+        (Some(names::PARENT_GROUP), _, _) => label(names::PARENT),
+        (Some(names::PARENT_SERVICE), Some(names::EGRESS), _) => label(names::PROXY_GROUP),
+        (_, _, Some(names::PARENT_GROUP)) => label(metrics::PROXY_PARENT),
+        _ => None,
+    }
+}
+
 /// Half of a SHA-256, in hex.
 #[must_use]
 pub fn digest(bytes: &[u8]) -> String {
     let hash = ring::digest::digest(&ring::digest::SHA256, bytes);
-    hash.as_ref().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+    hex(&hash.as_ref()[..16])
+}
+
+/// The SHA-256 of a text, in hex.
+#[must_use]
+pub fn sha256(bytes: &[u8]) -> String {
+    hex(ring::digest::digest(&ring::digest::SHA256, bytes).as_ref())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    use fmt::Write as _;
+    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
 }
 
 impl Kind {

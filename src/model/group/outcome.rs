@@ -62,6 +62,8 @@ pub enum ControlAction {
         ordinal: u32,
         /// Its stable id.
         id: String,
+        /// What goes after it, and stays for as long as it does: the record of it.
+        then: Vec<Delete>,
     },
     /// An unused key goes.
     RevokeKey {
@@ -69,6 +71,8 @@ pub enum ControlAction {
         ordinal: u32,
         /// Its id.
         id: String,
+        /// What goes after it, and stays for as long as it does: the record of it.
+        then: Vec<Delete>,
     },
 }
 
