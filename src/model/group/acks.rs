@@ -14,7 +14,7 @@ use super::{Observed, Replica};
 use crate::api::egress;
 
 /// How long a Pod that is not ready is waited for before the others go on without it.
-pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const PATIENCE: Duration = Duration::from_mins(1);
 
 /// The replicas of a group as far as forwarding goes.
 #[derive(Debug)]

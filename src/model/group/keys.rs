@@ -7,9 +7,7 @@
 /// What is known of a replica's login.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Login<'a> {
-    /// Whether its config Secret exists.
-    pub configured: bool,
-    /// The key in its config.
+    /// The key in its config, if it has a config and that has one.
     pub key: Option<&'a str>,
     /// The key of which it says that it failed; empty if it had none.
     pub reissue: Option<&'a str>,
@@ -38,11 +36,9 @@ pub fn decide<'a>(login: &Login<'a>) -> Decision<'a> {
     let key = login.key.unwrap_or_default();
     match (login.reissue, login.device) {
         (Some(failed), device) if key.is_empty() || failed == key => Decision::Reissue(device),
-        (Some(_), _) => Decision::Keep,
-        (None, Some(_)) if key.is_empty() => Decision::Keep,
-        (None, Some(_)) => Decision::Drop,
+        (None, Some(_)) if !key.is_empty() => Decision::Drop,
         (None, None) if key.is_empty() && login.due => Decision::Mint,
-        (None, None) => Decision::Keep,
+        _ => Decision::Keep,
     }
 }
 
@@ -53,26 +49,23 @@ mod tests {
     #[test]
     fn the_table() {
         use Decision::{Drop, Keep, Mint, Reissue};
-        // config, key, reissue, device, due → decision
-        let table: [(bool, &str, Option<&str>, Option<&str>, bool, Decision<'_>); 15] = [
-            (false, "", None, None, true, Mint),
-            (false, "", None, None, false, Keep),
-            (false, "", Some("K"), None, true, Reissue(None)),
-            (false, "", Some("K"), Some("n1"), true, Reissue(Some("n1"))),
-            (false, "", None, Some("n1"), true, Keep),
-            (true, "K", Some("K"), None, true, Reissue(None)),
-            (true, "K", Some("K"), Some("n1"), true, Reissue(Some("n1"))),
-            (true, "", Some(""), None, true, Reissue(None)),
-            (true, "", Some("K"), Some("n1"), true, Reissue(Some("n1"))),
-            (true, "K2", Some("K"), Some("n1"), true, Keep),
-            (true, "K2", Some(""), None, true, Keep),
-            (true, "K", None, None, true, Keep),
-            (true, "", None, None, true, Mint),
-            (true, "K", None, Some("n1"), true, Drop),
-            (true, "", None, Some("n1"), true, Keep),
+        // key, reissue, device, due → decision
+        let table: [(&str, Option<&str>, Option<&str>, bool, Decision<'_>); 12] = [
+            ("", None, None, false, Keep),
+            ("", Some("K"), None, true, Reissue(None)),
+            ("K", Some("K"), None, true, Reissue(None)),
+            ("K", Some("K"), Some("n1"), true, Reissue(Some("n1"))),
+            ("", Some(""), None, true, Reissue(None)),
+            ("", Some("K"), Some("n1"), true, Reissue(Some("n1"))),
+            ("K2", Some("K"), Some("n1"), true, Keep),
+            ("K2", Some(""), None, true, Keep),
+            ("K", None, None, true, Keep),
+            ("", None, None, true, Mint),
+            ("K", None, Some("n1"), true, Drop),
+            ("", None, Some("n1"), true, Keep),
         ];
-        for (configured, key, reissue, device, due, wanted) in table {
-            let login = Login { configured, key: Some(key), reissue, device, due };
+        for (key, reissue, device, due, wanted) in table {
+            let login = Login { key: Some(key), reissue, device, due };
             assert_eq!(decide(&login), wanted, "{login:?}");
         }
     }
@@ -81,7 +74,7 @@ mod tests {
     fn a_key_once_minted_is_not_minted_again() {
         for reissue in [None, Some(""), Some("old")] {
             for device in [None, Some("n1")] {
-                let login = Login { configured: true, key: Some("new"), reissue, device, due: true };
+                let login = Login { key: Some("new"), reissue, device, due: true };
                 assert!(!matches!(decide(&login), Decision::Mint | Decision::Reissue(_)), "{login:?}");
             }
         }

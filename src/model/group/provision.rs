@@ -29,16 +29,17 @@ fn owner(work: &Work<'_>, group: Option<&ProxyGroup>) -> Owner {
 pub(super) fn provision(work: &mut Work<'_>, group: &ProxyGroup) {
     let owner = owner(work, Some(group));
     let observed = work.observed;
-    let class = class(work);
+    let (usable, class) = class(work);
     let wanted = group.spec.replicas.unwrap_or(REPLICAS).try_into().unwrap_or(0);
     let present = observed.replicas.keys().next_back().map_or(0, |last| last + 1).max(wanted);
     let (spec, settings) = (&group.spec, &*observed.settings);
-    let known = class.flatten();
-    let mut shape = Shape { owner, spec, class: known, settings, replicas: wanted, present, wireguard: None };
+    let mut shape = Shape { owner, spec, class, settings, replicas: wanted, present, wireguard: None };
     shape.wireguard = endpoints::wireguard(work, &shape);
     let wrong = validate::group(group, &shape);
-    let whole = class.is_some() && wrong.is_none();
-    wrong.into_iter().for_each(|wrong| work.fault("ProxyGroupInvalid", wrong));
+    let whole = usable && wrong.is_none();
+    if let Some(wrong) = wrong {
+        work.fault("ProxyGroupInvalid", wrong);
+    }
     if spec.type_ != ProxyGroupType::Egress {
         without(work, &shape.owner, "is not of type egress: name a group that is.");
         status::status(work, group, wanted);
@@ -80,11 +81,11 @@ fn pods(work: &mut Work<'_>, shape: &Shape<'_>) {
     }
 }
 
-/// The class's spec; none if there should be one that cannot be used.
-fn class<'a>(work: &mut Work<'a>) -> Option<Option<&'a ProxyClassSpec>> {
+/// Whether the group can be made with the class it has, and its spec if it has one.
+fn class<'a>(work: &mut Work<'a>) -> (bool, Option<&'a ProxyClassSpec>) {
     match &work.observed.class {
-        Class::None => return Some(None),
-        Class::Ready(class) => return Some(Some(&class.spec)),
+        Class::None => return (true, None),
+        Class::Ready(class) => return (true, Some(&class.spec)),
         Class::Missing(name) => {
             work.fault("ProxyGroupCreating", format!("ProxyClass {name} does not exist: make it, or change spec.proxyClass."));
         }
@@ -92,7 +93,7 @@ fn class<'a>(work: &mut Work<'a>) -> Option<Option<&'a ProxyClassSpec>> {
             work.fault("ProxyGroupCreating", format!("ProxyClass {name} is not ready: its conditions say what to change."));
         }
     }
-    None
+    (false, None)
 }
 
 /// Has the finalizer of the group be there or not.
@@ -138,7 +139,9 @@ fn without(work: &mut Work<'_>, owner: &Owner, why: &str) {
             (Role::Moved, _) => {}
             (Role::Release, service) => {
                 egress::release(work, owner, claim);
-                service.into_iter().for_each(|service| services::released(work, service, claim));
+                if let Some(service) = service {
+                    services::released(work, service, claim);
+                }
             }
         }
     }

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 
 use super::keys::{Decision, Login, decide};
-use super::work::{Work, deletion, foreign};
+use super::work::{Whose, Work, deletion, whose};
 use super::{ConfigDraft, ControlAction, Delete, Replica, ReplicaConfig, Subject, TailnetState};
 use crate::api::names;
 use crate::model::objects::{Kind, ObjectRef, Owner, ReplicaSecret, Shape, applied, config_ref, node_port_ref, state, state_ref};
@@ -35,7 +35,7 @@ fn config(work: &mut Work<'_>, shape: &Shape<'_>, ordinal: u32, replica: &Replic
     let key = held.and_then(ReplicaConfig::auth_key);
     let device = state.and_then(|state| state.device_id.as_deref());
     let due = shape.stock() || replica.pod.is_some();
-    let login = Login { configured: held.is_some(), key, reissue: state.and_then(|state| state.reissue.as_deref()), device, due };
+    let login = Login { key, reissue: state.and_then(|state| state.reissue.as_deref()), device, due };
     let id = held.and_then(|held| held.key_id.as_deref());
     let (reissue, device) = match decide(&login) {
         Decision::Keep => {
@@ -122,7 +122,7 @@ pub(super) fn departures(work: &mut Work<'_>, owner: &Owner, from: u32) -> bool 
 /// Whether nothing of the replica is left that only we can undo.
 fn departure(work: &mut Work<'_>, owner: &Owner, ordinal: u32, replica: &Replica) -> bool {
     let secrets = [state_ref(owner, ordinal), config_ref(owner, ordinal)];
-    let mine = |object: &ObjectRef| work.owned(object).filter(|held| !foreign(owner, object, held));
+    let mine = |object: &ObjectRef| work.owned(object).filter(|held| whose(owner, held) == Whose::Ours);
     let then: Vec<Delete> = secrets.iter().filter_map(|object| Some(deletion(object, mine(object)?))).collect();
     work.delete(owner, &node_port_ref(owner, ordinal));
     let device = replica.state.as_ref().and_then(|state| state.device_id.clone());

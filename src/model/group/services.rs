@@ -183,7 +183,7 @@ fn subject(key: Key<'_>) -> Subject {
 /// A port as the Tailscale operator spells it, field for field and in its order: a hash is made of it.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Port<'a> {
+struct Spelled<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -199,7 +199,7 @@ struct Port<'a> {
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Config<'a> {
-    ports: Option<Vec<Port<'a>>>,
+    ports: Option<Vec<Spelled<'a>>>,
     tailnet_target: egress::Target,
     proxy_group: &'a str,
 }
@@ -212,7 +212,7 @@ fn record(service: &Service, group: &str) -> String {
     let config = Config {
         ports: ports.map(|ports| {
             let filled = |text: &'_ Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
-            let ports = ports.iter().map(|held| Port {
+            let ports = ports.iter().map(|held| Spelled {
                 name: held.name.as_deref().filter(|_| filled(&held.name)),
                 protocol: held.protocol.as_deref().filter(|_| filled(&held.protocol)),
                 app_protocol: held.app_protocol.as_deref(),

@@ -14,7 +14,7 @@ use crate::api::names;
 use crate::model::objects::{Manifest, ObjectRef, Owner, applied};
 
 /// How long the deletion of a group waits for a control plane that cannot be asked.
-pub(super) const AWAY: Duration = Duration::from_secs(300);
+pub(super) const AWAY: Duration = Duration::from_mins(5);
 
 /// Why the group is not as it should be. The first one found is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,9 +55,10 @@ impl<'a> Work<'a> {
     pub(super) fn write(&mut self, owner: &Owner, manifest: Manifest) -> bool {
         match self.owned(&manifest.object) {
             None => self.pass.apply.push(manifest),
-            Some(held) => match blocked(owner, &manifest.object, held) {
-                Some(fault) => self.faults.extend(fault),
-                None => self.pass.apply.push(Manifest { adopt: manifest.adopt || applied(held).is_none(), ..manifest }),
+            Some(held) => match whose(owner, held) {
+                Whose::Going => {}
+                Whose::Foreign => self.faults.push(in_the_way(&manifest.object)),
+                Whose::Ours => self.pass.apply.push(Manifest { adopt: manifest.adopt || applied(held).is_none(), ..manifest }),
             },
         }
         false
@@ -65,7 +66,7 @@ impl<'a> Work<'a> {
 
     /// Has an object go, if it is there and the group's.
     pub(super) fn delete(&mut self, owner: &Owner, object: &ObjectRef) {
-        if let Some(held) = self.owned(object).filter(|held| blocked(owner, object, held).is_none()) {
+        if let Some(held) = self.owned(object).filter(|held| whose(owner, held) == Whose::Ours) {
             self.pass.delete.push(deletion(object, held));
         }
     }
@@ -100,26 +101,35 @@ pub(super) fn going(object: &Value) -> bool {
     object["metadata"]["deletionTimestamp"].is_string()
 }
 
-/// Whether an object must not be written now: it is going (waited for), or somebody else's (a fault).
-fn blocked(owner: &Owner, object: &ObjectRef, held: &Value) -> Option<Option<Fault>> {
-    if going(held) {
-        return Some(None);
-    }
+/// Whose an object is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Whose {
+    /// The group's.
+    Ours,
+    /// Nobody's for long: it is going, and is waited for.
+    Going,
+    /// Somebody else's: it is neither written nor taken away.
+    Foreign,
+}
+
+/// Whose an object is: its controller's, else its labels say.
+pub(super) fn whose(owner: &Owner, held: &Value) -> Whose {
     let metadata = &held["metadata"];
     let controller = metadata["ownerReferences"].as_array().into_iter().flatten().find(|reference| reference["controller"] == true);
-    let mine = match controller {
+    let ours = match controller {
         Some(reference) => reference["uid"] == *owner.uid,
         None => metadata["labels"].as_object().is_some_and(|labels| labelled(owner, labels)),
     };
-    let message = || {
-        format!("{object} is in the way: it was not made for this ProxyGroup. Delete it, or give the ProxyGroup another name.")
-    };
-    (!mine).then(|| Some(Fault { reason: "ProxyGroupCreationFailed", message: message() }))
+    match (going(held), ours) {
+        (true, _) => Whose::Going,
+        (false, true) => Whose::Ours,
+        (false, false) => Whose::Foreign,
+    }
 }
 
-/// Whether an object is somebody else's.
-pub(super) fn foreign(owner: &Owner, object: &ObjectRef, held: &Value) -> bool {
-    matches!(blocked(owner, object, held), Some(Some(_)))
+fn in_the_way(object: &ObjectRef) -> Fault {
+    let message = format!("{object} is in the way: it was not made for this ProxyGroup. Delete it, or give the ProxyGroup another name.");
+    Fault { reason: "ProxyGroupCreationFailed", message }
 }
 
 fn labelled(owner: &Owner, labels: &serde_json::Map<String, Value>) -> bool {
