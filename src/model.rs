@@ -1,12 +1,14 @@
 //! PURE: decisions as values. No tokio, no clock, no environment, no files, no sockets, no logging.
 
 pub mod backoff;
+pub mod conditions;
 pub mod config;
 pub mod control;
 pub mod drain;
 pub mod eval;
 pub mod firewall;
 pub mod flow;
+pub mod group;
 pub mod health;
 pub mod iptables;
 pub mod load;
@@ -14,7 +16,9 @@ pub mod net;
 pub mod netmap;
 pub mod nft;
 pub mod notify;
+pub mod objects;
 pub mod plan;
+pub mod ports;
 pub mod preshutdown;
 pub mod reset;
 pub mod resolve;

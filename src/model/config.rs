@@ -88,7 +88,8 @@ impl<S: DeserializeOwned> Config<S> {
 }
 
 /// A hash in hexadecimal: names a document in logs and status, guards nothing.
-fn fingerprint(bytes: &[u8]) -> String {
+#[must_use]
+pub fn fingerprint(bytes: &[u8]) -> String {
     format!("{:016x}", digest(bytes))
 }
 

@@ -1,0 +1,141 @@
+//! Conditions, as Kubernetes keeps them: one for each type, the time that of the last change of the status.
+//!
+//! Times have the precision that the API server keeps, a second, so that what is read back equals what was written. The
+//! clock is the caller's.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::jiff::Timestamp;
+
+/// What a condition says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Status {
+    /// It holds.
+    True,
+    /// It does not.
+    False,
+    /// Nobody can tell.
+    Unknown,
+}
+
+impl Status {
+    /// As in the object.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::True => "True",
+            Self::False => "False",
+            Self::Unknown => "Unknown",
+        }
+    }
+}
+
+/// A condition that is to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wanted<'a> {
+    /// Its type.
+    pub kind: &'static str,
+    /// What it says.
+    pub status: Status,
+    /// One word for why.
+    pub reason: &'a str,
+    /// A sentence for why, and what to do.
+    pub message: String,
+    /// The generation of the object that it judges; 0 where the format has none.
+    pub generation: i64,
+}
+
+/// A time in the precision of the API server.
+#[must_use]
+pub fn seconds(now: Timestamp) -> Time {
+    Time(Timestamp::from_second(now.as_second()).unwrap_or(now))
+}
+
+/// Puts a condition in its place, or at the end. Whether anybody who reads the object sees a difference.
+pub fn set(conditions: &mut Vec<Condition>, wanted: &Wanted<'_>, now: Timestamp) -> bool {
+    let condition = |since: Time| Condition {
+        type_: wanted.kind.to_owned(),
+        status: wanted.status.name().to_owned(),
+        reason: wanted.reason.to_owned(),
+        message: wanted.message.clone(),
+        observed_generation: (wanted.generation != 0).then_some(wanted.generation),
+        last_transition_time: since,
+    };
+    let Some(held) = conditions.iter_mut().find(|held| held.type_ == wanted.kind) else {
+        conditions.push(condition(seconds(now)));
+        return true;
+    };
+    let since = if held.status == wanted.status.name() { held.last_transition_time.clone() } else { seconds(now) };
+    let mut new = condition(since);
+    if held.observed_generation.unwrap_or(0) == wanted.generation {
+        new.observed_generation = held.observed_generation;
+    }
+    let differs = *held != new;
+    *held = new;
+    differs
+}
+
+/// Takes a condition away. Whether it was there.
+pub fn remove(conditions: &mut Vec<Condition>, kind: &str) -> bool {
+    let before = conditions.len();
+    conditions.retain(|held| held.type_ != kind);
+    conditions.len() != before
+}
+
+/// The condition of a type.
+#[must_use]
+pub fn get<'a>(conditions: &'a [Condition], kind: &str) -> Option<&'a Condition> {
+    conditions.iter().find(|held| held.type_ == kind)
+}
+
+/// Whether the condition of a type is there and true.
+#[must_use]
+pub fn is_true(conditions: &[Condition], kind: &str) -> bool {
+    get(conditions, kind).is_some_and(|held| held.status == Status::True.name())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).expect("a time").checked_add(std::time::Duration::from_millis(700)).expect("a time")
+    }
+
+    fn wanted(status: Status, reason: &'static str) -> Wanted<'static> {
+        Wanted { kind: "Ready", status, reason, message: format!("{reason} it is"), generation: 0 }
+    }
+
+    #[test]
+    fn the_time_is_that_of_the_last_change_of_the_status() {
+        let mut conditions = Vec::new();
+        assert!(set(&mut conditions, &wanted(Status::False, "A"), at(1)));
+        assert!(set(&mut conditions, &wanted(Status::False, "B"), at(2)));
+        assert_eq!(conditions[0].last_transition_time.0.as_second(), 1);
+        assert!(set(&mut conditions, &wanted(Status::True, "C"), at(3)));
+        assert_eq!((conditions.len(), conditions[0].last_transition_time.0.as_second()), (1, 3));
+        assert!(is_true(&conditions, "Ready") && !is_true(&conditions, "Other"));
+    }
+
+    #[test]
+    fn the_same_again_is_no_change_also_after_the_api_server() {
+        let mut conditions = Vec::new();
+        set(&mut conditions, &wanted(Status::True, "A"), at(1));
+        let text = serde_json::to_string(&conditions).expect("JSON");
+        let mut read: Vec<Condition> = serde_json::from_str(&text).expect("conditions");
+        assert_eq!(read, conditions);
+        read[0].observed_generation = Some(0);
+        assert!(!set(&mut read, &wanted(Status::True, "A"), at(9)), "theirs writes a 0, ours leaves it out");
+    }
+
+    #[test]
+    fn the_conditions_of_others_stay_where_they_are() {
+        let mut conditions = Vec::new();
+        for kind in ["Other", "Ready", "Third"] {
+            set(&mut conditions, &Wanted { kind, ..wanted(Status::True, "A") }, at(1));
+        }
+        set(&mut conditions, &wanted(Status::False, "B"), at(2));
+        assert_eq!(conditions.iter().map(|held| held.type_.as_str()).collect::<Vec<_>>(), ["Other", "Ready", "Third"]);
+        assert!(remove(&mut conditions, "Ready") && !remove(&mut conditions, "Ready"));
+        assert_eq!(conditions.len(), 2);
+    }
+}

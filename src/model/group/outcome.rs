@@ -1,0 +1,147 @@
+//! What a pass comes to: actions, in the order in which they are safe.
+//!
+//! What serves is made before what points to it, and what points is taken away before what serves. So a writer does, in this
+//! order: `group.finalizer`, `services` (finalizers added), `apply` (as listed), `services` (names and conditions), `delete`
+//! (as listed), `control`, `services` and `group` (finalizers dropped), `group.status`, `events`. It stops at the first step
+//! that fails and has the whole pass made again; a failure in one Service's own update stops nothing else.
+//! Nothing here is done by the model.
+
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+
+use crate::api::proxygroup::ProxyGroupStatus;
+use crate::model::objects::{Manifest, ObjectRef};
+
+/// What is to be done.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Pass {
+    /// Objects that are not as they must be, in order. Empty when nothing changed.
+    pub apply: Vec<Manifest>,
+    /// Objects that must go, in order.
+    pub delete: Vec<Delete>,
+    /// What the control plane is asked for, in order.
+    pub control: Vec<ControlAction>,
+    /// The group's own finalizer and status, if they are to change.
+    pub group: Option<GroupUpdate>,
+    /// The users' Services that are to change.
+    pub services: Vec<ServiceUpdate>,
+    /// What is told as Events. Each goes with a change, so that a state that lasts is told once.
+    pub events: Vec<Notice>,
+    /// When to look again though nothing may change; none = on the next change only.
+    pub again: Option<Duration>,
+}
+
+/// An object that must go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Delete {
+    /// Which.
+    pub object: ObjectRef,
+    /// Only if it is still this one.
+    pub uid: Option<String>,
+}
+
+/// What a control plane is asked for. A device or key that it does not know counts as gone.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ControlAction {
+    /// A single-use, preauthorized, tagged key that does not make the device ephemeral. It is written at once, with
+    /// [`ConfigDraft::with_key`]; if that write fails for good the key is revoked.
+    MintKey {
+        /// For which replica.
+        ordinal: u32,
+        /// The tags of its device.
+        tags: Vec<String>,
+        /// What to write it into.
+        draft: Box<ConfigDraft>,
+        /// The replica asked for another key, so this counts against the group's rate.
+        reissue: bool,
+    },
+    /// A device goes.
+    DeleteDevice {
+        /// The replica whose it is.
+        ordinal: u32,
+        /// Its stable id.
+        id: String,
+        /// What goes after it, and stays for as long as it does: the record of it.
+        then: Vec<Delete>,
+    },
+    /// An unused key goes.
+    RevokeKey {
+        /// The replica for which it was minted.
+        ordinal: u32,
+        /// Its id.
+        id: String,
+        /// What goes after it, and stays for as long as it does: the record of it.
+        then: Vec<Delete>,
+    },
+}
+
+/// A replica's config Secret that lacks its auth key.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ConfigDraft {
+    pub(crate) inputs: crate::model::objects::ReplicaSecret,
+    pub(crate) adopt: bool,
+}
+
+/// A change of the group's own object.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct GroupUpdate {
+    /// The whole list of finalizers, if it is to change.
+    pub finalizers: Option<Vec<String>>,
+    /// The whole status, if it is to change.
+    pub status: Option<ProxyGroupStatus>,
+}
+
+/// A change of a user's Service.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ServiceUpdate {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Only if it is still this one.
+    pub uid: Option<String>,
+    /// Only if it is still as it was when it was observed; a conflict has the pass made again.
+    pub resource_version: Option<String>,
+    /// The whole list of finalizers, if it is to change.
+    pub finalizers: Option<Vec<String>>,
+    /// `spec.externalName`, if it is to change.
+    pub external_name: Option<String>,
+    /// The whole list of conditions, those of others included, if it is to change.
+    pub conditions: Option<Vec<Condition>>,
+}
+
+/// What an Event is about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Subject {
+    /// The group.
+    Group,
+    /// A user's Service.
+    Service {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+    },
+}
+
+/// Something to tell as an Event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Notice {
+    /// About what.
+    pub subject: Subject,
+    /// Whether it is a warning.
+    pub warning: bool,
+    /// The reason, of a closed set.
+    pub reason: &'static str,
+    /// A sentence that says what to do.
+    pub message: String,
+}
+
+impl ConfigDraft {
+    /// The Secret with a key.
+    #[must_use]
+    pub fn with_key(&self, id: &str, key: &str) -> Manifest {
+        self.inputs.manifest(Some((key, Some(id))), self.adopt)
+    }
+}

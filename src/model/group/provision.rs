@@ -1,0 +1,148 @@
+//! A group as a whole: everything that it consists of, in order, or its end.
+//!
+//! A fault in one part is told and takes nothing from the others: what forwards goes on forwarding. Nothing is taken away
+//! before what needs it has gone.
+
+use super::claims::{Role, claims};
+use super::work::Work;
+use super::{Class, GroupUpdate, TailnetState, egress, endpoints, replicas, services, status, validate};
+use crate::api::names;
+use crate::api::proxyclass::ProxyClassSpec;
+use crate::api::proxygroup::{ProxyGroup, ProxyGroupType};
+use crate::model::objects::{Kind, ObjectRef, Owner, Shape, disruption_budget, metrics, metrics_refs, rbac, stateful_set};
+
+/// How many replicas a group has that names no number.
+const REPLICAS: i32 = 2;
+/// How often a deletion is looked at that waits for a control plane.
+const LOOK: std::time::Duration = std::time::Duration::from_secs(30);
+
+/// The group as the owner of its objects.
+fn owner(work: &Work<'_>, group: Option<&ProxyGroup>) -> Owner {
+    Owner {
+        group: work.observed.name.clone(),
+        uid: group.and_then(|group| group.metadata.uid.clone()).unwrap_or_default(),
+        namespace: work.observed.settings.namespace.clone(),
+    }
+}
+
+/// Wants everything that a group consists of.
+pub(super) fn provision(work: &mut Work<'_>, group: &ProxyGroup) {
+    let owner = owner(work, Some(group));
+    let observed = work.observed;
+    let (usable, class) = class(work);
+    let wanted = group.spec.replicas.unwrap_or(REPLICAS).try_into().unwrap_or(0);
+    let present = observed.replicas.keys().next_back().map_or(0, |last| last + 1).max(wanted);
+    let (spec, settings) = (&group.spec, &*observed.settings);
+    let mut shape = Shape { owner, spec, class, settings, replicas: wanted, present, wireguard: None };
+    shape.wireguard = endpoints::wireguard(work, &shape);
+    let wrong = validate::group(group, &shape);
+    let whole = usable && wrong.is_none();
+    if let Some(wrong) = wrong {
+        work.fault("ProxyGroupInvalid", wrong);
+    }
+    if spec.type_ != ProxyGroupType::Egress {
+        without(work, &shape.owner, "is not of type egress: name a group that is.");
+        status::status(work, group, wanted);
+        return;
+    }
+    finalizer(work, group, true);
+    if let TailnetState::Unavailable(why) = &observed.tailnet {
+        work.fault("ProxyGroupTailnetUnavailable", why.clone());
+    }
+    if whole {
+        for manifest in rbac(&shape) {
+            work.want(&shape.owner, manifest);
+        }
+        let endpoints = endpoints::endpoints(work, &shape);
+        replicas::secrets(work, &shape, &endpoints);
+    }
+    egress::egress(work, &shape);
+    if whole {
+        pods(work, &shape);
+    }
+    replicas::departures(work, &shape.owner, wanted);
+    status::status(work, group, wanted);
+}
+
+/// What runs, and what is scraped of it.
+fn pods(work: &mut Work<'_>, shape: &Shape<'_>) {
+    work.want(&shape.owner, disruption_budget(shape));
+    let set = ObjectRef::new(Kind::StatefulSet, &shape.owner.namespace, shape.owner.group.clone());
+    let held = work.owned(&set).map(|held| &**held);
+    work.want(&shape.owner, stateful_set(shape, held));
+    let scraped = metrics(shape);
+    for object in metrics_refs(&shape.owner) {
+        if !scraped.iter().any(|manifest| manifest.object == object) {
+            work.delete(&shape.owner, &object);
+        }
+    }
+    for manifest in scraped {
+        work.want(&shape.owner, manifest);
+    }
+}
+
+/// Whether the group can be made with the class it has, and its spec if it has one.
+fn class<'a>(work: &mut Work<'a>) -> (bool, Option<&'a ProxyClassSpec>) {
+    match &work.observed.class {
+        Class::None => return (true, None),
+        Class::Ready(class) => return (true, Some(&class.spec)),
+        Class::Missing(name) => {
+            work.fault("ProxyGroupCreating", format!("ProxyClass {name} does not exist: make it, or change spec.proxyClass."));
+        }
+        Class::NotReady(name) => {
+            work.fault("ProxyGroupCreating", format!("ProxyClass {name} is not ready: its conditions say what to change."));
+        }
+    }
+    (false, None)
+}
+
+/// Has the finalizer of the group be there or not.
+fn finalizer(work: &mut Work<'_>, group: &ProxyGroup, wanted: bool) {
+    let held = group.metadata.finalizers.as_deref().unwrap_or_default();
+    if held.iter().any(|held| held == names::FINALIZER) != wanted {
+        let others = held.iter().filter(|held| *held != names::FINALIZER).cloned();
+        let finalizers = others.chain(wanted.then(|| names::FINALIZER.to_owned())).collect();
+        work.pass.group.get_or_insert_with(GroupUpdate::default).finalizers = Some(finalizers);
+    }
+}
+
+/// Ends a group: its Pods, then its devices, then its finalizer. The rest goes by its owner.
+pub(super) fn end(work: &mut Work<'_>, group: &ProxyGroup) {
+    let owner = owner(work, Some(group));
+    without(work, &owner, "is being deleted: name another group.");
+    work.delete(&owner, &ObjectRef::new(Kind::StatefulSet, &owner.namespace, owner.group.clone()));
+    if replicas::departures(work, &owner, 0) {
+        for object in metrics_refs(&owner) {
+            work.delete(&owner, &object);
+        }
+        endpoints::surplus(work, &owner, 0);
+        finalizer(work, group, false);
+    } else if let TailnetState::Unavailable(why) = &work.observed.tailnet {
+        work.fault("ProxyGroupTailnetUnavailable", why.clone());
+        status::status(work, group, 0);
+        work.again(LOOK);
+    }
+}
+
+/// The Services of a name that is no group which could take them.
+pub(super) fn orphans(work: &mut Work<'_>) {
+    let owner = owner(work, None);
+    without(work, &owner, "does not exist: make it, or name another group.");
+}
+
+/// Lets Services go that are not wanted any more, and tells the others why nobody serves them.
+fn without(work: &mut Work<'_>, owner: &Owner, why: &str) {
+    let message = format!("ProxyGroup {} {why}", owner.group);
+    for claim in claims(work.observed).values() {
+        match (claim.role, claim.service) {
+            (Role::Serve | Role::Hold, _) => services::waiting(work, claim, &message),
+            (Role::Moved, _) => {}
+            (Role::Release, service) => {
+                egress::release(work, owner, claim);
+                if let Some(service) = service {
+                    services::released(work, service, claim);
+                }
+            }
+        }
+    }
+}

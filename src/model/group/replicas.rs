@@ -1,0 +1,152 @@
+//! The Secrets of the replicas, their auth keys, and how a replica leaves the tailnet.
+//!
+//! A replica that is not wanted any more drains first: nothing of it is touched while its Pod is there or could come back.
+//! Then its device goes, then its Secrets, which are the record of it.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+
+use super::keys::{Decision, Login, decide};
+use super::work::{Whose, Work, deletion, whose};
+use super::{ConfigDraft, ControlAction, Delete, Replica, ReplicaConfig, Subject, TailnetState};
+use crate::api::names;
+use crate::model::objects::{Kind, ObjectRef, Owner, ReplicaSecret, Shape, applied, config_ref, node_port_ref, state, state_ref};
+
+/// Wants the Secrets of every replica that is wanted. `endpoints` are their static endpoints by ordinal.
+pub(super) fn secrets(work: &mut Work<'_>, shape: &Shape<'_>, endpoints: &BTreeMap<u32, Vec<String>>) {
+    let none = Replica::default();
+    for ordinal in 0..shape.replicas {
+        work.want(&shape.owner, state(&shape.owner, ordinal));
+        // What a replica wrote is its own: nothing of it is ever taken over.
+        if let Some(last) = work.pass.apply.last_mut().filter(|last| last.object == state_ref(&shape.owner, ordinal)) {
+            last.adopt = false;
+        }
+        let replica = work.observed.replicas.get(&ordinal).unwrap_or(&none);
+        config(work, shape, ordinal, replica, endpoints.get(&ordinal));
+    }
+}
+
+fn config(work: &mut Work<'_>, shape: &Shape<'_>, ordinal: u32, replica: &Replica, endpoints: Option<&Vec<String>>) {
+    let held = replica.config.as_deref();
+    let Some(document) = document(&work.observed.tailnet, shape, ordinal, held, endpoints) else { return };
+    let secret = ReplicaSecret { owner: shape.owner.clone(), ordinal, document };
+    let state = replica.state.as_deref();
+    let key = held.and_then(ReplicaConfig::auth_key);
+    let device = state.and_then(|state| state.device_id.as_deref());
+    let due = shape.stock() || replica.pod.is_some();
+    let login = Login { key, reissue: state.and_then(|state| state.reissue.as_deref()), device, due };
+    let id = held.and_then(|held| held.key_id.as_deref());
+    let (reissue, device) = match decide(&login) {
+        Decision::Keep => {
+            work.want(&shape.owner, secret.manifest(key.map(|key| (key, id)), false));
+            return;
+        }
+        Decision::Drop => {
+            work.want(&shape.owner, secret.manifest(None, false));
+            return;
+        }
+        Decision::Mint => (false, None),
+        Decision::Reissue(device) => (true, device),
+    };
+    if !can(work, |capabilities| capabilities.keys) {
+        // Without a key the replica waits for one; with the one it complains of it has at least the rest of its config.
+        work.want(&shape.owner, secret.manifest(key.map(|key| (key, id)), false));
+        if matches!(work.observed.tailnet, TailnetState::Ready { .. }) {
+            let secret = config_ref(&shape.owner, ordinal);
+            work.fault("ProxyGroupCreating", format!("The control plane mints no auth keys: put one into {secret}, as AuthKey."));
+        }
+        return;
+    }
+    let devices = can(work, |capabilities| capabilities.devices);
+    if let Some(id) = device.filter(|_| devices) {
+        work.pass.control.push(ControlAction::DeleteDevice { ordinal, id: id.to_owned(), then: Vec::new() });
+    }
+    let tags = if shape.spec.tags.is_empty() { &shape.settings.tags } else { &shape.spec.tags };
+    let observed = work.owned(&config_ref(&shape.owner, ordinal));
+    let adopt = observed.is_some_and(|held| applied(held).is_none());
+    let draft = Box::new(ConfigDraft { inputs: secret, adopt });
+    work.pass.control.push(ControlAction::MintKey { ordinal, tags: tags.clone(), draft, reissue });
+}
+
+fn can(work: &Work<'_>, what: impl Fn(&super::Capabilities) -> bool) -> bool {
+    matches!(&work.observed.tailnet, TailnetState::Ready { capabilities, .. } if what(capabilities))
+}
+
+/// A replica's config without its key; none if it cannot be known now: then what there is stays.
+fn document(
+    tailnet: &TailnetState,
+    shape: &Shape<'_>,
+    ordinal: u32,
+    held: Option<&ReplicaConfig>,
+    endpoints: Option<&Vec<String>>,
+) -> Option<Map<String, Value>> {
+    let held = held.and_then(|held| held.document.as_ref());
+    let server = match tailnet {
+        TailnetState::Ready { server_url, .. } => server_url.as_str(),
+        TailnetState::Unavailable(_) => held?.get("ServerURL")?.as_str()?,
+    };
+    let prefix = shape.spec.hostname_prefix.as_deref().filter(|prefix| !prefix.is_empty()).unwrap_or(&shape.owner.group);
+    let accept_routes = shape.class.and_then(|class| class.tailscale.as_ref()).is_some_and(|tailscale| tailscale.accept_routes);
+    let fixed = json!({
+        "Version": "alpha0",
+        "Locked": false,
+        "ServerURL": server,
+        "Hostname": format!("{prefix}-{ordinal}"),
+        "acceptDNS": false,
+        "acceptRoutes": accept_routes,
+    });
+    let Value::Object(mut document) = fixed else { return None };
+    // Others write this one: it is carried over as it is.
+    document.extend(held.and_then(|held| held.get("AdvertiseServices")).map(|services| ("AdvertiseServices".into(), services.clone())));
+    document.extend(endpoints.filter(|list| !list.is_empty()).map(|list| ("StaticEndpoints".into(), json!(list))));
+    Some(document)
+}
+
+/// Has every replica from `from` on leave. Whether all have left.
+pub(super) fn departures(work: &mut Work<'_>, owner: &Owner, from: u32) -> bool {
+    let set = work.owned(&ObjectRef::new(Kind::StatefulSet, &owner.namespace, owner.group.clone()));
+    let number = |pointer: &str| set.and_then(|set| set.pointer(pointer)).and_then(Value::as_u64);
+    let lowered = number("/spec/replicas").unwrap_or(0).max(number("/status/replicas").unwrap_or(0));
+    let mut left = true;
+    for (ordinal, replica) in work.observed.replicas.range(from..) {
+        if replica.pod.is_some() || u64::from(*ordinal) < lowered {
+            left = false;
+        } else {
+            left &= departure(work, owner, *ordinal, replica);
+        }
+    }
+    left
+}
+
+/// Whether nothing of the replica is left that only we can undo.
+fn departure(work: &mut Work<'_>, owner: &Owner, ordinal: u32, replica: &Replica) -> bool {
+    let secrets = [state_ref(owner, ordinal), config_ref(owner, ordinal)];
+    let mine = |object: &ObjectRef| work.owned(object).filter(|held| whose(owner, held) == Whose::Ours);
+    let then: Vec<Delete> = secrets.iter().filter_map(|object| Some(deletion(object, mine(object)?))).collect();
+    work.delete(owner, &node_port_ref(owner, ordinal));
+    let device = replica.state.as_ref().and_then(|state| state.device_id.clone());
+    let key = replica.config.as_ref().and_then(|config| config.key_id.clone().filter(|_| config.auth_key().is_some()));
+    let (does, what) = match (&device, &key) {
+        (Some(id), _) => (can(work, |capabilities| capabilities.devices), format!("device {id}")),
+        (None, Some(id)) => (can(work, |capabilities| capabilities.keys), format!("auth key {id}")),
+        (None, None) => {
+            work.pass.delete.extend(then);
+            return true;
+        }
+    };
+    if does {
+        let revoked = if device.is_some() { Vec::new() } else { then.clone() };
+        work.pass.control.extend(key.map(|id| ControlAction::RevokeKey { ordinal, id, then: revoked }));
+        work.pass.control.extend(device.map(|id| ControlAction::DeleteDevice { ordinal, id, then }));
+        return false;
+    }
+    if !matches!(work.observed.tailnet, TailnetState::Ready { .. }) && !work.given_up() {
+        return false;
+    }
+    let replica = names::replica(&owner.group, ordinal);
+    let message = format!("The control plane cannot be asked to remove {what} of replica {replica}: remove it there.");
+    work.warn(Subject::Group, "DeviceLeftBehind", message);
+    work.pass.delete.extend(then);
+    true
+}

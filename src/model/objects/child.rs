@@ -1,0 +1,212 @@
+//! The `ClusterIP` Service in the proxies' namespace that a user's Service points to: the child of one Service in one group.
+//!
+//! It selects the group's Pods, so endpoints, failover and draining are Kubernetes' own. Its target ports are the record of
+//! which port of the proxies stands for which port of the Service. Found by its labels, whatever its name: one that the
+//! Tailscale operator made is kept. Has no owner: it goes when its Service has gone, also if the group went before.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use serde_json::Value;
+
+use super::shape::HEALTH;
+use super::{Kind, Manifest, ObjectRef, applied, digest};
+use crate::api::names;
+
+/// The name of the port behind which a replica tells who it is.
+pub const HEALTH_PORT: &str = "tailscale-health-check";
+/// The name of a port for which the user has none.
+const UNNAMED: &str = "tailscale-unnamed";
+/// Where the health port is looked for, on ports of the user's own.
+const HEALTH_PORTS: std::ops::RangeInclusive<u16> = HEALTH..=10_002;
+
+/// Whether a port is TCP's or UDP's, in Kubernetes' spelling.
+pub type Protocol = &'static str;
+
+/// A child.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Child {
+    /// Its own name.
+    pub name: String,
+    /// Its namespace: that of the proxies.
+    pub namespace: String,
+    /// The user's Service: namespace and name.
+    pub parent: (String, String),
+    /// The group.
+    pub group: String,
+    /// The user's ports.
+    pub ports: Vec<ChildPort>,
+    /// Where the health check is found, on a port that is none of the user's.
+    pub health: u16,
+    /// The port of the replicas' health server.
+    pub health_target: u16,
+}
+
+/// One port of a child.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChildPort {
+    /// Its name; empty if the user gave none.
+    pub name: String,
+    /// Its protocol.
+    pub protocol: Protocol,
+    /// The user's port, which is the target's too.
+    pub port: u16,
+    /// The port of the proxies.
+    pub match_port: u16,
+}
+
+/// The name of a new child: the Service's, as far as there is room, and a hash of what makes it unique.
+#[must_use]
+pub fn child_name(namespace: &str, name: &str, group: &str) -> String {
+    let hash = digest(format!("{namespace}/{name}/{group}").as_bytes());
+    let room = 63 - "ts--".len() - 5;
+    let name = name.get(..name.len().min(room)).unwrap_or(name).trim_end_matches(['-', '.']);
+    format!("ts-{name}-{}", &hash[..5])
+}
+
+/// The health port: the one held if the user does not use it, else the first that he does not.
+#[must_use]
+pub fn health_port(held: Option<u16>, used: impl Fn(u16) -> bool) -> u16 {
+    held.filter(|port| !used(*port)).or_else(|| HEALTH_PORTS.clone().find(|port| !used(*port))).unwrap_or(HEALTH)
+}
+
+impl Child {
+    /// Which object it is.
+    #[must_use]
+    pub fn object(&self) -> ObjectRef {
+        ObjectRef::new(Kind::Service, &self.namespace, self.name.clone())
+    }
+
+    /// What its manifest is made from, as a hash: cheaper than to make the manifest.
+    #[must_use]
+    pub fn hash(&self) -> String {
+        use std::fmt::Write as _;
+        let mut text = format!("1 {} {} {} {} {} {}", self.name, self.parent.0, self.parent.1, self.group, self.health, self.health_target);
+        for port in &self.ports {
+            let _ = write!(text, " {}/{}/{}/{}", port.name, port.protocol, port.port, port.match_port);
+        }
+        digest(text.as_bytes())
+    }
+
+    /// Whether it already is as it must be: what the manifest says of it, without making one.
+    #[must_use]
+    pub fn holds(&self, observed: &Value) -> bool {
+        if applied(observed) != Some(&self.hash()) {
+            return false;
+        }
+        let spec = &observed["spec"];
+        let (labels, selector, ports) = (&observed["metadata"]["labels"], &spec["selector"], &spec["ports"]);
+        let labelled = self.labels().iter().all(|(key, value)| labels[*key] == *value);
+        let wanted = selector_labels(&self.group);
+        let selects = selector.as_object().is_some_and(|held| held.len() == wanted.len())
+            && wanted.iter().all(|(key, value)| selector[*key] == *value);
+        let Some(held) = ports.as_array() else { return false };
+        let has = |name: &str, protocol: &str, port: u16, target: u16| {
+            let same = |held: &Value| held["name"] == name && held["port"] == port && held["targetPort"] == target;
+            held.iter().any(|held| same(held) && held["protocol"].as_str().unwrap_or("TCP") == protocol)
+        };
+        labelled
+            && selects
+            && held.len() == self.ports.len() + 1
+            && has(HEALTH_PORT, "TCP", self.health, self.health_target)
+            && self.ports.iter().all(|port| has(shown(&port.name), port.protocol, port.port, port.match_port))
+    }
+
+    fn labels(&self) -> [(&'static str, &str); 6] {
+        [
+            (names::MANAGED, "true"),
+            (names::PARENT_TYPE, names::PARENT_SERVICE),
+            (names::PARENT, &self.parent.1),
+            (names::PARENT_NAMESPACE, &self.parent.0),
+            (names::PROXY_GROUP, &self.group),
+            (names::SERVICE_TYPE, names::EGRESS),
+        ]
+    }
+
+    /// Its manifest.
+    #[must_use]
+    pub fn manifest(&self) -> Manifest {
+        let owned = |labels: &[(&str, &str)]| -> BTreeMap<String, String> {
+            labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+        };
+        let port = |name: &str, protocol: &str, port: u16, target: u16| ServicePort {
+            name: Some(name.to_owned()),
+            protocol: Some(protocol.to_owned()),
+            port: port.into(),
+            target_port: Some(IntOrString::Int(target.into())),
+            ..ServicePort::default()
+        };
+        let users = self.ports.iter().map(|held| port(shown(&held.name), held.protocol, held.port, held.match_port));
+        let health = port(HEALTH_PORT, "TCP", self.health, self.health_target);
+        let service = Service {
+            metadata: ObjectMeta {
+                name: Some(self.name.clone()),
+                namespace: Some(self.namespace.clone()),
+                labels: Some(owned(&self.labels())),
+                ..ObjectMeta::default()
+            },
+            spec: Some(ServiceSpec {
+                type_: Some("ClusterIP".to_owned()),
+                ip_family_policy: Some("PreferDualStack".to_owned()),
+                selector: Some(owned(&selector_labels(&self.group))),
+                ports: Some(users.chain([health]).collect()),
+                ..ServiceSpec::default()
+            }),
+            ..Service::default()
+        };
+        Manifest::with_hash(Kind::Service, serde_json::to_value(&service).unwrap_or_default(), self.hash())
+    }
+}
+
+fn selector_labels(group: &str) -> [(&'static str, &str); 3] {
+    [(names::MANAGED, "true"), (names::PARENT_TYPE, names::PARENT_GROUP), (names::PARENT, group)]
+}
+
+fn shown(name: &str) -> &str {
+    if name.is_empty() { UNNAMED } else { name }
+}
+
+/// A child as it is recorded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// The user's Service: namespace and name.
+    pub parent: (&'a str, &'a str),
+    /// The ports of the user: protocol, port, port of the proxies.
+    pub ports: Vec<(&'a str, u16, u16)>,
+    /// Where the health check is found.
+    pub health: Option<u16>,
+}
+
+impl<'a> Record<'a> {
+    /// Reads a Service; none if it is no child of this group.
+    #[must_use]
+    pub fn read(object: &'a Value, group: &str) -> Option<Self> {
+        let metadata = object.get("metadata")?;
+        let labels = metadata.get("labels")?;
+        let label = |key: &str| labels.get(key).and_then(Value::as_str);
+        if label(names::SERVICE_TYPE) != Some(names::EGRESS) || label(names::PROXY_GROUP) != Some(group) {
+            return None;
+        }
+        let mut record = Self {
+            name: metadata.get("name")?.as_str()?,
+            parent: (label(names::PARENT_NAMESPACE)?, label(names::PARENT)?),
+            ports: Vec::new(),
+            health: None,
+        };
+        for port in object["spec"]["ports"].as_array().into_iter().flatten() {
+            let number = |key: &str| port.get(key).and_then(Value::as_u64).and_then(|number| u16::try_from(number).ok());
+            let protocol = port.get("protocol").and_then(Value::as_str).unwrap_or("TCP");
+            let health = port.get("name").and_then(Value::as_str) == Some(HEALTH_PORT);
+            match (number("port"), number("targetPort")) {
+                (port, _) if health => record.health = port,
+                (Some(port), Some(target)) => record.ports.push((protocol, port, target)),
+                _ => {}
+            }
+        }
+        Some(record)
+    }
+}

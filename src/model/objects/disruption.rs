@@ -1,0 +1,23 @@
+//! How many replicas may be away at a time when somebody drains nodes: one.
+
+use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
+use super::{Kind, Manifest, Shape};
+
+/// The `PodDisruptionBudget`.
+#[must_use]
+pub fn disruption_budget(shape: &Shape<'_>) -> Manifest {
+    let selector = LabelSelector { match_labels: Some(shape.owner.labels()), ..LabelSelector::default() };
+    let budget = PodDisruptionBudget {
+        metadata: shape.owner.metadata(shape.owner.group.clone(), None),
+        spec: Some(PodDisruptionBudgetSpec {
+            max_unavailable: Some(IntOrString::Int(1)),
+            selector: Some(selector),
+            ..PodDisruptionBudgetSpec::default()
+        }),
+        ..PodDisruptionBudget::default()
+    };
+    Manifest::of(Kind::PodDisruptionBudget, &budget)
+}

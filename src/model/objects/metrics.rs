@@ -1,0 +1,97 @@
+//! Where the metrics of a group are scraped: a Service, and a `ServiceMonitor` where the cluster knows them.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use serde_json::json;
+
+use super::{Kind, Manifest, ObjectRef, Owner, Shape, digest};
+use crate::api::names;
+
+/// The label of the job, and those that are carried over to each sample.
+const JOB: &str = "ts_prom_job";
+/// The type of what the metrics are of.
+pub(super) const PROXY_TYPE: &str = "ts_proxy_type";
+/// The name of what the metrics are of.
+pub(super) const PROXY_PARENT: &str = "ts_proxy_parent_name";
+/// The namespace of what the metrics are of, if that has one.
+const PROXY_PARENT_NAMESPACE: &str = "ts_proxy_parent_namespace";
+
+/// The Service, and the `ServiceMonitor` if it is asked for and known; nothing if there are no metrics.
+#[must_use]
+pub fn metrics(shape: &Shape<'_>) -> Vec<Manifest> {
+    let Some(metrics) = shape.class.and_then(|class| class.metrics.as_ref()).filter(|metrics| metrics.enable) else {
+        return Vec::new();
+    };
+    let labels = labels(&shape.owner);
+    let mut metadata = shape.owner.metadata(name(&shape.owner), None);
+    metadata.labels = Some(labels.clone());
+    let port = ServicePort {
+        name: Some("metrics".to_owned()),
+        port: shape.health_port().into(),
+        target_port: Some(IntOrString::Int(shape.health_port().into())),
+        protocol: Some("TCP".to_owned()),
+        ..ServicePort::default()
+    };
+    let spec = ServiceSpec {
+        type_: Some("ClusterIP".to_owned()),
+        selector: Some(shape.owner.labels()),
+        ports: Some(vec![port]),
+        ..ServiceSpec::default()
+    };
+    let service = Service { metadata: metadata.clone(), spec: Some(spec), ..Service::default() };
+    let mut made = vec![Manifest::of(Kind::Service, &service)];
+    if let Some(monitor) = metrics.service_monitor.as_ref().filter(|monitor| monitor.enable && shape.settings.service_monitors) {
+        let mut all = monitor.labels.clone();
+        all.extend(labels.clone());
+        metadata.labels = Some(all);
+        made.push(Manifest::of_value(
+            Kind::ServiceMonitor,
+            json!({
+                "apiVersion": Kind::ServiceMonitor.api_version(),
+                "kind": Kind::ServiceMonitor.name(),
+                "metadata": metadata,
+                "spec": {
+                    "endpoints": [{"port": "metrics"}],
+                    "jobLabel": JOB,
+                    "targetLabels": [PROXY_TYPE, PROXY_PARENT, PROXY_PARENT_NAMESPACE],
+                    "selector": {"matchLabels": labels},
+                },
+            }),
+        ));
+    }
+    made
+}
+
+/// The objects that there are only while there are metrics.
+#[must_use]
+pub fn metrics_refs(owner: &Owner) -> [ObjectRef; 2] {
+    [Kind::ServiceMonitor, Kind::Service].map(|kind| ObjectRef::new(kind, &owner.namespace, name(owner)))
+}
+
+fn name(owner: &Owner) -> String {
+    format!("{}-metrics", owner.group)
+}
+
+fn labels(owner: &Owner) -> BTreeMap<String, String> {
+    let labels = [
+        (names::MANAGED, "true".to_owned()),
+        ("tailscale.com/metrics-target", label_value(&owner.group)),
+        (PROXY_TYPE, names::PARENT_GROUP.to_owned()),
+        (PROXY_PARENT, label_value(&owner.group)),
+        (JOB, label_value(&format!("ts_proxygroup_{}", owner.group))),
+    ];
+    labels.map(|(key, value)| (key.to_owned(), value)).into()
+}
+
+/// What a label can hold of a value: 63 bytes; of a longer one its beginning and a hash.
+#[must_use]
+pub fn label_value(value: &str) -> String {
+    if value.len() <= 63 {
+        return value.to_owned();
+    }
+    let end = (0..=54).rev().find(|end| value.is_char_boundary(*end)).unwrap_or_default();
+    let hash = digest(value.as_bytes());
+    format!("{}-{}", &value[..end], &hash[..8])
+}

@@ -1,0 +1,60 @@
+//! Who a group's Pods are, and what they may do: read and write their own Secrets, read their own config, tell Events.
+//!
+//! Every right is by name; no Pod may list the Secrets of the namespace. The rights of a replica that leaves are kept until
+//! it has left.
+
+use k8s_openapi::api::core::v1::ServiceAccount;
+use k8s_openapi::api::rbac::v1::{PolicyRule, Role, RoleBinding, RoleRef, Subject};
+
+use super::{Kind, Manifest, Shape};
+use crate::api::names;
+
+/// The `ServiceAccount`, the `Role` and the `RoleBinding`, all named as the group.
+#[must_use]
+pub fn rbac(shape: &Shape<'_>) -> [Manifest; 3] {
+    let owner = &shape.owner;
+    let metadata = || owner.metadata(owner.group.clone(), None);
+    let account = ServiceAccount { metadata: metadata(), ..ServiceAccount::default() };
+    let role = Role { metadata: metadata(), rules: Some(rules(shape)) };
+    let role_ref =
+        RoleRef { api_group: Some("rbac.authorization.k8s.io".to_owned()), kind: "Role".to_owned(), name: owner.group.clone() };
+    let subject = Subject {
+        kind: "ServiceAccount".to_owned(),
+        name: owner.group.clone(),
+        namespace: Some(owner.namespace.clone()),
+        ..Subject::default()
+    };
+    let binding = RoleBinding { metadata: metadata(), role_ref, subjects: Some(vec![subject]) };
+    [
+        Manifest::of(Kind::ServiceAccount, &account),
+        Manifest::of(Kind::Role, &role),
+        Manifest::of(Kind::RoleBinding, &binding),
+    ]
+}
+
+fn rules(shape: &Shape<'_>) -> Vec<PolicyRule> {
+    let group = &shape.owner.group;
+    let list = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+    let rule = |resource: &str, verbs: &[&str], names: Vec<String>| PolicyRule {
+        api_groups: Some(list(&[""])),
+        resources: Some(list(&[resource])),
+        verbs: list(verbs),
+        resource_names: (!names.is_empty()).then_some(names),
+        ..PolicyRule::default()
+    };
+    let ordinals = 0..shape.present.max(shape.replicas);
+    let states = ordinals.clone().map(|ordinal| names::replica(group, ordinal));
+    let configs = ordinals.map(|ordinal| names::replica_config(group, ordinal));
+    let both: Vec<String> = states.chain(configs).collect();
+    let mut rules = Vec::new();
+    if !both.is_empty() {
+        // A list or watch by the name of one object is held to resourceNames; without a name it is refused.
+        let reads: &[&str] = if shape.stock() { &["get"] } else { &["get", "list", "watch"] };
+        rules.push(rule("secrets", &[reads, &["patch", "update"]].concat(), both));
+    }
+    if !shape.stock() {
+        rules.push(rule("configmaps", &["get", "list", "watch"], vec![names::egress_config(group)]));
+    }
+    rules.push(rule("events", &["create", "get", "patch"], Vec::new()));
+    rules
+}

@@ -1,0 +1,164 @@
+//! The egress config of a group: one `ConfigMap` for all its Services.
+//!
+//! A `ConfigMap` holds 1 MiB. A config that comes near it is written compressed under a key of our own, which our image
+//! reads; the Tailscale operator's image cannot, so that what does not fit must not be asked of it.
+
+use std::collections::BTreeMap;
+use std::io::{Read as _, Write as _};
+
+use flate2::Compression;
+use flate2::read::GzDecoder;
+use flate2::write::GzEncoder;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::ConfigMap;
+use serde::Deserialize as _;
+use serde_json::Value;
+
+use super::{Kind, Manifest, NEXT_PORT, ObjectRef, Owner, applied, digest};
+use crate::api::{egress, names};
+
+/// The most that is written as it is, in bytes.
+pub(super) const ROOM: usize = 900 << 10;
+/// The most that a compressed config may become, in bytes: what is read from outside has an end.
+const LARGEST: u64 = 64 << 20;
+
+/// The egress config of a group.
+#[derive(Debug, Clone)]
+pub struct EgressConfig {
+    owner: Owner,
+    /// The services, as a JSON object.
+    text: Vec<u8>,
+    replicas: u32,
+    next_port: u16,
+}
+
+impl EgressConfig {
+    /// The config of these services. `next_port` is from where the next port is looked for.
+    #[must_use]
+    pub fn new(owner: &Owner, services: &BTreeMap<String, egress::Service>, replicas: u32, next_port: u16) -> Self {
+        let text = serde_json::to_vec(services).unwrap_or_default();
+        Self { owner: owner.clone(), text, replicas, next_port }
+    }
+
+    /// The services, as they are written.
+    #[must_use]
+    pub fn text(&self) -> &[u8] {
+        &self.text
+    }
+
+    /// Whether an image that reads only the plain key can be given it.
+    #[must_use]
+    pub fn fits(&self) -> bool {
+        self.text.len() <= ROOM
+    }
+
+    fn hash(&self) -> String {
+        let head = format!("1 {} {} {} ", self.owner.uid, self.replicas, self.next_port);
+        digest(&[head.as_bytes(), &self.text].concat())
+    }
+
+    fn pings(&self) -> String {
+        (3 * u64::from(self.replicas)).to_string()
+    }
+
+    /// Whether it already is as it must be: what the manifest says of it, without making one.
+    #[must_use]
+    pub fn holds(&self, observed: &Value) -> bool {
+        applied(observed) == Some(&self.hash())
+            && text(observed).as_deref() == Some(&self.text)
+            && bytes(observed, egress::KEY_HEP_PINGS).as_deref() == Some(self.pings().as_bytes())
+            && observed["metadata"]["labels"][names::PARENT] == *self.owner.group
+    }
+
+    /// The `ConfigMap`.
+    #[must_use]
+    pub fn manifest(&self) -> Manifest {
+        let mut metadata = self.owner.metadata(names::egress_config(&self.owner.group), None);
+        metadata.annotations = Some([(NEXT_PORT.to_owned(), self.next_port.to_string())].into());
+        let (key, text) = match compressed(&self.text) {
+            Some(text) => (egress::KEY_COMPRESSED, text),
+            None => (egress::KEY, self.text.clone()),
+        };
+        let pings = (egress::KEY_HEP_PINGS.to_owned(), ByteString(self.pings().into_bytes()));
+        let data = [(key.to_owned(), ByteString(text)), pings];
+        let config_map = ConfigMap { metadata, binary_data: Some(data.into()), ..ConfigMap::default() };
+        Manifest::with_hash(Kind::ConfigMap, serde_json::to_value(&config_map).unwrap_or_default(), self.hash())
+    }
+}
+
+/// Compressed, if it must be.
+fn compressed(text: &[u8]) -> Option<Vec<u8>> {
+    let mut writer = (text.len() > ROOM).then(|| GzEncoder::new(Vec::new(), Compression::default()))?;
+    writer.write_all(text).ok()?;
+    writer.finish().ok()
+}
+
+fn bytes(config_map: &Value, key: &str) -> Option<Vec<u8>> {
+    ByteString::deserialize(config_map.get("binaryData")?.get(key)?).ok().map(|bytes| bytes.0)
+}
+
+/// The text of the services in a `ConfigMap`.
+fn text(config_map: &Value) -> Option<Vec<u8>> {
+    let Some(compressed) = bytes(config_map, egress::KEY_COMPRESSED) else { return bytes(config_map, egress::KEY) };
+    let mut text = Vec::new();
+    GzDecoder::new(compressed.as_slice()).take(LARGEST).read_to_end(&mut text).ok()?;
+    Some(text)
+}
+
+/// Which object the egress config is.
+#[must_use]
+pub fn egress_config_ref(owner: &Owner) -> ObjectRef {
+    ObjectRef::new(Kind::ConfigMap, &owner.namespace, names::egress_config(&owner.group))
+}
+
+/// The services that a `ConfigMap` holds. What cannot be read counts as absent.
+#[must_use]
+pub fn egress_config(config_map: &Value) -> BTreeMap<String, egress::Service> {
+    text(config_map).and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
+}
+
+/// From where the next port is looked for.
+#[must_use]
+pub fn next_port(config_map: &Value) -> Option<u16> {
+    config_map["metadata"]["annotations"][NEXT_PORT].as_str()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn owner() -> Owner {
+        Owner { group: "pg".into(), uid: "u".into(), namespace: "ts".into() }
+    }
+
+    fn services(count: u64) -> BTreeMap<String, egress::Service> {
+        let service = |port: u64| egress::Service {
+            health_check_endpoint: format!("http://ts-service-{port}.tailscale.svc.cluster.local:9002/healthz"),
+            tailnet_target: egress::Target { fqdn: format!("host-{port}.tail1234.ts.net"), ..egress::Target::default() },
+            ports: vec![egress::PortMap { protocol: "TCP".into(), match_port: 10_000 + port, target_port: 443 }],
+        };
+        (0..count).map(|port| (format!("default-service-{port}"), service(port))).collect()
+    }
+
+    #[test]
+    fn a_config_of_ten_thousand_services_fits_and_comes_back() {
+        for (count, key) in [(3, egress::KEY), (10_000, egress::KEY_COMPRESSED)] {
+            let wanted = services(count);
+            let config = EgressConfig::new(&owner(), &wanted, 2, 10_003);
+            let manifest = config.manifest();
+            assert!(config.holds(&manifest.value) && bytes(&manifest.value, key).is_some_and(|text| text.len() < ROOM), "{count}");
+            assert_eq!((egress_config(&manifest.value), next_port(&manifest.value)), (wanted, Some(10_003)));
+        }
+    }
+
+    #[test]
+    fn a_lost_key_is_noticed() {
+        let config = EgressConfig::new(&owner(), &services(2), 2, 10_003);
+        for key in [egress::KEY, egress::KEY_HEP_PINGS] {
+            let mut observed = config.manifest().value;
+            observed["binaryData"].as_object_mut().expect("data").remove(key);
+            assert!(!config.holds(&observed), "{key}");
+        }
+        assert!(!EgressConfig::new(&owner(), &services(2), 3, 10_003).holds(&config.manifest().value));
+    }
+}

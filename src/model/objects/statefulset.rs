@@ -1,0 +1,196 @@
+//! The `StatefulSet` of an egress group.
+//!
+//! With our image nothing in the template depends on the number of replicas: each reads its own config from the API, so
+//! scaling restarts nobody. The Tailscale operator's image reads its config from a mounted Secret; the volumes are made for
+//! ordinals in tens, so that scaling restarts nobody within ten either.
+
+use k8s_openapi::api::apps::v1::{StatefulSet, StatefulSetSpec};
+use k8s_openapi::api::core::v1::{
+    Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource, HTTPGetAction, Lifecycle, LifecycleHandler,
+    PodSecurityContext, PodSpec, PodTemplateSpec, Probe, ResourceRequirements, SeccompProfile, SecretVolumeSource, SecurityContext, Sysctl,
+    TopologySpreadConstraint, Volume, VolumeMount,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use serde_json::Value;
+
+use super::overlay::overlay;
+use super::shape::DEBUG;
+use super::{Kind, Manifest, Shape, env};
+use crate::api::names;
+
+/// The proxy's container.
+pub(super) const PROXY: &str = "tailscale";
+/// The init container that switches forwarding on.
+pub(super) const SYSCTLER: &str = "sysctler";
+/// Where the replicas' configs are, each in a folder of its name.
+const CONFIGS: &str = "/etc/tsconfig";
+/// Where the egress config is mounted.
+const SERVICES: &str = "/etc/proxies";
+/// The path that the Tailscale operator's image is drained by.
+const PRE_STOP: &str = "/internal-egress-services-preshutdown";
+/// What the Tailscale operator's image runs to switch forwarding on.
+const STOCK_SYSCTL: &str = "echo 1 > /proc/sys/net/ipv4/ip_forward; \
+    if [ -e /proc/sys/net/ipv6/conf/all/forwarding ]; then echo 1 > /proc/sys/net/ipv6/conf/all/forwarding; fi";
+
+/// The `StatefulSet`. `observed` is it as it is, for what cannot be changed.
+#[must_use]
+pub fn stateful_set(shape: &Shape<'_>, observed: Option<&Value>) -> Manifest {
+    let labels = shape.owner.labels();
+    let policy = observed.map(|observed| observed["spec"]["podManagementPolicy"].as_str().unwrap_or("OrderedReady"));
+    let mut set = StatefulSet {
+        metadata: shape.owner.metadata(shape.owner.group.clone(), None),
+        spec: Some(StatefulSetSpec {
+            replicas: Some(shape.replicas.try_into().unwrap_or(i32::MAX)),
+            pod_management_policy: Some(policy.unwrap_or("Parallel").to_owned()),
+            selector: LabelSelector { match_labels: Some(labels.clone()), ..LabelSelector::default() },
+            template: PodTemplateSpec {
+                metadata: Some(ObjectMeta { labels: Some(labels), ..ObjectMeta::default() }),
+                spec: Some(pod(shape)),
+            },
+            ..StatefulSetSpec::default()
+        }),
+        ..StatefulSet::default()
+    };
+    overlay(&mut set, shape);
+    Manifest::of(Kind::StatefulSet, &set)
+}
+
+fn pod(shape: &Shape<'_>) -> PodSpec {
+    let by_pod = shape.own().and_then(|own| own.pod_sysctls).unwrap_or(false);
+    let sysctl = |name: &str| Sysctl { name: name.to_owned(), value: "1".to_owned() };
+    let sysctls = || vec![sysctl("net.ipv4.ip_forward"), sysctl("net.ipv6.conf.all.forwarding")];
+    PodSpec {
+        service_account_name: Some(shape.owner.group.clone()),
+        termination_grace_period_seconds: Some(shape.termination_grace()),
+        security_context: Some(PodSecurityContext {
+            seccomp_profile: Some(SeccompProfile { type_: "RuntimeDefault".to_owned(), ..SeccompProfile::default() }),
+            sysctls: by_pod.then(sysctls),
+            ..PodSecurityContext::default()
+        }),
+        topology_spread_constraints: Some(vec![spread(shape, "kubernetes.io/hostname"), spread(shape, "topology.kubernetes.io/zone")]),
+        init_containers: (!by_pod).then(|| vec![sysctler(shape)]),
+        containers: vec![proxy(shape)],
+        volumes: Some(volumes(shape).0),
+        ..PodSpec::default()
+    }
+}
+
+fn spread(shape: &Shape<'_>, key: &str) -> TopologySpreadConstraint {
+    TopologySpreadConstraint {
+        max_skew: 1,
+        topology_key: key.to_owned(),
+        when_unsatisfiable: "ScheduleAnyway".to_owned(),
+        label_selector: Some(LabelSelector { match_labels: Some(shape.owner.labels()), ..LabelSelector::default() }),
+        ..TopologySpreadConstraint::default()
+    }
+}
+
+fn sysctler(shape: &Shape<'_>) -> Container {
+    let words = if shape.stock() { ["/bin/sh", "-c", STOCK_SYSCTL] } else { ["tailyard", "proxy", "--sysctl-only"] };
+    Container {
+        name: SYSCTLER.to_owned(),
+        image: Some(shape.image().to_owned()),
+        command: Some(words.map(str::to_owned).to_vec()),
+        security_context: Some(SecurityContext { privileged: Some(true), ..SecurityContext::default() }),
+        resources: Some(requests("1m", "16Mi")),
+        ..Container::default()
+    }
+}
+
+fn proxy(shape: &Shape<'_>) -> Container {
+    let tun = shape.own().and_then(|own| own.tun_resource.as_deref()).filter(|resource| !resource.is_empty());
+    let capabilities = Capabilities { add: Some(vec!["NET_ADMIN".to_owned(), "NET_RAW".to_owned()]), drop: None };
+    let security = match tun {
+        Some(_) => SecurityContext { privileged: Some(false), capabilities: Some(capabilities), ..SecurityContext::default() },
+        None => SecurityContext { privileged: Some(true), ..SecurityContext::default() },
+    };
+    let mut resources = requests("50m", "64Mi");
+    resources.limits = tun.map(|resource| [(resource.to_owned(), Quantity("1".to_owned()))].into());
+    let mut ports = Vec::new();
+    let mut port = |name: &str, port: u16| {
+        ports.push(ContainerPort {
+            name: Some(name.to_owned()),
+            container_port: port.into(),
+            protocol: Some("TCP".to_owned()),
+            ..ContainerPort::default()
+        });
+    };
+    if shape.metrics() {
+        port("metrics", shape.health_port());
+    }
+    if shape.debug() {
+        port("debug", DEBUG);
+    }
+    let stock = shape.stock();
+    // The health server of the stock image goes away with its Pod's address if the class moves it: then nothing is drained.
+    let hook = stock && shape.health_address().is_none();
+    let handler = LifecycleHandler { http_get: Some(get(PRE_STOP, shape)), ..LifecycleHandler::default() };
+    Container {
+        name: PROXY.to_owned(),
+        image: Some(shape.image().to_owned()),
+        env: Some(env::of(shape, CONFIGS, SERVICES)),
+        security_context: Some(security),
+        resources: Some(resources),
+        ports: (!ports.is_empty()).then_some(ports),
+        volume_mounts: Some(volumes(shape).1),
+        lifecycle: hook.then(|| Lifecycle { pre_stop: Some(handler), ..Lifecycle::default() }),
+        // One answer that takes longer than two seconds is enough: Kubernetes' own routing is the failover.
+        readiness_probe: Some(probe(get(if stock { "/healthz" } else { "/readyz" }, shape), 1, 2, 1)),
+        liveness_probe: (!stock).then(|| probe(get("/livez", shape), 10, 5, 6)),
+        ..Container::default()
+    }
+}
+
+fn get(path: &str, shape: &Shape<'_>) -> HTTPGetAction {
+    HTTPGetAction { path: Some(path.to_owned()), port: IntOrString::Int(shape.health_port().into()), ..HTTPGetAction::default() }
+}
+
+fn probe(get: HTTPGetAction, period: i32, timeout: i32, failures: i32) -> Probe {
+    Probe {
+        http_get: Some(get),
+        period_seconds: Some(period),
+        timeout_seconds: Some(timeout),
+        failure_threshold: Some(failures),
+        ..Probe::default()
+    }
+}
+
+fn requests(cpu: &str, memory: &str) -> ResourceRequirements {
+    let requests = [("cpu", cpu), ("memory", memory)].map(|(name, size)| (name.to_owned(), Quantity(size.to_owned())));
+    ResourceRequirements { requests: Some(requests.into()), ..ResourceRequirements::default() }
+}
+
+/// The volumes and where they are mounted.
+fn volumes(shape: &Shape<'_>) -> (Vec<Volume>, Vec<VolumeMount>) {
+    let group = &shape.owner.group;
+    let mount = |name: &str, path: &str, read_only: bool| VolumeMount {
+        name: name.to_owned(),
+        mount_path: path.to_owned(),
+        read_only: read_only.then_some(true),
+        ..VolumeMount::default()
+    };
+    let (mut volumes, mut mounts) = (Vec::new(), Vec::new());
+    if shape.stock() {
+        for ordinal in 0..shape.replicas.max(10).div_ceil(10) * 10 {
+            let secret = SecretVolumeSource {
+                secret_name: Some(names::replica_config(group, ordinal)),
+                optional: Some(true),
+                ..SecretVolumeSource::default()
+            };
+            let name = format!("tailscaledconfig-{ordinal}");
+            mounts.push(mount(&name, &format!("{CONFIGS}/{}", names::replica(group, ordinal)), true));
+            volumes.push(Volume { name, secret: Some(secret), ..Volume::default() });
+        }
+    } else {
+        let memory = EmptyDirVolumeSource { medium: Some("Memory".to_owned()), ..EmptyDirVolumeSource::default() };
+        mounts.push(mount("config", CONFIGS, false));
+        volumes.push(Volume { name: "config".to_owned(), empty_dir: Some(memory), ..Volume::default() });
+    }
+    let services = names::egress_config(group);
+    mounts.push(mount("services", SERVICES, true));
+    let config_map = ConfigMapVolumeSource { name: services, ..ConfigMapVolumeSource::default() };
+    volumes.push(Volume { name: "services".to_owned(), config_map: Some(config_map), ..Volume::default() });
+    (volumes, mounts)
+}

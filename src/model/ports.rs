@@ -1,0 +1,157 @@
+//! Which port of the proxies stands for which port of which Service.
+//!
+//! One allocator serves a whole group for one pass, so two Services cannot get the same port. A port once given is kept for
+//! as long as its record is there; a free one is looked for onwards from the last one given, so that a port that somebody
+//! may still remember is given again as late as possible. Never random, and never remembers anything: the records and the
+//! cursor are on the objects.
+
+use std::fmt;
+
+/// Ports from one to another, both included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Range {
+    from: u16,
+    to: u16,
+}
+
+/// The ports of one group during one pass.
+#[derive(Debug, Clone)]
+pub struct Ports {
+    range: Range,
+    /// One bit for each port.
+    taken: Vec<u64>,
+    next: u16,
+}
+
+impl Range {
+    /// The range if there is none to say.
+    pub const DEFAULT: Self = Self { from: 10_000, to: 19_999 };
+
+    /// A range; none if it is empty or holds port 0.
+    #[must_use]
+    pub fn new(from: u16, to: u16) -> Option<Self> {
+        (from > 0 && from <= to).then_some(Self { from, to })
+    }
+
+    /// Whether the port is in it.
+    #[must_use]
+    pub fn contains(self, port: u16) -> bool {
+        (self.from..=self.to).contains(&port)
+    }
+
+    /// How many ports there are.
+    #[must_use]
+    pub fn size(self) -> u32 {
+        u32::from(self.to) - u32::from(self.from) + 1
+    }
+}
+
+impl fmt::Display for Range {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.from, self.to)
+    }
+}
+
+impl Ports {
+    /// An allocator that never gives the reserved ports, and gives from `next` on.
+    #[must_use]
+    pub fn new(range: Range, reserved: impl IntoIterator<Item = u16>, next: Option<u16>) -> Self {
+        let next = next.filter(|port| range.contains(*port)).unwrap_or(range.from);
+        let mut ports = Self { range, taken: vec![0; 1024], next };
+        for port in reserved {
+            ports.keep(port);
+        }
+        ports
+    }
+
+    /// Keeps a port that is on record, in the range or not; false if it is taken or reserved.
+    pub fn keep(&mut self, port: u16) -> bool {
+        let (word, bit) = (usize::from(port / 64), 1 << (port % 64));
+        let Some(word) = self.taken.get_mut(word) else { return false };
+        let free = port != 0 && *word & bit == 0;
+        *word |= bit;
+        free
+    }
+
+    /// A free port; none if all are taken.
+    pub fn take(&mut self) -> Option<u16> {
+        for _ in 0..self.range.size() {
+            let port = self.next;
+            self.next = if port >= self.range.to { self.range.from } else { port + 1 };
+            if self.keep(port) {
+                return Some(port);
+            }
+        }
+        None
+    }
+
+    /// Where to look first the next time.
+    #[must_use]
+    pub fn next(&self) -> u16 {
+        self.next
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// A life of comings and goings, each step a pass that starts from the records alone.
+        #[test]
+        fn ports_are_stable_apart_and_in_range(
+            steps in prop::collection::vec((0u8..40, any::<bool>()), 1..200),
+            from in 1u16..u16::MAX - 60,
+            reserved in prop::collection::btree_set(any::<u16>(), 0..5),
+        ) {
+            let range = Range::new(from, from + 59).expect("a range");
+            let (mut records, mut cursor) = (BTreeMap::<u8, u16>::new(), None);
+            for (service, wanted) in steps {
+                let mut ports = Ports::new(range, reserved.iter().copied(), cursor);
+                let before = records.clone();
+                for port in records.values() {
+                    prop_assert!(ports.keep(*port));
+                }
+                if !wanted {
+                    records.remove(&service);
+                } else if !records.contains_key(&service) {
+                    records.insert(service, ports.take().expect("room for all"));
+                }
+                cursor = Some(ports.next());
+                let distinct: BTreeSet<_> = records.values().collect();
+                prop_assert_eq!(distinct.len(), records.len());
+                prop_assert!(records.values().all(|port| range.contains(*port) && !reserved.contains(port)));
+                prop_assert!(records.iter().all(|(service, port)| before.get(service).is_none_or(|old| old == port)));
+            }
+        }
+    }
+
+    #[test]
+    fn a_freed_port_is_given_again_last() {
+        let range = Range::new(100, 103).expect("a range");
+        let mut ports = Ports::new(range, [], None);
+        assert_eq!([ports.take(), ports.take()], [Some(100), Some(101)]);
+        let mut later = Ports::new(range, [], Some(ports.next()));
+        assert!(later.keep(101), "100 was freed");
+        assert_eq!([later.take(), later.take(), later.take(), later.take()], [Some(102), Some(103), Some(100), None]);
+    }
+
+    #[test]
+    fn a_record_outside_the_range_is_kept_and_a_reserved_one_is_not() {
+        let mut ports = Ports::new(Range::DEFAULT, [9002], Some(3));
+        assert!(ports.keep(4000) && !ports.keep(4000) && !ports.keep(9002) && !ports.keep(0));
+        assert_eq!(ports.take(), Some(10_000), "a cursor outside the range begins anew");
+    }
+
+    #[test]
+    fn a_range_is_not_empty() {
+        assert_eq!([Range::new(0, 10), Range::new(11, 10)], [None, None]);
+        let top = Range::new(u16::MAX, u16::MAX).expect("one port");
+        assert_eq!((top.size(), top.to_string().as_str()), (1, "65535-65535"));
+        assert_eq!(Ports::new(top, [], None).take(), Some(u16::MAX));
+    }
+}
