@@ -4,6 +4,7 @@ pub mod backoff;
 pub mod config;
 pub mod drain;
 pub mod eval;
+pub mod few;
 pub mod firewall;
 pub mod flow;
 pub mod health;
