@@ -60,7 +60,7 @@ fn one_change(sheet: &mut Sheet, mappings: u32, repetitions: usize) -> Result<()
     let before = Planned::new(&world::with(&empty, EgressConfig::parse(&bytes)?));
     let (mut reading, mut changing) = (Vec::new(), Vec::new());
     for number in 0..u32::try_from(repetitions)? {
-        let bytes = world::config(mappings, Some(number % (mappings / 2)))?;
+        let bytes = world::config(mappings, Some(number % (mappings / 2)))?.into();
         let (read, config) = milliseconds(|| before.world.egress.next(&bytes));
         let changed = world::with(&before.world, config?);
         let (took, _) = milliseconds(|| {

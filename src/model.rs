@@ -6,6 +6,7 @@ pub mod config;
 pub mod control;
 pub mod drain;
 pub mod eval;
+pub mod few;
 pub mod firewall;
 pub mod flow;
 pub mod group;

@@ -48,9 +48,9 @@ pub struct PortMap {
     pub target_port: u64,
 }
 
-/// What a replica says of the config that it has in force.
+/// What a replica says of the config that it has in force; `S` is a map of [`ServiceStatus`] by name.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Status {
+pub struct Status<S = BTreeMap<String, ServiceStatus>> {
     /// The Pod's IPv4 address; always present, empty if there is none.
     #[serde(rename = "podIPv4", default)]
     pub pod_ipv4: String,
@@ -58,8 +58,8 @@ pub struct Status {
     #[serde(rename = "podIPv6", default, skip_serializing_if = "String::is_empty")]
     pub pod_ipv6: String,
     /// The services in force; `null` if there are none.
-    #[serde(default)]
-    pub services: Option<BTreeMap<String, ServiceStatus>>,
+    #[serde(default = "Option::default")]
+    pub services: Option<S>,
     /// Ours, additive: fingerprint of the config in force.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fingerprint: Option<String>,

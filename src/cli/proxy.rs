@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 
 use crate::model::settings::{Flags, Settings};
-use crate::runtime::telemetry;
+use crate::runtime::{memory, telemetry};
 
 /// The exit code for settings at fault (`EX_USAGE`).
 const SETTINGS: u8 = 64;
@@ -100,7 +100,11 @@ pub(super) fn run(args: ProxyArgs) -> Result<ExitCode> {
         }
     };
     let format = if settings.log.json { telemetry::Format::Json } else { telemetry::Format::Text };
+    let frugal = memory::give_back();
     telemetry::init(format, &settings.log.filter).context("logs")?;
+    if let Err(error) = frugal {
+        tracing::warn!("memory may be held longer than needed, as the program cannot start itself with MALLOC_ARENA_MAX=1: {error}");
+    }
     for note in &settings.notes {
         tracing::warn!("{note}");
     }

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 
+mod stamp;
 pub mod watch;
 
 /// What a projected volume's directory calls the set of files in force.

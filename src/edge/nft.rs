@@ -114,13 +114,14 @@ impl Nft {
     /// the second step, as before the first, and the kernel is done in half the time. Likewise where the process may not raise its socket
     /// buffers (a user namespace) and nft could not send it at once.
     pub async fn rewrite(&self, ruleset: &Ruleset) -> Result<(), NftError> {
-        let all: Vec<_> = elements(ruleset).into_iter().collect();
+        let all = elements(ruleset);
         let (before, absent, roomy) = self.blocking(|link| Ok((link.generation()?, link.absent()?, link.roomy()))).await?;
         let mut transactions = 1;
         if all.len() > link::SMALL && (absent || !roomy) {
             run(&self.program, &["-f", "-"], "load the rules", nft::skeleton(ruleset)).await?;
-            transactions += self.blocking(move |link| link.fill(&all)).await?;
+            transactions += self.blocking(move |link| link.fill(all)).await?;
         } else {
+            drop(all);
             run(&self.program, &["-f", "-"], "load the table", nft::table(ruleset)).await?;
         }
         self.blocking(move |link| link.settle(before.wrapping_add(transactions))).await

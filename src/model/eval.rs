@@ -74,7 +74,7 @@ fn relay(to: BTreeSet<SocketAddr>, source: Source) -> Verdict {
 }
 
 /// The targets of a whole address: the packet keeps its port.
-fn whole(targets: &BTreeSet<IpAddr>, packet: &Packet) -> BTreeSet<SocketAddr> {
+fn whole(targets: &[IpAddr], packet: &Packet) -> BTreeSet<SocketAddr> {
     let of_family = targets.iter().filter(|to| Family::of(**to) == Family::of(packet.dst));
     of_family.take(SLOTS).map(|to| SocketAddr::new(*to, packet.port.get())).collect()
 }

@@ -18,6 +18,7 @@ use serde::Serialize;
 
 pub use reason::Reason;
 
+use super::few::Few;
 use super::net::{Family, InterfaceName, Port, PortKey};
 use super::ruleset::Ruleset;
 use super::world::World;
@@ -32,9 +33,9 @@ pub struct Plan {
     /// The egress services by name; one without a single usable port is not here, one that is unresolved is, without targets.
     pub egress: OrdMap<Arc<str>, Arc<Egress>>,
     /// The L3 ingress services and the single-proxy ingress, by name: the tailnet's address and the addresses behind it.
-    pub ingress: OrdMap<Arc<str>, BTreeMap<IpAddr, BTreeSet<IpAddr>>>,
+    pub ingress: OrdMap<Arc<str>, BTreeMap<IpAddr, Few<IpAddr>>>,
     /// Addresses of the Pod itself that lead to the tailnet whole (`TS_TAILNET_TARGET_*`).
-    pub pod: OrdMap<IpAddr, BTreeSet<IpAddr>>,
+    pub pod: OrdMap<IpAddr, Few<IpAddr>>,
     /// Ports of the Pod's own.
     pub reserved: BTreeSet<PortKey>,
     /// What is not served, by service name; a service may be partly served.
@@ -47,7 +48,7 @@ pub struct Egress {
     /// The target's port by match port.
     pub ports: BTreeMap<PortKey, Port>,
     /// Every address of the target; empty while it is unresolved, and then its ports refuse.
-    pub targets: BTreeSet<IpAddr>,
+    pub targets: Few<IpAddr>,
 }
 
 /// A plan, the ruleset that it comes to, and what the next one is computed from.

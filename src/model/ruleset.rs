@@ -10,6 +10,7 @@ use imbl::OrdMap;
 use imbl::ordmap::DiffItem;
 use serde::Serialize;
 
+use super::few::Few;
 use super::net::{Family, InterfaceName, PortKey};
 
 /// How many places one key's targets are dealt into when it has more than one in a family.
@@ -33,12 +34,12 @@ pub struct Ruleset {
     pub source: OrdMap<Family, IpAddr>,
     /// Packets of the cluster to a match port of this Pod go to one of these targets; a key without a target
     /// in the packet's family is refused (TCP reset, ICMP port unreachable).
-    pub ports: OrdMap<PortKey, BTreeSet<SocketAddr>>,
+    pub ports: OrdMap<PortKey, Few<SocketAddr>>,
     /// Packets of the tailnet to this address, any protocol and port, go to one of these addresses of the same family; none: refused.
-    pub from_tailnet: OrdMap<IpAddr, BTreeSet<IpAddr>>,
+    pub from_tailnet: OrdMap<IpAddr, Few<IpAddr>>,
     /// Packets of the cluster to this address of the Pod, any protocol and port but the reserved ones, go to one of these
     /// addresses of the same family; none: refused.
-    pub from_cluster: OrdMap<IpAddr, BTreeSet<IpAddr>>,
+    pub from_cluster: OrdMap<IpAddr, Few<IpAddr>>,
     /// Ports of the Pod's own that `from_cluster` never takes.
     pub reserved: BTreeSet<PortKey>,
 }
@@ -75,11 +76,11 @@ pub struct Delta {
     /// Changes of the node's own addresses.
     pub source: BTreeMap<Family, Edit<IpAddr>>,
     /// Changes of match ports.
-    pub ports: BTreeMap<PortKey, Edit<BTreeSet<SocketAddr>>>,
+    pub ports: BTreeMap<PortKey, Edit<Few<SocketAddr>>>,
     /// Changes of addresses served to the tailnet.
-    pub from_tailnet: BTreeMap<IpAddr, Edit<BTreeSet<IpAddr>>>,
+    pub from_tailnet: BTreeMap<IpAddr, Edit<Few<IpAddr>>>,
     /// Changes of addresses served to the cluster.
-    pub from_cluster: BTreeMap<IpAddr, Edit<BTreeSet<IpAddr>>>,
+    pub from_cluster: BTreeMap<IpAddr, Edit<Few<IpAddr>>>,
 }
 
 impl Delta {

@@ -4,13 +4,15 @@
 
 use std::collections::BTreeMap;
 
+use bytes::Bytes;
+
 use crate::api::state as keys;
 
 /// The content of the Secret, or of the keys of it that matter.
-pub type Content = BTreeMap<String, Vec<u8>>;
+pub type Content = BTreeMap<String, Bytes>;
 
 /// Wanted values by key; nothing as a value means that the key is to be absent.
-pub type Changes = BTreeMap<String, Option<Vec<u8>>>;
+pub type Changes = BTreeMap<String, Option<Bytes>>;
 
 /// What is known when a container starts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -29,7 +31,7 @@ impl Start {
     #[must_use]
     pub fn changes(&self, found: &Content) -> Changes {
         let mut changes: Changes = keys::STALE_AT_START.iter().map(|key| ((*key).to_owned(), None)).collect();
-        let mut set = |key: &str, value: String| drop(changes.insert(key.to_owned(), Some(value.into_bytes())));
+        let mut set = |key: &str, value: String| drop(changes.insert(key.to_owned(), Some(value.into())));
         if let Some(capver) = self.capver {
             set(keys::CAPVER, capver.to_string());
         }
@@ -85,7 +87,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn content(pairs: &[(&str, &str)]) -> Content {
-        pairs.iter().map(|(key, value)| ((*key).to_owned(), value.as_bytes().to_vec())).collect()
+        pairs.iter().map(|(key, value)| ((*key).to_owned(), Bytes::copy_from_slice(value.as_bytes()))).collect()
     }
 
     #[test]
@@ -126,11 +128,16 @@ mod tests {
         }
     }
 
+    fn changes() -> impl Strategy<Value = Changes> {
+        let value = proptest::collection::vec(0u8..3, 0..3).prop_map(Bytes::from);
+        proptest::collection::btree_map("[a-d]", proptest::option::of(value), 0..5)
+    }
+
     proptest! {
         #[test]
         fn what_is_outstanding_once_applied_leaves_nothing(
-            wanted in proptest::collection::btree_map("[a-d]", proptest::option::of(proptest::collection::vec(0u8..3, 0..3)), 0..5),
-            known in proptest::collection::btree_map("[a-d]", proptest::option::of(proptest::collection::vec(0u8..3, 0..3)), 0..5),
+            wanted in changes(),
+            known in changes(),
         ) {
             let todo = outstanding(&wanted, &known);
             let mut after = known;

@@ -7,9 +7,11 @@
 //! nobody can resolve would stop it. From then on it is published without addresses, and its ports refuse.
 //! Never computed from anything but a plan that the kernel has accepted.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
+
+use serde::{Serialize, Serializer};
 
 use super::config::{EgressConfig, IngressConfig};
 use super::plan::Plan;
@@ -44,28 +46,53 @@ impl PodAddresses {
     }
 }
 
-/// The status of the egress services that the plan in force makes of this config, without those that are withheld.
-#[must_use]
-pub fn egress_status(plan: &Plan, config: &EgressConfig, pod: PodAddresses, withheld: &BTreeSet<Arc<str>>) -> Status {
-    let published = config.services.iter().filter(|(name, _)| !withheld.contains(*name));
-    let services: BTreeMap<_, _> = published
-        .map(|(name, service)| {
-            let targets = plan.egress.get(name).map(|egress| &egress.targets).filter(|targets| !targets.is_empty());
+/// The services that are published, each made when it is written: thousands of them at once are of no use to anybody.
+#[derive(Debug, Clone, Copy)]
+pub struct Published<'a> {
+    plan: &'a Plan,
+    config: &'a EgressConfig,
+    withheld: &'a BTreeSet<Arc<str>>,
+    /// Whether the addresses in use are told.
+    addresses: bool,
+}
+
+impl<'a> Published<'a> {
+    fn iter(self) -> impl Iterator<Item = (&'a str, ServiceStatus)> {
+        let published = self.config.services.iter().filter(move |(name, _)| !self.withheld.contains(*name));
+        published.map(move |(name, service)| {
+            let targets = self.plan.egress.get(name).map(|egress| &egress.targets).filter(|targets| self.addresses && !targets.is_empty());
             let status = ServiceStatus {
                 ports: service.ports.clone(),
                 tailnet_target_ips: targets.map(|targets| targets.iter().map(ToString::to_string).collect()),
                 tailnet_target: service.tailnet_target.clone(),
             };
-            (name.to_string(), status)
+            (&**name, status)
         })
-        .collect();
+    }
+}
+
+impl Serialize for Published<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.iter())
+    }
+}
+
+/// The status of the egress services that the plan in force makes of this config, without those that are withheld.
+#[must_use]
+pub fn egress_status<'a>(
+    plan: &'a Plan,
+    config: &'a EgressConfig,
+    pod: PodAddresses,
+    withheld: &'a BTreeSet<Arc<str>>,
+) -> Status<Published<'a>> {
+    let published = Published { plan, config, withheld, addresses: true };
     let (pod_ipv4, pod_ipv6) = pod.text();
     let configured = |name: &Arc<str>| config.services.contains_key(name) || config.malformed.contains_key(name);
     let rejected = plan.rejected.iter().filter(|(name, _)| configured(name));
     Status {
         pod_ipv4,
         pod_ipv6,
-        services: (!services.is_empty()).then_some(services),
+        services: published.iter().next().map(|_| published),
         fingerprint: Some(config.fingerprint.clone()),
         rejected: rejected.map(|(name, reasons)| (name.to_string(), reasons.iter().map(ToString::to_string).collect())).collect(),
     }
@@ -100,20 +127,20 @@ pub enum Left {
 
 /// The text of a status, with no more than fits in `room` bytes if anything can be left out.
 #[must_use]
-pub fn encode(mut status: Status, room: usize) -> (Vec<u8>, Left) {
-    let text = |status: &Status| serde_json::to_vec(status).unwrap_or_default();
+pub fn encode(mut status: Status<Published<'_>>, room: usize) -> (Vec<u8>, Left) {
+    let text = |status: &Status<Published<'_>>| serde_json::to_vec(status).unwrap_or_default();
     let whole = text(&status);
     if whole.len() <= room {
         return (whole, Left::Nothing);
     }
+    drop(whole);
     status.rejected.clear();
     let shorter = text(&status);
     if shorter.len() <= room {
         return (shorter, Left::Reasons);
     }
-    for service in status.services.iter_mut().flat_map(BTreeMap::values_mut) {
-        service.tailnet_target_ips = None;
-    }
+    drop(shorter);
+    status.services = status.services.map(|services| Published { addresses: false, ..services });
     (text(&status), Left::Addresses)
 }
 

@@ -3,12 +3,13 @@
 //! Connection tracking keeps a flow on the target that the maps gave it at its start. That is what keeps untouched flows
 //! running through any change, and what would leave others hanging on a target that is gone. Nothing is deleted here.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
 use imbl::OrdMap;
 use serde::Serialize;
 
+use super::few::Few;
 use super::flow::{Flow, FlowFilter, SRC_NAT, TcpState};
 use super::net::PortKey;
 use super::ruleset::{Delta, Edit, Ruleset};
@@ -31,7 +32,7 @@ type Touched<'a, K, T> = BTreeMap<&'a K, Left<'a, T>>;
 #[derive(Debug, Clone)]
 enum Left<'a, T> {
     Nothing,
-    Targets(&'a BTreeSet<T>),
+    Targets(&'a Few<T>),
 }
 
 /// What a change of the ruleset takes away.
@@ -156,17 +157,17 @@ impl std::fmt::Debug for Cuts<'_> {
 }
 
 /// The edits that take something away.
-fn touched<'a, K: Ord, T: Ord>(edits: &'a BTreeMap<K, Edit<BTreeSet<T>>>) -> Touched<'a, K, T> {
-    let takes = |edit: &&Edit<BTreeSet<T>>| match (&edit.before, &edit.after) {
+fn touched<'a, K: Ord, T: Ord>(edits: &'a BTreeMap<K, Edit<Few<T>>>) -> Touched<'a, K, T> {
+    let takes = |edit: &&Edit<Few<T>>| match (&edit.before, &edit.after) {
         (None, _) => false,
         (Some(_), None) => true,
         (Some(before), Some(after)) => !before.is_subset(after),
     };
-    let left = |edit: &'a Edit<BTreeSet<T>>| edit.after.as_ref().map_or(Left::Nothing, Left::Targets);
+    let left = |edit: &'a Edit<Few<T>>| edit.after.as_ref().map_or(Left::Nothing, Left::Targets);
     edits.iter().filter(|(_, edit)| takes(edit)).map(|(key, edit)| (key, left(edit))).collect()
 }
 
-fn every<K: Ord, T>(map: &OrdMap<K, BTreeSet<T>>) -> Touched<'_, K, T> {
+fn every<K: Ord, T: Ord>(map: &OrdMap<K, Few<T>>) -> Touched<'_, K, T> {
     map.iter().map(|(key, targets)| (key, Left::Targets(targets))).collect()
 }
 

@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
@@ -86,7 +87,7 @@ pub fn new(store: Store, start: Start, retry: Backoff) -> (Ledger, Reporter) {
 impl Ledger {
     /// The key is to have this value. The newest word counts.
     pub fn set(&self, key: &str, value: impl Into<Vec<u8>>) {
-        self.want(key, Some(value.into()));
+        self.want(key, Some(value.into().into()));
     }
 
     /// The key is to be absent. The newest word counts.
@@ -94,7 +95,7 @@ impl Ledger {
         self.want(key, None);
     }
 
-    fn want(&self, key: &str, value: Option<Vec<u8>>) {
+    fn want(&self, key: &str, value: Option<Bytes>) {
         self.wanted.send_if_modified(|wanted| {
             if wanted.changes.get(key) == Some(&value) {
                 return false;

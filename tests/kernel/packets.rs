@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use socket2::SockRef;
 use tailyard::model::eval::{Packet, Source, Verdict, evaluate};
+use tailyard::model::few::Few;
 use tailyard::model::firewall::{Audit, Counters, Traffic};
 use tailyard::model::net::{Family, InterfaceName, Port, PortKey, Proto};
 use tailyard::model::ruleset::Ruleset;
@@ -72,7 +73,7 @@ impl Scene {
     }
 
     /// The targets' sockets of the given numbers.
-    fn targets(&self, which: &[usize], families: &[Family]) -> BTreeSet<SocketAddr> {
+    fn targets(&self, which: &[usize], families: &[Family]) -> Few<SocketAddr> {
         let one = |(family, i): (&Family, &usize)| SocketAddr::new(self.lab.targets[*i].tailnet[family], SERVICE);
         families.iter().flat_map(|family| which.iter().map(move |i| (family, i))).map(one).collect()
     }
@@ -84,15 +85,16 @@ impl Scene {
         for proto in Proto::ALL {
             let mut map = |port, targets| ruleset.ports.insert(key(proto, port), targets);
             map(10_001, self.targets(&[0], &Family::ALL));
-            map(10_002, BTreeSet::new());
+            map(10_002, Few::default());
             map(10_003, self.targets(&[1], &[Family::V4]));
             map(10_004, self.targets(&[0, 1, 2], &Family::ALL));
-            map(10_005, self.targets(&[0, 1], &[Family::V4]).union(&self.targets(&[2], &[Family::V6])).copied().collect());
+            let both = [self.targets(&[0, 1], &[Family::V4]), self.targets(&[2], &[Family::V6])];
+            map(10_005, both.iter().flatten().copied().collect());
         }
         let backends = |which: &[usize], family| which.iter().map(|i| self.lab.clients[*i].cluster[&family]).collect();
         for family in Family::ALL {
             ruleset.from_tailnet.insert(vip(family, 2), backends(&[0], family));
-            ruleset.from_tailnet.insert(vip(family, 3), BTreeSet::new());
+            ruleset.from_tailnet.insert(vip(family, 3), Few::default());
             ruleset.from_tailnet.insert(vip(family, 4), backends(&[0, 1], family));
         }
         ruleset
@@ -215,7 +217,7 @@ fn a_whole_address_but_for_the_reserved_ports(backend: Backend) {
     ruleset.reserved = Proto::ALL.map(|proto| key(proto, 9002)).into();
     for family in Family::ALL {
         let target = scene.lab.targets[1].tailnet[&family];
-        ruleset.from_cluster.insert(scene.proxy().cluster[&family], BTreeSet::from([target]));
+        ruleset.from_cluster.insert(scene.proxy().cluster[&family], Few::from([target]));
     }
     let mut firewall = Firewall::load(backend, scene.proxy(), ruleset);
     let check = |firewall: &Firewall, port, expect| {
@@ -225,7 +227,7 @@ fn a_whole_address_but_for_the_reserved_ports(backend: Backend) {
     };
     check(&firewall, SERVICE, Relayed(&["target1"]));
     check(&firewall, 9002, Own);
-    let of = |which: &'static [usize], family| which.iter().map(|i| scene.lab.targets[*i].tailnet[&family]).collect::<BTreeSet<IpAddr>>();
+    let of = |which: &'static [usize], family| which.iter().map(|i| scene.lab.targets[*i].tailnet[&family]).collect::<Few<IpAddr>>();
     let retarget = |ruleset: &mut Ruleset, which| {
         for family in Family::ALL {
             ruleset.from_cluster.insert(scene.proxy().cluster[&family], of(which, family));
@@ -301,7 +303,7 @@ fn segments_fit_the_tailnet_in_both_directions(backend: Backend) {
         let any = SocketAddr::new(if family == Family::V4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }, port);
         let listener = target.ns.run(|| TcpListener::bind(any)).expect("the namespace").expect("a listener");
         let mut firewall = Firewall::load(backend, scene.proxy(), scene.ruleset());
-        let to = BTreeSet::from([SocketAddr::new(target.tailnet[&family], port)]);
+        let to = Few::from([SocketAddr::new(target.tailnet[&family], port)]);
         firewall.change(|ruleset| drop(ruleset.ports.insert(key(Proto::Tcp, 10_007), to)));
         let pod = SocketAddr::new(scene.proxy().cluster[&family], 10_007);
         let client = scene.lab.clients[0].connect(pod, PATIENCE).expect("a connection");
@@ -381,7 +383,7 @@ fn ten_thousand_ports(backend: Backend) {
     let scene = Scene::build();
     let mut ruleset = scene.ruleset();
     let nowhere = |i: u16| SocketAddr::from(([100, 64, 9, 9], i));
-    ruleset.ports.extend((20_000..30_000).map(|port| (key(Proto::Tcp, port), BTreeSet::from([nowhere(port)]))));
+    ruleset.ports.extend((20_000..30_000).map(|port| (key(Proto::Tcp, port), Few::from([nowhere(port)]))));
     let start = Instant::now();
     let mut firewall = Firewall::load(backend, scene.proxy(), ruleset);
     let loaded = start.elapsed();

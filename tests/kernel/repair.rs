@@ -1,11 +1,11 @@
 //! Somebody else at our rules: an audit sees it, a rewrite mends it. And firewalls that are not there.
 
-use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use tailyard::edge::iptables::{Iptables, Variant};
 use tailyard::edge::nft::{Nft, NftError};
+use tailyard::model::few::Few;
 use tailyard::model::firewall::Audit;
 use tailyard::model::net::{Family, InterfaceName, Port, PortKey, Proto};
 use tailyard::model::ruleset::Ruleset;
@@ -40,7 +40,7 @@ impl Scene {
     fn ruleset(&self) -> Ruleset {
         let mut ruleset = Ruleset::empty(InterfaceName::tailscale0());
         ruleset.source = self.proxy().tailnet.clone().into();
-        let to: BTreeSet<SocketAddr> = self.lab.targets[0].tailnet.values().map(|ip| SocketAddr::new(*ip, 7001)).collect();
+        let to: Few<SocketAddr> = self.lab.targets[0].tailnet.values().map(|ip| SocketAddr::new(*ip, 7001)).collect();
         ruleset.ports.insert(key(10_001), to.clone());
         ruleset.ports.insert(key(10_002), to);
         ruleset
@@ -116,7 +116,7 @@ fn what_is_not_ours_is_nobodys_business(backend: Backend) {
 fn a_new_process_takes_over_what_an_old_one_left(backend: Backend) {
     let scene = Scene::build();
     let mut more = scene.ruleset();
-    more.ports.extend((30_000..30_100).map(|port| (key(port), BTreeSet::new())));
+    more.ports.extend((30_000..30_100).map(|port| (key(port), Few::default())));
     drop(Firewall::load(backend, scene.proxy(), more));
     let firewall = Firewall::load(backend, scene.proxy(), scene.ruleset());
     assert!(scene.works());

@@ -1,20 +1,21 @@
 //! Watching files for a change of their content: by inotify on their directory, and by a slow look beside it.
 //!
 //! inotify may be refused (limits) or may miss what it cannot see (a directory mounted over, a writer that keeps its file
-//! open), so the look never ends; while there is no directory or no inotify it is all there is. What is told is content: a
-//! rewrite of the same bytes is no change.
+//! open), so the look never ends; while there is no directory or no inotify it is all there is. A look reads the files only if
+//! their metadata tell that they may have changed. What is told is content: a rewrite of the same bytes is no change.
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use futures_util::StreamExt;
 use inotify::{EventMask, EventStream, Inotify, WatchMask};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
+use super::stamp::Stamp;
 use super::{DATA, FilesError, Snapshot, read};
 
 /// Between two looks beside inotify.
@@ -74,8 +75,9 @@ impl Watcher {
     pub async fn run(self) {
         let mut events = None;
         let mut settling = false;
+        let mut read = None;
         loop {
-            let (again, changed) = self.look(&mut events, settling).await;
+            let (again, changed) = self.look(&mut events, &mut read, settling).await;
             let now = Instant::now();
             let not_before = now + if changed { COALESCE } else { Duration::ZERO };
             let latest = now
@@ -101,21 +103,30 @@ impl Watcher {
     }
 
     /// Reads and tells. Returns whether the content must be looked at again before it is believed, and whether it changed.
-    /// The watch is set before the reading, so that no change falls between them.
-    async fn look(&self, events: &mut Option<Events>, settled: bool) -> (bool, bool) {
+    /// The watch is set before the reading, so that no change falls between them; `stamp` is that of the last reading.
+    async fn look(&self, events: &mut Option<Events>, stamp: &mut Option<Stamp>, settled: bool) -> (bool, bool) {
         if self.inotify && events.as_ref().is_none_or(|events| events.inode != inode(&self.directory)) {
             *events = Events::of(&self.directory).ok();
         }
         let (directory, names) = (self.directory.clone(), Arc::clone(&self.names));
-        let result = match tokio::task::spawn_blocking(move || read(&directory, &names)).await {
-            Ok(result) => result,
-            Err(_ending) => return (false, false),
+        let last = stamp.take();
+        let Ok((read, found)) = tokio::task::spawn_blocking(move || read_unless(last.as_ref(), &directory, &names)).await else {
+            return (false, false);
         };
         let notified = events.is_some();
-        match result {
-            Ok(snapshot) if snapshot.half_written() && !settled && self.view.borrow().snapshot.as_ref() != Some(&snapshot) => (true, false),
-            Ok(snapshot) => (false, self.tell(snapshot, notified)),
-            Err(fault) => {
+        match read {
+            None => {
+                *stamp = found;
+                (false, self.tell_unchanged(notified))
+            }
+            Some(Ok(snapshot)) if snapshot.half_written() && !settled && self.view.borrow().snapshot.as_ref() != Some(&snapshot) => {
+                (true, false)
+            }
+            Some(Ok(snapshot)) => {
+                *stamp = found;
+                (false, self.tell(snapshot, notified))
+            }
+            Some(Err(fault)) => {
                 self.tell_fault(fault, notified);
                 (false, false)
             }
@@ -123,12 +134,16 @@ impl Watcher {
     }
 
     fn tell(&self, snapshot: Snapshot, notified: bool) -> bool {
-        self.view.send_if_modified(|view| {
-            let same = view.snapshot.as_ref().is_some_and(|last| last.files == snapshot.files) && view.fault.is_none();
-            let changed = !same || view.notified != notified;
-            *view = View { snapshot: Some(snapshot), fault: None, notified };
-            changed
-        })
+        if self.view.borrow().snapshot.as_ref() == Some(&snapshot) && self.view.borrow().fault.is_none() {
+            return self.tell_unchanged(notified);
+        }
+        self.view.send_replace(View { snapshot: Some(snapshot), fault: None, notified });
+        true
+    }
+
+    /// What is known stays, in the memory that others share.
+    fn tell_unchanged(&self, notified: bool) -> bool {
+        self.view.send_if_modified(|view| std::mem::replace(&mut view.notified, notified) != notified)
     }
 
     fn tell_fault(&self, fault: FilesError, notified: bool) {
@@ -139,6 +154,16 @@ impl Watcher {
             !same
         });
     }
+}
+
+/// The files, unless they are as they were when they were read last; and by what that will be told the next time. Blocks.
+fn read_unless(last: Option<&Stamp>, directory: &Path, names: &[String]) -> (Option<Result<Snapshot, FilesError>>, Option<Stamp>) {
+    let stamp = Stamp::of(directory, names).ok();
+    if last.is_some() && stamp.as_ref() == last {
+        return (None, stamp);
+    }
+    let now = SystemTime::now();
+    (Some(read(directory, names)), stamp.filter(|stamp| stamp.is_settled(now)))
 }
 
 /// inotify on one directory.

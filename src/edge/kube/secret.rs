@@ -1,5 +1,6 @@
 //! The replica's own Secrets: state, which it shares with tailscaled and the operator, and config, which it only reads.
 
+use bytes::Bytes;
 use k8s_openapi::ByteString;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Map, Value, json};
@@ -41,7 +42,7 @@ impl StateSecret {
 
     /// Changes these keys and no others, in one call.
     pub async fn patch(&self, changes: &Changes) -> Result<(), KubeError> {
-        let value = |value: &Option<Vec<u8>>| value.as_ref().map_or(Value::Null, |bytes| json!(ByteString(bytes.clone())));
+        let value = |value: &Option<Bytes>| value.as_ref().map_or(Value::Null, |bytes| json!(ByteString(bytes.to_vec())));
         let data: Map<String, Value> = changes.iter().map(|(key, wanted)| (key.clone(), value(wanted))).collect();
         let patch = Patch::Strategic(json!({"metadata": {"name": self.name, "namespace": self.cluster.namespace}, "data": data}));
         let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };

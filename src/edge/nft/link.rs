@@ -110,11 +110,13 @@ impl Link {
     }
 
     /// Adds the elements to a table without any, but for those that came with the rules; says in how many transactions.
-    pub(super) fn fill(&mut self, elements: &[Element]) -> Result<u32, NftError> {
-        let missing: Vec<Element> = elements.iter().filter(|element| element.set != Set::Reserved).cloned().collect();
-        let mut transactions = 0;
-        for some in missing.chunks(if self.roomy { usize::MAX } else { SMALL }) {
-            self.commit(&Edits { delete: Vec::new(), add: some.to_vec() })?;
+    pub(super) fn fill(&mut self, mut elements: Vec<Element>) -> Result<u32, NftError> {
+        elements.retain(|element| element.set != Set::Reserved);
+        let (most, mut transactions) = (if self.roomy { usize::MAX } else { SMALL }, 0);
+        while !elements.is_empty() {
+            let rest = elements.split_off(elements.len().min(most));
+            self.commit(&Edits { delete: Vec::new(), add: elements })?;
+            elements = rest;
             transactions += 1;
         }
         Ok(transactions)

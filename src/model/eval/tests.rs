@@ -89,7 +89,7 @@ fn a_match_port_is_nobodys_from_the_tailnet_or_for_other_hosts() {
 fn a_whole_address_leaves_match_ports_and_reserved_ports_alone() {
     let mut ruleset = one(&[("tcp", 10_042, &[])]);
     let pod: IpAddr = "10.42.0.2".parse().expect("an address");
-    ruleset.from_cluster.insert(pod, BTreeSet::from(["100.64.0.9".parse().expect("an address")]));
+    ruleset.from_cluster.insert(pod, ["100.64.0.9".parse().expect("an address")].into());
     ruleset.reserved.insert(PortKey { proto: Proto::Tcp, port: Port::new(9002).expect("not zero") });
     assert_eq!(evaluate(&ruleset, &packet("10.42.0.2", 10_042)), Verdict::Refuse);
     assert_eq!(evaluate(&ruleset, &packet("10.42.0.2", 9002)), Verdict::Pass);

@@ -1,10 +1,10 @@
 //! Our chains, one by one: which there are for a ruleset, and the rules in each.
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 
+use crate::model::few::Few;
 use crate::model::net::{Family, Port, PortKey, Proto};
 use crate::model::ruleset::{PROBE_MARK, Ruleset, SLOTS};
 
@@ -100,7 +100,7 @@ impl Branch {
     }
 
     /// The keys of a ruleset that are on it, with their targets.
-    fn keys(self, ruleset: &Ruleset) -> impl Iterator<Item = (&PortKey, &BTreeSet<SocketAddr>)> {
+    fn keys(self, ruleset: &Ruleset) -> impl Iterator<Item = (&PortKey, &Few<SocketAddr>)> {
         let key = |port: u16| Port::new(port.max(1)).map(|port| PortKey { proto: self.proto, port });
         let range = key(*self.ports().start()).zip(key(*self.ports().end()));
         range.into_iter().flat_map(|(first, last)| ruleset.ports.range(first..=last))
@@ -186,7 +186,7 @@ impl Chain {
         match self {
             Self::Count(branch) => branch.keys(ruleset).map(|(key, _)| Some(*key)).collect(),
             Self::Ports(branch) => {
-                let rules = |(key, targets): (&PortKey, &BTreeSet<SocketAddr>)| match of_family(targets, family).len() {
+                let rules = |(key, targets): (&PortKey, &Few<SocketAddr>)| match of_family(targets, family).len() {
                     0 => vec![None],
                     count => vec![Some(*key); count],
                 };
@@ -230,7 +230,7 @@ impl Chain {
     }
 }
 
-fn of_family(targets: &BTreeSet<SocketAddr>, family: Family) -> Vec<SocketAddr> {
+fn of_family(targets: &[SocketAddr], family: Family) -> Vec<SocketAddr> {
     targets.iter().copied().filter(|to| Family::of(to.ip()) == family).take(SLOTS).collect()
 }
 
@@ -277,7 +277,7 @@ fn port(key: PortKey, targets: &[SocketAddr]) -> Vec<String> {
     spread(&format!("-p {0} -m {0} --dport {1}", key.proto, key.port), targets)
 }
 
-fn host(ip: IpAddr, targets: &BTreeSet<IpAddr>, family: Family) -> Vec<String> {
+fn host(ip: IpAddr, targets: &[IpAddr], family: Family) -> Vec<String> {
     if Family::of(ip) != family {
         return Vec::new();
     }

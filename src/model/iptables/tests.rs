@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::model::eval::tests::{packets, rulesets};
 use crate::model::eval::{Packet, Source, Verdict, evaluate};
+use crate::model::few::Few;
 use crate::model::net::{Port, PortKey, Proto};
 use crate::model::ruleset::diff;
 
@@ -202,7 +203,7 @@ fn key(proto: Proto, port: u16) -> PortKey {
 
 fn large(count: u16) -> Ruleset {
     let to = |i: u16| SocketAddr::from(([100, 64, (i >> 8) as u8, (i & 255) as u8], 5432));
-    let ports = (0..count).map(|i| (key(Proto::Tcp, 10_000 + i), BTreeSet::from([to(i)]))).collect();
+    let ports = (0..count).map(|i| (key(Proto::Tcp, 10_000 + i), Few::from([to(i)]))).collect();
     Ruleset { ports, ..Ruleset::empty(InterfaceName::tailscale0()) }
 }
 
@@ -221,7 +222,7 @@ fn a_lookup_among_ten_thousand_ports_tests_few_rules() {
 fn a_retarget_sends_one_chain_and_keeps_what_counts() {
     let before = large(10_000);
     let mut after = before.clone();
-    after.ports.insert(key(Proto::Tcp, 10_010), BTreeSet::from(["100.64.9.9:1".parse().expect("a target")]));
+    after.ports.insert(key(Proto::Tcp, 10_010), Few::from(["100.64.9.9:1".parse().expect("a target")]));
     let text = delta(&before, &diff(&before, &after), &after, Family::V4).expect("a change");
     assert_eq!(text.lines().filter(|line| line.starts_with(':')).collect::<Vec<_>>(), [":TAILYARD-tcp-271 - [0:0]"]);
     assert!(text.starts_with("*nat\n") && text.lines().count() == 19, "{text}");
@@ -230,7 +231,7 @@ fn a_retarget_sends_one_chain_and_keeps_what_counts() {
 #[test]
 fn brackets_stand_where_ip6tables_wants_them() {
     let mut ruleset = large(0);
-    ruleset.ports.insert(key(Proto::Udp, 53), BTreeSet::from(["[fd7a:115c:a1e0::2]:5353".parse().expect("a target")]));
+    ruleset.ports.insert(key(Proto::Udp, 53), Few::from(["[fd7a:115c:a1e0::2]:5353".parse().expect("a target")]));
     let text = restore(&ruleset, Family::V6);
     assert!(text.contains("-A TAILYARD-udp-003 -p udp -m udp --dport 53 -j DNAT --to-destination [fd7a:115c:a1e0::2]:5353\n"), "{text}");
     assert!(restore(&ruleset, Family::V4).contains("-A TAILYARD-udp-003 -p udp -m udp --dport 53 -j TAILYARD-REFUSE\n"));

@@ -194,9 +194,9 @@ impl Set {
     }
 }
 
-/// All that the table is to hold.
+/// All that the table is to hold, in order.
 #[must_use]
-pub fn elements(ruleset: &Ruleset) -> BTreeSet<Element> {
+pub fn elements(ruleset: &Ruleset) -> Vec<Element> {
     let mut list = Vec::with_capacity(3 * ruleset.ports.len() + 16);
     list.extend(ruleset.source.iter().map(|(family, ip)| source(&ruleset.interface, *family, *ip)));
     list.extend(ruleset.reserved.iter().map(|key| Element { set: Set::Reserved, key: Key::Port(*key), value: None }));
@@ -208,7 +208,9 @@ pub fn elements(ruleset: &Ruleset) -> BTreeSet<Element> {
             host(&mut list, side, *ip, targets);
         }
     }
-    list.into_iter().collect()
+    list.sort_unstable();
+    list.dedup();
+    list
 }
 
 /// The elements to change, found by the changed keys alone: the cost does not depend on the size of the rulesets.
@@ -243,7 +245,7 @@ fn source(interface: &InterfaceName, family: Family, ip: IpAddr) -> Element {
     Element { set: Set::Source(family), key: Key::Interface(interface.clone()), value: Some(Value::Address(ip)) }
 }
 
-fn port(list: &mut Vec<Element>, key: PortKey, targets: &BTreeSet<SocketAddr>) {
+fn port(list: &mut Vec<Element>, key: PortKey, targets: &[SocketAddr]) {
     list.push(Element { set: Set::Traffic(key.proto), key: Key::Number(key.port), value: None });
     let mut many = false;
     for family in Family::ALL {
@@ -261,7 +263,7 @@ fn port(list: &mut Vec<Element>, key: PortKey, targets: &BTreeSet<SocketAddr>) {
     }
 }
 
-fn host(list: &mut Vec<Element>, side: Side, ip: IpAddr, targets: &BTreeSet<IpAddr>) {
+fn host(list: &mut Vec<Element>, side: Side, ip: IpAddr, targets: &[IpAddr]) {
     let family = Family::of(ip);
     let targets: Vec<IpAddr> = targets.iter().copied().filter(|to| Family::of(*to) == family).collect();
     let key = Key::Host(ip);

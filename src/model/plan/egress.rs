@@ -9,6 +9,7 @@ use imbl::{OrdMap, OrdSet};
 
 use super::{Egress, Planned, Reason};
 use crate::api::egress::{PortMap, Service, Target};
+use crate::model::few::Few;
 use crate::model::net::{Port, PortKey, Proto};
 use crate::model::netmap::{Fqdn, NetMap};
 use crate::model::world::World;
@@ -19,9 +20,49 @@ type Name = Arc<str>;
 #[derive(Debug, Clone, Default)]
 pub(super) struct Index {
     /// The services that claim a match port; the first of them in the alphabet owns it.
-    claims: OrdMap<PortKey, OrdSet<Name>>,
+    claims: OrdMap<PortKey, Names>,
     /// The services that lead to a name of the tailnet.
-    by_name: OrdMap<Fqdn, OrdSet<Name>>,
+    by_name: OrdMap<Fqdn, Names>,
+}
+
+/// Services, at least one; of the tens of thousands of these sets nearly all have one and cost no tree.
+#[derive(Debug, Clone)]
+enum Names {
+    One(Name),
+    Many(OrdSet<Name>),
+}
+
+impl Names {
+    fn iter(&self) -> impl Iterator<Item = &Name> {
+        let (one, many) = match self {
+            Self::One(name) => (Some(name), None),
+            Self::Many(names) => (None, Some(names)),
+        };
+        one.into_iter().chain(many.into_iter().flatten())
+    }
+
+    fn first(&self) -> Option<&Name> {
+        self.iter().next()
+    }
+
+    fn insert(&mut self, name: &Name) {
+        match self {
+            Self::One(only) if only == name => {}
+            Self::One(only) => *self = Self::Many([Arc::clone(only), Arc::clone(name)].into_iter().collect()),
+            Self::Many(names) => drop(names.insert(Arc::clone(name))),
+        }
+    }
+
+    /// Whether any are left.
+    fn remove(&mut self, name: &Name) -> bool {
+        match self {
+            Self::One(only) => only != name,
+            Self::Many(names) => {
+                names.remove(name);
+                !names.is_empty()
+            }
+        }
+    }
 }
 
 /// Brings the egress part of a plan, made for `before`, up to `next.world`.
@@ -58,7 +99,7 @@ fn renamed(index: &Index, before: Option<&NetMap>, after: Option<&NetMap>) -> BT
     let nothing = NetMap::default();
     let (before, after) = (before.unwrap_or(&nothing), after.unwrap_or(&nothing));
     let moved = |name: &Fqdn| before.resolve(name) != after.resolve(name);
-    let users = |name: &Fqdn| index.by_name.get(name).into_iter().flatten().cloned().collect::<Vec<_>>();
+    let users = |name: &Fqdn| index.by_name.get(name).into_iter().flat_map(Names::iter).cloned().collect::<Vec<_>>();
     let changed = before.peers.diff(&after.peers).chain(before.records.diff(&after.records)).map(|item| match item {
         DiffItem::Add(name, _) | DiffItem::Remove(name, _) | DiffItem::Update { new: (name, _), .. } => name,
     });
@@ -83,24 +124,23 @@ fn reindex(next: &mut Planned, before: &World, name: &Name) -> BTreeSet<Name> {
     let touched: BTreeSet<_> = old.symmetric_difference(&new).copied().collect();
     let mut others = BTreeSet::new();
     for key in touched {
-        others.extend(index.claims.get(&key).into_iter().flatten().cloned());
+        others.extend(index.claims.get(&key).into_iter().flat_map(Names::iter).cloned());
         leave(&mut index.claims, Some(key).filter(|key| !new.contains(key)), name);
         join(&mut index.claims, Some(key).filter(|key| new.contains(key)), name);
     }
     others
 }
 
-fn join<K: Ord + Clone>(index: &mut OrdMap<K, OrdSet<Name>>, key: Option<K>, name: &Name) {
+fn join<K: Ord + Clone>(index: &mut OrdMap<K, Names>, key: Option<K>, name: &Name) {
     if let Some(key) = key {
-        index.entry(key).or_default().insert(Arc::clone(name));
+        index.entry(key).or_insert_with(|| Names::One(Arc::clone(name))).insert(name);
     }
 }
 
-fn leave<K: Ord + Clone>(index: &mut OrdMap<K, OrdSet<Name>>, key: Option<K>, name: &Name) {
+fn leave<K: Ord + Clone>(index: &mut OrdMap<K, Names>, key: Option<K>, name: &Name) {
     let Some(key) = key else { return };
     let Some(names) = index.get_mut(&key) else { return };
-    names.remove(name);
-    if names.is_empty() {
+    if !names.remove(name) {
         index.remove(&key);
     }
 }
@@ -124,12 +164,14 @@ fn serve(next: &mut Planned, name: &Name) {
             ports: ports(next, name, service, &mut reasons),
             targets: targets(&service.tailnet_target, next.world.netmap.as_deref()).unwrap_or_else(|reason| {
                 reasons.push(reason);
-                BTreeSet::new()
+                Few::default()
             }),
         };
+        // The protocols of a port mostly lead to the same place, and then share it.
+        let mut places: BTreeMap<Port, Few<SocketAddr>> = BTreeMap::new();
         for (key, port) in &egress.ports {
-            let to = egress.targets.iter().map(|ip| SocketAddr::new(*ip, port.get())).collect();
-            next.ruleset.ports.insert(*key, to);
+            let place = || egress.targets.iter().map(|ip| SocketAddr::new(*ip, port.get())).collect();
+            next.ruleset.ports.insert(*key, places.entry(*port).or_insert_with(place).clone());
         }
         if !egress.ports.is_empty() {
             next.plan.egress.insert(Arc::clone(name), Arc::new(egress));
@@ -152,7 +194,7 @@ fn ports(next: &Planned, name: &Name, service: &Service, reasons: &mut Vec<Reaso
                 continue;
             }
         };
-        let owner = next.index.claims.get(&key).and_then(|names| names.get_min()).unwrap_or(name);
+        let owner = next.index.claims.get(&key).and_then(Names::first).unwrap_or(name);
         if next.world.reserved.contains(&key) {
             reasons.push(Reason::Reserved(key));
         } else if owner != name {
@@ -171,11 +213,11 @@ fn parse_port(port: &PortMap) -> Result<(PortKey, Port), Reason> {
 }
 
 /// Every address of a target.
-fn targets(target: &Target, netmap: Option<&NetMap>) -> Result<BTreeSet<IpAddr>, Reason> {
+fn targets(target: &Target, netmap: Option<&NetMap>) -> Result<Few<IpAddr>, Reason> {
     match (target.ip.as_str(), Fqdn::new(&target.fqdn)) {
         ("", Some(name)) => {
             let found = netmap.map(|netmap| netmap.resolve(&name)).unwrap_or_default();
-            if found.is_empty() { Err(Reason::Unresolved(target.fqdn.clone())) } else { Ok(found) }
+            if found.is_empty() { Err(Reason::Unresolved(target.fqdn.clone())) } else { Ok(found.into()) }
         }
         ("", None) | (_, Some(_)) => Err(Reason::Target),
         (ip, None) => match ip.parse::<IpAddr>().map(|ip| ip.to_canonical()) {

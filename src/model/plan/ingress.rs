@@ -8,19 +8,20 @@ use imbl::OrdMap;
 
 use super::{Planned, Reason};
 use crate::api::ingress::Mapping;
+use crate::model::few::Few;
 use crate::model::net::Family;
 use crate::model::netmap::NetMap;
 use crate::model::world::{Single, World};
 
 type Name = Arc<str>;
-type Hosts = BTreeMap<IpAddr, BTreeSet<IpAddr>>;
+type Hosts = BTreeMap<IpAddr, Few<IpAddr>>;
 
 /// What is served by address, and why the rest is not.
 #[derive(Default)]
 struct Served {
     ingress: OrdMap<Name, Hosts>,
-    from_tailnet: OrdMap<IpAddr, BTreeSet<IpAddr>>,
-    pod: OrdMap<IpAddr, BTreeSet<IpAddr>>,
+    from_tailnet: OrdMap<IpAddr, Few<IpAddr>>,
+    pod: OrdMap<IpAddr, Few<IpAddr>>,
     rejected: BTreeMap<Name, Vec<Reason>>,
     owners: BTreeMap<IpAddr, Name>,
 }
@@ -104,24 +105,24 @@ fn serve_single(served: &mut Served, world: &World) {
     let to_cluster = matches!(world.single, Single::DestIp(_) | Single::DestDns(_));
     let on = if to_cluster { &own } else { &world.pod_ips };
     for family in Family::ALL {
-        let of = |addresses: &BTreeSet<IpAddr>| addresses.iter().copied().filter(|ip| Family::of(*ip) == family).collect::<BTreeSet<_>>();
+        let of = |addresses: &BTreeSet<IpAddr>| addresses.iter().copied().filter(|ip| Family::of(*ip) == family).collect::<Few<_>>();
         let (on, targets) = (of(on), of(&to));
         if on.is_empty() && !targets.is_empty() {
             served.reject(&name, Reason::NoAddress(family));
         }
         // A family without a target stays the node's own, unless there is no target at all: then it refuses.
-        for address in on.into_iter().filter(|_| !targets.is_empty() || to.is_empty()) {
+        for address in on.iter().filter(|_| !targets.is_empty() || to.is_empty()) {
             if to_cluster {
-                served.serve(&name, address, targets.clone());
+                served.serve(&name, *address, targets.clone());
             } else {
-                served.pod.insert(address, targets.clone());
+                served.pod.insert(*address, targets.clone());
             }
         }
     }
 }
 
 impl Served {
-    fn serve(&mut self, name: &Name, from: IpAddr, to: BTreeSet<IpAddr>) {
+    fn serve(&mut self, name: &Name, from: IpAddr, to: Few<IpAddr>) {
         if let Some(owner) = self.owners.get(&from).filter(|owner| *owner != name) {
             let owner = Arc::clone(owner);
             return self.reject(name, Reason::AddressTaken { address: from, owner });

@@ -117,7 +117,7 @@ fn single_proxy_modes_go_by_whole_addresses() {
     assert_eq!(fqdn.ruleset.from_cluster, OrdMap::unit(ip("fd00::5"), [ip("fd7a::6")].into()));
     let dns = single(Single::DestDns("db.example".into()));
     assert_eq!(reasons(&dns, "TS_EXPERIMENTAL_DEST_DNS_NAME"), ["Unresolved"]);
-    assert_eq!(dns.ruleset.from_tailnet.get(&ip("fd7a::1")), Some(&BTreeSet::new()), "refuses while there is no answer");
+    assert_eq!(dns.ruleset.from_tailnet.get(&ip("fd7a::1")), Some(&Few::default()), "refuses while there is no answer");
 }
 
 /// Any config of a few names over a few ports and targets, good and bad.

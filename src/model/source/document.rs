@@ -89,8 +89,8 @@ impl Document for EgressDocument {
     fn read(keys: &Keys, last: Option<&Self>) -> Result<Self, ConfigError> {
         let pings = keys.get(egress::KEY_HEP_PINGS).and_then(|bytes| std::str::from_utf8(bytes).ok()?.trim().parse().ok());
         let config = match last {
-            Some(last) => last.config.next(bytes(keys, egress::KEY))?,
-            None => EgressConfig::parse(bytes(keys, egress::KEY))?,
+            Some(last) => last.config.next(&bytes(keys, egress::KEY))?,
+            None => EgressConfig::default().next(&bytes(keys, egress::KEY))?,
         };
         Ok(Self { config: Arc::new(config), hep_pings: pings.unwrap_or(0) })
     }
@@ -119,8 +119,8 @@ impl Document for IngressDocument {
 
     fn read(keys: &Keys, last: Option<&Self>) -> Result<Self, ConfigError> {
         let config = match last {
-            Some(last) => last.config.next(bytes(keys, ingress::KEY))?,
-            None => IngressConfig::parse(bytes(keys, ingress::KEY))?,
+            Some(last) => last.config.next(&bytes(keys, ingress::KEY))?,
+            None => IngressConfig::default().next(&bytes(keys, ingress::KEY))?,
         };
         Ok(Self { config: Arc::new(config) })
     }
@@ -134,6 +134,6 @@ impl Document for IngressDocument {
     }
 }
 
-fn bytes<'a>(keys: &'a Keys, key: &str) -> &'a [u8] {
-    keys.get(key).map(Bytes::as_ref).unwrap_or_default()
+fn bytes(keys: &Keys, key: &str) -> Bytes {
+    keys.get(key).cloned().unwrap_or_default()
 }

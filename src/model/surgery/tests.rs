@@ -15,6 +15,10 @@ fn ip(text: &str) -> IpAddr {
     text.parse().expect("an address")
 }
 
+fn add<T: Ord + Copy>(few: &mut Few<T>, value: T) {
+    *few = few.iter().copied().chain([value]).collect();
+}
+
 fn key(proto: Proto, port: u16) -> PortKey {
     PortKey { proto, port: Port::new(port).expect("not zero") }
 }
@@ -22,8 +26,7 @@ fn key(proto: Proto, port: u16) -> PortKey {
 fn ruleset(ports: &[(PortKey, &[&str])]) -> Ruleset {
     let mut ruleset = Ruleset::empty(InterfaceName::tailscale0());
     ruleset.source.insert(Family::V4, ip("100.64.0.1"));
-    ruleset.ports =
-        ports.iter().map(|(key, targets)| (*key, targets.iter().map(|target| address(target)).collect::<BTreeSet<_>>())).collect();
+    ruleset.ports = ports.iter().map(|(key, targets)| (*key, targets.iter().map(|target| address(target)).collect::<Few<_>>())).collect();
     ruleset
 }
 
@@ -156,10 +159,8 @@ fn any_ruleset() -> impl Strategy<Value = Ruleset> {
         let proto = |tcp| if tcp { Proto::Tcp } else { Proto::Udp };
         ruleset.ports = ports.into_iter().map(|((port, tcp), targets)| (key(proto(tcp), port), targets)).collect();
         let address = |host| IpAddr::from([100, 64, 0, host]);
-        ruleset.from_tailnet = hosts
-            .into_iter()
-            .map(|(vip, to)| (IpAddr::from([100, 99, 0, vip]), to.into_iter().map(address).collect::<BTreeSet<_>>()))
-            .collect();
+        ruleset.from_tailnet =
+            hosts.into_iter().map(|(vip, to)| (IpAddr::from([100, 99, 0, vip]), to.into_iter().map(address).collect::<Few<_>>())).collect();
         ruleset
     })
 }
@@ -179,9 +180,9 @@ proptest! {
         if let Some(vip) = vip {
             let vip = IpAddr::from([100, 99, 0, vip]);
             flow.original.destination.set_ip(vip);
-            before.from_tailnet.entry(vip).or_default().insert(flow.target().ip());
+            add(before.from_tailnet.entry(vip).or_default(), flow.target().ip());
         } else {
-            before.ports.entry(key).or_default().insert(flow.target());
+            add(before.ports.entry(key).or_default(), flow.target());
         }
         let makes = |rules: &Ruleset| {
             let ip = flow.target().ip();

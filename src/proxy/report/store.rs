@@ -81,7 +81,7 @@ impl Store {
         match self {
             Self::Secret(secret) => {
                 let values = secret.get().await?.ok_or_else(|| ReportError::Missing { name: secret.name().to_owned() })?;
-                Ok(values.into_iter().map(|(key, value)| (key, value.into())).collect())
+                Ok(values)
             }
             Self::File(path) => blocking(path, read_file).await,
         }
@@ -113,7 +113,7 @@ fn read_file(path: &Path) -> Result<Content, ReportError> {
     let Some(bytes) = files::read_one(path)?.filter(|bytes| !bytes.is_empty()) else { return Ok(Content::new()) };
     let text: std::collections::BTreeMap<String, String> =
         serde_json::from_slice(&bytes).map_err(|source| ReportError::Content { path: path.to_owned(), source })?;
-    Ok(text.into_iter().map(|(key, value)| (key, value.into_bytes())).collect())
+    Ok(text.into_iter().map(|(key, value)| (key, value.into())).collect())
 }
 
 fn write_file(path: &Path, content: &Content) -> Result<(), ReportError> {

@@ -15,7 +15,7 @@ fuzz_target!(|data: &[u8]| {
     let mut world = World::empty(InterfaceName::tailscale0(), [].into());
     let before = EgressConfig::parse(first).unwrap_or_default();
     for bytes in [second, data] {
-        if let Ok(egress) = before.next(bytes) {
+        if let Ok(egress) = before.next(&bytes.to_vec().into()) {
             world.egress = Arc::new(egress);
         }
         if let Ok(ingress) = IngressConfig::parse(bytes) {

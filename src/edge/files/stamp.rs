@@ -1,0 +1,112 @@
+//! What tells, without reading them, that files are as they were: the set they are of, and each one's identity, size and times.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use super::{FilesError, data};
+
+/// A file that changed less than this before it was looked at may change again without another time of change: file systems
+/// count time in steps, some of seconds.
+const SETTLED: Duration = Duration::from_secs(3);
+
+/// The state of a set of files.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Stamp {
+    set: Option<OsString>,
+    /// Of each file; nothing if it is not there.
+    files: Vec<Option<Mark>>,
+}
+
+/// The state of a file. The time of change is the kernel's own: nobody can set it back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Mark {
+    device: u64,
+    inode: u64,
+    size: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl Stamp {
+    /// Looks at the files. Blocks.
+    pub(super) fn of(directory: &Path, names: &[String]) -> Result<Self, FilesError> {
+        let set = data(directory)?;
+        let base = set.as_ref().map_or_else(|| directory.to_owned(), |target| directory.join(target));
+        let files = names.iter().map(|name| {
+            let path = base.join(name);
+            Mark::of(&path).map_err(|source| FilesError::Read { path, source })
+        });
+        Ok(Self { files: files.collect::<Result<_, _>>()?, set })
+    }
+
+    /// Whether any later change of the files will show: their last one was long enough before `now`.
+    pub(super) fn is_settled(&self, now: SystemTime) -> bool {
+        let Some(until) = now.checked_sub(SETTLED).and_then(|until| until.duration_since(SystemTime::UNIX_EPOCH).ok()) else {
+            return false;
+        };
+        let old = |(seconds, _): (i64, i64)| u64::try_from(seconds).is_ok_and(|seconds| seconds < until.as_secs());
+        self.files.iter().flatten().all(|mark| old(mark.modified) && old(mark.changed))
+    }
+}
+
+impl Mark {
+    fn of(path: &Path) -> io::Result<Option<Self>> {
+        match fs::metadata(path) {
+            Ok(found) => Ok(Some(Self {
+                device: found.dev(),
+                inode: found.ino(),
+                size: found.size(),
+                modified: (found.mtime(), found.mtime_nsec()),
+                changed: (found.ctime(), found.ctime_nsec()),
+            })),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tempfile::TempDir;
+
+    use super::*;
+
+    fn stamp(directory: &TempDir) -> Stamp {
+        Stamp::of(directory.path(), &["a".to_owned(), "b".to_owned()]).expect("readable")
+    }
+
+    #[test]
+    fn a_stamp_changes_with_the_files_and_only_with_them() {
+        let directory = TempDir::new().expect("tempdir");
+        let path = directory.path().join("a");
+        let nothing = stamp(&directory);
+        fs::write(&path, "1").expect("written");
+        let one = stamp(&directory);
+        assert_ne!(one, nothing);
+        fs::write(directory.path().join("c"), "of no interest").expect("written");
+        assert_eq!(stamp(&directory), one);
+        fs::write(&path, "22").expect("longer");
+        let longer = stamp(&directory);
+        assert_ne!(longer, one);
+        fs::write(directory.path().join("new"), "33").expect("written");
+        fs::rename(directory.path().join("new"), &path).expect("replaced");
+        assert_ne!(stamp(&directory), longer, "another file of the same size");
+        fs::remove_file(&path).expect("removed");
+        assert_eq!(stamp(&directory), nothing);
+    }
+
+    #[test]
+    fn a_stamp_is_believed_once_its_files_have_settled() {
+        let directory = TempDir::new().expect("tempdir");
+        assert!(stamp(&directory).is_settled(SystemTime::now()), "there is nothing that could have changed");
+        fs::write(directory.path().join("a"), "1").expect("written");
+        let stamp = stamp(&directory);
+        let now = SystemTime::now();
+        assert!(!stamp.is_settled(now) && !stamp.is_settled(now - Duration::from_hours(1)));
+        assert!(stamp.is_settled(now + SETTLED + Duration::from_secs(2)));
+    }
+}
