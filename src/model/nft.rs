@@ -76,6 +76,9 @@ fn render<'a>(ruleset: &Ruleset, elements: impl Iterator<Item = &'a Element>) ->
 }
 
 /// The static part. One line is one rule; blank lines part the chains.
+///
+/// What `forward` leads to is paid by every packet: a relayed flow that both ends have answered for comes by its first rule alone.
+/// Such a flow has its segment size agreed, so SYNs are looked for only before. docs/benchmarks.md says what each step costs.
 fn rules(text: &mut String, interface: &InterfaceName) {
     let _ = writeln!(
         text,
@@ -107,19 +110,30 @@ fn rules(text: &mut String, interface: &InterfaceName) {
 		ct status dnat masquerade
 	}}
 
-	chain forward {{
-		type filter hook forward priority -150; policy accept;
-		oifname "{interface}" tcp flags & (syn | rst) == syn tcp option maxseg size set rt mtu
-		iifname "{interface}" tcp flags & (syn | rst) == syn tcp option maxseg size set rt mtu
-		ct status dnat goto relayed
+	chain opening {{
+		oifname "{interface}" tcp option maxseg size set rt mtu
+		iifname "{interface}" tcp option maxseg size set rt mtu
+	}}
+
+	chain outward {{
+		meta mark set meta mark & 0xff00ffff | 0x00040000
+		ct direction reply return
+		meta l4proto tcp ct original proto-dst @traffic-tcp
+		meta l4proto udp ct original proto-dst @traffic-udp
 	}}
 
 	chain relayed {{
-		oifname "{interface}" iifname != "{interface}" meta mark set meta mark & 0xff00ffff | 0x00040000
+		oifname "{interface}" goto outward
 		ct direction original iifname "{interface}" return
-		ct direction reply oifname "{interface}" return
 		meta l4proto tcp ct original proto-dst @traffic-tcp
 		meta l4proto udp ct original proto-dst @traffic-udp
+	}}
+
+	chain forward {{
+		type filter hook forward priority -150; policy accept;
+		ct status & (assured | dnat) == assured | dnat goto relayed
+		tcp flags & (syn | rst) == syn jump opening
+		ct status dnat goto relayed
 	}}
 
 	chain output {{
