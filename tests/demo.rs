@@ -9,6 +9,8 @@ use serde_json::Value;
 
 /// Long enough for the killed replica and for the leaving one to come back under load.
 const SECONDS: &str = "10";
+/// What a busy machine offers in time even without optimization: a load that waits for the processor says nothing of the proxies.
+const RATE: &str = "100";
 
 /// One demo at a time: two of them on a small machine would measure each other.
 static TURN: Mutex<()> = Mutex::new(());
@@ -24,9 +26,9 @@ fn summary(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("no summary: {}", problem()))
 }
 
-/// Runs the demo; none of its 2,000 connections may fail.
+/// Runs the demo; none of its 1,000 connections may fail.
 fn loses_nothing(backend: &str) {
-    let output = demo(&["--json", "--seconds", SECONDS, "--rate", "200", "--backend", backend]);
+    let output = demo(&["--json", "--seconds", SECONDS, "--rate", RATE, "--backend", backend]);
     let summary = summary(&output);
     let problem = || format!("{summary:#}");
     assert_eq!(summary["ok"], true, "{}", problem());
@@ -34,9 +36,9 @@ fn loses_nothing(backend: &str) {
     let connections = &summary["connections"];
     let [tcp, udp, offered] = ["tcp", "udp", "offered"].map(|what| connections[what].as_u64().expect("a count"));
     let lost = connections["lost_in_documented_window"].as_object().expect("counts").values().filter_map(Value::as_u64).sum::<u64>();
-    assert_eq!(offered, 2_000, "the load was offered in full: {}", problem());
+    assert_eq!(offered, 1_000, "the load was offered in full: {}", problem());
     assert_eq!(tcp + udp + lost, offered, "{}", problem());
-    assert!(tcp > 1_000 && udp > 200, "{}", problem());
+    assert!(tcp > 500 && udp > 100, "{}", problem());
     let flows = &summary["flows"];
     assert_eq!((flows["broken"].as_u64(), flows["wrong_target"].as_u64()), (Some(0), Some(0)), "{}", problem());
     assert!(flows["handed_over"].as_u64() >= Some(1), "the leaving replica ended its connections by reset: {}", problem());

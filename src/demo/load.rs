@@ -36,10 +36,10 @@ pub struct Load {
 }
 
 impl Load {
-    /// A load of so much for so long, with a patience of five seconds and at most 4,096 attempts open at once.
+    /// A load of so much for so long, with a patience of ten seconds and at most 4,096 attempts open at once.
     #[must_use]
     pub fn new(schedule: Schedule, lasts: Duration) -> Self {
-        Self { schedule, lasts, patience: Duration::from_secs(5), in_flight: 4_096 }
+        Self { schedule, lasts, patience: Duration::from_secs(10), in_flight: 4_096 }
     }
 
     /// Offers the load in the calling thread's network namespace and returns when its last attempt has ended.

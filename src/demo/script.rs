@@ -19,7 +19,7 @@ const PROBED: usize = 8;
 /// How long after a replica's end its resets may take to be noticed by those whom they are for, on a busy machine.
 const LAST_RESETS: Duration = Duration::from_secs(2);
 /// How long attempts on a service may take to end before it is removed: longer than any of them lasts.
-const EMPTYING: Duration = Duration::from_secs(7);
+const EMPTYING: Duration = Duration::from_secs(12);
 
 /// The script could not go on.
 #[derive(Debug, thiserror::Error)]
