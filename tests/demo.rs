@@ -8,7 +8,9 @@ use std::sync::{Mutex, PoisonError};
 use serde_json::Value;
 
 /// Long enough for the killed replica and for the leaving one to come back under load.
-const SECONDS: &str = "8";
+const SECONDS: &str = "10";
+/// What a busy machine offers in time even without optimization: a load that waits for the processor says nothing of the proxies.
+const RATE: &str = "100";
 
 /// One demo at a time: two of them on a small machine would measure each other.
 static TURN: Mutex<()> = Mutex::new(());
@@ -24,24 +26,19 @@ fn summary(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("no summary: {}", problem()))
 }
 
-/// Runs the demo; at most `missed` of its 1,600 connections may fail.
-///
-/// None may with nftables, whose changes are one transaction. iptables changes table by table, and there one connection was
-/// once seen refused at a change; until that is understood one is borne, and the demo itself still calls it lost.
-fn loses_nothing(backend: &str, missed: u64) {
-    let output = demo(&["--json", "--seconds", SECONDS, "--rate", "200", "--backend", backend]);
+/// Runs the demo; none of its 1,000 connections may fail.
+fn loses_nothing(backend: &str) {
+    let output = demo(&["--json", "--seconds", SECONDS, "--rate", RATE, "--backend", backend]);
     let summary = summary(&output);
     let problem = || format!("{summary:#}");
-    let failed = summary["connections"]["failed"].as_object().expect("counts").values().filter_map(Value::as_u64).sum::<u64>();
-    assert!(failed <= missed, "{}", problem());
-    assert_eq!(summary["ok"], failed == 0, "{}", problem());
-    assert_eq!(output.status.success(), failed == 0, "{}", problem());
+    assert_eq!(summary["ok"], true, "{}", problem());
+    assert!(output.status.success(), "{}", problem());
     let connections = &summary["connections"];
     let [tcp, udp, offered] = ["tcp", "udp", "offered"].map(|what| connections[what].as_u64().expect("a count"));
     let lost = connections["lost_in_documented_window"].as_object().expect("counts").values().filter_map(Value::as_u64).sum::<u64>();
-    assert_eq!(offered, 1_600, "the load was offered in full: {}", problem());
-    assert_eq!(tcp + udp + lost + failed, offered, "{}", problem());
-    assert!(tcp > 1_000 && udp > 200, "{}", problem());
+    assert_eq!(offered, 1_000, "the load was offered in full: {}", problem());
+    assert_eq!(tcp + udp + lost, offered, "{}", problem());
+    assert!(tcp > 500 && udp > 100, "{}", problem());
     let flows = &summary["flows"];
     assert_eq!((flows["broken"].as_u64(), flows["wrong_target"].as_u64()), (Some(0), Some(0)), "{}", problem());
     assert!(flows["handed_over"].as_u64() >= Some(1), "the leaving replica ended its connections by reset: {}", problem());
@@ -52,17 +49,17 @@ fn loses_nothing(backend: &str, missed: u64) {
 
 #[test]
 fn nothing_is_lost_with_nftables() {
-    loses_nothing("nftables", 0);
+    loses_nothing("nftables");
 }
 
 #[test]
 fn nothing_is_lost_with_iptables_nft() {
-    loses_nothing("iptables-nft", 1);
+    loses_nothing("iptables-nft");
 }
 
 #[test]
 fn nothing_is_lost_with_iptables_legacy() {
-    loses_nothing("iptables-legacy", 1);
+    loses_nothing("iptables-legacy");
 }
 
 #[test]

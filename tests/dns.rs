@@ -157,7 +157,7 @@ fn failures_are_told_apart() {
         lab.dns.fault("mute.test", Some(Fault::Silent));
         let before = Instant::now();
         assert_eq!(both(lab.lookup("mute.test").await), (Failure::Timeout, Failure::Timeout));
-        assert!(before.elapsed() < Duration::from_secs(5), "the file's timeout counts, not {:?}", before.elapsed());
+        assert!(before.elapsed() < Duration::from_secs(9), "the file's timeout counts, not {:?}", before.elapsed());
         lab.dns.set("empty.test", 60, &[]).await;
         assert_eq!(found(lab.lookup("empty.test").await).0, ips(&[]));
         assert_eq!(both(lab.lookup("not a..name").await), (Failure::Name, Failure::Name));

@@ -104,10 +104,10 @@ fn a_supervised_daemon_joins_survives_a_kill_and_takes_a_new_key_in_place() {
 
     machine.kill("tailscaled", Signal::SIGKILL);
     let (_, noticed) = agent.until("its death", |said| said.phase != "Running");
-    assert!(noticed < Duration::from_secs(1), "noticed after {noticed:?}");
+    assert!(noticed < Duration::from_secs(5), "noticed after {noticed:?}");
     let (again, back) = agent.until("running again", |said| said.phase == "Running" && said.restarts == 1);
     println!("a killed tailscaled: noticed after {noticed:?}, running again after {:?}", noticed + back);
-    assert!(back < Duration::from_secs(10), "running again after {back:?}");
+    assert!(back < Duration::from_secs(30), "running again after {back:?}");
     assert_ne!(again.pid, first.pid);
     assert_eq!(agent.netmap()["node"]["addresses"], own);
 
@@ -144,7 +144,7 @@ fn a_pod_network_inside_the_tailnets_range_stays_reachable() {
     let agent = Agent::start(&machine, &conf("replica", tailnet.key()), None);
     agent.running();
     let _server = machine.node.serve(7000);
-    let ask = || client.node.ask_tcp(SocketAddr::new(machine.address, 7000), Duration::from_millis(500));
+    let ask = || client.node.ask_tcp(SocketAddr::new(machine.address, 7000), Duration::from_secs(2));
     assert_eq!(ask().expect("an answer").peer.ip(), client.address);
     machine.tailscale(&["set", "--netfilter-mode=on"]);
     eventually("the daemon's own filter, which drops it", DEADLINE, || ask().is_err().then_some(()));
@@ -265,7 +265,7 @@ fn a_killed_tailscaled_and_a_restarted_replica_lose_few_connections() {
     let back = group.replicas[0].wait_ready() + unready;
     let (made, failed) = load.failed_since(begin, &["db"]);
     println!("tailscaled killed: unready after {unready:?}, ready after {back:?}, {} of {made} connections failed", failed.len());
-    assert!(unready < Duration::from_secs(1), "unready after {unready:?}");
+    assert!(unready < Duration::from_secs(5), "unready after {unready:?}");
     assert!(failed.len() <= FEW, "{failed:?}");
 
     // A replica that leaves ends the flow that outlives its grace.

@@ -14,7 +14,7 @@ use crate::demo::{Options, run as show, services};
 use crate::edge::netns::private;
 
 /// How long a leaving replica waits for its flows: shorter than a Pod's usual thirty seconds, to be seen.
-const GRACE: Duration = Duration::from_secs(3);
+const GRACE: Duration = Duration::from_secs(6);
 
 /// Arguments of `tailyard demo`.
 #[derive(Debug, clap::Args)]

@@ -17,8 +17,9 @@ use crate::model::net::{Family, Proto};
 /// of milliseconds. How long it did take is measured; only a flow that stays behind is a fault.
 pub const FOLLOWS: Duration = Duration::from_secs(5);
 
-/// How old a change must be for a replica that turns ready to have it in force: its config may be written just then.
-const READY_COVERS: Duration = Duration::from_millis(250);
+/// How old a change must be for a replica that turns ready to have it in force: its config may be written just then. What is
+/// younger is probed for, so this is generous.
+const READY_COVERS: Duration = Duration::from_secs(2);
 
 /// How many events the screen can look back on.
 const EVENTS: usize = 64;
@@ -210,12 +211,24 @@ impl Board {
         Some(Attempt { lane, proto, to: SocketAddr::new(of_family(member.pod, family), row.service.match_port()) })
     }
 
+    /// Whether a replica may be taken away: every other one is ready and has everything in force. A cluster sees to that, too.
+    #[must_use]
+    pub fn can_spare(&self, replica: usize) -> bool {
+        let mut others = (0_u8..).zip(&self.members).filter(|(number, _)| usize::from(*number) != replica);
+        let settled = |replica| self.rows.keys().all(|service| self.ledger.is_settled(Lane { service: (*service).into(), replica }));
+        others.all(|(number, member)| member.ready && member.life == Life::Running && settled(number))
+    }
+
     /// What the load's attempt of this number is: some active service by some ready replica, any if none is ready.
+    ///
+    /// A service that was added while a replica was away goes by that replica once it was seen in force there, as it goes by
+    /// the others once it was seen there: a new service is used when it is said to be there, and not before.
     pub fn choose(&mut self, number: u64) -> Option<Attempt> {
         let mut dice = fastrand::Rng::with_seed(number);
         let active: Vec<u16> = self.rows.values().filter(|row| row.active).map(|row| row.service.number).collect();
         let service = dice.choice(active)?;
-        let ready = (0_u8..).zip(&self.members).filter(|(_, member)| member.ready).map(|(number, _)| number);
+        let serves = |replica| self.ledger.has_served(Lane { service: service.into(), replica });
+        let ready = (0_u8..).zip(&self.members).filter(|(number, member)| member.ready && serves(*number)).map(|(number, _)| number);
         let replica = dice.choice(ready.collect::<Vec<_>>()).unwrap_or_default();
         let row = self.rows.get_mut(&service)?;
         row.under_way += 1;
@@ -281,7 +294,9 @@ impl Board {
         }
         member.ready = ready;
         let text = if ready {
-            member.life = Life::Running;
+            if member.life == Life::Restarting {
+                member.life = Life::Running;
+            }
             self.settle_all(replica, asked.saturating_sub(READY_COVERS), now);
             "is ready"
         } else {
@@ -315,5 +330,43 @@ impl Board {
     fn is_excused(&self, lane: Lane, began: Duration, ended: Duration) -> bool {
         let windows = self.members.get(usize::from(lane.replica)).map_or(&[][..], |member| &member.windows);
         windows.iter().any(|(from, to)| *from <= ended && to.is_none_or(|to| began <= to))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// The replicas to which a service's next attempts go.
+    fn replicas_of(board: &mut Board, service: u16) -> Vec<u8> {
+        let lanes = (0..400).filter_map(|number| board.choose(number)).map(|attempt| attempt.lane);
+        let mut replicas: Vec<u8> = lanes.filter(|lane| lane.service == u32::from(service)).map(|lane| lane.replica).collect();
+        replicas.sort_unstable();
+        replicas.dedup();
+        replicas
+    }
+
+    #[test]
+    fn a_service_added_while_a_replica_was_away_goes_by_it_once_it_was_seen_there() {
+        let topology = Topology::make(2, 1).expect("namespaces");
+        let start = Instant::now().checked_sub(READY_COVERS * 2).expect("the machine runs for longer");
+        let mut board = Board::new(start, &topology, [Service { number: 0, target: 0 }]);
+        board.members[1].life = Life::Leaving;
+        board.hear(1, board.now(), false);
+        assert!(board.can_spare(1) && !board.can_spare(0), "the only one that is ready is not taken away");
+        board.members[1].life = Life::Restarting;
+        let added = Service { number: 1, target: 0 };
+        board.write(added);
+        board.ledger.settle(Lane { service: 1, replica: 0 }, board.now());
+        board.activate(1);
+        board.hear(1, board.now(), true);
+        assert_eq!((board.members[1].life, board.can_spare(0)), (Life::Running, false));
+        assert_eq!(replicas_of(&mut board, 0), [0, 1], "the replica is back");
+        assert_eq!(replicas_of(&mut board, 1), [0], "its config may be of a moment before");
+        board.ledger.settle(Lane { service: 1, replica: 1 }, board.now() + SECOND);
+        assert_eq!(replicas_of(&mut board, 1), [0, 1]);
+        assert!(board.can_spare(0));
     }
 }

@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-use super::load::{converse, failure_of, udp_to};
+use super::load::{converse, failure_of, udp_from};
 use super::wire;
 use crate::model::load::{Attempt, Failure, Identity};
 use crate::model::net::Proto;
 
 /// How many datagrams in a row may be lost before a UDP flow counts as broken.
-const TRIES: u32 = 4;
+const TRIES: u32 = 12;
 
 /// Something that happened to a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,7 +47,7 @@ pub async fn hold(flow: Attempt, every: Duration, start: Instant, note: impl FnM
 /// How long a flow waits for an answer: until a connection counts as hung, or a datagram as lost.
 fn patience(proto: Proto) -> Duration {
     match proto {
-        Proto::Tcp => Duration::from_secs(3),
+        Proto::Tcp => Duration::from_secs(5),
         Proto::Udp => Duration::from_millis(250),
     }
 }
@@ -82,7 +82,7 @@ async fn hold_tcp(flow: Attempt, every: Duration, start: Instant, mut note: impl
 }
 
 async fn hold_udp(flow: Attempt, every: Duration, start: Instant, mut note: impl FnMut(Beat)) -> Result<Infallible, Failure> {
-    let socket = udp_to(flow).await.map_err(|error| failure_of(&error))?;
+    let socket = udp_from(0, flow).await.map_err(|error| failure_of(&error))?;
     let mut ticks = interval(every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (mut nonce, mut open) = (0_u64, false);

@@ -5,9 +5,11 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::sync::mpsc;
@@ -34,10 +36,10 @@ pub struct Load {
 }
 
 impl Load {
-    /// A load of so much for so long, with a patience of three seconds and at most 4,096 attempts open at once.
+    /// A load of so much for so long, with a patience of ten seconds and at most 4,096 attempts open at once.
     #[must_use]
     pub fn new(schedule: Schedule, lasts: Duration) -> Self {
-        Self { schedule, lasts, patience: Duration::from_secs(3), in_flight: 4_096 }
+        Self { schedule, lasts, patience: Duration::from_secs(10), in_flight: 4_096 }
     }
 
     /// Offers the load in the calling thread's network namespace and returns when its last attempt has ended.
@@ -65,7 +67,12 @@ impl Load {
     fn begin(&self, start: Instant, number: u64, attempt: Attempt, open: &mut JoinSet<Report>, record: &mut impl FnMut(&Report)) {
         let due = self.schedule.due(number);
         if open.len() < self.in_flight {
-            open.spawn(make(attempt, number, start, due, self.patience));
+            // Its first packet leaves here and now: on a busy machine what was chosen may not be right any more by its task's first turn.
+            let mut made = Box::pin(make(attempt, number, start, due, self.patience));
+            match (&mut made).now_or_never() {
+                Some(report) => record(&report),
+                None => drop(open.spawn(made)),
+            }
         } else {
             let now = start.elapsed();
             record(&Report { attempt, due, began: now, connected: None, ended: now, resent: 0, outcome: Err(Failure::NotSent) });
@@ -126,7 +133,7 @@ pub async fn converse(stream: &mut TcpStream, nonce: u64) -> Result<Identity, Fa
 
 /// Asks until it is answered: what is lost on the way is for UDP's users to send again.
 async fn ask_udp(attempt: Attempt, nonce: u64, mut sent: impl FnMut()) -> Result<Identity, Failure> {
-    let socket = udp_to(attempt).await.map_err(|error| failure_of(&error))?;
+    let socket = udp_from(next_port(), attempt).await.map_err(|error| failure_of(&error))?;
     let mut answer = [0; wire::ANSWER];
     loop {
         socket.send(&wire::question(nonce)).await.map_err(|error| failure_of(&error))?;
@@ -138,10 +145,21 @@ async fn ask_udp(attempt: Attempt, nonce: u64, mut sent: impl FnMut()) -> Result
     }
 }
 
-/// A socket, and thereby a flow, of its own.
-pub async fn udp_to(attempt: Attempt) -> io::Result<UdpSocket> {
+/// The port of the next new UDP flow: each in turn, below those that the system gives out.
+///
+/// To the network, a datagram from a port that was used half a minute ago belongs to the flow of then, and goes where that
+/// went as long as that is remembered. A flow that is to count as new needs a port that was not used for longer.
+fn next_port() -> u16 {
+    const PORTS: std::ops::Range<u16> = 1_024..32_768;
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let turn = NEXT.fetch_add(1, Ordering::Relaxed) % u32::from(PORTS.end - PORTS.start);
+    PORTS.start + u16::try_from(turn).unwrap_or_default()
+}
+
+/// A socket, and thereby a flow, of its own; port 0 is any that is free.
+pub async fn udp_from(port: u16, attempt: Attempt) -> io::Result<UdpSocket> {
     let any = if attempt.to.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
-    let socket = UdpSocket::bind((any, 0)).await?;
+    let socket = UdpSocket::bind((any, port)).await?;
     socket.connect(attempt.to).await?;
     Ok(socket)
 }

@@ -10,15 +10,16 @@ use super::fleet::{FleetError, Launch, Replica};
 use super::services::{Service, Volume, target_letter};
 use super::swap::{catch_up, seen_in_force};
 use super::topology::Topology;
+use crate::model::load::Lane;
 
 /// How often the config changes.
 const PACE: Duration = Duration::from_millis(200);
 /// How many services of a change that concerns all of them are probed; it is one transaction for all.
 const PROBED: usize = 8;
-/// How long after a replica's end its resets may take to be noticed by those whom they are for.
-const LAST_RESETS: Duration = Duration::from_millis(100);
-/// How long attempts on a service may take to end before it is removed.
-const EMPTYING: Duration = Duration::from_secs(4);
+/// How long after a replica's end its resets may take to be noticed by those whom they are for, on a busy machine.
+const LAST_RESETS: Duration = Duration::from_secs(2);
+/// How long attempts on a service may take to end before it is removed: longer than any of them lasts.
+const EMPTYING: Duration = Duration::from_secs(12);
 
 /// The script could not go on.
 #[derive(Debug, thiserror::Error)]
@@ -39,8 +40,8 @@ enum Blow {
     Leave(usize),
 }
 
-/// When, in hundredths of the whole.
-const BLOWS: [(u32, Blow); 3] = [(30, Blow::Kill(0)), (45, Blow::Revive(0)), (60, Blow::Leave(1))];
+/// When, in hundredths of the whole; one that takes a replica away waits until the others can do without it.
+const BLOWS: [(u32, Blow); 3] = [(25, Blow::Kill(0)), (40, Blow::Revive(0)), (55, Blow::Leave(1))];
 
 /// What the changes to come are, over and over.
 const ROUND: [Step; 8] =
@@ -83,10 +84,10 @@ impl Script<'_> {
         while self.now() < end {
             let next = self.now() + PACE;
             self.watch_over().await?;
-            while let Some((_, blow)) = blows.next_if(|(at, _)| *at <= self.now()) {
+            catch_up(&self.board).await;
+            while let Some((_, blow)) = blows.next_if(|(at, blow)| *at <= self.now() && self.can(*blow)) {
                 self.strike(blow)?;
             }
-            catch_up(&self.board).await;
             if let Some(step) = steps.next() {
                 self.change(step).await?;
             }
@@ -122,8 +123,7 @@ impl Script<'_> {
     async fn watch_over(&mut self) -> Result<(), ScriptError> {
         for (number, replica) in self.replicas.iter_mut().enumerate() {
             let Some(status) = replica.ended()? else { continue };
-            // Its last resets are on their way.
-            tokio::time::sleep(LAST_RESETS).await;
+            all_noticed(&self.board, number).await;
             let mut board = look(&self.board);
             let Some(life) = board.members.get(number).map(|member| member.life) else { continue };
             match life {
@@ -149,6 +149,13 @@ impl Script<'_> {
             }
         }
         Ok(())
+    }
+
+    fn can(&self, blow: Blow) -> bool {
+        match blow {
+            Blow::Kill(number) | Blow::Leave(number) => look(&self.board).can_spare(number),
+            Blow::Revive(_) => true,
+        }
     }
 
     fn strike(&mut self, blow: Blow) -> Result<(), ScriptError> {
@@ -206,11 +213,12 @@ impl Script<'_> {
         let (probed, rest) = numbers.split_at(PROBED.min(numbers.len()));
         let took = seen_in_force(&self.board, probed, Some(Change::Retarget), written).await;
         self.did(&format!("{} services to their next target at once", numbers.len()), took);
-        // In one transaction for all: what holds for some holds for the rest.
+        // In one transaction for all: what holds for some, of both families, holds for the rest on the same replica.
         let mut board = look(&self.board);
         let now = board.now();
         for lane in rest.iter().flat_map(|service| board.lanes(*service)).collect::<Vec<_>>() {
-            if board.members.get(usize::from(lane.replica)).is_some_and(|member| member.ready && member.life == Life::Running) {
+            let seen = |service: &u16| board.ledger.is_settled(Lane { service: (*service).into(), ..lane });
+            if probed.iter().all(seen) {
                 board.ledger.settle(lane, now);
             }
         }
@@ -283,6 +291,18 @@ impl Script<'_> {
     fn put_these(&mut self, services: Vec<Service>) -> Result<Duration, ScriptError> {
         let stands = self.volume.write(self.topology, services).map_err(ScriptError::Config)?;
         Ok(stands.saturating_duration_since(look(&self.board).start))
+    }
+}
+
+/// Waits until the long-lived connections by a replica that has ended know it: its last resets are on their way.
+async fn all_noticed(board: &Shared, replica: usize) {
+    let until = look(board).now() + LAST_RESETS;
+    let open = || {
+        let board = look(board);
+        board.now() < until && board.members.get(replica).is_some_and(|member| member.connections > 0)
+    };
+    while open() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
 

@@ -13,9 +13,9 @@ use crate::model::load::{Attempt, Failure, Identity, Lane};
 use crate::model::net::{Family, Proto};
 
 /// How long a change may take before it counts as lost.
-const LIMIT: Duration = Duration::from_secs(5);
+const LIMIT: Duration = Duration::from_secs(10);
 /// How long a probe waits for an answer.
-const PATIENCE: Duration = Duration::from_secs(1);
+const PATIENCE: Duration = Duration::from_secs(5);
 /// How many probes follow one another at once; later ones are a millisecond apart.
 const EAGER: u64 = 16;
 

@@ -32,8 +32,8 @@ pub struct Iptables {
 #[derive(Debug)]
 struct Written {
     ruleset: Ruleset,
-    /// What a dump said of ours right after.
-    dumps: BTreeMap<Family, Vec<String>>,
+    /// What a dump said of ours right after; nothing before it was looked at.
+    dumps: Option<BTreeMap<Family, Vec<String>>>,
 }
 
 impl Iptables {
@@ -59,7 +59,7 @@ impl Iptables {
         Ok(())
     }
 
-    /// Makes all of ours anew, whatever of it stands, in one step for each table and family.
+    /// Makes all of ours anew, whatever of it stands, in one step for each table and family. [`Self::note`] is to follow.
     pub async fn rewrite(&self, ruleset: &Ruleset) -> Result<(), IptablesError> {
         self.lock().take();
         for programs in self.families() {
@@ -70,10 +70,11 @@ impl Iptables {
                 programs.restore("load the chains", text(STEP)).await.map_err(|_| whole)?;
             }
         }
-        self.note(ruleset).await
+        self.wrote(ruleset);
+        Ok(())
     }
 
-    /// Sends the chains that differ; a change of the static part makes all anew.
+    /// Sends the chains that differ; a change of the static part makes all anew. [`Self::note`] is to follow.
     pub async fn patch(&self, before: &Ruleset, change: &Delta, after: &Ruleset) -> Result<(), IptablesError> {
         if change.rewrite {
             return self.rewrite(after).await;
@@ -84,7 +85,17 @@ impl Iptables {
                 programs.restore("change chains", text).await?;
             }
         }
-        self.note(after).await
+        self.wrote(after);
+        Ok(())
+    }
+
+    /// Looks at what was written, for later audits. Not a part of the writing: what is in force can be told before.
+    pub async fn note(&self) -> Result<(), IptablesError> {
+        let dumps = self.dumps().await?;
+        if let Some(written) = &mut *self.lock() {
+            written.dumps = Some(dumps);
+        }
+        Ok(())
     }
 
     /// Compares what a dump says of ours with what one said right after it was written.
@@ -93,8 +104,9 @@ impl Iptables {
         let dumps = self.dumps().await?;
         match &*self.lock() {
             Some(written) if written.ruleset != *ruleset => drifted("other rules were written"),
-            Some(written) if written.dumps != dumps => drifted("the chains are not as they were made"),
-            Some(_) => Ok(Audit::Same),
+            Some(Written { dumps: Some(noted), .. }) if *noted == dumps => Ok(Audit::Same),
+            Some(Written { dumps: Some(_), .. }) => drifted("the chains are not as they were made"),
+            Some(Written { dumps: None, .. }) => drifted("what was written was never looked at"),
             None => drifted("nothing was written"),
         }
     }
@@ -125,11 +137,9 @@ impl Iptables {
         Ok(sum)
     }
 
-    /// Remembers what was written, and what it looks like.
-    async fn note(&self, ruleset: &Ruleset) -> Result<(), IptablesError> {
-        let dumps = self.dumps().await?;
-        *self.lock() = Some(Written { ruleset: ruleset.clone(), dumps });
-        Ok(())
+    /// Remembers what was written.
+    fn wrote(&self, ruleset: &Ruleset) {
+        *self.lock() = Some(Written { ruleset: ruleset.clone(), dumps: None });
     }
 
     async fn dumps(&self) -> Result<BTreeMap<Family, Vec<String>>, IptablesError> {

@@ -34,12 +34,12 @@ impl Budget {
     const RESETS: Duration = Duration::from_secs(2);
     const DAEMON: Duration = Duration::from_secs(3);
 
-    /// Splits the time between the signal and the kill: a second to spare, then the resets, then the daemon; the flows have the rest,
-    /// and never less than half of it.
+    /// Splits the time between the signal and the kill: a second to spare, then the resets, then the daemon if there is one; the
+    /// flows have the rest, and never less than half of it.
     #[must_use]
-    pub fn of(total: Duration) -> Self {
-        let resets = Self::RESETS.min(total / 6);
-        let daemon = Self::DAEMON.min(total / 6);
+    pub fn of(total: Duration, daemon: bool) -> Self {
+        let daemon = if daemon { Self::DAEMON.min(total / 6) } else { Duration::ZERO };
+        let resets = Self::RESETS.min((total / 3).saturating_sub(daemon));
         let spare = Duration::from_secs(1).min(total / 6);
         Self { flows: total.saturating_sub(resets + daemon + spare), resets, daemon }
     }
@@ -189,8 +189,10 @@ mod tests {
 
     #[test]
     fn the_default_grace_leaves_the_flows_most_of_it() {
-        let budget = Budget::of(Budget::DEFAULT_GRACE);
+        let budget = Budget::of(Budget::DEFAULT_GRACE, true);
         assert_eq!((budget.flows, budget.resets, budget.daemon), (seconds(24), seconds(2), seconds(3)));
+        let alone = Budget::of(seconds(3), false);
+        assert_eq!((alone.flows, alone.resets, alone.daemon), (seconds(3) / 2, seconds(1), seconds(0)));
     }
 
     #[test]
@@ -267,9 +269,9 @@ mod tests {
 
         /// The parts never exceed the whole, and flows have at least half.
         #[test]
-        fn a_budget_fits_into_any_grace(total in 0_u64..10_000_000) {
+        fn a_budget_fits_into_any_grace(total in 0_u64..10_000_000, daemon: bool) {
             let total = Duration::from_millis(total);
-            let budget = Budget::of(total);
+            let budget = Budget::of(total, daemon);
             prop_assert!(budget.flows + budget.resets + budget.daemon <= total);
             prop_assert!(budget.flows >= total / 2);
         }

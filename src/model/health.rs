@@ -62,7 +62,9 @@ pub enum Rules {
     Current,
     /// An older plan than the newest.
     Behind {
-        /// For how long.
+        /// It still holds what was written first, and that was never the newest: the first write takes longer than a change does.
+        first: bool,
+        /// For how long it has been behind without taking anything newer.
         since: Duration,
         /// Why the last write failed, if it did: kind and message.
         fault: Option<(&'static str, String)>,
@@ -151,7 +153,10 @@ pub fn readiness(facts: &Facts) -> Vec<Blocker> {
     blockers.extend(facts.interface.clone().map(Blocker::Interface));
     match &facts.rules {
         Rules::Missing { fault } => blockers.push(Blocker::Rules { missing: true, fault: fault.clone() }),
-        Rules::Behind { since, fault } if *since > BEHIND => blockers.push(Blocker::Rules { missing: false, fault: fault.clone() }),
+        // Who is ready is trusted with what was asked for before: a start is over once it has caught up.
+        Rules::Behind { first, since, fault } if *first || *since > BEHIND => {
+            blockers.push(Blocker::Rules { missing: false, fault: fault.clone() });
+        }
         Rules::Behind { .. } | Rules::Current | Rules::Unneeded => {}
     }
     blockers.extend(facts.switches.iter().map(|command| Blocker::Forwarding { command: command.clone() }));
@@ -206,9 +211,11 @@ mod tests {
     fn a_dead_tailscaled_is_in_the_way_at_once_and_rules_that_are_behind_a_moment_are_not() {
         let dead = Facts { daemon: Daemon::Away("down".into()), ..good() };
         assert_eq!((names(&dead), forwards(&dead)), (vec!["tailscaled"], true));
-        let behind = |since| Facts { rules: Rules::Behind { since, fault: Some(("nft", "no such file".into())) }, ..good() };
-        assert_eq!(names(&behind(BEHIND)), [""; 0]);
-        let late = behind(BEHIND * 2);
+        let fault = Some(("nft", "no such file".into()));
+        let behind = |first, since| Facts { rules: Rules::Behind { first, since, fault: fault.clone() }, ..good() };
+        assert_eq!(names(&behind(false, BEHIND)), [""; 0]);
+        assert_eq!(names(&behind(true, Duration::ZERO)), ["rules"], "a start that has not caught up");
+        let late = behind(false, BEHIND * 2);
         assert_eq!(names(&late), ["rules"]);
         assert!(forwards(&late), "an older plan forwards");
         assert_eq!(readiness(&late)[0].to_string(), "rules: the kernel holds an older plan than the newest: nft: no such file");

@@ -73,6 +73,14 @@ impl Firewall {
         Ok(())
     }
 
+    /// Looks at what was written, where an audit needs that.
+    pub async fn note(&mut self) -> Result<(), Fault> {
+        match self {
+            Self::Nft(_) => Ok(()),
+            Self::Iptables(iptables) => Ok(iptables.note().await?),
+        }
+    }
+
     /// Whether the kernel still holds what was written.
     pub async fn audit(&mut self, wanted: &Ruleset) -> Result<Audit, Fault> {
         Ok(match self {

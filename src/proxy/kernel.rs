@@ -59,6 +59,10 @@ impl Kernel for Live {
         self.firewall().await?.patch(before, delta, after).await
     }
 
+    async fn note(&mut self) -> Result<(), Fault> {
+        self.firewall().await?.note().await
+    }
+
     async fn drifted(&mut self, wanted: &Ruleset) -> Result<bool, Fault> {
         match self.firewall().await?.audit(wanted).await? {
             Audit::Same => Ok(false),

@@ -28,10 +28,12 @@ pub struct Fault {
 
 /// The firewall of this network namespace, as the writer needs it.
 pub trait Kernel: Send {
-    /// Replaces everything of ours, in one transaction, whatever is there.
+    /// Replaces everything of ours, whatever is there; nothing that both hold is missing at any moment.
     fn rewrite(&mut self, ruleset: &Ruleset) -> impl Future<Output = Result<(), Fault>> + Send;
-    /// Changes what differs, in one transaction, given that `before` is there.
+    /// Changes what differs, given that `before` is there; nothing that both hold is missing at any moment.
     fn patch(&mut self, before: &Ruleset, delta: &Delta, after: &Ruleset) -> impl Future<Output = Result<(), Fault>> + Send;
+    /// Looks at what has just been written, if a later look has to be compared with it.
+    fn note(&mut self) -> impl Future<Output = Result<(), Fault>> + Send;
     /// Whether what is there is no longer what was written.
     fn drifted(&mut self, wanted: &Ruleset) -> impl Future<Output = Result<bool, Fault>> + Send;
     /// Waits until somebody else may have changed our rules.
@@ -167,7 +169,11 @@ impl<K: Kernel> Writer<K> {
             state.keys += delta.keys() as u64;
             state.took = started.elapsed();
         });
-        Outcome::Written
+        // Nobody who goes by what is in force waits for this.
+        match self.kernel.note().await {
+            Ok(()) => Outcome::Written,
+            Err(fault) => self.failed(fault),
+        }
     }
 
     /// The rules are what they should be. Flows may have to end all the same: of a target that has left the tailnet since.

@@ -25,8 +25,9 @@ impl Replica {
     pub async fn leave(&mut self, stop: &Stop, hook_called: Option<Instant>) {
         let began = Instant::now();
         let spent = hook_called.map_or(Duration::ZERO, |called| began.saturating_duration_since(called));
+        let budget = Budget::of(self.settings.drain_grace.saturating_sub(spent), self.daemon.is_some());
         tokio::select! {
-            () = self.leave_in_order(Budget::of(self.settings.drain_grace.saturating_sub(spent))) => tracing::info!(took = ?began.elapsed(), "left"),
+            () = self.leave_in_order(budget) => tracing::info!(took = ?began.elapsed(), "left"),
             () = stop.aborted() => tracing::warn!("told twice to leave: flows that are left may hang"),
         }
     }

@@ -52,7 +52,10 @@ impl Firewall {
     pub(crate) fn rewrite(&self) {
         let work = async || match &self.kind {
             Kind::Nft(nft, _) => nft.rewrite(&self.ruleset).await.expect("a rewrite"),
-            Kind::Iptables(iptables) => iptables.rewrite(&self.ruleset).await.expect("a rewrite"),
+            Kind::Iptables(iptables) => {
+                iptables.rewrite(&self.ruleset).await.expect("a rewrite");
+                iptables.note().await.expect("a look");
+            }
         };
         self.node.ns.block_on(work).expect("the namespace");
     }
@@ -70,7 +73,11 @@ impl Firewall {
         let work = async || match &self.kind {
             Kind::Nft(nft, Backend::NftablesJson) => nft.patch_json(before, &delta, &after).await.map_err(|fault| fault.to_string()),
             Kind::Nft(nft, _) => nft.patch(before, &delta, &after).await.map_err(|fault| fault.to_string()),
-            Kind::Iptables(iptables) => iptables.patch(before, &delta, &after).await.map_err(|fault| fault.to_string()),
+            Kind::Iptables(iptables) => {
+                let patched = iptables.patch(before, &delta, &after).await.map_err(|fault| fault.to_string());
+                iptables.note().await.expect("a look");
+                patched
+            }
         };
         self.node.ns.block_on(work).expect("the namespace")?;
         self.ruleset = after;

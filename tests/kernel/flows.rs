@@ -6,11 +6,11 @@ mod stage;
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use tailyard::model::flow::FlowFilter;
+use tailyard::model::flow::{Flow, FlowFilter};
 use tailyard::model::net::{Family, Proto};
 use tailyard::model::reset::Report;
 use tailyard::model::ruleset::Ruleset;
@@ -19,7 +19,8 @@ use self::stage::{Stage, answer, ask, echo, is_reset, key, udp};
 use crate::firewall::Backend::{self, IptablesLegacy, IptablesNft, Nftables};
 use crate::lab::eventually;
 
-const SECOND: Duration = Duration::from_secs(1);
+/// How long what takes milliseconds may take on a busy machine; without a reset, an end would wait for many minutes.
+const SOON: Duration = Duration::from_secs(10);
 const BACKENDS: [Backend; 3] = [Nftables, IptablesNft, IptablesLegacy];
 
 /// How and when an end failed.
@@ -27,7 +28,7 @@ type Failure = JoinHandle<(io::ErrorKind, Instant)>;
 
 /// An end that sends until it fails, at most a thousand bytes in each time of `rest`, and counts what it has sent.
 fn sender(mut stream: TcpStream, sent: Arc<AtomicUsize>, rest: Duration) -> Failure {
-    stream.set_write_timeout(Some(SECOND * 5)).expect("set");
+    stream.set_write_timeout(Some(SOON)).expect("set");
     thread::spawn(move || {
         loop {
             match stream.write(&[7; 1000]) {
@@ -62,7 +63,7 @@ fn both_ends_of_an_idle_flow_of_a_removed_key_are_reset() {
         let (deleted, report) = stage.remove(tcp);
         assert!(is_reset(&mut server), "the target's end ({backend:?}, {family})");
         assert!(is_reset(&mut client), "the client's end ({backend:?}, {family})");
-        assert!(start.elapsed() < SECOND, "{backend:?}, {family}: {:?}", start.elapsed());
+        assert!(start.elapsed() < SOON, "{backend:?}, {family}: {:?}", start.elapsed());
         assert_eq!((deleted, report.reset), (1, 1));
     }
 }
@@ -105,14 +106,14 @@ fn a_cluster_address_in_front_of_the_pod_does_not_keep_the_reset_from_the_client
     }
 }
 
-/// Both ends are reset within a second of the change: with nothing under way, or while the first or the second of them sends.
+/// Both ends are reset soon after the change: with nothing under way, or while the first or the second of them sends.
 fn ends_at_both_ends((one, other): (TcpStream, TcpStream), sends: Option<bool>, change: impl FnOnce() -> (usize, Report)) {
     let (one, other) = if sends == Some(false) { (other, one) } else { (one, other) };
     let sent = Arc::new(AtomicUsize::new(0));
     // A reset is told once: to whom reads or to whom writes.
     let ends = [if sends.is_some() { sender(one, sent.clone(), Duration::ZERO) } else { reader(one) }, reader(other)];
     if sends.is_some() {
-        eventually("data is under way", SECOND * 2, || (sent.load(Ordering::Relaxed) > 100_000).then_some(()));
+        eventually("data is under way", SOON, || (sent.load(Ordering::Relaxed) > 100_000).then_some(()));
     }
     let start = Instant::now();
     let (deleted, report) = change();
@@ -120,7 +121,7 @@ fn ends_at_both_ends((one, other): (TcpStream, TcpStream), sends: Option<bool>, 
     for (end, name) in ends.into_iter().zip(["one end", "the other end"]) {
         let (how, at) = end.join().expect("ended");
         assert_eq!(how, io::ErrorKind::ConnectionReset, "{name} ({sends:?}) {report:?}");
-        assert!(at - start < SECOND, "{name} ({sends:?}): {:?} {report:?}", at - start);
+        assert!(at - start < SOON, "{name} ({sends:?}): {:?} {report:?}", at - start);
     }
 }
 
@@ -135,9 +136,9 @@ fn both_ends_of_a_flow_from_the_tailnet_are_reset_when_its_address_is_no_longer_
             stage.lab.targets[0].ip(&format!("route add {}/{prefix} via {}\n", network(vip), stage.own(family)));
             stage.change(|rules| drop(rules.from_tailnet.insert(vip, [backend].into())));
             let listener = stage.client().ns.run(|| TcpListener::bind((backend, 8080))).expect("ran").expect("bound");
-            let mut client = stage.lab.targets[0].connect((vip, 8080).into(), SECOND * 5).expect("connected");
+            let mut client = stage.lab.targets[0].connect((vip, 8080).into(), SOON).expect("connected");
             let (mut server, _) = listener.accept().expect("accepted");
-            server.set_read_timeout(Some(SECOND * 5)).expect("set");
+            server.set_read_timeout(Some(SOON)).expect("set");
             echo(&mut client, &mut server);
             ends_at_both_ends((client, server), sends, || stage.change(|rules| drop(rules.from_tailnet.remove(&vip))));
         }
@@ -187,7 +188,7 @@ fn a_flow_drains_on_a_target_that_lives_and_its_client_is_reset_when_that_leaves
         let end = thread::spawn(move || is_reset(&mut client).then(|| start.elapsed()));
         stage.change_knowing(&|ip| ip != old.ip(), |rules| drop(rules.ports.insert(tcp, [new].into())));
         let after = end.join().expect("ended").expect("the client's end is reset");
-        assert!(after < SECOND, "{after:?}");
+        assert!(after < SOON, "{after:?}");
     }
 }
 
@@ -236,6 +237,44 @@ fn flows_of_untouched_keys_run_through_a_hundred_changes() {
     }
 }
 
+/// iptables takes a change table by table and family by family; no packet of what stays may notice.
+#[test]
+fn changes_under_load_refuse_no_new_connection_of_what_stays() {
+    for backend in BACKENDS {
+        let (kept, other) = (key(Proto::Tcp, 10001), key(Proto::Tcp, 10002));
+        let mut stage = Stage::new(backend);
+        let _servers: Vec<_> = stage.lab.targets.iter().map(|target| target.serve(80)).collect();
+        let both = |stage: &Stage, index| Family::ALL.map(|family| stage.target(index, family, 80));
+        stage.point(kept, &both(&stage, 0));
+        let (client, pods, done) = (stage.client().clone(), Family::ALL.map(|family| stage.pod(family, 10001)), AtomicBool::new(false));
+        let ask = |pod| {
+            let (mut made, mut failed) = (0, Vec::new());
+            while !done.load(Ordering::Relaxed) && made < 100_000 {
+                made += 1;
+                failed.extend(client.ask_tcp(pod, SOON).err());
+            }
+            (made, failed)
+        };
+        thread::scope(|scope| {
+            let ask = &ask;
+            let loads = pods.map(|pod| scope.spawn(move || ask(pod)));
+            for round in 0..10 {
+                stage.point(other, &both(&stage, round % 2));
+                stage.point(kept, &both(&stage, (round + 1) % 2));
+                stage.remove(other);
+                if round % 5 == 0 {
+                    stage.rewrite();
+                }
+            }
+            done.store(true, Ordering::Relaxed);
+            for load in loads {
+                let (made, failed) = load.join().expect("a load");
+                assert!(made > 10 && failed.is_empty(), "{backend:?}: {} of {made} failed: {failed:?}", failed.len());
+            }
+        });
+    }
+}
+
 #[test]
 fn a_replica_that_leaves_resets_idle_and_active_flows_at_both_ends() {
     BACKENDS.into_iter().for_each(leave);
@@ -264,9 +303,7 @@ fn leave(backend: Backend) {
         assert_eq!(receiver.join().expect("ended").0, io::ErrorKind::ConnectionReset, "an active target's end");
     }
     println!("{backend:?}: 200 idle and 20 active flows ended at both ends in {:?}: {report:?}", start.elapsed());
-    // The programs that write iptables' rules are started within the time.
-    let within = if backend == Nftables { SECOND * 2 } else { SECOND * 5 };
-    assert!(start.elapsed() < within, "{:?}", start.elapsed());
+    assert!(start.elapsed() < SOON * 2, "{:?}", start.elapsed());
     assert_eq!(deleted, 220);
 }
 
@@ -294,10 +331,15 @@ fn flows_of_an_address_that_is_no_longer_ours_end_and_new_ones_leave_by_the_new_
     let end = thread::spawn(move || is_reset(&mut client).then(|| start.elapsed()));
     stage.change(|rules| assert!(rules.source.insert(Family::V4, new).is_some()));
     let after = end.join().expect("ended").expect("the client's end is reset");
-    assert!(after < SECOND, "{after:?}");
+    assert!(after < SOON, "{after:?}");
     assert_eq!(seen(), new);
     let (_client, server) = stage.pair(tcp_pod, &listener);
     assert_eq!(server.peer_addr().expect("connected").ip(), new);
+}
+
+/// The one flow that there is; a datagram may be on its way for a while, as the first one is while its neighbour is asked for.
+fn tracked(stage: &Stage, filter: FlowFilter) -> Flow {
+    eventually("one flow", SOON, || <[Flow; 1]>::try_from(stage.flows(filter)).ok().map(|[flow]| flow))
 }
 
 #[test]
@@ -310,13 +352,11 @@ fn a_deletion_never_hits_a_younger_flow_of_the_same_client() {
     let _sinks = [0, 1].map(|index| udp(&stage.lab.targets[index], stage.target(index, Family::V4, 53)));
     for round in 0..50 {
         client.send(b"?").expect("sent");
-        let older = stage.flows(FlowFilter { key: Some(port), ..FlowFilter::forwarded() });
-        assert_eq!(older.len(), 1, "round {round}");
+        let older = tracked(&stage, FlowFilter { key: Some(port), ..FlowFilter::forwarded() });
         assert_eq!(stage.point(port, &[targets[round % 2]]).0, 1);
         client.send(b"?").expect("sent");
-        let younger = stage.flows(FlowFilter::forwarded());
-        assert_eq!((younger.len(), younger[0].original), (1, older[0].original));
-        assert!(!stage.conntrack().delete(&older[0]).expect("asked"), "round {round}: the younger flow was taken for the older");
+        assert_eq!(tracked(&stage, FlowFilter::forwarded()).original, older.original);
+        assert!(!stage.conntrack().delete(&older).expect("asked"), "round {round}: the younger flow was taken for the older");
         assert_eq!(stage.flows(FlowFilter::forwarded()).len(), 1);
     }
 }

@@ -333,7 +333,7 @@ fn v6(a: u16, b: u16, c: u16, host: u8) -> IpAddr {
 #[test]
 fn every_node_reaches_its_neighbours_and_nobody_else() {
     let lab = Lab::build(&Shape { clients: 1, proxies: 2, targets: 1, ..Shape::default() });
-    let patience = Duration::from_secs(2);
+    let patience = Duration::from_secs(5);
     let (at_proxy, at_target) = (lab.proxies[1].serve(7000), lab.targets[0].serve(7000));
     for family in Family::ALL {
         let proxy = SocketAddr::new(lab.proxies[1].cluster[&family], 7000);

@@ -14,7 +14,7 @@ use tailyard::model::{iptables, nft};
 use crate::firewall::{Backend, Firewall, on_every_backend};
 use crate::lab::{Lab, Node, Server, Shape};
 
-const PATIENCE: Duration = Duration::from_secs(3);
+const PATIENCE: Duration = Duration::from_secs(10);
 
 fn key(port: u16) -> PortKey {
     PortKey { proto: Proto::Tcp, port: Port::new(port).expect("not zero") }

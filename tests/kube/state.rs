@@ -102,7 +102,7 @@ fn a_frozen_api_blocks_nobody_and_the_last_word_is_written() {
         let begin = std::time::Instant::now();
         ledger.set("device_fqdn", "first.");
         ledger.set("device_fqdn", "last.");
-        assert!(begin.elapsed() < Duration::from_millis(100));
+        assert!(begin.elapsed() < Duration::from_secs(2));
         fails(&ledger, &["Timeout"]).await;
         cluster.thaw_server();
         written(&ledger).await;

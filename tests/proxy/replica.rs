@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use crate::lab::{Node, TAILNET};
 
 /// How long anything may take that should be quick.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// Where the replica answers probes.
 pub(crate) const HEALTH_PORT: u16 = 9002;
 /// Where it answers its operator.
@@ -113,7 +113,7 @@ impl Replica {
     }
 
     fn ask(&self, to: SocketAddr, path: &str) -> io::Result<Answer> {
-        let mut stream: TcpStream = self.node.connect(to, Duration::from_secs(2))?;
+        let mut stream: TcpStream = self.node.connect(to, Duration::from_secs(10))?;
         write!(stream, "GET {path} HTTP/1.1\r\nHost: replica\r\nConnection: close\r\n\r\n")?;
         let mut text = String::new();
         stream.read_to_string(&mut text)?;

@@ -32,6 +32,21 @@ impl Kernel {
         }
     }
 
+    /// What packets meet while a text is taken: what stands after each commit, the last one included.
+    fn moments(&self, text: &str) -> Vec<Self> {
+        let mut kernel = self.clone();
+        let commit = |part| {
+            kernel.restore(part);
+            kernel.clone()
+        };
+        text.split_inclusive("COMMIT\n").map(commit).collect()
+    }
+
+    /// What a look at it finds of ours.
+    fn found(&self) -> Found {
+        Found { chains: self.0.keys().filter_map(own_chain).collect(), jumps: Jump::ALL.into_iter().collect() }
+    }
+
     /// Every chain that is jumped to stands.
     fn commit(&self) {
         for ((table, _), rules) in &self.0 {
@@ -178,10 +193,47 @@ proptest! {
         }
     }
 
+    /// One commit for each table and family is no transaction for all: each packet still meets either what was or what is to be.
+    #[test]
+    fn no_moment_of_a_change_is_other_than_before_or_after(before in rulesets(), after in rulesets(), packets in proptest::collection::vec(packets(), 20), whole: bool) {
+        let after = Ruleset { reserved: before.reserved.clone(), ..after };
+        let change = diff(&before, &after);
+        for family in Family::ALL {
+            let kernel = loaded(&before, family);
+            let text = if whole { Some(replace(&after, family, &kernel.found(), usize::MAX)) } else { delta(&before, &change, &after, family) };
+            let moments = kernel.moments(&text.unwrap_or_default());
+            for (kernel, packet) in moments.iter().flat_map(|kernel| packets.iter().map(move |packet| (kernel, packet))) {
+                if Family::of(packet.dst) == family {
+                    let (now, ends) = (verdict(kernel, packet), [evaluate(&before, packet), evaluate(&after, packet)]);
+                    prop_assert!(ends.contains(&now), "{packet:?}: {now:?}, neither of {ends:?}");
+                }
+            }
+        }
+    }
+
+    /// Even a table that is too large for one commit: what a key has before and after it has at every moment.
+    #[test]
+    fn no_moment_of_a_rewrite_in_steps_takes_from_a_key_what_it_keeps(before in rulesets(), after in rulesets(), packets in proptest::collection::vec(packets(), 20)) {
+        for family in Family::ALL {
+            let kernel = loaded(&before, family);
+            let moments = kernel.moments(&replace(&after, family, &kernel.found(), 2));
+            for (kernel, packet) in moments.iter().flat_map(|kernel| packets.iter().map(move |packet| (kernel, packet))) {
+                let key = PortKey { proto: packet.proto, port: packet.port };
+                let ends = [evaluate(&before, packet), evaluate(&after, packet)];
+                let same_map = before.ports.contains_key(&key) == after.ports.contains_key(&key) && before.reserved == after.reserved;
+                if Family::of(packet.dst) == family && same_map {
+                    let to = |verdict: &Verdict| if let Verdict::Dnat { to, .. } = verdict { Ok(to.clone()) } else { Err(verdict.clone()) };
+                    let (now, ends) = (to(&verdict(kernel, packet)), ends.each_ref().map(to));
+                    prop_assert!(ends.contains(&now), "{packet:?}: {now:?}, neither of {ends:?}");
+                }
+            }
+        }
+    }
+
     #[test]
     fn what_an_earlier_process_left_is_replaced(before in rulesets(), after in rulesets(), jumps in prop::sample::subsequence(Jump::ALL.to_vec(), 0..=6), step in prop_oneof![Just(2usize), Just(usize::MAX)]) {
         let mut kernel = loaded(&before, Family::V6);
-        let mut found = Found { chains: kernel.0.keys().filter_map(own_chain).collect(), jumps: Jump::ALL.into_iter().collect() };
+        let mut found = kernel.found();
         for jump in jumps {
             found.jumps.remove(&jump);
             let at = kernel.0.get_mut(&(jump.table.name().to_owned(), jump.from.to_owned())).expect("a built-in chain");

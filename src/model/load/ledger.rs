@@ -71,6 +71,12 @@ impl Ledger {
         self.lanes.get(&lane).and_then(|eras| eras.last()).is_none_or(|era| era.settled.is_some())
     }
 
+    /// Whether the lane was ever seen to lead anywhere: what was added lately may not have reached its replica yet.
+    #[must_use]
+    pub fn has_served(&self, lane: Lane) -> bool {
+        self.lanes.get(&lane).into_iter().flatten().any(|era| era.target.is_some() && era.settled.is_some())
+    }
+
     /// Judges an answer to something begun and ended at these moments.
     #[must_use]
     pub fn judge(&self, lane: Lane, began: Duration, ended: Duration, answer: Identity) -> Verdict {

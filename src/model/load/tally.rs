@@ -21,6 +21,12 @@ pub struct Fault {
     /// When its attempt was due, in seconds since the start.
     #[serde(serialize_with = "seconds")]
     pub at: Duration,
+    /// When it was begun.
+    #[serde(serialize_with = "seconds")]
+    pub began: Duration,
+    /// When it had failed.
+    #[serde(serialize_with = "seconds")]
+    pub ended: Duration,
     /// Whom it was for.
     #[serde(flatten)]
     pub lane: Lane,
@@ -92,8 +98,8 @@ impl Tally {
                 let counts = if excused { &mut self.excused } else { &mut self.failed };
                 *counts.entry(failure).or_default() += 1;
                 if self.faults.len() < KEPT {
-                    let Report { attempt, due, .. } = *report;
-                    self.faults.push(Fault { at: due, lane: attempt.lane, proto: attempt.proto, failure, excused });
+                    let Report { attempt, due, began, ended, .. } = *report;
+                    self.faults.push(Fault { at: due, began, ended, lane: attempt.lane, proto: attempt.proto, failure, excused });
                 }
             }
         }

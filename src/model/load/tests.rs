@@ -67,6 +67,16 @@ fn only_changes_that_are_old_enough_settle_with_a_replicas_readiness() {
 }
 
 #[test]
+fn a_lane_serves_once_it_was_seen_in_force_and_not_when_it_was_asked_for() {
+    let mut ledger = Ledger::default();
+    ledger.write(LANE, Some(A), ms(0));
+    assert!(!ledger.has_served(LANE));
+    ledger.settle(LANE, ms(10));
+    ledger.write(LANE, Some(B), ms(20));
+    assert!(ledger.has_served(LANE) && !ledger.is_settled(LANE), "a change under way leaves it served");
+}
+
+#[test]
 fn latency_counts_from_the_moment_the_attempt_was_due() {
     let mut tally = Tally::default();
     tally.record(&report(0, Some(700), 800, Ok(A)), false);

@@ -93,8 +93,17 @@ pub struct Sources {
     pub patience: Duration,
     /// When the preStop hook was first asked for.
     pub(super) hook_called: OnceLock<Instant>,
-    /// Since when the kernel has been behind the newest plan.
-    pub(super) behind: Mutex<Option<Instant>>,
+    /// How far the kernel is behind the newest plan.
+    pub(super) lag: Mutex<Lag>,
+}
+
+/// How the kernel has followed the plans so far.
+#[derive(Debug, Default)]
+pub(super) struct Lag {
+    /// Since when it has been behind the newest one; nothing if it is not.
+    since: Option<Instant>,
+    /// It has held the newest one at some time.
+    caught_up: bool,
 }
 
 impl fmt::Debug for Sources {
@@ -132,7 +141,7 @@ impl Sources {
             ping: Arc::new(|url| Box::pin(async move { ping(&url, PING).await })),
             patience: settings.drain_grace.mul_f64(HOOK_SHARE),
             hook_called: OnceLock::new(),
-            behind: Mutex::new(None),
+            lag: Mutex::default(),
         }
     }
 
@@ -166,13 +175,15 @@ impl Sources {
         let fault = programmed.fault.map(|(fault, _)| (fault.kind, fault.message));
         let Some(in_force) = programmed.planned.filter(|_| programmed.at.is_some()) else { return Rules::Missing { fault } };
         let current = programmed.current && newest.is_none_or(|newest| Arc::ptr_eq(&newest, &in_force));
-        let mut behind = self.behind.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lag = self.lag.lock().unwrap_or_else(PoisonError::into_inner);
         if current {
-            *behind = None;
+            *lag = Lag { since: None, caught_up: true };
             return Rules::Current;
         }
-        let since = *behind.get_or_insert(now);
-        Rules::Behind { since: now.saturating_duration_since(since), fault }
+        // While one change after another is written, however fast they come, the kernel is behind by one write at most.
+        let since = (*lag.since.get_or_insert(now)).max(programmed.at.unwrap_or(now));
+        let first = !lag.caught_up && programmed.writes < 2;
+        Rules::Behind { first, since: now.saturating_duration_since(since), fault }
     }
 
     /// The Pod's own addresses: those of the settings, else those that its links have.

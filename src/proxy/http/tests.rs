@@ -78,7 +78,7 @@ fn lab() -> Lab {
         ping: Arc::new(move |_| Box::pin(std::future::ready(answering.lock().expect("not poisoned").clone()))),
         patience: Duration::from_secs(25),
         hook_called: std::sync::OnceLock::new(),
-        behind: Mutex::new(None),
+        lag: Mutex::default(),
     };
     Lab { sources: Arc::new(sources), stopper, netmap, planned, programmed, egress, flows, answers, _rest: (names, ended, switches) }
 }
@@ -106,6 +106,7 @@ impl Lab {
     fn write(&self, planned: &Arc<Planned>) {
         self.programmed.send_modify(|state| {
             (state.planned, state.current, state.at) = (Some(Arc::clone(planned)), true, Some(Instant::now()));
+            state.writes += 1;
         });
     }
 
@@ -159,6 +160,35 @@ async fn a_plan_that_does_not_reach_the_kernel_makes_it_unready_after_a_while() 
     assert_eq!(healthz(&lab.sources).status(), StatusCode::OK, "the older plan forwards");
     lab.write(&newer);
     assert_eq!(readyz(&lab.sources).status(), StatusCode::OK);
+    following.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_is_ready_once_it_has_caught_up_with_what_came_meanwhile() {
+    let lab = lab();
+    lab.ready();
+    let [second, third] = [(); 2].map(|()| Arc::new(lab.newest().as_ref().clone()));
+    lab.planned.send_replace(Some(Arc::clone(&second)));
+    assert_eq!(readyz(&lab.sources).status(), StatusCode::SERVICE_UNAVAILABLE, "the first write holds what was asked for before it");
+    assert_eq!(healthz(&lab.sources).status(), StatusCode::OK);
+    lab.planned.send_replace(Some(third));
+    lab.write(&second);
+    assert_eq!(readyz(&lab.sources).status(), StatusCode::OK, "behind by one write, as any replica while changes come without pause");
+}
+
+#[tokio::test(start_paused = true)]
+async fn changes_that_come_faster_than_they_are_written_leave_it_ready() {
+    let lab = lab();
+    lab.ready();
+    let following = tokio::spawn(Arc::clone(&lab.sources).follow());
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+        let (old, newer) = (lab.newest(), Arc::new(lab.newest().as_ref().clone()));
+        lab.planned.send_replace(Some(newer));
+        tokio::time::advance(health::BEHIND / 2).await;
+        lab.write(&old);
+        assert_eq!(readyz(&lab.sources).status(), StatusCode::OK);
+    }
     following.abort();
 }
 

@@ -15,6 +15,8 @@ struct Memory {
     rewrites: usize,
     patches: usize,
     told: usize,
+    /// What was told when it was last looked at.
+    noted: usize,
     refuse: usize,
     tampered: bool,
     touched: Arc<Notify>,
@@ -46,6 +48,13 @@ impl Kernel for Handle {
         assert_eq!(memory.holds.as_ref(), Some(before), "a patch stands on what is there");
         assert_eq!(delta.apply(before), *after);
         memory.take(after)
+    }
+
+    async fn note(&mut self) -> Result<(), Fault> {
+        let mut memory = self.0.lock().expect("one thread");
+        assert!(memory.told > memory.noted, "what is in force is told before it is looked at");
+        memory.noted = memory.told;
+        Ok(())
     }
 
     async fn drifted(&mut self, _: &Ruleset) -> Result<bool, Fault> {

@@ -16,7 +16,7 @@ use crate::firewall::{Backend, Firewall};
 use crate::lab::{Lab, Node, Shape};
 
 /// How long the resets of one change may take.
-const PATIENCE: Duration = Duration::from_millis(1500);
+const PATIENCE: Duration = Duration::from_secs(6);
 
 pub(crate) struct Stage {
     pub(crate) lab: Lab,
@@ -75,6 +75,11 @@ impl Stage {
         self.change(|rules| drop(rules.ports.remove(&key)))
     }
 
+    /// Writes all rules again, as a replica does that starts.
+    pub(crate) fn rewrite(&self) {
+        self.firewall.rewrite();
+    }
+
     /// Changes the rules and does the surgery that goes with it: how many entries it deleted, and what became of the flows to reset.
     pub(crate) fn change(&mut self, change: impl FnOnce(&mut Ruleset)) -> (usize, Report) {
         self.change_knowing(&|_| true, change)
@@ -109,9 +114,9 @@ impl Stage {
 
     /// A connection of the client, both ends of it, having carried a byte each way.
     pub(crate) fn pair(&self, to: SocketAddr, listener: &TcpListener) -> (TcpStream, TcpStream) {
-        let mut client = self.client().connect(to, Duration::from_secs(5)).expect("connected");
+        let mut client = self.client().connect(to, Duration::from_secs(10)).expect("connected");
         let (mut server, _) = listener.accept().expect("accepted");
-        server.set_read_timeout(Some(Duration::from_secs(5))).expect("set");
+        server.set_read_timeout(Some(Duration::from_secs(10))).expect("set");
         echo(&mut client, &mut server);
         (client, server)
     }
@@ -134,7 +139,7 @@ pub(crate) fn operate(cuts: &Cuts<'_>) -> (usize, Report) {
 /// A datagram socket on a node; any port for zero.
 pub(crate) fn udp(node: &Node, at: SocketAddr) -> UdpSocket {
     let socket = node.ns.run(|| UdpSocket::bind(at)).expect("ran").expect("bound");
-    socket.set_read_timeout(Some(Duration::from_secs(2))).expect("set");
+    socket.set_read_timeout(Some(Duration::from_secs(10))).expect("set");
     socket
 }
 
