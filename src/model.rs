@@ -1,5 +1,6 @@
 //! PURE: decisions as values. No tokio, no clock, no environment, no files, no sockets, no logging.
 
+pub mod attribute;
 pub mod backoff;
 pub mod conditions;
 pub mod config;
