@@ -19,6 +19,7 @@ pub mod netmap;
 pub mod nft;
 pub mod notify;
 pub mod objects;
+pub mod paths;
 pub mod plan;
 pub mod ports;
 pub mod preshutdown;
