@@ -7,7 +7,7 @@
 //! nobody can resolve would stop it. From then on it is published without addresses, and its ports refuse.
 //! Never computed from anything but a plan that the kernel has accepted.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 

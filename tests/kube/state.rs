@@ -206,6 +206,6 @@ fn the_handshake_for_a_new_key_ends_with_another_device() {
         written(&ledger).await;
         let left = eventually("forgotten", look, |keys| !keys.contains(&"device_id".to_owned())).await;
         assert_eq!(left, ["pod_uid", "tailscale_capver"]);
-        assert!(consistent(&cluster.secret(NAME).await.0.into_iter().map(|(key, value)| (key, value.into_bytes())).collect()));
+        assert!(consistent(&cluster.secret(NAME).await.0.into_iter().map(|(key, value)| (key, value.into_bytes().into())).collect()));
     });
 }
