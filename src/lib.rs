@@ -9,7 +9,7 @@
 //! |---|---|---|
 //! | [`api`] | WIRE: formats that others read and write | nothing of ours |
 //! | [`model`] | PURE: decisions as values | `api` |
-//! | [`edge`] | IO: one outside world for each file | `api`, `model`; no other edge |
+//! | [`edge`] | IO: one outside world for each file | `api`, `model`, `runtime` (plumbing only); no other edge |
 //! | [`runtime`] | PLUMBING, domain-free | nothing of ours |
 //! | [`proxy`] | DATA PLANE tasks | `api`, `model`, `edge`, `runtime` |
 //! | [`demo`] | the proxy on one machine, under load | `api`, `model`, `edge`, `runtime` |

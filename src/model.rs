@@ -1,5 +1,6 @@
 //! PURE: decisions as values. No tokio, no clock, no environment, no files, no sockets, no logging.
 
+pub mod attribute;
 pub mod backoff;
 pub mod conditions;
 pub mod config;
@@ -18,6 +19,7 @@ pub mod netmap;
 pub mod nft;
 pub mod notify;
 pub mod objects;
+pub mod paths;
 pub mod plan;
 pub mod ports;
 pub mod preshutdown;

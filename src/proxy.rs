@@ -11,6 +11,7 @@ pub mod kernel;
 pub mod keys;
 pub mod metrics;
 pub mod observe;
+pub mod paths;
 pub mod program;
 pub mod replica;
 pub mod report;

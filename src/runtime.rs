@@ -1,6 +1,7 @@
 //! PLUMBING that knows nothing of the domain.
 
 pub mod admin;
+pub mod command;
 pub mod memory;
 pub mod metrics;
 pub mod tasks;

@@ -47,4 +47,10 @@ pub struct Status {
     /// The Pod's IPv6 address.
     #[serde(rename = "podIPv6", skip_serializing_if = "String::is_empty")]
     pub pod_ipv6: String,
+    /// Ours, additive: fingerprint of the config in force.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fingerprint: Option<String>,
+    /// Ours, additive: what is not served and why, by service name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub rejected: BTreeMap<String, Vec<String>>,
 }

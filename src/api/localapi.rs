@@ -280,6 +280,17 @@ pub struct Reloaded {
     pub err: String,
 }
 
+/// The answer of `ping`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+pub struct Pong {
+    /// Why nobody can be asked; empty where somebody answered.
+    pub err: String,
+    /// The address is this node's own.
+    #[serde(rename = "IsLocalIP")]
+    pub is_local_ip: bool,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -126,7 +126,7 @@ impl Conntrack {
                 Ok(End::Complete) => return Ok(()),
                 Ok(End::Disturbed) => {}
                 // Answers were lost for want of buffer: what is left of them must not be taken for the next listing's.
-                Err(error) if error.raw_os_error() == Some(Errno::ENOBUFS as i32) => {
+                Err(error) if lost(&error) => {
                     self.socket = connect().map_err(ConntrackError::Open)?;
                 }
                 Err(error) => return Err(ConntrackError::List(error)),
@@ -140,7 +140,8 @@ impl Conntrack {
         self.delete_all([flow]).map(|deleted| deleted == 1)
     }
 
-    /// Deletes these very flows and says how many of them were still there. After an error others may remain.
+    /// Deletes these very flows and says how many of them were still there, as far as the answers were not lost. After an error
+    /// others may remain.
     pub fn delete_all<'a>(&mut self, flows: impl IntoIterator<Item = &'a Flow>) -> Result<usize, ConntrackError> {
         let (mut flows, mut deleted) = (flows.into_iter(), 0);
         loop {
@@ -153,7 +154,13 @@ impl Conntrack {
                 return Ok(deleted);
             }
             let count = self.sequence.wrapping_sub(first);
-            deleted += self.deleted(&batch, count).map_err(ConntrackError::Delete)?;
+            let mut answer = self.deleted(&batch, count);
+            if answer.as_ref().is_err_and(lost) {
+                // Which of them are gone is not known: they are asked for once more, and those that are gone do no harm.
+                self.socket = connect().map_err(ConntrackError::Open)?;
+                answer = self.deleted(&batch, count);
+            }
+            deleted += answer.map_err(ConntrackError::Delete)?;
         }
     }
 
@@ -227,6 +234,11 @@ fn connect() -> io::Result<Socket> {
     setsockopt(&socket, sockopt::RcvBufForce, &SOCKET_BUFFER).or_else(|_| setsockopt(&socket, sockopt::RcvBuf, &SOCKET_BUFFER))?;
     setsockopt(&socket, sockopt::ReceiveTimeout, &PATIENCE)?;
     Ok(socket)
+}
+
+/// Whether the kernel had to drop answers for want of room.
+fn lost(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(Errno::ENOBUFS as i32)
 }
 
 /// The messages of one datagram, up to the first malformed one.

@@ -4,6 +4,7 @@
 //! at a time and remembers nothing of it: whoever reads must fold at once, for the daemon ends the stream of a slow reader.
 
 use std::io;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::time::Duration;
@@ -19,7 +20,7 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-use crate::api::localapi::{DnsConfig, MaskedPrefs, Notify, Prefs, Reloaded, StartOptions, Status};
+use crate::api::localapi::{DnsConfig, MaskedPrefs, Notify, Pong, Prefs, Reloaded, StartOptions, Status};
 
 /// What the bus is asked for: the status and the health at the beginning, then changes of peers, small ones as such, no full maps.
 pub const MASK: u32 = 16384 | 8192 | 4096 | 128 | 4 | 32768;
@@ -39,6 +40,15 @@ const CAPVER: &str = "142";
 #[derive(Debug, Clone)]
 pub struct LocalApi {
     socket: PathBuf,
+}
+
+/// By what way a node of the tailnet is asked whether it is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ping {
+    /// Outside the tunnel: whether there is a way to it, and whether it knows this node.
+    Disco,
+    /// Through the tunnel, which is made if there is none.
+    Tsmp,
 }
 
 /// The stream of messages.
@@ -215,6 +225,19 @@ impl LocalApi {
     /// The daemon's own metrics, in Prometheus' text format.
     pub async fn usermetrics(&self) -> Result<Bytes, LocalApiError> {
         Ok(self.call("usermetrics", Method::GET, "usermetrics", Vec::new(), READ).await?.into_body())
+    }
+
+    /// Asks the node that answers for an address once; false if the daemon says that it cannot be asked. An answer that does
+    /// not come within `limit` fails.
+    pub async fn ping(&self, ip: IpAddr, ping: Ping, limit: Duration) -> Result<bool, LocalApiError> {
+        const CALL: &str = "ping";
+        let kind = match ping {
+            Ping::Disco => "disco",
+            Ping::Tsmp => "TSMP",
+        };
+        let answer = self.call(CALL, Method::POST, &format!("{CALL}?ip={ip}&type={kind}"), Vec::new(), limit).await?;
+        let told: Pong = json(CALL, answer.body())?;
+        Ok(told.err.is_empty() || told.is_local_ip)
     }
 
     /// Subscribes to the bus. `mask` is [`MASK`] or [`MASK_OLD`].

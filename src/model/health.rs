@@ -6,12 +6,19 @@
 //! it through its services to learn whether they still lead here, so it stays true while the replica leaves.
 //!
 //! That the state Secret cannot be written is in nobody's way: a replica that starts while the API server is away serves.
+//! Nor is it that the kernel does not take a newer plan: the rules of the one before go on serving, and what keeps the kernel from
+//! taking it (a program that the image lacks, a config that it refuses) is likely to be the same in every replica, so that going
+//! unready would turn a change that does not arrive into an outage of all that works. It is told instead: [`remarks`].
 
+use std::collections::BTreeSet;
 use std::fmt;
+use std::net::IpAddr;
 use std::time::Duration;
 
-/// How long the kernel may be behind the newest plan before the replica counts as unready. A change is written within
-/// milliseconds; one that takes longer than this is not being written.
+use super::paths::BOUND;
+
+/// How long the kernel may be behind the newest plan before it is worth a word. A change is written within milliseconds; one
+/// that takes longer than this is not being written.
 pub const BEHIND: Duration = Duration::from_secs(2);
 
 /// What health is judged by.
@@ -29,6 +36,8 @@ pub struct Facts {
     pub addressed: bool,
     /// What is wrong with the interface behind which the tailnet is, if anything is.
     pub interface: Option<String>,
+    /// How the ways to the targets stand.
+    pub paths: Paths,
     /// What the kernel holds.
     pub rules: Rules,
     /// For each forwarding switch of the kernel that is needed and off: the command that turns it on.
@@ -45,6 +54,19 @@ pub enum Daemon {
     Running,
     /// tailscaled, in another state: its word for it.
     Away(String),
+}
+
+/// How the ways to the targets stand, since tailscaled was started.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Paths {
+    /// They were tried, or nobody has to try them.
+    #[default]
+    Tried,
+    /// They were not, or not all.
+    Untried {
+        /// The targets that are being tried and have not answered yet.
+        waiting: BTreeSet<IpAddr>,
+    },
 }
 
 /// What the kernel holds.
@@ -69,6 +91,22 @@ pub enum Rules {
         /// Why the last write failed, if it did: kind and message.
         fault: Option<(&'static str, String)>,
     },
+    /// Not what was written: somebody else changed it, and it could not be written again.
+    Damaged {
+        /// Why the last write failed: kind and message.
+        fault: (&'static str, String),
+    },
+}
+
+/// What a kernel holds that keeps a replica from serving.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Held {
+    /// Nothing yet.
+    Nothing,
+    /// What was asked for when it started; more has been asked for since.
+    Beginning,
+    /// What somebody else made of it.
+    Damage,
 }
 
 /// One thing that is in the way of readiness.
@@ -86,10 +124,12 @@ pub enum Blocker {
     Address,
     /// The interface behind which the tailnet is cannot carry anything.
     Interface(String),
-    /// The kernel does not hold the newest plan.
+    /// The ways to the targets have not been tried, which takes [`super::paths::BOUND`] at most.
+    Paths(BTreeSet<IpAddr>),
+    /// The kernel does not hold what a replica must hold to serve.
     Rules {
-        /// It holds nothing at all.
-        missing: bool,
+        /// What it holds instead.
+        held: Held,
         /// Why the last write failed, if it did: kind and message.
         fault: Option<(&'static str, String)>,
     },
@@ -100,9 +140,30 @@ pub enum Blocker {
     },
 }
 
+/// Something that is wrong and does not keep connections away.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Remark {
+    /// The kernel holds an older plan than the newest.
+    Behind {
+        /// For how long.
+        since: Duration,
+        /// Why the last write failed, if it did: kind and message.
+        fault: Option<(&'static str, String)>,
+    },
+}
+
+impl fmt::Display for Remark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self::Behind { since, fault } = self;
+        write!(f, "behind: the kernel has held an older plan than the newest for {} s", since.as_secs())?;
+        fault.as_ref().map_or(Ok(()), |(kind, message)| write!(f, ": {kind}: {message}"))
+    }
+}
+
 impl Blocker {
     /// Every name that [`Self::name`] can give, in the order of [`readiness`].
-    pub const NAMES: [&'static str; 8] = ["leaving", "config", "tailscaled", "netmap", "address", "interface", "rules", "forwarding"];
+    pub const NAMES: [&'static str; 9] =
+        ["leaving", "config", "tailscaled", "netmap", "address", "interface", "paths", "rules", "forwarding"];
 
     /// A closed set of words for metric labels and the first word of a line.
     #[must_use]
@@ -114,6 +175,7 @@ impl Blocker {
             Self::Netmap => "netmap",
             Self::Address => "address",
             Self::Interface(_) => "interface",
+            Self::Paths(_) => "paths",
             Self::Rules { .. } => "rules",
             Self::Forwarding { .. } => "forwarding",
         }
@@ -130,8 +192,18 @@ impl fmt::Display for Blocker {
             Self::Netmap => f.write_str("no view of the tailnet has come yet"),
             Self::Address => f.write_str("this node has no address in the tailnet"),
             Self::Interface(what) => f.write_str(what),
-            Self::Rules { missing, fault } => {
-                f.write_str(if *missing { "the kernel holds no rules yet" } else { "the kernel holds an older plan than the newest" })?;
+            Self::Paths(waiting) if waiting.is_empty() => f.write_str("the ways to the targets are yet to be tried"),
+            Self::Paths(waiting) => {
+                let waiting: Vec<_> = waiting.iter().map(ToString::to_string).collect();
+                write!(f, "no answer through the tailnet yet from {}; not waited for longer than {BOUND:?}", waiting.join(", "))
+            }
+            Self::Rules { held, fault } => {
+                let what = match held {
+                    Held::Nothing => "holds no rules yet",
+                    Held::Beginning => "does not hold yet what was asked for during the start",
+                    Held::Damage => "holds rules that somebody else changed, and they cannot be mended",
+                };
+                write!(f, "the kernel {what}")?;
                 fault.as_ref().map_or(Ok(()), |(kind, message)| write!(f, ": {kind}: {message}"))
             }
             Self::Forwarding { command } => write!(f, "the kernel does not forward: {command}"),
@@ -151,22 +223,34 @@ pub fn readiness(facts: &Facts) -> Vec<Blocker> {
     blockers.extend((!facts.netmap).then_some(Blocker::Netmap));
     blockers.extend((facts.netmap && !facts.addressed).then_some(Blocker::Address));
     blockers.extend(facts.interface.clone().map(Blocker::Interface));
+    // With a tailscaled that is away there are no ways to try.
+    if let (Daemon::Running, Paths::Untried { waiting }) = (&facts.daemon, &facts.paths) {
+        blockers.push(Blocker::Paths(waiting.clone()));
+    }
     match &facts.rules {
-        Rules::Missing { fault } => blockers.push(Blocker::Rules { missing: true, fault: fault.clone() }),
-        // Who is ready is trusted with what was asked for before: a start is over once it has caught up.
-        Rules::Behind { first, since, fault } if *first || *since > BEHIND => {
-            blockers.push(Blocker::Rules { missing: false, fault: fault.clone() });
-        }
+        Rules::Missing { fault } => blockers.push(Blocker::Rules { held: Held::Nothing, fault: fault.clone() }),
+        // A start is over once it has caught up with what came while it wrote first; after that, being behind is told and no more.
+        Rules::Behind { first: true, fault, .. } => blockers.push(Blocker::Rules { held: Held::Beginning, fault: fault.clone() }),
+        Rules::Damaged { fault } => blockers.push(Blocker::Rules { held: Held::Damage, fault: Some(fault.clone()) }),
         Rules::Behind { .. } | Rules::Current | Rules::Unneeded => {}
     }
     blockers.extend(facts.switches.iter().map(|command| Blocker::Forwarding { command: command.clone() }));
     blockers
 }
 
+/// What is wrong and in nobody's way.
+#[must_use]
+pub fn remarks(facts: &Facts) -> Vec<Remark> {
+    match &facts.rules {
+        Rules::Behind { since, fault, .. } if *since > BEHIND => vec![Remark::Behind { since: *since, fault: fault.clone() }],
+        _ => Vec::new(),
+    }
+}
+
 /// Whether the Pod can forward: it is a node of the tailnet, and what it is to forward is in the kernel, be it an older plan.
 #[must_use]
 pub fn forwards(facts: &Facts) -> bool {
-    facts.addressed && !matches!(facts.rules, Rules::Missing { .. })
+    facts.addressed && !matches!(facts.rules, Rules::Missing { .. } | Rules::Damaged { .. })
 }
 
 #[cfg(test)]
@@ -208,17 +292,41 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_tailscaled_is_in_the_way_at_once_and_rules_that_are_behind_a_moment_are_not() {
+    fn a_dead_tailscaled_is_in_the_way_at_once() {
         let dead = Facts { daemon: Daemon::Away("down".into()), ..good() };
         assert_eq!((names(&dead), forwards(&dead)), (vec!["tailscaled"], true));
+    }
+
+    #[test]
+    fn rules_that_are_behind_are_told_and_in_nobodys_way() {
         let fault = Some(("nft", "no such file".into()));
-        let behind = |first, since| Facts { rules: Rules::Behind { first, since, fault: fault.clone() }, ..good() };
-        assert_eq!(names(&behind(false, BEHIND)), [""; 0]);
-        assert_eq!(names(&behind(true, Duration::ZERO)), ["rules"], "a start that has not caught up");
-        let late = behind(false, BEHIND * 2);
-        assert_eq!(names(&late), ["rules"]);
-        assert!(forwards(&late), "an older plan forwards");
-        assert_eq!(readiness(&late)[0].to_string(), "rules: the kernel holds an older plan than the newest: nft: no such file");
+        let behind = |since| Facts { rules: Rules::Behind { first: false, since, fault: fault.clone() }, ..good() };
+        let starting = Facts { rules: Rules::Behind { first: true, since: Duration::ZERO, fault: fault.clone() }, ..good() };
+        assert_eq!(names(&starting), ["rules"], "a start that has not caught up");
+        assert_eq!((remarks(&behind(BEHIND)), names(&behind(BEHIND))), (vec![], vec![]));
+        let late = behind(BEHIND * 2);
+        assert_eq!((names(&late), forwards(&late)), (vec![], true), "an older plan forwards");
+        let line = "behind: the kernel has held an older plan than the newest for 4 s: nft: no such file";
+        assert_eq!(remarks(&late).iter().map(ToString::to_string).collect::<Vec<_>>(), [line]);
+    }
+
+    #[test]
+    fn rules_that_somebody_else_took_away_for_good_are_in_the_way() {
+        let damaged = Facts { rules: Rules::Damaged { fault: ("nft", "no such file".into()) }, ..good() };
+        assert_eq!((names(&damaged), forwards(&damaged), remarks(&damaged)), (vec!["rules"], false, vec![]));
+        let line = "rules: the kernel holds rules that somebody else changed, and they cannot be mended: nft: no such file";
+        assert_eq!(readiness(&damaged)[0].to_string(), line);
+    }
+
+    #[test]
+    fn ways_that_were_not_tried_are_in_the_way_while_there_is_a_tailscaled_to_try_them() {
+        let untried = |waiting: &[IpAddr]| Paths::Untried { waiting: waiting.iter().copied().collect() };
+        let trying = Facts { paths: untried(&[[100, 64, 0, 2].into()]), ..good() };
+        assert_eq!((names(&trying), forwards(&trying)), (vec!["paths"], true));
+        let line = "paths: no answer through the tailnet yet from 100.64.0.2; not waited for longer than 6s";
+        assert_eq!(readiness(&trying)[0].to_string(), line);
+        assert_eq!(names(&Facts { paths: untried(&[]), ..good() }), ["paths"]);
+        assert_eq!(names(&Facts { daemon: Daemon::Away("Down".into()), ..trying }), ["tailscaled"]);
     }
 
     #[test]
@@ -233,7 +341,7 @@ mod tests {
             ..Facts::default()
         };
         let mut seen = names(&all);
-        seen.extend(names(&Facts { addressed: false, ..good() }));
+        seen.extend(names(&Facts { addressed: false, paths: Paths::Untried { waiting: BTreeSet::new() }, ..good() }));
         assert!(Blocker::NAMES.iter().all(|name| seen.contains(name)), "{seen:?}");
         assert!(readiness(&all).iter().all(|blocker| blocker.to_string().starts_with(&format!("{}: ", blocker.name()))));
     }

@@ -77,11 +77,12 @@ impl NetMap {
         via6(name).map(IpAddr::V6).filter(|ip| self.leads_to(*ip)).into_iter().collect()
     }
 
-    /// Whether some peer answers for the address. Costs one lookup for each prefix length, not one for each peer.
+    /// Whether some peer answers for the address. Costs one lookup for each prefix length, not one for each peer. That a peer is an
+    /// exit node (routes everything) does not count: a proxy uses none.
     #[must_use]
     pub fn leads_to(&self, ip: IpAddr) -> bool {
         let longest = if ip.is_ipv4() { 32 } else { 128 };
-        (0..=longest).any(|length| IpNet::new(ip, length).is_ok_and(|net| self.routes.contains(&net.trunc())))
+        (1..=longest).any(|length| IpNet::new(ip, length).is_ok_and(|net| self.routes.contains(&net.trunc())))
     }
 }
 
@@ -228,6 +229,10 @@ mod tests {
         let ip = |text: &str| text.parse().expect("an address");
         assert!(example().leads_to(ip("10.1.255.1")));
         assert!(!example().leads_to(ip("10.2.0.1")));
+        let mut exit = example();
+        exit.routes.extend(["0.0.0.0/0", "::/0"].map(|text| text.parse::<IpNet>().expect("a prefix")));
+        assert!(!exit.leads_to(ip("10.2.0.1")), "an exit node is not a way to an address");
+        assert_eq!(exit.resolve(&name("192-168-1-10-via-8")).len(), 0, "nor to a site");
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 mod egress;
 mod ingress;
+mod note;
 mod reason;
 #[cfg(test)]
 mod tests;
@@ -16,6 +17,7 @@ use std::sync::Arc;
 use imbl::OrdMap;
 use serde::Serialize;
 
+pub use note::Note;
 pub use reason::Reason;
 
 use super::few::Few;
@@ -40,6 +42,9 @@ pub struct Plan {
     pub reserved: BTreeSet<PortKey>,
     /// What is not served, by service name; a service may be partly served.
     pub rejected: OrdMap<Arc<str>, Vec<Reason>>,
+    /// What is doubtful about services that are served all the same, by name.
+    #[serde(skip_serializing_if = "OrdMap::is_empty")]
+    pub notes: OrdMap<Arc<str>, Vec<Note>>,
 }
 
 /// One egress service as it will be served.
@@ -90,8 +95,8 @@ impl Planned {
     fn nothing(world: &World) -> Self {
         let (interface, reserved) = (world.interface.clone(), world.reserved.clone());
         let ruleset = Ruleset { reserved: reserved.clone(), ..Ruleset::empty(interface.clone()) };
-        let (egress, ingress, rejected) = (OrdMap::new(), OrdMap::new(), OrdMap::new());
-        let plan = Plan { interface, source: OrdMap::new(), egress, ingress, pod: OrdMap::new(), reserved, rejected };
+        let (egress, ingress, rejected, notes) = (OrdMap::new(), OrdMap::new(), OrdMap::new(), OrdMap::new());
+        let plan = Plan { interface, source: OrdMap::new(), egress, ingress, pod: OrdMap::new(), reserved, rejected, notes };
         Self { world: World::empty(world.interface.clone(), world.reserved.clone()), plan, ruleset, index: egress::Index::default() }
     }
 }

@@ -118,8 +118,8 @@ mod tests {
                 }
                 if !wanted {
                     records.remove(&service);
-                } else if !records.contains_key(&service) {
-                    records.insert(service, ports.take().expect("room for all"));
+                } else {
+                    records.entry(service).or_insert_with(|| ports.take().expect("room for all"));
                 }
                 cursor = Some(ports.next());
                 let distinct: BTreeSet<_> = records.values().collect();

@@ -210,7 +210,9 @@ impl Settings {
         let debug = daemon.and_then(|daemon| daemon.debug_addr.as_deref()?.parse().ok());
         let own = [self.http.map(|http| http.address), self.health_addr, self.admin_addr, debug];
         let listeners = own.into_iter().flatten().map(|address: SocketAddr| (Proto::Tcp, address.port()));
-        let wireguard = daemon.and_then(|daemon| daemon.env.get("PORT")?.parse().ok()).map(|port| (Proto::Udp, port));
+        // Elsewhere a service takes no more than its own match ports, and tailscaled another port than one that is taken.
+        let whole = matches!(self.single, Single::TailnetIp(_) | Single::TailnetFqdn(_));
+        let wireguard = daemon.filter(|_| whole).and_then(|daemon| daemon.env.get("PORT")?.parse().ok()).map(|port| (Proto::Udp, port));
         listeners.chain(wireguard).filter_map(|(proto, port)| Some(PortKey { proto, port: Port::new(port)? })).collect()
     }
 

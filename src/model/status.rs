@@ -7,13 +7,14 @@
 //! nobody can resolve would stop it. From then on it is published without addresses, and its ports refuse.
 //! Never computed from anything but a plan that the kernel has accepted.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
+use imbl::OrdMap;
 use serde::{Serialize, Serializer};
 
-use super::config::{EgressConfig, IngressConfig};
+use super::config::{Config, EgressConfig, IngressConfig};
 use super::plan::Plan;
 use crate::api::egress::{ServiceStatus, Status};
 use crate::api::ingress;
@@ -87,15 +88,21 @@ pub fn egress_status<'a>(
 ) -> Status<Published<'a>> {
     let published = Published { plan, config, withheld, addresses: true };
     let (pod_ipv4, pod_ipv6) = pod.text();
-    let configured = |name: &Arc<str>| config.services.contains_key(name) || config.malformed.contains_key(name);
-    let rejected = plan.rejected.iter().filter(|(name, _)| configured(name));
     Status {
         pod_ipv4,
         pod_ipv6,
         services: published.iter().next().map(|_| published),
         fingerprint: Some(config.fingerprint.clone()),
-        rejected: rejected.map(|(name, reasons)| (name.to_string(), reasons.iter().map(ToString::to_string).collect())).collect(),
+        rejected: told(config, &plan.rejected),
+        notes: told(config, &plan.notes),
     }
+}
+
+/// In words, what is said of the services of this config.
+fn told<S, T: ToString>(config: &Config<S>, said: &OrdMap<Arc<str>, Vec<T>>) -> BTreeMap<String, Vec<String>> {
+    let configured = |name: &Arc<str>| config.services.contains_key(name) || config.malformed.contains_key(name);
+    let said = said.iter().filter(|(name, _)| configured(name));
+    said.map(|(name, words)| (name.to_string(), words.iter().map(ToString::to_string).collect())).collect()
 }
 
 /// The status of the L3 ingress services that the plan in force makes of this config: those of which some address is served,
@@ -108,6 +115,8 @@ pub fn ingress_status(plan: &Plan, config: &IngressConfig, pod: PodAddresses) ->
         configs: served.map(|(name, service)| (name.to_string(), ingress::Service::clone(service))).collect(),
         pod_ipv4,
         pod_ipv6,
+        fingerprint: Some(config.fingerprint.clone()),
+        rejected: told(config, &plan.rejected),
     }
 }
 
@@ -119,7 +128,7 @@ pub const ROOM: usize = 768 << 10;
 pub enum Left {
     /// Nothing.
     Nothing,
-    /// Why services are rejected; the metrics still say.
+    /// Why services are rejected or doubtful; the metrics still say.
     Reasons,
     /// That, and the addresses in use, which the operator does not look at.
     Addresses,
@@ -135,6 +144,7 @@ pub fn encode(mut status: Status<Published<'_>>, room: usize) -> (Vec<u8>, Left)
     }
     drop(whole);
     status.rejected.clear();
+    status.notes.clear();
     let shorter = text(&status);
     if shorter.len() <= room {
         return (shorter, Left::Reasons);

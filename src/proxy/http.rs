@@ -132,11 +132,12 @@ fn healthz(sources: &Sources) -> Answer {
 }
 
 fn readyz(sources: &Sources) -> Answer {
-    let blockers = health::readiness(&sources.facts());
+    let facts = sources.facts();
+    let (blockers, remarks) = (health::readiness(&facts), lines(&health::remarks(&facts)));
     if blockers.is_empty() {
-        return text(StatusCode::OK, "ready\n");
+        return text(StatusCode::OK, format!("ready\n{remarks}"));
     }
-    text(StatusCode::SERVICE_UNAVAILABLE, lines(&blockers))
+    text(StatusCode::SERVICE_UNAVAILABLE, lines(&blockers) + &remarks)
 }
 
 /// One line for each.

@@ -45,6 +45,8 @@ pub struct Metrics {
 pub struct Snapshot {
     /// The moment.
     pub now: Instant,
+    /// For how long the kernel has been behind the newest plan; nothing where that cannot be said.
+    pub behind: Option<Duration>,
     /// What is in the way of readiness.
     pub blockers: Vec<Blocker>,
     /// The newest plan.

@@ -62,6 +62,8 @@ pub struct Programmed {
     pub planned: Option<Arc<Planned>>,
     /// Whether the newest plan is in force and nobody has touched it.
     pub current: bool,
+    /// Whether somebody else has changed what was written, and it has not been written again yet.
+    pub damaged: bool,
     /// Whether nothing is forwarded any more, as the replica has drained.
     pub closed: bool,
     /// When the plan in force was written.
@@ -164,7 +166,7 @@ impl<K: Kernel> Writer<K> {
         self.retry.reset();
         self.publish(|state| {
             (state.planned, state.current, state.at, state.fault) = (Some(planned), true, Some(Instant::now()), None);
-            state.closed = closing;
+            (state.closed, state.damaged) = (closing, false);
             state.writes += 1;
             state.keys += delta.keys() as u64;
             state.took = started.elapsed();
@@ -203,7 +205,10 @@ impl<K: Kernel> Writer<K> {
             Ok(true) => {
                 tracing::warn!("somebody else changed our rules in the kernel; writing them again");
                 self.trusted = false;
-                self.publish(|state| state.repairs += 1);
+                self.publish(|state| {
+                    state.damaged = true;
+                    state.repairs += 1;
+                });
             }
             Err(fault) => tracing::warn!(kind = fault.kind, "cannot audit the rules: {}", fault.message),
         }

@@ -20,6 +20,7 @@ use crate::runtime::tasks::Tasks;
 use super::daemon::{Daemon, DaemonInputs, StateRequest};
 use super::firewall::Firewall;
 use super::kernel::Live;
+use super::paths::{self, Tried};
 use super::program::{self, Programmed};
 use super::sources::{Config, cluster, config};
 use super::surgeon::{Ended, Surgeon};
@@ -52,6 +53,8 @@ pub struct Replica {
     pub ended: watch::Receiver<Ended>,
     /// The interface behind which the tailnet is, if the kernel is to forward and it can be followed.
     pub link: Option<watch::Receiver<LinkState>>,
+    /// The ways to the targets, if there is a tailscaled to try them and the kernel is to forward.
+    pub paths: Option<watch::Receiver<Tried>>,
     /// Forwarding switches that are off, and how to switch them on.
     pub switches: watch::Receiver<Vec<String>>,
     /// Turns true when nothing is to be forwarded any more.
@@ -79,9 +82,10 @@ impl Replica {
         let (live, firewall) = Live::new(settings.backend, settings.interface.clone(), applied);
         let (programmed_in, programmed) = watch::channel(Programmed::default());
         let (off, switches) = watch::channel(Vec::new());
-        let mut link = None;
+        let (mut link, mut paths) = (None, None);
         if settings.forwards() {
             link = start_link(&settings, tasks).await;
+            paths = daemon.as_ref().map(|daemon| start_paths(daemon, &planned, tasks));
             let inputs = program::Inputs { planned: planned.clone(), closing: closing_seen };
             spawn(tasks, "program", program::run(live, inputs, programmed_in, PACE));
             spawn(tasks, "surgeon", surgeon.run());
@@ -101,6 +105,7 @@ impl Replica {
             firewall,
             ended,
             link,
+            paths,
             switches,
             closing,
         }
@@ -144,6 +149,12 @@ fn fill(settings: &DaemonSettings) -> Option<PathBuf> {
         Login::ConfigDir(dir) if settings.fill_config => Some(dir.clone()),
         _ => None,
     }
+}
+
+fn start_paths(daemon: &Daemon, planned: &watch::Receiver<Option<Arc<Planned>>>, tasks: &mut Tasks) -> watch::Receiver<Tried> {
+    let (tried, state) = watch::channel(Tried::default());
+    spawn(tasks, "paths", paths::run(paths::asking(daemon.api()), daemon.state(), planned.clone(), tried));
+    state
 }
 
 async fn start_link(settings: &Settings, tasks: &mut Tasks) -> Option<watch::Receiver<LinkState>> {

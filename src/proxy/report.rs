@@ -1,8 +1,9 @@
 //! The only writer of our keys in the state Secret (or in the file that stands for it).
 //!
 //! Anybody says what a key is to be, by a [`Ledger`], and goes on at once. The writer takes the newest wishes, writes what is not
-//! there yet in one call, at most once in [`PACE`], and tries again for ever. It reads the Secret when it starts and
-//! before it forgets the device, and never otherwise; tailscaled's keys are left alone but for that.
+//! there yet in one call, at most once in [`PACE`], and tries again for ever. It reads the Secret when it starts, when it is
+//! another one than before (which is looked for about once in [`LOOK`]) and before it forgets the device, and never otherwise;
+//! tailscaled's keys are left alone but for that.
 
 use std::time::Duration;
 
@@ -20,6 +21,19 @@ pub use store::{ReportError, Store};
 
 /// The least time between two writes.
 pub const PACE: Duration = Duration::from_secs(1);
+
+/// How long the Secret is left alone before it is looked whether it is still the same, half as long again at most. One that was
+/// deleted and made anew between two writes holds nothing of ours, and nobody else says so: a replica may not watch it.
+pub const LOOK: Duration = Duration::from_secs(40);
+
+/// When the writer acts without being told to.
+#[derive(Debug, Clone, Copy)]
+pub struct Rhythm {
+    /// When to try again after a failure.
+    pub retry: Backoff,
+    /// [`LOOK`].
+    pub look: Duration,
+}
 
 /// What is wanted of the state.
 #[derive(Debug, Clone, Default)]
@@ -68,19 +82,23 @@ pub struct Reporter {
     store: Store,
     start: Start,
     retry: Backoff,
+    look: Duration,
     wanted: watch::Receiver<Wanted>,
     health: watch::Sender<Health>,
     /// What is known to be there; nothing before the first reading.
     known: Option<Changes>,
+    /// What tells the place that was read from another one; nothing if there was none.
+    identity: Option<String>,
     forgotten: u64,
 }
 
 /// A ledger and the writer that carries out what it says.
 #[must_use]
-pub fn new(store: Store, start: Start, retry: Backoff) -> (Ledger, Reporter) {
+pub fn new(store: Store, start: Start, rhythm: Rhythm) -> (Ledger, Reporter) {
     let (wanted, wanted_rx) = watch::channel(Wanted::default());
     let (health, health_rx) = watch::channel(Health::default());
-    let reporter = Reporter { store, start, retry, wanted: wanted_rx, health, known: None, forgotten: 0 };
+    let Rhythm { retry, look } = rhythm;
+    let reporter = Reporter { store, start, retry, look, wanted: wanted_rx, health, known: None, identity: None, forgotten: 0 };
     (Ledger { wanted, health: health_rx }, reporter)
 }
 
@@ -149,7 +167,7 @@ impl Reporter {
             };
             let ended = match pause {
                 Some(pause) => self.paused(pause).await,
-                None => self.wanted.changed().await.is_err(),
+                None => self.idle().await,
             };
             if ended {
                 let last = self.wanted.borrow_and_update().clone();
@@ -159,6 +177,26 @@ impl Reporter {
                 return;
             }
         }
+    }
+
+    /// Waits for the next wish and looks now and then whether the place is still the same; true if nobody holds a ledger any more.
+    async fn idle(&mut self) -> bool {
+        let look = sleep_until(Instant::now() + self.look.mul_f64(1.0 + fastrand::f64() / 2.0));
+        tokio::select! {
+            changed = self.wanted.changed() => return changed.is_err(),
+            () = look => {}
+        }
+        match self.store.identity().await {
+            Ok(found) => {
+                if found.is_none() || self.identity.as_ref().is_some_and(|known| found.as_ref() != Some(known)) {
+                    tracing::warn!("the state is not where it was written: everything is written again");
+                    self.known = None;
+                }
+                self.identity = found;
+            }
+            Err(error) => tracing::debug!(kind = error.kind(), "whether the state is still there is not known: {error}"),
+        }
+        false
     }
 
     /// Waits; true if nobody holds a ledger any more. A wish that comes meanwhile is seen, as what it is then, when the pause is over.
@@ -200,8 +238,10 @@ impl Reporter {
     }
 
     /// What is to be written first, and what is there: what a start says and what is wanted already, as far as it is not found.
-    async fn begin(&self, wanted: &Changes) -> Result<(Changes, Changes), ReportError> {
+    async fn begin(&mut self, wanted: &Changes) -> Result<(Changes, Changes), ReportError> {
         self.store.permitted().await?;
+        // Before the reading: a place that changes in between is found to have changed.
+        self.identity = self.store.identity().await?;
         let found = self.store.read().await?;
         let mut first = self.start.changes(&found);
         first.extend(wanted.clone());

@@ -14,7 +14,7 @@ use crate::runtime::tasks::Tasks;
 
 use super::daemon::StateRequest;
 use super::replica::Replica;
-use super::report::{self, Health, Ledger, Store, told};
+use super::report::{self, Health, LOOK, Ledger, Rhythm, Store, told};
 use super::spawn;
 
 impl Replica {
@@ -25,7 +25,7 @@ impl Replica {
             StateOut::File(path) => Some(Store::File(path.clone())),
             StateOut::Secret(name) => self.cluster.clone().map(|cluster| Store::Secret(StateSecret::new(cluster, name.clone()))),
         }?;
-        let (ledger, reporter) = report::new(store, start(&self.settings).await, Backoff::DAEMON);
+        let (ledger, reporter) = report::new(store, start(&self.settings).await, Rhythm { retry: Backoff::DAEMON, look: LOOK });
         let health = ledger.health();
         let about = told::About {
             pod: PodAddresses::of(self.settings.pod.ips.iter().copied()),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tailyard::edge::kube::{StateSecret, Verb};
 use tailyard::model::backoff::Backoff;
 use tailyard::model::state::{Start, consistent};
-use tailyard::proxy::report::{self, Health, Ledger, Store};
+use tailyard::proxy::report::{self, Health, Ledger, Rhythm, Store};
 use tokio::time::timeout;
 
 use crate::cluster::{Cluster, DEADLINE, cluster, eventually};
@@ -17,11 +17,15 @@ async fn may_write(cluster: &Cluster) {
     cluster.allow("secrets", &[NAME], &["get", "patch", "update"]).await;
 }
 
+fn rhythm() -> Rhythm {
+    let retry = Backoff::new(Duration::from_millis(100), Duration::from_secs(1), 0.2).expect("bounds");
+    Rhythm { retry, look: Duration::from_millis(300) }
+}
+
 async fn report(cluster: &Cluster) -> Ledger {
     let store = Store::Secret(StateSecret::new(cluster.pod().await, NAME));
     let start = Start { capver: Some(138), pod_uid: Some("u-1".into()), auth_key: String::new() };
-    let retry = Backoff::new(Duration::from_millis(100), Duration::from_secs(1), 0.2).expect("bounds");
-    let (ledger, reporter) = report::new(store, start, retry);
+    let (ledger, reporter) = report::new(store, start, rhythm());
     tokio::spawn(reporter.run());
     ledger
 }
@@ -117,8 +121,7 @@ fn a_start_with_the_api_away_writes_all_of_it_when_it_comes() {
         cluster.make_secret(NAME, &[("https_endpoint", "old")]).await;
         let pod = cluster.pod().await;
         cluster.kill_server();
-        let retry = Backoff::new(Duration::from_millis(100), Duration::from_secs(1), 0.2).expect("bounds");
-        let (ledger, reporter) = report::new(Store::Secret(StateSecret::new(pod, NAME)), Start::default(), retry);
+        let (ledger, reporter) = report::new(Store::Secret(StateSecret::new(pod, NAME)), Start::default(), rhythm());
         tokio::spawn(reporter.run());
         ledger.set("device_id", "n1");
         fails(&ledger, &["Unreachable"]).await;
@@ -170,6 +173,23 @@ fn a_secret_that_is_missing_is_waited_for_and_one_made_anew_is_filled_again() {
 }
 
 #[test]
+fn a_secret_made_anew_between_two_writes_is_filled_again() {
+    cluster(async |cluster| {
+        may_write(&cluster).await;
+        cluster.make_secret(NAME, &[]).await;
+        let ledger = report(&cluster).await;
+        ledger.set("device_id", "n1");
+        written(&ledger).await;
+        let whole = object(&[("device_id", "n1"), ("pod_uid", "u-1"), ("tailscale_capver", "138")]);
+        assert_eq!(cluster.secret(NAME).await.0, whole);
+        cluster.delete_secret(NAME).await;
+        cluster.make_secret(NAME, &[("_machinekey", "m")]).await;
+        let found = eventually("filled", async || cluster.secret(NAME).await.0, |found| found.contains_key("device_id")).await;
+        assert_eq!(found, [whole, object(&[("_machinekey", "m")])].into_iter().flatten().collect());
+    });
+}
+
+#[test]
 fn the_handshake_for_a_new_key_ends_with_another_device() {
     cluster(async |cluster| {
         may_write(&cluster).await;
@@ -186,6 +206,6 @@ fn the_handshake_for_a_new_key_ends_with_another_device() {
         written(&ledger).await;
         let left = eventually("forgotten", look, |keys| !keys.contains(&"device_id".to_owned())).await;
         assert_eq!(left, ["pod_uid", "tailscale_capver"]);
-        assert!(consistent(&cluster.secret(NAME).await.0.into_iter().map(|(key, value)| (key, bytes::Bytes::from(value))).collect()));
+        assert!(consistent(&cluster.secret(NAME).await.0.into_iter().map(|(key, value)| (key, value.into_bytes().into())).collect()));
     });
 }

@@ -133,6 +133,39 @@ fn without_its_firewall_program_it_says_so_and_comes_back_when_it_is_there() {
 }
 
 #[test]
+fn a_change_that_the_kernel_does_not_take_leaves_the_replica_ready_with_the_rules_before() {
+    let scene = Scene::build();
+    let programs = tempfile::TempDir::new().expect("a directory");
+    let names =
+        ["iptables-nft", "iptables-nft-restore", "iptables-nft-save", "ip6tables-nft", "ip6tables-nft-restore", "ip6tables-nft-save"];
+    let install = || {
+        for name in names {
+            std::os::unix::fs::symlink(format!("/usr/sbin/{name}"), programs.path().join(name)).expect("a link");
+        }
+    };
+    install();
+    let start =
+        Start { args: vec!["--backend".into(), "iptables-nft".into()], env: vec![("PATH".into(), programs.path().display().to_string())] };
+    let mut replica = Replica::launch(scene.proxy(), &one().to_string(), &scene.netmap(), &start);
+    replica.wait_ready();
+    for name in names {
+        std::fs::remove_file(programs.path().join(name)).expect("removed");
+    }
+    replica.configure(&json!({"svc": service(&to_target(0), 10_080, 80), "new": service(&to_target(1), 10_081, 80)}));
+    eventually("the replica says that it is behind", || {
+        replica
+            .get("/readyz")
+            .is_ok_and(|answer| answer.status == 200 && answer.body.contains("behind: ") && answer.body.contains("missing"))
+    });
+    assert!(replica.metric("tailyard_sync_behind_seconds").is_some_and(|seconds| seconds > 0.0));
+    assert_eq!(scene.answers(10_080).expect("the rules before go on serving"), "target0");
+    assert!(replica.status()["services"]["new"].is_null(), "what the kernel has not is not told");
+    install();
+    eventually("the change arrives", || scene.answers(10_081).is_ok_and(|name| name == "target1"));
+    eventually("and is told", || replica.get("/readyz").is_ok_and(|answer| answer.body == "ready\n"));
+}
+
+#[test]
 fn the_tailnet_interface_may_go_and_come_back_with_another_address() {
     let scene = Scene::build();
     let mut replica = scene.replica(&one());

@@ -97,8 +97,13 @@ impl Agent {
 
 /// The config of a node.
 pub(crate) fn conf(name: &str, key: &str) -> String {
+    conf_with(name, key, false)
+}
+
+/// The same, and whether it uses the subnet routes of others.
+pub(crate) fn conf_with(name: &str, key: &str, routes: bool) -> String {
     format!(
-        r#"{{"Version":"alpha0","Locked":false,"ServerURL":"https://hs.lab:8443","Hostname":"{name}","acceptDNS":false,"acceptRoutes":false,"AuthKey":"{key}"}}"#
+        r#"{{"Version":"alpha0","Locked":false,"ServerURL":"https://hs.lab:8443","Hostname":"{name}","acceptDNS":false,"acceptRoutes":{routes},"AuthKey":"{key}"}}"#
     )
 }
 

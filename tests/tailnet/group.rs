@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use tailyard::model::net::Family;
 
-use crate::agent::conf;
+use crate::agent::conf_with;
 use crate::lab::Node;
 use crate::support::{DEADLINE, Machine, Process, Tailnet, eventually};
 
@@ -47,10 +47,16 @@ pub(crate) struct Outcome {
 impl Replica {
     /// Starts one with this egress config and waits until it is ready.
     pub(crate) fn start(tailnet: &Tailnet, name: &str, egress: &serde_json::Value) -> Self {
+        Self::start_with(tailnet, name, egress, false)
+    }
+
+    /// The same, and whether it uses the subnet routes of others.
+    pub(crate) fn start_with(tailnet: &Tailnet, name: &str, egress: &serde_json::Value, routes: bool) -> Self {
         let machine = tailnet.machine(name);
         machine.node.sysctl("net.ipv4.ip_forward", "1");
         machine.node.sysctl("net.ipv6.conf.all.forwarding", "1");
-        for (dir, file, text) in [("conf", "cap-106.hujson", conf(name, tailnet.key())), ("egress", "egress-services", egress.to_string())]
+        for (dir, file, text) in
+            [("conf", "cap-106.hujson", conf_with(name, tailnet.key(), routes)), ("egress", "egress-services", egress.to_string())]
         {
             let dir = machine.own_dir().join(dir);
             fs::create_dir_all(&dir).expect("made");

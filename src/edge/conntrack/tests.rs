@@ -103,3 +103,19 @@ fn a_listing_that_lost_answers_is_repeated() {
     let listed = ns.run(|| conntrack.flows(FlowFilter::default())).expect("ran");
     assert_eq!(listed.expect("listed").len(), 1);
 }
+
+/// Deletions whose answers do not fit into the socket's buffer are asked for again, on a socket with room.
+#[test]
+fn deletions_whose_answers_are_lost_are_repeated() {
+    let ns = tracked();
+    for port in 10_000..10_200 {
+        send(&ns, &format!("127.0.0.1:{port}"));
+    }
+    let mut conntrack = ns.run(Conntrack::open).expect("ran").expect("open");
+    let flows = conntrack.flows(FlowFilter::default()).expect("listed");
+    assert_eq!(flows.len(), 200);
+    setsockopt(&conntrack.socket, sockopt::RcvBuf, &1).expect("set");
+    let deleted = ns.run(|| conntrack.delete_all(&flows)).expect("ran").expect("asked");
+    assert!((1..200).contains(&deleted), "{deleted}: answers were lost, and with them the count");
+    assert_eq!(conntrack.flows(FlowFilter::default()).expect("listed"), []);
+}

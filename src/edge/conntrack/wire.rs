@@ -5,23 +5,23 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use netlink_packet_core::{
-    DefaultNla, Emitable, NLA_F_NESTED, NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload, NlasIterator,
-};
-use netlink_packet_netfilter::conntrack::ConntrackMessage;
-use netlink_packet_netfilter::{NetfilterHeader, NetfilterMessage, NetfilterProtoFamily};
+use netlink_packet_core::{Emitable, NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader};
+use netlink_packet_netfilter::{NetfilterHeader, NetfilterProtoFamily};
 
 use super::Pressure;
+use crate::model::attribute::{Attributes, find, nest, put};
 use crate::model::flow::{DST_NAT, Flow, FlowFilter, TcpState, Tuple};
 use crate::model::net::Family;
 
 /// The length of `struct nfgenmsg`, which goes before the attributes.
 pub const HEADER: usize = 4;
 
-const GET: u8 = 1;
-const DELETE: u8 = 2;
-const GET_STATS_CPU: u8 = 4;
-const GET_STATS: u8 = 5;
+/// Connection tracking's messages among those of netfilter.
+const SUBSYSTEM: u16 = 1 << 8;
+const GET: u16 = 1;
+const DELETE: u16 = 2;
+const GET_STATS_CPU: u16 = 4;
+const GET_STATS: u16 = 5;
 
 const TUPLE_ORIG: u16 = 1;
 const TUPLE_REPLY: u16 = 2;
@@ -55,18 +55,22 @@ const ICMPV6: u8 = 58;
 
 /// Asks for every flow that the filter admits; kernels before 5.8 send more. A filter by key needs a family.
 pub(super) fn dump(filter: FlowFilter, sequence: u32) -> Vec<u8> {
-    let mut attributes = Vec::new();
-    if filter.forwarded {
-        attributes.push(leaf(STATUS, &DST_NAT.to_be_bytes()));
-        attributes.push(leaf(STATUS_MASK, &DST_NAT.to_be_bytes()));
-    }
-    if let Some(key) = filter.key {
-        let parts = [leaf(PROTO_NUMBER, &[key.proto.number()]), leaf(PROTO_DESTINATION, &key.port.get().to_be_bytes())];
-        attributes.push(nest(TUPLE_ORIG, &[nest(TUPLE_PROTO, &parts)]));
-        attributes.push(nest(FILTER, &[leaf(FILTER_ORIG_FLAGS, &(FILTER_PROTO | FILTER_DESTINATION).to_ne_bytes())]));
-    }
     let family = filter.family.map_or(NetfilterProtoFamily::Unspec, number);
-    request(family, GET, attributes, NLM_F_REQUEST | NLM_F_DUMP, sequence)
+    request(family, GET, NLM_F_REQUEST | NLM_F_DUMP, sequence, |out| {
+        if filter.forwarded {
+            put(out, STATUS, &DST_NAT.to_be_bytes());
+            put(out, STATUS_MASK, &DST_NAT.to_be_bytes());
+        }
+        if let Some(key) = filter.key {
+            nest(out, TUPLE_ORIG, |out| {
+                nest(out, TUPLE_PROTO, |out| {
+                    put(out, PROTO_NUMBER, &[key.proto.number()]);
+                    put(out, PROTO_DESTINATION, &key.port.get().to_be_bytes());
+                });
+            });
+            nest(out, FILTER, |out| put(out, FILTER_ORIG_FLAGS, &(FILTER_PROTO | FILTER_DESTINATION).to_ne_bytes()));
+        }
+    })
 }
 
 /// Asks to delete one entry: the one that has both this identity and this way back.
@@ -74,32 +78,33 @@ pub(super) fn dump(filter: FlowFilter, sequence: u32) -> Vec<u8> {
 /// The identity alone can come again with a younger entry of the same client at the same place of memory; the way back
 /// names the target as well.
 pub(super) fn delete(flow: &Flow, sequence: u32) -> Vec<u8> {
-    let attributes = vec![nest(TUPLE_REPLY, &tuple(flow.proto, &flow.reply)), leaf(ID, &flow.id.to_be_bytes())];
-    request(number(Family::of(flow.target().ip())), DELETE, attributes, NLM_F_REQUEST | NLM_F_ACK, sequence)
+    request(number(Family::of(flow.target().ip())), DELETE, NLM_F_REQUEST | NLM_F_ACK, sequence, |out| {
+        nest(out, TUPLE_REPLY, |out| tuple(out, flow.proto, &flow.reply));
+        put(out, ID, &flow.id.to_be_bytes());
+    })
 }
 
 /// Asks how many entries there are and may be.
 pub(super) fn get_stats(sequence: u32) -> Vec<u8> {
     // The kernel marks its one answer as one of several and sends no end mark: the acknowledgment stands for it.
-    request(NetfilterProtoFamily::Unspec, GET_STATS, Vec::new(), NLM_F_REQUEST | NLM_F_ACK, sequence)
+    request(NetfilterProtoFamily::Unspec, GET_STATS, NLM_F_REQUEST | NLM_F_ACK, sequence, |_| ())
 }
 
 /// Asks for each processor's counters.
 pub(super) fn get_stats_cpu(sequence: u32) -> Vec<u8> {
-    request(NetfilterProtoFamily::Unspec, GET_STATS_CPU, Vec::new(), NLM_F_REQUEST | NLM_F_DUMP, sequence)
+    request(NetfilterProtoFamily::Unspec, GET_STATS_CPU, NLM_F_REQUEST | NLM_F_DUMP, sequence, |_| ())
 }
 
-fn request(family: NetfilterProtoFamily, message_type: u8, attributes: Vec<DefaultNla>, flags: u16, sequence: u32) -> Vec<u8> {
+fn request(family: NetfilterProtoFamily, kind: u16, flags: u16, sequence: u32, body: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     let mut header = NetlinkHeader::default();
-    header.flags = flags;
-    header.sequence_number = sequence;
-    // The crate's typed attributes drop the flag of nested ones that they do not know, and the kernel insists on it in a filter.
-    let body = ConntrackMessage::Other { message_type, attributes };
-    let body = NetfilterMessage::new(NetfilterHeader::new(family, 0, 0), body);
-    let mut message = NetlinkMessage::new(header, NetlinkPayload::from(body));
-    message.finalize();
-    let mut bytes = vec![0; message.buffer_len()];
-    message.serialize(&mut bytes);
+    (header.message_type, header.flags, header.sequence_number) = (SUBSYSTEM | kind, flags, sequence);
+    let of_netfilter = NetfilterHeader::new(family, 0, 0);
+    let start = header.buffer_len();
+    let mut bytes = vec![0; start + of_netfilter.buffer_len()];
+    of_netfilter.emit(&mut bytes[start..]);
+    body(&mut bytes);
+    header.length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+    header.emit(&mut bytes);
     bytes
 }
 
@@ -108,16 +113,6 @@ fn number(family: Family) -> NetfilterProtoFamily {
         Family::V4 => NetfilterProtoFamily::IPv4,
         Family::V6 => NetfilterProtoFamily::IPv6,
     }
-}
-
-fn leaf(kind: u16, value: &[u8]) -> DefaultNla {
-    DefaultNla::new(kind, value.to_vec())
-}
-
-fn nest(kind: u16, parts: &[DefaultNla]) -> DefaultNla {
-    let mut value = vec![0; parts.buffer_len()];
-    parts.emit(&mut value);
-    DefaultNla::new(kind | NLA_F_NESTED, value)
 }
 
 /// Where a protocol keeps its identifier, type and code instead of ports.
@@ -129,21 +124,29 @@ fn icmp_kinds(proto: u8) -> Option<[u16; 3]> {
     }
 }
 
-fn tuple(proto: u8, tuple: &Tuple) -> [DefaultNla; 2] {
+/// Appends the two halves of a tuple.
+fn tuple(out: &mut Vec<u8>, proto: u8, tuple: &Tuple) {
     let (source, destination) = (tuple.source, tuple.destination);
-    let mut parts = vec![leaf(PROTO_NUMBER, &[proto])];
-    if let Some([id, kind, code]) = icmp_kinds(proto) {
-        let [kind_value, code_value] = destination.port().to_be_bytes();
-        parts.extend([leaf(id, &source.port().to_be_bytes()), leaf(kind, &[kind_value]), leaf(code, &[code_value])]);
-    } else if source.port() != 0 || destination.port() != 0 {
-        parts.extend([leaf(PROTO_SOURCE, &source.port().to_be_bytes()), leaf(PROTO_DESTINATION, &destination.port().to_be_bytes())]);
-    }
-    let address = |ip, four, six| match ip {
-        IpAddr::V4(ip) => leaf(four, &ip.octets()),
-        IpAddr::V6(ip) => leaf(six, &ip.octets()),
+    let address = |out: &mut Vec<u8>, ip, four, six| match ip {
+        IpAddr::V4(ip) => put(out, four, &ip.octets()),
+        IpAddr::V6(ip) => put(out, six, &ip.octets()),
     };
-    let addresses = [address(source.ip(), IP4_SOURCE, IP6_SOURCE), address(destination.ip(), IP4_DESTINATION, IP6_DESTINATION)];
-    [nest(TUPLE_IP, &addresses), nest(TUPLE_PROTO, &parts)]
+    nest(out, TUPLE_IP, |out| {
+        address(out, source.ip(), IP4_SOURCE, IP6_SOURCE);
+        address(out, destination.ip(), IP4_DESTINATION, IP6_DESTINATION);
+    });
+    nest(out, TUPLE_PROTO, |out| {
+        put(out, PROTO_NUMBER, &[proto]);
+        if let Some([id, kind, code]) = icmp_kinds(proto) {
+            let [kind_value, code_value] = destination.port().to_be_bytes();
+            put(out, id, &source.port().to_be_bytes());
+            put(out, kind, &[kind_value]);
+            put(out, code, &[code_value]);
+        } else if source.port() != 0 || destination.port() != 0 {
+            put(out, PROTO_SOURCE, &source.port().to_be_bytes());
+            put(out, PROTO_DESTINATION, &destination.port().to_be_bytes());
+        }
+    });
 }
 
 /// Reads a flow out of a message's attributes; nothing if it has no two whole tuples, or is of a zone (not of our making).
@@ -151,7 +154,7 @@ fn tuple(proto: u8, tuple: &Tuple) -> [DefaultNla; 2] {
 pub fn parse_flow(bytes: &[u8]) -> Option<Flow> {
     let (mut original, mut reply) = (None, None);
     let (mut status, mut mark, mut timeout, mut id, mut tcp) = (0, 0, 0, 0, None);
-    for (kind, value) in attributes(bytes) {
+    for (kind, value) in Attributes(bytes) {
         match kind {
             TUPLE_ORIG => original = parse_tuple(value),
             TUPLE_REPLY => reply = parse_tuple(value),
@@ -193,7 +196,7 @@ fn parse_tuple(bytes: &[u8]) -> Option<(u8, Tuple)> {
 
 /// Reads the table's size and limit into `pressure`.
 pub fn parse_stats(bytes: &[u8], pressure: &mut Pressure) {
-    for (kind, value) in attributes(bytes) {
+    for (kind, value) in Attributes(bytes) {
         match (kind, be_u32(value)) {
             (1, Some(entries)) => pressure.entries = entries,
             (2, Some(limit)) => pressure.limit = limit,
@@ -204,7 +207,7 @@ pub fn parse_stats(bytes: &[u8], pressure: &mut Pressure) {
 
 /// Adds one processor's counters to `pressure`.
 pub fn parse_stats_cpu(bytes: &[u8], pressure: &mut Pressure) {
-    for (kind, value) in attributes(bytes) {
+    for (kind, value) in Attributes(bytes) {
         let count = be_u32(value).map_or(0, u64::from);
         match kind {
             9 => pressure.insert_failed += count,
@@ -213,18 +216,6 @@ pub fn parse_stats_cpu(bytes: &[u8], pressure: &mut Pressure) {
             _ => {}
         }
     }
-}
-
-/// The attributes of a message or of a nested attribute, up to the first malformed one.
-fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
-    NlasIterator::new(bytes).map_while(Result::ok).filter_map(|attribute| {
-        let length = usize::from(attribute.length());
-        Some((attribute.kind(), attribute.into_inner().get(HEADER..length)?))
-    })
-}
-
-fn find(bytes: &[u8], kind: u16) -> Option<&[u8]> {
-    attributes(bytes).find(|(found, _)| *found == kind).map(|(_, value)| value)
 }
 
 fn be_u32(bytes: &[u8]) -> Option<u32> {

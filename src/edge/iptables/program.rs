@@ -1,14 +1,12 @@
 //! One run of one of iptables' programs: text in, an exit status or a dump out.
 
 use std::io;
-use std::process::{ExitStatus, Output, Stdio};
+use std::process::{ExitStatus, Output};
 use std::time::Duration;
-
-use tokio::io::AsyncWriteExt;
-use tokio::process::Command;
 
 use crate::model::iptables::Jump;
 use crate::model::net::Family;
+use crate::runtime::command::{self, CommandError, complaint};
 
 /// How long one run may take, the wait for the lock that all of iptables-legacy shares included.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -113,26 +111,16 @@ impl Programs {
 }
 
 async fn run(program: &str, arguments: &[&str], input: String) -> Result<Output, IptablesError> {
-    let mut command = Command::new(program);
-    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-    let missing = |source| IptablesError::Missing { program: program.to_owned(), source };
-    let mut child = command.spawn().map_err(missing)?;
-    let stdin = child.stdin.take();
-    let feed = async {
-        if let Some(mut stdin) = stdin {
-            // A program that ends early says why by its status.
-            let _ = stdin.write_all(input.as_bytes()).await;
-        }
-    };
-    let ended = async { tokio::join!(feed, child.wait_with_output()).1 };
-    let timeout = |_| IptablesError::Timeout { program: program.to_owned() };
-    tokio::time::timeout(PATIENCE, ended).await.map_err(timeout)?.map_err(missing)
+    let program = || program.to_owned();
+    command::run(program(), arguments, &input, PATIENCE).await.map_err(|error| match error {
+        CommandError::Run(source) => IptablesError::Missing { program: program(), source },
+        CommandError::Timeout(_) => IptablesError::Timeout { program: program() },
+    })
 }
 
 fn succeeded(program: String, what: &'static str, output: &Output) -> Result<String, IptablesError> {
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
-    let stderr = String::from_utf8_lossy(&output.stderr).trim_end().chars().take(2000).collect();
-    Err(IptablesError::Refused { program, what, status: output.status, stderr })
+    Err(IptablesError::Refused { program, what, status: output.status, stderr: complaint(output) })
 }

@@ -40,6 +40,16 @@ impl StateSecret {
         self.cluster.secret(&self.name).await
     }
 
+    /// What tells it from another one that had its name before or will have it; nothing if it does not exist.
+    pub async fn uid(&self) -> Result<Option<String>, KubeError> {
+        let call = || self.cluster.call(Verb::Get, "Secret", &self.name);
+        match within(call, self.cluster.secrets().get_metadata(&self.name)).await {
+            Ok(secret) => Ok(secret.metadata.uid),
+            Err(KubeError::Call { fault: Fault::Refused { code: 404, .. }, .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Changes these keys and no others, in one call.
     pub async fn patch(&self, changes: &Changes) -> Result<(), KubeError> {
         let value = |value: &Option<Bytes>| value.as_ref().map_or(Value::Null, |bytes| json!(ByteString(bytes.to_vec())));

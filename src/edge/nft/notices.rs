@@ -61,3 +61,50 @@ impl Changes {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::time::Duration;
+
+    use nix::sys::socket::{setsockopt, sockopt};
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::edge::netns::Namespace;
+    use crate::edge::nft::Nft;
+    use crate::model::net::{InterfaceName, Port, PortKey, Proto};
+    use crate::model::ruleset::{Ruleset, diff};
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    /// Rules with as many keys.
+    fn rules(keys: u16) -> Ruleset {
+        let mut rules = Ruleset::empty(InterfaceName::tailscale0());
+        let key = |i| PortKey { proto: Proto::Tcp, port: Port::new(10_000 + i).expect("not zero") };
+        rules.ports = (0..keys).map(|i| (key(i), BTreeSet::from(["100.64.0.2:80".parse().expect("an address")]))).collect();
+        rules
+    }
+
+    /// Our own changes are no news; that notices were lost is, for any of them may have been somebody else's.
+    #[test]
+    fn notices_that_were_lost_count_as_a_change() {
+        let work = || async {
+            let nft = Nft::open("nft").expect("a socket");
+            let (few, many) = (rules(1), rules(40));
+            nft.rewrite(&few).await.expect("loaded");
+            let mut changes = nft.changes().expect("notices");
+            nft.patch(&few, &diff(&few, &many), &many).await.expect("patched");
+            assert!(timeout(Duration::from_millis(300), changes.next()).await.is_err(), "our own change is no news");
+            setsockopt(changes.socket.socket_mut(), sockopt::RcvBuf, &1).expect("set");
+            nft.patch(&many, &diff(&many, &few), &few).await.expect("patched");
+            timeout(LONG, changes.next()).await.expect("in time").expect("told");
+            // It goes on: the next change of somebody else is told as well.
+            while timeout(Duration::from_millis(300), changes.next()).await.is_ok() {}
+            let other = tokio::process::Command::new("nft").args(["add", "table", "inet", "other"]).status().await.expect("nft");
+            assert!(other.success());
+            timeout(LONG, changes.next()).await.expect("in time").expect("told");
+        };
+        Namespace::make().expect("a namespace").block_on(work).expect("ran");
+    }
+}

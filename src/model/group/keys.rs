@@ -50,7 +50,8 @@ mod tests {
     fn the_table() {
         use Decision::{Drop, Keep, Mint, Reissue};
         // key, reissue, device, due → decision
-        let table: [(&str, Option<&str>, Option<&str>, bool, Decision<'_>); 12] = [
+        type Row = (&'static str, Option<&'static str>, Option<&'static str>, bool, Decision<'static>);
+        let table: [Row; 12] = [
             ("", None, None, false, Keep),
             ("", Some("K"), None, true, Reissue(None)),
             ("K", Some("K"), None, true, Reissue(None)),

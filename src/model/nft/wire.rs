@@ -4,13 +4,11 @@
 //! any architecture reads (headers in host order, `nf_tables` numbers in network order); decoding is total: bytes that are
 //! cut short or make no sense are an error or left out, never a panic. No sockets here.
 
-mod attribute;
-
 use std::net::IpAddr;
 
-use self::attribute::{Attributes, nest, put};
 use super::TABLE;
 use super::element::{Edits, Element, Key, Set, Value};
+use crate::model::attribute::{Attributes, find, nest, put};
 use crate::model::net::{Port, PortKey, Proto};
 
 /// The multicast group of changes to nftables (`NFNLGRP_NFTABLES`).
@@ -197,14 +195,13 @@ fn decode(kind: u16, port: u32, body: &[u8]) -> Result<Option<Message>, WireErro
 
 fn object(kind: u16, port: u32, bytes: &[u8]) -> Message {
     if kind == NEW_GENERATION {
-        let id = Attributes(bytes).find(|(kind, _)| *kind == 1).and_then(|(_, id)| id.try_into().ok());
+        let id = find(bytes, 1).and_then(|id| id.try_into().ok());
         return Message::Generation { id: id.map_or(0, u32::from_be_bytes), port };
     }
-    let list = Attributes(bytes).find(|(attribute, _)| *attribute == 3 && kind == NEW_ELEMENT);
-    if let Some((_, list)) = list {
+    if let Some(list) = find(bytes, 3).filter(|_| kind == NEW_ELEMENT) {
         return Message::Elements(Attributes(list).map(|(_, element)| counted(element)).collect());
     }
-    let name = Attributes(bytes).find(|(kind, _)| *kind == 1).map(|(_, name)| name.strip_suffix(b"\0").unwrap_or(name).to_vec());
+    let name = find(bytes, 1).map(|name| name.strip_suffix(b"\0").unwrap_or(name).to_vec());
     let mut body = kind.to_be_bytes().to_vec();
     body.extend_from_slice(bytes);
     Message::Object { table: name.unwrap_or_default(), body }
@@ -212,7 +209,7 @@ fn object(kind: u16, port: u32, bytes: &[u8]) -> Message {
 
 fn counted(bytes: &[u8]) -> Counted {
     let mut element = Counted::default();
-    let datum = |bytes| Attributes(bytes).find(|(kind, _)| *kind == 1).map(|(_, value)| value.to_vec()).unwrap_or_default();
+    let datum = |bytes| find(bytes, 1).map(<[u8]>::to_vec).unwrap_or_default();
     for (kind, bytes) in Attributes(bytes) {
         match kind {
             1 => element.key = datum(bytes),

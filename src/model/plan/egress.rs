@@ -5,9 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use imbl::ordmap::DiffItem;
-use imbl::{OrdMap, OrdSet};
+use imbl::{OrdMap, OrdSet, ordset};
+use ipnet::IpNet;
 
-use super::{Egress, Planned, Reason};
+use super::{Egress, Note, Planned, Reason};
 use crate::api::egress::{PortMap, Service, Target};
 use crate::model::few::Few;
 use crate::model::net::{Port, PortKey, Proto};
@@ -23,6 +24,8 @@ pub(super) struct Index {
     claims: OrdMap<PortKey, Names>,
     /// The services that lead to a name of the tailnet.
     by_name: OrdMap<Fqdn, Names>,
+    /// The services that lead to an address.
+    by_address: OrdMap<IpAddr, Names>,
 }
 
 /// Services, at least one; of the tens of thousands of these sets nearly all have one and cost no tree.
@@ -69,6 +72,7 @@ impl Names {
 pub(super) fn update(next: &mut Planned, before: &World) {
     let mut dirty = changed_services(before, &next.world);
     dirty.extend(renamed(&next.index, before.netmap.as_deref(), next.world.netmap.as_deref()));
+    dirty.extend(rerouted(&next.index, before.netmap.as_deref(), next.world.netmap.as_deref()));
     for name in dirty.clone() {
         dirty.extend(reindex(next, before, &name));
     }
@@ -94,6 +98,22 @@ fn changed_services(before: &World, after: &World) -> BTreeSet<Name> {
     names
 }
 
+/// The services that lead to an address which somebody answers for in one netmap and nobody in the other.
+fn rerouted(index: &Index, before: Option<&NetMap>, after: Option<&NetMap>) -> BTreeSet<Name> {
+    let leads = |netmap: Option<&NetMap>, ip| netmap.map(|netmap| netmap.leads_to(ip));
+    let users = |prefix: IpNet| index.by_address.range(prefix.network()..=prefix.broadcast());
+    let (Some(was), Some(is)) = (before, after) else {
+        // Without a netmap there is nothing to say about any address.
+        let every = (before.is_some() != after.is_some()).then(|| index.by_address.values().flat_map(Names::iter).cloned());
+        return every.into_iter().flatten().collect();
+    };
+    let changed = was.routes.diff(&is.routes).map(|item| match item {
+        ordset::DiffItem::Add(prefix) | ordset::DiffItem::Remove(prefix) => *prefix,
+    });
+    let moved = changed.flat_map(users).filter(|(ip, _)| leads(before, **ip) != leads(after, **ip));
+    moved.flat_map(|(_, names)| names.iter()).cloned().collect()
+}
+
 /// The services whose target's name leads elsewhere in another netmap.
 fn renamed(index: &Index, before: Option<&NetMap>, after: Option<&NetMap>) -> BTreeSet<Name> {
     let nothing = NetMap::default();
@@ -116,6 +136,9 @@ fn reindex(next: &mut Planned, before: &World, name: &Name) -> BTreeSet<Name> {
     let fqdn = |service: &Arc<Service>| Fqdn::new(&service.tailnet_target.fqdn);
     leave(&mut index.by_name, was.and_then(fqdn), name);
     join(&mut index.by_name, is.and_then(fqdn), name);
+    let address = |service: &Arc<Service>| parse_address(&service.tailnet_target.ip);
+    leave(&mut index.by_address, was.and_then(address), name);
+    join(&mut index.by_address, is.and_then(address), name);
     let claimed = |service: Option<&Arc<Service>>| -> BTreeSet<PortKey> {
         let ports = service.into_iter().flat_map(|service| service.ports.iter());
         ports.filter_map(|port| parse_port(port).ok()).map(|(key, _)| key).collect()
@@ -147,6 +170,7 @@ fn leave<K: Ord + Clone>(index: &mut OrdMap<K, Names>, key: Option<K>, name: &Na
 
 fn withdraw(next: &mut Planned, name: &Name) {
     next.plan.rejected.remove(name);
+    next.plan.notes.remove(name);
     if let Some(gone) = next.plan.egress.remove(name) {
         for key in gone.ports.keys() {
             next.ruleset.ports.remove(key);
@@ -172,6 +196,10 @@ fn serve(next: &mut Planned, name: &Name) {
         for (key, port) in &egress.ports {
             let place = || egress.targets.iter().map(|ip| SocketAddr::new(*ip, port.get())).collect();
             next.ruleset.ports.insert(*key, places.entry(*port).or_insert_with(place).clone());
+        }
+        let notes = notes(service, &egress.targets, next.world.netmap.as_deref());
+        if !(notes.is_empty() || egress.ports.is_empty()) {
+            next.plan.notes.insert(Arc::clone(name), notes);
         }
         if !egress.ports.is_empty() {
             next.plan.egress.insert(Arc::clone(name), Arc::new(egress));
@@ -220,9 +248,18 @@ fn targets(target: &Target, netmap: Option<&NetMap>) -> Result<Few<IpAddr>, Reas
             if found.is_empty() { Err(Reason::Unresolved(target.fqdn.clone())) } else { Ok(found.into()) }
         }
         ("", None) | (_, Some(_)) => Err(Reason::Target),
-        (ip, None) => match ip.parse::<IpAddr>().map(|ip| ip.to_canonical()) {
-            Ok(ip) if !(ip.is_unspecified() || ip.is_multicast() || ip.is_loopback()) => Ok([ip].into()),
-            _ => Err(Reason::Address(ip.to_owned())),
-        },
+        (ip, None) => parse_address(ip).map(|ip| [ip].into()).ok_or_else(|| Reason::Address(ip.to_owned())),
     }
+}
+
+/// An address that a packet can be sent to.
+fn parse_address(text: &str) -> Option<IpAddr> {
+    let ip = text.parse::<IpAddr>().ok()?.to_canonical();
+    (!(ip.is_unspecified() || ip.is_multicast() || ip.is_loopback())).then_some(ip)
+}
+
+/// A name leads only to addresses that somebody answers for; an address is taken as it is.
+fn notes(service: &Service, targets: &[IpAddr], netmap: Option<&NetMap>) -> Vec<Note> {
+    let (Some(netmap), false) = (netmap, service.tailnet_target.ip.is_empty()) else { return Vec::new() };
+    targets.iter().filter(|ip| !netmap.leads_to(**ip)).copied().map(Note::Unrouted).collect()
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use imbl::OrdMap;
 
-use super::{Planned, Reason};
+use super::{Note, Planned, Reason};
 use crate::api::ingress::Mapping;
 use crate::model::few::Few;
 use crate::model::net::Family;
@@ -23,6 +23,7 @@ struct Served {
     from_tailnet: OrdMap<IpAddr, Few<IpAddr>>,
     pod: OrdMap<IpAddr, Few<IpAddr>>,
     rejected: BTreeMap<Name, Vec<Reason>>,
+    notes: BTreeMap<Name, Vec<Note>>,
     owners: BTreeMap<IpAddr, Name>,
 }
 
@@ -41,9 +42,13 @@ pub(super) fn update(next: &mut Planned, before: &World) {
     serve_single(&mut served, world);
     for name in was {
         next.plan.rejected.remove(&name);
+        next.plan.notes.remove(&name);
     }
     for (name, reasons) in served.rejected {
         next.plan.rejected.insert(name, reasons);
+    }
+    for (name, notes) in served.notes {
+        next.plan.notes.insert(name, notes);
     }
     next.ruleset.from_tailnet = served.from_tailnet;
     next.ruleset.from_cluster = served.pod.clone();
@@ -101,6 +106,11 @@ fn serve_single(served: &mut Served, world: &World) {
     };
     if to.is_empty() {
         served.reject(&name, Reason::Unresolved(unresolved));
+    }
+    if let (Single::TailnetIp(ip), Some(netmap)) = (&world.single, &world.netmap)
+        && !netmap.leads_to(*ip)
+    {
+        served.notes.insert(Arc::clone(&name), vec![Note::Unrouted(*ip)]);
     }
     let to_cluster = matches!(world.single, Single::DestIp(_) | Single::DestDns(_));
     let on = if to_cluster { &own } else { &world.pod_ips };

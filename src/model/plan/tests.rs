@@ -84,6 +84,39 @@ fn what_is_wrong_with_a_service_is_its_own_affair() {
     assert_eq!(ports, ["tcp/1 0", "tcp/2 1", "tcp/4 0", "tcp/5 0", "udp/53 1"], "what has no target refuses");
 }
 
+fn notes(planned: &Planned) -> Vec<String> {
+    planned.plan.notes.iter().flat_map(|(name, notes)| notes.iter().map(move |note| format!("{name} {}", note.kind()))).collect()
+}
+
+#[test]
+fn an_address_that_nobody_answers_for_is_served_and_noted() {
+    let service = |ip: &str, port: u16| {
+        format!(r#"{{"tailnetTarget":{{"ip":"{ip}"}},"ports":[{{"protocol":"TCP","matchPort":{port},"targetPort":80}}]}}"#)
+    };
+    let config = format!(r#"{{"far":{},"near":{},"six":{}}}"#, service("10.1.2.3", 1), service("100.64.0.2", 2), service("fd7a::9", 3));
+    let alone = world(&config);
+    let planned = Planned::new(&alone);
+    assert_eq!((notes(&planned), planned.plan.rejected.len()), (vec!["far Unrouted".to_owned(), "six Unrouted".to_owned()], 0));
+    assert_eq!(planned.ruleset.ports[&key(Proto::Tcp, 1)].len(), 1, "served all the same");
+    let mut wider = alone.netmap.as_deref().cloned().expect("a netmap");
+    wider.routes.insert("10.1.0.0/16".parse().expect("a prefix"));
+    let routed = planned.next(&World { netmap: Some(Arc::new(wider)), ..alone.clone() });
+    assert_eq!(notes(&routed), ["six Unrouted"], "a subnet route appears");
+    let mut gone = alone.netmap.as_deref().cloned().expect("a netmap");
+    gone.routes.remove(&"100.64.0.2/32".parse::<ipnet::IpNet>().expect("a prefix"));
+    let gone = routed.next(&World { netmap: Some(Arc::new(gone)), ..alone.clone() });
+    assert_eq!(notes(&gone), ["far Unrouted", "near Unrouted", "six Unrouted"], "and peers go");
+    let unknown = gone.next(&World { netmap: None, ..alone });
+    assert_eq!(notes(&unknown), [""; 0], "without a view of the tailnet there is nothing to say");
+}
+
+#[test]
+fn a_single_proxys_address_is_noted_too() {
+    let planned = Planned::new(&World { single: Single::TailnetIp(ip("100.64.0.9")), ..world("") });
+    assert_eq!(notes(&planned), ["TS_TAILNET_TARGET_IP Unrouted"]);
+    assert_eq!(notes(&planned.next(&world(""))), [""; 0]);
+}
+
 #[test]
 fn a_port_claimed_twice_belongs_to_the_first_name_until_it_lets_go() {
     let service =
@@ -150,12 +183,13 @@ fn any_world() -> impl Strategy<Value = World> {
         select(vec!["100.64.0.2", "100.64.0.3", "fd7a::3"]),
         0..3,
     );
-    let netmap = (peers, any::<bool>(), any::<bool>()).prop_map(|(peers, via, svc)| {
+    let netmap = (peers, any::<bool>(), any::<bool>(), any::<bool>()).prop_map(|(peers, via, svc, subnet)| {
         let list: Vec<_> = peers.iter().map(|(name, address)| (*name, std::slice::from_ref(address))).collect();
         let mut map = netmap(&["100.64.0.1"], &list);
         map.records.insert(Fqdn::new("svc.tail.lab").expect("a name"), [ip("100.99.0.1")].into());
         map.routes.extend(via.then(|| "fd7a:115c:a1e0:b1a::/64".parse::<ipnet::IpNet>().expect("a prefix")));
         map.routes.extend(svc.then(|| "100.99.0.1/32".parse::<ipnet::IpNet>().expect("a prefix")));
+        map.routes.extend(subnet.then(|| "100.64.0.8/29".parse::<ipnet::IpNet>().expect("a prefix")));
         Arc::new(map)
     });
     let single = select(vec![Single::None, Single::DestIp(ip("10.1.2.3")), Single::TailnetFqdn(Fqdn::new("db.tail.lab").expect("a name"))]);

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::source::Source;
 use super::{CertShare, Fault, Pod, StateOut, value};
+use crate::model::config::digest;
 use crate::model::supervise::{DaemonSettings, Login, Secret, StateStore, TwoStep};
 
 /// What is known already when tailscaled's settings are read.
@@ -20,6 +21,8 @@ pub(super) struct Context<'a> {
     pub(super) whole_pod: bool,
 }
 
+/// The ports that a Pod's own may be among: above those that Linux gives to clients.
+const LASTING: std::ops::RangeInclusive<u16> = 61_000..=u16::MAX;
 /// WireGuard's usual port of tailscaled.
 const WIREGUARD_PORT: u16 = 41641;
 
@@ -45,11 +48,10 @@ pub(super) fn settings(source: &mut Source<'_>, context: &Context<'_>) -> Daemon
     if let Some(mode) = context.cert_share.mode() {
         env.insert("TS_CERT_SHARE_MODE".to_owned(), mode.to_owned());
     }
-    if context.whole_pod {
-        // A port of its own choice could not be told from the ports that are forwarded: peers that come directly would be.
-        let port = source.text("PORT").and_then(|port| port.parse().ok()).filter(|port| *port != 0).unwrap_or(WIREGUARD_PORT);
-        env.insert("PORT".to_owned(), port.to_string());
-    }
+    let chosen = source.text("PORT").and_then(|port| port.parse().ok()).filter(|port| *port != 0);
+    // One that is whole the tailnet's could not tell a port of tailscaled's own choice from those that are forwarded.
+    let port = chosen.unwrap_or_else(|| if context.whole_pod { WIREGUARD_PORT } else { lasting_port(context.pod) });
+    env.insert("PORT".to_owned(), port.to_string());
     DaemonSettings {
         tailscaled: source.path("TAILYARD_TAILSCALED").unwrap_or_else(|| "tailscaled".into()),
         tailscale: source.path("TAILYARD_TAILSCALE").unwrap_or_else(|| "tailscale".into()),
@@ -67,6 +69,15 @@ pub(super) fn settings(source: &mut Source<'_>, context: &Context<'_>) -> Daemon
         udp_gro_forwarding,
         pod_ips: context.pod.ips.clone(),
     }
+}
+
+/// A port that stays the same when tailscaled starts again: a peer goes on sending to where its predecessor was for some seconds.
+/// It differs from Pod to Pod, for two Pods of one machine that send from the same port to the same peer would be given others by
+/// the machine's source NAT. tailscaled takes another one if it cannot have it.
+fn lasting_port(pod: &Pod) -> u16 {
+    let who = format!("{:?} {:?}", pod.name, pod.ips);
+    let spread = u64::from(LASTING.end() - LASTING.start()) + 1;
+    u16::try_from(digest(who.as_bytes()) % spread).map_or(*LASTING.start(), |offset| LASTING.start() + offset)
 }
 
 /// Userspace networking is the default, but not where the kernel's forwarding is asked for: then only an explicit wish for

@@ -264,7 +264,7 @@ fn the_certificates_issuer_is_replica_zero() {
     let share = |name| read(&[("TS_EXPERIMENTAL_CERT_SHARE", "true"), ("POD_NAME", name)]);
     let mode = |name| daemon(&share(name)).env.get("TS_CERT_SHARE_MODE").cloned();
     assert_eq!((mode("ing-0").as_deref(), mode("ing-1").as_deref(), mode("ing-10").as_deref()), (Some("rw"), Some("ro"), Some("ro")));
-    assert!(daemon(&read(&[("POD_NAME", "ing-0")])).env.is_empty());
+    assert!(!daemon(&read(&[("POD_NAME", "ing-0")])).env.contains_key("TS_CERT_SHARE_MODE"));
 }
 
 #[test]
@@ -294,6 +294,16 @@ fn every_flag_stands_for_one_variable() {
     let flags: BTreeSet<_> = FLAGS.iter().map(|(flag, _)| flag).collect();
     let variables: BTreeSet<_> = FLAGS.iter().map(|(_, variable)| variable).collect();
     assert_eq!((flags.len(), variables.len()), (FLAGS.len(), FLAGS.len()));
+}
+
+#[test]
+fn wireguards_port_outlives_a_restart_and_differs_from_pod_to_pod() {
+    let port = |pairs: &[(&str, &str)]| daemon(&read(pairs)).env["PORT"].parse::<u16>().expect("a port");
+    let pod = |name: &str, ip: &str| port(&[("POD_NAME", name), ("POD_IP", ip)]);
+    assert_eq!(pod("eg-0", "10.0.0.5"), pod("eg-0", "10.0.0.5"));
+    let ports: BTreeSet<_> = (0..20).map(|i| pod(&format!("eg-{i}"), "10.0.0.5")).collect();
+    assert!(ports.len() > 15 && ports.iter().all(|port| *port >= 61_000), "{ports:?}");
+    assert_eq!(port(&[("POD_NAME", "eg-0"), ("PORT", "7777")]), 7777);
 }
 
 #[test]

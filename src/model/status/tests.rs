@@ -19,6 +19,7 @@ const EGRESS: &str = r#"{
 const INGRESS: &str = r#"{
  "svc:web":{"IPv4Mapping":{"TailscaleServiceIP":"100.99.1.2","ClusterIP":"10.96.0.9"},
             "IPv6Mapping":{"TailscaleServiceIP":"","ClusterIP":""}},
+ "svc:bad":{"IPv4Mapping":{"TailscaleServiceIP":"100.99.1.3","ClusterIP":"10.96.0"}},
  "svc:none":{"IPv4Mapping":{"TailscaleServiceIP":"","ClusterIP":"10.96.0.10"}}}"#;
 
 fn ip(text: &str) -> IpAddr {

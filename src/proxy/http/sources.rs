@@ -15,7 +15,7 @@ use crate::edge::conntrack::{Conntrack, Pressure};
 use crate::edge::link::LinkState;
 use crate::edge::ping::ping;
 use crate::model::firewall::Traffic;
-use crate::model::health::{Daemon, Facts, Rules, readiness};
+use crate::model::health::{Daemon, Facts, Paths, Rules, readiness};
 use crate::model::net::InterfaceName;
 use crate::model::netmap::NetMap;
 use crate::model::plan::Planned;
@@ -24,6 +24,7 @@ use crate::model::source::{Document, EgressDocument, InForce, IngressDocument};
 use crate::model::supervise::machine::Phase;
 use crate::proxy::daemon::DaemonState;
 use crate::proxy::metrics::{self, ConfigState, Metrics, ReportState, Snapshot};
+use crate::proxy::paths::Tried;
 use crate::proxy::program::Programmed;
 use crate::proxy::replica::Replica;
 use crate::proxy::report::Health;
@@ -77,6 +78,8 @@ pub struct Sources {
     pub interface: InterfaceName,
     /// That interface, if the kernel is to forward.
     pub link: Option<watch::Receiver<LinkState>>,
+    /// The ways to the targets, if there is a tailscaled to try them.
+    pub paths: Option<watch::Receiver<Tried>>,
     /// What to do for each forwarding switch that is off.
     pub switches: watch::Receiver<Vec<String>>,
     /// The writing of the state, if there is any.
@@ -133,6 +136,7 @@ impl Sources {
             ended: replica.ended.clone(),
             interface: settings.interface.clone(),
             link: replica.link.clone(),
+            paths: replica.paths.clone(),
             switches: replica.switches.clone(),
             report,
             traffic: traffic(replica),
@@ -160,9 +164,17 @@ impl Sources {
             netmap: netmap.is_some(),
             addressed: netmap.as_ref().and_then(|netmap| netmap.node.as_ref()).is_some_and(|node| !node.addresses.is_empty()),
             interface: self.link.as_ref().and_then(|link| ailing(&self.interface, &link.borrow())),
+            paths: self.paths(),
             rules: self.rules(Instant::now()),
             switches: if self.forwards { self.switches.borrow().clone() } else { Vec::new() },
         }
+    }
+
+    /// How the ways to the targets stand; a tailscaled that has started again makes them untried before anybody has noticed.
+    fn paths(&self) -> Paths {
+        let (Some(paths), Some(daemon)) = (&self.paths, &self.daemon) else { return Paths::Tried };
+        let tried = paths.borrow();
+        if tried.start == Some(daemon.borrow().restarts) { Paths::Tried } else { Paths::Untried { waiting: tried.waiting.clone() } }
     }
 
     /// How the kernel stands to the newest plan. Remembers since when it has been behind.
@@ -173,7 +185,11 @@ impl Sources {
         let programmed = self.programmed.borrow().clone();
         let newest = self.planned.borrow().clone();
         let fault = programmed.fault.map(|(fault, _)| (fault.kind, fault.message));
+        let damage = fault.clone().filter(|_| programmed.damaged);
         let Some(in_force) = programmed.planned.filter(|_| programmed.at.is_some()) else { return Rules::Missing { fault } };
+        if let Some(fault) = damage {
+            return Rules::Damaged { fault };
+        }
         let current = programmed.current && newest.is_none_or(|newest| Arc::ptr_eq(&newest, &in_force));
         let mut lag = self.lag.lock().unwrap_or_else(PoisonError::into_inner);
         if current {
@@ -184,6 +200,15 @@ impl Sources {
         let since = (*lag.since.get_or_insert(now)).max(programmed.at.unwrap_or(now));
         let first = !lag.caught_up && programmed.writes < 2;
         Rules::Behind { first, since: now.saturating_duration_since(since), fault }
+    }
+
+    /// For how long the kernel has been behind the newest plan; zero while it holds it, nothing before the first write.
+    fn behind(&self, now: Instant) -> Option<Duration> {
+        match self.rules(now) {
+            Rules::Current => Some(Duration::ZERO),
+            Rules::Behind { since, .. } => Some(since),
+            Rules::Unneeded | Rules::Missing { .. } | Rules::Damaged { .. } => None,
+        }
     }
 
     /// The Pod's own addresses: those of the settings, else those that its links have.
@@ -204,6 +229,7 @@ impl Sources {
         configs.extend(self.ingress.as_ref().map(|state| ("ingress", self.config(&state.borrow(), now))));
         Snapshot {
             now,
+            behind: self.behind(now),
             blockers: readiness(&self.facts()),
             planned: self.planned.borrow().clone(),
             programmed: self.programmed.borrow().clone(),

@@ -66,6 +66,7 @@ fn lab() -> Lab {
         ended: ended_seen,
         interface: crate::model::net::InterfaceName::tailscale0(),
         link: None,
+        paths: None,
         switches: switches_seen,
         report: None,
         traffic: Arc::new(move || {
@@ -146,7 +147,7 @@ async fn healthz_says_which_pod_it_is_also_while_it_leaves() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_plan_that_does_not_reach_the_kernel_makes_it_unready_after_a_while() {
+async fn a_plan_that_does_not_reach_the_kernel_is_told_and_the_older_one_goes_on_serving() {
     let lab = lab();
     lab.ready();
     let following = tokio::spawn(Arc::clone(&lab.sources).follow());
@@ -154,12 +155,17 @@ async fn a_plan_that_does_not_reach_the_kernel_makes_it_unready_after_a_while() 
     let newer = Arc::new(lab.newest().as_ref().clone());
     lab.planned.send_replace(Some(Arc::clone(&newer)));
     tokio::task::yield_now().await;
-    assert_eq!(readyz(&lab.sources).status(), StatusCode::OK, "a write takes a moment");
+    assert_eq!(body(readyz(&lab.sources)).await, "ready\n", "a write takes a moment");
     tokio::time::advance(health::BEHIND + Duration::from_millis(1)).await;
-    assert_eq!(body(readyz(&lab.sources)).await, "rules: the kernel holds an older plan than the newest\n");
-    assert_eq!(healthz(&lab.sources).status(), StatusCode::OK, "the older plan forwards");
+    let answer = readyz(&lab.sources);
+    assert_eq!(answer.status(), StatusCode::OK, "the older plan forwards");
+    assert_eq!(body(answer).await, "ready\nbehind: the kernel has held an older plan than the newest for 2 s\n");
+    let page = body(metrics(Arc::clone(&lab.sources)).await).await;
+    let behind = |page: &str| page.lines().find_map(|line| line.strip_prefix("tailyard_sync_behind_seconds ")?.parse::<f64>().ok());
+    assert!(behind(&page).is_some_and(|seconds| seconds > 2.0), "{page}");
     lab.write(&newer);
-    assert_eq!(readyz(&lab.sources).status(), StatusCode::OK);
+    assert_eq!(body(readyz(&lab.sources)).await, "ready\n");
+    assert_eq!(behind(&body(metrics(Arc::clone(&lab.sources)).await).await), Some(0.0));
     following.abort();
 }
 
@@ -190,6 +196,20 @@ async fn changes_that_come_faster_than_they_are_written_leave_it_ready() {
         assert_eq!(readyz(&lab.sources).status(), StatusCode::OK);
     }
     following.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn rules_that_somebody_took_away_and_that_cannot_be_written_again_make_it_unready() {
+    let lab = lab();
+    lab.ready();
+    lab.programmed.send_modify(|state| (state.current, state.damaged) = (true, true));
+    assert_eq!(readyz(&lab.sources).status(), StatusCode::OK, "they are written again in a moment");
+    let fault = crate::proxy::program::Fault { kind: "missing", message: "cannot run nft".to_owned() };
+    lab.programmed.send_modify(|state| (state.current, state.fault) = (false, Some((fault, Instant::now()))));
+    let answer = readyz(&lab.sources);
+    assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert!(body(answer).await.starts_with("rules: "), "named");
+    assert_eq!(healthz(&lab.sources).status(), StatusCode::SERVICE_UNAVAILABLE);
 }
 
 #[tokio::test(start_paused = true)]

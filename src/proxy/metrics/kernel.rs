@@ -13,6 +13,7 @@ pub(super) struct Kernel {
     errors: Counter<1>,
     keys: Sampled<0>,
     current: Sampled<0>,
+    behind: Sampled<0>,
     age: Sampled<0>,
     error_age: Sampled<1>,
     repairs: Sampled<0>,
@@ -34,6 +35,11 @@ impl Kernel {
             errors,
             keys: plain("tailyard_sync_keys_total", Kind::Counter, "Keys of the kernel's maps that were changed"),
             current: plain("tailyard_sync_current", Kind::Gauge, "1 while the kernel holds the newest plan"),
+            behind: plain(
+                "tailyard_sync_behind_seconds",
+                Kind::Gauge,
+                "Time for which the kernel has held an older plan than the newest; 0 while it holds the newest",
+            ),
             age: plain("tailyard_sync_age_seconds", Kind::Gauge, "Time since the rules in force were written"),
             repairs: plain("tailyard_repairs_total", Kind::Counter, "Changes by others to our rules that were found and undone"),
             entries: plain("tailyard_conntrack_entries", Kind::Gauge, "Tracked flows of the network namespace"),
@@ -69,6 +75,7 @@ impl Kernel {
         let Snapshot { now, programmed, ended, .. } = snapshot;
         one(page, &self.keys, number(programmed.keys));
         one(page, &self.current, flag(programmed.current));
+        page.write(&self.behind, snapshot.behind.map(|behind| ([], behind.as_secs_f64())));
         page.write(&self.age, programmed.at.map(|at| ([], now.saturating_duration_since(at).as_secs_f64())));
         one(page, &self.repairs, number(programmed.repairs));
         if let Some(pressure) = snapshot.pressure {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::errors::LastErrors;
 use super::{Snapshot, number, size, tally};
 use crate::model::firewall::{Counters, Traffic};
-use crate::model::plan::{Egress, Plan, Reason};
+use crate::model::plan::{Egress, Note, Plan, Reason};
 use crate::runtime::metrics::{Kind, Page, Registry, Sampled};
 
 #[derive(Debug)]
@@ -17,6 +17,7 @@ pub(super) struct Services {
     flows: Sampled<1>,
     bytes: Sampled<1>,
     reasons: Sampled<2>,
+    notes: Sampled<2>,
     last_error: Sampled<2>,
 }
 
@@ -47,6 +48,12 @@ impl Services {
                 "1 for each reason why a part of the service is not served",
                 pair,
             ),
+            notes: registry.sampled(
+                "tailyard_service_note",
+                Kind::Gauge,
+                "1 for each doubt about a service that is served all the same",
+                ["service", "note"],
+            ),
             last_error: registry.sampled(
                 "tailyard_service_last_error_age_seconds",
                 Kind::Gauge,
@@ -70,6 +77,11 @@ impl Services {
         }
         let reasons = plan.rejected.iter().flat_map(|(name, reasons)| kinds(reasons).into_iter().map(|kind| ([&**name, kind], 1.0)));
         page.write(&self.reasons, reasons);
+        let notes = plan.notes.iter().flat_map(|(name, notes)| {
+            let kinds: BTreeSet<_> = notes.iter().map(Note::kind).collect();
+            kinds.into_iter().map(|kind| ([&**name, kind], 1.0))
+        });
+        page.write(&self.notes, notes);
         page.write(&self.last_error, errors.ages(snapshot.now).map(|(name, kind, age)| ([name, kind], age.as_secs_f64())));
     }
 

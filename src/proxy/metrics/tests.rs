@@ -23,6 +23,7 @@ fn planned(config: &str, last: Option<&Planned>) -> Arc<Planned> {
 fn snapshot(now: Instant) -> Snapshot {
     Snapshot {
         now,
+        behind: None,
         blockers: Vec::new(),
         planned: None,
         programmed: Programmed::default(),
@@ -53,6 +54,7 @@ async fn services_are_told_by_name() {
     for line in [
         r#"tailyard_services{kind="egress"} 2"#,
         r#"tailyard_services_rejected{reason="Unresolved"} 1"#,
+        r#"tailyard_service_note{service="db",note="Unrouted"} 1"#,
         r#"tailyard_service_mappings{service="db"} 2"#,
         r#"tailyard_service_targets{service="db"} 1"#,
         r#"tailyard_service_targets{service="gone"} 0"#,

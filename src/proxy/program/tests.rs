@@ -202,10 +202,27 @@ async fn what_somebody_else_changed_is_repaired() {
         bench.memory().touched.notify_one();
         sleep(Duration::from_secs(1)).await;
         assert_eq!(bench.counts(), (2, 0));
-        assert_eq!(bench.state.borrow().repairs, 1);
+        assert_eq!((bench.state.borrow().repairs, bench.state.borrow().damaged), (1, false));
         bench.memory().tampered = true;
         sleep(Duration::from_secs(31)).await;
         assert_eq!(bench.counts(), (3, 0), "without a notice, by the timer");
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_somebody_else_changed_counts_as_damaged_until_it_is_written_again() {
+    bench(|bench| async move {
+        bench.plan(3, 80);
+        sleep(Duration::from_millis(50)).await;
+        (bench.memory().tampered, bench.memory().refuse) = (true, 3);
+        bench.memory().touched.notify_one();
+        sleep(Duration::from_millis(250)).await;
+        let state = bench.state.borrow().clone();
+        assert!(state.damaged && !state.current && state.fault.is_some(), "{state:?}");
+        sleep(Duration::from_secs(5)).await;
+        let state = bench.state.borrow().clone();
+        assert!(!state.damaged && state.current && state.fault.is_none(), "{state:?}");
     })
     .await;
 }

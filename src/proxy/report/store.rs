@@ -87,6 +87,14 @@ impl Store {
         }
     }
 
+    /// What tells the place from another one of the same name; nothing if there is none.
+    pub(super) async fn identity(&self) -> Result<Option<String>, ReportError> {
+        match self {
+            Self::Secret(secret) => Ok(secret.uid().await?),
+            Self::File(path) => blocking(path, |path| Ok(files::read_one(path)?.map(|_| String::new()))).await,
+        }
+    }
+
     pub(super) async fn apply(&self, changes: &Changes) -> Result<(), ReportError> {
         match self {
             Self::Secret(secret) => Ok(secret.patch(changes).await?),

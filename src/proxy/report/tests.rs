@@ -13,12 +13,12 @@ fn start() -> Start {
     Start { capver: Some(138), pod_uid: Some("u-1".into()), auth_key: String::new() }
 }
 
-fn retry() -> Backoff {
-    Backoff::new(Duration::from_secs(1), Duration::from_secs(30), 0.2).expect("bounds")
+fn rhythm() -> Rhythm {
+    Rhythm { retry: Backoff::new(Duration::from_secs(1), Duration::from_secs(30), 0.2).expect("bounds"), look: LOOK }
 }
 
 fn report(path: PathBuf) -> Ledger {
-    let (ledger, reporter) = new(Store::File(path), start(), retry());
+    let (ledger, reporter) = new(Store::File(path), start(), rhythm());
     tokio::spawn(reporter.run());
     ledger
 }
@@ -120,10 +120,26 @@ async fn a_device_is_forgotten_and_another_one_named() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_state_that_vanished_between_two_writes_is_written_again_whole() {
+    let place = TempDir::new().expect("tempdir");
+    let path = place.path().join("state.json");
+    let ledger = report(path.clone());
+    ledger.set("device_id", "n1");
+    written(&ledger).await;
+    let (whole, writes) = (content(&path), ledger.health().borrow().writes);
+    tokio::time::sleep(LONG).await;
+    assert_eq!(ledger.health().borrow().writes, writes, "looking writes nothing");
+    std::fs::remove_file(&path).expect("removed");
+    let again = timeout(LONG, async { ledger.health().wait_for(|health| health.writes > writes).await.map(drop) });
+    again.await.expect("in time").expect("running");
+    assert_eq!(content(&path), whole);
+}
+
+#[tokio::test(start_paused = true)]
 async fn it_ends_with_its_ledgers_and_writes_what_is_left() {
     let place = TempDir::new().expect("tempdir");
     let path = place.path().join("state.json");
-    let (ledger, reporter) = new(Store::File(path.clone()), start(), retry());
+    let (ledger, reporter) = new(Store::File(path.clone()), start(), rhythm());
     let running = tokio::spawn(reporter.run());
     written(&ledger).await;
     ledger.set("device_id", "n1");

@@ -6,22 +6,19 @@ use crate::model::net::{Port, PortKey, Proto};
 
 /// As the kernel writes an established TCP flow (attributes that are not read left out).
 fn established() -> Vec<u8> {
-    let tuple = |source: &str, destination: &str| {
+    let tuple = |out: &mut Vec<u8>, source: &str, destination: &str| {
         let tuple = Tuple { source: source.parse().expect("an address"), destination: destination.parse().expect("an address") };
-        super::tuple(6, &tuple)
+        super::tuple(out, 6, &tuple);
     };
-    let parts = [
-        nest(TUPLE_ORIG, &tuple("10.0.0.9:4000", "10.0.0.1:10042")),
-        nest(TUPLE_REPLY, &tuple("100.64.0.2:5432", "100.64.0.1:4000")),
-        leaf(STATUS, &0x1be_u32.to_be_bytes()),
-        nest(PROTOINFO, &[nest(PROTOINFO_TCP, &[leaf(PROTOINFO_TCP_STATE, &[3])])]),
-        leaf(TIMEOUT, &86_399_u32.to_be_bytes()),
-        leaf(MARK, &7_u32.to_be_bytes()),
-        leaf(ID, &0xdead_beef_u32.to_be_bytes()),
-    ];
-    let mut bytes = vec![0; parts.as_slice().buffer_len()];
-    parts.as_slice().emit(&mut bytes);
-    bytes
+    let mut out = Vec::new();
+    nest(&mut out, TUPLE_ORIG, |out| tuple(out, "10.0.0.9:4000", "10.0.0.1:10042"));
+    nest(&mut out, TUPLE_REPLY, |out| tuple(out, "100.64.0.2:5432", "100.64.0.1:4000"));
+    put(&mut out, STATUS, &0x1be_u32.to_be_bytes());
+    nest(&mut out, PROTOINFO, |out| nest(out, PROTOINFO_TCP, |out| put(out, PROTOINFO_TCP_STATE, &[3])));
+    put(&mut out, TIMEOUT, &86_399_u32.to_be_bytes());
+    put(&mut out, MARK, &7_u32.to_be_bytes());
+    put(&mut out, ID, &0xdead_beef_u32.to_be_bytes());
+    out
 }
 
 #[test]
@@ -92,9 +89,8 @@ proptest! {
     ) {
         let ip = |bytes: [u8; 16]| if four { IpAddr::from([bytes[0], bytes[1], bytes[2], bytes[3]]) } else { IpAddr::from(bytes) };
         let flow = Tuple { source: SocketAddr::new(ip(source), ports.0), destination: SocketAddr::new(ip(destination), ports.1) };
-        let parts = tuple(proto, &flow);
-        let mut bytes = vec![0; parts.as_slice().buffer_len()];
-        parts.as_slice().emit(&mut bytes);
+        let mut bytes = Vec::new();
+        tuple(&mut bytes, proto, &flow);
         prop_assert_eq!(parse_tuple(&bytes), Some((proto, flow)));
     }
 }

@@ -1,16 +1,18 @@
 //! Netlink attributes: two bytes of length, two of type, the payload, padding to four bytes; everything in host order.
+//!
+//! The same for nftables and for connection tracking. Reading is total: what is cut short ends the walk. No sockets here.
 
 const HEADER: usize = 4;
 const NESTED: u16 = 0x8000;
 const TYPE: u16 = 0x3fff;
 
 /// Appends an attribute.
-pub(super) fn put(out: &mut Vec<u8>, kind: u16, payload: &[u8]) {
+pub fn put(out: &mut Vec<u8>, kind: u16, payload: &[u8]) {
     attribute(out, kind, |out| out.extend_from_slice(payload));
 }
 
 /// Appends an attribute that holds attributes.
-pub(super) fn nest(out: &mut Vec<u8>, kind: u16, payload: impl FnOnce(&mut Vec<u8>)) {
+pub fn nest(out: &mut Vec<u8>, kind: u16, payload: impl FnOnce(&mut Vec<u8>)) {
     attribute(out, kind | NESTED, payload);
 }
 
@@ -27,8 +29,15 @@ fn attribute(out: &mut Vec<u8>, kind: u16, payload: impl FnOnce(&mut Vec<u8>)) {
     out.resize(out.len().next_multiple_of(4), 0);
 }
 
+/// The payload of the first attribute of this type.
+#[must_use]
+pub fn find(bytes: &[u8], kind: u16) -> Option<&[u8]> {
+    Attributes(bytes).find(|(found, _)| *found == kind).map(|(_, payload)| payload)
+}
+
 /// Walks the attributes in some bytes: type and payload of each. What is cut short ends the walk.
-pub(super) struct Attributes<'a>(pub(super) &'a [u8]);
+#[derive(Debug, Clone)]
+pub struct Attributes<'a>(pub &'a [u8]);
 
 impl<'a> Iterator for Attributes<'a> {
     type Item = (u16, &'a [u8]);
@@ -39,5 +48,29 @@ impl<'a> Iterator for Attributes<'a> {
         let payload = self.0.get(HEADER..length)?;
         self.0 = self.0.get(length.next_multiple_of(4)..).unwrap_or_default();
         Some((u16::from_ne_bytes([k0, k1]) & TYPE, payload))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn what_was_put_is_found() {
+        let mut bytes = Vec::new();
+        put(&mut bytes, 1, b"odd");
+        nest(&mut bytes, 2, |out| put(out, 3, &[7]));
+        assert_eq!(bytes.len(), 8 + 4 + 8, "padded to four bytes");
+        assert_eq!((find(&bytes, 1), find(&bytes, 4)), (Some(&b"odd"[..]), None));
+        assert_eq!(find(&bytes, 2).and_then(|inside| find(inside, 3)), Some(&[7][..]), "the flag of a nested one is not of its type");
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_walked_to_an_end(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
+            prop_assert!(Attributes(&bytes).count() <= bytes.len() / HEADER);
+        }
     }
 }

@@ -1,0 +1,103 @@
+//! Which ways into the tailnet are tried before a replica gets traffic.
+//!
+//! A tailscaled that has just started has no tunnel to anybody, and a peer that spoke with its predecessor a moment ago goes on
+//! sending to where that one was (tailscaled trusts an address for 6.5 s after its last answer). Where that is another place, the
+//! peer's half of the first handshake is lost, and `WireGuard` tries again only 5 s later: until then every connection hangs. So
+//! the ways to the targets are tried before connections come: first outside the tunnel, which a peer answers as soon as it has
+//! heard of this start, and then through it. A target that does not answer holds nobody up for longer than [`BOUND`]: it may be
+//! the target that is away, and other services do not wait for it.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use super::plan::Planned;
+
+/// How many targets are tried at most. They are tried at once, so this bounds a burst and not a time.
+pub const MOST: usize = 16;
+/// How long all of them together may keep a replica from being ready. Long enough for a handshake that was lost all the same:
+/// `WireGuard` repeats it after 5 s and up to a third of a second.
+pub const BOUND: Duration = Duration::from_secs(6);
+
+/// The addresses to try: one for each distinct target, at most [`MOST`]; none that no peer answers for.
+#[must_use]
+pub fn targets(planned: &Planned) -> BTreeSet<IpAddr> {
+    let Some(netmap) = &planned.world.netmap else { return BTreeSet::new() };
+    let targets = planned.plan.egress.values().map(|egress| &egress.targets).chain(planned.plan.pod.values());
+    let mut seen = BTreeSet::new();
+    let mut chosen = BTreeSet::new();
+    for addresses in targets {
+        if chosen.len() == MOST {
+            break;
+        }
+        // A name's addresses belong to one node, and the first of them leads to it as well as the others.
+        if seen.insert(addresses) {
+            chosen.extend(addresses.iter().find(|ip| netmap.leads_to(**ip)));
+        }
+    }
+    chosen
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::model::config::EgressConfig;
+    use crate::model::net::InterfaceName;
+    use crate::model::netmap::NetMap;
+    use crate::model::world::{Single, World};
+
+    fn world(services: &[(String, String)], peers: u8) -> World {
+        let entry = |(i, (name, target)): (usize, &(String, String))| {
+            format!(r#""{name}":{{"tailnetTarget":{target},"ports":[{{"protocol":"TCP","matchPort":{},"targetPort":80}}]}}"#, 10_000 + i)
+        };
+        let config = format!("{{{}}}", services.iter().enumerate().map(entry).collect::<Vec<_>>().join(","));
+        let peer = |i| format!(r#"{{"name":"n{i}.lab","addresses":["100.64.1.{i}","fd7a:115c:a1e0::{i}"]}}"#);
+        let netmap = format!(r#"{{"peers":[{}]}}"#, (0..peers).map(peer).collect::<Vec<_>>().join(","));
+        let mut world = World::empty(InterfaceName::tailscale0(), [].into());
+        world.egress = Arc::new(EgressConfig::parse(config.as_bytes()).expect("a config"));
+        world.netmap = Some(Arc::new(NetMap::from_file(&serde_json::from_str(&netmap).expect("a file")).0));
+        world
+    }
+
+    fn service(name: &str, target: &str) -> (String, String) {
+        (name.to_owned(), target.to_owned())
+    }
+
+    fn ips(texts: &[&str]) -> BTreeSet<IpAddr> {
+        texts.iter().map(|text| text.parse().expect("an address")).collect()
+    }
+
+    #[test]
+    fn each_node_is_tried_once_and_what_nobody_answers_for_never() {
+        let services = [
+            service("a", r#"{"fqdn":"n1.lab"}"#),
+            service("again", r#"{"fqdn":"N1.lab."}"#),
+            service("by-ip", r#"{"ip":"100.64.1.2"}"#),
+            service("nobody", r#"{"ip":"100.99.9.9"}"#),
+            service("unresolved", r#"{"fqdn":"gone.lab"}"#),
+        ];
+        assert_eq!(targets(&Planned::new(&world(&services, 3))), ips(&["100.64.1.1", "100.64.1.2"]));
+    }
+
+    #[test]
+    fn the_target_of_a_single_proxy_counts() {
+        let mut world = world(&[], 3);
+        world.pod_ips = ips(&["10.0.0.1"]);
+        world.single = Single::TailnetIp("100.64.1.2".parse().expect("an address"));
+        assert_eq!(targets(&Planned::new(&world)), ips(&["100.64.1.2"]));
+    }
+
+    #[test]
+    fn a_burst_is_bounded() {
+        let services: Vec<_> = (0..40).map(|i| service(&format!("s{i}"), &format!(r#"{{"fqdn":"n{i}.lab"}}"#))).collect();
+        assert_eq!(targets(&Planned::new(&world(&services, 40))).len(), MOST);
+    }
+
+    #[test]
+    fn without_a_tailnet_there_is_nothing_to_try() {
+        let world = World { netmap: None, ..world(&[service("a", r#"{"fqdn":"n1.lab"}"#)], 3) };
+        assert_eq!(targets(&Planned::new(&world)), BTreeSet::new());
+    }
+}

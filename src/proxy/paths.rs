@@ -1,0 +1,205 @@
+//! Tries the ways to the targets whenever tailscaled has started, so that the first connection does not have to.
+//!
+//! It only asks; nothing that is forwarded depends on the answers. What is tried and for how long is [`crate::model::paths`].
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, join_all};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::daemon::DaemonState;
+use crate::edge::localapi::{LocalApi, Ping};
+use crate::model::paths::{BOUND, targets};
+use crate::model::plan::Planned;
+use crate::model::supervise::Phase;
+
+/// How long the first question waits for its answer; each further one waits twice as long as the one before.
+const PATIENCE: Duration = Duration::from_millis(300);
+
+/// Asks whether a target answers, within a time.
+pub type Ask = Arc<dyn Fn(IpAddr, Ping, Duration) -> BoxFuture<'static, bool> + Send + Sync>;
+
+/// How far the trying has come.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Tried {
+    /// The start of tailscaled whose ways have been tried, by how often it had been started again; nothing before the first.
+    pub start: Option<u64>,
+    /// The targets that have not answered yet, while they are tried.
+    pub waiting: BTreeSet<IpAddr>,
+}
+
+/// Asks the daemon.
+#[must_use]
+pub fn asking(api: &LocalApi) -> Ask {
+    let api = api.clone();
+    Arc::new(move |ip, ping, limit| {
+        let api = api.clone();
+        Box::pin(async move {
+            let answer = api.ping(ip, ping, limit).await;
+            answer.inspect_err(|error| tracing::debug!(kind = error.kind(), %ip, "no answer yet: {error}")).unwrap_or(false)
+        })
+    })
+}
+
+/// Tries once for each start of the daemon; ends when the senders are gone.
+pub async fn run(
+    ask: Ask,
+    mut daemon: watch::Receiver<DaemonState>,
+    mut planned: watch::Receiver<Option<Arc<Planned>>>,
+    state: watch::Sender<Tried>,
+) {
+    loop {
+        let tried = state.borrow().start;
+        let untried = |daemon: &DaemonState| daemon.phase == Phase::Running && tried != Some(daemon.restarts);
+        let Ok(start) = daemon.wait_for(untried).await.map(|daemon| daemon.restarts) else { return };
+        let Ok(wanted) = planned.wait_for(Option::is_some).await.map(|planned| planned.as_deref().map(targets).unwrap_or_default()) else {
+            return;
+        };
+        tokio::select! {
+            () = attempt(&ask, wanted, &state) => {}
+            restarted = daemon.wait_for(|daemon| daemon.restarts != start) => if restarted.is_err() { return },
+        }
+        state.send_modify(|state| *state = Tried { start: Some(start), waiting: BTreeSet::new() });
+    }
+}
+
+/// Asks all of them until each has answered or the time is over.
+async fn attempt(ask: &Ask, wanted: BTreeSet<IpAddr>, state: &watch::Sender<Tried>) {
+    let began = Instant::now();
+    let total = wanted.len();
+    state.send_modify(|state| state.waiting.clone_from(&wanted));
+    let each = wanted.into_iter().map(|ip| async move {
+        answered(ask, ip, Ping::Disco).await;
+        answered(ask, ip, Ping::Tsmp).await;
+        state.send_modify(|state| {
+            state.waiting.remove(&ip);
+        });
+    });
+    let all = timeout(BOUND, join_all(each)).await;
+    let silent = state.borrow().waiting.clone();
+    match all {
+        Ok(_) => tracing::info!(targets = total, took = ?began.elapsed(), "the ways to the targets are open"),
+        Err(_) => {
+            tracing::warn!(targets = total, ?silent, "some targets do not answer through the tailnet; not waiting for them any longer");
+        }
+    }
+}
+
+async fn answered(ask: &Ask, ip: IpAddr, ping: Ping) {
+    let mut patience = PATIENCE;
+    loop {
+        let next = Instant::now() + patience;
+        if ask(ip, ping, patience).await {
+            return;
+        }
+        // A refusal comes at once.
+        sleep_until(next).await;
+        patience *= 2;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use tokio::time::advance;
+
+    use super::*;
+    use crate::model::config::EgressConfig;
+    use crate::model::net::InterfaceName;
+    use crate::model::netmap::NetMap;
+    use crate::model::world::World;
+
+    const CONFIG: &str = r#"{"a":{"tailnetTarget":{"ip":"100.64.0.2"},"ports":[{"protocol":"TCP","matchPort":1,"targetPort":1}]},
+        "b":{"tailnetTarget":{"ip":"100.64.0.3"},"ports":[{"protocol":"TCP","matchPort":2,"targetPort":1}]}}"#;
+    const NETMAP: &str = r#"{"peers":[{"name":"a","addresses":["100.64.0.2"]},{"name":"b","addresses":["100.64.0.3"]}]}"#;
+
+    struct Bench {
+        daemon: watch::Sender<DaemonState>,
+        planned: watch::Sender<Option<Arc<Planned>>>,
+        state: watch::Receiver<Tried>,
+        asked: Arc<Mutex<Vec<(IpAddr, Ping)>>>,
+    }
+
+    fn ip(last: u8) -> IpAddr {
+        [100, 64, 0, last].into()
+    }
+
+    /// A task whose targets answer if `answers` says so for the question's address and how often it was asked before.
+    fn bench(answers: impl Fn(IpAddr, usize) -> bool + Send + Sync + 'static) -> Bench {
+        let (daemon, daemon_seen) = watch::channel(DaemonState::default());
+        let (planned, planned_seen) = watch::channel(None);
+        let (state, seen) = watch::channel(Tried::default());
+        let asked = Arc::<Mutex<Vec<(IpAddr, Ping)>>>::default();
+        let log = Arc::clone(&asked);
+        let ask: Ask = Arc::new(move |ip, ping, _| {
+            let mut log = log.lock().expect("not poisoned");
+            let before = log.iter().filter(|(asked, _)| *asked == ip).count();
+            log.push((ip, ping));
+            Box::pin(std::future::ready(answers(ip, before)))
+        });
+        tokio::spawn(run(ask, daemon_seen, planned_seen, state));
+        Bench { daemon, planned, state: seen, asked }
+    }
+
+    impl Bench {
+        fn plan(&self) {
+            let mut world = World::empty(InterfaceName::tailscale0(), [].into());
+            world.egress = Arc::new(EgressConfig::parse(CONFIG.as_bytes()).expect("a config"));
+            world.netmap = Some(Arc::new(NetMap::from_file(&serde_json::from_str(NETMAP).expect("a file")).0));
+            self.planned.send_replace(Some(Arc::new(Planned::new(&world))));
+        }
+
+        fn running(&self, restarts: u64) {
+            self.daemon.send_modify(|daemon| (daemon.phase, daemon.restarts) = (Phase::Running, restarts));
+        }
+
+        async fn tried(&mut self, start: u64) -> Duration {
+            let began = Instant::now();
+            self.state.wait_for(|state| state.start == Some(start)).await.expect("the task lives");
+            began.elapsed()
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn every_target_is_asked_outside_the_tunnel_and_then_through_it() {
+        let mut bench = bench(|_, before| before != 0);
+        bench.running(0);
+        advance(BOUND * 2).await;
+        assert_eq!(*bench.state.borrow(), Tried::default(), "there is no plan yet");
+        bench.plan();
+        assert_eq!(bench.tried(0).await, PATIENCE, "what does not answer is asked again, all at once");
+        let asked = bench.asked.lock().expect("not poisoned").clone();
+        for ip in [ip(2), ip(3)] {
+            let of: Vec<_> = asked.iter().filter(|(asked, _)| *asked == ip).map(|(_, ping)| *ping).collect();
+            assert_eq!(of, [Ping::Disco, Ping::Disco, Ping::Tsmp]);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_target_that_does_not_answer_is_waited_for_no_longer_than_the_bound() {
+        let mut bench = bench(|asked, _| asked == ip(2));
+        bench.running(0);
+        bench.plan();
+        bench.state.wait_for(|state| state.waiting == [ip(3)].into()).await.expect("the task lives");
+        assert!(bench.tried(0).await <= BOUND);
+        assert_eq!(bench.state.borrow().waiting, BTreeSet::new(), "nobody waits for it any more");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_start_of_the_daemon_is_tried_again_even_in_the_middle_of_the_one_before() {
+        let mut bench = bench(|_, before| before > 3);
+        bench.plan();
+        bench.running(0);
+        bench.state.wait_for(|state| !state.waiting.is_empty()).await.expect("the task lives");
+        bench.running(1);
+        bench.tried(1).await;
+        bench.running(1);
+        tokio::task::yield_now().await;
+        assert_eq!(bench.state.borrow().start, Some(1), "once for each start");
+    }
+}
