@@ -127,9 +127,9 @@ fn bad() -> Vec<(&'static str, Value, &'static [&'static str])> {
     ]
 }
 
-/// Specs with everything that the Tailscale operator's schema has.
-fn good() -> Vec<(&'static str, &'static str, Value)> {
-    let container = json!({
+/// A container with everything that a class may have.
+fn container() -> Value {
+    json!({
         "env": [{"name": "TS_DEBUG", "value": "$(POD_IP)"}, {"name": "EMPTY"}],
         "image": "registry.example/tailscale:1",
         "imagePullPolicy": "IfNotPresent",
@@ -147,7 +147,11 @@ fn good() -> Vec<(&'static str, &'static str, Value)> {
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "debug": {"enable": true},
-    });
+    })
+}
+
+/// A Pod with everything that a class may have.
+fn pod() -> Value {
     let selector = json!({"matchLabels": {"a": "b"}, "matchExpressions": [{"key": "a", "operator": "In", "values": ["b"]}]});
     let term = json!({"topologyKey": "zone", "labelSelector": selector, "namespaces": ["a"], "namespaceSelector": {"matchLabels": {"a": "b"}},
         "matchLabelKeys": ["c"], "mismatchLabelKeys": ["d"]});
@@ -157,7 +161,7 @@ fn good() -> Vec<(&'static str, &'static str, Value)> {
         "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "podAffinityTerm": term}],
         "requiredDuringSchedulingIgnoredDuringExecution": [term],
     });
-    let pod = json!({
+    json!({
         "labels": {"a": "b", "empty": "x"}, "annotations": {"a": "any thing"},
         "affinity": {
             "nodeAffinity": {
@@ -167,7 +171,7 @@ fn good() -> Vec<(&'static str, &'static str, Value)> {
             "podAffinity": of_pods,
             "podAntiAffinity": of_pods,
         },
-        "tailscaleContainer": container,
+        "tailscaleContainer": container(),
         "tailscaleInitContainer": {"image": "registry.example/tailscale:1"},
         "securityContext": {
             "fsGroup": 1, "fsGroupChangePolicy": "Always", "runAsGroup": 1, "runAsNonRoot": true, "runAsUser": 1,
@@ -180,9 +184,13 @@ fn good() -> Vec<(&'static str, &'static str, Value)> {
             "minDomains": 1, "nodeAffinityPolicy": "Honor", "nodeTaintsPolicy": "Honor", "matchLabelKeys": ["c"]}],
         "priorityClassName": "high", "dnsPolicy": "None",
         "dnsConfig": {"nameservers": ["192.0.2.1"], "searches": ["a"], "options": [{"name": "ndots", "value": "2"}]},
-    });
+    })
+}
+
+/// Specs with everything that the Tailscale operator's schema has.
+fn good() -> Vec<(&'static str, &'static str, Value)> {
     let class = json!({
-        "statefulSet": {"labels": {"a": "b"}, "annotations": {"a": "b"}, "pod": pod},
+        "statefulSet": {"labels": {"a": "b"}, "annotations": {"a": "b"}, "pod": pod()},
         "metrics": {"enable": true, "serviceMonitor": {"enable": true, "labels": {"release": "prometheus"}}},
         "tailscale": {"acceptRoutes": true},
         "useLetsEncryptStagingEnvironment": true,
