@@ -2,6 +2,7 @@
 
 pub mod condition;
 pub mod control;
+pub mod crd;
 pub mod egress;
 pub mod ingress;
 pub mod localapi;
@@ -9,5 +10,6 @@ pub mod names;
 pub mod netmap;
 pub mod proxyclass;
 pub mod proxygroup;
+mod schema;
 pub mod state;
 pub mod tailnet;

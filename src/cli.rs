@@ -1,5 +1,6 @@
 //! Dispatch and settings of the command line. Exit codes: 0 done, 1 failed, 2 usage, 64 settings at fault.
 
+mod crd;
 mod demo;
 mod plan;
 pub mod proxy;
@@ -25,6 +26,8 @@ enum Command {
     Plan(plan::Args),
     /// Switch packet forwarding on in this network namespace, and end: for an init container
     Sysctl,
+    /// Print the definitions of our kinds, for `kubectl apply --server-side -f -`
+    Crd,
     /// Print the version
     Version,
     /// Show a whole group on this machine, under load; no root, cluster or account needed
@@ -38,6 +41,7 @@ pub fn main() -> ExitCode {
         Command::Proxy(args) => proxy::run(*args),
         Command::Plan(args) => plan::run(&args, &mut std::io::stdout().lock()),
         Command::Sysctl => sysctl::run(&mut std::io::stdout().lock()),
+        Command::Crd => crd::run(&mut std::io::stdout().lock()),
         Command::Version => version(&mut std::io::stdout().lock()),
         Command::Demo(args) => demo::run(&args),
     };

@@ -43,6 +43,7 @@ const DOORS: &[(&str, &[&str])] = &[
     ("rtnetlink", &["edge/link"]),
     ("schemars", &["api"]),
     ("rustls", &["edge/control"]),
+    ("serde_saphyr", &["cli/crd"]),
     ("socket2", &["edge/probe"]),
     ("tracing_subscriber", &["runtime/telemetry"]),
 ];

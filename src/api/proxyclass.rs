@@ -16,6 +16,8 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::schema;
+
 /// How Pods are shaped.
 #[derive(CustomResource, Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
@@ -61,6 +63,7 @@ pub struct ProxyClassSpec {
 pub struct ClassStatefulSet {
     /// Labels of the `StatefulSet`, besides those that it has anyway.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(schema_with = "schema::labels")]
     pub labels: BTreeMap<String, String>,
     /// Annotations of the `StatefulSet`, besides those that it has anyway.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -76,12 +79,14 @@ pub struct ClassStatefulSet {
 pub struct ClassPod {
     /// Labels of the Pods, besides those that they have anyway.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(schema_with = "schema::labels")]
     pub labels: BTreeMap<String, String>,
     /// Annotations of the Pods, besides those that they have anyway.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
     /// As a Pod's `spec.affinity`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::part::<Affinity>")]
     pub affinity: Option<Affinity>,
     /// The container of the proxy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -91,9 +96,11 @@ pub struct ClassPod {
     pub tailscale_init_container: Option<ClassContainer>,
     /// As a Pod's `spec.securityContext`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::part::<PodSecurityContext>")]
     pub security_context: Option<PodSecurityContext>,
     /// As a Pod's `spec.imagePullSecrets`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "schema::pull_secrets")]
     pub image_pull_secrets: Vec<LocalObjectReference>,
     /// As a Pod's `spec.nodeName`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -103,18 +110,22 @@ pub struct ClassPod {
     pub node_selector: BTreeMap<String, String>,
     /// As a Pod's `spec.tolerations`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "schema::parts::<Toleration>")]
     pub tolerations: Vec<Toleration>,
     /// As a Pod's `spec.topologySpreadConstraints`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "schema::parts::<TopologySpreadConstraint>")]
     pub topology_spread_constraints: Vec<TopologySpreadConstraint>,
     /// As a Pod's `spec.priorityClassName`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority_class_name: Option<String>,
     /// As a Pod's `spec.dnsPolicy`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("enum" = ["ClusterFirstWithHostNet", "ClusterFirst", "Default", "None"]))]
     pub dns_policy: Option<String>,
     /// As a Pod's `spec.dnsConfig`. It is needed if `dnsPolicy` is `None`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::part::<PodDNSConfig>")]
     pub dns_config: Option<PodDNSConfig>,
 }
 
@@ -130,12 +141,15 @@ pub struct ClassContainer {
     pub image: Option<String>,
     /// When its image is pulled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("enum" = ["Always", "Never", "IfNotPresent"]))]
     pub image_pull_policy: Option<String>,
     /// As a container's `resources`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::part::<ResourceRequirements>")]
     pub resources: Option<ResourceRequirements>,
     /// As a container's `securityContext`, instead of the one that it has anyway.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::part::<SecurityContext>")]
     pub security_context: Option<SecurityContext>,
     /// What is needed to look into a proxy; not for production.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -147,6 +161,7 @@ pub struct ClassContainer {
 #[serde(rename_all = "camelCase")]
 pub struct ClassEnv {
     /// Its name.
+    #[schemars(regex(pattern = "^[-._a-zA-Z][-._a-zA-Z0-9]*$"))]
     pub name: String,
     /// Its value; `$(NAME)` is replaced as in a Pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -183,6 +198,7 @@ pub struct ServiceMonitor {
     pub enable: bool,
     /// Its labels, besides those that it has anyway.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(schema_with = "schema::labels")]
     pub labels: BTreeMap<String, String>,
 }
 
@@ -209,6 +225,7 @@ pub struct StaticEndpoints {
 pub struct NodePorts {
     /// The ports to choose from, within the cluster's range of node ports. UDP to them must be let through to the nodes'
     /// external addresses.
+    #[schemars(length(min = 1))]
     pub ports: Vec<PortRange>,
     /// Labels of the nodes whose external addresses are told to the peers; all nodes if there are none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -220,9 +237,11 @@ pub struct NodePorts {
 #[serde(rename_all = "camelCase")]
 pub struct PortRange {
     /// The first.
+    #[schemars(schema_with = "schema::integer")]
     pub port: i64,
     /// The last; the first is the only one if it is not set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::integer")]
     pub end_port: Option<i64>,
 }
 
@@ -232,5 +251,6 @@ pub struct PortRange {
 pub struct ProxyClassStatus {
     /// `ProxyClassReady`: it can be used.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,
 }

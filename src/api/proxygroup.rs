@@ -10,6 +10,8 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::schema;
+
 /// What a group is to be.
 #[derive(CustomResource, Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
@@ -41,19 +43,25 @@ use serde::{Deserialize, Serialize};
 pub struct ProxyGroupSpec {
     /// What the group is for. It cannot be changed.
     #[serde(rename = "type")]
-    #[schemars(extend("x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "ProxyGroup type is immutable"}]))]
+    #[schemars(
+ with = "String",
+ extend("enum" = ["egress", "ingress", "kube-apiserver"], "x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "ProxyGroup type is immutable"}])
+)]
     pub type_: ProxyGroupType,
     /// The tags of the replicas in the tailnet, each like `tag:name`; those of the reconciler's settings if there are
     /// none. The credentials in use must own them. They are given when a replica joins: a later change concerns only
     /// replicas that join after it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(inner(regex(pattern = "^tag:[a-zA-Z][a-zA-Z0-9-]*$")))]
     pub tags: Vec<String>,
     /// How many replicas there are; 2 if it is not set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
     pub replicas: Option<i32>,
     /// What the names of the replicas in the tailnet begin with, before a dash and the replica's number; the group's name
     /// if it is not set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = "^[a-z0-9][a-z0-9-]{0,61}$"))]
     pub hostname_prefix: Option<String>,
     /// The name of the `ProxyClass` that shapes the group's Pods; that of the reconciler's settings if it is not set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -71,7 +79,7 @@ pub struct ProxyGroupSpec {
 }
 
 /// What a group is for.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ProxyGroupType {
     /// The cluster reaches services of the tailnet.
@@ -84,7 +92,6 @@ pub enum ProxyGroupType {
     KubeApiServer,
     /// A type of a later version: to be left alone, and never a reason to stop reading the others.
     #[serde(untagged)]
-    #[schemars(skip)]
     Other(String),
 }
 
@@ -95,14 +102,16 @@ pub struct KubeApiServer {
     /// In mode `auth`, the default, a request acts as the tailnet identity of its sender; in mode `noauth` it brings its
     /// own credentials.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>", extend("enum" = ["auth", "noauth"]))]
     pub mode: Option<ApiServerMode>,
     /// The name in the tailnet under which the API is reached, unique in it; the group's name if it is not set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"))]
     pub hostname: Option<String>,
 }
 
 /// As whom a request reaches the Kubernetes API.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ApiServerMode {
     /// As its sender's tailnet identity.
@@ -112,7 +121,6 @@ pub enum ApiServerMode {
     NoAuth,
     /// A mode of a later version.
     #[serde(untagged)]
-    #[schemars(skip)]
     Other(String),
 }
 
@@ -122,6 +130,7 @@ pub enum ApiServerMode {
 pub struct Tailyard {
     /// How long a leaving replica lets its flows end by themselves, in seconds; what is left then is reset.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
     pub drain_grace_seconds: Option<i64>,
     /// The ports of a replica that services may be given, both ends included.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -129,6 +138,7 @@ pub struct Tailyard {
     /// The extended resource by which a device plugin gives a Pod the TUN device; with it the container is not
     /// privileged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"))]
     pub tun_resource: Option<String>,
     /// Whether forwarding is switched on by the Pod's security context, without a privileged init container. The kubelet
     /// must allow the two sysctls.
@@ -136,20 +146,24 @@ pub struct Tailyard {
     pub pod_sysctls: Option<bool>,
     /// What holds the rules in the kernel; the first that works if it is not set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>", extend("enum" = ["auto", "nftables", "iptables", "iptables-nft", "iptables-legacy"]))]
     pub firewall: Option<Firewall>,
 }
 
 /// A span of ports, both ends included.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(extend("x-kubernetes-validations" = [{"rule": "self.from <= self.to", "message": "ports.from must not be above ports.to"}]))]
 pub struct PortSpan {
     /// The first.
+    #[schemars(range(min = 1, max = 65535))]
     pub from: i64,
     /// The last.
+    #[schemars(range(min = 1, max = 65535))]
     pub to: i64,
 }
 
 /// What holds the rules in the kernel.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Firewall {
     /// The first that works: nftables, then iptables.
@@ -165,7 +179,6 @@ pub enum Firewall {
     IptablesLegacy,
     /// A kind of a later version.
     #[serde(untagged)]
-    #[schemars(skip)]
     Other(String),
 }
 
@@ -176,9 +189,11 @@ pub struct ProxyGroupStatus {
     /// `ProxyGroupReady`: everything is as the spec says. `ProxyGroupAvailable`: at least one replica is in its tailnet.
     /// Of type kube-apiserver also `KubeAPIServerProxyValid` and `KubeAPIServerProxyConfigured`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,
     /// The replicas that are in the tailnet.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["hostname"]))]
     pub devices: Vec<TailnetDevice>,
     /// Where the Kubernetes API is reached; of groups of type kube-apiserver only.
     #[serde(default, skip_serializing_if = "Option::is_none")]

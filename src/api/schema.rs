@@ -1,0 +1,139 @@
+//! Schemas of what stands in our definitions without being ours: parts of a Pod, label values, conditions. They are those
+//! that the Tailscale operator's definitions have, so that one cluster takes the same objects under either.
+//!
+//! Kubernetes' types bring schemas along, but without what only an API server needs: how lists and maps merge, and that
+//! a quantity may be a number. Texts are left out: they would be nine tenths of a definition, and `kubectl explain pod`
+//! has them.
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde_json::{Map, Value, json};
+
+/// Lists in a Pod that are replaced whole, by the names of their fields.
+const ATOMIC_LISTS: [&str; 16] = [
+    "add",
+    "drop",
+    "matchExpressions",
+    "matchFields",
+    "matchLabelKeys",
+    "mismatchLabelKeys",
+    "nameservers",
+    "namespaces",
+    "nodeSelectorTerms",
+    "options",
+    "preferredDuringSchedulingIgnoredDuringExecution",
+    "requiredDuringSchedulingIgnoredDuringExecution",
+    "searches",
+    "supplementalGroups",
+    "sysctls",
+    "values",
+];
+/// Objects in a Pod that are replaced whole.
+const ATOMIC_MAPS: [&str; 5] =
+    ["labelSelector", "namespaceSelector", "nodeSelectorTerms[]", "preference", "requiredDuringSchedulingIgnoredDuringExecution"];
+/// What a quantity looks like, as in Kubernetes' own definitions.
+const QUANTITY: &str = r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$";
+
+/// One of Kubernetes' own types.
+pub(super) fn part<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
+    let mut schema = T::json_schema(generator);
+    if let Some(schema) = schema.as_object_mut() {
+        complete("", schema);
+    }
+    schema
+}
+
+/// A list of one of Kubernetes' own types.
+pub(super) fn parts<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "array", "items": part::<T>(generator)})
+}
+
+/// Completes the schema of a field of that name, or of what is in a list or map of that name and `[]`.
+fn complete(name: &str, schema: &mut Map<String, Value>) {
+    schema.remove("description");
+    if schema.get("x-kubernetes-int-or-string").is_some() {
+        schema.insert("pattern".into(), QUANTITY.into());
+    }
+    match schema.get("type").and_then(Value::as_str) {
+        Some("array") if ATOMIC_LISTS.contains(&name) => {
+            schema.insert("x-kubernetes-list-type".into(), "atomic".into());
+        }
+        Some("array") if name == "claims" => {
+            schema.insert("x-kubernetes-list-type".into(), "map".into());
+            schema.insert("x-kubernetes-list-map-keys".into(), json!(["name"]));
+        }
+        Some("object") if ATOMIC_MAPS.contains(&name) => {
+            schema.insert("x-kubernetes-map-type".into(), "atomic".into());
+        }
+        _ => {}
+    }
+    for inside in ["items", "additionalProperties"] {
+        if let Some(schema) = schema.get_mut(inside).and_then(Value::as_object_mut) {
+            complete(&format!("{name}[]"), schema);
+        }
+    }
+    for (name, property) in schema.get_mut("properties").and_then(Value::as_object_mut).into_iter().flatten() {
+        if let Some(schema) = property.as_object_mut() {
+            complete(name, schema);
+        }
+    }
+}
+
+/// Names of Secrets that hold credentials of image registries.
+pub(super) fn pull_secrets(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "array", "items": {
+        "type": "object",
+        "properties": {"name": {"type": "string", "default": ""}},
+        "x-kubernetes-map-type": "atomic",
+    }})
+}
+
+/// Labels by name. What their names may be is beyond a pattern.
+pub(super) fn labels(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "object", "additionalProperties": {
+        "type": "string",
+        "maxLength": 63,
+        "pattern": "^(([a-zA-Z0-9][-._a-zA-Z0-9]*)?[a-zA-Z0-9])?$",
+    }})
+}
+
+/// A whole number, however large.
+pub(super) fn integer(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "integer"})
+}
+
+/// Conditions by type.
+pub(super) fn conditions(_: &mut SchemaGenerator) -> Schema {
+    let kind = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])$";
+    json_schema!({
+        "type": "array",
+        "x-kubernetes-list-type": "map",
+        "x-kubernetes-list-map-keys": ["type"],
+        "items": {
+            "type": "object",
+            "required": ["lastTransitionTime", "message", "reason", "status", "type"],
+            "properties": {
+                "lastTransitionTime": {
+                    "description": "Since when the status is what it is.",
+                    "type": "string",
+                    "format": "date-time",
+                },
+                "message": {"description": "Why, and what to do, in a sentence.", "type": "string", "maxLength": 32768},
+                "observedGeneration": {
+                    "description": "The metadata.generation that it judges.",
+                    "type": "integer",
+                    "format": "int64",
+                    "minimum": 0,
+                },
+                "reason": {
+                    "description": "Why, in a word.",
+                    "type": "string",
+                    "minLength": 1,
+                    "maxLength": 1024,
+                    "pattern": "^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$",
+                },
+                "status": {"description": "Whether it holds.", "type": "string", "enum": ["True", "False", "Unknown"]},
+                "type": {"description": "What it is about.", "type": "string", "maxLength": 316, "pattern": kind},
+            },
+        },
+    })
+}
