@@ -6,6 +6,10 @@
 mod cluster;
 #[path = "kube/configs.rs"]
 mod configs;
+#[path = "support/definitions.rs"]
+mod definitions;
+#[path = "kube/kinds.rs"]
+mod kinds;
 #[path = "kube/scripted.rs"]
 mod scripted;
 #[path = "kube/state.rs"]

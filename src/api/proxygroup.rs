@@ -213,3 +213,39 @@ pub struct TailnetDevice {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub static_endpoints: Vec<String>,
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_a_later_version_has_is_read_and_kept() {
+        let later = json!({"type": "sidecar", "kubeAPIServer": {"mode": "half"}, "tailyard": {"firewall": "bpf"}});
+        let spec: ProxyGroupSpec = serde_json::from_value(later.clone()).expect("a spec");
+        assert_eq!(spec.type_, ProxyGroupType::Other("sidecar".into()));
+        assert_eq!(serde_json::to_value(spec).expect("JSON"), later);
+    }
+
+    #[test]
+    fn every_name_of_the_definition_is_known() {
+        let definition = serde_json::to_value(crate::api::crd::definitions()).expect("JSON");
+        let names = |field: &str| {
+            let place = format!("/1/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/{field}/enum");
+            definition.pointer(&place).and_then(|names| names.as_array().cloned()).expect("an enum")
+        };
+        for name in names("type") {
+            let known: ProxyGroupType = serde_json::from_value(name.clone()).expect("a type");
+            assert!(!matches!(known, ProxyGroupType::Other(_)), "{name}");
+        }
+        for name in names("kubeAPIServer/properties/mode") {
+            let known: ApiServerMode = serde_json::from_value(name.clone()).expect("a mode");
+            assert!(!matches!(known, ApiServerMode::Other(_)), "{name}");
+        }
+        for name in names("tailyard/properties/firewall") {
+            let known: Firewall = serde_json::from_value(name.clone()).expect("a firewall");
+            assert!(!matches!(known, Firewall::Other(_)), "{name}");
+        }
+    }
+}

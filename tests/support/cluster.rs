@@ -203,7 +203,8 @@ impl Cluster {
         path
     }
 
-    fn admin(&self) -> kube::Client {
+    /// The administrator's client.
+    pub(crate) fn admin(&self) -> kube::Client {
         self.admin.clone().expect("a started cluster")
     }
 
