@@ -3,5 +3,6 @@
 pub mod admin;
 pub mod memory;
 pub mod metrics;
+pub mod queue;
 pub mod tasks;
 pub mod telemetry;
