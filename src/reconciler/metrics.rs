@@ -121,6 +121,12 @@ impl Metrics {
     pub fn descriptions(&self) -> &[Description] {
         self.registry.descriptions()
     }
+
+    /// The table of all families as docs/metrics.md has it.
+    #[must_use]
+    pub fn table(&self) -> String {
+        Description::table(self.descriptions())
+    }
 }
 
 /// Counts above 2^53 lose their last digits, which nobody has.

@@ -119,10 +119,11 @@ fn others_who_write_all_the_time_do_not_keep_a_service_from_being_served() {
         let api = stage.users();
         stage.service("s", "g").await;
         let storm = async {
+            let mut pace = tokio::time::interval(std::time::Duration::from_millis(20));
             loop {
+                pace.tick().await;
                 let patch = Patch::Merge(json!({"metadata": {"annotations": {"storm": fastrand::u64(..).to_string()}}}));
                 api.patch("s", &PatchParams::default(), &patch).await.expect("changed");
-                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
             }
         };
         tokio::select! {
