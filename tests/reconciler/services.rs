@@ -1,12 +1,13 @@
 //! Users' Services: served, moved, and let go in whatever order things are deleted.
 
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
+use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
 use tailyard::api::proxygroup::ProxyGroup;
 
 use crate::cluster::eventually;
-use crate::stage::{Running, Stage, stage};
+use crate::stage::{Running, Stage, USERS, stage};
 
 /// A group with two replicas in the tailnet.
 async fn ready(stage: &Stage, group: &str) {
@@ -130,5 +131,18 @@ fn others_who_write_all_the_time_do_not_keep_a_service_from_being_served() {
             () = stage.served("s", "g", 2) => {}
             () = storm => {}
         }
+    });
+}
+
+#[test]
+fn roles_in_the_watched_namespaces_are_enough() {
+    stage(async |stage| {
+        let bindings = stage.all::<ClusterRoleBinding>();
+        stage.delete(&bindings, "tailyard-reconciler-services").await;
+        stage.grant("watched.yaml", USERS).await;
+        let _running = stage.reconciler_with("one", 9100, &["--watch-namespaces", USERS]);
+        ready(&stage, "g").await;
+        stage.service("s", "g").await;
+        stage.served("s", "g", 2).await;
     });
 }

@@ -11,12 +11,10 @@ use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, Service};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::{ByteString, NamespaceResourceScope};
 use kube::api::{Api, DeleteParams, Patch, PatchParams};
-use kube::{Client, CustomResourceExt, Resource, ResourceExt};
+use kube::{Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use tailyard::api::proxyclass::ProxyClass;
 use tailyard::api::proxygroup::ProxyGroup;
-use tailyard::api::tailnet::Tailnet;
 use tempfile::TempDir;
 
 use crate::cluster::{Cluster, NAMESPACE, cluster, eventually};
@@ -45,12 +43,11 @@ pub(crate) fn stage(test: impl AsyncFnOnce(Stage) + Send) {
     cluster(async |cluster| {
         let client = cluster.admin();
         let stage = Stage { hosted: Hosted::start().await, client, cluster, place: TempDir::new().expect("a directory") };
-        for definition in [ProxyGroup::crd(), ProxyClass::crd(), Tailnet::crd()] {
-            stage.define(definition).await;
+        for kind in ["proxygroups", "proxyclasses", "tailnets"] {
+            stage.define(&format!("{kind}.tailscale.com"), &format!("config/crd/tailscale.com_{kind}.yaml")).await;
         }
-        for file in ["cluster.yaml", "namespace.yaml"] {
-            stage.grant(file).await;
-        }
+        stage.grant("cluster.yaml", "").await;
+        stage.grant("namespace.yaml", "").await;
         for (file, text) in [("id", CLIENT.0), ("secret", CLIENT.1)] {
             fs::write(stage.place.path().join(file), text).expect("written");
         }
@@ -59,39 +56,48 @@ pub(crate) fn stage(test: impl AsyncFnOnce(Stage) + Send) {
 }
 
 impl Stage {
-    async fn define(&self, definition: CustomResourceDefinition) {
+    /// Applies a file of the repository as it is.
+    async fn file(&self, url: &str, text: &str) {
+        let request = hyper::Request::patch(format!("{url}?fieldManager=test")).header("Content-Type", "application/apply-patch+yaml");
+        self.client.request_text(request.body(text.as_bytes().to_vec()).expect("a request")).await.expect("applied");
+    }
+
+    async fn define(&self, name: &str, path: &str) {
+        let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).expect("a definition");
+        self.file(&format!("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}"), &text).await;
         let api: Api<CustomResourceDefinition> = Api::all(self.client.clone());
-        let name = definition.name_any();
-        api.patch(&name, &PatchParams::apply("test"), &Patch::Apply(&definition)).await.expect("a definition");
         let established = async || {
-            let status = api.get(&name).await.ok().and_then(|definition| definition.status);
+            let status = api.get(name).await.ok().and_then(|definition| definition.status);
             let conditions = status.and_then(|status| status.conditions).unwrap_or_default();
             conditions.iter().any(|condition| condition.type_ == "Established" && condition.status == "True")
         };
         eventually("the definition is established", established, |established| *established).await;
     }
 
-    /// Applies a file of config/rbac as it is, but for the namespace.
-    async fn grant(&self, file: &str) {
+    /// Applies a file of config/rbac as it is, but for the namespaces: the reconciler's own, and one that is watched.
+    pub(crate) async fn grant(&self, file: &str, watched: &str) {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("config/rbac").join(file);
         let text = fs::read_to_string(path).expect("rights").replace("namespace: tailscale", &format!("namespace: {NAMESPACE}"));
+        let text = text.replace("namespace: watched", &format!("namespace: {watched}"));
         for document in text.split("\n---\n") {
             let value = |key: &str| {
                 let line = document.lines().find_map(|line| line.trim_start().strip_prefix(key)).expect("a line");
                 line.trim().to_owned()
             };
             let (kind, name) = (value("kind:"), value("name:"));
-            let space = if kind.starts_with("Cluster") { String::new() } else { format!("namespaces/{NAMESPACE}/") };
+            let space = if kind.starts_with("Cluster") { String::new() } else { format!("namespaces/{}/", value("namespace:")) };
             let plural = format!("{}s", kind.to_lowercase());
-            let url = format!("/apis/rbac.authorization.k8s.io/v1/{space}{plural}/{name}?fieldManager=test");
-            let request = hyper::Request::patch(url).header("Content-Type", "application/apply-patch+yaml");
-            let request = request.body(document.as_bytes().to_vec()).expect("a request");
-            self.client.request_text(request).await.expect("granted");
+            self.file(&format!("/apis/rbac.authorization.k8s.io/v1/{space}{plural}/{name}"), document).await;
         }
     }
 
     /// Starts a reconciler.
     pub(crate) fn reconciler(&self, name: &str, port: u16) -> Running {
+        self.reconciler_with(name, port, &[])
+    }
+
+    /// Starts a reconciler with more arguments.
+    pub(crate) fn reconciler_with(&self, name: &str, port: u16, arguments: &[&str]) -> Running {
         let log = self.place.path().join(format!("{name}.log"));
         let file = File::options().create(true).append(true).open(&log).expect("a log");
         let path = |name: &str| self.place.path().join(name);
@@ -104,6 +110,7 @@ impl Stage {
             .arg(path("id"))
             .arg("--client-secret-file")
             .arg(path("secret"))
+            .args(arguments)
             .env("POD_NAME", name)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
