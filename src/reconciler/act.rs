@@ -17,9 +17,11 @@ use tokio::time::Instant;
 use super::control::{Controls, Denied};
 use super::stores::Stores;
 use super::world::Role;
+use crate::api::condition::PROXY_GROUP_READY;
 use crate::api::names::FINALIZER;
 use crate::edge::control::AuthKey;
 use crate::edge::kube::{About, Events, KubeError, Part, Resource, Told, Writes};
+use crate::model::conditions::{self, Status, Wanted};
 use crate::model::group::{ControlAction, Delete, GroupUpdate, Notice, Observed, Pass, ServiceUpdate, Subject};
 use crate::model::objects::{Manifest, ObjectRef, applied};
 
@@ -118,6 +120,21 @@ impl Actor {
         self.group_status(observed, &update).await?;
         self.tell(observed, pass.events).await;
         denied.map_or(Ok(Acted::Done), |denied| Err(denied.into()))
+    }
+
+    /// Has a group say that the API refuses something of it. Nothing is written if it says so already.
+    pub async fn refused(&self, observed: &Observed, why: &str) -> Result<(), KubeError> {
+        let Some(group) = &observed.group else { return Ok(()) };
+        let mut status = group.status.clone().unwrap_or_default();
+        let generation = group.metadata.generation.unwrap_or_default();
+        let (reason, message) = ("ProxyGroupCreationFailed", why.to_owned());
+        let wanted = Wanted { kind: PROXY_GROUP_READY, status: Status::False, reason, message: message.clone(), generation };
+        if !conditions::set(&mut status.conditions, &wanted, observed.now) {
+            return Ok(());
+        }
+        self.group_status(observed, &GroupUpdate { status: Some(status), ..GroupUpdate::default() }).await?;
+        self.tell(observed, vec![Notice { subject: Subject::Group, warning: true, reason, message }]).await;
+        Ok(())
     }
 
     /// Tells an Event about an object. A failure is logged.

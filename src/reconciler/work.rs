@@ -79,8 +79,16 @@ impl Worker {
         };
         let pass = group::pass(&observed);
         let again = pass.again;
-        if self.actor.carry_out(&observed, pass).await? == Acted::Surprised {
-            return Ok(Ended::Again(SURPRISE));
+        match self.actor.carry_out(&observed, pass).await {
+            Ok(Acted::Done) => {}
+            Ok(Acted::Surprised) => return Ok(Ended::Again(SURPRISE)),
+            Err(error) => {
+                // What the API refuses it will refuse again: somebody has to be told.
+                if matches!(error.kind(), "Invalid" | "Forbidden") {
+                    self.actor.refused(&observed, &error.to_string()).await?;
+                }
+                return Err(error);
+            }
         }
         let contested = contested.then_some(IN_THE_WAY);
         let soonest = again.into_iter().chain(contested).min();

@@ -147,6 +147,7 @@ impl Cluster {
             format!("--bind-address={ADDRESS}"),
             "--secure-port=6443".into(),
             "--endpoint-reconciler-type=none".into(),
+            "--allow-privileged=true".into(),
             format!("--cert-dir={}", path("certs")),
             format!("--token-auth-file={}", path("tokens.csv")),
             "--authorization-mode=RBAC".into(),

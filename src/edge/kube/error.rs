@@ -220,7 +220,7 @@ fn advice(call: &Call, fault: &Fault) -> String {
         "Forbidden" => format!("; add the rule {} to the Role of the Pod's ServiceAccount", call.rule()),
         "Unauthorized" => "; the Pod's token is not valid (any more), see its ServiceAccount".to_owned(),
         "NotFound" => format!("; {} {}/{} must exist", call.kind, call.namespace, call.name),
-        "Invalid" => "; it may be too large: an object holds at most 1 MiB".to_owned(),
+        "Invalid" if matches!(fault, Fault::Refused { code: 413, .. }) => "; an object holds at most 1 MiB".to_owned(),
         "Unreachable" | "Timeout" => "; what is forwarded does not depend on it".to_owned(),
         _ => String::new(),
     }
