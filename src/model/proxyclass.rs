@@ -102,7 +102,10 @@ fn faults(spec: &ProxyClassSpec, others: &[Arc<ProxyClass>], service_monitors: b
     }
     let monitor = spec.metrics.as_ref().and_then(|metrics| metrics.service_monitor.as_ref());
     if monitor.is_some_and(|monitor| monitor.enable) && !service_monitors {
-        faults.push("spec.metrics.serviceMonitor is enabled but the cluster has no ServiceMonitor: install its definition (Prometheus operator)".to_owned());
+        faults.push(
+            "spec.metrics.serviceMonitor is enabled but the cluster has no ServiceMonitor: install its definition (Prometheus operator)"
+                .to_owned(),
+        );
     }
     if let Some(node_port) = spec.static_endpoints.as_ref().map(|endpoints| &endpoints.node_port) {
         faults.extend(ranges(node_port, others));
@@ -112,7 +115,8 @@ fn faults(spec: &ProxyClassSpec, others: &[Arc<ProxyClass>], service_monitors: b
 
 fn keys(place: &str, map: &BTreeMap<String, String>, are_labels: bool) -> Vec<String> {
     let bad_key = map.keys().filter(|key| !is_key(key)).map(|key| format!("{place}: {key:?} is no valid key"));
-    let bad_value = map.values().filter(|value| are_labels && !is_label(value)).map(|value| format!("{place}: {value:?} is no valid label value"));
+    let bad_value =
+        map.values().filter(|value| are_labels && !is_label(value)).map(|value| format!("{place}: {value:?} is no valid label value"));
     bad_key.chain(bad_value).collect()
 }
 
@@ -142,10 +146,12 @@ fn is_image(image: &str) -> bool {
     let slash = rest.rfind('/').map_or(0, |at| at + 1);
     let (path, tag) = rest[slash..].split_once(':').map_or((rest, None), |(name, tag)| (&rest[..slash + name.len()], Some(tag)));
     let tag_ok = |tag: &str| !tag.is_empty() && tag.len() <= 128 && tag.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c));
-    let digest_ok = |digest: &str| digest.split_once(':').is_some_and(|(_, hex)| hex.len() >= 32 && hex.chars().all(|c| c.is_ascii_hexdigit()));
+    let digest_ok =
+        |digest: &str| digest.split_once(':').is_some_and(|(_, hex)| hex.len() >= 32 && hex.chars().all(|c| c.is_ascii_hexdigit()));
     let part_ok = |(at, part): (usize, &str)| {
         let host = at == 0 && path.contains('/');
-        let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-".contains(c) || host && (c.is_ascii_uppercase() || c == ':');
+        let inner =
+            |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-".contains(c) || host && (c.is_ascii_uppercase() || c == ':');
         !part.is_empty() && part.chars().all(inner) && part.starts_with(|c: char| c.is_ascii_alphanumeric())
     };
     path.split('/').enumerate().all(part_ok) && tag.is_none_or(tag_ok) && digest.is_none_or(digest_ok)
@@ -168,7 +174,9 @@ fn ranges(own: &NodePorts, others: &[Arc<ProxyClass>]) -> Vec<String> {
         let theirs = other.spec.static_endpoints.as_ref().map(|endpoints| spans(&endpoints.node_port)).unwrap_or_default();
         let name = other.metadata.name.as_deref().unwrap_or_default();
         let clash = mine.iter().filter(|(from, to)| theirs.iter().any(|(start, end)| from <= end && start <= to));
-        faults.extend(clash.map(|(from, to)| format!("spec.staticEndpoints.nodePort.ports {from}-{to} overlaps a range of ProxyClass {name}")));
+        faults.extend(
+            clash.map(|(from, to)| format!("spec.staticEndpoints.nodePort.ports {from}-{to} overlaps a range of ProxyClass {name}")),
+        );
     }
     faults
 }

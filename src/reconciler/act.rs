@@ -99,7 +99,8 @@ impl Actor {
     /// Carries out a pass over what was observed.
     pub async fn carry_out(&self, observed: &Observed, pass: Pass) -> Result<Acted, ActError> {
         let update = pass.group.unwrap_or_default();
-        let (added, dropped) = update.finalizers.as_ref().map_or((None, None), |all| if held(all) { (Some(all), None) } else { (None, Some(all)) });
+        let (added, dropped) =
+            update.finalizers.as_ref().map_or((None, None), |all| if held(all) { (Some(all), None) } else { (None, Some(all)) });
         if let Some(finalizers) = added {
             self.group_finalizers(observed, finalizers).await?;
         }
@@ -269,9 +270,7 @@ impl Actor {
                 ControlAction::DeleteDevice { id, then, .. } => {
                     self.with_record(self.controls.delete_device(tailnet, &id).await, then).await?
                 }
-                ControlAction::RevokeKey { id, then, .. } => {
-                    self.with_record(self.controls.revoke_key(tailnet, &id).await, then).await?
-                }
+                ControlAction::RevokeKey { id, then, .. } => self.with_record(self.controls.revoke_key(tailnet, &id).await, then).await?,
                 ControlAction::MintKey { ordinal, tags, draft, reissue } => {
                     let note = format!("tailyard {}-{ordinal}", observed.name);
                     let limit = reissue.then_some((observed.name.as_str(), replicas));

@@ -43,14 +43,7 @@ pub(super) async fn finalize(worker: &Worker, resource: Resource, role: Role, na
 }
 
 /// Changes a cluster-wide object. One that is gone needs nothing any more.
-pub(super) async fn write(
-    worker: &Worker,
-    resource: Resource,
-    role: Role,
-    name: &str,
-    part: Part,
-    patch: &Value,
-) -> Result<(), KubeError> {
+pub(super) async fn write(worker: &Worker, resource: Resource, role: Role, name: &str, part: Part, patch: &Value) -> Result<(), KubeError> {
     match worker.actor.writes().merge(resource, "", name, part, patch).await {
         Ok(value) => worker.stores.assume(role, value),
         Err(error) if error.kind() == "NotFound" => {}

@@ -29,7 +29,9 @@ pub enum Denied {
     #[error(transparent)]
     Refused(#[from] ControlError),
     /// The group's replicas ask for new keys faster than they can have failed.
-    #[error("group {group} asked for too many new auth keys; the next is made in {wait:?} (see the replicas' logs for why their login fails)")]
+    #[error(
+        "group {group} asked for too many new auth keys; the next is made in {wait:?} (see the replicas' logs for why their login fails)"
+    )]
     TooOften {
         /// The group.
         group: String,
@@ -86,7 +88,9 @@ impl Controls {
 
     /// The client for these settings: the one that there is if `mark` is the same.
     pub fn client(&self, tailnet: Option<&str>, mark: &str, settings: ControlSettings) -> Result<Control, ControlError> {
-        if let Some(client) = self.planes().get(&tailnet.map(str::to_owned)).filter(|plane| plane.mark == mark).and_then(|plane| plane.client.clone()) {
+        if let Some(client) =
+            self.planes().get(&tailnet.map(str::to_owned)).filter(|plane| plane.mark == mark).and_then(|plane| plane.client.clone())
+        {
             return Ok(client);
         }
         Control::new(settings)

@@ -68,9 +68,7 @@ fn routes(sources: &Arc<Sources>) -> Routes {
         .with("/healthz", |_| async { text(StatusCode::OK, "ok\n") })
         .with("/readyz", move |_| {
             let missing = ready.missing();
-            async move {
-                if missing.is_empty() { text(StatusCode::OK, "ok\n") } else { text(StatusCode::SERVICE_UNAVAILABLE, missing) }
-            }
+            async move { if missing.is_empty() { text(StatusCode::OK, "ok\n") } else { text(StatusCode::SERVICE_UNAVAILABLE, missing) } }
         })
         .with("/metrics", move |_| {
             let page = scraped.metrics.page(&scraped.snapshot());

@@ -57,14 +57,22 @@ impl Metrics {
         Ok(Self {
             reconciles: r.counter("tailyard_reconcile_total", "Looks at an object and what belongs to it", ["kind", "outcome"])?,
             seconds: r.histogram("tailyard_reconcile_seconds", "How long a look took, writes included", ["kind"], &SECONDS)?,
-            errors: r.counter("tailyard_reconcile_errors_total", "Looks that failed and are made again, by the kind of the fault", ["kind", "error"])?,
+            errors: r.counter(
+                "tailyard_reconcile_errors_total",
+                "Looks that failed and are made again, by the kind of the fault",
+                ["kind", "error"],
+            )?,
             requests: r.counter(
                 "tailyard_api_requests_total",
                 "Requests to the API server but for watches and the Lease",
                 ["verb", "kind", "outcome"],
             )?,
             writes: r.counter("tailyard_api_writes_total", "Requests that changed an object", ["verb", "kind"])?,
-            watch_faults: r.counter("tailyard_watch_faults_total", "Watches of the API server that broke or could not be had", ["kind", "error"])?,
+            watch_faults: r.counter(
+                "tailyard_watch_faults_total",
+                "Watches of the API server that broke or could not be had",
+                ["kind", "error"],
+            )?,
             leader: r.sampled("tailyard_leader", Kind::Gauge, "1 if this process is the one that writes", []),
             synced: r.sampled("tailyard_stores_synced", Kind::Gauge, "1 once everything was listed; before that nothing is written", []),
             depth: r.sampled("tailyard_queue_depth", Kind::Gauge, "Keys by where they are: ready, waiting, running, failing", ["state"]),

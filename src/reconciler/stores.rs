@@ -179,7 +179,9 @@ impl Stores {
         if kind == "ServiceMonitor" {
             tracing::info!("{kind} of {api_version} is not installed: no ServiceMonitors are made");
         } else {
-            tracing::warn!("{kind} of {api_version} is not installed: install the definitions (tailyard crd | kubectl apply --server-side -f -)");
+            tracing::warn!(
+                "{kind} of {api_version} is not installed: install the definitions (tailyard crd | kubectl apply --server-side -f -)"
+            );
         }
     }
 }

@@ -154,7 +154,8 @@ async fn attempt(
         }
     };
     let url = tailnet::url(tailnet).to_owned();
-    let settings = ControlSettings { url: url.clone(), credentials, ca: worker.tailnets.ca.clone(), rate: Rate::DEFAULT, deadline: DEADLINE };
+    let settings =
+        ControlSettings { url: url.clone(), credentials, ca: worker.tailnets.ca.clone(), rate: Rate::DEFAULT, deadline: DEADLINE };
     let client: Control = match worker.controls.client(Some(name), mark, settings) {
         Ok(client) => client,
         Err(error) => return Ok(Verdict::Refused(error.to_string())),

@@ -141,9 +141,11 @@ fn what_is_somebody_elses_is_not_overwritten() {
         let held = api.get("g").await.expect("there");
         assert_eq!((held.labels().len(), held.owner_references().len()), (1, 0), "{held:?}");
         stage.delete(&api, "g").await;
-        eventually("with the way free it is made", async || stage.objects("g").await, |objects| {
-            objects.contains(&"ServiceAccount g".to_owned())
-        })
+        eventually(
+            "with the way free it is made",
+            async || stage.objects("g").await,
+            |objects| objects.contains(&"ServiceAccount g".to_owned()),
+        )
         .await;
     });
 }
@@ -152,9 +154,7 @@ fn what_is_somebody_elses_is_not_overwritten() {
 fn classes_and_tailnets_are_judged() {
     stage(async |stage| {
         let _running = stage.reconciler("one", 9100);
-        let class = |labels: serde_json::Value| {
-            json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyClass", "metadata": {"name": "c"}, "spec": {"statefulSet": {"labels": labels}}})
-        };
+        let class = |labels: serde_json::Value| json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyClass", "metadata": {"name": "c"}, "spec": {"statefulSet": {"labels": labels}}});
         let apply = PatchParams::apply("user").force();
         let classes = stage.all::<ProxyClass>();
         classes.patch("c", &apply, &Patch::Apply(class(json!({"-bad": "x"})))).await.expect("made");

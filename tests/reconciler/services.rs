@@ -46,7 +46,8 @@ fn a_service_is_pointed_at_its_child_when_every_replica_holds_it() {
         let child = stage.child("s").await.remove(0).0;
         assert_eq!(external_name(&stage, "s").await, format!("{child}.ts.svc.cluster.local"));
         stage.delete(&stage.here::<Service>(), &child).await;
-        eventually("a child that was deleted is back", async || stage.child("s").await, |found| found.len() == 1 && found[0].0 == child).await;
+        eventually("a child that was deleted is back", async || stage.child("s").await, |found| found.len() == 1 && found[0].0 == child)
+            .await;
     });
 }
 

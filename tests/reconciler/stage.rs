@@ -136,7 +136,9 @@ impl Stage {
     where
         K: Clone + DeserializeOwned + Debug,
     {
-        let done = async || api.patch(name, &PatchParams::apply("user").force(), &Patch::Apply(&object)).await.map(drop).map_err(|e| e.to_string());
+        let done = async || {
+            api.patch(name, &PatchParams::apply("user").force(), &Patch::Apply(&object)).await.map(drop).map_err(|e| e.to_string())
+        };
         eventually("the user's object is taken", done, Result::is_ok).await.expect("it holds");
     }
 

@@ -80,9 +80,8 @@ impl Cluster {
         let key = Command::new("openssl").args(["genrsa", "-out"]).arg(path("sa.key")).arg("2048").stderr(Stdio::null()).status();
         assert!(key.expect("openssl").success());
         let accounts = "system:serviceaccounts,system:authenticated";
-        let tokens = format!(
-            "admin-token,admin,1,\"system:masters\"\npod-token,pod,2,\"pods\"\nreconciler-token,{RECONCILER},3,\"{accounts}\"\n"
-        );
+        let tokens =
+            format!("admin-token,admin,1,\"system:masters\"\npod-token,pod,2,\"pods\"\nreconciler-token,{RECONCILER},3,\"{accounts}\"\n");
         fs::write(path("tokens.csv"), tokens).expect("tokens");
         let policy = json!({"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"],
             "rules": [{"level": "Metadata", "users": ["pod", RECONCILER]}, {"level": "None"}]});

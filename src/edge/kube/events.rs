@@ -116,11 +116,8 @@ impl Events {
             ..ObjectReference::default()
         };
         let namespace = given(namespace).unwrap_or_else(|| CLUSTER_SCOPED.to_owned());
-        let metadata = ObjectMeta {
-            name: Some(format!("{name}.{:x}", now.as_nanosecond())),
-            namespace: Some(namespace),
-            ..ObjectMeta::default()
-        };
+        let metadata =
+            ObjectMeta { name: Some(format!("{name}.{:x}", now.as_nanosecond())), namespace: Some(namespace), ..ObjectMeta::default() };
         Object {
             metadata,
             action: Some("Reconcile".to_owned()),

@@ -17,8 +17,16 @@ fn message(class: &ProxyClass, others: &[Arc<ProxyClass>]) -> String {
 #[test]
 fn a_valid_class_is_ready_and_is_told_so_once() {
     let mut class = class(json!({"statefulSet": {"labels": {"a.b/c": "d"}, "pod": {"tailscaleContainer": {"image": "r.io:5000/A/b:1"}}}}));
-    class.spec.stateful_set.as_mut().and_then(|set| set.pod.as_mut()).expect("a pod").tailscale_container.as_mut().expect("a container").image =
-        Some("r.io:5000/a/b:1".into());
+    class
+        .spec
+        .stateful_set
+        .as_mut()
+        .and_then(|set| set.pod.as_mut())
+        .expect("a pod")
+        .tailscale_container
+        .as_mut()
+        .expect("a container")
+        .image = Some("r.io:5000/a/b:1".into());
     assert!(!is_ready(&class));
     class.status = judge(&class, &[], &[], false, Timestamp::UNIX_EPOCH).status;
     assert!(is_ready(&class), "{:?}", class.status);
@@ -37,7 +45,10 @@ fn each_fault_has_its_sentence() {
         (json!({"statefulSet": {"pod": {"tailscaleInitContainer": {"debug": {"enable": true}}}}}), "no meaning for an init container"),
         (json!({"metrics": {"enable": true, "serviceMonitor": {"enable": true}}}), "no ServiceMonitor"),
         (json!({"staticEndpoints": {"nodePort": {"ports": [{"port": 100, "endPort": 90}]}}}), "no range of ports"),
-        (json!({"staticEndpoints": {"nodePort": {"ports": [{"port": 100, "endPort": 120}, {"port": 110}]}}}), "another range of this class"),
+        (
+            json!({"staticEndpoints": {"nodePort": {"ports": [{"port": 100, "endPort": 120}, {"port": 110}]}}}),
+            "another range of this class",
+        ),
     ];
     for (spec, expected) in cases {
         let message = message(&class(spec.clone()), &[]);
@@ -72,7 +83,8 @@ fn a_class_in_use_stays_until_it_is_not() {
 
 #[test]
 fn variables_of_our_own_are_warned_of() {
-    let spec = json!({"statefulSet": {"pod": {"tailscaleContainer": {"env": [{"name": "TS_USERSPACE", "value": "true"}, {"name": "HOME"}]}}}});
+    let spec =
+        json!({"statefulSet": {"pod": {"tailscaleContainer": {"env": [{"name": "TS_USERSPACE", "value": "true"}, {"name": "HOME"}]}}}});
     let warnings = judge(&class(spec), &[], &[], false, Timestamp::UNIX_EPOCH).warnings;
     assert_eq!(warnings.iter().map(|(reason, _)| *reason).collect::<Vec<_>>(), ["CustomTSEnvVar"]);
 }

@@ -297,7 +297,10 @@ mod tests {
     fn each_control_plane_has_its_credentials() {
         let headscale = [("OPERATOR_LOGIN_SERVER", "https://hs.example.com/"), ("TAILYARD_HEADSCALE_KEY_FILE", "/key")];
         let control = read(&headscale).expect("settings").control;
-        assert_eq!((control.url.as_str(), control.credentials), ("https://hs.example.com", Some(Credentials::Headscale { key: "/key".into() })));
+        assert_eq!(
+            (control.url.as_str(), control.credentials),
+            ("https://hs.example.com", Some(Credentials::Headscale { key: "/key".into() }))
+        );
         let identity = read(&[("CLIENT_ID", "abc")]).expect("settings").control.credentials;
         assert_eq!(identity, Some(Credentials::Identity { id: "abc".into(), token: Reconciler::IDENTITY_TOKEN.into() }));
         assert_eq!(read(&[]).expect("settings").control.credentials, None, "each group may name a Tailnet");

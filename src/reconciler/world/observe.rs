@@ -32,7 +32,11 @@ impl World {
             replicas: self.replicas(name),
             owned: self.owned(name),
             services: self.services(name),
-            nodes: if wants_nodes { self.typed(Role::Node, |typed| if let Typed::Node(node) = typed { Some(node) } else { None }) } else { Vec::new() },
+            nodes: if wants_nodes {
+                self.typed(Role::Node, |typed| if let Typed::Node(node) = typed { Some(node) } else { None })
+            } else {
+                Vec::new()
+            },
             node_ports: if wants_nodes { self.node_ports(name) } else { BTreeSet::new() },
         }
     }
@@ -118,7 +122,9 @@ impl World {
     fn owned(&self, group: &str) -> BTreeMap<ObjectRef, Arc<Value>> {
         let members = self.members.get(group).into_iter().flatten();
         let held = members.filter_map(|(role, id)| match role {
-            Role::Owned(kind) => Some((ObjectRef::new(*kind, &id.0, id.1.clone()), Arc::clone(&self.shelves.get(role)?.objects.get(id)?.value))),
+            Role::Owned(kind) => {
+                Some((ObjectRef::new(*kind, &id.0, id.1.clone()), Arc::clone(&self.shelves.get(role)?.objects.get(id)?.value)))
+            }
             _ => None,
         });
         let foreign = self.foreign.get(group).into_iter().flatten().map(|(object, (value, _))| (object.clone(), Arc::clone(value)));
