@@ -108,8 +108,8 @@ pub async fn run(settings: Settings) -> Result<(), ReconcilerError> {
     }
     drop(done);
     let candidate = Candidate::new(identity(&settings), Terms::RECONCILER);
-    let lease = Lease::new(cluster, LEASE, candidate);
-    tasks.run_forever("lease", lease.hold(leading_sender, finished(workers_done)));
+    let election = Lease::new(cluster, LEASE, candidate);
+    tasks.run_forever("lease", election.hold(leading_sender, finished(workers_done)));
     let stopper = tasks.stopper();
     tasks.run_forever("leave", async move {
         leave.requested().await;

@@ -132,7 +132,8 @@ impl Stores {
 
     /// What a delete of ours took away.
     pub fn deleted(&self, object: &ObjectRef, uid: Option<&str>) {
-        self.world().deleted(object, uid);
+        let keys = self.world().deleted(object, uid);
+        self.ask(keys);
     }
 
     /// What is in the way of a group and shown by no watch.

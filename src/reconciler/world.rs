@@ -147,10 +147,10 @@ impl World {
         missing.into_iter().flat_map(|id| self.drop_held(role, &id)).collect()
     }
 
-    /// An object was made or changed. Older news than what is held counts for nothing.
+    /// An object was made or changed. What is held already, or is older, counts for nothing.
     pub fn put(&mut self, role: Role, value: Value) -> BTreeSet<Key> {
         let (id, version) = (id(&value), version(&value));
-        if self.shelf(role).newer_than(&id, version) {
+        if self.shelf(role).holds(&id, version) {
             return BTreeSet::new();
         }
         let typed = typed(role, &value);
@@ -184,14 +184,15 @@ impl World {
     }
 
     /// We deleted an object that had this UID.
-    pub fn deleted(&mut self, object: &ObjectRef, uid: Option<&str>) {
+    pub fn deleted(&mut self, object: &ObjectRef, uid: Option<&str>) -> BTreeSet<Key> {
         let (role, id) = (Role::Owned(object.kind), (object.namespace.clone(), object.name.clone()));
         let same = |held: &Held| uid.is_none_or(|uid| held.value["metadata"]["uid"] == uid);
         // One with finalizers stays until they are dropped; its watch says when.
         let ends = |held: &Held| held.value["metadata"]["finalizers"].as_array().is_none_or(Vec::is_empty);
-        if self.shelf(role).objects.get(&id).is_some_and(|held| same(held) && ends(held)) {
-            self.drop_held(role, &id);
+        if !self.shelf(role).objects.get(&id).is_some_and(|held| same(held) && ends(held)) {
+            return BTreeSet::new();
         }
+        self.drop_held(role, &id)
     }
 
     /// An object that a group would make exists and is shown by no watch.

@@ -57,6 +57,11 @@ impl Shelf {
         self.objects.get(id).is_some_and(|held| held.version > version && held.version != u64::MAX)
     }
 
+    /// Whether what is held is this version, or newer.
+    pub(super) fn holds(&self, id: &Id, version: u64) -> bool {
+        self.objects.get(id).is_some_and(|held| held.version >= version && held.version != u64::MAX)
+    }
+
     /// Returns what was held.
     pub(super) fn put(&mut self, id: Id, held: Held) -> Option<Held> {
         self.objects.insert(id, held)

@@ -102,7 +102,7 @@ fn what_is_deleted_is_gone_unless_something_keeps_it() {
     let object = ObjectRef::new(Kind::Service, "ts", "c");
     world.deleted(&object, Some("another"));
     assert!(world.version(&object).is_some(), "another of that name was meant");
-    world.deleted(&object, Some("c"));
+    assert_eq!(groups_of(&world.deleted(&object, Some("c"))), ["g"], "what waited for its end goes on");
     assert!(world.version(&object).is_none());
     let mut kept = child("c", 9, "s", "g");
     kept["metadata"]["finalizers"] = json!(["f"]);
