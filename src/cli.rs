@@ -4,6 +4,7 @@ mod crd;
 mod demo;
 mod plan;
 pub mod proxy;
+pub mod reconciler;
 mod sysctl;
 
 use std::process::ExitCode;
@@ -22,6 +23,8 @@ struct Cli {
 enum Command {
     /// Forward the services of a ProxyGroup replica
     Proxy(Box<proxy::ProxyArgs>),
+    /// Keep everything that ProxyGroups need in a cluster
+    Reconciler(Box<reconciler::ReconcilerArgs>),
     /// Print, offline and without root, what a config turns into
     Plan(plan::Args),
     /// Switch packet forwarding on in this network namespace, and end: for an init container
@@ -39,6 +42,7 @@ enum Command {
 pub fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Proxy(args) => proxy::run(*args),
+        Command::Reconciler(args) => reconciler::run(*args),
         Command::Plan(args) => plan::run(&args, &mut std::io::stdout().lock()),
         Command::Sysctl => sysctl::run(&mut std::io::stdout().lock()),
         Command::Crd => crd::run(&mut std::io::stdout().lock()),

@@ -12,6 +12,7 @@
 //! | [`edge`] | IO: one outside world for each file | `api`, `model`, `runtime` (plumbing only); no other edge |
 //! | [`runtime`] | PLUMBING, domain-free | nothing of ours |
 //! | [`proxy`] | DATA PLANE tasks | `api`, `model`, `edge`, `runtime` |
+//! | [`reconciler`] | CONTROL PLANE tasks | `api`, `model`, `edge`, `runtime` |
 //! | [`demo`] | the proxy on one machine, under load | `api`, `model`, `edge`, `runtime` |
 //! | [`cli`] | dispatch and settings | everything |
 
@@ -21,4 +22,5 @@ pub mod demo;
 pub mod edge;
 pub mod model;
 pub mod proxy;
+pub mod reconciler;
 pub mod runtime;

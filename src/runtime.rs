@@ -4,5 +4,6 @@ pub mod admin;
 pub mod command;
 pub mod memory;
 pub mod metrics;
+pub mod queue;
 pub mod tasks;
 pub mod telemetry;

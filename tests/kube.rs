@@ -10,6 +10,8 @@ mod configs;
 mod definitions;
 #[path = "kube/kinds.rs"]
 mod kinds;
+#[path = "kube/lease.rs"]
+mod lease;
 #[path = "kube/scripted.rs"]
 mod scripted;
 #[path = "kube/state.rs"]

@@ -12,7 +12,7 @@ use crate::model::settings::{Flags, Settings};
 use crate::runtime::{memory, telemetry};
 
 /// The exit code for settings at fault (`EX_USAGE`).
-const SETTINGS: u8 = 64;
+pub(super) const SETTINGS: u8 = 64;
 
 /// Forward the services of a ProxyGroup replica.
 ///
@@ -117,7 +117,7 @@ pub(super) fn run(args: ProxyArgs) -> Result<ExitCode> {
 }
 
 /// The environment; what is not UTF-8 is none of ours.
-fn environment() -> BTreeMap<String, String> {
+pub(super) fn environment() -> BTreeMap<String, String> {
     std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))).collect()
 }
 

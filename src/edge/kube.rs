@@ -1,7 +1,8 @@
-//! The Kubernetes API, as far as a replica needs it: one `ConfigMap`, its own two Secrets, and what it may do with them.
+//! The Kubernetes API. A replica needs one `ConfigMap`, its own two Secrets, and what it may do with them; the reconciler
+//! follows whole kinds ([`Follow`]), and writes by one door ([`Writes`]) while it leads ([`Lease`]).
 //!
 //! Every call has a time limit and is made once: retrying is the caller's business. Nothing here decides what is in force
-//! or what is written, and no other Secret is ever named.
+//! or what is written, and a replica never names another's Secret.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,19 +16,31 @@ use kube::{Api, Client, Config};
 
 mod access;
 mod error;
+mod events;
+mod follow;
+mod lease;
+mod resource;
 mod secret;
 mod watch;
+mod writes;
 
 pub use access::Permissions;
 pub use error::{Call, Fault, KubeError, Verb};
+pub use events::{About, Events, Told};
+pub use follow::{Change, Follow};
+pub use lease::{Leading, Lease};
+pub use resource::Resource;
 pub use secret::StateSecret;
 pub use watch::Event;
+pub use writes::{Observer, Part, Writes};
 
 /// Where a Pod finds its namespace, its token and the API's certificate authority.
 pub const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// A connection, TLS included, takes no longer.
 const CONNECT: Duration = Duration::from_secs(5);
+/// A connection on which nothing is heard for so long is given up; longer than a watch that has nothing to tell lasts.
+const SILENCE: Duration = Duration::from_secs(75);
 /// A call that is no watch takes no longer.
 const CALL: Duration = Duration::from_secs(10);
 
@@ -83,10 +96,17 @@ impl Cluster {
         let mut config = config.map_err(|source| KubeError::config(path, source))?;
         config.root_cert_file = authority;
         config.connect_timeout = Some(CONNECT);
+        config.read_timeout = Some(SILENCE);
         config.default_retry = false;
         let namespace = config.default_namespace.clone();
         let client = Client::try_from(config).map_err(|source| KubeError::Client(Box::new(source)))?;
         Ok(Self { client, namespace })
+    }
+
+    /// The same cluster, another namespace.
+    #[must_use]
+    pub fn within(&self, namespace: &str) -> Self {
+        Self { client: self.client.clone(), namespace: namespace.to_owned() }
     }
 
     /// The namespace.

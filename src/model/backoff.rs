@@ -39,6 +39,12 @@ impl Backoff {
     /// A kernel or a firewall program that refuses the rules: quick at first, and never more than ten seconds.
     pub const KERNEL: Self = Self { min: Duration::from_millis(100), max: Duration::from_secs(10), jitter: 0.2, failures: 0 };
 
+    /// A watch of the Kubernetes API: quick at first, for a server that was replaced, and never more than 30 s.
+    pub const WATCH: Self = Self { min: Duration::from_millis(100), max: Duration::from_secs(30), jitter: 0.5, failures: 0 };
+
+    /// Work of the reconciler that failed: a conflict is over at once, and what the API refuses is asked again twice a minute.
+    pub const RECONCILE: Self = Self { min: Duration::from_millis(100), max: Duration::from_secs(30), jitter: 0.2, failures: 0 };
+
     /// Delays from `min` to `max`, each up to `jitter` (0 to 1) of itself shorter.
     pub fn new(min: Duration, max: Duration, jitter: f64) -> Result<Self, BackoffError> {
         if min.is_zero() || min > max {
@@ -48,6 +54,13 @@ impl Backoff {
             return Err(BackoffError::Jitter);
         }
         Ok(Self { min, max, jitter, failures: 0 })
+    }
+
+    /// The delay after so many failures in a row (1 after the first).
+    #[must_use]
+    pub fn after(mut self, failures: u32, random: f64) -> Duration {
+        self.failures = failures.saturating_sub(1);
+        self.next(random)
     }
 
     /// The delay after one failure more. `random` is from 0 to 1; what is outside counts as the nearer end.

@@ -20,6 +20,7 @@ mod daemon;
 mod fault;
 mod flags;
 mod read;
+pub mod reconciler;
 mod source;
 pub mod value;
 

@@ -136,13 +136,7 @@ impl Metrics {
     /// The table of all families as docs/metrics.md has it.
     #[must_use]
     pub fn table(&self) -> String {
-        let line = |Description { name, kind, help, labels }: &Description| {
-            let labels: Vec<_> = labels.iter().map(|label| format!("`{label}`")).collect();
-            format!("| `{name}` | {} | {} | {help} |", kind.name(), labels.join(", "))
-        };
-        let head = ["| name | type | labels | meaning |", "|---|---|---|---|"].map(str::to_owned);
-        let lines: Vec<_> = head.into_iter().chain(self.descriptions().iter().map(line)).collect();
-        format!("{}\n", lines.join("\n"))
+        Description::table(self.descriptions())
     }
 
     /// Counts the writes and failures between two states of the writer.

@@ -114,6 +114,20 @@ impl<const L: usize> Histogram<L> {
     }
 }
 
+impl Description {
+    /// The table of families as documentation has it.
+    #[must_use]
+    pub fn table(all: &[Self]) -> String {
+        let line = |Self { name, kind, help, labels }: &Self| {
+            let labels: Vec<_> = labels.iter().map(|label| format!("`{label}`")).collect();
+            format!("| `{name}` | {} | {} | {help} |", kind.name(), labels.join(", "))
+        };
+        let head = ["| name | type | labels | meaning |", "|---|---|---|---|"].map(str::to_owned);
+        let lines: Vec<_> = head.into_iter().chain(all.iter().map(line)).collect();
+        format!("{}\n", lines.join("\n"))
+    }
+}
+
 impl Registry {
     /// No families yet.
     #[must_use]

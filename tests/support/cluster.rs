@@ -23,6 +23,8 @@ use tempfile::TempDir;
 const ADDRESS: &str = "10.99.0.2";
 /// The Kubernetes namespace of everything in a test.
 pub(crate) const NAMESPACE: &str = "ts";
+/// The user that the reconciler is: its service account.
+pub(crate) const RECONCILER: &str = "system:serviceaccount:ts:tailyard-reconciler";
 /// Longer than anything takes on a slow machine.
 pub(crate) const DEADLINE: Duration = Duration::from_mins(1);
 
@@ -77,12 +79,14 @@ impl Cluster {
         let path = |name: &str| place.path().join(name);
         let key = Command::new("openssl").args(["genrsa", "-out"]).arg(path("sa.key")).arg("2048").stderr(Stdio::null()).status();
         assert!(key.expect("openssl").success());
-        let tokens = "admin-token,admin,1,\"system:masters\"\npod-token,pod,2,\"pods\"\n";
+        let accounts = "system:serviceaccounts,system:authenticated";
+        let tokens =
+            format!("admin-token,admin,1,\"system:masters\"\npod-token,pod,2,\"pods\"\nreconciler-token,{RECONCILER},3,\"{accounts}\"\n");
         fs::write(path("tokens.csv"), tokens).expect("tokens");
         let policy = json!({"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"],
-            "rules": [{"level": "Metadata", "users": ["pod"]}, {"level": "None"}]});
+            "rules": [{"level": "Metadata", "users": ["pod", RECONCILER]}, {"level": "None"}]});
         fs::write(path("audit.json"), policy.to_string()).expect("policy");
-        for (name, token) in [("pod", "pod-token"), ("admin", "admin-token")] {
+        for (name, token) in [("pod", "pod-token"), ("admin", "admin-token"), ("reconciler", "reconciler-token")] {
             fs::create_dir(path(name)).expect("directory");
             fs::write(path(name).join("namespace"), NAMESPACE).expect("namespace");
             fs::write(path(name).join("token"), token).expect("token");
@@ -123,7 +127,7 @@ impl Cluster {
     /// Starts the API server and waits until it serves, the rules that let anybody ask for his rights included.
     pub(crate) async fn start_server(&mut self) {
         self.launch();
-        for name in ["pod", "admin"] {
+        for name in ["pod", "admin", "reconciler"] {
             let made = async || fs::copy(self.path("certs/apiserver.crt"), self.path(name).join("ca.crt")).ok();
             eventually("a certificate", made, |copied| copied.is_some_and(|bytes| bytes > 0)).await;
         }
@@ -142,6 +146,7 @@ impl Cluster {
             format!("--bind-address={ADDRESS}"),
             "--secure-port=6443".into(),
             "--endpoint-reconciler-type=none".into(),
+            "--allow-privileged=true".into(),
             format!("--cert-dir={}", path("certs")),
             format!("--token-auth-file={}", path("tokens.csv")),
             "--authorization-mode=RBAC".into(),
@@ -198,8 +203,13 @@ impl Cluster {
 
     /// A kubeconfig file of the Pod's user.
     pub(crate) fn kubeconfig_file(&self) -> PathBuf {
-        let path = self.path("kubeconfig");
-        fs::write(&path, kubeconfig(&self.service_account()).to_string()).expect("written");
+        self.kubeconfig_of("pod")
+    }
+
+    /// A kubeconfig file of a user.
+    pub(crate) fn kubeconfig_of(&self, user: &str) -> PathBuf {
+        let path = self.path(&format!("kubeconfig-{user}"));
+        fs::write(&path, kubeconfig(&self.path(user)).to_string()).expect("written");
         path
     }
 
@@ -266,12 +276,17 @@ impl Cluster {
 
     /// Gives the Pod these verbs on the named objects of a resource, and waits until the API knows.
     pub(crate) async fn allow(&self, resource: &str, names: &[&str], verbs: &[&str]) {
+        self.allow_in("", resource, names, verbs).await;
+    }
+
+    /// The same, of an API group; no names stand for all.
+    pub(crate) async fn allow_in(&self, group: &str, resource: &str, names: &[&str], verbs: &[&str]) {
         let role = format!("{resource}-{}", verbs.join("-"));
         let owned = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
         let granted = PolicyRule {
-            api_groups: Some(owned(&[""])),
+            api_groups: Some(owned(&[group])),
             resources: Some(owned(&[resource])),
-            resource_names: Some(owned(names)),
+            resource_names: Some(owned(names)).filter(|names| !names.is_empty()),
             verbs: owned(verbs),
             ..PolicyRule::default()
         };
@@ -281,6 +296,21 @@ impl Cluster {
         let subject = Subject { kind: "User".into(), name: "pod".into(), ..Subject::default() };
         let binding = RoleBinding { metadata: named(&role), role_ref: reference, subjects: Some(vec![subject]) };
         Api::<RoleBinding>::namespaced(self.admin(), NAMESPACE).create(&PostParams::default(), &binding).await.expect("a RoleBinding");
+    }
+
+    /// The writes that the reconciler made, its Lease apart: verb, resource and name.
+    pub(crate) fn writes(&self) -> Vec<String> {
+        let log = fs::read_to_string(self.path("audit.log")).unwrap_or_default();
+        let events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let own = events.filter(|event| event["user"]["username"] == RECONCILER && event["objectRef"]["resource"] != "leases");
+        let writes = own.filter(|event| matches!(event["verb"].as_str(), Some("create" | "update" | "patch" | "delete")));
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let tell = |event: &Value| {
+            let object = &event["objectRef"];
+            let resource = format!("{} {}", text(&object["resource"]), text(&object["subresource"]));
+            format!("{} {} {} {}", text(&event["verb"]), resource.trim(), text(&object["name"]), event["responseStatus"]["code"])
+        };
+        writes.map(|event| tell(&event)).collect()
     }
 
     /// How often the Pod did this to such an object and succeeded, according to the API server's audit log.

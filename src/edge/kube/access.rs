@@ -1,6 +1,10 @@
-//! What the Pod may do with its state Secret, asked of the API before it is tried.
+//! What the Pod may do with its state Secret, asked of the API before it is tried; and tokens that say who it is.
 
+use std::time::Duration;
+
+use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec};
+use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::Api;
 use kube::api::PostParams;
 
@@ -43,6 +47,20 @@ impl Cluster {
             }
         }
         permissions
+    }
+
+    /// A token of a service account of the own namespace, made out for an audience; needs `create` on its `token`.
+    pub async fn service_account_token(&self, name: &str, audience: &str, holds: Duration) -> Result<String, KubeError> {
+        let spec = TokenRequestSpec {
+            audiences: Some(vec![audience.to_owned()]),
+            expiration_seconds: i64::try_from(holds.as_secs()).ok(),
+            ..TokenRequestSpec::default()
+        };
+        let request = TokenRequest { spec: Some(spec), ..TokenRequest::default() };
+        let api: Api<ServiceAccount> = Api::namespaced(self.client.clone(), &self.namespace);
+        let call = || self.call(Verb::Create, "ServiceAccount", name);
+        let made: TokenRequest = within(call, api.create_subresource("token", name, &PostParams::default(), &request)).await?;
+        Ok(made.status.and_then(|status| status.token).unwrap_or_default())
     }
 
     async fn may(&self, verb: Verb, secret: &str) -> Result<bool, KubeError> {

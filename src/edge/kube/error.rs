@@ -15,9 +15,9 @@ pub(super) const ACCESS_REVIEW: &str = "SelfSubjectAccessReview";
 pub enum Verb {
     /// Reads one.
     Get,
-    /// Reads those that match; here always one, by its name.
+    /// Reads those that match.
     List,
-    /// Follows changes; here always of one, by its name.
+    /// Follows changes.
     Watch,
     /// Changes some of its values.
     Patch,
@@ -25,6 +25,8 @@ pub enum Verb {
     Create,
     /// Replaces it; tailscaled needs it.
     Update,
+    /// Takes it away.
+    Delete,
 }
 
 impl Verb {
@@ -38,6 +40,7 @@ impl Verb {
             Self::Patch => "patch",
             Self::Create => "create",
             Self::Update => "update",
+            Self::Delete => "delete",
         }
     }
 }
@@ -51,7 +54,7 @@ pub struct Call {
     pub kind: &'static str,
     /// Its namespace.
     pub namespace: String,
-    /// Its name.
+    /// Its name; empty where all of a kind are meant.
     pub name: String,
 }
 
@@ -59,16 +62,39 @@ impl Call {
     /// The RBAC rule that allows the call.
     #[must_use]
     pub fn rule(&self) -> String {
-        let resource = format!("{}s", self.kind.to_ascii_lowercase());
-        let group = if self.kind == ACCESS_REVIEW { "authorization.k8s.io" } else { "" };
-        let names = if self.verb == Verb::Create { String::new() } else { format!("resourceNames: [{:?}], ", self.name) };
+        let ending = if self.kind.ends_with('s') { "es" } else { "s" };
+        let (group, resource) = (group(self.kind), format!("{}{ending}", self.kind.to_ascii_lowercase()));
+        let nameless = self.verb == Verb::Create || self.name.is_empty();
+        let names = if nameless { String::new() } else { format!("resourceNames: [{:?}], ", self.name) };
         format!("{{apiGroups: [{group:?}], resources: [{resource:?}], {names}verbs: [{:?}]}}", self.verb.name())
+    }
+}
+
+/// The API group of a kind that is called here.
+fn group(kind: &str) -> &'static str {
+    match kind {
+        ACCESS_REVIEW => "authorization.k8s.io",
+        "Lease" => "coordination.k8s.io",
+        "ProxyGroup" | "ProxyClass" | "Tailnet" => "tailscale.com",
+        "Role" | "RoleBinding" => "rbac.authorization.k8s.io",
+        "EndpointSlice" => "discovery.k8s.io",
+        "PodDisruptionBudget" => "policy",
+        "StatefulSet" => "apps",
+        "ServiceMonitor" => "monitoring.coreos.com",
+        "Event" => "events.k8s.io",
+        _ => "",
     }
 }
 
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} {}/{}", self.verb.name(), self.kind, self.namespace, self.name)
+        write!(f, "{} {} ", self.verb.name(), self.kind)?;
+        match (self.namespace.as_str(), self.name.as_str()) {
+            ("", "") => f.write_str("of all namespaces"),
+            (namespace, "") => write!(f, "of namespace {namespace}"),
+            ("", name) => f.write_str(name),
+            (namespace, name) => write!(f, "{namespace}/{name}"),
+        }
     }
 }
 
@@ -162,6 +188,12 @@ pub enum KubeError {
         #[source]
         fault: Fault,
     },
+    /// Another process may be the one that writes, so nothing was sent.
+    #[error("did not {call}: this process does not lead (any more)")]
+    NotLeading {
+        /// The call.
+        call: Call,
+    },
 }
 
 impl KubeError {
@@ -177,6 +209,7 @@ impl KubeError {
             Self::Config { .. } => "BadConfig",
             Self::Client(_) => "NoClient",
             Self::Call { fault, .. } => fault.kind(),
+            Self::NotLeading { .. } => "NotLeading",
         }
     }
 }
@@ -187,7 +220,7 @@ fn advice(call: &Call, fault: &Fault) -> String {
         "Forbidden" => format!("; add the rule {} to the Role of the Pod's ServiceAccount", call.rule()),
         "Unauthorized" => "; the Pod's token is not valid (any more), see its ServiceAccount".to_owned(),
         "NotFound" => format!("; {} {}/{} must exist", call.kind, call.namespace, call.name),
-        "Invalid" => "; it may be too large: an object holds at most 1 MiB".to_owned(),
+        "Invalid" if matches!(fault, Fault::Refused { code: 413, .. }) => "; an object holds at most 1 MiB".to_owned(),
         "Unreachable" | "Timeout" => "; what is forwarded does not depend on it".to_owned(),
         _ => String::new(),
     }
@@ -208,6 +241,9 @@ mod tests {
         assert_eq!((refused(403).kind(), refused(403).to_string().contains(rule)), ("Forbidden", true), "{}", refused(403));
         let create = Call { verb: Verb::Create, kind: "Secret", namespace: "ts".into(), name: "eg-0".into() };
         assert_eq!(create.rule(), r#"{apiGroups: [""], resources: ["secrets"], verbs: ["create"]}"#, "create knows no names");
+        let list = Call { verb: Verb::List, kind: "ProxyClass", namespace: String::new(), name: String::new() };
+        assert_eq!(list.rule(), r#"{apiGroups: ["tailscale.com"], resources: ["proxyclasses"], verbs: ["list"]}"#);
+        assert_eq!(list.to_string(), "list ProxyClass of all namespaces");
     }
 
     #[test]

@@ -24,6 +24,11 @@ pub const FLAGS: [(&str, &str); 18] = [
     ("--log-filter", "TAILYARD_LOG"),
 ];
 
+/// Both commands' flags. Where they share a name, they share the variable.
+fn known() -> impl Iterator<Item = &'static (&'static str, &'static str)> {
+    FLAGS.iter().chain(&super::reconciler::RECONCILER_FLAGS)
+}
+
 /// The flags that were given, by the variable that each stands for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Flags(BTreeMap<&'static str, (&'static str, String)>);
@@ -35,10 +40,10 @@ impl Flags {
         Self::default()
     }
 
-    /// Adds a flag of [`FLAGS`] if it was given. A flag that is not in the table changes nothing.
+    /// Adds a flag of [`FLAGS`] or of the reconciler's if it was given. A flag that is not in a table changes nothing.
     #[must_use]
     pub fn with(mut self, flag: &str, value: Option<String>) -> Self {
-        let known = FLAGS.iter().find(|(name, _)| *name == flag);
+        let known = known().find(|(name, _)| *name == flag);
         if let (Some((name, variable)), Some(value)) = (known, value) {
             self.0.insert(variable, (name, value));
         }

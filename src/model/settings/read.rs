@@ -118,7 +118,7 @@ fn cert_share(source: &mut Source<'_>, pod: &Pod) -> CertShare {
     if first { CertShare::ReadWrite } else { CertShare::ReadOnly }
 }
 
-fn kube(source: &mut Source<'_>) -> Option<Kube> {
+pub(super) fn kube(source: &mut Source<'_>) -> Option<Kube> {
     let by_address = source.boolean("TS_KUBERNETES_READ_API_SERVER_ADDRESS_FROM_ENV", true);
     let host = source.text("KUBERNETES_SERVICE_HOST")?;
     let port = source.text("KUBERNETES_SERVICE_PORT_HTTPS").or_else(|| source.text("KUBERNETES_SERVICE_PORT"));
@@ -223,7 +223,7 @@ fn backend(source: &mut Source<'_>) -> Backend {
     })
 }
 
-fn log(source: &mut Source<'_>) -> Log {
+pub(super) fn log(source: &mut Source<'_>) -> Log {
     let format = |text: &str| match text {
         "text" => Some(false),
         "json" => Some(true),

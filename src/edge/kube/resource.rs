@@ -1,0 +1,58 @@
+//! Kinds of objects, as the API's paths and permissions name them.
+
+use kube::discovery::ApiResource;
+
+use crate::model::objects::Kind;
+
+/// A kind of object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Resource {
+    /// As in `apiVersion`.
+    pub api_version: &'static str,
+    /// As in `kind`.
+    pub kind: &'static str,
+    /// As in URLs.
+    pub plural: &'static str,
+}
+
+impl Resource {
+    /// Groups of proxies.
+    pub const PROXY_GROUP: Self = Self { api_version: "tailscale.com/v1alpha1", kind: "ProxyGroup", plural: "proxygroups" };
+    /// What shapes their Pods.
+    pub const PROXY_CLASS: Self = Self { api_version: "tailscale.com/v1alpha1", kind: "ProxyClass", plural: "proxyclasses" };
+    /// Tailnets that they join.
+    pub const TAILNET: Self = Self { api_version: "tailscale.com/v1alpha1", kind: "Tailnet", plural: "tailnets" };
+    /// Pods.
+    pub const POD: Self = Self { api_version: "v1", kind: "Pod", plural: "pods" };
+    /// Services.
+    pub const SERVICE: Self = Self { api_version: "v1", kind: "Service", plural: "services" };
+    /// Secrets.
+    pub const SECRET: Self = Self { api_version: "v1", kind: "Secret", plural: "secrets" };
+    /// Nodes.
+    pub const NODE: Self = Self { api_version: "v1", kind: "Node", plural: "nodes" };
+
+    /// Group and version; the core group's is empty.
+    #[must_use]
+    pub fn group_version(self) -> (&'static str, &'static str) {
+        self.api_version.split_once('/').unwrap_or(("", self.api_version))
+    }
+}
+
+impl From<Kind> for Resource {
+    fn from(kind: Kind) -> Self {
+        Self { api_version: kind.api_version(), kind: kind.name(), plural: kind.plural() }
+    }
+}
+
+impl From<Resource> for ApiResource {
+    fn from(resource: Resource) -> Self {
+        let (group, version) = resource.group_version();
+        Self {
+            group: group.to_owned(),
+            version: version.to_owned(),
+            api_version: resource.api_version.to_owned(),
+            kind: resource.kind.to_owned(),
+            plural: resource.plural.to_owned(),
+        }
+    }
+}

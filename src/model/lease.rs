@@ -1,0 +1,225 @@
+//! Who leads: decided from what a Lease says and for how long it has said so, by the candidate's own clock.
+//!
+//! The times in a Lease are other machines' and are never compared with ours: a candidate takes a Lease over when it has
+//! seen it unchanged for as long as its holder promised to renew it. A leader trusts itself for a shorter time, counted
+//! from before its request was sent, so that it has stepped down before anybody can have taken over. No clock is read here.
+
+use std::time::{Duration, Instant};
+
+/// How leading is kept and lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Terms {
+    /// A Lease that was not renewed for so long is anybody's.
+    pub duration: Duration,
+    /// A leader that could not renew for so long writes nothing any more. The difference to `duration` is what a write that
+    /// is under way may still take, and what clocks may run apart.
+    pub trust: Duration,
+    /// How often the leader renews and the others look.
+    pub every: Duration,
+}
+
+impl Terms {
+    /// Another candidate leads within 15 s of a leader's death: 12 s since its last renewal, and 2 s until one looks.
+    pub const RECONCILER: Self = Self { duration: Duration::from_secs(12), trust: Duration::from_secs(8), every: Duration::from_secs(2) };
+}
+
+/// What a Lease says.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Record {
+    /// Who holds it; empty if it was given back.
+    pub holder: String,
+    /// How long it is his without a renewal.
+    pub duration: Duration,
+    /// How often it changed hands.
+    pub transitions: i32,
+    /// Differs after every write: the version of the object.
+    pub version: String,
+}
+
+/// What a candidate does next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// Make the Lease: there is none.
+    Create,
+    /// Write its own name into the Lease: it is free, or its time is up.
+    Take {
+        /// How often it changed hands with this time.
+        transitions: i32,
+    },
+    /// Write the time into the Lease that it holds.
+    Renew {
+        /// As it is.
+        transitions: i32,
+    },
+    /// Look again, at the latest at this time: then the holder's time may be up.
+    Wait(Instant),
+}
+
+/// One that would lead.
+#[derive(Debug, Clone)]
+pub struct Candidate {
+    name: String,
+    terms: Terms,
+    seen: Option<(Record, Instant)>,
+    until: Option<Instant>,
+}
+
+impl Candidate {
+    /// A candidate of this name, which no other process has.
+    #[must_use]
+    pub fn new(name: impl Into<String>, terms: Terms) -> Self {
+        Self { name: name.into(), terms, seen: None, until: None }
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its terms.
+    #[must_use]
+    pub fn terms(&self) -> Terms {
+        self.terms
+    }
+
+    /// The Lease was read, or does not exist. The holder's time begins anew if it was written since it was seen last.
+    pub fn saw(&mut self, record: Option<Record>, now: Instant) {
+        let Some(record) = record else {
+            self.seen = None;
+            self.until = None;
+            return;
+        };
+        if record.holder != self.name {
+            self.until = None;
+        }
+        if self.seen.as_ref().is_none_or(|(seen, _)| *seen != record) {
+            self.seen = Some((record, now));
+        }
+    }
+
+    /// A write of its own was accepted, whose request was sent at this time.
+    pub fn wrote(&mut self, record: Record, sent: Instant) {
+        self.until = (record.holder == self.name).then(|| sent + self.terms.trust);
+        self.seen = Some((record, sent));
+    }
+
+    /// What to do now.
+    #[must_use]
+    pub fn next(&self, now: Instant) -> Step {
+        let Some((record, since)) = &self.seen else { return Step::Create };
+        if record.holder == self.name {
+            return Step::Renew { transitions: record.transitions };
+        }
+        let ends = *since + record.duration;
+        if record.holder.is_empty() || ends <= now {
+            return Step::Take { transitions: record.transitions.saturating_add(1) };
+        }
+        Step::Wait(ends)
+    }
+
+    /// Until when it leads; nothing if it does not, or its time is up.
+    #[must_use]
+    pub fn leads(&self, now: Instant) -> Option<Instant> {
+        self.until.filter(|until| now < *until)
+    }
+
+    /// The version that a write must find, if the Lease exists.
+    #[must_use]
+    pub fn version(&self) -> Option<&str> {
+        self.seen.as_ref().map(|(record, _)| record.version.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const TERMS: Terms = Terms::RECONCILER;
+
+    fn record(holder: &str, version: u64) -> Record {
+        Record { holder: holder.into(), duration: TERMS.duration, transitions: 3, version: version.to_string() }
+    }
+
+    fn seconds(count: u64) -> Duration {
+        Duration::from_secs(count)
+    }
+
+    #[test]
+    fn a_held_lease_is_taken_when_it_was_seen_unchanged_for_its_time() {
+        let begin = Instant::now();
+        let mut candidate = Candidate::new("a", TERMS);
+        assert_eq!(candidate.next(begin), Step::Create);
+        candidate.saw(Some(record("b", 1)), begin);
+        assert_eq!(candidate.next(begin), Step::Wait(begin + TERMS.duration));
+        candidate.saw(Some(record("b", 1)), begin + seconds(6));
+        assert_eq!(candidate.next(begin + seconds(11)), Step::Wait(begin + TERMS.duration), "the same record is no renewal");
+        candidate.saw(Some(record("b", 2)), begin + seconds(11));
+        assert_eq!(candidate.next(begin + seconds(20)), Step::Wait(begin + seconds(23)));
+        assert_eq!(candidate.next(begin + seconds(23)), Step::Take { transitions: 4 });
+    }
+
+    #[test]
+    fn a_lease_that_was_given_back_is_taken_at_once() {
+        let begin = Instant::now();
+        let mut candidate = Candidate::new("a", TERMS);
+        candidate.saw(Some(record("", 1)), begin);
+        assert_eq!(candidate.next(begin), Step::Take { transitions: 4 });
+    }
+
+    #[test]
+    fn a_leader_trusts_itself_from_before_it_asked() {
+        let begin = Instant::now();
+        let mut candidate = Candidate::new("a", TERMS);
+        candidate.wrote(record("a", 1), begin);
+        assert_eq!(candidate.leads(begin + seconds(7)), Some(begin + TERMS.trust));
+        assert_eq!(candidate.leads(begin + TERMS.trust), None);
+        assert_eq!(candidate.next(begin + seconds(60)), Step::Renew { transitions: 3 }, "nobody took it meanwhile");
+        candidate.saw(Some(record("b", 2)), begin + seconds(1));
+        assert_eq!(candidate.leads(begin + seconds(1)), None, "somebody else holds it");
+        candidate.wrote(record("", 3), begin);
+        assert_eq!(candidate.leads(begin), None, "given back");
+    }
+
+    #[test]
+    fn a_lease_that_vanished_ends_leading() {
+        let begin = Instant::now();
+        let mut candidate = Candidate::new("a", TERMS);
+        candidate.wrote(record("a", 1), begin);
+        candidate.saw(None, begin);
+        assert_eq!((candidate.leads(begin), candidate.next(begin)), (None, Step::Create));
+    }
+
+    proptest! {
+        /// However requests are delayed or lost, two candidates never lead at one time.
+        #[test]
+        fn nobody_leads_beside_another(steps in prop::collection::vec((0..2_usize, 0..3_000_u64, 0..6_000_u64, any::<bool>()), 1..200)) {
+            let begin = Instant::now();
+            let mut now = begin;
+            let mut lease: Option<Record> = None;
+            let mut version = 0;
+            let mut both = [Candidate::new("a", TERMS), Candidate::new("b", TERMS)];
+            for (who, pause, delay, lost) in steps {
+                now += Duration::from_millis(pause);
+                both[who].saw(lease.clone(), now);
+                let (sent, step) = (now, both[who].next(now));
+                // The request is applied after a delay, and its answer may be lost.
+                now += Duration::from_millis(delay);
+                let transitions = match step {
+                    Step::Create => 0,
+                    Step::Take { transitions } | Step::Renew { transitions } => transitions,
+                    Step::Wait(_) => continue,
+                };
+                version += 1;
+                let written = Record { holder: both[who].name().to_owned(), duration: TERMS.duration, transitions, version: version.to_string() };
+                lease = Some(written.clone());
+                if !lost {
+                    both[who].wrote(written, sent);
+                }
+                prop_assert!(both.iter().filter(|one| one.leads(now).is_some()).count() <= 1);
+            }
+        }
+    }
+}

@@ -1,0 +1,90 @@
+use serde_json::json;
+
+use super::*;
+use crate::api::proxyclass::PortRange;
+
+fn class(spec: serde_json::Value) -> ProxyClass {
+    let object = json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyClass",
+        "metadata": {"name": "c", "generation": 3, "finalizers": [FINALIZER]}, "spec": spec});
+    serde_json::from_value(object).expect("a class")
+}
+
+fn message(class: &ProxyClass, others: &[Arc<ProxyClass>]) -> String {
+    let status = judge(class, others, &[], false, Timestamp::UNIX_EPOCH).status.expect("news");
+    status.conditions.last().expect("a condition").message.clone()
+}
+
+#[test]
+fn a_valid_class_is_ready_and_is_told_so_once() {
+    let mut class = class(json!({"statefulSet": {"labels": {"a.b/c": "d"}, "pod": {"tailscaleContainer": {"image": "r.io:5000/A/b:1"}}}}));
+    class
+        .spec
+        .stateful_set
+        .as_mut()
+        .and_then(|set| set.pod.as_mut())
+        .expect("a pod")
+        .tailscale_container
+        .as_mut()
+        .expect("a container")
+        .image = Some("r.io:5000/a/b:1".into());
+    assert!(!is_ready(&class));
+    class.status = judge(&class, &[], &[], false, Timestamp::UNIX_EPOCH).status;
+    assert!(is_ready(&class), "{:?}", class.status);
+    assert_eq!(judge(&class, &[], &[], false, Timestamp::UNIX_EPOCH), Judged::default());
+    class.metadata.generation = Some(4);
+    assert!(!is_ready(&class), "what it says now was not looked at");
+}
+
+#[test]
+fn each_fault_has_its_sentence() {
+    let cases = [
+        (json!({"statefulSet": {"labels": {"-bad": "x"}}}), "no valid key"),
+        (json!({"statefulSet": {"pod": {"labels": {"good": "-"}}}}), "no valid label value"),
+        (json!({"statefulSet": {"pod": {"annotations": {"UPPER.example/x": "anything at all"}}}}), "no valid key"),
+        (json!({"statefulSet": {"pod": {"tailscaleContainer": {"image": "no spaces please"}}}}), "no image reference"),
+        (json!({"statefulSet": {"pod": {"tailscaleInitContainer": {"debug": {"enable": true}}}}}), "no meaning for an init container"),
+        (json!({"metrics": {"enable": true, "serviceMonitor": {"enable": true}}}), "no ServiceMonitor"),
+        (json!({"staticEndpoints": {"nodePort": {"ports": [{"port": 100, "endPort": 90}]}}}), "no range of ports"),
+        (
+            json!({"staticEndpoints": {"nodePort": {"ports": [{"port": 100, "endPort": 120}, {"port": 110}]}}}),
+            "another range of this class",
+        ),
+    ];
+    for (spec, expected) in cases {
+        let message = message(&class(spec.clone()), &[]);
+        assert!(message.contains(expected), "{spec}: {message}");
+    }
+}
+
+#[test]
+fn node_ports_of_a_class_in_use_are_taken() {
+    let spec = json!({"staticEndpoints": {"nodePort": {"ports": [{"port": 31000, "endPort": 31010}]}}});
+    let mut other = class(spec.clone());
+    other.metadata.name = Some("other".into());
+    assert_eq!(message(&class(spec.clone()), &[Arc::new(other.clone())]), "the class can be used", "one that is not ready holds nothing");
+    other.status = judge(&other, &[], &[], false, Timestamp::UNIX_EPOCH).status;
+    let mut mine = class(spec);
+    assert!(message(&mine, &[Arc::new(other.clone())]).contains("overlaps a range of ProxyClass other"));
+    mine.spec.static_endpoints.as_mut().expect("endpoints").node_port.ports = vec![PortRange { port: 31011, end_port: None }];
+    assert_eq!(message(&mine, &[Arc::new(other)]), "the class can be used");
+}
+
+#[test]
+fn a_class_in_use_stays_until_it_is_not() {
+    let mut class = class(json!({}));
+    class.metadata.finalizers = None;
+    let finalizers = judge(&class, &[], &[], false, Timestamp::UNIX_EPOCH).finalizers;
+    assert_eq!(finalizers, Some(vec![FINALIZER.to_owned()]));
+    class.metadata.finalizers = finalizers;
+    class.metadata.deletion_timestamp = Some(conditions::seconds(Timestamp::UNIX_EPOCH));
+    assert_eq!(judge(&class, &[], &["g".to_owned()], false, Timestamp::UNIX_EPOCH), Judged::default());
+    assert_eq!(judge(&class, &[], &[], false, Timestamp::UNIX_EPOCH).finalizers, Some(Vec::new()));
+}
+
+#[test]
+fn variables_of_our_own_are_warned_of() {
+    let spec =
+        json!({"statefulSet": {"pod": {"tailscaleContainer": {"env": [{"name": "TS_USERSPACE", "value": "true"}, {"name": "HOME"}]}}}});
+    let warnings = judge(&class(spec), &[], &[], false, Timestamp::UNIX_EPOCH).warnings;
+    assert_eq!(warnings.iter().map(|(reason, _)| *reason).collect::<Vec<_>>(), ["CustomTSEnvVar"]);
+}

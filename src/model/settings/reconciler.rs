@@ -1,0 +1,317 @@
+//! What `tailyard reconciler` is told: the variables of the Tailscale operator's own Deployment, and some of ours.
+//!
+//! Read by the same rules as a replica's settings: whole, with every fault at once, a flag winning over its variable. What
+//! concerns only what we do not do (a node of its own, `IngressClass`es) is noted and otherwise ignored.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::source::Source;
+use super::{Fault, Faults, Flags, Kube, Log, read};
+use crate::model::ports::Range;
+use crate::model::tailnet::TAILSCALE;
+
+/// Every flag of `tailyard reconciler` and the variable that it stands for.
+pub const RECONCILER_FLAGS: [(&str, &str); 19] = [
+    ("--namespace", "OPERATOR_NAMESPACE"),
+    ("--watch-namespaces", "TAILYARD_WATCH_NAMESPACES"),
+    ("--kubeconfig", "KUBECONFIG"),
+    ("--cluster-domain", "TAILYARD_CLUSTER_DOMAIN"),
+    ("--image", "PROXY_IMAGE"),
+    ("--tags", "PROXY_TAGS"),
+    ("--default-class", "PROXY_DEFAULT_CLASS"),
+    ("--firewall", "PROXY_FIREWALL_MODE"),
+    ("--ports", "TAILYARD_PORTS"),
+    ("--drain-grace", "TAILYARD_DRAIN_GRACE"),
+    ("--login-server", "OPERATOR_LOGIN_SERVER"),
+    ("--client-id-file", "CLIENT_ID_FILE"),
+    ("--client-secret-file", "CLIENT_SECRET_FILE"),
+    ("--headscale-key-file", "TAILYARD_HEADSCALE_KEY_FILE"),
+    ("--control-ca", "TAILYARD_CONTROL_CA"),
+    ("--workers", "TAILYARD_WORKERS"),
+    ("--admin-addr", "TAILYARD_ADMIN_ADDR"),
+    ("--log-format", "TAILYARD_LOG_FORMAT"),
+    ("--log-filter", "TAILYARD_LOG"),
+];
+
+/// What the Tailscale operator's Deployment sets and nothing here needs.
+const WITHOUT_MEANING: [&str; 8] = [
+    "APISERVER_PROXY",
+    "AUTH_PROXY",
+    "OPERATOR_DEFAULT_LOAD_BALANCER",
+    "OPERATOR_HOSTNAME",
+    "OPERATOR_INITIAL_TAGS",
+    "OPERATOR_SECRET",
+    "OPERATOR_INGRESS_CLASS_NAME",
+    "K8S_PROXY_IMAGE",
+];
+
+/// Everything that `tailyard reconciler` is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reconciler {
+    /// Where everything is made; that of the Pod, or of the kubeconfig, if nothing is said.
+    pub namespace: Option<String>,
+    /// Where users' Services are looked for; empty for everywhere.
+    pub service_namespaces: Vec<String>,
+    /// Where the API is, if this is a Pod.
+    pub kube: Option<Kube>,
+    /// A kubeconfig, which wins.
+    pub kubeconfig: Option<PathBuf>,
+    /// Who this is, among those that would lead: the Pod's name.
+    pub name: Option<String>,
+    /// The service account, for tokens that are exchanged for access to a control plane.
+    pub service_account: String,
+    /// The cluster's domain; what the Pod's resolver says if nothing is said.
+    pub cluster_domain: Option<String>,
+    /// The image of the proxies.
+    pub image: String,
+    /// The tags of devices of groups that name none.
+    pub tags: Vec<String>,
+    /// The class of groups that name none.
+    pub default_class: Option<String>,
+    /// What holds the rules, for groups that do not say.
+    pub firewall: Option<String>,
+    /// Where match ports are taken from.
+    pub ports: Range,
+    /// How long a leaving replica forwards for the flows that it has.
+    pub drain_grace: Duration,
+    /// The control plane of groups that name no Tailnet.
+    pub control: Control,
+    /// How many groups are worked on at a time.
+    pub workers: usize,
+    /// The listener of health and metrics; nothing if it is turned off.
+    pub admin_addr: Option<SocketAddr>,
+    /// How logs are written.
+    pub log: Log,
+    /// What was not understood or means nothing here: for the log at start.
+    pub notes: Vec<String>,
+}
+
+/// The reconciler's own control plane.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Control {
+    /// Its URL.
+    pub url: String,
+    /// Who asks; nothing if every group names a Tailnet.
+    pub credentials: Option<Credentials>,
+    /// More certificate authorities to believe.
+    pub ca: Option<PathBuf>,
+}
+
+/// Who asks the reconciler's own control plane.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Credentials {
+    /// An OAuth client.
+    OAuth {
+        /// The file of its id.
+        id: PathBuf,
+        /// The file of its secret.
+        secret: PathBuf,
+    },
+    /// A federated client, with the token that the kubelet projects.
+    Identity {
+        /// Its id.
+        id: String,
+        /// The file of the token.
+        token: PathBuf,
+    },
+    /// headscale.
+    Headscale {
+        /// The file of its API key.
+        key: PathBuf,
+    },
+}
+
+impl Reconciler {
+    /// Where the kubelet projects the token of a federated client in the Tailscale operator's Deployment.
+    pub const IDENTITY_TOKEN: &'static str = "/var/run/secrets/tailscale/serviceaccount/token";
+
+    /// Reads the environment and the flags. The error holds every fault.
+    pub fn read(env: &BTreeMap<String, String>, flags: &Flags) -> Result<Self, Faults> {
+        let mut source = Source::new(env, flags);
+        let source = &mut source;
+        let kube = read::kube(source);
+        let kubeconfig = source.path("KUBECONFIG");
+        if kube.is_none() && kubeconfig.is_none() {
+            source.faults.push(Fault::Needs { setting: "tailyard reconciler outside a cluster".to_owned(), needs: "--kubeconfig FILE" });
+        }
+        for variable in WITHOUT_MEANING {
+            if source.text(variable).is_some() {
+                source.notes.push(format!("{variable} means nothing here"));
+            }
+        }
+        let settings = Self {
+            namespace: source.parsed("OPERATOR_NAMESPACE", "the name of a namespace", namespace),
+            service_namespaces: source
+                .parsed("TAILYARD_WATCH_NAMESPACES", "names of namespaces separated by commas", |text| {
+                    text.split(',').map(|name| namespace(name.trim())).collect()
+                })
+                .unwrap_or_default(),
+            kube,
+            kubeconfig,
+            name: source.owned("POD_NAME"),
+            service_account: source.owned("OPERATOR_SERVICE_ACCOUNT_NAME").unwrap_or_else(|| "tailyard-reconciler".to_owned()),
+            cluster_domain: source.owned("TAILYARD_CLUSTER_DOMAIN"),
+            image: source.owned("PROXY_IMAGE").unwrap_or_else(|| concat!("tailyard:", env!("CARGO_PKG_VERSION")).to_owned()),
+            tags: tags(source),
+            default_class: source.owned("PROXY_DEFAULT_CLASS"),
+            firewall: firewall(source),
+            ports: source.parsed("TAILYARD_PORTS", "a range of ports such as 10000-19999", ports).unwrap_or(Range::DEFAULT),
+            drain_grace: source.duration("TAILYARD_DRAIN_GRACE", Duration::from_secs(45)),
+            control: control(source),
+            workers: source
+                .parsed("TAILYARD_WORKERS", "a number from 1 to 64", |text| text.parse().ok().filter(|n| (1..=64).contains(n)))
+                .unwrap_or(4),
+            admin_addr: admin_addr(source),
+            log: read::log(source),
+            notes: std::mem::take(&mut source.notes),
+        };
+        if source.faults.is_empty() { Ok(settings) } else { Err(Faults(std::mem::take(&mut source.faults))) }
+    }
+}
+
+/// The domain of a cluster, of the search list of a Pod's `resolv.conf`: `<namespace>.svc.D`, `svc.D` and `D`.
+#[must_use]
+pub fn cluster_domain(resolv_conf: &str, namespace: &str) -> Option<String> {
+    let search = resolv_conf.lines().rev().find_map(|line| line.trim().strip_prefix("search "))?;
+    let domains: Vec<&str> = search.split_whitespace().map(|domain| domain.trim_end_matches('.')).collect();
+    let domain = domains.iter().find_map(|domain| domain.strip_prefix(namespace)?.strip_prefix(".svc."))?;
+    domains.contains(&format!("svc.{domain}").as_str()).then(|| domain.to_owned())
+}
+
+fn namespace(text: &str) -> Option<String> {
+    let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    let fits = !text.is_empty() && text.len() <= 63 && text.chars().all(inner) && !text.starts_with('-') && !text.ends_with('-');
+    fits.then(|| text.to_owned())
+}
+
+fn tags(source: &mut Source<'_>) -> Vec<String> {
+    let tag = |text: &str| {
+        let name = text.trim().strip_prefix("tag:")?;
+        let fits = name.starts_with(|c: char| c.is_ascii_alphabetic()) && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
+        fits.then(|| format!("tag:{name}"))
+    };
+    let read = source.parsed("PROXY_TAGS", "tags separated by commas, each like tag:k8s", |text| text.split(',').map(tag).collect());
+    read.unwrap_or_else(|| vec!["tag:k8s".to_owned()])
+}
+
+fn firewall(source: &mut Source<'_>) -> Option<String> {
+    let known = |text: &str| {
+        let known = ["auto", "nftables", "iptables", "iptables-nft", "iptables-legacy"].contains(&text);
+        known.then(|| text.to_owned())
+    };
+    let read = source.parsed("PROXY_FIREWALL_MODE", "one of auto, nftables, iptables, iptables-nft, iptables-legacy", known);
+    read.filter(|mode| mode != "auto")
+}
+
+fn ports(text: &str) -> Option<Range> {
+    let (from, to) = text.split_once('-')?;
+    Range::new(from.trim().parse().ok()?, to.trim().parse().ok()?)
+}
+
+fn control(source: &mut Source<'_>) -> Control {
+    const KEY: &str = "TAILYARD_HEADSCALE_KEY_FILE";
+    for other in ["CLIENT_ID_FILE", "CLIENT_SECRET_FILE", "CLIENT_ID"] {
+        source.exclusive(KEY, other);
+    }
+    source.exclusive("CLIENT_ID", "CLIENT_ID_FILE");
+    let (id_file, secret_file) = (source.path("CLIENT_ID_FILE"), source.path("CLIENT_SECRET_FILE"));
+    source.needs("CLIENT_ID_FILE", secret_file.is_some(), "CLIENT_SECRET_FILE");
+    source.needs("CLIENT_SECRET_FILE", id_file.is_some(), "CLIENT_ID_FILE");
+    let login = source.parsed("OPERATOR_LOGIN_SERVER", "a URL such as https://headscale.example.com", |text| {
+        let host = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"))?;
+        (!host.is_empty()).then(|| text.trim_end_matches('/').to_owned())
+    });
+    source.needs(KEY, login.is_some(), "OPERATOR_LOGIN_SERVER");
+    let credentials = match (source.path(KEY), id_file, secret_file, source.owned("CLIENT_ID")) {
+        (Some(key), ..) => Some(Credentials::Headscale { key }),
+        (_, Some(id), Some(secret), _) => Some(Credentials::OAuth { id, secret }),
+        (_, _, _, Some(id)) => Some(Credentials::Identity { id, token: Reconciler::IDENTITY_TOKEN.into() }),
+        _ => None,
+    };
+    Control { url: login.unwrap_or_else(|| TAILSCALE.to_owned()), credentials, ca: source.path("TAILYARD_CONTROL_CA") }
+}
+
+/// The whole Pod network may scrape it: it serves nothing that changes anything, and no secret.
+fn admin_addr(source: &mut Source<'_>) -> Option<SocketAddr> {
+    const SETTING: &str = "TAILYARD_ADMIN_ADDR";
+    if source.raw(SETTING).is_some_and(str::is_empty) {
+        return None;
+    }
+    Some(source.address_port(SETTING, None).unwrap_or_else(|| SocketAddr::from(([0; 8], 9002))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn env(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+        let cluster = [("KUBERNETES_SERVICE_HOST", "10.0.0.1"), ("KUBERNETES_SERVICE_PORT", "443")];
+        cluster.iter().chain(pairs).map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+
+    fn read(pairs: &[(&str, &str)]) -> Result<Reconciler, Faults> {
+        Reconciler::read(&env(pairs), &Flags::new())
+    }
+
+    #[test]
+    fn the_tailscale_operators_environment_is_enough() {
+        let settings = read(&[
+            ("OPERATOR_NAMESPACE", "tailscale"),
+            ("PROXY_IMAGE", "tailscale/tailscale:v1.102.0"),
+            ("PROXY_TAGS", "tag:k8s, tag:prod"),
+            ("PROXY_FIREWALL_MODE", "auto"),
+            ("CLIENT_ID_FILE", "/oauth/client_id"),
+            ("CLIENT_SECRET_FILE", "/oauth/client_secret"),
+            ("APISERVER_PROXY", "false"),
+        ])
+        .expect("settings");
+        assert_eq!((settings.namespace.as_deref(), settings.firewall.as_deref(), settings.workers), (Some("tailscale"), None, 4));
+        assert_eq!(settings.tags, ["tag:k8s", "tag:prod"]);
+        assert_eq!(settings.control.url, TAILSCALE);
+        let files = Credentials::OAuth { id: "/oauth/client_id".into(), secret: "/oauth/client_secret".into() };
+        assert_eq!(settings.control.credentials, Some(files));
+        assert_eq!(settings.notes, ["APISERVER_PROXY means nothing here"]);
+    }
+
+    #[test]
+    fn every_fault_is_told_at_once() {
+        let bad = [
+            ("OPERATOR_NAMESPACE", "No"),
+            ("PROXY_TAGS", "k8s"),
+            ("PROXY_FIREWALL_MODE", "pf"),
+            ("TAILYARD_PORTS", "20000-10000"),
+            ("TAILYARD_WORKERS", "0"),
+            ("CLIENT_ID_FILE", "/id"),
+            ("TAILYARD_HEADSCALE_KEY_FILE", "/key"),
+        ];
+        let faults = read(&bad).expect_err("faults");
+        assert_eq!(faults.0.len(), 8, "{faults}");
+        let nowhere = Reconciler::read(&BTreeMap::new(), &Flags::new()).expect_err("no API");
+        assert!(nowhere.to_string().contains("--kubeconfig"), "{nowhere}");
+    }
+
+    #[test]
+    fn each_control_plane_has_its_credentials() {
+        let headscale = [("OPERATOR_LOGIN_SERVER", "https://hs.example.com/"), ("TAILYARD_HEADSCALE_KEY_FILE", "/key")];
+        let control = read(&headscale).expect("settings").control;
+        assert_eq!(
+            (control.url.as_str(), control.credentials),
+            ("https://hs.example.com", Some(Credentials::Headscale { key: "/key".into() }))
+        );
+        let identity = read(&[("CLIENT_ID", "abc")]).expect("settings").control.credentials;
+        assert_eq!(identity, Some(Credentials::Identity { id: "abc".into(), token: Reconciler::IDENTITY_TOKEN.into() }));
+        assert_eq!(read(&[]).expect("settings").control.credentials, None, "each group may name a Tailnet");
+    }
+
+    #[test]
+    fn the_resolver_knows_the_clusters_domain() {
+        let of = |text: &str| cluster_domain(text, "ts");
+        assert_eq!(of("nameserver 10.0.0.10\nsearch ts.svc.example.org svc.example.org example.org\n").as_deref(), Some("example.org"));
+        assert_eq!(of("search ts.svc.cluster.local. svc.cluster.local. cluster.local.").as_deref(), Some("cluster.local"));
+        assert_eq!(of("search example.org"), None);
+        assert_eq!(of("search ts.svc.a svc.b"), None);
+    }
+}

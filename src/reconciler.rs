@@ -1,0 +1,239 @@
+//! CONTROL PLANE: the tasks of `tailyard reconciler`, and how they are joined.
+//!
+//! Observed objects → pass → writes, level-triggered: watches fill the stores and ask for work by key, workers have a pass
+//! decide and carry it out, and what they write comes back by the watches. One process of several writes: the one that holds
+//! the Lease. What is forwarded never depends on any of it.
+
+pub mod act;
+pub mod classes;
+pub mod control;
+pub mod http;
+pub mod metrics;
+pub mod stores;
+pub mod tailnets;
+pub mod work;
+pub mod world;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+use crate::edge::control::{Control, ControlError, ControlSettings, Credentials, IdentityToken, Rate};
+use crate::edge::files::{self, FilesError};
+use crate::edge::kube::{Cluster, Events, KubeError, Leading, Lease, SERVICE_ACCOUNT, Writes};
+use crate::model::backoff::Backoff;
+use crate::model::group::GroupSettings;
+use crate::model::lease::{Candidate, Terms};
+use crate::model::settings::reconciler::{self as settings, Reconciler as Settings, cluster_domain};
+use crate::model::supervise::Secret;
+use crate::runtime::metrics::MetricsError;
+use crate::runtime::queue::Queue;
+use crate::runtime::tasks::{self, Stop, TaskError, Tasks};
+
+use act::Actor;
+use control::Controls;
+use metrics::Metrics;
+use stores::Stores;
+use tailnets::Tailnets;
+use work::Worker;
+use world::{Key, World};
+
+/// The Lease of all reconcilers of a namespace.
+pub const LEASE: &str = "tailyard-reconciler";
+/// How often everything is looked at though nothing changed: finds what was left behind, and what only time changes.
+const EVERYTHING: Duration = Duration::from_mins(10);
+/// How long leaving may take: a pass that is under way ends, and the Lease is given back.
+const GRACE: Duration = Duration::from_secs(20);
+/// How long a call of a control plane may take.
+const DEADLINE: Duration = Duration::from_secs(20);
+/// How long the DNS may remember where a Service's name pointed.
+const LINGER: Duration = Duration::from_secs(60);
+
+/// The reconciler ended with a failure.
+#[derive(Debug, thiserror::Error)]
+pub enum ReconcilerError {
+    /// The process could not be set up to hear signals.
+    #[error("cannot listen for signals: {0}")]
+    Signals(#[source] std::io::Error),
+    /// The metrics contradict each other.
+    #[error(transparent)]
+    Metrics(#[from] MetricsError),
+    /// The API cannot be used.
+    #[error(transparent)]
+    Kube(#[from] KubeError),
+    /// The credentials of the control plane cannot be read.
+    #[error("credentials of the control plane: {0}")]
+    Credentials(#[source] FilesError),
+    /// A file of credentials is not there.
+    #[error("credentials of the control plane: {0} does not exist; is the Secret mounted?")]
+    NoCredentials(std::path::PathBuf),
+    /// The control plane's client cannot be made.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// A task failed.
+    #[error(transparent)]
+    Task(#[from] TaskError),
+}
+
+/// Runs until it is told to end.
+pub async fn run(settings: Settings) -> Result<(), ReconcilerError> {
+    let mut tasks = Tasks::new();
+    let (leaver, leave) = tasks::stop();
+    stopped(&mut tasks, "signals", tasks::signals(leaver).map_err(ReconcilerError::Signals)?);
+    let metrics = Arc::new(Metrics::new()?);
+    let cluster = cluster(&settings).await?;
+    let queue: Queue<Key> = Queue::new(Arc::new(|failures| Backoff::RECONCILE.after(failures, fastrand::f64())));
+    let watches = stores::watches(cluster.namespace(), &settings.service_namespaces);
+    let world = World::new(settings.default_class.clone(), watches.iter().map(|watch| watch.role));
+    let stores = Stores::new(world, queue.clone());
+    for watch in watches {
+        let (stores, cluster, metrics) = (stores.clone(), cluster.clone(), Arc::clone(&metrics));
+        stopped(&mut tasks, "watch", stores.feed(cluster, watch, move |kind, error| metrics.watch_lost(kind, error)));
+    }
+    let (leading_sender, leading) = watch::channel(None);
+    let counted = Arc::clone(&metrics);
+    let writes = Writes::new(cluster.clone(), leading.clone(), Arc::new(move |verb, kind, fault| counted.requested(verb, kind, fault)));
+    let worker = Arc::new(worker(&settings, &cluster, &stores, &writes, &metrics)?);
+    stopped(&mut tasks, "everything", everything(stores.clone(), leading));
+    if let Some(address) = settings.admin_addr {
+        let sources = Arc::new(http::Sources { stores, writes, metrics });
+        tasks.run_forever("http", http::serve(address, sources, tasks.stop()));
+    }
+    let (done, workers_done) = watch::channel(());
+    for _ in 0..settings.workers {
+        tasks.run_forever("worker", work(queue.clone(), Arc::clone(&worker), tasks.stop(), done.clone()));
+    }
+    drop(done);
+    let candidate = Candidate::new(identity(&settings), Terms::RECONCILER);
+    let election = Lease::new(cluster, LEASE, candidate);
+    tasks.run_forever("lease", election.hold(leading_sender, finished(workers_done)));
+    let stopper = tasks.stopper();
+    tasks.run_forever("leave", async move {
+        leave.requested().await;
+        queue.close();
+        stopper.stop();
+    });
+    tasks.run(GRACE).await?;
+    Ok(())
+}
+
+/// Works until the queue is closed. Holds `_done` for as long: the Lease is given back when nobody writes any more.
+async fn work(queue: Queue<Key>, worker: Arc<Worker>, stop: Stop, _done: watch::Sender<()>) {
+    while let Some(taken) = queue.next().await {
+        let ended = worker.work(taken.key().clone()).await;
+        taken.end(ended);
+    }
+    // A queue that was closed by another way than the stop is left to end the process.
+    stop.requested().await;
+}
+
+/// Ends when all who hold the sender are gone.
+async fn finished(mut done: watch::Receiver<()>) {
+    while done.changed().await.is_ok() {}
+}
+
+/// Asks for everything when this process begins to lead with complete stores, and now and then after that.
+async fn everything(stores: Stores, mut leading: watch::Receiver<Option<Leading>>) {
+    stores.synced().await;
+    loop {
+        if leading.wait_for(Option::is_some).await.is_err() {
+            return;
+        }
+        for key in stores.world().all() {
+            stores.queue().add(key);
+        }
+        tokio::select! {
+            ended = leading.wait_for(Option::is_none) => if ended.is_err() { return },
+            () = sleep(EVERYTHING) => {}
+        }
+    }
+}
+
+fn worker(
+    settings: &Settings,
+    cluster: &Cluster,
+    stores: &Stores,
+    writes: &Writes,
+    metrics: &Arc<Metrics>,
+) -> Result<Worker, ReconcilerError> {
+    let controls = Arc::new(Controls::new());
+    own_control(&settings.control, &controls)?;
+    let resolver = std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
+    let domain = settings.cluster_domain.clone().or_else(|| cluster_domain(&resolver, cluster.namespace()));
+    let group = GroupSettings {
+        namespace: cluster.namespace().to_owned(),
+        image: settings.image.clone(),
+        tags: settings.tags.clone(),
+        firewall: settings.firewall.clone(),
+        cluster_domain: domain.unwrap_or_else(|| "cluster.local".to_owned()),
+        ports: settings.ports,
+        drain_grace: settings.drain_grace,
+        service_monitors: false,
+        linger: LINGER,
+    };
+    let events = Events::new(writes.clone(), "tailyard-reconciler", settings.name.clone().unwrap_or_else(|| LEASE.to_owned()));
+    Ok(Worker {
+        stores: stores.clone(),
+        actor: Actor::new(writes.clone(), events, stores.clone(), Arc::clone(&controls)),
+        controls,
+        tailnets: Tailnets::new(cluster.clone(), settings.service_account.clone(), settings.control.ca.clone()),
+        settings: Arc::new(group),
+        metrics: Arc::clone(metrics),
+    })
+}
+
+async fn cluster(settings: &Settings) -> Result<Cluster, KubeError> {
+    let cluster = match (&settings.kubeconfig, &settings.kube) {
+        (Some(file), _) => Cluster::kubeconfig(file).await?,
+        (None, Some(kube)) => Cluster::in_pod(&kube.server, Path::new(SERVICE_ACCOUNT)).await?,
+        (None, None) => Cluster::kubeconfig(Path::new("")).await?,
+    };
+    Ok(match &settings.namespace {
+        Some(namespace) => cluster.within(namespace),
+        None => cluster,
+    })
+}
+
+/// The control plane of groups that name no Tailnet.
+fn own_control(settings: &settings::Control, controls: &Controls) -> Result<(), ReconcilerError> {
+    let secret = |path: &Path| {
+        let bytes = files::read_one(path).map_err(ReconcilerError::Credentials)?;
+        let bytes = bytes.ok_or_else(|| ReconcilerError::NoCredentials(path.to_owned()))?;
+        Ok::<_, ReconcilerError>(String::from_utf8_lossy(&bytes).trim().to_owned())
+    };
+    let credentials = match &settings.credentials {
+        None => return Ok(()),
+        Some(settings::Credentials::OAuth { id, secret: file }) => {
+            Credentials::OAuth { client_id: secret(id)?, client_secret: Secret::new(secret(file)?) }
+        }
+        Some(settings::Credentials::Identity { id, token }) => {
+            Credentials::Identity { client_id: id.clone(), token: IdentityToken::File(token.clone()) }
+        }
+        Some(settings::Credentials::Headscale { key }) => Credentials::Headscale { api_key: Secret::new(secret(key)?) },
+    };
+    let url = settings.url.clone();
+    let made =
+        Control::new(ControlSettings { url: url.clone(), credentials, ca: settings.ca.clone(), rate: Rate::DEFAULT, deadline: DEADLINE })?;
+    controls.ready(None, "", url, made);
+    Ok(())
+}
+
+/// A name that no other process has: a Pod's container that starts again is another candidate.
+fn identity(settings: &Settings) -> String {
+    let name = settings.name.as_deref().unwrap_or(LEASE);
+    format!("{name}_{:08x}", fastrand::u32(..))
+}
+
+/// Starts a task that ends when all are told to.
+fn stopped(tasks: &mut Tasks, name: &'static str, work: impl Future<Output = ()> + Send + 'static) {
+    let stop = tasks.stop();
+    tasks.run_forever(name, async move {
+        tokio::select! {
+            () = work => {}
+            () = stop.requested() => {}
+        }
+    });
+}

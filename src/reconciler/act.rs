@@ -1,0 +1,398 @@
+//! Carries out what a pass came to, in the order in which it is safe, and puts what the API server answered into the stores.
+//!
+//! Stops at the first step that fails: the whole pass is made again from what is then. A control plane that cannot be asked
+//! holds up nothing but what depends on it. Nothing is decided here.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use futures_util::stream::{StreamExt, iter};
+use serde_json::{Map, Value, json};
+use tokio::time::Instant;
+
+use super::control::{Controls, Denied};
+use super::stores::Stores;
+use super::world::Role;
+use crate::api::condition::PROXY_GROUP_READY;
+use crate::api::names::FINALIZER;
+use crate::edge::control::AuthKey;
+use crate::edge::kube::{About, Events, KubeError, Part, Resource, Told, Writes};
+use crate::model::conditions::{self, Status, Wanted};
+use crate::model::group::{ControlAction, Delete, GroupUpdate, Notice, Observed, Pass, ServiceUpdate, Subject};
+use crate::model::objects::{Manifest, ObjectRef, applied};
+
+/// Writes of one kind that are under way at a time.
+const AT_ONCE: usize = 16;
+
+/// A pass could not be carried out whole.
+#[derive(Debug, thiserror::Error)]
+pub enum ActError {
+    /// The API refused a write, or could not be asked.
+    #[error(transparent)]
+    Write(#[from] KubeError),
+    /// The control plane refused, or could not be asked.
+    #[error(transparent)]
+    Control(#[from] Denied),
+}
+
+impl ActError {
+    /// A closed set of words for metric labels and Event reasons.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Write(error) => error.kind(),
+            Self::Control(error) => error.kind(),
+        }
+    }
+
+    /// When a retry makes sense at the earliest, if the server said so.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Write(_) => None,
+            Self::Control(error) => error.retry_after(),
+        }
+    }
+}
+
+/// How a pass went that met no fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Acted {
+    /// Everything is done.
+    Done,
+    /// Something was in the way that the stores did not show; they do now.
+    Surprised,
+}
+
+/// Does what passes come to.
+#[derive(Debug)]
+pub struct Actor {
+    writes: Writes,
+    events: Events,
+    stores: Stores,
+    controls: Arc<Controls>,
+    /// The manifest last applied to an object and the version that came of it. The same manifest wanted again at that version
+    /// means that the API server keeps the object in another form, which is not worth a write each time.
+    settled: Mutex<HashMap<ObjectRef, (String, u64)>>,
+}
+
+/// The versions of users' Services, which grow with each of our own writes to them.
+type Versions = Mutex<BTreeMap<(String, String), String>>;
+
+impl Actor {
+    /// One that writes by this door.
+    #[must_use]
+    pub fn new(writes: Writes, events: Events, stores: Stores, controls: Arc<Controls>) -> Self {
+        Self { writes, events, stores, controls, settled: Mutex::default() }
+    }
+
+    /// The door by which it writes.
+    #[must_use]
+    pub fn writes(&self) -> &Writes {
+        &self.writes
+    }
+
+    /// Carries out a pass over what was observed.
+    pub async fn carry_out(&self, observed: &Observed, pass: Pass) -> Result<Acted, ActError> {
+        let update = pass.group.unwrap_or_default();
+        let (added, dropped) =
+            update.finalizers.as_ref().map_or((None, None), |all| if held(all) { (Some(all), None) } else { (None, Some(all)) });
+        if let Some(finalizers) = added {
+            self.group_finalizers(observed, finalizers).await?;
+        }
+        let versions = Versions::default();
+        at_once(pass.services.iter().map(|update| self.service(update, &versions, When::Before).boxed()).collect()).await?;
+        if self.apply(&observed.name, pass.apply).await? == Acted::Surprised {
+            return Ok(Acted::Surprised);
+        }
+        at_once(pass.services.iter().map(|update| self.service(update, &versions, When::Between).boxed()).collect()).await?;
+        for run in runs(pass.delete, |delete: &Delete| delete.object.kind) {
+            at_once(run.into_iter().map(|delete| self.delete(delete).boxed()).collect()).await?;
+        }
+        let denied = self.control(observed, pass.control).await?;
+        at_once(pass.services.iter().map(|update| self.service(update, &versions, When::After).boxed()).collect()).await?;
+        if let Some(finalizers) = dropped.filter(|_| denied.is_none()) {
+            self.group_finalizers(observed, finalizers).await?;
+        }
+        self.group_status(observed, &update).await?;
+        self.tell(observed, pass.events).await;
+        denied.map_or(Ok(Acted::Done), |denied| Err(denied.into()))
+    }
+
+    /// Has a group say that the API refuses something of it. Nothing is written if it says so already.
+    pub async fn refused(&self, observed: &Observed, why: &str) -> Result<(), KubeError> {
+        let Some(group) = &observed.group else { return Ok(()) };
+        let mut status = group.status.clone().unwrap_or_default();
+        let generation = group.metadata.generation.unwrap_or_default();
+        let (reason, message) = ("ProxyGroupCreationFailed", why.to_owned());
+        let wanted = Wanted { kind: PROXY_GROUP_READY, status: Status::False, reason, message: message.clone(), generation };
+        if !conditions::set(&mut status.conditions, &wanted, observed.now) {
+            return Ok(());
+        }
+        self.group_status(observed, &GroupUpdate { status: Some(status), ..GroupUpdate::default() }).await?;
+        self.tell(observed, vec![Notice { subject: Subject::Group, warning: true, reason, message }]).await;
+        Ok(())
+    }
+
+    /// Tells an Event about an object. A failure is logged.
+    pub async fn notice(&self, about: About, notice: Notice) {
+        let Notice { warning, reason, message, .. } = notice;
+        if let Err(error) = self.events.tell(Told { about, warning, reason, message }).await {
+            tracing::warn!(kind = error.kind(), "an Event is lost: {error}");
+        }
+    }
+
+    async fn group_finalizers(&self, observed: &Observed, finalizers: &[String]) -> Result<(), KubeError> {
+        let Some(group) = &observed.group else { return Ok(()) };
+        let metadata = json!({"resourceVersion": group.metadata.resource_version, "finalizers": finalizers});
+        self.group(&observed.name, Part::Object, json!({ "metadata": metadata })).await
+    }
+
+    async fn group_status(&self, observed: &Observed, update: &GroupUpdate) -> Result<(), KubeError> {
+        let Some(status) = &update.status else { return Ok(()) };
+        match self.group(&observed.name, Part::Status, json!({ "status": whole(status) })).await {
+            // Its finalizer was the last thing that kept it.
+            Err(error) if error.kind() == "NotFound" => Ok(()),
+            done => done,
+        }
+    }
+
+    async fn group(&self, name: &str, part: Part, patch: Value) -> Result<(), KubeError> {
+        let value = self.writes.merge(Resource::PROXY_GROUP, "", name, part, &patch).await?;
+        self.stores.assume(Role::Group, value);
+        Ok(())
+    }
+
+    /// What is to be done with a Service at this point: its finalizer before there is anything to take away again, its name
+    /// and conditions when what they point to is there, and its finalizer's end when nothing of it is left.
+    async fn service(&self, update: &ServiceUpdate, versions: &Versions, when: When) -> Result<(), KubeError> {
+        let finalizers = update.finalizers.as_ref().filter(|all| match when {
+            When::Before => held(all),
+            When::Between => false,
+            When::After => !held(all),
+        });
+        if let Some(finalizers) = finalizers {
+            self.change_service(update, versions, Part::Object, json!({"metadata": {"finalizers": finalizers}})).await?;
+        }
+        if when != When::Between {
+            return Ok(());
+        }
+        if let Some(name) = &update.external_name {
+            self.change_service(update, versions, Part::Object, json!({"spec": {"externalName": name}})).await?;
+        }
+        if let Some(conditions) = &update.conditions {
+            self.change_service(update, versions, Part::Status, json!({"status": {"conditions": conditions}})).await?;
+        }
+        Ok(())
+    }
+
+    /// Changes a Service that is still the one that was observed. One that is gone needs nothing any more.
+    async fn change_service(&self, update: &ServiceUpdate, versions: &Versions, part: Part, mut patch: Value) -> Result<(), KubeError> {
+        let id = (update.namespace.clone(), update.name.clone());
+        let own = versions.lock().unwrap_or_else(PoisonError::into_inner).get(&id).cloned();
+        let version = own.or_else(|| update.resource_version.clone());
+        patch["metadata"]["resourceVersion"] = json!(version);
+        patch["metadata"]["uid"] = json!(update.uid);
+        let value = match self.writes.merge(Resource::SERVICE, &update.namespace, &update.name, part, &patch).await {
+            Err(error) if error.kind() == "NotFound" => return Ok(()),
+            done => done?,
+        };
+        if let Some(version) = value["metadata"]["resourceVersion"].as_str() {
+            versions.lock().unwrap_or_else(PoisonError::into_inner).insert(id, version.to_owned());
+        }
+        self.stores.assume(Role::Service, value);
+        Ok(())
+    }
+
+    async fn apply(&self, group: &str, manifests: Vec<Manifest>) -> Result<Acted, KubeError> {
+        let surprised = AtomicBool::new(false);
+        for run in runs(manifests, |manifest: &Manifest| manifest.object.kind) {
+            at_once(run.into_iter().map(|manifest| self.apply_noting(group, manifest, &surprised).boxed()).collect()).await?;
+        }
+        Ok(if surprised.into_inner() { Acted::Surprised } else { Acted::Done })
+    }
+
+    async fn apply_noting(&self, group: &str, manifest: Manifest, surprised: &AtomicBool) -> Result<(), KubeError> {
+        if self.apply_one(group, manifest).await? == Acted::Surprised {
+            surprised.store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    async fn apply_one(&self, group: &str, manifest: Manifest) -> Result<Acted, KubeError> {
+        let object = &manifest.object;
+        let hash = applied(&manifest.value).unwrap_or_default().to_owned();
+        match self.stores.version(object) {
+            // What exists and carries no label of ours is shown by no watch: it must be seen before it is overwritten.
+            None => {
+                if let Some(found) = self.writes.look(object).await? {
+                    self.stores.found(group, object.clone(), found, Instant::now());
+                    return Ok(Acted::Surprised);
+                }
+            }
+            Some(version) => {
+                let settled = self.settled.lock().unwrap_or_else(PoisonError::into_inner);
+                if settled.get(object).is_some_and(|(last, at)| *last == hash && *at == version) {
+                    return Ok(Acted::Done);
+                }
+            }
+        }
+        let object = object.clone();
+        let value = self.writes.apply(&manifest).await?;
+        self.stores.assume(Role::Owned(object.kind), value);
+        if let Some(version) = self.stores.version(&object) {
+            self.settled.lock().unwrap_or_else(PoisonError::into_inner).insert(object, (hash, version));
+        }
+        Ok(Acted::Done)
+    }
+
+    async fn delete(&self, delete: Delete) -> Result<(), KubeError> {
+        self.writes.delete(&delete).await?;
+        self.stores.deleted(&delete.object, delete.uid.as_deref());
+        self.settled.lock().unwrap_or_else(PoisonError::into_inner).remove(&delete.object);
+        Ok(())
+    }
+
+    /// Asks the control plane. What it denies is returned, for the rest must go on; what the API denies ends the pass.
+    async fn control(&self, observed: &Observed, actions: Vec<ControlAction>) -> Result<Option<Denied>, KubeError> {
+        let tailnet = observed.group.as_ref().and_then(|group| group.spec.tailnet.as_deref());
+        let replicas = observed.group.as_ref().and_then(|group| group.spec.replicas).and_then(|count| count.try_into().ok()).unwrap_or(2);
+        let mut denied = None;
+        for action in actions {
+            if !self.writes.open() {
+                break;
+            }
+            let done = match action {
+                ControlAction::DeleteDevice { id, then, .. } => {
+                    self.with_record(self.controls.delete_device(tailnet, &id).await, then).await?
+                }
+                ControlAction::RevokeKey { id, then, .. } => self.with_record(self.controls.revoke_key(tailnet, &id).await, then).await?,
+                ControlAction::MintKey { ordinal, tags, draft, reissue } => {
+                    let note = format!("tailyard {}-{ordinal}", observed.name);
+                    let limit = reissue.then_some((observed.name.as_str(), replicas));
+                    match self.controls.mint_key(tailnet, &tags, &note, limit).await {
+                        Ok(key) => self.keep(observed, tailnet, &key, draft.with_key(&key.id, key.key.reveal())).await.map(Ok)?,
+                        Err(error) => Err(error),
+                    }
+                }
+            };
+            if let Err(error) = done {
+                tracing::warn!(kind = error.kind(), group = observed.name, "{error}");
+                denied = Some(error);
+            }
+        }
+        Ok(denied)
+    }
+
+    /// Writes a new auth key where its replica finds it.
+    async fn keep(&self, observed: &Observed, tailnet: Option<&str>, key: &AuthKey, secret: Manifest) -> Result<(), KubeError> {
+        let written = self.apply_one(&observed.name, secret).await;
+        if !matches!(written, Ok(Acted::Done)) {
+            // A key that nobody can find is of no use to anybody honest.
+            if let Err(error) = self.controls.revoke_key(tailnet, &key.id).await {
+                tracing::warn!(kind = error.kind(), key = key.id, "an unused auth key is left: {error}");
+            }
+        }
+        written.map(drop)
+    }
+
+    /// Takes the record of something away that the control plane has let go.
+    async fn with_record(&self, gone: Result<(), Denied>, record: Vec<Delete>) -> Result<Result<(), Denied>, KubeError> {
+        if gone.is_ok() {
+            for delete in record {
+                self.delete(delete).await?;
+            }
+        }
+        Ok(gone)
+    }
+
+    async fn tell(&self, observed: &Observed, notices: Vec<Notice>) {
+        for notice in notices {
+            let about = match &notice.subject {
+                Subject::Group => {
+                    let uid = observed.group.as_ref().and_then(|group| group.metadata.uid.clone());
+                    about(Resource::PROXY_GROUP, "", &observed.name, uid)
+                }
+                Subject::Service { namespace, name } => {
+                    let service = observed.services.get(&(namespace.clone(), name.clone()));
+                    about(Resource::SERVICE, namespace, name, service.and_then(|service| service.metadata.uid.clone()))
+                }
+            };
+            self.notice(about, notice).await;
+        }
+    }
+}
+
+/// When something is done with a Service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum When {
+    /// Before anything is made for it.
+    Before,
+    /// When everything is made.
+    Between,
+    /// When everything is taken away.
+    After,
+}
+
+/// Whether finalizers hold an object for us.
+fn held(finalizers: &[String]) -> bool {
+    finalizers.iter().any(|name| name == FINALIZER)
+}
+
+/// Does all, some at a time; all are tried, and the first failure is returned.
+async fn at_once(all: Vec<BoxFuture<'_, Result<(), KubeError>>>) -> Result<(), KubeError> {
+    let mut outcome = Ok(());
+    let mut doing = iter(all).buffer_unordered(AT_ONCE);
+    while let Some(done) = doing.next().await {
+        outcome = outcome.and(done);
+    }
+    outcome
+}
+
+/// What an Event is about.
+#[must_use]
+pub fn about(resource: Resource, namespace: &str, name: &str, uid: Option<String>) -> About {
+    About { resource, namespace: namespace.to_owned(), name: name.to_owned(), uid: uid.unwrap_or_default() }
+}
+
+/// A status as a merge patch that also drops what is not in it.
+#[must_use]
+pub fn whole(status: &impl serde::Serialize) -> Value {
+    let mut value = serde_json::to_value(status).unwrap_or_default();
+    let fields = ["conditions", "devices", "url"].map(|key| (key.to_owned(), Value::Null));
+    let mut patch: Map<String, Value> = fields.into_iter().collect();
+    patch.extend(value.as_object_mut().map(std::mem::take).unwrap_or_default());
+    Value::Object(patch)
+}
+
+/// Cuts a list where the kind changes: only what is of one kind may be done at once.
+fn runs<T, K: PartialEq>(all: Vec<T>, kind: impl Fn(&T) -> K) -> Vec<Vec<T>> {
+    let mut runs: Vec<Vec<T>> = Vec::new();
+    for one in all {
+        match runs.last_mut().filter(|run| run.last().is_some_and(|last| kind(last) == kind(&one))) {
+            Some(run) => run.push(one),
+            None => runs.push(vec![one]),
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_neighbours_of_one_kind_are_done_at_once() {
+        assert_eq!(runs(vec![1, 1, 2, 1], |n| *n), [vec![1, 1], vec![2], vec![1]]);
+        assert_eq!(runs(Vec::<u8>::new(), |n| *n), Vec::<Vec<u8>>::new());
+    }
+
+    #[test]
+    fn a_status_drops_what_is_not_in_it() {
+        assert_eq!(whole(&json!({"url": "x"})), json!({"conditions": null, "devices": null, "url": "x"}));
+    }
+}

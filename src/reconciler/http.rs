@@ -1,0 +1,94 @@
+//! What the reconciler says over HTTP: `/healthz`, `/readyz`, `/metrics`. No request changes anything.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use hyper::StatusCode;
+use tokio::time::sleep;
+
+use super::metrics::{Metrics, Snapshot};
+use super::stores::Stores;
+use super::world::{Role, World};
+use crate::edge::kube::Writes;
+use crate::model::backoff::Backoff;
+use crate::runtime::admin::{Limits, Routes, Server, text, typed};
+use crate::runtime::metrics::CONTENT_TYPE;
+use crate::runtime::tasks::Stop;
+
+/// What answers are made from.
+#[derive(Debug)]
+pub struct Sources {
+    /// What is known.
+    pub stores: Stores,
+    /// Whether this process leads.
+    pub writes: Writes,
+    /// What was counted.
+    pub metrics: Arc<Metrics>,
+}
+
+impl Sources {
+    fn snapshot(&self) -> Snapshot {
+        let (leader, queue) = (self.writes.open(), self.stores.queue());
+        let (depth, oldest) = (queue.depth(), queue.oldest());
+        let world = self.stores.world();
+        let (groups, services) = (world.count(Role::Group), world.count(Role::Service));
+        Snapshot { leader, synced: world.missing().is_empty(), depth, oldest, groups, services, objects: objects(&world) }
+    }
+
+    /// What is in the way of readiness, one to a line; nothing if it is ready. A process that does not lead is ready: it is
+    /// there to lead when the other is not.
+    fn missing(&self) -> String {
+        let missing = self.stores.world().missing();
+        missing.iter().map(|role| format!("no complete list of {} yet\n", name(*role))).collect()
+    }
+}
+
+/// Listens on an address until the stop is requested; tries again for ever while it cannot be had.
+pub async fn serve(address: SocketAddr, sources: Arc<Sources>, stop: Stop) {
+    let routes = routes(&sources);
+    let mut retry = Backoff::DAEMON;
+    loop {
+        match Server::bind(address, routes.clone(), Limits::default()).await {
+            Ok(server) => {
+                tracing::info!(address = %server.address(), "listening");
+                return server.serve(async move { stop.requested().await }).await;
+            }
+            Err(error) => tracing::error!(kind = error.kind(), "{error}"),
+        }
+        tokio::select! {
+            () = sleep(retry.next(fastrand::f64())) => {}
+            () = stop.requested() => return,
+        }
+    }
+}
+
+fn routes(sources: &Arc<Sources>) -> Routes {
+    let (ready, scraped) = (Arc::clone(sources), Arc::clone(sources));
+    Routes::new()
+        .with("/healthz", |_| async { text(StatusCode::OK, "ok\n") })
+        .with("/readyz", move |_| {
+            let missing = ready.missing();
+            async move { if missing.is_empty() { text(StatusCode::OK, "ok\n") } else { text(StatusCode::SERVICE_UNAVAILABLE, missing) } }
+        })
+        .with("/metrics", move |_| {
+            let page = scraped.metrics.page(&scraped.snapshot());
+            async move { typed(StatusCode::OK, CONTENT_TYPE, page) }
+        })
+}
+
+fn objects(world: &World) -> Vec<(&'static str, usize)> {
+    world.roles().map(|role| (name(role), world.count(role))).collect()
+}
+
+/// A role in a word.
+fn name(role: Role) -> &'static str {
+    match role {
+        Role::Group => "ProxyGroup",
+        Role::Class => "ProxyClass",
+        Role::Tailnet => "Tailnet",
+        Role::Service => "Service of users",
+        Role::Pod => "Pod",
+        Role::Node => "Node",
+        Role::Owned(kind) => kind.name(),
+    }
+}

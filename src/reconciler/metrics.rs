@@ -1,0 +1,170 @@
+//! Every metric of the reconciler: what it did is counted as it happens, what it has is sampled at each scrape.
+
+use std::time::Duration;
+
+use crate::edge::kube::Verb;
+use crate::runtime::metrics::{Counter, Description, Histogram, Kind, MetricsError, Registry, Sampled};
+use crate::runtime::queue::Depth;
+
+/// From a store that has it all to a control plane that takes its time.
+const SECONDS: [f64; 10] = [0.001, 0.005, 0.02, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0];
+
+/// All families of the reconciler.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    reconciles: Counter<2>,
+    seconds: Histogram<1>,
+    errors: Counter<2>,
+    requests: Counter<3>,
+    writes: Counter<2>,
+    watch_faults: Counter<2>,
+    leader: Sampled<0>,
+    synced: Sampled<0>,
+    depth: Sampled<1>,
+    oldest: Sampled<0>,
+    groups: Sampled<0>,
+    services: Sampled<0>,
+    objects: Sampled<1>,
+}
+
+/// What a scrape samples.
+#[derive(Debug, Clone, Default)]
+pub struct Snapshot {
+    /// Whether this process leads.
+    pub leader: bool,
+    /// Whether every watch has had its first complete list.
+    pub synced: bool,
+    /// How the queue stands.
+    pub depth: Depth,
+    /// How long the key that is ready longest has waited.
+    pub oldest: Option<Duration>,
+    /// Groups that exist.
+    pub groups: usize,
+    /// Users' Services that concern a group.
+    pub services: usize,
+    /// Objects that the stores hold, by kind.
+    pub objects: Vec<(&'static str, usize)>,
+}
+
+impl Metrics {
+    /// Creates every family. Fails if two have one name or a name is malformed; that is a fault of this program.
+    pub fn new() -> Result<Self, MetricsError> {
+        let mut registry = Registry::new();
+        let r = &mut registry;
+        let build = r.gauge("tailyard_reconciler_build_info", "The version that runs; always 1", ["version"])?;
+        build.set([env!("CARGO_PKG_VERSION")], 1.0);
+        Ok(Self {
+            reconciles: r.counter("tailyard_reconcile_total", "Looks at an object and what belongs to it", ["kind", "outcome"])?,
+            seconds: r.histogram("tailyard_reconcile_seconds", "How long a look took, writes included", ["kind"], &SECONDS)?,
+            errors: r.counter(
+                "tailyard_reconcile_errors_total",
+                "Looks that failed and are made again, by the kind of the fault",
+                ["kind", "error"],
+            )?,
+            requests: r.counter(
+                "tailyard_api_requests_total",
+                "Requests to the API server but for watches and the Lease",
+                ["verb", "kind", "outcome"],
+            )?,
+            writes: r.counter("tailyard_api_writes_total", "Requests that changed an object", ["verb", "kind"])?,
+            watch_faults: r.counter(
+                "tailyard_watch_faults_total",
+                "Watches of the API server that broke or could not be had",
+                ["kind", "error"],
+            )?,
+            leader: r.sampled("tailyard_leader", Kind::Gauge, "1 if this process is the one that writes", []),
+            synced: r.sampled("tailyard_stores_synced", Kind::Gauge, "1 once everything was listed; before that nothing is written", []),
+            depth: r.sampled("tailyard_queue_depth", Kind::Gauge, "Keys by where they are: ready, waiting, running, failing", ["state"]),
+            oldest: r.sampled("tailyard_queue_oldest_seconds", Kind::Gauge, "How long the key that is ready longest has waited", []),
+            groups: r.sampled("tailyard_managed_groups", Kind::Gauge, "ProxyGroups", []),
+            services: r.sampled("tailyard_managed_services", Kind::Gauge, "Users' Services that concern a ProxyGroup", []),
+            objects: r.sampled("tailyard_store_objects", Kind::Gauge, "Objects that are kept in memory", ["kind"]),
+            registry,
+        })
+    }
+
+    /// A look is over.
+    pub fn reconciled(&self, kind: &str, took: Duration, error: Option<&str>) {
+        self.reconciles.inc([kind, if error.is_some() { "error" } else { "ok" }]);
+        self.seconds.observe([kind], took.as_secs_f64());
+        if let Some(error) = error {
+            self.errors.inc([kind, error]);
+        }
+    }
+
+    /// A request is over.
+    pub fn requested(&self, verb: Verb, kind: &str, fault: Option<&str>) {
+        self.requests.inc([verb.name(), kind, fault.unwrap_or("ok")]);
+        let changes = matches!(verb, Verb::Patch | Verb::Create | Verb::Update | Verb::Delete);
+        if changes && fault.is_none() {
+            self.writes.inc([verb.name(), kind]);
+        }
+    }
+
+    /// A watch broke.
+    pub fn watch_lost(&self, kind: &str, error: &str) {
+        self.watch_faults.inc([kind, error]);
+    }
+
+    /// The page of a scrape.
+    #[must_use]
+    pub fn page(&self, now: &Snapshot) -> String {
+        let flag = |on: bool| if on { 1.0 } else { 0.0 };
+        let mut page = self.registry.page();
+        page.write(&self.leader, [([], flag(now.leader))]);
+        page.write(&self.synced, [([], flag(now.synced))]);
+        let Depth { ready, waiting, running, failing } = now.depth;
+        let depth = [("ready", ready), ("waiting", waiting), ("running", running), ("failing", failing)];
+        page.write(&self.depth, depth.map(|(state, count)| ([state], size(count))));
+        page.write(&self.oldest, [([], now.oldest.unwrap_or_default().as_secs_f64())]);
+        page.write(&self.groups, [([], size(now.groups))]);
+        page.write(&self.services, [([], size(now.services))]);
+        page.write(&self.objects, now.objects.iter().map(|(kind, count)| ([*kind], size(*count))));
+        page.finish()
+    }
+
+    /// Every family, in the order of the page.
+    #[must_use]
+    pub fn descriptions(&self) -> &[Description] {
+        self.registry.descriptions()
+    }
+
+    /// The table of all families as docs/metrics.md has it.
+    #[must_use]
+    pub fn table(&self) -> String {
+        Description::table(self.descriptions())
+    }
+}
+
+/// Counts above 2^53 lose their last digits, which nobody has.
+#[allow(clippy::cast_precision_loss)]
+fn size(count: usize) -> f64 {
+    count as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_tells_what_was_done_and_what_there_is() {
+        let metrics = Metrics::new().expect("families");
+        metrics.reconciled("ProxyGroup", Duration::from_millis(3), Some("Conflict"));
+        metrics.requested(Verb::Patch, "Service", None);
+        metrics.requested(Verb::Patch, "Service", Some("Conflict"));
+        metrics.requested(Verb::Get, "Secret", None);
+        let page = metrics.page(&Snapshot { leader: true, groups: 2, objects: vec![("Pod", 4)], ..Snapshot::default() });
+        for line in [
+            "tailyard_reconcile_errors_total{error=\"Conflict\",kind=\"ProxyGroup\"} 1",
+            "tailyard_api_requests_total{kind=\"Service\",outcome=\"Conflict\",verb=\"patch\"} 1",
+            "tailyard_api_writes_total{kind=\"Service\",verb=\"patch\"} 1",
+            "tailyard_leader 1",
+            "tailyard_managed_groups 2",
+            "tailyard_store_objects{kind=\"Pod\"} 4",
+        ] {
+            assert!(page.lines().any(|shown| shown == line), "{line} in {page}");
+        }
+        assert!(!page.contains("tailyard_api_writes_total{kind=\"Secret\""), "reading is no write");
+    }
+}

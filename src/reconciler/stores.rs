@@ -1,0 +1,188 @@
+//! The stores as the tasks share them: watches fill them, and what changes asks for work.
+//!
+//! One task for each watch. A watch that is lost keeps what is known; a kind that the cluster does not have is an empty store.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use serde_json::Value;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::world::{Key, Role, World};
+use crate::edge::kube::{Change, Cluster, Follow, Resource};
+use crate::model::backoff::Backoff;
+use crate::model::objects::{Kind, ObjectRef};
+use crate::runtime::queue::Queue;
+
+/// Changes that come together are looked at together.
+const GATHER: Duration = Duration::from_millis(20);
+/// What the reconciler made carries this label.
+const MANAGED: &str = "tailscale.com/managed=true";
+/// What belongs to a group itself carries these.
+const OF_A_GROUP: &str = "tailscale.com/managed=true,tailscale.com/parent-resource-type=proxygroup";
+
+/// One watch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Watch {
+    /// What its objects are to us.
+    pub role: Role,
+    /// What is followed.
+    pub follow: Follow,
+}
+
+/// The stores. Clones are the same.
+#[derive(Debug, Clone)]
+pub struct Stores {
+    world: Arc<Mutex<World>>,
+    queue: Queue<Key>,
+    /// Whether every watch has had its first complete list.
+    synced: watch::Sender<bool>,
+}
+
+/// Every watch: of the objects in `namespace`, and of Services in these namespaces or in all.
+#[must_use]
+pub fn watches(namespace: &str, service_namespaces: &[String]) -> Vec<Watch> {
+    let everywhere = |role, resource| Watch { role, follow: Follow { resource, namespace: None, labels: None } };
+    let here = |role, resource, labels| {
+        let namespace = Some(namespace.to_owned());
+        Watch { role, follow: Follow { resource, namespace, labels: Some(labels) } }
+    };
+    let mut all = vec![
+        everywhere(Role::Group, Resource::PROXY_GROUP),
+        everywhere(Role::Class, Resource::PROXY_CLASS),
+        everywhere(Role::Tailnet, Resource::TAILNET),
+        here(Role::Pod, Resource::POD, OF_A_GROUP),
+    ];
+    for kind in Kind::ALL {
+        let labels = match kind {
+            // Children of users' Services, and what Kubernetes derives from them; metrics Services name no parent.
+            Kind::Service | Kind::EndpointSlice | Kind::ServiceMonitor => MANAGED,
+            _ => OF_A_GROUP,
+        };
+        all.push(here(Role::Owned(kind), kind.into(), labels));
+    }
+    if service_namespaces.is_empty() {
+        all.push(everywhere(Role::Service, Resource::SERVICE));
+        all.push(everywhere(Role::Node, Resource::NODE));
+    }
+    all.extend(service_namespaces.iter().map(|namespace| {
+        let follow = Follow { resource: Resource::SERVICE, namespace: Some(namespace.clone()), labels: None };
+        Watch { role: Role::Service, follow }
+    }));
+    all
+}
+
+impl Stores {
+    /// Stores whose news go to this queue.
+    #[must_use]
+    pub fn new(world: World, queue: Queue<Key>) -> Self {
+        Self { world: Arc::new(Mutex::new(world)), queue, synced: watch::channel(false).0 }
+    }
+
+    /// Follows one kind for ever.
+    pub async fn feed(self, cluster: Cluster, watch: Watch, lost: impl Fn(&'static str, &'static str) + Send) {
+        let Watch { role, follow } = watch;
+        let namespace = follow.namespace.as_deref();
+        let mut changes = Box::pin(cluster.follow(&follow, Backoff::WATCH));
+        let mut told = None;
+        while let Some(change) = changes.next().await {
+            let keys = match change {
+                Change::Begin => {
+                    self.world().begin(role, namespace);
+                    BTreeSet::new()
+                }
+                Change::Listed(value) => self.world().listed(role, namespace, value),
+                Change::Complete => self.complete(role, namespace),
+                Change::Put(value) => self.world().put(role, value),
+                Change::Gone(value) => self.world().gone(role, &value),
+                Change::Unknown => {
+                    if told.replace("Unknown") != Some("Unknown") {
+                        self.unknown(follow.resource);
+                    }
+                    self.world().lacks(role);
+                    // Without groups there is nothing to do; without any other kind, what needs it is off.
+                    if role == Role::Group { BTreeSet::new() } else { self.complete(role, namespace) }
+                }
+                Change::Lost(error) => {
+                    lost(follow.resource.kind, error.kind());
+                    if told.replace(error.kind()) != Some(error.kind()) {
+                        tracing::warn!(kind = error.kind(), "{error}; what is known stays");
+                    }
+                    continue;
+                }
+            };
+            self.ask(keys);
+        }
+    }
+
+    /// Waits until every watch has had its first complete list.
+    pub async fn synced(&self) {
+        // The sender is ours, so it cannot be gone.
+        let _ = self.synced.subscribe().wait_for(|synced| *synced).await;
+    }
+
+    /// What a write of ours returned.
+    pub fn assume(&self, role: Role, value: Value) {
+        let keys = self.world().put(role, value);
+        self.ask(keys);
+    }
+
+    /// What a delete of ours took away.
+    pub fn deleted(&self, object: &ObjectRef, uid: Option<&str>) {
+        let keys = self.world().deleted(object, uid);
+        self.ask(keys);
+    }
+
+    /// What is in the way of a group and shown by no watch.
+    pub fn found(&self, group: &str, object: ObjectRef, value: Value, now: Instant) {
+        self.world().found(group, object, value, now);
+    }
+
+    /// The version of an object, if it is held.
+    #[must_use]
+    pub fn version(&self, object: &ObjectRef) -> Option<u64> {
+        self.world().version(object)
+    }
+
+    /// The queue that is fed.
+    #[must_use]
+    pub fn queue(&self) -> &Queue<Key> {
+        &self.queue
+    }
+
+    /// The stores themselves, for a moment.
+    pub fn world(&self) -> MutexGuard<'_, World> {
+        self.world.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn complete(&self, role: Role, namespace: Option<&str>) -> BTreeSet<Key> {
+        let (keys, missing) = {
+            let mut world = self.world();
+            (world.complete(role, namespace), world.missing())
+        };
+        if missing.is_empty() {
+            self.synced.send_if_modified(|synced| !std::mem::replace(synced, true));
+        }
+        keys
+    }
+
+    fn ask(&self, keys: BTreeSet<Key>) {
+        for key in keys {
+            self.queue.add_after(key, GATHER);
+        }
+    }
+
+    fn unknown(&self, resource: Resource) {
+        let Resource { kind, api_version, .. } = resource;
+        if kind == "ServiceMonitor" {
+            tracing::info!("{kind} of {api_version} is not installed: no ServiceMonitors are made");
+        } else {
+            tracing::warn!(
+                "{kind} of {api_version} is not installed: install the definitions (tailyard crd | kubectl apply --server-side -f -)"
+            );
+        }
+    }
+}

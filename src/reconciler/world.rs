@@ -1,0 +1,391 @@
+//! What the stores hold: every object that concerns the reconciler, and which work each change of one asks for.
+//!
+//! Fed by the watches and by what our own writes returned, whichever is newer, so that a pass sees what earlier passes did.
+//! A list drops what it does not name, and only when it is complete. Nothing is fetched here and nothing decided.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Node, Pod, Secret, Service};
+use serde::Deserialize;
+use serde_json::Value;
+use tokio::time::Instant;
+
+use crate::api::names;
+use crate::api::proxyclass::ProxyClass;
+use crate::api::proxygroup::ProxyGroup;
+use crate::api::tailnet::Tailnet;
+use crate::model::group::{ReplicaConfig, ReplicaState, concerns};
+use crate::model::objects::{Kind, ObjectRef};
+
+use shelf::{Held, Shelf};
+
+mod observe;
+mod shelf;
+
+/// Namespace and name; the namespace of a cluster-wide object is empty.
+pub type Id = (String, String);
+
+/// How long it is believed that an object which no watch shows us is somebody else's.
+const FOREIGN: Duration = Duration::from_secs(30);
+
+/// What is to be looked at.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Key {
+    /// A `ProxyGroup` and everything of its name, whether or not it exists.
+    Group(String),
+    /// A `ProxyClass`.
+    Class(String),
+    /// A `Tailnet`.
+    Tailnet(String),
+}
+
+impl Key {
+    /// The kind, for metrics.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Group(_) => "ProxyGroup",
+            Self::Class(_) => "ProxyClass",
+            Self::Tailnet(_) => "Tailnet",
+        }
+    }
+
+    /// The name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Group(name) | Self::Class(name) | Self::Tailnet(name) => name,
+        }
+    }
+}
+
+/// What the objects of one watch are to us.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Role {
+    /// Groups.
+    Group,
+    /// Classes.
+    Class,
+    /// Tailnets.
+    Tailnet,
+    /// Users' Services, of which only those that concern a group are kept.
+    Service,
+    /// Objects that the reconciler makes.
+    Owned(Kind),
+    /// The groups' Pods.
+    Pod,
+    /// Nodes, for static endpoints.
+    Node,
+}
+
+/// An object as the code reads it, beside its JSON.
+#[derive(Debug, Clone)]
+enum Typed {
+    None,
+    Group(Arc<ProxyGroup>),
+    Class(Arc<ProxyClass>),
+    Tailnet(Arc<Tailnet>),
+    Service(Arc<Service>),
+    Pod(Arc<Pod>),
+    State(Arc<ReplicaState>),
+    Config(Arc<ReplicaConfig>),
+    Node(Arc<Node>),
+}
+
+/// All stores.
+#[derive(Debug)]
+pub struct World {
+    default_class: Option<String>,
+    shelves: BTreeMap<Role, Shelf>,
+    /// Objects by the groups that they are labelled as being of.
+    members: BTreeMap<String, BTreeSet<(Role, Id)>>,
+    /// The groups that have a child for a user's Service.
+    children: BTreeMap<Id, BTreeSet<String>>,
+    /// Objects that have the name of one that a group would make, and are not ours.
+    foreign: BTreeMap<String, BTreeMap<ObjectRef, (Arc<Value>, Instant)>>,
+}
+
+impl World {
+    /// Empty stores, each to be filled by that many watches.
+    #[must_use]
+    pub fn new(default_class: Option<String>, watches: impl IntoIterator<Item = Role>) -> Self {
+        let mut shelves: BTreeMap<Role, Shelf> = BTreeMap::new();
+        for role in watches {
+            shelves.entry(role).or_default().watches += 1;
+        }
+        let (members, children, foreign) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Self { default_class, shelves, members, children, foreign }
+    }
+
+    /// The API has no such kind.
+    pub fn lacks(&mut self, role: Role) {
+        self.shelf(role).lacking = true;
+    }
+
+    /// Whether the API has such a kind, as far as is known.
+    #[must_use]
+    pub fn has(&self, role: Role) -> bool {
+        self.shelves.get(&role).is_some_and(|shelf| !shelf.lacking)
+    }
+
+    /// A list begins.
+    pub fn begin(&mut self, role: Role, namespace: Option<&str>) {
+        self.shelf(role).begin(namespace);
+    }
+
+    /// An object of a list.
+    pub fn listed(&mut self, role: Role, namespace: Option<&str>, value: Value) -> BTreeSet<Key> {
+        self.shelf(role).named(namespace, id(&value));
+        self.put(role, value)
+    }
+
+    /// A list is complete; what it did not name is gone.
+    pub fn complete(&mut self, role: Role, namespace: Option<&str>) -> BTreeSet<Key> {
+        let missing = self.shelf(role).complete(namespace);
+        missing.into_iter().flat_map(|id| self.drop_held(role, &id)).collect()
+    }
+
+    /// An object was made or changed. What is held already, or is older, counts for nothing.
+    pub fn put(&mut self, role: Role, value: Value) -> BTreeSet<Key> {
+        let (id, version) = (id(&value), version(&value));
+        if self.shelf(role).holds(&id, version) {
+            return BTreeSet::new();
+        }
+        let typed = typed(role, &value);
+        if let (Role::Service, Typed::Service(service)) = (role, &typed)
+            && concerns(service).is_empty()
+            && !self.children.contains_key(&id)
+        {
+            return self.drop_held(role, &id);
+        }
+        let held = Held { value: Arc::new(value), version, typed };
+        let mut keys = self.keys(role, &id, &held);
+        let old = self.shelf(role).put(id.clone(), held.clone());
+        if let Some(old) = old {
+            if same(role, &old.value, &held.value) {
+                return BTreeSet::new();
+            }
+            keys.extend(self.keys(role, &id, &old));
+            self.unindex(role, &id, &old.value);
+        }
+        self.index(role, &id, &held.value);
+        keys
+    }
+
+    /// An object is gone; `value` is what it was last.
+    pub fn gone(&mut self, role: Role, value: &Value) -> BTreeSet<Key> {
+        let id = id(value);
+        if self.shelf(role).newer_than(&id, version(value)) {
+            return BTreeSet::new();
+        }
+        self.drop_held(role, &id)
+    }
+
+    /// We deleted an object that had this UID.
+    pub fn deleted(&mut self, object: &ObjectRef, uid: Option<&str>) -> BTreeSet<Key> {
+        let (role, id) = (Role::Owned(object.kind), (object.namespace.clone(), object.name.clone()));
+        let same = |held: &Held| uid.is_none_or(|uid| held.value["metadata"]["uid"] == uid);
+        // One with finalizers stays until they are dropped; its watch says when.
+        let ends = |held: &Held| held.value["metadata"]["finalizers"].as_array().is_none_or(Vec::is_empty);
+        if !self.shelf(role).objects.get(&id).is_some_and(|held| same(held) && ends(held)) {
+            return BTreeSet::new();
+        }
+        self.drop_held(role, &id)
+    }
+
+    /// An object that a group would make exists and is shown by no watch.
+    pub fn found(&mut self, group: &str, object: ObjectRef, value: Value, now: Instant) {
+        self.foreign.entry(group.to_owned()).or_default().insert(object, (Arc::new(value), now));
+    }
+
+    /// Forgets who was in a group's way longer ago than it can be believed. Whether anybody still is.
+    pub fn forget_foreign(&mut self, group: &str, now: Instant) -> bool {
+        let Some(objects) = self.foreign.get_mut(group) else { return false };
+        objects.retain(|_, (_, since)| now - *since < FOREIGN);
+        if objects.is_empty() {
+            self.foreign.remove(group);
+        }
+        self.foreign.contains_key(group)
+    }
+
+    /// Whether an object is held.
+    #[must_use]
+    pub fn holds(&self, object: &ObjectRef) -> bool {
+        let id = (object.namespace.clone(), object.name.clone());
+        self.shelves.get(&Role::Owned(object.kind)).is_some_and(|shelf| shelf.objects.contains_key(&id))
+    }
+
+    /// The version of an object, if it is held.
+    #[must_use]
+    pub fn version(&self, object: &ObjectRef) -> Option<u64> {
+        let id = (object.namespace.clone(), object.name.clone());
+        self.shelves.get(&Role::Owned(object.kind))?.objects.get(&id).map(|held| held.version)
+    }
+
+    /// The version of an object as the API wants it back.
+    #[must_use]
+    pub fn text_version(&self, role: Role, namespace: &str, name: &str) -> Option<String> {
+        let held = self.shelves.get(&role)?.objects.get(&(namespace.to_owned(), name.to_owned()))?;
+        held.value["metadata"]["resourceVersion"].as_str().map(str::to_owned)
+    }
+
+    /// The watches whose first list is not complete. Before it is empty nothing may be written.
+    #[must_use]
+    pub fn missing(&self) -> Vec<Role> {
+        self.shelves.iter().filter(|(_, shelf)| !shelf.synced()).map(|(role, _)| *role).collect()
+    }
+
+    /// Every role that a watch fills.
+    pub fn roles(&self) -> impl Iterator<Item = Role> {
+        self.shelves.keys().copied()
+    }
+
+    /// How many objects are held in a role.
+    #[must_use]
+    pub fn count(&self, role: Role) -> usize {
+        self.shelves.get(&role).map_or(0, |shelf| shelf.objects.len())
+    }
+
+    fn shelf(&mut self, role: Role) -> &mut Shelf {
+        self.shelves.entry(role).or_default()
+    }
+
+    fn drop_held(&mut self, role: Role, id: &Id) -> BTreeSet<Key> {
+        let Some(old) = self.shelf(role).objects.remove(id) else { return BTreeSet::new() };
+        let keys = self.keys(role, id, &old);
+        self.unindex(role, id, &old.value);
+        keys
+    }
+
+    fn index(&mut self, role: Role, id: &Id, value: &Value) {
+        for group in groups(role, value) {
+            self.members.entry(group).or_default().insert((role, id.clone()));
+        }
+        if let Some((parent, group)) = child(role, value) {
+            self.children.entry(parent).or_default().insert(group);
+        }
+    }
+
+    fn unindex(&mut self, role: Role, id: &Id, value: &Value) {
+        for group in groups(role, value) {
+            if let Some(members) = self.members.get_mut(&group) {
+                members.remove(&(role, id.clone()));
+                if members.is_empty() {
+                    self.members.remove(&group);
+                }
+            }
+        }
+        if let Some((parent, group)) = child(role, value)
+            && let Some(groups) = self.children.get_mut(&parent)
+        {
+            groups.remove(&group);
+            if groups.is_empty() {
+                self.children.remove(&parent);
+            }
+        }
+    }
+
+    /// The work that news of an object asks for.
+    fn keys(&self, role: Role, id: &Id, held: &Held) -> BTreeSet<Key> {
+        let name = &id.1;
+        match &held.typed {
+            Typed::Group(group) => {
+                let class = self.class_of(group).map(|name| Key::Class(name.to_owned()));
+                let tailnet = group.spec.tailnet.clone().map(Key::Tailnet);
+                [Some(Key::Group(name.clone())), class, tailnet].into_iter().flatten().collect()
+            }
+            Typed::Class(_) => {
+                let users = self.groups().filter(|(_, group)| self.class_of(group) == Some(name)).map(|(name, _)| Key::Group(name.clone()));
+                users.chain([Key::Class(name.clone())]).collect()
+            }
+            Typed::Tailnet(_) => {
+                let users = self.groups().filter(|(_, group)| group.spec.tailnet.as_ref() == Some(name));
+                users.map(|(name, _)| Key::Group(name.clone())).chain([Key::Tailnet(name.clone())]).collect()
+            }
+            Typed::Service(service) if role == Role::Service => {
+                let own = self.children.get(id).into_iter().flatten().cloned();
+                concerns(service).into_iter().chain(own).map(Key::Group).collect()
+            }
+            Typed::Node(_) => {
+                let wants = |group: &ProxyGroup| {
+                    let class = self.class_of(group).and_then(|name| self.class(name));
+                    class.is_some_and(|class| class.spec.static_endpoints.is_some())
+                };
+                self.groups().filter(|(_, group)| wants(group)).map(|(name, _)| Key::Group(name.clone())).collect()
+            }
+            _ => groups(role, &held.value).into_iter().map(Key::Group).collect(),
+        }
+    }
+}
+
+/// The groups that an object is labelled as being of.
+fn groups(role: Role, value: &Value) -> BTreeSet<String> {
+    if !matches!(role, Role::Owned(_) | Role::Pod) {
+        return BTreeSet::new();
+    }
+    let labels = &value["metadata"]["labels"];
+    let label = |key: &str| labels.get(key).and_then(Value::as_str).filter(|text| !text.is_empty()).map(str::to_owned);
+    let own = label(names::PARENT).filter(|_| label(names::PARENT_TYPE).as_deref() == Some(names::PARENT_GROUP));
+    let owner = value["metadata"]["ownerReferences"].as_array().into_iter().flatten();
+    let owner = owner.filter(|owner| owner["kind"] == "ProxyGroup").filter_map(|owner| owner["name"].as_str().map(str::to_owned));
+    let scraped = label("ts_proxy_parent_name").filter(|_| label("ts_proxy_type").as_deref() == Some(names::PARENT_GROUP));
+    own.into_iter().chain(label(names::PROXY_GROUP)).chain(scraped).chain(owner).collect()
+}
+
+/// The user's Service for which an object is an egress child, and the group that serves it.
+fn child(role: Role, value: &Value) -> Option<(Id, String)> {
+    let labels = &value["metadata"]["labels"];
+    let label = |key: &str| labels.get(key).and_then(Value::as_str).map(str::to_owned);
+    let is_child = role == Role::Owned(Kind::Service) && label(names::PARENT_TYPE)? == names::PARENT_SERVICE;
+    is_child.then_some(((label(names::PARENT_NAMESPACE)?, label(names::PARENT)?), label(names::PROXY_GROUP)?))
+}
+
+fn id(value: &Value) -> Id {
+    let text = |key: &str| value["metadata"][key].as_str().unwrap_or_default().to_owned();
+    (text("namespace"), text("name"))
+}
+
+/// The number that grows with each write. The API promises only that it is a text; one that is no number counts as the newest.
+fn version(value: &Value) -> u64 {
+    value["metadata"]["resourceVersion"].as_str().and_then(|text| text.parse().ok()).unwrap_or(u64::MAX)
+}
+
+/// Whether a change is none to us: of a node, whose kubelet writes it every few minutes.
+fn same(role: Role, old: &Value, new: &Value) -> bool {
+    let told = |node: &Value| (node["metadata"]["labels"].clone(), node["status"]["addresses"].clone());
+    role == Role::Node && told(old) == told(new)
+}
+
+fn typed(role: Role, value: &Value) -> Typed {
+    fn read<'de, T: Deserialize<'de>>(value: &'de Value, typed: impl FnOnce(T) -> Typed) -> Typed {
+        T::deserialize(value).map_or_else(
+            |error| {
+                let (namespace, name) = id(value);
+                tracing::warn!(namespace, name, %error, "an object cannot be read and counts as not there");
+                Typed::None
+            },
+            typed,
+        )
+    }
+    match role {
+        Role::Group => read(value, |group| Typed::Group(Arc::new(group))),
+        Role::Class => read(value, |class| Typed::Class(Arc::new(class))),
+        Role::Tailnet => read(value, |tailnet| Typed::Tailnet(Arc::new(tailnet))),
+        Role::Service => read(value, |service| Typed::Service(Arc::new(service))),
+        Role::Pod => read(value, |pod| Typed::Pod(Arc::new(pod))),
+        Role::Node => read(value, |node| Typed::Node(Arc::new(node))),
+        Role::Owned(Kind::Secret) => read(value, |secret: Secret| {
+            if id(value).1.ends_with(names::CONFIG_SECRET_SUFFIX) {
+                Typed::Config(Arc::new(ReplicaConfig::read(&secret)))
+            } else {
+                Typed::State(Arc::new(ReplicaState::read(&secret)))
+            }
+        }),
+        Role::Owned(_) => Typed::None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,176 @@
+//! What a pass is shown of the stores.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use k8s_openapi::jiff::Timestamp;
+use serde_json::Value;
+
+use super::{Id, Key, Role, Typed, World};
+use crate::api::names;
+use crate::api::proxyclass::ProxyClass;
+use crate::api::proxygroup::ProxyGroup;
+use crate::api::tailnet::Tailnet;
+use crate::model::group::{Class, GroupSettings, Observed, Replica, TailnetState};
+use crate::model::objects::{Kind, ObjectRef};
+use crate::model::proxyclass;
+
+impl World {
+    /// A group as the stores have it.
+    #[must_use]
+    pub fn observe(&self, name: &str, settings: Arc<GroupSettings>, tailnet: TailnetState, now: Timestamp) -> Observed {
+        let group = self.group(name);
+        let class = group.as_deref().and_then(|group| self.class_of(group)).map_or(Class::None, |name| self.judged(name));
+        let wants_nodes = matches!(&class, Class::Ready(class) if class.spec.static_endpoints.is_some());
+        Observed {
+            name: name.to_owned(),
+            now,
+            settings,
+            group,
+            class,
+            tailnet,
+            replicas: self.replicas(name),
+            owned: self.owned(name),
+            services: self.services(name),
+            nodes: if wants_nodes {
+                self.typed(Role::Node, |typed| if let Typed::Node(node) = typed { Some(node) } else { None })
+            } else {
+                Vec::new()
+            },
+            node_ports: if wants_nodes { self.node_ports(name) } else { BTreeSet::new() },
+        }
+    }
+
+    /// A group.
+    #[must_use]
+    pub fn group(&self, name: &str) -> Option<Arc<ProxyGroup>> {
+        match self.one(Role::Group, "", name)? {
+            Typed::Group(group) => Some(Arc::clone(group)),
+            _ => None,
+        }
+    }
+
+    /// A class.
+    #[must_use]
+    pub fn class(&self, name: &str) -> Option<Arc<ProxyClass>> {
+        match self.one(Role::Class, "", name)? {
+            Typed::Class(class) => Some(Arc::clone(class)),
+            _ => None,
+        }
+    }
+
+    /// A tailnet.
+    #[must_use]
+    pub fn tailnet(&self, name: &str) -> Option<Arc<Tailnet>> {
+        match self.one(Role::Tailnet, "", name)? {
+            Typed::Tailnet(tailnet) => Some(Arc::clone(tailnet)),
+            _ => None,
+        }
+    }
+
+    /// All groups.
+    pub(super) fn groups(&self) -> impl Iterator<Item = (&String, &Arc<ProxyGroup>)> {
+        let objects = self.shelves.get(&Role::Group).into_iter().flat_map(|shelf| &shelf.objects);
+        objects.filter_map(|((_, name), held)| if let Typed::Group(group) = &held.typed { Some((name, group)) } else { None })
+    }
+
+    /// All classes but one.
+    #[must_use]
+    pub fn other_classes(&self, name: &str) -> Vec<Arc<ProxyClass>> {
+        let all = self.typed(Role::Class, |typed| if let Typed::Class(class) = typed { Some(class) } else { None });
+        all.into_iter().filter(|class| class.metadata.name.as_deref() != Some(name)).collect()
+    }
+
+    /// The groups that use a class.
+    #[must_use]
+    pub fn users_of_class(&self, name: &str) -> Vec<String> {
+        self.groups().filter(|(_, group)| self.class_of(group) == Some(name)).map(|(name, _)| name.clone()).collect()
+    }
+
+    /// The groups that join a tailnet.
+    #[must_use]
+    pub fn users_of_tailnet(&self, name: &str) -> Vec<String> {
+        self.groups().filter(|(_, group)| group.spec.tailnet.as_deref() == Some(name)).map(|(name, _)| name.clone()).collect()
+    }
+
+    /// The name of a group's class, if it has one.
+    pub(super) fn class_of<'a>(&'a self, group: &'a ProxyGroup) -> Option<&'a str> {
+        let own = group.spec.proxy_class.as_deref().filter(|name| !name.is_empty());
+        own.or(self.default_class.as_deref())
+    }
+
+    /// Every key that there is anything of: groups that exist, groups that left something behind, classes and tailnets.
+    #[must_use]
+    pub fn all(&self) -> BTreeSet<Key> {
+        let names = |role| self.shelves.get(&role).into_iter().flat_map(|shelf| shelf.objects.keys().map(|(_, name)| name.clone()));
+        let mentioned = self.shelves.get(&Role::Service).into_iter().flat_map(|shelf| shelf.objects.values());
+        let mentioned = mentioned.filter_map(|held| if let Typed::Service(service) = &held.typed { Some(service) } else { None });
+        let groups = names(Role::Group).chain(self.members.keys().cloned()).chain(mentioned.flat_map(|service| super::concerns(service)));
+        let groups = groups.map(Key::Group);
+        groups.chain(names(Role::Class).map(Key::Class)).chain(names(Role::Tailnet).map(Key::Tailnet)).collect()
+    }
+
+    /// What is recorded of a class, and still holds for what it says now.
+    fn judged(&self, name: &str) -> Class {
+        match self.class(name) {
+            None => Class::Missing(name.to_owned()),
+            Some(class) if proxyclass::is_ready(&class) => Class::Ready(class),
+            Some(_) => Class::NotReady(name.to_owned()),
+        }
+    }
+
+    fn owned(&self, group: &str) -> BTreeMap<ObjectRef, Arc<Value>> {
+        let members = self.members.get(group).into_iter().flatten();
+        let held = members.filter_map(|(role, id)| match role {
+            Role::Owned(kind) => {
+                Some((ObjectRef::new(*kind, &id.0, id.1.clone()), Arc::clone(&self.shelves.get(role)?.objects.get(id)?.value)))
+            }
+            _ => None,
+        });
+        let foreign = self.foreign.get(group).into_iter().flatten().map(|(object, (value, _))| (object.clone(), Arc::clone(value)));
+        foreign.chain(held).collect()
+    }
+
+    fn replicas(&self, group: &str) -> BTreeMap<u32, Replica> {
+        let mut replicas: BTreeMap<u32, Replica> = BTreeMap::new();
+        for (role, id) in self.members.get(group).into_iter().flatten() {
+            let base = id.1.strip_suffix(names::CONFIG_SECRET_SUFFIX).unwrap_or(&id.1);
+            let Some(ordinal) = base.strip_prefix(group).and_then(|rest| rest.strip_prefix('-')?.parse().ok()) else { continue };
+            let Some(held) = self.shelves.get(role).and_then(|shelf| shelf.objects.get(id)) else { continue };
+            match &held.typed {
+                Typed::Pod(pod) => replicas.entry(ordinal).or_default().pod = Some(Arc::clone(pod)),
+                Typed::State(state) => replicas.entry(ordinal).or_default().state = Some(Arc::clone(state)),
+                Typed::Config(config) => replicas.entry(ordinal).or_default().config = Some(Arc::clone(config)),
+                _ => {}
+            }
+        }
+        replicas
+    }
+
+    fn services(&self, group: &str) -> BTreeMap<Id, Arc<k8s_openapi::api::core::v1::Service>> {
+        let objects = self.shelves.get(&Role::Service).into_iter().flat_map(|shelf| &shelf.objects);
+        let ours = objects.filter_map(|(id, held)| {
+            let Typed::Service(service) = &held.typed else { return None };
+            let child = self.children.get(id).is_some_and(|groups| groups.contains(group));
+            (child || super::concerns(service).contains(group)).then(|| (id.clone(), Arc::clone(service)))
+        });
+        ours.collect()
+    }
+
+    /// The node ports of Services of other groups.
+    fn node_ports(&self, group: &str) -> BTreeSet<u16> {
+        let services = self.shelves.get(&Role::Owned(Kind::Service)).into_iter().flat_map(|shelf| shelf.objects.values());
+        let others = services.filter(|held| held.value["metadata"]["labels"][names::PARENT] != group);
+        let ports = others.flat_map(|held| held.value["spec"]["ports"].as_array().into_iter().flatten());
+        ports.filter_map(|port| port["nodePort"].as_u64()?.try_into().ok()).collect()
+    }
+
+    fn one(&self, role: Role, namespace: &str, name: &str) -> Option<&Typed> {
+        self.shelves.get(&role)?.objects.get(&(namespace.to_owned(), name.to_owned())).map(|held| &held.typed)
+    }
+
+    fn typed<T>(&self, role: Role, pick: impl Fn(&Typed) -> Option<&Arc<T>>) -> Vec<Arc<T>> {
+        let objects = self.shelves.get(&role).into_iter().flat_map(|shelf| shelf.objects.values());
+        objects.filter_map(|held| pick(&held.typed).map(Arc::clone)).collect()
+    }
+}

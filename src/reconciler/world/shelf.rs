@@ -1,0 +1,69 @@
+//! One store: the objects of a role, and how far its watches are.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::{Id, Typed};
+
+/// An object that is held.
+#[derive(Debug, Clone)]
+pub(super) struct Held {
+    pub(super) value: Arc<Value>,
+    pub(super) version: u64,
+    pub(super) typed: Typed,
+}
+
+/// The objects of a role.
+#[derive(Debug, Default)]
+pub(super) struct Shelf {
+    pub(super) objects: BTreeMap<Id, Held>,
+    /// How many watches feed it.
+    pub(super) watches: usize,
+    /// The API has no such kind.
+    pub(super) lacking: bool,
+    /// The watches, by namespace, whose first list is complete.
+    complete: BTreeSet<Option<String>>,
+    /// What the lists that are under way have named.
+    naming: BTreeMap<Option<String>, BTreeSet<Id>>,
+}
+
+impl Shelf {
+    pub(super) fn begin(&mut self, namespace: Option<&str>) {
+        self.naming.insert(namespace.map(str::to_owned), BTreeSet::new());
+    }
+
+    pub(super) fn named(&mut self, namespace: Option<&str>, id: Id) {
+        self.lacking = false;
+        self.naming.entry(namespace.map(str::to_owned)).or_default().insert(id);
+    }
+
+    /// Ends a list; the objects in its scope that it did not name.
+    pub(super) fn complete(&mut self, namespace: Option<&str>) -> Vec<Id> {
+        let scope = namespace.map(str::to_owned);
+        let named = self.naming.remove(&scope).unwrap_or_default();
+        self.complete.insert(scope);
+        let inside = |id: &&Id| namespace.is_none_or(|namespace| id.0 == namespace);
+        self.objects.keys().filter(inside).filter(|id| !named.contains(*id)).cloned().collect()
+    }
+
+    pub(super) fn synced(&self) -> bool {
+        self.complete.len() >= self.watches
+    }
+
+    /// Whether what is held is newer than this version.
+    pub(super) fn newer_than(&self, id: &Id, version: u64) -> bool {
+        self.objects.get(id).is_some_and(|held| held.version > version && held.version != u64::MAX)
+    }
+
+    /// Whether what is held is this version, or newer.
+    pub(super) fn holds(&self, id: &Id, version: u64) -> bool {
+        self.objects.get(id).is_some_and(|held| held.version >= version && held.version != u64::MAX)
+    }
+
+    /// Returns what was held.
+    pub(super) fn put(&mut self, id: Id, held: Held) -> Option<Held> {
+        self.objects.insert(id, held)
+    }
+}

@@ -1,0 +1,114 @@
+//! Which key is next: the queue without its waiting. It is told the time and sleeps never.
+
+use std::collections::{BTreeSet, HashMap};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{Depth, Ended, Key};
+
+/// Where a key is. A key that is nowhere has no entry, unless it failed last time.
+#[derive(Debug)]
+struct Entry {
+    place: Place,
+    /// How often it failed in a row.
+    failures: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// To be handed out at this time, in this order among those of one time.
+    Due(Instant, u64),
+    /// In a worker's hands, and to be handed out again at a time if it was asked for meanwhile.
+    Running(Option<Instant>),
+}
+
+/// All keys and when they are due.
+#[derive(Debug)]
+pub(super) struct Order<K> {
+    entries: HashMap<K, Entry>,
+    due: BTreeSet<(Instant, u64, K)>,
+    /// Numbers wishes, so that keys of one time keep the order in which they came.
+    count: u64,
+}
+
+impl<K: Key> Order<K> {
+    pub(super) fn new() -> Self {
+        Self { entries: HashMap::new(), due: BTreeSet::new(), count: 0 }
+    }
+
+    /// Asks for a key at a time.
+    pub(super) fn add(&mut self, key: K, at: Instant) {
+        let failures = match self.entries.get_mut(&key) {
+            Some(Entry { place: Place::Running(again), .. }) => {
+                *again = Some(again.map_or(at, |earlier| earlier.min(at)));
+                return;
+            }
+            Some(Entry { place: Place::Due(earlier, _), .. }) if *earlier <= at => return,
+            Some(Entry { place: Place::Due(later, number), failures }) => {
+                let failures = *failures;
+                let old = (*later, *number, key.clone());
+                self.due.remove(&old);
+                failures
+            }
+            None => 0,
+        };
+        self.put(key, at, failures);
+    }
+
+    /// Hands out the key that is due longest.
+    pub(super) fn take(&mut self, now: Instant) -> Option<K> {
+        let first = self.due.first().filter(|(at, ..)| *at <= now)?.clone();
+        self.due.remove(&first);
+        let (.., key) = first;
+        if let Some(entry) = self.entries.get_mut(&key) {
+            entry.place = Place::Running(None);
+        }
+        Some(key)
+    }
+
+    /// When the next key is due.
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.due.first().map(|(at, ..)| *at)
+    }
+
+    /// Takes a key back.
+    pub(super) fn end(&mut self, key: &K, now: Instant, ended: Ended, retry: &dyn Fn(u32) -> Duration) {
+        let Some(Entry { place: Place::Running(asked), failures }) = self.entries.remove(key) else { return };
+        let (own, failures) = match ended {
+            Ended::Done => (None, 0),
+            Ended::Again(after) => (Some(now + after), 0),
+            Ended::Failed(least) => {
+                let failures = failures.saturating_add(1);
+                (Some(now + retry(failures).max(least.unwrap_or_default())), failures)
+            }
+        };
+        // A wish that came while a key was being worked on is granted, but does not shorten the delay after a failure:
+        // what failed often writes its failure somewhere, and would ask for itself by that.
+        let at = match (asked, own) {
+            (Some(asked), Some(own)) if failures == 0 => Some(asked.min(own)),
+            (_, Some(own)) => Some(own),
+            (asked, None) => asked,
+        };
+        if let Some(at) = at {
+            self.put(key.clone(), at, failures);
+        }
+    }
+
+    pub(super) fn depth(&self, now: Instant) -> Depth {
+        let ready = self.due.iter().take_while(|(at, ..)| *at <= now).count();
+        let failing = self.entries.values().filter(|entry| entry.failures > 0).count();
+        Depth { ready, waiting: self.due.len() - ready, running: self.entries.len() - self.due.len(), failing }
+    }
+
+    /// Since when the key is due that is due longest.
+    pub(super) fn oldest(&self, now: Instant) -> Option<Instant> {
+        self.next().filter(|at| *at <= now)
+    }
+
+    fn put(&mut self, key: K, at: Instant, failures: u32) {
+        self.count += 1;
+        self.due.insert((at, self.count, key.clone()));
+        self.entries.insert(key, Entry { place: Place::Due(at, self.count), failures });
+    }
+}

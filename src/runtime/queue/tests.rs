@@ -1,0 +1,187 @@
+//! All in paused time: a delay of a minute costs nothing and is exact.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use proptest::prelude::*;
+use tokio::time::{advance, timeout};
+
+use super::*;
+
+fn queue() -> Queue<&'static str> {
+    Queue::new(Arc::new(|failures| Duration::from_secs(1 << (failures - 1).min(5))))
+}
+
+async fn take(queue: &Queue<&'static str>) -> Work<&'static str> {
+    queue.next().await.expect("open")
+}
+
+async fn nothing(queue: &Queue<&'static str>, within: Duration) {
+    assert!(timeout(within, queue.next()).await.is_err(), "{queue:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_is_there_once_and_in_the_order_of_the_first_wish() {
+    let queue = queue();
+    for key in ["a", "b", "a", "c", "b"] {
+        queue.add(key);
+    }
+    let taken = [take(&queue).await, take(&queue).await, take(&queue).await];
+    assert_eq!(taken.each_ref().map(|work| *work.key()), ["a", "b", "c"]);
+    taken.into_iter().for_each(|work| work.end(Ended::Done));
+    nothing(&queue, Duration::from_hours(1)).await;
+    assert_eq!(queue.depth(), Depth::default());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_in_work_is_not_handed_out_twice_and_not_forgotten() {
+    let queue = queue();
+    queue.add("a");
+    let work = take(&queue).await;
+    queue.add("a");
+    queue.add("a");
+    nothing(&queue, Duration::from_hours(1)).await;
+    work.end(Ended::Done);
+    take(&queue).await.end(Ended::Done);
+    nothing(&queue, Duration::from_hours(1)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_earliest_wish_counts() {
+    let queue = queue();
+    let begin = Instant::now();
+    queue.add_after("a", Duration::from_secs(60));
+    queue.add_after("a", Duration::from_secs(5));
+    queue.add_after("a", Duration::from_secs(30));
+    take(&queue).await.end(Ended::Again(Duration::from_secs(7)));
+    assert_eq!(begin.elapsed().as_secs(), 5);
+    take(&queue).await.end(Ended::Done);
+    assert_eq!(begin.elapsed().as_secs(), 12);
+    nothing(&queue, Duration::from_hours(1)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn failures_wait_longer_and_longer_until_one_success() {
+    let queue = queue();
+    queue.add("a");
+    for seconds in [1, 2, 4, 8] {
+        take(&queue).await.end(Ended::Failed(None));
+        let begin = Instant::now();
+        let work = take(&queue).await;
+        assert_eq!(begin.elapsed().as_secs(), seconds);
+        drop(work);
+        // Dropping is failing, too; the next turn of the loop starts from a success.
+        take(&queue).await.end(Ended::Done);
+        assert_eq!(queue.depth().failing, 0);
+        queue.add("a");
+        for _ in 0..seconds.ilog2() + 1 {
+            take(&queue).await.end(Ended::Failed(None));
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_failed_is_not_hurried_by_wishes_that_came_meanwhile_but_by_later_ones() {
+    let queue = queue();
+    queue.add("a");
+    let work = take(&queue).await;
+    queue.add("a");
+    work.end(Ended::Failed(Some(Duration::from_secs(20))));
+    nothing(&queue, Duration::from_secs(19)).await;
+    assert_eq!(queue.depth(), Depth { waiting: 1, failing: 1, ..Depth::default() });
+    queue.add("a");
+    assert_eq!(queue.depth().ready, 1);
+    take(&queue).await.end(Ended::Done);
+}
+
+#[tokio::test(start_paused = true)]
+async fn workers_share_the_keys_and_end_with_the_queue() {
+    let queue: Queue<usize> = Queue::new(Arc::new(|_| Duration::from_secs(1)));
+    let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let workers: Vec<_> = (0..4)
+        .map(|_| {
+            let (queue, now, most) = (queue.clone(), Arc::clone(&now), Arc::clone(&most));
+            tokio::spawn(async move {
+                while let Some(work) = queue.next().await {
+                    most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                    now.fetch_sub(1, Ordering::SeqCst);
+                    work.end(Ended::Done);
+                }
+            })
+        })
+        .collect();
+    let begin = Instant::now();
+    (0..40).for_each(|key| queue.add(key));
+    while queue.depth() != Depth::default() {
+        advance(Duration::from_millis(100)).await;
+        tokio::task::yield_now().await;
+    }
+    assert_eq!((most.load(Ordering::SeqCst), begin.elapsed().as_secs()), (4, 10));
+    queue.close();
+    for worker in workers {
+        worker.await.expect("ended");
+    }
+    assert!(queue.next().await.is_none());
+}
+
+/// What may happen to a queue.
+#[derive(Debug, Clone)]
+enum Step {
+    Add(u8, u64),
+    Take,
+    End(usize, Ended),
+    Pass(u64),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let ended = prop_oneof![Just(Ended::Done), (0..50_u64).prop_map(|s| Ended::Again(Duration::from_secs(s))), Just(Ended::Failed(None))];
+    let step = prop_oneof![
+        (0..5_u8, 0..20_u64).prop_map(|(key, after)| Step::Add(key, after)),
+        Just(Step::Take),
+        (any::<usize>(), ended).prop_map(|(which, ended)| Step::End(which, ended)),
+        (0..30_u64).prop_map(Step::Pass),
+    ];
+    prop::collection::vec(step, 0..200)
+}
+
+proptest! {
+    /// A key that was asked for after its last turn began gets another turn, and no key has two turns at once.
+    #[test]
+    fn no_wish_is_lost(steps in steps()) {
+        let mut order = Order::new();
+        let mut now = Instant::now();
+        let mut running = BTreeSet::new();
+        let mut wished: BTreeMap<u8, bool> = BTreeMap::new();
+        for step in steps {
+            match step {
+                Step::Add(key, after) => {
+                    order.add(key, now + Duration::from_secs(after));
+                    wished.insert(key, true);
+                }
+                Step::Take => {
+                    if let Some(key) = order.take(now) {
+                        prop_assert!(running.insert(key), "{key} twice");
+                        wished.insert(key, false);
+                    }
+                }
+                Step::End(which, ended) => {
+                    let Some(key) = running.iter().nth(which % running.len().max(1)).copied() else { continue };
+                    running.remove(&key);
+                    order.end(&key, now, ended, &|failures| Duration::from_secs(u64::from(failures)));
+                }
+                Step::Pass(seconds) => now += Duration::from_secs(seconds),
+            }
+        }
+        for key in std::mem::take(&mut running) {
+            order.end(&key, now, Ended::Done, &|_| Duration::ZERO);
+        }
+        now += Duration::from_hours(24);
+        while let Some(key) = order.take(now) {
+            wished.insert(key, false);
+            order.end(&key, now, Ended::Done, &|_| Duration::ZERO);
+        }
+        prop_assert!(wished.values().all(|wish| !wish), "{wished:?}");
+        prop_assert_eq!(order.depth(now), Depth::default());
+    }
+}
