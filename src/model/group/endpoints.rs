@@ -71,7 +71,9 @@ pub(super) fn surplus(work: &mut Work<'_>, owner: &Owner, from: u32) {
     let services = work.observed.owned.keys().filter(|object| object.kind == Kind::Service);
     let surplus: Vec<_> = services.filter(|object| ordinal(&object.name).is_some_and(|ordinal| ordinal >= from)).cloned().collect();
     for object in surplus {
-        work.delete(owner, &object);
+        if work.pass.delete.iter().all(|delete| delete.object != object) {
+            work.delete(owner, &object);
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use super::{Class, GroupUpdate, TailnetState, egress, endpoints, replicas, servi
 use crate::api::names;
 use crate::api::proxyclass::ProxyClassSpec;
 use crate::api::proxygroup::{ProxyGroup, ProxyGroupType};
-use crate::model::objects::{Kind, ObjectRef, Owner, Shape, disruption_budget, metrics, metrics_refs, rbac, stateful_set};
+use crate::model::objects::{Kind, ObjectRef, Owner, Shape, config_ref, disruption_budget, metrics, metrics_refs, rbac, stateful_set};
 
 /// How many replicas a group has that names no number.
 const REPLICAS: i32 = 2;
@@ -69,7 +69,11 @@ fn pods(work: &mut Work<'_>, shape: &Shape<'_>) {
     work.want(&shape.owner, disruption_budget(shape));
     let set = ObjectRef::new(Kind::StatefulSet, &shape.owner.namespace, shape.owner.group.clone());
     let held = work.owned(&set).map(|held| &**held);
-    work.want(&shape.owner, stateful_set(shape, held));
+    // The Tailscale operator's image reads its config at the start and gives up without one.
+    let told = |ordinal| work.owned(&config_ref(&shape.owner, ordinal)).is_some();
+    if held.is_some() || !shape.stock() || (0..shape.replicas).all(told) {
+        work.want(&shape.owner, stateful_set(shape, held));
+    }
     let scraped = metrics(shape);
     for object in metrics_refs(&shape.owner) {
         if !scraped.iter().any(|manifest| manifest.object == object) {
