@@ -27,8 +27,8 @@ use std::thread;
 use std::time::Duration;
 
 use clap::Parser;
-use kubernetes::Cluster;
 use kubernetes::node::{import_args, sweep};
+use kubernetes::{Cluster, PROGRAMS};
 use nix::sys::signal::{SigSet, Signal, kill};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
@@ -95,7 +95,7 @@ fn up(nodes: u8) -> ExitCode {
         eprintln!("It is up already; `make cluster-down` ends it.");
         return usage();
     }
-    support::servers(&[]);
+    support::servers(&PROGRAMS);
     let _ = fs::remove_dir_all(PLACE);
     fs::create_dir_all(PLACE).expect("a directory");
     let log = fs::File::create(Path::new(PLACE).join("log")).expect("a log");
@@ -154,7 +154,9 @@ fn commands(cluster: &Cluster) {
         format!("export KUBECACHEDIR={dir}/kubectl\nexec nsenter -t {control} -n -- {bin}/kubectl --kubeconfig={kubeconfig} \"$@\""),
     );
     let home = format!("export HELM_CACHE_HOME={dir}/helm HELM_CONFIG_HOME={dir}/helm HELM_DATA_HOME={dir}/helm");
-    write("helm", format!("{home}\nexec nsenter -t {control} -n -- {bin}/helm --kubeconfig={kubeconfig} \"$@\""));
+    let build = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/servers/build");
+    let helm = format!("bin=$({build} helm)\nexec nsenter -t {control} -n -- \"$bin/helm\" --kubeconfig={kubeconfig} \"$@\"");
+    write("helm", format!("{home}\n{helm}"));
     let headscale = cluster.tailnet.control_pid();
     write("headscale", format!("exec nsenter -t {headscale} -m -u -n -p -- {bin}/headscale -c {dir}/headscale.yaml \"$@\""));
     let nodes: String = cluster.nodes.iter().map(|node| format!("{}) pid={} ;; ", node.name, node.machine.pid())).collect();

@@ -31,8 +31,8 @@ const PODS: &str = "10.244.0.0/16,fd00:244::/48";
 const DNS: &str = "10.96.0.10";
 /// The last byte of the control plane's address.
 const CONTROL: u8 = 2;
-/// What runs in a cluster, beside a tailnet's programs.
-const PROGRAMS: [&str; 15] = [
+/// What runs in a cluster and in its tailnet.
+pub(crate) const PROGRAMS: [&str; 19] = [
     "etcd",
     "kube-apiserver",
     "kube-controller-manager",
@@ -48,6 +48,10 @@ const PROGRAMS: [&str; 15] = [
     "host-local",
     "loopback",
     "portmap",
+    "coredns",
+    "headscale",
+    "tailscaled",
+    "tailscale",
 ];
 
 /// The cluster.
@@ -68,7 +72,7 @@ impl Cluster {
     /// Starts a cluster of so many nodes; they are ready, and names are resolved.
     pub(crate) fn start(nodes: u8) -> Self {
         sweep();
-        let bin = servers(&[&PROGRAMS[..], &["coredns", "headscale", "tailscaled", "tailscale"]].concat());
+        let bin = servers(&PROGRAMS);
         let tailnet = Tailnet::start([10, 99, 0]);
         let pki = Pki::new(tailnet.dir().join("pki"));
         let images = images::common(tailnet.dir(), &bin);

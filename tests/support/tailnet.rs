@@ -22,7 +22,7 @@ use tailyard::model::net::Family;
 use super::lab::Node;
 
 /// How long anything may take.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(40);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(90);
 /// The last byte of the control server's address.
 const CONTROL: u8 = 20;
 
@@ -191,7 +191,7 @@ impl Tailnet {
     /// Makes a machine with a running tailscaled a node of the tailnet.
     pub(crate) fn join(&self, machine: &Machine, args: &[&str]) {
         let (key, name) = (format!("--auth-key={}", self.key), format!("--hostname={}", machine.node.name));
-        let mut up = vec!["up", "--login-server=https://hs.lab:8443", &key, &name, "--accept-dns=false", "--timeout=40s"];
+        let mut up = vec!["up", "--login-server=https://hs.lab:8443", &key, &name, "--accept-dns=false", "--timeout=90s"];
         up.extend(args);
         machine.tailscale(&up);
     }
