@@ -90,6 +90,7 @@ fn main() -> ExitCode {
     }
 }
 
+#[allow(clippy::zombie_processes, reason = "the keeper outlives this process")]
 fn up(nodes: u8) -> ExitCode {
     if Record::running().is_some() {
         eprintln!("It is up already; `make cluster-down` ends it.");
@@ -122,7 +123,9 @@ fn up(nodes: u8) -> ExitCode {
 /// Starts the cluster, says where it is, and waits until it is told to end.
 fn keep(nodes: u8) -> ExitCode {
     let mut signals = SigSet::empty();
-    [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP].into_iter().for_each(|signal| signals.add(signal));
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
+        signals.add(signal);
+    }
     signals.thread_block().expect("blocked");
     let cluster = Cluster::start(nodes);
     let keeper = i32::try_from(std::process::id()).expect("a process id");
@@ -159,13 +162,9 @@ fn commands(cluster: &Cluster) {
     write("helm", format!("{home}\n{helm}"));
     let headscale = cluster.tailnet.control_pid();
     write("headscale", format!("exec nsenter -t {headscale} -m -u -n -p -- {bin}/headscale -c {dir}/headscale.yaml \"$@\""));
-    let nodes: String = cluster.nodes.iter().map(|node| format!("{}) pid={} ;; ", node.name, node.machine.pid())).collect();
-    write(
-        "node",
-        format!(
-            "case $1 in {nodes} *) echo 'node n1 COMMAND...' >&2; exit 2 ;; esac; shift\nexec nsenter -t $pid -m -u -n -p -C -- \"$@\""
-        ),
-    );
+    let nodes: Vec<_> = cluster.nodes.iter().map(|node| format!("{}) pid={} ;;", node.name, node.machine.pid())).collect();
+    let choose = format!("case $1 in {} *) echo 'node n1 COMMAND...' >&2; exit 2 ;; esac; shift", nodes.join(" "));
+    write("node", format!("{choose}\nexec nsenter -t $pid -m -u -n -p -C -- \"$@\""));
     fs::copy(&cluster.control.kubeconfig, Path::new(PLACE).join("kubeconfig")).expect("written");
     fs::write(Path::new(PLACE).join("key"), cluster.tailnet.key()).expect("written");
 }
