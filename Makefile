@@ -1,18 +1,33 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`.
 .DEFAULT_GOAL := help
-.PHONY: help setup servers build demo test bench lint fuzz
+.PHONY: help setup servers build image demo cluster cluster-down cluster-status cluster-load-image test bench lint fuzz
 
 help: ## Say what can be made
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## Install the programs that demo, test and bench run (Debian packages; needs root where one is missing)
 	@tests/setup
 
-servers: setup ## Build and cache the real test servers (tailscaled, headscale, kube-apiserver, etcd)
-	@tests/servers/build
+servers: setup ## Build and cache the real servers of tests and cluster (tailscaled, headscale, Kubernetes, etcd, containerd...)
+	@tests/servers/build >/dev/null
 
 build: ## Build the release binary: target/release/tailyard
 	cargo build --release --locked
+
+image: setup build ## Build the image, without a container engine: target/image/tailyard.tar, and what is in it
+	@config/image/build tailyard --servers "$$(tests/servers/build tailscaled tailscale)"
+
+cluster: setup ## Start a real cluster beside a real tailnet on this machine (needs root); NODES=3
+	@cargo run --locked --quiet --example cluster -- up --nodes $(or $(NODES),3)
+
+cluster-down: ## End it; nothing is left
+	@cargo run --locked --quiet --example cluster -- down
+
+cluster-status: ## Say how it is and how it is used
+	@cargo run --locked --quiet --example cluster -- status
+
+cluster-load-image: ## Make an image known on its nodes: what `make image` made, or IMAGE=FILE
+	@cargo run --locked --quiet --example cluster -- load-image $(IMAGE)
 
 demo: setup build ## Run a whole group on this machine, under load: replicas, retargets, a kill (25 s)
 	target/release/tailyard demo

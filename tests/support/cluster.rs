@@ -71,7 +71,8 @@ pub(crate) async fn eventually<T: std::fmt::Debug>(what: &str, mut look: impl As
 impl Cluster {
     /// Everything but the processes.
     fn prepare() -> Self {
-        let built = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/servers/build")).stderr(Stdio::inherit()).output();
+        let mut built = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/servers/build"));
+        let built = built.args(["etcd", "kube-apiserver"]).stderr(Stdio::inherit()).output();
         let built = built.expect("tests/servers/build");
         assert!(built.status.success(), "tests/servers/build failed");
         let binaries = PathBuf::from(String::from_utf8(built.stdout).expect("a path").trim());

@@ -5,12 +5,12 @@
 //! does, that is with this test however the test ends, and the kernel then ends all the others. The machine's own network,
 //! rules and files are never touched. Logs are kept where a test fails.
 
-use std::cell::Cell;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -22,12 +22,12 @@ use tailyard::model::net::Family;
 use super::lab::Node;
 
 /// How long anything may take.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(40);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(90);
 /// The last byte of the control server's address.
 const CONTROL: u8 = 20;
 
 /// What the first process of a machine does: `$1` is its name, `$2` the control server's address.
-const INIT: &str = r#"set -e
+pub(crate) const INIT: &str = r#"set -e
 hostname "$1"
 mount --make-rprivate /
 mount -t sysfs sysfs /sys
@@ -51,9 +51,22 @@ pub(crate) struct Tailnet {
     bin: PathBuf,
     net: [u8; 3],
     switch: Node,
-    next: Cell<u8>,
+    next: AtomicU8,
     control: Option<(Machine, Process)>,
     key: String,
+}
+
+/// How a machine begins.
+pub(crate) struct Boot<'a> {
+    /// Its name.
+    pub(crate) name: &'a str,
+    /// The last byte of its address.
+    pub(crate) host: u8,
+    /// What its first process does, in the shell's words: with this name and the control server's address it comes to
+    /// print `ready`, and it lives until its standard input ends.
+    pub(crate) init: &'a str,
+    /// The control groups that all its processes are in, by hierarchy; the machine sees them as the roots. None: this process's own.
+    pub(crate) cgroups: Vec<PathBuf>,
 }
 
 /// A machine.
@@ -64,6 +77,7 @@ pub(crate) struct Machine {
     pub(crate) address: IpAddr,
     dir: PathBuf,
     bin: PathBuf,
+    cgroups: Vec<PathBuf>,
     init: Child,
     pid: i32,
 }
@@ -82,9 +96,17 @@ impl Tailnet {
         let dir = tempfile::Builder::new().prefix("tailyard-tailnet-").tempdir().expect("a directory");
         let switch = Node::make("switch".to_owned());
         switch.ip("link add sw type bridge\nlink set sw up\n");
-        let mut tailnet = Self { dir: Some(dir), bin: servers(), net, switch, next: Cell::new(30), control: None, key: String::new() };
+        let mut tailnet = Self {
+            dir: Some(dir),
+            bin: servers(&["headscale", "tailscaled", "tailscale"]),
+            net,
+            switch,
+            next: AtomicU8::new(30),
+            control: None,
+            key: String::new(),
+        };
         certificates(tailnet.dir(), tailnet.address(CONTROL));
-        let machine = tailnet.boot("control", CONTROL);
+        let machine = tailnet.boot(Boot::plain("control", CONTROL));
         let config = tailnet.dir().join("headscale.yaml");
         fs::write(&config, control_config(tailnet.dir(), machine.address)).expect("written");
         let headscale = tailnet.bin.join("headscale").display().to_string();
@@ -140,6 +162,13 @@ impl Tailnet {
         node["id"].as_u64().or_else(|| node["id"].as_str()?.parse().ok()).unwrap_or_else(|| panic!("no id in {node}"))
     }
 
+    /// The addresses of a node, as the control server has them.
+    pub(crate) fn addresses_of(&self, name: &str) -> Vec<IpAddr> {
+        let node = self.listed(name).unwrap_or_else(|| panic!("the control server knows no {name}"));
+        let addresses = node["ip_addresses"].as_array().unwrap_or_else(|| panic!("no addresses in {node}"));
+        addresses.iter().map(|address| address.as_str().and_then(|text| text.parse().ok()).expect("an address")).collect()
+    }
+
     fn listed(&self, name: &str) -> Option<serde_json::Value> {
         let nodes: serde_json::Value = serde_json::from_str(&self.headscale(&["nodes", "list", "-o", "json"])).expect("JSON");
         nodes.as_array()?.iter().find(|node| node["given_name"] == name || node["name"] == name).cloned()
@@ -147,9 +176,8 @@ impl Tailnet {
 
     /// A machine that is not (yet) in the tailnet.
     pub(crate) fn machine(&self, name: &str) -> Machine {
-        let host = self.next.get();
-        self.next.set(host + 1);
-        self.boot(name, host)
+        let host = self.next.fetch_add(1, Ordering::Relaxed);
+        self.boot(Boot::plain(name, host))
     }
 
     /// A machine that is a node of the tailnet, with its tailscaled.
@@ -163,9 +191,19 @@ impl Tailnet {
     /// Makes a machine with a running tailscaled a node of the tailnet.
     pub(crate) fn join(&self, machine: &Machine, args: &[&str]) {
         let (key, name) = (format!("--auth-key={}", self.key), format!("--hostname={}", machine.node.name));
-        let mut up = vec!["up", "--login-server=https://hs.lab:8443", &key, &name, "--accept-dns=false", "--timeout=40s"];
+        let mut up = vec!["up", "--login-server=https://hs.lab:8443", &key, &name, "--accept-dns=false", "--timeout=90s"];
         up.extend(args);
         machine.tailscale(&up);
+    }
+
+    /// The address of the control server outside the tailnet, where it has the name `hs.lab`.
+    pub(crate) fn control(&self) -> IpAddr {
+        self.address(CONTROL)
+    }
+
+    /// The first process of the control server's machine, by its id outside.
+    pub(crate) fn control_pid(&self) -> i32 {
+        self.control.as_ref().expect("a control server").0.pid
     }
 
     fn address(&self, host: u8) -> IpAddr {
@@ -174,30 +212,20 @@ impl Tailnet {
     }
 
     /// Starts a machine and runs its cable.
-    fn boot(&self, name: &str, host: u8) -> Machine {
+    pub(crate) fn boot(&self, boot: Boot<'_>) -> Machine {
+        let Boot { name, host, init, cgroups } = boot;
         let (mut node, address) = (Node::make(name.to_owned()), self.address(host));
         let path = node.ns.path();
         self.switch.ip(&format!("link add p{host} type veth peer name eth0 netns {}\nlink set p{host} master sw up\n", path.display()));
         node.ip(&format!("addr add {address}/24 dev eth0\nlink set eth0 up\nroute add default dev eth0\n"));
         node.cluster.insert(Family::V4, address);
-        let control = self.address(CONTROL).to_string();
-        let mut init = Command::new("nsenter")
-            .arg(format!("--net={}", path.display()))
-            .args([
-                "unshare",
-                "--mount",
-                "--uts",
-                "--pid",
-                "--fork",
-                "--kill-child",
-                "--mount-proc",
-                "sh",
-                "-c",
-                INIT,
-                "init",
-                name,
-                &control,
-            ])
+        let network = format!("--net={}", path.display());
+        let mut enter = joined(&cgroups, &["nsenter", &network, "unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child"]);
+        if !cgroups.is_empty() {
+            enter.arg("--cgroup");
+        }
+        let mut init = enter
+            .args(["--mount-proc", "sh", "-c", init, "init", name, &self.control().to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(log(&self.dir().join(format!("{name}-init.log"))))
@@ -207,8 +235,27 @@ impl Tailnet {
         BufReader::new(init.stdout.take().expect("piped")).read_line(&mut ready).expect("a pipe");
         assert_eq!(ready, "ready\n", "{name} does not start: see {}", self.dir().display());
         let pid = only_child(init.id()).expect("the first process");
-        Machine { node, address, dir: self.dir().to_owned(), bin: self.bin.clone(), init, pid }
+        Machine { node, address, dir: self.dir().to_owned(), bin: self.bin.clone(), cgroups, init, pid }
     }
+}
+
+impl<'a> Boot<'a> {
+    fn plain(name: &'a str, host: u8) -> Self {
+        Self { name, host, init: INIT, cgroups: Vec::new() }
+    }
+}
+
+/// A command that is in these control groups from its first instruction on.
+fn joined(cgroups: &[PathBuf], argv: &[&str]) -> Command {
+    if cgroups.is_empty() {
+        let mut command = Command::new(argv[0]);
+        command.args(&argv[1..]);
+        return command;
+    }
+    let files: Vec<_> = cgroups.iter().map(|group| group.join("cgroup.procs").display().to_string()).collect();
+    let mut command = Command::new("sh");
+    command.args(["-ec", r#"for file in $1; do echo $$ >"$file"; done; shift; exec "$@""#, "join", &files.join(" ")]).args(argv);
+    command
 }
 
 impl Drop for Tailnet {
@@ -224,8 +271,12 @@ impl Drop for Tailnet {
 impl Machine {
     /// A command in the machine.
     pub(crate) fn command(&self, program: &Path) -> Command {
-        let mut command = Command::new("nsenter");
-        command.args(["-t", &self.pid.to_string(), "-m", "-u", "-n", "-p", "--"]).arg(program);
+        let pid = self.pid.to_string();
+        let mut command = joined(&self.cgroups, &["nsenter", "-t", &pid, "-m", "-u", "-n", "-p"]);
+        if !self.cgroups.is_empty() {
+            command.arg("-C");
+        }
+        command.arg("--").arg(program);
         command.env("SSL_CERT_FILE", self.dir.join("ca.crt")).env("TS_NO_LOGS_NO_SUPPORT", "true").stdin(Stdio::null());
         command
     }
@@ -273,6 +324,11 @@ impl Machine {
     /// A directory of the machine's own that the test sees too; the socket is beside it.
     pub(crate) fn own_dir(&self) -> PathBuf {
         self.dir.join(&self.node.name)
+    }
+
+    /// Its first process, by its id outside.
+    pub(crate) fn pid(&self) -> i32 {
+        self.pid
     }
 
     /// The directory of the real programs.
@@ -342,10 +398,10 @@ pub(crate) fn eventually<T>(what: &str, deadline: Duration, mut attempt: impl Fn
     }
 }
 
-/// The directory of the real programs, built if need be.
-fn servers() -> PathBuf {
+/// The directory of the real programs, these built if need be.
+pub(crate) fn servers(names: &[&str]) -> PathBuf {
     let build = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/servers/build");
-    let output = Command::new(&build).stderr(Stdio::inherit()).output().expect("tests/servers/build");
+    let output = Command::new(&build).args(names).stderr(Stdio::inherit()).output().expect("tests/servers/build");
     assert!(output.status.success(), "{} failed", build.display());
     PathBuf::from(String::from_utf8(output.stdout).expect("a path").trim())
 }

@@ -1,0 +1,84 @@
+//! Real clusters: Pods of the image under test, on real nodes, on a real tailnet.
+//!
+//! Needs root, control groups of version 1 and what `tests/servers/build` makes.
+
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "helpers of tests are outside of test functions"
+)]
+
+#[allow(dead_code, reason = "shared with `make cluster`, which uses the rest")]
+#[path = "lab/kubernetes.rs"]
+mod kubernetes;
+#[allow(dead_code, reason = "shared with the kernel tier, which uses all of it")]
+#[path = "kernel/lab.rs"]
+mod lab;
+#[allow(dead_code, reason = "shared with the tailnet tier, which uses all of it")]
+#[path = "support/tailnet.rs"]
+mod support;
+
+#[path = "cluster/group.rs"]
+mod group;
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::time::Instant;
+
+use kubernetes::images::TOOLS;
+use kubernetes::{Cluster, eventually};
+use serde_json::json;
+
+/// The port of the target, and of its Service.
+const PORT: u16 = 7000;
+/// How many nodes a cluster has.
+const NODES: u8 = 3;
+
+/// A Pod from which a test asks.
+fn client() -> serde_json::Value {
+    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "client"}, "spec": {"terminationGracePeriodSeconds": 0,
+        "containers": [{"name": "client", "image": TOOLS, "imagePullPolicy": "Never"}]}})
+}
+
+#[test]
+fn a_pod_reaches_a_tailnet_target_through_a_service_and_nothing_is_left() {
+    let before = support::own_links();
+    let begin = Instant::now();
+    let cluster = Cluster::start(NODES);
+    println!("{NODES} nodes and DNS: {:?}", begin.elapsed());
+    cluster.load_tailyard(Path::new(env!("CARGO_BIN_EXE_tailyard")));
+    println!("image on the nodes: {:?}", begin.elapsed());
+    let (db, _tailscaled) = cluster.tailnet.node("db");
+    let _server = db.node.serve(PORT);
+    cluster.apply(&group::objects(&cluster.tailnet, "eg", 2, &group::to("db.tail.lab", PORT)));
+    cluster.apply(&[client()]);
+    cluster.rolled_out("statefulset/eg");
+    cluster.wait(&["--for=condition=Ready", "pod/client"]);
+    println!("two replicas: {:?}", begin.elapsed());
+
+    let replicas: Vec<IpAddr> = ["eg-0", "eg-1"].iter().flat_map(|name| cluster.tailnet.addresses_of(name)).collect();
+    assert_eq!(replicas.len(), 4, "one of each family for each replica: {replicas:?}");
+
+    let ask = |to: &str| cluster.try_in_pod("client", &["timeout", "10", "nc", to, &PORT.to_string()]);
+    let addresses = cluster.kubectl(&["get", "service", "eg-db", "-o", "jsonpath={.spec.clusterIPs[*]}"]);
+    let addresses: Vec<&str> = addresses.split_whitespace().collect();
+    assert_eq!(addresses.len(), 2, "one of each family: {addresses:?}");
+    for to in [&["eg-db.default.svc.cluster.local"], &addresses[..]].concat() {
+        let answer = eventually(&format!("an answer by {to}"), || ask(to).filter(|answer| !answer.is_empty()));
+        let (name, peer) = answer.trim().split_once(' ').expect("a greeting");
+        assert_eq!(name, "db");
+        // A name leads to either family.
+        let six = to.parse().ok().map(|to: IpAddr| to.is_ipv6());
+        let seen: SocketAddr = peer.parse().expect("an address");
+        assert!(replicas.contains(&seen.ip()), "the target sees a replica's own address, not {seen}");
+        assert!(six.is_none_or(|six| seen.is_ipv6() == six), "{seen} by {to}");
+    }
+    println!("answers of both families: {:?}", begin.elapsed());
+
+    drop(cluster);
+    let groups = format!("/sys/fs/cgroup/pids/tailyard-{}", std::process::id());
+    assert!(!Path::new(&groups).exists(), "{groups} is left");
+    assert_eq!(support::own_links(), before);
+}

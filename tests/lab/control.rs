@@ -1,0 +1,144 @@
+//! The control plane of a cluster on a machine of its own: etcd, kube-apiserver, kube-controller-manager, kube-scheduler.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::support::{Machine, Process};
+
+use super::pki::{Leaf, Pki, dns_name, flag, ip_name};
+use super::{PODS, eventually, text};
+
+/// Where services are.
+pub(crate) const SERVICES: &str = "10.96.0.0/16,fd00:96::/112";
+/// The API server among them.
+const API: &str = "10.96.0.1";
+
+/// The running control plane; what runs ends with it.
+pub(crate) struct ControlPlane {
+    /// The machine.
+    pub(crate) machine: Machine,
+    /// The administrator's.
+    pub(crate) kubeconfig: PathBuf,
+    _processes: Vec<Process>,
+}
+
+impl ControlPlane {
+    /// Starts it on a machine; the API serves.
+    pub(crate) fn start(machine: Machine, pki: &Pki, servers: &Path) -> Self {
+        let server = url(machine.address);
+        authorities(pki, machine.address);
+        let kubeconfig = pki.client("admin", "/O=system:masters/CN=admin", &server);
+        let manager = pki.client("kcm", "/CN=system:kube-controller-manager", &server);
+        let scheduler = pki.client("scheduler", "/CN=system:kube-scheduler", &server);
+        let spawn = |name: &str, mut flags: Vec<String>| {
+            flags.insert(0, text(&servers.join(name)));
+            machine.spawn(name, &flags.iter().map(String::as_str).collect::<Vec<_>>(), &[])
+        };
+        pki.client("kube-proxy", "/CN=system:kube-proxy", &server); // of all nodes
+        let mut processes = vec![spawn("etcd", etcd_flags()), spawn("kube-apiserver", server_flags(pki, machine.address))];
+        eventually("the API serves", || {
+            kubectl(&machine, servers, &kubeconfig)
+                .args(["get", "--raw", "/readyz"])
+                .output()
+                .expect("nsenter")
+                .status
+                .success()
+                .then_some(())
+        });
+        // These two end if they find no API within their first seconds.
+        processes.push(spawn("kube-controller-manager", manager_flags(pki, &manager)));
+        let scheduler = [flag("kubeconfig", &scheduler), "--leader-elect=false".to_owned(), "--bind-address=127.0.0.1".to_owned()];
+        processes.push(spawn("kube-scheduler", scheduler.into()));
+        Self { machine, kubeconfig, _processes: processes }
+    }
+}
+
+/// The administrator's kubectl, on the machine of the control plane.
+pub(crate) fn kubectl(machine: &Machine, servers: &Path, kubeconfig: &Path) -> Command {
+    let mut command = machine.command(&servers.join("kubectl"));
+    // Else it keeps what it learns in the home directory.
+    command.arg(flag("kubeconfig", kubeconfig)).env("KUBECACHEDIR", "/run/kubectl");
+    command
+}
+
+/// The URL of the API for those on the switch.
+pub(crate) fn url(address: IpAddr) -> String {
+    format!("https://{address}:6443")
+}
+
+fn authorities(pki: &Pki, address: IpAddr) {
+    pki.authority("ca");
+    pki.authority("front");
+    pki.token_key("tokens");
+    let mut names: Vec<_> =
+        ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"].map(dns_name).into();
+    names.extend([ip_name(address), format!("IP:{API}"), "IP:127.0.0.1".to_owned()]);
+    pki.leaf(&Leaf { file: "apiserver", authority: "ca", subject: "/CN=kube-apiserver", names: &names });
+    pki.leaf(&Leaf { file: "kubelet-client", authority: "ca", subject: "/O=system:masters/CN=kubelet-client", names: &[] });
+    pki.leaf(&Leaf { file: "front-client", authority: "front", subject: "/CN=front-client", names: &[] });
+}
+
+fn etcd_flags() -> Vec<String> {
+    let flags = [
+        "--data-dir=/run/etcd",
+        "--listen-client-urls=http://127.0.0.1:2379",
+        "--advertise-client-urls=http://127.0.0.1:2379",
+        "--listen-peer-urls=http://127.0.0.1:2380",
+        "--unsafe-no-fsync",
+        "--log-level=warn",
+    ];
+    flags.map(str::to_owned).into()
+}
+
+fn server_flags(pki: &Pki, address: IpAddr) -> Vec<String> {
+    let file = |name: &str, file: &str| flag(name, &pki.path(file));
+    let mut flags = vec![
+        file("tls-cert-file", "apiserver.crt"),
+        file("tls-private-key-file", "apiserver.key"),
+        file("client-ca-file", "ca.crt"),
+        file("kubelet-client-certificate", "kubelet-client.crt"),
+        file("kubelet-client-key", "kubelet-client.key"),
+        file("kubelet-certificate-authority", "ca.crt"),
+        file("service-account-key-file", "tokens.pub"),
+        file("service-account-signing-key-file", "tokens.key"),
+        file("requestheader-client-ca-file", "front.crt"),
+        file("proxy-client-cert-file", "front-client.crt"),
+        file("proxy-client-key-file", "front-client.key"),
+        format!("--advertise-address={address}"),
+        format!("--service-cluster-ip-range={SERVICES}"),
+    ];
+    let fixed = [
+        "--etcd-servers=http://127.0.0.1:2379",
+        "--bind-address=0.0.0.0",
+        "--secure-port=6443",
+        "--kubelet-preferred-address-types=InternalIP",
+        "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
+        "--authorization-mode=Node,RBAC",
+        "--enable-admission-plugins=NodeRestriction",
+        "--allow-privileged=true",
+        "--requestheader-allowed-names=front-client",
+        "--requestheader-username-headers=X-Remote-User",
+        "--requestheader-group-headers=X-Remote-Group",
+        "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+    ];
+    flags.extend(fixed.map(str::to_owned));
+    flags
+}
+
+fn manager_flags(pki: &Pki, kubeconfig: &Path) -> Vec<String> {
+    vec![
+        flag("kubeconfig", kubeconfig),
+        flag("root-ca-file", &pki.path("ca.crt")),
+        flag("service-account-private-key-file", &pki.path("tokens.key")),
+        flag("cluster-signing-cert-file", &pki.path("ca.crt")),
+        flag("cluster-signing-key-file", &pki.path("ca.key")),
+        format!("--service-cluster-ip-range={SERVICES}"),
+        format!("--cluster-cidr={}", PODS),
+        "--allocate-node-cidrs=false".to_owned(),
+        "--leader-elect=false".to_owned(),
+        "--use-service-account-credentials".to_owned(),
+        "--bind-address=127.0.0.1".to_owned(),
+        "--node-monitor-period=2s".to_owned(),
+    ]
+}

@@ -1,0 +1,59 @@
+//! The images of a cluster, built from programs of this machine by `config/image/build`: nothing is pulled from anywhere.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::text;
+
+/// What the Pods of tests run: a shell and its tools; it is also what holds a Pod's namespaces.
+pub(crate) const TOOLS: &str = "localhost/tools:1";
+/// The cluster's DNS server.
+pub(crate) const COREDNS: &str = "localhost/coredns:1";
+/// What is under test.
+pub(crate) const TAILYARD: &str = "localhost/tailyard:lab";
+
+/// What the shell's image has of busybox.
+const APPLETS: [&str; 24] = [
+    "sh", "cat", "echo", "env", "false", "grep", "head", "hostname", "id", "ip", "ls", "mkdir", "nc", "nslookup", "ping", "ps", "rm",
+    "sed", "sleep", "sysctl", "timeout", "true", "wc", "wget",
+];
+
+/// Builds the images that every node has; returns their files.
+pub(crate) fn common(dir: &Path, servers: &Path) -> Vec<PathBuf> {
+    let (tools, coredns) = (dir.join("tools.tar"), dir.join("coredns.tar"));
+    let mut command = plain(TOOLS, &tools);
+    command.args(["--program", "/usr/bin/busybox", "--program", "/usr/bin/curl"]);
+    for applet in APPLETS {
+        command.args(["--link", &format!("/usr/bin/{applet}=busybox")]);
+    }
+    build(command.args(["--cmd", "/usr/bin/busybox", "--cmd", "sleep", "--cmd", "2147483647"]));
+    let mut command = plain(COREDNS, &coredns);
+    build(command.args(["--program", &format!("{}=/coredns", text(&servers.join("coredns"))), "--cmd", "/coredns"]));
+    vec![tools, coredns]
+}
+
+/// Builds the image of a tailyard, its symbols left out; returns its file.
+pub(crate) fn tailyard(dir: &Path, servers: &Path, binary: &Path) -> PathBuf {
+    let (stripped, out) = (dir.join("tailyard"), dir.join("tailyard.tar"));
+    let status = Command::new("strip").arg("-o").arg(&stripped).arg(binary).status().expect("strip, which is beside the linker");
+    assert!(status.success(), "strip {}", binary.display());
+    let mut command = program();
+    command.args(["tailyard", "--plain-layers", "--name", TAILYARD, "--servers", &text(servers), "--binary", &text(&stripped)]);
+    build(command.args(["--out", &text(&out)]));
+    out
+}
+
+fn program() -> Command {
+    Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/config/image/build"))
+}
+
+fn plain(name: &str, out: &Path) -> Command {
+    let mut command = program();
+    command.args(["plain", "--plain-layers", "--name", name, "--out", &text(out)]);
+    command
+}
+
+fn build(command: &mut Command) {
+    let output = command.output().expect("config/image/build, and python3");
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+}

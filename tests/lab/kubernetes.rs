@@ -1,0 +1,263 @@
+//! A real cluster on one machine, on the switch of a real tailnet: a control plane and nodes that run Pods, each a machine of
+//! namespaces, with DNS. It is what tests of whole groups and `make cluster` stand on.
+//!
+//! All processes end with the value, and with this process however it ends. The machine's own network, switches and control
+//! groups are never touched.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::support::{Boot, Tailnet, servers};
+
+pub(crate) mod control;
+pub(crate) mod images;
+pub(crate) mod node;
+pub(crate) mod pki;
+
+use control::ControlPlane;
+use node::{Node, sweep};
+use pki::Pki;
+
+/// Longer than anything takes on a machine that has much else to do.
+pub(crate) const DEADLINE: Duration = Duration::from_mins(4);
+/// Where Pods are.
+const PODS: &str = "10.244.0.0/16,fd00:244::/48";
+/// The address of the cluster's DNS server.
+const DNS: &str = "10.96.0.10";
+/// The last byte of the control plane's address.
+const CONTROL: u8 = 2;
+/// What runs in a cluster and in its tailnet.
+pub(crate) const PROGRAMS: [&str; 19] = [
+    "etcd",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kubelet",
+    "kube-proxy",
+    "kubectl",
+    "containerd",
+    "containerd-shim-runc-v2",
+    "ctr",
+    "runc",
+    "bridge",
+    "host-local",
+    "loopback",
+    "portmap",
+    "coredns",
+    "headscale",
+    "tailscaled",
+    "tailscale",
+];
+
+/// The cluster.
+pub(crate) struct Cluster {
+    /// Its nodes.
+    pub(crate) nodes: Vec<Node>,
+    /// The control plane.
+    pub(crate) control: ControlPlane,
+    /// The directory of the programs.
+    pub(crate) bin: PathBuf,
+    /// Its keys and certificates.
+    pub(crate) pki: Pki,
+    /// The tailnet of its switch, where proxies join and targets are.
+    pub(crate) tailnet: Tailnet,
+}
+
+impl Cluster {
+    /// Starts a cluster of so many nodes; they are ready, and names are resolved.
+    pub(crate) fn start(nodes: u8) -> Self {
+        sweep();
+        let bin = servers(&PROGRAMS);
+        let tailnet = Tailnet::start([10, 99, 0]);
+        let pki = Pki::new(tailnet.dir().join("pki"));
+        let images = images::common(tailnet.dir(), &bin);
+        let machine = tailnet.boot(Boot { name: "cp", host: CONTROL, init: crate::support::INIT, cgroups: Vec::new() });
+        machine.node.ip("addr add fd00:99::2/64 dev eth0 nodad\n");
+        let control = ControlPlane::start(machine, &pki, &bin);
+        let mut cluster = Self { nodes: Vec::new(), control, bin, pki, tailnet };
+        for index in 1..=nodes {
+            let address = cluster.control.machine.address;
+            let node = Node::start(&cluster.tailnet, address, &cluster.pki, &cluster.bin, index);
+            cluster.nodes.push(node);
+        }
+        cluster.connect();
+        thread::scope(|scope| {
+            let (cluster, images) = (&cluster, &images);
+            for node in &cluster.nodes {
+                scope.spawn(move || images.iter().for_each(|image| node.import(&cluster.bin, image)));
+            }
+        });
+        cluster.apply(&dns(&cluster.tailnet));
+        for node in &cluster.nodes {
+            cluster.eventually_made(&["get", "node", &node.name]);
+        }
+        cluster.wait(&["--for=condition=Ready", "node", "--all"]);
+        cluster.wait(&["--for=condition=Available", "deployment/coredns", "--namespace=kube-system"]);
+        cluster.eventually_made(&["get", "serviceaccount", "default"]);
+        cluster
+    }
+
+    /// Tells every machine of the cluster the ways to the Pods of the others.
+    fn connect(&self) {
+        for (index, to) in (1..).zip(&self.nodes) {
+            let routes = node::routes_to(index, to.machine.address);
+            let others = self.nodes.iter().filter(|node| node.name != to.name).map(|node| &node.machine.node);
+            for from in others.chain([&self.control.machine.node]) {
+                from.ip(&routes);
+            }
+        }
+    }
+
+    /// Makes the image of a tailyard known on every node, under the name [`TAILYARD`].
+    pub(crate) fn load_tailyard(&self, binary: &Path) {
+        self.load(&images::tailyard(self.tailnet.dir(), &self.bin, binary));
+    }
+
+    /// Makes an image known on every node.
+    pub(crate) fn load(&self, image: &Path) {
+        thread::scope(|scope| {
+            for node in &self.nodes {
+                scope.spawn(move || node.import(&self.bin, image));
+            }
+        });
+    }
+
+    /// Runs kubectl as the administrator.
+    pub(crate) fn try_kubectl(&self, args: &[&str]) -> Output {
+        self.kubectl_command().args(args).output().expect("nsenter")
+    }
+
+    /// Runs kubectl as the administrator, which must succeed; returns what it prints.
+    pub(crate) fn kubectl(&self, args: &[&str]) -> String {
+        printed(&format!("kubectl {}", args.join(" ")), &self.try_kubectl(args))
+    }
+
+    fn kubectl_command(&self) -> Command {
+        control::kubectl(&self.control.machine, &self.bin, &self.control.kubeconfig)
+    }
+
+    /// Makes objects what they are to be.
+    pub(crate) fn apply(&self, objects: &[Value]) {
+        let list = json!({"apiVersion": "v1", "kind": "List", "items": objects}).to_string();
+        let mut command = self.kubectl_command();
+        command.args(["apply", "--server-side", "-f", "-"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("nsenter");
+        child.stdin.take().expect("piped").write_all(list.as_bytes()).expect("read");
+        printed("kubectl apply", &child.wait_with_output().expect("a child"));
+    }
+
+    /// Waits by `kubectl wait` until something holds; fails with how the cluster is.
+    pub(crate) fn wait(&self, args: &[&str]) {
+        let timeout = format!("--timeout={}s", DEADLINE.as_secs());
+        let output = self.try_kubectl(&[&["wait", &timeout], args].concat());
+        assert!(output.status.success(), "kubectl wait {args:?}: {}\n{}", String::from_utf8_lossy(&output.stderr), self.describe());
+    }
+
+    /// Waits until all Pods of a workload are new and ready; fails with how the cluster is.
+    pub(crate) fn rolled_out(&self, workload: &str) {
+        let output = self.try_kubectl(&["rollout", "status", workload, &format!("--timeout={}s", DEADLINE.as_secs())]);
+        assert!(output.status.success(), "{workload}: {}\n{}", String::from_utf8_lossy(&output.stderr), self.describe());
+    }
+
+    /// Waits until something can be had by kubectl.
+    pub(crate) fn eventually_made(&self, args: &[&str]) {
+        eventually(&args.join(" "), || self.try_kubectl(args).status.success().then_some(()));
+    }
+
+    /// What a command in a Pod prints, if it succeeds.
+    pub(crate) fn try_in_pod(&self, pod: &str, argv: &[&str]) -> Option<String> {
+        let output = self.try_kubectl(&[&["exec", pod, "--"], argv].concat());
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// How the cluster is: for the message of a failure.
+    pub(crate) fn describe(&self) -> String {
+        let show = |args: &[&str]| {
+            let output = self.try_kubectl(args);
+            format!(
+                "--- kubectl {}\n{}{}",
+                args.join(" "),
+                String::from_utf8_lossy(&output.stdout),
+                String::from_utf8_lossy(&output.stderr)
+            )
+        };
+        [
+            show(&["get", "nodes,pods,services,endpointslices", "-A", "-o", "wide"]),
+            show(&["get", "events", "-A", "--sort-by=.lastTimestamp"]),
+        ]
+        .concat()
+    }
+}
+
+/// What a program printed that had to succeed.
+fn printed(what: &str, output: &Output) -> String {
+    assert!(output.status.success(), "{what}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Tries until there is an answer, a few times each second; fails with what was waited for once the time is over.
+pub(crate) fn eventually<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
+    let begin = Instant::now();
+    loop {
+        if let Some(answer) = attempt() {
+            return answer;
+        }
+        assert!(begin.elapsed() < DEADLINE, "not within {DEADLINE:?}: {what}");
+        thread::park_timeout(Duration::from_millis(200));
+    }
+}
+
+fn text(path: &Path) -> String {
+    path.display().to_string()
+}
+
+/// The DNS server of the cluster, which also knows the tailnet's control server.
+fn dns(tailnet: &Tailnet) -> [Value; 6] {
+    let meta = |name: &str| json!({"name": name, "namespace": "kube-system", "labels": {"k8s-app": "kube-dns"}});
+    let corefile = format!(
+        ".:53 {{
+  errors
+  health :8080
+  ready :8181
+  kubernetes cluster.local in-addr.arpa ip6.arpa {{
+    ttl 5
+  }}
+  hosts {{
+    {} hs.lab
+    fallthrough
+  }}
+  cache 5
+}}
+",
+        tailnet.control()
+    );
+    let rules = json!([
+        {"apiGroups": [""], "resources": ["endpoints", "services", "pods", "namespaces"], "verbs": ["list", "watch"]},
+        {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]},
+    ]);
+    let subject = json!([{"kind": "ServiceAccount", "name": "coredns", "namespace": "kube-system"}]);
+    let role = json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:coredns"});
+    let container = json!({"name": "coredns", "image": images::COREDNS, "imagePullPolicy": "Never",
+        "args": ["-conf", "/etc/coredns/Corefile"], "command": ["/coredns"],
+        "readinessProbe": {"httpGet": {"path": "/ready", "port": 8181}, "periodSeconds": 1},
+        "volumeMounts": [{"name": "config", "mountPath": "/etc/coredns"}]});
+    let pod = json!({"metadata": {"labels": {"k8s-app": "kube-dns"}}, "spec": {"serviceAccountName": "coredns",
+        "containers": [container], "volumes": [{"name": "config", "configMap": {"name": "coredns"}}]}});
+    [
+        json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta("coredns")}),
+        json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "system:coredns"}, "rules": rules}),
+        json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": "system:coredns"},
+            "roleRef": role, "subjects": subject}),
+        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta("coredns"), "data": {"Corefile": corefile}}),
+        json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": meta("coredns"),
+            "spec": {"replicas": 1, "selector": {"matchLabels": {"k8s-app": "kube-dns"}}, "template": pod}}),
+        json!({"apiVersion": "v1", "kind": "Service", "metadata": meta("kube-dns"), "spec": {"clusterIP": DNS,
+            "selector": {"k8s-app": "kube-dns"},
+            "ports": [{"name": "dns", "port": 53, "protocol": "UDP"}, {"name": "dns-tcp", "port": 53, "protocol": "TCP"}]}}),
+    ]
+}
