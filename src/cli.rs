@@ -23,6 +23,8 @@ struct Cli {
 enum Command {
     /// Forward the services of a ProxyGroup replica
     Proxy(Box<proxy::ProxyArgs>),
+    // In a terminal backticks would only be noise.
+    #[allow(clippy::doc_markdown)]
     /// Keep everything that ProxyGroups need in a cluster
     Reconciler(Box<reconciler::ReconcilerArgs>),
     /// Print, offline and without root, what a config turns into

@@ -50,7 +50,7 @@ const GRACE: Duration = Duration::from_secs(20);
 /// How long a call of a control plane may take.
 const DEADLINE: Duration = Duration::from_secs(20);
 /// How long the DNS may remember where a Service's name pointed.
-const LINGER: Duration = Duration::from_secs(60);
+const LINGER: Duration = Duration::from_mins(1);
 
 /// The reconciler ended with a failure.
 #[derive(Debug, thiserror::Error)]

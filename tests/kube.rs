@@ -3,6 +3,7 @@
 #![allow(clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "helpers of tests are outside of test functions")]
 
 #[path = "support/cluster.rs"]
+#[allow(dead_code, reason = "the reconciler tier needs more of it")]
 mod cluster;
 #[path = "kube/configs.rs"]
 mod configs;

@@ -39,7 +39,8 @@ impl Sources {
     /// there to lead when the other is not.
     fn missing(&self) -> String {
         let missing = self.stores.world().missing();
-        missing.iter().map(|role| format!("no complete list of {} yet\n", name(*role))).collect()
+        let lines: Vec<_> = missing.iter().map(|role| format!("no complete list of {} yet\n", name(*role))).collect();
+        lines.concat()
     }
 }
 

@@ -100,7 +100,7 @@ impl Stores {
                 Change::Gone(value) => self.world().gone(role, &value),
                 Change::Unknown => {
                     if told.replace("Unknown") != Some("Unknown") {
-                        self.unknown(follow.resource);
+                        unknown(follow.resource);
                     }
                     self.world().lacks(role);
                     // Without groups there is nothing to do; without any other kind, what needs it is off.
@@ -174,15 +174,16 @@ impl Stores {
             self.queue.add_after(key, GATHER);
         }
     }
+}
 
-    fn unknown(&self, resource: Resource) {
-        let Resource { kind, api_version, .. } = resource;
-        if kind == "ServiceMonitor" {
-            tracing::info!("{kind} of {api_version} is not installed: no ServiceMonitors are made");
-        } else {
-            tracing::warn!(
-                "{kind} of {api_version} is not installed: install the definitions (tailyard crd | kubectl apply --server-side -f -)"
-            );
-        }
+/// Says that a kind is not installed.
+fn unknown(resource: Resource) {
+    let Resource { kind, api_version, .. } = resource;
+    if kind == "ServiceMonitor" {
+        tracing::info!("{kind} of {api_version} is not installed: no ServiceMonitors are made");
+    } else {
+        tracing::warn!(
+            "{kind} of {api_version} is not installed: install the definitions (tailyard crd | kubectl apply --server-side -f -)"
+        );
     }
 }

@@ -193,5 +193,7 @@ fn forget(worker: &Worker, name: &str) {
 /// Has the groups of a Tailnet looked at.
 fn wake(worker: &Worker, name: &str) {
     let users = worker.stores.world().users_of_tailnet(name);
-    users.into_iter().for_each(|group| worker.stores.queue().add(Key::Group(group)));
+    for group in users {
+        worker.stores.queue().add(Key::Group(group));
+    }
 }

@@ -320,8 +320,8 @@ impl Running {
 
     /// Waits until it leads, or does not.
     pub(crate) async fn leads(&self, leads: bool) {
-        let line = format!("tailyard_leader {}", u8::from(leads));
-        eventually(&line, async || self.get("/metrics"), |page| page.contains(&line)).await;
+        let line = format!("\ntailyard_leader {}\n", u8::from(leads));
+        eventually(line.trim(), async || self.get("/metrics"), |page| page.contains(&line)).await;
     }
 }
 

@@ -85,19 +85,16 @@ impl Events {
         let namespace = if told.about.namespace.is_empty() { CLUSTER_SCOPED } else { &told.about.namespace };
         let api: Api<Object> = Api::namespaced(self.writes.cluster().client.clone(), namespace);
         let call = |verb, name: &str| Call { verb, kind: "Event", namespace: namespace.to_owned(), name: name.to_owned() };
-        let series = match series {
-            Some(Series { name, count, .. }) => {
-                let again = EventSeries { count: count + 1, last_observed_time: MicroTime(Timestamp::now()) };
-                let patch = Patch::Merge(json!({"series": again}));
-                self.writes.write(call(Verb::Patch, &name), api.patch(&name, &PatchParams::default(), &patch)).await?;
-                Series { name, count: count + 1, last: now }
-            }
-            None => {
-                let event = self.event(&told);
-                let name = event.metadata.name.clone().unwrap_or_default();
-                self.writes.write(call(Verb::Create, &name), api.create(&PostParams::default(), &event)).await?;
-                Series { name, count: 1, last: now }
-            }
+        let series = if let Some(Series { name, count, .. }) = series {
+            let again = EventSeries { count: count + 1, last_observed_time: MicroTime(Timestamp::now()) };
+            let patch = Patch::Merge(json!({"series": again}));
+            self.writes.write(call(Verb::Patch, &name), api.patch(&name, &PatchParams::default(), &patch)).await?;
+            Series { name, count: count + 1, last: now }
+        } else {
+            let event = self.event(&told);
+            let name = event.metadata.name.clone().unwrap_or_default();
+            self.writes.write(call(Verb::Create, &name), api.create(&PostParams::default(), &event)).await?;
+            Series { name, count: 1, last: now }
         };
         self.told.lock().unwrap_or_else(PoisonError::into_inner).insert(told, series);
         Ok(())

@@ -3,6 +3,7 @@ use serde_json::json;
 use super::*;
 use crate::api::proxyclass::PortRange;
 
+#[allow(clippy::needless_pass_by_value, reason = "callers write the spec in place")]
 fn class(spec: serde_json::Value) -> ProxyClass {
     let object = json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyClass",
         "metadata": {"name": "c", "generation": 3, "finalizers": [FINALIZER]}, "spec": spec});

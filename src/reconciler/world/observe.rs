@@ -119,7 +119,7 @@ impl World {
         }
     }
 
-    fn owned(&self, group: &str) -> BTreeMap<ObjectRef, Arc<Value>> {
+    pub(super) fn owned(&self, group: &str) -> BTreeMap<ObjectRef, Arc<Value>> {
         let members = self.members.get(group).into_iter().flatten();
         let held = members.filter_map(|(role, id)| match role {
             Role::Owned(kind) => {
@@ -131,7 +131,7 @@ impl World {
         foreign.chain(held).collect()
     }
 
-    fn replicas(&self, group: &str) -> BTreeMap<u32, Replica> {
+    pub(super) fn replicas(&self, group: &str) -> BTreeMap<u32, Replica> {
         let mut replicas: BTreeMap<u32, Replica> = BTreeMap::new();
         for (role, id) in self.members.get(group).into_iter().flatten() {
             let base = id.1.strip_suffix(names::CONFIG_SECRET_SUFFIX).unwrap_or(&id.1);
@@ -147,7 +147,7 @@ impl World {
         replicas
     }
 
-    fn services(&self, group: &str) -> BTreeMap<Id, Arc<k8s_openapi::api::core::v1::Service>> {
+    pub(super) fn services(&self, group: &str) -> BTreeMap<Id, Arc<k8s_openapi::api::core::v1::Service>> {
         let objects = self.shelves.get(&Role::Service).into_iter().flat_map(|shelf| &shelf.objects);
         let ours = objects.filter_map(|(id, held)| {
             let Typed::Service(service) = &held.typed else { return None };

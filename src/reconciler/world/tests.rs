@@ -14,7 +14,9 @@ fn group(name: &str, version: u64) -> Value {
 
 fn service(name: &str, version: u64, group: Option<&str>) -> Value {
     let mut annotations = json!({"tailscale.com/tailnet-ip": "100.64.0.1"});
-    group.into_iter().for_each(|group| annotations["tailscale.com/proxy-group"] = group.into());
+    if let Some(group) = group {
+        annotations["tailscale.com/proxy-group"] = group.into();
+    }
     json!({"metadata": {"name": name, "namespace": "u", "resourceVersion": version.to_string(), "annotations": annotations}})
 }
 

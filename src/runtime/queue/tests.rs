@@ -28,7 +28,9 @@ async fn a_key_is_there_once_and_in_the_order_of_the_first_wish() {
     }
     let taken = [take(&queue).await, take(&queue).await, take(&queue).await];
     assert_eq!(taken.each_ref().map(|work| *work.key()), ["a", "b", "c"]);
-    taken.into_iter().for_each(|work| work.end(Ended::Done));
+    for work in taken {
+        work.end(Ended::Done);
+    }
     nothing(&queue, Duration::from_hours(1)).await;
     assert_eq!(queue.depth(), Depth::default());
 }
@@ -50,7 +52,7 @@ async fn a_key_in_work_is_not_handed_out_twice_and_not_forgotten() {
 async fn the_earliest_wish_counts() {
     let queue = queue();
     let begin = Instant::now();
-    queue.add_after("a", Duration::from_secs(60));
+    queue.add_after("a", Duration::from_mins(1));
     queue.add_after("a", Duration::from_secs(5));
     queue.add_after("a", Duration::from_secs(30));
     take(&queue).await.end(Ended::Again(Duration::from_secs(7)));
@@ -74,7 +76,7 @@ async fn failures_wait_longer_and_longer_until_one_success() {
         take(&queue).await.end(Ended::Done);
         assert_eq!(queue.depth().failing, 0);
         queue.add("a");
-        for _ in 0..seconds.ilog2() + 1 {
+        for _ in 0..=seconds.ilog2() {
             take(&queue).await.end(Ended::Failed(None));
         }
     }
