@@ -56,6 +56,27 @@ fn a_thousand_services_cost_at_most_five_writes_each() {
 }
 
 #[test]
+fn one_change_among_many_services_is_one_change() {
+    let mut world = World::new();
+    world.group("pg", json!({"type": "egress"}));
+    for index in 0..300 {
+        world.service(&format!("s{index}"), to("pg"), &[80]);
+    }
+    world.settle();
+    let mut annotations = to("pg");
+    annotations["tailscale.com/tailnet-fqdn"] = json!("other.tail1234.ts.net");
+    world.service("s7", annotations, &[80]);
+    let retarget = world.pass("pg");
+    assert_eq!(retarget.apply.iter().map(|manifest| manifest.object.kind).collect::<Vec<_>>(), [Kind::ConfigMap]);
+    world.settle();
+    world.service("s7", to("pg"), &[80, 81]);
+    let port = world.pass("pg");
+    let kinds: Vec<_> = port.apply.iter().map(|manifest| manifest.object.kind).collect();
+    assert_eq!(kinds, [Kind::Service, Kind::ConfigMap], "the record before the use");
+    assert!(port.services.len() <= 1 && port.delete.is_empty());
+}
+
+#[test]
 fn each_owned_object_comes_back() {
     let mut world = serving();
     let (name, entries) = (world.external_name("db"), world.entries("pg"));

@@ -371,8 +371,8 @@ impl World {
             tailnet_target_ips: Some(vec!["100.64.0.9".into()]),
             tailnet_target: service.tailnet_target,
         };
-        let services = entries.into_iter().map(|(key, service)| (key, served(service))).collect();
-        let status = egress::Status { pod_ipv4: ip, services: Some(services), ..egress::Status::default() };
+        let services: BTreeMap<_, _> = entries.into_iter().map(|(key, service)| (key, served(service))).collect();
+        let status: egress::Status = egress::Status { pod_ipv4: ip, services: Some(services), ..egress::Status::default() };
         put(egress::KEY, serde_json::to_string(&status).expect("JSON"));
         self.objects.insert(state, Arc::new(serde_json::to_value(&secret).expect("JSON")));
     }
