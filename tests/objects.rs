@@ -2,7 +2,7 @@
 //!
 //! `UPDATE_GOLDEN=1 cargo test --test objects` writes the golden files anew; read the difference before you commit it.
 
-#![allow(clippy::expect_used, clippy::panic, reason = "a test's helpers fail the test")]
+#![allow(clippy::expect_used, clippy::panic, clippy::needless_pass_by_value, reason = "a test's helpers fail the test, and take literals")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

@@ -116,10 +116,10 @@ mod tests {
                 for port in records.values() {
                     prop_assert!(ports.keep(*port));
                 }
-                if !wanted {
-                    records.remove(&service);
-                } else {
+                if wanted {
                     records.entry(service).or_insert_with(|| ports.take().expect("room for all"));
+                } else {
+                    records.remove(&service);
                 }
                 cursor = Some(ports.next());
                 let distinct: BTreeSet<_> = records.values().collect();

@@ -255,7 +255,7 @@ impl Stage {
     where
         K: Clone + DeserializeOwned + Debug,
     {
-        let there = async || api.get_opt(name).await.map(|found| found.is_some()).unwrap_or(true);
+        let there = async || api.get_opt(name).await.map_or(true, |found| found.is_some());
         eventually(&format!("{name} is gone"), there, |there| !there).await;
     }
 

@@ -1,6 +1,8 @@
 //! A cluster in miniature: an API server that applies passes, a controller that makes Pods, and replicas that obey their
 //! config. Enough to run passes to a fixpoint and to watch what must never be, on the way.
 
+#![allow(clippy::needless_pass_by_value, reason = "a call with a literal reads better")]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
