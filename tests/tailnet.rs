@@ -7,9 +7,8 @@
 #[allow(dead_code, reason = "shared with the kernel tier, which uses all of it")]
 #[path = "kernel/lab.rs"]
 mod lab;
-#[allow(dead_code, reason = "shared with the cluster tier, which uses the rest")]
 #[path = "support/tailnet.rs"]
-#[allow(dead_code, reason = "shared with the tier of control planes; this tier needs a part of it")]
+#[allow(dead_code, reason = "shared with the tiers of control planes and clusters; this tier needs a part of it")]
 mod support;
 
 #[path = "tailnet/agent.rs"]
