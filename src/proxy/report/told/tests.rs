@@ -88,7 +88,7 @@ async fn the_device_is_told_before_the_rules_and_its_name_after_them() {
     play.accept(10000, true);
     let told = play.told().await;
     assert_eq!((told["device_fqdn"].as_str(), told["device_ips"].as_str()), ("eg-0.tail.lab.", r#"["100.64.0.1","fd7a::1"]"#));
-    let web = r#"{"configs":{"svc:web":{"IPv4Mapping":{"TailscaleServiceIP":"100.99.1.2","ClusterIP":"10.96.0.9"}}},"podIPv4":"10.244.2.3","fingerprint":"4dd5fc2ead6263e3"}"#;
+    let web = r#"{"configs":{"svc:web":{"IPv4Mapping":{"TailscaleServiceIP":"100.99.1.2","ClusterIP":"10.96.0.9"}}},"podIPv4":"10.244.2.3","fingerprint":"9a41044f779765f8"}"#;
     assert_eq!(told["ingress-config.json"], web);
     assert_eq!(play.status().await.services.expect("services")["db"].tailnet_target_ips, Some(vec!["100.64.0.2".to_owned()]));
 }
