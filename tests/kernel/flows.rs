@@ -447,7 +447,7 @@ fn a_table_full_of_living_flows_refuses_new_ones_until_there_is_room() {
     stage.proxy().ns.run(|| fill(before.limit + 1_000)).expect("ran").expect("filled");
     let full = conntrack.pressure().expect("read");
     assert!(full.entries >= full.limit, "{full:?}");
-    let fault = stage.client().connect(stage.pod(Family::V4, 10042), SECOND).expect_err("there is no room for it");
+    let fault = stage.client().connect(stage.pod(Family::V4, 10042), Duration::from_secs(1)).expect_err("there is no room for it");
     assert_eq!(fault.kind(), io::ErrorKind::TimedOut, "dropped, not refused");
     let refused = conntrack.pressure().expect("read");
     assert!(refused.dropped > before.dropped, "{refused:?}");
