@@ -13,9 +13,7 @@ use super::{acks, services};
 use crate::api::{egress, names};
 use crate::model::conditions;
 use crate::model::config::fingerprint;
-use crate::model::objects::{
-    Child, EgressConfig, Kind, ObjectRef, Owner, Protocol, Shape, egress_config, egress_config_ref, next_port,
-};
+use crate::model::objects::{Child, EgressConfig, Kind, ObjectRef, Owner, Protocol, Shape, egress_config, egress_config_ref, next_port};
 use crate::model::ports::Ports;
 
 /// What came of a Service.
@@ -118,7 +116,9 @@ fn one(
     }
     let Some(child) = claims::child(work.observed, key, claim, ports, kept, shape.health_port()) else {
         let range = shape.ports();
-        return Outcome::Refused(format!("All ports of {range} are taken: widen spec.tailyard.ports of the ProxyGroup, or use another group."));
+        return Outcome::Refused(format!(
+            "All ports of {range} are taken: widen spec.tailyard.ports of the ProxyGroup, or use another group."
+        ));
     };
     let settled = claim.object.is_some_and(|held| child.holds(held)) || work.write(&shape.owner, child.manifest());
     Outcome::Served { child, settled }

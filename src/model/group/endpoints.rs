@@ -42,7 +42,8 @@ pub(super) fn endpoints(work: &mut Work<'_>, shape: &Shape<'_>) -> BTreeMap<u32,
         work.fault(FAILED, message.into());
     }
     let held = |ordinal: u32| work.owned(&node_port_ref(&shape.owner, ordinal)).and_then(|held| held_ports(held)).map(|(_, port)| port);
-    let allowed = |port: u16| asked.node_port.ports.iter().any(|range| (range.port..=range.end_port.unwrap_or(range.port)).contains(&port.into()));
+    let allowed =
+        |port: u16| asked.node_port.ports.iter().any(|range| (range.port..=range.end_port.unwrap_or(range.port)).contains(&port.into()));
     let kept: BTreeMap<u32, u16> =
         (0..shape.replicas).filter_map(|ordinal| Some((ordinal, held(ordinal).filter(|port| allowed(*port))?))).collect();
     let mut taken: BTreeSet<u16> = kept.values().chain(&work.observed.node_ports).copied().collect();

@@ -20,7 +20,9 @@ const RESERVED: &str = "kube-apiserver-auth-proxy";
 pub(super) fn group(group: &ProxyGroup, shape: &Shape<'_>) -> Option<String> {
     let name = &shape.owner.group;
     if group.spec.type_ != ProxyGroupType::Egress {
-        return Some("Groups of this type are not served by this version of Tailyard: leave the ProxyGroup to the Tailscale operator.".into());
+        return Some(
+            "Groups of this type are not served by this version of Tailyard: leave the ProxyGroup to the Tailscale operator.".into(),
+        );
     }
     if name == RESERVED {
         return Some(format!("The name {RESERVED} is kept for the Tailscale operator: give the ProxyGroup another name."));
@@ -79,7 +81,8 @@ pub(super) fn service(service: &Service) -> Vec<String> {
     }
     for tag in annotation(service, names::TAGS).into_iter().flat_map(|tags| tags.split(',')).map(str::trim) {
         let good = tag.strip_prefix("tag:").is_some_and(|name| {
-            name.starts_with(|letter: char| letter.is_ascii_alphabetic()) && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+            name.starts_with(|letter: char| letter.is_ascii_alphabetic())
+                && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
         });
         if !good {
             wrong.push(format!("{}: {tag:?} is not a tag such as tag:web.", names::TAGS));

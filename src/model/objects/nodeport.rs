@@ -19,12 +19,8 @@ pub fn node_port(owner: &Owner, ordinal: u32, wireguard: u16, node_port: u16) ->
         ..ServicePort::default()
     };
     let pod = ("statefulset.kubernetes.io/pod-name".to_owned(), names::replica(&owner.group, ordinal));
-    let spec = ServiceSpec {
-        type_: Some("NodePort".to_owned()),
-        selector: Some([pod].into()),
-        ports: Some(vec![port]),
-        ..ServiceSpec::default()
-    };
+    let spec =
+        ServiceSpec { type_: Some("NodePort".to_owned()), selector: Some([pod].into()), ports: Some(vec![port]), ..ServiceSpec::default() };
     let metadata = owner.metadata(name(&owner.group, ordinal), None);
     Manifest::of(Kind::Service, &Service { metadata, spec: Some(spec), ..Service::default() })
 }

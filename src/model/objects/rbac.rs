@@ -16,8 +16,7 @@ pub fn rbac(shape: &Shape<'_>) -> [Manifest; 3] {
     let metadata = || owner.metadata(owner.group.clone(), None);
     let account = ServiceAccount { metadata: metadata(), ..ServiceAccount::default() };
     let role = Role { metadata: metadata(), rules: Some(rules(shape)) };
-    let role_ref =
-        RoleRef { api_group: Some("rbac.authorization.k8s.io".to_owned()), kind: "Role".to_owned(), name: owner.group.clone() };
+    let role_ref = RoleRef { api_group: Some("rbac.authorization.k8s.io".to_owned()), kind: "Role".to_owned(), name: owner.group.clone() };
     let subject = Subject {
         kind: "ServiceAccount".to_owned(),
         name: owner.group.clone(),
@@ -25,11 +24,7 @@ pub fn rbac(shape: &Shape<'_>) -> [Manifest; 3] {
         ..Subject::default()
     };
     let binding = RoleBinding { metadata: metadata(), role_ref, subjects: Some(vec![subject]) };
-    [
-        Manifest::of(Kind::ServiceAccount, &account),
-        Manifest::of(Kind::Role, &role),
-        Manifest::of(Kind::RoleBinding, &binding),
-    ]
+    [Manifest::of(Kind::ServiceAccount, &account), Manifest::of(Kind::Role, &role), Manifest::of(Kind::RoleBinding, &binding)]
 }
 
 fn rules(shape: &Shape<'_>) -> Vec<PolicyRule> {
