@@ -12,7 +12,7 @@ use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -196,10 +196,18 @@ impl Node {
         Greeting::read(&mut self.connect(to, patience)?)
     }
 
-    /// Asks a server by UDP, from a port of its own.
+    /// Asks a server by UDP, from a port that nobody has asked from: another one's flow may be remembered, and would be gone on with.
     pub(crate) fn ask_udp(&self, to: SocketAddr, patience: Duration) -> io::Result<Greeting> {
-        let local = SocketAddr::from((if to.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { Ipv6Addr::UNSPECIFIED.into() }, 0));
-        let socket = self.ns.run(|| UdpSocket::bind(local)).expect("the namespace")?;
+        let any = if to.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { Ipv6Addr::UNSPECIFIED.into() };
+        let bind = || {
+            loop {
+                match UdpSocket::bind((any, next_port())) {
+                    Err(fault) if fault.kind() == io::ErrorKind::AddrInUse => {}
+                    bound => return bound,
+                }
+            }
+        };
+        let socket = self.ns.run(bind).expect("the namespace")?;
         socket.connect(to)?;
         socket.set_read_timeout(Some(patience))?;
         socket.send(b"?")?;
@@ -207,6 +215,13 @@ impl Node {
         let size = socket.recv(&mut buffer)?;
         Greeting::parse(&String::from_utf8_lossy(&buffer[..size]))
     }
+}
+
+/// Each port in turn, of those that the system does not give out by itself.
+fn next_port() -> u16 {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let turn = NEXT.fetch_add(1, Ordering::Relaxed) % (32_768 - 1_024);
+    1_024 + u16::try_from(turn).expect("below 32,768")
 }
 
 /// What a server says first: who it is and whom it sees.
