@@ -11,6 +11,7 @@ pub mod few;
 pub mod firewall;
 pub mod flow;
 pub mod group;
+pub mod gzip;
 pub mod health;
 pub mod iptables;
 pub mod lease;

@@ -21,7 +21,7 @@ const MEDIAN: usize = 150;
 const DOORS: &[(&str, &[&str])] = &[
     ("anyhow", &["cli", "main"]),
     ("clap", &["cli"]),
-    ("flate2", &["model/objects"]),
+    ("flate2", &["model/gzip"]),
     ("hickory_resolver", &["edge/dns"]),
     ("httpdate", &["edge/control"]),
     ("http_body_util", &["edge/localapi", "edge/ping", "runtime/admin"]),

@@ -29,7 +29,7 @@ pub(super) fn of(shape: &Shape<'_>, configs: &str, services: &str) -> Vec<EnvVar
     if !shape.stock() {
         let config_map = format!("{}/{}", shape.owner.namespace, names::egress_config(&shape.owner.group));
         env.push(value("TAILYARD_EGRESS_CONFIGMAP", &config_map));
-        env.push(value("TAILYARD_CONFIG_SECRET", &format!("$(POD_NAME){}", names::CONFIG_SECRET_SUFFIX)));
+        env.push(value("TAILYARD_CONFIG_FROM_API", "true"));
         env.push(value("TAILYARD_DRAIN_GRACE", &format!("{}s", shape.drain_grace().as_secs())));
     }
     let class = shape.container().map(|container| container.env.as_slice()).unwrap_or_default();

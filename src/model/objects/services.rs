@@ -4,11 +4,7 @@
 //! reads; the Tailscale operator's image cannot, so that what does not fit must not be asked of it.
 
 use std::collections::BTreeMap;
-use std::io::{Read as _, Write as _};
 
-use flate2::Compression;
-use flate2::read::GzDecoder;
-use flate2::write::GzEncoder;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::ConfigMap;
 use serde::Deserialize as _;
@@ -16,11 +12,10 @@ use serde_json::Value;
 
 use super::{Kind, Manifest, NEXT_PORT, ObjectRef, Owner, applied, digest};
 use crate::api::{egress, names};
+use crate::model::gzip;
 
 /// The most that is written as it is, in bytes.
 pub(super) const ROOM: usize = 900 << 10;
-/// The most that a compressed config may become, in bytes: what is read from outside has an end.
-const LARGEST: u64 = 64 << 20;
 
 /// The egress config of a group.
 #[derive(Debug, Clone)]
@@ -88,9 +83,7 @@ impl EgressConfig {
 
 /// Compressed, if it must be.
 fn compressed(text: &[u8]) -> Option<Vec<u8>> {
-    let mut writer = (text.len() > ROOM).then(|| GzEncoder::new(Vec::new(), Compression::default()))?;
-    writer.write_all(text).ok()?;
-    writer.finish().ok()
+    if text.len() > ROOM { gzip::pack(text).ok() } else { None }
 }
 
 fn bytes(config_map: &Value, key: &str) -> Option<Vec<u8>> {
@@ -99,10 +92,8 @@ fn bytes(config_map: &Value, key: &str) -> Option<Vec<u8>> {
 
 /// The text of the services in a `ConfigMap`.
 fn text(config_map: &Value) -> Option<Vec<u8>> {
-    let Some(compressed) = bytes(config_map, egress::KEY_COMPRESSED) else { return bytes(config_map, egress::KEY) };
-    let mut text = Vec::new();
-    GzDecoder::new(compressed.as_slice()).take(LARGEST).read_to_end(&mut text).ok()?;
-    Some(text)
+    let Some(packed) = bytes(config_map, egress::KEY_COMPRESSED) else { return bytes(config_map, egress::KEY) };
+    gzip::unpack(&packed).ok()
 }
 
 /// Which object the egress config is.

@@ -88,11 +88,11 @@ fn spread(shape: &Shape<'_>, key: &str) -> TopologySpreadConstraint {
 }
 
 fn sysctler(shape: &Shape<'_>) -> Container {
-    let words = if shape.stock() { ["/bin/sh", "-c", STOCK_SYSCTL] } else { ["tailyard", "proxy", "--sysctl-only"] };
+    let words: &[&str] = if shape.stock() { &["/bin/sh", "-c", STOCK_SYSCTL] } else { &["tailyard", "sysctl"] };
     Container {
         name: SYSCTLER.to_owned(),
         image: Some(shape.image().to_owned()),
-        command: Some(words.map(str::to_owned).to_vec()),
+        command: Some(words.iter().map(|word| (*word).to_owned()).collect()),
         security_context: Some(SecurityContext { privileged: Some(true), ..SecurityContext::default() }),
         resources: Some(requests("1m", "16Mi")),
         ..Container::default()

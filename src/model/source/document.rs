@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::{Keys, Source};
 use crate::api::{egress, ingress};
 use crate::model::config::{ConfigError, EgressConfig, IngressConfig};
+use crate::model::gzip;
 
 /// Why the copy that should be in force is not. What was in force stays.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize)]
@@ -61,6 +62,12 @@ pub trait Document: Clone {
     /// The key without which nothing can be said.
     const KEY: &'static str;
 
+    /// The keys as they are read: nothing is packed any more.
+    #[must_use]
+    fn unpacked(keys: Keys) -> Keys {
+        keys
+    }
+
     /// Reads the document that follows `last`; what did not change of it is not read again.
     fn read(keys: &Keys, last: Option<&Self>) -> Result<Self, ConfigError>;
 
@@ -83,8 +90,17 @@ pub struct EgressDocument {
 impl Document for EgressDocument {
     type Services = EgressConfig;
 
-    const KEYS: &'static [&'static str] = &[egress::KEY, egress::KEY_HEP_PINGS];
+    const KEYS: &'static [&'static str] = &[egress::KEY, egress::KEY_COMPRESSED, egress::KEY_HEP_PINGS];
     const KEY: &'static str = egress::KEY;
+
+    fn unpacked(mut keys: Keys) -> Keys {
+        if let Some(packed) = keys.remove(egress::KEY_COMPRESSED) {
+            // What cannot be unpacked is no JSON either, and is told as such.
+            let text = gzip::unpack(&packed).map_or(packed, Bytes::from);
+            keys.insert(egress::KEY.to_owned(), text);
+        }
+        keys
+    }
 
     fn read(keys: &Keys, last: Option<&Self>) -> Result<Self, ConfigError> {
         let pings = keys.get(egress::KEY_HEP_PINGS).and_then(|bytes| std::str::from_utf8(bytes).ok()?.trim().parse().ok());

@@ -160,5 +160,5 @@ impl<D: Document> Selection<D> {
 /// The keys that the document is read from; changes of others are none of its business.
 fn only<D: Document>(mut keys: Keys) -> Keys {
     keys.retain(|key, _| D::KEYS.contains(&key.as_str()));
-    keys
+    D::unpacked(keys)
 }

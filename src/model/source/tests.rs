@@ -26,6 +26,22 @@ fn versions(selection: &Selection<EgressDocument>) -> Option<Vec<String>> {
 }
 
 #[test]
+fn a_packed_config_is_read_as_the_text_that_it_holds() {
+    let mut selection = Selection::<EgressDocument>::new(secs(120), true);
+    let packed = |text: &[u8]| Keys::from([("egress-services.gz".to_owned(), Bytes::copy_from_slice(text))]);
+    selection.delivered(packed(&crate::model::gzip::pack(br#"{"a":{}}"#).expect("packed")));
+    selection.settle(secs(0));
+    assert_eq!(versions(&selection), Some(vec!["a".to_owned()]));
+    selection.delivered(packed(b"cut off"));
+    selection.settle(secs(1));
+    assert_eq!(versions(&selection), Some(vec!["a".to_owned()]), "the last good one");
+    assert_eq!(selection.in_force().fault.as_ref().map(Fault::kind), Some("Unreadable"));
+    selection.delivered(keys(7));
+    selection.settle(secs(2));
+    assert_eq!(versions(&selection), Some(vec!["v7".to_owned()]));
+}
+
+#[test]
 fn the_mount_starts_and_the_watch_takes_over() {
     let mut copies = Copies::new(secs(120));
     assert_eq!(chosen(&copies, 0), None);
