@@ -13,9 +13,9 @@ pub(crate) const COREDNS: &str = "localhost/coredns:1";
 pub(crate) const TAILYARD: &str = "localhost/tailyard:lab";
 
 /// What the shell's image has of busybox.
-const APPLETS: [&str; 24] = [
-    "sh", "cat", "echo", "env", "false", "grep", "head", "hostname", "id", "ip", "ls", "mkdir", "nc", "nslookup", "ping", "ps", "rm",
-    "sed", "sleep", "sysctl", "timeout", "true", "wc", "wget",
+const APPLETS: [&str; 25] = [
+    "sh", "cat", "date", "echo", "env", "false", "grep", "head", "hostname", "id", "ip", "ls", "mkdir", "nc", "nslookup", "ping", "ps",
+    "rm", "sed", "sleep", "sysctl", "timeout", "true", "wc", "wget",
 ];
 
 /// Builds the images that every node has; returns their files.
@@ -32,13 +32,14 @@ pub(crate) fn common(dir: &Path, servers: &Path) -> Vec<PathBuf> {
     vec![tools, coredns]
 }
 
-/// Builds the image of a tailyard, its symbols left out; returns its file.
+/// Builds the image of a tailyard, its symbols left out, that believes the authority of the tailnet's control server; returns its file.
 pub(crate) fn tailyard(dir: &Path, servers: &Path, binary: &Path) -> PathBuf {
     let (stripped, out) = (dir.join("tailyard"), dir.join("tailyard.tar"));
     let status = Command::new("strip").arg("-o").arg(&stripped).arg(binary).status().expect("strip, which is beside the linker");
     assert!(status.success(), "strip {}", binary.display());
     let mut command = program();
     command.args(["tailyard", "--plain-layers", "--name", TAILYARD, "--servers", &text(servers), "--binary", &text(&stripped)]);
+    command.args(["--authority", &text(&dir.join("ca.crt"))]);
     build(command.args(["--out", &text(&out)]));
     out
 }

@@ -164,6 +164,13 @@ impl Cluster {
         assert!(output.status.success(), "{workload}: {}\n{}", String::from_utf8_lossy(&output.stderr), self.describe());
     }
 
+    /// As [`Self::rolled_out`], in another namespace than the default.
+    pub(crate) fn rolled_out_in(&self, namespace: &str, workload: &str) {
+        let deadline = format!("--timeout={}s", DEADLINE.as_secs());
+        let output = self.try_kubectl(&["rollout", "status", "-n", namespace, workload, &deadline]);
+        assert!(output.status.success(), "{workload}: {}\n{}", String::from_utf8_lossy(&output.stderr), self.describe());
+    }
+
     /// Waits until something can be had by kubectl.
     pub(crate) fn eventually_made(&self, args: &[&str]) {
         eventually(&args.join(" "), || self.try_kubectl(args).status.success().then_some(()));

@@ -1,0 +1,112 @@
+//! A cluster as a new user has it: definitions, rights, two reconcilers, then a `ProxyGroup` and an annotated Service.
+
+use std::fmt;
+use std::thread;
+
+use serde_json::{Value, json};
+
+use crate::PORT;
+use crate::kubernetes::Cluster;
+use crate::kubernetes::images::TAILYARD;
+
+/// Where everything is made.
+pub(crate) const NAMESPACE: &str = "tailscale";
+
+/// Two reconcilers with the rights of config/rbac, and a headscale as their control plane.
+pub(crate) fn install(cluster: &Cluster) {
+    let config = |path: &str| format!("{}/config/{path}", env!("CARGO_MANIFEST_DIR"));
+    cluster.kubectl(&["create", "namespace", NAMESPACE]);
+    cluster.kubectl(&["apply", "--server-side", "-f", &config("crd")]);
+    cluster.wait(&[
+        "--for=condition=Established",
+        "crd/proxygroups.tailscale.com",
+        "crd/proxyclasses.tailscale.com",
+        "crd/tailnets.tailscale.com",
+    ]);
+    cluster.kubectl(&["apply", "-f", &config("rbac/namespace.yaml"), "-f", &config("rbac/cluster.yaml")]);
+    let key = cluster.tailnet.headscale(&["apikeys", "create", "-e", "1h"]);
+    let meta = |name: &str| json!({"name": name, "namespace": NAMESPACE});
+    cluster.apply(&[
+        json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta("tailyard-reconciler")}),
+        json!({"apiVersion": "v1", "kind": "Secret", "metadata": meta("control"), "stringData": {"key": key.lines().last().expect("a key").trim()}}),
+        deployment(),
+    ]);
+}
+
+fn deployment() -> Value {
+    let value = |name: &str, value: &str| json!({"name": name, "value": value});
+    let env = json!([
+        {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        value("OPERATOR_NAMESPACE", NAMESPACE),
+        value("PROXY_IMAGE", TAILYARD),
+        value("OPERATOR_LOGIN_SERVER", "https://hs.lab:8443"),
+        value("TAILYARD_HEADSCALE_KEY_FILE", "/control/key"),
+    ]);
+    let container = json!({"name": "reconciler", "image": TAILYARD, "imagePullPolicy": "Never", "args": ["reconciler"], "env": env,
+        "securityContext": {"runAsUser": 65532, "runAsNonRoot": true, "allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}},
+        "readinessProbe": {"httpGet": {"path": "/readyz", "port": 9002}, "periodSeconds": 1},
+        "volumeMounts": [{"name": "control", "mountPath": "/control", "readOnly": true}]});
+    let labels = json!({"app": "tailyard-reconciler"});
+    let spec = json!({"serviceAccountName": "tailyard-reconciler", "containers": [container],
+        "volumes": [{"name": "control", "secret": {"secretName": "control"}}]});
+    json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "tailyard-reconciler", "namespace": NAMESPACE},
+        "spec": {"replicas": 2, "selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": spec}}})
+}
+
+/// What a user writes: a group, and a Service that leads to a node of the tailnet.
+pub(crate) fn wanted(fqdn: &str) -> [Value; 2] {
+    let annotations = json!({"tailscale.com/proxy-group": "eg", "tailscale.com/tailnet-fqdn": fqdn});
+    [
+        json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyGroup", "metadata": {"name": "eg"}, "spec": {"type": "egress", "replicas": 2}}),
+        json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "db", "namespace": "default", "annotations": annotations},
+            "spec": {"type": "ExternalName", "externalName": "placeholder", "ports": [{"name": "db", "port": PORT, "protocol": "TCP"}]}}),
+    ]
+}
+
+/// Replaces every replica, one after the other.
+pub(crate) fn restart(cluster: &Cluster) {
+    cluster.kubectl(&["rollout", "restart", "-n", NAMESPACE, "statefulset/eg"]);
+    cluster.rolled_out_in(NAMESPACE, "statefulset/eg");
+}
+
+/// Changes the number of replicas, and waits until it is so.
+pub(crate) fn scale(cluster: &Cluster, replicas: usize) {
+    cluster.kubectl(&["patch", "proxygroup/eg", "--type=merge", "-p", &format!(r#"{{"spec":{{"replicas":{replicas}}}}}"#)]);
+    for count in ["replicas", "readyReplicas"] {
+        cluster.wait(&["-n", NAMESPACE, "statefulset/eg", &format!("--for=jsonpath={{.status.{count}}}={replicas}")]);
+    }
+}
+
+/// What became of the connections of a load.
+pub(crate) struct Load {
+    /// So many were answered.
+    pub(crate) answered: usize,
+    /// So many were not.
+    pub(crate) failed: usize,
+    /// What was said of the failed ones: the second of each.
+    when: Vec<String>,
+}
+
+/// Makes new connections to the Service, one after the other, from before a change until after it.
+pub(crate) fn under_load(cluster: &Cluster, change: impl FnOnce()) -> Load {
+    // Every connection of its own; what is not answered within two seconds has failed.
+    let script = format!(
+        "rm -f /tmp/over; n=0; while [ ! -e /tmp/over ]; do a=$(nc -w 2 db.default.svc.cluster.local {PORT} </dev/null); \
+         case \"$a\" in db\\ *) n=$((n+1));; *) echo failed $(date +%T);; esac; done; echo answered $n"
+    );
+    thread::scope(|scope| {
+        let load = scope.spawn(|| cluster.try_in_pod("client", &["sh", "-c", &script]).expect("a load"));
+        change();
+        cluster.try_in_pod("client", &["sh", "-c", "sleep 1; echo > /tmp/over"]).expect("the end of the load");
+        let said = load.join().expect("no panic");
+        let lines = |word: &str| said.lines().filter_map(|line| Some(line.strip_prefix(word)?.trim().to_owned())).collect::<Vec<_>>();
+        let when = lines("failed");
+        Load { answered: lines("answered").first().and_then(|count| count.parse().ok()).expect("a count"), failed: when.len(), when }
+    })
+}
+
+impl fmt::Display for Load {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} connections answered, {} failed {:?}", self.answered, self.failed, self.when)
+    }
+}
