@@ -27,6 +27,7 @@ mod whole;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use kubernetes::images::TOOLS;
@@ -38,6 +39,13 @@ const PORT: u16 = 7000;
 /// How many nodes a cluster has.
 const NODES: u8 = 3;
 
+/// Two clusters at once would be too much for a small machine.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+fn turn() -> MutexGuard<'static, ()> {
+    ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// A Pod from which a test asks.
 fn client() -> serde_json::Value {
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "client"}, "spec": {"terminationGracePeriodSeconds": 0,
@@ -46,6 +54,7 @@ fn client() -> serde_json::Value {
 
 #[test]
 fn a_pod_reaches_a_tailnet_target_through_a_service_and_nothing_is_left() {
+    let _turn = turn();
     let before = support::own_links();
     let begin = Instant::now();
     let cluster = Cluster::start(NODES);
@@ -87,6 +96,7 @@ fn a_pod_reaches_a_tailnet_target_through_a_service_and_nothing_is_left() {
 
 #[test]
 fn an_annotated_service_leads_to_the_tailnet() {
+    let _turn = turn();
     let begin = Instant::now();
     let cluster = Cluster::start(NODES);
     cluster.load_tailyard(Path::new(env!("CARGO_BIN_EXE_tailyard")));
