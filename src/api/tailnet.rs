@@ -45,7 +45,7 @@ pub struct TailnetSpec {
 pub struct TailnetCredentials {
     /// The name of a Secret in the reconciler's namespace. It holds `client_id` and either `client_secret` (an OAuth
     /// client) or `audience` (workload identity: a token of the reconciler's own service account for that audience is
-    /// exchanged).
+    /// exchanged); or `api_key` alone, for a headscale.
     pub secret_name: String,
 }
 

@@ -33,7 +33,7 @@ pub struct ReconcilerArgs {
     #[arg(long, value_name = "NAME", help_heading = "Cluster")]
     cluster_domain: Option<String>,
 
-    /// The image of the proxies: Tailyard's, or the Tailscale operator's stock image [env: PROXY_IMAGE; default: tailyard of this version]
+    /// The image of the proxies: Tailyard's, or the Tailscale operator's stock image [env: PROXY_IMAGE; default: what make image makes of this version]
     #[arg(long, value_name = "IMAGE", help_heading = "Proxies")]
     image: Option<String>,
     /// The tags of devices of groups that name none [env: PROXY_TAGS; default: tag:k8s]

@@ -154,7 +154,7 @@ impl Reconciler {
             name: source.owned("POD_NAME"),
             service_account: source.owned("OPERATOR_SERVICE_ACCOUNT_NAME").unwrap_or_else(|| "tailyard-reconciler".to_owned()),
             cluster_domain: source.owned("TAILYARD_CLUSTER_DOMAIN"),
-            image: source.owned("PROXY_IMAGE").unwrap_or_else(|| concat!("tailyard:", env!("CARGO_PKG_VERSION")).to_owned()),
+            image: source.owned("PROXY_IMAGE").unwrap_or_else(|| concat!("localhost/tailyard:", env!("CARGO_PKG_VERSION")).to_owned()),
             tags: tags(source),
             default_class: source.owned("PROXY_DEFAULT_CLASS"),
             firewall: firewall(source),
