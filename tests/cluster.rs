@@ -123,9 +123,9 @@ fn an_annotated_service_leads_to_the_tailnet() {
         ("three replicas to two", &|| whole::scale(&cluster, 2)),
     ];
     for (what, change) in changes {
-        let began = Instant::now();
+        let since = Instant::now();
         let load = whole::under_load(&cluster, change);
-        println!("{what}: {:?}, {load}", began.elapsed());
+        println!("{what}: {:?}, {load}", since.elapsed());
         assert!(load.answered > 0 && load.failed == 0, "{what}: {load}");
     }
 

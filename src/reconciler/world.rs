@@ -176,10 +176,11 @@ impl World {
 
     /// An object is gone; `value` is what it was last.
     pub fn gone(&mut self, role: Role, value: &Value) -> BTreeSet<Key> {
-        let id = id(value);
-        if self.shelf(role).newer_than(&id, version(value)) {
+        let (id, version) = (id(value), version(value));
+        if self.shelf(role).newer_than(&id, version) {
             return BTreeSet::new();
         }
+        self.shelf(role).end(&id, version);
         self.drop_held(role, &id)
     }
 

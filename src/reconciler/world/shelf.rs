@@ -1,11 +1,14 @@
 //! One store: the objects of a role, and how far its watches are.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use serde_json::Value;
 
 use super::{Id, Typed};
+
+/// How many ends are remembered: more than writes can be under way.
+const ENDS: usize = 1024;
 
 /// An object that is held.
 #[derive(Debug, Clone)]
@@ -27,6 +30,10 @@ pub(super) struct Shelf {
     complete: BTreeSet<Option<String>>,
     /// What the lists that are under way have named.
     naming: BTreeMap<Option<String>, BTreeSet<Id>>,
+    /// The versions at which objects ended, the newest ends only: an answer to a write of ours may come later than the news
+    /// of the end, and must not bring the object back.
+    ends: BTreeMap<Id, u64>,
+    ended: VecDeque<Id>,
 }
 
 impl Shelf {
@@ -57,9 +64,25 @@ impl Shelf {
         self.objects.get(id).is_some_and(|held| held.version > version && held.version != u64::MAX)
     }
 
-    /// Whether what is held is this version, or newer.
+    /// Whether what is held is this version, or newer, or the object has ended since.
     pub(super) fn holds(&self, id: &Id, version: u64) -> bool {
-        self.objects.get(id).is_some_and(|held| held.version >= version && held.version != u64::MAX)
+        let held = self.objects.get(id).is_some_and(|held| held.version >= version && held.version != u64::MAX);
+        held || self.ends.get(id).is_some_and(|end| *end >= version)
+    }
+
+    /// Remembers that an object ended at this version, if it is one.
+    pub(super) fn end(&mut self, id: &Id, version: u64) {
+        if version == u64::MAX {
+            return;
+        }
+        if self.ends.insert(id.clone(), version).is_none() {
+            self.ended.push_back(id.clone());
+        }
+        if self.ended.len() > ENDS
+            && let Some(oldest) = self.ended.pop_front()
+        {
+            self.ends.remove(&oldest);
+        }
     }
 
     /// Returns what was held.

@@ -98,6 +98,21 @@ fn what_belongs_to_a_group_is_shown_to_its_pass() {
 }
 
 #[test]
+fn an_answer_that_comes_after_the_end_brings_nothing_back() {
+    let mut world = world();
+    world.put(Role::Group, group("g", 5));
+    world.gone(Role::Group, &group("g", 7));
+    assert!(world.put(Role::Group, group("g", 6)).is_empty(), "our patch took its last finalizer away, and was answered late");
+    assert!(world.group("g").is_none());
+    assert_eq!(groups_of(&world.put(Role::Group, group("g", 8))), ["g"], "made anew");
+    for other in 0..3000 {
+        world.gone(Role::Group, &group(&format!("g{other}"), 10));
+    }
+    assert!(world.put(Role::Group, group("g2999", 9)).is_empty());
+    assert!(!world.put(Role::Group, group("g0", 9)).is_empty(), "ends are not remembered for ever");
+}
+
+#[test]
 fn what_is_deleted_is_gone_unless_something_keeps_it() {
     let mut world = world();
     world.put(Role::Owned(Kind::Service), child("c", 3, "s", "g"));
