@@ -182,7 +182,13 @@ fn the_program_takes_what_it_is_told() {
         assert_eq!(settings(case).notes, Vec::<String>::new(), "{case}");
     }
     let default = settings("default");
-    assert_eq!((default.image.as_str(), default.control.credentials), ("tailyard:0.1.0", None));
+    let cluster = [("KUBERNETES_SERVICE_HOST", "10.96.0.1"), ("KUBERNETES_SERVICE_PORT", "443")];
+    let untold = cluster.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+    let untold = Reconciler::read(&untold, &Flags::new()).expect("settings");
+    assert_eq!(default.image, untold.image, "the chart's version is the program's");
+    assert_eq!((default.tags, default.firewall, default.workers), (untold.tags, untold.firewall, untold.workers));
+    assert_eq!((default.ports, default.drain_grace), (untold.ports, untold.drain_grace));
+    assert_eq!((default.control, default.service_namespaces), (untold.control, untold.service_namespaces));
     let everything = settings("everything");
     assert_eq!(everything.image, "tailscale/tailscale:v1.102.5");
     assert_eq!((everything.tags, everything.workers), (vec!["tag:k8s".to_owned(), "tag:prod".to_owned()], 8));
