@@ -1,0 +1,47 @@
+{{- define "tailyard.selector" -}}
+app.kubernetes.io/name: tailyard
+app.kubernetes.io/component: reconciler
+{{- end }}
+
+{{- define "tailyard.labels" -}}
+{{ include "tailyard.selector" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{- define "tailyard.image" -}}
+{{- with .Values.image -}}
+{{ .repository }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}
+{{- end }}
+{{- end }}
+
+{{- define "tailyard.subjects" -}}
+subjects:
+  - kind: ServiceAccount
+    name: tailyard-reconciler
+    namespace: {{ .Release.Namespace }}
+{{- end }}
+
+{{/* The rules of users' Services, wherever they are looked for. */}}
+{{- define "tailyard.services" -}}
+- apiGroups: [""]
+  resources: [services]
+  verbs: [get, list, watch, patch]
+- apiGroups: [""]
+  resources: [services/status]
+  verbs: [patch]
+- apiGroups: [events.k8s.io]
+  resources: [events]
+  verbs: [create, patch]
+{{- end }}
+
+{{/* The port of the control plane's URL. */}}
+{{- define "tailyard.controlPort" -}}
+{{- $url := .Values.controlPlane.url -}}
+{{- $host := "" -}}
+{{- if $url }}{{ $host = (urlParse $url).host }}{{ end -}}
+{{- $port := regexFind ":[0-9]+$" $host | trimPrefix ":" -}}
+{{- $port | default (ternary "80" "443" (hasPrefix "http://" $url)) -}}
+{{- end }}
