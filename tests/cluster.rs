@@ -142,5 +142,6 @@ fn an_annotated_service_leads_to_the_tailnet() {
         "name",
     ]);
     assert_eq!(left, "", "nothing of a group is left");
+    assert_eq!(whole::uninstall(&cluster), "", "nothing of the chart is left");
     println!("gone: {:?}", begin.elapsed());
 }

@@ -1,4 +1,4 @@
-//! A cluster as a new user has it: definitions, rights, two reconcilers, then a `ProxyGroup` and an annotated Service.
+//! A cluster as a new user has it: the chart, then a `ProxyGroup` and an annotated Service; and what a load meets meanwhile.
 
 use std::fmt;
 use std::thread;
@@ -12,45 +12,31 @@ use crate::kubernetes::images::TAILYARD;
 /// Where everything is made.
 pub(crate) const NAMESPACE: &str = "tailscale";
 
-/// Two reconcilers with the rights of config/rbac, and a headscale as their control plane.
+/// Installs the chart, with the tailnet's headscale as control plane.
 pub(crate) fn install(cluster: &Cluster) {
-    let config = |path: &str| format!("{}/config/{path}", env!("CARGO_MANIFEST_DIR"));
     cluster.kubectl(&["create", "namespace", NAMESPACE]);
-    cluster.kubectl(&["apply", "--server-side", "-f", &config("crd")]);
-    cluster.wait(&[
-        "--for=condition=Established",
-        "crd/proxygroups.tailscale.com",
-        "crd/proxyclasses.tailscale.com",
-        "crd/tailnets.tailscale.com",
-    ]);
-    cluster.kubectl(&["apply", "-f", &config("rbac/namespace.yaml"), "-f", &config("rbac/cluster.yaml")]);
     let key = cluster.tailnet.headscale(&["apikeys", "create", "-e", "1h"]);
-    let meta = |name: &str| json!({"name": name, "namespace": NAMESPACE});
-    cluster.apply(&[
-        json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta("tailyard-reconciler")}),
-        json!({"apiVersion": "v1", "kind": "Secret", "metadata": meta("control"), "stringData": {"key": key.lines().last().expect("a key").trim()}}),
-        deployment(),
-    ]);
+    let secret = format!("--from-literal=api_key={}", key.lines().last().expect("a key").trim());
+    cluster.kubectl(&["create", "secret", "generic", "headscale", "-n", NAMESPACE, &secret]);
+    let (repository, tag) = TAILYARD.rsplit_once(':').expect("a tag");
+    let values = [
+        format!("image.repository={repository}"),
+        format!("image.tag={tag}"),
+        "controlPlane.url=https://hs.lab:8443".to_owned(),
+        "controlPlane.credentials.headscale.existingSecret=headscale".to_owned(),
+    ];
+    let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/tailyard");
+    cluster.helm(&["install", "tailyard", chart, "-n", NAMESPACE, "--set", &values.join(",")]);
 }
 
-fn deployment() -> Value {
-    let value = |name: &str, value: &str| json!({"name": name, "value": value});
-    let env = json!([
-        {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
-        value("OPERATOR_NAMESPACE", NAMESPACE),
-        value("PROXY_IMAGE", TAILYARD),
-        value("OPERATOR_LOGIN_SERVER", "https://hs.lab:8443"),
-        value("TAILYARD_HEADSCALE_KEY_FILE", "/control/key"),
-    ]);
-    let container = json!({"name": "reconciler", "image": TAILYARD, "imagePullPolicy": "Never", "args": ["reconciler"], "env": env,
-        "securityContext": {"runAsUser": 65532, "runAsNonRoot": true, "allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}},
-        "readinessProbe": {"httpGet": {"path": "/readyz", "port": 9002}, "periodSeconds": 1},
-        "volumeMounts": [{"name": "control", "mountPath": "/control", "readOnly": true}]});
-    let labels = json!({"app": "tailyard-reconciler"});
-    let spec = json!({"serviceAccountName": "tailyard-reconciler", "containers": [container],
-        "volumes": [{"name": "control", "secret": {"secretName": "control"}}]});
-    json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "tailyard-reconciler", "namespace": NAMESPACE},
-        "spec": {"replicas": 2, "selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": spec}}})
+/// Takes the chart away again; what it leaves in the namespace, by name.
+pub(crate) fn uninstall(cluster: &Cluster) -> String {
+    cluster.helm(&["uninstall", "tailyard", "-n", NAMESPACE, "--wait"]);
+    let kinds = "deployments,statefulsets,services,configmaps,serviceaccounts,roles,rolebindings,poddisruptionbudgets";
+    let named = cluster.kubectl(&["get", kinds, "-n", NAMESPACE, "-o", "name"]);
+    // What Kubernetes itself keeps in every namespace.
+    let own = ["configmap/kube-root-ca.crt", "serviceaccount/default"];
+    named.lines().filter(|name| !own.contains(name)).collect::<Vec<_>>().join(" ")
 }
 
 /// What a user writes: a group, and a Service that leads to a node of the tailnet.

@@ -137,6 +137,16 @@ impl Cluster {
         printed(&format!("kubectl {}", args.join(" ")), &self.try_kubectl(args))
     }
 
+    /// Runs helm as the administrator, which must succeed; returns what it prints.
+    pub(crate) fn helm(&self, args: &[&str]) -> String {
+        let kubeconfig = format!("--kubeconfig={}", self.control.kubeconfig.display());
+        let mut command = self.control.machine.command(&servers(&["helm"]).join("helm"));
+        for variable in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
+            command.env(variable, "/run/helm");
+        }
+        printed(&format!("helm {}", args.join(" ")), &command.arg(kubeconfig).args(args).output().expect("nsenter"))
+    }
+
     fn kubectl_command(&self) -> Command {
         control::kubectl(&self.control.machine, &self.bin, &self.control.kubeconfig)
     }
