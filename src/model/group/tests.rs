@@ -1,6 +1,7 @@
 //! Passes over a small cluster: what they come to, what they never do, and that they end.
 
 use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
 use serde_json::json;
 use world::{NS, World, idle, to};
 
@@ -525,7 +526,8 @@ impl Act {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+    // The same cases each time, as a run costs seconds; another seed explores others.
+    #![proptest_config(ProptestConfig { cases: 48, rng_seed: RngSeed::Fixed(1), ..ProptestConfig::default() })]
 
     /// Whatever happens in whatever order, passes come to an end, everything wanted is served, everything else is gone.
     #[test]
@@ -541,7 +543,8 @@ proptest! {
         world.settle();
         for ((_, name), service) in &world.services {
             prop_assert!(service.metadata.deletion_timestamp.is_none(), "{} is stuck", name);
-            let Some(group) = concerns(service).into_iter().next() else { continue };
+            // The one that it names: a group that it was moved from may still be concerned, and serve it meanwhile.
+            let Some(group) = service.metadata.annotations.as_ref().and_then(|all| all.get(names::PROXY_GROUP).cloned()) else { continue };
             let serves = world.groups.get(&group).is_some_and(|group| group.spec.replicas != Some(0));
             if serves && validate::service(service).is_empty() {
                 prop_assert_eq!(&world.condition(name, EGRESS_SVC_READY).expect("a condition").0, "True", "{}", name);
