@@ -38,9 +38,10 @@ test: servers lint ## Pass every test of every tier
 bench: setup ## Measure, as ratios in one run; see docs/benchmarks.md
 	cargo bench --locked
 
-lint: ## Format, clippy, layers, licences and advisories of dependencies
+lint: ## Format, clippy, the fuzzers' lock, licences and advisories of dependencies
 	cargo fmt --check
 	cargo clippy --locked --all-targets -- -D warnings
+	@cargo metadata --locked --format-version 1 --manifest-path tests/fuzz/Cargo.toml >/dev/null # a stale lock of the fuzzers
 	@tests/deny
 
 fuzz: ## Fuzz every parser of outside bytes (FUZZ_SECONDS each, default 10)

@@ -12,12 +12,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use tailyard::demo::load::Load;
 use tailyard::demo::services::{FIRST_TARGET_PORT, Service, TARGET_PORTS, of_family};
 use tailyard::demo::target::Target;
 use tailyard::demo::topology::{Topology, forward_plainly};
-use tailyard::demo::wire;
 use tailyard::edge::netns::Namespace;
+use tailyard::load::{Load, wire};
 use tailyard::model::load::{Attempt, Lane, Schedule, Tally};
 use tailyard::model::net::{Family, Proto};
 
@@ -137,7 +136,7 @@ impl Way {
             let to = *self.dial.get(usize::try_from(number).ok()? * 7 % self.dial.len())?;
             Some(Attempt { lane: Lane { service: 0, replica: 0 }, proto: Proto::Tcp, to })
         };
-        client.block_on(|| load.offer(Instant::now(), choose, |report| tally.record(report, false)))?;
+        client.block_on(|| load.offer(Instant::now(), choose, |report| tally.record(report, false), std::future::pending()))?;
         ensure!(tally.failed().is_empty(), "{}: {:?}", self.name, tally.failed());
         self.latencies.push(tally.connect().p50_ms);
         self.worst.push(tally.connect().p99_ms);

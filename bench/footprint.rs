@@ -12,7 +12,7 @@ use tailyard::demo::services::Service;
 use tailyard::demo::topology::Topology;
 
 use crate::group::Proxy;
-use crate::support::{Args, Sheet};
+use crate::support::{Args, Sheet, share, status};
 
 /// Config changes each second.
 const CHANGES: u32 = 100;
@@ -63,29 +63,4 @@ fn change(topology: &Topology, proxy: &mut Proxy, size: u16, lasts: Duration) ->
         proxy.volume.write(topology, services.iter().copied())?;
     }
     Ok(())
-}
-
-/// How much of one processor all threads of a process use during the work, in percent.
-fn share(pid: u32, work: impl FnOnce() -> Result<()>) -> Result<f64> {
-    let (before, begun) = (processor_time(pid)?, Instant::now());
-    work()?;
-    let used = processor_time(pid)?.saturating_sub(before);
-    Ok(used.as_secs_f64() / begun.elapsed().as_secs_f64() * 100.0)
-}
-
-/// The time on a processor of every thread of a process, to the nanosecond; of ended threads it knows nothing.
-fn processor_time(pid: u32) -> Result<Duration> {
-    let mut total = 0;
-    for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
-        let text = fs::read_to_string(thread?.path().join("schedstat"))?;
-        total += text.split_whitespace().next().context("schedstat is empty")?.parse::<u64>()?;
-    }
-    Ok(Duration::from_nanos(total))
-}
-
-/// A field of a process's status in kB, as MB of a million bytes.
-fn status(pid: u32, field: &str) -> Result<f64> {
-    let text = fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let kibibytes = text.lines().find_map(|line| line.strip_prefix(field)?.trim().strip_suffix(" kB"));
-    Ok(kibibytes.with_context(|| format!("no {field} in the status"))?.parse::<f64>()? * 1024.0 / 1e6)
 }

@@ -120,11 +120,15 @@ pub(crate) fn main(name: &str, bench: impl FnOnce(&Args) -> Result<Sheet>) -> Re
     if !private::is_inside() {
         return Ok(ExitCode::from(private::run_inside(std::env::args_os().skip(1))?));
     }
-    let sheet = bench(&args)?;
+    publish(name, &args, &bench(&args)?)
+}
+
+/// Prints a sheet and writes it where it is wanted.
+pub(crate) fn publish(name: &str, args: &Args, sheet: &Sheet) -> Result<ExitCode> {
     sheet.print(&mut std::io::stdout())?;
     if let Some(directory) = &args.json {
         let path = directory.join(format!("{name}.json"));
-        std::fs::write(&path, serde_json::to_vec_pretty(&sheet)?).with_context(|| format!("cannot write {}", path.display()))?;
+        std::fs::write(&path, serde_json::to_vec_pretty(sheet)?).with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -146,4 +150,29 @@ pub(crate) fn ms(duration: Duration) -> f64 {
 #[must_use]
 pub(crate) fn ratios(of: &[f64], to: &[f64]) -> Vec<f64> {
     of.iter().zip(to).map(|(of, to)| of / to).collect()
+}
+
+/// How much of one processor all threads of a process use during the work, in percent.
+pub(crate) fn share(pid: u32, work: impl FnOnce() -> Result<()>) -> Result<f64> {
+    let (before, begun) = (processor_time(pid)?, Instant::now());
+    work()?;
+    let used = processor_time(pid)?.saturating_sub(before);
+    Ok(used.as_secs_f64() / begun.elapsed().as_secs_f64() * 100.0)
+}
+
+/// The time on a processor of every thread of a process, to the nanosecond; of ended threads it knows nothing.
+pub(crate) fn processor_time(pid: u32) -> Result<Duration> {
+    let mut total = 0;
+    for thread in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        let text = std::fs::read_to_string(thread?.path().join("schedstat"))?;
+        total += text.split_whitespace().next().context("schedstat is empty")?.parse::<u64>()?;
+    }
+    Ok(Duration::from_nanos(total))
+}
+
+/// A field of a process's status in kB, as MB of a million bytes.
+pub(crate) fn status(pid: u32, field: &str) -> Result<f64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let kibibytes = text.lines().find_map(|line| line.strip_prefix(field)?.trim().strip_suffix(" kB"));
+    Ok(kibibytes.with_context(|| format!("no {field} in the status"))?.parse::<f64>()? * 1024.0 / 1e6)
 }

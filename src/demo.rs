@@ -1,13 +1,11 @@
 //! `tailyard demo`: a whole group on one machine, in network namespaces of its own, under load.
 //!
 //! The proxies are the real ones, child processes of the same executable; only the tailnet is a file and three targets
-//! on a switch. The parts (topology, targets, load) also serve the benchmarks. Never touches the machine's own network.
+//! on a switch. The parts (topology, targets) also serve the benchmarks. Never touches the machine's own network.
 
 pub mod board;
 pub mod fleet;
-pub mod flows;
 pub mod keeper;
-pub mod load;
 pub mod screen;
 pub mod script;
 pub mod services;
@@ -15,8 +13,8 @@ pub mod summary;
 pub mod swap;
 pub mod target;
 pub mod topology;
-pub mod wire;
 
+use std::future::pending;
 use std::io::{self, Write};
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
@@ -29,7 +27,6 @@ use tokio::task::JoinSet;
 
 use self::board::{Board, Shared, look};
 use self::fleet::{FleetError, Launch, Replica, is_ready};
-use self::load::Load;
 use self::screen::Screen;
 use self::script::{Script, ScriptError};
 use self::services::{FIRST_TARGET_PORT, Service, TARGET_PORTS, Volume};
@@ -37,6 +34,7 @@ use self::summary::Summary;
 use self::target::{Target, TargetError};
 use self::topology::{Topology, TopologyError};
 use crate::edge::netns::{Namespace, NetnsError};
+use crate::load::Load;
 use crate::model::load::Schedule;
 
 /// How many replicas and targets there are.
@@ -192,7 +190,7 @@ fn begin_load(client: &Namespace, board: Shared, options: &Options) -> (oneshot:
         let start = look(&board).start;
         let offered = client.block_on(|| async {
             tokio::select! {
-                () = load.offer(start, |number| look(&board).choose(number), |report| look(&board).record(report)) => {}
+                () = load.offer(start, |number| look(&board).choose(number), |report| look(&board).record(report), pending()) => {}
                 _ = stopped => {}
             }
         });

@@ -1,5 +1,6 @@
 //! IO: one outside world for each file. No decisions; typed errors whose `kind()` is what metrics and Events say.
 
+pub mod acme;
 pub mod conntrack;
 pub mod control;
 pub mod daemon;
@@ -11,6 +12,8 @@ pub mod link;
 pub mod localapi;
 pub mod netns;
 pub mod nft;
+pub mod node;
 pub mod ping;
 pub mod probe;
 pub mod sysctl;
+pub mod tls;

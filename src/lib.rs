@@ -13,13 +13,17 @@
 //! | [`runtime`] | PLUMBING, domain-free | nothing of ours |
 //! | [`proxy`] | DATA PLANE tasks | `api`, `model`, `edge`, `runtime` |
 //! | [`reconciler`] | CONTROL PLANE tasks | `api`, `model`, `edge`, `runtime` |
-//! | [`demo`] | the proxy on one machine, under load | `api`, `model`, `edge`, `runtime` |
+//! | [`load`] | LOAD: open-loop, towards any service | `api`, `model`, `edge`, `runtime` |
+//! | [`demo`] | the proxy on one machine, under load | `api`, `model`, `edge`, `runtime`, `load` |
+//! | [`inspect`] | answers to people, by reading only | `api`, `model`, `edge`, `runtime` |
 //! | [`cli`] | dispatch and settings | everything |
 
 pub mod api;
 pub mod cli;
 pub mod demo;
 pub mod edge;
+pub mod inspect;
+pub mod load;
 pub mod model;
 pub mod proxy;
 pub mod reconciler;

@@ -2,6 +2,8 @@
 //!
 //! Every arrow between them is a latest-wins cell: nobody waits for anybody's IO.
 
+pub mod advertise;
+pub mod certs;
 pub mod configs;
 pub mod daemon;
 pub mod firewall;
@@ -9,13 +11,16 @@ pub mod forwarding;
 pub mod http;
 pub mod kernel;
 pub mod keys;
+pub mod l7;
 pub mod metrics;
 pub mod observe;
 pub mod paths;
 pub mod program;
+pub mod publish;
 pub mod replica;
 pub mod report;
 pub mod resolve;
+pub mod serve;
 pub mod shutdown;
 pub mod sources;
 pub mod state;

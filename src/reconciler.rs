@@ -9,26 +9,24 @@ pub mod classes;
 pub mod control;
 pub mod http;
 pub mod metrics;
+pub mod own;
 pub mod stores;
 pub mod tailnets;
 pub mod work;
 pub mod world;
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use crate::edge::control::{Control, ControlError, ControlSettings, Credentials, IdentityToken, Rate};
-use crate::edge::files::{self, FilesError};
 use crate::edge::kube::{Cluster, Events, KubeError, Leading, Lease, SERVICE_ACCOUNT, Writes};
 use crate::model::backoff::Backoff;
 use crate::model::group::GroupSettings;
 use crate::model::lease::{Candidate, Terms};
-use crate::model::settings::reconciler::{self as settings, Reconciler as Settings, cluster_domain};
-use crate::model::supervise::Secret;
+use crate::model::settings::reconciler::{Reconciler as Settings, cluster_domain};
 use crate::runtime::metrics::MetricsError;
 use crate::runtime::queue::Queue;
 use crate::runtime::tasks::{self, Stop, TaskError, Tasks};
@@ -47,10 +45,6 @@ pub const LEASE: &str = "tailyard-reconciler";
 const EVERYTHING: Duration = Duration::from_mins(10);
 /// How long leaving may take: a pass that is under way ends, and the Lease is given back.
 const GRACE: Duration = Duration::from_secs(20);
-/// How long a call of a control plane may take.
-const DEADLINE: Duration = Duration::from_secs(20);
-/// How long the DNS may remember where a Service's name pointed.
-const LINGER: Duration = Duration::from_mins(1);
 
 /// The reconciler ended with a failure.
 #[derive(Debug, thiserror::Error)]
@@ -64,15 +58,6 @@ pub enum ReconcilerError {
     /// The API cannot be used.
     #[error(transparent)]
     Kube(#[from] KubeError),
-    /// The credentials of the control plane cannot be read.
-    #[error("credentials of the control plane: {0}")]
-    Credentials(#[source] FilesError),
-    /// A file of credentials is not there.
-    #[error("credentials of the control plane: {0} does not exist; is the Secret mounted?")]
-    NoCredentials(std::path::PathBuf),
-    /// The control plane's client cannot be made.
-    #[error(transparent)]
-    Control(#[from] ControlError),
     /// A task failed.
     #[error(transparent)]
     Task(#[from] TaskError),
@@ -88,6 +73,7 @@ pub async fn run(settings: Settings) -> Result<(), ReconcilerError> {
     let queue: Queue<Key> = Queue::new(Arc::new(|failures| Backoff::RECONCILE.after(failures, fastrand::f64())));
     let watches = stores::watches(cluster.namespace(), &settings.service_namespaces);
     let world = World::new(settings.default_class.clone(), watches.iter().map(|watch| watch.role));
+    let world = world.serving(&settings.types, &settings.ingress.class);
     let stores = Stores::new(world, queue.clone());
     for watch in watches {
         let (stores, cluster, metrics) = (stores.clone(), cluster.clone(), Arc::clone(&metrics));
@@ -96,10 +82,11 @@ pub async fn run(settings: Settings) -> Result<(), ReconcilerError> {
     let (leading_sender, leading) = watch::channel(None);
     let counted = Arc::clone(&metrics);
     let writes = Writes::new(cluster.clone(), leading.clone(), Arc::new(move |verb, kind, fault| counted.requested(verb, kind, fault)));
-    let worker = Arc::new(worker(&settings, &cluster, &stores, &writes, &metrics)?);
+    let worker = Arc::new(worker(&settings, &cluster, &stores, &writes, &metrics));
+    stopped(&mut tasks, "credentials", own::follow(settings.control.clone(), stores.clone()));
     stopped(&mut tasks, "everything", everything(stores.clone(), leading));
     if let Some(address) = settings.admin_addr {
-        let sources = Arc::new(http::Sources { stores, writes, metrics });
+        let sources = Arc::new(http::Sources { stores, writes, metrics, controls: Arc::clone(&worker.controls) });
         tasks.run_forever("http", http::serve(address, sources, tasks.stop()));
     }
     let (done, workers_done) = watch::channel(());
@@ -152,37 +139,37 @@ async fn everything(stores: Stores, mut leading: watch::Receiver<Option<Leading>
     }
 }
 
-fn worker(
-    settings: &Settings,
-    cluster: &Cluster,
-    stores: &Stores,
-    writes: &Writes,
-    metrics: &Arc<Metrics>,
-) -> Result<Worker, ReconcilerError> {
-    let controls = Arc::new(Controls::new());
-    own_control(&settings.control, &controls)?;
+fn worker(settings: &Settings, cluster: &Cluster, stores: &Stores, writes: &Writes, metrics: &Arc<Metrics>) -> Worker {
+    let controls = Arc::new(Controls::new(settings.control.credentials.is_some()));
     let resolver = std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
     let domain = settings.cluster_domain.clone().or_else(|| cluster_domain(&resolver, cluster.namespace()));
+    let usual = GroupSettings::new(cluster.namespace().to_owned(), settings.image.clone());
     let group = GroupSettings {
-        namespace: cluster.namespace().to_owned(),
-        image: settings.image.clone(),
         tags: settings.tags.clone(),
         firewall: settings.firewall.clone(),
-        cluster_domain: domain.unwrap_or_else(|| "cluster.local".to_owned()),
+        cluster_domain: domain.unwrap_or(usual.cluster_domain),
         ports: settings.ports,
         drain_grace: settings.drain_grace,
-        service_monitors: false,
-        linger: LINGER,
+        types: settings.types.clone(),
+        ingress_class: settings.ingress.class.clone(),
+        cluster: settings.ingress.owner.clone(),
+        shared_account: settings.ingress.shared_account,
+        ..usual
     };
     let events = Events::new(writes.clone(), "tailyard-reconciler", settings.name.clone().unwrap_or_else(|| LEASE.to_owned()));
-    Ok(Worker {
+    Worker {
         stores: stores.clone(),
         actor: Actor::new(writes.clone(), events, stores.clone(), Arc::clone(&controls)),
         controls,
         tailnets: Tailnets::new(cluster.clone(), settings.service_account.clone(), settings.control.ca.clone()),
+        control: settings.control.clone(),
+        unserved: std::sync::Mutex::default(),
         settings: Arc::new(group),
+        memories: Mutex::default(),
         metrics: Arc::clone(metrics),
-    })
+        cluster: cluster.clone(),
+        cluster_id: tokio::sync::OnceCell::new(),
+    }
 }
 
 async fn cluster(settings: &Settings) -> Result<Cluster, KubeError> {
@@ -195,30 +182,6 @@ async fn cluster(settings: &Settings) -> Result<Cluster, KubeError> {
         Some(namespace) => cluster.within(namespace),
         None => cluster,
     })
-}
-
-/// The control plane of groups that name no Tailnet.
-fn own_control(settings: &settings::Control, controls: &Controls) -> Result<(), ReconcilerError> {
-    let secret = |path: &Path| {
-        let bytes = files::read_one(path).map_err(ReconcilerError::Credentials)?;
-        let bytes = bytes.ok_or_else(|| ReconcilerError::NoCredentials(path.to_owned()))?;
-        Ok::<_, ReconcilerError>(String::from_utf8_lossy(&bytes).trim().to_owned())
-    };
-    let credentials = match &settings.credentials {
-        None => return Ok(()),
-        Some(settings::Credentials::OAuth { id, secret: file }) => {
-            Credentials::OAuth { client_id: secret(id)?, client_secret: Secret::new(secret(file)?) }
-        }
-        Some(settings::Credentials::Identity { id, token }) => {
-            Credentials::Identity { client_id: id.clone(), token: IdentityToken::File(token.clone()) }
-        }
-        Some(settings::Credentials::Headscale { key }) => Credentials::Headscale { api_key: Secret::new(secret(key)?) },
-    };
-    let url = settings.url.clone();
-    let made =
-        Control::new(ControlSettings { url: url.clone(), credentials, ca: settings.ca.clone(), rate: Rate::DEFAULT, deadline: DEADLINE })?;
-    controls.ready(None, "", url, made);
-    Ok(())
 }
 
 /// A name that no other process has: a Pod's container that starts again is another candidate.

@@ -1,5 +1,6 @@
 //! PLUMBING that knows nothing of the domain.
 
+pub mod accept;
 pub mod admin;
 pub mod command;
 pub mod memory;

@@ -22,6 +22,12 @@ mod support;
 
 #[path = "cluster/group.rs"]
 mod group;
+#[path = "cluster/load.rs"]
+mod load;
+#[path = "cluster/pods.rs"]
+mod pods;
+#[path = "cluster/scenarios.rs"]
+mod scenarios;
 #[path = "cluster/whole.rs"]
 mod whole;
 
@@ -32,6 +38,7 @@ use std::time::Instant;
 
 use kubernetes::images::TOOLS;
 use kubernetes::{Cluster, eventually};
+use scenarios::Stage;
 use serde_json::json;
 
 /// The port of the target, and of its Service.
@@ -65,7 +72,7 @@ fn a_pod_reaches_a_tailnet_target_through_a_service_and_nothing_is_left() {
     let _server = db.node.serve(PORT);
     cluster.apply(&group::objects(&cluster.tailnet, "eg", 2, &group::to("db.tail.lab", PORT)));
     cluster.apply(&[client()]);
-    cluster.rolled_out("statefulset/eg");
+    cluster.rolled_out("default", "statefulset/eg");
     cluster.wait(&["--for=condition=Ready", "pod/client"]);
     println!("two replicas: {:?}", begin.elapsed());
 
@@ -95,53 +102,11 @@ fn a_pod_reaches_a_tailnet_target_through_a_service_and_nothing_is_left() {
 }
 
 #[test]
-fn an_annotated_service_leads_to_the_tailnet() {
+fn an_annotated_service_leads_to_the_tailnet_whatever_happens() {
     let _turn = turn();
-    let begin = Instant::now();
-    let cluster = Cluster::start(NODES);
-    cluster.load_tailyard(Path::new(env!("CARGO_BIN_EXE_tailyard")));
-    let (db, _tailscaled) = cluster.tailnet.node("db");
-    let _server = db.node.serve(PORT);
-    whole::install(&cluster);
-    cluster.apply(&[client()]);
-    cluster.wait(&["--for=condition=Available", "-n", whole::NAMESPACE, "deployment/tailyard-reconciler"]);
-    println!("reconcilers: {:?}", begin.elapsed());
-    cluster.apply(&whole::wanted("db.tail.lab"));
-    cluster.wait(&["--for=condition=ProxyGroupReady", "proxygroup/eg"]);
-    println!("group: {:?}", begin.elapsed());
-    cluster.wait(&["--for=condition=TailscaleEgressSvcReady", "service/db"]);
-    println!("service: {:?}", begin.elapsed());
-    cluster.wait(&["--for=condition=Ready", "pod/client"]);
-    let ask = || cluster.try_in_pod("client", &["timeout", "10", "nc", "db.default.svc.cluster.local", &PORT.to_string()]);
-    let answer = eventually("an answer by the Service's name", || ask().filter(|answer| !answer.is_empty()));
-    assert_eq!(answer.split_whitespace().next(), Some("db"));
-    println!("first answer: {:?}", begin.elapsed());
-
-    let changes: [(&str, &dyn Fn()); 3] = [
-        ("a rolling restart", &|| whole::restart(&cluster)),
-        ("two replicas to three", &|| whole::scale(&cluster, 3)),
-        ("three replicas to two", &|| whole::scale(&cluster, 2)),
-    ];
-    for (what, change) in changes {
-        let since = Instant::now();
-        let load = whole::under_load(&cluster, change);
-        println!("{what}: {:?}, {load}", since.elapsed());
-        assert!(load.answered > 0 && load.failed == 0, "{what}: {load}");
-    }
-
-    cluster.kubectl(&["delete", "proxygroup/eg", "service/db", "--timeout=120s"]);
-    eventually("the devices are gone", || (!cluster.tailnet.knows("eg-0") && !cluster.tailnet.knows("eg-1")).then_some(()));
-    let left = cluster.kubectl(&[
-        "get",
-        "secrets,services,statefulsets,configmaps",
-        "-n",
-        whole::NAMESPACE,
-        "-l",
-        "tailscale.com/managed=true",
-        "-o",
-        "name",
-    ]);
-    assert_eq!(left, "", "nothing of a group is left");
-    assert_eq!(whole::uninstall(&cluster), "", "nothing of the chart is left");
-    println!("gone: {:?}", begin.elapsed());
+    let stage = Stage::start();
+    stage.play();
+    let cluster = &stage.cluster;
+    assert_eq!(whole::delete(cluster), "", "nothing of a group is left");
+    assert_eq!(whole::uninstall(cluster), "", "nothing of the chart is left");
 }

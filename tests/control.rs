@@ -193,7 +193,9 @@ fn headscale_makes_keys_that_work_and_takes_devices_back() {
     };
     let (wrong, control) = (client("hskey-api-wrong"), client(&api_key));
     let refused = machine.node.ns.block_on(async || wrong.probe().await).expect("the namespace");
-    assert_eq!(refused.expect_err("a wrong key").kind(), "denied");
+    let refused = refused.expect_err("a wrong key");
+    assert_eq!(refused.kind(), "denied");
+    assert!(refused.to_string().contains("check the API key") && !refused.to_string().contains("scopes"), "{refused}");
     let run = machine.node.ns.block_on(async || {
         control.probe().await?;
         let unused = control.mint_key(&tags(), "unused").await?;

@@ -9,6 +9,8 @@ mod cluster;
 mod configs;
 #[path = "support/definitions.rs"]
 mod definitions;
+#[path = "kube/endpoints.rs"]
+mod endpoints;
 #[path = "kube/kinds.rs"]
 mod kinds;
 #[path = "kube/lease.rs"]

@@ -23,8 +23,8 @@ fn with_families(document: &str, begin: &str, table: &str) -> String {
 fn the_document_lists_every_family() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/metrics.md");
     let document = fs::read_to_string(&path).expect("docs/metrics.md");
-    let wanted = with_families(&document, BEGIN, &Metrics::new().expect("families").table());
-    let wanted = with_families(&wanted, RECONCILER, &Reconciler::new().expect("families").table());
+    let wanted = with_families(&document, BEGIN, &Metrics::new().expect("families").registry().table());
+    let wanted = with_families(&wanted, RECONCILER, &Reconciler::new().expect("families").registry().table());
     if std::env::var_os("TAILYARD_WRITE_DOCS").is_some() {
         return fs::write(&path, &wanted).expect("written");
     }
@@ -37,9 +37,9 @@ fn the_document_lists_every_family() {
 #[test]
 fn a_missing_family_is_noticed() {
     let metrics = Metrics::new().expect("families");
-    let whole = with_families(&format!("a\n{BEGIN}{END}\nb\n"), BEGIN, &metrics.table());
-    assert_eq!(with_families(&whole, BEGIN, &metrics.table()), whole);
+    let whole = with_families(&format!("a\n{BEGIN}{END}\nb\n"), BEGIN, &metrics.registry().table());
+    assert_eq!(with_families(&whole, BEGIN, &metrics.registry().table()), whole);
     let without: Vec<&str> = whole.lines().filter(|line| !line.contains("`tailyard_ready`")).collect();
     let without = without.join("\n") + "\n";
-    assert_ne!(with_families(&without, BEGIN, &metrics.table()), without);
+    assert_ne!(with_families(&without, BEGIN, &metrics.registry().table()), without);
 }

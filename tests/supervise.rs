@@ -19,6 +19,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tailyard::model::netmap::{Fqdn, NetMap};
+use tailyard::model::state::Content;
+use tailyard::model::supervise::kept::{Kept, from_file};
 use tailyard::model::supervise::{DaemonSettings, Login, Phase, Secret, StateStore, StateWrite, TwoStep};
 use tailyard::proxy::daemon::{Daemon, DaemonInputs, DaemonState, NeverStarted, StateRequest, daemon};
 use tailyard::runtime::tasks::{self, Stopper};
@@ -41,6 +43,7 @@ struct Lab {
     dir: tempfile::TempDir,
     daemon: Daemon,
     keys: watch::Sender<Option<Secret>>,
+    kept: watch::Sender<Kept>,
     writes: mpsc::Receiver<StateRequest>,
     stopper: Stopper,
     task: JoinHandle<Result<(), NeverStarted>>,
@@ -99,9 +102,10 @@ impl Lab {
     fn start(dir: tempfile::TempDir, settings: DaemonSettings) -> Self {
         let (keys, seen) = watch::channel(None);
         let (write, writes) = mpsc::channel(4);
+        let (kept, copied) = watch::channel(Kept::default());
         let (stopper, stop) = tasks::stop();
-        let (daemon, task) = daemon(settings, DaemonInputs { keys: seen, writes: write }, stop);
-        Self { dir, daemon, keys, writes, stopper, task: tokio::spawn(task) }
+        let (daemon, task) = daemon(settings, DaemonInputs { keys: seen, writes: write, kept: copied, advertise: None }, stop);
+        Self { dir, daemon, keys, kept, writes, stopper, task: tokio::spawn(task) }
     }
 
     /// A daemon that runs.
@@ -226,6 +230,40 @@ async fn a_crash_loop_goes_on_slower_until_it_ends() {
     lab.write("mode", "");
     lab.phase(Phase::Running).await;
     assert!(!lab.task.is_finished());
+}
+
+#[tokio::test]
+async fn a_daemon_that_cannot_have_its_secret_starts_from_the_copy_until_that_is_given_back() {
+    let lab = Lab::running().await;
+    let content: Content = [("_machinekey".to_owned(), "key".into())].into();
+    lab.kept.send_replace(Kept { content: Some(content.clone()), given_back: false });
+    lab.write("mode", "away");
+    lab.bus("EXIT 3");
+    let state = lab.state("a start from the copy", |state| state.phase == Phase::Running && state.from_file).await;
+    assert!(state.restarts >= 2, "the Secret is tried first");
+    let file = lab.path("tailscaled.state");
+    assert!(lab.lines("starts").last().expect("a start").contains(&format!("--state={}", file.display())));
+    assert_eq!(from_file(&fs::read(&file).expect("a file")), Some(content.clone()));
+    assert_eq!(fs::metadata(&file).expect("a file").permissions().mode() & 0o777, 0o600);
+
+    lab.write("tailscaled.state", "{}");
+    lab.bus("EXIT 3");
+    lab.state("another start", |now| now.phase == Phase::Running && now.restarts > state.restarts && now.from_file).await;
+    assert_eq!(fs::read(&file).expect("a file"), b"{}", "what it wrote is nowhere else");
+
+    lab.kept.send_replace(Kept { content: Some(content), given_back: true });
+    lab.write("mode", "");
+    lab.bus("EXIT 3");
+    lab.state("a start from the Secret", |state| state.phase == Phase::Running && !state.from_file).await;
+}
+
+#[tokio::test]
+async fn a_daemon_that_began_with_nothing_for_want_of_its_secret_is_started_again_from_the_copy() {
+    let lab = Lab::running().await;
+    lab.kept.send_replace(Kept { content: Some([("_machinekey".to_owned(), "key".into())].into()), given_back: false });
+    lab.bus(r#"{"Health":{"Warnings":{"state-store-health":{"WarnableCode":"state-store-health","Severity":"high","Title":"No state"}}}}"#);
+    let state = lab.state("a start from the copy", |state| state.phase == Phase::Running && state.from_file).await;
+    assert_eq!(state.restarts, 1);
 }
 
 #[tokio::test]

@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 
 /// The key of the config in its `ConfigMap` and of the status in the state Secret.
 pub const KEY: &str = "egress-services";
-/// Ours, additive: the key of a config that would not fit, compressed with gzip. It stands instead of [`KEY`].
+/// Ours, additive: the key of what would not fit, compressed with gzip. A config under it stands instead of [`KEY`], a status beside a
+/// shorter one there.
 pub const KEY_COMPRESSED: &str = "egress-services.gz";
 /// The key beside it that holds the number of pings a drain sends at a time.
 pub const KEY_HEP_PINGS: &str = "hep-pings";

@@ -3,7 +3,7 @@
 //! Config: key `ingress-config.json` of the `ConfigMap` `<group>-ingress-config`. Status: the same key of a replica's
 //! state Secret. Source: `kube/ingressservices` of tailscale 1.102.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -20,9 +20,16 @@ pub struct Service {
     /// The IPv6 pair.
     #[serde(rename = "IPv6Mapping", skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<Mapping>,
+    /// Ours, additive: the DNS name behind the service, where no cluster address is. All of its addresses are used.
+    #[serde(rename = "externalName", skip_serializing_if = "String::is_empty")]
+    pub external_name: String,
+    /// Ours, additive: the TCP ports whose connections reach the cluster's with the client's address in front (PROXY protocol,
+    /// version 2); the kernel does not forward them. Each leads to the same port.
+    #[serde(rename = "proxyProtocol", skip_serializing_if = "BTreeSet::is_empty")]
+    pub proxy_protocol: BTreeSet<u16>,
 }
 
-/// One pair; either side may be empty, and then the pair is not served.
+/// One pair; either side may be empty, and then the pair is not served (but for [`Service::external_name`]).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Mapping {

@@ -72,6 +72,19 @@ pub struct Node {
     pub allowed_ips: Option<Vec<String>>,
     /// Its key has expired: nothing reaches it.
     pub expired: bool,
+    /// What the control server grants it.
+    #[serde(deserialize_with = "nullable")]
+    pub cap_map: CapMap,
+}
+
+/// What the control server grants a node, as far as it matters here.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct CapMap {
+    /// The Tailscale Services that the node is approved to serve: objects of their addresses by their names. Of a service that is
+    /// named in several of them the last counts. Read by whoever wants it: a grant that is not understood spoils no message.
+    #[serde(rename = "service-host", deserialize_with = "nullable")]
+    pub service_host: Vec<serde_json::Value>,
 }
 
 /// A small change of a peer; none of what it may hold changes names or addresses.
@@ -133,6 +146,14 @@ pub struct PeerStatus {
     pub allowed_ips: Option<Vec<String>>,
     /// Its key has expired.
     pub expired: bool,
+    /// Traffic was exchanged with it of late.
+    pub active: bool,
+    /// The address and port at which it is reached directly; empty if it is not.
+    #[serde(deserialize_with = "nullable")]
+    pub cur_addr: String,
+    /// What the control server grants it.
+    #[serde(deserialize_with = "nullable")]
+    pub cap_map: CapMap,
 }
 
 /// The tailnet as older daemons send it.
@@ -278,6 +299,14 @@ pub struct Reloaded {
     pub reloaded: bool,
     /// Why it failed.
     pub err: String,
+}
+
+/// The answer of `check-udp-gro-forwarding`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+pub struct Warned {
+    /// What is wrong; absent or empty if nothing is.
+    pub warning: Option<String>,
 }
 
 /// The answer of `ping`.

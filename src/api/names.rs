@@ -40,6 +40,51 @@ pub const HOSTNAME: &str = "tailscale.com/hostname";
 pub const TAGS: &str = "tailscale.com/tags";
 /// The key of the config Secret that holds a replica's config: the least capability version that reads it is its number.
 pub const CONFIG_KEY: &str = "cap-106.hujson";
+/// Value of [`PARENT_TYPE`]: an Ingress.
+pub const PARENT_INGRESS: &str = "ingress";
+/// Value of [`SECRET_TYPE`]: a certificate, in a Secret that has the name of its DNS name.
+pub const CERTS: &str = "certs";
+/// Label of a certificate's Secret: its DNS name, at most 63 characters of it.
+pub const DOMAIN: &str = "tailscale.com/domain";
+/// Field of a certificate's Secret: the SHA-256, raw, of the PEM text of the account key that ordered it.
+pub const ACCOUNT_FINGERPRINT: &str = "acme-account-fingerprint";
+/// The Secret of the ACME account keys, one field for each tailnet.
+pub const ACCOUNTS: &str = "tailscale-acme-accounts";
+/// The field of an account key where no Secret is shared: of the replica's own state Secret, as tailscaled names it.
+pub const ACCOUNT_KEY: &str = "acme-account.key.pem";
+/// Ours, annotation of a certificate's Secret: who is ordering another one, and what came of it ([`super::issuance::Note`]).
+pub const ISSUANCE: &str = "tailyard.io/issuance";
+/// The finalizer of an Ingress that a group publishes.
+pub const INGRESS_FINALIZER: &str = "tailscale.com/ingress-pg-finalizer";
+/// The finalizer of a Service that a group publishes.
+pub const SERVICE_FINALIZER: &str = "tailscale.com/service-pg-finalizer";
+/// Annotation of a user's Service: `true` has it published whatever its type.
+pub const EXPOSE: &str = "tailscale.com/expose";
+/// Annotation of an Ingress: `true` sends what comes without TLS to the same URL with it.
+pub const HTTP_REDIRECT: &str = "tailscale.com/http-redirect";
+/// Annotation of an Ingress: `enabled` serves it without TLS too.
+pub const HTTP_ENDPOINT: &str = "tailscale.com/http-endpoint";
+/// Annotation of an Ingress: `true` serves it to the internet.
+pub const FUNNEL: &str = "tailscale.com/funnel";
+/// The class of Services of type `LoadBalancer`.
+pub const LOAD_BALANCER_CLASS: &str = "tailscale";
+/// The controller that the class of Ingresses names.
+pub const INGRESS_CONTROLLER: &str = "tailscale.com/ts-ingress";
+/// Annotation of a class of Ingresses: it is that of Ingresses which name none.
+pub const DEFAULT_CLASS: &str = "ingressclass.kubernetes.io/is-default-class";
+/// Annotation of a group: whether its replicas order certificates with the account of all groups of their tailnet.
+pub const SHARE_ACCOUNT: &str = "tailscale.com/share-acme-account";
+/// The finalizer of the Secret of the ACME account keys.
+pub const ACCOUNTS_FINALIZER: &str = "tailscale.com/acme-account-protection";
+/// Ours, annotation of an Ingress or a Service: `true` lets it join a name that another cluster has.
+pub const SHARE_NAME: &str = "tailyard.io/share-name";
+/// Ours, annotation of an Ingress or a Service: `true` takes over a Tailscale Service of its name that nobody owns.
+pub const ADOPT: &str = "tailyard.io/adopt-service";
+/// Ours, annotation of a group's issuer Lease: the first replica, which wants it back.
+pub const ISSUER_ASKED: &str = "tailyard.io/asked-by";
+/// Ours, label of a Secret of type `kubernetes.io/tls` in the namespace of the groups' objects: `true` lets Ingresses name it as
+/// the certificate of a host of their own.
+pub const OWN_CERTIFICATE: &str = "tailyard.io/certificate";
 /// Ours, annotation of the config Secret: the id of the auth key in it.
 pub const AUTH_KEY_ID: &str = "tailyard.io/auth-key-id";
 
@@ -59,4 +104,16 @@ pub fn replica_config(group: &str, ordinal: u32) -> String {
 #[must_use]
 pub fn egress_config(group: &str) -> String {
     format!("{group}-egress-config")
+}
+
+/// Ours: the name of the Lease that says which replica of a group orders certificates.
+#[must_use]
+pub fn issuer(group: &str) -> String {
+    format!("{group}-issuer")
+}
+
+/// The name of a group's ingress config.
+#[must_use]
+pub fn ingress_config(group: &str) -> String {
+    format!("{group}-ingress-config")
 }

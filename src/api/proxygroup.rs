@@ -150,6 +150,11 @@ pub struct Tailyard {
     pub firewall: Option<Firewall>,
 }
 
+impl ProxyGroupType {
+    /// The types that Tailyard serves.
+    pub const SERVED: [Self; 2] = [Self::Egress, Self::Ingress];
+}
+
 /// A span of ports, both ends included.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[schemars(extend("x-kubernetes-validations" = [{"rule": "self.from <= self.to", "message": "ports.from must not be above ports.to"}]))]

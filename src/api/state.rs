@@ -33,6 +33,6 @@ pub const CURRENT_PROFILE: &str = "_current-profile";
 pub const PROFILE_PREFIX: &str = "profile-";
 
 /// What an earlier container of the Pod may have left and what no longer holds when a new one starts.
-pub const STALE_AT_START: [&str; 3] = [HTTPS_ENDPOINT, egress::KEY, ingress::KEY];
+pub const STALE_AT_START: [&str; 4] = [HTTPS_ENDPOINT, egress::KEY, egress::KEY_COMPRESSED, ingress::KEY];
 /// What names the device; forgotten together when a new auth key is to make a new one. The current profile's own key goes too.
 pub const IDENTITY: [&str; 7] = [REISSUE_AUTHKEY, DEVICE_ID, DEVICE_FQDN, DEVICE_IPS, MACHINE_KEY, CURRENT_PROFILE, PROFILES];

@@ -9,7 +9,6 @@ use anyhow::{Context, Result};
 use clap::Args;
 
 use crate::model::settings::{Flags, Settings};
-use crate::runtime::{memory, telemetry};
 
 /// The exit code for settings at fault (`EX_USAGE`).
 pub(super) const SETTINGS: u8 = 64;
@@ -99,12 +98,7 @@ pub(super) fn run(args: ProxyArgs) -> Result<ExitCode> {
             return Ok(ExitCode::from(SETTINGS));
         }
     };
-    let format = if settings.log.json { telemetry::Format::Json } else { telemetry::Format::Text };
-    let frugal = memory::give_back();
-    telemetry::init(format, &settings.log.filter).context("logs")?;
-    if let Err(error) = frugal {
-        tracing::warn!("memory may be held longer than needed, as the program cannot start itself with MALLOC_ARENA_MAX=1: {error}");
-    }
+    super::begin(settings.log.json, &settings.log.filter)?;
     for note in &settings.notes {
         tracing::warn!("{note}");
     }
@@ -142,38 +136,5 @@ impl From<ProxyArgs> for Flags {
             .with("--admin-addr", args.admin_addr)
             .with("--log-format", args.log_format)
             .with("--log-filter", args.log_filter)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use clap::{Command, FromArgMatches};
-
-    use super::*;
-    use crate::model::settings::FLAGS;
-
-    fn command() -> Command {
-        ProxyArgs::augment_args(Command::new("proxy"))
-    }
-
-    #[test]
-    fn every_flag_of_the_table_reaches_the_settings() {
-        let words = FLAGS.iter().flat_map(|(flag, _)| [(*flag).to_owned(), format!("value-of{flag}")]);
-        let matches = command().try_get_matches_from(std::iter::once("proxy".to_owned()).chain(words)).expect("all flags exist");
-        let flags: Flags = ProxyArgs::from_arg_matches(&matches).expect("all flags are read").into();
-        let all = FLAGS.iter().fold(Flags::new(), |flags, (flag, _)| flags.with(flag, Some(format!("value-of{flag}"))));
-        assert_eq!(flags, all);
-    }
-
-    #[test]
-    fn help_groups_the_flags_and_names_their_variables() {
-        let help = command().render_long_help().to_string();
-        for heading in ["Tailnet:", "Services:", "Kernel:", "State:", "Observing:"] {
-            assert!(help.contains(heading), "{heading} in {help}");
-        }
-        for (flag, variable) in FLAGS {
-            let entry = help.split("\n      --").find(|entry| format!("--{entry}").starts_with(&format!("{flag} ")));
-            assert!(entry.is_some_and(|entry| entry.contains(variable)), "{flag} does not name {variable} in {help}");
-        }
     }
 }

@@ -10,7 +10,6 @@ use clap::Args;
 use super::proxy::{SETTINGS, environment};
 use crate::model::settings::Flags;
 use crate::model::settings::reconciler::Reconciler as Settings;
-use crate::runtime::telemetry;
 
 /// Keep everything that ProxyGroups need in a cluster: replicas, Services, configs, keys, conditions.
 ///
@@ -52,6 +51,25 @@ pub struct ReconcilerArgs {
     #[arg(long, value_name = "TIME", help_heading = "Proxies")]
     drain_grace: Option<String>,
 
+    /// The types of the ProxyGroups that are served; others are left to the Tailscale operator [env: TAILYARD_GROUP_TYPES; default: egress,ingress]
+    #[arg(long, value_name = "NAME[,NAME]", help_heading = "Ingress")]
+    group_types: Option<String>,
+    /// The IngressClass of the Ingresses that ProxyGroups publish [env: OPERATOR_INGRESS_CLASS_NAME; default: tailscale]
+    #[arg(long, value_name = "NAME", help_heading = "Ingress")]
+    ingress_class: Option<String>,
+    /// Whether a name that another cluster has is joined: allow, or opt-in (only with the annotation tailyard.io/share-name) [env: TAILYARD_SHARED_NAMES; default: allow]
+    #[arg(long, value_name = "NAME", help_heading = "Ingress")]
+    shared_names: Option<String>,
+    /// What this cluster is called among those that share names [env: TAILYARD_CLUSTER_ID; default: made of the UID of kube-system]
+    #[arg(long, value_name = "ID", help_heading = "Ingress")]
+    cluster_id: Option<String>,
+    /// What it was called before, such as the node id of the Tailscale operator whose place this takes [env: TAILYARD_FORMER_CLUSTER_IDS]
+    #[arg(long, value_name = "ID[,ID]", help_heading = "Ingress")]
+    former_cluster_ids: Option<String>,
+    /// Whether certificates are ordered with one account for each tailnet, unless the group says otherwise [env: OPERATOR_SHARED_ACME_ACCOUNT_KEY; default: true with our image, false with the stock image]
+    #[arg(long, value_name = "BOOL", help_heading = "Ingress")]
+    shared_acme_account: Option<String>,
+
     /// The control plane's URL, for groups that name no Tailnet [env: OPERATOR_LOGIN_SERVER; default: Tailscale's]
     #[arg(long, value_name = "URL", help_heading = "Control plane")]
     login_server: Option<String>,
@@ -91,8 +109,7 @@ pub(super) fn run(args: ReconcilerArgs) -> Result<ExitCode> {
             return Ok(ExitCode::from(SETTINGS));
         }
     };
-    let format = if settings.log.json { telemetry::Format::Json } else { telemetry::Format::Text };
-    telemetry::init(format, &settings.log.filter).context("logs")?;
+    super::begin(settings.log.json, &settings.log.filter)?;
     for note in &settings.notes {
         tracing::info!("{note}");
     }
@@ -117,6 +134,12 @@ impl From<ReconcilerArgs> for Flags {
             .with("--firewall", args.firewall)
             .with("--ports", args.ports)
             .with("--drain-grace", args.drain_grace)
+            .with("--group-types", args.group_types)
+            .with("--ingress-class", args.ingress_class)
+            .with("--shared-names", args.shared_names)
+            .with("--cluster-id", args.cluster_id)
+            .with("--former-cluster-ids", args.former_cluster_ids)
+            .with("--shared-acme-account", args.shared_acme_account)
             .with("--login-server", args.login_server)
             .with("--client-id-file", args.client_id_file)
             .with("--client-secret-file", args.client_secret_file)
@@ -126,35 +149,5 @@ impl From<ReconcilerArgs> for Flags {
             .with("--admin-addr", args.admin_addr)
             .with("--log-format", args.log_format)
             .with("--log-filter", args.log_filter)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use clap::{Command, FromArgMatches};
-
-    use super::*;
-    use crate::model::settings::reconciler::RECONCILER_FLAGS as FLAGS;
-
-    fn command() -> Command {
-        ReconcilerArgs::augment_args(Command::new("reconciler"))
-    }
-
-    #[test]
-    fn every_flag_of_the_table_reaches_the_settings() {
-        let words = FLAGS.iter().flat_map(|(flag, _)| [(*flag).to_owned(), format!("value-of{flag}")]);
-        let matches = command().try_get_matches_from(std::iter::once("reconciler".to_owned()).chain(words)).expect("all flags exist");
-        let flags: Flags = ReconcilerArgs::from_arg_matches(&matches).expect("all flags are read").into();
-        let all = FLAGS.iter().fold(Flags::new(), |flags, (flag, _)| flags.with(flag, Some(format!("value-of{flag}"))));
-        assert_eq!(flags, all);
-    }
-
-    #[test]
-    fn help_names_the_variable_of_each_flag() {
-        let help = command().render_long_help().to_string();
-        for (flag, variable) in FLAGS {
-            let entry = help.split("\n      --").find(|entry| format!("--{entry}").starts_with(&format!("{flag} ")));
-            assert!(entry.is_some_and(|entry| entry.contains(variable)), "{flag} does not name {variable} in {help}");
-        }
     }
 }

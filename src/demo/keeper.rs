@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use super::board::{Board, Life, Shared, look};
 use super::fleet::is_ready;
-use super::flows::{Beat, hold};
+use crate::load::flows::{Beat, Rhythm, hold};
+use crate::load::talk::Talk;
 use crate::model::load::{Attempt, Failure, Identity, Lane};
 use crate::model::net::{Family, Proto};
 
@@ -50,8 +51,9 @@ pub async fn keep(board: Shared, kept: Kept) {
             let board = look(&board);
             (by_ready_replica(&board, kept), board.start)
         };
-        if let Some(attempt) = attempt {
-            let failure = hold_one(&board, attempt, start).await;
+        if let Some(attempt) = attempt
+            && let Err(failure) = hold_one(&board, attempt, start).await
+        {
             broken(&mut look(&board), attempt, failure);
         }
         tokio::time::sleep(REOPEN).await;
@@ -65,13 +67,13 @@ fn by_ready_replica(board: &Board, kept: Kept) -> Option<Attempt> {
     board.attempt(Lane { service: kept.service.into(), replica }, kept.family, kept.proto)
 }
 
-async fn hold_one(board: &Shared, attempt: Attempt, start: Instant) -> Failure {
+async fn hold_one(board: &Shared, attempt: Attempt, start: Instant) -> Result<(), Failure> {
     let mut first: Option<Identity> = None;
     let (mut opened, mut behind) = (false, None);
-    let failure = hold(attempt, BEAT, start, |beat| {
+    let held = hold(attempt, &Talk::Identity, Rhythm::always(BEAT), start, |beat| {
         let mut board = look(board);
         match beat {
-            Beat::Open => {
+            Beat::Open { .. } => {
                 opened = true;
                 board.count_flow(attempt, true);
             }
@@ -103,7 +105,7 @@ async fn hold_one(board: &Shared, attempt: Attempt, start: Instant) -> Failure {
     if opened {
         look(board).count_flow(attempt, false);
     }
-    failure
+    held
 }
 
 /// A leaving replica ends what outlives its grace: connections by a reset. A hung connection is a fault even there.

@@ -2,13 +2,13 @@
 //!
 //! Fits 80 columns and 24 lines. Knows nothing but the board.
 
-use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::time::Duration;
 
 use super::board::{Board, Life, Member, Row};
 use super::services::target_letter;
 use super::summary::failures_in_words;
+use crate::load::frame::{BOLD, DIM, Frame, GREEN, PLAIN, RED, YELLOW};
 use crate::model::load::Percentiles;
 
 /// How many services are listed: the first, and of those beyond the newest.
@@ -16,13 +16,6 @@ const FIRST: usize = 6;
 const NEWEST: usize = 2;
 /// How many events are listed.
 const TOLD: usize = 3;
-
-const BOLD: &str = "\x1b[1m";
-const DIM: &str = "\x1b[2m";
-const GREEN: &str = "\x1b[32m";
-const YELLOW: &str = "\x1b[33m";
-const RED: &str = "\x1b[31m";
-const PLAIN: &str = "\x1b[0m";
 
 /// What is constant of a demo.
 #[derive(Debug, Clone)]
@@ -41,13 +34,13 @@ pub struct Screen<W> {
     out: W,
     title: Title,
     terminal: bool,
-    drawn: usize,
+    frame: Frame,
 }
 
 impl<W: Write> Screen<W> {
     /// A screen on this handle. `terminal`: frames over one another instead of lines.
     pub fn new(out: W, title: Title, terminal: bool) -> Self {
-        Self { out, title, terminal, drawn: 0 }
+        Self { out, title, terminal, frame: Frame::default() }
     }
 
     /// How often there is something new to see.
@@ -63,17 +56,7 @@ impl<W: Write> Screen<W> {
             return self.out.flush();
         }
         let frame = frame(board, &self.title);
-        let mut text = String::new();
-        if self.drawn > 0 {
-            let _ = write!(text, "\x1b[{}A", self.drawn);
-        }
-        for line in &frame {
-            let _ = writeln!(text, "\r{line}\x1b[K");
-        }
-        text.push_str("\x1b[J");
-        self.drawn = frame.len();
-        self.out.write_all(text.as_bytes())?;
-        self.out.flush()
+        self.frame.draw(&mut self.out, &frame)
     }
 
     /// The handle back, after the last frame.

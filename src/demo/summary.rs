@@ -106,21 +106,8 @@ impl Summary {
 /// Failures by kind in a few words; `none` if there are none.
 #[must_use]
 pub fn failures_in_words(failures: &BTreeMap<Failure, u64>) -> String {
-    let words: Vec<String> = failures.iter().map(|(failure, count)| format!("{count} {}", failure_in_words(*failure))).collect();
+    let words: Vec<String> = failures.iter().map(|(failure, count)| format!("{count} {failure}")).collect();
     if words.is_empty() { "none".to_owned() } else { words.join(", ") }
-}
-
-fn failure_in_words(failure: Failure) -> &'static str {
-    match failure {
-        Failure::Refused => "refused",
-        Failure::Reset => "reset",
-        Failure::Timeout => "timed out",
-        Failure::Unreachable => "unreachable",
-        Failure::Closed => "closed without an answer",
-        Failure::Garbled => "answered with something else",
-        Failure::WrongTarget => "to a wrong target",
-        Failure::NotSent => "not sent (the generator's own limits)",
-    }
 }
 
 impl fmt::Display for Summary {

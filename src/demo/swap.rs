@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 
 use super::board::{Board, Change, Life, Shared, look};
-use super::load::make;
+use crate::load::make;
+use crate::load::talk::Talk;
 use crate::model::load::{Attempt, Failure, Identity, Lane};
 use crate::model::net::{Family, Proto};
 
@@ -81,7 +82,7 @@ async fn probe_lane(board: &Shared, lane: Lane, written: Duration) -> Result<Dur
 async fn probe(board: &Shared, attempt: Attempt, expected: Option<Identity>, start: Instant) -> Result<Duration, String> {
     let begun = Instant::now();
     for nonce in 0.. {
-        let report = make(attempt, nonce, start, start.elapsed(), PATIENCE).await;
+        let report = make(Talk::Identity, attempt, nonce, start, start.elapsed(), PATIENCE).await;
         match look(board).judged(&report).outcome {
             Ok(answer) if Some(answer) == expected => return Ok(report.ended),
             Err(Failure::Refused) if expected.is_none() => return Ok(report.ended),

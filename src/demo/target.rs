@@ -10,8 +10,8 @@ use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
-use super::wire;
 use crate::edge::netns::{Namespace, NetnsError};
+use crate::load::wire;
 use crate::model::load::Identity;
 
 /// A running target; it ends when this value does.

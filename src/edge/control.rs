@@ -18,8 +18,10 @@ use tokio::sync::watch;
 use self::headscale::Headscale;
 use self::http::Http;
 use self::tailscale::Tailscale;
+use crate::api::vip::VipService;
 use crate::model::control::Capabilities;
 use crate::model::supervise::Secret;
+use crate::model::tailnet;
 
 /// Where a control plane is and how it is spoken to.
 #[derive(Debug, Clone)]
@@ -45,29 +47,8 @@ pub struct Rate {
     pub per_second: f64,
 }
 
-/// Who asks a control plane, and by that which one it is.
-#[derive(Debug, Clone)]
-pub enum Credentials {
-    /// An OAuth client of Tailscale.
-    OAuth {
-        /// Its id.
-        client_id: String,
-        /// Its secret.
-        client_secret: Secret,
-    },
-    /// Workload identity federation with Tailscale: a token of the Kubernetes API server takes the secret's place.
-    Identity {
-        /// The federated client's id.
-        client_id: String,
-        /// Where the token is.
-        token: IdentityToken,
-    },
-    /// An API key of headscale.
-    Headscale {
-        /// The key.
-        api_key: Secret,
-    },
-}
+/// Who asks a control plane.
+pub type Credentials = tailnet::Credentials<IdentityToken>;
 
 /// Where a service account's token is; it is read anew for each exchange.
 #[derive(Debug, Clone)]
@@ -147,6 +128,36 @@ impl Control {
             Self::Headscale(client) => client.revoke_key(id).await,
         }
         .or_else(ControlError::absent)
+    }
+
+    /// All Tailscale Services that the credentials may see.
+    pub async fn services(&self) -> Result<Vec<VipService>, ControlError> {
+        self.tailscale()?.services().await
+    }
+
+    /// A Tailscale Service, with `svc:`; none if there is none of this name.
+    pub async fn service(&self, name: &str) -> Result<Option<VipService>, ControlError> {
+        match self.tailscale()?.service(name).await {
+            Ok(service) => Ok(Some(service)),
+            Err(error) => error.absent().map(|()| None),
+        }
+    }
+
+    /// Makes a Tailscale Service, or puts this one whole in the place of the one that there is.
+    pub async fn put_service(&self, service: &VipService) -> Result<(), ControlError> {
+        self.tailscale()?.put_service(service).await
+    }
+
+    /// Takes a Tailscale Service away. One that is gone already is no error.
+    pub async fn delete_service(&self, name: &str) -> Result<(), ControlError> {
+        self.tailscale()?.delete_service(name).await.or_else(ControlError::absent)
+    }
+
+    fn tailscale(&self) -> Result<&Tailscale, ControlError> {
+        match self {
+            Self::Tailscale(client) => Ok(client),
+            Self::Headscale(_) => Err(ControlError::Settings("headscale has no Tailscale Services".to_owned())),
+        }
     }
 
     /// Takes a device out of the tailnet, by its stable node id. One that is gone already is no error.

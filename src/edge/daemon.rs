@@ -276,6 +276,10 @@ pub fn fill<'a>(dir: &Path, files: impl Iterator<Item = (&'a str, &'a [u8])>) ->
 pub fn stage(path: &Path, bytes: &[u8]) -> Result<(), DaemonError> {
     let fail = |source| DaemonError::File { path: path.to_owned(), source };
     let fresh = path.with_extension("new");
+    if let Some(parent) = path.parent() {
+        // The daemon makes its own directory when it starts, which is after this.
+        fs::create_dir_all(parent).map_err(fail)?;
+    }
     let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&fresh).map_err(fail)?;
     file.write_all(bytes).map_err(fail)?;
     fs::rename(&fresh, path).map_err(fail)

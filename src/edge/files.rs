@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
@@ -112,10 +113,19 @@ pub fn read(directory: &Path, names: &[String]) -> Result<Snapshot, FilesError> 
 
 /// Replaces a file by one with this content, so that a reader sees the old or the new content whole. Blocks.
 pub fn replace(path: &Path, content: &[u8]) -> Result<(), FilesError> {
+    replaced(path, content, 0o644)
+}
+
+/// As [`replace`], and nobody else may read it. Blocks.
+pub fn replace_private(path: &Path, content: &[u8]) -> Result<(), FilesError> {
+    replaced(path, content, 0o600)
+}
+
+fn replaced(path: &Path, content: &[u8], mode: u32) -> Result<(), FilesError> {
     let mut aside = path.as_os_str().to_owned();
     aside.push(".new");
     let write = || -> io::Result<()> {
-        let mut file = fs::File::create(&aside)?;
+        let mut file = fs::OpenOptions::new().create(true).truncate(true).write(true).mode(mode).open(&aside)?;
         file.write_all(content)?;
         file.sync_all()?;
         fs::rename(&aside, path)

@@ -15,10 +15,13 @@ use kube::config::{AuthInfo, Context, KubeConfigOptions, Kubeconfig, NamedAuthIn
 use kube::{Api, Client, Config};
 
 mod access;
+mod ask;
 mod error;
 mod events;
 mod follow;
+mod issuer;
 mod lease;
+mod note;
 mod resource;
 mod secret;
 mod watch;
@@ -29,6 +32,7 @@ pub use error::{Call, Fault, KubeError, Verb};
 pub use events::{About, Events, Told};
 pub use follow::{Change, Follow};
 pub use lease::{Leading, Lease};
+pub use note::Noted;
 pub use resource::Resource;
 pub use secret::StateSecret;
 pub use watch::Event;
@@ -82,17 +86,34 @@ impl Cluster {
             current_context: Some("pod".into()),
             ..Kubeconfig::default()
         };
-        Self::of(file, service_account, Some(authority)).await
+        Self::of(file, service_account, Some(authority), None).await
+    }
+
+    /// The cluster that a person means: that of the kubeconfig of `KUBECONFIG` or of the home directory, by this context or the
+    /// current one; without any kubeconfig that of the Pod that this is.
+    pub async fn find(context: Option<&str>) -> Result<Self, KubeError> {
+        match Kubeconfig::read() {
+            Ok(file) => Self::of(file, Path::new("the kubeconfig (KUBECONFIG or ~/.kube/config)"), None, context).await,
+            Err(source) => match std::env::var("KUBERNETES_SERVICE_HOST") {
+                Ok(host) if context.is_none() && std::env::var_os("KUBECONFIG").is_none() => {
+                    let host = if host.contains(':') { format!("[{host}]") } else { host };
+                    let port = std::env::var("KUBERNETES_SERVICE_PORT").unwrap_or_else(|_| "443".to_owned());
+                    Self::in_pod(&format!("https://{host}:{port}"), Path::new(SERVICE_ACCOUNT)).await
+                }
+                _ => Err(KubeError::config(Path::new("the kubeconfig (KUBECONFIG or ~/.kube/config)"), source)),
+            },
+        }
     }
 
     /// The cluster and namespace that a kubeconfig's current context names.
     pub async fn kubeconfig(path: &Path) -> Result<Self, KubeError> {
         let file = Kubeconfig::read_from(path).map_err(|source| KubeError::config(path, source))?;
-        Self::of(file, path, None).await
+        Self::of(file, path, None, None).await
     }
 
-    async fn of(file: Kubeconfig, path: &Path, authority: Option<PathBuf>) -> Result<Self, KubeError> {
-        let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await;
+    async fn of(file: Kubeconfig, path: &Path, authority: Option<PathBuf>, context: Option<&str>) -> Result<Self, KubeError> {
+        let options = KubeConfigOptions { context: context.map(str::to_owned), ..KubeConfigOptions::default() };
+        let config = Config::from_custom_kubeconfig(file, &options).await;
         let mut config = config.map_err(|source| KubeError::config(path, source))?;
         config.root_cert_file = authority;
         config.connect_timeout = Some(CONNECT);

@@ -3,6 +3,10 @@
 //! Each call has a connection and a deadline of its own, so that one that hangs hinders no other. [`Bus`] hands out one message
 //! at a time and remembers nothing of it: whoever reads must fold at once, for the daemon ends the stream of a slow reader.
 
+mod record;
+mod serve;
+mod whois;
+
 use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -20,7 +24,9 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-use crate::api::localapi::{DnsConfig, MaskedPrefs, Notify, Pong, Prefs, Reloaded, StartOptions, Status};
+use crate::api::localapi::{DnsConfig, MaskedPrefs, Notify, Pong, Prefs, Reloaded, StartOptions, Status, Warned};
+
+pub use serve::Serving;
 
 /// What the bus is asked for: the status and the health at the beginning, then changes of peers, small ones as such, no full maps.
 pub const MASK: u32 = 16384 | 8192 | 4096 | 128 | 4 | 32768;
@@ -207,19 +213,16 @@ impl LocalApi {
         self.call("disconnect-control", Method::POST, "disconnect-control", Vec::new(), WRITE).await.map(drop)
     }
 
-    /// Replaces what the daemon serves. `etag` makes it conditional on nobody having done so in between.
-    pub async fn set_serve_config(&self, config: &serde_json::Value, etag: Option<&str>) -> Result<(), LocalApiError> {
-        const CALL: &str = "serve-config";
-        let mut request = self.request(CALL, Method::POST, CALL, encode(CALL, config)?)?;
-        if let Some(value) = etag.and_then(|etag| etag.parse().ok()) {
-            request.headers_mut().insert("If-Match", value);
-        }
-        self.exchange(CALL, request, WRITE).await.map(drop)
-    }
-
     /// Lets the kernel join UDP packets that are forwarded.
     pub async fn set_udp_gro_forwarding(&self) -> Result<(), LocalApiError> {
         self.call("set-udp-gro-forwarding", Method::GET, "set-udp-gro-forwarding", Vec::new(), READ).await.map(drop)
+    }
+
+    /// What the daemon finds wrong with joined UDP packets on the machine's link; nothing if all is well.
+    pub async fn check_udp_gro_forwarding(&self) -> Result<Option<String>, LocalApiError> {
+        const CALL: &str = "check-udp-gro-forwarding";
+        let told: Warned = json(CALL, self.call(CALL, Method::GET, CALL, Vec::new(), READ).await?.body())?;
+        Ok(told.warning.filter(|warning| !warning.is_empty()))
     }
 
     /// The daemon's own metrics, in Prometheus' text format.

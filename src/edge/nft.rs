@@ -154,6 +154,12 @@ impl Nft {
         self.blocking(move |link| link.audit(&ruleset)).await
     }
 
+    /// Keeps back what tailscaled says to its peers outside the tunnel, or lets it speak again.
+    pub async fn hush(&self, on: bool) -> Result<(), NftError> {
+        let text = if on { nft::hush() } else { nft::speak() };
+        run(&self.program, &["-f", "-"], "keep back packets outside the tunnel", text).await
+    }
+
     /// Removes the table, if it is there.
     pub async fn remove(&self) -> Result<(), NftError> {
         run(&self.program, &["-f", "-"], "remove the table", nft::removal()).await

@@ -45,6 +45,9 @@ impl Backoff {
     /// Work of the reconciler that failed: a conflict is over at once, and what the API refuses is asked again twice a minute.
     pub const RECONCILE: Self = Self { min: Duration::from_millis(100), max: Duration::from_secs(30), jitter: 0.2, failures: 0 };
 
+    /// An order that an ACME server refused: each try counts against a limit by the hour or the week.
+    pub const ACME: Self = Self { min: Duration::from_mins(1), max: Duration::from_hours(12), jitter: 0.2, failures: 0 };
+
     /// Delays from `min` to `max`, each up to `jitter` (0 to 1) of itself shorter.
     pub fn new(min: Duration, max: Duration, jitter: f64) -> Result<Self, BackoffError> {
         if min.is_zero() || min > max {

@@ -23,6 +23,17 @@ impl Capabilities {
     pub const TAILSCALE: Self = Self { services: true, certificates: true };
     /// headscale's.
     pub const HEADSCALE: Self = Self { services: false, certificates: false };
+
+    /// What is to be known before somebody counts on it; nothing if all is there.
+    #[must_use]
+    pub fn lacking(self) -> Option<&'static str> {
+        match (self.services, self.certificates) {
+            (true, true) => None,
+            (false, true) => Some("it has no Tailscale Services, which egress does not need"),
+            (true, false) => Some("it issues no certificates, which egress does not need"),
+            (false, false) => Some("it has no Tailscale Services and issues no certificates, neither of which egress needs"),
+        }
+    }
 }
 
 /// A token bucket: so many requests at once, and so many a second in the long run.

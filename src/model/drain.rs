@@ -17,6 +17,15 @@ const LATEST: Duration = Duration::from_secs(1);
 /// Entries tell their time in whole seconds, so one second more than expected is no sign of a packet.
 const ROUNDING: u64 = 1;
 
+/// For how long a leaving replica that still forwards gives its peers no sign of life outside the tunnel.
+///
+/// A peer's tailscaled trusts the address at which it last heard one for 6.5 s, and sends nowhere else meanwhile: also the answer to
+/// the first handshake of the replica that follows here at another address, and `WireGuard` asks again only after 5 s. Hushed at the
+/// signal, the trust is over when the next one asks: a drain takes some 3 s, a new Pod as many. What is forwarded goes on: whom a
+/// peer trusts no more it sends to by the relay as well, and forgets only 5 s after a question without an answer. A drain that takes
+/// longer speaks again before that, so that its flows keep their direct ways.
+pub const HUSH: Duration = Duration::from_millis(4500);
+
 /// How a Pod's grace period is spent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
@@ -31,6 +40,8 @@ pub struct Budget {
 impl Budget {
     /// Kubernetes' default.
     pub const DEFAULT_GRACE: Duration = Duration::from_secs(30);
+    /// What a replica needs of the whole beside the time for its flows, where there is enough of it.
+    pub const BESIDE_FLOWS: Duration = Duration::from_secs(6);
     const RESETS: Duration = Duration::from_secs(2);
     const DAEMON: Duration = Duration::from_secs(3);
 
@@ -191,6 +202,7 @@ mod tests {
     fn the_default_grace_leaves_the_flows_most_of_it() {
         let budget = Budget::of(Budget::DEFAULT_GRACE, true);
         assert_eq!((budget.flows, budget.resets, budget.daemon), (seconds(24), seconds(2), seconds(3)));
+        assert_eq!(budget.flows + Budget::BESIDE_FLOWS, Budget::DEFAULT_GRACE);
         let alone = Budget::of(seconds(3), false);
         assert_eq!((alone.flows, alone.resets, alone.daemon), (seconds(3) / 2, seconds(1), seconds(0)));
     }

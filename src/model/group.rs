@@ -13,27 +13,43 @@ use crate::api::names;
 mod acks;
 mod claims;
 mod egress;
+mod elsewhere;
 mod endpoints;
+mod ingress;
 mod keys;
+mod memory;
 mod observed;
 mod outcome;
 mod provision;
 mod replicas;
+mod room;
 mod services;
 mod status;
 mod validate;
 mod work;
 
+pub use acks::{holds, is_ready, speaks_for};
+pub use ingress::serves;
 pub use keys::{Decision, Login, decide};
-pub use observed::{Capabilities, Class, GroupSettings, Observed, Replica, ReplicaConfig, ReplicaState, TailnetState};
-pub use outcome::{ConfigDraft, ControlAction, Delete, GroupUpdate, Notice, Pass, ServiceUpdate, Subject};
+pub use memory::Memory;
+pub use observed::{
+    Capabilities, Class, Denial, GroupSettings, Listed, Observed, Publishing, Replica, ReplicaConfig, ReplicaState, Rival, TailnetState,
+};
+pub use outcome::{ConfigDraft, ControlAction, Delete, GroupUpdate, Notice, ObjectUpdate, Pass, Subject};
 
 /// What is to be done for a group.
 #[must_use]
 pub fn pass(observed: &Observed) -> Pass {
-    let mut work = work::Work::new(observed);
+    pass_after(observed, &mut Memory::default())
+}
+
+/// The same, with what an earlier pass over this group remembered, which saves time and changes nothing.
+#[must_use]
+pub fn pass_after(observed: &Observed, memory: &mut Memory) -> Pass {
+    let mut work = work::Work::new(observed, memory);
     match observed.group.as_deref() {
         None => provision::orphans(&mut work),
+        Some(group) if !observed.settings.types.contains(&group.spec.type_) => elsewhere::elsewhere(&mut work, group),
         Some(group) if group.metadata.deletion_timestamp.is_some() => provision::end(&mut work, group),
         Some(group) => provision::provision(&mut work, group),
     }

@@ -10,7 +10,7 @@
 //! taking it (a program that the image lacks, a config that it refuses) is likely to be the same in every replica, so that going
 //! unready would turn a change that does not arrive into an outage of all that works. It is told instead: [`remarks`].
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
@@ -38,6 +38,9 @@ pub struct Facts {
     pub interface: Option<String>,
     /// How the ways to the targets stand.
     pub paths: Paths,
+    /// The services that this replica should serve and that were not advertised and approved yet since tailscaled was started,
+    /// and why; empty once they were, or were waited for long enough.
+    pub services: BTreeMap<String, String>,
     /// What the kernel holds.
     pub rules: Rules,
     /// For each forwarding switch of the kernel that is needed and off: the command that turns it on.
@@ -50,7 +53,7 @@ pub enum Daemon {
     /// Something that is not supervised here.
     #[default]
     Foreign,
-    /// tailscaled, and the node is connected.
+    /// tailscaled, and the node is connected; or all its ways to the targets stand, though it still looks for a relay.
     Running,
     /// tailscaled, in another state: its word for it.
     Away(String),
@@ -126,6 +129,8 @@ pub enum Blocker {
     Interface(String),
     /// The ways to the targets have not been tried, which takes [`super::paths::BOUND`] at most.
     Paths(BTreeSet<IpAddr>),
+    /// Services that are to lead here do not yet, which is waited for only so long.
+    Services(BTreeMap<String, String>),
     /// The kernel does not hold what a replica must hold to serve.
     Rules {
         /// What it holds instead.
@@ -162,8 +167,8 @@ impl fmt::Display for Remark {
 
 impl Blocker {
     /// Every name that [`Self::name`] can give, in the order of [`readiness`].
-    pub const NAMES: [&'static str; 9] =
-        ["leaving", "config", "tailscaled", "netmap", "address", "interface", "paths", "rules", "forwarding"];
+    pub const NAMES: [&'static str; 10] =
+        ["leaving", "config", "tailscaled", "netmap", "address", "interface", "paths", "services", "rules", "forwarding"];
 
     /// A closed set of words for metric labels and the first word of a line.
     #[must_use]
@@ -176,6 +181,7 @@ impl Blocker {
             Self::Address => "address",
             Self::Interface(_) => "interface",
             Self::Paths(_) => "paths",
+            Self::Services(_) => "services",
             Self::Rules { .. } => "rules",
             Self::Forwarding { .. } => "forwarding",
         }
@@ -196,6 +202,10 @@ impl fmt::Display for Blocker {
             Self::Paths(waiting) => {
                 let waiting: Vec<_> = waiting.iter().map(ToString::to_string).collect();
                 write!(f, "no answer through the tailnet yet from {}; not waited for longer than {BOUND:?}", waiting.join(", "))
+            }
+            Self::Services(waiting) => {
+                let waiting: Vec<_> = waiting.iter().map(|(name, why)| format!("{name} ({why})")).collect();
+                write!(f, "not advertised and approved yet: {}", waiting.join(", "))
             }
             Self::Rules { held, fault } => {
                 let what = match held {
@@ -226,6 +236,9 @@ pub fn readiness(facts: &Facts) -> Vec<Blocker> {
     // With a tailscaled that is away there are no ways to try.
     if let (Daemon::Running, Paths::Untried { waiting }) = (&facts.daemon, &facts.paths) {
         blockers.push(Blocker::Paths(waiting.clone()));
+    }
+    if facts.daemon == Daemon::Running && !facts.services.is_empty() {
+        blockers.push(Blocker::Services(facts.services.clone()));
     }
     match &facts.rules {
         Rules::Missing { fault } => blockers.push(Blocker::Rules { held: Held::Nothing, fault: fault.clone() }),
@@ -323,10 +336,19 @@ mod tests {
         let untried = |waiting: &[IpAddr]| Paths::Untried { waiting: waiting.iter().copied().collect() };
         let trying = Facts { paths: untried(&[[100, 64, 0, 2].into()]), ..good() };
         assert_eq!((names(&trying), forwards(&trying)), (vec!["paths"], true));
-        let line = "paths: no answer through the tailnet yet from 100.64.0.2; not waited for longer than 6s";
+        let line = "paths: no answer through the tailnet yet from 100.64.0.2; not waited for longer than 7s";
         assert_eq!(readiness(&trying)[0].to_string(), line);
         assert_eq!(names(&Facts { paths: untried(&[]), ..good() }), ["paths"]);
         assert_eq!(names(&Facts { daemon: Daemon::Away("Down".into()), ..trying }), ["tailscaled"]);
+    }
+
+    #[test]
+    fn services_that_do_not_lead_here_yet_are_in_the_way() {
+        let services: BTreeMap<_, _> = [("svc:a".to_owned(), "the kernel holds no rules yet".to_owned())].into();
+        let starting = Facts { services: services.clone(), ..good() };
+        assert_eq!((names(&starting), forwards(&starting)), (vec!["services"], true));
+        assert_eq!(readiness(&starting)[0].to_string(), "services: not advertised and approved yet: svc:a (the kernel holds no rules yet)");
+        assert_eq!(names(&Facts { daemon: Daemon::Away("Down".into()), ..starting }), ["tailscaled"]);
     }
 
     #[test]
@@ -341,7 +363,8 @@ mod tests {
             ..Facts::default()
         };
         let mut seen = names(&all);
-        seen.extend(names(&Facts { addressed: false, paths: Paths::Untried { waiting: BTreeSet::new() }, ..good() }));
+        let services = [("svc:a".to_owned(), "no certificate".to_owned())].into();
+        seen.extend(names(&Facts { addressed: false, paths: Paths::Untried { waiting: BTreeSet::new() }, services, ..good() }));
         assert!(Blocker::NAMES.iter().all(|name| seen.contains(name)), "{seen:?}");
         assert!(readiness(&all).iter().all(|blocker| blocker.to_string().starts_with(&format!("{}: ", blocker.name()))));
     }

@@ -8,7 +8,9 @@ mod ledger;
 mod tally;
 #[cfg(test)]
 mod tests;
+mod windows;
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -17,6 +19,7 @@ use serde::Serialize;
 
 pub use ledger::{Ledger, Verdict};
 pub use tally::{Fault, Percentiles, Tally};
+pub use windows::{Window, Windows};
 
 use super::net::Proto;
 
@@ -69,6 +72,21 @@ pub enum Failure {
     WrongTarget,
     /// The generator's own limits (sockets, ports, attempts in flight) kept it from sending; nothing is said of the network.
     NotSent,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Refused => "refused",
+            Self::Reset => "reset",
+            Self::Timeout => "timed out",
+            Self::Unreachable => "unreachable",
+            Self::Closed => "closed without an answer",
+            Self::Garbled => "answered with something else",
+            Self::WrongTarget => "to a wrong target",
+            Self::NotSent => "not sent (the generator's own limits)",
+        })
+    }
 }
 
 /// An attempt, its times and its end.

@@ -1,6 +1,6 @@
 //! The tailnet as the data plane needs it: names, addresses and routes, indexed so that a lookup costs the same at any size.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr};
 
 use imbl::{OrdMap, OrdSet};
@@ -43,6 +43,12 @@ pub struct SelfNode {
     pub name: String,
     /// Its own tailnet addresses.
     pub addresses: Vec<IpAddr>,
+    /// The Tailscale Services that it is approved to serve, advertised or not, each with its addresses.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub services: BTreeMap<String, BTreeSet<IpAddr>>,
+    /// The prefixes besides its own addresses that lead to it.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    pub routes: BTreeSet<IpNet>,
 }
 
 /// A snapshot of the tailnet. Its maps are persistent: a snapshot shares with its successor what did not change.

@@ -45,12 +45,31 @@ pub fn removal() -> String {
     format!("table inet {TABLE} {{}}\ndelete table inet {TABLE}\n")
 }
 
+/// The text that keeps back what tailscaled says to its peers outside the tunnel (its disco packets begin with six bytes of their
+/// own), in a table beside ours, whether or not it is there; see [`super::drain::HUSH`]. A packet is spoilt and not dropped: a sender
+/// who is refused makes itself new sockets.
+#[must_use]
+pub fn hush() -> String {
+    let rule = "meta l4proto udp @th,64,48 0x5453f09f92ac @th,64,8 set 0";
+    format!(
+        "{}table inet {TABLE}-hush {{\n\tchain output {{\n\t\ttype filter hook output priority filter;\n\t\t{rule}\n\t}}\n}}\n",
+        speak()
+    )
+}
+
+/// The text that takes [`hush`] back, whether or not it is there.
+#[must_use]
+pub fn speak() -> String {
+    removal().replace(&format!("inet {TABLE}"), &format!("inet {TABLE}-hush"))
+}
+
 /// The text with which a kernel and an nft show that they can do all that [`table`] needs: it makes a table and removes it again.
+/// What a replica that was killed while it left kept back is let go.
 #[must_use]
 pub fn trial(interface: &InterfaceName) -> String {
     let name = format!("table inet {TABLE}-trial");
     let whole = table(&Ruleset::empty(interface.clone())).replace(&format!("table inet {TABLE}"), &name);
-    format!("{whole}delete {name}\n")
+    format!("{whole}delete {name}\n{}", speak())
 }
 
 fn render<'a>(ruleset: &Ruleset, elements: impl Iterator<Item = &'a Element>) -> String {

@@ -13,9 +13,9 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use serde::Serialize;
 
-use self::peer::{Peer, addresses};
+use self::peer::{Peer, self_node, self_status};
 use super::netmap::{Fqdn, NetMap, SelfNode};
-use crate::api::localapi::{DnsConfig, DnsRecord, Node, NodeId, Notify, Prefs, Status, Warning};
+use crate::api::localapi::{DnsConfig, DnsRecord, NodeId, Notify, Prefs, Status, Warning};
 
 /// The health code that says that the login does not work any more.
 pub const LOGIN_STATE: &str = "login-state";
@@ -188,7 +188,7 @@ impl Fold {
         // Before a login there is a node without addresses: that is not a tailnet, and what is known of one stays.
         let Some(node) = status.node.as_ref().filter(|node| !node.tailscale_ips.is_empty()) else { return state };
         let records = status.extra_records.as_deref().map(records);
-        let node = SelfNode { stable_id: node.stable_id.clone(), name: node.dns_name.clone(), addresses: addresses(&node.tailscale_ips) };
+        let node = self_status(node);
         let peers = status.peer.values().map(|peer| (peer.node_id, Peer::of_status(peer)));
         self.replace(Some(node), peers, records, &status.cert_domains) || state
     }
@@ -314,10 +314,6 @@ impl Fold {
             },
         );
     }
-}
-
-fn self_node(node: &Node) -> SelfNode {
-    SelfNode { stable_id: node.stable_id.clone(), name: node.name.clone(), addresses: addresses(&node.addresses) }
 }
 
 fn records(records: &[DnsRecord]) -> Records {

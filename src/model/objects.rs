@@ -13,10 +13,12 @@ use serde_json::Value;
 use crate::api::names;
 
 mod adopt;
+mod certificate;
 mod child;
 mod compare;
 mod disruption;
 mod env;
+mod ingress;
 mod metrics;
 mod nodeport;
 mod overlay;
@@ -27,14 +29,16 @@ mod shape;
 mod statefulset;
 
 pub use adopt::adopted;
+pub use certificate::{accounts, accounts_ref, certificate, certificate_ref, domain_of, filled};
 pub use child::{Child, ChildPort, HEALTH_PORT, Protocol, Record, child_name, health_port};
 pub use compare::covers;
 pub use disruption::disruption_budget;
+pub use ingress::{IngressConfig, ingress_config_ref};
 pub use metrics::{label_value, metrics, metrics_refs};
 pub use nodeport::{held_ports, node_port, node_port_ref};
 pub use rbac::rbac;
 pub use secrets::{ReplicaSecret, config_ref, state, state_ref};
-pub use services::{EgressConfig, egress_config, egress_config_ref, next_port};
+pub use services::{EgressConfig, egress_config, egress_config_ref, egress_text, next_port};
 pub use shape::{Shape, image_path};
 pub use statefulset::stateful_set;
 
@@ -95,6 +99,8 @@ pub struct Manifest {
     /// The object exists and was never applied by us (the Tailscale operator made it). Before the apply its `managedFields`
     /// are read and rewritten with [`adopted`], so that the apply drops what we do not want.
     pub adopt: bool,
+    /// It takes nothing from others: where one of them has set a field of it to another value, the apply is refused.
+    pub yields: bool,
 }
 
 /// The group for which objects are made.
@@ -153,7 +159,7 @@ impl Manifest {
         let text = |value: &Value, key: &str| value["metadata"][key].as_str().unwrap_or_default().to_owned();
         let object = ObjectRef { kind, namespace: text(&value, "namespace"), name: text(&value, "name") };
         value["metadata"]["annotations"][APPLIED] = hash.into();
-        Self { object, value, adopt: false }
+        Self { object, value, adopt: false, yields: false }
     }
 
     /// Whether the object already is as it must be.
@@ -176,6 +182,7 @@ pub fn group_of(labels: &BTreeMap<String, String>) -> Option<&str> {
     match (label(names::PARENT_TYPE), label(names::SERVICE_TYPE), label(metrics::PROXY_TYPE)) {
         (Some(names::PARENT_GROUP), _, _) => label(names::PARENT),
         (Some(names::PARENT_SERVICE), Some(names::EGRESS), _) => label(names::PROXY_GROUP),
+        (Some(names::PARENT_INGRESS), _, _) if label(names::SECRET_TYPE) == Some(names::CERTS) => label(names::PROXY_GROUP),
         (_, _, Some(names::PARENT_GROUP)) => label(metrics::PROXY_PARENT),
         _ => None,
     }
@@ -192,6 +199,12 @@ pub fn digest(bytes: &[u8]) -> String {
 #[must_use]
 pub fn sha256(bytes: &[u8]) -> String {
     hex(ring::digest::digest(&ring::digest::SHA256, bytes).as_ref())
+}
+
+/// The SHA-256 of these bytes, as 32 bytes.
+#[must_use]
+pub fn sha256_raw(bytes: &[u8]) -> Vec<u8> {
+    ring::digest::digest(&ring::digest::SHA256, bytes).as_ref().to_vec()
 }
 
 fn hex(bytes: &[u8]) -> String {

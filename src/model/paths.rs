@@ -16,8 +16,8 @@ use super::plan::Planned;
 /// How many targets are tried at most. They are tried at once, so this bounds a burst and not a time.
 pub const MOST: usize = 16;
 /// How long all of them together may keep a replica from being ready. Long enough for a handshake that was lost all the same:
-/// `WireGuard` repeats it after 5 s and up to a third of a second.
-pub const BOUND: Duration = Duration::from_secs(6);
+/// `WireGuard` repeats it after 5 s and up to a third of a second, and it is not asked for in the first one.
+pub const BOUND: Duration = Duration::from_secs(7);
 
 /// The addresses to try: one for each distinct target, at most [`MOST`]; none that no peer answers for.
 #[must_use]

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use imbl::OrdMap;
 use serde::Serialize;
 
+pub use ingress::names;
 pub use note::Note;
 pub use reason::Reason;
 

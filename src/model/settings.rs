@@ -19,6 +19,7 @@ pub use flags::{FLAGS, Flags};
 mod daemon;
 mod fault;
 mod flags;
+mod issuing;
 mod read;
 pub mod reconciler;
 mod source;
@@ -41,10 +42,14 @@ pub struct Settings {
     pub egress: Option<Input>,
     /// Where the L3 ingress config comes from.
     pub ingress: Option<Input>,
-    /// The serve config's file (`TS_SERVE_CONFIG`).
-    pub serve_config: Option<PathBuf>,
+    /// Where the serve config and our own routes come from (`TS_SERVE_CONFIG`).
+    pub serve: Option<Input>,
+    /// The control plane has no Tailscale Services: sites are served on the node's own addresses (`TAILYARD_NODE_SITES`).
+    pub node_sites: bool,
     /// Whether certificates are shared by the group, and who issues them.
     pub cert_share: CertShare,
+    /// How the group's own certificates are ordered.
+    pub issuing: Issuing,
     /// Advertise the Tailscale Services of the serve config by ourselves (`TS_EXPERIMENTAL_SERVICE_AUTO_ADVERTISEMENT`).
     pub auto_advertise: bool,
     /// Where this replica's state is told.
@@ -83,6 +88,8 @@ pub struct Pod {
     pub name: Option<String>,
     /// `POD_UID`.
     pub uid: Option<String>,
+    /// Its node (`NODE_NAME`): endpoints of the same zone come first.
+    pub node: Option<String>,
     /// `POD_IPS`, or `POD_IP` where that is unset: at most one of each family.
     pub ips: BTreeSet<IpAddr>,
 }
@@ -90,7 +97,7 @@ pub struct Pod {
 /// Where a config comes from.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Input {
-    /// The mounted directory of the egress config, or the mounted file of the ingress config.
+    /// The mounted directory of the egress config, or the mounted file of the ingress or serve config.
     pub path: Option<PathBuf>,
     /// The `ConfigMap` to watch.
     pub configmap: Option<ObjectName>,
@@ -127,6 +134,20 @@ impl CertShare {
             Self::ReadOnly => Some("ro"),
         }
     }
+}
+
+/// How the group's own certificates are ordered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Issuing {
+    /// The URL of the ACME server's directory (`TAILYARD_ACME_DIRECTORY`, or `TS_DEBUG_ACME_DIRECTORY_URL`).
+    pub directory: String,
+    /// More certificate authorities to believe, PEM: for an ACME server with a private one (`TAILYARD_ACME_CA`).
+    pub ca: Option<PathBuf>,
+    /// The Secret and its field in which the key of the ACME account is (`TS_ACME_ACCOUNT_SECRET_NAME`, `TS_ACME_ACCOUNT_FIELD`);
+    /// nothing where this replica has an account of its own, with its state.
+    pub account: Option<(String, String)>,
+    /// A first replica that was not heard of for so long is away, and another one orders (`TAILYARD_ISSUER_AWAY`).
+    pub away: Duration,
 }
 
 /// Where this replica's state is told.
@@ -215,6 +236,12 @@ impl Settings {
         let whole = matches!(self.single, Single::TailnetIp(_) | Single::TailnetFqdn(_));
         let wireguard = daemon.filter(|_| whole).and_then(|daemon| daemon.env.get("PORT")?.parse().ok()).map(|port| (Proto::Udp, port));
         listeners.chain(wireguard).filter_map(|(proto, port)| Some(PortKey { proto, port: Port::new(port)? })).collect()
+    }
+
+    /// Whether this replica advertises only what it serves; otherwise tailscaled's config alone says what is advertised.
+    #[must_use]
+    pub fn limits_advertising(&self) -> bool {
+        self.ingress.is_some() || self.serve.is_some()
     }
 
     /// Whether anything is forwarded by the kernel: then the rules need a writer, and the kernel its forwarding switches.

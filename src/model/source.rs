@@ -24,7 +24,7 @@ use super::config::digest;
 pub mod document;
 mod select;
 
-pub use document::{Document, EgressDocument, Fault, IngressDocument};
+pub use document::{Document, EgressDocument, Fault, IngressDocument, ServeDocument, Served};
 pub use select::{InForce, Link, Selection};
 
 /// The values of the wanted keys, all of one moment; a key that is not there is absent.

@@ -15,6 +15,7 @@ use imbl::OrdMap;
 use serde::{Serialize, Serializer};
 
 use super::config::{Config, EgressConfig, IngressConfig};
+use super::gzip;
 use super::plan::Plan;
 use crate::api::egress::{ServiceStatus, Status};
 use crate::api::ingress;
@@ -123,7 +124,19 @@ pub fn ingress_status(plan: &Plan, config: &IngressConfig, pod: PodAddresses) ->
 /// What fits in a Secret beside tailscaled's own state; the API allows 1 MiB for all of it.
 pub const ROOM: usize = 768 << 10;
 
-/// What was left out of a status to make it fit.
+/// A status as it is written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Encoded {
+    /// The text for [`crate::api::egress::KEY`].
+    pub plain: Vec<u8>,
+    /// The whole status for [`crate::api::egress::KEY_COMPRESSED`], if the plain text lacks something. Our reconciler reads it first;
+    /// the Tailscale operator, whose groups do not come to that size, does not know it.
+    pub packed: Option<Vec<u8>>,
+    /// What the plain text lacks.
+    pub left: Left,
+}
+
+/// What was left out of a plain status to make it fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Left {
     /// Nothing.
@@ -132,26 +145,37 @@ pub enum Left {
     Reasons,
     /// That, and the addresses in use, which the operator does not look at.
     Addresses,
+    /// All services: the fingerprint names the config that they are of, and which of them are rejected is told.
+    Services,
 }
 
-/// The text of a status, with no more than fits in `room` bytes if anything can be left out.
+/// A status with no more in both its keys than fits in `room` bytes if anything can be left out.
 #[must_use]
-pub fn encode(mut status: Status<Published<'_>>, room: usize) -> (Vec<u8>, Left) {
+pub fn encode(mut status: Status<Published<'_>>, room: usize) -> Encoded {
     let text = |status: &Status<Published<'_>>| serde_json::to_vec(status).unwrap_or_default();
     let whole = text(&status);
     if whole.len() <= room {
-        return (whole, Left::Nothing);
+        return Encoded { plain: whole, packed: None, left: Left::Nothing };
     }
+    let packed = gzip::pack(&whole).ok().filter(|packed| packed.len() <= room / 2);
     drop(whole);
-    status.rejected.clear();
+    let room = room - packed.as_ref().map_or(0, Vec::len);
+    status.rejected.values_mut().for_each(Vec::clear);
     status.notes.clear();
+    let done = |plain, left| Encoded { plain, packed: packed.clone(), left };
     let shorter = text(&status);
     if shorter.len() <= room {
-        return (shorter, Left::Reasons);
+        return done(shorter, Left::Reasons);
     }
     drop(shorter);
     status.services = status.services.map(|services| Published { addresses: false, ..services });
-    (text(&status), Left::Addresses)
+    let shorter = text(&status);
+    if shorter.len() <= room {
+        return done(shorter, Left::Addresses);
+    }
+    drop(shorter);
+    status.services = None;
+    done(text(&status), Left::Services)
 }
 
 #[cfg(test)]

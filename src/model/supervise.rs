@@ -5,6 +5,7 @@
 pub mod argv;
 pub mod auth;
 pub mod conffile;
+pub mod kept;
 pub mod login;
 pub mod machine;
 pub mod settings;

@@ -8,6 +8,7 @@ use k8s_openapi::ByteString;
 use k8s_openapi::jiff::Timestamp;
 
 use super::conditions::{self, Status, Wanted};
+use super::control::Capabilities;
 use super::supervise::Secret;
 use crate::api::condition::{Condition, TAILNET_READY};
 use crate::api::names::FINALIZER;
@@ -16,9 +17,10 @@ use crate::api::tailnet::{Tailnet, TailnetStatus};
 /// The control plane of Tailscale.
 pub const TAILSCALE: &str = "https://controlplane.tailscale.com";
 
-/// Who asks a control plane.
+/// Who asks a control plane, and by that which one it is. `Token` tells where the token of a federated client is from: the
+/// audience that it is to be made out for, or where it is found.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Credentials {
+pub enum Credentials<Token = String> {
     /// An OAuth client of Tailscale.
     OAuth {
         /// Its id.
@@ -26,12 +28,12 @@ pub enum Credentials {
         /// Its secret.
         client_secret: Secret,
     },
-    /// A federated client, for which a token of the reconciler's own service account is exchanged.
+    /// A federated client of Tailscale, for which a token of the reconciler's own service account is exchanged.
     Identity {
         /// Its id.
         client_id: String,
-        /// For whom the token is made out.
-        audience: String,
+        /// Where the token is from.
+        token: Token,
     },
     /// An API key of headscale.
     Headscale {
@@ -40,11 +42,27 @@ pub enum Credentials {
     },
 }
 
-/// How a Tailnet stands.
+impl<Token> Credentials<Token> {
+    /// Where the token of a federated client is from; none for others.
+    pub fn token(&self) -> Option<&Token> {
+        if let Self::Identity { token, .. } = self { Some(token) } else { None }
+    }
+
+    /// The same with the token from elsewhere.
+    pub fn with_token<Other>(self, from: impl FnOnce(Token) -> Other) -> Credentials<Other> {
+        match self {
+            Self::OAuth { client_id, client_secret } => Credentials::OAuth { client_id, client_secret },
+            Self::Identity { client_id, token } => Credentials::Identity { client_id, token: from(token) },
+            Self::Headscale { api_key } => Credentials::Headscale { api_key },
+        }
+    }
+}
+
+/// How a control plane stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// The credentials work and suffice.
-    Valid,
+    /// The credentials work and suffice, for what it can do.
+    Valid(Capabilities),
     /// The Secret does not hold credentials; why.
     InvalidSecret(String),
     /// The control plane refuses the credentials, or cannot be asked; what it says.
@@ -77,7 +95,7 @@ pub fn credentials(data: &BTreeMap<String, ByteString>) -> Result<Credentials, S
         return Err("has neither client_id (Tailscale) nor api_key (headscale)".to_owned());
     };
     match (text("audience"), text("client_secret")) {
-        (Some(audience), _) => Ok(Credentials::Identity { client_id, audience }),
+        (Some(audience), _) => Ok(Credentials::Identity { client_id, token: audience }),
         (None, Some(secret)) => Ok(Credentials::OAuth { client_id, client_secret: Secret::new(secret) }),
         (None, None) => Err("has client_id but neither client_secret nor audience".to_owned()),
     }
@@ -105,7 +123,10 @@ pub fn judge(tailnet: &Tailnet, verdict: &Verdict, users: &[String], now: Timest
         judged.finalizers = Some(held.into_iter().chain([FINALIZER.to_owned()]).collect());
     }
     let (status, reason, mut message) = match verdict {
-        Verdict::Valid => (Status::True, "TailnetValid", "the credentials work".to_owned()),
+        Verdict::Valid(capabilities) => {
+            let lacking = capabilities.lacking().map(|lacking| format!("; {lacking}")).unwrap_or_default();
+            (Status::True, "TailnetValid", format!("the credentials work{lacking}"))
+        }
         Verdict::InvalidSecret(why) => (Status::False, "InvalidSecret", why.clone()),
         Verdict::Refused(why) => (Status::False, "InvalidOAuth", why.clone()),
     };
@@ -128,6 +149,8 @@ mod tests {
 
     use super::*;
 
+    const WORKS: Verdict = Verdict::Valid(Capabilities::TAILSCALE);
+
     fn data(values: &[(&str, &str)]) -> BTreeMap<String, ByteString> {
         values.iter().map(|(key, value)| ((*key).to_owned(), ByteString(value.as_bytes().to_vec()))).collect()
     }
@@ -143,7 +166,7 @@ mod tests {
         let oauth = credentials(&data(&[("client_id", "i\n"), ("client_secret", "s")]));
         assert_eq!(oauth, Ok(Credentials::OAuth { client_id: "i".into(), client_secret: Secret::new("s") }));
         let identity = credentials(&data(&[("client_id", "i"), ("client_secret", "s"), ("audience", "a")]));
-        assert_eq!(identity, Ok(Credentials::Identity { client_id: "i".into(), audience: "a".into() }));
+        assert_eq!(identity, Ok(Credentials::Identity { client_id: "i".into(), token: "a".to_owned() }));
         let headscale = credentials(&data(&[("api_key", "k")]));
         assert_eq!(headscale, Ok(Credentials::Headscale { api_key: Secret::new("k") }));
         for missing in [data(&[]), data(&[("client_id", " ")]), data(&[("client_id", "i")]), data(&[("client_secret", "s")])] {
@@ -154,14 +177,30 @@ mod tests {
     #[test]
     fn a_verdict_becomes_a_condition_once() {
         let mut tailnet = tailnet();
-        let judged = judge(&tailnet, &Verdict::Valid, &[], Timestamp::UNIX_EPOCH);
+        let judged = judge(&tailnet, &WORKS, &[], Timestamp::UNIX_EPOCH);
         assert_eq!((judged.finalizers.clone(), judged.warning), (Some(vec![FINALIZER.to_owned()]), None));
         tailnet.status = judged.status;
         tailnet.metadata.finalizers = judged.finalizers;
-        assert_eq!(judge(&tailnet, &Verdict::Valid, &[], Timestamp::UNIX_EPOCH), Judged::default());
+        assert_eq!(judge(&tailnet, &WORKS, &[], Timestamp::UNIX_EPOCH), Judged::default());
         let refused = judge(&tailnet, &Verdict::Refused("no".into()), &[], Timestamp::UNIX_EPOCH);
         assert_eq!(refused.warning, Some(("InvalidOAuth", "no".to_owned())));
         assert_eq!(refused.status.expect("news").conditions[0].reason, "InvalidOAuth");
+    }
+
+    #[test]
+    fn what_a_control_plane_lacks_is_said_where_it_works() {
+        let judged = judge(&tailnet(), &Verdict::Valid(Capabilities::HEADSCALE), &[], Timestamp::UNIX_EPOCH);
+        let condition = judged.status.expect("news").conditions.remove(0);
+        assert_eq!((condition.status.as_str(), condition.reason.as_str(), judged.warning), ("True", "TailnetValid", None));
+        assert!(condition.message.contains("no Tailscale Services and issues no certificates"), "{}", condition.message);
+    }
+
+    #[test]
+    fn only_a_federated_client_has_a_token() {
+        let identity = Credentials::Identity { client_id: "i".into(), token: "a" };
+        assert_eq!(identity.token(), Some(&"a"));
+        assert_eq!(identity.with_token(str::len), Credentials::Identity { client_id: "i".into(), token: 1 });
+        assert_eq!(Credentials::<&str>::Headscale { api_key: Secret::new("k") }.token(), None);
     }
 
     #[test]
@@ -169,7 +208,7 @@ mod tests {
         let mut tailnet = tailnet();
         tailnet.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
         tailnet.metadata.deletion_timestamp = Some(conditions::seconds(Timestamp::UNIX_EPOCH));
-        let judged = judge(&tailnet, &Verdict::Valid, &["g".to_owned()], Timestamp::UNIX_EPOCH);
+        let judged = judge(&tailnet, &WORKS, &["g".to_owned()], Timestamp::UNIX_EPOCH);
         assert!(!judged.ends && judged.finalizers.is_none());
         assert!(judged.status.expect("news").conditions[0].message.contains("ProxyGroups"), "it says why it stays");
         let judged = judge(&tailnet, &Verdict::InvalidSecret("gone".into()), &[], Timestamp::UNIX_EPOCH);

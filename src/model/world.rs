@@ -38,6 +38,9 @@ pub struct World {
     pub reserved: BTreeSet<PortKey>,
     /// The single-proxy mode, if it is one.
     pub single: Single,
+    /// The cluster reaches by the Pod's addresses what the node itself serves in the tailnet.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub via_ingress: bool,
     /// The egress config in force.
     pub egress: Arc<EgressConfig>,
     /// The ingress config in force.
@@ -53,6 +56,17 @@ impl World {
     #[must_use]
     pub fn empty(interface: InterfaceName, reserved: BTreeSet<PortKey>) -> Self {
         let (pod_ips, single, netmap) = (BTreeSet::new(), Single::None, None);
-        Self { interface, pod_ips, reserved, single, egress: Arc::default(), ingress: Arc::default(), netmap, names: Arc::default() }
+        let via_ingress = false;
+        Self {
+            interface,
+            pod_ips,
+            reserved,
+            single,
+            via_ingress,
+            egress: Arc::default(),
+            ingress: Arc::default(),
+            netmap,
+            names: Arc::default(),
+        }
     }
 }

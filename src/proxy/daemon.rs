@@ -6,11 +6,13 @@
 mod act;
 mod bus;
 mod conf;
+pub mod kept;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, interval, sleep_until};
@@ -21,13 +23,18 @@ use self::conf::Conf;
 use crate::api::localapi::{MaskedPrefs, Warning};
 use crate::edge::daemon::Daemon as Process;
 use crate::edge::localapi::{LocalApi, LocalApiError};
+use crate::model::advertise::Advertised;
 use crate::model::netmap::NetMap;
 use crate::model::notify::BackendState;
+use crate::model::supervise::kept::Kept;
 use crate::model::supervise::{AuthEvent, DaemonSettings, Event, Machine, Phase, Secret, Seen, StateWrite};
 use crate::runtime::tasks::Stop;
 
 /// How often the config directory is looked at; one file of some hundred bytes is read.
 const LOOK: Duration = Duration::from_secs(1);
+
+/// What tailscaled says of its health when it cannot have what it keeps, and begins with nothing (1.90 and newer).
+const STORELESS: &str = "state-store-health";
 
 /// A write to the state Secret, for whoever writes it.
 #[derive(Debug)]
@@ -45,6 +52,10 @@ pub struct DaemonInputs {
     pub keys: watch::Receiver<Option<Secret>>,
     /// Who writes the state Secret.
     pub writes: mpsc::Sender<StateRequest>,
+    /// What it kept in the state Secret.
+    pub kept: watch::Receiver<Kept>,
+    /// What may be advertised of what the config names; nothing where the config alone says it.
+    pub advertise: Option<watch::Receiver<Advertised>>,
 }
 
 /// How tailscaled fares.
@@ -60,6 +71,8 @@ pub struct DaemonState {
     pub login: String,
     /// How often it was started again.
     pub restarts: u64,
+    /// It was started from a copy of what it keeps in the state Secret, for that could not be had.
+    pub from_file: bool,
     /// How its last process ended.
     pub last_exit: Option<String>,
     /// The newest fault: its kind (a closed set) and what it is.
@@ -72,6 +85,10 @@ pub struct DaemonState {
     pub health: Arc<std::collections::BTreeMap<String, Warning>>,
     /// Its process id.
     pub pid: Option<i32>,
+    /// The Tailscale Services that its config names; nothing before the first good one.
+    pub configured: Option<Arc<BTreeSet<String>>>,
+    /// Those that it advertises, as it says itself.
+    pub advertised: Arc<BTreeSet<String>>,
 }
 
 /// tailscaled cannot be started at all.
@@ -106,6 +123,9 @@ struct Supervisor {
     epoch: watch::Sender<u64>,
     epochs: u64,
     greeted: u64,
+    from_file: bool,
+    /// The process that runs, or ran last, could not have its Secret.
+    storeless: bool,
     view: watch::Receiver<View>,
     api: LocalApi,
     inputs: DaemonInputs,
@@ -134,13 +154,15 @@ pub fn daemon(
     let reader = Reader { api: api.clone(), epoch: epoch_seen, view, netmap };
     let mut supervisor = Supervisor {
         machine: Machine::new(&settings),
-        conf: Conf::new(&settings),
+        conf: Conf::new(&settings, inputs.advertise.as_ref().map(|advertise| advertise.borrow().clone())),
         settings: Arc::new(settings),
         begin: Instant::now(),
         process: None,
         epoch,
         epochs: 0,
         greeted: 0,
+        from_file: false,
+        storeless: false,
         view: view_seen,
         api: api.clone(),
         inputs,
@@ -230,8 +252,15 @@ impl Supervisor {
                         continue;
                     }
                 },
+                Ok(()) = changed(&mut self.inputs.advertise) => {
+                    self.advertise();
+                    continue;
+                }
                 Ok(()) = self.inputs.keys.changed() => self.inputs.keys.borrow_and_update().clone().map(Event::Key).into_iter().collect(),
-                _ = look.tick(), if self.conf.is_some() && !self.frozen => match self.look() { Some(event) => vec![event], None => continue },
+                _ = look.tick(), if self.conf.is_some() && !self.frozen => {
+                    self.compare();
+                    match self.look() { Some(event) => vec![event], None => continue }
+                }
             };
             self.happened(events);
         }
@@ -281,10 +310,19 @@ impl Supervisor {
             self.greet();
         }
         let snapshot = view.snapshot;
+        if snapshot.health.contains_key(STORELESS) && !self.from_file && self.inputs.kept.borrow().content.is_some() {
+            // It keeps its state in memory alone and waits for a login; a copy of what it is not can be had.
+            self.storeless = true;
+            self.signal(Signal::SIGTERM);
+        }
+        let advertised: BTreeSet<String> = snapshot.prefs.iter().flat_map(|prefs| prefs.advertise_services.clone()).collect();
         let seen = Seen { state: snapshot.state, login_broken: snapshot.login_broken(), have_node_key: snapshot.have_node_key };
         self.state.send_modify(|state| {
             (state.capver, state.backend) = (view.capver, snapshot.state);
             state.health = snapshot.health;
+            if *state.advertised != advertised {
+                state.advertised = Arc::new(advertised);
+            }
         });
         vec![Event::Connected, Event::Backend(seen)]
     }
@@ -294,13 +332,16 @@ impl Supervisor {
         let login = self.machine.auth().to_string();
         let fault = self.conf.as_ref().and_then(|conf| conf.fault().map(str::to_owned));
         let pid = self.process.as_ref().map(Process::pid);
+        let configured = self.conf.as_ref().and_then(Conf::services).cloned();
         self.state.send_if_modified(|state| {
             let same = state.phase == phase && state.login == login && state.config_fault == fault && state.pid == pid;
+            let same = same && state.configured == configured;
+            state.configured = configured;
             if state.phase != phase {
                 info!(from = %state.phase, to = %phase, "tailscaled");
                 state.since = Instant::now();
             }
-            state.restarts = self.machine.restarts();
+            (state.restarts, state.from_file) = (self.machine.restarts(), self.from_file);
             (state.phase, state.login, state.config_fault, state.pid) = (phase, login, fault, pid);
             !same
         });
@@ -315,12 +356,23 @@ impl Default for DaemonState {
             backend: BackendState::NoState,
             login: String::new(),
             restarts: 0,
+            from_file: false,
             last_exit: None,
             last_error: None,
             config_fault: None,
             capver: None,
             health: Arc::default(),
             pid: None,
+            configured: None,
+            advertised: Arc::default(),
         }
+    }
+}
+
+/// Waits for a change of what may not be there at all.
+async fn changed<T>(receiver: &mut Option<watch::Receiver<T>>) -> Result<(), watch::error::RecvError> {
+    match receiver {
+        Some(receiver) => receiver.changed().await,
+        None => std::future::pending().await,
     }
 }

@@ -33,6 +33,15 @@ impl From<IptablesError> for Fault {
 }
 
 impl Firewall {
+    /// nftables, where that is the firewall in use.
+    #[must_use]
+    pub fn nft(&self) -> Option<Nft> {
+        match self {
+            Self::Nft(nft) => Some(nft.clone()),
+            Self::Iptables(_) => None,
+        }
+    }
+
     /// The first firewall that works here of those that the setting allows; the fault is the last one's.
     pub async fn choose(backend: Backend, interface: &InterfaceName) -> Result<Self, Fault> {
         let candidates: &[Kind] = match backend {

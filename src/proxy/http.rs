@@ -13,6 +13,7 @@ use hyper::header::{HeaderName, HeaderValue};
 use serde::Serialize;
 use tokio::time::{sleep, timeout};
 
+use crate::api::replica;
 use crate::model::backoff::Backoff;
 use crate::model::health;
 use crate::model::plan::{Plan, Planned};
@@ -27,6 +28,7 @@ pub use sources::Sources;
 
 mod preshutdown;
 pub mod sources;
+mod status;
 
 /// How long tailscaled's own metrics may take: a scrape must not hang with a daemon that does.
 const USERMETRICS: Duration = Duration::from_secs(2);
@@ -80,13 +82,14 @@ pub async fn serve(name: &'static str, address: SocketAddr, routes: Routes, stop
     }
 }
 
-/// `/healthz`, `/readyz` and `/livez`.
+/// `/healthz`, `/readyz`, `/livez` and `/status`.
 #[must_use]
 pub fn health_routes(sources: &Arc<Sources>) -> Routes {
     Routes::new()
         .with("/livez", |_| std::future::ready(text(StatusCode::OK, "ok")))
         .with("/healthz", answer(sources, |sources| std::future::ready(healthz(&sources))))
         .with("/readyz", answer(sources, |sources| std::future::ready(readyz(&sources))))
+        .with(replica::PATH, answer(sources, status::page))
 }
 
 /// Adds `/metrics`.

@@ -14,21 +14,26 @@ use crate::edge::conntrack::Pressure;
 use crate::model::firewall::Traffic;
 use crate::model::health::Blocker;
 use crate::model::plan::Planned;
-use crate::runtime::metrics::{Description, MetricsError, Page, Registry};
+use crate::runtime::metrics::{MetricsError, Page, Registry};
 
+use super::l7;
 use super::program::Programmed;
 use super::resolve::Report;
 use super::surgeon::Ended;
 
+use certs::Certs;
 use errors::LastErrors;
 use inputs::Inputs;
 use kernel::Kernel;
 use services::Services;
+use sites::Sites;
 
+mod certs;
 mod errors;
 mod inputs;
 mod kernel;
 mod services;
+mod sites;
 
 /// All families of the data plane.
 #[derive(Debug)]
@@ -37,6 +42,8 @@ pub struct Metrics {
     services: Services,
     kernel: Kernel,
     inputs: Inputs,
+    sites: Sites,
+    certs: Certs,
     last_errors: Mutex<LastErrors>,
 }
 
@@ -67,6 +74,10 @@ pub struct Snapshot {
     pub daemon: Option<DaemonState>,
     /// The writing of the state Secret, if there is one.
     pub report: Option<ReportState>,
+    /// The sites, if this replica serves any over HTTP.
+    pub sites: Option<l7::Sample>,
+    /// The certificates, if names are served with them.
+    pub certs: Option<CertState>,
 }
 
 /// How a config stands.
@@ -78,6 +89,15 @@ pub struct ConfigState {
     pub age: Duration,
     /// The kind of what is wrong with the copy that should be in force instead.
     pub fault: Option<&'static str>,
+}
+
+/// How the certificates stand.
+#[derive(Debug, Clone, Default)]
+pub struct CertState {
+    /// By name, and what was ordered.
+    pub state: Arc<super::certs::State>,
+    /// This replica is the one that orders.
+    pub leads: bool,
 }
 
 /// How tailscaled stands.
@@ -111,7 +131,9 @@ impl Metrics {
         let services = Services::new(&mut registry);
         let kernel = Kernel::new(&mut registry)?;
         let inputs = Inputs::new(&mut registry);
-        Ok(Self { registry, services, kernel, inputs, last_errors: Mutex::default() })
+        let sites = Sites::new(&mut registry);
+        let certs = Certs::new(&mut registry);
+        Ok(Self { registry, services, kernel, inputs, sites, certs, last_errors: Mutex::default() })
     }
 
     /// The page of a scrape; tailscaled's own metrics follow it as they came.
@@ -121,22 +143,18 @@ impl Metrics {
         self.services.write(&mut page, snapshot, &self.last_errors.lock().unwrap_or_else(PoisonError::into_inner));
         self.kernel.write(&mut page, snapshot);
         self.inputs.write(&mut page, snapshot);
+        self.sites.write(&mut page, snapshot);
+        self.certs.write(&mut page, snapshot);
         if let Some(text) = usermetrics {
             page.append(text);
         }
         page.finish()
     }
 
-    /// Every family, in the order of the page.
+    /// The families.
     #[must_use]
-    pub fn descriptions(&self) -> &[Description] {
-        self.registry.descriptions()
-    }
-
-    /// The table of all families as docs/metrics.md has it.
-    #[must_use]
-    pub fn table(&self) -> String {
-        Description::table(self.descriptions())
+    pub fn registry(&self) -> &Registry {
+        &self.registry
     }
 
     /// Counts the writes and failures between two states of the writer.

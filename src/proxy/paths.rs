@@ -1,5 +1,8 @@
 //! Tries the ways to the targets whenever tailscaled has started, so that the first connection does not have to.
 //!
+//! From the moment on at which it has a map of the tailnet: it calls itself connected only when it has chosen a relay, which takes
+//! it some three seconds, and those who are next door can be reached before that.
+//!
 //! It only asks; nothing that is forwarded depends on the answers. What is tried and for how long is [`crate::model::paths`].
 
 use std::collections::BTreeSet;
@@ -9,7 +12,7 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, join_all};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::daemon::DaemonState;
 use crate::edge::localapi::{LocalApi, Ping};
@@ -17,8 +20,13 @@ use crate::model::paths::{BOUND, targets};
 use crate::model::plan::Planned;
 use crate::model::supervise::Phase;
 
-/// How long the first question waits for its answer; each further one waits twice as long as the one before.
+/// How long the first question waits for its answer; each further one waits twice as long as the one before, up to [`LONGEST`].
 const PATIENCE: Duration = Duration::from_millis(300);
+/// The longest that one waits.
+const LONGEST: Duration = Duration::from_secs(1);
+/// How long a peer has after its answer outside the tunnel until it is asked for a handshake: its trust in where a predecessor was must
+/// be over by then, and [`HUSH`](crate::model::drain::HUSH) alone is short of that where Pods start fast.
+const SETTLE: Duration = Duration::from_secs(1);
 
 /// Asks whether a target answers, within a time.
 pub type Ask = Arc<dyn Fn(IpAddr, Ping, Duration) -> BoxFuture<'static, bool> + Send + Sync>;
@@ -28,6 +36,8 @@ pub type Ask = Arc<dyn Fn(IpAddr, Ping, Duration) -> BoxFuture<'static, bool> + 
 pub struct Tried {
     /// The start of tailscaled whose ways have been tried, by how often it had been started again; nothing before the first.
     pub start: Option<u64>,
+    /// Whether all of them answered, and there was one.
+    pub open: bool,
     /// The targets that have not answered yet, while they are tried.
     pub waiting: BTreeSet<IpAddr>,
 }
@@ -54,37 +64,53 @@ pub async fn run(
 ) {
     loop {
         let tried = state.borrow().start;
-        let untried = |daemon: &DaemonState| daemon.phase == Phase::Running && tried != Some(daemon.restarts);
+        let connects = |phase| matches!(phase, Phase::Starting | Phase::Running);
+        let untried = |daemon: &DaemonState| connects(daemon.phase) && tried != Some(daemon.restarts);
         let Ok(start) = daemon.wait_for(untried).await.map(|daemon| daemon.restarts) else { return };
         let Ok(wanted) = planned.wait_for(Option::is_some).await.map(|planned| planned.as_deref().map(targets).unwrap_or_default()) else {
             return;
         };
-        tokio::select! {
-            () = attempt(&ask, wanted, &state) => {}
-            restarted = daemon.wait_for(|daemon| daemon.restarts != start) => if restarted.is_err() { return },
-        }
-        state.send_modify(|state| *state = Tried { start: Some(start), waiting: BTreeSet::new() });
+        let mut phase = daemon.clone();
+        let open = tokio::select! {
+            open = attempt(&ask, wanted, &mut phase, &state) => open,
+            restarted = daemon.wait_for(|daemon| daemon.restarts != start) => {
+                if restarted.is_err() {
+                    return;
+                }
+                false
+            }
+        };
+        state.send_modify(|state| *state = Tried { start: Some(start), open, waiting: BTreeSet::new() });
     }
 }
 
-/// Asks all of them until each has answered or the time is over.
-async fn attempt(ask: &Ask, wanted: BTreeSet<IpAddr>, state: &watch::Sender<Tried>) {
+/// Asks all of them until each has answered, or until a connected daemon has had its time; whether there was one and all answered.
+async fn attempt(ask: &Ask, wanted: BTreeSet<IpAddr>, daemon: &mut watch::Receiver<DaemonState>, state: &watch::Sender<Tried>) -> bool {
     let began = Instant::now();
     let total = wanted.len();
     state.send_modify(|state| state.waiting.clone_from(&wanted));
     let each = wanted.into_iter().map(|ip| async move {
         answered(ask, ip, Ping::Disco).await;
+        sleep(SETTLE).await;
         answered(ask, ip, Ping::Tsmp).await;
         state.send_modify(|state| {
             state.waiting.remove(&ip);
         });
     });
-    let all = timeout(BOUND, join_all(each)).await;
-    let silent = state.borrow().waiting.clone();
-    match all {
-        Ok(_) => tracing::info!(targets = total, took = ?began.elapsed(), "the ways to the targets are open"),
-        Err(_) => {
+    let over = async {
+        // Who could tell is gone: nobody waits any more.
+        let _ = daemon.wait_for(|daemon| daemon.phase == Phase::Running).await;
+        sleep(BOUND).await;
+    };
+    tokio::select! {
+        _ = join_all(each) => {
+            tracing::info!(targets = total, took = ?began.elapsed(), "the ways to the targets are open");
+            total > 0
+        }
+        () = over => {
+            let silent = state.borrow().waiting.clone();
             tracing::warn!(targets = total, ?silent, "some targets do not answer through the tailnet; not waiting for them any longer");
+            false
         }
     }
 }
@@ -98,7 +124,7 @@ async fn answered(ask: &Ask, ip: IpAddr, ping: Ping) {
         }
         // A refusal comes at once.
         sleep_until(next).await;
-        patience *= 2;
+        patience = LONGEST.min(patience * 2);
     }
 }
 
@@ -154,6 +180,10 @@ mod tests {
             self.planned.send_replace(Some(Arc::new(Planned::new(&world))));
         }
 
+        fn starting(&self) {
+            self.daemon.send_modify(|daemon| daemon.phase = Phase::Starting);
+        }
+
         fn running(&self, restarts: u64) {
             self.daemon.send_modify(|daemon| (daemon.phase, daemon.restarts) = (Phase::Running, restarts));
         }
@@ -172,12 +202,29 @@ mod tests {
         advance(BOUND * 2).await;
         assert_eq!(*bench.state.borrow(), Tried::default(), "there is no plan yet");
         bench.plan();
-        assert_eq!(bench.tried(0).await, PATIENCE, "what does not answer is asked again, all at once");
+        assert_eq!(bench.tried(0).await, PATIENCE + SETTLE, "what does not answer is asked again, all at once");
         let asked = bench.asked.lock().expect("not poisoned").clone();
         for ip in [ip(2), ip(3)] {
             let of: Vec<_> = asked.iter().filter(|(asked, _)| *asked == ip).map(|(_, ping)| *ping).collect();
             assert_eq!(of, [Ping::Disco, Ping::Disco, Ping::Tsmp]);
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_daemon_that_is_not_connected_yet_may_have_ways_and_is_not_hurried() {
+        let mut bench = bench(|_, before| before > 20);
+        bench.plan();
+        bench.starting();
+        assert!(bench.tried(0).await > BOUND, "however long it takes");
+        assert!(bench.state.borrow().open);
+        let mut bench = self::bench(|asked, _| asked == ip(2));
+        bench.plan();
+        bench.starting();
+        advance(BOUND * 2).await;
+        assert_eq!(bench.state.borrow().start, None);
+        bench.running(0);
+        assert_eq!(bench.tried(0).await, BOUND, "from when it is connected");
+        assert!(!bench.state.borrow().open);
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,27 +1,30 @@
 //! A running replica: its tasks, and what they tell each other.
 
-use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::sync::{mpsc, watch};
 
-use crate::edge::kube::Cluster;
+use crate::edge::kube::{Cluster, StateSecret};
 use crate::edge::link::{self, LinkState, Links};
+use crate::model::advertise::Advertised;
+use crate::model::config::IngressConfig;
 use crate::model::netmap::NetMap;
 use crate::model::plan::Planned;
 use crate::model::resolve::IN_FLIGHT;
-use crate::model::settings::{Settings, Tailnet};
-use crate::model::source::{EgressDocument, IngressDocument};
+use crate::model::settings::{Settings, StateOut, Tailnet};
+use crate::model::source::{EgressDocument, IngressDocument, ServeDocument};
+use crate::model::supervise::kept::Kept;
 use crate::model::supervise::{DaemonSettings, Login};
 use crate::model::world::{Single, World};
 use crate::runtime::tasks::Tasks;
 
-use super::daemon::{Daemon, DaemonInputs, StateRequest};
+use super::daemon::{Daemon, DaemonInputs, StateRequest, kept};
 use super::firewall::Firewall;
 use super::kernel::Live;
 use super::paths::{self, Tried};
 use super::program::{self, Programmed};
+use super::publish::Publishing;
 use super::sources::{Config, cluster, config};
 use super::surgeon::{Ended, Surgeon};
 use super::{PACE, forwarding, keys, observe, resolve, spawn, tailnet};
@@ -37,6 +40,8 @@ pub struct Replica {
     pub egress: Config<EgressDocument>,
     /// The ingress config.
     pub ingress: Config<IngressDocument>,
+    /// The serve config.
+    pub serve: Config<ServeDocument>,
     /// tailscaled, if it is supervised.
     pub daemon: Option<Daemon>,
     /// The tailnet.
@@ -57,6 +62,8 @@ pub struct Replica {
     pub paths: Option<watch::Receiver<Tried>>,
     /// Forwarding switches that are off, and how to switch them on.
     pub switches: watch::Receiver<Vec<String>>,
+    /// How what is advertised stands, if that is decided here.
+    pub publishing: Option<Publishing>,
     /// Turns true when nothing is to be forwarded any more.
     pub closing: watch::Sender<bool>,
     /// Writes to the state that supervision asks for.
@@ -70,9 +77,12 @@ impl Replica {
         let cluster = cluster(settings.kube.as_ref()).await;
         let egress = config(tasks, "egress config", settings.egress.as_ref(), cluster.as_ref(), false);
         let ingress = config(tasks, "ingress config", settings.ingress.as_ref(), cluster.as_ref(), true);
+        let serve = config(tasks, "serve config", settings.serve.as_ref(), cluster.as_ref(), true);
         let (requests_in, requests) = mpsc::channel(8);
-        let (daemon, netmap) = start_tailnet(&settings, cluster.as_ref(), tasks, requests_in);
-        let (names, report) = start_names(&settings, tasks);
+        let (advertised, advertise) = watch::channel(Advertised::default());
+        let advertise = settings.limits_advertising().then_some(advertise);
+        let (daemon, netmap) = start_tailnet(&settings, cluster.as_ref(), tasks, requests_in, advertise);
+        let (names, report) = start_names(&settings, ingress.services.clone(), tasks);
         let (planned_in, planned) = watch::channel(None);
         let inputs = observe::Inputs { egress: egress.services.clone(), ingress: ingress.services.clone(), netmap: netmap.clone(), names };
         spawn(tasks, "observe", observe::run(base(&settings).await, inputs, planned_in));
@@ -91,11 +101,13 @@ impl Replica {
             spawn(tasks, "surgeon", surgeon.run());
             spawn(tasks, "forwarding", forwarding::run(off));
         }
-        Self {
+        let mut replica = Self {
             settings,
             cluster,
             egress,
             ingress,
+            serve,
+            publishing: None,
             requests: daemon.is_some().then_some(requests),
             daemon,
             netmap,
@@ -108,7 +120,9 @@ impl Replica {
             paths,
             switches,
             closing,
-        }
+        };
+        replica.publish(advertised, tasks);
+        replica
     }
 }
 
@@ -119,6 +133,7 @@ fn start_tailnet(
     cluster: Option<&Cluster>,
     tasks: &mut Tasks,
     writes: mpsc::Sender<StateRequest>,
+    advertise: Option<watch::Receiver<Advertised>>,
 ) -> (Option<Daemon>, NetMaps) {
     match &settings.tailnet {
         Tailnet::Tailscaled(daemon) => {
@@ -130,7 +145,14 @@ fn start_tailnet(
                 }
                 _ => watch::channel(None).1,
             };
-            let (daemon, work) = super::daemon::daemon(daemon.as_ref().clone(), DaemonInputs { keys, writes }, tasks.stop());
+            let (copy, kept) = watch::channel(Kept::default());
+            let file = daemon.state.file();
+            let (daemon, work) =
+                super::daemon::daemon(daemon.as_ref().clone(), DaemonInputs { keys, writes, kept, advertise }, tasks.stop());
+            if let (Some(file), Some(cluster), StateOut::Secret(name)) = (file, cluster, &settings.state) {
+                let secret = StateSecret::new(cluster.clone(), name.clone());
+                spawn(tasks, "kept", kept::run(secret, file, daemon.state(), copy));
+            }
             let netmap = daemon.netmap();
             tasks.spawn("tailscaled", work);
             (Some(daemon), netmap)
@@ -170,14 +192,18 @@ async fn start_link(settings: &Settings, tasks: &mut Tasks) -> Option<watch::Rec
     }
 }
 
-fn start_names(settings: &Settings, tasks: &mut Tasks) -> (watch::Receiver<resolve::Names>, watch::Receiver<Arc<resolve::Report>>) {
+fn start_names(
+    settings: &Settings,
+    ingress: watch::Receiver<Option<Arc<IngressConfig>>>,
+    tasks: &mut Tasks,
+) -> (watch::Receiver<resolve::Names>, watch::Receiver<Arc<resolve::Report>>) {
     let (outputs, names, report) = resolve::outputs();
-    let wanted: BTreeSet<String> = match &settings.single {
-        Single::DestDns(name) => [name.clone()].into(),
-        _ => BTreeSet::new(),
+    let own = match &settings.single {
+        Single::DestDns(name) => Some(name.clone()),
+        _ => None,
     };
-    // What is wanted never changes while a replica runs: the sender may go.
-    let (_, wanted) = watch::channel(wanted);
+    let (told, wanted) = watch::channel(own.iter().cloned().collect());
+    spawn(tasks, "names", resolve::want(own, ingress, told));
     let inputs = resolve::Inputs { resolv_conf: PathBuf::from("/etc/resolv.conf"), wanted, in_flight: IN_FLIGHT };
     spawn(tasks, "resolve", resolve::run(inputs, outputs, tasks.stop()));
     (names, report)
@@ -187,6 +213,7 @@ fn start_names(settings: &Settings, tasks: &mut Tasks) -> (watch::Receiver<resol
 async fn base(settings: &Settings) -> World {
     let mut world = World::empty(settings.interface.clone(), settings.reserved());
     world.single.clone_from(&settings.single);
+    world.via_ingress = settings.cluster_via_ingress;
     world.pod_ips.clone_from(&settings.pod.ips);
     if world.pod_ips.is_empty() {
         match link::pod_addresses(&settings.interface).await {

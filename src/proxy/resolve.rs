@@ -12,6 +12,8 @@ use tokio::task::{Id, JoinSet};
 use tokio::time::{Instant, sleep_until};
 
 use crate::edge::dns::Dns;
+use crate::model::config::IngressConfig;
+use crate::model::plan;
 use crate::model::resolve::{Event, Failure, Outcome, Schedule, Status};
 use crate::runtime::tasks::Stop;
 
@@ -69,6 +71,23 @@ pub async fn run(inputs: Inputs, outputs: Outputs, stop: Stop) {
             Some(answered) = task.answered() => answered,
             () = wait(wake) => Event::Tick,
         };
+    }
+}
+
+/// Keeps the wanted names: that of the replica itself, if it has one, and those of the L3 ingress config in force. Never ends by
+/// itself: a config that has said its last goes on to count.
+pub async fn want(own: Option<String>, mut ingress: watch::Receiver<Option<Arc<IngressConfig>>>, wanted: watch::Sender<BTreeSet<String>>) {
+    loop {
+        let config = ingress.borrow_and_update().clone();
+        let names: BTreeSet<String> = config.iter().flat_map(|config| plan::names(config)).map(str::to_owned).chain(own.clone()).collect();
+        wanted.send_if_modified(|told| {
+            let differs = *told != names;
+            *told = names;
+            differs
+        });
+        if ingress.changed().await.is_err() {
+            return std::future::pending().await;
+        }
     }
 }
 

@@ -37,7 +37,8 @@ pub async fn cluster(kube: Option<&Kube>) -> Option<Cluster> {
     }
 }
 
-/// Follows a config; without any source it is one without services.
+/// Follows a config; without any source it is one without services. A mounted path is that of the document's key itself, with its
+/// other keys beside it, or that of a single file of any name; for a config that is always mounted whole, that of the directory.
 pub fn config<D>(tasks: &mut Tasks, name: &'static str, input: Option<&Input>, cluster: Option<&Cluster>, is_file: bool) -> Config<D>
 where
     D: Document + Send + Sync + 'static,
@@ -55,7 +56,11 @@ where
         events.boxed() as super::configs::Events
     });
     let mount = input.path.as_deref().map(|path| {
-        let (watcher, views, name) = if is_file {
+        let whole = path.parent().filter(|_| is_file && path.file_name().is_some_and(|name| name == D::KEY));
+        let (watcher, views, name) = if let Some(parent) = whole {
+            let (watcher, views) = directory(parent, D::KEYS);
+            (watcher, views, None)
+        } else if is_file {
             let (watcher, views, name) = file(path);
             (watcher, views, Some(name))
         } else {

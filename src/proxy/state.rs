@@ -8,7 +8,7 @@ use crate::edge::kube::StateSecret;
 use crate::model::backoff::Backoff;
 use crate::model::settings::{Settings, StateOut, Tailnet};
 use crate::model::state::Start;
-use crate::model::status::{GRACE, PodAddresses};
+use crate::model::status::{GRACE, PodAddresses, ROOM};
 use crate::model::supervise::{DaemonSettings, Login, StateWrite, conffile};
 use crate::runtime::tasks::Tasks;
 
@@ -32,6 +32,8 @@ impl Replica {
             egress: self.settings.egress.is_some(),
             ingress: self.settings.ingress.is_some(),
             grace: GRACE,
+            // A file has no bound.
+            room: if matches!(self.settings.state, StateOut::Secret(_)) { ROOM } else { usize::MAX },
         };
         let inputs = told::Inputs { programmed: self.programmed.clone(), netmap: self.netmap.clone() };
         spawn(tasks, "told", told::run(inputs, about, ledger.clone()));

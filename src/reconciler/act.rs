@@ -1,9 +1,9 @@
 //! Carries out what a pass came to, in the order in which it is safe, and puts what the API server answered into the stores.
 //!
-//! Stops at the first step that fails: the whole pass is made again from what is then. A control plane that cannot be asked
-//! holds up nothing but what depends on it. Nothing is decided here.
+//! Stops at the first step that fails: the whole pass is made again from what is then. What the API refuses of one Service
+//! holds up no other, and a control plane that cannot be asked nothing but what depends on it. Nothing is decided here.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -16,14 +16,20 @@ use tokio::time::Instant;
 
 use super::control::{Controls, Denied};
 use super::stores::Stores;
-use super::world::Role;
+use super::world::{Id, Role, parent};
 use crate::api::condition::PROXY_GROUP_READY;
-use crate::api::names::FINALIZER;
-use crate::edge::control::AuthKey;
+use crate::api::names::{FINALIZER, INGRESS_FINALIZER, SERVICE_FINALIZER};
 use crate::edge::kube::{About, Events, KubeError, Part, Resource, Told, Writes};
 use crate::model::conditions::{self, Status, Wanted};
-use crate::model::group::{ControlAction, Delete, GroupUpdate, Notice, Observed, Pass, ServiceUpdate, Subject};
-use crate::model::objects::{Manifest, ObjectRef, applied};
+use crate::model::group::{Delete, GroupUpdate, Notice, Observed, Pass, Subject};
+use crate::model::objects::{Kind, Manifest, ObjectRef, applied, held_ports};
+
+use services::{Versions, When};
+use setbacks::Setbacks;
+
+mod ask;
+mod services;
+mod setbacks;
 
 /// Writes of one kind that are under way at a time.
 const AT_ONCE: usize = 16;
@@ -34,6 +40,9 @@ pub enum ActError {
     /// The API refused a write, or could not be asked.
     #[error(transparent)]
     Write(#[from] KubeError),
+    /// The API refused what one Service needs; everything else is done.
+    #[error(transparent)]
+    Service(KubeError),
     /// The control plane refused, or could not be asked.
     #[error(transparent)]
     Control(#[from] Denied),
@@ -44,7 +53,7 @@ impl ActError {
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
-            Self::Write(error) => error.kind(),
+            Self::Write(error) | Self::Service(error) => error.kind(),
             Self::Control(error) => error.kind(),
         }
     }
@@ -53,7 +62,7 @@ impl ActError {
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::Write(_) => None,
+            Self::Write(_) | Self::Service(_) => None,
             Self::Control(error) => error.retry_after(),
         }
     }
@@ -80,9 +89,6 @@ pub struct Actor {
     settled: Mutex<HashMap<ObjectRef, (String, u64)>>,
 }
 
-/// The versions of users' Services, which grow with each of our own writes to them.
-type Versions = Mutex<BTreeMap<(String, String), String>>;
-
 impl Actor {
     /// One that writes by this door.
     #[must_use]
@@ -104,23 +110,24 @@ impl Actor {
         if let Some(finalizers) = added {
             self.group_finalizers(observed, finalizers).await?;
         }
-        let versions = Versions::default();
-        at_once(pass.services.iter().map(|update| self.service(update, &versions, When::Before).boxed()).collect()).await?;
-        if self.apply(&observed.name, pass.apply).await? == Acted::Surprised {
+        let (versions, setbacks) = (Versions::default(), Setbacks::default());
+        self.services(&pass.services, &versions, When::Before, &setbacks).await?;
+        if self.apply(&observed.name, pass.apply, &setbacks).await? == Acted::Surprised {
             return Ok(Acted::Surprised);
         }
-        at_once(pass.services.iter().map(|update| self.service(update, &versions, When::Between).boxed()).collect()).await?;
+        self.services(&pass.services, &versions, When::Between, &setbacks).await?;
         for run in runs(pass.delete, |delete: &Delete| delete.object.kind) {
-            at_once(run.into_iter().map(|delete| self.delete(delete).boxed()).collect()).await?;
+            at_once(run.into_iter().map(|delete| self.delete_apart(delete, &setbacks).boxed()).collect()).await?;
         }
-        let denied = self.control(observed, pass.control).await?;
-        at_once(pass.services.iter().map(|update| self.service(update, &versions, When::After).boxed()).collect()).await?;
+        let (denied, news) = self.control(observed, pass.control).await?;
+        self.services(&pass.services, &versions, When::After, &setbacks).await?;
         if let Some(finalizers) = dropped.filter(|_| denied.is_none()) {
             self.group_finalizers(observed, finalizers).await?;
         }
         self.group_status(observed, &update).await?;
-        self.tell(observed, pass.events).await;
-        denied.map_or(Ok(Acted::Done), |denied| Err(denied.into()))
+        let (told, ended) = setbacks.end();
+        self.tell(observed, pass.events.into_iter().chain(told).collect()).await;
+        denied.map_or(Ok(()), |denied| Err(denied.into())).and(ended).map(|()| if news { Acted::Surprised } else { Acted::Done })
     }
 
     /// Has a group say that the API refuses something of it. Nothing is written if it says so already.
@@ -167,60 +174,21 @@ impl Actor {
         Ok(())
     }
 
-    /// What is to be done with a Service at this point: its finalizer before there is anything to take away again, its name
-    /// and conditions when what they point to is there, and its finalizer's end when nothing of it is left.
-    async fn service(&self, update: &ServiceUpdate, versions: &Versions, when: When) -> Result<(), KubeError> {
-        let finalizers = update.finalizers.as_ref().filter(|all| match when {
-            When::Before => held(all),
-            When::Between => false,
-            When::After => !held(all),
-        });
-        if let Some(finalizers) = finalizers {
-            self.change_service(update, versions, Part::Object, json!({"metadata": {"finalizers": finalizers}})).await?;
-        }
-        if when != When::Between {
-            return Ok(());
-        }
-        if let Some(name) = &update.external_name {
-            self.change_service(update, versions, Part::Object, json!({"spec": {"externalName": name}})).await?;
-        }
-        if let Some(conditions) = &update.conditions {
-            self.change_service(update, versions, Part::Status, json!({"status": {"conditions": conditions}})).await?;
-        }
-        Ok(())
-    }
-
-    /// Changes a Service that is still the one that was observed. One that is gone needs nothing any more.
-    async fn change_service(&self, update: &ServiceUpdate, versions: &Versions, part: Part, mut patch: Value) -> Result<(), KubeError> {
-        let id = (update.namespace.clone(), update.name.clone());
-        let own = versions.lock().unwrap_or_else(PoisonError::into_inner).get(&id).cloned();
-        let version = own.or_else(|| update.resource_version.clone());
-        patch["metadata"]["resourceVersion"] = json!(version);
-        patch["metadata"]["uid"] = json!(update.uid);
-        let value = match self.writes.merge(Resource::SERVICE, &update.namespace, &update.name, part, &patch).await {
-            Err(error) if error.kind() == "NotFound" => return Ok(()),
-            done => done?,
-        };
-        if let Some(version) = value["metadata"]["resourceVersion"].as_str() {
-            versions.lock().unwrap_or_else(PoisonError::into_inner).insert(id, version.to_owned());
-        }
-        self.stores.assume(Role::Service, value);
-        Ok(())
-    }
-
-    async fn apply(&self, group: &str, manifests: Vec<Manifest>) -> Result<Acted, KubeError> {
+    async fn apply(&self, group: &str, manifests: Vec<Manifest>, setbacks: &Setbacks) -> Result<Acted, KubeError> {
         let surprised = AtomicBool::new(false);
+        let one = async |manifest: Manifest| {
+            let parent = parent(manifest.object.kind, &manifest.value).map(service);
+            let done = self.apply_one(group, manifest).await;
+            surprised.fetch_or(matches!(done, Ok(Acted::Surprised)), Ordering::Relaxed);
+            match parent {
+                Some(subject) => setbacks.aside(subject, done.map(drop)),
+                None => done.map(drop),
+            }
+        };
         for run in runs(manifests, |manifest: &Manifest| manifest.object.kind) {
-            at_once(run.into_iter().map(|manifest| self.apply_noting(group, manifest, &surprised).boxed()).collect()).await?;
+            at_once(run.into_iter().map(|manifest| one(manifest).boxed()).collect()).await?;
         }
         Ok(if surprised.into_inner() { Acted::Surprised } else { Acted::Done })
-    }
-
-    async fn apply_noting(&self, group: &str, manifest: Manifest, surprised: &AtomicBool) -> Result<(), KubeError> {
-        if self.apply_one(group, manifest).await? == Acted::Surprised {
-            surprised.store(true, Ordering::Relaxed);
-        }
-        Ok(())
     }
 
     async fn apply_one(&self, group: &str, manifest: Manifest) -> Result<Acted, KubeError> {
@@ -242,12 +210,30 @@ impl Actor {
             }
         }
         let object = object.clone();
-        let value = self.writes.apply(&manifest).await?;
+        let value = match self.writes.apply(&manifest).await {
+            Err(error) if error.kind() == "Invalid" && self.another_port(&manifest) => return Ok(Acted::Surprised),
+            done => done?,
+        };
         self.stores.assume(Role::Owned(object.kind), value);
         if let Some(version) = self.stores.version(&object) {
             self.settled.lock().unwrap_or_else(PoisonError::into_inner).insert(object, (hash, version));
         }
         Ok(Acted::Done)
+    }
+
+    async fn delete_apart(&self, delete: Delete, setbacks: &Setbacks) -> Result<(), KubeError> {
+        let parent = self.stores.world().parent(&delete.object).map(service);
+        let done = self.delete(delete).await;
+        match parent {
+            Some(subject) => setbacks.aside(subject, done),
+            None => done,
+        }
+    }
+
+    /// Whether an object that was refused had a node port, of which there may be others.
+    fn another_port(&self, manifest: &Manifest) -> bool {
+        let held = if manifest.object.kind == Kind::Service { held_ports(&manifest.value) } else { None };
+        held.is_some_and(|(_, port)| self.stores.refused_port(port, Instant::now()))
     }
 
     async fn delete(&self, delete: Delete) -> Result<(), KubeError> {
@@ -257,65 +243,16 @@ impl Actor {
         Ok(())
     }
 
-    /// Asks the control plane. What it denies is returned, for the rest must go on; what the API denies ends the pass.
-    async fn control(&self, observed: &Observed, actions: Vec<ControlAction>) -> Result<Option<Denied>, KubeError> {
-        let tailnet = observed.group.as_ref().and_then(|group| group.spec.tailnet.as_deref());
-        let replicas = observed.group.as_ref().and_then(|group| group.spec.replicas).and_then(|count| count.try_into().ok()).unwrap_or(2);
-        let mut denied = None;
-        for action in actions {
-            if !self.writes.open() {
-                break;
-            }
-            let done = match action {
-                ControlAction::DeleteDevice { id, then, .. } => {
-                    self.with_record(self.controls.delete_device(tailnet, &id).await, then).await?
-                }
-                ControlAction::RevokeKey { id, then, .. } => self.with_record(self.controls.revoke_key(tailnet, &id).await, then).await?,
-                ControlAction::MintKey { ordinal, tags, draft, reissue } => {
-                    let note = format!("tailyard {}-{ordinal}", observed.name);
-                    let limit = reissue.then_some((observed.name.as_str(), replicas));
-                    match self.controls.mint_key(tailnet, &tags, &note, limit).await {
-                        Ok(key) => self.keep(observed, tailnet, &key, draft.with_key(&key.id, key.key.reveal())).await.map(Ok)?,
-                        Err(error) => Err(error),
-                    }
-                }
-            };
-            if let Err(error) = done {
-                tracing::warn!(kind = error.kind(), group = observed.name, "{error}");
-                denied = Some(error);
-            }
-        }
-        Ok(denied)
-    }
-
-    /// Writes a new auth key where its replica finds it.
-    async fn keep(&self, observed: &Observed, tailnet: Option<&str>, key: &AuthKey, secret: Manifest) -> Result<(), KubeError> {
-        let written = self.apply_one(&observed.name, secret).await;
-        if !matches!(written, Ok(Acted::Done)) {
-            // A key that nobody can find is of no use to anybody honest.
-            if let Err(error) = self.controls.revoke_key(tailnet, &key.id).await {
-                tracing::warn!(kind = error.kind(), key = key.id, "an unused auth key is left: {error}");
-            }
-        }
-        written.map(drop)
-    }
-
-    /// Takes the record of something away that the control plane has let go.
-    async fn with_record(&self, gone: Result<(), Denied>, record: Vec<Delete>) -> Result<Result<(), Denied>, KubeError> {
-        if gone.is_ok() {
-            for delete in record {
-                self.delete(delete).await?;
-            }
-        }
-        Ok(gone)
-    }
-
     async fn tell(&self, observed: &Observed, notices: Vec<Notice>) {
-        for notice in notices {
+        let one = async |notice: Notice| {
             let about = match &notice.subject {
                 Subject::Group => {
                     let uid = observed.group.as_ref().and_then(|group| group.metadata.uid.clone());
                     about(Resource::PROXY_GROUP, "", &observed.name, uid)
+                }
+                Subject::Ingress { namespace, name } => {
+                    let ingress = observed.publish.ingresses.get(&(namespace.clone(), name.clone()));
+                    about(Resource::INGRESS, namespace, name, ingress.and_then(|ingress| ingress.metadata.uid.clone()))
                 }
                 Subject::Service { namespace, name } => {
                     let service = observed.services.get(&(namespace.clone(), name.clone()));
@@ -323,24 +260,18 @@ impl Actor {
                 }
             };
             self.notice(about, notice).await;
-        }
+        };
+        iter(notices).for_each_concurrent(AT_ONCE, one).await;
     }
 }
 
-/// When something is done with a Service.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum When {
-    /// Before anything is made for it.
-    Before,
-    /// When everything is made.
-    Between,
-    /// When everything is taken away.
-    After,
+fn service((namespace, name): Id) -> Subject {
+    Subject::Service { namespace, name }
 }
 
 /// Whether finalizers hold an object for us.
 fn held(finalizers: &[String]) -> bool {
-    finalizers.iter().any(|name| name == FINALIZER)
+    finalizers.iter().any(|name| [FINALIZER, INGRESS_FINALIZER, SERVICE_FINALIZER].contains(&name.as_str()))
 }
 
 /// Does all, some at a time; all are tried, and the first failure is returned.

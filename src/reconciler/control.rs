@@ -7,17 +7,21 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use k8s_openapi::jiff::Timestamp;
 use tokio::time::Instant;
 
 use crate::edge::control::{AuthKey, Control, ControlError, ControlSettings};
 use crate::model::control::Bucket;
-use crate::model::group::{Capabilities, TailnetState};
+use crate::model::group::{Capabilities, Denial, TailnetState};
+use crate::model::tailnet::Verdict;
+
+mod services;
 
 /// A group whose replicas ask for new auth keys gets one for each replica at once, and one in this time after that.
 const REISSUE: Duration = Duration::from_secs(30);
 
-/// What both kinds of control plane can do.
-const CAPABLE: Capabilities = Capabilities { keys: true, devices: true };
+/// What control planes can do; headscale has no Tailscale Services.
+const CAPABLE: Capabilities = Capabilities { keys: true, devices: true, services: true };
 
 /// The control plane was not asked, or said no.
 #[derive(Debug, thiserror::Error)]
@@ -51,6 +55,18 @@ impl Denied {
         }
     }
 
+    /// The same in words that do not change from one time to the next: for conditions.
+    #[must_use]
+    pub fn lasting(&self) -> String {
+        match self {
+            Self::Refused(error) => format!("{}.", error.lasting()),
+            Self::TooOften { group, .. } => {
+                format!("The replicas of {group} ask for one auth key after the other: see their logs for why their login fails.")
+            }
+            Self::Unavailable(why) => why.clone(),
+        }
+    }
+
     /// When a retry makes sense at the earliest.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
@@ -74,20 +90,51 @@ struct Plane {
 /// All control planes, by the name of their Tailnet; the reconciler's own has none.
 #[derive(Debug, Default)]
 pub struct Controls {
+    /// Whether the reconciler has one of its own.
+    own: bool,
     planes: Mutex<BTreeMap<Option<String>, Plane>>,
     reissues: Mutex<HashMap<String, Bucket>>,
+    /// What was denied to groups and is asked for again: how long it is waited for begins anew with the process.
+    denials: Mutex<HashMap<String, BTreeMap<String, Denial>>>,
     begin: std::sync::OnceLock<Instant>,
+    listed: services::Lists,
 }
 
 impl Controls {
-    /// No control plane yet.
+    /// No control plane yet; whether there is to be one of the reconciler's own.
     #[must_use]
-    pub fn new() -> Self {
-        Self::default()
+    pub fn new(own: bool) -> Self {
+        Self { own, ..Self::default() }
+    }
+
+    /// Tries credentials. What came of it is what groups are told from now on; the second value tells whether it is news.
+    pub async fn examine(&self, tailnet: Option<&str>, mark: &str, settings: ControlSettings) -> (Verdict, bool) {
+        let url = settings.url.clone();
+        let client = match self.client(tailnet, mark, settings) {
+            Ok(client) => client,
+            Err(error) => return self.refused(tailnet, error.lasting()),
+        };
+        let works = Verdict::Valid(client.capabilities());
+        match client.probe().await {
+            Ok(()) => (works, self.ready(tailnet, mark, url, client)),
+            // What worked and is not known to be wrong goes on being used: a control plane that is away comes back.
+            Err(error) if self.works(tailnet) && error.passes() => {
+                tracing::warn!(kind = error.kind(), tailnet, "{error}");
+                (works, false)
+            }
+            Err(error) => self.refused(tailnet, error.lasting()),
+        }
+    }
+
+    /// A control plane cannot be asked.
+    pub fn refused(&self, tailnet: Option<&str>, why: String) -> (Verdict, bool) {
+        let plane = tailnet.map_or_else(|| "The reconciler's own control plane".to_owned(), |name| format!("Tailnet {name}"));
+        let news = self.unavailable(tailnet, format!("{plane}: {why}."));
+        (Verdict::Refused(why), news)
     }
 
     /// The client for these settings: the one that there is if `mark` is the same.
-    pub fn client(&self, tailnet: Option<&str>, mark: &str, settings: ControlSettings) -> Result<Control, ControlError> {
+    fn client(&self, tailnet: Option<&str>, mark: &str, settings: ControlSettings) -> Result<Control, ControlError> {
         if let Some(client) =
             self.planes().get(&tailnet.map(str::to_owned)).filter(|plane| plane.mark == mark).and_then(|plane| plane.client.clone())
         {
@@ -96,9 +143,18 @@ impl Controls {
         Control::new(settings)
     }
 
+    /// Whether there is a client that worked.
+    fn works(&self, tailnet: Option<&str>) -> bool {
+        self.planes().get(&tailnet.map(str::to_owned)).is_some_and(|plane| matches!(plane.state, TailnetState::Ready { .. }))
+    }
+
     /// A control plane can be asked by this client. Whether that is news.
-    pub fn ready(&self, tailnet: Option<&str>, mark: &str, server_url: String, client: Control) -> bool {
-        let state = TailnetState::Ready { server_url, capabilities: CAPABLE };
+    fn ready(&self, tailnet: Option<&str>, mark: &str, server_url: String, client: Control) -> bool {
+        if self.planes().get(&tailnet.map(str::to_owned)).is_none_or(|plane| plane.mark != mark) {
+            self.listed.forget(tailnet);
+        }
+        let capabilities = Capabilities { services: client.capabilities().services, ..CAPABLE };
+        let state = TailnetState::Ready { server_url, capabilities };
         self.set(tailnet, Plane { client: Some(client), state, mark: mark.to_owned() })
     }
 
@@ -112,11 +168,36 @@ impl Controls {
         self.planes().remove(&Some(tailnet.to_owned())).is_some()
     }
 
-    /// What a group of this Tailnet can count on.
+    /// What a group of this Tailnet can count on. `there` tells whether the Tailnet exists.
     #[must_use]
-    pub fn state(&self, tailnet: Option<&str>) -> TailnetState {
+    pub fn state(&self, tailnet: Option<&str>, there: bool) -> TailnetState {
         let known = self.planes().get(&tailnet.map(str::to_owned)).map(|plane| plane.state.clone());
-        known.unwrap_or_else(|| TailnetState::Unavailable(unknown(tailnet)))
+        let to_come = if tailnet.is_some() { there } else { self.own };
+        known.unwrap_or_else(|| if to_come { TailnetState::Asking } else { TailnetState::Unavailable(unknown(tailnet)) })
+    }
+
+    /// Every control plane that was asked, by the name of its Tailnet, and whether it can be.
+    #[must_use]
+    pub fn known(&self) -> Vec<(Option<String>, bool)> {
+        self.planes().iter().map(|(tailnet, plane)| (tailnet.clone(), matches!(plane.state, TailnetState::Ready { .. }))).collect()
+    }
+
+    /// What is denied to a group.
+    #[must_use]
+    pub fn denials(&self, group: &str) -> BTreeMap<String, Denial> {
+        self.denials.lock().unwrap_or_else(PoisonError::into_inner).get(group).cloned().unwrap_or_default()
+    }
+
+    /// What a group asked for in one pass: each with why it was denied, if it was. Other denials are of no interest any more.
+    pub fn answered(&self, group: &str, answers: BTreeMap<String, Option<String>>, now: Timestamp) {
+        let mut all = self.denials.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = all.remove(group).unwrap_or_default();
+        let since = |what: &str| before.get(what).map_or(now, |denial| denial.since);
+        let denied = answers.into_iter().filter_map(|(what, why)| Some((what.clone(), Denial { since: since(&what), why: why? })));
+        let denied: BTreeMap<_, _> = denied.collect();
+        if !denied.is_empty() {
+            all.insert(group.to_owned(), denied);
+        }
     }
 
     /// Makes an auth key. With a limit (a group and its replicas) it counts against the group's rate.
@@ -177,7 +258,47 @@ impl Controls {
 
 fn unknown(tailnet: Option<&str>) -> String {
     match tailnet {
-        Some(name) => format!("Tailnet {name} does not exist or has not been looked at yet: kubectl get tailnet {name}"),
-        None => "the reconciler has no control plane of its own: set spec.tailnet, or give the reconciler credentials".to_owned(),
+        Some(name) => format!("Tailnet {name} does not exist: make it, or name another."),
+        None => "The reconciler has no control plane of its own: set spec.tailnet, or give the reconciler credentials.".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).expect("a time")
+    }
+
+    #[test]
+    fn a_denial_counts_from_the_first_one_and_ends_with_an_answer() {
+        let controls = Controls::new(true);
+        let asked = |why: Option<&str>| BTreeMap::from([("device n1".to_owned(), why.map(str::to_owned))]);
+        controls.answered("g", asked(Some("no")), at(1));
+        controls.answered("g", asked(Some("still no")), at(9));
+        let denials = controls.denials("g");
+        assert_eq!(denials["device n1"], Denial { since: at(1), why: "still no".into() });
+        assert!(controls.denials("h").is_empty());
+        controls.answered("g", BTreeMap::from([("device n2".to_owned(), Some("no".to_owned()))]), at(10));
+        assert_eq!(controls.denials("g").into_keys().collect::<Vec<_>>(), ["device n2"], "n1 is not wanted any more");
+        controls.answered("g", BTreeMap::from([("device n2".to_owned(), None)]), at(11));
+        assert!(controls.denials("g").is_empty());
+    }
+
+    #[test]
+    fn a_control_plane_that_is_to_be_asked_is_not_told_to_be_away() {
+        assert_eq!(Controls::new(true).state(None, false), TailnetState::Asking);
+        assert!(matches!(Controls::new(false).state(None, false), TailnetState::Unavailable(why) if why.contains("set spec.tailnet")));
+        assert_eq!(Controls::new(false).state(Some("t"), true), TailnetState::Asking);
+        assert!(matches!(Controls::new(true).state(Some("t"), false), TailnetState::Unavailable(why) if why.contains("make it")));
+    }
+
+    #[test]
+    fn what_is_told_for_long_has_no_figures_that_change() {
+        let too_often = |wait| Denied::TooOften { group: "g".into(), wait: Duration::from_secs(wait) };
+        assert_eq!(too_often(1).lasting(), too_often(2).lasting());
+        let paused = |after| Denied::from(ControlError::Paused { call: "x", after: Duration::from_secs(after) });
+        assert_eq!(paused(1).lasting(), paused(2).lasting());
     }
 }

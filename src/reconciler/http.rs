@@ -6,6 +6,7 @@ use std::sync::Arc;
 use hyper::StatusCode;
 use tokio::time::sleep;
 
+use super::control::Controls;
 use super::metrics::{Metrics, Snapshot};
 use super::stores::Stores;
 use super::world::{Role, World};
@@ -14,6 +15,9 @@ use crate::model::backoff::Backoff;
 use crate::runtime::admin::{Limits, Routes, Server, text, typed};
 use crate::runtime::metrics::CONTENT_TYPE;
 use crate::runtime::tasks::Stop;
+
+/// What stands for the reconciler's own control plane, which no Tailnet can be called.
+const OWN: &str = "_default";
 
 /// What answers are made from.
 #[derive(Debug)]
@@ -24,6 +28,8 @@ pub struct Sources {
     pub writes: Writes,
     /// What was counted.
     pub metrics: Arc<Metrics>,
+    /// Whom groups belong to.
+    pub controls: Arc<Controls>,
 }
 
 impl Sources {
@@ -32,7 +38,20 @@ impl Sources {
         let (depth, oldest) = (queue.depth(), queue.oldest());
         let world = self.stores.world();
         let (groups, services) = (world.count(Role::Group), world.count(Role::Service));
-        Snapshot { leader, synced: world.missing().is_empty(), depth, oldest, groups, services, objects: objects(&world) }
+        // Only the leader asks them; what others once knew is of no interest.
+        let planes = if leader { self.controls.known() } else { Vec::new() };
+        let planes = planes.into_iter().map(|(name, works)| (name.unwrap_or_else(|| OWN.to_owned()), works));
+        Snapshot {
+            leader,
+            synced: world.missing().is_empty(),
+            depth,
+            oldest,
+            groups,
+            unserved: world.unserved(),
+            services,
+            objects: objects(&world),
+            planes: planes.collect(),
+        }
     }
 
     /// What is in the way of readiness, one to a line; nothing if it is ready. A process that does not lead is ready: it is
@@ -89,7 +108,11 @@ fn name(role: Role) -> &'static str {
         Role::Tailnet => "Tailnet",
         Role::Service => "Service of users",
         Role::Pod => "Pod",
+        Role::Ingress => "Ingress",
+        Role::IngressClass => "IngressClass",
+        Role::Backing => "EndpointSlice of users",
         Role::Node => "Node",
+        Role::Credentials => "Secret of others",
         Role::Owned(kind) => kind.name(),
     }
 }

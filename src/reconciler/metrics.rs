@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::edge::kube::Verb;
-use crate::runtime::metrics::{Counter, Description, Histogram, Kind, MetricsError, Registry, Sampled};
+use crate::runtime::metrics::{Counter, Histogram, Kind, MetricsError, Registry, Sampled};
 use crate::runtime::queue::Depth;
 
 /// From a store that has it all to a control plane that takes its time.
@@ -26,6 +26,8 @@ pub struct Metrics {
     groups: Sampled<0>,
     services: Sampled<0>,
     objects: Sampled<1>,
+    unserved: Sampled<0>,
+    planes: Sampled<1>,
 }
 
 /// What a scrape samples.
@@ -41,10 +43,14 @@ pub struct Snapshot {
     pub oldest: Option<Duration>,
     /// Groups that exist.
     pub groups: usize,
+    /// Those of them of a type that is not served.
+    pub unserved: usize,
     /// Users' Services that concern a group.
     pub services: usize,
     /// Objects that the stores hold, by kind.
     pub objects: Vec<(&'static str, usize)>,
+    /// Control planes that were asked, by the name of their Tailnet, and whether they can be.
+    pub planes: Vec<(String, bool)>,
 }
 
 impl Metrics {
@@ -79,6 +85,18 @@ impl Metrics {
             oldest: r.sampled("tailyard_queue_oldest_seconds", Kind::Gauge, "How long the key that is ready longest has waited", []),
             groups: r.sampled("tailyard_managed_groups", Kind::Gauge, "ProxyGroups", []),
             services: r.sampled("tailyard_managed_services", Kind::Gauge, "Users' Services that concern a ProxyGroup", []),
+            unserved: r.sampled(
+                "tailyard_unserved_groups",
+                Kind::Gauge,
+                "ProxyGroups of a type that Tailyard does not serve: they are left to the Tailscale operator",
+                [],
+            ),
+            planes: r.sampled(
+                "tailyard_control_plane_ready",
+                Kind::Gauge,
+                "1 if a control plane takes the credentials, by Tailnet; `_default` is the reconciler's own",
+                ["tailnet"],
+            ),
             objects: r.sampled("tailyard_store_objects", Kind::Gauge, "Objects that are kept in memory", ["kind"]),
             registry,
         })
@@ -119,21 +137,17 @@ impl Metrics {
         page.write(&self.depth, depth.map(|(state, count)| ([state], size(count))));
         page.write(&self.oldest, [([], now.oldest.unwrap_or_default().as_secs_f64())]);
         page.write(&self.groups, [([], size(now.groups))]);
+        page.write(&self.unserved, [([], size(now.unserved))]);
+        page.write(&self.planes, now.planes.iter().map(|(tailnet, works)| ([tailnet.as_str()], flag(*works))));
         page.write(&self.services, [([], size(now.services))]);
         page.write(&self.objects, now.objects.iter().map(|(kind, count)| ([*kind], size(*count))));
         page.finish()
     }
 
-    /// Every family, in the order of the page.
+    /// The families.
     #[must_use]
-    pub fn descriptions(&self) -> &[Description] {
-        self.registry.descriptions()
-    }
-
-    /// The table of all families as docs/metrics.md has it.
-    #[must_use]
-    pub fn table(&self) -> String {
-        Description::table(self.descriptions())
+    pub fn registry(&self) -> &Registry {
+        &self.registry
     }
 }
 
@@ -154,13 +168,20 @@ mod tests {
         metrics.requested(Verb::Patch, "Service", None);
         metrics.requested(Verb::Patch, "Service", Some("Conflict"));
         metrics.requested(Verb::Get, "Secret", None);
-        let page = metrics.page(&Snapshot { leader: true, groups: 2, objects: vec![("Pod", 4)], ..Snapshot::default() });
+        let page = metrics.page(&Snapshot {
+            leader: true,
+            groups: 2,
+            objects: vec![("Pod", 4)],
+            planes: vec![("t".into(), true)],
+            ..Snapshot::default()
+        });
         for line in [
             "tailyard_reconcile_errors_total{error=\"Conflict\",kind=\"ProxyGroup\"} 1",
             "tailyard_api_requests_total{kind=\"Service\",outcome=\"Conflict\",verb=\"patch\"} 1",
             "tailyard_api_writes_total{kind=\"Service\",verb=\"patch\"} 1",
             "tailyard_leader 1",
             "tailyard_managed_groups 2",
+            "tailyard_control_plane_ready{tailnet=\"t\"} 1",
             "tailyard_store_objects{kind=\"Pod\"} 4",
         ] {
             assert!(page.lines().any(|shown| shown == line), "{line} in {page}");

@@ -2,7 +2,7 @@
 //!
 //! One task for each watch. A watch that is lost keeps what is known; a kind that the cluster does not have is an empty store.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -19,8 +19,14 @@ use crate::runtime::queue::Queue;
 
 /// Changes that come together are looked at together.
 const GATHER: Duration = Duration::from_millis(20);
+/// Changes of what takes long to look at gather for so many times as long, so that looks take a fifth of a processor at most.
+const SHARE: u32 = 4;
+/// But no longer than this.
+const LONGEST: Duration = Duration::from_millis(250);
 /// What the reconciler made carries this label.
 const MANAGED: &str = "tailscale.com/managed=true";
+/// What somebody else made does not.
+const NOT_OURS: &str = "!tailscale.com/managed";
 /// What belongs to a group itself carries these.
 const OF_A_GROUP: &str = "tailscale.com/managed=true,tailscale.com/parent-resource-type=proxygroup";
 
@@ -38,6 +44,8 @@ pub struct Watch {
 pub struct Stores {
     world: Arc<Mutex<World>>,
     queue: Queue<Key>,
+    /// How long changes of a key gather, where it is longer than usual.
+    paces: Arc<Mutex<HashMap<Key, Duration>>>,
     /// Whether every watch has had its first complete list.
     synced: watch::Sender<bool>,
 }
@@ -45,33 +53,42 @@ pub struct Stores {
 /// Every watch: of the objects in `namespace`, and of Services in these namespaces or in all.
 #[must_use]
 pub fn watches(namespace: &str, service_namespaces: &[String]) -> Vec<Watch> {
-    let everywhere = |role, resource| Watch { role, follow: Follow { resource, namespace: None, labels: None } };
+    let everywhere = |role, resource| Watch { role, follow: Follow { resource, namespace: None, labels: None, names_only: false } };
     let here = |role, resource, labels| {
         let namespace = Some(namespace.to_owned());
-        Watch { role, follow: Follow { resource, namespace, labels: Some(labels) } }
+        Watch { role, follow: Follow { resource, namespace, labels: Some(labels), names_only: false } }
     };
     let mut all = vec![
         everywhere(Role::Group, Resource::PROXY_GROUP),
         everywhere(Role::Class, Resource::PROXY_CLASS),
         everywhere(Role::Tailnet, Resource::TAILNET),
+        everywhere(Role::IngressClass, Resource::INGRESS_CLASS),
         here(Role::Pod, Resource::POD, OF_A_GROUP),
     ];
     for kind in Kind::ALL {
         let labels = match kind {
             // Children of users' Services, and what Kubernetes derives from them; metrics Services name no parent.
-            Kind::Service | Kind::EndpointSlice | Kind::ServiceMonitor => MANAGED,
+            // Certificates are an Ingress's, and so are the rights that the Tailscale operator makes for each.
+            Kind::Service | Kind::EndpointSlice | Kind::ServiceMonitor | Kind::Secret | Kind::Role | Kind::RoleBinding => MANAGED,
             _ => OF_A_GROUP,
         };
         all.push(here(Role::Owned(kind), kind.into(), labels));
     }
+    let mut credentials = here(Role::Credentials, Resource::SECRET, NOT_OURS);
+    credentials.follow.names_only = true;
+    all.push(credentials);
+    let users =
+        [(Role::Service, Resource::SERVICE), (Role::Ingress, Resource::INGRESS), (Role::Backing, Resource::from(Kind::EndpointSlice))];
     if service_namespaces.is_empty() {
-        all.push(everywhere(Role::Service, Resource::SERVICE));
+        all.extend(users.map(|(role, resource)| everywhere(role, resource)));
         all.push(everywhere(Role::Node, Resource::NODE));
     }
-    all.extend(service_namespaces.iter().map(|namespace| {
-        let follow = Follow { resource: Resource::SERVICE, namespace: Some(namespace.clone()), labels: None };
-        Watch { role: Role::Service, follow }
-    }));
+    for namespace in service_namespaces {
+        all.extend(users.map(|(role, resource)| {
+            let follow = Follow { resource, namespace: Some(namespace.clone()), labels: None, names_only: false };
+            Watch { role, follow }
+        }));
+    }
     all
 }
 
@@ -79,7 +96,7 @@ impl Stores {
     /// Stores whose news go to this queue.
     #[must_use]
     pub fn new(world: World, queue: Queue<Key>) -> Self {
-        Self { world: Arc::new(Mutex::new(world)), queue, synced: watch::channel(false).0 }
+        Self { world: Arc::new(Mutex::new(world)), queue, paces: Arc::default(), synced: watch::channel(false).0 }
     }
 
     /// Follows one kind for ever.
@@ -141,6 +158,12 @@ impl Stores {
         self.world().found(group, object, value, now);
     }
 
+    /// A node port that the API server refused. Whether another is worth a try at once.
+    #[must_use]
+    pub fn refused_port(&self, port: u16, now: Instant) -> bool {
+        self.world().refused_port(port, now)
+    }
+
     /// The version of an object, if it is held.
     #[must_use]
     pub fn version(&self, object: &ObjectRef) -> Option<u64> {
@@ -169,9 +192,21 @@ impl Stores {
         keys
     }
 
+    /// To look at a key took so long, without what was written.
+    pub fn paced(&self, key: Key, took: Duration) {
+        let pace = (took * SHARE).min(LONGEST);
+        let mut paces = self.paces.lock().unwrap_or_else(PoisonError::into_inner);
+        if pace > GATHER {
+            paces.insert(key, pace);
+        } else {
+            paces.remove(&key);
+        }
+    }
+
     fn ask(&self, keys: BTreeSet<Key>) {
         for key in keys {
-            self.queue.add_after(key, GATHER);
+            let pace = self.paces.lock().unwrap_or_else(PoisonError::into_inner).get(&key).copied();
+            self.queue.add_after(key, pace.unwrap_or(GATHER));
         }
     }
 }

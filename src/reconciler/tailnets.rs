@@ -1,11 +1,11 @@
 //! One `Tailnet`: its credentials are read, tried and watched, and the client for it kept.
 //!
-//! Looked at again once a minute: so a Secret that came, changed or went is noticed, and so are credentials that stopped
-//! working. Credentials that cannot be tried now, but worked, go on being used.
+//! Looked at when its Secret comes, changes or goes, and again once a minute: so credentials that stopped working are noticed.
+//! Credentials that cannot be tried now, but worked, go on being used.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Secret as Object;
@@ -20,22 +20,22 @@ use super::classes::{finalize, write};
 use super::work::Worker;
 use super::world::{Key, Role};
 use crate::api::tailnet::Tailnet;
-use crate::edge::control::{Control, ControlSettings, Credentials, IdentityToken, Rate};
+use crate::edge::control::{ControlSettings, IdentityToken, Rate};
 use crate::edge::kube::{Cluster, KubeError, Part, Resource};
-use crate::model::group::{Notice, Subject, TailnetState};
+use crate::model::group::{Notice, Subject};
 use crate::model::objects::{Kind, ObjectRef, digest};
 use crate::model::supervise::Secret;
 use crate::model::tailnet::{self, Verdict, judge};
 use crate::runtime::queue::Ended;
 
 /// How often a Tailnet is looked at.
-const LOOK: Duration = Duration::from_mins(1);
+pub(super) const LOOK: Duration = Duration::from_mins(1);
 /// How often one is that does not work.
-const RETRY: Duration = Duration::from_secs(30);
+pub(super) const RETRY: Duration = Duration::from_secs(30);
 /// A token is asked for again when it has been held for so long; it holds twice as long.
 const TOKEN: Duration = Duration::from_mins(30);
 /// How long a call of a control plane may take.
-const DEADLINE: Duration = Duration::from_secs(20);
+pub(super) const DEADLINE: Duration = Duration::from_secs(20);
 
 /// What is kept of Tailnets beside their objects.
 #[derive(Debug)]
@@ -48,9 +48,15 @@ pub struct Tailnets {
 
 #[derive(Debug)]
 struct Token {
-    audience: String,
     sender: watch::Sender<Option<Secret>>,
-    since: Instant,
+    /// For which audience the one that is held was made out, and when.
+    made: Option<(String, Instant)>,
+}
+
+impl Default for Token {
+    fn default() -> Self {
+        Self { sender: watch::channel(None).0, made: None }
+    }
 }
 
 impl Tailnets {
@@ -60,26 +66,27 @@ impl Tailnets {
         Self { cluster, service_account, ca, tokens: Mutex::default() }
     }
 
-    /// A token of our own service account, renewed here.
-    async fn token(&self, name: &str, audience: &str) -> Result<watch::Receiver<Option<Secret>>, KubeError> {
-        let fresh = |tokens: &HashMap<String, Token>| {
-            let held = tokens.get(name).filter(|token| token.audience == audience && token.since.elapsed() < TOKEN);
-            held.map(|token| token.sender.subscribe())
-        };
-        if let Some(receiver) = fresh(&self.tokens.lock().unwrap_or_else(PoisonError::into_inner)) {
-            return Ok(receiver);
+    /// Where the token of our own service account is that is made out for a Tailnet's control plane.
+    fn token(&self, name: &str) -> watch::Receiver<Option<Secret>> {
+        self.tokens().entry(name.to_owned()).or_default().sender.subscribe()
+    }
+
+    /// Has a token be there that holds for long enough.
+    async fn renew(&self, name: &str, audience: &str) -> Result<(), KubeError> {
+        let fresh = |made: &(String, Instant)| made.0 == audience && made.1.elapsed() < TOKEN;
+        if self.tokens().get(name).and_then(|token| token.made.as_ref()).is_some_and(fresh) {
+            return Ok(());
         }
         let text = self.cluster.service_account_token(&self.service_account, audience, TOKEN * 2).await?;
-        let mut tokens = self.tokens.lock().unwrap_or_else(PoisonError::into_inner);
-        let token = tokens.entry(name.to_owned()).or_insert_with(|| Token {
-            audience: audience.to_owned(),
-            sender: watch::channel(None).0,
-            since: Instant::now(),
-        });
-        audience.clone_into(&mut token.audience);
-        token.since = Instant::now();
+        let mut tokens = self.tokens();
+        let token = tokens.entry(name.to_owned()).or_default();
+        token.made = Some((audience.to_owned(), Instant::now()));
         token.sender.send_replace(Some(Secret::new(text)));
-        Ok(token.sender.subscribe())
+        Ok(())
+    }
+
+    fn tokens(&self) -> MutexGuard<'_, HashMap<String, Token>> {
+        self.tokens.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -94,7 +101,8 @@ pub async fn reconcile(worker: &Worker, name: &str) -> Result<Ended, ActError> {
         return Ok(Ended::Done);
     };
     let going = tailnet.metadata.deletion_timestamp.is_some();
-    let verdict = if going && users.is_empty() { Verdict::Valid } else { examine(worker, name, &tailnet).await? };
+    let unused = going && users.is_empty();
+    let verdict = if unused { Verdict::Refused(String::new()) } else { examine(worker, name, &tailnet).await? };
     let judged = judge(&tailnet, &verdict, &users, Timestamp::now());
     if let Some(status) = judged.status {
         write(worker, Resource::TAILNET, Role::Tailnet, name, Part::Status, &json!({ "status": whole(&status) })).await?;
@@ -110,27 +118,16 @@ pub async fn reconcile(worker: &Worker, name: &str) -> Result<Ended, ActError> {
         forget(worker, name);
         return Ok(Ended::Done);
     }
-    Ok(Ended::Again(if verdict == Verdict::Valid { LOOK } else { RETRY }))
+    Ok(Ended::Again(if matches!(verdict, Verdict::Valid(_)) { LOOK } else { RETRY }))
 }
 
-/// Reads the credentials and tries them. What came of it is what groups are told from now on.
+/// Reads the credentials and tries them.
 async fn examine(worker: &Worker, name: &str, tailnet: &Tailnet) -> Result<Verdict, ActError> {
-    let secret_name = &tailnet.spec.credentials.secret_name;
-    let secret = ObjectRef::new(Kind::Secret, &worker.settings.namespace, secret_name.clone());
-    let found = worker.actor.writes().look(&secret).await?;
-    let place = format!("Secret {}/{secret_name} of spec.credentials", worker.settings.namespace);
-    let read = found.as_ref().map(|value| Object::deserialize(value).ok().and_then(|secret| secret.data).unwrap_or_default());
-    let verdict = match read.map(|data| (tailnet::credentials(&data), mark(tailnet, &data))) {
-        None => Verdict::InvalidSecret(format!("{place} does not exist")),
-        Some((Err(why), _)) => Verdict::InvalidSecret(format!("{place} {why}")),
-        Some((Ok(credentials), mark)) => attempt(worker, name, tailnet, credentials, &mark).await?,
-    };
-    let news = match &verdict {
-        Verdict::Valid => false,
-        Verdict::InvalidSecret(why) | Verdict::Refused(why) => {
-            // What worked and is not known to be wrong goes on being used: a control plane that is away comes back.
-            worker.controls.unavailable(Some(name), format!("Tailnet {name}: {why}"))
-        }
+    let (verdict, news) = match tried(worker, name, tailnet).await {
+        Ok(done) => done,
+        // What the API refuses here it will refuse again: whoever made the Tailnet has to know.
+        Err(error) if error.refused() => worker.controls.refused(Some(name), error.to_string()),
+        Err(error) => return Err(error.into()),
     };
     if news {
         wake(worker, name);
@@ -138,44 +135,32 @@ async fn examine(worker: &Worker, name: &str, tailnet: &Tailnet) -> Result<Verdi
     Ok(verdict)
 }
 
-async fn attempt(
-    worker: &Worker,
-    name: &str,
-    tailnet: &Tailnet,
-    credentials: tailnet::Credentials,
-    mark: &str,
-) -> Result<Verdict, ActError> {
-    let credentials = match credentials {
-        tailnet::Credentials::OAuth { client_id, client_secret } => Credentials::OAuth { client_id, client_secret },
-        tailnet::Credentials::Headscale { api_key } => Credentials::Headscale { api_key },
-        tailnet::Credentials::Identity { client_id, audience } => {
-            let token = IdentityToken::Watch(worker.tailnets.token(name, &audience).await?);
-            Credentials::Identity { client_id, token }
+async fn tried(worker: &Worker, name: &str, tailnet: &Tailnet) -> Result<(Verdict, bool), KubeError> {
+    let secret_name = &tailnet.spec.credentials.secret_name;
+    let secret = ObjectRef::new(Kind::Secret, &worker.settings.namespace, secret_name.clone());
+    let found = worker.actor.writes().look(&secret).await?;
+    let read = found.as_ref().map(|value| Object::deserialize(value).ok().and_then(|secret| secret.data).unwrap_or_default());
+    let read = read.ok_or_else(|| "does not exist".to_owned()).and_then(|data| Ok((tailnet::credentials(&data)?, mark(tailnet, &data))));
+    match read {
+        Ok((credentials, mark)) => {
+            let settings = settings(worker, name, tailnet, credentials).await?;
+            Ok(worker.controls.examine(Some(name), &mark, settings).await)
         }
-    };
-    let url = tailnet::url(tailnet).to_owned();
-    let settings =
-        ControlSettings { url: url.clone(), credentials, ca: worker.tailnets.ca.clone(), rate: Rate::DEFAULT, deadline: DEADLINE };
-    let client: Control = match worker.controls.client(Some(name), mark, settings) {
-        Ok(client) => client,
-        Err(error) => return Ok(Verdict::Refused(error.to_string())),
-    };
-    match client.probe().await {
-        Ok(()) => {
-            if worker.controls.ready(Some(name), mark, url, client) {
-                wake(worker, name);
-            }
-            Ok(Verdict::Valid)
-        }
-        Err(error) => {
-            let was_ready = matches!(worker.controls.state(Some(name)), TailnetState::Ready { .. });
-            if was_ready && matches!(error.kind(), "unreachable" | "deadline" | "paused" | "answer") {
-                tracing::warn!(tailnet = name, kind = error.kind(), "{error}");
-                return Ok(Verdict::Valid);
-            }
-            Ok(Verdict::Refused(error.to_string()))
+        Err(why) => {
+            let why = format!("Secret {}/{secret_name} of spec.credentials {why}", worker.settings.namespace);
+            let (_, news) = worker.controls.refused(Some(name), why.clone());
+            Ok((Verdict::InvalidSecret(why), news))
         }
     }
+}
+
+async fn settings(worker: &Worker, name: &str, tailnet: &Tailnet, credentials: tailnet::Credentials) -> Result<ControlSettings, KubeError> {
+    if let Some(audience) = credentials.token() {
+        worker.tailnets.renew(name, audience).await?;
+    }
+    let credentials = credentials.with_token(|_| IdentityToken::Watch(worker.tailnets.token(name)));
+    let (url, ca) = (tailnet::url(tailnet).to_owned(), worker.tailnets.ca.clone());
+    Ok(ControlSettings { url, credentials, ca, rate: Rate::DEFAULT, deadline: DEADLINE })
 }
 
 /// Tells credentials apart without keeping them.
@@ -184,7 +169,7 @@ fn mark(tailnet: &Tailnet, data: &std::collections::BTreeMap<String, k8s_openapi
 }
 
 fn forget(worker: &Worker, name: &str) {
-    worker.tailnets.tokens.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+    worker.tailnets.tokens().remove(name);
     if worker.controls.forget(name) {
         wake(worker, name);
     }

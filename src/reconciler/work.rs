@@ -2,7 +2,8 @@
 //!
 //! Works only while this process leads and the stores are complete; what it leaves then is looked at by whoever leads next.
 
-use std::sync::Arc;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
@@ -14,9 +15,13 @@ use super::metrics::Metrics;
 use super::stores::Stores;
 use super::tailnets::Tailnets;
 use super::world::{Key, Role};
-use super::{classes, tailnets};
-use crate::model::group::{self, GroupSettings};
-use crate::model::objects::Kind;
+use super::{classes, own, tailnets};
+use crate::api::proxygroup::ProxyGroup;
+use crate::edge::kube::{Cluster, KubeError, Resource};
+use crate::model::group::{self, GroupSettings, Memory, Observed, Pass};
+use crate::model::objects::{Kind, digest};
+use crate::model::publish::Owner;
+use crate::model::settings::reconciler::Control;
 use crate::runtime::queue::Ended;
 
 /// How soon a group is looked at again when something was found that the stores did not show.
@@ -37,10 +42,20 @@ pub struct Worker {
     pub controls: Arc<Controls>,
     /// What is known of Tailnets beside their objects.
     pub tailnets: Tailnets,
+    /// The control plane of groups that name no Tailnet.
+    pub control: Control,
+    /// Groups of a type that is not served, of which that was said.
+    pub unserved: Mutex<BTreeSet<String>>,
     /// What holds for every group.
     pub settings: Arc<GroupSettings>,
+    /// What passes over a group take over from the one before.
+    pub memories: Mutex<HashMap<String, Memory>>,
     /// What is counted.
     pub metrics: Arc<Metrics>,
+    /// Where things are looked up that no watch shows.
+    pub cluster: Cluster,
+    /// What tells this cluster from every other.
+    pub cluster_id: tokio::sync::OnceCell<String>,
 }
 
 impl Worker {
@@ -55,6 +70,7 @@ impl Worker {
             Key::Group(name) => self.group(name).await,
             Key::Class(name) => classes::reconcile(self, name).await,
             Key::Tailnet(name) => tailnets::reconcile(self, name).await,
+            Key::Own => Ok(own::reconcile(self).await),
         };
         self.metrics.reconciled(key.kind(), begin.elapsed(), done.as_ref().err().map(ActError::kind));
         match done {
@@ -67,24 +83,69 @@ impl Worker {
         }
     }
 
+    /// Who this cluster is among those that share Tailscale Services: the same for as long as the cluster lives.
+    async fn owner(&self) -> Result<Owner, KubeError> {
+        let usual = &self.settings.cluster;
+        if !usual.id.is_empty() {
+            return Ok(usual.clone());
+        }
+        let found = self.cluster_id.get_or_try_init(|| async {
+            let found = self.cluster.look(Resource::NAMESPACE, None, "kube-system").await?;
+            let uid = found.as_ref().and_then(|found| found["metadata"]["uid"].as_str()).unwrap_or_default();
+            let place = format!("{uid}/{}", self.settings.namespace);
+            Ok::<_, KubeError>(format!("tailyard-{}", &digest(place.as_bytes())[..16]))
+        });
+        Ok(Owner { id: found.await?.clone(), ..usual.clone() })
+    }
+
+    /// Says once that a group is of a type that is not served: it may be somebody else's, so it is not told itself.
+    fn say_unserved(&self, name: &str, group: Option<&ProxyGroup>) {
+        let mut said = self.unserved.lock().unwrap_or_else(PoisonError::into_inner);
+        match group.filter(|group| !self.settings.types.contains(&group.spec.type_)) {
+            Some(group) if said.insert(name.to_owned()) => {
+                let kind = &group.spec.type_;
+                tracing::info!(group = name, ?kind, "groups of this type are not served: it is left to the Tailscale operator");
+            }
+            Some(_) => {}
+            None => drop(said.remove(name)),
+        }
+    }
+
+    /// Has it decided what to do. Nobody else works on this group meanwhile.
+    fn pass(&self, name: &str, observed: &Observed) -> Pass {
+        let memories = || self.memories.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut memory = memories().remove(name).unwrap_or_default();
+        let pass = group::pass_after(observed, &mut memory);
+        if !memory.is_empty() {
+            memories().insert(name.to_owned(), memory);
+        }
+        pass
+    }
+
     async fn group(&self, name: &str) -> Result<Ended, ActError> {
+        let cluster = self.owner().await?;
+        let begin = Instant::now();
         let (observed, contested) = {
             let mut world = self.stores.world();
             let contested = world.forget_foreign(name, Instant::now());
-            let tailnet = world.group(name).and_then(|group| group.spec.tailnet.clone());
-            let state = self.controls.state(tailnet.as_deref());
+            let group = world.group(name);
+            self.say_unserved(name, group.as_deref());
+            let tailnet = group.as_ref().and_then(|group| group.spec.tailnet.as_deref());
+            let there = tailnet.is_some_and(|tailnet| world.tailnet(tailnet).is_some());
+            let plane = (self.controls.state(tailnet, there), self.controls.denials(name), self.controls.listed(tailnet));
             let monitors = world.has(Role::Owned(Kind::ServiceMonitor));
-            let settings = Arc::new(GroupSettings { service_monitors: monitors, ..(*self.settings).clone() });
-            (world.observe(name, settings, state, Timestamp::now()), contested)
+            let settings = Arc::new(GroupSettings { service_monitors: monitors, cluster, ..(*self.settings).clone() });
+            (world.observe(name, settings, plane, Timestamp::now()), contested)
         };
-        let pass = group::pass(&observed);
+        let pass = self.pass(name, &observed);
+        self.stores.paced(Key::Group(name.to_owned()), begin.elapsed());
         let again = pass.again;
         match self.actor.carry_out(&observed, pass).await {
             Ok(Acted::Done) => {}
             Ok(Acted::Surprised) => return Ok(Ended::Again(SURPRISE)),
             Err(error) => {
                 // What the API refuses it will refuse again: somebody has to be told.
-                if matches!(error.kind(), "Invalid" | "Forbidden") {
+                if matches!(error, ActError::Write(_)) && matches!(error.kind(), "Invalid" | "Forbidden") {
                     self.actor.refused(&observed, &error.to_string()).await?;
                 }
                 return Err(error);

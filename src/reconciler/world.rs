@@ -5,30 +5,34 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, Pod, Secret, Service};
+use k8s_openapi::api::networking::v1::Ingress;
 use serde::Deserialize;
 use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::api::names;
 use crate::api::proxyclass::ProxyClass;
-use crate::api::proxygroup::ProxyGroup;
+use crate::api::proxygroup::{ProxyGroup, ProxyGroupType};
 use crate::api::tailnet::Tailnet;
 use crate::model::group::{ReplicaConfig, ReplicaState, concerns};
-use crate::model::objects::{Kind, ObjectRef};
+use crate::model::objects::{Kind, ObjectRef, domain_of};
 
+use members::Members;
+pub use members::parent;
+use published::Published;
 use shelf::{Held, Shelf};
 
+mod lean;
+mod members;
 mod observe;
+mod others;
+mod published;
 mod shelf;
 
 /// Namespace and name; the namespace of a cluster-wide object is empty.
 pub type Id = (String, String);
-
-/// How long it is believed that an object which no watch shows us is somebody else's.
-const FOREIGN: Duration = Duration::from_secs(30);
 
 /// What is to be looked at.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -39,6 +43,8 @@ pub enum Key {
     Class(String),
     /// A `Tailnet`.
     Tailnet(String),
+    /// The control plane of groups that name no Tailnet.
+    Own,
 }
 
 impl Key {
@@ -49,14 +55,16 @@ impl Key {
             Self::Group(_) => "ProxyGroup",
             Self::Class(_) => "ProxyClass",
             Self::Tailnet(_) => "Tailnet",
+            Self::Own => "ControlPlane",
         }
     }
 
-    /// The name.
+    /// The name; empty for what has none.
     #[must_use]
     pub fn name(&self) -> &str {
         match self {
             Self::Group(name) | Self::Class(name) | Self::Tailnet(name) => name,
+            Self::Own => "",
         }
     }
 }
@@ -78,6 +86,14 @@ pub enum Role {
     Pod,
     /// Nodes, for static endpoints.
     Node,
+    /// Users' Ingresses.
+    Ingress,
+    /// The classes of Ingresses.
+    IngressClass,
+    /// Slices of the endpoints of users' Services.
+    Backing,
+    /// Secrets that we did not make, without what is in them: some of them are credentials of Tailnets.
+    Credentials,
 }
 
 /// An object as the code reads it, beside its JSON.
@@ -92,6 +108,11 @@ enum Typed {
     State(Arc<ReplicaState>),
     Config(Arc<ReplicaConfig>),
     Node(Arc<Node>),
+    Ingress(Arc<Ingress>),
+    /// A Service that concerns no group: what a backend is known by.
+    Plain(Box<[u8]>),
+    /// A slice of endpoints: its Service, and whether any gets traffic.
+    Slice(Box<str>, bool),
 }
 
 /// All stores.
@@ -99,12 +120,16 @@ enum Typed {
 pub struct World {
     default_class: Option<String>,
     shelves: BTreeMap<Role, Shelf>,
-    /// Objects by the groups that they are labelled as being of.
-    members: BTreeMap<String, BTreeSet<(Role, Id)>>,
-    /// The groups that have a child for a user's Service.
-    children: BTreeMap<Id, BTreeSet<String>>,
+    /// What there is of each group, kept as its pass is shown it.
+    members: BTreeMap<String, Members>,
+    /// The groups that have children for a user's Service, and how many.
+    children: BTreeMap<Id, BTreeMap<String, usize>>,
     /// Objects that have the name of one that a group would make, and are not ours.
     foreign: BTreeMap<String, BTreeMap<ObjectRef, (Arc<Value>, Instant)>>,
+    /// Node ports that the API server refused, and when.
+    refused_ports: BTreeMap<u16, Instant>,
+    /// Who asks to be published.
+    published: Published,
 }
 
 impl World {
@@ -115,8 +140,15 @@ impl World {
         for role in watches {
             shelves.entry(role).or_default().watches += 1;
         }
-        let (members, children, foreign) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Self { default_class, shelves, members, children, foreign }
+        Self {
+            default_class,
+            shelves,
+            members: BTreeMap::new(),
+            children: BTreeMap::new(),
+            foreign: BTreeMap::new(),
+            refused_ports: BTreeMap::new(),
+            published: Published::default(),
+        }
     }
 
     /// The API has no such kind.
@@ -148,29 +180,31 @@ impl World {
     }
 
     /// An object was made or changed. What is held already, or is older, counts for nothing.
-    pub fn put(&mut self, role: Role, value: Value) -> BTreeSet<Key> {
+    pub fn put(&mut self, role: Role, mut value: Value) -> BTreeSet<Key> {
         let (id, version) = (id(&value), version(&value));
         if self.shelf(role).holds(&id, version) {
             return BTreeSet::new();
         }
-        let typed = typed(role, &value);
+        let mut typed = typed(role, &value);
         if let (Role::Service, Typed::Service(service)) = (role, &typed)
             && concerns(service).is_empty()
             && !self.children.contains_key(&id)
+            && self.publishers(&id, &typed).is_empty()
         {
-            return self.drop_held(role, &id);
+            typed = Typed::Plain(published::plain(&value));
         }
+        lean::lean(role, &mut value);
         let held = Held { value: Arc::new(value), version, typed };
         let mut keys = self.keys(role, &id, &held);
         let old = self.shelf(role).put(id.clone(), held.clone());
         if let Some(old) = old {
-            if same(role, &old.value, &held.value) {
+            if lean::same(role, &old.value, &held.value) || unchanged(&old.typed, &held.typed) {
                 return BTreeSet::new();
             }
             keys.extend(self.keys(role, &id, &old));
-            self.unindex(role, &id, &old.value);
+            self.unindex(role, &id, &old);
         }
-        self.index(role, &id, &held.value);
+        self.index(role, &id, &held);
         keys
     }
 
@@ -196,26 +230,11 @@ impl World {
         self.drop_held(role, &id)
     }
 
-    /// An object that a group would make exists and is shown by no watch.
-    pub fn found(&mut self, group: &str, object: ObjectRef, value: Value, now: Instant) {
-        self.foreign.entry(group.to_owned()).or_default().insert(object, (Arc::new(value), now));
-    }
-
-    /// Forgets who was in a group's way longer ago than it can be believed. Whether anybody still is.
-    pub fn forget_foreign(&mut self, group: &str, now: Instant) -> bool {
-        let Some(objects) = self.foreign.get_mut(group) else { return false };
-        objects.retain(|_, (_, since)| now - *since < FOREIGN);
-        if objects.is_empty() {
-            self.foreign.remove(group);
-        }
-        self.foreign.contains_key(group)
-    }
-
-    /// Whether an object is held.
+    /// The user's Service for which an object that is held is an egress child.
     #[must_use]
-    pub fn holds(&self, object: &ObjectRef) -> bool {
-        let id = (object.namespace.clone(), object.name.clone());
-        self.shelves.get(&Role::Owned(object.kind)).is_some_and(|shelf| shelf.objects.contains_key(&id))
+    pub fn parent(&self, object: &ObjectRef) -> Option<Id> {
+        let (role, id) = (Role::Owned(object.kind), (object.namespace.clone(), object.name.clone()));
+        parent(object.kind, &self.shelves.get(&role)?.objects.get(&id)?.value)
     }
 
     /// The version of an object, if it is held.
@@ -246,7 +265,8 @@ impl World {
     /// How many objects are held in a role.
     #[must_use]
     pub fn count(&self, role: Role) -> usize {
-        self.shelves.get(&role).map_or(0, |shelf| shelf.objects.len())
+        let kept = |held: &&Held| !matches!(held.typed, Typed::Plain(_));
+        self.shelves.get(&role).map_or(0, |shelf| shelf.objects.values().filter(kept).count())
     }
 
     fn shelf(&mut self, role: Role) -> &mut Shelf {
@@ -256,42 +276,25 @@ impl World {
     fn drop_held(&mut self, role: Role, id: &Id) -> BTreeSet<Key> {
         let Some(old) = self.shelf(role).objects.remove(id) else { return BTreeSet::new() };
         let keys = self.keys(role, id, &old);
-        self.unindex(role, id, &old.value);
+        self.unindex(role, id, &old);
         keys
-    }
-
-    fn index(&mut self, role: Role, id: &Id, value: &Value) {
-        for group in groups(role, value) {
-            self.members.entry(group).or_default().insert((role, id.clone()));
-        }
-        if let Some((parent, group)) = child(role, value) {
-            self.children.entry(parent).or_default().insert(group);
-        }
-    }
-
-    fn unindex(&mut self, role: Role, id: &Id, value: &Value) {
-        for group in groups(role, value) {
-            if let Some(members) = self.members.get_mut(&group) {
-                members.remove(&(role, id.clone()));
-                if members.is_empty() {
-                    self.members.remove(&group);
-                }
-            }
-        }
-        if let Some((parent, group)) = child(role, value)
-            && let Some(groups) = self.children.get_mut(&parent)
-        {
-            groups.remove(&group);
-            if groups.is_empty() {
-                self.children.remove(&parent);
-            }
-        }
     }
 
     /// The work that news of an object asks for.
     fn keys(&self, role: Role, id: &Id, held: &Held) -> BTreeSet<Key> {
+        let mut keys = self.own_keys(role, id, held);
+        keys.extend(self.published_keys(role, id, held));
+        keys
+    }
+
+    fn own_keys(&self, role: Role, id: &Id, held: &Held) -> BTreeSet<Key> {
         let name = &id.1;
         match &held.typed {
+            _ if role == Role::IngressClass && *name == self.published.class => self
+                .groups()
+                .filter(|(_, group)| group.spec.type_ == ProxyGroupType::Ingress)
+                .map(|(name, _)| Key::Group(name.clone()))
+                .collect(),
             Typed::Group(group) => {
                 let class = self.class_of(group).map(|name| Key::Class(name.to_owned()));
                 let tailnet = group.spec.tailnet.clone().map(Key::Tailnet);
@@ -306,9 +309,10 @@ impl World {
                 users.map(|(name, _)| Key::Group(name.clone())).chain([Key::Tailnet(name.clone())]).collect()
             }
             Typed::Service(service) if role == Role::Service => {
-                let own = self.children.get(id).into_iter().flatten().cloned();
+                let own = self.children.get(id).into_iter().flat_map(BTreeMap::keys).cloned();
                 concerns(service).into_iter().chain(own).map(Key::Group).collect()
             }
+            _ if role == Role::Credentials => self.users_of_secret(name).into_iter().map(Key::Tailnet).collect(),
             Typed::Node(_) => {
                 let wants = |group: &ProxyGroup| {
                     let class = self.class_of(group).and_then(|name| self.class(name));
@@ -316,31 +320,9 @@ impl World {
                 };
                 self.groups().filter(|(_, group)| wants(group)).map(|(name, _)| Key::Group(name.clone())).collect()
             }
-            _ => groups(role, &held.value).into_iter().map(Key::Group).collect(),
+            _ => members::groups(role, &held.value).into_iter().map(Key::Group).collect(),
         }
     }
-}
-
-/// The groups that an object is labelled as being of.
-fn groups(role: Role, value: &Value) -> BTreeSet<String> {
-    if !matches!(role, Role::Owned(_) | Role::Pod) {
-        return BTreeSet::new();
-    }
-    let labels = &value["metadata"]["labels"];
-    let label = |key: &str| labels.get(key).and_then(Value::as_str).filter(|text| !text.is_empty()).map(str::to_owned);
-    let own = label(names::PARENT).filter(|_| label(names::PARENT_TYPE).as_deref() == Some(names::PARENT_GROUP));
-    let owner = value["metadata"]["ownerReferences"].as_array().into_iter().flatten();
-    let owner = owner.filter(|owner| owner["kind"] == "ProxyGroup").filter_map(|owner| owner["name"].as_str().map(str::to_owned));
-    let scraped = label("ts_proxy_parent_name").filter(|_| label("ts_proxy_type").as_deref() == Some(names::PARENT_GROUP));
-    own.into_iter().chain(label(names::PROXY_GROUP)).chain(scraped).chain(owner).collect()
-}
-
-/// The user's Service for which an object is an egress child, and the group that serves it.
-fn child(role: Role, value: &Value) -> Option<(Id, String)> {
-    let labels = &value["metadata"]["labels"];
-    let label = |key: &str| labels.get(key).and_then(Value::as_str).map(str::to_owned);
-    let is_child = role == Role::Owned(Kind::Service) && label(names::PARENT_TYPE)? == names::PARENT_SERVICE;
-    is_child.then_some(((label(names::PARENT_NAMESPACE)?, label(names::PARENT)?), label(names::PROXY_GROUP)?))
 }
 
 fn id(value: &Value) -> Id {
@@ -351,12 +333,6 @@ fn id(value: &Value) -> Id {
 /// The number that grows with each write. The API promises only that it is a text; one that is no number counts as the newest.
 fn version(value: &Value) -> u64 {
     value["metadata"]["resourceVersion"].as_str().and_then(|text| text.parse().ok()).unwrap_or(u64::MAX)
-}
-
-/// Whether a change is none to us: of a node, whose kubelet writes it every few minutes.
-fn same(role: Role, old: &Value, new: &Value) -> bool {
-    let told = |node: &Value| (node["metadata"]["labels"].clone(), node["status"]["addresses"].clone());
-    role == Role::Node && told(old) == told(new)
 }
 
 fn typed(role: Role, value: &Value) -> Typed {
@@ -377,6 +353,12 @@ fn typed(role: Role, value: &Value) -> Typed {
         Role::Service => read(value, |service| Typed::Service(Arc::new(service))),
         Role::Pod => read(value, |pod| Typed::Pod(Arc::new(pod))),
         Role::Node => read(value, |node| Typed::Node(Arc::new(node))),
+        Role::Ingress => read(value, |ingress| Typed::Ingress(Arc::new(ingress))),
+        Role::Backing => {
+            let (service, ready) = published::slice(value);
+            service.map_or(Typed::None, |service| Typed::Slice(service.into(), ready))
+        }
+        Role::Owned(Kind::Secret) if domain_of(value).is_some() => Typed::None,
         Role::Owned(Kind::Secret) => read(value, |secret: Secret| {
             if id(value).1.ends_with(names::CONFIG_SECRET_SUFFIX) {
                 Typed::Config(Arc::new(ReplicaConfig::read(&secret)))
@@ -384,7 +366,16 @@ fn typed(role: Role, value: &Value) -> Typed {
                 Typed::State(Arc::new(ReplicaState::read(&secret)))
             }
         }),
-        Role::Owned(_) => Typed::None,
+        Role::Owned(_) | Role::Credentials | Role::IngressClass => Typed::None,
+    }
+}
+
+/// Whether a change is none to us.
+fn unchanged(old: &Typed, new: &Typed) -> bool {
+    match (old, new) {
+        (Typed::Plain(old), Typed::Plain(new)) => old == new,
+        (Typed::Slice(service, ready), Typed::Slice(of, now)) => (service, ready) == (of, now),
+        _ => false,
     }
 }
 

@@ -24,8 +24,9 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
+use super::accept::accept;
 use stall::Stall;
 
 mod stall;
@@ -179,20 +180,6 @@ impl Server {
         let drained = async { while connections.join_next().await.is_some() {} };
         if timeout(self.limits.drain, drained).await.is_err() {
             connections.shutdown().await;
-        }
-    }
-}
-
-/// The next connection, once there is room for it. Nothing if accepting failed: then a moment has passed, for the usual
-/// reason (no file descriptors left) does not go away at once.
-async fn accept(listener: &TcpListener, slots: &Arc<Semaphore>) -> Option<(TcpStream, tokio::sync::OwnedSemaphorePermit)> {
-    let slot = Arc::clone(slots).acquire_owned().await.ok()?;
-    match listener.accept().await {
-        Ok((stream, _)) => Some((stream, slot)),
-        Err(error) => {
-            tracing::warn!(%error, "cannot accept a connection");
-            sleep(Duration::from_millis(100)).await;
-            None
         }
     }
 }

@@ -114,20 +114,6 @@ impl<const L: usize> Histogram<L> {
     }
 }
 
-impl Description {
-    /// The table of families as documentation has it.
-    #[must_use]
-    pub fn table(all: &[Self]) -> String {
-        let line = |Self { name, kind, help, labels }: &Self| {
-            let labels: Vec<_> = labels.iter().map(|label| format!("`{label}`")).collect();
-            format!("| `{name}` | {} | {} | {help} |", kind.name(), labels.join(", "))
-        };
-        let head = ["| name | type | labels | meaning |", "|---|---|---|---|"].map(str::to_owned);
-        let lines: Vec<_> = head.into_iter().chain(all.iter().map(line)).collect();
-        format!("{}\n", lines.join("\n"))
-    }
-}
-
 impl Registry {
     /// No families yet.
     #[must_use]
@@ -183,6 +169,18 @@ impl Registry {
     #[must_use]
     pub fn descriptions(&self) -> &[Description] {
         &self.descriptions
+    }
+
+    /// The table of all families as documentation has it.
+    #[must_use]
+    pub fn table(&self) -> String {
+        let line = |Description { name, kind, help, labels }: &Description| {
+            let labels: Vec<_> = labels.iter().map(|label| format!("`{label}`")).collect();
+            format!("| `{name}` | {} | {} | {help} |", kind.name(), labels.join(", "))
+        };
+        let head = ["| name | type | labels | meaning |", "|---|---|---|---|"].map(str::to_owned);
+        let lines: Vec<_> = head.into_iter().chain(self.descriptions.iter().map(line)).collect();
+        format!("{}\n", lines.join("\n"))
     }
 
     /// Starts the text of a scrape with all counted families.

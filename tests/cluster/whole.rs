@@ -1,19 +1,23 @@
-//! A cluster as a new user has it: the chart, then a `ProxyGroup` and an annotated Service; and what a load meets meanwhile.
+//! A cluster as a new user has it: the chart, then a `ProxyGroup` and an annotated Service.
 
-use std::fmt;
-use std::thread;
+use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::PORT;
-use crate::kubernetes::Cluster;
 use crate::kubernetes::images::TAILYARD;
+use crate::kubernetes::{Cluster, eventually};
+use crate::{PORT, pods};
 
 /// Where everything is made.
 pub(crate) const NAMESPACE: &str = "tailscale";
+/// The reconcilers.
+pub(crate) const RECONCILER: &str = "deployment/tailyard-reconciler";
+/// How long a leaving replica of the tests waits for its flows, in seconds.
+pub(crate) const GRACE: u64 = 12;
 
-/// Installs the chart, with the tailnet's headscale as control plane.
+/// Installs the chart, with the tailnet's headscale as control plane; the reconcilers are available.
 pub(crate) fn install(cluster: &Cluster) {
+    cluster.load_tailyard(Path::new(env!("CARGO_BIN_EXE_tailyard")));
     cluster.kubectl(&["create", "namespace", NAMESPACE]);
     let key = cluster.tailnet.headscale(&["apikeys", "create", "-e", "1h"]);
     let secret = format!("--from-literal=api_key={}", key.lines().last().expect("a key").trim());
@@ -27,6 +31,7 @@ pub(crate) fn install(cluster: &Cluster) {
     ];
     let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/tailyard");
     cluster.helm(&["install", "tailyard", chart, "-n", NAMESPACE, "--set", &values.join(",")]);
+    cluster.wait(&["--for=condition=Available", "-n", NAMESPACE, RECONCILER]);
 }
 
 /// Takes the chart away again; what it leaves in the namespace, by name.
@@ -39,20 +44,28 @@ pub(crate) fn uninstall(cluster: &Cluster) -> String {
     named.lines().filter(|name| !own.contains(name)).collect::<Vec<_>>().join(" ")
 }
 
-/// What a user writes: a group, and a Service that leads to a node of the tailnet.
-pub(crate) fn wanted(fqdn: &str) -> [Value; 2] {
-    let annotations = json!({"tailscale.com/proxy-group": "eg", "tailscale.com/tailnet-fqdn": fqdn});
-    [
-        json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyGroup", "metadata": {"name": "eg"}, "spec": {"type": "egress", "replicas": 2}}),
-        json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "db", "namespace": "default", "annotations": annotations},
-            "spec": {"type": "ExternalName", "externalName": "placeholder", "ports": [{"name": "db", "port": PORT, "protocol": "TCP"}]}}),
-    ]
+/// A group of two replicas.
+pub(crate) fn group(name: &str) -> Value {
+    json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyGroup", "metadata": {"name": name},
+        "spec": {"type": "egress", "replicas": 2, "tailyard": {"drainGraceSeconds": GRACE}}})
 }
 
-/// Replaces every replica, one after the other.
-pub(crate) fn restart(cluster: &Cluster) {
-    cluster.kubectl(&["rollout", "restart", "-n", NAMESPACE, "statefulset/eg"]);
-    cluster.rolled_out_in(NAMESPACE, "statefulset/eg");
+/// A Service that leads to a node of the tailnet through a group, over TCP and UDP.
+pub(crate) fn service(name: &str, group: &str, fqdn: &str) -> Value {
+    let annotations = json!({"tailscale.com/proxy-group": group, "tailscale.com/tailnet-fqdn": fqdn});
+    let port = |protocol: &str| json!({"name": protocol.to_lowercase(), "port": PORT, "protocol": protocol});
+    json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "namespace": "default", "annotations": annotations},
+        "spec": {"type": "ExternalName", "externalName": "placeholder", "ports": [port("TCP"), port("UDP")]}})
+}
+
+/// Waits until the group `eg` and the Service `db` are all that they are to be.
+pub(crate) fn settled(cluster: &Cluster) {
+    // Ready twice: the first says that there is something to be rolled out.
+    let ready = || cluster.wait(&["--for=condition=ProxyGroupReady", "proxygroup/eg"]);
+    ready();
+    cluster.rolled_out(NAMESPACE, "statefulset/eg");
+    ready();
+    cluster.wait(&["--for=condition=TailscaleEgressSvcReady", "service/db"]);
 }
 
 /// Changes the number of replicas, and waits until it is so.
@@ -63,36 +76,68 @@ pub(crate) fn scale(cluster: &Cluster, replicas: usize) {
     }
 }
 
-/// What became of the connections of a load.
-pub(crate) struct Load {
-    /// So many were answered.
-    pub(crate) answered: usize,
-    /// So many were not.
-    pub(crate) failed: usize,
-    /// What was said of the failed ones: the second of each.
-    when: Vec<String>,
+/// What the Service `db` answers, to whoever asks by its name.
+pub(crate) fn ask(cluster: &Cluster, service: &str) -> Option<String> {
+    let name = format!("{service}.default.svc.cluster.local");
+    let answer = cluster.try_in_pod("client", &["timeout", "10", "nc", &name, &PORT.to_string()])?;
+    answer.split_whitespace().next().map(str::to_owned)
 }
 
-/// Makes new connections to the Service, one after the other, from before a change until after it.
-pub(crate) fn under_load(cluster: &Cluster, change: impl FnOnce()) -> Load {
-    // Every connection of its own; what is not answered within two seconds has failed.
-    let script = format!(
-        "rm -f /tmp/over; n=0; while [ ! -e /tmp/over ]; do a=$(nc -w 2 db.default.svc.cluster.local {PORT} </dev/null); \
-         case \"$a\" in db\\ *) n=$((n+1));; *) echo failed $(date +%T);; esac; done; echo answered $n"
-    );
-    thread::scope(|scope| {
-        let load = scope.spawn(|| cluster.try_in_pod("client", &["sh", "-c", &script]).expect("a load"));
-        change();
-        cluster.try_in_pod("client", &["sh", "-c", "sleep 1; echo > /tmp/over"]).expect("the end of the load");
-        let said = load.join().expect("no panic");
-        let lines = |word: &str| said.lines().filter_map(|line| Some(line.strip_prefix(word)?.trim().to_owned())).collect::<Vec<_>>();
-        let when = lines("failed");
-        Load { answered: lines("answered").first().and_then(|count| count.parse().ok()).expect("a count"), failed: when.len(), when }
-    })
+/// The names of the children of a Service; usually one.
+pub(crate) fn children(cluster: &Cluster, service: &str) -> String {
+    let selector = format!("tailscale.com/parent-resource={service},tailscale.com/parent-resource-ns=default");
+    cluster.kubectl(&["get", "services", "-n", NAMESPACE, "-l", &selector, "-o", "jsonpath={.items[*].metadata.name}"])
 }
 
-impl fmt::Display for Load {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} connections answered, {} failed {:?}", self.answered, self.failed, self.when)
-    }
+/// A node on which no replica of `eg` is.
+pub(crate) fn free_node(cluster: &Cluster) -> String {
+    let taken = cluster.kubectl(&[
+        "get",
+        "pods",
+        "-n",
+        NAMESPACE,
+        "-l",
+        "tailscale.com/parent-resource=eg",
+        "-o",
+        "jsonpath={.items[*].spec.nodeName}",
+    ]);
+    let taken: Vec<&str> = taken.split_whitespace().collect();
+    cluster.nodes.iter().map(|node| node.name.clone()).find(|name| !taken.contains(&&name[..])).expect("a node without a replica")
+}
+
+/// What the replicas and reconcilers said last, without what tailscaled said.
+pub(crate) fn logs(cluster: &Cluster) -> String {
+    let of = |selector: &str| {
+        let output = cluster.try_kubectl(&["logs", "-n", NAMESPACE, "-l", selector, "--tail=300", "--prefix"]);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let ours: Vec<&str> = text.lines().filter(|line| !line.contains("tailscaled: ")).collect();
+        ours[ours.len().saturating_sub(40)..].join("\n")
+    };
+    [of("tailscale.com/parent-resource=eg"), of("app.kubernetes.io/name=tailyard")].join("\n")
+}
+
+/// The addresses of a replica in the tailnet.
+pub(crate) fn addresses(cluster: &Cluster, replica: &str) -> Vec<String> {
+    cluster.tailnet.addresses_of(replica).iter().map(ToString::to_string).collect()
+}
+
+/// What tells one life of a replica from the next: the Pod's id and how often its containers were started again.
+pub(crate) fn lives(cluster: &Cluster, replicas: &[&str]) -> Vec<String> {
+    let path = "{.metadata.uid} {.status.containerStatuses[*].restartCount}";
+    replicas.iter().map(|replica| pods::field(cluster, NAMESPACE, replica, path)).collect()
+}
+
+/// Deletes the group `eg` and the Service `db`; what is left of them, by name.
+pub(crate) fn delete(cluster: &Cluster) -> String {
+    cluster.kubectl(&["delete", "proxygroup/eg", "service/db", "--timeout=120s"]);
+    left(cluster, "eg")
+}
+
+/// What is left of a group that is deleted, by name: once the tailnet has forgotten its replicas.
+pub(crate) fn left(cluster: &Cluster, group: &str) -> String {
+    let gone = || (0..3).all(|ordinal| !cluster.tailnet.knows(&format!("{group}-{ordinal}")));
+    eventually("the devices are gone", || gone().then_some(()));
+    let kinds = "secrets,services,statefulsets,configmaps,roles,rolebindings,serviceaccounts,poddisruptionbudgets,pods";
+    let selector = format!("tailscale.com/managed=true,tailscale.com/parent-resource={group}");
+    cluster.kubectl(&["get", kinds, "-n", NAMESPACE, "-l", &selector, "-o", "name"])
 }

@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use nix::sys::socket::{Backlog, listen};
 use tailyard::edge::netns::Namespace;
 use tailyard::model::net::Family;
 
@@ -64,6 +65,8 @@ pub(crate) struct Node {
     pub(crate) tailnet: BTreeMap<Family, IpAddr>,
 }
 
+/// How many connections may wait to be taken by a server: as many as the system allows.
+const WAITING: i32 = 4096;
 /// The name of a proxy's interface to the tailnet.
 pub(crate) const TAILNET: &str = "tailscale0";
 /// The MTU of the tailnet's links.
@@ -263,6 +266,8 @@ impl Server {
     fn start(name: String, tcp: TcpListener, udp: UdpSocket) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         tcp.set_nonblocking(true).expect("a listener");
+        // A connection beyond what may wait stands for its client and is forgotten here: on a busy machine many wait.
+        listen(&tcp, Backlog::new(WAITING).expect("a number")).expect("a listener");
         udp.set_read_timeout(Some(Duration::from_millis(20))).expect("a socket");
         let (ended, greeter) = (stop.clone(), name.clone());
         let datagrams = thread::spawn(move || {

@@ -1,6 +1,7 @@
 //! Somebody else at our rules: an audit sees it, a rewrite mends it. And firewalls that are not there.
 
 use std::net::SocketAddr;
+use std::net::UdpSocket;
 use std::time::Duration;
 
 use tailyard::edge::iptables::{Iptables, Variant};
@@ -180,6 +181,39 @@ fn a_probe_leaves_nothing_behind() {
         node.ns.block_on(work).expect("the namespace").unwrap_or_else(|fault| panic!("{variant:?}: {fault}"));
         assert!(!node.feed(&[save], "").contains("TAIL"), "{variant:?}");
     }
+}
+
+#[test]
+fn a_hushed_replica_says_nothing_outside_the_tunnel_and_all_else_as_before() {
+    let node = Node::make("hushed".to_owned());
+    node.feed(&["ip", "link", "set", "lo", "up"], "");
+    let nft = node.ns.run(|| Nft::open("nft")).expect("the namespace").expect("a socket");
+    let hush = |on| node.ns.block_on(|| async { nft.hush(on).await }).expect("the namespace").expect("nftables works here");
+    // Disco begins with these six bytes; `WireGuard` with a small number.
+    let heard = || {
+        let listener = UdpSocket::bind("127.0.0.1:0").expect("a port");
+        let (to, from) = (listener.local_addr().expect("an address"), UdpSocket::bind("127.0.0.1:0").expect("a port"));
+        for packet in [&b"TS\xf0\x9f\x92\xacping"[..], b"TS\xf0\x9f", b"\x01\0\0\0initiation"] {
+            from.send_to(packet, to).expect("a sender is never refused");
+        }
+        let (mut heard, mut buffer) = (Vec::new(), [0; 64]);
+        while heard.last().is_none_or(|last: &Vec<u8>| last[0] != 1) {
+            let length = listener.recv(&mut buffer).expect("a packet");
+            heard.push(buffer[..length].to_vec());
+        }
+        heard.into_iter().filter(|packet| packet.starts_with(b"TS")).count()
+    };
+    let heard = || node.ns.run(heard).expect("the namespace");
+    assert_eq!(heard(), 2);
+    for _ in 0..2 {
+        hush(true);
+        assert_eq!(heard(), 1, "what only begins alike is somebody else's");
+    }
+    hush(false);
+    assert_eq!(heard(), 2);
+    hush(true);
+    node.ns.block_on(|| async { nft.probe(&InterfaceName::tailscale0()).await }).expect("the namespace").expect("nftables works here");
+    assert_eq!(node.feed(&["nft", "list", "ruleset"], ""), "", "a start takes back what a predecessor left");
 }
 
 #[test]

@@ -3,6 +3,9 @@
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Mutex;
+
+use nix::sys::signal::Signal;
 
 use crate::support::{Machine, Process};
 
@@ -13,6 +16,8 @@ use super::{PODS, eventually, text};
 pub(crate) const SERVICES: &str = "10.96.0.0/16,fd00:96::/112";
 /// The API server among them.
 const API: &str = "10.96.0.1";
+/// The program that serves it.
+const API_SERVER: &str = "kube-apiserver";
 
 /// The running control plane; what runs ends with it.
 pub(crate) struct ControlPlane {
@@ -20,6 +25,7 @@ pub(crate) struct ControlPlane {
     pub(crate) machine: Machine,
     /// The administrator's.
     pub(crate) kubeconfig: PathBuf,
+    api: Mutex<Option<Process>>,
     _processes: Vec<Process>,
 }
 
@@ -36,22 +42,36 @@ impl ControlPlane {
             machine.spawn(name, &flags.iter().map(String::as_str).collect::<Vec<_>>(), &[])
         };
         pki.client("kube-proxy", "/CN=system:kube-proxy", &server); // of all nodes
-        let mut processes = vec![spawn("etcd", etcd_flags()), spawn("kube-apiserver", server_flags(pki, machine.address))];
-        eventually("the API serves", || {
-            kubectl(&machine, servers, &kubeconfig)
-                .args(["get", "--raw", "/readyz"])
-                .output()
-                .expect("nsenter")
-                .status
-                .success()
-                .then_some(())
-        });
+        let mut processes = vec![spawn("etcd", etcd_flags())];
+        let api = spawn(API_SERVER, server_flags(pki, machine.address));
+        serves(&machine, servers, &kubeconfig);
         // These two end if they find no API within their first seconds.
         processes.push(spawn("kube-controller-manager", manager_flags(pki, &manager)));
         let scheduler = [flag("kubeconfig", &scheduler), "--leader-elect=false".to_owned(), "--bind-address=127.0.0.1".to_owned()];
         processes.push(spawn("kube-scheduler", scheduler.into()));
-        Self { machine, kubeconfig, _processes: processes }
+        Self { machine, kubeconfig, api: Mutex::new(Some(api)), _processes: processes }
     }
+
+    /// Ends the API server at once; etcd and all the others go on.
+    pub(crate) fn stop_api(&self) {
+        let mut api = self.api.lock().expect("not poisoned").take().expect("a running API server");
+        api.signal(Signal::SIGKILL);
+        api.wait();
+    }
+
+    /// Starts it again; it serves.
+    pub(crate) fn start_api(&self, pki: &Pki, servers: &Path) {
+        let program = text(&servers.join(API_SERVER));
+        let flags = server_flags(pki, self.machine.address);
+        let argv: Vec<&str> = std::iter::once(program.as_str()).chain(flags.iter().map(String::as_str)).collect();
+        *self.api.lock().expect("not poisoned") = Some(self.machine.spawn(API_SERVER, &argv, &[]));
+        serves(&self.machine, servers, &self.kubeconfig);
+    }
+}
+
+fn serves(machine: &Machine, servers: &Path, kubeconfig: &Path) {
+    let ready = || kubectl(machine, servers, kubeconfig).args(["get", "--raw", "/readyz"]).output().expect("nsenter").status.success();
+    eventually("the API serves", || ready().then_some(()));
 }
 
 /// The administrator's kubectl, on the machine of the control plane.

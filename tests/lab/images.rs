@@ -12,10 +12,15 @@ pub(crate) const COREDNS: &str = "localhost/coredns:1";
 /// What is under test.
 pub(crate) const TAILYARD: &str = "localhost/tailyard:lab";
 
+/// The Tailscale operator's proxy; its path ends as that of the published one does.
+pub(crate) const STOCK: &str = "localhost/tailscale:1";
+/// The Tailscale operator.
+pub(crate) const OPERATOR: &str = "localhost/k8s-operator:1";
+
 /// What the shell's image has of busybox.
-const APPLETS: [&str; 25] = [
-    "sh", "cat", "date", "echo", "env", "false", "grep", "head", "hostname", "id", "ip", "ls", "mkdir", "nc", "nslookup", "ping", "ps",
-    "rm", "sed", "sleep", "sysctl", "timeout", "true", "wc", "wget",
+const APPLETS: [&str; 26] = [
+    "sh", "cat", "date", "echo", "env", "false", "grep", "head", "hostname", "httpd", "id", "ip", "ls", "mkdir", "nc", "nslookup", "ping",
+    "ps", "rm", "sed", "sleep", "sysctl", "timeout", "true", "wc", "wget",
 ];
 
 /// Builds the images that every node has; returns their files.
@@ -41,6 +46,29 @@ pub(crate) fn tailyard(dir: &Path, servers: &Path, binary: &Path) -> PathBuf {
     command.args(["tailyard", "--plain-layers", "--name", TAILYARD, "--servers", &text(servers), "--binary", &text(&stripped)]);
     command.args(["--authority", &text(&dir.join("ca.crt"))]);
     build(command.args(["--out", &text(&out)]));
+    out
+}
+
+/// Builds the image of the Tailscale operator's proxy from its programs, which believes the same authority; returns its file.
+pub(crate) fn stock(dir: &Path, servers: &Path) -> PathBuf {
+    let out = dir.join("stock.tar");
+    let mut command = plain(STOCK, &out);
+    for name in ["containerboot", "tailscaled", "tailscale"] {
+        command.args(["--program", &format!("{}=/usr/local/bin/{name}", text(&servers.join(name)))]);
+    }
+    command.args(["--program", "/usr/bin/busybox", "--link", "/usr/bin/sh=busybox", "--link", "/usr/bin/sysctl=busybox", "--firewall"]);
+    command.args(["--authority", &text(&dir.join("ca.crt"))]);
+    build(command.args(["--cmd", "/usr/local/bin/containerboot"]));
+    out
+}
+
+/// Builds the image of the Tailscale operator, which believes the same authority; returns its file.
+pub(crate) fn operator(dir: &Path, servers: &Path) -> PathBuf {
+    let out = dir.join("operator.tar");
+    let mut command = plain(OPERATOR, &out);
+    command.args(["--program", &format!("{}=/usr/local/bin/operator", text(&servers.join("k8s-operator")))]);
+    command.args(["--authority", &text(&dir.join("ca.crt"))]);
+    build(command.args(["--cmd", "/usr/local/bin/operator"]));
     out
 }
 

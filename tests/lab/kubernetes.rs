@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::support::{Boot, Tailnet, servers};
+use crate::support::{Boot, Control, Tailnet, servers};
 
 pub(crate) mod control;
 pub(crate) mod images;
@@ -71,9 +71,14 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// Starts a cluster of so many nodes; they are ready, and names are resolved.
     pub(crate) fn start(nodes: u8) -> Self {
+        Self::start_with(nodes, Control::Headscale)
+    }
+
+    /// As [`Self::start`], with another control server of the tailnet.
+    pub(crate) fn start_with(nodes: u8, control: Control) -> Self {
         sweep();
         let bin = servers(&PROGRAMS);
-        let tailnet = Tailnet::start([10, 99, 0]);
+        let tailnet = Tailnet::start_with([10, 99, 0], control);
         let pki = Pki::new(tailnet.dir().join("pki"));
         let images = images::common(tailnet.dir(), &bin);
         let machine = tailnet.boot(Boot { name: "cp", host: CONTROL, init: crate::support::INIT, cgroups: Vec::new() });
@@ -147,17 +152,22 @@ impl Cluster {
         printed(&format!("helm {}", args.join(" ")), &command.arg(kubeconfig).args(args).output().expect("nsenter"))
     }
 
-    fn kubectl_command(&self) -> Command {
+    /// kubectl as the administrator, to be run.
+    pub(crate) fn kubectl_command(&self) -> Command {
         control::kubectl(&self.control.machine, &self.bin, &self.control.kubeconfig)
     }
 
     /// Makes objects what they are to be.
     pub(crate) fn apply(&self, objects: &[Value]) {
-        let list = json!({"apiVersion": "v1", "kind": "List", "items": objects}).to_string();
+        self.apply_text(&json!({"apiVersion": "v1", "kind": "List", "items": objects}).to_string());
+    }
+
+    /// As [`Self::apply`], with objects as they are in a file, in JSON or YAML.
+    pub(crate) fn apply_text(&self, objects: &str) {
         let mut command = self.kubectl_command();
         command.args(["apply", "--server-side", "-f", "-"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("nsenter");
-        child.stdin.take().expect("piped").write_all(list.as_bytes()).expect("read");
+        child.stdin.take().expect("piped").write_all(objects.as_bytes()).expect("read");
         printed("kubectl apply", &child.wait_with_output().expect("a child"));
     }
 
@@ -169,13 +179,7 @@ impl Cluster {
     }
 
     /// Waits until all Pods of a workload are new and ready; fails with how the cluster is.
-    pub(crate) fn rolled_out(&self, workload: &str) {
-        let output = self.try_kubectl(&["rollout", "status", workload, &format!("--timeout={}s", DEADLINE.as_secs())]);
-        assert!(output.status.success(), "{workload}: {}\n{}", String::from_utf8_lossy(&output.stderr), self.describe());
-    }
-
-    /// As [`Self::rolled_out`], in another namespace than the default.
-    pub(crate) fn rolled_out_in(&self, namespace: &str, workload: &str) {
+    pub(crate) fn rolled_out(&self, namespace: &str, workload: &str) {
         let deadline = format!("--timeout={}s", DEADLINE.as_secs());
         let output = self.try_kubectl(&["rollout", "status", "-n", namespace, workload, &deadline]);
         assert!(output.status.success(), "{workload}: {}\n{}", String::from_utf8_lossy(&output.stderr), self.describe());

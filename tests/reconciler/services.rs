@@ -1,5 +1,6 @@
 //! Users' Services: served, moved, and let go in whatever order things are deleted.
 
+use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
 use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
 use kube::api::{DeleteParams, Patch, PatchParams};
@@ -145,5 +146,34 @@ fn roles_in_the_watched_namespaces_are_enough() {
         ready(&stage, "g").await;
         stage.service("s", "g").await;
         stage.served("s", "g", 2).await;
+    });
+}
+
+#[test]
+fn what_a_policy_refuses_of_one_service_holds_up_no_other() {
+    stage(async |stage| {
+        let running = start(&stage).await;
+        let rules =
+            json!([{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["services", "services/status"]}]);
+        let policy = json!({"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy", "metadata": {"name": "p"},
+            "spec": {"failurePolicy": "Fail", "matchConstraints": {"resourceRules": rules},
+                "validations": [{"expression": "!object.metadata.name.startsWith('bad')", "message": "it is not to be touched"}]}});
+        let binding = json!({"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicyBinding",
+            "metadata": {"name": "p"}, "spec": {"policyName": "p", "validationActions": ["Deny"]}});
+        let all = PatchParams::apply("test");
+        stage.all::<ValidatingAdmissionPolicy>().patch("p", &all, &Patch::Apply(policy)).await.expect("a policy");
+        stage.all::<ValidatingAdmissionPolicyBinding>().patch("p", &all, &Patch::Apply(binding)).await.expect("in force");
+        stage.service("bad-one", "none").await;
+        let patch = Patch::Merge(json!({"metadata": {"labels": {"any": "thing"}}}));
+        let denied = async || stage.users().patch("bad-one", &PatchParams::default(), &patch).await.is_err();
+        eventually("the policy holds", denied, |denied| *denied).await;
+        stage.service("bad", "g").await;
+        stage.service("good", "g").await;
+        stage.served("good", "g", 2).await;
+        let refused = async || running.metric("tailyard_reconcile_errors_total{error=\"Invalid\",kind=\"ProxyGroup\"");
+        eventually("it is counted", refused, |count| *count > 0).await;
+        let told = async || stage.events("bad").await;
+        eventually("it is said", told, |told| told.iter().any(|told| told.contains("it is not to be touched"))).await;
+        assert!(stage.ready("g").await.starts_with("True"), "the group is well");
     });
 }

@@ -8,13 +8,17 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, Service};
+use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::{ByteString, NamespaceResourceScope};
 use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use kube::{Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tailyard::api::proxygroup::ProxyGroup;
+use tailyard::model::gzip;
+use tailyard::model::source::{Document, EgressDocument, Keys};
+use tailyard::model::status::ROOM;
 use tempfile::TempDir;
 
 use crate::cluster::{Cluster, NAMESPACE, cluster, eventually};
@@ -40,26 +44,63 @@ pub(crate) struct Running {
 
 /// Runs a test on a stage of its own.
 pub(crate) fn stage(test: impl AsyncFnOnce(Stage) + Send) {
-    cluster(async |cluster| {
-        let client = cluster.admin();
-        let stage = Stage { hosted: Hosted::start().await, client, cluster, place: TempDir::new().expect("a directory") };
-        for kind in ["proxygroups", "proxyclasses", "tailnets"] {
-            stage.define(&format!("{kind}.tailscale.com"), &format!("config/crd/tailscale.com_{kind}.yaml")).await;
-        }
-        stage.grant("cluster.yaml", "").await;
-        stage.grant("namespace.yaml", "").await;
-        for (file, text) in [("id", CLIENT.0), ("secret", CLIENT.1)] {
-            fs::write(stage.place.path().join(file), text).expect("written");
-        }
+    bare(async |stage| {
+        stage.define_all().await;
         test(stage).await;
     });
 }
 
+/// Runs a test on a stage that has the rights, and no definitions yet.
+pub(crate) fn bare(test: impl AsyncFnOnce(Stage) + Send) {
+    cluster(async |cluster| test(Stage::on(cluster, Hosted::start().await).await).await);
+}
+
 impl Stage {
+    async fn on(cluster: Cluster, hosted: Hosted) -> Self {
+        let stage = Self { client: cluster.admin(), hosted, cluster, place: TempDir::new().expect("a directory") };
+        stage.grant("cluster.yaml", "").await;
+        stage.grant("namespace.yaml", "").await;
+        stage.credential("id", CLIENT.0);
+        stage.credential("secret", CLIENT.1);
+        stage
+    }
+
+    /// Another cluster, in the same tailnet.
+    pub(crate) async fn second(&self) -> Self {
+        let stage = Self::on(Cluster::second().await, self.hosted.clone()).await;
+        stage.define_all().await;
+        stage
+    }
+
     /// Applies a file of the repository as it is.
     async fn file(&self, url: &str, text: &str) {
         let request = hyper::Request::patch(format!("{url}?fieldManager=test")).header("Content-Type", "application/apply-patch+yaml");
         self.client.request_text(request.body(text.as_bytes().to_vec()).expect("a request")).await.expect("applied");
+    }
+
+    /// Installs the definitions.
+    pub(crate) async fn define_all(&self) {
+        for kind in ["proxygroups", "proxyclasses", "tailnets"] {
+            self.define(&format!("{kind}.tailscale.com"), &format!("config/crd/tailscale.com_{kind}.yaml")).await;
+        }
+    }
+
+    /// Puts something into a file of the reconciler's own credentials, as the kubelet would into a mounted Secret.
+    pub(crate) fn credential(&self, file: &str, text: &str) {
+        fs::write(self.place.path().join(file), text).expect("written");
+    }
+
+    /// Takes such a file away.
+    pub(crate) fn no_credential(&self, file: &str) {
+        fs::remove_file(self.place.path().join(file)).expect("removed");
+    }
+
+    /// What Events say about objects of this name.
+    pub(crate) async fn events(&self, name: &str) -> Vec<String> {
+        let events = self.all::<Event>().list(&kube::api::ListParams::default()).await.expect("Events");
+        let of = |event: &Event| event.regarding.as_ref().and_then(|about| about.name.clone()).unwrap_or_default();
+        let of = events.into_iter().filter(|event| of(event) == name);
+        of.map(|event| format!("{} {}", event.reason.unwrap_or_default(), event.note.unwrap_or_default())).collect()
     }
 
     async fn define(&self, name: &str, path: &str) {
@@ -78,7 +119,9 @@ impl Stage {
     pub(crate) async fn grant(&self, file: &str, watched: &str) {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("config/rbac").join(file);
         let text = fs::read_to_string(path).expect("rights").replace("namespace: tailscale", &format!("namespace: {NAMESPACE}"));
-        let text = text.replace("namespace: watched", &format!("namespace: {watched}"));
+        let text = text
+            .replace("serviceaccounts:tailscale", &format!("serviceaccounts:{NAMESPACE}"))
+            .replace("namespace: watched", &format!("namespace: {watched}"));
         for document in text.split("\n---\n") {
             let value = |key: &str| {
                 let line = document.lines().find_map(|line| line.trim_start().strip_prefix(key)).expect("a line");
@@ -132,7 +175,7 @@ impl Stage {
         Api::namespaced(self.client.clone(), USERS)
     }
 
-    async fn apply<K>(&self, api: Api<K>, name: &str, object: Value)
+    pub(crate) async fn apply<K>(&self, api: Api<K>, name: &str, object: Value)
     where
         K: Clone + DeserializeOwned + Debug,
     {
@@ -144,8 +187,12 @@ impl Stage {
 
     /// Makes a group, or changes the number of its replicas.
     pub(crate) async fn group(&self, name: &str, replicas: u32) {
-        let object = json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyGroup", "metadata": {"name": name},
-            "spec": {"type": "egress", "replicas": replicas}});
+        self.group_of(name, json!({"type": "egress", "replicas": replicas})).await;
+    }
+
+    /// Makes a group, or gives it another spec.
+    pub(crate) async fn group_of(&self, name: &str, spec: Value) {
+        let object = json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyGroup", "metadata": {"name": name}, "spec": spec});
         self.apply(self.all::<ProxyGroup>(), name, object).await;
     }
 
@@ -179,25 +226,27 @@ impl Stage {
     /// Plays the replicas: they are in the tailnet, and hold the egress config as it is.
     pub(crate) async fn join(&self, group: &str, replicas: u8) {
         for ordinal in 0..replicas {
-            let pod = self.pod(group, ordinal).await;
-            let name = pod.name_any();
-            let (id, fqdn) = (format!("n{group}{ordinal}"), format!("{name}.tail1234.ts.net."));
-            let uid = pod.uid().expect("a UID");
-            let values = [("device_id", id.as_str()), ("device_fqdn", &fqdn), ("device_ips", r#"["100.64.0.5"]"#), ("pod_uid", &uid)];
-            self.hosted.state().devices.insert(id.clone());
-            let there = async || self.here::<Secret>().get_opt(&name).await.ok().flatten().is_some();
-            eventually("the state Secret", there, |there| *there).await;
-            self.cluster.patch_secret(&name, &values).await;
+            self.member(group, ordinal).await;
         }
         self.acknowledge(group, replicas).await;
     }
 
+    /// Plays a replica: it is in the tailnet.
+    pub(crate) async fn member(&self, group: &str, ordinal: u8) {
+        let pod = self.pod(group, ordinal).await;
+        let name = pod.name_any();
+        let (id, fqdn) = (format!("n{group}{ordinal}"), format!("{name}.tail1234.ts.net."));
+        let uid = pod.uid().expect("a UID");
+        let values = [("device_id", id.as_str()), ("device_fqdn", &fqdn), ("device_ips", r#"["100.64.0.5"]"#), ("pod_uid", &uid)];
+        self.hosted.state().devices.insert(id.clone());
+        let there = async || self.here::<Secret>().get_opt(&name).await.ok().flatten().is_some();
+        eventually("the state Secret", there, |there| *there).await;
+        self.cluster.patch_secret(&name, &values).await;
+    }
+
     /// Plays the replicas: they hold the egress config as it is.
     pub(crate) async fn acknowledge(&self, group: &str, replicas: u8) {
-        let config = self.here::<ConfigMap>().get_opt(&format!("{group}-egress-config")).await.expect("an answer");
-        let text = config.and_then(|config| config.binary_data).and_then(|mut data| data.remove("egress-services"));
-        let config: Value = text.map_or(json!({}), |ByteString(text)| serde_json::from_slice(&text).expect("a config"));
-        let mut services = config.as_object().cloned().unwrap_or_default();
+        let mut services = self.config(group).await;
         for service in services.values_mut() {
             service.as_object_mut().expect("a service").remove("healthCheckEndpoint");
             service["tailnetTargetIPs"] = json!(["100.64.0.9"]);
@@ -206,9 +255,26 @@ impl Stage {
             let name = format!("{group}-{ordinal}");
             let pod = self.here::<Pod>().get(&name).await.expect("a Pod");
             let ip = pod.status.and_then(|status| status.pod_ip).expect("an address");
-            let status = json!({"podIPv4": ip, "podIPv6": "", "services": services}).to_string();
-            self.cluster.patch_secret(&name, &[("egress-services", &status)]).await;
+            let whole = json!({"podIPv4": ip, "podIPv6": "", "services": services}).to_string().into_bytes();
+            let short = json!({"podIPv4": ip, "podIPv6": "", "services": null}).to_string().into_bytes();
+            let (status, packed) =
+                if whole.len() > ROOM { (short, Some(ByteString(gzip::pack(&whole).expect("packed")))) } else { (whole, None) };
+            let patch = Patch::Merge(json!({"data": {"egress-services": ByteString(status), "egress-services.gz": packed}}));
+            self.here::<Secret>().patch(&name, &PatchParams::default(), &patch).await.expect("told");
         }
+    }
+
+    /// The keys of a group's egress config as they are mounted.
+    pub(crate) async fn keys(&self, group: &str) -> Keys {
+        let config = self.here::<ConfigMap>().get_opt(&format!("{group}-egress-config")).await.expect("an answer");
+        let data = config.and_then(|config| config.binary_data).unwrap_or_default();
+        data.into_iter().map(|(key, ByteString(value))| (key, value.into())).collect()
+    }
+
+    /// The services of a group's egress config, unpacked as a replica does it.
+    pub(crate) async fn config(&self, group: &str) -> Map<String, Value> {
+        let text = EgressDocument::unpacked(self.keys(group).await).remove("egress-services");
+        text.map_or(Map::new(), |text| serde_json::from_slice(&text).expect("a config"))
     }
 
     /// Waits until the replicas hold what they are told and the Service is ready.
@@ -290,6 +356,16 @@ impl Running {
     pub(crate) fn kill(mut self) {
         self.child.kill().expect("killed");
         self.child.wait().expect("ended");
+    }
+
+    /// What it has logged.
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Its process.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
     }
 
     /// What it answers.

@@ -7,7 +7,7 @@
 //! | `calls` | one line is added for each request: method, path, body |
 //! | `initial` | the first message of each subscription |
 //! | `bus` | every line added is sent to all subscribers; `CUT` ends their streams, `EXIT n` the process |
-//! | `mode` | words: `crash` exits at once, `mute` never listens, `deaf` ignores SIGTERM, `slow` listens after 300 ms, `noreload` refuses a config |
+//! | `mode` | words: `crash` exits at once, `away` does if its state is in a Secret, `mute` never listens, `deaf` ignores SIGTERM, `slow` listens after 300 ms, `noreload` refuses a config |
 //! | `goodkey` | a `start` with this key logs in |
 
 use std::convert::Infallible;
@@ -41,7 +41,7 @@ pub(crate) async fn live() {
     let args = std::env::var("FAKE_ARGS").expect("FAKE_ARGS");
     append(&dir.join("starts"), &args);
     let script = Script { bus: broadcast::channel(4096).0, dir };
-    if script.is("crash") {
+    if script.is("crash") || (script.is("away") && args.contains("--state=kube:")) {
         eprintln!("this daemon crashes");
         std::process::exit(7);
     }

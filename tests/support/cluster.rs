@@ -19,8 +19,8 @@ use tailyard::edge::kube::Cluster as Client;
 use tailyard::edge::netns::Namespace;
 use tempfile::TempDir;
 
-/// The address of the API server in its namespace; a certificate cannot be had for a loopback address.
-const ADDRESS: &str = "10.99.0.2";
+/// The addresses of the API servers in their namespace; a certificate cannot be had for a loopback address.
+const ADDRESSES: [&str; 2] = ["10.99.0.2", "10.99.0.3"];
 /// The Kubernetes namespace of everything in a test.
 pub(crate) const NAMESPACE: &str = "ts";
 /// The user that the reconciler is: its service account.
@@ -34,9 +34,12 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 /// A running control plane: etcd, kube-apiserver and an administrator.
 pub(crate) struct Cluster {
     place: TempDir,
+    /// The address of its API server.
+    address: &'static str,
     binaries: PathBuf,
     etcd: Option<Child>,
     server: Option<Child>,
+    controllers: Option<Child>,
     admin: Option<kube::Client>,
 }
 
@@ -45,10 +48,15 @@ pub(crate) fn cluster(test: impl AsyncFnOnce(Cluster) + Send) {
     let _turn: MutexGuard<'_, ()> = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let namespace = Namespace::make().expect("a network namespace");
     let work = async move || {
-        for arguments in [&["link", "set", "lo", "up"][..], &["address", "add", "10.99.0.2/32", "dev", "lo"]] {
+        let addresses = ADDRESSES.map(|address| format!("{address}/32"));
+        for arguments in [
+            &["link", "set", "lo", "up"][..],
+            &["address", "add", &addresses[0], "dev", "lo"],
+            &["address", "add", &addresses[1], "dev", "lo"],
+        ] {
             assert!(Command::new("ip").args(arguments).status().expect("the ip command").success());
         }
-        let mut cluster = Cluster::prepare();
+        let mut cluster = Cluster::prepare(ADDRESSES[0]);
         cluster.start().await;
         test(cluster).await;
     };
@@ -70,12 +78,8 @@ pub(crate) async fn eventually<T: std::fmt::Debug>(what: &str, mut look: impl As
 
 impl Cluster {
     /// Everything but the processes.
-    fn prepare() -> Self {
-        let mut built = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/servers/build"));
-        let built = built.args(["etcd", "kube-apiserver"]).stderr(Stdio::inherit()).output();
-        let built = built.expect("tests/servers/build");
-        assert!(built.status.success(), "tests/servers/build failed");
-        let binaries = PathBuf::from(String::from_utf8(built.stdout).expect("a path").trim());
+    fn prepare(address: &'static str) -> Self {
+        let binaries = built(&["etcd", "kube-apiserver"]);
         let place = TempDir::new().expect("a directory");
         let path = |name: &str| place.path().join(name);
         let key = Command::new("openssl").args(["genrsa", "-out"]).arg(path("sa.key")).arg("2048").stderr(Stdio::null()).status();
@@ -92,7 +96,7 @@ impl Cluster {
             fs::write(path(name).join("namespace"), NAMESPACE).expect("namespace");
             fs::write(path(name).join("token"), token).expect("token");
         }
-        Self { place, binaries, etcd: None, server: None, admin: None }
+        Self { place, address, binaries, etcd: None, server: None, controllers: None, admin: None }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -119,6 +123,17 @@ impl Cluster {
             "--listen-peer-urls=http://127.0.0.1:2380".into(),
         ];
         self.etcd = Some(self.spawn("etcd", &flags));
+        self.begin().await;
+    }
+
+    /// Another cluster beside this one: an API server of its own, which keeps its objects apart in the same etcd.
+    pub(crate) async fn second() -> Self {
+        let mut second = Self::prepare(ADDRESSES[1]);
+        second.begin().await;
+        second
+    }
+
+    async fn begin(&mut self) {
         self.start_server().await;
         let admin = self.admin();
         let namespace = KubeNamespace { metadata: named(NAMESPACE), ..KubeNamespace::default() };
@@ -143,8 +158,9 @@ impl Cluster {
         let path = |name: &str| self.path(name).display().to_string();
         let flags = [
             "--etcd-servers=http://127.0.0.1:2379".into(),
-            format!("--advertise-address={ADDRESS}"),
-            format!("--bind-address={ADDRESS}"),
+            format!("--etcd-prefix=/{}", self.address),
+            format!("--advertise-address={}", self.address),
+            format!("--bind-address={}", self.address),
             "--secure-port=6443".into(),
             "--endpoint-reconciler-type=none".into(),
             "--allow-privileged=true".into(),
@@ -159,6 +175,20 @@ impl Cluster {
             format!("--audit-log-path={}", path("audit.log")),
         ];
         self.server = Some(self.spawn("kube-apiserver", &flags));
+    }
+
+    /// Starts the controller that keeps `EndpointSlice`s, and no other.
+    pub(crate) fn start_endpoints(&mut self) {
+        built(&["kube-controller-manager"]);
+        let flags = [
+            format!("--kubeconfig={}", self.kubeconfig_of("admin").display()),
+            "--controllers=endpointslice-controller".into(),
+            "--leader-elect=false".into(),
+            "--kube-api-qps=1000".into(),
+            "--kube-api-burst=1000".into(),
+            "--secure-port=0".into(),
+        ];
+        self.controllers = Some(self.spawn("kube-controller-manager", &flags));
     }
 
     /// Ends the API server at once.
@@ -183,6 +213,11 @@ impl Cluster {
         kill(Pid::from_raw(id.try_into().expect("a process id")), signal).expect("signalled");
     }
 
+    /// The URL of the API.
+    pub(crate) fn url(&self) -> String {
+        format!("https://{}:6443", self.address)
+    }
+
     /// Where the Pod finds its service account.
     pub(crate) fn service_account(&self) -> PathBuf {
         self.path("pod")
@@ -190,12 +225,12 @@ impl Cluster {
 
     /// The Pod's own client, as in a Pod.
     pub(crate) async fn pod(&self) -> Client {
-        Client::in_pod(&url(), &self.service_account()).await.expect("a client")
+        Client::in_pod(&self.url(), &self.service_account()).await.expect("a client")
     }
 
     async fn client_of(&self, name: &str) -> kube::Client {
         let directory = self.path(name);
-        let file: Kubeconfig = serde_json::from_value(kubeconfig(&directory)).expect("a kubeconfig");
+        let file: Kubeconfig = serde_json::from_value(kubeconfig(&directory, &self.url())).expect("a kubeconfig");
         let mut config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.expect("a config");
         let token_file = Some(directory.join("token").display().to_string());
         config.auth_info = AuthInfo { token_file, ..AuthInfo::default() };
@@ -210,7 +245,7 @@ impl Cluster {
     /// A kubeconfig file of a user.
     pub(crate) fn kubeconfig_of(&self, user: &str) -> PathBuf {
         let path = self.path(&format!("kubeconfig-{user}"));
-        fs::write(&path, kubeconfig(&self.path(user)).to_string()).expect("written");
+        fs::write(&path, kubeconfig(&self.path(user), &self.url()).to_string()).expect("written");
         path
     }
 
@@ -326,7 +361,7 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        for child in [self.server.take(), self.etcd.take()].into_iter().flatten() {
+        for child in [self.controllers.take(), self.server.take(), self.etcd.take()].into_iter().flatten() {
             end(child);
         }
         if std::thread::panicking() {
@@ -339,25 +374,28 @@ impl Drop for Cluster {
     }
 }
 
+/// Where these programs are; builds what is not there.
+fn built(programs: &[&str]) -> PathBuf {
+    let mut script = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/servers/build"));
+    let told = script.args(programs).stderr(Stdio::inherit()).output().expect("tests/servers/build");
+    assert!(told.status.success(), "tests/servers/build failed");
+    PathBuf::from(String::from_utf8(told.stdout).expect("a path").trim())
+}
+
 fn end(mut child: Child) {
     if child.kill().and_then(|()| child.wait()).is_err() {
         println!("process {} could not be ended", child.id());
     }
 }
 
-/// The URL of the API.
-pub(crate) fn url() -> String {
-    format!("https://{ADDRESS}:6443")
-}
-
 fn named(name: &str) -> ObjectMeta {
     ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() }
 }
 
-fn kubeconfig(directory: &Path) -> Value {
+fn kubeconfig(directory: &Path, url: &str) -> Value {
     let token = fs::read_to_string(directory.join("token")).expect("a token");
     json!({"apiVersion": "v1", "kind": "Config", "current-context": "test",
-        "clusters": [{"name": "test", "cluster": {"server": url(), "certificate-authority": directory.join("ca.crt")}}],
+        "clusters": [{"name": "test", "cluster": {"server": url, "certificate-authority": directory.join("ca.crt")}}],
         "users": [{"name": "test", "user": {"token": token}}],
         "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test", "namespace": NAMESPACE}}]})
 }

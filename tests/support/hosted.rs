@@ -41,8 +41,12 @@ pub(crate) struct State {
     pub(crate) keys: BTreeMap<String, String>,
     /// Devices by stable node id.
     pub(crate) devices: BTreeSet<String>,
+    /// Tailscale Services by name.
+    pub(crate) vips: BTreeMap<String, Value>,
     /// What goes wrong, in turn; first come, first served.
     pub(crate) faults: VecDeque<Fault>,
+    /// Requests whose method and path begin so are refused with this status.
+    pub(crate) denied: BTreeMap<String, u16>,
     /// How long a token holds, in seconds.
     pub(crate) token_life: u64,
     /// Tokens that are accepted.
@@ -107,11 +111,15 @@ impl Hosted {
         let bearer =
             request.headers().get("authorization").and_then(|value| value.to_str().ok()).unwrap_or_default().replace("Bearer ", "");
         let body = request.into_body().collect().await.map_err(std::io::Error::other)?.to_bytes();
-        let fault = {
-            let mut state = self.state();
-            state.calls.push(format!("{method} {path}"));
-            state.faults.pop_front()
+        let (fault, denied) = {
+            let (mut state, call) = (self.state(), format!("{method} {path}"));
+            let denied = state.denied.iter().find(|(prefix, _)| call.starts_with(*prefix)).map(|(_, status)| *status);
+            state.calls.push(call);
+            (state.faults.pop_front(), denied)
         };
+        if let Some(status) = denied {
+            return Ok(refusal(status, "not permitted", None));
+        }
         match fault {
             Some(Fault::Status(status, after)) => return Ok(refusal(status, "as the test wants it", after)),
             Some(Fault::Slow(time)) => tokio::time::sleep(time).await,
@@ -140,8 +148,33 @@ impl State {
             (&Method::DELETE, ["tailnet", "-", "keys", id]) => gone(self.keys.remove(*id).is_some()),
             (&Method::GET, ["device", id]) if self.devices.contains(*id) => answer(&json!({"nodeId": id})),
             (&Method::DELETE, ["device", id]) => gone(self.devices.remove(*id)),
+            (&Method::GET, ["tailnet", "-", "vip-services"]) => answer(&json!({"vipServices": self.vips.values().collect::<Vec<_>>()})),
+            (&Method::GET, ["tailnet", "-", "vip-services", name]) => {
+                self.vips.get(*name).map_or_else(|| refusal(404, "not found", None), answer)
+            }
+            (&Method::PUT, ["tailnet", "-", "vip-services", name]) => self.put_vip(name, body),
+            (&Method::DELETE, ["tailnet", "-", "vip-services", name]) => gone(self.vips.remove(*name).is_some()),
             _ => refusal(404, "not found", None),
         }
+    }
+
+    /// Makes a service with addresses of its own, or replaces it whole; then its addresses must be said again.
+    fn put_vip(&mut self, name: &str, body: &[u8]) -> Response<Full<Bytes>> {
+        let Ok(mut wanted) = serde_json::from_slice::<Value>(body) else { return refusal(400, "invalid body", None) };
+        if wanted["name"] != name || wanted["tags"].as_array().is_none_or(Vec::is_empty) {
+            return refusal(400, "name and tags are required", None);
+        }
+        match self.vips.get(name) {
+            Some(held) if held["addrs"] != wanted["addrs"] => return refusal(400, "addrs cannot be changed", None),
+            Some(_) => {}
+            None => {
+                self.made += 1;
+                let (high, low) = (self.made / 250, self.made % 250 + 1);
+                wanted["addrs"] = json!([format!("100.99.{high}.{low}"), format!("fd7a:115c:a1e0::99:{:x}", self.made)]);
+            }
+        }
+        self.vips.insert(name.to_owned(), wanted.clone());
+        answer(&wanted)
     }
 
     fn log_in(&mut self, path: &str, body: &[u8]) -> Response<Full<Bytes>> {

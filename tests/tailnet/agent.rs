@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
+use tailyard::model::supervise::kept::Kept;
 use tailyard::model::supervise::{DaemonSettings, Login, Secret, StateStore, TwoStep};
 use tailyard::proxy::daemon::{DaemonInputs, daemon};
 use tailyard::runtime::tasks;
@@ -116,7 +117,8 @@ pub(crate) async fn be() {
     let (requests, _nobody) = mpsc::channel(4);
     let settings = settings(&dir, &bin, var("AGENT_IP").parse().expect("an address"), &var("AGENT_KEY"));
     let (stopper, stop) = tasks::stop();
-    let (daemon, task) = daemon(settings, DaemonInputs { keys, writes: requests }, stop);
+    let (daemon, task) =
+        daemon(settings, DaemonInputs { keys, writes: requests, kept: watch::channel(Kept::default()).1, advertise: None }, stop);
     let task = tokio::spawn(task);
     let (mut state, mut netmap) = (daemon.state(), daemon.netmap());
     let mut term = signal(SignalKind::terminate()).expect("a handler");

@@ -24,6 +24,14 @@ subjects:
     namespace: {{ .Release.Namespace }}
 {{- end }}
 
+{{/* Every Pod of a group, whatever its ServiceAccount. */}}
+{{- define "tailyard.pods" -}}
+subjects:
+  - kind: Group
+    apiGroup: rbac.authorization.k8s.io
+    name: system:serviceaccounts:{{ .Release.Namespace }}
+{{- end }}
+
 {{/* The rules of users' Services, wherever they are looked for. */}}
 {{- define "tailyard.services" -}}
 - apiGroups: [""]
@@ -32,6 +40,15 @@ subjects:
 - apiGroups: [""]
   resources: [services/status]
   verbs: [patch]
+- apiGroups: [networking.k8s.io]
+  resources: [ingresses]
+  verbs: [get, list, watch, patch]
+- apiGroups: [networking.k8s.io]
+  resources: [ingresses/status]
+  verbs: [patch]
+- apiGroups: [discovery.k8s.io]
+  resources: [endpointslices]
+  verbs: [get, list, watch]
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create, patch]

@@ -39,9 +39,7 @@ pub enum ControlError {
         after: Duration,
     },
     /// The credentials are refused.
-    #[error(
-        "{call}: the control plane refuses the credentials ({status}): {message}; check the client's secret and its scopes (devices:core and auth_keys, write, with the tags in use)"
-    )]
+    #[error("{call}: the control plane refuses the credentials ({status}): {message}; {advice}")]
     Denied {
         /// Which call.
         call: &'static str,
@@ -49,6 +47,8 @@ pub enum ControlError {
         status: u16,
         /// Its words.
         message: String,
+        /// What to check.
+        advice: &'static str,
     },
     /// Too many requests; the pause holds for every call of this client.
     #[error("{call}: the control plane wants a pause of {after:?}")]
@@ -100,6 +100,25 @@ impl ControlError {
             Self::Absent { .. } => "absent",
             Self::Refused { .. } => "refused",
             Self::Answer { .. } => "answer",
+        }
+    }
+
+    /// The same in words that do not change from one time to the next: for conditions.
+    #[must_use]
+    pub fn lasting(&self) -> String {
+        match self {
+            Self::Paused { call, .. } => format!("{call}: the control plane wants fewer requests; it is asked later"),
+            other => other.to_string(),
+        }
+    }
+
+    /// Whether the same call may well succeed later with nothing changed here.
+    #[must_use]
+    pub fn passes(&self) -> bool {
+        match self {
+            Self::Unreachable { .. } | Self::Deadline { .. } | Self::Paused { .. } | Self::Answer { .. } => true,
+            Self::Refused { status, .. } => *status >= 500,
+            _ => false,
         }
     }
 

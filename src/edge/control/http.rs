@@ -8,7 +8,7 @@ use reqwest::{Certificate, Client, Method, RequestBuilder, Response, StatusCode}
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{ControlError, ControlSettings};
+use super::{ControlError, ControlSettings, Credentials};
 use crate::api::control::Refusal;
 use crate::model::control::Bucket;
 
@@ -24,6 +24,8 @@ const TEXT: usize = 200;
 pub(super) struct Http {
     client: Client,
     base: String,
+    /// What to check when the credentials are refused.
+    advice: &'static str,
     deadline: Duration,
     began: Instant,
     pace: Arc<Mutex<Pace>>,
@@ -55,7 +57,14 @@ impl Http {
         }
         let client = builder.build().map_err(|error| ControlError::Settings(error.to_string()))?;
         let pace = Pace { bucket: Bucket::new(settings.rate.burst, settings.rate.per_second), not_before: None };
-        Ok(Self { client, base, deadline: settings.deadline, began: Instant::now(), pace: Arc::new(Mutex::new(pace)) })
+        Ok(Self {
+            client,
+            base,
+            advice: advice(&settings.credentials),
+            deadline: settings.deadline,
+            began: Instant::now(),
+            pace: Arc::new(Mutex::new(pace)),
+        })
     }
 
     /// A request that is not sent yet; `path` begins with a slash.
@@ -111,10 +120,25 @@ impl Http {
         }
         let message = words(body);
         match status {
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => ControlError::Denied { call, status: status.as_u16(), message },
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                ControlError::Denied { call, status: status.as_u16(), message, advice: self.advice }
+            }
             StatusCode::NOT_FOUND => ControlError::Absent { call, message },
             _ => ControlError::Refused { call, status: status.as_u16(), message },
         }
+    }
+}
+
+/// What to check when these are refused.
+fn advice(credentials: &Credentials) -> &'static str {
+    match credentials {
+        Credentials::OAuth { .. } => {
+            "check the OAuth client's secret and its scopes (devices:core and auth_keys, write, with the tags in use)"
+        }
+        Credentials::Identity { .. } => {
+            "check the federated client's issuer, subject and audience, and its scopes (devices:core and auth_keys, write, with the tags in use)"
+        }
+        Credentials::Headscale { .. } => "check the API key: it may have expired (headscale apikeys list)",
     }
 }
 

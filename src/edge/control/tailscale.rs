@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use super::http::Http;
 use super::{AuthKey, Control, ControlError, IdentityToken};
 use crate::api::control::{CreateKey, CreatedKey, KeyCapabilities, KeyCreate, KeyDevices, TokenAnswer};
+use crate::api::vip::{VipService, VipServices};
 use crate::model::control::token_end;
 use crate::model::supervise::Secret;
 
@@ -74,6 +75,26 @@ impl Tailscale {
 
     pub(super) async fn delete_device(&self, id: &str) -> Result<(), ControlError> {
         self.done("delete a device", Method::DELETE, &format!("/device/{id}")).await
+    }
+
+    pub(super) async fn services(&self) -> Result<Vec<VipService>, ControlError> {
+        let request = self.request(Method::GET, "/tailnet/-/vip-services").await?;
+        let list: VipServices = self.settled(self.http.answer("list Tailscale Services", request).await).await?;
+        Ok(list.vip_services)
+    }
+
+    pub(super) async fn service(&self, name: &str) -> Result<VipService, ControlError> {
+        let request = self.request(Method::GET, &format!("/tailnet/-/vip-services/{name}")).await?;
+        self.settled(self.http.answer("get a Tailscale Service", request).await).await
+    }
+
+    pub(super) async fn put_service(&self, service: &VipService) -> Result<(), ControlError> {
+        let request = self.request(Method::PUT, &format!("/tailnet/-/vip-services/{}", service.name)).await?.json(service);
+        self.settled(self.http.done("put a Tailscale Service", request).await).await
+    }
+
+    pub(super) async fn delete_service(&self, name: &str) -> Result<(), ControlError> {
+        self.done("delete a Tailscale Service", Method::DELETE, &format!("/tailnet/-/vip-services/{name}")).await
     }
 
     async fn done(&self, call: &'static str, method: Method, path: &str) -> Result<(), ControlError> {

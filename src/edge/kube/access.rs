@@ -2,14 +2,17 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
-use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec};
+use k8s_openapi::api::authentication::v1::{SelfSubjectReview, TokenRequest, TokenRequestSpec};
+use k8s_openapi::api::authorization::v1::{
+    ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec, SubjectAccessReview, SubjectAccessReviewSpec,
+};
 use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::Api;
 use kube::api::PostParams;
 
 use super::error::ACCESS_REVIEW;
 use super::{Call, Cluster, KubeError, Verb, within};
+use crate::model::doctor::rights::Right;
 
 /// What may be done with a Secret. A check that failed counts as the peer counts it: `get` and `update` as allowed, for the
 /// calls themselves will tell; `patch` and `create` as not known.
@@ -58,9 +61,46 @@ impl Cluster {
         };
         let request = TokenRequest { spec: Some(spec), ..TokenRequest::default() };
         let api: Api<ServiceAccount> = Api::namespaced(self.client.clone(), &self.namespace);
-        let call = || self.call(Verb::Create, "ServiceAccount", name);
+        let call = || self.call(Verb::Create, "ServiceAccount/token", name);
         let made: TokenRequest = within(call, api.create_subresource("token", name, &PostParams::default(), &request)).await?;
         Ok(made.status.and_then(|status| status.token).unwrap_or_default())
+    }
+
+    /// Who this client is to the API server; needs no right.
+    pub async fn who(&self) -> Result<String, KubeError> {
+        let api: Api<SelfSubjectReview> = Api::all(self.client.clone());
+        let call = || Call { namespace: String::new(), ..self.call(Verb::Create, "SelfSubjectReview", "") };
+        let answer = within(call, api.create(&PostParams::default(), &SelfSubjectReview::default())).await?;
+        Ok(answer.status.and_then(|status| status.user_info?.username).unwrap_or_default())
+    }
+
+    /// Whether a user is allowed something; needs `create` on `subjectaccessreviews`, but for nobody in particular: then it is
+    /// asked for who this client is.
+    pub async fn allowed(&self, right: &Right, user: Option<&str>) -> Result<bool, KubeError> {
+        let text = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
+        let resource = ResourceAttributes {
+            group: text(&right.group),
+            resource: text(&right.resource),
+            subresource: text(&right.subresource),
+            verb: text(&right.verb),
+            name: text(&right.name),
+            namespace: text(&right.namespace),
+            ..ResourceAttributes::default()
+        };
+        let Some(user) = user else { return self.may_self(resource).await };
+        let groups =
+            ["system:serviceaccounts".to_owned(), format!("system:serviceaccounts:{}", self.namespace), "system:authenticated".to_owned()];
+        let spec = SubjectAccessReviewSpec {
+            user: Some(user.to_owned()),
+            groups: Some(groups.into()),
+            resource_attributes: Some(resource),
+            ..SubjectAccessReviewSpec::default()
+        };
+        let review = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
+        let api: Api<SubjectAccessReview> = Api::all(self.client.clone());
+        let call = || Call { namespace: String::new(), ..self.call(Verb::Create, "SubjectAccessReview", user) };
+        let answer = within(call, api.create(&PostParams::default(), &review)).await?;
+        Ok(answer.status.is_some_and(|status| status.allowed))
     }
 
     async fn may(&self, verb: Verb, secret: &str) -> Result<bool, KubeError> {
@@ -71,10 +111,15 @@ impl Cluster {
             name: Some(secret.to_owned()),
             ..ResourceAttributes::default()
         };
+        self.may_self(resource).await
+    }
+
+    async fn may_self(&self, resource: ResourceAttributes) -> Result<bool, KubeError> {
+        let name = resource.name.clone().unwrap_or_default();
         let spec = SelfSubjectAccessReviewSpec { resource_attributes: Some(resource), ..SelfSubjectAccessReviewSpec::default() };
         let review = SelfSubjectAccessReview { spec, ..SelfSubjectAccessReview::default() };
         let api: Api<SelfSubjectAccessReview> = Api::all(self.client.clone());
-        let call = || self.call(Verb::Create, ACCESS_REVIEW, secret);
+        let call = || self.call(Verb::Create, ACCESS_REVIEW, &name);
         let answer = within(call, api.create(&PostParams::default(), &review)).await?;
         Ok(answer.status.is_some_and(|status| status.allowed))
     }

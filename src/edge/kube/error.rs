@@ -50,7 +50,7 @@ impl Verb {
 pub struct Call {
     /// What was to be done.
     pub verb: Verb,
-    /// The kind of the object.
+    /// The kind of the object, and behind a slash the part of it that has permissions of its own.
     pub kind: &'static str,
     /// Its namespace.
     pub namespace: String,
@@ -62,9 +62,12 @@ impl Call {
     /// The RBAC rule that allows the call.
     #[must_use]
     pub fn rule(&self) -> String {
-        let ending = if self.kind.ends_with('s') { "es" } else { "s" };
-        let (group, resource) = (group(self.kind), format!("{}{ending}", self.kind.to_ascii_lowercase()));
-        let nameless = self.verb == Verb::Create || self.name.is_empty();
+        let (kind, part) = self.kind.split_once('/').unwrap_or((self.kind, ""));
+        let ending = if kind.ends_with('s') { "es" } else { "s" };
+        let slash = if part.is_empty() { "" } else { "/" };
+        let (group, resource) = (group(kind), format!("{}{ending}{slash}{part}", kind.to_ascii_lowercase()));
+        // What is yet to be made has no name that a rule could go by; a part of what there is has.
+        let nameless = (self.verb == Verb::Create && part.is_empty()) || self.name.is_empty();
         let names = if nameless { String::new() } else { format!("resourceNames: [{:?}], ", self.name) };
         format!("{{apiGroups: [{group:?}], resources: [{resource:?}], {names}verbs: [{:?}]}}", self.verb.name())
     }
@@ -212,6 +215,12 @@ impl KubeError {
             Self::NotLeading { .. } => "NotLeading",
         }
     }
+
+    /// Whether the API looked at what was asked and refused it, so that a call about another object may fare better.
+    #[must_use]
+    pub fn refused(&self) -> bool {
+        matches!(self, Self::Call { fault: Fault::Refused { code, .. }, .. } if !matches!(code, 401 | 429 | 503 | 504))
+    }
 }
 
 /// What to do about it, where the API's own words do not say.
@@ -244,6 +253,13 @@ mod tests {
         let list = Call { verb: Verb::List, kind: "ProxyClass", namespace: String::new(), name: String::new() };
         assert_eq!(list.rule(), r#"{apiGroups: ["tailscale.com"], resources: ["proxyclasses"], verbs: ["list"]}"#);
         assert_eq!(list.to_string(), "list ProxyClass of all namespaces");
+        let status = Call { verb: Verb::Patch, kind: "ProxyGroup/status", namespace: String::new(), name: "g".into() };
+        assert_eq!(
+            status.rule(),
+            r#"{apiGroups: ["tailscale.com"], resources: ["proxygroups/status"], resourceNames: ["g"], verbs: ["patch"]}"#
+        );
+        let token = Call { verb: Verb::Create, kind: "ServiceAccount/token", namespace: "ts".into(), name: "r".into() };
+        assert_eq!(token.rule(), r#"{apiGroups: [""], resources: ["serviceaccounts/token"], resourceNames: ["r"], verbs: ["create"]}"#);
     }
 
     #[test]

@@ -20,6 +20,8 @@ use super::{Call, KubeError, Resource, Verb, Writes};
 
 /// An Event told again within this time counts up.
 const SERIES: Duration = Duration::from_mins(6);
+/// Where Events are not allowed, one is tried again after this time.
+const CLOSED: Duration = Duration::from_hours(1);
 /// The API takes no longer text.
 const LONGEST: usize = 1024;
 /// Where the Events of objects without a namespace are.
@@ -58,6 +60,8 @@ pub struct Events {
     reporter: &'static str,
     instance: String,
     told: Arc<Mutex<HashMap<Told, Series>>>,
+    /// The namespaces in which we may not tell any, and since when.
+    closed: Arc<Mutex<HashMap<String, Instant>>>,
 }
 
 #[derive(Debug, Clone)]
@@ -71,18 +75,30 @@ impl Events {
     /// A teller; `instance` is the name of the Pod or process.
     #[must_use]
     pub fn new(writes: Writes, reporter: &'static str, instance: impl Into<String>) -> Self {
-        Self { writes, reporter, instance: instance.into(), told: Arc::default() }
+        Self { writes, reporter, instance: instance.into(), told: Arc::default(), closed: Arc::default() }
     }
 
-    /// Tells it.
+    /// Tells it. Where that is not allowed the first try fails, and others for the next hour are not made.
     pub async fn tell(&self, told: Told) -> Result<(), KubeError> {
+        let namespace = if told.about.namespace.is_empty() { CLUSTER_SCOPED.to_owned() } else { told.about.namespace.clone() };
+        let closed = |since: &Instant| since.elapsed() < CLOSED;
+        if self.closed.lock().unwrap_or_else(PoisonError::into_inner).get(&namespace).is_some_and(closed) {
+            return Ok(());
+        }
+        let done = self.write(told, &namespace).await;
+        if done.as_ref().is_err_and(|error| error.kind() == "Forbidden") {
+            self.closed.lock().unwrap_or_else(PoisonError::into_inner).insert(namespace, Instant::now());
+        }
+        done
+    }
+
+    async fn write(&self, told: Told, namespace: &str) -> Result<(), KubeError> {
         let now = Instant::now();
         let series = {
             let mut all = self.told.lock().unwrap_or_else(PoisonError::into_inner);
             all.retain(|_, series| now - series.last < SERIES);
             all.get(&told).cloned()
         };
-        let namespace = if told.about.namespace.is_empty() { CLUSTER_SCOPED } else { &told.about.namespace };
         let api: Api<Object> = Api::namespaced(self.writes.cluster().client.clone(), namespace);
         let call = |verb, name: &str| Call { verb, kind: "Event", namespace: namespace.to_owned(), name: name.to_owned() };
         let series = if let Some(Series { name, count, .. }) = series {

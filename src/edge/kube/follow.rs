@@ -7,11 +7,14 @@ use std::pin::Pin;
 
 use futures_util::stream::{Stream, StreamExt, unfold};
 use kube::api::DynamicObject;
+use kube::core::{DynamicResourceScope, PartialObjectMeta};
+use kube::discovery::ApiResource;
 use kube::runtime::watcher;
+use kube::{Api, Resource};
 use serde_json::Value;
 use tokio::time::sleep;
 
-use super::{Call, Cluster, Fault, KubeError, Resource, Verb, writes};
+use super::{Call, Cluster, Fault, KubeError, Verb, writes};
 use crate::model::backoff::Backoff;
 
 /// The server ends a watch after this many seconds, so that one that the network dropped silently is noticed.
@@ -23,11 +26,13 @@ const PAGE: u32 = 500;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Follow {
     /// The kind.
-    pub resource: Resource,
+    pub resource: super::Resource,
     /// Of one namespace, or of all.
     pub namespace: Option<String>,
     /// Only objects with these labels: a selector as the API has it.
     pub labels: Option<&'static str>,
+    /// Only their metadata: what is in them is not sent.
+    pub names_only: bool,
 }
 
 /// What is told of the followed objects.
@@ -61,18 +66,46 @@ struct Follower {
 impl Cluster {
     /// Follows objects; needs `list` and `watch` on them. Ends never.
     pub fn follow(&self, what: &Follow, backoff: Backoff) -> impl Stream<Item = Change> + Send + use<> {
-        let api = self.dynamic(what.resource, what.namespace.as_deref());
         let mut config = watcher::Config::default().timeout(WATCH).page_size(PAGE);
         if let Some(labels) = what.labels {
             config = config.labels(labels);
         }
         let namespace = what.namespace.clone().unwrap_or_default();
         let call = Call { verb: Verb::List, kind: what.resource.kind, namespace, name: String::new() };
-        let follower = Follower { watcher: Box::pin(watcher(api, config)), call, backoff, failed: false };
+        let watcher: Watcher = if what.names_only {
+            Box::pin(watcher(self.api::<PartialObjectMeta<DynamicObject>>(what), config).map(|event| event.map(without_content)))
+        } else {
+            Box::pin(watcher(self.api::<DynamicObject>(what), config))
+        };
+        let follower = Follower { watcher, call, backoff, failed: false };
         unfold(follower, |mut follower| async {
             let change = follower.next().await?;
             Some((change, follower))
         })
+    }
+}
+
+impl Cluster {
+    fn api<K: Resource<DynamicType = ApiResource, Scope = DynamicResourceScope>>(&self, what: &Follow) -> Api<K> {
+        let kind = ApiResource::from(what.resource);
+        match &what.namespace {
+            Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, &kind),
+            None => Api::all_with(self.client.clone(), &kind),
+        }
+    }
+}
+
+/// An object of which only the metadata are known, as one.
+fn without_content(event: watcher::Event<PartialObjectMeta<DynamicObject>>) -> watcher::Event<DynamicObject> {
+    use watcher::Event;
+    let object =
+        |partial: PartialObjectMeta<DynamicObject>| DynamicObject { types: partial.types, metadata: partial.metadata, data: Value::Null };
+    match event {
+        Event::Init => Event::Init,
+        Event::InitApply(partial) => Event::InitApply(object(partial)),
+        Event::InitDone => Event::InitDone,
+        Event::Apply(partial) => Event::Apply(object(partial)),
+        Event::Delete(partial) => Event::Delete(object(partial)),
     }
 }
 

@@ -14,7 +14,7 @@ use kube::{Api, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{CALL, Call, Cluster, Fault, Keyed, KubeError, Values, Verb, within};
+use super::{CALL, Call, Cluster, Fault, Keyed, KubeError, Noted, Values, Verb, within};
 use crate::model::backoff::Backoff;
 
 /// The server ends a watch after this many seconds.
@@ -26,9 +26,9 @@ const SHORT: Duration = Duration::from_secs(1);
 
 /// What a watch tells.
 #[derive(Debug)]
-pub enum Event {
-    /// The object exists and has these values. Implies that the API answers.
-    Current(Values),
+pub enum Event<T = Values> {
+    /// The object exists and is so. Implies that the API answers.
+    Current(T),
     /// The object does not exist. Implies that the API answers.
     Gone,
     /// The watch is established: what was told is what is, but for what comes next.
@@ -41,12 +41,17 @@ impl Cluster {
     /// Follows a `ConfigMap`; needs `list` and `watch` by its name. Ends never; a fault is an event.
     pub fn watch_config_map(&self, namespace: &str, name: &str, backoff: Backoff) -> impl Stream<Item = Event> + Send + use<> {
         let call = Call { namespace: namespace.to_owned(), ..self.call(Verb::List, ConfigMap::KIND, name) };
-        follow(self.config_maps(namespace), call, backoff)
+        follow(self.config_maps(namespace), call, backoff, Keyed::values)
     }
 
     /// Follows a Secret of the own namespace; needs `list` and `watch` by its name, or on all of them.
     pub fn watch_secret(&self, name: &str, backoff: Backoff) -> impl Stream<Item = Event> + Send + use<> {
-        follow::<Secret>(self.secrets(), self.call(Verb::List, Secret::KIND, name), backoff)
+        follow(self.secrets(), self.call(Verb::List, Secret::KIND, name), backoff, <Secret as Keyed>::values)
+    }
+
+    /// The same, told with what a conditional write needs.
+    pub fn watch_note(&self, name: &str, backoff: Backoff) -> impl Stream<Item = Event<Noted>> + Send + use<> {
+        follow(self.secrets(), self.call(Verb::List, Secret::KIND, name), backoff, Noted::of)
     }
 }
 
@@ -63,15 +68,21 @@ enum At<K> {
     Watching { version: String, stream: BoxStream<'static, kube::Result<WatchEvent<K>>>, since: Instant },
 }
 
-struct Follower<K> {
+struct Follower<K, T> {
     api: Api<K>,
+    told: fn(K) -> T,
     call: Call,
     backoff: Backoff,
     at: At<K>,
 }
 
-fn follow<K: Followed>(api: Api<K>, call: Call, backoff: Backoff) -> impl Stream<Item = Event> + Send + use<K> {
-    let follower = Follower { api, call, backoff, at: At::Unknown { pause: None } };
+fn follow<K: Followed, T: Send + 'static>(
+    api: Api<K>,
+    call: Call,
+    backoff: Backoff,
+    told: fn(K) -> T,
+) -> impl Stream<Item = Event<T>> + Send + use<K, T> {
+    let follower = Follower { api, told, call, backoff, at: At::Unknown { pause: None } };
     unfold(follower, |mut follower| async {
         let event = loop {
             if let Some(event) = follower.step().await {
@@ -82,9 +93,9 @@ fn follow<K: Followed>(api: Api<K>, call: Call, backoff: Backoff) -> impl Stream
     })
 }
 
-impl<K: Followed> Follower<K> {
+impl<K: Followed, T> Follower<K, T> {
     /// One step; what it tells, if anything.
-    async fn step(&mut self) -> Option<Event> {
+    async fn step(&mut self) -> Option<Event<T>> {
         match std::mem::replace(&mut self.at, At::Unknown { pause: None }) {
             At::Unknown { pause } => {
                 sleep(pause.unwrap_or_default()).await;
@@ -111,19 +122,19 @@ impl<K: Followed> Follower<K> {
         }
     }
 
-    async fn list(&mut self) -> Event {
+    async fn list(&mut self) -> Event<T> {
         let fields = format!("metadata.name={}", self.call.name);
         let call = Call { verb: Verb::List, ..self.call.clone() };
         match within(|| call, self.api.list(&ListParams::default().fields(&fields))).await {
             Ok(list) => {
                 self.at = At::Version { version: list.metadata.resource_version.unwrap_or_default(), pause: None };
-                list.items.into_iter().next().map_or(Event::Gone, |object| Event::Current(object.values()))
+                list.items.into_iter().next().map_or(Event::Gone, |object| Event::Current((self.told)(object)))
             }
             Err(error) => self.fail(error),
         }
     }
 
-    async fn begin(&mut self, version: String) -> Event {
+    async fn begin(&mut self, version: String) -> Event<T> {
         let parameters = WatchParams::default().fields(&format!("metadata.name={}", self.call.name)).timeout(WATCH);
         let call = Call { verb: Verb::Watch, ..self.call.clone() };
         match within(|| call, self.api.watch(&parameters, &version)).await {
@@ -141,11 +152,11 @@ impl<K: Followed> Follower<K> {
         version: String,
         stream: BoxStream<'static, kube::Result<WatchEvent<K>>>,
         since: Instant,
-    ) -> Option<Event> {
+    ) -> Option<Event<T>> {
         let (version, told) = match event {
             WatchEvent::Added(object) | WatchEvent::Modified(object) => {
                 self.backoff.reset();
-                (object.resource_version().unwrap_or(version), Some(Event::Current(object.values())))
+                (object.resource_version().unwrap_or(version), Some(Event::Current((self.told)(object))))
             }
             WatchEvent::Deleted(object) => (object.resource_version().unwrap_or(version), Some(Event::Gone)),
             WatchEvent::Bookmark(bookmark) => (bookmark.metadata.resource_version, None),
@@ -161,11 +172,11 @@ impl<K: Followed> Follower<K> {
         told
     }
 
-    fn lost(&mut self, fault: Fault) -> Event {
+    fn lost(&mut self, fault: Fault) -> Event<T> {
         self.fail(KubeError::Call { call: Call { verb: Verb::Watch, ..self.call.clone() }, fault })
     }
 
-    fn fail(&mut self, error: KubeError) -> Event {
+    fn fail(&mut self, error: KubeError) -> Event<T> {
         self.at = At::Unknown { pause: Some(self.backoff.next(fastrand::f64())) };
         Event::Lost(error)
     }

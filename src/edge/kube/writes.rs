@@ -56,7 +56,7 @@ impl Writes {
         let object = &manifest.object;
         let call = Call { verb: Verb::Patch, kind: object.kind.name(), namespace: object.namespace.clone(), name: object.name.clone() };
         let api = self.api(object.kind.into(), &object.namespace);
-        let parameters = PatchParams::apply(FIELD_MANAGER).force();
+        let parameters = PatchParams { force: !manifest.yields, ..PatchParams::apply(FIELD_MANAGER) };
         let patch = Patch::Apply(&manifest.value);
         self.write(call, api.patch(&object.name, &parameters, &patch)).await.map(plain)
     }
@@ -82,7 +82,8 @@ impl Writes {
 
     /// Changes some fields of an object, or of its status, by a JSON merge patch. Returns it as it is now.
     pub async fn merge(&self, resource: Resource, namespace: &str, name: &str, part: Part, patch: &Value) -> Result<Value, KubeError> {
-        let call = Call { verb: Verb::Patch, kind: resource.kind, namespace: namespace.to_owned(), name: name.to_owned() };
+        let kind = if part == Part::Status { status(resource) } else { resource.kind };
+        let call = Call { verb: Verb::Patch, kind, namespace: namespace.to_owned(), name: name.to_owned() };
         let api = self.api(resource, namespace);
         let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         let patch = Patch::Merge(patch);
@@ -120,7 +121,7 @@ impl Writes {
             Ok(Err(error)) => Err(Fault::of(error)),
             Err(_elapsed) => Err(Fault::Timeout(ends - now)),
         };
-        let (verb, kind) = (call.verb, call.kind);
+        let (verb, kind) = (call.verb, call.kind.split('/').next().unwrap_or(call.kind));
         let done = done.map_err(|fault| KubeError::Call { call, fault });
         (self.observer)(verb, kind, done.as_ref().err().map(KubeError::kind));
         done
@@ -148,6 +149,18 @@ impl Cluster {
             Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, &kind),
             None => Api::all_with(self.client.clone(), &kind),
         }
+    }
+}
+
+/// The status of a kind, as permissions tell it from the rest.
+fn status(resource: Resource) -> &'static str {
+    match resource.kind {
+        "ProxyGroup" => "ProxyGroup/status",
+        "ProxyClass" => "ProxyClass/status",
+        "Tailnet" => "Tailnet/status",
+        "Service" => "Service/status",
+        "Ingress" => "Ingress/status",
+        whole => whole,
     }
 }
 

@@ -10,10 +10,13 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 
+use super::memory::Stood;
 use super::{Observed, Replica};
 use crate::api::egress;
+use crate::model::objects::{Kind, ObjectRef};
 
-/// How long a Pod that is not ready is waited for before the others go on without it.
+/// How long a Pod that is not ready, or is not there, is waited for before the others go on without it. It gets no traffic
+/// meanwhile, and is ready only once it holds the config, that service included.
 pub(super) const PATIENCE: Duration = Duration::from_mins(1);
 
 /// The replicas of a group as far as forwarding goes.
@@ -37,13 +40,14 @@ struct One<'a> {
 
 impl<'a> Standing<'a> {
     pub(super) fn of(observed: &'a Observed, wanted: u32, fingerprint: String) -> Self {
-        let one = |ordinal: u32| match observed.replicas.get(&ordinal) {
-            None => One { says: None, ready: false, silent: false },
-            Some(replica) => {
-                let (ready, since) = readiness(replica.pod.as_deref());
-                let given_up = since.is_some_and(|since| elapsed(since, observed.now) >= PATIENCE);
-                One { says: said(replica), ready, silent: !ready && given_up }
-            }
+        let long = |since: Timestamp| elapsed(since, observed.now) >= PATIENCE;
+        let still = still(observed, wanted).is_some_and(long);
+        let one = |ordinal: u32| {
+            let replica = observed.replicas.get(&ordinal).filter(|replica| replica.pod.is_some());
+            // One that was never made, as for want of room or of quota, keeps the others waiting while something else moves.
+            let Some(replica) = replica else { return One { says: None, ready: false, silent: still } };
+            let (ready, since) = readiness(replica.pod.as_deref());
+            One { says: said(replica), ready, silent: !ready && since.is_some_and(long) }
         };
         Self { replicas: (0..wanted).map(one).collect(), fingerprint }
     }
@@ -53,34 +57,42 @@ impl<'a> Standing<'a> {
         self.replicas.iter().any(|one| !one.ready && !one.silent)
     }
 
-    /// Whether the name of a service may point to the group: every replica that is waited for holds it, and one at least.
-    pub(super) fn all(&self, key: &str, service: &egress::Service) -> bool {
-        let mut counted = self.replicas.iter().filter(|one| !one.silent).peekable();
-        counted.peek().is_some() && counted.all(|one| self.holds(one, key, service))
-    }
-
-    /// How many replicas forward a service now.
-    pub(super) fn ready(&self, key: &str, service: &egress::Service) -> usize {
-        self.replicas.iter().filter(|one| one.ready && self.holds(one, key, service)).count()
-    }
-
-    /// How many there should be.
-    pub(super) fn wanted(&self) -> usize {
-        self.replicas.len()
+    /// How the replicas stand to a service. Its name may point to the group if every replica that is waited for holds it, and
+    /// one at least.
+    pub(super) fn to(&self, key: &str, service: &egress::Service, written: bool) -> Stood {
+        let mut stood = Stood { written, all: self.replicas.iter().any(|one| !one.silent), ready: 0, wanted: self.replicas.len() };
+        for one in &self.replicas {
+            let holds = self.holds(one, key, service);
+            stood.all &= one.silent || holds;
+            stood.ready += usize::from(one.ready && holds);
+        }
+        stood
     }
 
     fn holds(&self, one: &One<'_>, key: &str, service: &egress::Service) -> bool {
-        let Some(status) = one.says else { return false };
-        match status.services.as_ref() {
-            Some(services) => services.get(key).is_some_and(|held| {
-                let resolved =
-                    service.tailnet_target.fqdn.is_empty() || held.tailnet_target_ips.as_ref().is_some_and(|ips| !ips.is_empty());
-                resolved && held.tailnet_target == service.tailnet_target && same(&held.ports, &service.ports)
-            }),
-            // With very many services a replica names the config as a whole, and what of it is not served.
-            None => status.fingerprint.as_ref() == Some(&self.fingerprint) && !status.rejected.contains_key(key),
-        }
+        one.says.is_some_and(|status| holds(status, &self.fingerprint, key, service))
     }
+}
+
+/// Whether a replica that says this holds a service of the config with this fingerprint.
+#[must_use]
+pub fn holds(status: &egress::Status, fingerprint: &str, key: &str, service: &egress::Service) -> bool {
+    match status.services.as_ref() {
+        Some(services) => services.get(key).is_some_and(|held| {
+            let resolved = service.tailnet_target.fqdn.is_empty() || held.tailnet_target_ips.as_ref().is_some_and(|ips| !ips.is_empty());
+            resolved && held.tailnet_target == service.tailnet_target && same(&held.ports, &service.ports)
+        }),
+        // With very many services a replica names the config as a whole, and what of it is not served.
+        None => status.fingerprint.as_deref() == Some(fingerprint) && !status.rejected.contains_key(key),
+    }
+}
+
+/// Since when nothing has moved: the set was made, or a Pod came, became ready or stopped being so. None without a set.
+fn still(observed: &Observed, wanted: u32) -> Option<Timestamp> {
+    let set = ObjectRef::new(Kind::StatefulSet, &observed.settings.namespace, observed.name.clone());
+    let made = observed.owned.get(&set)?["metadata"]["creationTimestamp"].as_str()?.parse().ok()?;
+    let pods = observed.replicas.range(..wanted).filter_map(|(_, replica)| readiness(replica.pod.as_deref()).1);
+    pods.chain([made]).max()
 }
 
 fn same(one: &[egress::PortMap], other: &[egress::PortMap]) -> bool {
@@ -90,14 +102,31 @@ fn same(one: &[egress::PortMap], other: &[egress::PortMap]) -> bool {
 /// What a replica says, if its Pod has the addresses of the one that said it.
 fn said(replica: &Replica) -> Option<&egress::Status> {
     let status = replica.state.as_ref()?.egress.as_ref()?;
-    let pod = replica.pod.as_ref()?.status.as_ref()?;
+    speaks_for(status, replica.pod.as_ref()?).then_some(status)
+}
+
+/// Whether the Pod has the addresses of the one that said this.
+#[must_use]
+pub fn speaks_for(status: &egress::Status, pod: &Pod) -> bool {
+    speaks(&status.pod_ipv4, &status.pod_ipv6, pod)
+}
+
+/// Whether these are the addresses of the Pod.
+pub(super) fn speaks(ipv4: &str, ipv6: &str, pod: &Pod) -> bool {
+    let Some(pod) = pod.status.as_ref() else { return false };
     let listed = pod.pod_ips.iter().flatten().map(|ip| ip.ip.as_str());
     let addresses: BTreeSet<IpAddr> = listed.chain(pod.pod_ip.as_deref()).filter_map(|ip| ip.parse().ok()).collect();
     let says = |ip: &IpAddr| {
-        let text = if ip.is_ipv4() { &status.pod_ipv4 } else { &status.pod_ipv6 };
+        let text = if ip.is_ipv4() { ipv4 } else { ipv6 };
         text.parse() == Ok(*ip)
     };
-    (!addresses.is_empty() && addresses.iter().all(says)).then_some(status)
+    !addresses.is_empty() && addresses.iter().all(says)
+}
+
+/// Whether a Pod has been getting no traffic for so long that nobody waits for it.
+pub(super) fn long_unready(pod: &Pod, now: Timestamp) -> bool {
+    let (ready, since) = readiness(Some(pod));
+    !ready && since.is_some_and(|since| elapsed(since, now) >= PATIENCE)
 }
 
 /// Whether a Pod gets traffic, and since when it does not.
@@ -111,7 +140,8 @@ fn readiness(pod: Option<&Pod>) -> (bool, Option<Timestamp>) {
 }
 
 /// Whether a Pod gets traffic.
-pub(super) fn is_ready(pod: &Pod) -> bool {
+#[must_use]
+pub fn is_ready(pod: &Pod) -> bool {
     readiness(Some(pod)).0
 }
 

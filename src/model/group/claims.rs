@@ -4,12 +4,13 @@
 //! Service that stops being valid, or is moved to another group, keeps what it had until something better is there.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Service;
 use serde_json::Value;
 
 use super::validate::{self, annotation};
-use super::{Observed, work};
+use super::{Memory, Observed, work};
 use crate::api::names;
 use crate::model::objects::{Child, ChildPort, Kind, ObjectRef, Protocol, Record, child_name, health_port};
 use crate::model::ports::Ports;
@@ -35,30 +36,30 @@ pub(super) enum Role {
 pub(super) struct Claim<'a> {
     pub(super) role: Role,
     /// The user's Service, if it exists.
-    pub(super) service: Option<&'a Service>,
+    pub(super) service: Option<&'a Arc<Service>>,
     /// What is wrong with it.
     pub(super) wrong: Vec<String>,
     /// Its child as it is. The first by name if somebody made several; the others go.
     pub(super) record: Option<Record<'a>>,
-    pub(super) object: Option<&'a Value>,
+    pub(super) object: Option<&'a Arc<Value>>,
     pub(super) surplus: Vec<ObjectRef>,
 }
 
 /// Every Service that has to do with the group.
-pub(super) fn claims(observed: &Observed) -> BTreeMap<Key<'_>, Claim<'_>> {
+pub(super) fn claims<'a>(observed: &'a Observed, memory: &Memory) -> BTreeMap<Key<'a>, Claim<'a>> {
     let mut claims = BTreeMap::new();
     for ((namespace, name), service) in &observed.services {
         let role = role(&observed.name, service);
         if let Some(role) = role {
-            let wrong = if role == Role::Serve { validate::service(service) } else { Vec::new() };
+            let wrong = if role == Role::Serve && !memory.valid(service) { validate::service(service) } else { Vec::new() };
             let role = if wrong.is_empty() { role } else { Role::Hold };
-            let claim = Claim { role, service: Some(&**service), wrong, record: None, object: None, surplus: Vec::new() };
+            let claim = Claim { role, service: Some(service), wrong, record: None, object: None, surplus: Vec::new() };
             claims.insert((namespace.as_str(), name.as_str()), claim);
         }
     }
-    for (object, value) in observed.owned.iter().filter(|(object, _)| object.kind == Kind::Service) {
+    for (object, value) in observed.of(Kind::Service) {
         let Some(record) = Record::read(value, &observed.name).filter(|_| !work::going(value)) else { continue };
-        let service = || observed.services.get(&(record.parent.0.to_owned(), record.parent.1.to_owned())).map(|service| &**service);
+        let service = || observed.services.get(&(record.parent.0.to_owned(), record.parent.1.to_owned()));
         let claim = claims.entry(record.parent).or_insert_with(|| Claim {
             role: Role::Release,
             service: service(),
@@ -70,7 +71,7 @@ pub(super) fn claims(observed: &Observed) -> BTreeMap<Key<'_>, Claim<'_>> {
         if claim.record.is_some() {
             claim.surplus.push(object.clone());
         } else {
-            (claim.record, claim.object) = (Some(record), Some(&**value));
+            (claim.record, claim.object) = (Some(record), Some(value));
         }
     }
     claims
@@ -108,7 +109,7 @@ pub(super) fn keys<'a>(claims: &BTreeMap<Key<'a>, Claim<'_>>) -> BTreeMap<Key<'a
 }
 
 /// When a Service was made; one that is gone comes first, for it was there before.
-fn created(claim: &Claim<'_>) -> i64 {
+pub(super) fn created(claim: &Claim<'_>) -> i64 {
     let created = claim.service.and_then(|service| service.metadata.creation_timestamp.as_ref());
     created.map_or(i64::MIN, |created| created.0.as_second())
 }

@@ -4,28 +4,24 @@
 //! Conditions and names of the users' Services are told by [`super::services`].
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use serde_json::Value;
 
 use super::claims::{self, Claim, Key, Role, claims, protocol};
+use super::memory::{Entries, Known};
 use super::work::Work;
-use super::{acks, services};
+use super::{acks, room, services};
 use crate::api::{egress, names};
 use crate::model::conditions;
-use crate::model::config::fingerprint;
-use crate::model::objects::{Child, EgressConfig, Kind, ObjectRef, Owner, Protocol, Shape, egress_config, egress_config_ref, next_port};
+use crate::model::objects::{Child, Kind, ObjectRef, Owner, Protocol, Shape, egress_config, egress_config_ref, next_port};
 use crate::model::ports::Ports;
 
 /// What came of a Service.
 #[derive(Debug)]
 pub(super) enum Outcome {
     /// It is served, or will be once everything is written and taken up.
-    Served {
-        /// Its child.
-        child: Child,
-        /// Whether the child is as it must be.
-        settled: bool,
-    },
+    Served(Serving),
     /// It cannot be served; why, and what to do.
     Refused(String),
     /// It is as it was.
@@ -34,39 +30,74 @@ pub(super) enum Outcome {
     Released,
 }
 
+/// How a Service is served.
+#[derive(Debug)]
+pub(super) struct Serving {
+    /// Its child.
+    pub(super) child: Arc<Child>,
+    /// Its entry in the config.
+    pub(super) entry: Arc<egress::Service>,
+    /// Whether the child is as it must be.
+    pub(super) settled: bool,
+}
+
 /// Wants everything that the Services need, and tells their users.
 pub(super) fn egress(work: &mut Work<'_>, shape: &Shape<'_>) {
-    let claims = claims(work.observed);
+    work.memory.on(shape);
+    let claims = claims(work.observed, work.memory);
     let keys = claims::keys(&claims);
-    let observed = work.owned(&egress_config_ref(&shape.owner)).map(|held| &**held);
+    let observed = work.owned(&egress_config_ref(&shape.owner));
     let plain = |claim: &Claim<'_>| claim.role == Role::Serve && claim.record.is_some();
     // Parsed only if something of it is needed.
-    let before = observed.filter(|_| !claims.values().all(plain)).map(egress_config).unwrap_or_default();
-    let mut ports = Ports::new(shape.ports(), shape.reserved(), observed.and_then(next_port));
+    let before = observed.filter(|_| !claims.values().all(plain)).map(|held| egress_config(held)).unwrap_or_default();
+    let mut ports = Ports::new(shape.ports(), shape.reserved(), observed.and_then(|held| next_port(held)));
     let kept = kept(&claims, &keys, &before, &mut ports);
-    let (mut outcomes, mut entries) = (BTreeMap::new(), BTreeMap::new());
+    let (mut outcomes, mut entries) = (BTreeMap::new(), Entries::new());
     for (key, claim) in &claims {
         let outcome = one(work, shape, *key, claim, kept.get(key).map(Vec::as_slice).unwrap_or_default(), &mut ports);
         let name = &keys[key];
         let entry = match &outcome {
-            Outcome::Served { child, .. } => claim.service.map(|service| entry(work, service, child)),
-            _ => claim.record.as_ref().and_then(|_| before.get(name).cloned()),
+            Outcome::Served(serving) => Some(Arc::clone(&serving.entry)),
+            _ => claim.record.as_ref().and_then(|_| before.get(name).cloned().map(Arc::new)),
         };
         entries.extend(entry.map(|entry| (name.clone(), entry)));
         outcomes.insert(*key, outcome);
     }
-    let mut config = EgressConfig::new(&shape.owner, &entries, shape.replicas, ports.next());
-    if shape.stock() && !config.fits() {
-        refuse(&keys, &before, &mut entries, &mut outcomes);
-        config = EgressConfig::new(&shape.owner, &entries, shape.replicas, ports.next());
+    let mut config = work.memory.config(&shape.owner, entries.clone(), shape.replicas, ports.next());
+    if !config.fits(shape.stock()) {
+        let before = observed.map(|held| egress_config(held)).unwrap_or_default();
+        entries = room::fitting(&claims, &keys, &before, &entries, shape);
+        room::refuse(work, &keys, &entries, &mut outcomes, shape.stock());
+        // Ports of those that were refused are not given: the next ones are looked for from where they were.
+        let next = observed.and_then(|held| next_port(held)).unwrap_or(ports.next());
+        config = work.memory.config(&shape.owner, entries, shape.replicas, next);
     }
-    let written = observed.is_some_and(|held| config.holds(held)) || work.write(&shape.owner, config.manifest());
-    let standing = acks::Standing::of(work.observed, shape.replicas, fingerprint(config.text()));
-    for (key, claim) in &claims {
-        let told = services::Told { key: &keys[key], entry: entries.get(&keys[key]), written, standing: &standing };
-        services::tell(work, *key, claim, &outcomes[key], &told);
-    }
+    let written = work.memory.held(observed) || work.write(&shape.owner, config.manifest());
+    let standing = acks::Standing::of(work.observed, shape.replicas, config.fingerprint().to_owned());
+    tell(work, &claims, &keys, outcomes, written, &standing);
     slices(work, &shape.owner);
+}
+
+/// Tells the users, and remembers what became of their Services.
+fn tell<'a>(
+    work: &mut Work<'_>,
+    claims: &BTreeMap<Key<'a>, Claim<'_>>,
+    keys: &BTreeMap<Key<'a>, String>,
+    outcomes: BTreeMap<Key<'a>, Outcome>,
+    written: bool,
+    standing: &acks::Standing<'_>,
+) {
+    let (mut known, mut judged) = (Vec::new(), 0);
+    for ((key, claim), outcome) in claims.iter().zip(outcomes.into_values()) {
+        judged += usize::from(work.memory.known(claim).is_none());
+        let told = services::tell(work, *key, claim, &outcome, &services::Told { key: &keys[key], written, standing });
+        if let (Outcome::Served(Serving { child, entry, settled: true }), Some(service), Some(object)) =
+            (outcome, claim.service, claim.object)
+        {
+            known.push(Known { service: Arc::clone(service), object: Arc::clone(object), child, entry, told });
+        }
+    }
+    work.memory.keep(known, judged);
 }
 
 /// Which ports stay with whom. What is there goes before what is to come, and what nobody can change before what can.
@@ -114,14 +145,23 @@ fn one(
             return Outcome::Released;
         }
     }
-    let Some(child) = claims::child(work.observed, key, claim, ports, kept, shape.health_port()) else {
+    if let Some(known) = work.memory.known(claim).filter(|known| known.child.ports.len() == kept.len()) {
+        let (child, entry) = (Arc::clone(&known.child), Arc::clone(&known.entry));
+        return Outcome::Served(Serving { child, entry, settled: true });
+    }
+    let Some((child, service)) = claims::child(work.observed, key, claim, ports, kept, shape.health_port()).zip(claim.service) else {
         let range = shape.ports();
         return Outcome::Refused(format!(
             "All ports of {range} are taken: widen spec.tailyard.ports of the ProxyGroup, or use another group."
         ));
     };
     let settled = claim.object.is_some_and(|held| child.holds(held)) || work.write(&shape.owner, child.manifest());
-    Outcome::Served { child, settled }
+    let object = ObjectRef::new(Kind::Service, &child.namespace, child.name.clone());
+    if !settled && work.foreign(&shape.owner, &object) {
+        return Outcome::Refused(format!("{object} is in the way: it was not made for this Service. Delete it."));
+    }
+    let entry = Arc::new(entry(work, service, &child));
+    Outcome::Served(Serving { child: Arc::new(child), entry, settled })
 }
 
 /// Has the child of a Service go that nobody wants any more.
@@ -167,26 +207,11 @@ fn entry(work: &Work<'_>, service: &k8s_openapi::api::core::v1::Service, child: 
     }
 }
 
-/// Takes back what is new in a config that does not fit.
-fn refuse<'a>(
-    keys: &BTreeMap<Key<'a>, String>,
-    before: &BTreeMap<String, egress::Service>,
-    entries: &mut BTreeMap<String, egress::Service>,
-    outcomes: &mut BTreeMap<Key<'a>, Outcome>,
-) {
-    for (key, name) in keys.iter().filter(|(_, name)| !before.contains_key(*name)) {
-        if entries.remove(name).is_some() {
-            let full = "The egress config is full: use another ProxyGroup, or Tailyard's own image, whose limit is higher.";
-            outcomes.insert(*key, Outcome::Refused(full.to_owned()));
-        }
-    }
-}
-
 /// Has the slices go that the Tailscale operator wrote by hand, once Kubernetes' own have taken their place.
 fn slices(work: &mut Work<'_>, owner: &Owner) {
-    let slices = || work.observed.owned.iter().filter(|(object, _)| object.kind == Kind::EndpointSlice);
+    let slices = || work.observed.of(Kind::EndpointSlice);
     let label = |slice: &'_ Value, key: &str| slice["metadata"]["labels"][key].as_str().map(str::to_owned);
-    let by = |slice: &Value, who: &str| label(slice, "endpointslice.kubernetes.io/managed-by").as_deref() == Some(who);
+    let by = |slice: &Value, who: &str| slice["metadata"]["labels"]["endpointslice.kubernetes.io/managed-by"] == *who;
     if !slices().any(|(_, slice)| by(slice, "tailscale.com")) {
         return;
     }

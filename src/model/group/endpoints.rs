@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
 
 use k8s_openapi::api::core::v1::Node;
 
@@ -14,6 +15,8 @@ use crate::model::objects::{Kind, Owner, Shape, held_ports, node_port, node_port
 
 /// The most addresses that a replica is told to advertise, as tailscaled allows.
 const ADDRESSES: usize = 2;
+/// The node ports of an API server by default.
+const USUAL: RangeInclusive<u16> = 30_000..=32_767;
 /// The reason of the faults.
 const FAILED: &str = "ProxyGroupCreationFailed";
 
@@ -21,7 +24,7 @@ const FAILED: &str = "ProxyGroupCreationFailed";
 /// from its name and is no match port.
 pub(super) fn wireguard(work: &Work<'_>, shape: &Shape<'_>) -> Option<u16> {
     shape.class?.static_endpoints.as_ref()?;
-    let services = work.observed.owned.iter().filter(|(object, _)| object.kind == Kind::Service && object.name.ends_with("-nodeport"));
+    let services = work.observed.of(Kind::Service).filter(|(object, _)| object.name.ends_with("-nodeport"));
     let held = services.filter_map(|(_, service)| held_ports(service)).map(|(wireguard, _)| wireguard).next();
     let hash = shape.owner.group.bytes().fold(0u16, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into()));
     let reserved = shape.reserved();
@@ -49,12 +52,10 @@ pub(super) fn endpoints(work: &mut Work<'_>, shape: &Shape<'_>) -> BTreeMap<u32,
     let mut taken: BTreeSet<u16> = kept.values().chain(&work.observed.node_ports).copied().collect();
     let mut found = BTreeMap::new();
     for ordinal in 0..shape.replicas {
-        let free = || {
-            let ranges = asked.node_port.ports.iter().flat_map(|range| range.port..=range.end_port.unwrap_or(range.port));
-            ranges.filter_map(|port| u16::try_from(port).ok()).find(|port| *port > 0 && !taken.contains(port))
-        };
-        let Some(port) = kept.get(&ordinal).copied().or_else(free) else {
-            work.fault(FAILED, "All ports of spec.staticEndpoints of the ProxyClass are taken: widen its ranges.".into());
+        let Some(port) = kept.get(&ordinal).copied().or_else(|| free(&asked.node_port, &taken)) else {
+            let message = "All ports of spec.staticEndpoints of the ProxyClass are taken, or the API server refuses them \
+                (its --service-node-port-range): change its ranges.";
+            work.fault(FAILED, message.into());
             break;
         };
         taken.insert(port);
@@ -64,11 +65,19 @@ pub(super) fn endpoints(work: &mut Work<'_>, shape: &Shape<'_>) -> BTreeMap<u32,
     found
 }
 
+/// A port that nobody has. What an API server allows that was told nothing else comes first: which range it has cannot be asked.
+fn free(asked: &NodePorts, taken: &BTreeSet<u16>) -> Option<u16> {
+    let asked = || asked.ports.iter().flat_map(|range| range.port..=range.end_port.unwrap_or(range.port));
+    let ports = || asked().filter_map(|port| u16::try_from(port).ok());
+    let usual = ports().filter(|port| USUAL.contains(port));
+    usual.chain(ports().filter(|port| !USUAL.contains(port))).find(|port| *port > 0 && !taken.contains(port))
+}
+
 /// Has the Services of replicas from `from` on go.
 pub(super) fn surplus(work: &mut Work<'_>, owner: &Owner, from: u32) {
     let prefix = format!("{}-", owner.group);
     let ordinal = |name: &str| name.strip_prefix(&prefix)?.strip_suffix("-nodeport")?.parse::<u32>().ok();
-    let services = work.observed.owned.keys().filter(|object| object.kind == Kind::Service);
+    let services = work.observed.of(Kind::Service).map(|(object, _)| object);
     let surplus: Vec<_> = services.filter(|object| ordinal(&object.name).is_some_and(|ordinal| ordinal >= from)).cloned().collect();
     for object in surplus {
         if work.pass.delete.iter().all(|delete| delete.object != object) {

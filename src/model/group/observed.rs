@@ -7,15 +7,24 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use imbl::OrdMap;
 use k8s_openapi::api::core::v1::{Node, Pod, Secret, Service};
+use k8s_openapi::api::networking::v1::Ingress;
 use k8s_openapi::jiff::Timestamp;
+use serde::Deserialize;
 use serde_json::Value;
 
 use crate::api::proxyclass::ProxyClass;
-use crate::api::proxygroup::ProxyGroup;
-use crate::api::{egress, names, state};
-use crate::model::objects::ObjectRef;
+use crate::api::proxygroup::{ProxyGroup, ProxyGroupType};
+use crate::api::vip::VipService;
+use crate::api::{egress, ingress, names, state};
+use crate::model::gzip;
+use crate::model::objects::{Kind, ObjectRef};
 use crate::model::ports::Range;
+use crate::model::publish::{Claimant, Owner};
+
+/// How long the DNS may remember where a Service's name pointed.
+const LINGER: Duration = Duration::from_mins(1);
 
 /// A group as it is observed.
 #[derive(Debug, Clone)]
@@ -36,15 +45,69 @@ pub struct Observed {
     pub replicas: BTreeMap<u32, Replica>,
     /// Every object in the namespace of the proxies that is labelled as this group's or as an egress child of it, or that has
     /// the name of one that we would make (for a foreign one is not overwritten). As the API server has it; `managedFields`
-    /// may be left out.
-    pub owned: BTreeMap<ObjectRef, Arc<Value>>,
+    /// may be left out, and so may whatever of it no pass reads.
+    pub owned: OrdMap<ObjectRef, Arc<Value>>,
     /// The user's Services, by namespace and name, for which its annotation or its record names this group or of which `owned` has a
     /// child, those that are being deleted included.
-    pub services: BTreeMap<(String, String), Arc<Service>>,
+    pub services: OrdMap<(String, String), Arc<Service>>,
     /// The nodes, if the class asks for static endpoints; else empty.
     pub nodes: Vec<Arc<Node>>,
-    /// The node ports that Services of other groups hold.
+    /// The node ports that Services of other groups hold, and those that the API server has refused.
     pub node_ports: BTreeSet<u16>,
+    /// What is asked to be published by the group.
+    pub publish: Publishing,
+    /// What the control plane was asked for and denied, by [`ControlAction::what`](super::ControlAction::what).
+    pub denied: BTreeMap<String, Denial>,
+}
+
+/// What is asked to be published by a group, and what is known of it elsewhere.
+#[derive(Debug, Clone, Default)]
+pub struct Publishing {
+    /// What is wrong with the class of the Ingresses: then they are left as they are. None if nothing is.
+    pub class_fault: Option<String>,
+    /// The Ingresses that name the group, or for which its config has a service.
+    pub ingresses: OrdMap<(String, String), Arc<Ingress>>,
+    /// The Secrets in the namespace of the proxies that Ingresses may name as certificates.
+    pub certificates: BTreeSet<String>,
+    /// The Services that these Ingresses name as backends.
+    pub backends: BTreeMap<(String, String), Arc<Service>>,
+    /// Of the Services that ask to be published, those that have an endpoint which gets traffic.
+    pub backed: BTreeSet<(String, String)>,
+    /// Who else in the tailnet wants the name of a Tailscale Service that this group has or is asked for.
+    pub rivals: BTreeMap<String, Vec<Rival>>,
+    /// The Tailscale Services of the tailnet; none if they were not asked for yet.
+    pub listed: Option<Arc<Listed>>,
+}
+
+/// An object that asks another group of the same tailnet for a name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rival {
+    /// Which.
+    pub claimant: Claimant,
+    /// The group that it names.
+    pub group: String,
+    /// When it was made, in seconds.
+    pub created: i64,
+    /// Whether a replica of that group advertises the name.
+    pub serving: bool,
+}
+
+/// The Tailscale Services of a tailnet, as they were at a time.
+#[derive(Debug, Clone, Default)]
+pub struct Listed {
+    /// When all were listed.
+    pub at: Timestamp,
+    /// By name.
+    pub services: OrdMap<String, VipService>,
+}
+
+/// A control plane's refusal that stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Denial {
+    /// Since when it has been refused without a pause.
+    pub since: Timestamp,
+    /// Why, in a sentence that is the same each time.
+    pub why: String,
 }
 
 /// What holds for every group.
@@ -64,6 +127,15 @@ pub struct GroupSettings {
     pub ports: Range,
     /// How long a leaving replica forwards for the flows it has.
     pub drain_grace: Duration,
+    /// The types of the groups that are ours; others are somebody else's.
+    pub types: Vec<ProxyGroupType>,
+    /// The name of the class of the Ingresses that are ours.
+    pub ingress_class: String,
+    /// Who this cluster is among those that share Tailscale Services.
+    pub cluster: Owner,
+    /// Whether replicas order certificates with the account of all groups of their tailnet; what is usual for their image if
+    /// nothing is said.
+    pub shared_account: Option<bool>,
     /// Whether the cluster has the CRD of `ServiceMonitor`.
     pub service_monitors: bool,
     /// How long the children of a Service that moved to another group go on serving after the Service's name points elsewhere:
@@ -94,6 +166,8 @@ pub enum TailnetState {
         /// What it can do.
         capabilities: Capabilities,
     },
+    /// Nobody has asked it yet: what was said of it before still holds.
+    Asking,
     /// It cannot be asked; why, in a sentence that says what to do.
     Unavailable(String),
 }
@@ -105,6 +179,8 @@ pub struct Capabilities {
     pub keys: bool,
     /// Devices are deleted.
     pub devices: bool,
+    /// It has Tailscale Services.
+    pub services: bool,
 }
 
 /// A replica as it is observed.
@@ -133,6 +209,10 @@ pub struct ReplicaState {
     pub reissue: Option<String>,
     /// The egress services that it holds.
     pub egress: Option<egress::Status>,
+    /// The ingress services that it holds.
+    pub ingress: Option<ingress::Status>,
+    /// The Tailscale Services that its tailscaled advertises.
+    pub advertises: BTreeSet<String>,
 }
 
 /// What a replica was told.
@@ -142,6 +222,35 @@ pub struct ReplicaConfig {
     pub document: Option<serde_json::Map<String, Value>>,
     /// The id of the auth key in it, if we minted it.
     pub key_id: Option<String>,
+}
+
+impl Observed {
+    /// The objects of a kind.
+    pub(super) fn of(&self, kind: Kind) -> impl Iterator<Item = (&ObjectRef, &Arc<Value>)> {
+        self.owned.range(ObjectRef::new(kind, "", "")..).take_while(move |(object, _)| object.kind == kind)
+    }
+}
+
+impl GroupSettings {
+    /// What holds in a namespace, with an image, unless more is said.
+    #[must_use]
+    pub fn new(namespace: String, image: String) -> Self {
+        Self {
+            namespace,
+            image,
+            tags: Vec::new(),
+            firewall: None,
+            cluster_domain: "cluster.local".to_owned(),
+            ports: Range::DEFAULT,
+            drain_grace: Duration::from_secs(45),
+            types: ProxyGroupType::SERVED.to_vec(),
+            ingress_class: "tailscale".to_owned(),
+            cluster: Owner::default(),
+            shared_account: None,
+            service_monitors: false,
+            linger: LINGER,
+        }
+    }
 }
 
 impl Replica {
@@ -161,15 +270,31 @@ impl ReplicaState {
         let bytes = |key: &str| secret.data.as_ref().and_then(|data| data.get(key)).map(|value| value.0.as_slice());
         let text = |key: &str| bytes(key).map(|value| String::from_utf8_lossy(value).trim().to_owned());
         let filled = |key: &str| text(key).filter(|text| !text.is_empty());
+        let unpacked = bytes(egress::KEY_COMPRESSED).and_then(|packed| gzip::unpack(packed).ok());
+        let whole = unpacked.and_then(|text| serde_json::from_slice(&text).ok());
         Self {
             device_id: filled(state::DEVICE_ID),
             device_fqdn: filled(state::DEVICE_FQDN),
             device_ips: bytes(state::DEVICE_IPS).and_then(|text| serde_json::from_slice(text).ok()).unwrap_or_default(),
             pod_uid: filled(state::POD_UID),
             reissue: text(state::REISSUE_AUTHKEY),
-            egress: bytes(egress::KEY).and_then(|text| serde_json::from_slice(text).ok()),
+            ingress: bytes(ingress::KEY).and_then(|text| serde_json::from_slice(text).ok()),
+            advertises: advertised(&bytes),
+            egress: whole.or_else(|| bytes(egress::KEY).and_then(|text| serde_json::from_slice(text).ok())),
         }
     }
+}
+
+/// What tailscaled advertises: it keeps that in its current profile.
+fn advertised<'a>(bytes: &impl Fn(&str) -> Option<&'a [u8]>) -> BTreeSet<String> {
+    #[derive(Default, Deserialize)]
+    #[serde(rename_all = "PascalCase", default)]
+    struct Profile {
+        advertise_services: Option<BTreeSet<String>>,
+    }
+    let current = bytes(state::CURRENT_PROFILE).and_then(|name| std::str::from_utf8(name).ok());
+    let profile = current.and_then(|name| bytes(name.trim())).and_then(|text| serde_json::from_slice::<Profile>(text).ok());
+    profile.unwrap_or_default().advertise_services.unwrap_or_default()
 }
 
 impl ReplicaConfig {
@@ -181,9 +306,35 @@ impl ReplicaConfig {
         Self { document: text.and_then(|text| serde_json::from_slice(&text.0).ok()), key_id: annotation(names::AUTH_KEY_ID) }
     }
 
+    /// The Tailscale Services that the replica is told to advertise.
+    pub fn advertises(&self) -> impl Iterator<Item = &str> {
+        let list = self.document.as_ref().and_then(|document| document.get("AdvertiseServices")?.as_array());
+        list.into_iter().flatten().filter_map(Value::as_str)
+    }
+
     /// The auth key in it; empty counts as none.
     #[must_use]
     pub fn auth_key(&self) -> Option<&str> {
         self.document.as_ref()?.get("AuthKey")?.as_str().filter(|key| !key.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::ByteString;
+
+    use super::*;
+
+    #[test]
+    fn the_whole_status_is_read_before_the_shorter_one() {
+        let short = br#"{"podIPv4":"10.0.0.1","services":null}"#;
+        let whole = br#"{"podIPv4":"10.0.0.1","services":{"default-db":{"ports":[],"tailnetTargetIPs":null,"tailnetTarget":{}}}}"#;
+        let served = |packed: Vec<u8>| {
+            let data = [(egress::KEY.to_owned(), ByteString(short.to_vec())), (egress::KEY_COMPRESSED.to_owned(), ByteString(packed))];
+            let state = ReplicaState::read(&Secret { data: Some(data.into()), ..Secret::default() });
+            state.egress.expect("a status").services.is_some()
+        };
+        assert!(served(gzip::pack(whole).expect("packed")));
+        assert!(!served(b"broken".to_vec()), "the shorter one is better than none");
     }
 }

@@ -3,15 +3,18 @@
 //! What serves is made before what points to it, and what points is taken away before what serves. So a writer does, in this
 //! order: `group.finalizer`, `services` (finalizers added), `apply` (as listed), `services` (names and conditions), `delete`
 //! (as listed), `control`, `services` and `group` (finalizers dropped), `group.status`, `events`. It stops at the first step
-//! that fails and has the whole pass made again; a failure in one Service's own update stops nothing else.
+//! that fails and has the whole pass made again; what the API refuses of one Service, or of its child, stops nothing else.
 //! Nothing here is done by the model.
 
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::jiff::Timestamp;
+use serde_json::Value;
 
 use crate::api::proxygroup::ProxyGroupStatus;
 use crate::model::objects::{Manifest, ObjectRef};
+use crate::model::publish::{Asked, Claimant, Source};
 
 /// What is to be done.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -24,8 +27,8 @@ pub struct Pass {
     pub control: Vec<ControlAction>,
     /// The group's own finalizer and status, if they are to change.
     pub group: Option<GroupUpdate>,
-    /// The users' Services that are to change.
-    pub services: Vec<ServiceUpdate>,
+    /// The users' Services and Ingresses that are to change.
+    pub services: Vec<ObjectUpdate>,
     /// What is told as Events. Each goes with a change, so that a state that lasts is told once.
     pub events: Vec<Notice>,
     /// When to look again though nothing may change; none = on the next change only.
@@ -55,6 +58,23 @@ pub enum ControlAction {
         draft: Box<ConfigDraft>,
         /// The replica asked for another key, so this counts against the group's rate.
         reissue: bool,
+    },
+    /// All Tailscale Services of the tailnet are listed, unless they were since then.
+    ListServices {
+        /// The list is no older than this.
+        since: Timestamp,
+    },
+    /// A Tailscale Service is as it must be: read, judged, written and read again.
+    PublishService {
+        /// What it is to be.
+        asked: Asked,
+        /// This cluster has published it.
+        recorded: bool,
+    },
+    /// This cluster lets a Tailscale Service go.
+    ReleaseService {
+        /// Its name.
+        name: String,
     },
     /// A device goes.
     DeleteDevice {
@@ -92,9 +112,11 @@ pub struct GroupUpdate {
     pub status: Option<ProxyGroupStatus>,
 }
 
-/// A change of a user's Service.
+/// A change of a user's Service or Ingress.
 #[derive(Debug, Clone, PartialEq)]
-pub struct ServiceUpdate {
+pub struct ObjectUpdate {
+    /// Its kind.
+    pub source: Source,
     /// Its namespace.
     pub namespace: String,
     /// Its name.
@@ -109,6 +131,8 @@ pub struct ServiceUpdate {
     pub external_name: Option<String>,
     /// The whole list of conditions, those of others included, if it is to change.
     pub conditions: Option<Vec<Condition>>,
+    /// `status.loadBalancer`, if it is to change.
+    pub load_balancer: Option<Value>,
 }
 
 /// What an Event is about.
@@ -118,6 +142,13 @@ pub enum Subject {
     Group,
     /// A user's Service.
     Service {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+    },
+    /// An Ingress.
+    Ingress {
         /// Its namespace.
         namespace: String,
         /// Its name.
@@ -138,10 +169,35 @@ pub struct Notice {
     pub message: String,
 }
 
+impl ControlAction {
+    /// What it is about, in words that tell it from every other action for the group.
+    #[must_use]
+    pub fn what(&self) -> String {
+        match self {
+            Self::MintKey { ordinal, .. } => format!("an auth key for replica {ordinal}"),
+            Self::ListServices { .. } => "the list of Tailscale Services".to_owned(),
+            Self::PublishService { asked, .. } => format!("Tailscale Service {}", asked.name),
+            Self::ReleaseService { name } => format!("the end of Tailscale Service {name}"),
+            Self::DeleteDevice { id, .. } => format!("device {id}"),
+            Self::RevokeKey { id, .. } => format!("auth key {id}"),
+        }
+    }
+}
+
 impl ConfigDraft {
     /// The Secret with a key.
     #[must_use]
     pub fn with_key(&self, id: &str, key: &str) -> Manifest {
         self.inputs.manifest(Some((key, Some(id))), self.adopt)
+    }
+}
+
+impl From<&Claimant> for Subject {
+    fn from(claimant: &Claimant) -> Self {
+        let Claimant { source, namespace, name } = claimant.clone();
+        match source {
+            Source::Ingress => Self::Ingress { namespace, name },
+            Source::Service => Self::Service { namespace, name },
+        }
     }
 }

@@ -3,21 +3,25 @@
 //! A fault in one part is told and takes nothing from the others: what forwards goes on forwarding. Nothing is taken away
 //! before what needs it has gone.
 
+use std::collections::BTreeSet;
+
 use super::claims::{Role, claims};
 use super::work::Work;
-use super::{Class, GroupUpdate, TailnetState, egress, endpoints, replicas, services, status, validate};
+use super::{Class, GroupUpdate, TailnetState, egress, endpoints, ingress, replicas, services, status, validate};
 use crate::api::names;
 use crate::api::proxyclass::ProxyClassSpec;
-use crate::api::proxygroup::{ProxyGroup, ProxyGroupType};
+use crate::api::proxygroup::ProxyGroup;
 use crate::model::objects::{Kind, ObjectRef, Owner, Shape, config_ref, disruption_budget, metrics, metrics_refs, rbac, stateful_set};
 
 /// How many replicas a group has that names no number.
 const REPLICAS: i32 = 2;
+/// What a deletion says that waits for a control plane.
+const WAITS: &str = " The deletion waits for that for five minutes, and then goes on without it.";
 /// How often a deletion is looked at that waits for a control plane.
 const LOOK: std::time::Duration = std::time::Duration::from_secs(30);
 
 /// The group as the owner of its objects.
-fn owner(work: &Work<'_>, group: Option<&ProxyGroup>) -> Owner {
+pub(super) fn owner(work: &Work<'_>, group: Option<&ProxyGroup>) -> Owner {
     Owner {
         group: work.observed.name.clone(),
         uid: group.and_then(|group| group.metadata.uid.clone()).unwrap_or_default(),
@@ -33,34 +37,54 @@ pub(super) fn provision(work: &mut Work<'_>, group: &ProxyGroup) {
     let wanted = group.spec.replicas.unwrap_or(REPLICAS).try_into().unwrap_or(0);
     let present = observed.replicas.keys().next_back().map_or(0, |last| last + 1).max(wanted);
     let (spec, settings) = (&group.spec, &*observed.settings);
-    let mut shape = Shape { owner, spec, class, settings, replicas: wanted, present, wireguard: None };
+    let share_account = group.metadata.annotations.as_ref().and_then(|all| all.get(names::SHARE_ACCOUNT)).map(|text| text == "true");
+    let certificates = BTreeSet::new();
+    let mut shape = Shape {
+        owner,
+        spec,
+        class,
+        settings,
+        replicas: wanted,
+        present,
+        wireguard: None,
+        share_account,
+        node_sites: false,
+        own_certificates: BTreeSet::new(),
+        certificates,
+    };
     shape.wireguard = endpoints::wireguard(work, &shape);
+    let plan = shape.ingress().then(|| ingress::plan(work, &shape));
+    if let Some(plan) = &plan {
+        shape.certificates = plan.certificates(work);
+        shape.own_certificates = plan.own_certificates();
+        shape.node_sites = ingress::node_sites(work, &shape.owner);
+    }
     let wrong = validate::group(group, &shape);
     let whole = usable && wrong.is_none();
     if let Some(wrong) = wrong {
         work.fault("ProxyGroupInvalid", wrong);
     }
-    if spec.type_ != ProxyGroupType::Egress {
-        without(work, &shape.owner, "is not of type egress: name a group that is.");
-        status::status(work, group, wanted);
-        return;
-    }
     finalizer(work, group, true);
-    if let TailnetState::Unavailable(why) = &observed.tailnet {
-        work.fault("ProxyGroupTailnetUnavailable", why.clone());
-    }
+    status::tailnet(work, group);
     if whole {
         for manifest in rbac(&shape) {
             work.want(&shape.owner, manifest);
         }
         let endpoints = endpoints::endpoints(work, &shape);
-        replicas::secrets(work, &shape, &endpoints);
+        replicas::secrets(work, &shape, &endpoints, plan.as_ref());
     }
-    egress::egress(work, &shape);
+    match plan {
+        Some(plan) => {
+            without(work, &shape.owner, Some("is not of type egress: name a group that is."));
+            plan.carry(work, &shape);
+        }
+        None => egress::egress(work, &shape),
+    }
     if whole {
         pods(work, &shape);
     }
     replicas::departures(work, &shape.owner, wanted);
+    denials(work, "");
     status::status(work, group, wanted);
 }
 
@@ -113,33 +137,54 @@ fn finalizer(work: &mut Work<'_>, group: &ProxyGroup, wanted: bool) {
 /// Ends a group: its Pods, then its devices, then its finalizer. The rest goes by its owner.
 pub(super) fn end(work: &mut Work<'_>, group: &ProxyGroup) {
     let owner = owner(work, Some(group));
-    without(work, &owner, "is being deleted: name another group.");
+    without(work, &owner, Some("is being deleted: name another group."));
     work.delete(&owner, &ObjectRef::new(Kind::StatefulSet, &owner.namespace, owner.group.clone()));
-    if replicas::departures(work, &owner, 0) {
+    let unpublished = ingress::end(work, &owner);
+    if replicas::departures(work, &owner, 0) && unpublished {
         for object in metrics_refs(&owner) {
             work.delete(&owner, &object);
         }
         endpoints::surplus(work, &owner, 0);
         finalizer(work, group, false);
-    } else if let TailnetState::Unavailable(why) = &work.observed.tailnet {
-        work.fault("ProxyGroupTailnetUnavailable", why.clone());
+        return;
+    }
+    if let TailnetState::Unavailable(why) = &work.observed.tailnet {
+        work.fault("ProxyGroupTailnetUnavailable", format!("{why}{WAITS}"));
+    }
+    denials(work, WAITS);
+    if !work.faults.is_empty() {
         status::status(work, group, 0);
         work.again(LOOK);
+    }
+}
+
+/// Tells what the control plane has denied of that which is asked of it again.
+fn denials(work: &mut Work<'_>, more: &str) {
+    let denied = work.pass.control.iter().filter_map(|action| work.observed.denied.get(&action.what()));
+    let why: Vec<_> = denied.map(|denial| format!("{}{more}", denial.why)).collect();
+    for why in why {
+        work.fault("ProxyGroupCreationFailed", why);
     }
 }
 
 /// The Services of a name that is no group which could take them.
 pub(super) fn orphans(work: &mut Work<'_>) {
     let owner = owner(work, None);
-    without(work, &owner, "does not exist: make it, or name another group.");
+    without(work, &owner, Some("does not exist: make it, or name another group."));
+    let message = format!("ProxyGroup {} does not exist: make it, or name another group.", owner.group);
+    ingress::orphans(work, &message);
 }
 
-/// Lets Services go that are not wanted any more, and tells the others why nobody serves them.
-fn without(work: &mut Work<'_>, owner: &Owner, why: &str) {
-    let message = format!("ProxyGroup {} {why}", owner.group);
-    for claim in claims(work.observed).values() {
+/// Lets Services go that are not wanted any more, and tells the others why nobody serves them, if it is for us to say.
+pub(super) fn without(work: &mut Work<'_>, owner: &Owner, why: Option<&str>) {
+    let message = why.map(|why| format!("ProxyGroup {} {why}", owner.group));
+    for claim in claims(work.observed, work.memory).values() {
         match (claim.role, claim.service) {
-            (Role::Serve | Role::Hold, _) => services::waiting(work, claim, &message),
+            (Role::Serve | Role::Hold, _) => {
+                if let Some(message) = &message {
+                    services::waiting(work, claim, message);
+                }
+            }
             (Role::Moved, _) => {}
             (Role::Release, service) => {
                 egress::release(work, owner, claim);

@@ -3,18 +3,23 @@
 //! A replica that is not wanted any more drains first: nothing of it is touched while its Pod is there or could come back.
 //! Then its device goes, then its Secrets, which are the record of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value, json};
 
+use super::ingress::Plan;
 use super::keys::{Decision, Login, decide};
 use super::work::{Whose, Work, deletion, whose};
 use super::{ConfigDraft, ControlAction, Delete, Replica, ReplicaConfig, Subject, TailnetState};
 use crate::api::names;
 use crate::model::objects::{Kind, ObjectRef, Owner, ReplicaSecret, Shape, applied, config_ref, node_port_ref, state, state_ref};
 
+/// What a replica is told beside the rest: its static endpoints, and the names that it advertises.
+type Told<'a> = (Option<&'a Vec<String>>, Option<BTreeSet<String>>);
+
 /// Wants the Secrets of every replica that is wanted. `endpoints` are their static endpoints by ordinal.
-pub(super) fn secrets(work: &mut Work<'_>, shape: &Shape<'_>, endpoints: &BTreeMap<u32, Vec<String>>) {
+/// `plan` is what the group publishes, if that is what it is for.
+pub(super) fn secrets(work: &mut Work<'_>, shape: &Shape<'_>, endpoints: &BTreeMap<u32, Vec<String>>, plan: Option<&Plan<'_>>) {
     let none = Replica::default();
     for ordinal in 0..shape.replicas {
         work.want(&shape.owner, state(&shape.owner, ordinal));
@@ -23,13 +28,14 @@ pub(super) fn secrets(work: &mut Work<'_>, shape: &Shape<'_>, endpoints: &BTreeM
             last.adopt = false;
         }
         let replica = work.observed.replicas.get(&ordinal).unwrap_or(&none);
-        config(work, shape, ordinal, replica, endpoints.get(&ordinal));
+        let advertised = plan.map(|plan| plan.advertised(work, shape, replica));
+        config(work, shape, ordinal, replica, (endpoints.get(&ordinal), advertised));
     }
 }
 
-fn config(work: &mut Work<'_>, shape: &Shape<'_>, ordinal: u32, replica: &Replica, endpoints: Option<&Vec<String>>) {
+fn config(work: &mut Work<'_>, shape: &Shape<'_>, ordinal: u32, replica: &Replica, told: Told<'_>) {
     let held = replica.config.as_deref();
-    let Some(document) = document(&work.observed.tailnet, shape, ordinal, held, endpoints) else { return };
+    let Some(document) = document(&work.observed.tailnet, shape, ordinal, held, told) else { return };
     let secret = ReplicaSecret { owner: shape.owner.clone(), ordinal, document };
     let state = replica.state.as_deref();
     let key = held.and_then(ReplicaConfig::auth_key);
@@ -79,12 +85,12 @@ fn document(
     shape: &Shape<'_>,
     ordinal: u32,
     held: Option<&ReplicaConfig>,
-    endpoints: Option<&Vec<String>>,
+    (endpoints, advertised): Told<'_>,
 ) -> Option<Map<String, Value>> {
     let held = held.and_then(|held| held.document.as_ref());
     let server = match tailnet {
         TailnetState::Ready { server_url, .. } => server_url.as_str(),
-        TailnetState::Unavailable(_) => held?.get("ServerURL")?.as_str()?,
+        TailnetState::Asking | TailnetState::Unavailable(_) => held?.get("ServerURL")?.as_str()?,
     };
     let prefix = shape.spec.hostname_prefix.as_deref().filter(|prefix| !prefix.is_empty()).unwrap_or(&shape.owner.group);
     let accept_routes = shape.class.and_then(|class| class.tailscale.as_ref()).is_some_and(|tailscale| tailscale.accept_routes);
@@ -97,8 +103,10 @@ fn document(
         "acceptRoutes": accept_routes,
     });
     let Value::Object(mut document) = fixed else { return None };
-    // Others write this one: it is carried over as it is.
-    document.extend(held.and_then(|held| held.get("AdvertiseServices")).map(|services| ("AdvertiseServices".into(), services.clone())));
+    // What a group publishes that is not for that is written by others: it is carried over as it is.
+    let carried = || held.and_then(|held| held.get("AdvertiseServices")).cloned();
+    let services = advertised.map_or_else(carried, |names| (!names.is_empty()).then(|| json!(names)));
+    document.extend(services.map(|services| ("AdvertiseServices".into(), services)));
     document.extend(endpoints.filter(|list| !list.is_empty()).map(|list| ("StaticEndpoints".into(), json!(list))));
     Some(document)
 }
@@ -135,18 +143,30 @@ fn departure(work: &mut Work<'_>, owner: &Owner, ordinal: u32, replica: &Replica
             return true;
         }
     };
+    let denial = work.observed.denied.get(&what).filter(|denial| work.given_up(denial));
+    if let Some(denial) = denial.filter(|_| does) {
+        left_behind(work, ordinal, &what, &denial.why, then);
+        return true;
+    }
     if does {
         let revoked = if device.is_some() { Vec::new() } else { then.clone() };
         work.pass.control.extend(key.map(|id| ControlAction::RevokeKey { ordinal, id, then: revoked }));
         work.pass.control.extend(device.map(|id| ControlAction::DeleteDevice { ordinal, id, then }));
         return false;
     }
-    if !matches!(work.observed.tailnet, TailnetState::Ready { .. }) && !work.given_up() {
-        return false;
+    match &work.observed.tailnet {
+        TailnetState::Asking => return false,
+        TailnetState::Unavailable(_) if !work.waited() => return false,
+        TailnetState::Unavailable(_) | TailnetState::Ready { .. } => {}
     }
-    let replica = names::replica(&owner.group, ordinal);
-    let message = format!("The control plane cannot be asked to remove {what} of replica {replica}: remove it there.");
-    work.warn(Subject::Group, "DeviceLeftBehind", message);
-    work.pass.delete.extend(then);
+    left_behind(work, ordinal, &what, "it cannot be asked", then);
     true
+}
+
+/// Lets the record of something go that the control plane goes on having.
+fn left_behind(work: &mut Work<'_>, ordinal: u32, what: &str, why: &str, record: Vec<Delete>) {
+    let replica = names::replica(&work.observed.name, ordinal);
+    let message = format!("The control plane still has {what} of replica {replica}: remove it there. It was not removed, as {why}");
+    work.warn(Subject::Group, "DeviceLeftBehind", message);
+    work.pass.delete.extend(record);
 }

@@ -10,22 +10,22 @@ use serde::Serialize;
 
 use super::acks::{PATIENCE, Standing};
 use super::claims::{Claim, Key, Role};
-use super::egress::{Outcome, host};
+use super::egress::{Outcome, Serving, host};
+use super::memory::Stood;
 use super::validate::annotation;
 use super::work::Work;
-use super::{ServiceUpdate, Subject};
+use super::{ObjectUpdate, Subject};
 use crate::api::condition::{EGRESS_SVC_CONFIGURED, EGRESS_SVC_READY, EGRESS_SVC_VALID};
 use crate::api::{egress, names};
 use crate::model::conditions::{self, Status, Wanted};
-use crate::model::objects::{Child, sha256};
+use crate::model::objects::sha256;
+use crate::model::publish::Source;
 
 /// What the telling depends on beside the Service itself.
 #[derive(Debug)]
 pub(super) struct Told<'a> {
     /// The Service in the egress config.
     pub(super) key: &'a str,
-    /// Its entry there.
-    pub(super) entry: Option<&'a egress::Service>,
     /// Whether the config is as it must be.
     pub(super) written: bool,
     /// The replicas.
@@ -56,8 +56,8 @@ impl<'a> Telling<'a> {
         self.changed |= conditions::remove(&mut self.conditions, kind);
     }
 
-    /// What is to change, if anything.
-    fn update(self, work: &mut Work<'_>, finalized: bool, external_name: Option<String>) {
+    /// What is to change; whether there is anything.
+    fn update(self, work: &mut Work<'_>, finalized: bool, external_name: Option<String>) -> bool {
         let metadata = &self.service.metadata;
         let held = metadata.finalizers.as_deref().unwrap_or_default();
         let has = held.iter().any(|held| held == names::FINALIZER);
@@ -67,9 +67,10 @@ impl<'a> Telling<'a> {
         });
         let conditions = self.changed.then_some(self.conditions);
         if finalizers.is_none() && external_name.is_none() && conditions.is_none() {
-            return;
+            return false;
         }
-        work.pass.services.push(ServiceUpdate {
+        work.pass.services.push(ObjectUpdate {
+            source: Source::Service,
             namespace: metadata.namespace.clone().unwrap_or_default(),
             name: metadata.name.clone().unwrap_or_default(),
             uid: metadata.uid.clone(),
@@ -77,31 +78,38 @@ impl<'a> Telling<'a> {
             finalizers,
             external_name,
             conditions,
+            load_balancer: None,
         });
+        true
     }
 }
 
-/// Tells one Service.
-pub(super) fn tell(work: &mut Work<'_>, key: Key<'_>, claim: &Claim<'_>, outcome: &Outcome, told: &Told<'_>) {
-    let Some(service) = claim.service else { return };
+/// Tells one Service. How the replicas stand to it, if it stands for its child and there was nothing to tell.
+pub(super) fn tell(work: &mut Work<'_>, key: Key<'_>, claim: &Claim<'_>, outcome: &Outcome, told: &Told<'_>) -> Option<Stood> {
+    let service = claim.service?;
     match outcome {
-        Outcome::Served { child, settled } => served(work, service, child, *settled, told),
+        Outcome::Served(serving) => {
+            let stood = told.standing.to(told.key, &serving.entry, told.written);
+            let same = work.memory.known(claim).is_some_and(|known| known.told == Some(stood));
+            return (same || served(work, service, serving, stood, told.standing)).then_some(stood);
+        }
         Outcome::Refused(message) => refused(work, key, service, claim, message),
         Outcome::Held if claim.role == Role::Hold => invalid(work, key, service, claim),
         Outcome::Released if claim.role == Role::Release => released(work, service, claim),
         Outcome::Held | Outcome::Released => {}
     }
+    None
 }
 
-fn served(work: &mut Work<'_>, service: &Service, child: &Child, settled: bool, told: &Told<'_>) {
-    let (Some(entry), standing) = (told.entry, told.standing) else { return };
+/// Whether the Service stands for its child and there was nothing to tell.
+fn served(work: &mut Work<'_>, service: &Service, Serving { child, settled, .. }: &Serving, stood: Stood, standing: &Standing<'_>) -> bool {
     let group = work.observed.name.clone();
     let host = host(work, &child.name);
     let mut telling = Telling::new(work, service);
     telling.set(EGRESS_SVC_VALID, Status::True, "EgressSvcValid", "The Service is valid.".into());
     let points = service.spec.as_ref().and_then(|spec| spec.external_name.as_deref()) == Some(&host);
-    let settled = settled && told.written;
-    let switch = !points && settled && standing.all(told.key, entry);
+    let settled = *settled && stood.written;
+    let switch = !points && settled && stood.all;
     if !points && !switch && standing.waiting() {
         work.again(PATIENCE);
     }
@@ -109,7 +117,7 @@ fn served(work: &mut Work<'_>, service: &Service, child: &Child, settled: bool, 
         let reason = format!("ConfiguredFor:{}", record(service, &group));
         telling.set(EGRESS_SVC_CONFIGURED, Status::True, &reason, format!("The Service stands for {host}."));
     }
-    let (ready, wanted) = (standing.ready(told.key, entry), standing.wanted());
+    let Stood { ready, wanted, .. } = stood;
     let counts = || format!("{ready} out of {wanted} replicas are ready to route traffic");
     let (status, reason, message) = match (ready, wanted) {
         (_, 0) => (Status::False, "NoProxiesConfigured", format!("ProxyGroup {group} has no replicas: set its spec.replicas.")),
@@ -122,7 +130,7 @@ fn served(work: &mut Work<'_>, service: &Service, child: &Child, settled: bool, 
         _ => (Status::True, "ReadyToRouteTraffic", counts()),
     };
     telling.set(EGRESS_SVC_READY, status, reason, message);
-    telling.update(work, true, switch.then_some(host));
+    !telling.update(work, true, switch.then_some(host)) && points
 }
 
 fn refused(work: &mut Work<'_>, key: Key<'_>, service: &Service, claim: &Claim<'_>, message: &str) {
@@ -167,8 +175,24 @@ pub(super) fn released(work: &mut Work<'_>, service: &Service, claim: &Claim<'_>
         for kind in [EGRESS_SVC_VALID, EGRESS_SVC_CONFIGURED, EGRESS_SVC_READY] {
             telling.remove(kind);
         }
+        dead_name(work, service, telling.changed);
     }
     telling.update(work, false, None);
+}
+
+/// Says once that the name of a Service that is let go leads nowhere. The name itself is left: what it was before is not known.
+fn dead_name(work: &mut Work<'_>, service: &Service, news: bool) {
+    let name = service.spec.as_ref().and_then(|spec| spec.external_name.as_deref()).unwrap_or_default();
+    let ours = name.strip_suffix(&host(work, "")).is_some_and(|child| !child.is_empty() && !child.contains('.'));
+    if news && ours {
+        let message = format!(
+            "No ProxyGroup serves this Service any more, as its annotations name no group or no target. Its spec.externalName is still \
+             {name}, which leads nowhere: annotate it again, set spec.externalName, or delete it."
+        );
+        let metadata = &service.metadata;
+        let key = (metadata.namespace.as_deref().unwrap_or_default(), metadata.name.as_deref().unwrap_or_default());
+        work.warn(subject(key), "EgressReleased", message);
+    }
 }
 
 /// A finalizer stays while there is a child to take away.

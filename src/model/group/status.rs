@@ -4,14 +4,16 @@
 //! the first fault found is the one that is told.
 
 use super::work::{Fault, Work};
-use super::{GroupUpdate, Subject, acks};
+use super::{GroupUpdate, Subject, TailnetState, acks};
 use crate::api::condition::{PROXY_GROUP_AVAILABLE, PROXY_GROUP_READY};
 use crate::api::proxygroup::{ProxyGroup, ProxyGroupStatus, TailnetDevice};
 use crate::model::conditions::{self, Status, Wanted};
 use crate::model::group::Replica;
 
 /// The reasons that come first, whatever was found before them.
-const WEIGHT: [&str; 2] = ["ProxyGroupInvalid", "ProxyGroupTailnetUnavailable"];
+const WEIGHT: [&str; 2] = ["ProxyGroupInvalid", UNAVAILABLE];
+/// The reason while the control plane cannot be asked.
+const UNAVAILABLE: &str = "ProxyGroupTailnetUnavailable";
 
 /// Has the status say how the group is.
 pub(super) fn status(work: &mut Work<'_>, group: &ProxyGroup, wanted: u32) {
@@ -41,6 +43,22 @@ pub(super) fn status(work: &mut Work<'_>, group: &ProxyGroup, wanted: u32) {
     }
     if status != held {
         work.pass.group.get_or_insert_with(GroupUpdate::default).status = Some(status);
+    }
+}
+
+/// Tells what is wrong with the control plane. One that nobody has asked yet is as it was told to be.
+pub(super) fn tailnet(work: &mut Work<'_>, group: &ProxyGroup) {
+    let held = || {
+        let conditions = group.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+        conditions::get(conditions, PROXY_GROUP_READY).filter(|ready| ready.reason == UNAVAILABLE).map(|ready| ready.message.clone())
+    };
+    let why = match &work.observed.tailnet {
+        TailnetState::Ready { .. } => None,
+        TailnetState::Asking => held(),
+        TailnetState::Unavailable(why) => Some(why.clone()),
+    };
+    if let Some(why) = why {
+        work.fault(UNAVAILABLE, why);
     }
 }
 

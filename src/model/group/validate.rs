@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use k8s_openapi::api::core::v1::Service;
 
 use crate::api::names;
-use crate::api::proxygroup::{ProxyGroup, ProxyGroupType};
+use crate::api::proxygroup::ProxyGroup;
 use crate::model::objects::{Shape, image_path};
 use crate::model::ports::Range;
 
@@ -19,11 +19,6 @@ const RESERVED: &str = "kube-apiserver-auth-proxy";
 /// What is wrong with a group.
 pub(super) fn group(group: &ProxyGroup, shape: &Shape<'_>) -> Option<String> {
     let name = &shape.owner.group;
-    if group.spec.type_ != ProxyGroupType::Egress {
-        return Some(
-            "Groups of this type are not served by this version of Tailyard: leave the ProxyGroup to the Tailscale operator.".into(),
-        );
-    }
     if name == RESERVED {
         return Some(format!("The name {RESERVED} is kept for the Tailscale operator: give the ProxyGroup another name."));
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::acks::elapsed;
-use super::{Delete, Notice, Observed, Pass, Subject};
+use super::{Delete, Denial, Memory, Notice, Observed, Pass, Subject};
 use crate::api::names;
 use crate::model::objects::{Manifest, ObjectRef, Owner, applied};
 
@@ -29,13 +29,14 @@ pub(super) struct Fault {
 #[derive(Debug)]
 pub(super) struct Work<'a> {
     pub(super) observed: &'a Observed,
+    pub(super) memory: &'a mut Memory,
     pub(super) pass: Pass,
     pub(super) faults: Vec<Fault>,
 }
 
 impl<'a> Work<'a> {
-    pub(super) fn new(observed: &'a Observed) -> Self {
-        Self { observed, pass: Pass::default(), faults: Vec::new() }
+    pub(super) fn new(observed: &'a Observed, memory: &'a mut Memory) -> Self {
+        Self { observed, memory, pass: Pass::default(), faults: Vec::new() }
     }
 
     /// The object as it is.
@@ -64,6 +65,11 @@ impl<'a> Work<'a> {
         false
     }
 
+    /// Whether the object of this name is somebody else's.
+    pub(super) fn foreign(&self, owner: &Owner, object: &ObjectRef) -> bool {
+        self.owned(object).is_some_and(|held| whose(owner, held) == Whose::Foreign)
+    }
+
     /// Has an object go, if it is there and the group's.
     pub(super) fn delete(&mut self, owner: &Owner, object: &ObjectRef) {
         if let Some(held) = self.owned(object).filter(|held| whose(owner, held) == Whose::Ours) {
@@ -76,8 +82,13 @@ impl<'a> Work<'a> {
         self.pass.again = Some(self.pass.again.map_or(after, |held| held.min(after)));
     }
 
-    /// Whether the group is being deleted and its control plane was away for so long that the deletion goes on without it.
-    pub(super) fn given_up(&self) -> bool {
+    /// Whether the group is being deleted and something has been denied for so long that the deletion goes on without it.
+    pub(super) fn given_up(&self, denial: &Denial) -> bool {
+        self.waited() && elapsed(denial.since, self.observed.now) >= AWAY
+    }
+
+    /// Whether the group has been being deleted for as long as its deletion waits for a control plane.
+    pub(super) fn waited(&self) -> bool {
         let since = self.observed.group.as_ref().and_then(|group| group.metadata.deletion_timestamp.as_ref());
         since.is_some_and(|since| elapsed(since.0, self.observed.now) >= AWAY)
     }
@@ -138,6 +149,8 @@ fn labelled(owner: &Owner, labels: &serde_json::Map<String, Value>) -> bool {
         && match label(names::PARENT_TYPE) {
             Some(names::PARENT_GROUP) => label(names::PARENT) == Some(&owner.group),
             Some(names::PARENT_SERVICE) => label(names::PROXY_GROUP) == Some(&owner.group),
+            // A certificate is its name's, whichever group shows it.
+            Some(names::PARENT_INGRESS) => label(names::SECRET_TYPE) == Some(names::CERTS),
             _ => label("ts_proxy_type") == Some(names::PARENT_GROUP) && label("ts_proxy_parent_name") == Some(&owner.group),
         }
 }

@@ -1,12 +1,13 @@
-//! What one peer contributes to the tailnet: a name, addresses, and prefixes that it answers for.
+//! What one node contributes to the tailnet: a name, addresses, and prefixes that it answers for; and what this node is itself.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use serde::Deserialize;
 
-use crate::api::localapi::{Node, PeerStatus};
-use crate::model::netmap::{Fqdn, in_tailscale_range};
+use crate::api::localapi::{CapMap, Node, PeerStatus};
+use crate::model::netmap::{Fqdn, SelfNode, in_tailscale_range};
 
 /// What a peer contributes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -53,6 +54,25 @@ fn prefix(text: &str) -> Option<IpNet> {
     text.parse::<IpNet>().map(|net| net.trunc()).or_else(|_| text.parse::<IpAddr>().map(IpNet::from)).ok()
 }
 
-pub(super) fn addresses(texts: &[String]) -> Vec<IpAddr> {
+/// This node, as a message of the bus has it.
+pub(super) fn self_node(node: &Node) -> SelfNode {
+    this(&node.stable_id, &node.name, &node.addresses, node.allowed_ips.as_deref(), &node.cap_map)
+}
+
+/// This node, as the status has it.
+pub(super) fn self_status(node: &PeerStatus) -> SelfNode {
+    this(&node.stable_id, &node.dns_name, &node.tailscale_ips, node.allowed_ips.as_deref(), &node.cap_map)
+}
+
+fn this(id: &str, name: &str, own: &[String], allowed: Option<&[String]>, granted: &CapMap) -> SelfNode {
+    let addresses = addresses(own);
+    let mappings = granted.service_host.iter().filter_map(|value| BTreeMap::<String, Vec<String>>::deserialize(value).ok());
+    let services = mappings.flatten().map(|(name, texts)| (name, self::addresses(&texts).into_iter().collect())).collect();
+    let routes = allowed.unwrap_or_default().iter().filter_map(|text| prefix(text));
+    let routes = routes.filter(|net| !addresses.iter().any(|own| IpNet::from(*own) == *net)).collect();
+    SelfNode { stable_id: id.to_owned(), name: name.to_owned(), addresses, services, routes }
+}
+
+fn addresses(texts: &[String]) -> Vec<IpAddr> {
     texts.iter().filter_map(|text| prefix(text)).map(|net| net.addr()).collect()
 }

@@ -103,15 +103,17 @@ impl Child {
         let selects = selector.as_object().is_some_and(|held| held.len() == wanted.len())
             && wanted.iter().all(|(key, value)| selector[*key] == *value);
         let Some(held) = ports.as_array() else { return false };
-        let has = |name: &str, protocol: &str, port: u16, target: u16| {
+        // Ports are found where they were put, unless somebody has put them elsewhere.
+        let has = |at: usize, name: &str, protocol: &str, port: u16, target: u16| {
             let same = |held: &Value| held["name"] == name && held["port"] == port && held["targetPort"] == target;
-            held.iter().any(|held| same(held) && held["protocol"].as_str().unwrap_or("TCP") == protocol)
+            let same = |held: &Value| same(held) && held["protocol"].as_str().unwrap_or("TCP") == protocol;
+            held.get(at).is_some_and(same) || held.iter().any(same)
         };
         labelled
             && selects
             && held.len() == self.ports.len() + 1
-            && has(HEALTH_PORT, "TCP", self.health, self.health_target)
-            && self.ports.iter().all(|port| has(shown(&port.name), port.protocol, port.port, port.match_port))
+            && has(self.ports.len(), HEALTH_PORT, "TCP", self.health, self.health_target)
+            && self.ports.iter().enumerate().all(|(at, port)| has(at, shown(&port.name), port.protocol, port.port, port.match_port))
     }
 
     fn labels(&self) -> [(&'static str, &str); 6] {

@@ -6,7 +6,8 @@ use k8s_openapi::api::core::v1::{EnvVar, EnvVarSource, ObjectFieldSelector};
 
 use super::Shape;
 use super::shape::{DEBUG, HEALTH};
-use crate::api::names;
+use crate::api::{self, names};
+use crate::model::drain::Budget;
 
 /// The environment of the proxy's container; `configs` and `services` are where the configs are found.
 pub(super) fn of(shape: &Shape<'_>, configs: &str, services: &str) -> Vec<EnvVar> {
@@ -22,15 +23,17 @@ pub(super) fn of(shape: &Shape<'_>, configs: &str, services: &str) -> Vec<EnvVar
         value("TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR", &format!("{configs}/$(POD_NAME)")),
     ];
     env.extend(shape.wireguard.map(|port| value("PORT", &port.to_string())));
-    env.extend(shape.firewall().map(|mode| value("TS_DEBUG_FIREWALL_MODE", mode)));
-    env.push(value("TS_EGRESS_PROXIES_CONFIG_PATH", services));
-    env.push(value("TS_INTERNAL_APP", "k8s-operator-proxygroup-egress"));
+    env.extend(firewall(shape).map(|mode| value("TS_DEBUG_FIREWALL_MODE", mode)));
+    env.extend(if shape.ingress() { ingress(shape, services) } else { egress(services) });
     env.push(value("TS_ENABLE_HEALTH_CHECK", "true"));
     if !shape.stock() {
-        let config_map = format!("{}/{}", shape.owner.namespace, names::egress_config(&shape.owner.group));
-        env.push(value("TAILYARD_EGRESS_CONFIGMAP", &config_map));
+        let config_map = format!("{}/{}", shape.owner.namespace, shape.config_map());
+        env.push(value(if shape.ingress() { "TAILYARD_INGRESS_CONFIGMAP" } else { "TAILYARD_EGRESS_CONFIGMAP" }, &config_map));
         env.push(value("TAILYARD_CONFIG_FROM_API", "true"));
-        env.push(value("TAILYARD_DRAIN_GRACE", &format!("{}s", shape.drain_grace().as_secs())));
+        env.extend(shape.ingress().then(|| field("NODE_NAME", "spec.nodeName")));
+        env.extend(shape.node_sites.then(|| value("TAILYARD_NODE_SITES", "true")));
+        let leaving = shape.drain_grace() + Budget::BESIDE_FLOWS;
+        env.push(value("TAILYARD_DRAIN_GRACE", &format!("{}s", leaving.as_secs())));
     }
     let class = shape.container().map(|container| container.env.as_slice()).unwrap_or_default();
     for variable in class {
@@ -47,6 +50,38 @@ pub(super) fn of(shape: &Shape<'_>, configs: &str, services: &str) -> Vec<EnvVar
         set(&mut env, value("TS_TAILSCALED_EXTRA_ARGS", "--debug=$(TS_DEBUG_ADDR_PORT)"));
     }
     env
+}
+
+fn egress(services: &str) -> Vec<EnvVar> {
+    vec![value("TS_EGRESS_PROXIES_CONFIG_PATH", services), value("TS_INTERNAL_APP", "k8s-operator-proxygroup-egress")]
+}
+
+fn ingress(shape: &Shape<'_>, services: &str) -> Vec<EnvVar> {
+    let mut env = vec![
+        value("TS_INTERNAL_APP", "k8s-operator-proxygroup-ingress"),
+        value("TS_INGRESS_PROXIES_CONFIG_PATH", &format!("{services}/{}", api::ingress::KEY)),
+        value("TS_SERVE_CONFIG", &format!("{services}/{}", api::serve::KEY)),
+        value("TS_EXPERIMENTAL_CERT_SHARE", "true"),
+    ];
+    match shape.account_field() {
+        Some(field) => {
+            env.push(value("TS_ACME_ACCOUNT_SECRET_NAME", names::ACCOUNTS));
+            env.push(value("TS_ACME_ACCOUNT_FIELD", &field));
+        }
+        // With an account of its own a replica cannot say which certificate a new one takes the place of.
+        None => env.push(value("TS_DEBUG_ACME_FORCE_RENEWAL", "true")),
+    }
+    env
+}
+
+/// The firewall mode in the words of the image. The Tailscale operator's proxy takes iptables if it is not told to look, and
+/// there it ends at a target that has an IPv6 address; it knows one iptables.
+fn firewall<'a>(shape: &'a Shape<'_>) -> Option<&'a str> {
+    match shape.firewall() {
+        None if shape.stock() => Some("auto"),
+        Some("iptables-nft" | "iptables-legacy") if shape.stock() => Some("iptables"),
+        mode => mode,
+    }
 }
 
 /// Puts a variable in the place of the one of its name, or at the end.

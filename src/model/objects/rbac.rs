@@ -1,6 +1,6 @@
 //! Who a group's Pods are, and what they may do: read and write their own Secrets, read their own config, tell Events.
 //!
-//! Every right is by name; no Pod may list the Secrets of the namespace. The rights of a replica that leaves are kept until
+//! Every right is by name; no Pod of ours may list the Secrets of the namespace. The rights of a replica that leaves are kept until
 //! it has left.
 
 use k8s_openapi::api::core::v1::ServiceAccount;
@@ -40,15 +40,32 @@ fn rules(shape: &Shape<'_>) -> Vec<PolicyRule> {
     let ordinals = 0..shape.present.max(shape.replicas);
     let states = ordinals.clone().map(|ordinal| names::replica(group, ordinal));
     let configs = ordinals.map(|ordinal| names::replica_config(group, ordinal));
-    let both: Vec<String> = states.chain(configs).collect();
+    let account = shape.account_field().map(|_| names::ACCOUNTS.to_owned());
+    let both: Vec<String> = states.chain(configs).chain(account).chain(shape.certificates.iter().cloned()).collect();
     let mut rules = Vec::new();
     if !both.is_empty() {
         // A list or watch by the name of one object is held to resourceNames; without a name it is refused.
         let reads: &[&str] = if shape.stock() { &["get"] } else { &["get", "list", "watch"] };
         rules.push(rule("secrets", &[reads, &["patch", "update"]].concat(), both));
     }
+    if shape.ingress() && !shape.stock() && !shape.own_certificates.is_empty() {
+        rules.push(rule("secrets", &["get", "list", "watch"], shape.own_certificates.iter().cloned().collect()));
+    }
+    if shape.ingress() && shape.stock() {
+        // The Tailscale operator's image finds certificates by their labels, which rights cannot tell.
+        rules.push(rule("secrets", &["list", "watch"], Vec::new()));
+    }
+    if shape.ingress() && !shape.stock() {
+        // Who orders certificates.
+        let lease = |verbs: &[&str], names: Vec<String>| PolicyRule {
+            api_groups: Some(list(&["coordination.k8s.io"])),
+            ..rule("leases", verbs, names)
+        };
+        rules.push(lease(&["get", "patch", "update"], vec![names::issuer(group)]));
+        rules.push(lease(&["create"], Vec::new()));
+    }
     if !shape.stock() {
-        rules.push(rule("configmaps", &["get", "list", "watch"], vec![names::egress_config(group)]));
+        rules.push(rule("configmaps", &["get", "list", "watch"], vec![shape.config_map()]));
     }
     rules.push(rule("events", &["create", "get", "patch"], Vec::new()));
     rules

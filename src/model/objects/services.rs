@@ -3,15 +3,18 @@
 //! A `ConfigMap` holds 1 MiB. A config that comes near it is written compressed under a key of our own, which our image
 //! reads; the Tailscale operator's image cannot, so that what does not fit must not be asked of it.
 
+use std::borrow::Borrow;
 use std::collections::BTreeMap;
+use std::sync::OnceLock;
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::ConfigMap;
-use serde::Deserialize as _;
+use serde::{Deserialize as _, Serialize};
 use serde_json::Value;
 
 use super::{Kind, Manifest, NEXT_PORT, ObjectRef, Owner, applied, digest};
 use crate::api::{egress, names};
+use crate::model::config::fingerprint;
 use crate::model::gzip;
 
 /// The most that is written as it is, in bytes.
@@ -25,31 +28,48 @@ pub struct EgressConfig {
     text: Vec<u8>,
     replicas: u32,
     next_port: u16,
+    hash: String,
+    fingerprint: String,
+    /// The text compressed, if it must be; made when it is asked for.
+    packed: OnceLock<Option<Vec<u8>>>,
 }
 
 impl EgressConfig {
     /// The config of these services. `next_port` is from where the next port is looked for.
     #[must_use]
-    pub fn new(owner: &Owner, services: &BTreeMap<String, egress::Service>, replicas: u32, next_port: u16) -> Self {
+    pub fn new(
+        owner: &Owner,
+        services: &BTreeMap<String, impl Borrow<egress::Service> + Serialize>,
+        replicas: u32,
+        next_port: u16,
+    ) -> Self {
         let text = serde_json::to_vec(services).unwrap_or_default();
-        Self { owner: owner.clone(), text, replicas, next_port }
+        let head = format!("1 {} {replicas} {next_port} ", owner.uid);
+        let hash = digest(&[head.as_bytes(), &text].concat());
+        let fingerprint = fingerprint(&text);
+        Self { owner: owner.clone(), text, replicas, next_port, hash, fingerprint, packed: OnceLock::new() }
     }
 
-    /// The services, as they are written.
+    /// Whether all but the services is this.
     #[must_use]
-    pub fn text(&self) -> &[u8] {
-        &self.text
+    pub fn is_for(&self, owner: &Owner, replicas: u32, next_port: u16) -> bool {
+        (&self.owner, self.replicas, self.next_port) == (owner, replicas, next_port)
     }
 
-    /// Whether an image that reads only the plain key can be given it.
+    /// What a replica calls the config that it holds.
     #[must_use]
-    pub fn fits(&self) -> bool {
-        self.text.len() <= ROOM
+    pub fn fingerprint(&self) -> &str {
+        &self.fingerprint
     }
 
-    fn hash(&self) -> String {
-        let head = format!("1 {} {} {} ", self.owner.uid, self.replicas, self.next_port);
-        digest(&[head.as_bytes(), &self.text].concat())
+    /// Whether there is room for it, for an image that reads only the plain key or for ours.
+    #[must_use]
+    pub fn fits(&self, plain: bool) -> bool {
+        self.text.len() <= ROOM || (!plain && self.packed().is_some_and(|packed| packed.len() <= ROOM))
+    }
+
+    fn packed(&self) -> Option<&Vec<u8>> {
+        self.packed.get_or_init(|| compressed(&self.text)).as_ref()
     }
 
     fn pings(&self) -> String {
@@ -59,8 +79,8 @@ impl EgressConfig {
     /// Whether it already is as it must be: what the manifest says of it, without making one.
     #[must_use]
     pub fn holds(&self, observed: &Value) -> bool {
-        applied(observed) == Some(&self.hash())
-            && text(observed).as_deref() == Some(&self.text)
+        applied(observed) == Some(&self.hash)
+            && egress_text(observed).as_deref() == Some(&self.text)
             && bytes(observed, egress::KEY_HEP_PINGS).as_deref() == Some(self.pings().as_bytes())
             && observed["metadata"]["labels"][names::PARENT] == *self.owner.group
     }
@@ -70,14 +90,14 @@ impl EgressConfig {
     pub fn manifest(&self) -> Manifest {
         let mut metadata = self.owner.metadata(names::egress_config(&self.owner.group), None);
         metadata.annotations = Some([(NEXT_PORT.to_owned(), self.next_port.to_string())].into());
-        let (key, text) = match compressed(&self.text) {
-            Some(text) => (egress::KEY_COMPRESSED, text),
+        let (key, text) = match self.packed() {
+            Some(packed) => (egress::KEY_COMPRESSED, packed.clone()),
             None => (egress::KEY, self.text.clone()),
         };
         let pings = (egress::KEY_HEP_PINGS.to_owned(), ByteString(self.pings().into_bytes()));
         let data = [(key.to_owned(), ByteString(text)), pings];
         let config_map = ConfigMap { metadata, binary_data: Some(data.into()), ..ConfigMap::default() };
-        Manifest::with_hash(Kind::ConfigMap, serde_json::to_value(&config_map).unwrap_or_default(), self.hash())
+        Manifest::with_hash(Kind::ConfigMap, serde_json::to_value(&config_map).unwrap_or_default(), self.hash.clone())
     }
 }
 
@@ -90,8 +110,9 @@ fn bytes(config_map: &Value, key: &str) -> Option<Vec<u8>> {
     ByteString::deserialize(config_map.get("binaryData")?.get(key)?).ok().map(|bytes| bytes.0)
 }
 
-/// The text of the services in a `ConfigMap`.
-fn text(config_map: &Value) -> Option<Vec<u8>> {
+/// The text of the services in a `ConfigMap`; none if there is none that can be read.
+#[must_use]
+pub fn egress_text(config_map: &Value) -> Option<Vec<u8>> {
     let Some(packed) = bytes(config_map, egress::KEY_COMPRESSED) else { return bytes(config_map, egress::KEY) };
     gzip::unpack(&packed).ok()
 }
@@ -105,7 +126,7 @@ pub fn egress_config_ref(owner: &Owner) -> ObjectRef {
 /// The services that a `ConfigMap` holds. What cannot be read counts as absent.
 #[must_use]
 pub fn egress_config(config_map: &Value) -> BTreeMap<String, egress::Service> {
-    text(config_map).and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
+    egress_text(config_map).and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
 }
 
 /// From where the next port is looked for.

@@ -2,11 +2,13 @@
 //!
 //! Reads spec, class and settings in one place, so that two builders cannot disagree. Never reads what is observed.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::Owner;
+use crate::api::names;
 use crate::api::proxyclass::{ClassContainer, ClassPod, ProxyClassSpec};
-use crate::api::proxygroup::{Firewall, ProxyGroupSpec, Tailyard};
+use crate::api::proxygroup::{Firewall, ProxyGroupSpec, ProxyGroupType, Tailyard};
 use crate::model::group::GroupSettings;
 use crate::model::ports::Range;
 
@@ -38,6 +40,14 @@ pub struct Shape<'a> {
     pub present: u32,
     /// The port of tailscaled, if peers are to reach it at a node's port.
     pub wireguard: Option<u16>,
+    /// Whether the group itself says that its replicas share the account of their tailnet, or that they do not.
+    pub share_account: Option<bool>,
+    /// The control plane has no Tailscale Services: sites are served on the replicas' own addresses.
+    pub node_sites: bool,
+    /// Certificates of users that the Pods read.
+    pub own_certificates: BTreeSet<String>,
+    /// Further Secrets that the Pods read and write: certificates.
+    pub certificates: BTreeSet<String>,
 }
 
 impl Shape<'_> {
@@ -64,6 +74,27 @@ impl Shape<'_> {
     #[must_use]
     pub fn stock(&self) -> bool {
         image_path(self.image()).ends_with("/tailscale") || image_path(self.image()) == "tailscale"
+    }
+
+    /// Whether the group publishes services of the cluster, instead of reaching those of a tailnet.
+    #[must_use]
+    pub fn ingress(&self) -> bool {
+        self.spec.type_ == ProxyGroupType::Ingress
+    }
+
+    /// The name of the config of its services.
+    #[must_use]
+    pub fn config_map(&self) -> String {
+        if self.ingress() { names::ingress_config(&self.owner.group) } else { names::egress_config(&self.owner.group) }
+    }
+
+    /// The field of the account that the replicas order certificates with, if it is that of all groups of their tailnet.
+    #[must_use]
+    pub fn account_field(&self) -> Option<String> {
+        let said = self.settings.shared_account.unwrap_or(!self.stock());
+        let shared = self.share_account.unwrap_or(said);
+        let tailnet = self.spec.tailnet.as_deref().unwrap_or("_default");
+        (self.ingress() && shared).then(|| format!("{tailnet}.acme-account.key.pem"))
     }
 
     /// Our own part of the spec.

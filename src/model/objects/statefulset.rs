@@ -1,4 +1,4 @@
-//! The `StatefulSet` of an egress group.
+//! The `StatefulSet` of a group.
 //!
 //! With our image nothing in the template depends on the number of replicas: each reads its own config from the API, so
 //! scaling restarts nobody. The Tailscale operator's image reads its config from a mounted Secret; the volumes are made for
@@ -6,9 +6,9 @@
 
 use k8s_openapi::api::apps::v1::{StatefulSet, StatefulSetSpec};
 use k8s_openapi::api::core::v1::{
-    Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource, HTTPGetAction, Lifecycle, LifecycleHandler,
-    PodSecurityContext, PodSpec, PodTemplateSpec, Probe, ResourceRequirements, SeccompProfile, SecretVolumeSource, SecurityContext, Sysctl,
-    TopologySpreadConstraint, Volume, VolumeMount,
+    Affinity, Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource, HTTPGetAction, Lifecycle,
+    LifecycleHandler, PodAffinityTerm, PodAntiAffinity, PodSecurityContext, PodSpec, PodTemplateSpec, Probe, ResourceRequirements,
+    SeccompProfile, SecretVolumeSource, SecurityContext, Sysctl, TopologySpreadConstraint, Volume, VolumeMount, WeightedPodAffinityTerm,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
@@ -30,6 +30,9 @@ const CONFIGS: &str = "/etc/tsconfig";
 const SERVICES: &str = "/etc/proxies";
 /// The path that the Tailscale operator's image is drained by.
 const PRE_STOP: &str = "/internal-egress-services-preshutdown";
+/// For so many seconds the Tailscale operator's image must have been healthy before it gets traffic. It is so at once when it has
+/// an address, and a first packet that is sent before its peers know of its start is tried again five seconds later.
+const STOCK_SETTLES: i32 = 5;
 /// What the Tailscale operator's image runs to switch forwarding on.
 const STOCK_SYSCTL: &str = "echo 1 > /proc/sys/net/ipv4/ip_forward; \
     if [ -e /proc/sys/net/ipv6/conf/all/forwarding ]; then echo 1 > /proc/sys/net/ipv6/conf/all/forwarding; fi";
@@ -54,7 +57,23 @@ pub fn stateful_set(shape: &Shape<'_>, observed: Option<&Value>) -> Manifest {
         ..StatefulSet::default()
     };
     overlay(&mut set, shape);
+    if !shape.stock() {
+        spare_sysctler(&mut set, shape);
+    }
     Manifest::of(Kind::StatefulSet, &set)
+}
+
+/// Leaves the init container out where the proxy may switch forwarding on by itself: it would only make each start longer.
+fn spare_sysctler(set: &mut StatefulSet, shape: &Shape<'_>) {
+    let class = shape.class.and_then(|class| class.stateful_set.as_ref()?.pod.as_ref());
+    if class.is_some_and(|pod| pod.tailscale_init_container.is_some()) {
+        return;
+    }
+    let Some(pod) = set.spec.as_mut().and_then(|spec| spec.template.spec.as_mut()) else { return };
+    let privileged = |container: &Container| container.security_context.as_ref().is_some_and(|context| context.privileged == Some(true));
+    if pod.containers.iter().any(|container| container.name == PROXY && privileged(container)) {
+        pod.init_containers = None;
+    }
 }
 
 fn pod(shape: &Shape<'_>) -> PodSpec {
@@ -69,7 +88,8 @@ fn pod(shape: &Shape<'_>) -> PodSpec {
             sysctls: by_pod.then(sysctls),
             ..PodSecurityContext::default()
         }),
-        topology_spread_constraints: Some(vec![spread(shape, "kubernetes.io/hostname"), spread(shape, "topology.kubernetes.io/zone")]),
+        topology_spread_constraints: Some(vec![over_nodes(shape)]),
+        affinity: Some(over_zones(shape)),
         init_containers: (!by_pod).then(|| vec![sysctler(shape)]),
         containers: vec![proxy(shape)],
         volumes: Some(volumes(shape).0),
@@ -77,14 +97,30 @@ fn pod(shape: &Shape<'_>) -> PodSpec {
     }
 }
 
-fn spread(shape: &Shape<'_>, key: &str) -> TopologySpreadConstraint {
+fn siblings(shape: &Shape<'_>) -> LabelSelector {
+    LabelSelector { match_labels: Some(shape.owner.labels()), ..LabelSelector::default() }
+}
+
+fn over_nodes(shape: &Shape<'_>) -> TopologySpreadConstraint {
     TopologySpreadConstraint {
         max_skew: 1,
-        topology_key: key.to_owned(),
+        topology_key: "kubernetes.io/hostname".to_owned(),
         when_unsatisfiable: "ScheduleAnyway".to_owned(),
-        label_selector: Some(LabelSelector { match_labels: Some(shape.owner.labels()), ..LabelSelector::default() }),
+        label_selector: Some(siblings(shape)),
         ..TopologySpreadConstraint::default()
     }
+}
+
+/// No constraint like that over nodes: beside one whose key a node does not have, the scheduler takes no heed of any.
+fn over_zones(shape: &Shape<'_>) -> Affinity {
+    let term = PodAffinityTerm {
+        topology_key: "topology.kubernetes.io/zone".to_owned(),
+        label_selector: Some(siblings(shape)),
+        ..PodAffinityTerm::default()
+    };
+    let preferred = vec![WeightedPodAffinityTerm { weight: 100, pod_affinity_term: term }];
+    let apart = PodAntiAffinity { preferred_during_scheduling_ignored_during_execution: Some(preferred), ..PodAntiAffinity::default() };
+    Affinity { pod_anti_affinity: Some(apart), ..Affinity::default() }
 }
 
 fn sysctler(shape: &Shape<'_>) -> Container {
@@ -125,7 +161,7 @@ fn proxy(shape: &Shape<'_>) -> Container {
     }
     let stock = shape.stock();
     // The health server of the stock image goes away with its Pod's address if the class moves it: then nothing is drained.
-    let hook = stock && shape.health_address().is_none();
+    let hook = stock && !shape.ingress() && shape.health_address().is_none();
     let handler = LifecycleHandler { http_get: Some(get(PRE_STOP, shape)), ..LifecycleHandler::default() };
     Container {
         name: PROXY.to_owned(),
@@ -137,7 +173,10 @@ fn proxy(shape: &Shape<'_>) -> Container {
         volume_mounts: Some(volumes(shape).1),
         lifecycle: hook.then(|| Lifecycle { pre_stop: Some(handler), ..Lifecycle::default() }),
         // One answer that takes longer than two seconds is enough: Kubernetes' own routing is the failover.
-        readiness_probe: Some(probe(get(if stock { "/healthz" } else { "/readyz" }, shape), 1, 2, 1)),
+        readiness_probe: Some(Probe {
+            success_threshold: stock.then_some(STOCK_SETTLES),
+            ..probe(get(if stock { "/healthz" } else { "/readyz" }, shape), 1, 2, 1)
+        }),
         liveness_probe: (!stock).then(|| probe(get("/livez", shape), 10, 5, 6)),
         ..Container::default()
     }
@@ -188,7 +227,7 @@ fn volumes(shape: &Shape<'_>) -> (Vec<Volume>, Vec<VolumeMount>) {
         mounts.push(mount("config", CONFIGS, false));
         volumes.push(Volume { name: "config".to_owned(), empty_dir: Some(memory), ..Volume::default() });
     }
-    let services = names::egress_config(group);
+    let services = shape.config_map();
     mounts.push(mount("services", SERVICES, true));
     let config_map = ConfigMapVolumeSource { name: services, ..ConfigMapVolumeSource::default() };
     volumes.push(Volume { name: "services".to_owned(), config_map: Some(config_map), ..Volume::default() });

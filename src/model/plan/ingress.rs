@@ -7,7 +7,8 @@ use std::sync::Arc;
 use imbl::OrdMap;
 
 use super::{Note, Planned, Reason};
-use crate::api::ingress::Mapping;
+use crate::api::ingress::{Mapping, Service};
+use crate::model::config::IngressConfig;
 use crate::model::few::Few;
 use crate::model::net::Family;
 use crate::model::netmap::NetMap;
@@ -31,8 +32,10 @@ struct Served {
 pub(super) fn update(next: &mut Planned, before: &World) {
     let world = &next.world;
     let same_config = Arc::ptr_eq(&before.ingress, &world.ingress) && before.single == world.single && before.pod_ips == world.pod_ips;
-    let single_inputs = world.single == Single::None || (before.netmap == world.netmap && before.names == world.names);
-    if same_config && single_inputs {
+    let single_inputs =
+        (world.single == Single::None && !world.via_ingress) || (before.netmap == world.netmap && before.names == world.names);
+    let same_names = before.names == world.names || names(&world.ingress).next().is_none();
+    if same_config && single_inputs && same_names {
         return;
     }
     let was: Vec<_> =
@@ -40,6 +43,9 @@ pub(super) fn update(next: &mut Planned, before: &World) {
     let mut served = Served::default();
     serve_group(&mut served, world);
     serve_single(&mut served, world);
+    if world.via_ingress {
+        serve_pod(&mut served, world);
+    }
     for name in was {
         next.plan.rejected.remove(&name);
         next.plan.notes.remove(&name);
@@ -60,6 +66,10 @@ fn serve_group(served: &mut Served, world: &World) {
         served.reject(name, Reason::Malformed(fault.clone()));
     }
     for (name, service) in &world.ingress.services {
+        if !service.external_name.is_empty() {
+            serve_external(served, world, name, service);
+            continue;
+        }
         for mapping in [&service.ipv4, &service.ipv6].into_iter().flatten() {
             match pair(mapping) {
                 Ok(Some((from, to))) => served.serve(name, from, [to].into()),
@@ -67,6 +77,28 @@ fn serve_group(served: &mut Served, world: &World) {
                 Err(reason) => served.reject(name, reason),
             }
         }
+    }
+}
+
+/// The DNS names that services of a config lead to.
+pub fn names(config: &IngressConfig) -> impl Iterator<Item = &str> {
+    config.services.values().map(|service| service.external_name.as_str()).filter(|name| !name.is_empty())
+}
+
+/// Serves a service by the addresses of a DNS name: those of each family by the service's own address of that family. One whose
+/// name has no address yet is not served, so that nobody is led to it.
+fn serve_external(served: &mut Served, world: &World, name: &Name, service: &Service) {
+    let found = world.names.get(&service.external_name).cloned().unwrap_or_default();
+    if found.is_empty() {
+        return served.reject(name, Reason::NoAnswer(service.external_name.clone()));
+    }
+    for mapping in [&service.ipv4, &service.ipv6].into_iter().flatten().filter(|mapping| !mapping.tailscale_service_ip.is_empty()) {
+        let Ok(from) = mapping.tailscale_service_ip.parse::<IpAddr>() else {
+            served.reject(name, Reason::Address(mapping.tailscale_service_ip.clone()));
+            continue;
+        };
+        // A family without a target refuses at once.
+        served.serve(name, from, found.iter().copied().filter(|ip| Family::of(*ip) == Family::of(from)).collect());
     }
 }
 
@@ -127,6 +159,18 @@ fn serve_single(served: &mut Served, world: &World) {
             } else {
                 served.pod.insert(*address, targets.clone());
             }
+        }
+    }
+}
+
+/// Leads the Pod's own addresses to the node's in the tailnet, where tailscaled listens for what it serves.
+fn serve_pod(served: &mut Served, world: &World) {
+    let own: Vec<IpAddr> =
+        world.netmap.iter().filter_map(|netmap| netmap.node.as_ref()).flat_map(|node| node.addresses.iter().copied()).collect();
+    for pod in &world.pod_ips {
+        let to: Few<IpAddr> = own.iter().copied().filter(|ip| Family::of(*ip) == Family::of(*pod)).take(1).collect();
+        if !to.is_empty() {
+            served.pod.insert(*pod, to);
         }
     }
 }

@@ -24,6 +24,9 @@ pub enum Reason {
         "no peer, Tailscale Service or 4via6 route is named {0:?} in this node's view of the tailnet: check the name and the tailnet's access rules"
     )]
     Unresolved(String),
+    /// No DNS server has given an address for the name.
+    #[error("no DNS server has given an address for {0:?}: check spec.externalName, and whether the Pod's DNS servers know the name")]
+    NoAnswer(String),
     /// The protocol is not forwarded.
     #[error("port {port}: {fault}")]
     Protocol {
@@ -81,6 +84,7 @@ impl Reason {
             Self::Target => "InvalidTarget",
             Self::Address(_) => "InvalidAddress",
             Self::Unresolved(_) => "Unresolved",
+            Self::NoAnswer(_) => "NoAnswer",
             Self::Protocol { .. } => "UnknownProtocol",
             Self::Port { .. } => "InvalidPort",
             Self::Reserved(_) => "ReservedPort",

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use super::issuing::issuing;
 use super::source::Source;
 use super::{Backend, CertShare, Fault, Faults, Flags, Http, Input, Kube, Log, ObjectName, Pod, Settings, StateOut, Tailnet, daemon};
 use crate::model::net::{Family, InterfaceName};
@@ -24,6 +25,7 @@ pub(super) fn settings(env: &BTreeMap<String, String>, flags: &Flags) -> Result<
     let single = single(source);
     let egress = input(source, "TS_EGRESS_PROXIES_CONFIG_PATH", "TAILYARD_EGRESS_CONFIGMAP");
     let ingress = input(source, "TS_INGRESS_PROXIES_CONFIG_PATH", "TAILYARD_INGRESS_CONFIGMAP");
+    let serve = input(source, "TS_SERVE_CONFIG", "TAILYARD_INGRESS_CONFIGMAP");
     let cluster_via_ingress = source.boolean("EXPERIMENTAL_ALLOW_PROXYING_CLUSTER_TRAFFIC_VIA_INGRESS", false);
     let cert_share = cert_share(source, &pod);
     let (kube, state) = (kube(source), state(source));
@@ -49,8 +51,10 @@ pub(super) fn settings(env: &BTreeMap<String, String>, flags: &Flags) -> Result<
         cluster_via_ingress,
         egress,
         ingress,
-        serve_config: source.path("TS_SERVE_CONFIG"),
+        serve,
+        node_sites: source.boolean("TAILYARD_NODE_SITES", false),
         cert_share,
+        issuing: issuing(source),
         auto_advertise: source.boolean("TS_EXPERIMENTAL_SERVICE_AUTO_ADVERTISEMENT", true),
         state,
         kube,
@@ -79,7 +83,7 @@ fn pod(source: &mut Source<'_>) -> Pod {
         (ips.len() <= 2).then(|| families.into_values().collect())
     };
     let ips = source.parsed(list, "a list of at most two addresses, separated by a comma", one_of_each);
-    Pod { name: source.owned("POD_NAME"), uid: source.owned("POD_UID"), ips: ips.unwrap_or_default() }
+    Pod { name: source.owned("POD_NAME"), uid: source.owned("POD_UID"), node: source.owned("NODE_NAME"), ips: ips.unwrap_or_default() }
 }
 
 fn single(source: &mut Source<'_>) -> Single {

@@ -1,7 +1,7 @@
 //! What `tailyard reconciler` is told: the variables of the Tailscale operator's own Deployment, and some of ours.
 //!
 //! Read by the same rules as a replica's settings: whole, with every fault at once, a flag winning over its variable. What
-//! concerns only what we do not do (a node of its own, `IngressClass`es) is noted and otherwise ignored.
+//! concerns only what we do not do (a node of its own) is noted and otherwise ignored.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -10,11 +10,13 @@ use std::time::Duration;
 
 use super::source::Source;
 use super::{Fault, Faults, Flags, Kube, Log, read};
+use crate::api::proxygroup::ProxyGroupType;
 use crate::model::ports::Range;
+use crate::model::publish::Owner;
 use crate::model::tailnet::TAILSCALE;
 
 /// Every flag of `tailyard reconciler` and the variable that it stands for.
-pub const RECONCILER_FLAGS: [(&str, &str); 19] = [
+pub const RECONCILER_FLAGS: [(&str, &str); 25] = [
     ("--namespace", "OPERATOR_NAMESPACE"),
     ("--watch-namespaces", "TAILYARD_WATCH_NAMESPACES"),
     ("--kubeconfig", "KUBECONFIG"),
@@ -25,6 +27,12 @@ pub const RECONCILER_FLAGS: [(&str, &str); 19] = [
     ("--firewall", "PROXY_FIREWALL_MODE"),
     ("--ports", "TAILYARD_PORTS"),
     ("--drain-grace", "TAILYARD_DRAIN_GRACE"),
+    ("--group-types", "TAILYARD_GROUP_TYPES"),
+    ("--ingress-class", "OPERATOR_INGRESS_CLASS_NAME"),
+    ("--shared-names", "TAILYARD_SHARED_NAMES"),
+    ("--cluster-id", "TAILYARD_CLUSTER_ID"),
+    ("--former-cluster-ids", "TAILYARD_FORMER_CLUSTER_IDS"),
+    ("--shared-acme-account", "OPERATOR_SHARED_ACME_ACCOUNT_KEY"),
     ("--login-server", "OPERATOR_LOGIN_SERVER"),
     ("--client-id-file", "CLIENT_ID_FILE"),
     ("--client-secret-file", "CLIENT_SECRET_FILE"),
@@ -37,14 +45,13 @@ pub const RECONCILER_FLAGS: [(&str, &str); 19] = [
 ];
 
 /// What the Tailscale operator's Deployment sets and nothing here needs.
-const WITHOUT_MEANING: [&str; 8] = [
+const WITHOUT_MEANING: [&str; 7] = [
     "APISERVER_PROXY",
     "AUTH_PROXY",
     "OPERATOR_DEFAULT_LOAD_BALANCER",
     "OPERATOR_HOSTNAME",
     "OPERATOR_INITIAL_TAGS",
     "OPERATOR_SECRET",
-    "OPERATOR_INGRESS_CLASS_NAME",
     "K8S_PROXY_IMAGE",
 ];
 
@@ -79,6 +86,10 @@ pub struct Reconciler {
     pub drain_grace: Duration,
     /// The control plane of groups that name no Tailnet.
     pub control: Control,
+    /// The types of the groups that are ours.
+    pub types: Vec<ProxyGroupType>,
+    /// What is published and how.
+    pub ingress: Ingress,
     /// How many groups are worked on at a time.
     pub workers: usize,
     /// The listener of health and metrics; nothing if it is turned off.
@@ -87,6 +98,17 @@ pub struct Reconciler {
     pub log: Log,
     /// What was not understood or means nothing here: for the log at start.
     pub notes: Vec<String>,
+}
+
+/// How objects of the cluster are published.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ingress {
+    /// The class of the Ingresses that are ours.
+    pub class: String,
+    /// Who this cluster is among those that share names; the id is found out if it is empty.
+    pub owner: Owner,
+    /// Whether replicas order certificates with one account for each tailnet; what is usual for their image if nothing is said.
+    pub shared_account: Option<bool>,
 }
 
 /// The reconciler's own control plane.
@@ -161,6 +183,10 @@ impl Reconciler {
             ports: source.parsed("TAILYARD_PORTS", "a range of ports such as 10000-19999", ports).unwrap_or(Range::DEFAULT),
             drain_grace: source.duration("TAILYARD_DRAIN_GRACE", Duration::from_secs(45)),
             control: control(source),
+            types: source
+                .parsed("TAILYARD_GROUP_TYPES", "egress, ingress or both, separated by a comma", types)
+                .unwrap_or_else(|| ProxyGroupType::SERVED.to_vec()),
+            ingress: ingress(source),
             workers: source
                 .parsed("TAILYARD_WORKERS", "a number from 1 to 64", |text| text.parse().ok().filter(|n| (1..=64).contains(n)))
                 .unwrap_or(4),
@@ -195,6 +221,33 @@ fn tags(source: &mut Source<'_>) -> Vec<String> {
     };
     let read = source.parsed("PROXY_TAGS", "tags separated by commas, each like tag:k8s", |text| text.split(',').map(tag).collect());
     read.unwrap_or_else(|| vec!["tag:k8s".to_owned()])
+}
+
+fn types(text: &str) -> Option<Vec<ProxyGroupType>> {
+    let known = |name: &str| match name.trim() {
+        "egress" => Some(ProxyGroupType::Egress),
+        "ingress" => Some(ProxyGroupType::Ingress),
+        _ => None,
+    };
+    text.split(',').map(known).collect()
+}
+
+fn ingress(source: &mut Source<'_>) -> Ingress {
+    let opt_in = source.parsed("TAILYARD_SHARED_NAMES", "one of allow, opt-in", |text| match text {
+        "allow" => Some(false),
+        "opt-in" => Some(true),
+        _ => None,
+    });
+    let account = source.text("OPERATOR_SHARED_ACME_ACCOUNT_KEY").is_some();
+    let shared = source.boolean("OPERATOR_SHARED_ACME_ACCOUNT_KEY", false);
+    let former = source.owned("TAILYARD_FORMER_CLUSTER_IDS").unwrap_or_default();
+    let former = former.split(',').map(str::trim).filter(|id| !id.is_empty()).map(str::to_owned).collect();
+    let id = source.owned("TAILYARD_CLUSTER_ID").unwrap_or_default();
+    Ingress {
+        class: source.owned("OPERATOR_INGRESS_CLASS_NAME").unwrap_or_else(|| "tailscale".to_owned()),
+        owner: Owner { id, former, opt_in: opt_in.unwrap_or(false) },
+        shared_account: account.then_some(shared),
+    }
 }
 
 fn firewall(source: &mut Source<'_>) -> Option<String> {

@@ -62,14 +62,22 @@ fn an_egress_pod_of_the_operator() {
         pod: Pod {
             name: Some("eg-0".into()),
             uid: Some("7d5c".into()),
+            node: None,
             ips: ["10.0.0.5", "fd00::5"].map(|ip| ip.parse().expect("an address")).into(),
         },
         single: Single::None,
         cluster_via_ingress: false,
         egress: Some(Input { path: Some("/etc/proxies".into()), configmap: None }),
         ingress: None,
-        serve_config: None,
+        serve: None,
+        node_sites: false,
         cert_share: CertShare::Off,
+        issuing: Issuing {
+            directory: "https://acme-v02.api.letsencrypt.org/directory".into(),
+            ca: None,
+            account: None,
+            away: Duration::from_mins(10),
+        },
         auto_advertise: false,
         state: StateOut::Secret("eg-0".into()),
         kube: Some(Kube { server: "https://10.96.0.1:443".into() }),
@@ -321,4 +329,18 @@ fn a_config_directory_that_is_filled_needs_to_know_which_and_from_where() {
     assert!(daemon(&all).fill_config);
     assert!(!daemon(&read(&[dir, ("POD_NAME", "eg-0")])).fill_config);
     assert_eq!(faults(&[("TAILYARD_CONFIG_FROM_API", "true")]).len(), 2);
+}
+
+#[test]
+fn certificates_are_ordered_where_and_as_is_set() {
+    let issuing = |env: &[(&str, &str)]| read(env).issuing;
+    let staging = "https://acme-staging-v02.api.letsencrypt.org/directory";
+    assert_eq!(issuing(&[("TS_DEBUG_ACME_DIRECTORY_URL", staging)]).directory, staging);
+    let both = [("TS_DEBUG_ACME_DIRECTORY_URL", staging), ("TAILYARD_ACME_DIRECTORY", "https://ca.example/acme")];
+    assert_eq!(issuing(&both).directory, "https://ca.example/acme");
+    let account = [("TS_ACME_ACCOUNT_SECRET_NAME", "tailscale-acme-accounts"), ("TS_ACME_ACCOUNT_FIELD", "_default.acme-account.key.pem")];
+    assert_eq!(issuing(&account).account, Some(("tailscale-acme-accounts".into(), "_default.acme-account.key.pem".into())));
+    assert_eq!(issuing(&[("TAILYARD_ISSUER_AWAY", "1m")]).away, Duration::from_mins(1));
+    assert_eq!(faults(&[("TS_ACME_ACCOUNT_FIELD", "x")]).len(), 1);
+    assert_eq!(faults(&[("TAILYARD_ACME_DIRECTORY", "ca.example"), ("TAILYARD_ISSUER_AWAY", "0")]).len(), 2);
 }

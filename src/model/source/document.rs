@@ -1,14 +1,17 @@
 //! The documents that a config's keys hold, and what can be wrong with them.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use serde::Serialize;
 
 use super::{Keys, Source};
-use crate::api::{egress, ingress};
-use crate::model::config::{ConfigError, EgressConfig, IngressConfig};
+use crate::api::serve::ServeConfig;
+use crate::api::{egress, ingress, routes, serve};
+use crate::model::config::{ConfigError, EgressConfig, IngressConfig, fingerprint};
 use crate::model::gzip;
+use crate::model::sites::{self, Read, Sites};
 
 /// Why the copy that should be in force is not. What was in force stays.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize)]
@@ -147,6 +150,54 @@ impl Document for IngressDocument {
 
     fn fingerprint(&self) -> &str {
         &self.config.fingerprint
+    }
+}
+
+/// What is to be served of requests: the serve config, and our own routes where there are some.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ServeDocument {
+    /// Both.
+    pub served: Arc<Served>,
+    /// Says which document it is.
+    pub fingerprint: String,
+}
+
+/// What a [`ServeDocument`] says.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Served {
+    /// The serve config.
+    pub config: ServeConfig,
+    /// The sites, of our own routes where there are some.
+    #[serde(skip)]
+    pub sites: Arc<Sites>,
+    /// What is wrong with sites, by name; they may be served all the same, but for what is wrong.
+    pub faults: BTreeMap<String, Vec<String>>,
+}
+
+impl Document for ServeDocument {
+    type Services = Served;
+
+    const KEYS: &'static [&'static str] = &[serve::KEY, routes::KEY];
+    const KEY: &'static str = serve::KEY;
+
+    fn read(keys: &Keys, last: Option<&Self>) -> Result<Self, ConfigError> {
+        let text = bytes(keys, serve::KEY);
+        let text = if text.iter().all(u8::is_ascii_whitespace) { Bytes::from_static(b"{}") } else { text };
+        let routes = keys.get(routes::KEY);
+        let config: Option<ServeConfig> = serde_json::from_slice(&text)?;
+        let Read { sites, faults } = sites::read(routes.map(AsRef::as_ref), Some(&text))?;
+        let served = Served { config: config.unwrap_or_default(), sites: Arc::new(sites), faults };
+        let fingerprint = fingerprint(&[&text[..], routes.map(AsRef::as_ref).unwrap_or_default()].concat());
+        let same = last.map(|last| &last.served).filter(|last| ***last == served);
+        Ok(Self { served: same.cloned().unwrap_or_else(|| Arc::new(served)), fingerprint })
+    }
+
+    fn services(&self) -> &Arc<Self::Services> {
+        &self.served
+    }
+
+    fn fingerprint(&self) -> &str {
+        &self.fingerprint
     }
 }
 

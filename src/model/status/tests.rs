@@ -66,7 +66,8 @@ fn egress_is_told_in_the_operators_words() {
     let planned = planned(EGRESS, KNOWN);
     let nobody = BTreeSet::new();
     let status = egress_status(&planned.plan, &planned.world.egress, pod(), &nobody);
-    let (text, left) = encode(status, ROOM);
+    let Encoded { plain: text, packed, left } = encode(status, ROOM);
+    assert_eq!(packed, None);
     assert_eq!(String::from_utf8(text).expect("text"), include_str!("../../../tests/golden/status/egress.json").trim_end());
     assert_eq!(left, Left::Nothing);
 }
@@ -134,12 +135,34 @@ fn a_status_that_is_too_large_loses_what_nobody_decides_by() {
     let planned = planned(EGRESS, KNOWN);
     let nobody = BTreeSet::new();
     let status = egress_status(&planned.plan, &planned.world.egress, pod(), &nobody);
-    let (whole, _) = encode(status.clone(), ROOM);
-    let (shorter, left) = encode(status.clone(), whole.len() - 1);
-    assert!(left == Left::Reasons && shorter.len() < whole.len());
-    let (shortest, left) = encode(status.clone(), 1);
-    assert_eq!(left, Left::Addresses);
-    let shortest: Status = serde_json::from_slice(&shortest).expect("a status");
-    assert_eq!(services(&shortest), services(&read(&status)));
-    assert!(shortest.services.expect("services").values().all(|told| told.tailnet_target_ips.is_none()));
+    let whole = encode(status.clone(), ROOM).plain.len();
+    let mut seen = Vec::new();
+    for room in (1..=whole).rev() {
+        let Encoded { plain, packed, left } = encode(status.clone(), room);
+        seen.push(left);
+        let told: Status = serde_json::from_slice(&plain).expect("a status");
+        assert_eq!(told.rejected.keys().collect::<Vec<_>>(), read(&status).rejected.keys().collect::<Vec<_>>());
+        assert_eq!((told.services.is_some(), &told.fingerprint), (left != Left::Services, &status.fingerprint));
+        assert!(left == Left::Services || plain.len() + packed.map_or(0, |packed| packed.len()) <= room);
+    }
+    assert!([Left::Nothing, Left::Reasons, Left::Addresses, Left::Services].iter().all(|left| seen.contains(left)));
+}
+
+#[test]
+fn ten_thousand_services_are_told_one_by_one() {
+    let entry = |number: u32| {
+        format!(
+            r#""default-service-{number}":{{"tailnetTarget":{{"fqdn":"db.tail.lab"}},"ports":[{{"protocol":"TCP","matchPort":{},"targetPort":443}}]}}"#,
+            10_000 + number
+        )
+    };
+    let config = format!("{{{}}}", (0..10_000).map(entry).collect::<Vec<_>>().join(","));
+    let planned = planned(&config, KNOWN);
+    let nobody = BTreeSet::new();
+    let status = egress_status(&planned.plan, &planned.world.egress, pod(), &nobody);
+    let Encoded { plain, packed, .. } = encode(status.clone(), ROOM);
+    let packed = packed.expect("it does not fit as it is");
+    assert!(plain.len() + packed.len() <= ROOM, "{} and {}", plain.len(), packed.len());
+    let told: Status = serde_json::from_slice(&gzip::unpack(&packed).expect("packed")).expect("a status");
+    assert_eq!(told, read(&status));
 }

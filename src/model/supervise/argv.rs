@@ -4,13 +4,14 @@ use std::path::Path;
 
 use super::settings::{DaemonSettings, StateStore};
 
-/// The arguments of tailscaled, program name not among them. `config` is the file of a one-step login.
+/// The arguments of tailscaled, program name not among them. `config` is the file of a one-step login; `state` takes the place of a
+/// Secret that cannot be had.
 #[must_use]
-pub fn command_line(settings: &DaemonSettings, config: Option<&Path>) -> Vec<String> {
+pub fn command_line(settings: &DaemonSettings, config: Option<&Path>, state: Option<&Path>) -> Vec<String> {
     let mut args = vec![format!("--socket={}", settings.socket.display())];
     match &settings.state {
         StateStore::KubeSecret { name, dir } => {
-            args.push(format!("--state=kube:{name}"));
+            args.push(state.map_or_else(|| format!("--state=kube:{name}"), |file| format!("--state={}", file.display())));
             args.push(format!("--statedir={}", dir.as_deref().unwrap_or(Path::new("/tmp")).display()));
         }
         StateStore::Dir(dir) => args.push(format!("--statedir={}", dir.display())),
@@ -36,7 +37,7 @@ mod tests {
     use crate::model::supervise::settings::tests::settings;
 
     fn line(settings: &DaemonSettings, config: Option<&str>) -> String {
-        command_line(settings, config.map(Path::new)).join(" ")
+        command_line(settings, config.map(Path::new), None).join(" ")
     }
 
     #[test]
@@ -45,6 +46,8 @@ mod tests {
         group.state = StateStore::KubeSecret { name: "eg-0".into(), dir: None };
         let golden = "--socket=/tmp/tailscaled.sock --state=kube:eg-0 --statedir=/tmp --config=/etc/tsconfig/eg-0/cap-106.hujson";
         assert_eq!(line(&group, Some("/etc/tsconfig/eg-0/cap-106.hujson")), golden);
+        let away = command_line(&group, None, group.state.file().as_deref()).join(" ");
+        assert_eq!(away, "--socket=/tmp/tailscaled.sock --state=/tmp/tailscaled.state --statedir=/tmp");
     }
 
     #[test]

@@ -2,10 +2,14 @@
 //!
 //! The check is milder than the daemon's own: a field that a newer daemon knows is no fault here.
 
+use std::collections::BTreeSet;
+
 use jsonc_parser::ParseOptions;
-use jsonc_parser::ast::{ObjectProp, Value};
+use jsonc_parser::ast::{Object, ObjectProp, Value};
+use jsonc_parser::common::Ranged;
 
 use super::settings::Secret;
+use crate::model::advertise::Advertised;
 
 /// The capability version to assume where the daemon does not tell its own: the one that the operator writes for every daemon.
 pub const OLDEST_CAPVER: u32 = 106;
@@ -17,6 +21,8 @@ pub struct ConfFile {
     pub auth_key: Option<Secret>,
     /// The preferences that cannot be changed while the file is in force (`Locked`, by default all).
     pub locked: bool,
+    /// The Tailscale Services to advertise (`AdvertiseServices`).
+    pub services: BTreeSet<String>,
 }
 
 /// A config directory or file cannot be used.
@@ -84,12 +90,8 @@ pub fn choose<'a>(names: impl IntoIterator<Item = &'a str>, capver: u32) -> Resu
 /// Reads a file's text.
 pub fn check(bytes: &[u8]) -> Result<ConfFile, ConfFault> {
     let text = std::str::from_utf8(bytes).map_err(|_| ConfFault::Text)?;
-    let parsed = jsonc_parser::parse_to_ast(text, &jsonc_parser::CollectOptions::default(), &hujson());
-    let parsed = parsed.map_err(|fault| ConfFault::Syntax(fault.to_string()))?;
-    let Some(Value::Object(object)) = parsed.value else { return Err(ConfFault::Shape) };
-    let field = |name: &str| {
-        object.properties.iter().rfind(|field: &&ObjectProp<'_>| field.name.as_str().eq_ignore_ascii_case(name)).map(|field| &field.value)
-    };
+    let object = object(text)?;
+    let field = |name: &'static str| fields(&object, name).next_back().map(|field| &field.value);
     match field("Version") {
         Some(Value::StringLit(version)) if version.value == "alpha0" => {}
         Some(Value::StringLit(version)) => return Err(ConfFault::Version(version.value.to_string())),
@@ -105,7 +107,60 @@ pub fn check(bytes: &[u8]) -> Result<ConfFile, ConfFault> {
         None | Some(Value::NullKeyword(_)) => true,
         Some(_) => return Err(ConfFault::Type { field: "Locked", wanted: "true or false" }),
     };
-    Ok(ConfFile { auth_key, locked })
+    let services = match field(SERVICES) {
+        Some(list @ Value::Array(_)) => texts(list).map(str::to_owned).collect(),
+        None | Some(Value::NullKeyword(_)) => BTreeSet::new(),
+        Some(_) => return Err(ConfFault::Type { field: SERVICES, wanted: "a list" }),
+    };
+    Ok(ConfFile { auth_key, locked, services })
+}
+
+const SERVICES: &str = "AdvertiseServices";
+const ROUTES: &str = "AdvertiseRoutes";
+
+/// The text of a file that advertises no more than this, and is otherwise the same. Of a text that is no config, nothing changes.
+#[must_use]
+pub fn advertising(bytes: &[u8], advertised: &Advertised) -> Vec<u8> {
+    let Some((text, object)) = std::str::from_utf8(bytes).ok().and_then(|text| Some((text, object(text).ok()?))) else {
+        return bytes.to_vec();
+    };
+    let list = |items: &[&str]| serde_json::to_string(items).unwrap_or_else(|_| "[]".to_owned());
+    let services: Vec<&str> = advertised.services.iter().map(String::as_str).collect();
+    let mut changes: Vec<(usize, usize, String)> =
+        fields(&object, SERVICES).map(|field| (field.value.range().start, field.value.range().end, list(&services))).collect();
+    if changes.is_empty() && !services.is_empty() {
+        let inside = object.range().start + 1;
+        changes.push((inside, inside, format!("\"{SERVICES}\":{},", list(&services))));
+    }
+    changes.extend(fields(&object, ROUTES).map(|field| {
+        let kept: Vec<&str> = texts(&field.value).filter(|text| !advertised.withholds(text)).collect();
+        (field.value.range().start, field.value.range().end, list(&kept))
+    }));
+    changes.sort_unstable();
+    let mut text = text.to_owned();
+    for (start, end, new) in changes.into_iter().rev() {
+        text.replace_range(start..end, &new);
+    }
+    text.into_bytes()
+}
+
+fn object(text: &str) -> Result<Object<'_>, ConfFault> {
+    let parsed = jsonc_parser::parse_to_ast(text, &jsonc_parser::CollectOptions::default(), &hujson());
+    match parsed.map_err(|fault| ConfFault::Syntax(fault.to_string()))?.value {
+        Some(Value::Object(object)) => Ok(object),
+        _ => Err(ConfFault::Shape),
+    }
+}
+
+/// The fields of this name: the daemon does not care for its case, and of several the last counts.
+fn fields<'a, 'b>(object: &'b Object<'a>, name: &'static str) -> impl DoubleEndedIterator<Item = &'b ObjectProp<'a>> {
+    object.properties.iter().filter(move |field| field.name.as_str().eq_ignore_ascii_case(name))
+}
+
+/// The texts in a list.
+fn texts<'b>(value: &'b Value<'_>) -> impl Iterator<Item = &'b str> {
+    let list = value.as_array().map(|list| list.elements.iter()).into_iter().flatten();
+    list.filter_map(|item| item.as_string_lit().map(|text| text.value.as_ref()))
 }
 
 /// `HuJSON` is JSON with comments and trailing commas, and nothing else.
@@ -142,9 +197,9 @@ mod tests {
     #[test]
     fn what_the_operator_writes_is_read() {
         let text = br#"{"Version":"alpha0","AcceptDNS":false,"Locked":false,"Hostname":"eg-0","AuthKey":"tskey-1","NewField":[1]}"#;
-        assert_eq!(check(text), Ok(ConfFile { auth_key: Some(Secret::new("tskey-1")), locked: false }));
+        assert_eq!(check(text), Ok(ConfFile { auth_key: Some(Secret::new("tskey-1")), locked: false, services: BTreeSet::new() }));
         let human = b"// by hand\n{\n  \"version\": \"alpha0\", /* no key */\n  \"authKey\": null,\n}\n// the end\n";
-        assert_eq!(check(human), Ok(ConfFile { auth_key: None, locked: true }));
+        assert_eq!(check(human), Ok(ConfFile { auth_key: None, locked: true, services: BTreeSet::new() }));
     }
 
     #[test]
@@ -161,10 +216,31 @@ mod tests {
         assert_eq!(check(b"\xff"), Err(ConfFault::Text));
     }
 
+    #[test]
+    fn only_what_is_advertised_differs_in_what_the_daemon_reads() {
+        let advertised = |services: &[&str], withheld: &[&str]| Advertised {
+            services: services.iter().map(|name| (*name).to_owned()).collect(),
+            withheld: withheld.iter().map(|route| route.parse().expect("a prefix")).collect(),
+        };
+        let text = r#"{"Version":"alpha0", /* two */ "advertiseServices":["svc:a","svc:b"],"AdvertiseRoutes":["10.9.0.1/32","10.9.0.2/32"],"X":1}"#;
+        let written = |advertised: &Advertised| String::from_utf8(advertising(text.as_bytes(), advertised)).expect("text");
+        assert_eq!(check(text.as_bytes()).expect("good").services, ["svc:a".to_owned(), "svc:b".to_owned()].into());
+        assert_eq!(
+            written(&advertised(&["svc:b"], &["10.9.0.1/32"])),
+            r#"{"Version":"alpha0", /* two */ "advertiseServices":["svc:b"],"AdvertiseRoutes":["10.9.0.2/32"],"X":1}"#
+        );
+        let none = written(&advertised(&[], &[]));
+        assert_eq!(check(none.as_bytes()).expect("good").services, BTreeSet::new());
+        let added = advertising(b"{\"Version\":\"alpha0\"}", &advertised(&["svc:c"], &[]));
+        assert_eq!(check(&added).expect("good").services, ["svc:c".to_owned()].into());
+        assert_eq!(advertising(b"{", &advertised(&["svc:c"], &[])), b"{");
+    }
+
     proptest! {
         #[test]
         fn no_text_upsets_the_reader(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             drop(check(&bytes));
+            drop(advertising(&bytes, &Advertised::default()));
         }
     }
 }

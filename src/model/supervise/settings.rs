@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// A text that must not be seen in a log, a status or a command line: keys to the tailnet.
@@ -93,6 +93,15 @@ pub struct TwoStep {
     pub hostname: Option<String>,
     /// `TS_EXTRA_ARGS`, split at blanks, without `--accept-dns`.
     pub extra_args: Vec<String>,
+}
+
+impl StateStore {
+    /// The file that stands in for a Secret that cannot be had; nothing where there is no Secret.
+    #[must_use]
+    pub fn file(&self) -> Option<PathBuf> {
+        let Self::KubeSecret { dir, .. } = self else { return None };
+        Some(dir.as_deref().unwrap_or(Path::new("/tmp")).join("tailscaled.state"))
+    }
 }
 
 impl DaemonSettings {

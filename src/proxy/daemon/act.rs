@@ -1,6 +1,6 @@
 //! Carrying out what the machine decides.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nix::sys::signal::Signal;
 use tokio::sync::{mpsc, oneshot};
@@ -11,11 +11,13 @@ use super::conf::{Look, key};
 use super::{AuthEvent, Event, NeverStarted, Process, StateRequest, StateWrite, Supervisor};
 use crate::api::localapi::{MaskedPrefs, StartOptions};
 use crate::edge::daemon::{self, DaemonError};
+use crate::edge::files::replace_private;
 use crate::edge::localapi::LocalApi;
 use crate::model::backoff::Backoff;
 use crate::model::supervise::argv::command_line;
+use crate::model::supervise::kept::to_file;
 use crate::model::supervise::login::{LoginPlan, plan, prefs};
-use crate::model::supervise::{Action, Login, Secret, TwoStep};
+use crate::model::supervise::{Action, Login, Phase, Secret, TwoStep};
 
 /// `NetfilterMode` that makes tailscaled's own chains but no jumps to them.
 const NODIVERT: i64 = 1;
@@ -98,7 +100,8 @@ impl Supervisor {
                 }
             },
         };
-        let args = command_line(&self.settings, config.as_deref());
+        let state = self.stand_in();
+        let args = command_line(&self.settings, config.as_deref(), state.as_deref());
         match Process::spawn(&self.settings.tailscaled, &args, &self.settings.env) {
             Ok(process) => {
                 info!(pid = process.pid(), args = args.join(" "), "tailscaled is started");
@@ -112,6 +115,26 @@ impl Supervisor {
                 Event::SpawnFailed(fault.to_string())
             }
         }
+    }
+
+    /// The file to start from in place of the Secret: where the one before never answered or said that it cannot have its
+    /// Secret, or where what it wrote is nowhere else.
+    fn stand_in(&mut self) -> Option<PathBuf> {
+        let file = self.settings.state.file()?;
+        let kept = self.inputs.kept.borrow().clone();
+        let answered = (self.epochs == 0 || self.greeted == self.epochs) && !std::mem::take(&mut self.storeless);
+        self.from_file = match (self.from_file, kept.content) {
+            (true, _) => answered && !kept.given_back,
+            (false, Some(content)) if !answered => match replace_private(&file, &to_file(&content)) {
+                Ok(()) => true,
+                Err(fault) => {
+                    warn!(kind = fault.kind(), "tailscaled cannot start without its Secret: {fault}");
+                    false
+                }
+            },
+            (false, _) => false,
+        };
+        self.from_file.then_some(file)
     }
 
     /// What a daemon is told as soon as it answers.
@@ -163,6 +186,29 @@ impl Supervisor {
         }
     }
 
+    /// Takes over what may be advertised.
+    pub(super) fn advertise(&mut self) {
+        let Some(advertise) = &mut self.inputs.advertise else { return };
+        let advertised = advertise.borrow_and_update().clone();
+        if self.conf.as_mut().is_some_and(|conf| conf.advertise(&advertised)) {
+            info!(services = ?advertised.services, withheld = ?advertised.withheld, "what is advertised has changed");
+            if self.process.is_some() {
+                self.reload();
+            }
+        }
+    }
+
+    /// Gives the daemon its config again if it does not advertise what that says: it was busy or away when it was to.
+    pub(super) fn compare(&mut self) {
+        let state = self.state.borrow();
+        let differs = self.conf.as_ref().and_then(super::Conf::advertised).is_some_and(|advertised| *advertised != *state.advertised);
+        let running = state.phase == Phase::Running;
+        drop(state);
+        if differs && running && self.work.is_empty() {
+            self.reload();
+        }
+    }
+
     fn reload(&mut self) {
         if let Some(Err(fault)) = self.conf.as_ref().map(super::Conf::for_reload) {
             self.fault(fault.kind(), &fault);
@@ -206,7 +252,7 @@ impl Supervisor {
         }
     }
 
-    fn signal(&mut self, signal: Signal) {
+    pub(super) fn signal(&mut self, signal: Signal) {
         if let Some(Err(fault)) = self.process.as_ref().map(|process| process.signal(signal)) {
             self.fault(fault.kind(), &fault);
         }

@@ -1,12 +1,16 @@
 //! The config file of a one-step login: what is mounted, what of it was good, and from where the daemon reads it.
 //!
 //! A file that is not good never reaches the daemon. Where it must start while the mounted file is bad, it reads a copy of the
-//! last good one.
+//! last good one; and where this replica advertises only what it serves, it always reads a copy, which says no more than that.
 
+use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::edge::daemon::{self, DaemonError};
-use crate::model::supervise::conffile::{ConfFile, OLDEST_CAPVER, check};
+use crate::model::advertise::Advertised;
+use crate::model::supervise::conffile::{self, ConfFile, OLDEST_CAPVER, check};
 use crate::model::supervise::{DaemonSettings, Login, Secret, StateStore};
 
 /// The config directory and what is known of it.
@@ -20,12 +24,15 @@ pub(super) struct Conf {
     /// Whether the daemon reads the copy.
     copied: bool,
     fault: Option<String>,
+    /// What may be advertised; nothing where the file alone says it.
+    limit: Option<Advertised>,
 }
 
 #[derive(Debug)]
 struct Good {
     path: PathBuf,
     bytes: Vec<u8>,
+    services: Arc<BTreeSet<String>>,
 }
 
 /// What a look at the directory has found.
@@ -41,14 +48,14 @@ pub(super) enum Look {
 
 impl Conf {
     /// The directory of a one-step login; nothing for other logins.
-    pub(super) fn new(settings: &DaemonSettings) -> Option<Self> {
+    pub(super) fn new(settings: &DaemonSettings, limit: Option<Advertised>) -> Option<Self> {
         let Login::ConfigDir(dir) = &settings.login else { return None };
         let own = match &settings.state {
             StateStore::KubeSecret { dir: Some(dir), .. } | StateStore::Dir(dir) => dir.as_path(),
             StateStore::KubeSecret { .. } | StateStore::Memory => Path::new("/tmp"),
         };
         let copy = own.join("tailyard-last-good.hujson");
-        Some(Self { dir: dir.clone(), copy, capver: OLDEST_CAPVER, good: None, copied: false, fault: None })
+        Some(Self { dir: dir.clone(), copy, capver: OLDEST_CAPVER, good: None, copied: false, fault: None, limit })
     }
 
     /// Looks whether the file has changed.
@@ -60,7 +67,7 @@ impl Conf {
                 if self.good.as_ref().is_some_and(|good| good.path == path && good.bytes == bytes) {
                     return Look::Same;
                 }
-                self.good = Some(Good { path, bytes });
+                self.good = Some(Good { path, bytes, services: Arc::new(file.services.clone()) });
                 Look::Changed(file)
             }
             Err(fault) => {
@@ -81,9 +88,9 @@ impl Conf {
     /// there has been no good one.
     pub(super) fn for_start(&mut self) -> Result<Option<&Path>, DaemonError> {
         let Some(good) = &self.good else { return Ok(None) };
-        self.copied = self.fault.is_some();
+        self.copied = self.fault.is_some() || self.limit.is_some();
         if self.copied {
-            daemon::stage(&self.copy, &good.bytes)?;
+            daemon::stage(&self.copy, &self.text(good))?;
             return Ok(Some(&self.copy));
         }
         Ok(Some(&good.path))
@@ -92,9 +99,34 @@ impl Conf {
     /// Makes the last good file be what the daemon reads when it is told to reload.
     pub(super) fn for_reload(&self) -> Result<(), DaemonError> {
         match &self.good {
-            Some(good) if self.copied => daemon::stage(&self.copy, &good.bytes),
+            Some(good) if self.copied => daemon::stage(&self.copy, &self.text(good)),
             _ => Ok(()),
         }
+    }
+
+    fn text<'a>(&self, good: &'a Good) -> Cow<'a, [u8]> {
+        self.limit.as_ref().map_or(Cow::Borrowed(&good.bytes), |limit| conffile::advertising(&good.bytes, limit).into())
+    }
+
+    /// Changes what may be advertised; true if that is something else. Nothing changes where the file alone says it.
+    pub(super) fn advertise(&mut self, advertised: &Advertised) -> bool {
+        match &mut self.limit {
+            Some(limit) if limit != advertised => {
+                limit.clone_from(advertised);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The services that the last good file names.
+    pub(super) fn services(&self) -> Option<&Arc<BTreeSet<String>>> {
+        self.good.as_ref().map(|good| &good.services)
+    }
+
+    /// The services that the daemon is to advertise; nothing where the file alone says it.
+    pub(super) fn advertised(&self) -> Option<&BTreeSet<String>> {
+        self.limit.as_ref().map(|limit| &limit.services)
     }
 }
 

@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout};
 
+use crate::api::replica::Peers;
 use crate::edge::conntrack::{Conntrack, Pressure};
 use crate::edge::link::LinkState;
 use crate::edge::ping::ping;
@@ -20,10 +21,13 @@ use crate::model::net::InterfaceName;
 use crate::model::netmap::NetMap;
 use crate::model::plan::Planned;
 use crate::model::preshutdown::Probe;
-use crate::model::source::{Document, EgressDocument, InForce, IngressDocument};
+use crate::model::source::{Document, EgressDocument, InForce, IngressDocument, ServeDocument};
 use crate::model::supervise::machine::Phase;
+use crate::proxy::advertise::Standing;
+use crate::proxy::certs::Certs;
 use crate::proxy::daemon::DaemonState;
-use crate::proxy::metrics::{self, ConfigState, Metrics, ReportState, Snapshot};
+use crate::proxy::l7::L7;
+use crate::proxy::metrics::{self, CertState, ConfigState, Metrics, ReportState, Snapshot};
 use crate::proxy::paths::Tried;
 use crate::proxy::program::Programmed;
 use crate::proxy::replica::Replica;
@@ -33,7 +37,7 @@ use crate::proxy::surgeon::Ended;
 use crate::runtime::tasks::Stop;
 
 /// How long the kernel's counters may take: a scrape must not hang with a tool that does.
-const COUNTING: Duration = Duration::from_secs(2);
+pub(super) const COUNTING: Duration = Duration::from_secs(2);
 /// How long one request to a service's health endpoint may take.
 const PING: Duration = Duration::from_secs(3);
 
@@ -62,6 +66,8 @@ pub struct Sources {
     pub egress: Option<watch::Receiver<InForce<EgressDocument>>>,
     /// The ingress config, if there is to be one.
     pub ingress: Option<watch::Receiver<InForce<IngressDocument>>>,
+    /// The serve config, if there is to be one.
+    pub serve: Option<watch::Receiver<InForce<ServeDocument>>>,
     /// tailscaled, if it is supervised.
     pub daemon: Option<watch::Receiver<DaemonState>>,
     /// The tailnet.
@@ -80,14 +86,22 @@ pub struct Sources {
     pub link: Option<watch::Receiver<LinkState>>,
     /// The ways to the targets, if there is a tailscaled to try them.
     pub paths: Option<watch::Receiver<Tried>>,
+    /// How the services stand that are to be advertised, if that is decided here.
+    pub standing: Option<watch::Receiver<Standing>>,
     /// What to do for each forwarding switch that is off.
     pub switches: watch::Receiver<Vec<String>>,
     /// The writing of the state, if there is any.
     pub report: Option<watch::Receiver<Health>>,
+    /// The sites, if some are served here.
+    pub sites: Option<L7>,
+    /// The certificates, if names are served with them.
+    pub certs: Option<Certs>,
     /// The kernel's counters by match port.
     pub traffic: Fetch<Traffic>,
     /// How full the connection table is.
     pub pressure: Fetch<Pressure>,
+    /// The peers that tailscaled talks to.
+    pub peers: Fetch<Peers>,
     /// tailscaled's own metrics.
     pub usermetrics: Fetch<String>,
     /// Asks a service which Pod answers.
@@ -120,6 +134,7 @@ impl Sources {
     #[must_use]
     pub fn new(replica: &Replica, metrics: Arc<Metrics>, leaving: Stop, report: Option<watch::Receiver<Health>>) -> Self {
         let settings = &replica.settings;
+        let sites = replica.publishing.as_ref().and_then(|publishing| publishing.sites.as_ref());
         Self {
             metrics,
             pod_ips: settings.pod.ips.clone(),
@@ -128,6 +143,7 @@ impl Sources {
             leaving,
             egress: settings.egress.is_some().then(|| replica.egress.state.clone()),
             ingress: settings.ingress.is_some().then(|| replica.ingress.state.clone()),
+            serve: settings.serve.is_some().then(|| replica.serve.state.clone()),
             daemon: replica.daemon.as_ref().map(crate::proxy::daemon::Daemon::state),
             netmap: replica.netmap.clone(),
             names: replica.names.clone(),
@@ -137,10 +153,14 @@ impl Sources {
             interface: settings.interface.clone(),
             link: replica.link.clone(),
             paths: replica.paths.clone(),
+            standing: replica.publishing.as_ref().map(|publishing| publishing.standing.clone()),
             switches: replica.switches.clone(),
             report,
+            sites: sites.map(|sites| sites.l7.clone()),
+            certs: sites.and_then(|sites| sites.certs.clone()),
             traffic: traffic(replica),
             pressure: Arc::new(|| Box::pin(pressure())),
+            peers: super::status::peers(replica),
             usermetrics: usermetrics(replica),
             ping: Arc::new(|url| Box::pin(async move { ping(&url, PING).await })),
             patience: settings.drain_grace.mul_f64(HOOK_SHARE),
@@ -153,28 +173,52 @@ impl Sources {
     #[must_use]
     pub fn facts(&self) -> Facts {
         let netmap = self.netmap.borrow();
-        let unheard = [("egress", is_unheard(self.egress.as_ref())), ("ingress", is_unheard(self.ingress.as_ref()))];
+        let unheard = [
+            ("egress", is_unheard(self.egress.as_ref())),
+            ("ingress", is_unheard(self.ingress.as_ref())),
+            ("serve", is_unheard(self.serve.as_ref())),
+        ];
         Facts {
             leaving: self.leaving.is_requested(),
             unheard: unheard.into_iter().filter(|(_, unheard)| *unheard).map(|(name, _)| name).collect(),
-            daemon: self.daemon.as_ref().map_or(Daemon::Foreign, |state| match state.borrow().phase {
-                Phase::Running => Daemon::Running,
-                phase => Daemon::Away(phase.to_string()),
+            daemon: self.daemon.as_ref().map_or(Daemon::Foreign, |state| {
+                let state = state.borrow();
+                match state.phase {
+                    Phase::Running => Daemon::Running,
+                    Phase::Starting if self.open(state.restarts) => Daemon::Running,
+                    phase => Daemon::Away(phase.to_string()),
+                }
             }),
             netmap: netmap.is_some(),
             addressed: netmap.as_ref().and_then(|netmap| netmap.node.as_ref()).is_some_and(|node| !node.addresses.is_empty()),
             interface: self.link.as_ref().and_then(|link| ailing(&self.interface, &link.borrow())),
             paths: self.paths(),
+            services: self.services(),
             rules: self.rules(Instant::now()),
             switches: if self.forwards { self.switches.borrow().clone() } else { Vec::new() },
         }
     }
 
     /// How the ways to the targets stand; a tailscaled that has started again makes them untried before anybody has noticed.
+    /// Whether every way that is tried stands, since tailscaled was started.
+    fn open(&self, restarts: u64) -> bool {
+        self.paths.as_ref().is_some_and(|paths| {
+            let tried = paths.borrow();
+            tried.open && tried.start == Some(restarts)
+        })
+    }
+
     fn paths(&self) -> Paths {
         let (Some(paths), Some(daemon)) = (&self.paths, &self.daemon) else { return Paths::Tried };
         let tried = paths.borrow();
         if tried.start == Some(daemon.borrow().restarts) { Paths::Tried } else { Paths::Untried { waiting: tried.waiting.clone() } }
+    }
+
+    /// The services that are waited for since tailscaled was started.
+    fn services(&self) -> BTreeMap<String, String> {
+        let (Some(standing), Some(daemon)) = (&self.standing, &self.daemon) else { return BTreeMap::new() };
+        let standing = standing.borrow();
+        if standing.settled == Some(daemon.borrow().restarts) { BTreeMap::new() } else { standing.waiting.clone() }
     }
 
     /// How the kernel stands to the newest plan. Remembers since when it has been behind.
@@ -227,6 +271,7 @@ impl Sources {
         let mut configs = BTreeMap::new();
         configs.extend(self.egress.as_ref().map(|state| ("egress", self.config(&state.borrow(), now))));
         configs.extend(self.ingress.as_ref().map(|state| ("ingress", self.config(&state.borrow(), now))));
+        configs.extend(self.serve.as_ref().map(|state| ("serve", self.config(&state.borrow(), now))));
         Snapshot {
             now,
             behind: self.behind(now),
@@ -240,6 +285,8 @@ impl Sources {
             names: Arc::clone(&self.names.borrow()),
             daemon: self.daemon.as_ref().map(|state| daemon(&state.borrow(), now)),
             report: self.report.as_ref().map(|health| report(&health.borrow(), now)),
+            sites: self.sites.as_ref().map(L7::sample),
+            certs: self.certs.as_ref().map(|certs| CertState { state: Arc::clone(&certs.state.borrow()), leads: *certs.leads.borrow() }),
         }
     }
 

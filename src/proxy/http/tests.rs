@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::*;
+use crate::api::replica::{Peers, Status};
 use crate::model::config::EgressConfig;
 use crate::model::firewall::{Counters, Traffic};
 use crate::model::net::{InterfaceName, Port, PortKey, Proto};
@@ -58,6 +59,7 @@ fn lab() -> Lab {
         leaving,
         egress: Some(egress_seen),
         ingress: None,
+        serve: None,
         daemon: None,
         netmap: netmap_seen,
         names: names_seen,
@@ -67,14 +69,18 @@ fn lab() -> Lab {
         interface: crate::model::net::InterfaceName::tailscale0(),
         link: None,
         paths: None,
+        standing: None,
         switches: switches_seen,
         report: None,
+        sites: None,
+        certs: None,
         traffic: Arc::new(move || {
             let flows = counted.load(Ordering::SeqCst);
             let traffic = Traffic::from([(key, Counters { flows, packets: 0, bytes: 0 })]);
             Box::pin(std::future::ready(Some(traffic)))
         }),
         pressure: Arc::new(|| Box::pin(std::future::pending())),
+        peers: Arc::new(|| Box::pin(std::future::ready(Some(Peers { direct: 2, relayed: 1 })))),
         usermetrics: Arc::new(|| Box::pin(std::future::ready(Some("tailscaled_up 1".to_owned())))),
         ping: Arc::new(move |_| Box::pin(std::future::ready(answering.lock().expect("not poisoned").clone()))),
         patience: Duration::from_secs(25),
@@ -329,4 +335,25 @@ async fn get(address: SocketAddr, path: &str) -> u16 {
     let mut text = String::new();
     stream.read_to_string(&mut text).await.expect("an answer");
     text.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status")
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_status_tells_totals_and_what_is_in_the_way() {
+    let lab = lab();
+    let told = async || -> Status { serde_json::from_str(&body(status::page(Arc::clone(&lab.sources)).await).await).expect("a status") };
+    let before = told().await;
+    assert!(before.blockers.iter().any(|blocker| blocker.starts_with("netmap: ")), "{before:?}");
+    assert_eq!(
+        (before.flows, before.peers),
+        (None, Some(Peers { direct: 2, relayed: 1 })),
+        "a table that does not answer is not waited for"
+    );
+    lab.ready();
+    let after = told().await;
+    assert_eq!((after.blockers, after.failure, after.version.as_str()), (Vec::new(), None, env!("CARGO_PKG_VERSION")));
+    lab.programmed.send_modify(|state| {
+        let fault = crate::proxy::program::Fault { kind: "Refused", message: "service default-db".into() };
+        state.fault = Some((fault, Instant::now()));
+    });
+    assert_eq!(told().await.failure.as_deref(), Some("the kernel does not take the rules: Refused"), "no name of a service");
 }

@@ -8,6 +8,7 @@ use crate::model::netmap::NetMap;
 use crate::model::resolve::{Failure, Status};
 use crate::model::world::World;
 use crate::proxy::program::Fault;
+use crate::runtime::metrics::Description;
 
 const CONFIG: &str = r#"{
   "db":   {"tailnetTarget":{"ip":"100.64.0.2"},"ports":[{"protocol":"TCP","matchPort":10001,"targetPort":5432},{"protocol":"TCP","matchPort":10002,"targetPort":5433}]},
@@ -34,6 +35,8 @@ fn snapshot(now: Instant) -> Snapshot {
         names: Arc::default(),
         daemon: None,
         report: None,
+        sites: None,
+        certs: None,
     }
 }
 
@@ -148,9 +151,87 @@ async fn inputs_are_told_with_their_ages() {
 fn names_and_units_follow_the_conventions() {
     let metrics = Metrics::new().expect("families");
     let mut names = BTreeSet::new();
-    for Description { name, kind, help, .. } in metrics.descriptions() {
+    for Description { name, kind, help, .. } in metrics.registry().descriptions() {
         assert!(name.starts_with("tailyard_") && names.insert(*name), "{name}");
         assert_eq!(name.ends_with("_total"), kind.name() == "counter", "{name}");
         assert!(!help.ends_with('.') && help.chars().next().is_some_and(|first| !first.is_lowercase()), "{name}: {help}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn sites_are_told_by_service_and_backends_by_name() {
+    use crate::api::routes::Backend;
+    use crate::proxy::l7::{InPlace, Sample, stats};
+    let metrics = Metrics::new().expect("families");
+    assert!(!metrics.page(&snapshot(Instant::now()), None).contains("tailyard_site_"), "a replica without sites has none");
+    let counts = stats::Sample {
+        codes: [0, 7, 0, 0, 1],
+        waited: Duration::from_millis(1500),
+        handshakes: [("ok", 3), ("UnknownName", 1)].into(),
+        failures: [("Connect", 2)].into(),
+        open: 4,
+        ..stats::Sample::default()
+    };
+    let placed = InPlace { missing: ["a.ts.net".to_owned()].into(), faults: [(80, "taken".to_owned())].into(), ..InPlace::default() };
+    let backend = Backend { namespace: "ns".into(), service: "web".into(), port_name: "http".into(), ..Backend::default() };
+    let sample = Sample {
+        sites: [("svc:a".to_owned(), counts)].into(),
+        in_place: Arc::new([("svc:a".to_owned(), placed)].into()),
+        refused: Arc::new([("b.ts.net".to_owned(), "Pair")].into()),
+        endpoints: [(Arc::new(backend), (3, 1))].into(),
+        unfollowed: [("ns".to_owned(), "Forbidden")].into(),
+    };
+    let page = metrics.page(&Snapshot { sites: Some(sample), ..snapshot(Instant::now()) }, None);
+    for line in [
+        r#"tailyard_site_requests_total{service="svc:a",code="2xx"} 7"#,
+        r#"tailyard_site_wait_seconds_total{service="svc:a"} 1.5"#,
+        r#"tailyard_site_connections{service="svc:a"} 4"#,
+        r#"tailyard_site_handshakes_total{service="svc:a",result="UnknownName"} 1"#,
+        r#"tailyard_site_backend_failures_total{service="svc:a",kind="Connect"} 2"#,
+        r#"tailyard_site_certificate_missing{service="svc:a",name="a.ts.net"} 1"#,
+        r#"tailyard_site_port_error{service="svc:a",port="80"} 1"#,
+        r#"tailyard_certificate_refused{name="b.ts.net",kind="Pair"} 1"#,
+        r#"tailyard_backend_endpoints{backend="ns/web:http"} 3"#,
+        r#"tailyard_backend_endpoints_shunned{backend="ns/web:http"} 1"#,
+        r#"tailyard_endpoints_error{namespace="ns",kind="Forbidden"} 1"#,
+    ] {
+        assert!(has(&page, line), "{line}\nis not in\n{page}");
+    }
+}
+
+#[test]
+fn certificates_are_told_by_name() {
+    use crate::model::issuance::Certificate;
+    use crate::proxy::certs::{NameState, State};
+    use k8s_openapi::jiff::{SignedDuration, Timestamp};
+
+    let now = Timestamp::now();
+    let certificate =
+        Certificate { id: "a.b".into(), from: now - SignedDuration::from_hours(1), until: now + SignedDuration::from_hours(1) };
+    let expiry = certificate.until.as_second();
+    let good = NameState { issue: true, permitted: true, certificate: Some(certificate.clone()), ..NameState::default() };
+    let mut late = NameState { issue: true, fault: Some("Empty"), ..NameState::default() };
+    (late.note.failures, late.note.reason) = (2, "RateLimited".into());
+    let old = Certificate { from: now - SignedDuration::from_hours(400), ..certificate };
+    let theirs = NameState { certificate: Some(old), ..NameState::default() };
+    let names = [("good", good), ("late", late), ("theirs", theirs)].map(|(name, state)| (name.to_owned(), state));
+    let state = State { names: names.into(), orders: [("issued", 3), ("RateLimited", 2)].into(), restored: 1 };
+    let certs = Some(CertState { state: Arc::new(state), leads: true });
+    let page = Metrics::new().expect("families").page(&Snapshot { certs, ..snapshot(Instant::now()) }, None);
+    for line in [
+        r#"tailyard_certificate_loaded{name="good"} 1"#,
+        r#"tailyard_certificate_loaded{name="late"} 0"#,
+        &format!(r#"tailyard_certificate_expiry_timestamp_seconds{{name="good"}} {expiry}"#),
+        r#"tailyard_certificate_order_failures{name="late"} 2"#,
+        r#"tailyard_certificate_error{name="late",kind="Empty"} 1"#,
+        r#"tailyard_certificate_error{name="late",kind="RateLimited"} 1"#,
+        r#"tailyard_certificate_error{name="late",kind="Unpermitted"} 1"#,
+        r#"tailyard_certificate_orders_total{result="issued"} 3"#,
+        "tailyard_certificates_restored_total 1",
+        "tailyard_certificates_issued_last_week 1",
+        "tailyard_certificate_issuer 1",
+    ] {
+        assert!(has(&page, line), "{line}\nis not in\n{page}");
+    }
+    assert!(!page.contains(r#"failures{name="theirs"}"#));
 }

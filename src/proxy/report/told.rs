@@ -10,7 +10,7 @@ use super::{Ledger, PACE};
 use crate::api::{egress, ingress, state};
 use crate::model::netmap::{NetMap, SelfNode};
 use crate::model::plan::Planned;
-use crate::model::status::{Left, Patience, PodAddresses, ROOM, egress_status, encode, ingress_status};
+use crate::model::status::{Encoded, Left, Patience, PodAddresses, egress_status, encode, ingress_status};
 use crate::proxy::program::Programmed;
 
 /// What the statuses are made from.
@@ -33,9 +33,14 @@ pub struct About {
     pub ingress: bool,
     /// How long an unresolved service is held back; [`crate::model::status::GRACE`].
     pub grace: Duration,
+    /// How many bytes the egress status may have.
+    pub room: usize,
 }
 
 /// Keeps the ledger equal to what is in force, at most one status in [`PACE`]; ends when an input's sender is gone.
+///
+/// The first status that says anything is told at once: under the Tailscale operator the replica before may be gone already, and
+/// until this one is told of, nobody serves. So nothing is told of a world without the tailnet, for what follows would have to wait.
 pub async fn run(mut inputs: Inputs, about: About, ledger: Ledger) {
     let start = Instant::now();
     let mut patience = Patience::new(about.grace);
@@ -45,8 +50,9 @@ pub async fn run(mut inputs: Inputs, about: About, ledger: Ledger) {
             device(&ledger, node);
         }
         let programmed = inputs.programmed.borrow_and_update().clone();
-        if let Some(planned) = programmed.planned.filter(|_| programmed.current) {
-            accepted(&ledger, about, &planned, &mut patience, now);
+        let told = programmed.planned.filter(|planned| programmed.current && planned.world.netmap.is_some());
+        if let Some(planned) = &told {
+            accepted(&ledger, about, planned, &mut patience, now);
         }
         let due = patience.due(now).map(|at| start + at);
         let changed = tokio::select! {
@@ -57,7 +63,9 @@ pub async fn run(mut inputs: Inputs, about: About, ledger: Ledger) {
         if changed.is_err() {
             return;
         }
-        sleep(PACE.saturating_sub(start.elapsed().saturating_sub(now))).await;
+        if told.is_some() {
+            sleep(PACE.saturating_sub(start.elapsed().saturating_sub(now))).await;
+        }
     }
 }
 
@@ -78,11 +86,15 @@ fn accepted(ledger: &Ledger, about: About, planned: &Planned, patience: &mut Pat
     }
     if about.egress {
         let withheld = patience.withheld(plan, &world.egress, now);
-        let (status, left) = encode(egress_status(plan, &world.egress, about.pod, &withheld), ROOM);
-        if left != Left::Nothing {
-            tracing::warn!(bytes = status.len(), ?left, "the egress status is too large for its Secret, parts are left out");
+        let Encoded { plain, packed, left } = encode(egress_status(plan, &world.egress, about.pod, &withheld), about.room);
+        if left != Left::Nothing && packed.is_none() {
+            tracing::warn!(bytes = plain.len(), ?left, "the egress status is too large for its Secret, parts are left out");
         }
-        ledger.set(egress::KEY, status);
+        ledger.set(egress::KEY, plain);
+        match packed {
+            Some(packed) => ledger.set(egress::KEY_COMPRESSED, packed),
+            None => ledger.remove(egress::KEY_COMPRESSED),
+        }
     }
     if about.ingress {
         ledger.set(ingress::KEY, json(&ingress_status(plan, &world.ingress, about.pod)));

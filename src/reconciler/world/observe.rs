@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use imbl::OrdMap;
+use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
@@ -11,16 +13,23 @@ use crate::api::names;
 use crate::api::proxyclass::ProxyClass;
 use crate::api::proxygroup::ProxyGroup;
 use crate::api::tailnet::Tailnet;
-use crate::model::group::{Class, GroupSettings, Observed, Replica, TailnetState};
-use crate::model::objects::{Kind, ObjectRef};
+use crate::model::group::{Class, Denial, GroupSettings, Listed, Observed, Publishing, Replica, TailnetState};
+use crate::model::objects::{Kind, ObjectRef, accounts_ref, domain_of};
 use crate::model::proxyclass;
+
+/// What a control plane denied to a group.
+type Denied = BTreeMap<String, Denial>;
+/// What is known of a group's control plane.
+type Plane = (TailnetState, Denied, Option<Arc<Listed>>);
 
 impl World {
     /// A group as the stores have it.
     #[must_use]
-    pub fn observe(&self, name: &str, settings: Arc<GroupSettings>, tailnet: TailnetState, now: Timestamp) -> Observed {
+    pub fn observe(&self, name: &str, settings: Arc<GroupSettings>, plane: Plane, now: Timestamp) -> Observed {
+        let (tailnet, denied, listed) = plane;
         let group = self.group(name);
         let class = group.as_deref().and_then(|group| self.class_of(group)).map_or(Class::None, |name| self.judged(name));
+        let namespace = settings.namespace.clone();
         let wants_nodes = matches!(&class, Class::Ready(class) if class.spec.static_endpoints.is_some());
         Observed {
             name: name.to_owned(),
@@ -30,7 +39,7 @@ impl World {
             class,
             tailnet,
             replicas: self.replicas(name),
-            owned: self.owned(name),
+            owned: self.with_shared(self.owned(name), name, &namespace),
             services: self.services(name),
             nodes: if wants_nodes {
                 self.typed(Role::Node, |typed| if let Typed::Node(node) = typed { Some(node) } else { None })
@@ -38,6 +47,8 @@ impl World {
                 Vec::new()
             },
             node_ports: if wants_nodes { self.node_ports(name) } else { BTreeSet::new() },
+            publish: Publishing { listed, ..self.publishing(name) },
+            denied,
         }
     }
 
@@ -93,6 +104,31 @@ impl World {
         self.groups().filter(|(_, group)| group.spec.tailnet.as_deref() == Some(name)).map(|(name, _)| name.clone()).collect()
     }
 
+    /// The groups that join none by name.
+    #[must_use]
+    pub fn users_of_no_tailnet(&self) -> Vec<String> {
+        self.groups().filter(|(_, group)| group.spec.tailnet.is_none()).map(|(name, _)| name.clone()).collect()
+    }
+
+    /// The Tailnets whose credentials are in a Secret.
+    pub(super) fn users_of_secret(&self, name: &str) -> Vec<String> {
+        let all = self.typed(Role::Tailnet, |typed| if let Typed::Tailnet(tailnet) = typed { Some(tailnet) } else { None });
+        let users = all.into_iter().filter(|tailnet| tailnet.spec.credentials.secret_name == name);
+        users.filter_map(|tailnet| tailnet.metadata.name.clone()).collect()
+    }
+
+    /// Whether a group is ours to serve.
+    #[must_use]
+    pub fn serves(&self, group: &ProxyGroup) -> bool {
+        self.published.types.contains(&group.spec.type_)
+    }
+
+    /// The groups of types that we do not serve.
+    #[must_use]
+    pub fn unserved(&self) -> usize {
+        self.groups().filter(|(_, group)| !self.serves(group)).count()
+    }
+
     /// The name of a group's class, if it has one.
     pub(super) fn class_of<'a>(&'a self, group: &'a ProxyGroup) -> Option<&'a str> {
         let own = group.spec.proxy_class.as_deref().filter(|name| !name.is_empty());
@@ -103,11 +139,8 @@ impl World {
     #[must_use]
     pub fn all(&self) -> BTreeSet<Key> {
         let names = |role| self.shelves.get(&role).into_iter().flat_map(|shelf| shelf.objects.keys().map(|(_, name)| name.clone()));
-        let mentioned = self.shelves.get(&Role::Service).into_iter().flat_map(|shelf| shelf.objects.values());
-        let mentioned = mentioned.filter_map(|held| if let Typed::Service(service) = &held.typed { Some(service) } else { None });
-        let groups = names(Role::Group).chain(self.members.keys().cloned()).chain(mentioned.flat_map(|service| super::concerns(service)));
-        let groups = groups.map(Key::Group);
-        groups.chain(names(Role::Class).map(Key::Class)).chain(names(Role::Tailnet).map(Key::Tailnet)).collect()
+        let groups = names(Role::Group).chain(self.members.keys().cloned()).map(Key::Group);
+        groups.chain([Key::Own]).chain(names(Role::Class).map(Key::Class)).chain(names(Role::Tailnet).map(Key::Tailnet)).collect()
     }
 
     /// What is recorded of a class, and still holds for what it says now.
@@ -119,21 +152,34 @@ impl World {
         }
     }
 
-    pub(super) fn owned(&self, group: &str) -> BTreeMap<ObjectRef, Arc<Value>> {
-        let members = self.members.get(group).into_iter().flatten();
-        let held = members.filter_map(|(role, id)| match role {
-            Role::Owned(kind) => {
-                Some((ObjectRef::new(*kind, &id.0, id.1.clone()), Arc::clone(&self.shelves.get(role)?.objects.get(id)?.value)))
+    pub(super) fn owned(&self, group: &str) -> OrdMap<ObjectRef, Arc<Value>> {
+        let mut owned = self.members.get(group).map(|members| members.owned.clone()).unwrap_or_default();
+        for (object, (value, _)) in self.foreign.get(group).into_iter().flatten() {
+            owned.entry(object.clone()).or_insert_with(|| Arc::clone(value));
+        }
+        owned
+    }
+
+    /// The same and what is of no group alone: the Secret of the ACME accounts, and certificates of names that the group is
+    /// asked for.
+    fn with_shared(&self, mut owned: OrdMap<ObjectRef, Arc<Value>>, group: &str, namespace: &str) -> OrdMap<ObjectRef, Arc<Value>> {
+        let Some(secrets) = self.shelves.get(&Role::Owned(Kind::Secret)) else { return owned };
+        if let Some(held) = secrets.objects.get(&(namespace.to_owned(), names::ACCOUNTS.to_owned())) {
+            owned.insert(accounts_ref(namespace), Arc::clone(&held.value));
+        }
+        for label in self.asked_labels(group) {
+            let begin = format!("{label}.");
+            let same = secrets.objects.range((namespace.to_owned(), begin.clone())..).take_while(|((_, name), _)| name.starts_with(&begin));
+            for ((namespace, name), held) in same.filter(|(_, held)| domain_of(&held.value).is_some()) {
+                owned.entry(ObjectRef::new(Kind::Secret, namespace, name.clone())).or_insert_with(|| Arc::clone(&held.value));
             }
-            _ => None,
-        });
-        let foreign = self.foreign.get(group).into_iter().flatten().map(|(object, (value, _))| (object.clone(), Arc::clone(value)));
-        foreign.chain(held).collect()
+        }
+        owned
     }
 
     pub(super) fn replicas(&self, group: &str) -> BTreeMap<u32, Replica> {
         let mut replicas: BTreeMap<u32, Replica> = BTreeMap::new();
-        for (role, id) in self.members.get(group).into_iter().flatten() {
+        for (role, id) in self.members.get(group).into_iter().flat_map(|members| &members.replicas) {
             let base = id.1.strip_suffix(names::CONFIG_SECRET_SUFFIX).unwrap_or(&id.1);
             let Some(ordinal) = base.strip_prefix(group).and_then(|rest| rest.strip_prefix('-')?.parse().ok()) else { continue };
             let Some(held) = self.shelves.get(role).and_then(|shelf| shelf.objects.get(id)) else { continue };
@@ -147,25 +193,20 @@ impl World {
         replicas
     }
 
-    pub(super) fn services(&self, group: &str) -> BTreeMap<Id, Arc<k8s_openapi::api::core::v1::Service>> {
-        let objects = self.shelves.get(&Role::Service).into_iter().flat_map(|shelf| &shelf.objects);
-        let ours = objects.filter_map(|(id, held)| {
-            let Typed::Service(service) = &held.typed else { return None };
-            let child = self.children.get(id).is_some_and(|groups| groups.contains(group));
-            (child || super::concerns(service).contains(group)).then(|| (id.clone(), Arc::clone(service)))
-        });
-        ours.collect()
+    pub(super) fn services(&self, group: &str) -> OrdMap<Id, Arc<Service>> {
+        self.members.get(group).map(|members| members.services.clone()).unwrap_or_default()
     }
 
-    /// The node ports of Services of other groups.
+    /// The node ports of Services of other groups, and those that the API server refused.
     fn node_ports(&self, group: &str) -> BTreeSet<u16> {
         let services = self.shelves.get(&Role::Owned(Kind::Service)).into_iter().flat_map(|shelf| shelf.objects.values());
         let others = services.filter(|held| held.value["metadata"]["labels"][names::PARENT] != group);
         let ports = others.flat_map(|held| held.value["spec"]["ports"].as_array().into_iter().flatten());
-        ports.filter_map(|port| port["nodePort"].as_u64()?.try_into().ok()).collect()
+        let held = ports.filter_map(|port| port["nodePort"].as_u64()?.try_into().ok());
+        held.chain(self.refused_ports.keys().copied()).collect()
     }
 
-    fn one(&self, role: Role, namespace: &str, name: &str) -> Option<&Typed> {
+    pub(super) fn one(&self, role: Role, namespace: &str, name: &str) -> Option<&Typed> {
         self.shelves.get(&role)?.objects.get(&(namespace.to_owned(), name.to_owned())).map(|held| &held.typed)
     }
 

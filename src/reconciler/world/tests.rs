@@ -1,5 +1,6 @@
 use serde_json::json;
 
+use super::others::FOREIGN;
 use super::*;
 
 const ALL: [Role; 5] = [Role::Group, Role::Class, Role::Service, Role::Owned(Kind::Service), Role::Owned(Kind::Secret)];
@@ -94,7 +95,29 @@ fn what_belongs_to_a_group_is_shown_to_its_pass() {
     assert_eq!(world.owned("g").len(), 5);
     assert_eq!(world.services("g").len(), 1, "its child is ours");
     let all: Vec<_> = world.all().into_iter().collect();
-    assert_eq!(all, [Key::Group("g".into()), Key::Group("other".into())]);
+    assert_eq!(all, [Key::Group("g".into()), Key::Group("other".into()), Key::Own]);
+}
+
+#[test]
+fn a_secret_that_changes_concerns_the_tailnets_whose_credentials_it_is() {
+    let mut world = World::new(None, [Role::Tailnet, Role::Credentials]);
+    let tailnet = |name: &str, secret: &str| json!({"metadata": {"name": name, "resourceVersion": "1"}, "spec": {"credentials": {"secretName": secret}}});
+    for (name, secret) in [("a", "one"), ("b", "two"), ("c", "one")] {
+        world.put(Role::Tailnet, tailnet(name, secret));
+    }
+    let secret = |name: &str, version: u64| json!({"metadata": {"name": name, "namespace": "ts", "resourceVersion": version.to_string()}});
+    let concerned: Vec<_> = world.put(Role::Credentials, secret("one", 5)).into_iter().collect();
+    assert_eq!(concerned, [Key::Tailnet("a".into()), Key::Tailnet("c".into())]);
+    assert_eq!(world.gone(Role::Credentials, &secret("one", 6)).len(), 2);
+    assert!(world.put(Role::Credentials, secret("other", 7)).is_empty());
+}
+
+#[test]
+fn node_ports_that_were_refused_are_not_asked_for_again_for_a_while() {
+    let (mut world, now) = (world(), Instant::now());
+    assert!((30_000..30_032).all(|port| world.refused_port(port, now)));
+    assert!(!world.refused_port(30_032, now), "so many in a row are another fault than a port that is taken");
+    assert!(world.refused_port(30_033, now + std::time::Duration::from_mins(10)), "they may be free by now");
 }
 
 #[test]

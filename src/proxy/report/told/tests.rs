@@ -10,7 +10,7 @@ use crate::model::config::{EgressConfig, IngressConfig};
 use crate::model::net::InterfaceName;
 use crate::model::netmap::Fqdn;
 use crate::model::state::Start;
-use crate::model::status::GRACE;
+use crate::model::status::{GRACE, ROOM};
 use crate::model::world::World;
 use crate::proxy::report::{self, Store};
 
@@ -34,7 +34,7 @@ fn play() -> Play {
     let (programmed, programmed_rx) = watch::channel(Programmed::default());
     let (netmap, netmap_rx) = watch::channel(None);
     let pod = PodAddresses::of(["10.244.2.3".parse::<IpAddr>().expect("an address")]);
-    let about = About { pod, egress: true, ingress: true, grace: GRACE };
+    let about = About { pod, egress: true, ingress: true, grace: GRACE, room: ROOM };
     tokio::spawn(reporter.run());
     tokio::spawn(run(Inputs { programmed: programmed_rx, netmap: netmap_rx }, about, ledger.clone()));
     Play { place, ledger, programmed, netmap }
@@ -43,7 +43,12 @@ fn play() -> Play {
 /// A tailnet with this node, and with a peer `db.tail.lab` if it is known.
 fn netmap(peer: bool) -> Arc<NetMap> {
     let ip = |text: &str| text.parse::<IpAddr>().expect("an address");
-    let node = SelfNode { stable_id: "n1".into(), name: "eg-0.tail.lab".into(), addresses: vec![ip("100.64.0.1"), ip("fd7a::1")] };
+    let node = SelfNode {
+        stable_id: "n1".into(),
+        name: "eg-0.tail.lab".into(),
+        addresses: vec![ip("100.64.0.1"), ip("fd7a::1")],
+        ..SelfNode::default()
+    };
     let peers = peer.then(|| (Fqdn::new("db.tail.lab").expect("a name"), BTreeSet::from([ip("100.64.0.2")])));
     Arc::new(NetMap { node: Some(node), peers: peers.into_iter().collect(), ..NetMap::default() })
 }
@@ -91,6 +96,22 @@ async fn the_device_is_told_before_the_rules_and_its_name_after_them() {
     let web = r#"{"configs":{"svc:web":{"IPv4Mapping":{"TailscaleServiceIP":"100.99.1.2","ClusterIP":"10.96.0.9"}}},"podIPv4":"10.244.2.3","fingerprint":"9a41044f779765f8"}"#;
     assert_eq!(told["ingress-config.json"], web);
     assert_eq!(play.status().await.services.expect("services")["db"].tailnet_target_ips, Some(vec!["100.64.0.2".to_owned()]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_known_before_the_tailnet_does_not_hold_up_what_is_known_after() {
+    let play = play();
+    let planned = Some(Arc::new(Planned::new(&World::empty(InterfaceName::tailscale0(), [].into()))));
+    play.programmed.send_replace(Programmed { planned, current: true, ..Programmed::default() });
+    assert_eq!(play.told().await, BTreeMap::new());
+    let begin = Instant::now();
+    play.netmap.send_replace(Some(netmap(true)));
+    tokio::time::sleep(PACE / 10).await;
+    play.accept(10000, true);
+    tokio::time::sleep(PACE / 10).await;
+    timeout(LONG, play.ledger.written()).await.expect("written");
+    assert!(play.ledger.wanted.borrow().changes.contains_key(egress::KEY), "it is said within a tenth of the pace");
+    assert!(begin.elapsed() < 2 * PACE, "and written within the writer's own: {:?}", begin.elapsed());
 }
 
 #[tokio::test(start_paused = true)]

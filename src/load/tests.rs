@@ -35,6 +35,7 @@ fn offer(topology: &Topology, load: Load, port: u16) -> (Tally, Vec<Report>) {
             tally.record(report, false);
             reports.push(*report);
         },
+        std::future::pending(),
     );
     let runtime = || {
         topology.client.run(|| {

@@ -1,8 +1,19 @@
 //! The open-loop load: new connections and new UDP flows, begun by the clock whatever came of those before.
 //!
 //! Bounded by rate, by time and by attempts in flight. What is right or wrong about an answer others decide
-//! ([`crate::model::load`]); here it is only sent, timed and named.
+//! ([`crate::model::load`]); here it is only sent, timed and named. `tailyard load`, the demo and the benchmarks share it.
 
+pub mod board;
+pub mod flows;
+pub mod frame;
+pub mod line;
+pub mod names;
+pub mod run;
+pub mod talk;
+pub mod view;
+pub mod wire;
+
+use std::future::Future;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,21 +21,24 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use super::wire;
+use self::talk::Talk;
 use crate::model::load::{Attempt, Failure, Identity, Report, Schedule};
 use crate::model::net::Proto;
 
 /// After what time without an answer a datagram is sent again.
 const RESEND: Duration = Duration::from_millis(250);
+/// How much of an answer over UDP is looked at, in bytes.
+const DATAGRAM: usize = 512;
 
 /// The bounds of a load.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Load {
+    /// What is said, and what counts as an answer.
+    pub talk: Talk,
     /// How often something is begun.
     pub schedule: Schedule,
     /// How long; nothing is begun later.
@@ -36,16 +50,24 @@ pub struct Load {
 }
 
 impl Load {
-    /// A load of so much for so long, with a patience of ten seconds and at most 4,096 attempts open at once.
+    /// A load of so much for so long on identity targets, with a patience of ten seconds and at most 4,096 attempts open at once.
     #[must_use]
     pub fn new(schedule: Schedule, lasts: Duration) -> Self {
-        Self { schedule, lasts, patience: Duration::from_secs(10), in_flight: 4_096 }
+        Self { talk: Talk::Identity, schedule, lasts, patience: Duration::from_secs(10), in_flight: 4_096 }
     }
 
     /// Offers the load in the calling thread's network namespace and returns when its last attempt has ended.
     ///
     /// `choose` says what the attempt of a number is, if there is anything to try; `record` gets every report; both run on the calling task, in turn.
-    pub async fn offer(self, start: Instant, mut choose: impl FnMut(u64) -> Option<Attempt>, mut record: impl FnMut(&Report)) {
+    /// Once `halted` is ready nothing more is begun.
+    pub async fn offer(
+        self,
+        start: Instant,
+        mut choose: impl FnMut(u64) -> Option<Attempt>,
+        mut record: impl FnMut(&Report),
+        halted: impl Future<Output = ()>,
+    ) {
+        tokio::pin!(halted);
         let mut due = pace(self.schedule, start, self.lasts);
         let mut open = JoinSet::new();
         let mut begun_all = false;
@@ -57,6 +79,7 @@ impl Load {
                     },
                     None => begun_all = true,
                 },
+                () = &mut halted, if !begun_all => begun_all = true,
                 Some(report) = open.join_next(), if !open.is_empty() => if let Ok(report) = report {
                     record(&report);
                 },
@@ -68,7 +91,7 @@ impl Load {
         let due = self.schedule.due(number);
         if open.len() < self.in_flight {
             // Its first packet leaves here and now: on a busy machine what was chosen may not be right any more by its task's first turn.
-            let mut made = Box::pin(make(attempt, number, start, due, self.patience));
+            let mut made = Box::pin(make(self.talk.clone(), attempt, number, start, due, self.patience));
             match (&mut made).now_or_never() {
                 Some(report) => record(&report),
                 None => drop(open.spawn(made)),
@@ -90,23 +113,26 @@ fn pace(schedule: Schedule, start: Instant, lasts: Duration) -> mpsc::UnboundedR
                 return;
             }
         }
+        thread::sleep(lasts.saturating_sub(start.elapsed()));
+        // Only now it is over: the last one may have been due long before.
+        drop(due);
     });
     is_due
 }
 
 /// Makes one attempt, whatever comes of it.
-pub async fn make(attempt: Attempt, nonce: u64, start: Instant, due: Duration, patience: Duration) -> Report {
+pub async fn make(talk: Talk, attempt: Attempt, nonce: u64, start: Instant, due: Duration, patience: Duration) -> Report {
     let began = start.elapsed();
     let (mut connected, mut sent) = (None, 0);
     let exchange = async {
         match attempt.proto {
-            Proto::Tcp => ask_tcp(attempt, nonce, || connected = Some(start.elapsed())).await,
+            Proto::Tcp => ask_tcp(&talk, attempt, nonce, || connected = Some(start.elapsed())).await,
             Proto::Udp => {
                 let count = || {
                     connected.get_or_insert_with(|| start.elapsed());
                     sent += 1;
                 };
-                ask_udp(attempt, nonce, count).await
+                ask_udp(&talk, attempt, nonce, count).await
             }
         }
     };
@@ -114,33 +140,22 @@ pub async fn make(attempt: Attempt, nonce: u64, start: Instant, due: Duration, p
     Report { attempt, due, began, connected, ended: start.elapsed(), resent: u32::saturating_sub(sent, 1), outcome }
 }
 
-async fn ask_tcp(attempt: Attempt, nonce: u64, connected: impl FnOnce()) -> Result<Identity, Failure> {
+async fn ask_tcp(talk: &Talk, attempt: Attempt, nonce: u64, connected: impl FnOnce()) -> Result<Identity, Failure> {
     let mut stream = TcpStream::connect(attempt.to).await.map_err(|error| failure_of(&error))?;
     connected();
-    converse(&mut stream, nonce).await
-}
-
-/// Asks and is answered once on a connection that stands.
-pub async fn converse(stream: &mut TcpStream, nonce: u64) -> Result<Identity, Failure> {
-    let mut answer = [0; wire::ANSWER];
-    let exchange = async {
-        stream.write_all(&wire::question(nonce)).await?;
-        stream.read_exact(&mut answer).await
-    };
-    exchange.await.map_err(|error| failure_of(&error))?;
-    wire::read(nonce, &answer).ok_or(Failure::Garbled)
+    talk.first(&mut stream, nonce).await
 }
 
 /// Asks until it is answered: what is lost on the way is for UDP's users to send again.
-async fn ask_udp(attempt: Attempt, nonce: u64, mut sent: impl FnMut()) -> Result<Identity, Failure> {
+async fn ask_udp(talk: &Talk, attempt: Attempt, nonce: u64, mut sent: impl FnMut()) -> Result<Identity, Failure> {
     let socket = udp_from(next_port(), attempt).await.map_err(|error| failure_of(&error))?;
-    let mut answer = [0; wire::ANSWER];
+    let (question, mut answer) = (talk.question(nonce), [0; DATAGRAM]);
     loop {
-        socket.send(&wire::question(nonce)).await.map_err(|error| failure_of(&error))?;
+        socket.send(&question).await.map_err(|error| failure_of(&error))?;
         sent();
         if let Ok(received) = tokio::time::timeout(RESEND, socket.recv(&mut answer)).await {
             let length = received.map_err(|error| failure_of(&error))?;
-            return wire::read(nonce, answer.get(..length).unwrap_or_default()).ok_or(Failure::Garbled);
+            return talk.read(nonce, answer.get(..length).unwrap_or_default());
         }
     }
 }

@@ -1,0 +1,233 @@
+//! What does the reconciler take for 1,000 and for 10,000 egress Services on one group: until all are ready, for one more, at rest?
+//!
+//! The program itself under its real rights, on a real kube-apiserver, etcd and endpoint slice controller; the control plane is the
+//! stand-in of the tests, and the replicas are the proxy's own code without a kernel.
+
+#![allow(clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "shares the stage of the reconciler's tests")]
+
+#[path = "../tests/support/cluster.rs"]
+#[allow(dead_code, reason = "the kube tier's")]
+mod cluster;
+#[path = "../tests/support/hosted.rs"]
+#[allow(dead_code, reason = "the control tier's")]
+mod hosted;
+mod passes;
+mod replicas;
+#[path = "../tests/reconciler/stage.rs"]
+#[allow(dead_code, reason = "the reconciler tier's")]
+mod stage;
+mod support;
+mod users;
+
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::Parser;
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use serde_json::json;
+use tokio::time::sleep;
+
+use crate::passes::Rest;
+use crate::replicas::Replica;
+use crate::stage::{Running, Stage};
+use crate::support::{Args, Sheet, milliseconds, ms, processor_time, status};
+use crate::users::Users;
+
+/// The group of all Services.
+const GROUP: &str = "g";
+/// Its replicas.
+const REPLICAS: u8 = 2;
+/// How long the processes may take for everything.
+const PATIENCE: Duration = Duration::from_mins(20);
+/// How far apart single Services are made: longer than a replica rests between two things that it says.
+const APART: Duration = Duration::from_millis(1500);
+
+/// How it is called.
+#[derive(Debug, Parser)]
+struct Call {
+    #[command(flatten)]
+    args: Args,
+    /// Only groups of so many Services
+    #[arg(long)]
+    size: Option<usize>,
+}
+
+fn main() -> Result<ExitCode> {
+    let Call { args, size } = Call::parse();
+    let mut sheet = Sheet::new("One group: until all egress Services are ready, one more, and at rest");
+    let sizes = size.map_or_else(|| if args.quick { vec![100] } else { vec![100, 1_000, 10_000] }, |size| vec![size]);
+    for size in &sizes {
+        decide(*size, &args, &mut sheet)?;
+    }
+    for size in sizes {
+        let measured = Mutex::new(None);
+        stage::stage(async |stage| {
+            let done = measure(stage, size, &args, &mut sheet).await;
+            *measured.lock().expect("no panic under the lock") = Some(done);
+        });
+        measured.into_inner().expect("no panic under the lock").context("the stage's work did not end")??;
+    }
+    support::publish("reconciler", &args, &sheet)
+}
+
+/// What a pass costs by itself.
+fn decide(size: usize, args: &Args, sheet: &mut Sheet) -> Result<()> {
+    let mut group = Rest::of(size)?;
+    let (mut first, mut same, mut changed, mut acknowledged) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for number in 0..args.repetitions(30) {
+        first.push(milliseconds(|| group.first_pass()).0);
+        same.push(milliseconds(|| group.pass()).0);
+        group.retarget(number % size)?;
+        let (took, pass) = milliseconds(|| group.pass());
+        changed.push(took);
+        group.carry_out(pass)?;
+        group.acknowledge()?;
+        let (took, pass) = milliseconds(|| group.pass());
+        acknowledged.push(took);
+        group.carry_out(pass)?;
+    }
+    sheet.add(format!("a pass over {size} Services, with nothing remembered"), "ms", first, None);
+    sheet.add(format!("a pass over {size} Services, nothing changed"), "ms", same, None);
+    sheet.add(format!("a pass over {size} Services, one changed"), "ms", changed, None);
+    sheet.add(format!("a pass over {size} Services, a replica took it up"), "ms", acknowledged, None);
+    Ok(())
+}
+
+/// What was done up to a moment.
+#[derive(Clone, Copy)]
+struct Mark {
+    requests: u64,
+    writes: u64,
+    looks: u64,
+    processor: Duration,
+}
+
+impl Mark {
+    fn set(running: &Running) -> Result<Self> {
+        Ok(Self {
+            requests: running.metric("tailyard_api_requests_total"),
+            writes: running.metric("tailyard_api_writes_total"),
+            looks: running.looks(),
+            processor: processor_time(running.id())?,
+        })
+    }
+}
+
+async fn measure(mut stage: Stage, size: usize, args: &Args, sheet: &mut Sheet) -> Result<()> {
+    stage.cluster.start_endpoints();
+    let running = stage.reconciler("one", 9100);
+    running.leads(true).await;
+    let ports = json!({"from": 10_000, "to": 39_999});
+    stage.group_of(GROUP, json!({"type": "egress", "replicas": REPLICAS, "tailyard": {"ports": ports}})).await;
+    stage.join(GROUP, REPLICAS).await;
+    let replicas = replicas(&stage).await?;
+    let mut users = Users::watch(&stage);
+    sleep(Duration::from_secs(2)).await;
+
+    let before = Mark::set(&running)?;
+    let start = Instant::now();
+    users.make(GROUP, 0..size).await?;
+    let made = start.elapsed();
+    users.ready(size, PATIENCE).await?;
+    let took = start.elapsed();
+    settled(&running).await?;
+    let all = Mark::set(&running)?;
+    let goal = |text: &'static str| (size == 1_000).then_some(text);
+    let each = |from: u64, to: u64| per(to - from, size);
+    sheet.add(format!("{size} Services, until the last is made by its user"), "s", vec![made.as_secs_f64()], None);
+    sheet.add(format!("{size} Services, until the last is ready"), "s", vec![took.as_secs_f64()], goal("≤ 30"));
+    sheet.add(format!("{size} Services: requests for each"), "", vec![each(before.requests, all.requests)], goal("≤ 10"));
+    sheet.add(format!("{size} Services: writes among them"), "", vec![each(before.writes, all.writes)], goal("≤ 5"));
+    sheet.add(format!("{size} Services: passes"), "", vec![per(all.looks - before.looks, 1)], None);
+    let processor = ms(all.processor.saturating_sub(before.processor));
+    sheet.add(format!("{size} Services: processor time for each"), "ms", vec![processor / per_size(size)], None);
+    sheet.add(format!("{size} Services: resident"), "MB", vec![status(running.id(), "VmRSS:")?], goal("≤ 100"));
+    sheet.add(format!("{size} Services: the most resident"), "MB", vec![status(running.id(), "VmHWM:")?], None);
+
+    idle(&running, size, args, sheet).await?;
+    one_more(&running, &mut users, size, args, sheet).await?;
+    for replica in replicas {
+        replica.abort();
+    }
+    Ok(())
+}
+
+/// What it does when nothing changes.
+async fn idle(running: &Running, size: usize, args: &Args, sheet: &mut Sheet) -> Result<()> {
+    let lasts = Duration::from_secs(if args.quick { 5 } else { 60 });
+    let before = Mark::set(running)?;
+    sleep(lasts).await;
+    let after = Mark::set(running)?;
+    let share = after.processor.saturating_sub(before.processor).as_secs_f64() / lasts.as_secs_f64() * 100.0;
+    sheet.add(format!("{size} Services, {} s at rest: writes", lasts.as_secs()), "", vec![per(after.writes - before.writes, 1)], Some("0"));
+    sheet.add(format!("{size} Services, at rest: processor"), "%", vec![share], Some("about 0"));
+    Ok(())
+}
+
+/// One Service after another is made, each when the one before is ready.
+async fn one_more(running: &Running, users: &mut Users, size: usize, args: &Args, sheet: &mut Sheet) -> Result<()> {
+    let (mut taken, mut requests, mut processor) = (Vec::new(), Vec::new(), Vec::new());
+    for number in size..size + args.repetitions(if size > 1_000 { 20 } else { 60 }) {
+        sleep(APART).await;
+        let before = Mark::set(running)?;
+        let begun = Instant::now();
+        users.make(GROUP, number..number + 1).await?;
+        users.ready(number + 1, PATIENCE).await?;
+        taken.push(ms(begun.elapsed()));
+        settled(running).await?;
+        let after = Mark::set(running)?;
+        requests.push(per(after.requests - before.requests, 1));
+        processor.push(ms(after.processor.saturating_sub(before.processor)));
+    }
+    let goal = (size == 1_000).then_some("p99 ≤ 1000 ms");
+    sheet.add(format!("one more at {size}: applied until ready"), "ms", taken, goal);
+    sheet.add(format!("one more at {size}: requests"), "", requests, None);
+    sheet.add(format!("one more at {size}: processor time"), "ms", processor, None);
+    Ok(())
+}
+
+/// Starts the replicas.
+async fn replicas(stage: &Stage) -> Result<Vec<tokio::task::JoinHandle<()>>> {
+    let mut started = Vec::new();
+    for ordinal in 0..REPLICAS {
+        let name = format!("{GROUP}-{ordinal}");
+        let pod = stage.here::<Pod>().get(&name).await?;
+        let address = pod.status.as_ref().and_then(|status| status.pod_ip.as_ref()).context("a Pod without an address")?.parse()?;
+        let replica = Replica { name: pod.name_any(), address, configs: stage.here(), states: stage.here() };
+        started.push(tokio::spawn(async move {
+            if let Err(error) = replica.run(GROUP.to_owned()).await {
+                println!("a replica ended: {error:#}");
+            }
+        }));
+    }
+    Ok(started)
+}
+
+/// Waits until nothing was asked of the API server for a second.
+async fn settled(running: &Running) -> Result<()> {
+    let (begun, mut last) = (Instant::now(), (u64::MAX, Instant::now()));
+    while last.1.elapsed() < Duration::from_secs(1) || last.0 == u64::MAX {
+        if begun.elapsed() > PATIENCE {
+            bail!("the reconciler finds no rest");
+        }
+        let now = running.metric("tailyard_api_requests_total");
+        if now != last.0 {
+            last = (now, Instant::now());
+        }
+        sleep(Duration::from_millis(100)).await;
+    }
+    Ok(())
+}
+
+#[allow(clippy::cast_precision_loss, reason = "counts are small")]
+fn per_size(size: usize) -> f64 {
+    size as f64
+}
+
+#[allow(clippy::cast_precision_loss, reason = "counts are small")]
+fn per(count: u64, size: usize) -> f64 {
+    count as f64 / per_size(size)
+}

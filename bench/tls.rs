@@ -1,0 +1,196 @@
+//! What do TLS handshakes and requests cost at the terminator, with 100 names, while certificates are swapped, and compared with
+//! asking the backend directly?
+
+#![allow(clippy::expect_used, clippy::panic, reason = "the clients and backends of the tests")]
+
+#[allow(dead_code, reason = "the tests need more of it")]
+#[path = "../tests/l7/backend.rs"]
+mod backend;
+#[allow(dead_code, reason = "the tests need more of it")]
+#[path = "../tests/l7/front.rs"]
+mod front;
+mod support;
+
+use std::process::{Command, ExitCode};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use http_body_util::BodyExt;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use tailyard::edge::netns::Namespace;
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+
+use backend::Backend;
+use front::{Front, get1, service};
+use support::{Args, Sheet, ms, ratios};
+
+/// Names with a certificate each.
+const NAMES: usize = 100;
+/// Clients at once.
+const AT_ONCE: usize = 4;
+/// How long one measurement takes.
+const SLICE: Duration = Duration::from_millis(500);
+/// How often a certificate is swapped where that is measured: all of them once a second.
+const SWAP: Duration = Duration::from_millis(10);
+const SERVICE: &str = "svc:web";
+
+/// What one measurement gives.
+#[derive(Default)]
+struct Slice {
+    latencies: Vec<f64>,
+    failed: usize,
+    rate: f64,
+}
+
+fn main() -> Result<ExitCode> {
+    support::main("tls", |args| {
+        Namespace::make()?.run(|| {
+            ensure!(Command::new("ip").args(["link", "set", "lo", "up"]).status()?.success(), "the loopback link is down");
+            tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(bench(args))
+        })?
+    })
+}
+
+fn name(number: usize) -> String {
+    format!("app-{}.tail.ts.net", number % NAMES)
+}
+
+fn routes(backend: &Backend) -> Value {
+    let hosts: serde_json::Map<_, _> = (0..NAMES).map(|number| (name(number), json!({"secret": "x", "issue": true}))).collect();
+    json!({SERVICE: {"hosts": hosts, "listeners": {"443": "https"}, "routes": [{"path": "/", "backend": service(backend.address, "http")}]}})
+}
+
+async fn bench(args: &Args) -> Result<Sheet> {
+    let backend = Arc::new(Backend::new("a").await);
+    let front = Arc::new(Front::new(routes(&backend)).await);
+    let mut sheet = Sheet::new("TLS handshakes and requests at the terminator");
+    let (mut calm, mut swapped, mut through, mut direct) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for round in 0..=args.repetitions(15) {
+        let slices = (
+            handshakes(&front).await,
+            swapping(&front).await,
+            requests(Arc::clone(&front), Arc::clone(&backend), false).await,
+            requests(Arc::clone(&front), Arc::clone(&backend), true).await,
+        );
+        // The first round warms up.
+        if round > 0 {
+            calm.push(slices.0);
+            swapped.push(slices.1);
+            through.push(slices.2);
+            direct.push(slices.3);
+        }
+    }
+    for (what, slices) in [("handshakes", &calm), ("handshakes, 100 certificates swapped each second", &swapped)] {
+        add(&mut sheet, what, slices);
+        let failed: usize = slices.iter().map(|slice| slice.failed).sum();
+        sheet.add(format!("{what}: failed"), "count", vec![count(failed)], Some("0"));
+    }
+    add(&mut sheet, "requests through the terminator, TLS", &through);
+    add(&mut sheet, "requests to the backend directly, no TLS", &direct);
+    let rates = |slices: &[Slice]| slices.iter().map(|slice| slice.rate).collect::<Vec<_>>();
+    sheet.add("rate of handshakes while swapping to that at rest", "ratio", ratios(&rates(&swapped), &rates(&calm)), None);
+    sheet.add("rate of requests through the terminator to direct", "ratio", ratios(&rates(&through), &rates(&direct)), None);
+    ensure!(calm.iter().chain(&swapped).chain(&through).chain(&direct).all(|slice| slice.rate > 0.0), "nothing was measured");
+    Ok(sheet)
+}
+
+fn add(sheet: &mut Sheet, what: &str, slices: &[Slice]) {
+    sheet.add(format!("{what}: rate, {AT_ONCE} at once"), "1/s", slices.iter().map(|slice| slice.rate).collect(), None);
+    sheet.add(format!("{what}: latency"), "ms", slices.iter().flat_map(|slice| slice.latencies.iter().copied()).collect(), None);
+}
+
+#[allow(clippy::cast_precision_loss, reason = "small counts")]
+fn count(number: usize) -> f64 {
+    number as f64
+}
+
+/// As many full handshakes as some clients can make one after another, each for the next name; connecting is counted too.
+async fn handshakes(front: &Arc<Front>) -> Slice {
+    let next = Arc::new(AtomicUsize::new(0));
+    slice((0..AT_ONCE).map(|_| (Arc::clone(front), Arc::clone(&next))).collect(), |(front, next)| {
+        let (front, name) = (Arc::clone(front), name(next.fetch_add(1, Ordering::Relaxed)));
+        async move { front.tls(SERVICE, &name, "http/1.1").await.is_ok() }
+    })
+    .await
+}
+
+/// The same while one certificate after another is replaced.
+async fn swapping(front: &Arc<Front>) -> Slice {
+    let mut swaps = JoinSet::new();
+    let swapped = Arc::clone(front);
+    swaps.spawn(async move {
+        for number in 0.. {
+            swapped.renew(&name(number));
+            tokio::time::sleep(SWAP).await;
+        }
+    });
+    handshakes(front).await
+}
+
+type Client = Arc<tokio::sync::Mutex<http1::SendRequest<http_body_util::Full<bytes::Bytes>>>>;
+
+/// As many requests as some clients can make one after another, each on its own connection.
+async fn requests(front: Arc<Front>, backend: Arc<Backend>, direct: bool) -> Slice {
+    let mut clients: Vec<Client> = Vec::new();
+    for _ in 0..AT_ONCE {
+        let client = if direct { plain(&backend).await.expect("connected") } else { front.http1(SERVICE, &name(0)).await };
+        clients.push(Arc::new(tokio::sync::Mutex::new(client)));
+    }
+    slice(clients, |client| {
+        let client = Arc::clone(client);
+        async move {
+            let mut client = client.lock().await;
+            let asked = async {
+                client.ready().await?;
+                client.send_request(get1("https://app-0.tail.ts.net/")).await?.into_body().collect().await
+            };
+            asked.await.is_ok()
+        }
+    })
+    .await
+}
+
+async fn plain(backend: &Backend) -> Result<http1::SendRequest<http_body_util::Full<bytes::Bytes>>> {
+    let stream = TcpStream::connect(backend.address).await.context("the backend is away")?;
+    stream.set_nodelay(true)?;
+    let (client, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    tokio::spawn(connection);
+    Ok(client)
+}
+
+/// Does the work of each client over and over, for the time of a slice.
+async fn slice<C, F>(clients: Vec<C>, work: impl Fn(&C) -> F + Clone + Send + 'static) -> Slice
+where
+    C: Send + Sync + 'static,
+    F: Future<Output = bool> + Send,
+{
+    let begun = Instant::now();
+    let mut tasks = JoinSet::new();
+    for client in clients {
+        let work = work.clone();
+        tasks.spawn(async move {
+            let mut slice = Slice::default();
+            while begun.elapsed() < SLICE {
+                let due = Instant::now();
+                if work(&client).await {
+                    slice.latencies.push(ms(due.elapsed()));
+                } else {
+                    slice.failed += 1;
+                }
+            }
+            slice
+        });
+    }
+    let mut all = Slice::default();
+    for slice in tasks.join_all().await {
+        all.latencies.extend(slice.latencies);
+        all.failed += slice.failed;
+    }
+    all.rate = count(all.latencies.len()) / begun.elapsed().as_secs_f64();
+    all
+}

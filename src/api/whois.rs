@@ -1,0 +1,55 @@
+//! Who has an address of the tailnet, as the LocalAPI says it.
+//!
+//! Source of the format: `apitype.WhoIsResponse` of tailscale 1.102. Unknown fields are ignored, absent and `null` mean the same.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
+
+fn nullable<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(from: D) -> Result<T, D::Error> {
+    Option::<T>::deserialize(from).map(Option::unwrap_or_default)
+}
+
+/// The answer.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+pub struct WhoIs {
+    /// The node.
+    #[serde(deserialize_with = "nullable")]
+    pub node: Node,
+    /// Whose it is; of a tagged node nobody's.
+    #[serde(deserialize_with = "nullable")]
+    pub user_profile: UserProfile,
+    /// The capabilities that the tailnet's policy grants it towards the address that was asked for.
+    #[serde(deserialize_with = "granted")]
+    pub cap_map: BTreeMap<String, Vec<Value>>,
+}
+
+/// A node, as far as it matters here.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+pub struct Node {
+    /// Its tags; empty if it is a person's.
+    #[serde(deserialize_with = "nullable")]
+    pub tags: Vec<String>,
+}
+
+/// A person.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+pub struct UserProfile {
+    /// Such as `alice@example.com`.
+    pub login_name: String,
+    /// As shown.
+    pub display_name: String,
+    /// The URL of a picture.
+    #[serde(rename = "ProfilePicURL")]
+    pub profile_pic_url: String,
+}
+
+/// A capability without values is written as `null`.
+fn granted<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, Vec<Value>>, D::Error> {
+    let told: BTreeMap<String, Option<Vec<Value>>> = nullable(from)?;
+    Ok(told.into_iter().map(|(name, values)| (name, values.unwrap_or_default())).collect())
+}

@@ -1,0 +1,37 @@
+//! `tailyard doctor`: what is wrong with a cluster or a machine, and how to mend it.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::ValueEnum;
+
+use super::cluster::{ClusterArgs, block_on};
+use crate::inspect::doctor::{Options, run as examine};
+use crate::model::doctor::Finding;
+
+/// Arguments of `tailyard doctor`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    cluster: ClusterArgs,
+    /// Look at the machine or Pod that this is, too: firewall, TUN device, MTU, UDP offloads, table of connections
+    #[arg(long)]
+    node_checks: bool,
+    /// How to print
+    #[arg(long, short, value_enum, value_name = "FORMAT")]
+    output: Option<Output>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Output {
+    /// JSON
+    Json,
+}
+
+/// Prints every check. The code is 1 if anything keeps something from working.
+pub(super) fn run(args: &Args, out: &mut (dyn Write + Send)) -> Result<ExitCode> {
+    let options = Options { node: args.node_checks, json: args.output.is_some() };
+    let worst = block_on(async { examine(args.cluster.find().await, options, out).await.context("no answer") })??;
+    Ok(if worst == Finding::Bad { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}

@@ -1,0 +1,54 @@
+//! `tailyard status`: groups, replicas and Services of a cluster, for people.
+
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::ValueEnum;
+
+use super::cluster::{ClusterArgs, block_on};
+use crate::inspect::status::{Format, Options, Rhythm, run as show};
+use crate::model::overview::Width;
+
+/// Arguments of `tailyard status`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// One group only
+    #[arg(value_name = "GROUP")]
+    group: Option<String>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+    /// Go on, and draw again at each change: over the last drawing in a terminal, else a line for each row that changed
+    #[arg(long, short)]
+    watch: bool,
+    /// How to print
+    #[arg(long, short, value_enum, value_name = "FORMAT")]
+    output: Option<Output>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Output {
+    /// More columns
+    Wide,
+    /// JSON; one document to a line with --watch
+    Json,
+}
+
+/// Prints the overview. Fails if the groups cannot be read; the code is 0 however they are.
+pub(super) fn run(args: &Args, out: &mut (dyn Write + Send)) -> Result<ExitCode> {
+    let terminal = std::io::stdout().is_terminal();
+    let options = Options {
+        group: args.group.clone(),
+        format: match args.output {
+            None => Format::Text(Width::Narrow),
+            Some(Output::Wide) => Format::Text(Width::Wide),
+            Some(Output::Json) => Format::Json,
+        },
+        rhythm: if args.watch { Rhythm::Watch { terminal } } else { Rhythm::Once },
+    };
+    block_on(async {
+        let cluster = args.cluster.find().await.context("no cluster")?;
+        show(&cluster, &options, out).await.context("no answer")
+    })??;
+    Ok(ExitCode::SUCCESS)
+}

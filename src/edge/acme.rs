@@ -1,0 +1,212 @@
+//! An ACME server (RFC 8555): an account, orders by dns-01, and when it suggests to renew (RFC 9773).
+//!
+//! An order is made once and reports how it went; when to order, and when again, is decided elsewhere. The DNS record that
+//! proves the name is set by whoever is given to [`Acme::order`]. Nothing is kept on disk, and no key is ever logged.
+
+use std::cell::Cell;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use instant_acme::{
+    Account, AuthorizationStatus, CertificateIdentifier, ChallengeType, Error, Identifier, NewOrder, Order, OrderStatus, RetryPolicy,
+};
+use k8s_openapi::jiff::Timestamp;
+use serde::Deserialize as _;
+use serde::de::value::BorrowedStrDeserializer;
+
+use crate::model::certificate::Pair;
+use crate::model::issuance::Window;
+
+mod error;
+mod http;
+mod key;
+
+pub use error::AcmeError;
+pub use key::AccountKey;
+
+use http::{Answer, Http};
+
+/// How long the server may take over one thing. Who orders gives up on its own terms, and sooner.
+const POLL: RetryPolicy = RetryPolicy::new().initial_delay(Duration::from_millis(300)).backoff(1.3).timeout(Duration::from_mins(4));
+/// How often a request is sent again whose nonce the server does not take, beside what the client does by itself.
+const NONCES: u8 = 8;
+
+/// Sets the TXT record of this name to this value.
+pub type SetTxt<'a> = &'a (dyn Fn(String, String) -> Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>> + Send + Sync);
+/// Why a record could not be set.
+pub type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+tokio::task_local! {
+    /// What is known of the newest answer that was no success; for each call by itself.
+    static REFUSED: Cell<Option<Answer>>;
+}
+
+/// An ACME server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Server {
+    /// The URL of its directory.
+    pub directory: String,
+    /// More certificate authorities to believe, PEM: for a server with a private one.
+    pub ca: Option<PathBuf>,
+}
+
+/// An account at a server. Cheap to clone.
+#[derive(Clone)]
+pub struct Acme {
+    account: Account,
+    key: Arc<AccountKey>,
+}
+
+impl std::fmt::Debug for Acme {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Acme").field("account", &self.account.id()).finish_non_exhaustive()
+    }
+}
+
+/// Makes a call again while the server says that its nonce is old.
+macro_rules! with_nonce {
+    ($call:expr) => {{
+        let mut left = NONCES;
+        loop {
+            match $call.await {
+                Err(Error::Api(problem)) if left > 0 && error::is(&problem, "badNonce") => left -= 1,
+                done => break done,
+            }
+        }
+    }};
+}
+
+impl Acme {
+    /// The account of this key. It is made if there is none.
+    pub async fn log_in(server: &Server, key: AccountKey) -> Result<Self, AcmeError> {
+        let http = Http::new(server)?;
+        let log_in = async {
+            with_nonce!(async {
+                let (signer, pkcs8) = key.parts()?;
+                let builder = Account::builder_with_http(Box::new(http.clone()));
+                builder.create_from_key((signer, pkcs8), server.directory.clone()).await
+            })
+        };
+        let (account, _credentials) = call("log in", log_in).await?;
+        Ok(Self { account, key: Arc::new(key) })
+    }
+
+    /// The account's key.
+    #[must_use]
+    pub fn key(&self) -> &AccountKey {
+        &self.key
+    }
+
+    /// Orders a certificate for a name. `replaces` is the id of the one that it is to replace, if the account has that one's order.
+    pub async fn order(&self, name: &str, replaces: Option<&str>, set_txt: SetTxt<'_>) -> Result<Pair, AcmeError> {
+        let mut order = match (self.new_order(name, replaces).await, replaces) {
+            // It was replaced before, or the server does not know it: that it is a renewal is worth a hint, not a failure.
+            (Err(AcmeError::Refused { kind, .. }), Some(_)) if !matches!(kind, "RateLimited" | "ServerError") => {
+                self.new_order(name, None).await?
+            }
+            (made, _) => made?,
+        };
+        self.prove(&mut order, set_txt).await?;
+        if order.state().status == OrderStatus::Pending {
+            let status = call("wait for the proof", async { with_nonce!(order.poll_ready(&POLL)) }).await;
+            match status {
+                Ok(OrderStatus::Ready) => {}
+                Ok(_) | Err(AcmeError::Refused { .. }) => return Err(self.why_invalid(&mut order, name).await),
+                Err(error) => return Err(error),
+            }
+        }
+        let key = call("finalize", async { with_nonce!(order.finalize()) }).await?;
+        let chain = call("fetch the certificate", async { with_nonce!(order.poll_certificate(&POLL)) }).await?;
+        Ok(Pair { chain: chain.into_bytes().into(), key: key.into_bytes().into() })
+    }
+
+    /// When the server suggests to replace a certificate, and how soon it wants to be asked again. Nothing if it does not say.
+    pub async fn suggestion(&self, certificate: &str) -> Result<Option<(Window, Duration)>, AcmeError> {
+        let Some(id) = identifier(certificate) else { return Ok(None) };
+        match call("ask when to renew", self.account.renewal_info(&id)).await {
+            Ok((info, again)) => {
+                let time = |at: i64| Timestamp::from_second(at).unwrap_or(Timestamp::MAX);
+                let window = info.suggested_window;
+                Ok(Some((Window { start: time(window.start.unix_timestamp()), end: time(window.end.unix_timestamp()) }, again)))
+            }
+            Err(AcmeError::Unsupported) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn new_order(&self, name: &str, replaces: Option<&str>) -> Result<Order, AcmeError> {
+        let identifiers = [Identifier::Dns(name.to_owned())];
+        let ask = async |replaces: Option<&str>| {
+            let mut wanted = NewOrder::new(&identifiers);
+            if let Some(id) = replaces.and_then(identifier) {
+                wanted = wanted.replaces(id);
+            }
+            call("order", async { with_nonce!(self.account.new_order(&wanted)) }).await
+        };
+        match ask(replaces).await {
+            Err(AcmeError::Unsupported) => ask(None).await,
+            made => made,
+        }
+    }
+
+    /// Proves every name of an order that is not proven yet.
+    async fn prove(&self, order: &mut Order, set_txt: SetTxt<'_>) -> Result<(), AcmeError> {
+        call("read what is to be proven", async { with_nonce!(read(order)) }).await?;
+        let mut authorizations = order.authorizations();
+        while let Some(Ok(mut authorization)) = authorizations.next().await {
+            match authorization.status {
+                AuthorizationStatus::Valid => continue,
+                AuthorizationStatus::Pending => {}
+                status => return Err(AcmeError::Invalid { name: authorization.identifier().to_string(), why: format!("{status:?}") }),
+            }
+            let name = authorization.identifier().to_string();
+            let mut challenge = authorization.challenge(ChallengeType::Dns01).ok_or(AcmeError::NoDns { name: name.clone() })?;
+            let record = format!("_acme-challenge.{}", name.trim_start_matches("*."));
+            let set = set_txt(record.clone(), challenge.key_authorization().dns_value()).await;
+            set.map_err(|source| AcmeError::Record { record, source })?;
+            call("have a name checked", async { with_nonce!(challenge.set_ready()) }).await?;
+        }
+        Ok(())
+    }
+
+    /// What the server says of an order that came to nothing.
+    async fn why_invalid(&self, order: &mut Order, name: &str) -> AcmeError {
+        let mut why = "the server does not say why".to_owned();
+        let mut authorizations = order.authorizations();
+        while let Some(Ok(mut authorization)) = authorizations.next().await {
+            if authorization.refresh().await.is_ok()
+                && let Some(problem) = authorization.challenges.iter().find_map(|challenge| challenge.error.as_ref())
+            {
+                why = problem.detail.clone().unwrap_or_else(|| problem.to_string());
+            }
+        }
+        AcmeError::Invalid { name: name.to_owned(), why }
+    }
+}
+
+/// Reads what is to be proven for an order; it is kept with the order.
+async fn read(order: &mut Order) -> Result<(), Error> {
+    let mut authorizations = order.authorizations();
+    while let Some(found) = authorizations.next().await {
+        found?;
+    }
+    Ok(())
+}
+
+/// The id of a certificate, as the client has it; nothing if it says not who signed it.
+fn identifier(id: &str) -> Option<CertificateIdentifier<'_>> {
+    let deserializer: BorrowedStrDeserializer<'_, serde::de::value::Error> = BorrowedStrDeserializer::new(id);
+    CertificateIdentifier::deserialize(deserializer).ok().filter(|_| !id.starts_with('.'))
+}
+
+/// Makes one call; its fault has what the server said beside its problem document.
+async fn call<T>(what: &'static str, work: impl Future<Output = Result<T, Error>>) -> Result<T, AcmeError> {
+    REFUSED
+        .scope(Cell::new(None), async {
+            let done = work.await;
+            done.map_err(|fault| AcmeError::of(what, fault, REFUSED.with(Cell::take)))
+        })
+        .await
+}

@@ -1,0 +1,173 @@
+//! How a call to an ACME server fails.
+
+use std::time::Duration;
+
+use instant_acme::{Error, Problem};
+
+use super::{Failure, http::Answer};
+
+/// A call failed.
+#[derive(Debug, thiserror::Error)]
+pub enum AcmeError {
+    /// The client could not be made.
+    #[error("cannot set up the client of the ACME server: {0}")]
+    Client(String),
+    /// The account's key cannot be used. It is somebody's: it is not replaced.
+    #[error("the ACME account's key cannot be used: {0}; take the field out of its Secret to have another one made")]
+    Key(&'static str),
+    /// No connection, or it broke, or no answer came in time.
+    #[error("cannot {what}: the ACME server cannot be reached: {source}")]
+    Unreachable {
+        /// What was to be done.
+        what: &'static str,
+        /// Why.
+        source: Failure,
+    },
+    /// The server refused.
+    #[error("cannot {what}: the ACME server answered {status}: {message}")]
+    Refused {
+        /// What was to be done.
+        what: &'static str,
+        /// The HTTP status.
+        status: u16,
+        /// Its problem in one word of a closed set.
+        kind: &'static str,
+        /// Its words.
+        message: String,
+        /// How long it wants not to be asked.
+        retry_after: Option<Duration>,
+    },
+    /// The server could not convince itself that the name is ours.
+    #[error("the ACME server does not accept the proof for {name}: {why}")]
+    Invalid {
+        /// The name.
+        name: String,
+        /// What it says.
+        why: String,
+    },
+    /// The server offers no proof by DNS.
+    #[error("the ACME server takes no proof by DNS for {name}")]
+    NoDns {
+        /// The name.
+        name: String,
+    },
+    /// The record that proves the name could not be set.
+    #[error("cannot set the TXT record {record}: {source}")]
+    Record {
+        /// The record.
+        record: String,
+        /// Why.
+        source: Failure,
+    },
+    /// The server did not come to an end.
+    #[error("cannot {what}: the ACME server did not come to an end in time")]
+    Deadline {
+        /// What was to be done.
+        what: &'static str,
+    },
+    /// The answer is not what it should be.
+    #[error("cannot {what}: the ACME server's answer is not understood: {why}")]
+    Answer {
+        /// What was to be done.
+        what: &'static str,
+        /// What is wrong.
+        why: String,
+    },
+    /// The server has no such thing.
+    #[error("the ACME server does not say when to renew")]
+    Unsupported,
+}
+
+impl AcmeError {
+    /// A closed set of words for metric labels and Event reasons.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Client(_) => "Client",
+            Self::Key(_) => "AccountKey",
+            Self::Unreachable { .. } => "Unreachable",
+            Self::Refused { kind, .. } => kind,
+            Self::Invalid { .. } => "Invalid",
+            Self::NoDns { .. } => "NoDns",
+            Self::Record { .. } => "Record",
+            Self::Deadline { .. } => "Deadline",
+            Self::Answer { .. } => "Malformed",
+            Self::Unsupported => "Unsupported",
+        }
+    }
+
+    /// How long the server wants not to be asked.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        if let Self::Refused { retry_after, .. } = self { *retry_after } else { None }
+    }
+
+    /// Whether it may pass by itself and soon, and costs nothing of what a server allows: somebody was away.
+    #[must_use]
+    pub fn is_outage(&self) -> bool {
+        matches!(self.kind(), "Unreachable" | "ServerError" | "Record" | "BadNonce")
+    }
+
+    /// Whether the server knows the account no more, or has closed it.
+    #[must_use]
+    pub fn is_account(&self) -> bool {
+        matches!(self.kind(), "Unauthorized" | "NoAccount")
+    }
+
+    pub(super) fn of(what: &'static str, fault: Error, refused: Option<Answer>) -> Self {
+        let status = refused.map(|answer| answer.status).unwrap_or_default();
+        let retry_after = refused.and_then(|answer| answer.retry_after);
+        match fault {
+            Error::Api(problem) => {
+                let status = problem.status.unwrap_or(status);
+                Self::Refused { what, status, kind: kind(&problem, status), message: problem.to_string(), retry_after }
+            }
+            // What stands before a server says what it likes, and means the same.
+            fault if status != 0 => Self::Refused { what, status, kind: by_status(status), message: fault.to_string(), retry_after },
+            Error::Other(source) => Self::Unreachable { what, source: chain(&*source).into() },
+            Error::Timeout(_) => Self::Deadline { what },
+            Error::KeyRejected | Error::Crypto => Self::Key("it is no P-256 key"),
+            Error::Unsupported(_) => Self::Unsupported,
+            fault => Self::Answer { what, why: fault.to_string() },
+        }
+    }
+}
+
+/// An error with what is behind it, for the outermost alone says only that it failed.
+fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}
+
+/// Whether a problem is of this type of RFC 8555.
+pub(super) fn is(problem: &Problem, name: &str) -> bool {
+    problem.r#type.as_deref().and_then(|kind| kind.strip_prefix("urn:ietf:params:acme:error:")) == Some(name)
+}
+
+fn kind(problem: &Problem, status: u16) -> &'static str {
+    let name = problem.r#type.as_deref().and_then(|kind| kind.strip_prefix("urn:ietf:params:acme:error:"));
+    match name.unwrap_or_default() {
+        "rateLimited" => "RateLimited",
+        "badNonce" => "BadNonce",
+        "unauthorized" => "Unauthorized",
+        "accountDoesNotExist" => "NoAccount",
+        "alreadyReplaced" => "Replaced",
+        "rejectedIdentifier" | "unsupportedIdentifier" => "RejectedName",
+        "caa" => "Caa",
+        "dns" => "Dns",
+        "malformed" => "Malformed",
+        "serverInternal" => "ServerError",
+        "externalAccountRequired" | "userActionRequired" => "ActionRequired",
+        _ => by_status(status),
+    }
+}
+
+fn by_status(status: u16) -> &'static str {
+    match status {
+        401 | 403 => "Unauthorized",
+        404 => "NotFound",
+        429 => "RateLimited",
+        500.. => "ServerError",
+        _ => "Refused",
+    }
+}

@@ -1,0 +1,105 @@
+//! The requests of the ACME client, over the HTTP client that the control planes are asked with.
+//!
+//! The ACME client reads a refusal's body alone; what is in its head is kept here for whoever made the call.
+
+use std::pin::Pin;
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Full};
+use hyper::header::{HeaderMap, HeaderValue, RETRY_AFTER};
+use hyper::{Method, Request, Response};
+use instant_acme::{BodyWrapper, BytesResponse, Error, HttpClient};
+
+use super::{AcmeError, REFUSED, Server};
+
+/// How long one request may take.
+const REQUEST: Duration = Duration::from_secs(30);
+/// How long a connection may take.
+const CONNECT: Duration = Duration::from_secs(10);
+/// How soon a server is asked again for what it suggests where it does not say (RFC 9773, 4.3.3).
+const SUGGESTION: HeaderValue = HeaderValue::from_static("21600");
+/// The longest pause that is believed: a limit by the week is the longest that is known.
+const LONGEST: Duration = Duration::from_hours(7 * 24);
+
+/// The head of an answer that was no success.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Answer {
+    pub(super) status: u16,
+    pub(super) retry_after: Option<Duration>,
+}
+
+/// A client.
+#[derive(Debug, Clone)]
+pub(super) struct Http(reqwest::Client);
+
+impl Http {
+    pub(super) fn new(server: &Server) -> Result<Self, AcmeError> {
+        // Somebody else may have chosen one already; either will do.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let mut builder = reqwest::Client::builder()
+            .user_agent(concat!("tailyard/", env!("CARGO_PKG_VERSION")))
+            .connect_timeout(CONNECT)
+            .timeout(REQUEST);
+        if let Some(path) = &server.ca {
+            let fault = |why: String| AcmeError::Client(format!("the certificate authorities at {}: {why}", path.display()));
+            let pem = std::fs::read(path).map_err(|error| fault(error.to_string()))?;
+            let authorities = reqwest::Certificate::from_pem_bundle(&pem).map_err(|error| fault(error.to_string()))?;
+            builder = builder.tls_certs_merge(authorities);
+        }
+        builder.build().map(Self).map_err(|error| AcmeError::Client(error.to_string()))
+    }
+}
+
+impl HttpClient for Http {
+    fn request(&self, request: Request<BodyWrapper<Bytes>>) -> Pin<Box<dyn Future<Output = Result<BytesResponse, Error>> + Send>> {
+        let client = self.0.clone();
+        Box::pin(async move {
+            let (head, body) = request.into_parts();
+            let Ok(body) = body.collect().await;
+            let ask = head.method == Method::GET;
+            let request = reqwest::Request::try_from(Request::from_parts(head, body.to_bytes())).map_err(other)?;
+            let answer = client.execute(request).await.map_err(other)?;
+            let (status, mut headers) = (answer.status(), answer.headers().clone());
+            if !status.is_success() {
+                let told = Answer { status: status.as_u16(), retry_after: retry_after(&headers, SystemTime::now()) };
+                let _ = REFUSED.try_with(|refused| refused.set(Some(told)));
+            } else if ask && !headers.contains_key(RETRY_AFTER) {
+                headers.insert(RETRY_AFTER, SUGGESTION);
+            }
+            let mut whole = Response::new(Full::new(answer.bytes().await.map_err(other)?));
+            (*whole.status_mut(), *whole.headers_mut()) = (status, headers);
+            Ok(BytesResponse::from(whole))
+        })
+    }
+}
+
+fn other(error: reqwest::Error) -> Error {
+    Error::Other(Box::new(error))
+}
+
+/// How long a server wants not to be asked: in seconds, or until a date.
+fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
+    let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
+    let wanted = match text.parse() {
+        Ok(seconds) => Duration::from_secs(seconds),
+        Err(_) => httpdate::parse_http_date(text).ok()?.duration_since(now).unwrap_or_default(),
+    };
+    Some(wanted.min(LONGEST))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pause_is_seconds_or_a_date() {
+        let now = httpdate::parse_http_date("Fri, 31 Dec 1999 23:59:00 GMT").expect("a date");
+        let read = |text: &str| retry_after(&HeaderMap::from_iter([(RETRY_AFTER, text.parse().expect("a value"))]), now);
+        assert_eq!(read("120"), Some(Duration::from_mins(2)));
+        assert_eq!(read("Fri, 31 Dec 1999 23:59:59 GMT"), Some(Duration::from_secs(59)));
+        assert_eq!(read("Fri, 31 Dec 1999 23:58:59 GMT"), Some(Duration::ZERO));
+        assert_eq!(read("99999999999"), Some(LONGEST));
+        assert_eq!((read("soon"), retry_after(&HeaderMap::new(), now)), (None, None));
+    }
+}

@@ -1,0 +1,73 @@
+//! Secrets that several replicas write: each write says which version it is meant for, and of two at once one is refused.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use kube::ResourceExt as _;
+use kube::api::{Patch, PatchParams};
+use serde_json::{Value, json};
+
+use super::{Cluster, Fault, Keyed as _, KubeError, Values, Verb, within};
+use crate::api::names::FIELD_MANAGER;
+
+/// A Secret, as far as a conditional write goes.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Noted {
+    /// Differs after every write.
+    pub version: String,
+    /// Its annotations.
+    pub annotations: BTreeMap<String, String>,
+    /// Its values.
+    pub values: Values,
+}
+
+impl std::fmt::Debug for Noted {
+    /// Never the values.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Noted").field("version", &self.version).field("annotations", &self.annotations).finish_non_exhaustive()
+    }
+}
+
+impl Noted {
+    pub(super) fn of(mut secret: Secret) -> Self {
+        let version = secret.metadata.resource_version.take().unwrap_or_default();
+        let annotations = std::mem::take(secret.annotations_mut());
+        Self { version, annotations, values: secret.values() }
+    }
+}
+
+impl Cluster {
+    /// A Secret of the own namespace; nothing if it does not exist.
+    pub async fn noted(&self, name: &str) -> Result<Option<Noted>, KubeError> {
+        match within(|| self.call(Verb::Get, "Secret", name), self.secrets().get(name)).await {
+            Ok(secret) => Ok(Some(Noted::of(secret))),
+            Err(KubeError::Call { fault: Fault::Refused { code: 404, .. }, .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Sets annotations (or takes them away) and values of a Secret, if it is still of this version: else the fault's kind is
+    /// `Conflict`. What is not named stays. Returns the Secret as it is now.
+    pub async fn note(
+        &self,
+        name: &str,
+        version: &str,
+        annotations: &BTreeMap<&str, Option<String>>,
+        values: &Values,
+    ) -> Result<Noted, KubeError> {
+        let bytes = |value: &Bytes| json!(ByteString(value.to_vec()));
+        let data: serde_json::Map<String, Value> = values.iter().map(|(key, value)| (key.clone(), bytes(value))).collect();
+        let mut patch = json!({"metadata": {"resourceVersion": version}});
+        if !annotations.is_empty() {
+            patch["metadata"]["annotations"] = json!(annotations);
+        }
+        if !data.is_empty() {
+            patch["data"] = data.into();
+        }
+        let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+        let call = || self.call(Verb::Patch, "Secret", name);
+        within(call, self.secrets().patch(name, &parameters, &Patch::Merge(patch))).await.map(Noted::of)
+    }
+}

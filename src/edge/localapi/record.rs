@@ -1,0 +1,41 @@
+//! DNS records by which a node proves that a name is its own.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use hyper::Method;
+
+use super::{LocalApi, LocalApiError};
+
+/// How long a record may take: it is answered when the control server has published it.
+const RECORD: Duration = Duration::from_secs(90);
+
+impl LocalApi {
+    /// Has the control server set a TXT record under a name for which this node may have certificates.
+    pub async fn set_dns(&self, name: &str, value: &str) -> Result<(), LocalApiError> {
+        let path = format!("set-dns?name={}&value={}", escaped(name), escaped(value));
+        self.call("set-dns", Method::POST, &path, Vec::new(), RECORD).await.map(drop)
+    }
+}
+
+/// A value of a query: what is not a letter, a digit or one of `-._~` by its number.
+fn escaped(text: &str) -> String {
+    text.bytes().fold(String::with_capacity(text.len()), |mut escaped, byte| {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => escaped.push(char::from(byte)),
+            _ => drop(write!(escaped, "%{byte:02X}")),
+        }
+        escaped
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_means_itself() {
+        assert_eq!(escaped("_acme-challenge.a.ts.net"), "_acme-challenge.a.ts.net");
+        assert_eq!(escaped("a&b=c +/%"), "a%26b%3Dc%20%2B%2F%25");
+    }
+}

@@ -1,0 +1,71 @@
+//! The machine or Pod that this is: its kernel, its links, its TUN device. Reads, and opens what would be opened; changes nothing.
+
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// The device by which a program makes interfaces.
+const TUN: &str = "/dev/net/tun";
+/// The kernel's version.
+const RELEASE: &str = "/proc/sys/kernel/osrelease";
+/// The links of the network namespace of who looks.
+const LINKS: &str = "/sys/class/net";
+
+/// Something of this machine could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeError {
+    /// A file could not be read or opened.
+    #[error("{}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+impl NodeError {
+    /// A closed set of words.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Read { .. } => "read",
+        }
+    }
+
+    fn read(path: &str) -> impl FnOnce(io::Error) -> Self {
+        let path = PathBuf::from(path);
+        move |source| Self::Read { path, source }
+    }
+}
+
+/// The version of the running kernel, as `uname -r` says it.
+pub fn kernel() -> Result<String, NodeError> {
+    fs::read_to_string(RELEASE).map(|text| text.trim().to_owned()).map_err(NodeError::read(RELEASE))
+}
+
+/// Opens the TUN device and closes it again: no interface is made by that.
+pub fn tun() -> Result<(), NodeError> {
+    OpenOptions::new().read(true).write(true).open(TUN).map(drop).map_err(NodeError::read(TUN))
+}
+
+/// The links and the most bytes that a packet on each may have, by name. One that goes meanwhile is left out.
+pub fn links() -> Result<Vec<(String, u32)>, NodeError> {
+    let entries = fs::read_dir(LINKS).map_err(NodeError::read(LINKS))?;
+    let mtu = |path: &Path| fs::read_to_string(path.join("mtu")).ok()?.trim().parse().ok();
+    let link = |entry: fs::DirEntry| Some((entry.file_name().into_string().ok()?, mtu(&entry.path())?));
+    let mut links: Vec<_> = entries.filter_map(Result::ok).filter_map(link).collect();
+    links.sort();
+    Ok(links)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_machine_has_a_kernel_and_a_loopback() {
+        assert!(kernel().expect("a version").starts_with(|character: char| character.is_ascii_digit()));
+        assert!(links().expect("links").iter().any(|(name, mtu)| name == "lo" && *mtu > 1_000));
+    }
+}

@@ -1,0 +1,197 @@
+//! TLS, both ways: towards clients with the certificate of the name that they ask for, towards backends without any check.
+//!
+//! Certificates are parsed once, when they come ([`Certificates::load`]); a handshake looks one up in memory and asks nobody. A new
+//! one is in use with the next handshake; connections that there are know nothing of it. One that cannot be used never takes the
+//! place of one that can. Which names a listener answers for is told by whoever opens it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::Arc;
+
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::{Acceptor as Hello, ClientHello, ProducesTickets, ResolvesServerCert};
+use rustls::sign::CertifiedKey;
+use rustls::{ServerConfig, version};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::watch;
+use tokio_rustls::LazyConfigAcceptor;
+
+use crate::model::certificate::Pair;
+
+mod client;
+
+pub use client::Connector;
+pub use tokio_rustls::client::TlsStream as ClientStream;
+pub use tokio_rustls::server::TlsStream as ServerStream;
+
+/// What is spoken inside, the better first.
+const ALPN: [&[u8]; 2] = [b"h2", b"http/1.1"];
+
+/// The certificates of this process, by name.
+#[derive(Debug, Clone)]
+pub struct Certificates {
+    loaded: watch::Sender<Arc<Loaded>>,
+    tickets: Arc<dyn ProducesTickets>,
+    provider: Arc<CryptoProvider>,
+}
+
+type Loaded = BTreeMap<String, (Pair, Arc<CertifiedKey>)>;
+
+/// Takes connections for some names.
+#[derive(Debug, Clone)]
+pub struct Acceptor {
+    config: Arc<ServerConfig>,
+    names: Arc<Names>,
+}
+
+/// The names that a listener answers for, and their certificates.
+#[derive(Debug)]
+struct Names {
+    names: BTreeSet<String>,
+    loaded: watch::Receiver<Arc<Loaded>>,
+}
+
+/// A certificate or a handshake that failed.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// The chain cannot be read.
+    #[error("the certificate chain cannot be read: {0}")]
+    Chain(String),
+    /// The key cannot be read.
+    #[error("the key cannot be read: {0}")]
+    Key(String),
+    /// The key cannot be used, or is another certificate's.
+    #[error("certificate and key cannot be used together: {0}")]
+    Pair(#[source] rustls::Error),
+    /// The client asked for a name that is not served here, or whose certificate is not there yet.
+    #[error("no certificate for {0:?}")]
+    UnknownName(String),
+    /// The handshake failed.
+    #[error("the TLS handshake failed: {0}")]
+    Handshake(#[source] io::Error),
+    /// TLS cannot be set up at all.
+    #[error("TLS cannot be set up: {0}")]
+    Setup(#[source] rustls::Error),
+}
+
+impl TlsError {
+    /// A closed set of words for metric labels.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Chain(_) => "Chain",
+            Self::Key(_) => "Key",
+            Self::Pair(_) => "Pair",
+            Self::UnknownName(_) => "UnknownName",
+            Self::Handshake(_) => "Handshake",
+            Self::Setup(_) => "Setup",
+        }
+    }
+}
+
+impl Certificates {
+    /// None yet. Fails if there is no randomness to make session tickets from.
+    pub fn new() -> Result<Self, TlsError> {
+        let tickets = ring::Ticketer::new().map_err(TlsError::Setup)?;
+        Ok(Self { loaded: watch::Sender::new(Arc::default()), tickets, provider: Arc::new(ring::default_provider()) })
+    }
+
+    /// Takes these, and says which cannot be used. One that was in use stays while it is wanted and nothing better has come.
+    #[must_use]
+    pub fn load(&self, pairs: &BTreeMap<String, Pair>, wanted: &BTreeSet<String>) -> BTreeMap<String, TlsError> {
+        let before = Arc::clone(&self.loaded.borrow());
+        let mut faults = BTreeMap::new();
+        let mut after: Loaded =
+            before.iter().filter(|(name, _)| wanted.contains(*name)).map(|(name, had)| (name.clone(), had.clone())).collect();
+        for (name, pair) in pairs.iter().filter(|(name, _)| wanted.contains(*name)) {
+            if before.get(name).is_some_and(|(had, _)| had == pair) {
+                continue;
+            }
+            match self.parse(pair) {
+                Ok(key) => drop(after.insert(name.clone(), (pair.clone(), Arc::new(key)))),
+                Err(error) => drop(faults.insert(name.clone(), error)),
+            }
+        }
+        self.loaded.send_replace(Arc::new(after));
+        faults
+    }
+
+    /// Whether there is a certificate for this name of a site.
+    #[must_use]
+    pub fn has(&self, name: &str) -> bool {
+        self.loaded.borrow().contains_key(name)
+    }
+
+    /// What answers for these names alone.
+    pub fn acceptor(&self, names: BTreeSet<String>) -> Result<Acceptor, TlsError> {
+        let names = Arc::new(Names { names, loaded: self.loaded.subscribe() });
+        let builder = ServerConfig::builder_with_provider(Arc::clone(&self.provider))
+            .with_protocol_versions(&[&version::TLS13, &version::TLS12])
+            .map_err(TlsError::Setup)?;
+        let mut config = builder.with_no_client_auth().with_cert_resolver(Arc::clone(&names) as Arc<dyn ResolvesServerCert>);
+        config.alpn_protocols = ALPN.map(<[u8]>::to_vec).to_vec();
+        config.ticketer = Arc::clone(&self.tickets);
+        Ok(Acceptor { config: Arc::new(config), names })
+    }
+
+    fn parse(&self, pair: &Pair) -> Result<CertifiedKey, TlsError> {
+        let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pair.chain).collect();
+        let chain = chain.map_err(|error| TlsError::Chain(error.to_string()))?;
+        if chain.is_empty() {
+            return Err(TlsError::Chain("it is empty".to_owned()));
+        }
+        let key = PrivateKeyDer::from_pem_slice(&pair.key).map_err(|error| TlsError::Key(error.to_string()))?;
+        CertifiedKey::from_der(chain, key, &self.provider).map_err(TlsError::Pair)
+    }
+}
+
+impl Acceptor {
+    /// Takes a connection, whose TLS the caller limits in time. Returns it and the name that the client asked for.
+    pub async fn accept<S>(&self, stream: S) -> Result<ServerStream<S>, TlsError>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let start = LazyConfigAcceptor::new(Hello::default(), stream).await.map_err(TlsError::Handshake)?;
+        let name = start.client_hello().server_name().map(str::to_owned);
+        let unknown = self.names.find(name.as_deref()).is_none();
+        match start.into_stream(Arc::clone(&self.config)).await {
+            // The client has been told by an alert.
+            Err(_) if unknown => Err(TlsError::UnknownName(name.unwrap_or_default())),
+            done => done.map_err(TlsError::Handshake),
+        }
+    }
+}
+
+impl Names {
+    /// The certificate for what a client asks for; a client that asks for nothing gets the only one that there is.
+    fn find(&self, asked: Option<&str>) -> Option<Arc<CertifiedKey>> {
+        let name = match asked {
+            Some(asked) => self.name(&asked.to_ascii_lowercase())?,
+            None if self.names.len() == 1 => self.names.first()?,
+            None => return None,
+        };
+        self.loaded.borrow().get(name).map(|(_, key)| Arc::clone(key))
+    }
+
+    fn name(&self, asked: &str) -> Option<&String> {
+        let wild = || self.names.get(&format!("*.{}", asked.split_once('.')?.1));
+        self.names.get(asked).or_else(wild)
+    }
+}
+
+impl ResolvesServerCert for Names {
+    fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        self.find(hello.server_name())
+    }
+}
+
+/// Whether HTTP/2 is spoken on a connection from a client.
+#[must_use]
+pub fn is_http2<S>(stream: &ServerStream<S>) -> bool {
+    stream.get_ref().1.alpn_protocol() == Some(ALPN[0])
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,55 @@
+//! `tailyard doctor`: gathers facts of a cluster, and of the machine or Pod that this is, and has them judged.
+
+use std::io::Write;
+
+use super::{InspectError, gap};
+use crate::edge::kube::{Cluster, KubeError};
+use crate::model::doctor::{Check, Finding, cluster as judge, node as judge_node, text, worst};
+use crate::model::overview::Gap;
+
+mod cluster;
+mod node;
+
+/// What to do where no API server answers.
+const FIX: &str = "check KUBECONFIG, --context and the credentials in it: kubectl version must answer";
+
+/// What is asked.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Options {
+    /// Whether this machine is looked at, too.
+    pub node: bool,
+    /// Whether the answer is JSON.
+    pub json: bool,
+}
+
+/// Answers; what is worst of it. A cluster that cannot be asked is a finding, so that a machine without one can be looked at.
+pub async fn run(cluster: Result<Cluster, KubeError>, options: Options, out: &mut dyn Write) -> Result<Finding, InspectError> {
+    let mut checks = match cluster {
+        Ok(cluster) => match cluster.version().await {
+            Ok(version) => judge::checks(&cluster::facts(&cluster, version).await),
+            Err(error) => vec![unreachable(&error)],
+        },
+        // A node need not have a kubeconfig.
+        Err(error @ KubeError::Config { .. }) if options.node => vec![Check::warn("api-server", error.to_string(), FIX)],
+        Err(error) => vec![unreachable(&error)],
+    };
+    if options.node {
+        checks.extend(judge_node::checks(&node::facts().await));
+    }
+    if options.json {
+        serde_json::to_writer_pretty(&mut *out, &checks)?;
+        writeln!(out)?;
+    } else {
+        write!(out, "{}", text(&checks))?;
+    }
+    out.flush()?;
+    Ok(worst(&checks))
+}
+
+fn unreachable(error: &KubeError) -> Check {
+    let why = match gap(error) {
+        Gap::Failed(why) => why,
+        Gap::Forbidden | Gap::Unknown => error.to_string(),
+    };
+    Check::bad("api-server", why, FIX)
+}

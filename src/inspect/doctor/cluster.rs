@@ -1,0 +1,169 @@
+//! The facts of a cluster: each object looked at once, each right asked for once, credentials tried by reading only.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use futures_util::stream::{self, StreamExt};
+use serde_json::Value;
+use tokio::time::{Instant, sleep};
+
+use crate::edge::control::{Control, ControlError, ControlSettings, Credentials, Rate};
+use crate::edge::kube::{Cluster, KubeError, Resource};
+use crate::inspect::gap;
+use crate::model::doctor::Read;
+use crate::model::doctor::cluster::{DEFINITIONS, Facts, Outcome, Place, Tried, credentials, is_reconciler, places};
+use crate::model::doctor::rights::{self, Right};
+use crate::model::tailnet;
+
+/// The reconciler's own account.
+const ACCOUNT: &str = "tailyard-reconciler";
+/// The Lease of the reconcilers.
+const LEASE: &str = "tailyard-reconciler";
+/// A Lease that is not renewed for so long has no holder: others take it sooner.
+const RENEWED: Duration = Duration::from_secs(15);
+/// How often it is looked at meanwhile.
+const LOOK: Duration = Duration::from_secs(1);
+/// Where a cluster's own programs are.
+const SYSTEM: &str = "kube-system";
+/// What belongs to a group itself carries these labels.
+const OF_A_GROUP: &str = "tailscale.com/managed=true,tailscale.com/parent-resource-type=proxygroup";
+/// How many questions are under way at a time.
+const AT_A_TIME: usize = 8;
+/// The accounts of so many groups are looked at; the rest have the same Role.
+const GROUPS: usize = 10;
+/// How long a control plane may take.
+const PROBE: Duration = Duration::from_secs(10);
+
+/// Gathers everything.
+pub(super) async fn facts(cluster: &Cluster, server: String) -> Facts {
+    let ((lease, renewed), facts) = tokio::join!(lease(cluster), objects(cluster, server));
+    Facts { lease, renewed, ..facts }
+}
+
+/// Everything but the Lease, which takes a while to be judged.
+async fn objects(cluster: &Cluster, server: String) -> Facts {
+    let namespace = cluster.namespace();
+    let list = async |resource, of, labels| cluster.list(resource, of, labels).await.map_err(|error| gap(&error));
+    let look = async |resource, of, name: &str| cluster.look(resource, of, name).await.map_err(|error| gap(&error));
+    let mut definitions = BTreeMap::new();
+    for name in DEFINITIONS {
+        definitions.insert(name, look(Resource::DEFINITION, None, name).await);
+    }
+    let (deployments, groups, tailnets) =
+        tokio::join!(list(Resource::DEPLOYMENT, None, None), list(Resource::PROXY_GROUP, None, None), list(Resource::TAILNET, None, None),);
+    let watched = deployments.as_ref().map(|deployments| watched(deployments)).unwrap_or_default();
+    let groups: Vec<_> = groups.iter().flatten().filter_map(name).collect();
+    let tried = match &deployments {
+        Ok(deployments) => Ok(tried(cluster, deployments, tailnets.as_deref().unwrap_or_default()).await),
+        Err(gap) => Err(gap.clone()),
+    };
+    Facts {
+        server,
+        definitions,
+        denied: denied(cluster, &watched, &groups).await,
+        deployments,
+        lease: Ok(None),
+        renewed: false,
+        pods: list(Resource::POD, Some(namespace), Some(OF_A_GROUP)).await,
+        nodes: list(Resource::NODE, None, None).await,
+        ranges: list(Resource::SERVICE_RANGE, None, None).await,
+        dns: look(Resource::SERVICE, Some(SYSTEM), "kube-dns").await,
+        kube_proxy: look(Resource::CONFIG_MAP, Some(SYSTEM), "kube-proxy").await,
+        cilium: look(Resource::CONFIG_MAP, Some(SYSTEM), "cilium-config").await,
+        credentials: tried,
+        namespace: namespace.to_owned(),
+    }
+}
+
+/// The Lease, and whether it was renewed within [`RENEWED`].
+async fn lease(cluster: &Cluster) -> (Read<Option<Value>>, bool) {
+    let look = async || cluster.look(Resource::LEASE, Some(cluster.namespace()), LEASE).await.map_err(|error| gap(&error));
+    let time = |lease: &Read<Option<Value>>| lease.as_ref().ok().and_then(Option::as_ref).map(|lease| lease["spec"]["renewTime"].clone());
+    let first = look().await;
+    let Some(before) = time(&first) else { return (first, false) };
+    let end = Instant::now() + RENEWED;
+    while Instant::now() < end {
+        sleep(LOOK).await;
+        let now = look().await;
+        if time(&now).is_some_and(|now| now != before) {
+            return (now, true);
+        }
+    }
+    (first, false)
+}
+
+fn name(object: &Value) -> Option<String> {
+    object["metadata"]["name"].as_str().map(str::to_owned)
+}
+
+/// The namespaces to which a reconciler is bound; none if it looks everywhere.
+fn watched(deployments: &[Value]) -> Vec<String> {
+    let reconciler = deployments.iter().find(|deployment| is_reconciler(deployment));
+    let env = reconciler.and_then(|deployment| deployment["spec"]["template"]["spec"]["containers"][0]["env"].as_array());
+    let variable = env.and_then(|env| env.iter().find(|variable| variable["name"] == "TAILYARD_WATCH_NAMESPACES"));
+    let text = variable.and_then(|variable| variable["value"].as_str()).unwrap_or_default();
+    text.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect()
+}
+
+/// What the reconciler's account and those of groups may not do of what they must.
+async fn denied(cluster: &Cluster, watched: &[String], groups: &[String]) -> BTreeMap<String, Read<Vec<Right>>> {
+    let namespace = cluster.namespace();
+    // Anybody may ask for himself, as the reconciler in its Pod does; for others it takes a right.
+    let own = cluster.who().await.unwrap_or_default();
+    let mut denied = BTreeMap::new();
+    let mut wanted = vec![(ACCOUNT.to_owned(), rights::reconciler(namespace, watched))];
+    wanted.extend(groups.iter().take(GROUPS).map(|group| (group.clone(), rights::replicas(namespace, group))));
+    for (account, rights) in wanted {
+        let user = format!("system:serviceaccount:{namespace}:{account}");
+        let asked = stream::iter(rights).map(|right| {
+            let user = Some(user.as_str()).filter(|user| *user != own);
+            async move { cluster.allowed(&right, user).await.map(|allowed| (!allowed).then_some(right)) }
+        });
+        let answers: Vec<_> = asked.buffer_unordered(AT_A_TIME).collect().await;
+        let answers: Result<Vec<_>, KubeError> = answers.into_iter().collect();
+        let missing = answers.map(|answers| answers.into_iter().flatten().collect::<Vec<_>>());
+        let missing = missing.map(|mut missing| {
+            missing.sort();
+            missing
+        });
+        denied.insert(format!("{namespace}/{account}"), missing.map_err(|error| gap(&error)));
+    }
+    denied
+}
+
+/// Tries the credentials that are named anywhere.
+async fn tried(cluster: &Cluster, deployments: &[Value], tailnets: &[Value]) -> Vec<Tried> {
+    let places = places(deployments, tailnets);
+    let tries = places.iter().map(|place| async {
+        let outcome = attempt(cluster, place).await;
+        Tried { whose: place.whose.clone(), secret: place.secret.clone(), outcome }
+    });
+    stream::iter(tries).buffered(AT_A_TIME).collect().await
+}
+
+async fn attempt(cluster: &Cluster, place: &Place) -> Outcome {
+    let secret = match cluster.look(Resource::SECRET, Some(cluster.namespace()), &place.secret).await {
+        Ok(Some(secret)) => secret,
+        Ok(None) => return Outcome::Missing("it does not exist".to_owned()),
+        Err(error) => return Outcome::Unread(gap(&error)),
+    };
+    let credentials = match credentials(place, &secret) {
+        Ok(tailnet::Credentials::OAuth { client_id, client_secret }) => Credentials::OAuth { client_id, client_secret },
+        Ok(tailnet::Credentials::Headscale { api_key }) => Credentials::Headscale { api_key },
+        // The token would have to be made out to the reconciler's account.
+        Ok(tailnet::Credentials::Identity { .. }) => return Outcome::Unasked,
+        Err(why) => return Outcome::Missing(why),
+    };
+    let settings = ControlSettings { url: place.url.clone(), credentials, ca: None, rate: Rate::DEFAULT, deadline: PROBE };
+    let probed = match Control::new(settings) {
+        Ok(control) => control.probe().await,
+        Err(error) => Err(error),
+    };
+    match probed {
+        Ok(()) => Outcome::Works,
+        Err(error @ (ControlError::Denied { .. } | ControlError::Refused { .. } | ControlError::Absent { .. })) => {
+            Outcome::Refused(error.to_string())
+        }
+        Err(error) => Outcome::Unreachable(error.to_string()),
+    }
+}

@@ -1,0 +1,73 @@
+//! The facts of the machine or Pod that this is. Firewalls are tried in a network namespace made for it: the rules in force here
+//! are neither read nor touched.
+
+use std::path::PathBuf;
+
+use tokio::task::spawn_blocking;
+
+use crate::edge::conntrack::Conntrack;
+use crate::edge::iptables::{Iptables, Variant};
+use crate::edge::localapi::LocalApi;
+use crate::edge::netns::{Namespace, NetnsError};
+use crate::edge::nft::Nft;
+use crate::edge::node;
+use crate::model::doctor::node::{Facts, Firewall};
+use crate::model::net::InterfaceName;
+
+/// Where tailscaled is asked, in a Pod and on a machine.
+const SOCKETS: [&str; 2] = ["/tmp/tailscaled.sock", "/var/run/tailscale/tailscaled.sock"];
+
+/// Tries and reads everything.
+pub(super) async fn facts() -> Facts {
+    let read = || {
+        let (namespace, firewalls) = match firewalls() {
+            Ok(firewalls) => (Ok(()), firewalls),
+            Err(error) => (Err(error.to_string()), Vec::new()),
+        };
+        let pressure = Conntrack::open().and_then(|mut table| table.pressure());
+        Facts {
+            kernel: node::kernel().ok(),
+            namespace,
+            firewalls,
+            tun: node::tun().map_err(|error| error.to_string()),
+            links: node::links().unwrap_or_default(),
+            connections: pressure.map(|pressure| (pressure.entries, pressure.limit)).map_err(|error| error.to_string()),
+            offloads: None,
+        }
+    };
+    let (read, offloads) = tokio::join!(spawn_blocking(read), offloads());
+    let facts = read.unwrap_or_else(|error| Facts {
+        kernel: None,
+        namespace: Err(error.to_string()),
+        firewalls: Vec::new(),
+        tun: Err(error.to_string()),
+        links: Vec::new(),
+        connections: Err(error.to_string()),
+        offloads: None,
+    });
+    Facts { offloads, ..facts }
+}
+
+/// Which firewalls can hold our rules, by trying.
+fn firewalls() -> Result<Vec<Firewall>, NetnsError> {
+    Namespace::make()?.block_on(|| async {
+        let interface = InterfaceName::tailscale0();
+        let nft = match Nft::open("nft") {
+            Ok(nft) => nft.probe(&interface).await,
+            Err(error) => Err(error),
+        };
+        let mut tried = vec![("nftables", nft.map_err(|error| error.to_string()))];
+        for (name, variant) in [("iptables-nft", Variant::Nft), ("iptables-legacy", Variant::Legacy)] {
+            tried.push((name, Iptables::open(variant).probe(&interface).await.map_err(|error| error.to_string())));
+        }
+        tried
+    })
+}
+
+/// What tailscaled says of joined UDP packets, if one runs here.
+async fn offloads() -> Option<Result<Option<String>, String>> {
+    let own = std::env::var_os("TS_SOCKET").map(PathBuf::from);
+    let socket = own.into_iter().chain(SOCKETS.map(PathBuf::from)).find(|socket| socket.exists())?;
+    let told = LocalApi::new(socket).check_udp_gro_forwarding().await;
+    Some(told.map_err(|error| error.to_string()))
+}

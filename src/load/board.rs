@@ -1,0 +1,113 @@
+//! What a load knows at one moment, and the lines that it makes of that. Sends nothing, looks at no clock.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use super::line::{Flows, Happened, Line, Second, Summary};
+use crate::model::load::{Failure, Report, Tally, Windows};
+use crate::model::net::Proto;
+
+/// Something that happened to a connection that is held open.
+#[derive(Debug, Clone)]
+pub struct FlowEvent {
+    /// When.
+    pub at: Duration,
+    /// Which.
+    pub flow: u16,
+    /// Whether it never asks by itself.
+    pub idle: bool,
+    /// Where it leads.
+    pub to: SocketAddr,
+    /// What; nothing if only a question was answered.
+    pub what: Option<Happened>,
+}
+
+/// The board.
+#[derive(Debug, Default)]
+pub struct Board {
+    tally: Tally,
+    /// Of the second that is under way.
+    second: Tally,
+    windows: Windows,
+    in_flight: u64,
+    flows: Flows,
+}
+
+impl Board {
+    /// An attempt is begun.
+    pub fn begun(&mut self) {
+        self.in_flight += 1;
+    }
+
+    /// An attempt has ended; a failure is told at once.
+    pub fn record(&mut self, report: &Report) -> Option<Line> {
+        self.in_flight = self.in_flight.saturating_sub(1);
+        self.tally.record(report, false);
+        self.second.record(report, false);
+        let failure = report.outcome.err()?;
+        self.windows.note(report.due);
+        let [at, began, ended] = [report.due, report.began, report.ended].map(|time| time.as_secs_f64());
+        Some(Line::Fault { at, began, ended, proto: report.attempt.proto, to: report.attempt.to, failure })
+    }
+
+    /// Something happened to a connection that is held open.
+    pub fn flow(&mut self, event: FlowEvent) -> Option<Line> {
+        let FlowEvent { at, flow, idle, to, what } = event;
+        let flows = &mut self.flows;
+        let Some(what) = what else {
+            flows.answered += 1;
+            return None;
+        };
+        match &what {
+            Happened::Open { .. } => flows.open += 1,
+            Happened::NotOpened(_) => flows.not_opened += 1,
+            Happened::Ended(failure) => {
+                flows.open = flows.open.saturating_sub(1);
+                match failure {
+                    Failure::Reset => flows.reset += 1,
+                    Failure::Timeout => flows.hung += 1,
+                    _ => flows.ended += 1,
+                }
+            }
+            Happened::Kept => flows.open = flows.open.saturating_sub(1),
+        }
+        Some(Line::Flow { at: at.as_secs_f64(), flow, idle, to, what })
+    }
+
+    /// A second is over.
+    pub fn tick(&mut self, now: Duration) -> Line {
+        let second = std::mem::take(&mut self.second);
+        Line::Second(Second {
+            at: now.as_secs_f64(),
+            answered: self.tally.answered(),
+            failed: self.failed(),
+            in_flight: self.in_flight,
+            answer: second.answer(),
+            flows: self.flows,
+        })
+    }
+
+    /// The balance.
+    #[must_use]
+    pub fn summary(&self, lasted: Duration) -> Summary {
+        let answered: BTreeMap<Proto, u64> = Proto::ALL.map(|proto| (proto, self.tally.answered_over(proto))).into();
+        let flows = self.flows;
+        Summary {
+            ok: self.failed() == 0 && flows.not_opened + flows.reset + flows.ended + flows.hung == 0,
+            seconds: lasted.as_secs_f64(),
+            offered: self.tally.answered() + self.failed(),
+            answered,
+            failed: self.tally.failed().clone(),
+            windows: self.windows.all(),
+            resent: self.tally.resent(),
+            connect: self.tally.connect(),
+            answer: self.tally.answer(),
+            flows,
+        }
+    }
+
+    fn failed(&self) -> u64 {
+        self.tally.failed().values().sum()
+    }
+}

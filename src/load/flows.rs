@@ -1,0 +1,166 @@
+//! Long-lived connections and UDP flows, each asking again and again over the same socket, or keeping silent.
+
+use std::time::{Duration, Instant};
+
+use tokio::net::{TcpStream, UdpSocket};
+use tokio::sync::watch;
+use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
+
+use super::talk::Talk;
+use super::{DATAGRAM, failure_of, udp_from};
+use crate::model::load::{Attempt, Failure, Identity};
+use crate::model::net::Proto;
+
+/// How many datagrams in a row may be lost before a UDP flow counts as broken.
+const TRIES: u32 = 12;
+
+/// Something that happened to a flow.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Beat {
+    /// The connection stands; for UDP, the first answer came.
+    Open {
+        /// What the server said first.
+        said: String,
+    },
+    /// A question was answered.
+    Answered {
+        /// By whom.
+        by: Identity,
+        /// When it was asked.
+        began: Duration,
+        /// When the answer came.
+        ended: Duration,
+    },
+    /// A datagram or its answer was lost.
+    Lost,
+}
+
+/// When a flow asks.
+#[derive(Debug, Clone)]
+pub struct Rhythm {
+    /// How often; a flow that is to be idle never asks by itself.
+    pub every: Option<Duration>,
+    /// Once this is true it asks a last time: so an idle flow that hangs is found out.
+    pub last: watch::Receiver<bool>,
+}
+
+impl Rhythm {
+    /// For ever at this interval.
+    #[must_use]
+    pub fn always(every: Duration) -> Self {
+        Self { every: Some(every), last: watch::channel(false).1 }
+    }
+
+    fn ticks(&self) -> Option<Interval> {
+        let mut ticks = interval(self.every?);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        Some(ticks)
+    }
+}
+
+/// Opens a flow and asks in this rhythm until it breaks, or until its last question is answered; dropping the future ends the flow in order.
+pub async fn hold(flow: Attempt, talk: &Talk, rhythm: Rhythm, start: Instant, note: impl FnMut(Beat)) -> Result<(), Failure> {
+    match flow.proto {
+        Proto::Tcp => hold_tcp(flow, talk, rhythm, start, note).await,
+        Proto::Udp => hold_udp(flow, talk, rhythm, start, note).await,
+    }
+}
+
+/// How long a flow waits for an answer: until a connection counts as hung, or a datagram as lost.
+fn patience(proto: Proto) -> Duration {
+    match proto {
+        Proto::Tcp => Duration::from_secs(5),
+        Proto::Udp => Duration::from_millis(250),
+    }
+}
+
+async fn hold_tcp(flow: Attempt, talk: &Talk, mut rhythm: Rhythm, start: Instant, mut note: impl FnMut(Beat)) -> Result<(), Failure> {
+    let opening = async {
+        let mut stream = TcpStream::connect(flow.to).await.map_err(|error| failure_of(&error))?;
+        stream.set_nodelay(true).map_err(|error| failure_of(&error))?;
+        let said = talk.open(&mut stream).await?;
+        Ok((stream, said))
+    };
+    let (mut stream, said) = timeout(patience(flow.proto), opening).await.map_err(|_| Failure::Timeout)??;
+    note(Beat::Open { said });
+    let (mut ticks, mut nonce) = (rhythm.ticks(), 0);
+    loop {
+        // While nobody is asked, an end from the other side must still be seen at once.
+        let last = tokio::select! {
+            () = tick(&mut ticks) => false,
+            () = told(&mut rhythm.last) => true,
+            ended = stream.readable() => {
+                ended.map_err(|error| failure_of(&error))?;
+                let mut nothing = [0];
+                match stream.try_read(&mut nothing) {
+                    Ok(0) => return Err(Failure::Closed),
+                    Ok(_) => return Err(Failure::Garbled),
+                    Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => continue,
+                    Err(error) => return Err(failure_of(&error)),
+                }
+            }
+        };
+        let began = start.elapsed();
+        let by = timeout(patience(flow.proto), talk.again(&mut stream, nonce)).await.map_err(|_| Failure::Timeout)??;
+        note(Beat::Answered { by, began, ended: start.elapsed() });
+        if last {
+            return Ok(());
+        }
+        nonce += 1;
+    }
+}
+
+async fn hold_udp(flow: Attempt, talk: &Talk, mut rhythm: Rhythm, start: Instant, mut note: impl FnMut(Beat)) -> Result<(), Failure> {
+    let socket = udp_from(0, flow).await.map_err(|error| failure_of(&error))?;
+    let (mut ticks, mut nonce, mut open) = (rhythm.ticks(), 0_u64, false);
+    loop {
+        let last = tokio::select! {
+            () = tick(&mut ticks) => false,
+            () = told(&mut rhythm.last) => true,
+        };
+        let mut tries = 0;
+        let (began, by) = loop {
+            nonce += 1;
+            let began = start.elapsed();
+            match timeout(patience(flow.proto), ask(&socket, talk, nonce)).await {
+                Ok(by) => break (began, by.map_err(|error| failure_of(&error))?),
+                Err(_) if tries == TRIES => return Err(Failure::Timeout),
+                Err(_) => note(Beat::Lost),
+            }
+            tries += 1;
+        };
+        if !std::mem::replace(&mut open, true) {
+            note(Beat::Open { said: String::new() });
+        }
+        note(Beat::Answered { by, began, ended: start.elapsed() });
+        if last {
+            return Ok(());
+        }
+    }
+}
+
+async fn tick(ticks: &mut Option<Interval>) {
+    match ticks {
+        Some(ticks) => drop(ticks.tick().await),
+        None => std::future::pending().await,
+    }
+}
+
+/// Returns once it is true; never if nobody can say so any more.
+async fn told(last: &mut watch::Receiver<bool>) {
+    if last.wait_for(|last| *last).await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Asks once; late answers to earlier questions are passed over.
+async fn ask(socket: &UdpSocket, talk: &Talk, nonce: u64) -> std::io::Result<Identity> {
+    socket.send(&talk.question(nonce)).await?;
+    let mut answer = [0; DATAGRAM];
+    loop {
+        let length = socket.recv(&mut answer).await?;
+        if let Ok(identity) = talk.read(nonce, answer.get(..length).unwrap_or_default()) {
+            return Ok(identity);
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! Lines drawn over those of before, on a terminal. Knows nothing of what they say.
+
+use std::fmt::Write as _;
+use std::io::{self, Write};
+
+/// From here on bold.
+pub const BOLD: &str = "\x1b[1m";
+/// From here on fainter.
+pub const DIM: &str = "\x1b[2m";
+/// From here on green: it is well.
+pub const GREEN: &str = "\x1b[32m";
+/// From here on yellow: it is on its way.
+pub const YELLOW: &str = "\x1b[33m";
+/// From here on red: it failed.
+pub const RED: &str = "\x1b[31m";
+/// As the terminal was before.
+pub const PLAIN: &str = "\x1b[0m";
+
+/// What is on the terminal.
+#[derive(Debug, Default)]
+pub struct Frame {
+    drawn: usize,
+}
+
+impl Frame {
+    /// Draws these lines over the last ones.
+    pub fn draw(&mut self, out: &mut impl Write, lines: &[String]) -> io::Result<()> {
+        let mut text = String::new();
+        if self.drawn > 0 {
+            let _ = write!(text, "\x1b[{}A", self.drawn);
+        }
+        for line in lines {
+            let _ = writeln!(text, "\r{line}\x1b[K");
+        }
+        text.push_str("\x1b[J");
+        self.drawn = lines.len();
+        out.write_all(text.as_bytes())?;
+        out.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_goes_over_the_one_before_and_wipes_what_was_longer() {
+        let (mut out, mut frame) = (Vec::new(), Frame::default());
+        frame.draw(&mut out, &["a".to_owned(), "b".to_owned()]).expect("drawn");
+        frame.draw(&mut out, &["c".to_owned()]).expect("drawn");
+        assert_eq!(String::from_utf8(out).expect("text"), "\ra\x1b[K\n\rb\x1b[K\n\x1b[J\x1b[2A\rc\x1b[K\n\x1b[J");
+    }
+}

@@ -1,0 +1,159 @@
+//! Where the load goes: names and ports, looked up again every second, as clients do that do not remember answers for long.
+//!
+//! What was found last stays while a lookup fails: a load tells of connections, not of DNS.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::net::lookup_host;
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+/// How often a name is looked up.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// A name or an address, and a port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Aim {
+    host: String,
+    port: u16,
+}
+
+/// It is not the name of a port of a host.
+#[derive(Debug, thiserror::Error)]
+#[error("must be HOST:PORT or [IPV6]:PORT")]
+pub struct NotAnAim;
+
+/// A name could not be looked up.
+#[derive(Debug, thiserror::Error)]
+pub enum NameError {
+    /// The lookup failed.
+    #[error("cannot look up {aim}: {source}; is it the name of a Service, as Pods see it?")]
+    Lookup {
+        /// What was looked up.
+        aim: Aim,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// There is such a name, and nothing behind it.
+    #[error("{0} has no address")]
+    NoAddress(Aim),
+}
+
+/// Looks all aims up, and from then on each again and again in one of these tasks.
+pub async fn find(aims: &[Aim], tasks: &mut JoinSet<()>) -> Result<Vec<Arc<Found>>, NameError> {
+    let mut found = Vec::new();
+    for aim in aims {
+        let aim = Arc::new(Found::now(aim.clone()).await?);
+        tasks.spawn(Arc::clone(&aim).follow());
+        found.push(aim);
+    }
+    Ok(found)
+}
+
+/// The addresses of an aim, as last found; IPv4 and IPv6 in turn.
+#[derive(Debug)]
+pub struct Found {
+    aim: Aim,
+    addresses: Mutex<Arc<[SocketAddr]>>,
+}
+
+impl FromStr for Aim {
+    type Err = NotAnAim;
+
+    fn from_str(text: &str) -> Result<Self, NotAnAim> {
+        let (host, port) = text.rsplit_once(':').ok_or(NotAnAim)?;
+        let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+        let port: u16 = port.parse().map_err(|_| NotAnAim)?;
+        let host = bare.unwrap_or(host);
+        if host.is_empty() || port == 0 || (bare.is_none() && host.contains(':')) {
+            return Err(NotAnAim);
+        }
+        Ok(Self { host: host.to_owned(), port })
+    }
+}
+
+impl fmt::Display for Aim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.host.contains(':') { write!(f, "[{}]:{}", self.host, self.port) } else { write!(f, "{}:{}", self.host, self.port) }
+    }
+}
+
+impl Found {
+    /// Looks an aim up.
+    pub async fn now(aim: Aim) -> Result<Self, NameError> {
+        let addresses = look_up(&aim).await?;
+        Ok(Self { aim, addresses: Mutex::new(addresses) })
+    }
+
+    /// The address for an attempt of this number: each in turn.
+    #[must_use]
+    pub fn address(&self, number: u64) -> Option<SocketAddr> {
+        let addresses = Arc::clone(&self.addresses.lock().unwrap_or_else(PoisonError::into_inner));
+        let turn = number.checked_rem(u64::try_from(addresses.len()).ok()?)?;
+        addresses.get(usize::try_from(turn).ok()?).copied()
+    }
+
+    /// Looks it up for ever.
+    pub async fn follow(self: Arc<Self>) {
+        loop {
+            sleep(AGAIN).await;
+            if let Ok(addresses) = look_up(&self.aim).await {
+                *self.addresses.lock().unwrap_or_else(PoisonError::into_inner) = addresses;
+            }
+        }
+    }
+}
+
+async fn look_up(aim: &Aim) -> Result<Arc<[SocketAddr]>, NameError> {
+    let fault = |source| NameError::Lookup { aim: aim.clone(), source };
+    let found: BTreeSet<SocketAddr> = lookup_host((aim.host.as_str(), aim.port)).await.map_err(fault)?.collect();
+    if found.is_empty() {
+        return Err(NameError::NoAddress(aim.clone()));
+    }
+    Ok(in_turn(found).into())
+}
+
+/// IPv4 and IPv6 addresses alternate as long as there are both.
+fn in_turn(found: BTreeSet<SocketAddr>) -> Vec<SocketAddr> {
+    let (four, six): (Vec<_>, Vec<_>) = found.into_iter().partition(SocketAddr::is_ipv4);
+    let (mut four, mut six) = (four.into_iter(), six.into_iter());
+    let mut all = Vec::new();
+    loop {
+        let before = all.len();
+        all.extend(four.next());
+        all.extend(six.next());
+        if all.len() == before {
+            return all;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_aim_is_a_host_and_a_port() {
+        for (text, shown) in [("db:7000", "db:7000"), ("10.0.0.1:80", "10.0.0.1:80"), ("[fd00::1]:80", "[fd00::1]:80")] {
+            assert_eq!(text.parse::<Aim>().expect(text).to_string(), shown);
+        }
+        for text in ["db", ":80", "db:0", "db:http", "fd00::1:80", "[]:80", ""] {
+            assert!(text.parse::<Aim>().is_err(), "{text}");
+        }
+    }
+
+    #[tokio::test]
+    async fn both_families_are_used_in_turn() {
+        let at = |text: &str| text.parse::<SocketAddr>().expect("an address");
+        let found = [at("10.0.0.1:1"), at("10.0.0.2:1"), at("[fd00::1]:1")].into();
+        assert_eq!(in_turn(found), [at("10.0.0.1:1"), at("[fd00::1]:1"), at("10.0.0.2:1")]);
+        let local = Found::now("127.0.0.1:9".parse().expect("an aim")).await.expect("an address");
+        assert_eq!(local.address(7), Some(at("127.0.0.1:9")));
+    }
+}

@@ -1,0 +1,184 @@
+//! A whole load: attempts by the clock, connections held open beside them, and a line for whatever is worth one.
+//!
+//! Ends when its time is over or when it is told to; what is under way is seen to its end first.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval_at, sleep};
+
+use super::Load;
+use super::board::{Board, FlowEvent};
+use super::flows::{Beat, Rhythm, hold};
+use super::line::{Happened, Line, Summary};
+use super::names::{Aim, Found, NameError, find};
+use super::talk::Talk;
+use crate::model::load::{Attempt, Lane};
+use crate::model::net::Proto;
+
+/// How long a broken connection waits before it is opened again.
+const REOPEN: Duration = Duration::from_millis(100);
+/// How often it is told how it goes.
+const SECOND: Duration = Duration::from_secs(1);
+
+/// What to do.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Whom it is for, in turn.
+    pub aims: Vec<Aim>,
+    /// Over what, in turn.
+    pub protos: Vec<Proto>,
+    /// How much of it.
+    pub load: Load,
+    /// New connections each second, as the first line tells it.
+    pub rate: u32,
+    /// How many connections are held open and ask again and again.
+    pub active: u16,
+    /// How many are held open and ask nothing until the end.
+    pub idle: u16,
+    /// How often an active one asks.
+    pub beat: Duration,
+}
+
+/// Offers the load from the calling thread's network namespace until its time is over or `stop` is ready. `tell` gets every line
+/// at once, and must not block. Fails if a name leads nowhere at the start.
+pub async fn run(options: &Options, mut tell: impl FnMut(Line), stop: impl Future<Output = ()>) -> Result<Summary, NameError> {
+    let mut around = JoinSet::new();
+    let found = find(&options.aims, &mut around).await?;
+    let start = Instant::now();
+    tell(begin(options));
+    let board = RefCell::new(Board::default());
+    let (events, mut happened) = mpsc::unbounded_channel();
+    let (over, last) = watch::channel(false);
+    let mut flows = hold_all(options, &found, start, &events, &last);
+    let (lines, mut told) = mpsc::unbounded_channel();
+    let (halt, halted) = oneshot::channel();
+    let mut halt = Some(halt);
+    let choose = |number| {
+        let attempt = choose(options, &found, number)?;
+        board.borrow_mut().begun();
+        Some(attempt)
+    };
+    let record = |report: &_| {
+        if let Some(line) = board.borrow_mut().record(report) {
+            // Its only reader is below.
+            let _ = lines.send(line);
+        }
+    };
+    let offering = async {
+        options.load.clone().offer(start, choose, record, heard(halted)).await;
+        let lasted = start.elapsed();
+        over.send_replace(true);
+        while flows.join_next().await.is_some() {}
+        lasted
+    };
+    tokio::pin!(offering, stop);
+    let mut seconds = interval_at((start + SECOND).into(), SECOND);
+    seconds.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    let lasted = loop {
+        tokio::select! {
+            lasted = &mut offering => break lasted,
+            () = &mut stop, if halt.is_some() => if let Some(halt) = halt.take() {
+                // If it has ended by itself nobody is there to be told.
+                let _ = halt.send(());
+            },
+            _ = seconds.tick() => tell(board.borrow_mut().tick(start.elapsed())),
+            Some(line) = told.recv() => tell(line),
+            Some(event) = happened.recv() => board.borrow_mut().flow(event).into_iter().for_each(&mut tell),
+        }
+    };
+    std::iter::from_fn(|| told.try_recv().ok()).for_each(&mut tell);
+    std::iter::from_fn(|| happened.try_recv().ok()).filter_map(|event| board.borrow_mut().flow(event)).for_each(&mut tell);
+    let summary = board.borrow().summary(lasted);
+    tell(Line::Summary(summary.clone()));
+    Ok(summary)
+}
+
+/// Returns when it is told; never if nobody can tell it any more.
+async fn heard(told: oneshot::Receiver<()>) {
+    if told.await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+fn begin(options: &Options) -> Line {
+    Line::Start {
+        unix: SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
+        to: options.aims.iter().map(ToString::to_string).collect(),
+        rate: options.rate,
+        seconds: options.load.lasts.as_secs_f64(),
+    }
+}
+
+/// What the attempt of a number is: aims in turn, then protocols, then addresses.
+fn choose(options: &Options, found: &[Arc<Found>], number: u64) -> Option<Attempt> {
+    let (aims, protos) = (u64::try_from(found.len()).ok()?, u64::try_from(options.protos.len()).ok()?);
+    let service = u32::try_from(number.checked_rem(aims)?).ok()?;
+    let round = number / aims;
+    let proto = *options.protos.get(usize::try_from(round.checked_rem(protos)?).ok()?)?;
+    let to = found.get(usize::try_from(service).ok()?)?.address(round / protos)?;
+    Some(Attempt { lane: Lane { service, replica: 0 }, proto, to })
+}
+
+/// Opens the connections that are to be held.
+fn hold_all(
+    options: &Options,
+    found: &[Arc<Found>],
+    start: Instant,
+    events: &mpsc::UnboundedSender<FlowEvent>,
+    last: &watch::Receiver<bool>,
+) -> JoinSet<()> {
+    let mut flows = JoinSet::new();
+    for (flow, found) in (0..options.active.saturating_add(options.idle)).zip(found.iter().cycle()) {
+        let idle = flow >= options.active;
+        let rhythm = Rhythm { every: (!idle).then_some(options.beat), last: last.clone() };
+        let held = Held { flow, idle, start, events: events.clone() };
+        flows.spawn(held.keep(Arc::clone(found), options.load.talk.clone(), rhythm));
+    }
+    flows
+}
+
+/// A connection to hold open.
+struct Held {
+    flow: u16,
+    idle: bool,
+    start: Instant,
+    events: mpsc::UnboundedSender<FlowEvent>,
+}
+
+impl Held {
+    /// Keeps it open until it has answered its last question; what breaks is told and opened again.
+    async fn keep(self, found: Arc<Found>, talk: Talk, rhythm: Rhythm) {
+        for turn in u64::from(self.flow).. {
+            let Some(to) = found.address(turn) else { return };
+            let attempt = Attempt { lane: Lane { service: 0, replica: 0 }, proto: Proto::Tcp, to };
+            let mut open = false;
+            let note = |beat| match beat {
+                Beat::Open { said } => {
+                    open = true;
+                    self.tell(attempt, Some(Happened::Open { said }));
+                }
+                Beat::Answered { .. } => self.tell(attempt, None),
+                Beat::Lost => {}
+            };
+            match hold(attempt, &talk, rhythm.clone(), self.start, note).await {
+                Ok(()) => return self.tell(attempt, Some(Happened::Kept)),
+                Err(failure) if open => self.tell(attempt, Some(Happened::Ended(failure))),
+                Err(failure) => self.tell(attempt, Some(Happened::NotOpened(failure))),
+            }
+            if *rhythm.last.borrow() {
+                return;
+            }
+            sleep(REOPEN).await;
+        }
+    }
+
+    fn tell(&self, attempt: Attempt, what: Option<Happened>) {
+        // Nobody listens any more once the load is over.
+        let _ = self.events.send(FlowEvent { at: self.start.elapsed(), flow: self.flow, idle: self.idle, to: attempt.to, what });
+    }
+}

@@ -1,0 +1,99 @@
+//! What a replica advertises of what it is told to: that which it serves.
+//!
+//! What is advertised gets traffic, so nothing is advertised before the kernel or a listener answers for it, and nothing that has
+//! been told not to be. A service that does not come to be served is withheld with its reason; it hinders no other.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+/// What is to be advertised.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Advertised {
+    /// The Tailscale Services.
+    pub services: BTreeSet<String>,
+    /// The prefixes that are not, although the config names them: this replica does not serve them (yet).
+    pub withheld: BTreeSet<IpNet>,
+}
+
+/// Whether a service is in place, or why not.
+pub type Place = Result<(), String>;
+
+/// What is known when it is decided.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// The services that the config says are to be advertised.
+    pub configured: BTreeSet<String>,
+    /// How the services stand that somebody here answers for.
+    pub placed: BTreeMap<String, Place>,
+    /// The addresses of services that the kernel forwards, and whether it does.
+    pub addresses: BTreeMap<IpAddr, bool>,
+    /// The replica leaves: nothing is to lead to it any more.
+    pub leaving: bool,
+}
+
+impl Advertised {
+    /// Whether a prefix of the config is left out.
+    #[must_use]
+    pub fn withholds(&self, text: &str) -> bool {
+        text.parse::<IpNet>().is_ok_and(|net| self.withheld.contains(&net))
+    }
+}
+
+impl Facts {
+    /// What follows.
+    #[must_use]
+    pub fn advertised(&self) -> Advertised {
+        let in_place = |name: &&String| !self.leaving && matches!(self.placed.get(*name), Some(Ok(())));
+        let withheld = self.addresses.iter().filter(|(_, forwarded)| self.leaving || !**forwarded);
+        Advertised {
+            services: self.configured.iter().filter(in_place).cloned().collect(),
+            withheld: withheld.map(|(address, _)| IpNet::from(*address)).collect(),
+        }
+    }
+
+    /// The services that are to be advertised and are not, and why.
+    #[must_use]
+    pub fn withheld(&self) -> BTreeMap<String, String> {
+        let reason = |name: &String| match self.placed.get(name) {
+            Some(Ok(())) => None,
+            Some(Err(reason)) => Some(reason.clone()),
+            None => Some("no config of this replica says how it is served".to_owned()),
+        };
+        self.configured.iter().filter_map(|name| Some((name.clone(), reason(name)?))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts() -> Facts {
+        let ip = |text: &str| text.parse::<IpAddr>().expect("an address");
+        Facts {
+            configured: ["svc:a", "svc:b", "svc:c"].map(str::to_owned).into(),
+            placed: [("svc:a".to_owned(), Ok(())), ("svc:b".to_owned(), Err("no certificate".to_owned())), ("svc:d".to_owned(), Ok(()))]
+                .into(),
+            addresses: [(ip("10.9.0.1"), true), (ip("fd00::1"), false)].into(),
+            leaving: false,
+        }
+    }
+
+    #[test]
+    fn what_is_in_place_and_wanted_is_advertised() {
+        let advertised = facts().advertised();
+        assert_eq!(advertised.services, ["svc:a".to_owned()].into());
+        assert!(advertised.withholds("fd00::1/128") && !advertised.withholds("10.9.0.1/32") && !advertised.withholds("nonsense"));
+        let withheld: Vec<_> = facts().withheld().into_iter().collect();
+        assert_eq!(withheld[0], ("svc:b".to_owned(), "no certificate".to_owned()));
+        assert_eq!((withheld.len(), withheld[1].0.as_str()), (2, "svc:c"));
+    }
+
+    #[test]
+    fn who_leaves_advertises_nothing() {
+        let advertised = Facts { leaving: true, ..facts() }.advertised();
+        assert_eq!(advertised.services, BTreeSet::new());
+        assert!(advertised.withholds("10.9.0.1/32"));
+    }
+}

@@ -1,0 +1,300 @@
+//! What a group of type ingress publishes: one name in the tailnet for each Ingress or Service, in the order of safety.
+//!
+//! A name is written into the config and its Tailscale Service is made before a replica is told to advertise it. It is told to
+//! stop first of all: then it is waited for until it has, the Tailscale Service goes, then the config's entry, the certificate,
+//! and the finalizer. What is recorded is in the config and on the replicas; annotations say only what is wanted.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use super::work::Work;
+use super::{ControlAction, Listed, Subject, TailnetState};
+use crate::api::names;
+use crate::model::objects::{
+    IngressConfig, Kind, ObjectRef, Owner, Shape, accounts, accounts_ref, certificate, certificate_ref, domain_of, filled,
+    ingress_config_ref,
+};
+use crate::model::publish::{Asked, Claimant, Refusal, Target, Verdict, Wish, judge, service_name};
+
+use claims::{Claim, claims, contest, firsts, read};
+
+mod advertise;
+mod claims;
+mod config;
+mod leaving;
+mod tell;
+
+pub use advertise::serves;
+pub(super) use leaving::{end, orphans};
+
+/// How old the list of a tailnet's Tailscale Services may become: another cluster may have written over our part of one.
+const OLD: Duration = Duration::from_mins(5);
+
+/// Everything that a group publishes, or did.
+#[derive(Debug)]
+pub(super) struct Plan<'a> {
+    /// The config as it is.
+    before: IngressConfig,
+    /// Everybody who asks, or did.
+    claims: Vec<Claim<'a>>,
+    /// What is published, by the name of the Tailscale Service.
+    items: BTreeMap<String, Item>,
+    /// Names that stay as they are, as what asks for them cannot be read now.
+    held: BTreeSet<String>,
+    /// Names that are recorded and that nobody wants any more.
+    leaving: BTreeSet<String>,
+    /// What is to be told to those who ask and get nothing.
+    refused: BTreeMap<Claimant, Refused>,
+    /// The Tailscale Services of the tailnet, as far as they are known.
+    listed: Option<&'a Listed>,
+    /// The names that some replica is told to advertise.
+    told: BTreeSet<String>,
+}
+
+/// One name that is published.
+#[derive(Debug)]
+pub(super) struct Item {
+    claimant: Claimant,
+    wish: Wish,
+    /// Its name in the tailnet.
+    dns: String,
+    standing: Standing,
+}
+
+/// How the Tailscale Service of a name stands.
+#[derive(Debug)]
+enum Standing {
+    /// Nobody has looked yet: what is there goes on.
+    Unknown,
+    /// It is there and ours, with these addresses.
+    Ours(Vec<String>),
+    /// It is being made.
+    Made,
+    /// It is somebody else's.
+    Theirs(Refusal),
+    /// The control plane has none.
+    Never,
+}
+
+/// Why somebody gets nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Refused {
+    reason: &'static str,
+    message: String,
+}
+
+/// Finds out what is to be published and how it stands. Nothing is written yet.
+pub(super) fn plan<'a>(work: &mut Work<'a>, shape: &Shape<'_>) -> Plan<'a> {
+    let before = work.owned(&ingress_config_ref(&shape.owner)).map(|held| IngressConfig::read(held)).unwrap_or_default();
+    let claims = claims(work.observed, &before);
+    let mut plan = Plan {
+        before,
+        claims,
+        items: BTreeMap::new(),
+        held: BTreeSet::new(),
+        leaving: BTreeSet::new(),
+        refused: BTreeMap::new(),
+        listed: work.observed.publish.listed.as_deref(),
+        told: BTreeSet::new(),
+    };
+    let Some(suffix) = suffix(work) else {
+        plan.held = recorded(work, &plan.before);
+        for claim in plan.claims.iter().filter(|claim| claim.asks) {
+            let message = "It is published when the first replica of its ProxyGroup has joined the tailnet.".to_owned();
+            plan.refused.insert(claim.claimant.clone(), Refused { reason: "ProxyGroupNotReady", message });
+        }
+        return plan;
+    };
+    let wanted = plan.claims.iter().any(|claim| claim.asks);
+    let leaves = !plan.before.origins.is_empty();
+    plan.told = told(work);
+    let listed = if wanted || leaves { listed(work) } else { plan.listed };
+    let firsts = firsts(work.observed, &plan.claims);
+    for claim in plan.claims.iter().filter(|claim| claim.asks) {
+        let name = service_name(&claim.label);
+        let wish = contest(&firsts, claim).and_then(|()| read(work.observed, claim, &suffix));
+        match wish {
+            Ok(wish) => {
+                let dns = format!("{}.{suffix}", wish.label);
+                let standing = standing(work, shape, (listed, &plan.told), &name, &wish);
+                plan.items.insert(name, Item { claimant: claim.claimant.clone(), wish, dns, standing });
+            }
+            Err(refused) => {
+                // The last good one goes on.
+                if refused.reason != TAKEN {
+                    plan.held.extend(claim.recorded.iter().cloned());
+                }
+                plan.refused.insert(claim.claimant.clone(), refused);
+            }
+        }
+    }
+    plan.held.retain(|name| !plan.items.contains_key(name));
+    let kept = |name: &String| plan.items.contains_key(name) || plan.held.contains(name);
+    plan.leaving = recorded(work, &plan.before).into_iter().filter(|name| !kept(name)).collect();
+    plan
+}
+
+/// Whether the control plane has no Tailscale Services. While nobody can say it is as the replicas were told.
+pub(super) fn node_sites(work: &Work<'_>, owner: &Owner) -> bool {
+    if let TailnetState::Ready { capabilities, .. } = &work.observed.tailnet {
+        return !capabilities.services;
+    }
+    let set = work.owned(&ObjectRef::new(Kind::StatefulSet, &owner.namespace, owner.group.clone()));
+    let containers = set.and_then(|set| set.pointer("/spec/template/spec/containers")?.as_array());
+    let env = containers.into_iter().flatten().flat_map(|container| container["env"].as_array().into_iter().flatten());
+    env.into_iter().any(|variable| variable["name"] == "TAILYARD_NODE_SITES" && variable["value"] == "true")
+}
+
+/// The reason of those whose name somebody else has.
+const TAKEN: &str = "NameTaken";
+
+/// The domain of the tailnet: that of the replicas' names.
+fn suffix(work: &Work<'_>) -> Option<String> {
+    let mut names = work.observed.replicas.values().filter_map(|replica| replica.state.as_ref()?.device_fqdn.as_deref());
+    let suffix = |name: &str| Some(name.trim_end_matches('.').split_once('.')?.1.to_owned()).filter(|suffix| !suffix.is_empty());
+    names.find_map(suffix)
+}
+
+/// The names that some replica is told to advertise.
+fn told(work: &Work<'_>) -> BTreeSet<String> {
+    let told = work.observed.replicas.values().filter_map(|replica| replica.config.as_ref());
+    told.flat_map(|config| config.advertises().map(str::to_owned)).collect()
+}
+
+/// Every name of which there is anything.
+fn recorded(work: &Work<'_>, before: &IngressConfig) -> BTreeSet<String> {
+    let told = told(work);
+    let secrets = work.observed.of(Kind::Secret).filter_map(|(_, held)| domain_of(held));
+    let secrets = secrets.filter_map(|dns| dns.split_once('.')).map(|(label, _)| service_name(label));
+    before.names().into_iter().chain(told).chain(secrets).collect()
+}
+
+/// How the Tailscale Service of a name stands; what has to be asked of the control plane is.
+fn standing(
+    work: &mut Work<'_>,
+    shape: &Shape<'_>,
+    (listed, told): (Option<&Listed>, &BTreeSet<String>),
+    name: &str,
+    wish: &Wish,
+) -> Standing {
+    let observed = work.observed;
+    let known = listed.and_then(|listed| listed.services.get(name));
+    match &observed.tailnet {
+        TailnetState::Ready { capabilities, .. } if !capabilities.services => return Standing::Never,
+        TailnetState::Ready { .. } => {}
+        TailnetState::Asking | TailnetState::Unavailable(_) => {
+            return known.map_or(Standing::Unknown, |held| Standing::Ours(held.addrs.clone()));
+        }
+    }
+    if listed.is_none() {
+        return Standing::Unknown;
+    }
+    let tags = if wish.tags.is_empty() { shape.settings.tags.clone() } else { wish.tags.clone() };
+    let asked = Asked { name: name.to_owned(), tags, ports: wish.ports.clone(), share: wish.share, adopt: wish.adopt };
+    // Only of what was ours a replica was ever told.
+    let recorded = told.contains(name);
+    match judge(known, &asked, &observed.settings.cluster, recorded) {
+        Verdict::Refused(why) => Standing::Theirs(why),
+        verdict => {
+            let settled = verdict == Verdict::Settled;
+            let ours = settled || matches!(verdict, Verdict::Write { ours: true, .. });
+            let addrs = known.map(|known| known.addrs.clone()).unwrap_or_default();
+            // It may take a moment until a new one has its addresses.
+            if !settled || (matches!(wish.target, Target::Addresses(_)) && addrs.is_empty()) {
+                work.pass.control.push(ControlAction::PublishService { asked, recorded });
+            }
+            if ours { Standing::Ours(addrs) } else { Standing::Made }
+        }
+    }
+}
+
+/// The list of Tailscale Services; one that is old is asked for anew, where there are such.
+fn listed<'a>(work: &mut Work<'a>) -> Option<&'a Listed> {
+    let listed = work.observed.publish.listed.as_deref();
+    let now = work.observed.now;
+    if !matches!(&work.observed.tailnet, TailnetState::Ready { capabilities, .. } if capabilities.services) {
+        return listed;
+    }
+    let age = listed.map(|listed| super::acks::elapsed(listed.at, now));
+    if age.is_none_or(|age| age >= OLD) {
+        let since = now.checked_sub(k8s_openapi::jiff::SignedDuration::try_from(OLD).unwrap_or_default()).unwrap_or(now);
+        work.pass.control.push(ControlAction::ListServices { since });
+    } else if let Some(age) = age {
+        work.again(OLD.saturating_sub(age));
+    }
+    listed
+}
+
+impl Plan<'_> {
+    /// The Secrets of certificates that the replicas read and write.
+    pub(super) fn certificates(&self, work: &Work<'_>) -> BTreeSet<String> {
+        let there = work.observed.of(Kind::Secret).filter_map(|(_, held)| domain_of(held)).map(str::to_owned);
+        there.chain(self.issued().map(|(dns, _)| dns.to_owned())).collect()
+    }
+
+    /// The Secrets of users' own certificates that are shown.
+    pub(super) fn own_certificates(&self) -> BTreeSet<String> {
+        let new = self.items.values().filter_map(|item| if let Target::Site(site) = &item.wish.target { Some(site) } else { None });
+        let hosts = new.chain(self.before.routes.values()).flat_map(|site| site.hosts.values());
+        hosts.filter(|host| !host.issue).map(|host| host.secret.clone()).collect()
+    }
+
+    /// The names whose certificates the group orders.
+    fn issued(&self) -> impl Iterator<Item = (&str, &Claimant)> {
+        let ours =
+            |item: &&Item| matches!(item.wish.target, Target::Site(_)) && !matches!(item.standing, Standing::Theirs(_) | Standing::Never);
+        self.items.values().filter(ours).map(|item| (item.dns.as_str(), &item.claimant))
+    }
+
+    /// Wants everything that is published, and tells those who asked.
+    pub(super) fn carry(mut self, work: &mut Work<'_>, shape: &Shape<'_>) {
+        let owner = &shape.owner;
+        self.secrets(work, shape);
+        let gone = self.withdraw(work, shape);
+        let config = config::config(&self, &gone);
+        work.want(owner, config.manifest(owner));
+        self.tell(work, shape, &gone);
+    }
+
+    /// Wants the Secrets of certificates, and that of the account which they are ordered with.
+    fn secrets(&self, work: &mut Work<'_>, shape: &Shape<'_>) {
+        let owner = &shape.owner;
+        if shape.account_field().is_some() {
+            self.account(work, owner);
+        }
+        for (dns, claimant) in self.issued() {
+            let held = work.owned(&certificate_ref(owner, dns)).map(|held| &**held);
+            work.want(owner, certificate(owner, dns, claimant, held));
+        }
+    }
+
+    fn account(&self, work: &mut Work<'_>, owner: &Owner) {
+        match work.owned(&accounts_ref(&owner.namespace)) {
+            None => work.pass.apply.push(accounts(&owner.namespace)),
+            Some(held) if super::work::going(held) && !self.items.is_empty() => {
+                let message = format!(
+                    "Secret {} is being deleted: its finalizer keeps the account by which certificates are renewed. Make it anew from a copy.",
+                    names::ACCOUNTS
+                );
+                work.fault("ProxyGroupCreationFailed", message);
+            }
+            Some(_) => {}
+        }
+    }
+
+    /// Whether there is a certificate for a name.
+    fn certified(work: &Work<'_>, owner: &Owner, dns: &str) -> bool {
+        work.owned(&certificate_ref(owner, dns)).is_some_and(|held| filled(held))
+    }
+}
+
+impl Refused {
+    fn new(reason: &'static str, message: String) -> Self {
+        Self { reason, message }
+    }
+}
+
+/// What is told about.
+fn subject(claimant: &Claimant) -> Subject {
+    claimant.into()
+}

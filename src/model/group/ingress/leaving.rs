@@ -1,0 +1,145 @@
+//! How a name ends: withdrawn by every replica, then without its Tailscale Service, then without what served it.
+
+use std::collections::BTreeSet;
+
+use super::advertise::says;
+use super::claims::{Object, claims};
+use super::{Plan, Refused, recorded};
+use crate::model::group::acks::{self, PATIENCE};
+use crate::model::group::work::{Work, deletion};
+use crate::model::group::{ControlAction, Listed, Replica, Subject, TailnetState};
+use crate::model::objects::{IngressConfig, Kind, ObjectRef, Owner, Shape, domain_of, ingress_config_ref};
+use crate::model::publish::{Release, release, service_name};
+
+/// How soon it is looked whether the group that a name moved to serves it.
+const LOOK: std::time::Duration = std::time::Duration::from_secs(5);
+
+impl Plan<'_> {
+    /// Lets names go as far as they can. Those of which nothing is left.
+    pub(super) fn withdraw(&self, work: &mut Work<'_>, shape: &Shape<'_>) -> BTreeSet<String> {
+        let mut gone = BTreeSet::new();
+        if self.leaving.is_empty() {
+            return gone;
+        }
+        let told = told(work);
+        for name in &self.leaving {
+            if awaited(work, name) {
+                work.again(LOOK);
+            } else if !withdrawn(work, &told, name) {
+                work.again(PATIENCE);
+            } else if released(work, self.listed, name) {
+                gone.insert(name.clone());
+            }
+        }
+        certificates(work, &shape.owner, &gone);
+        gone
+    }
+}
+
+/// The names that some replica is told to advertise while it is there.
+fn told(work: &Work<'_>) -> BTreeSet<String> {
+    let there = work.observed.replicas.values().filter(|replica| replica.pod.is_some());
+    there.filter_map(|replica| replica.config.as_ref()).flat_map(|config| config.advertises().map(str::to_owned)).collect()
+}
+
+/// Whether a name goes on being served until another group serves it.
+pub(super) fn awaited(work: &Work<'_>, name: &str) -> bool {
+    let rivals = work.observed.publish.rivals.get(name).map(Vec::as_slice).unwrap_or_default();
+    !rivals.is_empty() && rivals.iter().all(|rival| !rival.serving)
+}
+
+/// Whether no replica advertises a name any more, as far as those say that can speak.
+fn withdrawn(work: &Work<'_>, told: &BTreeSet<String>, name: &str) -> bool {
+    let now = work.observed.now;
+    let silent = |replica: &Replica| replica.pod.as_deref().is_none_or(|pod| acks::long_unready(pod, now));
+    !told.contains(name) && work.observed.replicas.values().all(|replica| !says(replica, name) || silent(replica))
+}
+
+/// Whether this cluster has no part in a Tailscale Service any more; what has to be asked of the control plane is.
+fn released(work: &mut Work<'_>, listed: Option<&Listed>, name: &str) -> bool {
+    if work.observed.publish.rivals.get(name).is_some_and(|rivals| !rivals.is_empty()) {
+        return true;
+    }
+    match &work.observed.tailnet {
+        TailnetState::Ready { capabilities, .. } if !capabilities.services => return true,
+        TailnetState::Ready { .. } => {}
+        TailnetState::Asking => return false,
+        TailnetState::Unavailable(why) => {
+            let (why, waited) = (why.clone(), work.waited());
+            if waited {
+                left_behind(work, name, &why);
+            }
+            return waited;
+        }
+    }
+    let action = ControlAction::ReleaseService { name: name.to_owned() };
+    let denial = work.observed.denied.get(&action.what()).filter(|denial| work.given_up(denial)).map(|denial| denial.why.clone());
+    if let Some(why) = denial {
+        left_behind(work, name, &why);
+        return true;
+    }
+    let Some(listed) = listed else { return false };
+    if release(listed.services.get(name), &work.observed.settings.cluster) == Release::Nothing {
+        return true;
+    }
+    work.pass.control.push(action);
+    false
+}
+
+fn left_behind(work: &mut Work<'_>, name: &str, why: &str) {
+    let message =
+        format!("The control plane still has Tailscale Service {name}: remove it there, or its part of this cluster. It was not, as {why}");
+    work.warn(Subject::Group, "ServiceLeftBehind", message);
+}
+
+/// Has the certificates of names go that nobody asks for, and the rights that the Tailscale operator made for each.
+fn certificates(work: &mut Work<'_>, owner: &Owner, gone: &BTreeSet<String>) {
+    let rivals = &work.observed.publish.rivals;
+    let goes = |dns: &str| {
+        let name = dns.split_once('.').map(|(label, _)| service_name(label));
+        name.is_some_and(|name| gone.contains(&name) && rivals.get(&name).is_none_or(Vec::is_empty))
+    };
+    let secrets: Vec<_> = work.observed.of(Kind::Secret).filter(|(_, held)| domain_of(held).is_some_and(goes)).collect();
+    for (object, held) in secrets {
+        for kind in [Kind::RoleBinding, Kind::Role] {
+            let object = ObjectRef::new(kind, &owner.namespace, object.name.clone());
+            if let Some(held) = work.owned(&object) {
+                work.pass.delete.push(deletion(&object, held));
+            }
+        }
+        work.pass.delete.push(deletion(object, held));
+    }
+}
+
+/// Lets everything go that a group publishes which is being deleted. Whether nothing is left.
+pub(in super::super) fn end(work: &mut Work<'_>, owner: &Owner) -> bool {
+    let before = work.owned(&ingress_config_ref(owner)).map(|held| IngressConfig::read(held)).unwrap_or_default();
+    let names = recorded(work, &before);
+    let pods = work.observed.replicas.values().any(|replica| replica.pod.is_some());
+    let mut left = pods;
+    if !pods && !names.is_empty() {
+        let listed = super::listed(work);
+        let gone = names.iter().filter(|name| released(work, listed, name)).cloned().collect();
+        left = gone != names;
+        certificates(work, owner, &gone);
+    }
+    let message = format!("ProxyGroup {} is being deleted: name another group.", owner.group);
+    forsaken(work, &before, !left, &message);
+    !left
+}
+
+/// Tells those who ask for a group that is none.
+pub(in super::super) fn orphans(work: &mut Work<'_>, message: &str) {
+    forsaken(work, &IngressConfig::default(), true, message);
+}
+
+/// Tells everybody that nothing is published for him, and lets him go once that is so.
+fn forsaken(work: &mut Work<'_>, before: &IngressConfig, done: bool, message: &str) {
+    for claim in claims(work.observed, before) {
+        if claim.ours {
+            let refused = claim.asks.then(|| Refused::new("ProxyGroupNotReady", message.to_owned()));
+            let quiet = matches!(claim.object, Object::Ingress(_)) && !done;
+            super::tell::unserved(work, &claim, refused.as_ref().filter(|_| !quiet), !done);
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! What those are told who ask to be published: conditions of a Service, the status of both, Events, and their finalizer.
+//!
+//! An Ingress has no conditions: what is wrong with it is an Event, told once. Nothing is written that is said already.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use serde_json::{Value, json};
+
+use super::advertise::{live, serves};
+use super::claims::{Claim, Object};
+use super::config::node_site;
+use super::{Item, Plan, Refused, Standing, subject};
+use crate::api::condition::{INGRESS_SVC_CONFIGURED, INGRESS_SVC_VALID};
+use crate::model::conditions::{self, Status, Wanted};
+use crate::model::group::ObjectUpdate;
+use crate::model::group::work::Work;
+use crate::model::objects::{Shape, covers};
+use crate::model::publish::{Source, Target, service_name};
+
+/// What is said of a Service: type, status, reason, message.
+type Said = (&'static str, Status, &'static str, String);
+
+impl Plan<'_> {
+    /// Tells everybody. `gone` are the names of which nothing is left.
+    pub(super) fn tell(&mut self, work: &mut Work<'_>, shape: &Shape<'_>, gone: &BTreeSet<String>) {
+        for claim in &self.claims {
+            let item = self.items.get(&service_name(&claim.label)).filter(|item| claim.asks && item.claimant == claim.claimant);
+            match item {
+                Some(item) => Self::published(work, shape, claim, item),
+                None if claim.ours => {
+                    let left = claim.recorded.iter().any(|name| !gone.contains(name));
+                    unserved(work, claim, self.refused.get(&claim.claimant), left);
+                }
+                None => {}
+            }
+        }
+    }
+
+    fn published(work: &mut Work<'_>, shape: &Shape<'_>, claim: &Claim<'_>, item: &Item) {
+        let name = service_name(&item.wish.label);
+        let replicas = work.observed.replicas.range(..shape.replicas);
+        let node = matches!(item.standing, Standing::Never) && node_site(item).is_some();
+        let serving = replicas.filter(|(_, replica)| if node { live(replica) } else { serves(replica, &name) }).count();
+        let denied = format!("Tailscale Service {name}");
+        let denied = work.observed.denied.get(&denied).map(|denial| Refused::new("TailscaleServiceDenied", denial.why.clone()));
+        let fault = match &item.standing {
+            Standing::Never if node_site(item).is_some() => None,
+            Standing::Theirs(why) => Some(Refused::new("InvalidTailscaleService", why.message(&name))),
+            Standing::Never => Some(Refused::new("NoTailscaleServices", NEVER.to_owned())),
+            _ => denied,
+        };
+        let notes = (!item.wish.notes.is_empty()).then(|| Refused::new("PartlyPublished", item.wish.notes.join(" ")));
+        let balancer = if serving > 0 && balances(claim) { Self::status(work, shape, item) } else { json!({}) };
+        let mut said: Vec<Said> = Vec::new();
+        if matches!(claim.object, Object::Service(_)) {
+            said.push((INGRESS_SVC_VALID, Status::True, "IngressSvcValid", "The Service is valid.".to_owned()));
+            said.push(configured(serving, shape.replicas, fault.as_ref()));
+        }
+        told(work, claim, fault.as_ref().or(notes.as_ref()));
+        update(work, claim, true, said, balancer);
+    }
+
+    /// Where it is reached.
+    fn status(work: &Work<'_>, shape: &Shape<'_>, item: &Item) -> Value {
+        match (&item.wish.target, &item.standing) {
+            (Target::Site(_), Standing::Never) => node_status(work, shape, item),
+            (Target::Site(site), _) => {
+                let certified = Self::certified(work, &shape.owner, &item.dns);
+                let shown = site.listeners.keys().rev().filter(|port| certified || **port != 443);
+                let ports: Vec<_> = shown.map(|port| json!({"port": port, "protocol": "TCP"})).collect();
+                if ports.is_empty() { json!({}) } else { json!({"ingress": [{"hostname": item.dns, "ports": ports}]}) }
+            }
+            (Target::Addresses(_), standing) => {
+                let own = if let Standing::Ours(own) = standing { own.as_slice() } else { &[] };
+                let v4 = own.iter().find(|ip| ip.parse::<std::net::Ipv4Addr>().is_ok());
+                let ip = v4.or(own.first());
+                let entry = ip.map_or_else(|| json!({"hostname": item.dns}), |ip| json!({"hostname": item.dns, "ip": ip}));
+                json!({"ingress": [entry]})
+            }
+        }
+    }
+}
+
+/// What is said where the control plane has no Tailscale Services.
+const NEVER: &str = "The control plane of this ProxyGroup has no Tailscale Services, by which one name is published from several replicas, \
+     and issues no certificates. An Ingress is served on the replicas' own addresses if it names a certificate of its own for its hosts in \
+     spec.tls[].secretName, or has the annotation tailscale.com/http-endpoint=enabled.";
+
+fn configured(serving: usize, wanted: u32, fault: Option<&Refused>) -> Said {
+    let counts = format!("{serving}/{wanted} proxy backends ready and advertising");
+    match fault {
+        Some(fault) => (INGRESS_SVC_CONFIGURED, Status::False, fault.reason, fault.message.clone()),
+        None if serving > 0 => (INGRESS_SVC_CONFIGURED, Status::True, "IngressSvcConfigured", counts),
+        None => (INGRESS_SVC_CONFIGURED, Status::False, "IngressSvcNoBackendsConfigured", counts),
+    }
+}
+
+/// Tells one for whom nothing is published; `left` tells that something of it still is there.
+pub(super) fn unserved(work: &mut Work<'_>, claim: &Claim<'_>, refused: Option<&Refused>, left: bool) {
+    let mut said: Vec<Said> = Vec::new();
+    if let (Object::Service(_), Some(Refused { reason, message })) = (claim.object, refused) {
+        let invalid = *reason == "IngressSvcInvalid" || *reason == super::TAKEN;
+        let (status, kind) = if invalid { (Status::False, "IngressSvcInvalid") } else { (Status::Unknown, *reason) };
+        said.push((INGRESS_SVC_VALID, status, kind, message.clone()));
+    }
+    told(work, claim, refused);
+    let held = balancer(claim);
+    // What the last good one is reached by stays while it is served.
+    let balancer = if left { held } else { json!({}) };
+    update(work, claim, left, said, balancer);
+}
+
+/// Tells an Event, unless it was told before.
+fn told(work: &mut Work<'_>, claim: &Claim<'_>, fault: Option<&Refused>) {
+    let news = work.memory.told(&claim.claimant, fault.map(|fault| fault.message.as_str()));
+    if let Some(Refused { reason, message }) = fault.filter(|_| news) {
+        work.warn(subject(&claim.claimant), reason, message.clone());
+    }
+}
+
+/// Whether the API bears an address in the status of such an object.
+fn balances(claim: &Claim<'_>) -> bool {
+    match claim.object {
+        Object::Ingress(_) => true,
+        Object::Service(service) => service.spec.as_ref().is_some_and(|spec| spec.type_.as_deref() == Some("LoadBalancer")),
+    }
+}
+
+/// Whether the status says what is wanted; the API adds to that of a Service.
+fn same(source: Source, held: &Value, wanted: &Value) -> bool {
+    if source == Source::Ingress {
+        return held == wanted;
+    }
+    let count = |status: &Value| status["ingress"].as_array().map_or(0, Vec::len);
+    count(held) == count(wanted) && covers(held, wanted)
+}
+
+/// Where a site on the replicas' own addresses is reached.
+fn node_status(work: &Work<'_>, shape: &Shape<'_>, item: &Item) -> Value {
+    let Some(site) = node_site(item) else { return json!({}) };
+    let ports: Vec<_> = site.listeners.keys().rev().map(|port| json!({"port": port, "protocol": "TCP"})).collect();
+    let live = work.observed.replicas.range(..shape.replicas).filter(|(_, replica)| live(replica));
+    let names = live.filter_map(|(_, replica)| replica.state.as_ref()?.device_fqdn.as_deref());
+    let entries: Vec<_> = names.map(|name| json!({"hostname": name.trim_end_matches('.'), "ports": ports})).collect();
+    json!({"ingress": entries})
+}
+
+/// `status.loadBalancer` as it is.
+fn balancer(claim: &Claim<'_>) -> Value {
+    let value = match claim.object {
+        Object::Ingress(ingress) => ingress.status.as_ref().and_then(|status| serde_json::to_value(status.load_balancer.as_ref()?).ok()),
+        Object::Service(service) => service.status.as_ref().and_then(|status| serde_json::to_value(status.load_balancer.as_ref()?).ok()),
+    };
+    value.unwrap_or_else(|| json!({}))
+}
+
+fn update(work: &mut Work<'_>, claim: &Claim<'_>, finalized: bool, said: Vec<Said>, wanted: Value) {
+    let metadata = claim.object.metadata();
+    let own = claim.claimant.source.finalizer();
+    let held = metadata.finalizers.as_deref().unwrap_or_default();
+    // One that is being deleted gets no new one.
+    let has = held.iter().any(|held| held == own);
+    let wanted_finalizer = finalized && (has || metadata.deletion_timestamp.is_none());
+    let finalizers = (has != wanted_finalizer).then(|| {
+        let others = held.iter().filter(|held| *held != own).cloned();
+        others.chain(wanted_finalizer.then(|| own.to_owned())).collect()
+    });
+    let conditions = said_conditions(claim, said, work.observed.now);
+    let load_balancer = (!same(claim.claimant.source, &balancer(claim), &wanted)).then_some(wanted);
+    if finalizers.is_none() && conditions.is_none() && load_balancer.is_none() {
+        return;
+    }
+    work.pass.services.push(ObjectUpdate {
+        source: claim.claimant.source,
+        namespace: claim.claimant.namespace.clone(),
+        name: claim.claimant.name.clone(),
+        uid: metadata.uid.clone(),
+        resource_version: metadata.resource_version.clone(),
+        finalizers,
+        external_name: None,
+        conditions,
+        load_balancer,
+    });
+}
+
+/// The conditions of a Service, if they are to change. One of ours that is not said any more goes.
+fn said_conditions(claim: &Claim<'_>, said: Vec<Said>, now: k8s_openapi::jiff::Timestamp) -> Option<Vec<Condition>> {
+    let Object::Service(service) = claim.object else { return None };
+    let mut all = service.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default();
+    let mut changed = false;
+    for kind in [INGRESS_SVC_VALID, INGRESS_SVC_CONFIGURED] {
+        if !said.iter().any(|(said, ..)| *said == kind) {
+            changed |= conditions::remove(&mut all, kind);
+        }
+    }
+    for (kind, status, reason, message) in said {
+        changed |= conditions::set(&mut all, &Wanted { kind, status, reason, message, generation: 0 }, now);
+    }
+    changed.then_some(all)
+}

@@ -1,0 +1,120 @@
+//! Whatever happens, passes come to an end, and to the right one.
+
+use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
+
+use super::*;
+
+/// Something that users and clusters do.
+#[derive(Debug, Clone)]
+enum Act {
+    Group(u8, u8),
+    DeleteGroup(u8),
+    Service(u8, u8, Vec<u16>),
+    Break(u8, u8),
+    Unannotate(u8),
+    DeleteService(u8),
+    Lose(u8),
+    Restart(u8),
+    Sleep(u8),
+    Wake,
+    Time(u8),
+}
+
+fn acts() -> impl Strategy<Value = Act> {
+    let ports = prop::collection::btree_set(prop::sample::select(vec![80u16, 443, 5432, 9002]), 1..3);
+    prop_oneof![
+        3 => (0u8..3, 0u8..4).prop_map(|(group, replicas)| Act::Group(group, replicas)),
+        1 => (0u8..3).prop_map(Act::DeleteGroup),
+        6 => (0u8..4, 0u8..3, ports).prop_map(|(name, group, ports)| Act::Service(name, group, ports.into_iter().collect())),
+        1 => (0u8..4, 0u8..3).prop_map(|(name, group)| Act::Break(name, group)),
+        1 => (0u8..4).prop_map(Act::Unannotate),
+        2 => (0u8..4).prop_map(Act::DeleteService),
+        3 => any::<u8>().prop_map(Act::Lose),
+        2 => any::<u8>().prop_map(Act::Restart),
+        1 => any::<u8>().prop_map(Act::Sleep),
+        1 => Just(Act::Wake),
+        1 => any::<u8>().prop_map(Act::Time),
+    ]
+}
+
+impl Act {
+    fn on(&self, world: &mut World) {
+        let (group, service) = (|group: u8| format!("g{group}"), |name: u8| format!("s{name}"));
+        let nth = |count: usize, which: u8| usize::from(which) % count.max(1);
+        match self {
+            Self::Group(name, replicas) => {
+                let deleting = world.groups.get(&group(*name)).is_some_and(|held| held.metadata.deletion_timestamp.is_some());
+                if !deleting {
+                    world.group(&group(*name), json!({"type": "egress", "replicas": replicas}));
+                }
+            }
+            Self::DeleteGroup(name) => world.delete_group(&group(*name)),
+            Self::Service(name, to_group, ports) => world.service(&service(*name), to(&group(*to_group)), ports),
+            Self::Break(name, to_group) => {
+                world.service(
+                    &service(*name),
+                    json!({"tailscale.com/proxy-group": group(*to_group), "tailscale.com/tailnet-ip": "x"}),
+                    &[80],
+                );
+            }
+            Self::Unannotate(name) => world.service(&service(*name), json!({}), &[80]),
+            Self::DeleteService(name) => world.delete_service(&service(*name)),
+            Self::Lose(which) => {
+                // A state Secret that is lost takes the identity with it; the device is then nobody's.
+                let config = |object: &&ObjectRef| object.kind != Kind::Secret;
+                let lost = world.objects.keys().filter(config).nth(nth(world.objects.keys().filter(config).count(), *which)).cloned();
+                lost.map(|lost| world.objects.remove(&lost));
+            }
+            Self::Restart(which) => {
+                let pod = world.pods.keys().nth(nth(world.pods.len(), *which)).cloned();
+                pod.map(|pod| world.pods.remove(&pod));
+            }
+            Self::Sleep(which) => world.asleep.extend(world.pods.keys().nth(nth(world.pods.len(), *which)).cloned()),
+            Self::Wake => world.asleep.clear(),
+            Self::Time(seconds) => world.now += i64::from(*seconds),
+        }
+    }
+}
+
+proptest! {
+    // The same cases each time, as a run costs seconds; another seed explores others.
+    #![proptest_config(ProptestConfig { cases: 48, rng_seed: RngSeed::Fixed(1), ..ProptestConfig::default() })]
+
+    /// Whatever happens in whatever order, passes come to an end, everything wanted is served, everything else is gone.
+    #[test]
+    fn passes_converge(acts in prop::collection::vec((acts(), 0u8..3), 1..30)) {
+        let mut world = World::new();
+        for (act, rounds) in acts {
+            act.on(&mut world);
+            for _ in 0..rounds {
+                world.round();
+            }
+        }
+        world.asleep.clear();
+        world.settle();
+        for ((_, name), service) in &world.services {
+            prop_assert!(service.metadata.deletion_timestamp.is_none(), "{} is stuck", name);
+            // The one that it names: a group that it was moved from may still be concerned, and serve it meanwhile.
+            let Some(group) = service.metadata.annotations.as_ref().and_then(|all| all.get(names::PROXY_GROUP).cloned()) else { continue };
+            let serves = world.groups.get(&group).is_some_and(|group| group.spec.replicas != Some(0));
+            if serves && validate::service(service).is_empty() {
+                prop_assert_eq!(&world.condition(name, EGRESS_SVC_READY).expect("a condition").0, "True", "{}", name);
+                let key = format!("default-{name}");
+                prop_assert!(world.entries(&group).contains_key(&key));
+            }
+        }
+        prop_assert!(world.groups.values().all(|group| group.metadata.deletion_timestamp.is_none()));
+        let replicas: usize = world.groups.values().map(|group| usize::try_from(group.spec.replicas.unwrap_or(2)).expect("a number")).sum();
+        prop_assert_eq!((world.devices.len(), world.keys.len()), (replicas, 0), "nothing is left behind");
+        for group in world.groups.keys().cloned().collect::<Vec<_>>() {
+            world.delete_group(&group);
+        }
+        for name in world.services.keys().map(|(_, name)| name.clone()).collect::<Vec<_>>() {
+            world.delete_service(&name);
+        }
+        world.settle();
+        prop_assert!(world.services.is_empty() && world.groups.is_empty(), "{:?}", world.services.keys());
+        prop_assert!(world.objects.is_empty() && world.devices.is_empty(), "{:?}", world.objects.keys());
+    }
+}

@@ -1,0 +1,88 @@
+//! What passes write, by counting.
+
+use super::*;
+
+#[test]
+fn a_thousand_services_cost_at_most_five_writes_each() {
+    let mut world = World::new();
+    world.group("pg", json!({"type": "egress"}));
+    world.settle();
+    let before = world.writes;
+    for index in 0..100 {
+        world.service(&format!("s{index}"), to("pg"), &[80, 443]);
+    }
+    world.settle();
+    let writes = world.writes - before;
+    assert!(writes <= 5 * 100 + 5, "{writes} writes");
+    assert!((0..100).all(|index| world.condition(&format!("s{index}"), EGRESS_SVC_READY).expect("a condition").0 == "True"));
+}
+
+#[test]
+fn one_change_among_many_services_is_one_change() {
+    let mut world = World::new();
+    world.group("pg", json!({"type": "egress"}));
+    for index in 0..300 {
+        world.service(&format!("s{index}"), to("pg"), &[80]);
+    }
+    world.settle();
+    let mut annotations = to("pg");
+    annotations["tailscale.com/tailnet-fqdn"] = json!("other.tail1234.ts.net");
+    world.service("s7", annotations, &[80]);
+    let retarget = world.pass("pg");
+    assert_eq!(retarget.apply.iter().map(|manifest| manifest.object.kind).collect::<Vec<_>>(), [Kind::ConfigMap]);
+    world.settle();
+    world.service("s7", to("pg"), &[80, 81]);
+    let port = world.pass("pg");
+    let kinds: Vec<_> = port.apply.iter().map(|manifest| manifest.object.kind).collect();
+    assert_eq!(kinds, [Kind::Service, Kind::ConfigMap], "the record before the use");
+    assert!(port.services.len() <= 1 && port.delete.is_empty());
+}
+
+/// What one change of one Service among so many takes: Services judged anew, objects written, changes of users' Services.
+fn one_change(services: usize) -> [Vec<(u64, usize, usize)>; 2] {
+    let mut world = World::new();
+    world.group("pg", json!({"type": "egress"}));
+    for index in 0..services {
+        world.service(&format!("s{index}"), to("pg"), &[80]);
+    }
+    world.settle();
+    ["retargeted", "given another port"].map(|how| {
+        let mut annotations = to("pg");
+        annotations["tailscale.com/tailnet-fqdn"] = json!("other.tail1234.ts.net");
+        world.service("s7", annotations, if how == "retargeted" { &[80] } else { &[80, 81] });
+        let mut passes = Vec::new();
+        loop {
+            let before = world.memories["pg"].judged();
+            let made = world.pass("pg");
+            passes.push((world.memories["pg"].judged() - before, made.apply.len(), made.services.len()));
+            if idle(&made) {
+                return passes;
+            }
+            world.live();
+        }
+    })
+}
+
+#[test]
+fn one_change_costs_the_same_at_any_size() {
+    let few = one_change(10);
+    assert_eq!(few, one_change(400));
+    assert!(few.iter().flatten().all(|(judged, ..)| *judged <= 1), "{few:?}");
+    assert!(few.iter().flatten().any(|(judged, ..)| *judged == 1), "{few:?}");
+}
+
+#[test]
+fn at_rest_nothing_is_judged() {
+    let mut world = World::new();
+    world.group("pg", json!({"type": "egress"}));
+    for index in 0..20 {
+        world.service(&format!("s{index}"), to("pg"), &[80]);
+    }
+    world.settle();
+    let before = world.memories["pg"].judged();
+    assert!(before >= 20);
+    for _ in 0..100 {
+        assert!(idle(&world.pass("pg")));
+    }
+    assert_eq!(world.memories["pg"].judged(), before);
+}

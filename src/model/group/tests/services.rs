@@ -1,0 +1,180 @@
+//! Users' Services: what they are told, and when they are pointed at a group.
+
+use super::*;
+
+#[test]
+fn one_annotated_service_is_served() {
+    let mut world = serving();
+    assert!(world.external_name("db").starts_with("ts-db-"), "{}", world.external_name("db"));
+    let ready = world.condition("db", EGRESS_SVC_READY).expect("a condition");
+    assert_eq!((ready.0.as_str(), ready.2.as_str()), ("True", "2 out of 2 replicas are ready to route traffic"));
+    assert!(world.condition("db", EGRESS_SVC_CONFIGURED).expect("a condition").1.starts_with("ConfiguredFor:ProxyGroup:pg:Config:"));
+    assert_eq!(world.ready("pg").1, "ProxyGroupReady");
+    assert_eq!(world.groups["pg"].status.as_ref().expect("a status").devices.len(), 2);
+    assert_eq!((world.minted, world.keys.len()), (2, 0), "one key for each replica, each used");
+    let writes = world.writes;
+    for _ in 0..1000 {
+        assert!(idle(&world.pass("pg")));
+    }
+    assert_eq!(world.writes, writes);
+}
+
+#[test]
+fn the_name_waits_for_every_replica() {
+    let mut world = World::new();
+    world.group("pg", json!({"type": "egress", "replicas": 3}));
+    world.settle();
+    world.asleep.insert("pg-1".into());
+    world.service("db", to("pg"), &[5432]);
+    world.settle();
+    assert_eq!(world.external_name("db"), "placeholder");
+    let ready = world.condition("db", EGRESS_SVC_READY).expect("a condition");
+    assert_eq!((ready.0.as_str(), ready.1.as_str()), ("False", "NotReadyToRouteTraffic"));
+    world.asleep.clear();
+    world.settle();
+    assert!(world.external_name("db").starts_with("ts-db-"));
+}
+
+#[test]
+fn a_replica_that_is_long_not_ready_holds_nobody_up() {
+    let mut world = World::new();
+    world.group("pg", json!({"type": "egress"}));
+    world.settle();
+    world.asleep.insert("pg-1".into());
+    let pod = world.pods.get_mut("pg-1").expect("a Pod");
+    let since = world.now;
+    let status = json!({"podIP": "10.9.9.9", "conditions": [{"type": "Ready", "status": "False",
+        "lastTransitionTime": k8s_openapi::jiff::Timestamp::from_second(since).expect("a time").to_string()}]});
+    pod.status = serde_json::from_value(status).expect("a status");
+    world.service("db", to("pg"), &[5432]);
+    for _ in 0..10 {
+        world.round();
+    }
+    assert_eq!(world.external_name("db"), "placeholder", "waited for at first");
+    world.now += 60;
+    world.round();
+    assert!(world.external_name("db").starts_with("ts-db-"));
+    assert_eq!(world.condition("db", EGRESS_SVC_READY).expect("a condition").1, "PartiallyReadyToRouteTraffic");
+}
+
+#[test]
+fn a_replica_whose_pod_is_never_made_holds_nobody_up() {
+    let mut world = World::new();
+    world.group("pg", json!({"type": "egress", "replicas": 3}));
+    world.unmade.insert("pg-2".into());
+    world.service("db", to("pg"), &[5432]);
+    for _ in 0..10 {
+        world.round();
+    }
+    assert_eq!(world.external_name("db"), "placeholder", "waited for at first");
+    assert!(world.pass("pg").again.is_some_and(|again| again.as_secs() <= 60), "and looked at in time");
+    world.now += 60;
+    world.round();
+    assert!(world.external_name("db").starts_with("ts-db-"));
+    let ready = world.condition("db", EGRESS_SVC_READY).expect("a condition");
+    assert_eq!((ready.1.as_str(), ready.2.as_str()), ("PartiallyReadyToRouteTraffic", "2 out of 3 replicas are ready to route traffic"));
+    world.unmade.clear();
+    world.settle();
+    assert_eq!(world.condition("db", EGRESS_SVC_READY).expect("a condition").1, "ReadyToRouteTraffic");
+}
+
+#[test]
+fn with_no_replica_at_all_no_name_is_pointed_at_the_group() {
+    let mut world = World::new();
+    world.group("pg", json!({"type": "egress"}));
+    world.unmade.extend(["pg-0".to_owned(), "pg-1".to_owned()]);
+    world.service("db", to("pg"), &[5432]);
+    world.settle();
+    assert_eq!(world.external_name("db"), "placeholder");
+    assert_eq!(world.condition("db", EGRESS_SVC_READY).expect("a condition").1, "NotReadyToRouteTraffic");
+}
+
+#[test]
+fn what_a_replica_says_counts_word_for_word_and_for_its_own_pod_only() {
+    let change = |from: &str, to: &str| (from.to_owned(), to.to_owned());
+    let unresolved = change(r#""tailnetTargetIPs":["100.64.0.9"]"#, r#""tailnetTargetIPs":[]"#);
+    let other_target = change("db.tail1234.ts.net", "db.tail5678.ts.net");
+    let other_port = change(r#""targetPort":5432"#, r#""targetPort":5433"#);
+    let other_pod = change(r#""podIPv4":"10."#, r#""podIPv4":"11."#);
+    for (from, to) in [unresolved, other_target, other_port, other_pod] {
+        let mut world = serving();
+        world.asleep.insert("pg-1".into());
+        let state = object(Kind::Secret, "pg-1");
+        let mut held = serde_json::Value::clone(&world.objects[&state]);
+        let text: k8s_openapi::ByteString = serde_json::from_value(held["data"]["egress-services"].clone()).expect("a status");
+        let text = String::from_utf8(text.0).expect("JSON");
+        assert!(text.contains(&from), "{from} in {text}");
+        held["data"]["egress-services"] = json!(k8s_openapi::ByteString(text.replace(&from, &to).into_bytes()));
+        world.objects.insert(state, held.into());
+        world.settle();
+        let ready = world.condition("db", EGRESS_SVC_READY).expect("a condition");
+        assert_eq!(ready.2, "1 out of 2 replicas are ready to route traffic", "{to}");
+    }
+}
+
+#[test]
+fn an_invalid_service_keeps_what_it_had() {
+    let mut world = serving();
+    let (name, entries) = (world.external_name("db"), world.entries("pg"));
+    world.service("db", json!({"tailscale.com/proxy-group": "pg", "tailscale.com/tailnet-ip": "nonsense"}), &[5432]);
+    let told = world.pass("pg");
+    assert_eq!(told.events.iter().map(|event| event.reason).collect::<Vec<_>>(), ["INVALIDSERVICE"]);
+    world.settle();
+    assert_eq!((world.external_name("db"), world.entries("pg")), (name, entries));
+    let valid = world.condition("db", EGRESS_SVC_VALID).expect("a condition");
+    assert!(valid.1 == "EgressSvcInvalid" && valid.2.contains("is not an IP address"), "{valid:?}");
+    assert_eq!(world.condition("db", EGRESS_SVC_CONFIGURED), None);
+}
+
+#[test]
+fn a_moved_service_is_served_by_both_until_the_new_group_is_ready() {
+    let mut world = serving();
+    world.group("other", json!({"type": "egress"}));
+    world.settle();
+    let old = world.external_name("db");
+    world.asleep.extend(["other-0".to_owned(), "other-1".to_owned()]);
+    world.service("db", to("other"), &[5432]);
+    world.settle();
+    assert_eq!(world.external_name("db"), old, "the old group serves");
+    assert_eq!((world.children().len(), world.entries("pg").len(), world.entries("other").len()), (2, 1, 1));
+    world.asleep.clear();
+    world.round();
+    world.round();
+    assert_ne!(world.external_name("db"), old);
+    assert_eq!((world.children().len(), world.entries("pg").len()), (2, 1), "somebody may still have the old answer");
+    world.settle();
+    assert_eq!((world.children().len(), world.entries("pg").len(), world.entries("other").len()), (1, 0, 1));
+    assert!(world.condition("db", EGRESS_SVC_CONFIGURED).expect("a condition").1.contains(":other:"));
+}
+
+#[test]
+fn a_service_is_let_go_in_whatever_way() {
+    for way in ["deleted", "group annotation", "target annotation"] {
+        let mut world = serving();
+        match way {
+            "deleted" => world.delete_service("db"),
+            "group annotation" => world.service("db", json!({"tailscale.com/tailnet-fqdn": "db.tail1234.ts.net"}), &[5432]),
+            _ => world.service("db", json!({"tailscale.com/proxy-group": "pg"}), &[5432]),
+        }
+        let first = world.pass("pg");
+        assert_eq!((first.delete.len(), world.entries("pg").len()), (1, 1), "{way}: the child goes before what serves it");
+        world.settle();
+        assert_eq!((world.children().len(), world.entries("pg").len()), (0, 0), "{way}");
+        let left = world.services.get(&("default".to_owned(), "db".to_owned()));
+        assert_eq!(left.is_none(), way == "deleted");
+        let clean = |service: &Service| service.metadata.finalizers.iter().flatten().count() == 0 && !claims::recorded(service);
+        assert!(left.is_none_or(clean), "{way}: {left:?}");
+        assert_eq!(world.told("EgressReleased"), usize::from(way != "deleted"), "{way}: its name leads nowhere, which is said once");
+    }
+}
+
+#[test]
+fn a_service_is_told_of_a_group_that_is_not_there_or_not_egress() {
+    let mut world = World::new();
+    world.service("db", to("pg"), &[5432]);
+    world.settle();
+    assert_eq!(world.condition("db", EGRESS_SVC_VALID).map(|held| (held.0, held.1)), Some(("Unknown".into(), "ProxyGroupNotReady".into())));
+    world.group("pg", json!({"type": "egress"}));
+    world.settle();
+    assert_eq!(world.condition("db", EGRESS_SVC_READY).expect("a condition").0, "True");
+}

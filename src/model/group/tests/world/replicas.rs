@@ -1,0 +1,96 @@
+//! The controller that makes Pods, and the replicas in them that obey their config.
+
+use super::*;
+
+impl World {
+    /// The controller of `StatefulSet`s makes and takes Pods; replicas log in and take up their config.
+    pub(in super::super) fn live(&mut self) {
+        let mut wanted = BTreeSet::new();
+        let sets: Vec<_> = self
+            .objects
+            .iter()
+            .filter(|(object, _)| object.kind == Kind::StatefulSet)
+            .map(|(object, held)| (object.name.clone(), held["spec"]["replicas"].as_u64()))
+            .collect();
+        for (name, replicas) in sets {
+            wanted.extend((0..u32::try_from(replicas.unwrap_or(1)).expect("a number")).map(|ordinal| (name.clone(), ordinal)));
+        }
+        self.pods.retain(|pod, _| wanted.iter().any(|(group, ordinal)| names::replica(group, *ordinal) == *pod));
+        for (group, ordinal) in wanted {
+            let name = names::replica(&group, ordinal);
+            if self.unmade.contains(&name) {
+                continue;
+            }
+            if !self.pods.contains_key(&name) {
+                let uid = self.id();
+                let ip = format!("10.{}.{}.{}", self.next >> 16 & 255, self.next >> 8 & 255, self.next & 255);
+                let pod = json!({
+                    "metadata": {"name": name, "uid": uid},
+                    "status": {"podIP": ip, "conditions": [{"type": "Ready", "status": "True"}]},
+                });
+                self.pods.insert(name.clone(), serde_json::from_value(pod).expect("a Pod"));
+            }
+            if !self.asleep.contains(&name) {
+                self.replica(&group, ordinal);
+            }
+        }
+    }
+
+    pub(super) fn replica(&mut self, group: &str, ordinal: u32) {
+        let name = names::replica(group, ordinal);
+        let (state, config) =
+            (ObjectRef::new(Kind::Secret, NS, name.clone()), ObjectRef::new(Kind::Secret, NS, names::replica_config(group, ordinal)));
+        let (Some(held), Some(config)) = (self.objects.get(&state), self.objects.get(&config)) else { return };
+        let mut secret: Secret = serde_json::from_value(Value::clone(held)).expect("a Secret");
+        let replica = Replica::new(None, Some(&secret), Some(&serde_json::from_value(Value::clone(config)).expect("a Secret")));
+        let (known, told) = (replica.state.expect("it is there"), replica.config.expect("it is there"));
+        let data = secret.data.get_or_insert_default();
+        let mut put = |key: &str, text: String| data.insert(key.to_owned(), k8s_openapi::ByteString(text.into_bytes()));
+        if known.device_id.is_none() {
+            if told.auth_key().is_none() {
+                return;
+            }
+            assert!(self.keys.remove(told.key_id.as_deref().expect("our key")), "a key is used once");
+            self.devices.insert(format!("n-{name}"));
+            put("device_id", format!("n-{name}"));
+        }
+        let pod = &self.pods[&name];
+        let ip = pod.status.as_ref().and_then(|status| status.pod_ip.clone()).expect("an address");
+        put("device_fqdn", format!("{name}.tail1234.ts.net."));
+        put("device_ips", r#"["100.64.0.1"]"#.into());
+        put("pod_uid", pod.metadata.uid.clone().expect("a UID"));
+        let config = self.objects.get(&ObjectRef::new(Kind::ConfigMap, NS, names::egress_config(group)));
+        let entries = config.map(|held| egress_config(held)).unwrap_or_default();
+        let served = |service: egress::Service| egress::ServiceStatus {
+            ports: service.ports,
+            tailnet_target_ips: Some(vec!["100.64.0.9".into()]),
+            tailnet_target: service.tailnet_target,
+        };
+        let services: BTreeMap<_, _> = entries.into_iter().map(|(key, service)| (key, served(service))).collect();
+        let status: egress::Status = egress::Status { pod_ipv4: ip, services: Some(services), ..egress::Status::default() };
+        put(egress::KEY, serde_json::to_string(&status).expect("JSON"));
+        self.objects.insert(state, Arc::new(serde_json::to_value(&secret).expect("JSON")));
+    }
+
+    /// A name is pointed only at a child that is there, and whose ports every replica maps.
+    pub(super) fn acknowledged(&self, group: &str, host: &str) {
+        let child = host.split('.').next().expect("a label");
+        let child = self.objects.get(&ObjectRef::new(Kind::Service, NS, child)).expect("the child is there first");
+        let ports = child["spec"]["ports"].as_array().expect("ports").iter().filter(|port| port["name"] != "tailscale-health-check");
+        let wanted: BTreeSet<_> = ports.map(|port| port["targetPort"].as_u64().expect("a port")).collect();
+        let replicas = self.groups[group].spec.replicas.unwrap_or(2);
+        for ordinal in 0..u32::try_from(replicas).expect("a number") {
+            let Some(pod) = self.pods.get(&names::replica(group, ordinal)) else { continue };
+            let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+            if conditions.into_iter().flatten().all(|condition| condition.status != "True") {
+                continue;
+            }
+            let state = &self.objects[&ObjectRef::new(Kind::Secret, NS, names::replica(group, ordinal))];
+            let state: Secret = serde_json::from_value(Value::clone(state)).expect("a Secret");
+            let status: egress::Status = serde_json::from_slice(&state.data.expect("data")[egress::KEY].0).expect("a status");
+            let mapped: BTreeSet<_> =
+                status.services.iter().flatten().flat_map(|(_, held)| &held.ports).map(|port| port.match_port).collect();
+            assert!(wanted.is_subset(&mapped), "{host}: {wanted:?} not in {mapped:?} of {group}-{ordinal}");
+        }
+    }
+}

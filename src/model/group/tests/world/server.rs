@@ -1,0 +1,111 @@
+//! The API server: does what a pass came to, and collects what nobody owns any more.
+
+use super::*;
+
+impl World {
+    /// Makes one pass over a group and does what it came to.
+    pub(in super::super) fn pass(&mut self, name: &str) -> Pass {
+        let observed = self.observe(name);
+        let made = pass_after(&observed, self.memories.entry(name.to_owned()).or_default());
+        assert_eq!(made, pass(&observed), "a memory saves time and changes nothing");
+        self.act(name, &made);
+        made
+    }
+
+    pub(super) fn act(&mut self, name: &str, made: &Pass) {
+        if let Some(finalizers) = made.group.as_ref().and_then(|update| update.finalizers.clone())
+            && let Some(group) = self.groups.get_mut(name)
+        {
+            self.writes += 1;
+            group.metadata.finalizers = Some(finalizers);
+        }
+        self.events.extend(made.events.iter().map(|event| event.reason));
+        for manifest in &made.apply {
+            self.apply(manifest);
+        }
+        for update in &made.services {
+            self.update(name, update);
+        }
+        self.delete(&made.delete);
+        for action in made.control.iter().filter(|action| !self.denied.contains_key(&action.what())).cloned().collect::<Vec<_>>() {
+            let action = &action;
+            match action {
+                ControlAction::MintKey { draft, .. } => {
+                    self.minted += 1;
+                    let (id, key) = (format!("k{}", self.minted), format!("tskey-{}", self.minted));
+                    self.keys.insert(id.clone());
+                    self.apply(&draft.with_key(&id, &key));
+                }
+                ControlAction::ListServices { .. } | ControlAction::PublishService { .. } | ControlAction::ReleaseService { .. } => {}
+                ControlAction::DeleteDevice { id, then, .. } => {
+                    self.devices.remove(id);
+                    self.delete(then);
+                }
+                ControlAction::RevokeKey { id, then, .. } => {
+                    self.keys.remove(id);
+                    self.delete(then);
+                }
+            }
+        }
+        if let Some(status) = made.group.as_ref().and_then(|update| update.status.clone())
+            && let Some(group) = self.groups.get_mut(name)
+        {
+            self.writes += 1;
+            group.status = Some(status);
+        }
+        self.collect();
+    }
+
+    pub(super) fn apply(&mut self, manifest: &Manifest) {
+        self.writes += 1;
+        let mut value = manifest.value.clone();
+        let held = self.objects.get(&manifest.object).cloned();
+        let uid = held.as_ref().map_or_else(|| json!(self.id()), |held| held["metadata"]["uid"].clone());
+        value["metadata"]["uid"] = uid;
+        let now = json!(self.time().to_string());
+        value["metadata"]["creationTimestamp"] = held.as_ref().map_or(now, |held| held["metadata"]["creationTimestamp"].clone());
+        if let Some(data) = held.as_ref().map(|held| held["data"].clone()).filter(|_| value["data"].is_null()) {
+            value["data"] = data;
+        }
+        self.objects.insert(manifest.object.clone(), Arc::new(value));
+    }
+
+    pub(super) fn delete(&mut self, deletes: &[Delete]) {
+        for delete in deletes {
+            self.writes += 1;
+            let held = self.objects.remove(&delete.object);
+            assert!(held.is_some_and(|held| held["metadata"]["uid"].as_str() == delete.uid.as_deref()), "{delete:?}");
+        }
+    }
+
+    pub(super) fn update(&mut self, group: &str, update: &ObjectUpdate) {
+        if let Some(host) = &update.external_name {
+            self.acknowledged(group, host);
+        }
+        let Some(service) = self.services.get_mut(&(update.namespace.clone(), update.name.clone())) else { return };
+        if let Some(finalizers) = &update.finalizers {
+            self.writes += 1;
+            service.metadata.finalizers = Some(finalizers.clone());
+        }
+        if let Some(host) = &update.external_name {
+            self.writes += 1;
+            service.spec.as_mut().expect("a spec").external_name = Some(host.clone());
+        }
+        if let Some(conditions) = &update.conditions {
+            self.writes += 1;
+            service.status.get_or_insert_default().conditions = Some(conditions.clone());
+        }
+    }
+
+    /// What is being deleted and has no finalizer goes, and what it owned.
+    pub(super) fn collect(&mut self) {
+        let empty = |finalizers: &Option<Vec<String>>| finalizers.as_ref().is_none_or(Vec::is_empty);
+        self.services.retain(|_, held| held.metadata.deletion_timestamp.is_none() || !empty(&held.metadata.finalizers));
+        self.groups.retain(|_, held| held.metadata.deletion_timestamp.is_none() || !empty(&held.metadata.finalizers));
+        let uids: BTreeSet<_> = self.groups.values().filter_map(|held| held.metadata.uid.clone()).collect();
+        self.objects.retain(|_, held| match held["metadata"]["ownerReferences"][0]["uid"].as_str() {
+            Some(uid) => uids.contains(uid),
+            None => true,
+        });
+    }
+}

@@ -1,0 +1,94 @@
+//! The ingress config of a group: one `ConfigMap` for all that it publishes, read back as the record of it.
+//!
+//! The serve config and the mappings are what the Tailscale operator would write; the routes are what our replicas read in
+//! their place. The record of whose each service is has no reader but this.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::ConfigMap;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize as _, Serialize};
+use serde_json::Value;
+
+use super::{Kind, Manifest, ObjectRef, Owner};
+use crate::api::routes::{self, Origin, Site};
+use crate::api::serve::{self, ServeConfig, ServiceConfig};
+use crate::api::{ingress, names};
+
+/// What a group publishes, by the name of the Tailscale Service.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct IngressConfig {
+    /// As tailscaled would serve it.
+    pub serve: BTreeMap<String, ServiceConfig>,
+    /// The addresses of services that go to the kernel whole.
+    pub mappings: BTreeMap<String, ingress::Service>,
+    /// The sites.
+    pub routes: BTreeMap<String, Site>,
+    /// For whom.
+    pub origins: BTreeMap<String, Origin>,
+}
+
+impl IngressConfig {
+    /// The `ConfigMap`.
+    #[must_use]
+    pub fn manifest(&self, owner: &Owner) -> Manifest {
+        let serve = ServeConfig { services: self.serve.clone(), ..ServeConfig::default() };
+        let data = [
+            (serve::KEY, text(&serve)),
+            (ingress::KEY, text(&self.mappings)),
+            (routes::KEY, text(&self.routes)),
+            (routes::ORIGINS, text(&self.origins)),
+        ];
+        let data = data.map(|(key, text)| (key.to_owned(), text)).into();
+        let metadata = owner.metadata(names::ingress_config(&owner.group), None);
+        Manifest::of(Kind::ConfigMap, &ConfigMap { metadata, binary_data: Some(data), ..ConfigMap::default() })
+    }
+
+    /// What a `ConfigMap` holds. What cannot be read counts as absent.
+    #[must_use]
+    pub fn read(config_map: &Value) -> Self {
+        let serve: ServeConfig = part(config_map, serve::KEY);
+        Self {
+            serve: serve.services,
+            mappings: part(config_map, ingress::KEY),
+            routes: part(config_map, routes::KEY),
+            origins: Self::origins(config_map),
+        }
+    }
+
+    /// For whom the services of a `ConfigMap` are.
+    #[must_use]
+    pub fn origins(config_map: &Value) -> BTreeMap<String, Origin> {
+        part(config_map, routes::ORIGINS)
+    }
+
+    /// The names of all services in it.
+    #[must_use]
+    pub fn names(&self) -> BTreeSet<String> {
+        self.serve.keys().chain(self.mappings.keys()).chain(self.routes.keys()).chain(self.origins.keys()).cloned().collect()
+    }
+
+    /// Takes a service over from another config as it is there, if it is.
+    pub fn keep(&mut self, name: &str, from: &Self) {
+        self.serve.extend(from.serve.get_key_value(name).map(|(name, held)| (name.clone(), held.clone())));
+        self.mappings.extend(from.mappings.get_key_value(name).map(|(name, held)| (name.clone(), held.clone())));
+        self.routes.extend(from.routes.get_key_value(name).map(|(name, held)| (name.clone(), held.clone())));
+        self.origins.extend(from.origins.get_key_value(name).map(|(name, held)| (name.clone(), held.clone())));
+    }
+}
+
+/// Which object the ingress config is.
+#[must_use]
+pub fn ingress_config_ref(owner: &Owner) -> ObjectRef {
+    ObjectRef::new(Kind::ConfigMap, &owner.namespace, names::ingress_config(&owner.group))
+}
+
+fn text(value: &impl Serialize) -> ByteString {
+    ByteString(serde_json::to_vec(value).unwrap_or_default())
+}
+
+fn part<T: DeserializeOwned + Default>(config_map: &Value, key: &str) -> T {
+    let bytes = config_map.get("binaryData").and_then(|data| data.get(key)).and_then(|value| ByteString::deserialize(value).ok());
+    bytes.and_then(|ByteString(text)| serde_json::from_slice(&text).ok()).unwrap_or_default()
+}

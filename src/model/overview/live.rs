@@ -1,0 +1,40 @@
+//! What changed between two overviews, one line for each row: what a watch writes where there is no terminal to draw on.
+
+use std::collections::BTreeMap;
+
+use super::Overview;
+use super::text::{Width, group_row, replica_row, service_row};
+
+/// The lines that are new or differ, and those whose row is gone. All of them after nothing. A count of flows is no news: it never
+/// stands still.
+#[must_use]
+pub fn changes(before: &Overview, after: &Overview, width: Width) -> Vec<String> {
+    let (before, after, shown) = (lines(&quiet(before), width), lines(&quiet(after), width), lines(after, width));
+    let new = after.iter().filter(|(key, line)| before.get(*key) != Some(line)).filter_map(|(key, _)| shown.get(key).cloned());
+    let gone = before.keys().filter(|key| !after.contains_key(*key)).map(|(kind, name)| format!("{kind} {name} is gone"));
+    new.chain(gone).collect()
+}
+
+/// Without what changes all the time.
+fn quiet(overview: &Overview) -> Overview {
+    let mut overview = overview.clone();
+    for replica in &mut overview.replicas {
+        replica.flows = None;
+    }
+    overview
+}
+
+/// Each row, by its kind and name.
+fn lines(overview: &Overview, width: Width) -> BTreeMap<(&'static str, String), String> {
+    let groups = overview.groups.iter().map(|group| ("group", group_row(group)));
+    let replicas = overview.replicas.iter().map(|replica| ("replica", replica_row(replica, width)));
+    let services = overview.services.iter().map(|service| ("service", service_row(service)));
+    let gaps = overview.gaps.iter().map(|gap| ("unread", vec![gap.message.clone()]));
+    let rows = groups.chain(replicas).chain(services).chain(gaps);
+    rows.map(|(kind, row)| ((kind, row.first().cloned().unwrap_or_default()), line(kind, row))).collect()
+}
+
+fn line(kind: &str, row: Vec<String>) -> String {
+    let cells = row.into_iter().map(|cell| if cell.is_empty() { "-".to_owned() } else { cell.replace(char::is_control, " ") });
+    std::iter::once(kind.to_owned()).chain(cells).collect::<Vec<_>>().join("\t")
+}

@@ -1,0 +1,206 @@
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::api::replica::{Peers, Status};
+use crate::model::config::fingerprint;
+
+const CONFIG: &str = concat!(
+    r#"{"default-db":{"healthCheckEndpoint":"","tailnetTarget":{"ip":"","fqdn":"db.tail1234.ts.net"},"#,
+    r#""ports":[{"protocol":"TCP","matchPort":10001,"targetPort":5432}]},"#,
+    r#""default-web":{"healthCheckEndpoint":"","tailnetTarget":{"ip":"100.64.0.9","fqdn":""},"#,
+    r#""ports":[{"protocol":"TCP","matchPort":10002,"targetPort":80}]}}"#
+);
+
+fn base64(text: &str) -> Value {
+    json!(k8s_openapi::ByteString(text.as_bytes().to_vec()))
+}
+
+fn condition(kind: &str, status: &str, reason: &str, message: &str) -> Value {
+    json!({"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": "2026-01-01T00:00:00Z"})
+}
+
+fn pod(ordinal: u8, image: &str, ready: bool) -> Value {
+    json!({"metadata": {"name": format!("eg-{ordinal}"), "namespace": "ts", "labels": {names::PARENT: "eg"}},
+        "spec": {"nodeName": format!("node{ordinal}"), "containers": [{"name": "tailscale", "image": image,
+            "readinessProbe": {"httpGet": {"path": "/readyz", "port": 9002}}}]},
+        "status": {"phase": "Running", "podIP": format!("10.1.0.{ordinal}"), "podIPs": [{"ip": format!("10.1.0.{ordinal}")}],
+            "conditions": [{"type": "Ready", "status": if ready { "True" } else { "False" }}]}})
+}
+
+/// The state Secret of a replica that holds these services.
+fn state(ordinal: u8, services: &Value, rejected: &Value) -> Value {
+    let status = json!({"podIPv4": format!("10.1.0.{ordinal}"), "services": services, "rejected": rejected});
+    json!({"metadata": {"name": format!("eg-{ordinal}"), "namespace": "ts"}, "data": {
+        "device_fqdn": base64(&format!("eg-{ordinal}.tail1234.ts.net.")),
+        "device_ips": base64(&json!([format!("100.64.0.{ordinal}"), format!("fd7a:115c:a1e0::{ordinal}")]).to_string()),
+        "egress-services": base64(&status.to_string())}})
+}
+
+fn held() -> Value {
+    let mut held: Value = serde_json::from_str(CONFIG).expect("JSON");
+    held["default-db"]["tailnetTargetIPs"] = json!(["100.64.0.7"]);
+    held["default-web"]["tailnetTargetIPs"] = json!(["100.64.0.9"]);
+    held
+}
+
+fn service(name: &str, group: &str, target: (&str, &str), conditions: &[Value]) -> Value {
+    json!({"metadata": {"name": name, "namespace": "default", "annotations": {names::PROXY_GROUP: group, target.0: target.1}},
+        "spec": {}, "status": {"conditions": conditions}})
+}
+
+fn seen(groups: &[Value], pods: &[Value], states: &[Value], services: &[Value]) -> Seen {
+    let config = json!({"metadata": {"name": "eg-egress-config"}, "binaryData": {"egress-services": base64(CONFIG)}});
+    let mut seen = Seen::new("ts");
+    let parts =
+        [(Part::Groups, groups), (Part::Pods, pods), (Part::States, states), (Part::Configs, &[config]), (Part::Services, services)];
+    for (part, objects) in parts {
+        seen.take(part, objects.iter());
+    }
+    seen
+}
+
+fn group(replicas: u32, conditions: &[Value]) -> Value {
+    json!({"metadata": {"name": "eg"}, "spec": {"type": "egress", "replicas": replicas},
+        "status": {"conditions": conditions, "devices": [{"hostname": "eg-0", "tailnetIPs": ["100.64.0.40"]}]}})
+}
+
+/// Two replicas, all well; a Service that nobody needs to hear of is left out.
+fn well() -> Seen {
+    let image = "localhost/tailyard:0.1.0";
+    let ready = condition("TailscaleEgressSvcReady", "True", "ReadyToRouteTraffic", "");
+    let services = [
+        service("db", "eg", (names::TAILNET_FQDN, "db.tail1234.ts.net"), std::slice::from_ref(&ready)),
+        service("web", "eg", (names::TAILNET_IP, "100.64.0.9"), std::slice::from_ref(&ready)),
+        json!({"metadata": {"name": "other", "namespace": "default"}, "spec": {}}),
+    ];
+    let states = [state(0, &held(), &json!({})), state(1, &held(), &json!({}))];
+    let mut seen = seen(
+        &[group(2, &[condition("ProxyGroupReady", "True", "ProxyGroupReady", "2/2 ProxyGroup pods running")])],
+        &[pod(0, image, true), pod(1, image, true)],
+        &states,
+        &services,
+    );
+    for (ordinal, peers) in [(0, Peers { direct: 2, relayed: 0 }), (1, Peers { direct: 1, relayed: 1 })] {
+        let told = Status { version: "0.1.0".into(), flows: Some(40 + ordinal), peers: Some(peers), ..Status::default() };
+        seen.live.insert(format!("eg-{ordinal}"), Ok(told));
+    }
+    seen
+}
+
+/// A replica that is behind, one that does not get a node, a group that nobody looks at, a Service of no group.
+fn troubled() -> Seen {
+    let message = "1/3 ProxyGroup pods running";
+    let rejected = json!({"default-db": ["TCP 10001: nobody in the tailnet is named db.tail1234.ts.net"]});
+    let mut some = held();
+    some.as_object_mut().expect("services").remove("default-db");
+    let mut pending = pod(1, "localhost/tailyard:0.1.0", false);
+    pending["status"] = json!({"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False",
+        "message": "0/3 nodes are available: 3 Insufficient memory."}]});
+    let mut stock = pod(2, "docker.io/tailscale/tailscale:v1.102.3", false);
+    stock["status"]["containerStatuses"] = json!([{"name": "tailscale", "ready": false, "restartCount": 4, "image": "", "imageID": "",
+        "lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled", "finishedAt": "2026-01-01T00:00:00Z"}}}]);
+    let waiting = "The name is pointed at ProxyGroup eg when all its replicas have taken up the Service.";
+    let mut seen = seen(
+        &[
+            group(3, &[condition("ProxyGroupReady", "False", "ProxyGroupCreating", message)]),
+            json!({"metadata": {"name": "new"}, "spec": {"type": "egress", "replicas": 0}}),
+        ],
+        &[pod(0, "localhost/tailyard:0.1.0", true), pending, stock],
+        &[state(0, &some, &rejected)],
+        &[
+            service("db", "eg", (names::TAILNET_FQDN, "db.tail1234.ts.net"), &[]),
+            service(
+                "web",
+                "eg",
+                (names::TAILNET_IP, "100.64.0.9"),
+                &[condition("TailscaleEgressSvcReady", "False", "NotReadyToRouteTraffic", waiting)],
+            ),
+            service(
+                "lost",
+                "gone",
+                (names::TAILNET_IP, "100.64.0.10"),
+                &[condition(
+                    "TailscaleEgressSvcValid",
+                    "Unknown",
+                    "ProxyGroupNotReady",
+                    "ProxyGroup gone does not exist: make it, or name another group.",
+                )],
+            ),
+        ],
+    );
+    let failure = Some("tailscaled: Exited, started again 3 times".to_owned());
+    let status = Status { version: "0.1.0".into(), flows: Some(7), peers: Some(Peers::default()), failure, ..Status::default() };
+    seen.live.insert("eg-0".into(), Ok(status));
+    seen
+}
+
+/// As a user sees it who may list groups and Services and nothing else.
+fn unread() -> Seen {
+    let mut seen = Seen { pods: BTreeMap::new(), states: BTreeMap::new(), configs: BTreeMap::new(), live: BTreeMap::new(), ..well() };
+    for part in [Part::Pods, Part::States, Part::Configs] {
+        seen.gaps.insert(part, Gap::Forbidden);
+    }
+    seen.gaps.insert(Part::Pages, Gap::Failed("eg-0: the API server did not answer within 5s".into()));
+    seen
+}
+
+fn golden(name: &str, text: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/overview").join(name);
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        std::fs::write(&path, text).expect("the golden file");
+    }
+    assert_eq!(text, std::fs::read_to_string(&path).expect("the golden file"), "{name} (UPDATE_GOLDEN=1 writes it anew)");
+}
+
+#[test]
+fn what_is_shown_is_golden() {
+    for (name, seen) in [("well", well()), ("troubled", troubled()), ("unread", unread())] {
+        let overview = Overview::of(&seen, None);
+        golden(&format!("{name}.txt"), &text(&overview, Width::Narrow));
+        golden(&format!("{name}.wide.txt"), &text(&overview, Width::Wide));
+        golden(&format!("{name}.json"), &(serde_json::to_string_pretty(&overview).expect("JSON") + "\n"));
+    }
+}
+
+#[test]
+fn one_group_is_shown_alone() {
+    let overview = Overview::of(&troubled(), Some("new"));
+    assert_eq!((overview.groups.len(), overview.replicas.len(), overview.services.len()), (1, 0, 0));
+    assert_eq!(overview.groups[0].conditions[0].reason, "NoReconciler");
+}
+
+#[test]
+fn a_config_is_acknowledged_by_its_fingerprint_too_and_only_by_the_pod_that_says_it() {
+    let mut seen = well();
+    let state = seen.states.get_mut("eg-0").and_then(|state| state.egress.as_mut()).expect("a status");
+    (state.services, state.fingerprint) = (None, Some(fingerprint(CONFIG.as_bytes())));
+    let holding = |seen: &Seen| Overview::of(seen, None).replicas[0].config;
+    assert_eq!(holding(&seen), Holding::Acknowledged);
+    assert_eq!(Overview::of(&seen, None).services[0].ready, Some(2));
+    seen.states.get_mut("eg-0").and_then(|state| state.egress.as_mut()).expect("a status").pod_ipv4 = "10.1.0.9".into();
+    assert_eq!(holding(&seen), Holding::Behind { held: 0, configured: 2 });
+    assert_eq!(Overview::of(&seen, None).services[0].ready, Some(1));
+}
+
+#[test]
+fn a_watch_tells_rows_that_changed_and_rows_that_went() {
+    let (before, after) = (Overview::of(&well(), None), Overview::of(&troubled(), None));
+    assert_eq!(changes(&before, &before, Width::Narrow), [""; 0]);
+    let all = changes(&Overview::default(), &before, Width::Narrow);
+    assert_eq!(all.len(), 1 + 2 + 2, "{all:?}");
+    let mut busier = before.clone();
+    busier.replicas[0].flows = Some(99);
+    assert_eq!(changes(&before, &busier, Width::Narrow), [""; 0], "a count of flows never stands still");
+    let mut fewer = before.clone();
+    fewer.replicas.pop();
+    assert_eq!(changes(&before, &fewer, Width::Narrow), ["replica eg-1 is gone"]);
+    assert!(changes(&before, &after, Width::Narrow).iter().any(|line| line.starts_with("replica\teg-2\tNotReady")));
+}
+
+#[test]
+fn only_running_pods_of_ours_are_asked() {
+    assert_eq!(well().askable(), [("eg-0".to_owned(), 9002), ("eg-1".to_owned(), 9002)]);
+    assert_eq!(troubled().askable(), [("eg-0".to_owned(), 9002)], "one has no node, one is the stock image");
+}

@@ -1,0 +1,43 @@
+//! A site as tailscaled's serve config says it, for the Tailscale operator's proxy: one name, prefixes only, the cluster's
+//! addresses of backends.
+
+use crate::api::routes::{Listener, Protocol, Route, Site};
+use crate::api::serve::{HttpHandler, ServiceConfig, TcpHandler, WebServer};
+
+/// The serve config of a site whose name in the tailnet is `dns`.
+#[must_use]
+pub fn serve(site: &Site, dns: &str) -> ServiceConfig {
+    let mut config = ServiceConfig::default();
+    let routes = || site.routes.iter().filter(|route| (route.host.is_empty() || route.host == dns) && !route.backend.address.is_empty());
+    for (port, listener) in &site.listeners {
+        let tls = *listener == Listener::Https;
+        config.tcp.insert(*port, TcpHandler { https: tls, http: !tls, ..TcpHandler::default() });
+        let handler = |route: &Route| match listener {
+            Listener::Redirect => HttpHandler { redirect: "301:https://${HOST}${REQUEST_URI}".to_owned(), ..HttpHandler::default() },
+            Listener::Https | Listener::Http => HttpHandler { proxy: proxy(route), ..HttpHandler::default() },
+        };
+        let mut web = WebServer::default();
+        // An exact path is served as a prefix; the name's own route takes the place of one for every name.
+        for of_name in [true, false] {
+            for route in routes().filter(|route| route.host.is_empty() != of_name) {
+                web.handlers.entry(route.path.clone()).or_insert_with(|| handler(route));
+            }
+        }
+        config.web.insert(format!("{dns}:{port}"), web);
+    }
+    config
+}
+
+/// The serve config of a service all of whose packets go to the kernel.
+#[must_use]
+pub fn tun() -> ServiceConfig {
+    ServiceConfig { tun: true, ..ServiceConfig::default() }
+}
+
+fn proxy(route: &Route) -> String {
+    let scheme = match route.backend.protocol {
+        Protocol::Https => "https+insecure",
+        Protocol::Http | Protocol::H2c => "http",
+    };
+    format!("{scheme}://{}{}", route.backend.address, route.path)
+}

@@ -1,0 +1,216 @@
+//! What tailscaled is to serve, and by which steps it gets there.
+//!
+//! It terminates nothing: of a Tailscale Service that this replica answers itself it hands every connection to a listener on
+//! loopback, with the client's address in front (PROXY protocol, version 2); of one that the kernel forwards it is told that all
+//! packets are the kernel's. The whole is computed each time, compared, and written only where it differs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+
+use crate::api::ingress;
+use crate::api::routes::Listener;
+use crate::api::serve::{ServeConfig, ServiceConfig, TcpHandler};
+use crate::model::sites::Site;
+
+/// The version of the PROXY protocol that the listeners read.
+const PROXY_PROTOCOL: u8 = 2;
+
+/// Where the ports of a site are answered on this replica.
+pub type Ports = BTreeMap<u16, SocketAddr>;
+
+/// What there is to serve.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// The listeners of Tailscale Services, by name.
+    pub sites: BTreeMap<String, Ports>,
+    /// The listeners of the node itself, where the control plane has no Tailscale Services.
+    pub node: Ports,
+    /// The services that the kernel forwards.
+    pub kernel: BTreeMap<String, Forwarded>,
+    /// The `host:port` that are reached from the internet.
+    pub funnel: BTreeSet<String>,
+}
+
+/// What of a service that the kernel forwards tailscaled forwards instead, with the client's address in front: the target by port.
+pub type Forwarded = BTreeMap<u16, SocketAddr>;
+
+/// The config that serves all of it.
+#[must_use]
+pub fn config(wanted: &Wanted) -> ServeConfig {
+    let sites = wanted.sites.iter().map(|(name, ports)| (name.clone(), ServiceConfig { tcp: handlers(ports), ..ServiceConfig::default() }));
+    // Whoever forwards some ports cannot be told that the others are the kernel's, and needs not.
+    let kernel = wanted
+        .kernel
+        .iter()
+        .map(|(name, ports)| (name.clone(), ServiceConfig { tcp: handlers(ports), tun: ports.is_empty(), ..ServiceConfig::default() }));
+    ServeConfig {
+        tcp: handlers(&wanted.node),
+        services: kernel.chain(sites).collect(),
+        allow_funnel: wanted.funnel.iter().map(|at| (at.clone(), true)).collect(),
+        ..ServeConfig::default()
+    }
+}
+
+/// The text that stands for the name for which the node itself may have a certificate.
+const CERT_DOMAIN: &str = "${TS_CERT_DOMAIN}";
+
+/// Adds what a serve config has that is none of our sites and that tailscaled serves by itself: services that it forwards, and what
+/// the node itself serves. The latter may name the node's certificate, and then waits until it may have one.
+pub fn pass(config: &mut ServeConfig, told: &ServeConfig, cert_domain: Option<&String>) {
+    let forwarded = told.services.iter().filter(|(_, service)| service.web.is_empty());
+    for (name, service) in forwarded {
+        config.services.entry(name.clone()).or_insert_with(|| service.clone());
+    }
+    let own = ServeConfig { services: BTreeMap::new(), ..told.clone() };
+    let Ok(text) = serde_json::to_string(&own) else { return };
+    let over_tls = own.tcp.values().any(|handler| handler.https);
+    let own = match cert_domain {
+        Some(domain) => serde_json::from_str(&text.replace(CERT_DOMAIN, domain)).unwrap_or_default(),
+        None if over_tls || text.contains(CERT_DOMAIN) => ServeConfig::default(),
+        None => own,
+    };
+    for (port, handler) in own.tcp {
+        config.tcp.entry(port).or_insert(handler);
+    }
+    config.web.extend(own.web);
+    config.allow_funnel.extend(own.allow_funnel);
+}
+
+/// Lets the internet reach what a site serves over TLS. What comes from there tailscaled looks for among the node's own ports, which
+/// are one site's: that which is first.
+pub fn to_internet(wanted: &mut Wanted, site: &Site, ports: &Ports) {
+    for (port, at) in ports.iter().filter(|(port, _)| site.listeners.get(*port) == Some(&Listener::Https)) {
+        if wanted.node.entry(*port).or_insert(*at) == at {
+            wanted.funnel.extend(site.hosts.keys().map(|host| format!("{host}:{port}")));
+        }
+    }
+}
+
+/// What of a service tailscaled forwards in the kernel's place, with the client's address in front: to the cluster's IPv4 address
+/// where there is one. Nothing of one that a DNS name stands for: tailscaled would resolve it once and for all.
+#[must_use]
+pub fn announced(service: &ingress::Service) -> Forwarded {
+    let mut mappings = [&service.ipv4, &service.ipv6].into_iter().flatten();
+    let Some(to) = mappings.find_map(|mapping| mapping.cluster_ip.parse::<IpAddr>().ok()) else { return Forwarded::new() };
+    service.proxy_protocol.iter().map(|port| (*port, SocketAddr::new(to, *port))).collect()
+}
+
+fn handlers(ports: &Ports) -> BTreeMap<u16, TcpHandler> {
+    let handler = |to: &SocketAddr| TcpHandler { tcp_forward: to.to_string(), proxy_protocol: PROXY_PROTOCOL, ..TcpHandler::default() };
+    ports.iter().map(|(port, to)| (*port, handler(to))).collect()
+}
+
+/// The configs to write one after the other to get from one to another; none if they are the same. tailscaled refuses to serve a
+/// port, or a service, in another way than before: so what is to change its way goes first, and nothing else does.
+#[must_use]
+pub fn steps(from: &ServeConfig, to: &ServeConfig) -> Vec<ServeConfig> {
+    if from == to {
+        return Vec::new();
+    }
+    let mut first = to.clone();
+    first.tcp.retain(|port, handler| from.tcp.get(port).is_none_or(|before| way(before) == way(handler)));
+    first.services.retain(|name, service| from.services.get(name).is_none_or(|before| compatible(before, service)));
+    if first == *to { vec![first] } else { vec![first, to.clone()] }
+}
+
+/// Whether a service may become the other in place.
+fn compatible(before: &ServiceConfig, after: &ServiceConfig) -> bool {
+    let same_way = |(port, handler): (&u16, &TcpHandler)| before.tcp.get(port).is_none_or(|before| way(before) == way(handler));
+    before.tun == after.tun && after.tcp.iter().all(same_way)
+}
+
+/// The way in which a port is served, as tailscaled tells them apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Https,
+    Http,
+    TerminatedTcp,
+    Tcp,
+}
+
+fn way(handler: &TcpHandler) -> Way {
+    match handler {
+        TcpHandler { https: true, .. } => Way::Https,
+        TcpHandler { http: true, .. } => Way::Http,
+        TcpHandler { terminate_tls, .. } if !terminate_tls.is_empty() => Way::TerminatedTcp,
+        _ => Way::Tcp,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(port: u16) -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], port))
+    }
+
+    fn example() -> Wanted {
+        Wanted {
+            sites: [("svc:web".to_owned(), [(443, at(8443)), (80, at(8080))].into())].into(),
+            kernel: [("svc:db".to_owned(), Forwarded::new()), ("svc:mail".to_owned(), [(25, at(25))].into())].into(),
+            ..Wanted::default()
+        }
+    }
+
+    #[test]
+    fn sites_are_handed_over_with_the_clients_address_and_the_kernels_are_its_own() {
+        let text = serde_json::to_string(&config(&example())).expect("JSON");
+        assert_eq!(
+            text,
+            r#"{"Services":{"svc:db":{"Tun":true},"svc:mail":{"TCP":{"25":{"TCPForward":"127.0.0.1:25","ProxyProtocol":2}}},"svc:web":{"TCP":{"80":{"TCPForward":"127.0.0.1:8080","ProxyProtocol":2},"443":{"TCPForward":"127.0.0.1:8443","ProxyProtocol":2}}}}}"#
+        );
+    }
+
+    #[test]
+    fn one_site_has_the_port_by_which_the_internet_comes() {
+        let site = |name: &str| Site {
+            hosts: [(name.to_owned(), crate::api::routes::Host::default())].into(),
+            listeners: [(443, Listener::Https), (80, Listener::Redirect)].into(),
+            funnel: true,
+            ..Site::default()
+        };
+        let mut wanted = Wanted::default();
+        to_internet(&mut wanted, &site("a.x.ts.net"), &[(443, at(1)), (80, at(2))].into());
+        to_internet(&mut wanted, &site("b.x.ts.net"), &[(443, at(3))].into());
+        let text = serde_json::to_string(&config(&wanted)).expect("JSON");
+        assert_eq!(text, r#"{"TCP":{"443":{"TCPForward":"127.0.0.1:1","ProxyProtocol":2}},"AllowFunnel":{"a.x.ts.net:443":true}}"#);
+    }
+
+    #[test]
+    fn what_tailscaled_serves_by_itself_is_passed_on() {
+        let told = r#"{"TCP":{"443":{"HTTPS":true}},"Web":{"${TS_CERT_DOMAIN}:443":{"Handlers":{"/":{"Proxy":"http://a/"}}}},
+            "Services":{"svc:tcp":{"TCP":{"22":{"TCPForward":"10.0.0.1:22"}}},"svc:web":{"TCP":{"443":{"HTTPS":true}},"Web":{"w:443":{"Handlers":{}}}}}}"#;
+        let told: ServeConfig = serde_json::from_str(told).expect("a config");
+        let mut config = ServeConfig::default();
+        pass(&mut config, &told, None);
+        assert_eq!(config.services.keys().collect::<Vec<_>>(), ["svc:tcp"]);
+        assert_eq!(config.tcp.len(), 0);
+        pass(&mut config, &told, Some(&"one.x.ts.net".to_owned()));
+        assert_eq!(config.web.keys().collect::<Vec<_>>(), ["one.x.ts.net:443"]);
+        assert_eq!(config.tcp.len(), 1);
+    }
+
+    #[test]
+    fn what_is_the_same_is_not_written() {
+        assert_eq!(steps(&config(&example()), &config(&example())), []);
+    }
+
+    #[test]
+    fn only_what_changes_its_way_goes_first() {
+        let stock = r#"{"Services":{"svc:web":{"TCP":{"443":{"HTTPS":true}},"Web":{"web.x.ts.net:443":{"Handlers":{"/":{"Proxy":"http://a/"}}}}},"svc:mail":{"Tun":true}}}"#;
+        let stock: ServeConfig = serde_json::from_str(stock).expect("a config");
+        let wanted = config(&example());
+        let [first, second] = &steps(&stock, &wanted)[..] else { panic!("two steps") };
+        assert_eq!(first.services.keys().collect::<Vec<_>>(), ["svc:db"]);
+        assert_eq!(*second, wanted);
+        let mut moved = example();
+        moved.sites.insert("svc:web".to_owned(), [(443, at(9443))].into());
+        assert_eq!(steps(&wanted, &config(&moved)), [config(&moved)], "another listener is not another way");
+        let node = |handler: TcpHandler| ServeConfig { tcp: [(443, handler)].into(), ..ServeConfig::default() };
+        let web = node(TcpHandler { https: true, ..TcpHandler::default() });
+        let ours = node(TcpHandler { tcp_forward: "127.0.0.1:1".to_owned(), ..TcpHandler::default() });
+        assert_eq!(steps(&web, &ours), [ServeConfig::default(), ours.clone()]);
+        assert_eq!(steps(&ServeConfig::default(), &ours), [ours]);
+    }
+}

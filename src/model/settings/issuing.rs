@@ -1,0 +1,25 @@
+//! Reading how certificates are ordered.
+
+use super::{Issuing, source::Source};
+use crate::model::issuer::Terms;
+
+/// Let's Encrypt.
+pub(super) const DIRECTORY: &str = "https://acme-v02.api.letsencrypt.org/directory";
+
+pub(super) fn issuing(source: &mut Source<'_>) -> Issuing {
+    let url = |text: &str| text.strip_prefix("https://").is_some_and(|rest| !rest.is_empty()).then(|| text.to_owned());
+    let mut directory = |setting| source.parsed(setting, "a URL that begins with https://", url);
+    let directory = directory("TAILYARD_ACME_DIRECTORY").or_else(|| directory("TS_DEBUG_ACME_DIRECTORY_URL"));
+    let (secret, field) = (source.owned("TS_ACME_ACCOUNT_SECRET_NAME"), source.owned("TS_ACME_ACCOUNT_FIELD"));
+    if secret.is_some() != field.is_some() {
+        let (setting, other) = ("TS_ACME_ACCOUNT_SECRET_NAME", "TS_ACME_ACCOUNT_FIELD");
+        let (setting, other) = if secret.is_some() { (setting, other) } else { (other, setting) };
+        source.needs(setting, false, other);
+    }
+    Issuing {
+        directory: directory.unwrap_or_else(|| DIRECTORY.to_owned()),
+        ca: source.path("TAILYARD_ACME_CA"),
+        account: secret.zip(field),
+        away: source.duration("TAILYARD_ISSUER_AWAY", Terms::DEFAULT.away),
+    }
+}

@@ -1,0 +1,204 @@
+//! What a replica serves over HTTP: sites, each of names, ports and routes, and what becomes of a request.
+//!
+//! A site is what one Tailscale Service leads to. It is read from our own routes or from a serve config as the Tailscale operator
+//! writes it ([`read`]), and decides by port, name and path ([`Site::decide`]). What is wrong with one site, or one route of it,
+//! is that one's fault alone. Never touches a socket, and never says who is behind a Service: that is told by its endpoints.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::api::routes::{Backend, Host, Listener};
+
+pub mod headers;
+pub mod identity;
+pub mod loopback;
+pub mod node;
+pub mod path;
+mod read;
+
+pub use read::{Read, SitesError, read};
+
+/// The sites, by the name of the Tailscale Service.
+pub type Sites = BTreeMap<String, Arc<Site>>;
+
+/// One site.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Site {
+    /// The names by which it is reached, in small letters, without a final dot.
+    pub hosts: BTreeMap<String, Host>,
+    /// What is served, by port.
+    pub listeners: BTreeMap<u16, Listener>,
+    /// The routes, the most particular first.
+    pub routes: Vec<Route>,
+    /// Reached from the internet too.
+    pub funnel: bool,
+}
+
+/// What answers a path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Route {
+    /// Of this name alone.
+    pub host: Option<String>,
+    /// On this port alone.
+    pub port: Option<u16>,
+    /// The path, in the normal form of [`path::normal`]; without a final slash unless it is exact or all there is.
+    pub path: String,
+    /// That path alone, not those below it.
+    pub exact: bool,
+    /// Who answers.
+    pub target: Target,
+}
+
+/// Who answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Target {
+    /// A cluster service.
+    Backend(Proxied),
+    /// Nobody here: the client is sent elsewhere.
+    Redirect {
+        /// The status.
+        status: u16,
+        /// A URL with `${HOST}` and `${REQUEST_URI}`.
+        to: String,
+    },
+    /// A fixed text.
+    Text(String),
+    /// Nobody can: the route is wrong, and says how. Paths below it do not fall to a wider route.
+    Nowhere(String),
+}
+
+/// A backend and what it is told.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Proxied {
+    /// The backend.
+    pub backend: Arc<Backend>,
+    /// What the path's beginning is replaced by: the first by the second; nothing leaves the path as it came.
+    pub rewrite: Option<(String, String)>,
+    /// The application capabilities that are told to the backend.
+    pub app_caps: Vec<String>,
+}
+
+/// What becomes of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Decision<'a> {
+    /// It goes to this backend, with this path and query.
+    Proxy(&'a Proxied, String),
+    /// The client is sent elsewhere.
+    Redirect(u16, String),
+    /// It is answered with this text.
+    Text(&'a str),
+    /// The site has no such name.
+    Misdirected,
+    /// No route leads there.
+    NotFound,
+    /// The route is wrong.
+    Broken(&'a str),
+}
+
+impl Site {
+    /// The site's name that a `Host` header or a TLS client means. A name without a dot means the one that begins with it, as
+    /// people of a tailnet write it.
+    #[must_use]
+    pub fn host(&self, named: &str) -> Option<&str> {
+        let named = bare(named);
+        if let Some((host, _)) = self.hosts.get_key_value(named.as_str()) {
+            return Some(host);
+        }
+        let under = |host: &&String| match host.strip_prefix("*.") {
+            Some(domain) => named.split_once('.').is_some_and(|(first, rest)| !first.is_empty() && rest == domain),
+            None => !named.contains('.') && host.split('.').next() == Some(named.as_str()),
+        };
+        self.hosts.keys().find(under).map(String::as_str)
+    }
+
+    /// What becomes of a request that came in on this port, for this name (`Host` or `:authority`), with this path and query.
+    #[must_use]
+    pub fn decide(&self, port: u16, named: &str, target: &str) -> Decision<'_> {
+        let Some(host) = self.host(named) else { return Decision::Misdirected };
+        if self.listeners.get(&port) == Some(&Listener::Redirect) {
+            return Decision::Redirect(301, format!("https://{}{}{target}", full(host, named), self.https_port()));
+        }
+        let (raw, query) = target.split_once('?').map_or((target, None), |(path, query)| (path, Some(query)));
+        let path = path::normal(raw);
+        let fits = |route: &&Route| {
+            route.port.is_none_or(|only| only == port)
+                && route.host.as_deref().is_none_or(|only| only == host)
+                && if route.exact { route.path == path } else { path::is_below(&path, &route.path) }
+        };
+        let Some(route) = self.routes.iter().find(fits) else { return Decision::NotFound };
+        match &route.target {
+            Target::Backend(proxied) => Decision::Proxy(proxied, proxied.path(raw, query)),
+            Target::Redirect { status, to } => {
+                let to = to.replace("${HOST}", &full(host, named)).replace("${REQUEST_URI}", target);
+                Decision::Redirect(*status, to)
+            }
+            Target::Text(text) => Decision::Text(text),
+            Target::Nowhere(why) => Decision::Broken(why),
+        }
+    }
+
+    /// The backends that its routes lead to.
+    pub fn backends(&self) -> impl Iterator<Item = &Arc<Backend>> {
+        self.routes.iter().filter_map(|route| match &route.target {
+            Target::Backend(proxied) => Some(&proxied.backend),
+            _ => None,
+        })
+    }
+
+    /// Whether anything of it needs a certificate.
+    #[must_use]
+    pub fn is_over_tls(&self) -> bool {
+        self.listeners.values().any(|listener| *listener == Listener::Https)
+    }
+
+    /// Puts the routes into the order in which they are tried: one name's before all names', the longest path first, an exact
+    /// one before a prefix.
+    fn sort(&mut self) {
+        self.routes.sort_by(|a, b| {
+            let rank = |route: &Route| (route.host.is_some(), route.path.len(), route.exact, route.port.is_some());
+            rank(b).cmp(&rank(a))
+        });
+    }
+
+    fn https_port(&self) -> String {
+        let port = self.listeners.iter().find(|(_, listener)| **listener == Listener::Https).map_or(443, |(port, _)| *port);
+        if port == 443 { String::new() } else { format!(":{port}") }
+    }
+}
+
+impl Proxied {
+    fn path(&self, raw: &str, query: Option<&str>) -> String {
+        let mut path = match &self.rewrite {
+            Some((from, to)) => match raw.strip_prefix(from.as_str()) {
+                Some(rest) => format!("{to}{rest}"),
+                None => raw.to_owned(),
+            },
+            None => raw.to_owned(),
+        };
+        if !path.starts_with('/') {
+            path.insert(0, '/');
+        }
+        if let Some(query) = query {
+            path.push('?');
+            path.push_str(query);
+        }
+        path
+    }
+}
+
+/// A name as sites have it: without port and final dot, in small letters.
+fn bare(named: &str) -> String {
+    let name = match named.rsplit_once(':') {
+        Some((name, port)) if !name.contains(':') && port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => named,
+    };
+    name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase()
+}
+
+/// The name under which a client finds the site again: a wildcard is what it was asked as.
+fn full(host: &str, named: &str) -> String {
+    if host.starts_with("*.") { bare(named) } else { host.to_owned() }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,107 @@
+//! Who a request is from, as backends are told it.
+//!
+//! Source of the headers: `serve` of tailscale 1.102. People are told by login, name and picture; tagged nodes are nobody.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use crate::api::whois::WhoIs;
+
+/// The longest word of an encoded header, as RFC 2047 has it.
+const WORD: usize = 75;
+
+/// Who asks.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Identity {
+    /// The person; nothing if the node is tagged.
+    pub user: Option<User>,
+    /// The application capabilities that the tailnet's policy grants.
+    pub caps: BTreeMap<String, Vec<Value>>,
+}
+
+/// A person.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct User {
+    /// Such as `alice@example.com`.
+    pub login: String,
+    /// As shown.
+    pub name: String,
+    /// The URL of a picture; may be empty.
+    pub picture: String,
+}
+
+impl Identity {
+    /// What tailscaled says.
+    #[must_use]
+    pub fn of(told: WhoIs) -> Self {
+        let tagged = !told.node.tags.is_empty();
+        let profile = told.user_profile;
+        let user = User { login: profile.login_name, name: profile.display_name, picture: profile.profile_pic_url };
+        Self { user: (!tagged && !user.login.is_empty()).then_some(user), caps: told.cap_map }
+    }
+
+    /// Those of its capabilities that a backend wants, as JSON; nothing if there are none.
+    #[must_use]
+    pub fn caps(&self, wanted: &[String]) -> Option<String> {
+        let granted: BTreeMap<_, _> = self.caps.iter().filter(|(name, _)| wanted.contains(name)).collect();
+        if granted.is_empty() { None } else { serde_json::to_string(&granted).ok() }
+    }
+}
+
+/// A text as a header's value: as it is if it is plain ASCII, else in encoded words (RFC 2047, Q).
+#[must_use]
+pub fn encoded(text: &str) -> String {
+    if text.bytes().all(|byte| byte == b'\t' || (b' '..=b'~').contains(&byte)) {
+        return text.to_owned();
+    }
+    let mut words = vec![String::new()];
+    for character in text.chars() {
+        let mut bytes = [0; 4];
+        let coded: String = character.encode_utf8(&mut bytes).bytes().map(quoted).collect();
+        // A word's frame takes 12 bytes.
+        if words.last().is_some_and(|word| word.len() + coded.len() > WORD - 12) {
+            words.push(String::new());
+        }
+        if let Some(word) = words.last_mut() {
+            word.push_str(&coded);
+        }
+    }
+    let words: Vec<_> = words.into_iter().map(|word| format!("=?utf-8?q?{word}?=")).collect();
+    words.join(" ")
+}
+
+fn quoted(byte: u8) -> String {
+    match byte {
+        b' ' => "_".to_owned(),
+        b'!'..=b'~' if !matches!(byte, b'=' | b'?' | b'_') => char::from(byte).to_string(),
+        byte => format!("={byte:02X}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_beyond_ascii_are_encoded_in_words() {
+        assert_eq!(encoded("Alice Smith"), "Alice Smith");
+        assert_eq!(encoded("José = ?"), "=?utf-8?q?Jos=C3=A9_=3D_=3F?=");
+        let long = encoded(&"é".repeat(40));
+        assert!(long.split(' ').count() > 1 && long.split(' ').all(|word| word.len() <= WORD), "{long}");
+        assert!(!encoded("a\r\nX-Evil: 1").contains('\n'));
+    }
+
+    #[test]
+    fn people_are_told_and_tagged_nodes_are_nobody() {
+        let text = r#"{"Node":{"Name":"laptop.tail.ts.net."},"UserProfile":{"ID":1,"LoginName":"alice@example.com","DisplayName":"Alice","ProfilePicURL":""},"CapMap":{"example.com/cap/a":[{"role":"x"}],"example.com/cap/b":null}}"#;
+        let told: WhoIs = serde_json::from_str(text).expect("readable");
+        let alice = Identity::of(told.clone());
+        assert_eq!(alice.user.as_ref().map(|user| user.login.as_str()), Some("alice@example.com"));
+        assert_eq!(alice.caps(&["example.com/cap/a".to_owned()]).as_deref(), Some(r#"{"example.com/cap/a":[{"role":"x"}]}"#));
+        assert_eq!(alice.caps(&[]), None);
+        let mut tagged = told;
+        tagged.node.tags = vec!["tag:k8s".to_owned()];
+        assert_eq!(Identity::of(tagged).user, None);
+    }
+}

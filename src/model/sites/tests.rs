@@ -1,0 +1,94 @@
+//! Sites from both texts, and what becomes of requests.
+
+use super::*;
+use crate::api::routes::Protocol;
+
+const OPERATOR: &str = r#"{"Services":{
+  "svc:my-app":{"TCP":{"80":{"HTTP":true},"443":{"HTTPS":true}},"Web":{
+    "my-app.tail1234.ts.net:443":{"Handlers":{"/":{"Proxy":"http://10.96.0.20:80/"},"/api/":{"Proxy":"https+insecure://10.96.0.21:443/api/"}}},
+    "my-app.tail1234.ts.net:80":{"Handlers":{"/":{"Redirect":"301:https://${HOST}${REQUEST_URI}"}}}}},
+  "svc:l3":{"Tun":true}}}"#;
+
+const ROUTES: &str = r#"{
+  "svc:web":{"hosts":{"Web.tail.ts.net":{"secret":"web","issue":true},"shop.example.com":{"secret":"mine"},"*.wild.example.com":{"secret":"wild"}},
+    "listeners":{"443":"https","80":"redirect"},
+    "routes":[
+      {"path":"/","backend":{"namespace":"a","service":"web","portName":"http","address":"10.96.0.1:80"}},
+      {"path":"/api","backend":{"address":"10.96.0.2:80","protocol":"h2c"}},
+      {"path":"/api/v1","exact":true,"backend":{"address":"10.96.0.3:80"}},
+      {"host":"shop.example.com","path":"/api","backend":{"address":"10.96.0.4:443","protocol":"https"}},
+      {"path":"/broken","backend":{"address":"nowhere"}}]},
+  "svc:bad":{"listeners":"x"}}"#;
+
+fn of(routes: Option<&str>, serve: Option<&str>) -> Read {
+    read(routes.map(str::as_bytes), serve.map(str::as_bytes)).expect("readable")
+}
+
+/// Where a request goes: the backend's address and path.
+fn goes(site: &Site, port: u16, host: &str, target: &str) -> String {
+    match site.decide(port, host, target) {
+        Decision::Proxy(proxied, path) => format!("{} {path}", proxied.backend.address),
+        other => format!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_serve_config_of_the_operator_is_served() {
+    let read = of(None, Some(OPERATOR));
+    assert!(read.faults.is_empty() && read.sites.len() == 1, "{read:?}");
+    let site = &read.sites["svc:my-app"];
+    let name = "my-app.tail1234.ts.net";
+    assert!(site.hosts[name].issue && site.is_over_tls());
+    assert_eq!(goes(site, 443, name, "/x?y=1"), "10.96.0.20:80 /x?y=1");
+    assert_eq!(goes(site, 443, name, "/api"), "10.96.0.21:443 /api");
+    assert_eq!(goes(site, 443, name, "/api/v1/"), "10.96.0.21:443 /api/v1/");
+    assert_eq!(goes(site, 443, name, "/apis"), "10.96.0.20:80 /apis");
+    assert_eq!(site.backends().filter(|backend| backend.protocol == Protocol::Https).count(), 1);
+    let redirect = Decision::Redirect(301, "https://my-app.tail1234.ts.net/x?y=1".to_owned());
+    assert_eq!(site.decide(80, "MY-APP", "/x?y=1"), redirect);
+    assert_eq!(site.decide(443, "other.tail1234.ts.net", "/"), Decision::Misdirected);
+}
+
+#[test]
+fn our_routes_win_over_the_serve_config_and_say_more() {
+    let read = of(Some(ROUTES), Some(OPERATOR));
+    assert_eq!(read.sites.keys().collect::<Vec<_>>(), ["svc:web"]);
+    assert_eq!(read.faults.keys().collect::<Vec<_>>(), ["svc:bad", "svc:web"]);
+    let site = &read.sites["svc:web"];
+    let name = "web.tail.ts.net";
+    assert_eq!(goes(site, 443, name, "/"), "10.96.0.1:80 /");
+    assert_eq!(goes(site, 443, name, "/api/v1"), "10.96.0.3:80 /api/v1");
+    assert_eq!(goes(site, 443, name, "/api/v1/x"), "10.96.0.2:80 /api/v1/x");
+    assert_eq!(goes(site, 443, "WEB.tail.ts.net.:443", "/static/../api"), "10.96.0.2:80 /static/../api");
+    assert_eq!(goes(site, 443, "shop.example.com", "/api/v1/x"), "10.96.0.4:443 /api/v1/x");
+    assert_eq!(goes(site, 443, "a.wild.example.com", "/"), "10.96.0.1:80 /");
+    assert_eq!(site.decide(443, "a.b.wild.example.com", "/"), Decision::Misdirected);
+    assert!(matches!(site.decide(443, name, "/broken/x"), Decision::Broken(_)), "no wider route takes it");
+    assert_eq!(site.decide(80, "web", "/a?b"), Decision::Redirect(301, "https://web.tail.ts.net/a?b".to_owned()));
+    assert_eq!(site.decide(80, "x.wild.example.com", "/"), Decision::Redirect(301, "https://x.wild.example.com/".to_owned()));
+}
+
+#[test]
+fn a_mount_is_replaced_by_the_backends_own_path() {
+    let text = |proxy: &str| {
+        format!(
+            r#"{{"Services":{{"svc:a":{{"TCP":{{"80":{{"HTTP":true}}}},"Web":{{"a.b:80":{{"Handlers":{{"/m/":{{"Proxy":"{proxy}"}}}}}}}}}}}}}}"#
+        )
+    };
+    let at = |proxy: &str| goes(&of(None, Some(&text(proxy))).sites["svc:a"], 80, "a.b", "/m/x?q");
+    assert_eq!(at("http://10.0.0.1:1/other"), "10.0.0.1:1 /other/x?q");
+    assert_eq!(at("http://10.0.0.1"), "10.0.0.1:80 /x?q");
+    assert_eq!(at("3000"), "127.0.0.1:3000 /x?q");
+    assert_eq!(at("http://[fd00::1]:8080/m"), "[fd00::1]:8080 /m/x?q");
+    assert!(at("https://10.0.0.1").starts_with("Broken"), "a certificate that nobody checks is not called checked");
+    assert!(at("unix:/x").starts_with("Broken"));
+}
+
+#[test]
+fn what_is_no_text_of_its_kind_fails_whole() {
+    assert!(read(Some(b"{"), None).is_err());
+    let error = read(None, Some(b"[1]")).expect_err("no object").to_string();
+    assert!(error.starts_with("serve-config.json is not readable"), "{error}");
+    assert_eq!(of(None, None), Read::default());
+    assert_eq!(of(None, Some("null")), Read::default());
+}

@@ -1,0 +1,285 @@
+//! Certificates of a group: has those ordered that are its own, and loads all of them.
+//!
+//! [`crate::model::issuance`] decides what is ordered when, and by which replica; here it is told what is seen, and what it
+//! says is carried out. Certificates are read by a watch of each Secret, so that a handshake asks nobody anything. What was
+//! once loaded stays loaded while its Secret is away or unreadable, and is what such a Secret is mended with: nothing is ordered
+//! twice because it was lost.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use futures_util::StreamExt as _;
+use k8s_openapi::jiff::Timestamp;
+use tokio::sync::{mpsc, watch};
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{Instant, sleep_until};
+
+use crate::api::names;
+use crate::api::routes::Host;
+use crate::edge::acme::Server;
+use crate::edge::kube::{Cluster, Event as Told, Noted};
+use crate::edge::localapi::LocalApi;
+use crate::model::backoff::Backoff;
+use crate::model::certificate::Pair;
+use crate::model::issuance::{Event, Issuer, Moment, Terms};
+use crate::model::issuer::{self, Candidate};
+use crate::model::netmap::NetMap;
+use crate::model::settings::{self, StateOut};
+use crate::runtime::tasks::Tasks;
+
+mod account;
+mod act;
+mod kept;
+mod leader;
+
+pub use account::AccountAt;
+pub use kept::{NameState, State};
+
+use account::Accounts;
+use act::Done;
+use kept::Kept;
+
+/// What is set.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The Pod's name: its group's name, and an ordinal.
+    pub pod: String,
+    /// The ACME server.
+    pub server: Server,
+    /// Where the account's key is.
+    pub account: AccountAt,
+    /// How long orders may take.
+    pub terms: Terms,
+    /// How long it takes until another replica orders.
+    pub lead: issuer::Terms,
+}
+
+impl Settings {
+    /// As a replica is told; nothing for one that has no place for an account's key.
+    #[must_use]
+    pub fn of(settings: &settings::Settings) -> Option<Self> {
+        let state = match &settings.state {
+            StateOut::Secret(name) => Some(name),
+            StateOut::None | StateOut::File(_) => None,
+        };
+        let issuing = &settings.issuing;
+        let (secret, field) = issuing.account.clone().or_else(|| Some((state?.clone(), names::ACCOUNT_KEY.to_owned())))?;
+        Some(Self {
+            pod: settings.pod.name.as_ref().or(state)?.clone(),
+            server: Server { directory: issuing.directory.clone(), ca: issuing.ca.clone() },
+            account: AccountAt { secret, field },
+            terms: Terms::ACME,
+            lead: issuer::Terms { away: issuing.away, ..issuer::Terms::DEFAULT },
+        })
+    }
+}
+
+/// What is given.
+#[derive(Debug)]
+pub struct Inputs {
+    /// The cluster, and the namespace of the group's objects.
+    pub cluster: Cluster,
+    /// tailscaled, which has the control server set the records that prove names.
+    pub api: LocalApi,
+    /// The names that are to be served.
+    pub wanted: watch::Receiver<Arc<BTreeMap<String, Host>>>,
+    /// The tailnet, which says for which names certificates may be had.
+    pub netmap: watch::Receiver<Option<Arc<NetMap>>>,
+}
+
+/// What comes of it.
+#[derive(Debug, Clone)]
+pub struct Certs {
+    /// The certificates that serve now, by DNS name.
+    pub pairs: watch::Receiver<Arc<BTreeMap<String, Pair>>>,
+    /// How each name stands.
+    pub state: watch::Receiver<Arc<State>>,
+    /// Whether this replica is the one that orders.
+    pub leads: watch::Receiver<bool>,
+}
+
+/// Loads the certificates of the names that are wanted, and orders those that are the group's own while this replica leads.
+pub fn start(tasks: &mut Tasks, settings: &Settings, inputs: Inputs) -> Certs {
+    // A Pod of no group is the only one there is.
+    let (group, ordinal) = settings.pod.rsplit_once('-').unwrap_or((&settings.pod, "0"));
+    let ordinal = ordinal.parse().unwrap_or_default();
+    let (pairs, pairs_seen) = watch::channel(Arc::default());
+    let (state, state_seen) = watch::channel(Arc::default());
+    let (seen, secrets) = mpsc::channel(64);
+    let candidate = Candidate::new(settings.pod.clone(), ordinal, settings.lead);
+    let (leads, leading) = watch::channel(false);
+    let leader = leader::run(inputs.cluster.clone(), names::issuer(group), candidate, inputs.netmap.clone(), leads);
+    super::spawn(tasks, "issuer", leader);
+    let accounts = Accounts::new(inputs.cluster.clone(), settings.server.clone(), settings.account.clone());
+    let work = Work {
+        issuer: Issuer::new(settings.pod.clone(), settings.terms),
+        kept: Kept::default(),
+        accounts: Arc::new(accounts),
+        cluster: inputs.cluster,
+        api: inputs.api,
+        begin: Instant::now(),
+        watches: BTreeMap::new(),
+        seen,
+        running: JoinSet::new(),
+        orders: BTreeMap::new(),
+        begun: 0,
+        pairs,
+        state,
+    };
+    super::spawn(tasks, "certificates", work.run(inputs.wanted, inputs.netmap, leading.clone(), secrets));
+    Certs { pairs: pairs_seen, state: state_seen, leads: leading }
+}
+
+/// What a watch of a Secret told.
+type Seen = (String, Told<Noted>);
+
+struct Work {
+    issuer: Issuer,
+    kept: Kept,
+    accounts: Arc<Accounts>,
+    cluster: Cluster,
+    api: LocalApi,
+    begin: Instant,
+    /// The watches, by Secret.
+    watches: BTreeMap<String, Watch>,
+    seen: mpsc::Sender<Seen>,
+    running: JoinSet<Done>,
+    /// The orders under way by name, each with its number.
+    orders: BTreeMap<String, (u64, AbortHandle)>,
+    begun: u64,
+    pairs: watch::Sender<Arc<BTreeMap<String, Pair>>>,
+    state: watch::Sender<Arc<State>>,
+}
+
+/// A task that ends with the value.
+struct Watch(AbortHandle);
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Work {
+    async fn run(
+        mut self,
+        mut wanted: watch::Receiver<Arc<BTreeMap<String, Host>>>,
+        mut netmap: watch::Receiver<Option<Arc<NetMap>>>,
+        mut leads: watch::Receiver<bool>,
+        mut secrets: mpsc::Receiver<Seen>,
+    ) {
+        let led = *leads.borrow_and_update();
+        self.step(Event::Leads(led));
+        self.want(&wanted.borrow_and_update().clone(), netmap.borrow_and_update().clone().as_deref());
+        loop {
+            self.publish();
+            let wake = self.wake();
+            tokio::select! {
+                Ok(()) = wanted.changed() => self.want(&wanted.borrow_and_update().clone(), netmap.borrow().clone().as_deref()),
+                Ok(()) = netmap.changed() => self.want(&wanted.borrow().clone(), netmap.borrow_and_update().clone().as_deref()),
+                Ok(()) = leads.changed() => {
+                    let leads = *leads.borrow_and_update();
+                    self.step(Event::Leads(leads));
+                }
+                Some((secret, event)) = secrets.recv() => self.saw(&secret, event),
+                Some(done) = self.running.join_next() => self.done(done),
+                () = sleep_until(wake) => self.step(Event::Tick),
+            }
+        }
+    }
+
+    /// Follows the Secrets of these names and no others, and orders for those of them that may have a certificate.
+    fn want(&mut self, wanted: &Arc<BTreeMap<String, Host>>, netmap: Option<&NetMap>) {
+        let permitted = netmap.map(|netmap| netmap.cert_domains.iter().cloned().collect()).unwrap_or_default();
+        let secrets = self.kept.want(wanted.clone(), permitted);
+        self.watches.retain(|secret, _| secrets.contains(secret));
+        for secret in secrets {
+            if !self.watches.contains_key(&secret) {
+                let watch = self.follow(secret.clone());
+                self.watches.insert(secret, watch);
+            }
+        }
+        for (name, record) in self.kept.records() {
+            self.step(Event::Seen(name, record));
+        }
+        let ours = self.kept.ours();
+        self.step(Event::Wanted(ours));
+    }
+
+    fn follow(&self, secret: String) -> Watch {
+        let (events, seen) = (self.cluster.watch_note(&secret, Backoff::WATCH), self.seen.clone());
+        let work = async move {
+            let mut events = std::pin::pin!(events);
+            while let Some(event) = events.next().await {
+                if seen.send((secret.clone(), event)).await.is_err() {
+                    return;
+                }
+            }
+        };
+        Watch(tokio::spawn(work).abort_handle())
+    }
+
+    fn saw(&mut self, secret: &str, event: Told<Noted>) {
+        let records = match event {
+            Told::Current(noted) => self.kept.put(secret, noted),
+            Told::Gone => self.kept.gone(secret),
+            Told::Live => return,
+            Told::Lost(error) => {
+                if self.kept.lost(secret, error.kind()) {
+                    tracing::warn!(kind = error.kind(), "certificates stay as they were last seen: {error}");
+                }
+                return;
+            }
+        };
+        for (name, record) in records {
+            self.step(Event::Seen(name, record));
+        }
+    }
+
+    fn step(&mut self, event: Event) {
+        let now = Moment { at: self.begin.elapsed(), wall: Timestamp::now() };
+        let actions = self.issuer.step(event, now, fastrand::f64());
+        for action in actions {
+            self.act(action);
+        }
+    }
+
+    /// When to look again though nothing happens.
+    fn wake(&self) -> Instant {
+        let own = self.issuer.wake().map(|at| self.begin + at);
+        let ends = self.kept.next_end(Timestamp::now()).map(|wait| Instant::now() + wait);
+        let far = Instant::now() + std::time::Duration::from_hours(1);
+        own.into_iter().chain(ends).fold(far, Ord::min)
+    }
+
+    fn publish(&self) {
+        let now = Timestamp::now();
+        let pairs = self.kept.pairs(now);
+        self.pairs.send_if_modified(|told| {
+            let changed = **told != pairs;
+            if changed {
+                *told = Arc::new(pairs);
+            }
+            changed
+        });
+        let state = self.kept.state(&self.issuer);
+        self.state.send_if_modified(|told| {
+            let changed = **told != state;
+            if changed {
+                *told = Arc::new(state);
+            }
+            changed
+        });
+    }
+}
+
+/// The Secret of a name.
+fn secret_of<'a>(name: &'a str, host: &'a Host) -> &'a str {
+    if host.secret.is_empty() { name } else { &host.secret }
+}
+
+/// The names whose certificates the group orders.
+type Names = BTreeSet<String>;
+
+/// The annotation of a note.
+const NOTE: &str = names::ISSUANCE;

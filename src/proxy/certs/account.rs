@@ -1,0 +1,97 @@
+//! The account by which certificates are ordered: its key lies in a Secret that outlives Pods and is shared by replicas.
+//!
+//! A key is stored before it is used, so that a crash leaves no account behind that nobody has the key of. A key that cannot be
+//! read is somebody's and is left alone; one whose account the server has closed serves nobody and is replaced.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use tokio::sync::Mutex;
+
+use super::act::IssueError;
+use crate::edge::acme::{AccountKey, Acme, Server};
+use crate::edge::kube::{Cluster, Noted, Values};
+use crate::model::objects::sha256_raw;
+
+/// How often somebody else may be faster at storing a key.
+const TRIES: usize = 5;
+
+/// Where an account's key is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AccountAt {
+    /// The Secret.
+    pub secret: String,
+    /// Its field.
+    pub field: String,
+}
+
+/// The account in use.
+#[derive(Debug)]
+pub(super) struct Accounts {
+    cluster: Cluster,
+    server: Server,
+    at: AccountAt,
+    current: Mutex<Option<Acme>>,
+}
+
+impl Accounts {
+    pub(super) fn new(cluster: Cluster, server: Server, at: AccountAt) -> Self {
+        Self { cluster, server, at, current: Mutex::default() }
+    }
+
+    /// The account; logs in if that has not been done.
+    pub(super) async fn get(&self) -> Result<Acme, IssueError> {
+        let mut current = self.current.lock().await;
+        if let Some(acme) = &*current {
+            return Ok(acme.clone());
+        }
+        let acme = match Acme::log_in(&self.server, self.key(None).await?).await {
+            Err(error) if error.is_account() => {
+                let closed = self.key(None).await?;
+                tracing::warn!(kind = error.kind(), "the ACME account is closed, another one is made: {error}");
+                Acme::log_in(&self.server, self.key(Some(&closed)).await?).await?
+            }
+            done => done?,
+        };
+        *current = Some(acme.clone());
+        Ok(acme)
+    }
+
+    /// Logs in anew the next time.
+    pub(super) async fn forget(&self) {
+        *self.current.lock().await = None;
+    }
+
+    /// The key that is stored; one is made if there is none, or only the one whose account is closed.
+    async fn key(&self, closed: Option<&AccountKey>) -> Result<AccountKey, IssueError> {
+        for _ in 0..TRIES {
+            let held = self.cluster.noted(&self.at.secret).await?;
+            let held = held.ok_or_else(|| IssueError::NoAccountSecret { secret: self.at.secret.clone() })?;
+            if let Some(key) = self.stored(&held)?
+                && Some(&key) != closed
+            {
+                return Ok(key);
+            }
+            let made = AccountKey::generate()?;
+            let values = Values::from([(self.at.field.clone(), Bytes::from(made.pem().to_owned()))]);
+            match self.cluster.note(&self.at.secret, &held.version, &BTreeMap::new(), &values).await {
+                Ok(_) => return Ok(made),
+                Err(error) if error.kind() == "Conflict" => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(IssueError::AccountContended { secret: self.at.secret.clone() })
+    }
+
+    fn stored(&self, held: &Noted) -> Result<Option<AccountKey>, IssueError> {
+        match held.values.get(&self.at.field).filter(|text| !text.is_empty()) {
+            Some(text) => Ok(Some(AccountKey::read(text)?)),
+            None => Ok(None),
+        }
+    }
+}
+
+/// By what a certificate's Secret says which account ordered it.
+pub(super) fn fingerprint(key: &AccountKey) -> Vec<u8> {
+    sha256_raw(key.pem().as_bytes())
+}

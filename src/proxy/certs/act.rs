@@ -1,0 +1,215 @@
+//! Carries out what is decided: writes of notes and certificates, orders, and questions when to renew.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::task::JoinError;
+
+use super::account::{Accounts, fingerprint};
+use super::kept::{Issued, note_text};
+use super::{NOTE, Work};
+use crate::api::names::ACCOUNT_FINGERPRINT;
+use crate::edge::acme::{AcmeError, Failure};
+use crate::edge::kube::{KubeError, Noted, Values};
+use crate::edge::localapi::LocalApi;
+use crate::model::certificate::CertificateError;
+use crate::model::issuance::{Action, Event, Failed, Note, Window, Written};
+
+/// How soon a server that could not be asked is asked again when to renew.
+const ASK_AGAIN: Duration = Duration::from_hours(1);
+
+/// A certificate could not be had.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum IssueError {
+    /// The Secret of the account's key does not exist.
+    #[error("the Secret {secret} of the ACME account does not exist; the reconciler makes it")]
+    NoAccountSecret {
+        /// The Secret.
+        secret: String,
+    },
+    /// Others write the account's key all the time.
+    #[error("the ACME account's key in the Secret {secret} changes all the time; do two programs with different settings share it?")]
+    AccountContended {
+        /// The Secret.
+        secret: String,
+    },
+    /// The account's key could not be read or stored.
+    #[error("the ACME account's key: {0}")]
+    Secret(#[from] KubeError),
+    /// The server was asked in vain.
+    #[error(transparent)]
+    Acme(#[from] AcmeError),
+    /// What the server issued cannot be used.
+    #[error("the certificate that was issued cannot be used: {0}")]
+    Certificate(#[from] CertificateError),
+}
+
+impl IssueError {
+    /// A closed set of words for metric labels and Event reasons.
+    #[must_use]
+    pub(super) fn kind(&self) -> &'static str {
+        match self {
+            Self::NoAccountSecret { .. } => "NoAccountSecret",
+            Self::AccountContended { .. } => "AccountContended",
+            Self::Secret(error) => error.kind(),
+            Self::Acme(error) => error.kind(),
+            Self::Certificate(_) => "BadCertificate",
+        }
+    }
+
+    fn failed(&self) -> Failed {
+        match self {
+            Self::Acme(error) => Failed { retry_after: error.retry_after(), outage: error.is_outage() },
+            Self::Certificate(_) => Failed::default(),
+            _ => Failed { retry_after: None, outage: true },
+        }
+    }
+}
+
+/// What came of something that was done.
+pub(super) enum Done {
+    Claimed(String, Result<Noted, KubeError>),
+    Stored(String, Result<Noted, KubeError>),
+    Ended(String, u64, Result<Issued, IssueError>),
+    Suggested(String, Option<(Window, Duration)>),
+}
+
+impl Work {
+    pub(super) fn act(&mut self, action: Action) {
+        match action {
+            Action::Claim { name, version, note } => self.write(name, &version, Some(&note), Values::new(), Done::Claimed),
+            Action::Release { name, version, note } => self.write(name, &version, Some(&note), Values::new(), Done::Stored),
+            Action::Store { name, version } => {
+                let values = self.kept.issued(&name).map(values).unwrap_or_default();
+                self.write(name, &version, None, values, Done::Stored);
+            }
+            Action::Order { name, replaces } => self.order(name, replaces),
+            Action::Abandon(name) => {
+                if let Some((_, order)) = self.orders.remove(&name) {
+                    order.abort();
+                }
+            }
+            Action::Suggest { name, certificate } => {
+                let accounts = self.accounts.clone();
+                self.running.spawn(async move {
+                    let ask = async { Ok::<_, IssueError>(accounts.get().await?.suggestion(&certificate).await?) };
+                    let told = ask.await.unwrap_or_else(|error| {
+                        tracing::debug!(kind = error.kind(), name, "{error}");
+                        None
+                    });
+                    Done::Suggested(name, told)
+                });
+            }
+        }
+    }
+
+    fn write(
+        &mut self,
+        name: String,
+        version: &str,
+        note: Option<&Note>,
+        values: Values,
+        done: fn(String, Result<Noted, KubeError>) -> Done,
+    ) {
+        let text = note.map(|note| note_text(note, self.kept.failure(&name)));
+        let (cluster, secret, version) = (self.cluster.clone(), self.kept.secret(&name), version.to_owned());
+        self.running.spawn(async move {
+            let annotations = BTreeMap::from([(NOTE, text)]);
+            done(name, cluster.note(&secret, &version, &annotations, &values).await)
+        });
+    }
+
+    fn order(&mut self, name: String, replaces: Option<String>) {
+        self.begun += 1;
+        let number = self.begun;
+        let held = self.kept.reusable(&name);
+        let replaces = replaces.map(|id| (id, self.kept.fingerprint(&name)));
+        let (accounts, api) = (self.accounts.clone(), self.api.clone());
+        let order = self.running.spawn({
+            let name = name.clone();
+            async move {
+                let ended = match held {
+                    Some(held) => Ok(held),
+                    None => issue(&accounts, &api, &name, replaces).await,
+                };
+                Done::Ended(name, number, ended)
+            }
+        });
+        self.orders.insert(name, (number, order));
+    }
+
+    /// Takes in what came of something.
+    pub(super) fn done(&mut self, done: Result<Done, JoinError>) {
+        // What was abandoned ends so.
+        let Ok(done) = done else { return };
+        match done {
+            Done::Claimed(name, told) => {
+                let written = self.written(&name, told);
+                self.step(Event::Claimed(name, written));
+            }
+            Done::Stored(name, told) => {
+                let written = self.written(&name, told);
+                self.step(Event::Stored(name, written));
+            }
+            Done::Ended(name, number, ended) => {
+                if self.orders.get(&name).is_none_or(|(current, _)| *current != number) {
+                    return;
+                }
+                self.orders.remove(&name);
+                let end = ended.map_err(|error| (error.failed(), error));
+                let end = self.kept.ended(&name, end);
+                self.step(Event::Ended(name, end));
+            }
+            Done::Suggested(name, told) => {
+                let (window, again) = told.map_or((None, Some(ASK_AGAIN)), |(window, again)| (Some(window), Some(again)));
+                self.step(Event::Suggested(name, window, again));
+            }
+        }
+    }
+
+    fn written(&mut self, name: &str, told: Result<Noted, KubeError>) -> Written {
+        match told {
+            Ok(noted) => {
+                let secret = self.kept.secret(name);
+                self.kept.put(&secret, noted);
+                self.kept.record(name).map_or(Written::Failed, Written::Done)
+            }
+            Err(error) if error.kind() == "Conflict" => Written::Conflict,
+            Err(error) => {
+                tracing::warn!(kind = error.kind(), name, "{error}");
+                Written::Failed
+            }
+        }
+    }
+}
+
+/// Orders a certificate. `replaces` is the one to be replaced, with what tells whose order that was.
+async fn issue(accounts: &Accounts, api: &LocalApi, name: &str, replaces: Option<(String, Bytes)>) -> Result<Issued, IssueError> {
+    tracing::info!(name, replaces = replaces.as_ref().map(|(id, _)| id), "ordering a certificate");
+    let set_txt = |record: String, value: String| -> std::pin::Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>> {
+        let api = api.clone();
+        Box::pin(async move { api.set_dns(&record, &value).await.map_err(Into::into) })
+    };
+    let mut acme = accounts.get().await?;
+    let known = |key: &[u8]| replaces.as_ref().filter(|(_, by)| by.is_empty() || by == key).map(|(id, _)| id.as_str());
+    let pair = match acme.order(name, known(&fingerprint(acme.key())), &set_txt).await {
+        Err(error) if error.is_account() => {
+            // The account was closed since: once more, as another one.
+            accounts.forget().await;
+            acme = accounts.get().await?;
+            acme.order(name, known(&fingerprint(acme.key())), &set_txt).await?
+        }
+        done => done?,
+    };
+    Ok(Issued::new(name, pair, fingerprint(acme.key()).into())?)
+}
+
+fn values(issued: &Issued) -> Values {
+    let bytes = |text: &[u8]| Bytes::copy_from_slice(text);
+    Values::from([
+        ("tls.crt".to_owned(), bytes(&issued.pair.chain)),
+        ("tls.key".to_owned(), bytes(&issued.pair.key)),
+        (ACCOUNT_FINGERPRINT.to_owned(), issued.by.clone()),
+    ])
+}

@@ -1,0 +1,282 @@
+//! What is known of each name: the Secret as it was last seen, and the certificate that was last good in it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use k8s_openapi::jiff::Timestamp;
+
+use super::act::IssueError;
+use super::{NOTE, Names, secret_of};
+use crate::api::issuance;
+use crate::api::names::ACCOUNT_FINGERPRINT;
+use crate::api::routes::Host;
+use crate::edge::kube::Noted;
+use crate::model::certificate::{CertificateError, Leaf, Pair};
+use crate::model::issuance::{Certificate, Failed, Issuer, Note, Record, renew_at, usable};
+
+/// How everything stands.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct State {
+    /// By DNS name.
+    pub names: BTreeMap<String, NameState>,
+    /// Orders that were made here and came to an end, by what came of them: `issued` or the kind of the failure.
+    pub orders: BTreeMap<&'static str, u64>,
+    /// Certificates that were written back because their Secret had lost them.
+    pub restored: u64,
+}
+
+/// How a name stands.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NameState {
+    /// The group orders it.
+    pub issue: bool,
+    /// The control server lets this node have a certificate for it.
+    pub permitted: bool,
+    /// The certificate that is loaded.
+    pub certificate: Option<Certificate>,
+    /// The kind of what is wrong with what its Secret holds.
+    pub fault: Option<&'static str>,
+    /// Who orders, and what came of the order before.
+    pub note: issuance::Note,
+}
+
+/// A certificate that was issued here or loaded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Issued {
+    pub(super) pair: Pair,
+    leaf: Leaf,
+    /// Which account ordered it.
+    pub(super) by: Bytes,
+}
+
+impl Issued {
+    pub(super) fn new(name: &str, pair: Pair, by: Bytes) -> Result<Self, CertificateError> {
+        let leaf = pair.leaf()?;
+        leaf.is_for(name)?;
+        Ok(Self { pair, leaf, by })
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Kept {
+    wanted: Arc<BTreeMap<String, Host>>,
+    permitted: BTreeSet<String>,
+    secrets: BTreeMap<String, Noted>,
+    /// The faults of watches, by Secret.
+    lost: BTreeMap<String, &'static str>,
+    names: BTreeMap<String, Known>,
+    orders: BTreeMap<&'static str, u64>,
+    restored: u64,
+}
+
+/// What is known of a name.
+#[derive(Debug, Default)]
+struct Known {
+    /// What was last good in its Secret.
+    good: Option<Issued>,
+    /// What was issued and is not stored yet.
+    issued: Option<Issued>,
+    /// What its Secret holds now, or what is wrong with it.
+    held: Option<Result<Certificate, CertificateError>>,
+    /// The newest failure of an order here.
+    failure: Option<(&'static str, String)>,
+}
+
+impl Kept {
+    /// Keeps what is wanted, and forgets everything else. Returns the Secrets to follow.
+    pub(super) fn want(&mut self, wanted: Arc<BTreeMap<String, Host>>, permitted: BTreeSet<String>) -> BTreeSet<String> {
+        let secrets: BTreeSet<_> = wanted.iter().map(|(name, host)| secret_of(name, host).to_owned()).collect();
+        let moved = |name: &String| {
+            let of = |hosts: &BTreeMap<String, Host>| hosts.get(name).map(|host| secret_of(name, host).to_owned());
+            of(&wanted) != of(&self.wanted)
+        };
+        self.names.retain(|name, _| !moved(name));
+        self.secrets.retain(|secret, _| secrets.contains(secret));
+        self.lost.retain(|secret, _| secrets.contains(secret));
+        (self.wanted, self.permitted) = (wanted, permitted);
+        for secret in &secrets {
+            self.look(secret);
+        }
+        secrets
+    }
+
+    /// The names that are to be ordered for.
+    pub(super) fn ours(&self) -> Names {
+        let ours = self.wanted.iter().filter(|(name, host)| host.issue && self.permitted.contains(*name));
+        ours.map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Takes in a Secret; what is now known of its names. An older version than the one that is known changes nothing.
+    pub(super) fn put(&mut self, secret: &str, noted: Noted) -> Vec<(String, Option<Record>)> {
+        let number = |version: &str| version.parse::<u64>().unwrap_or_default();
+        if self.secrets.get(secret).is_some_and(|held| number(&noted.version) < number(&held.version)) {
+            return Vec::new();
+        }
+        self.lost.remove(secret);
+        self.secrets.insert(secret.to_owned(), noted);
+        self.look(secret);
+        self.records_of(secret)
+    }
+
+    /// A Secret is gone.
+    pub(super) fn gone(&mut self, secret: &str) -> Vec<(String, Option<Record>)> {
+        self.lost.remove(secret);
+        self.secrets.remove(secret);
+        for name in self.names_of(secret) {
+            self.names.entry(name).or_default().held = None;
+        }
+        self.records_of(secret)
+    }
+
+    /// A Secret cannot be followed; whether that is news.
+    pub(super) fn lost(&mut self, secret: &str, kind: &'static str) -> bool {
+        let news = !self.lost.values().any(|told| *told == kind);
+        self.lost.insert(secret.to_owned(), kind);
+        news
+    }
+
+    /// Reads what a Secret holds, for each of its names.
+    fn look(&mut self, secret: &str) {
+        let Some(noted) = self.secrets.get(secret) else { return };
+        let value = |key: &str| noted.values.get(key).cloned().unwrap_or_default();
+        let (chain, key, by) = (value("tls.crt"), value("tls.key"), value(ACCOUNT_FINGERPRINT));
+        for name in self.names_of(secret) {
+            let known = self.names.entry(name.clone()).or_default();
+            let same = |good: &&Issued| *good.pair.chain == *chain && *good.pair.key == *key && good.by == by;
+            if let Some(good) = known.good.as_ref().filter(same) {
+                known.held = Some(Ok(good.leaf.certificate.clone()));
+                continue;
+            }
+            let pair = Pair { chain: chain.to_vec().into(), key: key.to_vec().into() };
+            known.held = Some(Issued::new(&name, pair, by.clone()).map(|loaded| {
+                let certificate = loaded.leaf.certificate.clone();
+                known.issued.take_if(|issued| *issued == loaded);
+                known.good = Some(loaded);
+                certificate
+            }));
+        }
+    }
+
+    fn names_of(&self, secret: &str) -> Vec<String> {
+        let own = self.wanted.iter().filter(|(name, host)| secret_of(name, host) == secret);
+        own.map(|(name, _)| name.clone()).collect()
+    }
+
+    fn records_of(&self, secret: &str) -> Vec<(String, Option<Record>)> {
+        self.names_of(secret).into_iter().map(|name| (name.clone(), self.record(&name))).collect()
+    }
+
+    /// What is known of every name that is wanted and whose Secret was seen.
+    pub(super) fn records(&self) -> Vec<(String, Option<Record>)> {
+        self.wanted.keys().filter_map(|name| Some((name.clone(), Some(self.record(name)?)))).collect()
+    }
+
+    /// What all replicas know of a name; nothing while its Secret does not exist, or was not seen.
+    pub(super) fn record(&self, name: &str) -> Option<Record> {
+        let noted = self.secrets.get(&self.secret(name))?;
+        let certificate = self.names.get(name)?.held.clone()?.ok();
+        let note = self.note(name);
+        let note = Note { by: note.by, failures: note.failures, not_before: note.not_before };
+        Some(Record { version: noted.version.clone(), certificate, note })
+    }
+
+    /// The note of a name. One that cannot be read says nothing: its writer is as good as dead.
+    fn note(&self, name: &str) -> issuance::Note {
+        let text = self.secrets.get(&self.secret(name)).and_then(|noted| noted.annotations.get(NOTE));
+        text.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+    }
+
+    pub(super) fn secret(&self, name: &str) -> String {
+        self.wanted.get(name).map_or(name, |host| secret_of(name, host)).to_owned()
+    }
+
+    /// Which account ordered the certificate of a name; empty where that is not known.
+    pub(super) fn fingerprint(&self, name: &str) -> Bytes {
+        let noted = self.secrets.get(&self.secret(name));
+        noted.and_then(|noted| noted.values.get(ACCOUNT_FINGERPRINT).cloned()).unwrap_or_default()
+    }
+
+    /// A certificate for a name that is in memory and not in its Secret, and not due: it is not ordered, but stored.
+    pub(super) fn reusable(&self, name: &str) -> Option<Issued> {
+        let known = self.names.get(name)?;
+        let held = known.held.as_ref().and_then(|held| held.as_ref().ok());
+        let lost = |found: &&Issued| held.is_none_or(|held| held.until < found.leaf.certificate.until);
+        let fresh = |found: &&Issued| Timestamp::now() < renew_at(&found.leaf.certificate, None);
+        [known.issued.as_ref(), known.good.as_ref()].into_iter().flatten().filter(lost).find(fresh).cloned()
+    }
+
+    /// What was issued for a name and is not stored yet.
+    pub(super) fn issued(&self, name: &str) -> Option<&Issued> {
+        self.names.get(name)?.issued.as_ref()
+    }
+
+    /// The newest failure of a name's orders.
+    pub(super) fn failure(&self, name: &str) -> Option<&(&'static str, String)> {
+        self.names.get(name)?.failure.as_ref()
+    }
+
+    /// Takes in how an order ended.
+    pub(super) fn ended(&mut self, name: &str, end: Result<Issued, (Failed, IssueError)>) -> Result<Certificate, Failed> {
+        let known = self.names.entry(name.to_owned()).or_default();
+        match end {
+            Ok(issued) => {
+                let certificate = issued.leaf.certificate.clone();
+                if known.good.as_ref() == Some(&issued) || known.issued.as_ref() == Some(&issued) {
+                    tracing::warn!(name, "the certificate's Secret had lost it; it is stored again");
+                    self.restored += 1;
+                } else {
+                    tracing::info!(name, until = %certificate.until, "a certificate was issued");
+                    *self.orders.entry("issued").or_default() += 1;
+                }
+                (known.issued, known.failure) = (Some(issued), None);
+                Ok(certificate)
+            }
+            Err((failed, error)) => {
+                tracing::warn!(kind = error.kind(), name, retry_after = ?failed.retry_after, "{error}");
+                *self.orders.entry(error.kind()).or_default() += 1;
+                known.failure = Some((error.kind(), error.to_string()));
+                Err(failed)
+            }
+        }
+    }
+
+    /// The certificates that serve now.
+    pub(super) fn pairs(&self, now: Timestamp) -> BTreeMap<String, Pair> {
+        let good = self.names.iter().filter_map(|(name, known)| Some((name, known.good.as_ref()?)));
+        good.filter(|(_, good)| usable(&good.leaf.certificate, now)).map(|(name, good)| (name.clone(), good.pair.clone())).collect()
+    }
+
+    /// How long until the next certificate begins or ends to serve.
+    pub(super) fn next_end(&self, now: Timestamp) -> Option<Duration> {
+        let good = self.names.values().filter_map(|known| known.good.as_ref());
+        let times = good.flat_map(|good| [good.leaf.certificate.from, good.leaf.certificate.until]);
+        times.filter(|time| *time > now).min().and_then(|time| Duration::try_from(time.duration_since(now)).ok())
+    }
+
+    /// How everything stands.
+    pub(super) fn state(&self, _issuer: &Issuer) -> State {
+        let of = |(name, host): (&String, &Host)| {
+            let known = self.names.get(name);
+            let fault = known.and_then(|known| known.held.as_ref()?.as_ref().err()).map(CertificateError::kind);
+            let state = NameState {
+                issue: host.issue,
+                permitted: self.permitted.contains(name),
+                certificate: known.and_then(|known| known.good.as_ref()).map(|good| good.leaf.certificate.clone()),
+                fault: fault.or_else(|| self.lost.get(secret_of(name, host)).copied()),
+                note: self.note(name),
+            };
+            (name.clone(), state)
+        };
+        State { names: self.wanted.iter().map(of).collect(), orders: self.orders.clone(), restored: self.restored }
+    }
+}
+
+/// A note as it is written, with the failure that it tells of.
+pub(super) fn note_text(note: &Note, failure: Option<&(&'static str, String)>) -> String {
+    let (reason, message) =
+        failure.filter(|_| note.failures > 0).map(|(kind, text)| ((*kind).to_owned(), text.clone())).unwrap_or_default();
+    let note = issuance::Note { by: note.by.clone(), failures: note.failures, not_before: note.not_before, reason, message };
+    serde_json::to_string(&note).unwrap_or_default()
+}

@@ -1,0 +1,70 @@
+//! Keeps a copy of what tailscaled keeps in the state Secret: one that has to start again while the API server is away starts
+//! from the copy, and what it writes then goes back into the Secret.
+//!
+//! While tailscaled uses the Secret it is its only writer; nothing here writes then.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+use super::DaemonState;
+use crate::edge::files;
+use crate::edge::kube::{KubeError, StateSecret};
+use crate::model::supervise::Phase;
+use crate::model::supervise::kept::{Kept, changes, from_file, of_daemon};
+
+/// How long a node that has become part of the tailnet may take to write down what it is.
+const SETTLED: Duration = Duration::from_secs(2);
+/// How soon to try again what failed, and how often what is written into the file is looked for.
+const AGAIN: Duration = Duration::from_secs(5);
+/// How old a copy may become.
+const OLD: Duration = Duration::from_mins(10);
+
+/// Copies until nobody tells how the daemon fares.
+pub async fn run(secret: StateSecret, file: PathBuf, mut daemon: watch::Receiver<DaemonState>, kept: watch::Sender<Kept>) {
+    loop {
+        let Ok((restarts, from_file)) =
+            daemon.wait_for(|daemon| daemon.phase == Phase::Running).await.map(|daemon| (daemon.restarts, daemon.from_file))
+        else {
+            return;
+        };
+        sleep(SETTLED).await;
+        let done = if from_file { give_back(&secret, &file, &kept).await } else { take(&secret, &kept).await };
+        let rest = match done {
+            Ok(()) if !from_file => OLD,
+            Ok(()) => AGAIN,
+            Err(error) => {
+                tracing::debug!(kind = error.kind(), "what tailscaled keeps in its Secret cannot be copied: {error}");
+                AGAIN
+            }
+        };
+        let changed = daemon.wait_for(|daemon| daemon.phase != Phase::Running || daemon.restarts != restarts);
+        if timeout(rest, changed).await.is_ok_and(|changed| changed.is_err()) {
+            return;
+        }
+    }
+}
+
+/// Takes a copy of the Secret.
+async fn take(secret: &StateSecret, kept: &watch::Sender<Kept>) -> Result<(), KubeError> {
+    if let Some(values) = secret.get().await? {
+        kept.send_modify(|kept| kept.content = Some(of_daemon(&values)));
+    }
+    Ok(())
+}
+
+/// Writes into the Secret what the file holds.
+async fn give_back(secret: &StateSecret, file: &Path, kept: &watch::Sender<Kept>) -> Result<(), KubeError> {
+    // It is replaced whole, so what is read is whole; what cannot be read now can be a moment later.
+    let Some(written) = files::read_one(file).ok().flatten().and_then(|text| from_file(&text)) else { return Ok(()) };
+    let Some(held) = secret.get().await? else { return Ok(()) };
+    let changes = changes(&written, &held);
+    if !changes.is_empty() {
+        kept.send_modify(|kept| kept.given_back = false);
+        secret.patch(&changes).await?;
+    }
+    kept.send_modify(|kept| *kept = Kept { content: Some(of_daemon(&written)), given_back: true });
+    Ok(())
+}

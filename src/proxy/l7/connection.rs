@@ -1,0 +1,158 @@
+//! One connection from a client: the PROXY header, TLS, and requests until either side has had enough.
+//!
+//! Whatever a client does or does not do, it costs one connection for a limited time: the header, the handshake, the first
+//! request and the pause between two have deadlines, and the head of a request a size.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use crate::edge::tls::{TlsError, is_http2};
+use crate::model::preamble::{FIXED, Fixed, PreambleError};
+
+use super::activity::{Activity, Patience};
+use super::request::answer;
+use super::{Limits, Port};
+
+/// How long a client that was told to leave may take to do so when it has no request open.
+const FAREWELL: Duration = Duration::from_secs(5);
+/// How long without a deadline, where there is none.
+const LONG: Duration = Duration::from_hours(1);
+
+/// Why a connection was not taken.
+#[derive(Debug, thiserror::Error)]
+enum Refused {
+    #[error("the PROXY header did not come in time")]
+    Late,
+    #[error("the connection broke before its PROXY header was whole: {0}")]
+    Broken(#[source] std::io::Error),
+    #[error(transparent)]
+    Preamble(#[from] PreambleError),
+}
+
+impl Refused {
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::Late => "Late",
+            Self::Broken(_) => "Broken",
+            Self::Preamble(error) => error.kind(),
+        }
+    }
+}
+
+/// Serves a connection until it ends; once `closing`, no new requests are taken.
+pub(super) async fn serve(mut stream: TcpStream, port: Arc<Port>, closing: watch::Receiver<bool>) {
+    // Not to have it costs latency, nothing else.
+    let _ = stream.set_nodelay(true);
+    let limits = port.shared.limits;
+    let client = match timeout(limits.preamble, preamble(&mut stream)).await.unwrap_or(Err(Refused::Late)) {
+        Ok(client) => client,
+        Err(error) => {
+            port.counts.refused(error.kind());
+            return tracing::debug!(service = port.service, kind = error.kind(), "{error}");
+        }
+    };
+    if !port.over_tls {
+        return requests(stream, auto::Builder::new(TokioExecutor::new()), port, client, closing).await;
+    }
+    let Some(acceptor) = port.site.borrow().acceptor.clone() else { return };
+    match timeout(limits.handshake, acceptor.accept(stream)).await {
+        Ok(Ok(stream)) => {
+            port.counts.handshake("ok");
+            let builder = auto::Builder::new(TokioExecutor::new());
+            let builder = if is_http2(&stream) { builder.http2_only() } else { builder.http1_only() };
+            requests(stream, builder, port, client, closing).await;
+        }
+        Ok(Err(error)) => shaken_off(&port, &error),
+        Err(_) => port.counts.handshake("Deadline"),
+    }
+}
+
+fn shaken_off(port: &Port, error: &TlsError) {
+    port.counts.handshake(error.kind());
+    tracing::debug!(service = port.service, kind = error.kind(), "{error}");
+}
+
+/// Reads the PROXY header and not a byte more.
+async fn preamble(stream: &mut TcpStream) -> Result<Option<SocketAddr>, Refused> {
+    let mut fixed = [0; FIXED];
+    stream.read_exact(&mut fixed).await.map_err(Refused::Broken)?;
+    let fixed = Fixed::read(&fixed)?;
+    let mut rest = vec![0; fixed.rest];
+    stream.read_exact(&mut rest).await.map_err(Refused::Broken)?;
+    Ok(fixed.client(&rest))
+}
+
+async fn requests<S>(
+    stream: S,
+    mut builder: auto::Builder<TokioExecutor>,
+    port: Arc<Port>,
+    client: Option<SocketAddr>,
+    mut closing: watch::Receiver<bool>,
+) where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let limits = port.shared.limits;
+    limit(&mut builder, &limits);
+    let activity = Activity::new();
+    let service = {
+        let (activity, port) = (activity.clone(), Arc::clone(&port));
+        service_fn(move |request| {
+            let (in_flight, port) = (activity.begin(), Arc::clone(&port));
+            async move { Ok::<_, Infallible>(answer(port, client, in_flight, request).await) }
+        })
+    };
+    let patience = Patience { first: limits.first, next: limits.idle };
+    let mut connection = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
+    let (mut told, mut over) = (false, Instant::now() + limits.first);
+    loop {
+        tokio::select! {
+            ended = connection.as_mut() => {
+                if let Err(error) = ended {
+                    tracing::debug!(service = port.service, %error, "a connection ended early");
+                }
+                return;
+            }
+            () = async { drop(closing.wait_for(|closing| *closing).await) }, if !told => {
+                connection.as_mut().graceful_shutdown();
+                (told, over) = (true, Instant::now() + FAREWELL);
+            }
+            () = sleep_until(over) => match activity.until(patience) {
+                // A request is being answered, or was until a moment ago.
+                None => over = Instant::now() + if told { FAREWELL } else { limits.idle.min(LONG) },
+                Some(until) if !told && until > Instant::now() => over = until,
+                Some(_) if told => return,
+                Some(_) => {
+                    connection.as_mut().graceful_shutdown();
+                    (told, over) = (true, Instant::now() + FAREWELL);
+                }
+            },
+        }
+    }
+}
+
+fn limit(builder: &mut auto::Builder<TokioExecutor>, limits: &Limits) {
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.idle)
+        .max_buf_size(limits.head)
+        .http2()
+        .timer(TokioTimer::new())
+        .max_header_list_size(u32::try_from(limits.head).unwrap_or(u32::MAX))
+        .max_concurrent_streams(limits.streams)
+        .initial_stream_window_size(1 << 20)
+        .initial_connection_window_size(4 << 20)
+        .keep_alive_interval(Duration::from_secs(30))
+        .keep_alive_timeout(Duration::from_secs(15));
+}

@@ -1,0 +1,154 @@
+//! Starts what serves and advertises Tailscale Services, where that is decided here.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use crate::api::routes::Host;
+use crate::model::advertise::Advertised;
+use crate::model::sites::{Sites, node};
+use crate::model::source::Served;
+use crate::runtime::tasks::Tasks;
+
+use super::advertise::{self, How, Standing};
+use super::certs::{self, Certs};
+use super::l7::{self, L7, Limits, Loopback, Place, endpoints, identify};
+use super::replica::Replica;
+use super::serve::{self, Serving};
+use super::spawn;
+
+/// How what is advertised stands, and how it is taken back.
+#[derive(Debug)]
+pub struct Publishing {
+    /// How the services stand.
+    pub standing: watch::Receiver<Standing>,
+    /// What tailscaled serves.
+    pub serving: watch::Receiver<Serving>,
+    /// Turns true when nothing is to lead here any more.
+    pub leaving: watch::Sender<bool>,
+    /// The sites, if some are to be served here.
+    pub sites: Option<Listening>,
+}
+
+/// The listeners of sites.
+#[derive(Debug)]
+pub struct Listening {
+    /// What they tell.
+    pub l7: L7,
+    /// Their certificates, if there are Secrets to have them in.
+    pub certs: Option<Certs>,
+    /// Turns true when they are to take no new connections and no new requests.
+    pub closing: watch::Sender<bool>,
+    /// Turns true when the last connection has ended after that.
+    pub closed: watch::Receiver<bool>,
+}
+
+impl Replica {
+    /// Starts it; `advertised` tells tailscaled's supervision. Nothing where tailscaled's config alone says what is advertised.
+    pub(super) fn publish(&mut self, advertised: watch::Sender<Advertised>, tasks: &mut Tasks) {
+        let Some(daemon) = self.daemon.as_ref().filter(|_| self.settings.limits_advertising()) else { return };
+        let how = How { serves: self.settings.serve.is_some(), on_node: self.settings.node_sites };
+        let sites = if how.serves { self.listen(identify::by(daemon.api().clone()), how.on_node, tasks) } else { None };
+        let (wanted, to_serve) = watch::channel(None);
+        let (serving_in, serving) = watch::channel(Serving::default());
+        let (standing_in, standing) = watch::channel(Standing::default());
+        let (leaving, told_to_leave) = watch::channel(false);
+        let inputs = advertise::Inputs {
+            daemon: daemon.state(),
+            netmap: self.netmap.clone(),
+            served: self.serve.services.clone(),
+            ingress: self.ingress.services.clone(),
+            programmed: self.programmed.clone(),
+            in_place: sites.as_ref().map_or_else(|| watch::channel(Arc::default()).1, |sites| sites.l7.in_place.clone()),
+            serving: serving.clone(),
+            leaving: told_to_leave,
+        };
+        let outputs = advertise::Outputs { wanted, advertised, standing: standing_in };
+        spawn(tasks, "advertise", advertise::run(inputs, how, outputs));
+        let inputs = serve::Inputs { daemon: daemon.state(), wanted: to_serve };
+        spawn(tasks, "serve", serve::run(daemon.api().clone(), inputs, serving_in));
+        self.publishing = Some(Publishing { standing, serving, leaving, sites });
+    }
+
+    /// Starts the listeners of the sites; nothing, which is told, if TLS cannot be set up.
+    fn listen(&self, ask: identify::Ask, on_node: bool, tasks: &mut Tasks) -> Option<Listening> {
+        let (told, sites) = watch::channel(Arc::default());
+        spawn(tasks, "sites", follow(self.serve.services.clone(), on_node, told));
+        let (known, endpoints) = watch::channel(Arc::default());
+        if let Some(cluster) = self.cluster.clone() {
+            spawn(tasks, "endpoints", endpoints::follow(cluster, sites.clone(), known));
+        }
+        let (closing, told_to_close) = watch::channel(false);
+        let certs = self.certify(&sites, tasks);
+        let inputs = l7::Inputs {
+            certificates: certs.as_ref().map_or_else(|| watch::channel(Arc::default()).1, |certs| certs.pairs.clone()),
+            sites,
+            endpoints,
+            closing: told_to_close,
+            ask: Some(ask),
+            place: Place { zone: None, node: self.settings.pod.node.clone() },
+            loopback: Loopback::Named,
+            limits: Limits::default(),
+        };
+        let (l7, work) = l7::l7(inputs).inspect_err(|error| tracing::error!(kind = error.kind(), "no site is served: {error}")).ok()?;
+        let (ended, closed) = watch::channel(false);
+        spawn(tasks, "listeners", async move {
+            work.await;
+            ended.send_replace(true);
+            // The sender stays: whoever waits for the end may look later.
+            std::future::pending::<()>().await;
+        });
+        Some(Listening { l7, certs, closing, closed })
+    }
+
+    /// Starts what has the certificates of the sites; nothing where there are no Secrets to have them in.
+    fn certify(&self, sites: &watch::Receiver<Arc<Sites>>, tasks: &mut Tasks) -> Option<Certs> {
+        let (daemon, cluster) = (self.daemon.as_ref()?, self.cluster.clone()?);
+        let settings = certs::Settings::of(&self.settings)?;
+        let (told, wanted) = watch::channel(Arc::default());
+        spawn(tasks, "names of sites", names(sites.clone(), told));
+        let inputs = certs::Inputs { cluster, api: daemon.api().clone(), wanted, netmap: self.netmap.clone() };
+        Some(certs::start(tasks, &settings, inputs))
+    }
+}
+
+/// Keeps the names whose certificates are wanted equal to those of the sites that are served over TLS. Ends with the sites' sender.
+async fn names(mut sites: watch::Receiver<Arc<Sites>>, wanted: watch::Sender<Arc<BTreeMap<String, Host>>>) {
+    loop {
+        let over_tls = sites.borrow_and_update().clone();
+        let hosts = over_tls.values().filter(|site| site.is_over_tls()).flat_map(|site| site.hosts.clone());
+        replace(&wanted, hosts.collect());
+        if sites.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Tells a value that is another one than before.
+fn replace<T: PartialEq>(cell: &watch::Sender<Arc<T>>, value: T) {
+    cell.send_if_modified(|told| {
+        let differs = **told != value;
+        if differs {
+            *told = Arc::new(value);
+        }
+        differs
+    });
+}
+
+/// Keeps the sites equal to those of the config in force, as they are to be listened for. Ends with the config's sender.
+async fn follow(mut served: watch::Receiver<Option<Arc<Served>>>, on_node: bool, sites: watch::Sender<Arc<Sites>>) {
+    loop {
+        if let Some(served) = served.borrow_and_update().as_ref() {
+            sites.send_if_modified(|told| {
+                let listened = node::listened(&served.sites, on_node);
+                let differs = *told != listened;
+                *told = listened;
+                differs
+            });
+        }
+        if served.changed().await.is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,20 @@
+//! Any bytes in front of a forwarded connection: no panic, a client only from a header that is whole, and never a longer rest
+//! than is read.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use tailyard::model::preamble::{FIXED, Fixed, MOST, header};
+
+fuzz_target!(|data: &[u8]| {
+    let Some(first) = data.first_chunk::<FIXED>() else { return };
+    let Ok(fixed) = Fixed::read(first) else { return };
+    assert!(fixed.rest <= MOST);
+    let rest = &data[FIXED..];
+    // However little of the rest there is.
+    let client = fixed.client(rest);
+    if let Some(client) = client.filter(|_| rest.len() >= fixed.rest) {
+        let again = header(client, client);
+        let fixed = Fixed::read(again.first_chunk().expect("a header")).expect("what is written is read");
+        assert_eq!(fixed.client(&again[FIXED..]), Some(client));
+    }
+});

@@ -1,0 +1,61 @@
+//! Ingress on a real cluster: a user applies a group, an Ingress and a Service, and somebody in the tailnet reaches them, over
+//! HTTPS with certificates of a real ACME server (Pebble) and without TLS, while replicas are replaced.
+//!
+//! The control plane is a stand-in (`tests/servers/hosted`), since Tailscale's own cannot run here. Needs root, control groups of
+//! version 1 and what `tests/servers/build` makes.
+
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "helpers of tests are outside of test functions"
+)]
+
+#[allow(dead_code, reason = "shared with `make cluster`, which uses the rest")]
+#[path = "lab/kubernetes.rs"]
+mod kubernetes;
+#[allow(dead_code, reason = "shared with the kernel tier, which uses all of it")]
+#[path = "kernel/lab.rs"]
+mod lab;
+#[allow(dead_code, reason = "shared with the tier of certificates, which uses all of it")]
+#[path = "certs/pebble.rs"]
+mod pebble;
+#[allow(dead_code, reason = "shared with the tailnet tier, which uses all of it")]
+#[path = "support/tailnet.rs"]
+mod support;
+
+#[path = "ingress/load.rs"]
+mod load;
+#[path = "ingress/stage.rs"]
+mod stage;
+
+use std::time::Instant;
+
+use load::under_load;
+use stage::{GROUP, NAMESPACE, Stage};
+
+#[test]
+fn an_ingress_is_reached_over_https_while_replicas_are_replaced() {
+    let stage = Stage::set();
+    let begin = Instant::now();
+    stage.publish();
+    stage.reached("https", "web");
+    println!("from Ingress applied to the first byte over HTTPS: {:?}", begin.elapsed());
+    assert_eq!(stage.pebble.issued(), 1, "one order for the group");
+    stage.reached("http", "plain");
+
+    let load = under_load(&stage, "https", "web", || {
+        stage.cluster.kubectl(&["rollout", "restart", "-n", NAMESPACE, &format!("statefulset/{GROUP}")]);
+        stage.cluster.rolled_out(NAMESPACE, &format!("statefulset/{GROUP}"));
+    });
+    println!("a rolling restart: {load}");
+    // A service's address is at one replica at a time: who is in the middle of connecting when it moves is cut.
+    assert!(load.answered >= 10 * load.failed.len().max(1), "{load}");
+    assert_eq!(stage.pebble.issued(), 1, "a restart orders nothing");
+
+    stage.cluster.kubectl(&["delete", "ingress/web", "service/plain", "--timeout=120s"]);
+    assert_eq!(stage.services(), Vec::<String>::new(), "the tailnet's services are gone");
+    stage.cluster.kubectl(&["delete", &format!("proxygroup/{GROUP}"), "--timeout=120s"]);
+    assert_eq!(stage.left(), "", "nothing of the group is left");
+}

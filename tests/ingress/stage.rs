@@ -1,0 +1,162 @@
+//! The cluster, its ACME server, and what a user applies.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use crate::kubernetes::images::{TAILYARD, TOOLS};
+use crate::kubernetes::{Cluster, eventually};
+use crate::pebble::{Manner, Pebble};
+use crate::support::{CLIENT, Control, Machine, Process};
+
+/// Where everything of the group is made.
+pub(crate) const NAMESPACE: &str = "tailscale";
+/// The group.
+pub(crate) const GROUP: &str = "in";
+/// How many nodes the cluster has.
+const NODES: u8 = 2;
+/// What the backends answer.
+const ANSWER: &str = "hello";
+
+/// A cluster with the chart installed, two backends, and somebody in the tailnet who asks.
+pub(crate) struct Stage {
+    pub(crate) cluster: Cluster,
+    pub(crate) pebble: Pebble,
+    user: Machine,
+    /// Who signs the certificates.
+    roots: PathBuf,
+    _tailscaled: Process,
+}
+
+impl Stage {
+    /// Starts it; nothing is published yet.
+    pub(crate) fn set() -> Self {
+        let cluster = Cluster::start_with(NODES, Control::Hosted);
+        let pebble = Pebble::start(&cluster.tailnet, Manner::default());
+        let (user, tailscaled) = cluster.tailnet.node("user");
+        let roots = cluster.tailnet.dir().join("roots.pem");
+        let stage = Self { cluster, pebble, user, roots, _tailscaled: tailscaled };
+        let authority = stage.cluster.tailnet.dir().join("ca.crt").display().to_string();
+        let root = stage.curl(&["--cacert", &authority, "https://hs.lab:15000/roots/0"]).expect("the root of the ACME server");
+        fs::write(&stage.roots, root).expect("written");
+        stage.cluster.load_tailyard(Path::new(env!("CARGO_BIN_EXE_tailyard")));
+        stage.install();
+        stage.cluster.apply(&backends());
+        stage.cluster.apply(&[class(&stage.pebble), group()]);
+        stage.cluster.wait(&["--for=condition=ProxyGroupReady", &format!("proxygroup/{GROUP}")]);
+        stage.cluster.wait(&["--for=condition=Available", "deployment/web"]);
+        stage
+    }
+
+    fn install(&self) {
+        self.cluster.apply(&[
+            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}),
+            json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "oauth", "namespace": NAMESPACE},
+                "stringData": {"client_id": CLIENT.0, "client_secret": CLIENT.1}}),
+        ]);
+        let (repository, tag) = TAILYARD.rsplit_once(':').expect("a tag");
+        let values = [
+            format!("image.repository={repository}"),
+            format!("image.tag={tag}"),
+            "controlPlane.url=https://hs.lab:8443".to_owned(),
+            "controlPlane.credentials.oauth.existingSecret=oauth".to_owned(),
+        ];
+        let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/tailyard");
+        self.cluster.helm(&["install", "tailyard", chart, "-n", NAMESPACE, "--set", &values.join(",")]);
+        self.cluster.rolled_out(NAMESPACE, "deployment/tailyard-reconciler");
+    }
+
+    /// Applies an Ingress `web`, and a Service `plain` of a load balancer.
+    pub(crate) fn publish(&self) {
+        let annotations = json!({"tailscale.com/proxy-group": GROUP});
+        self.cluster.apply(&[
+            json!({"apiVersion": "networking.k8s.io/v1", "kind": "Ingress",
+                "metadata": {"name": "web", "namespace": "default", "annotations": annotations},
+                "spec": {"ingressClassName": "tailscale", "tls": [{"hosts": ["web"]}],
+                    "defaultBackend": {"service": {"name": "web", "port": {"number": 80}}}}}),
+            json!({"apiVersion": "v1", "kind": "Service",
+                "metadata": {"name": "plain", "namespace": "default",
+                    "annotations": {"tailscale.com/proxy-group": GROUP, "tailscale.com/hostname": "plain"}},
+                "spec": {"type": "LoadBalancer", "loadBalancerClass": "tailscale", "selector": {"app": "web"},
+                    "ports": [{"port": 80, "targetPort": 8080}]}}),
+        ]);
+    }
+
+    /// Waits until a name answers somebody in the tailnet.
+    pub(crate) fn reached(&self, scheme: &str, service: &str) {
+        eventually(&format!("{scheme} of {service}"), || self.ask(scheme, service).ok());
+    }
+
+    /// What a name answers at first; a connection of its own.
+    pub(crate) fn ask(&self, scheme: &str, service: &str) -> Result<(), String> {
+        let address = self.address(service).ok_or("no Tailscale Service")?;
+        let name = self.cluster.tailnet.name_of(service);
+        let name = name.trim_end_matches('.');
+        let port = if scheme == "https" { 443 } else { 80 };
+        let resolve = format!("{name}:{port}:{address}");
+        let answer = self.curl(&["--resolve", &resolve, &format!("{scheme}://{name}/")])?;
+        if answer.trim() == ANSWER { Ok(()) } else { Err(format!("{answer:?}")) }
+    }
+
+    fn curl(&self, args: &[&str]) -> Result<String, String> {
+        let mut command = self.user.command(Path::new("/usr/bin/curl"));
+        // Longer than WireGuard takes to ask a second time for a handshake, which is 5 s.
+        command.args(["-sS", "--fail", "--max-time", "15"]);
+        if self.roots.exists() {
+            command.arg("--cacert").arg(&self.roots);
+        }
+        let output = command.args(args).output().expect("nsenter");
+        if output.status.success() {
+            Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        } else {
+            Err(String::from_utf8_lossy(&output.stderr).trim().to_owned())
+        }
+    }
+
+    /// The IPv4 address of a Tailscale Service.
+    fn address(&self, service: &str) -> Option<String> {
+        let services = self.cluster.tailnet.api("GET", "/tailnet/-/vip-services");
+        let of = |one: &&Value| one["name"] == format!("svc:{service}");
+        let one = services["vipServices"].as_array()?.iter().find(of)?;
+        Some(one["addrs"][0].as_str()?.to_owned())
+    }
+
+    /// The names of all Tailscale Services.
+    pub(crate) fn services(&self) -> Vec<String> {
+        let services = self.cluster.tailnet.api("GET", "/tailnet/-/vip-services");
+        let names = services["vipServices"].as_array().into_iter().flatten();
+        names.map(|one| one["name"].as_str().expect("a name").to_owned()).collect()
+    }
+
+    /// What is left of the group in the cluster, by name.
+    pub(crate) fn left(&self) -> String {
+        let kinds = "secrets,services,statefulsets,configmaps,roles,rolebindings,serviceaccounts,poddisruptionbudgets,pods";
+        let selector = format!("tailscale.com/managed=true,tailscale.com/parent-resource={GROUP}");
+        self.cluster.kubectl(&["get", kinds, "-n", NAMESPACE, "-l", &selector, "-o", "name"])
+    }
+}
+
+/// Replicas of the lab order from its ACME server, which the image believes.
+fn class(pebble: &Pebble) -> Value {
+    let env = json!([{"name": "TAILYARD_ACME_DIRECTORY", "value": pebble.directory()}]);
+    json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyClass", "metadata": {"name": "lab"},
+        "spec": {"statefulSet": {"pod": {"tailscaleContainer": {"env": env}}}}})
+}
+
+fn group() -> Value {
+    json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyGroup", "metadata": {"name": GROUP},
+        "spec": {"type": "ingress", "replicas": 2, "proxyClass": "lab"}})
+}
+
+fn backends() -> [Value; 2] {
+    let serve = format!("mkdir -p /tmp/www && echo {ANSWER} > /tmp/www/index.html && exec httpd -f -p 8080 -h /tmp/www");
+    let container = json!({"name": "web", "image": TOOLS, "imagePullPolicy": "Never", "command": ["sh", "-c", serve]});
+    let template = json!({"metadata": {"labels": {"app": "web"}}, "spec": {"terminationGracePeriodSeconds": 0, "containers": [container]}});
+    [
+        json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web", "namespace": "default"},
+            "spec": {"replicas": 2, "selector": {"matchLabels": {"app": "web"}}, "template": template}}),
+        json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web", "namespace": "default"},
+            "spec": {"selector": {"app": "web"}, "ports": [{"name": "http", "port": 80, "targetPort": 8080}]}}),
+    ]
+}

@@ -1,0 +1,128 @@
+//! `tailyard load` as a user runs it: the compiled binary against real servers in a network namespace of the test's own.
+
+#![allow(clippy::expect_used, clippy::panic, reason = "helpers of tests are outside of test functions")]
+
+#[allow(dead_code, reason = "shared with the kernel tier, which uses all of it")]
+#[path = "kernel/lab.rs"]
+mod lab;
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use lab::{Node, eventually};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+/// Where the servers of the tests are.
+const PORT: u16 = 7000;
+const TO: &str = "127.0.0.1:7000";
+/// Longer than anything takes on a machine that has much else to do.
+const DEADLINE: Duration = Duration::from_mins(1);
+
+fn start(node: &Node, args: &[&str]) -> Child {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tailyard"));
+    command.arg("load").args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    node.ns.run(|| command.spawn()).expect("the namespace").expect("the compiled binary")
+}
+
+fn run(node: &Node, args: &[&str]) -> (Output, Vec<Value>) {
+    let output = start(node, args).wait_with_output().expect("a child");
+    let lines = String::from_utf8_lossy(&output.stdout).lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    (output, lines)
+}
+
+fn events<'a>(lines: &'a [Value], event: &str) -> Vec<&'a Value> {
+    lines.iter().filter(|line| line["event"] == event).collect()
+}
+
+fn summary(lines: &[Value]) -> &Value {
+    lines.last().filter(|line| line["event"] == "summary").expect("a summary is last")
+}
+
+#[test]
+fn every_answer_of_the_intended_server_counts_over_both_protocols_and_families() {
+    let node = Node::make("db".to_owned());
+    let _server = node.serve(PORT);
+    let args = [TO, "[::1]:7000", "--proto", "both", "--rate", "200", "--seconds", "2", "--expect", "db ", "--active", "2", "--idle", "1"];
+    let (output, lines) = run(&node, &args);
+    assert!(output.status.success(), "{lines:?} {}", String::from_utf8_lossy(&output.stderr));
+    let summary = summary(&lines);
+    assert_eq!((&summary["offered"], &summary["answered"]["tcp"], &summary["answered"]["udp"]), (&400.into(), &200.into(), &200.into()));
+    let flows: Vec<_> = events(&lines, "flow").iter().map(|line| line["what"].clone()).collect();
+    assert_eq!(flows.iter().filter(|what| what["open"]["said"].as_str().is_some_and(|said| said.starts_with("db "))).count(), 3);
+    assert_eq!(flows.iter().filter(|what| **what == "kept").count(), 3, "{flows:?}");
+    assert!(summary["flows"]["answered"].as_u64() > Some(3), "active connections ask: {summary}");
+}
+
+#[test]
+fn an_answer_of_somebody_else_is_a_failure_with_its_time() {
+    let node = Node::make("cache".to_owned());
+    let _server = node.serve(PORT);
+    let (output, lines) = run(&node, &[TO, "--proto", "both", "--rate", "20", "--seconds", "1", "--expect", "db "]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(summary(&lines)["failed"]["wrong_target"], 20);
+    let due: Vec<f64> = events(&lines, "fault").iter().map(|line| line["at"].as_f64().expect("a time")).collect();
+    assert_eq!(due.len(), 20, "each is told");
+    assert_eq!(summary(&lines)["windows"].as_array().map(Vec::len), Some(1), "{lines:?}");
+}
+
+#[test]
+fn a_server_that_is_slow_does_not_slow_what_is_offered() {
+    let node = Node::make("slow".to_owned());
+    // It takes connections, by the kernel, and never says a word.
+    let _silent = node.ns.run(|| TcpListener::bind((Ipv4Addr::LOCALHOST, PORT))).expect("the namespace").expect("a port");
+    let (_, lines) = run(&node, &[TO, "--rate", "50", "--seconds", "2", "--patience", "1", "--in-flight", "20", "--expect", "db "]);
+    let failed = &summary(&lines)["failed"];
+    let [timeout, not_sent] = ["timeout", "not_sent"].map(|kind| failed[kind].as_u64().unwrap_or_default());
+    assert_eq!(timeout + not_sent, 100, "{failed}");
+    assert!(not_sent > 0 && timeout >= 20, "what is under way is bounded: {failed}");
+    assert_eq!(summary(&lines)["connect"]["count"], timeout, "they stood");
+}
+
+#[test]
+fn connections_that_end_or_hang_are_told() {
+    let node = Node::make("db".to_owned());
+    let at = SocketAddr::from((Ipv4Addr::LOCALHOST, PORT));
+    let silent = node.ns.run(|| TcpListener::bind(at)).expect("the namespace").expect("a port");
+    // The first connection that asks is ended by a reset, for most of what it sent is never read; the second is never answered.
+    let serving = std::thread::spawn(move || {
+        let asking = || {
+            eventually("a question", DEADLINE, || {
+                silent.accept().ok().filter(|(stream, _)| (&*stream).read(&mut [0]).is_ok_and(|size| size > 0))
+            })
+        };
+        drop(asking());
+        let kept = asking();
+        (kept, silent)
+    });
+    let (output, lines) = run(&node, &[TO, "--rate", "1", "--seconds", "3", "--active", "1", "--beat", "10"]);
+    assert_eq!(output.status.code(), Some(1));
+    let flows = &summary(&lines)["flows"];
+    assert_eq!((&flows["reset"], &flows["hung"]), (&1.into(), &1.into()), "{lines:?}");
+    drop(serving.join().expect("no panic"));
+}
+
+#[test]
+fn a_signal_ends_it_with_a_balance() {
+    let node = Node::make("db".to_owned());
+    let _server = node.serve(PORT);
+    let mut load = start(&node, &[TO, "--seconds", "3600", "--rate", "20", "--expect", "db ", "--idle", "1"]);
+    let mut lines = BufReader::new(load.stdout.take().expect("piped")).lines();
+    let mut next = || -> Value { serde_json::from_str(&lines.next().expect("a line").expect("text")).expect("JSON") };
+    eventually("a second", DEADLINE, || (next()["event"] == "second").then_some(()));
+    kill(Pid::from_raw(i32::try_from(load.id()).expect("a process")), Signal::SIGTERM).expect("sent");
+    let summary = eventually("the balance", DEADLINE, || Some(next()).filter(|line| line["event"] == "summary"));
+    assert!(load.wait().expect("a child").success());
+    assert_eq!(summary["ok"], true, "{summary}");
+}
+
+#[test]
+fn a_name_that_leads_nowhere_is_said_at_once() {
+    let node = Node::make("nobody".to_owned());
+    let (output, lines) = run(&node, &["nobody.invalid:80"]);
+    assert!(lines.is_empty() && output.status.code() == Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("nobody.invalid:80"));
+}

@@ -1,0 +1,386 @@
+//! What a group of type ingress publishes: objects, Tailscale Services, what replicas are told, what users are told.
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::networking::v1::{Ingress, IngressClass};
+use k8s_openapi::api::rbac::v1::Role;
+use kube::Api;
+use kube::api::{DeleteParams, Patch, PatchParams};
+use serde_json::{Map, Value, json};
+use tailyard::api::proxygroup::ProxyGroup;
+
+use crate::cluster::eventually;
+use crate::stage::{Stage, USERS, stage};
+
+/// The suffix of the tailnet's names.
+const DOMAIN: &str = "tail1234.ts.net";
+
+impl Stage {
+    pub(crate) fn ingresses(&self) -> Api<Ingress> {
+        Api::namespaced(self.client.clone(), USERS)
+    }
+
+    /// The class of the Ingresses, as the chart makes it.
+    pub(crate) async fn class(&self) {
+        let object = json!({"apiVersion": "networking.k8s.io/v1", "kind": "IngressClass", "metadata": {"name": "tailscale"},
+            "spec": {"controller": "tailscale.com/ts-ingress"}});
+        self.apply(self.all::<IngressClass>(), "tailscale", object).await;
+    }
+
+    /// A Service of the cluster with two ports.
+    pub(crate) async fn backend(&self, name: &str) {
+        let ports = json!([{"name": "web", "port": 80, "protocol": "TCP"}, {"name": "grpc", "port": 81, "protocol": "TCP"}]);
+        let object =
+            json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": {"selector": {"app": name}, "ports": ports}});
+        self.apply(self.users(), name, object).await;
+    }
+
+    /// An Ingress to a backend of its name.
+    pub(crate) async fn ingress(&self, name: &str, group: &str, label: &str) {
+        let backend = json!({"service": {"name": "web", "port": {"name": "web"}}});
+        let object = json!({"apiVersion": "networking.k8s.io/v1", "kind": "Ingress",
+            "metadata": {"name": name, "annotations": {"tailscale.com/proxy-group": group}},
+            "spec": {"ingressClassName": "tailscale", "tls": [{"hosts": [label]}], "defaultBackend": backend}});
+        self.apply(self.ingresses(), name, object).await;
+    }
+
+    /// A Service that is published whole, at this label.
+    pub(crate) async fn exposed(&self, name: &str, group: &str, label: &str) {
+        let annotations = json!({"tailscale.com/proxy-group": group, "tailscale.com/expose": "true", "tailscale.com/hostname": label});
+        let object = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "annotations": annotations},
+            "spec": {"ports": [{"name": "web", "port": 80, "protocol": "TCP"}]}});
+        self.apply(self.users(), name, object).await;
+    }
+
+    /// A Service of type `LoadBalancer`, at a name that it does not say.
+    async fn balanced(&self, name: &str, group: &str) {
+        let object = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "annotations": {"tailscale.com/proxy-group": group}},
+            "spec": {"type": "LoadBalancer", "loadBalancerClass": "tailscale", "allocateLoadBalancerNodePorts": false,
+                "ports": [{"name": "web", "port": 80, "protocol": "TCP"}]}});
+        self.apply(self.users(), name, object).await;
+    }
+
+    /// Plays the controller of endpoints: a Service has one that gets traffic, or none.
+    async fn endpoint(&self, service: &str, ready: bool) {
+        let slices: Api<EndpointSlice> = Api::namespaced(self.client.clone(), USERS);
+        let labels = json!({"kubernetes.io/service-name": service});
+        let object = json!({"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": {"name": format!("{service}-1"), "labels": labels},
+            "addressType": "IPv4", "ports": [], "endpoints": [{"addresses": ["10.2.0.1"], "conditions": {"ready": ready}}]});
+        self.apply(slices, &format!("{service}-1"), object).await;
+    }
+
+    /// Waits until both replicas are told to advertise just these.
+    pub(crate) async fn told_both(&self, group: &str, names: &[&str]) {
+        for ordinal in 0..2 {
+            let told = async || self.named(&format!("{group}-{ordinal}")).await;
+            eventually("what a replica is told", told, |told| told == names).await;
+        }
+    }
+
+    /// Waits until an Ingress says that it is reached.
+    pub(crate) async fn serves(&self, name: &str, group: &str) {
+        let look = async || {
+            self.advertise(group, 2).await;
+            self.reached(name).await
+        };
+        eventually("it is reached", look, |told| told["ingress"][0]["hostname"].is_string()).await;
+    }
+
+    /// Fills the Secret of a name's certificate, as a replica does it.
+    pub(crate) async fn certify(&self, dns: &str) {
+        let there = async || self.here::<Secret>().get_opt(dns).await.expect("an answer").is_some();
+        eventually("the Secret of the certificate", there, |there| *there).await;
+        self.cluster.patch_secret(dns, &[("tls.crt", "a chain"), ("tls.key", "a key")]).await;
+    }
+
+    /// A key of a group's config.
+    pub(crate) async fn published(&self, group: &str, key: &str) -> Value {
+        let config = self.here::<ConfigMap>().get_opt(&format!("{group}-ingress-config")).await.expect("an answer");
+        let text = config.and_then(|config| config.binary_data).and_then(|mut data| data.remove(key));
+        text.map_or(Value::Null, |ByteString(text)| serde_json::from_slice(&text).expect("JSON"))
+    }
+
+    /// What a replica is told to advertise.
+    pub(crate) async fn named(&self, replica: &str) -> Vec<String> {
+        let secret = self.here::<Secret>().get_opt(&format!("{replica}-config")).await.expect("an answer");
+        let text = secret.and_then(|secret| secret.data).and_then(|mut data| data.remove("cap-106.hujson"));
+        let config: Map<String, Value> = text.map_or(Map::new(), |ByteString(text)| serde_json::from_slice(&text).expect("JSON"));
+        serde_json::from_value(config.get("AdvertiseServices").cloned().unwrap_or_else(|| json!([]))).expect("names")
+    }
+
+    /// Plays the replicas' tailscaleds: they advertise what they are told.
+    pub(crate) async fn advertise(&self, group: &str, replicas: u8) {
+        for ordinal in 0..replicas {
+            let name = format!("{group}-{ordinal}");
+            let profile = json!({"AdvertiseServices": self.named(&name).await}).to_string();
+            self.cluster.patch_secret(&name, &[("_current-profile", "profile-ab"), ("profile-ab", &profile)]).await;
+        }
+    }
+
+    /// What an Ingress says that it is reached by.
+    pub(crate) async fn reached(&self, name: &str) -> Value {
+        let ingress = self.ingresses().get_opt(name).await.expect("an answer");
+        ingress.map_or(Value::Null, |ingress| json!(ingress.status.and_then(|status| status.load_balancer)))
+    }
+
+    /// A group of type ingress whose replicas are in the tailnet.
+    pub(crate) async fn publisher(&self, group: &str, replicas: u8) {
+        self.class().await;
+        self.backend("web").await;
+        self.group_of(group, json!({"type": "ingress", "replicas": replicas})).await;
+        self.attend(group, replicas).await;
+    }
+
+    /// Plays the replicas: they are in the tailnet.
+    pub(crate) async fn attend(&self, group: &str, replicas: u8) {
+        for ordinal in 0..replicas {
+            self.member(group, ordinal).await;
+        }
+    }
+}
+
+#[test]
+fn an_ingress_is_published_and_let_go() {
+    stage(async |stage| {
+        let running = stage.reconciler("one", 9100);
+        stage.publisher("g", 2).await;
+        stage.ingress("app", "g", "my-app").await;
+        let sites = async || stage.published("g", "tailyard-routes.json").await;
+        let routes = eventually("the site is written", sites, |sites| sites["svc:my-app"].is_object()).await;
+        let dns = format!("my-app.{DOMAIN}");
+        assert_eq!(routes["svc:my-app"]["hosts"], json!({&dns: {"secret": dns, "issue": true}}));
+        let route = &routes["svc:my-app"]["routes"][0];
+        assert_eq!(
+            (&route["path"], &route["backend"]["service"], &route["backend"]["portName"]),
+            (&json!("/"), &json!("web"), &json!("web"))
+        );
+        let serve = stage.published("g", "serve-config.json").await;
+        let handlers = &serve["Services"]["svc:my-app"]["Web"][format!("{dns}:443")]["Handlers"];
+        assert!(handlers["/"]["Proxy"].as_str().is_some_and(|url| url.starts_with("http://10.") && url.ends_with(":80/")), "{serve}");
+
+        let told = async || (stage.named("g-0").await, stage.named("g-1").await);
+        eventually("the replicas are told", told, |(one, two)| one == two && *one == ["svc:my-app"]).await;
+        let vip = stage.hosted.state().vips["svc:my-app"].clone();
+        assert_eq!((&vip["ports"], &vip["tags"]), (&json!(["tcp:443"]), &json!(["tag:k8s"])));
+        let owners = vip["annotations"]["tailscale.com/owner-references"].as_str().expect("owners");
+        assert!(owners.starts_with(r#"{"ownerRefs":[{"operatorID":"tailyard-"#), "{owners}");
+
+        let secret = stage.here::<Secret>().get(&dns).await.expect("its Secret");
+        let labels = secret.metadata.labels.expect("labels");
+        assert_eq!(secret.type_.as_deref(), Some("kubernetes.io/tls"));
+        assert_eq!(
+            (&*labels["tailscale.com/secret-type"], &*labels["tailscale.com/proxy-group"], &*labels["tailscale.com/domain"]),
+            ("certs", "g", &*dns)
+        );
+        assert_eq!(stage.reached("app").await["ingress"], Value::Null, "nobody advertises it");
+
+        stage.cluster.patch_secret(&dns, &[("tls.crt", "a chain"), ("tls.key", "a key")]).await;
+        stage.advertise("g", 2).await;
+        let reached = async || stage.reached("app").await;
+        let wanted = json!([{"hostname": dns, "ports": [{"port": 443, "protocol": "TCP"}]}]);
+        eventually("it says where it is reached", reached, |told| told["ingress"] == wanted).await;
+        stage.quiet(&running).await;
+        let held = stage.here::<Secret>().get(&dns).await.expect("its Secret").data.expect("data");
+        assert_eq!(held["tls.crt"].0, b"a chain", "what the replicas write stays");
+
+        stage.delete(&stage.ingresses(), "app").await;
+        eventually("the replicas are told to stop", told, |(one, two)| one.is_empty() && two.is_empty()).await;
+        assert!(stage.hosted.state().vips.contains_key("svc:my-app"), "they still advertise it");
+        assert!(stage.published("g", "tailyard-routes.json").await["svc:my-app"].is_object());
+        stage.advertise("g", 2).await;
+        stage.gone(&stage.ingresses(), "app").await;
+        stage.gone(&stage.here::<Secret>(), &dns).await;
+        assert!(stage.hosted.state().vips.is_empty());
+        assert_eq!(stage.published("g", "tailyard-routes.json").await, json!({}));
+        let calls = stage.hosted.state().calls.clone();
+        let deleted = calls.iter().filter(|call| call.starts_with("DELETE") && call.contains("vip-services")).count();
+        assert_eq!(deleted, 1, "{calls:?}");
+    });
+}
+
+#[test]
+fn a_service_is_published_whole_while_somebody_is_behind_it() {
+    stage(async |stage| {
+        let running = stage.reconciler("one", 9100);
+        stage.publisher("g", 2).await;
+        stage.exposed("db", "g", "database").await;
+        let mappings = async || stage.published("g", "ingress-config.json").await;
+        let config = eventually("the addresses are written", mappings, |config| config["svc:database"]["IPv4Mapping"].is_object()).await;
+        let vip = stage.hosted.state().vips["svc:database"].clone();
+        assert_eq!(
+            (&vip["ports"], &config["svc:database"]["IPv4Mapping"]["TailscaleServiceIP"]),
+            (&json!(["do-not-validate"]), &vip["addrs"][0])
+        );
+        assert_eq!(stage.published("g", "serve-config.json").await["Services"]["svc:database"], json!({"Tun": true}));
+        let told = async |kind: &str| stage.condition("db", kind).await;
+        eventually(
+            "nobody is behind it",
+            async || told("TailscaleIngressSvcConfigured").await,
+            |told| told.starts_with("False IngressSvcNoBackendsConfigured 0/2"),
+        )
+        .await;
+        stage.told_both("g", &[]).await;
+        stage.endpoint("db", true).await;
+        stage.told_both("g", &["svc:database"]).await;
+        stage.advertise("g", 1).await;
+        let configured = async || told("TailscaleIngressSvcConfigured").await;
+        eventually("one advertises it", configured, |told| told.starts_with("True IngressSvcConfigured 1/2 proxy backends")).await;
+        stage.balanced("lb", "g").await;
+        stage.endpoint("lb", true).await;
+        stage.told_both("g", &["svc:database", "svc:default-lb"]).await;
+        stage.advertise("g", 2).await;
+        let status = async || json!(stage.users().get("lb").await.expect("there").status.and_then(|status| status.load_balancer));
+        let ip = stage.hosted.state().vips["svc:default-lb"]["addrs"][0].clone();
+        let wanted = json!([{"hostname": format!("default-lb.{DOMAIN}"), "ip": ip, "ipMode": "VIP"}]);
+        eventually("it says where it is reached", status, |status| status["ingress"] == wanted).await;
+        stage.delete(&stage.users(), "lb").await;
+        stage.told_both("g", &["svc:database"]).await;
+        stage.advertise("g", 2).await;
+        stage.gone(&stage.users(), "lb").await;
+        stage.endpoint("db", false).await;
+        stage.told_both("g", &[]).await;
+        stage.advertise("g", 2).await;
+        stage.quiet(&running).await;
+
+        let unmarked = Patch::Merge(json!({"metadata": {"annotations": {"tailscale.com/expose": null}}}));
+        stage.users().patch("db", &PatchParams::default(), &unmarked).await.expect("changed");
+        let finalizers = async || stage.users().get("db").await.expect("there").metadata.finalizers;
+        eventually("it is let go", finalizers, |held| held.as_ref().is_none_or(Vec::is_empty)).await;
+        assert!(stage.hosted.state().vips.is_empty());
+        assert_eq!(stage.condition("db", "TailscaleIngressSvcConfigured").await, "");
+        stage.quiet(&running).await;
+    });
+}
+
+#[test]
+fn many_are_published_by_few_calls_and_writes() {
+    const MANY: usize = 30;
+    stage(async |stage| {
+        let running = stage.reconciler("one", 9100);
+        stage.publisher("g", 2).await;
+        let names: Vec<_> = (0..MANY).map(|number| format!("app{number:02}")).collect();
+        for name in &names {
+            stage.ingress(name, "g", name).await;
+        }
+        let wanted: Vec<_> = names.iter().map(|name| format!("svc:{name}")).collect();
+        stage.told_both("g", &wanted.iter().map(String::as_str).collect::<Vec<_>>()).await;
+        stage.advertise("g", 2).await;
+        stage.quiet(&running).await;
+        let calls = || stage.hosted.calls("GET /api/v2/tailnet/-/vip-services") + stage.hosted.calls("PUT /api/v2/tailnet/-/vip-services");
+        let made = calls();
+        assert!(made <= 3 * MANY + 10, "{made} calls for {MANY} names");
+        let writes = stage.cluster.writes();
+        let role = writes.iter().filter(|write| write.contains(" roles g ")).count();
+        assert!(role <= MANY + 3, "{role} writes of one Role");
+        for _ in 0..5 {
+            stage.poke().await;
+            stage.advertise("g", 2).await;
+        }
+        stage.quiet(&running).await;
+        assert_eq!((calls(), stage.cluster.writes().len()), (made, writes.len()), "nothing changed");
+    });
+}
+
+#[test]
+fn a_host_of_ones_own_shows_a_certificate_that_may_be_named() {
+    stage(async |stage| {
+        let _running = stage.reconciler("one", 9100);
+        stage.publisher("g", 1).await;
+        stage.ingress("app", "g", "app").await;
+        let tls = json!([{"hosts": ["app"]}, {"hosts": ["www.example.com"], "secretName": "www"}]);
+        let patch = Patch::Merge(json!({"spec": {"tls": tls}}));
+        stage.ingresses().patch("app", &PatchParams::default(), &patch).await.expect("changed");
+        stage.cluster.make_secret("www", &[("tls.crt", "a chain"), ("tls.key", "a key")]).await;
+        let told = async || stage.events("app").await;
+        eventually("what is missing", told, |told| told.iter().any(|told| told.contains("label tailyard.io/certificate=true"))).await;
+        let labelled = Patch::Merge(json!({"metadata": {"labels": {"tailyard.io/certificate": "true"}}}));
+        stage.here::<Secret>().patch("www", &PatchParams::default(), &labelled).await.expect("labelled");
+        let hosts = async || stage.published("g", "tailyard-routes.json").await["svc:app"]["hosts"]["www.example.com"].clone();
+        eventually("it is served", hosts, |host| *host == json!({"secret": "www"})).await;
+        let rules = async || json!(stage.here::<Role>().get("g").await.expect("there").rules).to_string();
+        eventually("the Pods may read it", rules, |rules| rules.contains(r#""resourceNames":["www"]"#)).await;
+    });
+}
+
+#[test]
+fn a_bad_one_stops_no_other_and_keeps_what_it_had() {
+    stage(async |stage| {
+        let _running = stage.reconciler("one", 9100);
+        stage.publisher("g", 2).await;
+        stage.ingress("good", "g", "good").await;
+        stage.ingress("turns", "g", "turns").await;
+        stage.ingress("other", "g", "good").await;
+        stage.told_both("g", &["svc:good", "svc:turns"]).await;
+        let taken = async || stage.events("other").await;
+        eventually("whose the name is", taken, |told| {
+            told.iter().any(|told| told.starts_with("NameTaken Ingress default/good has the name good already"))
+        })
+        .await;
+        let wrong =
+            Patch::Merge(json!({"spec": {"defaultBackend": {"service": {"name": "missing", "port": {"name": null, "number": 80}}}}}));
+        stage.ingresses().patch("turns", &PatchParams::default(), &wrong).await.expect("changed");
+        let invalid = async || stage.events("turns").await;
+        eventually("what is wrong", invalid, |told| {
+            told.iter().any(|told| told.starts_with("InvalidIngressConfiguration") && told.contains("default/missing does not exist"))
+        })
+        .await;
+        stage.ingress("third", "g", "third").await;
+        stage.told_both("g", &["svc:good", "svc:third", "svc:turns"]).await;
+        assert_eq!(
+            stage.published("g", "tailyard-routes.json").await["svc:turns"]["routes"][0]["backend"]["service"],
+            "web",
+            "the last good one"
+        );
+        stage.delete(&stage.ingresses(), "good").await;
+        stage.advertise("g", 2).await;
+        stage.gone(&stage.ingresses(), "good").await;
+        let origin = async || stage.published("g", "tailyard-origins.json").await["svc:good"]["name"].clone();
+        eventually("the next one has the name", origin, |name| name == "other").await;
+    });
+}
+
+#[test]
+fn whatever_goes_first_nothing_is_left() {
+    stage(async |stage| {
+        let _running = stage.reconciler("one", 9100);
+        let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
+        for (name, group_first, refused) in [("a", true, false), ("b", false, false), ("c", false, true)] {
+            stage.publisher(name, 2).await;
+            stage.ingress(name, name, name).await;
+            stage.exposed(&format!("s{name}"), name, &format!("s{name}")).await;
+            stage.endpoint(&format!("s{name}"), true).await;
+            let dns = format!("{name}.{DOMAIN}");
+            stage.certify(&dns).await;
+            stage.serves(name, name).await;
+            if refused {
+                stage.hosted.state().denied.insert("DELETE /api/v2/tailnet/-/vip-services".into(), 500);
+            }
+            if group_first {
+                stage.delete(&stage.all::<ProxyGroup>(), name).await;
+            }
+            stage.delete(&stage.ingresses(), name).await;
+            stage.delete(&stage.users(), &format!("s{name}")).await;
+            if refused {
+                stage.advertise(name, 2).await;
+                let tried = async || stage.hosted.calls("DELETE /api/v2/tailnet/-/vip-services");
+                eventually("it is tried", tried, |calls| *calls > 3).await;
+                assert!(stage.here::<Secret>().get_opt(&dns).await.expect("an answer").is_some(), "the Tailscale Service is still there");
+                stage.hosted.state().denied.clear();
+            }
+            if !group_first {
+                stage.delete(&stage.all::<ProxyGroup>(), name).await;
+            }
+            for ordinal in 0..2 {
+                stage.here::<Pod>().delete(&format!("{name}-{ordinal}"), &now).await.expect("the Pod goes");
+            }
+            stage.gone(&stage.ingresses(), name).await;
+            stage.gone(&stage.users(), &format!("s{name}")).await;
+            stage.gone(&stage.all::<ProxyGroup>(), name).await;
+            stage.gone(&stage.here::<Secret>(), &dns).await;
+            let state = stage.hosted.state().vips.keys().cloned().collect::<Vec<_>>();
+            assert_eq!(state, Vec::<String>::new(), "{name}");
+        }
+        assert!(stage.here::<Secret>().get_opt("tailscale-acme-accounts").await.expect("an answer").is_some(), "the account stays");
+    });
+}

@@ -1,0 +1,292 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"log"
+	"maps"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"tailscale.com/tailcfg"
+	"tailscale.com/tstest/integration/testcontrol"
+	"tailscale.com/types/key"
+)
+
+// api is what operators ask. Its paths, statuses and fields are the published ones.
+type api struct {
+	tailnet        *testcontrol.Server
+	client, secret string
+
+	mu       sync.Mutex
+	made     int
+	tokens   map[string]time.Time // until when
+	keys     map[string]keyInfo   // by id
+	gone     map[key.NodePublic]bool
+	expired  map[key.NodePublic]bool
+	services map[string]service
+	refused  map[string]bool // service and node
+}
+
+type keyInfo struct {
+	ID           string          `json:"id"`
+	Key          string          `json:"key,omitempty"`
+	Description  string          `json:"description"`
+	Created      time.Time       `json:"created"`
+	Expires      time.Time       `json:"expires"`
+	Capabilities json.RawMessage `json:"capabilities"`
+}
+
+type device struct {
+	ID         string   `json:"id"`
+	NodeID     string   `json:"nodeId"`
+	Name       string   `json:"name"`
+	Hostname   string   `json:"hostname"`
+	Addresses  []string `json:"addresses"`
+	Tags       []string `json:"tags"`
+	Authorized bool     `json:"authorized"`
+}
+
+type service struct {
+	Name        string            `json:"name"`
+	Addrs       []string          `json:"addrs,omitempty"`
+	Comment     string            `json:"comment,omitempty"`
+	Annotations map[string]string `json:"annotations,omitempty"`
+	Ports       []string          `json:"ports,omitempty"`
+	Tags        []string          `json:"tags,omitempty"`
+}
+
+func newAPI(tailnet *testcontrol.Server, client, secret string) *api {
+	return &api{
+		tailnet: tailnet, client: client, secret: secret,
+		tokens: map[string]time.Time{}, keys: map[string]keyInfo{}, gone: map[key.NodePublic]bool{},
+		expired: map[key.NodePublic]bool{}, services: map[string]service{}, refused: map[string]bool{},
+	}
+}
+
+func (a *api) handler() http.Handler {
+	mux := http.NewServeMux()
+	on := func(pattern string, serve func(http.ResponseWriter, *http.Request)) {
+		method, path, _ := strings.Cut(pattern, " ")
+		mux.HandleFunc(method+" /api/v2"+path, func(w http.ResponseWriter, r *http.Request) {
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			log.Printf("%s %s", r.Method, r.URL.Path)
+			if path != "/oauth/token" && !a.known(r) {
+				refuse(w, http.StatusUnauthorized, "unauthorized")
+				return
+			}
+			serve(w, r)
+		})
+	}
+	on("POST /oauth/token", a.logIn)
+	on("GET /tailnet/{tailnet}/keys", a.listKeys)
+	on("POST /tailnet/{tailnet}/keys", a.makeKey)
+	on("DELETE /tailnet/{tailnet}/keys/{id}", a.revokeKey)
+	on("GET /tailnet/{tailnet}/devices", a.listDevices)
+	on("GET /device/{id}", a.withDevice(func(w http.ResponseWriter, n *tailcfg.Node) { answer(w, deviceOf(n)) }))
+	on("DELETE /device/{id}", a.withDevice(func(_ http.ResponseWriter, n *tailcfg.Node) { a.gone[n.Key] = true }))
+	on("POST /device/{id}/expire", a.withDevice(a.expire))
+	on("GET /tailnet/{tailnet}/vip-services", a.listServices)
+	on("GET /tailnet/{tailnet}/vip-services/{name}", a.getService)
+	on("PUT /tailnet/{tailnet}/vip-services/{name}", a.putService)
+	on("DELETE /tailnet/{tailnet}/vip-services/{name}", a.deleteService)
+	on("POST /tailnet/{tailnet}/services/{name}/device/{id}/approved", a.approve)
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		log.Printf("%s %s: not found", r.Method, r.URL.Path)
+		refuse(w, http.StatusNotFound, "not found")
+	})
+	return mux
+}
+
+func (a *api) known(r *http.Request) bool {
+	token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	return ok && time.Now().Before(a.tokens[token])
+}
+
+func (a *api) logIn(w http.ResponseWriter, r *http.Request) {
+	client, secret, basic := r.BasicAuth()
+	if !basic {
+		client, secret = r.FormValue("client_id"), r.FormValue("client_secret")
+	}
+	if client != a.client || secret != a.secret {
+		refuse(w, http.StatusUnauthorized, "API token invalid")
+		return
+	}
+	const life = time.Hour
+	a.made++
+	token := fmt.Sprintf("tskey-api-%d", a.made)
+	a.tokens[token] = time.Now().Add(life)
+	answer(w, map[string]any{"access_token": token, "token_type": "Bearer", "expires_in": int(life.Seconds()), "scope": "all"})
+}
+
+func (a *api) listKeys(w http.ResponseWriter, _ *http.Request) {
+	list := slices.Collect(maps.Values(a.keys))
+	for i := range list {
+		list[i].Key = "" // It is told once.
+	}
+	answer(w, map[string]any{"keys": append([]keyInfo{}, list...)})
+}
+
+func (a *api) makeKey(w http.ResponseWriter, r *http.Request) {
+	var wanted struct {
+		Capabilities  json.RawMessage `json:"capabilities"`
+		Description   string          `json:"description"`
+		ExpirySeconds int64           `json:"expirySeconds"`
+	}
+	var create struct {
+		Devices struct {
+			Create struct {
+				Tags []string `json:"tags"`
+			} `json:"create"`
+		} `json:"devices"`
+	}
+	if json.NewDecoder(r.Body).Decode(&wanted) != nil || json.Unmarshal(wanted.Capabilities, &create) != nil {
+		refuse(w, http.StatusBadRequest, "invalid body")
+		return
+	}
+	if len(create.Devices.Create.Tags) == 0 {
+		refuse(w, http.StatusBadRequest, "requested tags [] are invalid or not permitted")
+		return
+	}
+	life := 90 * 24 * time.Hour
+	if wanted.ExpirySeconds > 0 {
+		life = time.Duration(wanted.ExpirySeconds) * time.Second
+	}
+	a.made++
+	now := time.Now().UTC().Truncate(time.Second)
+	id := fmt.Sprintf("k%dCNTRL", a.made)
+	made := keyInfo{
+		ID: id, Key: "tskey-auth-" + id + "-secret", Description: wanted.Description,
+		Created: now, Expires: now.Add(life), Capabilities: wanted.Capabilities,
+	}
+	a.keys[made.ID] = made
+	answer(w, made)
+}
+
+func (a *api) revokeKey(w http.ResponseWriter, r *http.Request) {
+	if _, ok := a.keys[r.PathValue("id")]; !ok {
+		refuse(w, http.StatusNotFound, "not found")
+		return
+	}
+	delete(a.keys, r.PathValue("id"))
+}
+
+func (a *api) listDevices(w http.ResponseWriter, _ *http.Request) {
+	devices := []device{}
+	for _, node := range a.nodes() {
+		devices = append(devices, deviceOf(node))
+	}
+	answer(w, map[string]any{"devices": devices})
+}
+
+// nodes is those of the tailnet that were not deleted. A node whose key was replaced is there once, with its newest.
+func (a *api) nodes() []*tailcfg.Node {
+	newest := map[tailcfg.StableNodeID]*tailcfg.Node{}
+	for _, node := range a.tailnet.AllNodes() {
+		if other := newest[node.StableID]; !a.gone[node.Key] && (other == nil || a.expired[other.Key]) {
+			newest[node.StableID] = node
+		}
+	}
+	return slices.SortedFunc(maps.Values(newest), func(a, b *tailcfg.Node) int { return int(a.ID - b.ID) })
+}
+
+func (a *api) withDevice(serve func(http.ResponseWriter, *tailcfg.Node)) func(http.ResponseWriter, *http.Request) {
+	return func(w http.ResponseWriter, r *http.Request) {
+		for _, node := range a.nodes() {
+			if id := r.PathValue("id"); id == string(node.StableID) || id == fmt.Sprint(int64(node.ID)) {
+				serve(w, node)
+				return
+			}
+		}
+		refuse(w, http.StatusNotFound, "no such device")
+	}
+}
+
+// expire ends a node's key: it has to log in again.
+func (a *api) expire(_ http.ResponseWriter, node *tailcfg.Node) {
+	a.expired[node.Key] = true
+	node.KeyExpiry = time.Now().Add(-time.Minute)
+	a.tailnet.UpdateNode(node)
+}
+
+// renew is called when a node asks for its map. One that logged in with another key than the one that ended has that key's
+// time, which testcontrol copies, and is alive.
+func (a *api) renew(r *tailcfg.MapRequest) (done func()) {
+	a.mu.Lock()
+	ended := a.expired[r.NodeKey]
+	a.mu.Unlock()
+	if node := a.tailnet.Node(r.NodeKey); node != nil && !ended && !node.KeyExpiry.IsZero() {
+		node.KeyExpiry = time.Time{}
+		a.tailnet.UpdateNode(node)
+	}
+	return nil
+}
+
+func (a *api) listServices(w http.ResponseWriter, _ *http.Request) {
+	answer(w, map[string]any{"vipServices": append([]service{}, slices.Collect(maps.Values(a.services))...)})
+}
+
+func (a *api) getService(w http.ResponseWriter, r *http.Request) {
+	found, ok := a.services[r.PathValue("name")]
+	if !ok {
+		refuse(w, http.StatusNotFound, "no such service")
+		return
+	}
+	answer(w, found)
+}
+
+func (a *api) putService(w http.ResponseWriter, r *http.Request) {
+	var wanted service
+	if err := json.NewDecoder(r.Body).Decode(&wanted); err != nil {
+		refuse(w, http.StatusBadRequest, "invalid body")
+		return
+	}
+	wanted.Name = r.PathValue("name")
+	if old, ok := a.services[wanted.Name]; ok {
+		wanted.Addrs = old.Addrs
+	} else {
+		a.made++
+		four := netip.AddrFrom4([4]byte{100, 99, byte(a.made >> 8), byte(a.made)})
+		wanted.Addrs = []string{four.String(), fmt.Sprintf("fd7a:115c:a1e0::99:%x", a.made)}
+		a.publish(wanted)
+	}
+	a.services[wanted.Name] = wanted
+	answer(w, wanted)
+}
+
+func (a *api) deleteService(w http.ResponseWriter, r *http.Request) {
+	if _, ok := a.services[r.PathValue("name")]; !ok {
+		refuse(w, http.StatusNotFound, "no such service")
+		return
+	}
+	delete(a.services, r.PathValue("name"))
+}
+
+func deviceOf(node *tailcfg.Node) device {
+	addresses := []string{}
+	for _, prefix := range node.Addresses {
+		addresses = append(addresses, prefix.Addr().String())
+	}
+	return device{
+		ID: fmt.Sprint(int64(node.ID)), NodeID: string(node.StableID), Name: strings.TrimSuffix(node.Name, "."),
+		Hostname: node.Hostinfo.Hostname(), Addresses: addresses, Tags: append([]string{}, node.Tags...), Authorized: node.MachineAuthorized,
+	}
+}
+
+func answer(w http.ResponseWriter, value any) {
+	w.Header().Set("Content-Type", "application/json")
+	if err := json.NewEncoder(w).Encode(value); err != nil {
+		log.Printf("an answer was not read: %v", err)
+	}
+}
+
+func refuse(w http.ResponseWriter, status int, message string) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(map[string]any{"message": message, "status": status})
+}
