@@ -48,7 +48,10 @@ fn subscriber<W>(format: Format, filter: &str, writer: W) -> Result<Subscriber, 
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
-    let directives = EnvFilter::builder().parse(filter).map_err(|source| TelemetryError::Filter { filter: filter.to_owned(), source })?;
+    // The Kubernetes client says of each failed request what its caller says too, in terms of what the request was for.
+    let directives = EnvFilter::builder()
+        .parse(format!("kube_client=off,{filter}"))
+        .map_err(|source| TelemetryError::Filter { filter: filter.to_owned(), source })?;
     let lines = tracing_subscriber::fmt().with_env_filter(directives).with_writer(writer).with_ansi(false);
     Ok(match format {
         Format::Text => Box::new(lines.finish()),
@@ -89,6 +92,7 @@ mod tests {
         tracing::subscriber::with_default(subscriber, || {
             tracing::info!(services = 3, "applied");
             tracing::debug!("detail");
+            tracing::error!(target: "kube_client::client::builder", "failed with error");
         });
         let bytes = lines.0.lock().unwrap().clone();
         String::from_utf8(bytes).expect("text")
@@ -106,6 +110,11 @@ mod tests {
         assert_eq!(logged(Format::Text, "info").lines().count(), 1);
         assert_eq!(logged(Format::Text, "debug").lines().count(), 2);
         assert_eq!(logged(Format::Text, "off").lines().count(), 0);
+    }
+
+    #[test]
+    fn the_kubernetes_client_is_heard_if_it_is_asked_for() {
+        assert_eq!(logged(Format::Text, "info,kube_client=info").lines().count(), 2);
     }
 
     #[test]

@@ -86,9 +86,10 @@ impl Stage {
                 scenario(self);
             }));
             if let Err(fault) = played {
-                // What went wrong is said last: whoever reads a long log begins at its end.
-                println!("{}", whole::logs(&self.cluster));
-                panic!("{name}: {}", said(fault.as_ref()));
+                // What went wrong is said first and last: of a long log one of its ends is read.
+                let fault = said(fault.as_ref());
+                println!("{name}: {fault}\n{}", whole::logs(&self.cluster));
+                panic!("{name}: {fault}");
             }
             println!("--- {name}: {:?}", begin.elapsed());
         }

@@ -18,6 +18,9 @@ pub(crate) const SERVICES: &str = "10.96.0.0/16,fd00:96::/112";
 const API: &str = "10.96.0.1";
 /// The program that serves it.
 const API_SERVER: &str = "kube-apiserver";
+/// And those that act by it.
+const MANAGER: &str = "kube-controller-manager";
+const SCHEDULER: &str = "kube-scheduler";
 
 /// The running control plane; what runs ends with it.
 pub(crate) struct ControlPlane {
@@ -25,48 +28,53 @@ pub(crate) struct ControlPlane {
     pub(crate) machine: Machine,
     /// The administrator's.
     pub(crate) kubeconfig: PathBuf,
-    api: Mutex<Option<Process>>,
-    _processes: Vec<Process>,
+    /// The API server first, then those that end without it.
+    running: Mutex<Vec<Process>>,
+    _etcd: Process,
 }
 
 impl ControlPlane {
     /// Starts it on a machine; the API serves.
     pub(crate) fn start(machine: Machine, pki: &Pki, servers: &Path) -> Self {
-        let server = url(machine.address);
         authorities(pki, machine.address);
+        let server = url(machine.address);
         let kubeconfig = pki.client("admin", "/O=system:masters/CN=admin", &server);
-        let manager = pki.client("kcm", "/CN=system:kube-controller-manager", &server);
-        let scheduler = pki.client("scheduler", "/CN=system:kube-scheduler", &server);
-        let spawn = |name: &str, mut flags: Vec<String>| {
-            flags.insert(0, text(&servers.join(name)));
-            machine.spawn(name, &flags.iter().map(String::as_str).collect::<Vec<_>>(), &[])
-        };
-        pki.client("kube-proxy", "/CN=system:kube-proxy", &server); // of all nodes
-        let mut processes = vec![spawn("etcd", etcd_flags())];
-        let api = spawn(API_SERVER, server_flags(pki, machine.address));
-        serves(&machine, servers, &kubeconfig);
-        // These two end if they find no API within their first seconds.
-        processes.push(spawn("kube-controller-manager", manager_flags(pki, &manager)));
-        let scheduler = [flag("kubeconfig", &scheduler), "--leader-elect=false".to_owned(), "--bind-address=127.0.0.1".to_owned()];
-        processes.push(spawn("kube-scheduler", scheduler.into()));
-        Self { machine, kubeconfig, api: Mutex::new(Some(api)), _processes: processes }
+        for component in [MANAGER, SCHEDULER, "kube-proxy"] {
+            pki.client(component, &format!("/CN=system:{component}"), &server);
+        }
+        let etcd = run(&machine, servers, "etcd", etcd_flags());
+        let plane = Self { machine, kubeconfig, running: Mutex::default(), _etcd: etcd };
+        plane.start_api(pki, servers);
+        plane
     }
 
-    /// Ends the API server at once; etcd and all the others go on.
+    /// Ends the API server at once, and the controller manager and the scheduler; etcd and all the nodes go on.
+    ///
+    /// Those two end by themselves when they cannot renew their Lease for ten seconds. If the controller manager lived through
+    /// an outage, it would take the nodes' silence for their loss, and take their Pods out of all endpoints.
     pub(crate) fn stop_api(&self) {
-        let mut api = self.api.lock().expect("not poisoned").take().expect("a running API server");
-        api.signal(Signal::SIGKILL);
-        api.wait();
+        for mut process in self.running.lock().expect("not poisoned").drain(..) {
+            process.signal(Signal::SIGKILL);
+            process.wait();
+        }
     }
 
-    /// Starts it again; it serves.
+    /// Starts them (again); the API serves.
     pub(crate) fn start_api(&self, pki: &Pki, servers: &Path) {
-        let program = text(&servers.join(API_SERVER));
-        let flags = server_flags(pki, self.machine.address);
-        let argv: Vec<&str> = std::iter::once(program.as_str()).chain(flags.iter().map(String::as_str)).collect();
-        *self.api.lock().expect("not poisoned") = Some(self.machine.spawn(API_SERVER, &argv, &[]));
+        let mut running = self.running.lock().expect("not poisoned");
+        running.push(run(&self.machine, servers, API_SERVER, server_flags(pki, self.machine.address)));
         serves(&self.machine, servers, &self.kubeconfig);
+        // These end if they find no API within their first seconds.
+        running.push(run(&self.machine, servers, MANAGER, manager_flags(pki)));
+        running.push(run(&self.machine, servers, SCHEDULER, scheduler_flags(pki)));
     }
+}
+
+/// Starts a server on the machine.
+fn run(machine: &Machine, servers: &Path, name: &str, flags: Vec<String>) -> Process {
+    let program = text(&servers.join(name));
+    let argv: Vec<&str> = std::iter::once(&program).chain(&flags).map(String::as_str).collect();
+    machine.spawn(name, &argv, &[])
 }
 
 fn serves(machine: &Machine, servers: &Path, kubeconfig: &Path) {
@@ -146,9 +154,17 @@ fn server_flags(pki: &Pki, address: IpAddr) -> Vec<String> {
     flags
 }
 
-fn manager_flags(pki: &Pki, kubeconfig: &Path) -> Vec<String> {
+fn scheduler_flags(pki: &Pki) -> Vec<String> {
     vec![
-        flag("kubeconfig", kubeconfig),
+        flag("kubeconfig", &pki.path("kube-scheduler.kubeconfig")),
+        "--leader-elect=false".to_owned(),
+        "--bind-address=127.0.0.1".to_owned(),
+    ]
+}
+
+fn manager_flags(pki: &Pki) -> Vec<String> {
+    vec![
+        flag("kubeconfig", &pki.path("kube-controller-manager.kubeconfig")),
         flag("root-ca-file", &pki.path("ca.crt")),
         flag("service-account-private-key-file", &pki.path("tokens.key")),
         flag("cluster-signing-cert-file", &pki.path("ca.crt")),

@@ -169,11 +169,16 @@ func (a *api) makeKey(w http.ResponseWriter, r *http.Request) {
 }
 
 func (a *api) revokeKey(w http.ResponseWriter, r *http.Request) {
-	if _, ok := a.keys[r.PathValue("id")]; !ok {
-		refuse(w, http.StatusNotFound, "not found")
+	remove(w, a.keys, r.PathValue("id"), "not found")
+}
+
+// remove takes out what has a key, or says that it is not there.
+func remove[T any](w http.ResponseWriter, all map[string]T, key, absent string) {
+	if _, ok := all[key]; !ok {
+		refuse(w, http.StatusNotFound, absent)
 		return
 	}
-	delete(a.keys, r.PathValue("id"))
+	delete(all, key)
 }
 
 func (a *api) listDevices(w http.ResponseWriter, _ *http.Request) {
@@ -260,11 +265,7 @@ func (a *api) putService(w http.ResponseWriter, r *http.Request) {
 }
 
 func (a *api) deleteService(w http.ResponseWriter, r *http.Request) {
-	if _, ok := a.services[r.PathValue("name")]; !ok {
-		refuse(w, http.StatusNotFound, "no such service")
-		return
-	}
-	delete(a.services, r.PathValue("name"))
+	remove(w, a.services, r.PathValue("name"), "no such service")
 }
 
 func deviceOf(node *tailcfg.Node) device {
