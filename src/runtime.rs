@@ -2,7 +2,9 @@
 
 pub mod accept;
 pub mod admin;
+pub mod cell;
 pub mod command;
+pub mod https;
 pub mod memory;
 pub mod metrics;
 pub mod queue;

@@ -21,6 +21,8 @@ mod lab;
 #[allow(dead_code, reason = "shared with the tiers of control planes and clusters; this tier needs a part of it")]
 mod support;
 
+#[path = "advertise/listener.rs"]
+mod listener;
 #[path = "advertise/member.rs"]
 mod member;
 #[allow(dead_code, reason = "shared with the tier of certificates")]
@@ -43,7 +45,7 @@ use tailyard::api::names::ACCOUNTS;
 
 use member::{Member, service};
 use pebble::{Manner, Pebble};
-use support::{Control, DEADLINE, Tailnet, eventually};
+use support::{Control, DEADLINE, Machine, Tailnet, eventually};
 
 /// How long one connection may take.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -130,12 +132,39 @@ fn a_service_with_a_listener_is_served_before_it_is_advertised_with_the_clients_
     assert_eq!(member.advertised(), names(&["svc:web"]));
 }
 
-/// A site whose certificate the group orders.
+/// A site whose certificate the group orders, and that has a name with a certificate of the user's own, too.
 fn routes(host: &str, backend: SocketAddr) -> serde_json::Value {
     json!({"svc:web": {
-        "hosts": {host: {"secret": host, "issue": true}}, "listeners": {"443": "https", "80": "redirect"},
+        "hosts": {host: {"secret": host, "issue": true}, OWN: {"secret": "own"}}, "listeners": {"443": "https", "80": "redirect"},
         "routes": [{"path": "/", "backend": {"namespace": "ts", "service": "web", "address": backend.to_string(), "protocol": "http"}}],
     }})
+}
+
+/// A name whose certificate is the user's.
+const OWN: &str = "own.example.com";
+
+/// Whether a replica's metrics have this line.
+fn metric(member: &Member, line: &str) -> bool {
+    member.get("/metrics").is_ok_and(|page| page.lines().any(|found| found == line))
+}
+
+/// A user's certificate that is not there, or cannot be used, is told and holds nobody else's name back; then it comes.
+async fn own_certificate(cluster: &cluster::Cluster, members: &[Member], ask: impl Fn(&str, &Path) -> Result<String, String>, dir: &Path) {
+    let told = |kind: &str| {
+        let line = format!("tailyard_certificate_error{{name=\"{OWN}\",kind=\"{kind}\"}} 1");
+        members.iter().for_each(|member| eventually(kind, DEADLINE, || metric(member, &line).then_some(())));
+    };
+    told("NoSecret");
+    let missing = format!("tailyard_site_certificate_missing{{service=\"svc:web\",name=\"{OWN}\"}} 1");
+    assert!(members.iter().all(|member| metric(member, &missing)), "{missing}");
+    cluster.make_secret("own", &[("tls.crt", "nothing that anybody could read"), ("tls.key", "x")]).await;
+    told("Chain");
+    let made = rcgen::generate_simple_self_signed(vec![OWN.to_owned()]).expect("a certificate");
+    let ca = dir.join("own.crt");
+    std::fs::write(&ca, made.cert.pem()).expect("written");
+    assert!(ask(OWN, &ca).is_err(), "its handshakes are refused");
+    cluster.patch_secret("own", &[("tls.crt", &made.cert.pem()), ("tls.key", &made.signing_key.serialize_pem())]).await;
+    eventually("an answer by the user's name", DEADLINE, || ask(OWN, &ca).ok());
 }
 
 #[test]
@@ -149,7 +178,7 @@ fn a_browser_reaches_a_site_by_its_name_through_either_replica_with_one_certific
         let (client, _client) = tailnet.node("client");
         let machine = tailnet.machine("backend");
         let _backend = site::backend(&machine.node, 8080);
-        cluster.allow("secrets", &[HOST, ACCOUNTS], &["get", "list", "watch", "patch", "update"]).await;
+        cluster.allow("secrets", &[HOST, ACCOUNTS, "own"], &["get", "list", "watch", "patch", "update"]).await;
         cluster.allow("configmaps", &["web-ingress-config"], &["get", "list", "watch"]).await;
         cluster.allow_in("coordination.k8s.io", "leases", &[], &["get", "create", "update", "patch"]).await;
         cluster.make_secret(HOST, &[("tls.crt", ""), ("tls.key", "")]).await;
@@ -191,6 +220,8 @@ fn a_browser_reaches_a_site_by_its_name_through_either_replica_with_one_certific
         }
         let plain = site::curl(&client, &format!("http://{HOST}/page"), vips[0], &ca).expect("a redirect");
         assert!(plain.is_empty() || plain.contains("301") || plain.contains("https"), "{plain}");
+        let ask = |host: &str, ca: &Path| site::curl(&client, &format!("https://{host}/"), vips[0], ca);
+        own_certificate(&cluster, &members, ask, tailnet.dir()).await;
         // The one that the service leads to goes; then the other has it.
         let _ = members[0].leave();
         eventually("an answer through the other", DEADLINE, || site::curl(&client, &url, vips[0], &ca).ok());
@@ -200,6 +231,55 @@ fn a_browser_reaches_a_site_by_its_name_through_either_replica_with_one_certific
         eventually("an answer through the first again", DEADLINE, || site::curl(&client, &url, vips[0], &ca).ok());
         assert_eq!(pebble.issued(), 1);
     });
+}
+
+/// Leaves in a machine what a stock proxy leaves there: a node whose tailscaled serves this and advertises these services.
+fn left_by_the_stock_proxy(tailnet: &Tailnet, machine: &Machine, serve: &serde_json::Value, services: &[&str]) {
+    let (program, socket) = (machine.bin().join("tailscaled").display().to_string(), machine.socket());
+    let flag = format!("--socket={}", socket.display());
+    let tailscaled = machine.spawn("stock", &[&program, "--statedir=/run/ts", "--tun=tailscale0", &flag], &[]);
+    eventually("the socket of tailscaled", DEADLINE, || socket.exists().then_some(()));
+    tailnet.join(machine, &[]);
+    let tell = |method: &str, path: &str, body: &serde_json::Value| {
+        let url = format!("http://local-tailscaled.sock/localapi/v0/{path}");
+        let mut curl = machine.command(Path::new("curl"));
+        curl.args(["--silent", "--show-error", "--fail", "--request", method, "--data", &body.to_string(), "--unix-socket"]);
+        let output = curl.arg(&socket).arg(&url).output().expect("nsenter");
+        assert!(output.status.success(), "{path}: {}", String::from_utf8_lossy(&output.stderr));
+    };
+    tell("POST", "serve-config", serve);
+    tell("PATCH", "prefs", &json!({"AdvertiseServicesSet": true, "AdvertiseServices": services}));
+    tailscaled.leave();
+}
+
+#[test]
+fn what_the_stock_proxy_left_is_replaced_and_what_is_served_is_advertised_unasked() {
+    let tailnet = Tailnet::start_with([10, 93, 0], Control::Hosted);
+    let vips = service(&tailnet, "svc:web");
+    service(&tailnet, "svc:old");
+    let (client, _client) = tailnet.node("client");
+    let web = |host: &str| json!({format!("{host}.tail-lab.ts.net:443"): {"Handlers": {"/": {"Proxy": "http://10.0.0.1:80/"}}}});
+    let stock = json!({"Services": {
+        "svc:web": {"TCP": {"443": {"HTTPS": true}}, "Web": web("web")},
+        "svc:old": {"TCP": {"443": {"HTTPS": true}}, "Web": web("old")},
+    }});
+    let ours = json!({"Services": {"svc:web": {"TCP": {"443": {"TCPForward": "127.0.0.1:9443", "ProxyProtocol": 2}}}}});
+    let member = Member::start_with(&tailnet, "one", &json!({}), &json!({}), Some(&ours), |machine| {
+        left_by_the_stock_proxy(&tailnet, machine, &stock, &["svc:web", "svc:old"]);
+        // Its config names nothing: what is served is advertised because of this.
+        vec![("TS_EXPERIMENTAL_SERVICE_AUTO_ADVERTISEMENT", "true".to_owned())]
+    });
+    let _listener = preamble::listen(&member.machine.node, 9443);
+    let greeting = eventually("an answer", DEADLINE, || client.node.ask_tcp(SocketAddr::new(vips[0], 443), TRY).ok());
+    assert_eq!(greeting.name, "one");
+    member.wait_ready();
+    assert_eq!(member.advertised(), names(&["svc:web"]));
+    let held: serde_json::Value = serde_json::from_str(&member.machine.tailscale(&["serve", "status", "--json"])).expect("a config");
+    assert_eq!(held["Services"], ours["Services"], "nothing is left of what was there");
+    // The Tailscale operator reads it from the state.
+    let status: serde_json::Value = serde_json::from_str(&member.machine.tailscale(&["status", "--json"])).expect("a status");
+    let endpoint = status["CertDomains"][0].as_str().unwrap_or("no-https").to_owned();
+    eventually("the name for HTTPS", DEADLINE, || (member.state()["https_endpoint"] == *endpoint).then_some(()));
 }
 
 #[test]

@@ -245,3 +245,25 @@ fn an_order_whose_replica_died_is_made_again_by_it_and_one_that_is_away_is_stood
         assert_eq!(stage.pebble.issued(), 2);
     });
 }
+
+#[test]
+fn a_server_that_goes_in_the_middle_of_an_order_costs_that_order_and_nothing_more() {
+    let manner = Manner { slow: 5, ..Manner::default() };
+    stage_with(&[WEB], manner, async |mut stage| {
+        stage.terms.retry = Backoff::new(Duration::from_millis(300), Duration::from_secs(1), 0.2).expect("sensible");
+        let first = stage.replica_at(0, &[WEB], &stage.pebble.directory()).await;
+        let asked = async {
+            while !stage.pebble.log().contains("POST /order-plz") {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        tokio::time::timeout(support::DEADLINE, asked).await.expect("an order");
+        stage.pebble.stop();
+        first.until("it cannot be asked", |state| named(state, WEB).note.failures >= 1).await;
+        assert_eq!(first.certs.state.borrow().orders.get("issued"), None);
+        stage.pebble.run(&stage.tailnet);
+        first.pair(WEB).await;
+        first.until("nothing is left of it", |state| named(state, WEB).note == Note::default()).await;
+        assert_eq!(first.certs.state.borrow().orders.get("issued"), Some(&1));
+    });
+}

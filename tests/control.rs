@@ -177,7 +177,7 @@ async fn settings_that_cannot_work_are_said_so() {
     let mut wanted = settings("https://hs.lab".to_owned(), oauth("x"));
     wanted.ca = Some("/nowhere/ca.pem".into());
     let error = Control::new(wanted).expect_err("no file");
-    assert!(matches!(error, ControlError::Authorities { .. }) && error.to_string().contains("/nowhere/ca.pem"), "{error}");
+    assert!(matches!(error, ControlError::Client(_)) && error.to_string().contains("/nowhere/ca.pem"), "{error}");
 }
 
 #[test]

@@ -15,6 +15,11 @@ fn nullable<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(from: D) -
     Option::<T>::deserialize(from).map(Option::unwrap_or_default)
 }
 
+/// Whether a field is there, whatever is in it.
+fn named<'de, D: Deserializer<'de>>(from: D) -> Result<bool, D::Error> {
+    serde::de::IgnoredAny::deserialize(from).map(|_| true)
+}
+
 /// Tells `null`, which is an empty list, from a field that is not there.
 fn told<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(from: D) -> Result<Option<T>, D::Error> {
     nullable(from).map(Some)
@@ -85,6 +90,9 @@ pub struct CapMap {
     /// named in several of them the last counts. Read by whoever wants it: a grant that is not understood spoils no message.
     #[serde(rename = "service-host", deserialize_with = "nullable")]
     pub service_host: Vec<serde_json::Value>,
+    /// The node may be reached from the internet (Funnel); that it is named is all there is to it.
+    #[serde(deserialize_with = "named")]
+    pub funnel: bool,
 }
 
 /// A small change of a peer; none of what it may hold changes names or addresses.

@@ -41,6 +41,8 @@ pub struct Facts {
     /// The services that this replica should serve and that were not advertised and approved yet since tailscaled was started,
     /// and why; empty once they were, or were waited for long enough.
     pub services: BTreeMap<String, String>,
+    /// The sites that are to be reached from the internet and are not, and why.
+    pub barred: BTreeMap<String, String>,
     /// What the kernel holds.
     pub rules: Rules,
     /// For each forwarding switch of the kernel that is needed and off: the command that turns it on.
@@ -155,13 +157,24 @@ pub enum Remark {
         /// Why the last write failed, if it did: kind and message.
         fault: Option<(&'static str, String)>,
     },
+    /// A site is not reached from the internet, as it is to be.
+    Barred {
+        /// The Tailscale Service, or `node`.
+        service: String,
+        /// Why.
+        why: String,
+    },
 }
 
 impl fmt::Display for Remark {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self::Behind { since, fault } = self;
-        write!(f, "behind: the kernel has held an older plan than the newest for {} s", since.as_secs())?;
-        fault.as_ref().map_or(Ok(()), |(kind, message)| write!(f, ": {kind}: {message}"))
+        match self {
+            Self::Behind { since, fault } => {
+                write!(f, "behind: the kernel has held an older plan than the newest for {} s", since.as_secs())?;
+                fault.as_ref().map_or(Ok(()), |(kind, message)| write!(f, ": {kind}: {message}"))
+            }
+            Self::Barred { service, why } => write!(f, "funnel: {service} is not reached from the internet: {why}"),
+        }
     }
 }
 
@@ -254,10 +267,12 @@ pub fn readiness(facts: &Facts) -> Vec<Blocker> {
 /// What is wrong and in nobody's way.
 #[must_use]
 pub fn remarks(facts: &Facts) -> Vec<Remark> {
-    match &facts.rules {
-        Rules::Behind { since, fault, .. } if *since > BEHIND => vec![Remark::Behind { since: *since, fault: fault.clone() }],
-        _ => Vec::new(),
-    }
+    let behind = match &facts.rules {
+        Rules::Behind { since, fault, .. } if *since > BEHIND => Some(Remark::Behind { since: *since, fault: fault.clone() }),
+        _ => None,
+    };
+    let barred = facts.barred.iter().map(|(service, why)| Remark::Barred { service: service.clone(), why: why.clone() });
+    behind.into_iter().chain(barred).collect()
 }
 
 /// Whether the Pod can forward: it is a node of the tailnet, and what it is to forward is in the kernel, be it an older plan.
@@ -349,6 +364,13 @@ mod tests {
         assert_eq!((names(&starting), forwards(&starting)), (vec!["services"], true));
         assert_eq!(readiness(&starting)[0].to_string(), "services: not advertised and approved yet: svc:a (the kernel holds no rules yet)");
         assert_eq!(names(&Facts { daemon: Daemon::Away("Down".into()), ..starting }), ["tailscaled"]);
+    }
+
+    #[test]
+    fn a_site_that_the_internet_does_not_reach_is_told_and_in_nobodys_way() {
+        let facts = Facts { barred: [("svc:a".to_owned(), "it may not be".to_owned())].into(), ..good() };
+        assert_eq!(names(&facts), [""; 0]);
+        assert_eq!(remarks(&facts)[0].to_string(), "funnel: svc:a is not reached from the internet: it may not be");
     }
 
     #[test]

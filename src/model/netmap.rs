@@ -49,6 +49,9 @@ pub struct SelfNode {
     /// The prefixes besides its own addresses that lead to it.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub routes: BTreeSet<IpNet>,
+    /// The tailnet lets it be reached from the internet (Funnel).
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub funnel: bool,
 }
 
 /// A snapshot of the tailnet. Its maps are persistent: a snapshot shares with its successor what did not change.

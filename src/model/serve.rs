@@ -6,11 +6,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use crate::api::ingress;
 use crate::api::routes::Listener;
 use crate::api::serve::{ServeConfig, ServiceConfig, TcpHandler};
-use crate::model::sites::Site;
+use crate::model::sites::{Site, Sites, node};
 
 /// The version of the PROXY protocol that the listeners read.
 const PROXY_PROTOCOL: u8 = 2;
@@ -84,6 +85,55 @@ pub fn to_internet(wanted: &mut Wanted, site: &Site, ports: &Ports) {
             wanted.funnel.extend(site.hosts.keys().map(|host| format!("{host}:{port}")));
         }
     }
+}
+
+/// Why the internet does not reach a site that asks for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Barred {
+    /// The tailnet does not let this node be reached from the internet.
+    NotAllowed,
+    /// The port is another site's: what comes from the internet has one site for each.
+    PortTaken,
+}
+
+impl Barred {
+    /// A closed set of words for metric labels.
+    #[must_use]
+    pub fn kind(self) -> &'static str {
+        match self {
+            Self::NotAllowed => "NotAllowed",
+            Self::PortTaken => "PortTaken",
+        }
+    }
+}
+
+impl std::fmt::Display for Barred {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::NotAllowed => "the tailnet does not let this node be: give its tags the attribute `funnel` (nodeAttrs of the policy)",
+            Self::PortTaken => "a group leads each port from there to one site, and another one has it: publish this one by another group",
+        })
+    }
+}
+
+/// The sites that ask to be reached from the internet and are not, and why; under [`node::NAME`] what the node itself serves.
+/// `allowed` says whether the tailnet lets this node be; on a node whose sites share its ports (`shared`) none takes them from
+/// another.
+#[must_use]
+pub fn barred(sites: &Sites, told: &ServeConfig, allowed: bool, shared: bool) -> BTreeMap<String, Barred> {
+    let mut taken = BTreeSet::new();
+    let judge = |(name, site): (&String, &Arc<Site>)| {
+        let ports: Vec<u16> = site.listeners.iter().filter(|(_, listener)| **listener == Listener::Https).map(|(port, _)| *port).collect();
+        let free = shared || ports.iter().all(|port| !taken.contains(port));
+        taken.extend(ports);
+        let why = if allowed { (!free).then_some(Barred::PortTaken) } else { Some(Barred::NotAllowed) };
+        Some((name.clone(), why?))
+    };
+    let mut barred: BTreeMap<_, _> = sites.iter().filter(|(_, site)| site.funnel).filter_map(judge).collect();
+    if !allowed && !told.tcp.is_empty() && told.allow_funnel.values().any(|on| *on) {
+        barred.insert(node::NAME.to_owned(), Barred::NotAllowed);
+    }
+    barred
 }
 
 /// What of a service tailscaled forwards in the kernel's place, with the client's address in front: to the cluster's IPv4 address
@@ -175,6 +225,21 @@ mod tests {
         to_internet(&mut wanted, &site("b.x.ts.net"), &[(443, at(3))].into());
         let text = serde_json::to_string(&config(&wanted)).expect("JSON");
         assert_eq!(text, r#"{"TCP":{"443":{"TCPForward":"127.0.0.1:1","ProxyProtocol":2}},"AllowFunnel":{"a.x.ts.net:443":true}}"#);
+        let inside = Site { funnel: false, ..site("c.x.ts.net") };
+        let sites: Sites = [("svc:a", site("a.x.ts.net")), ("svc:b", site("b.x.ts.net")), ("svc:c", inside)]
+            .into_iter()
+            .map(|(name, site)| (name.to_owned(), Arc::new(site)))
+            .collect();
+        let barred = |allowed, shared| {
+            barred(&sites, &ServeConfig::default(), allowed, shared).into_iter().map(|(_, why)| why.kind()).collect::<Vec<_>>()
+        };
+        assert_eq!(barred(true, false), ["PortTaken"]);
+        assert_eq!(barred(true, true), [""; 0]);
+        assert_eq!(barred(false, false), ["NotAllowed", "NotAllowed"]);
+        let own = r#"{"TCP":{"443":{"HTTPS":true}},"AllowFunnel":{"${TS_CERT_DOMAIN}:443":true}}"#;
+        let own: ServeConfig = serde_json::from_str(own).expect("a config");
+        assert_eq!(super::barred(&Sites::new(), &own, false, false), [("node".to_owned(), Barred::NotAllowed)].into());
+        assert_eq!(super::barred(&Sites::new(), &own, true, false), BTreeMap::new());
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::api::serve::ServeConfig;
 use crate::model::advertise::{Advertised, Facts, Place};
 use crate::model::config::IngressConfig;
 use crate::model::netmap::NetMap;
-use crate::model::serve::{self, Ports};
+use crate::model::serve::{self, Barred, Ports};
 use crate::model::sites::{Site, node};
 use crate::model::source::Served;
 use crate::model::supervise::Phase;
@@ -28,6 +28,9 @@ use crate::proxy::serve::Serving;
 /// How long a replica that starts waits for what it should serve to be advertised and approved. A service that nobody approves,
 /// or whose certificate does not come, is not to keep a rollout waiting for ever.
 pub const BOUND: Duration = Duration::from_mins(1);
+
+/// Why a service is not advertised by a tailscaled that no config file tells to.
+const UNTOLD: &str = "tailscaled has no config file that could tell it to advertise: give it one (TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR), or advertise nothing (TS_EXPERIMENTAL_SERVICE_AUTO_ADVERTISEMENT=false)";
 
 /// What it goes by; nothing in a cell means not heard yet.
 #[derive(Debug)]
@@ -57,6 +60,8 @@ pub struct How {
     pub serves: bool,
     /// Sites are served on the node's own addresses: the control plane has no Tailscale Services.
     pub on_node: bool,
+    /// What the serve config serves is advertised though tailscaled's config does not name it.
+    pub unasked: bool,
 }
 
 /// What it tells.
@@ -79,6 +84,8 @@ pub struct Standing {
     pub approved: BTreeSet<String>,
     /// Those that lead here still, or may.
     pub leading: BTreeSet<String>,
+    /// The sites that are to be reached from the internet and are not.
+    pub barred: BTreeMap<String, Barred>,
     /// For which start of tailscaled all of them were approved at some time, or were waited for long enough.
     pub settled: Option<u64>,
 }
@@ -105,6 +112,9 @@ pub async fn run(mut inputs: Inputs, how: How, outputs: Outputs) {
             let mut standing = seen.standing(&facts);
             let done = seen.heard() && (standing.waiting.is_empty() || late);
             standing.settled = start.filter(|start| done || told.settled == Some(*start));
+            for (service, why) in standing.barred.iter().filter(|(service, why)| told.barred.get(*service) != Some(*why)) {
+                tracing::warn!(service, kind = why.kind(), "not reached from the internet: {why}");
+            }
             replace(told, standing)
         });
         let wake = due.filter(|_| !late);
@@ -201,13 +211,12 @@ impl Seen {
         Some(config)
     }
 
-    /// Where the ports of a site are listened on, or why it is not to be reached. One whose certificates are not there yet is
-    /// reached where it is to be served without.
+    /// Where the ports of a site are listened on, or why it is not to be reached. One of whose names none has a certificate yet is
+    /// reached where it is to be served without; a name that lacks its own holds nobody else's back.
     fn ports(&self, site: &Site, name: &str) -> Result<Ports, String> {
         let place = self.in_place.get(name).ok_or("it is not listened on yet")?;
-        let certified = place.missing.is_empty();
         let plain = |port: &u16| site.listeners.get(port) == Some(&Listener::Http);
-        let ports: Ports = place.ports.iter().filter(|(port, _)| certified || plain(port)).map(|(port, at)| (*port, *at)).collect();
+        let ports: Ports = place.ports.iter().filter(|(port, _)| place.certified || plain(port)).map(|(port, at)| (*port, *at)).collect();
         if !ports.is_empty() {
             return Ok(ports);
         }
@@ -219,6 +228,11 @@ impl Seen {
     fn facts(&self) -> Facts {
         let mut facts =
             Facts { configured: self.daemon.configured.as_deref().cloned().unwrap_or_default(), leaving: self.leaving, ..Facts::default() };
+        if self.how.unasked && !self.how.on_node {
+            facts
+                .configured
+                .extend(self.served.iter().flat_map(|served| served.config.services.keys().chain(served.sites.keys())).cloned());
+        }
         for name in self.served.iter().flat_map(|served| served.config.services.keys()) {
             facts.placed.insert(name.clone(), self.handled(name));
         }
@@ -273,7 +287,7 @@ impl Seen {
     }
 
     fn standing(&self, facts: &Facts) -> Standing {
-        let mut standing = Standing { waiting: facts.withheld(), ..Standing::default() };
+        let mut standing = Standing { waiting: facts.withheld(), barred: self.barred(), ..Standing::default() };
         if self.daemon.phase != Phase::Running {
             // Nothing comes by way of a tailscaled that is away, and nobody can be told.
             return standing;
@@ -281,7 +295,9 @@ impl Seen {
         let node = self.netmap.as_ref().and_then(|netmap| netmap.node.as_ref());
         for name in facts.configured.iter().filter(|name| !standing.waiting.contains_key(*name)).collect::<Vec<_>>() {
             if !self.daemon.advertised.contains(name) {
-                standing.waiting.insert(name.clone(), "tailscaled does not advertise it yet".to_owned());
+                // Without a config file nobody tells tailscaled what to advertise.
+                let why = if self.daemon.configured.is_some() { "tailscaled does not advertise it yet" } else { UNTOLD };
+                standing.waiting.insert(name.clone(), why.to_owned());
             } else if !node.is_some_and(|node| node.services.contains_key(name)) {
                 standing.waiting.insert(name.clone(), "the control server has not approved this node for it".to_owned());
             } else {
@@ -297,6 +313,16 @@ impl Seen {
         let led = |name: &&Arc<str>| led(&self.addresses(name).into_iter().collect());
         standing.leading.extend(forwarded.filter(led).map(ToString::to_string));
         standing
+    }
+}
+
+impl Seen {
+    /// The sites that are to be reached from the internet and are not; nothing while the tailnet has not told.
+    fn barred(&self) -> BTreeMap<String, Barred> {
+        let (Some(served), Some(node)) = (&self.served, self.netmap.as_ref().and_then(|netmap| netmap.node.as_ref())) else {
+            return BTreeMap::new();
+        };
+        if self.how.serves { serve::barred(&served.sites, &served.config, node.funnel, self.how.on_node) } else { BTreeMap::new() }
     }
 }
 

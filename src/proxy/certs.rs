@@ -25,6 +25,7 @@ use crate::model::issuance::{Event, Issuer, Moment, Terms};
 use crate::model::issuer::{self, Candidate};
 use crate::model::netmap::NetMap;
 use crate::model::settings::{self, StateOut};
+use crate::runtime::cell::put;
 use crate::runtime::tasks::Tasks;
 
 mod account;
@@ -255,21 +256,11 @@ impl Work {
     fn publish(&self) {
         let now = Timestamp::now();
         let pairs = self.kept.pairs(now);
-        self.pairs.send_if_modified(|told| {
-            let changed = **told != pairs;
-            if changed {
-                *told = Arc::new(pairs);
-            }
-            changed
-        });
-        let state = self.kept.state(&self.issuer);
-        self.state.send_if_modified(|told| {
-            let changed = **told != state;
-            if changed {
-                *told = Arc::new(state);
-            }
-            changed
-        });
+        // The first are told together: a site of several names is reached with the first of them.
+        if self.kept.heard() || !self.pairs.borrow().is_empty() {
+            put(&self.pairs, Arc::new(pairs));
+        }
+        put(&self.state, Arc::new(self.kept.state()));
     }
 }
 

@@ -14,6 +14,7 @@ use crate::edge::daemon;
 use crate::edge::kube::{Cluster, Event, Values};
 use crate::model::backoff::Backoff;
 use crate::model::supervise::{Secret, conffile};
+use crate::runtime::cell::put;
 
 /// The newest key of this Pod's config Secret, and the task that follows it until nobody listens any more. The config files
 /// are kept in `fill`, if there is such a directory.
@@ -42,11 +43,7 @@ async fn run(events: impl Stream<Item = Event>, keys: watch::Sender<Option<Secre
                     write(dir, &values);
                 }
                 if let Some(key) = newest(&values) {
-                    keys.send_if_modified(|told| {
-                        let changed = told.as_ref() != Some(&key);
-                        *told = Some(key);
-                        changed
-                    });
+                    put(&keys, Some(key));
                 }
             }
             Event::Lost(error) if lost != Some(error.kind()) => {

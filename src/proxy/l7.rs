@@ -15,7 +15,9 @@ use tokio::time::sleep;
 use crate::api::routes::Backend;
 use crate::edge::tls::{Acceptor, Certificates, Connector, TlsError};
 use crate::model::certificate::Pair;
+use crate::model::drain::Budget;
 use crate::model::sites::{Site, Sites};
+use crate::runtime::cell::put;
 
 use endpoints::Known;
 use identify::{Ask, Identify};
@@ -89,7 +91,7 @@ pub struct Limits {
     pub streams: u32,
     /// Connections at a time on one port; more wait to be accepted.
     pub connections: usize,
-    /// The time that open connections have when their listener is closed.
+    /// The time that open connections have when their listener is closed: as much as the flows of a replica that leaves.
     pub grace: Duration,
 }
 
@@ -98,8 +100,10 @@ pub struct Limits {
 pub struct InPlace {
     /// Where its ports are listened on: what tailscaled is to forward to.
     pub ports: BTreeMap<u16, SocketAddr>,
-    /// Names that need a certificate and have none yet.
+    /// Names that need a certificate and have none yet: handshakes for them are refused.
     pub missing: BTreeSet<String>,
+    /// A name has its certificate, or none needs one: what is served over TLS may be reached.
+    pub certified: bool,
     /// Why a port is not listened on.
     pub faults: BTreeMap<u16, String>,
 }
@@ -172,8 +176,16 @@ impl Default for Limits {
             head: 64 << 10,
             streams: 256,
             connections: 16_384,
-            grace: Duration::from_mins(1),
+            grace: Budget::of(Budget::DEFAULT_GRACE, true).flows,
         }
+    }
+}
+
+impl Limits {
+    /// Those of a replica that has so long to leave in all.
+    #[must_use]
+    pub fn of(drain_grace: Duration) -> Self {
+        Self { grace: Budget::of(drain_grace, true).flows, ..Self::default() }
     }
 }
 
@@ -247,10 +259,12 @@ async fn run(
     loop {
         let sites = Arc::clone(&cells.sites.borrow_and_update());
         let pairs = Arc::clone(&cells.certificates.borrow_and_update());
-        put(&refusing, load(&shared.certificates, &sites, &pairs));
+        put(&refusing, Arc::new(load(&shared.certificates, &sites, &pairs)));
         let failed = listeners.follow(&sites, &shared).await;
         shared.pools.retain(&sites.values().flat_map(|site| site.backends().cloned()).collect());
-        put(&placed, listeners.in_place(&shared));
+        let in_place = listeners.in_place(&shared);
+        tell(&placed.borrow(), &in_place);
+        put(&placed, Arc::new(in_place));
         let changed = loop {
             tokio::select! {
                 changed = cells.sites.changed() => break changed.is_ok(),
@@ -278,13 +292,12 @@ fn load(certificates: &Certificates, sites: &Sites, pairs: &BTreeMap<String, Pai
     faults.into_iter().map(|(name, error)| (name, error.kind())).collect()
 }
 
-/// Publishes what has changed.
-fn put<T: PartialEq>(cell: &watch::Sender<Arc<T>>, value: T) {
-    cell.send_if_modified(|before| {
-        let changed = **before != value;
-        if changed {
-            *before = Arc::new(value);
+/// Says which names are left out of sites that are served, if that is news.
+fn tell(before: &BTreeMap<String, InPlace>, after: &BTreeMap<String, InPlace>) {
+    for (service, now) in after.iter().filter(|(_, now)| now.certified) {
+        let known = before.get(service).filter(|before| before.certified).map(|before| &before.missing);
+        for name in now.missing.iter().filter(|name| known.is_none_or(|known| !known.contains(*name))) {
+            tracing::warn!(service, name, "the name has no certificate: its handshakes are refused, the site's other names are served");
         }
-        changed
-    });
+    }
 }

@@ -14,6 +14,7 @@ use crate::edge::conntrack::Pressure;
 use crate::model::firewall::Traffic;
 use crate::model::health::Blocker;
 use crate::model::plan::Planned;
+use crate::model::serve::Barred;
 use crate::runtime::metrics::{MetricsError, Page, Registry};
 
 use super::l7;
@@ -76,6 +77,8 @@ pub struct Snapshot {
     pub report: Option<ReportState>,
     /// The sites, if this replica serves any over HTTP.
     pub sites: Option<l7::Sample>,
+    /// The sites that are to be reached from the internet and are not.
+    pub barred: BTreeMap<String, Barred>,
     /// The certificates, if names are served with them.
     pub certs: Option<CertState>,
 }

@@ -9,6 +9,7 @@ use crate::api::routes::Host;
 use crate::model::advertise::Advertised;
 use crate::model::sites::{Sites, node};
 use crate::model::source::Served;
+use crate::runtime::cell::put;
 use crate::runtime::tasks::Tasks;
 
 use super::advertise::{self, How, Standing};
@@ -48,7 +49,7 @@ impl Replica {
     /// Starts it; `advertised` tells tailscaled's supervision. Nothing where tailscaled's config alone says what is advertised.
     pub(super) fn publish(&mut self, advertised: watch::Sender<Advertised>, tasks: &mut Tasks) {
         let Some(daemon) = self.daemon.as_ref().filter(|_| self.settings.limits_advertising()) else { return };
-        let how = How { serves: self.settings.serve.is_some(), on_node: self.settings.node_sites };
+        let how = How { serves: self.settings.serve.is_some(), on_node: self.settings.node_sites, unasked: self.settings.auto_advertise };
         let sites = if how.serves { self.listen(identify::by(daemon.api().clone()), how.on_node, tasks) } else { None };
         let (wanted, to_serve) = watch::channel(None);
         let (serving_in, serving) = watch::channel(Serving::default());
@@ -89,7 +90,7 @@ impl Replica {
             ask: Some(ask),
             place: Place { zone: None, node: self.settings.pod.node.clone() },
             loopback: Loopback::Named,
-            limits: Limits::default(),
+            limits: Limits::of(self.settings.drain_grace),
         };
         let (l7, work) = l7::l7(inputs).inspect_err(|error| tracing::error!(kind = error.kind(), "no site is served: {error}")).ok()?;
         let (ended, closed) = watch::channel(false);
@@ -118,34 +119,18 @@ async fn names(mut sites: watch::Receiver<Arc<Sites>>, wanted: watch::Sender<Arc
     loop {
         let over_tls = sites.borrow_and_update().clone();
         let hosts = over_tls.values().filter(|site| site.is_over_tls()).flat_map(|site| site.hosts.clone());
-        replace(&wanted, hosts.collect());
+        put(&wanted, Arc::new(hosts.collect()));
         if sites.changed().await.is_err() {
             return;
         }
     }
 }
 
-/// Tells a value that is another one than before.
-fn replace<T: PartialEq>(cell: &watch::Sender<Arc<T>>, value: T) {
-    cell.send_if_modified(|told| {
-        let differs = **told != value;
-        if differs {
-            *told = Arc::new(value);
-        }
-        differs
-    });
-}
-
 /// Keeps the sites equal to those of the config in force, as they are to be listened for. Ends with the config's sender.
 async fn follow(mut served: watch::Receiver<Option<Arc<Served>>>, on_node: bool, sites: watch::Sender<Arc<Sites>>) {
     loop {
         if let Some(served) = served.borrow_and_update().as_ref() {
-            sites.send_if_modified(|told| {
-                let listened = node::listened(&served.sites, on_node);
-                let differs = *told != listened;
-                *told = listened;
-                differs
-            });
+            put(&sites, node::listened(&served.sites, on_node));
         }
         if served.changed().await.is_err() {
             return;

@@ -15,6 +15,7 @@ use crate::edge::dns::Dns;
 use crate::model::config::IngressConfig;
 use crate::model::plan;
 use crate::model::resolve::{Event, Failure, Outcome, Schedule, Status};
+use crate::runtime::cell::put;
 use crate::runtime::tasks::Stop;
 
 /// The last good addresses of every name.
@@ -80,11 +81,7 @@ pub async fn want(own: Option<String>, mut ingress: watch::Receiver<Option<Arc<I
     loop {
         let config = ingress.borrow_and_update().clone();
         let names: BTreeSet<String> = config.iter().flat_map(|config| plan::names(config)).map(str::to_owned).chain(own.clone()).collect();
-        wanted.send_if_modified(|told| {
-            let differs = *told != names;
-            *told = names;
-            differs
-        });
+        put(&wanted, names);
         if ingress.changed().await.is_err() {
             return std::future::pending().await;
         }

@@ -1,6 +1,6 @@
 //! Starts what writes the state of this replica, if there is a place for it.
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use crate::api::state;
 use crate::edge::daemon;
@@ -15,11 +15,12 @@ use crate::runtime::tasks::Tasks;
 use super::daemon::StateRequest;
 use super::replica::Replica;
 use super::report::{self, Health, LOOK, Ledger, Rhythm, Store, told};
+use super::serve::Serving;
 use super::spawn;
 
 impl Replica {
     /// Starts the writer of the state and those who tell it what to write; nothing where there is no place for it.
-    pub async fn start_report(&mut self, tasks: &mut Tasks) -> Option<tokio::sync::watch::Receiver<Health>> {
+    pub async fn start_report(&mut self, tasks: &mut Tasks) -> Option<watch::Receiver<Health>> {
         let store = match &self.settings.state {
             StateOut::None => None,
             StateOut::File(path) => Some(Store::File(path.clone())),
@@ -35,7 +36,9 @@ impl Replica {
             // A file has no bound.
             room: if matches!(self.settings.state, StateOut::Secret(_)) { ROOM } else { usize::MAX },
         };
-        let inputs = told::Inputs { programmed: self.programmed.clone(), netmap: self.netmap.clone() };
+        let serving =
+            self.publishing.as_ref().map_or_else(|| watch::channel(Serving::default()).1, |publishing| publishing.serving.clone());
+        let inputs = told::Inputs { programmed: self.programmed.clone(), netmap: self.netmap.clone(), serving };
         spawn(tasks, "told", told::run(inputs, about, ledger.clone()));
         if let Some(requests) = self.requests.take() {
             spawn(tasks, "reissue", serve(requests, ledger));

@@ -6,9 +6,8 @@ use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tailyard::edge::localapi::LocalApi;
 
@@ -149,11 +148,13 @@ impl Member {
 
     /// Tells it to leave; it must end well. Returns how long that took.
     pub(crate) fn leave(&mut self) -> Duration {
-        let mut process = self.process.take().expect("a running replica");
-        let begin = Instant::now();
-        process.signal(Signal::SIGTERM);
-        assert!(process.wait().success(), "{}", process.output());
-        begin.elapsed()
+        self.process.take().expect("a running replica").leave()
+    }
+
+    /// What it tells of itself: the keys of its state.
+    pub(crate) fn state(&self) -> Value {
+        let text = fs::read(self.machine.own_dir().join("state.json")).unwrap_or_default();
+        serde_json::from_slice(&text).unwrap_or_default()
     }
 
     /// What it has written to its log.

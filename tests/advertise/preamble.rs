@@ -1,20 +1,13 @@
 //! A listener that stands for one that terminates TLS: it reads the PROXY protocol's preamble, version 2, and greets whoever it names.
 
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use crate::lab::Node;
+use crate::listener::Listener;
 
 const SIGNATURE: &[u8; 12] = b"\r\n\r\n\0\r\nQUIT\n";
-
-pub(crate) struct Listener {
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
 
 /// Listens on a port of the node's loopback.
 pub(crate) fn listen(node: &Node, port: u16) -> Listener {
@@ -23,23 +16,11 @@ pub(crate) fn listen(node: &Node, port: u16) -> Listener {
 
 /// Listens on a port of an address of the node.
 pub(crate) fn listen_at(node: &Node, address: IpAddr, port: u16) -> Listener {
-    let listener = node.ns.run(|| TcpListener::bind((address, port))).expect("the namespace").expect("a port");
-    listener.set_nonblocking(true).expect("a listener");
-    let (stop, name) = (Arc::new(AtomicBool::new(false)), node.name.clone());
-    let ended = Arc::clone(&stop);
-    let thread = thread::spawn(move || {
-        while !ended.load(Ordering::Relaxed) {
-            match listener.accept() {
-                Ok((stream, _)) => drop(greet(stream, &name)),
-                Err(_) => thread::park_timeout(Duration::from_millis(2)),
-            }
-        }
-    });
-    Listener { stop, thread: Some(thread) }
+    let name = node.name.clone();
+    Listener::start(node, address, port, move |stream| drop(greet(stream, &name)))
 }
 
 fn greet(mut stream: TcpStream, name: &str) -> io::Result<()> {
-    stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(Duration::from_secs(2)))?;
     let mut head = [0; 16];
     stream.read_exact(&mut head)?;
@@ -52,11 +33,4 @@ fn greet(mut stream: TcpStream, name: &str) -> io::Result<()> {
     };
     let client = SocketAddr::new(ip, u16::from_be_bytes([port[0], port[1]]));
     stream.write_all(format!("{name} {client}\n").as_bytes())
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        drop(self.thread.take().map(JoinHandle::join));
-    }
 }

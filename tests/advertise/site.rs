@@ -1,45 +1,25 @@
 //! A cluster service over HTTP, and clients of its site.
 
 use std::io::{BufRead, BufReader, Write};
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv6Addr, TcpStream};
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::Duration;
 
 use crate::lab::Node;
+use crate::listener::Listener;
 use crate::support::{Machine, Tailnet};
 
-/// A server that answers every request with its name and what it was asked as.
-pub(crate) struct Backend {
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
-
-/// Starts one on a port of the node.
-pub(crate) fn backend(node: &Node, port: u16) -> Backend {
-    let bind = || TcpListener::bind(SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)));
-    let listener = node.ns.run(bind).expect("the namespace").expect("a port");
-    listener.set_nonblocking(true).expect("a listener");
-    let (stop, name) = (Arc::new(AtomicBool::new(false)), node.name.clone());
-    let ended = Arc::clone(&stop);
-    let thread = thread::spawn(move || {
-        while !ended.load(Ordering::Relaxed) {
-            match listener.accept() {
-                Ok((stream, _)) => {
-                    let name = name.clone();
-                    thread::spawn(move || drop(answer(stream, &name)));
-                }
-                Err(_) => thread::park_timeout(Duration::from_millis(2)),
-            }
-        }
-    });
-    Backend { stop, thread: Some(thread) }
+/// Starts a server on a port of the node that answers every request with its name and what it was asked as.
+pub(crate) fn backend(node: &Node, port: u16) -> Listener {
+    let name = node.name.clone();
+    Listener::start(node, Ipv6Addr::UNSPECIFIED.into(), port, move |stream| {
+        let name = name.clone();
+        thread::spawn(move || drop(answer(stream, &name)));
+    })
 }
 
 fn answer(mut stream: TcpStream, name: &str) -> std::io::Result<()> {
-    stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(Duration::from_secs(20)))?;
     let mut lines = BufReader::new(stream.try_clone()?).lines();
     loop {
@@ -48,13 +28,6 @@ fn answer(mut stream: TcpStream, name: &str) -> std::io::Result<()> {
         let from = head.iter().find(|line| line.to_ascii_lowercase().starts_with("x-forwarded-for:"));
         let body = format!("{name} {first} {}", from.map(String::as_str).unwrap_or_default());
         write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len())?;
-    }
-}
-
-impl Drop for Backend {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        drop(self.thread.take().map(JoinHandle::join));
     }
 }
 

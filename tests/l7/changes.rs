@@ -58,11 +58,15 @@ async fn a_name_without_a_certificate_is_told_and_the_others_are_served() {
     front.route(&json!({"svc:web": two}));
     let placed = front.placed("svc:web", |placed| !placed.is_whole()).await;
     assert_eq!(placed.missing.iter().collect::<Vec<_>>(), ["new.tail.ts.net"]);
+    assert!(placed.certified, "the other name is reached");
     assert!(front.tls("svc:web", "new.tail.ts.net", "h2").await.is_err());
     assert_eq!(front.get("svc:web", URL).await.status, StatusCode::OK);
     front.renew("new.tail.ts.net");
     front.placed("svc:web", tailyard::proxy::l7::InPlace::is_whole).await;
     assert_eq!(front.get("svc:web", "https://new.tail.ts.net/").await.status, StatusCode::OK);
+    front.route(&json!({"svc:web": two, "svc:late": site("late.tail.ts.net", &service(backend.address, "http"))}));
+    let placed = front.placed("svc:late", |placed| !placed.ports.is_empty()).await;
+    assert!(!placed.certified, "none of its names has one: {placed:?}");
 }
 
 #[tokio::test]
@@ -141,7 +145,8 @@ async fn leaving_lets_requests_finish_and_tells_clients_to_go() {
 #[tokio::test]
 async fn what_outlives_the_grace_is_cut() {
     let backend = Backend::new("a").await;
-    let limits = Limits { grace: Duration::from_millis(300), ..Limits::default() };
+    let limits = Limits::of(Duration::from_millis(900));
+    assert!(limits.grace < Duration::from_millis(900) && Limits::of(Duration::from_mins(5)).grace > Duration::from_mins(4), "of the drain");
     let routes = json!({"svc:web": site(NAME, &service(backend.address, "http"))});
     let front = Front::with(routes, Options { limits, ..Options::default() }).await;
     let mut client = front.http1("svc:web", NAME).await;

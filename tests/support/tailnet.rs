@@ -507,6 +507,14 @@ impl Process {
         self.child.wait().expect("a child")
     }
 
+    /// Tells it to end, which it must do well. Returns how long that took.
+    pub(crate) fn leave(mut self) -> Duration {
+        let begin = Instant::now();
+        self.signal(Signal::SIGTERM);
+        assert!(self.wait().success(), "{}", self.output());
+        begin.elapsed()
+    }
+
     /// What it has written so far.
     pub(crate) fn output(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()

@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::Signal;
 use tailyard::model::net::Family;
 
 use crate::agent::conf_with;
@@ -125,11 +124,7 @@ impl Replica {
 
     /// Tells it to leave; it must end well. Returns how long that took.
     pub(crate) fn leave(&mut self) -> Duration {
-        let mut process = self.process.take().expect("a running replica");
-        let begin = Instant::now();
-        process.signal(Signal::SIGTERM);
-        assert!(process.wait().success(), "{}", process.output());
-        begin.elapsed()
+        self.process.take().expect("a running replica").leave()
     }
 }
 

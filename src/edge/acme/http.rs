@@ -12,11 +12,10 @@ use hyper::{Method, Request, Response};
 use instant_acme::{BodyWrapper, BytesResponse, Error, HttpClient};
 
 use super::{AcmeError, REFUSED, Server};
+use crate::runtime::https;
 
 /// How long one request may take.
 const REQUEST: Duration = Duration::from_secs(30);
-/// How long a connection may take.
-const CONNECT: Duration = Duration::from_secs(10);
 /// How soon a server is asked again for what it suggests where it does not say (RFC 9773, 4.3.3).
 const SUGGESTION: HeaderValue = HeaderValue::from_static("21600");
 /// The longest pause that is believed: a limit by the week is the longest that is known.
@@ -35,19 +34,8 @@ pub(super) struct Http(reqwest::Client);
 
 impl Http {
     pub(super) fn new(server: &Server) -> Result<Self, AcmeError> {
-        // Somebody else may have chosen one already; either will do.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let mut builder = reqwest::Client::builder()
-            .user_agent(concat!("tailyard/", env!("CARGO_PKG_VERSION")))
-            .connect_timeout(CONNECT)
-            .timeout(REQUEST);
-        if let Some(path) = &server.ca {
-            let fault = |why: String| AcmeError::Client(format!("the certificate authorities at {}: {why}", path.display()));
-            let pem = std::fs::read(path).map_err(|error| fault(error.to_string()))?;
-            let authorities = reqwest::Certificate::from_pem_bundle(&pem).map_err(|error| fault(error.to_string()))?;
-            builder = builder.tls_certs_merge(authorities);
-        }
-        builder.build().map(Self).map_err(|error| AcmeError::Client(error.to_string()))
+        let client = https::builder(server.ca.as_deref()).and_then(|builder| https::build(builder.timeout(REQUEST)));
+        client.map(Self).map_err(|error| AcmeError::Client(error.to_string()))
     }
 }
 

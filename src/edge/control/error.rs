@@ -1,7 +1,8 @@
 //! How a call to a control plane fails.
 
-use std::path::PathBuf;
 use std::time::Duration;
+
+use crate::runtime::https::HttpsError;
 
 /// A call failed.
 #[derive(Debug, thiserror::Error)]
@@ -9,14 +10,9 @@ pub enum ControlError {
     /// The settings cannot be used.
     #[error("the control plane's settings cannot be used: {0}")]
     Settings(String),
-    /// The certificate authorities cannot be read.
-    #[error("the certificate authorities of the control plane at {} cannot be used: {why}", path.display())]
-    Authorities {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        why: String,
-    },
+    /// The HTTPS client cannot be made: its certificate authorities cannot be used.
+    #[error("the control plane cannot be asked: {0}")]
+    Client(#[from] HttpsError),
     /// The service account's token, with which we would identify ourselves, is not to be had.
     #[error("no service account token to identify with: {0}; is the projected volume with the right audience mounted?")]
     Identity(String),
@@ -91,7 +87,7 @@ impl ControlError {
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
-            Self::Settings(_) | Self::Authorities { .. } => "settings",
+            Self::Settings(_) | Self::Client(_) => "settings",
             Self::Identity(_) => "identity",
             Self::Unreachable { .. } => "unreachable",
             Self::Deadline { .. } => "deadline",

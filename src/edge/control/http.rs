@@ -4,13 +4,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use reqwest::header::{HeaderMap, RETRY_AFTER};
-use reqwest::{Certificate, Client, Method, RequestBuilder, Response, StatusCode};
+use reqwest::{Client, Method, RequestBuilder, Response, StatusCode};
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{ControlError, ControlSettings, Credentials};
 use crate::api::control::Refusal;
 use crate::model::control::Bucket;
+use crate::runtime::https;
 
 /// The pause where a server wants one and does not say how long.
 const PAUSE: Duration = Duration::from_secs(10);
@@ -40,22 +41,13 @@ struct Pace {
 
 impl Http {
     pub(super) fn new(settings: &ControlSettings) -> Result<Self, ControlError> {
-        // Somebody else may have chosen one already; either will do.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let mut builder =
-            Client::builder().user_agent(concat!("tailyard/", env!("CARGO_PKG_VERSION"))).connect_timeout(Duration::from_secs(10));
-        if let Some(path) = &settings.ca {
-            let fault = |why: String| ControlError::Authorities { path: path.clone(), why };
-            let pem = std::fs::read(path).map_err(|error| fault(error.to_string()))?;
-            let authorities = Certificate::from_pem_bundle(&pem).map_err(|error| fault(error.to_string()))?;
-            builder = builder.tls_certs_merge(authorities);
-        }
+        let builder = https::builder(settings.ca.as_deref())?;
         let base = settings.url.trim_end_matches('/').to_owned();
         let url = reqwest::Url::parse(&base).map_err(|error| ControlError::Settings(format!("the URL {base:?}: {error}")))?;
         if !matches!(url.scheme(), "https" | "http") || url.host().is_none() {
             return Err(ControlError::Settings(format!("the URL {base:?} is not one of https")));
         }
-        let client = builder.build().map_err(|error| ControlError::Settings(error.to_string()))?;
+        let client = https::build(builder)?;
         let pace = Pace { bucket: Bucket::new(settings.rate.burst, settings.rate.per_second), not_before: None };
         Ok(Self {
             client,

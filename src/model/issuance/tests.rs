@@ -4,215 +4,9 @@ use proptest::prelude::*;
 
 use super::*;
 
-const DAY: i64 = 86_400;
+use world::{DAY, World, wall};
 
-/// Who does what, and what of it arrives when.
-struct World {
-    now: i64,
-    records: BTreeMap<String, Record>,
-    versions: u64,
-    replicas: Vec<Replica>,
-    orders: u64,
-    /// The ACME server answers.
-    acme: bool,
-    /// How long an order takes.
-    slow: i64,
-    random: u64,
-}
-
-struct Replica {
-    issuer: Issuer,
-    begun: i64,
-    alive: bool,
-    /// It can reach the API server.
-    linked: bool,
-    /// What is under way: when it ends, and what it is.
-    under_way: Vec<(i64, Action)>,
-    /// Certificates that were issued and not stored.
-    issued: BTreeMap<String, Certificate>,
-    wanted: BTreeSet<String>,
-    leads: bool,
-}
-
-fn wall(now: i64) -> Timestamp {
-    Timestamp::from_second(1_800_000_000 + now).expect("a time")
-}
-
-fn name(replica: usize) -> String {
-    format!("g-{replica}")
-}
-
-impl World {
-    fn new(replicas: usize, names: usize) -> Self {
-        let wanted: BTreeSet<_> = (0..names).map(|n| format!("n{n}.tail1234.ts.net")).collect();
-        let records = wanted.iter().map(|name| (name.clone(), Record { version: "0".into(), ..Record::default() })).collect();
-        let mut world = Self { now: 0, records, versions: 0, replicas: Vec::new(), orders: 0, acme: true, slow: 20, random: 7 };
-        for ordinal in 0..replicas {
-            world.replicas.push(Replica {
-                issuer: Issuer::new(name(ordinal), Terms::ACME),
-                begun: 0,
-                alive: false,
-                linked: true,
-                under_way: Vec::new(),
-                issued: BTreeMap::new(),
-                wanted: wanted.clone(),
-                leads: false,
-            });
-            world.start(ordinal);
-        }
-        world
-    }
-
-    fn start(&mut self, ordinal: usize) {
-        let replica = &mut self.replicas[ordinal];
-        replica.issuer = Issuer::new(name(ordinal), Terms::ACME);
-        (replica.alive, replica.begun, replica.leads) = (true, self.now, false);
-        replica.under_way.clear();
-        replica.issued.clear();
-        let wanted = replica.wanted.clone();
-        self.tell(ordinal, Event::Wanted(wanted));
-        self.show(ordinal);
-    }
-
-    /// A replica's watch brings what there is.
-    fn show(&mut self, ordinal: usize) {
-        for (name, record) in self.records.clone() {
-            self.tell(ordinal, Event::Seen(name, Some(record)));
-        }
-    }
-
-    fn lead(&mut self, ordinal: usize, leads: bool) {
-        self.replicas[ordinal].leads = leads;
-        self.tell(ordinal, Event::Leads(leads));
-    }
-
-    fn chance(&mut self) -> f64 {
-        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        f64::from(u32::try_from(self.random >> 33).expect("31 bits")) / f64::from(1_u32 << 31)
-    }
-
-    fn tell(&mut self, ordinal: usize, event: Event) {
-        let (random, now) = (self.chance(), self.now);
-        let replica = &mut self.replicas[ordinal];
-        if !replica.alive {
-            return;
-        }
-        let at = Duration::from_secs(u64::try_from(now - replica.begun).expect("time goes on"));
-        let actions = replica.issuer.step(event, Moment { at, wall: wall(now) }, random);
-        for action in actions {
-            let takes = match &action {
-                Action::Order { .. } => {
-                    self.orders += 1;
-                    self.slow
-                }
-                Action::Abandon(name) => {
-                    let of = |action: &Action| matches!(action, Action::Order { name: other, .. } if other == name);
-                    self.replicas[ordinal].under_way.retain(|(_, action)| !of(action));
-                    continue;
-                }
-                _ => 1,
-            };
-            self.replicas[ordinal].under_way.push((now + takes, action));
-        }
-        self.check();
-    }
-
-    fn check(&self) {
-        for name in self.records.keys() {
-            let ordering = |replica: &&Replica| {
-                let of = |(_, action): &(i64, Action)| matches!(action, Action::Order { name: other, .. } if other == name);
-                replica.alive && replica.under_way.iter().any(of)
-            };
-            assert!(self.replicas.iter().filter(ordering).count() <= 1, "two orders of {name} at {}", self.now);
-        }
-        for replica in self.replicas.iter().filter(|replica| replica.alive) {
-            for name in &replica.wanted {
-                let serves = replica.issuer.serves(name, wall(self.now));
-                let ever = replica.issuer.certificate(name).is_some();
-                assert!(!serves || ever, "{name} is advertised without a certificate");
-            }
-        }
-    }
-
-    /// A second passes.
-    fn second(&mut self) {
-        self.now += 1;
-        for ordinal in 0..self.replicas.len() {
-            let now = self.now;
-            let (ends, stay) = std::mem::take(&mut self.replicas[ordinal].under_way).into_iter().partition(|(end, _)| *end <= now);
-            self.replicas[ordinal].under_way = stay;
-            let ends: Vec<(i64, Action)> = ends;
-            for (_, action) in ends {
-                self.end(ordinal, action);
-            }
-            let replica = &self.replicas[ordinal];
-            let at = Duration::from_secs(u64::try_from(now - replica.begun).expect("time goes on"));
-            if replica.issuer.wake().is_some_and(|wake| wake <= at) {
-                self.tell(ordinal, Event::Tick);
-            }
-        }
-    }
-
-    /// Something that a replica did comes to its end.
-    fn end(&mut self, ordinal: usize, action: Action) {
-        let event = match action {
-            Action::Claim { name, version, note } => {
-                let written = self.write(ordinal, &name, &version, |record| record.note = note);
-                Event::Claimed(name, written)
-            }
-            Action::Store { name, version } => {
-                let certificate = self.replicas[ordinal].issued.get(&name).cloned();
-                let written =
-                    self.write(ordinal, &name, &version, |record| (record.certificate, record.note) = (certificate, Note::default()));
-                Event::Stored(name, written)
-            }
-            Action::Release { name, version, note } => {
-                let written = self.write(ordinal, &name, &version, |record| record.note = note);
-                Event::Stored(name, written)
-            }
-            Action::Order { name, .. } if self.acme => {
-                let until = wall(self.now + 90 * DAY);
-                let certificate = Certificate { id: format!("{name} {}", self.orders), from: wall(self.now), until };
-                self.replicas[ordinal].issued.insert(name.clone(), certificate.clone());
-                Event::Ended(name, Ok(certificate))
-            }
-            Action::Order { name, .. } => Event::Ended(name, Err(Failed::default())),
-            Action::Suggest { name, .. } => Event::Suggested(name, None, None),
-            Action::Abandon(_) => return,
-        };
-        self.tell(ordinal, event);
-    }
-
-    fn write(&mut self, ordinal: usize, name: &str, version: &str, change: impl FnOnce(&mut Record)) -> Written {
-        if !self.replicas[ordinal].linked {
-            return Written::Failed;
-        }
-        let record = self.records.get_mut(name).expect("a record");
-        if record.version != version {
-            return Written::Conflict;
-        }
-        self.versions += 1;
-        change(record);
-        record.version = self.versions.to_string();
-        let record = record.clone();
-        for other in 0..self.replicas.len() {
-            if other != ordinal && self.replicas[other].linked {
-                self.tell(other, Event::Seen(name.to_owned(), Some(record.clone())));
-            }
-        }
-        Written::Done(record)
-    }
-
-    fn run(&mut self, seconds: i64) {
-        for _ in 0..seconds {
-            self.second();
-        }
-    }
-
-    fn all_serve(&self) -> bool {
-        self.records.values().all(|record| record.certificate.as_ref().is_some_and(|held| usable(held, wall(self.now))))
-    }
-}
+mod world;
 
 #[test]
 fn every_name_is_ordered_once_and_some_at_a_time() {
@@ -282,6 +76,24 @@ fn failures_are_remembered_by_all() {
 }
 
 #[test]
+fn an_acme_server_that_is_away_for_an_hour_costs_some_minutes_more() {
+    let mut world = World::new(2, 2);
+    world.away = true;
+    world.lead(0, true);
+    world.run(3600);
+    let notes: Vec<_> = world.records.values().map(|record| record.note.failures).collect();
+    assert!(notes.iter().all(|failures| (1..=3).contains(failures)), "an outage makes no long pauses: {notes:?}");
+    assert!((20..=60).contains(&world.orders), "{} orders", world.orders);
+    world.away = false;
+    world.run(4 * 60 + 60);
+    assert!(world.all_serve(), "{:?}", world.records);
+    let orders = world.orders;
+    world.lifetime = 7200;
+    world.run(3600);
+    assert_eq!(world.orders, orders, "and nothing is ordered that is not due");
+}
+
+#[test]
 fn a_servers_pause_is_kept() {
     let mut issuer = Issuer::new("g-0", Terms::ACME);
     let at = |seconds: u64| Moment { at: Duration::from_secs(seconds), wall: wall(i64::try_from(seconds).expect("small")) };
@@ -338,6 +150,35 @@ fn a_lifetime_ends_at_two_thirds_or_where_the_server_wants_it() {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    /// With certificates of some hours, and whatever crashes, is away, slow or cut off: while a replica and the ACME server live,
+    /// none is renewed later than it is due, or a pause is over, by more than the bound.
+    #[test]
+    fn no_renewal_is_late(faults in prop::collection::vec((0..3_usize, 0..9_u8, 1..1200_i64), 1..20)) {
+        let mut world = World::new(3, 3);
+        world.lifetime = 3 * 3600;
+        world.lead(0, true);
+        for (replica, fault, pause) in faults {
+            match fault {
+                0 => {
+                    world.replicas[replica].alive = false;
+                    world.replicas[replica].under_way.clear();
+                }
+                1 | 2 => if !world.replicas[replica].alive { world.start(replica) },
+                3 => world.replicas[replica].linked = false,
+                4 => { world.replicas[replica].linked = true; world.show(replica) }
+                5 => world.away = !world.away,
+                6 => world.slow = pause.min(240),
+                7 => world.lead(replica, true),
+                _ => world.lead(replica, false),
+            }
+            for _ in 0..pause {
+                world.run(1);
+                let late = world.late();
+                prop_assert!(late.is_empty(), "{late:?} at {}: {:?}", world.now, world.records);
+            }
+        }
+    }
 
     /// Whatever crashes, is slow or cut off: one order of a name at a time; and once all is well again, all names serve.
     #[test]

@@ -70,7 +70,7 @@ fn this(id: &str, name: &str, own: &[String], allowed: Option<&[String]>, grante
     let services = mappings.flatten().map(|(name, texts)| (name, self::addresses(&texts).into_iter().collect())).collect();
     let routes = allowed.unwrap_or_default().iter().filter_map(|text| prefix(text));
     let routes = routes.filter(|net| !addresses.iter().any(|own| IpNet::from(*own) == *net)).collect();
-    SelfNode { stable_id: id.to_owned(), name: name.to_owned(), addresses, services, routes }
+    SelfNode { stable_id: id.to_owned(), name: name.to_owned(), addresses, services, routes, funnel: granted.funnel }
 }
 
 fn addresses(texts: &[String]) -> Vec<IpAddr> {

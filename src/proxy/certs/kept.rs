@@ -14,7 +14,10 @@ use crate::api::names::ACCOUNT_FINGERPRINT;
 use crate::api::routes::Host;
 use crate::edge::kube::Noted;
 use crate::model::certificate::{CertificateError, Leaf, Pair};
-use crate::model::issuance::{Certificate, Failed, Issuer, Note, Record, renew_at, usable};
+use crate::model::issuance::{Certificate, Failed, Note, Record, renew_at, usable};
+
+/// What a certificate that cannot be had means for others.
+const ALONE: &str = "what was loaded before is served on, else handshakes for this name alone are refused";
 
 /// How everything stands.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -64,6 +67,8 @@ pub(super) struct Kept {
     wanted: Arc<BTreeMap<String, Host>>,
     permitted: BTreeSet<String>,
     secrets: BTreeMap<String, Noted>,
+    /// Secrets that do not exist.
+    absent: BTreeSet<String>,
     /// The faults of watches, by Secret.
     lost: BTreeMap<String, &'static str>,
     names: BTreeMap<String, Known>,
@@ -94,6 +99,7 @@ impl Kept {
         };
         self.names.retain(|name, _| !moved(name));
         self.secrets.retain(|secret, _| secrets.contains(secret));
+        self.absent.retain(|secret| secrets.contains(secret));
         self.lost.retain(|secret, _| secrets.contains(secret));
         (self.wanted, self.permitted) = (wanted, permitted);
         for secret in &secrets {
@@ -115,6 +121,7 @@ impl Kept {
             return Vec::new();
         }
         self.lost.remove(secret);
+        self.absent.remove(secret);
         self.secrets.insert(secret.to_owned(), noted);
         self.look(secret);
         self.records_of(secret)
@@ -124,10 +131,21 @@ impl Kept {
     pub(super) fn gone(&mut self, secret: &str) -> Vec<(String, Option<Record>)> {
         self.lost.remove(secret);
         self.secrets.remove(secret);
+        let news = self.absent.insert(secret.to_owned());
         for name in self.names_of(secret) {
+            // Those of the group itself are made by the reconciler, which is told by the metric alone.
+            if news && self.wanted.get(&name).is_some_and(|host| !host.issue) {
+                tracing::warn!(name, secret, "the Secret of the name's certificate is not there: {ALONE}");
+            }
             self.names.entry(name).or_default().held = None;
         }
         self.records_of(secret)
+    }
+
+    /// Whether of every Secret it is known what it holds, or why that cannot be known.
+    pub(super) fn heard(&self) -> bool {
+        let known = |secret: &str| self.secrets.contains_key(secret) || self.absent.contains(secret) || self.lost.contains_key(secret);
+        self.wanted.iter().all(|(name, host)| known(secret_of(name, host)))
     }
 
     /// A Secret cannot be followed; whether that is news.
@@ -150,12 +168,17 @@ impl Kept {
                 continue;
             }
             let pair = Pair { chain: chain.to_vec().into(), key: key.to_vec().into() };
-            known.held = Some(Issued::new(&name, pair, by.clone()).map(|loaded| {
+            let held = Issued::new(&name, pair, by.clone()).map(|loaded| {
                 let certificate = loaded.leaf.certificate.clone();
                 known.issued.take_if(|issued| *issued == loaded);
                 known.good = Some(loaded);
                 certificate
-            }));
+            });
+            let ordered = self.wanted.get(&name).is_some_and(|host| host.issue);
+            if let Err(error) = &held {
+                known.tell((&name, secret), ordered, error);
+            }
+            known.held = Some(held);
         }
     }
 
@@ -255,8 +278,13 @@ impl Kept {
         times.filter(|time| *time > now).min().and_then(|time| Duration::try_from(time.duration_since(now)).ok())
     }
 
+    /// What keeps a Secret from being known.
+    fn fault_of(&self, secret: &str) -> Option<&'static str> {
+        self.lost.get(secret).copied().or_else(|| self.absent.contains(secret).then_some("NoSecret"))
+    }
+
     /// How everything stands.
-    pub(super) fn state(&self, _issuer: &Issuer) -> State {
+    pub(super) fn state(&self) -> State {
         let of = |(name, host): (&String, &Host)| {
             let known = self.names.get(name);
             let fault = known.and_then(|known| known.held.as_ref()?.as_ref().err()).map(CertificateError::kind);
@@ -264,12 +292,22 @@ impl Kept {
                 issue: host.issue,
                 permitted: self.permitted.contains(name),
                 certificate: known.and_then(|known| known.good.as_ref()).map(|good| good.leaf.certificate.clone()),
-                fault: fault.or_else(|| self.lost.get(secret_of(name, host)).copied()),
+                fault: fault.or_else(|| self.fault_of(secret_of(name, host))),
                 note: self.note(name),
             };
             (name.clone(), state)
         };
         State { names: self.wanted.iter().map(of).collect(), orders: self.orders.clone(), restored: self.restored }
+    }
+}
+
+impl Known {
+    /// Says what is wrong with what a Secret holds, if that is news; an empty one that is to be filled is not.
+    fn tell(&self, (name, secret): (&str, &str), ordered: bool, error: &CertificateError) {
+        let known = self.held.as_ref().and_then(|held| held.as_ref().err()).map(CertificateError::kind) == Some(error.kind());
+        if !known && !(ordered && *error == CertificateError::Empty) {
+            tracing::warn!(kind = error.kind(), name, secret, "the Secret's certificate cannot be used ({error}): {ALONE}");
+        }
     }
 }
 

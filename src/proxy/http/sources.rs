@@ -21,6 +21,7 @@ use crate::model::net::InterfaceName;
 use crate::model::netmap::NetMap;
 use crate::model::plan::Planned;
 use crate::model::preshutdown::Probe;
+use crate::model::serve::Barred;
 use crate::model::source::{Document, EgressDocument, InForce, IngressDocument, ServeDocument};
 use crate::model::supervise::machine::Phase;
 use crate::proxy::advertise::Standing;
@@ -194,6 +195,7 @@ impl Sources {
             interface: self.link.as_ref().and_then(|link| ailing(&self.interface, &link.borrow())),
             paths: self.paths(),
             services: self.services(),
+            barred: self.barred().into_iter().map(|(service, why)| (service, why.to_string())).collect(),
             rules: self.rules(Instant::now()),
             switches: if self.forwards { self.switches.borrow().clone() } else { Vec::new() },
         }
@@ -219,6 +221,11 @@ impl Sources {
         let (Some(standing), Some(daemon)) = (&self.standing, &self.daemon) else { return BTreeMap::new() };
         let standing = standing.borrow();
         if standing.settled == Some(daemon.borrow().restarts) { BTreeMap::new() } else { standing.waiting.clone() }
+    }
+
+    /// The sites that are to be reached from the internet and are not.
+    pub(super) fn barred(&self) -> BTreeMap<String, Barred> {
+        self.standing.as_ref().map(|standing| standing.borrow().barred.clone()).unwrap_or_default()
     }
 
     /// How the kernel stands to the newest plan. Remembers since when it has been behind.
@@ -286,6 +293,7 @@ impl Sources {
             daemon: self.daemon.as_ref().map(|state| daemon(&state.borrow(), now)),
             report: self.report.as_ref().map(|health| report(&health.borrow(), now)),
             sites: self.sites.as_ref().map(L7::sample),
+            barred: self.barred(),
             certs: self.certs.as_ref().map(|certs| CertState { state: Arc::clone(&certs.state.borrow()), leads: *certs.leads.borrow() }),
         }
     }

@@ -15,6 +15,7 @@ use crate::model::backoff::Backoff;
 use crate::model::endpoints::{Endpoint, ServicePort, Slices};
 use crate::model::objects::Kind;
 use crate::model::sites::Sites;
+use crate::runtime::cell::put;
 
 /// Who answers, as far as it is known.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -136,12 +137,6 @@ impl Following {
 
     fn publish(&self, known: &watch::Sender<Arc<Known>>) {
         let now = Known { endpoints: self.slices.endpoints(), faults: self.faults.clone() };
-        known.send_if_modified(|before| {
-            let changed = **before != now;
-            if changed {
-                *before = Arc::new(now);
-            }
-            changed
-        });
+        put(known, Arc::new(now));
     }
 }

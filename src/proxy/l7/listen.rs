@@ -1,6 +1,6 @@
 //! The listeners: for each port of each site one, opened and closed as the sites say.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
@@ -76,9 +76,10 @@ impl Listeners {
         let place = |(name, opened): (&String, &Opened)| {
             let site = Arc::clone(&opened.served.borrow().site);
             let over_tls = site.is_over_tls();
-            let missing = site.hosts.keys().filter(|host| over_tls && !shared.certificates.has(host)).cloned().collect();
+            let missing: BTreeSet<_> = site.hosts.keys().filter(|host| over_tls && !shared.certificates.has(host)).cloned().collect();
+            let certified = missing.is_empty() || missing.len() < site.hosts.len();
             let ports = opened.ports.iter().map(|(port, (_, address, _))| (*port, *address)).collect();
-            (name.clone(), InPlace { ports, missing, faults: opened.faults.clone() })
+            (name.clone(), InPlace { ports, missing, certified, faults: opened.faults.clone() })
         };
         self.sites.iter().map(place).collect()
     }

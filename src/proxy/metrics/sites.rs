@@ -22,6 +22,7 @@ pub(super) struct Sites {
     endpoints: Sampled<1>,
     shunned: Sampled<1>,
     unfollowed: Sampled<2>,
+    barred: Sampled<2>,
 }
 
 impl Sites {
@@ -45,6 +46,7 @@ impl Sites {
             "kind",
         );
         let missing = by("tailyard_site_certificate_missing", gauge, "1 for each name that has no certificate yet", "name");
+        let barred = by("tailyard_site_funnel_barred", gauge, "1 for each site that is to be reached from the internet and is not", "kind");
         let faults = by("tailyard_site_port_error", gauge, "1 for each port of the site that cannot be listened on", "port");
         let mut pair = |name, help, labels| registry.sampled(name, gauge, help, labels);
         let certificates = pair(
@@ -72,10 +74,12 @@ impl Sites {
             endpoints,
             shunned,
             unfollowed,
+            barred,
         }
     }
 
     pub(super) fn write(&self, page: &mut Page, snapshot: &Snapshot) {
+        page.write(&self.barred, snapshot.barred.iter().map(|(name, why)| ([name.as_str(), why.kind()], 1.0)));
         let Some(sample) = &snapshot.sites else { return };
         self.write_counts(page, sample);
         let of_sites = || sample.in_place.iter().map(|(name, placed)| (name.as_str(), placed));

@@ -36,6 +36,7 @@ fn snapshot(now: Instant) -> Snapshot {
         daemon: None,
         report: None,
         sites: None,
+        barred: BTreeMap::new(),
         certs: None,
     }
 }
@@ -181,7 +182,8 @@ async fn sites_are_told_by_service_and_backends_by_name() {
         endpoints: [(Arc::new(backend), (3, 1))].into(),
         unfollowed: [("ns".to_owned(), "Forbidden")].into(),
     };
-    let page = metrics.page(&Snapshot { sites: Some(sample), ..snapshot(Instant::now()) }, None);
+    let barred = [("svc:a".to_owned(), crate::model::serve::Barred::NotAllowed)].into();
+    let page = metrics.page(&Snapshot { sites: Some(sample), barred, ..snapshot(Instant::now()) }, None);
     for line in [
         r#"tailyard_site_requests_total{service="svc:a",code="2xx"} 7"#,
         r#"tailyard_site_wait_seconds_total{service="svc:a"} 1.5"#,
@@ -190,6 +192,7 @@ async fn sites_are_told_by_service_and_backends_by_name() {
         r#"tailyard_site_backend_failures_total{service="svc:a",kind="Connect"} 2"#,
         r#"tailyard_site_certificate_missing{service="svc:a",name="a.ts.net"} 1"#,
         r#"tailyard_site_port_error{service="svc:a",port="80"} 1"#,
+        r#"tailyard_site_funnel_barred{service="svc:a",kind="NotAllowed"} 1"#,
         r#"tailyard_certificate_refused{name="b.ts.net",kind="Pair"} 1"#,
         r#"tailyard_backend_endpoints{backend="ns/web:http"} 3"#,
         r#"tailyard_backend_endpoints_shunned{backend="ns/web:http"} 1"#,

@@ -7,11 +7,13 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::{Ledger, PACE};
+use crate::api::serve::ServeConfig;
 use crate::api::{egress, ingress, state};
 use crate::model::netmap::{NetMap, SelfNode};
 use crate::model::plan::Planned;
 use crate::model::status::{Encoded, Left, Patience, PodAddresses, egress_status, encode, ingress_status};
 use crate::proxy::program::Programmed;
+use crate::proxy::serve::Serving;
 
 /// What the statuses are made from.
 #[derive(Debug)]
@@ -20,6 +22,8 @@ pub struct Inputs {
     pub programmed: watch::Receiver<Programmed>,
     /// The tailnet.
     pub netmap: watch::Receiver<Option<Arc<NetMap>>>,
+    /// What tailscaled serves, where that is decided here; else a cell whose sender may be gone.
+    pub serving: watch::Receiver<Serving>,
 }
 
 /// What there is to tell.
@@ -54,10 +58,12 @@ pub async fn run(mut inputs: Inputs, about: About, ledger: Ledger) {
         if let Some(planned) = &told {
             accepted(&ledger, about, planned, &mut patience, now);
         }
+        served(&ledger, inputs.serving.borrow_and_update().config.as_deref(), inputs.netmap.borrow().as_deref());
         let due = patience.due(now).map(|at| start + at);
         let changed = tokio::select! {
             changed = inputs.programmed.changed() => changed,
             changed = inputs.netmap.changed() => changed,
+            Ok(()) = inputs.serving.changed() => Ok(()),
             () = sleep_until(due.unwrap_or(start)), if due.is_some() => Ok(()),
         };
         if changed.is_err() {
@@ -98,6 +104,14 @@ fn accepted(ledger: &Ledger, about: About, planned: &Planned, patience: &mut Pat
     }
     if about.ingress {
         ledger.set(ingress::KEY, json(&ingress_status(plan, &world.ingress, about.pod)));
+    }
+}
+
+/// Under which name the node itself may be reached over TLS is told once tailscaled has something to serve: the operator takes it
+/// for the hostname of what is served.
+fn served(ledger: &Ledger, config: Option<&ServeConfig>, netmap: Option<&NetMap>) {
+    if let (Some(_), Some(netmap)) = (config.filter(|config| **config != ServeConfig::default()), netmap) {
+        ledger.set(state::HTTPS_ENDPOINT, netmap.cert_domains.first().map_or(state::NO_HTTPS, String::as_str));
     }
 }
 

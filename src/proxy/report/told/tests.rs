@@ -22,6 +22,7 @@ struct Play {
     ledger: Ledger,
     programmed: watch::Sender<Programmed>,
     netmap: watch::Sender<Option<Arc<NetMap>>>,
+    serving: watch::Sender<Serving>,
 }
 
 fn play() -> Play {
@@ -33,11 +34,12 @@ fn play() -> Play {
     );
     let (programmed, programmed_rx) = watch::channel(Programmed::default());
     let (netmap, netmap_rx) = watch::channel(None);
+    let (serving, serving_rx) = watch::channel(Serving::default());
     let pod = PodAddresses::of(["10.244.2.3".parse::<IpAddr>().expect("an address")]);
     let about = About { pod, egress: true, ingress: true, grace: GRACE, room: ROOM };
     tokio::spawn(reporter.run());
-    tokio::spawn(run(Inputs { programmed: programmed_rx, netmap: netmap_rx }, about, ledger.clone()));
-    Play { place, ledger, programmed, netmap }
+    tokio::spawn(run(Inputs { programmed: programmed_rx, netmap: netmap_rx, serving: serving_rx }, about, ledger.clone()));
+    Play { place, ledger, programmed, netmap, serving }
 }
 
 /// A tailnet with this node, and with a peer `db.tail.lab` if it is known.
@@ -96,6 +98,25 @@ async fn the_device_is_told_before_the_rules_and_its_name_after_them() {
     let web = r#"{"configs":{"svc:web":{"IPv4Mapping":{"TailscaleServiceIP":"100.99.1.2","ClusterIP":"10.96.0.9"}}},"podIPv4":"10.244.2.3","fingerprint":"9a41044f779765f8"}"#;
     assert_eq!(told["ingress-config.json"], web);
     assert_eq!(play.status().await.services.expect("services")["db"].tailnet_target_ips, Some(vec!["100.64.0.2".to_owned()]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_name_for_https_is_told_once_something_is_served() {
+    let play = play();
+    let serve = |text: &str| {
+        let config = Some(Arc::new(serde_json::from_str(text).expect("a config")));
+        play.serving.send_replace(Serving { config, ..Serving::default() });
+    };
+    play.netmap.send_replace(Some(netmap(true)));
+    serve("{}");
+    assert!(!play.told().await.contains_key("https_endpoint"), "nothing is served");
+    serve(r#"{"TCP":{"80":{"HTTP":true}}}"#);
+    assert_eq!(play.told().await["https_endpoint"], "no-https");
+    let certified = NetMap { cert_domains: vec!["eg-0.tail.lab".to_owned(), "web.tail.lab".to_owned()], ..NetMap::clone(&netmap(true)) };
+    play.netmap.send_replace(Some(Arc::new(certified)));
+    assert_eq!(play.told().await["https_endpoint"], "eg-0.tail.lab");
+    play.serving.send_replace(Serving::default());
+    assert_eq!(play.told().await["https_endpoint"], "eg-0.tail.lab", "a tailscaled that starts again takes nothing back");
 }
 
 #[tokio::test(start_paused = true)]

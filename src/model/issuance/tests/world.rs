@@ -1,0 +1,267 @@
+//! The group that the tests play with, second by second, and what must hold at each of them.
+
+use super::super::*;
+
+pub(super) const DAY: i64 = 86_400;
+/// How much later than it could be a certificate is renewed at the most: another replica's order is waited for until it must be dead,
+/// then one's own has its time; and some seconds for writes.
+const BOUND: i64 = 7 * 60 + 5 * 60 + 30;
+
+/// Who does what, and what of it arrives when.
+pub(super) struct World {
+    pub(super) now: i64,
+    pub(super) records: BTreeMap<String, Record>,
+    versions: u64,
+    pub(super) replicas: Vec<Replica>,
+    pub(super) orders: u64,
+    /// The ACME server takes orders; else it refuses them.
+    pub(super) acme: bool,
+    /// The ACME server cannot be reached.
+    pub(super) away: bool,
+    /// How long an order takes.
+    pub(super) slow: i64,
+    /// How long a certificate is valid.
+    pub(super) lifetime: i64,
+    random: u64,
+    /// The ids of all certificates that were ever in a Secret.
+    stored: BTreeSet<String>,
+    /// Since when the ACME server has taken orders.
+    served_since: i64,
+    /// When each record was last changed, and by whom.
+    changed: BTreeMap<String, (i64, usize)>,
+}
+
+pub(super) struct Replica {
+    pub(super) issuer: Issuer,
+    begun: i64,
+    pub(super) alive: bool,
+    /// It can reach the API server.
+    pub(super) linked: bool,
+    /// What is under way: when it ends, and what it is.
+    pub(super) under_way: Vec<(i64, Action)>,
+    /// Certificates that were issued and not stored.
+    issued: BTreeMap<String, Certificate>,
+    wanted: BTreeSet<String>,
+    leads: bool,
+    /// Since when it has lived, led and reached the API server.
+    well_since: i64,
+}
+
+pub(super) fn wall(now: i64) -> Timestamp {
+    Timestamp::from_second(1_800_000_000 + now).expect("a time")
+}
+
+fn name(replica: usize) -> String {
+    format!("g-{replica}")
+}
+
+impl World {
+    pub(super) fn new(replicas: usize, names: usize) -> Self {
+        let wanted: BTreeSet<_> = (0..names).map(|n| format!("n{n}.tail1234.ts.net")).collect();
+        let records = wanted.iter().map(|name| (name.clone(), Record { version: "0".into(), ..Record::default() })).collect();
+        let mut world = Self {
+            now: 0,
+            records,
+            versions: 0,
+            replicas: Vec::new(),
+            orders: 0,
+            acme: true,
+            away: false,
+            slow: 20,
+            lifetime: 90 * DAY,
+            random: 7,
+            stored: BTreeSet::new(),
+            served_since: 0,
+            changed: BTreeMap::new(),
+        };
+        for ordinal in 0..replicas {
+            world.replicas.push(Replica {
+                issuer: Issuer::new(name(ordinal), Terms::ACME),
+                begun: 0,
+                alive: false,
+                linked: true,
+                under_way: Vec::new(),
+                issued: BTreeMap::new(),
+                wanted: wanted.clone(),
+                leads: false,
+                well_since: 0,
+            });
+            world.start(ordinal);
+        }
+        world
+    }
+
+    pub(super) fn start(&mut self, ordinal: usize) {
+        let replica = &mut self.replicas[ordinal];
+        replica.issuer = Issuer::new(name(ordinal), Terms::ACME);
+        (replica.alive, replica.begun, replica.leads, replica.well_since) = (true, self.now, false, self.now);
+        replica.under_way.clear();
+        replica.issued.clear();
+        let wanted = replica.wanted.clone();
+        self.tell(ordinal, Event::Wanted(wanted));
+        self.show(ordinal);
+    }
+
+    /// A replica's watch brings what there is.
+    pub(super) fn show(&mut self, ordinal: usize) {
+        for (name, record) in self.records.clone() {
+            self.tell(ordinal, Event::Seen(name, Some(record)));
+        }
+    }
+
+    pub(super) fn lead(&mut self, ordinal: usize, leads: bool) {
+        self.replicas[ordinal].leads = leads;
+        self.tell(ordinal, Event::Leads(leads));
+    }
+
+    fn chance(&mut self) -> f64 {
+        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        f64::from(u32::try_from(self.random >> 33).expect("31 bits")) / f64::from(1_u32 << 31)
+    }
+
+    fn tell(&mut self, ordinal: usize, event: Event) {
+        let (random, now) = (self.chance(), self.now);
+        let replica = &mut self.replicas[ordinal];
+        if !replica.alive {
+            return;
+        }
+        let at = Duration::from_secs(u64::try_from(now - replica.begun).expect("time goes on"));
+        let actions = replica.issuer.step(event, Moment { at, wall: wall(now) }, random);
+        for action in actions {
+            let takes = match &action {
+                Action::Order { .. } => {
+                    self.orders += 1;
+                    self.slow
+                }
+                Action::Abandon(name) => {
+                    let of = |action: &Action| matches!(action, Action::Order { name: other, .. } if other == name);
+                    self.replicas[ordinal].under_way.retain(|(_, action)| !of(action));
+                    continue;
+                }
+                _ => 1,
+            };
+            self.replicas[ordinal].under_way.push((now + takes, action));
+        }
+        self.check();
+    }
+
+    fn check(&self) {
+        for name in self.records.keys() {
+            let ordering = |replica: &&Replica| {
+                let of = |(_, action): &(i64, Action)| matches!(action, Action::Order { name: other, .. } if other == name);
+                replica.alive && replica.under_way.iter().any(of)
+            };
+            assert!(self.replicas.iter().filter(ordering).count() <= 1, "two orders of {name} at {}", self.now);
+        }
+        for replica in self.replicas.iter().filter(|replica| replica.alive) {
+            for name in replica.wanted.iter().filter(|name| replica.issuer.serves(name, wall(self.now))) {
+                let id = replica.issuer.certificate(name).map(|held| &held.id);
+                assert!(id.is_some_and(|id| self.stored.contains(id)), "{name} is advertised with {id:?}, which no Secret ever held");
+            }
+        }
+    }
+
+    /// The names whose certificates should have been renewed by now, and are not: they are due, nobody wants a pause, the ACME server
+    /// has taken orders and some replica has been well for longer than [`BOUND`], since others last did something about it.
+    pub(super) fn late(&self) -> Vec<&String> {
+        let well = |replica: &Replica| replica.alive && replica.linked && replica.leads;
+        let late = |(name, record): &(&String, &Record)| {
+            let due = record.certificate.as_ref().map_or(0, |held| renew_at(held, None).as_second() - wall(0).as_second());
+            let pause = record.note.not_before.map_or(0, |until| until.as_second() - wall(0).as_second());
+            let able = self.replicas.iter().enumerate().filter(|(_, replica)| well(replica)).map(|(ordinal, replica)| {
+                let others = self.changed.get(*name).filter(|(_, by)| *by != ordinal).map_or(0, |(at, _)| *at);
+                replica.well_since.max(others)
+            });
+            able.min().is_some_and(|able| self.now - able.max(due).max(pause).max(self.served_since) > BOUND)
+        };
+        self.records.iter().filter(late).map(|(name, _)| name).collect()
+    }
+
+    /// A second passes.
+    fn second(&mut self) {
+        self.now += 1;
+        if self.away || !self.acme {
+            self.served_since = self.now;
+        }
+        for replica in self.replicas.iter_mut().filter(|replica| !(replica.alive && replica.linked && replica.leads)) {
+            replica.well_since = self.now;
+        }
+        for ordinal in 0..self.replicas.len() {
+            let now = self.now;
+            let (ends, stay) = std::mem::take(&mut self.replicas[ordinal].under_way).into_iter().partition(|(end, _)| *end <= now);
+            self.replicas[ordinal].under_way = stay;
+            let ends: Vec<(i64, Action)> = ends;
+            for (_, action) in ends {
+                self.end(ordinal, action);
+            }
+            let replica = &self.replicas[ordinal];
+            let at = Duration::from_secs(u64::try_from(now - replica.begun).expect("time goes on"));
+            if replica.issuer.wake().is_some_and(|wake| wake <= at) {
+                self.tell(ordinal, Event::Tick);
+            }
+        }
+    }
+
+    /// Something that a replica did comes to its end.
+    fn end(&mut self, ordinal: usize, action: Action) {
+        let event = match action {
+            Action::Claim { name, version, note } => {
+                let written = self.write(ordinal, &name, &version, |record| record.note = note);
+                Event::Claimed(name, written)
+            }
+            Action::Store { name, version } => {
+                let certificate = self.replicas[ordinal].issued.get(&name).cloned();
+                let written =
+                    self.write(ordinal, &name, &version, |record| (record.certificate, record.note) = (certificate, Note::default()));
+                Event::Stored(name, written)
+            }
+            Action::Release { name, version, note } => {
+                let written = self.write(ordinal, &name, &version, |record| record.note = note);
+                Event::Stored(name, written)
+            }
+            Action::Order { name, .. } if self.away => Event::Ended(name, Err(Failed { outage: true, ..Failed::default() })),
+            Action::Order { name, .. } if self.acme => {
+                let until = wall(self.now + self.lifetime);
+                let certificate = Certificate { id: format!("{name} {}", self.orders), from: wall(self.now), until };
+                self.replicas[ordinal].issued.insert(name.clone(), certificate.clone());
+                Event::Ended(name, Ok(certificate))
+            }
+            Action::Order { name, .. } => Event::Ended(name, Err(Failed::default())),
+            Action::Suggest { name, .. } => Event::Suggested(name, None, None),
+            Action::Abandon(_) => return,
+        };
+        self.tell(ordinal, event);
+    }
+
+    fn write(&mut self, ordinal: usize, name: &str, version: &str, change: impl FnOnce(&mut Record)) -> Written {
+        if !self.replicas[ordinal].linked {
+            return Written::Failed;
+        }
+        let record = self.records.get_mut(name).expect("a record");
+        if record.version != version {
+            return Written::Conflict;
+        }
+        self.versions += 1;
+        change(record);
+        record.version = self.versions.to_string();
+        let record = record.clone();
+        self.stored.extend(record.certificate.as_ref().map(|held| held.id.clone()));
+        self.changed.insert(name.to_owned(), (self.now, ordinal));
+        for other in 0..self.replicas.len() {
+            if other != ordinal && self.replicas[other].linked {
+                self.tell(other, Event::Seen(name.to_owned(), Some(record.clone())));
+            }
+        }
+        Written::Done(record)
+    }
+
+    pub(super) fn run(&mut self, seconds: i64) {
+        for _ in 0..seconds {
+            self.second();
+        }
+    }
+
+    pub(super) fn all_serve(&self) -> bool {
+        self.records.values().all(|record| record.certificate.as_ref().is_some_and(|held| usable(held, wall(self.now))))
+    }
+}

@@ -1,0 +1,27 @@
+//! Latest-wins cells: whoever looks sees the newest value, and is woken by another one only.
+
+use tokio::sync::watch;
+
+/// Puts a value into a cell; whether it is another one than before. The same one wakes nobody.
+pub fn put<T: PartialEq>(cell: &watch::Sender<T>, value: T) -> bool {
+    cell.send_if_modified(|held| {
+        let differs = *held != value;
+        if differs {
+            *held = value;
+        }
+        differs
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_value_wakes_nobody() {
+        let (cell, mut seen) = watch::channel(1);
+        assert!(!put(&cell, 1) && !seen.has_changed().expect("a sender"));
+        assert!(put(&cell, 2));
+        assert_eq!((seen.has_changed().expect("a sender"), *seen.borrow_and_update()), (true, 2));
+    }
+}

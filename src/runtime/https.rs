@@ -1,0 +1,134 @@
+//! HTTPS clients: what they call themselves, and whom they believe beside the public authorities.
+//!
+//! A bundle of authorities is often a copy of a whole system's. A certificate of it that cannot be used (too old a form, a torn block)
+//! is left out with a warning and costs nobody the others; a bundle of which none is left is an error, for nobody meant that.
+
+use std::error::Error as _;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use reqwest::{Certificate, Client, ClientBuilder};
+use rustls::RootCertStore;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
+
+/// How long a connection may take.
+const CONNECT: Duration = Duration::from_secs(10);
+
+/// A client cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum HttpsError {
+    /// The authorities cannot be read.
+    #[error("the certificate authorities at {} cannot be read: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// None of the authorities can be used.
+    #[error("of the certificate authorities at {} none can be used: {why}", path.display())]
+    Unusable {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with them.
+        why: String,
+    },
+    /// The rest of it.
+    #[error("{0}")]
+    Client(String),
+}
+
+/// The beginning of a client that believes the PEM certificates of this file, too.
+pub fn builder(authorities: Option<&Path>) -> Result<ClientBuilder, HttpsError> {
+    // Somebody else may have chosen one already; either will do.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let builder = Client::builder().user_agent(concat!("tailyard/", env!("CARGO_PKG_VERSION"))).connect_timeout(CONNECT);
+    let Some(path) = authorities else { return Ok(builder) };
+    let text = std::fs::read(path).map_err(|source| HttpsError::Read { path: path.to_owned(), source })?;
+    let (good, bad) = sort(&text);
+    if good.is_empty() {
+        let why = if bad.is_empty() { "there is no certificate in it".to_owned() } else { bad.join("; ") };
+        return Err(HttpsError::Unusable { path: path.to_owned(), why });
+    }
+    for why in bad {
+        tracing::warn!(path = %path.display(), "a certificate authority is left out, the others are believed: {why}");
+    }
+    let good: Result<Vec<_>, _> = good.iter().map(|der| Certificate::from_der(der)).collect();
+    Ok(builder.tls_certs_merge(good.map_err(client_error)?))
+}
+
+/// The client. Fails with the cause, not with the stage alone.
+pub fn build(builder: ClientBuilder) -> Result<Client, HttpsError> {
+    builder.build().map_err(client_error)
+}
+
+#[allow(clippy::needless_pass_by_value, reason = "it is what map_err gives")]
+fn client_error(error: reqwest::Error) -> HttpsError {
+    let mut why = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        why = format!("{why}: {cause}");
+        source = cause.source();
+    }
+    HttpsError::Client(why)
+}
+
+/// The certificates that TLS takes as authorities, and what is wrong with each of the others, by its place in the file.
+fn sort(text: &[u8]) -> (Vec<CertificateDer<'static>>, Vec<String>) {
+    let (mut good, mut bad) = (Vec::new(), Vec::new());
+    for (index, found) in CertificateDer::pem_slice_iter(text).enumerate() {
+        let taken = found.map_err(|error| error.to_string()).and_then(|der| {
+            RootCertStore::empty().add(der.clone()).map_err(|error| error.to_string())?;
+            Ok(der)
+        });
+        match taken {
+            Ok(der) => good.push(der),
+            Err(why) => bad.push(format!("number {}: {why}", index + 1)),
+        }
+    }
+    (good, bad)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn authority(name: &str) -> String {
+        rcgen::generate_simple_self_signed(vec![name.to_owned()]).expect("a certificate").cert.pem()
+    }
+
+    /// A block that is PEM and holds no certificate that TLS would take.
+    const REFUSED: &str = "-----BEGIN CERTIFICATE-----\nMAMCAQE=\n-----END CERTIFICATE-----\n";
+
+    fn made(text: &str) -> Result<(), HttpsError> {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = dir.path().join("ca.pem");
+        std::fs::write(&path, text).expect("written");
+        build(builder(Some(&path))?).map(drop)
+    }
+
+    #[test]
+    fn what_cannot_be_used_of_a_bundle_is_left_out() {
+        let (one, two) = (authority("one"), authority("two"));
+        let torn = "-----BEGIN CERTIFICATE-----\n!!!!\n-----END CERTIFICATE-----\n";
+        let bundle = format!("# a comment\n{one}\n{REFUSED}{torn}{two}-----BEGIN CERTIFICATE-----\nMAMC");
+        let (good, bad) = sort(bundle.as_bytes());
+        assert_eq!(good.len(), 2, "{bad:?}");
+        assert_eq!(bad.iter().map(|why| why.split(':').next().expect("a place")).collect::<Vec<_>>(), ["number 2", "number 3", "number 5"]);
+        made(&bundle).expect("a client");
+    }
+
+    #[test]
+    fn a_bundle_of_which_none_is_left_is_an_error_that_says_so() {
+        for (text, why) in
+            [("", "there is no certificate in it"), (REFUSED, "number 1: "), ("no PEM at all", "there is no certificate in it")]
+        {
+            let error = made(text).expect_err("none is left").to_string();
+            assert!(error.contains("ca.pem none can be used") && error.contains(why), "{error}");
+        }
+        let error = builder(Some(Path::new("/nowhere/ca.pem"))).expect_err("nothing to read").to_string();
+        assert!(error.starts_with("the certificate authorities at /nowhere/ca.pem cannot be read: "), "{error}");
+    }
+}
