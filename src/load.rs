@@ -6,6 +6,7 @@
 pub mod board;
 pub mod flows;
 pub mod frame;
+pub mod https;
 pub mod line;
 pub mod names;
 pub mod run;
@@ -143,7 +144,7 @@ pub async fn make(talk: Talk, attempt: Attempt, nonce: u64, start: Instant, due:
 async fn ask_tcp(talk: &Talk, attempt: Attempt, nonce: u64, connected: impl FnOnce()) -> Result<Identity, Failure> {
     let mut stream = TcpStream::connect(attempt.to).await.map_err(|error| failure_of(&error))?;
     connected();
-    talk.first(&mut stream, nonce).await
+    talk.first(&mut stream, nonce, attempt.lane.service).await
 }
 
 /// Asks until it is answered: what is lost on the way is for UDP's users to send again.

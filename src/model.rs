@@ -44,6 +44,7 @@ pub mod serve;
 pub mod settings;
 pub mod sites;
 pub mod source;
+pub mod spoken;
 pub mod state;
 pub mod status;
 pub mod supervise;

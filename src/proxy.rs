@@ -23,6 +23,7 @@ pub mod resolve;
 pub mod serve;
 pub mod shutdown;
 pub mod sources;
+pub mod spoken;
 pub mod state;
 pub mod surgeon;
 pub mod tailnet;

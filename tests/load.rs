@@ -6,6 +6,7 @@
 #[path = "kernel/lab.rs"]
 mod lab;
 
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::process::{Child, Command, Output, Stdio};
@@ -14,7 +15,11 @@ use std::time::Duration;
 use lab::{Node, eventually};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use serde_json::Value;
+use tailyard::edge::tls::Certificates;
+use tailyard::model::certificate::Pair;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// Where the servers of the tests are.
 const PORT: u16 = 7000;
@@ -117,6 +122,70 @@ fn a_signal_ends_it_with_a_balance() {
     let summary = eventually("the balance", DEADLINE, || Some(next()).filter(|line| line["event"] == "summary"));
     assert!(load.wait().expect("a child").success());
     assert_eq!(summary["ok"], true, "{summary}");
+}
+
+/// An authority's certificate in PEM, and one that it has signed for a name with its key.
+fn signed(name: &str) -> (String, Pair) {
+    let mut params = CertificateParams::new(vec![]).expect("parameters");
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let key = KeyPair::generate().expect("a key");
+    let authority = params.self_signed(&key).expect("a certificate").pem();
+    let own = KeyPair::generate().expect("a key");
+    let chain = CertificateParams::new(vec![name.to_owned()]).expect("parameters").signed_by(&own, &Issuer::new(params, key));
+    let chain = chain.expect("signed").pem();
+    (authority, Pair { chain: chain.into_bytes().into(), key: own.serialize_pem().into_bytes().into() })
+}
+
+/// Answers each connection over TLS once, with a status and a body; ends with the test.
+fn answer_over_tls(node: &Node, name: &str, pair: Pair, answer: &'static str) {
+    let listener = node.ns.run(|| TcpListener::bind((Ipv4Addr::LOCALHOST, PORT))).expect("the namespace").expect("a port");
+    listener.set_nonblocking(true).expect("a socket");
+    let names = BTreeSet::from([name.to_owned()]);
+    let certificates = Certificates::new().expect("randomness");
+    assert!(certificates.load(&[(name.to_owned(), pair)].into(), &names).is_empty());
+    let acceptor = certificates.acceptor(names).expect("TLS");
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let listener = tokio::net::TcpListener::from_std(listener).expect("a socket");
+            loop {
+                let (stream, _) = listener.accept().await.expect("a connection");
+                let acceptor = acceptor.clone();
+                tokio::spawn(async move {
+                    let Ok(mut stream) = acceptor.accept(stream).await else { return };
+                    let mut asked = [0; 1024];
+                    let size = stream.read(&mut asked).await.unwrap_or_default();
+                    assert!(asked[..size].starts_with(b"GET / HTTP/1.1\r\n"), "it asks");
+                    let _ = stream.write_all(answer.as_bytes()).await;
+                    let _ = stream.shutdown().await;
+                });
+            }
+        });
+    });
+}
+
+/// What a load says of a server that answers so; `believed` is whether its authority is the one that the load believes.
+fn over_https(answer: &'static str, believed: bool) -> (Output, Vec<Value>) {
+    const NAME: &str = "web.lab";
+    let node = Node::make("web".to_owned());
+    let (authority, pair) = signed(NAME);
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(file.path(), if believed { authority } else { signed(NAME).0 }).expect("written");
+    answer_over_tls(&node, NAME, pair, answer);
+    let (to, roots) = (format!("{NAME}:{PORT}"), file.path().display().to_string());
+    run(&node, &[&to, "--https", "--ca", &roots, "--connect", "127.0.0.1", "--expect", "hello", "--rate", "20", "--seconds", "1"])
+}
+
+#[test]
+fn over_https_the_name_the_status_and_the_body_must_be_right() {
+    let (output, lines) = over_https("HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\nhello there\n", true);
+    assert!(output.status.success(), "{lines:?} {}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(summary(&lines)["answered"]["tcp"], 20);
+    let failures = |answer, believed| summary(&over_https(answer, believed).1)["failed"].clone();
+    assert_eq!(failures("HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nbye", true)["wrong_target"], 20);
+    assert_eq!(failures("HTTP/1.1 502 Bad Gateway\r\nContent-Length: 6\r\n\r\nhello\n", true)["wrong_target"], 20);
+    assert_eq!(failures("HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nhello\n", false)["garbled"], 20, "somebody else's certificate");
+    assert_eq!(failures("", true)["closed"], 20);
 }
 
 #[test]

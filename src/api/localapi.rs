@@ -156,6 +156,9 @@ pub struct PeerStatus {
     pub expired: bool,
     /// Traffic was exchanged with it of late.
     pub active: bool,
+    /// When a tunnel to it was last agreed on; long ago if never.
+    #[serde(deserialize_with = "nullable")]
+    pub last_handshake: String,
     /// The address and port at which it is reached directly; empty if it is not.
     #[serde(deserialize_with = "nullable")]
     pub cur_addr: String,
@@ -239,6 +242,8 @@ pub struct Prefs {
     pub advertise_services: Vec<String>,
     /// What the daemon may do to the machine's filters: 0 nothing, 1 chains without jumps to them, 2 all.
     pub netfilter_mode: i64,
+    /// Whether nobody is let in who begins to speak.
+    pub shields_up: bool,
 }
 
 /// A change of preferences: each value with its `…Set`, and what is `None` is left as it is.

@@ -21,6 +21,9 @@ pub const HTTPS_ENDPOINT: &str = "https_endpoint";
 pub const NO_HTTPS: &str = "no-https";
 /// The auth key that failed; asks the operator for another one.
 pub const REISSUE_AUTHKEY: &str = "reissue_authkey";
+/// Ours, additive: JSON list of the tailnet addresses of peers that spoke with this replica of late. Its successor, which peers do not
+/// know yet, opens ways to them before anything leads to it.
+pub const SPOKEN_WITH: &str = "tailyard-spoken-with";
 /// An auth key that a user put there.
 pub const AUTHKEY: &str = "authkey";
 /// tailscaled's machine key.

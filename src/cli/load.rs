@@ -1,7 +1,10 @@
 //! `tailyard load`: an open-loop load of new connections on a service of one's own, with some held open beside them.
 
+use std::fs;
 use std::io::{IsTerminal, Write, stdout};
+use std::net::IpAddr;
 use std::num::NonZeroU32;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::mpsc;
 use std::thread;
@@ -10,7 +13,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow};
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::edge::tls::Checked;
 use crate::load::Load;
+use crate::load::https::Https;
 use crate::load::line::{Line, Summary};
 use crate::load::names::Aim;
 use crate::load::run::{Options, run as offer};
@@ -43,6 +48,16 @@ pub(super) struct Args {
     /// datagram. Without it a TCP connection that stands is enough
     #[arg(long, default_value = "", value_name = "TEXT")]
     expect: String,
+    /// Ask over HTTPS: each time a new connection, a TLS handshake and a GET of `/`; HOST is the name that is asked for. The answer's
+    /// body must begin with what is expected, and its status be 2xx
+    #[arg(long, conflicts_with_all = ["proto", "active", "idle"])]
+    https: bool,
+    /// The authorities to believe over HTTPS, in PEM
+    #[arg(long, default_value = "/etc/ssl/certs/ca-certificates.crt", value_name = "FILE", requires = "https")]
+    ca: PathBuf,
+    /// Where to connect to, in place of what HOST leads to
+    #[arg(long, value_name = "ADDRESS")]
+    connect: Option<IpAddr>,
     /// After how many seconds without an answer an attempt has failed
     #[arg(long, default_value_t = 5, value_name = "S", value_parser = clap::value_parser!(u64).range(1..=60))]
     patience: u64,
@@ -67,7 +82,7 @@ impl Args {
     fn options(&self) -> Result<Options> {
         let rate = NonZeroU32::new(self.rate).context("no rate")?;
         let load = Load {
-            talk: Talk::Greeting(self.expect.as_bytes().into()),
+            talk: self.talk()?,
             patience: Duration::from_secs(self.patience),
             in_flight: usize::try_from(self.in_flight)?,
             ..Load::new(Schedule::new(rate), Duration::from_secs(self.seconds))
@@ -78,7 +93,19 @@ impl Args {
             _ => Proto::ALL.into(),
         };
         let beat = Duration::from_millis(self.beat);
-        Ok(Options { aims: self.to.clone(), protos, load, rate: self.rate, active: self.active, idle: self.idle, beat })
+        let (aims, connect) = (self.to.clone(), self.connect);
+        Ok(Options { aims, connect, protos, load, rate: self.rate, active: self.active, idle: self.idle, beat })
+    }
+
+    fn talk(&self) -> Result<Talk> {
+        let expected = self.expect.as_bytes().into();
+        if !self.https {
+            return Ok(Talk::Greeting(expected));
+        }
+        let authorities = fs::read(&self.ca).with_context(|| format!("cannot read {}", self.ca.display()))?;
+        let checked = Checked::new(&authorities).with_context(|| self.ca.display().to_string())?;
+        let names = self.to.iter().map(|aim| aim.host().to_owned()).collect();
+        Ok(Talk::Https(Https { checked, names, expected }))
     }
 }
 

@@ -1,4 +1,5 @@
-//! TLS, both ways: towards clients with the certificate of the name that they ask for, towards backends without any check.
+//! TLS, both ways: towards clients with the certificate of the name that they ask for, towards backends without any check, and towards
+//! services that are tried as their users do.
 //!
 //! Certificates are parsed once, when they come ([`Certificates::load`]); a handshake looks one up in memory and asks nobody. A new
 //! one is in use with the next handshake; connections that there are know nothing of it. One that cannot be used never takes the
@@ -20,8 +21,10 @@ use tokio_rustls::LazyConfigAcceptor;
 
 use crate::model::certificate::Pair;
 
+mod checked;
 mod client;
 
+pub use checked::Checked;
 pub use client::Connector;
 pub use tokio_rustls::client::TlsStream as ClientStream;
 pub use tokio_rustls::server::TlsStream as ServerStream;

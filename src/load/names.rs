@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -81,6 +81,20 @@ impl FromStr for Aim {
 impl fmt::Display for Aim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.host.contains(':') { write!(f, "[{}]:{}", self.host, self.port) } else { write!(f, "{}:{}", self.host, self.port) }
+    }
+}
+
+impl Aim {
+    /// The same port of another host.
+    #[must_use]
+    pub fn at(&self, ip: IpAddr) -> Self {
+        Self { host: ip.to_string(), port: self.port }
+    }
+
+    /// The host alone, as it was named.
+    #[must_use]
+    pub fn host(&self) -> &str {
+        &self.host
     }
 }
 

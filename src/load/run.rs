@@ -4,6 +4,7 @@
 
 use std::cell::RefCell;
 use std::future::Future;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -30,6 +31,8 @@ const SECOND: Duration = Duration::from_secs(1);
 pub struct Options {
     /// Whom it is for, in turn.
     pub aims: Vec<Aim>,
+    /// Where to connect to in place of what their names lead to.
+    pub connect: Option<IpAddr>,
     /// Over what, in turn.
     pub protos: Vec<Proto>,
     /// How much of it.
@@ -48,7 +51,8 @@ pub struct Options {
 /// at once, and must not block. Fails if a name leads nowhere at the start.
 pub async fn run(options: &Options, mut tell: impl FnMut(Line), stop: impl Future<Output = ()>) -> Result<Summary, NameError> {
     let mut around = JoinSet::new();
-    let found = find(&options.aims, &mut around).await?;
+    let sought: Vec<Aim> = options.aims.iter().map(|aim| options.connect.map_or_else(|| aim.clone(), |ip| aim.at(ip))).collect();
+    let found = find(&sought, &mut around).await?;
     let start = Instant::now();
     tell(begin(options));
     let board = RefCell::new(Board::default());

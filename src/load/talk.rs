@@ -10,6 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::failure_of;
+use super::https::Https;
 use super::wire;
 use crate::model::load::{Failure, Identity};
 
@@ -25,6 +26,8 @@ pub enum Talk {
     /// none, a TCP connection that stands is enough, and any datagram. On a connection that is held open it gives back what
     /// it is sent.
     Greeting(Arc<[u8]>),
+    /// With servers of HTTPS: one question for each new connection.
+    Https(Https),
 }
 
 /// The only target of a server that does not say who it is.
@@ -36,7 +39,7 @@ impl Talk {
     pub fn question(&self, nonce: u64) -> Vec<u8> {
         match self {
             Self::Identity => wire::question(nonce).to_vec(),
-            Self::Greeting(_) => line(nonce),
+            Self::Greeting(_) | Self::Https(_) => line(nonce),
         }
     }
 
@@ -45,11 +48,13 @@ impl Talk {
         match self {
             Self::Identity => wire::read(nonce, answer).ok_or(Failure::Garbled),
             Self::Greeting(expected) => greeted(expected, answer),
+            // It is not spoken over UDP.
+            Self::Https(_) => Err(Failure::NotSent),
         }
     }
 
-    /// What makes a new connection count as answered.
-    pub async fn first(&self, stream: &mut TcpStream, nonce: u64) -> Result<Identity, Failure> {
+    /// What makes a new connection to the aim of this place count as answered.
+    pub async fn first(&self, stream: &mut TcpStream, nonce: u64, aim: u32) -> Result<Identity, Failure> {
         match self {
             Self::Identity => self.again(stream, nonce).await,
             Self::Greeting(expected) => {
@@ -57,6 +62,7 @@ impl Talk {
                 let read = read_exactly(stream, &mut said).await?;
                 greeted(expected, said.get(..read).unwrap_or_default())
             }
+            Self::Https(https) => https.get(stream, aim).await,
         }
     }
 
@@ -82,7 +88,7 @@ impl Talk {
         exchange.await.map_err(|error| failure_of(&error))?;
         match self {
             Self::Identity => wire::read(nonce, &answer).ok_or(Failure::Garbled),
-            Self::Greeting(_) => (answer == question).then_some(ANYBODY).ok_or(Failure::Garbled),
+            Self::Greeting(_) | Self::Https(_) => (answer == question).then_some(ANYBODY).ok_or(Failure::Garbled),
         }
     }
 }
@@ -107,7 +113,7 @@ async fn read_exactly(stream: &mut TcpStream, buffer: &mut [u8]) -> Result<usize
     Ok(filled)
 }
 
-fn greeted(expected: &[u8], said: &[u8]) -> Result<Identity, Failure> {
+pub(super) fn greeted(expected: &[u8], said: &[u8]) -> Result<Identity, Failure> {
     said.starts_with(expected).then_some(ANYBODY).ok_or(Failure::WrongTarget)
 }
 

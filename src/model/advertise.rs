@@ -15,6 +15,18 @@ pub struct Advertised {
     pub services: BTreeSet<String>,
     /// The prefixes that are not, although the config names them: this replica does not serve them (yet).
     pub withheld: BTreeSet<IpNet>,
+    /// Nobody new is let in: tailscaled drops first packets without a word, so that they are sent again and come to whoever is
+    /// advertised next.
+    pub shut: bool,
+}
+
+/// How far a replica is with leaving.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Leaving {
+    /// Nobody new is to be let in.
+    pub shut: bool,
+    /// Nothing is to lead to it any more.
+    pub withdrawn: bool,
 }
 
 /// Whether a service is in place, or why not.
@@ -29,8 +41,8 @@ pub struct Facts {
     pub placed: BTreeMap<String, Place>,
     /// The addresses of services that the kernel forwards, and whether it does.
     pub addresses: BTreeMap<IpAddr, bool>,
-    /// The replica leaves: nothing is to lead to it any more.
-    pub leaving: bool,
+    /// How far the replica is with leaving.
+    pub leaving: Leaving,
 }
 
 impl Advertised {
@@ -45,11 +57,12 @@ impl Facts {
     /// What follows.
     #[must_use]
     pub fn advertised(&self) -> Advertised {
-        let in_place = |name: &&String| !self.leaving && matches!(self.placed.get(*name), Some(Ok(())));
-        let withheld = self.addresses.iter().filter(|(_, forwarded)| self.leaving || !**forwarded);
+        let in_place = |name: &&String| !self.leaving.withdrawn && matches!(self.placed.get(*name), Some(Ok(())));
+        let withheld = self.addresses.iter().filter(|(_, forwarded)| self.leaving.withdrawn || !**forwarded);
         Advertised {
             services: self.configured.iter().filter(in_place).cloned().collect(),
             withheld: withheld.map(|(address, _)| IpNet::from(*address)).collect(),
+            shut: self.leaving.shut,
         }
     }
 
@@ -76,7 +89,7 @@ mod tests {
             placed: [("svc:a".to_owned(), Ok(())), ("svc:b".to_owned(), Err("no certificate".to_owned())), ("svc:d".to_owned(), Ok(()))]
                 .into(),
             addresses: [(ip("10.9.0.1"), true), (ip("fd00::1"), false)].into(),
-            leaving: false,
+            leaving: Leaving::default(),
         }
     }
 
@@ -91,9 +104,12 @@ mod tests {
     }
 
     #[test]
-    fn who_leaves_advertises_nothing() {
-        let advertised = Facts { leaving: true, ..facts() }.advertised();
-        assert_eq!(advertised.services, BTreeSet::new());
+    fn who_leaves_lets_nobody_new_in_and_then_advertises_nothing() {
+        let leaving = |shut, withdrawn| Facts { leaving: Leaving { shut, withdrawn }, ..facts() }.advertised();
+        assert_eq!(leaving(true, false), Advertised { shut: true, ..facts().advertised() }, "whoever is in is still led here");
+        let advertised = leaving(true, true);
+        assert_eq!((advertised.services.len(), advertised.shut), (0, true));
         assert!(advertised.withholds("10.9.0.1/32"));
+        assert_eq!(leaving(false, true), Advertised { shut: false, ..advertised }, "what a successor would have to take back");
     }
 }

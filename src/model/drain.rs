@@ -26,6 +26,17 @@ const ROUNDING: u64 = 1;
 /// longer speaks again before that, so that its flows keep their direct ways.
 pub const HUSH: Duration = Duration::from_millis(4500);
 
+/// How long a leaving replica to which services lead lets end what is under way there, before it takes them back.
+///
+/// An address of the tailnet leads to one replica at a time: what is under way when it moves is cut. So nobody new is let in first, and
+/// those who are in have this long. Who comes meanwhile gets no answer and asks again after a second, of whoever answers then; so it is
+/// not long, and ends sooner where nothing is under way ([`AWAY`]).
+pub const CLOSING: Duration = Duration::from_millis(1500);
+
+/// For how long nothing may be under way until services are taken back. What tailscaled has let in is a way there and back later
+/// here; and what was answered here a moment ago may not have arrived yet. Shorter than the second after which a client asks again.
+pub const AWAY: Duration = Duration::from_millis(500);
+
 /// How a Pod's grace period is spent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {

@@ -5,7 +5,8 @@
 //! peer's half of the first handshake is lost, and `WireGuard` tries again only 5 s later: until then every connection hangs. So
 //! the ways to the targets are tried before connections come: first outside the tunnel, which a peer answers as soon as it has
 //! heard of this start, and then through it. A target that does not answer holds nobody up for longer than [`BOUND`]: it may be
-//! the target that is away, and other services do not wait for it.
+//! the target that is away, and other services do not wait for it. The same holds for those who come by themselves, as far as it is
+//! known who they are ([`super::spoken`]).
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -13,7 +14,7 @@ use std::time::Duration;
 
 use super::plan::Planned;
 
-/// How many targets are tried at most. They are tried at once, so this bounds a burst and not a time.
+/// How many targets are tried at most, beside those whom a predecessor spoke with. They are tried at once, so this bounds a burst and not a time.
 pub const MOST: usize = 16;
 /// How long all of them together may keep a replica from being ready. Long enough for a handshake that was lost all the same:
 /// `WireGuard` repeats it after 5 s and up to a third of a second, and it is not asked for in the first one.
@@ -36,6 +37,13 @@ pub fn targets(planned: &Planned) -> BTreeSet<IpAddr> {
         }
     }
     chosen
+}
+
+/// Of those whom a predecessor spoke with the ones that some peer still answers for.
+#[must_use]
+pub fn known(planned: &Planned, spoken: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
+    let Some(netmap) = &planned.world.netmap else { return BTreeSet::new() };
+    spoken.iter().copied().filter(|ip| netmap.leads_to(*ip)).collect()
 }
 
 #[cfg(test)]
@@ -79,6 +87,12 @@ mod tests {
             service("unresolved", r#"{"fqdn":"gone.lab"}"#),
         ];
         assert_eq!(targets(&Planned::new(&world(&services, 3))), ips(&["100.64.1.1", "100.64.1.2"]));
+    }
+
+    #[test]
+    fn of_those_who_were_spoken_with_the_ones_that_are_gone_are_not_tried() {
+        let planned = Planned::new(&world(&[], 3));
+        assert_eq!(known(&planned, &ips(&["100.64.1.1", "100.64.1.9"])), ips(&["100.64.1.1"]));
     }
 
     #[test]

@@ -13,15 +13,16 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::api::routes::Listener;
 use crate::api::serve::ServeConfig;
-use crate::model::advertise::{Advertised, Facts, Place};
+use crate::model::advertise::{Advertised, Facts, Leaving, Place};
 use crate::model::config::IngressConfig;
 use crate::model::netmap::NetMap;
 use crate::model::serve::{self, Barred, Ports};
 use crate::model::sites::{Site, node};
 use crate::model::source::Served;
 use crate::model::supervise::Phase;
-use crate::proxy::daemon::DaemonState;
+use crate::proxy::daemon::{DaemonState, changed};
 use crate::proxy::l7::InPlace;
+use crate::proxy::paths::Tried;
 use crate::proxy::program::Programmed;
 use crate::proxy::serve::Serving;
 
@@ -49,8 +50,10 @@ pub struct Inputs {
     pub in_place: watch::Receiver<Arc<BTreeMap<String, InPlace>>>,
     /// What tailscaled serves.
     pub serving: watch::Receiver<Serving>,
-    /// Turns true when nothing is to lead here any more.
-    pub leaving: watch::Receiver<bool>,
+    /// The ways to peers, if they are tried: before that nothing is advertised.
+    pub paths: Option<watch::Receiver<Tried>>,
+    /// How far the replica is with leaving.
+    pub leaving: watch::Receiver<Leaving>,
 }
 
 /// What of it is ours to decide.
@@ -88,6 +91,8 @@ pub struct Standing {
     pub barred: BTreeMap<String, Barred>,
     /// For which start of tailscaled all of them were approved at some time, or were waited for long enough.
     pub settled: Option<u64>,
+    /// tailscaled lets nobody new in.
+    pub shut: bool,
 }
 
 /// Decides anew whenever an input changes; ends when the sender of one is gone.
@@ -99,7 +104,7 @@ pub async fn run(mut inputs: Inputs, how: How, outputs: Outputs) {
             outputs.wanted.send_if_modified(|told| replace(told, Some(Arc::new(wanted))));
         }
         let facts = seen.facts();
-        if seen.heard() {
+        if seen.heard() && seen.tried {
             outputs.advertised.send_if_modified(|told| replace(told, facts.advertised()));
         }
         let start = (seen.daemon.phase == Phase::Running).then_some(seen.daemon.restarts);
@@ -142,7 +147,9 @@ struct Seen {
     programmed: Programmed,
     in_place: Arc<BTreeMap<String, InPlace>>,
     serving: Serving,
-    leaving: bool,
+    /// The ways to peers were tried once, or need not be.
+    tried: bool,
+    leaving: Leaving,
     how: How,
 }
 
@@ -156,6 +163,7 @@ impl Inputs {
             programmed: self.programmed.borrow_and_update().clone(),
             in_place: self.in_place.borrow_and_update().clone(),
             serving: self.serving.borrow_and_update().clone(),
+            tried: self.paths.as_mut().is_none_or(|paths| paths.borrow_and_update().start.is_some()),
             leaving: *self.leaving.borrow_and_update(),
             how,
         }
@@ -170,6 +178,7 @@ impl Inputs {
             Ok(()) = self.programmed.changed() => Ok(()),
             Ok(()) = self.in_place.changed() => Ok(()),
             Ok(()) = self.serving.changed() => Ok(()),
+            Ok(()) = changed(&mut self.paths) => Ok(()),
             changed = self.leaving.changed() => changed,
         }
     }
@@ -287,7 +296,7 @@ impl Seen {
     }
 
     fn standing(&self, facts: &Facts) -> Standing {
-        let mut standing = Standing { waiting: facts.withheld(), barred: self.barred(), ..Standing::default() };
+        let mut standing = Standing { waiting: facts.withheld(), barred: self.barred(), shut: self.daemon.shut, ..Standing::default() };
         if self.daemon.phase != Phase::Running {
             // Nothing comes by way of a tailscaled that is away, and nobody can be told.
             return standing;
@@ -326,11 +335,17 @@ impl Seen {
     }
 }
 
+/// Lets nobody new in (`shut`), or somebody again, and waits until tailscaled says so, at most for `within`. Whether it does.
+pub async fn shut(leaving: &watch::Sender<Leaving>, standing: &mut watch::Receiver<Standing>, shut: bool, within: Duration) -> bool {
+    leaving.send_modify(|leaving| leaving.shut = shut);
+    timeout(within, standing.wait_for(|standing| standing.shut == shut)).await.is_ok()
+}
+
 /// Takes everything back that is advertised, and waits until the control server leads nothing here any more, at most for `within`.
 /// Whether that is so.
-pub async fn withdraw(leaving: &watch::Sender<bool>, standing: &mut watch::Receiver<Standing>, within: Duration) -> bool {
+pub async fn withdraw(leaving: &watch::Sender<Leaving>, standing: &mut watch::Receiver<Standing>, within: Duration) -> bool {
     let before = standing.borrow().leading.len();
-    leaving.send_replace(true);
+    leaving.send_modify(|leaving| leaving.withdrawn = true);
     let began = Instant::now();
     let done = timeout(within, standing.wait_for(|standing| standing.leading.is_empty())).await.is_ok();
     if !done {

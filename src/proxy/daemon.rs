@@ -89,6 +89,8 @@ pub struct DaemonState {
     pub configured: Option<Arc<BTreeSet<String>>>,
     /// Those that it advertises, as it says itself.
     pub advertised: Arc<BTreeSet<String>>,
+    /// Whether it lets nobody new in, as it says itself.
+    pub shut: bool,
 }
 
 /// tailscaled cannot be started at all.
@@ -315,11 +317,12 @@ impl Supervisor {
             self.storeless = true;
             self.signal(Signal::SIGTERM);
         }
+        let shut = snapshot.prefs.as_ref().is_some_and(|prefs| prefs.shields_up);
         let advertised: BTreeSet<String> = snapshot.prefs.iter().flat_map(|prefs| prefs.advertise_services.clone()).collect();
         let seen = Seen { state: snapshot.state, login_broken: snapshot.login_broken(), have_node_key: snapshot.have_node_key };
         self.state.send_modify(|state| {
             (state.capver, state.backend) = (view.capver, snapshot.state);
-            state.health = snapshot.health;
+            (state.health, state.shut) = (snapshot.health, shut);
             if *state.advertised != advertised {
                 state.advertised = Arc::new(advertised);
             }
@@ -365,12 +368,13 @@ impl Default for DaemonState {
             pid: None,
             configured: None,
             advertised: Arc::default(),
+            shut: false,
         }
     }
 }
 
 /// Waits for a change of what may not be there at all.
-async fn changed<T>(receiver: &mut Option<watch::Receiver<T>>) -> Result<(), watch::error::RecvError> {
+pub(super) async fn changed<T>(receiver: &mut Option<watch::Receiver<T>>) -> Result<(), watch::error::RecvError> {
     match receiver {
         Some(receiver) => receiver.changed().await,
         None => std::future::pending().await,

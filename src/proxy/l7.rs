@@ -53,8 +53,8 @@ pub struct Inputs {
     pub certificates: watch::Receiver<Arc<BTreeMap<String, Pair>>>,
     /// Who answers for the backends.
     pub endpoints: watch::Receiver<Arc<Known>>,
-    /// Turns true when no new connections and requests are to be taken.
-    pub closing: watch::Receiver<bool>,
+    /// What is to be taken still.
+    pub closing: watch::Receiver<Closing>,
     /// Tells who a client is.
     pub ask: Option<Ask>,
     /// Where this replica is.
@@ -63,6 +63,18 @@ pub struct Inputs {
     pub loopback: Loopback,
     /// What a client may take.
     pub limits: Limits,
+}
+
+/// What is taken still.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Closing {
+    /// Everything.
+    #[default]
+    Open,
+    /// New connections, and on each that there is or comes one request: it is told to go with the answer to what it has asked.
+    Finishing,
+    /// No new connections and no new requests.
+    Closed,
 }
 
 /// Where listeners are.
@@ -144,6 +156,7 @@ struct Shared {
     stats: Stats,
     limits: Limits,
     loopback: Loopback,
+    closing: watch::Receiver<Closing>,
 }
 
 /// What is served on a port now.
@@ -235,6 +248,7 @@ pub fn l7(inputs: Inputs) -> Result<(L7, impl Future<Output = ()> + Send + 'stat
         stats: Stats::default(),
         limits: inputs.limits,
         loopback: inputs.loopback,
+        closing: inputs.closing.clone(),
     });
     let (placed, in_place) = watch::channel(Arc::default());
     let (refusing, refused) = watch::channel(Arc::default());
@@ -246,7 +260,7 @@ pub fn l7(inputs: Inputs) -> Result<(L7, impl Future<Output = ()> + Send + 'stat
 struct Cells {
     sites: watch::Receiver<Arc<Sites>>,
     certificates: watch::Receiver<Arc<BTreeMap<String, Pair>>>,
-    closing: watch::Receiver<bool>,
+    closing: watch::Receiver<Closing>,
 }
 
 async fn run(
@@ -269,7 +283,7 @@ async fn run(
             tokio::select! {
                 changed = cells.sites.changed() => break changed.is_ok(),
                 Ok(()) = cells.certificates.changed() => break true,
-                Ok(_) = cells.closing.wait_for(|closing| *closing) => break false,
+                Ok(_) = cells.closing.wait_for(|closing| *closing == Closing::Closed) => break false,
                 () = sleep(RETRY), if failed => break true,
                 () = sleep(SWEEP), if !failed => shared.pools.sweep(),
             }

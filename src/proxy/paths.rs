@@ -1,4 +1,5 @@
-//! Tries the ways to the targets whenever tailscaled has started, so that the first connection does not have to.
+//! Tries the ways to the targets, and to those whom a predecessor spoke with, whenever tailscaled has started, so that the first
+//! connection does not have to.
 //!
 //! From the moment on at which it has a map of the tailnet: it calls itself connected only when it has chosen a relay, which takes
 //! it some three seconds, and those who are next door can be reached before that.
@@ -15,8 +16,9 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::daemon::DaemonState;
+use super::spoken::Peers;
 use crate::edge::localapi::{LocalApi, Ping};
-use crate::model::paths::{BOUND, targets};
+use crate::model::paths::{BOUND, known, targets};
 use crate::model::plan::Planned;
 use crate::model::supervise::Phase;
 
@@ -60,6 +62,7 @@ pub async fn run(
     ask: Ask,
     mut daemon: watch::Receiver<DaemonState>,
     mut planned: watch::Receiver<Option<Arc<Planned>>>,
+    mut spoken: watch::Receiver<Peers>,
     state: watch::Sender<Tried>,
 ) {
     loop {
@@ -67,9 +70,12 @@ pub async fn run(
         let connects = |phase| matches!(phase, Phase::Starting | Phase::Running);
         let untried = |daemon: &DaemonState| connects(daemon.phase) && tried != Some(daemon.restarts);
         let Ok(start) = daemon.wait_for(untried).await.map(|daemon| daemon.restarts) else { return };
-        let Ok(wanted) = planned.wait_for(Option::is_some).await.map(|planned| planned.as_deref().map(targets).unwrap_or_default()) else {
-            return;
-        };
+        let Ok(Some(spoken)) = spoken.wait_for(Option::is_some).await.map(|spoken| spoken.clone()) else { return };
+        let wanted = planned.wait_for(Option::is_some).await.map(|planned| {
+            let wanted = planned.iter().flat_map(|planned| targets(planned).into_iter().chain(known(planned, &spoken)));
+            wanted.collect()
+        });
+        let Ok(wanted) = wanted else { return };
         let mut phase = daemon.clone();
         let open = tokio::select! {
             open = attempt(&ask, wanted, &mut phase, &state) => open,
@@ -147,6 +153,7 @@ mod tests {
     struct Bench {
         daemon: watch::Sender<DaemonState>,
         planned: watch::Sender<Option<Arc<Planned>>>,
+        spoken: watch::Sender<Peers>,
         state: watch::Receiver<Tried>,
         asked: Arc<Mutex<Vec<(IpAddr, Ping)>>>,
     }
@@ -159,6 +166,7 @@ mod tests {
     fn bench(answers: impl Fn(IpAddr, usize) -> bool + Send + Sync + 'static) -> Bench {
         let (daemon, daemon_seen) = watch::channel(DaemonState::default());
         let (planned, planned_seen) = watch::channel(None);
+        let (spoken, spoken_seen) = watch::channel(Some(Arc::default()));
         let (state, seen) = watch::channel(Tried::default());
         let asked = Arc::<Mutex<Vec<(IpAddr, Ping)>>>::default();
         let log = Arc::clone(&asked);
@@ -168,8 +176,8 @@ mod tests {
             log.push((ip, ping));
             Box::pin(std::future::ready(answers(ip, before)))
         });
-        tokio::spawn(run(ask, daemon_seen, planned_seen, state));
-        Bench { daemon, planned, state: seen, asked }
+        tokio::spawn(run(ask, daemon_seen, planned_seen, spoken_seen, state));
+        Bench { daemon, planned, spoken, state: seen, asked }
     }
 
     impl Bench {
@@ -208,6 +216,21 @@ mod tests {
             let of: Vec<_> = asked.iter().filter(|(asked, _)| *asked == ip).map(|(_, ping)| *ping).collect();
             assert_eq!(of, [Ping::Disco, Ping::Disco, Ping::Tsmp]);
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn those_whom_the_predecessor_spoke_with_are_asked_once_it_is_known_who_they_are() {
+        let mut bench = bench(|_, _| true);
+        bench.spoken.send_replace(None);
+        bench.plan();
+        bench.running(0);
+        advance(BOUND * 2).await;
+        assert_eq!(*bench.state.borrow(), Tried::default(), "who they are is not known yet");
+        bench.spoken.send_replace(Some(Arc::new([[100, 64, 0, 9].into(), ip(3)].into())));
+        bench.tried(0).await;
+        let asked = bench.asked.lock().expect("not poisoned").clone();
+        assert_eq!(asked.iter().filter(|(asked, _)| *asked == ip(3)).count(), 2, "a target that was spoken with is asked like others");
+        assert!(asked.iter().all(|(asked, _)| *asked != ip(9)), "nobody answers for it any more");
     }
 
     #[tokio::test(start_paused = true)]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use crate::api::routes::Host;
-use crate::model::advertise::Advertised;
+use crate::model::advertise::{Advertised, Leaving};
 use crate::model::sites::{Sites, node};
 use crate::model::source::Served;
 use crate::runtime::cell::put;
@@ -14,7 +14,7 @@ use crate::runtime::tasks::Tasks;
 
 use super::advertise::{self, How, Standing};
 use super::certs::{self, Certs};
-use super::l7::{self, L7, Limits, Loopback, Place, endpoints, identify};
+use super::l7::{self, Closing, L7, Limits, Loopback, Place, endpoints, identify};
 use super::replica::Replica;
 use super::serve::{self, Serving};
 use super::spawn;
@@ -26,8 +26,8 @@ pub struct Publishing {
     pub standing: watch::Receiver<Standing>,
     /// What tailscaled serves.
     pub serving: watch::Receiver<Serving>,
-    /// Turns true when nothing is to lead here any more.
-    pub leaving: watch::Sender<bool>,
+    /// How far the replica is with leaving.
+    pub leaving: watch::Sender<Leaving>,
     /// The sites, if some are to be served here.
     pub sites: Option<Listening>,
 }
@@ -39,8 +39,8 @@ pub struct Listening {
     pub l7: L7,
     /// Their certificates, if there are Secrets to have them in.
     pub certs: Option<Certs>,
-    /// Turns true when they are to take no new connections and no new requests.
-    pub closing: watch::Sender<bool>,
+    /// What they are to take still.
+    pub closing: watch::Sender<Closing>,
     /// Turns true when the last connection has ended after that.
     pub closed: watch::Receiver<bool>,
 }
@@ -54,7 +54,7 @@ impl Replica {
         let (wanted, to_serve) = watch::channel(None);
         let (serving_in, serving) = watch::channel(Serving::default());
         let (standing_in, standing) = watch::channel(Standing::default());
-        let (leaving, told_to_leave) = watch::channel(false);
+        let (leaving, told_to_leave) = watch::channel(Leaving::default());
         let inputs = advertise::Inputs {
             daemon: daemon.state(),
             netmap: self.netmap.clone(),
@@ -63,6 +63,7 @@ impl Replica {
             programmed: self.programmed.clone(),
             in_place: sites.as_ref().map_or_else(|| watch::channel(Arc::default()).1, |sites| sites.l7.in_place.clone()),
             serving: serving.clone(),
+            paths: self.paths.clone(),
             leaving: told_to_leave,
         };
         let outputs = advertise::Outputs { wanted, advertised, standing: standing_in };
@@ -80,7 +81,7 @@ impl Replica {
         if let Some(cluster) = self.cluster.clone() {
             spawn(tasks, "endpoints", endpoints::follow(cluster, sites.clone(), known));
         }
-        let (closing, told_to_close) = watch::channel(false);
+        let (closing, told_to_close) = watch::channel(Closing::default());
         let certs = self.certify(&sites, tasks);
         let inputs = l7::Inputs {
             certificates: certs.as_ref().map_or_else(|| watch::channel(Arc::default()).1, |certs| certs.pairs.clone()),

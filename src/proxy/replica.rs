@@ -26,6 +26,8 @@ use super::paths::{self, Tried};
 use super::program::{self, Programmed};
 use super::publish::Publishing;
 use super::sources::{Config, cluster, config};
+use super::spoken::{self, Peers, Spoken};
+use super::state::store;
 use super::surgeon::{Ended, Surgeon};
 use super::{PACE, forwarding, keys, observe, resolve, spawn, tailnet};
 
@@ -60,6 +62,10 @@ pub struct Replica {
     pub link: Option<watch::Receiver<LinkState>>,
     /// The ways to the targets, if there is a tailscaled to try them and the kernel is to forward.
     pub paths: Option<watch::Receiver<Tried>>,
+    /// With whom was spoken of late.
+    pub known: watch::Sender<Peers>,
+    /// Remembers with whom this replica speaks, if something may lead here and there is a state to keep it in.
+    pub spoken: Option<Spoken>,
     /// Forwarding switches that are off, and how to switch them on.
     pub switches: watch::Receiver<Vec<String>>,
     /// How what is advertised stands, if that is decided here.
@@ -92,10 +98,13 @@ impl Replica {
         let (live, firewall) = Live::new(settings.backend, settings.interface.clone(), applied);
         let (programmed_in, programmed) = watch::channel(Programmed::default());
         let (off, switches) = watch::channel(Vec::new());
+        let known = watch::Sender::new(None);
         let (mut link, mut paths) = (None, None);
         if settings.forwards() {
             link = start_link(&settings, tasks).await;
-            paths = daemon.as_ref().map(|daemon| start_paths(daemon, &planned, tasks));
+            let store = store(&settings, cluster.as_ref()).filter(|_| settings.limits_advertising());
+            spawn(tasks, "recall", spoken::recall(store, known.clone()));
+            paths = daemon.as_ref().map(|daemon| start_paths(daemon, &planned, known.subscribe(), tasks));
             let inputs = program::Inputs { planned: planned.clone(), closing: closing_seen };
             spawn(tasks, "program", program::run(live, inputs, programmed_in, PACE));
             spawn(tasks, "surgeon", surgeon.run());
@@ -118,6 +127,8 @@ impl Replica {
             ended,
             link,
             paths,
+            known,
+            spoken: None,
             switches,
             closing,
         };
@@ -173,9 +184,14 @@ fn fill(settings: &DaemonSettings) -> Option<PathBuf> {
     }
 }
 
-fn start_paths(daemon: &Daemon, planned: &watch::Receiver<Option<Arc<Planned>>>, tasks: &mut Tasks) -> watch::Receiver<Tried> {
+fn start_paths(
+    daemon: &Daemon,
+    planned: &watch::Receiver<Option<Arc<Planned>>>,
+    known: watch::Receiver<Peers>,
+    tasks: &mut Tasks,
+) -> watch::Receiver<Tried> {
     let (tried, state) = watch::channel(Tried::default());
-    spawn(tasks, "paths", paths::run(paths::asking(daemon.api()), daemon.state(), planned.clone(), tried));
+    spawn(tasks, "paths", paths::run(paths::asking(daemon.api()), daemon.state(), planned.clone(), known, tried));
     state
 }
 

@@ -1,5 +1,5 @@
-//! Leaves without hanging a flow: unready, unadvertised, forwarding on until the flows have ended or the time is over, then
-//! resets for those that remain, then tailscaled.
+//! Leaves without hanging a flow: unready, closed to whoever is new where services lead here, unadvertised, forwarding on until the
+//! flows have ended or the time is over, then resets for those that remain, then tailscaled.
 //!
 //! Readiness falls by itself with the signal. No step sleeps on a guess: each ends by what is seen, or by its deadline.
 
@@ -7,24 +7,29 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use futures_util::future;
+use futures_util::future::{self, join3};
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::edge::conntrack::{Conntrack, ConntrackError};
 use crate::edge::nft::Nft;
-use crate::model::drain::{Budget, Decision, Drain, Event, HUSH};
+use crate::model::drain::{AWAY, Budget, CLOSING, Decision, Drain, Event, HUSH};
 use crate::model::flow::{Flow, FlowFilter};
 use crate::runtime::tasks::Stop;
 
 use super::advertise;
 use super::firewall::Firewall;
+use super::l7::Closing;
+use super::publish::Listening;
 use super::replica::Replica;
 
 /// How long nothing may come before a replica without flows goes: until then clients may not know that it leaves.
 const QUIET: Duration = Duration::from_secs(2);
 /// How long tailscaled may take to stop advertising.
 const UNADVERTISE: Duration = Duration::from_secs(2);
+
+/// How long tailscaled may take to let somebody in again: what it keeps is written to an API server.
+const REOPEN: Duration = Duration::from_secs(1);
 
 /// How long the control server is waited for where only routes are taken back: not every one tells a node that they are.
 const ROUTES: Duration = Duration::from_secs(2);
@@ -54,8 +59,10 @@ impl Replica {
             () = self.end_flows(budget) => {}
             () = spoken => {}
         }
+        let ended = Instant::now();
+        self.reopen(REOPEN.min(budget.daemon / 2)).await;
         if let Some(daemon) = &self.daemon {
-            daemon.stop(budget.daemon).await;
+            daemon.stop(budget.daemon.saturating_sub(ended.elapsed())).await;
         }
         hush(nft.as_ref(), false).await;
     }
@@ -63,12 +70,54 @@ impl Replica {
     /// Ends what goes through this replica, in the order in which nobody loses anything.
     async fn end_flows(&mut self, budget: Budget) {
         let began = Instant::now();
-        let gone = self.withdraw(budget.flows).await;
+        self.shut(CLOSING.min(budget.flows / 2)).await;
+        let gone = self.withdraw(budget.flows.saturating_sub(began.elapsed())).await;
         self.close_sites(budget.flows.saturating_sub(began.elapsed())).await;
         // What was never written has no flows.
         if self.settings.forwards() && self.programmed.borrow().writes > 0 {
             drain(budget.flows.saturating_sub(began.elapsed()), &gone).await;
             self.close(budget.resets).await;
+        }
+    }
+
+    /// Where services lead here: lets nobody new in, and lets end what is under way, at most for `within`. Writes down meanwhile with
+    /// whom this replica speaks.
+    async fn shut(&mut self, within: Duration) {
+        let Some(publishing) = &mut self.publishing else { return };
+        if publishing.standing.borrow().leading.is_empty() {
+            return;
+        }
+        let began = Instant::now();
+        if !advertise::shut(&publishing.leaving, &mut publishing.standing, true, within).await {
+            tracing::warn!("tailscaled goes on to let connections in: those that are begun until services are taken back are cut");
+            return;
+        }
+        if let Some(sites) = &publishing.sites {
+            sites.closing.send_replace(Closing::Finishing);
+        }
+        let rest = within.saturating_sub(began.elapsed());
+        let forwards = self.settings.forwards() && self.programmed.borrow().writes > 0;
+        let planned = self.planned.borrow().clone().filter(|_| forwards);
+        let led = planned.iter().flat_map(|planned| planned.ruleset.from_tailnet.keys().copied()).collect();
+        let told = async {
+            match &self.spoken {
+                Some(spoken) => spoken.last().await,
+                None => {}
+            }
+        };
+        let ended = join3(unasked(publishing.sites.as_ref()), unforwarded(rest, &led), told);
+        let took = || began.elapsed();
+        match timeout(rest, ended).await {
+            Ok(_) => tracing::info!(took = ?took(), "nobody new is let in, and nothing is under way at this replica's services"),
+            Err(_) => tracing::info!(took = ?took(), "what is under way at this replica's services yet is cut when their addresses move"),
+        }
+    }
+
+    /// Takes back that nobody new is let in: tailscaled keeps it, and whoever follows may not know. At most for `within`.
+    async fn reopen(&mut self, within: Duration) {
+        let Some(publishing) = &mut self.publishing else { return };
+        if publishing.leaving.borrow().shut && !advertise::shut(&publishing.leaving, &mut publishing.standing, false, within).await {
+            tracing::warn!("tailscaled keeps that it lets nobody in; a replica that starts takes that back");
         }
     }
 
@@ -95,7 +144,7 @@ impl Replica {
     /// Lets the requests end that are under way at the sites, at most for `within`.
     async fn close_sites(&mut self, within: Duration) {
         let Some(sites) = self.publishing.as_mut().and_then(|publishing| publishing.sites.as_mut()) else { return };
-        sites.closing.send_replace(true);
+        sites.closing.send_replace(Closing::Closed);
         if timeout(within, sites.closed.wait_for(|closed| *closed)).await.is_err() {
             tracing::info!("the time is over: connections to sites that are left are cut");
         }
@@ -126,21 +175,49 @@ async fn hush(nft: Option<&Nft>, on: bool) {
 async fn drain(grace: Duration, gone: &BTreeSet<IpAddr>) {
     let began = Instant::now();
     let mut drain = Drain::new(grace, QUIET);
-    loop {
-        let flows = listing(gone).await;
-        let event = flows.as_deref().map_or(Event::Unknown, Event::Flows);
-        match drain.decide(event, began.elapsed()) {
-            Decision::Wait(rest) => sleep(rest).await,
-            Decision::Ended => return tracing::info!(took = ?began.elapsed(), "all flows have ended"),
-            Decision::Over => return tracing::info!(flows = drain.open(), "the time is over: flows that are left are reset"),
+    if ended(&mut drain, |to| !gone.contains(&to)).await {
+        tracing::info!(took = ?began.elapsed(), "all flows have ended");
+    } else {
+        tracing::info!(flows = drain.open(), "the time is over: flows that are left are reset");
+    }
+}
+
+/// Waits until nothing is forwarded that came by one of these addresses, or for `within`.
+async fn unforwarded(within: Duration, led: &BTreeSet<IpAddr>) {
+    if !led.is_empty() {
+        ended(&mut Drain::new(within, AWAY), |to| led.contains(&to)).await;
+    }
+}
+
+/// Waits until no connection to a site is open, and was none for a while.
+async fn unasked(sites: Option<&Listening>) {
+    let Some(mut open) = sites.map(|sites| sites.l7.stats.open()) else { return };
+    // Nobody counts any more where the sender is gone.
+    while open.wait_for(|open| *open == 0).await.is_ok() {
+        if timeout(AWAY, open.wait_for(|open| *open > 0)).await.is_err() {
+            return;
         }
     }
 }
 
-async fn listing(gone: &BTreeSet<IpAddr>) -> Option<Vec<Flow>> {
+/// Waits until the flows to some addresses have ended; whether they did before the drain's time was over.
+async fn ended(drain: &mut Drain, counts: impl Fn(IpAddr) -> bool) -> bool {
+    let began = Instant::now();
+    loop {
+        let flows = listing(&counts).await;
+        let event = flows.as_deref().map_or(Event::Unknown, Event::Flows);
+        match drain.decide(event, began.elapsed()) {
+            Decision::Wait(rest) => sleep(rest).await,
+            Decision::Ended => return true,
+            Decision::Over => return false,
+        }
+    }
+}
+
+async fn listing(counts: impl Fn(IpAddr) -> bool) -> Option<Vec<Flow>> {
     let list = spawn_blocking(|| Conntrack::open()?.flows(FlowFilter::forwarded()));
     let list: Result<Vec<Flow>, ConntrackError> = list.await.ok()?;
     let list =
         list.inspect_err(|error| tracing::warn!(kind = error.kind(), "flows cannot be listed; waiting for the whole grace: {error}"));
-    list.ok().map(|flows| flows.into_iter().filter(|flow| !gone.contains(&flow.original.destination.ip())).collect())
+    list.ok().map(|flows| flows.into_iter().filter(|flow| counts(flow.original.destination.ip())).collect())
 }

@@ -4,7 +4,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::api::state;
 use crate::edge::daemon;
-use crate::edge::kube::StateSecret;
+use crate::edge::kube::{Cluster, StateSecret};
 use crate::model::backoff::Backoff;
 use crate::model::settings::{Settings, StateOut, Tailnet};
 use crate::model::state::Start;
@@ -17,15 +17,12 @@ use super::replica::Replica;
 use super::report::{self, Health, LOOK, Ledger, Rhythm, Store, told};
 use super::serve::Serving;
 use super::spawn;
+use super::spoken::Spoken;
 
 impl Replica {
     /// Starts the writer of the state and those who tell it what to write; nothing where there is no place for it.
     pub async fn start_report(&mut self, tasks: &mut Tasks) -> Option<watch::Receiver<Health>> {
-        let store = match &self.settings.state {
-            StateOut::None => None,
-            StateOut::File(path) => Some(Store::File(path.clone())),
-            StateOut::Secret(name) => self.cluster.clone().map(|cluster| Store::Secret(StateSecret::new(cluster, name.clone()))),
-        }?;
+        let store = store(&self.settings, self.cluster.as_ref())?;
         let (ledger, reporter) = report::new(store, start(&self.settings).await, Rhythm { retry: Backoff::DAEMON, look: LOOK });
         let health = ledger.health();
         let about = told::About {
@@ -41,10 +38,24 @@ impl Replica {
         let inputs = told::Inputs { programmed: self.programmed.clone(), netmap: self.netmap.clone(), serving };
         spawn(tasks, "told", told::run(inputs, about, ledger.clone()));
         if let Some(requests) = self.requests.take() {
-            spawn(tasks, "reissue", serve(requests, ledger));
+            spawn(tasks, "reissue", serve(requests, ledger.clone()));
+        }
+        if let (Some(daemon), Some(publishing), true) = (&self.daemon, &self.publishing, self.paths.is_some()) {
+            let spoken = Spoken { api: daemon.api().clone(), ledger, known: self.known.clone() };
+            spawn(tasks, "spoken", spoken.clone().keep(publishing.standing.clone()));
+            self.spoken = Some(spoken);
         }
         spawn(tasks, "report", reporter.run());
         Some(health)
+    }
+}
+
+/// Where the state is kept, if anywhere.
+pub(super) fn store(settings: &Settings, cluster: Option<&Cluster>) -> Option<Store> {
+    match &settings.state {
+        StateOut::None => None,
+        StateOut::File(path) => Some(Store::File(path.clone())),
+        StateOut::Secret(name) => cluster.map(|cluster| Store::Secret(StateSecret::new(cluster.clone(), name.clone()))),
     }
 }
 

@@ -9,6 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use tailyard::api::localapi::Prefs;
 use tailyard::edge::localapi::LocalApi;
 
 use crate::support::{DEADLINE, Machine, Process, Tailnet, eventually};
@@ -117,15 +118,20 @@ impl Member {
 
     /// What its tailscaled says that it advertises.
     pub(crate) fn advertised(&self) -> BTreeSet<String> {
-        self.prefs().expect("a tailscaled that answers").into_iter().collect()
+        self.prefs().expect("a tailscaled that answers").advertise_services.into_iter().collect()
     }
 
-    fn prefs(&self) -> Option<Vec<String>> {
+    /// Whether its tailscaled says that it lets nobody new in.
+    pub(crate) fn shut(&self) -> Option<bool> {
+        self.prefs().map(|prefs| prefs.shields_up)
+    }
+
+    fn prefs(&self) -> Option<Prefs> {
         let api = LocalApi::new(self.machine.socket());
         // A thread of its own: the test may be asynchronous itself.
         let ask = move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-            runtime.block_on(async { api.prefs().await }).ok().map(|prefs| prefs.advertise_services)
+            runtime.block_on(async { api.prefs().await }).ok()
         };
         thread::spawn(ask).join().expect("no panic")
     }
@@ -155,6 +161,24 @@ impl Member {
     pub(crate) fn state(&self) -> Value {
         let text = fs::read(self.machine.own_dir().join("state.json")).unwrap_or_default();
         serde_json::from_slice(&text).unwrap_or_default()
+    }
+
+    /// Tells it to leave, and kills it and its tailscaled as soon as something is so.
+    pub(crate) fn killed_once(&mut self, what: &str, so: impl Fn(&Self) -> bool) {
+        self.process.as_ref().expect("a running replica").signal(Signal::SIGTERM);
+        eventually(what, DEADLINE, || so(self).then_some(()));
+        let mut process = self.process.take().expect("a running replica");
+        process.signal(Signal::SIGKILL);
+        process.wait();
+        if self.machine.pid_of("tailscaled").is_some() {
+            self.machine.kill("tailscaled", Signal::SIGKILL);
+        }
+    }
+
+    /// What it keeps under a key of its state.
+    pub(crate) fn state(&self, key: &str) -> Option<String> {
+        let state = fs::read(self.machine.own_dir().join("state.json")).ok()?;
+        Some(serde_json::from_slice::<Value>(&state).ok()?.get(key)?.as_str()?.to_owned())
     }
 
     /// What it has written to its log.

@@ -1,69 +1,66 @@
-//! New connections of somebody in the tailnet while something changes: one begins every 100 ms, whatever became of the others.
+//! New connections of somebody in the tailnet while something changes, begun by the clock: `tailyard load`, as a user runs it.
 
 use std::fmt;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use crate::kubernetes::eventually;
 use crate::stage::Stage;
+use crate::support::Process;
 
-/// The time between two.
-const PACE: Duration = Duration::from_millis(100);
+/// After how many seconds an attempt has failed. A client's kernel asks again after one second, two, three and so on.
+const PATIENCE: &str = "5";
 
 /// What became of them.
-#[derive(Default)]
 pub(crate) struct Load {
-    /// So many were answered.
-    pub(crate) answered: usize,
-    /// How long the slowest of them took.
-    slowest: Duration,
-    /// When each of the others began, and what its client said.
-    pub(crate) failed: Vec<(Duration, String)>,
+    summary: Value,
+    /// Each that failed.
+    pub(crate) failed: Vec<Value>,
 }
 
-/// Asks from before a change until after it.
-pub(crate) fn under_load(stage: &Stage, scheme: &str, service: &str, change: impl FnOnce()) -> Load {
-    let (load, over) = (Mutex::new(Load::default()), AtomicBool::new(false));
-    thread::scope(|scope| {
-        let (load, over) = (&load, &over);
-        scope.spawn(move || {
-            let begin = Instant::now();
-            let due = (0..).map(|count| begin + PACE * count).take_while(|_| !over.load(Ordering::Relaxed));
-            for due in due {
-                thread::sleep(due.saturating_duration_since(Instant::now()));
-                scope.spawn(move || {
-                    let asked = Instant::now();
-                    let answer = stage.ask(scheme, service);
-                    let mut load = load.lock().expect("no panic");
-                    match answer {
-                        Ok(()) => {
-                            load.answered += 1;
-                            load.slowest = load.slowest.max(asked.elapsed());
-                        }
-                        Err(said) => load.failed.push((due - begin, said)),
-                    }
-                });
-            }
-        });
-        let end = End(over);
-        change();
-        drop(end);
-    });
-    load.into_inner().expect("no panic")
+/// Asks the site and the service of the kernel from before a change until after it.
+pub(crate) fn under_load(stage: &Stage, change: impl FnOnce()) -> [Load; 2] {
+    let web = stage.name("web");
+    let roots = stage.roots.display().to_string();
+    let over_https = [format!("{web}:443"), "--https".to_owned(), "--ca".to_owned(), roots];
+    let loads = [("web", over_https.to_vec(), "20"), ("plain", vec![format!("{}:7000", stage.name("plain"))], "5")];
+    let mut loads = loads.map(|(service, args, rate)| start(stage, service, &args, rate));
+    for load in &loads {
+        eventually("the load being answered", || (lines(load).iter().any(|line| line["answered"].as_u64() > Some(0))).then_some(()));
+    }
+    change();
+    loads.each_mut().map(|load| {
+        load.signal(Signal::SIGTERM);
+        load.wait();
+        let lines = lines(load);
+        let summary = lines.last().filter(|line| line["event"] == "summary").expect("a summary").clone();
+        Load { summary, failed: lines.into_iter().filter(|line| line["event"] == "fault").collect() }
+    })
 }
 
-/// Ends the load, however the change ends: else the test would wait for it for ever.
-struct End<'a>(&'a AtomicBool);
+fn start(stage: &Stage, service: &str, args: &[String], rate: &str) -> Process {
+    let address = stage.address(service).expect("a Tailscale Service");
+    let mut argv = vec![env!("CARGO_BIN_EXE_tailyard"), "load"];
+    argv.extend(args.iter().map(String::as_str));
+    argv.extend(["--connect", &address, "--expect", crate::stage::ANSWER, "--rate", rate, "--seconds", "3600", "--patience", PATIENCE]);
+    stage.user.spawn(&format!("load-{service}"), &argv, &[])
+}
 
-impl Drop for End<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
+fn lines(load: &Process) -> Vec<Value> {
+    // The last one may be half written.
+    load.output().lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+}
+
+impl Load {
+    /// How many were answered.
+    pub(crate) fn answered(&self) -> u64 {
+        self.summary["answered"]["tcp"].as_u64().unwrap_or_default()
     }
 }
 
 impl fmt::Display for Load {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} answered, the slowest within {:?}, {} failed {:?}", self.answered, self.slowest, self.failed.len(), self.failed)
+        write!(f, "{} answered {}, {} failed {:?}", self.answered(), self.summary["answer"], self.failed.len(), self.failed)
     }
 }

@@ -17,15 +17,15 @@ pub(crate) const GROUP: &str = "in";
 /// How many nodes the cluster has.
 const NODES: u8 = 2;
 /// What the backends answer.
-const ANSWER: &str = "hello";
+pub(crate) const ANSWER: &str = "hello";
 
 /// A cluster with the chart installed, two backends, and somebody in the tailnet who asks.
 pub(crate) struct Stage {
     pub(crate) cluster: Cluster,
     pub(crate) pebble: Pebble,
-    user: Machine,
+    pub(crate) user: Machine,
     /// Who signs the certificates.
-    roots: PathBuf,
+    pub(crate) roots: PathBuf,
     _tailscaled: Process,
 }
 
@@ -79,7 +79,7 @@ impl Stage {
                 "metadata": {"name": "plain", "namespace": "default",
                     "annotations": {"tailscale.com/proxy-group": GROUP, "tailscale.com/hostname": "plain"}},
                 "spec": {"type": "LoadBalancer", "loadBalancerClass": "tailscale", "selector": {"app": "web"},
-                    "ports": [{"port": 80, "targetPort": 8080}]}}),
+                    "ports": [{"name": "http", "port": 80, "targetPort": 8080}, {"name": "greet", "port": 7000, "targetPort": 7000}]}}),
         ]);
     }
 
@@ -91,18 +91,27 @@ impl Stage {
     /// What a name answers at first; a connection of its own.
     pub(crate) fn ask(&self, scheme: &str, service: &str) -> Result<(), String> {
         let address = self.address(service).ok_or("no Tailscale Service")?;
-        let name = self.cluster.tailnet.name_of(service);
-        let name = name.trim_end_matches('.');
+        let name = self.name(service);
         let port = if scheme == "https" { 443 } else { 80 };
         let resolve = format!("{name}:{port}:{address}");
         let answer = self.curl(&["--resolve", &resolve, &format!("{scheme}://{name}/")])?;
         if answer.trim() == ANSWER { Ok(()) } else { Err(format!("{answer:?}")) }
     }
 
+    /// The name of a Tailscale Service in the tailnet.
+    pub(crate) fn name(&self, service: &str) -> String {
+        self.cluster.tailnet.name_of(service).trim_end_matches('.').to_owned()
+    }
+
+    /// What the replicas that there are said of late, for whoever looks for a cause.
+    pub(crate) fn said(&self) -> String {
+        let selector = format!("tailscale.com/parent-resource={GROUP}");
+        self.cluster.kubectl(&["logs", "-n", NAMESPACE, "-l", &selector, "--all-containers", "--prefix", "--tail=200"])
+    }
+
     fn curl(&self, args: &[&str]) -> Result<String, String> {
         let mut command = self.user.command(Path::new("/usr/bin/curl"));
-        // Longer than WireGuard takes to ask a second time for a handshake, which is 5 s.
-        command.args(["-sS", "--fail", "--max-time", "15"]);
+        command.args(["-sS", "--fail", "--max-time", "5"]);
         if self.roots.exists() {
             command.arg("--cacert").arg(&self.roots);
         }
@@ -115,7 +124,7 @@ impl Stage {
     }
 
     /// The IPv4 address of a Tailscale Service.
-    fn address(&self, service: &str) -> Option<String> {
+    pub(crate) fn address(&self, service: &str) -> Option<String> {
         let services = self.cluster.tailnet.api("GET", "/tailnet/-/vip-services");
         let of = |one: &&Value| one["name"] == format!("svc:{service}");
         let one = services["vipServices"].as_array()?.iter().find(of)?;
@@ -150,7 +159,9 @@ fn group() -> Value {
 }
 
 fn backends() -> [Value; 2] {
-    let serve = format!("mkdir -p /tmp/www && echo {ANSWER} > /tmp/www/index.html && exec httpd -f -p 8080 -h /tmp/www");
+    let serve = format!(
+        "mkdir -p /tmp/www && echo {ANSWER} > /tmp/www/index.html; nc -ll -p 7000 -e echo {ANSWER} & exec httpd -f -p 8080 -h /tmp/www"
+    );
     let container = json!({"name": "web", "image": TOOLS, "imagePullPolicy": "Never", "command": ["sh", "-c", serve]});
     let template = json!({"metadata": {"labels": {"app": "web"}}, "spec": {"terminationGracePeriodSeconds": 0, "containers": [container]}});
     [

@@ -7,7 +7,7 @@ use std::time::Duration;
 use http::StatusCode;
 use hyper_util::rt::TokioIo;
 use serde_json::json;
-use tailyard::proxy::l7::Limits;
+use tailyard::proxy::l7::{Closing, Limits};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
@@ -126,7 +126,7 @@ async fn leaving_lets_requests_finish_and_tells_clients_to_go() {
     let mut two = front.http2("svc:web", NAME).await;
     let held = [tokio::spawn(got(one.send_request(get1(&url)))), tokio::spawn(got(two.send_request(get2(&url))))];
     eventually("the backend is asked", || backend.state.requests() == 3).await;
-    front.closing.send_replace(true);
+    front.closing.send_replace(Closing::Closed);
     super::front::until("the listener is closed", async || tokio::net::TcpStream::connect(at).await.is_err()).await;
     eventually("an idle client is told to go", || idle.is_closed()).await;
     assert!(!front.work.is_finished(), "requests are still being answered");
@@ -140,6 +140,27 @@ async fn leaving_lets_requests_finish_and_tells_clients_to_go() {
     eventually("the HTTP/2 client was told to go", || two.is_closed()).await;
     timeout(DEADLINE, front.work).await.expect("in time").expect("ended in order");
     assert_eq!(*front.l7.stats.open().borrow(), 0);
+}
+
+#[tokio::test]
+async fn while_it_finishes_each_connection_is_answered_once_more_and_told_to_go() {
+    let backend = Backend::new("a").await;
+    let front = Front::new(json!({"svc:web": site(NAME, &service(backend.address, "http"))})).await;
+    let mut idle = front.http1("svc:web", NAME).await;
+    assert_eq!(got(idle.send_request(get1(URL))).await.status, StatusCode::OK);
+    let (silent, mut two) = (front.http1("svc:web", NAME).await, front.http2("svc:web", NAME).await);
+    front.closing.send_replace(Closing::Finishing);
+    eventually("an idle client is told to go", || idle.is_closed()).await;
+    let late = front.http1("svc:web", NAME).await;
+    for mut client in [silent, late] {
+        let answer = timeout(DEADLINE, got(client.send_request(get1(URL)))).await.expect("in time");
+        assert_eq!((answer.status, answer.headers["connection"].as_bytes()), (StatusCode::OK, &b"close"[..]));
+        eventually("it was told to go", || client.is_closed()).await;
+    }
+    assert_eq!(timeout(DEADLINE, got(two.send_request(get2(URL)))).await.expect("in time").status, StatusCode::OK);
+    eventually("the HTTP/2 client was told to go", || two.is_closed()).await;
+    eventually("the last connection has ended", || *front.l7.stats.open().borrow() == 0).await;
+    assert!(!front.work.is_finished(), "it listens until it is closed");
 }
 
 #[tokio::test]
@@ -162,7 +183,7 @@ async fn what_outlives_the_grace_is_cut() {
         socket.read_exact(&mut echo).await.map(|_| echo)
     };
     assert_eq!(timeout(DEADLINE, talk(b"before")).await.expect("in time").expect("an echo"), b"before");
-    front.closing.send_replace(true);
+    front.closing.send_replace(Closing::Closed);
     timeout(DEADLINE, front.work).await.expect("in time").expect("ended in order");
     assert!(timeout(DEADLINE, talk(b"after")).await.expect("in time").is_err());
     eventually("the last connection has ended", || *front.l7.stats.open().borrow() == 0).await;

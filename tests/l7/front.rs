@@ -21,7 +21,7 @@ use tailyard::model::preamble;
 use tailyard::model::sites::{Sites, read};
 use tailyard::proxy::l7::endpoints::Known;
 use tailyard::proxy::l7::identify::Ask;
-use tailyard::proxy::l7::{InPlace, Inputs, L7, Limits, Loopback, Place, l7};
+use tailyard::proxy::l7::{Closing, InPlace, Inputs, L7, Limits, Loopback, Place, l7};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -84,7 +84,7 @@ pub(super) struct Front {
     pub(super) sites: watch::Sender<Arc<Sites>>,
     pub(super) certificates: watch::Sender<Arc<BTreeMap<String, Pair>>>,
     pub(super) endpoints: watch::Sender<Arc<Known>>,
-    pub(super) closing: watch::Sender<bool>,
+    pub(super) closing: watch::Sender<Closing>,
     pub(super) authority: Authority,
     pub(super) work: JoinHandle<()>,
 }
@@ -107,7 +107,7 @@ impl Front {
         let (sites, sites_seen) = watch::channel(Arc::default());
         let (certificates, certificates_seen) = watch::channel(Arc::default());
         let (endpoints, endpoints_seen) = watch::channel(Arc::default());
-        let (closing, closing_seen) = watch::channel(false);
+        let (closing, closing_seen) = watch::channel(Closing::default());
         let inputs = Inputs {
             sites: sites_seen,
             certificates: certificates_seen,

@@ -23,6 +23,8 @@ pub struct ConfFile {
     pub locked: bool,
     /// The Tailscale Services to advertise (`AdvertiseServices`).
     pub services: BTreeSet<String>,
+    /// Whether nobody is let in at all (`ShieldsUp`).
+    pub shields_up: bool,
 }
 
 /// A config directory or file cannot be used.
@@ -112,13 +114,18 @@ pub fn check(bytes: &[u8]) -> Result<ConfFile, ConfFault> {
         None | Some(Value::NullKeyword(_)) => BTreeSet::new(),
         Some(_) => return Err(ConfFault::Type { field: SERVICES, wanted: "a list" }),
     };
-    Ok(ConfFile { auth_key, locked, services })
+    Ok(ConfFile { auth_key, locked, services, shields_up: shields_up(&object) })
 }
 
 const SERVICES: &str = "AdvertiseServices";
 const ROUTES: &str = "AdvertiseRoutes";
+const SHIELDS: &str = "ShieldsUp";
 
-/// The text of a file that advertises no more than this, and is otherwise the same. Of a text that is no config, nothing changes.
+/// The text of a file that advertises no more than this and lets nobody new in where that is said, and is otherwise the same. Of a
+/// text that is no config, nothing changes.
+///
+/// Whether somebody is let in is always said: tailscaled keeps what it was told last, also what a predecessor was told that was
+/// killed before it could take it back.
 #[must_use]
 pub fn advertising(bytes: &[u8], advertised: &Advertised) -> Vec<u8> {
     let Some((text, object)) = std::str::from_utf8(bytes).ok().and_then(|text| Some((text, object(text).ok()?))) else {
@@ -131,6 +138,12 @@ pub fn advertising(bytes: &[u8], advertised: &Advertised) -> Vec<u8> {
     if changes.is_empty() && !services.is_empty() {
         let inside = object.range().start + 1;
         changes.push((inside, inside, format!("\"{SERVICES}\":{},", list(&services))));
+    }
+    let shut = (advertised.shut || shields_up(&object)).to_string();
+    changes.extend(fields(&object, SHIELDS).map(|field| (field.value.range().start, field.value.range().end, shut.clone())));
+    if fields(&object, SHIELDS).next().is_none() {
+        let inside = object.range().start + 1;
+        changes.push((inside, inside, format!("\"{SHIELDS}\":{shut},")));
     }
     changes.extend(fields(&object, ROUTES).map(|field| {
         let kept: Vec<&str> = texts(&field.value).filter(|text| !advertised.withholds(text)).collect();
@@ -150,6 +163,11 @@ fn object(text: &str) -> Result<Object<'_>, ConfFault> {
         Some(Value::Object(object)) => Ok(object),
         _ => Err(ConfFault::Shape),
     }
+}
+
+/// Whether the file itself says that nobody is let in.
+fn shields_up(object: &Object<'_>) -> bool {
+    fields(object, SHIELDS).next_back().is_some_and(|field| matches!(&field.value, Value::BooleanLit(up) if up.value))
 }
 
 /// The fields of this name: the daemon does not care for its case, and of several the last counts.
@@ -197,9 +215,12 @@ mod tests {
     #[test]
     fn what_the_operator_writes_is_read() {
         let text = br#"{"Version":"alpha0","AcceptDNS":false,"Locked":false,"Hostname":"eg-0","AuthKey":"tskey-1","NewField":[1]}"#;
-        assert_eq!(check(text), Ok(ConfFile { auth_key: Some(Secret::new("tskey-1")), locked: false, services: BTreeSet::new() }));
+        assert_eq!(
+            check(text),
+            Ok(ConfFile { auth_key: Some(Secret::new("tskey-1")), locked: false, services: BTreeSet::new(), shields_up: false })
+        );
         let human = b"// by hand\n{\n  \"version\": \"alpha0\", /* no key */\n  \"authKey\": null,\n}\n// the end\n";
-        assert_eq!(check(human), Ok(ConfFile { auth_key: None, locked: true, services: BTreeSet::new() }));
+        assert_eq!(check(human), Ok(ConfFile { auth_key: None, locked: true, services: BTreeSet::new(), shields_up: false }));
     }
 
     #[test]
@@ -221,19 +242,33 @@ mod tests {
         let advertised = |services: &[&str], withheld: &[&str]| Advertised {
             services: services.iter().map(|name| (*name).to_owned()).collect(),
             withheld: withheld.iter().map(|route| route.parse().expect("a prefix")).collect(),
+            shut: false,
         };
         let text = r#"{"Version":"alpha0", /* two */ "advertiseServices":["svc:a","svc:b"],"AdvertiseRoutes":["10.9.0.1/32","10.9.0.2/32"],"X":1}"#;
         let written = |advertised: &Advertised| String::from_utf8(advertising(text.as_bytes(), advertised)).expect("text");
         assert_eq!(check(text.as_bytes()).expect("good").services, ["svc:a".to_owned(), "svc:b".to_owned()].into());
         assert_eq!(
             written(&advertised(&["svc:b"], &["10.9.0.1/32"])),
-            r#"{"Version":"alpha0", /* two */ "advertiseServices":["svc:b"],"AdvertiseRoutes":["10.9.0.2/32"],"X":1}"#
+            r#"{"ShieldsUp":false,"Version":"alpha0", /* two */ "advertiseServices":["svc:b"],"AdvertiseRoutes":["10.9.0.2/32"],"X":1}"#
         );
         let none = written(&advertised(&[], &[]));
         assert_eq!(check(none.as_bytes()).expect("good").services, BTreeSet::new());
         let added = advertising(b"{\"Version\":\"alpha0\"}", &advertised(&["svc:c"], &[]));
         assert_eq!(check(&added).expect("good").services, ["svc:c".to_owned()].into());
         assert_eq!(advertising(b"{", &advertised(&["svc:c"], &[])), b"{");
+    }
+
+    #[test]
+    fn whether_somebody_is_let_in_is_always_said() {
+        let shut = |text: &str, shut| {
+            check(&advertising(text.as_bytes(), &Advertised { shut, ..Advertised::default() })).map(|file| file.shields_up)
+        };
+        for text in [r#"{"Version":"alpha0"}"#, r#"{"Version":"alpha0","shieldsUp":null,"ShieldsUp":false}"#] {
+            assert_eq!((shut(text, true), shut(text, false)), (Ok(true), Ok(false)), "{text}");
+            let said = advertising(text.as_bytes(), &Advertised::default());
+            assert!(String::from_utf8_lossy(&said).contains(r#""ShieldsUp":false"#), "what is not said stays as a predecessor left it");
+        }
+        assert_eq!(shut(r#"{"Version":"alpha0","ShieldsUp":true}"#, false), Ok(true), "who wants it always has it");
     }
 
     proptest! {

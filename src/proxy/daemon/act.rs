@@ -8,7 +8,7 @@ use tokio::time::sleep;
 use tracing::{error, info, warn};
 
 use super::conf::{Look, key};
-use super::{AuthEvent, Event, NeverStarted, Process, StateRequest, StateWrite, Supervisor};
+use super::{Advertised, AuthEvent, Event, NeverStarted, Process, StateRequest, StateWrite, Supervisor};
 use crate::api::localapi::{MaskedPrefs, StartOptions};
 use crate::edge::daemon::{self, DaemonError};
 use crate::edge::files::replace_private;
@@ -191,17 +191,18 @@ impl Supervisor {
         let Some(advertise) = &mut self.inputs.advertise else { return };
         let advertised = advertise.borrow_and_update().clone();
         if self.conf.as_mut().is_some_and(|conf| conf.advertise(&advertised)) {
-            info!(services = ?advertised.services, withheld = ?advertised.withheld, "what is advertised has changed");
+            let Advertised { services, withheld, shut } = &advertised;
+            info!(?services, ?withheld, shut, "what is advertised has changed");
             if self.process.is_some() {
                 self.reload();
             }
         }
     }
 
-    /// Gives the daemon its config again if it does not advertise what that says: it was busy or away when it was to.
+    /// Gives the daemon its config again if it does not do what that says: it was busy or away when it was to.
     pub(super) fn compare(&mut self) {
         let state = self.state.borrow();
-        let differs = self.conf.as_ref().and_then(super::Conf::advertised).is_some_and(|advertised| *advertised != *state.advertised);
+        let differs = self.conf.as_ref().is_some_and(|conf| conf.differs(&state));
         let running = state.phase == Phase::Running;
         drop(state);
         if differs && running && self.work.is_empty() {

@@ -1,13 +1,14 @@
 //! The config file of a one-step login: what is mounted, what of it was good, and from where the daemon reads it.
 //!
 //! A file that is not good never reaches the daemon. Where it must start while the mounted file is bad, it reads a copy of the
-//! last good one; and where this replica advertises only what it serves, it always reads a copy, which says no more than that.
+//! last good one; and where this replica advertises only what it serves, it always reads a copy, which says no more than that, and that nobody new is let in when it leaves.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::DaemonState;
 use crate::edge::daemon::{self, DaemonError};
 use crate::model::advertise::Advertised;
 use crate::model::supervise::conffile::{self, ConfFile, OLDEST_CAPVER, check};
@@ -33,6 +34,7 @@ struct Good {
     path: PathBuf,
     bytes: Vec<u8>,
     services: Arc<BTreeSet<String>>,
+    shields_up: bool,
 }
 
 /// What a look at the directory has found.
@@ -67,7 +69,7 @@ impl Conf {
                 if self.good.as_ref().is_some_and(|good| good.path == path && good.bytes == bytes) {
                     return Look::Same;
                 }
-                self.good = Some(Good { path, bytes, services: Arc::new(file.services.clone()) });
+                self.good = Some(Good { path, bytes, services: Arc::new(file.services.clone()), shields_up: file.shields_up });
                 Look::Changed(file)
             }
             Err(fault) => {
@@ -124,9 +126,10 @@ impl Conf {
         self.good.as_ref().map(|good| &good.services)
     }
 
-    /// The services that the daemon is to advertise; nothing where the file alone says it.
-    pub(super) fn advertised(&self) -> Option<&BTreeSet<String>> {
-        self.limit.as_ref().map(|limit| &limit.services)
+    /// Whether the daemon does something else than what it was given says; never where the file alone says it.
+    pub(super) fn differs(&self, state: &DaemonState) -> bool {
+        let shields_up = self.good.as_ref().is_some_and(|good| good.shields_up);
+        self.limit.as_ref().is_some_and(|limit| limit.services != *state.advertised || (limit.shut || shields_up) != state.shut)
     }
 }
 

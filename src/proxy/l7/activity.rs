@@ -3,11 +3,12 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 /// What happens on one connection.
 #[derive(Debug, Clone)]
-pub(super) struct Activity(Arc<Mutex<State>>);
+pub(super) struct Activity(Arc<(Mutex<State>, Notify)>);
 
 #[derive(Debug)]
 struct State {
@@ -31,7 +32,8 @@ pub(super) struct Patience {
 
 impl Activity {
     pub(super) fn new() -> Self {
-        Self(Arc::new(Mutex::new(State { in_flight: 0, asked: false, since: Instant::now() })))
+        let state = State { in_flight: 0, asked: false, since: Instant::now() };
+        Self(Arc::new((Mutex::new(state), Notify::new())))
     }
 
     /// A request begins.
@@ -40,7 +42,15 @@ impl Activity {
             state.in_flight += 1;
             state.asked = true;
         });
+        self.0.1.notify_one();
         InFlight(self.clone())
+    }
+
+    /// Returns once a request has begun. One may wait.
+    pub(super) async fn asked(&self) {
+        while !self.with(|state| state.asked) {
+            self.0.1.notified().await;
+        }
     }
 
     /// When patience will be at its end, if nothing happens; nothing while a request is being answered.
@@ -52,7 +62,7 @@ impl Activity {
     }
 
     fn with<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
-        act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        act(&mut self.0.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 

@@ -4,6 +4,7 @@
 //! request and the pause between two have deadlines, and the head of a request a size.
 
 use std::convert::Infallible;
+use std::future::pending;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
@@ -22,7 +23,7 @@ use crate::model::preamble::{FIXED, Fixed, PreambleError};
 
 use super::activity::{Activity, Patience};
 use super::request::answer;
-use super::{Limits, Port};
+use super::{Closing, Limits, Port};
 
 /// How long a client that was told to leave may take to do so when it has no request open.
 const FAREWELL: Duration = Duration::from_secs(5);
@@ -114,6 +115,7 @@ async fn requests<S>(
     };
     let patience = Patience { first: limits.first, next: limits.idle };
     let mut connection = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
+    let mut finishing = port.shared.closing.clone();
     let (mut told, mut over) = (false, Instant::now() + limits.first);
     loop {
         tokio::select! {
@@ -123,7 +125,7 @@ async fn requests<S>(
                 }
                 return;
             }
-            () = async { drop(closing.wait_for(|closing| *closing).await) }, if !told => {
+            () = told_to_go(&mut closing, &mut finishing, &activity), if !told => {
                 connection.as_mut().graceful_shutdown();
                 (told, over) = (true, Instant::now() + FAREWELL);
             }
@@ -138,6 +140,21 @@ async fn requests<S>(
                 }
             },
         }
+    }
+}
+
+/// Returns when no new requests are taken here: at once when the listener is closed; before that, while a leaving replica lets end
+/// what has begun, once something was asked. A connection that stands and has not asked yet would be cut in the middle otherwise.
+async fn told_to_go(closing: &mut watch::Receiver<bool>, finishing: &mut watch::Receiver<Closing>, activity: &Activity) {
+    let finished = async {
+        if finishing.wait_for(|closing| *closing >= Closing::Finishing).await.is_err() {
+            pending::<()>().await;
+        }
+        activity.asked().await;
+    };
+    tokio::select! {
+        _ = closing.wait_for(|closing| *closing) => {}
+        () = finished => {}
     }
 }
 

@@ -77,7 +77,8 @@ impl Store {
         Ok(())
     }
 
-    pub(super) async fn read(&self) -> Result<Content, ReportError> {
+    /// Everything that is there; fails where there is no such Secret.
+    pub async fn read(&self) -> Result<Content, ReportError> {
         match self {
             Self::Secret(secret) => {
                 let values = secret.get().await?.ok_or_else(|| ReportError::Missing { name: secret.name().to_owned() })?;

@@ -1,0 +1,56 @@
+//! TLS towards anybody, as a user's client opens it: whoever answers must show a certificate for the name, signed by somebody known.
+
+use std::io;
+use std::sync::Arc;
+
+use rustls::client::Resumption;
+use rustls::crypto::ring;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore, version};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use super::{ALPN, TlsError};
+
+/// Opens TLS and checks certificates. Each connection is a handshake of its own: none is resumed. Of HTTP it offers 1.1.
+#[derive(Clone)]
+pub struct Checked(TlsConnector);
+
+impl std::fmt::Debug for Checked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Checked").finish_non_exhaustive()
+    }
+}
+
+impl Checked {
+    /// Believes those whose certificates these are, in PEM. Fails if there is none among them.
+    pub fn new(authorities: &[u8]) -> Result<Self, TlsError> {
+        let mut roots = RootCertStore::empty();
+        for certificate in CertificateDer::pem_slice_iter(authorities) {
+            let certificate = certificate.map_err(|error| TlsError::Chain(error.to_string()))?;
+            // A system's list may hold some that nobody can use any more.
+            let _ = roots.add(certificate);
+        }
+        if roots.is_empty() {
+            return Err(TlsError::Chain("it holds no certificate of an authority".to_owned()));
+        }
+        let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_protocol_versions(&[&version::TLS13, &version::TLS12])
+            .map_err(TlsError::Setup)?;
+        let mut config = builder.with_root_certificates(roots).with_no_client_auth();
+        config.alpn_protocols = vec![ALPN[1].to_vec()];
+        config.resumption = Resumption::disabled();
+        Ok(Self(Arc::new(config).into()))
+    }
+
+    /// Opens TLS with whoever has this name.
+    pub async fn connect<S>(&self, name: &str, stream: S) -> io::Result<TlsStream<S>>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let name = ServerName::try_from(name.to_owned()).map_err(io::Error::other)?;
+        self.0.connect(name, stream).await
+    }
+}

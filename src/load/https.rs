@@ -1,0 +1,84 @@
+//! One question over HTTPS: a connection of its own, a handshake of its own, a GET, and the answer's beginning.
+
+use std::io;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::future::{Either, select};
+use http_body_util::{BodyExt, Empty};
+use hyper::client::conn::http1;
+use hyper::header::{CONNECTION, HOST, USER_AGENT};
+use hyper::{Request, Response, body::Incoming};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+
+use super::failure_of;
+use super::talk::greeted;
+use crate::edge::tls::Checked;
+use crate::model::load::{Failure, Identity};
+
+/// How to ask.
+#[derive(Debug, Clone)]
+pub struct Https {
+    /// Who is believed.
+    pub checked: Checked,
+    /// The name to ask each aim for, by its place.
+    pub names: Arc<[String]>,
+    /// How the body of an answer must begin.
+    pub expected: Arc<[u8]>,
+}
+
+impl Https {
+    /// Asks over a connection that stands, on behalf of the aim of this place.
+    pub async fn get(&self, stream: &mut TcpStream, aim: u32) -> Result<Identity, Failure> {
+        let name = usize::try_from(aim).ok().and_then(|aim| self.names.get(aim)).ok_or(Failure::NotSent)?;
+        let stream = self.checked.connect(name, stream).await.map_err(|error| broken(&error))?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|error| failed(&error))?;
+        let request = Request::get("/")
+            .header(HOST, name)
+            .header(USER_AGENT, "tailyard-load")
+            .header(CONNECTION, "close")
+            .body(Empty::<Bytes>::new())
+            .map_err(|_| Failure::NotSent)?;
+        let asked = Box::pin(async {
+            let answer = sender.send_request(request).await.map_err(|error| failed(&error))?;
+            self.judge(answer).await
+        });
+        // Neither goes on without the other: one asks and reads, the other moves the bytes.
+        match select(asked, Box::pin(connection)).await {
+            Either::Left((told, _)) => told,
+            Either::Right((_, asked)) => asked.await,
+        }
+    }
+
+    /// Reads as much of the answer as says whose it is.
+    async fn judge(&self, answer: Response<Incoming>) -> Result<Identity, Failure> {
+        let right = answer.status().is_success();
+        let (mut body, mut said) = (answer.into_body(), Vec::new());
+        while said.len() < self.expected.len() {
+            let Some(frame) = body.frame().await else { break };
+            let frame = frame.map_err(|error| failed(&error))?;
+            said.extend_from_slice(frame.data_ref().map_or(&[], |data| data.as_ref()));
+        }
+        let told = greeted(&self.expected, &said);
+        if right { told } else { Err(Failure::WrongTarget) }
+    }
+}
+
+/// What an error of HTTP says of the network.
+fn failed(error: &hyper::Error) -> Failure {
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<io::Error>());
+    match source {
+        Some(error) => broken(error),
+        None if error.is_incomplete_message() || error.is_closed() || error.is_canceled() => Failure::Closed,
+        None => Failure::Garbled,
+    }
+}
+
+/// What an error of TLS says of the network; what TLS itself does not like is an answer of somebody else.
+fn broken(error: &io::Error) -> Failure {
+    match error.kind() {
+        io::ErrorKind::InvalidData => Failure::Garbled,
+        _ => failure_of(error),
+    }
+}

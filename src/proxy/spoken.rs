@@ -1,0 +1,102 @@
+//! Remembers in the state Secret with whom this replica spoke of late, and what its predecessor remembered.
+//!
+//! Looked for as long as something leads here, and once more when the replica leaves; written only when it has changed. One that was
+//! killed leaves what was true some minutes before.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::jiff::Timestamp;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::advertise::Standing;
+use super::report::{Ledger, Store};
+use crate::api::state::SPOKEN_WITH;
+use crate::edge::localapi::LocalApi;
+use crate::model::spoken::{of_late, read, write};
+
+/// How often it is looked for at most.
+const EVERY: Duration = Duration::from_mins(1);
+/// How many times as long as a look took nothing is looked for: the status of a large tailnet is megabytes.
+const REST: u32 = 200;
+/// How long what the predecessor left is waited for; nobody is to wait for an API server that is away.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Those who were spoken with; nothing while what a predecessor left is not known.
+pub type Peers = Option<Arc<BTreeSet<IpAddr>>>;
+
+/// Keeps it in the state.
+#[derive(Debug, Clone)]
+pub struct Spoken {
+    /// tailscaled.
+    pub api: LocalApi,
+    /// The state.
+    pub ledger: Ledger,
+    /// What is known, for whoever opens ways.
+    pub known: watch::Sender<Peers>,
+}
+
+/// Reads what the predecessor left, if there is a place for it. Nobody is better than to wait.
+pub async fn recall(store: Option<Store>, known: watch::Sender<Peers>) {
+    let found = match store {
+        Some(store) => timeout(PATIENCE, store.read()).await,
+        None => Ok(Ok(Default::default())),
+    };
+    let left = match found {
+        Ok(Ok(content)) => content.get(SPOKEN_WITH).map(|text| read(text)).unwrap_or_default(),
+        Ok(Err(error)) => {
+            tracing::info!(kind = error.kind(), "with whom the predecessor spoke is not known: {error}");
+            BTreeSet::new()
+        }
+        Err(_) => {
+            tracing::info!("with whom the predecessor spoke is not known: no answer within {PATIENCE:?}");
+            BTreeSet::new()
+        }
+    };
+    known.send_if_modified(|known| {
+        // Who speaks with this replica is newer.
+        let unknown = known.is_none();
+        if unknown {
+            *known = Some(Arc::new(left));
+        }
+        unknown
+    });
+}
+
+impl Spoken {
+    /// Looks now and then for as long as something leads here; ends with the sender.
+    pub async fn keep(self, mut standing: watch::Receiver<Standing>) {
+        while standing.wait_for(|standing| !standing.leading.is_empty()).await.is_ok() {
+            let began = Instant::now();
+            self.look().await;
+            sleep(EVERY.max(began.elapsed() * REST)).await;
+        }
+    }
+
+    /// Looks, and waits until it is written.
+    pub async fn last(&self) {
+        self.look().await;
+        self.ledger.written().await;
+    }
+
+    async fn look(&self) {
+        let status = match self.api.status().await {
+            Ok((status, _)) => status,
+            Err(error) => return tracing::debug!(kind = error.kind(), "with whom this replica speaks is not known: {error}"),
+        };
+        let spoken = of_late(&status, Timestamp::now());
+        let changed = self.known.send_if_modified(|known| {
+            let changed = known.as_deref().is_none_or(|known| *known != spoken);
+            if changed {
+                *known = Some(Arc::new(spoken.clone()));
+            }
+            changed
+        });
+        if changed {
+            self.ledger.set(SPOKEN_WITH, write(&spoken));
+        }
+    }
+}
