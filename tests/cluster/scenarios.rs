@@ -86,9 +86,10 @@ impl Stage {
                 scenario(self);
             }));
             if let Err(fault) = played {
-                // What went wrong is said last: whoever reads a long log begins at its end.
-                println!("{}", whole::logs(&self.cluster));
-                panic!("{name}: {}", said(fault.as_ref()));
+                // Whoever reads a long log begins at one of its ends.
+                let fault = format!("{name}: {}", said(fault.as_ref()));
+                println!("{fault}\n{}", whole::logs(&self.cluster));
+                panic!("{fault}");
             }
             println!("--- {name}: {:?}", begin.elapsed());
         }
