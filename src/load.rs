@@ -46,7 +46,8 @@ pub struct Load {
     pub lasts: Duration,
     /// After what time without an answer an attempt has failed.
     pub patience: Duration,
-    /// How many attempts may be open at once; those beyond are failures of the generator's own ([`Failure::NotSent`]).
+    /// How many attempts may be open at once; those beyond, and those that cannot be begun within their patience, are failures of
+    /// the generator's own ([`Failure::NotSent`]).
     pub in_flight: usize,
 }
 
@@ -90,7 +91,9 @@ impl Load {
 
     fn begin(&self, start: Instant, number: u64, attempt: Attempt, open: &mut JoinSet<Report>, record: &mut impl FnMut(&Report)) {
         let due = self.schedule.due(number);
-        if open.len() < self.in_flight {
+        // Later than that whoever it stands for has given up, and the generator alone came late.
+        let in_time = start.elapsed().saturating_sub(due) < self.patience;
+        if in_time && open.len() < self.in_flight {
             // Its first packet leaves here and now: on a busy machine what was chosen may not be right any more by its task's first turn.
             let mut made = Box::pin(make(self.talk.clone(), attempt, number, start, due, self.patience));
             match (&mut made).now_or_never() {

@@ -10,22 +10,11 @@
     reason = "helpers of tests are outside of test functions"
 )]
 
-#[allow(dead_code, reason = "shared with `make cluster`, which uses the rest")]
-#[path = "lab/kubernetes.rs"]
-mod kubernetes;
-#[allow(dead_code, reason = "shared with the kernel tier, which uses all of it")]
-#[path = "kernel/lab.rs"]
-mod lab;
-#[allow(dead_code, reason = "shared with the tailnet tier, which uses all of it")]
-#[path = "support/tailnet.rs"]
-mod support;
+#[path = "lab/tier.rs"]
+mod tier;
 
 #[path = "cluster/group.rs"]
 mod group;
-#[path = "cluster/load.rs"]
-mod load;
-#[path = "cluster/pods.rs"]
-mod pods;
 #[path = "cluster/scenarios.rs"]
 mod scenarios;
 #[path = "cluster/whole.rs"]
@@ -33,31 +22,16 @@ mod whole;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use kubernetes::images::TOOLS;
 use kubernetes::{Cluster, eventually};
 use scenarios::Stage;
-use serde_json::json;
+use tier::{chart, client, kubernetes, lab, load, pods, support, turn};
 
 /// The port of the target, and of its Service.
 const PORT: u16 = 7000;
 /// How many nodes a cluster has.
 const NODES: u8 = 3;
-
-/// Two clusters at once would be too much for a small machine.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
-fn turn() -> MutexGuard<'static, ()> {
-    ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A Pod from which a test asks.
-fn client() -> serde_json::Value {
-    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "client"}, "spec": {"terminationGracePeriodSeconds": 0,
-        "containers": [{"name": "client", "image": TOOLS, "imagePullPolicy": "Never"}]}})
-}
 
 #[test]
 fn a_pod_reaches_a_tailnet_target_through_a_service_and_nothing_is_left() {

@@ -12,28 +12,23 @@
     reason = "helpers of tests are outside of test functions"
 )]
 
-#[allow(dead_code, reason = "shared with `make cluster`, which uses the rest")]
-#[path = "lab/kubernetes.rs"]
-mod kubernetes;
-#[allow(dead_code, reason = "shared with the kernel tier, which uses all of it")]
-#[path = "kernel/lab.rs"]
-mod lab;
-#[allow(dead_code, reason = "shared with the tier of certificates, which uses all of it")]
-#[path = "certs/pebble.rs"]
-mod pebble;
-#[allow(dead_code, reason = "shared with the tailnet tier, which uses all of it")]
-#[path = "support/tailnet.rs"]
-mod support;
+#[path = "lab/tier.rs"]
+mod tier;
 
 #[path = "ingress/load.rs"]
 mod load;
+#[allow(dead_code, reason = "shared with the tier of certificates, which uses all of it")]
+#[path = "certs/pebble.rs"]
+mod pebble;
 #[path = "ingress/stage.rs"]
 mod stage;
 
 use std::time::Instant;
 
 use load::under_load;
-use stage::{GROUP, NAMESPACE, Stage};
+use stage::{GROUP, Stage};
+use tier::chart::{self, NAMESPACE};
+use tier::{kubernetes, support};
 
 #[test]
 fn an_ingress_is_reached_over_https_while_replicas_are_replaced() {
@@ -60,5 +55,5 @@ fn an_ingress_is_reached_over_https_while_replicas_are_replaced() {
     stage.cluster.kubectl(&["delete", "ingress/web", "service/plain", "--timeout=120s"]);
     assert_eq!(stage.services(), Vec::<String>::new(), "the tailnet's services are gone");
     stage.cluster.kubectl(&["delete", &format!("proxygroup/{GROUP}"), "--timeout=120s"]);
-    assert_eq!(stage.left(), "", "nothing of the group is left");
+    assert_eq!(chart::left(&stage.cluster, GROUP), "", "nothing of the group is left");
 }

@@ -84,3 +84,16 @@ fn what_exceeds_the_attempts_in_flight_is_the_generators_own_failure() {
     assert_eq!(tally.failed().iter().collect::<Vec<_>>(), [(&Failure::Timeout, &5), (&Failure::NotSent, &5)]);
     assert_eq!(reports.len(), 10, "a silent server does not slow the offered load");
 }
+
+#[tokio::test]
+async fn what_the_generator_comes_to_too_late_is_its_own_failure() {
+    let load = Load { patience: Duration::from_secs(2), ..Load::new(rate(100), Duration::from_millis(100)) };
+    // As if it had had no processor for five seconds.
+    let start = Instant::now().checked_sub(Duration::from_secs(5)).expect("a machine that runs for longer");
+    let to = SocketAddr::from(([127, 0, 0, 1], 9));
+    let attempt = Attempt { lane: Lane { service: 0, replica: 0 }, proto: Proto::Tcp, to };
+    let mut reports = Vec::new();
+    load.offer(start, |_| Some(attempt), |report| reports.push(*report), std::future::pending()).await;
+    let outcomes: Vec<_> = reports.iter().map(|report| report.outcome).collect();
+    assert_eq!(outcomes, [Err(Failure::NotSent); 10], "no packet is sent");
+}

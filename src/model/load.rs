@@ -70,7 +70,8 @@ pub enum Failure {
     Garbled,
     /// The answer of a target that was not the right one at that moment.
     WrongTarget,
-    /// The generator's own limits (sockets, ports, attempts in flight) kept it from sending; nothing is said of the network.
+    /// The generator's own limits (sockets, ports, attempts in flight, its processor) kept it from sending in time; nothing is said of
+    /// the network.
     NotSent,
 }
 

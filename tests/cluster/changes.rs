@@ -3,15 +3,15 @@
 use std::time::{Duration, Instant, SystemTime};
 
 use super::Stage;
-use crate::load::Load;
-use crate::whole::{self, GRACE, NAMESPACE};
+use crate::chart::NAMESPACE;
+use crate::whole::{self, GRACE};
 
 /// How many connections of each kind are held open: more than enough that each replica has some.
 const HELD: &str = "16";
 
 pub(crate) fn a_rolling_restart_loses_nothing(stage: &Stage) {
     let cluster = &stage.cluster;
-    let load = Load::begin(cluster, "restart", None, &[]);
+    let load = whole::load(cluster, "restart", None, &[]);
     let begin = Instant::now();
     cluster.kubectl(&["rollout", "restart", "-n", NAMESPACE, "statefulset/eg"]);
     cluster.rolled_out(NAMESPACE, "statefulset/eg");
@@ -25,7 +25,7 @@ pub(crate) fn scaling_loses_nothing_and_restarts_nobody_else(stage: &Stage) {
     let cluster = &stage.cluster;
     let lives = || whole::lives(cluster, &["eg-0", "eg-1"]);
     let before = lives();
-    let load = Load::begin(cluster, "scale", None, &["--proto", "both"]);
+    let load = whole::load(cluster, "scale", None, &["--proto", "both"]);
     let begin = Instant::now();
     whole::scale(cluster, 3);
     println!("three replicas within {:?}", begin.elapsed());
@@ -40,7 +40,7 @@ pub(crate) fn scaling_loses_nothing_and_restarts_nobody_else(stage: &Stage) {
 pub(crate) fn a_leaving_replica_resets_what_outlives_its_grace(stage: &Stage) {
     let cluster = &stage.cluster;
     let (leaving, staying) = (whole::addresses(cluster, "eg-1"), whole::addresses(cluster, "eg-0"));
-    let load = Load::begin(cluster, "leave", None, &["--active", HELD, "--idle", HELD]);
+    let load = whole::load(cluster, "leave", None, &["--active", HELD, "--idle", HELD]);
     crate::eventually("all connections stand", || {
         let told = load.so_far();
         (told.held_by(&leaving).len() + told.held_by(&staying).len() == 32).then_some(())

@@ -7,10 +7,10 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use super::Stage;
-use crate::load::{Load, SPARSE};
+use crate::chart::NAMESPACE;
+use crate::load::Told;
 use crate::support::{self, Process};
-use crate::whole::{self, NAMESPACE};
-use crate::{kubernetes, pods};
+use crate::{kubernetes, pods, whole};
 
 /// What Kubernetes may take from what it has written to what every node does, on a machine that has much else to do.
 const SPREAD: Duration = Duration::from_secs(15);
@@ -18,7 +18,7 @@ const SPREAD: Duration = Duration::from_secs(15);
 pub(crate) fn a_killed_replica_is_left_out_once_kubernetes_sees_it(stage: &Stage) {
     let cluster = &stage.cluster;
     let endpoints = Endpoints::watch(stage);
-    let load = Load::begin(cluster, "kill", Some(&whole::free_node(cluster)), &[]);
+    let load = whole::load(cluster, "kill", Some(&whole::free_node(cluster)), &[]);
     let uid = pods::uid(cluster, NAMESPACE, "eg-1");
     let killed = SystemTime::now();
     pods::signal(&uid, None, Signal::SIGKILL);
@@ -30,7 +30,7 @@ pub(crate) fn a_killed_replica_is_left_out_once_kubernetes_sees_it(stage: &Stage
 
 pub(crate) fn a_killed_tailscaled_is_hardly_noticed(stage: &Stage) {
     let cluster = &stage.cluster;
-    let load = Load::begin(cluster, "tailscaled", None, &["--active", "8"]);
+    let load = whole::load(cluster, "tailscaled", None, &["--active", "8"]);
     let uid = pods::uid(cluster, NAMESPACE, "eg-1");
     let killed = SystemTime::now();
     pods::signal(&uid, Some("tailscaled"), Signal::SIGKILL);
@@ -47,7 +47,7 @@ pub(crate) fn a_node_that_is_cut_off_is_left_out_once_kubernetes_sees_it(stage: 
     let endpoints = Endpoints::watch(stage);
     let [stays, away] = ["eg-0", "eg-1"].map(|replica| pods::node(cluster, NAMESPACE, replica));
     assert_ne!(stays, away, "replicas are on nodes of their own");
-    let load = Load::begin(cluster, "cut", Some(&whole::free_node(cluster)), &SPARSE);
+    let load = whole::load(cluster, "cut", Some(&whole::free_node(cluster)), &whole::SPARSE);
     let node = cluster.nodes.iter().find(|node| node.name == away).expect("a node");
     let cut = SystemTime::now();
     cluster.tailnet.cut(&node.machine);
@@ -63,7 +63,7 @@ pub(crate) fn a_node_that_is_cut_off_is_left_out_once_kubernetes_sees_it(stage: 
 }
 
 /// Says when what failed: next to nothing that was begun later than Kubernetes needs to tell every node.
-fn report(what: &str, fault: SystemTime, seen: SystemTime, told: &crate::load::Told) {
+fn report(what: &str, fault: SystemTime, seen: SystemTime, told: &Told) {
     let noticed = seen.duration_since(fault).expect("after");
     let after = told.last_failure_after(seen);
     println!("{what}: seen by Kubernetes within {noticed:?}; connections begun up to {after:?} later failed; {told}");

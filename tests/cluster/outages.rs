@@ -3,12 +3,12 @@
 use std::time::{Duration, Instant};
 
 use super::{Stage, outage};
-use crate::load::Load;
-use crate::whole::{self, NAMESPACE, RECONCILER};
+use crate::chart::{NAMESPACE, RECONCILER};
+use crate::whole;
 
 pub(crate) fn targets_move_without_a_reconciler(stage: &Stage) {
     let cluster = &stage.cluster;
-    let load = Load::begin(cluster, "alone", None, &["--active", "4", "--idle", "4"]);
+    let load = whole::load(cluster, "alone", None, &["--active", "4", "--idle", "4"]);
     cluster.kubectl(&["scale", "-n", NAMESPACE, RECONCILER, "--replicas=0"]);
     cluster.wait(&["-n", NAMESPACE, "--for=delete", "pod", "-l", "app.kubernetes.io/name=tailyard"]);
     let told = load.end();
@@ -40,7 +40,7 @@ pub(crate) fn targets_move_without_a_reconciler(stage: &Stage) {
 
 pub(crate) fn without_an_api_server_everything_goes_on(stage: &Stage) {
     let cluster = &stage.cluster;
-    let load = Load::begin(cluster, "outage", None, &["--active", "8", "--idle", "8"]);
+    let load = whole::load(cluster, "outage", None, &["--active", "8", "--idle", "8"]);
     let (begin, length) = (Instant::now(), outage());
     cluster.control.stop_api();
     wait_until(begin, length);

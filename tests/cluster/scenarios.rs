@@ -86,10 +86,10 @@ impl Stage {
                 scenario(self);
             }));
             if let Err(fault) = played {
-                // What went wrong is said first and last: of a long log one of its ends is read.
-                let fault = said(fault.as_ref());
-                println!("{name}: {fault}\n{}", whole::logs(&self.cluster));
-                panic!("{name}: {fault}");
+                // Whoever reads a long log begins at one of its ends.
+                let fault = format!("{name}: {}", said(fault.as_ref()));
+                println!("{fault}\n{}", whole::logs(&self.cluster));
+                panic!("{fault}");
             }
             println!("--- {name}: {:?}", begin.elapsed());
         }

@@ -4,34 +4,31 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::kubernetes::images::TAILYARD;
+use crate::chart::NAMESPACE;
 use crate::kubernetes::{Cluster, eventually};
-use crate::{PORT, pods};
+use crate::load::Load;
+use crate::{PORT, chart, pods};
 
-/// Where everything is made.
-pub(crate) const NAMESPACE: &str = "tailscale";
-/// The reconcilers.
-pub(crate) const RECONCILER: &str = "deployment/tailyard-reconciler";
 /// How long a leaving replica of the tests waits for its flows, in seconds.
 pub(crate) const GRACE: u64 = 12;
 
-/// Installs the chart, with the tailnet's headscale as control plane; the reconcilers are available.
+/// New connections each second, and as many UDP flows where both are asked for.
+const RATE: &str = "200";
+/// So few that hardly a source port is used again within two minutes: connection tracking leads a first packet that was never
+/// answered to the same endpoint for so long, and a connection from the same port goes there too, however long that endpoint is gone.
+pub(crate) const SPARSE: [&str; 2] = ["--rate", "30"];
+
+/// Begins a load of new connections to the Service `db` in a Pod of this name, on a node if one is named.
+pub(crate) fn load<'a>(cluster: &'a Cluster, name: &str, node: Option<&str>, more: &[&str]) -> Load<'a> {
+    let to = format!("db.default.svc.cluster.local:{PORT}");
+    let rate = if more.contains(&"--rate") { &[][..] } else { &["--rate", RATE] };
+    Load::begin(cluster, name, node, &[&[&to, "--expect", "db "], rate, more].concat())
+}
+
+/// Installs the chart with the image under test.
 pub(crate) fn install(cluster: &Cluster) {
     cluster.load_tailyard(Path::new(env!("CARGO_BIN_EXE_tailyard")));
-    cluster.kubectl(&["create", "namespace", NAMESPACE]);
-    let key = cluster.tailnet.headscale(&["apikeys", "create", "-e", "1h"]);
-    let secret = format!("--from-literal=api_key={}", key.lines().last().expect("a key").trim());
-    cluster.kubectl(&["create", "secret", "generic", "headscale", "-n", NAMESPACE, &secret]);
-    let (repository, tag) = TAILYARD.rsplit_once(':').expect("a tag");
-    let values = [
-        format!("image.repository={repository}"),
-        format!("image.tag={tag}"),
-        "controlPlane.url=https://hs.lab:8443".to_owned(),
-        "controlPlane.credentials.headscale.existingSecret=headscale".to_owned(),
-    ];
-    let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/tailyard");
-    cluster.helm(&["install", "tailyard", chart, "-n", NAMESPACE, "--set", &values.join(",")]);
-    cluster.wait(&["--for=condition=Available", "-n", NAMESPACE, RECONCILER]);
+    chart::install(cluster, &[]);
 }
 
 /// Takes the chart away again; what it leaves in the namespace, by name.
@@ -137,7 +134,5 @@ pub(crate) fn delete(cluster: &Cluster) -> String {
 pub(crate) fn left(cluster: &Cluster, group: &str) -> String {
     let gone = || (0..3).all(|ordinal| !cluster.tailnet.knows(&format!("{group}-{ordinal}")));
     eventually("the devices are gone", || gone().then_some(()));
-    let kinds = "secrets,services,statefulsets,configmaps,roles,rolebindings,serviceaccounts,poddisruptionbudgets,pods";
-    let selector = format!("tailscale.com/managed=true,tailscale.com/parent-resource={group}");
-    cluster.kubectl(&["get", kinds, "-n", NAMESPACE, "-l", &selector, "-o", "name"])
+    chart::left(cluster, group)
 }

@@ -5,13 +5,12 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::kubernetes::images::{TAILYARD, TOOLS};
+use crate::chart;
+use crate::kubernetes::images::TOOLS;
 use crate::kubernetes::{Cluster, eventually};
 use crate::pebble::{Manner, Pebble};
-use crate::support::{CLIENT, Control, Machine, Process};
+use crate::support::{Control, Machine, Process};
 
-/// Where everything of the group is made.
-pub(crate) const NAMESPACE: &str = "tailscale";
 /// The group.
 pub(crate) const GROUP: &str = "in";
 /// How many nodes the cluster has.
@@ -41,30 +40,12 @@ impl Stage {
         let root = stage.curl(&["--cacert", &authority, "https://hs.lab:15000/roots/0"]).expect("the root of the ACME server");
         fs::write(&stage.roots, root).expect("written");
         stage.cluster.load_tailyard(Path::new(env!("CARGO_BIN_EXE_tailyard")));
-        stage.install();
+        chart::install(&stage.cluster, &[]);
         stage.cluster.apply(&backends());
         stage.cluster.apply(&[class(&stage.pebble), group()]);
         stage.cluster.wait(&["--for=condition=ProxyGroupReady", &format!("proxygroup/{GROUP}")]);
         stage.cluster.wait(&["--for=condition=Available", "deployment/web"]);
         stage
-    }
-
-    fn install(&self) {
-        self.cluster.apply(&[
-            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}),
-            json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "oauth", "namespace": NAMESPACE},
-                "stringData": {"client_id": CLIENT.0, "client_secret": CLIENT.1}}),
-        ]);
-        let (repository, tag) = TAILYARD.rsplit_once(':').expect("a tag");
-        let values = [
-            format!("image.repository={repository}"),
-            format!("image.tag={tag}"),
-            "controlPlane.url=https://hs.lab:8443".to_owned(),
-            "controlPlane.credentials.oauth.existingSecret=oauth".to_owned(),
-        ];
-        let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/tailyard");
-        self.cluster.helm(&["install", "tailyard", chart, "-n", NAMESPACE, "--set", &values.join(",")]);
-        self.cluster.rolled_out(NAMESPACE, "deployment/tailyard-reconciler");
     }
 
     /// Applies an Ingress `web`, and a Service `plain` of a load balancer.
@@ -136,13 +117,6 @@ impl Stage {
         let services = self.cluster.tailnet.api("GET", "/tailnet/-/vip-services");
         let names = services["vipServices"].as_array().into_iter().flatten();
         names.map(|one| one["name"].as_str().expect("a name").to_owned()).collect()
-    }
-
-    /// What is left of the group in the cluster, by name.
-    pub(crate) fn left(&self) -> String {
-        let kinds = "secrets,services,statefulsets,configmaps,roles,rolebindings,serviceaccounts,poddisruptionbudgets,pods";
-        let selector = format!("tailscale.com/managed=true,tailscale.com/parent-resource={GROUP}");
-        self.cluster.kubectl(&["get", kinds, "-n", NAMESPACE, "-l", &selector, "-o", "name"])
     }
 }
 

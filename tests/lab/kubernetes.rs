@@ -5,8 +5,10 @@
 //! groups are never touched.
 
 use std::io::Write;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -29,8 +31,8 @@ pub(crate) const DEADLINE: Duration = Duration::from_mins(4);
 const PODS: &str = "10.244.0.0/16,fd00:244::/48";
 /// The address of the cluster's DNS server.
 const DNS: &str = "10.96.0.10";
-/// The last byte of the control plane's address.
-const CONTROL: u8 = 2;
+/// The last byte of a control plane's address, less the number of its first node.
+const CONTROL: u8 = 1;
 /// What runs in a cluster and in its tailnet.
 pub(crate) const PROGRAMS: [&str; 19] = [
     "etcd",
@@ -64,8 +66,8 @@ pub(crate) struct Cluster {
     pub(crate) bin: PathBuf,
     /// Its keys and certificates.
     pub(crate) pki: Pki,
-    /// The tailnet of its switch, where proxies join and targets are.
-    pub(crate) tailnet: Tailnet,
+    /// The tailnet of its switch, where proxies join and targets are; other clusters may be on it, too.
+    pub(crate) tailnet: Arc<Tailnet>,
 }
 
 impl Cluster {
@@ -76,16 +78,27 @@ impl Cluster {
 
     /// As [`Self::start`], with another control server of the tailnet.
     pub(crate) fn start_with(nodes: u8, control: Control) -> Self {
+        Self::start_on(&Self::tailnet(control), 1..=nodes)
+    }
+
+    /// A tailnet on which clusters can be started.
+    pub(crate) fn tailnet(control: Control) -> Arc<Tailnet> {
+        Arc::new(Tailnet::start_with([10, 99, 0], control))
+    }
+
+    /// As [`Self::start`], on a tailnet that there is. No other cluster on it may have nodes of these numbers: names and addresses of
+    /// machines and ranges of Pods are made of them. Services have the same range in every cluster.
+    pub(crate) fn start_on(tailnet: &Arc<Tailnet>, nodes: RangeInclusive<u8>) -> Self {
         sweep();
-        let bin = servers(&PROGRAMS);
-        let tailnet = Tailnet::start_with([10, 99, 0], control);
-        let pki = Pki::new(tailnet.dir().join("pki"));
-        let images = images::common(tailnet.dir(), &bin);
-        let machine = tailnet.boot(Boot { name: "cp", host: CONTROL, init: crate::support::INIT, cgroups: Vec::new() });
-        machine.node.ip("addr add fd00:99::2/64 dev eth0 nodad\n");
+        let (bin, tailnet) = (servers(&PROGRAMS), Arc::clone(tailnet));
+        let (name, host) = (format!("cp{}", nodes.start()), CONTROL + nodes.start());
+        let machine = tailnet.boot(Boot { name: &name, host, init: crate::support::INIT, cgroups: Vec::new() });
+        machine.node.ip(&format!("addr add fd00:99::{host:x}/64 dev eth0 nodad\n"));
+        let pki = Pki::new(machine.own_dir());
+        let images = images::common(&machine.own_dir(), &bin);
         let control = ControlPlane::start(machine, &pki, &bin);
         let mut cluster = Self { nodes: Vec::new(), control, bin, pki, tailnet };
-        for index in 1..=nodes {
+        for index in nodes {
             let address = cluster.control.machine.address;
             let node = Node::start(&cluster.tailnet, address, &cluster.pki, &cluster.bin, index);
             cluster.nodes.push(node);
@@ -109,8 +122,8 @@ impl Cluster {
 
     /// Tells every machine of the cluster the ways to the Pods of the others.
     fn connect(&self) {
-        for (index, to) in (1..).zip(&self.nodes) {
-            let routes = node::routes_to(index, to.machine.address);
+        for to in &self.nodes {
+            let routes = to.routes();
             let others = self.nodes.iter().filter(|node| node.name != to.name).map(|node| &node.machine.node);
             for from in others.chain([&self.control.machine.node]) {
                 from.ip(&routes);

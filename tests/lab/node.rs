@@ -47,6 +47,7 @@ pub(crate) struct Node {
     pub(crate) name: String,
     /// The machine.
     pub(crate) machine: Machine,
+    index: u8,
     containerd: Option<Process>,
     kubelet: Option<Process>,
     proxy: Option<Process>,
@@ -85,7 +86,7 @@ impl Node {
         fs::write(own.join("kubelet.json"), kubelet_config(pki, &kubelet).to_string()).expect("written");
         fs::write(own.join("kube-proxy.json"), proxy_config(pki).to_string()).expect("written");
         fs::write(own.join("cni/10-pods.conflist"), network_config(index).to_string()).expect("written");
-        let mut node = Self { name, machine, containerd: None, kubelet: None, proxy: None, _cgroups: cgroups };
+        let mut node = Self { name, machine, index, containerd: None, kubelet: None, proxy: None, _cgroups: cgroups };
         node.start_containerd(servers);
         node.start_kubelet(servers, pki);
         node.proxy = Some(node.run(servers, "kube-proxy", &[flag("config", &own.join("kube-proxy.json")), node.called()]));
@@ -111,7 +112,7 @@ impl Node {
 
     /// Starts the kubelet, or starts it again.
     pub(crate) fn start_kubelet(&mut self, servers: &Path, pki: &Pki) {
-        let addresses = format!("--node-ip={},{}", self.machine.address, address6_of(&self.name));
+        let addresses = format!("--node-ip={},{}", self.machine.address, address6(self.index));
         let kubeconfig = flag("kubeconfig", &pki.path(&format!("kubelet-{}.kubeconfig", self.name)));
         let flags = [flag("config", &self.machine.own_dir().join("kubelet.json")), kubeconfig, self.called(), addresses];
         self.kubelet = Some(self.run(servers, "kubelet", &flags));
@@ -122,6 +123,12 @@ impl Node {
         let mut kubelet = self.kubelet.take().expect("a running kubelet");
         kubelet.signal(Signal::SIGKILL);
         kubelet.wait();
+    }
+
+    /// The routes by which another machine reaches its Pods, as lines for `ip -batch`.
+    pub(crate) fn routes(&self) -> String {
+        let (index, four, six) = (self.index, self.machine.address, address6(self.index));
+        format!("route replace 10.244.{index}.0/24 via {four}\nroute replace fd00:244:0:{index}::/64 via {six}\n")
     }
 
     /// Makes an image known on the node.
@@ -141,15 +148,6 @@ pub(crate) fn import_args(image: &Path) -> [String; 6] {
 /// The node's address of the other family.
 fn address6(index: u8) -> Ipv6Addr {
     Ipv6Addr::new(0xfd00, 0x99, 0, 0, 0, 0, 0, u16::from(HOST + index))
-}
-
-fn address6_of(name: &str) -> Ipv6Addr {
-    address6(name.trim_start_matches('n').parse().expect("a node's number"))
-}
-
-/// The routes by which a machine reaches the Pods of a node, as lines for `ip -batch`.
-pub(crate) fn routes_to(index: u8, node: IpAddr) -> String {
-    format!("route replace 10.244.{index}.0/24 via {node}\nroute replace fd00:244:0:{index}::/64 via {}\n", address6(index))
 }
 
 fn ctr(machine: &Machine, servers: &Path) -> Command {

@@ -226,6 +226,11 @@ impl Tailnet {
         self.listed(name).is_some()
     }
 
+    /// Who controls it.
+    pub(crate) fn kind(&self) -> Control {
+        self.kind
+    }
+
     /// A key with which any number of nodes can join.
     pub(crate) fn key(&self) -> &str {
         &self.key

@@ -7,15 +7,12 @@ use std::time::{Duration, SystemTime};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use crate::kubernetes::images::TAILYARD;
-use crate::kubernetes::{Cluster, eventually};
-use crate::{PORT, pods};
+use super::kubernetes::images::TAILYARD;
+use super::kubernetes::{Cluster, eventually};
+use super::pods;
 
-/// New connections each second, and as many UDP flows where both are asked for.
-const RATE: &str = "200";
-/// So few that hardly a source port is used again within two minutes: connection tracking leads a first packet that was never
-/// answered to the same endpoint for so long, and a connection from the same port goes there too, however long that endpoint is gone.
-pub(crate) const SPARSE: [&str; 2] = ["--rate", "30"];
+/// How a load names what it could not send.
+const NOT_SENT: &str = "not_sent";
 
 /// A load under way.
 pub(crate) struct Load<'a> {
@@ -30,13 +27,12 @@ pub(crate) struct Told {
 }
 
 impl<'a> Load<'a> {
-    /// Begins a load of new connections to the Service `db` in a Pod of this name, on a node if one is named; it is under way.
-    pub(crate) fn begin(cluster: &'a Cluster, name: &str, node: Option<&str>, more: &[&str]) -> Self {
-        let to = format!("db.default.svc.cluster.local:{PORT}");
-        let fixed = ["tailyard", "load", &to, "--seconds", "3600", "--expect", "db "];
-        let rate = if more.contains(&"--rate") { &[][..] } else { &["--rate", RATE] };
-        let command = [&fixed, rate, more].concat();
-        let container = json!({"name": "load", "image": TAILYARD, "imagePullPolicy": "Never", "command": command});
+    /// Begins `tailyard load` with these arguments in a Pod of this name, on a node if one is named; it is under way.
+    pub(crate) fn begin(cluster: &'a Cluster, name: &str, node: Option<&str>, args: &[&str]) -> Self {
+        let command = [&["tailyard", "load", "--seconds", "3600"], args].concat();
+        // The proxies that it measures must not keep it from sending.
+        let container = json!({"name": "load", "image": TAILYARD, "imagePullPolicy": "Never", "command": command,
+            "resources": {"requests": {"cpu": "500m"}}});
         let spec = json!({"restartPolicy": "Never", "nodeName": node, "terminationGracePeriodSeconds": 0, "containers": [container]});
         cluster.apply(&[json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec})]);
         let load = Self { cluster, name: name.to_owned(), uid: pods::uid(cluster, "default", name) };
@@ -86,24 +82,41 @@ impl Told {
         moment.duration_since(self.begun()).unwrap_or_default()
     }
 
-    /// When the attempts were due that failed.
-    pub(crate) fn failures(&self) -> Vec<SystemTime> {
-        self.events("fault").map(|line| self.begun() + seconds(&line["at"])).collect()
+    /// The attempts that failed on their way.
+    fn faults(&self) -> impl Iterator<Item = &Value> {
+        self.events("fault").filter(|line| line["failure"] != NOT_SENT)
     }
 
-    /// Of the failures, those due after a moment; the last of them, from that moment on.
+    /// When the attempts were due that failed on their way.
+    pub(crate) fn failures(&self) -> Vec<SystemTime> {
+        self.faults().map(|line| self.begun() + seconds(&line["at"])).collect()
+    }
+
+    /// Of these, those due after a moment; the last of them, from that moment on.
     pub(crate) fn last_failure_after(&self, moment: SystemTime) -> Duration {
         self.failures().into_iter().filter_map(|due| due.duration_since(moment).ok()).max().unwrap_or_default()
     }
 
-    /// So many attempts failed.
+    /// So many attempts failed on their way.
     pub(crate) fn failed(&self) -> usize {
-        self.events("fault").count()
+        self.faults().count()
+    }
+
+    /// So many the generator could not send in time, for want of room or of its own processor: of the network they say nothing.
+    pub(crate) fn unsent(&self) -> usize {
+        self.events("fault").count() - self.failed()
     }
 
     /// So many attempts were answered by the intended target.
     pub(crate) fn answered(&self) -> u64 {
         self.summary()["answered"].as_object().expect("counts").values().filter_map(Value::as_u64).sum()
+    }
+
+    /// So many were answered up to a moment, to the second.
+    pub(crate) fn answered_by(&self, moment: SystemTime) -> u64 {
+        let up_to = self.since_begun(moment);
+        let seconds = self.events("second").take_while(|line| seconds(&line["at"]) <= up_to);
+        seconds.last().and_then(|line| line["answered"].as_u64()).unwrap_or_default()
     }
 
     /// Of those held open: which stand by which address of the tailnet, as its server sees it.
@@ -135,13 +148,21 @@ impl Told {
 
     /// Fails if of the attempts due after a moment more than one of a hundred of all failed.
     pub(crate) fn lost_little_after(&self, moment: SystemTime, what: &str) {
+        self.measured(what);
         let late = self.failures().iter().filter(|due| **due > moment).count();
         assert!(u64::try_from(late).expect("small") * 100 <= self.answered(), "{what}: {late} failed late: {self}");
     }
 
-    /// Fails unless every attempt was answered by the intended target.
+    /// Fails unless every attempt that was sent was answered by the intended target.
     pub(crate) fn lost_nothing(&self, what: &str) {
-        assert!(self.answered() > 0 && self.failed() == 0, "{what}: {self}");
+        self.measured(what);
+        assert!(self.failed() == 0, "{what}: {self}");
+    }
+
+    /// Fails if nothing was measured, or if the generator itself kept back more than one of ten attempts.
+    pub(crate) fn measured(&self, what: &str) {
+        let unsent = u64::try_from(self.unsent()).expect("small");
+        assert!(unsent * 10 <= self.answered() && self.answered() > 0, "{what}: the generator could not send {unsent}: {self}");
     }
 }
 
@@ -153,7 +174,7 @@ impl fmt::Display for Told {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let summary = self.summary();
         let (connect, resent) = (&summary["connect"], &summary["resent"]);
-        write!(f, "{} answered, {} failed {}", self.answered(), self.failed(), summary["failed"])?;
+        write!(f, "{} answered, {} failed, {} not sent {}", self.answered(), self.failed(), self.unsent(), summary["failed"])?;
         write!(
             f,
             ", resent {resent}, connect {} p50 {} p99 {} max {} ms",
@@ -165,11 +186,11 @@ impl fmt::Display for Told {
             write!(f, ", {} from {} to {} s", window["failed"], window["from"], window["to"])?;
         }
         let mut by_second = BTreeMap::<u64, usize>::new();
-        for line in self.events("fault") {
+        for line in self.faults() {
             *by_second.entry(seconds(&line["at"]).as_secs()).or_default() += 1;
         }
         write!(f, ", failed by second {by_second:?}")?;
-        for line in self.events("fault").take(5) {
+        for line in self.faults().take(5) {
             write!(f, "\n  {line}")?;
         }
         write!(f, ", begun {:?}, held {}", self.begun(), summary["flows"])

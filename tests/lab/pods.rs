@@ -5,7 +5,7 @@ use std::fs;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::kubernetes::Cluster;
+use super::kubernetes::Cluster;
 
 /// What of a Pod outlives no restart of it.
 pub(crate) fn uid(cluster: &Cluster, namespace: &str, pod: &str) -> String {
