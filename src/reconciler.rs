@@ -154,6 +154,7 @@ fn worker(settings: &Settings, cluster: &Cluster, stores: &Stores, writes: &Writ
         ingress_class: settings.ingress.class.clone(),
         cluster: settings.ingress.owner.clone(),
         shared_account: settings.ingress.shared_account,
+        acme_directory: settings.ingress.acme_directory.clone(),
         ..usual
     };
     let events = Events::new(writes.clone(), "tailyard-reconciler", settings.name.clone().unwrap_or_else(|| LEASE.to_owned()));

@@ -2,6 +2,7 @@
 
 #![allow(clippy::expect_used, clippy::panic, clippy::print_stderr, reason = "a test's helpers fail the test, and show the log")]
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use tailyard::edge::control::{Control, ControlError, ControlSettings, Credentials, IdentityToken, Rate};
@@ -211,6 +212,17 @@ fn headscale_makes_keys_that_work_and_takes_devices_back() {
         "--timeout=40s",
     ]);
     let id = tailnet.node_id("eg-0").to_string();
+    let routes = |list: &[&str]| list.iter().map(|route| (*route).to_owned()).collect::<BTreeSet<_>>();
+    let (own, others, none) = (routes(&["10.9.0.1/32"]), routes(&["10.7.0.0/16"]), BTreeSet::new());
+    tailnet.headscale(&["nodes", "approve-routes", "-i", &id, "-r", "10.7.0.0/16"]);
+    let approved = machine.node.ns.block_on(async || {
+        let with = control.approve_routes(&id, &own, &none).await?;
+        let same = control.approve_routes(&id, &own, &none).await?;
+        let without = control.approve_routes(&id, &none, &own).await?;
+        Ok::<_, ControlError>([with, same, without])
+    });
+    let both: BTreeSet<_> = own.union(&others).cloned().collect();
+    assert_eq!(approved.expect("the namespace").expect("approved"), [both.clone(), both, others], "what others approved stays");
     let gone = machine.node.ns.block_on(async || {
         control.delete_device(&id).await?;
         control.delete_device(&id).await

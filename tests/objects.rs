@@ -122,7 +122,7 @@ fn what_is_applied_is_golden() {
 
 /// Groups that publish an Ingress and a Service, with our image and the other one.
 fn publishing() -> [(&'static str, Observed); 2] {
-    let stock = json!({"statefulSet": {"pod": {"tailscaleContainer": {"image": "tailscale/tailscale:v1.102.0"}}}});
+    let stock = json!({"useLetsEncryptStagingEnvironment": true, "statefulSet": {"pod": {"tailscaleContainer": {"image": "tailscale/tailscale:v1.102.0"}}}});
     [("ingress", None), ("ingress-stock-image", Some(stock))].map(|(name, class)| {
         let mut observed = observed(json!({"type": "ingress"}), class);
         let ports = json!([{"name": "web", "port": 80, "protocol": "TCP"}]);

@@ -35,6 +35,11 @@ pub const INGRESS_SVC_VALID: &str = "TailscaleIngressSvcValid";
 /// Of a Service exposed by a group: at least one replica advertises it.
 pub const INGRESS_SVC_CONFIGURED: &str = "TailscaleIngressSvcConfigured";
 
+/// Ours, of a `ProxyGroup` of type ingress: everything that it is asked for is published.
+pub const PUBLISHED: &str = "TailyardPublished";
+/// Ours, of a `ProxyGroup` of type ingress: every name that it publishes has its certificate.
+pub const CERTIFIED: &str = "TailyardCertified";
+
 /// Why a condition is what it is, in a word.
 pub mod reason {
     /// Of a group: all that its spec asks for is there.

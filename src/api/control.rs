@@ -3,6 +3,8 @@
 //! Source of the formats: Tailscale's published API v2 (keys, devices, OAuth tokens) and headscale's v1 API of its 0.29 `OpenAPI`
 //! document. Unknown fields are ignored.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 /// The answer to a request for an access token.
@@ -91,4 +93,26 @@ pub struct CreatePreAuthKey {
 pub struct CreatedPreAuthKey {
     /// The key.
     pub pre_auth_key: CreatedKey,
+}
+
+/// A request to headscale to lead these routes to a node, and no others.
+#[derive(Debug, Serialize)]
+pub struct ApproveRoutes<'a> {
+    /// Prefixes.
+    pub routes: &'a BTreeSet<String>,
+}
+
+/// headscale's answer about a node.
+#[derive(Debug, Deserialize)]
+pub struct NodeAnswer {
+    /// The node.
+    pub node: HeadscaleNode,
+}
+
+/// A node of headscale's, as far as it is of interest.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct HeadscaleNode {
+    /// The prefixes that are led to it if it advertises them.
+    pub approved_routes: BTreeSet<String>,
 }

@@ -80,6 +80,9 @@ pub const ACCOUNTS_FINALIZER: &str = "tailscale.com/acme-account-protection";
 pub const SHARE_NAME: &str = "tailyard.io/share-name";
 /// Ours, annotation of an Ingress or a Service: `true` takes over a Tailscale Service of its name that nobody owns.
 pub const ADOPT: &str = "tailyard.io/adopt-service";
+/// Ours, annotation of a Service that is published: its TCP ports that get the client's address in front of each connection (PROXY
+/// protocol, version 2): `true` for all, or numbers and names by commas.
+pub const PROXY_PROTOCOL: &str = "tailyard.io/proxy-protocol";
 /// Ours, annotation of a group's issuer Lease: the first replica, which wants it back.
 pub const ISSUER_ASKED: &str = "tailyard.io/asked-by";
 /// Ours, label of a Secret of type `kubernetes.io/tls` in the namespace of the groups' objects: `true` lets Ingresses name it as

@@ -148,6 +148,11 @@ pub struct Tailyard {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>", extend("enum" = ["auto", "nftables", "iptables", "iptables-nft", "iptables-legacy"]))]
     pub firewall: Option<Firewall>,
+    /// The prefixes from which Services that a group of type ingress publishes have their addresses in the tailnet, where the
+    /// control plane has no Tailscale Services: one address of each family, advertised as a route. Without them a Service is
+    /// reached there by its address in the cluster. No other group, and nothing else, may use them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub addresses: Vec<String>,
 }
 
 impl ProxyGroupType {

@@ -13,6 +13,10 @@ pub const KEY: &str = "tailyard-routes.json";
 /// The key of the record of whose each of a config's services is: a JSON object of [`Origin`] by the Tailscale Service's name.
 pub const ORIGINS: &str = "tailyard-origins.json";
 
+/// The key of the record of what was told to those who ask: a JSON object of fingerprints by kind, namespace and name. No replica
+/// reads it; it is absent while there is nothing to tell.
+pub const TOLD: &str = "tailyard-told.json";
+
 /// The object for which a service is published.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]

@@ -69,6 +69,9 @@ pub struct ReconcilerArgs {
     /// Whether certificates are ordered with one account for each tailnet, unless the group says otherwise [env: OPERATOR_SHARED_ACME_ACCOUNT_KEY; default: true with our image, false with the stock image]
     #[arg(long, value_name = "BOOL", help_heading = "Ingress")]
     shared_acme_account: Option<String>,
+    /// The directory of the ACME server that certificates are ordered from, for groups whose class does not say [env: TAILYARD_ACME_DIRECTORY; default: Let's Encrypt's]
+    #[arg(long, value_name = "URL", help_heading = "Ingress")]
+    acme_directory: Option<String>,
 
     /// The control plane's URL, for groups that name no Tailnet [env: OPERATOR_LOGIN_SERVER; default: Tailscale's]
     #[arg(long, value_name = "URL", help_heading = "Control plane")]
@@ -140,6 +143,7 @@ impl From<ReconcilerArgs> for Flags {
             .with("--cluster-id", args.cluster_id)
             .with("--former-cluster-ids", args.former_cluster_ids)
             .with("--shared-acme-account", args.shared_acme_account)
+            .with("--acme-directory", args.acme_directory)
             .with("--login-server", args.login_server)
             .with("--client-id-file", args.client_id_file)
             .with("--client-secret-file", args.client_secret_file)

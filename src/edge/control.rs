@@ -10,6 +10,7 @@ mod tailscale;
 
 pub use error::ControlError;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -151,6 +152,19 @@ impl Control {
     /// Takes a Tailscale Service away. One that is gone already is no error.
     pub async fn delete_service(&self, name: &str) -> Result<(), ControlError> {
         self.tailscale()?.delete_service(name).await.or_else(ControlError::absent)
+    }
+
+    /// Leads routes to a device, and others no more; those that are approved for it after that.
+    pub async fn approve_routes(
+        &self,
+        id: &str,
+        add: &BTreeSet<String>,
+        remove: &BTreeSet<String>,
+    ) -> Result<BTreeSet<String>, ControlError> {
+        match self {
+            Self::Headscale(client) => client.approve_routes(id, add, remove).await,
+            Self::Tailscale(_) => Err(ControlError::Settings("routes stand for nothing here: there are Tailscale Services".to_owned())),
+        }
     }
 
     fn tailscale(&self) -> Result<&Tailscale, ControlError> {

@@ -29,11 +29,12 @@ mod validate;
 mod work;
 
 pub use acks::{holds, is_ready, speaks_for};
-pub use ingress::serves;
+pub use ingress::{Certified, Published, Summary, serves};
 pub use keys::{Decision, Login, decide};
 pub use memory::Memory;
 pub use observed::{
-    Capabilities, Class, Denial, GroupSettings, Listed, Observed, Publishing, Replica, ReplicaConfig, ReplicaState, Rival, TailnetState,
+    Approved, Capabilities, Class, Denial, GroupSettings, Listed, Observed, Publishing, Replica, ReplicaConfig, ReplicaState, Rival,
+    TailnetState,
 };
 pub use outcome::{ConfigDraft, ControlAction, Delete, GroupUpdate, Notice, ObjectUpdate, Pass, Subject};
 

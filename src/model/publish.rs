@@ -9,9 +9,11 @@ use std::net::IpAddr;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::Ingress;
 
+use crate::api::condition::{INGRESS_SVC_CONFIGURED, INGRESS_SVC_VALID};
 use crate::api::names;
 use crate::api::routes::Site;
 use crate::api::vip;
+use crate::model::certificate::Leaf;
 
 mod backend;
 mod ingress;
@@ -20,7 +22,7 @@ mod serve;
 mod service;
 
 pub use backend::backends;
-pub use ingress::ingress;
+pub use ingress::{certificates, ingress};
 pub use owner::{Asked, Owner, Refusal, Release, Verdict, judge, others, release};
 pub use serve::{serve, tun};
 pub use service::service;
@@ -62,6 +64,8 @@ pub struct Wish {
     pub target: Target,
     /// What of it is not served, and what to do.
     pub notes: Vec<String>,
+    /// The hosts of its own whose certificate cannot be shown.
+    pub uncertified: BTreeSet<String>,
 }
 
 /// Where traffic goes.
@@ -69,8 +73,32 @@ pub struct Wish {
 pub enum Target {
     /// To backends, by host and path.
     Site(Site),
-    /// To the cluster's addresses of a Service, one of each family at most.
-    Addresses(Vec<IpAddr>),
+    /// Every port of a Service.
+    Whole(Whole),
+}
+
+/// A Service whose every port is published.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Whole {
+    /// Its addresses in the cluster, one of each family at most; none where a name stands for it.
+    pub addresses: Vec<IpAddr>,
+    /// The DNS name that stands for it; empty where it has addresses.
+    pub external_name: String,
+    /// The TCP ports whose connections begin with the client's address.
+    pub proxy_protocol: BTreeSet<u16>,
+}
+
+/// A Secret in the namespace of the proxies that an Ingress names as the certificate of hosts of its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Own {
+    /// It lacks the label by which it may be named.
+    Unlabelled,
+    /// Nobody has looked at it yet.
+    Unread,
+    /// It holds no certificate that can be shown, and why.
+    Unusable(String),
+    /// It holds one.
+    Leaf(Leaf),
 }
 
 /// What an object is read against.
@@ -80,8 +108,10 @@ pub struct Context<'a> {
     pub suffix: &'a str,
     /// The Services that may be backends.
     pub services: &'a dyn Fn(&str, &str) -> Option<&'a Service>,
-    /// The Secrets that may be named as certificates.
-    pub certificates: &'a BTreeSet<String>,
+    /// The namespace of the proxies.
+    pub namespace: &'a str,
+    /// Those of its Secrets that are named as certificates and are there.
+    pub certificates: &'a BTreeMap<String, Own>,
 }
 
 impl std::fmt::Debug for Context<'_> {
@@ -138,6 +168,13 @@ pub fn service_group(service: &Service) -> Option<&str> {
     let exposed = annotation(annotations, names::EXPOSE).is_some_and(truth);
     let egress = [names::TAILNET_FQDN, names::TAILNET_IP].iter().any(|key| annotation(annotations, key).is_some());
     annotation(annotations, names::PROXY_GROUP).filter(|_| (balanced || exposed) && !egress)
+}
+
+/// Whether a Service was told how it is published.
+#[must_use]
+pub fn told(service: &Service) -> bool {
+    let conditions = service.status.as_ref().and_then(|status| status.conditions.as_ref());
+    conditions.into_iter().flatten().any(|held| [INGRESS_SVC_VALID, INGRESS_SVC_CONFIGURED].contains(&held.type_.as_str()))
 }
 
 /// The label that an Ingress asks for, whether or not it can be one.

@@ -15,6 +15,7 @@ use crate::model::control::Bucket;
 use crate::model::group::{Capabilities, Denial, TailnetState};
 use crate::model::tailnet::Verdict;
 
+mod routes;
 mod services;
 
 /// A group whose replicas ask for new auth keys gets one for each replica at once, and one in this time after that.
@@ -98,6 +99,7 @@ pub struct Controls {
     denials: Mutex<HashMap<String, BTreeMap<String, Denial>>>,
     begin: std::sync::OnceLock<Instant>,
     listed: services::Lists,
+    routes: routes::Routes,
 }
 
 impl Controls {
@@ -152,6 +154,7 @@ impl Controls {
     fn ready(&self, tailnet: Option<&str>, mark: &str, server_url: String, client: Control) -> bool {
         if self.planes().get(&tailnet.map(str::to_owned)).is_none_or(|plane| plane.mark != mark) {
             self.listed.forget(tailnet);
+            self.routes.forget(tailnet);
         }
         let capabilities = Capabilities { services: client.capabilities().services, ..CAPABLE };
         let state = TailnetState::Ready { server_url, capabilities };
@@ -222,7 +225,9 @@ impl Controls {
 
     /// Takes a device out of its tailnet.
     pub async fn delete_device(&self, tailnet: Option<&str>, id: &str) -> Result<(), Denied> {
-        Ok(self.plane(tailnet)?.delete_device(id).await?)
+        self.plane(tailnet)?.delete_device(id).await?;
+        self.routes.gone(tailnet, id);
+        Ok(())
     }
 
     fn plane(&self, tailnet: Option<&str>) -> Result<Control, Denied> {

@@ -1,8 +1,11 @@
 //! Every metric of the reconciler: what it did is counted as it happens, what it has is sampled at each scrape.
 
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::edge::kube::Verb;
+use crate::model::group::{Certified, Published, Summary};
 use crate::runtime::metrics::{Counter, Histogram, Kind, MetricsError, Registry, Sampled};
 use crate::runtime::queue::Depth;
 
@@ -28,6 +31,10 @@ pub struct Metrics {
     objects: Sampled<1>,
     unserved: Sampled<0>,
     planes: Sampled<1>,
+    names: Sampled<2>,
+    certificates: Sampled<2>,
+    /// What became of what groups are asked to publish, by the newest pass over each.
+    published: Mutex<BTreeMap<String, Summary>>,
 }
 
 /// What a scrape samples.
@@ -97,6 +104,19 @@ impl Metrics {
                 "1 if a control plane takes the credentials, by Tailnet; `_default` is the reconciler's own",
                 ["tailnet"],
             ),
+            names: r.sampled(
+                "tailyard_published_names",
+                Kind::Gauge,
+                "Names that a ProxyGroup is asked to publish, by how they stand: published, partly, waiting for a replica, refused",
+                ["group", "state"],
+            ),
+            certificates: r.sampled(
+                "tailyard_published_certificates",
+                Kind::Gauge,
+                "Certificates of these names, by how they stand: issued, waiting to be ordered, failing, lacking (users' own)",
+                ["group", "state"],
+            ),
+            published: Mutex::default(),
             objects: r.sampled("tailyard_store_objects", Kind::Gauge, "Objects that are kept in memory", ["kind"]),
             registry,
         })
@@ -117,6 +137,15 @@ impl Metrics {
         let changes = matches!(verb, Verb::Patch | Verb::Create | Verb::Update | Verb::Delete);
         if changes && fault.is_none() {
             self.writes.inc([verb.name(), kind]);
+        }
+    }
+
+    /// What became of what a group is asked to publish; nothing if it publishes nothing.
+    pub fn publishes(&self, group: &str, summary: Option<&Summary>) {
+        let mut all = self.published.lock().unwrap_or_else(PoisonError::into_inner);
+        match summary {
+            Some(summary) => drop(all.insert(group.to_owned(), summary.clone())),
+            None => drop(all.remove(group)),
         }
     }
 
@@ -141,6 +170,16 @@ impl Metrics {
         page.write(&self.planes, now.planes.iter().map(|(tailnet, works)| ([tailnet.as_str()], flag(*works))));
         page.write(&self.services, [([], size(now.services))]);
         page.write(&self.objects, now.objects.iter().map(|(kind, count)| ([*kind], size(*count))));
+        // Only who leads looks at groups; what others once saw is of no interest.
+        let published = self.published.lock().unwrap_or_else(PoisonError::into_inner);
+        let groups = || published.iter().filter(|_| now.leader);
+        let count = |count: Option<&usize>| size(count.copied().unwrap_or_default());
+        let names = groups()
+            .flat_map(|(group, told)| Published::ALL.map(|state| ([group.as_str(), state.name()], count(told.published.get(&state)))));
+        page.write(&self.names, names);
+        let certificates = groups()
+            .flat_map(|(group, told)| Certified::ALL.map(|state| ([group.as_str(), state.name()], count(told.certified.get(&state)))));
+        page.write(&self.certificates, certificates);
         page.finish()
     }
 

@@ -14,7 +14,7 @@ use super::control::Controls;
 use super::metrics::Metrics;
 use super::stores::Stores;
 use super::tailnets::Tailnets;
-use super::world::{Key, Role};
+use super::world::{Key, Plane, Role};
 use super::{classes, own, tailnets};
 use crate::api::proxygroup::ProxyGroup;
 use crate::edge::kube::{Cluster, KubeError, Resource};
@@ -98,6 +98,19 @@ impl Worker {
         Ok(Owner { id: found.await?.clone(), ..usual.clone() })
     }
 
+    /// Looks at the certificates of users' own that a group is to show, where that was not done since they changed. What cannot be read
+    /// now is read for a later pass: nothing waits for it.
+    async fn read_certificates(&self, group: &str) {
+        let unread = self.stores.world().unread_certificates(group);
+        for name in unread {
+            match self.cluster.look(Resource::SECRET, Some(&self.settings.namespace), &name).await {
+                Ok(Some(secret)) => self.stores.world().read_certificate(&secret),
+                Ok(None) => {}
+                Err(error) => tracing::warn!(kind = error.kind(), secret = name, "a certificate is not looked at: {error}"),
+            }
+        }
+    }
+
     /// Says once that a group is of a type that is not served: it may be somebody else's, so it is not told itself.
     fn say_unserved(&self, name: &str, group: Option<&ProxyGroup>) {
         let mut said = self.unserved.lock().unwrap_or_else(PoisonError::into_inner);
@@ -116,6 +129,7 @@ impl Worker {
         let memories = || self.memories.lock().unwrap_or_else(PoisonError::into_inner);
         let mut memory = memories().remove(name).unwrap_or_default();
         let pass = group::pass_after(observed, &mut memory);
+        self.metrics.publishes(name, memory.summary());
         if !memory.is_empty() {
             memories().insert(name.to_owned(), memory);
         }
@@ -124,6 +138,7 @@ impl Worker {
 
     async fn group(&self, name: &str) -> Result<Ended, ActError> {
         let cluster = self.owner().await?;
+        self.read_certificates(name).await;
         let begin = Instant::now();
         let (observed, contested) = {
             let mut world = self.stores.world();
@@ -132,7 +147,12 @@ impl Worker {
             self.say_unserved(name, group.as_deref());
             let tailnet = group.as_ref().and_then(|group| group.spec.tailnet.as_deref());
             let there = tailnet.is_some_and(|tailnet| world.tailnet(tailnet).is_some());
-            let plane = (self.controls.state(tailnet, there), self.controls.denials(name), self.controls.listed(tailnet));
+            let plane = Plane {
+                tailnet: self.controls.state(tailnet, there),
+                denied: self.controls.denials(name),
+                listed: self.controls.listed(tailnet),
+                approved: self.controls.approved(tailnet),
+            };
             let monitors = world.has(Role::Owned(Kind::ServiceMonitor));
             let settings = Arc::new(GroupSettings { service_monitors: monitors, cluster, ..(*self.settings).clone() });
             (world.observe(name, settings, plane, Timestamp::now()), contested)

@@ -21,9 +21,11 @@ use crate::model::objects::{Kind, ObjectRef, domain_of};
 
 use members::Members;
 pub use members::parent;
+pub use observe::Plane;
 use published::Published;
 use shelf::{Held, Shelf};
 
+mod certificates;
 mod lean;
 mod members;
 mod observe;

@@ -298,6 +298,7 @@ fn a_host_of_ones_own_shows_a_certificate_that_may_be_named() {
         stage.here::<Secret>().patch("www", &PatchParams::default(), &labelled).await.expect("labelled");
         let hosts = async || stage.published("g", "tailyard-routes.json").await["svc:app"]["hosts"]["www.example.com"].clone();
         eventually("it is served", hosts, |host| *host == json!({"secret": "www"})).await;
+        eventually("what is in it was read", told, |told| told.iter().any(|told| told.contains("ts/www cannot be used"))).await;
         let rules = async || json!(stage.here::<Role>().get("g").await.expect("there").rules).to_string();
         eventually("the Pods may read it", rules, |rules| rules.contains(r#""resourceNames":["www"]"#)).await;
     });

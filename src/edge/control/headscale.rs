@@ -1,11 +1,13 @@
 //! headscale by its own API (v1): an API key, pre-auth keys, nodes. It has no Tailscale Services and issues no certificates.
 
+use std::collections::BTreeSet;
+
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use reqwest::{Method, RequestBuilder};
 
 use super::http::Http;
 use super::{AuthKey, Control, ControlError};
-use crate::api::control::{CreatePreAuthKey, CreatedPreAuthKey};
+use crate::api::control::{ApproveRoutes, CreatePreAuthKey, CreatedPreAuthKey, NodeAnswer};
 use crate::model::supervise::Secret;
 
 /// A client of headscale.
@@ -41,6 +43,32 @@ impl Headscale {
 
     pub(super) async fn revoke_key(&self, id: &str) -> Result<(), ControlError> {
         self.http.done("delete a pre-auth key", self.request(Method::DELETE, "/api/v1/preauthkey").query(&[("id", id)])).await
+    }
+
+    /// The routes that are approved for a node after this: those that were, without some and with others. Written only if that changes
+    /// anything.
+    pub(super) async fn approve_routes(
+        &self,
+        id: &str,
+        add: &BTreeSet<String>,
+        remove: &BTreeSet<String>,
+    ) -> Result<BTreeSet<String>, ControlError> {
+        let path = format!("/api/v1/node/{id}");
+        let held: NodeAnswer = self.http.answer("get a node", self.request(Method::GET, &path)).await?;
+        let held = held.node.approved_routes;
+        let wanted: BTreeSet<String> = held.difference(remove).chain(add).cloned().collect();
+        if wanted == held {
+            return Ok(held);
+        }
+        const CALL: &str = "approve routes of a node";
+        let request = self.request(Method::POST, &format!("{path}/approve_routes")).json(&ApproveRoutes { routes: &wanted });
+        let made: NodeAnswer = self.http.answer(CALL, request).await?;
+        let missing: Vec<_> = add.difference(&made.node.approved_routes).cloned().collect();
+        if missing.is_empty() {
+            return Ok(made.node.approved_routes);
+        }
+        let message = format!("it did not take {}", missing.join(", "));
+        Err(ControlError::Refused { call: CALL, status: 200, message })
     }
 
     pub(super) async fn delete_device(&self, id: &str) -> Result<(), ControlError> {

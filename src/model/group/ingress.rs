@@ -5,30 +5,33 @@
 //! and the finalizer. What is recorded is in the config and on the replicas; annotations say only what is wanted.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::net::IpAddr;
 
 use super::work::Work;
-use super::{ControlAction, Listed, Subject, TailnetState};
+use super::{Listed, Subject, TailnetState};
 use crate::api::names;
 use crate::model::objects::{
     IngressConfig, Kind, ObjectRef, Owner, Shape, accounts, accounts_ref, certificate, certificate_ref, domain_of, filled,
     ingress_config_ref,
 };
-use crate::model::publish::{Asked, Claimant, Refusal, Target, Verdict, Wish, judge, service_name};
+use crate::model::publish::{Claimant, Refusal, Target, Wish, service_name};
 
 use claims::{Claim, claims, contest, firsts, read};
+use standing::{listed, standing};
 
+mod account;
 mod advertise;
 mod claims;
 mod config;
+mod fits;
 mod leaving;
+mod routes;
+mod standing;
 mod tell;
 
+pub use account::{Certified, Published, Summary};
 pub use advertise::serves;
-pub(super) use leaving::{end, orphans};
-
-/// How old the list of a tailnet's Tailscale Services may become: another cluster may have written over our part of one.
-const OLD: Duration = Duration::from_mins(5);
+pub(super) use leaving::{elsewhere, end, orphans};
 
 /// Everything that a group publishes, or did.
 #[derive(Debug)]
@@ -72,6 +75,8 @@ enum Standing {
     Made,
     /// It is somebody else's.
     Theirs(Refusal),
+    /// The control plane has none, and these addresses stand for it, as routes.
+    Routed(Vec<String>),
     /// The control plane has none.
     Never,
 }
@@ -110,13 +115,23 @@ pub(super) fn plan<'a>(work: &mut Work<'a>, shape: &Shape<'_>) -> Plan<'a> {
     plan.told = told(work);
     let listed = if wanted || leaves { listed(work) } else { plan.listed };
     let firsts = firsts(work.observed, &plan.claims);
+    let mut taken: BTreeSet<IpAddr> = plan.before.mappings.values().flat_map(routes::addresses).collect();
     for claim in plan.claims.iter().filter(|claim| claim.asks) {
         let name = service_name(&claim.label);
         let wish = contest(&firsts, claim).and_then(|()| read(work.observed, claim, &suffix));
-        match wish {
-            Ok(wish) => {
+        let wish = wish.and_then(|wish| fits::fits(work, shape, &wish).map(|()| wish));
+        let stood = wish.and_then(|wish| {
+            let standing = match &wish.target {
+                Target::Whole(whole) if lacks_services(work) => {
+                    Standing::Routed(routes::allot(shape, plan.before.mappings.get(&name), whole, &mut taken)?)
+                }
+                _ => standing(work, shape, (listed, &plan.told), &name, &wish),
+            };
+            Ok((wish, standing))
+        });
+        match stood {
+            Ok((wish, standing)) => {
                 let dns = format!("{}.{suffix}", wish.label);
-                let standing = standing(work, shape, (listed, &plan.told), &name, &wish);
                 plan.items.insert(name, Item { claimant: claim.claimant.clone(), wish, dns, standing });
             }
             Err(refused) => {
@@ -132,6 +147,11 @@ pub(super) fn plan<'a>(work: &mut Work<'a>, shape: &Shape<'_>) -> Plan<'a> {
     let kept = |name: &String| plan.items.contains_key(name) || plan.held.contains(name);
     plan.leaving = recorded(work, &plan.before).into_iter().filter(|name| !kept(name)).collect();
     plan
+}
+
+/// Whether the control plane is known to have no Tailscale Services.
+fn lacks_services(work: &Work<'_>) -> bool {
+    matches!(&work.observed.tailnet, TailnetState::Ready { capabilities, .. } if !capabilities.services)
 }
 
 /// Whether the control plane has no Tailscale Services. While nobody can say it is as the replicas were told.
@@ -169,62 +189,6 @@ fn recorded(work: &Work<'_>, before: &IngressConfig) -> BTreeSet<String> {
     before.names().into_iter().chain(told).chain(secrets).collect()
 }
 
-/// How the Tailscale Service of a name stands; what has to be asked of the control plane is.
-fn standing(
-    work: &mut Work<'_>,
-    shape: &Shape<'_>,
-    (listed, told): (Option<&Listed>, &BTreeSet<String>),
-    name: &str,
-    wish: &Wish,
-) -> Standing {
-    let observed = work.observed;
-    let known = listed.and_then(|listed| listed.services.get(name));
-    match &observed.tailnet {
-        TailnetState::Ready { capabilities, .. } if !capabilities.services => return Standing::Never,
-        TailnetState::Ready { .. } => {}
-        TailnetState::Asking | TailnetState::Unavailable(_) => {
-            return known.map_or(Standing::Unknown, |held| Standing::Ours(held.addrs.clone()));
-        }
-    }
-    if listed.is_none() {
-        return Standing::Unknown;
-    }
-    let tags = if wish.tags.is_empty() { shape.settings.tags.clone() } else { wish.tags.clone() };
-    let asked = Asked { name: name.to_owned(), tags, ports: wish.ports.clone(), share: wish.share, adopt: wish.adopt };
-    // Only of what was ours a replica was ever told.
-    let recorded = told.contains(name);
-    match judge(known, &asked, &observed.settings.cluster, recorded) {
-        Verdict::Refused(why) => Standing::Theirs(why),
-        verdict => {
-            let settled = verdict == Verdict::Settled;
-            let ours = settled || matches!(verdict, Verdict::Write { ours: true, .. });
-            let addrs = known.map(|known| known.addrs.clone()).unwrap_or_default();
-            // It may take a moment until a new one has its addresses.
-            if !settled || (matches!(wish.target, Target::Addresses(_)) && addrs.is_empty()) {
-                work.pass.control.push(ControlAction::PublishService { asked, recorded });
-            }
-            if ours { Standing::Ours(addrs) } else { Standing::Made }
-        }
-    }
-}
-
-/// The list of Tailscale Services; one that is old is asked for anew, where there are such.
-fn listed<'a>(work: &mut Work<'a>) -> Option<&'a Listed> {
-    let listed = work.observed.publish.listed.as_deref();
-    let now = work.observed.now;
-    if !matches!(&work.observed.tailnet, TailnetState::Ready { capabilities, .. } if capabilities.services) {
-        return listed;
-    }
-    let age = listed.map(|listed| super::acks::elapsed(listed.at, now));
-    if age.is_none_or(|age| age >= OLD) {
-        let since = now.checked_sub(k8s_openapi::jiff::SignedDuration::try_from(OLD).unwrap_or_default()).unwrap_or(now);
-        work.pass.control.push(ControlAction::ListServices { since });
-    } else if let Some(age) = age {
-        work.again(OLD.saturating_sub(age));
-    }
-    listed
-}
-
 impl Plan<'_> {
     /// The Secrets of certificates that the replicas read and write.
     pub(super) fn certificates(&self, work: &Work<'_>) -> BTreeSet<String> {
@@ -241,19 +205,30 @@ impl Plan<'_> {
 
     /// The names whose certificates the group orders.
     fn issued(&self) -> impl Iterator<Item = (&str, &Claimant)> {
-        let ours =
-            |item: &&Item| matches!(item.wish.target, Target::Site(_)) && !matches!(item.standing, Standing::Theirs(_) | Standing::Never);
-        self.items.values().filter(ours).map(|item| (item.dns.as_str(), &item.claimant))
+        let ours = |(name, item): &(&String, &Item)| match item.standing {
+            Standing::Theirs(_) | Standing::Routed(_) | Standing::Never => false,
+            Standing::Unknown => self.recorded(name),
+            Standing::Ours(_) | Standing::Made => true,
+        };
+        let sites = self.items.iter().filter(|(_, item)| matches!(item.wish.target, Target::Site(_)));
+        sites.filter(ours).map(|(_, item)| (item.dns.as_str(), &item.claimant))
+    }
+
+    /// Whether the config has anything of a name.
+    fn recorded(&self, name: &str) -> bool {
+        let before = &self.before;
+        before.origins.contains_key(name) || before.serve.contains_key(name) || before.mappings.contains_key(name)
     }
 
     /// Wants everything that is published, and tells those who asked.
-    pub(super) fn carry(mut self, work: &mut Work<'_>, shape: &Shape<'_>) {
+    pub(super) fn carry(self, work: &mut Work<'_>, shape: &Shape<'_>) {
         let owner = &shape.owner;
         self.secrets(work, shape);
         let gone = self.withdraw(work, shape);
-        let config = config::config(&self, &gone);
+        self.approve(work, shape, &gone);
+        let mut config = config::config(&self, &gone);
+        config.told = self.tell(work, shape, &gone);
         work.want(owner, config.manifest(owner));
-        self.tell(work, shape, &gone);
     }
 
     /// Wants the Secrets of certificates, and that of the account which they are ordered with.

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Service;
 use serde_json::Value;
 
+use super::Summary;
 use super::claims::Claim;
 use crate::api::egress;
 use crate::model::objects::{Child, EgressConfig, Owner, Shape};
@@ -23,8 +24,10 @@ pub struct Memory {
     services: HashMap<usize, Known>,
     config: Option<Config>,
     judged: u64,
-    /// What was told last to those who ask to be published and have no conditions. To lose it is to tell it once more.
+    /// What was told last to those who ask a group to be published that publishes nothing. To lose it is to tell it once more.
     told: HashMap<Claimant, String>,
+    /// What became of what the group is asked to publish, by the newest pass; none if it publishes nothing.
+    pub(super) summary: Option<Summary>,
 }
 
 /// What children depend on beside their Services.
@@ -76,6 +79,12 @@ impl Memory {
     #[must_use]
     pub fn judged(&self) -> u64 {
         self.judged
+    }
+
+    /// What became of what the group is asked to publish, by the newest pass; none if it publishes nothing.
+    #[must_use]
+    pub fn summary(&self) -> Option<&Summary> {
+        self.summary.as_ref()
     }
 
     /// Whether nothing is remembered.

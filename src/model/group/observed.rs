@@ -21,7 +21,7 @@ use crate::api::{egress, ingress, names, state};
 use crate::model::gzip;
 use crate::model::objects::{Kind, ObjectRef};
 use crate::model::ports::Range;
-use crate::model::publish::{Claimant, Owner};
+use crate::model::publish::{Claimant, Own, Owner};
 
 /// How long the DNS may remember where a Service's name pointed.
 const LINGER: Duration = Duration::from_mins(1);
@@ -67,8 +67,8 @@ pub struct Publishing {
     pub class_fault: Option<String>,
     /// The Ingresses that name the group, or for which its config has a service.
     pub ingresses: OrdMap<(String, String), Arc<Ingress>>,
-    /// The Secrets in the namespace of the proxies that Ingresses may name as certificates.
-    pub certificates: BTreeSet<String>,
+    /// The Secrets in the namespace of the proxies that these Ingresses name as certificates, as far as they are there.
+    pub certificates: BTreeMap<String, Own>,
     /// The Services that these Ingresses name as backends.
     pub backends: BTreeMap<(String, String), Arc<Service>>,
     /// Of the Services that ask to be published, those that have an endpoint which gets traffic.
@@ -77,6 +77,17 @@ pub struct Publishing {
     pub rivals: BTreeMap<String, Vec<Rival>>,
     /// The Tailscale Services of the tailnet; none if they were not asked for yet.
     pub listed: Option<Arc<Listed>>,
+    /// The routes that the control plane has approved, by the stable id of the device, where they were looked at.
+    pub approved: BTreeMap<String, Approved>,
+}
+
+/// The routes of a device that its control plane leads to it, as they were at a time.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Approved {
+    /// When they were looked at.
+    pub at: Timestamp,
+    /// The prefixes.
+    pub routes: BTreeSet<String>,
 }
 
 /// An object that asks another group of the same tailnet for a name.
@@ -136,6 +147,8 @@ pub struct GroupSettings {
     /// Whether replicas order certificates with the account of all groups of their tailnet; what is usual for their image if
     /// nothing is said.
     pub shared_account: Option<bool>,
+    /// The URL of the ACME server's directory, if it is not Let's Encrypt's.
+    pub acme_directory: Option<String>,
     /// Whether the cluster has the CRD of `ServiceMonitor`.
     pub service_monitors: bool,
     /// How long the children of a Service that moved to another group go on serving after the Service's name points elsewhere:
@@ -213,6 +226,8 @@ pub struct ReplicaState {
     pub ingress: Option<ingress::Status>,
     /// The Tailscale Services that its tailscaled advertises.
     pub advertises: BTreeSet<String>,
+    /// The routes that its tailscaled advertises.
+    pub routes: BTreeSet<String>,
 }
 
 /// What a replica was told.
@@ -247,6 +262,7 @@ impl GroupSettings {
             ingress_class: "tailscale".to_owned(),
             cluster: Owner::default(),
             shared_account: None,
+            acme_directory: None,
             service_monitors: false,
             linger: LINGER,
         }
@@ -271,6 +287,7 @@ impl ReplicaState {
         let text = |key: &str| bytes(key).map(|value| String::from_utf8_lossy(value).trim().to_owned());
         let filled = |key: &str| text(key).filter(|text| !text.is_empty());
         let unpacked = bytes(egress::KEY_COMPRESSED).and_then(|packed| gzip::unpack(packed).ok());
+        let Profile { advertise_services, advertise_routes } = profile(&bytes);
         let whole = unpacked.and_then(|text| serde_json::from_slice(&text).ok());
         Self {
             device_id: filled(state::DEVICE_ID),
@@ -279,22 +296,25 @@ impl ReplicaState {
             pod_uid: filled(state::POD_UID),
             reissue: text(state::REISSUE_AUTHKEY),
             ingress: bytes(ingress::KEY).and_then(|text| serde_json::from_slice(text).ok()),
-            advertises: advertised(&bytes),
+            advertises: advertise_services.unwrap_or_default(),
+            routes: advertise_routes.unwrap_or_default(),
             egress: whole.or_else(|| bytes(egress::KEY).and_then(|text| serde_json::from_slice(text).ok())),
         }
     }
 }
 
 /// What tailscaled advertises: it keeps that in its current profile.
-fn advertised<'a>(bytes: &impl Fn(&str) -> Option<&'a [u8]>) -> BTreeSet<String> {
-    #[derive(Default, Deserialize)]
-    #[serde(rename_all = "PascalCase", default)]
-    struct Profile {
-        advertise_services: Option<BTreeSet<String>>,
-    }
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+struct Profile {
+    advertise_services: Option<BTreeSet<String>>,
+    advertise_routes: Option<BTreeSet<String>>,
+}
+
+fn profile<'a>(bytes: &impl Fn(&str) -> Option<&'a [u8]>) -> Profile {
     let current = bytes(state::CURRENT_PROFILE).and_then(|name| std::str::from_utf8(name).ok());
-    let profile = current.and_then(|name| bytes(name.trim())).and_then(|text| serde_json::from_slice::<Profile>(text).ok());
-    profile.unwrap_or_default().advertise_services.unwrap_or_default()
+    let profile = current.and_then(|name| bytes(name.trim())).and_then(|text| serde_json::from_slice(text).ok());
+    profile.unwrap_or_default()
 }
 
 impl ReplicaConfig {
@@ -308,7 +328,16 @@ impl ReplicaConfig {
 
     /// The Tailscale Services that the replica is told to advertise.
     pub fn advertises(&self) -> impl Iterator<Item = &str> {
-        let list = self.document.as_ref().and_then(|document| document.get("AdvertiseServices")?.as_array());
+        self.list("AdvertiseServices")
+    }
+
+    /// The routes that the replica is told to advertise.
+    pub fn routes(&self) -> impl Iterator<Item = &str> {
+        self.list("AdvertiseRoutes")
+    }
+
+    fn list(&self, field: &str) -> impl Iterator<Item = &str> {
+        let list = self.document.as_ref().and_then(|document| document.get(field)?.as_array());
         list.into_iter().flatten().filter_map(Value::as_str)
     }
 

@@ -6,6 +6,7 @@
 //! that fails and has the whole pass made again; what the API refuses of one Service, or of its child, stops nothing else.
 //! Nothing here is done by the model.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -75,6 +76,17 @@ pub enum ControlAction {
     ReleaseService {
         /// Its name.
         name: String,
+    },
+    /// The control plane leads these routes to a device, and these no more; what others approved stays.
+    ApproveRoutes {
+        /// The replica whose it is.
+        ordinal: u32,
+        /// Its stable id.
+        id: String,
+        /// Prefixes that it is to approve.
+        add: BTreeSet<String>,
+        /// Prefixes that it is to approve no more.
+        remove: BTreeSet<String>,
     },
     /// A device goes.
     DeleteDevice {
@@ -178,6 +190,7 @@ impl ControlAction {
             Self::ListServices { .. } => "the list of Tailscale Services".to_owned(),
             Self::PublishService { asked, .. } => format!("Tailscale Service {}", asked.name),
             Self::ReleaseService { name } => format!("the end of Tailscale Service {name}"),
+            Self::ApproveRoutes { id, .. } => format!("the routes of device {id}"),
             Self::DeleteDevice { id, .. } => format!("device {id}"),
             Self::RevokeKey { id, .. } => format!("auth key {id}"),
         }

@@ -78,7 +78,11 @@ pub(super) fn provision(work: &mut Work<'_>, group: &ProxyGroup) {
             without(work, &shape.owner, Some("is not of type egress: name a group that is."));
             plan.carry(work, &shape);
         }
-        None => egress::egress(work, &shape),
+        None => {
+            egress::egress(work, &shape);
+            let name = &shape.owner.group;
+            ingress::elsewhere(work, &format!("ProxyGroup {name} is of type egress, which publishes nothing: name one of type ingress."));
+        }
     }
     if whole {
         pods(work, &shape);

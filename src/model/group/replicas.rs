@@ -14,8 +14,14 @@ use super::{ConfigDraft, ControlAction, Delete, Replica, ReplicaConfig, Subject,
 use crate::api::names;
 use crate::model::objects::{Kind, ObjectRef, Owner, ReplicaSecret, Shape, applied, config_ref, node_port_ref, state, state_ref};
 
-/// What a replica is told beside the rest: its static endpoints, and the names that it advertises.
-type Told<'a> = (Option<&'a Vec<String>>, Option<BTreeSet<String>>);
+/// What a replica is told beside the rest.
+#[derive(Debug, Default)]
+struct Told<'a> {
+    /// Its static endpoints.
+    endpoints: Option<&'a Vec<String>>,
+    /// The names and the routes that it advertises, if that is for us to say.
+    advertised: Option<[BTreeSet<String>; 2]>,
+}
 
 /// Wants the Secrets of every replica that is wanted. `endpoints` are their static endpoints by ordinal.
 /// `plan` is what the group publishes, if that is what it is for.
@@ -28,8 +34,8 @@ pub(super) fn secrets(work: &mut Work<'_>, shape: &Shape<'_>, endpoints: &BTreeM
             last.adopt = false;
         }
         let replica = work.observed.replicas.get(&ordinal).unwrap_or(&none);
-        let advertised = plan.map(|plan| plan.advertised(work, shape, replica));
-        config(work, shape, ordinal, replica, (endpoints.get(&ordinal), advertised));
+        let advertised = plan.map(|plan| [plan.advertised(work, shape, replica), plan.routes(work, shape, replica)]);
+        config(work, shape, ordinal, replica, Told { endpoints: endpoints.get(&ordinal), advertised });
     }
 }
 
@@ -85,7 +91,7 @@ fn document(
     shape: &Shape<'_>,
     ordinal: u32,
     held: Option<&ReplicaConfig>,
-    (endpoints, advertised): Told<'_>,
+    Told { endpoints, advertised }: Told<'_>,
 ) -> Option<Map<String, Value>> {
     let held = held.and_then(|held| held.document.as_ref());
     let server = match tailnet {
@@ -104,9 +110,17 @@ fn document(
     });
     let Value::Object(mut document) = fixed else { return None };
     // What a group publishes that is not for that is written by others: it is carried over as it is.
-    let carried = || held.and_then(|held| held.get("AdvertiseServices")).cloned();
-    let services = advertised.map_or_else(carried, |names| (!names.is_empty()).then(|| json!(names)));
+    let carried = |field: &str| held.and_then(|held| held.get(field)).cloned();
+    let (services, routes) = match advertised {
+        None => (carried("AdvertiseServices"), carried("AdvertiseRoutes")),
+        Some([names, routes]) => {
+            // tailscaled goes on with the routes that it has if nothing is said of them.
+            let said = !routes.is_empty() || carried("AdvertiseRoutes").is_some();
+            ((!names.is_empty()).then(|| json!(names)), said.then(|| json!(routes)))
+        }
+    };
     document.extend(services.map(|services| ("AdvertiseServices".into(), services)));
+    document.extend(routes.map(|routes| ("AdvertiseRoutes".into(), routes)));
     document.extend(endpoints.filter(|list| !list.is_empty()).map(|list| ("StaticEndpoints".into(), json!(list))));
     Some(document)
 }

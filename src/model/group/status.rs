@@ -5,7 +5,7 @@
 
 use super::work::{Fault, Work};
 use super::{GroupUpdate, Subject, TailnetState, acks};
-use crate::api::condition::{PROXY_GROUP_AVAILABLE, PROXY_GROUP_READY};
+use crate::api::condition::{CERTIFIED, PROXY_GROUP_AVAILABLE, PROXY_GROUP_READY, PUBLISHED};
 use crate::api::proxygroup::{ProxyGroup, ProxyGroupStatus, TailnetDevice};
 use crate::model::conditions::{self, Status, Wanted};
 use crate::model::group::Replica;
@@ -38,11 +38,24 @@ pub(super) fn status(work: &mut Work<'_>, group: &ProxyGroup, wanted: u32) {
     let generation = group.metadata.generation.unwrap_or(0);
     let condition = Wanted { kind: PROXY_GROUP_READY, status: ready, reason, message: message.clone(), generation };
     let told = conditions::set(&mut status.conditions, &condition, now);
+    published(work, &mut status);
     if told && !work.faults.is_empty() {
         work.warn(Subject::Group, reason, message);
     }
     if status != held {
         work.pass.group.get_or_insert_with(GroupUpdate::default).status = Some(status);
+    }
+}
+
+/// Says how what the group publishes fares, if it publishes.
+fn published(work: &Work<'_>, status: &mut ProxyGroupStatus) {
+    for kind in [PUBLISHED, CERTIFIED] {
+        let held = conditions::get(&status.conditions, kind).is_some();
+        match work.conditions.iter().find(|wanted| wanted.kind == kind) {
+            Some(_) if held && work.keeps_conditions => {}
+            Some(wanted) => drop(conditions::set(&mut status.conditions, wanted, work.observed.now)),
+            None => drop(conditions::remove(&mut status.conditions, kind)),
+        }
     }
 }
 

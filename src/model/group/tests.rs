@@ -11,8 +11,11 @@ mod config;
 mod convergence;
 mod cost;
 mod objects;
+mod publish;
+mod publishing;
 mod refusals;
 mod replicas;
+mod routes;
 mod services;
 mod world;
 

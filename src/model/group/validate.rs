@@ -4,6 +4,7 @@
 
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Service;
 
 use crate::api::names;
@@ -35,10 +36,23 @@ pub(super) fn group(group: &ProxyGroup, shape: &Shape<'_>) -> Option<String> {
             return Some("spec.tailyard.ports must go from a port to the same or a higher one, between 1 and 65535.".into());
         }
     }
+    if let Some(text) = own.and_then(|own| own.addresses.iter().find(|text| !free_prefix(text))) {
+        return Some(format!(
+            "spec.tailyard.addresses: {text:?} is not a prefix such as 10.9.0.0/24, or one of the tailnet's own addresses (100.64.0.0/10, \
+             fd7a:115c:a1e0::/48): name one that nobody uses."
+        ));
+    }
     if own.and_then(|own| own.drain_grace_seconds).is_some_and(|grace| grace < 0) {
         return Some("spec.tailyard.drainGraceSeconds must not be negative.".into());
     }
     None
+}
+
+/// Whether a text is a prefix that is not the tailnet's own.
+fn free_prefix(text: &str) -> bool {
+    let own = ["100.64.0.0/10", "fd7a:115c:a1e0::/48"].map(str::parse::<IpNet>);
+    let apart = |net: &IpNet| own.iter().flatten().all(|own| !own.contains(net) && !net.contains(own));
+    text.parse::<IpNet>().is_ok_and(|net| apart(&net))
 }
 
 /// An annotation that is not empty.

@@ -11,6 +11,7 @@ use serde_json::Value;
 use super::acks::elapsed;
 use super::{Delete, Denial, Memory, Notice, Observed, Pass, Subject};
 use crate::api::names;
+use crate::model::conditions::Wanted;
 use crate::model::objects::{Manifest, ObjectRef, Owner, applied};
 
 /// How long the deletion of a group waits for a control plane that cannot be asked.
@@ -32,11 +33,16 @@ pub(super) struct Work<'a> {
     pub(super) memory: &'a mut Memory,
     pub(super) pass: Pass,
     pub(super) faults: Vec<Fault>,
+    /// What the group says of itself beside whether it is ready.
+    pub(super) conditions: Vec<Wanted<'static>>,
+    /// What it said before holds still.
+    pub(super) keeps_conditions: bool,
 }
 
 impl<'a> Work<'a> {
     pub(super) fn new(observed: &'a Observed, memory: &'a mut Memory) -> Self {
-        Self { observed, memory, pass: Pass::default(), faults: Vec::new() }
+        memory.summary = None;
+        Self { observed, memory, pass: Pass::default(), faults: Vec::new(), conditions: Vec::new(), keeps_conditions: false }
     }
 
     /// The object as it is.

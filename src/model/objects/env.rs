@@ -63,6 +63,7 @@ fn ingress(shape: &Shape<'_>, services: &str) -> Vec<EnvVar> {
         value("TS_SERVE_CONFIG", &format!("{services}/{}", api::serve::KEY)),
         value("TS_EXPERIMENTAL_CERT_SHARE", "true"),
     ];
+    env.extend(shape.acme_directory().map(|url| value("TS_DEBUG_ACME_DIRECTORY_URL", url)));
     match shape.account_field() {
         Some(field) => {
             env.push(value("TS_ACME_ACCOUNT_SECRET_NAME", names::ACCOUNTS));

@@ -27,6 +27,8 @@ pub struct IngressConfig {
     pub routes: BTreeMap<String, Site>,
     /// For whom.
     pub origins: BTreeMap<String, Origin>,
+    /// What was told to whom as an Event and still holds: fingerprints of the words, by kind, namespace and name.
+    pub told: BTreeMap<String, String>,
 }
 
 impl IngressConfig {
@@ -40,7 +42,8 @@ impl IngressConfig {
             (routes::KEY, text(&self.routes)),
             (routes::ORIGINS, text(&self.origins)),
         ];
-        let data = data.map(|(key, text)| (key.to_owned(), text)).into();
+        let told = (!self.told.is_empty()).then(|| (routes::TOLD, text(&self.told)));
+        let data = data.into_iter().chain(told).map(|(key, text)| (key.to_owned(), text)).collect();
         let metadata = owner.metadata(names::ingress_config(&owner.group), None);
         Manifest::of(Kind::ConfigMap, &ConfigMap { metadata, binary_data: Some(data), ..ConfigMap::default() })
     }
@@ -54,6 +57,7 @@ impl IngressConfig {
             mappings: part(config_map, ingress::KEY),
             routes: part(config_map, routes::KEY),
             origins: Self::origins(config_map),
+            told: part(config_map, routes::TOLD),
         }
     }
 

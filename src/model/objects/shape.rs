@@ -5,6 +5,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use ipnet::IpNet;
+
 use super::Owner;
 use crate::api::names;
 use crate::api::proxyclass::{ClassContainer, ClassPod, ProxyClassSpec};
@@ -20,6 +22,8 @@ pub(super) const DEBUG: u16 = 9001;
 pub(super) const ADMIN: u16 = 9003;
 /// How long a stopping Pod has beyond its drain grace: to go unready, reset what is left, and leave the tailnet.
 const BEYOND_GRACE: Duration = Duration::from_secs(10);
+/// Let's Encrypt's staging environment.
+const STAGING: &str = "https://acme-staging-v02.api.letsencrypt.org/directory";
 /// The longest drain grace; a day.
 const LONGEST_GRACE: i64 = 86_400;
 
@@ -97,6 +101,13 @@ impl Shape<'_> {
         (self.ingress() && shared).then(|| format!("{tailnet}.acme-account.key.pem"))
     }
 
+    /// The URL of the ACME server's directory, if it is another one than the replicas would take.
+    #[must_use]
+    pub fn acme_directory(&self) -> Option<&str> {
+        let staging = self.class.is_some_and(|class| class.use_lets_encrypt_staging_environment);
+        if staging { Some(STAGING) } else { self.settings.acme_directory.as_deref() }
+    }
+
     /// Our own part of the spec.
     #[must_use]
     pub fn own(&self) -> Option<&Tailyard> {
@@ -122,6 +133,12 @@ impl Shape<'_> {
         let own = self.own().and_then(|own| own.ports);
         let own = own.and_then(|ports| Range::new(ports.from.try_into().ok()?, ports.to.try_into().ok()?));
         own.unwrap_or(self.settings.ports)
+    }
+
+    /// The prefixes of addresses that stand for Tailscale Services. What cannot be read is no prefix.
+    #[must_use]
+    pub fn addresses(&self) -> Vec<IpNet> {
+        self.own().map(|own| own.addresses.as_slice()).unwrap_or_default().iter().filter_map(|text| text.parse().ok()).collect()
     }
 
     /// The ports of the Pod that are never match ports.

@@ -1,11 +1,11 @@
 //! An Ingress as a site: its names, ports and routes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::networking::v1::{Ingress, IngressBackend};
 
 use super::backend::backend;
-use super::{Context, Target, Wish, annotation, common, ingress_label, truth};
+use super::{Context, Own, Target, Wish, annotation, common, ingress_label, truth};
 use crate::api::names;
 use crate::api::routes::{Host, Listener, Route, Site};
 
@@ -29,8 +29,10 @@ pub fn ingress(ingress: &Ingress, context: &Context<'_>) -> Result<Wish, Vec<Str
     let label = ingress_label(ingress);
     let (tags, share, adopt) = common(annotations, &label, &mut wrong);
     let dns = format!("{label}.{}", context.suffix);
-    let mut notes = Vec::new();
-    let hosts = hosts(ingress, (&dns, &label), context, &mut notes);
+    let Hosts { served: hosts, uncertified, mut notes } = hosts(ingress, (&dns, &label), context);
+    if annotation(annotations, names::PROXY_PROTOCOL).is_some() {
+        notes.push(format!("{} is for Services: backends of an Ingress are told the client's address in headers.", names::PROXY_PROTOCOL));
+    }
     let namespace = ingress.metadata.namespace.as_deref().unwrap_or_default();
     let mut routing = Routing { namespace, context, routes: BTreeMap::new(), notes };
     routing.read(ingress, &hosts, &dns, &label);
@@ -51,12 +53,20 @@ pub fn ingress(ingress: &Ingress, context: &Context<'_>) -> Result<Wish, Vec<Str
     let ports = listeners.keys().rev().map(|port| format!("tcp:{port}")).collect();
     let funnel = annotation(annotations, names::FUNNEL).is_some_and(truth);
     let site = Site { hosts, listeners, routes: routes.into_values().collect(), funnel };
-    Ok(Wish { label, tags, ports, share, adopt, target: Target::Site(site), notes })
+    Ok(Wish { label, tags, ports, share, adopt, target: Target::Site(site), notes, uncertified })
 }
 
-/// The names of a site: that of its Tailscale Service, and those of its own for which it names a certificate.
-fn hosts(ingress: &Ingress, (dns, label): (&str, &str), context: &Context<'_>, notes: &mut Vec<String>) -> BTreeMap<String, Host> {
-    let mut hosts = BTreeMap::from([(dns.to_owned(), Host { secret: dns.to_owned(), issue: true })]);
+/// The Secrets that an Ingress names as certificates.
+pub fn certificates(ingress: &Ingress) -> impl Iterator<Item = &str> {
+    let tls = ingress.spec.as_ref().and_then(|spec| spec.tls.as_deref()).unwrap_or_default();
+    tls.iter().filter_map(|entry| entry.secret_name.as_deref()).filter(|secret| !secret.is_empty())
+}
+
+/// The names of a site: that of its Tailscale Service, and those of its own for which it names a certificate. With what is wrong with
+/// the latter, and of which.
+fn hosts(ingress: &Ingress, (dns, label): (&str, &str), context: &Context<'_>) -> Hosts {
+    let mut hosts = Hosts::default();
+    hosts.served.insert(dns.to_owned(), Host { secret: dns.to_owned(), issue: true });
     let tls = ingress.spec.as_ref().and_then(|spec| spec.tls.as_deref()).unwrap_or_default();
     for (at, entry) in tls.iter().enumerate() {
         let secret = entry.secret_name.as_deref().filter(|secret| !secret.is_empty());
@@ -64,21 +74,59 @@ fn hosts(ingress: &Ingress, (dns, label): (&str, &str), context: &Context<'_>, n
             let own = host == dns || host == label || !host.contains('.');
             match secret {
                 _ if own => {}
-                Some(secret) if !context.certificates.contains(secret) => notes.push(format!(
-                    "host {host} is not served: there is no Secret {secret} with the label {}=true in the namespace of the proxies.",
-                    names::OWN_CERTIFICATE
-                )),
-                Some(secret) => {
-                    let host = host.to_ascii_lowercase();
-                    hosts.entry(host).or_insert_with(|| Host { secret: secret.to_owned(), issue: false });
-                }
+                Some(secret) => hosts.of_its_own(&host.to_ascii_lowercase(), secret, context),
                 // The first one says by its first label what the Ingress is called.
                 None if (at, nth) == (0, 0) => {}
-                None => notes.push(format!("host {host} has no certificate: name its Secret in spec.tls[].secretName.")),
+                None => hosts.notes.push(format!("host {host} has no certificate: name its Secret in spec.tls[].secretName.")),
             }
         }
     }
     hosts
+}
+
+/// The names of a site while they are found.
+#[derive(Default)]
+struct Hosts {
+    served: BTreeMap<String, Host>,
+    uncertified: BTreeSet<String>,
+    notes: Vec<String>,
+}
+
+impl Hosts {
+    /// A host whose certificate is a Secret of the user's. One that cannot be shown now is named to the replicas all the same, which may
+    /// hold the one before.
+    fn of_its_own(&mut self, host: &str, secret: &str, context: &Context<'_>) {
+        let namespace = context.namespace;
+        let (named, wrong) = match context.certificates.get(secret) {
+            None => (
+                false,
+                Some(format!(
+                    "is not served: there is no Secret {secret} in the namespace {namespace} of the proxies (one in the Ingress's own namespace is \
+                 not looked at)."
+                )),
+            ),
+            Some(Own::Unlabelled) => (
+                false,
+                Some(format!(
+                    "is not served: Secret {namespace}/{secret} lacks the label {}=true, by which it may be shown.",
+                    names::OWN_CERTIFICATE
+                )),
+            ),
+            Some(Own::Unread) => (true, None),
+            Some(Own::Unusable(why)) => (true, Some(format!("has no certificate: Secret {namespace}/{secret} cannot be used, as {why}."))),
+            Some(Own::Leaf(leaf)) => {
+                let other = leaf.is_for(host).err();
+                (true, other.map(|why| format!("has no certificate: in Secret {namespace}/{secret} {why}.")))
+            }
+        };
+        if named {
+            self.served.entry(host.to_owned()).or_insert_with(|| Host { secret: secret.to_owned(), issue: false });
+        }
+        if let Some(wrong) = wrong {
+            self.uncertified.insert(host.to_owned());
+            self.notes.push(format!("host {host} {wrong}"));
+        }
+    }
 }
 
 impl Routing<'_, '_> {

@@ -1,10 +1,12 @@
-//! A Service as it is published whole: every port of its address.
+//! A Service as it is published whole: every port of its address, or of the DNS name that stands for it.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::core::v1::{Service, ServicePort};
 
-use super::{Target, Wish, common, service_label};
+use super::{Target, Whole, Wish, annotation, common, service_label, truth};
+use crate::api::names;
 use crate::api::vip::ANY_PORT;
 
 /// Reads a Service. The error is everything that is wrong with it, each a sentence that says what to do.
@@ -12,18 +14,26 @@ pub fn service(service: &Service) -> Result<Wish, Vec<String>> {
     let mut wrong = Vec::new();
     let label = service_label(service);
     let (tags, share, adopt) = common(service.metadata.annotations.as_ref(), &label, &mut wrong);
-    let addresses = addresses(service);
-    if addresses.is_empty() {
-        let kind = service.spec.as_ref().and_then(|spec| spec.type_.as_deref()).unwrap_or("ClusterIP");
-        wrong.push(format!(
-            "It has no address in the cluster (spec.type {kind}, headless or not yet given): use one that has a spec.clusterIP."
-        ));
+    let kind = service.spec.as_ref().and_then(|spec| spec.type_.as_deref()).unwrap_or("ClusterIP");
+    let mut whole = Whole { proxy_protocol: announced(service, &mut wrong), ..Whole::default() };
+    if kind == "ExternalName" {
+        whole.external_name = external_name(service, &mut wrong);
+        if annotation(service.metadata.annotations.as_ref(), names::PROXY_PROTOCOL).is_some() {
+            wrong.push(format!("{} is for Services with a spec.clusterIP: remove one of the two.", names::PROXY_PROTOCOL));
+        }
+    } else {
+        whole.addresses = addresses(service);
+        if whole.addresses.is_empty() {
+            wrong.push(format!(
+                "It has no address in the cluster (spec.type {kind}, headless or not yet given): use one that has a spec.clusterIP."
+            ));
+        }
     }
     if !wrong.is_empty() {
         return Err(wrong);
     }
     let ports = vec![ANY_PORT.to_owned()];
-    Ok(Wish { label, tags, ports, share, adopt, target: Target::Addresses(addresses), notes: Vec::new() })
+    Ok(Wish { label, tags, ports, share, adopt, target: Target::Whole(whole), notes: Vec::new(), uncertified: BTreeSet::new() })
 }
 
 /// The addresses of a Service in the cluster, the first of each family.
@@ -37,4 +47,48 @@ fn addresses(service: &Service) -> Vec<IpAddr> {
         }
     }
     found
+}
+
+/// The DNS name that stands for a Service.
+fn external_name(service: &Service, wrong: &mut Vec<String>) -> String {
+    let named = service.spec.as_ref().and_then(|spec| spec.external_name.as_deref()).unwrap_or_default().trim_end_matches('.');
+    let inner = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+    let labels = || named.split('.').all(|label| (1..=63).contains(&label.len()) && label.bytes().all(inner));
+    if named.parse::<IpAddr>().is_ok() || named.len() > 253 || !labels() {
+        wrong.push(format!("spec.externalName {named:?} is no DNS name: give it one, or give the Service a spec.clusterIP."));
+    }
+    named.to_ascii_lowercase()
+}
+
+/// The TCP ports that are to get the client's address in front.
+fn announced(service: &Service, wrong: &mut Vec<String>) -> BTreeSet<u16> {
+    let Some(asked) = annotation(service.metadata.annotations.as_ref(), names::PROXY_PROTOCOL).filter(|asked| !untruth(asked)) else {
+        return BTreeSet::new();
+    };
+    let spec = service.spec.as_ref();
+    let is_tcp = |port: &&ServicePort| port.protocol.as_deref().unwrap_or("TCP") == "TCP";
+    let ports: Vec<&ServicePort> = spec.and_then(|spec| spec.ports.as_ref()).into_iter().flatten().filter(is_tcp).collect();
+    let number = |port: &ServicePort| u16::try_from(port.port).ok();
+    if truth(asked) {
+        if ports.is_empty() {
+            wrong.push(format!("{}: it has no TCP port, and other protocols have no such header.", names::PROXY_PROTOCOL));
+        }
+        return ports.into_iter().filter_map(number).collect();
+    }
+    let mut chosen = BTreeSet::new();
+    for wanted in asked.split(',').map(str::trim) {
+        let is = |port: &&&ServicePort| port.name.as_deref() == Some(wanted) || port.port.to_string() == wanted;
+        match ports.iter().find(is).and_then(|port| number(port)) {
+            Some(port) => drop(chosen.insert(port)),
+            None => {
+                wrong.push(format!("{}: {wanted:?} is neither true nor one of its TCP ports, by number or name.", names::PROXY_PROTOCOL))
+            }
+        }
+    }
+    chosen
+}
+
+/// Whether an annotation says no.
+fn untruth(text: &str) -> bool {
+    matches!(text, "false" | "False" | "FALSE" | "f" | "F")
 }

@@ -1,28 +1,44 @@
 #![allow(clippy::needless_pass_by_value, reason = "a call with a literal reads better")]
 
+use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::*;
 use crate::api::routes::{Listener, Protocol};
-use crate::api::vip::{OWNERS, VipService};
+use crate::model::issuance::Certificate;
+
+mod owner;
+mod service;
 
 const SUFFIX: &str = "tail1234.ts.net";
 
-fn service(name: &str, spec: Value) -> Service {
+fn object(name: &str, spec: Value) -> Service {
     serde_json::from_value(json!({"metadata": {"namespace": "u", "name": name}, "spec": spec})).expect("a Service")
 }
 
 /// What an Ingress comes to, with three backends.
 fn read(annotations: Value, spec: Value) -> Result<Wish, Vec<String>> {
     let ports = json!([{"name": "web", "port": 80}, {"name": "tls", "port": 8443, "appProtocol": "https"}, {"name": "rpc", "port": 50, "appProtocol": "kubernetes.io/h2c"}]);
-    let plain = service("web", json!({"clusterIP": "10.96.0.20", "ports": ports}));
-    let headless = service("headless", json!({"clusterIP": "None", "ports": [{"name": "web", "port": 80}]}));
-    let external = service("external", json!({"type": "ExternalName", "externalName": "x.example", "ports": [{"port": 443}]}));
+    let plain = object("web", json!({"clusterIP": "10.96.0.20", "ports": ports}));
+    let headless = object("headless", json!({"clusterIP": "None", "ports": [{"name": "web", "port": 80}]}));
+    let external = object("external", json!({"type": "ExternalName", "externalName": "x.example", "ports": [{"port": 443}]}));
     let all = [plain, headless, external];
     let found = |namespace: &str, name: &str| all.iter().find(|service| namespace == "u" && service.metadata.name.as_deref() == Some(name));
     let object = json!({"metadata": {"namespace": "u", "name": "app", "annotations": annotations}, "spec": spec});
     let parsed = serde_json::from_value(object).expect("an Ingress");
-    ingress(&parsed, &Context { suffix: SUFFIX, services: &found, certificates: &["www".to_owned()].into() })
+    let leaf = |name: &str| {
+        let certificate = Certificate { id: String::new(), from: Timestamp::UNIX_EPOCH, until: Timestamp::UNIX_EPOCH };
+        Own::Leaf(Leaf { certificate, names: vec![name.to_owned()] })
+    };
+    let own = [
+        ("www", leaf("www.example.com")),
+        ("other", leaf("*.other.example")),
+        ("broken", Own::Unusable("tls.crt or tls.key is empty".into())),
+        ("unlabelled", Own::Unlabelled),
+        ("unread", Own::Unread),
+    ];
+    let certificates = own.map(|(name, own)| (name.to_owned(), own)).into();
+    ingress(&parsed, &Context { suffix: SUFFIX, services: &found, namespace: "ts", certificates: &certificates })
 }
 
 fn to(service: &str, port: Value) -> Value {
@@ -32,7 +48,7 @@ fn to(service: &str, port: Value) -> Value {
 fn site(wish: &Wish) -> &Site {
     match &wish.target {
         Target::Site(site) => site,
-        Target::Addresses(_) => panic!("not a site"),
+        Target::Whole(_) => panic!("not a site"),
     }
 }
 
@@ -107,87 +123,22 @@ fn each_violation_is_a_sentence() {
 }
 
 #[test]
-fn a_service_is_published_by_its_addresses() {
-    let read = |spec: Value| super::service(&service("web", spec));
-    let both = read(json!({"clusterIP": "10.0.0.1", "clusterIPs": ["10.0.0.1", "fd00::1"]})).expect("valid");
-    assert_eq!(both.target, Target::Addresses(vec!["10.0.0.1".parse().expect("an IP"), "fd00::1".parse().expect("an IP")]));
-    assert_eq!((both.label.as_str(), both.ports), ("u-web", vec!["do-not-validate".to_owned()]));
-    for spec in [json!({"clusterIP": "None"}), json!({"type": "ExternalName"}), json!({})] {
-        assert!(read(spec).expect_err("no address")[0].contains("no address"));
-    }
-}
-
-fn asked() -> Asked {
-    Asked { name: "svc:a".into(), tags: vec!["tag:k8s".into()], ports: vec!["tcp:443".into()], share: false, adopt: false }
-}
-
-fn me() -> Owner {
-    Owner { id: "me".into(), former: vec!["old".into()], opt_in: false }
-}
-
-fn held(owners: &str) -> VipService {
-    let annotations = [(OWNERS.to_owned(), owners.to_owned())].into();
-    let Asked { name, tags, ports, .. } = asked();
-    VipService { name, tags, ports, annotations, addrs: vec!["100.99.0.1".into()], ..VipService::default() }
-}
-
-fn refs(ids: &[&str]) -> String {
-    json!({"ownerRefs": ids.iter().map(|id| json!({"operatorID": id})).collect::<Vec<_>>()}).to_string()
-}
-
-fn written(verdict: Verdict) -> VipService {
-    match verdict {
-        Verdict::Write { service, .. } => *service,
-        other => panic!("{other:?}"),
-    }
-}
-
-#[test]
-fn a_service_is_made_joined_and_left_by_clusters() {
-    let made = written(judge(None, &asked(), &me(), false));
-    assert_eq!((made.annotations[OWNERS].as_str(), made.addrs.len()), (refs(&["me"]).as_str(), 0));
-    assert_eq!(judge(Some(&held(&refs(&["me"]))), &asked(), &me(), false), Verdict::Settled);
-    let joined = written(judge(Some(&held(&refs(&["them"]))), &asked(), &me(), false));
-    assert_eq!((joined.annotations[OWNERS].as_str(), joined.addrs.len()), (refs(&["them", "me"]).as_str(), 1));
-    let taken = written(judge(Some(&held(&refs(&["old"]))), &asked(), &me(), false));
-    assert_eq!(taken.annotations[OWNERS], refs(&["me"]), "what we were called before is ours");
-
-    assert_eq!(release(None, &me()), Release::Nothing);
-    assert_eq!(release(Some(&held(&refs(&["them"]))), &me()), Release::Nothing);
-    assert_eq!(release(Some(&held(&refs(&["me"]))), &me()), Release::Delete);
-    let Release::Write(left) = release(Some(&joined), &me()) else { panic!("they have it still") };
-    assert_eq!(*left, held(&refs(&["them"])));
-}
-
-#[test]
-fn what_is_not_ours_is_left_alone() {
-    let foreign = VipService { annotations: BTreeMap::new(), ..held("") };
-    assert_eq!(judge(Some(&foreign), &asked(), &me(), false), Verdict::Refused(Refusal::Foreign));
-    assert_eq!(judge(Some(&held("not JSON")), &Asked { adopt: true, ..asked() }, &me(), true), Verdict::Refused(Refusal::Foreign));
-    assert_eq!(written(judge(Some(&foreign), &Asked { adopt: true, ..asked() }, &me(), false)).annotations[OWNERS], refs(&["me"]));
-    assert_eq!(written(judge(Some(&foreign), &asked(), &me(), true)).annotations[OWNERS], refs(&["me"]), "its owners got lost");
-    let alone = r#"{"ownerRefs":[{"operatorID":"them","resource":{"kind":"ProxyGroup","name":"g","uid":"u"}}]}"#;
-    assert_eq!(judge(Some(&held(alone)), &asked(), &me(), false), Verdict::Refused(Refusal::Alone));
-    let careful = Owner { opt_in: true, ..me() };
-    let twin = held(&refs(&["them"]));
-    assert_eq!(judge(Some(&twin), &asked(), &careful, false), Verdict::Refused(Refusal::Twin));
-    assert!(matches!(judge(Some(&twin), &Asked { share: true, ..asked() }, &careful, false), Verdict::Write { ours: false, .. }));
-}
-
-#[test]
-fn clusters_that_want_different_things_come_to_rest() {
-    let other = Asked { ports: vec!["tcp:443".into(), "tcp:80".into()], tags: vec!["tag:other".into()], ..asked() };
-    let them = Owner { id: "them".into(), ..Owner::default() };
-    let mut service = written(judge(None, &asked(), &me(), false));
-    for _ in 0..3 {
-        for (asked, owner) in [(&other, &them), (&asked(), &me())] {
-            if let Verdict::Write { service: written, .. } = judge(Some(&service), asked, owner, true) {
-                service = *written;
-            }
-        }
-    }
-    assert_eq!((service.ports.as_slice(), service.tags.as_slice()), (other.ports.as_slice(), asked().tags.as_slice()));
-    for (asked, owner) in [(&other, &them), (&asked(), &me())] {
-        assert_eq!(judge(Some(&service), asked, owner, true), Verdict::Settled);
+fn a_certificate_of_ones_own_is_judged_for_its_host_alone() {
+    let backend = to("web", json!({"number": 80}));
+    let cases = [
+        ("www", "www.example.com", true, None),
+        ("other", "www.other.example", true, None),
+        ("unread", "www.example.com", true, None),
+        ("www", "a.example.com", true, Some("is for www.example.com, and not for a.example.com")),
+        ("broken", "a.example.com", true, Some("cannot be used, as tls.crt or tls.key is empty")),
+        ("unlabelled", "a.example.com", false, Some("lacks the label tailyard.io/certificate=true")),
+        ("none", "a.example.com", false, Some("no Secret none in the namespace ts of the proxies")),
+    ];
+    for (secret, host, named, says) in cases {
+        let tls = json!([{"hosts": ["app"]}, {"hosts": [host], "secretName": secret}]);
+        let wish = read(json!({}), json!({"tls": tls, "defaultBackend": backend})).expect("the rest of it is served");
+        assert_eq!((site(&wish).hosts.contains_key(host), wish.uncertified.len()), (named, usize::from(says.is_some())), "{secret} {host}");
+        assert_eq!(wish.notes.len(), wish.uncertified.len());
+        assert!(says.is_none_or(|says| wish.notes[0].contains(says)), "{secret} {host}: {:?}", wish.notes);
     }
 }

@@ -16,7 +16,7 @@ use crate::model::publish::Owner;
 use crate::model::tailnet::TAILSCALE;
 
 /// Every flag of `tailyard reconciler` and the variable that it stands for.
-pub const RECONCILER_FLAGS: [(&str, &str); 25] = [
+pub const RECONCILER_FLAGS: [(&str, &str); 26] = [
     ("--namespace", "OPERATOR_NAMESPACE"),
     ("--watch-namespaces", "TAILYARD_WATCH_NAMESPACES"),
     ("--kubeconfig", "KUBECONFIG"),
@@ -32,6 +32,7 @@ pub const RECONCILER_FLAGS: [(&str, &str); 25] = [
     ("--shared-names", "TAILYARD_SHARED_NAMES"),
     ("--cluster-id", "TAILYARD_CLUSTER_ID"),
     ("--former-cluster-ids", "TAILYARD_FORMER_CLUSTER_IDS"),
+    ("--acme-directory", "TAILYARD_ACME_DIRECTORY"),
     ("--shared-acme-account", "OPERATOR_SHARED_ACME_ACCOUNT_KEY"),
     ("--login-server", "OPERATOR_LOGIN_SERVER"),
     ("--client-id-file", "CLIENT_ID_FILE"),
@@ -109,6 +110,8 @@ pub struct Ingress {
     pub owner: Owner,
     /// Whether replicas order certificates with one account for each tailnet; what is usual for their image if nothing is said.
     pub shared_account: Option<bool>,
+    /// The URL of the ACME server's directory, for groups whose class says nothing; Let's Encrypt if it is not set.
+    pub acme_directory: Option<String>,
 }
 
 /// The reconciler's own control plane.
@@ -247,6 +250,9 @@ fn ingress(source: &mut Source<'_>) -> Ingress {
         class: source.owned("OPERATOR_INGRESS_CLASS_NAME").unwrap_or_else(|| "tailscale".to_owned()),
         owner: Owner { id, former, opt_in: opt_in.unwrap_or(false) },
         shared_account: account.then_some(shared),
+        acme_directory: source.parsed("TAILYARD_ACME_DIRECTORY", "a URL that begins with https://", |text| {
+            text.strip_prefix("https://").is_some_and(|rest| !rest.is_empty()).then(|| text.to_owned())
+        }),
     }
 }
 
@@ -339,9 +345,10 @@ mod tests {
             ("TAILYARD_WORKERS", "0"),
             ("CLIENT_ID_FILE", "/id"),
             ("TAILYARD_HEADSCALE_KEY_FILE", "/key"),
+            ("TAILYARD_ACME_DIRECTORY", "http://ca.example/directory"),
         ];
         let faults = read(&bad).expect_err("faults");
-        assert_eq!(faults.0.len(), 8, "{faults}");
+        assert_eq!(faults.0.len(), 9, "{faults}");
         let nowhere = Reconciler::read(&BTreeMap::new(), &Flags::new()).expect_err("no API");
         assert!(nowhere.to_string().contains("--kubeconfig"), "{nowhere}");
     }

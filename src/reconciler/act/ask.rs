@@ -65,6 +65,7 @@ impl Actor {
                 Ok(self.controls.publish_service(tailnet, &asked, &observed.settings.cluster, recorded).await)
             }
             ControlAction::ReleaseService { name } => Ok(self.controls.release_service(tailnet, &name, &observed.settings.cluster).await),
+            ControlAction::ApproveRoutes { id, add, remove, .. } => Ok(self.controls.approve_routes(tailnet, &id, &add, &remove).await),
             ControlAction::DeleteDevice { id, then, .. } => self.with_record(self.controls.delete_device(tailnet, &id).await, then).await,
             ControlAction::RevokeKey { id, then, .. } => self.with_record(self.controls.revoke_key(tailnet, &id).await, then).await,
             ControlAction::MintKey { ordinal, tags, draft, reissue } => {

@@ -13,20 +13,28 @@ use crate::api::names;
 use crate::api::proxyclass::ProxyClass;
 use crate::api::proxygroup::ProxyGroup;
 use crate::api::tailnet::Tailnet;
-use crate::model::group::{Class, Denial, GroupSettings, Listed, Observed, Publishing, Replica, TailnetState};
+use crate::model::group::{Approved, Class, Denial, GroupSettings, Listed, Observed, Publishing, Replica, TailnetState};
 use crate::model::objects::{Kind, ObjectRef, accounts_ref, domain_of};
 use crate::model::proxyclass;
 
-/// What a control plane denied to a group.
-type Denied = BTreeMap<String, Denial>;
 /// What is known of a group's control plane.
-type Plane = (TailnetState, Denied, Option<Arc<Listed>>);
+#[derive(Debug)]
+pub struct Plane {
+    /// Whether it can be asked.
+    pub tailnet: TailnetState,
+    /// What it denied to the group.
+    pub denied: BTreeMap<String, Denial>,
+    /// Its Tailscale Services.
+    pub listed: Option<Arc<Listed>>,
+    /// The routes that it has approved.
+    pub approved: BTreeMap<String, Approved>,
+}
 
 impl World {
     /// A group as the stores have it.
     #[must_use]
     pub fn observe(&self, name: &str, settings: Arc<GroupSettings>, plane: Plane, now: Timestamp) -> Observed {
-        let (tailnet, denied, listed) = plane;
+        let Plane { tailnet, denied, listed, approved } = plane;
         let group = self.group(name);
         let class = group.as_deref().and_then(|group| self.class_of(group)).map_or(Class::None, |name| self.judged(name));
         let namespace = settings.namespace.clone();
@@ -47,7 +55,7 @@ impl World {
                 Vec::new()
             },
             node_ports: if wants_nodes { self.node_ports(name) } else { BTreeSet::new() },
-            publish: Publishing { listed, ..self.publishing(name) },
+            publish: Publishing { listed, approved, ..self.publishing(name) },
             denied,
         }
     }

@@ -7,15 +7,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::networking::v1::Ingress;
 use serde_json::{Value, json};
 
+use super::certificates::Read;
 use super::{Held, Id, Key, Role, Typed, World};
 use crate::api::names;
 use crate::api::proxygroup::ProxyGroupType;
 use crate::api::routes::Origin;
 use crate::model::group::{Publishing, Rival, serves};
 use crate::model::objects::{IngressConfig, Kind, ObjectRef};
-use crate::model::publish::{Claimant, Source, backends, ingress_group, ingress_label, service_group, service_label, service_name};
+use crate::model::publish::{
+    Claimant, Source, backends, certificates, ingress_group, ingress_label, service_group, service_label, service_name, told,
+};
 
 /// Who asks for what.
 #[derive(Debug, Default)]
@@ -32,6 +36,8 @@ pub(super) struct Published {
     recorded: BTreeMap<Claimant, BTreeSet<String>>,
     /// How many slices of a Service have an endpoint that gets traffic.
     backed: BTreeMap<Id, usize>,
+    /// What was read of certificates of users' own.
+    pub(super) read: Read,
 }
 
 /// What is kept of a Service that may be a backend.
@@ -93,7 +99,8 @@ impl World {
             Typed::Service(service) => &service.metadata,
             _ => return groups,
         };
-        if groups.is_empty() && metadata.finalizers.iter().flatten().any(|held| held == claimant.source.finalizer()) {
+        let finalized = metadata.finalizers.iter().flatten().any(|held| held == claimant.source.finalizer());
+        if groups.is_empty() && (finalized || matches!(typed, Typed::Service(service) if told(service))) {
             groups.insert(String::new());
         }
         groups
@@ -109,9 +116,8 @@ impl World {
             let users = self.published.users.get(id).into_iter().flatten();
             groups.extend(users.filter_map(|user| self.publisher(Source::Ingress, user)));
         }
-        if role == Role::Credentials && is_certificate(&held.value) {
-            let publishers = self.groups().filter(|(_, group)| group.spec.type_ == ProxyGroupType::Ingress);
-            groups.extend(publishers.map(|(name, _)| name.clone()));
+        if role == Role::Credentials {
+            groups.extend(self.showing(&id.1));
         }
         if let Typed::Slice(service, _) = &held.typed {
             groups.extend(self.publisher(Source::Service, &(id.0.clone(), service.to_string())));
@@ -207,24 +213,26 @@ impl World {
         Publishing {
             class_fault: self.class_fault(),
             ingresses,
-            certificates: self.own_certificates(),
+            certificates: self.own_certificates(group),
             backends: backends_of,
             backed,
             rivals,
             listed: None,
+            approved: BTreeMap::new(),
         }
+    }
+
+    /// The groups some Ingress of which names this Secret as a certificate.
+    fn showing(&self, secret: &str) -> Vec<String> {
+        let shown = |ingress: &Arc<Ingress>| certificates(ingress).any(|named| named == secret);
+        let groups = self.members.iter().filter(|(_, members)| members.ingresses.values().any(shown));
+        groups.map(|(group, _)| group.clone()).collect()
     }
 
     /// The labels that Ingresses ask a group for.
     pub(super) fn asked_labels(&self, group: &str) -> impl Iterator<Item = String> {
         let ingresses = self.members.get(group).into_iter().flat_map(|members| &members.ingresses);
         ingresses.map(|(_, ingress)| ingress_label(ingress))
-    }
-
-    /// The Secrets that Ingresses may name.
-    fn own_certificates(&self) -> BTreeSet<String> {
-        let secrets = self.shelves.get(&Role::Credentials).into_iter().flat_map(|shelf| &shelf.objects);
-        secrets.filter(|(_, held)| is_certificate(&held.value)).map(|((_, name), _)| name.clone()).collect()
     }
 
     /// The labels that are recorded in a group's config.
@@ -305,11 +313,6 @@ impl World {
             format!("IngressClass {class} is the default one, which is not supported: remove its annotation {}.", names::DEFAULT_CLASS)
         })
     }
-}
-
-/// Whether a Secret is labelled as a certificate that Ingresses may name.
-fn is_certificate(secret: &Value) -> bool {
-    secret["metadata"]["labels"][names::OWN_CERTIFICATE] == "true"
 }
 
 /// Puts a value into the set of a key, or takes it out.

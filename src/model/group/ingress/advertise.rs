@@ -24,22 +24,29 @@ impl Plan<'_> {
         let items = self.items.iter().filter(|(name, item)| match &item.standing {
             Standing::Unknown => told.contains(name.as_str()),
             Standing::Ours(addresses) => self.ready(work, shape, replica, (name, item), addresses),
-            Standing::Made | Standing::Theirs(_) | Standing::Never => false,
+            Standing::Made | Standing::Theirs(_) | Standing::Routed(_) | Standing::Never => false,
         });
         held.chain(staying).chain(items.map(|(name, _)| name)).cloned().collect()
     }
 
     /// Whether a replica may advertise a name whose Tailscale Service is there.
-    fn ready(&self, work: &Work<'_>, shape: &Shape<'_>, replica: &Replica, (name, item): (&String, &Item), own: &[String]) -> bool {
+    pub(super) fn ready(
+        &self,
+        work: &Work<'_>,
+        shape: &Shape<'_>,
+        replica: &Replica,
+        (name, item): (&String, &Item),
+        own: &[String],
+    ) -> bool {
         match &item.wish.target {
             Target::Site(site) => {
                 let plain = site.listeners.values().any(|listener| *listener != Listener::Https);
                 let certified = || plain || Self::certified(work, &shape.owner, &item.dns);
                 self.before.routes.contains_key(name) && (!shape.stock() || certified())
             }
-            Target::Addresses(addresses) => {
+            Target::Whole(whole) => {
                 let id = (item.claimant.namespace.clone(), item.claimant.name.clone());
-                let wanted = mapping(own, addresses);
+                let wanted = mapping(own, whole);
                 let written = wanted.is_some() && self.before.mappings.get(name) == wanted.as_ref();
                 let held = || {
                     let status = replica.state.as_ref().and_then(|state| state.ingress.as_ref());
@@ -47,7 +54,9 @@ impl Plan<'_> {
                         .filter(|status| replica.pod.as_ref().is_some_and(|pod| acks::speaks(&status.pod_ipv4, &status.pod_ipv6, pod)));
                     status.is_some_and(|status| status.configs.get(name) == wanted.as_ref())
                 };
-                work.observed.publish.backed.contains(&id) && written && (!shape.stock() || held())
+                // Nobody here knows who is behind a name: its replicas do.
+                let backed = !whole.external_name.is_empty() || work.observed.publish.backed.contains(&id);
+                backed && written && (!shape.stock() || held())
             }
         }
     }

@@ -79,6 +79,7 @@ pub(super) fn claims<'a>(observed: &'a Observed, before: &IngressConfig) -> Vec<
         let going = metadata.deletion_timestamp.is_some();
         let ours = named.is_none_or(|named| named == group);
         let finalized = metadata.finalizers.iter().flatten().any(|held| held == source.finalizer());
+        let told = matches!(object, Object::Service(service) if publish::told(service));
         let origin = origin(&claimant);
         let mut recorded: Vec<String> = records.get(&origin).into_iter().flatten().map(|name| (*name).clone()).collect();
         // The Tailscale operator keeps no record: there the name tells.
@@ -87,7 +88,7 @@ pub(super) fn claims<'a>(observed: &'a Observed, before: &IngressConfig) -> Vec<
             recorded.push(own);
         }
         let claim = Claim { claimant, object, asks: named == Some(group) && !going, ours, label, recorded };
-        if claim.asks || (ours && finalized) || !claim.recorded.is_empty() {
+        if claim.asks || (ours && (finalized || told)) || !claim.recorded.is_empty() {
             claims.push(claim);
         }
     };
@@ -126,7 +127,8 @@ pub(super) fn contest(firsts: &BTreeMap<&str, (i64, &Claimant)>, claim: &Claim<'
 pub(super) fn read(observed: &Observed, claim: &Claim<'_>, suffix: &str) -> Result<Wish, Refused> {
     let services =
         |namespace: &str, name: &str| observed.publish.backends.get(&(namespace.to_owned(), name.to_owned())).map(|service| &**service);
-    let context = Context { suffix, services: &services, certificates: &observed.publish.certificates };
+    let (namespace, certificates) = (&*observed.settings.namespace, &observed.publish.certificates);
+    let context = Context { suffix, services: &services, namespace, certificates };
     let (read, reason) = match claim.object {
         Object::Ingress(_) if observed.publish.class_fault.is_some() => {
             let why = observed.publish.class_fault.clone().unwrap_or_default();

@@ -8,7 +8,7 @@ use super::{Item, Plan, Standing};
 use crate::api::ingress::{Mapping, Service};
 use crate::api::routes::{Listener, Site};
 use crate::model::objects::IngressConfig;
-use crate::model::publish::{Target, serve, tun};
+use crate::model::publish::{Target, Whole, serve, tun};
 
 /// The config; `gone` are the names of which nothing is left.
 pub(super) fn config(plan: &Plan<'_>, gone: &BTreeSet<String>) -> IngressConfig {
@@ -21,8 +21,10 @@ pub(super) fn config(plan: &Plan<'_>, gone: &BTreeSet<String>) -> IngressConfig 
             // What is advertised is served until it is not.
             Standing::Theirs(_) if plan.told.contains(name) => config.keep(name, &plan.before),
             Standing::Theirs(_) => {}
+            // What is somebody else's would be served as if it were not.
+            Standing::Unknown if !plan.recorded(name) => {}
             Standing::Never => put_node(&mut config, name, item),
-            Standing::Unknown | Standing::Made | Standing::Ours(_) => put(&mut config, &plan.before, name, item),
+            Standing::Unknown | Standing::Made | Standing::Ours(_) | Standing::Routed(_) => put(&mut config, &plan.before, name, item),
         }
     }
     config
@@ -35,11 +37,14 @@ fn put(config: &mut IngressConfig, before: &IngressConfig, name: &str, item: &It
             config.serve.insert(name.to_owned(), serve(site, &item.dns));
             config.routes.insert(name.to_owned(), site.clone());
         }
-        Target::Addresses(addresses) => {
-            config.serve.insert(name.to_owned(), tun());
+        Target::Whole(whole) => {
+            // tailscaled knows nothing of what comes by a route.
+            if !matches!(item.standing, Standing::Routed(_)) {
+                config.serve.insert(name.to_owned(), tun());
+            }
             let held = before.mappings.get(name).cloned();
             let mapping = match &item.standing {
-                Standing::Ours(own) => mapping(own, addresses),
+                Standing::Ours(own) | Standing::Routed(own) => mapping(own, whole),
                 _ => held,
             };
             config.mappings.extend(mapping.map(|mapping| (name.to_owned(), mapping)));
@@ -70,13 +75,15 @@ pub(super) fn node_site(item: &Item) -> Option<Site> {
     (!site.listeners.is_empty()).then_some(site)
 }
 
-/// The pairs of addresses of a service; none without one.
-pub(super) fn mapping(own: &[String], addresses: &[IpAddr]) -> Option<Service> {
+/// The pairs of addresses of a service; none without one. Where a name stands for it, every address of its own leads there.
+pub(super) fn mapping(own: &[String], whole: &Whole) -> Option<Service> {
     let pair = |v4: bool| {
         let service = own.iter().find(|ip| ip.parse::<IpAddr>().is_ok_and(|ip| ip.is_ipv4() == v4))?;
-        let cluster = addresses.iter().find(|ip| ip.is_ipv4() == v4)?;
-        Some(Mapping { tailscale_service_ip: service.clone(), cluster_ip: cluster.to_string() })
+        let cluster_ip =
+            if whole.external_name.is_empty() { whole.addresses.iter().find(|ip| ip.is_ipv4() == v4)?.to_string() } else { String::new() };
+        Some(Mapping { tailscale_service_ip: service.clone(), cluster_ip })
     };
     let (ipv4, ipv6) = (pair(true), pair(false));
-    (ipv4.is_some() || ipv6.is_some()).then_some(Service { ipv4, ipv6, ..Service::default() })
+    let (external_name, proxy_protocol) = (whole.external_name.clone(), whole.proxy_protocol.clone());
+    (ipv4.is_some() || ipv6.is_some()).then_some(Service { ipv4, ipv6, external_name, proxy_protocol })
 }

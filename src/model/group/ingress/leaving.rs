@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 
 use super::advertise::says;
 use super::claims::{Object, claims};
-use super::{Plan, Refused, recorded};
+use super::{Plan, Refused, lacks_services, recorded, subject};
 use crate::model::group::acks::{self, PATIENCE};
 use crate::model::group::work::{Work, deletion};
 use crate::model::group::{ControlAction, Listed, Replica, Subject, TailnetState};
 use crate::model::objects::{IngressConfig, Kind, ObjectRef, Owner, Shape, domain_of, ingress_config_ref};
-use crate::model::publish::{Release, release, service_name};
+use crate::model::publish::{Release, release, service_group, service_name};
 
 /// How soon it is looked whether the group that a name moved to serves it.
 const LOOK: std::time::Duration = std::time::Duration::from_secs(5);
@@ -25,7 +25,7 @@ impl Plan<'_> {
         for name in &self.leaving {
             if awaited(work, name) {
                 work.again(LOOK);
-            } else if !withdrawn(work, &told, name) {
+            } else if !withdrawn(work, &told, name, &self.former_routes(name)) {
                 work.again(PATIENCE);
             } else if released(work, self.listed, name) {
                 gone.insert(name.clone());
@@ -36,23 +36,27 @@ impl Plan<'_> {
     }
 }
 
-/// The names that some replica is told to advertise while it is there.
+/// The names and routes that some replica is told to advertise while it is there.
 fn told(work: &Work<'_>) -> BTreeSet<String> {
     let there = work.observed.replicas.values().filter(|replica| replica.pod.is_some());
-    there.filter_map(|replica| replica.config.as_ref()).flat_map(|config| config.advertises().map(str::to_owned)).collect()
+    let told = there.filter_map(|replica| replica.config.as_ref());
+    told.flat_map(|config| config.advertises().chain(config.routes()).map(str::to_owned)).collect()
 }
 
 /// Whether a name goes on being served until another group serves it.
 pub(super) fn awaited(work: &Work<'_>, name: &str) -> bool {
     let rivals = work.observed.publish.rivals.get(name).map(Vec::as_slice).unwrap_or_default();
-    !rivals.is_empty() && rivals.iter().all(|rival| !rival.serving)
+    // Without Tailscale Services each group has it at an address of its own.
+    !rivals.is_empty() && !lacks_services(work) && rivals.iter().all(|rival| !rival.serving)
 }
 
-/// Whether no replica advertises a name any more, as far as those say that can speak.
-fn withdrawn(work: &Work<'_>, told: &BTreeSet<String>, name: &str) -> bool {
+/// Whether no replica advertises a name or its routes any more, as far as those say that can speak.
+fn withdrawn(work: &Work<'_>, told: &BTreeSet<String>, name: &str, routes: &BTreeSet<String>) -> bool {
     let now = work.observed.now;
     let silent = |replica: &Replica| replica.pod.as_deref().is_none_or(|pod| acks::long_unready(pod, now));
-    !told.contains(name) && work.observed.replicas.values().all(|replica| !says(replica, name) || silent(replica))
+    let routed = |replica: &Replica| replica.state.as_ref().is_some_and(|state| !state.routes.is_disjoint(routes));
+    let says = |replica: &Replica| says(replica, name) || routed(replica);
+    !told.contains(name) && told.is_disjoint(routes) && work.observed.replicas.values().all(|replica| !says(replica) || silent(replica))
 }
 
 /// Whether this cluster has no part in a Tailscale Service any more; what has to be asked of the control plane is.
@@ -133,13 +137,28 @@ pub(in super::super) fn orphans(work: &mut Work<'_>, message: &str) {
     forsaken(work, &IngressConfig::default(), true, message);
 }
 
+/// Tells those who ask for a group that is for something else.
+pub(in super::super) fn elsewhere(work: &mut Work<'_>, message: &str) {
+    let (observed, group) = (work.observed, &*work.observed.name);
+    let asks = observed.services.values().any(|service| service_group(service) == Some(group));
+    if asks || !observed.publish.ingresses.is_empty() {
+        orphans(work, message);
+    }
+}
+
 /// Tells everybody that nothing is published for him, and lets him go once that is so.
 fn forsaken(work: &mut Work<'_>, before: &IngressConfig, done: bool, message: &str) {
     for claim in claims(work.observed, before) {
         if claim.ours {
             let refused = claim.asks.then(|| Refused::new("ProxyGroupNotReady", message.to_owned()));
             let quiet = matches!(claim.object, Object::Ingress(_)) && !done;
-            super::tell::unserved(work, &claim, refused.as_ref().filter(|_| !quiet), !done);
+            let refused = refused.as_ref().filter(|_| !quiet);
+            if work.memory.told(&claim.claimant, refused.map(|refused| refused.message.as_str()))
+                && let Some(Refused { reason, message }) = refused
+            {
+                work.warn(subject(&claim.claimant), reason, message.clone());
+            }
+            super::tell::unserved(work, &claim, refused, !done);
         }
     }
 }

@@ -2,19 +2,20 @@
 //!
 //! An Ingress has no conditions: what is wrong with it is an Event, told once. Nothing is written that is said already.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde_json::{Value, json};
 
+use super::account::Account;
 use super::advertise::{live, serves};
 use super::claims::{Claim, Object};
 use super::config::node_site;
-use super::{Item, Plan, Refused, Standing, subject};
+use super::{Item, Plan, Refused, Standing, routes, subject};
 use crate::api::condition::{INGRESS_SVC_CONFIGURED, INGRESS_SVC_VALID};
 use crate::model::conditions::{self, Status, Wanted};
-use crate::model::group::ObjectUpdate;
 use crate::model::group::work::Work;
+use crate::model::group::{ObjectUpdate, Replica, TailnetState};
 use crate::model::objects::{Shape, covers};
 use crate::model::publish::{Source, Target, service_name};
 
@@ -22,43 +23,60 @@ use crate::model::publish::{Source, Target, service_name};
 type Said = (&'static str, Status, &'static str, String);
 
 impl Plan<'_> {
-    /// Tells everybody. `gone` are the names of which nothing is left.
-    pub(super) fn tell(&mut self, work: &mut Work<'_>, shape: &Shape<'_>, gone: &BTreeSet<String>) {
+    /// Tells everybody. `gone` are the names of which nothing is left. What is wrong, as it was told, by whom it concerns.
+    pub(super) fn tell(&self, work: &mut Work<'_>, shape: &Shape<'_>, gone: &BTreeSet<String>) -> BTreeMap<String, String> {
+        let mut account = Account::default();
         for claim in &self.claims {
             let item = self.items.get(&service_name(&claim.label)).filter(|item| claim.asks && item.claimant == claim.claimant);
             match item {
-                Some(item) => Self::published(work, shape, claim, item),
+                Some(item) => self.published(work, shape, (claim, item), &mut account),
                 None if claim.ours => {
                     let left = claim.recorded.iter().any(|name| !gone.contains(name));
-                    unserved(work, claim, self.refused.get(&claim.claimant), left);
+                    let refused = self.refused.get(&claim.claimant);
+                    if claim.asks {
+                        account.name(&claim.claimant, (refused, None), false);
+                        self.news(work, claim, refused, &account);
+                    }
+                    unserved(work, claim, refused, left);
                 }
                 None => {}
             }
         }
+        let told = account.faults().clone();
+        account.give(work);
+        told
     }
 
-    fn published(work: &mut Work<'_>, shape: &Shape<'_>, claim: &Claim<'_>, item: &Item) {
+    fn published(&self, work: &mut Work<'_>, shape: &Shape<'_>, (claim, item): (&Claim<'_>, &Item), account: &mut Account) {
+        account.certificates(work, &shape.owner, item);
+        if matches!(item.standing, Standing::Unknown) {
+            account.unknown(&claim.claimant, self);
+            if !matches!(work.observed.tailnet, TailnetState::Unavailable(_)) {
+                return update(work, claim, true, None, balancer(claim));
+            }
+        }
         let name = service_name(&item.wish.label);
-        let replicas = work.observed.replicas.range(..shape.replicas);
-        let node = matches!(item.standing, Standing::Never) && node_site(item).is_some();
-        let serving = replicas.filter(|(_, replica)| if node { live(replica) } else { serves(replica, &name) }).count();
-        let denied = format!("Tailscale Service {name}");
-        let denied = work.observed.denied.get(&denied).map(|denial| Refused::new("TailscaleServiceDenied", denial.why.clone()));
-        let fault = match &item.standing {
-            Standing::Never if node_site(item).is_some() => None,
-            Standing::Theirs(why) => Some(Refused::new("InvalidTailscaleService", why.message(&name))),
-            Standing::Never => Some(Refused::new("NoTailscaleServices", NEVER.to_owned())),
-            _ => denied,
-        };
+        let serving = serving(work, shape, item, &name);
+        let fault = fault(work, shape, item, &name);
         let notes = (!item.wish.notes.is_empty()).then(|| Refused::new("PartlyPublished", item.wish.notes.join(" ")));
-        let balancer = if serving > 0 && balances(claim) { Self::status(work, shape, item) } else { json!({}) };
+        let status = if serving > 0 && balances(claim) { Self::status(work, shape, item) } else { json!({}) };
         let mut said: Vec<Said> = Vec::new();
         if matches!(claim.object, Object::Service(_)) {
             said.push((INGRESS_SVC_VALID, Status::True, "IngressSvcValid", "The Service is valid.".to_owned()));
-            said.push(configured(serving, shape.replicas, fault.as_ref()));
+            said.push(configured(serving, shape.replicas, fault.as_ref(), &beside(work, item, &name, serving)));
         }
-        told(work, claim, fault.as_ref().or(notes.as_ref()));
-        update(work, claim, true, said, balancer);
+        account.name(&claim.claimant, (fault.as_ref(), notes.as_ref()), serving > 0);
+        self.news(work, claim, fault.as_ref().or(notes.as_ref()), account);
+        update(work, claim, true, Some(said), status);
+    }
+
+    /// Tells an Event, unless it was told before: the config has the record of it.
+    fn news(&self, work: &mut Work<'_>, claim: &Claim<'_>, fault: Option<&Refused>, account: &Account) {
+        let key = claim.claimant.to_string();
+        let news = account.faults().get(&key) != self.before.told.get(&key);
+        if let Some(Refused { reason, message }) = fault.filter(|_| news) {
+            work.warn(subject(&claim.claimant), reason, message.clone());
+        }
     }
 
     /// Where it is reached.
@@ -71,7 +89,13 @@ impl Plan<'_> {
                 let ports: Vec<_> = shown.map(|port| json!({"port": port, "protocol": "TCP"})).collect();
                 if ports.is_empty() { json!({}) } else { json!({"ingress": [{"hostname": item.dns, "ports": ports}]}) }
             }
-            (Target::Addresses(_), standing) => {
+            (Target::Whole(whole), Standing::Routed(own)) => {
+                // Its address in the cluster is no news to anybody, and not to be served twice.
+                let in_cluster = |ip: &String| ip.parse().is_ok_and(|ip| whole.addresses.contains(&ip));
+                let entries: Vec<_> = own.iter().filter(|ip| !in_cluster(ip)).map(|ip| json!({"ip": ip})).collect();
+                if entries.is_empty() { json!({}) } else { json!({"ingress": entries}) }
+            }
+            (Target::Whole(_), standing) => {
                 let own = if let Standing::Ours(own) = standing { own.as_slice() } else { &[] };
                 let v4 = own.iter().find(|ip| ip.parse::<std::net::Ipv4Addr>().is_ok());
                 let ip = v4.or(own.first());
@@ -87,8 +111,48 @@ const NEVER: &str = "The control plane of this ProxyGroup has no Tailscale Servi
      and issues no certificates. An Ingress is served on the replicas' own addresses if it names a certificate of its own for its hosts in \
      spec.tls[].secretName, or has the annotation tailscale.com/http-endpoint=enabled.";
 
-fn configured(serving: usize, wanted: u32, fault: Option<&Refused>) -> Said {
-    let counts = format!("{serving}/{wanted} proxy backends ready and advertising");
+/// How many replicas serve a name.
+fn serving(work: &Work<'_>, shape: &Shape<'_>, item: &Item, name: &str) -> usize {
+    let node = matches!(item.standing, Standing::Never) && node_site(item).is_some();
+    let serves = |replica: &Replica| match &item.standing {
+        Standing::Routed(own) => routes::reached(work, replica, own),
+        _ if node => live(replica),
+        _ => serves(replica, name),
+    };
+    work.observed.replicas.range(..shape.replicas).filter(|(_, replica)| serves(replica)).count()
+}
+
+/// What is in the way of a name that is valid.
+fn fault(work: &Work<'_>, shape: &Shape<'_>, item: &Item, name: &str) -> Option<Refused> {
+    let denied = work.observed.denied.get(&format!("Tailscale Service {name}"));
+    match &item.standing {
+        Standing::Never if node_site(item).is_some() => None,
+        Standing::Theirs(why) => Some(Refused::new("InvalidTailscaleService", why.message(name))),
+        Standing::Never => Some(Refused::new("NoTailscaleServices", NEVER.to_owned())),
+        Standing::Routed(own) => routes::denied(work, shape.replicas, own),
+        _ => denied.map(|denial| Refused::new("TailscaleServiceDenied", denial.why.clone())),
+    }
+}
+
+/// What is said of a Service beside how many replicas serve it.
+fn beside(work: &Work<'_>, item: &Item, name: &str, serving: usize) -> String {
+    let Standing::Routed(own) = &item.standing else { return rejected(work, name, serving) };
+    let own = own.join(" and ");
+    format!(
+        ", by a route to {own}: the control plane has no Tailscale Services, so there is no name for it, and clients must accept routes{}",
+        rejected(work, name, serving)
+    )
+}
+
+/// Why no replica serves it, as the first says that can speak.
+fn rejected(work: &Work<'_>, name: &str, serving: usize) -> String {
+    let states = work.observed.replicas.values().filter(|replica| replica.pod.is_some()).filter_map(|replica| replica.state.as_ref());
+    let mut why = states.filter_map(|state| state.ingress.as_ref()?.rejected.get(name)).filter(|why| !why.is_empty());
+    why.next().filter(|_| serving == 0).map_or_else(String::new, |why| format!("; {}", why.join("; ")))
+}
+
+fn configured(serving: usize, wanted: u32, fault: Option<&Refused>, beside: &str) -> Said {
+    let counts = format!("{serving}/{wanted} proxy backends ready and advertising{beside}");
     match fault {
         Some(fault) => (INGRESS_SVC_CONFIGURED, Status::False, fault.reason, fault.message.clone()),
         None if serving > 0 => (INGRESS_SVC_CONFIGURED, Status::True, "IngressSvcConfigured", counts),
@@ -104,19 +168,10 @@ pub(super) fn unserved(work: &mut Work<'_>, claim: &Claim<'_>, refused: Option<&
         let (status, kind) = if invalid { (Status::False, "IngressSvcInvalid") } else { (Status::Unknown, *reason) };
         said.push((INGRESS_SVC_VALID, status, kind, message.clone()));
     }
-    told(work, claim, refused);
     let held = balancer(claim);
     // What the last good one is reached by stays while it is served.
     let balancer = if left { held } else { json!({}) };
-    update(work, claim, left, said, balancer);
-}
-
-/// Tells an Event, unless it was told before.
-fn told(work: &mut Work<'_>, claim: &Claim<'_>, fault: Option<&Refused>) {
-    let news = work.memory.told(&claim.claimant, fault.map(|fault| fault.message.as_str()));
-    if let Some(Refused { reason, message }) = fault.filter(|_| news) {
-        work.warn(subject(&claim.claimant), reason, message.clone());
-    }
+    update(work, claim, left, Some(said), balancer);
 }
 
 /// Whether the API bears an address in the status of such an object.
@@ -155,7 +210,8 @@ fn balancer(claim: &Claim<'_>) -> Value {
     value.unwrap_or_else(|| json!({}))
 }
 
-fn update(work: &mut Work<'_>, claim: &Claim<'_>, finalized: bool, said: Vec<Said>, wanted: Value) {
+/// Has the object be so. Without anything `said`, its conditions stay as they are.
+fn update(work: &mut Work<'_>, claim: &Claim<'_>, finalized: bool, said: Option<Vec<Said>>, wanted: Value) {
     let metadata = claim.object.metadata();
     let own = claim.claimant.source.finalizer();
     let held = metadata.finalizers.as_deref().unwrap_or_default();
@@ -166,7 +222,7 @@ fn update(work: &mut Work<'_>, claim: &Claim<'_>, finalized: bool, said: Vec<Sai
         let others = held.iter().filter(|held| *held != own).cloned();
         others.chain(wanted_finalizer.then(|| own.to_owned())).collect()
     });
-    let conditions = said_conditions(claim, said, work.observed.now);
+    let conditions = said.and_then(|said| said_conditions(claim, said, work.observed.now));
     let load_balancer = (!same(claim.claimant.source, &balancer(claim), &wanted)).then_some(wanted);
     if finalizers.is_none() && conditions.is_none() && load_balancer.is_none() {
         return;

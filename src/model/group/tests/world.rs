@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Pod, Secret, Service};
+use k8s_openapi::api::networking::v1::Ingress;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
@@ -16,14 +17,18 @@ use crate::api::proxyclass::ProxyClass;
 use crate::api::proxygroup::ProxyGroup;
 use crate::api::{egress, names};
 use crate::model::group::{
-    Capabilities, Class, ControlAction, Delete, Denial, GroupSettings, Memory, ObjectUpdate, Observed, Pass, Publishing, Replica,
-    TailnetState, concerns, pass, pass_after,
+    Capabilities, Class, ControlAction, Delete, Denial, GroupSettings, Memory, ObjectUpdate, Observed, Pass, Replica, TailnetState,
+    concerns, pass, pass_after,
 };
 use crate::model::objects::{Kind, Manifest, ObjectRef, egress_config, group_of};
+use crate::model::publish::{Own, Owner, Source};
 
 mod look;
+mod published;
 mod replicas;
 mod server;
+
+pub(super) use published::{Hosted, claimant};
 
 /// The namespace of the proxies.
 pub(super) const NS: &str = "tailscale";
@@ -58,11 +63,18 @@ pub(super) struct World {
     pub(super) memories: BTreeMap<String, Memory>,
     /// How many writes there were.
     pub(super) writes: u64,
+    /// Users' Ingresses.
+    pub(super) ingresses: BTreeMap<(String, String), Ingress>,
+    /// What the control plane has of what is published.
+    pub(super) hosted: Hosted,
+    /// Secrets of users' own certificates.
+    pub(super) own_certificates: BTreeMap<String, Own>,
 }
 
 pub(super) fn settings() -> GroupSettings {
     let image = "ghcr.io/tailyard/tailyard:1".to_owned();
-    GroupSettings { tags: vec!["tag:k8s".into()], service_monitors: true, ..GroupSettings::new(NS.into(), image) }
+    let cluster = Owner { id: "here".into(), ..Owner::default() };
+    GroupSettings { tags: vec!["tag:k8s".into()], service_monitors: true, cluster, ..GroupSettings::new(NS.into(), image) }
 }
 
 pub(super) fn ready() -> TailnetState {
@@ -92,6 +104,9 @@ impl World {
             shown: RefCell::default(),
             memories: BTreeMap::new(),
             writes: 0,
+            ingresses: BTreeMap::new(),
+            hosted: Hosted::default(),
+            own_certificates: BTreeMap::new(),
         }
     }
 
@@ -157,7 +172,8 @@ impl World {
     /// Every name of which a pass must be made.
     pub(super) fn keys_of_work(&self) -> BTreeSet<String> {
         let labelled = self.objects.values().filter_map(|held| owner_of(held));
-        self.groups.keys().cloned().chain(labelled).chain(self.services.values().flat_map(concerns)).collect()
+        let published = self.claimants().into_iter().flat_map(|claimant| self.publishers(&claimant));
+        self.groups.keys().cloned().chain(labelled).chain(self.services.values().flat_map(concerns)).chain(published).collect()
     }
 
     fn show(&self, key: &(String, String), held: &Service) -> Arc<Service> {
@@ -180,8 +196,27 @@ impl World {
             (label(names::PARENT_NAMESPACE), label(names::PARENT))
         };
         let parents: BTreeSet<_> = owned.values().map(|held| parent(held)).collect();
-        let mine = |key: &(String, String), held: &Service| concerns(held).contains(name) || parents.contains(key);
+        let published = |key: &(String, String)| self.publishers(&claimant(Source::Service, key)).contains(name);
+        let mine = |key: &(String, String), held: &Service| concerns(held).contains(name) || parents.contains(key) || published(key);
         let services = self.services.iter().filter(|(key, held)| mine(key, held)).map(|(key, held)| (key.clone(), self.show(key, held)));
+        Observed {
+            name: name.into(),
+            now: self.time(),
+            settings: Arc::new(self.settings.clone()),
+            group: self.groups.get(name).cloned().map(Arc::new),
+            class: self.class.clone(),
+            tailnet: self.tailnet.clone(),
+            replicas: self.observed_replicas(name),
+            owned: self.with_shared(owned, name),
+            services: services.collect(),
+            nodes: Vec::new(),
+            node_ports: BTreeSet::new(),
+            publish: self.publishing(name),
+            denied: self.denied.clone(),
+        }
+    }
+
+    pub(super) fn observed_replicas(&self, name: &str) -> BTreeMap<u32, Replica> {
         let secret = |secret: String| -> Option<Secret> {
             let held = self.objects.get(&ObjectRef::new(Kind::Secret, NS, secret))?;
             Some(serde_json::from_value(Value::clone(held)).expect("a Secret"))
@@ -194,21 +229,7 @@ impl World {
                 replicas.insert(ordinal, Replica::new(pod, state.as_ref(), config.as_ref()));
             }
         }
-        Observed {
-            name: name.into(),
-            now: self.time(),
-            settings: Arc::new(self.settings.clone()),
-            group: self.groups.get(name).cloned().map(Arc::new),
-            class: self.class.clone(),
-            tailnet: self.tailnet.clone(),
-            replicas,
-            owned,
-            services: services.collect(),
-            nodes: Vec::new(),
-            node_ports: BTreeSet::new(),
-            publish: Publishing::default(),
-            denied: self.denied.clone(),
-        }
+        replicas
     }
 
     /// Passes over a group whose control plane denies something, which is asked for again and again.

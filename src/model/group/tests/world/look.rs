@@ -5,6 +5,7 @@ use super::*;
 impl World {
     /// What must never be.
     pub(in super::super) fn check(&self) {
+        self.check_published();
         let mut children = BTreeSet::new();
         let mut ports = BTreeSet::new();
         for (object, held) in self.objects.iter().filter(|(object, _)| object.kind == Kind::Service) {
@@ -60,8 +61,13 @@ impl World {
     }
 
     pub(in super::super) fn ready(&self, group: &str) -> (String, String, String) {
+        self.says(group, "ProxyGroupReady")
+    }
+
+    /// A condition of a group.
+    pub(in super::super) fn says(&self, group: &str, kind: &str) -> (String, String, String) {
         let conditions = &self.groups[group].status.as_ref().expect("a status").conditions;
-        let held = crate::model::conditions::get(conditions, "ProxyGroupReady").expect("a condition");
+        let held = crate::model::conditions::get(conditions, kind).expect("a condition");
         (held.status.clone(), held.reason.clone(), held.message.clone())
     }
 }

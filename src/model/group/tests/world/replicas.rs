@@ -69,6 +69,9 @@ impl World {
         let services: BTreeMap<_, _> = entries.into_iter().map(|(key, service)| (key, served(service))).collect();
         let status: egress::Status = egress::Status { pod_ipv4: ip, services: Some(services), ..egress::Status::default() };
         put(egress::KEY, serde_json::to_string(&status).expect("JSON"));
+        for (key, text) in self.serve(group, &told) {
+            secret.data.get_or_insert_default().insert(key.to_owned(), k8s_openapi::ByteString(text.into_bytes()));
+        }
         self.objects.insert(state, Arc::new(serde_json::to_value(&secret).expect("JSON")));
     }
 

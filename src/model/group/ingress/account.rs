@@ -1,0 +1,213 @@
+//! What became of everything that a group is asked to publish, summed up: for two conditions of the group, and for metrics.
+//!
+//! Every name and every certificate is counted once. Nothing here is decided again, and nothing told that changes by itself.
+
+use std::collections::BTreeMap;
+
+use super::{Item, Plan, Refused, Standing};
+use crate::api::condition::{CERTIFIED, PUBLISHED};
+use crate::api::issuance::Note;
+use crate::api::names;
+use crate::model::conditions::{Status, Wanted};
+use crate::model::group::TailnetState;
+use crate::model::group::work::Work;
+use crate::model::objects::{Owner, certificate_ref, digest, filled};
+use crate::model::publish::{Claimant, Target};
+
+/// How many of those in trouble are named.
+const NAMED: usize = 5;
+
+/// How a name stands that somebody asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Published {
+    /// A replica that gets traffic serves it.
+    Whole,
+    /// The same, but for a part that cannot be served.
+    Partly,
+    /// Nothing is in its way, and no replica serves it yet.
+    Waiting,
+    /// It cannot be published as it is asked for.
+    Refused,
+}
+
+/// How a certificate stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Certified {
+    /// It is there.
+    Issued,
+    /// It is being ordered, or will be.
+    Waiting,
+    /// The newest order of it failed.
+    Failing,
+    /// It is the user's own, and cannot be shown.
+    Lacking,
+}
+
+/// How many there are of each.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// The names.
+    pub published: BTreeMap<Published, usize>,
+    /// The certificates.
+    pub certified: BTreeMap<Certified, usize>,
+}
+
+impl Published {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Whole, Self::Partly, Self::Waiting, Self::Refused];
+
+    /// In a word, for metrics.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Whole => "published",
+            Self::Partly => "partly",
+            Self::Waiting => "waiting",
+            Self::Refused => "refused",
+        }
+    }
+}
+
+impl Certified {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Issued, Self::Waiting, Self::Failing, Self::Lacking];
+
+    /// In a word, for metrics.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Issued => "issued",
+            Self::Waiting => "waiting",
+            Self::Failing => "failing",
+            Self::Lacking => "lacking",
+        }
+    }
+}
+
+/// The account while it is made.
+#[derive(Debug, Default)]
+pub(super) struct Account {
+    names: BTreeMap<Claimant, (Published, &'static str)>,
+    certificates: BTreeMap<String, (Certified, String)>,
+    /// What is wrong, as it is told.
+    faults: BTreeMap<String, String>,
+    /// Somebody's standing is not known, as nobody was asked yet.
+    unknown: bool,
+}
+
+impl Account {
+    /// How one that asks fares: what is wrong, whether it is served all the same, whether a replica serves it.
+    pub(super) fn name(&mut self, claimant: &Claimant, (fault, note): (Option<&Refused>, Option<&Refused>), served: bool) {
+        let state = match (fault, note) {
+            (Some(_), _) => Published::Refused,
+            _ if !served => Published::Waiting,
+            (None, Some(_)) => Published::Partly,
+            (None, None) => Published::Whole,
+        };
+        let told = fault.or(note);
+        self.names.insert(claimant.clone(), (state, told.map_or("NoReplica", |told| told.reason)));
+        self.faults.extend(told.map(|told| (claimant.to_string(), fingerprint(&told.message))));
+    }
+
+    /// One of which nobody can say yet how it fares: what was told of it before still holds.
+    pub(super) fn unknown(&mut self, claimant: &Claimant, plan: &Plan<'_>) {
+        self.unknown = true;
+        let key = claimant.to_string();
+        self.faults.extend(plan.before.told.get(&key).cloned().map(|told| (key, told)));
+    }
+
+    /// The certificates of a site.
+    pub(super) fn certificates(&mut self, work: &Work<'_>, owner: &Owner, item: &Item) {
+        let Target::Site(site) = &item.wish.target else { return };
+        let theirs = matches!(item.standing, Standing::Never | Standing::Theirs(_));
+        for (host, how) in site.hosts.iter().filter(|(_, how)| !(how.issue && theirs)) {
+            let state = if how.issue { issued(work, owner, host) } else { (Certified::Issued, String::new()) };
+            self.certificates.insert(host.clone(), state);
+        }
+        let lacking = item.wish.uncertified.iter().map(|host| (host.clone(), (Certified::Lacking, item.claimant.to_string())));
+        self.certificates.extend(lacking);
+    }
+
+    /// What is wrong and was told: fingerprints of the words, by whom they were told to.
+    pub(super) fn faults(&self) -> &BTreeMap<String, String> {
+        &self.faults
+    }
+
+    /// Gives the account: what the group is to say of itself, and the figures.
+    pub(super) fn give(self, work: &mut Work<'_>) {
+        let mut summary = Summary::default();
+        for (state, _) in self.names.values() {
+            *summary.published.entry(*state).or_default() += 1;
+        }
+        for (state, _) in self.certificates.values() {
+            *summary.certified.entry(*state).or_default() += 1;
+        }
+        work.memory.summary = Some(summary);
+        // What was said before holds until the control plane has been asked.
+        work.keeps_conditions = self.unknown && !matches!(work.observed.tailnet, TailnetState::Unavailable(_));
+        work.conditions = vec![self.published(), self.certified()];
+    }
+
+    fn published(&self) -> Wanted<'static> {
+        let of = |states: &[Published]| -> Vec<String> {
+            let those = self.names.iter().filter(|(_, (state, _))| states.contains(state));
+            those.map(|(claimant, (_, reason))| format!("{claimant} ({reason})")).collect()
+        };
+        let all = self.names.len();
+        let (refused, waiting) = (of(&[Published::Refused, Published::Partly]), of(&[Published::Waiting]));
+        let (status, reason, message) = if !refused.is_empty() {
+            let why = "Their Events say why, and the conditions of Services.";
+            let message = format!("{} of {all} are not published as they ask: {}. {why}", refused.len(), list(&refused));
+            (Status::False, "NamesRefused", message)
+        } else if !waiting.is_empty() {
+            let message = format!("{} of {all} are not served by any replica yet: {}.", waiting.len(), list(&waiting));
+            (Status::False, "NamesWaiting", message)
+        } else {
+            (Status::True, "NamesPublished", format!("{all} of {all} are published."))
+        };
+        Wanted { kind: PUBLISHED, status, reason, message, generation: 0 }
+    }
+
+    fn certified(&self) -> Wanted<'static> {
+        let of = |wanted: Certified| -> Vec<String> {
+            let those = self.certificates.iter().filter(|(_, (state, _))| *state == wanted);
+            those.map(|(name, (_, why))| if why.is_empty() { name.clone() } else { format!("{name} ({why})") }).collect()
+        };
+        let all = self.certificates.len();
+        let (failing, lacking, waiting) = (of(Certified::Failing), of(Certified::Lacking), of(Certified::Waiting));
+        let (reason, bad, what) = if !failing.is_empty() {
+            ("CertificatesFailing", failing, "cannot be ordered")
+        } else if !lacking.is_empty() {
+            ("CertificatesLacking", lacking, "are users' own and cannot be shown")
+        } else if !waiting.is_empty() {
+            ("CertificatesWaiting", waiting, "are not there yet")
+        } else {
+            let message = format!("{all} of {all} certificates are there.");
+            return Wanted { kind: CERTIFIED, status: Status::True, reason: "CertificatesIssued", message, generation: 0 };
+        };
+        let message = format!("{} of {all} certificates {what}: {}.", bad.len(), list(&bad));
+        Wanted { kind: CERTIFIED, status: Status::False, reason, message, generation: 0 }
+    }
+}
+
+/// How a certificate stands that the group orders, and the kind of the failure if it failed last.
+fn issued(work: &Work<'_>, owner: &Owner, dns: &str) -> (Certified, String) {
+    let Some(held) = work.owned(&certificate_ref(owner, dns)) else { return (Certified::Waiting, String::new()) };
+    let note = held["metadata"]["annotations"][names::ISSUANCE].as_str().and_then(|text| serde_json::from_str::<Note>(text).ok());
+    match note.filter(|note| note.failures > 0) {
+        Some(note) => (Certified::Failing, note.reason),
+        None if filled(held) => (Certified::Issued, String::new()),
+        None => (Certified::Waiting, String::new()),
+    }
+}
+
+/// The first of them, and how many more there are.
+fn list(all: &[String]) -> String {
+    let first = all[..all.len().min(NAMED)].join(", ");
+    if all.len() > NAMED { format!("{first} and {} more", all.len() - NAMED) } else { first }
+}
+
+/// What stands for words that were told.
+fn fingerprint(text: &str) -> String {
+    digest(text.as_bytes())[..12].to_owned()
+}

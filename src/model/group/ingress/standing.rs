@@ -1,0 +1,71 @@
+//! How the Tailscale Services of a group stand: judged by the list that there is, which is asked for anew as it ages.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::Standing;
+use crate::model::group::acks;
+use crate::model::group::work::Work;
+use crate::model::group::{ControlAction, Listed, TailnetState};
+use crate::model::objects::Shape;
+use crate::model::publish::{Asked, Target, Verdict, Wish, judge};
+
+/// How old what a control plane was asked for may become: another cluster may have written over our part of a Tailscale Service, and
+/// somebody may have taken the approval of a route back.
+pub(super) const OLD: Duration = Duration::from_mins(5);
+
+/// How the Tailscale Service of a name stands; what has to be asked of the control plane is.
+pub(super) fn standing(
+    work: &mut Work<'_>,
+    shape: &Shape<'_>,
+    (listed, told): (Option<&Listed>, &BTreeSet<String>),
+    name: &str,
+    wish: &Wish,
+) -> Standing {
+    let observed = work.observed;
+    let known = listed.and_then(|listed| listed.services.get(name));
+    match &observed.tailnet {
+        TailnetState::Ready { capabilities, .. } if !capabilities.services => return Standing::Never,
+        TailnetState::Ready { .. } => {}
+        TailnetState::Asking | TailnetState::Unavailable(_) => {
+            return known.map_or(Standing::Unknown, |held| Standing::Ours(held.addrs.clone()));
+        }
+    }
+    if listed.is_none() {
+        return Standing::Unknown;
+    }
+    let tags = if wish.tags.is_empty() { shape.settings.tags.clone() } else { wish.tags.clone() };
+    let asked = Asked { name: name.to_owned(), tags, ports: wish.ports.clone(), share: wish.share, adopt: wish.adopt };
+    // Only of what was ours a replica was ever told.
+    let recorded = told.contains(name);
+    match judge(known, &asked, &observed.settings.cluster, recorded) {
+        Verdict::Refused(why) => Standing::Theirs(why),
+        verdict => {
+            let settled = verdict == Verdict::Settled;
+            let ours = settled || matches!(verdict, Verdict::Write { ours: true, .. });
+            let addrs = known.map(|known| known.addrs.clone()).unwrap_or_default();
+            // It may take a moment until a new one has its addresses.
+            if !settled || (matches!(wish.target, Target::Whole(_)) && addrs.is_empty()) {
+                work.pass.control.push(ControlAction::PublishService { asked, recorded });
+            }
+            if ours { Standing::Ours(addrs) } else { Standing::Made }
+        }
+    }
+}
+
+/// The list of Tailscale Services; one that is old is asked for anew, where there are such.
+pub(super) fn listed<'a>(work: &mut Work<'a>) -> Option<&'a Listed> {
+    let listed = work.observed.publish.listed.as_deref();
+    let now = work.observed.now;
+    if !matches!(&work.observed.tailnet, TailnetState::Ready { capabilities, .. } if capabilities.services) {
+        return listed;
+    }
+    let age = listed.map(|listed| acks::elapsed(listed.at, now));
+    if age.is_none_or(|age| age >= OLD) {
+        let since = now.checked_sub(k8s_openapi::jiff::SignedDuration::try_from(OLD).unwrap_or_default()).unwrap_or(now);
+        work.pass.control.push(ControlAction::ListServices { since });
+    } else if let Some(age) = age {
+        work.again(OLD.saturating_sub(age));
+    }
+    listed
+}

@@ -1,0 +1,177 @@
+//! What a group of type ingress publishes, what it cannot, and what it says of that.
+
+use super::*;
+use crate::api::condition::{CERTIFIED, INGRESS_SVC_CONFIGURED, INGRESS_SVC_VALID, PUBLISHED};
+use crate::api::vip::VipService;
+use crate::model::certificate::Leaf;
+use crate::model::issuance::Certificate;
+use crate::model::publish::Own;
+
+/// A cluster with a group that publishes, and a backend.
+pub(super) fn publishing(spec: serde_json::Value) -> World {
+    let mut world = World::new();
+    world.group("in", spec);
+    world.plain("web", json!({}), json!({"clusterIP": "10.96.0.20", "ports": [{"port": 80}]}));
+    world.settle();
+    world
+}
+
+fn ingress() -> serde_json::Value {
+    json!({"type": "ingress"})
+}
+
+/// Has a Service ask to be published at a label, with more said in annotations.
+pub(super) fn expose(world: &mut World, name: &str, more: serde_json::Value, spec: serde_json::Value) {
+    let mut annotations = json!({"tailscale.com/proxy-group": "in", "tailscale.com/expose": "true", "tailscale.com/hostname": name});
+    annotations.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+    world.plain(name, annotations, spec);
+}
+
+#[test]
+fn a_name_outside_the_cluster_is_published_without_anybody_known_behind_it() {
+    let mut world = publishing(ingress());
+    expose(&mut world, "db", json!({}), json!({"type": "ExternalName", "externalName": "db.example.com"}));
+    world.hosted.unbacked.insert(("default".to_owned(), "db".to_owned()));
+    world.settle();
+    let mapping = world.config("in").mappings["svc:db"].clone();
+    let pairs = [mapping.ipv4.expect("a pair"), mapping.ipv6.expect("a pair")];
+    assert!(pairs.iter().all(|pair| pair.cluster_ip.is_empty() && !pair.tailscale_service_ip.is_empty()), "{pairs:?}");
+    assert_eq!(mapping.external_name, "db.example.com");
+    let configured = world.condition("db", INGRESS_SVC_CONFIGURED).expect("a condition");
+    assert_eq!((configured.0.as_str(), configured.2.as_str()), ("True", "2/2 proxy backends ready and advertising"));
+}
+
+#[test]
+fn ports_that_get_the_clients_address_are_in_the_config() {
+    let mut world = publishing(ingress());
+    let spec = || json!({"clusterIP": "10.96.0.21", "ports": [{"port": 25}, {"port": 80}]});
+    expose(&mut world, "mail", json!({"tailyard.io/proxy-protocol": "25"}), spec());
+    world.settle();
+    assert_eq!(world.config("in").mappings["svc:mail"].proxy_protocol, [25].into());
+    expose(&mut world, "mail", json!({"tailyard.io/proxy-protocol": "26"}), spec());
+    world.settle();
+    let valid = world.condition("mail", INGRESS_SVC_VALID).expect("a condition");
+    assert!(valid.1 == "IngressSvcInvalid" && valid.2.contains("tailyard.io/proxy-protocol"), "{valid:?}");
+    assert_eq!(world.config("in").mappings["svc:mail"].proxy_protocol, [25].into(), "the last good one goes on");
+}
+
+#[test]
+fn what_the_other_image_cannot_do_is_said_once() {
+    for (more, spec) in [
+        (json!({}), json!({"type": "ExternalName", "externalName": "db.example.com"})),
+        (json!({"tailyard.io/proxy-protocol": "true"}), json!({"clusterIP": "10.96.0.21", "ports": [{"port": 25}]})),
+    ] {
+        let mut world = World::new();
+        world.with_class(json!({"statefulSet": {"pod": {"tailscaleContainer": {"image": "tailscale/tailscale:v1.102.0"}}}}));
+        world.group("in", ingress());
+        expose(&mut world, "db", more, spec);
+        world.settle();
+        let valid = world.condition("db", INGRESS_SVC_VALID).expect("a condition");
+        assert!(valid.1 == "IngressSvcInvalid" && valid.2.contains("take Tailyard's image"), "{valid:?}");
+        assert_eq!((world.told("IngressSvcInvalid"), world.config("in").mappings.len()), (1, 0));
+    }
+}
+
+#[test]
+fn a_group_says_who_is_not_published_and_a_restart_tells_nobody_anew() {
+    let mut world = publishing(ingress());
+    world.ingress("good", "in", ("good", "web"));
+    world.now += 1;
+    world.ingress("bad", "in", ("bad", "missing"));
+    world.ingress("twin", "in", ("good", "web"));
+    world.ingress("theirs", "in", ("theirs", "web"));
+    let foreign = VipService { name: "svc:theirs".into(), ..VipService::default() };
+    world.hosted.vips.insert("svc:theirs".into(), foreign);
+    expose(&mut world, "lonely", json!({}), json!({"clusterIP": "10.96.0.21", "ports": [{"port": 80}]}));
+    world.hosted.unbacked.insert(("default".to_owned(), "lonely".to_owned()));
+    world.settle();
+    let published = world.says("in", PUBLISHED);
+    let wanted = "3 of 5 are not published as they ask: Ingress default/bad (InvalidIngressConfiguration), Ingress default/theirs \
+                  (InvalidTailscaleService), Ingress default/twin (NameTaken).";
+    assert!(published.0 == "False" && published.1 == "NamesRefused" && published.2.starts_with(wanted), "{published:?}");
+    let told = ["InvalidIngressConfiguration", "InvalidTailscaleService", "NameTaken"].map(|reason| world.told(reason));
+    assert_eq!(told, [1, 1, 1]);
+
+    let events = world.events.len();
+    (world.memories, world.hosted.listed) = (std::collections::BTreeMap::new(), None);
+    let ready = std::mem::replace(&mut world.tailnet, TailnetState::Asking);
+    let writes = world.writes;
+    world.settle();
+    assert_eq!((world.writes, world.says("in", PUBLISHED)), (writes, published.clone()), "nobody has asked the control plane yet");
+    world.tailnet = ready;
+    world.settle();
+    assert_eq!((world.events.len(), world.writes, world.says("in", PUBLISHED)), (events, writes, published));
+
+    world.delete_ingress("twin");
+    world.delete_ingress("theirs");
+    world.ingress("bad", "in", ("bad", "web"));
+    world.settle();
+    let waiting = world.says("in", PUBLISHED);
+    assert!(waiting.1 == "NamesWaiting" && waiting.2.contains("Service default/lonely"), "{waiting:?}");
+    world.hosted.unbacked.clear();
+    world.settle();
+    assert_eq!(world.says("in", PUBLISHED).2, "3 of 3 are published.");
+    let summary = world.memories["in"].summary().expect("a summary").clone();
+    assert_eq!((summary.published[&Published::Whole], summary.certified[&Certified::Issued]), (3, 2));
+}
+
+#[test]
+fn a_group_says_which_certificates_are_not_there() {
+    let mut world = publishing(ingress());
+    let tls = json!([{"hosts": ["app"]}, {"hosts": ["www.example.com"], "secretName": "www"}]);
+    let backend = json!({"service": {"name": "web", "port": {"number": 80}}});
+    world.put_ingress("app", json!({"tailscale.com/proxy-group": "in"}), json!({"tls": tls, "defaultBackend": backend}));
+    world.settle();
+    assert_eq!(world.says("in", PUBLISHED).1, "NamesRefused", "a part of it is not served");
+    let lacking = world.says("in", CERTIFIED);
+    assert!(lacking.1 == "CertificatesLacking" && lacking.2.contains("www.example.com (Ingress default/app)"), "{lacking:?}");
+    assert_eq!(world.told("PartlyPublished"), 1);
+    let time = world.time();
+    let certificate = Certificate { id: String::new(), from: time, until: time };
+    world.own_certificates.insert("www".into(), Own::Leaf(Leaf { certificate, names: vec!["www.example.com".into()] }));
+    world.settle();
+    assert_eq!(world.says("in", CERTIFIED).2, "2 of 2 certificates are there.");
+    let secret = object(Kind::Secret, "app.tail1234.ts.net");
+    let mut held = serde_json::Value::clone(&world.objects[&secret]);
+    held["metadata"]["annotations"]["tailyard.io/issuance"] = json!(r#"{"failures":3,"reason":"RateLimited","message":"too many"}"#);
+    world.objects.insert(secret, held.into());
+    world.settle();
+    let failing = world.says("in", CERTIFIED);
+    assert!(failing.1 == "CertificatesFailing" && failing.2.contains("app.tail1234.ts.net (RateLimited)"), "{failing:?}");
+}
+
+#[test]
+fn who_names_a_group_for_the_other_direction_is_told_so() {
+    let mut world = publishing(ingress());
+    world.group("pg", json!({"type": "egress"}));
+    world.exposed("db", "pg", "db");
+    world.service("out", to("in"), &[5432]);
+    world.ingress("app", "pg", ("app", "web"));
+    world.settle();
+    let valid = world.condition("db", INGRESS_SVC_VALID).expect("a condition");
+    assert!(valid.1 == "ProxyGroupNotReady" && valid.2.contains("pg is of type egress, which publishes nothing"), "{valid:?}");
+    let valid = world.condition("out", EGRESS_SVC_VALID).expect("a condition");
+    assert!(valid.1 == "ProxyGroupNotReady" && valid.2.contains("in is not of type egress"), "{valid:?}");
+    assert_eq!(world.told("ProxyGroupNotReady"), 2, "the Service and the Ingress that are to be published");
+    world.plain("db", json!({}), json!({"clusterIP": "10.96.0.22", "ports": [{"port": 80}]}));
+    world.settle();
+    assert_eq!(world.condition("db", INGRESS_SVC_VALID), None, "what was said of it goes");
+}
+
+#[test]
+fn certificates_come_from_where_the_class_or_the_settings_say() {
+    let directory = |world: &World| {
+        let set = &world.objects[&object(Kind::StatefulSet, "in")];
+        let env = set["spec"]["template"]["spec"]["containers"][0]["env"].as_array().expect("an environment").clone();
+        let found = env.into_iter().find(|variable| variable["name"] == "TS_DEBUG_ACME_DIRECTORY_URL");
+        found.and_then(|variable| variable["value"].as_str().map(str::to_owned))
+    };
+    let mut world = publishing(ingress());
+    assert_eq!(directory(&world), None);
+    world.settings.acme_directory = Some("https://ca.example/directory".into());
+    world.settle();
+    assert_eq!(directory(&world).as_deref(), Some("https://ca.example/directory"));
+    world.with_class(json!({"useLetsEncryptStagingEnvironment": true}));
+    world.settle();
+    assert_eq!(directory(&world).as_deref(), Some("https://acme-staging-v02.api.letsencrypt.org/directory"));
+}

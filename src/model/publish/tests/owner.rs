@@ -1,0 +1,79 @@
+//! Whose a Tailscale Service is.
+
+use super::*;
+use crate::api::vip::{OWNERS, VipService};
+
+fn asked() -> Asked {
+    Asked { name: "svc:a".into(), tags: vec!["tag:k8s".into()], ports: vec!["tcp:443".into()], share: false, adopt: false }
+}
+
+fn me() -> Owner {
+    Owner { id: "me".into(), former: vec!["old".into()], opt_in: false }
+}
+
+fn held(owners: &str) -> VipService {
+    let annotations = [(OWNERS.to_owned(), owners.to_owned())].into();
+    let Asked { name, tags, ports, .. } = asked();
+    VipService { name, tags, ports, annotations, addrs: vec!["100.99.0.1".into()], ..VipService::default() }
+}
+
+fn refs(ids: &[&str]) -> String {
+    json!({"ownerRefs": ids.iter().map(|id| json!({"operatorID": id})).collect::<Vec<_>>()}).to_string()
+}
+
+fn written(verdict: Verdict) -> VipService {
+    match verdict {
+        Verdict::Write { service, .. } => *service,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_service_is_made_joined_and_left_by_clusters() {
+    let made = written(judge(None, &asked(), &me(), false));
+    assert_eq!((made.annotations[OWNERS].as_str(), made.addrs.len()), (refs(&["me"]).as_str(), 0));
+    assert_eq!(judge(Some(&held(&refs(&["me"]))), &asked(), &me(), false), Verdict::Settled);
+    let joined = written(judge(Some(&held(&refs(&["them"]))), &asked(), &me(), false));
+    assert_eq!((joined.annotations[OWNERS].as_str(), joined.addrs.len()), (refs(&["them", "me"]).as_str(), 1));
+    let taken = written(judge(Some(&held(&refs(&["old"]))), &asked(), &me(), false));
+    assert_eq!(taken.annotations[OWNERS], refs(&["me"]), "what we were called before is ours");
+
+    assert_eq!(release(None, &me()), Release::Nothing);
+    assert_eq!(release(Some(&held(&refs(&["them"]))), &me()), Release::Nothing);
+    assert_eq!(release(Some(&held(&refs(&["me"]))), &me()), Release::Delete);
+    let Release::Write(left) = release(Some(&joined), &me()) else { panic!("they have it still") };
+    assert_eq!(*left, held(&refs(&["them"])));
+}
+
+#[test]
+fn what_is_not_ours_is_left_alone() {
+    let foreign = VipService { annotations: BTreeMap::new(), ..held("") };
+    assert_eq!(judge(Some(&foreign), &asked(), &me(), false), Verdict::Refused(Refusal::Foreign));
+    assert_eq!(judge(Some(&held("not JSON")), &Asked { adopt: true, ..asked() }, &me(), true), Verdict::Refused(Refusal::Foreign));
+    assert_eq!(written(judge(Some(&foreign), &Asked { adopt: true, ..asked() }, &me(), false)).annotations[OWNERS], refs(&["me"]));
+    assert_eq!(written(judge(Some(&foreign), &asked(), &me(), true)).annotations[OWNERS], refs(&["me"]), "its owners got lost");
+    let alone = r#"{"ownerRefs":[{"operatorID":"them","resource":{"kind":"ProxyGroup","name":"g","uid":"u"}}]}"#;
+    assert_eq!(judge(Some(&held(alone)), &asked(), &me(), false), Verdict::Refused(Refusal::Alone));
+    let careful = Owner { opt_in: true, ..me() };
+    let twin = held(&refs(&["them"]));
+    assert_eq!(judge(Some(&twin), &asked(), &careful, false), Verdict::Refused(Refusal::Twin));
+    assert!(matches!(judge(Some(&twin), &Asked { share: true, ..asked() }, &careful, false), Verdict::Write { ours: false, .. }));
+}
+
+#[test]
+fn clusters_that_want_different_things_come_to_rest() {
+    let other = Asked { ports: vec!["tcp:443".into(), "tcp:80".into()], tags: vec!["tag:other".into()], ..asked() };
+    let them = Owner { id: "them".into(), ..Owner::default() };
+    let mut service = written(judge(None, &asked(), &me(), false));
+    for _ in 0..3 {
+        for (asked, owner) in [(&other, &them), (&asked(), &me())] {
+            if let Verdict::Write { service: written, .. } = judge(Some(&service), asked, owner, true) {
+                service = *written;
+            }
+        }
+    }
+    assert_eq!((service.ports.as_slice(), service.tags.as_slice()), (other.ports.as_slice(), asked().tags.as_slice()));
+    for (asked, owner) in [(&other, &them), (&asked(), &me())] {
+        assert_eq!(judge(Some(&service), asked, owner, true), Verdict::Settled);
+    }
+}
