@@ -124,7 +124,7 @@ async fn measure(mut stage: Stage, size: usize, args: &Args, sheet: &mut Sheet) 
     stage.group_of(GROUP, json!({"type": "egress", "replicas": REPLICAS, "tailyard": {"ports": ports}})).await;
     stage.join(GROUP, REPLICAS).await;
     let replicas = replicas(&stage).await?;
-    let mut users = Users::watch(&stage);
+    let mut users = Users::watch(stage.users(), |number| format!("100.64.{}.{}", number / 250 % 64, number % 250));
     sleep(Duration::from_secs(2)).await;
 
     let before = Mark::set(&running)?;

@@ -12,24 +12,23 @@ use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, ResourceExt};
 use serde_json::json;
 
-use crate::stage::Stage;
-
 /// Services that are made at a time.
 const AT_ONCE: usize = 16;
 
 /// The users of a cluster.
 pub(crate) struct Users {
     services: Api<Service>,
+    /// The tailnet's address that a Service of a number is to lead to.
+    target: Box<dyn Fn(usize) -> String>,
     news: BoxStream<'static, watcher::Result<Service>>,
     ready: BTreeSet<String>,
 }
 
 impl Users {
-    /// Users who see their Services.
-    pub(crate) fn watch(stage: &Stage) -> Self {
-        let services = stage.users();
+    /// Users who see their Services. Each Service is to lead to port 80 of the address that `target` has for its number.
+    pub(crate) fn watch(services: Api<Service>, target: impl Fn(usize) -> String + 'static) -> Self {
         let news = watcher(services.clone(), watcher::Config::default()).default_backoff().applied_objects().boxed();
-        Self { services, news, ready: BTreeSet::new() }
+        Self { services, target: Box::new(target), news, ready: BTreeSet::new() }
     }
 
     /// Makes the Services of these numbers.
@@ -37,7 +36,7 @@ impl Users {
         let one = async |number: usize| {
             let service = json!({"apiVersion": "v1", "kind": "Service",
                 "metadata": {"name": format!("service-{number}"), "annotations": {
-                    "tailscale.com/proxy-group": group, "tailscale.com/tailnet-ip": format!("100.64.{}.{}", number / 250 % 64, number % 250)}},
+                    "tailscale.com/proxy-group": group, "tailscale.com/tailnet-ip": (self.target)(number)}},
                 "spec": {"type": "ExternalName", "externalName": "placeholder.invalid", "ports": [{"name": "web", "port": 80, "protocol": "TCP"}]}});
             self.services.create(&PostParams::default(), &serde_json::from_value(service)?).await.context("a Service is made")?;
             anyhow::Ok(())
@@ -50,15 +49,32 @@ impl Users {
         let begun = Instant::now();
         while self.ready.len() < count {
             let wait = patience.saturating_sub(begun.elapsed());
-            let news = tokio::time::timeout(wait, self.news.next()).await;
-            let service = news.with_context(|| format!("{} of {count} are ready", self.ready.len()))?.context("the watch ended")??;
-            if is_ready(&service) {
-                self.ready.insert(service.name_any());
-            } else {
-                self.ready.remove(&service.name_any());
-            }
+            self.hear(wait).await.with_context(|| format!("{} of {count} are ready", self.ready.len()))?;
         }
         Ok(())
+    }
+
+    /// Waits until the name of a Service leads to its child: that one's name, in full.
+    #[allow(dead_code, reason = "for those who want to go through it")]
+    pub(crate) async fn child(&mut self, number: usize, patience: Duration) -> Result<String> {
+        let (begun, name) = (Instant::now(), format!("service-{number}"));
+        loop {
+            let service = self.hear(patience.saturating_sub(begun.elapsed())).await?;
+            if let Some(child) = child(&service).filter(|_| service.name_any() == name) {
+                return Ok(child.to_owned());
+            }
+        }
+    }
+
+    /// The next change of a Service.
+    async fn hear(&mut self, patience: Duration) -> Result<Service> {
+        let service = tokio::time::timeout(patience, self.news.next()).await.context("no news")?.context("the watch ended")??;
+        if is_ready(&service) {
+            self.ready.insert(service.name_any());
+        } else {
+            self.ready.remove(&service.name_any());
+        }
+        Ok(service)
     }
 }
 
@@ -66,6 +82,10 @@ fn is_ready(service: &Service) -> bool {
     let conditions = service.status.as_ref().and_then(|status| status.conditions.as_ref());
     let ready =
         conditions.into_iter().flatten().any(|held| held.type_ == "TailscaleEgressSvcReady" && held.reason == "ReadyToRouteTraffic");
-    let name = service.spec.as_ref().and_then(|spec| spec.external_name.as_deref());
-    ready && name.is_some_and(|name| name.ends_with(".svc.cluster.local"))
+    ready && child(service).is_some()
+}
+
+/// The child that the name of a Service leads to.
+fn child(service: &Service) -> Option<&str> {
+    service.spec.as_ref()?.external_name.as_deref().filter(|name| name.ends_with(".svc.cluster.local"))
 }

@@ -9,19 +9,17 @@ use std::thread;
 
 use serde_json::json;
 
-use crate::kubernetes::images::{self, OPERATOR, STOCK, TAILYARD, TOOLS};
+use crate::chart::{self, CONTROL, NAMESPACE};
+use crate::client;
+use crate::kubernetes::images::{self, OPERATOR, STOCK};
 use crate::kubernetes::{Cluster, eventually};
 use crate::lab::Server;
 use crate::support::{CLIENT, Control, Machine, Process, servers};
 
-/// Where everything of the parties is made.
-pub(crate) const NAMESPACE: &str = "tailscale";
 /// The port of the target, and of its Service.
 pub(crate) const PORT: u16 = 7000;
-/// The control plane of both.
-const CONTROL: &str = "https://hs.lab:8443";
-/// What helm is told where their chart's objects stay.
-const BESIDE: [&str; 3] = ["--skip-crds", "--set", "ingress.createClass=false"];
+/// The label of Services' children and of all their endpoints.
+const EGRESS: &str = "tailscale.com/svc-type=egress";
 /// How many nodes the cluster has.
 const NODES: u8 = 2;
 
@@ -43,46 +41,26 @@ impl Stage {
         }
         let (machine, tailscaled) = cluster.tailnet.node("db");
         let target = (machine.node.serve(PORT), machine, tailscaled);
-        let client = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "client"}, "spec": {"terminationGracePeriodSeconds": 0,
-            "containers": [{"name": "client", "image": TOOLS, "imagePullPolicy": "Never"}]}});
-        cluster.apply(&[client]);
+        cluster.apply(&[client()]);
         cluster.wait(&["--for=condition=Ready", "pod/client"]);
         Self { cluster, _target: target }
     }
 
-    /// Installs our chart with this image for the proxies, in the same namespace and with the same credentials as theirs.
+    /// Installs our chart with this image for the proxies where theirs is, in the same namespace and with the same credentials: their
+    /// definitions and their class of Ingresses stay, which helm would refuse to share.
     pub(crate) fn install_ours(&self, proxy_image: &str) {
-        let cluster = &self.cluster;
-        cluster.apply(&[
-            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}),
-            json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "operator-oauth", "namespace": NAMESPACE},
-                "stringData": {"client_id": CLIENT.0, "client_secret": CLIENT.1}}),
-        ]);
-        self.helm("install", proxy_image, &[]);
-    }
-
-    /// Installs our chart where theirs is: their definitions and their class of Ingresses stay, which helm would refuse to share.
-    pub(crate) fn install_ours_beside_theirs(&self, proxy_image: &str) {
-        self.helm("install", proxy_image, &BESIDE);
+        self.helm("install", proxy_image);
     }
 
     /// Has our reconciler run the proxies with another image.
     pub(crate) fn set_proxy_image(&self, image: &str) {
-        self.helm("upgrade", image, &BESIDE);
+        self.helm("upgrade", image);
     }
 
-    fn helm(&self, what: &str, proxy_image: &str, flags: &[&str]) {
-        let (repository, tag) = TAILYARD.rsplit_once(':').expect("a tag");
-        let values = [
-            format!("image.repository={repository}"),
-            format!("image.tag={tag}"),
-            format!("proxyImage={proxy_image}"),
-            format!("controlPlane.url={CONTROL}"),
-            "controlPlane.credentials.oauth.existingSecret=operator-oauth".to_owned(),
-        ];
-        let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/tailyard");
-        self.cluster.helm(&[&[what, "tailyard", chart, "-n", NAMESPACE, "--set", &values.join(",")], flags].concat());
-        self.cluster.rolled_out(NAMESPACE, "deployment/tailyard-reconciler");
+    fn helm(&self, what: &str, proxy_image: &str) {
+        let image = format!("proxyImage={proxy_image}");
+        let credentials = "controlPlane.credentials.oauth.existingSecret=operator-oauth";
+        chart::helm(&self.cluster, what, &[&image, credentials], &["--skip-crds", "--set", "ingress.createClass=false"]);
     }
 
     /// Puts their operator on the cluster, by its own manifest. Only what must differ here does: the images, which are local,
@@ -145,22 +123,12 @@ impl Stage {
 
     /// Ends a party's Pods; what they manage goes on.
     pub(crate) fn stop(&self, deployment: &str) {
-        self.scale(deployment, 0);
         let deployment = format!("deployment/{deployment}");
+        self.cluster.kubectl(&["scale", "-n", NAMESPACE, &deployment, "--replicas=0"]);
         eventually("its end", || {
             let left = self.cluster.kubectl(&["get", "-n", NAMESPACE, &deployment, "-o", "jsonpath={.status.replicas}"]);
             matches!(left.as_str(), "" | "0").then_some(())
         });
-    }
-
-    /// Runs a party's Pods again.
-    pub(crate) fn run(&self, deployment: &str) {
-        self.scale(deployment, 1);
-    }
-
-    fn scale(&self, deployment: &str, replicas: u8) {
-        let deployment = format!("deployment/{deployment}");
-        self.cluster.kubectl(&["scale", "-n", NAMESPACE, &deployment, &format!("--replicas={replicas}")]);
     }
 
     /// What a user sees of the Service: what was asked for, and where its name leads.
@@ -189,20 +157,29 @@ impl Stage {
         images.into_iter().collect::<Vec<_>>().join(" ")
     }
 
-    /// Takes the selector that ours gave from the Services of the group, and the endpoints that Kubernetes found by it, once their
-    /// operator has written its own: docs/upgrade.md.
-    pub(crate) fn give_endpoints_back(&self) {
-        let egress = |of: &str| format!("tailscale.com/svc-type=egress,endpointslice.kubernetes.io/managed-by={of}");
-        let endpoints = "jsonpath={.items[*].endpoints[*].addresses[*]}";
-        eventually("endpoints by their operator", || {
-            let found = self.cluster.kubectl(&["get", "endpointslices", "-n", NAMESPACE, "-l", &egress("tailscale.com"), "-o", endpoints]);
-            (!found.is_empty()).then_some(())
+    /// Makes a group of one replica from nothing, and takes it away again.
+    pub(crate) fn another_group_comes_and_goes(&self) {
+        self.cluster.apply(&[json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyGroup", "metadata": {"name": "new"},
+            "spec": {"type": "egress", "replicas": 1, "proxyClass": "lab"}})]);
+        self.cluster.wait(&["--for=condition=ProxyGroupReady", "proxygroup/new"]);
+        assert!(self.cluster.tailnet.knows("new-0"));
+        self.cluster.kubectl(&["delete", "proxygroup/new", "--timeout=120s"]);
+    }
+
+    /// Gives the group back to their operator, by what docs/upgrade.md says.
+    pub(crate) fn give_back(&self) {
+        let (_, back) = include_str!("../../docs/upgrade.md").split_once("## Back to the Tailscale operator").expect("a chapter");
+        let script = back.split("```sh\n").nth(1).and_then(|rest| rest.split("```").next()).expect("a script");
+        let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", self.cluster.bin.display());
+        let mut command = self.cluster.control.machine.command(Path::new("sh"));
+        command.args(["-euc", script]).env("PATH", path).env("KUBECONFIG", &self.cluster.control.kubeconfig);
+        let output = command.env("KUBECACHEDIR", "/run/kubectl").output().expect("nsenter");
+        assert!(output.status.success(), "docs/upgrade.md: {}", String::from_utf8_lossy(&output.stderr));
+        eventually("no endpoints but theirs", || {
+            let selector = format!("{EGRESS},endpointslice.kubernetes.io/managed-by!=tailscale.com");
+            let others = self.cluster.kubectl(&["get", "endpointslices,endpoints", "-n", NAMESPACE, "-l", &selector, "-o", "name"]);
+            others.is_empty().then_some(())
         });
-        let services = self.cluster.kubectl(&["get", "services", "-n", NAMESPACE, "-l", "tailscale.com/svc-type=egress", "-o", "name"]);
-        for service in services.split_whitespace() {
-            self.cluster.kubectl(&["patch", "-n", NAMESPACE, service, "--type=merge", "-p", r#"{"spec":{"selector":null}}"#]);
-        }
-        self.cluster.kubectl(&["delete", "endpointslices", "-n", NAMESPACE, "-l", &egress("endpointslice-controller.k8s.io")]);
     }
 
     /// Ends the key of a replica's device: it has to log in again, and its auth key was used up long ago.
