@@ -80,8 +80,7 @@ impl Replica {
         }
     }
 
-    /// Where services lead here: lets nobody new in, and lets end what is under way, at most for `within`. Writes down meanwhile with
-    /// whom this replica speaks.
+    /// Where services lead here: lets nobody new in, and lets end what is under way, at most for `within`.
     async fn shut(&mut self, within: Duration) {
         let Some(publishing) = &mut self.publishing else { return };
         if publishing.standing.borrow().leading.is_empty() {
@@ -92,24 +91,31 @@ impl Replica {
             tracing::warn!("tailscaled goes on to let connections in: those that are begun until services are taken back are cut");
             return;
         }
-        if let Some(sites) = &publishing.sites {
+        self.finish(within.saturating_sub(began.elapsed())).await;
+    }
+
+    /// Lets end what is under way at this replica's services, at most for `within`. Writes down meanwhile with whom it speaks: the write
+    /// itself is not waited for, what follows takes longer.
+    async fn finish(&self, within: Duration) {
+        let sites = self.publishing.as_ref().and_then(|publishing| publishing.sites.as_ref());
+        if let Some(sites) = sites {
             sites.closing.send_replace(Closing::Finishing);
         }
-        let rest = within.saturating_sub(began.elapsed());
         let forwards = self.settings.forwards() && self.programmed.borrow().writes > 0;
         let planned = self.planned.borrow().clone().filter(|_| forwards);
         let led = planned.iter().flat_map(|planned| planned.ruleset.from_tailnet.keys().copied()).collect();
         let told = async {
-            match &self.spoken {
-                Some(spoken) => spoken.last().await,
-                None => {}
+            if let Some(spoken) = &self.spoken {
+                spoken.look().await;
             }
         };
-        let ended = join3(unasked(publishing.sites.as_ref()), unforwarded(rest, &led), told);
-        let took = || began.elapsed();
-        match timeout(rest, ended).await {
-            Ok(_) => tracing::info!(took = ?took(), "nobody new is let in, and nothing is under way at this replica's services"),
-            Err(_) => tracing::info!(took = ?took(), "what is under way at this replica's services yet is cut when their addresses move"),
+        let began = Instant::now();
+        let ended = timeout(within, join3(unasked(sites), unforwarded(&led), told)).await.is_ok();
+        let took = began.elapsed();
+        if ended {
+            tracing::info!(?took, "nobody new is let in, and nothing is under way at this replica's services");
+        } else {
+            tracing::info!(?took, "nobody new is let in; what is under way yet is cut when the addresses of services move");
         }
     }
 
@@ -182,10 +188,10 @@ async fn drain(grace: Duration, gone: &BTreeSet<IpAddr>) {
     }
 }
 
-/// Waits until nothing is forwarded that came by one of these addresses, or for `within`.
-async fn unforwarded(within: Duration, led: &BTreeSet<IpAddr>) {
+/// Waits until nothing is forwarded that came by one of these addresses, and nothing was for a while.
+async fn unforwarded(led: &BTreeSet<IpAddr>) {
     if !led.is_empty() {
-        ended(&mut Drain::new(within, AWAY), |to| led.contains(&to)).await;
+        ended(&mut Drain::new(Duration::MAX, AWAY), |to| led.contains(&to)).await;
     }
 }
 

@@ -4,6 +4,7 @@
 //! killed leaves what was true some minutes before.
 
 use std::collections::BTreeSet;
+use std::future::pending;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,6 +18,7 @@ use super::report::{Ledger, Store};
 use crate::api::state::SPOKEN_WITH;
 use crate::edge::localapi::LocalApi;
 use crate::model::spoken::{of_late, read, write};
+use crate::model::state::Content;
 
 /// How often it is looked for at most.
 const EVERY: Duration = Duration::from_mins(1);
@@ -39,11 +41,11 @@ pub struct Spoken {
     pub known: watch::Sender<Peers>,
 }
 
-/// Reads what the predecessor left, if there is a place for it. Nobody is better than to wait.
+/// Reads what the predecessor left, if there is a place for it, and rests. Nobody is better than to wait.
 pub async fn recall(store: Option<Store>, known: watch::Sender<Peers>) {
     let found = match store {
         Some(store) => timeout(PATIENCE, store.read()).await,
-        None => Ok(Ok(Default::default())),
+        None => Ok(Ok(Content::new())),
     };
     let left = match found {
         Ok(Ok(content)) => content.get(SPOKEN_WITH).map(|text| read(text)).unwrap_or_default(),
@@ -64,6 +66,8 @@ pub async fn recall(store: Option<Store>, known: watch::Sender<Peers>) {
         }
         unknown
     });
+    // A task's end is the process's.
+    pending::<()>().await;
 }
 
 impl Spoken {
@@ -76,13 +80,8 @@ impl Spoken {
         }
     }
 
-    /// Looks, and waits until it is written.
-    pub async fn last(&self) {
-        self.look().await;
-        self.ledger.written().await;
-    }
-
-    async fn look(&self) {
+    /// Looks, and says it where it has changed.
+    pub async fn look(&self) {
         let status = match self.api.status().await {
             Ok((status, _)) => status,
             Err(error) => return tracing::debug!(kind = error.kind(), "with whom this replica speaks is not known: {error}"),

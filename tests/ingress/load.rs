@@ -41,10 +41,10 @@ pub(crate) fn under_load(stage: &Stage, change: impl FnOnce()) -> [Load; 2] {
 
 fn start(stage: &Stage, service: &str, args: &[String], rate: &str) -> Process {
     let address = stage.address(service).expect("a Tailscale Service");
-    let mut argv = vec![env!("CARGO_BIN_EXE_tailyard"), "load"];
-    argv.extend(args.iter().map(String::as_str));
-    argv.extend(["--connect", &address, "--expect", crate::stage::ANSWER, "--rate", rate, "--seconds", "3600", "--patience", PATIENCE]);
-    stage.user.spawn(&format!("load-{service}"), &argv, &[])
+    let mut command = vec![env!("CARGO_BIN_EXE_tailyard"), "load"];
+    command.extend(args.iter().map(String::as_str));
+    command.extend(["--connect", &address, "--expect", crate::stage::ANSWER, "--rate", rate, "--seconds", "3600", "--patience", PATIENCE]);
+    stage.user.spawn(&format!("load-{service}"), &command, &[])
 }
 
 fn lines(load: &Process) -> Vec<Value> {

@@ -1,6 +1,7 @@
 //! The cluster, its ACME server, and what a user applies.
 
 use std::fs;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
@@ -34,6 +35,7 @@ impl Stage {
         let cluster = Cluster::start_with(NODES, Control::Hosted);
         let pebble = Pebble::start(&cluster.tailnet, Manner::default());
         let (user, tailscaled) = cluster.tailnet.node("user");
+        behind_a_gateway(&user);
         let roots = cluster.tailnet.dir().join("roots.pem");
         let stage = Self { cluster, pebble, user, roots, _tailscaled: tailscaled };
         let authority = stage.cluster.tailnet.dir().join("ca.crt").display().to_string();
@@ -118,6 +120,20 @@ impl Stage {
         let names = services["vipServices"].as_array().into_iter().flatten();
         names.map(|one| one["name"].as_str().expect("a name").to_owned()).collect()
     }
+}
+
+/// Gives a machine a gateway for what no tailnet leads anywhere, which drops it, as those of the world do.
+///
+/// When an address moves, the stand-in tells first who loses it: for some milliseconds the user's tailnet leads it nowhere, and what
+/// is sent then leaves by the machine's own link. The lab's default route has no gateway: there the kernel would keep that packet for the 3 s
+/// in which nobody answers for the address, send no other of its connection meanwhile, and then give up.
+fn behind_a_gateway(machine: &Machine) {
+    let IpAddr::V4(own) = machine.address else { panic!("{} is of the other family", machine.address) };
+    let [a, b, c, _] = own.octets();
+    let gateway = format!("{a}.{b}.{c}.254");
+    machine.node.ip(&format!(
+        "neigh add {gateway} lladdr 02:00:00:00:00:fe dev eth0 nud permanent\nroute add 100.64.0.0/10 via {gateway} dev eth0\n"
+    ));
 }
 
 /// Replicas of the lab order from its ACME server, which the image believes.
