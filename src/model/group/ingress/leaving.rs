@@ -61,7 +61,8 @@ fn withdrawn(work: &Work<'_>, told: &BTreeSet<String>, name: &str, routes: &BTre
 
 /// Whether this cluster has no part in a Tailscale Service any more; what has to be asked of the control plane is.
 fn released(work: &mut Work<'_>, listed: Option<&Listed>, name: &str) -> bool {
-    if work.observed.publish.rivals.get(name).is_some_and(|rivals| !rivals.is_empty()) {
+    // One that does not serve it may never do: it makes it anew if it does.
+    if work.observed.publish.rivals.get(name).is_some_and(|rivals| rivals.iter().any(|rival| rival.serving)) {
         return true;
     }
     match &work.observed.tailnet {
