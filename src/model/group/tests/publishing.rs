@@ -74,21 +74,14 @@ fn nth<T: Clone>(all: impl IntoIterator<Item = T>, which: u8) -> Option<T> {
 }
 
 impl Act {
-    fn on(&self, world: &mut World, plane: &TailnetState) {
+    /// Somebody asks to be published, or no more. Nobody who is going is changed.
+    fn ask(&self, world: &mut World) {
         let key = |name: &str| ("default".to_owned(), name.to_owned());
         let going = |world: &World, name: &str| {
             let service = world.services.get(&key(name)).is_some_and(|held| held.metadata.deletion_timestamp.is_some());
             service || world.ingresses.get(&key(name)).is_some_and(|held| held.metadata.deletion_timestamp.is_some())
         };
         match self {
-            Self::Group(name, replicas) => {
-                let group = format!("g{name}");
-                if !world.groups.get(&group).is_some_and(|held| held.metadata.deletion_timestamp.is_some()) {
-                    let kind = if *name == 2 { "egress" } else { "ingress" };
-                    world.group(&group, json!({"type": kind, "replicas": replicas}));
-                }
-            }
-            Self::DeleteGroup(name) => world.delete_group(&format!("g{name}")),
             Self::Ingress { name, group, label, good } => {
                 let name = format!("a{name}");
                 let tls = json!([{"hosts": [format!("l{label}")]}, {"hosts": ["www.example.com"], "secretName": "own"}]);
@@ -120,6 +113,22 @@ impl Act {
                     world.plain(&name, json!({}), json!({"clusterIP": "10.96.0.9", "ports": [{"port": 80}]}));
                 }
             }
+            _ => {}
+        }
+    }
+
+    fn on(&self, world: &mut World, plane: &TailnetState) {
+        let key = |name: &str| ("default".to_owned(), name.to_owned());
+        match self {
+            Self::Group(name, replicas) => {
+                let group = format!("g{name}");
+                if !world.groups.get(&group).is_some_and(|held| held.metadata.deletion_timestamp.is_some()) {
+                    let kind = if *name == 2 { "egress" } else { "ingress" };
+                    world.group(&group, json!({"type": kind, "replicas": replicas}));
+                }
+            }
+            Self::DeleteGroup(name) => world.delete_group(&format!("g{name}")),
+            Self::Ingress { .. } | Self::Service { .. } | Self::External { .. } | Self::Unannotate(_) => self.ask(world),
             Self::DeleteIngress(name) => world.delete_ingress(&format!("a{name}")),
             Self::DeleteService(name) => world.delete_service(&format!("s{name}")),
             Self::Behind(name, there) => {
