@@ -122,7 +122,7 @@ impl Act {
         match self {
             Self::Group(name, replicas) => {
                 let group = format!("g{name}");
-                if !world.groups.get(&group).is_some_and(|held| held.metadata.deletion_timestamp.is_some()) {
+                if world.groups.get(&group).is_none_or(|held| held.metadata.deletion_timestamp.is_none()) {
                     let kind = if *name == 2 { "egress" } else { "ingress" };
                     world.group(&group, json!({"type": kind, "replicas": replicas}));
                 }
