@@ -165,9 +165,13 @@ pub fn service_group(service: &Service) -> Option<&str> {
     let annotations = service.metadata.annotations.as_ref();
     let spec = service.spec.as_ref()?;
     let balanced = spec.type_.as_deref() == Some("LoadBalancer") && spec.load_balancer_class.as_deref() == Some(names::LOAD_BALANCER_CLASS);
-    let exposed = annotation(annotations, names::EXPOSE).is_some_and(truth);
+    let exposed = || annotation(annotations, names::EXPOSE).is_some_and(truth);
+    // Of many Services most are of the other direction: they are to cost little.
+    if !balanced && !exposed() {
+        return None;
+    }
     let egress = [names::TAILNET_FQDN, names::TAILNET_IP].iter().any(|key| annotation(annotations, key).is_some());
-    annotation(annotations, names::PROXY_GROUP).filter(|_| (balanced || exposed) && !egress)
+    annotation(annotations, names::PROXY_GROUP).filter(|_| !egress)
 }
 
 /// Whether a Service was told how it is published.

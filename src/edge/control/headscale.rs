@@ -10,6 +10,9 @@ use super::{AuthKey, Control, ControlError};
 use crate::api::control::{ApproveRoutes, CreatePreAuthKey, CreatedPreAuthKey, NodeAnswer};
 use crate::model::supervise::Secret;
 
+/// What an approval is called in errors.
+const APPROVE: &str = "approve routes of a node";
+
 /// A client of headscale.
 #[derive(Debug, Clone)]
 pub struct Headscale {
@@ -60,15 +63,14 @@ impl Headscale {
         if wanted == held {
             return Ok(held);
         }
-        const CALL: &str = "approve routes of a node";
         let request = self.request(Method::POST, &format!("{path}/approve_routes")).json(&ApproveRoutes { routes: &wanted });
-        let made: NodeAnswer = self.http.answer(CALL, request).await?;
+        let made: NodeAnswer = self.http.answer(APPROVE, request).await?;
         let missing: Vec<_> = add.difference(&made.node.approved_routes).cloned().collect();
         if missing.is_empty() {
             return Ok(made.node.approved_routes);
         }
         let message = format!("it did not take {}", missing.join(", "));
-        Err(ControlError::Refused { call: CALL, status: 200, message })
+        Err(ControlError::Refused { call: APPROVE, status: 200, message })
     }
 
     pub(super) async fn delete_device(&self, id: &str) -> Result<(), ControlError> {

@@ -115,14 +115,17 @@ pub(super) fn plan<'a>(work: &mut Work<'a>, shape: &Shape<'_>) -> Plan<'a> {
     plan.told = told(work);
     let listed = if wanted || leaves { listed(work) } else { plan.listed };
     let firsts = firsts(work.observed, &plan.claims);
+    let nodes = node_sites(work, &shape.owner);
     let mut taken: BTreeSet<IpAddr> = plan.before.mappings.values().flat_map(routes::addresses).collect();
     for claim in plan.claims.iter().filter(|claim| claim.asks) {
         let name = service_name(&claim.label);
         let wish = contest(&firsts, claim).and_then(|()| read(work.observed, claim, &suffix));
         let wish = wish.and_then(|wish| fits::fits(work, shape, &wish).map(|()| wish));
         let stood = wish.and_then(|wish| {
+            // A new leader takes it to be as the replicas were told, until the control plane has answered.
             let standing = match &wish.target {
-                Target::Whole(whole) if lacks_services(work) => {
+                Target::Site(_) if nodes => Standing::Never,
+                Target::Whole(whole) if nodes => {
                     Standing::Routed(routes::allot(shape, plan.before.mappings.get(&name), whole, &mut taken)?)
                 }
                 _ => standing(work, shape, (listed, &plan.told), &name, &wish),

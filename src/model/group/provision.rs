@@ -73,16 +73,13 @@ pub(super) fn provision(work: &mut Work<'_>, group: &ProxyGroup) {
         let endpoints = endpoints::endpoints(work, &shape);
         replicas::secrets(work, &shape, &endpoints, plan.as_ref());
     }
-    match plan {
-        Some(plan) => {
-            without(work, &shape.owner, Some("is not of type egress: name a group that is."));
-            plan.carry(work, &shape);
-        }
-        None => {
-            egress::egress(work, &shape);
-            let name = &shape.owner.group;
-            ingress::elsewhere(work, &format!("ProxyGroup {name} is of type egress, which publishes nothing: name one of type ingress."));
-        }
+    if let Some(plan) = plan {
+        without(work, &shape.owner, Some("is not of type egress: name a group that is."));
+        plan.carry(work, &shape);
+    } else {
+        egress::egress(work, &shape);
+        let name = &shape.owner.group;
+        ingress::elsewhere(work, &format!("ProxyGroup {name} is of type egress, which publishes nothing: name one of type ingress."));
     }
     if whole {
         pods(work, &shape);

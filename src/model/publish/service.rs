@@ -79,9 +79,9 @@ fn announced(service: &Service, wrong: &mut Vec<String>) -> BTreeSet<u16> {
     for wanted in asked.split(',').map(str::trim) {
         let is = |port: &&&ServicePort| port.name.as_deref() == Some(wanted) || port.port.to_string() == wanted;
         match ports.iter().find(is).and_then(|port| number(port)) {
-            Some(port) => drop(chosen.insert(port)),
+            Some(port) => chosen.extend([port]),
             None => {
-                wrong.push(format!("{}: {wanted:?} is neither true nor one of its TCP ports, by number or name.", names::PROXY_PROTOCOL))
+                wrong.push(format!("{}: {wanted:?} is neither true nor one of its TCP ports, by number or name.", names::PROXY_PROTOCOL));
             }
         }
     }

@@ -21,10 +21,10 @@ pub(super) type Read = BTreeMap<String, (u64, Own)>;
 impl World {
     /// The Secrets that the Ingresses of a group name, as far as they are there.
     pub(super) fn own_certificates(&self, group: &str) -> BTreeMap<String, Own> {
-        let Some(shelf) = self.shelves.get(&Role::Credentials) else { return BTreeMap::new() };
+        let Some(secrets) = self.shelves.get(&Role::Credentials) else { return BTreeMap::new() };
         let wanted = self.named_certificates(group);
-        // There is one namespace in this shelf: that of the proxies.
-        let found = shelf.objects.iter().filter(|((_, name), _)| wanted.contains(name.as_str()));
+        // There is one namespace among them: that of the proxies.
+        let found = secrets.objects.iter().filter(|((_, name), _)| wanted.contains(name.as_str()));
         let judged = found.map(|((_, name), held)| {
             let read = self.published.read.get(name).filter(|(version, _)| *version >= held.version).map(|(_, own)| own.clone());
             let own = if is_certificate(&held.value) { read.unwrap_or(Own::Unread) } else { Own::Unlabelled };

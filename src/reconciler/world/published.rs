@@ -151,6 +151,9 @@ impl World {
                 self.published.backed.remove(&id);
             }
         }
+        if role == Role::Credentials && !came {
+            self.published.read.remove(&id.1);
+        }
         if role == Role::Owned(Kind::ConfigMap) {
             self.index_origins(id, &held.value, came);
         }

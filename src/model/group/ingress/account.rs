@@ -9,7 +9,6 @@ use crate::api::condition::{CERTIFIED, PUBLISHED};
 use crate::api::issuance::Note;
 use crate::api::names;
 use crate::model::conditions::{Status, Wanted};
-use crate::model::group::TailnetState;
 use crate::model::group::work::Work;
 use crate::model::objects::{Owner, certificate_ref, digest, filled};
 use crate::model::publish::{Claimant, Target};
@@ -91,7 +90,7 @@ pub(super) struct Account {
     certificates: BTreeMap<String, (Certified, String)>,
     /// What is wrong, as it is told.
     faults: BTreeMap<String, String>,
-    /// Somebody's standing is not known, as nobody was asked yet.
+    /// Of somebody it is not known yet how it stands, so that what was said of all before holds.
     unknown: bool,
 }
 
@@ -109,9 +108,13 @@ impl Account {
         self.faults.extend(told.map(|told| (claimant.to_string(), fingerprint(&told.message))));
     }
 
-    /// One of which nobody can say yet how it fares: what was told of it before still holds.
-    pub(super) fn unknown(&mut self, claimant: &Claimant, plan: &Plan<'_>) {
+    /// One of which nobody can say yet how it fares. What was said before holds.
+    pub(super) fn unknown(&mut self) {
         self.unknown = true;
+    }
+
+    /// What was told of one before still holds.
+    pub(super) fn still(&mut self, claimant: &Claimant, plan: &Plan<'_>) {
         let key = claimant.to_string();
         self.faults.extend(plan.before.told.get(&key).cloned().map(|told| (key, told)));
     }
@@ -143,8 +146,7 @@ impl Account {
             *summary.certified.entry(*state).or_default() += 1;
         }
         work.memory.summary = Some(summary);
-        // What was said before holds until the control plane has been asked.
-        work.keeps_conditions = self.unknown && !matches!(work.observed.tailnet, TailnetState::Unavailable(_));
+        work.keeps_conditions = self.unknown;
         work.conditions = vec![self.published(), self.certified()];
     }
 

@@ -54,14 +54,15 @@ pub(super) fn awaited(work: &Work<'_>, name: &str) -> bool {
 fn withdrawn(work: &Work<'_>, told: &BTreeSet<String>, name: &str, routes: &BTreeSet<String>) -> bool {
     let now = work.observed.now;
     let silent = |replica: &Replica| replica.pod.as_deref().is_none_or(|pod| acks::long_unready(pod, now));
-    let routed = |replica: &Replica| replica.state.as_ref().is_some_and(|state| !state.routes.is_disjoint(routes));
-    let says = |replica: &Replica| says(replica, name) || routed(replica);
-    !told.contains(name) && told.is_disjoint(routes) && work.observed.replicas.values().all(|replica| !says(replica) || silent(replica))
+    let by_route = |replica: &Replica| replica.state.as_ref().is_some_and(|state| !state.routes.is_disjoint(routes));
+    let leads = |replica: &Replica| says(replica, name) || by_route(replica);
+    !told.contains(name) && told.is_disjoint(routes) && work.observed.replicas.values().all(|replica| !leads(replica) || silent(replica))
 }
 
 /// Whether this cluster has no part in a Tailscale Service any more; what has to be asked of the control plane is.
 fn released(work: &mut Work<'_>, listed: Option<&Listed>, name: &str) -> bool {
-    if work.observed.publish.rivals.get(name).is_some_and(|rivals| !rivals.is_empty()) {
+    // One that does not serve it may never do: it makes it anew if it does.
+    if work.observed.publish.rivals.get(name).is_some_and(|rivals| rivals.iter().any(|rival| rival.serving)) {
         return true;
     }
     match &work.observed.tailnet {

@@ -143,6 +143,15 @@ pub(super) fn reached(work: &Work<'_>, replica: &Replica, own: &[String]) -> boo
     routes.is_subset(&state.routes) && approved.is_some_and(|approved| routes.is_subset(&approved.routes))
 }
 
+/// Whether a replica advertises these addresses of which nobody has asked yet what is approved.
+pub(super) fn unasked(work: &Work<'_>, replicas: u32, own: &[String]) -> bool {
+    let routes = routes(own);
+    work.observed.replicas.range(..replicas).filter(|(_, replica)| live(replica)).any(|(_, replica)| {
+        let state = replica.state.as_ref().filter(|state| routes.is_subset(&state.routes));
+        state.and_then(|state| state.device_id.as_ref()).is_some_and(|id| !work.observed.publish.approved.contains_key(id))
+    })
+}
+
 /// Why the control plane does not approve the routes of a replica, and what an admin can do.
 pub(super) fn denied(work: &Work<'_>, replicas: u32, own: &[String]) -> Option<Refused> {
     let devices = work.observed.replicas.range(..replicas).filter_map(|(_, replica)| replica.state.as_ref()?.device_id.as_deref());

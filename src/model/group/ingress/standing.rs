@@ -24,14 +24,12 @@ pub(super) fn standing(
 ) -> Standing {
     let observed = work.observed;
     let known = listed.and_then(|listed| listed.services.get(name));
-    match &observed.tailnet {
+    let answers = match &observed.tailnet {
         TailnetState::Ready { capabilities, .. } if !capabilities.services => return Standing::Never,
-        TailnetState::Ready { .. } => {}
-        TailnetState::Asking | TailnetState::Unavailable(_) => {
-            return known.map_or(Standing::Unknown, |held| Standing::Ours(held.addrs.clone()));
-        }
-    }
-    if listed.is_none() {
+        TailnetState::Ready { .. } => true,
+        TailnetState::Asking | TailnetState::Unavailable(_) => false,
+    };
+    if listed.is_none() || (known.is_none() && !answers) {
         return Standing::Unknown;
     }
     let tags = if wish.tags.is_empty() { shape.settings.tags.clone() } else { wish.tags.clone() };
@@ -45,7 +43,7 @@ pub(super) fn standing(
             let ours = settled || matches!(verdict, Verdict::Write { ours: true, .. });
             let addrs = known.map(|known| known.addrs.clone()).unwrap_or_default();
             // It may take a moment until a new one has its addresses.
-            if !settled || (matches!(wish.target, Target::Whole(_)) && addrs.is_empty()) {
+            if answers && (!settled || (matches!(wish.target, Target::Whole(_)) && addrs.is_empty())) {
                 work.pass.control.push(ControlAction::PublishService { asked, recorded });
             }
             if ours { Standing::Ours(addrs) } else { Standing::Made }

@@ -49,9 +49,11 @@ impl Plan<'_> {
 
     fn published(&self, work: &mut Work<'_>, shape: &Shape<'_>, (claim, item): (&Claim<'_>, &Item), account: &mut Account) {
         account.certificates(work, &shape.owner, item);
-        if matches!(item.standing, Standing::Unknown) {
-            account.unknown(&claim.claimant, self);
-            if !matches!(work.observed.tailnet, TailnetState::Unavailable(_)) {
+        if undecided(work, shape, item) {
+            account.still(&claim.claimant, self);
+            // Nobody is waited for who cannot be asked.
+            if matches!(item.standing, Standing::Routed(_)) || !matches!(work.observed.tailnet, TailnetState::Unavailable(_)) {
+                account.unknown();
                 return update(work, claim, true, None, balancer(claim));
             }
         }
@@ -110,6 +112,15 @@ impl Plan<'_> {
 const NEVER: &str = "The control plane of this ProxyGroup has no Tailscale Services, by which one name is published from several replicas, \
      and issues no certificates. An Ingress is served on the replicas' own addresses if it names a certificate of its own for its hosts in \
      spec.tls[].secretName, or has the annotation tailscale.com/http-endpoint=enabled.";
+
+/// Whether what decides how a name stands has not been asked for yet.
+fn undecided(work: &Work<'_>, shape: &Shape<'_>, item: &Item) -> bool {
+    match &item.standing {
+        Standing::Unknown => true,
+        Standing::Routed(own) => routes::denied(work, shape.replicas, own).is_none() && routes::unasked(work, shape.replicas, own),
+        _ => false,
+    }
+}
 
 /// How many replicas serve a name.
 fn serving(work: &Work<'_>, shape: &Shape<'_>, item: &Item, name: &str) -> usize {

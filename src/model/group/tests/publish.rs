@@ -1,5 +1,7 @@
 //! What a group of type ingress publishes, what it cannot, and what it says of that.
 
+#![allow(clippy::needless_pass_by_value, reason = "a call with a literal reads better")]
+
 use super::*;
 use crate::api::condition::{CERTIFIED, INGRESS_SVC_CONFIGURED, INGRESS_SVC_VALID, PUBLISHED};
 use crate::api::vip::VipService;

@@ -13,9 +13,23 @@ use crate::model::publish::{Own, Source, ingress_group, ingress_label, service_g
 enum Act {
     Group(u8, u8),
     DeleteGroup(u8),
-    Ingress { name: u8, group: u8, label: u8, good: bool },
-    Service { name: u8, group: u8, label: u8, good: bool },
-    External { name: u8, group: u8, label: u8 },
+    Ingress {
+        name: u8,
+        group: u8,
+        label: u8,
+        good: bool,
+    },
+    Service {
+        name: u8,
+        group: u8,
+        label: u8,
+        good: bool,
+    },
+    External {
+        name: u8,
+        group: u8,
+        label: u8,
+    },
     Unannotate(u8),
     DeleteIngress(u8),
     DeleteService(u8),
@@ -26,6 +40,9 @@ enum Act {
     Sleep(u8),
     Wake,
     Time(u8),
+    /// Another reconciler leads, which has asked nobody yet.
+    Lead,
+    Answer,
 }
 
 fn acts() -> impl Strategy<Value = Act> {
@@ -45,6 +62,8 @@ fn acts() -> impl Strategy<Value = Act> {
         1 => any::<u8>().prop_map(Act::Restart),
         1 => any::<u8>().prop_map(Act::Sleep),
         1 => Just(Act::Wake),
+        1 => Just(Act::Lead),
+        1 => Just(Act::Answer),
         1 => any::<u8>().prop_map(Act::Time),
     ]
 }
@@ -55,21 +74,14 @@ fn nth<T: Clone>(all: impl IntoIterator<Item = T>, which: u8) -> Option<T> {
 }
 
 impl Act {
-    fn on(&self, world: &mut World) {
+    /// Somebody asks to be published, or no more. Nobody who is going is changed.
+    fn ask(&self, world: &mut World) {
         let key = |name: &str| ("default".to_owned(), name.to_owned());
         let going = |world: &World, name: &str| {
             let service = world.services.get(&key(name)).is_some_and(|held| held.metadata.deletion_timestamp.is_some());
             service || world.ingresses.get(&key(name)).is_some_and(|held| held.metadata.deletion_timestamp.is_some())
         };
         match self {
-            Self::Group(name, replicas) => {
-                let group = format!("g{name}");
-                if !world.groups.get(&group).is_some_and(|held| held.metadata.deletion_timestamp.is_some()) {
-                    let kind = if *name == 2 { "egress" } else { "ingress" };
-                    world.group(&group, json!({"type": kind, "replicas": replicas}));
-                }
-            }
-            Self::DeleteGroup(name) => world.delete_group(&format!("g{name}")),
             Self::Ingress { name, group, label, good } => {
                 let name = format!("a{name}");
                 let tls = json!([{"hosts": [format!("l{label}")]}, {"hosts": ["www.example.com"], "secretName": "own"}]);
@@ -101,6 +113,22 @@ impl Act {
                     world.plain(&name, json!({}), json!({"clusterIP": "10.96.0.9", "ports": [{"port": 80}]}));
                 }
             }
+            _ => {}
+        }
+    }
+
+    fn on(&self, world: &mut World, plane: &TailnetState) {
+        let key = |name: &str| ("default".to_owned(), name.to_owned());
+        match self {
+            Self::Group(name, replicas) => {
+                let group = format!("g{name}");
+                if world.groups.get(&group).is_none_or(|held| held.metadata.deletion_timestamp.is_none()) {
+                    let kind = if *name == 2 { "egress" } else { "ingress" };
+                    world.group(&group, json!({"type": kind, "replicas": replicas}));
+                }
+            }
+            Self::DeleteGroup(name) => world.delete_group(&format!("g{name}")),
+            Self::Ingress { .. } | Self::Service { .. } | Self::External { .. } | Self::Unannotate(_) => self.ask(world),
             Self::DeleteIngress(name) => world.delete_ingress(&format!("a{name}")),
             Self::DeleteService(name) => world.delete_service(&format!("s{name}")),
             Self::Behind(name, there) => {
@@ -129,6 +157,12 @@ impl Act {
             Self::Sleep(which) => world.asleep.extend(nth(world.pods.keys().cloned().collect::<Vec<_>>(), *which)),
             Self::Wake => world.asleep.clear(),
             Self::Time(seconds) => world.now += i64::from(*seconds),
+            Self::Lead => {
+                world.memories.clear();
+                (world.hosted.listed, world.tailnet) = (None, TailnetState::Asking);
+                world.hosted.approved.clear();
+            }
+            Self::Answer => world.tailnet = plane.clone(),
         }
     }
 }
@@ -226,13 +260,15 @@ fn demolish(world: &mut World, order: &[(u8, u8)]) {
 
 fn run(mut world: World, acts: Vec<(Act, u8)>, order: &[(u8, u8)]) -> Result<(), TestCaseError> {
     world.plain("web", json!({}), json!({"clusterIP": "10.96.0.20", "ports": [{"port": 80}]}));
+    let plane = world.tailnet.clone();
     for (act, rounds) in acts {
-        act.on(&mut world);
+        act.on(&mut world, &plane);
         for _ in 0..rounds {
             world.round();
         }
     }
     world.asleep.clear();
+    world.tailnet = plane;
     world.settle();
     right(&world)?;
     let writes = world.writes;

@@ -128,6 +128,28 @@ fn a_route_that_is_not_approved_names_the_command() {
 }
 
 #[test]
+fn a_restart_changes_nothing_and_tells_nobody_anew() {
+    let mut world = headscale(json!({"type": "ingress"}));
+    expose(&mut world, "db", json!({}), address(30));
+    world.put_ingress(
+        "app",
+        json!({"tailscale.com/proxy-group": "in", "tailscale.com/http-endpoint": "enabled"}),
+        json!({"defaultBackend": {"service": {"name": "web", "port": {"number": 80}}}}),
+    );
+    world.ingress("none", "in", ("none", "web"));
+    world.settle();
+    assert_eq!(world.told("NoTailscaleServices"), 1);
+    let (writes, events) = (world.writes, world.events.len());
+    let ready = std::mem::replace(&mut world.tailnet, TailnetState::Asking);
+    (world.memories, world.hosted.approved) = (std::collections::BTreeMap::new(), std::collections::BTreeMap::new());
+    world.settle();
+    assert_eq!((world.writes, world.events.len()), (writes, events), "nobody has asked the control plane yet");
+    world.tailnet = ready;
+    world.settle();
+    assert_eq!((world.writes, world.events.len()), (writes, events));
+}
+
+#[test]
 fn an_approval_that_somebody_took_back_is_given_again() {
     let mut world = headscale(json!({"type": "ingress"}));
     expose(&mut world, "db", json!({}), address(30));
