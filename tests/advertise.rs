@@ -176,7 +176,9 @@ fn metric(member: &Member, line: &str) -> bool {
 async fn own_certificate(cluster: &cluster::Cluster, members: &[Member], ask: impl Fn(&str, &Path) -> Result<String, String>, dir: &Path) {
     let told = |kind: &str| {
         let line = format!("tailyard_certificate_error{{name=\"{OWN}\",kind=\"{kind}\"}} 1");
-        members.iter().for_each(|member| eventually(kind, DEADLINE, || metric(member, &line).then_some(())));
+        for member in members {
+            eventually(kind, DEADLINE, || metric(member, &line).then_some(()));
+        }
     };
     told("NoSecret");
     let missing = format!("tailyard_site_certificate_missing{{service=\"svc:web\",name=\"{OWN}\"}} 1");

@@ -230,9 +230,8 @@ mod tests {
             .into_iter()
             .map(|(name, site)| (name.to_owned(), Arc::new(site)))
             .collect();
-        let barred = |allowed, shared| {
-            barred(&sites, &ServeConfig::default(), allowed, shared).into_iter().map(|(_, why)| why.kind()).collect::<Vec<_>>()
-        };
+        let barred =
+            |allowed, shared| barred(&sites, &ServeConfig::default(), allowed, shared).into_values().map(Barred::kind).collect::<Vec<_>>();
         assert_eq!(barred(true, false), ["PortTaken"]);
         assert_eq!(barred(true, true), [""; 0]);
         assert_eq!(barred(false, false), ["NotAllowed", "NotAllowed"]);

@@ -117,6 +117,9 @@ pub async fn run(mut inputs: Inputs, how: How, outputs: Outputs) {
             let mut standing = seen.standing(&facts);
             let done = seen.heard() && (standing.waiting.is_empty() || late);
             standing.settled = start.filter(|start| done || told.settled == Some(*start));
+            if late && standing.settled.is_some() && told.settled != standing.settled && !standing.waiting.is_empty() {
+                tracing::warn!(waiting = ?standing.waiting, "services are not advertised and approved, and no longer waited for");
+            }
             for (service, why) in standing.barred.iter().filter(|(service, why)| told.barred.get(*service) != Some(*why)) {
                 tracing::warn!(service, kind = why.kind(), "not reached from the internet: {why}");
             }

@@ -305,7 +305,8 @@ impl Known {
     /// Says what is wrong with what a Secret holds, if that is news; an empty one that is to be filled is not.
     fn tell(&self, (name, secret): (&str, &str), ordered: bool, error: &CertificateError) {
         let known = self.held.as_ref().and_then(|held| held.as_ref().err()).map(CertificateError::kind) == Some(error.kind());
-        if !known && !(ordered && *error == CertificateError::Empty) {
+        let awaited = ordered && *error == CertificateError::Empty;
+        if !known && !awaited {
             tracing::warn!(kind = error.kind(), name, secret, "the Secret's certificate cannot be used ({error}): {ALONE}");
         }
     }
