@@ -107,6 +107,8 @@ struct Name {
     since: Duration,
     /// The record is known to be old: it was refused by the API.
     stale: bool,
+    /// The version that the newest write was made against.
+    against: String,
     window: Option<Window>,
     /// When the server is asked for its window.
     ask: Option<Duration>,
@@ -231,7 +233,7 @@ impl Issuer {
             }
             Written::Conflict => {
                 self.set(&name, Doing::Nothing);
-                self.names.entry(name.clone()).or_default().stale = true;
+                self.refused(&name);
                 vec![name]
             }
             Written::Failed => {
@@ -262,13 +264,20 @@ impl Issuer {
                 vec![name]
             }
             Written::Conflict => {
-                one.stale = true;
+                self.refused(&name);
                 vec![name]
             }
             Written::Failed => {
                 self.timer(&name, at + AGAIN);
                 Vec::new()
             }
+        }
+    }
+
+    /// A write was refused: the record is old, unless a newer one was seen before the refusal came.
+    fn refused(&mut self, name: &str) {
+        if let Some(one) = self.names.get_mut(name) {
+            one.stale = one.record.as_ref().is_some_and(|record| record.version == one.against);
         }
     }
 
@@ -283,22 +292,24 @@ impl Issuer {
                 self.set(name, Doing::Nothing);
                 self.consider(name, now, actions);
             }
-            Doing::Writing { .. } => self.write(name, actions),
+            Doing::Writing { .. } => self.write(name, now, actions),
             Doing::Nothing => self.consider(name, now, actions),
         }
     }
 
     /// Writes what came of an order, for as long as the note is this replica's.
-    fn write(&mut self, name: &str, actions: &mut Vec<Action>) {
+    fn write(&mut self, name: &str, now: Moment, actions: &mut Vec<Action>) {
         let Some(one) = self.names.get_mut(name).filter(|one| !one.stale) else { return };
         let Doing::Writing { note, sent } = &mut one.doing else { return };
         let Some(record) = one.record.as_ref().filter(|record| record.note.by == self.me) else {
-            // Somebody else was right to think that this replica is gone, or the Secret is.
+            // Somebody else was right to think that this replica is gone, or the Secret is. That one may be gone by now, too.
             self.set(name, Doing::Nothing);
+            self.consider(name, now, actions);
             return;
         };
         *sent = true;
         let (name, version) = (name.to_owned(), record.version.clone());
+        one.against.clone_from(&version);
         actions.push(match note {
             None => Action::Store { name, version },
             Some(note) => Action::Release { name, version, note: note.clone() },
@@ -333,6 +344,9 @@ impl Issuer {
     fn claim(&mut self, name: &str, now: Moment, actions: &mut Vec<Action>) {
         let Some(record) = self.names.get(name).and_then(|one| one.record.clone()) else { return };
         self.set(name, Doing::Claiming(now.at));
+        if let Some(one) = self.names.get_mut(name) {
+            one.against.clone_from(&record.version);
+        }
         let mut note = if record.note.by.is_empty() { record.note } else { self.after(&record.note, now.wall, Failed::default(), 0.0) };
         note.by.clone_from(&self.me);
         actions.push(Action::Claim { name: name.to_owned(), version: record.version, note });

@@ -111,6 +111,25 @@ fn a_servers_pause_is_kept() {
 }
 
 #[test]
+fn a_refusal_that_comes_after_the_newer_record_stops_nothing() {
+    let mut issuer = Issuer::new("g-0", Terms::ACME);
+    let at = |seconds: u64| Moment { at: Duration::from_secs(seconds), wall: wall(i64::try_from(seconds).expect("small")) };
+    let record = |version: &str, by: &str| Record {
+        version: version.to_owned(),
+        note: Note { by: by.to_owned(), ..Note::default() },
+        ..Record::default()
+    };
+    issuer.step(Event::Wanted(["a".to_owned()].into()), at(0), 0.5);
+    issuer.step(Event::Leads(true), at(0), 0.5);
+    assert_eq!(issuer.step(Event::Seen("a".into(), Some(record("1", ""))), at(0), 0.5).len(), 1, "it is claimed");
+    issuer.step(Event::Seen("a".into(), Some(record("2", "g-1"))), at(1), 0.5);
+    issuer.step(Event::Claimed("a".into(), Written::Conflict), at(2), 0.5);
+    let wake = issuer.wake().expect("the other may be gone");
+    let claim = issuer.step(Event::Tick, Moment { at: wake, ..at(500) }, 0.5);
+    assert!(matches!(&claim[..], [Action::Claim { version, .. }] if version == "2"), "{claim:?}");
+}
+
+#[test]
 fn an_outage_makes_no_long_pauses_and_forgets_no_longer_one() {
     let issuer = Issuer::new("g-0", Terms::ACME);
     let pause = |failures, outage| {

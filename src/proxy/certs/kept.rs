@@ -319,3 +319,35 @@ pub(super) fn note_text(note: &Note, failure: Option<&(&'static str, String)>) -
     let note = issuance::Note { by: note.by.clone(), failures: note.failures, not_before: note.not_before, reason, message };
     serde_json::to_string(&note).unwrap_or_default()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn noted(version: &str, values: &[(&str, &str)]) -> Noted {
+        let values = values.iter().map(|(key, value)| ((*key).to_owned(), Bytes::copy_from_slice(value.as_bytes()))).collect();
+        Noted { version: version.to_owned(), annotations: BTreeMap::new(), values }
+    }
+
+    #[test]
+    fn each_secret_is_heard_of_and_what_is_wrong_with_a_users_own_is_told_by_its_name() {
+        let own = |secret: &str| Host { secret: secret.to_owned(), issue: false };
+        let wanted = BTreeMap::from([("a.example.com".to_owned(), own("a")), ("b.example.com".to_owned(), own("b"))]);
+        let mut kept = Kept::default();
+        assert_eq!(kept.want(Arc::new(wanted), BTreeSet::new()).len(), 2);
+        let made = rcgen::generate_simple_self_signed(vec!["a.example.com".to_owned()]).expect("a certificate");
+        let (chain, key) = (made.cert.pem(), made.signing_key.serialize_pem());
+        kept.put("a", noted("1", &[("tls.crt", &chain), ("tls.key", &key)]));
+        assert!(!kept.heard(), "the other may be about to come");
+        kept.gone("b");
+        assert!(kept.heard());
+        let faults = |kept: &Kept| kept.state().names.into_values().map(|state| state.fault).collect::<Vec<_>>();
+        assert_eq!(faults(&kept), [None, Some("NoSecret")]);
+        kept.put("b", noted("2", &[("tls.crt", &chain), ("tls.key", &key)]));
+        assert_eq!(faults(&kept), [None, Some("Name")], "it is there, and another name's");
+        kept.gone("a");
+        assert_eq!(faults(&kept), [Some("NoSecret"), Some("Name")]);
+        let serve = kept.pairs(Timestamp::now());
+        assert_eq!(serve.keys().collect::<Vec<_>>(), ["a.example.com"], "what was loaded is served on");
+    }
+}
