@@ -8,6 +8,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tailyard::api::localapi::Prefs;
 use tailyard::edge::localapi::LocalApi;
@@ -155,12 +156,6 @@ impl Member {
     /// Tells it to leave; it must end well. Returns how long that took.
     pub(crate) fn leave(&mut self) -> Duration {
         self.process.take().expect("a running replica").leave()
-    }
-
-    /// What it tells of itself: the keys of its state.
-    pub(crate) fn state(&self) -> Value {
-        let text = fs::read(self.machine.own_dir().join("state.json")).unwrap_or_default();
-        serde_json::from_slice(&text).unwrap_or_default()
     }
 
     /// Tells it to leave, and kills it and its tailscaled as soon as something is so.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::chart;
+use crate::chart::{self, NAMESPACE};
 use crate::kubernetes::images::TOOLS;
 use crate::kubernetes::{Cluster, eventually};
 use crate::pebble::{Manner, Pebble};

@@ -42,7 +42,7 @@ impl ControlPlane {
         for component in [MANAGER, SCHEDULER, "kube-proxy"] {
             pki.client(component, &format!("/CN=system:{component}"), &server);
         }
-        let etcd = run(&machine, servers, "etcd", etcd_flags());
+        let etcd = run(&machine, servers, "etcd", &etcd_flags());
         let plane = Self { machine, kubeconfig, running: Mutex::default(), _etcd: etcd };
         plane.start_api(pki, servers);
         plane
@@ -62,18 +62,18 @@ impl ControlPlane {
     /// Starts them (again); the API serves.
     pub(crate) fn start_api(&self, pki: &Pki, servers: &Path) {
         let mut running = self.running.lock().expect("not poisoned");
-        running.push(run(&self.machine, servers, API_SERVER, server_flags(pki, self.machine.address)));
+        running.push(run(&self.machine, servers, API_SERVER, &server_flags(pki, self.machine.address)));
         serves(&self.machine, servers, &self.kubeconfig);
         // These end if they find no API within their first seconds.
-        running.push(run(&self.machine, servers, MANAGER, manager_flags(pki)));
-        running.push(run(&self.machine, servers, SCHEDULER, scheduler_flags(pki)));
+        running.push(run(&self.machine, servers, MANAGER, &manager_flags(pki)));
+        running.push(run(&self.machine, servers, SCHEDULER, &scheduler_flags(pki)));
     }
 }
 
 /// Starts a server on the machine.
-fn run(machine: &Machine, servers: &Path, name: &str, flags: Vec<String>) -> Process {
+fn run(machine: &Machine, servers: &Path, name: &str, flags: &[String]) -> Process {
     let program = text(&servers.join(name));
-    let argv: Vec<&str> = std::iter::once(&program).chain(&flags).map(String::as_str).collect();
+    let argv: Vec<&str> = std::iter::once(&program).chain(flags).map(String::as_str).collect();
     machine.spawn(name, &argv, &[])
 }
 
