@@ -25,6 +25,7 @@ use crate::proxy::l7::InPlace;
 use crate::proxy::paths::Tried;
 use crate::proxy::program::Programmed;
 use crate::proxy::serve::Serving;
+use crate::runtime::cell::put;
 
 /// How long a replica that starts waits for what it should serve to be advertised and approved. A service that nobody approves,
 /// or whose certificate does not come, is not to keep a rollout waiting for ever.
@@ -101,11 +102,11 @@ pub async fn run(mut inputs: Inputs, how: How, outputs: Outputs) {
     loop {
         let seen = inputs.seen(how);
         if let Some(wanted) = seen.wanted() {
-            outputs.wanted.send_if_modified(|told| replace(told, Some(Arc::new(wanted))));
+            put(&outputs.wanted, Some(Arc::new(wanted)));
         }
         let facts = seen.facts();
         if seen.heard() && seen.tried {
-            outputs.advertised.send_if_modified(|told| replace(told, facts.advertised()));
+            put(&outputs.advertised, facts.advertised());
         }
         let start = (seen.daemon.phase == Phase::Running).then_some(seen.daemon.restarts);
         if start.is_none() {
@@ -113,18 +114,10 @@ pub async fn run(mut inputs: Inputs, how: How, outputs: Outputs) {
         }
         let due = start.map(|_| *deadline.get_or_insert_with(|| Instant::now() + BOUND));
         let late = due.is_some_and(|due| Instant::now() >= due);
-        outputs.standing.send_if_modified(|told| {
-            let mut standing = seen.standing(&facts);
-            let done = seen.heard() && (standing.waiting.is_empty() || late);
-            standing.settled = start.filter(|start| done || told.settled == Some(*start));
-            if late && standing.settled.is_some() && told.settled != standing.settled && !standing.waiting.is_empty() {
-                tracing::warn!(waiting = ?standing.waiting, "services are not advertised and approved, and no longer waited for");
-            }
-            for (service, why) in standing.barred.iter().filter(|(service, why)| told.barred.get(*service) != Some(*why)) {
-                tracing::warn!(service, kind = why.kind(), "not reached from the internet: {why}");
-            }
-            replace(told, standing)
-        });
+        let mut standing = seen.standing(&facts);
+        let done = seen.heard() && (standing.waiting.is_empty() || late);
+        standing.follow(&outputs.standing.borrow(), start, done, late);
+        put(&outputs.standing, standing);
         let wake = due.filter(|_| !late);
         tokio::select! {
             changed = inputs.changed() => if changed.is_err() { return },
@@ -133,12 +126,17 @@ pub async fn run(mut inputs: Inputs, how: How, outputs: Outputs) {
     }
 }
 
-fn replace<T: PartialEq>(place: &mut T, value: T) -> bool {
-    let differs = *place != value;
-    if differs {
-        *place = value;
+impl Standing {
+    /// Takes over for which start of tailscaled all was settled, and says what is new since `told`.
+    fn follow(&mut self, told: &Self, start: Option<u64>, done: bool, late: bool) {
+        self.settled = start.filter(|start| done || told.settled == Some(*start));
+        if late && self.settled.is_some() && told.settled != self.settled && !self.waiting.is_empty() {
+            tracing::warn!(waiting = ?self.waiting, "services are not advertised and approved, and no longer waited for");
+        }
+        for (service, why) in self.barred.iter().filter(|(service, why)| told.barred.get(*service) != Some(*why)) {
+            tracing::warn!(service, kind = why.kind(), "not reached from the internet: {why}");
+        }
     }
-    differs
 }
 
 /// Everything at one moment.
@@ -326,9 +324,7 @@ impl Seen {
         standing.leading.extend(forwarded.filter(led).map(ToString::to_string));
         standing
     }
-}
 
-impl Seen {
     /// The sites that are to be reached from the internet and are not; nothing while the tailnet has not told.
     fn barred(&self) -> BTreeMap<String, Barred> {
         let (Some(served), Some(node)) = (&self.served, self.netmap.as_ref().and_then(|netmap| netmap.node.as_ref())) else {

@@ -19,6 +19,7 @@ use crate::api::state::SPOKEN_WITH;
 use crate::edge::localapi::LocalApi;
 use crate::model::spoken::{of_late, read, write};
 use crate::model::state::Content;
+use crate::runtime::cell::put;
 
 /// How often it is looked for at most.
 const EVERY: Duration = Duration::from_mins(1);
@@ -87,14 +88,7 @@ impl Spoken {
             Err(error) => return tracing::debug!(kind = error.kind(), "with whom this replica speaks is not known: {error}"),
         };
         let spoken = of_late(&status, Timestamp::now());
-        let changed = self.known.send_if_modified(|known| {
-            let changed = known.as_deref().is_none_or(|known| *known != spoken);
-            if changed {
-                *known = Some(Arc::new(spoken.clone()));
-            }
-            changed
-        });
-        if changed {
+        if put(&self.known, Some(Arc::new(spoken.clone()))) {
             self.ledger.set(SPOKEN_WITH, write(&spoken));
         }
     }

@@ -10,6 +10,7 @@ use tokio::time::{Instant, sleep};
 use crate::edge::kube::{Cluster, KubeError};
 use crate::model::issuer::{Candidate, Step};
 use crate::model::netmap::NetMap;
+use crate::runtime::cell::put;
 
 /// Looks at the Lease for ever. Where it may not be read or written, as under the Tailscale operator, the first replica orders.
 pub(super) async fn run(
@@ -31,12 +32,9 @@ pub(super) async fn run(
         }
         told = kind;
         let now = if kind == Some("Forbidden") { candidate.is_first() && able } else { candidate.leads() && able };
-        leads.send_if_modified(|before| {
-            if *before != now {
-                tracing::info!(lease, "{}", if now { "this replica orders certificates" } else { "this replica orders no certificates" });
-            }
-            std::mem::replace(before, now) != now
-        });
+        if put(&leads, now) {
+            tracing::info!(lease, "{}", if now { "this replica orders certificates" } else { "this replica orders no certificates" });
+        }
         let soon = if kind == Some("Conflict") { Duration::from_millis(100) } else { candidate.terms().every };
         tokio::select! {
             () = sleep(soon) => {}
