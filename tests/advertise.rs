@@ -42,7 +42,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use serde_json::json;
 use tailyard::api::names::ACCOUNTS;
-use tailyard::api::state::SPOKEN_WITH;
+use tailyard::api::state::{SILENT_SINCE, SPOKEN_WITH};
 
 use member::{Member, service};
 use pebble::{Manner, Pebble};
@@ -109,6 +109,7 @@ fn a_service_of_the_kernel_is_advertised_once_it_is_mapped_and_taken_back_before
     assert!(failed.is_empty(), "{failed:?} of {asked}:\n{}", one.output());
     assert!(one.output().contains("nobody new is let in"), "{}", one.output());
     assert!(one.output().contains("the tailnet leads nothing here any more"), "{}", one.output());
+    assert!(one.state(SILENT_SINCE).is_some(), "its successor knows since when peers heard nothing");
 }
 
 #[test]

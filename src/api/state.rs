@@ -24,6 +24,9 @@ pub const REISSUE_AUTHKEY: &str = "reissue_authkey";
 /// Ours, additive: JSON list of the tailnet addresses of peers that spoke with this replica of late. Its successor, which peers do not
 /// know yet, opens ways to them before anything leads to it.
 pub const SPOKEN_WITH: &str = "tailyard-spoken-with";
+/// Ours, additive: since when peers heard nothing of this replica outside the tunnel, as it leaves (RFC 3339). Its successor, which is
+/// elsewhere, asks them for handshakes only when they do not trust the old place any more.
+pub const SILENT_SINCE: &str = "tailyard-silent-since";
 /// An auth key that a user put there.
 pub const AUTHKEY: &str = "authkey";
 /// tailscaled's machine key.

@@ -1,7 +1,7 @@
 //! Which ways into the tailnet are tried before a replica gets traffic.
 //!
 //! A tailscaled that has just started has no tunnel to anybody, and a peer that spoke with its predecessor a moment ago goes on
-//! sending to where that one was (tailscaled trusts an address for 6.5 s after its last answer). Where that is another place, the
+//! sending to where that one was (tailscaled trusts an address for 6.5 s after its last answer, [`TRUST`]). Where that is another place, the
 //! peer's half of the first handshake is lost, and `WireGuard` tries again only 5 s later: until then every connection hangs. So
 //! the ways to the targets are tried before connections come: first outside the tunnel, which a peer answers as soon as it has
 //! heard of this start, and then through it. A target that does not answer holds nobody up for longer than [`BOUND`]: it may be
@@ -12,6 +12,8 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+
 use super::plan::Planned;
 
 /// How many targets are tried at most, beside those whom a predecessor spoke with. They are tried at once, so this bounds a burst and not a time.
@@ -19,6 +21,22 @@ pub const MOST: usize = 16;
 /// How long all of them together may keep a replica from being ready. Long enough for a handshake that was lost all the same:
 /// `WireGuard` repeats it after 5 s and up to a third of a second, and it is not asked for in the first one.
 pub const BOUND: Duration = Duration::from_secs(7);
+
+/// For how long a peer's tailscaled sends to the address at which it last heard a node and nowhere else (`trustUDPAddrDuration` of
+/// `wgengine/magicsock`), and a little more for what is under way.
+const TRUST: SignedDuration = SignedDuration::from_millis(6_700);
+/// How long a peer has after its answer outside the tunnel where nobody wrote down when its trust began to run out.
+const SETTLE: Duration = Duration::from_secs(1);
+/// What was written down longer ago is not of the predecessor that left just now: that one had no time to write.
+const OLD: SignedDuration = SignedDuration::from_mins(1);
+
+/// How long a peer that answers outside the tunnel is left alone until it is asked for a handshake, so that its trust in the place of a
+/// predecessor is over, of which it has heard nothing since `silent_since`. Never longer than the trust, whatever the clocks say.
+#[must_use]
+pub fn settle(silent_since: Option<Timestamp>, now: Timestamp) -> Duration {
+    let Some(age) = silent_since.map(|since| now.duration_since(since)).filter(|age| *age <= OLD) else { return SETTLE };
+    Duration::try_from((TRUST - age).min(TRUST)).unwrap_or_default()
+}
 
 /// The addresses to try: one for each distinct target, at most [`MOST`]; none that no peer answers for.
 #[must_use]
@@ -93,6 +111,17 @@ mod tests {
     fn of_those_who_were_spoken_with_the_ones_that_are_gone_are_not_tried() {
         let planned = Planned::new(&world(&[], 3));
         assert_eq!(known(&planned, &ips(&["100.64.1.1", "100.64.1.9"])), ips(&["100.64.1.1"]));
+    }
+
+    #[test]
+    fn a_peer_is_asked_when_it_trusts_the_old_place_no_more() {
+        let now: Timestamp = "2026-01-01T00:01:00Z".parse().expect("a time");
+        let settle = |seconds: i64| settle(Some(now - SignedDuration::from_secs(seconds)), now);
+        let trust = Duration::try_from(TRUST).expect("positive");
+        assert_eq!(settle(4) + Duration::from_secs(4), trust);
+        assert_eq!(settle(7), Duration::ZERO);
+        assert_eq!(settle(-30), trust, "another node's clock may be ahead");
+        assert_eq!([settle(61), super::settle(None, now)], [SETTLE; 2], "nothing is known of who left just now");
     }
 
     #[test]

@@ -244,6 +244,13 @@ impl Settings {
         self.ingress.is_some() || self.serve.is_some()
     }
 
+    /// Whether the network of this process ends with it: a Pod of our own reconciler, which never has its node's network. Others may be told
+    /// to leave nothing behind.
+    #[must_use]
+    pub fn ends_with_its_network(&self) -> bool {
+        matches!(&self.tailnet, Tailnet::Tailscaled(daemon) if daemon.fill_config)
+    }
+
     /// Whether anything is forwarded by the kernel: then the rules need a writer, and the kernel its forwarding switches.
     #[must_use]
     pub fn forwards(&self) -> bool {

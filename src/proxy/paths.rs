@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::daemon::DaemonState;
-use super::spoken::Peers;
+use super::spoken::Left;
 use crate::edge::localapi::{LocalApi, Ping};
 use crate::model::paths::{BOUND, known, targets};
 use crate::model::plan::Planned;
@@ -26,9 +26,6 @@ use crate::model::supervise::Phase;
 const PATIENCE: Duration = Duration::from_millis(300);
 /// The longest that one waits.
 const LONGEST: Duration = Duration::from_secs(1);
-/// How long a peer has after its answer outside the tunnel until it is asked for a handshake: its trust in where a predecessor was must
-/// be over by then, and [`HUSH`](crate::model::drain::HUSH) alone is short of that where Pods start fast.
-const SETTLE: Duration = Duration::from_secs(1);
 
 /// Asks whether a target answers, within a time.
 pub type Ask = Arc<dyn Fn(IpAddr, Ping, Duration) -> BoxFuture<'static, bool> + Send + Sync>;
@@ -62,7 +59,7 @@ pub async fn run(
     ask: Ask,
     mut daemon: watch::Receiver<DaemonState>,
     mut planned: watch::Receiver<Option<Arc<Planned>>>,
-    mut spoken: watch::Receiver<Peers>,
+    mut left: watch::Receiver<Option<Left>>,
     state: watch::Sender<Tried>,
 ) {
     loop {
@@ -70,15 +67,15 @@ pub async fn run(
         let connects = |phase| matches!(phase, Phase::Starting | Phase::Running);
         let untried = |daemon: &DaemonState| connects(daemon.phase) && tried != Some(daemon.restarts);
         let Ok(start) = daemon.wait_for(untried).await.map(|daemon| daemon.restarts) else { return };
-        let Ok(Some(spoken)) = spoken.wait_for(Option::is_some).await.map(|spoken| spoken.clone()) else { return };
+        let Ok(Some(left)) = left.wait_for(Option::is_some).await.map(|left| left.clone()) else { return };
         let wanted = planned.wait_for(Option::is_some).await.map(|planned| {
-            let wanted = planned.iter().flat_map(|planned| targets(planned).into_iter().chain(known(planned, &spoken)));
+            let wanted = planned.iter().flat_map(|planned| targets(planned).into_iter().chain(known(planned, &left.spoken)));
             wanted.collect()
         });
         let Ok(wanted) = wanted else { return };
         let mut phase = daemon.clone();
         let open = tokio::select! {
-            open = attempt(&ask, wanted, &mut phase, &state) => open,
+            open = attempt(&ask, wanted, &left, &mut phase, &state) => open,
             restarted = daemon.wait_for(|daemon| daemon.restarts != start) => {
                 if restarted.is_err() {
                     return;
@@ -91,13 +88,19 @@ pub async fn run(
 }
 
 /// Asks all of them until each has answered, or until a connected daemon has had its time; whether there was one and all answered.
-async fn attempt(ask: &Ask, wanted: BTreeSet<IpAddr>, daemon: &mut watch::Receiver<DaemonState>, state: &watch::Sender<Tried>) -> bool {
+async fn attempt(
+    ask: &Ask,
+    wanted: BTreeSet<IpAddr>,
+    left: &Left,
+    daemon: &mut watch::Receiver<DaemonState>,
+    state: &watch::Sender<Tried>,
+) -> bool {
     let began = Instant::now();
     let total = wanted.len();
     state.send_modify(|state| state.waiting.clone_from(&wanted));
     let each = wanted.into_iter().map(|ip| async move {
         answered(ask, ip, Ping::Disco).await;
-        sleep(SETTLE).await;
+        sleep(left.settle()).await;
         answered(ask, ip, Ping::Tsmp).await;
         state.send_modify(|state| {
             state.waiting.remove(&ip);
@@ -153,7 +156,7 @@ mod tests {
     struct Bench {
         daemon: watch::Sender<DaemonState>,
         planned: watch::Sender<Option<Arc<Planned>>>,
-        spoken: watch::Sender<Peers>,
+        left: watch::Sender<Option<Left>>,
         state: watch::Receiver<Tried>,
         asked: Arc<Mutex<Vec<(IpAddr, Ping)>>>,
     }
@@ -166,7 +169,7 @@ mod tests {
     fn bench(answers: impl Fn(IpAddr, usize) -> bool + Send + Sync + 'static) -> Bench {
         let (daemon, daemon_seen) = watch::channel(DaemonState::default());
         let (planned, planned_seen) = watch::channel(None);
-        let (spoken, spoken_seen) = watch::channel(Some(Arc::default()));
+        let (left, left_seen) = watch::channel(Some(Left::default()));
         let (state, seen) = watch::channel(Tried::default());
         let asked = Arc::<Mutex<Vec<(IpAddr, Ping)>>>::default();
         let log = Arc::clone(&asked);
@@ -176,8 +179,8 @@ mod tests {
             log.push((ip, ping));
             Box::pin(std::future::ready(answers(ip, before)))
         });
-        tokio::spawn(run(ask, daemon_seen, planned_seen, spoken_seen, state));
-        Bench { daemon, planned, spoken, state: seen, asked }
+        tokio::spawn(run(ask, daemon_seen, planned_seen, left_seen, state));
+        Bench { daemon, planned, left, state: seen, asked }
     }
 
     impl Bench {
@@ -210,7 +213,7 @@ mod tests {
         advance(BOUND * 2).await;
         assert_eq!(*bench.state.borrow(), Tried::default(), "there is no plan yet");
         bench.plan();
-        assert_eq!(bench.tried(0).await, PATIENCE + SETTLE, "what does not answer is asked again, all at once");
+        assert_eq!(bench.tried(0).await, PATIENCE + Left::default().settle(), "what does not answer is asked again, all at once");
         let asked = bench.asked.lock().expect("not poisoned").clone();
         for ip in [ip(2), ip(3)] {
             let of: Vec<_> = asked.iter().filter(|(asked, _)| *asked == ip).map(|(_, ping)| *ping).collect();
@@ -221,12 +224,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn those_whom_the_predecessor_spoke_with_are_asked_once_it_is_known_who_they_are() {
         let mut bench = bench(|_, _| true);
-        bench.spoken.send_replace(None);
+        bench.left.send_replace(None);
         bench.plan();
         bench.running(0);
         advance(BOUND * 2).await;
         assert_eq!(*bench.state.borrow(), Tried::default(), "who they are is not known yet");
-        bench.spoken.send_replace(Some(Arc::new([[100, 64, 0, 9].into(), ip(3)].into())));
+        bench.left.send_replace(Some(Left { spoken: [[100, 64, 0, 9].into(), ip(3)].into(), silent_since: None }));
         bench.tried(0).await;
         let asked = bench.asked.lock().expect("not poisoned").clone();
         assert_eq!(asked.iter().filter(|(asked, _)| *asked == ip(3)).count(), 2, "a target that was spoken with is asked like others");

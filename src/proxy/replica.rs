@@ -25,8 +25,9 @@ use super::kernel::Live;
 use super::paths::{self, Tried};
 use super::program::{self, Programmed};
 use super::publish::Publishing;
+use super::report::Ledger;
 use super::sources::{Config, cluster, config};
-use super::spoken::{self, Peers, Spoken};
+use super::spoken::{self, Left, Spoken};
 use super::state::store;
 use super::surgeon::{Ended, Surgeon};
 use super::{PACE, forwarding, keys, observe, resolve, spawn, tailnet};
@@ -62,10 +63,12 @@ pub struct Replica {
     pub link: Option<watch::Receiver<LinkState>>,
     /// The ways to the targets, if there is a tailscaled to try them and the kernel is to forward.
     pub paths: Option<watch::Receiver<Tried>>,
-    /// With whom was spoken of late.
-    pub known: watch::Sender<Peers>,
+    /// What a predecessor left, and with whom was spoken since.
+    pub known: watch::Sender<Option<Left>>,
     /// Remembers with whom this replica speaks, if something may lead here and there is a state to keep it in.
     pub spoken: Option<Spoken>,
+    /// What is wanted of the state, if there is one.
+    pub ledger: Option<Ledger>,
     /// Forwarding switches that are off, and how to switch them on.
     pub switches: watch::Receiver<Vec<String>>,
     /// How what is advertised stands, if that is decided here.
@@ -102,8 +105,7 @@ impl Replica {
         let (mut link, mut paths) = (None, None);
         if settings.forwards() {
             link = start_link(&settings, tasks).await;
-            let store = store(&settings, cluster.as_ref()).filter(|_| settings.limits_advertising());
-            spawn(tasks, "recall", spoken::recall(store, known.clone()));
+            spawn(tasks, "recall", spoken::recall(store(&settings, cluster.as_ref()), known.clone()));
             paths = daemon.as_ref().map(|daemon| start_paths(daemon, &planned, known.subscribe(), tasks));
             let inputs = program::Inputs { planned: planned.clone(), closing: closing_seen };
             spawn(tasks, "program", program::run(live, inputs, programmed_in, PACE));
@@ -129,6 +131,7 @@ impl Replica {
             paths,
             known,
             spoken: None,
+            ledger: None,
             switches,
             closing,
         };
@@ -187,7 +190,7 @@ fn fill(settings: &DaemonSettings) -> Option<PathBuf> {
 fn start_paths(
     daemon: &Daemon,
     planned: &watch::Receiver<Option<Arc<Planned>>>,
-    known: watch::Receiver<Peers>,
+    known: watch::Receiver<Option<Left>>,
     tasks: &mut Tasks,
 ) -> watch::Receiver<Tried> {
     let (tried, state) = watch::channel(Tried::default());

@@ -5,9 +5,10 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::pin::pin;
 use std::time::Duration;
 
-use futures_util::future::{self, join3};
+use futures_util::future::join3;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -22,6 +23,7 @@ use super::firewall::Firewall;
 use super::l7::Closing;
 use super::publish::Listening;
 use super::replica::Replica;
+use super::spoken::fall_silent;
 
 /// How long nothing may come before a replica without flows goes: until then clients may not know that it leaves.
 const QUIET: Duration = Duration::from_secs(2);
@@ -49,22 +51,37 @@ impl Replica {
     async fn leave_in_order(&mut self, budget: Budget) {
         tracing::info!(?budget, "leaving: no new connections are wanted; those that there are go on");
         let nft = self.firewall.borrow().as_ref().and_then(Firewall::nft).filter(|_| self.daemon.is_some());
-        hush(nft.as_ref(), true).await;
-        let spoken = async {
-            sleep(HUSH).await;
-            hush(nft.as_ref(), false).await;
-            future::pending::<()>().await;
-        };
-        tokio::select! {
-            () = self.end_flows(budget) => {}
-            () = spoken => {}
+        let mut hushed = hush(nft.as_ref(), true).await;
+        if hushed {
+            self.fall_silent();
+            hushed = !lifted(nft.as_ref(), self.end_flows(budget)).await;
+        } else {
+            self.end_flows(budget).await;
         }
         let ended = Instant::now();
         self.reopen(REOPEN.min(budget.daemon / 2)).await;
-        if let Some(daemon) = &self.daemon {
-            daemon.stop(budget.daemon.saturating_sub(ended.elapsed())).await;
+        if !hushed {
+            self.fall_silent();
         }
-        hush(nft.as_ref(), false).await;
+        self.end_daemon(budget.daemon.saturating_sub(ended.elapsed())).await;
+        if hushed {
+            hush(nft.as_ref(), false).await;
+        }
+    }
+
+    /// Writes down for the successor that peers hear nothing of this replica any more.
+    fn fall_silent(&self) {
+        if let Some(ledger) = &self.ledger {
+            fall_silent(ledger);
+        }
+    }
+
+    /// Ends tailscaled; without its own order of things where its network ends with it, for that order costs it a second: it undoes its
+    /// routes and rules one by one and waits to be rid of its log. Its state is written already, and its peers are not told either way.
+    async fn end_daemon(&self, grace: Duration) {
+        let Some(daemon) = &self.daemon else { return };
+        let grace = if self.settings.ends_with_its_network() { Duration::ZERO } else { grace };
+        daemon.stop(grace).await;
     }
 
     /// Ends what goes through this replica, in the order in which nobody loses anything.
@@ -169,12 +186,22 @@ impl Replica {
     }
 }
 
-/// Gives the peers no sign of life, or some again; where it cannot be done, a successor may be ready some seconds later.
-async fn hush(nft: Option<&Nft>, on: bool) {
-    let Some(nft) = nft else { return };
-    if let Err(error) = nft.hush(on).await {
-        tracing::debug!(kind = error.kind(), on, "what tailscaled says outside the tunnel is not kept back: {error}");
+/// Lets the flows end, and gives the peers signs of life again where that takes longer than [`HUSH`]; whether it did.
+async fn lifted(nft: Option<&Nft>, flows: impl Future<Output = ()>) -> bool {
+    let mut flows = pin!(flows);
+    let late = timeout(HUSH, &mut flows).await.is_err();
+    if late {
+        hush(nft, false).await;
+        flows.await;
     }
+    late
+}
+
+/// Gives the peers no sign of life, or some again; whether it could be done. Where not, a successor is ready some seconds later.
+async fn hush(nft: Option<&Nft>, on: bool) -> bool {
+    let Some(nft) = nft else { return false };
+    let done = nft.hush(on).await;
+    done.inspect_err(|error| tracing::debug!(kind = error.kind(), on, "signs of life outside the tunnel: {error}")).is_ok()
 }
 
 /// Waits until the forwarded flows have ended but for those to addresses that are `gone`, or for `grace`.

@@ -1,4 +1,4 @@
-//! Remembers in the state Secret with whom this replica spoke of late, and what its predecessor remembered.
+//! Remembers in the state Secret with whom this replica spoke of late, and what its predecessor left there.
 //!
 //! Looked for as long as something leads here, and once more when the replica leaves; written only when it has changed. One that was
 //! killed leaves what was true some minutes before.
@@ -6,7 +6,6 @@
 use std::collections::BTreeSet;
 use std::future::pending;
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
@@ -15,8 +14,9 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::advertise::Standing;
 use super::report::{Ledger, Store};
-use crate::api::state::SPOKEN_WITH;
+use crate::api::state::{SILENT_SINCE, SPOKEN_WITH};
 use crate::edge::localapi::LocalApi;
+use crate::model::paths::settle;
 use crate::model::spoken::{of_late, read, write};
 use crate::model::state::Content;
 use crate::runtime::cell::put;
@@ -28,8 +28,14 @@ const REST: u32 = 200;
 /// How long what the predecessor left is waited for; nobody is to wait for an API server that is away.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Those who were spoken with; nothing while what a predecessor left is not known.
-pub type Peers = Option<Arc<BTreeSet<IpAddr>>>;
+/// What a predecessor left for whoever opens ways.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Left {
+    /// With whom it spoke of late.
+    pub spoken: BTreeSet<IpAddr>,
+    /// Since when its peers heard nothing of it outside the tunnel, if it had the time to write that down.
+    pub silent_since: Option<Timestamp>,
+}
 
 /// Keeps it in the state.
 #[derive(Debug, Clone)]
@@ -39,36 +45,54 @@ pub struct Spoken {
     /// The state.
     pub ledger: Ledger,
     /// What is known, for whoever opens ways.
-    pub known: watch::Sender<Peers>,
+    pub known: watch::Sender<Option<Left>>,
 }
 
 /// Reads what the predecessor left, if there is a place for it, and rests. Nobody is better than to wait.
-pub async fn recall(store: Option<Store>, known: watch::Sender<Peers>) {
+pub async fn recall(store: Option<Store>, known: watch::Sender<Option<Left>>) {
     let found = match store {
         Some(store) => timeout(PATIENCE, store.read()).await,
         None => Ok(Ok(Content::new())),
     };
     let left = match found {
-        Ok(Ok(content)) => content.get(SPOKEN_WITH).map(|text| read(text)).unwrap_or_default(),
+        Ok(Ok(content)) => left(&content),
         Ok(Err(error)) => {
             tracing::info!(kind = error.kind(), "with whom the predecessor spoke is not known: {error}");
-            BTreeSet::new()
+            Left::default()
         }
         Err(_) => {
             tracing::info!("with whom the predecessor spoke is not known: no answer within {PATIENCE:?}");
-            BTreeSet::new()
+            Left::default()
         }
     };
     known.send_if_modified(|known| {
         // Who speaks with this replica is newer.
         let unknown = known.is_none();
         if unknown {
-            *known = Some(Arc::new(left));
+            *known = Some(left);
         }
         unknown
     });
     // A task's end is the process's.
     pending::<()>().await;
+}
+
+/// Writes down for the successor that from now on peers hear nothing of this replica outside the tunnel.
+pub fn fall_silent(ledger: &Ledger) {
+    ledger.set(SILENT_SINCE, Timestamp::now().to_string());
+}
+
+impl Left {
+    /// How long a peer that answers outside the tunnel is left alone now until it is asked for a handshake.
+    #[must_use]
+    pub fn settle(&self) -> Duration {
+        settle(self.silent_since, Timestamp::now())
+    }
+}
+
+fn left(content: &Content) -> Left {
+    let since = content.get(SILENT_SINCE).and_then(|text| str::from_utf8(text).ok()?.parse().ok());
+    Left { spoken: content.get(SPOKEN_WITH).map(|text| read(text)).unwrap_or_default(), silent_since: since }
 }
 
 impl Spoken {
@@ -88,8 +112,9 @@ impl Spoken {
             Err(error) => return tracing::debug!(kind = error.kind(), "with whom this replica speaks is not known: {error}"),
         };
         let spoken = of_late(&status, Timestamp::now());
-        if put(&self.known, Some(Arc::new(spoken.clone()))) {
-            self.ledger.set(SPOKEN_WITH, write(&spoken));
+        let written = write(&spoken);
+        if put(&self.known, Some(Left { spoken, silent_since: None })) {
+            self.ledger.set(SPOKEN_WITH, written);
         }
     }
 }

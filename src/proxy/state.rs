@@ -41,10 +41,11 @@ impl Replica {
             spawn(tasks, "reissue", serve(requests, ledger.clone()));
         }
         if let (Some(daemon), Some(publishing), true) = (&self.daemon, &self.publishing, self.paths.is_some()) {
-            let spoken = Spoken { api: daemon.api().clone(), ledger, known: self.known.clone() };
+            let spoken = Spoken { api: daemon.api().clone(), ledger: ledger.clone(), known: self.known.clone() };
             spawn(tasks, "spoken", spoken.clone().keep(publishing.standing.clone()));
             self.spoken = Some(spoken);
         }
+        self.ledger = Some(ledger);
         spawn(tasks, "report", reporter.run());
         Some(health)
     }
