@@ -1,6 +1,7 @@
 //! `tailyard doctor`: what is wrong with a cluster or a machine, and how to mend it.
 
 use std::io::Write;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
@@ -18,6 +19,9 @@ pub(super) struct Args {
     /// Look at the machine or Pod that this is, too: firewall, TUN device, MTU, UDP offloads, table of connections
     #[arg(long)]
     node_checks: bool,
+    /// Certificate authorities of control planes to believe besides the public ones, PEM
+    #[arg(long, value_name = "FILE", env = "TAILYARD_CONTROL_CA")]
+    control_ca: Option<PathBuf>,
     /// How to print
     #[arg(long, short, value_enum, value_name = "FORMAT")]
     output: Option<Output>,
@@ -31,7 +35,7 @@ enum Output {
 
 /// Prints every check. The code is 1 if anything keeps something from working.
 pub(super) fn run(args: &Args, out: &mut (dyn Write + Send)) -> Result<ExitCode> {
-    let options = Options { node: args.node_checks, json: args.output.is_some() };
-    let worst = block_on(async { examine(args.cluster.find().await, options, out).await.context("no answer") })??;
+    let options = Options { node: args.node_checks, json: args.output.is_some(), control_ca: args.control_ca.clone() };
+    let worst = block_on(async { examine(args.cluster.find().await, &options, out).await.context("no answer") })??;
     Ok(if worst == Finding::Bad { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

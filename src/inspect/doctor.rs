@@ -1,6 +1,7 @@
 //! `tailyard doctor`: gathers facts of a cluster, and of the machine or Pod that this is, and has them judged.
 
 use std::io::Write;
+use std::path::PathBuf;
 
 use super::{InspectError, gap};
 use crate::edge::kube::{Cluster, KubeError};
@@ -14,19 +15,21 @@ mod node;
 const FIX: &str = "check KUBECONFIG, --context and the credentials in it: kubectl version must answer";
 
 /// What is asked.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Options {
     /// Whether this machine is looked at, too.
     pub node: bool,
     /// Whether the answer is JSON.
     pub json: bool,
+    /// Certificate authorities of control planes that are believed besides the public ones, PEM.
+    pub control_ca: Option<PathBuf>,
 }
 
 /// Answers; what is worst of it. A cluster that cannot be asked is a finding, so that a machine without one can be looked at.
-pub async fn run(cluster: Result<Cluster, KubeError>, options: Options, out: &mut dyn Write) -> Result<Finding, InspectError> {
+pub async fn run(cluster: Result<Cluster, KubeError>, options: &Options, out: &mut dyn Write) -> Result<Finding, InspectError> {
     let mut checks = match cluster {
         Ok(cluster) => match cluster.version().await {
-            Ok(version) => judge::checks(&cluster::facts(&cluster, version).await),
+            Ok(version) => judge::checks(&cluster::facts(&cluster, version, options.control_ca.as_deref()).await),
             Err(error) => vec![unreachable(&error)],
         },
         // A node need not have a kubeconfig.

@@ -215,6 +215,8 @@ fn the_doctor_finds_what_is_wrong_with_a_cluster() {
         stage.cluster.patch_secret("oauth", &[("client_secret", CLIENT.1)]).await;
         let works = finds(&stage, "admin", "credentials").await;
         assert_eq!(works.1[0].0, "ok", "{works:?}");
+        let (_, text, _) = run(&stage, "admin", &["doctor", "--control-ca", "/nowhere.pem"]).await;
+        assert!(text.contains("could not be tried from here") && text.contains("/nowhere.pem"), "it is read: {text}");
         let container = json!({"name": "operator", "image": "docker.io/tailscale/k8s-operator:v1.102.3"});
         deployment(&stage, "default", "operator", container, json!([])).await;
         let both = finds(&stage, "admin", "operators").await;

@@ -1,6 +1,7 @@
 //! The facts of a cluster: each object looked at once, each right asked for once, credentials tried by reading only.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt};
@@ -35,13 +36,13 @@ const GROUPS: usize = 10;
 const PROBE: Duration = Duration::from_secs(10);
 
 /// Gathers everything.
-pub(super) async fn facts(cluster: &Cluster, server: String) -> Facts {
-    let ((lease, renewed), facts) = tokio::join!(lease(cluster), objects(cluster, server));
+pub(super) async fn facts(cluster: &Cluster, server: String, ca: Option<&Path>) -> Facts {
+    let ((lease, renewed), facts) = tokio::join!(lease(cluster), objects(cluster, server, ca));
     Facts { lease, renewed, ..facts }
 }
 
 /// Everything but the Lease, which takes a while to be judged.
-async fn objects(cluster: &Cluster, server: String) -> Facts {
+async fn objects(cluster: &Cluster, server: String, ca: Option<&Path>) -> Facts {
     let namespace = cluster.namespace();
     let list = async |resource, of, labels| cluster.list(resource, of, labels).await.map_err(|error| gap(&error));
     let look = async |resource, of, name: &str| cluster.look(resource, of, name).await.map_err(|error| gap(&error));
@@ -54,7 +55,7 @@ async fn objects(cluster: &Cluster, server: String) -> Facts {
     let watched = deployments.as_ref().map(|deployments| watched(deployments)).unwrap_or_default();
     let groups: Vec<_> = groups.iter().flatten().filter_map(name).collect();
     let tried = match &deployments {
-        Ok(deployments) => Ok(tried(cluster, deployments, tailnets.as_deref().unwrap_or_default()).await),
+        Ok(deployments) => Ok(tried(cluster, deployments, tailnets.as_deref().unwrap_or_default(), ca).await),
         Err(gap) => Err(gap.clone()),
     };
     Facts {
@@ -132,16 +133,16 @@ async fn denied(cluster: &Cluster, watched: &[String], groups: &[String]) -> BTr
 }
 
 /// Tries the credentials that are named anywhere.
-async fn tried(cluster: &Cluster, deployments: &[Value], tailnets: &[Value]) -> Vec<Tried> {
+async fn tried(cluster: &Cluster, deployments: &[Value], tailnets: &[Value], ca: Option<&Path>) -> Vec<Tried> {
     let places = places(deployments, tailnets);
     let tries = places.iter().map(|place| async {
-        let outcome = attempt(cluster, place).await;
+        let outcome = attempt(cluster, place, ca).await;
         Tried { whose: place.whose.clone(), secret: place.secret.clone(), outcome }
     });
     stream::iter(tries).buffered(AT_A_TIME).collect().await
 }
 
-async fn attempt(cluster: &Cluster, place: &Place) -> Outcome {
+async fn attempt(cluster: &Cluster, place: &Place, ca: Option<&Path>) -> Outcome {
     let secret = match cluster.look(Resource::SECRET, Some(cluster.namespace()), &place.secret).await {
         Ok(Some(secret)) => secret,
         Ok(None) => return Outcome::Missing("it does not exist".to_owned()),
@@ -154,7 +155,8 @@ async fn attempt(cluster: &Cluster, place: &Place) -> Outcome {
         Ok(tailnet::Credentials::Identity { .. }) => return Outcome::Unasked,
         Err(why) => return Outcome::Missing(why),
     };
-    let settings = ControlSettings { url: place.url.clone(), credentials, ca: None, rate: Rate::DEFAULT, deadline: PROBE };
+    let ca = ca.map(Path::to_owned);
+    let settings = ControlSettings { url: place.url.clone(), credentials, ca, rate: Rate::DEFAULT, deadline: PROBE };
     let probed = match Control::new(settings) {
         Ok(control) => control.probe().await,
         Err(error) => Err(error),

@@ -144,7 +144,7 @@ pub(super) fn checks(tried: &Read<Vec<Tried>>) -> Vec<Check> {
             Outcome::Unreachable(why) => Check::warn(
                 NAME,
                 format!("{of} could not be tried from here: {why}"),
-                "run tailyard doctor where the control plane is reached",
+                "run tailyard doctor where the control plane is reached, with --control-ca FILE where its authority is not a public one",
             ),
         }
     };
