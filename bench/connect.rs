@@ -21,7 +21,7 @@ use tailyard::model::load::{Attempt, Lane, Schedule, Tally};
 use tailyard::model::net::{Family, Proto};
 
 use crate::group::Proxy;
-use crate::support::{Args, Sheet, ratios};
+use crate::support::{Args, PLAIN, Point, Sheet, ratios, tailyard};
 
 /// Services on the first and on the second proxy; the third way has no proxy at all.
 const SIZES: [u16; 2] = [10, 10_000];
@@ -36,7 +36,8 @@ const CALM: u32 = 1_000;
 
 /// One of the ways to the target: whom to dial, in turn.
 struct Way {
-    name: String,
+    /// The services of its proxy, if there is one.
+    size: Option<u16>,
     dial: Arc<Vec<SocketAddr>>,
     next: Arc<AtomicUsize>,
     rates: Vec<f64>,
@@ -61,11 +62,11 @@ fn bench(args: &Args) -> Result<Sheet> {
         // As many destinations on every way, as a client's search for a free port gets slower the fewer there are.
         let services = (0..size).step_by(usize::from(size) / SERVICES_DIALLED).map(|number| Service { number: number & !1, target: 0 });
         let dial = services.take(SERVICES_DIALLED).map(|service| SocketAddr::new(pod, service.match_port()));
-        ways.push(Way::new(format!("{size} services"), dial.collect()));
+        ways.push(Way::new(Some(size), dial.collect()));
     }
     let direct: IpAddr = of_family(target.tailnet, Family::V4);
     let dial = ports.step_by(2).take(SERVICES_DIALLED).map(|port| SocketAddr::new(direct, port));
-    ways.push(Way::new("plain forwarding".to_owned(), dial.collect()));
+    ways.push(Way::new(None, dial.collect()));
     for way in &mut ways {
         way.rate(&topology.client)?;
         way.rates.clear();
@@ -83,9 +84,10 @@ fn bench(args: &Args) -> Result<Sheet> {
 fn sheet(ways: &[Way]) -> Sheet {
     let mut sheet = Sheet::new("New connections through the proxy and by plain forwarding");
     for way in ways {
-        sheet.add(format!("{}: rate, {AT_ONCE} at once", way.name), "1/s", way.rates.clone(), None);
-        sheet.add(format!("{}: connect at {CALM}/s, p50", way.name), "ms", way.latencies.clone(), None);
-        sheet.add(format!("{}: connect at {CALM}/s, p99", way.name), "ms", way.worst.clone(), None);
+        let point = |plot: String| way.size.map_or_else(|| Point::limit(&plot, PLAIN), |size| Point::of(&plot, &tailyard(), size));
+        sheet.plot(point(format!("rate, {AT_ONCE} at once")), "1/s", way.rates.clone(), None);
+        sheet.plot(point(format!("connect at {CALM}/s, p50")), "ms", way.latencies.clone(), None);
+        sheet.plot(point(format!("connect at {CALM}/s, p99")), "ms", way.worst.clone(), None);
     }
     if let [few, many, plain] = ways {
         sheet.add("rate at 10,000 services to that at 10", "ratio", ratios(&many.rates, &few.rates), Some("≥ 0.95"));
@@ -96,9 +98,9 @@ fn sheet(ways: &[Way]) -> Sheet {
 }
 
 impl Way {
-    fn new(name: String, dial: Vec<SocketAddr>) -> Self {
+    fn new(size: Option<u16>, dial: Vec<SocketAddr>) -> Self {
         let next = Arc::new(AtomicUsize::new(0));
-        Self { name, dial: Arc::new(dial), next, rates: Vec::new(), latencies: Vec::new(), worst: Vec::new() }
+        Self { size, dial: Arc::new(dial), next, rates: Vec::new(), latencies: Vec::new(), worst: Vec::new() }
     }
 
     /// As many connections as some threads can open, use once and close, one after another. Without the answer awaited,
@@ -137,7 +139,7 @@ impl Way {
             Some(Attempt { lane: Lane { service: 0, replica: 0 }, proto: Proto::Tcp, to })
         };
         client.block_on(|| load.offer(Instant::now(), choose, |report| tally.record(report, false), std::future::pending()))?;
-        ensure!(tally.failed().is_empty(), "{}: {:?}", self.name, tally.failed());
+        ensure!(tally.failed().is_empty(), "with {:?} services: {:?}", self.size, tally.failed());
         self.latencies.push(tally.connect().p50_ms);
         self.worst.push(tally.connect().p99_ms);
         Ok(())

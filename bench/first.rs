@@ -6,7 +6,7 @@
 #![allow(clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr, reason = "shares the cluster of the tests")]
 
 #[path = "support.rs"]
-mod sheet;
+mod bench;
 #[path = "../tests/lab/tier.rs"]
 mod tier;
 mod users;
@@ -27,8 +27,8 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::{interval, sleep, timeout};
 
+use crate::bench::{Args, Point, Sheet, ms};
 use crate::lab::Greeting;
-use crate::sheet::{Args, Sheet, ms};
 use crate::users::Users;
 use kubernetes::Cluster;
 use tier::{chart, kubernetes, lab, support};
@@ -81,7 +81,7 @@ fn main() -> Result<ExitCode> {
     cluster.wait(&["--for=condition=ProxyGroupReady", &format!("proxygroup/{GROUP}")]);
     let inside = &cluster.nodes.first().context("a node")?.machine.node.ns;
     inside.block_on(|| measure(&cluster, services, &args, &mut sheet))??;
-    sheet::publish("first", &args, &sheet)
+    bench::publish("first", &args, &sheet)
 }
 
 /// Makes the Services, and then one after the other, from the network of a node.
@@ -93,12 +93,13 @@ async fn measure(cluster: &Cluster, services: usize, args: &Args, sheet: &mut Sh
     let mut users = Users::watch(Api::namespaced(client.clone(), "default"), move |_| target.clone());
     let children: Api<Service> = Api::namespaced(client, chart::NAMESPACE);
 
+    let point = |plot: &str| Point::of(plot, &bench::tailyard(), services as u64);
     let begun = Instant::now();
     users.make(GROUP, 0..services).await?;
     let made = begun.elapsed().as_secs_f64();
     users.ready(services, PATIENCE).await?;
-    sheet.add(format!("{services} Services, until the last is made by its user"), "s", vec![made], None);
-    sheet.add(format!("{services} Services, until the last is ready"), "s", vec![begun.elapsed().as_secs_f64()], None);
+    sheet.plot(point("until the last is made by its user"), "s", vec![made], None);
+    sheet.plot(point("until the last is ready"), "s", vec![begun.elapsed().as_secs_f64()], None);
 
     let mut taken = Taken::default();
     for number in services..services + args.repetitions(30) {
@@ -114,10 +115,10 @@ async fn measure(cluster: &Cluster, services: usize, args: &Args, sheet: &mut Sh
         taken.both.push(answers.into_iter().fold(0.0, f64::max));
         users.ready(number + 1, PATIENCE).await?;
     }
-    let goal = (services == 1_000).then_some("p99 ≤ 1000 ms");
-    sheet.add(format!("one more at {services}: applied until its name leads to the child"), "ms", taken.switched, None);
-    sheet.add(format!("one more at {services}: applied until the first byte"), "ms", taken.first, None);
-    sheet.add(format!("one more at {services}: until one through each replica"), "ms", taken.both, goal);
+    let goal = (services == 1_000).then_some("p99 ≤ 1000");
+    sheet.plot(point("one more: applied until its name leads to the child"), "ms", taken.switched, None);
+    sheet.plot(point("one more: applied until the first byte"), "ms", taken.first, None);
+    sheet.plot(point("one more: until one through each replica"), "ms", taken.both, goal);
     Ok(())
 }
 

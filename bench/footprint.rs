@@ -12,7 +12,7 @@ use tailyard::demo::services::Service;
 use tailyard::demo::topology::Topology;
 
 use crate::group::Proxy;
-use crate::support::{Args, Sheet, share, status};
+use crate::support::{Args, Point, Sheet, share, status, tailyard};
 
 /// Config changes each second.
 const CHANGES: u32 = 100;
@@ -42,10 +42,11 @@ fn bench(args: &Args) -> Result<Sheet> {
             bytes.push(status(pid, "VmHWM:")?);
             proxy.end()?;
         }
-        sheet.add(format!("resident with {size} services"), "MB", memory, goal);
-        sheet.add(format!("the most resident, after changes, with {size}"), "MB", bytes, None);
-        sheet.add(format!("processor when idle with {size} services"), "%", idle, Some("about 0"));
-        sheet.add(format!("processor at {CHANGES} changes/s with {size} services"), "%", busy, None);
+        let system = tailyard();
+        sheet.plot(Point::of("resident", &system, size), "MB", memory, goal);
+        sheet.plot(Point::of("the most resident, after changes", &system, size), "MB", bytes, None);
+        sheet.plot(Point::of("processor when idle", &system, size), "%", idle, Some("≤ 1"));
+        sheet.plot(Point::of(&format!("processor at {CHANGES} changes/s"), &system, size), "%", busy, None);
     }
     Ok(sheet)
 }

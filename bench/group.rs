@@ -11,6 +11,8 @@ use tailyard::demo::fleet::{Launch, Replica, is_ready};
 use tailyard::demo::services::{Service, Volume};
 use tailyard::demo::topology::Topology;
 
+use crate::support::backend;
+
 /// How long a proxy may take until it is ready.
 const READY: Duration = Duration::from_mins(1);
 
@@ -52,7 +54,7 @@ impl Proxy {
         volume.write(topology, (0..services).map(|number| Service { number, target: 0 }))?;
         let launch = Launch {
             executable: env!("CARGO_BIN_EXE_tailyard").into(),
-            backend: std::env::var("TAILYARD_BENCH_BACKEND").unwrap_or_else(|_| "nftables".to_owned()),
+            backend: backend(),
             egress: volume.path().to_owned(),
             directory: scratch.0.clone(),
             grace: Duration::from_secs(1),

@@ -15,7 +15,7 @@ use tailyard::demo::target::Target;
 use tailyard::demo::topology::Topology;
 
 use crate::group::Proxy;
-use crate::support::{Args, Sheet, ms};
+use crate::support::{Args, Point, Sheet, ms, tailyard};
 
 /// Services, twice as many mappings (TCP and UDP) and up to four times as many elements (both families).
 const SIZES: [u16; 3] = [10, 1_000, 10_000];
@@ -46,10 +46,10 @@ fn bench(args: &Args) -> Result<Sheet> {
         }
     }
     for group in groups {
-        let goal = (group.size == 10_000).then_some("p99 ≤ 25 ms");
+        let goal = (group.size == 10_000).then_some("p99 ≤ 25");
         let [added, moved] = group.samples;
-        sheet.add(format!("one more at {} services", group.size), "ms", added, goal);
-        sheet.add(format!("one retargeted among {} services", group.size), "ms", moved, goal);
+        sheet.plot(Point::of("one more", &tailyard(), group.size), "ms", added, goal);
+        sheet.plot(Point::of("one retargeted", &tailyard(), group.size), "ms", moved, goal);
         group.proxy.end()?;
     }
     Ok(sheet)

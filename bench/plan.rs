@@ -15,8 +15,11 @@ use tailyard::model::plan::Planned;
 use tailyard::model::ruleset::diff;
 use tailyard::model::{iptables, nft};
 
-use crate::support::{Args, Sheet, milliseconds};
+use crate::support::{Args, Point, Sheet, milliseconds};
 
+/// What plans.
+const SYSTEM: &str = "Tailyard";
+/// Mappings, two for each service.
 const SIZES: [u32; 5] = [10, 100, 1_000, 10_000, 100_000];
 
 fn main() -> Result<ExitCode> {
@@ -47,10 +50,10 @@ fn whole(sheet: &mut Sheet, mappings: u32, repetitions: usize) -> Result<()> {
         }
     }
     let [parsing, planning, as_nft, as_iptables] = samples;
-    sheet.add(format!("{mappings} mappings: read the config"), "ms", parsing, None);
-    sheet.add(format!("{mappings} mappings: plan from nothing"), "ms", planning, None);
-    sheet.add(format!("{mappings} mappings: render for nft"), "ms", as_nft, None);
-    sheet.add(format!("{mappings} mappings: render for both iptables"), "ms", as_iptables, None);
+    sheet.plot(Point::of("read the whole config", SYSTEM, mappings / 2), "ms", parsing, None);
+    sheet.plot(Point::of("plan from nothing", SYSTEM, mappings / 2), "ms", planning, None);
+    sheet.plot(Point::of("render for nft", SYSTEM, mappings / 2), "ms", as_nft, None);
+    sheet.plot(Point::of("render for both iptables", SYSTEM, mappings / 2), "ms", as_iptables, None);
     Ok(())
 }
 
@@ -71,8 +74,8 @@ fn one_change(sheet: &mut Sheet, mappings: u32, repetitions: usize) -> Result<()
         reading.push(read);
         changing.push(took);
     }
-    let goal = (mappings == 10_000).then_some("≤ 1 ms");
-    sheet.add(format!("one change among {mappings}: read the config again"), "ms", reading, None);
-    sheet.add(format!("one change among {mappings}: plan, difference, netlink batch"), "ms", changing, goal);
+    let goal = (mappings == 10_000).then_some("≤ 1");
+    sheet.plot(Point::of("read a config with one change", SYSTEM, mappings / 2), "ms", reading, None);
+    sheet.plot(Point::of("one change: plan, difference, netlink batch", SYSTEM, mappings / 2), "ms", changing, goal);
     Ok(())
 }

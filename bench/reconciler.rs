@@ -33,7 +33,7 @@ use tokio::time::sleep;
 use crate::passes::Rest;
 use crate::replicas::Replica;
 use crate::stage::{Running, Stage};
-use crate::support::{Args, Sheet, milliseconds, ms, processor_time, status};
+use crate::support::{Args, Point, Sheet, milliseconds, ms, processor_time, status};
 use crate::users::Users;
 
 /// The group of all Services.
@@ -89,10 +89,10 @@ fn decide(size: usize, args: &Args, sheet: &mut Sheet) -> Result<()> {
         acknowledged.push(took);
         group.carry_out(pass)?;
     }
-    sheet.add(format!("a pass over {size} Services, with nothing remembered"), "ms", first, None);
-    sheet.add(format!("a pass over {size} Services, nothing changed"), "ms", same, None);
-    sheet.add(format!("a pass over {size} Services, one changed"), "ms", changed, None);
-    sheet.add(format!("a pass over {size} Services, a replica took it up"), "ms", acknowledged, None);
+    sheet.plot(point("a pass with nothing remembered", size), "ms", first, None);
+    sheet.plot(point("a pass, nothing changed", size), "ms", same, None);
+    sheet.plot(point("a pass, one Service changed", size), "ms", changed, None);
+    sheet.plot(point("a pass, a replica took one up", size), "ms", acknowledged, None);
     Ok(())
 }
 
@@ -137,15 +137,15 @@ async fn measure(mut stage: Stage, size: usize, args: &Args, sheet: &mut Sheet) 
     let all = Mark::set(&running)?;
     let goal = |text: &'static str| (size == 1_000).then_some(text);
     let each = |from: u64, to: u64| per(to - from, size);
-    sheet.add(format!("{size} Services, until the last is made by its user"), "s", vec![made.as_secs_f64()], None);
-    sheet.add(format!("{size} Services, until the last is ready"), "s", vec![took.as_secs_f64()], goal("≤ 30"));
-    sheet.add(format!("{size} Services: requests for each"), "", vec![each(before.requests, all.requests)], goal("≤ 10"));
-    sheet.add(format!("{size} Services: writes among them"), "", vec![each(before.writes, all.writes)], goal("≤ 5"));
-    sheet.add(format!("{size} Services: passes"), "", vec![per(all.looks - before.looks, 1)], None);
+    sheet.plot(point("until the last is made by its user", size), "s", vec![made.as_secs_f64()], None);
+    sheet.plot(point("until the last is ready", size), "s", vec![took.as_secs_f64()], goal("≤ 30"));
+    sheet.plot(point("requests for each", size), "", vec![each(before.requests, all.requests)], goal("≤ 10"));
+    sheet.plot(point("writes for each", size), "", vec![each(before.writes, all.writes)], goal("≤ 5"));
+    sheet.plot(point("passes over the group", size), "", vec![per(all.looks - before.looks, 1)], None);
     let processor = ms(all.processor.saturating_sub(before.processor));
-    sheet.add(format!("{size} Services: processor time for each"), "ms", vec![processor / per_size(size)], None);
-    sheet.add(format!("{size} Services: resident"), "MB", vec![status(running.id(), "VmRSS:")?], goal("≤ 100"));
-    sheet.add(format!("{size} Services: the most resident"), "MB", vec![status(running.id(), "VmHWM:")?], None);
+    sheet.plot(point("processor time for each", size), "ms", vec![processor / per_size(size)], None);
+    sheet.plot(point("resident", size), "MB", vec![status(running.id(), "VmRSS:")?], goal("≤ 100"));
+    sheet.plot(point("the most resident", size), "MB", vec![status(running.id(), "VmHWM:")?], None);
 
     idle(&running, size, args, sheet).await?;
     one_more(&running, &mut users, size, args, sheet).await?;
@@ -162,8 +162,13 @@ async fn idle(running: &Running, size: usize, args: &Args, sheet: &mut Sheet) ->
     sleep(lasts).await;
     let after = Mark::set(running)?;
     let share = after.processor.saturating_sub(before.processor).as_secs_f64() / lasts.as_secs_f64() * 100.0;
-    sheet.add(format!("{size} Services, {} s at rest: writes", lasts.as_secs()), "", vec![per(after.writes - before.writes, 1)], Some("0"));
-    sheet.add(format!("{size} Services, at rest: processor"), "%", vec![share], Some("about 0"));
+    sheet.plot(
+        point(&format!("writes in {} s at rest", lasts.as_secs()), size),
+        "",
+        vec![per(after.writes - before.writes, 1)],
+        Some("≤ 0"),
+    );
+    sheet.plot(point("processor at rest", size), "%", vec![share], Some("≤ 1"));
     Ok(())
 }
 
@@ -182,10 +187,10 @@ async fn one_more(running: &Running, users: &mut Users, size: usize, args: &Args
         requests.push(per(after.requests - before.requests, 1));
         processor.push(ms(after.processor.saturating_sub(before.processor)));
     }
-    let goal = (size == 1_000).then_some("p99 ≤ 1000 ms");
-    sheet.add(format!("one more at {size}: applied until ready"), "ms", taken, goal);
-    sheet.add(format!("one more at {size}: requests"), "", requests, None);
-    sheet.add(format!("one more at {size}: processor time"), "ms", processor, None);
+    let goal = (size == 1_000).then_some("p99 ≤ 1000");
+    sheet.plot(point("one more: applied until ready", size), "ms", taken, goal);
+    sheet.plot(point("one more: requests", size), "", requests, None);
+    sheet.plot(point("one more: processor time", size), "ms", processor, None);
     Ok(())
 }
 
@@ -220,6 +225,11 @@ async fn settled(running: &Running) -> Result<()> {
         sleep(Duration::from_millis(100)).await;
     }
     Ok(())
+}
+
+/// Where a figure stands.
+fn point(plot: &str, size: usize) -> Point {
+    Point::of(plot, "Tailyard", size as u64)
 }
 
 #[allow(clippy::cast_precision_loss, reason = "counts are small")]

@@ -1,4 +1,4 @@
-//! What the benchmarks share: repetitions, their spread, a table for people and JSON for machines.
+//! What the benchmarks share: how they are called, how a sheet is published, and how time and memory are taken.
 
 #![allow(dead_code, reason = "each benchmark uses its own part")]
 
@@ -9,8 +9,25 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use serde::Serialize;
 use tailyard::edge::netns::private;
+
+#[path = "sheet.rs"]
+mod sheet;
+
+#[allow(unused_imports, reason = "each benchmark uses its own part")]
+pub(crate) use sheet::{PLAIN, Point, Sheet};
+
+/// The firewall of the proxies.
+#[must_use]
+pub(crate) fn backend() -> String {
+    std::env::var("TAILYARD_BENCH_BACKEND").unwrap_or_else(|_| "nftables".to_owned())
+}
+
+/// What a proxy of ours is called in plots.
+#[must_use]
+pub(crate) fn tailyard() -> String {
+    format!("Tailyard, {}", backend())
+}
 
 /// How a benchmark is called: `cargo bench --bench NAME -- [OPTIONS]`.
 #[derive(Debug, Parser)]
@@ -34,71 +51,15 @@ impl Args {
     }
 }
 
-/// One line of the result: repeated measurements of one thing.
-#[derive(Debug, Clone, Serialize)]
-pub(crate) struct Line {
-    /// What was measured, at which size.
-    pub(crate) what: String,
-    /// Of what the figures are.
-    pub(crate) unit: &'static str,
-    /// How many measurements.
-    pub(crate) count: usize,
-    /// Their median.
-    pub(crate) median: f64,
-    /// The smallest, and the largest.
-    pub(crate) range: [f64; 2],
-    /// 99 of 100 are at most this.
-    pub p99: f64,
-    /// What it should be, if something is asked for.
-    pub(crate) goal: Option<String>,
-}
-
-/// The result of one benchmark.
-#[derive(Debug, Serialize)]
-pub(crate) struct Sheet {
-    /// Its question.
-    pub(crate) question: &'static str,
-    /// The kernel's release.
-    pub(crate) kernel: String,
-    /// The processor, and how many of them.
-    pub(crate) processor: String,
-    /// The figures.
-    pub(crate) lines: Vec<Line>,
-}
-
 impl Sheet {
-    /// An empty sheet.
-    #[must_use]
-    pub(crate) fn new(question: &'static str) -> Self {
-        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-        let model = read("/proc/cpuinfo").lines().find_map(|line| Some(line.strip_prefix("model name")?.split_once(": ")?.1.to_owned()));
-        let cores = std::thread::available_parallelism().map_or(0, usize::from);
-        Self {
-            question,
-            kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
-            processor: format!("{cores} × {}", model.unwrap_or_else(|| std::env::consts::ARCH.to_owned())),
-            lines: Vec::new(),
-        }
-    }
-
-    /// Adds a line; without any measurement there is none.
-    pub(crate) fn add(&mut self, what: impl Into<String>, unit: &'static str, mut samples: Vec<f64>, goal: Option<&str>) {
-        samples.sort_by(f64::total_cmp);
-        let (Some(least), Some(most)) = (samples.first(), samples.last()) else { return };
-        // The nearest rank: at least so many hundredths of the samples are not above it.
-        let at = |hundredths: usize| samples.get((samples.len() * hundredths).div_ceil(100).saturating_sub(1)).copied().unwrap_or_default();
-        let (range, median, p99) = ([*least, *most], at(50), at(99));
-        self.lines.push(Line { what: what.into(), unit, count: samples.len(), median, range, p99, goal: goal.map(str::to_owned) });
-    }
-
     fn print(&self, out: &mut impl Write) -> std::io::Result<()> {
         writeln!(out, "\n{}\n", self.question)?;
-        writeln!(out, "{:<58} {:>10} {:>10} {:>10} {:>10} {:>5}  goal", "", "median", "least", "most", "p99", "n")?;
+        writeln!(out, "{:<72} {:>10} {:>10} {:>10} {:>10} {:>5}  goal", "", "median", "least", "most", "p99", "n")?;
         for line in &self.lines {
             let [least, most] = line.range.map(figure);
             let (median, p99, goal) = (figure(line.median), figure(line.p99), line.goal.as_deref().unwrap_or(""));
             let what = format!("{} ({})", line.what, line.unit);
-            writeln!(out, "{what:<58} {median:>10} {least:>10} {most:>10} {p99:>10} {:>5}  {goal}", line.count)?;
+            writeln!(out, "{what:<72} {median:>10} {least:>10} {most:>10} {p99:>10} {:>5}  {goal}", line.count)?;
         }
         Ok(())
     }

@@ -15,7 +15,7 @@ use tailyard::edge::netns::Namespace;
 use tailyard::model::net::Family;
 
 use crate::group::Proxy;
-use crate::support::{Args, Sheet, ratios};
+use crate::support::{Args, PLAIN, Point, Sheet, ratios, tailyard};
 
 /// How long one measurement takes.
 const SLICE: Duration = Duration::from_secs(1);
@@ -53,12 +53,13 @@ fn bench(args: &Args) -> Result<Sheet> {
             }
         }
         let [proxied, plain, bare] = rates;
+        let plot = &family.to_string();
         sheet.add(format!("{family}, to plain forwarding"), "ratio", ratios(&proxied, &plain), Some("≥ 0.97"));
         sheet.add(format!("{family}, to NAT with two rules"), "ratio", ratios(&proxied, &bare), None);
         sheet.add(format!("{family}, NAT with two rules to plain forwarding"), "ratio", ratios(&bare, &plain), None);
-        sheet.add(format!("{family}, through the proxy"), "Gbit/s", proxied, None);
-        sheet.add(format!("{family}, plain forwarding"), "Gbit/s", plain, None);
-        sheet.add(format!("{family}, NAT with two rules"), "Gbit/s", bare, None);
+        sheet.plot(Point::of(plot, &tailyard(), 1_u8), "Gbit/s", proxied, None);
+        sheet.plot(Point::limit(plot, PLAIN), "Gbit/s", plain, None);
+        sheet.plot(Point::limit(plot, "NAT with two rules"), "Gbit/s", bare, None);
     }
     proxy.end()?;
     Ok(sheet)
