@@ -27,6 +27,9 @@ pub const SPOKEN_WITH: &str = "tailyard-spoken-with";
 /// Ours, additive: since when peers heard nothing of this replica outside the tunnel, as it leaves (RFC 3339). Its successor, which is
 /// elsewhere, asks them for handshakes only when they do not trust the old place any more.
 pub const SILENT_SINCE: &str = "tailyard-silent-since";
+/// Ours, additive: JSON object of the sites that are to be reached from the internet and are not, why in a sentence by the Tailscale
+/// Service's name. Absent while there are none; it outlives the container that wrote it, until another one knows better.
+pub const BARRED: &str = "tailyard-barred.json";
 /// An auth key that a user put there.
 pub const AUTHKEY: &str = "authkey";
 /// tailscaled's machine key.

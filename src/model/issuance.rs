@@ -25,7 +25,7 @@ use super::backoff::Backoff;
 mod due;
 mod told;
 
-pub use due::{Certificate, Window, renew_at, usable};
+pub use due::{Certificate, Validity, Window, renew_at, usable};
 pub use told::{Action, Event, Failed, Written};
 
 /// How many orders are under way at a time: an ACME server counts new orders by the hour.

@@ -8,6 +8,7 @@ use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::Ingress;
+use k8s_openapi::jiff::Timestamp;
 
 use crate::api::condition::{INGRESS_SVC_CONFIGURED, INGRESS_SVC_VALID};
 use crate::api::names;
@@ -64,8 +65,21 @@ pub struct Wish {
     pub target: Target,
     /// What of it is not served, and what to do.
     pub notes: Vec<String>,
-    /// The hosts of its own whose certificate cannot be shown.
-    pub uncertified: BTreeSet<String>,
+    /// What is wrong with the certificates of hosts of its own.
+    pub flaws: BTreeMap<String, Flaw>,
+    /// Until when certificates are valid that should have been renewed by now, and what to do.
+    pub warnings: Vec<String>,
+}
+
+/// What is wrong with a certificate that an Ingress names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flaw {
+    /// There is none that can be shown for the host.
+    Lacking,
+    /// It is not valid now.
+    Invalid,
+    /// It ends soon.
+    Ending,
 }
 
 /// Where traffic goes.
@@ -112,6 +126,8 @@ pub struct Context<'a> {
     pub namespace: &'a str,
     /// Those of its Secrets that are named as certificates and are there.
     pub certificates: &'a BTreeMap<String, Own>,
+    /// The time.
+    pub now: Timestamp,
 }
 
 impl std::fmt::Debug for Context<'_> {

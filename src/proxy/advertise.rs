@@ -88,8 +88,8 @@ pub struct Standing {
     pub approved: BTreeSet<String>,
     /// Those that lead here still, or may.
     pub leading: BTreeSet<String>,
-    /// The sites that are to be reached from the internet and are not.
-    pub barred: BTreeMap<String, Barred>,
+    /// The sites that are to be reached from the internet and are not; none while that is not known.
+    pub barred: Option<BTreeMap<String, Barred>>,
     /// For which start of tailscaled all of them were approved at some time, or were waited for long enough.
     pub settled: Option<u64>,
     /// tailscaled lets nobody new in.
@@ -133,7 +133,8 @@ impl Standing {
         if late && self.settled.is_some() && told.settled != self.settled && !self.waiting.is_empty() {
             tracing::warn!(waiting = ?self.waiting, "services are not advertised and approved, and no longer waited for");
         }
-        for (service, why) in self.barred.iter().filter(|(service, why)| told.barred.get(*service) != Some(*why)) {
+        let held = |service: &String| told.barred.as_ref().and_then(|barred| barred.get(service));
+        for (service, why) in self.barred.iter().flatten().filter(|(service, why)| held(service) != Some(*why)) {
             tracing::warn!(service, kind = why.kind(), "not reached from the internet: {why}");
         }
     }
@@ -325,12 +326,11 @@ impl Seen {
         standing
     }
 
-    /// The sites that are to be reached from the internet and are not; nothing while the tailnet has not told.
-    fn barred(&self) -> BTreeMap<String, Barred> {
-        let (Some(served), Some(node)) = (&self.served, self.netmap.as_ref().and_then(|netmap| netmap.node.as_ref())) else {
-            return BTreeMap::new();
-        };
-        if self.how.serves { serve::barred(&served.sites, &served.config, node.funnel, self.how.on_node) } else { BTreeMap::new() }
+    /// The sites that are to be reached from the internet and are not; none while the tailnet has not told.
+    fn barred(&self) -> Option<BTreeMap<String, Barred>> {
+        let served = self.served.as_ref().filter(|_| self.how.serves)?;
+        let node = self.netmap.as_ref()?.node.as_ref()?;
+        Some(serve::barred(&served.sites, &served.config, node.funnel, self.how.on_node))
     }
 }
 

@@ -15,7 +15,6 @@ use crate::runtime::tasks::Tasks;
 use super::daemon::StateRequest;
 use super::replica::Replica;
 use super::report::{self, Health, LOOK, Ledger, Rhythm, Store, told};
-use super::serve::Serving;
 use super::spawn;
 use super::spoken::Spoken;
 
@@ -33,9 +32,12 @@ impl Replica {
             // A file has no bound.
             room: if matches!(self.settings.state, StateOut::Secret(_)) { ROOM } else { usize::MAX },
         };
-        let serving =
-            self.publishing.as_ref().map_or_else(|| watch::channel(Serving::default()).1, |publishing| publishing.serving.clone());
-        let inputs = told::Inputs { programmed: self.programmed.clone(), netmap: self.netmap.clone(), serving };
+        let inputs = told::Inputs {
+            programmed: self.programmed.clone(),
+            netmap: self.netmap.clone(),
+            serving: self.publishing.as_ref().map_or_else(unheard, |publishing| publishing.serving.clone()),
+            standing: self.publishing.as_ref().map_or_else(unheard, |publishing| publishing.standing.clone()),
+        };
         spawn(tasks, "told", told::run(inputs, about, ledger.clone()));
         if let Some(requests) = self.requests.take() {
             spawn(tasks, "reissue", serve(requests, ledger.clone()));
@@ -49,6 +51,11 @@ impl Replica {
         spawn(tasks, "report", reporter.run());
         Some(health)
     }
+}
+
+/// A cell in which nobody says anything.
+fn unheard<T: Default>() -> watch::Receiver<T> {
+    watch::channel(T::default()).1
 }
 
 /// Where the state is kept, if anywhere.

@@ -113,7 +113,7 @@ impl Metrics {
             certificates: r.sampled(
                 "tailyard_published_certificates",
                 Kind::Gauge,
-                "Certificates of these names, by how they stand: issued, waiting to be ordered, failing, lacking (users' own)",
+                "Certificates of these names, by how they stand: issued, waiting to be ordered, failing; users' own: lacking, invalid (not valid now), ending (should have been renewed)",
                 ["group", "state"],
             ),
             published: Mutex::default(),

@@ -305,6 +305,33 @@ fn a_host_of_ones_own_shows_a_certificate_that_may_be_named() {
 }
 
 #[test]
+fn a_funnel_that_replicas_do_not_get_is_told_to_whom_it_concerns() {
+    stage(async |stage| {
+        let running = stage.reconciler("one", 9100);
+        stage.publisher("g", 2).await;
+        stage.ingress("app", "g", "app").await;
+        stage.ingress("inside", "g", "inside").await;
+        let funnel = Patch::Merge(json!({"metadata": {"annotations": {"tailscale.com/funnel": "true"}}}));
+        stage.ingresses().patch("app", &PatchParams::default(), &funnel).await.expect("changed");
+        for dns in ["app", "inside"] {
+            stage.certify(&format!("{dns}.{DOMAIN}")).await;
+        }
+        stage.serves("app", "g").await;
+        stage.serves("inside", "g").await;
+        stage.cluster.patch_secret("g-0", &[("tailyard-barred.json", r#"{"svc:app":"the tailnet does not let this node be"}"#)]).await;
+        let told = async || stage.events("app").await;
+        let wanted = "PartlyPublished It is not reached from the internet (Funnel), as the tailnet does not let this node be.";
+        eventually("why it is not reached", told, |told| told.iter().any(|told| told == wanted)).await;
+        let published = async || stage.says("g", "TailyardPublished").await;
+        eventually("the group says who", published, |said| said.contains("1 of 2") && said.contains("default/app (PartlyPublished)")).await;
+        assert_eq!(stage.events("inside").await, [""; 0]);
+        stage.cluster.patch_secret("g-0", &[("tailyard-barred.json", "{}")]).await;
+        eventually("all is well", published, |said| said.starts_with("True")).await;
+        stage.quiet(&running).await;
+    });
+}
+
+#[test]
 fn a_bad_one_stops_no_other_and_keeps_what_it_had() {
     stage(async |stage| {
         let _running = stage.reconciler("one", 9100);

@@ -295,10 +295,15 @@ impl Stage {
         told.map_or(String::new(), |told| format!("{} {} {}", told.status, told.reason, told.message))
     }
 
-    /// What a group says.
+    /// Whether a group says that it is ready.
     pub(crate) async fn ready(&self, group: &str) -> String {
+        self.says(group, "ProxyGroupReady").await
+    }
+
+    /// What a group says.
+    pub(crate) async fn says(&self, group: &str, kind: &str) -> String {
         let status = self.all::<ProxyGroup>().get_opt(group).await.ok().flatten().and_then(|group| group.status);
-        let told = status.unwrap_or_default().conditions.into_iter().find(|condition| condition.type_ == "ProxyGroupReady");
+        let told = status.unwrap_or_default().conditions.into_iter().find(|condition| condition.type_ == kind);
         told.map_or(String::new(), |told| format!("{} {} {}", told.status, told.reason, told.message))
     }
 

@@ -10,11 +10,12 @@ use std::net::IpAddr;
 use super::work::Work;
 use super::{Listed, Subject, TailnetState};
 use crate::api::names;
+use crate::model::issuance::Validity;
 use crate::model::objects::{
     IngressConfig, Kind, ObjectRef, Owner, Shape, accounts, accounts_ref, certificate, certificate_ref, domain_of, filled,
     ingress_config_ref,
 };
-use crate::model::publish::{Claimant, Refusal, Target, Wish, service_name};
+use crate::model::publish::{Claimant, Own, Refusal, Target, Wish, service_name};
 
 use claims::{Claim, claims, contest, firsts, read};
 use standing::{listed, standing};
@@ -231,6 +232,7 @@ impl Plan<'_> {
         self.approve(work, shape, &gone);
         let mut config = config::config(&self, &gone);
         config.told = self.tell(work, shape, &gone);
+        expiries(work);
         work.want(owner, config.manifest(owner));
     }
 
@@ -263,6 +265,15 @@ impl Plan<'_> {
     /// Whether there is a certificate for a name.
     fn certified(work: &Work<'_>, owner: &Owner, dns: &str) -> bool {
         work.owned(&certificate_ref(owner, dns)).is_some_and(|held| filled(held))
+    }
+}
+
+/// Looks again when a certificate of a user's own comes nearer to its end.
+fn expiries(work: &mut Work<'_>) {
+    let now = work.observed.now;
+    let next = |own: &Own| if let Own::Leaf(leaf) = own { Validity::of(&leaf.certificate, now).1 } else { None };
+    if let Some(next) = work.observed.publish.certificates.values().filter_map(next).min() {
+        work.again(next.duration_since(now).unsigned_abs());
     }
 }
 

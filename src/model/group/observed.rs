@@ -224,6 +224,8 @@ pub struct ReplicaState {
     pub egress: Option<egress::Status>,
     /// The ingress services that it holds.
     pub ingress: Option<ingress::Status>,
+    /// The sites that the internet is to reach and does not, by service name, and why.
+    pub barred: BTreeMap<String, String>,
     /// The Tailscale Services that its tailscaled advertises.
     pub advertises: BTreeSet<String>,
     /// The routes that its tailscaled advertises.
@@ -296,6 +298,7 @@ impl ReplicaState {
             pod_uid: filled(state::POD_UID),
             reissue: text(state::REISSUE_AUTHKEY),
             ingress: bytes(ingress::KEY).and_then(|text| serde_json::from_slice(text).ok()),
+            barred: bytes(state::BARRED).and_then(|text| serde_json::from_slice(text).ok()).unwrap_or_default(),
             advertises: advertise_services.unwrap_or_default(),
             routes: advertise_routes.unwrap_or_default(),
             egress: whole.or_else(|| bytes(egress::KEY).and_then(|text| serde_json::from_slice(text).ok())),

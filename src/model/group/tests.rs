@@ -7,6 +7,7 @@ use super::*;
 use crate::api::condition::{EGRESS_SVC_CONFIGURED, EGRESS_SVC_READY, EGRESS_SVC_VALID};
 use crate::model::objects::{Kind, ObjectRef};
 
+mod certificates;
 mod config;
 mod convergence;
 mod cost;

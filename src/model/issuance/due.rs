@@ -30,18 +30,56 @@ pub fn usable(certificate: &Certificate, wall: Timestamp) -> bool {
     certificate.from <= wall && wall < certificate.until
 }
 
+/// How a certificate stands that somebody else renews.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Validity {
+    /// It is not valid before this time.
+    Early(Timestamp),
+    /// It is valid.
+    Valid,
+    /// It is valid until this time, and should have been renewed by now.
+    Ending(Timestamp),
+    /// It was valid until this time.
+    Ended(Timestamp),
+}
+
+/// Before its end somebody should have renewed a certificate by this long, however long it is valid.
+const NOTICE: SignedDuration = SignedDuration::from_hours(14 * 24);
+
+impl Validity {
+    /// How it stands, and when that changes by itself.
+    #[must_use]
+    pub fn of(certificate: &Certificate, wall: Timestamp) -> (Self, Option<Timestamp>) {
+        let Certificate { from, until, .. } = *certificate;
+        let notice = until.checked_sub(NOTICE).unwrap_or(from).max(latest(certificate));
+        if wall < from {
+            (Self::Early(from), Some(from))
+        } else if wall < notice {
+            (Self::Valid, Some(notice))
+        } else if wall < until {
+            (Self::Ending(until), Some(until))
+        } else {
+            (Self::Ended(until), None)
+        }
+    }
+}
+
+/// When a certificate is to be replaced at the latest, whatever is suggested: at five sixths of its lifetime.
+fn latest(certificate: &Certificate) -> Timestamp {
+    part(certificate.from, certificate.until.duration_since(certificate.from), 5.0 / 6.0)
+}
+
 /// When a certificate is to be replaced: at its own point of the window that is suggested, else between three fifths and two
 /// thirds of its lifetime. Never later than that, whatever is suggested.
 #[must_use]
 pub fn renew_at(certificate: &Certificate, window: Option<Window>) -> Timestamp {
     let lifetime = certificate.until.duration_since(certificate.from);
-    let latest = part(certificate.from, lifetime, 5.0 / 6.0);
     let own = chance(&certificate.id);
     let at = match window {
         Some(window) => part(window.start, window.end.duration_since(window.start), own),
         None => part(certificate.from, lifetime, 2.0 / 3.0 - own / 15.0),
     };
-    at.min(latest)
+    at.min(latest(certificate))
 }
 
 fn part(from: Timestamp, span: SignedDuration, share: f64) -> Timestamp {
@@ -52,4 +90,23 @@ fn part(from: Timestamp, span: SignedDuration, share: f64) -> Timestamp {
 fn chance(id: &str) -> f64 {
     let number = u32::from_str_radix(&sha256(id.as_bytes())[..8], 16).unwrap_or_default();
     f64::from(number) / f64::from(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_others_certificates_is_announced_in_time_whatever_their_lifetime() {
+        let hour = |hour: i64| Timestamp::from_second(hour * 60 * 60).expect("a time");
+        // Of a year, of ninety days, of six days and of six hours: from when on it should have been renewed.
+        for (lifetime, announced) in [(365 * 24, 351 * 24), (90 * 24, 76 * 24), (6 * 24, 5 * 24), (6, 5)] {
+            let certificate = Certificate { id: String::new(), from: hour(0), until: hour(lifetime) };
+            let of = |at| Validity::of(&certificate, hour(at));
+            assert_eq!(of(-1), (Validity::Early(hour(0)), Some(hour(0))));
+            assert_eq!(of(announced - 1), (Validity::Valid, Some(hour(announced))), "{lifetime} hours");
+            assert_eq!(of(announced), (Validity::Ending(hour(lifetime)), Some(hour(lifetime))));
+            assert_eq!(of(lifetime), (Validity::Ended(hour(lifetime)), None));
+        }
+    }
 }

@@ -1,13 +1,14 @@
 //! An Ingress as a site: its names, ports and routes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use k8s_openapi::api::networking::v1::{Ingress, IngressBackend};
 
 use super::backend::backend;
-use super::{Context, Own, Target, Wish, annotation, common, ingress_label, truth};
+use super::{Context, Flaw, Own, Target, Wish, annotation, common, ingress_label, truth};
 use crate::api::names;
 use crate::api::routes::{Host, Listener, Route, Site};
+use crate::model::issuance::Validity;
 
 /// The port over TLS.
 const HTTPS: u16 = 443;
@@ -29,7 +30,7 @@ pub fn ingress(ingress: &Ingress, context: &Context<'_>) -> Result<Wish, Vec<Str
     let label = ingress_label(ingress);
     let (tags, share, adopt) = common(annotations, &label, &mut wrong);
     let dns = format!("{label}.{}", context.suffix);
-    let Hosts { served: hosts, uncertified, mut notes } = hosts(ingress, (&dns, &label), context);
+    let Hosts { served: hosts, flaws, mut notes, warnings } = hosts(ingress, (&dns, &label), context);
     if annotation(annotations, names::PROXY_PROTOCOL).is_some() {
         notes.push(format!("{} is for Services: backends of an Ingress are told the client's address in headers.", names::PROXY_PROTOCOL));
     }
@@ -53,7 +54,7 @@ pub fn ingress(ingress: &Ingress, context: &Context<'_>) -> Result<Wish, Vec<Str
     let ports = listeners.keys().rev().map(|port| format!("tcp:{port}")).collect();
     let funnel = annotation(annotations, names::FUNNEL).is_some_and(truth);
     let site = Site { hosts, listeners, routes: routes.into_values().collect(), funnel };
-    Ok(Wish { label, tags, ports, share, adopt, target: Target::Site(site), notes, uncertified })
+    Ok(Wish { label, tags, ports, share, adopt, target: Target::Site(site), notes, flaws, warnings })
 }
 
 /// The Secrets that an Ingress names as certificates.
@@ -88,44 +89,51 @@ fn hosts(ingress: &Ingress, (dns, label): (&str, &str), context: &Context<'_>) -
 #[derive(Default)]
 struct Hosts {
     served: BTreeMap<String, Host>,
-    uncertified: BTreeSet<String>,
+    flaws: BTreeMap<String, Flaw>,
     notes: Vec<String>,
+    warnings: Vec<String>,
 }
 
 impl Hosts {
     /// A host whose certificate is a Secret of the user's. One that cannot be shown now is named to the replicas all the same, which may
     /// hold the one before.
     fn of_its_own(&mut self, host: &str, secret: &str, context: &Context<'_>) {
-        let namespace = context.namespace;
-        let (named, wrong) = match context.certificates.get(secret) {
-            None => (
-                false,
-                Some(format!(
-                    "is not served: there is no Secret {secret} in the namespace {namespace} of the proxies (one in the Ingress's own namespace is \
-                 not looked at)."
-                )),
-            ),
-            Some(Own::Unlabelled) => (
-                false,
-                Some(format!(
-                    "is not served: Secret {namespace}/{secret} lacks the label {}=true, by which it may be shown.",
-                    names::OWN_CERTIFICATE
-                )),
-            ),
-            Some(Own::Unread) => (true, None),
-            Some(Own::Unusable(why)) => (true, Some(format!("has no certificate: Secret {namespace}/{secret} cannot be used, as {why}."))),
-            Some(Own::Leaf(leaf)) => {
-                let other = leaf.is_for(host).err();
-                (true, other.map(|why| format!("has no certificate: in Secret {namespace}/{secret} {why}.")))
-            }
-        };
-        if named {
+        let at = format!("Secret {}/{secret}", context.namespace);
+        let own = context.certificates.get(secret);
+        if !matches!(own, None | Some(Own::Unlabelled)) {
             self.served.entry(host.to_owned()).or_insert_with(|| Host { secret: secret.to_owned(), issue: false });
         }
-        if let Some(wrong) = wrong {
-            self.uncertified.insert(host.to_owned());
-            self.notes.push(format!("host {host} {wrong}"));
-        }
+        let (flaw, why) = match own {
+            None => (
+                Flaw::Lacking,
+                format!(
+                    "is not served: there is no Secret {secret} in the namespace {} of the proxies (one in the Ingress's own namespace is \
+                     not looked at).",
+                    context.namespace
+                ),
+            ),
+            Some(Own::Unlabelled) => {
+                (Flaw::Lacking, format!("is not served: {at} lacks the label {}=true, by which it may be shown.", names::OWN_CERTIFICATE))
+            }
+            Some(Own::Unread) => return,
+            Some(Own::Unusable(why)) => (Flaw::Lacking, format!("has no certificate: {at} cannot be used, as {why}.")),
+            Some(Own::Leaf(leaf)) => match leaf.is_for(host) {
+                Err(why) => (Flaw::Lacking, format!("has no certificate: in {at} {why}.")),
+                Ok(()) => match Validity::of(&leaf.certificate, context.now).0 {
+                    Validity::Valid => return,
+                    Validity::Early(from) => {
+                        (Flaw::Invalid, format!("is refused by clients: the certificate in {at} is not valid before {from}."))
+                    }
+                    Validity::Ended(until) => {
+                        (Flaw::Invalid, format!("is refused by clients: the certificate in {at} ended at {until}. Renew it."))
+                    }
+                    Validity::Ending(until) => (Flaw::Ending, format!("has a certificate, in {at}, that ends at {until}. Renew it.")),
+                },
+            },
+        };
+        self.flaws.insert(host.to_owned(), flaw);
+        let told = if flaw == Flaw::Ending { &mut self.warnings } else { &mut self.notes };
+        told.push(format!("host {host} {why}"));
     }
 }
 

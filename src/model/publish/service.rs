@@ -33,7 +33,7 @@ pub fn service(service: &Service) -> Result<Wish, Vec<String>> {
         return Err(wrong);
     }
     let ports = vec![ANY_PORT.to_owned()];
-    Ok(Wish { label, tags, ports, share, adopt, target: Target::Whole(whole), notes: Vec::new(), uncertified: BTreeSet::new() })
+    Ok(Wish { label, tags, ports, share, adopt, target: Target::Whole(whole), notes: Vec::new(), flaws: [].into(), warnings: Vec::new() })
 }
 
 /// The addresses of a Service in the cluster, the first of each family.

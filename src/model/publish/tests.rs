@@ -26,19 +26,23 @@ fn read(annotations: Value, spec: Value) -> Result<Wish, Vec<String>> {
     let found = |namespace: &str, name: &str| all.iter().find(|service| namespace == "u" && service.metadata.name.as_deref() == Some(name));
     let object = json!({"metadata": {"namespace": "u", "name": "app", "annotations": annotations}, "spec": spec});
     let parsed = serde_json::from_value(object).expect("an Ingress");
-    let leaf = |name: &str| {
-        let certificate = Certificate { id: String::new(), from: Timestamp::UNIX_EPOCH, until: Timestamp::UNIX_EPOCH };
+    let day = |day: i64| Timestamp::from_second(day * 24 * 60 * 60).expect("a time");
+    let between = |from, until, name: &str| {
+        let certificate = Certificate { id: String::new(), from: day(from), until: day(until) };
         Own::Leaf(Leaf { certificate, names: vec![name.to_owned()] })
     };
     let own = [
-        ("www", leaf("www.example.com")),
-        ("other", leaf("*.other.example")),
+        ("www", between(0, 90, "www.example.com")),
+        ("other", between(0, 90, "*.other.example")),
+        ("early", between(4, 90, "www.example.com")),
+        ("ending", between(-80, 10, "www.example.com")),
+        ("ended", between(-90, 2, "www.example.com")),
         ("broken", Own::Unusable("tls.crt or tls.key is empty".into())),
         ("unlabelled", Own::Unlabelled),
         ("unread", Own::Unread),
     ];
     let certificates = own.map(|(name, own)| (name.to_owned(), own)).into();
-    ingress(&parsed, &Context { suffix: SUFFIX, services: &found, namespace: "ts", certificates: &certificates })
+    ingress(&parsed, &Context { suffix: SUFFIX, services: &found, namespace: "ts", certificates: &certificates, now: day(3) })
 }
 
 fn to(service: &str, port: Value) -> Value {
@@ -133,12 +137,16 @@ fn a_certificate_of_ones_own_is_judged_for_its_host_alone() {
         ("broken", "a.example.com", true, Some("cannot be used, as tls.crt or tls.key is empty")),
         ("unlabelled", "a.example.com", false, Some("lacks the label tailyard.io/certificate=true")),
         ("none", "a.example.com", false, Some("no Secret none in the namespace ts of the proxies")),
+        ("early", "www.example.com", true, Some("not valid before 1970-01-05T00:00:00Z")),
+        ("ended", "www.example.com", true, Some("in Secret ts/ended ended at 1970-01-03T00:00:00Z")),
+        ("ending", "www.example.com", true, Some("that ends at 1970-01-11T00:00:00Z. Renew it")),
     ];
     for (secret, host, named, says) in cases {
         let tls = json!([{"hosts": ["app"]}, {"hosts": [host], "secretName": secret}]);
         let wish = read(json!({}), json!({"tls": tls, "defaultBackend": backend})).expect("the rest of it is served");
-        assert_eq!((site(&wish).hosts.contains_key(host), wish.uncertified.len()), (named, usize::from(says.is_some())), "{secret} {host}");
-        assert_eq!(wish.notes.len(), wish.uncertified.len());
-        assert!(says.is_none_or(|says| wish.notes[0].contains(says)), "{secret} {host}: {:?}", wish.notes);
+        assert_eq!((site(&wish).hosts.contains_key(host), wish.flaws.len()), (named, usize::from(says.is_some())), "{secret} {host}");
+        let (told, other) = if secret == "ending" { (wish.warnings, wish.notes) } else { (wish.notes, wish.warnings) };
+        assert_eq!((told.len(), other.len()), (wish.flaws.len(), 0), "{secret} {host}");
+        assert!(says.is_none_or(|says| told[0].contains(says)), "{secret} {host}: {told:?}");
     }
 }

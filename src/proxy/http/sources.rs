@@ -225,7 +225,7 @@ impl Sources {
 
     /// The sites that are to be reached from the internet and are not.
     pub(super) fn barred(&self) -> BTreeMap<String, Barred> {
-        self.standing.as_ref().map(|standing| standing.borrow().barred.clone()).unwrap_or_default()
+        self.standing.as_ref().and_then(|standing| standing.borrow().barred.clone()).unwrap_or_default()
     }
 
     /// How the kernel stands to the newest plan. Remembers since when it has been behind.

@@ -1,5 +1,6 @@
 //! What is told: the device as soon as the tailnet names it, and the statuses of what the kernel has accepted.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +12,9 @@ use crate::api::serve::ServeConfig;
 use crate::api::{egress, ingress, state};
 use crate::model::netmap::{NetMap, SelfNode};
 use crate::model::plan::Planned;
+use crate::model::serve::Barred;
 use crate::model::status::{Encoded, Left, Patience, PodAddresses, egress_status, encode, ingress_status};
+use crate::proxy::advertise::Standing;
 use crate::proxy::program::Programmed;
 use crate::proxy::serve::Serving;
 
@@ -24,6 +27,8 @@ pub struct Inputs {
     pub netmap: watch::Receiver<Option<Arc<NetMap>>>,
     /// What tailscaled serves, where that is decided here; else a cell whose sender may be gone.
     pub serving: watch::Receiver<Serving>,
+    /// How what is advertised stands, likewise.
+    pub standing: watch::Receiver<Standing>,
 }
 
 /// What there is to tell.
@@ -59,11 +64,13 @@ pub async fn run(mut inputs: Inputs, about: About, ledger: Ledger) {
             accepted(&ledger, about, planned, &mut patience, now);
         }
         served(&ledger, inputs.serving.borrow_and_update().config.as_deref(), inputs.netmap.borrow().as_deref());
+        barred(&ledger, inputs.standing.borrow_and_update().barred.as_ref());
         let due = patience.due(now).map(|at| start + at);
         let changed = tokio::select! {
             changed = inputs.programmed.changed() => changed,
             changed = inputs.netmap.changed() => changed,
             Ok(()) = inputs.serving.changed() => Ok(()),
+            Ok(()) = inputs.standing.changed() => Ok(()),
             () = sleep_until(due.unwrap_or(start)), if due.is_some() => Ok(()),
         };
         if changed.is_err() {
@@ -112,6 +119,18 @@ fn accepted(ledger: &Ledger, about: About, planned: &Planned, patience: &mut Pat
 fn served(ledger: &Ledger, config: Option<&ServeConfig>, netmap: Option<&NetMap>) {
     if let (Some(_), Some(netmap)) = (config.filter(|config| **config != ServeConfig::default()), netmap) {
         ledger.set(state::HTTPS_ENDPOINT, netmap.cert_domains.first().map_or(state::NO_HTTPS, String::as_str));
+    }
+}
+
+/// The reconciler tells those who asked for it. While nobody knows, what was said before stays.
+fn barred(ledger: &Ledger, barred: Option<&BTreeMap<String, Barred>>) {
+    match barred {
+        Some(barred) if barred.is_empty() => ledger.remove(state::BARRED),
+        Some(barred) => {
+            let why: BTreeMap<_, _> = barred.iter().map(|(service, why)| (service, why.to_string())).collect();
+            ledger.set(state::BARRED, json(&why));
+        }
+        None => {}
     }
 }
 

@@ -11,7 +11,7 @@ use crate::api::names;
 use crate::model::conditions::{Status, Wanted};
 use crate::model::group::work::Work;
 use crate::model::objects::{Owner, certificate_ref, digest, filled};
-use crate::model::publish::{Claimant, Target};
+use crate::model::publish::{Claimant, Flaw, Target};
 
 /// How many of those in trouble are named.
 const NAMED: usize = 5;
@@ -40,6 +40,10 @@ pub enum Certified {
     Failing,
     /// It is the user's own, and cannot be shown.
     Lacking,
+    /// It is the user's own, and is not valid now.
+    Invalid,
+    /// It is the user's own, and ends soon.
+    Ending,
 }
 
 /// How many there are of each.
@@ -69,7 +73,7 @@ impl Published {
 
 impl Certified {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Issued, Self::Waiting, Self::Failing, Self::Lacking];
+    pub const ALL: [Self; 6] = [Self::Issued, Self::Waiting, Self::Failing, Self::Lacking, Self::Invalid, Self::Ending];
 
     /// In a word, for metrics.
     #[must_use]
@@ -79,8 +83,21 @@ impl Certified {
             Self::Waiting => "waiting",
             Self::Failing => "failing",
             Self::Lacking => "lacking",
+            Self::Invalid => "invalid",
+            Self::Ending => "ending",
         }
     }
+}
+
+/// How much of what is asked for is not published.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Extent {
+    /// All of it.
+    Whole,
+    /// Some of it.
+    Part,
+    /// None yet.
+    Nothing,
 }
 
 /// The account while it is made.
@@ -95,17 +112,16 @@ pub(super) struct Account {
 }
 
 impl Account {
-    /// How one that asks fares: what is wrong, whether it is served all the same, whether a replica serves it.
-    pub(super) fn name(&mut self, claimant: &Claimant, (fault, note): (Option<&Refused>, Option<&Refused>), served: bool) {
-        let state = match (fault, note) {
-            (Some(_), _) => Published::Refused,
+    /// How one that asks fares: what it is told and what of it that concerns, and whether a replica serves it.
+    pub(super) fn name(&mut self, claimant: &Claimant, told: Option<(Extent, &Refused)>, served: bool) {
+        let state = match told {
+            Some((Extent::Whole, _)) => Published::Refused,
             _ if !served => Published::Waiting,
-            (None, Some(_)) => Published::Partly,
-            (None, None) => Published::Whole,
+            Some((Extent::Part, _)) => Published::Partly,
+            Some((Extent::Nothing, _)) | None => Published::Whole,
         };
-        let told = fault.or(note);
-        self.names.insert(claimant.clone(), (state, told.map_or("NoReplica", |told| told.reason)));
-        self.faults.extend(told.map(|told| (claimant.to_string(), fingerprint(&told.message))));
+        self.names.insert(claimant.clone(), (state, told.map_or("NoReplica", |(_, told)| told.reason)));
+        self.faults.extend(told.map(|(_, told)| (claimant.to_string(), fingerprint(&told.message))));
     }
 
     /// One of which nobody can say yet how it fares. What was said before holds.
@@ -127,8 +143,14 @@ impl Account {
             let state = if how.issue { issued(work, owner, host) } else { (Certified::Issued, String::new()) };
             self.certificates.insert(host.clone(), state);
         }
-        let lacking = item.wish.uncertified.iter().map(|host| (host.clone(), (Certified::Lacking, item.claimant.to_string())));
-        self.certificates.extend(lacking);
+        for (host, flaw) in &item.wish.flaws {
+            let state = match flaw {
+                Flaw::Lacking => Certified::Lacking,
+                Flaw::Invalid => Certified::Invalid,
+                Flaw::Ending => Certified::Ending,
+            };
+            self.certificates.insert(host.clone(), (state, item.claimant.to_string()));
+        }
     }
 
     /// What is wrong and was told: fingerprints of the words, by whom they were told to.
@@ -176,19 +198,23 @@ impl Account {
             those.map(|(name, (_, why))| if why.is_empty() { name.clone() } else { format!("{name} ({why})") }).collect()
         };
         let all = self.certificates.len();
-        let (failing, lacking, waiting) = (of(Certified::Failing), of(Certified::Lacking), of(Certified::Waiting));
-        let (reason, bad, what) = if !failing.is_empty() {
-            ("CertificatesFailing", failing, "cannot be ordered")
-        } else if !lacking.is_empty() {
-            ("CertificatesLacking", lacking, "are users' own and cannot be shown")
-        } else if !waiting.is_empty() {
-            ("CertificatesWaiting", waiting, "are not there yet")
-        } else {
-            let message = format!("{all} of {all} certificates are there.");
-            return Wanted { kind: CERTIFIED, status: Status::True, reason: "CertificatesIssued", message, generation: 0 };
+        let order = [
+            (Certified::Failing, "CertificatesFailing", "cannot be ordered"),
+            (Certified::Lacking, "CertificatesLacking", "are users' own and cannot be shown"),
+            (Certified::Invalid, "CertificatesInvalid", "are users' own and not valid now"),
+            (Certified::Waiting, "CertificatesWaiting", "are not there yet"),
+            (Certified::Ending, "CertificatesEnding", "are users' own and end soon"),
+        ];
+        let mut bad =
+            order.into_iter().map(|(state, reason, what)| (state, reason, what, of(state))).filter(|(.., those)| !those.is_empty());
+        let (status, reason, message) = match bad.next() {
+            Some((state, reason, what, those)) => {
+                let status = if state == Certified::Ending { Status::True } else { Status::False };
+                (status, reason, format!("{} of {all} certificates {what}: {}.", those.len(), list(&those)))
+            }
+            None => (Status::True, "CertificatesIssued", format!("{all} of {all} certificates are there.")),
         };
-        let message = format!("{} of {all} certificates {what}: {}.", bad.len(), list(&bad));
-        Wanted { kind: CERTIFIED, status: Status::False, reason, message, generation: 0 }
+        Wanted { kind: CERTIFIED, status, reason, message, generation: 0 }
     }
 }
 

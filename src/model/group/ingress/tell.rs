@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde_json::{Value, json};
 
-use super::account::Account;
+use super::account::{Account, Extent};
 use super::advertise::{live, serves};
 use super::claims::{Claim, Object};
 use super::config::node_site;
@@ -34,7 +34,7 @@ impl Plan<'_> {
                     let left = claim.recorded.iter().any(|name| !gone.contains(name));
                     let refused = self.refused.get(&claim.claimant);
                     if claim.asks {
-                        account.name(&claim.claimant, (refused, None), false);
+                        account.name(&claim.claimant, refused.map(|refused| (Extent::Whole, refused)), false);
                         self.news(work, claim, refused, &account);
                     }
                     unserved(work, claim, refused, left);
@@ -60,15 +60,16 @@ impl Plan<'_> {
         let name = service_name(&item.wish.label);
         let serving = serving(work, shape, item, &name);
         let fault = fault(work, shape, item, &name);
-        let notes = (!item.wish.notes.is_empty()).then(|| Refused::new("PartlyPublished", item.wish.notes.join(" ")));
+        let remark = remark(work, shape, item, &name);
         let status = if serving > 0 && balances(claim) { Self::status(work, shape, item) } else { json!({}) };
         let mut said: Vec<Said> = Vec::new();
         if matches!(claim.object, Object::Service(_)) {
             said.push((INGRESS_SVC_VALID, Status::True, "IngressSvcValid", "The Service is valid.".to_owned()));
             said.push(configured(serving, shape.replicas, fault.as_ref(), &beside(work, item, &name, serving)));
         }
-        account.name(&claim.claimant, (fault.as_ref(), notes.as_ref()), serving > 0);
-        self.news(work, claim, fault.as_ref().or(notes.as_ref()), account);
+        let told = fault.as_ref().map(|fault| (Extent::Whole, fault)).or(remark.as_ref().map(|(extent, remark)| (*extent, remark)));
+        account.name(&claim.claimant, told, serving > 0);
+        self.news(work, claim, told.map(|(_, told)| told), account);
         update(work, claim, true, Some(said), status);
     }
 
@@ -153,6 +154,22 @@ fn beside(work: &Work<'_>, item: &Item, name: &str, serving: usize) -> String {
         ", by a route to {own}: the control plane has no Tailscale Services, so there is no name for it, and clients must accept routes{}",
         rejected(work, name, serving)
     )
+}
+
+/// What is wrong with a part of a name that is published, or will be; all of it is told together.
+fn remark(work: &Work<'_>, shape: &Shape<'_>, item: &Item, name: &str) -> Option<(Extent, Refused)> {
+    let notes: Vec<_> = item.wish.notes.iter().cloned().chain(barred(work, shape, item, name)).collect();
+    let (extent, reason) = if notes.is_empty() { (Extent::Nothing, "CertificateEnding") } else { (Extent::Part, "PartlyPublished") };
+    let all: Vec<_> = notes.into_iter().chain(item.wish.warnings.iter().cloned()).collect();
+    (!all.is_empty()).then(|| (extent, Refused::new(reason, all.join(" "))))
+}
+
+/// Why the internet does not reach a site that asks for it, as the first replica says that was refused.
+fn barred(work: &Work<'_>, shape: &Shape<'_>, item: &Item, name: &str) -> Option<String> {
+    let asks = matches!(&item.wish.target, Target::Site(site) if site.funnel);
+    let states = work.observed.replicas.range(..shape.replicas).filter_map(|(_, replica)| replica.state.as_ref());
+    let why = states.filter(|_| asks).find_map(|state| state.barred.get(name))?;
+    Some(format!("It is not reached from the internet (Funnel), as {why}."))
 }
 
 /// Why no replica serves it, as the first says that can speak.

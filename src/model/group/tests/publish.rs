@@ -3,11 +3,8 @@
 #![allow(clippy::needless_pass_by_value, reason = "a call with a literal reads better")]
 
 use super::*;
-use crate::api::condition::{CERTIFIED, INGRESS_SVC_CONFIGURED, INGRESS_SVC_VALID, PUBLISHED};
+use crate::api::condition::{INGRESS_SVC_CONFIGURED, INGRESS_SVC_VALID, PUBLISHED};
 use crate::api::vip::VipService;
-use crate::model::certificate::Leaf;
-use crate::model::issuance::Certificate;
-use crate::model::publish::Own;
 
 /// A cluster with a group that publishes, and a backend.
 pub(super) fn publishing(spec: serde_json::Value) -> World {
@@ -18,7 +15,7 @@ pub(super) fn publishing(spec: serde_json::Value) -> World {
     world
 }
 
-fn ingress() -> serde_json::Value {
+pub(super) fn ingress() -> serde_json::Value {
     json!({"type": "ingress"})
 }
 
@@ -118,28 +115,23 @@ fn a_group_says_who_is_not_published_and_a_restart_tells_nobody_anew() {
 }
 
 #[test]
-fn a_group_says_which_certificates_are_not_there() {
+fn who_asks_for_the_internet_and_is_not_reached_from_there_is_told_once() {
     let mut world = publishing(ingress());
-    let tls = json!([{"hosts": ["app"]}, {"hosts": ["www.example.com"], "secretName": "www"}]);
-    let backend = json!({"service": {"name": "web", "port": {"number": 80}}});
-    world.put_ingress("app", json!({"tailscale.com/proxy-group": "in"}), json!({"tls": tls, "defaultBackend": backend}));
+    let backend = || json!({"tls": [{"hosts": ["app"]}], "defaultBackend": {"service": {"name": "web", "port": {"number": 80}}}});
+    world.put_ingress("app", json!({"tailscale.com/proxy-group": "in", "tailscale.com/funnel": "true"}), backend());
+    world.ingress("inside", "in", ("inside", "web"));
+    let why = "the tailnet does not let this node be";
+    world.hosted.barred = [("svc:app".into(), why.into()), ("svc:inside".into(), why.into())].into();
     world.settle();
-    assert_eq!(world.says("in", PUBLISHED).1, "NamesRefused", "a part of it is not served");
-    let lacking = world.says("in", CERTIFIED);
-    assert!(lacking.1 == "CertificatesLacking" && lacking.2.contains("www.example.com (Ingress default/app)"), "{lacking:?}");
+    let published = world.says("in", PUBLISHED).2;
+    assert!(published.starts_with("1 of 2 are not published as they ask: Ingress default/app (PartlyPublished)"), "{published}");
     assert_eq!(world.told("PartlyPublished"), 1);
-    let time = world.time();
-    let certificate = Certificate { id: String::new(), from: time, until: time };
-    world.own_certificates.insert("www".into(), Own::Leaf(Leaf { certificate, names: vec!["www.example.com".into()] }));
+    world.memories.clear();
     world.settle();
-    assert_eq!(world.says("in", CERTIFIED).2, "2 of 2 certificates are there.");
-    let secret = object(Kind::Secret, "app.tail1234.ts.net");
-    let mut held = serde_json::Value::clone(&world.objects[&secret]);
-    held["metadata"]["annotations"]["tailyard.io/issuance"] = json!(r#"{"failures":3,"reason":"RateLimited","message":"too many"}"#);
-    world.objects.insert(secret, held.into());
+    assert_eq!(world.told("PartlyPublished"), 1, "not by one who begins anew");
+    world.hosted.barred.clear();
     world.settle();
-    let failing = world.says("in", CERTIFIED);
-    assert!(failing.1 == "CertificatesFailing" && failing.2.contains("app.tail1234.ts.net (RateLimited)"), "{failing:?}");
+    assert_eq!((world.says("in", PUBLISHED).2, world.told("PartlyPublished")), ("2 of 2 are published.".to_owned(), 1));
 }
 
 #[test]

@@ -23,6 +23,7 @@ struct Play {
     programmed: watch::Sender<Programmed>,
     netmap: watch::Sender<Option<Arc<NetMap>>>,
     serving: watch::Sender<Serving>,
+    standing: watch::Sender<Standing>,
 }
 
 fn play() -> Play {
@@ -35,11 +36,13 @@ fn play() -> Play {
     let (programmed, programmed_rx) = watch::channel(Programmed::default());
     let (netmap, netmap_rx) = watch::channel(None);
     let (serving, serving_rx) = watch::channel(Serving::default());
+    let (standing, standing_rx) = watch::channel(Standing::default());
     let pod = PodAddresses::of(["10.244.2.3".parse::<IpAddr>().expect("an address")]);
     let about = About { pod, egress: true, ingress: true, grace: GRACE, room: ROOM };
     tokio::spawn(reporter.run());
-    tokio::spawn(run(Inputs { programmed: programmed_rx, netmap: netmap_rx, serving: serving_rx }, about, ledger.clone()));
-    Play { place, ledger, programmed, netmap, serving }
+    let inputs = Inputs { programmed: programmed_rx, netmap: netmap_rx, serving: serving_rx, standing: standing_rx };
+    tokio::spawn(run(inputs, about, ledger.clone()));
+    Play { place, ledger, programmed, netmap, serving, standing }
 }
 
 /// A tailnet with this node, and with a peer `db.tail.lab` if it is known.
@@ -117,6 +120,19 @@ async fn the_name_for_https_is_told_once_something_is_served() {
     assert_eq!(play.told().await["https_endpoint"], "eg-0.tail.lab");
     play.serving.send_replace(Serving::default());
     assert_eq!(play.told().await["https_endpoint"], "eg-0.tail.lab", "a tailscaled that starts again takes nothing back");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_not_reached_from_the_internet_is_told_until_it_is_known_to_be() {
+    let play = play();
+    let stand = |barred| play.standing.send_replace(Standing { barred, ..Standing::default() });
+    stand(Some([("svc:web".to_owned(), Barred::NotAllowed)].into()));
+    let told = play.told().await["tailyard-barred.json"].clone();
+    assert!(told.starts_with(r#"{"svc:web":"the tailnet does not let this node be"#), "{told}");
+    stand(None);
+    assert_eq!(play.told().await["tailyard-barred.json"], told, "a tailscaled that starts again takes nothing back");
+    stand(Some(BTreeMap::new()));
+    assert!(!play.told().await.contains_key("tailyard-barred.json"));
 }
 
 #[tokio::test(start_paused = true)]

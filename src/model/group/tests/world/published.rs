@@ -19,6 +19,8 @@ pub(in super::super) struct Hosted {
     pub(in super::super) approved: BTreeMap<String, Approved>,
     /// Services behind which there is nobody.
     pub(in super::super) unbacked: BTreeSet<(String, String)>,
+    /// Sites that the tailnet does not let the internet reach, and why.
+    pub(in super::super) barred: BTreeMap<String, String>,
 }
 
 /// An object that asks.
@@ -238,6 +240,7 @@ impl World {
             ("_current-profile", "profile-1".to_owned()),
             ("profile-1", profile.to_string()),
             (crate::api::ingress::KEY, serde_json::to_string(&status).expect("JSON")),
+            (crate::api::state::BARRED, json!(self.hosted.barred).to_string()),
         ]
     }
 
