@@ -23,7 +23,7 @@ use std::process::ExitCode;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
@@ -147,11 +147,26 @@ async fn measure(mut stage: Stage, size: usize, args: &Args, sheet: &mut Sheet) 
     sheet.plot(point("resident", size), "MB", vec![status(running.id(), "VmRSS:")?], goal("≤ 100"));
     sheet.plot(point("the most resident", size), "MB", vec![status(running.id(), "VmHWM:")?], None);
 
+    shown(&stage, size, args, sheet).await?;
     idle(&running, size, args, sheet).await?;
     one_more(&running, &mut users, size, args, sheet).await?;
     for replica in replicas {
         replica.abort();
     }
+    Ok(())
+}
+
+/// What is shown to people.
+async fn shown(stage: &Stage, size: usize, args: &Args, sheet: &mut Sheet) -> Result<()> {
+    let mut took = Vec::new();
+    for _ in 0..args.repetitions(10) {
+        let begun = Instant::now();
+        let told = stage.tailyard("admin", &["status"]).output().await?;
+        took.push(ms(begun.elapsed()));
+        let rows = told.stdout.split(|byte| *byte == b'\n').filter(|row| row.windows(8).any(|part| part == b"service-")).count();
+        ensure!(told.status.success() && rows >= size, "status shows {rows} of {size} Services");
+    }
+    sheet.plot(point("tailyard status, until it has shown all", size), "ms", took, None);
     Ok(())
 }
 

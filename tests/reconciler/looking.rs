@@ -15,16 +15,8 @@ use crate::cluster::{DEADLINE, NAMESPACE, eventually};
 use crate::hosted::CLIENT;
 use crate::stage::{Stage, stage};
 
-/// The compiled binary, as this user of the cluster.
-fn tailyard(stage: &Stage, user: &str, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tailyard"));
-    command.args(args).args(["--namespace", NAMESPACE]).env("KUBECONFIG", stage.cluster.kubeconfig_of(user));
-    command.stdin(Stdio::null()).kill_on_drop(true);
-    command
-}
-
 async fn run(stage: &Stage, user: &str, args: &[&str]) -> (Option<i32>, String, String) {
-    let done = tokio::time::timeout(DEADLINE, tailyard(stage, user, args).output()).await;
+    let done = tokio::time::timeout(DEADLINE, stage.tailyard(user, args).output()).await;
     let Output { status, stdout, stderr } = done.expect("an answer in time").expect("the binary");
     let text = |bytes| String::from_utf8(bytes).expect("text");
     (status.code(), text(stdout), text(stderr))
@@ -98,7 +90,7 @@ fn the_status_shows_groups_replicas_and_services() {
 
 /// A watch without a terminal writes a line for each row that changes.
 async fn watches(stage: &Stage) {
-    let mut child = tailyard(stage, "admin", &["status", "--watch"]).stdout(Stdio::piped()).spawn().expect("the binary");
+    let mut child = stage.tailyard("admin", &["status", "--watch"]).stdout(Stdio::piped()).spawn().expect("the binary");
     let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
     let mut until = async |begins: &str| {
         let look = async {
@@ -143,7 +135,7 @@ fn what_may_not_be_read_is_named_with_the_rule_and_the_rest_is_shown() {
         stage.cluster.kill_server();
         let (code, _, error) = run(&stage, "admin", &["status"]).await;
         assert!(code == Some(1) && error.contains("the API server cannot be reached"), "{error}");
-        let nowhere = tailyard(&stage, "admin", &["status"]).env("KUBECONFIG", "/nowhere").output().await.expect("the binary");
+        let nowhere = stage.tailyard("admin", &["status"]).env("KUBECONFIG", "/nowhere").output().await.expect("the binary");
         let error = String::from_utf8_lossy(&nowhere.stderr).into_owned();
         assert!(nowhere.status.code() == Some(1) && error.contains("/nowhere") && error.contains("KUBECONFIG"), "{error}");
     });
@@ -240,9 +232,9 @@ fn the_doctor_finds_what_is_wrong_with_a_cluster() {
 #[test]
 fn the_doctor_looks_at_a_machine_without_a_cluster() {
     stage(async |stage| {
-        let nowhere = tailyard(&stage, "admin", &["doctor", "--node-checks", "-o", "json"]).env("KUBECONFIG", "/nowhere").output().await;
+        let nowhere = stage.tailyard("admin", &["doctor", "--node-checks", "-o", "json"]).env("KUBECONFIG", "/nowhere").output().await;
         let nowhere = nowhere.expect("the binary");
-        let alone = tailyard(&stage, "admin", &["doctor"]).env("KUBECONFIG", "/nowhere").output().await.expect("the binary");
+        let alone = stage.tailyard("admin", &["doctor"]).env("KUBECONFIG", "/nowhere").output().await.expect("the binary");
         assert_eq!(alone.status.code(), Some(1), "without a cluster there is nothing else to look at");
         let checks: Vec<Value> = serde_json::from_slice(&nowhere.stdout).expect("JSON");
         let finding =

@@ -134,6 +134,14 @@ impl Stage {
         }
     }
 
+    /// The compiled binary, to be run as this user of the cluster.
+    pub(crate) fn tailyard(&self, user: &str, args: &[&str]) -> tokio::process::Command {
+        let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_tailyard"));
+        command.args(args).args(["--namespace", NAMESPACE]).env("KUBECONFIG", self.cluster.kubeconfig_of(user));
+        command.stdin(Stdio::null()).kill_on_drop(true);
+        command
+    }
+
     /// Starts a reconciler.
     pub(crate) fn reconciler(&self, name: &str, port: u16) -> Running {
         self.reconciler_with(name, port, &[])
