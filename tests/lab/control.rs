@@ -1,5 +1,6 @@
 //! The control plane of a cluster on a machine of its own: etcd, kube-apiserver, kube-controller-manager, kube-scheduler.
 
+use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,6 +10,7 @@ use nix::sys::signal::Signal;
 
 use crate::support::{Machine, Process};
 
+use super::audit;
 use super::pki::{Leaf, Pki, dns_name, flag, ip_name};
 use super::{PODS, eventually, text};
 
@@ -18,6 +20,8 @@ pub(crate) const SERVICES: &str = "10.96.0.0/16,fd00:96::/112";
 const API: &str = "10.96.0.1";
 /// The program that serves it.
 const API_SERVER: &str = "kube-apiserver";
+/// The file that says what it writes into its audit log.
+const AUDIT: &str = "audit.json";
 /// And those that act by it.
 const MANAGER: &str = "kube-controller-manager";
 const SCHEDULER: &str = "kube-scheduler";
@@ -96,6 +100,7 @@ pub(crate) fn url(address: IpAddr) -> String {
 }
 
 fn authorities(pki: &Pki, address: IpAddr) {
+    fs::write(pki.path(AUDIT), audit::policy()).expect("written");
     pki.authority("ca");
     pki.authority("front");
     pki.token_key("tokens");
@@ -130,6 +135,8 @@ fn server_flags(pki: &Pki, address: IpAddr) -> Vec<String> {
         file("kubelet-certificate-authority", "ca.crt"),
         file("service-account-key-file", "tokens.pub"),
         file("service-account-signing-key-file", "tokens.key"),
+        file("audit-policy-file", AUDIT),
+        format!("--audit-log-path={}", audit::LOG),
         file("requestheader-client-ca-file", "front.crt"),
         file("proxy-client-cert-file", "front-client.crt"),
         file("proxy-client-key-file", "front-client.key"),

@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 
 use crate::support::{Boot, Control, Tailnet, servers};
 
+pub(crate) mod audit;
 pub(crate) mod control;
 pub(crate) mod images;
 pub(crate) mod node;

@@ -1,0 +1,55 @@
+//! What the operators of a cluster ask of its API server, by its audit log.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::control::ControlPlane;
+
+/// Where the API server keeps it, on its machine.
+pub(crate) const LOG: &str = "/run/audit.log";
+/// Whose requests are kept: our reconciler's and the Tailscale operator's, each in the namespace of both.
+const ACCOUNTS: [&str; 2] = ["tailyard-reconciler", "operator"];
+
+/// What somebody has asked for: all but watches and Leases.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Asked {
+    /// All of it.
+    pub(crate) requests: usize,
+    /// Of it what was to change something.
+    pub(crate) writes: usize,
+}
+
+impl Asked {
+    /// What came after an earlier look.
+    pub(crate) fn since(self, before: Self) -> Self {
+        Self { requests: self.requests - before.requests, writes: self.writes - before.writes }
+    }
+}
+
+/// What is kept.
+pub(crate) fn policy() -> String {
+    let users = ACCOUNTS.map(user);
+    let rules = json!([{"level": "Metadata", "users": users}, {"level": "None"}]);
+    json!({"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"], "rules": rules}).to_string()
+}
+
+/// What a service account of them has asked for so far.
+pub(crate) fn asked(plane: &ControlPlane, account: &str) -> Asked {
+    let log = plane.machine.command(Path::new("cat")).arg(LOG).output().expect("nsenter").stdout;
+    let user = user(account);
+    let mut asked = Asked::default();
+    for entry in log.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice::<Value>(line).ok()) {
+        let verb = entry["verb"].as_str().unwrap_or_default();
+        if entry["user"]["username"] != *user || verb == "watch" || entry["objectRef"]["resource"] == "leases" {
+            continue;
+        }
+        asked.requests += 1;
+        asked.writes += usize::from(!matches!(verb, "get" | "list"));
+    }
+    asked
+}
+
+fn user(account: &str) -> String {
+    format!("system:serviceaccount:tailscale:{account}")
+}
