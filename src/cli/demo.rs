@@ -16,6 +16,11 @@ use crate::edge::netns::private;
 /// How long a leaving replica waits for its flows: shorter than a Pod's usual thirty seconds, to be seen.
 const GRACE: Duration = Duration::from_secs(6);
 
+/// How many replicas there are.
+const REPLICAS: u8 = 2;
+/// What chance decides comes out the same each time.
+const SEED: u64 = 7;
+
 /// Arguments of `tailyard demo`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -58,7 +63,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
     let lasts = Duration::from_secs(args.seconds);
     let title = Title { backend: args.backend.clone(), rate: args.rate.get(), lasts };
     let mut screen = Screen::new(stdout(), title, stdout().is_terminal());
-    let options = Options { services: args.services, lasts, rate: args.rate, launch };
+    let options = Options { replicas: REPLICAS, services: args.services, lasts, rate: args.rate, seed: SEED, launch };
     let summary = show(&options, (!args.json).then_some(&mut screen))?;
     let mut out = screen.into_inner();
     if args.json {

@@ -75,7 +75,7 @@ impl Replica {
     pub fn prepare(topology: &Topology, number: usize, launch: &Launch) -> Result<Option<Self>, FleetError> {
         let Some((site, addresses)) = topology.replicas.get(number).and_then(|site| Some((site, site.pod?))) else { return Ok(None) };
         let netmap = netmap_file(launch, number);
-        write_netmap(topology, number, &netmap).map_err(|source| FleetError::Write { path: netmap, source })?;
+        write_netmap(topology, number, 0, &netmap).map_err(|source| FleetError::Write { path: netmap, source })?;
         let log = launch.directory.join(format!("replica-{number}.log"));
         Ok(Some(Self { namespace: site.namespace.clone(), number, addresses, log, child: None }))
     }
@@ -160,7 +160,9 @@ impl Drop for Replica {
     }
 }
 
-fn netmap_file(launch: &Launch, number: usize) -> PathBuf {
+/// Where the netmap of a replica is.
+#[must_use]
+pub fn netmap_file(launch: &Launch, number: usize) -> PathBuf {
     launch.directory.join(format!("replica-{number}.netmap.json"))
 }
 
