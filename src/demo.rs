@@ -38,7 +38,7 @@ use crate::load::Load;
 use crate::model::load::Schedule;
 
 /// How many targets there are.
-const TARGETS: u8 = 3;
+pub const TARGETS: u8 = 3;
 /// How long the replicas may take to be ready at first, and after the load's end.
 const READY: Duration = Duration::from_secs(30);
 /// How many lines of a replica's log a failure shows.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::demo::fleet::Launch;
+use crate::demo::fleet::{Launch, Tailnet};
 use crate::demo::screen::{Screen, Title};
 use crate::demo::{Options, run as show, services};
 use crate::edge::netns::private;
@@ -56,6 +56,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
     let launch = Launch {
         executable: std::env::current_exe().context("cannot find this executable")?,
         backend: args.backend.clone(),
+        tailnet: Tailnet::File,
         egress: directory.0.join("egress"),
         directory: directory.0.clone(),
         grace: GRACE,

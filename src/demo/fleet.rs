@@ -23,6 +23,15 @@ pub const ADMIN_PORT: u16 = 9003;
 /// After what time without an answer a replica counts as not ready.
 const READY_PATIENCE: Duration = Duration::from_secs(1);
 
+/// What makes the tailnet of a replica.
+#[derive(Debug, Clone)]
+pub enum Tailnet {
+    /// A file describes it.
+    File,
+    /// This program is started and supervised as its tailscaled; socket, state and config (`conf`) are in [`Launch::own`].
+    Daemon(PathBuf),
+}
+
 /// How the replicas' processes are started.
 #[derive(Debug, Clone)]
 pub struct Launch {
@@ -32,6 +41,8 @@ pub struct Launch {
     pub backend: String,
     /// Where netmaps, state and logs are kept.
     pub directory: PathBuf,
+    /// What makes the tailnet.
+    pub tailnet: Tailnet,
     /// The mounted egress config.
     pub egress: PathBuf,
     /// How long a leaving replica waits for its flows to end.
@@ -60,6 +71,14 @@ pub enum FleetError {
     Wait(#[source] io::Error),
 }
 
+impl Launch {
+    /// Where a replica has files of its own.
+    #[must_use]
+    pub fn own(&self, number: usize) -> PathBuf {
+        self.directory.join(format!("replica-{number}"))
+    }
+}
+
 /// One replica's process.
 #[derive(Debug)]
 pub struct Replica {
@@ -75,7 +94,7 @@ impl Replica {
     pub fn prepare(topology: &Topology, number: usize, launch: &Launch) -> Result<Option<Self>, FleetError> {
         let Some((site, addresses)) = topology.replicas.get(number).and_then(|site| Some((site, site.pod?))) else { return Ok(None) };
         let netmap = netmap_file(launch, number);
-        write_netmap(topology, number, 0, &netmap).map_err(|source| FleetError::Write { path: netmap, source })?;
+        write_netmap(topology, number, &netmap).map_err(|source| FleetError::Write { path: netmap, source })?;
         let log = launch.directory.join(format!("replica-{number}.log"));
         Ok(Some(Self { namespace: site.namespace.clone(), number, addresses, log, child: None }))
     }
@@ -95,10 +114,16 @@ impl Replica {
         let mut command = Command::new(&launch.executable);
         let state = launch.directory.join(format!("replica-{}.state.json", self.number));
         let [v4, v6] = self.addresses;
+        command.arg("proxy");
+        match &launch.tailnet {
+            Tailnet::File => command.arg("--tailnet").arg(format!("static:{}", netmap_file(launch, self.number).display())),
+            Tailnet::Daemon(program) => {
+                let own = launch.own(self.number);
+                command.arg("--tailscaled").arg(program).arg("--tailscale").arg(program).env("TS_SOCKET", own.join("ts.sock"));
+                command.env("TS_STATE_DIR", &own).env("TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR", own.join("conf"))
+            }
+        };
         command
-            .arg("proxy")
-            .arg("--tailnet")
-            .arg(format!("static:{}", netmap_file(launch, self.number).display()))
             .args(["--tailnet-interface", "ts0", "--backend", &launch.backend])
             .arg("--egress-config")
             .arg(&launch.egress)
@@ -160,9 +185,7 @@ impl Drop for Replica {
     }
 }
 
-/// Where the netmap of a replica is.
-#[must_use]
-pub fn netmap_file(launch: &Launch, number: usize) -> PathBuf {
+fn netmap_file(launch: &Launch, number: usize) -> PathBuf {
     launch.directory.join(format!("replica-{number}.netmap.json"))
 }
 

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -95,7 +95,9 @@ pub fn target_letter(target: u16) -> char {
     u8::try_from(target).ok().and_then(|n| b'a'.checked_add(n)).map_or('?', char::from)
 }
 
-fn target_name(target: u16) -> String {
+/// The name of a target in the tailnet.
+#[must_use]
+pub fn target_name(target: u16) -> String {
     format!("{}.demo.ts.net", target_letter(target))
 }
 
@@ -152,20 +154,11 @@ impl Volume {
     }
 }
 
-/// The static netmap of a replica, put into place at once: itself, the targets, and so many peers whom no service concerns.
-pub fn write_netmap(topology: &Topology, replica: usize, others: u8, path: &Path) -> io::Result<()> {
+/// The static netmap of a replica: itself and the targets.
+pub fn write_netmap(topology: &Topology, replica: usize, path: &Path) -> io::Result<()> {
     let node = |name: String, ips: [IpAddr; 2]| netmap::Node { name, addresses: ips.map(|ip| ip.to_string()).to_vec(), routes: Vec::new() };
     let own = topology.replicas.get(replica).map(|site| node(format!("replica-{replica}.demo.ts.net"), site.tailnet));
-    let targets = (0..).zip(&topology.targets).map(|(number, site)| node(target_name(number), site.tailnet));
-    let others = (0..others).map(|number| node(format!("other-{number}.demo.ts.net"), other(number)));
-    let peers = targets.chain(others).collect();
+    let peers = (0..).zip(&topology.targets).map(|(number, site)| node(target_name(number), site.tailnet)).collect();
     let file = netmap::File { node: own.unwrap_or_default(), peers, services: Vec::new() };
-    let new = path.with_extension("new");
-    std::fs::write(&new, serde_json::to_vec_pretty(&file)?)?;
-    std::fs::rename(new, path)
-}
-
-/// The addresses of a peer whom no service concerns; nobody is there.
-fn other(number: u8) -> [IpAddr; 2] {
-    [Ipv4Addr::new(100, 65, 0, number).into(), Ipv6Addr::new(0xfd7a, 0x115c, 0xa1e0, 0, 0, 0, 1, number.into()).into()]
+    std::fs::write(path, serde_json::to_vec_pretty(&file)?)
 }

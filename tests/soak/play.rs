@@ -2,14 +2,13 @@
 
 use std::time::Duration;
 
-use tailyard::demo::board::look;
-use tailyard::demo::fleet::{Replica, netmap_file};
-use tailyard::demo::script::{Script, ScriptError};
-use tailyard::demo::services::write_netmap;
+use tailyard::demo::fleet::Replica;
+use tailyard::demo::script::{Blow, Script, ScriptError};
 use tailyard::demo::swap::catch_up;
 
+use crate::daemon;
 use crate::growth::{Samples, sample};
-use crate::schedule::{Schedule, Trouble};
+use crate::schedule::{REPLICAS, Schedule, Trouble};
 
 /// How often it is looked whether anything is due.
 const TICK: Duration = Duration::from_millis(20);
@@ -45,12 +44,15 @@ pub(crate) async fn play(script: &mut Script<'_>, schedule: Schedule, end: Durat
 fn can(script: &Script<'_>, trouble: Trouble) -> bool {
     match trouble {
         Trouble::Replica(blow) => script.can(blow),
+        Trouble::DaemonKilled(number) | Trouble::DaemonHangs(number, _) => {
+            script.can(Blow::Leave(number)) && script.replicas.get(number).is_some_and(|replica| replica.pid().is_some())
+        }
         Trouble::BadConfig | Trouble::Peers(_) => true,
     }
 }
 
 async fn befall(script: &mut Script<'_>, trouble: Trouble) -> Result<(), ScriptError> {
-    look(&script.board).tell(format!("{trouble:?}"));
+    println!("{:8.2} s: {trouble:?}", script.now().as_secs_f64());
     match trouble {
         Trouble::Replica(blow) => script.strike(blow)?,
         Trouble::BadConfig => {
@@ -59,9 +61,16 @@ async fn befall(script: &mut Script<'_>, trouble: Trouble) -> Result<(), ScriptE
             script.put()?;
         }
         Trouble::Peers(others) => {
-            for number in 0..script.replicas.len() {
-                let path = netmap_file(&script.launch, number);
-                write_netmap(script.topology, number, others, &path).map_err(ScriptError::Config)?;
+            for replica in 0..REPLICAS {
+                let own = script.launch.own(replica.into());
+                daemon::describe(&own, replica, others);
+                daemon::tell(&own, "CUT");
+            }
+        }
+        Trouble::DaemonKilled(number) => daemon::tell(&script.launch.own(number), "EXIT 9"),
+        Trouble::DaemonHangs(number, lasts) => {
+            if let Some(replica) = script.replicas.get(number).and_then(Replica::pid) {
+                tokio::spawn(daemon::hang(replica, lasts));
             }
         }
     }

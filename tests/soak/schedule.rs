@@ -6,13 +6,19 @@ use std::time::Duration;
 use fastrand::Rng;
 use tailyard::demo::script::{Blow, Step};
 
-/// The replicas that troubles befall; those after them live from the beginning to the end, and are measured.
+use crate::daemon::OTHERS;
+
+/// How many replicas there are.
+pub(crate) const REPLICAS: u8 = 3;
+/// The first so many of them are killed and leave; the others live from the beginning to the end, and are measured.
 pub(crate) const STRUCK: usize = 2;
 /// Between two changes of the config, and between two troubles, in milliseconds.
 const CHANGES: Range<u64> = 60..500;
-const TROUBLES: Range<u64> = 700..4_000;
+const TROUBLES: Range<u64> = 400..3_000;
 /// For how long a killed replica is away, in milliseconds.
 const AWAY: Range<u64> = 300..3_000;
+/// For how long a tailscaled does nothing, in milliseconds: long enough to be noticed, too short to be killed for.
+const HANGS: Range<u64> = 500..5_000;
 /// Before this nothing is taken away, and after this before the end: everything has to come back.
 const CALM: Duration = Duration::from_secs(2);
 const LAST: Duration = Duration::from_secs(6);
@@ -24,8 +30,12 @@ pub(crate) enum Trouble {
     Replica(Blow),
     /// What is mounted is no config for a moment.
     BadConfig,
-    /// So many peers are in the tailnet whom no service concerns.
+    /// The tailnet has so many peers whom no service concerns, and the stream of its news is cut.
     Peers(u8),
+    /// The tailscaled of a replica is killed.
+    DaemonKilled(usize),
+    /// The tailscaled of a replica does nothing for so long.
+    DaemonHangs(usize, Duration),
 }
 
 /// Everything, in order.
@@ -73,11 +83,13 @@ fn step(dice: &mut Rng) -> Step {
 
 fn trouble(dice: &mut Rng) -> Trouble {
     let number = dice.usize(..STRUCK);
-    match dice.u8(..8) {
+    match dice.u8(..12) {
         0 | 1 => Trouble::Replica(Blow::Kill(number)),
         2 | 3 => Trouble::Replica(Blow::Leave(number)),
         4 => Trouble::BadConfig,
-        _ => Trouble::Peers(dice.u8(..)),
+        5 | 6 => Trouble::DaemonKilled(dice.usize(..usize::from(REPLICAS))),
+        7 | 8 => Trouble::DaemonHangs(dice.usize(..usize::from(REPLICAS)), Duration::from_millis(dice.u64(HANGS))),
+        _ => Trouble::Peers(dice.u8(..OTHERS)),
     }
 }
 
@@ -104,6 +116,8 @@ fn who_is_killed_is_revived_before_anything_else_happens() {
         let kinds = |wanted: fn(&Trouble) -> bool| troubles.iter().filter(|trouble| wanted(trouble)).count();
         assert!(kinds(|trouble| matches!(trouble, Trouble::Replica(Blow::Leave(_)))) > 5);
         assert!(kinds(|trouble| matches!(trouble, Trouble::Replica(Blow::Kill(_)))) > 5);
+        assert!(kinds(|trouble| matches!(trouble, Trouble::DaemonKilled(_))) > 5);
+        assert!(kinds(|trouble| matches!(trouble, Trouble::DaemonHangs(..))) > 5);
         assert!(kinds(|trouble| *trouble == Trouble::BadConfig) > 2 && kinds(|trouble| matches!(trouble, Trouble::Peers(_))) > 5);
     }
 }
