@@ -1,6 +1,8 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`.
+# All that need no cluster.
+SMOKE = $(or $(BENCHES),$(filter-out first,$(shell sed -n '/^\[\[bench\]\]/{n;s/name = "\(.*\)"/\1/p}' Cargo.toml)))
 .DEFAULT_GOAL := help
-.PHONY: help setup servers build image demo cluster cluster-down cluster-status cluster-load-image test bench bench-report lint fuzz
+.PHONY: help setup servers build image demo cluster cluster-down cluster-status cluster-load-image test bench bench-smoke bench-report soak lint fuzz
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,9 +40,16 @@ test: servers lint ## Pass every test of every tier
 bench: setup ## Measure, as ratios in one run; see docs/benchmarks.md
 	cargo bench --locked
 
+bench-smoke: setup ## Show that the benchmarks work: small sizes, few repetitions, no release build; without `first`, which needs a cluster
+	cargo bench --locked --profile dev $(SMOKE:%=--bench %) -- --quick
+
 bench-report: setup ## Measure and write docs/benchmarks.md with its plots: all questions, or BENCHES="live connect"
 	cargo bench --locked --no-fail-fast $(BENCHES:%=--bench %) -- --json bench/results
 	TAILYARD_WRITE_DOCS=1 cargo test --locked --test report
+
+soak: setup ## Keep a group under load while troubles befall it: two hours, or SOAK_SECONDS; SOAK_SEED repeats a run, SOAK_RATE loads more
+	SOAK_SECONDS=$(or $(SOAK_SECONDS),7200) SOAK_SEED=$(or $(SOAK_SEED),$(shell date +%s)) SOAK_RATE=$(or $(SOAK_RATE),200) \
+		cargo test --locked --release --test soak nothing_is_lost -- --nocapture
 
 lint: ## Format, clippy, the fuzzers' lock, licences and advisories of dependencies
 	cargo fmt --check

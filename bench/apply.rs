@@ -26,7 +26,7 @@ fn main() -> Result<ExitCode> {
 
 fn bench(args: &Args) -> Result<Sheet> {
     let mut sheet = Sheet::new("nftables: everything from nothing, and one change");
-    for mappings in SIZES {
+    for mappings in args.sizes(&SIZES) {
         let plan = |elsewhere| -> Result<Planned> {
             let config = EgressConfig::parse(&world::config(mappings, elsewhere)?)?;
             Ok(Planned::new(&world::with(&world::world(), config)))

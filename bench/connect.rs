@@ -25,6 +25,8 @@ use crate::support::{Args, PLAIN, Point, Sheet, ratios, tailyard};
 
 /// Services on the first and on the second proxy; the third way has no proxy at all.
 const SIZES: [u16; 2] = [10, 10_000];
+/// The same where it is only to be shown that it works.
+const FEW: [u16; 2] = [10, 1_000];
 /// How many of the services are dialled, in turn: the even ones of the first ten, and as many of the others.
 const SERVICES_DIALLED: usize = 5;
 /// How many connections are opened at once where only the rate counts.
@@ -50,14 +52,15 @@ fn main() -> Result<ExitCode> {
 }
 
 fn bench(args: &Args) -> Result<Sheet> {
+    let sizes = if args.quick { FEW } else { SIZES };
     let topology = Topology::make(3, 1)?;
     let ports = FIRST_TARGET_PORT..FIRST_TARGET_PORT + TARGET_PORTS;
     let target = topology.targets.first().context("there is a target")?;
     let _served = Target::start(&target.namespace, 0, ports.clone())?;
-    let proxies = (0..).zip(SIZES).map(|(number, size)| Proxy::start(&topology, number, size)).collect::<Result<Vec<_>>>()?;
+    let proxies = (0..).zip(sizes).map(|(number, size)| Proxy::start(&topology, number, size)).collect::<Result<Vec<_>>>()?;
     forward_plainly(&topology, 2)?;
     let mut ways = Vec::new();
-    for (site, size) in topology.replicas.iter().zip(SIZES) {
+    for (site, size) in topology.replicas.iter().zip(sizes) {
         let pod = of_family(site.pod.context("a replica has a Pod address")?, Family::V4);
         // As many destinations on every way, as a client's search for a free port gets slower the fewer there are.
         let services = (0..size).step_by(usize::from(size) / SERVICES_DIALLED).map(|number| Service { number: number & !1, target: 0 });

@@ -51,9 +51,9 @@ const EVERY: Duration = Duration::from_millis(10);
 struct Call {
     #[command(flatten)]
     args: Args,
-    /// How many Services are there before
-    #[arg(long, default_value_t = 1_000)]
-    services: usize,
+    /// How many Services are there before, 1000 unless said
+    #[arg(long)]
+    services: Option<usize>,
 }
 
 /// What was measured of one more Service, in milliseconds since it was applied.
@@ -69,6 +69,7 @@ struct Taken {
 
 fn main() -> Result<ExitCode> {
     let Call { args, services } = Call::parse();
+    let services = services.unwrap_or(if args.quick { 10 } else { 1_000 });
     let mut sheet =
         Sheet::new("A real cluster: until all egress Services are ready, and one more until it is answered through both replicas");
     let cluster = Cluster::start(NODES);

@@ -14,6 +14,8 @@ use tailyard::demo::topology::Topology;
 use crate::group::Proxy;
 use crate::support::{Args, Point, Sheet, share, status, tailyard};
 
+/// How many services there are.
+const SIZES: [u16; 3] = [100, 1_000, 10_000];
 /// Config changes each second.
 const CHANGES: u32 = 100;
 
@@ -26,7 +28,12 @@ fn bench(args: &Args) -> Result<Sheet> {
     let numbers_are_ours = own.as_os_str() == std::process::id().to_string().as_str();
     ensure!(numbers_are_ours, "/proc shows other processes than this benchmark's own: run it as root, or where /proc may be mounted");
     let mut sheet = Sheet::new("Memory and processor time of one proxy");
-    for (size, goal) in [(100, Some("≤ 20")), (1_000, None), (10_000, Some("≤ 40"))] {
+    for size in args.sizes(&SIZES) {
+        let goal = match size {
+            100 => Some("≤ 20"),
+            10_000 => Some("≤ 40"),
+            _ => None,
+        };
         let (mut memory, mut idle, mut busy, mut bytes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for _ in 0..args.repetitions(5) {
             let topology = Topology::make(1, 2)?;

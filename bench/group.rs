@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::Signal;
-use tailyard::demo::fleet::{Launch, Replica, is_ready};
+use tailyard::demo::fleet::{Launch, Replica, Tailnet, is_ready};
 use tailyard::demo::services::{Service, Volume};
 use tailyard::demo::topology::Topology;
 
@@ -55,6 +55,7 @@ impl Proxy {
         let launch = Launch {
             executable: env!("CARGO_BIN_EXE_tailyard").into(),
             backend: backend(),
+            tailnet: Tailnet::File,
             egress: volume.path().to_owned(),
             directory: scratch.0.clone(),
             grace: Duration::from_secs(1),

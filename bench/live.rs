@@ -39,7 +39,7 @@ fn main() -> Result<ExitCode> {
 
 fn bench(args: &Args) -> Result<Sheet> {
     let mut sheet = Sheet::new("Config file written → the new mapping accepts a connection, in both families");
-    let mut groups = SIZES.into_iter().map(Group::start).collect::<Result<Vec<_>>>()?;
+    let mut groups = args.sizes(&SIZES).into_iter().map(Group::start).collect::<Result<Vec<_>>>()?;
     for round in 0..args.repetitions(100) {
         for group in &mut groups {
             group.measure(round)?;

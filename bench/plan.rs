@@ -28,7 +28,7 @@ fn main() -> Result<ExitCode> {
 
 fn bench(args: &Args) -> Result<Sheet> {
     let mut sheet = Sheet::new("Plan, difference and rendering (no kernel, no files)");
-    for mappings in SIZES {
+    for mappings in args.sizes(&SIZES) {
         let repetitions = args.repetitions(if mappings >= 10_000 { 15 } else { 101 });
         whole(&mut sheet, mappings, repetitions)?;
         one_change(&mut sheet, mappings, args.repetitions(101))?;

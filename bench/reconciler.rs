@@ -38,6 +38,8 @@ use crate::users::Users;
 
 /// The group of all Services.
 const GROUP: &str = "g";
+/// How many Services show that it works.
+const FEW: usize = 20;
 /// Its replicas.
 const REPLICAS: u8 = 2;
 /// How long the processes may take for everything.
@@ -58,7 +60,7 @@ struct Call {
 fn main() -> Result<ExitCode> {
     let Call { args, size } = Call::parse();
     let mut sheet = Sheet::new("One group: until all egress Services are ready, one more, and at rest");
-    let sizes = size.map_or_else(|| if args.quick { vec![100] } else { vec![100, 1_000, 10_000] }, |size| vec![size]);
+    let sizes = size.map_or_else(|| if args.quick { vec![FEW] } else { vec![100, 1_000, 10_000] }, |size| vec![size]);
     for size in &sizes {
         decide(*size, &args, &mut sheet)?;
     }

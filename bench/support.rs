@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use tailyard::edge::netns::private;
 
@@ -35,7 +35,7 @@ pub(crate) struct Args {
     /// Where to write the figures, as NAME.json; the directory must exist
     #[arg(long, value_name = "DIR")]
     pub(crate) json: Option<PathBuf>,
-    /// A tenth of the repetitions: shows that it works, says little
+    /// A tenth of the repetitions, and none of the large sizes: shows that it works, says little
     #[arg(long)]
     pub(crate) quick: bool,
     /// Given by cargo
@@ -48,6 +48,12 @@ impl Args {
     #[must_use]
     pub(crate) fn repetitions(&self, full: usize) -> usize {
         if self.quick { full.div_ceil(10) } else { full }
+    }
+
+    /// The sizes to sweep, or those up to a thousand.
+    #[must_use]
+    pub(crate) fn sizes<T: Copy + PartialOrd + From<u16>>(&self, full: &[T]) -> Vec<T> {
+        full.iter().copied().filter(|size| !self.quick || *size <= T::from(1_000)).collect()
     }
 }
 
@@ -86,6 +92,8 @@ pub(crate) fn main(name: &str, bench: impl FnOnce(&Args) -> Result<Sheet>) -> Re
 
 /// Prints a sheet and writes it where it is wanted.
 pub(crate) fn publish(name: &str, args: &Args, sheet: &Sheet) -> Result<ExitCode> {
+    ensure!(!sheet.lines.is_empty(), "nothing was measured");
+    ensure!(sheet.lines.iter().all(|line| line.range.iter().all(|figure| figure.is_finite())), "a figure is none");
     sheet.print(&mut std::io::stdout())?;
     if let Some(directory) = &args.json {
         let path = directory.join(format!("{name}.json"));

@@ -37,9 +37,8 @@ use crate::edge::netns::{Namespace, NetnsError};
 use crate::load::Load;
 use crate::model::load::Schedule;
 
-/// How many replicas and targets there are.
-const REPLICAS: u8 = 2;
-const TARGETS: u8 = 3;
+/// How many targets there are.
+pub const TARGETS: u8 = 3;
 /// How long the replicas may take to be ready at first, and after the load's end.
 const READY: Duration = Duration::from_secs(30);
 /// How many lines of a replica's log a failure shows.
@@ -48,12 +47,16 @@ const LOG_LINES: usize = 12;
 /// What to show.
 #[derive(Debug, Clone)]
 pub struct Options {
+    /// How many replicas there are; at least two, so that one can be done without.
+    pub replicas: u8,
     /// How many services there are at the start; at least one.
     pub services: u16,
     /// How long the load lasts.
     pub lasts: Duration,
     /// New connections and UDP flows each second.
     pub rate: NonZeroU32,
+    /// What chance decides is decided by this.
+    pub seed: u64,
     /// How the replicas are started.
     pub launch: Launch,
 }
@@ -102,7 +105,15 @@ impl DemoError {
 
 /// Shows it all and returns the balance. Must run in namespaces of its own ([`crate::edge::netns::private`]).
 pub fn run<W: Write + Send>(options: &Options, screen: Option<&mut Screen<W>>) -> Result<Summary, DemoError> {
-    let topology = Topology::make(REPLICAS, TARGETS)?;
+    play(options, screen, async |script| script.play(options.lasts).await)
+}
+
+/// The same with another play than the demo's: whatever it does, load and flows go on beside it until the time is over.
+pub fn play<W: Write + Send, P>(options: &Options, screen: Option<&mut Screen<W>>, play: P) -> Result<Summary, DemoError>
+where
+    P: AsyncFnOnce(&mut Script<'_>) -> Result<(), ScriptError> + Send,
+{
+    let topology = Topology::make(options.replicas, TARGETS)?;
     let ports = FIRST_TARGET_PORT..FIRST_TARGET_PORT + TARGET_PORTS;
     let start = |(number, site): (u16, &topology::Site)| Target::start(&site.namespace, number, ports.clone());
     let _targets = (0_u16..).zip(&topology.targets).map(start).collect::<Result<Vec<_>, _>>()?;
@@ -110,7 +121,7 @@ pub fn run<W: Write + Send>(options: &Options, screen: Option<&mut Screen<W>>) -
     let services: Vec<Service> = (0..options.services).map(|number| Service { number, target: number % u16::from(TARGETS) }).collect();
     volume.write(&topology, services.iter().copied()).map_err(DemoError::io("write the egress config"))?;
     let mut replicas = Vec::new();
-    for number in 0..usize::from(REPLICAS) {
+    for number in 0..usize::from(options.replicas) {
         if let Some(mut replica) = Replica::prepare(&topology, number, &options.launch)? {
             replica.start(&options.launch)?;
             replicas.push(replica);
@@ -127,9 +138,9 @@ pub fn run<W: Write + Send>(options: &Options, screen: Option<&mut Screen<W>>) -
             launch: options.launch.clone(),
             lasting: options.services,
             next: options.services,
-            dice: fastrand::Rng::with_seed(7),
+            dice: fastrand::Rng::with_seed(options.seed),
         };
-        show(options, &topology, &mut script, screen).await?;
+        show(options, &topology, &mut script, screen, play).await?;
         let board = look(&board);
         let lasted = options.lasts.min(board.now());
         Ok(Summary::of(&board, &options.launch.backend, options.services, options.rate.get(), lasted))
@@ -137,12 +148,16 @@ pub fn run<W: Write + Send>(options: &Options, screen: Option<&mut Screen<W>>) -
 }
 
 /// The load, the flows and the script side by side; then everything ends in order.
-async fn show<W: Write>(
+async fn show<W: Write, P>(
     options: &Options,
     topology: &Topology,
     script: &mut Script<'_>,
     mut screen: Option<&mut Screen<W>>,
-) -> Result<(), DemoError> {
+    play: P,
+) -> Result<(), DemoError>
+where
+    P: AsyncFnOnce(&mut Script<'_>) -> Result<(), ScriptError> + Send,
+{
     let board = Arc::clone(&script.board);
     let (stop, done) = begin_load(&topology.client, Arc::clone(&board), options);
     let mut around = JoinSet::new();
@@ -155,7 +170,7 @@ async fn show<W: Write>(
     }
     let play = async {
         tokio::select! {
-            played = script.play(options.lasts) => played?,
+            played = play(script) => played?,
             interrupted = interruption() => {
                 interrupted.map_err(DemoError::io("listen for signals"))?;
                 drop(stop);

@@ -8,13 +8,18 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::demo::fleet::Launch;
+use crate::demo::fleet::{Launch, Tailnet};
 use crate::demo::screen::{Screen, Title};
 use crate::demo::{Options, run as show, services};
 use crate::edge::netns::private;
 
 /// How long a leaving replica waits for its flows: shorter than a Pod's usual thirty seconds, to be seen.
 const GRACE: Duration = Duration::from_secs(6);
+
+/// How many replicas there are.
+const REPLICAS: u8 = 2;
+/// What chance decides comes out the same each time.
+const SEED: u64 = 7;
 
 /// Arguments of `tailyard demo`.
 #[derive(Debug, clap::Args)]
@@ -51,6 +56,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
     let launch = Launch {
         executable: std::env::current_exe().context("cannot find this executable")?,
         backend: args.backend.clone(),
+        tailnet: Tailnet::File,
         egress: directory.0.join("egress"),
         directory: directory.0.clone(),
         grace: GRACE,
@@ -58,7 +64,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
     let lasts = Duration::from_secs(args.seconds);
     let title = Title { backend: args.backend.clone(), rate: args.rate.get(), lasts };
     let mut screen = Screen::new(stdout(), title, stdout().is_terminal());
-    let options = Options { services: args.services, lasts, rate: args.rate, launch };
+    let options = Options { replicas: REPLICAS, services: args.services, lasts, rate: args.rate, seed: SEED, launch };
     let summary = show(&options, (!args.json).then_some(&mut screen))?;
     let mut out = screen.into_inner();
     if args.json {

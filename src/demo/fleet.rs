@@ -23,6 +23,15 @@ pub const ADMIN_PORT: u16 = 9003;
 /// After what time without an answer a replica counts as not ready.
 const READY_PATIENCE: Duration = Duration::from_secs(1);
 
+/// What makes the tailnet of a replica.
+#[derive(Debug, Clone)]
+pub enum Tailnet {
+    /// A file describes it.
+    File,
+    /// This program is started and supervised as its tailscaled; socket, state and config (`conf`) are in [`Launch::own`].
+    Daemon(PathBuf),
+}
+
 /// How the replicas' processes are started.
 #[derive(Debug, Clone)]
 pub struct Launch {
@@ -32,6 +41,8 @@ pub struct Launch {
     pub backend: String,
     /// Where netmaps, state and logs are kept.
     pub directory: PathBuf,
+    /// What makes the tailnet.
+    pub tailnet: Tailnet,
     /// The mounted egress config.
     pub egress: PathBuf,
     /// How long a leaving replica waits for its flows to end.
@@ -58,6 +69,14 @@ pub enum FleetError {
     /// It could not be waited for.
     #[error("cannot wait for a proxy: {0}")]
     Wait(#[source] io::Error),
+}
+
+impl Launch {
+    /// Where a replica has files of its own.
+    #[must_use]
+    pub fn own(&self, number: usize) -> PathBuf {
+        self.directory.join(format!("replica-{number}"))
+    }
 }
 
 /// One replica's process.
@@ -95,10 +114,16 @@ impl Replica {
         let mut command = Command::new(&launch.executable);
         let state = launch.directory.join(format!("replica-{}.state.json", self.number));
         let [v4, v6] = self.addresses;
+        command.arg("proxy");
+        match &launch.tailnet {
+            Tailnet::File => command.arg("--tailnet").arg(format!("static:{}", netmap_file(launch, self.number).display())),
+            Tailnet::Daemon(program) => {
+                let own = launch.own(self.number);
+                command.arg("--tailscaled").arg(program).arg("--tailscale").arg(program).env("TS_SOCKET", own.join("ts.sock"));
+                command.env("TS_STATE_DIR", &own).env("TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR", own.join("conf"))
+            }
+        };
         command
-            .arg("proxy")
-            .arg("--tailnet")
-            .arg(format!("static:{}", netmap_file(launch, self.number).display()))
             .args(["--tailnet-interface", "ts0", "--backend", &launch.backend])
             .arg("--egress-config")
             .arg(&launch.egress)

@@ -32,11 +32,14 @@ pub enum ScriptError {
     Fleet(#[from] FleetError),
 }
 
-/// What befalls a replica at a set moment.
-#[derive(Debug, Clone, Copy)]
-enum Blow {
+/// What befalls a replica of a number at a set moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Blow {
+    /// Its process is killed.
     Kill(usize),
+    /// It is started again.
     Revive(usize),
+    /// It is asked to leave; when it has, it is started again.
     Leave(usize),
 }
 
@@ -47,11 +50,16 @@ const BLOWS: [(u32, Blow); 3] = [(25, Blow::Kill(0)), (40, Blow::Revive(0)), (55
 const ROUND: [Step; 8] =
     [Step::Retarget, Step::Retarget, Step::Add, Step::Retarget, Step::Retarget, Step::Remove, Step::Retarget, Step::All];
 
-#[derive(Debug, Clone, Copy)]
-enum Step {
+/// A change of the config.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Some service leads to another target.
     Retarget,
+    /// A service comes.
     Add,
+    /// The oldest of those that came goes.
     Remove,
+    /// All services but the first lead to other targets, at once.
     All,
 }
 
@@ -115,12 +123,14 @@ impl Script<'_> {
         look(&self.board).latest = format!("{what}, in force after {:.1} ms", took.as_secs_f64() * 1e3);
     }
 
-    fn now(&self) -> Duration {
+    /// The time since the start.
+    #[must_use]
+    pub fn now(&self) -> Duration {
         look(&self.board).now()
     }
 
     /// Notices processes that ended: one that was told to is started again, any other is a fault.
-    async fn watch_over(&mut self) -> Result<(), ScriptError> {
+    pub async fn watch_over(&mut self) -> Result<(), ScriptError> {
         for (number, replica) in self.replicas.iter_mut().enumerate() {
             let Some(status) = replica.ended()? else { continue };
             all_noticed(&self.board, number).await;
@@ -151,14 +161,17 @@ impl Script<'_> {
         Ok(())
     }
 
-    fn can(&self, blow: Blow) -> bool {
+    /// Whether the others can do without the replica.
+    #[must_use]
+    pub fn can(&self, blow: Blow) -> bool {
         match blow {
             Blow::Kill(number) | Blow::Leave(number) => look(&self.board).can_spare(number),
             Blow::Revive(_) => true,
         }
     }
 
-    fn strike(&mut self, blow: Blow) -> Result<(), ScriptError> {
+    /// Strikes.
+    pub fn strike(&mut self, blow: Blow) -> Result<(), ScriptError> {
         let (Blow::Kill(number) | Blow::Revive(number) | Blow::Leave(number)) = blow;
         let Some(replica) = self.replicas.get_mut(number) else { return Ok(()) };
         let mut board = look(&self.board);
@@ -182,7 +195,8 @@ impl Script<'_> {
         Ok(())
     }
 
-    async fn change(&mut self, step: Step) -> Result<(), ScriptError> {
+    /// Makes a change and waits until every ready replica acts on it.
+    pub async fn change(&mut self, step: Step) -> Result<(), ScriptError> {
         match step {
             Step::Retarget => self.retarget().await,
             Step::Add => self.add().await,
@@ -277,7 +291,7 @@ impl Script<'_> {
     }
 
     /// Puts the config of the board's services into place; says when.
-    fn put(&mut self) -> Result<Duration, ScriptError> {
+    pub fn put(&mut self) -> Result<Duration, ScriptError> {
         let services: Vec<Service> = look(&self.board).rows.values().map(|row| row.service).collect();
         self.put_these(services)
     }

@@ -95,7 +95,9 @@ pub fn target_letter(target: u16) -> char {
     u8::try_from(target).ok().and_then(|n| b'a'.checked_add(n)).map_or('?', char::from)
 }
 
-fn target_name(target: u16) -> String {
+/// The name of a target in the tailnet.
+#[must_use]
+pub fn target_name(target: u16) -> String {
     format!("{}.demo.ts.net", target_letter(target))
 }
 
@@ -126,6 +128,11 @@ impl Volume {
     pub fn write(&mut self, topology: &Topology, services: impl IntoIterator<Item = Service>) -> io::Result<Instant> {
         let entries: BTreeMap<_, _> = services.into_iter().map(|service| (service.name(), service.entry(topology))).collect();
         self.write_bytes(&serde_json::to_vec(&entries)?)
+    }
+
+    /// Puts something into place that is no config.
+    pub fn spoil(&mut self) -> io::Result<()> {
+        self.write_bytes(b"{\"half a con").map(drop)
     }
 
     /// A new directory beside the old one, then one rename of the link `..data`, then the old one goes.

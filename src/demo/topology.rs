@@ -18,6 +18,10 @@ use crate::edge::link::build::build;
 use crate::edge::netns::{Namespace, NetnsError};
 use crate::model::net::InterfaceName;
 
+/// The numbers of the first replica and of the first target in the tailnet.
+pub const FIRST_REPLICA: u8 = 1;
+/// See [`FIRST_REPLICA`].
+pub const FIRST_TARGET: u8 = 101;
 /// What tailscaled gives its device.
 const TAILNET_MTU: u32 = 1280;
 
@@ -72,19 +76,19 @@ impl Topology {
         for number in 0..replicas {
             let site = Site {
                 namespace: Namespace::make()?,
-                tailnet: addresses(tailnet_nets(1 + number)),
+                tailnet: addresses(tailnet_nets(FIRST_REPLICA + number)),
                 pod: Some(addresses(pod_nets(10 + number))),
             };
             connect(&made.client, "pods", &site.namespace, "eth0", number, None)?;
             connect(&made.tailnet, "tailnet", &site.namespace, "ts0", number, Some(TAILNET_MTU))?;
             give(&site.namespace, "eth0", pod_nets(10 + number))?;
-            give(&site.namespace, "ts0", tailnet_nets(1 + number))?;
+            give(&site.namespace, "ts0", tailnet_nets(FIRST_REPLICA + number))?;
             made.replicas.push(site);
         }
         for number in 0..targets {
-            let site = Site { namespace: Namespace::make()?, tailnet: addresses(tailnet_nets(101 + number)), pod: None };
+            let site = Site { namespace: Namespace::make()?, tailnet: addresses(tailnet_nets(FIRST_TARGET + number)), pod: None };
             connect(&made.tailnet, "tailnet", &site.namespace, "ts0", 100 + number, Some(TAILNET_MTU))?;
-            give(&site.namespace, "ts0", tailnet_nets(101 + number))?;
+            give(&site.namespace, "ts0", tailnet_nets(FIRST_TARGET + number))?;
             made.targets.push(site);
         }
         Ok(made)

@@ -121,7 +121,7 @@ impl Script {
             ("GET", "watch-ipn-bus") => self.watch(),
             ("GET", "status") => text(&status(&self.read("initial"))),
             ("GET", "prefs") => text(r#"{"AdvertiseServices":["svc:a"]}"#),
-            ("PATCH", "prefs") => text("{}"),
+            ("PATCH", "prefs") | ("POST", "ping") => text("{}"),
             ("POST", "reload-config") if self.is("noreload") => text(""),
             ("POST", "reload-config") => text(r#"{"Reloaded":true,"Err":""}"#),
             ("GET", "dns-config") => text(r#"{"ExtraRecords":[{"Name":"web.lab.","Value":"100.64.0.2"}]}"#),

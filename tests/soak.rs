@@ -1,0 +1,86 @@
+//! The soak: a group under load for a long time, while its config changes without pause and one trouble after the other befalls it.
+//! Nothing may be lost or mis-delivered outside the windows of docs/failures.md, and nothing may grow.
+//!
+//! `make soak` runs it for two hours (`SOAK_SECONDS`), with a seed that it prints (`SOAK_SEED` repeats one). The schedule of a seed is
+//! always the same; what the machine makes of it is not. Without settings it is short and its seed fixed. Needs what the kernel tier needs.
+
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a test fails by panicking, and a soak tells how it goes"
+)]
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use tailyard::demo::fleet::{Launch, Tailnet};
+use tailyard::demo::screen::Screen;
+use tailyard::demo::{Options, play as on_stage};
+
+#[path = "soak/daemon.rs"]
+mod daemon;
+#[path = "supervise/fake.rs"]
+mod fake;
+#[path = "soak/growth.rs"]
+mod growth;
+#[path = "soak/play.rs"]
+mod play;
+#[path = "soak/schedule.rs"]
+mod schedule;
+
+use growth::{Samples, grown, thirds};
+use schedule::{REPLICAS, STRUCK, Schedule};
+
+/// How long without a setting, in seconds, and by which seed.
+const SECONDS: u64 = 35;
+const SEED: u64 = 6;
+/// New connections and flows a second: what a busy machine of two processors offers in time without optimization.
+const RATE: u32 = 100;
+
+fn setting<T: std::str::FromStr>(name: &str, without: T) -> T {
+    let text = std::env::var(name).ok().filter(|text| !text.is_empty());
+    text.map_or(without, |text| text.parse().ok().unwrap_or_else(|| panic!("{name} is no number: {text}")))
+}
+
+#[test]
+#[ignore = "not a test: the scripted tailscaled that the replicas start"]
+fn scripted_tailscaled() {
+    tokio::runtime::Runtime::new().expect("a runtime").block_on(fake::live());
+}
+
+#[test]
+fn nothing_is_lost_and_nothing_grows() {
+    let (lasts, seed) = (Duration::from_secs(setting("SOAK_SECONDS", SECONDS)), setting("SOAK_SEED", SEED));
+    println!("SOAK_SEED={seed} SOAK_SECONDS={}", lasts.as_secs());
+    let directory = tempfile::tempdir().expect("a directory");
+    let launch = Launch {
+        executable: env!("CARGO_BIN_EXE_tailyard").into(),
+        backend: std::env::var("SOAK_BACKEND").unwrap_or_else(|_| "nftables".to_owned()),
+        tailnet: Tailnet::Daemon(daemon::program(directory.path())),
+        egress: directory.path().join("egress"),
+        directory: directory.path().to_owned(),
+        grace: Duration::from_secs(2),
+    };
+    for replica in 0..REPLICAS {
+        daemon::prepare(&launch.own(replica.into()), replica);
+    }
+    let rate = NonZeroU32::new(setting("SOAK_RATE", RATE)).expect("some load");
+    let options = Options { replicas: REPLICAS, services: 12, lasts, rate, seed, launch };
+    let schedule = Schedule::of(seed, lasts);
+    let (changes, troubles) = (schedule.changes.len(), schedule.troubles.len());
+    let mut samples = Samples::new();
+    let summary = on_stage(&options, None::<&mut Screen<Vec<u8>>>, async |script| play::play(script, schedule, lasts, &mut samples).await)
+        .expect("the stage");
+    println!("{changes} changes and {troubles} troubles were due\n{summary}");
+    let longest = |samples: &&Vec<growth::Sample>| samples.len();
+    let mut lived: Vec<_> = samples.values().collect();
+    lived.sort_by_key(longest);
+    let elder = lived.last().expect("a process was measured");
+    println!("memory (kB) and descriptors of a replica that nothing befell, first and last third: {:?}", thirds(elder));
+    let grew = grown(elder);
+    assert!(summary.ok && grew.is_empty(), "seed {seed}: {grew:?} {summary:#?}");
+    assert_eq!(summary.connections.offered, u64::from(rate.get()) * lasts.as_secs(), "the load was offered in full");
+    assert!(samples.len() > STRUCK, "replicas were started anew");
+}
