@@ -1,15 +1,38 @@
-//! What do TLS handshakes and requests cost at the terminator, with 100 names, while certificates are swapped, and compared with
-//! asking the backend directly?
+//! What do TLS handshakes and requests cost at the terminator, with 100 names, while certificates are swapped, compared with asking the
+//! backend directly, and through a tailnet compared with the stock proxy?
 
-#![allow(clippy::expect_used, clippy::panic, reason = "the clients and backends of the tests")]
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "shares the clients and machines of the tests"
+)]
 
 #[allow(dead_code, reason = "the tests need more of it")]
 #[path = "../tests/l7/backend.rs"]
 mod backend;
 #[allow(dead_code, reason = "the tests need more of it")]
+#[path = "../tests/support/cluster.rs"]
+mod cluster;
+#[allow(dead_code, reason = "the tests need more of it")]
 #[path = "../tests/l7/front.rs"]
 mod front;
+#[allow(dead_code, reason = "the tests need more of it")]
+#[path = "../tests/kernel/lab.rs"]
+mod lab;
+#[allow(dead_code, reason = "the tests need more of it")]
+#[path = "../tests/advertise/member.rs"]
+mod member;
+#[path = "support.rs"]
+mod sheet;
+#[path = "../tests/advertise/stock.rs"]
+mod stock;
+#[allow(dead_code, reason = "the tests need more of it")]
+#[path = "../tests/support/tailnet.rs"]
 mod support;
+#[path = "tls/tailnet.rs"]
+mod tailnet;
 
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
@@ -17,17 +40,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use clap::Parser;
 use http_body_util::BodyExt;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tailyard::edge::netns::Namespace;
 use tokio::net::TcpStream;
+use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 
 use backend::Backend;
 use front::{Front, get1, service};
-use support::{Args, Sheet, ms, ratios};
+use sheet::{Args, Sheet, ms, ratios};
 
 /// Names with a certificate each.
 const NAMES: usize = 100;
@@ -48,12 +73,13 @@ struct Slice {
 }
 
 fn main() -> Result<ExitCode> {
-    support::main("tls", |args| {
-        Namespace::make()?.run(|| {
-            ensure!(Command::new("ip").args(["link", "set", "lo", "up"]).status()?.success(), "the loopback link is down");
-            tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(bench(args))
-        })?
-    })
+    let args = Args::parse();
+    let mut sheet = Namespace::make()?.run(|| -> Result<Sheet> {
+        ensure!(Command::new("ip").args(["link", "set", "lo", "up"]).status()?.success(), "the loopback link is down");
+        tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(bench(&args))
+    })??;
+    tailnet::compare(args.repetitions(15), &mut sheet)?;
+    sheet::publish("tls", &args, &sheet)
 }
 
 fn name(number: usize) -> String {
@@ -92,11 +118,14 @@ async fn bench(args: &Args) -> Result<Sheet> {
     }
     add(&mut sheet, "requests through the terminator, TLS", &through);
     add(&mut sheet, "requests to the backend directly, no TLS", &direct);
-    let rates = |slices: &[Slice]| slices.iter().map(|slice| slice.rate).collect::<Vec<_>>();
     sheet.add("rate of handshakes while swapping to that at rest", "ratio", ratios(&rates(&swapped), &rates(&calm)), None);
     sheet.add("rate of requests through the terminator to direct", "ratio", ratios(&rates(&through), &rates(&direct)), None);
     ensure!(calm.iter().chain(&swapped).chain(&through).chain(&direct).all(|slice| slice.rate > 0.0), "nothing was measured");
     Ok(sheet)
+}
+
+fn rates(slices: &[Slice]) -> Vec<f64> {
+    slices.iter().map(|slice| slice.rate).collect()
 }
 
 fn add(sheet: &mut Sheet, what: &str, slices: &[Slice]) {
@@ -132,22 +161,28 @@ async fn swapping(front: &Arc<Front>) -> Slice {
     handshakes(front).await
 }
 
-type Client = Arc<tokio::sync::Mutex<http1::SendRequest<http_body_util::Full<bytes::Bytes>>>>;
+type Client = http1::SendRequest<http_body_util::Full<bytes::Bytes>>;
 
 /// As many requests as some clients can make one after another, each on its own connection.
 async fn requests(front: Arc<Front>, backend: Arc<Backend>, direct: bool) -> Slice {
-    let mut clients: Vec<Client> = Vec::new();
+    let mut clients = Vec::new();
     for _ in 0..AT_ONCE {
         let client = if direct { plain(&backend).await.expect("connected") } else { front.http1(SERVICE, &name(0)).await };
-        clients.push(Arc::new(tokio::sync::Mutex::new(client)));
+        clients.push(client);
     }
-    slice(clients, |client| {
-        let client = Arc::clone(client);
+    ask(clients, format!("https://{}/", name(0))).await
+}
+
+/// The same for clients that are connected.
+async fn ask(clients: Vec<Client>, url: String) -> Slice {
+    let clients = clients.into_iter().map(|client| Arc::new(Mutex::new(client))).collect();
+    slice(clients, move |client: &Arc<Mutex<Client>>| {
+        let (client, url) = (Arc::clone(client), url.clone());
         async move {
             let mut client = client.lock().await;
             let asked = async {
                 client.ready().await?;
-                client.send_request(get1("https://app-0.tail.ts.net/")).await?.into_body().collect().await
+                client.send_request(get1(&url)).await?.into_body().collect().await
             };
             asked.await.is_ok()
         }
@@ -155,7 +190,7 @@ async fn requests(front: Arc<Front>, backend: Arc<Backend>, direct: bool) -> Sli
     .await
 }
 
-async fn plain(backend: &Backend) -> Result<http1::SendRequest<http_body_util::Full<bytes::Bytes>>> {
+async fn plain(backend: &Backend) -> Result<Client> {
     let stream = TcpStream::connect(backend.address).await.context("the backend is away")?;
     stream.set_nodelay(true)?;
     let (client, connection) = http1::handshake(TokioIo::new(stream)).await?;

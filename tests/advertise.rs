@@ -32,6 +32,8 @@ mod pebble;
 mod preamble;
 #[path = "advertise/site.rs"]
 mod site;
+#[path = "advertise/stock.rs"]
+mod stock;
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -44,9 +46,9 @@ use serde_json::json;
 use tailyard::api::names::ACCOUNTS;
 use tailyard::api::state::{SILENT_SINCE, SPOKEN_WITH};
 
-use member::{Member, service};
+use member::{Member, in_pod, service};
 use pebble::{Manner, Pebble};
-use support::{Control, DEADLINE, Machine, Tailnet, eventually};
+use support::{Control, DEADLINE, Tailnet, eventually};
 
 /// How long one connection may take.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -215,22 +217,11 @@ fn a_browser_reaches_a_site_by_its_name_through_either_replica_with_one_certific
         let keys = [("serve-config.json", serve.as_str()), ("tailyard-routes.json", &site), ("ingress-config.json", "{}")];
         cluster.write_config("web-ingress-config", &keys).await;
 
-        let account = cluster.service_account().display().to_string();
+        let account = cluster.service_account();
         let start = |name: &'static str| {
             Member::start_with(&tailnet, name, &json!({"AdvertiseServices": ["svc:web"]}), &json!({}), Some(&json!({})), |machine| {
-                let dir = "/var/run/secrets/kubernetes.io";
-                let script = format!("mkdir -p {dir} && ln -s {account} {dir}/serviceaccount");
-                assert!(machine.command(Path::new("sh")).args(["-c", &script]).status().expect("nsenter").success());
-                vec![
-                    ("KUBERNETES_SERVICE_HOST", "10.99.0.2".to_owned()),
-                    ("KUBERNETES_SERVICE_PORT_HTTPS", "6443".to_owned()),
-                    ("POD_NAME", name.to_owned()),
-                    ("TAILYARD_INGRESS_CONFIGMAP", "ts/web-ingress-config".to_owned()),
-                    ("TAILYARD_ACME_DIRECTORY", pebble.directory()),
-                    ("TAILYARD_ACME_CA", pebble.ca().display().to_string()),
-                    ("TS_ACME_ACCOUNT_SECRET_NAME", ACCOUNTS.to_owned()),
-                    ("TS_ACME_ACCOUNT_FIELD", "_default.acme-account.key.pem".to_owned()),
-                ]
+                let own = [("TAILYARD_ACME_DIRECTORY", pebble.directory()), ("TAILYARD_ACME_CA", pebble.ca().display().to_string())];
+                in_pod(machine, &account, "ts/web-ingress-config").into_iter().chain(own).collect()
             })
         };
         let begin = Instant::now();
@@ -260,25 +251,6 @@ fn a_browser_reaches_a_site_by_its_name_through_either_replica_with_one_certific
     });
 }
 
-/// Leaves in a machine what a stock proxy leaves there: a node whose tailscaled serves this and advertises these services.
-fn left_by_the_stock_proxy(tailnet: &Tailnet, machine: &Machine, serve: &serde_json::Value, services: &[&str]) {
-    let (program, socket) = (machine.bin().join("tailscaled").display().to_string(), machine.socket());
-    let flag = format!("--socket={}", socket.display());
-    let tailscaled = machine.spawn("stock", &[&program, "--statedir=/run/ts", "--tun=tailscale0", &flag], &[]);
-    eventually("the socket of tailscaled", DEADLINE, || socket.exists().then_some(()));
-    tailnet.join(machine, &[]);
-    let tell = |method: &str, path: &str, body: &serde_json::Value| {
-        let url = format!("http://local-tailscaled.sock/localapi/v0/{path}");
-        let mut curl = machine.command(Path::new("curl"));
-        curl.args(["--silent", "--show-error", "--fail", "--request", method, "--data", &body.to_string(), "--unix-socket"]);
-        let output = curl.arg(&socket).arg(&url).output().expect("nsenter");
-        assert!(output.status.success(), "{path}: {}", String::from_utf8_lossy(&output.stderr));
-    };
-    tell("POST", "serve-config", serve);
-    tell("PATCH", "prefs", &json!({"AdvertiseServicesSet": true, "AdvertiseServices": services}));
-    tailscaled.leave();
-}
-
 #[test]
 fn what_the_stock_proxy_left_is_replaced_and_what_is_served_is_advertised_unasked() {
     let tailnet = Tailnet::start_with([10, 93, 0], Control::Hosted);
@@ -286,13 +258,15 @@ fn what_the_stock_proxy_left_is_replaced_and_what_is_served_is_advertised_unaske
     service(&tailnet, "svc:old");
     let (client, _client) = tailnet.node("client");
     let web = |host: &str| json!({format!("{host}.tail-lab.ts.net:443"): {"Handlers": {"/": {"Proxy": "http://10.0.0.1:80/"}}}});
-    let stock = json!({"Services": {
+    let left = json!({"Services": {
         "svc:web": {"TCP": {"443": {"HTTPS": true}}, "Web": web("web")},
         "svc:old": {"TCP": {"443": {"HTTPS": true}}, "Web": web("old")},
     }});
     let ours = json!({"Services": {"svc:web": {"TCP": {"443": {"TCPForward": "127.0.0.1:9443", "ProxyProtocol": 2}}}}});
     let member = Member::start_with(&tailnet, "one", &json!({}), &json!({}), Some(&ours), |machine| {
-        left_by_the_stock_proxy(&tailnet, machine, &stock, &["svc:web", "svc:old"]);
+        let tailscaled = stock::start(&tailnet, machine, &[]);
+        stock::serve(machine, &left, &["svc:web", "svc:old"]);
+        tailscaled.leave();
         // Its config names nothing: what is served is advertised because of this.
         vec![("TS_EXPERIMENTAL_SERVICE_AUTO_ADVERTISEMENT", "true".to_owned())]
     });

@@ -39,6 +39,7 @@ fn an_ingress_is_reached_over_https_while_replicas_are_replaced() {
     println!("from Ingress applied to the first byte over HTTPS: {:?}", begin.elapsed());
     assert_eq!(stage.pebble.issued(), 1, "one order for the group");
     stage.reached("http", "plain");
+    stage.reached("http", "outside");
 
     let loads = under_load(&stage, || {
         stage.cluster.kubectl(&["rollout", "restart", "-n", NAMESPACE, &format!("statefulset/{GROUP}")]);
@@ -52,7 +53,7 @@ fn an_ingress_is_reached_over_https_while_replicas_are_replaced() {
     }
     assert_eq!(stage.pebble.issued(), 1, "a restart orders nothing");
 
-    stage.cluster.kubectl(&["delete", "ingress/web", "service/plain", "--timeout=120s"]);
+    stage.cluster.kubectl(&["delete", "ingress/web", "service/plain", "service/outside", "--timeout=120s"]);
     assert_eq!(stage.services(), Vec::<String>::new(), "the tailnet's services are gone");
     stage.cluster.kubectl(&["delete", &format!("proxygroup/{GROUP}"), "--timeout=120s"]);
     assert_eq!(chart::left(&stage.cluster, GROUP), "", "nothing of the group is left");

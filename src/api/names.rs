@@ -109,6 +109,15 @@ pub fn egress_config(group: &str) -> String {
     format!("{group}-egress-config")
 }
 
+/// Ours: the name of the `ClusterRole` by which replicas read where backends are.
+pub const ENDPOINTS: &str = "tailyard-endpoints";
+
+/// Ours: the name of the `RoleBinding` by which a group has that role in a namespace.
+#[must_use]
+pub fn endpoints(group: &str) -> String {
+    format!("{ENDPOINTS}-{group}")
+}
+
 /// Ours: the name of the Lease that says which replica of a group orders certificates.
 #[must_use]
 pub fn issuer(group: &str) -> String {

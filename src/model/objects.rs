@@ -36,7 +36,7 @@ pub use disruption::disruption_budget;
 pub use ingress::{IngressConfig, ingress_config_ref};
 pub use metrics::{label_value, metrics, metrics_refs};
 pub use nodeport::{held_ports, node_port, node_port_ref};
-pub use rbac::rbac;
+pub use rbac::{endpoints, rbac};
 pub use secrets::{ReplicaSecret, config_ref, state, state_ref};
 pub use services::{EgressConfig, egress_config, egress_config_ref, egress_text, next_port};
 pub use shape::{Shape, image_path};

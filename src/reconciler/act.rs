@@ -18,7 +18,7 @@ use super::control::{Controls, Denied};
 use super::stores::Stores;
 use super::world::{Id, Role, parent};
 use crate::api::condition::PROXY_GROUP_READY;
-use crate::api::names::{FINALIZER, INGRESS_FINALIZER, SERVICE_FINALIZER};
+use crate::api::names::{FINALIZER, INGRESS_FINALIZER, SERVICE_FINALIZER, endpoints};
 use crate::edge::kube::{About, Events, KubeError, Part, Resource, Told, Writes};
 use crate::model::conditions::{self, Status, Wanted};
 use crate::model::group::{Delete, GroupUpdate, Notice, Observed, Pass, Subject};
@@ -178,9 +178,11 @@ impl Actor {
         let surprised = AtomicBool::new(false);
         let one = async |manifest: Manifest| {
             let parent = parent(manifest.object.kind, &manifest.value).map(service);
+            // Without it replicas go by the addresses of Services.
+            let apart = parent.or_else(|| (manifest.object.name == endpoints(group)).then_some(Subject::Group));
             let done = self.apply_one(group, manifest).await;
             surprised.fetch_or(matches!(done, Ok(Acted::Surprised)), Ordering::Relaxed);
-            match parent {
+            match apart {
                 Some(subject) => setbacks.aside(subject, done.map(drop)),
                 None => done.map(drop),
             }

@@ -50,6 +50,13 @@ pub struct Stores {
     synced: watch::Sender<bool>,
 }
 
+impl Watch {
+    /// The same in another namespace, or in all.
+    fn within(&self, namespace: Option<String>) -> Self {
+        Self { role: self.role, follow: Follow { namespace, ..self.follow.clone() } }
+    }
+}
+
 /// Every watch: of the objects in `namespace`, and of Services in these namespaces or in all.
 #[must_use]
 pub fn watches(namespace: &str, service_namespaces: &[String]) -> Vec<Watch> {
@@ -72,7 +79,14 @@ pub fn watches(namespace: &str, service_namespaces: &[String]) -> Vec<Watch> {
             Kind::Service | Kind::EndpointSlice | Kind::ServiceMonitor | Kind::Secret | Kind::Role | Kind::RoleBinding => MANAGED,
             _ => OF_A_GROUP,
         };
-        all.push(here(Role::Owned(kind), kind.into(), labels));
+        let watch = here(Role::Owned(kind), kind.into(), labels);
+        // By some of them groups read in users' namespaces where backends are.
+        let elsewhere = if kind == Kind::RoleBinding { Some(service_namespaces) } else { None };
+        let namespaces: BTreeSet<_> = match elsewhere {
+            Some([]) => [None].into(),
+            others => others.unwrap_or_default().iter().cloned().chain([namespace.to_owned()]).map(Some).collect(),
+        };
+        all.extend(namespaces.into_iter().map(|namespace| watch.within(namespace)));
     }
     let mut credentials = here(Role::Credentials, Resource::SECRET, NOT_OURS);
     credentials.follow.names_only = true;

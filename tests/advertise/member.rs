@@ -11,6 +11,7 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tailyard::api::localapi::Prefs;
+use tailyard::api::names::ACCOUNTS;
 use tailyard::edge::localapi::LocalApi;
 
 use crate::support::{DEADLINE, Machine, Process, Tailnet, eventually};
@@ -29,6 +30,22 @@ pub(crate) fn service(tailnet: &Tailnet, name: &str) -> Vec<IpAddr> {
     let made = tailnet.tell("PUT", &format!("/tailnet/-/vip-services/{name}"), &json!({"ports": ["do-not-validate"], "tags": ["tag:k8s"]}));
     let addresses = made["addrs"].as_array().expect("addresses").iter();
     addresses.map(|address| address.as_str().expect("text").parse().expect("an address")).collect()
+}
+
+/// Has what runs in a machine find the API server of the lab as in a Pod, and its configs in this `ConfigMap`: what that takes in the
+/// environment.
+pub(crate) fn in_pod(machine: &Machine, account: &Path, configs: &str) -> Vec<(&'static str, String)> {
+    let dir = "/var/run/secrets/kubernetes.io";
+    let script = format!("mkdir -p {dir} && ln -s {} {dir}/serviceaccount", account.display());
+    assert!(machine.command(Path::new("sh")).args(["-c", &script]).status().expect("nsenter").success());
+    vec![
+        ("KUBERNETES_SERVICE_HOST", "10.99.0.2".to_owned()),
+        ("KUBERNETES_SERVICE_PORT_HTTPS", "6443".to_owned()),
+        ("POD_NAME", machine.node.name.clone()),
+        ("TAILYARD_INGRESS_CONFIGMAP", configs.to_owned()),
+        ("TS_ACME_ACCOUNT_SECRET_NAME", ACCOUNTS.to_owned()),
+        ("TS_ACME_ACCOUNT_FIELD", "_default.acme-account.key.pem".to_owned()),
+    ]
 }
 
 impl Member {

@@ -50,7 +50,7 @@ impl Stage {
         stage
     }
 
-    /// Applies an Ingress `web`, and a Service `plain` of a load balancer.
+    /// Applies an Ingress `web`, a Service `plain` of a load balancer, and a Service `outside` of a DNS name.
     pub(crate) fn publish(&self) {
         let annotations = json!({"tailscale.com/proxy-group": GROUP});
         self.cluster.apply(&[
@@ -63,6 +63,10 @@ impl Stage {
                     "annotations": {"tailscale.com/proxy-group": GROUP, "tailscale.com/hostname": "plain"}},
                 "spec": {"type": "LoadBalancer", "loadBalancerClass": "tailscale", "selector": {"app": "web"},
                     "ports": [{"name": "http", "port": 80, "targetPort": 8080}, {"name": "greet", "port": 7000, "targetPort": 7000}]}}),
+            json!({"apiVersion": "v1", "kind": "Service",
+                "metadata": {"name": "outside", "namespace": "default", "annotations": {"tailscale.com/proxy-group": GROUP,
+                    "tailscale.com/expose": "true", "tailscale.com/hostname": "outside"}},
+                "spec": {"type": "ExternalName", "externalName": "web.default.svc.cluster.local"}}),
         ]);
     }
 

@@ -37,6 +37,7 @@ pub(super) const CLIENT: &str = "100.64.0.9:51234";
 
 /// An authority that clients trust.
 pub(super) struct Authority {
+    pem: String,
     issuer: Issuer<'static, KeyPair>,
     http1: TlsConnector,
     http2: TlsConnector,
@@ -49,7 +50,7 @@ impl Authority {
         let key = KeyPair::generate().expect("a key");
         let pem = params.self_signed(&key).expect("a certificate").pem();
         let [http1, http2] = ["http/1.1", "h2"].map(|alpn| client(&pem, alpn));
-        Self { issuer: Issuer::new(params, key), http1, http2 }
+        Self { pem, issuer: Issuer::new(params, key), http1, http2 }
     }
 
     /// A certificate for a name.
@@ -60,7 +61,14 @@ impl Authority {
         Pair { chain: chain.into_bytes().into(), key: key.serialize_pem().into_bytes().into() }
     }
 
-    fn client(&self, alpn: &str) -> &TlsConnector {
+    /// Its own certificate.
+    #[allow(dead_code, reason = "a benchmark has others trust it")]
+    pub(super) fn pem(&self) -> &str {
+        &self.pem
+    }
+
+    /// What trusts it alone.
+    pub(super) fn client(&self, alpn: &str) -> &TlsConnector {
         if alpn == "h2" { &self.http2 } else { &self.http1 }
     }
 }

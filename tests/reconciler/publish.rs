@@ -1,12 +1,13 @@
 //! What a group of type ingress publishes: objects, Tailscale Services, what replicas are told, what users are told.
 
 use k8s_openapi::ByteString;
+use k8s_openapi::api::authorization::v1::SubjectAccessReview;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::{Ingress, IngressClass};
 use k8s_openapi::api::rbac::v1::Role;
 use kube::Api;
-use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Map, Value, json};
 use tailyard::api::proxygroup::ProxyGroup;
 
@@ -327,6 +328,38 @@ fn a_funnel_that_replicas_do_not_get_is_told_to_whom_it_concerns() {
         assert_eq!(stage.events("inside").await, [""; 0]);
         stage.cluster.patch_secret("g-0", &[("tailyard-barred.json", "{}")]).await;
         eventually("all is well", published, |said| said.starts_with("True")).await;
+        stage.quiet(&running).await;
+    });
+}
+
+#[test]
+fn a_groups_pods_read_where_its_backends_are_and_nowhere_else() {
+    stage(async |stage| {
+        let running = stage.reconciler("one", 9100);
+        stage.publisher("g", 2).await;
+        stage.publisher("other", 2).await;
+        let reads = async |group: &str, namespace: &str| {
+            let attributes = json!({"group": "discovery.k8s.io", "resource": "endpointslices", "verb": "watch", "namespace": namespace});
+            let user = format!("system:serviceaccount:ts:{group}");
+            let groups = json!(["system:serviceaccounts", "system:serviceaccounts:ts", "system:authenticated"]);
+            let review = json!({"spec": {"user": user, "groups": groups, "resourceAttributes": attributes}});
+            let review = serde_json::from_value(review).expect("a review");
+            let made = stage.all::<SubjectAccessReview>().create(&PostParams::default(), &review).await.expect("an answer");
+            made.status.is_some_and(|status| status.allowed)
+        };
+        assert!(!reads("g", USERS).await, "nothing is behind it yet");
+        stage.ingress("app", "g", "app").await;
+        eventually("it reads there", async || reads("g", USERS).await, |reads| *reads).await;
+        assert_eq!([reads("other", USERS).await, reads("g", "kube-system").await], [false, false]);
+        stage.certify(&format!("app.{DOMAIN}")).await;
+        stage.serves("app", "g").await;
+        stage.quiet(&running).await;
+        stage.delete(&stage.ingresses(), "app").await;
+        stage.told_both("g", &[]).await;
+        assert!(reads("g", USERS).await, "it still serves it");
+        stage.advertise("g", 2).await;
+        stage.gone(&stage.ingresses(), "app").await;
+        eventually("it reads there no more", async || reads("g", USERS).await, |reads| !reads).await;
         stage.quiet(&running).await;
     });
 }

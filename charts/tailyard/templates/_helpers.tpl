@@ -24,14 +24,6 @@ subjects:
     namespace: {{ .Release.Namespace }}
 {{- end }}
 
-{{/* Every Pod of a group, whatever its ServiceAccount. */}}
-{{- define "tailyard.pods" -}}
-subjects:
-  - kind: Group
-    apiGroup: rbac.authorization.k8s.io
-    name: system:serviceaccounts:{{ .Release.Namespace }}
-{{- end }}
-
 {{/* The rules of users' Services, wherever they are looked for. */}}
 {{- define "tailyard.services" -}}
 - apiGroups: [""]
@@ -49,6 +41,10 @@ subjects:
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]
   verbs: [get, list, watch]
+# That groups may read the same where their backends are. No binding can grant more than is held here.
+- apiGroups: [rbac.authorization.k8s.io]
+  resources: [rolebindings]
+  verbs: [get, list, watch, create, patch]
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create, patch]

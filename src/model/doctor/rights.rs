@@ -32,13 +32,14 @@ const CLUSTER: [Rule; 5] = [
 ];
 
 /// `ClusterRole` `tailyard-reconciler-services`, and the Role of that name in a watched namespace.
-const SERVICES: [Rule; 6] = [
+const SERVICES: [Rule; 7] = [
     ("", &["services"], &[], &["get", "list", "watch", "patch"]),
     ("", &["services/status"], &[], &["patch"]),
     ("events.k8s.io", &["events"], &[], &["create", "patch"]),
     ("networking.k8s.io", &["ingresses"], &[], &["get", "list", "watch", "patch"]),
     ("networking.k8s.io", &["ingresses/status"], &[], &["patch"]),
     ("discovery.k8s.io", &["endpointslices"], &[], &["get", "list", "watch"]),
+    ("rbac.authorization.k8s.io", &["rolebindings"], &[], &["get", "list", "watch", "create", "patch"]),
 ];
 
 /// What the `ClusterRole` `tailyard-reconciler-services` has beyond the Role.

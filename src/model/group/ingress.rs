@@ -24,6 +24,7 @@ mod account;
 mod advertise;
 mod claims;
 mod config;
+mod endpoints;
 mod fits;
 mod leaving;
 mod routes;

@@ -70,6 +70,9 @@ pub(super) fn provision(work: &mut Work<'_>, group: &ProxyGroup) {
         for manifest in rbac(&shape) {
             work.want(&shape.owner, manifest);
         }
+        if let Some(plan) = &plan {
+            plan.endpoints(work, &shape);
+        }
         let endpoints = endpoints::endpoints(work, &shape);
         replicas::secrets(work, &shape, &endpoints, plan.as_ref());
     }

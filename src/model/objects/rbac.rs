@@ -6,7 +6,7 @@
 use k8s_openapi::api::core::v1::ServiceAccount;
 use k8s_openapi::api::rbac::v1::{PolicyRule, Role, RoleBinding, RoleRef, Subject};
 
-use super::{Kind, Manifest, Shape};
+use super::{Kind, Manifest, Owner, Shape};
 use crate::api::names;
 
 /// The `ServiceAccount`, the `Role` and the `RoleBinding`, all named as the group.
@@ -16,15 +16,27 @@ pub fn rbac(shape: &Shape<'_>) -> [Manifest; 3] {
     let metadata = || owner.metadata(owner.group.clone(), None);
     let account = ServiceAccount { metadata: metadata(), ..ServiceAccount::default() };
     let role = Role { metadata: metadata(), rules: Some(rules(shape)) };
-    let role_ref = RoleRef { api_group: Some("rbac.authorization.k8s.io".to_owned()), kind: "Role".to_owned(), name: owner.group.clone() };
-    let subject = Subject {
-        kind: "ServiceAccount".to_owned(),
-        name: owner.group.clone(),
-        namespace: Some(owner.namespace.clone()),
-        ..Subject::default()
-    };
-    let binding = RoleBinding { metadata: metadata(), role_ref, subjects: Some(vec![subject]) };
+    let binding = RoleBinding { metadata: metadata(), role_ref: role_ref("Role", &owner.group), subjects: Some(vec![subject(owner)]) };
     [Manifest::of(Kind::ServiceAccount, &account), Manifest::of(Kind::Role, &role), Manifest::of(Kind::RoleBinding, &binding)]
+}
+
+/// By what a group reads in this namespace where the backends of its sites are; by what it does not, if it has none there any more.
+/// One that nobody needs names nobody, so that nobody needs the right to delete those of others.
+#[must_use]
+pub fn endpoints(owner: &Owner, namespace: &str, reads: bool) -> Manifest {
+    let mut metadata = owner.metadata(names::endpoints(&owner.group), None);
+    metadata.namespace = Some(namespace.to_owned());
+    let subjects = reads.then(|| vec![subject(owner)]);
+    Manifest::of(Kind::RoleBinding, &RoleBinding { metadata, role_ref: role_ref("ClusterRole", names::ENDPOINTS), subjects })
+}
+
+fn role_ref(kind: &str, name: &str) -> RoleRef {
+    RoleRef { api_group: Some("rbac.authorization.k8s.io".to_owned()), kind: kind.to_owned(), name: name.to_owned() }
+}
+
+/// The account of the group's Pods.
+fn subject(owner: &Owner) -> Subject {
+    Subject { kind: "ServiceAccount".to_owned(), name: owner.group.clone(), namespace: Some(owner.namespace.clone()), ..Subject::default() }
 }
 
 fn rules(shape: &Shape<'_>) -> Vec<PolicyRule> {

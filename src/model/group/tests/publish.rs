@@ -169,3 +169,16 @@ fn certificates_come_from_where_the_class_or_the_settings_say() {
     world.settle();
     assert_eq!(directory(&world).as_deref(), Some("https://acme-staging-v02.api.letsencrypt.org/directory"));
 }
+
+#[test]
+fn who_is_behind_a_backend_is_read_in_its_namespace_while_it_is_served() {
+    let mut world = publishing(ingress());
+    world.ingress("app", "in", ("app", "web"));
+    world.settle();
+    let binding = ObjectRef::new(Kind::RoleBinding, "default", "tailyard-endpoints-in");
+    assert_eq!(world.objects[&binding]["subjects"], json!([{"kind": "ServiceAccount", "name": "in", "namespace": NS}]));
+    assert_eq!(world.objects[&binding]["roleRef"]["name"], "tailyard-endpoints");
+    world.delete_ingress("app");
+    world.settle();
+    assert!(world.objects[&binding]["subjects"].is_null(), "{:?}", world.objects[&binding]);
+}

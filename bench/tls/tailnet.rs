@@ -1,0 +1,186 @@
+//! The same through a tailnet: our replica and the stock proxy's tailscaled, each a node that has a Tailscale Service with a certificate,
+//! asked by a third node over `WireGuard`.
+//!
+//! The stock proxy is what it makes of its tailscaled: a serve config by its LocalAPI, and the certificate in its directory. Everything
+//! but the control plane is real.
+
+use std::fs;
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use rustls::pki_types::ServerName;
+use serde_json::{Value, json};
+use tokio::net::TcpStream;
+use tokio::runtime::{Builder, Runtime};
+use tokio_rustls::client::TlsStream;
+
+use crate::backend::Backend;
+use crate::cluster::{self, Cluster};
+use crate::front::Authority;
+use crate::member::{Member, in_pod, service};
+use crate::sheet::{Sheet, ratios};
+use crate::support::{Control, DEADLINE, Machine, Process, Tailnet};
+use crate::{AT_ONCE, Slice, add, ask, rates, slice, stock};
+
+/// How long is waited for a connection.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How soon one is tried again.
+const AGAIN: Duration = Duration::from_millis(100);
+/// Where the backend listens in its machine.
+const PORT: u16 = 8080;
+
+/// One of the two: by which name, and where it is asked.
+#[derive(Clone)]
+struct Site {
+    name: String,
+    at: SocketAddr,
+    tls: tokio_rustls::TlsConnector,
+}
+
+/// Measures both in turn, so often.
+pub(crate) fn compare(rounds: usize, sheet: &mut Sheet) -> Result<()> {
+    let mut outcome = Ok(());
+    let measured = &mut outcome;
+    cluster::cluster(async move |cluster| *measured = all(&cluster, rounds, sheet).await);
+    outcome
+}
+
+async fn all(cluster: &Cluster, rounds: usize, sheet: &mut Sheet) -> Result<()> {
+    let tailnet = Tailnet::start_with([10, 98, 0], Control::Hosted);
+    tailnet.plug_in(10);
+    let authority = Authority::new();
+    let (asking, _tailscaled) = tailnet.node("client");
+    let behind = tailnet.machine("backend");
+    let to = SocketAddr::new(behind.address, PORT);
+    let site = |label: &str, vips: &[IpAddr]| {
+        let (name, tls) = (tailnet.name_of(label).trim_end_matches('.').to_owned(), authority.client("http/1.1").clone());
+        Site { name, at: SocketAddr::new(vips[0], 443), tls }
+    };
+    let sites = ["ours", "stock"].map(|label| site(label, &service(&tailnet, &format!("svc:{label}"))));
+    tailnet.set_cert_domains(&sites.each_ref().map(|site| site.name.as_str()));
+    let _ours = ours(&tailnet, cluster, &authority, (&sites[0].name, to)).await;
+    let _stock = theirs(&tailnet, &authority, (&sites[1].name, to));
+    asking.node.ns.run(|| {
+        let (clients, backends) = (inside(&asking)?, behind.node.ns.run(|| inside(&behind))??);
+        let _backend = behind.node.ns.run(|| backends.block_on(Backend::at(to, "a", None)))?;
+        clients.block_on(measure(sites, rounds, sheet))
+    })?
+}
+
+/// What works in a machine. To be made in its namespace.
+fn inside(machine: &Machine) -> Result<Runtime> {
+    Ok(Builder::new_multi_thread().thread_name(machine.node.name.clone()).enable_all().build()?)
+}
+
+/// Our replica: its config and its certificate are those of a cluster.
+async fn ours(tailnet: &Tailnet, cluster: &Cluster, authority: &Authority, (name, to): (&str, SocketAddr)) -> Member {
+    cluster.allow("secrets", &["own"], &["get", "list", "watch"]).await;
+    cluster.allow("configmaps", &["ours"], &["get", "list", "watch"]).await;
+    let pair = authority.pair(name);
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    cluster.make_secret("own", &[("tls.crt", &text(&pair.chain)), ("tls.key", &text(&pair.key))]).await;
+    let backend = json!({"namespace": "ts", "service": "web", "address": to.to_string(), "protocol": "http"});
+    let site = json!({"hosts": {name: {"secret": "own"}}, "listeners": {"443": "https"}, "routes": [{"path": "/", "backend": backend}]});
+    let routes = json!({"svc:ours": site}).to_string();
+    let serve = serve("svc:ours", name, to).to_string();
+    let keys = [("serve-config.json", serve.as_str()), ("tailyard-routes.json", &routes), ("ingress-config.json", "{}")];
+    cluster.write_config("ours", &keys).await;
+    let account = cluster.service_account();
+    let conf = json!({"AdvertiseServices": ["svc:ours"]});
+    let member = Member::start_with(tailnet, "ours", &conf, &json!({}), Some(&json!({})), |machine| in_pod(machine, &account, "ts/ours"));
+    member.wait_ready();
+    assert!(member.advertised().contains("svc:ours"), "{}", member.output());
+    member
+}
+
+/// The stock proxy's tailscaled, which finds its certificate where it would have stored it.
+fn theirs(tailnet: &Tailnet, authority: &Authority, (name, to): (&str, SocketAddr)) -> (Machine, Process) {
+    let machine = tailnet.machine("stock");
+    let dir = machine.own_dir();
+    let path = |file: &str| dir.join(file).display().to_string();
+    fs::create_dir_all(dir.join("certs")).expect("made");
+    let pair = authority.pair(name);
+    fs::write(dir.join(format!("certs/{name}.crt")), &pair.chain).expect("written");
+    fs::write(dir.join(format!("certs/{name}.key")), &pair.key).expect("written");
+    let known = fs::read_to_string(tailnet.dir().join("ca.crt")).expect("the authority of the lab");
+    fs::write(dir.join("roots.pem"), known + authority.pem()).expect("written");
+    let copy = format!("mkdir -p /run/ts && cp -r {} /run/ts/", path("certs"));
+    assert!(machine.command(Path::new("sh")).args(["-c", &copy]).status().expect("nsenter").success());
+    let tailscaled = stock::start(tailnet, &machine, &[("SSL_CERT_FILE", &path("roots.pem"))]);
+    stock::serve(&machine, &serve("svc:stock", name, to), &["svc:stock"]);
+    (machine, tailscaled)
+}
+
+/// A serve config as the stock proxy has it.
+fn serve(service: &str, name: &str, to: SocketAddr) -> Value {
+    let web = json!({format!("{name}:443"): {"Handlers": {"/": {"Proxy": format!("http://{to}/")}}}});
+    json!({"Services": {service: {"TCP": {"443": {"HTTPS": true}}, "Web": web}}})
+}
+
+impl Site {
+    /// A connection after its handshake, which is a full one.
+    async fn connect(&self) -> std::io::Result<TlsStream<TcpStream>> {
+        let stream = tokio::time::timeout(PATIENCE, TcpStream::connect(self.at)).await??;
+        stream.set_nodelay(true)?;
+        self.tls.connect(ServerName::try_from(self.name.clone()).expect("a name"), stream).await
+    }
+
+    /// Waits until it is reached.
+    async fn reached(&self) -> Result<()> {
+        let tried = async {
+            while self.connect().await.is_err() {
+                tokio::time::sleep(AGAIN).await;
+            }
+        };
+        ensure!(tokio::time::timeout(DEADLINE, tried).await.is_ok(), "{} is never reached: {:?}", self.name, self.connect().await.err());
+        Ok(())
+    }
+
+    async fn handshakes(&self) -> Slice {
+        slice(vec![self.clone(); AT_ONCE], |site| {
+            let site = site.clone();
+            async move { site.connect().await.is_ok() }
+        })
+        .await
+    }
+
+    async fn requests(&self) -> Result<Slice> {
+        let mut clients = Vec::new();
+        for _ in 0..AT_ONCE {
+            let (client, connection) = http1::handshake(TokioIo::new(self.connect().await?)).await?;
+            tokio::spawn(connection);
+            clients.push(client);
+        }
+        let url = format!("https://{}/", self.name);
+        Ok(ask(clients, url).await)
+    }
+}
+
+async fn measure(sites: [Site; 2], rounds: usize, sheet: &mut Sheet) -> Result<()> {
+    let mut handshakes = [Vec::new(), Vec::new()];
+    let mut requests = [Vec::new(), Vec::new()];
+    for site in &sites {
+        site.reached().await?;
+    }
+    for round in 0..=rounds {
+        for (at, site) in sites.iter().enumerate() {
+            let measured = (site.handshakes().await, site.requests().await?);
+            // The first round warms up.
+            if round > 0 {
+                handshakes[at].push(measured.0);
+                requests[at].push(measured.1);
+            }
+        }
+    }
+    for (what, [ours, theirs]) in [("handshakes", &handshakes), ("requests, TLS", &requests)] {
+        add(sheet, &format!("{what} through the tailnet, our replica"), ours);
+        add(sheet, &format!("{what} through the tailnet, the stock proxy"), theirs);
+        sheet.add(format!("rate of {what} through the tailnet to the stock proxy's"), "ratio", ratios(&rates(ours), &rates(theirs)), None);
+        ensure!(ours.iter().chain(theirs).all(|slice| slice.rate > 0.0 && slice.failed == 0), "{what}: some failed, or none was made");
+    }
+    Ok(())
+}
