@@ -1,6 +1,6 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`.
 .DEFAULT_GOAL := help
-.PHONY: help setup servers build image demo cluster cluster-down cluster-status cluster-load-image test bench lint fuzz
+.PHONY: help setup servers build image demo cluster cluster-down cluster-status cluster-load-image test bench bench-report lint fuzz
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +37,10 @@ test: servers lint ## Pass every test of every tier
 
 bench: setup ## Measure, as ratios in one run; see docs/benchmarks.md
 	cargo bench --locked
+
+bench-report: setup ## Measure and write docs/benchmarks.md with its plots: all questions, or BENCHES="live connect"
+	cargo bench --locked --no-fail-fast $(BENCHES:%=--bench %) -- --json bench/results
+	TAILYARD_WRITE_DOCS=1 cargo test --locked --test report
 
 lint: ## Format, clippy, the fuzzers' lock, licences and advisories of dependencies
 	cargo fmt --check

@@ -140,7 +140,7 @@ async fn measure(mut stage: Stage, size: usize, args: &Args, sheet: &mut Sheet) 
     sheet.plot(point("until the last is made by its user", size), "s", vec![made.as_secs_f64()], None);
     sheet.plot(point("until the last is ready", size), "s", vec![took.as_secs_f64()], goal("≤ 30"));
     sheet.plot(point("requests for each", size), "", vec![each(before.requests, all.requests)], goal("≤ 10"));
-    sheet.plot(point("writes among them", size), "", vec![each(before.writes, all.writes)], goal("≤ 5"));
+    sheet.plot(point("writes for each", size), "", vec![each(before.writes, all.writes)], goal("≤ 5"));
     sheet.plot(point("passes over the group", size), "", vec![per(all.looks - before.looks, 1)], None);
     let processor = ms(all.processor.saturating_sub(before.processor));
     sheet.plot(point("processor time for each", size), "ms", vec![processor / per_size(size)], None);

@@ -90,8 +90,10 @@ pub(super) fn tell(work: &mut Work<'_>, key: Key<'_>, claim: &Claim<'_>, outcome
     match outcome {
         Outcome::Served(serving) => {
             let stood = told.standing.to(told.key, &serving.entry, told.written);
-            let same = work.memory.known(claim).is_some_and(|known| known.told == Some(stood));
-            return (same || served(work, service, serving, stood, told.standing)).then_some(stood);
+            // That a config is being written is nothing to tell one that was told of it when it was written.
+            let same = |held: &Stood| *held == stood || *held == Stood { written: true, ..stood };
+            let held = work.memory.known(claim).and_then(|known| known.told).filter(same);
+            return held.or_else(|| served(work, service, serving, stood, told.standing).then_some(stood));
         }
         Outcome::Refused(message) => refused(work, key, service, claim, message),
         Outcome::Held if claim.role == Role::Hold => invalid(work, key, service, claim),

@@ -1,0 +1,111 @@
+//! What was aimed at beside what was reached; what was missed stands as plainly as what was not.
+
+use std::fmt::Write;
+
+use super::number::figure;
+use crate::sheet::Line;
+
+/// What a figure should be.
+#[derive(Debug, PartialEq)]
+struct Goal {
+    of: Of,
+    bound: Bound,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Of {
+    Median,
+    P99,
+    Most,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Bound {
+    AtMost(f64),
+    AtLeast(f64),
+}
+
+impl Goal {
+    /// `≥ 0.95`, `p99 ≤ 25`, `most ≤ 0`.
+    fn read(text: &str) -> Result<Self, String> {
+        let bad = || format!("no goal: {text}");
+        let (of, rest) = match text.split_once(' ') {
+            Some(("p99", rest)) => (Of::P99, rest),
+            Some(("most", rest)) => (Of::Most, rest),
+            _ => (Of::Median, text),
+        };
+        let (sign, number) = rest.split_once(' ').ok_or_else(bad)?;
+        let number = number.replace(',', "").parse().map_err(|_| bad())?;
+        match sign {
+            "≤" => Ok(Self { of, bound: Bound::AtMost(number) }),
+            "≥" => Ok(Self { of, bound: Bound::AtLeast(number) }),
+            _ => Err(bad()),
+        }
+    }
+
+    fn is_reached(&self, line: &Line) -> bool {
+        let reached = match self.of {
+            Of::Median => line.median,
+            Of::P99 => line.p99,
+            Of::Most => line.range[1],
+        };
+        match self.bound {
+            Bound::AtMost(bound) => reached <= bound,
+            Bound::AtLeast(bound) => reached >= bound,
+        }
+    }
+}
+
+/// The figure that a goal names, to be drawn.
+pub(crate) fn bound(line: &Line) -> Option<f64> {
+    match Goal::read(line.goal.as_deref()?).ok()?.bound {
+        Bound::AtMost(bound) | Bound::AtLeast(bound) => Some(bound),
+    }
+}
+
+/// A line of the table.
+pub(crate) struct Row(String);
+
+impl Row {
+    /// That of a measured line, if it has a goal.
+    pub(crate) fn of(heading: &str, line: &Line) -> Result<Option<Self>, String> {
+        let Some(text) = &line.goal else { return Ok(None) };
+        let goal = Goal::read(text)?;
+        let ([least, most], median, p99) = (line.range.map(figure), figure(line.median), figure(line.p99));
+        let reached = if goal.of == Of::P99 { format!("{median}, p99 {p99}") } else { median };
+        let verdict = if goal.is_reached(line) { "reached" } else { "**missed**" };
+        let Line { what, unit, count, .. } = line;
+        let to = anchor(heading);
+        Ok(Some(Self(format!("| [{heading}](#{to}) | {what} | {text} | {reached} | {least} to {most} ({count}) | {unit} | {verdict} |\n"))))
+    }
+}
+
+/// The table of all goals.
+pub(crate) fn table(rows: &[Row]) -> String {
+    let mut table = "| question | what | aimed at | median | least to most (n) | unit | |\n|---|---|---:|---:|---:|---|---|\n".to_owned();
+    for Row(row) in rows {
+        let _ = write!(table, "{row}");
+    }
+    table
+}
+
+/// What a heading is linked by.
+fn anchor(heading: &str) -> String {
+    let kept = heading.to_lowercase().replace(' ', "-");
+    kept.chars().filter(|c| c.is_alphanumeric() || *c == '-').collect()
+}
+
+#[test]
+fn goals_are_read_and_judged() {
+    let line =
+        Line { what: String::new(), unit: String::new(), count: 3, median: 2.0, range: [1.0, 9.0], p99: 8.0, goal: None, point: None };
+    let judged = |text: &str| Goal::read(text).map(|goal| goal.is_reached(&line));
+    assert_eq!(
+        ["≤ 2", "≥ 2.5", "p99 ≤ 7", "p99 ≤ 8", "most ≤ 1,000", "most ≤ 8"].map(judged),
+        [true, false, false, true, true, false].map(Ok)
+    );
+    for bad in ["", "about 0", "≤ 25 ms", "p50 ≤ 1", "= 1"] {
+        Goal::read(bad).unwrap_err();
+    }
+    assert_eq!(anchor("Config file written → in force"), "config-file-written--in-force");
+}

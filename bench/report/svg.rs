@@ -1,0 +1,113 @@
+//! What a drawing is made of. Each thing has its colour for a light ground as an attribute, which every program understands, and a
+//! class by which it gets another on a dark one.
+
+use std::fmt::Write;
+
+/// A colour on a light and on a dark ground.
+pub(crate) type Colour = (&'static str, &'static str, &'static str);
+
+/// The ground itself.
+const GROUND: Colour = ("ground", "#fcfcfb", "#1a1a19");
+/// Words.
+pub(crate) const INK: Colour = ("ink", "#0b0b0b", "#ffffff");
+/// Words of less weight.
+pub(crate) const MUTED: Colour = ("muted", "#6b6a67", "#a5a39c");
+/// Lines that only help the eye.
+pub(crate) const GRID: Colour = ("grid", "#e6e5e0", "#33332f");
+
+/// Where a text ends or begins.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Anchor {
+    /// It begins here.
+    Start,
+    /// It is around here.
+    Middle,
+    /// It ends here.
+    End,
+}
+
+/// A drawing as it grows.
+#[derive(Debug, Default)]
+pub(crate) struct Drawing {
+    body: String,
+    colours: Vec<Colour>,
+}
+
+impl Drawing {
+    /// Words.
+    pub(crate) fn text(&mut self, at: (f64, f64), anchor: Anchor, colour: Colour, bold: bool, text: &str) {
+        let (x, y) = at;
+        let anchor = match anchor {
+            Anchor::Start => "start",
+            Anchor::Middle => "middle",
+            Anchor::End => "end",
+        };
+        let weight = if bold { r#" font-weight="600""# } else { "" };
+        let fill = self.fill(colour);
+        let text = escaped(text);
+        let _ = writeln!(self.body, r#"<text x="{x:.1}" y="{y:.1}" text-anchor="{anchor}"{weight} {fill}>{text}</text>"#);
+    }
+
+    /// A line through points.
+    pub(crate) fn line(&mut self, points: &[(f64, f64)], colour: Colour, width: f64, dashed: bool) {
+        let pattern = if dashed { r#" stroke-dasharray="5 4""# } else { "" };
+        let (points, stroke) = (listed(points), self.stroke(colour));
+        let _ = writeln!(
+            self.body,
+            r#"<polyline points="{points}" fill="none" stroke-width="{width}" stroke-linejoin="round" stroke-linecap="round"{pattern} {stroke}/>"#
+        );
+    }
+
+    /// A surface that shines through.
+    pub(crate) fn area(&mut self, points: &[(f64, f64)], colour: Colour) {
+        let (points, fill) = (listed(points), self.fill(colour));
+        let _ = writeln!(self.body, r#"<polygon points="{points}" fill-opacity="0.14" {fill}/>"#);
+    }
+
+    /// A dot that says what it is when pointed at.
+    pub(crate) fn dot(&mut self, (x, y): (f64, f64), colour: Colour, says: &str) {
+        let (fill, says) = (self.fill(colour), escaped(says));
+        let _ = writeln!(self.body, r#"<circle cx="{x:.1}" cy="{y:.1}" r="3.5" {fill}><title>{says}</title></circle>"#);
+    }
+
+    /// The whole, as a document.
+    pub(crate) fn finish(self, (width, height): (f64, f64), title: &str) -> String {
+        let mut dark = String::new();
+        for (name, _, dark_one) in [GROUND].into_iter().chain(self.colours) {
+            let _ = write!(dark, ".{name}-fill{{fill:{dark_one}}}.{name}-line{{stroke:{dark_one}}}");
+        }
+        let (title, ground, body) = (escaped(title), GROUND.1, self.body);
+        format!(
+            r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0} {height:.0}" width="{width:.0}" height="{height:.0}" font-family="system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif" font-size="12">
+<title>{title}</title>
+<style>@media (prefers-color-scheme: dark){{{dark}}}</style>
+<rect width="100%" height="100%" rx="8" class="ground-fill" fill="{ground}"/>
+{body}</svg>
+"#
+        )
+    }
+
+    fn fill(&mut self, colour: Colour) -> String {
+        self.knows(colour);
+        format!(r#"class="{}-fill" fill="{}""#, colour.0, colour.1)
+    }
+
+    fn stroke(&mut self, colour: Colour) -> String {
+        self.knows(colour);
+        format!(r#"class="{}-line" stroke="{}""#, colour.0, colour.1)
+    }
+
+    fn knows(&mut self, colour: Colour) {
+        if !self.colours.contains(&colour) && colour != GROUND {
+            self.colours.push(colour);
+        }
+    }
+}
+
+fn listed(points: &[(f64, f64)]) -> String {
+    points.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect::<Vec<_>>().join(" ")
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
