@@ -1,26 +1,21 @@
 //! How fast is an established connection through the proxy, compared to plain forwarding and to the kernel's NAT with the fewest rules?
 
+mod copy;
 mod group;
 mod support;
 
-use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::io::Write;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
 use std::process::{Command, ExitCode, Stdio};
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use tailyard::demo::services::{FIRST_TARGET_PORT, Service, of_family};
 use tailyard::demo::topology::{Site, Topology, forward_plainly};
-use tailyard::edge::netns::Namespace;
 use tailyard::model::net::Family;
 
+use crate::copy::copy;
 use crate::group::Proxy;
 use crate::support::{Args, PLAIN, Point, Sheet, ratios, tailyard};
-
-/// How long one measurement takes.
-const SLICE: Duration = Duration::from_secs(1);
-/// How much is written and read at once.
-const CHUNK: usize = 256 * 1024;
 
 fn main() -> Result<ExitCode> {
     support::main("throughput", bench)
@@ -84,34 +79,4 @@ fn translate_barely(site: &Site, [v4, v6]: [IpAddr; 2]) -> Result<[IpAddr; 2]> {
     };
     ensure!(site.namespace.run(start)??, "nft did not take the rules");
     site.pod.context("a replica has a Pod address")
-}
-
-/// Sends for a while and says how many Gbit arrived each second.
-fn copy(client: &Namespace, listener: &TcpListener, to: SocketAddr) -> Result<f64> {
-    let send = || -> std::io::Result<()> {
-        let mut stream = TcpStream::connect(to)?;
-        let (chunk, until) = (vec![0; CHUNK], Instant::now() + SLICE);
-        while Instant::now() < until {
-            stream.write_all(&chunk)?;
-        }
-        Ok(())
-    };
-    let receive = || -> std::io::Result<f64> {
-        let (mut stream, _) = listener.accept()?;
-        let (mut chunk, mut received, begun) = (vec![0; CHUNK], 0_u64, Instant::now());
-        loop {
-            match stream.read(&mut chunk)? {
-                0 => break,
-                some => received += some as u64,
-            }
-        }
-        #[allow(clippy::cast_precision_loss, reason = "a few terabytes at most")]
-        let bits = received as f64 * 8.0;
-        Ok(bits / begun.elapsed().as_secs_f64() / 1e9)
-    };
-    std::thread::scope(|scope| {
-        let receiver = scope.spawn(receive);
-        client.run(send)??;
-        Ok(receiver.join().map_err(|_| anyhow::anyhow!("the receiver panicked"))??)
-    })
 }

@@ -12,6 +12,8 @@
 #[allow(dead_code, reason = "the tests need more of it")]
 #[path = "../tests/l7/backend.rs"]
 mod backend;
+#[path = "support.rs"]
+mod bench;
 #[allow(dead_code, reason = "the tests need more of it")]
 #[path = "../tests/support/cluster.rs"]
 mod cluster;
@@ -24,8 +26,6 @@ mod lab;
 #[allow(dead_code, reason = "the tests need more of it")]
 #[path = "../tests/advertise/member.rs"]
 mod member;
-#[path = "support.rs"]
-mod sheet;
 #[path = "../tests/advertise/stock.rs"]
 mod stock;
 #[allow(dead_code, reason = "the tests need more of it")]
@@ -51,8 +51,8 @@ use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 
 use backend::Backend;
+use bench::{Args, Sheet, ms, ratios};
 use front::{Front, get1, service};
-use sheet::{Args, Sheet, ms, ratios};
 
 /// Names with a certificate each.
 const NAMES: usize = 100;
@@ -79,7 +79,7 @@ fn main() -> Result<ExitCode> {
         tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(bench(&args))
     })??;
     tailnet::compare(args.repetitions(15), &mut sheet)?;
-    sheet::publish("tls", &args, &sheet)
+    bench::publish("tls", &args, &sheet)
 }
 
 fn name(number: usize) -> String {

@@ -19,10 +19,10 @@ use tokio::runtime::{Builder, Runtime};
 use tokio_rustls::client::TlsStream;
 
 use crate::backend::Backend;
+use crate::bench::{Sheet, ratios};
 use crate::cluster::{self, Cluster};
 use crate::front::Authority;
 use crate::member::{Member, in_pod, service};
-use crate::sheet::{Sheet, ratios};
 use crate::support::{Control, DEADLINE, Machine, Process, Tailnet};
 use crate::{AT_ONCE, Slice, add, ask, rates, slice, stock};
 

@@ -135,8 +135,8 @@ impl Volume {
         self.write_bytes(b"{\"half a con").map(drop)
     }
 
-    /// A new directory beside the old one, then one rename of the link `..data`, then the old one goes.
-    fn write_bytes(&mut self, config: &[u8]) -> io::Result<Instant> {
+    /// Puts a config into place: a new directory beside the old one, then one rename of the link `..data`, then the old one goes.
+    pub fn write_bytes(&mut self, config: &[u8]) -> io::Result<Instant> {
         let versioned = |version: u64| format!("..version_{version}");
         let old = self.directory.join(versioned(self.version));
         self.version += 1;

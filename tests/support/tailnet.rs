@@ -507,6 +507,16 @@ impl Process {
         kill(Pid::from_raw(self.pid), signal).expect("a running process");
     }
 
+    /// Its id outside.
+    pub(crate) fn id(&self) -> u32 {
+        self.pid.unsigned_abs()
+    }
+
+    /// Whether it has ended.
+    pub(crate) fn ended(&mut self) -> bool {
+        !matches!(self.child.try_wait(), Ok(None))
+    }
+
     /// Waits for its end.
     pub(crate) fn wait(&mut self) -> std::process::ExitStatus {
         self.child.wait().expect("a child")
@@ -556,7 +566,7 @@ pub(crate) fn servers(names: &[&str]) -> PathBuf {
 }
 
 /// The one child of a process.
-fn only_child(pid: u32) -> Option<i32> {
+pub(crate) fn only_child(pid: u32) -> Option<i32> {
     fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?.split_whitespace().next()?.parse().ok()
 }
 

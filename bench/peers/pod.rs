@@ -1,0 +1,159 @@
+//! The Pod: what the kubelet and the Tailscale operator give to a replica of an egress `ProxyGroup`.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::symlink;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use tailyard::api::egress;
+use tailyard::demo::services::{Service, Volume};
+
+use super::container::Container;
+use super::probe::{live, sample};
+use super::stage::Stage;
+use super::support::Machine;
+use super::system::System;
+
+/// Where the kubelet mounts the account.
+const ACCOUNT: &str = "/run/secrets/kubernetes.io/serviceaccount";
+
+/// How long a start may take.
+const START: Duration = Duration::from_mins(1);
+
+/// A Pod, with or without its container.
+pub(crate) struct Pod<'a> {
+    pub(crate) system: System,
+    container: Option<Container>,
+    stage: &'a Stage,
+    volume: Volume,
+    machine: Machine,
+}
+
+impl<'a> Pod<'a> {
+    /// A new Pod with so many services, whose container is not started yet. The node's state is that of the Pods before it.
+    pub(crate) fn make(stage: &'a Stage, system: System, services: u16) -> Result<Self> {
+        let machine = stage.tailnet.machine(&stage.unique(system.pod));
+        machine.node.sysctl("net.ipv4.ip_forward", "1");
+        machine.node.sysctl("net.ipv6.conf.all.forwarding", "1");
+        let dir = machine.own_dir();
+        std::fs::create_dir_all(dir.join("tsconfig"))?;
+        std::fs::create_dir_all(dir.join("bin"))?;
+        // As in the published image.
+        symlink("/usr/sbin/iptables-legacy", dir.join("bin/iptables"))?;
+        let conf = format!(
+            r#"{{"Version":"alpha0","Locked":false,"ServerURL":"https://hs.lab:8443","Hostname":"{}","acceptDNS":false,"acceptRoutes":false,"AuthKey":"{}"}}"#,
+            system.pod,
+            stage.tailnet.key()
+        );
+        std::fs::write(dir.join("tsconfig/cap-106.hujson"), conf)?;
+        let copy = format!("mkdir -p {ACCOUNT} && cp {}/* {ACCOUNT}", stage.account.display());
+        let copied = machine.command("sh".as_ref()).args(["-c", &copy]).status()?;
+        anyhow::ensure!(copied.success(), "the service account is not in the Pod");
+        let volume = Volume::make(dir.join("proxies"))?;
+        let mut pod = Self { system, container: None, stage, volume, machine };
+        pod.configure(0..services)?;
+        Ok(pod)
+    }
+
+    /// A new Pod with so many services, all of which are answered since the container started; says how long after that.
+    pub(crate) fn started(stage: &'a Stage, system: System, services: u16) -> Result<(Self, Duration)> {
+        let mut pod = Self::make(stage, system, services)?;
+        let begun = pod.start();
+        let took = pod.wait(services, begun)?;
+        Ok((pod, took))
+    }
+
+    /// One Pod for each system, with this one service.
+    pub(crate) fn one_of_each(stage: &'a Stage) -> Result<Vec<Self>> {
+        let mut pods = System::ALL.into_iter().map(|system| Self::make(stage, system, 1)).collect::<Result<Vec<_>>>()?;
+        let begun: Vec<Instant> = pods.iter_mut().map(Self::start).collect();
+        pods.iter().zip(begun).try_for_each(|(pod, begun)| pod.wait(1, begun).map(drop))?;
+        Ok(pods)
+    }
+
+    fn wait(&self, services: u16, begun: Instant) -> Result<Duration> {
+        let took = live(self.stage, self, &sample(services), begun, START);
+        took.with_context(|| self.container.as_ref().map(Container::output).unwrap_or_default())
+    }
+
+    /// Starts its container; says when that was.
+    pub(crate) fn start(&mut self) -> Instant {
+        let dir = self.machine.own_dir();
+        let path = |name: &str| dir.join(name).display().to_string();
+        let servers = self.machine.bin();
+        let search = format!("{}:{}:/usr/sbin:/usr/bin:/sbin:/bin", path("bin"), servers.display());
+        let (ip, conf, proxies) = (self.address().to_string(), path("tsconfig"), path("proxies"));
+        let (api_ip, api_port) = (self.stage.api.ip().to_string(), self.stage.api.port().to_string());
+        let env = [
+            ("PATH", search.as_str()),
+            ("POD_NAME", self.system.pod),
+            ("POD_IP", &ip),
+            ("POD_IPS", &ip),
+            ("POD_UID", self.system.pod),
+            ("TS_KUBE_SECRET", self.system.pod),
+            ("TS_USERSPACE", "false"),
+            ("TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR", &conf),
+            ("TS_EXPERIMENTAL_SERVICE_AUTO_ADVERTISEMENT", "false"),
+            ("TS_EGRESS_PROXIES_CONFIG_PATH", &proxies),
+            ("TS_INTERNAL_APP", "k8s-operator-proxygroup-egress"),
+            ("TS_ENABLE_HEALTH_CHECK", "true"),
+            ("TS_DEBUG_FIREWALL_MODE", self.system.firewall),
+            // The machine's /tmp is everybody's.
+            ("TS_SOCKET", "/run/tailscaled.sock"),
+            ("TS_STATE_DIR", "/run/ts"),
+            ("KUBERNETES_SERVICE_HOST", &api_ip),
+            ("KUBERNETES_SERVICE_PORT_HTTPS", &api_port),
+            ("TS_KUBERNETES_READ_API_SERVER_ADDRESS_FROM_ENV", "true"),
+        ];
+        let begun = Instant::now();
+        self.container = Some(Container::start(&self.machine, &self.system.argv(servers), &env));
+        begun
+    }
+
+    /// Puts a config with these services into place as the kubelet does; says when it stood there.
+    pub(crate) fn configure(&mut self, services: impl IntoIterator<Item = u16>) -> Result<Instant> {
+        self.put(services.into_iter().map(|number| (service(number), service(number).identity().port)))
+    }
+
+    /// Puts a config with one service into place, which leads to this port of the target.
+    pub(crate) fn lead_to(&mut self, port: u16) -> Result<Instant> {
+        self.put([(service(0), port)])
+    }
+
+    fn put(&mut self, services: impl IntoIterator<Item = (Service, u16)>) -> Result<Instant> {
+        let entry = |(service, target_port): (Service, u16)| {
+            let tailnet_target = egress::Target { ip: self.stage.target.to_string(), fqdn: String::new() };
+            let (match_port, target_port) = (service.match_port().into(), target_port.into());
+            let ports = vec![egress::PortMap { protocol: "TCP".to_owned(), match_port, target_port }];
+            (service.name(), egress::Service { health_check_endpoint: String::new(), tailnet_target, ports })
+        };
+        let entries: BTreeMap<_, _> = services.into_iter().map(entry).collect();
+        Ok(self.volume.write_bytes(&serde_json::to_vec(&entries)?)?)
+    }
+
+    /// Its address in the cluster.
+    pub(crate) fn address(&self) -> IpAddr {
+        self.machine.address
+    }
+
+    /// Where a service of it is.
+    pub(crate) fn at(&self, number: u16) -> SocketAddr {
+        SocketAddr::new(self.address(), service(number).match_port())
+    }
+
+    /// Ends it in order.
+    pub(crate) fn stop(mut self) -> Result<()> {
+        self.container.take().map_or(Ok(()), Container::stop)
+    }
+
+    /// Its container, which there must be.
+    pub(crate) fn container(&mut self) -> Result<&mut Container> {
+        self.container.as_mut().context("the Pod has no container")
+    }
+}
+
+/// The service of a number; all lead to the one target.
+pub(crate) fn service(number: u16) -> Service {
+    Service { number, target: 0 }
+}

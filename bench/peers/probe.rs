@@ -1,0 +1,108 @@
+//! Whether a service leads to its target, seen from outside: by connections that are answered.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use futures_util::StreamExt;
+use futures_util::future::join_all;
+use futures_util::stream;
+use tailyard::load::make;
+use tailyard::load::talk::Talk;
+use tailyard::model::load::{Attempt, Lane};
+use tailyard::model::net::Proto;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use super::pod::{Pod, service};
+use super::stage::Stage;
+
+/// How often a service is looked at most, several of them more rarely; later ever more rarely, so that the looking costs little and is as fine as what is measured is short.
+const FINEST: Duration = Duration::from_millis(1);
+/// What part of the time waited so far passes between two looks.
+const PART: u32 = 20;
+/// How long one look may take.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// How long the services of a config that is in force may take to answer.
+const ENOUGH: Duration = Duration::from_mins(1);
+/// How many services stand for all, where all come at once.
+const SAMPLE: u16 = 16;
+
+/// Waits until these services of a Pod are answered by their target, and says how long after a moment that was.
+pub(crate) fn live(stage: &Stage, pod: &Pod<'_>, services: &[u16], since: Instant, limit: Duration) -> Result<Duration> {
+    let seen = stage.client.node.ns.block_on(|| async move {
+        let finest = FINEST * u32::try_from(services.len() / 4).unwrap_or(1).max(1);
+        let each = services.iter().map(|number| answered(pod, *number, since, finest));
+        timeout(limit, join_all(each)).await
+    })?;
+    let last = seen.ok().and_then(|seen| seen.into_iter().max());
+    last.with_context(|| format!("{}: not all of {} services were answered within {limit:?}", pod.system.name, services.len()))
+}
+
+/// Waits until every one of the first so many services of a Pod was answered, some at a time and in no haste.
+pub(crate) fn all_live(stage: &Stage, pod: &Pod<'_>, size: u16) -> Result<()> {
+    let begun = Instant::now();
+    let one = async |number: u16| {
+        while !is_live(pod, number, begun).await {
+            sleep(FINEST * 10).await;
+        }
+    };
+    let all = || async { timeout(ENOUGH, stream::iter(0..size).for_each_concurrent(4, one)).await };
+    let done = stage.client.node.ns.block_on(all)?;
+    done.with_context(|| format!("{}: not all of {size} services were answered within {ENOUGH:?}", pod.system.name))
+}
+
+/// Waits until none of these services of a Pod is answered any more.
+pub(crate) fn gone(stage: &Stage, pod: &Pod<'_>, services: &[u16], limit: Duration) -> Result<()> {
+    let ended = stage.client.node.ns.block_on(|| async move {
+        let begun = Instant::now();
+        for number in services {
+            while is_live(pod, *number, begun).await {
+                sleep((begun.elapsed() / PART).max(FINEST)).await;
+                if begun.elapsed() > limit {
+                    return false;
+                }
+            }
+        }
+        true
+    })?;
+    ensure!(ended, "{}: services that are configured no more were answered for {limit:?}", pod.system.name);
+    Ok(())
+}
+
+/// Services that stand for so many: spread over them, first and last included.
+pub(crate) fn sample(size: u16) -> Vec<u16> {
+    let count = size.min(SAMPLE);
+    let spread = |turn: u16| u32::from(turn) * u32::from(size - 1) / u32::from((count - 1).max(1));
+    (0..count).filter_map(|turn| spread(turn).try_into().ok()).collect()
+}
+
+/// A connection to a service.
+pub(crate) fn attempt(pod: &Pod<'_>, number: u16) -> Attempt {
+    Attempt { lane: Lane { service: number.into(), replica: 0 }, proto: Proto::Tcp, to: pod.at(number) }
+}
+
+/// Whether a service is answered by the right target.
+async fn is_live(pod: &Pod<'_>, number: u16, start: Instant) -> bool {
+    let report = make(Talk::Identity, attempt(pod, number), 0, start, start.elapsed(), PATIENCE).await;
+    report.outcome == Ok(service(number).identity())
+}
+
+/// Asks again and again, whatever became of those before, until one is answered by the right target.
+async fn answered(pod: &Pod<'_>, number: u16, since: Instant, finest: Duration) -> Duration {
+    let mut open = JoinSet::new();
+    for nonce in 0.. {
+        open.spawn(make(Talk::Identity, attempt(pod, number), nonce, since, since.elapsed(), PATIENCE));
+        let next = sleep((since.elapsed() / PART).max(finest));
+        tokio::pin!(next);
+        loop {
+            tokio::select! {
+                () = &mut next => break,
+                Some(report) = open.join_next(), if !open.is_empty() => if let Ok(report) = report
+                    && report.outcome == Ok(service(number).identity()) {
+                    return report.ended;
+                },
+            }
+        }
+    }
+    unreachable!("there are always more numbers")
+}

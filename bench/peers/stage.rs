@@ -1,0 +1,102 @@
+//! Everything around the Pods: the API server, the tailnet, the target in it, the client.
+
+use std::net::{IpAddr, SocketAddr};
+use std::panic::resume_unwind;
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use anyhow::{Context, Result};
+use tailyard::demo::services::{FIRST_TARGET_PORT, TARGET_PORTS};
+use tailyard::demo::target::Target;
+
+use crate::bench::Sheet;
+
+use super::cluster::{self, Cluster};
+use super::support::{Machine, Process, Tailnet, servers};
+use super::system::System;
+
+/// The network of Pods, client and control server; the API server is plugged into it.
+const NETWORK: [u8; 3] = [10, 98, 0];
+/// The last byte of the API server's address there.
+const API: u8 = 10;
+
+/// The stage.
+pub(crate) struct Stage {
+    /// Who connects.
+    pub(crate) client: Machine,
+    /// The target's address in the tailnet.
+    pub(crate) target: IpAddr,
+    /// The target's machine.
+    pub(crate) behind: Machine,
+    /// The API server.
+    pub(crate) api: SocketAddr,
+    /// The account of a Pod: what is in its directory.
+    pub(crate) account: PathBuf,
+    machines: AtomicUsize,
+    _target: (Target, Process),
+    pub(crate) tailnet: Tailnet,
+}
+
+/// Sets the stage for a benchmark.
+pub(crate) fn stage<T: Send>(bench: impl FnOnce(&Stage) -> Result<T> + Send) -> Result<T> {
+    servers(&["containerboot", "headscale", "tailscaled", "tailscale"]);
+    let measured = Mutex::new(None);
+    cluster::cluster(async |cluster| {
+        grant(&cluster).await;
+        // In the same network, but in no runtime: benchmarks have their own.
+        let work = || Stage::set(&cluster).and_then(|stage| bench(&stage));
+        let done = thread::scope(|scope| scope.spawn(work).join());
+        *measured.lock().expect("no panic under the lock") = Some(done);
+    });
+    let done = measured.into_inner().expect("no panic under the lock").context("the stage's work did not end")?;
+    done.unwrap_or_else(|panic| resume_unwind(panic))
+}
+
+impl Stage {
+    fn set(cluster: &Cluster) -> Result<Self> {
+        let tailnet = Tailnet::start(NETWORK);
+        tailnet.plug_in(API);
+        let (mut machine, tailscaled) = tailnet.node("db");
+        let target = machine.tailnet_addresses().into_iter().find(IpAddr::is_ipv4).context("the target has an address")?;
+        // There is no other way to its address in the tailnet than the tailnet.
+        machine.node.sysctl("net.ipv4.conf.all.arp_ignore", "1");
+        let served = Target::start(&machine.node.ns, 0, FIRST_TARGET_PORT..FIRST_TARGET_PORT + TARGET_PORTS)?;
+        let client = tailnet.machine("client");
+        Ok(Self {
+            client,
+            target,
+            behind: machine,
+            api: cluster.url().trim_start_matches("https://").parse()?,
+            account: cluster.service_account(),
+            machines: AtomicUsize::new(0),
+            _target: (served, tailscaled),
+            tailnet,
+        })
+    }
+
+    /// Notes which versions of the others' programs are measured.
+    pub(crate) fn versions(&self, sheet: &mut Sheet) {
+        let told =
+            self.tailnet.control_machine().command(&self.tailnet.control_machine().bin().join("tailscaled")).arg("--version").output();
+        let told = told.map(|output| String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or_default().to_owned());
+        sheet.version("containerboot and tailscaled", told.unwrap_or_default());
+    }
+
+    /// A name for a machine that no other has.
+    pub(crate) fn unique(&self, name: &str) -> String {
+        format!("{name}-{}", self.machines.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// The state Secrets, and the rights that the Tailscale operator gives to the replicas of a group.
+async fn grant(cluster: &Cluster) {
+    let names = System::ALL.map(|system| system.pod);
+    for name in names {
+        cluster.make_secret(name, &[]).await;
+    }
+    cluster.allow("secrets", &names, &["get", "patch", "update"]).await;
+    cluster.allow("secrets", &[], &["list", "watch"]).await;
+    cluster.allow("events", &[], &["create", "patch", "get"]).await;
+}

@@ -1,0 +1,111 @@
+//! What does a new connection through the proxy and WireGuard cost, beside the Tailscale operator's proxy and plain forwarding?
+
+#![allow(clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr, reason = "shares the stage of the tests")]
+
+#[path = "support.rs"]
+mod bench;
+mod peers;
+mod way;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Parser;
+
+use crate::bench::{Args, PLAIN, Point, Sheet, ratios};
+use crate::peers::pod::Pod;
+use crate::peers::probe::all_live;
+use crate::peers::router::{Router, direct};
+use crate::peers::stage::{Stage, stage};
+use crate::peers::system::System;
+use crate::way::{AT_ONCE, DIALLED, Way};
+
+/// How many services there are.
+const SIZES: [u16; 4] = [10, 100, 1_000, 10_000];
+/// Connections each second where latency counts: far below what any of the ways can take.
+const CALM: u32 = 200;
+
+/// What was measured of a Pod at one size.
+struct Measured {
+    system: System,
+    size: u16,
+    way: Way,
+}
+
+fn main() -> Result<ExitCode> {
+    let args = Args::parse();
+    let sheet = stage(|stage| measure(stage, &args))?;
+    bench::publish("peers_connect", &args, &sheet)
+}
+
+fn measure(stage: &Stage, args: &Args) -> Result<Sheet> {
+    let mut sheet =
+        Sheet::new("New connections through the proxy and WireGuard, beside the Tailscale operator's proxy and plain forwarding");
+    stage.versions(&mut sheet);
+    let _router = Router::start(stage);
+    let mut pods = Pod::one_of_each(stage)?;
+    let sizes = if args.quick { &SIZES[..1] } else { &SIZES };
+    let mut limit = Way::new(direct(stage, DIALLED));
+    let mut few: Option<Vec<f64>> = None;
+    for size in sizes {
+        let able = |pod: &&mut Pod<'_>| *size <= pod.system.most();
+        let mut measured = pods.iter_mut().filter(able).map(|pod| Measured::begin(stage, pod, *size)).collect::<Result<Vec<_>>>()?;
+        let before = limit.rates.len();
+        for _ in 0..args.repetitions(5).max(1) {
+            for way in measured.iter_mut().map(|measured| &mut measured.way).chain([&mut limit]) {
+                way.rate(&stage.client.node.ns)?;
+                way.latency(&stage.client.node.ns, CALM)?;
+            }
+        }
+        report(&mut sheet, &measured, &limit.rates[before..]);
+        if let [ours, ..] = &measured[..] {
+            let few = few.get_or_insert_with(|| ours.way.rates.clone());
+            sheet.add(
+                format!("{}: rate at {size} services to that at 10", ours.system.name),
+                "ratio",
+                ratios(&ours.way.rates, few),
+                Some("≥ 0.95"),
+            );
+        }
+    }
+    let point = |plot: String| Point::limit(&plot, PLAIN);
+    sheet.plot(point(rate()), "1/s", limit.rates, None);
+    sheet.plot(point(connect("p50")), "ms", limit.latencies, None);
+    sheet.plot(point(connect("p99")), "ms", limit.worst, None);
+    Ok(sheet)
+}
+
+impl Measured {
+    /// Gives the Pod its services; the first measurement, which warms up, is not kept.
+    fn begin(stage: &Stage, pod: &mut Pod<'_>, size: u16) -> Result<Self> {
+        pod.configure(0..size)?;
+        all_live(stage, pod, size)?;
+        let mut way = Way::new((0..DIALLED).map(|turn| pod.at(turn * (size / DIALLED))).collect());
+        way.rate(&stage.client.node.ns)?;
+        way.rates.clear();
+        Ok(Self { system: pod.system, size, way })
+    }
+}
+
+fn report(sheet: &mut Sheet, measured: &[Measured], limit: &[f64]) {
+    for Measured { system, size, way } in measured {
+        let point = |plot: String| Point::of(&plot, system.name, *size);
+        sheet.plot(point(rate()), "1/s", way.rates.clone(), None);
+        sheet.plot(point(connect("p50")), "ms", way.latencies.clone(), None);
+        sheet.plot(point(connect("p99")), "ms", way.worst.clone(), None);
+        sheet.add(format!("rate to plain forwarding: {}, {size} services", system.name), "ratio", ratios(&way.rates, limit), None);
+        let theirs = measured.iter().find(|other| Some(other.system) == system.rival());
+        if let Some(theirs) = theirs {
+            let ratios = ratios(&way.rates, &theirs.way.rates);
+            sheet.add(format!("rate, {}, {size} services: ours to theirs", system.firewall), "ratio", ratios, Some("≥ 1"));
+        }
+    }
+}
+
+fn rate() -> String {
+    format!("rate, {AT_ONCE} at once")
+}
+
+fn connect(what: &str) -> String {
+    format!("connect at {CALM}/s, {what}")
+}

@@ -1,0 +1,158 @@
+//! What do clients notice when the supervisor is killed, and when tailscaled is, beside the Tailscale operator's proxy?
+//!
+//! One replica, so that nothing hides what happens. The part of the kubelet is played: a container that has ended is started again after
+//! a second, as the kubelet does it at the first time.
+
+#![allow(clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr, reason = "shares the stage of the tests")]
+
+#[path = "support.rs"]
+mod bench;
+mod peers;
+
+use std::num::NonZeroU32;
+use std::process::ExitCode;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
+use tailyard::load::Load;
+use tailyard::model::load::{Report, Schedule};
+
+use crate::bench::{Args, Point, Sheet, ratios};
+use crate::peers::pod::{Pod, service};
+use crate::peers::probe::{all_live, attempt, sample};
+use crate::peers::stage::{Stage, stage};
+use crate::peers::system::System;
+
+/// How many services there are.
+const SIZE: u16 = 100;
+/// New connections each second.
+const RATE: u32 = 200;
+/// How long a client waits.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// When the fault happens.
+const CALM: Duration = Duration::from_secs(2);
+/// How long is measured.
+const LASTS: Duration = Duration::from_secs(15);
+/// How long a container stays ended.
+const RESTART: Duration = Duration::from_secs(1);
+
+/// What is killed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    Supervisor,
+    Tailscaled,
+}
+
+/// What came of it, for one system.
+struct Taken {
+    system: System,
+    fault: Fault,
+    failed: Vec<f64>,
+    gap: Vec<f64>,
+}
+
+fn main() -> Result<ExitCode> {
+    let args = Args::parse();
+    let sheet = stage(|stage| measure(stage, &args))?;
+    bench::publish("peers_faults", &args, &sheet)
+}
+
+fn measure(stage: &Stage, args: &Args) -> Result<Sheet> {
+    let mut sheet = Sheet::new(
+        "Supervisor or tailscaled killed under 200 new connections a second, one replica, beside the Tailscale operator's proxy",
+    );
+    stage.versions(&mut sheet);
+    let systems = if args.quick { &System::ALL[..2] } else { &System::ALL };
+    let nothing = |(fault, system): (Fault, &System)| Taken { system: *system, fault, failed: Vec::new(), gap: Vec::new() };
+    let pairs = [Fault::Supervisor, Fault::Tailscaled].into_iter().flat_map(|fault| systems.iter().map(move |system| (fault, system)));
+    let mut all: Vec<Taken> = pairs.map(nothing).collect();
+    for _ in 0..args.repetitions(2) {
+        for taken in &mut all {
+            taken.take(stage)?;
+        }
+    }
+    report(&mut sheet, &all);
+    Ok(sheet)
+}
+
+impl Fault {
+    fn happen(self, pod: &mut Pod<'_>) -> Result<()> {
+        match self {
+            Self::Supervisor => pod.container()?.kill(),
+            Self::Tailscaled => pod.container()?.kill_child("tailscaled"),
+        }
+    }
+
+    fn plot(self, of: &str) -> String {
+        let what = match self {
+            Self::Supervisor => "supervisor",
+            Self::Tailscaled => "tailscaled",
+        };
+        format!("{what} killed: {of}")
+    }
+}
+
+impl Taken {
+    /// A new Pod, its fault, and what clients meet meanwhile.
+    fn take(&mut self, stage: &Stage) -> Result<()> {
+        let (mut pod, _) = Pod::started(stage, self.system, SIZE)?;
+        all_live(stage, &pod, SIZE)?;
+        let load = Load { patience: PATIENCE, ..Load::new(Schedule::new(NonZeroU32::new(RATE).context("not zero")?), LASTS) };
+        let attempts: Vec<_> = sample(SIZE).into_iter().map(|number| attempt(&pod, number)).collect();
+        let choose = |number: u64| attempts.get(usize::try_from(number).ok()? % attempts.len()).copied();
+        let (mut reports, begun) = (Vec::new(), Instant::now());
+        let offer = || stage.client.node.ns.block_on(|| load.offer(begun, choose, |report| reports.push(*report), std::future::pending()));
+        std::thread::scope(|scope| {
+            let offering = scope.spawn(offer);
+            sleep(CALM);
+            self.fault.happen(&mut pod)?;
+            let fate = keep(&mut pod, begun + LASTS);
+            offering.join().map_err(|_| anyhow::anyhow!("the load panicked"))??;
+            fate
+        })?;
+        let (failed, gap) = judge(&reports)?;
+        self.failed.push(failed);
+        self.gap.push(gap.as_secs_f64());
+        Ok(())
+    }
+}
+
+/// Starts the container again whenever it has ended, as the kubelet does.
+fn keep(pod: &mut Pod<'_>, until: Instant) -> Result<()> {
+    while Instant::now() < until {
+        if pod.container()?.ended() {
+            sleep(RESTART);
+            pod.start();
+        }
+        sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+/// How many connections failed, and the longest time in which none was answered.
+fn judge(reports: &[Report]) -> Result<(f64, Duration)> {
+    let wrong = |report: &&Report| {
+        u16::try_from(report.attempt.lane.service).is_ok_and(|number| report.outcome.is_ok_and(|by| by != service(number).identity()))
+    };
+    ensure!(reports.iter().find(wrong).is_none(), "answered by a wrong target");
+    let (answered, failed): (Vec<&Report>, Vec<&Report>) = reports.iter().partition(|report| report.outcome.is_ok());
+    let mut ends: Vec<_> = answered.iter().map(|report| report.ended).collect();
+    ends.sort_unstable();
+    ends.push(ends.last().copied().unwrap_or_default().max(LASTS));
+    let gap = ends.windows(2).filter_map(|pair| Some(pair.last()?.saturating_sub(*pair.first()?))).max();
+    Ok((f64::from(u32::try_from(failed.len())?), gap.unwrap_or(LASTS)))
+}
+
+fn report(sheet: &mut Sheet, all: &[Taken]) {
+    for Taken { system, fault, failed, gap } in all {
+        let point = |of: &str| Point::of(&fault.plot(of), system.name, SIZE);
+        sheet.plot(point("failed connects"), &format!("of {}", u64::from(RATE) * LASTS.as_secs()), failed.clone(), None);
+        sheet.plot(point("longest time without an answer"), "s", gap.clone(), None);
+        if let Some(theirs) = all.iter().find(|other| other.fault == *fault && Some(other.system) == system.rival()) {
+            let what = format!("{}, {}: ours to theirs", fault.plot("failed connects"), system.firewall);
+            sheet.add(what, "ratio", ratios(failed, &theirs.failed), Some("≤ 0.05"));
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! What does the supervisor take of memory and of the processor, tailscaled left out, beside the Tailscale operator's proxy?
+
+#![allow(clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr, reason = "shares the stage of the tests")]
+
+#[path = "support.rs"]
+mod bench;
+mod peers;
+
+use std::process::ExitCode;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use clap::Parser;
+
+use crate::bench::{Args, Point, Sheet, ms, ratios, status};
+use crate::peers::container::Container;
+use crate::peers::pod::Pod;
+use crate::peers::stage::{Stage, stage};
+use crate::peers::system::System;
+
+/// How many services there are.
+const SIZES: [u16; 4] = [10, 100, 1_000, 10_000];
+/// When all is live, what is left to do is done after so long.
+const REST: Duration = Duration::from_secs(3);
+/// How long it is watched doing nothing.
+const IDLE: Duration = Duration::from_secs(5);
+
+/// What was measured of one system at one size.
+struct Taken {
+    system: System,
+    memory: Vec<f64>,
+    start: Vec<f64>,
+    idle: Vec<f64>,
+}
+
+fn main() -> Result<ExitCode> {
+    let args = Args::parse();
+    let sheet = stage(|stage| measure(stage, &args))?;
+    bench::publish("peers_footprint", &args, &sheet)
+}
+
+fn measure(stage: &Stage, args: &Args) -> Result<Sheet> {
+    let mut sheet = Sheet::new("Memory and processor of the supervisor, tailscaled left out, beside the Tailscale operator's proxy");
+    stage.versions(&mut sheet);
+    for size in if args.quick { &SIZES[1..2] } else { &SIZES } {
+        let able = System::ALL.into_iter().filter(|system| *size <= system.most());
+        let mut all: Vec<Taken> = able.map(Taken::nothing).collect();
+        for _ in 0..args.repetitions(3) {
+            round(stage, &mut all, *size)?;
+        }
+        report(&mut sheet, &all, *size);
+    }
+    Ok(sheet)
+}
+
+/// A new Pod of each system: how much it used until all services were live and what follows was done, and what it uses when nothing changes.
+fn round(stage: &Stage, all: &mut [Taken], size: u16) -> Result<()> {
+    let mut pods = Vec::new();
+    for taken in all.iter() {
+        pods.push(Pod::started(stage, taken.system, size)?.0);
+    }
+    sleep(REST);
+    let (before, begun) = (used(&mut pods)?, Instant::now());
+    sleep(IDLE);
+    let (after, lasted) = (used(&mut pods)?, begun.elapsed());
+    for ((taken, pod), (before, after)) in all.iter_mut().zip(&mut pods).zip(before.into_iter().zip(after)) {
+        taken.memory.push(status(pod.container()?.pid()?, "VmRSS:")?);
+        taken.start.push(ms(before));
+        taken.idle.push(after.saturating_sub(before).as_secs_f64() / lasted.as_secs_f64() * 100.0);
+    }
+    pods.into_iter().try_for_each(Pod::stop)
+}
+
+fn used(pods: &mut [Pod<'_>]) -> Result<Vec<Duration>> {
+    pods.iter_mut().map(|pod| pod.container().and_then(|container| Container::used(container))).collect()
+}
+
+fn report(sheet: &mut Sheet, all: &[Taken], size: u16) {
+    for taken in all {
+        let point = |plot: &str| Point::of(plot, taken.system.name, size);
+        sheet.plot(point("resident"), "MB", taken.memory.clone(), None);
+        sheet.plot(point("processor from start to all live and settled"), "ms", taken.start.clone(), None);
+        sheet.plot(point("processor when idle"), "%", taken.idle.clone(), None);
+        if let Some(theirs) = all.iter().find(|other| Some(other.system) == taken.system.rival()) {
+            let mode = taken.system.firewall;
+            sheet.add(
+                format!("resident, {mode}, {size} services: ours to theirs"),
+                "ratio",
+                ratios(&taken.memory, &theirs.memory),
+                Some("≤ 0.4"),
+            );
+            sheet.add(
+                format!("processor at start, {mode}, {size} services: ours to theirs"),
+                "ratio",
+                ratios(&taken.start, &theirs.start),
+                None,
+            );
+        }
+    }
+}
+
+impl Taken {
+    fn nothing(system: System) -> Self {
+        Self { system, memory: Vec::new(), start: Vec::new(), idle: Vec::new() }
+    }
+}

@@ -1,0 +1,155 @@
+//! How long is it from a config in place until its services are live: all from nothing, and one more; beside the Tailscale operator's proxy?
+
+#![allow(clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr, reason = "shares the stage of the tests")]
+
+#[path = "support.rs"]
+mod bench;
+mod peers;
+
+use std::process::ExitCode;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use clap::Parser;
+
+use crate::bench::{Args, Point, Sheet, ms, ratios};
+use crate::peers::pod::Pod;
+use crate::peers::probe::{all_live, gone, live, sample};
+use crate::peers::stage::{Stage, stage};
+use crate::peers::system::System;
+
+/// How many services there are.
+const SIZES: [u16; 3] = [10, 100, 1_000];
+/// More than the base chains that a hook of the kernel takes: as many as the Tailscale proxy needs.
+const BEYOND: u16 = 1_100;
+/// What only ours is asked for.
+const MANY: u16 = 10_000;
+/// From which size on the slowest of the systems is measured once only.
+const ONCE: u16 = 1_000;
+/// How long a change may take.
+const LIMIT: Duration = Duration::from_secs(90);
+/// What the Tailscale proxy says last when a config is too much for it.
+const FATAL: &str = "egress proxy failed";
+/// The rest after each change: what a program still has to write of it is written.
+const REST: Duration = Duration::from_millis(500);
+
+/// What was measured of one system at one size.
+struct Taken {
+    system: System,
+    size: u16,
+    whole: Vec<f64>,
+    more: Vec<f64>,
+}
+
+fn main() -> Result<ExitCode> {
+    let args = Args::parse();
+    let sheet = stage(|stage| measure(stage, &args))?;
+    bench::publish("peers_live", &args, &sheet)
+}
+
+fn measure(stage: &Stage, args: &Args) -> Result<Sheet> {
+    let mut sheet = Sheet::new("Config in place → all services live from nothing, and one more, beside the Tailscale operator's proxy");
+    stage.versions(&mut sheet);
+    let mut pods = Pod::one_of_each(stage)?;
+    for pod in &mut pods {
+        clear(stage, pod, &[0])?;
+    }
+    let sizes = if args.quick { &SIZES[..2] } else { &SIZES };
+    for size in sizes {
+        let mut taken = System::ALL.map(|system| Taken { system, size: *size, whole: Vec::new(), more: Vec::new() });
+        for round in 0..args.repetitions(5) {
+            // Each goes first, second and so on in turn.
+            let mut order: Vec<_> = pods.iter_mut().zip(&mut taken).collect();
+            order.rotate_left(round % System::ALL.len());
+            for (pod, taken) in order {
+                if *size < ONCE || pod.system != System::STOCK_IPTABLES || round == 0 {
+                    taken.take(stage, pod)?;
+                }
+            }
+        }
+        report(&mut sheet, &taken);
+    }
+    if let [ours, stock, ..] = &mut pods[..] {
+        beyond(stage, ours, BEYOND, &mut sheet)?;
+        beyond(stage, stock, BEYOND, &mut sheet)?;
+        if !args.quick {
+            let mut many = Taken { system: ours.system, size: MANY, whole: Vec::new(), more: Vec::new() };
+            for _ in 0..args.repetitions(5) {
+                many.take(stage, ours)?;
+            }
+            many.add(&mut sheet);
+        }
+    }
+    Ok(sheet)
+}
+
+impl Taken {
+    /// All services from nothing, then some more one by one, then none again.
+    fn take(&mut self, stage: &Stage, pod: &mut Pod<'_>) -> Result<()> {
+        let chosen = sample(self.size);
+        let stands = pod.configure(0..self.size)?;
+        self.whole.push(ms(live(stage, pod, &chosen, stands, LIMIT)?));
+        all_live(stage, pod, self.size)?;
+        for _ in 0..3 {
+            sleep(REST);
+            let stands = pod.configure(0..=self.size)?;
+            self.more.push(ms(live(stage, pod, &[self.size], stands, LIMIT)?));
+            sleep(REST);
+            pod.configure(0..self.size)?;
+            gone(stage, pod, &[self.size], LIMIT)?;
+        }
+        clear(stage, pod, &chosen)
+    }
+
+    fn add(&self, sheet: &mut Sheet) {
+        let point = |plot: &str| Point::of(plot, self.system.name, self.size);
+        sheet.plot(point("all from nothing"), "ms", self.whole.clone(), None);
+        sheet.plot(point("one more"), "ms", self.more.clone(), None);
+    }
+}
+
+/// All systems at one size, and ours to theirs.
+fn report(sheet: &mut Sheet, taken: &[Taken; 4]) {
+    for taken in taken {
+        taken.add(sheet);
+    }
+    for pair in taken.chunks_exact(2) {
+        if let [ours, theirs] = pair {
+            let (goal, size, mode) = (ours.size == 1_000, ours.size, ours.system.firewall);
+            let of = |text: &'static str| goal.then_some(text);
+            sheet.add(
+                format!("{mode}, {size} services, all from nothing: theirs to ours"),
+                "ratio",
+                ratios(&theirs.whole, &ours.whole),
+                of("≥ 50"),
+            );
+            sheet.add(format!("{mode}, one more at {size}: theirs to ours"), "ratio", ratios(&theirs.more, &ours.more), of("≥ 20"));
+        }
+    }
+}
+
+/// Whether so many work at all, and if not, what is said.
+fn beyond(stage: &Stage, pod: &mut Pod<'_>, size: u16, sheet: &mut Sheet) -> Result<()> {
+    let begun = Instant::now();
+    let stands = pod.configure(0..size)?;
+    let mut works = None;
+    while works.is_none() && !pod.container()?.ended() && begun.elapsed() < LIMIT {
+        works = live(stage, pod, &sample(size), stands, Duration::from_secs(1)).ok();
+    }
+    let said = pod.container()?.output();
+    if let Some(last) = said.lines().rfind(|line| line.contains(FATAL)).filter(|_| works.is_none()) {
+        println!("{} with {size} services does not work: {last}", pod.system.name);
+    }
+    let works = if works.is_some() { 1.0 } else { 0.0 };
+    sheet.plot(Point::of("works at all", pod.system.name, size), "1: it does, 0: it does not", vec![works], None);
+    if works > 0.5 { clear(stage, pod, &sample(size)) } else { Ok(()) }
+}
+
+/// Takes all services away, these among them.
+fn clear(stage: &Stage, pod: &mut Pod<'_>, services: &[u16]) -> Result<()> {
+    pod.configure([])?;
+    gone(stage, pod, services, LIMIT)?;
+    sleep(REST);
+    Ok(())
+}

@@ -1,0 +1,65 @@
+//! How long is it from the start of a proxy with everything configured until all of it is live, beside the Tailscale operator's proxy?
+
+#![allow(clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr, reason = "shares the stage of the tests")]
+
+#[path = "support.rs"]
+mod bench;
+mod peers;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Parser;
+
+use crate::bench::{Args, Point, Sheet, ms, ratios};
+use crate::peers::pod::Pod;
+use crate::peers::stage::{Stage, stage};
+use crate::peers::system::System;
+
+/// How many services there are.
+const SIZES: [u16; 3] = [10, 1_000, 10_000];
+
+/// What was measured of one system at one size.
+struct Taken {
+    system: System,
+    starts: Vec<f64>,
+}
+
+fn main() -> Result<ExitCode> {
+    let args = Args::parse();
+    let sheet = stage(|stage| measure(stage, &args))?;
+    bench::publish("peers_restart", &args, &sheet)
+}
+
+/// Each start is that of a new Pod, as in a rolling restart: the node's state is in its Secret, in the kernel there is nothing.
+fn measure(stage: &Stage, args: &Args) -> Result<Sheet> {
+    let mut sheet = Sheet::new("Start of a proxy with everything configured → all services live, beside the Tailscale operator's proxy");
+    stage.versions(&mut sheet);
+    // The first login makes the node and its state.
+    Pod::one_of_each(stage)?.into_iter().try_for_each(Pod::stop)?;
+    for size in if args.quick { &SIZES[..1] } else { &SIZES } {
+        let able = System::ALL.into_iter().filter(|system| *size <= system.most());
+        let mut all: Vec<Taken> = able.map(|system| Taken { system, starts: Vec::new() }).collect();
+        for round in 0..args.repetitions(5) {
+            let turn = round % all.len();
+            let (last, first) = all.split_at_mut(turn);
+            for taken in first.iter_mut().chain(last) {
+                let (pod, took) = Pod::started(stage, taken.system, *size)?;
+                taken.starts.push(ms(took));
+                pod.stop()?;
+            }
+        }
+        report(&mut sheet, &all, *size);
+    }
+    Ok(sheet)
+}
+
+fn report(sheet: &mut Sheet, all: &[Taken], size: u16) {
+    for Taken { system, starts } in all {
+        sheet.plot(Point::of("started until all live", system.name, size), "ms", starts.clone(), None);
+        if let Some(theirs) = all.iter().find(|other| Some(other.system) == system.rival()) {
+            let what = format!("started until all live, {}, {size} services: ours to theirs", system.firewall);
+            sheet.add(what, "ratio", ratios(starts, &theirs.starts), Some("≤ 1"));
+        }
+    }
+}

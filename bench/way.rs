@@ -1,0 +1,92 @@
+//! A way to a target: how many new connections go by it each second, and how long one takes.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use tailyard::edge::netns::Namespace;
+use tailyard::load::{Load, wire};
+use tailyard::model::load::{Attempt, Lane, Schedule, Tally};
+use tailyard::model::net::Proto;
+
+/// How many destinations are dialled on every way: a client's search for a free port gets slower the fewer there are.
+pub(crate) const DIALLED: u16 = 5;
+/// How many connections are opened at once where only the rate counts.
+pub(crate) const AT_ONCE: usize = 4;
+/// How long one measurement takes.
+const SLICE: Duration = Duration::from_millis(500);
+
+/// A way: whom to dial, in turn, and what was measured so far.
+pub(crate) struct Way {
+    dial: Arc<Vec<SocketAddr>>,
+    next: Arc<AtomicUsize>,
+    /// Connections each second.
+    pub(crate) rates: Vec<f64>,
+    /// The middle one of each measurement's connects, in milliseconds.
+    pub(crate) latencies: Vec<f64>,
+    /// 99 of 100 took no longer.
+    pub(crate) worst: Vec<f64>,
+}
+
+impl Way {
+    /// The way to these destinations.
+    pub(crate) fn new(dial: Vec<SocketAddr>) -> Self {
+        let next = Arc::new(AtomicUsize::new(0));
+        Self { dial: Arc::new(dial), next, rates: Vec::new(), latencies: Vec::new(), worst: Vec::new() }
+    }
+
+    /// As many connections as some threads can open, use once and close, one after another. Without the answer awaited,
+    /// the target's queue of unaccepted connections would be measured.
+    pub(crate) fn rate(&mut self, client: &Namespace) -> Result<()> {
+        let dialled = || -> std::io::Result<u32> {
+            let (until, mut made) = (Instant::now() + SLICE, 0);
+            while Instant::now() < until {
+                let turn = self.next.fetch_add(1, Ordering::Relaxed);
+                if let Some(to) = self.dial.get(turn % self.dial.len()) {
+                    converse(*to, turn as u64)?;
+                    made += 1;
+                }
+            }
+            Ok(made)
+        };
+        let begun = Instant::now();
+        let counts: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(|| client.run(dialled))).collect();
+            threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect()
+        });
+        let mut made = 0;
+        for count in counts {
+            made += count.map_err(|_| anyhow::anyhow!("a dialling thread panicked"))???;
+        }
+        self.rates.push(f64::from(made) / begun.elapsed().as_secs_f64());
+        Ok(())
+    }
+
+    /// How long a connection takes when there are so many each second.
+    pub(crate) fn latency(&mut self, client: &Namespace, each_second: u32) -> Result<()> {
+        let load = Load::new(Schedule::new(NonZeroU32::new(each_second).context("not zero")?), SLICE);
+        let mut tally = Tally::default();
+        let choose = |number: u64| {
+            let to = *self.dial.get(usize::try_from(number).ok()? * 7 % self.dial.len())?;
+            Some(Attempt { lane: Lane { service: 0, replica: 0 }, proto: Proto::Tcp, to })
+        };
+        client.block_on(|| load.offer(Instant::now(), choose, |report| tally.record(report, false), std::future::pending()))?;
+        ensure!(tally.failed().is_empty(), "by {:?}: {:?}", self.dial, tally.failed());
+        self.latencies.push(tally.connect().p50_ms);
+        self.worst.push(tally.connect().p99_ms);
+        Ok(())
+    }
+}
+
+/// One question and its answer over a connection of its own.
+fn converse(to: SocketAddr, nonce: u64) -> std::io::Result<()> {
+    let mut stream = TcpStream::connect(to)?;
+    let mut answer = [0; wire::ANSWER];
+    stream.write_all(&wire::question(nonce))?;
+    stream.read_exact(&mut answer)?;
+    wire::read(nonce, &answer).map(drop).ok_or_else(|| std::io::ErrorKind::InvalidData.into())
+}
