@@ -15,6 +15,8 @@ mod tier;
 
 #[path = "cluster/group.rs"]
 mod group;
+#[path = "cluster/published.rs"]
+mod published;
 #[path = "cluster/scenarios.rs"]
 mod scenarios;
 #[path = "cluster/whole.rs"]

@@ -27,6 +27,8 @@ mod names;
 mod planes;
 #[path = "reconciler/publish.rs"]
 mod publish;
+#[path = "reconciler/publisher.rs"]
+mod publisher;
 #[path = "reconciler/services.rs"]
 mod services;
 #[path = "reconciler/stage.rs"]

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use crate::api::ingress;
 use crate::api::routes::Listener;
 use crate::api::serve::{ServeConfig, ServiceConfig, TcpHandler};
+use crate::model::advertise::Leaving;
 use crate::model::sites::{Site, Sites, node};
 
 /// The version of the PROXY protocol that the listeners read.
@@ -84,6 +85,14 @@ pub fn to_internet(wanted: &mut Wanted, site: &Site, ports: &Ports) {
         if wanted.node.entry(*port).or_insert(*at) == at {
             wanted.funnel.extend(site.hosts.keys().map(|host| format!("{host}:{port}")));
         }
+    }
+}
+
+/// Leads the internet here no more once a replica leaves. tailscaled takes no config with Funnel while its shields are up, and what is
+/// under way needs only what answers for it.
+pub fn leave(config: &mut ServeConfig, leaving: Leaving) {
+    if leaving.shut || leaving.withdrawn {
+        config.allow_funnel.clear();
     }
 }
 
@@ -239,6 +248,21 @@ mod tests {
         let own: ServeConfig = serde_json::from_str(own).expect("a config");
         assert_eq!(super::barred(&Sites::new(), &own, false, false), [("node".to_owned(), Barred::NotAllowed)].into());
         assert_eq!(super::barred(&Sites::new(), &own, true, false), BTreeMap::new());
+    }
+
+    #[test]
+    fn who_leaves_takes_the_internet_back_first_and_not_again_at_the_end() {
+        let open = Wanted { node: [(443, at(1))].into(), funnel: ["a.x.ts.net:443".to_owned()].into(), ..example() };
+        let closed = Wanted { funnel: BTreeSet::new(), ..open.clone() };
+        // In order: as ever, the shields go up, services are taken back, the shields go down for whoever follows.
+        let phases = [(false, false), (true, false), (true, true), (false, true)];
+        let served = phases.map(|(shut, withdrawn)| {
+            let mut served = config(&open);
+            leave(&mut served, Leaving { shut, withdrawn });
+            served
+        });
+        assert_eq!(served, [config(&open), config(&closed), config(&closed), config(&closed)]);
+        assert_eq!(steps(&served[0], &served[1]), [config(&closed)], "what answers for what is under way is never taken out");
     }
 
     #[test]

@@ -213,6 +213,7 @@ impl Seen {
         }
         let mut config = serve::config(&wanted);
         serve::pass(&mut config, &served.config, self.netmap.as_deref().and_then(|netmap| netmap.cert_domains.first()));
+        serve::leave(&mut config, self.leaving);
         // What is still advertised keeps what answers for it.
         for (name, service) in self.serving.config.iter().flat_map(|config| &config.services) {
             if self.daemon.advertised.contains(name) && !config.services.contains_key(name) {

@@ -10,7 +10,7 @@ use crate::PORT;
 use crate::kubernetes::Cluster;
 use crate::lab::Server;
 use crate::support::{Machine, Process};
-use crate::whole;
+use crate::{published, whole};
 
 pub(crate) mod changes;
 pub(crate) mod faults;
@@ -34,7 +34,7 @@ struct Target {
 type Scenario = (&'static str, fn(&Stage));
 
 /// In the order in which they happen.
-const ALL: [Scenario; 10] = [
+const ALL: [Scenario; 11] = [
     ("a rolling restart", changes::a_rolling_restart_loses_nothing),
     ("two replicas to three and back", changes::scaling_loses_nothing_and_restarts_nobody_else),
     ("a leaving replica with established connections", changes::a_leaving_replica_resets_what_outlives_its_grace),
@@ -42,6 +42,7 @@ const ALL: [Scenario; 10] = [
     ("tailscaled killed", faults::a_killed_tailscaled_is_hardly_noticed),
     ("no reconciler", outages::targets_move_without_a_reconciler),
     ("no API server", outages::without_an_api_server_everything_goes_on),
+    ("a Service published by a route", published::a_service_is_reached_by_a_route_that_was_approved),
     ("a node cut off", faults::a_node_that_is_cut_off_is_left_out_once_kubernetes_sees_it),
     ("a group deleted before its Service", changes::a_group_goes_before_its_service),
     ("a Service deleted before its group", changes::a_service_goes_before_its_group),
