@@ -44,10 +44,10 @@ fn measure(stage: &Stage, args: &Args) -> Result<Sheet> {
     let mut sheet = Sheet::new("Memory and processor of the supervisor, tailscaled left out, beside the Tailscale operator's proxy");
     stage.versions(&mut sheet);
     for size in if args.quick { &SIZES[1..2] } else { &SIZES } {
-        let able = System::ALL.into_iter().filter(|system| *size <= system.most());
-        let mut all: Vec<Taken> = able.map(Taken::nothing).collect();
-        for _ in 0..args.repetitions(3) {
-            round(stage, &mut all, *size)?;
+        let mut all = System::ALL.map(Taken::nothing);
+        for round in 0..args.repetitions(3) {
+            let all = all.iter_mut().filter(|taken| taken.system.takes_part(*size, round));
+            measure_together(stage, all.collect(), *size)?;
         }
         report(&mut sheet, &all, *size);
     }
@@ -55,16 +55,16 @@ fn measure(stage: &Stage, args: &Args) -> Result<Sheet> {
 }
 
 /// A new Pod of each system: how much it used until all services were live and what follows was done, and what it uses when nothing changes.
-fn round(stage: &Stage, all: &mut [Taken], size: u16) -> Result<()> {
+fn measure_together(stage: &Stage, all: Vec<&mut Taken>, size: u16) -> Result<()> {
     let mut pods = Vec::new();
-    for taken in all.iter() {
+    for taken in &all {
         pods.push(Pod::started(stage, taken.system, size)?.0);
     }
     sleep(REST);
     let (before, begun) = (used(&mut pods)?, Instant::now());
     sleep(IDLE);
     let (after, lasted) = (used(&mut pods)?, begun.elapsed());
-    for ((taken, pod), (before, after)) in all.iter_mut().zip(&mut pods).zip(before.into_iter().zip(after)) {
+    for ((taken, pod), (before, after)) in all.into_iter().zip(&mut pods).zip(before.into_iter().zip(after)) {
         taken.memory.push(status(pod.container()?.pid()?, "VmRSS:")?);
         taken.start.push(ms(before));
         taken.idle.push(after.saturating_sub(before).as_secs_f64() / lasted.as_secs_f64() * 100.0);

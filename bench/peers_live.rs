@@ -25,14 +25,14 @@ const SIZES: [u16; 3] = [10, 100, 1_000];
 const BEYOND: u16 = 1_100;
 /// What only ours is asked for.
 const MANY: u16 = 10_000;
-/// From which size on the slowest of the systems is measured once only.
-const ONCE: u16 = 1_000;
+/// How many more come one by one in each round.
+const MORE: usize = 2;
 /// How long a change may take.
 const LIMIT: Duration = Duration::from_secs(90);
 /// What the Tailscale proxy says last when a config is too much for it.
 const FATAL: &str = "egress proxy failed";
 /// The rest after each change: what a program still has to write of it is written.
-const REST: Duration = Duration::from_millis(500);
+const REST: Duration = Duration::from_millis(300);
 
 /// What was measured of one system at one size.
 struct Taken {
@@ -63,7 +63,7 @@ fn measure(stage: &Stage, args: &Args) -> Result<Sheet> {
             let mut order: Vec<_> = pods.iter_mut().zip(&mut taken).collect();
             order.rotate_left(round % System::ALL.len());
             for (pod, taken) in order {
-                if *size < ONCE || pod.system != System::STOCK_IPTABLES || round == 0 {
+                if pod.system.takes_part(*size, round) {
                     taken.take(stage, pod)?;
                 }
             }
@@ -85,13 +85,15 @@ fn measure(stage: &Stage, args: &Args) -> Result<Sheet> {
 }
 
 impl Taken {
-    /// All services from nothing, then some more one by one, then none again.
+    /// All services from nothing, at the first time each of them looked at; then some more one by one; then none again.
     fn take(&mut self, stage: &Stage, pod: &mut Pod<'_>) -> Result<()> {
         let chosen = sample(self.size);
         let stands = pod.configure(0..self.size)?;
         self.whole.push(ms(live(stage, pod, &chosen, stands, LIMIT)?));
-        all_live(stage, pod, self.size)?;
-        for _ in 0..3 {
+        if self.whole.len() == 1 {
+            all_live(stage, pod, self.size)?;
+        }
+        for _ in 0..MORE {
             sleep(REST);
             let stands = pod.configure(0..=self.size)?;
             self.more.push(ms(live(stage, pod, &[self.size], stands, LIMIT)?));
