@@ -33,7 +33,7 @@ const RATE: u32 = 200;
 const PATIENCE: Duration = Duration::from_secs(3);
 /// When the fault happens.
 const CALM: Duration = Duration::from_secs(1);
-/// How long is measured.
+/// How long is measured: longer than the longest time without an answer that was seen.
 const LASTS: Duration = Duration::from_secs(12);
 /// How long a container stays ended.
 const RESTART: Duration = Duration::from_secs(1);

@@ -5,14 +5,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::symlink;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use tailyard::api::egress;
 use tailyard::demo::services::{Service, Volume};
 
 use super::container::Container;
 use super::probe::{live, sample};
 use super::stage::Stage;
-use super::support::Machine;
+use super::support::{Machine, conf_with};
 use super::system::System;
 
 /// Where the kubelet mounts the account.
@@ -41,15 +41,10 @@ impl<'a> Pod<'a> {
         std::fs::create_dir_all(dir.join("bin"))?;
         // As in the published image.
         symlink("/usr/sbin/iptables-legacy", dir.join("bin/iptables"))?;
-        let conf = format!(
-            r#"{{"Version":"alpha0","Locked":false,"ServerURL":"https://hs.lab:8443","Hostname":"{}","acceptDNS":false,"acceptRoutes":false,"AuthKey":"{}"}}"#,
-            system.pod,
-            stage.tailnet.key()
-        );
-        std::fs::write(dir.join("tsconfig/cap-106.hujson"), conf)?;
+        std::fs::write(dir.join("tsconfig/cap-106.hujson"), conf_with(system.pod, stage.tailnet.key(), false))?;
         let copy = format!("mkdir -p {ACCOUNT} && cp {}/* {ACCOUNT}", stage.account.display());
         let copied = machine.command("sh".as_ref()).args(["-c", &copy]).status()?;
-        anyhow::ensure!(copied.success(), "the service account is not in the Pod");
+        ensure!(copied.success(), "the service account is not in the Pod");
         let volume = Volume::make(dir.join("proxies"))?;
         let mut pod = Self { system, container: None, stage, volume, machine };
         pod.configure(0..services)?;
