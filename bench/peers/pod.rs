@@ -19,7 +19,7 @@ use super::system::System;
 const ACCOUNT: &str = "/run/secrets/kubernetes.io/serviceaccount";
 
 /// How long a start may take.
-const START: Duration = Duration::from_mins(1);
+const START: Duration = Duration::from_mins(2);
 
 /// A Pod, with or without its container.
 pub(crate) struct Pod<'a> {
@@ -59,12 +59,25 @@ impl<'a> Pod<'a> {
         Ok((pod, took))
     }
 
-    /// One Pod for each system, with this one service.
-    pub(crate) fn one_of_each(stage: &'a Stage) -> Result<Vec<Self>> {
-        let mut pods = System::ALL.into_iter().map(|system| Self::make(stage, system, 1)).collect::<Result<Vec<_>>>()?;
+    /// A new Pod for each of these systems, all started at once; every service of so many is answered.
+    pub(crate) fn started_together(stage: &'a Stage, systems: impl IntoIterator<Item = System>, services: u16) -> Result<Vec<Self>> {
+        let pods = systems.into_iter().map(|system| Self::make(stage, system, services));
+        let mut pods = pods.collect::<Result<Vec<_>>>()?;
         let begun: Vec<Instant> = pods.iter_mut().map(Self::start).collect();
-        pods.iter().zip(begun).try_for_each(|(pod, begun)| pod.wait(1, begun).map(drop))?;
+        pods.iter().zip(begun).try_for_each(|(pod, begun)| pod.wait(services, begun).map(drop))?;
         Ok(pods)
+    }
+
+    /// One Pod for each system, with one service.
+    pub(crate) fn one_of_each(stage: &'a Stage) -> Result<Vec<Self>> {
+        Self::started_together(stage, System::ALL, 1)
+    }
+
+    /// Puts a new Pod with one service, which is answered, in the place of this one.
+    pub(crate) fn renew(&mut self) -> Result<()> {
+        self.container.take().map_or(Ok(()), Container::stop)?;
+        *self = Self::started(self.stage, self.system, 1)?.0;
+        Ok(())
     }
 
     fn wait(&self, services: u16, begun: Instant) -> Result<Duration> {
