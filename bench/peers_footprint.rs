@@ -69,7 +69,7 @@ fn measure_together(stage: &Stage, all: Vec<&mut Taken>, size: u16) -> Result<()
         taken.start.push(ms(before));
         taken.idle.push(after.saturating_sub(before).as_secs_f64() / lasted.as_secs_f64() * 100.0);
     }
-    pods.into_iter().try_for_each(Pod::stop)
+    pods.into_iter().try_for_each(Pod::end)
 }
 
 fn used(pods: &mut [Pod<'_>]) -> Result<Vec<Duration>> {

@@ -36,7 +36,7 @@ fn measure(stage: &Stage, args: &Args) -> Result<Sheet> {
     let mut sheet = Sheet::new("Start of a proxy with everything configured → all services live, beside the Tailscale operator's proxy");
     stage.versions(&mut sheet);
     // The first login makes the node and its state.
-    Pod::one_of_each(stage)?.into_iter().try_for_each(Pod::stop)?;
+    Pod::one_of_each(stage)?.into_iter().try_for_each(Pod::end)?;
     for size in if args.quick { &SIZES[..1] } else { &SIZES } {
         let mut all = System::ALL.map(|system| Taken { system, starts: Vec::new() });
         for round in 0..args.repetitions(5) {
@@ -45,7 +45,7 @@ fn measure(stage: &Stage, args: &Args) -> Result<Sheet> {
             for taken in first.iter_mut().chain(last).filter(|taken| taken.system.takes_part(*size, round)) {
                 let (pod, took) = Pod::started(stage, taken.system, *size)?;
                 taken.starts.push(ms(took));
-                pod.stop()?;
+                pod.end()?;
             }
         }
         report(&mut sheet, &all, *size);

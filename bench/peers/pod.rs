@@ -75,7 +75,7 @@ impl<'a> Pod<'a> {
 
     /// Puts a new Pod with one service, which is answered, in the place of this one.
     pub(crate) fn renew(&mut self) -> Result<()> {
-        self.container.take().map_or(Ok(()), Container::stop)?;
+        self.container.take().map_or(Ok(()), Container::end)?;
         *self = Self::started(self.stage, self.system, 1)?.0;
         Ok(())
     }
@@ -150,9 +150,9 @@ impl<'a> Pod<'a> {
         SocketAddr::new(self.address(), service(number).match_port())
     }
 
-    /// Ends it in order.
-    pub(crate) fn stop(mut self) -> Result<()> {
-        self.container.take().map_or(Ok(()), Container::stop)
+    /// Ends it.
+    pub(crate) fn end(mut self) -> Result<()> {
+        self.container.take().map_or(Ok(()), Container::end)
     }
 
     /// Its container, which there must be.
