@@ -46,27 +46,17 @@ fn measure(stage: &Stage, args: &Args) -> Result<Sheet> {
     let mut pods = Pod::one_of_each(stage)?;
     let sizes = if args.quick { &SIZES[..1] } else { &SIZES };
     let mut limit = Way::new(direct(stage, DIALLED));
-    let mut few: Option<Vec<f64>> = None;
     for size in sizes {
-        let able = |pod: &&mut Pod<'_>| *size <= pod.system.most();
+        let able = |pod: &&mut Pod<'_>| pod.system.takes_part(*size, 0);
         let mut measured = pods.iter_mut().filter(able).map(|pod| Measured::begin(stage, pod, *size)).collect::<Result<Vec<_>>>()?;
         let before = limit.rates.len();
-        for _ in 0..args.repetitions(5).max(1) {
+        for _ in 0..args.repetitions(5) {
             for way in measured.iter_mut().map(|measured| &mut measured.way).chain([&mut limit]) {
                 way.rate(&stage.client.node.ns)?;
                 way.latency(&stage.client.node.ns, CALM)?;
             }
         }
         report(&mut sheet, &measured, &limit.rates[before..]);
-        if let [ours, ..] = &measured[..] {
-            let few = few.get_or_insert_with(|| ours.way.rates.clone());
-            sheet.add(
-                format!("{}: rate at {size} services to that at 10", ours.system.name),
-                "ratio",
-                ratios(&ours.way.rates, few),
-                Some("≥ 0.95"),
-            );
-        }
     }
     let point = |plot: String| Point::limit(&plot, PLAIN);
     sheet.plot(point(rate()), "1/s", limit.rates, None);

@@ -22,14 +22,15 @@ use crate::peers::system::System;
 /// How many services there are.
 const SIZES: [u16; 4] = [10, 100, 1_000, 10_000];
 /// When all is live, what is left to do is done after so long.
-const REST: Duration = Duration::from_secs(3);
+const REST: Duration = Duration::from_secs(2);
 /// How long it is watched doing nothing.
-const IDLE: Duration = Duration::from_secs(5);
+const IDLE: Duration = Duration::from_secs(3);
 
 /// What was measured of one system at one size.
 struct Taken {
     system: System,
     memory: Vec<f64>,
+    own: Vec<f64>,
     start: Vec<f64>,
     idle: Vec<f64>,
 }
@@ -44,10 +45,10 @@ fn measure(stage: &Stage, args: &Args) -> Result<Sheet> {
     let mut sheet = Sheet::new("Memory and processor of the supervisor, tailscaled left out, beside the Tailscale operator's proxy");
     stage.versions(&mut sheet);
     for size in if args.quick { &SIZES[1..2] } else { &SIZES } {
-        let able = System::ALL.into_iter().filter(|system| *size <= system.most());
-        let mut all: Vec<Taken> = able.map(Taken::nothing).collect();
-        for _ in 0..args.repetitions(3) {
-            round(stage, &mut all, *size)?;
+        let mut all = System::ALL.map(Taken::nothing);
+        for round in 0..args.repetitions(3) {
+            let all = all.iter_mut().filter(|taken| taken.system.takes_part(*size, round));
+            measure_together(stage, all.collect(), *size)?;
         }
         report(&mut sheet, &all, *size);
     }
@@ -55,21 +56,20 @@ fn measure(stage: &Stage, args: &Args) -> Result<Sheet> {
 }
 
 /// A new Pod of each system: how much it used until all services were live and what follows was done, and what it uses when nothing changes.
-fn round(stage: &Stage, all: &mut [Taken], size: u16) -> Result<()> {
-    let mut pods = Vec::new();
-    for taken in all.iter() {
-        pods.push(Pod::started(stage, taken.system, size)?.0);
-    }
+fn measure_together(stage: &Stage, all: Vec<&mut Taken>, size: u16) -> Result<()> {
+    let mut pods = Pod::started_together(stage, all.iter().map(|taken| taken.system), size)?;
     sleep(REST);
     let (before, begun) = (used(&mut pods)?, Instant::now());
     sleep(IDLE);
     let (after, lasted) = (used(&mut pods)?, begun.elapsed());
-    for ((taken, pod), (before, after)) in all.iter_mut().zip(&mut pods).zip(before.into_iter().zip(after)) {
-        taken.memory.push(status(pod.container()?.pid()?, "VmRSS:")?);
+    for ((taken, pod), (before, after)) in all.into_iter().zip(&mut pods).zip(before.into_iter().zip(after)) {
+        let pid = pod.container()?.pid()?;
+        taken.memory.push(status(pid, "VmRSS:")?);
+        taken.own.push(status(pid, "RssAnon:")?);
         taken.start.push(ms(before));
         taken.idle.push(after.saturating_sub(before).as_secs_f64() / lasted.as_secs_f64() * 100.0);
     }
-    pods.into_iter().try_for_each(Pod::stop)
+    pods.into_iter().try_for_each(Pod::end)
 }
 
 fn used(pods: &mut [Pod<'_>]) -> Result<Vec<Duration>> {
@@ -80,6 +80,7 @@ fn report(sheet: &mut Sheet, all: &[Taken], size: u16) {
     for taken in all {
         let point = |plot: &str| Point::of(plot, taken.system.name, size);
         sheet.plot(point("resident"), "MB", taken.memory.clone(), None);
+        sheet.plot(point("resident without the program's file"), "MB", taken.own.clone(), None);
         sheet.plot(point("processor from start to all live and settled"), "ms", taken.start.clone(), None);
         sheet.plot(point("processor when idle"), "%", taken.idle.clone(), None);
         if let Some(theirs) = all.iter().find(|other| Some(other.system) == taken.system.rival()) {
@@ -102,6 +103,6 @@ fn report(sheet: &mut Sheet, all: &[Taken], size: u16) {
 
 impl Taken {
     fn nothing(system: System) -> Self {
-        Self { system, memory: Vec::new(), start: Vec::new(), idle: Vec::new() }
+        Self { system, memory: Vec::new(), own: Vec::new(), start: Vec::new(), idle: Vec::new() }
     }
 }

@@ -25,14 +25,16 @@ const SIZES: [u16; 3] = [10, 100, 1_000];
 const BEYOND: u16 = 1_100;
 /// What only ours is asked for.
 const MANY: u16 = 10_000;
-/// From which size on the slowest of the systems is measured once only.
-const ONCE: u16 = 1_000;
+/// How many more come one by one in each round.
+const MORE: u16 = 3;
+/// Of so many services on, a new Pod takes less time than the Tailscale proxy takes to forget them.
+const HEAVY: u16 = 1_000;
 /// How long a change may take.
 const LIMIT: Duration = Duration::from_secs(90);
 /// What the Tailscale proxy says last when a config is too much for it.
 const FATAL: &str = "egress proxy failed";
 /// The rest after each change: what a program still has to write of it is written.
-const REST: Duration = Duration::from_millis(500);
+const REST: Duration = Duration::from_millis(200);
 
 /// What was measured of one system at one size.
 struct Taken {
@@ -53,7 +55,7 @@ fn measure(stage: &Stage, args: &Args) -> Result<Sheet> {
     stage.versions(&mut sheet);
     let mut pods = Pod::one_of_each(stage)?;
     for pod in &mut pods {
-        clear(stage, pod, &[0])?;
+        clear(stage, pod, 1)?;
     }
     let sizes = if args.quick { &SIZES[..2] } else { &SIZES };
     for size in sizes {
@@ -63,7 +65,7 @@ fn measure(stage: &Stage, args: &Args) -> Result<Sheet> {
             let mut order: Vec<_> = pods.iter_mut().zip(&mut taken).collect();
             order.rotate_left(round % System::ALL.len());
             for (pod, taken) in order {
-                if *size < ONCE || pod.system != System::STOCK_IPTABLES || round == 0 {
+                if pod.system.takes_part(*size, round) {
                     taken.take(stage, pod)?;
                 }
             }
@@ -85,21 +87,20 @@ fn measure(stage: &Stage, args: &Args) -> Result<Sheet> {
 }
 
 impl Taken {
-    /// All services from nothing, then some more one by one, then none again.
+    /// All services from nothing, at the first time each of them looked at; then some more one by one; then none again.
     fn take(&mut self, stage: &Stage, pod: &mut Pod<'_>) -> Result<()> {
         let chosen = sample(self.size);
         let stands = pod.configure(0..self.size)?;
         self.whole.push(ms(live(stage, pod, &chosen, stands, LIMIT)?));
-        all_live(stage, pod, self.size)?;
-        for _ in 0..3 {
-            sleep(REST);
-            let stands = pod.configure(0..=self.size)?;
-            self.more.push(ms(live(stage, pod, &[self.size], stands, LIMIT)?));
-            sleep(REST);
-            pod.configure(0..self.size)?;
-            gone(stage, pod, &[self.size], LIMIT)?;
+        if self.whole.len() == 1 {
+            all_live(stage, pod, self.size)?;
         }
-        clear(stage, pod, &chosen)
+        for more in self.size..self.size + MORE {
+            sleep(REST);
+            let stands = pod.configure(0..=more)?;
+            self.more.push(ms(live(stage, pod, &[more], stands, LIMIT)?));
+        }
+        clear(stage, pod, self.size)
     }
 
     fn add(&self, sheet: &mut Sheet) {
@@ -143,13 +144,18 @@ fn beyond(stage: &Stage, pod: &mut Pod<'_>, size: u16, sheet: &mut Sheet) -> Res
     }
     let works = if works.is_some() { 1.0 } else { 0.0 };
     sheet.plot(Point::of("works at all", pod.system.name, size), "1: it does, 0: it does not", vec![works], None);
-    if works > 0.5 { clear(stage, pod, &sample(size)) } else { Ok(()) }
+    if works > 0.5 { clear(stage, pod, size) } else { Ok(()) }
 }
 
-/// Takes all services away, these among them.
-fn clear(stage: &Stage, pod: &mut Pod<'_>, services: &[u16]) -> Result<()> {
+/// Takes all of so many services away.
+fn clear(stage: &Stage, pod: &mut Pod<'_>, size: u16) -> Result<()> {
+    let mut left = size;
+    if size >= HEAVY {
+        pod.renew()?;
+        left = 1;
+    }
     pod.configure([])?;
-    gone(stage, pod, services, LIMIT)?;
+    gone(stage, pod, &sample(left), LIMIT)?;
     sleep(REST);
     Ok(())
 }

@@ -74,9 +74,9 @@ impl Container {
         self.outer.output()
     }
 
-    /// Tells it to end and waits until it has.
-    pub(crate) fn stop(mut self) -> Result<()> {
-        kill(Pid::from_raw(self.pid), Signal::SIGTERM)?;
+    /// Kills it and waits until it has ended. Told to end while it programs, the Tailscale proxy goes on for longer than any grace.
+    pub(crate) fn end(mut self) -> Result<()> {
+        self.kill()?;
         eventually("the container's end", DEADLINE, || self.ended().then_some(()));
         Ok(())
     }

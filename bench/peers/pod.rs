@@ -5,21 +5,21 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::symlink;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use tailyard::api::egress;
 use tailyard::demo::services::{Service, Volume};
 
 use super::container::Container;
 use super::probe::{live, sample};
 use super::stage::Stage;
-use super::support::Machine;
+use super::support::{Machine, conf_with};
 use super::system::System;
 
 /// Where the kubelet mounts the account.
 const ACCOUNT: &str = "/run/secrets/kubernetes.io/serviceaccount";
 
 /// How long a start may take.
-const START: Duration = Duration::from_mins(1);
+const START: Duration = Duration::from_mins(2);
 
 /// A Pod, with or without its container.
 pub(crate) struct Pod<'a> {
@@ -41,15 +41,10 @@ impl<'a> Pod<'a> {
         std::fs::create_dir_all(dir.join("bin"))?;
         // As in the published image.
         symlink("/usr/sbin/iptables-legacy", dir.join("bin/iptables"))?;
-        let conf = format!(
-            r#"{{"Version":"alpha0","Locked":false,"ServerURL":"https://hs.lab:8443","Hostname":"{}","acceptDNS":false,"acceptRoutes":false,"AuthKey":"{}"}}"#,
-            system.pod,
-            stage.tailnet.key()
-        );
-        std::fs::write(dir.join("tsconfig/cap-106.hujson"), conf)?;
+        std::fs::write(dir.join("tsconfig/cap-106.hujson"), conf_with(system.pod, stage.tailnet.key(), false))?;
         let copy = format!("mkdir -p {ACCOUNT} && cp {}/* {ACCOUNT}", stage.account.display());
         let copied = machine.command("sh".as_ref()).args(["-c", &copy]).status()?;
-        anyhow::ensure!(copied.success(), "the service account is not in the Pod");
+        ensure!(copied.success(), "the service account is not in the Pod");
         let volume = Volume::make(dir.join("proxies"))?;
         let mut pod = Self { system, container: None, stage, volume, machine };
         pod.configure(0..services)?;
@@ -64,12 +59,25 @@ impl<'a> Pod<'a> {
         Ok((pod, took))
     }
 
-    /// One Pod for each system, with this one service.
-    pub(crate) fn one_of_each(stage: &'a Stage) -> Result<Vec<Self>> {
-        let mut pods = System::ALL.into_iter().map(|system| Self::make(stage, system, 1)).collect::<Result<Vec<_>>>()?;
+    /// A new Pod for each of these systems, all started at once; every service of so many is answered.
+    pub(crate) fn started_together(stage: &'a Stage, systems: impl IntoIterator<Item = System>, services: u16) -> Result<Vec<Self>> {
+        let pods = systems.into_iter().map(|system| Self::make(stage, system, services));
+        let mut pods = pods.collect::<Result<Vec<_>>>()?;
         let begun: Vec<Instant> = pods.iter_mut().map(Self::start).collect();
-        pods.iter().zip(begun).try_for_each(|(pod, begun)| pod.wait(1, begun).map(drop))?;
+        pods.iter().zip(begun).try_for_each(|(pod, begun)| pod.wait(services, begun).map(drop))?;
         Ok(pods)
+    }
+
+    /// One Pod for each system, with one service.
+    pub(crate) fn one_of_each(stage: &'a Stage) -> Result<Vec<Self>> {
+        Self::started_together(stage, System::ALL, 1)
+    }
+
+    /// Puts a new Pod with one service, which is answered, in the place of this one.
+    pub(crate) fn renew(&mut self) -> Result<()> {
+        self.container.take().map_or(Ok(()), Container::end)?;
+        *self = Self::started(self.stage, self.system, 1)?.0;
+        Ok(())
     }
 
     fn wait(&self, services: u16, begun: Instant) -> Result<Duration> {
@@ -142,9 +150,9 @@ impl<'a> Pod<'a> {
         SocketAddr::new(self.address(), service(number).match_port())
     }
 
-    /// Ends it in order.
-    pub(crate) fn stop(mut self) -> Result<()> {
-        self.container.take().map_or(Ok(()), Container::stop)
+    /// Ends it.
+    pub(crate) fn end(mut self) -> Result<()> {
+        self.container.take().map_or(Ok(()), Container::end)
     }
 
     /// Its container, which there must be.

@@ -16,7 +16,8 @@ use tokio::time::{sleep, timeout};
 use super::pod::{Pod, service};
 use super::stage::Stage;
 
-/// How often a service is looked at most, several of them more rarely; later ever more rarely, so that the looking costs little and is as fine as what is measured is short.
+/// How often a service is looked at most, several of them more rarely, and all ever more rarely: so the looking costs little and is
+/// as fine as what is measured is short.
 const FINEST: Duration = Duration::from_millis(1);
 /// What part of the time waited so far passes between two looks.
 const PART: u32 = 20;

@@ -39,13 +39,10 @@ impl System {
     /// All of them; ours before theirs.
     pub(crate) const ALL: [Self; 4] = [Self::OURS, Self::STOCK, Self::OURS_IPTABLES, Self::STOCK_IPTABLES];
 
-    /// With how many services it works. A hook of the kernel takes 1,024 base chains, and theirs has one for each service with nftables;
-    /// with iptables it works with more, but takes minutes.
-    pub(crate) fn most(self) -> u16 {
-        match self.program {
-            Program::Tailyard => 10_000,
-            Program::Containerboot => 1_000,
-        }
+    /// Whether it takes part in a round with so many services. A hook of the kernel takes 1,024 base chains, and theirs has one for each
+    /// service with nftables. With iptables 1,000 services take it so long that one round has to do.
+    pub(crate) fn takes_part(self, size: u16, round: usize) -> bool {
+        self.program == Program::Tailyard || size < 1_000 || (size == 1_000 && (self == Self::STOCK || round == 0))
     }
 
     /// What ours is compared with: theirs with the same firewall.

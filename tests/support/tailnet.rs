@@ -557,6 +557,13 @@ pub(crate) fn eventually<T>(what: &str, deadline: Duration, mut attempt: impl Fn
     }
 }
 
+/// The config file of a node, and whether it uses the subnet routes of others.
+pub(crate) fn conf_with(name: &str, key: &str, routes: bool) -> String {
+    format!(
+        r#"{{"Version":"alpha0","Locked":false,"ServerURL":"https://hs.lab:8443","Hostname":"{name}","acceptDNS":false,"acceptRoutes":{routes},"AuthKey":"{key}"}}"#
+    )
+}
+
 /// The directory of the real programs, these built if need be.
 pub(crate) fn servers(names: &[&str]) -> PathBuf {
     let build = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/servers/build");

@@ -17,7 +17,7 @@ use tailyard::runtime::tasks;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 
-use crate::support::{DEADLINE, Machine, Process, eventually};
+use crate::support::{DEADLINE, Machine, Process, conf_with, eventually};
 
 /// The agent as the test sees it.
 pub(crate) struct Agent {
@@ -99,13 +99,6 @@ impl Agent {
 /// The config of a node.
 pub(crate) fn conf(name: &str, key: &str) -> String {
     conf_with(name, key, false)
-}
-
-/// The same, and whether it uses the subnet routes of others.
-pub(crate) fn conf_with(name: &str, key: &str, routes: bool) -> String {
-    format!(
-        r#"{{"Version":"alpha0","Locked":false,"ServerURL":"https://hs.lab:8443","Hostname":"{name}","acceptDNS":false,"acceptRoutes":{routes},"AuthKey":"{key}"}}"#
-    )
 }
 
 /// Is the agent.

@@ -10,9 +10,8 @@ use std::time::{Duration, Instant};
 
 use tailyard::model::net::Family;
 
-use crate::agent::conf_with;
 use crate::lab::Node;
-use crate::support::{DEADLINE, Machine, Process, Tailnet, eventually};
+use crate::support::{DEADLINE, Machine, Process, Tailnet, conf_with, eventually};
 
 /// Where health is asked.
 const HTTP: u16 = 9002;
