@@ -80,6 +80,9 @@ fn nothing_is_lost_and_nothing_grows() {
     let elder = lived.last().expect("a process was measured");
     println!("memory (kB) and descriptors of a replica that nothing befell, first and last third: {:?}", thirds(elder));
     let grew = grown(elder);
+    if !(summary.ok && grew.is_empty()) {
+        println!("what the replicas said is in {}", directory.keep().display());
+    }
     assert!(summary.ok && grew.is_empty(), "seed {seed}: {grew:?} {summary:#?}");
     assert_eq!(summary.connections.offered, u64::from(rate.get()) * lasts.as_secs(), "the load was offered in full");
     assert!(samples.len() > STRUCK, "replicas were started anew");

@@ -62,13 +62,15 @@ pub(crate) fn tell(directory: &Path, line: &str) {
     append(&directory.join("bus"), line);
 }
 
-/// Has the tailscaled of a replica's process do nothing for a while.
+/// Has the tailscaled of a replica's process do nothing for a while; nobody else, such as the firewall's program.
 pub(crate) async fn hang(replica: u32, lasts: Duration) {
-    let children = fs::read_dir(format!("/proc/{replica}/task")).into_iter().flatten().flatten();
-    let children = children.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
-    let children: Vec<Pid> = children
-        .flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).map(Pid::from_raw).collect::<Vec<_>>())
-        .collect();
+    let tasks = fs::read_dir(format!("/proc/{replica}/task")).into_iter().flatten().flatten();
+    let children: Vec<String> = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok()).collect();
+    let children = children.iter().flat_map(|list| list.split_whitespace()).filter(|child| {
+        let command = fs::read_to_string(format!("/proc/{child}/cmdline")).unwrap_or_default();
+        command.contains("scripted_tailscaled")
+    });
+    let children: Vec<Pid> = children.filter_map(|child| child.parse().ok()).map(Pid::from_raw).collect();
     let signal = |signal: Signal| {
         for child in &children {
             // It may have ended meanwhile.
