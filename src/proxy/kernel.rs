@@ -14,7 +14,7 @@ use crate::model::settings::Backend;
 
 use super::firewall::Firewall;
 use super::program::{Fault, Kernel};
-use super::surgeon::InForce;
+use super::surgeon::{Applied, InForce};
 
 /// The kernel; its firewall is chosen with the first write.
 #[derive(Debug)]
@@ -82,6 +82,9 @@ impl Kernel for Live {
     }
 
     fn applied(&mut self, ruleset: &Ruleset, planned: &Planned) {
-        self.applied.send_replace(Some(Arc::new((ruleset.clone(), planned.clone()))));
+        self.applied.send_modify(|last| {
+            let number = last.as_ref().map_or(0, |last| last.number + 1);
+            *last = Some(Arc::new(Applied { rules: ruleset.clone(), planned: planned.clone(), number }));
+        });
     }
 }

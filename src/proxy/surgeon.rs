@@ -49,8 +49,19 @@ pub struct Ended {
     pub fault: Option<Fault>,
 }
 
-/// What is in force: the rules, and what they were planned from.
-pub type InForce = Arc<(Ruleset, Planned)>;
+/// What is in force.
+#[derive(Debug, Clone)]
+pub struct Applied {
+    /// The rules.
+    pub rules: Ruleset,
+    /// What they were planned from.
+    pub planned: Planned,
+    /// How many were in force before: who sees only some of them knows that there were others.
+    pub number: u64,
+}
+
+/// The same, shared.
+pub type InForce = Arc<Applied>;
 
 /// Flows that end, each with how.
 type Ends = Vec<(Flow, Verdict)>;
@@ -67,8 +78,8 @@ pub struct Surgeon {
     ended: watch::Sender<Ended>,
 }
 
-/// Everything that changed since flows were last judged. Levels, not edges: a key that went and came back meanwhile has
-/// not changed, and the flows that it got since are its own.
+/// Everything that changed since flows were last judged. Levels, not edges: a key that led elsewhere meanwhile and is back has not
+/// changed. It may have got flows to where it led, so that rules which were passed over have every flow compared with those in force.
 #[derive(Debug, Clone)]
 struct Change {
     /// What was in force then; nothing at the start.
@@ -82,8 +93,8 @@ struct Change {
 impl Change {
     /// Whether an address is still somebody's: of the tailnet's addresses those that it still has, of others all.
     fn reachable(&self, ip: IpAddr) -> bool {
-        let netmap = self.now.1.world.netmap.as_deref();
-        let before = self.before.as_ref().and_then(|before| before.1.world.netmap.as_deref());
+        let netmap = self.now.planned.world.netmap.as_deref();
+        let before = self.before.as_ref().and_then(|before| before.planned.world.netmap.as_deref());
         let of_tailnet = in_tailscale_range(ip) || before.is_some_and(|netmap| netmap.leads_to(ip));
         !of_tailnet || netmap.is_some_and(|netmap| netmap.leads_to(ip))
     }
@@ -91,20 +102,25 @@ impl Change {
     /// Whether an address has left the tailnet: then flows that were draining there end as well.
     fn has_losses(&self) -> bool {
         let Some(before) = &self.before else { return true };
-        match (&before.1.world.netmap, &self.now.1.world.netmap) {
+        match (&before.planned.world.netmap, &self.now.planned.world.netmap) {
             (Some(before), Some(after)) => before.routes.diff(&after.routes).any(|item| matches!(item, DiffItem::Remove(_))),
             _ => false,
         }
     }
 
+    /// Whether other rules were in force since flows were last judged.
+    fn has_gaps(&self) -> bool {
+        self.before.as_ref().is_some_and(|before| self.now.number > before.number + 1)
+    }
+
     /// The verdict on every flow that has to end.
     fn ends(&self, conntrack: &mut Conntrack) -> Result<Ends, ConntrackError> {
         let reachable = |ip| self.reachable(ip);
-        let after = &self.now.0;
+        let after = &self.now.rules;
         let nothing = Ruleset::empty(after.interface.clone());
-        let before = self.before.as_ref().map_or(&nothing, |before| &before.0);
+        let before = self.before.as_ref().map_or(&nothing, |before| &before.rules);
         let mut lists = vec![Cuts::new(&self.delta, before, after, &reachable)];
-        if self.has_losses() {
+        if self.has_losses() || self.has_gaps() {
             lists.push(Cuts::audit(after, &reachable));
         }
         lists.retain(|cuts| !cuts.is_empty());
@@ -159,8 +175,8 @@ impl Surgeon {
     /// Deletes the entries of all flows that end; their resets follow at once, in the background. False if it could not.
     async fn judge(&mut self, now: InForce) -> bool {
         while self.resets.try_join_next().is_some() {}
-        let nothing = Ruleset::empty(now.0.interface.clone());
-        let delta = diff(self.judged.as_ref().map_or(&nothing, |before| &before.0), &now.0);
+        let nothing = Ruleset::empty(now.rules.interface.clone());
+        let delta = diff(self.judged.as_ref().map_or(&nothing, |before| &before.rules), &now.rules);
         let change = Change { before: self.judged.clone(), delta, now: Arc::clone(&now) };
         let fault = match spawn_blocking(move || cut(&change)).await {
             Ok(Ok((ends, probe))) => {
@@ -177,7 +193,8 @@ impl Surgeon {
         let done = fault.is_none();
         self.ended.send_modify(|ended| {
             ended.fault = fault;
-            ended.forwarding = !(done && now.0.ports.is_empty() && now.0.from_tailnet.is_empty() && now.0.from_cluster.is_empty());
+            ended.forwarding =
+                !(done && now.rules.ports.is_empty() && now.rules.from_tailnet.is_empty() && now.rules.from_cluster.is_empty());
         });
         done
     }
@@ -205,5 +222,29 @@ impl Surgeon {
                 }
             });
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::net::InterfaceName;
+    use crate::model::world::World;
+
+    fn applied(number: u64) -> InForce {
+        let interface = InterfaceName::tailscale0();
+        let planned = Planned::new(&World::empty(interface.clone(), [].into()));
+        Arc::new(Applied { rules: Ruleset::empty(interface), planned, number })
+    }
+
+    #[test]
+    fn rules_that_were_in_force_and_never_judged_by_have_every_flow_compared() {
+        let change = |before: Option<u64>, now: u64| {
+            let now = applied(now);
+            Change { before: before.map(applied), delta: diff(&now.rules, &now.rules), now }
+        };
+        assert!(change(Some(3), 5).has_gaps());
+        assert!(!change(Some(3), 4).has_gaps() && !change(Some(3), 3).has_gaps());
+        assert!(change(None, 0).has_losses(), "at the start all of them are");
     }
 }
