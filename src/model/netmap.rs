@@ -8,6 +8,7 @@ use ipnet::IpNet;
 use serde::Serialize;
 
 use crate::api::netmap::{File, Node};
+use crate::model::net::Family;
 
 /// A fully qualified name: lower case, no final dot. Comparing two of them is comparing names as DNS does.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -142,7 +143,16 @@ fn entry<T: std::str::FromStr>(name: &str, text: &str, faults: &mut Vec<BadEntry
     parsed
 }
 
-/// Whether an address is of the ranges that Tailscale gives out of: 100.64.0.0/10 and `fd7a:115c:a1e0::/48`.
+/// The range that Tailscale gives addresses out of.
+#[must_use]
+pub const fn tailnet_range(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "100.64.0.0/10",
+        Family::V6 => "fd7a:115c:a1e0::/48",
+    }
+}
+
+/// Whether an address is of the ranges that Tailscale gives out of: [`tailnet_range`].
 #[must_use]
 pub fn in_tailscale_range(ip: IpAddr) -> bool {
     match ip {

@@ -12,7 +12,8 @@ pub mod wire;
 use std::fmt::Write;
 
 use self::element::{Element, Key, Set, Value, edits, elements};
-use super::net::InterfaceName;
+use super::net::{Family, InterfaceName};
+use super::netmap::tailnet_range;
 use super::ruleset::{Delta, PROBE_MARK, Ruleset, SLOTS};
 
 pub use self::json::delta;
@@ -98,6 +99,9 @@ fn render<'a>(ruleset: &Ruleset, elements: impl Iterator<Item = &'a Element>) ->
 ///
 /// What `forward` leads to is paid by every packet: a relayed flow that both ends have answered for comes by its first rule alone.
 /// Such a flow has its segment size agreed, so SYNs are looked for only before. docs/benchmarks.md says what each step costs.
+///
+/// What is meant for the tailnet and would leave by another way, as long as tailscaled and its routes are away, is dropped in `stray`: it
+/// would go to whoever has the target's address in the cluster, in plain, and its entry would keep it from the tailnet for good.
 fn rules(text: &mut String, interface: &InterfaceName) {
     let _ = writeln!(
         text,
@@ -141,9 +145,17 @@ fn rules(text: &mut String, interface: &InterfaceName) {
 		meta l4proto udp ct original proto-dst @traffic-udp
 	}}
 
+	chain stray {{
+		iifname "{interface}" return
+		meta l4proto tcp ct original proto-dst @traffic-tcp drop
+		meta l4proto udp ct original proto-dst @traffic-udp drop
+		ip daddr {tailnet4} drop
+		ip6 daddr {tailnet6} drop
+	}}
+
 	chain relayed {{
 		oifname "{interface}" goto outward
-		ct direction original iifname "{interface}" return
+		ct direction original goto stray
 		meta l4proto tcp ct original proto-dst @traffic-tcp
 		meta l4proto udp ct original proto-dst @traffic-udp
 	}}
@@ -161,6 +173,8 @@ fn rules(text: &mut String, interface: &InterfaceName) {
 	}}"#,
         cluster = whole_address("pod"),
         tailnet = whole_address("vip"),
+        tailnet4 = tailnet_range(Family::V4),
+        tailnet6 = tailnet_range(Family::V6),
     );
 }
 

@@ -315,6 +315,26 @@ fn segments_fit_the_tailnet_in_both_directions(backend: Backend) {
     }
 }
 
+/// Without tailscaled its routes are gone, and whoever has the target's address in the cluster would be asked.
+fn nothing_that_is_meant_for_the_tailnet_leaves_by_another_way(backend: Backend) {
+    let scene = Scene::build();
+    let firewall = Firewall::load(backend, scene.proxy(), scene.ruleset());
+    let (asker, stranger, target) = (&scene.lab.clients[0], &scene.lab.clients[1], &scene.lab.targets[0]);
+    let _served = stranger.serve(SERVICE);
+    for family in Family::ALL {
+        let (meant, near, pod) = (target.tailnet[&family], stranger.cluster[&family], scene.proxy().cluster[&family]);
+        stranger.ip(&format!("addr add {meant} dev lo\n"));
+        let astray = format!("{meant} via {near} dev eth0\n");
+        scene.proxy().ip(&format!("route add {astray}"));
+        let to = SocketAddr::new(pod, 10_001);
+        for answer in [asker.ask_tcp(to, AT_ONCE / 10), asker.ask_udp(to, AT_ONCE / 10)] {
+            answer.expect_err("nobody in the cluster is asked");
+        }
+        scene.proxy().ip(&format!("route del {astray}"));
+        scene.check_both(&firewall.ruleset, Side::Cluster, pod, 10_001, Expect::Relayed(&["target0"]));
+    }
+}
+
 /// What tailscaled puts beside our rules: packets of 100.64.0.0/10 that do not come from the tailnet do not go there.
 const TAILSCALED: &str = "*filter
 :ts-input - [0:0]
@@ -403,6 +423,7 @@ on_every_backend!(
     the_source_follows_the_nodes_own_address,
     segments_fit_the_tailnet_in_both_directions,
     a_pod_network_inside_the_tailnets_range_works,
+    nothing_that_is_meant_for_the_tailnet_leaves_by_another_way,
     flows_and_bytes_are_counted_by_match_port,
     ten_thousand_ports,
 );

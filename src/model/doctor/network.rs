@@ -8,9 +8,11 @@ use serde_json::Value;
 
 use super::cluster::Facts;
 use super::{Check, Read};
+use crate::model::net::Family;
+use crate::model::netmap::tailnet_range;
 
 /// What tailnets have their addresses from.
-const TAILNET: [&str; 2] = ["100.64.0.0/10", "fd7a:115c:a1e0::/48"];
+const TAILNET: [&str; 2] = [tailnet_range(Family::V4), tailnet_range(Family::V6)];
 /// The first kernel whose nftables refuse a connection where it is decided, before routing.
 const REFUSES: Kernel = Kernel(5, 9, 0);
 /// Kernels that send joined UDP packets wrongly: the first, and the first that does not.

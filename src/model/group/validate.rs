@@ -9,6 +9,8 @@ use k8s_openapi::api::core::v1::Service;
 
 use crate::api::names;
 use crate::api::proxygroup::ProxyGroup;
+use crate::model::net::Family;
+use crate::model::netmap::tailnet_range;
 use crate::model::objects::{Shape, image_path};
 use crate::model::ports::Range;
 
@@ -50,7 +52,7 @@ pub(super) fn group(group: &ProxyGroup, shape: &Shape<'_>) -> Option<String> {
 
 /// Whether a text is a prefix that is not the tailnet's own.
 fn free_prefix(text: &str) -> bool {
-    let own = ["100.64.0.0/10", "fd7a:115c:a1e0::/48"].map(str::parse::<IpNet>);
+    let own = Family::ALL.map(|family| tailnet_range(family).parse::<IpNet>());
     let apart = |net: &IpNet| own.iter().flatten().all(|own| !own.contains(net) && !net.contains(own));
     text.parse::<IpNet>().is_ok_and(|net| apart(&net))
 }

@@ -6,6 +6,7 @@ use std::ops::RangeInclusive;
 
 use crate::model::few::Few;
 use crate::model::net::{Family, Port, PortKey, Proto};
+use crate::model::netmap::tailnet_range;
 use crate::model::ruleset::{PROBE_MARK, Ruleset, SLOTS};
 
 /// What the names of all our chains begin with.
@@ -202,7 +203,7 @@ impl Chain {
         match self {
             Self::Output => vec![format!("-m mark --mark {PROBE_MARK:#x} -j CT --notrack")],
             Self::Filter => refuse(family),
-            Self::Forward => forward(ts.as_str()),
+            Self::Forward => forward(ts.as_str(), family),
             Self::Prerouting => {
                 vec![format!("-i {ts} -g {}", Self::Tailnet), format!("! -i {ts} -m addrtype --dst-type LOCAL -g {}", Self::Cluster)]
             }
@@ -243,8 +244,9 @@ fn refuse(family: Family) -> Vec<String> {
     ]
 }
 
-fn forward(ts: &str) -> Vec<String> {
+fn forward(ts: &str, family: Family) -> Vec<String> {
     let relayed = "-m conntrack --ctstate DNAT";
+    let tailnet = tailnet_range(family);
     let clamp = |side| format!("-{side} {ts} -p tcp -m tcp --tcp-flags SYN,RST SYN -j TCPMSS --clamp-mss-to-pmtu");
     let count = |proto: Proto| format!("-p {proto} {relayed} -j {}", Chain::Count(Branch::root(proto)));
     vec![
@@ -252,6 +254,8 @@ fn forward(ts: &str) -> Vec<String> {
         clamp('i'),
         format!("! -i {ts} -o {ts} {relayed} -j MARK --set-xmark 0x40000/0xff0000"),
         format!("-i {ts} {relayed} --ctdir ORIGINAL -j RETURN"),
+        // What is meant for the tailnet and would leave by another way, while tailscaled and its routes are away.
+        format!("-d {tailnet} ! -o {ts} {relayed} --ctdir ORIGINAL -j DROP"),
         format!("-o {ts} {relayed} --ctdir REPLY -j RETURN"),
         count(Proto::Tcp),
         count(Proto::Udp),
