@@ -90,19 +90,14 @@ fn render<'a>(ruleset: &Ruleset, elements: impl Iterator<Item = &'a Element>) ->
         }
         text.push_str(if open == ",\n" { "\n\t\t}\n\t}\n" } else { "\t}\n" });
     }
-    rules(&mut text, &ruleset.interface);
+    translating(&mut text, &ruleset.interface);
+    forwarding(&mut text, &ruleset.interface);
     text.push_str("}\n");
     text
 }
 
-/// The static part. One line is one rule; blank lines part the chains.
-///
-/// What `forward` leads to is paid by every packet: a relayed flow that both ends have answered for comes by its first rule alone.
-/// Such a flow has its segment size agreed, so SYNs are looked for only before. docs/benchmarks.md says what each step costs.
-///
-/// What is meant for the tailnet and would leave by another way, as long as tailscaled and its routes are away, is dropped in `stray`: it
-/// would go to whoever has the target's address in the cluster, in plain, and its entry would keep it from the tailnet for good.
-fn rules(text: &mut String, interface: &InterfaceName) {
+/// The static part that translates. One line is one rule; blank lines part the chains.
+fn translating(text: &mut String, interface: &InterfaceName) {
     let _ = writeln!(
         text,
         r#"
@@ -131,8 +126,21 @@ fn rules(text: &mut String, interface: &InterfaceName) {
 		oifname "{interface}" ct status dnat snat ip to oifname map @source4
 		oifname "{interface}" ct status dnat snat ip6 to oifname map @source6
 		ct status dnat masquerade
-	}}
+	}}"#,
+        cluster = whole_address("pod"),
+        tailnet = whole_address("vip"),
+    );
+}
 
+/// What every packet pays that is passed on: a relayed flow that both ends have answered for comes by the first rule of `forward` alone.
+/// Such a flow has its segment size agreed, so SYNs are looked for only before. docs/benchmarks.md says what each step costs.
+///
+/// What is meant for the tailnet and would leave by another way, as long as tailscaled and its routes are away, is dropped in `stray`: it
+/// would go to whoever has the target's address in the cluster, in plain, and its entry would keep it from the tailnet for good.
+fn forwarding(text: &mut String, interface: &InterfaceName) {
+    let _ = writeln!(
+        text,
+        r#"
 	chain opening {{
 		oifname "{interface}" tcp option maxseg size set rt mtu
 		iifname "{interface}" tcp option maxseg size set rt mtu
@@ -171,8 +179,6 @@ fn rules(text: &mut String, interface: &InterfaceName) {
 		type filter hook output priority -300; policy accept;
 		meta mark {PROBE_MARK:#x} notrack
 	}}"#,
-        cluster = whole_address("pod"),
-        tailnet = whole_address("vip"),
         tailnet4 = tailnet_range(Family::V4),
         tailnet6 = tailnet_range(Family::V6),
     );
