@@ -10,13 +10,12 @@ mod way;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::Parser;
 
 use crate::bench::{Args, PLAIN, Point, Sheet, ratios};
 use crate::peers::pod::Pod;
 use crate::peers::probe::all_live;
 use crate::peers::router::{Router, direct};
-use crate::peers::stage::{Stage, stage};
+use crate::peers::stage::{Stage, on_stage};
 use crate::peers::system::System;
 use crate::way::{AT_ONCE, DIALLED, Way};
 
@@ -33,15 +32,14 @@ struct Measured {
 }
 
 fn main() -> Result<ExitCode> {
-    let args = Args::parse();
-    let sheet = stage(|stage| measure(stage, &args))?;
-    bench::publish("peers_connect", &args, &sheet)
+    on_stage(
+        "peers_connect",
+        "New connections through the proxy and WireGuard, beside the Tailscale operator's proxy and plain forwarding",
+        measure,
+    )
 }
 
-fn measure(stage: &Stage, args: &Args) -> Result<Sheet> {
-    let mut sheet =
-        Sheet::new("New connections through the proxy and WireGuard, beside the Tailscale operator's proxy and plain forwarding");
-    stage.versions(&mut sheet);
+fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {
     let _router = Router::start(stage);
     let mut pods = Pod::one_of_each(stage)?;
     let sizes = if args.quick { &SIZES[..1] } else { &SIZES };
@@ -56,13 +54,13 @@ fn measure(stage: &Stage, args: &Args) -> Result<Sheet> {
                 way.latency(&stage.client.node.ns, CALM)?;
             }
         }
-        report(&mut sheet, &measured, &limit.rates[before..]);
+        report(sheet, &measured, &limit.rates[before..]);
     }
     let point = |plot: String| Point::limit(&plot, PLAIN);
     sheet.plot(point(rate()), "1/s", limit.rates, None);
     sheet.plot(point(connect("p50")), "ms", limit.latencies, None);
     sheet.plot(point(connect("p99")), "ms", limit.worst, None);
-    Ok(sheet)
+    Ok(())
 }
 
 impl Measured {

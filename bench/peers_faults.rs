@@ -15,14 +15,13 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use clap::Parser;
 use tailyard::load::Load;
 use tailyard::model::load::{Report, Schedule};
 
 use crate::bench::{Args, Point, Sheet, ratios};
 use crate::peers::pod::{Pod, service};
 use crate::peers::probe::{all_live, attempt, sample};
-use crate::peers::stage::{Stage, stage};
+use crate::peers::stage::{Stage, on_stage};
 use crate::peers::system::System;
 
 /// How many services there are.
@@ -54,16 +53,14 @@ struct Taken {
 }
 
 fn main() -> Result<ExitCode> {
-    let args = Args::parse();
-    let sheet = stage(|stage| measure(stage, &args))?;
-    bench::publish("peers_faults", &args, &sheet)
+    on_stage(
+        "peers_faults",
+        "Supervisor or tailscaled killed under 200 new connections a second, one replica, beside the Tailscale operator's proxy",
+        measure,
+    )
 }
 
-fn measure(stage: &Stage, args: &Args) -> Result<Sheet> {
-    let mut sheet = Sheet::new(
-        "Supervisor or tailscaled killed under 200 new connections a second, one replica, beside the Tailscale operator's proxy",
-    );
-    stage.versions(&mut sheet);
+fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {
     let systems = if args.quick { &System::ALL[..2] } else { &System::ALL };
     let nothing = |(fault, system): (Fault, &System)| Taken { system: *system, fault, failed: Vec::new(), gap: Vec::new() };
     let pairs = [Fault::Supervisor, Fault::Tailscaled].into_iter().flat_map(|fault| systems.iter().map(move |system| (fault, system)));
@@ -74,8 +71,8 @@ fn measure(stage: &Stage, args: &Args) -> Result<Sheet> {
             taken.take(stage)?;
         }
     }
-    report(&mut sheet, &all);
-    Ok(sheet)
+    report(sheet, &all);
+    Ok(())
 }
 
 impl Fault {

@@ -11,12 +11,11 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use clap::Parser;
 
 use crate::bench::{Args, Point, Sheet, ms, ratios, status};
 use crate::peers::container::Container;
 use crate::peers::pod::Pod;
-use crate::peers::stage::{Stage, stage};
+use crate::peers::stage::{Stage, on_stage};
 use crate::peers::system::System;
 
 /// How many services there are.
@@ -36,23 +35,23 @@ struct Taken {
 }
 
 fn main() -> Result<ExitCode> {
-    let args = Args::parse();
-    let sheet = stage(|stage| measure(stage, &args))?;
-    bench::publish("peers_footprint", &args, &sheet)
+    on_stage(
+        "peers_footprint",
+        "Memory and processor of the supervisor, tailscaled left out, beside the Tailscale operator's proxy",
+        measure,
+    )
 }
 
-fn measure(stage: &Stage, args: &Args) -> Result<Sheet> {
-    let mut sheet = Sheet::new("Memory and processor of the supervisor, tailscaled left out, beside the Tailscale operator's proxy");
-    stage.versions(&mut sheet);
+fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {
     for size in if args.quick { &SIZES[1..2] } else { &SIZES } {
         let mut all = System::ALL.map(Taken::nothing);
         for round in 0..args.repetitions(3) {
             let all = all.iter_mut().filter(|taken| taken.system.takes_part(*size, round));
             measure_together(stage, all.collect(), *size)?;
         }
-        report(&mut sheet, &all, *size);
+        report(sheet, &all, *size);
     }
-    Ok(sheet)
+    Ok(())
 }
 
 /// A new Pod of each system: how much it used until all services were live and what follows was done, and what it uses when nothing changes.

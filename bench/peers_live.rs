@@ -11,12 +11,11 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use clap::Parser;
 
-use crate::bench::{Args, Point, Sheet, ms, ratios};
+use crate::bench::{Args, Point, Sheet, in_turn, ms, ratios};
 use crate::peers::pod::Pod;
 use crate::peers::probe::{all_live, gone, live, sample};
-use crate::peers::stage::{Stage, stage};
+use crate::peers::stage::{Stage, on_stage};
 use crate::peers::system::System;
 
 /// How many services there are.
@@ -45,14 +44,10 @@ struct Taken {
 }
 
 fn main() -> Result<ExitCode> {
-    let args = Args::parse();
-    let sheet = stage(|stage| measure(stage, &args))?;
-    bench::publish("peers_live", &args, &sheet)
+    on_stage("peers_live", "Config in place → all services live from nothing, and one more, beside the Tailscale operator's proxy", measure)
 }
 
-fn measure(stage: &Stage, args: &Args) -> Result<Sheet> {
-    let mut sheet = Sheet::new("Config in place → all services live from nothing, and one more, beside the Tailscale operator's proxy");
-    stage.versions(&mut sheet);
+fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {
     let mut pods = Pod::one_of_each(stage)?;
     for pod in &mut pods {
         clear(stage, pod, 1)?;
@@ -61,29 +56,26 @@ fn measure(stage: &Stage, args: &Args) -> Result<Sheet> {
     for size in sizes {
         let mut taken = System::ALL.map(|system| Taken { system, size: *size, whole: Vec::new(), more: Vec::new() });
         for round in 0..args.repetitions(5) {
-            // Each goes first, second and so on in turn.
-            let mut order: Vec<_> = pods.iter_mut().zip(&mut taken).collect();
-            order.rotate_left(round % System::ALL.len());
-            for (pod, taken) in order {
+            for (pod, taken) in in_turn(pods.iter_mut().zip(&mut taken), round) {
                 if pod.system.takes_part(*size, round) {
                     taken.take(stage, pod)?;
                 }
             }
         }
-        report(&mut sheet, &taken);
+        report(sheet, &taken);
     }
     if let [ours, stock, ..] = &mut pods[..] {
-        beyond(stage, ours, BEYOND, &mut sheet)?;
-        beyond(stage, stock, BEYOND, &mut sheet)?;
+        beyond(stage, ours, BEYOND, sheet)?;
+        beyond(stage, stock, BEYOND, sheet)?;
         if !args.quick {
             let mut many = Taken { system: ours.system, size: MANY, whole: Vec::new(), more: Vec::new() };
             for _ in 0..args.repetitions(5) {
                 many.take(stage, ours)?;
             }
-            many.add(&mut sheet);
+            many.add(sheet);
         }
     }
-    Ok(sheet)
+    Ok(())
 }
 
 impl Taken {

@@ -9,11 +9,10 @@ mod peers;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::Parser;
 
-use crate::bench::{Args, Point, Sheet, ms, ratios};
+use crate::bench::{Args, Point, Sheet, in_turn, ms, ratios};
 use crate::peers::pod::Pod;
-use crate::peers::stage::{Stage, stage};
+use crate::peers::stage::{Stage, on_stage};
 use crate::peers::system::System;
 
 /// How many services there are.
@@ -26,31 +25,29 @@ struct Taken {
 }
 
 fn main() -> Result<ExitCode> {
-    let args = Args::parse();
-    let sheet = stage(|stage| measure(stage, &args))?;
-    bench::publish("peers_restart", &args, &sheet)
+    on_stage(
+        "peers_restart",
+        "Start of a proxy with everything configured → all services live, beside the Tailscale operator's proxy",
+        measure,
+    )
 }
 
 /// Each start is that of a new Pod, as in a rolling restart: the node's state is in its Secret, in the kernel there is nothing.
-fn measure(stage: &Stage, args: &Args) -> Result<Sheet> {
-    let mut sheet = Sheet::new("Start of a proxy with everything configured → all services live, beside the Tailscale operator's proxy");
-    stage.versions(&mut sheet);
+fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {
     // The first login makes the node and its state.
     Pod::one_of_each(stage)?.into_iter().try_for_each(Pod::end)?;
     for size in if args.quick { &SIZES[..1] } else { &SIZES } {
         let mut all = System::ALL.map(|system| Taken { system, starts: Vec::new() });
         for round in 0..args.repetitions(5) {
-            let turn = round % all.len();
-            let (last, first) = all.split_at_mut(turn);
-            for taken in first.iter_mut().chain(last).filter(|taken| taken.system.takes_part(*size, round)) {
+            for taken in in_turn(&mut all, round).into_iter().filter(|taken| taken.system.takes_part(*size, round)) {
                 let (pod, took) = Pod::started(stage, taken.system, *size)?;
                 taken.starts.push(ms(took));
                 pod.end()?;
             }
         }
-        report(&mut sheet, &all, *size);
+        report(sheet, &all, *size);
     }
-    Ok(sheet)
+    Ok(())
 }
 
 fn report(sheet: &mut Sheet, all: &[Taken], size: u16) {

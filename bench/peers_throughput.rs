@@ -13,13 +13,12 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::Result;
-use clap::Parser;
 
-use crate::bench::{Args, PLAIN, Point, Sheet, ratios};
+use crate::bench::{Args, PLAIN, Point, Sheet, in_turn, ratios};
 use crate::copy::copy;
 use crate::peers::pod::Pod;
 use crate::peers::router::Router;
-use crate::peers::stage::{Stage, stage};
+use crate::peers::stage::{Stage, on_stage};
 use crate::peers::system::System;
 
 /// The port of the target that takes everything.
@@ -35,14 +34,10 @@ struct Way {
 }
 
 fn main() -> Result<ExitCode> {
-    let args = Args::parse();
-    let sheet = stage(|stage| measure(stage, &args))?;
-    bench::publish("peers_throughput", &args, &sheet)
+    on_stage("peers_throughput", "One established TCP connection through the proxy and WireGuard, as fast as it goes", measure)
 }
 
-fn measure(stage: &Stage, args: &Args) -> Result<Sheet> {
-    let mut sheet = Sheet::new("One established TCP connection through the proxy and WireGuard, as fast as it goes");
-    stage.versions(&mut sheet);
+fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {
     let _router = Router::start(stage);
     let listener = stage.behind.node.ns.run(|| TcpListener::bind((Ipv6Addr::UNSPECIFIED, SINK)))??;
     let mut pods = Pod::one_of_each(stage)?;
@@ -56,15 +51,12 @@ fn measure(stage: &Stage, args: &Args) -> Result<Sheet> {
         copy(&stage.client.node.ns, &listener, way.to)?;
     }
     for round in 0..args.repetitions(10) {
-        // Each goes first, second and last in turn.
-        let turn = round % ways.len();
-        let (last, first) = ways.split_at_mut(turn);
-        for way in first.iter_mut().chain(last) {
+        for way in in_turn(&mut ways, round) {
             way.rates.push(copy(&stage.client.node.ns, &listener, way.to)?);
         }
     }
-    report(&mut sheet, &ways);
-    Ok(sheet)
+    report(sheet, &ways);
+    Ok(())
 }
 
 /// Waits until a connection stands.

@@ -115,6 +115,14 @@ pub(crate) fn ms(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
 }
 
+/// Some things in another order each round: each goes first, second and so on in turn.
+pub(crate) fn in_turn<T>(things: impl IntoIterator<Item = T>, round: usize) -> Vec<T> {
+    let mut order: Vec<T> = things.into_iter().collect();
+    let first = round % order.len().max(1);
+    order.rotate_left(first);
+    order
+}
+
 /// The ratio of each repetition's pair.
 #[must_use]
 pub(crate) fn ratios(of: &[f64], to: &[f64]) -> Vec<f64> {

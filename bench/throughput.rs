@@ -15,7 +15,7 @@ use tailyard::model::net::Family;
 
 use crate::copy::copy;
 use crate::group::Proxy;
-use crate::support::{Args, PLAIN, Point, Sheet, ratios, tailyard};
+use crate::support::{Args, PLAIN, Point, Sheet, in_turn, ratios, tailyard};
 
 fn main() -> Result<ExitCode> {
     support::main("throughput", bench)
@@ -40,10 +40,7 @@ fn bench(args: &Args) -> Result<Sheet> {
             copy(&topology.client, &listener, to)?;
         }
         for round in 0..args.repetitions(15) {
-            // Each goes first, second and last in turn.
-            let mut order: Vec<_> = ways.iter().zip(&mut rates).collect();
-            order.rotate_left(round % ways.len());
-            for (to, rates) in order {
+            for (to, rates) in in_turn(ways.iter().zip(&mut rates), round) {
                 rates.push(copy(&topology.client, &listener, *to)?);
             }
         }

@@ -3,15 +3,17 @@
 use std::net::{IpAddr, SocketAddr};
 use std::panic::resume_unwind;
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use anyhow::{Context, Result};
+use clap::Parser;
 use tailyard::demo::services::{FIRST_TARGET_PORT, TARGET_PORTS};
 use tailyard::demo::target::Target;
 
-use crate::bench::Sheet;
+use crate::bench::{Args, Sheet, publish};
 
 use super::cluster::{self, Cluster};
 use super::support::{Machine, Process, Tailnet, servers};
@@ -39,8 +41,24 @@ pub(crate) struct Stage {
     pub(crate) tailnet: Tailnet,
 }
 
+/// Runs a benchmark on the stage, and publishes what it measured.
+pub(crate) fn on_stage(
+    name: &str,
+    question: &str,
+    measure: impl FnOnce(&Stage, &Args, &mut Sheet) -> Result<()> + Send,
+) -> Result<ExitCode> {
+    let args = Args::parse();
+    let sheet = stage(|stage| {
+        let mut sheet = Sheet::new(question);
+        stage.versions(&mut sheet);
+        measure(stage, &args, &mut sheet)?;
+        Ok(sheet)
+    })?;
+    publish(name, &args, &sheet)
+}
+
 /// Sets the stage for a benchmark.
-pub(crate) fn stage<T: Send>(bench: impl FnOnce(&Stage) -> Result<T> + Send) -> Result<T> {
+fn stage<T: Send>(bench: impl FnOnce(&Stage) -> Result<T> + Send) -> Result<T> {
     servers(&["containerboot", "headscale", "tailscaled", "tailscale"]);
     let measured = Mutex::new(None);
     cluster::cluster(async |cluster| {
@@ -77,7 +95,7 @@ impl Stage {
     }
 
     /// Notes which versions of the others' programs are measured.
-    pub(crate) fn versions(&self, sheet: &mut Sheet) {
+    fn versions(&self, sheet: &mut Sheet) {
         let told =
             self.tailnet.control_machine().command(&self.tailnet.control_machine().bin().join("tailscaled")).arg("--version").output();
         let told = told.map(|output| String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or_default().to_owned());
