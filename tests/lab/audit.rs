@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
-use serde_json::{Value, json};
-
 use super::control::ControlPlane;
+
+#[path = "../support/audit.rs"]
+mod log;
 
 /// Where the API server keeps it, on its machine.
 pub(crate) const LOG: &str = "/run/audit.log";
@@ -30,16 +31,15 @@ impl Asked {
 /// What is kept.
 pub(crate) fn policy() -> String {
     let users = ACCOUNTS.map(user);
-    let rules = json!([{"level": "Metadata", "users": users}, {"level": "None"}]);
-    json!({"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"], "rules": rules}).to_string()
+    log::policy(&users.each_ref().map(String::as_str))
 }
 
 /// What a service account of them has asked for so far.
 pub(crate) fn asked(plane: &ControlPlane, account: &str) -> Asked {
-    let log = plane.machine.command(Path::new("cat")).arg(LOG).output().expect("nsenter").stdout;
+    let told = plane.machine.command(Path::new("cat")).arg(LOG).output().expect("nsenter").stdout;
     let user = user(account);
     let mut asked = Asked::default();
-    for entry in log.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice::<Value>(line).ok()) {
+    for entry in log::requests(&String::from_utf8_lossy(&told)) {
         let verb = entry["verb"].as_str().unwrap_or_default();
         if entry["user"]["username"] != *user || verb == "watch" || entry["objectRef"]["resource"] == "leases" {
             continue;

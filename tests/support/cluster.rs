@@ -19,6 +19,9 @@ use tailyard::edge::kube::Cluster as Client;
 use tailyard::edge::netns::Namespace;
 use tempfile::TempDir;
 
+#[path = "audit.rs"]
+mod audit;
+
 /// The addresses of the API servers in their namespace; a certificate cannot be had for a loopback address.
 const ADDRESSES: [&str; 2] = ["10.99.0.2", "10.99.0.3"];
 /// The Kubernetes namespace of everything in a test.
@@ -88,9 +91,7 @@ impl Cluster {
         let tokens =
             format!("admin-token,admin,1,\"system:masters\"\npod-token,pod,2,\"pods\"\nreconciler-token,{RECONCILER},3,\"{accounts}\"\n");
         fs::write(path("tokens.csv"), tokens).expect("tokens");
-        let policy = json!({"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"],
-            "rules": [{"level": "Metadata", "users": ["pod", RECONCILER]}, {"level": "None"}]});
-        fs::write(path("audit.json"), policy.to_string()).expect("policy");
+        fs::write(path("audit.json"), audit::policy(&["pod", RECONCILER])).expect("policy");
         for (name, token) in [("pod", "pod-token"), ("admin", "admin-token"), ("reconciler", "reconciler-token")] {
             fs::create_dir(path(name)).expect("directory");
             fs::write(path(name).join("namespace"), NAMESPACE).expect("namespace");
@@ -337,8 +338,8 @@ impl Cluster {
     /// The writes that the reconciler made, its Lease apart: verb, resource and name.
     pub(crate) fn writes(&self) -> Vec<String> {
         let log = fs::read_to_string(self.path("audit.log")).unwrap_or_default();
-        let events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        let own = events.filter(|event| event["user"]["username"] == RECONCILER && event["objectRef"]["resource"] != "leases");
+        let own =
+            audit::requests(&log).filter(|event| event["user"]["username"] == RECONCILER && event["objectRef"]["resource"] != "leases");
         let writes = own.filter(|event| matches!(event["verb"].as_str(), Some("create" | "update" | "patch" | "delete")));
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let tell = |event: &Value| {
@@ -352,10 +353,9 @@ impl Cluster {
     /// How often the Pod did this to such an object and succeeded, according to the API server's audit log.
     pub(crate) fn count(&self, verb: &str, resource: &str) -> usize {
         let log = fs::read_to_string(self.path("audit.log")).unwrap_or_default();
-        let events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
         let done =
             |event: &Value| event["verb"] == verb && event["objectRef"]["resource"] == resource && event["responseStatus"]["code"] == 200;
-        events.filter(done).count()
+        audit::requests(&log).filter(done).count()
     }
 }
 
