@@ -49,7 +49,7 @@ bench-report: setup ## Measure and write docs/benchmarks.md with its plots: all 
 
 soak: setup ## Keep a group under load while troubles befall it: two hours, or SOAK_SECONDS; SOAK_SEED repeats a run, SOAK_RATE loads more
 	SOAK_SECONDS=$(or $(SOAK_SECONDS),7200) SOAK_SEED=$(or $(SOAK_SEED),$(shell date +%s)) SOAK_RATE=$(or $(SOAK_RATE),200) \
-		cargo test --locked --release --test soak nothing_is_lost -- --nocapture
+		cargo test --locked --profile bench --test soak nothing_is_lost -- --nocapture
 
 lint: ## Format, clippy, the fuzzers' lock, licences and advisories of dependencies
 	cargo fmt --check

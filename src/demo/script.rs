@@ -161,11 +161,16 @@ impl Script<'_> {
         Ok(())
     }
 
-    /// Whether the others can do without the replica.
+    /// Whether the others can do without the replica, and it is there to be told.
     #[must_use]
     pub fn can(&self, blow: Blow) -> bool {
         match blow {
-            Blow::Kill(number) | Blow::Leave(number) => look(&self.board).can_spare(number),
+            Blow::Kill(number) => look(&self.board).can_spare(number),
+            // Who is leaving already would take it for an order to hurry.
+            Blow::Leave(number) => {
+                let board = look(&self.board);
+                board.can_spare(number) && board.members.get(number).is_some_and(|member| member.ready && member.life == Life::Running)
+            }
             Blow::Revive(_) => true,
         }
     }

@@ -35,6 +35,17 @@ enum Left<'a, T> {
     Targets(&'a Few<T>),
 }
 
+impl<T: Ord> Left<'_, T> {
+    /// How a flow of the key stands that leads to this target.
+    fn standing(&self, target: &T) -> Standing {
+        match self {
+            Self::Nothing => Standing::Removed,
+            Self::Targets(targets) if targets.contains(target) => Standing::Same,
+            Self::Targets(_) => Standing::Moved,
+        }
+    }
+}
+
 /// What a change of the ruleset takes away.
 #[derive(Clone)]
 pub struct Cuts<'a> {
@@ -132,14 +143,21 @@ impl<'a> Cuts<'a> {
         if flow.status & SRC_NAT != 0 && self.lost.contains(&flow.reply.destination.ip()) {
             return Standing::Removed;
         }
-        // In the order in which the rules ask their maps.
+        // In the order in which the rules ask their maps. What is touched is looked at first: it is little where much is tracked, and a
+        // touched key is one that the rules have or had.
         let (address, target) = (flow.original.destination.ip(), flow.target());
-        if self.has(|rules| rules.from_tailnet.contains_key(&address)) {
-            return standing(self.from_tailnet.get(&address), &target.ip());
+        if let Some(left) = self.from_tailnet.get(&address) {
+            return left.standing(&target.ip());
         }
-        match flow.key().filter(|key| self.has(|rules| rules.ports.contains_key(key))) {
-            Some(key) => standing(self.ports.get(&key), &target),
-            None => standing(self.from_cluster.get(&address), &target.ip()),
+        let key = flow.key();
+        let (port, cluster) = (key.and_then(|key| self.ports.get(&key)), self.from_cluster.get(&address));
+        if (port.is_none() && cluster.is_none()) || self.has(|rules| rules.from_tailnet.contains_key(&address)) {
+            return Standing::Same;
+        }
+        match (port, cluster) {
+            (Some(left), _) => left.standing(&target),
+            (None, Some(left)) if !key.is_some_and(|key| self.has(|rules| rules.ports.contains_key(&key))) => left.standing(&target.ip()),
+            _ => Standing::Same,
         }
     }
 
@@ -169,15 +187,6 @@ fn touched<'a, K: Ord, T: Ord>(edits: &'a BTreeMap<K, Edit<Few<T>>>) -> Touched<
 
 fn every<K: Ord, T: Ord>(map: &OrdMap<K, Few<T>>) -> Touched<'_, K, T> {
     map.iter().map(|(key, targets)| (key, Left::Targets(targets))).collect()
-}
-
-fn standing<T: Ord>(touched: Option<&Left<'_, T>>, target: &T) -> Standing {
-    match touched {
-        None => Standing::Same,
-        Some(Left::Nothing) => Standing::Removed,
-        Some(Left::Targets(targets)) if targets.contains(target) => Standing::Same,
-        Some(Left::Targets(_)) => Standing::Moved,
-    }
 }
 
 #[cfg(test)]
