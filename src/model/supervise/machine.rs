@@ -262,9 +262,10 @@ impl Machine {
     }
 
     fn ended(&mut self, now: At, random: f64) {
+        let worked = self.fresh;
         if let Child::Alive { since } = self.child
             && now.saturating_sub(since) >= STEADY
-            && self.fresh
+            && worked
         {
             self.retry.reset();
         }
@@ -274,8 +275,10 @@ impl Machine {
             self.child = Child::Gone;
             return;
         }
+        // One that worked is away for as short as can be; one that ends again soon, or never worked, waits longer each time.
+        let at_once = wanted || (worked && self.retry.failures() == 0);
         let wait = if wanted { Duration::ZERO } else { self.retry.next(random) };
-        self.child = Child::Down { until: now + wait };
+        self.child = Child::Down { until: if at_once { now } else { now + wait } };
     }
 
     fn stop(&mut self, now: At, grace: Duration, actions: &mut Vec<Action>) {

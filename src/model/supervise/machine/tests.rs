@@ -79,18 +79,32 @@ fn a_daemon_comes_up_step_by_step() {
 }
 
 #[test]
-fn a_crash_is_seen_at_once_and_mended_soon() {
+fn a_crash_of_what_worked_is_mended_at_once() {
     let mut lab = Lab::new(&settings()).running();
-    assert_eq!(lab.on(Event::Exited("signal: 9".into())), []);
-    assert_eq!(lab.phase(), Phase::Down);
-    assert_eq!(lab.after(Duration::from_millis(199), Event::Tick), []);
+    assert_eq!(lab.on(Event::Exited("signal: 9".into())), [Action::Spawn]);
+    assert_eq!((lab.phase(), lab.machine.restarts()), (Phase::Down, 1));
+    for event in [Event::Spawned, Event::Connected, seen(BackendState::Running)] {
+        lab.on(event);
+    }
+    assert_eq!(lab.on(Event::Exited("signal: 9".into())), [], "not again and again");
+    assert_eq!(lab.after(Duration::from_millis(399), Event::Tick), []);
     assert_eq!(lab.after(Duration::from_millis(1), Event::Tick), [Action::Spawn]);
-    assert_eq!(lab.machine.restarts(), 1);
+}
+
+#[test]
+fn a_crash_of_what_never_worked_waits() {
+    let mut lab = Lab::new(&settings());
+    assert_eq!(lab.on(Event::Tick), [Action::Spawn]);
+    lab.on(Event::Spawned);
+    assert_eq!(lab.on(Event::Exited("1".into())), []);
+    assert_eq!(lab.after(Duration::from_millis(200), Event::Tick), [Action::Spawn]);
 }
 
 #[test]
 fn crashes_in_a_row_slow_down_and_a_steady_run_forgives() {
     let mut lab = Lab::new(&settings()).running();
+    assert_eq!(lab.on(Event::Exited("1".into())), [Action::Spawn]);
+    lab.on(Event::Spawned);
     let mut waits = Vec::new();
     for _ in 0..12 {
         let actions = lab.machine.step(Event::Exited("1".into()), lab.now, 0.0);
@@ -100,12 +114,11 @@ fn crashes_in_a_row_slow_down_and_a_steady_run_forgives() {
         assert_eq!(lab.on(Event::Tick), [Action::Spawn], "it never gives up");
         lab.on(Event::Spawned);
     }
-    assert_eq!(waits, [200, 400, 800, 1600, 3200, 6400, 12800, 25600, 30000, 30000, 30000, 30000]);
+    assert_eq!(waits, [400, 800, 1600, 3200, 6400, 12800, 25600, 30000, 30000, 30000, 30000, 30000]);
     lab.on(Event::Connected);
     lab.on(seen(BackendState::Running));
     lab.now += STEADY;
-    let actions = lab.machine.step(Event::Exited("1".into()), lab.now, 0.0);
-    assert_eq!(actions, [Action::Wake(lab.now + Duration::from_millis(200))]);
+    assert_eq!(lab.on(Event::Exited("1".into())), [Action::Spawn]);
 }
 
 #[test]
@@ -152,7 +165,9 @@ fn a_stop_terminates_then_kills_and_starts_nothing_any_more() {
 
 #[test]
 fn a_stop_while_down_or_starting_is_a_stop() {
-    let mut down = Lab::new(&settings()).running();
+    let mut down = Lab::new(&settings());
+    down.on(Event::Tick);
+    down.on(Event::Spawned);
     down.on(Event::Exited("1".into()));
     assert_eq!(down.on(Event::Stop { grace: SECOND }), []);
     assert_eq!(down.phase(), Phase::Exited);
@@ -250,8 +265,7 @@ fn two_steps_always_tells_prefs_at_each_start_and_logs_in_where_needed() {
     lab.on(Event::Auth(AuthEvent::LoggedIn(Ok(()))));
     assert_eq!(lab.after(SECOND * 3, seen(BackendState::NeedsLogin)), [], "it takes a while");
     assert_eq!(lab.on(seen(BackendState::Running)), []);
-    lab.on(Event::Exited("1".into()));
-    assert_eq!(lab.after(SECOND, Event::Tick), [Action::Spawn]);
+    assert_eq!(lab.on(Event::Exited("1".into())), [Action::Spawn]);
     lab.on(Event::Spawned);
     lab.on(Event::Connected);
     assert_eq!(lab.on(seen(BackendState::Starting)), [Action::TellPrefs]);
