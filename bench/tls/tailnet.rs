@@ -7,15 +7,18 @@
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Runtime};
+use tokio::time::timeout;
 use tokio_rustls::client::TlsStream;
 
 use crate::backend::Backend;
@@ -39,6 +42,24 @@ struct Site {
     name: String,
     at: SocketAddr,
     tls: tokio_rustls::TlsConnector,
+}
+
+/// A step towards a connection, in which it may fail.
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Tcp,
+    Tls,
+}
+
+/// The handshakes of one measurement.
+struct Handshakes {
+    slice: Slice,
+    /// How many failed in each step.
+    failed: [usize; Step::ALL.len()],
+}
+
+impl Step {
+    const ALL: [Self; 2] = [Self::Tcp, Self::Tls];
 }
 
 /// Measures both in turn, so often.
@@ -123,35 +144,47 @@ fn serve(service: &str, name: &str, to: SocketAddr) -> Value {
 
 impl Site {
     /// A connection after its handshake, which is a full one.
-    async fn connect(&self) -> std::io::Result<TlsStream<TcpStream>> {
-        let stream = tokio::time::timeout(PATIENCE, TcpStream::connect(self.at)).await??;
-        stream.set_nodelay(true)?;
-        self.tls.connect(ServerName::try_from(self.name.clone()).expect("a name"), stream).await
+    async fn connect(&self) -> Result<TlsStream<TcpStream>, Step> {
+        let connected = timeout(PATIENCE, TcpStream::connect(self.at)).await.ok().and_then(Result::ok).ok_or(Step::Tcp)?;
+        connected.set_nodelay(true).map_err(|_| Step::Tcp)?;
+        let name = ServerName::try_from(self.name.clone()).expect("a name");
+        timeout(PATIENCE, self.tls.connect(name, connected)).await.ok().and_then(Result::ok).ok_or(Step::Tls)
     }
 
-    /// Waits until it is reached.
-    async fn reached(&self) -> Result<()> {
+    /// The same, tried until it is made.
+    async fn reached(&self) -> Result<TlsStream<TcpStream>> {
         let tried = async {
-            while self.connect().await.is_err() {
+            loop {
+                if let Ok(stream) = self.connect().await {
+                    return stream;
+                }
                 tokio::time::sleep(AGAIN).await;
             }
         };
-        ensure!(tokio::time::timeout(DEADLINE, tried).await.is_ok(), "{} is never reached: {:?}", self.name, self.connect().await.err());
-        Ok(())
+        timeout(DEADLINE, tried).await.with_context(|| format!("{} is never reached", self.name))
     }
 
-    async fn handshakes(&self) -> Slice {
-        slice(vec![self.clone(); AT_ONCE], |site| {
-            let site = site.clone();
-            async move { site.connect().await.is_ok() }
+    async fn handshakes(&self) -> Handshakes {
+        let failed = Arc::new(Step::ALL.map(|_| AtomicUsize::new(0)));
+        let counted = Arc::clone(&failed);
+        let slice = slice(vec![self.clone(); AT_ONCE], move |site| {
+            let (site, failed) = (site.clone(), Arc::clone(&counted));
+            async move {
+                let made = site.connect().await;
+                if let Err(step) = &made {
+                    failed[*step as usize].fetch_add(1, Ordering::Relaxed);
+                }
+                made.is_ok()
+            }
         })
-        .await
+        .await;
+        Handshakes { slice, failed: failed.each_ref().map(|count| count.load(Ordering::Relaxed)) }
     }
 
     async fn requests(&self) -> Result<Slice> {
         let mut clients = Vec::new();
         for _ in 0..AT_ONCE {
-            let (client, connection) = http1::handshake(TokioIo::new(self.connect().await?)).await?;
+            let (client, connection) = http1::handshake(TokioIo::new(self.reached().await?)).await?;
             tokio::spawn(connection);
             clients.push(client);
         }
@@ -163,6 +196,7 @@ impl Site {
 async fn measure(sites: [Site; 2], rounds: usize, sheet: &mut Sheet) -> Result<()> {
     let mut handshakes = [Vec::new(), Vec::new()];
     let mut requests = [Vec::new(), Vec::new()];
+    let mut failed = [[0; Step::ALL.len()]; 2];
     for site in &sites {
         site.reached().await?;
     }
@@ -171,7 +205,10 @@ async fn measure(sites: [Site; 2], rounds: usize, sheet: &mut Sheet) -> Result<(
             let measured = (site.handshakes().await, site.requests().await?);
             // The first round warms up.
             if round > 0 {
-                handshakes[at].push(measured.0);
+                for step in Step::ALL {
+                    failed[at][step as usize] += measured.0.failed[step as usize];
+                }
+                handshakes[at].push(measured.0.slice);
                 requests[at].push(measured.1);
             }
         }
@@ -185,6 +222,12 @@ async fn measure(sites: [Site; 2], rounds: usize, sheet: &mut Sheet) -> Result<(
             sheet.add(format!("{what} through the tailnet, {whose}: failed"), "count", vec![count(failed)], None);
         }
         ensure!(ours.iter().chain(theirs).all(|slice| slice.rate > 0.0), "{what}: none was made");
+    }
+    for (whose, failed) in [("our replica", failed[0]), ("the stock proxy", failed[1])] {
+        for (how, step) in [("no connection", Step::Tcp), ("connected, no TLS", Step::Tls)] {
+            let what = format!("handshakes through the tailnet, {whose}: failed, {how}");
+            sheet.add(what, "count", vec![count(failed[step as usize])], None);
+        }
     }
     Ok(())
 }

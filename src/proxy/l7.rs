@@ -32,6 +32,7 @@ mod dial;
 pub mod endpoints;
 pub mod identify;
 mod listen;
+mod parting;
 mod peer;
 mod pool;
 mod request;
@@ -101,6 +102,8 @@ pub struct Limits {
     pub head: usize,
     /// Requests at a time on one HTTP/2 connection.
     pub streams: u32,
+    /// The time to close that a client has after TLS has ended.
+    pub parting: Duration,
     /// Connections at a time on one port; more wait to be accepted.
     pub connections: usize,
     /// The time that open connections have when their listener is closed: as much as the flows of a replica that leaves.
@@ -188,6 +191,7 @@ impl Default for Limits {
             idle: Duration::from_secs(75),
             head: 64 << 10,
             streams: 256,
+            parting: Duration::from_secs(2),
             connections: 16_384,
             grace: Budget::of(Budget::DEFAULT_GRACE, true).flows,
         }

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use http::StatusCode;
 use serde_json::json;
-use tailyard::proxy::l7::Limits;
+use tailyard::proxy::l7::{Closing, Limits};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
+use tokio_rustls::client::TlsStream;
 
 use super::backend::Backend;
 use super::front::{DEADLINE, Front, Options, eventually, get1, got, service, site};
@@ -109,4 +110,39 @@ async fn who_is_not_tailscaled_is_not_served() {
     assert_eq!(closed(stream).await, b"", "not a word");
     assert_eq!(front.l7.stats.sample()["svc:web"].refused["Signature"], 1);
     assert_eq!(backend.state.requests(), 0);
+}
+
+/// Says goodbye in TLS, and waits until the other side has said so too. What is left is TCP.
+async fn said_goodbye(mut client: TlsStream<TcpStream>) -> TcpStream {
+    client.get_mut().1.send_close_notify();
+    client.flush().await.expect("sent");
+    assert_eq!(timeout(DEADLINE, client.read(&mut [0])).await.expect("in time").expect("a goodbye"), 0);
+    client.into_inner().0
+}
+
+#[tokio::test]
+async fn after_tls_the_client_closes_first_and_has_a_limited_time_for_it() {
+    let backend = Backend::new("a").await;
+    for alpn in ["http/1.1", "h2"] {
+        let front = with(&backend, Limits { parting: DEADLINE, ..Limits::default() }).await;
+        let mut left = said_goodbye(front.tls("svc:web", NAME, alpn).await.expect("TLS")).await;
+        let open = || front.l7.stats.sample()["svc:web"].open;
+        eventually("it is no open connection any more", || open() == 0).await;
+        assert!(timeout(Duration::from_millis(300), left.read(&mut [0])).await.is_err(), "{alpn}: closed first");
+        left.shutdown().await.expect("closed");
+        closed(left).await;
+
+        let front = with(&backend, Limits { parting: Duration::from_millis(300), ..Limits::default() }).await;
+        closed(said_goodbye(front.tls("svc:web", NAME, alpn).await.expect("TLS")).await).await;
+    }
+}
+
+#[tokio::test]
+async fn who_parts_does_not_hold_up_a_listener_that_closes() {
+    let backend = Backend::new("a").await;
+    let front = with(&backend, Limits { parting: 2 * DEADLINE, grace: 2 * DEADLINE, ..Limits::default() }).await;
+    let left = said_goodbye(front.tls("svc:web", NAME, "http/1.1").await.expect("TLS")).await;
+    front.closing.send_replace(Closing::Closed);
+    closed(left).await;
+    timeout(DEADLINE, front.work).await.expect("ended in time").expect("no panic");
 }

@@ -22,6 +22,7 @@ use crate::edge::tls::{TlsError, is_http2};
 use crate::model::preamble::{FIXED, Fixed, PreambleError};
 
 use super::activity::{Activity, Patience};
+use super::parting::lend;
 use super::request::answer;
 use super::{Closing, Limits, Port};
 
@@ -51,8 +52,8 @@ impl Refused {
     }
 }
 
-/// Serves a connection until it ends; once `closing`, no new requests are taken.
-pub(super) async fn serve(mut stream: TcpStream, port: Arc<Port>, closing: watch::Receiver<bool>) {
+/// Serves a connection until it ends; once `closing`, no new requests are taken. Returns it if TLS has ended and it is still to be closed.
+pub(super) async fn serve(mut stream: TcpStream, port: Arc<Port>, closing: watch::Receiver<bool>) -> Option<TcpStream> {
     // Not to have it costs latency, nothing else.
     let _ = stream.set_nodelay(true);
     let limits = port.shared.limits;
@@ -60,13 +61,16 @@ pub(super) async fn serve(mut stream: TcpStream, port: Arc<Port>, closing: watch
         Ok(client) => client,
         Err(error) => {
             port.counts.refused(error.kind());
-            return tracing::debug!(service = port.service, kind = error.kind(), "{error}");
+            tracing::debug!(service = port.service, kind = error.kind(), "{error}");
+            return None;
         }
     };
     if !port.over_tls {
-        return requests(stream, auto::Builder::new(TokioExecutor::new()), port, client, closing).await;
+        requests(stream, auto::Builder::new(TokioExecutor::new()), port, client, closing).await;
+        return None;
     }
-    let Some(acceptor) = port.site.borrow().acceptor.clone() else { return };
+    let acceptor = port.site.borrow().acceptor.clone()?;
+    let (stream, mut given_back) = lend(stream);
     match timeout(limits.handshake, acceptor.accept(stream)).await {
         Ok(Ok(stream)) => {
             port.counts.handshake("ok");
@@ -77,6 +81,7 @@ pub(super) async fn serve(mut stream: TcpStream, port: Arc<Port>, closing: watch
         Ok(Err(error)) => shaken_off(&port, &error),
         Err(_) => port.counts.handshake("Deadline"),
     }
+    given_back.try_recv().ok()
 }
 
 fn shaken_off(port: &Port, error: &TlsError) {

@@ -15,6 +15,7 @@ use crate::model::sites::{Site, Sites};
 use crate::runtime::accept::accept;
 
 use super::connection::serve;
+use super::parting::part;
 use super::{InPlace, Loopback, Port, Served, Shared};
 
 /// The listeners of all sites.
@@ -161,10 +162,14 @@ async fn listen(listener: TcpListener, port: Arc<Port>, mut closing: watch::Rece
         };
         if let Some((stream, slot)) = accepted {
             let open = port.shared.stats.opened(&port.counts);
-            let work = serve(stream, Arc::clone(&port), closing.clone());
+            let (work, limit, closing) = (serve(stream, Arc::clone(&port), closing.clone()), port.shared.limits.parting, closing.clone());
             connections.spawn(async move {
-                work.await;
-                drop((open, slot));
+                let left = work.await;
+                drop(open);
+                if let Some(stream) = left {
+                    part(stream, limit, closing).await;
+                }
+                drop(slot);
             });
         }
     }

@@ -1,0 +1,90 @@
+//! Parting with a client after TLS has ended: the client closes the TCP connection, we do only if it takes too long.
+//!
+//! A client's TCP connection ends in tailscaled, and tailscaled closes its end as soon as we close ours. Whichever side closes first
+//! keeps the connection's addresses and ports for a minute. Kernels let a new connection have them before, tailscaled's own TCP does not
+//! answer it: a client whose next connection happens to have the same port would wait for nothing. The client's kernel, which then keeps
+//! them instead, gives them to no new connection. Nobody misses anything meanwhile, for what TLS has to say has been said; without TLS
+//! the end of a connection may be the end of an answer, so there nothing is held back.
+
+use std::io::{self, ErrorKind, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::sync::{oneshot, watch};
+use tokio::time::sleep;
+
+/// A connection that is given back when whoever has it would close it.
+#[derive(Debug)]
+pub(super) struct Lent {
+    stream: Option<TcpStream>,
+    back: Option<oneshot::Sender<TcpStream>>,
+}
+
+/// Lends a connection. Once the receiver is gone, it is the borrower's, who then closes it as any other.
+pub(super) fn lend(stream: TcpStream) -> (Lent, oneshot::Receiver<TcpStream>) {
+    let (back, given_back) = oneshot::channel();
+    (Lent { stream: Some(stream), back: Some(back) }, given_back)
+}
+
+/// Waits until the client has closed, or for so long, or until there is no time left for it; then closes.
+pub(super) async fn part(mut stream: TcpStream, limit: Duration, mut closing: watch::Receiver<bool>) {
+    let farewell = async {
+        let mut rest = [0; 512];
+        while stream.read(&mut rest).await.is_ok_and(|read| read > 0) {}
+    };
+    tokio::select! {
+        () = farewell => {}
+        () = sleep(limit) => {}
+        _ = closing.wait_for(|closing| *closing) => {}
+    }
+}
+
+impl Lent {
+    fn writer(&mut self) -> io::Result<Pin<&mut TcpStream>> {
+        self.stream.as_mut().map(Pin::new).ok_or_else(|| ErrorKind::BrokenPipe.into())
+    }
+}
+
+impl AsyncRead for Lent {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match &mut self.get_mut().stream {
+            Some(stream) => Pin::new(stream).poll_read(cx, buf),
+            None => Poll::Ready(Ok(())),
+        }
+    }
+}
+
+impl AsyncWrite for Lent {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        self.get_mut().writer()?.poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(self: Pin<&mut Self>, cx: &mut Context<'_>, bufs: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        self.get_mut().writer()?.poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.as_ref().is_some_and(AsyncWrite::is_write_vectored)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.get_mut().stream {
+            Some(stream) => Pin::new(stream).poll_flush(cx),
+            None => Poll::Ready(Ok(())),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if let (Some(back), Some(stream)) = (this.back.take(), this.stream.take()) {
+            this.stream = back.send(stream).err();
+        }
+        match &mut this.stream {
+            Some(stream) => Pin::new(stream).poll_shutdown(cx),
+            None => Poll::Ready(Ok(())),
+        }
+    }
+}
