@@ -40,7 +40,7 @@ fn bench(args: &Args) -> Result<Sheet> {
             let mut proxy = Proxy::start(&topology, 0, size)?;
             let pid = proxy.replica.pid().context("the proxy runs")?;
             idle.push(share(pid, || {
-                std::thread::sleep(Duration::from_secs(5));
+                std::thread::sleep(Duration::from_secs(if args.quick { 2 } else { 5 }));
                 Ok(())
             })?);
             memory.push(status(pid, "VmRSS:")?);

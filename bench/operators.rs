@@ -1,8 +1,8 @@
 //! What does the Tailscale operator take for egress Services on one group, and what does our reconciler?
 //!
-//! Both on the same cluster of two nodes, in the same run, one after the other: a user's group of two replicas, each party with the
-//! proxies of its own. The control plane of both is the stand-in of the tests; all else is real. Requests are counted by the API
-//! server, in its audit log. Needs root and what `tests/servers/build` makes.
+//! Both on the same cluster of two nodes, in the same run, in turn: ours, theirs, theirs, ours, ours, theirs. Each makes a user's group
+//! of two replicas anew, with the proxies of its own; the other one has no Pods then. The control plane of both is the stand-in of the
+//! tests; all else is real. Requests are counted by the API server, in its audit log. Needs root and what `tests/servers/build` makes.
 
 #![allow(
     dead_code,
@@ -22,6 +22,7 @@ mod parties;
 mod tier;
 mod users;
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -35,7 +36,7 @@ use tokio::time::sleep;
 
 use crate::bench::{Args, Point, Sheet, processor_time, ratios, status};
 use crate::users::Users;
-use kubernetes::audit::{Asked, asked};
+use kubernetes::audit::Log;
 use kubernetes::images::TAILYARD;
 use parties::Stage;
 use tier::{chart, client, kubernetes, lab, pods, support};
@@ -43,31 +44,45 @@ use tier::{chart, client, kubernetes, lab, pods, support};
 /// The group of all Services.
 const GROUP: &str = "eg";
 /// How long anything may take.
-const PATIENCE: Duration = Duration::from_mins(10);
+const PATIENCE: Duration = Duration::from_mins(4);
 /// How long nothing may be asked until a party counts as at rest.
-const REST: Duration = Duration::from_secs(4);
+const REST: Duration = Duration::from_secs(3);
+/// How long a party is watched that has nothing to do.
+const IDLE: Duration = Duration::from_secs(10);
 
-/// How it is called.
-#[derive(Debug, Parser)]
-struct Call {
-    #[command(flatten)]
-    args: Args,
-    /// How many Services are made at once
-    #[arg(long, default_values_t = [10, 100])]
-    services: Vec<usize>,
-}
+/// How many Services are made at once, by both.
+const SIZES: [usize; 2] = [5, 20];
+/// Where it is only to be shown that it works.
+const FEW: [usize; 1] = [5];
 
 /// Who makes of a Service what it asks for.
+#[derive(Debug, PartialEq, Eq)]
 struct Party {
     name: &'static str,
     /// Its service account.
     account: &'static str,
-    /// How its Pods are found.
+    /// How its Pods are found, and whose they are.
     label: &'static str,
+    deployment: &'static str,
+    replicas: u8,
 }
 
-const THEIRS: Party = Party { name: "Tailscale operator", account: "operator", label: "app=operator" };
-const OURS: Party = Party { name: "Tailyard", account: "tailyard-reconciler", label: "app.kubernetes.io/name=tailyard" };
+const THEIRS: Party = Party { name: "Tailscale operator", account: "operator", label: "app=operator", deployment: "operator", replicas: 1 };
+const OURS: Party = Party {
+    name: "Tailyard",
+    account: "tailyard-reconciler",
+    label: "app.kubernetes.io/name=tailyard",
+    deployment: "tailyard-reconciler",
+    replicas: 2,
+};
+
+/// The cluster, and who plays on it.
+struct Match {
+    stage: Stage,
+    playing: &'static Party,
+    /// How many Services there are.
+    made: usize,
+}
 
 /// A figure of a batch.
 type Field = fn(&Batch) -> f64;
@@ -81,31 +96,58 @@ struct Batch {
     processor: f64,
 }
 
+/// What was measured of a party.
+#[derive(Debug, Default)]
+struct Taken {
+    /// By the number of Services.
+    batches: BTreeMap<usize, Vec<Batch>>,
+    one_more: Vec<f64>,
+    resident: Vec<f64>,
+    idle: Vec<f64>,
+}
+
 fn main() -> Result<ExitCode> {
-    let Call { args, services } = Call::parse();
-    let services = if args.quick { vec![5] } else { services };
+    let args = Args::parse();
+    let sizes: &[usize] = if args.quick { &FEW } else { &SIZES };
+    let (mut ours, mut theirs) = (Taken::default(), Taken::default());
+    let mut game = Match::begin();
+    for round in 0..args.repetitions(3) {
+        let mut both = [(&OURS, &mut ours), (&THEIRS, &mut theirs)];
+        // Who was second goes on: a change of the party takes longer than what is measured.
+        if round % 2 == 1 {
+            both.reverse();
+        }
+        for (party, taken) in both {
+            game.hand_to(party);
+            game.measured(sizes, taken)?;
+        }
+    }
     let mut sheet = Sheet::new("Egress Services on a real cluster: the Tailscale operator and Tailyard's reconciler");
-    let stage = Stage::set();
-    stage.install_theirs();
-    stage.ask_for_a_group();
-    let theirs = measured(&stage, &THEIRS, &services, &args, &mut sheet)?;
-    take_back(&stage);
-    stage.stop("operator");
-    stage.install_ours(TAILYARD);
-    stage.ask_for_a_group();
-    let ours = measured(&stage, &OURS, &services, &args, &mut sheet)?;
+    for (party, taken) in [(&OURS, &ours), (&THEIRS, &theirs)] {
+        tell(&mut sheet, party, taken);
+    }
     compare(&mut sheet, &ours, &theirs);
     bench::publish("operators", &args, &sheet)
 }
 
-/// Takes away what a user asked for, with all that became of it; the API's own Service stays.
-fn take_back(stage: &Stage) {
-    stage.cluster.kubectl(&["delete", "services", "-n", "default", "-l", "component!=apiserver", "--timeout=400s"]);
-    stage.cluster.kubectl(&["delete", "proxygroup", GROUP, "--timeout=120s"]);
+/// What a party took.
+fn tell(sheet: &mut Sheet, party: &Party, taken: &Taken) {
+    for (size, batches) in &taken.batches {
+        let of = |plot: &str| Point::of(plot, party.name, *size as u64);
+        let each = |field: Field| batches.iter().map(field).collect::<Vec<_>>();
+        sheet.plot(of("made at once: seconds until all are ready"), "s", each(|batch| batch.seconds), None);
+        sheet.plot(of("API requests for each"), "", each(|batch| batch.requests), None);
+        sheet.plot(of("writes for each"), "", each(|batch| batch.writes), None);
+        sheet.plot(of("processor time for each"), "ms", each(|batch| batch.processor), None);
+    }
+    let mut add = |what: &str, unit: &str, values: &[f64]| sheet.add(format!("{}: {what}", party.name), unit, values.to_vec(), None);
+    add("one more after them, until it is ready", "s", &taken.one_more);
+    add("resident after them, all Pods of the party", "MB", &taken.resident);
+    add("writes in 10 s at rest", "", &taken.idle);
 }
 
 /// Ours to theirs, over all sizes and repetitions.
-fn compare(sheet: &mut Sheet, ours: &[Batch], theirs: &[Batch]) {
+fn compare(sheet: &mut Sheet, ours: &Taken, theirs: &Taken) {
     let of: [(&str, Field, &str); 4] = [
         ("time until all are ready", |batch| batch.seconds, "≤ 0.1"),
         ("requests", |batch| batch.requests, "≤ 0.2"),
@@ -113,65 +155,115 @@ fn compare(sheet: &mut Sheet, ours: &[Batch], theirs: &[Batch]) {
         ("processor time", |batch| batch.processor, "≤ 0.5"),
     ];
     for (what, field, goal) in of {
-        let each = |batches: &[Batch]| batches.iter().map(field).collect::<Vec<_>>();
+        let each = |taken: &Taken| taken.batches.values().flatten().map(field).collect::<Vec<_>>();
         sheet.add(format!("{what}, ours to theirs"), "ratio", ratios(&each(ours), &each(theirs)), Some(goal));
     }
 }
 
-/// Measures a party from the network of a node, for its Pods are reached from there.
-fn measured(stage: &Stage, party: &Party, sizes: &[usize], args: &Args, sheet: &mut Sheet) -> Result<Vec<Batch>> {
-    let inside = &stage.cluster.nodes.first().context("a node")?.machine.node.ns;
-    inside.block_on(|| measure(stage, party, sizes, args, sheet))?
-}
-
-async fn measure(stage: &Stage, party: &Party, sizes: &[usize], args: &Args, sheet: &mut Sheet) -> Result<Vec<Batch>> {
-    let kubeconfig = Kubeconfig::read_from(&stage.cluster.control.kubeconfig)?;
-    let client = Client::try_from(Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?)?;
-    let target = stage.cluster.tailnet.addresses_of("db").into_iter().find(IpAddr::is_ipv4).context("an address")?.to_string();
-    let mut users = Users::watch(Api::<Service>::namespaced(client, "default"), move |_| target.clone());
-    let pids = party.pids(stage);
-    let (mut all, mut made) = (Vec::new(), 0);
-    for &size in sizes {
-        let (mut batches, mut one_more) = (Vec::new(), Vec::new());
-        for _ in 0..args.repetitions(3) {
-            batches.push(batch(stage, party, &pids, &mut users, made..made + size).await?);
-            made += size;
-        }
-        for _ in 0..args.repetitions(5) {
-            one_more.push(batch(stage, party, &pids, &mut users, made..made + 1).await?.seconds);
-            made += 1;
-        }
-        let of = |plot: &str| Point::of(plot, party.name, size as u64);
-        let each = |field: Field| batches.iter().map(field).collect::<Vec<_>>();
-        sheet.plot(of("made at once: seconds until all are ready"), "s", each(|batch| batch.seconds), None);
-        sheet.plot(of("API requests for each"), "", each(|batch| batch.requests), None);
-        sheet.plot(of("writes for each"), "", each(|batch| batch.writes), None);
-        sheet.plot(of("processor time for each"), "ms", each(|batch| batch.processor), None);
-        sheet.plot(of("one more after them: until it is ready"), "s", one_more, None);
-        let resident = pids.iter().map(|pid| status(*pid, "VmRSS:")).sum::<Result<f64>>()?;
-        sheet.plot(of("resident after them, all Pods of the party"), "MB", vec![resident], None);
-        all.extend(batches);
+impl Match {
+    /// Sets the stage with both parties; ours plays, and has a group.
+    fn begin() -> Self {
+        let stage = Stage::set();
+        stage.install_theirs();
+        stage.stop(THEIRS.deployment);
+        stage.install_ours(TAILYARD);
+        stage.ask_for_a_group();
+        Self { stage, playing: &OURS, made: 0 }
     }
-    let before = party.asked(stage);
-    sleep(Duration::from_secs(if args.quick { 5 } else { 30 })).await;
-    let idle = party.asked(stage).since(before);
-    sheet.add(format!("{}: writes in 30 s at rest", party.name), "", vec![number(idle.writes)], None);
-    Ok(all)
+
+    /// Has a party play, with a group of its own and nothing else. What there was is always taken back by ours, as theirs takes its time.
+    fn hand_to(&mut self, party: &'static Party) {
+        if self.playing == party {
+            return;
+        }
+        if *party == OURS {
+            self.change(&THEIRS, &OURS);
+        }
+        let cluster = &self.stage.cluster;
+        cluster.kubectl(&["delete", "services", "-n", "default", "-l", "component!=apiserver", "--timeout=120s"]);
+        cluster.kubectl(&["delete", "proxygroup", GROUP, "--timeout=120s"]);
+        if *party == THEIRS {
+            self.change(&OURS, &THEIRS);
+        }
+        self.stage.ask_for_a_group();
+        (self.playing, self.made) = (party, 0);
+    }
+
+    fn change(&self, from: &Party, to: &Party) {
+        self.stage.stop(from.deployment);
+        let deployment = format!("deployment/{}", to.deployment);
+        self.stage.cluster.kubectl(&["scale", "-n", chart::NAMESPACE, &deployment, &format!("--replicas={}", to.replicas)]);
+        self.stage.cluster.rolled_out(chart::NAMESPACE, &deployment);
+    }
+
+    /// Measures who plays from the network of a node, for its Pods are reached from there.
+    fn measured(&mut self, sizes: &[usize], taken: &mut Taken) -> Result<()> {
+        let node = self.stage.cluster.nodes.first().context("a node")?.machine.node.ns.clone();
+        node.block_on(|| self.measure(sizes, taken))?
+    }
+
+    async fn measure(&mut self, sizes: &[usize], taken: &mut Taken) -> Result<()> {
+        let cluster = &self.stage.cluster;
+        let kubeconfig = Kubeconfig::read_from(&cluster.control.kubeconfig)?;
+        let client = Client::try_from(Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?)?;
+        let target = cluster.tailnet.addresses_of("db").into_iter().find(IpAddr::is_ipv4).context("an address")?.to_string();
+        let users = Users::watch(Api::<Service>::namespaced(client, "default"), move |_| target.clone());
+        let log = Log::open(&cluster.control, self.playing.account);
+        let mut turn = Turn { party: self.playing, pids: self.playing.pids(&self.stage), log, users, made: self.made };
+        turn.rested().await?;
+        for size in sizes {
+            taken.batches.entry(*size).or_default().push(turn.batch(*size).await?);
+        }
+        taken.one_more.push(turn.batch(1).await?.seconds);
+        taken.resident.push(turn.pids.iter().map(|pid| status(*pid, "VmRSS:")).sum::<Result<f64>>()?);
+        let before = turn.log.asked();
+        sleep(IDLE).await;
+        taken.idle.push(number(turn.log.asked().since(before).writes));
+        self.made = turn.made;
+        Ok(())
+    }
 }
 
-/// Makes Services at once, and waits until they are ready and the party rests.
-async fn batch(stage: &Stage, party: &Party, pids: &[u32], users: &mut Users, numbers: std::ops::Range<usize>) -> Result<Batch> {
-    let (size, end) = (number(numbers.len()), numbers.end);
-    let before = (party.asked(stage), processor(pids)?, Instant::now());
-    users.make(GROUP, numbers).await?;
-    // The user's own Service `db` is ready, too.
-    users.ready(end + 1, PATIENCE).await?;
-    let seconds = before.2.elapsed().as_secs_f64();
-    party.rested(stage).await?;
-    let asked = party.asked(stage).since(before.0);
-    ensure!(asked.writes > 0, "the API server has seen no write of {}", party.account);
-    let processor = processor(pids)?.saturating_sub(before.1).as_secs_f64() * 1e3 / size;
-    Ok(Batch { seconds, requests: number(asked.requests) / size, writes: number(asked.writes) / size, processor })
+/// A party at play.
+struct Turn {
+    party: &'static Party,
+    pids: Vec<u32>,
+    log: Log,
+    users: Users,
+    /// How many Services there are.
+    made: usize,
+}
+
+impl Turn {
+    /// Makes Services at once, and waits until they are ready and the party rests.
+    async fn batch(&mut self, count: usize) -> Result<Batch> {
+        let (before, used, begun) = (self.log.asked(), processor(&self.pids)?, Instant::now());
+        let (numbers, size) = (self.made..self.made + count, number(count));
+        self.made = numbers.end;
+        self.users.make(GROUP, numbers).await?;
+        // The user's own Service `db` is ready, too.
+        self.users.ready(self.made + 1, PATIENCE).await?;
+        let seconds = begun.elapsed().as_secs_f64();
+        self.rested().await?;
+        let asked = self.log.asked().since(before);
+        ensure!(asked.writes > 0, "the API server has seen no write of {}", self.party.account);
+        let processor = processor(&self.pids)?.saturating_sub(used).as_secs_f64() * 1e3 / size;
+        Ok(Batch { seconds, requests: number(asked.requests) / size, writes: number(asked.writes) / size, processor })
+    }
+
+    /// Waits until the party asks for nothing any more.
+    async fn rested(&mut self) -> Result<()> {
+        let (begun, mut last) = (Instant::now(), (self.log.asked(), Instant::now()));
+        while last.1.elapsed() < REST {
+            ensure!(begun.elapsed() < PATIENCE, "{} finds no rest", self.party.name);
+            sleep(Duration::from_millis(250)).await;
+            let now = self.log.asked();
+            if now != last.0 {
+                last = (now, Instant::now());
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Party {
@@ -183,25 +275,6 @@ impl Party {
         let found: Vec<u32> = found.filter_map(|pid| pid.try_into().ok()).collect();
         assert!(!found.is_empty(), "no process of {}", self.name);
         found
-    }
-
-    /// What it has asked of the API server so far.
-    fn asked(&self, stage: &Stage) -> Asked {
-        asked(&stage.cluster.control, self.account)
-    }
-
-    /// Waits until it asks for nothing any more.
-    async fn rested(&self, stage: &Stage) -> Result<()> {
-        let (begun, mut last) = (Instant::now(), (self.asked(stage), Instant::now()));
-        while last.1.elapsed() < REST {
-            ensure!(begun.elapsed() < PATIENCE, "{} finds no rest", self.name);
-            sleep(Duration::from_millis(250)).await;
-            let now = self.asked(stage);
-            if now != last.0 {
-                last = (now, Instant::now());
-            }
-        }
-        Ok(())
     }
 }
 

@@ -34,6 +34,8 @@ const PATIENCE: Duration = Duration::from_secs(3);
 const CALM: Duration = Duration::from_secs(1);
 /// How long is measured: longer than the longest time without an answer that was seen.
 const LASTS: Duration = Duration::from_secs(12);
+/// The same where it is only to be shown that it works.
+const BRIEF: Duration = Duration::from_secs(5);
 /// How long a container stays ended.
 const RESTART: Duration = Duration::from_secs(1);
 
@@ -48,6 +50,7 @@ enum Fault {
 struct Taken {
     system: System,
     fault: Fault,
+    lasts: Duration,
     failed: Vec<f64>,
     gap: Vec<f64>,
 }
@@ -62,7 +65,8 @@ fn main() -> Result<ExitCode> {
 
 fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {
     let systems = if args.quick { &System::ALL[..2] } else { &System::ALL };
-    let nothing = |(fault, system): (Fault, &System)| Taken { system: *system, fault, failed: Vec::new(), gap: Vec::new() };
+    let lasts = if args.quick { BRIEF } else { LASTS };
+    let nothing = |(fault, system): (Fault, &System)| Taken { system: *system, fault, lasts, failed: Vec::new(), gap: Vec::new() };
     let pairs = [Fault::Supervisor, Fault::Tailscaled].into_iter().flat_map(|fault| systems.iter().map(move |system| (fault, system)));
     let mut all: Vec<Taken> = pairs.map(nothing).collect();
     for round in 0..args.repetitions(2) {
@@ -97,7 +101,7 @@ impl Taken {
     fn take(&mut self, stage: &Stage) -> Result<()> {
         let (mut pod, _) = Pod::started(stage, self.system, SIZE)?;
         all_live(stage, &pod, SIZE)?;
-        let load = Load { patience: PATIENCE, ..Load::new(Schedule::new(NonZeroU32::new(RATE).context("not zero")?), LASTS) };
+        let load = Load { patience: PATIENCE, ..Load::new(Schedule::new(NonZeroU32::new(RATE).context("not zero")?), self.lasts) };
         let attempts: Vec<_> = sample(SIZE).into_iter().map(|number| attempt(&pod, number)).collect();
         let choose = |number: u64| attempts.get(usize::try_from(number).ok()? % attempts.len()).copied();
         let (mut reports, begun) = (Vec::new(), Instant::now());
@@ -106,11 +110,11 @@ impl Taken {
             let offering = scope.spawn(offer);
             sleep(CALM);
             self.fault.happen(&mut pod)?;
-            let fate = keep(&mut pod, begun + LASTS);
+            let fate = keep(&mut pod, begun + self.lasts);
             offering.join().map_err(|_| anyhow::anyhow!("the load panicked"))??;
             fate
         })?;
-        let (failed, gap) = judge(&reports)?;
+        let (failed, gap) = judge(&reports, self.lasts)?;
         self.failed.push(failed);
         self.gap.push(gap.as_secs_f64());
         Ok(())
@@ -130,7 +134,7 @@ fn keep(pod: &mut Pod<'_>, until: Instant) -> Result<()> {
 }
 
 /// How many connections failed, and the longest time in which none was answered.
-fn judge(reports: &[Report]) -> Result<(f64, Duration)> {
+fn judge(reports: &[Report], lasts: Duration) -> Result<(f64, Duration)> {
     let wrong = |report: &&Report| {
         u16::try_from(report.attempt.lane.service).is_ok_and(|number| report.outcome.is_ok_and(|by| by != service(number).identity()))
     };
@@ -138,15 +142,15 @@ fn judge(reports: &[Report]) -> Result<(f64, Duration)> {
     let (answered, failed): (Vec<&Report>, Vec<&Report>) = reports.iter().partition(|report| report.outcome.is_ok());
     let mut ends: Vec<_> = answered.iter().map(|report| report.ended).collect();
     ends.sort_unstable();
-    ends.push(ends.last().copied().unwrap_or_default().max(LASTS));
+    ends.push(ends.last().copied().unwrap_or_default().max(lasts));
     let gap = ends.windows(2).filter_map(|pair| Some(pair.last()?.saturating_sub(*pair.first()?))).max();
-    Ok((f64::from(u32::try_from(failed.len())?), gap.unwrap_or(LASTS)))
+    Ok((f64::from(u32::try_from(failed.len())?), gap.unwrap_or(lasts)))
 }
 
 fn report(sheet: &mut Sheet, all: &[Taken]) {
-    for Taken { system, fault, failed, gap } in all {
+    for Taken { system, fault, lasts, failed, gap } in all {
         let point = |of: &str| Point::of(&fault.plot(of), system.name, SIZE);
-        sheet.plot(point("failed connects"), &format!("of {}", u64::from(RATE) * LASTS.as_secs()), failed.clone(), None);
+        sheet.plot(point("failed connects"), &format!("of {}", u64::from(RATE) * lasts.as_secs()), failed.clone(), None);
         sheet.plot(point("longest time without an answer"), "s", gap.clone(), None);
         if let Some(theirs) = all.iter().find(|other| other.fault == *fault && Some(other.system) == system.rival()) {
             let what = format!("{}, {}: ours to theirs", fault.plot("failed connects"), system.firewall);

@@ -174,7 +174,7 @@ async fn shown(stage: &Stage, size: usize, args: &Args, sheet: &mut Sheet) -> Re
 
 /// What it does when nothing changes.
 async fn idle(running: &Running, size: usize, args: &Args, sheet: &mut Sheet) -> Result<()> {
-    let lasts = Duration::from_secs(if args.quick { 5 } else { 60 });
+    let lasts = Duration::from_secs(if args.quick { 2 } else { 60 });
     let before = Mark::set(running)?;
     sleep(lasts).await;
     let after = Mark::set(running)?;

@@ -1,6 +1,11 @@
 //! What the operators of a cluster ask of its API server, by its audit log.
 
-use std::path::Path;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+
+use serde_json::Value;
 
 use super::control::ControlPlane;
 
@@ -34,22 +39,70 @@ pub(crate) fn policy() -> String {
     log::policy(&users.each_ref().map(String::as_str))
 }
 
-/// What a service account of them has asked for so far.
-pub(crate) fn asked(plane: &ControlPlane, account: &str) -> Asked {
-    let told = plane.machine.command(Path::new("cat")).arg(LOG).output().expect("nsenter").stdout;
-    let user = user(account);
-    let mut asked = Asked::default();
-    for entry in log::requests(&String::from_utf8_lossy(&told)) {
-        let verb = entry["verb"].as_str().unwrap_or_default();
-        if entry["user"]["username"] != *user || verb == "watch" || entry["objectRef"]["resource"] == "leases" {
-            continue;
-        }
-        asked.requests += 1;
-        asked.writes += usize::from(!matches!(verb, "get" | "list"));
+/// The log, as it is read on behalf of one service account: each look parses only what was appended since the last one.
+pub(crate) struct Log {
+    path: PathBuf,
+    file: File,
+    growing: Growing,
+    user: String,
+    asked: Asked,
+}
+
+impl Log {
+    /// Opens it; nothing is read yet.
+    pub(crate) fn open(plane: &ControlPlane, account: &str) -> Self {
+        let path = PathBuf::from(format!("/proc/{}/root{LOG}", plane.machine.pid()));
+        let file = File::open(&path).expect("the API server's audit log");
+        Self { path, file, growing: Growing::default(), user: user(account), asked: Asked::default() }
     }
-    asked
+
+    /// What the account has asked for so far.
+    pub(crate) fn asked(&mut self) -> Asked {
+        let mut appended = Vec::new();
+        self.file.read_to_end(&mut appended).expect("a file in memory");
+        let number = |metadata: std::io::Result<std::fs::Metadata>| metadata.expect("the audit log").ino();
+        assert_eq!(
+            number(self.file.metadata()),
+            number(self.path.metadata()),
+            "the audit log began anew: what was asked meanwhile is lost"
+        );
+        for entry in self.growing.take(&appended) {
+            let verb = entry["verb"].as_str().unwrap_or_default();
+            if entry["user"]["username"] == *self.user && verb != "watch" && entry["objectRef"]["resource"] != "leases" {
+                self.asked.requests += 1;
+                self.asked.writes += usize::from(!matches!(verb, "get" | "list"));
+            }
+        }
+        self.asked
+    }
+}
+
+/// A log that grows: what was appended since the last look, whole lines only. What is half there is kept for the next look.
+#[derive(Debug, Default)]
+struct Growing {
+    half: Vec<u8>,
+}
+
+impl Growing {
+    /// The requests whose lines are whole with what was appended.
+    fn take(&mut self, appended: &[u8]) -> Vec<Value> {
+        self.half.extend_from_slice(appended);
+        let whole = self.half.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+        let lines: Vec<u8> = self.half.drain(..whole).collect();
+        log::requests(&String::from_utf8_lossy(&lines)).collect()
+    }
 }
 
 fn user(account: &str) -> String {
     format!("system:serviceaccount:tailscale:{account}")
+}
+
+#[test]
+fn what_is_appended_to_an_audit_log_is_read_once_and_whole() {
+    let (text, mut log) = ("{\"verb\":\"get\"}\n{\"verb\":\"list\"}\n{\"verb\":\"pat", Growing::default());
+    let (first, second) = text.split_at(20);
+    assert_eq!(log.take(first.as_bytes()), [serde_json::json!({"verb": "get"})]);
+    assert_eq!(log.take(second.as_bytes()), [serde_json::json!({"verb": "list"})]);
+    assert!(log.take(b"").is_empty());
+    assert_eq!(log.take(b"ch\"}\n"), [serde_json::json!({"verb": "patch"})]);
 }

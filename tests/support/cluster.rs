@@ -49,7 +49,11 @@ pub(crate) struct Cluster {
 /// Runs a test in a namespace of its own, where the cluster and all clients are.
 pub(crate) fn cluster(test: impl AsyncFnOnce(Cluster) + Send) {
     let _turn: MutexGuard<'_, ()> = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let namespace = Namespace::make().expect("a network namespace");
+    cluster_in(&Namespace::make().expect("a network namespace"), test);
+}
+
+/// Runs something in a namespace that there is, where the cluster and all clients are.
+pub(crate) fn cluster_in(namespace: &Namespace, test: impl AsyncFnOnce(Cluster) + Send) {
     let work = async move || {
         let addresses = ADDRESSES.map(|address| format!("{address}/32"));
         for arguments in [
@@ -100,12 +104,13 @@ impl Cluster {
         Self { place, address, binaries, etcd: None, server: None, controllers: None, admin: None }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    /// The path of a file of the cluster's own.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.place.path().join(name)
     }
 
     /// Starts a program that dies with this thread; its output is kept and shown if the test fails.
-    fn spawn(&self, program: &str, arguments: &[String]) -> Child {
+    pub(crate) fn spawn(&self, program: &str, arguments: &[String]) -> Child {
         let log = File::options().create(true).append(true).open(self.path(&format!("{program}.log"))).expect("log");
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--"]).arg(self.binaries.join(program)).args(arguments);
@@ -375,7 +380,7 @@ impl Drop for Cluster {
 }
 
 /// Where these programs are; builds what is not there.
-fn built(programs: &[&str]) -> PathBuf {
+pub(crate) fn built(programs: &[&str]) -> PathBuf {
     let mut script = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/servers/build"));
     let told = script.args(programs).stderr(Stdio::inherit()).output().expect("tests/servers/build");
     assert!(told.status.success(), "tests/servers/build failed");

@@ -12,6 +12,7 @@ mod config;
 mod convergence;
 mod cost;
 mod objects;
+mod orders;
 mod publish;
 mod publishing;
 mod refusals;

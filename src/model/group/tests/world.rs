@@ -4,7 +4,8 @@
 #![allow(clippy::needless_pass_by_value, reason = "a call with a literal reads better")]
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::rc::Rc;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Pod, Secret, Service};
@@ -20,7 +21,7 @@ use crate::model::group::{
     Capabilities, Class, ControlAction, Delete, Denial, GroupSettings, Memory, ObjectUpdate, Observed, Pass, Replica, TailnetState,
     concerns, pass, pass_after,
 };
-use crate::model::objects::{Kind, Manifest, ObjectRef, egress_config, group_of};
+use crate::model::objects::{IngressConfig, Kind, Manifest, ObjectRef, egress_config, group_of};
 use crate::model::publish::{Own, Owner, Source};
 
 mod look;
@@ -61,6 +62,8 @@ pub(super) struct World {
     /// The Services as they were shown last: one that did not change is shown as the same object.
     shown: RefCell<BTreeMap<(String, String), Arc<Service>>>,
     pub(super) memories: BTreeMap<String, Memory>,
+    /// What was read of objects, by their place in memory, which is nobody else's as long as they are held here.
+    read: Rc<RefCell<Read>>,
     /// How many writes there were.
     pub(super) writes: u64,
     /// Users' Ingresses.
@@ -69,6 +72,16 @@ pub(super) struct World {
     pub(super) hosted: Hosted,
     /// Secrets of users' own certificates.
     pub(super) own_certificates: BTreeMap<String, Own>,
+}
+
+/// The Secrets of a replica: that of its state and that of its config.
+type Secrets = [Option<Arc<Value>>; 2];
+
+/// What was read of objects that are still the very same.
+#[derive(Debug, Default)]
+struct Read {
+    replicas: HashMap<[usize; 2], (Replica, Secrets)>,
+    configs: HashMap<usize, (IngressConfig, Arc<Value>)>,
 }
 
 pub(super) fn settings() -> GroupSettings {
@@ -103,10 +116,37 @@ impl World {
             next: 0,
             shown: RefCell::default(),
             memories: BTreeMap::new(),
+            read: Rc::default(),
             writes: 0,
             ingresses: BTreeMap::new(),
             hosted: Hosted::default(),
             own_certificates: BTreeMap::new(),
+        }
+    }
+
+    /// The same cluster once more, with reconcilers that remember nothing.
+    pub(super) fn fork(&self) -> Self {
+        Self {
+            settings: self.settings.clone(),
+            groups: self.groups.clone(),
+            class: self.class.clone(),
+            tailnet: self.tailnet.clone(),
+            services: self.services.clone(),
+            objects: self.objects.clone(),
+            pods: self.pods.clone(),
+            devices: self.devices.clone(),
+            denied: self.denied.clone(),
+            keys: self.keys.clone(),
+            asleep: self.asleep.clone(),
+            unmade: self.unmade.clone(),
+            events: Vec::new(),
+            shown: RefCell::default(),
+            memories: BTreeMap::new(),
+            read: Rc::clone(&self.read),
+            ingresses: self.ingresses.clone(),
+            hosted: self.hosted.clone(),
+            own_certificates: self.own_certificates.clone(),
+            ..*self
         }
     }
 
@@ -217,19 +257,28 @@ impl World {
     }
 
     pub(super) fn observed_replicas(&self, name: &str) -> BTreeMap<u32, Replica> {
-        let secret = |secret: String| -> Option<Secret> {
-            let held = self.objects.get(&ObjectRef::new(Kind::Secret, NS, secret))?;
-            Some(serde_json::from_value(Value::clone(held)).expect("a Secret"))
-        };
+        let secret = |secret: String| self.objects.get(&ObjectRef::new(Kind::Secret, NS, secret)).cloned();
         let mut replicas = BTreeMap::new();
         for ordinal in 0..20 {
             let pod = self.pods.get(&names::replica(name, ordinal)).cloned().map(Arc::new);
             let (state, config) = (secret(names::replica(name, ordinal)), secret(names::replica_config(name, ordinal)));
             if pod.is_some() || state.is_some() || config.is_some() {
-                replicas.insert(ordinal, Replica::new(pod, state.as_ref(), config.as_ref()));
+                replicas.insert(ordinal, Replica { pod, ..self.replica_by([state, config]) });
             }
         }
         replicas
+    }
+
+    /// A replica by its Secrets.
+    fn replica_by(&self, secrets: Secrets) -> Replica {
+        let place = secrets.each_ref().map(|held| held.as_ref().map_or(0, |held| Arc::as_ptr(held).addr()));
+        let mut read = self.read.borrow_mut();
+        let (replica, _) = read.replicas.entry(place).or_insert_with(|| {
+            let secret = |held: &Option<Arc<Value>>| held.as_ref().map(|held| secret(held));
+            let [state, config] = secrets.each_ref().map(secret);
+            (Replica::new(None, state.as_ref(), config.as_ref()), secrets)
+        });
+        replica.clone()
     }
 
     /// Passes over a group whose control plane denies something, which is asked for again and again.
@@ -283,6 +332,10 @@ impl World {
 /// Whether a pass came to nothing.
 pub(super) fn idle(made: &Pass) -> bool {
     Pass { again: None, ..made.clone() } == Pass::default()
+}
+
+fn secret(held: &Value) -> Secret {
+    serde_json::from_value(held.clone()).expect("a Secret")
 }
 
 fn owner_of(held: &Value) -> Option<String> {

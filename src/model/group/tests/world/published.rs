@@ -4,12 +4,12 @@ use super::*;
 use crate::api::routes::Origin;
 use crate::api::vip::VipService;
 use crate::model::group::{Approved, Listed, Publishing, Rival, serves};
-use crate::model::objects::{IngressConfig, accounts_ref, domain_of};
+use crate::model::objects::{accounts_ref, domain_of};
 use crate::model::publish::{Asked, Claimant, Release, Verdict, backends, certificates, judge, release, told};
 use crate::model::publish::{ingress_group, ingress_label, service_group, service_label, service_name};
 
 /// What the control plane has of what is published.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(in super::super) struct Hosted {
     /// The Tailscale Services.
     pub(in super::super) vips: BTreeMap<String, VipService>,
@@ -41,7 +41,7 @@ impl Hosted {
         self.listed = Some(Arc::new(Listed { at, services: self.vips.clone().into_iter().collect() }));
     }
 
-    pub(super) fn publish(&mut self, asked: &Asked, owner: &Owner, recorded: bool) {
+    pub(in super::super) fn publish(&mut self, asked: &Asked, owner: &Owner, recorded: bool) {
         if let Verdict::Write { service, .. } = judge(self.vips.get(&asked.name), asked, owner, recorded) {
             let mut vip = *service;
             if vip.addrs.is_empty() {
@@ -53,7 +53,7 @@ impl Hosted {
         self.seen(&asked.name);
     }
 
-    pub(super) fn release(&mut self, name: &str, owner: &Owner) {
+    pub(in super::super) fn release(&mut self, name: &str, owner: &Owner) {
         match release(self.vips.get(name), owner) {
             Release::Nothing => {}
             Release::Delete => drop(self.vips.remove(name)),
@@ -125,7 +125,10 @@ impl World {
     /// What is recorded of a group.
     pub(in super::super) fn config(&self, group: &str) -> IngressConfig {
         let object = ObjectRef::new(Kind::ConfigMap, NS, names::ingress_config(group));
-        self.objects.get(&object).map(|held| IngressConfig::read(held)).unwrap_or_default()
+        let Some(held) = self.objects.get(&object) else { return IngressConfig::default() };
+        let mut read = self.read.borrow_mut();
+        let read = read.configs.entry(Arc::as_ptr(held).addr());
+        read.or_insert_with(|| (IngressConfig::read(held), Arc::clone(held))).0.clone()
     }
 
     /// The group that one names, its label, and when it was made; none if it is not there or is going.

@@ -3,8 +3,18 @@
 use super::*;
 
 impl World {
-    /// The controller of `StatefulSet`s makes and takes Pods; replicas log in and take up their config.
+    /// The controller makes and takes Pods; replicas log in and take up their config.
     pub(in super::super) fn live(&mut self) {
+        for (group, ordinal) in self.controller() {
+            let name = names::replica(&group, ordinal);
+            if self.pods.contains_key(&name) && !self.asleep.contains(&name) {
+                self.replica(&group, ordinal);
+            }
+        }
+    }
+
+    /// The controller of `StatefulSet`s makes and takes Pods; those that are to be there.
+    pub(in super::super) fn controller(&mut self) -> BTreeSet<(String, u32)> {
         let mut wanted = BTreeSet::new();
         let sets: Vec<_> = self
             .objects
@@ -16,27 +26,23 @@ impl World {
             wanted.extend((0..u32::try_from(replicas.unwrap_or(1)).expect("a number")).map(|ordinal| (name.clone(), ordinal)));
         }
         self.pods.retain(|pod, _| wanted.iter().any(|(group, ordinal)| names::replica(group, *ordinal) == *pod));
-        for (group, ordinal) in wanted {
-            let name = names::replica(&group, ordinal);
-            if self.unmade.contains(&name) {
-                continue;
-            }
-            if !self.pods.contains_key(&name) {
+        for (group, ordinal) in &wanted {
+            let name = names::replica(group, *ordinal);
+            if !self.unmade.contains(&name) && !self.pods.contains_key(&name) {
                 let uid = self.id();
                 let ip = format!("10.{}.{}.{}", self.next >> 16 & 255, self.next >> 8 & 255, self.next & 255);
                 let pod = json!({
                     "metadata": {"name": name, "uid": uid},
                     "status": {"podIP": ip, "conditions": [{"type": "Ready", "status": "True"}]},
                 });
-                self.pods.insert(name.clone(), serde_json::from_value(pod).expect("a Pod"));
-            }
-            if !self.asleep.contains(&name) {
-                self.replica(&group, ordinal);
+                self.pods.insert(name, serde_json::from_value(pod).expect("a Pod"));
             }
         }
+        wanted
     }
 
-    pub(super) fn replica(&mut self, group: &str, ordinal: u32) {
+    /// A replica takes up its config, and says so.
+    pub(in super::super) fn replica(&mut self, group: &str, ordinal: u32) {
         let name = names::replica(group, ordinal);
         let (state, config) =
             (ObjectRef::new(Kind::Secret, NS, name.clone()), ObjectRef::new(Kind::Secret, NS, names::replica_config(group, ordinal)));

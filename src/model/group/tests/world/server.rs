@@ -18,7 +18,8 @@ impl World {
         made
     }
 
-    pub(super) fn act(&mut self, name: &str, made: &Pass) {
+    /// Does what a pass came to.
+    pub(in super::super) fn act(&mut self, name: &str, made: &Pass) {
         if let Some(finalizers) = made.group.as_ref().and_then(|update| update.finalizers.clone())
             && let Some(group) = self.groups.get_mut(name)
         {
