@@ -15,8 +15,6 @@
 #[path = "lab/tier.rs"]
 mod tier;
 
-#[path = "ingress/load.rs"]
-mod load;
 #[allow(dead_code, reason = "shared with the tier of certificates, which uses all of it")]
 #[path = "certs/pebble.rs"]
 mod pebble;
@@ -25,36 +23,38 @@ mod stage;
 
 use std::time::Instant;
 
-use load::under_load;
-use stage::{GROUP, Stage};
-use tier::chart::{self, NAMESPACE};
-use tier::{kubernetes, support};
+use chart::NAMESPACE;
+use serde_json::Value;
+use site::GREETS;
+use stage::{ANSWER, GROUP, Stage};
+use tier::{asker, chart, kubernetes, site, support};
+
+/// After how many seconds an attempt has failed. A client's kernel asks again after one second, two, three and so on.
+const PATIENCE: &str = "5";
 
 #[test]
 fn an_ingress_is_reached_over_https_while_replicas_are_replaced() {
     let stage = Stage::set();
     let begin = Instant::now();
     stage.publish();
-    stage.reached("https", "web");
+    stage.user.answered("https", "web", ANSWER);
     println!("from Ingress applied to the first byte over HTTPS: {:?}", begin.elapsed());
     assert_eq!(stage.pebble.issued(), 1, "one order for the group");
-    stage.reached("http", "plain");
-    stage.reached("http", "outside");
+    stage.user.answered("http", "plain", ANSWER);
+    stage.user.answered("http", "outside", ANSWER);
 
-    let loads = under_load(&stage, || {
-        stage.cluster.kubectl(&["rollout", "restart", "-n", NAMESPACE, &format!("statefulset/{GROUP}")]);
-        stage.cluster.rolled_out(NAMESPACE, &format!("statefulset/{GROUP}"));
-    });
-    for (what, load) in ["HTTPS", "TCP"].iter().zip(&loads) {
-        println!("a rolling restart, {what}: {load}");
-    }
-    for load in &loads {
-        assert!(load.answered() > 0 && load.failed.is_empty(), "{load}\n{}", stage.said());
+    let asked = [("HTTPS", ("web", 443), "20"), ("TCP", ("plain", GREETS), "5")];
+    let loads = asked.map(|(what, to, rate)| (what, stage.user.begin(to, ANSWER, rate, PATIENCE)));
+    stage.cluster.kubectl(&["rollout", "restart", "-n", NAMESPACE, &format!("statefulset/{GROUP}")]);
+    stage.cluster.rolled_out(NAMESPACE, &format!("statefulset/{GROUP}"));
+    for (what, told) in loads.map(|(what, load)| (what, load.end())) {
+        println!("a rolling restart, {what}: {told}");
+        assert!(told.answered() > 0 && told.failed() + told.unsent() == 0, "{what}: {told}\n{}", stage.said());
     }
     assert_eq!(stage.pebble.issued(), 1, "a restart orders nothing");
 
     stage.cluster.kubectl(&["delete", "ingress/web", "service/plain", "service/outside", "--timeout=120s"]);
-    assert_eq!(stage.services(), Vec::<String>::new(), "the tailnet's services are gone");
+    assert_eq!(stage.user.services(), Vec::<Value>::new(), "the tailnet's services are gone");
     stage.cluster.kubectl(&["delete", &format!("proxygroup/{GROUP}"), "--timeout=120s"]);
     assert_eq!(chart::left(&stage.cluster, GROUP), "", "nothing of the group is left");
 }

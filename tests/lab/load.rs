@@ -58,12 +58,21 @@ impl<'a> Load<'a> {
 
     fn lines(&self) -> Vec<Value> {
         let output = self.cluster.try_kubectl(&["logs", &self.name]);
-        // The last line may be half there.
-        String::from_utf8_lossy(&output.stdout).lines().map_while(|line| serde_json::from_str(line).ok()).collect()
+        Told::read(&String::from_utf8_lossy(&output.stdout)).lines
     }
 }
 
 impl Told {
+    /// What its output says so far, of which the last line may be half there.
+    pub(crate) fn read(output: &str) -> Self {
+        Self { lines: output.lines().filter_map(|line| serde_json::from_str(line).ok()).collect() }
+    }
+
+    /// So many attempts were answered so far, to the second.
+    pub(crate) fn answered_yet(&self) -> u64 {
+        self.events("second").last().and_then(|line| line["answered"].as_u64()).unwrap_or_default()
+    }
+
     fn events(&self, event: &str) -> impl Iterator<Item = &Value> {
         self.lines.iter().filter(move |line| line["event"] == event)
     }

@@ -1,9 +1,12 @@
-//! What tiers on real clusters have in common: the machines, the cluster, the chart on it, a load, and a Pod to ask from.
+//! What tiers on real clusters have in common: the machines, the cluster, the chart on it, a site, a load, and a Pod and
+//! somebody in the tailnet to ask from.
 //!
 //! A tier names what it uses of it at its root, by the names that the parts have for each other.
 
 #![allow(dead_code, unused_imports, unreachable_pub, reason = "each tier uses its own part")]
 
+#[path = "asker.rs"]
+pub(crate) mod asker;
 #[path = "chart.rs"]
 pub(crate) mod chart;
 #[path = "kubernetes.rs"]
@@ -14,6 +17,8 @@ pub(crate) mod lab;
 pub(crate) mod load;
 #[path = "pods.rs"]
 pub(crate) mod pods;
+#[path = "site.rs"]
+pub(crate) mod site;
 #[path = "../support/tailnet.rs"]
 pub(crate) mod support;
 
