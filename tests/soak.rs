@@ -39,6 +39,10 @@ const SEED: u64 = 6;
 /// New connections and flows a second: what a busy machine of two processors offers in time without optimization.
 const RATE: u32 = 100;
 
+/// How long a replica has to leave: short beside a Pod's 30 s, so that many leave, and long enough that a second of it is for resets,
+/// which a busy machine needs.
+const GRACE: Duration = Duration::from_secs(6);
+
 fn setting<T: std::str::FromStr>(name: &str, without: T) -> T {
     let text = std::env::var(name).ok().filter(|text| !text.is_empty());
     text.map_or(without, |text| text.parse().ok().unwrap_or_else(|| panic!("{name} is no number: {text}")))
@@ -61,7 +65,7 @@ fn nothing_is_lost_and_nothing_grows() {
         tailnet: Tailnet::Daemon(daemon::program(directory.path())),
         egress: directory.path().join("egress"),
         directory: directory.path().to_owned(),
-        grace: Duration::from_secs(2),
+        grace: GRACE,
     };
     for replica in 0..REPLICAS {
         daemon::prepare(&launch.own(replica.into()), replica);
