@@ -15,6 +15,10 @@
 #[path = "lab/tier.rs"]
 mod tier;
 
+#[path = "ingress/front.rs"]
+mod front;
+#[path = "ingress/hands.rs"]
+mod hands;
 #[allow(dead_code, reason = "shared with the tier of certificates, which uses all of it")]
 #[path = "certs/pebble.rs"]
 mod pebble;
@@ -53,7 +57,12 @@ fn an_ingress_is_reached_over_https_while_replicas_are_replaced() {
     }
     assert_eq!(stage.pebble.issued(), 1, "a restart orders nothing");
 
-    stage.cluster.kubectl(&["delete", "ingress/web", "service/plain", "service/outside", "--timeout=120s"]);
+    stage.cluster.kubectl(&["delete", "service/plain", "service/outside", "--timeout=120s"]);
+    let begin = Instant::now();
+    hands::a_certificate_outlives_a_change_of_the_image(&stage);
+    println!("to the Tailscale operator's image and back: {:?}", begin.elapsed());
+
+    stage.cluster.kubectl(&["delete", "ingress/web", "ingress/api", "--timeout=120s"]);
     assert_eq!(stage.user.services(), Vec::<Value>::new(), "the tailnet's services are gone");
     stage.cluster.kubectl(&["delete", &format!("proxygroup/{GROUP}"), "--timeout=120s"]);
     assert_eq!(chart::left(&stage.cluster, GROUP), "", "nothing of the group is left");

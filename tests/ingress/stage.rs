@@ -6,6 +6,7 @@ use serde_json::json;
 
 use crate::asker::Asker;
 use crate::chart::{self, NAMESPACE};
+use crate::front::Front;
 use crate::kubernetes::Cluster;
 use crate::pebble::{Manner, Pebble};
 use crate::site::{self, GREETS};
@@ -22,6 +23,7 @@ pub(crate) const ANSWER: &str = "hello";
 pub(crate) struct Stage {
     pub(crate) cluster: Cluster,
     pub(crate) pebble: Pebble,
+    front: Front,
     pub(crate) user: Asker,
 }
 
@@ -30,12 +32,13 @@ impl Stage {
     pub(crate) fn set() -> Self {
         let cluster = Cluster::start_with(NODES, Control::Hosted);
         let pebble = Pebble::start(&cluster.tailnet, Manner::default());
+        let front = Front::start(&cluster.tailnet);
         let user = Asker::join(&cluster.tailnet);
-        let stage = Self { cluster, pebble, user };
+        let stage = Self { cluster, pebble, front, user };
         stage.cluster.load_tailyard(Path::new(env!("CARGO_BIN_EXE_tailyard")));
         chart::install(&stage.cluster, &[]);
         stage.cluster.apply(&site::backends("web", ANSWER));
-        stage.cluster.apply(&[site::class(&stage.pebble.directory()), site::group(GROUP, GROUP)]);
+        stage.cluster.apply(&[site::class(&stage.front.directory), site::group(GROUP, GROUP)]);
         stage.cluster.wait(&["--for=condition=ProxyGroupReady", &format!("proxygroup/{GROUP}")]);
         stage.cluster.wait(&["--for=condition=Available", "deployment/web"]);
         stage

@@ -33,9 +33,9 @@ pub(crate) fn ingress(name: &str, group: &str) -> Value {
             "defaultBackend": {"service": {"name": name, "port": {"number": 80}}}}})
 }
 
-/// The class by which replicas order from an ACME server of the lab, which the image believes.
+/// The class by which replicas order from an ACME server of the lab, which the images believe: said so that either image reads it.
 pub(crate) fn class(directory: &str) -> Value {
-    let env = json!([{"name": "TAILYARD_ACME_DIRECTORY", "value": directory}]);
+    let env = json!([{"name": "TS_DEBUG_ACME_DIRECTORY_URL", "value": directory}]);
     json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyClass", "metadata": {"name": CLASS},
         "spec": {"statefulSet": {"pod": {"tailscaleContainer": {"env": env}}}}})
 }
