@@ -67,6 +67,14 @@ pub struct Member {
     windows: Vec<(Duration, Option<Duration>)>,
 }
 
+impl Member {
+    /// Whether it is in rotation, and neither on its way out nor on its way back.
+    #[must_use]
+    pub fn serves(&self) -> bool {
+        self.ready && self.life == Life::Running
+    }
+}
+
 /// What came of the long-lived flows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 pub struct FlowCounts {
@@ -216,7 +224,7 @@ impl Board {
     pub fn can_spare(&self, replica: usize) -> bool {
         let mut others = (0_u8..).zip(&self.members).filter(|(number, _)| usize::from(*number) != replica);
         let settled = |replica| self.rows.keys().all(|service| self.ledger.is_settled(Lane { service: (*service).into(), replica }));
-        others.all(|(number, member)| member.ready && member.life == Life::Running && settled(number))
+        others.all(|(number, member)| member.serves() && settled(number))
     }
 
     /// What the load's attempt of this number is: some active service by some ready replica, any if none is ready.

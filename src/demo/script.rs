@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
-use super::board::{Change, Life, Shared, look};
+use super::board::{Change, Life, Member, Shared, look};
 use super::fleet::{FleetError, Launch, Replica};
 use super::services::{Service, Volume, target_letter};
 use super::swap::{catch_up, seen_in_force};
@@ -169,7 +169,7 @@ impl Script<'_> {
             // Who is leaving already would take it for an order to hurry.
             Blow::Leave(number) => {
                 let board = look(&self.board);
-                board.can_spare(number) && board.members.get(number).is_some_and(|member| member.ready && member.life == Life::Running)
+                board.can_spare(number) && board.members.get(number).is_some_and(Member::serves)
             }
             Blow::Revive(_) => true,
         }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 
-use super::board::{Board, Change, Life, Shared, look};
+use super::board::{Board, Change, Member, Shared, look};
 use crate::load::make;
 use crate::load::talk::Talk;
 use crate::model::load::{Attempt, Failure, Identity, Lane};
@@ -27,8 +27,7 @@ const EAGER: u64 = 16;
 pub async fn seen_in_force(board: &Shared, services: &[u16], change: Option<Change>, written: Duration) -> Duration {
     let lanes: Vec<Lane> = {
         let board = look(board);
-        let ready =
-            |lane: &Lane| board.members.get(usize::from(lane.replica)).is_some_and(|member| member.ready && member.life == Life::Running);
+        let ready = |lane: &Lane| board.members.get(usize::from(lane.replica)).is_some_and(Member::serves);
         services.iter().flat_map(|service| board.lanes(*service)).filter(ready).collect()
     };
     let probes = lanes.into_iter().map(|lane| async move { (lane, probe_lane(board, lane, written).await) });

@@ -150,15 +150,14 @@ impl<'a> Cuts<'a> {
             return left.standing(&target.ip());
         }
         let key = flow.key();
-        let (port, cluster) = (key.and_then(|key| self.ports.get(&key)), self.from_cluster.get(&address));
-        if (port.is_none() && cluster.is_none()) || self.has(|rules| rules.from_tailnet.contains_key(&address)) {
-            return Standing::Same;
-        }
-        match (port, cluster) {
-            (Some(left), _) => left.standing(&target),
-            (None, Some(left)) if !key.is_some_and(|key| self.has(|rules| rules.ports.contains_key(&key))) => left.standing(&target.ip()),
-            _ => Standing::Same,
-        }
+        let by_port = key.and_then(|key| self.ports.get(&key)).map(|left| left.standing(&target));
+        let by_address = || {
+            let left = self.from_cluster.get(&address)?;
+            let is_port = key.is_some_and(|key| self.has(|rules| rules.ports.contains_key(&key)));
+            (!is_port).then(|| left.standing(&target.ip()))
+        };
+        let standing = by_port.or_else(by_address).filter(|_| !self.has(|rules| rules.from_tailnet.contains_key(&address)));
+        standing.unwrap_or(Standing::Same)
     }
 
     fn has(&self, key: impl Fn(&Ruleset) -> bool) -> bool {

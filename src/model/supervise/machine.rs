@@ -276,9 +276,9 @@ impl Machine {
             return;
         }
         // One that worked is away for as short as can be; one that ends again soon, or never worked, waits longer each time.
-        let at_once = wanted || (worked && self.retry.failures() == 0);
+        let first = worked && self.retry.failures() == 0;
         let wait = if wanted { Duration::ZERO } else { self.retry.next(random) };
-        self.child = Child::Down { until: if at_once { now } else { now + wait } };
+        self.child = Child::Down { until: if first { now } else { now + wait } };
     }
 
     fn stop(&mut self, now: At, grace: Duration, actions: &mut Vec<Action>) {
