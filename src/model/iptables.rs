@@ -2,7 +2,7 @@
 //!
 //! Match ports are a tree: a chain for each leading hexadecimal digit of a port, down to chains of at most sixteen ports;
 //! a lookup tests some thirty rules among ten thousand ports, not five thousand. A port's place in the tree depends on its
-//! number alone, so a change sends again only the chains on its way. [`restore`] is everything; [`delta`] is what differs.
+//! number alone, so a change edits only the chains on its way. [`restore`] is everything; [`delta`] is what differs.
 //! Both are texts for `iptables-restore --noflush`, which takes each table's part in one step. Nothing here runs a program.
 //!
 //! The nat table cannot refuse: there a packet to be refused gets a mark, and the filter table refuses what bears it.
@@ -85,7 +85,8 @@ pub fn replace(ruleset: &Ruleset, family: Family, found: &Found, step: usize) ->
     text.finish()
 }
 
-/// The text that turns what stands for `before` into what is to stand for `after`: the chains that differ, whole. Nothing if none does.
+/// The text that turns what stands for `before` into what is to stand for `after`: the rules that differ, by their places. Nothing if
+/// none does. A chain is not emptied and filled again: with nftables underneath, iptables waits until all that is deleted is destroyed.
 ///
 /// It does not turn one interface or one set of reserved ports into another: that is a [`Delta::rewrite`].
 #[must_use]
@@ -96,14 +97,12 @@ pub fn delta(before: &Ruleset, delta: &Delta, after: &Ruleset, family: Family) -
     touched.extend((!delta.from_tailnet.is_empty()).then_some(Chain::Tailnet));
     let mut text = Text::new(usize::MAX);
     for chain in touched {
-        let (was, is) = (chain.exists(before), chain.exists(after));
-        if is {
-            let rules = chain.rules(after, family);
-            if !was || rules != chain.rules(before, family) {
-                text.chain(chain.table(), &chain.to_string(), &rules);
-            }
-        } else if was {
-            text.drop_chain(chain.table(), &chain.to_string());
+        let (table, name) = (chain.table(), chain.to_string());
+        match (chain.exists(before), chain.exists(after)) {
+            (true, true) => text.edit(table, &name, &chain.rules(before, family), &chain.rules(after, family)),
+            (false, true) => text.chain(table, &name, &chain.rules(after, family)),
+            (true, false) => text.drop_chain(table, &name),
+            (false, false) => {}
         }
     }
     (!text.parts.is_empty()).then(|| text.finish())
@@ -222,6 +221,19 @@ impl Text {
         let _ = writeln!(part.declare, ":{name} - [0:0]");
         for rule in rules {
             let _ = writeln!(part.rules, "-A {name} {rule}");
+        }
+    }
+
+    /// Turns one list of rules of a chain into another: what is between their common beginning and their common end goes or comes.
+    fn edit(&mut self, table: Table, name: &str, was: &[String], is: &[String]) {
+        let begin = was.iter().zip(is).take_while(|(was, is)| was == is).count();
+        let (was, is) = (was.get(begin..).unwrap_or_default(), is.get(begin..).unwrap_or_default());
+        let end = was.iter().rev().zip(is.iter().rev()).take_while(|(was, is)| was == is).count();
+        for _ in end..was.len() {
+            self.command(table, &format!("-D {name} {}", begin + 1));
+        }
+        for (place, rule) in (begin + 1..).zip(is.iter().take(is.len() - end)) {
+            self.command(table, &format!("-I {name} {place} {rule}"));
         }
     }
 

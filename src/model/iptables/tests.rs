@@ -23,7 +23,11 @@ impl Kernel {
             let at = (table.clone(), name.to_owned());
             match verb {
                 "-A" => self.0.get_mut(&at).unwrap_or_else(|| panic!("no chain: {line}")).push(rule.to_owned()),
-                "-I" => self.0.entry(at).or_default().insert(0, rule.strip_prefix("1 ").expect("a position").to_owned()),
+                "-I" => {
+                    let (place, rule) = rule.split_once(' ').expect("a place");
+                    self.0.entry(at).or_default().insert(index(place), rule.to_owned());
+                }
+                "-D" => drop(self.0.get_mut(&at).expect("a chain").remove(index(rule))),
                 "-X" => assert_eq!(self.0.remove(&at), Some(Vec::new()), "{line}"),
                 "COMMIT" => self.commit(),
                 _ if verb.starts_with('*') => verb[1..].clone_into(&mut table),
@@ -97,6 +101,11 @@ impl Kernel {
         }
         share
     }
+}
+
+/// Where a rule is that iptables counts from one.
+fn index(place: &str) -> usize {
+    place.parse::<usize>().expect("a number") - 1
 }
 
 fn target(rule: &str) -> Option<&str> {
@@ -271,13 +280,21 @@ fn a_lookup_among_ten_thousand_ports_tests_few_rules() {
 }
 
 #[test]
-fn a_retarget_sends_one_chain_and_keeps_what_counts() {
+fn a_retarget_sends_one_rule_and_keeps_what_counts() {
     let before = large(10_000);
     let mut after = before.clone();
     after.ports.insert(key(Proto::Tcp, 10_010), Few::from(["100.64.9.9:1".parse().expect("a target")]));
     let text = delta(&before, &diff(&before, &after), &after, Family::V4).expect("a change");
-    assert_eq!(text.lines().filter(|line| line.starts_with(':')).collect::<Vec<_>>(), [":TAILYARD-tcp-271 - [0:0]"]);
-    assert!(text.starts_with("*nat\n") && text.lines().count() == 19, "{text}");
+    let rule = "-p tcp -m tcp --dport 10010 -j DNAT --to-destination 100.64.9.9:1";
+    assert_eq!(text, format!("*nat\n-D TAILYARD-tcp-271 11\n-I TAILYARD-tcp-271 11 {rule}\nCOMMIT\n"));
+}
+
+#[test]
+fn one_more_deletes_nothing() {
+    let (before, after) = (large(1_000), large(1_001));
+    let text = delta(&before, &diff(&before, &after), &after, Family::V4).expect("a change");
+    let commands: Vec<_> = text.lines().filter(|line| line.starts_with(['-', ':'])).collect();
+    assert!(commands.len() == 2 && commands.iter().all(|command| command.starts_with("-I TAILYARD-tcp-2af 9 ")), "{text}");
 }
 
 #[test]
