@@ -7,6 +7,11 @@
 //! heard of this start, and then through it. A target that does not answer holds nobody up for longer than [`BOUND`]: it may be
 //! the target that is away, and other services do not wait for it. The same holds for those who come by themselves, as far as it is
 //! known who they are ([`super::spoken`]).
+//!
+//! Where the predecessor was in the same place, a half that is sent there arrives, and what is already forwarded asks for a handshake
+//! at once anyway. There it is the tunnel that is asked first: a peer that hears of the new start from the control server throws
+//! away what tunnel it has with this node, and this node would not know it for 15 s, unless it was told of the start through that
+//! very tunnel, which tailscaled does with this question.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

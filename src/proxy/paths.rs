@@ -67,7 +67,8 @@ pub async fn run(
         let connects = |phase| matches!(phase, Phase::Starting | Phase::Running);
         let untried = |daemon: &DaemonState| connects(daemon.phase) && tried != Some(daemon.restarts);
         let Ok(start) = daemon.wait_for(untried).await.map(|daemon| daemon.restarts) else { return };
-        let Ok(Some(left)) = left.wait_for(Option::is_some).await.map(|left| left.clone()) else { return };
+        let Ok(Some(mut left)) = left.wait_for(Option::is_some).await.map(|left| left.clone()) else { return };
+        left.here |= start > 0;
         let wanted = planned.wait_for(Option::is_some).await.map(|planned| {
             let wanted = planned.iter().flat_map(|planned| targets(planned).into_iter().chain(known(planned, &left.spoken)));
             wanted.collect()
@@ -99,8 +100,10 @@ async fn attempt(
     let total = wanted.len();
     state.send_modify(|state| state.waiting.clone_from(&wanted));
     let each = wanted.into_iter().map(|ip| async move {
-        answered(ask, ip, Ping::Disco).await;
-        sleep(left.settle()).await;
+        if !left.here {
+            answered(ask, ip, Ping::Disco).await;
+            sleep(left.settle()).await;
+        }
         answered(ask, ip, Ping::Tsmp).await;
         state.send_modify(|state| {
             state.waiting.remove(&ip);
@@ -222,6 +225,22 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn where_a_predecessor_was_the_tunnel_is_asked_at_once() {
+        let mut bench = bench(|_, before| before != 0);
+        bench.left.send_replace(Some(Left { here: true, ..Left::default() }));
+        bench.plan();
+        bench.running(0);
+        assert_eq!(bench.tried(0).await, PATIENCE);
+        let mut again = self::bench(|_, before| before != 0);
+        again.plan();
+        again.running(1);
+        assert_eq!(again.tried(1).await, PATIENCE, "a daemon that was started again is where it was");
+        for bench in [bench, again] {
+            assert!(bench.asked.lock().expect("not poisoned").iter().all(|(_, ping)| *ping == Ping::Tsmp));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn those_whom_the_predecessor_spoke_with_are_asked_once_it_is_known_who_they_are() {
         let mut bench = bench(|_, _| true);
         bench.left.send_replace(None);
@@ -229,7 +248,7 @@ mod tests {
         bench.running(0);
         advance(BOUND * 2).await;
         assert_eq!(*bench.state.borrow(), Tried::default(), "who they are is not known yet");
-        bench.left.send_replace(Some(Left { spoken: [[100, 64, 0, 9].into(), ip(3)].into(), silent_since: None }));
+        bench.left.send_replace(Some(Left { spoken: [[100, 64, 0, 9].into(), ip(3)].into(), ..Left::default() }));
         bench.tried(0).await;
         let asked = bench.asked.lock().expect("not poisoned").clone();
         assert_eq!(asked.iter().filter(|(asked, _)| *asked == ip(3)).count(), 2, "a target that was spoken with is asked like others");

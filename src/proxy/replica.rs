@@ -105,7 +105,7 @@ impl Replica {
         let (mut link, mut paths) = (None, None);
         if settings.forwards() {
             link = start_link(&settings, tasks).await;
-            spawn(tasks, "recall", spoken::recall(store(&settings, cluster.as_ref()), known.clone()));
+            spawn(tasks, "recall", spoken::recall(store(&settings, cluster.as_ref()), settings.pod.uid.clone(), known.clone()));
             paths = daemon.as_ref().map(|daemon| start_paths(daemon, &planned, known.subscribe(), tasks));
             let inputs = program::Inputs { planned: planned.clone(), closing: closing_seen };
             spawn(tasks, "program", program::run(live, inputs, programmed_in, PACE));

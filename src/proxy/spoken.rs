@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::advertise::Standing;
 use super::report::{Ledger, Store};
-use crate::api::state::{SILENT_SINCE, SPOKEN_WITH};
+use crate::api::state::{POD_UID, SILENT_SINCE, SPOKEN_WITH};
 use crate::edge::localapi::LocalApi;
 use crate::model::paths::settle;
 use crate::model::spoken::{of_late, read, write};
@@ -35,6 +35,8 @@ pub struct Left {
     pub spoken: BTreeSet<IpAddr>,
     /// Since when its peers heard nothing of it outside the tunnel, if it had the time to write that down.
     pub silent_since: Option<Timestamp>,
+    /// Whether it was where this one is: in the same Pod, whose address and port its peers go on sending to.
+    pub here: bool,
 }
 
 /// Keeps it in the state.
@@ -48,14 +50,15 @@ pub struct Spoken {
     pub known: watch::Sender<Option<Left>>,
 }
 
-/// Reads what the predecessor left, if there is a place for it, and rests. Nobody is better than to wait.
-pub async fn recall(store: Option<Store>, known: watch::Sender<Option<Left>>) {
+/// Reads what the predecessor left, if there is a place for it, and rests. Nobody is better than to wait. Whether the predecessor was
+/// in the Pod of this UID is known only until the writer of the state has begun.
+pub async fn recall(store: Option<Store>, pod: Option<String>, known: watch::Sender<Option<Left>>) {
     let found = match store {
         Some(store) => timeout(PATIENCE, store.read()).await,
         None => Ok(Ok(Content::new())),
     };
     let left = match found {
-        Ok(Ok(content)) => left(&content),
+        Ok(Ok(content)) => left(&content, pod.as_deref()),
         Ok(Err(error)) => {
             tracing::info!(kind = error.kind(), "with whom the predecessor spoke is not known: {error}");
             Left::default()
@@ -90,9 +93,10 @@ impl Left {
     }
 }
 
-fn left(content: &Content) -> Left {
+fn left(content: &Content, pod: Option<&str>) -> Left {
     let since = content.get(SILENT_SINCE).and_then(|text| str::from_utf8(text).ok()?.parse().ok());
-    Left { spoken: content.get(SPOKEN_WITH).map(|text| read(text)).unwrap_or_default(), silent_since: since }
+    let here = pod.is_some_and(|pod| content.get(POD_UID).is_some_and(|uid| uid == pod));
+    Left { spoken: content.get(SPOKEN_WITH).map(|text| read(text)).unwrap_or_default(), silent_since: since, here }
 }
 
 impl Spoken {
@@ -113,7 +117,7 @@ impl Spoken {
         };
         let spoken = of_late(&status, Timestamp::now());
         let written = write(&spoken);
-        if put(&self.known, Some(Left { spoken, silent_since: None })) {
+        if put(&self.known, Some(Left { spoken, silent_since: None, here: true })) {
             self.ledger.set(SPOKEN_WITH, written);
         }
     }

@@ -14,9 +14,9 @@ use crate::runtime::tasks::Tasks;
 
 use super::daemon::StateRequest;
 use super::replica::Replica;
-use super::report::{self, Health, LOOK, Ledger, Rhythm, Store, told};
+use super::report::{self, Health, LOOK, Ledger, Reporter, Rhythm, Store, told};
 use super::spawn;
-use super::spoken::Spoken;
+use super::spoken::{Left, Spoken};
 
 impl Replica {
     /// Starts the writer of the state and those who tell it what to write; nothing where there is no place for it.
@@ -48,9 +48,18 @@ impl Replica {
             self.spoken = Some(spoken);
         }
         self.ledger = Some(ledger);
-        spawn(tasks, "report", reporter.run());
+        spawn(tasks, "report", after(self.settings.forwards().then(|| self.known.subscribe()), reporter));
         Some(health)
     }
+}
+
+/// Writes once what the predecessor left was read, where somebody reads it.
+async fn after(known: Option<watch::Receiver<Option<Left>>>, reporter: Reporter) {
+    if let Some(mut known) = known {
+        // It ends with the process only.
+        let _ = known.wait_for(Option::is_some).await;
+    }
+    reporter.run().await;
 }
 
 /// A cell in which nobody says anything.
