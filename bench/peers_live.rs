@@ -14,7 +14,7 @@ use anyhow::Result;
 
 use crate::bench::{Args, Point, Sheet, in_turn, ms, ratios};
 use crate::peers::pod::Pod;
-use crate::peers::probe::{all_live, gone, live, sample};
+use crate::peers::probe::{all_live, gone, live, mapped, sample};
 use crate::peers::stage::{Stage, on_stage};
 use crate::peers::system::System;
 
@@ -83,14 +83,14 @@ impl Taken {
     fn take(&mut self, stage: &Stage, pod: &mut Pod<'_>) -> Result<()> {
         let chosen = sample(self.size);
         let stands = pod.configure(0..self.size)?;
-        self.whole.push(ms(live(stage, pod, &chosen, stands, LIMIT)?));
+        self.whole.push(ms(mapped(stage, pod, &chosen, stands, LIMIT)?));
         if self.whole.len() == 1 {
             all_live(stage, pod, self.size)?;
         }
         for more in self.size..self.size + MORE {
             sleep(REST);
             let stands = pod.configure(0..=more)?;
-            self.more.push(ms(live(stage, pod, &[more], stands, LIMIT)?));
+            self.more.push(ms(mapped(stage, pod, &[more], stands, LIMIT)?));
         }
         clear(stage, pod, self.size)
     }

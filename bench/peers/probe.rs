@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use futures_util::stream;
 use tailyard::load::make;
 use tailyard::load::talk::Talk;
-use tailyard::model::load::{Attempt, Lane};
+use tailyard::model::load::{Attempt, Lane, Report};
 use tailyard::model::net::Proto;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -28,14 +28,31 @@ const ENOUGH: Duration = Duration::from_mins(1);
 /// How many services stand for all, where all come at once.
 const SAMPLE: u16 = 16;
 
-/// Waits until these services of a Pod are answered by their target, and says how long after a moment that was.
+/// Waits until these services of a Pod are answered by their target, and says how long after a moment the last of them was.
 pub(crate) fn live(stage: &Stage, pod: &Pod<'_>, services: &[u16], since: Instant, limit: Duration) -> Result<Duration> {
+    last(stage, pod, services, since, limit, |answered| answered.ended)
+}
+
+/// Waits as [`live`] does, and says when the last of the connections that were answered was begun: a port that nothing is mapped to
+/// refuses at once, so the mapping was there then. Not for a Pod whose tunnel may be down, for then nothing refuses.
+pub(crate) fn mapped(stage: &Stage, pod: &Pod<'_>, services: &[u16], since: Instant, limit: Duration) -> Result<Duration> {
+    last(stage, pod, services, since, limit, |answered| answered.began)
+}
+
+fn last(
+    stage: &Stage,
+    pod: &Pod<'_>,
+    services: &[u16],
+    since: Instant,
+    limit: Duration,
+    moment: impl Fn(&Report) -> Duration + Send + Sync,
+) -> Result<Duration> {
     let seen = stage.client.node.ns.block_on(|| async move {
         let finest = FINEST * u32::try_from(services.len() / 4).unwrap_or(1).max(1);
         let each = services.iter().map(|number| answered(pod, *number, since, finest));
         timeout(limit, join_all(each)).await
     })?;
-    let last = seen.ok().and_then(|seen| seen.into_iter().max());
+    let last = seen.ok().and_then(|seen| seen.iter().map(moment).max());
     last.with_context(|| format!("{}: not all of {} services were answered within {limit:?}", pod.system.name, services.len()))
 }
 
@@ -89,7 +106,7 @@ async fn is_live(pod: &Pod<'_>, number: u16, start: Instant) -> bool {
 }
 
 /// Asks again and again, whatever became of those before, until one is answered by the right target.
-async fn answered(pod: &Pod<'_>, number: u16, since: Instant, finest: Duration) -> Duration {
+async fn answered(pod: &Pod<'_>, number: u16, since: Instant, finest: Duration) -> Report {
     let mut open = JoinSet::new();
     for nonce in 0.. {
         open.spawn(make(Talk::Identity, attempt(pod, number), nonce, since, since.elapsed(), PATIENCE));
@@ -100,7 +117,7 @@ async fn answered(pod: &Pod<'_>, number: u16, since: Instant, finest: Duration) 
                 () = &mut next => break,
                 Some(report) = open.join_next(), if !open.is_empty() => if let Ok(report) = report
                     && report.outcome == Ok(service(number).identity()) {
-                    return report.ended;
+                    return report;
                 },
             }
         }
