@@ -121,19 +121,25 @@ impl<'a> Pod<'a> {
 
     /// Puts a config with these services into place as the kubelet does; says when it stood there.
     pub(crate) fn configure(&mut self, services: impl IntoIterator<Item = u16>) -> Result<Instant> {
-        self.put(services.into_iter().map(|number| (service(number), service(number).identity().port)))
+        self.put(services.into_iter().map(|number| (service(number), service(number).identity().port)), &["TCP"])
     }
 
     /// Puts a config with one service into place, which leads to this port of the target.
     pub(crate) fn lead_to(&mut self, port: u16) -> Result<Instant> {
-        self.put([(service(0), port)])
+        self.put([(service(0), port)], &["TCP"])
     }
 
-    fn put(&mut self, services: impl IntoIterator<Item = (Service, u16)>) -> Result<Instant> {
+    /// Puts a config with so many services into place, TCP and UDP, each of which leads where the one so many after it would.
+    pub(crate) fn shift(&mut self, services: u16, by: u16) -> Result<Instant> {
+        self.put((0..services).map(|number| (service(number), service(number + by).identity().port)), &["TCP", "UDP"])
+    }
+
+    fn put(&mut self, services: impl IntoIterator<Item = (Service, u16)>, protocols: &[&str]) -> Result<Instant> {
         let entry = |(service, target_port): (Service, u16)| {
             let tailnet_target = egress::Target { ip: self.stage.target.to_string(), fqdn: String::new() };
             let (match_port, target_port) = (service.match_port().into(), target_port.into());
-            let ports = vec![egress::PortMap { protocol: "TCP".to_owned(), match_port, target_port }];
+            let port = |protocol: &&str| egress::PortMap { protocol: (*protocol).to_owned(), match_port, target_port };
+            let ports = protocols.iter().map(port).collect();
             (service.name(), egress::Service { health_check_endpoint: String::new(), tailnet_target, ports })
         };
         let entries: BTreeMap<_, _> = services.into_iter().map(entry).collect();

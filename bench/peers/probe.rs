@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use futures_util::stream;
 use tailyard::load::make;
 use tailyard::load::talk::Talk;
-use tailyard::model::load::{Attempt, Lane, Report};
+use tailyard::model::load::{Attempt, Failure, Identity, Lane, Report};
 use tailyard::model::net::Proto;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -99,10 +99,26 @@ pub(crate) fn attempt(pod: &Pod<'_>, number: u16) -> Attempt {
     Attempt { lane: Lane { service: number.into(), replica: 0 }, proto: Proto::Tcp, to: pod.at(number) }
 }
 
+/// Waits until a service is answered by this target.
+pub(crate) fn leads(stage: &Stage, pod: &Pod<'_>, number: u16, target: Identity) -> Result<()> {
+    let begun = Instant::now();
+    let led = async || {
+        while by(pod, number, begun).await != Ok(target) {
+            sleep(FINEST * 10).await;
+        }
+    };
+    let done = stage.client.node.ns.block_on(|| async { timeout(ENOUGH, led()).await })?;
+    done.with_context(|| format!("{}: service {number} did not lead to {target:?} within {ENOUGH:?}", pod.system.name))
+}
+
 /// Whether a service is answered by the right target.
 async fn is_live(pod: &Pod<'_>, number: u16, start: Instant) -> bool {
-    let report = make(Talk::Identity, attempt(pod, number), 0, start, start.elapsed(), PATIENCE).await;
-    report.outcome == Ok(service(number).identity())
+    by(pod, number, start).await == Ok(service(number).identity())
+}
+
+/// By whom a service is answered.
+async fn by(pod: &Pod<'_>, number: u16, start: Instant) -> Result<Identity, Failure> {
+    make(Talk::Identity, attempt(pod, number), 0, start, start.elapsed(), PATIENCE).await.outcome
 }
 
 /// Asks again and again, whatever became of those before, until one is answered by the right target.
