@@ -44,6 +44,8 @@ const RESTART: Duration = Duration::from_secs(1);
 enum Fault {
     Supervisor,
     Tailscaled,
+    /// tailscaled, whose state is in a Secret, while the API server answers nobody.
+    TailscaledApart,
 }
 
 /// What came of it, for one system.
@@ -67,7 +69,8 @@ fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {
     let systems = if args.quick { &System::ALL[..2] } else { &System::ALL };
     let lasts = if args.quick { BRIEF } else { LASTS };
     let nothing = |(fault, system): (Fault, &System)| Taken { system: *system, fault, lasts, failed: Vec::new(), gap: Vec::new() };
-    let pairs = [Fault::Supervisor, Fault::Tailscaled].into_iter().flat_map(|fault| systems.iter().map(move |system| (fault, system)));
+    let faults = [Fault::Supervisor, Fault::Tailscaled, Fault::TailscaledApart];
+    let pairs = faults.into_iter().flat_map(|fault| systems.iter().map(move |system| (fault, system)));
     let mut all: Vec<Taken> = pairs.map(nothing).collect();
     for round in 0..args.repetitions(2) {
         // With iptables once only: what differs is how fast what is lost is written again.
@@ -80,19 +83,29 @@ fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {
 }
 
 impl Fault {
-    fn happen(self, pod: &mut Pod<'_>) -> Result<()> {
+    fn happen(self, stage: &Stage, pod: &mut Pod<'_>) -> Result<()> {
+        if self == Self::TailscaledApart {
+            stage.cluster.freeze_server();
+        }
         match self {
             Self::Supervisor => pod.container()?.kill(),
-            Self::Tailscaled => pod.container()?.kill_child("tailscaled"),
+            Self::Tailscaled | Self::TailscaledApart => pod.container()?.kill_child("tailscaled"),
+        }
+    }
+
+    fn pass(self, stage: &Stage) {
+        if self == Self::TailscaledApart {
+            stage.cluster.thaw_server();
         }
     }
 
     fn plot(self, of: &str) -> String {
         let what = match self {
-            Self::Supervisor => "supervisor",
-            Self::Tailscaled => "tailscaled",
+            Self::Supervisor => "supervisor killed",
+            Self::Tailscaled => "tailscaled killed",
+            Self::TailscaledApart => "tailscaled killed without the API server",
         };
-        format!("{what} killed: {of}")
+        format!("{what}: {of}")
     }
 }
 
@@ -109,8 +122,9 @@ impl Taken {
         std::thread::scope(|scope| {
             let offering = scope.spawn(offer);
             sleep(CALM);
-            self.fault.happen(&mut pod)?;
+            self.fault.happen(stage, &mut pod)?;
             let fate = keep(&mut pod, begun + self.lasts);
+            self.fault.pass(stage);
             offering.join().map_err(|_| anyhow::anyhow!("the load panicked"))??;
             fate
         })?;

@@ -7,15 +7,14 @@ mod bench;
 mod copy;
 mod peers;
 
-use std::net::{Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::SocketAddr;
 use std::process::ExitCode;
-use std::thread::sleep;
-use std::time::Duration;
 
 use anyhow::Result;
+use tailyard::model::net::Proto;
 
 use crate::bench::{Args, PLAIN, Point, Sheet, in_turn, ratios};
-use crate::copy::copy;
+use crate::copy::{Copied, Figure, PROCESSOR, RATE, Sink, of};
 use crate::peers::pod::Pod;
 use crate::peers::router::Router;
 use crate::peers::stage::{Stage, on_stage};
@@ -23,62 +22,64 @@ use crate::peers::system::System;
 
 /// The port of the target that takes everything.
 const SINK: u16 = 6_999;
-/// What the report calls it.
-const PLOT: &str = "one TCP connection through WireGuard";
 
 /// A way to the sink: by which system, or by plain forwarding.
 struct Way {
     by: Option<System>,
     to: SocketAddr,
-    rates: Vec<f64>,
+    tcp: Vec<Copied>,
+    udp: Vec<Copied>,
 }
 
 fn main() -> Result<ExitCode> {
-    on_stage("peers_throughput", "One established TCP connection through the proxy and WireGuard, as fast as it goes", measure)
+    on_stage("peers_throughput", "One established connection, or UDP flow, through the proxy and WireGuard, as fast as it goes", measure)
 }
 
 fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {
     let _router = Router::start(stage);
-    let listener = stage.behind.node.ns.run(|| TcpListener::bind((Ipv6Addr::UNSPECIFIED, SINK)))??;
+    let sink = stage.behind.node.ns.run(|| Sink::bind(SINK))??;
     let mut pods = Pod::one_of_each(stage)?;
-    let mut ways = vec![Way { by: None, to: SocketAddr::new(stage.target, SINK), rates: Vec::new() }];
+    let way = |by, to| Way { by, to, tcp: Vec::new(), udp: Vec::new() };
+    let mut ways = vec![way(None, SocketAddr::new(stage.target, SINK))];
     for pod in &mut pods {
         pod.lead_to(SINK)?;
-        ways.push(Way { by: Some(pod.system), to: pod.at(0), rates: Vec::new() });
+        ways.push(way(Some(pod.system), pod.at(0)));
     }
+    let client = &stage.client.node.ns;
     for way in &ways {
-        open(stage, &listener, way.to)?;
-        copy(&stage.client.node.ns, &listener, way.to)?;
+        sink.open(client, way.to)?;
+        sink.copy(Proto::Tcp, client, way.to)?;
     }
     for round in 0..args.repetitions(10) {
         for way in in_turn(&mut ways, round) {
-            way.rates.push(copy(&stage.client.node.ns, &listener, way.to)?);
+            way.tcp.push(sink.copy(Proto::Tcp, client, way.to)?);
+            way.udp.push(sink.copy(Proto::Udp, client, way.to)?);
         }
     }
-    report(sheet, &ways);
+    report(sheet, "one TCP connection", &ways, |way| &way.tcp);
+    report(sheet, "one UDP flow", &ways, |way| &way.udp);
     Ok(())
 }
 
-/// Waits until a connection stands.
-fn open(stage: &Stage, listener: &TcpListener, to: SocketAddr) -> Result<()> {
-    while stage.client.node.ns.run(|| TcpStream::connect(to))?.is_err() {
-        sleep(Duration::from_millis(10));
-    }
-    listener.accept()?;
-    Ok(())
-}
-
-fn report(sheet: &mut Sheet, ways: &[Way]) {
-    let rates = |by: Option<System>| ways.iter().find(|way| way.by == by).map(|way| way.rates.as_slice()).unwrap_or_default();
-    for way in ways {
-        let point = way.by.map_or_else(|| Point::limit(PLOT, PLAIN), |system| Point::of(PLOT, system.name, 1_u8));
-        sheet.plot(point, "Gbit/s", way.rates.clone(), None);
+fn report(sheet: &mut Sheet, what: &str, ways: &[Way], field: fn(&Way) -> &[Copied]) {
+    let of =
+        |by: Option<System>, figure: Figure| ways.iter().find(|way| way.by == by).map(|way| of(field(way), figure)).unwrap_or_default();
+    for (plot, unit, figure) in [("through WireGuard", "Gbit/s", RATE), ("processor time", "s for each Gbit", PROCESSOR)] {
+        let plot = format!("{what}: {plot}");
+        for Way { by, .. } in ways {
+            let point = by.map_or_else(|| Point::limit(&plot, PLAIN), |system| Point::of(&plot, system.name, 1_u8));
+            sheet.plot(point, unit, of(*by, figure), None);
+        }
     }
     for system in System::ALL {
-        sheet.add(format!("{}: to plain forwarding", system.name), "ratio", ratios(rates(Some(system)), rates(None)), None);
+        sheet.add(format!("{what}, {}: to plain forwarding", system.name), "ratio", ratios(&of(Some(system), RATE), &of(None, RATE)), None);
         if let Some(theirs) = system.rival() {
-            let ratios = ratios(rates(Some(system)), rates(Some(theirs)));
-            sheet.add(format!("{}: ours to theirs", system.firewall), "ratio", ratios, Some("≥ 1"));
+            let mut compare = |of_what: &str, figure, goal| {
+                let ratios = ratios(&of(Some(system), figure), &of(Some(theirs), figure));
+                sheet.add(format!("{what}, {}{of_what}: ours to theirs", system.firewall), "ratio", ratios, Some(goal));
+            };
+            compare("", RATE, "≥ 1");
+            compare(", processor time for each Gbit", PROCESSOR, "≤ 1");
         }
     }
 }

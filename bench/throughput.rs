@@ -5,15 +5,15 @@ mod group;
 mod support;
 
 use std::io::Write;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr};
 use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use tailyard::demo::services::{FIRST_TARGET_PORT, Service, of_family};
 use tailyard::demo::topology::{Site, Topology, forward_plainly};
-use tailyard::model::net::Family;
+use tailyard::model::net::{Family, Proto};
 
-use crate::copy::copy;
+use crate::copy::{Copied, Figure, PROCESSOR, RATE, Sink, of};
 use crate::group::Proxy;
 use crate::support::{Args, PLAIN, Point, Sheet, in_turn, ratios, tailyard};
 
@@ -24,37 +24,44 @@ fn main() -> Result<ExitCode> {
 fn bench(args: &Args) -> Result<Sheet> {
     let topology = Topology::make(3, 1)?;
     let target = topology.targets.first().context("there is a target")?;
-    let listener = target.namespace.run(|| TcpListener::bind((Ipv6Addr::UNSPECIFIED, FIRST_TARGET_PORT)))??;
+    let sink = target.namespace.run(|| Sink::bind(FIRST_TARGET_PORT))??;
     let proxy = Proxy::start(&topology, 0, 1)?;
     forward_plainly(&topology, 1)?;
     let sites = &topology.replicas;
     let (pod, bare) = sites.first().and_then(|site| site.pod).zip(sites.get(2)).context("there are three replicas")?;
     let bare_pod = translate_barely(bare, target.tailnet)?;
     let port = Service { number: 0, target: 0 }.match_port();
-    let mut sheet = Sheet::new("One established TCP connection, as fast as it goes");
-    for family in Family::ALL {
+    let mut sheet = Sheet::new("One established connection, or UDP flow, as fast as it goes");
+    for (family, proto) in Family::ALL.into_iter().flat_map(|family| Proto::ALL.map(|proto| (family, proto))) {
         let ways = [(pod, port), (target.tailnet, FIRST_TARGET_PORT), (bare_pod, FIRST_TARGET_PORT)];
         let ways = ways.map(|(addresses, port)| SocketAddr::new(of_family(addresses, family), port));
-        let mut rates = ways.map(|_| Vec::new());
+        let mut taken = ways.map(|_| Vec::new());
         for to in ways {
-            copy(&topology.client, &listener, to)?;
+            sink.open(&topology.client, to)?;
         }
         for round in 0..args.repetitions(15) {
-            for (to, rates) in in_turn(ways.iter().zip(&mut rates), round) {
-                rates.push(copy(&topology.client, &listener, *to)?);
+            for (to, taken) in in_turn(ways.iter().zip(&mut taken), round) {
+                taken.push(sink.copy(proto, &topology.client, *to)?);
             }
         }
-        let [proxied, plain, bare] = rates;
-        let plot = &family.to_string();
-        sheet.add(format!("{family}, to plain forwarding"), "ratio", ratios(&proxied, &plain), Some("≥ 0.97"));
-        sheet.add(format!("{family}, to NAT with two rules"), "ratio", ratios(&proxied, &bare), None);
-        sheet.add(format!("{family}, NAT with two rules to plain forwarding"), "ratio", ratios(&bare, &plain), None);
-        sheet.plot(Point::of(plot, &tailyard(), 1_u8), "Gbit/s", proxied, None);
-        sheet.plot(Point::limit(plot, PLAIN), "Gbit/s", plain, None);
-        sheet.plot(Point::limit(plot, "NAT with two rules"), "Gbit/s", bare, None);
+        report(&mut sheet, &format!("{family}, {}", proto.name().to_uppercase()), &taken);
     }
     proxy.end()?;
     Ok(sheet)
+}
+
+fn report(sheet: &mut Sheet, what: &str, [proxied, plain, bare]: &[Vec<Copied>; 3]) {
+    let to = |one: &[Copied], other: &[Copied], figure: Figure| ratios(&of(one, figure), &of(other, figure));
+    sheet.add(format!("{what}, to plain forwarding"), "ratio", to(proxied, plain, RATE), Some("≥ 0.97"));
+    sheet.add(format!("{what}, to NAT with two rules"), "ratio", to(proxied, bare, RATE), None);
+    sheet.add(format!("{what}, NAT with two rules to plain forwarding"), "ratio", to(bare, plain, RATE), None);
+    sheet.add(format!("{what}, processor time to plain forwarding's"), "ratio", to(proxied, plain, PROCESSOR), None);
+    sheet.plot(Point::of(what, &tailyard(), 1_u8), "Gbit/s", of(proxied, RATE), None);
+    sheet.plot(Point::limit(what, PLAIN), "Gbit/s", of(plain, RATE), None);
+    sheet.plot(Point::limit(what, "NAT with two rules"), "Gbit/s", of(bare, RATE), None);
+    let each = format!("{what}: processor time");
+    sheet.plot(Point::of(&each, &tailyard(), 1_u8), "s for each Gbit", of(proxied, PROCESSOR), None);
+    sheet.plot(Point::limit(&each, PLAIN), "s for each Gbit", of(plain, PROCESSOR), None);
 }
 
 /// Makes a replica without a proxy a router that translates what comes in for the target's first port, with two rules for each family and
@@ -62,8 +69,8 @@ fn bench(args: &Args) -> Result<Sheet> {
 fn translate_barely(site: &Site, [v4, v6]: [IpAddr; 2]) -> Result<[IpAddr; 2]> {
     let rules = format!(
         "table inet bare {{
-            chain in {{ type nat hook prerouting priority -100; iifname eth0 tcp dport {FIRST_TARGET_PORT} dnat ip to {v4}
-                iifname eth0 tcp dport {FIRST_TARGET_PORT} dnat ip6 to {v6}; }}
+            chain in {{ type nat hook prerouting priority -100; iifname eth0 th dport {FIRST_TARGET_PORT} dnat ip to {v4}
+                iifname eth0 th dport {FIRST_TARGET_PORT} dnat ip6 to {v6}; }}
             chain out {{ type nat hook postrouting priority 100; oifname ts0 masquerade; }}
         }}"
     );

@@ -13,15 +13,18 @@ mod fake;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::future::ready;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tailyard::model::netmap::{Fqdn, NetMap};
 use tailyard::model::state::Content;
 use tailyard::model::supervise::kept::{Kept, from_file};
 use tailyard::model::supervise::{DaemonSettings, Login, Phase, Secret, StateStore, StateWrite, TwoStep};
+use tailyard::proxy::daemon::kept::Reach;
 use tailyard::proxy::daemon::{Daemon, DaemonInputs, DaemonState, NeverStarted, StateRequest, daemon};
 use tailyard::runtime::tasks::{self, Stopper};
 use tokio::sync::{mpsc, watch};
@@ -44,6 +47,8 @@ struct Lab {
     daemon: Daemon,
     keys: watch::Sender<Option<Secret>>,
     kept: watch::Sender<Kept>,
+    /// Whether the Secret cannot be had.
+    away: Arc<AtomicBool>,
     writes: mpsc::Receiver<StateRequest>,
     stopper: Stopper,
     task: JoinHandle<Result<(), NeverStarted>>,
@@ -104,8 +109,11 @@ impl Lab {
         let (write, writes) = mpsc::channel(4);
         let (kept, copied) = watch::channel(Kept::default());
         let (stopper, stop) = tasks::stop();
-        let (daemon, task) = daemon(settings, DaemonInputs { keys: seen, writes: write, kept: copied, advertise: None }, stop);
-        Self { dir, daemon, keys, kept, writes, stopper, task: tokio::spawn(task) }
+        let away = Arc::<AtomicBool>::default();
+        let asked = Arc::clone(&away);
+        let reach = Some(Reach::new(move || Box::pin(ready(!asked.load(Ordering::SeqCst)))));
+        let (daemon, task) = daemon(settings, DaemonInputs { keys: seen, writes: write, kept: copied, reach, advertise: None }, stop);
+        Self { dir, daemon, keys, kept, away, writes, stopper, task: tokio::spawn(task) }
     }
 
     /// A daemon that runs.
@@ -253,6 +261,26 @@ async fn a_daemon_that_cannot_have_its_secret_starts_from_the_copy_until_that_is
 
     lab.kept.send_replace(Kept { content: Some(content), given_back: true });
     lab.write("mode", "");
+    lab.bus("EXIT 3");
+    lab.state("a start from the Secret", |state| state.phase == Phase::Running && !state.from_file).await;
+}
+
+#[tokio::test]
+async fn a_secret_that_cannot_be_had_is_not_waited_for() {
+    let lab = Lab::running().await;
+    let content: Content = [("_machinekey".to_owned(), "key".into())].into();
+    lab.kept.send_replace(Kept { content: Some(content.clone()), given_back: false });
+    lab.away.store(true, Ordering::SeqCst);
+    lab.bus("EXIT 3");
+    let state = lab.state("a start from the copy", |state| state.phase == Phase::Running && state.from_file).await;
+    assert_eq!(state.restarts, 1, "the first start is from the copy");
+    assert_eq!(from_file(&fs::read(lab.path("tailscaled.state")).expect("a file")), Some(content.clone()));
+
+    lab.kept.send_replace(Kept { content: Some(content.clone()), given_back: true });
+    lab.bus("EXIT 3");
+    lab.state("another start", |now| now.phase == Phase::Running && now.restarts == 2 && now.from_file).await;
+
+    lab.away.store(false, Ordering::SeqCst);
     lab.bus("EXIT 3");
     lab.state("a start from the Secret", |state| state.phase == Phase::Running && !state.from_file).await;
 }

@@ -126,7 +126,7 @@ impl<'a> Pod<'a> {
 
     /// Puts a config with one service into place, which leads to this port of the target.
     pub(crate) fn lead_to(&mut self, port: u16) -> Result<Instant> {
-        self.put([(service(0), port)], &["TCP"])
+        self.put([(service(0), port)], &["TCP", "UDP"])
     }
 
     /// Puts a config with so many services into place, TCP and UDP, each of which leads where the one so many after it would.

@@ -4,8 +4,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::panic::resume_unwind;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use anyhow::{Context, Result};
@@ -32,7 +32,8 @@ pub(crate) struct Stage {
     pub(crate) target: IpAddr,
     /// The target's machine.
     pub(crate) behind: Machine,
-    /// The API server.
+    /// The API server, and where it is.
+    pub(crate) cluster: Arc<Cluster>,
     pub(crate) api: SocketAddr,
     /// The account of a Pod: what is in its directory.
     pub(crate) account: PathBuf,
@@ -63,8 +64,9 @@ fn stage<T: Send>(bench: impl FnOnce(&Stage) -> Result<T> + Send) -> Result<T> {
     let measured = Mutex::new(None);
     cluster::cluster(async |cluster| {
         grant(&cluster).await;
+        let cluster = Arc::new(cluster);
         // In the same network, but in no runtime: benchmarks have their own.
-        let work = || Stage::set(&cluster).and_then(|stage| bench(&stage));
+        let work = || Stage::set(Arc::clone(&cluster)).and_then(|stage| bench(&stage));
         let done = thread::scope(|scope| scope.spawn(work).join());
         *measured.lock().expect("no panic under the lock") = Some(done);
     });
@@ -73,7 +75,7 @@ fn stage<T: Send>(bench: impl FnOnce(&Stage) -> Result<T> + Send) -> Result<T> {
 }
 
 impl Stage {
-    fn set(cluster: &Cluster) -> Result<Self> {
+    fn set(cluster: Arc<Cluster>) -> Result<Self> {
         let tailnet = Tailnet::start(NETWORK);
         tailnet.plug_in(API);
         let (mut machine, tailscaled) = tailnet.node("db");
@@ -88,6 +90,7 @@ impl Stage {
             behind: machine,
             api: cluster.url().trim_start_matches("https://").parse()?,
             account: cluster.service_account(),
+            cluster,
             machines: AtomicUsize::new(0),
             _target: (served, tailscaled),
             tailnet,

@@ -52,8 +52,10 @@ pub struct DaemonInputs {
     pub keys: watch::Receiver<Option<Secret>>,
     /// Who writes the state Secret.
     pub writes: mpsc::Sender<StateRequest>,
-    /// What it kept in the state Secret.
+    /// What it kept in the state Secret, and whether that can be had; nothing of the latter where its state is elsewhere.
     pub kept: watch::Receiver<Kept>,
+    /// See [`Self::kept`].
+    pub reach: Option<kept::Reach>,
     /// What may be advertised of what the config names; nothing where the config alone says it.
     pub advertise: Option<watch::Receiver<Advertised>>,
 }
@@ -231,7 +233,7 @@ impl Supervisor {
     async fn run(&mut self) -> Result<(), NeverStarted> {
         self.prepare().await;
         let mut look = interval(LOOK);
-        self.happened(vec![Event::Tick]);
+        self.happened(vec![Event::Tick]).await;
         loop {
             if let Some(fault) = self.gave_up.take() {
                 return Err(fault);
@@ -264,12 +266,12 @@ impl Supervisor {
                     match self.look() { Some(event) => vec![event], None => continue }
                 }
             };
-            self.happened(events);
+            self.happened(events).await;
         }
     }
 
     /// Lets the machine decide about events and everything that follows at once from its decisions, and publishes where that leads.
-    fn happened(&mut self, events: Vec<Event>) {
+    async fn happened(&mut self, events: Vec<Event>) {
         self.wake = None;
         let mut events = VecDeque::from(events);
         if events.is_empty() {
@@ -278,7 +280,7 @@ impl Supervisor {
         while let Some(event) = events.pop_front() {
             let actions = self.machine.step(event, self.begin.elapsed(), fastrand::f64());
             for action in actions {
-                events.extend(self.act(action));
+                events.extend(self.act(action).await);
             }
         }
         self.publish();

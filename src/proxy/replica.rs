@@ -160,11 +160,14 @@ fn start_tailnet(
                 _ => watch::channel(None).1,
             };
             let (copy, kept) = watch::channel(Kept::default());
-            let file = daemon.state.file();
-            let (daemon, work) =
-                super::daemon::daemon(daemon.as_ref().clone(), DaemonInputs { keys, writes, kept, advertise }, tasks.stop());
-            if let (Some(file), Some(cluster), StateOut::Secret(name)) = (file, cluster, &settings.state) {
-                let secret = StateSecret::new(cluster.clone(), name.clone());
+            let secret = match (daemon.state.file(), cluster, &settings.state) {
+                (Some(file), Some(cluster), StateOut::Secret(name)) => Some((file, StateSecret::new(cluster.clone(), name.clone()))),
+                _ => None,
+            };
+            let reach = secret.as_ref().map(|(_, secret)| kept::Reach::of(secret));
+            let inputs = DaemonInputs { keys, writes, kept, reach, advertise };
+            let (daemon, work) = super::daemon::daemon(daemon.as_ref().clone(), inputs, tasks.stop());
+            if let Some((file, secret)) = secret {
                 spawn(tasks, "kept", kept::run(secret, file, daemon.state(), copy));
             }
             let netmap = daemon.netmap();

@@ -110,8 +110,11 @@ pub(crate) async fn be() {
     let (requests, _nobody) = mpsc::channel(4);
     let settings = settings(&dir, &bin, var("AGENT_IP").parse().expect("an address"), &var("AGENT_KEY"));
     let (stopper, stop) = tasks::stop();
-    let (daemon, task) =
-        daemon(settings, DaemonInputs { keys, writes: requests, kept: watch::channel(Kept::default()).1, advertise: None }, stop);
+    let (daemon, task) = daemon(
+        settings,
+        DaemonInputs { keys, writes: requests, kept: watch::channel(Kept::default()).1, reach: None, advertise: None },
+        stop,
+    );
     let task = tokio::spawn(task);
     let (mut state, mut netmap) = (daemon.state(), daemon.netmap());
     let mut term = signal(SignalKind::terminate()).expect("a handler");

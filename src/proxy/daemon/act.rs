@@ -44,10 +44,10 @@ impl Supervisor {
     }
 
     /// Does one thing; returns what happened at once.
-    pub(super) fn act(&mut self, action: Action) -> Option<Event> {
+    pub(super) async fn act(&mut self, action: Action) -> Option<Event> {
         let api = self.api.clone();
         match action {
-            Action::Spawn => return Some(self.spawn()),
+            Action::Spawn => return Some(self.spawn().await),
             Action::Terminate => self.signal(Signal::SIGTERM),
             Action::Kill => self.signal(Signal::SIGKILL),
             Action::Wake(at) => {
@@ -84,7 +84,7 @@ impl Supervisor {
         None
     }
 
-    fn spawn(&mut self) -> Event {
+    async fn spawn(&mut self) -> Event {
         // The newest config counts, and its key has to be known before the daemon tries it.
         if let Some(event @ Event::Key(_)) = self.look() {
             self.machine.step(event, self.begin.elapsed(), 0.0);
@@ -100,7 +100,7 @@ impl Supervisor {
                 }
             },
         };
-        let state = self.stand_in();
+        let state = self.stand_in().await;
         let args = command_line(&self.settings, config.as_deref(), state.as_deref());
         match Process::spawn(&self.settings.tailscaled, &args, &self.settings.env) {
             Ok(process) => {
@@ -117,15 +117,19 @@ impl Supervisor {
         }
     }
 
-    /// The file to start from in place of the Secret: where the one before never answered or said that it cannot have its
-    /// Secret, or where what it wrote is nowhere else.
-    fn stand_in(&mut self) -> Option<PathBuf> {
+    /// The file to start from in place of the Secret: where that cannot be had, where the one before never answered or said that it
+    /// cannot have it, or where what it wrote is nowhere else.
+    async fn stand_in(&mut self) -> Option<PathBuf> {
         let file = self.settings.state.file()?;
         let kept = self.inputs.kept.borrow().clone();
+        let away = match &self.inputs.reach {
+            Some(reach) if kept.content.is_some() => !reach.ask().await,
+            _ => false,
+        };
         let answered = (self.epochs == 0 || self.greeted == self.epochs) && !std::mem::take(&mut self.storeless);
         self.from_file = match (self.from_file, kept.content) {
-            (true, _) => answered && !kept.given_back,
-            (false, Some(content)) if !answered => match replace_private(&file, &to_file(&content)) {
+            (true, _) => answered && (away || !kept.given_back),
+            (false, Some(content)) if away || !answered => match replace_private(&file, &to_file(&content)) {
                 Ok(()) => true,
                 Err(fault) => {
                     warn!(kind = fault.kind(), "tailscaled cannot start without its Secret: {fault}");

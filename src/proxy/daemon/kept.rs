@@ -3,9 +3,12 @@
 //!
 //! While tailscaled uses the Secret it is its only writer; nothing here writes then.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
@@ -21,6 +24,43 @@ const SETTLED: Duration = Duration::from_secs(2);
 const AGAIN: Duration = Duration::from_secs(5);
 /// How old a copy may become.
 const OLD: Duration = Duration::from_mins(10);
+
+/// How long the Secret may take to be had by one that starts again; longer means that the API server is away. It takes milliseconds else,
+/// and a start from the copy that need not have been costs nothing.
+const SOON: Duration = Duration::from_millis(500);
+
+/// Asks whether the Secret can be had now. tailscaled itself waits 30 s for an API server that takes connections and does not answer.
+#[derive(Clone)]
+pub struct Reach(Arc<dyn Fn() -> BoxFuture<'static, bool> + Send + Sync>);
+
+impl fmt::Debug for Reach {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Reach")
+    }
+}
+
+impl Reach {
+    /// Asks by this.
+    #[must_use]
+    pub fn new(ask: impl Fn() -> BoxFuture<'static, bool> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(ask))
+    }
+
+    /// Asks for this Secret.
+    #[must_use]
+    pub fn of(secret: &StateSecret) -> Self {
+        let secret = secret.clone();
+        Self::new(move || {
+            let secret = secret.clone();
+            Box::pin(async move { matches!(timeout(SOON, secret.get()).await, Ok(Ok(_))) })
+        })
+    }
+
+    /// The answer, within half a second.
+    pub async fn ask(&self) -> bool {
+        (self.0)().await
+    }
+}
 
 /// Copies until nobody tells how the daemon fares.
 pub async fn run(secret: StateSecret, file: PathBuf, mut daemon: watch::Receiver<DaemonState>, kept: watch::Sender<Kept>) {
