@@ -15,6 +15,7 @@ use tokio::time::{sleep, timeout};
 use super::DaemonState;
 use crate::edge::files;
 use crate::edge::kube::{KubeError, StateSecret};
+use crate::model::state::consistent;
 use crate::model::supervise::Phase;
 use crate::model::supervise::kept::{Kept, changes, from_file, of_daemon};
 
@@ -70,6 +71,11 @@ pub async fn run(secret: StateSecret, file: PathBuf, mut daemon: watch::Receiver
         else {
             return;
         };
+        // A device that was one before has written all already.
+        if kept.borrow().content.is_none() {
+            // What cannot be had now is told by the look that follows.
+            let _ = take(&secret, &kept).await;
+        }
         sleep(SETTLED).await;
         let done = if from_file { give_back(&secret, &file, &kept).await } else { take(&secret, &kept).await };
         let rest = match done {
@@ -87,10 +93,11 @@ pub async fn run(secret: StateSecret, file: PathBuf, mut daemon: watch::Receiver
     }
 }
 
-/// Takes a copy of the Secret.
+/// Takes a copy of the Secret, once all is there that makes a device.
 async fn take(secret: &StateSecret, kept: &watch::Sender<Kept>) -> Result<(), KubeError> {
-    if let Some(values) = secret.get().await? {
-        kept.send_modify(|kept| kept.content = Some(of_daemon(&values)));
+    let whole = secret.get().await?.filter(consistent).map(|values| of_daemon(&values)).filter(|own| !own.is_empty());
+    if whole.is_some() {
+        kept.send_modify(|kept| kept.content = whole);
     }
     Ok(())
 }
