@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use tailyard::load::flows::{Beat, Rhythm, hold};
 use tailyard::load::talk::Talk;
-use tailyard::model::load::{Attempt, Failure};
+use tailyard::model::load::{Attempt, Failure, Identity};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -15,8 +15,8 @@ const EVERY: Duration = Duration::from_millis(20);
 /// A flow, and what became of it.
 pub(crate) struct Held {
     pub(crate) attempt: Attempt,
-    /// When it asked, as an offset from the start, and which port of the target answered.
-    pub(crate) answers: Vec<(Duration, u16)>,
+    /// When it asked, as an offset from the start, and who answered.
+    pub(crate) answers: Vec<(Duration, Identity)>,
     /// Whether it was reset.
     pub(crate) reset: bool,
 }
@@ -36,7 +36,7 @@ impl Held {
         let mut answers = Vec::new();
         let note = |beat| {
             if let Beat::Answered { by, began, .. } = beat {
-                answers.push((began, by.port));
+                answers.push((began, by));
             }
         };
         let left = lasts.saturating_sub(start.elapsed());

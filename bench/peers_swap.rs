@@ -143,7 +143,7 @@ fn judge(reports: &[Report], held: &[Held], moments: &Moments, turn: u16) -> Res
     }
     for flow in held {
         let old = port(&flow.attempt, 0)?;
-        let last = flow.answers.iter().rfind(|(_, by)| *by == old).map_or(Duration::ZERO, |(at, _)| *at);
+        let last = flow.answers.iter().rfind(|(_, by)| by.port == old).map_or(Duration::ZERO, |(at, _)| *at);
         let goes_on = flow.answers.last().is_some_and(|(at, _)| *at > moments.gone + OUTLIVES);
         match flow.attempt.proto {
             Proto::Udp => round.last_datagram = round.last_datagram.max(ms(last.min(moments.gone).saturating_sub(moments.swap))),

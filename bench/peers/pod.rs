@@ -28,6 +28,8 @@ pub(crate) struct Pod<'a> {
     stage: &'a Stage,
     volume: Volume,
     machine: Machine,
+    /// The DNS name that all of the tailnet's traffic to it is led to; without one it is a replica with an egress config.
+    name: Option<&'static str>,
 }
 
 impl<'a> Pod<'a> {
@@ -46,8 +48,16 @@ impl<'a> Pod<'a> {
         let copied = machine.command("sh".as_ref()).args(["-c", &copy]).status()?;
         ensure!(copied.success(), "the service account is not in the Pod");
         let volume = Volume::make(dir.join("proxies"))?;
-        let mut pod = Self { system, container: None, stage, volume, machine };
+        let mut pod = Self { system, container: None, stage, volume, machine, name: None };
         pod.configure(0..services)?;
+        Ok(pod)
+    }
+
+    /// A new Pod that leads what comes from the tailnet to the addresses of a name, which this server knows.
+    pub(crate) fn named(stage: &'a Stage, system: System, name: &'static str, server: IpAddr) -> Result<Self> {
+        let pod = Self { name: Some(name), ..Self::make(stage, system, 0)? };
+        let write = format!("echo nameserver {server} > /etc/resolv.conf");
+        ensure!(pod.machine.command("sh".as_ref()).args(["-c", &write]).status()?.success(), "the Pod has no DNS server");
         Ok(pod)
     }
 
@@ -103,8 +113,8 @@ impl<'a> Pod<'a> {
             ("TS_USERSPACE", "false"),
             ("TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR", &conf),
             ("TS_EXPERIMENTAL_SERVICE_AUTO_ADVERTISEMENT", "false"),
-            ("TS_EGRESS_PROXIES_CONFIG_PATH", &proxies),
-            ("TS_INTERNAL_APP", "k8s-operator-proxygroup-egress"),
+            self.name.map_or(("TS_EGRESS_PROXIES_CONFIG_PATH", proxies.as_str()), |name| ("TS_EXPERIMENTAL_DEST_DNS_NAME", name)),
+            ("TS_INTERNAL_APP", self.name.map_or("k8s-operator-proxygroup-egress", |_| "k8s-operator-ingress-proxy")),
             ("TS_ENABLE_HEALTH_CHECK", "true"),
             ("TS_DEBUG_FIREWALL_MODE", self.system.firewall),
             // The machine's /tmp is everybody's.

@@ -1,0 +1,178 @@
+//! How long does a DNS name's old address get traffic after it has changed, beside the Tailscale operator's proxy?
+//!
+//! The proxy of a Service that names its target by DNS (`ExternalName`): what comes from the tailnet is led to the name's address. The
+//! client is a node of the tailnet, the DNS server a real one.
+
+#![allow(clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr, reason = "shares the stage of the tests")]
+
+#[path = "support.rs"]
+mod bench;
+#[path = "../tests/support/dns.rs"]
+#[allow(dead_code, reason = "the tests' zones can do more")]
+mod dns;
+#[allow(dead_code, reason = "how they end is not asked here")]
+mod held;
+mod peers;
+
+use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU32;
+use std::process::ExitCode;
+use std::thread::{ScopedJoinHandle, sleep};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use tailyard::demo::services::FIRST_TARGET_PORT;
+use tailyard::demo::target::Target;
+use tailyard::load::talk::Talk;
+use tailyard::load::{Load, make};
+use tailyard::model::load::{Attempt, Lane, Report, Schedule};
+use tailyard::model::net::Proto;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::bench::{Args, Point, Sheet, in_turn, ratios};
+use crate::dns::Dns;
+use crate::held::Held;
+use crate::peers::pod::Pod;
+use crate::peers::stage::{Stage, on_stage};
+use crate::peers::system::System;
+
+/// The name, and for how many seconds an answer may be kept.
+const NAME: &str = "app.test";
+const TTL: u32 = 5;
+/// New connections each second.
+const RATE: u32 = 50;
+/// When the name changes, and how long is measured.
+const CHANGE: Duration = Duration::from_secs(1);
+const LASTS: Duration = Duration::from_secs(31);
+/// The same where it is only to be shown that it works.
+const BRIEF: Duration = Duration::from_secs(9);
+/// How long a proxy may take to start.
+const START: Duration = Duration::from_mins(1);
+/// How long a connection may take meanwhile.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// What a system did: seconds until the last new connection, and the last datagram of a flow, to the old address; failed connects.
+#[derive(Default)]
+struct Taken {
+    connection: Vec<f64>,
+    datagram: Vec<f64>,
+    failed: Vec<f64>,
+}
+
+/// The zone, which lives in a thread of its own.
+struct Zone<'scope> {
+    changes: mpsc::UnboundedSender<(IpAddr, oneshot::Sender<Instant>)>,
+    _thread: ScopedJoinHandle<'scope, Result<()>>,
+}
+
+fn main() -> Result<ExitCode> {
+    on_stage(
+        "peers_names",
+        "A DNS name gets another address, under 50 new connections a second, beside the Tailscale operator's proxy",
+        measure,
+    )
+}
+
+fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {
+    let lasts = if args.quick { BRIEF } else { LASTS };
+    let apps = ["app-0", "app-1"].map(|name| stage.tailnet.machine(name));
+    let serve = |(number, app)| Target::start(app, number, FIRST_TARGET_PORT..FIRST_TARGET_PORT + 1);
+    let _targets = (0..).zip(apps.each_ref().map(|app| &app.node.ns)).map(serve).collect::<Result<Vec<_>, _>>()?;
+    let addresses = apps.each_ref().map(|app| app.address);
+    let systems = [System::OURS, System::STOCK];
+    let mut taken = systems.map(|_| Taken::default());
+    std::thread::scope(|scope| {
+        let server = stage.client.address;
+        let (changes, mut asked) = mpsc::unbounded_channel::<(IpAddr, oneshot::Sender<Instant>)>();
+        let work = move || async move {
+            let dns = Dns::start(&server.to_string()).await;
+            while let Some((address, done)) = asked.recv().await {
+                dns.set(NAME, TTL, &[&address.to_string()]).await;
+                done.send(Instant::now()).map_err(|_| anyhow::anyhow!("who asked is gone"))?;
+            }
+            Ok(())
+        };
+        let zone = Zone { changes, _thread: scope.spawn(|| stage.client.node.ns.block_on(work)?) };
+        for round in 0..args.repetitions(3) {
+            for (system, taken) in in_turn(systems.into_iter().zip(&mut taken), round) {
+                zone.lead_to(addresses[0])?;
+                let mut pod = Pod::named(stage, system, NAME, server)?;
+                pod.start();
+                let attempt = answered(stage, system)?;
+                taken.take(stage, attempt, || zone.lead_to(addresses[1]), lasts)?;
+                pod.end()?;
+            }
+        }
+        anyhow::Ok(())
+    })?;
+    let number = u64::from(RATE) * lasts.as_secs();
+    for (system, taken) in systems.iter().zip(&taken) {
+        let mut plot = |of: &str, unit: &str, values: &[f64]| sheet.plot(Point::of(of, system.name, 1_u8), unit, values.to_vec(), None);
+        plot("until the last new connection to the old address", "s", &taken.connection);
+        plot("until the last datagram of a flow to the old address", "s", &taken.datagram);
+        plot("failed connects", &format!("of {number}"), &taken.failed);
+    }
+    let [ours, theirs] = taken;
+    sheet.add(
+        "until the last new connection to the old address: ours to theirs",
+        "ratio",
+        ratios(&ours.connection, &theirs.connection),
+        None,
+    );
+    Ok(())
+}
+
+impl Zone<'_> {
+    /// Gives the name this address; says when.
+    fn lead_to(&self, address: IpAddr) -> Result<Instant> {
+        let (done, is_done) = oneshot::channel();
+        self.changes.send((address, done)).ok().context("the DNS server has ended")?;
+        Ok(is_done.blocking_recv()?)
+    }
+}
+
+impl Taken {
+    /// The name changes under load.
+    fn take(&mut self, stage: &Stage, attempt: Attempt, change: impl Fn() -> Result<Instant>, lasts: Duration) -> Result<()> {
+        let (load, begun) = (Load::new(Schedule::new(NonZeroU32::new(RATE).context("not zero")?), lasts), Instant::now());
+        let mut reports = Vec::new();
+        let offer = || {
+            let load = load.offer(begun, |_| Some(attempt), |report| reports.push(*report), std::future::pending());
+            let flows = vec![Attempt { proto: Proto::Udp, ..attempt }];
+            stage.behind.node.ns.block_on(|| async { tokio::join!(Held::all(flows, begun, lasts), load).0 })
+        };
+        let (held, changed) = std::thread::scope(|scope| {
+            let offering = scope.spawn(offer);
+            sleep((begun + CHANGE).saturating_duration_since(Instant::now()));
+            let changed = change()?.duration_since(begun);
+            anyhow::Ok((offering.join().map_err(|_| anyhow::anyhow!("the load panicked"))???, changed))
+        })?;
+        let after = |moments: &mut dyn Iterator<Item = Duration>| moments.max().unwrap_or_default().saturating_sub(changed).as_secs_f64();
+        let of_old = |report: &&Report| report.outcome.is_ok_and(|by| by.target == 0);
+        self.connection.push(after(&mut reports.iter().filter(of_old).map(|report| report.began)));
+        let answers = held.iter().flat_map(|flow| &flow.answers).filter(|(_, by)| by.target == 0);
+        self.datagram.push(after(&mut answers.map(|(at, _)| *at)));
+        let failed = reports.iter().filter(|report| report.outcome.is_err()).count();
+        self.failed.push(f64::from(u32::try_from(failed)?));
+        Ok(())
+    }
+}
+
+/// A connection to the proxy's node, once the old address has answered one.
+fn answered(stage: &Stage, system: System) -> Result<Attempt> {
+    let begun = Instant::now();
+    let known =
+        || stage.tailnet.knows(system.pod).then(|| stage.tailnet.addresses_of(system.pod).into_iter().find(IpAddr::is_ipv4)).flatten();
+    while begun.elapsed() < START {
+        if let Some(ip) = known() {
+            let to = SocketAddr::new(ip, FIRST_TARGET_PORT);
+            let attempt = Attempt { lane: Lane { service: 0, replica: 0 }, proto: Proto::Tcp, to };
+            let asked = || make(Talk::Identity, attempt, 0, begun, begun.elapsed(), PATIENCE);
+            if stage.behind.node.ns.block_on(asked)?.outcome.is_ok_and(|by| by.target == 0) {
+                return Ok(attempt);
+            }
+        }
+        sleep(Duration::from_millis(100));
+    }
+    bail!("{}: the name's address did not answer within {START:?}", system.name)
+}
