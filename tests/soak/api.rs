@@ -12,6 +12,9 @@ use tokio::sync::{mpsc, oneshot};
 use crate::cluster::{Cluster, cluster_in};
 use crate::schedule::{Outage, REPLICAS};
 
+/// What tailscaled keeps in a state Secret; the scripted one neither reads nor writes it.
+pub(crate) const KEPT: [(&str, &str); 3] = [("_machinekey", "privkey:1"), ("_current-profile", "profile-1"), ("profile-1", "{}")];
+
 /// The values of a state Secret as text.
 pub(crate) type State = BTreeMap<String, String>;
 
@@ -57,7 +60,7 @@ fn lead(topology: &Topology, api: IpAddr) {
 async fn grant(cluster: &Cluster) {
     let names: Vec<String> = (0..usize::from(REPLICAS)).map(Launch::name).collect();
     for name in &names {
-        cluster.make_secret(name, &[]).await;
+        cluster.make_secret(name, &KEPT).await;
     }
     let configs: Vec<String> = names.iter().map(|name| format!("{name}-config")).collect();
     let both: Vec<&str> = names.iter().chain(&configs).map(String::as_str).collect();

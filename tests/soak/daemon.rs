@@ -91,6 +91,11 @@ pub(crate) fn tell_names(directory: &Path, peers: &Peers) {
     tell(directory, &json!({"PeersChanged": targets}).to_string());
 }
 
+/// Whether the tailscaled of a replica can have what it keeps in the state Secret, when it starts.
+pub(crate) fn lead_to_secret(directory: &Path, is_there: bool) {
+    fs::write(directory.join("mode"), if is_there { "" } else { "away" }).expect("written");
+}
+
 /// Has a line told to all who listen, or an order of the script done.
 pub(crate) fn tell(directory: &Path, line: &str) {
     append(&directory.join("bus"), line);

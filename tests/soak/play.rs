@@ -1,5 +1,6 @@
 //! Plays a schedule on the demo's stage: changes and troubles when they are due, and what the processes take, each second.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use tailyard::demo::board::look;
@@ -11,7 +12,7 @@ use tokio::task::JoinHandle;
 use crate::api::Api;
 use crate::daemon::{self, Peers};
 use crate::growth::{Samples, sample};
-use crate::schedule::{REPLICAS, Schedule, Trouble};
+use crate::schedule::{Outage, REPLICAS, Schedule, Trouble};
 use crate::state::is_current;
 
 /// How often it is looked whether anything is due.
@@ -105,8 +106,8 @@ impl<'s, 't> Play<'s, 't> {
                 self.hangs.extend(replica.map(|replica| tokio::spawn(daemon::hang(replica, lasts))));
             }
             Trouble::Api(outage) => {
-                let api = self.api.clone();
-                self.outage = Some(tokio::spawn(async move { api.suffer(outage).await }));
+                let owns = (0..REPLICAS).map(|replica| self.script.launch.own(replica.into())).collect();
+                self.outage = Some(tokio::spawn(suffer(self.api.clone(), outage, owns)));
             }
         }
         Ok(())
@@ -146,4 +147,12 @@ impl<'s, 't> Play<'s, 't> {
             tokio::time::sleep(TICK).await;
         }
     }
+}
+
+/// Has the API server suffer an outage. While it is killed, a tailscaled that starts cannot have what it keeps in the state Secret.
+async fn suffer(api: Api, outage: Outage, owns: Vec<PathBuf>) {
+    let lead_to_secret = |is_there| owns.iter().for_each(|own| daemon::lead_to_secret(own, is_there));
+    lead_to_secret(matches!(outage, Outage::Hangs(_)));
+    api.suffer(outage).await;
+    lead_to_secret(true);
 }

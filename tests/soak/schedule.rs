@@ -24,7 +24,7 @@ const UNTIL_OUTAGE: Range<u64> = 1_000..10_000;
 const OUTAGES: Range<u64> = 1_000..10_000;
 /// How long it may take to start.
 const API_START: Duration = Duration::from_secs(5);
-/// How soon after the beginning of an outage a replica is struck, in milliseconds.
+/// How soon after the beginning of an outage a tailscaled is killed, and how soon after that a replica is struck, in milliseconds.
 const INTO_OUTAGE: Range<u64> = 100..1_000;
 /// Before this nothing is taken away, and after this before the end: everything has to come back.
 const CALM: Duration = Duration::from_secs(2);
@@ -135,13 +135,15 @@ fn outages(dice: &mut Rng, from: Duration, to: Duration) -> Vec<(Duration, Troub
     outages
 }
 
-/// What belongs to a trouble of this moment: who was killed comes back, and somebody goes while the API server is away.
+/// What belongs to a trouble of this moment: who was killed comes back; and while the API server is away a tailscaled has to start
+/// again, and a replica goes.
 fn aftermath(dice: &mut Rng, at: Duration, trouble: Trouble) -> Vec<(Duration, Trouble)> {
     match trouble {
         Trouble::Replica(Blow::Kill(number)) => vec![(at + Duration::from_millis(dice.u64(AWAY)), Trouble::Replica(Blow::Revive(number)))],
         Trouble::Api(_) => {
-            let (at, trouble) = (at + Duration::from_millis(dice.u64(INTO_OUTAGE)), Trouble::Replica(blow(dice)));
-            std::iter::once((at, trouble)).chain(aftermath(dice, at, trouble)).collect()
+            let daemon = (at + Duration::from_millis(dice.u64(INTO_OUTAGE)), Trouble::DaemonKilled(dice.usize(..usize::from(REPLICAS))));
+            let replica = (daemon.0 + Duration::from_millis(dice.u64(INTO_OUTAGE)), Trouble::Replica(blow(dice)));
+            [daemon, replica].into_iter().chain(aftermath(dice, replica.0, replica.1)).collect()
         }
         _ => Vec::new(),
     }
@@ -161,13 +163,15 @@ fn a_schedule_is_its_seed_and_its_length() {
 }
 
 #[test]
-fn a_replica_goes_while_the_api_server_is_away() {
+fn a_tailscaled_and_a_replica_go_while_the_api_server_is_away() {
     for seed in 0..50 {
         let troubles = Schedule::of(seed, Duration::from_mins(10)).troubles;
         for (number, (at, trouble)) in troubles.iter().enumerate() {
             let Trouble::Api(Outage::Hangs(lasts) | Outage::Killed(lasts)) = trouble else { continue };
-            let (next, blow) = troubles[number + 1];
-            assert!(matches!(blow, Trouble::Replica(Blow::Kill(_) | Blow::Leave(_))) && next < *at + *lasts, "{blow:?}");
+            let [(_, first), (last, second)] = [troubles[number + 1], troubles[number + 2]];
+            assert!(matches!(first, Trouble::DaemonKilled(_)), "{first:?}");
+            assert!(matches!(second, Trouble::Replica(Blow::Kill(_) | Blow::Leave(_))), "{second:?}");
+            assert!(last < *at + *lasts + API_START, "{last:?}");
         }
     }
 }

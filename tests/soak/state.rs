@@ -8,17 +8,19 @@ use tailyard::demo::board::Board;
 use tailyard::demo::services::{Service, of_family};
 use tailyard::demo::topology::{FIRST_REPLICA, FIRST_TARGET, tailnet_nets};
 
-use crate::api::State;
+use crate::api::{KEPT, State};
 
 /// Where a service leads, as statuses tell it: the target's addresses and the ports.
 type Led = (BTreeSet<String>, BTreeSet<PortMap>);
 
-/// Whether a replica says that it is the node that it is, and where every service leads now, and of no other service.
+/// Whether a replica says that it is the node that it is, and where every service leads now, and of no other service; what its
+/// tailscaled keeps is there too.
 pub(crate) fn is_current(board: &Board, replica: u8, state: &State) -> bool {
     let Some(member) = board.members.get(usize::from(replica)) else { return false };
     let own = format!("n{}", FIRST_REPLICA + replica);
     let Some(status) = state.get(KEY).and_then(|text| serde_json::from_str::<Status>(text).ok()) else { return false };
-    state.get(DEVICE_ID) == Some(&own) && status.pod_ipv4 == member.pod[0].to_string() && told(status) == wanted(board)
+    let kept = KEPT.iter().all(|(key, value)| state.get(*key).is_some_and(|found| found == value));
+    kept && state.get(DEVICE_ID) == Some(&own) && status.pod_ipv4 == member.pod[0].to_string() && told(status) == wanted(board)
 }
 
 fn told(status: Status) -> BTreeMap<String, Led> {
