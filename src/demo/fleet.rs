@@ -212,3 +212,33 @@ pub async fn is_ready(admin: SocketAddr) -> bool {
     };
     matches!(tokio::time::timeout(READY_PATIENCE, ask).await, Ok(Ok(status)) if status.ends_with(b" 200"))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+
+    use super::*;
+
+    #[test]
+    fn a_replica_keeps_its_state_in_a_file_or_in_the_secret_of_its_name() {
+        let topology = Topology::make(1, 0).expect("namespaces");
+        let directory = tempfile::tempdir().expect("a directory");
+        let launch = |api| Launch {
+            executable: "tailyard".into(),
+            backend: "auto".to_owned(),
+            directory: directory.path().to_owned(),
+            tailnet: Tailnet::File,
+            egress: directory.path().join("egress"),
+            grace: Duration::ZERO,
+            api,
+        };
+        let replica = Replica::prepare(&topology, 0, &launch(None)).expect("files").expect("a replica");
+        let told = |api| {
+            let command = replica.command(&launch(api));
+            let secret = command.get_envs().find(|(name, _)| *name == "TS_KUBE_SECRET").and_then(|(_, value)| value?.to_str());
+            (command.get_args().any(|argument| argument == OsStr::new("--state-file")), secret.map(str::to_owned))
+        };
+        assert_eq!(told(None), (true, None));
+        assert_eq!(told(Some(([10, 96, 0, 1], 443).into())), (false, Some("replica-0".to_owned())));
+    }
+}

@@ -9,7 +9,7 @@ use tailyard::demo::script::{Blow, Script, ScriptError};
 use tailyard::demo::swap::catch_up;
 use tokio::task::JoinHandle;
 
-use crate::api::Api;
+use crate::api::{Api, State};
 use crate::daemon::{self, Peers};
 use crate::growth::{Samples, sample};
 use crate::schedule::{Outage, REPLICAS, Schedule, Trouble};
@@ -24,6 +24,10 @@ const SAMPLES: Duration = Duration::from_secs(1);
 /// How long after the last outage replicas may take to write their state: they try again at most 36 s apart.
 const WRITTEN: Duration = Duration::from_mins(1);
 
+/// How long after the end of a tailscaled its replica may go on as if nothing had happened: it is unready within a second, and is
+/// asked for that twenty times a second.
+const NOTICED: Duration = Duration::from_millis(1_500);
+
 /// A play under way.
 pub(crate) struct Play<'s, 't> {
     script: &'s mut Script<'t>,
@@ -32,6 +36,10 @@ pub(crate) struct Play<'s, 't> {
     peers: Peers,
     /// Tailscaleds that do nothing.
     hangs: Vec<JoinHandle<()>>,
+    /// How much later than it was due the last trouble came.
+    late: Duration,
+    /// Whose tailscaled was struck last, and until when that replica may look ready and not stay so.
+    unsure: Option<(usize, Duration)>,
     /// The API server's last outage.
     outage: Option<JoinHandle<()>>,
     /// How long the replicas took to follow other names.
@@ -41,7 +49,16 @@ pub(crate) struct Play<'s, 't> {
 impl<'s, 't> Play<'s, 't> {
     /// A play in which nothing has happened yet.
     pub(crate) fn new(script: &'s mut Script<'t>, api: &'s Api) -> Self {
-        Self { script, api, peers: Peers::default(), hangs: Vec::new(), outage: None, renames: Vec::new() }
+        Self {
+            script,
+            api,
+            peers: Peers::default(),
+            hangs: Vec::new(),
+            late: Duration::ZERO,
+            unsure: None,
+            outage: None,
+            renames: Vec::new(),
+        }
     }
 
     /// Plays until the end, an offset from the start; notes what the processes took.
@@ -51,7 +68,8 @@ impl<'s, 't> Play<'s, 't> {
         while self.script.now() < end {
             self.script.watch_over().await?;
             catch_up(&self.script.board).await;
-            while let Some((_, trouble)) = troubles.next_if(|(at, trouble)| *at <= self.script.now() && self.can(*trouble)) {
+            while let Some((at, trouble)) = troubles.next_if(|(at, trouble)| self.is_due(*at, *trouble) && self.can(*trouble)) {
+                self.late = self.script.now().saturating_sub(at);
                 self.befall(trouble).await?;
             }
             if let Some((_, step)) = changes.next_if(|(at, _)| *at <= self.script.now()) {
@@ -65,20 +83,42 @@ impl<'s, 't> Play<'s, 't> {
             }
             tokio::time::sleep(TICK).await;
         }
+        if let Some((_, revive)) = troubles.next_if(|(_, trouble)| is_revival(*trouble)) {
+            self.befall(revive).await?;
+        }
         Ok(())
+    }
+
+    /// Who was killed late comes back as much later.
+    fn is_due(&self, at: Duration, trouble: Trouble) -> bool {
+        let late = if is_revival(trouble) { self.late } else { Duration::ZERO };
+        at + late <= self.script.now()
     }
 
     fn can(&self, trouble: Trouble) -> bool {
         match trouble {
-            Trouble::Replica(blow) => self.script.can(blow),
+            Trouble::Replica(blow @ Blow::Revive(_)) => self.script.can(blow),
+            Trouble::Replica(blow @ (Blow::Kill(number) | Blow::Leave(number))) => self.is_sure(number) && self.script.can(blow),
             Trouble::DaemonKilled(number) | Trouble::DaemonHangs(number, _) => {
-                self.script.can(Blow::Leave(number)) && self.script.replicas.get(number).is_some_and(|replica| replica.pid().is_some())
+                let is_there = self.script.replicas.get(number).is_some_and(|replica| replica.pid().is_some());
+                is_there && self.is_sure(number) && self.script.can(Blow::Leave(number))
             }
             // Nobody but its tailscaled tells a replica of names: one that hangs may be answering again and not have told yet.
             Trouble::Renamed => self.hangs.iter().all(JoinHandle::is_finished),
             Trouble::Api(_) => self.outage.as_ref().is_none_or(JoinHandle::is_finished),
             Trouble::BadConfig | Trouble::Peers(_) => true,
         }
+    }
+
+    /// Whether the other replicas are what they look like.
+    fn is_sure(&self, number: usize) -> bool {
+        self.unsure.is_none_or(|(struck, until)| struck == number || until < self.script.now())
+    }
+
+    /// What a replica looks like may not stay so for that long; of another one it is known by now.
+    fn doubt(&mut self, number: usize, lasts: Duration) {
+        let before = self.unsure.filter(|(struck, _)| *struck == number).map_or(Duration::ZERO, |(_, until)| until);
+        self.unsure = Some((number, before.max(self.script.now() + lasts)));
     }
 
     async fn befall(&mut self, trouble: Trouble) -> Result<(), ScriptError> {
@@ -99,8 +139,12 @@ impl<'s, 't> Play<'s, 't> {
                 }
             }
             Trouble::Renamed => self.rename().await,
-            Trouble::DaemonKilled(number) => daemon::tell(&self.script.launch.own(number), "EXIT 9"),
+            Trouble::DaemonKilled(number) => {
+                self.doubt(number, NOTICED);
+                daemon::tell(&self.script.launch.own(number), "EXIT 9");
+            }
             Trouble::DaemonHangs(number, lasts) => {
+                self.doubt(number, lasts + NOTICED);
                 self.hangs.retain(|hang| !hang.is_finished());
                 let replica = self.script.replicas.get(number).and_then(Replica::pid);
                 self.hangs.extend(replica.map(|replica| tokio::spawn(daemon::hang(replica, lasts))));
@@ -136,17 +180,25 @@ impl<'s, 't> Play<'s, 't> {
         let until = self.script.now() + WRITTEN;
         loop {
             let states = self.api.states().await;
-            let mut board = look(&self.script.board);
-            let old = (0..).zip(&states).find(|(replica, state)| !is_current(&board, *replica, state));
-            let Some((replica, state)) = old else { return Ok(()) };
-            if board.now() > until {
-                board.faults.push(format!("the state Secret of replica {replica} is not what it should be: {state:?}"));
+            let Some(fault) = self.fault_of(&states) else { return Ok(()) };
+            if self.script.now() > until {
+                look(&self.script.board).faults.push(fault);
                 return Ok(());
             }
-            drop(board);
             tokio::time::sleep(TICK).await;
         }
     }
+
+    /// The first state Secret that does not say what it should.
+    fn fault_of(&self, states: &[State]) -> Option<String> {
+        let board = look(&self.script.board);
+        let (replica, state) = (0..).zip(states).find(|(replica, state)| !is_current(&board, *replica, state))?;
+        Some(format!("the state Secret of replica {replica} is not what it should be: {state:?}"))
+    }
+}
+
+fn is_revival(trouble: Trouble) -> bool {
+    matches!(trouble, Trouble::Replica(Blow::Revive(_)))
 }
 
 /// Has the API server suffer an outage. While it is killed, a tailscaled that starts cannot have what it keeps in the state Secret.
