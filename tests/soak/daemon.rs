@@ -46,9 +46,10 @@ impl Peers {
 /// Writes the program that replicas start as their tailscaled: this binary, with the files beside its socket as its script.
 pub(crate) fn program(directory: &Path) -> PathBuf {
     let this = std::env::current_exe().expect("this program");
+    // Its errors go into a file: it ends with its replica, and could not say so to a pipe that nobody reads any more, nor end.
     let script = format!(
         "#!/bin/sh\n[ \"$1\" = version ] && exec echo '{{\"cap\":142}}'\nfor arg; do case $arg in --socket=*) dir=${{arg#--socket=}} ;; esac; done\n\
-         FAKE_DIR=${{dir%/*}} FAKE_ARGS=\"$*\" exec {} --ignored --exact --nocapture scripted_tailscaled\n",
+         FAKE_DIR=${{dir%/*}} FAKE_ARGS=\"$*\" exec {} --ignored --exact --nocapture scripted_tailscaled 2>>${{dir%/*}}/errors\n",
         this.display()
     );
     let path = directory.join("tailscaled");
