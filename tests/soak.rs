@@ -2,7 +2,7 @@
 //! Nothing may be lost or mis-delivered outside the windows of docs/failures.md, and nothing may grow.
 //!
 //! `make soak` runs it for two hours (`SOAK_SECONDS`), with a seed that it prints (`SOAK_SEED` repeats one). The schedule of a seed is
-//! always the same; what the machine makes of it is not. Without settings it is short and its seed fixed. Needs what the kernel tier needs.
+//! always the same; what the machine makes of it is not. Without settings it is short and its seed fixed. Needs what the kube tier needs.
 
 #![allow(
     clippy::expect_used,
