@@ -59,6 +59,7 @@ impl Proxy {
             egress: volume.path().to_owned(),
             directory: scratch.0.clone(),
             grace: Duration::from_secs(1),
+            api: None,
         };
         let mut replica = Replica::prepare(topology, number, &launch)?.context("there is no such replica")?;
         replica.start(&launch)?;

@@ -105,33 +105,39 @@ impl DemoError {
 
 /// Shows it all and returns the balance. Must run in namespaces of its own ([`crate::edge::netns::private`]).
 pub fn run<W: Write + Send>(options: &Options, screen: Option<&mut Screen<W>>) -> Result<Summary, DemoError> {
-    play(options, screen, async |script| script.play(options.lasts).await)
+    let topology = Topology::make(options.replicas, TARGETS)?;
+    play(&topology, options, screen, async |script| script.play(options.lasts).await)
 }
 
-/// The same with another play than the demo's: whatever it does, load and flows go on beside it until the time is over.
-pub fn play<W: Write + Send, P>(options: &Options, screen: Option<&mut Screen<W>>, play: P) -> Result<Summary, DemoError>
+/// The same with another play than the demo's, in namespaces that there are: whatever it does, load and flows go on beside it until
+/// the time is over.
+pub fn play<W: Write + Send, P>(
+    topology: &Topology,
+    options: &Options,
+    screen: Option<&mut Screen<W>>,
+    play: P,
+) -> Result<Summary, DemoError>
 where
     P: AsyncFnOnce(&mut Script<'_>) -> Result<(), ScriptError> + Send,
 {
-    let topology = Topology::make(options.replicas, TARGETS)?;
     let ports = FIRST_TARGET_PORT..FIRST_TARGET_PORT + TARGET_PORTS;
     let start = |(number, site): (u16, &topology::Site)| Target::start(&site.namespace, number, ports.clone());
     let _targets = (0_u16..).zip(&topology.targets).map(start).collect::<Result<Vec<_>, _>>()?;
     let mut volume = Volume::make(options.launch.egress.clone()).map_err(DemoError::io("make the egress config"))?;
     let services: Vec<Service> = (0..options.services).map(|number| Service { number, target: number % u16::from(TARGETS) }).collect();
-    volume.write(&topology, services.iter().copied()).map_err(DemoError::io("write the egress config"))?;
+    volume.write(topology, services.iter().copied()).map_err(DemoError::io("write the egress config"))?;
     let mut replicas = Vec::new();
     for number in 0..usize::from(options.replicas) {
-        if let Some(mut replica) = Replica::prepare(&topology, number, &options.launch)? {
+        if let Some(mut replica) = Replica::prepare(topology, number, &options.launch)? {
             replica.start(&options.launch)?;
             replicas.push(replica);
         }
     }
     topology.client.block_on(|| async {
         all_ready(&mut replicas).await?;
-        let board: Shared = Arc::new(Mutex::new(Board::new(Instant::now(), &topology, services)));
+        let board: Shared = Arc::new(Mutex::new(Board::new(Instant::now(), topology, services)));
         let mut script = Script {
-            topology: &topology,
+            topology,
             board: Arc::clone(&board),
             volume,
             replicas,
@@ -140,7 +146,7 @@ where
             next: options.services,
             dice: fastrand::Rng::with_seed(options.seed),
         };
-        show(options, &topology, &mut script, screen, play).await?;
+        show(options, topology, &mut script, screen, play).await?;
         let board = look(&board);
         let lasted = options.lasts.min(board.now());
         Ok(Summary::of(&board, &options.launch.backend, options.services, options.rate.get(), lasted))

@@ -2,7 +2,7 @@
 //! Nothing may be lost or mis-delivered outside the windows of docs/failures.md, and nothing may grow.
 //!
 //! `make soak` runs it for two hours (`SOAK_SECONDS`), with a seed that it prints (`SOAK_SEED` repeats one). The schedule of a seed is
-//! always the same; what the machine makes of it is not. Without settings it is short and its seed fixed. Needs what the kernel tier needs.
+//! always the same; what the machine makes of it is not. Without settings it is short and its seed fixed. Needs what the kube tier needs.
 
 #![allow(
     clippy::expect_used,
@@ -12,13 +12,23 @@
     reason = "a test fails by panicking, and a soak tells how it goes"
 )]
 
+use std::fs;
 use std::num::NonZeroU32;
+use std::thread;
 use std::time::Duration;
 
 use tailyard::demo::fleet::{Launch, Tailnet};
 use tailyard::demo::screen::Screen;
-use tailyard::demo::{Options, play as on_stage};
+use tailyard::demo::script::Script;
+use tailyard::demo::topology::Topology;
+use tailyard::demo::{Options, TARGETS, play as on_stage};
+use tokio::sync::oneshot;
 
+#[path = "soak/api.rs"]
+mod api;
+#[path = "support/cluster.rs"]
+#[allow(dead_code, reason = "the reconciler tier needs more of it")]
+mod cluster;
 #[path = "soak/daemon.rs"]
 mod daemon;
 #[path = "supervise/fake.rs"]
@@ -27,10 +37,16 @@ mod fake;
 mod growth;
 #[path = "soak/play.rs"]
 mod play;
+#[path = "soak/pod.rs"]
+mod pod;
 #[path = "soak/schedule.rs"]
 mod schedule;
+#[path = "soak/state.rs"]
+mod state;
 
+use api::Api;
 use growth::{Samples, grown, thirds};
+use play::Play;
 use schedule::{REPLICAS, STRUCK, Schedule};
 
 /// How long without a setting, in seconds, and by which seed.
@@ -56,16 +72,36 @@ fn scripted_tailscaled() {
 
 #[test]
 fn nothing_is_lost_and_nothing_grows() {
+    let topology = Topology::make(REPLICAS, TARGETS).expect("namespaces");
+    forget_soon(&topology);
+    thread::scope(|scope| {
+        let (told, api) = oneshot::channel();
+        scope.spawn(|| api::run(&topology, told));
+        soak(&topology, &api.blocking_recv().expect("an API server"));
+    });
+}
+
+/// Has the replicas' kernels forget closed connections soon. Those who look whether a change is in force make ten times as many as the
+/// load: what is left of theirs would be most of what a replica has to list.
+fn forget_soon(topology: &Topology) {
+    for site in &topology.replicas {
+        let written = site.namespace.run(|| fs::write("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_time_wait", "10"));
+        written.expect("a thread").expect("a setting of the kernel");
+    }
+}
+
+fn soak(topology: &Topology, api: &Api) {
     let (lasts, seed) = (Duration::from_secs(setting("SOAK_SECONDS", SECONDS)), setting("SOAK_SEED", SEED));
     println!("SOAK_SEED={seed} SOAK_SECONDS={}", lasts.as_secs());
     let directory = tempfile::tempdir().expect("a directory");
     let launch = Launch {
-        executable: env!("CARGO_BIN_EXE_tailyard").into(),
+        executable: pod::program(directory.path(), &api.account),
         backend: std::env::var("SOAK_BACKEND").unwrap_or_else(|_| "nftables".to_owned()),
         tailnet: Tailnet::Daemon(daemon::program(directory.path())),
         egress: directory.path().join("egress"),
         directory: directory.path().to_owned(),
         grace: GRACE,
+        api: Some(api.address),
     };
     for replica in 0..REPLICAS {
         daemon::prepare(&launch.own(replica.into()), replica);
@@ -75,9 +111,17 @@ fn nothing_is_lost_and_nothing_grows() {
     let schedule = Schedule::of(seed, lasts);
     let (changes, troubles) = (schedule.changes.len(), schedule.troubles.len());
     let mut samples = Samples::new();
-    let summary = on_stage(&options, None::<&mut Screen<Vec<u8>>>, async |script| play::play(script, schedule, lasts, &mut samples).await)
-        .expect("the stage");
+    let mut renames = Vec::new();
+    let play = async |script: &mut Script<'_>| {
+        let mut play = Play::new(script, api);
+        play.play(schedule, lasts, &mut samples).await?;
+        play.end().await?;
+        renames = play.renames;
+        Ok(())
+    };
+    let summary = on_stage(topology, &options, None::<&mut Screen<Vec<u8>>>, play).expect("the stage");
     println!("{changes} changes and {troubles} troubles were due\n{summary}");
+    println!("names were followed by all after {renames:.0?}");
     let longest = |samples: &&Vec<growth::Sample>| samples.len();
     let mut lived: Vec<_> = samples.values().collect();
     lived.sort_by_key(longest);

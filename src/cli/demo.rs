@@ -60,6 +60,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
         egress: directory.0.join("egress"),
         directory: directory.0.clone(),
         grace: GRACE,
+        api: None,
     };
     let lasts = Duration::from_secs(args.seconds);
     let title = Title { backend: args.backend.clone(), rate: args.rate.get(), lasts };

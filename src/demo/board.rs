@@ -113,6 +113,8 @@ pub struct Board {
     pub rows: BTreeMap<u16, Row>,
     /// The replicas.
     pub members: Vec<Member>,
+    /// The number of the target that each target's name leads to.
+    pub names: Vec<u16>,
     /// Which answers are right.
     pub ledger: Ledger,
     /// What came of the new connections and UDP flows.
@@ -148,6 +150,7 @@ impl Board {
             start,
             rows: BTreeMap::new(),
             members: topology.replicas.iter().filter_map(|site| site.pod).map(member).collect(),
+            names: (0_u16..).zip(&topology.targets).map(|(number, _)| number).collect(),
             ledger: Ledger::default(),
             tally: Tally::default(),
             flows: FlowCounts::default(),
@@ -188,12 +191,30 @@ impl Board {
 
     /// The service is about to be written with this target.
     pub fn write(&mut self, service: Service) {
-        let now = self.now();
+        let (now, identity) = (self.now(), self.identity(service));
         for lane in self.lanes(service.number) {
-            self.ledger.write(lane, Some(service.identity()), now);
+            self.ledger.write(lane, Some(identity), now);
         }
         let row = Row { service, active: false, under_way: 0, answered: 0, last_swap: None };
         self.rows.entry(service.number).or_insert(row).service = service;
+    }
+
+    /// Who is to answer for a service, as names lead now.
+    #[must_use]
+    pub fn identity(&self, service: Service) -> Identity {
+        let own = service.identity();
+        let named = self.names.get(usize::from(service.target)).filter(|_| service.by_name());
+        Identity { target: named.copied().unwrap_or(own.target), ..own }
+    }
+
+    /// Each name is about to lead to the target that the next one led to; says which services lead there by name.
+    pub fn rename(&mut self) -> Vec<u16> {
+        self.names.rotate_left(1);
+        let named: Vec<Service> = self.rows.values().map(|row| row.service).filter(|service| service.by_name()).collect();
+        for service in &named {
+            self.write(*service);
+        }
+        named.into_iter().map(|service| service.number).collect()
     }
 
     /// The service is about to be left out of the config.
@@ -376,5 +397,23 @@ mod tests {
         board.ledger.settle(Lane { service: 1, replica: 1 }, board.now() + SECOND);
         assert_eq!(replicas_of(&mut board, 1), [0, 1]);
         assert!(board.can_spare(0));
+    }
+
+    #[test]
+    fn where_a_service_leads_by_name_moves_with_the_names() {
+        let topology = Topology::make(1, 3).expect("namespaces");
+        let [by_name, by_address] = [Service { number: 0, target: 2 }, Service { number: 1, target: 2 }];
+        let mut board = Board::new(Instant::now(), &topology, [by_name, by_address]);
+        let target = |board: &Board, service| board.ledger.target(Lane { service, replica: 0 }).map(|identity| identity.target);
+        assert_eq!((target(&board, 0), target(&board, 1)), (Some(2), Some(2)));
+        assert_eq!(board.rename(), [0]);
+        assert_eq!(board.names, [1, 2, 0]);
+        assert_eq!((target(&board, 0), target(&board, 1)), (Some(0), Some(2)), "the name is another target's, the address is not");
+        let is_settled = |service| board.ledger.is_settled(Lane { service, replica: 0 });
+        assert!(!is_settled(0) && is_settled(1));
+        assert_eq!(board.rename(), [0]);
+        assert_eq!(target(&board, 0), Some(1));
+        board.write(Service { target: 0, ..by_name });
+        assert_eq!(target(&board, 0), Some(2), "a config that is written now is read by the names of now");
     }
 }

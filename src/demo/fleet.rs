@@ -47,6 +47,8 @@ pub struct Launch {
     pub egress: PathBuf,
     /// How long a leaving replica waits for its flows to end.
     pub grace: Duration,
+    /// The API server in whose cluster each keeps its state, in the Secret of its name; without one it is in a file.
+    pub api: Option<SocketAddr>,
 }
 
 /// A replica's process could not be started or told to end.
@@ -72,10 +74,16 @@ pub enum FleetError {
 }
 
 impl Launch {
+    /// What a replica is called, its state Secret too.
+    #[must_use]
+    pub fn name(number: usize) -> String {
+        format!("replica-{number}")
+    }
+
     /// Where a replica has files of its own.
     #[must_use]
     pub fn own(&self, number: usize) -> PathBuf {
-        self.directory.join(format!("replica-{number}"))
+        self.directory.join(Self::name(number))
     }
 }
 
@@ -112,7 +120,6 @@ impl Replica {
 
     fn command(&self, launch: &Launch) -> Command {
         let mut command = Command::new(&launch.executable);
-        let state = launch.directory.join(format!("replica-{}.state.json", self.number));
         let [v4, v6] = self.addresses;
         command.arg("proxy");
         match &launch.tailnet {
@@ -123,17 +130,22 @@ impl Replica {
                 command.env("TS_STATE_DIR", &own).env("TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR", own.join("conf"))
             }
         };
+        match launch.api {
+            Some(api) => command
+                .env("TS_KUBE_SECRET", Launch::name(self.number))
+                .env("KUBERNETES_SERVICE_HOST", api.ip().to_string())
+                .env("KUBERNETES_SERVICE_PORT_HTTPS", api.port().to_string()),
+            None => command.arg("--state-file").arg(launch.directory.join(format!("replica-{}.state.json", self.number))),
+        };
         command
             .args(["--tailnet-interface", "ts0", "--backend", &launch.backend])
             .arg("--egress-config")
             .arg(&launch.egress)
-            .arg("--state-file")
-            .arg(state)
             .args(["--admin-addr", &format!("{v4}:{ADMIN_PORT}")])
             .args(["--drain-grace", &format!("{}ms", launch.grace.as_millis())])
             .env("POD_IP", v4.to_string())
             .env("POD_IPS", format!("{v4},{v6}"))
-            .env("POD_NAME", format!("replica-{}", self.number))
+            .env("POD_NAME", Launch::name(self.number))
             .env("XTABLES_LOCKFILE", launch.directory.join(format!("replica-{}.xtables.lock", self.number)));
         command
     }
@@ -199,4 +211,34 @@ pub async fn is_ready(admin: SocketAddr) -> bool {
         io::Result::Ok(status)
     };
     matches!(tokio::time::timeout(READY_PATIENCE, ask).await, Ok(Ok(status)) if status.ends_with(b" 200"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+
+    use super::*;
+
+    #[test]
+    fn a_replica_keeps_its_state_in_a_file_or_in_the_secret_of_its_name() {
+        let topology = Topology::make(1, 0).expect("namespaces");
+        let directory = tempfile::tempdir().expect("a directory");
+        let launch = |api| Launch {
+            executable: "tailyard".into(),
+            backend: "auto".to_owned(),
+            directory: directory.path().to_owned(),
+            tailnet: Tailnet::File,
+            egress: directory.path().join("egress"),
+            grace: Duration::ZERO,
+            api,
+        };
+        let replica = Replica::prepare(&topology, 0, &launch(None)).expect("files").expect("a replica");
+        let told = |api| {
+            let command = replica.command(&launch(api));
+            let secret = command.get_envs().find(|(name, _)| *name == "TS_KUBE_SECRET").and_then(|(_, value)| value?.to_str());
+            (command.get_args().any(|argument| argument == OsStr::new("--state-file")), secret.map(str::to_owned))
+        };
+        assert_eq!(told(None), (true, None));
+        assert_eq!(told(Some(([10, 96, 0, 1], 443).into())), (false, Some("replica-0".to_owned())));
+    }
 }

@@ -229,9 +229,29 @@ impl Script<'_> {
         }
         let written = self.put()?;
         let numbers: Vec<u16> = moved.iter().map(|service| service.number).collect();
-        let (probed, rest) = numbers.split_at(PROBED.min(numbers.len()));
-        let took = seen_in_force(&self.board, probed, Some(Change::Retarget), written).await;
+        let took = self.all_seen(&numbers, Some(Change::Retarget), written).await;
         self.did(&format!("{} services to their next target at once", numbers.len()), took);
+        Ok(())
+    }
+
+    /// Each target's name becomes the next one's, and what leads there by name moves with it; `publish` tells the tailnets of the
+    /// replicas to which target each name leads. Waits until every ready replica acts on it; says how long that took.
+    pub async fn rename(&mut self, publish: impl FnOnce(&[u16])) -> Duration {
+        let (moved, names) = {
+            let mut board = look(&self.board);
+            (board.rename(), board.names.clone())
+        };
+        let written = self.now();
+        publish(&names);
+        let took = self.all_seen(&moved, None, written).await;
+        self.did("the names of the targets each to the next one", took);
+        took
+    }
+
+    /// Waits until every ready replica acts on a change of all these services, of which some are probed.
+    async fn all_seen(&self, numbers: &[u16], change: Option<Change>, written: Duration) -> Duration {
+        let (probed, rest) = numbers.split_at(PROBED.min(numbers.len()));
+        let took = seen_in_force(&self.board, probed, change, written).await;
         // In one transaction for all: what holds for some, of both families, holds for the rest on the same replica.
         let mut board = look(&self.board);
         let now = board.now();
@@ -241,7 +261,7 @@ impl Script<'_> {
                 board.ledger.settle(lane, now);
             }
         }
-        Ok(())
+        took
     }
 
     async fn add(&mut self) -> Result<(), ScriptError> {

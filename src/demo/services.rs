@@ -63,6 +63,12 @@ impl Service {
         }
     }
 
+    /// Whether its target is named: what the tailnet says that the name leads to is then where it leads.
+    #[must_use]
+    pub fn by_name(self) -> bool {
+        self.families() == Family::ALL
+    }
+
     /// Its entry in the operator's config.
     fn entry(self, topology: &Topology) -> egress::Service {
         let site = topology.targets.get(usize::from(self.target)).map(|site| site.tailnet.map(|ip| ip.to_string()));
