@@ -1,0 +1,257 @@
+//! What do clients of a group notice of a rolling restart, of a replica that is killed, and of a node that is lost, beside the
+//! Tailscale operator?
+//!
+//! Both on the same cluster of two nodes, in the same run, in turn: ours, theirs, theirs, ours, ours, theirs. Each makes a user's group
+//! of two replicas anew, with the proxies of its own; the other one has no Pods then. New connections are begun by the clock on the node
+//! that is not lost, by the Service's address in the cluster. The control plane of both is the stand-in of the tests; all else is real.
+//! Needs root and what `tests/servers/build` makes.
+
+#![allow(
+    dead_code,
+    unused_imports,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "shares the cluster and the parties of the tests"
+)]
+
+#[path = "support.rs"]
+mod bench;
+mod met;
+#[path = "rolling/offer.rs"]
+mod offer;
+#[path = "../tests/dropin/parties.rs"]
+mod parties;
+mod players;
+#[path = "../tests/lab/tier.rs"]
+mod tier;
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::process::ExitCode;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use nix::sys::signal::Signal;
+
+use crate::bench::{Args, Point, Sheet, in_turn, ms, ratios};
+use crate::chart::NAMESPACE;
+use crate::met::Met;
+use crate::offer::Way;
+use crate::parties::PORT;
+use crate::players::{Match, OURS, Party, THEIRS};
+use tier::{chart, client, kubernetes, lab, pods, support};
+
+/// How long the load has been there before anything happens.
+const CALM: Duration = Duration::from_secs(2);
+/// How long it goes on after a rolling restart.
+const AFTER: Duration = Duration::from_secs(5);
+
+/// What happens to a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    /// Every replica is replaced, on purpose.
+    Restart,
+    /// The first process of a replica's container is killed.
+    Killed,
+    /// A replica's Pod is deleted without its grace.
+    Deleted,
+    /// A node with a replica answers nobody any more.
+    Lost,
+}
+
+/// All of them, as they follow one another: what takes the longest to be over is last.
+const ALL: [Event; 4] = [Event::Restart, Event::Killed, Event::Deleted, Event::Lost];
+/// Where it is only to be shown that it works.
+const FEW: [Event; 2] = [Event::Restart, Event::Killed];
+
+/// What was measured of a party.
+#[derive(Debug, Default)]
+struct Taken {
+    /// How long rolling restarts took, in seconds.
+    restarts: Vec<f64>,
+    met: BTreeMap<Event, Vec<Met>>,
+}
+
+fn main() -> Result<ExitCode> {
+    let args = Args::parse();
+    let events: &[Event] = if args.quick { &FEW } else { &ALL };
+    let (mut ours, mut theirs) = (Taken::default(), Taken::default());
+    let mut game = Match::begin();
+    for round in 0..args.repetitions(3) {
+        let both = [(&OURS, &mut ours), (&THEIRS, &mut theirs)];
+        let playing = if args.quick { 1 } else { both.len() };
+        // Who was second goes on: a change of the party takes longer than what is measured.
+        for (party, taken) in in_turn(both, round).into_iter().take(playing) {
+            game.hand_to(party);
+            taken.turn(&game, events, round)?;
+        }
+    }
+    let mut sheet = Sheet::new("A group under 200 new connections a second on a real cluster: the Tailscale operator's and Tailyard's");
+    for event in events {
+        for (party, taken) in [(&OURS, &ours), (&THEIRS, &theirs)] {
+            tell(&mut sheet, *event, party, taken);
+        }
+    }
+    compare(&mut sheet, &ours, &theirs);
+    bench::publish("rolling", &args, &sheet)
+}
+
+impl Taken {
+    /// Has everything happen to the group of who plays, one thing after the other.
+    fn turn(&mut self, game: &Match, events: &[Event], round: usize) -> Result<()> {
+        settled(game);
+        let way = way(game)?;
+        for event in events {
+            event.prepare(game);
+            let (took, met) = way.loaded(|| {
+                sleep(CALM);
+                event.happen(game, round)
+            })?;
+            println!("{}, {}: {took:?}, {met:?}", game.playing.name, event.name());
+            if *event == Event::Restart {
+                self.restarts.push(took.as_secs_f64());
+            }
+            self.met.entry(*event).or_default().push(met);
+            event.mend(game);
+            settled(game);
+        }
+        Ok(())
+    }
+}
+
+impl Event {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Restart => "rolling restart",
+            Self::Killed => "replica killed",
+            Self::Deleted => "replica's Pod deleted at once",
+            Self::Lost => "node lost",
+        }
+    }
+
+    /// Until when the load goes on: longer than what it has to do with is over, or than it can be.
+    fn lasts(self) -> Duration {
+        match self {
+            Self::Restart => AFTER,
+            Self::Killed => Duration::from_secs(20),
+            Self::Deleted => Duration::from_secs(30),
+            // Kubernetes takes a node for lost after 50 s.
+            Self::Lost => Duration::from_secs(75),
+        }
+    }
+
+    /// A node can only be lost to a group that has a replica on it, and not all of them.
+    fn prepare(self, game: &Match) {
+        if self == Self::Lost {
+            spread(game);
+        }
+    }
+
+    /// Has it happen, and lets time pass; how long it took itself.
+    fn happen(self, game: &Match, round: usize) -> Duration {
+        let cluster = &game.stage.cluster;
+        let mut begun = Instant::now();
+        match self {
+            Self::Restart => game.stage.replaced(|| {
+                begun = Instant::now();
+                restart(game, round);
+            }),
+            Self::Killed => pods::signal(&pods::uid(cluster, NAMESPACE, "eg-1"), Some(game.playing.supervisor), Signal::SIGKILL),
+            Self::Deleted => drop(cluster.kubectl(&["delete", "pod", "-n", NAMESPACE, "eg-1", "--grace-period=0", "--force"])),
+            Self::Lost => cluster.tailnet.cut(&lost(game).machine),
+        }
+        let took = begun.elapsed();
+        sleep(self.lasts());
+        took
+    }
+
+    /// Undoes what does not pass by itself.
+    fn mend(self, game: &Match) {
+        if self == Self::Lost {
+            let (cluster, node) = (&game.stage.cluster, lost(game));
+            cluster.tailnet.mend(&node.machine);
+            cluster.wait(&["--for=condition=Ready", &format!("node/{}", node.name)]);
+        }
+    }
+}
+
+/// Has every replica replaced: their operator takes away what `kubectl rollout restart` writes, a new label replaces Pods there.
+fn restart(game: &Match, round: usize) {
+    if *game.playing == OURS {
+        game.stage.restart();
+    } else {
+        game.stage.set_class(None, &format!("round-{round}"));
+    }
+}
+
+/// The node that may be lost: neither an operator nor the load is on it.
+fn lost(game: &Match) -> &kubernetes::node::Node {
+    game.stage.cluster.nodes.last().expect("two nodes")
+}
+
+/// Has one replica on each node, whatever the scheduler made of them.
+fn spread(game: &Match) {
+    let cluster = &game.stage.cluster;
+    let nodes = ["eg-0", "eg-1"].map(|replica| pods::node(cluster, NAMESPACE, replica));
+    if nodes[0] != nodes[1] {
+        return;
+    }
+    cluster.kubectl(&["cordon", &nodes[0]]);
+    cluster.kubectl(&["delete", "pod", "-n", NAMESPACE, "eg-1"]);
+    cluster.rolled_out(NAMESPACE, "statefulset/eg");
+    cluster.kubectl(&["uncordon", &nodes[0]]);
+    settled(game);
+}
+
+/// Waits until the group is all that it is to be, and both replicas lead to the target.
+fn settled(game: &Match) {
+    game.stage.cluster.rolled_out(NAMESPACE, "statefulset/eg");
+    game.stage.ready();
+    game.stage.through_both_replicas();
+}
+
+/// From the first node to the Service's address in the cluster.
+fn way(game: &Match) -> Result<Way> {
+    let cluster = &game.stage.cluster;
+    let from = cluster.nodes.first().context("a node")?.machine.node.ns.clone();
+    let child = cluster.kubectl(&["get", "service", "db", "-o", "jsonpath={.spec.externalName}"]);
+    let child = child.split('.').next().context("a child")?;
+    let address: IpAddr = cluster.kubectl(&["get", "service", "-n", NAMESPACE, child, "-o", "jsonpath={.spec.clusterIP}"]).parse()?;
+    Ok(Way { from, to: SocketAddr::new(address, PORT), greeting: "db " })
+}
+
+/// What clients of a party met.
+fn tell(sheet: &mut Sheet, event: Event, party: &Party, taken: &Taken) {
+    let point = |of: &str| Point::of(&format!("{}: {of}", event.name()), party.name, 1_u64);
+    let each = |figure: fn(&Met) -> f64| taken.met.get(&event).into_iter().flatten().map(figure).collect::<Vec<_>>();
+    if event == Event::Restart {
+        sheet.plot(point("until all Pods are new and ready"), "s", taken.restarts.clone(), None);
+    }
+    let goal = (event == Event::Restart && *party == OURS).then_some("most ≤ 0");
+    sheet.plot(point("failed connects"), "", each(|met| number(met.failed)), goal);
+    sheet.plot(point("longest time without an answer"), "s", each(|met| met.gap.as_secs_f64()), None);
+    let mut add = |what: &str, unit: &str, values| sheet.add(format!("{}: {what}: {}", event.name(), party.name), unit, values, None);
+    add("not answered within a second", "", each(|met| number(met.late)));
+    add("of so many connects", "", each(|met| number(met.sent)));
+    if event == Event::Restart {
+        add("p99 of a connect", "ms", each(|met| ms(met.connect)));
+    }
+}
+
+/// Ours to theirs, turn by turn.
+fn compare(sheet: &mut Sheet, ours: &Taken, theirs: &Taken) {
+    sheet.add("rolling restart: time, ours to theirs", "ratio", ratios(&ours.restarts, &theirs.restarts), Some("≤ 0.5"));
+    let failed = |taken: &Taken| taken.met.get(&Event::Killed).into_iter().flatten().map(|met| number(met.failed)).collect::<Vec<_>>();
+    // Where theirs has lost none there is nothing to be a part of.
+    let killed = ratios(&failed(ours), &failed(theirs)).into_iter().filter(|ratio| ratio.is_finite()).collect();
+    sheet.add("replica killed: failed connects, ours to theirs", "ratio", killed, Some("≤ 0.05"));
+}
+
+#[allow(clippy::cast_precision_loss, reason = "counts are small")]
+fn number(count: usize) -> f64 {
+    count as f64
+}

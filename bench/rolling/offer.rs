@@ -1,0 +1,58 @@
+//! New connections from a node to a Service for as long as something happens.
+
+use std::net::SocketAddr;
+use std::num::NonZeroU32;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use tailyard::edge::netns::Namespace;
+use tailyard::load::Load;
+use tailyard::load::talk::Talk;
+use tailyard::model::load::{Attempt, Failure, Lane, Schedule};
+use tailyard::model::net::Proto;
+use tokio::sync::oneshot;
+
+use crate::met::Met;
+
+/// New connections each second.
+pub(crate) const RATE: u32 = 200;
+/// After how long a connection has failed: longer than `WireGuard` takes to ask a second time for a handshake, which is 5 s.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Longer than anything that happens.
+const LONGEST: Duration = Duration::from_mins(10);
+
+/// From where, and whereto.
+pub(crate) struct Way {
+    pub(crate) from: Namespace,
+    pub(crate) to: SocketAddr,
+    /// What the right target says first.
+    pub(crate) greeting: &'static str,
+}
+
+impl Way {
+    /// Loads it until this has happened; fails if a connection led to another target.
+    pub(crate) fn loaded<T>(&self, happen: impl FnOnce() -> T) -> Result<(T, Met)> {
+        let talk = Talk::Greeting(self.greeting.as_bytes().into());
+        let schedule = Schedule::new(NonZeroU32::new(RATE).context("not zero")?);
+        let load = Load { talk, patience: PATIENCE, ..Load::new(schedule, LONGEST) };
+        let attempt = Attempt { lane: Lane { service: 0, replica: 0 }, proto: Proto::Tcp, to: self.to };
+        let (mut reports, begun) = (Vec::new(), Instant::now());
+        // It halts as well where what happens panics.
+        let (halt, halted) = oneshot::channel::<()>();
+        let offer = || {
+            let halted = async { drop(halted.await) };
+            self.from.block_on(|| load.offer(begun, |_| Some(attempt), |report| reports.push(*report), halted))
+        };
+        let (happened, lasts) = std::thread::scope(|scope| {
+            let offering = scope.spawn(offer);
+            let happened = happen();
+            let lasts = begun.elapsed();
+            drop(halt);
+            offering.join().map_err(|_| anyhow!("the load panicked"))??;
+            anyhow::Ok((happened, lasts))
+        })?;
+        let wrong = [Err(Failure::WrongTarget), Err(Failure::Garbled)];
+        ensure!(reports.iter().all(|report| !wrong.contains(&report.outcome)), "answered by a wrong target");
+        Ok((happened, Met::of(&reports, lasts)?))
+    }
+}
