@@ -21,25 +21,16 @@ pub(crate) struct Party {
     label: &'static str,
     deployment: &'static str,
     replicas: u8,
-    /// The first process in the container of a proxy of its own.
-    pub(crate) supervisor: &'static str,
 }
 
-pub(crate) const THEIRS: Party = Party {
-    name: "Tailscale operator",
-    account: "operator",
-    label: "app=operator",
-    deployment: "operator",
-    replicas: 1,
-    supervisor: "containerboot",
-};
+pub(crate) const THEIRS: Party =
+    Party { name: "Tailscale operator", account: "operator", label: "app=operator", deployment: "operator", replicas: 1 };
 pub(crate) const OURS: Party = Party {
     name: "Tailyard",
     account: "tailyard-reconciler",
     label: "app.kubernetes.io/name=tailyard",
     deployment: "tailyard-reconciler",
     replicas: 2,
-    supervisor: "tailyard",
 };
 
 /// The cluster, and who plays on it.

@@ -28,6 +28,7 @@ mod players;
 mod tier;
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 use std::thread::sleep;
@@ -35,7 +36,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use crate::bench::{Args, Point, Sheet, in_turn, ms, ratios};
 use crate::chart::NAMESPACE;
@@ -160,7 +162,7 @@ impl Event {
                 begun = Instant::now();
                 restart(game, round);
             }),
-            Self::Killed => pods::signal(&pods::uid(cluster, NAMESPACE, "eg-1"), Some(game.playing.supervisor), Signal::SIGKILL),
+            Self::Killed => kill_supervisor(&pods::uid(cluster, NAMESPACE, "eg-1")),
             Self::Deleted => drop(cluster.kubectl(&["delete", "pod", "-n", NAMESPACE, "eg-1", "--grace-period=0", "--force"])),
             Self::Lost => cluster.tailnet.cut(&lost(game).machine),
         }
@@ -186,6 +188,15 @@ fn restart(game: &Match, round: usize) {
     } else {
         game.stage.set_class(None, &format!("round-{round}"));
     }
+}
+
+/// Kills whoever started the tailscaled of a Pod: the first process of its container, whose end is that of all others in it.
+fn kill_supervisor(uid: &str) {
+    let tailscaled = *pods::processes(uid, Some("tailscaled")).first().expect("a tailscaled");
+    let status = fs::read_to_string(format!("/proc/{tailscaled}/status")).expect("its status");
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")).and_then(|pid| pid.trim().parse().ok()).expect("a parent");
+    assert!(pods::processes(uid, None).contains(&parent), "{parent} is outside the Pod");
+    kill(Pid::from_raw(parent), Signal::SIGKILL).expect("killed");
 }
 
 /// The node that may be lost: neither an operator nor the load is on it.
