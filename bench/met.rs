@@ -21,6 +21,8 @@ pub(crate) struct Met {
     pub(crate) late: usize,
     /// The longest time in which none was answered.
     pub(crate) gap: Duration,
+    /// When the last one was due that failed.
+    pub(crate) last: Duration,
     /// 99 of 100 of those that were answered stood so soon after they were due.
     pub(crate) connect: Duration,
 }
@@ -34,12 +36,14 @@ impl Met {
         ensure!(unsent * 10 <= sent.len() && !sent.is_empty(), "the generator sent {} and could not send {unsent}", sent.len());
         let answered: Vec<&Report> = sent.iter().copied().filter(|report| report.outcome.is_ok()).collect();
         let soon = answered.iter().filter(|report| report.ended.saturating_sub(report.due) <= LATE).count();
+        let last = sent.iter().filter(|report| report.outcome.is_err()).map(|report| report.due).max();
         let connects = answered.iter().filter_map(|report| Some(report.connected?.saturating_sub(report.due))).collect();
         Ok(Self {
             sent: sent.len(),
             failed: sent.len() - answered.len(),
             late: sent.len() - soon,
             gap: gap(answered.iter().map(|report| report.ended).collect(), lasts),
+            last: last.unwrap_or_default(),
             connect: p99(connects),
         })
     }

@@ -47,6 +47,12 @@ use crate::parties::PORT;
 use crate::players::{Match, OURS, Party, THEIRS};
 use tier::{chart, client, kubernetes, lab, pods, support};
 
+/// New connections each second.
+const RATE: u32 = 200;
+/// The same while a node is lost: so few that hardly a source port is used again within two minutes. A client's connection tracking
+/// leads a first packet that was never answered to the same endpoint for so long, and a connection from the same port goes there too,
+/// however long Kubernetes has known that nobody is there (docs/failures.md).
+const SPARSE: u32 = 30;
 /// How long the load has been there before anything happens.
 const CALM: Duration = Duration::from_secs(2);
 /// How long it goes on after a rolling restart.
@@ -92,7 +98,8 @@ fn main() -> Result<ExitCode> {
             taken.turn(&game, events, round)?;
         }
     }
-    let mut sheet = Sheet::new("A group under 200 new connections a second on a real cluster: the Tailscale operator's and Tailyard's");
+    let mut sheet =
+        Sheet::new("A group under new connections on a real cluster, whatever happens to it: the Tailscale operator's and Tailyard's");
     for event in events {
         for (party, taken) in [(&OURS, &ours), (&THEIRS, &theirs)] {
             tell(&mut sheet, *event, party, taken);
@@ -109,7 +116,7 @@ impl Taken {
         let way = way(game)?;
         for event in events {
             event.prepare(game);
-            let (took, met) = way.loaded(|| {
+            let (took, met) = way.loaded(event.rate(), || {
                 sleep(CALM);
                 event.happen(game, round)
             })?;
@@ -133,6 +140,10 @@ impl Event {
             Self::Deleted => "replica's Pod deleted at once",
             Self::Lost => "node lost",
         }
+    }
+
+    fn rate(self) -> u32 {
+        if self == Self::Lost { SPARSE } else { RATE }
     }
 
     /// Until when the load goes on: longer than what it has to do with is over, or than it can be.
@@ -245,6 +256,10 @@ fn tell(sheet: &mut Sheet, event: Event, party: &Party, taken: &Taken) {
     let goal = (event == Event::Restart && *party == OURS).then_some("most ≤ 0");
     sheet.plot(point("failed connects"), "", each(|met| number(met.failed)), goal);
     sheet.plot(point("longest time without an answer"), "s", each(|met| met.gap.as_secs_f64()), None);
+    if event == Event::Lost {
+        let after = |met: &Met| met.last.saturating_sub(CALM).as_secs_f64();
+        sheet.plot(point("until the last connect that failed"), "s", each(after), None);
+    }
     let mut add = |what: &str, unit: &str, values| sheet.add(format!("{}: {what}: {}", event.name(), party.name), unit, values, None);
     add("not answered within a second", "", each(|met| number(met.late)));
     add("of so many connects", "", each(|met| number(met.sent)));

@@ -14,8 +14,6 @@ use tokio::sync::oneshot;
 
 use crate::met::Met;
 
-/// New connections each second.
-pub(crate) const RATE: u32 = 200;
 /// After how long a connection has failed: longer than `WireGuard` takes to ask a second time for a handshake, which is 5 s.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Longer than anything that happens.
@@ -30,10 +28,10 @@ pub(crate) struct Way {
 }
 
 impl Way {
-    /// Loads it until this has happened; fails if a connection led to another target.
-    pub(crate) fn loaded<T>(&self, happen: impl FnOnce() -> T) -> Result<(T, Met)> {
+    /// Loads it with so many connections each second until this has happened; fails if one led to another target.
+    pub(crate) fn loaded<T>(&self, rate: u32, happen: impl FnOnce() -> T) -> Result<(T, Met)> {
         let talk = Talk::Greeting(self.greeting.as_bytes().into());
-        let schedule = Schedule::new(NonZeroU32::new(RATE).context("not zero")?);
+        let schedule = Schedule::new(NonZeroU32::new(rate).context("not zero")?);
         let load = Load { talk, patience: PATIENCE, ..Load::new(schedule, LONGEST) };
         let attempt = Attempt { lane: Lane { service: 0, replica: 0 }, proto: Proto::Tcp, to: self.to };
         let (mut reports, begun) = (Vec::new(), Instant::now());
