@@ -17,7 +17,9 @@ pub(crate) struct Met {
     pub(crate) sent: usize,
     /// How many of them were never answered.
     pub(crate) failed: usize,
-    /// How many of them were not answered within a second; those that failed are among them.
+    /// How many of these were refused at once.
+    pub(crate) refused: usize,
+    /// How many of those sent were not answered within a second; those that failed are among them.
     pub(crate) late: usize,
     /// The longest time in which none was answered.
     pub(crate) gap: Duration,
@@ -41,6 +43,7 @@ impl Met {
         Ok(Self {
             sent: sent.len(),
             failed: sent.len() - answered.len(),
+            refused: sent.iter().filter(|report| report.outcome == Err(Failure::Refused)).count(),
             late: sent.len() - soon,
             gap: gap(answered.iter().map(|report| report.ended).collect(), lasts),
             last: last.unwrap_or_default(),

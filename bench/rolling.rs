@@ -102,6 +102,7 @@ impl Taken {
             }
             self.met.entry(*event).or_default().push(met);
             event.mend(game);
+            way.forget()?;
             settled(game);
         }
         Ok(())
@@ -133,6 +134,7 @@ fn tell(sheet: &mut Sheet, event: Event, party: &Party, taken: &Taken) {
         sheet.plot(point("until the last connect that failed"), "s", each(after), None);
     }
     let mut add = |what: &str, unit: &str, values| sheet.add(format!("{}: {what}: {}", event.name(), party.name), unit, values, None);
+    add("refused at once, of those that failed", "", each(|met| number(met.refused)));
     add("not answered within a second", "", each(|met| number(met.late)));
     add("of so many connects", "", each(|met| number(met.sent)));
     if event == Event::Restart {

@@ -5,9 +5,11 @@ use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
+use tailyard::edge::conntrack::Conntrack;
 use tailyard::edge::netns::Namespace;
 use tailyard::load::Load;
 use tailyard::load::talk::Talk;
+use tailyard::model::flow::FlowFilter;
 use tailyard::model::load::{Attempt, Failure, Lane, Schedule};
 use tailyard::model::net::Proto;
 use tokio::sync::oneshot;
@@ -52,5 +54,16 @@ impl Way {
         let wrong = [Err(Failure::WrongTarget), Err(Failure::Garbled)];
         ensure!(reports.iter().all(|report| !wrong.contains(&report.outcome)), "answered by a wrong target");
         Ok((happened, Met::of(&reports, lasts)?))
+    }
+
+    /// Lets the node forget where these connections went: what was never answered is remembered for two minutes, and a connection from
+    /// the same source port would go to the same endpoint, even one that is gone by then.
+    pub(crate) fn forget(&self) -> Result<()> {
+        let forgotten = self.from.run(|| {
+            let mut conntrack = Conntrack::open()?;
+            let flows = conntrack.flows(FlowFilter::forwarded())?;
+            conntrack.delete_all(flows.iter().filter(|flow| flow.original.destination == self.to))
+        })?;
+        forgotten.map(drop).context("the node's connection tracking")
     }
 }
