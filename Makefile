@@ -1,6 +1,6 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`.
 # All that need no whole cluster.
-SMOKE = $(or $(BENCHES),$(filter-out first operators,$(shell sed -n '/^\[\[bench\]\]/{n;s/name = "\(.*\)"/\1/p}' Cargo.toml)))
+SMOKE = $(or $(BENCHES),$(filter-out first operators rolling,$(shell sed -n '/^\[\[bench\]\]/{n;s/name = "\(.*\)"/\1/p}' Cargo.toml)))
 .DEFAULT_GOAL := help
 .PHONY: help setup servers build image demo cluster cluster-down cluster-status cluster-load-image test bench bench-smoke bench-report soak lint fuzz
 
@@ -40,7 +40,7 @@ test: servers lint ## Pass every test of every tier
 bench: setup ## Measure, as ratios in one run; see docs/benchmarks.md
 	cargo bench --locked
 
-bench-smoke: setup ## Show that the benchmarks work: small sizes, few repetitions, no release build; without `first` and `operators`, which need a cluster
+bench-smoke: setup ## Show that the benchmarks work: small sizes, few repetitions, no release build; without `first`, `operators` and `rolling`, which need a cluster
 	cargo bench --locked --profile dev $(SMOKE:%=--bench %) -- --quick
 
 bench-report: setup ## Measure and write docs/benchmarks.md with its plots: all questions, or BENCHES="live connect"

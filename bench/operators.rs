@@ -18,6 +18,7 @@
 mod bench;
 #[path = "../tests/dropin/parties.rs"]
 mod parties;
+mod players;
 #[path = "../tests/lab/tier.rs"]
 mod tier;
 mod users;
@@ -34,15 +35,12 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use tokio::time::sleep;
 
-use crate::bench::{Args, Point, Sheet, processor_time, ratios, status};
+use crate::bench::{Args, Point, Sheet, in_turn, processor_time, ratios, status};
+use crate::players::{GROUP, Match, OURS, Party, THEIRS};
 use crate::users::Users;
 use kubernetes::audit::Log;
-use kubernetes::images::TAILYARD;
-use parties::Stage;
 use tier::{chart, client, kubernetes, lab, pods, support};
 
-/// The group of all Services.
-const GROUP: &str = "eg";
 /// How long anything may take.
 const PATIENCE: Duration = Duration::from_mins(4);
 /// How long nothing may be asked until a party counts as at rest.
@@ -52,35 +50,6 @@ const IDLE: Duration = Duration::from_secs(10);
 
 /// How many Services are made at once, by both. The most of them are made in the last round only: theirs takes its time.
 const SIZES: [usize; 3] = [5, 20, 100];
-
-/// Who makes of a Service what it asks for.
-#[derive(Debug, PartialEq, Eq)]
-struct Party {
-    name: &'static str,
-    /// Its service account.
-    account: &'static str,
-    /// How its Pods are found, and whose they are.
-    label: &'static str,
-    deployment: &'static str,
-    replicas: u8,
-}
-
-const THEIRS: Party = Party { name: "Tailscale operator", account: "operator", label: "app=operator", deployment: "operator", replicas: 1 };
-const OURS: Party = Party {
-    name: "Tailyard",
-    account: "tailyard-reconciler",
-    label: "app.kubernetes.io/name=tailyard",
-    deployment: "tailyard-reconciler",
-    replicas: 2,
-};
-
-/// The cluster, and who plays on it.
-struct Match {
-    stage: Stage,
-    playing: &'static Party,
-    /// How many Services there are.
-    made: usize,
-}
 
 /// A figure of a batch.
 type Field = fn(&Batch) -> f64;
@@ -108,21 +77,20 @@ fn main() -> Result<ExitCode> {
     let args = Args::parse();
     let rounds = args.repetitions(3);
     let (mut ours, mut theirs) = (Taken::default(), Taken::default());
-    let mut game = Match::begin();
+    // How many Services there are.
+    let (mut game, mut made) = (Match::begin(), 0);
     for round in 0..rounds {
         let sizes = match round + 1 {
             _ if args.quick => &SIZES[..1],
             last if last == rounds => &SIZES[..],
             _ => &SIZES[..2],
         };
-        let mut both = [(&OURS, &mut ours), (&THEIRS, &mut theirs)];
         // Who was second goes on: a change of the party takes longer than what is measured.
-        if round % 2 == 1 {
-            both.reverse();
-        }
-        for (party, taken) in both {
-            game.hand_to(party);
-            game.measured(sizes, taken)?;
+        for (party, taken) in in_turn([(&OURS, &mut ours), (&THEIRS, &mut theirs)], round) {
+            if game.hand_to(party) {
+                made = 0;
+            }
+            measured(&game, &mut made, sizes, taken)?;
         }
     }
     let mut sheet = Sheet::new("Egress Services on a real cluster: the Tailscale operator and Tailyard's reconciler");
@@ -165,68 +133,31 @@ fn compare(sheet: &mut Sheet, ours: &Taken, theirs: &Taken) {
     }
 }
 
-impl Match {
-    /// Sets the stage with both parties; ours plays, and has a group.
-    fn begin() -> Self {
-        let stage = Stage::set();
-        stage.install_theirs();
-        stage.stop(THEIRS.deployment);
-        stage.install_ours(TAILYARD);
-        stage.ask_for_a_group();
-        Self { stage, playing: &OURS, made: 0 }
-    }
+/// Measures who plays from the network of a node, for its Pods are reached from there.
+fn measured(game: &Match, made: &mut usize, sizes: &[usize], taken: &mut Taken) -> Result<()> {
+    let node = game.stage.cluster.nodes.first().context("a node")?.machine.node.ns.clone();
+    node.block_on(|| measure(game, made, sizes, taken))?
+}
 
-    /// Has a party play, with a group of its own and nothing else. What there was is always taken back by ours, as theirs takes its time.
-    fn hand_to(&mut self, party: &'static Party) {
-        if self.playing == party {
-            return;
-        }
-        if *party == OURS {
-            self.change(&THEIRS, &OURS);
-        }
-        let cluster = &self.stage.cluster;
-        cluster.kubectl(&["delete", "services", "-n", "default", "-l", "component!=apiserver", "--timeout=120s"]);
-        cluster.kubectl(&["delete", "proxygroup", GROUP, "--timeout=120s"]);
-        if *party == THEIRS {
-            self.change(&OURS, &THEIRS);
-        }
-        self.stage.ask_for_a_group();
-        (self.playing, self.made) = (party, 0);
+async fn measure(game: &Match, made: &mut usize, sizes: &[usize], taken: &mut Taken) -> Result<()> {
+    let cluster = &game.stage.cluster;
+    let kubeconfig = Kubeconfig::read_from(&cluster.control.kubeconfig)?;
+    let client = Client::try_from(Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?)?;
+    let target = cluster.tailnet.addresses_of("db").into_iter().find(IpAddr::is_ipv4).context("an address")?.to_string();
+    let users = Users::watch(Api::<Service>::namespaced(client, "default"), move |_| target.clone());
+    let log = Log::open(&cluster.control, game.playing.account);
+    let mut turn = Turn { party: game.playing, pids: game.playing.pids(&game.stage), log, users, made: *made };
+    turn.rested().await?;
+    for size in sizes {
+        taken.batches.entry(*size).or_default().push(turn.batch(*size).await?);
     }
-
-    fn change(&self, from: &Party, to: &Party) {
-        self.stage.stop(from.deployment);
-        let deployment = format!("deployment/{}", to.deployment);
-        self.stage.cluster.kubectl(&["scale", "-n", chart::NAMESPACE, &deployment, &format!("--replicas={}", to.replicas)]);
-        self.stage.cluster.rolled_out(chart::NAMESPACE, &deployment);
-    }
-
-    /// Measures who plays from the network of a node, for its Pods are reached from there.
-    fn measured(&mut self, sizes: &[usize], taken: &mut Taken) -> Result<()> {
-        let node = self.stage.cluster.nodes.first().context("a node")?.machine.node.ns.clone();
-        node.block_on(|| self.measure(sizes, taken))?
-    }
-
-    async fn measure(&mut self, sizes: &[usize], taken: &mut Taken) -> Result<()> {
-        let cluster = &self.stage.cluster;
-        let kubeconfig = Kubeconfig::read_from(&cluster.control.kubeconfig)?;
-        let client = Client::try_from(Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?)?;
-        let target = cluster.tailnet.addresses_of("db").into_iter().find(IpAddr::is_ipv4).context("an address")?.to_string();
-        let users = Users::watch(Api::<Service>::namespaced(client, "default"), move |_| target.clone());
-        let log = Log::open(&cluster.control, self.playing.account);
-        let mut turn = Turn { party: self.playing, pids: self.playing.pids(&self.stage), log, users, made: self.made };
-        turn.rested().await?;
-        for size in sizes {
-            taken.batches.entry(*size).or_default().push(turn.batch(*size).await?);
-        }
-        taken.one_more.push(turn.batch(1).await?.seconds);
-        taken.resident.push(turn.pids.iter().map(|pid| status(*pid, "VmRSS:")).sum::<Result<f64>>()?);
-        let before = turn.log.asked();
-        sleep(IDLE).await;
-        taken.idle.push(number(turn.log.asked().since(before).writes));
-        self.made = turn.made;
-        Ok(())
-    }
+    taken.one_more.push(turn.batch(1).await?.seconds);
+    taken.resident.push(turn.pids.iter().map(|pid| status(*pid, "VmRSS:")).sum::<Result<f64>>()?);
+    let before = turn.log.asked();
+    sleep(IDLE).await;
+    taken.idle.push(number(turn.log.asked().since(before).writes));
+    *made = turn.made;
+    Ok(())
 }
 
 /// A party at play.
@@ -268,18 +199,6 @@ impl Turn {
             }
         }
         Ok(())
-    }
-}
-
-impl Party {
-    /// Its processes, those that hold its Pods' namespaces included.
-    fn pids(&self, stage: &Stage) -> Vec<u32> {
-        let uids =
-            stage.cluster.kubectl(&["get", "pods", "-n", chart::NAMESPACE, "-l", self.label, "-o", "jsonpath={.items[*].metadata.uid}"]);
-        let found = uids.split_whitespace().flat_map(|uid| pods::processes(uid, None));
-        let found: Vec<u32> = found.filter_map(|pid| pid.try_into().ok()).collect();
-        assert!(!found.is_empty(), "no process of {}", self.name);
-        found
     }
 }
 

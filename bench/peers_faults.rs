@@ -7,6 +7,7 @@
 
 #[path = "support.rs"]
 mod bench;
+mod met;
 mod peers;
 
 use std::num::NonZeroU32;
@@ -19,6 +20,7 @@ use tailyard::load::Load;
 use tailyard::model::load::{Report, Schedule};
 
 use crate::bench::{Args, Point, Sheet, ratios};
+use crate::met::Met;
 use crate::peers::pod::{Pod, service};
 use crate::peers::probe::{all_live, attempt, sample};
 use crate::peers::stage::{Stage, on_stage};
@@ -128,9 +130,9 @@ impl Taken {
             offering.join().map_err(|_| anyhow::anyhow!("the load panicked"))??;
             fate
         })?;
-        let (failed, gap) = judge(&reports, self.lasts)?;
-        self.failed.push(failed);
-        self.gap.push(gap.as_secs_f64());
+        let met = judge(&reports, self.lasts)?;
+        self.failed.push(f64::from(u32::try_from(met.failed)?));
+        self.gap.push(met.gap.as_secs_f64());
         Ok(())
     }
 }
@@ -147,18 +149,13 @@ fn keep(pod: &mut Pod<'_>, until: Instant) -> Result<()> {
     Ok(())
 }
 
-/// How many connections failed, and the longest time in which none was answered.
-fn judge(reports: &[Report], lasts: Duration) -> Result<(f64, Duration)> {
+/// What clients met, who must have met no wrong target.
+fn judge(reports: &[Report], lasts: Duration) -> Result<Met> {
     let wrong = |report: &&Report| {
         u16::try_from(report.attempt.lane.service).is_ok_and(|number| report.outcome.is_ok_and(|by| by != service(number).identity()))
     };
     ensure!(reports.iter().find(wrong).is_none(), "answered by a wrong target");
-    let (answered, failed): (Vec<&Report>, Vec<&Report>) = reports.iter().partition(|report| report.outcome.is_ok());
-    let mut ends: Vec<_> = answered.iter().map(|report| report.ended).collect();
-    ends.sort_unstable();
-    ends.push(ends.last().copied().unwrap_or_default().max(lasts));
-    let gap = ends.windows(2).filter_map(|pair| Some(pair.last()?.saturating_sub(*pair.first()?))).max();
-    Ok((f64::from(u32::try_from(failed.len())?), gap.unwrap_or(lasts)))
+    Met::of(reports, lasts)
 }
 
 fn report(sheet: &mut Sheet, all: &[Taken]) {

@@ -1,0 +1,67 @@
+//! What a load met: how many of its connections failed, how long nobody was answered, and what a connect took.
+
+#![allow(dead_code, reason = "each benchmark uses its own part")]
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use tailyard::model::load::{Failure, Report};
+
+/// After this time a user takes what is not answered for hung.
+const LATE: Duration = Duration::from_secs(1);
+
+/// What came of a load.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Met {
+    /// How many connections were sent.
+    pub(crate) sent: usize,
+    /// How many of them were never answered.
+    pub(crate) failed: usize,
+    /// How many of these were refused at once.
+    pub(crate) refused: usize,
+    /// How many of those sent were not answered within a second; those that failed are among them.
+    pub(crate) late: usize,
+    /// The longest time in which none was answered.
+    pub(crate) gap: Duration,
+    /// When the last one was due that failed.
+    pub(crate) last: Duration,
+    /// 99 of 100 of those that were answered stood so soon after they were due.
+    pub(crate) connect: Duration,
+}
+
+impl Met {
+    /// What these reports of a load of this length come to. Fails if the generator kept back more than a tenth: of what it did not send
+    /// the network knows nothing.
+    pub(crate) fn of(reports: &[Report], lasts: Duration) -> Result<Self> {
+        let sent: Vec<&Report> = reports.iter().filter(|report| report.outcome != Err(Failure::NotSent)).collect();
+        let unsent = reports.len() - sent.len();
+        ensure!(unsent * 10 <= sent.len() && !sent.is_empty(), "the generator sent {} and could not send {unsent}", sent.len());
+        let answered: Vec<&Report> = sent.iter().copied().filter(|report| report.outcome.is_ok()).collect();
+        let soon = answered.iter().filter(|report| report.ended.saturating_sub(report.due) <= LATE).count();
+        let last = sent.iter().filter(|report| report.outcome.is_err()).map(|report| report.due).max();
+        let connects = answered.iter().filter_map(|report| Some(report.connected?.saturating_sub(report.due))).collect();
+        Ok(Self {
+            sent: sent.len(),
+            failed: sent.len() - answered.len(),
+            refused: sent.iter().filter(|report| report.outcome == Err(Failure::Refused)).count(),
+            late: sent.len() - soon,
+            gap: gap(answered.iter().map(|report| report.ended).collect(), lasts),
+            last: last.unwrap_or_default(),
+            connect: p99(connects),
+        })
+    }
+}
+
+/// The longest time between two of these moments, or after the last.
+fn gap(mut moments: Vec<Duration>, until: Duration) -> Duration {
+    moments.sort_unstable();
+    moments.push(moments.last().copied().unwrap_or_default().max(until));
+    let apart = moments.windows(2).filter_map(|pair| Some(pair.last()?.saturating_sub(*pair.first()?)));
+    apart.max().unwrap_or(until)
+}
+
+/// 99 of 100 are at most this.
+fn p99(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times.get((times.len() * 99).div_ceil(100).saturating_sub(1)).copied().unwrap_or_default()
+}

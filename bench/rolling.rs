@@ -1,0 +1,161 @@
+//! What do clients of a group notice of a rolling restart, of a replica that is killed, and of a node that is lost, beside the
+//! Tailscale operator?
+//!
+//! Both on the same cluster of two nodes, in the same run, in turn: ours, theirs, theirs, ours, ours, theirs. Each makes a user's group
+//! of two replicas anew, with the proxies of its own; the other one has no Pods then. New connections are begun by the clock on the node
+//! that is not lost, by the Service's address in the cluster. The control plane of both is the stand-in of the tests; all else is real.
+//! Needs root and what `tests/servers/build` makes.
+
+#![allow(
+    dead_code,
+    unused_imports,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "shares the cluster and the parties of the tests"
+)]
+
+#[path = "support.rs"]
+mod bench;
+#[path = "rolling/event.rs"]
+mod event;
+mod met;
+#[path = "rolling/offer.rs"]
+mod offer;
+#[path = "../tests/dropin/parties.rs"]
+mod parties;
+mod players;
+#[path = "../tests/lab/tier.rs"]
+mod tier;
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::process::ExitCode;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use clap::Parser;
+
+use crate::bench::{Args, Point, Sheet, in_turn, ms, ratios};
+use crate::chart::NAMESPACE;
+use crate::event::{CALM, Event, settled};
+use crate::met::Met;
+use crate::offer::Way;
+use crate::parties::PORT;
+use crate::players::{Match, OURS, Party, THEIRS};
+use tier::{chart, client, kubernetes, lab, pods, support};
+
+/// All of them, as they follow one another: what takes the longest to be over is last.
+const ALL: [Event; 4] = [Event::Restart, Event::Killed, Event::Deleted, Event::Lost];
+/// Where it is only to be shown that it works.
+const FEW: [Event; 2] = [Event::Restart, Event::Killed];
+
+/// What was measured of a party.
+#[derive(Debug, Default)]
+struct Taken {
+    /// How long rolling restarts took, in seconds.
+    restarts: Vec<f64>,
+    met: BTreeMap<Event, Vec<Met>>,
+}
+
+fn main() -> Result<ExitCode> {
+    let args = Args::parse();
+    let events: &[Event] = if args.quick { &FEW } else { &ALL };
+    let (mut ours, mut theirs) = (Taken::default(), Taken::default());
+    let mut game = Match::begin();
+    for round in 0..args.repetitions(3) {
+        let both = [(&OURS, &mut ours), (&THEIRS, &mut theirs)];
+        let playing = if args.quick { 1 } else { both.len() };
+        // Who was second goes on: a change of the party takes longer than what is measured.
+        for (party, taken) in in_turn(both, round).into_iter().take(playing) {
+            game.hand_to(party);
+            taken.turn(&game, events, round)?;
+        }
+    }
+    let mut sheet =
+        Sheet::new("A group under new connections on a real cluster, whatever happens to it: the Tailscale operator's and Tailyard's");
+    for event in events {
+        for (party, taken) in [(&OURS, &ours), (&THEIRS, &theirs)] {
+            tell(&mut sheet, *event, party, taken);
+        }
+    }
+    compare(&mut sheet, &ours, &theirs);
+    bench::publish("rolling", &args, &sheet)
+}
+
+impl Taken {
+    /// Has everything happen to the group of who plays, one thing after the other.
+    fn turn(&mut self, game: &Match, events: &[Event], round: usize) -> Result<()> {
+        settled(game);
+        let way = way(game)?;
+        for event in events {
+            event.prepare(game);
+            let (took, met) = way.loaded(event.rate(), || {
+                sleep(CALM);
+                event.happen(game, round)
+            })?;
+            eprintln!("{}, {}: {took:?}, {met:?}", game.playing.name, event.name());
+            if *event == Event::Restart {
+                self.restarts.push(took.as_secs_f64());
+            }
+            self.met.entry(*event).or_default().push(met);
+            event.mend(game);
+            way.forget()?;
+            settled(game);
+        }
+        Ok(())
+    }
+}
+
+/// From the first node to the Service's address in the cluster.
+fn way(game: &Match) -> Result<Way> {
+    let cluster = &game.stage.cluster;
+    let from = cluster.nodes.first().context("a node")?.machine.node.ns.clone();
+    let child = cluster.kubectl(&["get", "service", "db", "-o", "jsonpath={.spec.externalName}"]);
+    let child = child.split('.').next().context("a child")?;
+    let address: IpAddr = cluster.kubectl(&["get", "service", "-n", NAMESPACE, child, "-o", "jsonpath={.spec.clusterIP}"]).parse()?;
+    Ok(Way { from, to: SocketAddr::new(address, PORT), greeting: "db " })
+}
+
+/// What clients of a party met.
+fn tell(sheet: &mut Sheet, event: Event, party: &Party, taken: &Taken) {
+    let point = |of: &str| Point::of(&format!("{}: {of}", event.name()), party.name, 1_u64);
+    let each = |figure: fn(&Met) -> f64| taken.met.get(&event).into_iter().flatten().map(figure).collect::<Vec<_>>();
+    if event == Event::Restart {
+        sheet.plot(point("until all Pods are new and ready"), "s", taken.restarts.clone(), None);
+    }
+    let goal = (event == Event::Restart && *party == OURS).then_some("most ≤ 0");
+    sheet.plot(point("failed connects"), "", each(|met| number(met.failed)), goal);
+    sheet.plot(point("longest time without an answer"), "s", each(|met| met.gap.as_secs_f64()), None);
+    if event == Event::Lost {
+        let after = |met: &Met| met.last.saturating_sub(CALM).as_secs_f64();
+        sheet.plot(point("until the last connect that failed"), "s", each(after), None);
+    }
+    let mut add = |what: &str, unit: &str, values| sheet.add(format!("{}: {what}: {}", event.name(), party.name), unit, values, None);
+    add("refused at once, of those that failed", "", each(|met| number(met.refused)));
+    add("not answered within a second", "", each(|met| number(met.late)));
+    add("of so many connects", "", each(|met| number(met.sent)));
+    if event == Event::Restart {
+        add("p99 of a connect", "ms", each(|met| ms(met.connect)));
+    }
+}
+
+/// Ours to theirs, turn by turn.
+fn compare(sheet: &mut Sheet, ours: &Taken, theirs: &Taken) {
+    sheet.add("rolling restart: time, ours to theirs", "ratio", ratios(&ours.restarts, &theirs.restarts), Some("≤ 0.5"));
+    let killed = |taken: &Taken, figure: fn(&Met) -> usize| -> Vec<f64> {
+        taken.met.get(&Event::Killed).into_iter().flatten().map(|met| number(figure(met))).collect()
+    };
+    let both = |figure: fn(&Met) -> usize| ratios(&killed(ours, figure), &killed(theirs, figure));
+    // Where theirs has lost none there is nothing to be a part of; what ours has lost stands above all the same.
+    let failed = both(|met| met.failed).into_iter().filter(|ratio| ratio.is_finite()).collect();
+    sheet.add("replica killed: failed connects, ours to theirs, where theirs lost some", "ratio", failed, Some("≤ 0.05"));
+    sheet.add("replica killed: not answered within a second, ours to theirs", "ratio", both(|met| met.late), None);
+}
+
+#[allow(clippy::cast_precision_loss, reason = "counts are small")]
+fn number(count: usize) -> f64 {
+    count as f64
+}

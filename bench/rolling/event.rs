@@ -1,0 +1,143 @@
+//! What happens to a group of two replicas, whoever plays, and until when what it does to clients is looked at.
+
+use std::fs;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::chart::NAMESPACE;
+use crate::kubernetes::node::Node;
+use crate::players::{Match, OURS};
+use crate::pods;
+
+/// New connections each second.
+const RATE: u32 = 200;
+/// The same while a node is lost: so few that hardly a source port is used again within two minutes. A client's connection tracking
+/// leads a first packet that was never answered to the same endpoint for so long, and a connection from the same port goes there too,
+/// however long Kubernetes has known that nobody is there (docs/failures.md).
+const SPARSE: u32 = 30;
+/// How long the load has been there before anything happens.
+pub(crate) const CALM: Duration = Duration::from_secs(2);
+/// How long it goes on after a rolling restart.
+const AFTER: Duration = Duration::from_secs(5);
+
+/// What happens to a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Event {
+    /// Every replica is replaced, on purpose.
+    Restart,
+    /// The first process of a replica's container is killed.
+    Killed,
+    /// A replica's Pod is deleted without its grace.
+    Deleted,
+    /// A node with a replica answers nobody any more.
+    Lost,
+}
+
+impl Event {
+    /// What it is called in the sheet.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Restart => "rolling restart",
+            Self::Killed => "replica killed",
+            Self::Deleted => "replica's Pod deleted at once",
+            Self::Lost => "node lost",
+        }
+    }
+
+    /// How many connections are begun each second while it happens.
+    pub(crate) fn rate(self) -> u32 {
+        if self == Self::Lost { SPARSE } else { RATE }
+    }
+
+    /// Until when the load goes on: longer than what it has to do with is over, or than it can be.
+    fn lasts(self) -> Duration {
+        match self {
+            Self::Restart => AFTER,
+            Self::Killed => Duration::from_secs(20),
+            Self::Deleted => Duration::from_secs(30),
+            // Kubernetes takes a node for lost after 50 s.
+            Self::Lost => Duration::from_secs(75),
+        }
+    }
+
+    /// A node can only be lost to a group that has a replica on it, and not all of them.
+    pub(crate) fn prepare(self, game: &Match) {
+        if self == Self::Lost {
+            spread(game);
+        }
+    }
+
+    /// Has it happen, and lets time pass; how long it took itself.
+    pub(crate) fn happen(self, game: &Match, round: usize) -> Duration {
+        let cluster = &game.stage.cluster;
+        let mut begun = Instant::now();
+        match self {
+            Self::Restart => game.stage.replaced(|| {
+                begun = Instant::now();
+                restart(game, round);
+            }),
+            Self::Killed => kill_supervisor(&pods::uid(cluster, NAMESPACE, "eg-1")),
+            Self::Deleted => drop(cluster.kubectl(&["delete", "pod", "-n", NAMESPACE, "eg-1", "--grace-period=0", "--force"])),
+            Self::Lost => cluster.tailnet.cut(&lost(game).machine),
+        }
+        let took = begun.elapsed();
+        sleep(self.lasts());
+        took
+    }
+
+    /// Undoes what does not pass by itself.
+    pub(crate) fn mend(self, game: &Match) {
+        if self == Self::Lost {
+            let (cluster, node) = (&game.stage.cluster, lost(game));
+            cluster.tailnet.mend(&node.machine);
+            cluster.wait(&["--for=condition=Ready", &format!("node/{}", node.name)]);
+        }
+    }
+}
+
+/// Has every replica replaced: their operator takes away what `kubectl rollout restart` writes, a new label replaces Pods there.
+fn restart(game: &Match, round: usize) {
+    if *game.playing == OURS {
+        game.stage.restart();
+    } else {
+        game.stage.set_class(None, &format!("round-{round}"));
+    }
+}
+
+/// Kills whoever started the tailscaled of a Pod: the first process of its container, whose end is that of all others in it.
+fn kill_supervisor(uid: &str) {
+    let tailscaled = *pods::processes(uid, Some("tailscaled")).first().expect("a tailscaled");
+    let status = fs::read_to_string(format!("/proc/{tailscaled}/status")).expect("its status");
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")).and_then(|pid| pid.trim().parse().ok()).expect("a parent");
+    assert!(pods::processes(uid, None).contains(&parent), "{parent} is outside the Pod");
+    kill(Pid::from_raw(parent), Signal::SIGKILL).expect("killed");
+}
+
+/// The node that may be lost: neither an operator nor the load is on it.
+fn lost(game: &Match) -> &Node {
+    game.stage.cluster.nodes.last().expect("two nodes")
+}
+
+/// Has one replica on each node, whatever the scheduler made of them.
+fn spread(game: &Match) {
+    let cluster = &game.stage.cluster;
+    let nodes = ["eg-0", "eg-1"].map(|replica| pods::node(cluster, NAMESPACE, replica));
+    if nodes[0] != nodes[1] {
+        return;
+    }
+    cluster.kubectl(&["cordon", &nodes[0]]);
+    cluster.kubectl(&["delete", "pod", "-n", NAMESPACE, "eg-1"]);
+    cluster.rolled_out(NAMESPACE, "statefulset/eg");
+    cluster.kubectl(&["uncordon", &nodes[0]]);
+    settled(game);
+}
+
+/// Waits until the group is all that it is to be, and both replicas lead to the target.
+pub(crate) fn settled(game: &Match) {
+    game.stage.cluster.rolled_out(NAMESPACE, "statefulset/eg");
+    game.stage.ready();
+    game.stage.through_both_replicas();
+}

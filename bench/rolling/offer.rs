@@ -1,0 +1,69 @@
+//! New connections from a node to a Service for as long as something happens.
+
+use std::net::SocketAddr;
+use std::num::NonZeroU32;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use tailyard::edge::conntrack::Conntrack;
+use tailyard::edge::netns::Namespace;
+use tailyard::load::Load;
+use tailyard::load::talk::Talk;
+use tailyard::model::flow::FlowFilter;
+use tailyard::model::load::{Attempt, Failure, Lane, Schedule};
+use tailyard::model::net::Proto;
+use tokio::sync::oneshot;
+
+use crate::met::Met;
+
+/// After how long a connection has failed: longer than `WireGuard` takes to ask a second time for a handshake, which is 5 s.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Longer than anything that happens.
+const LONGEST: Duration = Duration::from_mins(10);
+
+/// From where, and whereto.
+pub(crate) struct Way {
+    pub(crate) from: Namespace,
+    pub(crate) to: SocketAddr,
+    /// What the right target says first.
+    pub(crate) greeting: &'static str,
+}
+
+impl Way {
+    /// Loads it with so many connections each second until this has happened; fails if one led to another target.
+    pub(crate) fn loaded<T>(&self, rate: u32, happen: impl FnOnce() -> T) -> Result<(T, Met)> {
+        let talk = Talk::Greeting(self.greeting.as_bytes().into());
+        let schedule = Schedule::new(NonZeroU32::new(rate).context("not zero")?);
+        let load = Load { talk, patience: PATIENCE, ..Load::new(schedule, LONGEST) };
+        let attempt = Attempt { lane: Lane { service: 0, replica: 0 }, proto: Proto::Tcp, to: self.to };
+        let (mut reports, begun) = (Vec::new(), Instant::now());
+        // It halts as well where what happens panics.
+        let (halt, halted) = oneshot::channel::<()>();
+        let offer = || {
+            let halted = async { drop(halted.await) };
+            self.from.block_on(|| load.offer(begun, |_| Some(attempt), |report| reports.push(*report), halted))
+        };
+        let (happened, lasts) = std::thread::scope(|scope| {
+            let offering = scope.spawn(offer);
+            let happened = happen();
+            let lasts = begun.elapsed();
+            drop(halt);
+            offering.join().map_err(|_| anyhow!("the load panicked"))??;
+            anyhow::Ok((happened, lasts))
+        })?;
+        let wrong = [Err(Failure::WrongTarget), Err(Failure::Garbled)];
+        ensure!(reports.iter().all(|report| !wrong.contains(&report.outcome)), "answered by a wrong target");
+        Ok((happened, Met::of(&reports, lasts)?))
+    }
+
+    /// Lets the node forget where these connections went: what was never answered is remembered for two minutes, and a connection from
+    /// the same source port would go to the same endpoint, even one that is gone by then.
+    pub(crate) fn forget(&self) -> Result<()> {
+        let forgotten = self.from.run(|| {
+            let mut conntrack = Conntrack::open()?;
+            let flows = conntrack.flows(FlowFilter::forwarded())?;
+            conntrack.delete_all(flows.iter().filter(|flow| flow.original.destination == self.to))
+        })?;
+        forgotten.map(drop).context("the node's connection tracking")
+    }
+}
