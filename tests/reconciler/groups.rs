@@ -56,9 +56,13 @@ fn a_group_is_made_mended_and_left_alone() {
         whole(&stage).await;
         stage.join("g", 2).await;
         eventually("ready", async || stage.ready("g").await, |told| told.starts_with("True ProxyGroupReady")).await;
-        for ordinal in 0..9 {
-            // Ten are looked at ten times as fast.
-            stage.group(&format!("idle{ordinal}"), 0).await;
+        // Ten are looked at ten times as fast.
+        let idle = (0..9).map(|ordinal| format!("idle{ordinal}"));
+        for group in idle.clone() {
+            stage.group(&group, 0).await;
+        }
+        for group in idle {
+            eventually("judged", async || stage.ready(&group).await, |told| !told.is_empty()).await;
         }
         let begin = stage.quiet(&running).await;
         let writes = stage.cluster.writes();
