@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 /// How often each asks.
-const EVERY: Duration = Duration::from_millis(20);
+pub(crate) const EVERY: Duration = Duration::from_millis(20);
 
 /// A flow, and what became of it.
 pub(crate) struct Held {

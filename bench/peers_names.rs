@@ -45,7 +45,7 @@ const RATE: u32 = 50;
 const CHANGE: Duration = Duration::from_secs(1);
 const LASTS: Duration = Duration::from_secs(31);
 /// The same where it is only to be shown that it works.
-const BRIEF: Duration = Duration::from_secs(9);
+const BRIEF: Duration = Duration::from_secs(5);
 /// How long a proxy may take to start.
 const START: Duration = Duration::from_mins(1);
 /// How long a connection may take meanwhile.

@@ -22,7 +22,7 @@ use tailyard::model::load::{Attempt, Report, Schedule};
 use tailyard::model::net::Proto;
 
 use crate::bench::{Args, Point, Sheet, in_turn, ms, ratios};
-use crate::held::Held;
+use crate::held::{EVERY, Held};
 use crate::peers::pod::{Pod, service};
 use crate::peers::probe::{attempt, leads, sample};
 use crate::peers::stage::{Stage, on_stage};
@@ -130,7 +130,9 @@ fn take(stage: &Stage, pod: &mut Pod<'_>, turn: u16) -> Result<Round> {
 }
 
 fn judge(reports: &[Report], held: &[Held], moments: &Moments, turn: u16) -> Result<Round> {
-    let mut round = Round::default();
+    // What is shorter than the time between two of them cannot be told from that.
+    let (connections, datagrams) = (Duration::from_secs(1) / RATE, EVERY);
+    let mut round = Round { last_connection: ms(connections), last_datagram: ms(datagrams), ..Round::default() };
     let port = |attempt: &Attempt, by: u16| anyhow::Ok(service(u16::try_from(attempt.lane.service)? + turn + by).identity().port);
     for report in reports.iter().filter(|report| report.ended < moments.gone) {
         match report.outcome {
