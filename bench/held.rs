@@ -3,9 +3,11 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use tailyard::edge::netns::Namespace;
+use tailyard::load::Load;
 use tailyard::load::flows::{Beat, Rhythm, hold};
 use tailyard::load::talk::Talk;
-use tailyard::model::load::{Attempt, Failure, Identity};
+use tailyard::model::load::{Attempt, Failure, Identity, Report};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -21,9 +23,33 @@ pub(crate) struct Held {
     pub(crate) reset: bool,
 }
 
+/// Offers a load of these attempts, in turn, and holds these flows, all from one network namespace, while something is done that is told
+/// when both began. What the load and the flows met, and what came of it.
+pub(crate) fn meanwhile<T>(
+    from: &Namespace,
+    load: Load,
+    attempts: &[Attempt],
+    flows: Vec<Attempt>,
+    work: impl FnOnce(Instant) -> Result<T>,
+) -> Result<(Vec<Report>, Vec<Held>, T)> {
+    let (mut reports, begun, lasts) = (Vec::new(), Instant::now(), load.lasts);
+    let offer = || {
+        let choose = |number: u64| attempts.get(usize::try_from(number).ok()? % attempts.len()).copied();
+        let load = load.offer(begun, choose, |report| reports.push(*report), std::future::pending());
+        from.block_on(|| async { tokio::join!(Held::all(flows, begun, lasts), load).0 })
+    };
+    let (held, done) = std::thread::scope(|scope| {
+        let offering = scope.spawn(offer);
+        let done = work(begun);
+        let held = offering.join().map_err(|_| anyhow::anyhow!("the load panicked"))???;
+        anyhow::Ok((held, done?))
+    })?;
+    Ok((reports, held, done))
+}
+
 impl Held {
     /// Holds all of them in the network namespace of the calling thread, for so long after the start.
-    pub(crate) async fn all(flows: Vec<Attempt>, start: Instant, lasts: Duration) -> Result<Vec<Self>> {
+    async fn all(flows: Vec<Attempt>, start: Instant, lasts: Duration) -> Result<Vec<Self>> {
         let mut open: JoinSet<Self> = flows.into_iter().map(|flow| Self::one(flow, start, lasts)).collect();
         let mut held = Vec::new();
         while let Some(one) = open.join_next().await {

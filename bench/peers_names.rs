@@ -31,7 +31,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::bench::{Args, Point, Sheet, in_turn, ratios};
 use crate::dns::Dns;
-use crate::held::Held;
+use crate::held::meanwhile;
 use crate::peers::pod::Pod;
 use crate::peers::stage::{Stage, on_stage};
 use crate::peers::system::System;
@@ -134,18 +134,11 @@ impl Zone<'_> {
 impl Taken {
     /// The name changes under load.
     fn take(&mut self, stage: &Stage, attempt: Attempt, change: impl Fn() -> Result<Instant>, lasts: Duration) -> Result<()> {
-        let (load, begun) = (Load::new(Schedule::new(NonZeroU32::new(RATE).context("not zero")?), lasts), Instant::now());
-        let mut reports = Vec::new();
-        let offer = || {
-            let load = load.offer(begun, |_| Some(attempt), |report| reports.push(*report), std::future::pending());
-            let flows = vec![Attempt { proto: Proto::Udp, ..attempt }];
-            stage.behind.node.ns.block_on(|| async { tokio::join!(Held::all(flows, begun, lasts), load).0 })
-        };
-        let (held, changed) = std::thread::scope(|scope| {
-            let offering = scope.spawn(offer);
+        let load = Load::new(Schedule::new(NonZeroU32::new(RATE).context("not zero")?), lasts);
+        let flows = vec![Attempt { proto: Proto::Udp, ..attempt }];
+        let (reports, held, changed) = meanwhile(&stage.behind.node.ns, load, &[attempt], flows, |begun| {
             sleep((begun + CHANGE).saturating_duration_since(Instant::now()));
-            let changed = change()?.duration_since(begun);
-            anyhow::Ok((offering.join().map_err(|_| anyhow::anyhow!("the load panicked"))???, changed))
+            Ok(change()?.duration_since(begun))
         })?;
         let after = |moments: &mut dyn Iterator<Item = Duration>| moments.max().unwrap_or_default().saturating_sub(changed).as_secs_f64();
         let of_old = |report: &&Report| report.outcome.is_ok_and(|by| by.target == 0);

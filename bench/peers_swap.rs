@@ -22,7 +22,7 @@ use tailyard::model::load::{Attempt, Report, Schedule};
 use tailyard::model::net::Proto;
 
 use crate::bench::{Args, Point, Sheet, in_turn, ms, ratios};
-use crate::held::{EVERY, Held};
+use crate::held::{EVERY, Held, meanwhile};
 use crate::peers::pod::{Pod, service};
 use crate::peers::probe::{attempt, leads, sample};
 use crate::peers::stage::{Stage, on_stage};
@@ -111,20 +111,11 @@ fn take(stage: &Stage, pod: &mut Pod<'_>, turn: u16) -> Result<Round> {
     let load = Load { patience: PATIENCE, ..Load::new(Schedule::new(NonZeroU32::new(RATE).context("not zero")?), LASTS) };
     let attempts: Vec<_> = sample(SIZE).into_iter().map(|number| attempt(pod, number)).collect();
     let flows = attempts.iter().flat_map(|tcp| [*tcp, Attempt { proto: Proto::Udp, ..*tcp }]).collect();
-    let (mut reports, begun) = (Vec::new(), Instant::now());
-    let offer = || {
-        let choose = |number: u64| attempts.get(usize::try_from(number).ok()? % attempts.len()).copied();
-        let load = load.offer(begun, choose, |report| reports.push(*report), std::future::pending());
-        stage.client.node.ns.block_on(|| async { tokio::join!(Held::all(flows, begun, LASTS), load).0 })
-    };
-    let (held, moments) = std::thread::scope(|scope| {
-        let offering = scope.spawn(offer);
+    let (reports, held, moments) = meanwhile(&stage.client.node.ns, load, &attempts, flows, |begun| {
         sleep((begun + SWAP).saturating_duration_since(Instant::now()));
         let swap = pod.shift(SIZE, turn + 1)?.duration_since(begun);
         sleep((begun + GONE).saturating_duration_since(Instant::now()));
-        let gone = pod.shift(0, 0)?.duration_since(begun);
-        let held = offering.join().map_err(|_| anyhow::anyhow!("the load panicked"))???;
-        anyhow::Ok((held, Moments { swap, gone }))
+        Ok(Moments { swap, gone: pod.shift(0, 0)?.duration_since(begun) })
     })?;
     judge(&reports, &held, &moments, turn)
 }
