@@ -52,9 +52,9 @@ pub struct DaemonInputs {
     pub keys: watch::Receiver<Option<Secret>>,
     /// Who writes the state Secret.
     pub writes: mpsc::Sender<StateRequest>,
-    /// What it kept in the state Secret, and whether that can be had; nothing of the latter where its state is elsewhere.
+    /// What it kept in the state Secret.
     pub kept: watch::Receiver<Kept>,
-    /// See [`Self::kept`].
+    /// Whether the state Secret can be had; nothing where its state is elsewhere.
     pub reach: Option<kept::Reach>,
     /// What may be advertised of what the config names; nothing where the config alone says it.
     pub advertise: Option<watch::Receiver<Advertised>>,

@@ -52,7 +52,11 @@ pub(crate) fn program(directory: &Path) -> PathBuf {
          FAKE_DIR=${{dir%/*}} FAKE_ARGS=\"$*\" exec {} --ignored --exact --nocapture scripted_tailscaled 2>>${{dir%/*}}/errors\n",
         this.display()
     );
-    let path = directory.join("tailscaled");
+    executable(directory.join("tailscaled"), &script)
+}
+
+/// Writes a script that can be started.
+pub(crate) fn executable(path: PathBuf, script: &str) -> PathBuf {
     fs::write(&path, script).expect("written");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("executable");
     path

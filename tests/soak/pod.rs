@@ -1,8 +1,9 @@
 //! What a kubelet gives to a replica: its service account, in the place where Pods have it.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+
+use crate::daemon::executable;
 
 /// Where Pods have it.
 const ACCOUNTS: &str = "/var/run/secrets/kubernetes.io";
@@ -21,8 +22,5 @@ pub(crate) fn program(directory: &Path, account: &Path) -> PathBuf {
         own.display(),
         env!("CARGO_BIN_EXE_tailyard"),
     );
-    let path = directory.join("pod");
-    fs::write(&path, script).expect("written");
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("executable");
-    path
+    executable(directory.join("pod"), &script)
 }

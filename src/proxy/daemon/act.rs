@@ -122,13 +122,15 @@ impl Supervisor {
     async fn stand_in(&mut self) -> Option<PathBuf> {
         let file = self.settings.state.file()?;
         let kept = self.inputs.kept.borrow().clone();
+        let answered = (self.epochs == 0 || self.greeted == self.epochs) && !std::mem::take(&mut self.storeless);
+        let alone = self.from_file && !kept.given_back;
+        // Where the rest has decided already, nobody is waited for.
         let away = match &self.inputs.reach {
-            Some(reach) if kept.content.is_some() => !reach.ask().await,
+            Some(reach) if kept.content.is_some() && answered && !alone => !reach.ask().await,
             _ => false,
         };
-        let answered = (self.epochs == 0 || self.greeted == self.epochs) && !std::mem::take(&mut self.storeless);
         self.from_file = match (self.from_file, kept.content) {
-            (true, _) => answered && (away || !kept.given_back),
+            (true, _) => answered && (away || alone),
             (false, Some(content)) if away || !answered => match replace_private(&file, &to_file(&content)) {
                 Ok(()) => true,
                 Err(fault) => {
