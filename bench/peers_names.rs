@@ -17,7 +17,7 @@ mod peers;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU32;
 use std::process::ExitCode;
-use std::thread::{ScopedJoinHandle, sleep};
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -59,11 +59,8 @@ struct Taken {
     failed: Vec<f64>,
 }
 
-/// The zone, which lives in a thread of its own.
-struct Zone<'scope> {
-    changes: mpsc::UnboundedSender<(IpAddr, oneshot::Sender<Instant>)>,
-    _thread: ScopedJoinHandle<'scope, Result<()>>,
-}
+/// The zone, whose server is in a thread of its own and ends with this.
+struct Zone(mpsc::UnboundedSender<(IpAddr, oneshot::Sender<Instant>)>);
 
 fn main() -> Result<ExitCode> {
     on_stage(
@@ -90,9 +87,10 @@ fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {
                 dns.set(NAME, TTL, &[&address.to_string()]).await;
                 done.send(Instant::now()).map_err(|_| anyhow::anyhow!("who asked is gone"))?;
             }
-            Ok(())
+            anyhow::Ok(())
         };
-        let zone = Zone { changes, _thread: scope.spawn(|| stage.client.node.ns.block_on(work)?) };
+        scope.spawn(|| stage.client.node.ns.block_on(work)?);
+        let zone = Zone(changes);
         for round in 0..args.repetitions(3) {
             for (system, taken) in in_turn(systems.into_iter().zip(&mut taken), round) {
                 zone.lead_to(addresses[0])?;
@@ -122,11 +120,11 @@ fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {
     Ok(())
 }
 
-impl Zone<'_> {
+impl Zone {
     /// Gives the name this address; says when.
     fn lead_to(&self, address: IpAddr) -> Result<Instant> {
         let (done, is_done) = oneshot::channel();
-        self.changes.send((address, done)).ok().context("the DNS server has ended")?;
+        self.0.send((address, done)).ok().context("the DNS server has ended")?;
         Ok(is_done.blocking_recv()?)
     }
 }
