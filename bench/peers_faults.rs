@@ -91,7 +91,7 @@ impl Fault {
             stage.cluster.freeze_server();
         }
         match self {
-            Self::Supervisor => pod.container()?.kill(),
+            Self::Supervisor => pod.container()?.kill_supervisor(),
             Self::Tailscaled | Self::TailscaledApart => pod.container()?.kill_child("tailscaled"),
         }
     }

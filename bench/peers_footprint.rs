@@ -62,9 +62,10 @@ fn measure_together(stage: &Stage, all: Vec<&mut Taken>, size: u16) -> Result<()
     sleep(IDLE);
     let (after, lasted) = (used(&mut pods)?, begun.elapsed());
     for ((taken, pod), (before, after)) in all.into_iter().zip(&mut pods).zip(before.into_iter().zip(after)) {
-        let pid = pod.container()?.pid()?;
-        taken.memory.push(status(pid, "VmRSS:")?);
-        taken.own.push(status(pid, "RssAnon:")?);
+        let programs = pod.container()?.programs()?;
+        let sum = |field| programs.iter().map(|pid| status(*pid, field)).sum::<Result<f64>>();
+        taken.memory.push(sum("VmRSS:")?);
+        taken.own.push(sum("RssAnon:")?);
         taken.start.push(ms(before));
         taken.idle.push(after.saturating_sub(before).as_secs_f64() / lasted.as_secs_f64() * 100.0);
     }

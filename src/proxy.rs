@@ -61,6 +61,14 @@ pub enum ProxyError {
     Task(#[from] TaskError),
 }
 
+impl ProxyError {
+    /// Whether nobody has decided about this end.
+    #[must_use]
+    pub fn is_crash(&self) -> bool {
+        matches!(self, Self::Task(TaskError::Panicked { .. } | TaskError::Ended { .. }))
+    }
+}
+
 /// Runs a replica until it is told to leave and has left.
 pub async fn run(settings: Settings) -> Result<(), ProxyError> {
     let mut tasks = Tasks::new();
@@ -71,9 +79,13 @@ pub async fn run(settings: Settings) -> Result<(), ProxyError> {
     let report = replica.start_report(&mut tasks).await;
     let sources = Arc::new(http::Sources::new(&replica, metrics, leave.clone(), report));
     http::start(&mut tasks, &replica.settings, &sources);
-    let stopper = tasks.stopper();
+    let (stopper, stop) = (tasks.stopper(), tasks.stop());
     tasks.run_forever("leave", async move {
         leave.requested().await;
+        if stop.is_requested() && replica.settings.init.is_some() {
+            // A crash, which nobody has asked for: the process after this one goes on with all that there is.
+            return;
+        }
         replica.leave(&leave, sources.hook_called()).await;
         // Before the replica is dropped: tasks that find its channels closed must know why.
         stopper.stop();

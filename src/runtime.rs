@@ -5,6 +5,7 @@ pub mod admin;
 pub mod cell;
 pub mod command;
 pub mod https;
+pub mod init;
 pub mod memory;
 pub mod metrics;
 pub mod queue;

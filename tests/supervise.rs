@@ -112,7 +112,8 @@ impl Lab {
         let away = Arc::<AtomicBool>::default();
         let asked = Arc::clone(&away);
         let reach = Some(Reach::new(move || Box::pin(ready(!asked.load(Ordering::SeqCst)))));
-        let (daemon, task) = daemon(settings, DaemonInputs { keys: seen, writes: write, kept: copied, reach, advertise: None }, stop);
+        let inputs = DaemonInputs { keys: seen, writes: write, kept: copied, reach, advertise: None, outlives: false };
+        let (daemon, task) = daemon(settings, inputs, stop);
         Self { dir, daemon, keys, kept, away, writes, stopper, task: tokio::spawn(task) }
     }
 

@@ -22,7 +22,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use tailyard::edge::localapi::{LocalApi, MASK};
 use tailyard::model::net::Family;
@@ -287,6 +288,39 @@ fn a_killed_tailscaled_and_a_restarted_replica_lose_few_connections() {
     let (made, failed) = load.failed_since(begin, &["db"]);
     println!("a replica left in {took:?} and was ready again {back:?} after its start: {} of {made} connections failed", failed.len());
     assert!(made > 0 && failed.len() <= FEW, "{failed:?}");
+}
+
+#[test]
+fn a_replica_that_crashes_forwards_on_and_takes_its_tailscaled_over() {
+    let mut group = Group::start();
+    group.answered_by(10001, "db");
+    let replica = &group.replicas[0];
+    let daemon = replica.machine.pid_of("tailscaled").expect("it runs");
+    let mut lasting = group.client.node.connect(replica.at(10001), PATIENCE).expect("a connection");
+    lab::Greeting::read(&mut lasting).expect("a greeting");
+    kill(Pid::from_raw(replica.worker().expect("it runs")), Signal::SIGKILL).expect("killed");
+    let begin = Instant::now();
+    let (mut ready, mut answers) = (None, Vec::new());
+    // Nobody is kept away by readiness, which a kubelet asks for less often than this.
+    while ready.is_none_or(|at: Duration| begin.elapsed() < at + Duration::from_secs(12)) {
+        answers.push((begin.elapsed(), group.client.node.ask_tcp(replica.at(10001), PATIENCE).map(|greeting| greeting.name)));
+        ready = ready.or_else(|| replica.ready().then(|| begin.elapsed()));
+        assert!(begin.elapsed() < DEADLINE, "not ready again: {}", replica.log());
+    }
+    let failed: Vec<_> = answers.iter().filter(|(_, answer)| !answer.as_ref().is_ok_and(|name| name == "db")).collect();
+    println!("crashed: ready after {ready:?}, {} of {} connections failed", failed.len(), answers.len());
+    assert!(failed.is_empty(), "{failed:?}");
+    assert_eq!(replica.machine.pid_of("tailscaled"), Some(daemon), "it was started again");
+    lasting.write_all(b"x").and_then(|()| lasting.read_exact(&mut [0])).expect("the flow from before");
+    assert!(replica.log().contains("crashed (signal SIGKILL)"), "{}", replica.log());
+
+    // One that was taken over is watched as its own would be, and ends with it.
+    let after = replica.worker();
+    kill(Pid::from_raw(daemon), Signal::SIGKILL).expect("killed");
+    replica.wait_unready();
+    replica.wait_ready();
+    assert_eq!(replica.worker(), after, "it went on");
+    group.replicas[0].leave();
 }
 
 /// How soon a connection is to be answered that is made as soon as a replica is ready; without a way to the target it takes 5 s.

@@ -1,5 +1,5 @@
-//! A container as the kubelet has it: a program that is the first process of its own process namespace. When it ends, everything that
-//! it started ends with it; the network of its Pod stays.
+//! A container as the kubelet has it: its first process is that of a process namespace of its own. When it ends, everything that
+//! it started ends with it; the network of its Pod stays. Ours keeps the supervisor running in a process of its own; theirs is both.
 
 use std::fs;
 use std::time::Duration;
@@ -10,53 +10,41 @@ use nix::unistd::Pid;
 
 use crate::bench::processor_time;
 
-use super::support::{DEADLINE, Machine, Process, eventually, only_child};
-
-/// How a container's processes are set apart.
-const UNSHARE: [&str; 5] = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"];
+use super::support::{DEADLINE, Machine, Process, child, eventually};
 
 /// A running container.
-pub(crate) struct Container {
-    outer: Process,
-    pid: i32,
-}
+pub(crate) struct Container(Process);
 
 impl Container {
     /// Starts a program in a Pod.
     pub(crate) fn start(pod: &Machine, argv: &[String], env: &[(&str, &str)]) -> Self {
-        let argv: Vec<&str> = UNSHARE.into_iter().chain(argv.iter().map(String::as_str)).collect();
-        let outer = pod.spawn("container", &argv, env);
-        let pid = eventually("the container's process", DEADLINE, || only_child(outer.id()));
-        Self { outer, pid }
+        Self(pod.contain("container", &argv.iter().map(String::as_str).collect::<Vec<_>>(), env))
     }
 
-    /// The program's process, by its id outside.
-    pub(crate) fn pid(&self) -> Result<u32> {
-        Ok(self.pid.try_into()?)
+    /// The first process, and the supervisor where that is another one, by their ids outside.
+    pub(crate) fn programs(&self) -> Result<Vec<u32>> {
+        let supervisor = child(self.0.id(), "tailyard").map(u32::try_from).transpose()?;
+        Ok([Some(self.0.id()), supervisor].into_iter().flatten().collect())
     }
 
-    /// The time on a processor of the program and of those children of it that have ended, which tailscaled has not.
+    /// The time on a processor of its programs and of those children of them that have ended, which tailscaled has not.
     pub(crate) fn used(&self) -> Result<Duration> {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid))?;
-        let (_, fields) = stat.rsplit_once(") ").context("a process's stat")?;
-        // Of the children in user and in kernel mode, in hundredths of a second.
-        let children: u64 = fields.split(' ').skip(13).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum();
-        Ok(processor_time(self.pid()?)? + Duration::from_millis(children * 10))
+        self.programs()?.into_iter().map(used).sum()
     }
 
-    /// Its child of this name, by its id outside.
+    /// The process of this name that one of its programs has started, by its id outside.
     pub(crate) fn child(&self, name: &str) -> Result<i32> {
-        let named = |pid: &i32| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim() == name);
-        let threads = fs::read_dir(format!("/proc/{}/task", self.pid))?;
-        let lists = threads.filter_map(|thread| fs::read_to_string(thread.ok()?.path().join("children")).ok());
-        let children: Vec<i32> =
-            lists.flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect();
-        children.into_iter().find(named).with_context(|| format!("no {name} in the container"))
+        self.programs()?.into_iter().find_map(|program| child(program, name)).with_context(|| format!("no {name} in the container"))
     }
 
-    /// Kills the program.
+    /// Kills the supervisor.
+    pub(crate) fn kill_supervisor(&self) -> Result<()> {
+        kill_by(self.programs()?.pop().context("a container has a process")?)
+    }
+
+    /// Kills the first process.
     pub(crate) fn kill(&self) -> Result<()> {
-        Ok(kill(Pid::from_raw(self.pid), Signal::SIGKILL)?)
+        kill_by(self.0.id())
     }
 
     /// Kills its child of this name.
@@ -66,12 +54,12 @@ impl Container {
 
     /// Whether it has ended.
     pub(crate) fn ended(&mut self) -> bool {
-        self.outer.ended()
+        self.0.ended()
     }
 
     /// What it has written so far.
     pub(crate) fn output(&self) -> String {
-        self.outer.output()
+        self.0.output()
     }
 
     /// Kills it and waits until it has ended. Told to end while it programs, the Tailscale proxy goes on for longer than any grace.
@@ -80,4 +68,17 @@ impl Container {
         eventually("the container's end", DEADLINE, || self.ended().then_some(()));
         Ok(())
     }
+}
+
+fn kill_by(pid: u32) -> Result<()> {
+    Ok(kill(Pid::from_raw(pid.try_into()?), Signal::SIGKILL)?)
+}
+
+/// The time on a processor of a process and of its children that have ended.
+fn used(pid: u32) -> Result<Duration> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let (_, fields) = stat.rsplit_once(") ").context("a process's stat")?;
+    // Of the children in user and in kernel mode, in hundredths of a second.
+    let children: u64 = fields.split(' ').skip(13).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum();
+    Ok(processor_time(pid)? + Duration::from_millis(children * 10))
 }

@@ -8,7 +8,8 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::Args;
 
-use crate::model::settings::{Flags, Settings};
+use crate::model::settings::{Flags, INIT, Init, Settings, Tailnet};
+use crate::runtime::init;
 
 /// The exit code for settings at fault (`EX_USAGE`).
 pub(super) const SETTINGS: u8 = 64;
@@ -98,7 +99,16 @@ pub(super) fn run(args: ProxyArgs) -> Result<ExitCode> {
             return Ok(ExitCode::from(SETTINGS));
         }
     };
+    if std::process::id() == 1 && matches!(settings.tailnet, Tailnet::Tailscaled(_)) {
+        return init::keep(INIT).map(ExitCode::from).context("the first process of the container");
+    }
+    if settings.init.is_some() {
+        init::hear().context("signals")?;
+    }
     super::begin(settings.log.json, &settings.log.filter)?;
+    if let Some(Init { restarts: 1.., why }) = &settings.init {
+        tracing::error!("the process before this one crashed ({why}); what it had forwarded meanwhile went on: please report this");
+    }
     for note in &settings.notes {
         tracing::warn!("{note}");
     }
@@ -107,7 +117,11 @@ pub(super) fn run(args: ProxyArgs) -> Result<ExitCode> {
     // Blocking work that is still under way (a reset's last wait) is not worth waiting for.
     runtime.shutdown_background();
     // A task's failure is logged already, as the last line.
-    Ok(if ended.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.is_crash() => ExitCode::from(init::CRASHED),
+        Err(_) => ExitCode::FAILURE,
+    })
 }
 
 /// The environment; what is not UTF-8 is none of ours.

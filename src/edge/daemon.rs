@@ -1,26 +1,29 @@
 //! The process of tailscaled, and the files it needs.
 //!
 //! The daemon is in a process group of its own, and holds the reading end of a pipe (`TS_PARENT_DEATH_FD`) whose other end
-//! nobody else has: it ends with this process, however that ends. Nothing here decides when to start or stop it.
+//! nobody else has: it ends with this process, however that ends. Where it is to outlive this process there is no such pipe, and the
+//! next process takes it over ([`Daemon::left`]). Nothing here decides when to start or stop it.
+
+mod left;
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{ExitStatus, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
 use nix::sys::signal::{Signal, killpg};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, pipe2};
-use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::unix::pipe;
 use tokio::process::{Child, Command};
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
 use tracing::{debug, info};
 
@@ -35,15 +38,27 @@ const ASK: Duration = Duration::from_secs(5);
 const LOGIN: Duration = Duration::from_mins(2);
 /// How long the log of a daemon that has ended may still be read: a grandchild may hold it open for ever.
 const LAST_WORDS: Duration = Duration::from_millis(200);
+/// The variable by which a daemon of ours is known: its arguments, with blanks between them.
+const MARK: &str = "TAILYARD_TAILSCALED_ARGS";
 
 /// A running daemon.
 #[derive(Debug)]
 pub struct Daemon {
-    child: Child,
+    handle: Handle,
     group: Pid,
-    /// The daemon ends when this is closed.
-    _alive: OwnedFd,
+    ended: Option<String>,
+    /// The daemon ends when this is closed; nothing where it outlives this process.
+    _alive: Option<OwnedFd>,
     logs: JoinSet<()>,
+}
+
+/// By what a daemon's end is seen.
+#[derive(Debug)]
+enum Handle {
+    /// This process has started it.
+    Own(Child),
+    /// A process before this one has, and left it; how it ends only its parent learns.
+    Left(JoinHandle<io::Result<()>>),
 }
 
 /// Something about the daemon's process or files failed.
@@ -116,33 +131,27 @@ impl DaemonError {
 }
 
 impl Daemon {
-    /// Starts the program. Its output goes to the log, line by line.
-    pub fn spawn(program: &Path, args: &[String], env: &BTreeMap<String, String>) -> Result<Self, DaemonError> {
-        let fail = |source: io::Error| DaemonError::Spawn { program: program.to_owned(), source };
-        let (read, alive) = pipe2(OFlag::O_CLOEXEC).map_err(|errno| fail(errno.into()))?;
-        // Only the reading end is inherited, and only while the daemon starts; another child that gets it too does no harm.
-        fcntl(&read, FcntlArg::F_SETFD(FdFlag::empty())).map_err(|errno| fail(errno.into()))?;
-        let mut child = Command::new(program)
-            .args(args)
-            .envs(env)
-            .env("TS_PARENT_DEATH_FD", read.as_raw_fd().to_string())
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .process_group(0)
-            .kill_on_drop(true)
-            .spawn()
-            .map_err(fail)?;
-        drop(read);
-        let mut logs = JoinSet::new();
-        if let Some(stdout) = child.stdout.take() {
-            logs.spawn(pump("stdout", stdout));
+    /// Starts the program; `outlives`: it does not end with this process. Its output goes to the log, line by line.
+    pub fn spawn(program: &Path, args: &[String], env: &BTreeMap<String, String>, outlives: bool) -> Result<Self, DaemonError> {
+        Self::start(program, args, env, outlives).map_err(|source| DaemonError::Spawn { program: program.to_owned(), source })
+    }
+
+    fn start(program: &Path, args: &[String], env: &BTreeMap<String, String>, outlives: bool) -> io::Result<Self> {
+        let (stdout, told) = output()?;
+        let (stderr, complained) = output()?;
+        let mut command = Command::new(program);
+        command.args(args).envs(env).env(MARK, args.join(" ")).stdin(Stdio::null()).stdout(told).stderr(complained);
+        command.process_group(0).kill_on_drop(!outlives);
+        let (read, alive) = pipe2(OFlag::O_CLOEXEC)?;
+        if !outlives {
+            // Only the reading end is inherited, and only while the daemon starts; another child that gets it too does no harm.
+            fcntl(&read, FcntlArg::F_SETFD(FdFlag::empty()))?;
+            command.env("TS_PARENT_DEATH_FD", read.as_raw_fd().to_string());
         }
-        if let Some(stderr) = child.stderr.take() {
-            logs.spawn(pump("stderr", stderr));
-        }
+        let child = command.spawn()?;
         let group = Pid::from_raw(child.id().and_then(|pid| i32::try_from(pid).ok()).unwrap_or(i32::MAX));
-        Ok(Self { child, group, _alive: alive, logs })
+        let alive = (!outlives).then_some(alive);
+        Ok(Self { handle: Handle::Own(child), group, ended: None, _alive: alive, logs: logs(stdout, stderr) })
     }
 
     /// The process id.
@@ -151,24 +160,29 @@ impl Daemon {
         self.group.as_raw()
     }
 
-    /// Waits for its end; what it has left behind in its process group ends with it. May be dropped and called again.
-    pub async fn wait(&mut self) -> Result<ExitStatus, DaemonError> {
-        let status = self.child.wait().await.map_err(DaemonError::Wait)?;
+    /// Waits for its end and says how it was; what it has left behind in its process group ends with it. May be dropped and called again.
+    pub async fn wait(&mut self) -> Result<String, DaemonError> {
+        let how = match (&self.ended, &mut self.handle) {
+            (Some(how), _) => how.clone(),
+            (None, Handle::Own(child)) => child.wait().await.map_err(DaemonError::Wait)?.to_string(),
+            (None, Handle::Left(process)) => {
+                process.await.map_err(io::Error::other).flatten().map_err(DaemonError::Wait)?;
+                "as a process before this one had started it, it is not known how".to_owned()
+            }
+        };
+        self.ended = Some(how.clone());
         if killpg(self.group, Signal::SIGKILL).is_ok() {
             debug!("tailscaled left processes behind");
         }
         let words = async { while self.logs.join_next().await.is_some() {} };
         drop(timeout(LAST_WORDS, words).await);
-        // As the first process of a container this one inherits those orphans.
-        let orphans = Pid::from_raw(-self.group.as_raw());
-        while matches!(waitpid(orphans, Some(WaitPidFlag::WNOHANG)), Ok(status) if status != WaitStatus::StillAlive) {}
-        Ok(status)
+        Ok(how)
     }
 
     /// Sends a signal; SIGKILL to the whole process group.
     pub fn signal(&self, signal: Signal) -> Result<(), DaemonError> {
-        if self.child.id().is_none() {
-            return Ok(()); // it has ended and was waited for
+        if self.ended.is_some() {
+            return Ok(());
         }
         let sent = if signal == Signal::SIGKILL { killpg(self.group, signal) } else { nix::sys::signal::kill(self.group, signal) };
         match sent {
@@ -300,8 +314,21 @@ pub fn link_socket(socket: &Path, well_known: &Path) -> Result<(), DaemonError> 
     }
 }
 
-/// Sends every line of the daemon's output to the log.
-async fn pump(stream: &'static str, reader: impl AsyncRead + Unpin) {
+/// A pipe for output: where it is read, and the other end, which can be read as well. So whoever writes is not ended by a signal
+/// when nobody else reads any more, and waits with a full pipe for the next one who does.
+fn output() -> io::Result<(pipe::Receiver, File)> {
+    let (read, write) = pipe2(OFlag::O_CLOEXEC)?;
+    let both = File::options().read(true).write(true).open(format!("/proc/self/fd/{}", write.as_raw_fd()))?;
+    Ok((pipe::Receiver::from_owned_fd(read)?, both))
+}
+
+/// Sends what is read from the daemon's outputs to the log.
+fn logs(stdout: pipe::Receiver, stderr: pipe::Receiver) -> JoinSet<()> {
+    [("stdout", stdout), ("stderr", stderr)].into_iter().map(|(stream, reader)| pump(stream, reader)).collect()
+}
+
+/// Sends every line to the log.
+async fn pump(stream: &'static str, reader: pipe::Receiver) {
     let mut reader = BufReader::new(reader);
     let mut line = Vec::new();
     while matches!((&mut reader).take(LONGEST_LINE).read_until(b'\n', &mut line).await, Ok(1..)) {

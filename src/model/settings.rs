@@ -68,8 +68,22 @@ pub struct Settings {
     pub drain_grace: Duration,
     /// How logs are written.
     pub log: Log,
+    /// What the first process of the container says, where that is another one.
+    pub init: Option<Init>,
     /// Values that were not understood and count as unset, and settings that change nothing here: for the log at start.
     pub notes: Vec<String>,
+}
+
+/// How a process that another one keeps running learns of that: how often it was started again and, after a blank, why.
+pub const INIT: &str = "TAILYARD_INIT";
+
+/// What the first process of the container says.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Init {
+    /// How often it has started this program again.
+    pub restarts: u64,
+    /// Why it did the last time.
+    pub why: String,
 }
 
 /// What makes the tailnet.

@@ -58,6 +58,8 @@ pub struct DaemonInputs {
     pub reach: Option<kept::Reach>,
     /// What may be advertised of what the config names; nothing where the config alone says it.
     pub advertise: Option<watch::Receiver<Advertised>>,
+    /// tailscaled outlives this process: another one starts this again, which then takes it over.
+    pub outlives: bool,
 }
 
 /// How tailscaled fares.
@@ -130,6 +132,8 @@ struct Supervisor {
     from_file: bool,
     /// The process that runs, or ran last, could not have its Secret.
     storeless: bool,
+    /// Until when a daemon that was taken over advertises what it did before.
+    advertises_until: Option<Instant>,
     view: watch::Receiver<View>,
     api: LocalApi,
     inputs: DaemonInputs,
@@ -167,6 +171,7 @@ pub fn daemon(
         greeted: 0,
         from_file: false,
         storeless: false,
+        advertises_until: None,
         view: view_seen,
         api: api.clone(),
         inputs,
@@ -243,7 +248,7 @@ impl Supervisor {
             }
             let events = tokio::select! {
                 status = async { match &mut self.process { Some(process) => process.wait().await, None => std::future::pending().await } } => {
-                    vec![self.ended(&status.map_or_else(|fault| fault.to_string(), |status| status.to_string()))]
+                    vec![self.ended(&status.unwrap_or_else(|fault| fault.to_string()))]
                 }
                 Ok(()) = self.view.changed() => self.viewed(),
                 Some(done) = self.work.join_next() => done.ok().flatten().into_iter().collect(),

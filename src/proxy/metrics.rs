@@ -73,6 +73,8 @@ pub struct Snapshot {
     pub names: Arc<Report>,
     /// tailscaled, if it is supervised here.
     pub daemon: Option<DaemonState>,
+    /// How often this program crashed and was started again.
+    pub crashes: u64,
     /// The writing of the state Secret, if there is one.
     pub report: Option<ReportState>,
     /// The sites, if this replica serves any over HTTP.

@@ -165,7 +165,8 @@ fn start_tailnet(
                 _ => None,
             };
             let reach = secret.as_ref().map(|(_, secret)| kept::Reach::of(secret));
-            let inputs = DaemonInputs { keys, writes, kept, reach, advertise };
+            let outlives = settings.init.is_some();
+            let inputs = DaemonInputs { keys, writes, kept, reach, advertise, outlives };
             let (daemon, work) = super::daemon::daemon(daemon.as_ref().clone(), inputs, tasks.stop());
             if let Some((file, secret)) = secret {
                 spawn(tasks, "kept", kept::run(secret, file, daemon.state(), copy));

@@ -18,5 +18,5 @@ pub fn give_back() -> io::Result<()> {
     }
     let mut args = std::env::args_os();
     let name = args.next().unwrap_or_default();
-    Err(Command::new("/proc/self/exe").arg0(name).args(args).envs(SETTINGS).exec())
+    Err(Command::new(std::env::current_exe()?).arg0(name).args(args).envs(SETTINGS).exec())
 }

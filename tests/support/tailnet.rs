@@ -432,6 +432,13 @@ impl Machine {
         Process { child, pid, log: path }
     }
 
+    /// Starts a program as a container has it: it is the first process of its own process namespace, which ends with it.
+    pub(crate) fn contain(&self, what: &str, argv: &[&str], env: &[(&str, &str)]) -> Process {
+        let mut process = self.spawn(what, &[&["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"], argv].concat(), env);
+        process.pid = eventually(what, DEADLINE, || only_child(process.id()));
+        process
+    }
+
     /// Starts a tailscaled with a device and its state in the machine's memory.
     pub(crate) fn tailscaled(&self) -> Process {
         let (program, socket) = (self.bin.join("tailscaled").display().to_string(), self.socket());
@@ -479,7 +486,7 @@ impl Machine {
 
     /// The process of this name that runs in the machine, by its id outside.
     pub(crate) fn pid_of(&self, name: &str) -> Option<i32> {
-        let space = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
+        let space = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/net")).ok();
         let own = space(&self.pid.to_string());
         let entries = fs::read_dir("/proc").expect("/proc");
         let pids = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).filter(|pid| pid.parse::<i32>().is_ok());
@@ -575,6 +582,15 @@ pub(crate) fn servers(names: &[&str]) -> PathBuf {
 /// The one child of a process.
 pub(crate) fn only_child(pid: u32) -> Option<i32> {
     fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?.split_whitespace().next()?.parse().ok()
+}
+
+/// The child of this name that a process has.
+pub(crate) fn child(pid: u32, name: &str) -> Option<i32> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
+    let lists = threads.filter_map(|thread| fs::read_to_string(thread.ok()?.path().join("children")).ok());
+    let children: Vec<i32> =
+        lists.flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect();
+    children.into_iter().find(|pid| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim() == name))
 }
 
 fn log(path: &Path) -> File {

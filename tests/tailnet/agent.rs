@@ -112,7 +112,7 @@ pub(crate) async fn be() {
     let (stopper, stop) = tasks::stop();
     let (daemon, task) = daemon(
         settings,
-        DaemonInputs { keys, writes: requests, kept: watch::channel(Kept::default()).1, reach: None, advertise: None },
+        DaemonInputs { keys, writes: requests, kept: watch::channel(Kept::default()).1, reach: None, advertise: None, outlives: false },
         stop,
     );
     let task = tokio::spawn(task);

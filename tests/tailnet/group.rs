@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use tailyard::model::net::Family;
 
 use crate::lab::Node;
-use crate::support::{DEADLINE, Machine, Process, Tailnet, conf_with, eventually};
+use crate::support::{DEADLINE, Machine, Process, Tailnet, child, conf_with, eventually};
 
 /// Where health is asked.
 const HTTP: u16 = 9002;
@@ -84,7 +84,17 @@ impl Replica {
             ("TS_ENABLE_HEALTH_CHECK", "true"),
             ("TS_ENABLE_METRICS", "true"),
         ];
-        self.process = Some(self.machine.spawn("tailyard", &[&argv[..], &flags[..]].concat(), &env));
+        self.process = Some(self.machine.contain("tailyard", &[&argv[..], &flags[..]].concat(), &env));
+    }
+
+    /// The process that does its work, by its id outside; nothing while there is none.
+    pub(crate) fn worker(&self) -> Option<i32> {
+        child(self.process.as_ref().expect("a running replica").id(), "tailyard")
+    }
+
+    /// What it has logged.
+    pub(crate) fn log(&self) -> String {
+        self.process.as_ref().expect("a running replica").output()
     }
 
     /// Where a service of it is.

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use super::issuing::issuing;
 use super::source::Source;
-use super::{Backend, CertShare, Fault, Faults, Flags, Http, Input, Kube, Log, ObjectName, Pod, Settings, StateOut, Tailnet, daemon};
+use super::{
+    Backend, CertShare, Fault, Faults, Flags, Http, INIT, Init, Input, Kube, Log, ObjectName, Pod, Settings, StateOut, Tailnet, daemon,
+};
 use crate::model::net::{Family, InterfaceName};
 use crate::model::netmap::Fqdn;
 use crate::model::world::Single;
@@ -64,9 +66,15 @@ pub(super) fn settings(env: &BTreeMap<String, String>, flags: &Flags) -> Result<
         admin_addr: admin_addr(source),
         drain_grace: source.duration("TAILYARD_DRAIN_GRACE", Duration::from_secs(25)),
         log: log(source),
+        init: source.parsed(INIT, "a number, and why it is not 0", init),
         notes: std::mem::take(&mut source.notes),
     };
     if source.faults.is_empty() { Ok(settings) } else { Err(Faults(std::mem::take(&mut source.faults))) }
+}
+
+fn init(text: &str) -> Option<Init> {
+    let (restarts, why) = text.split_once(' ').unwrap_or((text, ""));
+    Some(Init { restarts: restarts.parse().ok()?, why: why.to_owned() })
 }
 
 /// Whether the process is in a cluster: the kubelet sets this variable in every container.

@@ -87,6 +87,7 @@ fn an_egress_pod_of_the_operator() {
         admin_addr: Some("127.0.0.1:9003".parse().expect("an address")),
         drain_grace: Duration::from_secs(25),
         log: Log { json: false, filter: "info".into() },
+        init: None,
         notes: vec!["TS_EGRESS_SERVICES_CONFIG_PATH means nothing here: TS_EGRESS_PROXIES_CONFIG_PATH took its place".into()],
     };
     assert_eq!(settings, expected);
@@ -107,6 +108,14 @@ fn nothing_set_is_a_userspace_node_with_defaults() {
     assert_eq!((settings.http, settings.auto_advertise, settings.kube.is_some()), (None, true, false));
     assert_eq!((settings.state.clone(), settings.forwards()), (StateOut::None, false));
     assert_eq!(settings.notes, Vec::<String>::new());
+}
+
+#[test]
+fn what_the_first_process_says_is_read() {
+    let init = |text| read(&[("TAILYARD_INIT", text)]).init;
+    assert_eq!(init("0"), Some(Init::default()));
+    assert_eq!(init("2 signal SIGKILL"), Some(Init { restarts: 2, why: "signal SIGKILL".into() }));
+    assert_eq!(faults(&[("TAILYARD_INIT", "yes")]), [r#"TAILYARD_INIT="yes" is not a number, and why it is not 0"#]);
 }
 
 #[test]

@@ -1,10 +1,11 @@
 //! Carrying out what the machine decides.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tracing::{error, info, warn};
 
 use super::conf::{Look, key};
@@ -21,6 +22,8 @@ use crate::model::supervise::{Action, Login, Phase, Secret, TwoStep};
 
 /// `NetfilterMode` that makes tailscaled's own chains but no jumps to them.
 const NODIVERT: i64 = 1;
+/// How long a daemon that was taken over advertises what it did before, whatever this process has found to be in place by then.
+const ADVERTISES_ON: Duration = Duration::from_secs(10);
 /// Where the `tailscale` command looks for the socket by itself.
 const WELL_KNOWN: &str = "/var/run/tailscale/tailscaled.sock";
 
@@ -100,21 +103,45 @@ impl Supervisor {
                 }
             },
         };
+        let left = if self.inputs.outlives && self.epochs == 0 { Process::left() } else { None };
+        if let Some((process, args)) = left {
+            return self.take_over(process, &args, config.as_deref());
+        }
         let state = self.stand_in().await;
         let args = command_line(&self.settings, config.as_deref(), state.as_deref());
-        match Process::spawn(&self.settings.tailscaled, &args, &self.settings.env) {
+        match Process::spawn(&self.settings.tailscaled, &args, &self.settings.env, self.inputs.outlives) {
             Ok(process) => {
                 info!(pid = process.pid(), args = args.join(" "), "tailscaled is started");
-                self.process = Some(process);
-                self.epochs += 1;
-                self.epoch.send_replace(self.epochs);
-                Event::Spawned
+                self.begin(process)
             }
             Err(fault) => {
                 self.fault(fault.kind(), &fault);
                 Event::SpawnFailed(fault.to_string())
             }
         }
+    }
+
+    fn begin(&mut self, process: Process) -> Event {
+        self.process = Some(process);
+        self.epochs += 1;
+        self.epoch.send_replace(self.epochs);
+        Event::Spawned
+    }
+
+    /// Goes on with the daemon that the process before this one has left; one that was started in another way than now is ended, and then started anew.
+    fn take_over(&mut self, process: Process, args: &str, config: Option<&Path>) -> Event {
+        let line = |state: Option<PathBuf>| command_line(&self.settings, config, state.as_deref()).join(" ");
+        let file = self.settings.state.file();
+        let from_file = file.is_some_and(|file| args == line(Some(file)));
+        let same = from_file || args == line(None);
+        info!(pid = process.pid(), args, "tailscaled runs already{}", if same { "" } else { ", and not as it should: it is ended" });
+        self.from_file = from_file;
+        self.advertises_until = Some(Instant::now() + ADVERTISES_ON);
+        let event = self.begin(process);
+        if !same {
+            self.signal(Signal::SIGTERM);
+        }
+        event
     }
 
     /// The file to start from in place of the Secret: where that cannot be had, where the one before never answered or said that it
@@ -199,7 +226,7 @@ impl Supervisor {
         if self.conf.as_mut().is_some_and(|conf| conf.advertise(&advertised)) {
             let Advertised { services, withheld, shut } = &advertised;
             info!(?services, ?withheld, shut, "what is advertised has changed");
-            if self.process.is_some() {
+            if self.process.is_some() && !self.advertises_on() {
                 self.reload();
             }
         }
@@ -211,9 +238,14 @@ impl Supervisor {
         let differs = self.conf.as_ref().is_some_and(|conf| conf.differs(&state));
         let running = state.phase == Phase::Running;
         drop(state);
-        if differs && running && self.work.is_empty() {
+        if differs && running && self.work.is_empty() && !self.advertises_on() {
             self.reload();
         }
+    }
+
+    /// Whether a daemon that was taken over goes on advertising what it does: this process has to find out first what it serves.
+    fn advertises_on(&self) -> bool {
+        self.advertises_until.is_some_and(|until| Instant::now() < until)
     }
 
     fn reload(&mut self) {

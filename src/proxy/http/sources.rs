@@ -81,6 +81,8 @@ pub struct Sources {
     pub programmed: watch::Receiver<Programmed>,
     /// The flows that were ended.
     pub ended: watch::Receiver<Ended>,
+    /// How often this program crashed and was started again.
+    pub crashes: u64,
     /// The name of the interface behind which the tailnet is.
     pub interface: InterfaceName,
     /// That interface, if the kernel is to forward.
@@ -151,6 +153,7 @@ impl Sources {
             planned: replica.planned.clone(),
             programmed: replica.programmed.clone(),
             ended: replica.ended.clone(),
+            crashes: settings.init.as_ref().map_or(0, |init| init.restarts),
             interface: settings.interface.clone(),
             link: replica.link.clone(),
             paths: replica.paths.clone(),
@@ -291,6 +294,7 @@ impl Sources {
             configs,
             names: Arc::clone(&self.names.borrow()),
             daemon: self.daemon.as_ref().map(|state| daemon(&state.borrow(), now)),
+            crashes: self.crashes,
             report: self.report.as_ref().map(|health| report(&health.borrow(), now)),
             sites: self.sites.as_ref().map(L7::sample),
             barred: self.barred(),

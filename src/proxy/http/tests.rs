@@ -53,6 +53,7 @@ fn lab() -> Lab {
     let key = PortKey { proto: Proto::Tcp, port: Port::new(10001).expect("a port") };
     let sources = Sources {
         metrics: Arc::new(Metrics::new().expect("families")),
+        crashes: 0,
         pod_ips: ["10.0.0.5", "fd00::5"].map(|ip| ip.parse().expect("an address")).into(),
         forwards: true,
         start: Instant::now(),

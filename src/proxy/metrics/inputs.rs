@@ -19,6 +19,7 @@ pub(super) struct Inputs {
     daemon_age: Sampled<0>,
     daemon_restarts: Sampled<0>,
     daemon_error: Sampled<1>,
+    crashes: Sampled<0>,
     report_writes: Sampled<0>,
     report_error: Sampled<1>,
 }
@@ -55,6 +56,12 @@ impl Inputs {
             daemon_age: registry.sampled("tailyard_tailscaled_state_age_seconds", gauge, "Time since tailscaled came into its state", []),
             daemon_restarts: registry.sampled("tailyard_tailscaled_restarts_total", counter, "Times that tailscaled was started again", []),
             daemon_error: registry.sampled("tailyard_tailscaled_error", gauge, "1 for the kind of tailscaled's newest fault", ["kind"]),
+            crashes: registry.sampled(
+                "tailyard_crashes_total",
+                counter,
+                "Times that this program crashed and was started again in the same container, while tailscaled went on",
+                [],
+            ),
             report_writes: registry.sampled("tailyard_state_writes_total", counter, "Times that this replica's state was written", []),
             report_error: registry.sampled(
                 "tailyard_state_error_age_seconds",
@@ -74,6 +81,7 @@ impl Inputs {
         if let Some(daemon) = &snapshot.daemon {
             self.write_daemon(page, daemon);
         }
+        one(page, &self.crashes, number(snapshot.crashes));
         if let Some(report) = &snapshot.report {
             self.write_report(page, report);
         }

@@ -36,6 +36,7 @@ fn snapshot(now: Instant) -> Snapshot {
         daemon: None,
         report: None,
         sites: None,
+        crashes: 0,
         barred: BTreeMap::new(),
         certs: None,
     }

@@ -1,0 +1,70 @@
+//! A daemon that a process before this one has started and left: found by its mark among the children of the container's first process.
+
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use nix::unistd::Pid;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{PidfdFlags, pidfd_open};
+use tokio::net::unix::pipe;
+use tokio::task::spawn_blocking;
+use tracing::warn;
+
+use super::{Daemon, Handle, MARK, logs};
+
+/// The first process, which becomes the parent of all whose parent has ended.
+const FIRST: &str = "1";
+
+impl Daemon {
+    /// The daemon that was left, and its arguments with blanks between them; nothing where there is none. One that is found and cannot
+    /// be taken over is told of and left alone.
+    #[must_use]
+    pub fn left() -> Option<(Self, String)> {
+        let here = fs::read_dir("/proc").ok()?;
+        let numbers = here.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
+        numbers.filter(|pid| is_orphan(*pid)).find_map(|pid| match take(pid) {
+            Ok(found) => found,
+            Err(error) => {
+                warn!(pid, %error, "a process that was left cannot be taken over");
+                None
+            }
+        })
+    }
+}
+
+/// Whether the first process is its parent, and it the head of its process group, as a daemon is. What a daemon itself has started and
+/// left has the mark too.
+fn is_orphan(pid: i32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let fields: Vec<_> = stat.rsplit_once(") ").map(|(_, rest)| rest.split(' ').collect()).unwrap_or_default();
+    matches!(fields.as_slice(), [_, parent, group, ..] if *parent == FIRST && *group == pid.to_string())
+}
+
+/// Takes a process over if it has the mark.
+fn take(pid: i32) -> io::Result<Option<(Daemon, String)>> {
+    // First the handle, then the look: both are of the same process, whoever had the number before.
+    let Some(number) = rustix::process::Pid::from_raw(pid) else { return Ok(None) };
+    let handle = pidfd_open(number, PidfdFlags::empty())?;
+    let proc = Path::new("/proc").join(pid.to_string());
+    let environment = fs::read(proc.join("environ"))?;
+    let marked = |variable: &[u8]| variable.strip_prefix(MARK.as_bytes())?.strip_prefix(b"=").map(<[u8]>::to_vec);
+    let Some(args) = environment.split(|byte| *byte == 0).find_map(marked) else { return Ok(None) };
+    let output = |number: &str| pipe::OpenOptions::new().open_receiver(proc.join("fd").join(number));
+    let logs = logs(output("1")?, output("2")?);
+    let handle = Handle::Left(spawn_blocking(move || ended(&handle)));
+    let daemon = Daemon { handle, group: Pid::from_raw(pid), ended: None, _alive: None, logs };
+    Ok(Some((daemon, String::from_utf8_lossy(&args).into_owned())))
+}
+
+/// Waits until a process has ended.
+fn ended(process: &OwnedFd) -> io::Result<()> {
+    loop {
+        match poll(&mut [PollFd::new(process, PollFlags::IN)], None) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
