@@ -169,5 +169,6 @@ fn full(text: &str) -> Body {
 
 pub(crate) fn append(path: &Path, line: &str) {
     let mut file = fs::OpenOptions::new().append(true).create(true).open(path).expect("a file");
-    writeln!(file, "{line}").expect("written");
+    // In one write: others add lines meanwhile.
+    file.write_all(format!("{line}\n").as_bytes()).expect("written");
 }
