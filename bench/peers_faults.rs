@@ -1,7 +1,8 @@
 //! What do clients notice when the supervisor is killed, and when tailscaled is, beside the Tailscale operator's proxy?
 //!
-//! One replica, so that nothing hides what happens. The part of the kubelet is played: a container that has ended is started again after
-//! a second, as the kubelet does it at the first time.
+//! One replica, so that nothing hides what happens. It happens to ours and to theirs at the same time: most of what follows is waiting,
+//! and what the machine does meanwhile is the same for both. The part of the kubelet is played: a container that has ended is started
+//! again after a second, as the kubelet does it at the first time.
 
 #![allow(clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr, reason = "shares the stage of the tests")]
 
@@ -19,7 +20,7 @@ use anyhow::{Context, Result, ensure};
 use tailyard::load::Load;
 use tailyard::model::load::{Report, Schedule};
 
-use crate::bench::{Args, Point, Sheet, ratios};
+use crate::bench::{Args, Point, Sheet, at_once, ratios};
 use crate::met::Met;
 use crate::peers::pod::{Pod, service};
 use crate::peers::probe::{all_live, attempt, sample};
@@ -75,14 +76,19 @@ fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {
         if args.quick { &[Fault::TailscaledApart] } else { &[Fault::Supervisor, Fault::Tailscaled, Fault::TailscaledApart] };
     let pairs = faults.iter().flat_map(|fault| systems.iter().map(move |system| (*fault, system)));
     let mut all: Vec<Taken> = pairs.map(nothing).collect();
-    for round in 0..args.repetitions(2) {
-        // With iptables once only: what differs is how fast what is lost is written again.
-        for taken in all.iter_mut().filter(|taken| round == 0 || taken.system.firewall == System::OURS.firewall) {
-            taken.take(stage)?;
-        }
+    for _ in 0..args.repetitions(5) {
+        // Ours and theirs with the same firewall stand side by side.
+        all.chunks_exact_mut(2).try_for_each(|pair| take(stage, pair))?;
     }
     report(sheet, &all);
     Ok(())
+}
+
+/// New Pods, the fault of all of them, and what the clients of each meet meanwhile.
+fn take(stage: &Stage, taken: &mut [Taken]) -> Result<()> {
+    let pods = Pod::started_together(stage, taken.iter().map(|taken| taken.system), SIZE)?;
+    pods.iter().try_for_each(|pod| all_live(stage, pod, SIZE))?;
+    at_once(taken.iter_mut().zip(pods).map(|(taken, mut pod)| move || taken.take(stage, &mut pod))).map(drop)
 }
 
 impl Fault {
@@ -113,20 +119,18 @@ impl Fault {
 }
 
 impl Taken {
-    /// A new Pod, its fault, and what clients meet meanwhile.
-    fn take(&mut self, stage: &Stage) -> Result<()> {
-        let (mut pod, _) = Pod::started(stage, self.system, SIZE)?;
-        all_live(stage, &pod, SIZE)?;
+    /// The fault of a Pod, and what clients meet meanwhile.
+    fn take(&mut self, stage: &Stage, pod: &mut Pod<'_>) -> Result<()> {
         let load = Load { patience: PATIENCE, ..Load::new(Schedule::new(NonZeroU32::new(RATE).context("not zero")?), self.lasts) };
-        let attempts: Vec<_> = sample(SIZE).into_iter().map(|number| attempt(&pod, number)).collect();
+        let attempts: Vec<_> = sample(SIZE).into_iter().map(|number| attempt(pod, number)).collect();
         let choose = |number: u64| attempts.get(usize::try_from(number).ok()? % attempts.len()).copied();
         let (mut reports, begun) = (Vec::new(), Instant::now());
         let offer = || stage.client.node.ns.block_on(|| load.offer(begun, choose, |report| reports.push(*report), std::future::pending()));
         std::thread::scope(|scope| {
             let offering = scope.spawn(offer);
             sleep(CALM);
-            self.fault.happen(stage, &mut pod)?;
-            let fate = keep(&mut pod, begun + self.lasts);
+            self.fault.happen(stage, pod)?;
+            let fate = keep(pod, begun + self.lasts);
             self.fault.pass(stage);
             offering.join().map_err(|_| anyhow::anyhow!("the load panicked"))??;
             fate

@@ -45,8 +45,8 @@ fn main() -> Result<ExitCode> {
 fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {
     for size in if args.quick { &SIZES[1..2] } else { &SIZES } {
         let mut all = System::ALL.map(Taken::nothing);
-        for round in 0..args.repetitions(3) {
-            let all = all.iter_mut().filter(|taken| taken.system.takes_part(*size, round));
+        for _ in 0..args.repetitions(5) {
+            let all = all.iter_mut().filter(|taken| taken.system.takes_part(*size));
             measure_together(stage, all.collect(), *size)?;
         }
         report(sheet, &all, *size);

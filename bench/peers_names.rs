@@ -29,7 +29,7 @@ use tailyard::model::load::{Attempt, Lane, Report, Schedule};
 use tailyard::model::net::Proto;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::bench::{Args, Point, Sheet, in_turn, ratios};
+use crate::bench::{Args, Point, Sheet, at_once, ratios};
 use crate::dns::Dns;
 use crate::held::meanwhile;
 use crate::peers::pod::Pod;
@@ -91,15 +91,17 @@ fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {
         };
         scope.spawn(|| stage.client.node.ns.block_on(work)?);
         let zone = Zone(changes);
-        for round in 0..args.repetitions(3) {
-            for (system, taken) in in_turn(systems.into_iter().zip(&mut taken), round) {
-                zone.lead_to(addresses[0])?;
-                let mut pod = Pod::named(stage, system, NAME, server)?;
+        for _ in 0..args.repetitions(5) {
+            zone.lead_to(addresses[0])?;
+            let mut pods = systems.into_iter().map(|system| Pod::named(stage, system, NAME, server)).collect::<Result<Vec<_>>>()?;
+            for pod in &mut pods {
                 pod.start();
-                let attempt = answered(stage, system)?;
-                taken.take(stage, attempt, || zone.lead_to(addresses[1]), lasts)?;
-                pod.end()?;
             }
+            let attempts = systems.into_iter().map(|system| answered(stage, system)).collect::<Result<Vec<_>>>()?;
+            // Both at the same time: nearly all of it is waiting.
+            let change = || zone.lead_to(addresses[1]);
+            at_once(taken.iter_mut().zip(attempts).map(|(taken, attempt)| move || taken.take(stage, attempt, change, lasts)))?;
+            pods.into_iter().try_for_each(Pod::end)?;
         }
         anyhow::Ok(())
     })?;

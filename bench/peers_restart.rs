@@ -39,7 +39,7 @@ fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {
     for size in if args.quick { &SIZES[..1] } else { &SIZES } {
         let mut all = System::ALL.map(|system| Taken { system, starts: Vec::new() });
         for round in 0..args.repetitions(5) {
-            for taken in in_turn(&mut all, round).into_iter().filter(|taken| taken.system.takes_part(*size, round)) {
+            for taken in in_turn(&mut all, round).into_iter().filter(|taken| taken.system.takes_part(*size)) {
                 let (pod, took) = Pod::started(stage, taken.system, *size)?;
                 taken.starts.push(ms(took));
                 pod.end()?;

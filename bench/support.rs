@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use clap::Parser;
 use tailyard::edge::netns::private;
 
@@ -113,6 +113,14 @@ pub(crate) fn milliseconds<T>(work: impl FnOnce() -> T) -> (f64, T) {
 #[must_use]
 pub(crate) fn ms(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
+}
+
+/// Does all of this at the same time; what came of each. Fails if one of them does.
+pub(crate) fn at_once<T: Send>(works: impl IntoIterator<Item = impl FnOnce() -> Result<T> + Send>) -> Result<Vec<T>> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = works.into_iter().map(|work| scope.spawn(work)).collect();
+        threads.into_iter().map(|thread| thread.join().map_err(|_| anyhow!("a thread panicked"))?).collect()
+    })
 }
 
 /// Some things in another order each round: each goes first, second and so on in turn.

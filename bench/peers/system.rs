@@ -39,10 +39,10 @@ impl System {
     /// All of them; ours before theirs.
     pub(crate) const ALL: [Self; 4] = [Self::OURS, Self::STOCK, Self::OURS_IPTABLES, Self::STOCK_IPTABLES];
 
-    /// Whether it takes part in a round with so many services. A hook of the kernel takes 1,024 base chains, and theirs has one for each
-    /// service with nftables. With iptables 1,000 services take it so long that one round has to do.
-    pub(crate) fn takes_part(self, size: u16, round: usize) -> bool {
-        self.program == Program::Tailyard || size < 1_000 || (size == 1_000 && (self == Self::STOCK || round == 0))
+    /// Whether so many services can be asked of it. A hook of the kernel takes 1,024 base chains, and theirs has one for each service
+    /// with nftables; with iptables it would take minutes.
+    pub(crate) fn takes_part(self, size: u16) -> bool {
+        self.program == Program::Tailyard || size <= 1_000
     }
 
     /// What ours is compared with: theirs with the same firewall.
