@@ -42,7 +42,7 @@ pub enum TcpState {
     CloseWait,
     /// Both have no more to send, the last acknowledgment is due.
     LastAck,
-    /// Over; the entry only holds the ports for a while.
+    /// Over; the entry only holds the ports for a while. A client that comes again by them gets another entry, by the rules of then.
     TimeWait,
     /// Reset.
     Close,
@@ -123,6 +123,8 @@ pub struct FlowFilter {
     pub forwarded: bool,
     /// Only flows that came to this port, of this protocol.
     pub key: Option<PortKey>,
+    /// Only flows that are not over.
+    pub under_way: bool,
 }
 
 impl FlowFilter {
@@ -132,6 +134,18 @@ impl FlowFilter {
         Self { forwarded: true, ..Self::default() }
     }
 
+    /// Every flow that we forward and that is not over.
+    #[must_use]
+    pub fn under_way() -> Self {
+        Self { under_way: true, ..Self::forwarded() }
+    }
+
+    /// Whether a TCP flow in this state is asked for, whatever else it is.
+    #[must_use]
+    pub fn admits_state(self, state: Option<TcpState>) -> bool {
+        !self.under_way || state != Some(TcpState::TimeWait)
+    }
+
     /// Whether a flow is asked for; kernels that do not know a filter send more than that.
     #[must_use]
     pub fn admits(self, flow: &Flow) -> bool {
@@ -139,5 +153,6 @@ impl FlowFilter {
         self.family.is_none_or(|wanted| wanted == family)
             && (!self.forwarded || flow.is_forwarded())
             && self.key.is_none_or(|wanted| flow.key() == Some(wanted))
+            && self.admits_state(flow.tcp)
     }
 }

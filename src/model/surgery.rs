@@ -116,13 +116,15 @@ impl<'a> Cuts<'a> {
         let only_ports = self.from_tailnet.is_empty() && self.from_cluster.is_empty() && self.lost.is_empty();
         let mut keys = self.ports.keys();
         let key = keys.next().filter(|_| only_ports && keys.next().is_none()).map(|key| **key);
-        FlowFilter { key, ..FlowFilter::forwarded() }
+        FlowFilter { key, ..FlowFilter::under_way() }
     }
 
-    /// What is to happen to a flow; a flow of a key that the change leaves as it is runs on, always.
+    /// What is to happen to a flow; a flow of a key that the change leaves as it is runs on, always. What is over keeps its entry: there
+    /// are often a hundred times as many of them as of others, and nobody sees whether one is there.
     #[must_use]
     pub fn verdict(&self, flow: &Flow) -> Verdict {
         let ends = match self.standing(flow) {
+            _ if flow.tcp == Some(TcpState::TimeWait) => false,
             Standing::Same => false,
             Standing::Moved => !flow.is_tcp() || !(self.reachable)(flow.target().ip()),
             Standing::Removed => true,

@@ -248,7 +248,7 @@ async fn ended(drain: &mut Drain, counts: impl Fn(IpAddr) -> bool) -> bool {
 }
 
 async fn listing(counts: impl Fn(IpAddr) -> bool) -> Option<Vec<Flow>> {
-    let list = spawn_blocking(|| Conntrack::open()?.flows(FlowFilter::forwarded()));
+    let list = spawn_blocking(|| Conntrack::open()?.flows(FlowFilter::under_way()));
     let list: Result<Vec<Flow>, ConntrackError> = list.await.ok()?;
     let list =
         list.inspect_err(|error| tracing::warn!(kind = error.kind(), "flows cannot be listed; waiting for the whole grace: {error}"));

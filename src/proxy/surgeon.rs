@@ -127,7 +127,7 @@ impl Change {
         let filter = match lists.as_slice() {
             [] => return Ok(Vec::new()),
             [only] => only.filter(),
-            _ => FlowFilter::forwarded(),
+            _ => FlowFilter::under_way(),
         };
         let worst = |flow: &Flow| lists.iter().map(|cuts| cuts.verdict(flow)).find(|verdict| *verdict != Verdict::Keep);
         Ok(conntrack.flows(filter)?.into_iter().filter_map(|flow| worst(&flow).map(|verdict| (flow, verdict))).collect())

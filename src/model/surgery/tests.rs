@@ -82,9 +82,20 @@ fn one_of_several_targets_that_goes_takes_only_its_own_flows() {
 fn what_has_no_two_ends_is_only_deleted() {
     let tcp = key(Proto::Tcp, 1);
     let (before, after) = (ruleset(&[(tcp, &[A])]), ruleset(&[]));
-    for state in [TcpState::SynSent, TcpState::TimeWait, TcpState::Close] {
+    for state in [TcpState::SynSent, TcpState::Close] {
         assert_eq!(verdict(&before, &after, &Flow { tcp: Some(state), ..flow(tcp, A) }, true), Verdict::Delete, "{state:?}");
     }
+}
+
+#[test]
+fn what_is_over_is_neither_listed_nor_ended() {
+    let tcp = key(Proto::Tcp, 1);
+    let (before, after) = (ruleset(&[(tcp, &[A])]), ruleset(&[]));
+    let over = Flow { tcp: Some(TcpState::TimeWait), ..flow(tcp, A) };
+    assert_eq!(verdict(&before, &after, &over, false), Verdict::Keep);
+    let delta = diff(&before, &after);
+    let filter = Cuts::new(&delta, &before, &after, &|_| true).filter();
+    assert!(!filter.admits(&over) && filter.admits(&flow(tcp, A)));
 }
 
 #[test]
@@ -143,7 +154,7 @@ fn what_only_adds_needs_no_listing_and_one_key_needs_a_small_one() {
     let (there, back) = (diff(&before, &after), diff(&after, &before));
     assert!(Cuts::new(&there, &before, &after, &|_| true).is_empty());
     let cuts = Cuts::new(&back, &after, &before, &|_| true);
-    assert_eq!(cuts.filter(), FlowFilter::forwarded());
+    assert_eq!(cuts.filter(), FlowFilter::under_way());
     let less = ruleset(&[(one, &[A, B])]);
     let delta = diff(&after, &less);
     assert_eq!(Cuts::new(&delta, &after, &less, &|_| true).filter().key, Some(two));
