@@ -3,11 +3,15 @@
 //! Connection tracking keeps a flow on the target that the maps gave it at its start. That is what keeps untouched flows
 //! running through any change, and what would leave others hanging on a target that is gone. Nothing is deleted here.
 
+mod past;
+
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
 use imbl::OrdMap;
 use serde::Serialize;
+
+pub use past::Past;
 
 use super::few::Few;
 use super::flow::{Flow, FlowFilter, SRC_NAT, TcpState};
@@ -70,20 +74,20 @@ enum Standing {
 }
 
 impl<'a> Cuts<'a> {
-    /// What `delta`, which leads from `before` to `after`, takes away.
+    /// What `delta`, which leads from what was in force to `after`, takes away.
     ///
     /// `reachable` says whether an address is still somebody's: true for every address that no netmap knows about.
     #[must_use]
-    pub fn new(delta: &'a Delta, before: &'a Ruleset, after: &'a Ruleset, reachable: &'a (dyn Fn(IpAddr) -> bool + Sync)) -> Self {
+    pub fn new(past: &'a Past, delta: &'a Delta, after: &'a Ruleset, reachable: &'a (dyn Fn(IpAddr) -> bool + Sync)) -> Self {
         let ours = |ip: &IpAddr| after.source.values().any(|own| own == ip);
         Self {
-            before,
+            before: &past.rules,
             after,
             reachable,
             ports: touched(&delta.ports),
             from_tailnet: touched(&delta.from_tailnet),
             from_cluster: touched(&delta.from_cluster),
-            lost: delta.source.values().filter_map(|edit| edit.before).filter(|ip| !ours(ip)).collect(),
+            lost: past.own.iter().copied().filter(|ip| !ours(ip)).collect(),
         }
     }
 

@@ -2,6 +2,8 @@
 
 #[path = "flows/over.rs"]
 mod over;
+#[path = "flows/passed.rs"]
+mod passed;
 #[path = "flows/stage.rs"]
 mod stage;
 

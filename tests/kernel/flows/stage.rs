@@ -9,8 +9,8 @@ use tailyard::edge::probe::Probe;
 use tailyard::model::flow::{Flow, FlowFilter};
 use tailyard::model::net::{Family, InterfaceName, Port, PortKey, Proto};
 use tailyard::model::reset::Report;
-use tailyard::model::ruleset::{Ruleset, diff};
-use tailyard::model::surgery::{Cuts, Verdict};
+use tailyard::model::ruleset::Ruleset;
+use tailyard::model::surgery::{Cuts, Past, Verdict};
 
 use crate::firewall::{Backend, Firewall};
 use crate::lab::{Lab, Node, Shape};
@@ -91,12 +91,17 @@ impl Stage {
         reachable: &(dyn Fn(IpAddr) -> bool + Sync),
         change: impl FnOnce(&mut Ruleset),
     ) -> (usize, Report) {
-        let before = self.firewall.ruleset.clone();
-        self.firewall.change(change);
-        let after = &self.firewall.ruleset;
-        let delta = diff(&before, after);
-        let cuts = Cuts::new(&delta, &before, after, reachable);
+        let past = Past::of(&self.firewall.ruleset, None);
+        let after = self.write(change);
+        let delta = past.until(&after);
+        let cuts = Cuts::new(&past, &delta, &after, reachable);
         self.proxy().ns.run(|| operate(&cuts)).expect("ran")
+    }
+
+    /// Changes the rules and leaves the flows alone; the rules.
+    pub(crate) fn write(&mut self, change: impl FnOnce(&mut Ruleset)) -> Ruleset {
+        self.firewall.change(change);
+        self.firewall.ruleset.clone()
     }
 
     pub(crate) fn flows(&self, filter: FlowFilter) -> Vec<Flow> {
