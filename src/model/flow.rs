@@ -59,10 +59,17 @@ impl TcpState {
         states.get(usize::from(number)).copied()
     }
 
-    /// Whether there are two ends that believe in a connection, so that a reset tells them something.
+    /// Whether there are two ends that believe in a connection, or may be by the time that the entry goes, so that a reset tells
+    /// them something.
     #[must_use]
     pub fn has_ends(self) -> bool {
-        matches!(self, Self::SynRecv | Self::Established | Self::FinWait | Self::CloseWait | Self::LastAck)
+        self.is_half_open() || matches!(self, Self::SynRecv | Self::Established | Self::FinWait | Self::CloseWait | Self::LastAck)
+    }
+
+    /// Whether the end that was connected to has not answered.
+    #[must_use]
+    pub fn is_half_open(self) -> bool {
+        matches!(self, Self::SynSent | Self::SynSent2)
     }
 }
 

@@ -25,7 +25,7 @@ pub enum Verdict {
     Keep,
     /// Its entry goes; there is nobody to be told, or no way to tell.
     Delete,
-    /// Its entry goes and both its ends are reset.
+    /// Its entry goes and both its ends are reset, if there are any.
     Reset,
 }
 

@@ -33,7 +33,7 @@ const LONGEST_REST: Duration = Duration::from_millis(250);
 /// What has been ended so far, and the last failure.
 #[derive(Debug, Clone, Default)]
 pub struct Ended {
-    /// Entries deleted without a word (UDP, half-open flows).
+    /// Entries deleted without a word (UDP, TCP flows whose ends know of none).
     pub deleted: u64,
     /// TCP flows ended with a reset at both ends.
     pub reset: u64,
@@ -220,6 +220,7 @@ impl Surgeon {
                 match outcome {
                     Ok(report) => {
                         ended.reset += report.reset as u64;
+                        ended.deleted += report.gone as u64;
                         ended.unanswered += report.unanswered as u64;
                     }
                     Err(error) => {

@@ -91,11 +91,26 @@ impl Stage {
         reachable: &(dyn Fn(IpAddr) -> bool + Sync),
         change: impl FnOnce(&mut Ruleset),
     ) -> (usize, Report) {
+        self.change_while(reachable, change, |_| ())
+    }
+
+    /// The same; something happens between the listing of the flows and their end.
+    pub(crate) fn change_while(
+        &mut self,
+        reachable: &(dyn Fn(IpAddr) -> bool + Sync),
+        change: impl FnOnce(&mut Ruleset),
+        meanwhile: impl FnOnce(&Self),
+    ) -> (usize, Report) {
         let past = Past::of(&self.firewall.ruleset, None);
         let after = self.write(change);
         let delta = past.until(&after);
         let cuts = Cuts::new(&past, &delta, &after, reachable);
-        self.proxy().ns.run(|| operate(&cuts)).expect("ran")
+        if cuts.is_empty() {
+            return (0, Report::default());
+        }
+        let flows = self.flows(cuts.filter());
+        meanwhile(self);
+        self.proxy().ns.run(|| end(&cuts, &flows)).expect("ran")
     }
 
     /// Changes the rules and leaves the flows alone; the rules.
@@ -127,13 +142,9 @@ impl Stage {
     }
 }
 
-/// Lists, deletes, resets.
-pub(crate) fn operate(cuts: &Cuts<'_>) -> (usize, Report) {
-    if cuts.is_empty() {
-        return (0, Report::default());
-    }
+/// Judges, deletes, resets.
+fn end(cuts: &Cuts<'_>, flows: &[Flow]) -> (usize, Report) {
     let mut conntrack = Conntrack::open().expect("open");
-    let flows = conntrack.flows(cuts.filter()).expect("listed");
     let ending: Vec<_> = flows.iter().filter(|flow| cuts.verdict(flow) != Verdict::Keep).collect();
     let resets: Vec<_> = ending.iter().copied().filter(|flow| cuts.verdict(flow) == Verdict::Reset).cloned().collect();
     let probe = Probe::open().expect("open");
