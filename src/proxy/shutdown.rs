@@ -93,7 +93,8 @@ impl Replica {
         // What was never written has no flows.
         if self.settings.forwards() && self.programmed.borrow().writes > 0 {
             drain(budget.flows.saturating_sub(began.elapsed()), &gone).await;
-            self.close(budget.resets).await;
+            // What the flows did not need is for their resets.
+            self.close(budget.resets + budget.flows.saturating_sub(began.elapsed())).await;
         }
     }
 

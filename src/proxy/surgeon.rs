@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::{self, timeout, timeout_at};
 
@@ -59,8 +59,8 @@ pub struct Applied {
 /// Flows that end, each with how.
 type Ends = Vec<(Flow, Verdict)>;
 
-/// The socket for resets, or why there is none.
-type Opened = Result<Probe, ProbeError>;
+/// Flows to reset, and the socket for that, or why there is none.
+type Resets = (Vec<Flow>, Result<Probe, ProbeError>);
 
 /// Ends flows; resets go on in the background.
 #[derive(Debug)]
@@ -126,14 +126,21 @@ impl Change {
     }
 }
 
-/// Deletes what has to end, and opens the socket for the resets if there are to be any.
-fn cut(change: &Change) -> Result<(Ends, Option<Opened>), ConntrackError> {
+/// Deletes what has to end, and says how many of them have nobody to be told. Those to be reset come first and are handed on at once:
+/// their ends wait, and of the others there may be many.
+fn cut(change: &Change, resets: oneshot::Sender<Resets>) -> Result<usize, ConntrackError> {
     let mut conntrack = Conntrack::open()?;
-    let ends = change.ends(&mut conntrack)?;
-    // It listens before the entries go: an end that sends gives its numbers away with its next packet, and only with that.
-    let probe = ends.iter().any(|(_, verdict)| *verdict == Verdict::Reset).then(Probe::open);
-    conntrack.delete_all(ends.iter().map(|(flow, _)| flow))?;
-    Ok((ends, probe))
+    let (reset, silent): (Ends, Ends) = change.ends(&mut conntrack)?.into_iter().partition(|(_, verdict)| *verdict == Verdict::Reset);
+    if !reset.is_empty() {
+        // It listens before the entries go: an end that sends gives its numbers away with its next packet, and only with that.
+        let probe = Probe::open();
+        let deleted = conntrack.delete_all(reset.iter().map(|(flow, _)| flow));
+        // Where some could not be deleted the others are gone all the same. Who listens waits for nothing else.
+        let _ = resets.send((reset.into_iter().map(|(flow, _)| flow).collect(), probe));
+        deleted?;
+    }
+    conntrack.delete_all(silent.iter().map(|(flow, _)| flow))?;
+    Ok(silent.len())
 }
 
 impl Surgeon {
@@ -186,10 +193,15 @@ impl Surgeon {
         let Some(change) = self.change.clone() else { return true };
         let now = change.now.clone();
         let forwarding = now.rules.forwards();
-        let fault = match spawn_blocking(move || cut(&change)).await {
-            Ok(Ok((ends, probe))) => {
+        let (sender, resets) = oneshot::channel();
+        let cutting = spawn_blocking(move || cut(&change, sender));
+        if let Ok(resets) = resets.await {
+            self.reset(resets);
+        }
+        let fault = match cutting.await {
+            Ok(Ok(silent)) => {
                 self.change = Some(Change::of(now, true));
-                self.reset(ends, probe);
+                self.ended.send_modify(|ended| ended.deleted += silent as u64);
                 None
             }
             Ok(Err(error)) => Some(Fault { kind: error.kind(), message: error.to_string() }),
@@ -206,11 +218,7 @@ impl Surgeon {
         done
     }
 
-    fn reset(&mut self, ends: Ends, probe: Option<Opened>) {
-        let silent = ends.iter().filter(|(_, verdict)| *verdict == Verdict::Delete).count() as u64;
-        let flows: Vec<_> = ends.into_iter().filter(|(_, verdict)| *verdict == Verdict::Reset).map(|(flow, _)| flow).collect();
-        self.ended.send_modify(|ended| ended.deleted += silent);
-        let Some(probe) = probe else { return };
+    fn reset(&mut self, (flows, probe): Resets) {
         self.ended.send_modify(|ended| ended.under_way += 1);
         let ended = self.ended.clone();
         self.resets.spawn_blocking(move || {
