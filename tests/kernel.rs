@@ -10,6 +10,8 @@
     reason = "a test's helpers fail the test; figures are printed"
 )]
 
+#[path = "kernel/entries.rs"]
+mod entries;
 #[path = "kernel/firewall.rs"]
 mod firewall;
 #[path = "kernel/flows.rs"]

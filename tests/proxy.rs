@@ -6,6 +6,8 @@
 
 #[path = "proxy/endpoints.rs"]
 mod endpoints;
+#[path = "kernel/entries.rs"]
+mod entries;
 #[path = "proxy/faults.rs"]
 mod faults;
 #[path = "kernel/lab.rs"]

@@ -12,7 +12,6 @@
     reason = "a test fails by panicking, and a soak tells how it goes"
 )]
 
-use std::fs;
 use std::num::NonZeroU32;
 use std::thread;
 use std::time::Duration;
@@ -73,21 +72,11 @@ fn scripted_tailscaled() {
 #[test]
 fn nothing_is_lost_and_nothing_grows() {
     let topology = Topology::make(REPLICAS, TARGETS).expect("namespaces");
-    forget_soon(&topology);
     thread::scope(|scope| {
         let (told, api) = oneshot::channel();
         scope.spawn(|| api::run(&topology, told));
         soak(&topology, &api.blocking_recv().expect("an API server"));
     });
-}
-
-/// Has the replicas' kernels forget closed connections soon. Those who look whether a change is in force make ten times as many as the
-/// load: what is left of theirs would be most of what a replica has to list.
-fn forget_soon(topology: &Topology) {
-    for site in &topology.replicas {
-        let written = site.namespace.run(|| fs::write("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_time_wait", "10"));
-        written.expect("a thread").expect("a setting of the kernel");
-    }
 }
 
 fn soak(topology: &Topology, api: &Api) {

@@ -118,10 +118,12 @@ impl Conntrack {
         let others = flows.len();
         for _ in 0..ATTEMPTS {
             flows.truncate(others);
-            let ended = self.ask(
-                |sequence| wire::dump(filter, sequence),
-                |attributes| flows.extend(wire::parse_flow(attributes).filter(|flow| filter.admits(flow))),
-            );
+            // The kernel cannot tell apart by state; most entries may be over, and are not worth reading whole.
+            let read = |attributes: &[u8]| {
+                let flow = filter.admits_state(wire::parse_state(attributes)).then(|| wire::parse_flow(attributes));
+                flows.extend(flow.flatten().filter(|flow| filter.admits(flow)));
+            };
+            let ended = self.ask(|sequence| wire::dump(filter, sequence), read);
             match ended {
                 Ok(End::Complete) => return Ok(()),
                 Ok(End::Disturbed) => {}

@@ -42,7 +42,7 @@ pub enum TcpState {
     CloseWait,
     /// Both have no more to send, the last acknowledgment is due.
     LastAck,
-    /// Over; the entry only holds the ports for a while.
+    /// Over; the entry only holds the ports for a while. A client that comes again by them gets another entry, by the rules of then.
     TimeWait,
     /// Reset.
     Close,
@@ -59,10 +59,17 @@ impl TcpState {
         states.get(usize::from(number)).copied()
     }
 
-    /// Whether there are two ends that believe in a connection, so that a reset tells them something.
+    /// Whether there are two ends that believe in a connection, or may be by the time that the entry goes, so that a reset tells
+    /// them something.
     #[must_use]
     pub fn has_ends(self) -> bool {
-        matches!(self, Self::SynRecv | Self::Established | Self::FinWait | Self::CloseWait | Self::LastAck)
+        self.is_half_open() || matches!(self, Self::SynRecv | Self::Established | Self::FinWait | Self::CloseWait | Self::LastAck)
+    }
+
+    /// Whether the end that was connected to has not answered.
+    #[must_use]
+    pub fn is_half_open(self) -> bool {
+        matches!(self, Self::SynSent | Self::SynSent2)
     }
 }
 
@@ -123,6 +130,8 @@ pub struct FlowFilter {
     pub forwarded: bool,
     /// Only flows that came to this port, of this protocol.
     pub key: Option<PortKey>,
+    /// Only flows that are not over.
+    pub under_way: bool,
 }
 
 impl FlowFilter {
@@ -132,6 +141,18 @@ impl FlowFilter {
         Self { forwarded: true, ..Self::default() }
     }
 
+    /// Every flow that we forward and that is not over.
+    #[must_use]
+    pub fn under_way() -> Self {
+        Self { under_way: true, ..Self::forwarded() }
+    }
+
+    /// Whether a TCP flow in this state is asked for, whatever else it is.
+    #[must_use]
+    pub fn admits_state(self, state: Option<TcpState>) -> bool {
+        !self.under_way || state != Some(TcpState::TimeWait)
+    }
+
     /// Whether a flow is asked for; kernels that do not know a filter send more than that.
     #[must_use]
     pub fn admits(self, flow: &Flow) -> bool {
@@ -139,5 +160,6 @@ impl FlowFilter {
         self.family.is_none_or(|wanted| wanted == family)
             && (!self.forwarded || flow.is_forwarded())
             && self.key.is_none_or(|wanted| flow.key() == Some(wanted))
+            && self.admits_state(flow.tcp)
     }
 }

@@ -3,6 +3,9 @@
 //! Each flow's target is probed; the first answer of a live end has the two numbers that make resets valid at both ends, and they are
 //! sent twice, as nobody acknowledges a reset. Who stays silent is asked again, and so is the client then. Pure: times are counted
 //! from the start, and whoever has the sockets sends and hears.
+//!
+//! A flow whose target had not answered when it was listed may be a connection by the time that its entry is gone. Its target alone is
+//! asked, for a moment: a client that still waits for the first answer asks again by itself, and is led elsewhere or refused then.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
@@ -11,7 +14,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::flow::Flow;
+use super::flow::{Flow, TcpState};
 use super::segment::{End, Heard, Segment};
 
 /// When a flow is probed, counted from the start.
@@ -19,6 +22,8 @@ use super::segment::{End, Heard, Segment};
 /// A Linux end answers one such probe in half a second (`tcp_invalid_ratelimit`), and older hosts a hundred or a thousand a second
 /// in all (`tcp_challenge_ack_limit`): the later probes are for those, the early ones for lost packets.
 const PROBES: [Duration; 9] = [ms(0), ms(120), ms(350), ms(700), ms(1_200), ms(1_800), ms(2_600), ms(3_800), ms(5_400)];
+/// How often the target of a half-open flow is probed.
+const HALF_OPEN: usize = 3;
 /// When a reset is sent for the second time.
 const REPEAT: Duration = ms(40);
 /// Answers of one flow that are acted on: an end that still sends data gives many.
@@ -33,7 +38,7 @@ const fn ms(milliseconds: u64) -> Duration {
 pub struct Report {
     /// Both ends were sent resets with numbers that a live end gave.
     pub reset: usize,
-    /// Both ends know of no such connection.
+    /// Both ends know of no such connection, or the target of one that was half-open knows of none.
     pub gone: usize,
     /// No end gave its numbers in time.
     pub unanswered: usize,
@@ -79,6 +84,8 @@ struct Case {
     service: SocketAddr,
     client: SocketAddr,
     stage: Stage,
+    /// Whether the target had not answered yet.
+    half_open: bool,
     heeded: u8,
 }
 
@@ -130,6 +137,7 @@ impl Resets {
                 service: original.destination,
                 client: original.source,
                 stage: Stage::Asked,
+                half_open: flow.tcp.is_some_and(TcpState::is_half_open),
                 heeded: 0,
             });
             resets.ends.entry((reply.source, reply.destination.port())).or_default().push((case, Side::Target));
@@ -212,6 +220,11 @@ impl Resets {
     /// The probe of one attempt, if the flow still needs it. From the second on, the client is asked as well.
     fn probe(&mut self, index: usize, attempt: usize) -> Option<Segment> {
         let case = self.cases.get(index).filter(|case| case.is_open())?;
+        let half_open = case.half_open;
+        if half_open && attempt == HALF_OPEN {
+            self.settle(index, Stage::Gone);
+            return None;
+        }
         let offset = u32::try_from(index).unwrap_or(0).wrapping_mul(0x9e37_79b9);
         let sequence = self.seed.wrapping_add(offset).rotate_left(u32::try_from(attempt).unwrap_or(0));
         let make = |from, to| Segment::probe(from, to, sequence);
@@ -224,7 +237,7 @@ impl Resets {
         match stage {
             Stage::HalfGone(Side::Target) => return Some(client),
             Stage::HalfGone(Side::Client) => {}
-            _ if attempt > 0 => self.enter(now, Due::Send(client)),
+            _ if attempt > 0 && !half_open => self.enter(now, Due::Send(client)),
             _ => {}
         }
         Some(target)
@@ -254,6 +267,7 @@ impl Resets {
     fn refused(&mut self, index: usize, side: Side, now: Duration) {
         let Some(case) = self.cases.get_mut(index) else { return };
         match case.stage {
+            Stage::Asked if case.half_open => self.settle(index, Stage::Gone),
             Stage::Asked => {
                 case.stage = Stage::HalfGone(side);
                 let sequence = self.seed;

@@ -57,6 +57,12 @@ impl Ruleset {
             reserved: BTreeSet::new(),
         }
     }
+
+    /// Whether anything goes anywhere by it.
+    #[must_use]
+    pub fn forwards(&self) -> bool {
+        !(self.ports.is_empty() && self.from_tailnet.is_empty() && self.from_cluster.is_empty())
+    }
 }
 
 /// How one key of a map changed.

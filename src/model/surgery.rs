@@ -3,11 +3,15 @@
 //! Connection tracking keeps a flow on the target that the maps gave it at its start. That is what keeps untouched flows
 //! running through any change, and what would leave others hanging on a target that is gone. Nothing is deleted here.
 
+mod past;
+
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
 use imbl::OrdMap;
 use serde::Serialize;
+
+pub use past::Past;
 
 use super::few::Few;
 use super::flow::{Flow, FlowFilter, SRC_NAT, TcpState};
@@ -21,7 +25,7 @@ pub enum Verdict {
     Keep,
     /// Its entry goes; there is nobody to be told, or no way to tell.
     Delete,
-    /// Its entry goes and both its ends are reset.
+    /// Its entry goes and both its ends are reset, if there are any.
     Reset,
 }
 
@@ -70,20 +74,20 @@ enum Standing {
 }
 
 impl<'a> Cuts<'a> {
-    /// What `delta`, which leads from `before` to `after`, takes away.
+    /// What `delta`, which leads from what was in force to `after`, takes away.
     ///
     /// `reachable` says whether an address is still somebody's: true for every address that no netmap knows about.
     #[must_use]
-    pub fn new(delta: &'a Delta, before: &'a Ruleset, after: &'a Ruleset, reachable: &'a (dyn Fn(IpAddr) -> bool + Sync)) -> Self {
+    pub fn new(past: &'a Past, delta: &'a Delta, after: &'a Ruleset, reachable: &'a (dyn Fn(IpAddr) -> bool + Sync)) -> Self {
         let ours = |ip: &IpAddr| after.source.values().any(|own| own == ip);
         Self {
-            before,
+            before: &past.rules,
             after,
             reachable,
             ports: touched(&delta.ports),
             from_tailnet: touched(&delta.from_tailnet),
             from_cluster: touched(&delta.from_cluster),
-            lost: delta.source.values().filter_map(|edit| edit.before).filter(|ip| !ours(ip)).collect(),
+            lost: past.own.iter().copied().filter(|ip| !ours(ip)).collect(),
         }
     }
 
@@ -116,13 +120,15 @@ impl<'a> Cuts<'a> {
         let only_ports = self.from_tailnet.is_empty() && self.from_cluster.is_empty() && self.lost.is_empty();
         let mut keys = self.ports.keys();
         let key = keys.next().filter(|_| only_ports && keys.next().is_none()).map(|key| **key);
-        FlowFilter { key, ..FlowFilter::forwarded() }
+        FlowFilter { key, ..FlowFilter::under_way() }
     }
 
-    /// What is to happen to a flow; a flow of a key that the change leaves as it is runs on, always.
+    /// What is to happen to a flow; a flow of a key that the change leaves as it is runs on, always. What is over keeps its entry: there
+    /// are often a hundred times as many of them as of others, and nobody sees whether one is there.
     #[must_use]
     pub fn verdict(&self, flow: &Flow) -> Verdict {
         let ends = match self.standing(flow) {
+            _ if flow.tcp == Some(TcpState::TimeWait) => false,
             Standing::Same => false,
             Standing::Moved => !flow.is_tcp() || !(self.reachable)(flow.target().ip()),
             Standing::Removed => true,

@@ -1,9 +1,7 @@
 //! The firewall of this network namespace, as the writer uses them.
 
 use std::future::pending;
-use std::sync::Arc;
-
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 use crate::edge::nft::Changes;
 use crate::model::firewall::Audit;
@@ -14,7 +12,7 @@ use crate::model::settings::Backend;
 
 use super::firewall::Firewall;
 use super::program::{Fault, Kernel};
-use super::surgeon::{Applied, InForce};
+use super::surgeon::Applied;
 
 /// The kernel; its firewall is chosen with the first write.
 #[derive(Debug)]
@@ -23,7 +21,7 @@ pub struct Live {
     interface: InterfaceName,
     chosen: watch::Sender<Option<Firewall>>,
     changes: Option<Changes>,
-    applied: watch::Sender<Option<InForce>>,
+    applied: mpsc::UnboundedSender<Applied>,
 }
 
 impl Live {
@@ -32,7 +30,7 @@ impl Live {
     pub fn new(
         backend: Backend,
         interface: InterfaceName,
-        applied: watch::Sender<Option<InForce>>,
+        applied: mpsc::UnboundedSender<Applied>,
     ) -> (Self, watch::Receiver<Option<Firewall>>) {
         let (chosen, firewall) = watch::channel(None);
         (Self { backend, interface, chosen, changes: None, applied }, firewall)
@@ -82,9 +80,7 @@ impl Kernel for Live {
     }
 
     fn applied(&mut self, ruleset: &Ruleset, planned: &Planned) {
-        self.applied.send_modify(|last| {
-            let number = last.as_ref().map_or(0, |last| last.number + 1);
-            *last = Some(Arc::new(Applied { rules: ruleset.clone(), planned: planned.clone(), number }));
-        });
+        // Where nobody ends flows any more, the process ends.
+        let _ = self.applied.send(Applied { rules: ruleset.clone(), netmap: planned.world.netmap.clone() });
     }
 }

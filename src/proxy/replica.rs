@@ -96,7 +96,7 @@ impl Replica {
         let inputs = observe::Inputs { egress: egress.services.clone(), ingress: ingress.services.clone(), netmap: netmap.clone(), names };
         spawn(tasks, "observe", observe::run(base(&settings).await, inputs, planned_in));
         let (closing, closing_seen) = watch::channel(false);
-        let (applied, in_force) = watch::channel(None);
+        let (applied, in_force) = mpsc::unbounded_channel();
         let (surgeon, ended) = Surgeon::new(in_force);
         let (live, firewall) = Live::new(settings.backend, settings.interface.clone(), applied);
         let (programmed_in, programmed) = watch::channel(Programmed::default());

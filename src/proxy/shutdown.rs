@@ -93,7 +93,8 @@ impl Replica {
         // What was never written has no flows.
         if self.settings.forwards() && self.programmed.borrow().writes > 0 {
             drain(budget.flows.saturating_sub(began.elapsed()), &gone).await;
-            self.close(budget.resets).await;
+            // What the flows did not need is for their resets.
+            self.close(budget.resets + budget.flows.saturating_sub(began.elapsed())).await;
         }
     }
 
@@ -248,7 +249,7 @@ async fn ended(drain: &mut Drain, counts: impl Fn(IpAddr) -> bool) -> bool {
 }
 
 async fn listing(counts: impl Fn(IpAddr) -> bool) -> Option<Vec<Flow>> {
-    let list = spawn_blocking(|| Conntrack::open()?.flows(FlowFilter::forwarded()));
+    let list = spawn_blocking(|| Conntrack::open()?.flows(FlowFilter::under_way()));
     let list: Result<Vec<Flow>, ConntrackError> = list.await.ok()?;
     let list =
         list.inspect_err(|error| tracing::warn!(kind = error.kind(), "flows cannot be listed; waiting for the whole grace: {error}"));

@@ -1,25 +1,23 @@
 //! Ends tracked flows whose way has changed: after the rules are in force, never before, and beside their writer.
 //!
-//! It is fed by a latest-wins watch: a listing of the flow table takes a while on a large machine, and the next change of
-//! the rules does not wait for it. A first change is carried out at once; while more of them come, all listings together
-//! take no more than a tenth of one processor.
+//! A listing of the flow table takes a while on a large machine, and the next change of the rules does not wait for it: what comes
+//! into force meanwhile is judged together, by [`Past`]. A first change is carried out at once; while more of them come, all listings
+//! together take no more than a tenth of one processor. Rules that forward nothing any more are the last: they wait for nothing.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use imbl::ordset::DiffItem;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinSet, spawn_blocking};
-use tokio::time::sleep;
+use tokio::time::{self, timeout, timeout_at};
 
 use crate::edge::conntrack::{Conntrack, ConntrackError};
 use crate::edge::probe::{Probe, ProbeError};
 use crate::model::flow::{Flow, FlowFilter};
-use crate::model::netmap::in_tailscale_range;
-use crate::model::plan::Planned;
-use crate::model::ruleset::{Delta, Ruleset, diff};
-use crate::model::surgery::{Cuts, Verdict};
+use crate::model::netmap::NetMap;
+use crate::model::ruleset::Ruleset;
+use crate::model::surgery::{Cuts, Past, Verdict};
 
 use super::program::Fault;
 
@@ -35,7 +33,7 @@ const LONGEST_REST: Duration = Duration::from_millis(250);
 /// What has been ended so far, and the last failure.
 #[derive(Debug, Clone, Default)]
 pub struct Ended {
-    /// Entries deleted without a word (UDP, half-open flows).
+    /// Entries deleted without a word (UDP, TCP flows whose ends know of none).
     pub deleted: u64,
     /// TCP flows ended with a reset at both ends.
     pub reset: u64,
@@ -43,145 +41,167 @@ pub struct Ended {
     pub unanswered: u64,
     /// Batches of resets that are not done yet.
     pub under_way: u64,
-    /// Whether the rules by which flows were judged last forward anything.
+    /// Whether the rules by which flows were judged last forward anything; those of a process before may, until there are any.
     pub forwarding: bool,
     /// The last failure; cleared by the next success.
     pub fault: Option<Fault>,
 }
 
-/// What is in force.
+/// What has come into force.
 #[derive(Debug, Clone)]
 pub struct Applied {
     /// The rules.
     pub rules: Ruleset,
-    /// What they were planned from.
-    pub planned: Planned,
-    /// How many were in force before: who sees only some of them knows that there were others.
-    pub number: u64,
+    /// The tailnet that they were planned for.
+    pub netmap: Option<Arc<NetMap>>,
 }
-
-/// The same, shared.
-pub type InForce = Arc<Applied>;
 
 /// Flows that end, each with how.
 type Ends = Vec<(Flow, Verdict)>;
 
-/// The socket for resets, or why there is none.
-type Opened = Result<Probe, ProbeError>;
+/// Flows to reset, and the socket for that, or why there is none.
+type Resets = (Vec<Flow>, Result<Probe, ProbeError>);
 
 /// Ends flows; resets go on in the background.
 #[derive(Debug)]
 pub struct Surgeon {
-    applied: watch::Receiver<Option<InForce>>,
-    judged: Option<InForce>,
+    applied: mpsc::UnboundedReceiver<Applied>,
+    /// Nothing until something is in force.
+    change: Option<Change>,
     resets: JoinSet<()>,
     ended: watch::Sender<Ended>,
 }
 
-/// Everything that changed since flows were last judged. Levels, not edges: a key that led elsewhere meanwhile and is back has not
-/// changed. It may have got flows to where it led, so that rules which were passed over have every flow compared with those in force.
+/// Everything that changed since flows were last judged. Levels, not edges: a key that was gone meanwhile and leads where it did has not
+/// changed.
 #[derive(Debug, Clone)]
 struct Change {
-    /// What was in force then; nothing at the start.
-    before: Option<InForce>,
-    /// What differs.
-    delta: Delta,
+    /// What was in force since.
+    past: Past,
     /// What is in force now.
-    now: InForce,
+    now: Applied,
+    /// Whether flows were judged before.
+    judged: bool,
 }
 
 impl Change {
+    /// What is in force alone.
+    fn of(now: Applied, judged: bool) -> Self {
+        Self { past: Past::of(&now.rules, now.netmap.as_deref()), now, judged }
+    }
+
+    fn add(&mut self, now: Applied) {
+        self.past.add(&now.rules, now.netmap.as_deref());
+        self.now = now;
+    }
+
     /// Whether an address is still somebody's: of the tailnet's addresses those that it still has, of others all.
     fn reachable(&self, ip: IpAddr) -> bool {
-        let netmap = self.now.planned.world.netmap.as_deref();
-        let before = self.before.as_ref().and_then(|before| before.planned.world.netmap.as_deref());
-        let of_tailnet = in_tailscale_range(ip) || before.is_some_and(|netmap| netmap.leads_to(ip));
-        !of_tailnet || netmap.is_some_and(|netmap| netmap.leads_to(ip))
+        !self.past.knows(ip) || self.now.netmap.as_ref().is_some_and(|netmap| netmap.leads_to(ip))
     }
 
-    /// Whether an address has left the tailnet: then flows that were draining there end as well.
-    fn has_losses(&self) -> bool {
-        let Some(before) = &self.before else { return true };
-        match (&before.planned.world.netmap, &self.now.planned.world.netmap) {
-            (Some(before), Some(after)) => before.routes.diff(&after.routes).any(|item| matches!(item, DiffItem::Remove(_))),
-            _ => false,
-        }
-    }
-
-    /// Whether other rules were in force since flows were last judged.
-    fn has_gaps(&self) -> bool {
-        self.before.as_ref().is_some_and(|before| self.now.number > before.number + 1)
+    /// Whether all flows are compared with what is in force, those that drain elsewhere too: where an address has left the tailnet, and
+    /// at the start.
+    fn is_audit(&self) -> bool {
+        !self.judged || self.now.netmap.as_ref().is_some_and(|netmap| self.past.has_lost(netmap))
     }
 
     /// The verdict on every flow that has to end.
     fn ends(&self, conntrack: &mut Conntrack) -> Result<Ends, ConntrackError> {
         let reachable = |ip| self.reachable(ip);
         let after = &self.now.rules;
-        let nothing = Ruleset::empty(after.interface.clone());
-        let before = self.before.as_ref().map_or(&nothing, |before| &before.rules);
-        let mut lists = vec![Cuts::new(&self.delta, before, after, &reachable)];
-        if self.has_losses() || self.has_gaps() {
+        let delta = self.past.until(after);
+        let mut lists = vec![Cuts::new(&self.past, &delta, after, &reachable)];
+        if self.is_audit() {
             lists.push(Cuts::audit(after, &reachable));
         }
         lists.retain(|cuts| !cuts.is_empty());
         let filter = match lists.as_slice() {
             [] => return Ok(Vec::new()),
             [only] => only.filter(),
-            _ => FlowFilter::forwarded(),
+            _ => FlowFilter::under_way(),
         };
         let worst = |flow: &Flow| lists.iter().map(|cuts| cuts.verdict(flow)).find(|verdict| *verdict != Verdict::Keep);
         Ok(conntrack.flows(filter)?.into_iter().filter_map(|flow| worst(&flow).map(|verdict| (flow, verdict))).collect())
     }
 }
 
-/// Deletes what has to end, and opens the socket for the resets if there are to be any.
-fn cut(change: &Change) -> Result<(Ends, Option<Opened>), ConntrackError> {
+/// Deletes what has to end, and says how many of them have nobody to be told. Those to be reset come first and are handed on at once:
+/// their ends wait, and of the others there may be many.
+fn cut(change: &Change, resets: oneshot::Sender<Resets>) -> Result<usize, ConntrackError> {
     let mut conntrack = Conntrack::open()?;
-    let ends = change.ends(&mut conntrack)?;
-    // It listens before the entries go: an end that sends gives its numbers away with its next packet, and only with that.
-    let probe = ends.iter().any(|(_, verdict)| *verdict == Verdict::Reset).then(Probe::open);
-    conntrack.delete_all(ends.iter().map(|(flow, _)| flow))?;
-    Ok((ends, probe))
+    let (reset, silent): (Ends, Ends) = change.ends(&mut conntrack)?.into_iter().partition(|(_, verdict)| *verdict == Verdict::Reset);
+    if !reset.is_empty() {
+        // It listens before the entries go: an end that sends gives its numbers away with its next packet, and only with that.
+        let probe = Probe::open();
+        let deleted = conntrack.delete_all(reset.iter().map(|(flow, _)| flow));
+        // Where some could not be deleted the others are gone all the same. Who listens waits for nothing else.
+        let _ = resets.send((reset.into_iter().map(|(flow, _)| flow).collect(), probe));
+        deleted?;
+    }
+    conntrack.delete_all(silent.iter().map(|(flow, _)| flow))?;
+    Ok(silent.len())
 }
 
 impl Surgeon {
     /// A surgeon of the rules that are told to be in force, and what it has ended.
     #[must_use]
-    pub fn new(applied: watch::Receiver<Option<InForce>>) -> (Self, watch::Receiver<Ended>) {
-        let (ended, state) = watch::channel(Ended::default());
-        (Self { applied, judged: None, resets: JoinSet::new(), ended }, state)
+    pub fn new(applied: mpsc::UnboundedReceiver<Applied>) -> (Self, watch::Receiver<Ended>) {
+        let (ended, state) = watch::channel(Ended { forwarding: true, ..Ended::default() });
+        (Self { applied, change: None, resets: JoinSet::new(), ended }, state)
     }
 
     /// Judges the flows after each change; ends when nobody tells of changes any more. What failed is tried again.
     pub async fn run(mut self) {
-        loop {
-            let now = self.applied.borrow_and_update().clone();
-            let begun = Instant::now();
-            let done = match now {
-                Some(now) => self.judge(now).await,
-                None => true,
-            };
-            sleep(begun.elapsed().saturating_mul(REST).min(LONGEST_REST)).await;
-            let changed = tokio::select! {
-                changed = self.applied.changed() => changed,
-                () = sleep(AGAIN), if !done => Ok(()),
-            };
-            if changed.is_err() {
-                return;
+        let mut rested = time::Instant::now();
+        while self.hear().await {
+            while self.is_forwarding()
+                && let Ok(heard) = timeout_at(rested, self.hear()).await
+            {
+                if !heard {
+                    return;
+                }
             }
+            let begun = time::Instant::now();
+            while !self.judge().await {
+                // With what has come into force by then.
+                if timeout(AGAIN, self.hear()).await == Ok(false) {
+                    return;
+                }
+            }
+            rested = time::Instant::now() + begun.elapsed().saturating_mul(REST).min(LONGEST_REST);
         }
     }
 
+    /// Takes note of what comes into force next; false if nothing does any more.
+    async fn hear(&mut self) -> bool {
+        let Some(applied) = self.applied.recv().await else { return false };
+        match &mut self.change {
+            Some(change) => change.add(applied),
+            none => *none = Some(Change::of(applied, false)),
+        }
+        true
+    }
+
+    fn is_forwarding(&self) -> bool {
+        self.change.as_ref().is_none_or(|change| change.now.rules.forwards())
+    }
+
     /// Deletes the entries of all flows that end; their resets follow at once, in the background. False if it could not.
-    async fn judge(&mut self, now: InForce) -> bool {
+    async fn judge(&mut self) -> bool {
         while self.resets.try_join_next().is_some() {}
-        let nothing = Ruleset::empty(now.rules.interface.clone());
-        let delta = diff(self.judged.as_ref().map_or(&nothing, |before| &before.rules), &now.rules);
-        let change = Change { before: self.judged.clone(), delta, now: Arc::clone(&now) };
-        let fault = match spawn_blocking(move || cut(&change)).await {
-            Ok(Ok((ends, probe))) => {
-                self.judged = Some(Arc::clone(&now));
-                self.reset(ends, probe);
+        let Some(change) = self.change.clone() else { return true };
+        let now = change.now.clone();
+        let forwarding = now.rules.forwards();
+        let (sender, resets) = oneshot::channel();
+        let cutting = spawn_blocking(move || cut(&change, sender));
+        if let Ok(resets) = resets.await {
+            self.reset(resets);
+        }
+        let fault = match cutting.await {
+            Ok(Ok(silent)) => {
+                self.change = Some(Change::of(now, true));
+                self.ended.send_modify(|ended| ended.deleted += silent as u64);
                 None
             }
             Ok(Err(error)) => Some(Fault { kind: error.kind(), message: error.to_string() }),
@@ -193,17 +213,12 @@ impl Surgeon {
         let done = fault.is_none();
         self.ended.send_modify(|ended| {
             ended.fault = fault;
-            ended.forwarding =
-                !(done && now.rules.ports.is_empty() && now.rules.from_tailnet.is_empty() && now.rules.from_cluster.is_empty());
+            ended.forwarding = forwarding || !done;
         });
         done
     }
 
-    fn reset(&mut self, ends: Ends, probe: Option<Opened>) {
-        let silent = ends.iter().filter(|(_, verdict)| *verdict == Verdict::Delete).count() as u64;
-        let flows: Vec<_> = ends.into_iter().filter(|(_, verdict)| *verdict == Verdict::Reset).map(|(flow, _)| flow).collect();
-        self.ended.send_modify(|ended| ended.deleted += silent);
-        let Some(probe) = probe else { return };
+    fn reset(&mut self, (flows, probe): Resets) {
         self.ended.send_modify(|ended| ended.under_way += 1);
         let ended = self.ended.clone();
         self.resets.spawn_blocking(move || {
@@ -213,6 +228,7 @@ impl Surgeon {
                 match outcome {
                     Ok(report) => {
                         ended.reset += report.reset as u64;
+                        ended.deleted += report.gone as u64;
                         ended.unanswered += report.unanswered as u64;
                     }
                     Err(error) => {
@@ -227,24 +243,27 @@ impl Surgeon {
 
 #[cfg(test)]
 mod tests {
+    use ipnet::IpNet;
+
     use super::*;
     use crate::model::net::InterfaceName;
-    use crate::model::world::World;
-
-    fn applied(number: u64) -> InForce {
-        let interface = InterfaceName::tailscale0();
-        let planned = Planned::new(&World::empty(interface.clone(), [].into()));
-        Arc::new(Applied { rules: Ruleset::empty(interface), planned, number })
-    }
 
     #[test]
-    fn rules_that_were_in_force_and_never_judged_by_have_every_flow_compared() {
-        let change = |before: Option<u64>, now: u64| {
-            let now = applied(now);
-            Change { before: before.map(applied), delta: diff(&now.rules, &now.rules), now }
+    fn at_the_start_and_when_an_address_has_left_the_tailnet_every_flow_is_compared() {
+        let netmap = |nets: &[&str]| {
+            let routes = nets.iter().map(|net| net.parse::<IpNet>().expect("a network")).collect();
+            Some(Arc::new(NetMap { routes, ..NetMap::default() }))
         };
-        assert!(change(Some(3), 5).has_gaps());
-        assert!(!change(Some(3), 4).has_gaps() && !change(Some(3), 3).has_gaps());
-        assert!(change(None, 0).has_losses(), "at the start all of them are");
+        let applied = |netmap| Applied { rules: Ruleset::empty(InterfaceName::tailscale0()), netmap };
+        let (one, both) = (netmap(&["10.1.0.0/16"]), netmap(&["10.1.0.0/16", "10.2.0.0/16"]));
+        assert!(Change::of(applied(one.clone()), false).is_audit());
+        let mut change = Change::of(applied(one.clone()), true);
+        assert!(!change.is_audit());
+        change.add(applied(both));
+        assert!(!change.is_audit());
+        change.add(applied(one));
+        assert!(change.is_audit(), "somebody came and went");
+        let reachable = |ip: &str| change.reachable(ip.parse().expect("an address"));
+        assert!(reachable("10.1.0.1") && !reachable("10.2.0.1") && reachable("10.3.0.1") && !reachable("100.64.0.1"));
     }
 }

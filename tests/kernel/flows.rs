@@ -1,24 +1,26 @@
 //! Flows in the real kernel: which of them a change ends, how their ends learn of it, and what it costs.
 
+#[path = "flows/over.rs"]
+mod over;
+#[path = "flows/passed.rs"]
+mod passed;
 #[path = "flows/stage.rs"]
 mod stage;
 
 use std::io::{self, Write};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use netlink_sys::Socket;
-use netlink_sys::protocols::NETLINK_NETFILTER;
-use tailyard::model::attribute::{nest, put};
 use tailyard::model::flow::{Flow, FlowFilter};
 use tailyard::model::net::{Family, Proto};
 use tailyard::model::reset::Report;
 use tailyard::model::ruleset::Ruleset;
 
 use self::stage::{Stage, answer, ask, echo, is_reset, key, udp};
+use crate::entries::{Entry, some_client, track};
 use crate::firewall::Backend::{self, IptablesLegacy, IptablesNft, Nftables};
 use crate::lab::eventually;
 
@@ -391,49 +393,6 @@ fn a_full_table_is_seen_and_does_not_harm_flows_that_exist() {
     echo(&mut client, &mut server);
 }
 
-/// A request to track a UDP flow that both ends have spoken on: the kernel never evicts such a one to make room.
-fn assured(number: u32, out: &mut Vec<u8>) {
-    const NEW: u16 = 1 << 8;
-    const REQUEST_CREATE: u16 = 0x1 | 0x400;
-    const SEEN_REPLY_ASSURED_CONFIRMED: u32 = 2 | 4 | 8;
-    let (client, server) = (Ipv4Addr::from(0x0a80_0000 + number), Ipv4Addr::new(10, 1, 1, 1));
-    let tuple = |out: &mut Vec<u8>, source: (Ipv4Addr, u16), destination: (Ipv4Addr, u16)| {
-        nest(out, 1, |out| {
-            put(out, 1, &source.0.octets());
-            put(out, 2, &destination.0.octets());
-        });
-        nest(out, 2, |out| {
-            put(out, 1, &[17]);
-            put(out, 2, &source.1.to_be_bytes());
-            put(out, 3, &destination.1.to_be_bytes());
-        });
-    };
-    let start = out.len();
-    out.extend([0; 4]);
-    out.extend([NEW, REQUEST_CREATE].into_iter().flat_map(u16::to_ne_bytes));
-    out.extend([0; 8]);
-    out.extend([2, 0, 0, 0]); // of IPv4
-    nest(out, 1, |out| tuple(out, (client, 4000), (server, 53)));
-    nest(out, 2, |out| tuple(out, (server, 53), (client, 4000)));
-    put(out, 3, &SEEN_REPLY_ASSURED_CONFIRMED.to_be_bytes());
-    put(out, 7, &600_u32.to_be_bytes());
-    let length = u32::try_from(out.len() - start).expect("short");
-    out[start..start + 4].copy_from_slice(&length.to_ne_bytes());
-}
-
-/// Fills the table of this namespace until nothing more goes in.
-fn fill(count: u32) -> io::Result<()> {
-    let mut socket = Socket::new(NETLINK_NETFILTER)?;
-    socket.bind_auto()?;
-    for first in (0..count).step_by(100) {
-        let mut batch = Vec::new();
-        (first..first + 100).for_each(|number| assured(number, &mut batch));
-        // What the kernel has no room for it says by a message that nobody reads.
-        socket.send(&batch, 0)?;
-    }
-    Ok(())
-}
-
 /// Only the machine's own namespace may set `nf_conntrack_max`, and the limit holds in each; so the table is filled to it.
 #[test]
 fn a_table_full_of_living_flows_refuses_new_ones_until_there_is_room() {
@@ -444,7 +403,9 @@ fn a_table_full_of_living_flows_refuses_new_ones_until_there_is_room() {
     let mut conntrack = stage.conntrack();
     let before = conntrack.pressure().expect("read");
     assert!(before.limit <= 1 << 20, "a table of {} cannot be filled in a test: lower net.netfilter.nf_conntrack_max", before.limit);
-    stage.proxy().ns.run(|| fill(before.limit + 1_000)).expect("ran").expect("filled");
+    let service = SocketAddrV4::new([10, 1, 1, 1].into(), 53);
+    let living = (0..before.limit + 1_000).map(|number| Entry { client: some_client(number), service, target: None, tcp: None });
+    stage.proxy().ns.run(|| track(living)).expect("ran").expect("filled");
     let full = conntrack.pressure().expect("read");
     assert!(full.entries >= full.limit, "{full:?}");
     let fault = stage.client().connect(stage.pod(Family::V4, 10042), Duration::from_secs(1)).expect_err("there is no room for it");

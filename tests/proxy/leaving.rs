@@ -8,6 +8,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tailyard::model::net::Family;
 
+use crate::entries::{Entry, some_client, track};
 use crate::lab::{Greeting, Lab, Shape};
 use crate::replica::{PATIENCE, Replica, Start, eventually, netmap, service};
 
@@ -56,6 +57,35 @@ fn idle_flows_that_outlive_the_grace_end_with_a_reset() {
         assert_eq!(flow.read(&mut [0; 1]).expect_err("the replica leaves").kind(), ErrorKind::ConnectionReset);
     }
     assert_eq!(replica.wait_exit(PATIENCE).code(), Some(0));
+}
+
+/// What is over is most of what is tracked, and flows without ends of their own are to be deleted: neither keeps the resets waiting.
+#[test]
+fn idle_flows_are_reset_in_time_where_very_much_else_is_tracked() {
+    const TIME_WAIT: u8 = 7;
+    let lab = Lab::build(&Shape::default());
+    let (client, proxy) = (&lab.clients[0], &lab.proxies[0]);
+    let _server = lab.targets[0].serve(80);
+    let mut replica = Replica::launch(proxy, &config().to_string(), &netmap(proxy, &lab.targets), &grace("6s"));
+    replica.wait_ready();
+    let pod = SocketAddr::new(replica.pod(Family::V4), 10_080);
+    let mut flows: Vec<_> = (0..50).map(|_| client.connect(pod, QUICK).expect("served")).collect();
+    for flow in &mut flows {
+        Greeting::read(flow).expect("a greeting");
+    }
+    let target = SocketAddr::new(lab.targets[0].tailnet[&Family::V4], 80);
+    let (SocketAddr::V4(service), SocketAddr::V4(target)) = (pod, target) else { panic!("IPv4") };
+    let entry = |tcp| move |number| Entry { client: some_client(number), service, target: Some(target), tcp };
+    let (over, datagrams) = ((0..30_000).map(entry(Some(TIME_WAIT))), (0..30_000).map(entry(None)));
+    proxy.ns.run(|| track(over.chain(datagrams))).expect("the namespace").expect("tracked");
+    replica.signal(Signal::SIGTERM);
+    for flow in &mut flows {
+        flow.set_read_timeout(Some(PATIENCE)).expect("a socket");
+        assert_eq!(flow.read(&mut [0; 1]).expect_err("the replica leaves").kind(), ErrorKind::ConnectionReset);
+    }
+    assert_eq!(replica.wait_exit(PATIENCE).code(), Some(0));
+    let log = replica.log();
+    assert!(!log.contains("some flows may not have been reset"), "{log}");
 }
 
 #[test]

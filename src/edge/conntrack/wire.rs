@@ -171,6 +171,12 @@ pub fn parse_flow(bytes: &[u8]) -> Option<Flow> {
     Some(Flow { proto, original, reply, tcp, status, mark, timeout, id })
 }
 
+/// Reads nothing but the state of a TCP flow.
+#[must_use]
+pub fn parse_state(bytes: &[u8]) -> Option<TcpState> {
+    find(bytes, PROTOINFO).and_then(parse_tcp_state)
+}
+
 fn parse_tcp_state(bytes: &[u8]) -> Option<TcpState> {
     TcpState::of(*find(find(bytes, PROTOINFO_TCP)?, PROTOINFO_TCP_STATE)?.first()?)
 }

@@ -70,6 +70,27 @@ fn a_target_without_the_connection_leaves_the_client_to_be_asked() {
 }
 
 #[test]
+fn only_the_target_of_a_half_open_flow_is_asked_and_not_for_long() {
+    let half_open = Flow { tcp: Some(TcpState::SynSent), ..flow(4_000) };
+    let mut resets = Resets::new([&half_open], 7);
+    for at in [0, 120, 350] {
+        assert_eq!(all(&mut resets, ms(at)).iter().map(Segment::to).collect::<Vec<_>>(), [address("100.64.0.2:80")], "at {at} ms");
+    }
+    assert_eq!(all(&mut resets, ms(700)), []);
+    assert!(resets.is_over());
+    assert_eq!(resets.report().gone, 1);
+    for end in [End::Gone, End::Alive] {
+        let mut resets = Resets::new([&half_open], 7);
+        all(&mut resets, ms(0));
+        resets.hear(&heard("100.64.0.2:80", 4_000, end), ms(3));
+        let to: Vec<_> = all(&mut resets, ms(60)).iter().map(Segment::to).collect();
+        let (target, client) = (address("100.64.0.2:80"), address("10.0.0.9:4000"));
+        assert_eq!(to, if end == End::Alive { vec![target, client, target, client] } else { vec![] });
+        assert!(resets.is_over());
+    }
+}
+
+#[test]
 fn what_the_network_refuses_is_not_waited_for() {
     let mut resets = Resets::new([&flow(4_000)], 7);
     let probe = resets.take(ms(0)).expect("a probe");

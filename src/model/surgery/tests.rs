@@ -3,7 +3,6 @@ use proptest::prelude::*;
 use super::*;
 use crate::model::flow::{DST_NAT, Tuple};
 use crate::model::net::{Family, InterfaceName, Port, Proto};
-use crate::model::ruleset::diff;
 
 const OWN: &str = "100.64.0.1:4000";
 
@@ -44,8 +43,20 @@ fn flow(key: PortKey, target: &str) -> Flow {
 }
 
 fn verdict(before: &Ruleset, after: &Ruleset, flow: &Flow, reachable: bool) -> Verdict {
-    let delta = diff(before, after);
-    Cuts::new(&delta, before, after, &|_| reachable).verdict(flow)
+    since(&[before], after, flow, reachable)
+}
+
+/// The same where these were in force since, one after the other.
+fn since(before: &[&Ruleset], after: &Ruleset, flow: &Flow, reachable: bool) -> Verdict {
+    let past = past(before.iter().copied().chain([after]));
+    Cuts::new(&past, &past.until(after), after, &|_| reachable).verdict(flow)
+}
+
+fn past<'a>(rules: impl IntoIterator<Item = &'a Ruleset>) -> Past {
+    let mut rules = rules.into_iter();
+    let mut past = Past::of(rules.next().expect("some rules"), None);
+    rules.for_each(|rules| past.add(rules, None));
+    past
 }
 
 const A: &str = "100.64.0.2:80";
@@ -79,12 +90,35 @@ fn one_of_several_targets_that_goes_takes_only_its_own_flows() {
 }
 
 #[test]
+fn a_key_that_came_and_went_leaves_no_flow_and_one_that_went_and_came_costs_none() {
+    let (tcp, udp) = (key(Proto::Tcp, 1), key(Proto::Udp, 1));
+    let (nothing, there) = (ruleset(&[]), ruleset(&[(tcp, &[A]), (udp, &[A])]));
+    assert_eq!(since(&[&nothing, &there], &nothing, &flow(tcp, A), true), Verdict::Reset);
+    assert_eq!(since(&[&there, &nothing], &there, &flow(udp, A), true), Verdict::Keep);
+    let elsewhere = ruleset(&[(tcp, &[B]), (udp, &[B])]);
+    assert_eq!(since(&[&there, &elsewhere], &there, &flow(udp, B), true), Verdict::Delete);
+    assert_eq!(since(&[&there, &elsewhere], &there, &flow(udp, A), true), Verdict::Keep);
+    assert_eq!(since(&[&there, &elsewhere], &there, &flow(tcp, B), false), Verdict::Reset);
+}
+
+#[test]
 fn what_has_no_two_ends_is_only_deleted() {
     let tcp = key(Proto::Tcp, 1);
     let (before, after) = (ruleset(&[(tcp, &[A])]), ruleset(&[]));
-    for state in [TcpState::SynSent, TcpState::TimeWait, TcpState::Close] {
-        assert_eq!(verdict(&before, &after, &Flow { tcp: Some(state), ..flow(tcp, A) }, true), Verdict::Delete, "{state:?}");
-    }
+    let ended = |state| verdict(&before, &after, &Flow { tcp: Some(state), ..flow(tcp, A) }, true);
+    assert_eq!(ended(TcpState::Close), Verdict::Delete);
+    assert_eq!(ended(TcpState::SynSent), Verdict::Reset, "the answer may be under way");
+}
+
+#[test]
+fn what_is_over_is_neither_listed_nor_ended() {
+    let tcp = key(Proto::Tcp, 1);
+    let (before, after) = (ruleset(&[(tcp, &[A])]), ruleset(&[]));
+    let over = Flow { tcp: Some(TcpState::TimeWait), ..flow(tcp, A) };
+    assert_eq!(verdict(&before, &after, &over, false), Verdict::Keep);
+    let past = past([&before]);
+    let filter = Cuts::new(&past, &past.until(&after), &after, &|_| true).filter();
+    assert!(!filter.admits(&over) && filter.admits(&flow(tcp, A)));
 }
 
 #[test]
@@ -140,13 +174,13 @@ fn an_audit_finds_flows_that_drain_on_a_target_which_has_left() {
 fn what_only_adds_needs_no_listing_and_one_key_needs_a_small_one() {
     let (one, two) = (key(Proto::Tcp, 1), key(Proto::Udp, 2));
     let (before, after) = (ruleset(&[(one, &[A])]), ruleset(&[(one, &[A, B]), (two, &[A])]));
-    let (there, back) = (diff(&before, &after), diff(&after, &before));
-    assert!(Cuts::new(&there, &before, &after, &|_| true).is_empty());
-    let cuts = Cuts::new(&back, &after, &before, &|_| true);
-    assert_eq!(cuts.filter(), FlowFilter::forwarded());
+    let (few, many) = (past([&before]), past([&after]));
+    assert!(Cuts::new(&few, &few.until(&after), &after, &|_| true).is_empty());
+    let back = many.until(&before);
+    let cuts = Cuts::new(&many, &back, &before, &|_| true);
+    assert_eq!(cuts.filter(), FlowFilter::under_way());
     let less = ruleset(&[(one, &[A, B])]);
-    let delta = diff(&after, &less);
-    assert_eq!(Cuts::new(&delta, &after, &less, &|_| true).filter().key, Some(two));
+    assert_eq!(Cuts::new(&many, &many.until(&less), &less, &|_| true).filter().key, Some(two));
 }
 
 fn any_ruleset() -> impl Strategy<Value = Ruleset> {
@@ -192,9 +226,10 @@ proptest! {
             }
         };
         prop_assert!(makes(&before));
-        let delta = diff(&before, &after);
+        let past = past([&before]);
+        let delta = past.until(&after);
         let alive = move |_: IpAddr| reachable;
-        let cuts = Cuts::new(&delta, &before, &after, &alive);
+        let cuts = Cuts::new(&past, &delta, &after, &alive);
         let verdict = cuts.verdict(&flow);
         let same_source = before.source == after.source;
         let key_stays = match vip {
@@ -204,7 +239,23 @@ proptest! {
         let drains = tcp && reachable && key_stays;
         prop_assert_eq!(verdict == Verdict::Keep, same_source && (makes(&after) || drains));
         prop_assert!(verdict == Verdict::Keep || (!cuts.is_empty() && cuts.filter().admits(&flow)));
-        let nothing = diff(&before, &before);
-        prop_assert!(Cuts::new(&nothing, &before, &before, &alive).is_empty());
+        let nothing = past.until(&before);
+        prop_assert!(Cuts::new(&past, &nothing, &before, &alive).is_empty());
+    }
+
+    /// Rules that were in force one after the other end together what each of them would have.
+    #[test]
+    fn no_flow_is_left_by_rules_that_came_and_went(
+        rules in prop::collection::vec(any_ruleset(), 1..5), after in any_ruleset(), tcp in any::<bool>(), port in 1_u16..5, host in 2_u8..5,
+        own in 1_u8..3, vip in prop::option::of(1_u8..3), reachable in any::<bool>(),
+    ) {
+        let mut flow = flow(key(if tcp { Proto::Tcp } else { Proto::Udp }, port), &format!("100.64.0.{host}:80"));
+        flow.reply.destination.set_ip([100, 64, 0, own].into());
+        if let Some(vip) = vip {
+            flow.original.destination.set_ip([100, 99, 0, vip].into());
+        }
+        let rules: Vec<_> = rules.iter().collect();
+        let each = rules.iter().any(|before| verdict(before, &after, &flow, reachable) != Verdict::Keep);
+        prop_assert_eq!(since(&rules, &after, &flow, reachable) != Verdict::Keep, each);
     }
 }

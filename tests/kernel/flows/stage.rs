@@ -9,8 +9,8 @@ use tailyard::edge::probe::Probe;
 use tailyard::model::flow::{Flow, FlowFilter};
 use tailyard::model::net::{Family, InterfaceName, Port, PortKey, Proto};
 use tailyard::model::reset::Report;
-use tailyard::model::ruleset::{Ruleset, diff};
-use tailyard::model::surgery::{Cuts, Verdict};
+use tailyard::model::ruleset::Ruleset;
+use tailyard::model::surgery::{Cuts, Past, Verdict};
 
 use crate::firewall::{Backend, Firewall};
 use crate::lab::{Lab, Node, Shape};
@@ -91,12 +91,32 @@ impl Stage {
         reachable: &(dyn Fn(IpAddr) -> bool + Sync),
         change: impl FnOnce(&mut Ruleset),
     ) -> (usize, Report) {
-        let before = self.firewall.ruleset.clone();
+        self.change_while(reachable, change, |_| ())
+    }
+
+    /// The same; something happens between the listing of the flows and their end.
+    pub(crate) fn change_while(
+        &mut self,
+        reachable: &(dyn Fn(IpAddr) -> bool + Sync),
+        change: impl FnOnce(&mut Ruleset),
+        meanwhile: impl FnOnce(&Self),
+    ) -> (usize, Report) {
+        let past = Past::of(&self.firewall.ruleset, None);
+        let after = self.write(change);
+        let delta = past.until(&after);
+        let cuts = Cuts::new(&past, &delta, &after, reachable);
+        if cuts.is_empty() {
+            return (0, Report::default());
+        }
+        let flows = self.flows(cuts.filter());
+        meanwhile(self);
+        self.proxy().ns.run(|| end(&cuts, &flows)).expect("ran")
+    }
+
+    /// Changes the rules and leaves the flows alone; the rules.
+    pub(crate) fn write(&mut self, change: impl FnOnce(&mut Ruleset)) -> Ruleset {
         self.firewall.change(change);
-        let after = &self.firewall.ruleset;
-        let delta = diff(&before, after);
-        let cuts = Cuts::new(&delta, &before, after, reachable);
-        self.proxy().ns.run(|| operate(&cuts)).expect("ran")
+        self.firewall.ruleset.clone()
     }
 
     pub(crate) fn flows(&self, filter: FlowFilter) -> Vec<Flow> {
@@ -122,13 +142,9 @@ impl Stage {
     }
 }
 
-/// Lists, deletes, resets.
-pub(crate) fn operate(cuts: &Cuts<'_>) -> (usize, Report) {
-    if cuts.is_empty() {
-        return (0, Report::default());
-    }
+/// Judges, deletes, resets.
+fn end(cuts: &Cuts<'_>, flows: &[Flow]) -> (usize, Report) {
     let mut conntrack = Conntrack::open().expect("open");
-    let flows = conntrack.flows(cuts.filter()).expect("listed");
     let ending: Vec<_> = flows.iter().filter(|flow| cuts.verdict(flow) != Verdict::Keep).collect();
     let resets: Vec<_> = ending.iter().copied().filter(|flow| cuts.verdict(flow) == Verdict::Reset).cloned().collect();
     let probe = Probe::open().expect("open");

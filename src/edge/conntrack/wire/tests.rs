@@ -30,6 +30,7 @@ fn a_flow_is_read_whole() {
     assert_eq!((flow.proto, flow.tcp, flow.status), (6, Some(TcpState::Established), 0x1be));
     assert_eq!((flow.timeout, flow.mark, flow.id), (86_399, 7, 0xdead_beef));
     assert!(flow.is_forwarded());
+    assert_eq!(parse_state(&established()), flow.tcp);
 }
 
 #[test]
@@ -55,7 +56,7 @@ fn a_deletion_names_the_way_back_and_the_identity() {
 #[test]
 fn a_listing_by_key_compares_protocol_and_port_in_the_kernel() {
     let key = PortKey { proto: Proto::Udp, port: Port::new(53).expect("not zero") };
-    let request = dump(FlowFilter { family: Some(Family::V6), forwarded: true, key: Some(key) }, 1);
+    let request = dump(FlowFilter { family: Some(Family::V6), key: Some(key), ..FlowFilter::forwarded() }, 1);
     let message = NetlinkBuffer::new_checked(&request).expect("a message");
     assert_eq!(message.payload()[0], 10, "the family");
     let body = &message.payload()[HEADER..];
@@ -68,7 +69,7 @@ proptest! {
     #[test]
     fn any_bytes_are_read_without_a_fault(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let mut pressure = Pressure::default();
-        let _ = parse_flow(&bytes);
+        let _ = (parse_flow(&bytes), parse_state(&bytes));
         parse_stats(&bytes, &mut pressure);
         parse_stats_cpu(&bytes, &mut pressure);
     }

@@ -1,0 +1,87 @@
+//! Entries of connection tracking made by hand, many at a time.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddrV4};
+
+use netlink_sys::Socket;
+use netlink_sys::protocols::NETLINK_NETFILTER;
+use tailyard::model::attribute::{nest, put};
+
+/// How long an entry lives without packets, in seconds.
+const TIMEOUT: u32 = 600;
+/// How many are asked for at once.
+const BATCH: usize = 100;
+
+/// What to track: a flow that both ends have spoken on, which the kernel never evicts to make room.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Entry {
+    pub(crate) client: SocketAddrV4,
+    pub(crate) service: SocketAddrV4,
+    /// Where the service's address is rewritten to, if it is.
+    pub(crate) target: Option<SocketAddrV4>,
+    /// The kernel's number of the state of a TCP flow; without one it is UDP.
+    pub(crate) tcp: Option<u8>,
+}
+
+impl Entry {
+    fn tuple(self, out: &mut Vec<u8>, source: SocketAddrV4, destination: SocketAddrV4) {
+        nest(out, 1, |out| {
+            put(out, 1, &source.ip().octets());
+            put(out, 2, &destination.ip().octets());
+        });
+        nest(out, 2, |out| {
+            put(out, 1, &[if self.tcp.is_some() { 6 } else { 17 }]);
+            put(out, 2, &source.port().to_be_bytes());
+            put(out, 3, &destination.port().to_be_bytes());
+        });
+    }
+
+    /// Appends a request to make it.
+    fn request(self, out: &mut Vec<u8>) {
+        const NEW: u16 = 1 << 8;
+        const REQUEST_CREATE: u16 = 0x1 | 0x400;
+        const SEEN_REPLY_ASSURED_CONFIRMED: u32 = 2 | 4 | 8;
+        let start = out.len();
+        out.extend([0; 4]);
+        out.extend([NEW, REQUEST_CREATE].into_iter().flat_map(u16::to_ne_bytes));
+        out.extend([0; 8]);
+        out.extend([2, 0, 0, 0]); // of IPv4
+        nest(out, 1, |out| self.tuple(out, self.client, self.service));
+        nest(out, 2, |out| self.tuple(out, self.service, self.client));
+        put(out, 3, &SEEN_REPLY_ASSURED_CONFIRMED.to_be_bytes());
+        if let Some(state) = self.tcp {
+            nest(out, 4, |out| nest(out, 1, |out| put(out, 1, &[state])));
+        }
+        put(out, 7, &TIMEOUT.to_be_bytes());
+        if let Some(target) = self.target {
+            nest(out, 13, |out| {
+                put(out, 1, &target.ip().octets());
+                put(out, 2, &target.ip().octets());
+                nest(out, 3, |out| {
+                    put(out, 1, &target.port().to_be_bytes());
+                    put(out, 2, &target.port().to_be_bytes());
+                });
+            });
+        }
+        let length = u32::try_from(out.len() - start).expect("short");
+        out[start..start + 4].copy_from_slice(&length.to_ne_bytes());
+    }
+}
+
+/// Has the kernel track all of these in this namespace. What it has no room for it says by a message that nobody reads.
+pub(crate) fn track(entries: impl Iterator<Item = Entry>) -> io::Result<()> {
+    let mut socket = Socket::new(NETLINK_NETFILTER)?;
+    socket.bind_auto()?;
+    let mut entries = entries.peekable();
+    while entries.peek().is_some() {
+        let mut batch = Vec::new();
+        entries.by_ref().take(BATCH).for_each(|entry| entry.request(&mut batch));
+        socket.send(&batch, 0)?;
+    }
+    Ok(())
+}
+
+/// A client that no other number has.
+pub(crate) fn some_client(number: u32) -> SocketAddrV4 {
+    SocketAddrV4::new(Ipv4Addr::from(0x0a80_0000 + number), 4000)
+}
