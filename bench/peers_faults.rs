@@ -45,7 +45,10 @@ const RESTART: Duration = Duration::from_secs(1);
 /// What is killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
+    /// The process that supervises.
     Supervisor,
+    /// The first process of the container, and all others with it.
+    Container,
     Tailscaled,
     /// tailscaled, whose state is in a Secret, while the API server answers nobody.
     TailscaledApart,
@@ -72,8 +75,11 @@ fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {
     let systems = if args.quick { &System::ALL[..2] } else { &System::ALL };
     let lasts = if args.quick { BRIEF } else { LASTS };
     let nothing = |(fault, system): (Fault, &System)| Taken { system: *system, fault, lasts, failed: Vec::new(), gap: Vec::new() };
-    let faults: &[Fault] =
-        if args.quick { &[Fault::TailscaledApart] } else { &[Fault::Supervisor, Fault::Tailscaled, Fault::TailscaledApart] };
+    let faults: &[Fault] = if args.quick {
+        &[Fault::TailscaledApart]
+    } else {
+        &[Fault::Supervisor, Fault::Container, Fault::Tailscaled, Fault::TailscaledApart]
+    };
     let pairs = faults.iter().flat_map(|fault| systems.iter().map(move |system| (*fault, system)));
     let mut all: Vec<Taken> = pairs.map(nothing).collect();
     for _ in 0..args.repetitions(5) {
@@ -98,6 +104,7 @@ impl Fault {
         }
         match self {
             Self::Supervisor => pod.container()?.kill_supervisor(),
+            Self::Container => pod.container()?.kill(),
             Self::Tailscaled | Self::TailscaledApart => pod.container()?.kill_child("tailscaled"),
         }
     }
@@ -111,6 +118,7 @@ impl Fault {
     fn plot(self, of: &str) -> String {
         let what = match self {
             Self::Supervisor => "supervisor killed",
+            Self::Container => "container killed",
             Self::Tailscaled => "tailscaled killed",
             Self::TailscaledApart => "tailscaled killed without the API server",
         };
