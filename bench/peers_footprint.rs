@@ -63,9 +63,11 @@ fn measure_together(stage: &Stage, all: Vec<&mut Taken>, size: u16) -> Result<()
     let (after, lasted) = (used(&mut pods)?, begun.elapsed());
     for ((taken, pod), (before, after)) in all.into_iter().zip(&mut pods).zip(before.into_iter().zip(after)) {
         let programs = pod.container()?.programs()?;
-        let sum = |field| programs.iter().map(|pid| status(*pid, field)).sum::<Result<f64>>();
-        taken.memory.push(sum("VmRSS:")?);
-        taken.own.push(sum("RssAnon:")?);
+        let all = |field| programs.iter().map(|pid| status(*pid, field)).collect::<Result<Vec<_>>>();
+        let own: f64 = all("RssAnon:")?.into_iter().sum();
+        // The program's file is there once, however many processes have it mapped.
+        taken.memory.push(own + all("RssFile:")?.into_iter().fold(0.0, f64::max));
+        taken.own.push(own);
         taken.start.push(ms(before));
         taken.idle.push(after.saturating_sub(before).as_secs_f64() / lasted.as_secs_f64() * 100.0);
     }
