@@ -14,6 +14,8 @@ use crate::model::overview::{Gap, Part, Seen};
 
 /// What belongs to a group itself carries these labels.
 const OF_A_GROUP: &str = "tailscale.com/managed=true,tailscale.com/parent-resource-type=proxygroup";
+/// Users' Services do not carry this one, which their children do.
+const OF_USERS: &str = "!tailscale.com/managed";
 /// The state Secrets carry this one more. Config Secrets hold auth keys, and are nobody's business here.
 const STATES: &str = "tailscale.com/managed=true,tailscale.com/parent-resource-type=proxygroup,tailscale.com/secret-type=state";
 
@@ -36,7 +38,7 @@ pub(super) fn changes(cluster: &Cluster) -> BoxStream<'static, (Part, Change)> {
         Part::Pods | Part::Pages => Follow { resource: Resource::POD, namespace: namespace(), labels: Some(OF_A_GROUP), names_only: false },
         Part::States => Follow { resource: Resource::SECRET, namespace: namespace(), labels: Some(STATES), names_only: false },
         Part::Configs => Follow { resource: Kind::ConfigMap.into(), namespace: namespace(), labels: Some(OF_A_GROUP), names_only: false },
-        Part::Services => Follow { resource: Resource::SERVICE, namespace: None, labels: None, names_only: false },
+        Part::Services => Follow { resource: Resource::SERVICE, namespace: None, labels: Some(OF_USERS), names_only: false },
     };
     let streams = Part::OBJECTS.map(|part| cluster.follow(&follow(part), Backoff::WATCH).map(move |change| (part, change)).boxed());
     select_all(streams).boxed()
@@ -79,8 +81,9 @@ impl Gathered {
             }
             Change::Complete => {
                 let listed = self.listed.remove(&part).unwrap_or_default();
-                let news = self.gaps.remove(&part).is_some() | self.heard.insert(part);
-                self.parts.insert(part, listed.clone()).is_none_or(|before| before != listed) || news
+                let news = self.gaps.remove(&part).is_some() | self.heard.insert(part) | (self.parts.get(&part) != Some(&listed));
+                self.parts.insert(part, listed);
+                news
             }
             Change::Put(object) => self.parts.entry(part).or_default().insert(key(&object), object.clone()) != Some(object),
             Change::Gone(object) => self.parts.entry(part).or_default().remove(&key(&object)).is_some(),

@@ -29,6 +29,7 @@ mod validate;
 mod work;
 
 pub use acks::{holds, is_ready, speaks_for};
+pub use egress::by_hand;
 pub use ingress::{Certified, Published, Summary, serves};
 pub use keys::{Decision, Login, decide};
 pub use memory::Memory;

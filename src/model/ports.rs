@@ -66,11 +66,17 @@ impl Ports {
 
     /// Keeps a port that is on record, in the range or not; false if it is taken or reserved.
     pub fn keep(&mut self, port: u16) -> bool {
-        let (word, bit) = (usize::from(port / 64), 1 << (port % 64));
-        let Some(word) = self.taken.get_mut(word) else { return false };
-        let free = port != 0 && *word & bit == 0;
-        *word |= bit;
+        let free = self.free(port);
+        if let Some(word) = self.taken.get_mut(usize::from(port / 64)) {
+            *word |= 1 << (port % 64);
+        }
         free
+    }
+
+    /// Whether a port is neither taken nor reserved.
+    #[must_use]
+    pub fn free(&self, port: u16) -> bool {
+        port != 0 && self.taken.get(usize::from(port / 64)).is_some_and(|word| word & (1 << (port % 64)) == 0)
     }
 
     /// A free port; none if all are taken.

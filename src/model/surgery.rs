@@ -15,7 +15,7 @@ pub use past::Past;
 
 use super::few::Few;
 use super::flow::{Flow, FlowFilter, SRC_NAT, TcpState};
-use super::net::PortKey;
+use super::net::{PortKey, Proto};
 use super::ruleset::{Delta, Edit, Ruleset};
 
 /// What is to happen to a flow.
@@ -79,12 +79,16 @@ impl<'a> Cuts<'a> {
     /// `reachable` says whether an address is still somebody's: true for every address that no netmap knows about.
     #[must_use]
     pub fn new(past: &'a Past, delta: &'a Delta, after: &'a Ruleset, reachable: &'a (dyn Fn(IpAddr) -> bool + Sync)) -> Self {
+        let mut ports = touched(&delta.ports);
+        // TCP drains where it went: while those live, nothing ends, and most of what is tracked need not be listed.
+        let live = |key: &PortKey| past.rules.ports.get(key).into_iter().flatten().all(|target| reachable(target.ip()));
+        ports.retain(|key, left| key.proto != Proto::Tcp || matches!(left, Left::Nothing) || !live(key));
         let ours = |ip: &IpAddr| after.source.values().any(|own| own == ip);
         Self {
             before: &past.rules,
             after,
             reachable,
-            ports: touched(&delta.ports),
+            ports,
             from_tailnet: touched(&delta.from_tailnet),
             from_cluster: touched(&delta.from_cluster),
             lost: past.own.iter().copied().filter(|ip| !ours(ip)).collect(),

@@ -1,6 +1,7 @@
 //! The firewall of this network namespace, as the writer uses them.
 
 use std::future::pending;
+
 use tokio::sync::{mpsc, watch};
 
 use crate::edge::nft::Changes;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use futures_util::future::join3;
 use tokio::task::spawn_blocking;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::edge::conntrack::{Conntrack, ConntrackError};
 use crate::edge::nft::Nft;
@@ -93,8 +93,7 @@ impl Replica {
         // What was never written has no flows.
         if self.settings.forwards() && self.programmed.borrow().writes > 0 {
             drain(budget.flows.saturating_sub(began.elapsed()), &gone).await;
-            // What the flows did not need is for their resets.
-            self.close(budget.resets + budget.flows.saturating_sub(began.elapsed())).await;
+            self.close(budget.flows.saturating_sub(began.elapsed()), budget.resets).await;
         }
     }
 
@@ -174,14 +173,18 @@ impl Replica {
         }
     }
 
-    /// Takes every way out of the kernel; flows that still went one of them end with resets.
-    async fn close(&mut self, within: Duration) {
+    /// Takes every way out of the kernel; flows that still went one of them end with resets. To find them there is also the time that the
+    /// drain did not need: where very much is tracked on a busy machine, a listing may take longer than resets do.
+    async fn close(&mut self, unused: Duration, resets: Duration) {
+        let over = Instant::now() + unused + resets;
         self.closing.send_replace(true);
-        let closed = async {
+        let cut = async {
             let _ = self.programmed.wait_for(|programmed| programmed.closed).await;
-            let _ = self.ended.wait_for(|ended| !ended.forwarding && ended.under_way == 0).await;
+            let _ = self.ended.wait_for(|ended| !ended.forwarding).await;
         };
-        if timeout(within, closed).await.is_err() {
+        let cut = timeout_at(over, cut).await.is_ok();
+        let told = timeout_at(over.min(Instant::now() + resets), self.ended.wait_for(|ended| ended.under_way == 0));
+        if !cut || told.await.is_err() {
             tracing::warn!("some flows may not have been reset in time");
         }
     }

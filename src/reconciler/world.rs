@@ -16,7 +16,7 @@ use crate::api::names;
 use crate::api::proxyclass::ProxyClass;
 use crate::api::proxygroup::{ProxyGroup, ProxyGroupType};
 use crate::api::tailnet::Tailnet;
-use crate::model::group::{ReplicaConfig, ReplicaState, concerns};
+use crate::model::group::{ReplicaConfig, ReplicaState, by_hand, concerns};
 use crate::model::objects::{Kind, ObjectRef, domain_of};
 
 use members::Members;
@@ -321,6 +321,10 @@ impl World {
                     class.is_some_and(|class| class.spec.static_endpoints.is_some())
                 };
                 self.groups().filter(|(_, group)| wants(group)).map(|(name, _)| Key::Group(name.clone())).collect()
+            }
+            _ if role == Role::Owned(Kind::EndpointSlice) && !by_hand(&held.value) => {
+                let minded = |group: &String| self.members.get(group).is_some_and(Members::by_hand);
+                members::groups(role, &held.value).into_iter().filter(minded).map(Key::Group).collect()
             }
             _ => members::groups(role, &held.value).into_iter().map(Key::Group).collect(),
         }

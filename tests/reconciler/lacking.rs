@@ -60,7 +60,7 @@ fn a_permission_that_is_missing_is_named_and_harms_nobody_else() {
         assert!(refused.contains(rule), "{refused}");
         let events = async || stage.events("late").await;
         eventually("and told", events, |told| told.iter().any(|told| told.contains(rule))).await;
-        assert!(running.log().contains("add the rule"), "and logged");
+        eventually("and logged", async || running.log(), |log| log.contains("add the rule")).await;
         assert!(running.metric("tailyard_reconcile_errors_total{error=\"Forbidden\"") > 0, "and counted");
         stage.service("s", "g").await;
         stage.served("s", "g", 1).await;

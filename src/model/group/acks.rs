@@ -5,13 +5,14 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 
 use super::memory::Stood;
-use super::{Observed, Replica};
+use super::{Observed, Replica, ReplicaState};
 use crate::api::egress;
 use crate::model::objects::{Kind, ObjectRef};
 
@@ -21,25 +22,25 @@ pub(super) const PATIENCE: Duration = Duration::from_mins(1);
 
 /// The replicas of a group as far as forwarding goes.
 #[derive(Debug)]
-pub(super) struct Standing<'a> {
-    replicas: Vec<One<'a>>,
+pub(super) struct Standing {
+    replicas: Vec<One>,
     /// Of the config that they are to hold.
     fingerprint: String,
 }
 
 /// One replica.
 #[derive(Debug)]
-struct One<'a> {
+struct One {
     /// What it says, if the Pod that said it is the one there is.
-    says: Option<&'a egress::Status>,
+    says: Option<Arc<ReplicaState>>,
     /// Whether its Pod gets traffic.
     ready: bool,
     /// Whether the others go on without it.
     silent: bool,
 }
 
-impl<'a> Standing<'a> {
-    pub(super) fn of(observed: &'a Observed, wanted: u32, fingerprint: String) -> Self {
+impl Standing {
+    pub(super) fn of(observed: &Observed, wanted: u32, fingerprint: String) -> Self {
         let long = |since: Timestamp| elapsed(since, observed.now) >= PATIENCE;
         let still = still(observed, wanted).is_some_and(long);
         let one = |ordinal: u32| {
@@ -47,7 +48,7 @@ impl<'a> Standing<'a> {
             // One that was never made, as for want of room or of quota, keeps the others waiting while something else moves.
             let Some(replica) = replica else { return One { says: None, ready: false, silent: still } };
             let (ready, since) = readiness(replica.pod.as_deref());
-            One { says: said(replica), ready, silent: !ready && since.is_some_and(long) }
+            One { says: said(replica).cloned(), ready, silent: !ready && since.is_some_and(long) }
         };
         Self { replicas: (0..wanted).map(one).collect(), fingerprint }
     }
@@ -69,8 +70,29 @@ impl<'a> Standing<'a> {
         stood
     }
 
-    fn holds(&self, one: &One<'_>, key: &str, service: &egress::Service) -> bool {
-        one.says.is_some_and(|status| holds(status, &self.fingerprint, key, service))
+    fn holds(&self, one: &One, key: &str, service: &egress::Service) -> bool {
+        one.status().is_some_and(|status| holds(status, &self.fingerprint, key, service))
+    }
+
+    /// Whether every service stands to these as to those.
+    pub(super) fn same(&self, other: &Self) -> bool {
+        let whole = |one: &One| one.status().is_some_and(|status| status.services.is_none());
+        let equal = |(one, other): (&One, &One)| {
+            let said = match (&one.says, &other.says) {
+                (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+                (one, other) => one.is_none() && other.is_none(),
+            };
+            said && (one.ready, one.silent) == (other.ready, other.silent)
+        };
+        self.replicas.len() == other.replicas.len()
+            && self.replicas.iter().zip(&other.replicas).all(equal)
+            && (self.fingerprint == other.fingerprint || !self.replicas.iter().any(whole))
+    }
+}
+
+impl One {
+    fn status(&self) -> Option<&egress::Status> {
+        self.says.as_ref()?.egress.as_ref()
     }
 }
 
@@ -100,9 +122,9 @@ fn same(one: &[egress::PortMap], other: &[egress::PortMap]) -> bool {
 }
 
 /// What a replica says, if its Pod has the addresses of the one that said it.
-fn said(replica: &Replica) -> Option<&egress::Status> {
-    let status = replica.state.as_ref()?.egress.as_ref()?;
-    speaks_for(status, replica.pod.as_ref()?).then_some(status)
+fn said(replica: &Replica) -> Option<&Arc<ReplicaState>> {
+    let state = replica.state.as_ref()?;
+    speaks_for(state.egress.as_ref()?, replica.pod.as_ref()?).then_some(state)
 }
 
 /// Whether the Pod has the addresses of the one that said this.

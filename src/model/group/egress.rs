@@ -3,23 +3,25 @@
 //! A child is made before the config names its ports, for it is their record; a child is gone before the config forgets it.
 //! Conditions and names of the users' Services are told by [`super::services`].
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::claims::{self, Claim, Key, Role, claims, protocol};
-use super::memory::{Entries, Known};
+use super::claims::{self, Claim, Role, claims};
+use super::memory::{Entries, Known, Stood};
 use super::work::Work;
 use super::{acks, room, services};
 use crate::api::{egress, names};
 use crate::model::conditions;
-use crate::model::objects::{Child, Kind, ObjectRef, Owner, Protocol, Shape, egress_config, egress_config_ref, next_port};
+use crate::model::objects::{Child, Kind, ObjectRef, Owner, Shape, egress_config, egress_config_ref, next_port};
 use crate::model::ports::Ports;
 
 /// What came of a Service.
 #[derive(Debug)]
 pub(super) enum Outcome {
+    /// It is served as it was.
+    Known,
     /// It is served, or will be once everything is written and taken up.
     Served(Serving),
     /// It cannot be served; why, and what to do.
@@ -41,102 +43,92 @@ pub(super) struct Serving {
     pub(super) settled: bool,
 }
 
+impl Known {
+    /// How it is served.
+    pub(super) fn serving(&self) -> Serving {
+        Serving { child: Arc::clone(&self.child), entry: Arc::clone(&self.entry), settled: true }
+    }
+}
+
 /// Wants everything that the Services need, and tells their users.
 pub(super) fn egress(work: &mut Work<'_>, shape: &Shape<'_>) {
     work.memory.on(shape);
-    let claims = claims(work.observed, work.memory);
-    let keys = claims::keys(&claims);
+    let mut claims = claims(work.observed, work.memory);
     let observed = work.owned(&egress_config_ref(&shape.owner));
-    let plain = |claim: &Claim<'_>| claim.role == Role::Serve && claim.record.is_some();
-    // Parsed only if something of it is needed.
-    let before = observed.filter(|_| !claims.values().all(plain)).map(|held| egress_config(held)).unwrap_or_default();
+    let plain = |claim: &Claim<'_>| claim.role == Role::Serve && claim.object.is_some();
+    // Looked into only if something of it is needed.
+    let before = if claims.iter().all(plain) { Arc::default() } else { before(work, observed) };
     let mut ports = Ports::new(shape.ports(), shape.reserved(), observed.and_then(|held| next_port(held)));
-    let kept = kept(&claims, &keys, &before, &mut ports);
-    let (mut outcomes, mut entries) = (BTreeMap::new(), Entries::new());
-    for (key, claim) in &claims {
-        let outcome = one(work, shape, *key, claim, kept.get(key).map(Vec::as_slice).unwrap_or_default(), &mut ports);
-        let name = &keys[key];
-        let entry = match &outcome {
-            Outcome::Served(serving) => Some(Arc::clone(&serving.entry)),
-            _ => claim.record.as_ref().and_then(|_| before.get(name).cloned().map(Arc::new)),
-        };
-        entries.extend(entry.map(|entry| (name.clone(), entry)));
-        outcomes.insert(*key, outcome);
+    // What is there goes before what is to come, and what nobody can change before what can.
+    for first in [true, false] {
+        for claim in claims.iter_mut().filter(|claim| (claim.role != Role::Serve) == first) {
+            claim.keep(&work.observed.name, &before, &mut ports);
+        }
     }
-    let mut config = work.memory.config(&shape.owner, entries.clone(), shape.replicas, ports.next());
+    let mut outcomes: Vec<_> = claims.iter().map(|claim| one(work, shape, claim, &mut ports)).collect();
+    let mut entries: Arc<Entries> = Arc::new(claims.iter().zip(&outcomes).filter_map(|both| named(both, &before)).collect());
+    let mut config = work.memory.config(&shape.owner, &entries, shape.replicas, ports.next());
     if !config.fits(shape.stock()) {
-        let before = observed.map(|held| egress_config(held)).unwrap_or_default();
-        entries = room::fitting(&claims, &keys, &before, &entries, shape);
-        room::refuse(work, &keys, &entries, &mut outcomes, shape.stock());
+        entries = Arc::new(room::fitting(&claims, &self::before(work, observed), &entries, shape));
+        room::refuse(work, &claims, &entries, &mut outcomes, shape.stock());
         // Ports of those that were refused are not given: the next ones are looked for from where they were.
         let next = observed.and_then(|held| next_port(held)).unwrap_or(ports.next());
-        config = work.memory.config(&shape.owner, entries, shape.replicas, next);
+        config = work.memory.config(&shape.owner, &entries, shape.replicas, next);
     }
     let written = work.memory.held(observed) || work.write(&shape.owner, config.manifest());
     let standing = acks::Standing::of(work.observed, shape.replicas, config.fingerprint().to_owned());
-    tell(work, &claims, &keys, outcomes, written, &standing);
+    tell(work, claims, outcomes, written, standing);
     slices(work, &shape.owner);
 }
 
-/// Tells the users, and remembers what became of their Services.
-fn tell<'a>(
-    work: &mut Work<'_>,
-    claims: &BTreeMap<Key<'a>, Claim<'_>>,
-    keys: &BTreeMap<Key<'a>, String>,
-    outcomes: BTreeMap<Key<'a>, Outcome>,
-    written: bool,
-    standing: &acks::Standing<'_>,
-) {
-    let (mut known, mut judged) = (Vec::new(), 0);
-    for ((key, claim), outcome) in claims.iter().zip(outcomes.into_values()) {
-        judged += usize::from(work.memory.known(claim).is_none());
-        let told = services::tell(work, *key, claim, &outcome, &services::Told { key: &keys[key], written, standing });
-        if let (Outcome::Served(Serving { child, entry, settled: true }), Some(service), Some(object)) =
-            (outcome, claim.service, claim.object)
-        {
-            known.push(Known { service: Arc::clone(service), object: Arc::clone(object), child, entry, told });
-        }
-    }
-    work.memory.keep(known, judged);
+/// The services of the config as it is.
+fn before(work: &Work<'_>, observed: Option<&Arc<Value>>) -> Arc<Entries> {
+    let read = |held: &Arc<Value>| egress_config(held).into_iter().map(|(name, entry)| (name.into(), Arc::new(entry))).collect();
+    observed.map(|held| work.memory.entries(held).unwrap_or_else(|| Arc::new(read(held)))).unwrap_or_default()
 }
 
-/// Which ports stay with whom. What is there goes before what is to come, and what nobody can change before what can.
-fn kept<'a>(
-    claims: &BTreeMap<Key<'a>, Claim<'_>>,
-    keys: &BTreeMap<Key<'a>, String>,
-    before: &BTreeMap<String, egress::Service>,
-    ports: &mut Ports,
-) -> BTreeMap<Key<'a>, Vec<(Protocol, u16, u16)>> {
-    let mut kept = BTreeMap::new();
-    for first in [true, false] {
-        for (key, claim) in claims.iter().filter(|(_, claim)| (claim.role != Role::Serve) == first) {
-            let recorded = claim.record.as_ref().map(|record| record.ports.clone());
-            let configured = || {
-                let entry = before.get(&keys[key]).map(|entry| entry.ports.as_slice()).unwrap_or_default();
-                let port = |port: &u64| u16::try_from(*port).ok();
-                entry.iter().filter_map(|held| Some((held.protocol.as_str(), port(&held.target_port)?, port(&held.match_port)?))).collect()
-            };
-            let held: Vec<_> = recorded.unwrap_or_else(configured);
-            let mine = held.into_iter().filter(|held| ports.keep(held.2)).map(|(name, port, held)| (protocol(Some(name)), port, held));
-            kept.insert(*key, mine.collect());
-        }
+/// A Service in the config, if it is to be there: as it was if it is not served as it is.
+fn named((claim, outcome): (&Claim<'_>, &Outcome), before: &Entries) -> Option<(Arc<str>, Arc<egress::Service>)> {
+    let entry = match (outcome, &claim.known) {
+        (Outcome::Known, Some(known)) => &known.entry,
+        (Outcome::Served(serving), _) => &serving.entry,
+        _ => claim.object.and_then(|_| before.get(&claim.name))?,
+    };
+    Some((Arc::clone(&claim.name), Arc::clone(entry)))
+}
+
+/// Tells the users, and remembers what became of their Services.
+fn tell(work: &mut Work<'_>, claims: Vec<Claim<'_>>, outcomes: Vec<Outcome>, written: bool, standing: acks::Standing) {
+    let judged = claims.iter().filter(|claim| claim.known.is_none()).count();
+    let told = services::Told { written, same: work.memory.stands(&standing), standing: &standing };
+    let mut known = Vec::with_capacity(claims.len());
+    for (claim, outcome) in claims.into_iter().zip(outcomes) {
+        let told = services::tell(work, &claim, &outcome, &told);
+        known.extend(remembered(claim, outcome, told));
     }
-    kept
+    work.memory.keep(known, judged, standing);
+}
+
+/// What is remembered of a Service that is served, and whose child is as it must be.
+fn remembered(claim: Claim<'_>, outcome: Outcome, told: Option<Stood>) -> Option<Arc<Known>> {
+    match (outcome, claim.known, claim.service, claim.object) {
+        (Outcome::Known, Some(known), ..) if known.told == told => Some(known),
+        (Outcome::Known, Some(known), ..) => Some(Arc::new(Known { told, ..(*known).clone() })),
+        (Outcome::Served(Serving { child, entry, settled: true }), _, Some(service), Some(object)) => {
+            let (service, object, name) = (Arc::clone(service), Arc::clone(object), claim.name);
+            (name == claims::plain(claim.key)).then(|| Arc::new(Known { service, object, child, entry, name, told }))
+        }
+        _ => None,
+    }
 }
 
 /// Wants one child, or has it go.
-fn one(
-    work: &mut Work<'_>,
-    shape: &Shape<'_>,
-    key: Key<'_>,
-    claim: &Claim<'_>,
-    kept: &[(Protocol, u16, u16)],
-    ports: &mut Ports,
-) -> Outcome {
+fn one(work: &mut Work<'_>, shape: &Shape<'_>, claim: &Claim<'_>, ports: &mut Ports) -> Outcome {
     for object in &claim.surplus {
         work.delete(&shape.owner, object);
     }
     match claim.role {
+        Role::Serve if claim.known.is_some() => return Outcome::Known,
         Role::Serve => {}
         Role::Hold => return Outcome::Held,
         Role::Moved if !retired(work, claim) => return Outcome::Held,
@@ -145,11 +137,7 @@ fn one(
             return Outcome::Released;
         }
     }
-    if let Some(known) = work.memory.known(claim).filter(|known| known.child.ports.len() == kept.len()) {
-        let (child, entry) = (Arc::clone(&known.child), Arc::clone(&known.entry));
-        return Outcome::Served(Serving { child, entry, settled: true });
-    }
-    let Some((child, service)) = claims::child(work.observed, key, claim, ports, kept, shape.health_port()).zip(claim.service) else {
+    let Some((child, service)) = claims::child(work.observed, claim, ports, shape.health_port()).zip(claim.service) else {
         let range = shape.ports();
         return Outcome::Refused(format!(
             "All ports of {range} are taken: widen spec.tailyard.ports of the ProxyGroup, or use another group."
@@ -207,22 +195,31 @@ fn entry(work: &Work<'_>, service: &k8s_openapi::api::core::v1::Service, child: 
     }
 }
 
+fn managed_by(slice: &Value, who: &str) -> bool {
+    slice["metadata"]["labels"]["endpointslice.kubernetes.io/managed-by"] == *who
+}
+
+/// Whether a slice is one that the Tailscale operator wrote by hand.
+#[must_use]
+pub fn by_hand(slice: &Value) -> bool {
+    managed_by(slice, "tailscale.com")
+}
+
 /// Has the slices go that the Tailscale operator wrote by hand, once Kubernetes' own have taken their place.
 fn slices(work: &mut Work<'_>, owner: &Owner) {
     let slices = || work.observed.of(Kind::EndpointSlice);
     let label = |slice: &'_ Value, key: &str| slice["metadata"]["labels"][key].as_str().map(str::to_owned);
-    let by = |slice: &Value, who: &str| slice["metadata"]["labels"]["endpointslice.kubernetes.io/managed-by"] == *who;
-    if !slices().any(|(_, slice)| by(slice, "tailscale.com")) {
+    if !slices().any(|(_, slice)| by_hand(slice)) {
         return;
     }
     let ready = |slice: &Value| {
         let endpoints = slice["endpoints"].as_array().into_iter().flatten();
-        by(slice, "endpointslice-controller.k8s.io") && endpoints.clone().any(|endpoint| endpoint["conditions"]["ready"] != false)
+        managed_by(slice, "endpointslice-controller.k8s.io") && endpoints.clone().any(|endpoint| endpoint["conditions"]["ready"] != false)
     };
     let of = |slice: &Value| label(slice, "kubernetes.io/service-name");
     let served: BTreeSet<_> = slices().filter(|(_, slice)| ready(slice)).filter_map(|(_, slice)| of(slice)).collect();
     let there = |child: &str| work.observed.owned.contains_key(&ObjectRef::new(Kind::Service, &owner.namespace, child));
-    let old = slices().filter(|(_, slice)| by(slice, "tailscale.com"));
+    let old = slices().filter(|(_, slice)| by_hand(slice));
     let gone = old.filter(|(_, slice)| of(slice).is_none_or(|child| served.contains(&child) || !there(&child)));
     let gone: Vec<_> = gone.map(|(object, _)| object.clone()).collect();
     for object in gone {

@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::Service;
 use serde_json::Value;
 
 use super::Summary;
-use super::claims::Claim;
+use super::acks::Standing;
 use crate::api::egress;
 use crate::model::objects::{Child, EgressConfig, Owner, Shape};
 use crate::model::publish::Claimant;
@@ -21,7 +21,9 @@ use crate::model::publish::Claimant;
 pub struct Memory {
     base: Base,
     /// By the address of the user's Service, which is held and so is nobody else's.
-    services: HashMap<usize, Known>,
+    services: HashMap<usize, Arc<Known>>,
+    /// How the replicas stood.
+    standing: Option<Standing>,
     config: Option<Config>,
     judged: u64,
     /// What was told last to those who ask a group to be published that publishes nothing. To lose it is to tell it once more.
@@ -45,6 +47,8 @@ pub(super) struct Known {
     pub(super) object: Arc<Value>,
     pub(super) child: Arc<Child>,
     pub(super) entry: Arc<egress::Service>,
+    /// What it is called in the config: by its own name, which runs together with no other.
+    pub(super) name: Arc<str>,
     /// How the replicas stood when it was found to say so, and to stand for its child.
     pub(super) told: Option<Stood>,
 }
@@ -65,14 +69,14 @@ pub(super) struct Stood {
 /// The egress config, and what it was made from.
 #[derive(Debug)]
 struct Config {
-    entries: Entries,
+    entries: Arc<Entries>,
     made: Arc<EgressConfig>,
     /// The object that was found to hold it.
     object: Option<Arc<Value>>,
 }
 
 /// The services of a config.
-pub(super) type Entries = BTreeMap<String, Arc<egress::Service>>;
+pub(super) type Entries = BTreeMap<Arc<str>, Arc<egress::Service>>;
 
 impl Memory {
     /// How many Services were judged anew, of all that were looked at.
@@ -117,33 +121,38 @@ impl Memory {
         }
     }
 
-    /// Whether a Service was found to be valid.
-    pub(super) fn valid(&self, service: &Arc<Service>) -> bool {
-        self.services.contains_key(&address(service))
+    /// What is known of a Service that is as it was.
+    pub(super) fn known(&self, service: &Arc<Service>) -> Option<&Arc<Known>> {
+        self.services.get(&address(service))
     }
 
-    /// What is known of a Service that is as it was, and so is its child.
-    pub(super) fn known(&self, claim: &Claim<'_>) -> Option<&Known> {
-        let known = self.services.get(&address(claim.service?))?;
-        Arc::ptr_eq(&known.object, claim.object?).then_some(known)
+    /// Whether every service stands to these replicas as it did.
+    pub(super) fn stands(&self, standing: &Standing) -> bool {
+        self.standing.as_ref().is_some_and(|held| held.same(standing))
     }
 
     /// Keeps this of the Services, and nothing else.
-    pub(super) fn keep(&mut self, known: Vec<Known>, judged: usize) {
+    pub(super) fn keep(&mut self, known: Vec<Arc<Known>>, judged: usize, standing: Standing) {
         self.services = known.into_iter().map(|known| (address(&known.service), known)).collect();
+        self.standing = Some(standing);
         self.judged += u64::try_from(judged).unwrap_or(u64::MAX);
     }
 
     /// The config of these services: the one that there is, if they are the same.
-    pub(super) fn config(&mut self, owner: &Owner, entries: Entries, replicas: u32, next_port: u16) -> Arc<EgressConfig> {
-        if let Some(held) =
-            self.config.as_ref().filter(|held| held.made.is_for(owner, replicas, next_port) && same(&held.entries, &entries))
+    pub(super) fn config(&mut self, owner: &Owner, entries: &Arc<Entries>, replicas: u32, next_port: u16) -> Arc<EgressConfig> {
+        if let Some(held) = self.config.as_ref().filter(|held| held.made.is_for(owner, replicas, next_port) && same(&held.entries, entries))
         {
             return Arc::clone(&held.made);
         }
-        let made = Arc::new(EgressConfig::new(owner, &entries, replicas, next_port));
-        self.config = Some(Config { entries, made: Arc::clone(&made), object: None });
+        let made = Arc::new(EgressConfig::new(owner, &**entries, replicas, next_port));
+        self.config = Some(Config { entries: Arc::clone(entries), made: Arc::clone(&made), object: None });
         made
+    }
+
+    /// The services of a config, if it is known to hold the one that was made last.
+    pub(super) fn entries(&self, object: &Arc<Value>) -> Option<Arc<Entries>> {
+        let config = self.config.as_ref().filter(|config| config.object.as_ref().is_some_and(|held| Arc::ptr_eq(held, object)));
+        config.map(|config| Arc::clone(&config.entries))
     }
 
     /// Whether an object holds the config that was made last.
@@ -158,11 +167,11 @@ impl Memory {
     }
 }
 
-fn address(service: &Arc<Service>) -> usize {
-    Arc::as_ptr(service).addr()
+/// Where something is, which nothing else is for as long as it is held.
+pub(super) fn address<T>(of: &Arc<T>) -> usize {
+    Arc::as_ptr(of).addr()
 }
 
 fn same(one: &Entries, other: &Entries) -> bool {
-    let equal = |(one, other): ((&String, &Arc<_>), (&String, &Arc<_>))| one.0 == other.0 && Arc::ptr_eq(one.1, other.1);
-    one.len() == other.len() && one.iter().zip(other).all(equal)
+    one.len() == other.len() && one.iter().zip(other).all(|(one, other)| Arc::ptr_eq(one.1, other.1) && one.0 == other.0)
 }

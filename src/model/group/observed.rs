@@ -45,7 +45,7 @@ pub struct Observed {
     pub replicas: BTreeMap<u32, Replica>,
     /// Every object in the namespace of the proxies that is labelled as this group's or as an egress child of it, or that has
     /// the name of one that we would make (for a foreign one is not overwritten). As the API server has it; `managedFields`
-    /// may be left out, and so may whatever of it no pass reads.
+    /// may be left out, and so may whatever of it no pass reads; slices are there only while one of them is written by hand.
     pub owned: OrdMap<ObjectRef, Arc<Value>>,
     /// The user's Services, by namespace and name, for which its annotation or its record names this group or of which `owned` has a
     /// child, those that are being deleted included.

@@ -182,7 +182,7 @@ pub(super) fn orphans(work: &mut Work<'_>) {
 /// Lets Services go that are not wanted any more, and tells the others why nobody serves them, if it is for us to say.
 pub(super) fn without(work: &mut Work<'_>, owner: &Owner, why: Option<&str>) {
     let message = why.map(|why| format!("ProxyGroup {} {why}", owner.group));
-    for claim in claims(work.observed, work.memory).values() {
+    for claim in &claims(work.observed, work.memory) {
         match (claim.role, claim.service) {
             (Role::Serve | Role::Hold, _) => {
                 if let Some(message) = &message {

@@ -3,14 +3,13 @@
 //! What is in the config stays in it, whatever comes. Then come those that have a child, then the oldest. The others are told, get
 //! nothing and take nothing; they are looked at again in each pass, so that one takes the place of another that goes.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::claims::{Claim, Key, created};
+use super::claims::{Claim, created};
 use super::egress::{Outcome, Serving};
 use super::memory::Entries;
 use super::work::Work;
-use crate::api::egress;
 use crate::model::objects::{EgressConfig, Shape};
 
 /// What those are told for whom there is no room.
@@ -20,21 +19,11 @@ const FULL_STOCK: &str =
     "The egress config of the ProxyGroup is full: use another ProxyGroup, or Tailyard's own image, whose limit is higher.";
 
 /// The entries that fit; `before` are those that are in the config.
-pub(super) fn fitting<'a>(
-    claims: &BTreeMap<Key<'a>, Claim<'_>>,
-    keys: &BTreeMap<Key<'a>, String>,
-    before: &BTreeMap<String, egress::Service>,
-    entries: &Entries,
-    shape: &Shape<'_>,
-) -> Entries {
-    let rank = |(key, claim): &(&Key<'a>, &Claim<'_>)| {
-        let held = before.contains_key(&keys[*key]);
-        (!held, claim.record.is_none(), created(claim), **key)
-    };
+pub(super) fn fitting(claims: &[Claim<'_>], before: &Entries, entries: &Entries, shape: &Shape<'_>) -> Entries {
     let mut order: Vec<_> = claims.iter().collect();
-    order.sort_by_cached_key(rank);
-    let wanted = order.into_iter().filter_map(|(key, _)| entries.get_key_value(&keys[key]));
-    let wanted: Vec<_> = wanted.map(|(name, entry)| (name.clone(), Arc::clone(entry))).collect();
+    order.sort_by_cached_key(|claim| (!before.contains_key(&claim.name), claim.object.is_none(), created(claim), claim.key));
+    let wanted = order.into_iter().filter_map(|claim| entries.get_key_value(&claim.name));
+    let wanted: Vec<_> = wanted.map(|(name, entry)| (Arc::clone(name), Arc::clone(entry))).collect();
     let stay = wanted.iter().take_while(|(name, _)| before.contains_key(name)).count();
     let first = |count: usize| -> Entries { wanted.iter().take(count).cloned().collect() };
     let fits = |count: usize| EgressConfig::new(&shape.owner, &first(count), shape.replicas, 0).fits(shape.stock());
@@ -55,21 +44,17 @@ fn most(mut least: usize, mut over: usize, fits: impl Fn(usize) -> bool) -> usiz
 }
 
 /// Refuses whoever is not among these entries, and takes back what was to be made for them.
-pub(super) fn refuse<'a>(
-    work: &mut Work<'_>,
-    keys: &BTreeMap<Key<'a>, String>,
-    entries: &Entries,
-    outcomes: &mut BTreeMap<Key<'a>, Outcome>,
-    stock: bool,
-) {
-    for (key, outcome) in outcomes.iter_mut() {
-        let Outcome::Served(Serving { child, .. }) = outcome else { continue };
-        if !entries.contains_key(&keys[key]) {
-            let object = child.object();
-            work.pass.apply.retain(|manifest| manifest.object != object);
+pub(super) fn refuse(work: &mut Work<'_>, claims: &[Claim<'_>], entries: &Entries, outcomes: &mut [Outcome], stock: bool) {
+    let mut taken_back = BTreeSet::new();
+    for (_, outcome) in claims.iter().zip(outcomes).filter(|(claim, _)| !entries.contains_key(&claim.name)) {
+        if let Outcome::Served(Serving { child, .. }) = outcome {
+            taken_back.insert(child.object());
+        }
+        if let Outcome::Known | Outcome::Served(_) = outcome {
             *outcome = Outcome::Refused(if stock { FULL_STOCK } else { FULL }.to_owned());
         }
     }
+    work.pass.apply.retain(|manifest| !taken_back.contains(&manifest.object));
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::acks::{PATIENCE, Standing};
 use super::claims::{Claim, Key, Role};
 use super::egress::{Outcome, Serving, host};
-use super::memory::Stood;
+use super::memory::{Known, Stood};
 use super::validate::annotation;
 use super::work::Work;
 use super::{ObjectUpdate, Subject};
@@ -24,12 +24,12 @@ use crate::model::publish::Source;
 /// What the telling depends on beside the Service itself.
 #[derive(Debug)]
 pub(super) struct Told<'a> {
-    /// The Service in the egress config.
-    pub(super) key: &'a str,
     /// Whether the config is as it must be.
     pub(super) written: bool,
     /// The replicas.
-    pub(super) standing: &'a Standing<'a>,
+    pub(super) standing: &'a Standing,
+    /// Whether they stand as they did in the pass before.
+    pub(super) same: bool,
 }
 
 /// A Service while it is told.
@@ -85,26 +85,35 @@ impl<'a> Telling<'a> {
 }
 
 /// Tells one Service. How the replicas stand to it, if it stands for its child and there was nothing to tell.
-pub(super) fn tell(work: &mut Work<'_>, key: Key<'_>, claim: &Claim<'_>, outcome: &Outcome, told: &Told<'_>) -> Option<Stood> {
+pub(super) fn tell(work: &mut Work<'_>, claim: &Claim<'_>, outcome: &Outcome, told: &Told<'_>) -> Option<Stood> {
     let service = claim.service?;
-    match outcome {
-        Outcome::Served(serving) => {
-            let stood = told.standing.to(told.key, &serving.entry, told.written);
-            // That a config is being written is nothing to tell one that was told of it when it was written.
-            let same = |held: &Stood| *held == stood || *held == Stood { written: true, ..stood };
-            let held = work.memory.known(claim).and_then(|known| known.told).filter(same);
-            return held.or_else(|| served(work, service, serving, stood, told.standing).then_some(stood));
-        }
-        Outcome::Refused(message) => refused(work, key, service, claim, message),
-        Outcome::Held if claim.role == Role::Hold => invalid(work, key, service, claim),
-        Outcome::Released if claim.role == Role::Release => released(work, service, claim),
-        Outcome::Held | Outcome::Released => {}
+    match (outcome, &claim.known) {
+        (Outcome::Known, Some(known)) => return still(known, claim, told).or_else(|| serving(work, claim, &known.serving(), told)),
+        (Outcome::Served(served), _) => return serving(work, claim, served, told),
+        (Outcome::Refused(message), _) => refused(work, claim.key, service, claim, message),
+        (Outcome::Held, _) if claim.role == Role::Hold => invalid(work, claim.key, service, claim),
+        (Outcome::Released, _) if claim.role == Role::Release => released(work, service, claim),
+        (Outcome::Known | Outcome::Held | Outcome::Released, _) => {}
     }
     None
 }
 
+/// How the replicas stood to a Service that was told so, if there is nothing else to tell.
+fn still(known: &Known, claim: &Claim<'_>, told: &Told<'_>) -> Option<Stood> {
+    let held = known.told?;
+    let stood = if told.same { Stood { written: told.written, ..held } } else { told.standing.to(&claim.name, &known.entry, told.written) };
+    // That a config is being written is nothing to tell one that was told of it when it was written.
+    (held == stood || held == Stood { written: true, ..stood }).then_some(held)
+}
+
+/// The same for one that is told now.
+fn serving(work: &mut Work<'_>, claim: &Claim<'_>, serving: &Serving, told: &Told<'_>) -> Option<Stood> {
+    let stood = told.standing.to(&claim.name, &serving.entry, told.written);
+    served(work, claim.service?, serving, stood, told.standing).then_some(stood)
+}
+
 /// Whether the Service stands for its child and there was nothing to tell.
-fn served(work: &mut Work<'_>, service: &Service, Serving { child, settled, .. }: &Serving, stood: Stood, standing: &Standing<'_>) -> bool {
+fn served(work: &mut Work<'_>, service: &Service, Serving { child, settled, .. }: &Serving, stood: Stood, standing: &Standing) -> bool {
     let group = work.observed.name.clone();
     let host = host(work, &child.name);
     let mut telling = Telling::new(work, service);
@@ -169,7 +178,7 @@ pub(super) fn waiting(work: &mut Work<'_>, claim: &Claim<'_>, message: &str) {
 
 /// Lets a Service go, once its child has gone.
 pub(super) fn released(work: &mut Work<'_>, service: &Service, claim: &Claim<'_>) {
-    if claim.record.is_some() {
+    if claim.object.is_some() {
         return;
     }
     let mut telling = Telling::new(work, service);
@@ -199,7 +208,7 @@ fn dead_name(work: &mut Work<'_>, service: &Service, news: bool) {
 
 /// A finalizer stays while there is a child to take away.
 fn finalized(service: &Service, claim: &Claim<'_>) -> bool {
-    claim.record.is_some() || service.metadata.finalizers.iter().flatten().any(|held| held == names::FINALIZER)
+    claim.object.is_some() || service.metadata.finalizers.iter().flatten().any(|held| held == names::FINALIZER)
 }
 
 fn subject(key: Key<'_>) -> Subject {

@@ -3,7 +3,6 @@
 //! A `ConfigMap` holds 1 MiB. A config that comes near it is written compressed under a key of our own, which our image
 //! reads; the Tailscale operator's image cannot, so that what does not fit must not be asked of it.
 
-use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
@@ -37,12 +36,7 @@ pub struct EgressConfig {
 impl EgressConfig {
     /// The config of these services. `next_port` is from where the next port is looked for.
     #[must_use]
-    pub fn new(
-        owner: &Owner,
-        services: &BTreeMap<String, impl Borrow<egress::Service> + Serialize>,
-        replicas: u32,
-        next_port: u16,
-    ) -> Self {
+    pub fn new(owner: &Owner, services: &BTreeMap<impl Serialize, impl Serialize>, replicas: u32, next_port: u16) -> Self {
         let text = serde_json::to_vec(services).unwrap_or_default();
         let head = format!("1 {} {replicas} {next_port} ", owner.uid);
         let hash = digest(&[head.as_bytes(), &text].concat());
@@ -79,8 +73,10 @@ impl EgressConfig {
     /// Whether it already is as it must be: what the manifest says of it, without making one.
     #[must_use]
     pub fn holds(&self, observed: &Value) -> bool {
+        // What was packed here need not be unpacked.
+        let packed = || bytes(observed, egress::KEY_COMPRESSED).is_some_and(|held| Some(&held) == self.packed());
         applied(observed) == Some(&self.hash)
-            && egress_text(observed).as_deref() == Some(&self.text)
+            && (packed() || egress_text(observed).as_deref() == Some(&self.text))
             && bytes(observed, egress::KEY_HEP_PINGS).as_deref() == Some(self.pings().as_bytes())
             && observed["metadata"]["labels"][names::PARENT] == *self.owner.group
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Pod, Secret, Service};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use serde::Serialize;
+use serde::{Deserialize as _, Serialize};
 use serde_json::Value;
 
 use crate::api::proxygroup::ProxyGroup;
@@ -147,15 +147,15 @@ impl Seen {
         for object in objects {
             let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
             match part {
-                Part::Groups => self.groups.extend(serde_json::from_value(object.clone())),
-                Part::Pods => self.pods.extend(serde_json::from_value(object.clone()).map(|pod| (name, pod))),
+                Part::Groups => self.groups.extend(ProxyGroup::deserialize(object)),
+                Part::Pods => self.pods.extend(Pod::deserialize(object).map(|pod| (name, pod))),
                 Part::States => {
-                    let state = serde_json::from_value::<Secret>(object.clone()).map(|secret| ReplicaState::read(&secret));
+                    let state = Secret::deserialize(object).map(|secret| ReplicaState::read(&secret));
                     self.states.extend(state.map(|state| (name, state)));
                 }
                 Part::Configs => drop(self.configs.insert(name, object.clone())),
                 Part::Services => {
-                    let service = serde_json::from_value::<Service>(object.clone());
+                    let service = Service::deserialize(object);
                     self.services.extend(service.ok().filter(|service| !concerns(service).is_empty()));
                 }
                 Part::Pages => {}

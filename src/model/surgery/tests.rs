@@ -177,8 +177,9 @@ fn what_only_adds_needs_no_listing_and_one_key_needs_a_small_one() {
     let (few, many) = (past([&before]), past([&after]));
     assert!(Cuts::new(&few, &few.until(&after), &after, &|_| true).is_empty());
     let back = many.until(&before);
-    let cuts = Cuts::new(&many, &back, &before, &|_| true);
-    assert_eq!(cuts.filter(), FlowFilter::under_way());
+    let filter = |reachable: bool| Cuts::new(&many, &back, &before, &|_| reachable).filter();
+    assert_eq!(filter(false), FlowFilter::under_way());
+    assert_eq!(filter(true).key, Some(two), "connections drain on a target that lives");
     let less = ruleset(&[(one, &[A, B])]);
     assert_eq!(Cuts::new(&many, &many.until(&less), &less, &|_| true).filter().key, Some(two));
 }

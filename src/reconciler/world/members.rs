@@ -13,14 +13,18 @@ use serde_json::Value;
 
 use super::{Held, Id, Role, Typed, World};
 use crate::api::names;
-use crate::model::group::concerns;
+use crate::model::group::{by_hand, concerns};
 use crate::model::objects::{Kind, ObjectRef};
 
 /// The objects of a group.
 #[derive(Debug, Default)]
 pub(super) struct Members {
-    /// Those that are labelled as being of it.
+    /// Those that are labelled as being of it, but slices.
     pub(super) owned: OrdMap<ObjectRef, Arc<Value>>,
+    /// The slices of its children, which are shown while some of them are written by hand.
+    slices: OrdMap<ObjectRef, Arc<Value>>,
+    /// How many are.
+    by_hand: usize,
     /// The users' Services that concern it, or of which it has a child.
     pub(super) services: OrdMap<Id, Arc<Service>>,
     /// The Ingresses that name it, or for which its config has something.
@@ -31,7 +35,35 @@ pub(super) struct Members {
 
 impl Members {
     fn is_empty(&self) -> bool {
-        self.owned.is_empty() && self.services.is_empty() && self.ingresses.is_empty() && self.replicas.is_empty()
+        self.owned.is_empty() && self.slices.is_empty() && self.services.is_empty() && self.ingresses.is_empty() && self.replicas.is_empty()
+    }
+}
+
+impl Members {
+    /// Whether its slices matter.
+    pub(super) fn by_hand(&self) -> bool {
+        self.by_hand > 0
+    }
+
+    /// What a pass is shown of what it has.
+    pub(super) fn shown(&self) -> OrdMap<ObjectRef, Arc<Value>> {
+        if self.by_hand() { self.owned.clone().union(self.slices.clone()) } else { self.owned.clone() }
+    }
+
+    fn own(&mut self, object: ObjectRef, value: &Arc<Value>) {
+        if object.kind == Kind::EndpointSlice {
+            self.by_hand += usize::from(by_hand(value));
+            self.slices.insert(object, Arc::clone(value));
+        } else {
+            self.owned.insert(object, Arc::clone(value));
+        }
+    }
+
+    fn disown(&mut self, object: &ObjectRef) {
+        self.owned.remove(object);
+        if self.slices.remove(object).is_some_and(|slice| by_hand(&slice)) {
+            self.by_hand -= 1;
+        }
     }
 }
 
@@ -46,7 +78,7 @@ impl World {
         for group in groups(role, &held.value) {
             let members = self.members.entry(group).or_default();
             if let Role::Owned(kind) = role {
-                members.owned.insert(ObjectRef::new(kind, &id.0, id.1.clone()), Arc::clone(&held.value));
+                members.own(ObjectRef::new(kind, &id.0, id.1.clone()), &held.value);
             }
             if matches!(role, Role::Pod | Role::Owned(Kind::Secret)) {
                 members.replicas.insert((role, id.clone()));
@@ -70,7 +102,7 @@ impl World {
         for group in groups(role, &held.value) {
             self.change(&group, |members| {
                 if let Role::Owned(kind) = role {
-                    members.owned.remove(&ObjectRef::new(kind, &id.0, id.1.clone()));
+                    members.disown(&ObjectRef::new(kind, &id.0, id.1.clone()));
                 }
                 members.replicas.remove(&(role, id.clone()));
             });

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
-use super::{Id, Key, Role, Typed, World};
+use super::{Id, Key, Members, Role, Typed, World};
 use crate::api::names;
 use crate::api::proxyclass::ProxyClass;
 use crate::api::proxygroup::ProxyGroup;
@@ -161,7 +161,7 @@ impl World {
     }
 
     pub(super) fn owned(&self, group: &str) -> OrdMap<ObjectRef, Arc<Value>> {
-        let mut owned = self.members.get(group).map(|members| members.owned.clone()).unwrap_or_default();
+        let mut owned = self.members.get(group).map(Members::shown).unwrap_or_default();
         for (object, (value, _)) in self.foreign.get(group).into_iter().flatten() {
             owned.entry(object.clone()).or_insert_with(|| Arc::clone(value));
         }

@@ -206,11 +206,13 @@ impl World {
                 }
             }
         }
+        // Of an egress group's Services, which may be very many, none asks.
         let services = self.services(group);
-        let backed = services.keys().filter(|id| self.published.backed.contains_key(*id)).cloned().collect();
+        let asking = || services.iter().filter(|(_, service)| service_group(service).is_some());
+        let backed = asking().map(|(id, _)| id).filter(|id| self.published.backed.contains_key(*id)).cloned().collect();
         let labels = ingresses.values().map(|ingress| ingress_label(ingress));
         let labels: BTreeSet<String> =
-            labels.chain(services.values().map(|service| service_label(service))).chain(self.labels(group)).collect();
+            labels.chain(asking().map(|(_, service)| service_label(service))).chain(self.labels(group)).collect();
         let rivals = labels.iter().map(|label| (service_name(label), self.rivals(group, label)));
         let rivals = rivals.filter(|(_, rivals)| !rivals.is_empty()).collect();
         Publishing {

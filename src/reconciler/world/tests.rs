@@ -172,3 +172,22 @@ fn a_class_wakes_the_groups_that_use_it() {
     assert_eq!(groups_of(&world.put(Role::Class, class("usual"))), ["g"], "it is the default one");
     assert_eq!(groups_of(&world.put(Role::Class, class("special"))), ["h"]);
 }
+
+#[test]
+fn slices_matter_while_one_is_written_by_hand() {
+    let role = Role::Owned(Kind::EndpointSlice);
+    let slice = |name: &str, version: u64, by: &str, ready: bool| {
+        let labels =
+            json!({"tailscale.com/managed": "true", "tailscale.com/proxy-group": "g", "endpointslice.kubernetes.io/managed-by": by});
+        let metadata = json!({"name": name, "namespace": "ts", "resourceVersion": version.to_string(), "labels": labels});
+        json!({"metadata": metadata, "endpoints": [{"conditions": {"ready": ready}}]})
+    };
+    let (theirs, own) = ("tailscale.com", "endpointslice-controller.k8s.io");
+    let mut world = World::new(None, [role]);
+    assert!(world.put(role, slice("own", 1, own, false)).is_empty() && world.owned("g").is_empty());
+    assert_eq!(groups_of(&world.put(role, slice("old", 2, theirs, true))), ["g"]);
+    assert_eq!(world.owned("g").len(), 2, "all are shown");
+    assert_eq!(groups_of(&world.put(role, slice("own", 3, own, true))), ["g"]);
+    assert_eq!(groups_of(&world.gone(role, &slice("old", 4, theirs, true))), ["g"]);
+    assert!(world.owned("g").is_empty() && world.put(role, slice("own", 5, own, false)).is_empty());
+}

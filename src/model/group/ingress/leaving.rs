@@ -141,7 +141,9 @@ pub(in super::super) fn orphans(work: &mut Work<'_>, message: &str) {
 /// Tells those who ask for a group that is for something else.
 pub(in super::super) fn elsewhere(work: &mut Work<'_>, message: &str) {
     let (observed, group) = (work.observed, &*work.observed.name);
-    let asks = observed.services.values().any(|service| service_group(service) == Some(group));
+    // One of an egress group that is known asks for nothing else.
+    let mut others = observed.services.values().filter(|service| work.memory.known(service).is_none());
+    let asks = others.any(|service| service_group(service) == Some(group));
     if asks || !observed.publish.ingresses.is_empty() {
         orphans(work, message);
     }
