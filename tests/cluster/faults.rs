@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
 
 use super::Stage;
@@ -26,6 +27,23 @@ pub(crate) fn a_killed_replica_is_left_out_once_kubernetes_sees_it(stage: &Stage
     whole::settled(cluster);
     let told = load.end();
     report("a replica killed", killed, seen, &told);
+}
+
+pub(crate) fn a_supervisor_that_crashes_is_not_noticed(stage: &Stage) {
+    let cluster = &stage.cluster;
+    let load = whole::load(cluster, "crash", None, &["--active", "8"]);
+    let uid = pods::uid(cluster, NAMESPACE, "eg-1");
+    let daemon = pods::processes(&uid, Some("tailscaled"));
+    // The container's first process has the same name, and this one for a child.
+    let worker = |pids: Vec<i32>| pids.into_iter().find_map(|pid| support::child(pid.unsigned_abs(), "tailyard"));
+    let before = worker(pods::processes(&uid, Some("tailyard"))).expect("a supervisor");
+    kill(Pid::from_raw(before), Signal::SIGKILL).expect("killed");
+    crate::eventually("another supervisor", || worker(pods::processes(&uid, Some("tailyard"))).filter(|pid| *pid != before));
+    whole::settled(cluster);
+    let told = load.end();
+    println!("a supervisor that crashes: {told}");
+    told.lost_nothing("a supervisor that crashes");
+    assert_eq!(pods::processes(&uid, Some("tailscaled")), daemon, "its tailscaled went on");
 }
 
 pub(crate) fn a_killed_tailscaled_is_hardly_noticed(stage: &Stage) {

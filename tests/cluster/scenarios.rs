@@ -34,11 +34,12 @@ struct Target {
 type Scenario = (&'static str, fn(&Stage));
 
 /// In the order in which they happen.
-const ALL: [Scenario; 11] = [
+const ALL: [Scenario; 12] = [
     ("a rolling restart", changes::a_rolling_restart_loses_nothing),
     ("two replicas to three and back", changes::scaling_loses_nothing_and_restarts_nobody_else),
     ("a leaving replica with established connections", changes::a_leaving_replica_resets_what_outlives_its_grace),
     ("a replica killed", faults::a_killed_replica_is_left_out_once_kubernetes_sees_it),
+    ("a supervisor that crashes", faults::a_supervisor_that_crashes_is_not_noticed),
     ("tailscaled killed", faults::a_killed_tailscaled_is_hardly_noticed),
     ("no reconciler", outages::targets_move_without_a_reconciler),
     ("no API server", outages::without_an_api_server_everything_goes_on),
