@@ -390,6 +390,25 @@ mod tests {
     }
 
     #[test]
+    fn a_udp_flow_of_a_replica_that_was_killed_is_behind_only_once_that_is_back() {
+        let topology = Topology::make(1, 2).expect("namespaces");
+        let (old, lane) = (Service { number: 0, target: 0 }, Lane { service: 0, replica: 0 });
+        let mut board = Board::new(Instant::now(), &topology, [old]);
+        let by = board.identity(old);
+        board.write(Service { target: 1, ..old });
+        board.ledger.settle(lane, board.now());
+        let wrong = |board: &Board, after: Duration| board.wrong_for_flow(lane, board.now() + after, board.now() + after, by).is_some();
+        assert!(wrong(&board, FOLLOWS * 2) && !wrong(&board, FOLLOWS / 2));
+        board.open_window(0);
+        assert!(!wrong(&board, FOLLOWS * 2), "nobody is there to end it");
+        board.hear(0, board.now(), false);
+        board.members[0].life = Life::Restarting;
+        board.hear(0, board.now(), true);
+        board.members[0].back = FOLLOWS;
+        assert!(!wrong(&board, FOLLOWS + SECOND) && wrong(&board, FOLLOWS * 3));
+    }
+
+    #[test]
     fn a_service_added_while_a_replica_was_away_goes_by_it_once_it_was_seen_there() {
         let topology = Topology::make(2, 1).expect("namespaces");
         let start = Instant::now().checked_sub(READY_COVERS * 2).expect("the machine runs for longer");
