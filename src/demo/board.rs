@@ -65,6 +65,8 @@ pub struct Member {
     pub connections: u32,
     /// From each SIGKILL until it was seen: connections may be lost.
     windows: Vec<(Duration, Option<Duration>)>,
+    /// Since when it is in rotation.
+    back: Duration,
 }
 
 impl Member {
@@ -145,7 +147,7 @@ impl Board {
     /// A board with these services, all of them known to lead where they should on every replica.
     #[must_use]
     pub fn new(start: Instant, topology: &Topology, services: impl IntoIterator<Item = Service>) -> Self {
-        let member = |pod| Member { pod, ready: true, life: Life::Running, connections: 0, windows: Vec::new() };
+        let member = |pod| Member { pod, ready: true, life: Life::Running, connections: 0, windows: Vec::new(), back: Duration::ZERO };
         let mut board = Self {
             start,
             rows: BTreeMap::new(),
@@ -286,14 +288,23 @@ impl Board {
         Report { outcome, ..*report }
     }
 
-    /// What is wrong with a UDP flow's answer, if anything is.
+    /// What is wrong with a UDP flow's answer, if anything is. A replica that was killed between a change and the end of its flows ends
+    /// them when it is back.
     #[must_use]
     pub fn wrong_for_flow(&self, lane: Lane, began: Duration, ended: Duration, by: Identity) -> Option<String> {
         match self.ledger.judge(lane, began, ended, by) {
-            Verdict::Stale { by: lag } if lag > FOLLOWS => Some(format!("the target of before, {} ms after the change", lag.as_millis())),
+            Verdict::Stale { by: lag } if lag.min(self.back_for(lane, ended)) > FOLLOWS => {
+                Some(format!("the target of before, {} ms after the change", lag.as_millis()))
+            }
             Verdict::Right | Verdict::Stale { .. } => None,
             Verdict::Wrong => Some("a target that it never had".to_owned()),
         }
+    }
+
+    /// For how long the replica of a lane has been in rotation; not at all while it is not.
+    fn back_for(&self, lane: Lane, now: Duration) -> Duration {
+        let member = self.members.get(usize::from(lane.replica)).filter(|member| member.ready && member.life != Life::Killed);
+        member.map_or(Duration::ZERO, |member| now.saturating_sub(member.back))
     }
 
     /// How far a UDP flow's answer is behind a change that was seen in force; nothing if it is not.
@@ -323,6 +334,7 @@ impl Board {
         }
         member.ready = ready;
         let text = if ready {
+            member.back = now;
             if member.life == Life::Restarting {
                 member.life = Life::Running;
             }
@@ -375,6 +387,25 @@ mod tests {
         replicas.sort_unstable();
         replicas.dedup();
         replicas
+    }
+
+    #[test]
+    fn a_udp_flow_of_a_replica_that_was_killed_is_behind_only_once_that_is_back() {
+        let topology = Topology::make(1, 2).expect("namespaces");
+        let (old, lane) = (Service { number: 0, target: 0 }, Lane { service: 0, replica: 0 });
+        let mut board = Board::new(Instant::now(), &topology, [old]);
+        let by = board.identity(old);
+        board.write(Service { target: 1, ..old });
+        board.ledger.settle(lane, board.now());
+        let wrong = |board: &Board, after: Duration| board.wrong_for_flow(lane, board.now() + after, board.now() + after, by).is_some();
+        assert!(wrong(&board, FOLLOWS * 2) && !wrong(&board, FOLLOWS / 2));
+        board.open_window(0);
+        assert!(!wrong(&board, FOLLOWS * 2), "nobody is there to end it");
+        board.hear(0, board.now(), false);
+        board.members[0].life = Life::Restarting;
+        board.hear(0, board.now(), true);
+        board.members[0].back = FOLLOWS;
+        assert!(!wrong(&board, FOLLOWS + SECOND) && wrong(&board, FOLLOWS * 3));
     }
 
     #[test]
