@@ -52,6 +52,8 @@ enum Fault {
     Tailscaled,
     /// tailscaled, whose state is in a Secret, while the API server answers nobody.
     TailscaledApart,
+    /// Nothing, while the API server answers nobody.
+    Apart,
 }
 
 /// What came of it, for one system.
@@ -75,11 +77,7 @@ fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {
     let systems = if args.quick { &System::ALL[..2] } else { &System::ALL };
     let lasts = if args.quick { BRIEF } else { LASTS };
     let nothing = |(fault, system): (Fault, &System)| Taken { system: *system, fault, lasts, failed: Vec::new(), gap: Vec::new() };
-    let faults: &[Fault] = if args.quick {
-        &[Fault::TailscaledApart]
-    } else {
-        &[Fault::Supervisor, Fault::Container, Fault::Tailscaled, Fault::TailscaledApart]
-    };
+    let faults: &[Fault] = if args.quick { &[Fault::TailscaledApart] } else { &Fault::ALL };
     let pairs = faults.iter().flat_map(|fault| systems.iter().map(move |system| (*fault, system)));
     let mut all: Vec<Taken> = pairs.map(nothing).collect();
     for _ in 0..args.repetitions(5) {
@@ -98,19 +96,26 @@ fn take(stage: &Stage, taken: &mut [Taken]) -> Result<()> {
 }
 
 impl Fault {
+    const ALL: [Self; 5] = [Self::Supervisor, Self::Container, Self::Tailscaled, Self::TailscaledApart, Self::Apart];
+
+    fn is_apart(self) -> bool {
+        matches!(self, Self::TailscaledApart | Self::Apart)
+    }
+
     fn happen(self, stage: &Stage, pod: &mut Pod<'_>) -> Result<()> {
-        if self == Self::TailscaledApart {
+        if self.is_apart() {
             stage.cluster.freeze_server();
         }
         match self {
             Self::Supervisor => pod.container()?.kill_supervisor(),
             Self::Container => pod.container()?.kill(),
             Self::Tailscaled | Self::TailscaledApart => pod.container()?.kill_child("tailscaled"),
+            Self::Apart => Ok(()),
         }
     }
 
     fn pass(self, stage: &Stage) {
-        if self == Self::TailscaledApart {
+        if self.is_apart() {
             stage.cluster.thaw_server();
         }
     }
@@ -121,6 +126,7 @@ impl Fault {
             Self::Container => "container killed",
             Self::Tailscaled => "tailscaled killed",
             Self::TailscaledApart => "tailscaled killed without the API server",
+            Self::Apart => "no API server",
         };
         format!("{what}: {of}")
     }
@@ -174,9 +180,12 @@ fn judge(reports: &[Report], lasts: Duration) -> Result<Met> {
 fn report(sheet: &mut Sheet, all: &[Taken]) {
     for Taken { system, fault, lasts, failed, gap } in all {
         let point = |of: &str| Point::of(&fault.plot(of), system.name, SIZE);
-        sheet.plot(point("failed connects"), &format!("of {}", u64::from(RATE) * lasts.as_secs()), failed.clone(), None);
+        let goal = (*fault == Fault::Apart).then_some("≤ 0");
+        sheet.plot(point("failed connects"), &format!("of {}", u64::from(RATE) * lasts.as_secs()), failed.clone(), goal);
         sheet.plot(point("longest time without an answer"), "s", gap.clone(), None);
-        if let Some(theirs) = all.iter().find(|other| other.fault == *fault && Some(other.system) == system.rival()) {
+        // Without the API server alone nobody is to lose any.
+        let rival = all.iter().find(|other| other.fault == *fault && Some(other.system) == system.rival());
+        if let Some(theirs) = rival.filter(|_| *fault != Fault::Apart) {
             let what = format!("{}, {}: ours to theirs", fault.plot("failed connects"), system.firewall);
             sheet.add(what, "ratio", ratios(failed, &theirs.failed), Some("≤ 0.05"));
         }

@@ -40,8 +40,10 @@ use crate::users::Users;
 const GROUP: &str = "g";
 /// How many Services show that it works.
 const FEW: usize = 20;
-/// Its replicas.
+/// Its replicas, where their number is not what is looked at.
 const REPLICAS: u8 = 2;
+/// How many Services a group has where it is.
+const MANY_REPLICAS: usize = 1_000;
 /// How long the processes may take for everything.
 const PATIENCE: Duration = Duration::from_mins(20);
 /// How far apart single Services are made: longer than a replica rests between two things that it says.
@@ -64,10 +66,14 @@ fn main() -> Result<ExitCode> {
     for size in &sizes {
         decide(*size, &args, &mut sheet)?;
     }
-    for size in sizes {
+    let mut groups: Vec<_> = sizes.into_iter().map(|size| (size, REPLICAS)).collect();
+    if groups.iter().any(|(size, _)| *size == MANY_REPLICAS) {
+        groups.extend([1, 5].map(|replicas| (MANY_REPLICAS, replicas)));
+    }
+    for group in groups {
         let measured = Mutex::new(None);
         stage::stage(async |stage| {
-            let done = measure(stage, size, &args, &mut sheet).await;
+            let done = measure(stage, group, &args, &mut sheet).await;
             *measured.lock().expect("no panic under the lock") = Some(done);
         });
         measured.into_inner().expect("no panic under the lock").context("the stage's work did not end")??;
@@ -118,14 +124,15 @@ impl Mark {
     }
 }
 
-async fn measure(mut stage: Stage, size: usize, args: &Args, sheet: &mut Sheet) -> Result<()> {
+/// So many Services on a group of so many replicas.
+async fn measure(mut stage: Stage, (size, replicas): (usize, u8), args: &Args, sheet: &mut Sheet) -> Result<()> {
     stage.cluster.start_endpoints();
     let running = stage.reconciler("one", 9100);
     running.leads(true).await;
     let ports = json!({"from": 10_000, "to": 39_999});
-    stage.group_of(GROUP, json!({"type": "egress", "replicas": REPLICAS, "tailyard": {"ports": ports}})).await;
-    stage.join(GROUP, REPLICAS).await;
-    let replicas = replicas(&stage).await?;
+    stage.group_of(GROUP, json!({"type": "egress", "replicas": replicas, "tailyard": {"ports": ports}})).await;
+    stage.join(GROUP, replicas).await;
+    let forwarding = forwarding(&stage, replicas).await?;
     let mut users = Users::watch(stage.users(), |number| format!("100.64.{}.{}", number / 250 % 64, number % 250));
     sleep(Duration::from_secs(2)).await;
 
@@ -138,6 +145,8 @@ async fn measure(mut stage: Stage, size: usize, args: &Args, sheet: &mut Sheet) 
     settled(&running).await?;
     let all = Mark::set(&running)?;
     let goal = |text: &'static str| (size == 1_000).then_some(text);
+    let system = if replicas == REPLICAS { "Tailyard".to_owned() } else { format!("Tailyard, {replicas} replicas") };
+    let point = |plot: &str, size: usize| Point::of(plot, &system, size as u64);
     let each = |from: u64, to: u64| per(to - from, size);
     sheet.plot(point("until the last is made by its user", size), "s", vec![made.as_secs_f64()], None);
     sheet.plot(point("until the last is ready", size), "s", vec![took.as_secs_f64()], goal("≤ 30"));
@@ -149,10 +158,12 @@ async fn measure(mut stage: Stage, size: usize, args: &Args, sheet: &mut Sheet) 
     sheet.plot(point("resident", size), "MB", vec![status(running.id(), "VmRSS:")?], goal("≤ 100"));
     sheet.plot(point("the most resident", size), "MB", vec![status(running.id(), "VmHWM:")?], None);
 
-    shown(&stage, size, args, sheet).await?;
-    idle(&running, size, args, sheet).await?;
-    one_more(&running, &mut users, size, args, sheet).await?;
-    for replica in replicas {
+    if replicas == REPLICAS {
+        shown(&stage, size, args, sheet).await?;
+        idle(&running, size, args, sheet).await?;
+        one_more(&running, &mut users, size, args, sheet).await?;
+    }
+    for replica in forwarding {
         replica.abort();
     }
     Ok(())
@@ -212,9 +223,9 @@ async fn one_more(running: &Running, users: &mut Users, size: usize, args: &Args
 }
 
 /// Starts the replicas.
-async fn replicas(stage: &Stage) -> Result<Vec<tokio::task::JoinHandle<()>>> {
+async fn forwarding(stage: &Stage, replicas: u8) -> Result<Vec<tokio::task::JoinHandle<()>>> {
     let mut started = Vec::new();
-    for ordinal in 0..REPLICAS {
+    for ordinal in 0..replicas {
         let name = format!("{GROUP}-{ordinal}");
         let pod = stage.here::<Pod>().get(&name).await?;
         let address = pod.status.as_ref().and_then(|status| status.pod_ip.as_ref()).context("a Pod without an address")?.parse()?;

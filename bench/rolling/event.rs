@@ -79,7 +79,7 @@ impl Event {
                 begun = Instant::now();
                 restart(game, round);
             }),
-            Self::Killed => kill_supervisor(&pods::uid(cluster, NAMESPACE, "eg-1")),
+            Self::Killed => kill_container(&pods::uid(cluster, NAMESPACE, "eg-1")),
             Self::Deleted => drop(cluster.kubectl(&["delete", "pod", "-n", NAMESPACE, "eg-1", "--grace-period=0", "--force"])),
             Self::Lost => cluster.tailnet.cut(&lost(game).machine),
         }
@@ -107,13 +107,19 @@ fn restart(game: &Match, round: usize) {
     }
 }
 
-/// Kills whoever started the tailscaled of a Pod: the first process of its container, whose end is that of all others in it.
-fn kill_supervisor(uid: &str) {
-    let tailscaled = *pods::processes(uid, Some("tailscaled")).first().expect("a tailscaled");
-    let status = fs::read_to_string(format!("/proc/{tailscaled}/status")).expect("its status");
-    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")).and_then(|pid| pid.trim().parse().ok()).expect("a parent");
-    assert!(pods::processes(uid, None).contains(&parent), "{parent} is outside the Pod");
-    kill(Pid::from_raw(parent), Signal::SIGKILL).expect("killed");
+/// Kills the first process of the container in which the tailscaled of a Pod runs, whose end is that of all others in it.
+fn kill_container(uid: &str) {
+    let inside = pods::processes(uid, None);
+    let mut first = *pods::processes(uid, Some("tailscaled")).first().expect("a tailscaled");
+    while let Some(parent) = parent(first).filter(|parent| inside.contains(parent)) {
+        first = parent;
+    }
+    kill(Pid::from_raw(first), Signal::SIGKILL).expect("killed");
+}
+
+fn parent(pid: i32) -> Option<i32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
 }
 
 /// The node that may be lost: neither an operator nor the load is on it.

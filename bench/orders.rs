@@ -1,0 +1,172 @@
+//! How long does it take until every service has its certificate, all of them ordered at once, beside the stock proxy's tailscaled, and
+//! how many certificates are ordered for that?
+
+#![allow(clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr, reason = "shares the stage of the tests")]
+
+#[path = "support.rs"]
+mod bench;
+#[allow(dead_code, reason = "the tests need more of it")]
+#[path = "../tests/support/cluster.rs"]
+mod cluster;
+#[path = "../tests/ingress/front.rs"]
+mod front;
+#[allow(dead_code, reason = "the tests need more of it")]
+#[path = "../tests/kernel/lab.rs"]
+mod lab;
+#[allow(dead_code, reason = "the tests need more of it")]
+#[path = "../tests/certs/pebble.rs"]
+mod pebble;
+#[allow(dead_code, reason = "the tests need more of it")]
+#[path = "../tests/certs/stage.rs"]
+mod stage;
+#[allow(dead_code, reason = "the tests need more of it")]
+#[path = "../tests/advertise/stock.rs"]
+mod stock;
+#[allow(dead_code, reason = "the tests need more of it")]
+#[path = "../tests/support/tailnet.rs"]
+mod support;
+
+use std::fmt::Write as _;
+use std::fs;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use clap::Parser;
+
+use crate::bench::{Args, Point, Sheet, in_turn, publish, ratios};
+use crate::front::Front;
+use crate::stage::{Replica, Stage, stage};
+use crate::support::{Machine, Process};
+
+/// How many services there are, with a name each.
+const SIZES: [u16; 3] = [1, 10, 100];
+
+/// Who orders.
+enum Party {
+    /// A group of ours: both replicas hold what one of them orders.
+    Ours([Replica; 2]),
+    /// The stock proxy's tailscaled, which orders by itself what it is asked for.
+    Theirs { machine: Machine, _tailscaled: Process },
+}
+
+/// One of them, and what was measured of it at one size.
+struct Side {
+    party: Party,
+    seconds: Vec<f64>,
+    orders: Vec<f64>,
+}
+
+fn main() -> Result<ExitCode> {
+    let args = Args::parse();
+    let sizes = if args.quick { &SIZES[..2] } else { &SIZES };
+    let rounds = args.repetitions(5);
+    // One more for each, by which accounts are made.
+    let each = 1 + rounds * sizes.iter().map(|size| usize::from(*size)).sum::<usize>();
+    let names: Vec<String> = (0..2 * each).map(|number| format!("c{number}.tail-lab.ts.net")).collect();
+    let names: &[&str] = &names.iter().map(String::as_str).collect::<Vec<_>>();
+    let mut sheet = Sheet::new("Services that are published at once until each has its certificate");
+    let mut outcome = Ok(());
+    let (measured, written) = (&mut outcome, &mut sheet);
+    stage(names, async move |stage| *measured = all(&stage, sizes, rounds, names, written).await);
+    outcome?;
+    publish("orders", &args, &sheet)
+}
+
+async fn all(stage: &Stage, sizes: &[u16], rounds: usize, names: &[&str], sheet: &mut Sheet) -> Result<()> {
+    let mut left = names;
+    // Pebble alone is not enough for tailscaled, so neither asks it directly.
+    let front = Front::start(&stage.tailnet);
+    let mut both = [ours(stage, &front.directory).await, theirs(stage, &front.directory)].map(|party| Side {
+        party,
+        seconds: Vec::new(),
+        orders: Vec::new(),
+    });
+    for side in &mut both {
+        side.order(stage, &mut left, 1).await?;
+    }
+    for size in sizes {
+        for side in &mut both {
+            (side.seconds, side.orders) = (Vec::new(), Vec::new());
+        }
+        for round in 0..rounds {
+            for side in in_turn(&mut both, round) {
+                side.order(stage, &mut left, *size).await?;
+            }
+        }
+        report(sheet, &both, *size);
+    }
+    Ok(())
+}
+
+async fn ours(stage: &Stage, directory: &str) -> Party {
+    let replicas = [stage.replica_at(0, &[], directory).await, stage.replica_at(1, &[], directory).await];
+    replicas[0].until_leads(true).await;
+    Party::Ours(replicas)
+}
+
+fn theirs(stage: &Stage, directory: &str) -> Party {
+    let machine = stage.tailnet.machine("stock");
+    let tailscaled = stock::start(&stage.tailnet, &machine, &[("TS_DEBUG_ACME_DIRECTORY_URL", directory)]);
+    Party::Theirs { machine, _tailscaled: tailscaled }
+}
+
+impl Side {
+    /// Has certificates made for so many of the names that are left.
+    async fn order(&mut self, stage: &Stage, left: &mut &[&str], size: u16) -> Result<()> {
+        let all = *left;
+        let (names, rest) = all.split_at(size.into());
+        *left = rest;
+        let (before, begun) = (stage.pebble.issued(), Instant::now());
+        match &self.party {
+            Party::Ours(replicas) => held(replicas, names).await,
+            Party::Theirs { machine, .. } => asked(machine, names)?,
+        }
+        self.seconds.push(begun.elapsed().as_secs_f64());
+        let issued = u32::try_from(stage.pebble.issued() - before)?;
+        self.orders.push(f64::from(issued) / f64::from(size));
+        ensure!(issued >= size.into(), "{issued} certificates were issued for {size} names");
+        Ok(())
+    }
+}
+
+/// Both replicas are told to serve these names, and hold their certificates.
+async fn held(replicas: &[Replica; 2], names: &[&str]) {
+    for replica in replicas {
+        replica.want(names);
+    }
+    for replica in replicas {
+        for name in names {
+            replica.pair(name).await;
+        }
+    }
+}
+
+/// tailscaled is asked for all of them at once, as its supervisor does, and has given them.
+fn asked(machine: &Machine, names: &[&str]) -> Result<()> {
+    let file = machine.own_dir().join("orders");
+    let mut wanted = String::new();
+    for name in names {
+        writeln!(wanted, "url = http://local-tailscaled.sock/localapi/v0/cert/{name}?type=pair")?;
+    }
+    fs::create_dir_all(machine.own_dir())?;
+    fs::write(&file, wanted)?;
+    let mut curl = machine.command("curl".as_ref());
+    curl.args(["--no-progress-meter", "--fail-with-body", "--parallel", "--parallel-immediate", "--parallel-max", "200", "--unix-socket"]);
+    let output = curl.arg(machine.socket()).arg("--config").arg(&file).output()?;
+    let given = String::from_utf8_lossy(&output.stdout);
+    ensure!(output.status.success(), "{}{given}", String::from_utf8_lossy(&output.stderr));
+    // A key and a chain of two for each.
+    ensure!(given.matches("PRIVATE KEY-----\n").count() == 2 * names.len(), "keys for {} names are missing: {given}", names.len());
+    Ok(())
+}
+
+fn report(sheet: &mut Sheet, both: &[Side; 2], size: u16) {
+    let [ours, theirs] = both;
+    for (side, system) in [(ours, "Tailyard, two replicas"), (theirs, "Tailscale proxy, one tailscaled")] {
+        sheet.plot(Point::of("published until each has its certificate", system, size), "s", side.seconds.clone(), None);
+        sheet.plot(Point::of("certificates ordered for each", system, size), "", side.orders.clone(), Some("≤ 1"));
+    }
+    let what = format!("published until each has its certificate, {size} services: ours to theirs");
+    sheet.add(what, "ratio", ratios(&ours.seconds, &theirs.seconds), None);
+}
