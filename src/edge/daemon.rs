@@ -142,15 +142,15 @@ impl Daemon {
         let mut command = Command::new(program);
         command.args(args).envs(env).env(MARK, args.join(" ")).stdin(Stdio::null()).stdout(told).stderr(complained);
         command.process_group(0).kill_on_drop(!outlives);
-        let (read, alive) = pipe2(OFlag::O_CLOEXEC)?;
-        if !outlives {
+        let ends = if outlives { None } else { Some(pipe2(OFlag::O_CLOEXEC)?) };
+        if let Some((read, _)) = &ends {
             // Only the reading end is inherited, and only while the daemon starts; another child that gets it too does no harm.
-            fcntl(&read, FcntlArg::F_SETFD(FdFlag::empty()))?;
+            fcntl(read, FcntlArg::F_SETFD(FdFlag::empty()))?;
             command.env("TS_PARENT_DEATH_FD", read.as_raw_fd().to_string());
         }
         let child = command.spawn()?;
         let group = Pid::from_raw(child.id().and_then(|pid| i32::try_from(pid).ok()).unwrap_or(i32::MAX));
-        let alive = (!outlives).then_some(alive);
+        let alive = ends.map(|(_, alive)| alive);
         Ok(Self { handle: Handle::Own(child), group, ended: None, _alive: alive, logs: logs(stdout, stderr) })
     }
 

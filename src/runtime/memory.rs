@@ -13,10 +13,20 @@ const SETTINGS: [(&str, &str); 3] = [("MALLOC_ARENA_MAX", "1"), ("MALLOC_TRIM_TH
 
 /// Starts the program again with the settings, unless it has some; returns only if there is nothing to do, or why it could not.
 pub fn give_back() -> io::Result<()> {
-    if SETTINGS.iter().any(|(name, _)| std::env::var_os(name).is_some()) {
-        return Ok(());
-    }
+    if has_settings() { Ok(()) } else { Err(again()?.exec()) }
+}
+
+/// This very program with the same arguments, and with the settings unless it has some.
+pub(super) fn again() -> io::Result<Command> {
     let mut args = std::env::args_os();
-    let name = args.next().unwrap_or_default();
-    Err(Command::new(std::env::current_exe()?).arg0(name).args(args).envs(SETTINGS).exec())
+    let mut command = Command::new(std::env::current_exe()?);
+    command.arg0(args.next().unwrap_or_default()).args(args);
+    if !has_settings() {
+        command.envs(SETTINGS);
+    }
+    Ok(command)
+}
+
+fn has_settings() -> bool {
+    SETTINGS.iter().any(|(name, _)| std::env::var_os(name).is_some())
 }
