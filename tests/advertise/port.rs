@@ -29,9 +29,11 @@ impl Client<'_> {
     /// Asks once on a connection that is to be closed then, and once more from the same port, to a port of the site. Nothing if the
     /// second connection is not answered.
     pub(crate) fn twice(&self, port: u16) -> Option<[String; 2]> {
-        // The own kernel gives the port again a second after it was closed, and not a minute after.
+        // The own kernel gives the port again in the next second of its clock, and not a minute after.
         self.node.sysctl("net.ipv4.tcp_tw_reuse", "1");
         let first = self.once(port).expect("an answer");
+        // That may be a millisecond after, when tailscaled is still ending the first, and it refuses: no client is as quick with a port.
+        thread::sleep(Duration::from_secs(1));
         let begun = Instant::now();
         loop {
             match self.once(port) {
