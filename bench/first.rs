@@ -114,6 +114,7 @@ async fn measure(cluster: &Cluster, services: usize, args: &Args, sheet: &mut Sh
         let answers = answers(SocketAddr::new(address, PORT), &replicas).await?.map(|answer| ms(answer.duration_since(begun)));
         taken.first.push(answers.into_iter().fold(f64::INFINITY, f64::min));
         taken.both.push(answers.into_iter().fold(0.0, f64::max));
+        eprintln!("service {number}: answered through each replica after {answers:.0?} ms");
         users.ready(number + 1, PATIENCE).await?;
     }
     let goal = (services == 1_000).then_some("p99 ≤ 1000");
