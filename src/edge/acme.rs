@@ -29,7 +29,7 @@ pub use key::AccountKey;
 use http::{Answer, Http};
 
 /// How long the server may take over one thing. Who orders gives up on its own terms, and sooner.
-const POLL: RetryPolicy = RetryPolicy::new().initial_delay(Duration::from_millis(300)).backoff(1.3).timeout(Duration::from_mins(4));
+const POLL: RetryPolicy = RetryPolicy::new().initial_delay(Duration::from_millis(100)).backoff(1.3).timeout(Duration::from_mins(4));
 /// How often a request is sent again whose nonce the server does not take, beside what the client does by itself.
 const NONCES: u8 = 8;
 
