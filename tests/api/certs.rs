@@ -1,0 +1,246 @@
+//! Certificates: a real ACME server (Pebble) that asks a real DNS server, real tailscaleds by which names are proven, and a real
+//! kube-apiserver that holds the Secrets; the control server is the stand-in of Tailscale's hosted one.
+//!
+//! Needs root and what `tests/servers/build` makes.
+
+mod closing;
+mod front;
+
+use std::time::{Duration, Instant};
+
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use tailyard::api::issuance::Note;
+use tailyard::api::names::{ACCOUNT_FINGERPRINT, ACCOUNTS, ISSUANCE};
+use tailyard::model::backoff::Backoff;
+use tailyard::model::issuer;
+use tailyard::proxy::certs::{NameState, State};
+
+use front::Front;
+use kit::certs::{FIELD, Stage, make_secret, stage, stage_with};
+use kit::pebble::Manner;
+
+const WEB: &str = "web.tail-lab.ts.net";
+const API: &str = "api.tail-lab.ts.net";
+const DB: &str = "db.tail-lab.ts.net";
+
+fn names(count: usize) -> Vec<String> {
+    (0..count).map(|n| format!("n{n}.tail-lab.ts.net")).collect()
+}
+
+fn refs(names: &[String]) -> Vec<&str> {
+    names.iter().map(String::as_str).collect()
+}
+
+/// How a name stands, if it is known.
+fn named(state: &State, name: &str) -> NameState {
+    state.names.get(name).cloned().unwrap_or_default()
+}
+
+/// The note of a name.
+async fn note(stage: &Stage, name: &str) -> Note {
+    let secret = stage.cluster.secrets().get(name).await.expect("a Secret");
+    let text = secret.metadata.annotations.unwrap_or_default().remove(ISSUANCE);
+    text.map(|text| serde_json::from_str(&text).expect("a note")).unwrap_or_default()
+}
+
+#[test]
+fn fifty_names_at_once_are_ordered_once_each_by_one_replica_and_read_by_the_other() {
+    let names = names(50);
+    let manner = Manner { bad_nonces: 15, ..Manner::default() };
+    stage_with(&refs(&names), manner, async |stage| {
+        let (first, second) = (stage.replica(0).await, stage.replica(1).await);
+        let begin = Instant::now();
+        for name in &names {
+            let pair = first.pair(name).await;
+            assert_eq!(pair.leaf().expect("a certificate with its key").names, [name.as_str()]);
+            assert_eq!(second.pair(name).await, pair);
+        }
+        println!("50 certificates after {:?}", begin.elapsed());
+        assert_eq!(stage.pebble.issued(), 50);
+        assert!(second.certs.state.borrow().orders.is_empty() && !*second.certs.leads.borrow());
+        // A Secret is as the Tailscale operator's proxies leave it.
+        let values = stage.cluster.secrets().get(&names[0]).await.expect("a Secret").data.expect("values");
+        let keys: Vec<&str> = values.keys().map(String::as_str).collect();
+        assert_eq!(keys, [ACCOUNT_FINGERPRINT, "tls.crt", "tls.key"]);
+        assert_eq!(values[ACCOUNT_FINGERPRINT].0.len(), 32);
+    });
+}
+
+#[test]
+fn pods_that_come_anew_twenty_times_order_nothing() {
+    let names = names(20);
+    stage(&refs(&names), async |stage| {
+        let mut pairs = Vec::new();
+        let first = stage.replica(0).await;
+        for name in &names {
+            pairs.push(first.pair(name).await);
+        }
+        drop(first);
+        let account = stage.cluster.secret(ACCOUNTS).await;
+        for _ in 0..20 {
+            let again = stage.replica(0).await;
+            for (name, pair) in names.iter().zip(&pairs) {
+                assert_eq!(again.pair(name).await, *pair);
+            }
+            again.until_leads(true).await;
+        }
+        assert_eq!(stage.pebble.issued(), 20);
+        assert_eq!(stage.cluster.secret(ACCOUNTS).await, account, "and the account is the same");
+    });
+}
+
+#[test]
+fn a_certificate_that_its_secret_lost_is_put_back_and_one_that_nobody_has_is_ordered() {
+    stage(&[WEB], async |stage| {
+        let first = stage.replica(0).await;
+        let pair = first.pair(WEB).await;
+        first.until("stored", |state| named(state, WEB).note == Note::default()).await;
+        let restored = async |times| {
+            first.until("put back", |state| state.restored == times && named(state, WEB).fault.is_none()).await;
+            let held = async || stage.cluster.secrets().get(WEB).await.expect("a Secret").data.expect("values");
+            assert_eq!(held().await["tls.crt"].0, *pair.chain);
+            assert_eq!(first.certs.pairs.borrow().get(WEB), Some(&pair), "and it was served all the time");
+        };
+        stage.cluster.delete_secret(WEB).await;
+        make_secret(&stage.cluster, WEB).await;
+        restored(1).await;
+        stage.cluster.patch_secret(WEB, &[("tls.crt", "nothing that anybody could read")]).await;
+        restored(2).await;
+        let other = rcgen::KeyPair::generate().expect("a key").serialize_pem();
+        stage.cluster.patch_secret(WEB, &[("tls.key", &other)]).await;
+        restored(3).await;
+        assert_eq!(stage.pebble.issued(), 1);
+        drop(first);
+        stage.cluster.patch_secret(WEB, &[("tls.key", "x")]).await;
+        assert_ne!(stage.replica(0).await.pair(WEB).await, pair);
+        assert_eq!(stage.pebble.issued(), 2);
+    });
+}
+
+#[test]
+fn a_certificate_is_renewed_before_it_ends_and_served_all_the_time() {
+    let manner = Manner { lifetime: 40, ..Manner::default() };
+    stage_with(&[WEB], manner, async |stage| {
+        let (first, second) = (stage.replica(0).await, stage.replica(1).await);
+        let pair = first.pair(WEB).await;
+        let until = pair.leaf().expect("a leaf").certificate.until;
+        for replica in [&first, &second] {
+            let mut pairs = replica.certs.pairs.clone();
+            let renewed = pairs.wait_for(|pairs| pairs.get(WEB) != Some(&pair)).await.expect("a running replica").get(WEB).cloned();
+            assert!(Timestamp::now() < until, "not in time");
+            assert!(renewed.expect("there is always one").leaf().expect("a leaf").certificate.until > until);
+        }
+        assert_eq!(stage.pebble.issued(), 2);
+    });
+}
+
+#[test]
+fn a_certificate_is_renewed_when_the_server_suggests_it() {
+    stage(&[WEB], async |stage| {
+        let pair = stage.replica(0).await.pair(WEB).await;
+        stage.pebble.suggest_now(&stage.tailnet, &pair.chain);
+        let again = stage.replica(0).await;
+        let mut pairs = again.certs.pairs.clone();
+        let renewed = async { pairs.wait_for(|pairs| pairs.get(WEB).is_some_and(|held| *held != pair)).await.map(drop) };
+        tokio::time::timeout(kit::machine::DEADLINE, renewed).await.expect("renewed").expect("a running replica");
+        assert_eq!(stage.pebble.issued(), 2);
+    });
+}
+
+#[test]
+fn a_server_that_wants_a_pause_gets_it_from_every_replica() {
+    stage(&[WEB], async |mut stage| {
+        stage.lead = issuer::Terms { every: Duration::from_millis(200), away: Duration::from_secs(1) };
+        let front = Front::start(&stage.pebble.directory(), 7200).await;
+        let first = stage.replica_at(0, &[WEB], &front.directory()).await;
+        first.until("refused", |state| named(state, WEB).note.failures == 1).await;
+        let told = note(&stage, WEB).await;
+        assert_eq!((told.reason.as_str(), told.by.as_str()), ("RateLimited", ""));
+        let pause = told.not_before.expect("a time").duration_since(Timestamp::now());
+        assert!(pause > SignedDuration::from_mins(110), "{pause:?}");
+        drop(first);
+        // The next one to order has a server that would take the order, and does not ask it.
+        let second = stage.replica(1).await;
+        second.until_leads(true).await;
+        second.until("seen", |state| named(state, WEB).note.failures == 1).await;
+        assert_eq!((front.orders(), stage.pebble.issued()), (1, 0));
+    });
+}
+
+#[test]
+fn servers_that_are_away_and_accounts_that_are_lost_delay_and_nothing_more() {
+    stage(&[WEB, API, DB], async |mut stage| {
+        stage.terms.retry = Backoff::new(Duration::from_millis(300), Duration::from_secs(1), 0.2).expect("sensible");
+        let first = stage.replica_at(0, &[WEB], &stage.pebble.directory()).await;
+        let pair = first.pair(WEB).await;
+        stage.pebble.stop();
+        first.want(&[WEB, API]);
+        first.until("it cannot be asked", |state| named(state, API).note.failures >= 2).await;
+        assert_eq!(note(&stage, API).await.reason, "Unreachable");
+        assert_eq!(first.certs.pairs.borrow().get(WEB), Some(&pair), "what there is is served");
+        // It comes back, and knows no account.
+        stage.pebble.run(&stage.tailnet);
+        first.pair(API).await;
+        first.until("nothing is left of it", |state| named(state, API).note == Note::default()).await;
+        // Its owner closes the account: another one takes its place.
+        let key = async || stage.cluster.secret(ACCOUNTS).await.0[FIELD].clone();
+        let closed = key().await;
+        closing::close(&stage.pebble.directory(), &stage.pebble.ca(), &closed).await;
+        first.want(&[WEB, API, DB]);
+        first.pair(DB).await;
+        assert_ne!(key().await, closed);
+        assert_eq!(first.certs.pairs.borrow().get(WEB), Some(&pair));
+    });
+}
+
+#[test]
+fn an_order_whose_replica_died_is_made_again_by_it_and_one_that_is_away_is_stood_in_for() {
+    let manner = Manner { slow: 5, ..Manner::default() };
+    stage_with(&[WEB, API], manner, async |mut stage| {
+        stage.lead = issuer::Terms { every: Duration::from_millis(200), away: Duration::from_secs(1) };
+        let directory = stage.pebble.directory();
+        let first = stage.replica_at(0, &[WEB], &directory).await;
+        first.until("it orders", |state| named(state, WEB).note.by == "g-0").await;
+        let second = stage.replica_at(1, &[WEB], &directory).await;
+        drop(first);
+        second.until_leads(true).await;
+        assert_eq!(note(&stage, WEB).await.by, "g-0", "whether it is dead is not known yet");
+        let first = stage.replica_at(0, &[WEB], &directory).await;
+        let pair = first.pair(WEB).await;
+        assert_eq!(second.pair(WEB).await, pair);
+        second.until_leads(false).await;
+        first.until_leads(true).await;
+        drop(first);
+        second.until_leads(true).await;
+        second.want(&[WEB, API]);
+        second.pair(API).await;
+        assert_eq!(second.certs.state.borrow().orders.get("issued"), Some(&1));
+        let first = stage.replica_at(0, &[WEB, API], &directory).await;
+        first.until_leads(true).await;
+        second.until_leads(false).await;
+        first.pair(API).await;
+        assert_eq!(stage.pebble.issued(), 2);
+    });
+}
+
+#[test]
+fn a_server_that_goes_in_the_middle_of_an_order_costs_that_order_and_nothing_more() {
+    let manner = Manner { slow: 5, ..Manner::default() };
+    stage_with(&[WEB], manner, async |mut stage| {
+        stage.terms.retry = Backoff::new(Duration::from_millis(300), Duration::from_secs(1), 0.2).expect("sensible");
+        let first = stage.replica_at(0, &[WEB], &stage.pebble.directory()).await;
+        let asked = async {
+            while !stage.pebble.log().contains("POST /order-plz") {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        tokio::time::timeout(kit::machine::DEADLINE, asked).await.expect("an order");
+        stage.pebble.stop();
+        first.until("it cannot be asked", |state| named(state, WEB).note.failures >= 1).await;
+        assert_eq!(first.certs.state.borrow().orders.get("issued"), None);
+        stage.pebble.run(&stage.tailnet);
+        first.pair(WEB).await;
+        first.until("nothing is left of it", |state| named(state, WEB).note == Note::default()).await;
+        assert_eq!(first.certs.state.borrow().orders.get("issued"), Some(&1));
+    });
+}

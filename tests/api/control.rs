@@ -1,0 +1,222 @@
+//! Control planes: our client against the stand-in of Tailscale's hosted API with its faults, and against a real headscale.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use tailyard::edge::control::{Control, ControlError, ControlSettings, Credentials, IdentityToken, Rate};
+use tailyard::model::supervise::Secret;
+
+use kit::hosted::{CLIENT, Fault, Hosted};
+use kit::tailnet::Tailnet;
+
+fn settings(url: String, credentials: Credentials) -> ControlSettings {
+    ControlSettings { url, credentials, ca: None, rate: Rate { burst: 1000, per_second: 1000.0 }, deadline: Duration::from_secs(20) }
+}
+
+fn oauth(secret: &str) -> Credentials {
+    Credentials::OAuth { client_id: CLIENT.0.to_owned(), client_secret: Secret::new(secret) }
+}
+
+async fn start() -> (Hosted, Control) {
+    let hosted = Hosted::start().await;
+    let control = Control::new(settings(hosted.url(), oauth(CLIENT.1))).expect("a client");
+    (hosted, control)
+}
+
+fn tags() -> Vec<String> {
+    vec!["tag:k8s".to_owned()]
+}
+
+#[tokio::test]
+async fn a_key_is_for_one_device_once_and_soon() {
+    let (hosted, control) = start().await;
+    control.probe().await.expect("allowed");
+    let key = control.mint_key(&tags(), "eg/0 (default)").await.expect("a key");
+    assert_eq!(hosted.state().keys[&key.id], key.key.reveal());
+    let wanted = hosted.state().wanted[0].clone();
+    let create = &wanted["capabilities"]["devices"]["create"];
+    assert_eq!((&create["reusable"], &create["ephemeral"], &create["preauthorized"]), (&false.into(), &false.into(), &true.into()));
+    assert_eq!((&create["tags"][0], &wanted["expirySeconds"]), (&"tag:k8s".into(), &3600.into()));
+    assert_eq!(wanted["description"], "eg-0 -default-");
+    control.revoke_key(&key.id).await.expect("revoked");
+    assert!(hosted.state().keys.is_empty());
+}
+
+#[tokio::test]
+async fn what_is_gone_already_is_gone() {
+    let (hosted, control) = start().await;
+    hosted.state().devices.insert("nDev".to_owned());
+    control.delete_device("nDev").await.expect("deleted");
+    control.delete_device("nDev").await.expect("gone already");
+    control.revoke_key("kNone").await.expect("never was");
+    assert!(hosted.state().devices.is_empty());
+}
+
+#[tokio::test]
+async fn many_workers_share_one_access_token() {
+    let (hosted, control) = start().await;
+    let calls: Vec<_> = (0..20).map(|_| control.clone()).map(|control| async move { control.mint_key(&tags(), "x").await }).collect();
+    for made in futures_util::future::join_all(calls).await {
+        made.expect("a key");
+    }
+    assert_eq!((hosted.calls("POST /api/v2/oauth/token"), hosted.state().keys.len()), (1, 20));
+}
+
+#[tokio::test]
+async fn a_token_that_ended_early_is_replaced() {
+    let (hosted, control) = start().await;
+    control.mint_key(&tags(), "x").await.expect("a key");
+    hosted.state().tokens.clear();
+    assert_eq!(control.mint_key(&tags(), "x").await.expect_err("the old token").kind(), "denied");
+    control.mint_key(&tags(), "x").await.expect("with a new token");
+    hosted.state().token_life = 0;
+    hosted.state().tokens.clear();
+    drop(control.mint_key(&tags(), "x").await);
+    let before = hosted.calls("POST /api/v2/oauth/token");
+    for _ in 0..2 {
+        control.mint_key(&tags(), "x").await.expect("a key");
+    }
+    assert_eq!(hosted.calls("POST /api/v2/oauth/token"), before + 2, "one that ends at once is never used twice");
+}
+
+#[tokio::test]
+async fn wrong_credentials_say_what_to_check() {
+    let hosted = Hosted::start().await;
+    let control = Control::new(settings(hosted.url(), oauth("wrong"))).expect("a client");
+    let error = control.probe().await.expect_err("refused");
+    assert_eq!(error.kind(), "denied");
+    assert!(error.to_string().contains("API token invalid") && error.to_string().contains("scopes"), "{error}");
+}
+
+#[tokio::test]
+async fn a_pause_that_the_server_wants_holds_for_every_call() {
+    let (hosted, control) = start().await;
+    control.probe().await.expect("allowed");
+    hosted.fail([Fault::Status(429, Some(1))]);
+    let paused = control.mint_key(&tags(), "x").await.expect_err("too many");
+    assert_eq!(paused.retry_after(), Some(Duration::from_secs(1)));
+    let calls = hosted.state().calls.len();
+    let still = control.clone().delete_device("n1").await.expect_err("paused");
+    assert!(still.retry_after().is_some_and(|rest| rest <= Duration::from_secs(1)), "{still}");
+    assert_eq!(hosted.state().calls.len(), calls, "nothing is sent during the pause");
+    tokio::time::sleep(still.retry_after().expect("a pause")).await;
+    control.mint_key(&tags(), "x").await.expect("after the pause");
+}
+
+#[tokio::test]
+async fn faults_are_told_apart() {
+    let (hosted, control) = start().await;
+    control.probe().await.expect("allowed");
+    let faults = [
+        (Fault::Status(500, None), "refused"),
+        (Fault::Status(403, None), "denied"),
+        (Fault::Garbage, "answer"),
+        (Fault::Cut, "unreachable"),
+        (Fault::Status(503, Some(0)), "paused"),
+    ];
+    for (fault, kind) in faults {
+        hosted.fail([fault.clone()]);
+        assert_eq!(control.mint_key(&tags(), "x").await.expect_err("a fault").kind(), kind, "{fault:?}");
+    }
+    let mut slow = settings(hosted.url(), oauth(CLIENT.1));
+    slow.deadline = Duration::from_millis(200);
+    let hasty = Control::new(slow).expect("a client");
+    hosted.fail([Fault::Slow(Duration::from_secs(5))]);
+    assert_eq!(hasty.probe().await.expect_err("slow").kind(), "deadline");
+    let nobody = Control::new(settings("http://127.0.0.1:1".to_owned(), oauth(CLIENT.1))).expect("a client");
+    assert_eq!(nobody.probe().await.expect_err("nobody").kind(), "unreachable");
+}
+
+#[tokio::test]
+async fn requests_keep_to_the_rate() {
+    let hosted = Hosted::start().await;
+    let mut settings = settings(hosted.url(), oauth(CLIENT.1));
+    settings.rate = Rate { burst: 2, per_second: 10.0 };
+    let control = Control::new(settings).expect("a client");
+    let begin = Instant::now();
+    for _ in 0..5 {
+        control.revoke_key("k").await.expect("gone");
+    }
+    assert!(begin.elapsed() >= Duration::from_millis(390), "six requests with the token's, two at once: {:?}", begin.elapsed());
+}
+
+#[tokio::test]
+async fn a_service_account_token_takes_the_secrets_place() {
+    let hosted = Hosted::start().await;
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("token");
+    let identity = |token| Credentials::Identity { client_id: CLIENT.0.to_owned(), token };
+    let control = Control::new(settings(hosted.url(), identity(IdentityToken::File(path.clone())))).expect("a client");
+    assert_eq!(control.probe().await.expect_err("no token yet").kind(), "identity");
+    std::fs::write(&path, "a.b.c\n").expect("written");
+    assert_eq!(control.probe().await.expect_err("not believed").kind(), "denied");
+    hosted.state().jwt = Some("a.b.c".to_owned());
+    control.probe().await.expect("allowed");
+    let (sender, cell) = tokio::sync::watch::channel(None);
+    let watched = Control::new(settings(hosted.url(), identity(IdentityToken::Watch(cell)))).expect("a client");
+    assert_eq!(watched.probe().await.expect_err("no token yet").kind(), "identity");
+    sender.send_replace(Some(Secret::new("a.b.c")));
+    watched.probe().await.expect("allowed");
+}
+
+#[tokio::test]
+async fn settings_that_cannot_work_are_said_so() {
+    for url in ["", "hs.lab", "ftp://hs.lab"] {
+        assert_eq!(Control::new(settings(url.to_owned(), oauth("x"))).expect_err("no URL").kind(), "settings", "{url}");
+    }
+    let mut wanted = settings("https://hs.lab".to_owned(), oauth("x"));
+    wanted.ca = Some("/nowhere/ca.pem".into());
+    let error = Control::new(wanted).expect_err("no file");
+    assert!(matches!(error, ControlError::Client(_)) && error.to_string().contains("/nowhere/ca.pem"), "{error}");
+}
+
+#[test]
+fn headscale_makes_keys_that_work_and_takes_devices_back() {
+    let tailnet = Tailnet::start([10, 96, 7]);
+    let api_key = tailnet.headscale(&["apikeys", "create", "-e", "1h"]).lines().last().expect("a key").trim().to_owned();
+    let machine = tailnet.machine("egress");
+    let tailscaled = machine.tailscaled();
+    let client = |key: &str| {
+        let credentials = Credentials::Headscale { api_key: Secret::new(key) };
+        let ca = Some(tailnet.dir().join("ca.crt"));
+        Control::new(ControlSettings { ca, ..settings(tailnet.control_url(), credentials) }).expect("a client")
+    };
+    let (wrong, control) = (client("hskey-api-wrong"), client(&api_key));
+    let refused = machine.node.ns.block_on(async || wrong.probe().await).expect("the namespace");
+    let refused = refused.expect_err("a wrong key");
+    assert_eq!(refused.kind(), "denied");
+    assert!(refused.to_string().contains("check the API key") && !refused.to_string().contains("scopes"), "{refused}");
+    let run = machine.node.ns.block_on(async || {
+        control.probe().await?;
+        let unused = control.mint_key(&tags(), "unused").await?;
+        control.revoke_key(&unused.id).await?;
+        control.mint_key(&tags(), "eg-0").await
+    });
+    let key = run.expect("the namespace").expect("a key");
+    machine.tailscale(&[
+        "up",
+        "--login-server=https://hs.lab:8443",
+        &format!("--auth-key={}", key.key.reveal()),
+        "--hostname=eg-0",
+        "--timeout=40s",
+    ]);
+    let id = tailnet.node_id("eg-0").to_string();
+    let routes = |list: &[&str]| list.iter().map(|route| (*route).to_owned()).collect::<BTreeSet<_>>();
+    let (own, others, none) = (routes(&["10.9.0.1/32"]), routes(&["10.7.0.0/16"]), BTreeSet::new());
+    tailnet.headscale(&["nodes", "approve-routes", "-i", &id, "-r", "10.7.0.0/16"]);
+    let approved = machine.node.ns.block_on(async || {
+        let with = control.approve_routes(&id, &own, &none).await?;
+        let same = control.approve_routes(&id, &own, &none).await?;
+        let without = control.approve_routes(&id, &none, &own).await?;
+        Ok::<_, ControlError>([with, same, without])
+    });
+    let both: BTreeSet<_> = own.union(&others).cloned().collect();
+    assert_eq!(approved.expect("the namespace").expect("approved"), [both.clone(), both, others], "what others approved stays");
+    let gone = machine.node.ns.block_on(async || {
+        control.delete_device(&id).await?;
+        control.delete_device(&id).await
+    });
+    gone.expect("the namespace").expect("deleted, and gone already");
+    assert!(!tailnet.knows("eg-0"));
+    drop(tailscaled);
+}

@@ -1,0 +1,64 @@
+//! Who answers for a backend, followed through the API: without the right to it, with it, and as it changes.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::Api;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use serde_json::json;
+use tailyard::model::endpoints::ServicePort;
+use tailyard::model::sites::read;
+use tailyard::proxy::l7::endpoints::{Known, follow};
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use kit::apiserver::{DEADLINE, NAMESPACE, cluster};
+
+fn slice(name: &str, address: &str) -> EndpointSlice {
+    let slice = json!({
+        "metadata": {"name": name, "labels": {"kubernetes.io/service-name": "web"}}, "addressType": "IPv4",
+        "ports": [{"name": "http", "port": 8080, "protocol": "TCP"}],
+        "endpoints": [{"addresses": [address], "conditions": {"ready": true}, "zone": "a"}],
+    });
+    serde_json::from_value(slice).expect("a slice")
+}
+
+/// Waits until these answer.
+async fn answers(known: &mut watch::Receiver<Arc<Known>>, expected: &[&str]) {
+    let port = ServicePort { namespace: NAMESPACE.into(), service: "web".into(), port: "http".into() };
+    let wait = known.wait_for(|known| {
+        let endpoints = known.endpoints.get(&port).map(Vec::as_slice).unwrap_or_default();
+        known.faults.is_empty() && endpoints.iter().map(|endpoint| endpoint.address.to_string()).eq(expected.iter().copied())
+    });
+    drop(timeout(DEADLINE, wait).await.unwrap_or_else(|_| panic!("{expected:?} do not answer")).expect("followed"));
+}
+
+#[test]
+fn endpoints_are_followed_as_soon_as_that_is_allowed() {
+    cluster(async |cluster| {
+        let slices: Api<EndpointSlice> = Api::namespaced(cluster.admin(), NAMESPACE);
+        slices.create(&PostParams::default(), &slice("web-1", "10.0.0.1")).await.expect("made");
+        let backend = json!({"namespace": NAMESPACE, "service": "web", "portName": "http", "address": "10.96.0.1:80"});
+        let routes =
+            json!({"svc:web": {"hosts": {"web": {}}, "listeners": {"443": "https"}, "routes": [{"path": "/", "backend": backend}]}});
+        let sites = read(Some(routes.to_string().as_bytes()), None).expect("readable").sites;
+        let (sites, seen) = watch::channel(Arc::new(sites));
+        let (told, mut known) = watch::channel(Arc::default());
+        let following = tokio::spawn(follow(cluster.pod().await, seen, told));
+        let refused = known.wait_for(|known| known.faults.get(NAMESPACE) == Some(&"Forbidden"));
+        drop(timeout(DEADLINE, refused).await.expect("told in time").expect("followed"));
+        cluster.allow_in("discovery.k8s.io", "endpointslices", &[], &["get", "list", "watch"]).await;
+        answers(&mut known, &["10.0.0.1:8080"]).await;
+        slices.create(&PostParams::default(), &slice("web-2", "10.0.0.2")).await.expect("made");
+        answers(&mut known, &["10.0.0.1:8080", "10.0.0.2:8080"]).await;
+        let unready = json!({"endpoints": [{"addresses": ["10.0.0.1"], "conditions": {"ready": false}}]});
+        slices.patch("web-1", &PatchParams::default(), &Patch::Merge(unready)).await.expect("changed");
+        answers(&mut known, &["10.0.0.2:8080"]).await;
+        slices.delete("web-2", &DeleteParams::default()).await.expect("deleted");
+        answers(&mut known, &[]).await;
+        sites.send_replace(Arc::default());
+        let forgotten = known.wait_for(|known| **known == Known::default());
+        drop(timeout(DEADLINE, forgotten).await.expect("forgotten in time").expect("followed"));
+        following.abort();
+    });
+}

@@ -1,0 +1,95 @@
+//! Two candidates for one Lease, on a real API server that comes and goes.
+
+use std::time::Duration;
+
+use tailyard::edge::kube::{Leading, Lease};
+use tailyard::model::lease::{Candidate, Terms};
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use kit::apiserver::{Cluster, DEADLINE, cluster};
+use kit::wait::eventually_async;
+
+const NAME: &str = "tailyard-reconciler";
+
+struct One {
+    leading: watch::Receiver<Option<Leading>>,
+    stop: Option<oneshot::Sender<()>>,
+    task: JoinHandle<()>,
+}
+
+impl One {
+    async fn start(cluster: &Cluster, name: &str) -> Self {
+        let lease = Lease::new(cluster.pod().await, NAME, Candidate::new(name, Terms::RECONCILER));
+        let (sender, leading) = watch::channel(None);
+        let (stop, stopped) = oneshot::channel::<()>();
+        let task = tokio::spawn(lease.hold(sender, async move { drop(stopped.await) }));
+        Self { leading, stop: Some(stop), task }
+    }
+
+    fn leads(&self) -> bool {
+        self.leading.borrow().is_some_and(|leading| Instant::now() < leading.until)
+    }
+
+    async fn until(&mut self, leads: bool) -> Duration {
+        let begin = Instant::now();
+        let changed = self.leading.wait_for(|leading| leading.is_some() == leads);
+        tokio::time::timeout(DEADLINE, changed).await.expect("in time").expect("the task runs");
+        begin.elapsed()
+    }
+
+    async fn stop(&mut self) {
+        drop(self.stop.take());
+        (&mut self.task).await.expect("ended");
+    }
+}
+
+async fn allowed(cluster: &Cluster) {
+    cluster.allow_in("coordination.k8s.io", "leases", &[], &["create"]).await;
+    cluster.allow_in("coordination.k8s.io", "leases", &[NAME], &["get", "update"]).await;
+}
+
+#[test]
+fn one_of_two_leads_and_gives_the_lease_back() {
+    cluster(async |cluster| {
+        allowed(&cluster).await;
+        let mut first = One::start(&cluster, "first").await;
+        first.until(true).await;
+        let mut second = One::start(&cluster, "second").await;
+        tokio::time::timeout(Duration::from_secs(5), second.until(true)).await.expect_err("somebody leads already");
+        assert!(first.leads() && !second.leads());
+        first.stop().await;
+        assert!(second.until(true).await < Terms::RECONCILER.duration, "a Lease that was given back is not waited for");
+    });
+}
+
+#[test]
+fn a_leader_that_dies_is_followed_within_fifteen_seconds() {
+    cluster(async |cluster| {
+        allowed(&cluster).await;
+        let mut first = One::start(&cluster, "first").await;
+        first.until(true).await;
+        let mut second = One::start(&cluster, "second").await;
+        eventually_async("a renewal", DEADLINE, async || cluster.count("update", "leases"), |count| *count >= 3).await;
+        first.task.abort();
+        let took = second.until(true).await;
+        println!("another leads after {took:?}");
+        assert!(took <= Duration::from_secs(15), "{took:?}");
+    });
+}
+
+#[test]
+fn without_an_api_server_nobody_leads_before_the_lease_has_run_out() {
+    cluster(async |cluster| {
+        allowed(&cluster).await;
+        let mut first = One::start(&cluster, "first").await;
+        first.until(true).await;
+        cluster.freeze_server();
+        let ended = first.until(false).await;
+        assert!(ended <= Terms::RECONCILER.duration, "{ended:?} is after somebody else may lead");
+        assert!(!first.leads());
+        cluster.thaw_server();
+        first.until(true).await;
+    });
+}

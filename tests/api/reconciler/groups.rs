@@ -1,0 +1,174 @@
+//! What a group consists of, from its first minute to its last.
+
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, ServiceAccount};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
+use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::{Api, ResourceExt};
+use serde_json::json;
+use tailyard::api::proxyclass::ProxyClass;
+use tailyard::api::proxygroup::ProxyGroup;
+use tailyard::api::tailnet::Tailnet;
+
+use kit::apiserver::DEADLINE;
+use kit::reconciler::{Stage, stage};
+use kit::wait::eventually_async;
+
+const WHOLE: [&str; 10] = [
+    "ServiceAccount g",
+    "Role g",
+    "RoleBinding g",
+    "Secret g-0",
+    "Secret g-0-config",
+    "Secret g-1",
+    "Secret g-1-config",
+    "ConfigMap g-egress-config",
+    "PodDisruptionBudget g",
+    "StatefulSet g",
+];
+
+async fn whole(stage: &Stage) {
+    eventually_async("the group is whole", DEADLINE, async || stage.objects("g").await, |objects| objects == &WHOLE).await;
+}
+
+#[test]
+fn a_group_is_made_mended_and_left_alone() {
+    stage(async |stage| {
+        let running = stage.reconciler("one", 9100);
+        stage.group("g", 2).await;
+        whole(&stage).await;
+        stage.join("g", 2).await;
+        eventually_async("ready", DEADLINE, async || stage.ready("g").await, |told| told.starts_with("True ProxyGroupReady")).await;
+        // Ten are looked at ten times as fast.
+        let idle = (0..9).map(|ordinal| format!("idle{ordinal}"));
+        for group in idle.clone() {
+            stage.group(&group, 0).await;
+        }
+        for group in idle {
+            eventually_async("judged", DEADLINE, async || stage.ready(&group).await, |told| !told.is_empty()).await;
+        }
+        let begin = stage.quiet(&running).await;
+        let writes = stage.cluster.writes();
+        let looks = async || {
+            stage.poke().await;
+            running.looks()
+        };
+        eventually_async("a thousand looks", DEADLINE, looks, |looks| *looks >= begin + 1000).await;
+        assert_eq!(stage.cluster.writes(), writes, "nothing changed, so nothing is written");
+        delete_each(&stage).await;
+    });
+}
+
+/// Deletes each object of the group; each comes back.
+async fn delete_each(stage: &Stage) {
+    let now = &DeleteParams::default();
+    stage.here::<ServiceAccount>().delete("g", now).await.expect("deleted");
+    stage.here::<Role>().delete("g", now).await.expect("deleted");
+    stage.here::<RoleBinding>().delete("g", now).await.expect("deleted");
+    stage.here::<PodDisruptionBudget>().delete("g", now).await.expect("deleted");
+    stage.here::<StatefulSet>().delete("g", now).await.expect("deleted");
+    stage.here::<ConfigMap>().delete("g-egress-config", now).await.expect("deleted");
+    stage.here::<Secret>().delete("g-1", now).await.expect("deleted");
+    stage.here::<Secret>().delete("g-1-config", now).await.expect("deleted");
+    let begin = std::time::Instant::now();
+    whole(stage).await;
+    println!("everything is back after {:?}", begin.elapsed());
+    let drifted = Patch::Merge(json!({"spec": {"maxUnavailable": 2}}));
+    stage.here::<PodDisruptionBudget>().patch("g", &PatchParams::default(), &drifted).await.expect("changed");
+    let look = async || stage.here::<PodDisruptionBudget>().get("g").await.map(|budget| json!(budget.spec)["maxUnavailable"].clone()).ok();
+    eventually_async("a change by others is undone", DEADLINE, look, |most| *most == Some(json!(1))).await;
+}
+
+#[test]
+fn keys_are_minted_late_and_replicas_leave_in_order() {
+    stage(async |stage| {
+        let _running = stage.reconciler("one", 9100);
+        stage.group("g", 2).await;
+        whole(&stage).await;
+        assert_eq!(stage.hosted.calls("POST /api/v2/tailnet/-/keys"), 0, "nobody needs a key yet");
+        stage.pod("g", 0).await;
+        let key = async || String::from_utf8_lossy(&config(&stage, "g-0-config").await).contains("AuthKey");
+        eventually_async("a key for the Pod that is there", DEADLINE, key, |there| *there).await;
+        stage.join("g", 2).await;
+        eventually_async("the key goes when it was used", DEADLINE, key, |there| !there).await;
+        stage.group("g", 1).await;
+        let set = async || stage.here::<StatefulSet>().get("g").await.ok().and_then(|set| set.spec).and_then(|spec| spec.replicas);
+        eventually_async("fewer are asked for", DEADLINE, set, |replicas| *replicas == Some(1)).await;
+        assert!(stage.hosted.state().devices.contains("ng1"), "its Pod is still there");
+        let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
+        stage.here::<Pod>().delete("g-1", &now).await.expect("the Pod goes");
+        eventually_async("its device goes", DEADLINE, async || stage.hosted.state().devices.contains("ng1"), |there| !there).await;
+        stage.gone(&stage.here::<Secret>(), "g-1").await;
+        stage.gone(&stage.here::<Secret>(), "g-1-config").await;
+        assert!(stage.hosted.state().devices.contains("ng0"));
+        stage.delete(&stage.all::<ProxyGroup>(), "g").await;
+        stage.gone(&stage.here::<StatefulSet>(), "g").await;
+        stage.here::<Pod>().delete("g-0", &now).await.expect("the Pod goes");
+        stage.gone(&stage.all::<ProxyGroup>(), "g").await;
+        assert!(stage.hosted.state().devices.is_empty());
+    });
+}
+
+async fn config(stage: &Stage, name: &str) -> Vec<u8> {
+    let secret = stage.here::<Secret>().get_opt(name).await.ok().flatten();
+    let data = secret.and_then(|secret| secret.data).unwrap_or_default();
+    data.into_values().next().map(|value| value.0).unwrap_or_default()
+}
+
+#[test]
+fn what_is_somebody_elses_is_not_overwritten() {
+    stage(async |stage| {
+        let api: Api<ServiceAccount> = stage.here();
+        let object = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "g", "labels": {"mine": "yes"}}});
+        api.patch("g", &PatchParams::apply("somebody"), &Patch::Apply(&object)).await.expect("made");
+        let _running = stage.reconciler("one", 9100);
+        stage.group("g", 1).await;
+        let told = async || stage.ready("g").await;
+        eventually_async("it is said", DEADLINE, told, |told| told.contains("ServiceAccount ts/g is in the way")).await;
+        let held = api.get("g").await.expect("there");
+        assert_eq!((held.labels().len(), held.owner_references().len()), (1, 0), "{held:?}");
+        stage.delete(&api, "g").await;
+        eventually_async(
+            "with the way free it is made",
+            DEADLINE,
+            async || stage.objects("g").await,
+            |objects| objects.contains(&"ServiceAccount g".to_owned()),
+        )
+        .await;
+    });
+}
+
+#[test]
+fn classes_and_tailnets_are_judged() {
+    stage(async |stage| {
+        let _running = stage.reconciler("one", 9100);
+        let class = |labels: serde_json::Value| json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyClass", "metadata": {"name": "c"}, "spec": {"statefulSet": {"labels": labels}}});
+        let apply = PatchParams::apply("user").force();
+        let classes = stage.all::<ProxyClass>();
+        classes.patch("c", &apply, &Patch::Apply(class(json!({"-bad": "x"})))).await.expect("made");
+        let told = async || json!(classes.get("c").await.ok().and_then(|class| class.status)).to_string();
+        eventually_async("what is wrong is said", DEADLINE, told, |told| {
+            told.contains("ProxyClassInvalid") && told.contains("no valid key")
+        })
+        .await;
+        classes.patch("c", &apply, &Patch::Apply(class(json!({"good": "x"})))).await.expect("changed");
+        eventually_async("it is valid", DEADLINE, told, |told| told.contains("ProxyClassValid")).await;
+
+        let object = json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "Tailnet", "metadata": {"name": "t"},
+            "spec": {"loginUrl": stage.hosted.url(), "credentials": {"secretName": "creds"}}});
+        let tailnets = stage.all::<Tailnet>();
+        tailnets.patch("t", &apply, &Patch::Apply(&object)).await.expect("made");
+        let told = async || json!(tailnets.get("t").await.ok().and_then(|tailnet| tailnet.status)).to_string();
+        eventually_async("the Secret is missed", DEADLINE, told, |told| told.contains("InvalidSecret") && told.contains("ts/creds")).await;
+        let (id, secret) = kit::hosted::CLIENT;
+        stage.cluster.make_secret("creds", &[("client_id", id), ("client_secret", secret)]).await;
+        let nudge = Patch::Merge(json!({"metadata": {"annotations": {"look": "again"}}}));
+        tailnets.patch("t", &PatchParams::default(), &nudge).await.expect("changed");
+        eventually_async("it works", DEADLINE, told, |told| told.contains("TailnetValid")).await;
+        stage.delete(&classes, "c").await;
+        stage.gone(&classes, "c").await;
+        stage.delete(&tailnets, "t").await;
+        stage.gone(&tailnets, "t").await;
+    });
+}

@@ -1,0 +1,226 @@
+//! What may be missing around the reconciler: definitions, permissions, a free port, a name.
+
+use k8s_openapi::api::core::v1::{Namespace, Node, Service, ServiceAccount};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, Role};
+use kube::Api;
+use kube::api::{Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+use tailyard::api::proxyclass::ProxyClass;
+use tailyard::api::proxygroup::ProxyGroup;
+
+use kit::apiserver::{DEADLINE, NAMESPACE};
+use kit::reconciler::{Stage, USERS, bare, stage};
+use kit::wait::eventually_async;
+
+#[test]
+fn definitions_may_come_after_the_reconciler() {
+    bare(async |stage| {
+        let running = stage.reconciler("one", 9100);
+        let log = async || running.log();
+        eventually_async("it is said", DEADLINE, log, |log| log.contains("ProxyGroup of tailscale.com/v1alpha1 is not installed")).await;
+        eventually_async("and what to do", DEADLINE, log, |log| log.contains("tailyard crd | kubectl apply")).await;
+        let page = async || running.get("/readyz");
+        eventually_async("it is not ready", DEADLINE, page, |page| {
+            page.contains("503") && page.contains("no complete list of ProxyGroup yet")
+        })
+        .await;
+        stage.define_all().await;
+        stage.group("g", 1).await;
+        stage.join("g", 1).await;
+        eventually_async("it goes on by itself", DEADLINE, async || stage.ready("g").await, |told| told.starts_with("True")).await;
+        eventually_async("ready", DEADLINE, page, |page| page.contains("200 OK")).await;
+        let class = json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyClass", "metadata": {"name": "c"}, "spec": {}});
+        let classes = stage.all::<ProxyClass>();
+        classes.patch("c", &PatchParams::apply("user"), &Patch::Apply(&class)).await.expect("made");
+        let told = async || json!(classes.get("c").await.ok().and_then(|class| class.status)).to_string();
+        eventually_async("classes too", DEADLINE, told, |told| told.contains("ProxyClassValid")).await;
+    });
+}
+
+/// Takes the rules for a resource out of the Role of the reconciler; returns the Role as it was.
+async fn without(stage: &Stage, resource: &str) -> Role {
+    let api = stage.here::<Role>();
+    let whole = api.get("tailyard-reconciler").await.expect("a Role");
+    let mut less = whole.clone();
+    let rules = less.rules.as_mut().expect("rules");
+    rules.retain(|rule| rule.resources.as_ref().is_none_or(|names| names.iter().all(|name| name != resource)));
+    api.replace("tailyard-reconciler", &PostParams::default(), &less).await.expect("changed");
+    whole
+}
+
+#[test]
+fn a_permission_that_is_missing_is_named_and_harms_nobody_else() {
+    stage(async |stage| {
+        let running = stage.reconciler("one", 9100);
+        stage.group("g", 1).await;
+        stage.join("g", 1).await;
+        eventually_async("ready", DEADLINE, async || stage.ready("g").await, |told| told.starts_with("True")).await;
+        let whole = without(&stage, "poddisruptionbudgets").await;
+        stage.group("late", 1).await;
+        let told = async || stage.ready("late").await;
+        let refused = eventually_async("it is said", DEADLINE, told, |told| told.contains("ProxyGroupCreationFailed")).await;
+        let rule = r#"{apiGroups: ["policy"], resources: ["poddisruptionbudgets"]"#;
+        assert!(refused.contains(rule), "{refused}");
+        let events = async || stage.events("late").await;
+        eventually_async("and told", DEADLINE, events, |told| told.iter().any(|told| told.contains(rule))).await;
+        eventually_async("and logged", DEADLINE, async || running.log(), |log| log.contains("add the rule")).await;
+        assert!(running.metric("tailyard_reconcile_errors_total{error=\"Forbidden\"") > 0, "and counted");
+        stage.service("s", "g").await;
+        stage.served("s", "g", 1).await;
+        let api = stage.here::<Role>();
+        let mut less = api.get("tailyard-reconciler").await.expect("a Role");
+        less.rules = whole.rules;
+        api.replace("tailyard-reconciler", &PostParams::default(), &less).await.expect("changed");
+        let made = async || stage.here::<PodDisruptionBudget>().get_opt("late").await.ok().flatten();
+        eventually_async("with the rule it is made", DEADLINE, made, Option::is_some).await;
+        stage.join("late", 1).await;
+        eventually_async("and well", DEADLINE, told, |told| told.starts_with("True")).await;
+    });
+}
+
+#[test]
+fn a_token_that_may_not_be_made_is_said_by_the_tailnet() {
+    stage(async |stage| {
+        let _whole = without(&stage, "serviceaccounts/token").await;
+        let _running = stage.reconciler("one", 9100);
+        stage.cluster.make_secret("creds", &[("client_id", "c"), ("audience", "a")]).await;
+        stage.tailnet("t").await;
+        let told = async || stage.tailnet_says("t").await;
+        let rule = r#"resources: ["serviceaccounts/token"], resourceNames: ["tailyard-reconciler"], verbs: ["create"]"#;
+        eventually_async("it is said", DEADLINE, told, |told| told.starts_with("False InvalidOAuth") && told.contains(rule)).await;
+    });
+}
+
+#[test]
+fn events_that_are_not_allowed_are_done_without() {
+    stage(async |stage| {
+        let watched = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "watched"}});
+        stage.all::<Namespace>().patch("watched", &PatchParams::apply("test"), &Patch::Apply(&watched)).await.expect("a namespace");
+        stage.delete(&stage.all::<ClusterRoleBinding>(), "tailyard-reconciler-services").await;
+        stage.grant("watched.yaml", "watched").await;
+        let running = stage.reconciler_with("one", 9100, &["--watch-namespaces", "watched"]);
+        // Somebody else's object in the way is an Event of the group, which belongs into a namespace that we may not write.
+        let foreign = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "g"}});
+        stage.here::<ServiceAccount>().patch("g", &PatchParams::apply("somebody"), &Patch::Apply(&foreign)).await.expect("made");
+        stage.group("g", 1).await;
+        let told = async || stage.ready("g").await;
+        eventually_async("the condition says it", DEADLINE, told, |told| told.contains("ServiceAccount ts/g is in the way")).await;
+        let log = async || running.log();
+        eventually_async("what is missing is logged", DEADLINE, log, |log| {
+            log.contains("an Event is lost") && log.contains("events.k8s.io")
+        })
+        .await;
+        stage.delete(&stage.here::<ServiceAccount>(), "g").await;
+        stage.join("g", 1).await;
+        eventually_async("the group is made", DEADLINE, told, |told| told.starts_with("True")).await;
+        stage.credential("secret", "wrong");
+        eventually_async("something else to tell", DEADLINE, told, |told| told.contains("ProxyGroupTailnetUnavailable")).await;
+        assert_eq!(running.log().matches("an Event is lost").count(), 1, "said once");
+        let services = Api::<Service>::namespaced(stage.client.clone(), "watched");
+        let object = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "bad",
+            "annotations": {"tailscale.com/proxy-group": "g", "tailscale.com/tailnet-ip": "nonsense"}},
+            "spec": {"type": "ExternalName", "externalName": "placeholder.invalid", "ports": [{"port": 80}]}});
+        services.patch("bad", &PatchParams::apply("user"), &Patch::Apply(&object)).await.expect("made");
+        let events = async || stage.events("bad").await;
+        eventually_async("Services are told", DEADLINE, events, |told| told.iter().any(|told| told.starts_with("INVALIDSERVICE"))).await;
+    });
+}
+
+/// A class with static endpoints by these node ports, and a node with an address.
+pub(crate) async fn static_endpoints(stage: &Stage, ports: Value) {
+    let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}});
+    let nodes = stage.all::<Node>();
+    nodes.patch("n", &PatchParams::apply("test"), &Patch::Apply(&node)).await.expect("a node");
+    let status = json!({"status": {"addresses": [{"type": "ExternalIP", "address": "203.0.113.7"}]}});
+    nodes.patch_status("n", &PatchParams::default(), &Patch::Merge(status)).await.expect("an address");
+    let class = json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyClass", "metadata": {"name": "c"},
+        "spec": {"staticEndpoints": {"nodePort": {"ports": ports}}}});
+    stage.all::<ProxyClass>().patch("c", &PatchParams::apply("user"), &Patch::Apply(&class)).await.expect("a class");
+    let group = json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyGroup", "metadata": {"name": "g"},
+        "spec": {"type": "egress", "replicas": 1, "proxyClass": "c"}});
+    stage.all::<ProxyGroup>().patch("g", &PatchParams::apply("user"), &Patch::Apply(&group)).await.expect("a group");
+}
+
+pub(crate) async fn node_port(stage: &Stage) -> Option<i32> {
+    let service = stage.here::<Service>().get_opt("g-0-nodeport").await.ok().flatten()?;
+    service.spec?.ports?.first()?.node_port
+}
+
+#[test]
+fn a_node_port_that_somebody_has_is_passed_over() {
+    stage(async |stage| {
+        let taken = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"},
+            "spec": {"type": "NodePort", "ports": [{"port": 80, "nodePort": 31000, "protocol": "TCP"}, ]}});
+        stage.users().patch("web", &PatchParams::apply("user"), &Patch::Apply(&taken)).await.expect("it has the port");
+        let udp = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "dns"},
+            "spec": {"type": "NodePort", "ports": [{"port": 53, "nodePort": 31001, "protocol": "UDP"}]}});
+        stage.users().patch("dns", &PatchParams::apply("user"), &Patch::Apply(&udp)).await.expect("it has the port");
+        let _running = stage.reconciler("one", 9100);
+        static_endpoints(&stage, json!([{"port": 20000, "endPort": 20010}, {"port": 31001, "endPort": 31002}])).await;
+        let port = async || node_port(&stage).await;
+        eventually_async("the next one that is free, of those that the cluster has", DEADLINE, port, |port| *port == Some(31002)).await;
+        stage.join("g", 1).await;
+        let config = async || stage.cluster.secret("g-0-config").await.0.into_values().collect::<String>();
+        eventually_async("it is advertised", DEADLINE, config, |config| config.contains("203.0.113.7:31002")).await;
+        eventually_async("ready", DEADLINE, async || stage.ready("g").await, |told| told.starts_with("True")).await;
+        let told = stage.events("g").await;
+        assert!(told.iter().all(|told| !told.starts_with("ProxyGroupCreationFailed")), "nobody is told of it: {told:?}");
+        assert_eq!(stage.users().get("dns").await.expect("untouched").spec.and_then(|spec| spec.ports?.first()?.node_port), Some(31001));
+    });
+}
+
+#[test]
+fn when_no_node_port_can_be_had_the_group_says_so() {
+    stage(async |stage| {
+        let _running = stage.reconciler("one", 9100);
+        static_endpoints(&stage, json!([{"port": 20000, "endPort": 20002}])).await;
+        let told = async || stage.ready("g").await;
+        let refused = eventually_async("it is said", DEADLINE, told, |told| told.contains("service-node-port-range")).await;
+        assert!(refused.starts_with("False ProxyGroupCreationFailed"), "{refused}");
+        assert_eq!(node_port(&stage).await, None);
+    });
+}
+
+#[test]
+fn a_name_that_leads_nowhere_any_more_is_told() {
+    stage(async |stage| {
+        let _running = stage.reconciler("one", 9100);
+        stage.group("g", 1).await;
+        stage.join("g", 1).await;
+        stage.service("s", "g").await;
+        stage.served("s", "g", 1).await;
+        let none = json!({"metadata": {"annotations": {"tailscale.com/proxy-group": null}}});
+        stage.users().patch("s", &PatchParams::default(), &Patch::Merge(none)).await.expect("changed");
+        let events = async || stage.events("s").await;
+        let told =
+            eventually_async("it is told", DEADLINE, events, |told| told.iter().any(|told| told.starts_with("EgressReleased"))).await;
+        assert!(
+            told.iter().any(|told| told.contains(&format!(".{NAMESPACE}.svc.cluster.local")) && told.contains("leads nowhere")),
+            "{told:?}"
+        );
+        assert_eq!(stage.condition("s", "TailscaleEgressSvcReady").await, "", "nothing claims that it is served");
+        eventually_async("its child goes", DEADLINE, async || stage.child("s").await, Vec::is_empty).await;
+        assert_eq!(stage.users().get("s").await.expect("there").metadata.namespace.as_deref(), Some(USERS));
+    });
+}
+
+#[test]
+fn a_group_of_a_type_that_is_not_served_is_left_alone() {
+    stage(async |stage| {
+        let running = stage.reconciler("one", 9100);
+        let group = json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyGroup", "metadata": {"name": "in"}, "spec": {"type": "kube-apiserver"}});
+        let groups = stage.all::<ProxyGroup>();
+        groups.patch("in", &PatchParams::apply("user"), &Patch::Apply(&group)).await.expect("made");
+        let counted = async || running.metric("tailyard_unserved_groups");
+        eventually_async("it is counted", DEADLINE, counted, |count| *count == 1).await;
+        eventually_async("and logged", DEADLINE, async || running.log(), |log| log.contains("it is left to the Tailscale operator")).await;
+        stage.quiet(&running).await;
+        let held = groups.get("in").await.expect("there");
+        assert_eq!((held.metadata.finalizers, held.status.map(|status| status.conditions.len())), (None, None));
+        assert_eq!(stage.cluster.count("patch", "proxygroups"), 0);
+        assert_eq!(running.log().matches("it is left to the Tailscale operator").count(), 1, "logged once");
+        stage.delete(&groups, "in").await;
+        stage.gone(&groups, "in").await;
+    });
+}

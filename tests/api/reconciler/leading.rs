@@ -1,0 +1,59 @@
+//! Two reconcilers, one of which writes.
+
+use k8s_openapi::api::apps::v1::StatefulSet;
+
+use kit::apiserver::DEADLINE;
+use kit::reconciler::stage;
+use kit::wait::eventually_async;
+
+#[test]
+fn one_of_two_writes_and_the_other_takes_over() {
+    stage(async |stage| {
+        let first = stage.reconciler("first", 9101);
+        first.leads(true).await;
+        let second = stage.reconciler("second", 9102);
+        eventually_async("the other is ready to", DEADLINE, async || second.get("/readyz"), |answer| answer.contains("200 OK")).await;
+        second.leads(false).await;
+        stage.group("g", 1).await;
+        stage.join("g", 1).await;
+        eventually_async("ready", DEADLINE, async || stage.ready("g").await, |told| told.starts_with("True")).await;
+        assert_eq!(second.metric("tailyard_api_writes_total"), 0, "one writer");
+        assert!(first.metric("tailyard_api_writes_total") > 0);
+        first.kill();
+        let begin = std::time::Instant::now();
+        second.leads(true).await;
+        println!("another leads after {:?}", begin.elapsed());
+        assert!(begin.elapsed() <= std::time::Duration::from_secs(20), "15 s, and what a busy machine adds");
+        stage.delete(&stage.here::<StatefulSet>(), "g").await;
+        eventually_async(
+            "and writes",
+            DEADLINE,
+            async || stage.here::<StatefulSet>().get_opt("g").await.ok().flatten().is_some(),
+            |there| *there,
+        )
+        .await;
+    });
+}
+
+#[test]
+fn an_api_server_that_comes_back_finds_the_work_going_on() {
+    stage(async |mut stage| {
+        let running = stage.reconciler("one", 9101);
+        running.leads(true).await;
+        stage.group("g", 1).await;
+        stage.join("g", 1).await;
+        eventually_async("ready", DEADLINE, async || stage.ready("g").await, |told| told.starts_with("True")).await;
+        stage.cluster.kill_server();
+        running.leads(false).await;
+        stage.cluster.start_server().await;
+        running.leads(true).await;
+        stage.delete(&stage.here::<StatefulSet>(), "g").await;
+        eventually_async(
+            "and writes",
+            DEADLINE,
+            async || stage.here::<StatefulSet>().get_opt("g").await.ok().flatten().is_some(),
+            |there| *there,
+        )
+        .await;
+    });
+}

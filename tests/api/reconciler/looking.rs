@@ -1,0 +1,249 @@
+//! What people see of a cluster by `tailyard status` and `tailyard doctor`, with all rights, with few, and with no cluster to ask.
+
+use std::process::{Output, Stdio};
+
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{Api, DeleteParams, PostParams};
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpListener;
+use tokio::process::Command;
+
+use kit::apiserver::{DEADLINE, NAMESPACE};
+use kit::hosted::CLIENT;
+use kit::reconciler::{Stage, stage};
+use kit::wait::eventually_async;
+
+async fn run(stage: &Stage, user: &str, args: &[&str]) -> (Option<i32>, String, String) {
+    let done = tokio::time::timeout(DEADLINE, stage.tailyard(user, args).output()).await;
+    let Output { status, stdout, stderr } = done.expect("an answer in time").expect("the binary");
+    let text = |bytes| String::from_utf8(bytes).expect("text");
+    (status.code(), text(stdout), text(stderr))
+}
+
+/// Plays the page of a replica, at the address of the Pod that the stage made.
+async fn page(ip: &str) {
+    let added = Command::new("ip").args(["address", "add", &format!("{ip}/32"), "dev", "lo"]).status().await;
+    assert!(added.expect("the ip command").success());
+    let listener = TcpListener::bind((ip, 9002)).await.expect("the page's port");
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut asked = [0; 4096];
+            let read = stream.read(&mut asked).await.unwrap_or(0);
+            let found = String::from_utf8_lossy(&asked[..read]).starts_with("GET /status ");
+            let body = json!({"version": "9.9.9", "flows": 42, "peers": {"direct": 1, "relayed": 2}}).to_string();
+            let status = if found { "200 OK" } else { "404 Not Found" };
+            let head = format!(
+                "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+                body.len()
+            );
+            // One that asks and goes away is its own affair.
+            let _ = stream.write_all((head + &body).as_bytes()).await;
+        }
+    });
+}
+
+/// Lets the Pods' user list groups and Services, and nothing else.
+async fn few_rights(stage: &Stage) {
+    let role = json!({"metadata": {"name": "looker"}, "rules": [
+        {"apiGroups": ["tailscale.com"], "resources": ["proxygroups"], "verbs": ["list", "watch"]},
+        {"apiGroups": [""], "resources": ["services"], "verbs": ["list", "watch"]}]});
+    let binding = json!({"metadata": {"name": "looker"}, "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "looker"},
+        "subjects": [{"kind": "User", "name": "pod", "apiGroup": "rbac.authorization.k8s.io"}]});
+    let (roles, bindings) = (stage.all::<ClusterRole>(), stage.all::<ClusterRoleBinding>());
+    roles.create(&PostParams::default(), &serde_json::from_value(role).expect("a role")).await.expect("made");
+    bindings.create(&PostParams::default(), &serde_json::from_value(binding).expect("a binding")).await.expect("made");
+}
+
+#[test]
+fn the_status_shows_groups_replicas_and_services() {
+    stage(async |stage| {
+        let reconciler = stage.reconciler("one", 9100);
+        stage.group("g", 2).await;
+        stage.join("g", 2).await;
+        stage.service("web", "g").await;
+        stage.served("web", "g", 2).await;
+        page("10.1.1.1").await;
+        let (code, text, error) = run(&stage, "admin", &["status"]).await;
+        assert_eq!((code, error.as_str()), (Some(0), ""), "{text}");
+        let row = |begins: &str| {
+            let line = text.lines().find(|line| line.starts_with(begins)).unwrap_or_else(|| panic!("no {begins} in {text}"));
+            line.split("   ").map(str::trim).filter(|cell| !cell.is_empty()).map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(row("g "), ["g", "egress", "2/2", "-"]);
+        assert_eq!(row("g-0"), ["g-0", "Ready", "-", "100.64.0.5", "1 direct, 2 relayed", "acknowledged", "42", "-"]);
+        assert_eq!(row("default/web"), ["default/web", "g", "100.64.0.9", "2/2", "-"]);
+        assert!(
+            text.contains("? the own pages of some replicas cannot be read") && text.contains("g-1: "),
+            "nobody answers for g-1: {text}"
+        );
+        let (_, wide, _) = run(&stage, "admin", &["status", "g", "-o", "json"]).await;
+        let told: Value = serde_json::from_str(&wide).expect("JSON");
+        assert_eq!((&told["replicas"][0]["version"], &told["replicas"][1]["flows"]), (&json!("9.9.9"), &Value::Null));
+        assert_eq!((&told["replicas"][0]["tailnetName"], &told["services"][0]["ready"]), (&json!("g-0.tail1234.ts.net"), &json!(2)));
+        assert_eq!(run(&stage, "admin", &["status", "h"]).await.0, Some(1), "there is no such group");
+        watches(&stage).await;
+        reconciler.kill();
+    });
+}
+
+/// A watch without a terminal writes a line for each row that changes.
+async fn watches(stage: &Stage) {
+    let mut child = stage.tailyard("admin", &["status", "--watch"]).stdout(Stdio::piped()).spawn().expect("the binary");
+    let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+    let mut until = async |begins: &str| {
+        let look = async {
+            loop {
+                let line = lines.next_line().await.expect("a line").expect("it goes on");
+                if line.starts_with(begins) {
+                    return;
+                }
+            }
+        };
+        tokio::time::timeout(DEADLINE, look).await.unwrap_or_else(|_| panic!("never: {begins:?}"));
+    };
+    until("service\tdefault/web\tg\t100.64.0.9\t2/2").await;
+    stage.service("more", "g").await;
+    until("service\tdefault/more\tg\t100.64.0.9\t").await;
+    stage.delete(&stage.users(), "more").await;
+    until("service default/more is gone").await;
+    child.kill().await.expect("ended");
+}
+
+#[test]
+fn what_may_not_be_read_is_named_with_the_rule_and_the_rest_is_shown() {
+    stage(async |mut stage| {
+        stage.group("g", 1).await;
+        let (code, text, error) = run(&stage, "pod", &["status"]).await;
+        assert_eq!((code, text.as_str()), (Some(1), ""));
+        assert!(error.contains(r#"{apiGroups: ["tailscale.com"], resources: ["proxygroups"], verbs: ["list", "watch"]}"#), "{error}");
+        few_rights(&stage).await;
+        let shown = async || run(&stage, "pod", &["status"]).await;
+        let (_, text, _) = eventually_async("the rights count", DEADLINE, shown, |(code, ..)| *code == Some(0)).await;
+        assert!(text.contains("?/1") && text.contains("ProxyGroupReady Unknown NoReconciler"), "{text}");
+        for resource in ["pods", "secrets", "configmaps"] {
+            assert!(
+                text.contains(&format!(r#"{{apiGroups: [""], resources: ["{resource}"], verbs: ["list", "watch"]}} in namespace ts"#)),
+                "{text}"
+            );
+        }
+        stage.all::<CustomResourceDefinition>().delete("proxygroups.tailscale.com", &DeleteParams::default()).await.expect("deleted");
+        let shown = async || run(&stage, "admin", &["status"]).await;
+        let (.., error) = eventually_async("the kind is gone", DEADLINE, shown, |(code, ..)| *code == Some(1)).await;
+        assert!(error.contains("tailyard crd | kubectl apply --server-side -f -"), "{error}");
+        stage.cluster.kill_server();
+        let (code, _, error) = run(&stage, "admin", &["status"]).await;
+        assert!(code == Some(1) && error.contains("the API server cannot be reached"), "{error}");
+        let nowhere = stage.tailyard("admin", &["status"]).env("KUBECONFIG", "/nowhere").output().await.expect("the binary");
+        let error = String::from_utf8_lossy(&nowhere.stderr).into_owned();
+        assert!(nowhere.status.code() == Some(1) && error.contains("/nowhere") && error.contains("KUBECONFIG"), "{error}");
+    });
+}
+
+/// A Deployment that nobody makes Pods of.
+async fn deployment(stage: &Stage, namespace: &str, name: &str, container: Value, volumes: Value) {
+    let labels = json!({"app": name});
+    let object = json!({"metadata": {"name": name}, "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels},
+        "spec": {"containers": [container], "volumes": volumes}}}});
+    let api: Api<Deployment> = Api::namespaced(stage.client.clone(), namespace);
+    api.create(&PostParams::default(), &serde_json::from_value(object).expect("a Deployment")).await.expect("made");
+}
+
+/// The reconciler's, with credentials for the stand-in of the hosted API that it does not take.
+async fn deploy(stage: &Stage) {
+    stage.cluster.make_secret("oauth", &[("client_id", CLIENT.0), ("client_secret", "wrong")]).await;
+    let env = [
+        ("OPERATOR_LOGIN_SERVER", stage.hosted.url()),
+        ("CLIENT_ID_FILE", "/etc/oauth/client_id".to_owned()),
+        ("CLIENT_SECRET_FILE", "/etc/oauth/client_secret".to_owned()),
+    ];
+    let env = env.map(|(name, value)| json!({"name": name, "value": value}));
+    let container =
+        json!({"name": "reconciler", "image": "tailyard:test", "env": env, "volumeMounts": [{"name": "oauth", "mountPath": "/etc/oauth"}]});
+    deployment(stage, NAMESPACE, "tailyard-reconciler", container, json!([{"name": "oauth", "secret": {"secretName": "oauth"}}])).await;
+}
+
+/// The exit code, and of the checks of a name how each is and what was found.
+type Found = (Option<i32>, Vec<(String, String)>);
+
+/// What doctor finds under a name.
+async fn finds(stage: &Stage, user: &str, name: &str) -> Found {
+    let (code, text, error) = run(stage, user, &["doctor", "-o", "json"]).await;
+    let checks: Vec<Value> = serde_json::from_str(&text).unwrap_or_else(|fault| panic!("{fault}: {text} {error}"));
+    let told = |check: &Value, key: &str| check[key].as_str().unwrap_or_default().to_owned();
+    let found = checks.iter().filter(|check| check["name"] == name).map(|check| (told(check, "finding"), told(check, "what")));
+    (code, found.collect())
+}
+
+#[test]
+fn the_doctor_finds_what_is_wrong_with_a_cluster() {
+    stage(async |stage| {
+        let reconciler = stage.reconciler("one", 9100);
+        stage.group("g", 1).await;
+        stage.join("g", 1).await;
+        reconciler.leads(true).await;
+        let (code, text, error) = run(&stage, "admin", &["doctor"]).await;
+        assert_eq!((code, error.as_str()), (Some(0), ""), "{text}");
+        let well = [
+            "ts/tailyard-reconciler may do all",
+            "ts/g may do all",
+            "with spec.tailyard",
+            " leads",
+            "does not run",
+            "no address of the cluster",
+        ];
+        for told in well {
+            assert!(text.contains(told), "{told} in {text}");
+        }
+        let own = finds(&stage, "reconciler", "permissions").await;
+        assert!(
+            own.1.contains(&("ok".into(), "ts/tailyard-reconciler may do all that it must".into())),
+            "anybody may ask for himself: {own:?}"
+        );
+        deploy(&stage).await;
+        let refused = finds(&stage, "admin", "credentials").await;
+        assert!(refused.0 == Some(1) && refused.1[0].0 == "bad" && refused.1[0].1.contains("are refused"), "{refused:?}");
+        stage.cluster.patch_secret("oauth", &[("client_secret", CLIENT.1)]).await;
+        let works = finds(&stage, "admin", "credentials").await;
+        assert_eq!(works.1[0].0, "ok", "{works:?}");
+        let (_, text, _) = run(&stage, "admin", &["doctor", "--control-ca", "/nowhere.pem"]).await;
+        assert!(text.contains("could not be tried from here") && text.contains("/nowhere.pem"), "it is read: {text}");
+        let container = json!({"name": "operator", "image": "docker.io/tailscale/k8s-operator:v1.102.3"});
+        deployment(&stage, "default", "operator", container, json!([])).await;
+        let both = finds(&stage, "admin", "operators").await;
+        assert!(
+            both.0 == Some(1) && both.1[0].1.contains("ts/tailyard-reconciler") && both.1[0].1.contains("default/operator"),
+            "{both:?}"
+        );
+        stage.all::<ClusterRoleBinding>().delete("tailyard-reconciler", &DeleteParams::default()).await.expect("deleted");
+        let lacks = |what: &str| what.contains("list/patch/watch proxygroups.tailscale.com");
+        let denied = |found: &Found| found.1.iter().any(|(finding, what)| finding == "bad" && lacks(what));
+        eventually_async("the missing right is found", DEADLINE, async || finds(&stage, "admin", "permissions").await, denied).await;
+        reconciler.kill();
+        let left = finds(&stage, "admin", "reconciler").await;
+        assert_eq!(left.1[0].0, "bad", "nobody leads any more: {left:?}");
+        let (code, text, _) = run(&stage, "pod", &["doctor"]).await;
+        assert!(code == Some(0) && !text.contains("BAD"), "what may not be looked at is not bad: {text}");
+        assert!(text.contains("ask for the right to create subjectaccessreviews.authorization.k8s.io"), "{text}");
+    });
+}
+
+#[test]
+fn the_doctor_looks_at_a_machine_without_a_cluster() {
+    stage(async |stage| {
+        let nowhere = stage.tailyard("admin", &["doctor", "--node-checks", "-o", "json"]).env("KUBECONFIG", "/nowhere").output().await;
+        let nowhere = nowhere.expect("the binary");
+        let alone = stage.tailyard("admin", &["doctor"]).env("KUBECONFIG", "/nowhere").output().await.expect("the binary");
+        assert_eq!(alone.status.code(), Some(1), "without a cluster there is nothing else to look at");
+        let checks: Vec<Value> = serde_json::from_slice(&nowhere.stdout).expect("JSON");
+        let finding =
+            |name: &str| checks.iter().find(|check| check["name"] == name).map(|check| check["finding"].clone()).unwrap_or_default();
+        assert_eq!(finding("api-server"), json!("warn"), "a machine need not have a kubeconfig");
+        assert_eq!((finding("firewall"), finding("mtu")), (json!("ok"), json!("ok")), "{checks:#?}");
+        for name in ["kernel", "tun", "udp-offloads", "connections"] {
+            assert_ne!(finding(name), Value::Null, "{name}");
+        }
+    });
+}

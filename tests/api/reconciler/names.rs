@@ -1,0 +1,103 @@
+//! One name that several want: groups, and clusters that share a tailnet.
+
+use serde_json::{Value, json};
+
+use kit::apiserver::DEADLINE;
+use kit::reconciler::stage;
+use kit::wait::eventually_async;
+
+#[test]
+fn a_name_moves_to_another_group_without_a_gap() {
+    stage(async |stage| {
+        let _running = stage.reconciler("one", 9100);
+        stage.publisher("old", 2).await;
+        stage.publisher("new", 2).await;
+        stage.ingress("app", "old", "app").await;
+        stage.certify("app.tail1234.ts.net").await;
+        stage.serves("app", "old").await;
+        stage.annotate("app", json!({"tailscale.com/proxy-group": "new"})).await;
+        stage.told_both("new", &["svc:app"]).await;
+        stage.told_both("old", &["svc:app"]).await;
+        stage.serves("app", "new").await;
+        stage.told_both("old", &[]).await;
+        stage.advertise("old", 2).await;
+        eventually_async(
+            "the old one forgets it",
+            DEADLINE,
+            async || stage.published("old", "tailyard-routes.json").await,
+            |routes| *routes == json!({}),
+        )
+        .await;
+        assert_eq!(stage.owners("svc:app").len(), 1);
+        let secret = stage.cluster.secret("app.tail1234.ts.net").await.0;
+        assert_eq!(secret["tls.crt"], "a chain");
+        stage.told_both("new", &["svc:app"]).await;
+    });
+}
+
+#[test]
+fn clusters_share_a_name_and_leave_it_one_by_one() {
+    stage(async |one| {
+        let two = one.second().await;
+        let _first = one.reconciler("one", 9100);
+        let _second = two.reconciler("two", 9101);
+        for stage in [&one, &two] {
+            stage.publisher("g", 2).await;
+            stage.ingress("app", "g", "app").await;
+        }
+        let owners = async || one.owners("svc:app");
+        let both = eventually_async("both own it", DEADLINE, owners, |owners| owners.len() == 2).await;
+        assert_ne!(both[0], both[1]);
+        for stage in [&one, &two] {
+            stage.certify("app.tail1234.ts.net").await;
+            stage.told_both("g", &["svc:app"]).await;
+            stage.serves("app", "g").await;
+        }
+        one.delete(&one.ingresses(), "app").await;
+        one.told_both("g", &[]).await;
+        one.advertise("g", 2).await;
+        one.gone(&one.ingresses(), "app").await;
+        assert_eq!(one.owners("svc:app").len(), 1, "the other one has it still");
+        two.told_both("g", &["svc:app"]).await;
+        two.delete(&two.ingresses(), "app").await;
+        two.told_both("g", &[]).await;
+        two.advertise("g", 2).await;
+        two.gone(&two.ingresses(), "app").await;
+        assert!(one.hosted.state().vips.is_empty());
+    });
+}
+
+#[test]
+fn a_twin_is_no_surprise_where_sharing_has_to_be_said() {
+    stage(async |stage| {
+        let made = |owners: Value| {
+            let owners = json!({"tailscale.com/owner-references": owners.to_string()});
+            json!({"name": "svc:app", "addrs": ["100.99.0.200"], "ports": ["tcp:443"], "tags": ["tag:k8s"], "annotations": owners})
+        };
+        stage.hosted.state().vips.insert("svc:app".into(), made(json!({"ownerRefs": [{"operatorID": "them"}]})));
+        let _running = stage.reconciler_with("one", 9100, &["--shared-names", "opt-in", "--cluster-id", "here"]);
+        stage.publisher("g", 2).await;
+        stage.ingress("app", "g", "app").await;
+        let told = async || stage.events("app").await;
+        eventually_async("the conflict is told", DEADLINE, told, |told| {
+            told.iter().any(|told| told.contains("Another cluster has Tailscale Service svc:app"))
+        })
+        .await;
+        assert_eq!(stage.owners("svc:app"), ["them"]);
+        stage.annotate("app", json!({"tailyard.io/share-name": "true"})).await;
+        eventually_async("it is joined", DEADLINE, async || stage.owners("svc:app"), |owners| *owners == ["them", "here"]).await;
+        stage.told_both("g", &["svc:app"]).await;
+
+        let foreign = json!({"name": "svc:mine", "addrs": ["100.99.0.201"], "ports": ["tcp:22"], "tags": ["tag:k8s"]});
+        stage.hosted.state().vips.insert("svc:mine".into(), foreign.clone());
+        stage.ingress("mine", "g", "mine").await;
+        let told = async || stage.events("mine").await;
+        // The list of before does not have it: it is found when it is to be made.
+        eventually_async("it is somebody's", DEADLINE, told, |told| told.iter().any(|told| told.contains("was not made by a cluster")))
+            .await;
+        assert_eq!(stage.hosted.state().vips["svc:mine"], foreign);
+        stage.annotate("mine", json!({"tailyard.io/adopt-service": "true"})).await;
+        eventually_async("it is taken over", DEADLINE, async || stage.owners("svc:mine"), |owners| *owners == ["here"]).await;
+        assert_eq!(stage.hosted.state().vips["svc:mine"]["ports"], json!(["tcp:443"]));
+    });
+}

@@ -1,0 +1,188 @@
+//! Users' Services: served, moved, and let go in whatever order things are deleted.
+
+use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
+use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
+use kube::api::{DeleteParams, Patch, PatchParams};
+use serde_json::json;
+use tailyard::api::proxygroup::ProxyGroup;
+
+use kit::apiserver::DEADLINE;
+use kit::reconciler::{Running, Stage, USERS, stage};
+use kit::wait::eventually_async;
+
+/// A group with two replicas in the tailnet.
+async fn ready(stage: &Stage, group: &str) {
+    stage.group(group, 2).await;
+    stage.join(group, 2).await;
+    eventually_async("ready", DEADLINE, async || stage.ready(group).await, |told| told.starts_with("True")).await;
+}
+
+async fn start(stage: &Stage) -> Running {
+    let running = stage.reconciler("one", 9100);
+    ready(stage, "g").await;
+    running
+}
+
+async fn external_name(stage: &Stage, service: &str) -> String {
+    let spec = stage.users().get(service).await.expect("a Service").spec;
+    spec.and_then(|spec| spec.external_name).unwrap_or_default()
+}
+
+/// Plays the kubelet: a Pod that was asked to go is gone.
+async fn pods_go(stage: &Stage, group: &str) {
+    for ordinal in 0..2 {
+        let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
+        stage.here::<Pod>().delete(&format!("{group}-{ordinal}"), &now).await.expect("the Pod goes");
+    }
+}
+
+#[test]
+fn a_service_is_pointed_at_its_child_when_every_replica_holds_it() {
+    stage(async |stage| {
+        let _running = start(&stage).await;
+        stage.service("s", "g").await;
+        eventually_async("a child", DEADLINE, async || stage.child("s").await, |child| child.len() == 1).await;
+        assert_eq!(external_name(&stage, "s").await, "placeholder.invalid", "no replica holds it yet");
+        stage.served("s", "g", 2).await;
+        let child = stage.child("s").await.remove(0).0;
+        assert_eq!(external_name(&stage, "s").await, format!("{child}.ts.svc.cluster.local"));
+        stage.delete(&stage.here::<Service>(), &child).await;
+        eventually_async(
+            "a child that was deleted is back",
+            DEADLINE,
+            async || stage.child("s").await,
+            |found| found.len() == 1 && found[0].0 == child,
+        )
+        .await;
+    });
+}
+
+#[test]
+fn a_moved_service_is_served_by_the_old_group_until_the_new_one_holds_it() {
+    stage(async |stage| {
+        let _running = start(&stage).await;
+        ready(&stage, "gg").await;
+        stage.service("s", "g").await;
+        stage.served("s", "g", 2).await;
+        let old = external_name(&stage, "s").await;
+        stage.service("s", "gg").await;
+        eventually_async("both serve it", DEADLINE, async || stage.child("s").await, |child| child.len() == 2).await;
+        assert_eq!(external_name(&stage, "s").await, old, "the new group does not hold it yet");
+        stage.served("s", "gg", 2).await;
+        assert_ne!(external_name(&stage, "s").await, old);
+    });
+}
+
+#[test]
+fn a_service_goes_before_its_group_and_leaves_nothing() {
+    stage(async |stage| {
+        let running = start(&stage).await;
+        stage.service("s", "g").await;
+        stage.served("s", "g", 2).await;
+        stage.delete(&stage.users(), "s").await;
+        stage.gone(&stage.users(), "s").await;
+        eventually_async("its child goes", DEADLINE, async || stage.child("s").await, Vec::is_empty).await;
+        let config = async || json!(stage.here::<ConfigMap>().get("g-egress-config").await.ok().and_then(|config| config.binary_data));
+        stage.quiet(&running).await;
+        let text = config().await.to_string();
+        assert!(!text.contains("default-s"), "{text}");
+    });
+}
+
+#[test]
+fn a_group_goes_before_its_services_and_wedges_nothing() {
+    stage(async |stage| {
+        let _running = start(&stage).await;
+        stage.service("s", "g").await;
+        stage.served("s", "g", 2).await;
+        stage.delete(&stage.all::<ProxyGroup>(), "g").await;
+        pods_go(&stage, "g").await;
+        stage.gone(&stage.all::<ProxyGroup>(), "g").await;
+        let told = async || stage.condition("s", "TailscaleEgressSvcValid").await;
+        eventually_async("it is said", DEADLINE, told, |told| {
+            told.starts_with("Unknown ProxyGroupNotReady") && told.contains("does not exist")
+        })
+        .await;
+        stage.delete(&stage.users(), "s").await;
+        stage.gone(&stage.users(), "s").await;
+        eventually_async("its child goes", DEADLINE, async || stage.child("s").await, Vec::is_empty).await;
+    });
+}
+
+#[test]
+fn a_service_that_loses_its_annotations_is_let_go() {
+    stage(async |stage| {
+        let _running = start(&stage).await;
+        stage.service("s", "g").await;
+        stage.served("s", "g", 2).await;
+        let none = json!({"metadata": {"annotations": {"tailscale.com/proxy-group": null, "tailscale.com/tailnet-ip": null}}});
+        stage.users().patch("s", &PatchParams::default(), &Patch::Merge(none)).await.expect("changed");
+        eventually_async("its child goes", DEADLINE, async || stage.child("s").await, Vec::is_empty).await;
+        let finalizers = async || stage.users().get("s").await.ok().and_then(|service| service.metadata.finalizers).unwrap_or_default();
+        eventually_async("nothing keeps it", DEADLINE, finalizers, Vec::is_empty).await;
+    });
+}
+
+#[test]
+fn others_who_write_all_the_time_do_not_keep_a_service_from_being_served() {
+    stage(async |stage| {
+        let _running = start(&stage).await;
+        let api = stage.users();
+        stage.service("s", "g").await;
+        let storm = async {
+            let mut pace = tokio::time::interval(std::time::Duration::from_millis(20));
+            loop {
+                pace.tick().await;
+                let patch = Patch::Merge(json!({"metadata": {"annotations": {"storm": fastrand::u64(..).to_string()}}}));
+                api.patch("s", &PatchParams::default(), &patch).await.expect("changed");
+            }
+        };
+        tokio::select! {
+            () = stage.served("s", "g", 2) => {}
+            () = storm => {}
+        }
+    });
+}
+
+#[test]
+fn roles_in_the_watched_namespaces_are_enough() {
+    stage(async |stage| {
+        let bindings = stage.all::<ClusterRoleBinding>();
+        stage.delete(&bindings, "tailyard-reconciler-services").await;
+        stage.grant("watched.yaml", USERS).await;
+        let _running = stage.reconciler_with("one", 9100, &["--watch-namespaces", USERS]);
+        ready(&stage, "g").await;
+        stage.service("s", "g").await;
+        stage.served("s", "g", 2).await;
+    });
+}
+
+#[test]
+fn what_a_policy_refuses_of_one_service_holds_up_no_other() {
+    stage(async |stage| {
+        let running = start(&stage).await;
+        let rules =
+            json!([{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["services", "services/status"]}]);
+        let policy = json!({"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy", "metadata": {"name": "p"},
+            "spec": {"failurePolicy": "Fail", "matchConstraints": {"resourceRules": rules},
+                "validations": [{"expression": "!object.metadata.name.startsWith('bad')", "message": "it is not to be touched"}]}});
+        let binding = json!({"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicyBinding",
+            "metadata": {"name": "p"}, "spec": {"policyName": "p", "validationActions": ["Deny"]}});
+        let all = PatchParams::apply("test");
+        stage.all::<ValidatingAdmissionPolicy>().patch("p", &all, &Patch::Apply(policy)).await.expect("a policy");
+        stage.all::<ValidatingAdmissionPolicyBinding>().patch("p", &all, &Patch::Apply(binding)).await.expect("in force");
+        stage.service("bad-one", "none").await;
+        let patch = Patch::Merge(json!({"metadata": {"labels": {"any": "thing"}}}));
+        let denied = async || stage.users().patch("bad-one", &PatchParams::default(), &patch).await.is_err();
+        eventually_async("the policy holds", DEADLINE, denied, |denied| *denied).await;
+        stage.service("bad", "g").await;
+        stage.service("good", "g").await;
+        stage.served("good", "g", 2).await;
+        let refused = async || running.metric("tailyard_reconcile_errors_total{error=\"Invalid\",kind=\"ProxyGroup\"");
+        eventually_async("it is counted", DEADLINE, refused, |count| *count > 0).await;
+        let told = async || stage.events("bad").await;
+        eventually_async("it is said", DEADLINE, told, |told| told.iter().any(|told| told.contains("it is not to be touched"))).await;
+        assert!(stage.ready("g").await.starts_with("True"), "the group is well");
+    });
+}

@@ -1,0 +1,100 @@
+//! The soak: a group under load for a long time, while its config changes without pause and one trouble after the other befalls it.
+//! Nothing may be lost or mis-delivered outside the windows of docs/failures.md, and nothing may grow.
+//!
+//! `make soak` runs it for two hours (`SOAK_SECONDS`), with a seed that it prints (`SOAK_SEED` repeats one). The schedule of a seed is
+//! always the same; what the machine makes of it is not. Without settings it is short and its seed fixed. Needs what the kube tier needs.
+
+use std::num::NonZeroU32;
+use std::thread;
+use std::time::Duration;
+
+use tailyard::demo::fleet::{Launch, Tailnet};
+use tailyard::demo::screen::Screen;
+use tailyard::demo::script::Script;
+use tailyard::demo::topology::Topology;
+use tailyard::demo::{Options, TARGETS, play as on_stage};
+use tokio::sync::oneshot;
+
+mod api;
+mod daemon;
+mod growth;
+mod play;
+mod pod;
+mod schedule;
+mod state;
+
+use api::Api;
+use growth::{Samples, grown, thirds};
+use play::Play;
+use schedule::{REPLICAS, STRUCK, Schedule};
+
+/// How long without a setting, in seconds, and by which seed.
+const SECONDS: u64 = 35;
+const SEED: u64 = 6;
+/// New connections and flows a second: what a busy machine of two processors offers in time without optimization.
+const RATE: u32 = 100;
+
+/// How long a replica has to leave: short beside a Pod's 30 s, so that many leave, and long enough that a second of it is for resets,
+/// which a busy machine needs.
+const GRACE: Duration = Duration::from_secs(6);
+
+fn setting<T: std::str::FromStr>(name: &str, without: T) -> T {
+    let text = std::env::var(name).ok().filter(|text| !text.is_empty());
+    text.map_or(without, |text| text.parse().ok().unwrap_or_else(|| panic!("{name} is no number: {text}")))
+}
+
+#[test]
+fn nothing_is_lost_and_nothing_grows() {
+    let topology = Topology::make(REPLICAS, TARGETS).expect("namespaces");
+    thread::scope(|scope| {
+        let (told, api) = oneshot::channel();
+        scope.spawn(|| api::run(&topology, told));
+        soak(&topology, &api.blocking_recv().expect("an API server"));
+    });
+}
+
+fn soak(topology: &Topology, api: &Api) {
+    let (lasts, seed) = (Duration::from_secs(setting("SOAK_SECONDS", SECONDS)), setting("SOAK_SEED", SEED));
+    println!("SOAK_SEED={seed} SOAK_SECONDS={}", lasts.as_secs());
+    let directory = tempfile::tempdir().expect("a directory");
+    let launch = Launch {
+        executable: pod::program(directory.path(), &api.account),
+        backend: std::env::var("SOAK_BACKEND").unwrap_or_else(|_| "nftables".to_owned()),
+        tailnet: Tailnet::Daemon(daemon::program(directory.path())),
+        egress: directory.path().join("egress"),
+        directory: directory.path().to_owned(),
+        grace: GRACE,
+        api: Some(api.address),
+    };
+    for replica in 0..REPLICAS {
+        daemon::prepare(&launch.own(replica.into()), replica);
+    }
+    let rate = NonZeroU32::new(setting("SOAK_RATE", RATE)).expect("some load");
+    let options = Options { replicas: REPLICAS, services: 12, lasts, rate, seed, launch };
+    let schedule = Schedule::of(seed, lasts);
+    let (changes, troubles) = (schedule.changes.len(), schedule.troubles.len());
+    let mut samples = Samples::new();
+    let mut renames = Vec::new();
+    let play = async |script: &mut Script<'_>| {
+        let mut play = Play::new(script, api);
+        play.play(schedule, lasts, &mut samples).await?;
+        play.end().await?;
+        renames = play.renames;
+        Ok(())
+    };
+    let summary = on_stage(topology, &options, None::<&mut Screen<Vec<u8>>>, play).expect("the stage");
+    println!("{changes} changes and {troubles} troubles were due\n{summary}");
+    println!("names were followed by all after {renames:.0?}");
+    let longest = |samples: &&Vec<growth::Sample>| samples.len();
+    let mut lived: Vec<_> = samples.values().collect();
+    lived.sort_by_key(longest);
+    let elder = lived.last().expect("a process was measured");
+    println!("memory (kB) and descriptors of a replica that nothing befell, first and last third: {:?}", thirds(elder));
+    let grew = grown(elder);
+    if !(summary.ok && grew.is_empty()) {
+        println!("what the replicas said is in {}", directory.keep().display());
+    }
+    assert!(summary.ok && grew.is_empty(), "seed {seed}: {grew:?} {summary:#?}");
+    assert_eq!(summary.connections.offered, u64::from(rate.get()) * lasts.as_secs(), "the load was offered in full");
+    assert!(samples.len() > STRUCK, "replicas were started anew");
+}

@@ -1,0 +1,207 @@
+//! What happens in a soak and when: a pure value from a seed and a length, so that a run can be repeated.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use fastrand::Rng;
+use tailyard::demo::script::{Blow, Step};
+
+use crate::soak::daemon::OTHERS;
+
+/// How many replicas there are.
+pub(crate) const REPLICAS: u8 = 3;
+/// The first so many of them are killed and leave; the others live from the beginning to the end, and are measured.
+pub(crate) const STRUCK: usize = 2;
+/// Between two changes of the config, and between two troubles, in milliseconds.
+const CHANGES: Range<u64> = 60..500;
+const TROUBLES: Range<u64> = 400..3_000;
+/// For how long a killed replica is away, in milliseconds.
+const AWAY: Range<u64> = 300..3_000;
+/// For how long a tailscaled does nothing, in milliseconds: long enough to be noticed, too short to be killed for.
+const HANGS: Range<u64> = 500..5_000;
+/// Between two outages of the API server, in milliseconds, and for how long it does nothing or is away until it is started again.
+const UNTIL_OUTAGE: Range<u64> = 1_000..10_000;
+const OUTAGES: Range<u64> = 1_000..10_000;
+/// How long it may take to start.
+const API_START: Duration = Duration::from_secs(5);
+/// How soon after the beginning of an outage a tailscaled is killed, and how soon after that a replica is struck, in milliseconds.
+const INTO_OUTAGE: Range<u64> = 100..1_000;
+/// Before this nothing is taken away, and after this before the end: everything has to come back.
+const CALM: Duration = Duration::from_secs(2);
+const LAST: Duration = Duration::from_secs(6);
+
+/// What befalls the group beside changes of its config.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Trouble {
+    /// A replica's process is struck.
+    Replica(Blow),
+    /// What is mounted is no config for a moment.
+    BadConfig,
+    /// The tailnet has so many peers whom no service concerns, and the stream of its news is cut.
+    Peers(u8),
+    /// The tailscaled of a replica is killed.
+    DaemonKilled(usize),
+    /// The tailscaled of a replica does nothing for so long.
+    DaemonHangs(usize, Duration),
+    /// The targets swap their names.
+    Renamed,
+    /// The API server is as good as gone for a while.
+    Api(Outage),
+}
+
+/// How an API server can be gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outage {
+    /// It keeps its connections and answers nobody for so long.
+    Hangs(Duration),
+    /// It is killed, and started again after so long.
+    Killed(Duration),
+}
+
+/// Everything, in order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Schedule {
+    /// Changes of the config.
+    pub(crate) changes: Vec<(Duration, Step)>,
+    /// Troubles. One that takes a replica away waits until the others can do without it, and those after it with it.
+    pub(crate) troubles: Vec<(Duration, Trouble)>,
+}
+
+impl Schedule {
+    /// The schedule of a seed for so long.
+    pub(crate) fn of(seed: u64, length: Duration) -> Self {
+        let mut dice = Rng::with_seed(seed);
+        let end = length.saturating_sub(LAST);
+        let changes = moments(&mut dice, CHANGES, Duration::ZERO, length).into_iter().map(|at| (at, step(&mut dice))).collect();
+        let mut due: Vec<_> = moments(&mut dice, TROUBLES, CALM, end).into_iter().map(|at| (at, trouble(&mut dice))).collect();
+        due.extend(outages(&mut dice, CALM, end));
+        due.sort_by_key(|(at, _)| *at);
+        let mut troubles: Vec<(Duration, Trouble)> = Vec::new();
+        for (at, trouble) in due {
+            let at = at.max(troubles.last().map_or(at, |(last, _)| *last));
+            troubles.push((at, trouble));
+            troubles.extend(aftermath(&mut dice, at, trouble));
+        }
+        Self { changes, troubles }
+    }
+}
+
+/// Moments some time apart.
+fn moments(dice: &mut Rng, apart: Range<u64>, from: Duration, to: Duration) -> Vec<Duration> {
+    let next = |at: &Duration| Some(*at + Duration::from_millis(dice.u64(apart.clone())));
+    std::iter::successors(Some(from), next).skip(1).take_while(|at| *at < to).collect()
+}
+
+/// As many services come as go: memory is to be compared, so the config must not grow.
+fn step(dice: &mut Rng) -> Step {
+    match dice.u8(..10) {
+        0..=4 => Step::Retarget,
+        5 | 6 => Step::Add,
+        7 | 8 => Step::Remove,
+        _ => Step::All,
+    }
+}
+
+fn trouble(dice: &mut Rng) -> Trouble {
+    match dice.u8(..14) {
+        0..=3 => Trouble::Replica(blow(dice)),
+        4 => Trouble::BadConfig,
+        5 | 6 => Trouble::DaemonKilled(dice.usize(..usize::from(REPLICAS))),
+        7 | 8 => Trouble::DaemonHangs(dice.usize(..usize::from(REPLICAS)), Duration::from_millis(dice.u64(HANGS))),
+        9 | 10 => Trouble::Peers(dice.u8(..OTHERS)),
+        _ => Trouble::Renamed,
+    }
+}
+
+/// What takes a replica away.
+fn blow(dice: &mut Rng) -> Blow {
+    let number = dice.usize(..STRUCK);
+    if dice.bool() { Blow::Kill(number) } else { Blow::Leave(number) }
+}
+
+/// Outages of the API server, of either kind in turn, each some time after it is back from the one before.
+fn outages(dice: &mut Rng, from: Duration, to: Duration) -> Vec<(Duration, Trouble)> {
+    let (mut at, mut outages) = (from, Vec::new());
+    let kinds: [fn(Duration) -> Outage; 2] = [Outage::Killed, Outage::Hangs];
+    for kind in kinds.into_iter().cycle() {
+        at += Duration::from_millis(dice.u64(UNTIL_OUTAGE));
+        if at >= to {
+            break;
+        }
+        let lasts = Duration::from_millis(dice.u64(OUTAGES));
+        outages.push((at, Trouble::Api(kind(lasts))));
+        at += lasts + API_START;
+    }
+    outages
+}
+
+/// What belongs to a trouble of this moment: who was killed comes back; and while the API server is away a tailscaled has to start
+/// again, and a replica goes.
+fn aftermath(dice: &mut Rng, at: Duration, trouble: Trouble) -> Vec<(Duration, Trouble)> {
+    match trouble {
+        Trouble::Replica(Blow::Kill(number)) => vec![(at + Duration::from_millis(dice.u64(AWAY)), Trouble::Replica(Blow::Revive(number)))],
+        Trouble::Api(_) => {
+            let daemon = (at + Duration::from_millis(dice.u64(INTO_OUTAGE)), Trouble::DaemonKilled(dice.usize(..usize::from(REPLICAS))));
+            let replica = (daemon.0 + Duration::from_millis(dice.u64(INTO_OUTAGE)), Trouble::Replica(blow(dice)));
+            [daemon, replica].into_iter().chain(aftermath(dice, replica.0, replica.1)).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+#[test]
+fn a_schedule_is_its_seed_and_its_length() {
+    let hour = Duration::from_hours(1);
+    let schedule = Schedule::of(1, hour);
+    assert_eq!(schedule, Schedule::of(1, hour));
+    assert_ne!(schedule, Schedule::of(2, hour));
+    assert!(schedule.changes.is_sorted_by_key(|(at, _)| *at) && schedule.troubles.is_sorted_by_key(|(at, _)| *at));
+    let last = schedule.troubles.last().expect("troubles").0;
+    let count = |wanted: Step| schedule.changes.iter().filter(|(_, step)| *step == wanted).count();
+    assert!(count(Step::Add).abs_diff(count(Step::Remove)) < 300, "services neither pile up nor run out");
+    assert!(last < hour && last + 2 * LAST > hour, "{last:?}");
+}
+
+#[test]
+fn a_tailscaled_and_a_replica_go_while_the_api_server_is_away() {
+    for seed in 0..50 {
+        let troubles = Schedule::of(seed, Duration::from_mins(10)).troubles;
+        for (number, (at, trouble)) in troubles.iter().enumerate() {
+            let Trouble::Api(Outage::Hangs(lasts) | Outage::Killed(lasts)) = trouble else { continue };
+            let [(_, first), (last, second)] = [troubles[number + 1], troubles[number + 2]];
+            assert!(matches!(first, Trouble::DaemonKilled(_)), "{first:?}");
+            assert!(matches!(second, Trouble::Replica(Blow::Kill(_) | Blow::Leave(_))), "{second:?}");
+            assert!(last < *at + *lasts + API_START, "{last:?}");
+        }
+    }
+}
+
+#[test]
+fn the_short_soak_has_names_that_change_and_an_api_server_that_hangs_and_is_killed() {
+    let troubles = Schedule::of(super::SEED, Duration::from_secs(super::SECONDS)).troubles;
+    let has = |wanted: fn(&Trouble) -> bool| troubles.iter().any(|(_, trouble)| wanted(trouble));
+    assert!(has(|trouble| *trouble == Trouble::Renamed), "{troubles:?}");
+    assert!(has(|trouble| matches!(trouble, Trouble::Api(Outage::Hangs(_)))), "{troubles:?}");
+    assert!(has(|trouble| matches!(trouble, Trouble::Api(Outage::Killed(_)))), "{troubles:?}");
+}
+
+#[test]
+fn who_is_killed_is_revived_before_anything_else_happens() {
+    for seed in 0..50 {
+        let troubles: Vec<_> = Schedule::of(seed, Duration::from_mins(10)).troubles.into_iter().map(|(_, trouble)| trouble).collect();
+        for (number, trouble) in troubles.iter().enumerate() {
+            if let Trouble::Replica(Blow::Kill(killed)) = trouble {
+                assert_eq!(troubles.get(number + 1), Some(&Trouble::Replica(Blow::Revive(*killed))));
+            }
+        }
+        let kinds = |wanted: fn(&Trouble) -> bool| troubles.iter().filter(|trouble| wanted(trouble)).count();
+        assert!(kinds(|trouble| matches!(trouble, Trouble::Replica(Blow::Leave(_)))) > 5);
+        assert!(kinds(|trouble| matches!(trouble, Trouble::Replica(Blow::Kill(_)))) > 5);
+        assert!(kinds(|trouble| matches!(trouble, Trouble::DaemonKilled(_))) > 5);
+        assert!(kinds(|trouble| matches!(trouble, Trouble::DaemonHangs(..))) > 5);
+        assert!(kinds(|trouble| *trouble == Trouble::Renamed) > 10);
+        assert!(kinds(|trouble| matches!(trouble, Trouble::Api(Outage::Hangs(_)))) > 2);
+        assert!(kinds(|trouble| matches!(trouble, Trouble::Api(Outage::Killed(_)))) > 2);
+        assert!(kinds(|trouble| *trouble == Trouble::BadConfig) > 2 && kinds(|trouble| matches!(trouble, Trouble::Peers(_))) > 5);
+    }
+}

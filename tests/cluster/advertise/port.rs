@@ -1,0 +1,79 @@
+//! A client that comes again from the port of a connection that has just ended, as one does sooner or later that opens many.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, Stream};
+use socket2::{Domain, Socket, Type};
+
+use super::{PATIENCE, TRY};
+use kit::machine::DEADLINE;
+use kit::netns::Node;
+
+/// The port that it comes from, below those that the kernel gives.
+const PORT: u16 = 22_000;
+
+/// A client of a site.
+pub(crate) struct Client<'a> {
+    pub(crate) node: &'a Node,
+    pub(crate) host: &'a str,
+    pub(crate) at: IpAddr,
+    pub(crate) authority: CertificateDer<'static>,
+}
+
+impl Client<'_> {
+    /// Asks once on a connection that is to be closed then, and once more from the same port, to a port of the site. Nothing if the
+    /// second connection is not answered.
+    pub(crate) fn twice(&self, port: u16) -> Option<[String; 2]> {
+        // The own kernel gives the port again in the next second of its clock, and not a minute after.
+        self.node.sysctl("net.ipv4.tcp_tw_reuse", "1");
+        let first = self.once(port).expect("an answer");
+        // That may be a millisecond after, when tailscaled is still ending the first, and it refuses: no client is as quick with a port.
+        thread::sleep(Duration::from_secs(1));
+        let begun = Instant::now();
+        loop {
+            match self.once(port) {
+                Ok(second) => return Some([first, second]),
+                Err(error) if error.kind() == ErrorKind::TimedOut => return None,
+                Err(error) if error.kind() == ErrorKind::AddrNotAvailable && begun.elapsed() < DEADLINE => thread::sleep(TRY),
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    fn once(&self, port: u16) -> io::Result<String> {
+        let asked = self.node.ns.run(|| {
+            let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+            socket.set_reuse_address(true)?;
+            socket.bind(&SocketAddr::from((Ipv4Addr::UNSPECIFIED, PORT)).into())?;
+            socket.connect_timeout(&SocketAddr::new(self.at, port).into(), PATIENCE)?;
+            let mut stream = TcpStream::from(socket);
+            stream.set_read_timeout(Some(DEADLINE))?;
+            let answer = if port == 443 { self.ask(Stream::new(&mut self.session(), &mut stream)) } else { self.ask(&mut stream) }?;
+            // Time in which the other side might close before we do.
+            stream.set_read_timeout(Some(Duration::from_millis(300)))?;
+            let _ = stream.read(&mut [0]);
+            Ok(answer)
+        });
+        asked.expect("in its namespace")
+    }
+
+    fn session(&self) -> ClientConnection {
+        let mut roots = RootCertStore::empty();
+        roots.add(self.authority.clone()).expect("a certificate");
+        let builder = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()));
+        let config = builder.with_safe_default_protocol_versions().expect("versions").with_root_certificates(roots).with_no_client_auth();
+        ClientConnection::new(Arc::new(config), ServerName::try_from(self.host.to_owned()).expect("a name")).expect("a session")
+    }
+
+    fn ask(&self, mut stream: impl Read + Write) -> io::Result<String> {
+        write!(stream, "GET / HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", self.host)?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer.lines().next().unwrap_or_default().to_owned())
+    }
+}

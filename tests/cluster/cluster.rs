@@ -1,0 +1,74 @@
+//! Real clusters: Pods of the image under test, on real nodes, on a real tailnet.
+//!
+//! Needs root, control groups of version 1 and what `tests/servers/build` makes.
+
+mod group;
+mod published;
+mod scenarios;
+mod whole;
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::time::Instant;
+
+use kit::cluster::pods::client;
+use kit::cluster::{Cluster, DEADLINE, turn};
+use kit::wait::eventually;
+use scenarios::Stage;
+
+/// The port of the target, and of its Service.
+const PORT: u16 = 7000;
+/// How many nodes a cluster has.
+const NODES: u8 = 3;
+
+#[test]
+fn a_pod_reaches_a_tailnet_target_through_a_service_and_nothing_is_left() {
+    let _turn = turn();
+    let before = kit::netns::own_links();
+    let begin = Instant::now();
+    let cluster = Cluster::start(NODES);
+    println!("{NODES} nodes and DNS: {:?}", begin.elapsed());
+    cluster.load_tailyard(Path::new(kit::tailyard()));
+    println!("image on the nodes: {:?}", begin.elapsed());
+    let (db, _tailscaled) = cluster.tailnet.node("db");
+    let _server = db.node.serve(PORT);
+    cluster.apply(&group::objects(&cluster.tailnet, "eg", 2, &group::to("db.tail.lab", PORT)));
+    cluster.apply(&[client()]);
+    cluster.rolled_out("default", "statefulset/eg");
+    cluster.wait(&["--for=condition=Ready", "pod/client"]);
+    println!("two replicas: {:?}", begin.elapsed());
+
+    let replicas: Vec<IpAddr> = ["eg-0", "eg-1"].iter().flat_map(|name| cluster.tailnet.addresses_of(name)).collect();
+    assert_eq!(replicas.len(), 4, "one of each family for each replica: {replicas:?}");
+
+    let ask = |to: &str| cluster.try_in_pod("client", &["timeout", "10", "nc", to, &PORT.to_string()]);
+    let addresses = cluster.kubectl(&["get", "service", "eg-db", "-o", "jsonpath={.spec.clusterIPs[*]}"]);
+    let addresses: Vec<&str> = addresses.split_whitespace().collect();
+    assert_eq!(addresses.len(), 2, "one of each family: {addresses:?}");
+    for to in [&["eg-db.default.svc.cluster.local"], &addresses[..]].concat() {
+        let answer = eventually(&format!("an answer by {to}"), DEADLINE, || ask(to).filter(|answer| !answer.is_empty()));
+        let (name, peer) = answer.trim().split_once(' ').expect("a greeting");
+        assert_eq!(name, "db");
+        // A name leads to either family.
+        let six = to.parse().ok().map(|to: IpAddr| to.is_ipv6());
+        let seen: SocketAddr = peer.parse().expect("an address");
+        assert!(replicas.contains(&seen.ip()), "the target sees a replica's own address, not {seen}");
+        assert!(six.is_none_or(|six| seen.is_ipv6() == six), "{seen} by {to}");
+    }
+    println!("answers of both families: {:?}", begin.elapsed());
+
+    drop(cluster);
+    let groups = format!("/sys/fs/cgroup/pids/tailyard-{}", std::process::id());
+    assert!(!Path::new(&groups).exists(), "{groups} is left");
+    assert_eq!(kit::netns::own_links(), before);
+}
+
+#[test]
+fn an_annotated_service_leads_to_the_tailnet_whatever_happens() {
+    let _turn = turn();
+    let stage = Stage::start();
+    stage.play();
+    let cluster = &stage.cluster;
+    assert_eq!(whole::delete(cluster), "", "nothing of a group is left");
+    assert_eq!(whole::uninstall(cluster), "", "nothing of the chart is left");
+}

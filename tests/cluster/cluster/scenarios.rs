@@ -1,0 +1,122 @@
+//! What happens to a group of two replicas under load, one thing after the other, on one cluster: starting one takes longer
+//! than most of what happens to it. Each scenario finds the group settled and leaves it so.
+
+use std::any::Any;
+use std::env;
+use std::panic::{self, AssertUnwindSafe};
+use std::time::{Duration, Instant};
+
+use super::PORT;
+use crate::cluster::{published, whole};
+use kit::cluster::Cluster;
+use kit::cluster::DEADLINE;
+use kit::cluster::pods::client;
+use kit::machine::{Machine, Process};
+use kit::netns::Server;
+use kit::wait::eventually;
+
+pub(crate) mod changes;
+pub(crate) mod faults;
+pub(crate) mod outages;
+
+/// The cluster with its group, and whom it leads to.
+pub(crate) struct Stage {
+    /// The cluster.
+    pub(crate) cluster: Cluster,
+    _targets: [Target; 2],
+}
+
+/// A node of the tailnet that serves.
+struct Target {
+    _machine: Machine,
+    _server: Server,
+    _tailscaled: Process,
+}
+
+/// A scenario, by its name.
+type Scenario = (&'static str, fn(&Stage));
+
+/// In the order in which they happen.
+const ALL: [Scenario; 12] = [
+    ("a rolling restart", changes::a_rolling_restart_loses_nothing),
+    ("two replicas to three and back", changes::scaling_loses_nothing_and_restarts_nobody_else),
+    ("a leaving replica with established connections", changes::a_leaving_replica_resets_what_outlives_its_grace),
+    ("a replica killed", faults::a_killed_replica_is_left_out_once_kubernetes_sees_it),
+    ("a supervisor that crashes", faults::a_supervisor_that_crashes_is_not_noticed),
+    ("tailscaled killed", faults::a_killed_tailscaled_is_hardly_noticed),
+    ("no reconciler", outages::targets_move_without_a_reconciler),
+    ("no API server", outages::without_an_api_server_everything_goes_on),
+    ("a Service published by a route", published::a_service_is_reached_by_a_route_that_was_approved),
+    ("a node cut off", faults::a_node_that_is_cut_off_is_left_out_once_kubernetes_sees_it),
+    ("a group deleted before its Service", changes::a_group_goes_before_its_service),
+    ("a Service deleted before its group", changes::a_service_goes_before_its_group),
+];
+
+impl Stage {
+    /// Starts it all.
+    pub(crate) fn start() -> Self {
+        let begin = Instant::now();
+        let cluster = Cluster::start(super::NODES);
+        println!("{} nodes and DNS: {:?}", super::NODES, begin.elapsed());
+        // The Service `db` leads to the first.
+        let targets = ["db", "spare"].map(|name| {
+            let (machine, tailscaled) = cluster.tailnet.node(name);
+            Target { _server: machine.node.serve(PORT), _machine: machine, _tailscaled: tailscaled }
+        });
+        whole::install(&cluster);
+        println!("reconcilers: {:?}", begin.elapsed());
+        cluster.apply(&[client(), whole::group("eg"), whole::service("db", "eg", "db.tail.lab")]);
+        whole::settled(&cluster);
+        println!("group: {:?}", begin.elapsed());
+        cluster.wait(&["--for=condition=Ready", "pod/client"]);
+        let stage = Self { cluster, _targets: targets };
+        stage.answered_by("db");
+        println!("first answer: {:?}", begin.elapsed());
+        stage
+    }
+
+    /// Waits until the Service is answered by a target.
+    pub(crate) fn answered_by(&self, target: &str) {
+        eventually(&format!("an answer of {target}"), DEADLINE, || (whole::ask(&self.cluster, "db")? == target).then_some(()));
+    }
+
+    /// Waits until there are ways through both replicas: a peer may answer one whose tailscaled was killed only some time after it
+    /// is ready again (docs/failures.md).
+    fn open(&self) {
+        for _ in 0..8 {
+            self.answered_by("db");
+        }
+    }
+
+    /// Lets every scenario happen, or those whose names contain what `TAILYARD_SCENARIO` says.
+    pub(crate) fn play(&self) {
+        let only = env::var("TAILYARD_SCENARIO").unwrap_or_default();
+        for (name, scenario) in ALL.iter().filter(|(name, _)| name.contains(&only)) {
+            let begin = Instant::now();
+            println!("--- {name}");
+            let played = panic::catch_unwind(AssertUnwindSafe(|| {
+                whole::settled(&self.cluster);
+                self.open();
+                scenario(self);
+            }));
+            if let Err(fault) = played {
+                // Whoever reads a long log begins at one of its ends.
+                let fault = format!("{name}: {}", said(fault.as_ref()));
+                println!("{fault}\n{}", whole::logs(&self.cluster));
+                panic!("{fault}");
+            }
+            println!("--- {name}: {:?}", begin.elapsed());
+        }
+    }
+}
+
+/// What a panic said.
+fn said(fault: &(dyn Any + Send)) -> &str {
+    fault.downcast_ref::<String>().map(String::as_str).or_else(|| fault.downcast_ref().copied()).unwrap_or("no text")
+}
+
+/// How long outages last: some seconds by `TAILYARD_OUTAGE`, else a minute.
+pub(crate) fn outage() -> Duration {
+    let seconds = env::var("TAILYARD_OUTAGE").ok().map(|seconds| seconds.parse().expect("TAILYARD_OUTAGE in seconds"));
+    seconds.map_or(Duration::from_mins(1), Duration::from_secs)
+}

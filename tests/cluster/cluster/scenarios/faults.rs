@@ -1,0 +1,130 @@
+//! What breaks: a replica, its tailscaled, its node.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use super::Stage;
+use crate::cluster::whole;
+use kit::cluster::DEADLINE;
+use kit::cluster::chart::NAMESPACE;
+use kit::cluster::load::Told;
+use kit::cluster::pods;
+use kit::machine::Process;
+use kit::wait::eventually;
+
+/// What Kubernetes may take from what it has written to what every node does, on a machine that has much else to do.
+const SPREAD: Duration = Duration::from_secs(15);
+
+pub(crate) fn a_killed_replica_is_left_out_once_kubernetes_sees_it(stage: &Stage) {
+    let cluster = &stage.cluster;
+    let endpoints = Endpoints::watch(stage);
+    let load = whole::load(cluster, "kill", Some(&whole::free_node(cluster)), &[]);
+    let uid = pods::uid(cluster, NAMESPACE, "eg-1");
+    let killed = SystemTime::now();
+    pods::signal(&uid, None, Signal::SIGKILL);
+    let seen = endpoints.without("eg-1");
+    whole::settled(cluster);
+    let told = load.end();
+    report("a replica killed", killed, seen, &told);
+}
+
+pub(crate) fn a_supervisor_that_crashes_is_not_noticed(stage: &Stage) {
+    let cluster = &stage.cluster;
+    let load = whole::load(cluster, "crash", None, &["--active", "8"]);
+    let uid = pods::uid(cluster, NAMESPACE, "eg-1");
+    let daemon = pods::processes(&uid, Some("tailscaled"));
+    // The container's first process has the same name, and this one for a child.
+    let worker = |pids: Vec<i32>| pids.into_iter().find_map(|pid| kit::machine::child(pid.unsigned_abs(), "tailyard"));
+    let before = worker(pods::processes(&uid, Some("tailyard"))).expect("a supervisor");
+    kill(Pid::from_raw(before), Signal::SIGKILL).expect("killed");
+    eventually("another supervisor", DEADLINE, || worker(pods::processes(&uid, Some("tailyard"))).filter(|pid| *pid != before));
+    whole::settled(cluster);
+    let told = load.end();
+    println!("a supervisor that crashes: {told}");
+    told.lost_nothing("a supervisor that crashes");
+    assert_eq!(pods::processes(&uid, Some("tailscaled")), daemon, "its tailscaled went on");
+}
+
+pub(crate) fn a_killed_tailscaled_is_hardly_noticed(stage: &Stage) {
+    let cluster = &stage.cluster;
+    let load = whole::load(cluster, "tailscaled", None, &["--active", "8"]);
+    let uid = pods::uid(cluster, NAMESPACE, "eg-1");
+    let killed = SystemTime::now();
+    pods::signal(&uid, Some("tailscaled"), Signal::SIGKILL);
+    eventually("another tailscaled", DEADLINE, || (!pods::processes(&uid, Some("tailscaled")).is_empty()).then_some(()));
+    whole::settled(cluster);
+    let told = load.end();
+    let last = told.last_failure_after(killed);
+    println!("tailscaled killed: connections begun up to {last:?} later failed; {told}");
+    told.lost_little_after(killed + Duration::from_secs(2) + SPREAD, "tailscaled killed");
+}
+
+pub(crate) fn a_node_that_is_cut_off_is_left_out_once_kubernetes_sees_it(stage: &Stage) {
+    let cluster = &stage.cluster;
+    let endpoints = Endpoints::watch(stage);
+    let [stays, away] = ["eg-0", "eg-1"].map(|replica| pods::node(cluster, NAMESPACE, replica));
+    assert_ne!(stays, away, "replicas are on nodes of their own");
+    let load = whole::load(cluster, "cut", Some(&whole::free_node(cluster)), &whole::SPARSE);
+    let node = cluster.nodes.iter().find(|node| node.name == away).expect("a node");
+    let cut = SystemTime::now();
+    cluster.tailnet.cut(&node.machine);
+    let seen = endpoints.without("eg-1");
+    cluster.wait(&["--for=condition=Ready=Unknown", &format!("node/{away}")]);
+    // Some seconds more in which nothing may fail.
+    eventually("ten seconds without it", DEADLINE, || (SystemTime::now() > seen + SPREAD + Duration::from_secs(10)).then_some(()));
+    cluster.tailnet.mend(&node.machine);
+    cluster.wait(&["--for=condition=Ready", &format!("node/{away}")]);
+    whole::settled(cluster);
+    let told = load.end();
+    report("a node cut off", cut, seen, &told);
+}
+
+/// Says when what failed: next to nothing that was begun later than Kubernetes needs to tell every node.
+fn report(what: &str, fault: SystemTime, seen: SystemTime, told: &Told) {
+    let noticed = seen.duration_since(fault).expect("after");
+    let after = told.last_failure_after(seen);
+    println!("{what}: seen by Kubernetes within {noticed:?}; connections begun up to {after:?} later failed; {told}");
+    told.lost_little_after(seen + SPREAD, what);
+}
+
+/// The endpoints of the Service `db` of the tests as the API server tells them.
+struct Endpoints {
+    watch: Process,
+}
+
+impl Endpoints {
+    fn watch(stage: &Stage) -> Self {
+        let cluster = &stage.cluster;
+        let selector = format!("kubernetes.io/service-name={}", whole::children(cluster, "db"));
+        let (program, kubeconfig) = (cluster.bin.join("kubectl").display().to_string(), cluster.control.kubeconfig.display().to_string());
+        let argv =
+            [&program[..], "--kubeconfig", &kubeconfig, "get", "endpointslices", "-n", NAMESPACE, "-l", &selector, "--watch", "-o", "json"];
+        let watch = cluster.control.machine.spawn("endpoints", &argv, &[("KUBECACHEDIR", "/run/kubectl")]);
+        let endpoints = Self { watch };
+        eventually("the endpoints", DEADLINE, || (!endpoints.slices().is_empty()).then_some(()));
+        endpoints
+    }
+
+    /// What was last told of each slice: the replicas to which it leads.
+    fn slices(&self) -> BTreeMap<String, Vec<String>> {
+        let told = self.watch.output();
+        // The last one may be half there.
+        let slices = serde_json::Deserializer::from_str(&told).into_iter::<Value>().map_while(Result::ok);
+        let ready = |slice: &Value| -> Vec<String> {
+            let endpoints = slice["endpoints"].as_array().into_iter().flatten().filter(|endpoint| endpoint["conditions"]["ready"] == true);
+            endpoints.filter_map(|endpoint| Some(endpoint["targetRef"]["name"].as_str()?.to_owned())).collect()
+        };
+        slices.map(|slice| (slice["metadata"]["name"].to_string(), ready(&slice))).collect()
+    }
+
+    /// When no slice leads to a replica any more.
+    fn without(&self, replica: &str) -> SystemTime {
+        eventually(&format!("{replica} is no endpoint"), DEADLINE, || {
+            self.slices().values().flatten().all(|ready| ready != replica).then(SystemTime::now)
+        })
+    }
+}

@@ -1,0 +1,139 @@
+//! A cluster as a new user has it: the chart, then a `ProxyGroup` and an annotated Service.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::PORT;
+use kit::cluster::chart::{self, NAMESPACE};
+use kit::cluster::load::Load;
+use kit::cluster::{Cluster, DEADLINE, pods};
+use kit::wait::eventually;
+
+/// How long a leaving replica of the tests waits for its flows, in seconds.
+pub(crate) const GRACE: u64 = 12;
+
+/// New connections each second, and as many UDP flows where both are asked for.
+const RATE: &str = "200";
+/// So few that hardly a source port is used again within two minutes: connection tracking leads a first packet that was never
+/// answered to the same endpoint for so long, and a connection from the same port goes there too, however long that endpoint is gone.
+pub(crate) const SPARSE: [&str; 2] = ["--rate", "30"];
+
+/// Begins a load of new connections to the Service `db` in a Pod of this name, on a node if one is named.
+pub(crate) fn load<'a>(cluster: &'a Cluster, name: &str, node: Option<&str>, more: &[&str]) -> Load<'a> {
+    let to = format!("db.default.svc.cluster.local:{PORT}");
+    let rate = if more.contains(&"--rate") { &[][..] } else { &["--rate", RATE] };
+    Load::begin(cluster, name, node, &[&[&to, "--expect", "db "], rate, more].concat())
+}
+
+/// Installs the chart with the image under test.
+pub(crate) fn install(cluster: &Cluster) {
+    cluster.load_tailyard(Path::new(kit::tailyard()));
+    chart::install(cluster, &[]);
+}
+
+/// Takes the chart away again; what it leaves in the namespace, by name.
+pub(crate) fn uninstall(cluster: &Cluster) -> String {
+    cluster.helm(&["uninstall", "tailyard", "-n", NAMESPACE, "--wait"]);
+    let kinds = "deployments,statefulsets,services,configmaps,serviceaccounts,roles,rolebindings,poddisruptionbudgets";
+    let named = cluster.kubectl(&["get", kinds, "-n", NAMESPACE, "-o", "name"]);
+    // What Kubernetes itself keeps in every namespace.
+    let own = ["configmap/kube-root-ca.crt", "serviceaccount/default"];
+    named.lines().filter(|name| !own.contains(name)).collect::<Vec<_>>().join(" ")
+}
+
+/// A group of two replicas.
+pub(crate) fn group(name: &str) -> Value {
+    json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyGroup", "metadata": {"name": name},
+        "spec": {"type": "egress", "replicas": 2, "tailyard": {"drainGraceSeconds": GRACE}}})
+}
+
+/// A Service that leads to a node of the tailnet through a group, over TCP and UDP.
+pub(crate) fn service(name: &str, group: &str, fqdn: &str) -> Value {
+    let annotations = json!({"tailscale.com/proxy-group": group, "tailscale.com/tailnet-fqdn": fqdn});
+    let port = |protocol: &str| json!({"name": protocol.to_lowercase(), "port": PORT, "protocol": protocol});
+    json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "namespace": "default", "annotations": annotations},
+        "spec": {"type": "ExternalName", "externalName": "placeholder", "ports": [port("TCP"), port("UDP")]}})
+}
+
+/// Waits until the group `eg` and the Service `db` are all that they are to be.
+pub(crate) fn settled(cluster: &Cluster) {
+    // Ready twice: the first says that there is something to be rolled out.
+    let ready = || cluster.wait(&["--for=condition=ProxyGroupReady", "proxygroup/eg"]);
+    ready();
+    cluster.rolled_out(NAMESPACE, "statefulset/eg");
+    ready();
+    cluster.wait(&["--for=condition=TailscaleEgressSvcReady", "service/db"]);
+}
+
+/// Changes the number of replicas, and waits until it is so.
+pub(crate) fn scale(cluster: &Cluster, replicas: usize) {
+    cluster.kubectl(&["patch", "proxygroup/eg", "--type=merge", "-p", &format!(r#"{{"spec":{{"replicas":{replicas}}}}}"#)]);
+    for count in ["replicas", "readyReplicas"] {
+        cluster.wait(&["-n", NAMESPACE, "statefulset/eg", &format!("--for=jsonpath={{.status.{count}}}={replicas}")]);
+    }
+}
+
+/// What the Service `db` answers, to whoever asks by its name.
+pub(crate) fn ask(cluster: &Cluster, service: &str) -> Option<String> {
+    let name = format!("{service}.default.svc.cluster.local");
+    let answer = cluster.try_in_pod("client", &["timeout", "10", "nc", &name, &PORT.to_string()])?;
+    answer.split_whitespace().next().map(str::to_owned)
+}
+
+/// The names of the children of a Service; usually one.
+pub(crate) fn children(cluster: &Cluster, service: &str) -> String {
+    let selector = format!("tailscale.com/parent-resource={service},tailscale.com/parent-resource-ns=default");
+    cluster.kubectl(&["get", "services", "-n", NAMESPACE, "-l", &selector, "-o", "jsonpath={.items[*].metadata.name}"])
+}
+
+/// A node on which no replica of `eg` is.
+pub(crate) fn free_node(cluster: &Cluster) -> String {
+    let taken = cluster.kubectl(&[
+        "get",
+        "pods",
+        "-n",
+        NAMESPACE,
+        "-l",
+        "tailscale.com/parent-resource=eg",
+        "-o",
+        "jsonpath={.items[*].spec.nodeName}",
+    ]);
+    let taken: Vec<&str> = taken.split_whitespace().collect();
+    cluster.nodes.iter().map(|node| node.name.clone()).find(|name| !taken.contains(&&name[..])).expect("a node without a replica")
+}
+
+/// What the replicas and reconcilers said last, without what tailscaled said.
+pub(crate) fn logs(cluster: &Cluster) -> String {
+    let of = |selector: &str| {
+        let output = cluster.try_kubectl(&["logs", "-n", NAMESPACE, "-l", selector, "--tail=300", "--prefix"]);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let ours: Vec<&str> = text.lines().filter(|line| !line.contains("tailscaled: ")).collect();
+        ours[ours.len().saturating_sub(40)..].join("\n")
+    };
+    [of("tailscale.com/parent-resource=eg"), of("app.kubernetes.io/name=tailyard")].join("\n")
+}
+
+/// The addresses of a replica in the tailnet.
+pub(crate) fn addresses(cluster: &Cluster, replica: &str) -> Vec<String> {
+    cluster.tailnet.addresses_of(replica).iter().map(ToString::to_string).collect()
+}
+
+/// What tells one life of a replica from the next: the Pod's id and how often its containers were started again.
+pub(crate) fn lives(cluster: &Cluster, replicas: &[&str]) -> Vec<String> {
+    let path = "{.metadata.uid} {.status.containerStatuses[*].restartCount}";
+    replicas.iter().map(|replica| pods::field(cluster, NAMESPACE, replica, path)).collect()
+}
+
+/// Deletes the group `eg` and the Service `db`; what is left of them, by name.
+pub(crate) fn delete(cluster: &Cluster) -> String {
+    cluster.kubectl(&["delete", "proxygroup/eg", "service/db", "--timeout=120s"]);
+    left(cluster, "eg")
+}
+
+/// What is left of a group that is deleted, by name: once the tailnet has forgotten its replicas.
+pub(crate) fn left(cluster: &Cluster, group: &str) -> String {
+    let gone = || (0..3).all(|ordinal| !cluster.tailnet.knows(&format!("{group}-{ordinal}")));
+    eventually("the devices are gone", DEADLINE, || gone().then_some(()));
+    chart::left(cluster, group)
+}

@@ -1,0 +1,83 @@
+//! Two clusters on one tailnet: a Service that one publishes is used by Pods of the other, through a group of proxies on either side,
+//! while the publishing side is restarted; and a name that both publish is answered over HTTPS until the last of them leaves it.
+//!
+//! Both clusters, the ACME server (Pebble) and the tailnet are real but for its control plane, which is a stand-in
+//! (`tests/servers/hosted`): Tailscale's own cannot run here, and headscale has no Tailscale Services. Needs root, control groups of
+//! version 1 and what `tests/servers/build` makes.
+
+mod both;
+mod shared;
+mod sides;
+
+use std::time::Instant;
+
+use both::Both;
+use kit::cluster::chart::{self, NAMESPACE};
+use kit::cluster::load::Load;
+use shared::{ANSWERS, EITHER, GROUP, SHOP, Shop};
+use sides::{PORT, egress, published};
+
+#[test]
+fn a_service_of_one_cluster_is_used_from_another_while_its_proxies_are_restarted() {
+    let both = Both::new();
+    let sides = both.turn();
+    let begin = Instant::now();
+    sides.publisher.apply(&[published()]);
+    sides.user.apply(&[egress(&sides)]);
+    sides.answered();
+    println!("first answer: {:?} after both Services were there", begin.elapsed());
+    sides.user.wait(&["--for=condition=TailscaleEgressSvcReady", "service/orders"]);
+
+    let to = format!("orders.default.svc.cluster.local:{PORT}");
+    // Longer than WireGuard takes to ask a second time for a handshake, which is 5 s.
+    let load = Load::begin(&sides.user, "load", None, &[&to, "--expect", "orders", "--rate", "20", "--patience", "10"]);
+    let begin = Instant::now();
+    sides.publisher.kubectl(&["rollout", "restart", "-n", NAMESPACE, "statefulset/in"]);
+    sides.publisher.rolled_out(NAMESPACE, "statefulset/in");
+    let took = begin.elapsed();
+    let told = load.end();
+    println!("the publishing group restarted within {took:?}: {told}");
+    // A service's address is at one replica at a time: who is in the middle of connecting when it moves is cut.
+    told.lost_little("a restart of the publishing group");
+}
+
+#[test]
+fn a_name_of_two_clusters_is_answered_over_https_until_the_last_one_leaves() {
+    let both = Both::new();
+    let sides = both.turn();
+    let ([first, second], begin) = (ANSWERS, Instant::now());
+    let shop = Shop::open(&sides);
+    println!("a group of two replicas more on each: {:?}", begin.elapsed());
+
+    let begin = Instant::now();
+    shop.publish(0);
+    shop.asker.answered("https", SHOP, first);
+    println!("first answer over HTTPS: {:?} after the Ingress was there", begin.elapsed());
+    assert_eq!((shop.owners().len(), shop.pebble.issued()), (1, 1), "a cluster, and its certificate");
+    let begin = Instant::now();
+    shop.publish(1);
+    println!("the other cluster has joined within {:?}", begin.elapsed());
+    assert_eq!((shop.owners().len(), shop.pebble.issued()), (2, 2), "another one, and a certificate of its own");
+    assert_eq!(shop.asker.get("https", SHOP).as_deref(), Ok(first), "an address stays where it is");
+
+    // Longer than WireGuard takes to ask a second time for a handshake, which is 5 s.
+    let load = shop.asker.begin((SHOP, 443), EITHER, "10", "10");
+    let begin = Instant::now();
+    shop.close(0);
+    println!("the group that it led to has left within {:?}", begin.elapsed());
+    assert_eq!(chart::left(&sides.publisher, GROUP), "", "no replica of the first cluster is left");
+    shop.asker.answered("https", SHOP, second);
+    let told = load.end();
+    println!("meanwhile: {told}");
+    told.lost_little("the loss of one of two clusters");
+    assert_eq!(shop.owners().len(), 1, "the other one's it is still");
+    shop.unpublish(0);
+    assert_eq!(shop.owners().len(), 1, "whose group is gone has no part in it any more");
+    assert_eq!(shop.asker.get("https", SHOP).as_deref(), Ok(second));
+
+    shop.unpublish(1);
+    assert_eq!(shop.owners(), Vec::<String>::new(), "the last one takes it away");
+    assert!(shop.asker.get("https", SHOP).is_err());
+    assert_eq!(shop.pebble.issued(), 2, "nothing was ordered anew");
+    shop.close(1);
+}

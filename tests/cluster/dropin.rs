@@ -1,0 +1,83 @@
+//! Tailyard and the Tailscale operator in each other's place, on a real cluster: our reconciler with their proxy image, our
+//! image under their operator, and a group handed over from theirs to ours and back under load.
+//!
+//! Their operator and their proxy are real; the control plane of both is a stand-in (`tests/servers/hosted`), since
+//! Tailscale's own cannot run here. Needs root, control groups of version 1 and what `tests/servers/build` makes.
+
+mod acts;
+
+use std::time::Instant;
+
+use acts::{Acts, May};
+use kit::cluster::images::{STOCK, TAILYARD};
+use kit::cluster::{DEADLINE, turn};
+use kit::operators::Stage;
+use kit::wait::eventually;
+
+/// In so many seconds connections may fail where ours cannot help it. Their operator gives Pods neither a probe nor a readiness
+/// gate: the second replica is taken away as soon as the first one's new process runs, and both are no endpoints until that one
+/// has published its services. And their proxy is healthy before the ways to its targets are open.
+const UNSERVED: May = May::Fail(15);
+
+#[test]
+fn our_image_runs_under_their_operator() {
+    let _turn = turn();
+    let stage = Stage::set();
+    stage.install_theirs();
+    let begin = Instant::now();
+    stage.ask_for_a_group();
+    println!("a group of the stock image by their operator: {:?}", begin.elapsed());
+    stage.through_both_replicas();
+    let devices = stage.replicas();
+    let mut acts = Acts::begin(&stage, "under-theirs");
+    let theirs = acts.replace("a restart of the stock image under their operator", UNSERVED, || stage.set_class(None, "second"));
+    acts.replace("from the stock image to ours under their operator", UNSERVED, || stage.set_class(Some(TAILYARD), "second"));
+    assert_eq!(stage.image(), TAILYARD);
+    stage.through_both_replicas();
+    assert_eq!(stage.replicas(), devices, "the devices are the same");
+    let ours = acts.replace("a restart of our image under their operator", UNSERVED, || stage.set_class(Some(TAILYARD), "third"));
+    println!("ours to theirs: {:.2}", ours.as_secs_f64() / theirs.as_secs_f64());
+    acts.end();
+
+    let keys = stage.keys();
+    stage.expire("eg-0");
+    eventually("a key asked for", DEADLINE, || (stage.state("eg-0", "reissue_authkey").is_some() || stage.keys() > keys).then_some(()));
+    eventually("another key given out", DEADLINE, || (stage.keys() > keys).then_some(()));
+    eventually("a device again", DEADLINE, || {
+        let asks = stage.state("eg-0", "reissue_authkey").is_some();
+        (!asks && stage.state("eg-0", "device_id").is_some() && stage.cluster.tailnet.knows("eg-0")).then_some(())
+    });
+    stage.ready();
+    stage.through_both_replicas();
+}
+
+#[test]
+fn a_group_is_handed_over_and_back() {
+    let _turn = turn();
+    let stage = Stage::set();
+    stage.install_theirs();
+    stage.ask_for_a_group();
+    stage.through_both_replicas();
+    let (devices, service) = (stage.replicas(), stage.service());
+    let same = || assert_eq!((stage.replicas(), stage.service()), (devices.clone(), service.clone()), "devices and the user's Service");
+    let mut acts = Acts::begin(&stage, "hand-over");
+
+    acts.replace("from their operator to our reconciler, with the stock image", May::LoseNothing, || {
+        stage.stop("operator");
+        stage.install_ours(STOCK);
+    });
+    same();
+    assert_eq!(stage.image(), STOCK);
+    stage.another_group_comes_and_goes();
+    acts.replace("a restart of the stock image under our reconciler", May::LoseNothing, || stage.restart());
+    acts.replace("from the stock image to ours under our reconciler", May::LoseNothing, || stage.set_proxy_image(TAILYARD));
+    assert_eq!(stage.image(), TAILYARD);
+    stage.through_both_replicas();
+
+    // Two controllers of theirs write one EndpointSlice, and while they settle who has it, it may lead nowhere for a moment.
+    acts.replace("from our reconciler back to their operator", May::Fail(2), || stage.give_back());
+    assert_eq!(stage.image(), STOCK);
+    same();
+    stage.through_both_replicas();
+    acts.end();
+}

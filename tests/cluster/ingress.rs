@@ -1,0 +1,50 @@
+//! Ingress on a real cluster: a user applies a group, an Ingress and a Service, and somebody in the tailnet reaches them, over
+//! HTTPS with certificates of a real ACME server (Pebble) and without TLS, while replicas are replaced.
+//!
+//! The control plane is a stand-in (`tests/servers/hosted`), since Tailscale's own cannot run here. Needs root, control groups of
+//! version 1 and what `tests/servers/build` makes.
+
+mod hands;
+mod stage;
+
+use std::time::Instant;
+
+use kit::cluster::chart::{self, NAMESPACE};
+use kit::cluster::site::GREETS;
+use serde_json::Value;
+use stage::{ANSWER, GROUP, Stage};
+
+/// After how many seconds an attempt has failed. A client's kernel asks again after one second, two, three and so on.
+const PATIENCE: &str = "5";
+
+#[test]
+fn an_ingress_is_reached_over_https_while_replicas_are_replaced() {
+    let stage = Stage::set();
+    let begin = Instant::now();
+    stage.publish();
+    stage.user.answered("https", "web", ANSWER);
+    println!("from Ingress applied to the first byte over HTTPS: {:?}", begin.elapsed());
+    assert_eq!(stage.pebble.issued(), 1, "one order for the group");
+    stage.user.answered("http", "plain", ANSWER);
+    stage.user.answered("http", "outside", ANSWER);
+
+    let asked = [("HTTPS", ("web", 443), "20"), ("TCP", ("plain", GREETS), "5")];
+    let loads = asked.map(|(what, to, rate)| (what, stage.user.begin(to, ANSWER, rate, PATIENCE)));
+    stage.cluster.kubectl(&["rollout", "restart", "-n", NAMESPACE, &format!("statefulset/{GROUP}")]);
+    stage.cluster.rolled_out(NAMESPACE, &format!("statefulset/{GROUP}"));
+    for (what, told) in loads.map(|(what, load)| (what, load.end())) {
+        println!("a rolling restart, {what}: {told}");
+        assert!(told.answered() > 0 && told.failed() + told.unsent() == 0, "{what}: {told}\n{}", stage.said());
+    }
+    assert_eq!(stage.pebble.issued(), 1, "a restart orders nothing");
+
+    stage.cluster.kubectl(&["delete", "service/plain", "service/outside", "--timeout=120s"]);
+    let begin = Instant::now();
+    hands::a_certificate_outlives_a_change_of_the_image(&stage);
+    println!("to the Tailscale operator's image and back: {:?}", begin.elapsed());
+
+    stage.cluster.kubectl(&["delete", "ingress/web", "ingress/api", "--timeout=120s"]);
+    assert_eq!(stage.user.services(), Vec::<Value>::new(), "the tailnet's services are gone");
+    stage.cluster.kubectl(&["delete", &format!("proxygroup/{GROUP}"), "--timeout=120s"]);
+    assert_eq!(chart::left(&stage.cluster, GROUP), "", "nothing of the group is left");
+}

@@ -1,0 +1,16 @@
+//! Tests on real tailnets and on real clusters. Needs root, control groups of version 1 and what `tests/servers/build` makes.
+
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "helpers of tests are outside of test functions, fail by panicking and show logs"
+)]
+
+mod advertise;
+mod cluster;
+mod crossing;
+mod dropin;
+mod ingress;
+mod tailnet;

@@ -1,0 +1,205 @@
+//! Replicas of a group in machines, each with its supervised tailscaled, and a client's load that follows their readiness.
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use tailyard::model::net::Family;
+
+use kit::machine::DEADLINE;
+use kit::machine::{Machine, Process, child};
+use kit::netns::Node;
+use kit::tailnet::{Tailnet, conf_with};
+use kit::wait::eventually;
+
+/// Where health is asked.
+const HTTP: u16 = 9002;
+/// How long a connection may take to be made and greeted.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
+
+/// A replica.
+pub(crate) struct Replica {
+    pub(crate) machine: Machine,
+    process: Option<Process>,
+}
+
+/// New connections without pause, each to a replica that is ready.
+pub(crate) struct Load {
+    stop: Arc<AtomicBool>,
+    outcomes: Arc<Mutex<Vec<Outcome>>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// How one connection went.
+#[derive(Clone)]
+pub(crate) struct Outcome {
+    /// When it was begun.
+    pub(crate) at: Instant,
+    /// By which replica.
+    pub(crate) to: SocketAddr,
+    /// Who answered, or why nobody did.
+    pub(crate) answer: Result<String, io::ErrorKind>,
+}
+
+impl Replica {
+    /// Starts one with this egress config and waits until it is ready.
+    pub(crate) fn start(tailnet: &Tailnet, name: &str, egress: &serde_json::Value) -> Self {
+        Self::start_with(tailnet, name, egress, false)
+    }
+
+    /// The same, and whether it uses the subnet routes of others.
+    pub(crate) fn start_with(tailnet: &Tailnet, name: &str, egress: &serde_json::Value, routes: bool) -> Self {
+        let machine = tailnet.machine(name);
+        machine.node.sysctl("net.ipv4.ip_forward", "1");
+        machine.node.sysctl("net.ipv6.conf.all.forwarding", "1");
+        for (dir, file, text) in
+            [("conf", "cap-106.hujson", conf_with(name, tailnet.key(), routes)), ("egress", "egress-services", egress.to_string())]
+        {
+            let dir = machine.own_dir().join(dir);
+            fs::create_dir_all(&dir).expect("made");
+            fs::write(dir.join(file), text).expect("written");
+        }
+        let mut replica = Self { machine, process: None };
+        replica.run();
+        replica.wait_ready();
+        replica.machine.tailnet_addresses();
+        replica
+    }
+
+    /// Starts the process, with the state that it left.
+    pub(crate) fn run(&mut self) {
+        let (dir, bin) = (self.machine.own_dir(), self.machine.bin().to_owned());
+        let path = |name: &str| dir.join(name).display().to_string();
+        let (conf, egress, state) = (path("conf"), path("egress"), path("state.json"));
+        let (tailscaled, tailscale) = (bin.join("tailscaled").display().to_string(), bin.join("tailscale").display().to_string());
+        let (ip, socket) = (self.machine.address.to_string(), self.machine.socket().display().to_string());
+        let argv = [kit::tailyard(), "proxy", "--egress-config", &egress, "--state-file", &state, "--pod-ips", &ip];
+        let flags = ["--tailscaled", &tailscaled, "--tailscale", &tailscale, "--drain-grace", "3s", "--backend", "nftables"];
+        let env = [
+            ("TS_USERSPACE", "false"),
+            ("TS_SOCKET", &socket),
+            ("TS_STATE_DIR", "/run/ts"),
+            ("TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR", &conf),
+            ("TS_ENABLE_HEALTH_CHECK", "true"),
+            ("TS_ENABLE_METRICS", "true"),
+        ];
+        self.process = Some(self.machine.contain("tailyard", &[&argv[..], &flags[..]].concat(), &env));
+    }
+
+    /// The process that does its work, by its id outside; nothing while there is none.
+    pub(crate) fn worker(&self) -> Option<i32> {
+        child(self.process.as_ref().expect("a running replica").id(), "tailyard")
+    }
+
+    /// What it has logged.
+    pub(crate) fn log(&self) -> String {
+        self.process.as_ref().expect("a running replica").output()
+    }
+
+    /// Where a service of it is.
+    pub(crate) fn at(&self, port: u16) -> SocketAddr {
+        SocketAddr::new(self.machine.address, port)
+    }
+
+    /// What its targets see as their client.
+    pub(crate) fn source(&self) -> IpAddr {
+        self.machine.node.tailnet[&Family::V4]
+    }
+
+    /// Asks it over HTTP: the whole answer, head and body.
+    pub(crate) fn get(&self, path: &str) -> io::Result<String> {
+        get(&self.machine.node, self.at(HTTP), path)
+    }
+
+    /// Whether it is ready.
+    pub(crate) fn ready(&self) -> bool {
+        self.get("/readyz").is_ok_and(|answer| answer.starts_with("HTTP/1.1 200"))
+    }
+
+    /// Waits until it is ready; returns how long that took.
+    pub(crate) fn wait_ready(&self) -> Duration {
+        let begin = Instant::now();
+        eventually(&format!("{} being ready", self.machine.node.name), DEADLINE, || self.ready().then_some(()));
+        begin.elapsed()
+    }
+
+    /// Waits until it is not ready any more; returns how long that took.
+    pub(crate) fn wait_unready(&self) -> Duration {
+        let begin = Instant::now();
+        eventually(&format!("{} being unready", self.machine.node.name), DEADLINE, || (!self.ready()).then_some(()));
+        begin.elapsed()
+    }
+
+    /// Tells it to leave; it must end well. Returns how long that took.
+    pub(crate) fn leave(&mut self) -> Duration {
+        self.process.take().expect("a running replica").leave()
+    }
+}
+
+impl Load {
+    /// Starts some 50 connections a second from a client to a port of whichever replicas are ready.
+    pub(crate) fn start(client: &Node, replicas: &[&Replica], port: u16) -> Self {
+        let (stop, outcomes) = (Arc::new(AtomicBool::new(false)), Arc::<Mutex<Vec<Outcome>>>::default());
+        let mut threads = Vec::new();
+        let mut endpoints = Vec::new();
+        for replica in replicas {
+            let ready = Arc::new(AtomicBool::new(true));
+            endpoints.push((replica.at(port), ready.clone()));
+            let (node, http, stop) = (client.clone(), replica.at(HTTP), stop.clone());
+            threads.push(thread::spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    ready.store(get(&node, http, "/readyz").is_ok_and(|answer| answer.starts_with("HTTP/1.1 200")), Ordering::Relaxed);
+                    thread::sleep(Duration::from_millis(20));
+                }
+            }));
+        }
+        let (node, ended, results) = (client.clone(), stop.clone(), outcomes.clone());
+        threads.push(thread::spawn(move || {
+            for turn in (0..).take_while(|_| !ended.load(Ordering::Relaxed)) {
+                let at = Instant::now();
+                let ready: Vec<_> = endpoints.iter().filter(|(_, ready)| ready.load(Ordering::Relaxed)).collect();
+                if let Some((to, _)) = ready.get(turn % ready.len().max(1)) {
+                    let answer = node.ask_tcp(*to, PATIENCE).map(|greeting| greeting.name).map_err(|fault| fault.kind());
+                    results.lock().expect("not poisoned").push(Outcome { at, to: *to, answer });
+                }
+                thread::sleep(Duration::from_millis(20).saturating_sub(at.elapsed())); // a pace, not a wait for something
+            }
+        }));
+        Self { stop, outcomes, threads }
+    }
+
+    /// How many connections were begun since then, and those that were not answered by one of these.
+    pub(crate) fn failed_since(&self, begin: Instant, by: &[&str]) -> (usize, Vec<Outcome>) {
+        let outcomes = self.outcomes.lock().expect("not poisoned");
+        let since: Vec<&Outcome> = outcomes.iter().filter(|outcome| outcome.at >= begin).collect();
+        let good = |outcome: &Outcome| outcome.answer.as_ref().is_ok_and(|name| by.contains(&name.as_str()));
+        (since.len(), since.into_iter().filter(|outcome| !good(outcome)).cloned().collect())
+    }
+}
+
+impl std::fmt::Debug for Outcome {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?} ago by {}: {:?}", self.at.elapsed(), self.to, self.answer)
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn get(from: &Node, to: SocketAddr, path: &str) -> io::Result<String> {
+    let mut stream = from.connect(to, PATIENCE)?;
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: replica\r\nConnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
+}

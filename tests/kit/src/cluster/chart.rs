@@ -1,0 +1,48 @@
+//! The chart on a cluster: our reconcilers, with the tailnet's control server as their control plane.
+
+use serde_json::json;
+
+use super::Cluster;
+use super::images::TAILYARD;
+use crate::tailnet::{CLIENT, Control};
+
+/// Where everything is made.
+pub const NAMESPACE: &str = "tailscale";
+/// The reconcilers.
+pub const RECONCILER: &str = "deployment/tailyard-reconciler";
+/// The control plane.
+pub const CONTROL: &str = "https://hs.lab:8443";
+
+/// Installs the chart as a new user does: a namespace, credentials, and these values besides; the reconcilers are available.
+pub fn install(cluster: &Cluster, values: &[&str]) {
+    let (kind, data) = match cluster.tailnet.kind() {
+        Control::Headscale => {
+            let told = cluster.tailnet.headscale(&["apikeys", "create", "-e", "1h"]);
+            ("headscale", json!({"api_key": told.lines().last().expect("a key").trim()}))
+        }
+        Control::Hosted => ("oauth", json!({"client_id": CLIENT.0, "client_secret": CLIENT.1})),
+    };
+    cluster.apply(&[
+        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}),
+        json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "control", "namespace": NAMESPACE}, "stringData": data}),
+    ]);
+    let credentials = format!("controlPlane.credentials.{kind}.existingSecret=control");
+    helm(cluster, "install", &[values, &[&credentials]].concat(), &[]);
+}
+
+/// Installs or upgrades the chart with these values, which say how the control plane is asked; the reconcilers are those of the chart.
+pub fn helm(cluster: &Cluster, what: &str, values: &[&str], flags: &[&str]) {
+    let (repository, tag) = TAILYARD.rsplit_once(':').expect("a tag");
+    let own = format!("image.repository={repository},image.tag={tag},controlPlane.url={CONTROL}");
+    let values = [&[&own[..]], values].concat().join(",");
+    let chart = crate::root().join("charts/tailyard").display().to_string();
+    cluster.helm(&[&[what, "tailyard", &chart, "-n", NAMESPACE, "--set", &values], flags].concat());
+    cluster.rolled_out(NAMESPACE, RECONCILER);
+}
+
+/// What is left of a group in the cluster, by name.
+pub fn left(cluster: &Cluster, group: &str) -> String {
+    let kinds = "secrets,services,statefulsets,configmaps,roles,rolebindings,serviceaccounts,poddisruptionbudgets,pods";
+    let selector = format!("tailscale.com/managed=true,tailscale.com/parent-resource={group}");
+    cluster.kubectl(&["get", kinds, "-n", NAMESPACE, "-l", &selector, "-o", "name"])
+}

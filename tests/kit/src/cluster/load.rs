@@ -1,0 +1,207 @@
+//! `tailyard load` in a Pod of the image under test: what those who connect to a Service meet.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::{Duration, SystemTime};
+
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+use super::images::TAILYARD;
+use super::{Cluster, DEADLINE, pods};
+use crate::wait::eventually;
+
+/// How a load names what it could not send.
+const NOT_SENT: &str = "not_sent";
+
+/// A load under way.
+pub struct Load<'a> {
+    cluster: &'a Cluster,
+    name: String,
+    uid: String,
+}
+
+/// What a load told.
+pub struct Told {
+    lines: Vec<Value>,
+}
+
+impl<'a> Load<'a> {
+    /// Begins `tailyard load` with these arguments in a Pod of this name, on a node if one is named; it is under way.
+    pub fn begin(cluster: &'a Cluster, name: &str, node: Option<&str>, args: &[&str]) -> Self {
+        let command = [&["tailyard", "load", "--seconds", "3600"], args].concat();
+        // The proxies that it measures must not keep it from sending.
+        let container = json!({"name": "load", "image": TAILYARD, "imagePullPolicy": "Never", "command": command,
+            "resources": {"requests": {"cpu": "500m"}}});
+        let spec = json!({"restartPolicy": "Never", "nodeName": node, "terminationGracePeriodSeconds": 0, "containers": [container]});
+        cluster.apply(&[json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec})]);
+        let load = Self { cluster, name: name.to_owned(), uid: pods::uid(cluster, "default", name) };
+        eventually("the load is under way", DEADLINE, || load.lines().iter().any(|line| line["event"] == "second").then_some(()));
+        load
+    }
+
+    /// What it has told so far.
+    pub fn so_far(&self) -> Told {
+        Told { lines: self.lines() }
+    }
+
+    /// Ends it, and takes its Pod away.
+    pub fn end(self) -> Told {
+        pods::signal(&self.uid, Some("tailyard"), Signal::SIGTERM);
+        let told = eventually("the balance of the load", DEADLINE, || {
+            let lines = self.lines();
+            lines.last().is_some_and(|line| line["event"] == "summary").then_some(Told { lines })
+        });
+        self.cluster.kubectl(&["delete", "pod", &self.name, "--now"]);
+        told
+    }
+
+    fn lines(&self) -> Vec<Value> {
+        let output = self.cluster.try_kubectl(&["logs", &self.name]);
+        Told::read(&String::from_utf8_lossy(&output.stdout)).lines
+    }
+}
+
+impl Told {
+    /// What its output says so far, of which the last line may be half there.
+    pub fn read(output: &str) -> Self {
+        Self { lines: output.lines().filter_map(|line| serde_json::from_str(line).ok()).collect() }
+    }
+
+    /// So many attempts were answered so far, to the second.
+    pub fn answered_yet(&self) -> u64 {
+        self.events("second").last().and_then(|line| line["answered"].as_u64()).unwrap_or_default()
+    }
+
+    fn events(&self, event: &str) -> impl Iterator<Item = &Value> {
+        self.lines.iter().filter(move |line| line["event"] == event)
+    }
+
+    fn summary(&self) -> &Value {
+        self.events("summary").next().expect("a summary")
+    }
+
+    fn begun(&self) -> SystemTime {
+        let unix = self.events("start").next().and_then(|line| line["unix"].as_f64()).expect("a start");
+        SystemTime::UNIX_EPOCH + Duration::from_secs_f64(unix)
+    }
+
+    /// How long the load had run at a moment.
+    pub fn since_begun(&self, moment: SystemTime) -> Duration {
+        moment.duration_since(self.begun()).unwrap_or_default()
+    }
+
+    /// The attempts that failed on their way.
+    fn faults(&self) -> impl Iterator<Item = &Value> {
+        self.events("fault").filter(|line| line["failure"] != NOT_SENT)
+    }
+
+    /// When the attempts were due that failed on their way.
+    pub fn failures(&self) -> Vec<SystemTime> {
+        self.faults().map(|line| self.begun() + seconds(&line["at"])).collect()
+    }
+
+    /// Of these, those due after a moment; the last of them, from that moment on.
+    pub fn last_failure_after(&self, moment: SystemTime) -> Duration {
+        self.failures().into_iter().filter_map(|due| due.duration_since(moment).ok()).max().unwrap_or_default()
+    }
+
+    /// So many attempts failed on their way.
+    pub fn failed(&self) -> usize {
+        self.faults().count()
+    }
+
+    /// So many the generator could not send in time, for want of room or of its own processor: of the network they say nothing.
+    pub fn unsent(&self) -> usize {
+        self.events("fault").count() - self.failed()
+    }
+
+    /// So many attempts were answered by the intended target.
+    pub fn answered(&self) -> u64 {
+        self.summary()["answered"].as_object().expect("counts").values().filter_map(Value::as_u64).sum()
+    }
+
+    /// So many were answered up to a moment, to the second.
+    pub fn answered_by(&self, moment: SystemTime) -> u64 {
+        let up_to = self.since_begun(moment);
+        let seconds = self.events("second").take_while(|line| seconds(&line["at"]) <= up_to);
+        seconds.last().and_then(|line| line["answered"].as_u64()).unwrap_or_default()
+    }
+
+    /// Of those held open: which stand by which address of the tailnet, as its server sees it.
+    pub fn held_by(&self, addresses: &[String]) -> Vec<u64> {
+        let opened = self.events("flow").filter_map(|line| Some((line["flow"].as_u64()?, line["what"]["open"]["said"].as_str()?)));
+        opened.filter(|(_, said)| addresses.iter().any(|address| said.contains(&address[..]))).map(|(flow, _)| flow).collect()
+    }
+
+    /// How a connection that was held open ended at first, and when.
+    pub fn end_of(&self, flow: u64) -> Option<(String, SystemTime)> {
+        let mut of = self.events("flow").filter(|line| line["flow"] == flow);
+        of.find_map(|line| Some((line["what"]["ended"].as_str()?.to_owned(), self.begun() + seconds(&line["at"]))))
+    }
+
+    /// So many connections that were held open ended with a reset.
+    pub fn reset(&self) -> u64 {
+        self.summary()["flows"]["reset"].as_u64().expect("a count")
+    }
+
+    /// So many hung.
+    pub fn hung(&self) -> u64 {
+        self.summary()["flows"]["hung"].as_u64().expect("a count")
+    }
+
+    /// Fails if more than one of a hundred attempts failed.
+    pub fn lost_little(&self, what: &str) {
+        self.lost_little_after(SystemTime::UNIX_EPOCH, what);
+    }
+
+    /// Fails if of the attempts due after a moment more than one of a hundred of all failed.
+    pub fn lost_little_after(&self, moment: SystemTime, what: &str) {
+        self.measured(what);
+        let late = self.failures().iter().filter(|due| **due > moment).count();
+        assert!(u64::try_from(late).expect("small") * 100 <= self.answered(), "{what}: {late} failed late: {self}");
+    }
+
+    /// Fails unless every attempt that was sent was answered by the intended target.
+    pub fn lost_nothing(&self, what: &str) {
+        self.measured(what);
+        assert!(self.failed() == 0, "{what}: {self}");
+    }
+
+    /// Fails if nothing was measured, or if the generator itself kept back more than one of ten attempts.
+    pub fn measured(&self, what: &str) {
+        let unsent = u64::try_from(self.unsent()).expect("small");
+        assert!(unsent * 10 <= self.answered() && self.answered() > 0, "{what}: the generator could not send {unsent}: {self}");
+    }
+}
+
+fn seconds(value: &Value) -> Duration {
+    Duration::from_secs_f64(value.as_f64().expect("a time"))
+}
+
+impl fmt::Display for Told {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let summary = self.summary();
+        let (connect, resent) = (&summary["connect"], &summary["resent"]);
+        write!(f, "{} answered, {} failed, {} not sent {}", self.answered(), self.failed(), self.unsent(), summary["failed"])?;
+        write!(
+            f,
+            ", resent {resent}, connect {} p50 {} p99 {} max {} ms",
+            connect["count"], connect["p50_ms"], connect["p99_ms"], connect["max_ms"]
+        )?;
+        let answer = &summary["answer"];
+        write!(f, ", answer p50 {} p99 {} max {} ms", answer["p50_ms"], answer["p99_ms"], answer["max_ms"])?;
+        for window in summary["windows"].as_array().into_iter().flatten() {
+            write!(f, ", {} from {} to {} s", window["failed"], window["from"], window["to"])?;
+        }
+        let mut by_second = BTreeMap::<u64, usize>::new();
+        for line in self.faults() {
+            *by_second.entry(seconds(&line["at"]).as_secs()).or_default() += 1;
+        }
+        write!(f, ", failed by second {by_second:?}")?;
+        for line in self.faults().take(5) {
+            write!(f, "\n  {line}")?;
+        }
+        write!(f, ", begun {:?}, held {}", self.begun(), summary["flows"])
+    }
+}

@@ -1,0 +1,53 @@
+//! Pods as the machine sees them: their processes, by their control groups.
+
+use std::fs;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+
+use super::Cluster;
+use super::images::TOOLS;
+
+/// The Pod `client`, from which a test asks.
+pub fn client() -> Value {
+    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "client"}, "spec": {"terminationGracePeriodSeconds": 0,
+        "containers": [{"name": "client", "image": TOOLS, "imagePullPolicy": "Never"}]}})
+}
+
+/// What of a Pod outlives no restart of it.
+pub fn uid(cluster: &Cluster, namespace: &str, pod: &str) -> String {
+    field(cluster, namespace, pod, "{.metadata.uid}")
+}
+
+/// The node of a Pod.
+pub fn node(cluster: &Cluster, namespace: &str, pod: &str) -> String {
+    field(cluster, namespace, pod, "{.spec.nodeName}")
+}
+
+/// A field of a Pod, by its path.
+pub fn field(cluster: &Cluster, namespace: &str, pod: &str, path: &str) -> String {
+    cluster.kubectl(&["get", "pod", "-n", namespace, pod, "-o", &format!("jsonpath={path}")])
+}
+
+/// The processes of a Pod of this name, or all of them, by their ids outside.
+pub fn processes(uid: &str, name: Option<&str>) -> Vec<i32> {
+    let group = format!("/pod{uid}");
+    let pids = fs::read_dir("/proc").expect("/proc").filter_map(|entry| entry.ok()?.file_name().into_string().ok()?.parse().ok());
+    let inside = |pid: &i32| fs::read_to_string(format!("/proc/{pid}/cgroup")).is_ok_and(|groups| groups.contains(&group));
+    let named = |pid: &i32| {
+        let comm = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        name.is_none_or(|name| comm.trim() == name)
+    };
+    pids.filter(|pid| inside(pid) && named(pid)).collect()
+}
+
+/// Sends a signal to the processes of a Pod of this name, or to all of them; there must be one.
+pub fn signal(uid: &str, name: Option<&str>, signal: Signal) {
+    let found = processes(uid, name);
+    assert!(!found.is_empty(), "no {name:?} runs in the Pod {uid}");
+    for pid in found {
+        // One of several may go with another.
+        let _ = kill(Pid::from_raw(pid), signal);
+    }
+}

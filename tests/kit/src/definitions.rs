@@ -1,0 +1,40 @@
+//! Definitions of kinds: ours, as config/crd has them, and those of the Tailscale operator.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+/// The plural names of our kinds, in order.
+pub const KINDS: [&str; 3] = ["proxyclasses", "proxygroups", "tailnets"];
+
+/// The file of a definition, under either's directory.
+pub fn file(kind: &str) -> String {
+    format!("tailscale.com_{kind}.yaml")
+}
+
+/// The directory of ours.
+pub fn directory() -> PathBuf {
+    crate::root().join("config/crd")
+}
+
+/// Our definitions, in the order of [`KINDS`].
+pub fn ours() -> [Value; 3] {
+    KINDS.map(|kind| read(&directory(), kind))
+}
+
+/// The Tailscale operator's definitions, in the order of [`KINDS`].
+pub fn theirs() -> [Value; 3] {
+    let found = Command::new(crate::root().join("tests/servers/crds")).stderr(Stdio::inherit()).output();
+    let found = found.expect("tests/servers/crds");
+    assert!(found.status.success(), "tests/servers/crds failed");
+    let directory = PathBuf::from(String::from_utf8(found.stdout).expect("a path").trim());
+    KINDS.map(|kind| read(&directory, kind))
+}
+
+fn read(directory: &Path, kind: &str) -> Value {
+    let path = directory.join(file(kind));
+    let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    serde_saphyr::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}

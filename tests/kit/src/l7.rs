@@ -1,0 +1,4 @@
+//! The TLS terminator in the test's process, and its backends, on loopback sockets.
+
+pub mod backend;
+pub mod front;

@@ -1,0 +1,264 @@
+//! A terminator with certificates of an authority of the test, and clients that come as tailscaled forwards them.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::{http1, http2};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, RootCertStore};
+use serde_json::{Value, json};
+use tailyard::model::certificate::Pair;
+use tailyard::model::endpoints::{Endpoint, ServicePort};
+use tailyard::model::preamble;
+use tailyard::model::sites::{Sites, read};
+use tailyard::proxy::l7::endpoints::Known;
+use tailyard::proxy::l7::identify::Ask;
+use tailyard::proxy::l7::{Closing, InPlace, Inputs, L7, Limits, Loopback, Place, l7};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+/// Nothing that is waited for takes longer.
+pub const DEADLINE: Duration = Duration::from_mins(1);
+/// Where all clients come from.
+pub const CLIENT: &str = "100.64.0.9:51234";
+
+/// An authority that clients trust.
+pub struct Authority {
+    pem: String,
+    issuer: Issuer<'static, KeyPair>,
+    http1: TlsConnector,
+    http2: TlsConnector,
+}
+
+impl Authority {
+    pub fn new() -> Self {
+        let mut params = CertificateParams::new(vec![]).expect("parameters");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().expect("a key");
+        let pem = params.self_signed(&key).expect("a certificate").pem();
+        let [http1, http2] = ["http/1.1", "h2"].map(|alpn| client(&pem, alpn));
+        Self { pem, issuer: Issuer::new(params, key), http1, http2 }
+    }
+
+    /// A certificate for a name.
+    pub fn pair(&self, name: &str) -> Pair {
+        let key = KeyPair::generate().expect("a key");
+        let params = CertificateParams::new(vec![name.to_owned()]).expect("parameters");
+        let chain = params.signed_by(&key, &self.issuer).expect("signed").pem();
+        Pair { chain: chain.into_bytes().into(), key: key.serialize_pem().into_bytes().into() }
+    }
+
+    /// Its own certificate.
+    pub fn pem(&self) -> &str {
+        &self.pem
+    }
+
+    /// What trusts it alone.
+    pub fn client(&self, alpn: &str) -> &TlsConnector {
+        if alpn == "h2" { &self.http2 } else { &self.http1 }
+    }
+}
+
+/// A client that trusts this authority alone, and makes every handshake in full.
+fn client(authority: &str, alpn: &str) -> TlsConnector {
+    use rustls::pki_types::pem::PemObject;
+    let mut roots = RootCertStore::empty();
+    roots.add(rustls::pki_types::CertificateDer::from_pem_slice(authority.as_bytes()).expect("a certificate")).expect("added");
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().expect("versions");
+    let mut config = builder.with_root_certificates(roots).with_no_client_auth();
+    config.alpn_protocols = vec![alpn.as_bytes().to_vec()];
+    config.resumption = rustls::client::Resumption::disabled();
+    Arc::new(config).into()
+}
+
+/// A running terminator.
+pub struct Front {
+    pub l7: L7,
+    pub sites: watch::Sender<Arc<Sites>>,
+    pub certificates: watch::Sender<Arc<BTreeMap<String, Pair>>>,
+    pub endpoints: watch::Sender<Arc<Known>>,
+    pub closing: watch::Sender<Closing>,
+    pub authority: Authority,
+    pub work: JoinHandle<()>,
+}
+
+/// What differs between terminators.
+#[derive(Default)]
+pub struct Options {
+    pub limits: Limits,
+    pub ask: Option<Ask>,
+    pub place: Place,
+}
+
+impl Front {
+    /// One that serves these sites (our routes, as JSON), with a certificate for every name of theirs.
+    pub async fn new(routes: Value) -> Self {
+        Self::with(routes, Options::default()).await
+    }
+
+    pub async fn with(routes: Value, options: Options) -> Self {
+        let (sites, sites_seen) = watch::channel(Arc::default());
+        let (certificates, certificates_seen) = watch::channel(Arc::default());
+        let (endpoints, endpoints_seen) = watch::channel(Arc::default());
+        let (closing, closing_seen) = watch::channel(Closing::default());
+        let inputs = Inputs {
+            sites: sites_seen,
+            certificates: certificates_seen,
+            endpoints: endpoints_seen,
+            closing: closing_seen,
+            ask: options.ask,
+            place: options.place,
+            loopback: Loopback::Any,
+            limits: options.limits,
+        };
+        let (l7, work) = l7(inputs).expect("set up");
+        let mut front = Self { l7, sites, certificates, endpoints, closing, authority: Authority::new(), work: tokio::spawn(work) };
+        front.route(&routes);
+        let names: Vec<String> = front.sites.borrow().values().flat_map(|site| site.hosts.keys().cloned()).collect();
+        let pairs = names.into_iter().map(|name| (name.clone(), front.authority.pair(&name))).collect();
+        front.certificates.send_replace(Arc::new(pairs));
+        let services: Vec<String> = front.sites.borrow().keys().cloned().collect();
+        for service in services {
+            front.placed(&service, InPlace::is_whole).await;
+        }
+        front
+    }
+
+    /// Replaces the sites.
+    pub fn route(&self, routes: &Value) {
+        let read = read(Some(routes.to_string().as_bytes()), None).expect("readable");
+        assert!(read.faults.is_empty(), "{:?}", read.faults);
+        self.sites.send_replace(Arc::new(read.sites));
+    }
+
+    /// Replaces the certificate of a name.
+    pub fn renew(&self, name: &str) {
+        let pair = self.authority.pair(name);
+        self.certificates.send_modify(|pairs| drop(Arc::make_mut(pairs).insert(name.to_owned(), pair)));
+    }
+
+    /// Says who answers for the port `http` of Service `ns/web`.
+    pub fn answers(&self, addresses: &[(SocketAddr, &str)]) {
+        let port = ServicePort { namespace: "ns".into(), service: "web".into(), port: "http".into() };
+        let endpoint = |(address, zone): &(SocketAddr, &str)| Endpoint { address: *address, zone: Some((*zone).to_owned()), node: None };
+        let endpoints = addresses.iter().map(endpoint).collect();
+        self.endpoints.send_replace(Arc::new(Known { endpoints: [(port, endpoints)].into(), ..Known::default() }));
+    }
+
+    /// Waits until a site stands so.
+    pub async fn placed(&mut self, service: &str, so: impl Fn(&InPlace) -> bool) -> InPlace {
+        let wait = self.l7.in_place.wait_for(|sites| sites.get(service).is_some_and(&so));
+        timeout(DEADLINE, wait).await.expect("in time").expect("a terminator")[service].clone()
+    }
+
+    /// Where a port of a site is listened on.
+    pub fn at(&self, service: &str, port: u16) -> SocketAddr {
+        self.l7.in_place.borrow()[service].ports[&port]
+    }
+
+    /// A connection as tailscaled forwards it.
+    pub async fn forwarded(&self, service: &str, port: u16) -> std::io::Result<TcpStream> {
+        forwarded(self.at(service, port)).await
+    }
+
+    /// A TLS connection for a name, speaking `h2` or `http/1.1`.
+    pub async fn tls(&self, service: &str, name: &str, alpn: &str) -> std::io::Result<TlsStream<TcpStream>> {
+        let stream = self.forwarded(service, 443).await?;
+        let name = ServerName::try_from(name.to_owned()).expect("a name");
+        timeout(DEADLINE, self.authority.client(alpn).connect(name, stream)).await.expect("a handshake in time")
+    }
+
+    /// A client of HTTP/1.1.
+    pub async fn http1(&self, service: &str, name: &str) -> http1::SendRequest<Full<Bytes>> {
+        let stream = self.tls(service, name, "http/1.1").await.expect("TLS");
+        let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.expect("HTTP");
+        tokio::spawn(connection.with_upgrades());
+        sender
+    }
+
+    /// A client of HTTP/2.
+    pub async fn http2(&self, service: &str, name: &str) -> http2::SendRequest<Full<Bytes>> {
+        let stream = self.tls(service, name, "h2").await.expect("TLS");
+        let (sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.expect("HTTP");
+        tokio::spawn(connection);
+        sender
+    }
+
+    /// One request on a connection of its own.
+    pub async fn get(&self, service: &str, url: &str) -> Got {
+        let name = url.parse::<http::Uri>().expect("a URL").host().expect("a host").to_owned();
+        let mut client = self.http1(service, &name).await;
+        got(client.send_request(get1(url))).await
+    }
+}
+
+/// A connection as tailscaled forwards it, from [`CLIENT`].
+pub async fn forwarded(at: SocketAddr) -> std::io::Result<TcpStream> {
+    let mut stream = TcpStream::connect(at).await?;
+    stream.write_all(&preamble::header(CLIENT.parse().expect("an address"), at)).await?;
+    Ok(stream)
+}
+
+/// What was answered.
+#[derive(Debug)]
+pub struct Got {
+    pub status: StatusCode,
+    pub headers: HeaderMap,
+    pub body: Bytes,
+}
+
+impl Got {
+    /// What the backend says that it was asked (see [`super::backend`]).
+    pub fn asked(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|_| panic!("{self:?}"))
+    }
+
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+}
+
+pub async fn got(answer: impl Future<Output = hyper::Result<Response<Incoming>>>) -> Got {
+    let whole = async {
+        let (parts, body) = answer.await.expect("an answer").into_parts();
+        Got { status: parts.status, headers: parts.headers, body: body.collect().await.expect("a body").to_bytes() }
+    };
+    timeout(DEADLINE, whole).await.expect("an answer in time")
+}
+
+/// A GET of HTTP/1.1.
+pub fn get1(url: &str) -> Request<Full<Bytes>> {
+    let uri: http::Uri = url.parse().expect("a URL");
+    let path = uri.path_and_query().expect("a path").as_str().to_owned();
+    Request::get(path).header("host", uri.host().expect("a host")).body(Full::default()).expect("a request")
+}
+
+/// A GET of HTTP/2.
+pub fn get2(url: &str) -> Request<Full<Bytes>> {
+    Request::get(url).body(Full::default()).expect("a request")
+}
+
+/// A site with one backend for every path.
+pub fn site(name: &str, backend: &Value) -> Value {
+    json!({"hosts": {name: {"secret": name, "issue": true}}, "listeners": {"443": "https", "80": "redirect"},
+        "routes": [{"path": "/", "backend": backend}]})
+}
+
+/// The Service `ns/web` behind this address.
+pub fn service(address: SocketAddr, protocol: &str) -> Value {
+    json!({"namespace": "ns", "service": "web", "portName": "http", "address": address.to_string(), "protocol": protocol})
+}

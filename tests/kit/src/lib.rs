@@ -1,0 +1,77 @@
+//! The test kit: real servers, machines of namespaces and the helpers that every tier of tests and every benchmark uses.
+//!
+//! Nothing here decides whether the product is right; tests do. Everything that a value of the kit has started ends with it.
+
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    clippy::must_use_candidate,
+    missing_docs,
+    clippy::missing_panics_doc,
+    reason = "a helper fails its test by panicking and shows logs; its items speak by name"
+)]
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+pub mod acme_front;
+pub mod agent;
+pub mod apiserver;
+pub mod audit_policy;
+pub mod certs;
+pub mod cluster;
+pub mod definitions;
+pub mod dns;
+pub mod hosted;
+pub mod l7;
+pub mod machine;
+pub mod member;
+pub mod netns;
+pub mod operators;
+pub mod passes;
+pub mod pebble;
+pub mod reconciler;
+pub mod report;
+pub mod scripted_tailscaled;
+pub mod servers;
+pub mod sheet;
+pub mod stock;
+pub mod tailnet;
+pub mod tailnet_client;
+pub mod wait;
+pub mod world;
+
+/// The root of the repository.
+pub fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("tests/kit is two folders deep")
+}
+
+/// The compiled `tailyard` that belongs to the running test or benchmark: cargo builds it before any program of the package.
+pub fn tailyard() -> &'static str {
+    static PATH: OnceLock<String> = std::sync::OnceLock::new();
+    PATH.get_or_init(|| built().join("tailyard").display().to_string())
+}
+
+/// A program of the kit, as fresh as its source: cargo builds those of the package under test only, so this has it built once.
+pub fn program(name: &str) -> PathBuf {
+    static BUILT: OnceLock<()> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let profile = if built().ends_with("release") { "bench" } else { "dev" };
+        let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        cargo.args(["build", "--quiet", "--locked", "--package", "tailyard-kit", "--bins", "--profile", profile]);
+        // It would make the build scripts of dependencies stale; the runner of tiers sets it for libtest.
+        let status = cargo.current_dir(root()).env_remove("RUSTC_BOOTSTRAP").status();
+        assert!(status.expect("cargo").success(), "the programs of the kit cannot be built");
+    });
+    built().join(name)
+}
+
+/// The directory of the programs of the running build: `target/debug`, or that of another profile.
+fn built() -> PathBuf {
+    let this = env::current_exe().expect("the path of this program");
+    this.ancestors().skip(1).find(|folder| !folder.ends_with("deps")).expect("a folder").to_owned()
+}

@@ -1,0 +1,204 @@
+//! A replica of a group of type ingress in a machine, with its supervised tailscaled.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use tailyard::api::localapi::Prefs;
+use tailyard::api::names::ACCOUNTS;
+use tailyard::edge::localapi::LocalApi;
+
+use crate::machine::DEADLINE;
+use crate::machine::{Machine, Process};
+use crate::tailnet::Tailnet;
+use crate::wait::eventually;
+
+const HTTP: u16 = 9002;
+
+pub struct Member {
+    pub machine: Machine,
+    process: Option<Process>,
+    serves: bool,
+    env: Vec<(&'static str, String)>,
+}
+
+/// Makes a Tailscale Service; returns its addresses, IPv4 first.
+pub fn service(tailnet: &Tailnet, name: &str) -> Vec<IpAddr> {
+    let made = tailnet.tell("PUT", &format!("/tailnet/-/vip-services/{name}"), &json!({"ports": ["do-not-validate"], "tags": ["tag:k8s"]}));
+    let addresses = made["addrs"].as_array().expect("addresses").iter();
+    addresses.map(|address| address.as_str().expect("text").parse().expect("an address")).collect()
+}
+
+/// Has what runs in a machine find the API server of the lab as in a Pod, and its configs in this `ConfigMap`: what that takes in the
+/// environment.
+pub fn in_pod(machine: &Machine, account: &Path, configs: &str) -> Vec<(&'static str, String)> {
+    let dir = "/var/run/secrets/kubernetes.io";
+    let script = format!("mkdir -p {dir} && ln -s {} {dir}/serviceaccount", account.display());
+    assert!(machine.command(Path::new("sh")).args(["-c", &script]).status().expect("nsenter").success());
+    vec![
+        ("KUBERNETES_SERVICE_HOST", "10.99.0.2".to_owned()),
+        ("KUBERNETES_SERVICE_PORT_HTTPS", "6443".to_owned()),
+        ("POD_NAME", machine.node.name.clone()),
+        ("TAILYARD_INGRESS_CONFIGMAP", configs.to_owned()),
+        ("TS_ACME_ACCOUNT_SECRET_NAME", ACCOUNTS.to_owned()),
+        ("TS_ACME_ACCOUNT_FIELD", "_default.acme-account.key.pem".to_owned()),
+    ]
+}
+
+impl Member {
+    /// Starts one that is told to advertise these services, with this L3 config and perhaps this serve config.
+    pub fn start(tailnet: &Tailnet, name: &str, services: &[&str], ingress: &Value, serve: Option<&Value>) -> Self {
+        Self::start_with(tailnet, name, &json!({"AdvertiseServices": services}), ingress, serve, |_| Vec::new())
+    }
+
+    /// The same, with more in tailscaled's config, and in the environment what comes of preparing the machine.
+    pub fn start_with(
+        tailnet: &Tailnet,
+        name: &str,
+        conf: &Value,
+        ingress: &Value,
+        serve: Option<&Value>,
+        prepare: impl FnOnce(&Machine) -> Vec<(&'static str, String)>,
+    ) -> Self {
+        let machine = tailnet.machine(name);
+        let env = prepare(&machine);
+        machine.node.sysctl("net.ipv4.ip_forward", "1");
+        machine.node.sysctl("net.ipv6.conf.all.forwarding", "1");
+        let mut member = Self { machine, process: None, serves: serve.is_some(), env };
+        for dir in ["conf", "proxies"] {
+            fs::create_dir_all(member.machine.own_dir().join(dir)).expect("made");
+        }
+        let mut whole = json!({
+            "Version": "alpha0", "Locked": false, "ServerURL": "https://hs.lab:8443", "Hostname": name, "acceptDNS": false,
+            "acceptRoutes": false, "AuthKey": tailnet.key(),
+        });
+        whole.as_object_mut().expect("an object").extend(conf.as_object().expect("an object").clone());
+        member.configure(&whole);
+        member.ingress(ingress);
+        if let Some(serve) = serve {
+            member.serve(serve);
+        }
+        member.run();
+        eventually("its tailscaled", DEADLINE, || member.prefs());
+        member
+    }
+
+    /// Starts the process, with the state that it left.
+    pub fn run(&mut self) {
+        let (dir, bin) = (self.machine.own_dir(), self.machine.bin().to_owned());
+        let path = |name: &str| dir.join(name).display().to_string();
+        let program = |name: &str| bin.join(name).display().to_string();
+        let (ip, socket) = (self.machine.address.to_string(), self.machine.socket().display().to_string());
+        let (ingress, state) = (path("proxies/ingress-config.json"), path("state.json"));
+        let (tailscaled, tailscale) = (program("tailscaled"), program("tailscale"));
+        let argv = [crate::tailyard(), "proxy", "--ingress-config", &ingress, "--state-file", &state, "--pod-ips", &ip];
+        let flags = ["--tailscaled", &tailscaled, "--tailscale", &tailscale, "--backend", "nftables"];
+        let (conf, serve) = (path("conf"), if self.serves { path("proxies/serve-config.json") } else { String::new() });
+        let env = [
+            ("TS_USERSPACE", "false"),
+            ("TS_SOCKET", &socket),
+            ("TS_STATE_DIR", "/run/ts"),
+            ("TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR", &conf),
+            ("TS_EXPERIMENTAL_SERVICE_AUTO_ADVERTISEMENT", "false"),
+            ("TS_SERVE_CONFIG", &serve),
+            ("TS_ENABLE_HEALTH_CHECK", "true"),
+            ("TS_ENABLE_METRICS", "true"),
+        ];
+        let own = self.env.iter().map(|(name, value)| (*name, value.as_str()));
+        let env: Vec<_> = env.into_iter().chain(own).collect();
+        self.process = Some(self.machine.spawn("tailyard", &[&argv[..], &flags[..]].concat(), &env));
+    }
+
+    /// Replaces tailscaled's config.
+    pub fn configure(&self, conf: &Value) {
+        self.write("conf/cap-106.hujson", conf);
+    }
+
+    /// Replaces the L3 config.
+    pub fn ingress(&self, config: &Value) {
+        self.write("proxies/ingress-config.json", config);
+    }
+
+    /// Replaces the serve config.
+    pub fn serve(&self, config: &Value) {
+        self.write("proxies/serve-config.json", config);
+    }
+
+    fn write(&self, file: &str, value: &Value) {
+        let path = self.machine.own_dir().join(file);
+        let fresh = path.with_extension("new");
+        fs::write(&fresh, value.to_string()).expect("written");
+        fs::rename(&fresh, &path).expect("renamed");
+    }
+
+    /// What its tailscaled says that it advertises.
+    pub fn advertised(&self) -> BTreeSet<String> {
+        self.prefs().expect("a tailscaled that answers").advertise_services.into_iter().collect()
+    }
+
+    /// Whether its tailscaled says that it lets nobody new in.
+    pub fn shut(&self) -> Option<bool> {
+        self.prefs().map(|prefs| prefs.shields_up)
+    }
+
+    fn prefs(&self) -> Option<Prefs> {
+        let api = LocalApi::new(self.machine.socket());
+        // A thread of its own: the test may be asynchronous itself.
+        let ask = move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            runtime.block_on(async { api.prefs().await }).ok()
+        };
+        thread::spawn(ask).join().expect("no panic")
+    }
+
+    /// Asks it over HTTP: the whole answer, head and body.
+    pub fn get(&self, path: &str) -> io::Result<String> {
+        let mut stream = self.machine.node.connect(SocketAddr::new(self.machine.address, HTTP), Duration::from_secs(2))?;
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: replica\r\nConnection: close\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer)
+    }
+
+    /// Waits until it is ready.
+    pub fn wait_ready(&self) {
+        eventually(&format!("{} being ready", self.machine.node.name), DEADLINE, || {
+            self.get("/readyz").is_ok_and(|answer| answer.starts_with("HTTP/1.1 200")).then_some(())
+        });
+    }
+
+    /// Tells it to leave; it must end well. Returns how long that took.
+    pub fn leave(&mut self) -> Duration {
+        self.process.take().expect("a running replica").leave()
+    }
+
+    /// Tells it to leave, and kills it and its tailscaled as soon as something is so.
+    pub fn killed_once(&mut self, what: &str, so: impl Fn(&Self) -> bool) {
+        self.process.as_ref().expect("a running replica").signal(Signal::SIGTERM);
+        eventually(what, DEADLINE, || so(self).then_some(()));
+        let mut process = self.process.take().expect("a running replica");
+        process.signal(Signal::SIGKILL);
+        process.wait();
+        if self.machine.pid_of("tailscaled").is_some() {
+            self.machine.kill("tailscaled", Signal::SIGKILL);
+        }
+    }
+
+    /// What it keeps under a key of its state.
+    pub fn state(&self, key: &str) -> Option<String> {
+        let state = fs::read(self.machine.own_dir().join("state.json")).ok()?;
+        Some(serde_json::from_slice::<Value>(&state).ok()?.get(key)?.as_str()?.to_owned())
+    }
+
+    /// What it has written to its log.
+    pub fn output(&self) -> String {
+        let log = self.machine.own_dir().with_file_name(format!("{}-tailyard.log", self.machine.node.name));
+        fs::read_to_string(Path::new(&log)).unwrap_or_default()
+    }
+}

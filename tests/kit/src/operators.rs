@@ -1,0 +1,267 @@
+//! The cluster on which both parties play, how each is put on it, and what a user has of them.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+
+use serde_json::json;
+
+use crate::cluster::chart::{self, CONTROL, NAMESPACE};
+use crate::cluster::images::{self, OPERATOR, STOCK};
+use crate::cluster::pods::client;
+use crate::cluster::{Cluster, DEADLINE};
+use crate::machine::{Machine, Process};
+use crate::netns::Server;
+use crate::servers::servers;
+use crate::tailnet::{CLIENT, Control};
+use crate::wait::eventually;
+
+/// The port of the target, and of its Service.
+pub const PORT: u16 = 7000;
+/// The label of Services' children and of all their endpoints.
+const EGRESS: &str = "tailscale.com/svc-type=egress";
+/// How many nodes the cluster has.
+const NODES: u8 = 2;
+
+/// A cluster with all images, a target in the tailnet and a Pod to ask from.
+pub struct Stage {
+    pub cluster: Cluster,
+    _target: (Server, Machine, Process),
+}
+
+impl Stage {
+    /// Starts it. Nobody plays yet.
+    pub fn set() -> Self {
+        let bin = servers(&["containerboot", "k8s-operator"]);
+        let cluster = Cluster::start_with(NODES, Control::Hosted);
+        let dir = cluster.tailnet.dir();
+        cluster.load_tailyard(Path::new(crate::tailyard()));
+        for image in [images::stock(dir, &bin), images::operator(dir, &bin)] {
+            cluster.load(&image);
+        }
+        let (machine, tailscaled) = cluster.tailnet.node("db");
+        let target = (machine.node.serve(PORT), machine, tailscaled);
+        cluster.apply(&[client()]);
+        cluster.wait(&["--for=condition=Ready", "pod/client"]);
+        Self { cluster, _target: target }
+    }
+
+    /// Installs our chart with this image for the proxies where theirs is, in the same namespace and with the same credentials: their
+    /// definitions and their class of Ingresses stay, which helm would refuse to share.
+    pub fn install_ours(&self, proxy_image: &str) {
+        self.helm("install", proxy_image);
+    }
+
+    /// Has our reconciler run the proxies with another image.
+    pub fn set_proxy_image(&self, image: &str) {
+        self.helm("upgrade", image);
+    }
+
+    fn helm(&self, what: &str, proxy_image: &str) {
+        let image = format!("proxyImage={proxy_image}");
+        let credentials = "controlPlane.credentials.oauth.existingSecret=operator-oauth";
+        chart::helm(&self.cluster, what, &[&image, credentials], &["--skip-crds", "--set", "ingress.createClass=false"]);
+    }
+
+    /// Puts their operator on the cluster, by its own manifest. Only what must differ here does: the images, which are local,
+    /// the credentials, and where the control plane is.
+    pub fn install_theirs(&self) {
+        let manifest = changed(
+            &fs::read_to_string(their_manifest()).expect("their manifest"),
+            &[
+                ("image: tailscale/k8s-operator:stable", &format!("image: {OPERATOR}")),
+                ("imagePullPolicy: Always", "imagePullPolicy: IfNotPresent"),
+                ("value: tailscale/tailscale:stable", &format!("value: {STOCK}")),
+                ("client_id: # SET CLIENT ID HERE", &format!("client_id: {}", CLIENT.0)),
+                ("client_secret: # SET CLIENT SECRET HERE", &format!("client_secret: {}", CLIENT.1)),
+                (
+                    "name: OPERATOR_LOGIN_SERVER\n                      value: null",
+                    &format!("name: OPERATOR_LOGIN_SERVER\n                      value: {CONTROL}"),
+                ),
+            ],
+        );
+        self.cluster.apply_text(&manifest);
+        self.cluster.rolled_out(NAMESPACE, "deployment/operator");
+    }
+
+    /// What a user writes: a group, its class, and a Service that leads to a node of the tailnet; waits until all of it is ready.
+    pub fn ask_for_a_group(&self) {
+        let annotations = json!({"tailscale.com/proxy-group": "eg", "tailscale.com/tailnet-fqdn": self.cluster.tailnet.name_of("db")});
+        self.set_class(None, "first");
+        self.cluster.apply(&[
+            json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyGroup", "metadata": {"name": "eg"},
+                "spec": {"type": "egress", "replicas": 2, "proxyClass": "lab"}}),
+            json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "db", "namespace": "default", "annotations": annotations},
+                "spec": {"type": "ExternalName", "externalName": "placeholder", "ports": [{"name": "db", "port": PORT, "protocol": "TCP"}]}}),
+        ]);
+        self.ready();
+    }
+
+    /// Gives the group's class an image, or none, and its Pods a label, by which they are replaced: their operator takes away at
+    /// once what `kubectl rollout restart` writes. Nothing is ever pulled here, whatever the image.
+    pub fn set_class(&self, image: Option<&str>, label: &str) {
+        let mut container = json!({"imagePullPolicy": "IfNotPresent"});
+        if let Some(image) = image {
+            container["image"] = image.into();
+        }
+        let init = json!({"imagePullPolicy": "IfNotPresent"});
+        let pod = json!({"labels": {"turn": label}, "tailscaleContainer": container, "tailscaleInitContainer": init});
+        self.cluster.apply(&[json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyClass", "metadata": {"name": "lab"},
+            "spec": {"statefulSet": {"pod": pod}}})]);
+    }
+
+    /// Waits until the group and the Service are ready.
+    pub fn ready(&self) {
+        self.cluster.wait(&["--for=condition=ProxyGroupReady", "proxygroup/eg"]);
+        self.cluster.wait(&["--for=condition=TailscaleEgressSvcReady", "service/db"]);
+    }
+
+    /// Has every replica replaced.
+    pub fn restart(&self) {
+        self.cluster.kubectl(&["rollout", "restart", "-n", NAMESPACE, "statefulset/eg"]);
+    }
+
+    /// Ends a party's Pods; what they manage goes on.
+    pub fn stop(&self, deployment: &str) {
+        let deployment = format!("deployment/{deployment}");
+        self.cluster.kubectl(&["scale", "-n", NAMESPACE, &deployment, "--replicas=0"]);
+        eventually("its end", DEADLINE, || {
+            let left = self.cluster.kubectl(&["get", "-n", NAMESPACE, &deployment, "-o", "jsonpath={.status.replicas}"]);
+            matches!(left.as_str(), "" | "0").then_some(())
+        });
+    }
+
+    /// What a user sees of the Service: what was asked for, and where its name leads.
+    pub fn service(&self) -> String {
+        let what = "jsonpath={.metadata.annotations}{.metadata.finalizers}{.spec}";
+        self.cluster.kubectl(&["get", "service/db", "-o", what])
+    }
+
+    /// Makes a change of the template, and waits until all Pods are of the new one.
+    pub fn replaced(&self, change: impl FnOnce()) {
+        let revision = || {
+            let path = "jsonpath={.status.updateRevision}";
+            self.cluster.kubectl(&["get", "-n", NAMESPACE, "statefulset/eg", "-o", path])
+        };
+        let before = revision();
+        change();
+        eventually("a new template", DEADLINE, || (revision() != before).then_some(()));
+        self.cluster.rolled_out(NAMESPACE, "statefulset/eg");
+    }
+
+    /// The image of the proxies, as they run.
+    pub fn image(&self) -> String {
+        let path = "jsonpath={.items[*].spec.containers[?(@.name==\"tailscale\")].image}";
+        let images = self.cluster.kubectl(&["get", "pods", "-n", NAMESPACE, "-l", "tailscale.com/parent-resource=eg", "-o", path]);
+        let images: BTreeSet<&str> = images.split_whitespace().collect();
+        images.into_iter().collect::<Vec<_>>().join(" ")
+    }
+
+    /// Makes a group of one replica from nothing, and takes it away again.
+    pub fn another_group_comes_and_goes(&self) {
+        self.cluster.apply(&[json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyGroup", "metadata": {"name": "new"},
+            "spec": {"type": "egress", "replicas": 1, "proxyClass": "lab"}})]);
+        self.cluster.wait(&["--for=condition=ProxyGroupReady", "proxygroup/new"]);
+        assert!(self.cluster.tailnet.knows("new-0"));
+        self.cluster.kubectl(&["delete", "proxygroup/new", "--timeout=120s"]);
+    }
+
+    /// Gives the group back to their operator, by what docs/upgrade.md says.
+    pub fn give_back(&self) {
+        let (_, back) = include_str!("../../../docs/upgrade.md").split_once("## Back to the Tailscale operator").expect("a chapter");
+        let script = back.split("```sh\n").nth(1).and_then(|rest| rest.split("```").next()).expect("a script");
+        let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", self.cluster.bin.display());
+        let mut command = self.cluster.control.machine.command(Path::new("sh"));
+        command.args(["-euc", script]).env("PATH", path).env("KUBECONFIG", &self.cluster.control.kubeconfig);
+        let output = command.env("KUBECACHEDIR", "/run/kubectl").output().expect("nsenter");
+        assert!(output.status.success(), "docs/upgrade.md: {}", String::from_utf8_lossy(&output.stderr));
+        eventually("no endpoints but theirs", DEADLINE, || {
+            let selector = format!("{EGRESS},endpointslice.kubernetes.io/managed-by!=tailscale.com");
+            let others = self.cluster.kubectl(&["get", "endpointslices,endpoints", "-n", NAMESPACE, "-l", &selector, "-o", "name"]);
+            others.is_empty().then_some(())
+        });
+    }
+
+    /// Ends the key of a replica's device: it has to log in again, and its auth key was used up long ago.
+    pub fn expire(&self, replica: &str) {
+        self.cluster.tailnet.api("POST", &format!("/device/{}/expire", self.cluster.tailnet.node_id(replica)));
+    }
+
+    /// How many auth keys were given out so far and not revoked.
+    pub fn keys(&self) -> usize {
+        self.cluster.tailnet.api("GET", "/tailnet/-/keys")["keys"].as_array().map_or(0, Vec::len)
+    }
+
+    /// What a replica's state Secret has under a key, as it is stored.
+    pub fn state(&self, replica: &str, key: &str) -> Option<String> {
+        let path = format!("jsonpath={{.data.{key}}}");
+        let found = self.cluster.kubectl(&["get", "secret", "-n", NAMESPACE, replica, "-o", &path]);
+        Some(found).filter(|value| !value.is_empty())
+    }
+
+    /// The tailnet's addresses of the replicas.
+    pub fn replicas(&self) -> BTreeSet<IpAddr> {
+        ["eg-0", "eg-1"].iter().flat_map(|name| self.cluster.tailnet.addresses_of(name)).collect()
+    }
+
+    /// Asks by the Service's name until each replica has led to the target; nobody else does.
+    pub fn through_both_replicas(&self) {
+        let replicas = self.replicas();
+        let mut seen = BTreeSet::new();
+        eventually("answers through both replicas", DEADLINE, || {
+            let ask = ["timeout", "10", "nc", "db.default.svc.cluster.local", &PORT.to_string()];
+            let answer = self.cluster.try_in_pod("client", &ask).filter(|answer| !answer.is_empty())?;
+            let (name, peer) = answer.trim().split_once(' ').expect("a greeting");
+            let peer: SocketAddr = peer.parse().expect("an address");
+            assert_eq!(name, "db");
+            assert!(replicas.contains(&peer.ip()), "the target sees {peer}, which is none of {replicas:?}");
+            let owner = ["eg-0", "eg-1"].into_iter().find(|name| self.cluster.tailnet.addresses_of(name).contains(&peer.ip()));
+            seen.extend(owner);
+            (seen.len() == 2).then_some(())
+        });
+    }
+}
+
+/// Where a test fails, how what it looked at was.
+impl Drop for Stage {
+    fn drop(&mut self) {
+        if !thread::panicking() {
+            return;
+        }
+        let logs = |of: &'static str| ["logs", "-n", NAMESPACE, "--tail=250", "--prefix", "--all-containers", "-l", of];
+        let shown: [&[&str]; 8] = [
+            &["get", "proxygroup/eg", "service/db", "-o", "yaml"],
+            &["get", "pods,configmaps,statefulsets", "-n", NAMESPACE, "-l", "tailscale.com/managed=true", "-o", "yaml"],
+            &["get", "secrets", "-n", NAMESPACE, "-o", "yaml", "-l", "tailscale.com/secret-type=state"],
+            &logs("tailscale.com/parent-resource=eg"),
+            &["logs", "-n", NAMESPACE, "--previous", "--tail=40", "eg-0"],
+            &["logs", "-n", NAMESPACE, "--previous", "--tail=40", "eg-1"],
+            &logs("app=operator"),
+            &logs("app.kubernetes.io/name=tailyard"),
+        ];
+        for args in shown {
+            let output = self.cluster.try_kubectl(args);
+            eprintln!("--- kubectl {}\n{}", args.join(" "), String::from_utf8_lossy(&output.stdout));
+        }
+    }
+}
+
+/// A text with each of these replaced, all of which are in it.
+fn changed(text: &str, changes: &[(&str, &str)]) -> String {
+    changes.iter().fold(text.to_owned(), |text, (from, to)| {
+        assert!(text.contains(from), "their manifest has no {from:?}");
+        text.replace(from, to)
+    })
+}
+
+/// Their static manifest, in the Go module of the version that is pinned.
+fn their_manifest() -> PathBuf {
+    let program = crate::root().join("tests/servers/crds");
+    let output = Command::new(program).stderr(Stdio::inherit()).output().expect("tests/servers/crds");
+    assert!(output.status.success(), "tests/servers/crds failed");
+    let definitions = PathBuf::from(String::from_utf8(output.stdout).expect("a path").trim());
+    definitions.with_file_name("manifests").join("operator.yaml")
+}

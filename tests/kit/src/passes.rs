@@ -1,0 +1,126 @@
+//! Passes over a group as large as is wanted, without a cluster: what a decision costs, apart from what is written.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use imbl::OrdMap;
+use k8s_openapi::api::core::v1::{Pod, Service};
+use k8s_openapi::jiff::Timestamp;
+use serde_json::{Value, json};
+use tailyard::api::egress;
+use tailyard::model::group::{
+    Capabilities, Class, GroupSettings, Memory, ObjectUpdate, Observed, Pass, Publishing, Replica, ReplicaState, TailnetState, pass_after,
+};
+use tailyard::model::objects::{Kind, egress_config};
+
+/// A group at rest, and what is remembered of it.
+pub struct Rest {
+    observed: Observed,
+    memory: Memory,
+}
+
+impl Rest {
+    /// A group of so many Services, all of them ready.
+    pub fn of(size: usize) -> Result<Self> {
+        let spec = json!({"type": "egress", "replicas": 1, "tailyard": {"ports": {"from": 10_000, "to": 39_999}}});
+        let group = json!({"metadata": {"name": "g", "uid": "u", "finalizers": ["tailscale.com/finalizer"]}, "spec": spec});
+        let capabilities = Capabilities { keys: false, devices: false, services: true };
+        let observed = Observed {
+            group: Some(Arc::new(serde_json::from_value(group)?)),
+            tailnet: TailnetState::Ready { server_url: String::new(), capabilities },
+            services: (0..size).map(service).collect::<Result<_>>()?,
+            ..nothing()
+        };
+        let mut rest = Self { observed, memory: Memory::default() };
+        for _ in 0..6 {
+            let pass = rest.pass();
+            rest.carry_out(pass)?;
+            rest.acknowledge()?;
+        }
+        anyhow::ensure!(rest.pass().services.is_empty(), "the group finds no rest");
+        Ok(rest)
+    }
+
+    /// One pass.
+    pub fn pass(&mut self) -> Pass {
+        pass_after(&self.observed, &mut self.memory)
+    }
+
+    /// One pass of a process that has just begun to lead.
+    pub fn first_pass(&self) -> Pass {
+        pass_after(&self.observed, &mut Memory::default())
+    }
+
+    /// The Service of this number leads elsewhere.
+    pub fn retarget(&mut self, number: usize) -> Result<()> {
+        let held = self.observed.services.get_mut(&key(number)).context("a Service")?;
+        let annotations = Arc::make_mut(held).metadata.annotations.as_mut().context("annotations")?;
+        annotations.insert("tailscale.com/tailnet-ip".to_owned(), format!("100.65.{}.{}", number / 250 % 250, number % 250));
+        Ok(())
+    }
+
+    /// Does what a pass came to.
+    pub fn carry_out(&mut self, pass: Pass) -> Result<()> {
+        self.observed.owned.extend(pass.apply.into_iter().map(|manifest| (manifest.object, Arc::new(manifest.value))));
+        for ObjectUpdate { namespace, name, finalizers, external_name, conditions, .. } in pass.services {
+            let held = self.observed.services.get_mut(&(namespace, name)).context("a Service")?;
+            let service = Arc::make_mut(held);
+            service.metadata.finalizers = finalizers.or(service.metadata.finalizers.take());
+            if let (Some(spec), Some(name)) = (&mut service.spec, external_name) {
+                spec.external_name = Some(name);
+            }
+            if let Some(conditions) = conditions {
+                service.status.get_or_insert_default().conditions = Some(conditions);
+            }
+        }
+        Ok(())
+    }
+
+    /// The replica holds the config.
+    pub fn acknowledge(&mut self) -> Result<()> {
+        let config = self.observed.owned.iter().find(|(object, _)| object.kind == Kind::ConfigMap).context("a config")?.1;
+        let served = |service: egress::Service| egress::ServiceStatus {
+            ports: service.ports,
+            tailnet_target_ips: None,
+            tailnet_target: service.tailnet_target,
+        };
+        let services: BTreeMap<_, _> = egress_config(config).into_iter().map(|(key, service)| (key, served(service))).collect();
+        let egress = Some(egress::Status { pod_ipv4: "10.0.0.1".to_owned(), services: Some(services), ..egress::Status::default() });
+        let status = json!({"podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]});
+        let pod: Pod = serde_json::from_value(json!({"metadata": {"name": "g-0"}, "status": status}))?;
+        let state = ReplicaState { device_id: Some("n".to_owned()), egress, ..ReplicaState::default() };
+        self.observed.replicas = [(0, Replica { pod: Some(Arc::new(pod)), state: Some(Arc::new(state)), config: None })].into();
+        Ok(())
+    }
+}
+
+/// Nothing of a group.
+fn nothing() -> Observed {
+    Observed {
+        name: "g".to_owned(),
+        now: Timestamp::UNIX_EPOCH,
+        settings: Arc::new(GroupSettings::new("ts".to_owned(), "tailyard:bench".to_owned())),
+        group: None,
+        class: Class::None,
+        tailnet: TailnetState::Unavailable(String::new()),
+        replicas: BTreeMap::new(),
+        owned: OrdMap::new(),
+        services: OrdMap::new(),
+        nodes: Vec::new(),
+        node_ports: [].into(),
+        publish: Publishing::default(),
+        denied: BTreeMap::new(),
+    }
+}
+
+fn key(number: usize) -> (String, String) {
+    ("default".to_owned(), format!("service-{number}"))
+}
+
+fn service(number: usize) -> Result<((String, String), Arc<Service>)> {
+    let object: Value = json!({"metadata": {"namespace": "default", "name": format!("service-{number}"), "annotations": {
+        "tailscale.com/proxy-group": "g", "tailscale.com/tailnet-ip": format!("100.64.{}.{}", number / 250 % 250, number % 250)}},
+        "spec": {"type": "ExternalName", "externalName": "placeholder.invalid", "ports": [{"name": "web", "port": 80, "protocol": "TCP"}]}});
+    Ok((key(number), Arc::new(serde_json::from_value(object)?)))
+}

@@ -1,0 +1,98 @@
+//! What the tests of the reconciler look at and change: groups, their objects and configs, tailnets, owners of names.
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, ServiceAccount};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
+use kube::ResourceExt;
+use kube::api::{DeleteParams, Patch, PatchParams};
+use serde_json::{Value, json};
+use tailyard::api::proxygroup::ProxyGroup;
+use tailyard::api::tailnet::Tailnet;
+
+use super::Stage;
+use crate::apiserver::DEADLINE;
+use crate::hosted::CLIENT;
+use crate::wait::eventually_async;
+
+impl Stage {
+    /// What the replicas of a group are told.
+    pub async fn told(&self, group: &str) -> Value {
+        let config = self.here::<ConfigMap>().get_opt(&format!("{group}-egress-config")).await.expect("an answer");
+        let text = config.and_then(|config| config.binary_data).and_then(|mut data| data.remove("egress-services"));
+        text.map_or(Value::Null, |ByteString(text)| serde_json::from_slice(&text).expect("a config"))
+    }
+
+    /// The port of the Pods that stands for a port of a Service, and the Service's target.
+    pub async fn port(&self, key: &str, port: u16) -> (Option<u64>, String) {
+        let entry = self.told("g").await[key].clone();
+        let ports = entry["ports"].as_array().cloned().unwrap_or_default();
+        let found = ports.iter().find(|held| held["targetPort"] == port).and_then(|held| held["matchPort"].as_u64());
+        (found, entry["tailnetTarget"].to_string())
+    }
+
+    pub async fn ready_group(&self) {
+        self.group("g", 1).await;
+        self.join("g", 1).await;
+        eventually_async("ready", DEADLINE, async || self.ready("g").await, |told| told.starts_with("True")).await;
+    }
+
+    /// What there is of a group, by kind and name.
+    pub async fn objects(&self, group: &str) -> Vec<String> {
+        let labels = format!("tailscale.com/parent-resource-type=proxygroup,tailscale.com/parent-resource={group}");
+        let select = kube::api::ListParams::default().labels(&labels);
+        let mut names = Vec::new();
+        macro_rules! list {
+            ($($kind:ty),*) => {$(
+                let found = self.here::<$kind>().list(&select).await.map(|list| list.items).unwrap_or_default();
+                names.extend(found.iter().map(|object| format!("{} {}", stringify!($kind), object.name_any())));
+            )*};
+        }
+        list!(ServiceAccount, Role, RoleBinding, Secret, ConfigMap, PodDisruptionBudget, StatefulSet);
+        names
+    }
+
+    /// The clusters that own a Tailscale Service.
+    pub fn owners(&self, name: &str) -> Vec<String> {
+        let state = self.hosted.state();
+        let text = state.vips.get(name).and_then(|vip| vip["annotations"]["tailscale.com/owner-references"].as_str()).unwrap_or("{}");
+        let owners: Value = serde_json::from_str(text).expect("JSON");
+        let ids = owners["ownerRefs"].as_array().into_iter().flatten().map(|owner| owner["operatorID"].as_str().expect("an id").to_owned());
+        ids.collect()
+    }
+
+    pub async fn annotate(&self, ingress: &str, annotations: Value) {
+        let patch = Patch::Merge(json!({"metadata": {"annotations": annotations}}));
+        self.ingresses().patch(ingress, &PatchParams::default(), &patch).await.expect("changed");
+    }
+
+    /// Makes a Tailnet whose credentials are in the Secret `creds`.
+    pub async fn tailnet(&self, name: &str) {
+        let object = json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "Tailnet", "metadata": {"name": name},
+            "spec": {"loginUrl": self.hosted.url(), "credentials": {"secretName": "creds"}}});
+        self.all::<Tailnet>().patch(name, &PatchParams::apply("user").force(), &Patch::Apply(&object)).await.expect("made");
+    }
+
+    /// Makes a group with more in its spec than the number of its replicas.
+    pub async fn group_with(&self, name: &str, spec: serde_json::Value) {
+        let object = json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyGroup", "metadata": {"name": name}, "spec": spec});
+        self.all::<ProxyGroup>().patch(name, &PatchParams::apply("user").force(), &Patch::Apply(&object)).await.expect("made");
+    }
+
+    pub async fn tailnet_says(&self, name: &str) -> String {
+        let status = self.all::<Tailnet>().get_opt(name).await.ok().flatten().and_then(|tailnet| tailnet.status);
+        let told = status.unwrap_or_default().conditions.into_iter().find(|condition| condition.type_ == "TailnetReady");
+        told.map_or(String::new(), |told| format!("{} {} {}", told.status, told.reason, told.message))
+    }
+
+    pub async fn credentials(&self, secret: &str) {
+        self.cluster.make_secret("creds", &[("client_id", CLIENT.0), ("client_secret", secret)]).await;
+    }
+
+    /// Plays the kubelet: a Pod that was asked to go is gone.
+    pub async fn pod_goes(&self, name: &str) {
+        let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
+        self.here::<Pod>().delete(name, &now).await.expect("the Pod goes");
+    }
+}

@@ -1,0 +1,86 @@
+//! docs/benchmarks.md and its plots, from sheets and from the words that stand beside each question. Pure: what is measured is not
+//! measured here, and nothing is read or written.
+
+use std::collections::BTreeMap;
+
+use crate::sheet::{Conditions, Sheet};
+
+mod goal;
+mod number;
+mod plot;
+mod scale;
+mod svg;
+mod table;
+
+/// Where the words of a question leave room for its figures, and those of the whole for all questions.
+const FIGURES: &str = "<!-- figures -->\n";
+/// Where the words of the whole leave room for what was aimed at.
+const GOALS: &str = "<!-- goals -->\n";
+
+/// One question: a benchmark, what is to be said about it, and what it measured.
+pub struct Question {
+    /// The benchmark's name.
+    pub name: String,
+    /// A heading, and words before and after the figures.
+    pub words: String,
+    /// What was measured, if it was.
+    pub sheet: Option<Sheet>,
+}
+
+/// The document and its plots.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Report {
+    /// The document.
+    pub markdown: String,
+    /// The plots by the names of their benchmarks, as SVG.
+    pub plots: BTreeMap<String, String>,
+}
+
+impl Report {
+    /// The report on all questions, in their order; `words` are those of the whole.
+    pub fn on(questions: &[Question], words: &str) -> Result<Self, String> {
+        let mut plots = BTreeMap::new();
+        let (mut sections, mut goals) = (String::new(), Vec::new());
+        for question in questions {
+            let plot = question.sheet.as_ref().and_then(plot::svg);
+            sections += &question.section(plot.is_some())?;
+            goals.extend(question.goals()?);
+            plots.extend(plot.map(|plot| (question.name.clone(), plot)));
+        }
+        let (words, rest) = words.split_once(GOALS).ok_or("the words of the whole leave no room for goals")?;
+        let (between, after) = rest.split_once(FIGURES).ok_or("the words of the whole leave no room for figures")?;
+        let markdown = format!("{words}{}{between}{sections}{after}", goal::table(&goals));
+        Ok(Self { markdown, plots })
+    }
+}
+
+impl Question {
+    /// Its part of the document.
+    fn section(&self, plotted: bool) -> Result<String, String> {
+        let room = || format!("the words of {} have no room for figures", self.name);
+        let (before, after) = self.words.split_once(FIGURES).ok_or_else(room)?;
+        let command = format!("cargo bench --bench {}", self.name);
+        let Some(sheet) = &self.sheet else {
+            return Ok(format!("{before}Not measured yet: `{command}` does it.\n{after}\n"));
+        };
+        let plot = if plotted { format!("![{}](benchmarks/{}.svg)\n\n", sheet.question, self.name) } else { String::new() };
+        Ok(format!("{before}{plot}{}{}\n{after}\n", table::of(sheet), conditions(&sheet.conditions)))
+    }
+
+    /// What was aimed at, and what was reached.
+    fn goals(&self) -> Result<Vec<goal::Row>, String> {
+        let heading =
+            self.words.lines().find_map(|line| line.strip_prefix("## ")).ok_or_else(|| format!("{} has no heading", self.name))?;
+        let lines = self.sheet.iter().flat_map(|sheet| &sheet.lines);
+        lines.filter_map(|line| goal::Row::of(heading, line).transpose()).collect()
+    }
+}
+
+/// Where and when it was measured.
+fn conditions(conditions: &Conditions) -> String {
+    let Conditions { date, command, kernel, processor, distribution, busy, trial, versions } = conditions;
+    let versions: Vec<_> = versions.iter().map(|(of, is)| format!("{of} {is}")).collect();
+    let busy = busy.map_or_else(String::new, |busy| format!("; {busy} processes wanted a processor in the minute before"));
+    let trial = if *trial { "**A trial: the figures say nothing.** " } else { "" };
+    format!("{trial}*Measured {date} on {processor}, Linux {kernel}, {distribution}; {}{busy}.* `{command}`\n", versions.join(", "))
+}

@@ -1,0 +1,157 @@
+//! A sheet: what one benchmark measured, on which machine and of what, as it is kept in JSON. Pure but for [`Conditions::here`];
+//! benchmarks fill sheets, the report reads them.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+
+use k8s_openapi::jiff::{Timestamp, Unit};
+use serde::{Deserialize, Serialize};
+
+/// The result of one benchmark.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Sheet {
+    /// Its question.
+    pub question: String,
+    /// Where and how it was answered.
+    pub conditions: Conditions,
+    /// The figures.
+    pub lines: Vec<Line>,
+}
+
+/// Where and how something was measured.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Conditions {
+    /// When it began, RFC 3339.
+    pub date: String,
+    /// What was typed.
+    pub command: String,
+    /// The kernel's release.
+    pub kernel: String,
+    /// The processor, and how many of them.
+    pub processor: String,
+    /// The distribution.
+    pub distribution: String,
+    /// How many wanted a processor in the minute before, if that was looked at.
+    pub busy: Option<f64>,
+    /// Built without optimizations, or with few repetitions: shows that it works, says nothing.
+    pub trial: bool,
+    /// Which versions of what was measured.
+    pub versions: BTreeMap<String, String>,
+}
+
+/// One line of the result: repeated measurements of one thing.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Line {
+    /// What was measured, at which size.
+    pub what: String,
+    /// Of what the figures are.
+    pub unit: String,
+    /// How many measurements.
+    pub count: usize,
+    /// Their median.
+    pub median: f64,
+    /// The smallest, and the largest.
+    pub range: [f64; 2],
+    /// 99 of 100 are at most this.
+    pub p99: f64,
+    /// What it should be, if something is asked for: `≥ 0.95`, `≤ 25`, of the median unless it begins with `p99` or `most`.
+    pub goal: Option<String>,
+    /// Where it stands in a plot, if there is one.
+    pub point: Option<Point>,
+}
+
+/// Where a line stands in a plot: each system is a curve over the size.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Point {
+    /// What is compared; plots of a question are told apart by it.
+    pub plot: String,
+    /// What does it: `Tailyard, nftables`, `Tailscale proxy, nftables`, `plain forwarding`.
+    pub system: String,
+    /// With how many services; a limit does not depend on them.
+    pub size: Option<u64>,
+}
+
+/// The limit.
+pub const PLAIN: &str = "plain forwarding";
+
+impl Point {
+    /// A point of a plot.
+    #[must_use]
+    pub fn of(plot: &str, system: &str, size: impl Into<u64>) -> Self {
+        Self { plot: plot.to_owned(), system: system.to_owned(), size: Some(size.into()) }
+    }
+
+    /// What holds at every size.
+    #[must_use]
+    pub fn limit(plot: &str, system: &str) -> Self {
+        Self { plot: plot.to_owned(), system: system.to_owned(), size: None }
+    }
+}
+
+impl Sheet {
+    /// An empty sheet of this machine.
+    #[must_use]
+    pub fn new(question: &str) -> Self {
+        Self { question: question.to_owned(), conditions: Conditions::here(), lines: Vec::new() }
+    }
+
+    /// Notes the version of something that is measured.
+    pub fn version(&mut self, of: &str, is: impl Into<String>) {
+        self.conditions.versions.insert(of.to_owned(), is.into());
+    }
+
+    /// Adds a line; without any measurement there is none.
+    pub fn add(&mut self, what: impl Into<String>, unit: &str, samples: Vec<f64>, goal: Option<&str>) {
+        self.lines.extend(Line::of(what.into(), unit, samples, goal));
+    }
+
+    /// Adds a line that stands in a plot too.
+    pub fn plot(&mut self, point: Point, unit: &str, samples: Vec<f64>, goal: Option<&str>) {
+        let services = point.size.map_or_else(String::new, |size| format!(", {size} services"));
+        let what = format!("{}: {}{services}", point.plot, point.system);
+        let line = Line::of(what, unit, samples, goal);
+        self.lines.extend(line.map(|line| Line { point: Some(point), ..line }));
+    }
+}
+
+impl Line {
+    fn of(what: String, unit: &str, mut samples: Vec<f64>, goal: Option<&str>) -> Option<Self> {
+        samples.sort_by(f64::total_cmp);
+        let range = [*samples.first()?, *samples.last()?];
+        // The nearest rank: at least so many hundredths of the samples are not above it.
+        let at = |hundredths: usize| samples.get((samples.len() * hundredths).div_ceil(100).saturating_sub(1)).copied().unwrap_or_default();
+        let (median, p99) = (at(50), at(99));
+        Some(Self { what, unit: unit.to_owned(), count: samples.len(), median, range, p99, goal: goal.map(str::to_owned), point: None })
+    }
+}
+
+impl Conditions {
+    /// Those of this machine and this process, now.
+    fn here() -> Self {
+        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+        let model = read("/proc/cpuinfo").lines().find_map(|line| Some(line.strip_prefix("model name")?.split_once(": ")?.1.to_owned()));
+        let release = read("/etc/os-release");
+        let distribution = release.lines().find_map(|line| line.strip_prefix("PRETTY_NAME=")).unwrap_or_default();
+        let cores = std::thread::available_parallelism().map_or(0, usize::from);
+        let arguments: Vec<_> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+        let bench = std::env::current_exe().ok().and_then(|path| Some(path.file_stem()?.to_str()?.rsplit_once('-')?.0.to_owned()));
+        let version = format!("{} {}", env!("CARGO_PKG_VERSION"), said("git", &["describe", "--always", "--dirty"]));
+        let nft = said("nft", &["--version"]).split_whitespace().nth(1).unwrap_or("unknown").to_owned();
+        Self {
+            date: Timestamp::now().round(Unit::Second).map(|now| now.to_string()).unwrap_or_default(),
+            command: format!("cargo bench --bench {} -- {}", bench.unwrap_or_default(), arguments.join(" ")),
+            kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
+            processor: format!("{cores} × {}", model.unwrap_or_else(|| std::env::consts::ARCH.to_owned())),
+            distribution: distribution.trim_matches('"').to_owned(),
+            busy: read("/proc/loadavg").split_whitespace().next().and_then(|load| load.parse().ok()),
+            trial: cfg!(debug_assertions) || arguments.iter().any(|argument| argument == "--quick"),
+            versions: [("tailyard".to_owned(), version), ("nft".to_owned(), nft)].into(),
+        }
+    }
+}
+
+/// What a program says, or nothing.
+fn said(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output();
+    output.map_or_else(|_| String::new(), |output| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}

@@ -1,0 +1,33 @@
+//! A machine as the stock proxy has it: a tailscaled that ends TLS itself, told by its LocalAPI what it serves and advertises.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::machine::DEADLINE;
+use crate::machine::{Machine, Process};
+use crate::tailnet::Tailnet;
+use crate::wait::eventually;
+
+/// Starts its tailscaled, a node of the tailnet, with this in the environment.
+pub fn start(tailnet: &Tailnet, machine: &Machine, env: &[(&str, &str)]) -> Process {
+    let (program, socket) = (machine.bin().join("tailscaled").display().to_string(), machine.socket());
+    let flag = format!("--socket={}", socket.display());
+    let tailscaled = machine.spawn("stock", &[&program, "--statedir=/run/ts", "--tun=tailscale0", &flag], env);
+    eventually("the socket of tailscaled", DEADLINE, || socket.exists().then_some(()));
+    tailnet.join(machine, &[]);
+    tailscaled
+}
+
+/// Has it serve this and advertise these services.
+pub fn serve(machine: &Machine, config: &Value, services: &[&str]) {
+    let tell = |method: &str, path: &str, body: &Value| {
+        let url = format!("http://local-tailscaled.sock/localapi/v0/{path}");
+        let mut curl = machine.command(Path::new("curl"));
+        curl.args(["--silent", "--show-error", "--fail", "--request", method, "--data", &body.to_string(), "--unix-socket"]);
+        let output = curl.arg(machine.socket()).arg(&url).output().expect("nsenter");
+        assert!(output.status.success(), "{path}: {}", String::from_utf8_lossy(&output.stderr));
+    };
+    tell("POST", "serve-config", config);
+    tell("PATCH", "prefs", &json!({"AdvertiseServicesSet": true, "AdvertiseServices": services}));
+}

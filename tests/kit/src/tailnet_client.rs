@@ -1,0 +1,129 @@
+//! Somebody in the tailnet who asks for what clusters publish, by name, and believes whoever signs for the ACME server of the lab.
+
+use std::fs;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use crate::cluster::DEADLINE;
+use crate::cluster::load::Told;
+use crate::machine::{Machine, Process};
+use crate::tailnet::Tailnet;
+use crate::wait::eventually;
+
+/// The port over which is asked with TLS.
+const HTTPS: u16 = 443;
+
+/// That somebody, on a machine of his own.
+pub struct Asker {
+    machine: Machine,
+    /// Who signs the certificates.
+    roots: PathBuf,
+    _tailscaled: Process,
+    tailnet: Arc<Tailnet>,
+}
+
+/// New connections of his, begun by the clock: `tailyard load`, as a user runs it.
+pub struct Asking(Process);
+
+impl Asker {
+    /// Joins the tailnet, whose ACME server serves already.
+    pub fn join(tailnet: &Arc<Tailnet>) -> Self {
+        let (machine, tailscaled) = tailnet.node("user");
+        behind_a_gateway(&machine);
+        let asker = Self { machine, roots: tailnet.dir().join("roots.pem"), _tailscaled: tailscaled, tailnet: Arc::clone(tailnet) };
+        let authority = tailnet.dir().join("ca.crt").display().to_string();
+        let root = asker.curl(&["--cacert", &authority, "https://hs.lab:15000/roots/0"]).expect("the root of the ACME server");
+        fs::write(&asker.roots, root).expect("written");
+        asker
+    }
+
+    /// What a name answers over `http` or `https`, through a connection of its own.
+    pub fn get(&self, scheme: &str, service: &str) -> Result<String, String> {
+        let address = self.address(service).ok_or("no Tailscale Service")?;
+        let name = self.name(service);
+        let port = if scheme == "https" { HTTPS } else { 80 };
+        let (roots, resolve) = (self.roots.display().to_string(), format!("{name}:{port}:{address}"));
+        let answer = self.curl(&["--cacert", &roots, "--resolve", &resolve, &format!("{scheme}://{name}/")])?;
+        Ok(answer.trim().to_owned())
+    }
+
+    /// Waits until a name answers this.
+    pub fn answered(&self, scheme: &str, service: &str, answer: &str) {
+        eventually(&format!("{answer:?} by {scheme} of {service}"), DEADLINE, || (self.get(scheme, service).ok()? == answer).then_some(()));
+    }
+
+    /// Begins to ask a port of a name so often each second, with TLS on that of HTTPS; there are answers, which begin so. Who is not
+    /// answered within so many seconds has failed.
+    pub fn begin(&self, (service, port): (&str, u16), expect: &str, rate: &str, patience: &str) -> Asking {
+        let address = self.address(service).expect("a Tailscale Service");
+        let (to, roots) = (format!("{}:{port}", self.name(service)), self.roots.display().to_string());
+        let mut command = vec![crate::tailyard(), "load", &to, "--connect", &address, "--expect", expect];
+        if port == HTTPS {
+            command.extend(["--https", "--ca", &roots]);
+        }
+        command.extend(["--rate", rate, "--patience", patience, "--seconds", "3600"]);
+        let asking = Asking(self.machine.spawn(&format!("load-{service}"), &command, &[]));
+        eventually("the load being answered", DEADLINE, || (asking.told().answered_yet() > 0).then_some(()));
+        asking
+    }
+
+    /// The name of a Tailscale Service in the tailnet.
+    fn name(&self, service: &str) -> String {
+        self.tailnet.name_of(service)
+    }
+
+    /// The IPv4 address of a Tailscale Service.
+    fn address(&self, service: &str) -> Option<String> {
+        let one = self.services().into_iter().find(|one| one["name"] == format!("svc:{service}"))?;
+        Some(one["addrs"][0].as_str()?.to_owned())
+    }
+
+    /// All Tailscale Services, as the API has them.
+    pub fn services(&self) -> Vec<Value> {
+        let services = self.tailnet.api("GET", "/tailnet/-/vip-services");
+        services["vipServices"].as_array().cloned().unwrap_or_default()
+    }
+
+    fn curl(&self, args: &[&str]) -> Result<String, String> {
+        let mut command = self.machine.command(Path::new("/usr/bin/curl"));
+        // Begun before the address leads anywhere, a connection keeps a source that no answer comes to.
+        command.args(["-sS", "--fail", "--connect-timeout", "1", "--max-time", "5"]);
+        let output = command.args(args).output().expect("nsenter");
+        if output.status.success() {
+            Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        } else {
+            Err(String::from_utf8_lossy(&output.stderr).trim().to_owned())
+        }
+    }
+}
+
+impl Asking {
+    /// Ends it.
+    pub fn end(mut self) -> Told {
+        self.0.signal(Signal::SIGTERM);
+        self.0.wait();
+        self.told()
+    }
+
+    fn told(&self) -> Told {
+        Told::read(&self.0.output())
+    }
+}
+
+/// Gives a machine a gateway for what no tailnet leads anywhere, which drops it, as those of the world do.
+///
+/// When an address moves, the stand-in tells first who loses it: for some milliseconds the user's tailnet leads it nowhere, and what
+/// is sent then leaves by the machine's own link. The lab's default route has no gateway: there the kernel would keep that packet for the 3 s
+/// in which nobody answers for the address, send no other of its connection meanwhile, and then give up.
+fn behind_a_gateway(machine: &Machine) {
+    let IpAddr::V4(own) = machine.address else { panic!("{} is of the other family", machine.address) };
+    let [a, b, c, _] = own.octets();
+    let gateway = format!("{a}.{b}.{c}.254");
+    machine.node.ip(&format!(
+        "neigh add {gateway} lladdr 02:00:00:00:00:fe dev eth0 nud permanent\nroute add 100.64.0.0/10 via {gateway} dev eth0\n"
+    ));
+}

@@ -1,0 +1,47 @@
+//! Waiting for a condition, with a deadline: the one way in which tests wait.
+
+use std::fmt::Debug;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// The pause between two attempts: a twentieth of the time waited so far, within these bounds.
+const PAUSE: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(200)];
+
+fn pause(waited: Duration) -> Duration {
+    (waited / 20).clamp(PAUSE[0], PAUSE[1])
+}
+
+/// Tries until there is an answer; fails with what was waited for after the deadline.
+pub fn eventually<T>(what: &str, deadline: Duration, mut attempt: impl FnMut() -> Option<T>) -> T {
+    let begin = Instant::now();
+    loop {
+        if let Some(answer) = attempt() {
+            return answer;
+        }
+        assert!(begin.elapsed() < deadline, "not within {deadline:?}: {what}");
+        thread::park_timeout(pause(begin.elapsed()));
+    }
+}
+
+/// Waits until a condition holds; fails with what was waited for after the deadline.
+pub fn until(what: &str, deadline: Duration, mut holds: impl FnMut() -> bool) {
+    eventually(what, deadline, || holds().then_some(()));
+}
+
+/// Looks until what is seen holds; fails with what was seen last after the deadline. For async tests on a real clock.
+pub async fn eventually_async<T: Debug>(what: &str, deadline: Duration, mut look: impl AsyncFnMut() -> T, holds: impl Fn(&T) -> bool) -> T {
+    let begin = Instant::now();
+    loop {
+        let seen = look().await;
+        if holds(&seen) {
+            return seen;
+        }
+        assert!(begin.elapsed() < deadline, "not within {deadline:?}: {what}; last seen: {seen:?}");
+        tokio::time::sleep(pause(begin.elapsed())).await;
+    }
+}
+
+/// Waits until a condition holds; fails with what was waited for after the deadline. For async tests on a real clock.
+pub async fn until_async(what: &str, deadline: Duration, holds: impl AsyncFnMut() -> bool) {
+    eventually_async(what, deadline, holds, |held| *held).await;
+}

@@ -1,0 +1,79 @@
+//! The demo, run for some seconds on each firewall as a user runs it: nothing may be lost, nothing misdelivered.
+
+use std::process::{Command, Output};
+use std::sync::{Mutex, PoisonError};
+
+use serde_json::Value;
+
+/// Long enough for the killed replica and for the leaving one to come back under load.
+const SECONDS: &str = "10";
+/// What a busy machine offers in time even without optimization: a load that waits for the processor says nothing of the proxies.
+const RATE: &str = "100";
+
+/// One demo at a time: two of them on a small machine would measure each other.
+static TURN: Mutex<()> = Mutex::new(());
+
+fn demo(arguments: &[&str]) -> Output {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut command = Command::new(kit::tailyard());
+    command.arg("demo").args(arguments).output().expect("the demo starts")
+}
+
+fn summary(output: &Output) -> Value {
+    let problem = || format!("{}\n{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("no summary: {}", problem()))
+}
+
+/// Runs the demo; none of its 1,000 connections may fail.
+fn loses_nothing(backend: &str) {
+    let output = demo(&["--json", "--seconds", SECONDS, "--rate", RATE, "--backend", backend]);
+    let summary = summary(&output);
+    let problem = || format!("{summary:#}");
+    assert_eq!(summary["ok"], true, "{}", problem());
+    assert!(output.status.success(), "{}", problem());
+    let connections = &summary["connections"];
+    let [tcp, udp, offered] = ["tcp", "udp", "offered"].map(|what| connections[what].as_u64().expect("a count"));
+    let lost = connections["lost_in_documented_window"].as_object().expect("counts").values().filter_map(Value::as_u64).sum::<u64>();
+    assert_eq!(offered, 1_000, "the load was offered in full: {}", problem());
+    assert_eq!(tcp + udp + lost, offered, "{}", problem());
+    assert!(tcp > 500 && udp > 100, "{}", problem());
+    let flows = &summary["flows"];
+    assert_eq!((flows["broken"].as_u64(), flows["wrong_target"].as_u64()), (Some(0), Some(0)), "{}", problem());
+    assert!(flows["handed_over"].as_u64() >= Some(1), "the leaving replica ended its connections by reset: {}", problem());
+    for change in ["retarget", "add", "remove"] {
+        assert!(summary["swaps"][change]["count"].as_u64() >= Some(2), "{change}: {}", problem());
+    }
+}
+
+#[test]
+fn nothing_is_lost_with_nftables() {
+    loses_nothing("nftables");
+}
+
+#[test]
+fn nothing_is_lost_with_iptables_nft() {
+    loses_nothing("iptables-nft");
+}
+
+#[test]
+fn nothing_is_lost_with_iptables_legacy() {
+    loses_nothing("iptables-legacy");
+}
+
+#[test]
+fn without_a_terminal_it_tells_a_line_a_second_and_a_summary() {
+    let output = demo(&["--seconds", "2", "--services", "1", "--rate", "50", "--backend", "nftables"]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}");
+    assert!(!text.contains('\x1b'), "no terminal, no colours: {text}");
+    assert!(text.lines().filter(|line| line.contains("answered")).count() >= 2, "{text}");
+    assert!(text.trim_end().ends_with("Nothing was lost."), "{text}");
+}
+
+#[test]
+fn unusable_arguments_are_refused() {
+    for arguments in [["--services", "0"], ["--seconds", "0"], ["--rate", "5001"], ["--backend", "pf"]] {
+        let output = demo(&arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+    }
+}

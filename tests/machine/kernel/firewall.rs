@@ -1,0 +1,132 @@
+//! The firewalls behind one face, so that one table of tests serves them all.
+
+use tailyard::edge::iptables::{Iptables, Variant};
+use tailyard::edge::nft::Nft;
+use tailyard::model::firewall::{Audit, Traffic};
+use tailyard::model::ruleset::{Ruleset, diff};
+
+use kit::netns::Node;
+
+/// Which firewall a test uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Backend {
+    /// nftables, changed by netlink.
+    Nftables,
+    /// nftables, changed by the nft program's JSON.
+    NftablesJson,
+    /// iptables that writes nftables.
+    IptablesNft,
+    /// iptables that writes `ip_tables`.
+    IptablesLegacy,
+}
+
+/// A firewall in a node's namespace, and the ruleset that it holds.
+pub(crate) struct Firewall {
+    node: Node,
+    kind: Kind,
+    /// What it holds.
+    pub(crate) ruleset: Ruleset,
+}
+
+enum Kind {
+    Nft(Nft, Backend),
+    Iptables(Iptables),
+}
+
+impl Firewall {
+    /// Opens the firewall and loads the ruleset.
+    pub(crate) fn load(backend: Backend, node: &Node, ruleset: Ruleset) -> Self {
+        let kind = match backend {
+            Backend::Nftables | Backend::NftablesJson => {
+                Kind::Nft(node.ns.run(|| Nft::open("nft")).expect("the namespace").expect("nftables"), backend)
+            }
+            Backend::IptablesNft => Kind::Iptables(Iptables::open(Variant::Nft)),
+            Backend::IptablesLegacy => Kind::Iptables(Iptables::open(Variant::Legacy)),
+        };
+        let firewall = Self { node: node.clone(), kind, ruleset };
+        firewall.rewrite();
+        firewall
+    }
+
+    /// Writes all of it again.
+    pub(crate) fn rewrite(&self) {
+        let work = async || match &self.kind {
+            Kind::Nft(nft, _) => nft.rewrite(&self.ruleset).await.expect("a rewrite"),
+            Kind::Iptables(iptables) => {
+                iptables.rewrite(&self.ruleset).await.expect("a rewrite");
+                iptables.note().await.expect("a look");
+            }
+        };
+        self.node.ns.block_on(work).expect("the namespace");
+    }
+
+    /// Changes what differs, and nothing else.
+    pub(crate) fn change(&mut self, change: impl FnOnce(&mut Ruleset)) {
+        self.try_change(change).expect("a patch");
+    }
+
+    /// The same, where it may be refused; then nothing has changed.
+    pub(crate) fn try_change(&mut self, change: impl FnOnce(&mut Ruleset)) -> Result<(), String> {
+        let (before, mut after) = (&self.ruleset, self.ruleset.clone());
+        change(&mut after);
+        let delta = diff(before, &after);
+        let work = async || match &self.kind {
+            Kind::Nft(nft, Backend::NftablesJson) => nft.patch_json(before, &delta, &after).await.map_err(|fault| fault.to_string()),
+            Kind::Nft(nft, _) => nft.patch(before, &delta, &after).await.map_err(|fault| fault.to_string()),
+            Kind::Iptables(iptables) => {
+                let patched = iptables.patch(before, &delta, &after).await.map_err(|fault| fault.to_string());
+                iptables.note().await.expect("a look");
+                patched
+            }
+        };
+        self.node.ns.block_on(work).expect("the namespace")?;
+        self.ruleset = after;
+        Ok(())
+    }
+
+    /// The nftables behind it.
+    pub(crate) fn nft(&self) -> &Nft {
+        match &self.kind {
+            Kind::Nft(nft, _) => nft,
+            Kind::Iptables(_) => panic!("iptables"),
+        }
+    }
+
+    /// Whether the kernel still holds it.
+    pub(crate) fn audit(&self) -> Audit {
+        let work = async || match &self.kind {
+            Kind::Nft(nft, _) => nft.audit(&self.ruleset).await.expect("an audit"),
+            Kind::Iptables(iptables) => iptables.audit(&self.ruleset).await.expect("an audit"),
+        };
+        self.node.ns.block_on(work).expect("the namespace")
+    }
+
+    /// What it counted.
+    pub(crate) fn counters(&self) -> Traffic {
+        let work = async || match &self.kind {
+            Kind::Nft(nft, _) => nft.counters().await.expect("counters"),
+            Kind::Iptables(iptables) => iptables.counters().await.expect("counters"),
+        };
+        self.node.ns.block_on(work).expect("the namespace")
+    }
+
+    /// Takes it away.
+    pub(crate) fn remove(&self) {
+        let work = async || match &self.kind {
+            Kind::Nft(nft, _) => nft.remove().await.expect("a removal"),
+            Kind::Iptables(iptables) => iptables.remove().await.expect("a removal"),
+        };
+        self.node.ns.block_on(work).expect("the namespace");
+    }
+}
+
+/// Every test on every firewall: a module for each, so that a failure names it.
+macro_rules! on_every_backend {
+    ($($test:ident),+ $(,)?) => {
+        mod nftables { $(#[test] fn $test() { super::$test(crate::kernel::firewall::Backend::Nftables); })+ }
+        mod nftables_json { $(#[test] fn $test() { super::$test(crate::kernel::firewall::Backend::NftablesJson); })+ }
+        mod iptables_nft { $(#[test] fn $test() { super::$test(crate::kernel::firewall::Backend::IptablesNft); })+ }
+        mod iptables_legacy { $(#[test] fn $test() { super::$test(crate::kernel::firewall::Backend::IptablesLegacy); })+ }
+    };
+}
+pub(crate) use on_every_backend;

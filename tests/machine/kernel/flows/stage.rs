@@ -1,0 +1,196 @@
+//! One client, one proxy and two targets, with the proxy's rules loaded and changed in the order in which the proxy does it.
+
+use std::io::{self, Read as _, Write as _};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::time::{Duration, Instant};
+
+use tailyard::edge::conntrack::Conntrack;
+use tailyard::edge::probe::Probe;
+use tailyard::model::flow::{Flow, FlowFilter};
+use tailyard::model::net::{Family, InterfaceName, Port, PortKey, Proto};
+use tailyard::model::reset::Report;
+use tailyard::model::ruleset::Ruleset;
+use tailyard::model::surgery::{Cuts, Past, Verdict};
+
+use crate::kernel::firewall::{Backend, Firewall};
+use kit::netns::{Lab, Node, Shape};
+
+/// How long the resets of one change may take.
+const PATIENCE: Duration = Duration::from_secs(6);
+
+pub(crate) struct Stage {
+    pub(crate) lab: Lab,
+    firewall: Firewall,
+}
+
+pub(crate) fn key(proto: Proto, port: u16) -> PortKey {
+    PortKey { proto, port: Port::new(port).expect("not zero") }
+}
+
+impl Stage {
+    /// A proxy without a key.
+    pub(crate) fn new(backend: Backend) -> Self {
+        let lab = Lab::build(&Shape { targets: 2, ..Shape::default() });
+        let mut rules = Ruleset::empty(InterfaceName::tailscale0());
+        rules.source = lab.proxies[0].tailnet.iter().map(|(family, ip)| (*family, *ip)).collect();
+        let firewall = Firewall::load(backend, &lab.proxies[0], rules);
+        Self { lab, firewall }
+    }
+
+    /// A proxy with one key that leads to the first target.
+    pub(crate) fn with(backend: Backend, key: PortKey, family: Family, port: u16) -> Self {
+        let mut stage = Self::new(backend);
+        let to = stage.target(0, family, port);
+        stage.point(key, &[to]);
+        stage
+    }
+
+    pub(crate) fn client(&self) -> &Node {
+        &self.lab.clients[0]
+    }
+
+    pub(crate) fn proxy(&self) -> &Node {
+        &self.lab.proxies[0]
+    }
+
+    pub(crate) fn target(&self, index: usize, family: Family, port: u16) -> SocketAddr {
+        SocketAddr::new(self.lab.targets[index].tailnet[&family], port)
+    }
+
+    pub(crate) fn pod(&self, family: Family, port: u16) -> SocketAddr {
+        SocketAddr::new(self.proxy().cluster[&family], port)
+    }
+
+    pub(crate) fn own(&self, family: Family) -> IpAddr {
+        self.proxy().tailnet[&family]
+    }
+
+    /// Points a key at targets; what that ends.
+    pub(crate) fn point(&mut self, key: PortKey, targets: &[SocketAddr]) -> (usize, Report) {
+        self.change(|rules| drop(rules.ports.insert(key, targets.iter().copied().collect())))
+    }
+
+    /// Takes a key away; what that ends.
+    pub(crate) fn remove(&mut self, key: PortKey) -> (usize, Report) {
+        self.change(|rules| drop(rules.ports.remove(&key)))
+    }
+
+    /// Writes all rules again, as a replica does that starts.
+    pub(crate) fn rewrite(&self) {
+        self.firewall.rewrite();
+    }
+
+    /// Changes the rules and does the surgery that goes with it: how many entries it deleted, and what became of the flows to reset.
+    pub(crate) fn change(&mut self, change: impl FnOnce(&mut Ruleset)) -> (usize, Report) {
+        self.change_knowing(&|_| true, change)
+    }
+
+    /// The same, knowing which addresses are still somebody's.
+    pub(crate) fn change_knowing(
+        &mut self,
+        reachable: &(dyn Fn(IpAddr) -> bool + Sync),
+        change: impl FnOnce(&mut Ruleset),
+    ) -> (usize, Report) {
+        self.change_while(reachable, change, |_| ())
+    }
+
+    /// The same; something happens between the listing of the flows and their end.
+    pub(crate) fn change_while(
+        &mut self,
+        reachable: &(dyn Fn(IpAddr) -> bool + Sync),
+        change: impl FnOnce(&mut Ruleset),
+        meanwhile: impl FnOnce(&Self),
+    ) -> (usize, Report) {
+        let past = Past::of(&self.firewall.ruleset, None);
+        let after = self.write(change);
+        let delta = past.until(&after);
+        let cuts = Cuts::new(&past, &delta, &after, reachable);
+        if cuts.is_empty() {
+            return (0, Report::default());
+        }
+        let flows = self.flows(cuts.filter());
+        meanwhile(self);
+        self.proxy().ns.run(|| end(&cuts, &flows)).expect("ran")
+    }
+
+    /// Changes the rules and leaves the flows alone; the rules.
+    pub(crate) fn write(&mut self, change: impl FnOnce(&mut Ruleset)) -> Ruleset {
+        self.firewall.change(change);
+        self.firewall.ruleset.clone()
+    }
+
+    pub(crate) fn flows(&self, filter: FlowFilter) -> Vec<Flow> {
+        self.conntrack().flows(filter).expect("listed")
+    }
+
+    pub(crate) fn conntrack(&self) -> Conntrack {
+        self.proxy().ns.run(Conntrack::open).expect("ran").expect("open")
+    }
+
+    pub(crate) fn listen(&self, index: usize, family: Family, port: u16) -> TcpListener {
+        let at = self.target(index, family, port);
+        self.lab.targets[index].ns.run(|| TcpListener::bind(at)).expect("ran").expect("bound")
+    }
+
+    /// A connection of the client, both ends of it, having carried a byte each way.
+    pub(crate) fn pair(&self, to: SocketAddr, listener: &TcpListener) -> (TcpStream, TcpStream) {
+        let mut client = self.client().connect(to, Duration::from_secs(10)).expect("connected");
+        let (mut server, _) = listener.accept().expect("accepted");
+        server.set_read_timeout(Some(Duration::from_secs(10))).expect("set");
+        echo(&mut client, &mut server);
+        (client, server)
+    }
+}
+
+/// Judges, deletes, resets.
+fn end(cuts: &Cuts<'_>, flows: &[Flow]) -> (usize, Report) {
+    let mut conntrack = Conntrack::open().expect("open");
+    let ending: Vec<_> = flows.iter().filter(|flow| cuts.verdict(flow) != Verdict::Keep).collect();
+    let resets: Vec<_> = ending.iter().copied().filter(|flow| cuts.verdict(flow) == Verdict::Reset).cloned().collect();
+    let probe = Probe::open().expect("open");
+    let deleted = conntrack.delete_all(ending).expect("deleted");
+    (deleted, probe.reset(&resets, Instant::now() + PATIENCE).expect("sent"))
+}
+
+/// A datagram socket on a node; any port for zero.
+pub(crate) fn udp(node: &Node, at: SocketAddr) -> UdpSocket {
+    let socket = node.ns.run(|| UdpSocket::bind(at)).expect("ran").expect("bound");
+    socket.set_read_timeout(Some(Duration::from_secs(10))).expect("set");
+    socket
+}
+
+/// A datagram there, and what comes back.
+pub(crate) fn ask(socket: &UdpSocket, to: SocketAddr) -> io::Result<String> {
+    socket.connect(to).and_then(|()| socket.send(b"?"))?;
+    let mut buffer = [0; 64];
+    socket.recv(&mut buffer).map(|length| String::from_utf8_lossy(&buffer[..length]).into_owned())
+}
+
+/// Answers one datagram with a name; the address that it came from.
+pub(crate) fn answer(socket: &UdpSocket, name: &str) -> SocketAddr {
+    let mut buffer = [0; 64];
+    let (_, from) = socket.recv_from(&mut buffer).expect("received");
+    socket.send_to(name.as_bytes(), from).expect("sent");
+    from
+}
+
+/// A byte each way.
+pub(crate) fn echo(client: &mut TcpStream, server: &mut TcpStream) {
+    let mut byte = [0];
+    client.write_all(b"?").expect("sent");
+    server.read_exact(&mut byte).expect("received");
+    server.write_all(b"!").expect("sent");
+    client.read_exact(&mut byte).expect("received");
+}
+
+/// Whether an end learns of a reset before its read timeout; what was under way is drained first.
+pub(crate) fn is_reset(stream: &mut TcpStream) -> bool {
+    let mut buffer = [0; 4096];
+    loop {
+        match stream.read(&mut buffer) {
+            Ok(0) => return false,
+            Ok(_) => {}
+            Err(error) => return error.kind() == io::ErrorKind::ConnectionReset,
+        }
+    }
+}

@@ -1,0 +1,429 @@
+//! One table of packet flows, two oracles: the evaluator says what the table says, and so does the kernel.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::time::{Duration, Instant};
+
+use socket2::SockRef;
+use tailyard::model::eval::{Packet, Source, Verdict, evaluate};
+use tailyard::model::few::Few;
+use tailyard::model::firewall::{Audit, Counters, Traffic};
+use tailyard::model::net::{Family, InterfaceName, Port, PortKey, Proto};
+use tailyard::model::ruleset::Ruleset;
+
+use crate::kernel::firewall::{Backend, Firewall, on_every_backend};
+use kit::netns::{Greeting, Lab, Node, Server, Shape, TAILNET, TAILNET_MTU};
+
+/// How long a flow that should work may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a refusal may take on a busy machine; a black hole takes all of the patience.
+const AT_ONCE: Duration = Duration::from_secs(3);
+
+/// The port that targets serve.
+const SERVICE: u16 = 7001;
+/// The port that the cluster's backends serve.
+const BACKEND: u16 = 8080;
+
+/// Who opens a flow, and so on which side of the proxy it comes in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Cluster,
+    Tailnet,
+}
+
+/// What is to become of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Expect {
+    /// One of these answers, each if asked often enough, and sees the proxy's own address on its side.
+    Relayed(&'static [&'static str]),
+    /// Refused at once.
+    Refused,
+    /// The proxy itself answers: nothing was done to it.
+    Own,
+}
+
+/// The lab with everything that a flow may end at.
+struct Scene {
+    lab: Lab,
+    _servers: Vec<Server>,
+}
+
+impl Scene {
+    fn build() -> Self {
+        Self::of(&Shape { clients: 2, proxies: 1, targets: 3, ..Shape::default() })
+    }
+
+    fn of(shape: &Shape) -> Self {
+        let lab = Lab::build(shape);
+        let proxy = &lab.proxies[0];
+        for target in &lab.targets {
+            target.ip("route add 100.99.1.0/24 via 100.64.0.1\nroute add fd7a:115c:a1e0:99::/64 via fd7a:115c:a1e0::1\n");
+        }
+        // As tailscaled has it: a Tailscale Service's address leads to the tailnet.
+        proxy.ip("route add 100.99.1.0/24 dev tailscale0\nroute add fd7a:115c:a1e0:99::/64 dev tailscale0\n");
+        let mut servers: Vec<Server> = lab.targets.iter().map(|target| target.serve(SERVICE)).collect();
+        servers.extend(lab.clients.iter().map(|client| client.serve(BACKEND)));
+        servers.extend([9002, 10_001, 10_002, 10_003, 10_004, 10_099, SERVICE].map(|port| proxy.serve(port)));
+        Self { lab, _servers: servers }
+    }
+
+    fn proxy(&self) -> &Node {
+        &self.lab.proxies[0]
+    }
+
+    /// The targets' sockets of the given numbers.
+    fn targets(&self, which: &[usize], families: &[Family]) -> Few<SocketAddr> {
+        let one = |(family, i): (&Family, &usize)| SocketAddr::new(self.lab.targets[*i].tailnet[family], SERVICE);
+        families.iter().flat_map(|family| which.iter().map(move |i| (family, i))).map(one).collect()
+    }
+
+    /// Both families, both protocols, every kind of key.
+    fn ruleset(&self) -> Ruleset {
+        let mut ruleset = Ruleset::empty(InterfaceName::tailscale0());
+        ruleset.source = self.proxy().tailnet.clone().into();
+        for proto in Proto::ALL {
+            let mut map = |port, targets| ruleset.ports.insert(key(proto, port), targets);
+            map(10_001, self.targets(&[0], &Family::ALL));
+            map(10_002, Few::default());
+            map(10_003, self.targets(&[1], &[Family::V4]));
+            map(10_004, self.targets(&[0, 1, 2], &Family::ALL));
+            let both = [self.targets(&[0, 1], &[Family::V4]), self.targets(&[2], &[Family::V6])];
+            map(10_005, both.iter().flatten().copied().collect());
+        }
+        let backends = |which: &[usize], family| which.iter().map(|i| self.lab.clients[*i].cluster[&family]).collect();
+        for family in Family::ALL {
+            ruleset.from_tailnet.insert(vip(family, 2), backends(&[0], family));
+            ruleset.from_tailnet.insert(vip(family, 3), Few::default());
+            ruleset.from_tailnet.insert(vip(family, 4), backends(&[0, 1], family));
+        }
+        ruleset
+    }
+
+    /// Asks by one flow: who answered, or why not, and how long that took.
+    fn ask(&self, side: Side, dst: IpAddr, proto: Proto, port: u16) -> (io::Result<Greeting>, Duration) {
+        let node = if side == Side::Cluster { &self.lab.clients[0] } else { &self.lab.targets[0] };
+        let (start, to) = (Instant::now(), SocketAddr::new(dst, port));
+        let answer = if proto == Proto::Tcp { node.ask_tcp(to, PATIENCE) } else { node.ask_udp(to, PATIENCE) };
+        (answer, start.elapsed())
+    }
+
+    /// Holds one row of the table against both oracles.
+    fn check(&self, ruleset: &Ruleset, side: Side, dst: IpAddr, proto: Proto, port: u16, expect: Expect) {
+        let row = format!("{side:?} → {dst} {proto}/{port}: {expect:?}");
+        let to_pod = self.proxy().cluster.values().chain(self.proxy().tailnet.values()).any(|own| *own == dst);
+        let packet = Packet { from_tailnet: side == Side::Tailnet, dst, to_pod, proto, port: Port::new(port).expect("not zero") };
+        let verdict = evaluate(ruleset, &packet);
+        match (&verdict, expect) {
+            (Verdict::Dnat { to, source }, Expect::Relayed(names)) => {
+                let names: BTreeSet<&str> = names.iter().copied().collect();
+                assert_eq!(to.iter().map(|to| self.owner(to.ip())).collect::<BTreeSet<_>>(), names, "{row}: the evaluator's targets");
+                self.check_relayed(&row, &names, *source, side, dst, proto, port);
+            }
+            (Verdict::Refuse, Expect::Refused) => {
+                let (answer, took) = self.ask(side, dst, proto, port);
+                let kind = answer.as_ref().map_err(io::Error::kind);
+                assert_eq!(kind.err(), Some(io::ErrorKind::ConnectionRefused), "{row}: {answer:?}");
+                assert!(took < AT_ONCE, "{row}: took {took:?}");
+            }
+            (Verdict::Pass, Expect::Own) => {
+                let (answer, _) = self.ask(side, dst, proto, port);
+                assert_eq!(answer.as_ref().map(|greeting| greeting.name.as_str()).ok(), Some("proxy0"), "{row}: {answer:?}");
+            }
+            _ => panic!("{row}: the evaluator says {verdict:?}"),
+        }
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn check_relayed(&self, row: &str, names: &BTreeSet<&str>, source: Source, side: Side, dst: IpAddr, proto: Proto, port: u16) {
+        let near = if side == Side::Cluster { &self.proxy().tailnet } else { &self.proxy().cluster };
+        let seen_as = match source {
+            Source::Own(own) => own,
+            Source::Masquerade => near[&Family::of(dst)],
+        };
+        // The chance that one of three targets is missed by 60 flows is one in ten thousand million.
+        let flows = if names.len() == 1 { 1 } else { 60 };
+        let mut answered = BTreeSet::new();
+        for _ in 0..flows {
+            let (answer, _) = self.ask(side, dst, proto, port);
+            let greeting = answer.unwrap_or_else(|fault| panic!("{row}: {fault}"));
+            assert_eq!(greeting.peer.ip(), seen_as, "{row}: the source that {} sees", greeting.name);
+            answered.insert(greeting.name);
+        }
+        assert_eq!(answered.iter().map(String::as_str).collect::<BTreeSet<_>>(), *names, "{row}: who answered");
+    }
+
+    fn owner(&self, ip: IpAddr) -> &str {
+        let all = self.lab.targets.iter().chain(&self.lab.clients);
+        let mut owners = all.filter(|node| node.tailnet.values().chain(node.cluster.values()).any(|own| *own == ip));
+        owners.next().map_or("nobody", |node| node.name.as_str())
+    }
+
+    /// The same rows for both protocols.
+    fn check_both(&self, ruleset: &Ruleset, side: Side, dst: IpAddr, port: u16, expect: Expect) {
+        for proto in Proto::ALL {
+            self.check(ruleset, side, dst, proto, port, expect);
+        }
+    }
+}
+
+fn key(proto: Proto, port: u16) -> PortKey {
+    PortKey { proto, port: Port::new(port).expect("not zero") }
+}
+
+/// A Tailscale Service's address.
+fn vip(family: Family, number: u8) -> IpAddr {
+    let text = if family == Family::V4 { format!("100.99.1.{number}") } else { format!("fd7a:115c:a1e0:99::{number}") };
+    text.parse().expect("an address")
+}
+
+fn every_kind_of_flow(backend: Backend) {
+    use Expect::{Own, Refused, Relayed};
+    use Side::{Cluster, Tailnet};
+    let scene = Scene::build();
+    let firewall = Firewall::load(backend, scene.proxy(), scene.ruleset());
+    for family in Family::ALL {
+        let (pod, own) = (scene.proxy().cluster[&family], scene.proxy().tailnet[&family]);
+        let four = |yes, no| if family == Family::V4 { yes } else { no };
+        let rows: &[(Side, IpAddr, u16, Expect)] = &[
+            (Cluster, pod, 10_001, Relayed(&["target0"])),
+            (Cluster, own, 10_001, Relayed(&["target0"])),
+            (Cluster, pod, 10_002, Refused),
+            (Cluster, pod, 10_003, four(Relayed(&["target1"]), Refused)),
+            (Cluster, pod, 10_004, Relayed(&["target0", "target1", "target2"])),
+            (Cluster, pod, 10_005, four(Relayed(&["target0", "target1"]), Relayed(&["target2"]))),
+            (Cluster, pod, 10_099, Own),
+            (Cluster, pod, 9002, Own),
+            (Tailnet, own, 10_001, Own),
+            (Tailnet, own, 10_002, Own),
+            (Tailnet, own, 10_004, Own),
+            (Tailnet, vip(family, 2), BACKEND, Relayed(&["client0"])),
+            (Tailnet, vip(family, 3), BACKEND, Refused),
+            (Tailnet, vip(family, 4), BACKEND, Relayed(&["client0", "client1"])),
+        ];
+        // The client knows the way to the proxy's tailnet address, as a node's routes may have it.
+        scene.lab.clients[0].ip(&format!("route replace {own} via {pod}\n"));
+        for (side, dst, port, expect) in rows {
+            scene.check_both(&firewall.ruleset, *side, *dst, *port, *expect);
+        }
+    }
+}
+
+fn a_whole_address_but_for_the_reserved_ports(backend: Backend) {
+    use Expect::{Own, Refused, Relayed};
+    let scene = Scene::build();
+    let mut ruleset = Ruleset::empty(InterfaceName::tailscale0());
+    ruleset.source = scene.proxy().tailnet.clone().into();
+    ruleset.reserved = Proto::ALL.map(|proto| key(proto, 9002)).into();
+    for family in Family::ALL {
+        let target = scene.lab.targets[1].tailnet[&family];
+        ruleset.from_cluster.insert(scene.proxy().cluster[&family], Few::from([target]));
+    }
+    let mut firewall = Firewall::load(backend, scene.proxy(), ruleset);
+    let check = |firewall: &Firewall, port, expect| {
+        for pod in scene.proxy().cluster.values() {
+            scene.check_both(&firewall.ruleset, Side::Cluster, *pod, port, expect);
+        }
+    };
+    check(&firewall, SERVICE, Relayed(&["target1"]));
+    check(&firewall, 9002, Own);
+    let of = |which: &'static [usize], family| which.iter().map(|i| scene.lab.targets[*i].tailnet[&family]).collect::<Few<IpAddr>>();
+    let retarget = |ruleset: &mut Ruleset, which| {
+        for family in Family::ALL {
+            ruleset.from_cluster.insert(scene.proxy().cluster[&family], of(which, family));
+        }
+    };
+    firewall.change(|ruleset| retarget(ruleset, &[0, 2]));
+    check(&firewall, SERVICE, Relayed(&["target0", "target2"]));
+    firewall.change(|ruleset| retarget(ruleset, &[]));
+    check(&firewall, SERVICE, Refused);
+    check(&firewall, 9002, Own);
+    firewall.change(|ruleset| ruleset.from_cluster.clear());
+    check(&firewall, SERVICE, Own);
+}
+
+fn changes_take_effect_for_the_next_flow(backend: Backend) {
+    use Expect::{Own, Refused, Relayed};
+    let scene = Scene::build();
+    let mut firewall = Firewall::load(backend, scene.proxy(), scene.ruleset());
+    let check = |firewall: &Firewall, port, expect| {
+        for pod in scene.proxy().cluster.values() {
+            scene.check_both(&firewall.ruleset, Side::Cluster, *pod, port, expect);
+        }
+    };
+    let both = |ruleset: &mut Ruleset, port, which: &[usize]| {
+        for proto in Proto::ALL {
+            ruleset.ports.insert(key(proto, port), scene.targets(which, &Family::ALL));
+        }
+    };
+    check(&firewall, 10_001, Relayed(&["target0"]));
+    firewall.change(|ruleset| both(ruleset, 10_001, &[1]));
+    check(&firewall, 10_001, Relayed(&["target1"]));
+    firewall.change(|ruleset| both(ruleset, 10_001, &[1, 2]));
+    check(&firewall, 10_001, Relayed(&["target1", "target2"]));
+    firewall.change(|ruleset| both(ruleset, 10_001, &[]));
+    check(&firewall, 10_001, Refused);
+    firewall.change(|ruleset| both(ruleset, 10_001, &[2]));
+    check(&firewall, 10_001, Relayed(&["target2"]));
+    firewall.change(|ruleset| both(ruleset, 10_099, &[0]));
+    check(&firewall, 10_099, Relayed(&["target0"]));
+    firewall.change(|ruleset| Proto::ALL.iter().for_each(|proto| drop(ruleset.ports.remove(&key(*proto, 10_001)))));
+    check(&firewall, 10_001, Own);
+    assert_eq!(firewall.audit(), Audit::Same);
+    firewall.remove();
+    let nothing = Ruleset::empty(InterfaceName::tailscale0());
+    scene.check_both(&nothing, Side::Cluster, scene.proxy().cluster[&Family::V4], 10_099, Own);
+}
+
+fn the_source_follows_the_nodes_own_address(backend: Backend) {
+    let scene = Scene::build();
+    let mut firewall = Firewall::load(backend, scene.proxy(), scene.ruleset());
+    let fresh: [IpAddr; 2] = ["100.64.0.77".parse().expect("an address"), "fd7a:115c:a1e0::77".parse().expect("an address")];
+    scene.proxy().ip("addr add 100.64.0.77/24 dev tailscale0\naddr add fd7a:115c:a1e0::77/64 dev tailscale0 nodad preferred_lft 0\n");
+    let check = |firewall: &Firewall| {
+        for pod in scene.proxy().cluster.values() {
+            scene.check_both(&firewall.ruleset, Side::Cluster, *pod, 10_001, Expect::Relayed(&["target0"]));
+        }
+    };
+    firewall.change(|ruleset| ruleset.source = fresh.map(|ip| (Family::of(ip), ip)).into_iter().collect());
+    check(&firewall);
+    // The first IPv4 address and a preferred IPv6 one is what masquerading chooses: the old ones.
+    firewall.change(|ruleset| ruleset.source.clear());
+    check(&firewall);
+    firewall.change(|ruleset| ruleset.source = fresh.map(|ip| (Family::of(ip), ip)).into_iter().collect());
+    check(&firewall);
+}
+
+fn segments_fit_the_tailnet_in_both_directions(backend: Backend) {
+    let scene = Scene::build();
+    let target = &scene.lab.targets[2];
+    // A target that thinks its link takes 1500 bytes: only the proxy knows better.
+    target.ip(&format!("link set {TAILNET} mtu 1500\n"));
+    for (family, headers, port) in [(Family::V4, 40, 7002), (Family::V6, 60, 7003)] {
+        let any = SocketAddr::new(if family == Family::V4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }, port);
+        let listener = target.ns.run(|| TcpListener::bind(any)).expect("the namespace").expect("a listener");
+        let mut firewall = Firewall::load(backend, scene.proxy(), scene.ruleset());
+        let to = Few::from([SocketAddr::new(target.tailnet[&family], port)]);
+        firewall.change(|ruleset| drop(ruleset.ports.insert(key(Proto::Tcp, 10_007), to)));
+        let pod = SocketAddr::new(scene.proxy().cluster[&family], 10_007);
+        let client = scene.lab.clients[0].connect(pod, PATIENCE).expect("a connection");
+        let (server, _) = listener.accept().expect("a connection");
+        // What TCP may send at once: the other's announced size less its timestamps.
+        let fits = TAILNET_MTU - headers - 12;
+        let sizes = [&client, &server].map(|stream| SockRef::from(stream).tcp_mss().expect("a TCP socket"));
+        assert_eq!(sizes, [fits; 2], "{family}: towards the client by SYN-ACK, towards the target by SYN");
+    }
+}
+
+/// Without tailscaled its routes are gone, and whoever has the target's address in the cluster would be asked.
+fn nothing_that_is_meant_for_the_tailnet_leaves_by_another_way(backend: Backend) {
+    let scene = Scene::build();
+    let firewall = Firewall::load(backend, scene.proxy(), scene.ruleset());
+    let (asker, stranger, target) = (&scene.lab.clients[0], &scene.lab.clients[1], &scene.lab.targets[0]);
+    let _served = stranger.serve(SERVICE);
+    for family in Family::ALL {
+        let (meant, near, pod) = (target.tailnet[&family], stranger.cluster[&family], scene.proxy().cluster[&family]);
+        stranger.ip(&format!("addr add {meant} dev lo\n"));
+        let astray = format!("{meant} via {near} dev eth0\n");
+        scene.proxy().ip(&format!("route add {astray}"));
+        let to = SocketAddr::new(pod, 10_001);
+        for answer in [asker.ask_tcp(to, AT_ONCE / 10), asker.ask_udp(to, AT_ONCE / 10)] {
+            answer.expect_err("nobody in the cluster is asked");
+        }
+        scene.proxy().ip(&format!("route del {astray}"));
+        scene.check_both(&firewall.ruleset, Side::Cluster, pod, 10_001, Expect::Relayed(&["target0"]));
+    }
+}
+
+/// What tailscaled puts beside our rules: packets of 100.64.0.0/10 that do not come from the tailnet do not go there.
+const TAILSCALED: &str = "*filter
+:ts-input - [0:0]
+:ts-forward - [0:0]
+-I INPUT 1 -j ts-input
+-A ts-input -i tailscale0 -j ACCEPT
+-A ts-input -s 100.64.0.0/10 ! -i tailscale0 -j DROP
+-I FORWARD 1 -j ts-forward
+-A ts-forward -i tailscale0 -j MARK --set-xmark 0x40000/0xff0000
+-A ts-forward -m mark --mark 0x40000/0xff0000 -j ACCEPT
+-A ts-forward -s 100.64.0.0/10 -o tailscale0 -j DROP
+-A ts-forward -o tailscale0 -j ACCEPT
+COMMIT
+*nat
+:ts-postrouting - [0:0]
+-I POSTROUTING 1 -j ts-postrouting
+-A ts-postrouting -m mark --mark 0x40000/0xff0000 -j MASQUERADE
+COMMIT
+";
+
+fn a_pod_network_inside_the_tailnets_range_works(backend: Backend) {
+    use Expect::{Refused, Relayed};
+    let scene = Scene::of(&Shape { clients: 2, proxies: 1, targets: 3, cluster4: [100, 100, 0] });
+    let program = if backend == Backend::IptablesLegacy { "iptables-legacy-restore" } else { "iptables-nft-restore" };
+    scene.proxy().feed(&[program, "--noflush", "--wait", "20"], TAILSCALED);
+    let firewall = Firewall::load(backend, scene.proxy(), scene.ruleset());
+    let (pod, target) = (scene.proxy().cluster[&Family::V4], scene.lab.targets[0].tailnet[&Family::V4]);
+    scene.lab.clients[0].ip(&format!("route add {target}/32 via {pod}\n"));
+    let around = scene.lab.clients[0].ask_tcp(SocketAddr::new(target, SERVICE), Duration::from_millis(300));
+    assert_eq!(around.map_err(|fault| fault.kind()), Err(io::ErrorKind::TimedOut), "tailscaled's rules are in force");
+    scene.check_both(&firewall.ruleset, Side::Cluster, pod, 10_001, Relayed(&["target0"]));
+    scene.check_both(&firewall.ruleset, Side::Cluster, pod, 10_004, Relayed(&["target0", "target1", "target2"]));
+    scene.check_both(&firewall.ruleset, Side::Cluster, pod, 10_002, Refused);
+    scene.check_both(&firewall.ruleset, Side::Tailnet, vip(Family::V4, 2), BACKEND, Relayed(&["client0"]));
+}
+
+fn flows_and_bytes_are_counted_by_match_port(backend: Backend) {
+    let scene = Scene::build();
+    let mut firewall = Firewall::load(backend, scene.proxy(), scene.ruleset());
+    let ask = |port, proto| {
+        for family in Family::ALL {
+            scene.ask(Side::Cluster, scene.proxy().cluster[&family], proto, port).0.expect("an answer");
+        }
+    };
+    for _ in 0..5 {
+        ask(10_001, Proto::Tcp);
+        ask(10_004, Proto::Udp);
+    }
+    let counted = firewall.counters();
+    let of = |traffic: &Traffic, proto, port| traffic.get(&key(proto, port)).copied().unwrap_or_default();
+    let (tcp, udp) = (of(&counted, Proto::Tcp, 10_001), of(&counted, Proto::Udp, 10_004));
+    assert_eq!((tcp.flows, udp.flows), (10, 10), "five of each family");
+    // A handshake, a greeting and two goodbyes are no less than seven segments.
+    assert!(tcp.packets >= 70 && tcp.bytes >= 70 * 40, "{tcp:?}");
+    assert_eq!(udp.packets, 20, "a question and an answer each");
+    assert_eq!(of(&counted, Proto::Udp, 10_001), Counters::default());
+    // What is refused has no flow, and what goes the other way is not counted here.
+    assert_eq!(of(&counted, Proto::Tcp, 10_002).flows, 0);
+    firewall.change(|ruleset| drop(ruleset.ports.insert(key(Proto::Tcp, 10_001), scene.targets(&[1], &Family::ALL))));
+    ask(10_001, Proto::Tcp);
+    let after = of(&firewall.counters(), Proto::Tcp, 10_001);
+    assert!(after.packets > tcp.packets && after.bytes > tcp.bytes, "a retarget keeps them: {after:?} after {tcp:?}");
+}
+
+fn ten_thousand_ports(backend: Backend) {
+    let scene = Scene::build();
+    let mut ruleset = scene.ruleset();
+    let nowhere = |i: u16| SocketAddr::from(([100, 64, 9, 9], i));
+    ruleset.ports.extend((20_000..30_000).map(|port| (key(Proto::Tcp, port), Few::from([nowhere(port)]))));
+    let start = Instant::now();
+    let mut firewall = Firewall::load(backend, scene.proxy(), ruleset);
+    let loaded = start.elapsed();
+    assert_eq!(firewall.audit(), Audit::Same);
+    let pod = scene.proxy().cluster[&Family::V4];
+    let start = Instant::now();
+    firewall.change(|ruleset| drop(ruleset.ports.insert(key(Proto::Tcp, 29_999), scene.targets(&[0], &Family::ALL))));
+    println!("{backend:?}: 10,000 ports in {loaded:?}, one change in {:?}", start.elapsed());
+    scene.check(&firewall.ruleset, Side::Cluster, pod, Proto::Tcp, 29_999, Expect::Relayed(&["target0"]));
+    assert_eq!(firewall.audit(), Audit::Same);
+}
+
+on_every_backend!(
+    every_kind_of_flow,
+    a_whole_address_but_for_the_reserved_ports,
+    changes_take_effect_for_the_next_flow,
+    the_source_follows_the_nodes_own_address,
+    segments_fit_the_tailnet_in_both_directions,
+    a_pod_network_inside_the_tailnets_range_works,
+    nothing_that_is_meant_for_the_tailnet_leaves_by_another_way,
+    flows_and_bytes_are_counted_by_match_port,
+    ten_thousand_ports,
+);

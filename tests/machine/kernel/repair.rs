@@ -1,0 +1,263 @@
+//! Somebody else at our rules: an audit sees it, a rewrite mends it. And firewalls that are not there.
+
+use std::net::SocketAddr;
+use std::net::UdpSocket;
+use std::time::Duration;
+
+use tailyard::edge::iptables::{Iptables, Variant};
+use tailyard::edge::nft::{Nft, NftError};
+use tailyard::model::few::Few;
+use tailyard::model::firewall::Audit;
+use tailyard::model::net::{Family, InterfaceName, Port, PortKey, Proto};
+use tailyard::model::ruleset::Ruleset;
+use tailyard::model::{iptables, nft};
+
+use crate::kernel::firewall::{Backend, Firewall, on_every_backend};
+use kit::netns::{Lab, Node, Server, Shape};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+fn key(port: u16) -> PortKey {
+    PortKey { proto: Proto::Tcp, port: Port::new(port).expect("not zero") }
+}
+
+/// One service behind one port, and all that makes it work.
+struct Scene {
+    lab: Lab,
+    _server: Server,
+}
+
+impl Scene {
+    fn build() -> Self {
+        let lab = Lab::build(&Shape::default());
+        let server = lab.targets[0].serve(7001);
+        Self { lab, _server: server }
+    }
+
+    fn proxy(&self) -> &Node {
+        &self.lab.proxies[0]
+    }
+
+    fn ruleset(&self) -> Ruleset {
+        let mut ruleset = Ruleset::empty(InterfaceName::tailscale0());
+        ruleset.source = self.proxy().tailnet.clone().into();
+        let to: Few<SocketAddr> = self.lab.targets[0].tailnet.values().map(|ip| SocketAddr::new(*ip, 7001)).collect();
+        ruleset.ports.insert(key(10_001), to.clone());
+        ruleset.ports.insert(key(10_002), to);
+        ruleset
+    }
+
+    fn works(&self) -> bool {
+        let ask = |family| self.lab.clients[0].ask_tcp(SocketAddr::new(self.proxy().cluster[&family], 10_001), PATIENCE);
+        Family::ALL.into_iter().all(|family| ask(family).is_ok())
+    }
+}
+
+fn every_tampering_is_seen_and_mended(backend: Backend) {
+    let scene = Scene::build();
+    let firewall = Firewall::load(backend, scene.proxy(), scene.ruleset());
+    assert!(scene.works());
+    let element = "element inet tailyard port4 { tcp . 10001";
+    let nft = [
+        vec!["nft flush ruleset".to_owned()],
+        vec![format!("nft delete {element} }}")],
+        vec![format!("nft delete {element} }}"), format!("nft add {element} : 100.64.0.99 . 7001 }}")],
+        vec!["nft add element inet tailyard port4 { tcp . 4444 : 100.64.0.99 . 7001 }".to_owned()],
+        vec!["nft flush chain inet tailyard from-cluster".to_owned()],
+        vec!["nft insert rule inet tailyard prerouting accept".to_owned()],
+        vec!["nft add table inet tailyard { flags dormant; }".to_owned()],
+        vec!["nft flush set inet tailyard traffic-tcp".to_owned()],
+    ];
+    let iptables = |program: &str| {
+        [
+            vec![format!("{program} -t nat -F")],
+            vec![format!("{program} -t nat -D PREROUTING -j TAILYARD-PREROUTING")],
+            vec![format!("{program} -t nat -F TAILYARD-tcp-271")],
+            vec![format!("{program} -t mangle -F TAILYARD-FORWARD")],
+            vec![format!("{program} -t nat -I TAILYARD-CLUSTER 1 -p tcp --dport 10001 -j ACCEPT")],
+            vec![format!("{program} -t filter -F TAILYARD-REFUSE")],
+        ]
+    };
+    let all: Vec<Vec<String>> = match backend {
+        Backend::Nftables | Backend::NftablesJson => nft.into(),
+        Backend::IptablesNft => iptables("iptables-nft").into_iter().chain(iptables("ip6tables-nft")).chain([nft[0].clone()]).collect(),
+        Backend::IptablesLegacy => iptables("iptables-legacy").into_iter().chain(iptables("ip6tables-legacy")).collect(),
+    };
+    for tampering in all {
+        assert_eq!(firewall.audit(), Audit::Same, "before {tampering:?}");
+        for command in &tampering {
+            scene.proxy().feed(&command.split(' ').collect::<Vec<_>>(), "");
+        }
+        assert!(matches!(firewall.audit(), Audit::Drifted { .. }), "after {tampering:?}");
+        firewall.rewrite();
+        assert!(scene.works(), "mended after {tampering:?}");
+    }
+    assert_eq!(firewall.audit(), Audit::Same);
+}
+
+fn what_is_not_ours_is_nobodys_business(backend: Backend) {
+    let scene = Scene::build();
+    let family = if backend == Backend::IptablesLegacy { "legacy" } else { "nft" };
+    let foreign = format!("iptables-{family} -t filter -A FORWARD -s 192.0.2.1 -j DROP");
+    scene.proxy().feed(&foreign.split(' ').collect::<Vec<_>>(), "");
+    let mut firewall = Firewall::load(backend, scene.proxy(), scene.ruleset());
+    scene.proxy().feed(&foreign.split(' ').collect::<Vec<_>>(), "");
+    scene.proxy().feed(&["nft", "add", "table", "inet", "somebody-else"], "");
+    assert_eq!(firewall.audit(), Audit::Same);
+    firewall.change(|ruleset| drop(ruleset.ports.remove(&key(10_002))));
+    assert_eq!(firewall.audit(), Audit::Same);
+    firewall.remove();
+    let left = scene.proxy().feed(&[&format!("iptables-{family}-save")], "");
+    assert_eq!(left.lines().filter(|line| line.contains("192.0.2.1")).count(), 2, "foreign rules stand: {left}");
+    assert!(!left.contains("TAILYARD"), "ours do not: {left}");
+    scene.proxy().feed(&["nft", "list", "table", "inet", "somebody-else"], "");
+}
+
+/// A new process knows nothing of what its predecessor left: it takes it over without a gap and leaves nothing of it behind.
+fn a_new_process_takes_over_what_an_old_one_left(backend: Backend) {
+    let scene = Scene::build();
+    let mut more = scene.ruleset();
+    more.ports.extend((30_000..30_100).map(|port| (key(port), Few::default())));
+    drop(Firewall::load(backend, scene.proxy(), more));
+    let firewall = Firewall::load(backend, scene.proxy(), scene.ruleset());
+    assert!(scene.works());
+    assert_eq!(firewall.audit(), Audit::Same);
+    firewall.rewrite();
+    assert_eq!(firewall.audit(), Audit::Same);
+    let dump = match backend {
+        Backend::Nftables | Backend::NftablesJson => scene.proxy().feed(&["nft", "list", "ruleset"], ""),
+        Backend::IptablesNft => scene.proxy().feed(&["iptables-nft-save"], ""),
+        Backend::IptablesLegacy => scene.proxy().feed(&["iptables-legacy-save"], ""),
+    };
+    assert!(!dump.contains("3000"), "{dump}");
+    assert!(dump.matches("PREROUTING -j TAILYARD-PREROUTING").count() <= 1, "jumps are not doubled: {dump}");
+}
+
+on_every_backend!(every_tampering_is_seen_and_mended, what_is_not_ours_is_nobodys_business, a_new_process_takes_over_what_an_old_one_left,);
+
+/// Restores replace whole chains and cannot meet "not there"; elements can.
+#[test]
+fn a_patch_of_what_is_not_there_fails_whole() {
+    for backend in [Backend::Nftables, Backend::NftablesJson] {
+        let scene = Scene::build();
+        let mut firewall = Firewall::load(backend, scene.proxy(), scene.ruleset());
+        scene.proxy().feed(&["nft", "delete", "element", "inet", "tailyard", "port4", "{ tcp . 10002 }"], "");
+        let refused = firewall.try_change(|ruleset| ruleset.ports.clear());
+        assert!(refused.is_err(), "an element is missing");
+        assert!(scene.works(), "and nothing of the change was done");
+        firewall.rewrite();
+        assert_eq!(firewall.audit(), Audit::Same);
+    }
+}
+
+#[test]
+fn a_program_that_is_missing_says_so() {
+    let node = Node::make("bare".to_owned());
+    let nft = node.ns.run(|| Nft::open("/nowhere/nft")).expect("the namespace").expect("a socket");
+    let fault = node.ns.block_on(|| async { nft.rewrite(&Ruleset::empty(InterfaceName::tailscale0())).await }).expect("the namespace");
+    let fault = fault.expect_err("no such program");
+    assert!(matches!(fault, NftError::Missing { .. }) && fault.kind() == "missing", "{fault:?}");
+    assert!(fault.to_string().contains("/nowhere/nft"), "{fault}");
+}
+
+#[test]
+fn a_text_that_nft_refuses_comes_back_with_its_reason() {
+    let node = Node::make("bare".to_owned());
+    // Every `nft` refuses this program's arguments: it stands for one that is too old.
+    let nft = node.ns.run(|| Nft::open("false")).expect("the namespace").expect("a socket");
+    let fault = node.ns.block_on(|| async { nft.probe(&InterfaceName::tailscale0()).await }).expect("the namespace");
+    assert_eq!(fault.expect_err("refused").kind(), "refused");
+}
+
+#[test]
+fn a_probe_leaves_nothing_behind() {
+    let node = Node::make("bare".to_owned());
+    let interface = InterfaceName::tailscale0();
+    let nft = node.ns.run(|| Nft::open("nft")).expect("the namespace").expect("a socket");
+    node.ns.block_on(|| async { nft.probe(&interface).await }).expect("the namespace").expect("nftables works here");
+    assert_eq!(node.feed(&["nft", "list", "ruleset"], ""), "");
+    for (variant, save) in [(Variant::Legacy, "iptables-legacy-save"), (Variant::Nft, "iptables-nft-save")] {
+        let work = || async { Iptables::open(variant).probe(&interface).await };
+        node.ns.block_on(work).expect("the namespace").unwrap_or_else(|fault| panic!("{variant:?}: {fault}"));
+        assert!(!node.feed(&[save], "").contains("TAIL"), "{variant:?}");
+    }
+}
+
+#[test]
+fn a_hushed_replica_says_nothing_outside_the_tunnel_and_all_else_as_before() {
+    let node = Node::make("hushed".to_owned());
+    node.feed(&["ip", "link", "set", "lo", "up"], "");
+    let nft = node.ns.run(|| Nft::open("nft")).expect("the namespace").expect("a socket");
+    let hush = |on| node.ns.block_on(|| async { nft.hush(on).await }).expect("the namespace").expect("nftables works here");
+    // Disco begins with these six bytes; `WireGuard` with a small number.
+    let heard = || {
+        let listener = UdpSocket::bind("127.0.0.1:0").expect("a port");
+        let (to, from) = (listener.local_addr().expect("an address"), UdpSocket::bind("127.0.0.1:0").expect("a port"));
+        for packet in [&b"TS\xf0\x9f\x92\xacping"[..], b"TS\xf0\x9f", b"\x01\0\0\0initiation"] {
+            from.send_to(packet, to).expect("a sender is never refused");
+        }
+        let (mut heard, mut buffer) = (Vec::new(), [0; 64]);
+        while heard.last().is_none_or(|last: &Vec<u8>| last[0] != 1) {
+            let length = listener.recv(&mut buffer).expect("a packet");
+            heard.push(buffer[..length].to_vec());
+        }
+        heard.into_iter().filter(|packet| packet.starts_with(b"TS")).count()
+    };
+    let heard = || node.ns.run(heard).expect("the namespace");
+    assert_eq!(heard(), 2);
+    for _ in 0..2 {
+        hush(true);
+        assert_eq!(heard(), 1, "what only begins alike is somebody else's");
+    }
+    hush(false);
+    assert_eq!(heard(), 2);
+    hush(true);
+    node.ns.block_on(|| async { nft.probe(&InterfaceName::tailscale0()).await }).expect("the namespace").expect("nftables works here");
+    assert_eq!(node.feed(&["nft", "list", "ruleset"], ""), "", "a start takes back what a predecessor left");
+}
+
+#[test]
+fn what_plan_prints_loads_into_an_empty_namespace() {
+    let scene = Scene::build();
+    let ruleset = scene.ruleset();
+    scene.proxy().feed(&["nft", "-f", "-"], &nft::table(&ruleset));
+    assert!(scene.works());
+    scene.proxy().feed(&["nft", "-f", "-"], &nft::table(&ruleset));
+    scene.proxy().feed(&["nft", "flush", "ruleset"], "");
+    assert!(!scene.works());
+    for family in Family::ALL {
+        let program = if family == Family::V4 { "iptables-nft-restore" } else { "ip6tables-nft-restore" };
+        scene.proxy().feed(&[program], &iptables::restore(&ruleset, family));
+    }
+    assert!(scene.works());
+}
+
+#[test]
+fn changes_of_others_are_noticed_and_our_own_are_not() {
+    let scene = Scene::build();
+    let mut firewall = Firewall::load(Backend::Nftables, scene.proxy(), scene.ruleset());
+    let nft = firewall.nft().clone();
+    // A reader of notices belongs to the runtime that opens it: everything happens in one.
+    let ns = scene.proxy().ns.clone();
+    let before = firewall.ruleset.clone();
+    firewall.ruleset.ports.remove(&key(10_002));
+    let (after, delta) = (firewall.ruleset.clone(), tailyard::model::ruleset::diff(&before, &firewall.ruleset));
+    ns.block_on(|| async {
+        let mut changes = nft.changes().expect("notices");
+        nft.patch(&before, &delta, &after).await.expect("a patch");
+        let own = tokio::time::timeout(Duration::from_millis(200), changes.next()).await;
+        assert!(own.is_err(), "our own batch is no news");
+        let mut foreign = tokio::process::Command::new("nft");
+        assert!(foreign.args(["add", "table", "inet", "somebody-else"]).status().await.expect("nft").success());
+        tokio::time::timeout(PATIENCE, changes.next()).await.expect("in time").expect("a notice");
+        assert_eq!(nft.audit(&after).await.expect("an audit"), Audit::Same);
+        // More notices than the socket holds: the kernel drops some, and that is news too.
+        let script = (0..2000).map(|i| format!("add table inet t{i}\nadd chain inet t{i} c")).collect::<Vec<_>>().join("\n");
+        scene.proxy().feed(&["nft", "-f", "-"], &script);
+        for _ in 0..3 {
+            scene.proxy().feed(&["nft", "-f", "-"], &script);
+        }
+        tokio::time::timeout(PATIENCE, changes.next()).await.expect("in time").expect("a notice, dropped ones included");
+    })
+    .expect("the namespace");
+}

@@ -1,0 +1,24 @@
+//! The network of namespaces that the other tests stand on.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use kit::netns::{Lab, Shape};
+use tailyard::model::net::Family;
+
+#[test]
+fn every_node_reaches_its_neighbours_and_nobody_else() {
+    let lab = Lab::build(&Shape { clients: 1, proxies: 2, targets: 1, ..Shape::default() });
+    let patience = Duration::from_secs(5);
+    let (at_proxy, at_target) = (lab.proxies[1].serve(7000), lab.targets[0].serve(7000));
+    for family in Family::ALL {
+        let proxy = SocketAddr::new(lab.proxies[1].cluster[&family], 7000);
+        let greeting = lab.clients[0].ask_tcp(proxy, patience).expect("the proxy by TCP");
+        assert_eq!((greeting.name.as_str(), greeting.peer.ip()), ("proxy1", lab.clients[0].cluster[&family]));
+        assert_eq!(lab.clients[0].ask_udp(proxy, patience).expect("the proxy by UDP").name, "proxy1");
+        let target = SocketAddr::new(lab.targets[0].tailnet[&family], 7000);
+        assert_eq!(lab.proxies[0].ask_tcp(target, patience).expect("the target by TCP").name, "target0");
+        assert!(lab.clients[0].ask_tcp(target, patience).is_err(), "the client has no way to the tailnet");
+    }
+    drop((at_proxy, at_target));
+}

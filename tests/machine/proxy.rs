@@ -1,0 +1,9 @@
+//! The whole tier: the compiled `tailyard proxy` in a lab of namespaces, with a static netmap in place of tailscaled.
+//!
+//! Each fault of docs/failures.md that needs no API server and no tailscaled has its test here. Needs what the kernel tier needs.
+
+mod endpoints;
+mod faults;
+mod leaving;
+mod replica;
+mod swaps;

@@ -1,0 +1,75 @@
+//! What a replica says of itself: to its operator's prober, to Prometheus, to the kubelet and to people.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tailyard::model::net::Family;
+
+use super::replica::PATIENCE;
+use crate::proxy::replica::{Replica, Start, netmap, service};
+use kit::netns::{Lab, Shape};
+use kit::wait::until;
+
+/// How long what should be quick may take on a busy machine.
+const QUICK: Duration = Duration::from_secs(5);
+
+fn config() -> Value {
+    json!({"default-db": service(&json!({"fqdn": "target0.tail.lab"}), 10_080, 80),
+           "default-typo": service(&json!({"fqdn": "nobody.tail.lab"}), 10_081, 80)})
+}
+
+#[test]
+fn health_names_the_pod_and_readiness_names_what_is_missing() {
+    let lab = Lab::build(&Shape::default());
+    let mut replica = Replica::launch(&lab.proxies[0], &config().to_string(), &json!({}), &Start::default());
+    until("unready, for want of an address in the tailnet", PATIENCE, || {
+        replica.get("/readyz").is_ok_and(|answer| answer.status == 503 && answer.body.contains("address"))
+    });
+    assert_eq!(replica.get("/livez").expect("an answer").status, 200, "unready is not dead");
+    assert_eq!(replica.get("/healthz").expect("an answer").status, 503, "it cannot forward yet");
+    replica.tailnet(&netmap(&lab.proxies[0], &lab.targets));
+    replica.wait_ready();
+    let health = replica.get("/healthz").expect("an answer");
+    assert_eq!((health.status, health.body.as_str()), (200, "ok"));
+    for (header, family) in [("pod-ipv4", Family::V4), ("pod-ipv6", Family::V6)] {
+        assert!(health.head.contains(&format!("{header}: {}", replica.pod(family))), "{}", health.head);
+    }
+}
+
+#[test]
+fn metrics_tell_of_each_service_what_the_kernel_counted() {
+    let lab = Lab::build(&Shape::default());
+    let client = &lab.clients[0];
+    let _server = lab.targets[0].serve(80);
+    let replica = Replica::start(&lab.proxies[0], &config(), &netmap(&lab.proxies[0], &lab.targets));
+    for _ in 0..7 {
+        client.ask_tcp(SocketAddr::new(replica.pod(Family::V4), 10_080), QUICK).expect("served");
+    }
+    let of = |family: &str| replica.metric(&format!("{family}{{service=\"default-db\""));
+    until("the flows are counted", PATIENCE, || of("tailyard_service_flows_total") == Some(7.0));
+    assert!(of("tailyard_service_bytes_total").is_some_and(|bytes| bytes > 1_000.0));
+    assert_eq!(of("tailyard_service_targets"), Some(2.0));
+    let page = replica.get("/metrics").expect("an answer").body;
+    assert!(page.lines().any(|line| line.contains("default-typo") && line.contains("Unresolved")), "{page}");
+}
+
+#[test]
+fn the_plan_in_force_is_shown_on_the_admin_address_alone() {
+    let lab = Lab::build(&Shape::default());
+    let replica = Replica::start(&lab.proxies[0], &config(), &netmap(&lab.proxies[0], &lab.targets));
+    let shown: Value = serde_json::from_str(&replica.admin("/debug/plan").expect("an answer").body).expect("JSON");
+    assert_eq!(shown["current"], true);
+    assert!(shown["plan"]["egress"]["default-db"]["targets"].as_array().is_some_and(|targets| targets.len() == 2), "{shown}");
+    assert!(shown["ruleset"]["ports"]["tcp/10080"].is_array(), "{shown}");
+    assert_eq!(replica.get("/debug/plan").expect("an answer").status, 404);
+}
+
+#[test]
+fn the_prestop_hook_answers_at_once_where_nothing_is_to_be_drained() {
+    let lab = Lab::build(&Shape::default());
+    let replica = Replica::start(&lab.proxies[0], &json!({}), &netmap(&lab.proxies[0], &lab.targets));
+    let started = Instant::now();
+    assert_eq!(replica.get("/internal-egress-services-preshutdown").expect("an answer").status, 200);
+    assert!(started.elapsed() < QUICK);
+}

@@ -1,0 +1,285 @@
+//! Faults that need neither an API server nor tailscaled; each row of docs/failures.md names its test here.
+
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::thread::{scope, sleep};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use tailyard::model::net::Family;
+
+use crate::proxy::replica::{PATIENCE, Replica, Start, netmap, service};
+use kit::netns::{Lab, Node, Shape};
+use kit::wait::until;
+
+/// How long what should be quick may take on a busy machine.
+const QUICK: Duration = Duration::from_secs(5);
+
+struct Scene {
+    lab: Lab,
+    _servers: Vec<kit::netns::Server>,
+}
+
+impl Scene {
+    fn build() -> Self {
+        let lab = Lab::build(&Shape { targets: 2, ..Shape::default() });
+        let servers = lab.targets.iter().map(|target| target.serve(80)).collect();
+        Self { lab, _servers: servers }
+    }
+
+    fn proxy(&self) -> &Node {
+        &self.lab.proxies[0]
+    }
+
+    fn netmap(&self) -> Value {
+        netmap(self.proxy(), &self.lab.targets)
+    }
+
+    fn replica(&self, config: &Value) -> Replica {
+        Replica::start(self.proxy(), config, &self.netmap())
+    }
+
+    /// The name of the target that answers on a port of the Pod.
+    fn answers(&self, port: u16) -> std::io::Result<String> {
+        let to = SocketAddr::new(self.proxy().cluster[&Family::V4], port);
+        self.lab.clients[0].ask_tcp(to, QUICK).map(|greeting| greeting.name)
+    }
+
+    fn refused(&self, port: u16) -> bool {
+        self.answers(port).is_err_and(|fault| fault.kind() == ErrorKind::ConnectionRefused)
+    }
+}
+
+fn to_target(i: usize) -> Value {
+    json!({"fqdn": format!("target{i}.tail.lab")})
+}
+
+fn one() -> Value {
+    json!({"svc": service(&to_target(0), 10_080, 80)})
+}
+
+#[test]
+fn a_config_that_is_no_json_or_truncated_changes_nothing_and_is_told() {
+    let scene = Scene::build();
+    let replica = scene.replica(&one());
+    for text in ["{nonsense", &one().to_string()[..40], "[]"] {
+        replica.configure_text(text);
+        until("the fault is told", PATIENCE, || replica.metric("tailyard_config_error").is_some_and(|value| value > 0.0));
+        assert_eq!(scene.answers(10_080).expect("last good stays"), "target0", "{text:?}");
+        assert_eq!(replica.get("/readyz").expect("an answer").status, 200, "a bad config makes nobody unready");
+    }
+    replica.configure(&json!({"svc": service(&to_target(1), 10_080, 80)}));
+    until("the next good config counts", PATIENCE, || scene.answers(10_080).is_ok_and(|name| name == "target1"));
+}
+
+#[test]
+fn one_bad_service_of_a_thousand_is_its_own_affair() {
+    let scene = Scene::build();
+    let mut config: serde_json::Map<String, Value> =
+        (0..1_000_u16).map(|i| (format!("svc-{i}"), service(&to_target(0), 10_000 + i, 80))).collect();
+    config["svc-500"] =
+        json!({"tailnetTarget": {"ip": "not an address"}, "ports": [{"protocol": "TCP", "matchPort": 10_500, "targetPort": 80}]});
+    let replica = scene.replica(&Value::Object(config));
+    for port in [10_000, 10_499, 10_501, 10_999] {
+        assert_eq!(scene.answers(port).expect("unaffected"), "target0");
+    }
+    assert!(scene.refused(10_500), "what cannot be served is refused, not dropped");
+    until("the reason is told", PATIENCE, || {
+        let status = replica.status();
+        status["rejected"]["svc-500"][0].as_str().is_some_and(|reason| reason.contains("not an address"))
+    });
+}
+
+#[test]
+fn a_match_port_used_twice_belongs_to_one_and_the_other_is_told() {
+    let scene = Scene::build();
+    let config =
+        json!({"a": service(&to_target(0), 10_080, 80), "b": service(&to_target(1), 10_080, 80), "c": service(&to_target(1), 10_081, 80)});
+    let replica = scene.replica(&config);
+    assert_eq!(scene.answers(10_080).expect("served"), "target0", "the first in the alphabet");
+    assert_eq!(scene.answers(10_081).expect("served"), "target1");
+    assert!(replica.metric("tailyard_services_rejected{").is_some_and(|count| count >= 1.0), "{:?}", replica.get("/metrics"));
+}
+
+#[test]
+fn a_port_of_the_proxy_itself_is_not_given_away() {
+    let scene = Scene::build();
+    let replica = scene.replica(&json!({"bad": service(&to_target(0), 9_002, 80), "good": service(&to_target(0), 10_080, 80)}));
+    assert_eq!(replica.get("/healthz").expect("the health port answers").status, 200);
+    assert_eq!(scene.answers(10_080).expect("served"), "target0");
+}
+
+#[test]
+fn rules_that_somebody_flushed_are_written_again() {
+    let scene = Scene::build();
+    let replica = scene.replica(&one());
+    scene.proxy().feed(&["nft", "-f", "-"], "flush ruleset\n");
+    until("repaired", PATIENCE, || scene.answers(10_080).is_ok());
+    assert!(replica.metric("tailyard_repairs_total").is_some_and(|count| count >= 1.0));
+}
+
+#[test]
+fn without_its_firewall_program_it_says_so_and_comes_back_when_it_is_there() {
+    let scene = Scene::build();
+    let empty = tempfile::TempDir::new().expect("a directory");
+    let start = Start { args: vec!["--backend".into(), "nftables".into()], env: vec![("PATH".into(), empty.path().display().to_string())] };
+    let mut replica = Replica::launch(scene.proxy(), &one().to_string(), &scene.netmap(), &start);
+    until("the blocker is named", PATIENCE, || {
+        replica.get("/readyz").is_ok_and(|answer| answer.status == 503 && answer.body.contains("rules"))
+    });
+    assert!(replica.exited().is_none());
+    let nft = ["/usr/sbin/nft", "/sbin/nft"].into_iter().find(|path| std::path::Path::new(path).exists()).expect("nft is installed");
+    std::os::unix::fs::symlink(nft, empty.path().join("nft")).expect("a link");
+    replica.wait_ready();
+    assert_eq!(scene.answers(10_080).expect("served"), "target0");
+}
+
+#[test]
+fn a_change_that_the_kernel_does_not_take_leaves_the_replica_ready_with_the_rules_before() {
+    let scene = Scene::build();
+    let programs = tempfile::TempDir::new().expect("a directory");
+    let names =
+        ["iptables-nft", "iptables-nft-restore", "iptables-nft-save", "ip6tables-nft", "ip6tables-nft-restore", "ip6tables-nft-save"];
+    let install = || {
+        for name in names {
+            std::os::unix::fs::symlink(format!("/usr/sbin/{name}"), programs.path().join(name)).expect("a link");
+        }
+    };
+    install();
+    let start =
+        Start { args: vec!["--backend".into(), "iptables-nft".into()], env: vec![("PATH".into(), programs.path().display().to_string())] };
+    let mut replica = Replica::launch(scene.proxy(), &one().to_string(), &scene.netmap(), &start);
+    replica.wait_ready();
+    for name in names {
+        std::fs::remove_file(programs.path().join(name)).expect("removed");
+    }
+    replica.configure(&json!({"svc": service(&to_target(0), 10_080, 80), "new": service(&to_target(1), 10_081, 80)}));
+    until("the replica says that it is behind", PATIENCE, || {
+        replica
+            .get("/readyz")
+            .is_ok_and(|answer| answer.status == 200 && answer.body.contains("behind: ") && answer.body.contains("missing"))
+    });
+    assert!(replica.metric("tailyard_sync_behind_seconds").is_some_and(|seconds| seconds > 0.0));
+    assert_eq!(scene.answers(10_080).expect("the rules before go on serving"), "target0");
+    assert!(replica.status()["services"]["new"].is_null(), "what the kernel has not is not told");
+    install();
+    until("the change arrives", PATIENCE, || scene.answers(10_081).is_ok_and(|name| name == "target1"));
+    until("and is told", PATIENCE, || replica.get("/readyz").is_ok_and(|answer| answer.body == "ready\n"));
+}
+
+#[test]
+fn the_tailnet_interface_may_go_and_come_back_with_another_address() {
+    let scene = Scene::build();
+    let mut replica = scene.replica(&one());
+    scene.proxy().ip("link set tailscale0 down\n");
+    scene.proxy().ip("link set tailscale0 name gone0\n");
+    until("unready, and it says why", PATIENCE, || {
+        replica
+            .get("/readyz")
+            .is_ok_and(|answer| answer.status == 503 && answer.body.contains("interface: there is no interface tailscale0"))
+    });
+    assert!(replica.exited().is_none());
+    scene
+        .proxy()
+        .ip("link set gone0 name tailscale0\naddr flush dev tailscale0\naddr add 100.64.0.77/24 dev tailscale0\nlink set tailscale0 up\n");
+    let mut tailnet = scene.netmap();
+    tailnet["self"]["addresses"] = json!(["100.64.0.77"]);
+    replica.tailnet(&tailnet);
+    let to = SocketAddr::new(scene.proxy().cluster[&Family::V4], 10_080);
+    until("served from the new address", PATIENCE, || {
+        scene.lab.clients[0].ask_tcp(to, QUICK).is_ok_and(|greeting| greeting.peer.ip().to_string() == "100.64.0.77")
+    });
+}
+
+#[test]
+fn a_signal_during_the_first_sync_ends_it_cleanly() {
+    let scene = Scene::build();
+    let config: serde_json::Map<String, Value> =
+        (0..5_000_u16).map(|i| (format!("svc-{i}"), service(&to_target(0), 10_000 + i, 80))).collect();
+    let text = Value::Object(config).to_string();
+    for delay in [0, 5, 20, 60, 120] {
+        let mut replica = Replica::launch(scene.proxy(), &text, &scene.netmap(), &Start::default());
+        until("it has begun", PATIENCE, || !replica.log().is_empty() || replica.exited().is_some());
+        sleep(Duration::from_millis(delay));
+        replica.signal(Signal::SIGTERM);
+        assert_eq!(replica.wait_exit(PATIENCE).code(), Some(0), "after {delay} ms");
+    }
+}
+
+#[test]
+fn a_restart_in_the_same_namespace_converges_and_drops_no_connection() {
+    let scene = Scene::build();
+    let mut replica = scene.replica(&json!({"old": service(&to_target(0), 10_080, 80), "kept": service(&to_target(1), 10_081, 80)}));
+    replica.signal(Signal::SIGKILL);
+    replica.wait_exit(PATIENCE);
+    assert_eq!(scene.answers(10_081).expect("a dead supervisor forwards on"), "target1");
+    replica.configure(&json!({"kept": service(&to_target(1), 10_081, 80)}));
+    scope(|scope| {
+        let load = scope.spawn(|| (0..100).filter(|_| scene.answers(10_081).is_err()).count());
+        replica.restart();
+        replica.wait_ready();
+        assert_eq!(load.join().expect("a load"), 0);
+    });
+    until("what is configured no more is refused", PATIENCE, || scene.refused(10_080));
+}
+
+#[test]
+fn a_hundred_changes_a_second_end_at_the_newest() {
+    let scene = Scene::build();
+    let replica = scene.replica(&one());
+    let started = Instant::now();
+    for i in 0..200_u16 {
+        replica.configure(&json!({"svc": service(&to_target(0), 10_080, 80), "moving": service(&to_target(1), 11_000 + i, 80)}));
+        sleep((started + Duration::from_millis(10) * u32::from(i)).saturating_duration_since(Instant::now()));
+        if i % 20 == 0 {
+            assert_eq!(scene.answers(10_080).expect("untouched"), "target0");
+        }
+    }
+    until("the newest is in force", PATIENCE, || scene.answers(11_199).is_ok_and(|name| name == "target1"));
+    assert!(scene.refused(11_198) || scene.answers(11_198).is_err());
+}
+
+#[test]
+fn faults_in_settings_are_all_told_at_once() {
+    let scene = Scene::build();
+    let start = Start {
+        args: vec![],
+        env: vec![
+            ("TS_DEST_IP".into(), "nonsense".into()),
+            ("POD_IPS".into(), "10.0.0.1,x".into()),
+            ("TAILYARD_DRAIN_GRACE".into(), "soon".into()),
+        ],
+    };
+    let mut replica = Replica::launch(scene.proxy(), &one().to_string(), &scene.netmap(), &start);
+    assert_eq!(replica.wait_exit(PATIENCE).code(), Some(64));
+    for name in ["TS_DEST_IP", "POD_IPS", "TAILYARD_DRAIN_GRACE"] {
+        assert!(replica.log().contains(name), "{name}: {}", replica.log());
+    }
+}
+
+#[test]
+fn a_full_connection_table_is_told_and_what_is_established_lives() {
+    let scene = Scene::build();
+    let replica = scene.replica(&one());
+    let to = SocketAddr::new(scene.proxy().cluster[&Family::V4], 10_080);
+    let mut flow = scene.lab.clients[0].connect(to, QUICK).expect("served");
+    kit::netns::Greeting::read(&mut flow).expect("a greeting");
+    let full = scene.proxy().ns.run(|| std::fs::write("/proc/sys/net/netfilter/nf_conntrack_max", "1")).expect("the namespace");
+    if full.is_err() {
+        // Only the machine's own namespace may set the limit on this kernel; the metric must then tell what it is.
+        assert!(replica.metric("tailyard_conntrack_limit").is_some_and(|limit| limit > 0.0));
+    }
+    assert!(replica.metric("tailyard_conntrack_entries").is_some_and(|count| count >= 1.0));
+    std::io::Write::write_all(&mut flow, b"x").expect("an established flow lives");
+    std::io::Read::read_exact(&mut flow, &mut [0; 1]).expect("an established flow lives");
+}
+
+#[test]
+fn forwarding_that_is_off_and_cannot_be_set_is_told_with_the_command() {
+    let scene = Scene::build();
+    scene.proxy().sysctl("net.ipv4.ip_forward", "0");
+    let mut replica = Replica::launch(scene.proxy(), &one().to_string(), &scene.netmap(), &Start::default());
+    replica.wait_ready();
+    assert_eq!(scene.answers(10_080).expect("it sets what it may set"), "target0");
+}

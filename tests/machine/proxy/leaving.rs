@@ -1,0 +1,119 @@
+//! Leaving: unready at once, forwarding until the flows have ended or the grace is over, then resets at both ends.
+
+use std::io::{ErrorKind, Read};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use tailyard::model::net::Family;
+
+use crate::kernel::entries::{Entry, some_client, track};
+use crate::proxy::replica::{PATIENCE, Replica, Start, netmap, service};
+use kit::netns::{Greeting, Lab, Shape};
+use kit::wait::until;
+
+/// How long what should be quick may take on a busy machine.
+const QUICK: Duration = Duration::from_secs(5);
+
+fn config() -> Value {
+    json!({"svc": service(&json!({"fqdn": "target0.tail.lab"}), 10_080, 80)})
+}
+
+fn grace(seconds: &str) -> Start {
+    Start { args: vec!["--drain-grace".into(), seconds.into()], ..Start::default() }
+}
+
+#[test]
+fn a_replica_without_flows_leaves_at_once() {
+    let lab = Lab::build(&Shape::default());
+    let mut replica = Replica::start(&lab.proxies[0], &config(), &netmap(&lab.proxies[0], &lab.targets));
+    let started = Instant::now();
+    replica.signal(Signal::SIGTERM);
+    assert_eq!(replica.wait_exit(PATIENCE).code(), Some(0));
+    assert!(started.elapsed() < Duration::from_secs(15), "{:?}", started.elapsed());
+}
+
+#[test]
+fn idle_flows_that_outlive_the_grace_end_with_a_reset() {
+    let lab = Lab::build(&Shape::default());
+    let (client, proxy) = (&lab.clients[0], &lab.proxies[0]);
+    let _server = lab.targets[0].serve(80);
+    let mut replica = Replica::launch(proxy, &config().to_string(), &netmap(proxy, &lab.targets), &grace("9s"));
+    replica.wait_ready();
+    let mut flows: Vec<_> = Family::ALL
+        .into_iter()
+        .flat_map(|family| (0..20).map(move |_| family))
+        .map(|family| client.connect(SocketAddr::new(replica.pod(family), 10_080), QUICK).expect("served"))
+        .collect();
+    for flow in &mut flows {
+        Greeting::read(flow).expect("a greeting");
+    }
+    replica.signal(Signal::SIGTERM);
+    until("unready", PATIENCE, || replica.get("/readyz").is_ok_and(|answer| answer.status == 503));
+    let late = client.ask_tcp(SocketAddr::new(replica.pod(Family::V4), 10_080), QUICK);
+    assert!(late.is_ok(), "it goes on forwarding what still arrives: {late:?}");
+    for flow in &mut flows {
+        flow.set_read_timeout(Some(PATIENCE)).expect("a socket");
+        assert_eq!(flow.read(&mut [0; 1]).expect_err("the replica leaves").kind(), ErrorKind::ConnectionReset);
+    }
+    assert_eq!(replica.wait_exit(PATIENCE).code(), Some(0));
+}
+
+/// What is over is most of what is tracked, and flows without ends of their own are to be deleted: neither keeps the resets waiting.
+#[test]
+fn idle_flows_are_reset_in_time_where_very_much_else_is_tracked() {
+    const TIME_WAIT: u8 = 7;
+    let lab = Lab::build(&Shape::default());
+    let (client, proxy) = (&lab.clients[0], &lab.proxies[0]);
+    let _server = lab.targets[0].serve(80);
+    let mut replica = Replica::launch(proxy, &config().to_string(), &netmap(proxy, &lab.targets), &grace("6s"));
+    replica.wait_ready();
+    let pod = SocketAddr::new(replica.pod(Family::V4), 10_080);
+    let mut flows: Vec<_> = (0..50).map(|_| client.connect(pod, QUICK).expect("served")).collect();
+    for flow in &mut flows {
+        Greeting::read(flow).expect("a greeting");
+    }
+    let target = SocketAddr::new(lab.targets[0].tailnet[&Family::V4], 80);
+    let (SocketAddr::V4(service), SocketAddr::V4(target)) = (pod, target) else { panic!("IPv4") };
+    let entry = |tcp| move |number| Entry { client: some_client(number), service, target: Some(target), tcp };
+    let (over, datagrams) = ((0..30_000).map(entry(Some(TIME_WAIT))), (0..30_000).map(entry(None)));
+    proxy.ns.run(|| track(over.chain(datagrams))).expect("the namespace").expect("tracked");
+    replica.signal(Signal::SIGTERM);
+    for flow in &mut flows {
+        flow.set_read_timeout(Some(PATIENCE)).expect("a socket");
+        assert_eq!(flow.read(&mut [0; 1]).expect_err("the replica leaves").kind(), ErrorKind::ConnectionReset);
+    }
+    assert_eq!(replica.wait_exit(PATIENCE).code(), Some(0));
+    let log = replica.log();
+    assert!(!log.contains("some flows may not have been reset"), "{log}");
+}
+
+#[test]
+fn a_replica_leaves_as_soon_as_its_last_flow_has_ended() {
+    let lab = Lab::build(&Shape::default());
+    let (client, proxy) = (&lab.clients[0], &lab.proxies[0]);
+    let _server = lab.targets[0].serve(80);
+    let mut replica = Replica::launch(proxy, &config().to_string(), &netmap(proxy, &lab.targets), &grace("60s"));
+    replica.wait_ready();
+    let flow = client.connect(SocketAddr::new(replica.pod(Family::V4), 10_080), QUICK).expect("served");
+    replica.signal(Signal::SIGTERM);
+    until("draining", PATIENCE, || replica.get("/readyz").is_ok_and(|answer| answer.body.contains("leaving")));
+    assert!(replica.exited().is_none(), "it waits for its flow");
+    drop(flow);
+    assert_eq!(replica.wait_exit(PATIENCE).code(), Some(0));
+}
+
+#[test]
+fn a_second_signal_ends_it_at_once() {
+    let lab = Lab::build(&Shape::default());
+    let (client, proxy) = (&lab.clients[0], &lab.proxies[0]);
+    let _server = lab.targets[0].serve(80);
+    let mut replica = Replica::launch(proxy, &config().to_string(), &netmap(proxy, &lab.targets), &grace("60s"));
+    replica.wait_ready();
+    let _flow = client.connect(SocketAddr::new(replica.pod(Family::V4), 10_080), QUICK).expect("served");
+    replica.signal(Signal::SIGTERM);
+    until("draining", PATIENCE, || replica.get("/readyz").is_ok_and(|answer| answer.status == 503));
+    replica.signal(Signal::SIGTERM);
+    replica.wait_exit(PATIENCE);
+}

@@ -1,0 +1,305 @@
+//! charts/tailyard as the pinned helm renders it: golden objects, the rights of config/rbac, the definitions of config/crd,
+//! settings that the program takes, and bad values that are refused before anything is made.
+//!
+//! `UPDATE_GOLDEN=1 cargo test --test chart` writes the golden files anew; read the difference before you commit it. Objects
+//! are compared, not texts: the order and the comments of a rendered chart are the business of helm's version.
+//! Needs what `tests/servers/build helm` makes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+use tailyard::model::settings::Flags;
+use tailyard::model::settings::reconciler::{Credentials, Reconciler};
+
+/// The chart.
+const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/tailyard");
+/// The names of the files of values, each with what is rendered with it.
+const CASES: [&str; 4] = ["default", "headscale", "identity", "everything"];
+
+/// A path of the checkout.
+fn path(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The file of values of a case.
+fn values(case: &str) -> String {
+    path("tests/golden/chart").join(format!("{case}.values.yaml")).display().to_string()
+}
+
+/// Runs the pinned helm, which finds nothing of this machine's repositories, plugins and clusters.
+fn helm(args: &[&str]) -> Output {
+    let built = Command::new(path("tests/servers/build")).arg("helm").stderr(Stdio::inherit()).output().expect("tests/servers/build");
+    assert!(built.status.success(), "tests/servers/build helm failed");
+    let directory = PathBuf::from(String::from_utf8(built.stdout).expect("a path").trim());
+    let home = tempfile::TempDir::new().expect("a directory");
+    let mut helm = Command::new(directory.join("helm"));
+    for variable in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME", "HELM_PLUGINS"] {
+        helm.env(variable, home.path());
+    }
+    helm.env("KUBECONFIG", home.path().join("none")).args(args).output().expect("helm")
+}
+
+/// What helm prints; it must succeed.
+fn printed(args: &[&str]) -> String {
+    let output = helm(args);
+    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// The arguments that render the chart, whatever Kubernetes this helm was made for.
+fn template(namespace: &str) -> [&str; 7] {
+    ["template", "tailyard", CHART, "--namespace", namespace, "--kube-version", "1.36.0"]
+}
+
+/// What is rendered with the values of a case.
+fn rendered(case: &str, namespace: &str) -> String {
+    printed(&[&template(namespace)[..], &["--values", &values(case)]].concat())
+}
+
+/// The objects of a file of several documents, by kind, namespace and name.
+fn objects(text: &str) -> BTreeMap<String, Value> {
+    let text = format!("\n{text}");
+    let documents = text.split("\n---\n").filter(|text| text.lines().any(|line| !line.trim().is_empty() && !line.starts_with('#')));
+    let mut all = BTreeMap::new();
+    for document in documents {
+        let object: Value = serde_saphyr::from_str(document).unwrap_or_else(|error| panic!("{error} in\n{document}"));
+        let word = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or("-").to_owned();
+        let key = format!("{} {}/{}", word("/kind"), word("/metadata/namespace"), word("/metadata/name"));
+        assert!(all.insert(key.clone(), object).is_none(), "{key} is there twice");
+    }
+    all
+}
+
+/// The reconciler's Deployment among rendered objects.
+fn deployment(case: &str) -> Value {
+    let mut all = objects(&rendered(case, "tailscale"));
+    all.remove("Deployment tailscale/tailyard-reconciler").expect("the Deployment")
+}
+
+#[test]
+fn helm_finds_no_fault() {
+    for case in CASES {
+        printed(&["lint", "--strict", CHART, "--values", &values(case)]);
+    }
+}
+
+#[test]
+fn what_is_rendered_is_golden() {
+    for case in CASES {
+        let text = rendered(case, "tailscale");
+        let file = path("tests/golden/chart").join(format!("{case}.yaml"));
+        if std::env::var_os("UPDATE_GOLDEN").is_some() {
+            fs::write(&file, &text).expect("the golden file");
+        }
+        let (made, expected) = (objects(&text), objects(&read(&file)));
+        assert!(made.keys().eq(expected.keys()), "{case}: {:?} for {:?}", made.keys(), expected.keys());
+        for (key, object) in &made {
+            assert_eq!(*object, expected[key], "{case}: {key} (UPDATE_GOLDEN=1 writes it anew)");
+        }
+    }
+}
+
+/// Objects that give rights, without the labels that every object of a chart has.
+fn rights(objects: BTreeMap<String, Value>) -> BTreeMap<String, Value> {
+    let rights = objects.into_iter().filter(|(_, object)| object["apiVersion"] == "rbac.authorization.k8s.io/v1");
+    let plain = rights.map(|(key, mut object)| {
+        object["metadata"].as_object_mut().expect("metadata").remove("labels");
+        (key, object)
+    });
+    plain.collect()
+}
+
+/// The objects of a file of config/rbac, for another namespace of the reconciler.
+fn config(file: &str, namespace: &str) -> BTreeMap<String, Value> {
+    let text = read(&path("config/rbac").join(file));
+    objects(&text.replace("namespace: tailscale\n", &format!("namespace: {namespace}\n")))
+}
+
+#[test]
+fn the_rights_are_those_of_config_rbac() {
+    for namespace in ["tailscale", "elsewhere"] {
+        let (own, mut cluster) = (config("namespace.yaml", namespace), config("cluster.yaml", namespace));
+        let everywhere: BTreeMap<_, _> = own.clone().into_iter().chain(cluster.clone()).collect();
+        assert_eq!(rights(objects(&rendered("default", namespace))), everywhere);
+
+        cluster.retain(|key, _| !key.ends_with("tailyard-reconciler-services"));
+        assert_eq!(cluster.len(), 3, "objects without a namespace are read with either");
+        let watched: BTreeMap<_, _> = own.into_iter().chain(cluster).chain(config("watched.yaml", namespace)).collect();
+        assert_eq!(rights(objects(&rendered("headscale", namespace))), watched);
+    }
+}
+
+#[test]
+fn each_watched_namespace_has_its_role() {
+    let found = rights(objects(&rendered("identity", "tailscale")));
+    for key in ["Role shop", "RoleBinding shop", "Role stock", "RoleBinding stock"] {
+        assert!(found.contains_key(&format!("{key}/tailyard-reconciler-services")), "{key} in {:?}", found.keys());
+    }
+    assert!(!found.contains_key("ClusterRole -/tailyard-reconciler-services"), "Roles are enough");
+}
+
+#[test]
+fn the_definitions_are_those_of_config_crd() {
+    let all = |directory: &Path| -> BTreeMap<_, _> {
+        let files = fs::read_dir(directory).unwrap_or_else(|error| panic!("{}: {error}", directory.display()));
+        files.map(|file| file.expect("a file")).map(|file| (file.file_name(), read(&file.path()))).collect()
+    };
+    let (ours, config) = (all(&Path::new(CHART).join("crds")), all(&path("config/crd")));
+    assert!(ours.keys().eq(config.keys()), "{:?} for {:?}", ours.keys(), config.keys());
+    for (name, text) in config {
+        assert!(ours[&name] == text, "{} is stale: cp config/crd/*.yaml charts/tailyard/crds/", name.display());
+    }
+}
+
+/// What the program reads from the environment that the chart gives it.
+fn settings(case: &str) -> Reconciler {
+    let deployment = deployment(case);
+    let variables = deployment["spec"]["template"]["spec"]["containers"][0]["env"].as_array().expect("an environment");
+    let mut env: BTreeMap<String, String> = BTreeMap::new();
+    for variable in variables {
+        let name = variable["name"].as_str().expect("a name").to_owned();
+        let value = variable["value"].as_str().unwrap_or("from-the-pod").to_owned();
+        assert!(env.insert(name.clone(), value).is_none(), "{case}: {name} is there twice");
+    }
+    for (name, value) in [("KUBERNETES_SERVICE_HOST", "10.96.0.1"), ("KUBERNETES_SERVICE_PORT", "443")] {
+        env.insert(name.to_owned(), value.to_owned());
+    }
+    Reconciler::read(&env, &Flags::new()).unwrap_or_else(|faults| panic!("{case}: {faults}"))
+}
+
+#[test]
+fn the_program_takes_what_it_is_told() {
+    for case in CASES {
+        assert_eq!(settings(case).notes, Vec::<String>::new(), "{case}");
+    }
+    let default = settings("default");
+    let cluster = [("KUBERNETES_SERVICE_HOST", "10.96.0.1"), ("KUBERNETES_SERVICE_PORT", "443")];
+    let untold = cluster.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+    let untold = Reconciler::read(&untold, &Flags::new()).expect("settings");
+    assert_eq!(default.image, untold.image, "the chart's version is the program's");
+    assert_eq!((default.tags, default.firewall, default.workers), (untold.tags, untold.firewall, untold.workers));
+    assert_eq!((default.ports, default.drain_grace), (untold.ports, untold.drain_grace));
+    assert_eq!((default.control, default.service_namespaces), (untold.control, untold.service_namespaces));
+    let everything = settings("everything");
+    assert_eq!(everything.image, "tailscale/tailscale:v1.102.5");
+    assert_eq!((everything.tags, everything.workers), (vec!["tag:k8s".to_owned(), "tag:prod".to_owned()], 8));
+    assert_eq!((everything.default_class.as_deref(), everything.firewall.as_deref()), (Some("prod"), Some("nftables")));
+    assert_eq!((everything.drain_grace.as_secs(), everything.cluster_domain.as_deref()), (90, Some("example.org")));
+    let headscale = settings("headscale");
+    assert_eq!(
+        (headscale.control.url.as_str(), headscale.service_namespaces),
+        ("https://headscale.example.com:8443", vec!["watched".to_owned()])
+    );
+}
+
+#[test]
+fn files_are_mounted_where_the_program_reads_them() {
+    for case in CASES {
+        let (deployment, control) = (deployment(case), settings(case).control);
+        let mut files: Vec<PathBuf> = match control.credentials {
+            Some(Credentials::OAuth { id, secret }) => vec![id, secret],
+            Some(Credentials::Identity { token, .. }) => vec![token],
+            Some(Credentials::Headscale { key }) => vec![key],
+            None => vec![],
+        };
+        files.extend(control.ca);
+        let spec = &deployment["spec"]["template"]["spec"];
+        let mut mounted = BTreeSet::new();
+        for mount in spec["containers"][0]["volumeMounts"].as_array().into_iter().flatten() {
+            let volume = spec["volumes"].as_array().into_iter().flatten().find(|volume| volume["name"] == mount["name"]);
+            let volume = volume.expect("the volume of a mount");
+            let place = Path::new(mount["mountPath"].as_str().expect("a path"));
+            let items =
+                ["/secret/items", "/configMap/items"].into_iter().filter_map(|pointer| volume.pointer(pointer)?.as_array()).flatten();
+            let names = items.map(|item| &item["path"]).chain(volume.pointer("/projected/sources/0/serviceAccountToken/path"));
+            mounted.extend(names.map(|name| place.join(name.as_str().expect("a name"))));
+        }
+        assert_eq!(mounted, files.into_iter().collect::<BTreeSet<_>>(), "{case}");
+    }
+}
+
+/// Names of metrics in a text, without what a histogram adds.
+fn metrics(text: &str) -> BTreeSet<String> {
+    let words = text.split(|c: char| !c.is_ascii_lowercase() && c != '_').filter(|word| word.starts_with("tailyard_"));
+    words.map(|word| word.trim_end_matches("_bucket").to_owned()).collect()
+}
+
+#[test]
+fn dashboard_and_alerts_ask_for_metrics_that_exist() {
+    let exist = metrics(&read(&path("docs/metrics.md")));
+    for file in ["alerts.yaml", "dashboard.json"] {
+        let named = metrics(&read(&Path::new(CHART).join("files").join(file)));
+        assert!(named.len() > 5, "{file} names {named:?}");
+        let missing: Vec<_> = named.difference(&exist).collect();
+        assert!(missing.is_empty(), "{file}: docs/metrics.md has no {missing:?}");
+    }
+    let dashboard: Value = serde_json::from_str(&read(&Path::new(CHART).join("files/dashboard.json"))).expect("JSON");
+    assert!(dashboard["panels"].as_array().is_some_and(|panels| panels.len() > 5));
+    let alerts: Value = serde_saphyr::from_str(&read(&Path::new(CHART).join("files/alerts.yaml"))).expect("YAML");
+    let groups = alerts["groups"].as_array().expect("groups");
+    for rule in groups.iter().flat_map(|group| group["rules"].as_array().expect("rules")) {
+        let has = |pointer: &str| rule.pointer(pointer).and_then(Value::as_str).is_some_and(|text| !text.is_empty());
+        assert!(["/alert", "/expr", "/labels/severity", "/annotations/summary"].into_iter().all(has), "{rule}");
+    }
+}
+
+/// Values that are refused, each beside one that differs in what is wrong and is taken.
+const REFUSED: [(&str, &str); 19] = [
+    ("replica=2", "replicas=2"),
+    ("replicas=0", "replicas=1"),
+    ("replicas=two", "replicas=2"),
+    ("firewall=pf", "firewall=iptables"),
+    ("tags={k8s}", "tags={tag:k8s}"),
+    ("ports=10000", "ports=10000-10999"),
+    ("drainGrace=45x", "drainGrace=45s"),
+    ("workers=65", "workers=64"),
+    ("watchNamespaces={Shop}", "watchNamespaces={shop}"),
+    ("image.digest=abc", "image.digest="),
+    ("image.pullPolicy=Sometimes", "image.pullPolicy=Never"),
+    ("log.format=xml", "log.format=json"),
+    ("networkPolicy.egressPorts={70000}", "networkPolicy.egressPorts={7000}"),
+    ("controlPlane.url=headscale", "controlPlane.url=https://headscale"),
+    ("controlPlane.ca.key=a", "controlPlane.ca.key=a,controlPlane.ca.secret=b"),
+    ("controlPlane.ca.configMap=a,controlPlane.ca.secret=b", "controlPlane.ca.configMap=a"),
+    (
+        "controlPlane.credentials.headscale.existingSecret=a",
+        "controlPlane.credentials.headscale.existingSecret=a,controlPlane.url=https://headscale",
+    ),
+    (
+        "controlPlane.credentials.workloadIdentity.clientId=a",
+        "controlPlane.credentials.workloadIdentity.clientId=a,controlPlane.credentials.workloadIdentity.audience=b",
+    ),
+    (
+        "controlPlane.url=https://a,controlPlane.credentials.oauth.existingSecret=a,controlPlane.credentials.headscale.existingSecret=b",
+        "controlPlane.url=https://a,controlPlane.credentials.oauth.existingSecret=a",
+    ),
+];
+
+#[test]
+fn bad_values_are_refused() {
+    for (bad, good) in REFUSED {
+        let taken = |set: &str| helm(&[&template("tailscale")[..], &["--set", set]].concat()).status.success();
+        assert!(!taken(bad), "{bad} is taken");
+        assert!(taken(good), "{good} is refused");
+    }
+}
+
+#[test]
+fn the_notes_tell_the_next_step() {
+    let notes =
+        |case: &str| printed(&["install", "tailyard", CHART, "--namespace", "tailscale", "--dry-run=client", "--values", &values(case)]);
+    let next =
+        ["kind: ProxyGroup", "tailscale.com/proxy-group: egress", "kubectl -n tailscale rollout status deployment/tailyard-reconciler"];
+    for case in CASES {
+        let notes = notes(case);
+        assert!(next.iter().all(|line| notes.contains(line)), "{case}: {notes}");
+        assert_eq!(notes.contains("No credentials are set"), case == "default", "{case}: {notes}");
+    }
+}

@@ -1,0 +1,106 @@
+//! `tailyard plan` as a user runs it: golden output, rules that load into an empty namespace, deltas that count their operations.
+//!
+//! `UPDATE_GOLDEN=1 cargo test --test cli` writes the golden files anew; read the difference before you commit it.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+use tailyard::edge::netns::Namespace;
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/plan").join(name)
+}
+
+fn plan(args: &[&str]) -> Output {
+    Command::new(kit::tailyard()).current_dir(golden("")).arg("plan").args(args).output().expect("the compiled binary")
+}
+
+fn printed(args: &[&str]) -> String {
+    let output = plan(args);
+    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// The arguments of a plan of the golden config.
+const CONFIG: [&str; 3] = ["egress.json", "--netmap", "netmap.json"];
+
+#[test]
+fn what_is_printed_is_golden() {
+    for (format, name) in [("json", "plan.json"), ("nft", "rules.nft"), ("iptables", "rules.v4"), ("ip6tables", "rules.v6")] {
+        let text = printed(&[&CONFIG[..], &["--format", format]].concat());
+        if std::env::var_os("UPDATE_GOLDEN").is_some() {
+            std::fs::write(golden(name), &text).expect("the golden file");
+        }
+        let expected = std::fs::read_to_string(golden(name)).expect("the golden file");
+        assert_eq!(text, expected, "{name} (UPDATE_GOLDEN=1 writes it anew)");
+    }
+}
+
+#[test]
+fn what_is_printed_loads_as_it_is_into_an_empty_namespace() {
+    let cases: [(&str, &[&str]); 5] = [
+        ("nft", &["nft", "-f", "-"]),
+        ("iptables", &["iptables-nft-restore", "--noflush"]),
+        ("ip6tables", &["ip6tables-nft-restore", "--noflush"]),
+        ("iptables", &["iptables-legacy-restore", "--noflush"]),
+        ("ip6tables", &["ip6tables-legacy-restore", "--noflush"]),
+    ];
+    for (format, load) in cases {
+        let text = printed(&[&CONFIG[..], &["--format", format]].concat());
+        let namespace = Namespace::make().expect("a network namespace (root, or unshare -Urnm)");
+        // Twice: what is loaded must also load over itself.
+        for round in ["an empty namespace", "itself"] {
+            let output = namespace.run(|| feed(load, &text)).expect("the namespace");
+            assert!(output.status.success(), "{load:?} into {round}: {}", String::from_utf8_lossy(&output.stderr));
+        }
+    }
+}
+
+fn feed(argv: &[&str], input: &str) -> Output {
+    let mut child = Command::new(argv[0])
+        .args(&argv[1..])
+        .env("PATH", format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default()))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|fault| panic!("{argv:?}: {fault}"));
+    child.stdin.take().expect("piped").write_all(input.as_bytes()).expect("it reads all");
+    child.wait_with_output().expect("it ends")
+}
+
+#[test]
+fn the_version_is_told() {
+    let output = Command::new(kit::tailyard()).arg("version").output().expect("the compiled binary");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), format!("tailyard {}\n", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn a_delta_names_what_changes_and_counts_it() {
+    let delta: Value =
+        serde_json::from_str(&printed(&["--diff", "egress.json", "egress-next.json", "--netmap", "netmap.json"])).expect("JSON");
+    let ports: Vec<_> = delta["delta"]["ports"].as_object().expect("ports").keys().cloned().collect();
+    assert_eq!(ports, ["tcp/10042", "tcp/10099"], "one retargeted, one new; nothing of what stays");
+    assert!(delta["operations"].as_u64().expect("a count") >= 3, "{delta}");
+    let none: Value = serde_json::from_str(&printed(&["--diff", "egress.json", "egress.json", "--netmap", "netmap.json"])).expect("JSON");
+    assert_eq!(none["operations"], 0, "no change, no operation");
+}
+
+#[test]
+fn what_is_rejected_is_printed_with_its_reason() {
+    let plan: Value = serde_json::from_str(&printed(&CONFIG)).expect("JSON");
+    let reason = plan["rejected"]["default-typo"][0].as_str().expect("a reason");
+    assert!(reason.contains("nobody.tail.lab"), "{reason}");
+}
+
+#[test]
+fn files_that_cannot_be_used_are_named() {
+    for (args, word) in [(["absent.json"], "absent.json"), (["rules.nft"], "not a JSON object")] {
+        let output = plan(&args);
+        assert_eq!(output.status.code(), Some(1));
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(told.contains(word), "{args:?}: {told}");
+    }
+}

@@ -1,0 +1,123 @@
+//! What one change costs, by counting: it is the same among ten services and among ten thousand.
+//!
+//! What the kernel is told is counted in netlink messages and bytes, what the API server is told in writes, and the work of the
+//! process in allocations, which this binary's allocator counts. Where something does grow with the number of services, the test says
+//! how much and why.
+
+use allocation_counter::{AllocationInfo, measure};
+use bytes::Bytes;
+use tailyard::model::config::EgressConfig;
+use tailyard::model::iptables;
+use tailyard::model::net::Family;
+use tailyard::model::nft::element::edits;
+use tailyard::model::nft::wire::batch;
+use tailyard::model::plan::Planned;
+use tailyard::model::ruleset::diff;
+
+use kit::passes::Rest;
+use kit::world;
+
+const FEW: u32 = 10;
+const MANY: u32 = 10_000;
+
+/// What one change of a config comes to.
+struct Change {
+    /// Keys of the firewall, netlink messages, their bytes.
+    netlink: [u64; 3],
+    /// Lines for iptables-restore, of both families.
+    lines: u64,
+    /// To read the config again.
+    read: AllocationInfo,
+    /// To plan, compare and encode it.
+    plan: AllocationInfo,
+}
+
+/// What the work comes to, and what it allocated.
+fn counted<T>(work: impl FnOnce() -> T) -> (AllocationInfo, T) {
+    let mut made = None;
+    let info = measure(|| made = Some(work()));
+    (info, made.expect("it was done"))
+}
+
+/// From a config of so many services to one of so many, of which one may lead elsewhere.
+fn change(from: u32, to: u32, elsewhere: Option<u32>) -> Change {
+    let config = |services: u32, elsewhere| Bytes::from(world::config(services * 2, elsewhere).expect("a config"));
+    let before = Planned::new(&world::with(&world::world(), EgressConfig::parse(&config(from, None)).expect("read")));
+    let text = config(to, elsewhere);
+    let (read, egress) = counted(|| before.world.egress.next(&text).expect("read again"));
+    let changed = world::with(&before.world, egress);
+    let (plan, (after, delta, batch)) = counted(|| {
+        let after = before.next(&changed);
+        let delta = diff(&before.ruleset, &after.ruleset);
+        let batch = batch(&edits(&before.ruleset, &delta, &after.ruleset), 1);
+        (after, delta, batch)
+    });
+    let restored = Family::ALL.into_iter().filter_map(|family| iptables::delta(&before.ruleset, &delta, &after.ruleset, family));
+    let netlink = [delta.keys() as u64, u64::from(batch.last - batch.first), batch.bytes.len() as u64];
+    Change { netlink, lines: restored.map(|text| text.lines().count() as u64).sum(), read, plan }
+}
+
+/// A service is led elsewhere, comes, goes.
+fn changes(services: u32) -> [Change; 3] {
+    [change(services, services, Some(7)), change(services, services + 1, None), change(services + 1, services, None)]
+}
+
+fn at_most(what: &str, counted: u64, bound: u64) {
+    assert!(counted <= bound, "{what}: {counted}, at most {bound}");
+}
+
+#[test]
+fn the_kernel_is_told_the_same_of_a_change_at_any_size() {
+    for (few, many) in changes(FEW).into_iter().zip(changes(MANY)) {
+        assert_eq!(few.netlink, many.netlink);
+        at_most("keys", many.netlink[0], 2);
+        // Chains hold so many ports at most; with ten services they are not full.
+        at_most("lines for iptables", many.lines, 4 * few.lines);
+    }
+}
+
+#[test]
+fn a_change_is_planned_with_the_same_allocations_at_any_size() {
+    for (few, many) in changes(FEW).into_iter().zip(changes(MANY)) {
+        // Persistent maps are a few levels deeper.
+        at_most("allocations to plan", many.plan.count_total, 2 * few.plan.count_total);
+        at_most("allocations to read", many.read.count_total, 2 * few.read.count_total);
+        at_most("bytes to plan", many.plan.bytes_total, 3 * few.plan.bytes_total);
+        // The whole text is compared with the one before, member by member: where each is stands in one table, made anew.
+        at_most("bytes to read", many.read.bytes_total, few.read.bytes_total + 80 * u64::from(MANY));
+    }
+}
+
+/// What passes over a group write until it is at rest, after one of its Services was led elsewhere, and what the first of them allocated,
+/// beside the one before, in which nothing had changed.
+struct Passed {
+    writes: Vec<(usize, usize)>,
+    rest: u64,
+    change: u64,
+}
+
+fn passed(services: u32) -> Passed {
+    let mut group = Rest::of(services as usize).expect("a group");
+    let (rest, _) = counted(|| group.pass());
+    group.retarget(7).expect("a Service");
+    let (change, mut pass) = counted(|| group.pass());
+    let mut writes = Vec::new();
+    while !pass.apply.is_empty() || !pass.services.is_empty() {
+        writes.push((pass.apply.len(), pass.services.len()));
+        group.carry_out(pass).expect("carried out");
+        group.acknowledge().expect("taken up");
+        pass = group.pass();
+    }
+    Passed { writes, rest: rest.count_total, change: change.count_total }
+}
+
+#[test]
+fn the_api_server_is_told_the_same_of_a_change_at_any_size() {
+    let (few, many) = (passed(FEW), passed(MANY));
+    assert_eq!(few.writes, many.writes);
+    assert!(!few.writes.is_empty());
+    // What a change takes over a pass in which nothing changed does not grow.
+    at_most("allocations of a change", many.change - many.rest, 2 * (few.change - few.rest));
+    // The pass itself looks at every Service: that it is as it was, and its place in the config, whose table has some in a node.
+    at_most("allocations of a pass", many.rest - few.rest, u64::from(MANY) / 2);
+}

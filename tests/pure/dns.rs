@@ -1,0 +1,279 @@
+//! DNS against a real server, in a namespace of each test's own.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tailyard::edge::dns::Client;
+use tailyard::edge::netns::Namespace;
+use tailyard::model::resolve::{Failure, Outcome};
+use tailyard::proxy::resolve::{self, Inputs, Names, Report};
+use tailyard::runtime::tasks::{Stopper, stop};
+use tempfile::TempDir;
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use kit::dns::{Dns, Fault};
+
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// A server, and a `resolv.conf` that names it.
+struct Lab {
+    dns: Dns,
+    dir: TempDir,
+}
+
+/// Runs a test in a namespace with a server on 127.0.0.1.
+fn lab(test: impl AsyncFnOnce(Lab) + Send) {
+    let namespace = Namespace::make().expect("a namespace");
+    let up = || std::process::Command::new("ip").args(["link", "set", "lo", "up"]).status();
+    assert!(namespace.run(up).expect("a thread in the namespace").expect("the ip command").success());
+    let work = async move || {
+        let lab = Lab { dns: Dns::start("127.0.0.1").await, dir: tempfile::tempdir().expect("a directory") };
+        lab.resolv_conf("nameserver 127.0.0.1\noptions timeout:1 attempts:1\n");
+        test(lab).await;
+    };
+    namespace.block_on(work).expect("the test's thread");
+}
+
+impl Lab {
+    fn path(&self) -> PathBuf {
+        self.dir.path().join("resolv.conf")
+    }
+
+    fn resolv_conf(&self, text: &str) {
+        std::fs::write(self.path(), text).expect("written");
+    }
+
+    async fn client(&self) -> Arc<Client> {
+        tailyard::edge::dns::Dns::new(&self.path()).client().await.expect("servers")
+    }
+
+    async fn lookup(&self, name: &str) -> Outcome {
+        self.client().await.lookup(name).await
+    }
+
+    /// Starts the task that keeps names.
+    fn keep(&self, names: &[&str], in_flight: usize) -> Kept {
+        let (stopper, stop) = stop();
+        let (wanted, receiver) = watch::channel(set(names));
+        let (outputs, names, report) = resolve::outputs();
+        let inputs = Inputs { resolv_conf: self.path(), wanted: receiver, in_flight };
+        tokio::spawn(resolve::run(inputs, outputs, stop));
+        Kept { wanted, names, report, stopper }
+    }
+}
+
+/// The task that keeps names, and what it publishes.
+struct Kept {
+    wanted: watch::Sender<BTreeSet<String>>,
+    names: watch::Receiver<Names>,
+    report: watch::Receiver<Arc<Report>>,
+    stopper: Stopper,
+}
+
+impl Kept {
+    async fn eventually(&mut self, what: &str, good: impl Fn(&BTreeMap<String, BTreeSet<IpAddr>>) -> bool) {
+        let waited = timeout(DEADLINE, self.names.wait_for(|names| good(names))).await;
+        drop(waited.unwrap_or_else(|_| panic!("{what} did not come true: {:?}", self.report)).expect("running"));
+    }
+
+    async fn reports(&mut self, failure: Failure) {
+        let seen = self.report.wait_for(|report| report.names.values().any(|status| status.failure == Some(failure)));
+        drop(timeout(DEADLINE, seen).await.unwrap_or_else(|_| panic!("{failure} was never reported")).expect("running"));
+    }
+}
+
+fn set(names: &[&str]) -> BTreeSet<String> {
+    names.iter().map(|name| (*name).to_owned()).collect()
+}
+
+fn ips(list: &[&str]) -> BTreeSet<IpAddr> {
+    list.iter().map(|ip| ip.parse().expect("an address")).collect()
+}
+
+/// The addresses of an outcome and the shortest TTL of the families that have some.
+fn found(outcome: Outcome) -> (BTreeSet<IpAddr>, u64) {
+    let records = [outcome.v4, outcome.v6].map(|family| family.expect("an answer"));
+    let ttl = records.iter().filter(|records| !records.addresses.is_empty()).map(|records| records.ttl).min();
+    let addresses = records.into_iter().flat_map(|records| records.addresses).collect();
+    (addresses, ttl.unwrap_or_default().as_secs())
+}
+
+#[test]
+fn every_address_of_both_families_is_used() {
+    lab(async |lab| {
+        let all = ["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5", "fd00::1"];
+        lab.dns.set("db.test", 77, &all).await;
+        assert_eq!(found(lab.lookup("db.test").await), (ips(&all), 77));
+    });
+}
+
+#[test]
+fn answers_too_large_for_a_datagram_are_fetched_whole() {
+    lab(async |lab| {
+        let many: Vec<String> = (1..=100).map(|host| format!("10.0.1.{host}")).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        lab.dns.set("db.test", 60, &many).await;
+        assert_eq!(found(lab.lookup("db.test").await).0, ips(&many));
+    });
+}
+
+#[test]
+fn aliases_are_followed_and_their_ttl_counts() {
+    lab(async |lab| {
+        lab.dns.alias("a.test", 300, "b.test").await;
+        lab.dns.alias("b.test", 7, "c.test").await;
+        lab.dns.set("c.test", 60, &["10.0.0.9"]).await;
+        let outcome = lab.lookup("a.test").await;
+        assert_eq!(found(outcome), (ips(&["10.0.0.9"]), 7));
+    });
+}
+
+#[test]
+fn a_name_of_one_family_is_whole() {
+    lab(async |lab| {
+        lab.dns.set("six.test", 60, &["fd00::6"]).await;
+        assert_eq!(found(lab.lookup("six.test").await).0, ips(&["fd00::6"]));
+        lab.dns.set("four.test", 60, &["10.0.0.4"]).await;
+        assert_eq!(found(lab.lookup("four.test").await).0, ips(&["10.0.0.4"]));
+    });
+}
+
+#[test]
+fn failures_are_told_apart() {
+    lab(async |lab| {
+        let both = |outcome: Outcome| (outcome.v4.expect_err("a failure"), outcome.v6.expect_err("a failure"));
+        assert_eq!(both(lab.lookup("none.test").await), (Failure::NoName, Failure::NoName));
+        lab.dns.fault("bad.test", Some(Fault::ServFail));
+        assert_eq!(both(lab.lookup("bad.test").await), (Failure::Server, Failure::Server));
+        lab.dns.fault("mute.test", Some(Fault::Silent));
+        let before = Instant::now();
+        assert_eq!(both(lab.lookup("mute.test").await), (Failure::Timeout, Failure::Timeout));
+        assert!(before.elapsed() < Duration::from_secs(9), "the file's timeout counts, not {:?}", before.elapsed());
+        lab.dns.set("empty.test", 60, &[]).await;
+        assert_eq!(found(lab.lookup("empty.test").await).0, ips(&[]));
+        assert_eq!(both(lab.lookup("not a..name").await), (Failure::Name, Failure::Name));
+        lab.resolv_conf("nameserver 127.0.0.99\noptions timeout:1 attempts:1\n");
+        let (v4, _) = both(lab.lookup("db.test").await);
+        assert!(matches!(v4, Failure::Network | Failure::Timeout), "{v4}");
+    });
+}
+
+#[test]
+fn an_address_in_place_of_a_name_stands_for_itself() {
+    lab(async |lab| {
+        assert_eq!(found(lab.lookup("10.9.9.9").await).0, ips(&["10.9.9.9"]));
+        assert_eq!(found(lab.lookup("fd00::9").await).0, ips(&["fd00::9"]));
+    });
+}
+
+#[test]
+fn search_domains_and_ndots_are_followed() {
+    lab(async |lab| {
+        lab.resolv_conf("nameserver 127.0.0.1\nsearch first.test second.test\noptions ndots:2 timeout:1 attempts:1\n");
+        lab.dns.set("db.second.test", 60, &["10.0.0.2"]).await;
+        assert_eq!(found(lab.lookup("db").await).0, ips(&["10.0.0.2"]));
+        assert_eq!(lab.dns.queries("db.first.test"), 2, "both families are asked under the first domain");
+        // One dot is fewer than two: the search domains come first, and the name itself last.
+        lab.dns.set("web.test", 60, &["10.0.0.3"]).await;
+        assert_eq!(found(lab.lookup("web.test").await).0, ips(&["10.0.0.3"]));
+        assert_eq!(lab.dns.queries("web.test.second.test"), 2);
+        // With a final dot, or with enough dots, it comes first.
+        assert_eq!(found(lab.lookup("db.second.test").await).0, ips(&["10.0.0.2"]));
+        assert_eq!(lab.dns.queries("db.second.test.first.test"), 0);
+        assert_eq!(found(lab.lookup("web.test.").await).0, ips(&["10.0.0.3"]));
+        assert_eq!(lab.dns.queries("web.test.second.test"), 2, "not searched again");
+    });
+}
+
+#[test]
+fn a_search_ends_at_a_failure_rather_than_at_another_service() {
+    lab(async |lab| {
+        lab.resolv_conf("nameserver 127.0.0.1\nsearch first.test second.test\noptions ndots:2 timeout:1 attempts:1\n");
+        lab.dns.set("db.second.test", 60, &["10.0.0.2"]).await;
+        lab.dns.fault("db.first.test", Some(Fault::ServFail));
+        assert_eq!(lab.lookup("db").await.v4, Err(Failure::Server));
+    });
+}
+
+#[test]
+fn a_rewritten_resolv_conf_counts_at_once() {
+    lab(async |lab| {
+        let other = Dns::start("127.0.0.2").await;
+        lab.dns.set("db.test", 60, &["10.0.0.1"]).await;
+        other.set("db.test", 60, &["10.0.0.2"]).await;
+        let mut dns = tailyard::edge::dns::Dns::new(&lab.path());
+        let client = dns.client().await.expect("servers");
+        assert_eq!(found(client.lookup("db.test").await).0, ips(&["10.0.0.1"]));
+        lab.resolv_conf("nameserver 127.0.0.2\n");
+        let client = dns.client().await.expect("servers");
+        assert_eq!(found(client.lookup("db.test").await).0, ips(&["10.0.0.2"]));
+        lab.resolv_conf("nameserver nowhere\n");
+        assert_eq!(dns.client().await.expect_err("no servers").kind(), "no_servers");
+        std::fs::remove_file(lab.path()).expect("removed");
+        assert_eq!(dns.client().await.expect_err("no file").kind(), "resolv_conf_unreadable");
+    });
+}
+
+#[test]
+fn an_answer_is_asked_for_again_when_its_ttl_ends() {
+    lab(async |lab| {
+        lab.dns.set("short.test", 1, &["10.0.0.1"]).await;
+        lab.dns.set("long.test", 600, &["10.0.1.1"]).await;
+        let mut kept = lab.keep(&["short.test", "long.test"], 4);
+        let before = Instant::now();
+        kept.eventually("both names", |names| names.len() == 2).await;
+        lab.dns.set("short.test", 1, &["10.0.0.2", "10.0.0.3"]).await;
+        lab.dns.set("long.test", 600, &["10.0.1.2"]).await;
+        kept.eventually("the new addresses", |names| names["short.test"] == ips(&["10.0.0.2", "10.0.0.3"])).await;
+        assert!(before.elapsed() >= Duration::from_secs(5), "not before the floor of 5 s");
+        assert_eq!((lab.dns.queries("short.test"), lab.dns.queries("long.test")), (4, 2));
+        kept.wanted.send_replace(set(&["long.test"]));
+        kept.eventually("the name's end", |names| *names == BTreeMap::from([("long.test".to_owned(), ips(&["10.0.1.1"]))])).await;
+        kept.stopper.stop();
+    });
+}
+
+#[test]
+fn the_last_good_answer_outlives_every_failure() {
+    lab(async |lab| {
+        lab.dns.set("db.test", 1, &["10.0.0.1"]).await;
+        let mut kept = lab.keep(&["db.test"], 4);
+        kept.eventually("the first answer", |names| names.contains_key("db.test")).await;
+        // Each retry comes at most twice the last delay later, so this order keeps the test short.
+        lab.dns.fault("db.test", Some(Fault::ServFail));
+        kept.reports(Failure::Server).await;
+        lab.dns.fault("db.test", None);
+        lab.dns.clear("db.test").await;
+        kept.reports(Failure::NoName).await;
+        lab.dns.set("db.test", 1, &[]).await;
+        kept.reports(Failure::Empty).await;
+        lab.dns.fault("db.test", Some(Fault::Silent));
+        kept.reports(Failure::Timeout).await;
+        assert_eq!(kept.names.borrow()["db.test"], ips(&["10.0.0.1"]));
+        let report = Arc::clone(&kept.report.borrow());
+        let status = report.names.values().next().expect("one name");
+        assert!(status.answered.is_some_and(|answered| answered.elapsed() > Duration::from_secs(4)), "its age grows: {status:?}");
+        assert!([Failure::Server, Failure::NoName, Failure::Empty, Failure::Timeout].iter().all(|failure| report.failures[failure] > 0));
+    });
+}
+
+#[test]
+fn five_hundred_names_are_asked_for_a_few_at_a_time() {
+    lab(async |lab| {
+        let names: Vec<String> = (0..500).map(|host| format!("h{host}.test")).collect();
+        for (host, name) in names.iter().enumerate() {
+            lab.dns.set(name, 600, &[&format!("10.1.{}.{}", host / 250, host % 250 + 1)]).await;
+        }
+        lab.dns.latency(Duration::from_millis(10));
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let mut kept = lab.keep(&names, 8);
+        kept.eventually("all names", |names| names.len() == 500).await;
+        let most = lab.dns.most_at_once();
+        assert!((2..=16).contains(&most), "8 names of two families at a time, not {most} queries");
+        assert!(names.iter().all(|name| lab.dns.queries(name) == 2), "each name is asked for once in each family");
+    });
+}

@@ -1,0 +1,6 @@
+//! The terminator on real sockets: clients as tailscaled forwards them, backends of every protocol.
+
+mod balance;
+mod changes;
+mod limits;
+mod protocols;

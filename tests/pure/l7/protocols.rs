@@ -1,0 +1,208 @@
+//! What is spoken on both sides: HTTP/1.1, HTTP/2, gRPC, WebSocket, TLS.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{Request, StatusCode, Version};
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::Frame;
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use serde_json::json;
+use tailyard::model::sites::identity::{Identity, User};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use kit::l7::backend::{Backend, header};
+use kit::l7::front::{CLIENT, DEADLINE, Front, Options, get1, get2, got, service, site};
+
+const NAME: &str = "web.tail.ts.net";
+
+async fn one(backend: &Backend, protocol: &str) -> Front {
+    Front::new(json!({"svc:web": site(NAME, &service(backend.address, protocol))})).await
+}
+
+#[tokio::test]
+async fn a_request_over_tls_reaches_the_backend_and_its_answer_comes_back() {
+    let backend = Backend::new("a").await;
+    let front = one(&backend, "http").await;
+    let mut client = front.http1("svc:web", NAME).await;
+    for _ in 0..3 {
+        let mut request = get1(&format!("https://{NAME}/path?q=1"));
+        request.headers_mut().insert("x-forwarded-for", "6.6.6.6".parse().expect("a value"));
+        request.headers_mut().insert("tailscale-user-login", "root@example.com".parse().expect("a value"));
+        client.ready().await.expect("ready");
+        let answer = got(client.send_request(request)).await;
+        assert_eq!(answer.status, StatusCode::OK);
+        assert_eq!(
+            (answer.headers.get("x-backend").map(http::HeaderValue::as_bytes), answer.headers.get("keep-alive")),
+            (Some(&b"a"[..]), None)
+        );
+        let asked = answer.asked();
+        assert_eq!((&asked["uri"], &asked["version"]), (&json!("/path?q=1"), &json!("HTTP/1.1")));
+        let client_ip = CLIENT.split(':').next();
+        assert_eq!((header(&asked, "host"), header(&asked, "x-forwarded-for")), (Some(NAME), client_ip));
+        assert_eq!((header(&asked, "x-forwarded-host"), header(&asked, "x-forwarded-proto")), (Some(NAME), Some("https")));
+        assert_eq!(header(&asked, "tailscale-user-login"), None);
+    }
+    assert_eq!(backend.state.connections.load(std::sync::atomic::Ordering::SeqCst), 1, "connections to backends are kept");
+}
+
+#[tokio::test]
+async fn http2_clients_ask_a_backend_of_http1_many_things_at_once() {
+    let backend = Backend::new("a").await;
+    let front = one(&backend, "http").await;
+    let client = front.http2("svc:web", NAME).await;
+    let mut asking = tokio::task::JoinSet::new();
+    for number in 0..50 {
+        let mut client = client.clone();
+        asking.spawn(async move {
+            let mut request = get2(&format!("https://{NAME}/{number}"));
+            request.headers_mut().append("cookie", "a=1".parse().expect("a value"));
+            request.headers_mut().append("cookie", "b=2".parse().expect("a value"));
+            let asked = got(client.send_request(request)).await.asked();
+            assert_eq!(
+                (&asked["uri"], header(&asked, "host"), header(&asked, "cookie")),
+                (&json!(format!("/{number}")), Some(NAME), Some("a=1; b=2"))
+            );
+        });
+    }
+    asking.join_all().await;
+    let posted = Request::post(format!("https://{NAME}/")).body(Full::new(Bytes::from(vec![7; 3 << 20]))).expect("a request");
+    assert_eq!(got(client.clone().send_request(posted)).await.asked()["length"], 3 << 20);
+}
+
+#[tokio::test]
+async fn grpc_streams_both_ways_and_ends_with_trailers() {
+    let backend = Backend::new("a").await;
+    let front = one(&backend, "h2c").await;
+    let stream = front.tls("svc:web", NAME, "h2").await.expect("TLS");
+    let (mut client, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.expect("HTTP/2");
+    tokio::spawn(connection);
+    let (sender, mut messages) = mpsc::channel::<Result<Frame<Bytes>, std::convert::Infallible>>(1);
+    let body = StreamBody::new(futures_util::stream::poll_fn(move |cx| messages.poll_recv(cx)));
+    let request = Request::post(format!("https://{NAME}/stream")).header("te", "trailers").header("content-type", "application/grpc");
+    let talk = async {
+        let mut answer = client.send_request(request.body(body).expect("a request")).await.expect("an answer");
+        assert_eq!((answer.status(), answer.version()), (StatusCode::OK, Version::HTTP_2));
+        for number in 0..5_u8 {
+            sender.send(Ok(Frame::data(Bytes::from(vec![number; 1000])))).await.expect("sent");
+            let echo = answer.body_mut().frame().await.expect("a frame").expect("read").into_data().expect("data");
+            assert_eq!(echo[0], number, "each message is answered before the next is sent");
+        }
+        drop(sender);
+        loop {
+            match answer.body_mut().frame().await.expect("trailers").expect("read").into_trailers() {
+                Ok(trailers) => break assert_eq!(trailers["grpc-status"], "0"),
+                Err(_data) => {}
+            }
+        }
+    };
+    timeout(DEADLINE, talk).await.expect("in time");
+}
+
+#[tokio::test]
+async fn a_websocket_passes_both_ways() {
+    let backend = Backend::new("a").await;
+    for protocol in ["http", "h2c"] {
+        let front = one(&backend, protocol).await;
+        let mut client = front.http1("svc:web", NAME).await;
+        let mut request = get1(&format!("https://{NAME}/ws"));
+        request.headers_mut().insert("connection", "keep-alive, Upgrade".parse().expect("a value"));
+        request.headers_mut().insert("upgrade", "websocket".parse().expect("a value"));
+        let talk = async {
+            let answer = client.send_request(request).await.expect("an answer");
+            assert_eq!(
+                (answer.status(), &answer.headers()["upgrade"]),
+                (StatusCode::SWITCHING_PROTOCOLS, &http::HeaderValue::from_static("websocket"))
+            );
+            let mut socket = TokioIo::new(hyper::upgrade::on(answer).await.expect("upgraded"));
+            for text in ["one", "two"] {
+                socket.write_all(text.as_bytes()).await.expect("written");
+                socket.flush().await.expect("flushed");
+                let mut echo = [0; 3];
+                socket.read_exact(&mut echo).await.expect("read");
+                assert_eq!(&echo, text.as_bytes());
+            }
+        };
+        timeout(DEADLINE, talk).await.expect("in time");
+        assert_eq!(front.l7.stats.sample()["svc:web"].upgrades, 1);
+    }
+}
+
+#[tokio::test]
+async fn backends_over_tls_are_asked_in_what_they_speak() {
+    for (alpn, version) in [(&["h2", "http/1.1"][..], "HTTP/2.0"), (&["http/1.1"], "HTTP/1.1"), (&[], "HTTP/1.1")] {
+        let backend = Backend::over_tls("a", alpn).await;
+        let front = one(&backend, "https").await;
+        let asked = front.get("svc:web", &format!("https://{NAME}/x")).await.asked();
+        assert_eq!((&asked["version"], header(&asked, "x-forwarded-proto")), (&json!(version), Some("https")));
+    }
+}
+
+#[tokio::test]
+async fn backends_are_told_who_asks() {
+    let backend = Backend::new("a").await;
+    let alice = User { login: "alice@example.com".into(), name: "Älice".into(), picture: "https://example.com/a.png".into() };
+    let identity = Identity { user: Some(alice), ..Identity::default() };
+    let ask: tailyard::proxy::l7::identify::Ask = Arc::new(move |client| {
+        assert_eq!(client.to_string(), CLIENT);
+        let identity = identity.clone();
+        Box::pin(async move { Ok(Some(identity)) })
+    });
+    let routes = json!({"svc:web": site(NAME, &service(backend.address, "http"))});
+    let front = Front::with(routes, Options { ask: Some(ask), ..Options::default() }).await;
+    let asked = front.get("svc:web", &format!("https://{NAME}/")).await.asked();
+    assert_eq!(header(&asked, "tailscale-user-login"), Some("alice@example.com"));
+    assert_eq!(header(&asked, "tailscale-user-name"), Some("=?utf-8?q?=C3=84lice?="));
+    assert_eq!(header(&asked, "tailscale-user-profile-pic"), Some("https://example.com/a.png"));
+}
+
+#[tokio::test]
+async fn a_redirect_leads_to_the_same_over_tls() {
+    let backend = Backend::new("a").await;
+    let front = one(&backend, "http").await;
+    for host in [NAME, "web"] {
+        let stream = front.forwarded("svc:web", 80).await.expect("connected");
+        let (mut client, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.expect("HTTP");
+        tokio::spawn(connection);
+        let answer = got(client.send_request(get1(&format!("http://{host}/a?b=c")))).await;
+        assert_eq!(
+            (answer.status, answer.headers["location"].as_bytes()),
+            (StatusCode::MOVED_PERMANENTLY, format!("https://{NAME}/a?b=c").as_bytes())
+        );
+    }
+}
+
+#[tokio::test]
+async fn answers_without_a_body_stay_without() {
+    let backend = Backend::new("a").await;
+    for protocol in ["http", "h2c"] {
+        let mut routes = site(NAME, &service(backend.address, protocol));
+        routes["routes"][0]["path"] = json!("/some");
+        let front = Front::new(json!({"svc:web": routes})).await;
+        for alpn in ["http/1.1", "h2"] {
+            for (method, path, status) in
+                [("HEAD", "/some/x", 200), ("HEAD", "/none", 404), ("GET", "/some/304", 304), ("GET", "/some/204", 204)]
+            {
+                let mut request =
+                    if alpn == "h2" { get2(&format!("https://{NAME}{path}")) } else { get1(&format!("https://{NAME}{path}")) };
+                *request.method_mut() = method.parse().expect("a method");
+                let answer = if alpn == "h2" {
+                    got(front.http2("svc:web", NAME).await.send_request(request)).await
+                } else {
+                    got(front.http1("svc:web", NAME).await.send_request(request)).await
+                };
+                assert_eq!((answer.status.as_u16(), answer.body.len()), (status, 0), "{protocol} {alpn} {method} {path}");
+                let length =
+                    answer.headers.get("content-length").map(|value| value.to_str().expect("text").parse::<u64>().expect("a number"));
+                if path == "/some/x" {
+                    assert!(length.is_some_and(|length| length > 100), "{protocol} {alpn}: how long it would be is told: {length:?}");
+                } else if method != "HEAD" {
+                    assert!(length.is_none_or(|length| length == 0), "{protocol} {alpn} {path}: {length:?}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,313 @@
+//! The architecture as a test: the arrows of the table in src/lib.rs, one door for each third party, a pure model, and the
+//! habits about files. Every rule is also tried on a bad sample, for a checker that cannot fail checks nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+use source::Source;
+
+mod source;
+
+/// The longest that the production part of a file may be, in lines.
+const LONGEST: usize = 400;
+/// The most that half of the files may have.
+const MEDIAN: usize = 150;
+
+/// Crates that come in by one door only, and where that is: files or folders under src.
+const DOORS: &[(&str, &[&str])] = &[
+    ("anyhow", &["cli", "main"]),
+    ("base64", &["model/certificate"]),
+    ("clap", &["cli"]),
+    ("flate2", &["model/gzip"]),
+    ("hickory_resolver", &["edge/dns"]),
+    ("httpdate", &["edge/acme", "edge/control"]),
+    ("http_body_util", &["edge/acme", "edge/localapi", "edge/ping", "load/https", "runtime/admin"]),
+    ("hyper", &["edge/acme", "edge/localapi", "edge/ping", "load/https", "runtime/admin", "proxy/http", "proxy/l7", "reconciler/http"]),
+    ("hyper_util", &["edge/localapi", "edge/ping", "load/https", "proxy/l7", "runtime/admin"]),
+    ("inotify", &["edge/files"]),
+    ("instant_acme", &["edge/acme"]),
+    ("jsonc_parser", &["model/supervise/conffile"]),
+    (
+        "k8s_openapi",
+        &["api", "edge/acme", "edge/control", "edge/kube", "model", "proxy/certs", "proxy/metrics/certs", "proxy/spoken", "reconciler"],
+    ),
+    ("kube", &["api", "edge/kube"]),
+    ("libc", &[]),
+    ("netlink_packet_core", &["edge/conntrack", "edge/link"]),
+    ("netlink_packet_netfilter", &["edge/conntrack"]),
+    ("netlink_packet_route", &["edge/link"]),
+    ("netlink_sys", &["edge/conntrack", "edge/nft"]),
+    ("nftables", &["model/nft"]),
+    ("prometheus", &["runtime/metrics"]),
+    ("rcgen", &["edge/acme"]),
+    ("reqwest", &["edge/acme", "edge/control", "runtime/https"]),
+    ("ring", &["edge/tls", "model/objects"]),
+    ("rtnetlink", &["edge/link"]),
+    ("schemars", &["api"]),
+    ("rustix", &["edge/daemon"]),
+    ("rustls", &["edge/acme", "edge/tls", "model/certificate", "runtime/https"]),
+    ("serde_saphyr", &["cli/crd"]),
+    ("socket2", &["edge/probe"]),
+    ("tokio_rustls", &["edge/tls"]),
+    ("tracing_subscriber", &["runtime/telemetry"]),
+    ("x509_parser", &["model/certificate"]),
+];
+
+/// What a pure layer never names: clocks, randomness, IO and logs. `api` and `model` are pure.
+const IMPURE: [&str; 17] = [
+    "fastrand",
+    "futures_util",
+    "nix",
+    "rand",
+    "std::env",
+    "std::fs",
+    "std::net::TcpListener",
+    "std::net::TcpStream",
+    "std::net::UdpSocket",
+    "std::os",
+    "std::process",
+    "std::thread",
+    "std::time::SystemTime",
+    "tokio",
+    "tracing",
+    "Instant::now",
+    "SystemTime",
+];
+
+/// What a layer may name, as the table of src/lib.rs has it.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Layer {
+    everything: bool,
+    others: BTreeSet<String>,
+    /// Its top modules do not name each other.
+    apart: bool,
+}
+
+/// Reads the table.
+fn layers(lib: &str) -> BTreeMap<String, Layer> {
+    let rows = lib.lines().filter_map(|line| line.strip_prefix("//! | [`"));
+    let row = |line: &str| {
+        let (name, rest) = line.split_once("`]").expect("a layer's name");
+        let may = rest.split('|').nth(2).expect("three columns");
+        let others = may.split('`').skip(1).step_by(2).map(str::to_owned).collect();
+        (name.to_owned(), Layer { everything: may.trim() == "everything", others, apart: may.contains("no other") })
+    };
+    rows.map(row).collect()
+}
+
+/// Everything that is wrong with these files (path under src, text).
+fn faults(layers: &BTreeMap<String, Layer>, files: &[(String, String)]) -> Vec<String> {
+    let mut faults = Vec::new();
+    let mut lengths = Vec::new();
+    for (path, text) in files {
+        let mut fault = |what: String| faults.push(format!("{path}: {what}"));
+        let source = Source::new(path, text);
+        if path.ends_with("/mod.rs") {
+            fault("a module is foo.rs beside foo/, not foo/mod.rs".to_owned());
+        }
+        if source.module.iter().any(|name| matches!(name.as_str(), "util" | "utils" | "helpers" | "common" | "misc")) {
+            fault("a module is named after what it is about".to_owned());
+        }
+        if ["TODO", "FIXME", "XXX", "HACK"].iter().any(|word| text.contains(word)) {
+            fault("unfinished work has no place in the tree".to_owned());
+        }
+        if source.is_test {
+            continue;
+        }
+        if !text.starts_with("//!") {
+            fault("a module begins with //!: why it exists and what it never does".to_owned());
+        }
+        lengths.push(source.lines);
+        if source.lines > LONGEST {
+            fault(format!("{} lines of production code are more than {LONGEST}", source.lines));
+        }
+        arrows(layers, &source).into_iter().chain(doors(&source)).chain(purity(&source)).for_each(fault);
+    }
+    lengths.sort_unstable();
+    if lengths.get(lengths.len() / 2).is_some_and(|median| *median > MEDIAN) {
+        faults.push(format!("half of the files have more than {MEDIAN} lines of production code"));
+    }
+    faults
+}
+
+/// Names of ours that the table does not allow.
+fn arrows(layers: &BTreeMap<String, Layer>, source: &Source) -> Vec<String> {
+    let Some(own) = source.module.first() else { return Vec::new() };
+    let Some(layer) = layers.get(own) else {
+        return if own == "main" { Vec::new() } else { vec![format!("{own} is not in the table of src/lib.rs")] };
+    };
+    let mut faults = Vec::new();
+    for path in source.ours() {
+        let (Some(to), part) = (path.first(), path.get(1)) else { continue };
+        if !layers.contains_key(to) {
+            continue;
+        }
+        if to != own && !layer.everything && !layer.others.contains(to) {
+            faults.push(format!("{own} may not name {}", path.join("::")));
+        }
+        let next_door = to == own && layer.apart && source.module.len() > 1 && part.is_some() && part != source.module.get(1);
+        if next_door {
+            faults.push(format!("files of {own} may not name each other: {}", path.join("::")));
+        }
+    }
+    faults
+}
+
+/// Third parties that came in by another door than theirs.
+fn doors(source: &Source) -> Vec<String> {
+    let own = source.module.join("/");
+    let inside = |door: &&str| own == **door || own.starts_with(&format!("{door}/"));
+    let wrong = DOORS.iter().filter(|(name, doors)| source.names(name) && !doors.iter().any(&inside));
+    wrong.map(|(name, doors)| format!("{name} comes in by {} only", doors.join(", "))).collect()
+}
+
+fn purity(source: &Source) -> Vec<String> {
+    if !matches!(source.module.first().map(String::as_str), Some("api" | "model")) {
+        return Vec::new();
+    }
+    IMPURE.iter().filter(|name| source.names(name)).map(|name| format!("a pure layer does not name {name}")).collect()
+}
+
+fn read(dir: &Path, prefix: &str, into: &mut Vec<(String, String)>) {
+    for entry in fs::read_dir(dir).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        let name = path.file_name().and_then(|name| name.to_str()).expect("a name").to_owned();
+        if path.is_dir() {
+            read(&path, &format!("{prefix}{name}/"), into);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            into.push((format!("{prefix}{name}"), fs::read_to_string(&path).expect("text")));
+        }
+    }
+}
+
+fn tree() -> (BTreeMap<String, Layer>, Vec<(String, String)>) {
+    let mut files = Vec::new();
+    read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), "", &mut files);
+    let lib = files.iter().find(|(path, _)| path == "lib.rs").map(|(_, text)| layers(text)).expect("src/lib.rs");
+    (lib, files)
+}
+
+#[test]
+fn the_tree_is_the_architecture() {
+    let (layers, mut files) = tree();
+    files.retain(|(path, _)| path != "lib.rs");
+    assert!(files.len() > 60, "only {} files were found", files.len());
+    let faults = faults(&layers, &files);
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[test]
+fn the_table_says_who_may_name_whom() {
+    let (layers, _) = tree();
+    let names = |name: &str| layers[name].others.iter().map(String::as_str).collect::<Vec<_>>();
+    assert_eq!((names("api"), names("runtime"), names("model")), (vec![], vec![], vec!["api"]));
+    assert_eq!(names("edge"), ["api", "model", "runtime"]);
+    assert!(layers["edge"].apart && layers["cli"].everything && !layers["proxy"].everything);
+    assert!(!layers["proxy"].others.contains("cli") && !layers["proxy"].others.contains("demo"));
+}
+
+/// The faults of one file that holds this text after its `//!`.
+fn sample(path: &str, text: &str) -> Vec<String> {
+    let (layers, _) = tree();
+    faults(&layers, &[(path.to_owned(), format!("//! A sample.\n{text}"))])
+}
+
+#[test]
+fn bad_arrows_are_found() {
+    let bad = [
+        ("model/a.rs", "use crate::edge::nft;"),
+        ("model/a.rs", "fn f() -> crate::runtime::tasks::Stop { todo() }"),
+        ("api/a.rs", "use crate::{api::b, model::c};"),
+        ("runtime/a.rs", "use crate::model::net::Port;"),
+        ("edge/a.rs", "use crate::proxy::daemon;"),
+        ("runtime/a.rs", "use crate::edge::nft;"),
+        ("edge/a.rs", "use crate::edge::link;"),
+        ("edge/a.rs", "use super::link::Links;"),
+        ("edge/a/b.rs", "use super::super::link::Links;"),
+        ("edge/a/b.rs", "use crate::edge::{a::c, link};"),
+        ("proxy/a.rs", "use crate::demo::topology;"),
+        ("proxy/a.rs", "use crate::cli::proxy::ProxyArgs;"),
+        ("proxy/a.rs", "use crate::{\n    model::net,\n    cli,\n};"),
+        ("proxy/a/b.rs", "use super::super::super::cli;"),
+        ("demo/a.rs", "use crate::cli;"),
+        ("operator/a.rs", "use crate::model::net;"),
+        ("reconciler/a.rs", "use crate::proxy::program;"),
+        ("proxy/a.rs", "use crate::reconciler::world;"),
+    ];
+    for (path, text) in bad {
+        assert_eq!(sample(path, text).len(), 1, "{path}: {text}: {:?}", sample(path, text));
+    }
+}
+
+#[test]
+fn good_arrows_are_not() {
+    let good = [
+        ("model/a.rs", "use crate::api::egress;\nuse crate::model::net;\nuse super::net::Port;"),
+        ("edge/a/b.rs", "use super::AError;\nuse super::c::D;\nuse crate::edge::a::c;\nuse crate::model::net;"),
+        ("proxy/a.rs", "use crate::{api::x, edge::y, model::z, runtime::w};\nuse crate::proxy::b;"),
+        ("edge/a.rs", "use crate::runtime::command;"),
+        ("cli/a.rs", "use crate::demo;\nuse crate::proxy;"),
+        ("model/a.rs", "// use crate::edge::nft;\n/* crate::edge::x */ const A: &str = \"crate::edge::x\";"),
+        ("model/a.rs", "/// See [`crate::edge::nft`].\nfn f() {}"),
+        ("model/a.rs", "#[cfg(test)]\nmod tests {\n    use crate::edge::netns;\n    fn f() { let _ = Instant::now(); }\n}"),
+        ("model/a/tests.rs", "use crate::edge::netns;\nuse tokio::time;"),
+    ];
+    for (path, text) in good {
+        assert_eq!(sample(path, text), [""; 0], "{path}: {text}");
+    }
+}
+
+#[test]
+fn third_parties_at_the_wrong_door_are_found() {
+    let bad = [
+        ("edge/conntrack.rs", "use socket2::Socket;"),
+        ("edge/link.rs", "fn f(x: nftables::schema::Nftables) {}"),
+        ("proxy/metrics.rs", "use prometheus::Registry;"),
+        ("proxy/resolve.rs", "use hickory_resolver::{Resolver, TokioResolver};"),
+        ("proxy/report.rs", "pub use kube;"),
+        ("runtime/admin.rs", "use clap::Args;"),
+        ("edge/dnsmasq.rs", "use hickory_resolver::Resolver;"),
+        ("edge/nft.rs", "use anyhow::Context as _;"),
+    ];
+    for (path, text) in bad {
+        assert_eq!(sample(path, text).len(), 1, "{path}: {text}: {:?}", sample(path, text));
+    }
+    assert_eq!(sample("edge/dns.rs", "use hickory_resolver::Resolver;\nuse crate::model::kube::X;"), [""; 0]);
+    assert_eq!(sample("edge/kube/watch.rs", "use kube::Client;"), [""; 0]);
+}
+
+#[test]
+fn impurity_is_found() {
+    let bad = [
+        ("model/a.rs", "use tokio::sync::watch;"),
+        ("model/a.rs", "fn f() -> Instant { Instant::now() }"),
+        ("model/a.rs", "fn f() { tracing::info!(\"x\") }"),
+        ("model/a.rs", "use std::{collections::BTreeMap, fs};"),
+        ("model/a.rs", "use std::net::{IpAddr, TcpStream};"),
+        ("api/a.rs", "fn f() { std::env::var(\"x\") }"),
+        ("model/a.rs", "fn f() { fastrand::f64() }"),
+    ];
+    for (path, text) in bad {
+        assert_eq!(sample(path, text).len(), 1, "{path}: {text}: {:?}", sample(path, text));
+    }
+    assert_eq!(sample("model/a.rs", "use std::net::IpAddr;\nuse std::time::{Duration, Instant};"), [""; 0]);
+    assert_eq!(sample("proxy/a.rs", "use tokio::sync::watch;"), [""; 0]);
+}
+
+#[test]
+fn bad_files_are_found() {
+    let (layers, _) = tree();
+    let one = |path: &str, text: String| faults(&layers, &[(path.to_owned(), text)]);
+    assert_eq!(one("model/a.rs", "fn f() {}".to_owned()).len(), 1, "no //!");
+    assert_eq!(sample("model/a/mod.rs", "").len(), 1);
+    assert_eq!(sample("edge/utils.rs", "").len(), 1);
+    assert_eq!(sample("edge/a.rs", &["// TO", "DO: later"].concat()).len(), 1);
+    let long = "const A: u8 = 0;\n".repeat(LONGEST);
+    assert_eq!(sample("model/a.rs", &long).len(), 2, "too long, and so is half of the files");
+    let tests = format!("#[cfg(test)]\nmod tests {{\n{long}}}\n");
+    assert_eq!(sample("model/a.rs", &tests), [""; 0], "tests do not count");
+    let medium = "const A: u8 = 0;\n".repeat(MEDIAN);
+    let files: Vec<_> = ["a", "b", "c"].iter().map(|name| (format!("model/{name}.rs"), format!("//! A.\n{medium}"))).collect();
+    assert_eq!(faults(&layers, &files), ["half of the files have more than 150 lines of production code"]);
+}

@@ -1,0 +1,20 @@
+//! Tests that need neither root nor servers: the code's structure, documents, output formats, and what runs on loopback sockets.
+
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "helpers of tests are outside of test functions, fail by panicking and show logs"
+)]
+
+mod cli;
+mod cost;
+mod dns;
+mod docs;
+mod l7;
+mod layers;
+mod metrics;
+mod objects;
+mod report;
+mod supervise;

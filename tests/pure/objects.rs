@@ -1,0 +1,182 @@
+//! The objects of typical groups, whole: what the API server is given for a spec and a class.
+//!
+//! `UPDATE_GOLDEN=1 cargo test --test objects` writes the golden files anew; read the difference before you commit it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use imbl::OrdMap;
+use k8s_openapi::jiff::Timestamp;
+use serde_json::{Value, json};
+use tailyard::model::group::{Capabilities, Class, GroupSettings, Listed, Observed, Publishing, Replica, ReplicaState, TailnetState, pass};
+use tailyard::model::publish::Owner;
+
+/// A group as it is first seen, with one Service.
+fn observed(spec: Value, class: Option<Value>) -> Observed {
+    let group =
+        json!({"metadata": {"name": "pg", "uid": "0d7c", "generation": 1, "finalizers": ["tailscale.com/finalizer"]}, "spec": spec});
+    let class = class.map(|spec| json!({"metadata": {"name": "c"}, "spec": spec}));
+    let service = json!({
+        "metadata": {"name": "db", "namespace": "default", "uid": "5a1e", "annotations": {
+            "tailscale.com/proxy-group": "pg", "tailscale.com/tailnet-fqdn": "db.tail1234.ts.net"}},
+        "spec": {"type": "ExternalName", "externalName": "placeholder", "ports": [
+            {"name": "postgres", "port": 5432, "protocol": "TCP"}, {"name": "dns", "port": 53, "protocol": "UDP"}]},
+    });
+    let node = |name: &str, ip: &str| {
+        let status = json!({"addresses": [{"type": "ExternalIP", "address": ip}, {"type": "InternalIP", "address": "10.0.0.1"}]});
+        Arc::new(serde_json::from_value(json!({"metadata": {"name": name, "labels": {"edge": "yes"}}, "status": status})).expect("a Node"))
+    };
+    Observed {
+        name: "pg".into(),
+        now: Timestamp::from_second(1_800_000_000).expect("a time"),
+        settings: Arc::new(GroupSettings {
+            tags: vec!["tag:k8s".into()],
+            drain_grace: Duration::from_secs(50),
+            service_monitors: true,
+            ..GroupSettings::new("tailscale".into(), "ghcr.io/tailyard/tailyard:v1".into())
+        }),
+        group: Some(Arc::new(serde_json::from_value(group).expect("a group"))),
+        class: class.map_or(Class::None, |class| Class::Ready(Arc::new(serde_json::from_value(class).expect("a class")))),
+        tailnet: TailnetState::Ready {
+            server_url: "https://controlplane.tailscale.com".into(),
+            capabilities: Capabilities { keys: false, devices: false, services: true },
+        },
+        replicas: BTreeMap::new(),
+        owned: OrdMap::new(),
+        services: OrdMap::unit(("default".into(), "db".into()), Arc::new(serde_json::from_value(service).expect("a Service"))),
+        nodes: vec![node("a", "203.0.113.7"), node("b", "203.0.113.8"), node("c", "203.0.113.9")],
+        node_ports: BTreeSet::from([30_000]),
+        publish: Publishing::default(),
+        denied: BTreeMap::new(),
+    }
+}
+
+/// A class that sets everything.
+fn everything() -> Value {
+    json!({
+        "statefulSet": {
+            "labels": {"team": "net", "tailscale.com/managed": "no"},
+            "annotations": {"note": "x"},
+            "pod": {
+                "labels": {"team": "net"},
+                "annotations": {"note": "y"},
+                "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+                    {"matchExpressions": [{"key": "edge", "operator": "Exists"}]}]}}},
+                "securityContext": {"runAsNonRoot": false},
+                "imagePullSecrets": [{"name": "pull"}],
+                "nodeSelector": {"kubernetes.io/os": "linux"},
+                "tolerations": [{"key": "edge", "operator": "Exists"}],
+                "topologySpreadConstraints": [{"maxSkew": 2, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}],
+                "priorityClassName": "high",
+                "dnsPolicy": "None",
+                "dnsConfig": {"nameservers": ["10.96.0.10"]},
+                "tailscaleContainer": {
+                    "env": [{"name": "TS_USERSPACE", "value": "true"}, {"name": "EXTRA", "value": "1"}],
+                    "image": "registry:5000/tailyard:v2",
+                    "imagePullPolicy": "IfNotPresent",
+                    "resources": {"requests": {"cpu": "100m"}, "limits": {"memory": "256Mi"}},
+                    "securityContext": {"privileged": false},
+                },
+                "tailscaleInitContainer": {"image": "registry:5000/tailyard:v2", "resources": {"limits": {"memory": "32Mi"}}},
+            },
+        },
+        "metrics": {"enable": true, "serviceMonitor": {"enable": true, "labels": {"release": "prometheus"}}},
+        "tailscale": {"acceptRoutes": true},
+    })
+}
+
+#[test]
+fn what_is_applied_is_golden() {
+    let stock = json!({"statefulSet": {"pod": {"tailscaleContainer": {"image": "tailscale/tailscale:v1.102.0"}}}});
+    let endpoints = json!({"staticEndpoints": {"nodePort": {"ports": [{"port": 30000, "endPort": 30010}], "selector": {"edge": "yes"}}}});
+    let unprivileged = json!({"type": "egress", "replicas": 3, "hostnamePrefix": "out", "tailyard": {
+        "drainGraceSeconds": 120, "ports": {"from": 20000, "to": 20100}, "tunResource": "example.com/tun", "podSysctls": true,
+        "firewall": "nftables"}});
+    let cases = [
+        ("plain", json!({"type": "egress"}), None),
+        ("stock-image", json!({"type": "egress"}), Some(stock)),
+        ("class", json!({"type": "egress"}), Some(everything())),
+        ("unprivileged", unprivileged, None),
+        ("static-endpoints", json!({"type": "egress"}), Some(endpoints)),
+    ];
+    for (name, observed) in cases.into_iter().map(|(name, spec, class)| (name, observed(spec, class))).chain(publishing()) {
+        let mut observed = observed;
+        let mut applied = pass(&observed).apply;
+        // The stock image is started only once its configs are there.
+        observed.owned = applied.iter().map(|manifest| (manifest.object.clone(), Arc::new(manifest.value.clone()))).collect();
+        applied.extend(pass(&observed).apply);
+        let applied: Vec<_> = applied.into_iter().map(|manifest| manifest.value).collect();
+        let text = format!("{}\n", serde_json::to_string_pretty(&applied).expect("JSON"));
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/objects").join(format!("{name}.json"));
+        if std::env::var_os("UPDATE_GOLDEN").is_some() {
+            std::fs::write(&file, &text).expect("the golden file");
+        }
+        let expected = std::fs::read_to_string(&file).expect("the golden file");
+        assert_eq!(text, expected, "{name} (UPDATE_GOLDEN=1 writes it anew)");
+    }
+}
+
+/// Groups that publish an Ingress and a Service, with our image and the other one.
+fn publishing() -> [(&'static str, Observed); 2] {
+    let stock = json!({"useLetsEncryptStagingEnvironment": true, "statefulSet": {"pod": {"tailscaleContainer": {"image": "tailscale/tailscale:v1.102.0"}}}});
+    [("ingress", None), ("ingress-stock-image", Some(stock))].map(|(name, class)| {
+        let mut observed = observed(json!({"type": "ingress"}), class);
+        let ports = json!([{"name": "web", "port": 80, "protocol": "TCP"}]);
+        let service = |name: &str, annotations: Value| {
+            let object = json!({"metadata": {"name": name, "namespace": "default", "annotations": annotations}, "spec": {"clusterIP": "10.96.0.20", "ports": ports}});
+            (("default".to_owned(), name.to_owned()), Arc::new(serde_json::from_value(object).expect("a Service")))
+        };
+        let ours = json!({"tailscale.com/proxy-group": "pg", "tailscale.com/expose": "true", "tailscale.com/hostname": "whole"});
+        observed.services = OrdMap::from_iter([service("whole", ours)]);
+        let backend = json!({"service": {"name": "web", "port": {"name": "web"}}});
+        let ingress = json!({"metadata": {"name": "app", "namespace": "default", "annotations": {"tailscale.com/proxy-group": "pg", "tailscale.com/http-redirect": "true"}},
+            "spec": {"ingressClassName": "tailscale", "defaultBackend": backend, "tls": [{"hosts": ["app"]}]}});
+        let vip = |name: &str, ports: Value, ip: &str| {
+            let object = json!({"name": name, "addrs": [ip], "ports": ports, "tags": ["tag:k8s"],
+                "annotations": {"tailscale.com/owner-references": r#"{"ownerRefs":[{"operatorID":"here"}]}"#}});
+            (name.to_owned(), serde_json::from_value(object).expect("a Tailscale Service"))
+        };
+        let services = [vip("svc:app", json!(["tcp:443", "tcp:80"]), "100.99.0.1"), vip("svc:whole", json!(["do-not-validate"]), "100.99.0.2")];
+        let id = ("default".to_owned(), "app".to_owned());
+        observed.publish = Publishing {
+            ingresses: OrdMap::unit(id, Arc::new(serde_json::from_value(ingress).expect("an Ingress"))),
+            backends: [service("web", json!({}))].into(),
+            backed: [("default".to_owned(), "whole".to_owned())].into(),
+            listed: Some(Arc::new(Listed { at: observed.now, services: services.into_iter().collect() })),
+            ..Publishing::default()
+        };
+        let state = ReplicaState { device_fqdn: Some("pg-0.tail1234.ts.net.".into()), ..ReplicaState::default() };
+        observed.replicas = BTreeMap::from([(0, Replica { state: Some(Arc::new(state)), ..Replica::default() })]);
+        let settings = GroupSettings::clone(&observed.settings);
+        observed.settings = Arc::new(GroupSettings { cluster: Owner { id: "here".into(), ..Owner::default() }, ..settings });
+        (name, observed)
+    })
+}
+
+/// The object of a kind among those of a golden file.
+fn golden(name: &str, kind: &str) -> Value {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/objects").join(format!("{name}.json"));
+    let all: Vec<Value> = serde_json::from_str(&std::fs::read_to_string(file).expect("the golden file")).expect("JSON");
+    all.into_iter().find(|object| object["kind"] == kind).unwrap_or_else(|| panic!("{name} has no {kind}"))
+}
+
+#[test]
+fn no_pod_may_list_the_secrets_of_the_namespace() {
+    for name in ["plain", "stock-image", "class", "ingress"] {
+        for rule in golden(name, "Role")["rules"].as_array().expect("rules") {
+            let named = rule["resourceNames"].as_array().is_some_and(|names| !names.is_empty());
+            assert!(named || rule["resources"] == json!(["events"]) || rule["verbs"] == json!(["create"]), "{name}: {rule}");
+        }
+    }
+}
+
+#[test]
+fn a_class_never_takes_away_what_an_object_is_found_by() {
+    let set = golden("class", "StatefulSet");
+    for labels in [&set["metadata"]["labels"], &set["spec"]["template"]["metadata"]["labels"]] {
+        assert_eq!((&labels["tailscale.com/managed"], &labels["tailscale.com/parent-resource"]), (&json!("true"), &json!("pg")));
+        assert_eq!(labels["team"], "net");
+    }
+}

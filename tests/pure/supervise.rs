@@ -1,0 +1,477 @@
+//! Supervision against a scripted tailscaled that is a real child process and speaks HTTP on a real socket.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::future::ready;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use kit::scripted_tailscaled::append;
+use kit::wait::{eventually_async, until_async};
+use tailyard::model::netmap::{Fqdn, NetMap};
+use tailyard::model::state::Content;
+use tailyard::model::supervise::kept::{Kept, from_file};
+use tailyard::model::supervise::{DaemonSettings, Login, Phase, Secret, StateStore, StateWrite, TwoStep};
+use tailyard::proxy::daemon::kept::Reach;
+use tailyard::proxy::daemon::{Daemon, DaemonInputs, DaemonState, NeverStarted, StateRequest, daemon};
+use tailyard::runtime::tasks::{self, Stopper};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout};
+
+const DEADLINE: Duration = Duration::from_secs(20);
+/// How long what is seen at once may take on a busy machine.
+const AT_ONCE: Duration = Duration::from_secs(5);
+
+/// A scripted daemon and what supervises it.
+struct Lab {
+    dir: tempfile::TempDir,
+    daemon: Daemon,
+    keys: watch::Sender<Option<Secret>>,
+    kept: watch::Sender<Kept>,
+    /// Whether the Secret cannot be had.
+    away: Arc<AtomicBool>,
+    writes: mpsc::Receiver<StateRequest>,
+    stopper: Stopper,
+    task: JoinHandle<Result<(), NeverStarted>>,
+}
+
+/// A first message: the state in words and as a number, and peers by name and last byte of their address.
+fn initial(word: &str, number: i64, peers: &[(&str, u8)]) -> String {
+    let peers: Vec<String> = peers
+        .iter()
+        .map(|(name, ip)| format!(r#""k{ip}":{{"NodeID":{ip},"DNSName":"{name}.lab.","TailscaleIPs":["100.64.0.{ip}"]}}"#))
+        .collect();
+    let own = if number == 6 { r#"["100.64.0.1"]"# } else { "null" };
+    let peers = peers.join(",");
+    format!(
+        r#"{{"Version":"1.102","State":{number},"InitialStatus":{{"BackendState":"{word}","Self":{{"ID":"nMe","DNSName":"me.lab.","TailscaleIPs":{own}}},"Peer":{{{peers}}}}}}}"#
+    )
+}
+
+/// The directory of a scripted daemon that runs with one peer, `db`, and the settings for it.
+fn prepare() -> (tempfile::TempDir, DaemonSettings) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| dir.path().join(name);
+    let script = format!(
+        "#!/bin/sh\n[ \"$1\" = version ] && exec echo '{{\"cap\":142}}'\nFAKE_DIR={} FAKE_ARGS=\"$*\" exec {}\n",
+        dir.path().display(),
+        kit::program("scripted-tailscaled").display()
+    );
+    fs::write(path("tailscaled"), script).expect("written");
+    fs::set_permissions(path("tailscaled"), fs::Permissions::from_mode(0o755)).expect("executable");
+    fs::write(path("initial"), initial("Running", 6, &[("db", 2)])).expect("written");
+    fs::write(path("running"), initial("Running", 6, &[("db", 2)])).expect("written");
+    fs::create_dir(path("conf")).expect("made");
+    fs::write(path("conf/cap-106.hujson"), r#"{"Version":"alpha0","AuthKey":"old"}"#).expect("written");
+    let settings = DaemonSettings {
+        tailscaled: path("tailscaled"),
+        tailscale: path("tailscaled"),
+        socket: path("ts.sock"),
+        state: StateStore::KubeSecret { name: "eg-0".into(), dir: Some(dir.path().to_owned()) },
+        userspace: true,
+        socks5: None,
+        http_proxy: None,
+        debug_addr: None,
+        extra_args: Vec::new(),
+        env: BTreeMap::new(),
+        login: Login::ConfigDir(path("conf")),
+        boot_timeout: Duration::from_secs(5),
+        udp_gro_forwarding: false,
+        fill_config: false,
+        pod_ips: BTreeSet::new(),
+    };
+    (dir, settings)
+}
+
+impl Lab {
+    fn start(dir: tempfile::TempDir, settings: DaemonSettings) -> Self {
+        let (keys, seen) = watch::channel(None);
+        let (write, writes) = mpsc::channel(4);
+        let (kept, copied) = watch::channel(Kept::default());
+        let (stopper, stop) = tasks::stop();
+        let away = Arc::<AtomicBool>::default();
+        let asked = Arc::clone(&away);
+        let reach = Some(Reach::new(move || Box::pin(ready(!asked.load(Ordering::SeqCst)))));
+        let inputs = DaemonInputs { keys: seen, writes: write, kept: copied, reach, advertise: None, outlives: false };
+        let (daemon, task) = daemon(settings, inputs, stop);
+        Self { dir, daemon, keys, kept, away, writes, stopper, task: tokio::spawn(task) }
+    }
+
+    /// A daemon that runs.
+    async fn running() -> Self {
+        let (dir, settings) = prepare();
+        let lab = Self::start(dir, settings);
+        lab.phase(Phase::Running).await;
+        lab
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        fs::write(self.path(name), text).expect("written");
+    }
+
+    fn lines(&self, name: &str) -> Vec<String> {
+        fs::read_to_string(self.path(name)).unwrap_or_default().lines().map(str::to_owned).collect()
+    }
+
+    fn bus(&self, line: &str) {
+        append(&self.path("bus"), line);
+    }
+
+    async fn state(&self, what: &str, wanted: impl Fn(&DaemonState) -> bool) -> DaemonState {
+        let mut state = self.daemon.state();
+        let seen = timeout(DEADLINE, state.wait_for(|state| wanted(state))).await.map(|seen| seen.expect("the task lives").clone());
+        seen.unwrap_or_else(|_| panic!("{what} does not come: {:?}", self.daemon.state().borrow()))
+    }
+
+    async fn phase(&self, phase: Phase) -> DaemonState {
+        self.state(&phase.to_string(), |state| state.phase == phase).await
+    }
+
+    /// Waits for a netmap in which `name` leads to these addresses.
+    async fn resolves(&self, name: &str, ips: &[&str]) -> Arc<NetMap> {
+        let name = Fqdn::new(name).expect("a name");
+        let wanted: BTreeSet<_> = ips.iter().map(|ip| ip.parse().expect("an address")).collect();
+        let mut netmap = self.daemon.netmap();
+        let found = netmap.wait_for(|map| map.as_ref().is_some_and(|map| map.resolve(&name) == wanted));
+        let found = timeout(DEADLINE, found).await.map(|found| found.expect("the task lives").clone());
+        found.unwrap_or_else(|_| panic!("{name} does not lead to {ips:?}: {:?}", self.daemon.netmap().borrow())).expect("a netmap")
+    }
+
+    async fn call(&self, prefix: &str) -> String {
+        let look = async || self.lines("calls").into_iter().find(|call| call.starts_with(prefix));
+        eventually_async(prefix, DEADLINE, look, Option::is_some).await.expect("found")
+    }
+
+    /// The next write to the state Secret, done.
+    async fn written(&mut self) -> StateWrite {
+        let request = timeout(DEADLINE, self.writes.recv()).await.expect("a write").expect("the task lives");
+        request.done.send(()).expect("awaited");
+        request.write
+    }
+}
+
+#[tokio::test]
+async fn the_tailnet_follows_the_bus() {
+    let lab = Lab::running().await;
+    lab.resolves("db.lab", &["100.64.0.2"]).await;
+    lab.bus(r#"{"PeersChanged":[{"ID":2,"Name":"db.lab.","Addresses":["100.64.0.9/32"]},{"ID":3,"Name":"app.lab.","Addresses":["100.64.0.3/32"]}]}"#);
+    lab.resolves("db.lab", &["100.64.0.9"]).await;
+    lab.bus(r#"{"PeersRemoved":[2]}"#);
+    lab.resolves("db.lab", &[]).await;
+    lab.write("initial", &initial("Running", 6, &[("app", 3)]));
+    lab.bus(r#"{"SelfChange":{"ID":1,"StableID":"nMe","Name":"me.lab.","Addresses":["100.64.0.7/32"]}}"#);
+    let map = lab.resolves("app.lab", &["100.64.0.3"]).await;
+    assert!(map.node.is_some());
+    let records = async || lab.daemon.netmap().borrow().as_ref().map(|map| map.records.len());
+    eventually_async("the DNS records that the bus does not carry", DEADLINE, records, |count| *count == Some(1)).await;
+}
+
+#[tokio::test]
+async fn the_command_line_and_the_environment_are_the_operators() {
+    let lab = Lab::running().await;
+    let dir = lab.dir.path().display();
+    let golden =
+        format!("--socket={dir}/ts.sock --state=kube:eg-0 --statedir={dir} --tun=userspace-networking --config={dir}/conf/cap-106.hujson");
+    assert_eq!(lab.lines("starts"), [golden]);
+    let state = lab.daemon.state().borrow().clone();
+    assert_eq!((state.capver, state.restarts), (Some(142), 0));
+}
+
+#[tokio::test]
+async fn a_killed_daemon_is_seen_at_once_and_runs_again() {
+    let lab = Lab::running().await;
+    let pid = lab.daemon.state().borrow().pid.expect("a process");
+    let killed = Instant::now();
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL).expect("killed");
+    let down = lab.state("its death", |state| state.phase != Phase::Running || state.restarts > 0).await;
+    // A second is what is promised and milliseconds are usual; a busy machine is granted more.
+    assert!(killed.elapsed() < AT_ONCE, "seen after {:?}", killed.elapsed());
+    assert!(down.last_exit.is_some_and(|how| how.contains("signal: 9")));
+    assert!(lab.daemon.netmap().borrow().is_some(), "the last good tailnet stays");
+    let again = lab.phase(Phase::Running).await;
+    assert_eq!(again.restarts, 1);
+}
+
+#[tokio::test]
+async fn a_crash_loop_goes_on_slower_until_it_ends() {
+    let lab = Lab::running().await;
+    lab.write("mode", "crash");
+    lab.bus("EXIT 3");
+    let looping = lab.state("some crashes", |state| state.restarts >= 3).await;
+    assert!(looping.last_exit.is_some_and(|how| how.contains("exit status: 7")), "the newest exit counts");
+    lab.write("mode", "");
+    lab.phase(Phase::Running).await;
+    assert!(!lab.task.is_finished());
+}
+
+#[tokio::test]
+async fn a_daemon_that_cannot_have_its_secret_starts_from_the_copy_until_that_is_given_back() {
+    let lab = Lab::running().await;
+    let content: Content = [("_machinekey".to_owned(), "key".into())].into();
+    lab.kept.send_replace(Kept { content: Some(content.clone()), given_back: false });
+    lab.write("mode", "away");
+    lab.bus("EXIT 3");
+    let state = lab.state("a start from the copy", |state| state.phase == Phase::Running && state.from_file).await;
+    assert!(state.restarts >= 2, "the Secret is tried first");
+    let file = lab.path("tailscaled.state");
+    assert!(lab.lines("starts").last().expect("a start").contains(&format!("--state={}", file.display())));
+    assert_eq!(from_file(&fs::read(&file).expect("a file")), Some(content.clone()));
+    assert_eq!(fs::metadata(&file).expect("a file").permissions().mode() & 0o777, 0o600);
+
+    lab.write("tailscaled.state", "{}");
+    lab.bus("EXIT 3");
+    lab.state("another start", |now| now.phase == Phase::Running && now.restarts > state.restarts && now.from_file).await;
+    assert_eq!(fs::read(&file).expect("a file"), b"{}", "what it wrote is nowhere else");
+
+    lab.kept.send_replace(Kept { content: Some(content), given_back: true });
+    lab.write("mode", "");
+    lab.bus("EXIT 3");
+    lab.state("a start from the Secret", |state| state.phase == Phase::Running && !state.from_file).await;
+}
+
+#[tokio::test]
+async fn a_secret_that_cannot_be_had_is_not_waited_for() {
+    let lab = Lab::running().await;
+    let content: Content = [("_machinekey".to_owned(), "key".into())].into();
+    lab.kept.send_replace(Kept { content: Some(content.clone()), given_back: false });
+    lab.away.store(true, Ordering::SeqCst);
+    lab.bus("EXIT 3");
+    let state = lab.state("a start from the copy", |state| state.phase == Phase::Running && state.from_file).await;
+    assert_eq!(state.restarts, 1, "the first start is from the copy");
+    assert_eq!(from_file(&fs::read(lab.path("tailscaled.state")).expect("a file")), Some(content.clone()));
+
+    lab.kept.send_replace(Kept { content: Some(content.clone()), given_back: true });
+    lab.bus("EXIT 3");
+    lab.state("another start", |now| now.phase == Phase::Running && now.restarts == 2 && now.from_file).await;
+
+    lab.away.store(false, Ordering::SeqCst);
+    lab.bus("EXIT 3");
+    lab.state("a start from the Secret", |state| state.phase == Phase::Running && !state.from_file).await;
+}
+
+#[tokio::test]
+async fn a_daemon_that_began_with_nothing_for_want_of_its_secret_is_started_again_from_the_copy() {
+    let lab = Lab::running().await;
+    lab.kept.send_replace(Kept { content: Some([("_machinekey".to_owned(), "key".into())].into()), given_back: false });
+    lab.bus(r#"{"Health":{"Warnings":{"state-store-health":{"WarnableCode":"state-store-health","Severity":"high","Title":"No state"}}}}"#);
+    let state = lab.state("a start from the copy", |state| state.phase == Phase::Running && state.from_file).await;
+    assert_eq!(state.restarts, 1);
+}
+
+#[tokio::test]
+async fn a_daemon_that_never_answers_ends_the_task_at_the_boot_timeout() {
+    let (dir, mut settings) = prepare();
+    settings.boot_timeout = Duration::from_secs(1);
+    fs::write(dir.path().join("mode"), "crash").expect("written");
+    let lab = Lab::start(dir, settings);
+    let ended = timeout(DEADLINE, lab.task).await.expect("an end").expect("no panic");
+    assert!(ended.is_err_and(|fault| fault.to_string().contains("TS_BOOT_TIMEOUT")));
+}
+
+#[tokio::test]
+async fn a_missing_program_is_said_so_and_ends_the_task_at_the_boot_timeout() {
+    let (dir, mut settings) = prepare();
+    settings.boot_timeout = Duration::from_secs(1);
+    settings.tailscaled = "/nowhere/tailscaled".into();
+    let lab = Lab::start(dir, settings);
+    let state = lab.state("a fault", |state| state.last_error.is_some()).await;
+    assert!(state.last_error.is_some_and(|(kind, text)| kind == "Spawn" && text.contains("/nowhere/tailscaled")));
+    assert!(timeout(DEADLINE, lab.task).await.expect("an end").expect("no panic").is_err());
+}
+
+#[tokio::test]
+async fn a_stale_socket_and_a_slow_start_are_waited_out() {
+    let (dir, settings) = prepare();
+    drop(std::os::unix::net::UnixListener::bind(&settings.socket).expect("a socket")); // the file stays, nobody listens
+    fs::write(dir.path().join("mode"), "slow").expect("written");
+    let lab = Lab::start(dir, settings);
+    lab.phase(Phase::Spawned).await;
+    lab.phase(Phase::Running).await;
+    assert_eq!(lab.lines("starts").len(), 1);
+}
+
+#[tokio::test]
+async fn a_cut_bus_is_opened_again_and_nothing_is_lost() {
+    let lab = Lab::running().await;
+    let phases = lab.daemon.state();
+    lab.write("initial", &initial("Running", 6, &[("db", 4)]));
+    lab.bus("CUT");
+    lab.resolves("db.lab", &["100.64.0.4"]).await;
+    assert_eq!(phases.borrow().phase, Phase::Running);
+    assert_eq!(lab.lines("starts").len(), 1, "the daemon is left alone");
+}
+
+#[tokio::test]
+async fn a_reader_that_fell_behind_subscribes_again() {
+    let lab = Lab::running().await;
+    lab.write("initial", &initial("Running", 6, &[("db", 5)]));
+    lab.bus(r#"{"ErrMessage":"IPN bus consumer fell behind; closing watch"}"#);
+    lab.resolves("db.lab", &["100.64.0.5"]).await;
+    assert!(lab.lines("calls").iter().filter(|call| call.starts_with("GET watch-ipn-bus")).count() >= 2);
+}
+
+#[tokio::test]
+async fn a_garbage_line_is_reported_and_the_stream_goes_on() {
+    let lab = Lab::running().await;
+    lab.bus(r#"{"PeersChanged":[{"ID":2,"Name":"#);
+    lab.bus(r#"{"PeersChanged":[{"ID":3,"Name":"app.lab.","Addresses":["100.64.0.3/32"]}]}"#);
+    lab.state("the fault", |state| state.last_error.as_ref().is_some_and(|(kind, _)| *kind == "Malformed")).await;
+    lab.call("GET status").await;
+    assert_eq!(lab.lines("calls").iter().filter(|call| call.starts_with("GET watch-ipn-bus")).count(), 1);
+}
+
+#[tokio::test]
+async fn a_failed_key_is_replaced_without_a_restart() {
+    let (dir, settings) = prepare();
+    fs::write(dir.path().join("initial"), initial("NeedsLogin", 2, &[])).expect("written");
+    fs::write(dir.path().join("goodkey"), "new").expect("written");
+    let mut lab = Lab::start(dir, settings);
+    assert_eq!(lab.written().await, StateWrite::RequestReissue { failed: Secret::new("old") });
+    lab.call("POST disconnect-control").await;
+    lab.state("the wait", |state| state.login == "waiting for another key").await;
+    lab.write("conf/cap-106.hujson", r#"{"Version":"alpha0","AuthKey":"new"}"#);
+    assert_eq!(lab.written().await, StateWrite::ClearReissue { identity: false });
+    lab.phase(Phase::Running).await;
+    lab.resolves("db.lab", &["100.64.0.2"]).await;
+    lab.call("POST start {\"AuthKey\":\"new\"}").await;
+    assert_eq!(lab.lines("starts").len(), 1);
+}
+
+#[tokio::test]
+async fn a_key_seen_by_the_api_is_taken_before_the_mount_follows() {
+    let (dir, settings) = prepare();
+    fs::write(dir.path().join("initial"), initial("NeedsLogin", 2, &[])).expect("written");
+    fs::write(dir.path().join("goodkey"), "newer").expect("written");
+    let mut lab = Lab::start(dir, settings);
+    assert_eq!(lab.written().await, StateWrite::RequestReissue { failed: Secret::new("old") });
+    lab.keys.send(Some(Secret::new("newer"))).expect("taken");
+    assert_eq!(lab.written().await, StateWrite::ClearReissue { identity: false });
+    lab.phase(Phase::Running).await;
+}
+
+#[tokio::test]
+async fn a_write_that_was_not_done_is_asked_for_again() {
+    let (dir, settings) = prepare();
+    fs::write(dir.path().join("initial"), initial("NeedsLogin", 2, &[])).expect("written");
+    let mut lab = Lab::start(dir, settings);
+    drop(timeout(DEADLINE, lab.writes.recv()).await.expect("a write").expect("the task lives"));
+    assert_eq!(lab.written().await, StateWrite::RequestReissue { failed: Secret::new("old") });
+}
+
+#[tokio::test]
+async fn a_bad_config_never_reaches_the_daemon_even_when_it_must_start() {
+    let lab = Lab::running().await;
+    lab.write("conf/cap-106.hujson", "{\"Version\":\"alpha0\",");
+    let state = lab.state("the fault", |state| state.config_fault.is_some()).await;
+    assert!(state.last_error.is_some_and(|(kind, _)| kind == "Syntax"));
+    assert!(!lab.lines("calls").iter().any(|call| call.starts_with("POST reload-config")));
+    lab.bus("EXIT 1");
+    lab.state("a restart", |state| state.restarts == 1 && state.phase == Phase::Running).await;
+    let copy = lab.path("tailyard-last-good.hujson");
+    assert!(lab.lines("starts")[1].ends_with(&format!("--config={}", copy.display())));
+    assert_eq!(fs::read_to_string(&copy).expect("a copy"), r#"{"Version":"alpha0","AuthKey":"old"}"#);
+    assert_eq!(fs::metadata(&copy).expect("a copy").permissions().mode() & 0o777, 0o600);
+    lab.write("conf/cap-106.hujson", r#"{"Version":"alpha0","AuthKey":"mended"}"#);
+    lab.call("POST reload-config").await;
+    assert!(fs::read_to_string(&copy).expect("a copy").contains("mended"), "the daemon reads the copy");
+    lab.state("no fault", |state| state.config_fault.is_none()).await;
+}
+
+#[tokio::test]
+async fn a_refused_reload_is_an_error_and_nothing_more() {
+    let lab = Lab::running().await;
+    lab.write("mode", "noreload");
+    lab.write("conf/cap-106.hujson", r#"{"Version":"alpha0","Hostname":"other"}"#);
+    lab.state("the fault", |state| state.last_error.as_ref().is_some_and(|(kind, _)| *kind == "NotReloaded")).await;
+    assert_eq!(lab.daemon.state().borrow().phase, Phase::Running);
+}
+
+#[tokio::test]
+async fn a_config_that_comes_late_is_waited_for() {
+    let (dir, settings) = prepare();
+    fs::remove_file(dir.path().join("conf/cap-106.hujson")).expect("removed");
+    let lab = Lab::start(dir, settings);
+    lab.state("the fault", |state| state.config_fault.is_some()).await;
+    lab.write("conf/cap-107.hujson", r#"{"Version":"alpha0"}"#);
+    lab.phase(Phase::Running).await;
+}
+
+#[tokio::test]
+async fn a_daemon_that_ignores_sigterm_is_killed_after_its_grace() {
+    let (dir, settings) = prepare();
+    fs::write(dir.path().join("mode"), "deaf").expect("written");
+    let lab = Lab::start(dir, settings);
+    lab.phase(Phase::Running).await;
+    let begin = Instant::now();
+    timeout(DEADLINE, lab.daemon.stop(Duration::from_millis(300))).await.expect("killed");
+    assert!(begin.elapsed() >= Duration::from_millis(300), "{:?}", begin.elapsed());
+    lab.stopper.stop();
+    assert_eq!(timeout(DEADLINE, lab.task).await.expect("an end").expect("no panic"), Ok(()));
+}
+
+#[tokio::test]
+async fn what_a_stopped_daemon_published_stays_until_all_are_told_to_stop() {
+    let mut lab = Lab::running().await;
+    lab.daemon.stop(DEADLINE).await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(!lab.task.is_finished());
+    assert!(lab.daemon.netmap().has_changed().is_ok() && lab.daemon.state().has_changed().is_ok());
+    assert_eq!(lab.writes.try_recv().err(), Some(mpsc::error::TryRecvError::Empty));
+    lab.stopper.stop();
+    assert_eq!(timeout(DEADLINE, lab.task).await.expect("an end").expect("no panic"), Ok(()));
+}
+
+#[tokio::test]
+async fn a_daemon_that_hangs_is_degraded_until_it_goes_on() {
+    let lab = Lab::running().await;
+    let pid = nix::unistd::Pid::from_raw(lab.daemon.state().borrow().pid.expect("a process"));
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGSTOP).expect("stopped");
+    let mut state = lab.daemon.state();
+    timeout(DEADLINE * 2, state.wait_for(|state| state.phase == Phase::Degraded)).await.expect("noticed").expect("the task lives");
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGCONT).expect("going on");
+    let state = lab.phase(Phase::Running).await;
+    assert_eq!(state.restarts, 0);
+}
+
+#[tokio::test]
+async fn leaving_takes_back_what_is_advertised_and_then_stops() {
+    let lab = Lab::running().await;
+    assert!(lab.daemon.stop_advertising().await.expect("taken back"));
+    assert_eq!(lab.call("PATCH").await, r#"PATCH prefs {"AdvertiseServices":[],"AdvertiseServicesSet":true}"#);
+    lab.write("conf/cap-106.hujson", r#"{"Version":"alpha0","AdvertiseServices":["svc:a"]}"#);
+    timeout(DEADLINE, lab.daemon.stop(DEADLINE * 10)).await.expect("it ends on SIGTERM");
+    assert!(!lab.lines("calls").iter().any(|call| call.contains("reload-config")), "the config would advertise again");
+    let state = lab.daemon.state().borrow().clone();
+    assert_eq!((state.phase, state.restarts), (Phase::Exited, 0));
+}
+
+#[tokio::test]
+async fn the_daemon_ends_with_its_supervisor() {
+    let lab = Lab::running().await;
+    let pid = lab.daemon.state().borrow().pid.expect("a process");
+    lab.task.abort();
+    until_async("its end", DEADLINE, async || !PathBuf::from(format!("/proc/{pid}/root")).join("proc").exists()).await;
+}
+
+#[tokio::test]
+async fn two_steps_log_in_without_a_secret_on_the_command_line() {
+    let (dir, mut settings) = prepare();
+    let two = TwoStep { auth_key: Some(Secret::new("tskey-x")), hostname: Some("gw".into()), ..TwoStep::default() };
+    settings.login = Login::TwoStep(Box::new(two));
+    fs::write(dir.path().join("initial"), initial("NeedsLogin", 2, &[])).expect("written");
+    fs::write(dir.path().join("goodkey"), "tskey-x").expect("written");
+    let lab = Lab::start(dir, settings);
+    lab.phase(Phase::Running).await;
+    let told = lab.call("PATCH prefs").await;
+    assert!(told.contains(r#""Hostname":"gw","HostnameSet":true"#) && told.contains(r#""WantRunning":true"#), "{told}");
+    lab.call("POST start {\"AuthKey\":\"tskey-x\"}").await;
+    assert!(!lab.lines("starts")[0].contains("tskey-x"));
+}
