@@ -42,6 +42,7 @@ pub mod sheet;
 pub mod stock;
 pub mod tailnet;
 pub mod tailnet_client;
+pub mod tiers;
 pub mod wait;
 pub mod world;
 
