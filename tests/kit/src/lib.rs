@@ -26,6 +26,7 @@ pub mod certs;
 pub mod cluster;
 pub mod definitions;
 pub mod dns;
+pub mod golden;
 pub mod hosted;
 pub mod l7;
 pub mod machine;
