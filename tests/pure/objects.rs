@@ -4,7 +4,6 @@
 
 use kit::golden::assert_golden;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 

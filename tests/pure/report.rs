@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use kit::golden::{assert_golden, is_updating};
 use kit::report::{Question, Report};

@@ -32,6 +32,9 @@ pub(super) struct Options {
     /// Stop at the first tier that fails
     #[arg(long)]
     pub(super) fail_fast: bool,
+    /// Build the test programs and run nothing
+    #[arg(long, conflicts_with = "no_build")]
+    pub(super) build_only: bool,
     /// Run the programs of the last build
     #[arg(long)]
     pub(super) no_build: bool,
