@@ -13,6 +13,11 @@ fn pause(waited: Duration) -> Duration {
     (waited / 20).clamp(PAUSE[0], PAUSE[1])
 }
 
+/// Says how long something took to start, in the form that the runner of tiers collects for its table of boot times.
+pub fn booted(what: &str, begin: Instant) {
+    println!("boot: {what} {:.1} s", begin.elapsed().as_secs_f64());
+}
+
 /// Tries until there is an answer; fails with what was waited for after the deadline.
 pub fn eventually<T>(what: &str, deadline: Duration, mut attempt: impl FnMut() -> Option<T>) -> T {
     let begin = Instant::now();
