@@ -1,6 +1,4 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`.
-# All that need no whole cluster.
-SMOKE = $(or $(BENCHES),$(filter-out first operators rolling,$(shell sed -n '/^\[\[bench\]\]/{n;s/name = "\(.*\)"/\1/p}' Cargo.toml)))
 .DEFAULT_GOAL := help
 .PHONY: help setup servers build image demo cluster cluster-down cluster-status cluster-load-image test bench bench-smoke bench-report soak lint fuzz
 
@@ -37,19 +35,19 @@ demo: setup build ## Run a whole group on this machine, under load: replicas, re
 test: servers lint ## Pass every test of every tier
 	cargo test --locked
 
-bench: setup ## Measure, as ratios in one run; see docs/benchmarks.md
-	cargo bench --locked
+bench: setup ## Measure, as ratios in one run: all questions, or BENCHES="live connect"; see docs/benchmarks.md
+	cargo bench --locked --bench suite -- $(BENCHES)
 
-bench-smoke: setup ## Show that the benchmarks work: small sizes, few repetitions, no release build; without `first`, `operators` and `rolling`, which need a cluster
-	cargo bench --locked --profile dev $(SMOKE:%=--bench %) -- --quick
+bench-smoke: setup ## Show that the benchmarks work: small sizes, few repetitions, no release build; all that need no cluster, or BENCHES="live connect"
+	cargo bench --locked --profile dev --bench suite -- $(or $(BENCHES),--no-cluster) --quick
 
 bench-report: setup ## Measure and write docs/benchmarks.md with its plots: all questions, or BENCHES="live connect"
-	cargo bench --locked --no-fail-fast $(BENCHES:%=--bench %) -- --json bench/results
-	TAILYARD_WRITE_DOCS=1 cargo test --locked --test report
+	cargo bench --locked --bench suite -- $(BENCHES) --json bench/results
+	TAILYARD_WRITE_DOCS=1 cargo test --locked --test pure report
 
 soak: setup ## Keep a group under load while troubles befall it: two hours, or SOAK_SECONDS; SOAK_SEED repeats a run, SOAK_RATE loads more
 	SOAK_SECONDS=$(or $(SOAK_SECONDS),7200) SOAK_SEED=$(or $(SOAK_SEED),$(shell date +%s)) SOAK_RATE=$(or $(SOAK_RATE),200) \
-		cargo test --locked --profile bench --test soak nothing_is_lost -- --nocapture
+		cargo test --locked --profile bench --test api soak::nothing_is_lost -- --nocapture
 
 lint: ## Format, clippy, the fuzzers' lock, licences and advisories of dependencies
 	cargo fmt --check

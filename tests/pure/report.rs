@@ -1,12 +1,12 @@
 //! docs/benchmarks.md and its plots are what the generator makes of bench/results and bench/words.
 //!
-//! `TAILYARD_WRITE_DOCS=1 cargo test --test report` writes them anew, `UPDATE_GOLDEN=1` what made-up sheets come to.
+//! `TAILYARD_WRITE_DOCS=1 cargo test --test pure report` writes them anew, `UPDATE_GOLDEN=1` what made-up sheets come to.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use kit::report::{Question, Report};
+use kit::report::{Benchmark, Question, Report};
 
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
@@ -23,11 +23,9 @@ fn questions(names: &[String], words: &Path, results: &Path) -> Vec<Question> {
     names.iter().map(question).collect()
 }
 
-/// The benchmarks, in the order in which the manifest has them.
+/// The names of the benchmarks, in the order of the report.
 fn benchmarks() -> Vec<String> {
-    let manifest = fs::read_to_string(root().join("Cargo.toml")).expect("the manifest");
-    let named = manifest.split("[[bench]]\nname = \"").skip(1).filter_map(|rest| rest.split('"').next());
-    named.map(str::to_owned).collect()
+    Benchmark::all().iter().map(|benchmark| benchmark.name()).collect()
 }
 
 /// Compares the report with what is held, or writes it.
@@ -44,7 +42,7 @@ fn hold(report: &Report, document: &Path, how: &str) {
     }
     for (path, text) in &files {
         let held = fs::read_to_string(path).unwrap_or_default();
-        assert!(held == **text, "{} is stale; write it with\n  {how}=1 cargo test --test report", path.display());
+        assert!(held == **text, "{} is stale; write it with\n  {how}=1 cargo test --test pure report", path.display());
     }
     let held = fs::read_dir(&plots).expect("the plots").map(|entry| entry.expect("an entry").path()).collect::<BTreeSet<_>>();
     let made = files.iter().skip(1).map(|(path, _)| path.clone()).collect();
