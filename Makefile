@@ -46,11 +46,11 @@ test: setup ## Pass every test of every tier; servers are built meanwhile
 test-repeat: setup ## Run TIER="dns l7" N=10 times under the load of two busy processors; stop at nothing
 	$(TIERS) $(TIER) --repeat $(or $(N),10) --busy $(or $(BUSY),2)
 
-bench: setup ## Measure, as ratios in one run; see docs/benchmarks.md
-	cargo bench --locked --bench suite
+bench: setup ## Measure, as ratios in one run: all questions, or BENCHES="live connect"; see docs/benchmarks.md
+	cargo bench --locked --bench suite -- $(BENCHES)
 
-bench-smoke: setup ## Show that the benchmarks work: small sizes, few repetitions, no release build, nothing that needs a cluster
-	cargo bench --locked --profile dev --bench suite -- --quick
+bench-smoke: setup ## Show that the benchmarks work: small sizes, few repetitions, no release build; all that need no cluster, or BENCHES="live connect"
+	cargo bench --locked --profile dev --bench suite -- $(or $(BENCHES),--no-cluster) --quick
 
 bench-report: setup ## Measure and write docs/benchmarks.md with its plots: all questions, or BENCHES="live connect"
 	cargo bench --locked --bench suite -- $(BENCHES) --json bench/results

@@ -1,12 +1,9 @@
 //! How long does the kernel take to hold all mappings, from nothing, and one change more?
 
-mod support;
-mod world;
-
-use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::Result;
+use kit::world;
 use tailyard::edge::netns::Namespace;
 use tailyard::edge::nft::Nft;
 use tailyard::model::config::EgressConfig;
@@ -20,11 +17,7 @@ const SYSTEM: &str = "Tailyard, nftables";
 /// Mappings, two for each service; each is an element for each family of its target.
 const SIZES: [u32; 3] = [100, 10_000, 50_000];
 
-fn main() -> Result<ExitCode> {
-    support::main("apply", bench)
-}
-
-fn bench(args: &Args) -> Result<Sheet> {
+pub(crate) fn bench(args: &Args) -> Result<Sheet> {
     let mut sheet = Sheet::new("nftables: everything from nothing, and one change");
     for mappings in args.sizes(&SIZES) {
         let plan = |elsewhere| -> Result<Planned> {

@@ -1,11 +1,6 @@
 //! What does a new connection through the proxy cost, at 10 and at 10,000 services, and by plain forwarding?
 
-mod group;
-mod support;
-mod way;
-
 use std::net::{IpAddr, SocketAddr};
-use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use tailyard::demo::services::{FIRST_TARGET_PORT, Service, TARGET_PORTS, of_family};
@@ -13,9 +8,9 @@ use tailyard::demo::target::Target;
 use tailyard::demo::topology::{Topology, forward_plainly};
 use tailyard::model::net::Family;
 
-use crate::group::Proxy;
+use crate::proxy::Proxy;
 use crate::support::{Args, PLAIN, Point, Sheet, ratios, tailyard};
-use crate::way::{AT_ONCE, DIALLED, Way};
+use crate::traffic::way::{AT_ONCE, DIALLED, Way};
 
 /// Services on the first and on the second proxy; the third way has no proxy at all.
 const SIZES: [u16; 2] = [10, 10_000];
@@ -24,11 +19,7 @@ const FEW: [u16; 2] = [10, 1_000];
 /// Connections each second where latency counts: far below what any of the ways can take.
 const CALM: u32 = 1_000;
 
-fn main() -> Result<ExitCode> {
-    support::main("connect", bench)
-}
-
-fn bench(args: &Args) -> Result<Sheet> {
+pub(crate) fn bench(args: &Args) -> Result<Sheet> {
     let sizes = if args.quick { FEW } else { SIZES };
     let topology = Topology::make(3, 1)?;
     let ports = FIRST_TARGET_PORT..FIRST_TARGET_PORT + TARGET_PORTS;

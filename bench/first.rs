@@ -3,22 +3,14 @@
 //! Everything is real but Tailscale's own control plane: a cluster of two nodes, the chart, two replicas with their kernels and their
 //! tailscaleds, headscale, and a node of the tailnet that answers. Needs root and what `tests/servers/build` makes.
 
-#![allow(clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr, reason = "shares the cluster of the tests")]
-
-#[path = "support.rs"]
-mod bench;
-#[path = "../tests/lab/tier.rs"]
-mod tier;
-mod users;
-
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
-use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use clap::Parser;
 use k8s_openapi::api::core::v1::Service;
+use kit::cluster::{Cluster, chart};
+use kit::netns::Greeting;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use serde_json::json;
@@ -27,11 +19,8 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::{interval, sleep, timeout};
 
-use crate::bench::{Args, Point, Sheet, ms};
-use crate::lab::Greeting;
+use crate::support::{Args, Point, Sheet, ms, tailyard};
 use crate::users::Users;
-use kubernetes::Cluster;
-use tier::{chart, kubernetes, lab, support};
 
 /// The group of all Services.
 const GROUP: &str = "eg";
@@ -46,16 +35,6 @@ const APART: Duration = Duration::from_millis(1500);
 /// How far apart connections are begun until each replica has answered one.
 const EVERY: Duration = Duration::from_millis(10);
 
-/// How it is called.
-#[derive(Debug, Parser)]
-struct Call {
-    #[command(flatten)]
-    args: Args,
-    /// How many Services are there before, 1000 unless said
-    #[arg(long)]
-    services: Option<usize>,
-}
-
 /// What was measured of one more Service, in milliseconds since it was applied.
 #[derive(Default)]
 struct Taken {
@@ -67,13 +46,12 @@ struct Taken {
     both: Vec<f64>,
 }
 
-fn main() -> Result<ExitCode> {
-    let Call { args, services } = Call::parse();
-    let services = services.unwrap_or(if args.quick { 10 } else { 1_000 });
+pub(crate) fn bench(args: &Args) -> Result<Sheet> {
+    let services = args.services.unwrap_or(if args.quick { 10 } else { 1_000 });
     let mut sheet =
         Sheet::new("A real cluster: until all egress Services are ready, and one more until it is answered through both replicas");
     let cluster = Cluster::start(NODES);
-    cluster.load_tailyard(Path::new(env!("CARGO_BIN_EXE_tailyard")));
+    cluster.load_tailyard(Path::new(kit::tailyard()));
     let (target, _tailscaled) = cluster.tailnet.node("db");
     let _server = target.node.serve(PORT);
     chart::install(&cluster, &[]);
@@ -81,8 +59,8 @@ fn main() -> Result<ExitCode> {
         "spec": {"type": "egress", "replicas": 2}})]);
     cluster.wait(&["--for=condition=ProxyGroupReady", &format!("proxygroup/{GROUP}")]);
     let inside = &cluster.nodes.first().context("a node")?.machine.node.ns;
-    inside.block_on(|| measure(&cluster, services, &args, &mut sheet))??;
-    bench::publish("first", &args, &sheet)
+    inside.block_on(|| measure(&cluster, services, args, &mut sheet))??;
+    Ok(sheet)
 }
 
 /// Makes the Services, and then one after the other, from the network of a node.
@@ -94,7 +72,7 @@ async fn measure(cluster: &Cluster, services: usize, args: &Args, sheet: &mut Sh
     let mut users = Users::watch(Api::namespaced(client.clone(), "default"), move |_| target.clone());
     let children: Api<Service> = Api::namespaced(client, chart::NAMESPACE);
 
-    let point = |plot: &str| Point::of(plot, &bench::tailyard(), services as u64);
+    let point = |plot: &str| Point::of(plot, &tailyard(), services as u64);
     let begun = Instant::now();
     users.make(GROUP, 0..services).await?;
     let made = begun.elapsed().as_secs_f64();

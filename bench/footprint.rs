@@ -1,17 +1,13 @@
 //! What does a proxy take of memory, and of the processor when nothing changes and when everything does?
 
-mod group;
-mod support;
-
 use std::fs;
-use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use tailyard::demo::services::Service;
 use tailyard::demo::topology::Topology;
 
-use crate::group::Proxy;
+use crate::proxy::Proxy;
 use crate::support::{Args, Point, Sheet, share, status, tailyard};
 
 /// How many services there are.
@@ -19,11 +15,7 @@ const SIZES: [u16; 3] = [100, 1_000, 10_000];
 /// Config changes each second.
 const CHANGES: u32 = 100;
 
-fn main() -> Result<ExitCode> {
-    support::main("footprint", bench)
-}
-
-fn bench(args: &Args) -> Result<Sheet> {
+pub(crate) fn bench(args: &Args) -> Result<Sheet> {
     let own = fs::read_link("/proc/self").context("/proc is not mounted")?;
     let numbers_are_ours = own.as_os_str() == std::process::id().to_string().as_str();
     ensure!(numbers_are_ours, "/proc shows other processes than this benchmark's own: run it as root, or where /proc may be mounted");

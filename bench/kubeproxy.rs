@@ -3,31 +3,24 @@
 //! No WireGuard: a client, a target, and between them three ways of the same links: our proxy, a node whose rules kube-proxy has made of
 //! as many Services of a real kube-apiserver, and plain forwarding. Needs `tests/servers/build etcd kube-apiserver kube-proxy`.
 
-#![allow(clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "shares the API server of the tests")]
-
-#[path = "../tests/support/cluster.rs"]
-#[allow(dead_code, reason = "the kube tier's")]
-mod cluster;
-mod group;
 mod node;
-mod support;
-mod way;
 
 use std::net::SocketAddr;
 use std::ops::Range;
-use std::process::ExitCode;
 use std::sync::Mutex;
 
 use anyhow::{Context, Result};
+use kit::apiserver::{Cluster, cluster_in};
 use tailyard::demo::services::{FIRST_TARGET_PORT, Service, TARGET_PORTS, of_family};
 use tailyard::demo::target::Target;
 use tailyard::demo::topology::{Topology, forward_plainly};
 use tailyard::model::net::Family;
 
-use crate::group::Proxy;
-use crate::node::Node;
+use crate::proxy::Proxy;
 use crate::support::{Args, PLAIN, Point, Sheet, in_turn, ratios, tailyard};
-use crate::way::{AT_ONCE, DIALLED, Way};
+use crate::traffic::way::{AT_ONCE, DIALLED, Way};
+
+use node::Node;
 
 /// How many services there are.
 const SIZES: [u16; 4] = [10, 100, 1_000, 10_000];
@@ -48,25 +41,21 @@ struct Measured {
     ways: [Way; 3],
 }
 
-fn main() -> Result<ExitCode> {
-    support::main("kubeproxy", bench)
-}
-
-fn bench(args: &Args) -> Result<Sheet> {
+pub(crate) fn bench(args: &Args) -> Result<Sheet> {
     let topology = Topology::make(3, 1)?;
     let target = topology.targets.first().context("there is a target")?;
     let _served = Target::start(&target.namespace, 0, ports())?;
     forward_plainly(&topology, NOBODY)?;
     let measured = Mutex::new(Ok(Vec::new()));
     let site = topology.replicas.get(THEIRS).context("there is a way")?;
-    cluster::cluster_in(&site.namespace, async |cluster| {
+    cluster_in(&site.namespace, async |cluster| {
         *measured.lock().expect("no panic under the lock") = measure(&topology, cluster, args).await;
     });
     Ok(sheet(&measured.into_inner().expect("no panic under the lock")?))
 }
 
 /// Measures one size after the other, what is compared in turn; in the network of the node, where its API server is.
-async fn measure(topology: &Topology, cluster: cluster::Cluster, args: &Args) -> Result<Vec<Measured>> {
+async fn measure(topology: &Topology, cluster: Cluster, args: &Args) -> Result<Vec<Measured>> {
     let target = of_family(topology.targets.first().context("there is a target")?.tailnet, Family::V4);
     let mut node = Node::start(cluster, topology, THEIRS, target).await?;
     let mut all = Vec::new();

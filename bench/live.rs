@@ -1,9 +1,5 @@
 //! How long is it from a config file in place until its new mapping accepts a connection?
 
-mod group;
-mod support;
-
-use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -14,7 +10,7 @@ use tailyard::demo::swap::seen_in_force;
 use tailyard::demo::target::Target;
 use tailyard::demo::topology::Topology;
 
-use crate::group::Proxy;
+use crate::proxy::Proxy;
 use crate::support::{Args, Point, Sheet, ms, tailyard};
 
 /// Services, twice as many mappings (TCP and UDP) and up to four times as many elements (both families).
@@ -33,11 +29,7 @@ struct Group {
     samples: [Vec<f64>; 2],
 }
 
-fn main() -> Result<ExitCode> {
-    support::main("live", bench)
-}
-
-fn bench(args: &Args) -> Result<Sheet> {
+pub(crate) fn bench(args: &Args) -> Result<Sheet> {
     let mut sheet = Sheet::new("Config file written → the new mapping accepts a connection, in both families");
     let mut groups = args.sizes(&SIZES).into_iter().map(Group::start).collect::<Result<Vec<_>>>()?;
     for round in 0..args.repetitions(100) {

@@ -4,42 +4,20 @@
 //! two replicas anew, with the proxies of its own; the other one has no Pods then. The control plane of both is the stand-in of the
 //! tests; all else is real. Requests are counted by the API server, in its audit log. Needs root and what `tests/servers/build` makes.
 
-#![allow(
-    dead_code,
-    unused_imports,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::print_stdout,
-    clippy::print_stderr,
-    reason = "shares the cluster and the parties of the tests"
-)]
-
-#[path = "support.rs"]
-mod bench;
-#[path = "../tests/dropin/parties.rs"]
-mod parties;
-mod players;
-#[path = "../tests/lab/tier.rs"]
-mod tier;
-mod users;
-
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use clap::Parser;
 use k8s_openapi::api::core::v1::Service;
+use kit::cluster::audit::Log;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use tokio::time::sleep;
 
-use crate::bench::{Args, Point, Sheet, in_turn, processor_time, ratios, status};
 use crate::players::{GROUP, Match, OURS, Party, THEIRS};
+use crate::support::{Args, Point, Sheet, in_turn, processor_time, ratios, status};
 use crate::users::Users;
-use kubernetes::audit::Log;
-use tier::{chart, client, kubernetes, lab, pods, support};
 
 /// How long anything may take.
 const PATIENCE: Duration = Duration::from_mins(4);
@@ -73,8 +51,7 @@ struct Taken {
     idle: Vec<f64>,
 }
 
-fn main() -> Result<ExitCode> {
-    let args = Args::parse();
+pub(crate) fn bench(args: &Args) -> Result<Sheet> {
     let sizes = if args.quick { &SIZES[..1] } else { &SIZES };
     let (mut ours, mut theirs) = (Taken::default(), Taken::default());
     // How many Services there are.
@@ -93,7 +70,7 @@ fn main() -> Result<ExitCode> {
         tell(&mut sheet, party, taken);
     }
     compare(&mut sheet, &ours, &theirs);
-    bench::publish("operators", &args, &sheet)
+    Ok(sheet)
 }
 
 /// What a party took.

@@ -1,43 +1,17 @@
 //! How long does it take until every service has its certificate, all of them ordered at once, beside the stock proxy's tailscaled, and
 //! how many certificates are ordered for that?
 
-#![allow(clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr, reason = "shares the stage of the tests")]
-
-#[path = "support.rs"]
-mod bench;
-#[allow(dead_code, reason = "the tests need more of it")]
-#[path = "../tests/support/cluster.rs"]
-mod cluster;
-#[path = "../tests/ingress/front.rs"]
-mod front;
-#[allow(dead_code, reason = "the tests need more of it")]
-#[path = "../tests/kernel/lab.rs"]
-mod lab;
-#[allow(dead_code, reason = "the tests need more of it")]
-#[path = "../tests/certs/pebble.rs"]
-mod pebble;
-#[allow(dead_code, reason = "the tests need more of it")]
-#[path = "../tests/certs/stage.rs"]
-mod stage;
-#[allow(dead_code, reason = "the tests need more of it")]
-#[path = "../tests/advertise/stock.rs"]
-mod stock;
-#[allow(dead_code, reason = "the tests need more of it")]
-#[path = "../tests/support/tailnet.rs"]
-mod support;
-
 use std::fmt::Write as _;
 use std::fs;
-use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
-use clap::Parser;
+use kit::acme_front::Front;
+use kit::certs::{Replica, Stage, stage};
+use kit::machine::{Machine, Process};
+use kit::stock;
 
-use crate::bench::{Args, Point, Sheet, in_turn, publish, ratios};
-use crate::front::Front;
-use crate::stage::{Replica, Stage, stage};
-use crate::support::{Machine, Process};
+use crate::support::{Args, Point, Sheet, in_turn, ratios};
 
 /// How many services there are, with a name each.
 const SIZES: [u16; 3] = [1, 10, 100];
@@ -57,8 +31,7 @@ struct Side {
     orders: Vec<f64>,
 }
 
-fn main() -> Result<ExitCode> {
-    let args = Args::parse();
+pub(crate) fn bench(args: &Args) -> Result<Sheet> {
     let sizes = if args.quick { &SIZES[..2] } else { &SIZES };
     let rounds = args.repetitions(5);
     // One more for each, by which accounts are made.
@@ -70,7 +43,7 @@ fn main() -> Result<ExitCode> {
     let (measured, written) = (&mut outcome, &mut sheet);
     stage(names, async move |stage| *measured = all(&stage, sizes, rounds, names, written).await);
     outcome?;
-    publish("orders", &args, &sheet)
+    Ok(sheet)
 }
 
 async fn all(stage: &Stage, sizes: &[u16], rounds: usize, names: &[&str], sheet: &mut Sheet) -> Result<()> {

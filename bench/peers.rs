@@ -4,18 +4,18 @@
 //! namespaces with the environment, the config files, the state Secret and the service account that the Tailscale operator gives to a
 //! proxy of a `ProxyGroup`; only the program in it differs. Needs root and what `tests/servers/build` makes.
 
-#![allow(dead_code, reason = "each benchmark uses its own part")]
+pub(crate) mod connect;
+pub(crate) mod faults;
+pub(crate) mod footprint;
+pub(crate) mod live;
+pub(crate) mod names;
+pub(crate) mod restart;
+pub(crate) mod swap;
+pub(crate) mod throughput;
 
-#[path = "../tests/support/cluster.rs"]
-mod cluster;
-#[path = "../tests/kernel/lab.rs"]
-mod lab;
-#[path = "../tests/support/tailnet.rs"]
-mod support;
-
-pub(crate) mod container;
-pub(crate) mod pod;
-pub(crate) mod probe;
-pub(crate) mod router;
-pub(crate) mod stage;
-pub(crate) mod system;
+mod container;
+mod pod;
+mod probe;
+mod router;
+mod stage;
+mod system;

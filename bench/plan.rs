@@ -1,12 +1,9 @@
 //! What do plan, difference and rendering cost, from nothing and for one change, at any size?
 
-mod support;
-mod world;
-
 use std::hint::black_box;
-use std::process::ExitCode;
 
 use anyhow::Result;
+use kit::world;
 use tailyard::model::config::EgressConfig;
 use tailyard::model::net::Family;
 use tailyard::model::nft::element::edits;
@@ -22,11 +19,7 @@ const SYSTEM: &str = "Tailyard";
 /// Mappings, two for each service.
 const SIZES: [u32; 5] = [10, 100, 1_000, 10_000, 100_000];
 
-fn main() -> Result<ExitCode> {
-    support::main("plan", bench)
-}
-
-fn bench(args: &Args) -> Result<Sheet> {
+pub(crate) fn bench(args: &Args) -> Result<Sheet> {
     let mut sheet = Sheet::new("Plan, difference and rendering (no kernel, no files)");
     for mappings in args.sizes(&SIZES) {
         let repetitions = args.repetitions(if mappings >= 10_000 { 15 } else { 101 });

@@ -3,10 +3,10 @@
 //! Whoever plays has the cluster alone, with a user's group made anew and proxies of its own; the other one has no Pods then. The
 //! operators' Pods are on the first node, whoever they are, so that the other one can be lost without them.
 
-use crate::chart::NAMESPACE;
-use crate::kubernetes::images::TAILYARD;
-use crate::parties::Stage;
-use crate::pods;
+use kit::cluster::chart::NAMESPACE;
+use kit::cluster::images::TAILYARD;
+use kit::cluster::pods;
+use kit::operators::Stage;
 
 /// The group of all Services.
 pub(crate) const GROUP: &str = "eg";

@@ -3,38 +3,22 @@
 //! The program itself under its real rights, on a real kube-apiserver, etcd and endpoint slice controller; the control plane is the
 //! stand-in of the tests, and the replicas are the proxy's own code without a kernel.
 
-#![allow(clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "shares the stage of the reconciler's tests")]
-
-#[path = "../tests/support/cluster.rs"]
-#[allow(dead_code, reason = "the kube tier's")]
-mod cluster;
-#[path = "../tests/support/hosted.rs"]
-#[allow(dead_code, reason = "the control tier's")]
-mod hosted;
-mod passes;
 mod replicas;
-#[path = "../tests/reconciler/stage.rs"]
-#[allow(dead_code, reason = "the reconciler tier's")]
-mod stage;
-mod support;
-mod users;
 
-use std::process::ExitCode;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use clap::Parser;
 use k8s_openapi::api::core::v1::Pod;
+use kit::passes::Rest;
+use kit::reconciler::{Running, Stage, stage};
 use kube::ResourceExt;
 use serde_json::json;
 use tokio::time::sleep;
 
-use crate::passes::Rest;
-use crate::replicas::Replica;
-use crate::stage::{Running, Stage};
 use crate::support::{Args, Point, Sheet, milliseconds, ms, processor_time, status};
 use crate::users::Users;
+use replicas::Replica;
 
 /// The group of all Services.
 const GROUP: &str = "g";
@@ -49,22 +33,11 @@ const PATIENCE: Duration = Duration::from_mins(20);
 /// How far apart single Services are made: longer than a replica rests between two things that it says.
 const APART: Duration = Duration::from_millis(1500);
 
-/// How it is called.
-#[derive(Debug, Parser)]
-struct Call {
-    #[command(flatten)]
-    args: Args,
-    /// Only groups of so many Services
-    #[arg(long)]
-    size: Option<usize>,
-}
-
-fn main() -> Result<ExitCode> {
-    let Call { args, size } = Call::parse();
+pub(crate) fn bench(args: &Args) -> Result<Sheet> {
     let mut sheet = Sheet::new("One group: until all egress Services are ready, one more, and at rest");
-    let sizes = size.map_or_else(|| if args.quick { vec![FEW] } else { vec![100, 1_000, 10_000] }, |size| vec![size]);
+    let sizes = args.size.map_or_else(|| if args.quick { vec![FEW] } else { vec![100, 1_000, 10_000] }, |size| vec![size]);
     for size in &sizes {
-        decide(*size, &args, &mut sheet)?;
+        decide(*size, args, &mut sheet)?;
     }
     let mut groups: Vec<_> = sizes.into_iter().map(|size| (size, REPLICAS)).collect();
     if groups.iter().any(|(size, _)| *size == MANY_REPLICAS) {
@@ -72,13 +45,13 @@ fn main() -> Result<ExitCode> {
     }
     for group in groups {
         let measured = Mutex::new(None);
-        stage::stage(async |stage| {
-            let done = measure(stage, group, &args, &mut sheet).await;
+        stage(async |stage| {
+            let done = measure(stage, group, args, &mut sheet).await;
             *measured.lock().expect("no panic under the lock") = Some(done);
         });
         measured.into_inner().expect("no panic under the lock").context("the stage's work did not end")??;
     }
-    support::publish("reconciler", &args, &sheet)
+    Ok(sheet)
 }
 
 /// What a pass costs by itself.

@@ -6,46 +6,23 @@
 //! that is not lost, by the Service's address in the cluster. The control plane of both is the stand-in of the tests; all else is real.
 //! Needs root and what `tests/servers/build` makes.
 
-#![allow(
-    dead_code,
-    unused_imports,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::print_stdout,
-    clippy::print_stderr,
-    reason = "shares the cluster and the parties of the tests"
-)]
-
-#[path = "support.rs"]
-mod bench;
-#[path = "rolling/event.rs"]
 mod event;
-mod met;
-#[path = "rolling/offer.rs"]
 mod offer;
-#[path = "../tests/dropin/parties.rs"]
-mod parties;
-mod players;
-#[path = "../tests/lab/tier.rs"]
-mod tier;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
-use std::process::ExitCode;
 use std::thread::sleep;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use clap::Parser;
+use kit::cluster::chart::NAMESPACE;
+use kit::operators::PORT;
 
-use crate::bench::{Args, Point, Sheet, in_turn, ms, ratios};
-use crate::chart::NAMESPACE;
-use crate::event::{CALM, Event, settled};
-use crate::met::Met;
-use crate::offer::Way;
-use crate::parties::PORT;
 use crate::players::{Match, OURS, Party, THEIRS};
-use tier::{chart, client, kubernetes, lab, pods, support};
+use crate::support::{Args, Point, Sheet, in_turn, ms, ratios};
+use crate::traffic::met::Met;
+
+use event::{CALM, Event, settled};
+use offer::Way;
 
 /// All of them, as they follow one another: what takes the longest to be over is last.
 const ALL: [Event; 4] = [Event::Restart, Event::Killed, Event::Deleted, Event::Lost];
@@ -60,8 +37,7 @@ struct Taken {
     met: BTreeMap<Event, Vec<Met>>,
 }
 
-fn main() -> Result<ExitCode> {
-    let args = Args::parse();
+pub(crate) fn bench(args: &Args) -> Result<Sheet> {
     let (mut ours, mut theirs) = (Taken::default(), Taken::default());
     let mut game = Match::begin();
     for round in 0..args.repetitions(5) {
@@ -82,7 +58,7 @@ fn main() -> Result<ExitCode> {
         }
     }
     compare(&mut sheet, &ours, &theirs);
-    bench::publish("rolling", &args, &sheet)
+    Ok(sheet)
 }
 
 impl Taken {

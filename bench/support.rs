@@ -1,21 +1,16 @@
-//! What the benchmarks share: how they are called, how a sheet is published, and how time and memory are taken.
+//! What the benchmarks share: the command line, printing and writing a sheet, and taking time and memory.
 
-#![allow(dead_code, reason = "each benchmark uses its own part")]
-
+use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::Parser;
-use tailyard::edge::netns::private;
+use kit::report::Benchmark;
+use kit::sheet::ALONE;
 
-#[path = "sheet.rs"]
-mod sheet;
-
-#[allow(unused_imports, reason = "each benchmark uses its own part")]
-pub(crate) use sheet::{PLAIN, Point, Sheet};
+pub(crate) use kit::sheet::{PLAIN, Point, Sheet};
 
 /// The firewall of the proxies.
 #[must_use]
@@ -29,21 +24,61 @@ pub(crate) fn tailyard() -> String {
     format!("Tailyard, {}", backend())
 }
 
-/// How a benchmark is called: `cargo bench --bench NAME -- [OPTIONS]`.
+/// The command line: `cargo bench --bench suite -- [NAME...] [OPTIONS]`.
 #[derive(Debug, Parser)]
 pub(crate) struct Args {
+    /// Which benchmarks to run, each in a process of its own; all of them unless named
+    #[arg(value_name = "NAME", value_enum)]
+    names: Vec<Benchmark>,
+    /// Unless benchmarks are named, leave out those that need a whole cluster
+    #[arg(long)]
+    no_cluster: bool,
+    /// Print the names of the benchmarks and run none
+    #[arg(long)]
+    pub(crate) list: bool,
     /// Where to write the figures, as NAME.json; the directory must exist
     #[arg(long, value_name = "DIR")]
-    pub(crate) json: Option<PathBuf>,
+    json: Option<PathBuf>,
     /// A tenth of the repetitions, and none of the large sizes: shows that it works, says little
     #[arg(long)]
     pub(crate) quick: bool,
+    /// Of `reconciler`: only groups of so many Services
+    #[arg(long, value_name = "N")]
+    pub(crate) size: Option<usize>,
+    /// Of `first`: how many Services there are before, 1000 unless said
+    #[arg(long, value_name = "N")]
+    pub(crate) services: Option<usize>,
+    /// Run the one named benchmark in this process
+    #[arg(long = ALONE, hide = true)]
+    pub(crate) alone: bool,
     /// Given by cargo
     #[arg(long, hide = true)]
     bench: bool,
 }
 
 impl Args {
+    /// The benchmarks to run.
+    #[must_use]
+    pub(crate) fn chosen(&self) -> Vec<Benchmark> {
+        if !self.names.is_empty() {
+            return self.names.clone();
+        }
+        Benchmark::all().iter().copied().filter(|benchmark| !self.no_cluster || !benchmark.needs_cluster()).collect()
+    }
+
+    /// The options that each benchmark is given.
+    #[must_use]
+    pub(crate) fn options(&self) -> Vec<OsString> {
+        let mut options: Vec<OsString> = self.quick.then(|| "--quick".into()).into_iter().collect();
+        let numbers =
+            [("--size", self.size), ("--services", self.services)].map(|(name, number)| (name, number.map(|n| n.to_string().into())));
+        let json = ("--json", self.json.as_ref().map(|json| json.clone().into_os_string()));
+        for (name, value) in numbers.into_iter().chain([json]) {
+            options.extend(value.into_iter().flat_map(|value| [name.into(), value]));
+        }
+        options
+    }
+
     /// The number of repetitions, or few of them.
     #[must_use]
     pub(crate) fn repetitions(&self, full: usize) -> usize {
@@ -57,20 +92,6 @@ impl Args {
     }
 }
 
-impl Sheet {
-    fn print(&self, out: &mut impl Write) -> std::io::Result<()> {
-        writeln!(out, "\n{}\n", self.question)?;
-        writeln!(out, "{:<72} {:>10} {:>10} {:>10} {:>10} {:>5}  goal", "", "median", "least", "most", "p99", "n")?;
-        for line in &self.lines {
-            let [least, most] = line.range.map(figure);
-            let (median, p99, goal) = (figure(line.median), figure(line.p99), line.goal.as_deref().unwrap_or(""));
-            let what = format!("{} ({})", line.what, line.unit);
-            writeln!(out, "{what:<72} {median:>10} {least:>10} {most:>10} {p99:>10} {:>5}  {goal}", line.count)?;
-        }
-        Ok(())
-    }
-}
-
 /// Three digits that matter.
 fn figure(value: f64) -> String {
     match value.abs() {
@@ -81,25 +102,28 @@ fn figure(value: f64) -> String {
     }
 }
 
-/// Runs a benchmark in namespaces of its own, prints its sheet and writes it where it is wanted.
-pub(crate) fn main(name: &str, bench: impl FnOnce(&Args) -> Result<Sheet>) -> Result<ExitCode> {
-    let args = Args::parse();
-    if !private::is_inside() {
-        return Ok(ExitCode::from(private::run_inside(std::env::args_os().skip(1))?));
-    }
-    publish(name, &args, &bench(&args)?)
-}
-
 /// Prints a sheet and writes it where it is wanted.
-pub(crate) fn publish(name: &str, args: &Args, sheet: &Sheet) -> Result<ExitCode> {
+pub(crate) fn publish(name: &str, args: &Args, sheet: &Sheet) -> Result<()> {
     ensure!(!sheet.lines.is_empty(), "nothing was measured");
     ensure!(sheet.lines.iter().all(|line| line.range.iter().all(|figure| figure.is_finite())), "a figure is none");
-    sheet.print(&mut std::io::stdout())?;
+    print(sheet, &mut std::io::stdout())?;
     if let Some(directory) = &args.json {
         let path = directory.join(format!("{name}.json"));
         std::fs::write(&path, serde_json::to_vec_pretty(sheet)?).with_context(|| format!("cannot write {}", path.display()))?;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
+}
+
+fn print(sheet: &Sheet, out: &mut impl Write) -> std::io::Result<()> {
+    writeln!(out, "\n{}\n", sheet.question)?;
+    writeln!(out, "{:<72} {:>10} {:>10} {:>10} {:>10} {:>5}  goal", "", "median", "least", "most", "p99", "n")?;
+    for line in &sheet.lines {
+        let [least, most] = line.range.map(figure);
+        let (median, p99, goal) = (figure(line.median), figure(line.p99), line.goal.as_deref().unwrap_or(""));
+        let what = format!("{} ({})", line.what, line.unit);
+        writeln!(out, "{what:<72} {median:>10} {least:>10} {most:>10} {p99:>10} {:>5}  {goal}", line.count)?;
+    }
+    Ok(())
 }
 
 /// How long the work takes, in milliseconds.

@@ -1,27 +1,19 @@
 //! How fast is an established connection through the proxy, compared to plain forwarding and to the kernel's NAT with the fewest rules?
 
-mod copy;
-mod group;
-mod support;
-
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use tailyard::demo::services::{FIRST_TARGET_PORT, Service, of_family};
 use tailyard::demo::topology::{Site, Topology, forward_plainly};
 use tailyard::model::net::{Family, Proto};
 
-use crate::copy::{Copied, Figure, PROCESSOR, RATE, Sink, of};
-use crate::group::Proxy;
+use crate::proxy::Proxy;
 use crate::support::{Args, PLAIN, Point, Sheet, in_turn, ratios, tailyard};
+use crate::traffic::copy::{Copied, Figure, PROCESSOR, RATE, Sink, of};
 
-fn main() -> Result<ExitCode> {
-    support::main("throughput", bench)
-}
-
-fn bench(args: &Args) -> Result<Sheet> {
+pub(crate) fn bench(args: &Args) -> Result<Sheet> {
     let topology = Topology::make(3, 1)?;
     let target = topology.targets.first().context("there is a target")?;
     let sink = target.namespace.run(|| Sink::bind(FIRST_TARGET_PORT))??;

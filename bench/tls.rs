@@ -1,58 +1,26 @@
 //! What do TLS handshakes and requests cost at the terminator, with 100 names, while certificates are swapped, compared with asking the
 //! backend directly, and through a tailnet compared with the stock proxy?
 
-#![allow(
-    clippy::expect_used,
-    clippy::panic,
-    clippy::print_stdout,
-    clippy::print_stderr,
-    reason = "shares the clients and machines of the tests"
-)]
-
-#[allow(dead_code, reason = "the tests need more of it")]
-#[path = "../tests/l7/backend.rs"]
-mod backend;
-#[path = "support.rs"]
-mod bench;
-#[allow(dead_code, reason = "the tests need more of it")]
-#[path = "../tests/support/cluster.rs"]
-mod cluster;
-#[allow(dead_code, reason = "the tests need more of it")]
-#[path = "../tests/l7/front.rs"]
-mod front;
-#[allow(dead_code, reason = "the tests need more of it")]
-#[path = "../tests/kernel/lab.rs"]
-mod lab;
-#[allow(dead_code, reason = "the tests need more of it")]
-#[path = "../tests/advertise/member.rs"]
-mod member;
-#[path = "../tests/advertise/stock.rs"]
-mod stock;
-#[allow(dead_code, reason = "the tests need more of it")]
-#[path = "../tests/support/tailnet.rs"]
-mod support;
-#[path = "tls/tailnet.rs"]
 mod tailnet;
 
-use std::process::{Command, ExitCode};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use clap::Parser;
 use http_body_util::BodyExt;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use kit::l7::backend::Backend;
+use kit::l7::front::{Front, get1, service};
 use serde_json::{Value, json};
 use tailyard::edge::netns::Namespace;
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 
-use backend::Backend;
-use bench::{Args, Sheet, ms, ratios};
-use front::{Front, get1, service};
+use crate::support::{Args, Sheet, ms, ratios};
 
 /// Names with a certificate each.
 const NAMES: usize = 100;
@@ -72,14 +40,13 @@ struct Slice {
     rate: f64,
 }
 
-fn main() -> Result<ExitCode> {
-    let args = Args::parse();
+pub(crate) fn bench(args: &Args) -> Result<Sheet> {
     let mut sheet = Namespace::make()?.run(|| -> Result<Sheet> {
         ensure!(Command::new("ip").args(["link", "set", "lo", "up"]).status()?.success(), "the loopback link is down");
-        tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(bench(&args))
+        tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(terminator(args))
     })??;
     tailnet::compare(args.repetitions(15), &mut sheet)?;
-    bench::publish("tls", &args, &sheet)
+    Ok(sheet)
 }
 
 fn name(number: usize) -> String {
@@ -91,7 +58,7 @@ fn routes(backend: &Backend) -> Value {
     json!({SERVICE: {"hosts": hosts, "listeners": {"443": "https"}, "routes": [{"path": "/", "backend": service(backend.address, "http")}]}})
 }
 
-async fn bench(args: &Args) -> Result<Sheet> {
+async fn terminator(args: &Args) -> Result<Sheet> {
     let backend = Arc::new(Backend::new("a").await);
     let front = Arc::new(Front::new(routes(&backend)).await);
     let mut sheet = Sheet::new("TLS handshakes and requests at the terminator");

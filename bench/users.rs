@@ -55,7 +55,6 @@ impl Users {
     }
 
     /// Waits until the name of a Service leads to its child: that one's name, in full.
-    #[allow(dead_code, reason = "for those who want to go through it")]
     pub(crate) async fn child(&mut self, number: usize, patience: Duration) -> Result<String> {
         let (begun, name) = (Instant::now(), format!("service-{number}"));
         loop {

@@ -5,12 +5,12 @@ use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use kit::machine::{DEADLINE, Machine, Process, child};
+use kit::wait::eventually;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::bench::processor_time;
-
-use super::support::{DEADLINE, Machine, Process, child, eventually};
+use crate::support::processor_time;
 
 /// A running container.
 pub(crate) struct Container(Process);

@@ -6,13 +6,14 @@ use std::os::unix::fs::symlink;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use kit::machine::Machine;
+use kit::tailnet::conf_with;
 use tailyard::api::egress;
 use tailyard::demo::services::{Service, Volume};
 
 use super::container::Container;
 use super::probe::{live, sample};
 use super::stage::Stage;
-use super::support::{Machine, conf_with};
 use super::system::System;
 
 /// Where the kubelet mounts the account.

@@ -2,10 +2,10 @@
 
 use std::net::SocketAddr;
 
+use kit::machine::{Machine, Process};
 use tailyard::demo::services::FIRST_TARGET_PORT;
 
 use super::stage::Stage;
-use super::support::{Machine, Process};
 
 /// The client's address on this way: the tailnet must know whose packets it takes from the node.
 const CLIENT: &str = "10.50.0.5";

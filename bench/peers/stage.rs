@@ -3,20 +3,20 @@
 use std::net::{IpAddr, SocketAddr};
 use std::panic::resume_unwind;
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
 use anyhow::{Context, Result};
-use clap::Parser;
+use kit::apiserver::{Cluster, cluster};
+use kit::machine::{Machine, Process};
+use kit::servers::servers;
+use kit::tailnet::Tailnet;
 use tailyard::demo::services::{FIRST_TARGET_PORT, TARGET_PORTS};
 use tailyard::demo::target::Target;
 
-use crate::bench::{Args, Sheet, publish};
+use crate::support::{Args, Sheet};
 
-use super::cluster::{self, Cluster};
-use super::support::{Machine, Process, Tailnet, servers};
 use super::system::System;
 
 /// The network of Pods, client and control server; the API server is plugged into it.
@@ -42,27 +42,21 @@ pub(crate) struct Stage {
     pub(crate) tailnet: Tailnet,
 }
 
-/// Runs a benchmark on the stage, and publishes what it measured.
-pub(crate) fn on_stage(
-    name: &str,
-    question: &str,
-    measure: impl FnOnce(&Stage, &Args, &mut Sheet) -> Result<()> + Send,
-) -> Result<ExitCode> {
-    let args = Args::parse();
-    let sheet = stage(|stage| {
+/// Runs a benchmark on the stage; what it measured.
+pub(crate) fn on_stage(args: &Args, question: &str, measure: impl FnOnce(&Stage, &Args, &mut Sheet) -> Result<()> + Send) -> Result<Sheet> {
+    stage(|stage| {
         let mut sheet = Sheet::new(question);
         stage.versions(&mut sheet);
-        measure(stage, &args, &mut sheet)?;
+        measure(stage, args, &mut sheet)?;
         Ok(sheet)
-    })?;
-    publish(name, &args, &sheet)
+    })
 }
 
 /// Sets the stage for a benchmark.
 fn stage<T: Send>(bench: impl FnOnce(&Stage) -> Result<T> + Send) -> Result<T> {
     servers(&["containerboot", "headscale", "tailscaled", "tailscale"]);
     let measured = Mutex::new(None);
-    cluster::cluster(async |cluster| {
+    cluster(async |cluster| {
         grant(&cluster).await;
         let cluster = Arc::new(cluster);
         // In the same network, but in no runtime: benchmarks have their own.

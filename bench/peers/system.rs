@@ -54,7 +54,7 @@ impl System {
     /// The command of its image.
     pub(crate) fn argv(self, servers: &Path) -> Vec<String> {
         match self.program {
-            Program::Tailyard => vec![env!("CARGO_BIN_EXE_tailyard").to_owned(), "proxy".to_owned()],
+            Program::Tailyard => vec![kit::tailyard().to_owned(), "proxy".to_owned()],
             Program::Containerboot => vec![servers.join("containerboot").display().to_string()],
         }
     }

@@ -4,13 +4,13 @@ use std::fs;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use kit::cluster::chart::NAMESPACE;
+use kit::cluster::node::Node;
+use kit::cluster::pods;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::chart::NAMESPACE;
-use crate::kubernetes::node::Node;
 use crate::players::{Match, OURS};
-use crate::pods;
 
 /// New connections each second.
 const RATE: u32 = 200;

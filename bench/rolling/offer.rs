@@ -14,7 +14,7 @@ use tailyard::model::load::{Attempt, Failure, Lane, Schedule};
 use tailyard::model::net::Proto;
 use tokio::sync::oneshot;
 
-use crate::met::Met;
+use crate::traffic::met::Met;
 
 /// After how long a connection has failed: longer than `WireGuard` takes to ask a second time for a handshake, which is 5 s.
 const PATIENCE: Duration = Duration::from_secs(10);

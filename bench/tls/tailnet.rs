@@ -14,6 +14,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use kit::apiserver::{Cluster, cluster};
+use kit::l7::backend::Backend;
+use kit::l7::front::Authority;
+use kit::machine::{DEADLINE, Machine, Process};
+use kit::member::{Member, in_pod, service};
+use kit::stock;
+use kit::tailnet::{Control, Tailnet};
 use rustls::pki_types::ServerName;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
@@ -21,13 +28,8 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
 use tokio_rustls::client::TlsStream;
 
-use crate::backend::Backend;
-use crate::bench::{Sheet, ratios};
-use crate::cluster::{self, Cluster};
-use crate::front::Authority;
-use crate::member::{Member, in_pod, service};
-use crate::support::{Control, DEADLINE, Machine, Process, Tailnet};
-use crate::{AT_ONCE, Slice, add, ask, count, rates, slice, stock};
+use super::{AT_ONCE, Slice, add, ask, count, rates, slice};
+use crate::support::{Sheet, ratios};
 
 /// How long is waited for a connection.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -66,7 +68,7 @@ impl Step {
 pub(crate) fn compare(rounds: usize, sheet: &mut Sheet) -> Result<()> {
     let mut outcome = Ok(());
     let measured = &mut outcome;
-    cluster::cluster(async move |cluster| *measured = all(&cluster, rounds, sheet).await);
+    cluster(async move |cluster| *measured = all(&cluster, rounds, sheet).await);
     outcome
 }
 

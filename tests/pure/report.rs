@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 
 use kit::golden::{assert_golden, is_updating};
-use kit::report::{Question, Report};
+use kit::report::{Benchmark, Question, Report};
 use kit::root;
 
 /// The questions of these names: what is to be said about them, and what was measured.
@@ -21,11 +21,9 @@ fn questions(names: &[String], words: &Path, results: &Path) -> Vec<Question> {
     names.iter().map(question).collect()
 }
 
-/// The benchmarks, in the order in which the manifest has them.
+/// The names of the benchmarks, in the order of the report.
 fn benchmarks() -> Vec<String> {
-    let manifest = fs::read_to_string(root().join("Cargo.toml")).expect("the manifest");
-    let named = manifest.split("[[bench]]\nname = \"").skip(1).filter_map(|rest| rest.split('"').next());
-    named.map(str::to_owned).collect()
+    Benchmark::all().iter().map(|benchmark| benchmark.name()).collect()
 }
 
 /// Compares the report with the document and its plots in the repository, by the document's path.

@@ -3,6 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use clap::ValueEnum;
+
 use crate::sheet::{Conditions, Sheet};
 
 mod goal;
@@ -16,6 +18,50 @@ mod table;
 const FIGURES: &str = "<!-- figures -->\n";
 /// Where the words of the whole leave room for what was aimed at.
 const GOALS: &str = "<!-- goals -->\n";
+
+/// The benchmarks, in the order of the report; their names are those of the variants in `snake_case`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub enum Benchmark {
+    Plan,
+    Apply,
+    Live,
+    Connect,
+    Kubeproxy,
+    Throughput,
+    Footprint,
+    Tls,
+    Orders,
+    Reconciler,
+    First,
+    Operators,
+    Rolling,
+    PeersLive,
+    PeersConnect,
+    PeersFootprint,
+    PeersFaults,
+    PeersSwap,
+    PeersNames,
+    PeersThroughput,
+    PeersRestart,
+}
+
+impl Benchmark {
+    /// All of them.
+    pub fn all() -> &'static [Self] {
+        Self::value_variants()
+    }
+
+    /// The name by which it is run, and of its files in bench/words and bench/results.
+    pub fn name(self) -> String {
+        self.to_possible_value().expect("no variant is hidden").get_name().to_owned()
+    }
+
+    /// Whether it starts a whole Kubernetes cluster.
+    pub fn needs_cluster(self) -> bool {
+        matches!(self, Self::First | Self::Operators | Self::Rolling)
+    }
+}
 
 /// One question: a benchmark, what is to be said about it, and what it measured.
 pub struct Question {
@@ -59,7 +105,7 @@ impl Question {
     fn section(&self, plotted: bool) -> Result<String, String> {
         let room = || format!("the words of {} have no room for figures", self.name);
         let (before, after) = self.words.split_once(FIGURES).ok_or_else(room)?;
-        let command = format!("cargo bench --bench {}", self.name);
+        let command = format!("cargo bench --bench suite -- {}", self.name);
         let Some(sheet) = &self.sheet else {
             return Ok(format!("{before}Not measured yet: `{command}` does it.\n{after}\n"));
         };

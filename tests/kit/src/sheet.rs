@@ -71,6 +71,9 @@ pub struct Point {
     pub size: Option<u64>,
 }
 
+/// The option, without its dashes, by which the benchmark program runs one benchmark in a process of its own: nobody types it.
+pub const ALONE: &str = "alone";
+
 /// The limit.
 pub const PLAIN: &str = "plain forwarding";
 
@@ -133,13 +136,13 @@ impl Conditions {
         let release = read("/etc/os-release");
         let distribution = release.lines().find_map(|line| line.strip_prefix("PRETTY_NAME=")).unwrap_or_default();
         let cores = std::thread::available_parallelism().map_or(0, usize::from);
-        let arguments: Vec<_> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
-        let bench = std::env::current_exe().ok().and_then(|path| Some(path.file_stem()?.to_str()?.rsplit_once('-')?.0.to_owned()));
+        let internal = |argument: &str| ["bench", ALONE].iter().any(|name| argument.strip_prefix("--") == Some(name));
+        let arguments: Vec<_> = std::env::args().skip(1).filter(|argument| !internal(argument)).collect();
         let version = format!("{} {}", env!("CARGO_PKG_VERSION"), said("git", &["describe", "--always", "--dirty"]));
         let nft = said("nft", &["--version"]).split_whitespace().nth(1).unwrap_or("unknown").to_owned();
         Self {
             date: Timestamp::now().round(Unit::Second).map(|now| now.to_string()).unwrap_or_default(),
-            command: format!("cargo bench --bench {} -- {}", bench.unwrap_or_default(), arguments.join(" ")),
+            command: format!("cargo bench --bench suite -- {}", arguments.join(" ")),
             kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
             processor: format!("{cores} × {}", model.unwrap_or_else(|| std::env::consts::ARCH.to_owned())),
             distribution: distribution.trim_matches('"').to_owned(),

@@ -1,22 +1,15 @@
 //! What does the supervisor take of memory and of the processor, tailscaled left out, beside the Tailscale operator's proxy?
 
-#![allow(clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr, reason = "shares the stage of the tests")]
-
-#[path = "support.rs"]
-mod bench;
-mod peers;
-
-use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use crate::bench::{Args, Point, Sheet, ms, ratios, status};
 use crate::peers::container::Container;
 use crate::peers::pod::Pod;
 use crate::peers::stage::{Stage, on_stage};
 use crate::peers::system::System;
+use crate::support::{Args, Point, Sheet, ms, ratios, status};
 
 /// How many services there are.
 const SIZES: [u16; 4] = [10, 100, 1_000, 10_000];
@@ -34,12 +27,8 @@ struct Taken {
     idle: Vec<f64>,
 }
 
-fn main() -> Result<ExitCode> {
-    on_stage(
-        "peers_footprint",
-        "Memory and processor of the supervisor, tailscaled left out, beside the Tailscale operator's proxy",
-        measure,
-    )
+pub(crate) fn bench(args: &Args) -> Result<Sheet> {
+    on_stage(args, "Memory and processor of the supervisor, tailscaled left out, beside the Tailscale operator's proxy", measure)
 }
 
 fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {

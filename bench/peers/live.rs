@@ -1,22 +1,15 @@
 //! How long is it from a config in place until its services are live: all from nothing, and one more; beside the Tailscale operator's proxy?
 
-#![allow(clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr, reason = "shares the stage of the tests")]
-
-#[path = "support.rs"]
-mod bench;
-mod peers;
-
-use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use crate::bench::{Args, Point, Sheet, in_turn, ms, ratios};
 use crate::peers::pod::Pod;
 use crate::peers::probe::{all_live, gone, live, mapped, sample};
 use crate::peers::stage::{Stage, on_stage};
 use crate::peers::system::System;
+use crate::support::{Args, Point, Sheet, in_turn, ms, ratios};
 
 /// How many services there are.
 const SIZES: [u16; 3] = [10, 100, 1_000];
@@ -43,8 +36,8 @@ struct Taken {
     more: Vec<f64>,
 }
 
-fn main() -> Result<ExitCode> {
-    on_stage("peers_live", "Config in place → all services live from nothing, and one more, beside the Tailscale operator's proxy", measure)
+pub(crate) fn bench(args: &Args) -> Result<Sheet> {
+    on_stage(args, "Config in place → all services live from nothing, and one more, beside the Tailscale operator's proxy", measure)
 }
 
 fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {

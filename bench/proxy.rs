@@ -1,7 +1,5 @@
 //! One real proxy between a client and a target, with any number of services: what most benchmarks measure.
 
-#![allow(dead_code, reason = "each benchmark uses its own part")]
-
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -53,7 +51,7 @@ impl Proxy {
         let mut volume = Volume::make(scratch.0.join("egress"))?;
         volume.write(topology, (0..services).map(|number| Service { number, target: 0 }))?;
         let launch = Launch {
-            executable: env!("CARGO_BIN_EXE_tailyard").into(),
+            executable: kit::tailyard().into(),
             backend: backend(),
             tailnet: Tailnet::File,
             egress: volume.path().to_owned(),

@@ -1,24 +1,16 @@
 //! How fast is one established connection through the proxy and WireGuard, beside the Tailscale operator's proxy and plain forwarding?
 
-#![allow(clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr, reason = "shares the stage of the tests")]
-
-#[path = "support.rs"]
-mod bench;
-mod copy;
-mod peers;
-
 use std::net::SocketAddr;
-use std::process::ExitCode;
 
 use anyhow::Result;
 use tailyard::model::net::Proto;
 
-use crate::bench::{Args, PLAIN, Point, Sheet, in_turn, ratios};
-use crate::copy::{Copied, Figure, PROCESSOR, RATE, Sink, of};
 use crate::peers::pod::Pod;
 use crate::peers::router::Router;
 use crate::peers::stage::{Stage, on_stage};
 use crate::peers::system::System;
+use crate::support::{Args, PLAIN, Point, Sheet, in_turn, ratios};
+use crate::traffic::copy::{Copied, Figure, PROCESSOR, RATE, Sink, of};
 
 /// The port of the target that takes everything.
 const SINK: u16 = 6_999;
@@ -31,8 +23,8 @@ struct Way {
     udp: Vec<Copied>,
 }
 
-fn main() -> Result<ExitCode> {
-    on_stage("peers_throughput", "One established connection, or UDP flow, through the proxy and WireGuard, as fast as it goes", measure)
+pub(crate) fn bench(args: &Args) -> Result<Sheet> {
+    on_stage(args, "One established connection, or UDP flow, through the proxy and WireGuard, as fast as it goes", measure)
 }
 
 fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {

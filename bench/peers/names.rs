@@ -3,24 +3,13 @@
 //! The proxy of a Service that names its target by DNS (`ExternalName`): what comes from the tailnet is led to the name's address. The
 //! client is a node of the tailnet, the DNS server a real one.
 
-#![allow(clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr, reason = "shares the stage of the tests")]
-
-#[path = "support.rs"]
-mod bench;
-#[path = "../tests/support/dns.rs"]
-#[allow(dead_code, reason = "the tests' zones can do more")]
-mod dns;
-#[allow(dead_code, reason = "how they end is not asked here")]
-mod held;
-mod peers;
-
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU32;
-use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use kit::dns::Dns;
 use tailyard::demo::services::FIRST_TARGET_PORT;
 use tailyard::demo::target::Target;
 use tailyard::load::talk::Talk;
@@ -29,12 +18,11 @@ use tailyard::model::load::{Attempt, Lane, Report, Schedule};
 use tailyard::model::net::Proto;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::bench::{Args, Point, Sheet, at_once, ratios};
-use crate::dns::Dns;
-use crate::held::meanwhile;
 use crate::peers::pod::Pod;
 use crate::peers::stage::{Stage, on_stage};
 use crate::peers::system::System;
+use crate::support::{Args, Point, Sheet, at_once, ratios};
+use crate::traffic::held::meanwhile;
 
 /// The name, and for how many seconds an answer may be kept.
 const NAME: &str = "app.test";
@@ -62,12 +50,8 @@ struct Taken {
 /// The zone, whose server is in a thread of its own and ends with this.
 struct Zone(mpsc::UnboundedSender<(IpAddr, oneshot::Sender<Instant>)>);
 
-fn main() -> Result<ExitCode> {
-    on_stage(
-        "peers_names",
-        "A DNS name gets another address, under 50 new connections a second, beside the Tailscale operator's proxy",
-        measure,
-    )
+pub(crate) fn bench(args: &Args) -> Result<Sheet> {
+    on_stage(args, "A DNS name gets another address, under 50 new connections a second, beside the Tailscale operator's proxy", measure)
 }
 
 fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {

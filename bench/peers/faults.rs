@@ -4,15 +4,7 @@
 //! and what the machine does meanwhile is the same for both. The part of the kubelet is played: a container that has ended is started
 //! again after a second, as the kubelet does it at the first time.
 
-#![allow(clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr, reason = "shares the stage of the tests")]
-
-#[path = "support.rs"]
-mod bench;
-mod met;
-mod peers;
-
 use std::num::NonZeroU32;
-use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -20,12 +12,12 @@ use anyhow::{Context, Result, ensure};
 use tailyard::load::Load;
 use tailyard::model::load::{Report, Schedule};
 
-use crate::bench::{Args, Point, Sheet, at_once, ratios};
-use crate::met::Met;
 use crate::peers::pod::{Pod, service};
 use crate::peers::probe::{all_live, attempt, sample};
 use crate::peers::stage::{Stage, on_stage};
 use crate::peers::system::System;
+use crate::support::{Args, Point, Sheet, at_once, ratios};
+use crate::traffic::met::Met;
 
 /// How many services there are.
 const SIZE: u16 = 100;
@@ -65,9 +57,9 @@ struct Taken {
     gap: Vec<f64>,
 }
 
-fn main() -> Result<ExitCode> {
+pub(crate) fn bench(args: &Args) -> Result<Sheet> {
     on_stage(
-        "peers_faults",
+        args,
         "Supervisor or tailscaled killed under 200 new connections a second, one replica, beside the Tailscale operator's proxy",
         measure,
     )

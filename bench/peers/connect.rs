@@ -1,23 +1,14 @@
 //! What does a new connection through the proxy and WireGuard cost, beside the Tailscale operator's proxy and plain forwarding?
 
-#![allow(clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr, reason = "shares the stage of the tests")]
-
-#[path = "support.rs"]
-mod bench;
-mod peers;
-mod way;
-
-use std::process::ExitCode;
-
 use anyhow::Result;
 
-use crate::bench::{Args, PLAIN, Point, Sheet, ratios};
 use crate::peers::pod::Pod;
 use crate::peers::probe::all_live;
 use crate::peers::router::{Router, direct};
 use crate::peers::stage::{Stage, on_stage};
 use crate::peers::system::System;
-use crate::way::{AT_ONCE, DIALLED, Way};
+use crate::support::{Args, PLAIN, Point, Sheet, ratios};
+use crate::traffic::way::{AT_ONCE, DIALLED, Way};
 
 /// How many services there are.
 const SIZES: [u16; 4] = [10, 100, 1_000, 10_000];
@@ -31,12 +22,8 @@ struct Measured {
     way: Way,
 }
 
-fn main() -> Result<ExitCode> {
-    on_stage(
-        "peers_connect",
-        "New connections through the proxy and WireGuard, beside the Tailscale operator's proxy and plain forwarding",
-        measure,
-    )
+pub(crate) fn bench(args: &Args) -> Result<Sheet> {
+    on_stage(args, "New connections through the proxy and WireGuard, beside the Tailscale operator's proxy and plain forwarding", measure)
 }
 
 fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {

@@ -4,15 +4,7 @@
 //! New connections all the time, and on some services a connection and a UDP flow that were there before. Every answer says which port of
 //! the target gave it, and another port is another target.
 
-#![allow(clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr, reason = "shares the stage of the tests")]
-
-#[path = "support.rs"]
-mod bench;
-mod held;
-mod peers;
-
 use std::num::NonZeroU32;
-use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -21,12 +13,12 @@ use tailyard::load::Load;
 use tailyard::model::load::{Attempt, Report, Schedule};
 use tailyard::model::net::Proto;
 
-use crate::bench::{Args, Point, Sheet, in_turn, ms, ratios};
-use crate::held::{EVERY, Held, meanwhile};
 use crate::peers::pod::{Pod, service};
 use crate::peers::probe::{attempt, leads, sample};
 use crate::peers::stage::{Stage, on_stage};
 use crate::peers::system::System;
+use crate::support::{Args, Point, Sheet, in_turn, ms, ratios};
+use crate::traffic::held::{EVERY, Held, meanwhile};
 
 /// How many services there are.
 const SIZE: u16 = 100;
@@ -62,9 +54,9 @@ struct Moments {
     gone: Duration,
 }
 
-fn main() -> Result<ExitCode> {
+pub(crate) fn bench(args: &Args) -> Result<Sheet> {
     on_stage(
-        "peers_swap",
+        args,
         "All services get another target under 200 new connections a second, and are taken away, beside the Tailscale operator's proxy",
         measure,
     )

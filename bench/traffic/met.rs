@@ -1,7 +1,5 @@
 //! What a load met: how many of its connections failed, how long nobody was answered, and what a connect took.
 
-#![allow(dead_code, reason = "each benchmark uses its own part")]
-
 use std::time::Duration;
 
 use anyhow::{Result, ensure};

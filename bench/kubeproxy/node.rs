@@ -9,6 +9,8 @@ use anyhow::{Context, Result, ensure};
 use futures_util::stream::{StreamExt, TryStreamExt, iter};
 use k8s_openapi::api::core::v1::{Node as KubeNode, Service as KubeService};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kit::apiserver::{Cluster, NAMESPACE};
+use kit::servers::servers;
 use kube::Api;
 use kube::api::PostParams;
 use serde_json::json;
@@ -16,7 +18,6 @@ use tailyard::demo::services::Service;
 use tailyard::demo::topology::{Topology, route};
 use tailyard::edge::netns::Namespace;
 
-use crate::cluster::{Cluster, NAMESPACE, built};
 use crate::support::processor_time;
 
 /// The port of every Service.
@@ -65,7 +66,7 @@ impl Node {
             "nftables": {"masqueradeAll": true}});
         let path = cluster.path("kube-proxy.json");
         std::fs::write(&path, config.to_string())?;
-        built(&["kube-proxy"]);
+        servers(&["kube-proxy"]);
         let proxy = cluster.spawn("kube-proxy", &[format!("--config={}", path.display())]);
         Ok(Self { cluster, proxy, client: topology.client.clone(), target, served: 0 })
     }

@@ -1,19 +1,11 @@
 //! How long is it from the start of a proxy with everything configured until all of it is live, beside the Tailscale operator's proxy?
 
-#![allow(clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr, reason = "shares the stage of the tests")]
-
-#[path = "support.rs"]
-mod bench;
-mod peers;
-
-use std::process::ExitCode;
-
 use anyhow::Result;
 
-use crate::bench::{Args, Point, Sheet, in_turn, ms, ratios};
 use crate::peers::pod::Pod;
 use crate::peers::stage::{Stage, on_stage};
 use crate::peers::system::System;
+use crate::support::{Args, Point, Sheet, in_turn, ms, ratios};
 
 /// How many services there are.
 const SIZES: [u16; 3] = [10, 1_000, 10_000];
@@ -24,12 +16,8 @@ struct Taken {
     starts: Vec<f64>,
 }
 
-fn main() -> Result<ExitCode> {
-    on_stage(
-        "peers_restart",
-        "Start of a proxy with everything configured → all services live, beside the Tailscale operator's proxy",
-        measure,
-    )
+pub(crate) fn bench(args: &Args) -> Result<Sheet> {
+    on_stage(args, "Start of a proxy with everything configured → all services live, beside the Tailscale operator's proxy", measure)
 }
 
 /// Each start is that of a new Pod, as in a rolling restart: the node's state is in its Secret, in the kernel there is nothing.
