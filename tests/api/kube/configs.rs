@@ -16,8 +16,8 @@ use tempfile::TempDir;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use kit::wait::watched;
 use kit::apiserver::{Cluster, DEADLINE, NAMESPACE, cluster};
+use kit::wait::watched;
 
 const NAME: &str = "eg-egress-config";
 

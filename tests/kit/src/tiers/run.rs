@@ -195,7 +195,11 @@ fn execute(members: &Members, only: Option<&str>) -> Result<(Output, Vec<Fault>)
         // A filter without --exact would match the middle of a name.
         command.arg("--exact").args(&tests);
     }
-    command.env("RUSTC_BOOTSTRAP", "1").env(crate::PROGRAMS_BUILT, "1").env("CARGO_MANIFEST_DIR", &program.directory).current_dir(&program.directory);
+    command
+        .env("RUSTC_BOOTSTRAP", "1")
+        .env(crate::PROGRAMS_BUILT, "1")
+        .env("CARGO_MANIFEST_DIR", &program.directory)
+        .current_dir(&program.directory);
     command.stdout(process::create(&stdout)?).stderr(process::create(&stderr)?);
     let limit = Duration::from_secs(tier.limit.into());
     let end = process::run(&mut command, limit).map_err(|error| format!("{}: {error}", program.path.display()))?;
