@@ -94,7 +94,9 @@ mod tests {
         #[test]
         fn written_attributes_are_read_back_in_order(wanted in prop::collection::vec((0..=TYPE, prop::collection::vec(any::<u8>(), 0..20)), 0..10)) {
             let mut bytes = Vec::new();
-            wanted.iter().for_each(|(kind, payload)| put(&mut bytes, *kind, payload));
+            for (kind, payload) in &wanted {
+                put(&mut bytes, *kind, payload);
+            }
             prop_assert!(Attributes(&bytes).eq(wanted.iter().map(|(kind, payload)| (*kind, &payload[..]))));
             for (kind, _) in &wanted {
                 let first = wanted.iter().find(|(other, _)| other == kind).map(|(_, payload)| &payload[..]);

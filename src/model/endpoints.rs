@@ -137,7 +137,7 @@ mod tests {
         assert!(slices.put(slice("web-2", &[("10.0.0.2", true), ("10.0.0.4", true)])));
         assert!(!slices.put(slice("web-2", &[("10.0.0.2", true), ("10.0.0.4", true)])), "nothing changed");
         assert_eq!(addresses(&slices), ["10.0.0.1:8080", "10.0.0.2:8080", "10.0.0.4:8080"]);
-        let ports: Vec<_> = slices.endpoints().into_iter().map(|(port, _)| port.port.clone()).collect();
+        let ports: Vec<_> = slices.endpoints().into_keys().map(|port| port.port).collect();
         assert_eq!(ports, ["http"], "UDP is no way for requests");
         assert!(slices.gone(&slice("web-1", &[])));
         assert_eq!(addresses(&slices), ["10.0.0.2:8080", "10.0.0.4:8080"]);
