@@ -32,24 +32,24 @@ async fn a_key_is_for_one_device_once_and_soon() {
     let (hosted, control) = start().await;
     control.probe().await.expect("allowed");
     let key = control.mint_key(&tags(), "eg/0 (default)").await.expect("a key");
-    assert_eq!(hosted.state().keys[&key.id], key.key.reveal());
-    let wanted = hosted.state().wanted[0].clone();
+    assert_eq!(hosted.keys()[&key.id], key.key.reveal());
+    let wanted = hosted.key_requests()[0].clone();
     let create = &wanted["capabilities"]["devices"]["create"];
     assert_eq!((&create["reusable"], &create["ephemeral"], &create["preauthorized"]), (&false.into(), &false.into(), &true.into()));
     assert_eq!((&create["tags"][0], &wanted["expirySeconds"]), (&"tag:k8s".into(), &3600.into()));
     assert_eq!(wanted["description"], "eg-0 -default-");
     control.revoke_key(&key.id).await.expect("revoked");
-    assert!(hosted.state().keys.is_empty());
+    assert!(hosted.keys().is_empty());
 }
 
 #[tokio::test]
 async fn what_is_gone_already_is_gone() {
     let (hosted, control) = start().await;
-    hosted.state().devices.insert("nDev".to_owned());
+    hosted.add_device("nDev");
     control.delete_device("nDev").await.expect("deleted");
     control.delete_device("nDev").await.expect("gone already");
     control.revoke_key("kNone").await.expect("never was");
-    assert!(hosted.state().devices.is_empty());
+    assert!(hosted.devices().is_empty());
 }
 
 #[tokio::test]
@@ -59,18 +59,18 @@ async fn many_workers_share_one_access_token() {
     for made in futures_util::future::join_all(calls).await {
         made.expect("a key");
     }
-    assert_eq!((hosted.calls("POST /api/v2/oauth/token"), hosted.state().keys.len()), (1, 20));
+    assert_eq!((hosted.calls("POST /api/v2/oauth/token"), hosted.keys().len()), (1, 20));
 }
 
 #[tokio::test]
 async fn a_token_that_ended_early_is_replaced() {
     let (hosted, control) = start().await;
     control.mint_key(&tags(), "x").await.expect("a key");
-    hosted.state().tokens.clear();
+    hosted.revoke_tokens();
     assert_eq!(control.mint_key(&tags(), "x").await.expect_err("the old token").kind(), "denied");
     control.mint_key(&tags(), "x").await.expect("with a new token");
-    hosted.state().token_life = 0;
-    hosted.state().tokens.clear();
+    hosted.set_token_life(0);
+    hosted.revoke_tokens();
     drop(control.mint_key(&tags(), "x").await);
     let before = hosted.calls("POST /api/v2/oauth/token");
     for _ in 0..2 {
@@ -95,17 +95,17 @@ async fn pause_wanted_by_the_server_holds_every_call_back_until_it_is_over() {
     hosted.fail([Fault::Status(429, Some(1))]);
     let paused = control.mint_key(&tags(), "x").await.expect_err("too many");
     assert_eq!(paused.retry_after(), Some(Duration::from_secs(1)));
-    let calls = hosted.state().calls.len();
+    let calls = hosted.all_calls().len();
     let still = control.clone().delete_device("n1").await.expect_err("paused");
     assert!(still.retry_after().is_some_and(|rest| rest <= Duration::from_secs(1)), "{still}");
-    assert_eq!(hosted.state().calls.len(), calls, "nothing is sent during the pause");
+    assert_eq!(hosted.all_calls().len(), calls, "nothing is sent during the pause");
     let after_the_pause = async {
         while let Err(error) = control.mint_key(&tags(), "x").await {
             tokio::time::sleep(error.retry_after().expect("no fault but the pause")).await;
         }
     };
     tokio::time::timeout(Duration::from_secs(30), after_the_pause).await.expect("the pause ends");
-    assert!(hosted.state().calls.len() > calls, "asked once the pause is over");
+    assert!(hosted.all_calls().len() > calls, "asked once the pause is over");
 }
 
 #[tokio::test]
@@ -155,7 +155,7 @@ async fn a_service_account_token_takes_the_secrets_place() {
     assert_eq!(control.probe().await.expect_err("no token yet").kind(), "identity");
     std::fs::write(&path, "a.b.c\n").expect("written");
     assert_eq!(control.probe().await.expect_err("not believed").kind(), "denied");
-    hosted.state().jwt = Some("a.b.c".to_owned());
+    hosted.accept_jwt("a.b.c");
     control.probe().await.expect("allowed");
     let (sender, cell) = tokio::sync::watch::channel(None);
     let watched = Control::new(settings(hosted.url(), identity(IdentityToken::Watch(cell)))).expect("a client");

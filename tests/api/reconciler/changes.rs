@@ -118,7 +118,7 @@ fn a_failed_key_is_replaced_once_whoever_leads() {
         eventually_async("another one is made", DEADLINE, minted, |calls| *calls == before + 1).await;
         let config = async || stage.cluster.secret("g-0-config").await.0.into_values().collect::<String>();
         eventually_async("it is where the replica finds it", DEADLINE, config, |config| config.contains("AuthKey")).await;
-        assert!(!stage.hosted.state().devices.contains("ng0"), "the device that cannot log in is gone");
+        assert!(!stage.hosted.devices().contains("ng0"), "the device that cannot log in is gone");
         first.kill();
         let second = stage.reconciler("two", 9101);
         second.leads(true).await;

@@ -95,18 +95,18 @@ fn keys_are_minted_late_and_replicas_leave_in_order() {
         stage.group("g", 1).await;
         let set = async || stage.here::<StatefulSet>().get("g").await.ok().and_then(|set| set.spec).and_then(|spec| spec.replicas);
         eventually_async("fewer are asked for", DEADLINE, set, |replicas| *replicas == Some(1)).await;
-        assert!(stage.hosted.state().devices.contains("ng1"), "its Pod is still there");
+        assert!(stage.hosted.devices().contains("ng1"), "its Pod is still there");
         let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
         stage.here::<Pod>().delete("g-1", &now).await.expect("the Pod goes");
-        eventually_async("its device goes", DEADLINE, async || stage.hosted.state().devices.contains("ng1"), |there| !there).await;
+        eventually_async("its device goes", DEADLINE, async || stage.hosted.devices().contains("ng1"), |there| !there).await;
         stage.gone(&stage.here::<Secret>(), "g-1").await;
         stage.gone(&stage.here::<Secret>(), "g-1-config").await;
-        assert!(stage.hosted.state().devices.contains("ng0"));
+        assert!(stage.hosted.devices().contains("ng0"));
         stage.delete(&stage.all::<ProxyGroup>(), "g").await;
         stage.gone(&stage.here::<StatefulSet>(), "g").await;
         stage.here::<Pod>().delete("g-0", &now).await.expect("the Pod goes");
         stage.gone(&stage.all::<ProxyGroup>(), "g").await;
-        assert!(stage.hosted.state().devices.is_empty());
+        assert!(stage.hosted.devices().is_empty());
     });
 }
 

@@ -63,7 +63,7 @@ fn clusters_share_a_name_and_leave_it_one_by_one() {
         two.told_both("g", &[]).await;
         two.advertise("g", 2).await;
         two.gone(&two.ingresses(), "app").await;
-        assert!(one.hosted.state().vips.is_empty());
+        assert!(one.hosted.vips().is_empty());
     });
 }
 
@@ -74,7 +74,7 @@ fn a_twin_is_no_surprise_where_sharing_has_to_be_said() {
             let owners = json!({"tailscale.com/owner-references": owners.to_string()});
             json!({"name": "svc:app", "addrs": ["100.99.0.200"], "ports": ["tcp:443"], "tags": ["tag:k8s"], "annotations": owners})
         };
-        stage.hosted.state().vips.insert("svc:app".into(), made(json!({"ownerRefs": [{"operatorID": "them"}]})));
+        stage.hosted.add_vip("svc:app", &made(json!({"ownerRefs": [{"operatorID": "them"}]})));
         let _running = stage.reconciler_with("one", 9100, &["--shared-names", "opt-in", "--cluster-id", "here"]);
         stage.publisher("g", 2).await;
         stage.ingress("app", "g", "app").await;
@@ -89,15 +89,15 @@ fn a_twin_is_no_surprise_where_sharing_has_to_be_said() {
         stage.told_both("g", &["svc:app"]).await;
 
         let foreign = json!({"name": "svc:mine", "addrs": ["100.99.0.201"], "ports": ["tcp:22"], "tags": ["tag:k8s"]});
-        stage.hosted.state().vips.insert("svc:mine".into(), foreign.clone());
+        stage.hosted.add_vip("svc:mine", &foreign);
         stage.ingress("mine", "g", "mine").await;
         let told = async || stage.events("mine").await;
         // The list of before does not have it: it is found when it is to be made.
         eventually_async("it is somebody's", DEADLINE, told, |told| told.iter().any(|told| told.contains("was not made by a cluster")))
             .await;
-        assert_eq!(stage.hosted.state().vips["svc:mine"], foreign);
+        assert_eq!(stage.hosted.vips()["svc:mine"], foreign);
         stage.annotate("mine", json!({"tailyard.io/adopt-service": "true"})).await;
         eventually_async("it is taken over", DEADLINE, async || stage.owners("svc:mine"), |owners| *owners == ["here"]).await;
-        assert_eq!(stage.hosted.state().vips["svc:mine"]["ports"], json!(["tcp:443"]));
+        assert_eq!(stage.hosted.vips()["svc:mine"]["ports"], json!(["tcp:443"]));
     });
 }

@@ -87,7 +87,7 @@ fn a_tailnet_follows_its_secret_at_once() {
 fn what_a_control_plane_refuses_is_said_by_the_group_that_asked() {
     stage(async |stage| {
         let running = stage.reconciler("one", 9100);
-        stage.hosted.state().denied.insert("POST /api/v2/tailnet/-/keys".to_owned(), 400);
+        stage.hosted.deny("POST /api/v2/tailnet/-/keys", 400);
         stage.group("g", 1).await;
         eventually_async("the set", DEADLINE, async || stage.here::<StatefulSet>().get_opt("g").await.ok().flatten(), Option::is_some)
             .await;
@@ -103,7 +103,7 @@ fn what_a_control_plane_refuses_is_said_by_the_group_that_asked() {
         eventually_async("and again", DEADLINE, more, |calls| *calls > tries + 1).await;
         assert_eq!(stage.cluster.count("patch", "proxygroups"), writes, "said once");
         assert!(running.metric("tailyard_reconcile_errors_total{error=\"refused\"") > 0);
-        stage.hosted.state().denied.clear();
+        stage.hosted.deny_nothing();
         stage.poke().await;
         stage.join("g", 1).await;
         eventually_async("and it is well", DEADLINE, told, |told| told.starts_with("True")).await;
@@ -141,10 +141,10 @@ fn credentials_and_class_may_go_before_the_group_that_needs_them() {
         let told = async || stage.ready("g").await;
         let waits = eventually_async("it says what it waits for", DEADLINE, told, |told| told.contains("waits for that")).await;
         assert!(waits.contains("ProxyGroupTailnetUnavailable") && waits.contains("ts/creds"), "{waits}");
-        assert!(stage.hosted.state().devices.contains("ng0"));
+        assert!(stage.hosted.devices().contains("ng0"));
         stage.credentials(CLIENT.1).await;
         stage.gone(&groups, "g").await;
-        assert!(stage.hosted.state().devices.is_empty());
+        assert!(stage.hosted.devices().is_empty());
         stage.gone(&tailnets, "t").await;
         stage.gone(&classes, "c").await;
         stage.gone(&stage.here::<Secret>(), "g-0").await;

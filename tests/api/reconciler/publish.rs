@@ -35,7 +35,7 @@ fn an_ingress_is_published_and_let_go() {
 
         let told = async || (stage.named("g-0").await, stage.named("g-1").await);
         eventually_async("the replicas are told", DEADLINE, told, |(one, two)| one == two && *one == ["svc:my-app"]).await;
-        let vip = stage.hosted.state().vips["svc:my-app"].clone();
+        let vip = stage.hosted.vips()["svc:my-app"].clone();
         assert_eq!((&vip["ports"], &vip["tags"]), (&json!(["tcp:443"]), &json!(["tag:k8s"])));
         let owners = vip["annotations"]["tailscale.com/owner-references"].as_str().expect("owners");
         assert!(owners.starts_with(r#"{"ownerRefs":[{"operatorID":"tailyard-"#), "{owners}");
@@ -60,14 +60,14 @@ fn an_ingress_is_published_and_let_go() {
 
         stage.delete(&stage.ingresses(), "app").await;
         eventually_async("the replicas are told to stop", DEADLINE, told, |(one, two)| one.is_empty() && two.is_empty()).await;
-        assert!(stage.hosted.state().vips.contains_key("svc:my-app"), "they still advertise it");
+        assert!(stage.hosted.vips().contains_key("svc:my-app"), "they still advertise it");
         assert!(stage.published("g", "tailyard-routes.json").await["svc:my-app"].is_object());
         stage.advertise("g", 2).await;
         stage.gone(&stage.ingresses(), "app").await;
         stage.gone(&stage.here::<Secret>(), &dns).await;
-        assert!(stage.hosted.state().vips.is_empty());
+        assert!(stage.hosted.vips().is_empty());
         assert_eq!(stage.published("g", "tailyard-routes.json").await, json!({}));
-        let calls = stage.hosted.state().calls.clone();
+        let calls = stage.hosted.all_calls();
         let deleted = calls.iter().filter(|call| call.starts_with("DELETE") && call.contains("vip-services")).count();
         assert_eq!(deleted, 1, "{calls:?}");
     });
@@ -83,7 +83,7 @@ fn a_service_is_published_whole_while_somebody_is_behind_it() {
         let config =
             eventually_async("the addresses are written", DEADLINE, mappings, |config| config["svc:database"]["IPv4Mapping"].is_object())
                 .await;
-        let vip = stage.hosted.state().vips["svc:database"].clone();
+        let vip = stage.hosted.vips()["svc:database"].clone();
         assert_eq!(
             (&vip["ports"], &config["svc:database"]["IPv4Mapping"]["TailscaleServiceIP"]),
             (&json!(["do-not-validate"]), &vip["addrs"][0])
@@ -111,7 +111,7 @@ fn a_service_is_published_whole_while_somebody_is_behind_it() {
         stage.told_both("g", &["svc:database", "svc:default-lb"]).await;
         stage.advertise("g", 2).await;
         let status = async || json!(stage.users().get("lb").await.expect("there").status.and_then(|status| status.load_balancer));
-        let ip = stage.hosted.state().vips["svc:default-lb"]["addrs"][0].clone();
+        let ip = stage.hosted.vips()["svc:default-lb"]["addrs"][0].clone();
         let wanted = json!([{"hostname": format!("default-lb.{DOMAIN}"), "ip": ip, "ipMode": "VIP"}]);
         eventually_async("it says where it is reached", DEADLINE, status, |status| status["ingress"] == wanted).await;
         stage.delete(&stage.users(), "lb").await;
@@ -127,7 +127,7 @@ fn a_service_is_published_whole_while_somebody_is_behind_it() {
         stage.users().patch("db", &PatchParams::default(), &unmarked).await.expect("changed");
         let finalizers = async || stage.users().get("db").await.expect("there").metadata.finalizers;
         eventually_async("it is let go", DEADLINE, finalizers, |held| held.as_ref().is_none_or(Vec::is_empty)).await;
-        assert!(stage.hosted.state().vips.is_empty());
+        assert!(stage.hosted.vips().is_empty());
         assert_eq!(stage.condition("db", "TailscaleIngressSvcConfigured").await, "");
         stage.quiet(&running).await;
     });
@@ -301,7 +301,7 @@ fn whatever_goes_first_nothing_is_left() {
             stage.certify(&dns).await;
             stage.serves(name, name).await;
             if refused {
-                stage.hosted.state().denied.insert("DELETE /api/v2/tailnet/-/vip-services".into(), 500);
+                stage.hosted.deny("DELETE /api/v2/tailnet/-/vip-services", 500);
             }
             if group_first {
                 stage.delete(&stage.all::<ProxyGroup>(), name).await;
@@ -313,7 +313,7 @@ fn whatever_goes_first_nothing_is_left() {
                 let tried = async || stage.hosted.calls("DELETE /api/v2/tailnet/-/vip-services");
                 eventually_async("it is tried", DEADLINE, tried, |calls| *calls > 3).await;
                 assert!(stage.here::<Secret>().get_opt(&dns).await.expect("an answer").is_some(), "the Tailscale Service is still there");
-                stage.hosted.state().denied.clear();
+                stage.hosted.deny_nothing();
             }
             if !group_first {
                 stage.delete(&stage.all::<ProxyGroup>(), name).await;
@@ -325,7 +325,7 @@ fn whatever_goes_first_nothing_is_left() {
             stage.gone(&stage.users(), &format!("s{name}")).await;
             stage.gone(&stage.all::<ProxyGroup>(), name).await;
             stage.gone(&stage.here::<Secret>(), &dns).await;
-            let state = stage.hosted.state().vips.keys().cloned().collect::<Vec<_>>();
+            let state = stage.hosted.vips().keys().cloned().collect::<Vec<_>>();
             assert_eq!(state, Vec::<String>::new(), "{name}");
         }
         assert!(stage.here::<Secret>().get_opt("tailscale-acme-accounts").await.expect("an answer").is_some(), "the account stays");

@@ -109,7 +109,7 @@ fn what_the_tailscale_operator_wrote_is_taken_over_whole_and_given_back() {
         let uid = stage.all::<ProxyGroup>().get("g").await.expect("a group").uid().expect("a UID");
         theirs(&stage, &uid).await;
         stage.service("s", "g").await;
-        stage.hosted.state().devices.insert("ng0".to_owned());
+        stage.hosted.add_device("ng0");
         let running = stage.reconciler("one", 9100);
         stage.join("g", 1).await;
         stage.served("s", "g", 1).await;

@@ -13,10 +13,11 @@ use crate::cluster::chart::{self, CONTROL, NAMESPACE};
 use crate::cluster::images::{self, OPERATOR, STOCK};
 use crate::cluster::pods::client;
 use crate::cluster::{Cluster, DEADLINE};
+use crate::hosted::CLIENT;
 use crate::machine::{Machine, Process};
 use crate::netns::Server;
 use crate::servers::servers;
-use crate::tailnet::{CLIENT, Control};
+use crate::tailnet::Control;
 use crate::wait::eventually;
 
 /// The port of the target, and of its Service.

@@ -249,7 +249,7 @@ impl Stage {
         let (id, fqdn) = (format!("n{group}{ordinal}"), format!("{name}.tail1234.ts.net."));
         let uid = pod.uid().expect("a UID");
         let values = [("device_id", id.as_str()), ("device_fqdn", &fqdn), ("device_ips", r#"["100.64.0.5"]"#), ("pod_uid", &uid)];
-        self.hosted.state().devices.insert(id.clone());
+        self.hosted.add_device(&id);
         let there = async || self.here::<Secret>().get_opt(&name).await.ok().flatten().is_some();
         eventually_async("the state Secret", DEADLINE, there, |there| *there).await;
         self.cluster.patch_secret(&name, &values).await;

@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"log"
 	"maps"
 	"net/http"
@@ -17,6 +18,9 @@ import (
 	"tailscale.com/types/key"
 )
 
+// tokenLeeway is the time after its expiry in which an access token is still accepted.
+const tokenLeeway = 10 * time.Second
+
 // api is what operators ask. Its paths, statuses and fields are the published ones.
 type api struct {
 	tailnet        *testcontrol.Server
@@ -30,6 +34,8 @@ type api struct {
 	expired  map[key.NodePublic]bool
 	services map[string]service
 	refused  map[string]bool // service and node
+
+	lab lab
 }
 
 type keyInfo struct {
@@ -64,7 +70,7 @@ func newAPI(tailnet *testcontrol.Server, client, secret string) *api {
 	return &api{
 		tailnet: tailnet, client: client, secret: secret,
 		tokens: map[string]time.Time{}, keys: map[string]keyInfo{}, gone: map[key.NodePublic]bool{},
-		expired: map[key.NodePublic]bool{}, services: map[string]service{}, refused: map[string]bool{},
+		expired: map[key.NodePublic]bool{}, services: map[string]service{}, refused: map[string]bool{}, lab: newLab(),
 	}
 }
 
@@ -75,15 +81,19 @@ func (a *api) handler() http.Handler {
 		mux.HandleFunc(method+" /api/v2"+path, func(w http.ResponseWriter, r *http.Request) {
 			a.mu.Lock()
 			defer a.mu.Unlock()
-			log.Printf("%s %s", r.Method, r.URL.Path)
-			if path != "/oauth/token" && !a.known(r) {
+			if !strings.HasPrefix(path, "/oauth/") && !a.known(r) {
 				refuse(w, http.StatusUnauthorized, "unauthorized")
+				return
+			}
+			if tailnet := r.PathValue("tailnet"); tailnet != "" && tailnet != "-" && tailnet != a.tailnet.MagicDNSDomain {
+				refuse(w, http.StatusNotFound, "no such tailnet")
 				return
 			}
 			serve(w, r)
 		})
 	}
 	on("POST /oauth/token", a.logIn)
+	on("POST /oauth/token-exchange", a.exchange)
 	on("GET /tailnet/{tailnet}/keys", a.listKeys)
 	on("POST /tailnet/{tailnet}/keys", a.makeKey)
 	on("DELETE /tailnet/{tailnet}/keys/{id}", a.revokeKey)
@@ -100,7 +110,7 @@ func (a *api) handler() http.Handler {
 		log.Printf("%s %s: not found", r.Method, r.URL.Path)
 		refuse(w, http.StatusNotFound, "not found")
 	})
-	return mux
+	return a.scripted(mux)
 }
 
 func (a *api) known(r *http.Request) bool {
@@ -117,11 +127,25 @@ func (a *api) logIn(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusUnauthorized, "API token invalid")
 		return
 	}
-	const life = time.Hour
+	a.issueToken(w)
+}
+
+// exchange gives an access token for the identity token of a service account.
+func (a *api) exchange(w http.ResponseWriter, r *http.Request) {
+	if r.FormValue("client_id") != a.client || a.lab.jwt == "" || r.FormValue("jwt") != a.lab.jwt {
+		refuse(w, http.StatusUnauthorized, "API token invalid")
+		return
+	}
+	a.issueToken(w)
+}
+
+func (a *api) issueToken(w http.ResponseWriter) {
 	a.made++
 	token := fmt.Sprintf("tskey-api-%d", a.made)
-	a.tokens[token] = time.Now().Add(life)
-	answer(w, map[string]any{"access_token": token, "token_type": "Bearer", "expires_in": int(life.Seconds()), "scope": "all"})
+	a.tokens[token] = time.Now().Add(a.lab.tokenLife + tokenLeeway)
+	answer(w, map[string]any{
+		"access_token": token, "token_type": "Bearer", "expires_in": int(a.lab.tokenLife.Seconds()), "scope": "all",
+	})
 }
 
 func (a *api) listKeys(w http.ResponseWriter, _ *http.Request) {
@@ -145,7 +169,8 @@ func (a *api) makeKey(w http.ResponseWriter, r *http.Request) {
 			} `json:"create"`
 		} `json:"devices"`
 	}
-	if json.NewDecoder(r.Body).Decode(&wanted) != nil || json.Unmarshal(wanted.Capabilities, &create) != nil {
+	body, err := io.ReadAll(r.Body)
+	if err != nil || json.Unmarshal(body, &wanted) != nil || json.Unmarshal(wanted.Capabilities, &create) != nil {
 		refuse(w, http.StatusBadRequest, "invalid body")
 		return
 	}
@@ -165,6 +190,7 @@ func (a *api) makeKey(w http.ResponseWriter, r *http.Request) {
 		Created: now, Expires: now.Add(life), Capabilities: wanted.Capabilities,
 	}
 	a.keys[made.ID] = made
+	a.lab.keyRequests = append(a.lab.keyRequests, body)
 	answer(w, made)
 }
 
@@ -189,10 +215,11 @@ func (a *api) listDevices(w http.ResponseWriter, _ *http.Request) {
 	answer(w, map[string]any{"devices": devices})
 }
 
-// nodes is those of the tailnet that were not deleted. A node whose key was replaced is there once, with its newest.
+// nodes returns the nodes of the tailnet that were not deleted, those that only the lab added among them. A node whose key was
+// replaced is there once, with its newest.
 func (a *api) nodes() []*tailcfg.Node {
 	newest := map[tailcfg.StableNodeID]*tailcfg.Node{}
-	for _, node := range a.tailnet.AllNodes() {
+	for _, node := range append(a.tailnet.AllNodes(), a.lab.nodes...) {
 		if other := newest[node.StableID]; !a.gone[node.Key] && (other == nil || a.expired[other.Key]) {
 			newest[node.StableID] = node
 		}
@@ -245,20 +272,25 @@ func (a *api) getService(w http.ResponseWriter, r *http.Request) {
 	answer(w, found)
 }
 
+// putService creates a service with addresses of its own, or replaces it whole; an update has to repeat its addresses.
 func (a *api) putService(w http.ResponseWriter, r *http.Request) {
 	var wanted service
 	if err := json.NewDecoder(r.Body).Decode(&wanted); err != nil {
 		refuse(w, http.StatusBadRequest, "invalid body")
 		return
 	}
-	wanted.Name = r.PathValue("name")
-	if old, ok := a.services[wanted.Name]; ok {
-		wanted.Addrs = old.Addrs
-	} else {
+	if wanted.Name != r.PathValue("name") || len(wanted.Tags) == 0 {
+		refuse(w, http.StatusBadRequest, "name and tags are required")
+		return
+	}
+	if old, ok := a.services[wanted.Name]; !ok {
 		a.made++
-		four := netip.AddrFrom4([4]byte{100, 99, byte(a.made >> 8), byte(a.made)})
+		four := netip.AddrFrom4([4]byte{100, 99, byte(a.made / 250), byte(a.made%250 + 1)})
 		wanted.Addrs = []string{four.String(), fmt.Sprintf("fd7a:115c:a1e0::99:%x", a.made)}
 		a.publish(wanted)
+	} else if !slices.Equal(old.Addrs, wanted.Addrs) {
+		refuse(w, http.StatusBadRequest, "addrs cannot be changed")
+		return
 	}
 	a.services[wanted.Name] = wanted
 	answer(w, wanted)

@@ -30,13 +30,8 @@ func setTXT(dns string, r *tailcfg.SetDNSRequest) error {
 }
 
 // setCertDomains replaces the names for which every node may have certificates: the real control server gives each
-// node those of the services that it hosts. It is no part of the API.
-func (a *api) setCertDomains(w http.ResponseWriter, r *http.Request) {
-	var names []string
-	if err := json.NewDecoder(r.Body).Decode(&names); err != nil {
-		refuse(w, http.StatusBadRequest, "invalid body")
-		return
-	}
+// node those of the services that it hosts.
+func (a *api) setCertDomains(_ *http.Request, names []string) {
 	config := *a.tailnet.DNSConfig
 	config.CertDomains = names
 	a.tailnet.DNSConfig = &config

@@ -4,7 +4,8 @@ use serde_json::json;
 
 use super::Cluster;
 use super::images::TAILYARD;
-use crate::tailnet::{CLIENT, Control};
+use crate::hosted::CLIENT;
+use crate::tailnet::Control;
 
 /// Where everything is made.
 pub const NAMESPACE: &str = "tailscale";

@@ -55,8 +55,8 @@ impl Stage {
 
     /// The clusters that own a Tailscale Service.
     pub fn owners(&self, name: &str) -> Vec<String> {
-        let state = self.hosted.state();
-        let text = state.vips.get(name).and_then(|vip| vip["annotations"]["tailscale.com/owner-references"].as_str()).unwrap_or("{}");
+        let vips = self.hosted.vips();
+        let text = vips.get(name).and_then(|vip| vip["annotations"]["tailscale.com/owner-references"].as_str()).unwrap_or("{}");
         let owners: Value = serde_json::from_str(text).expect("JSON");
         let ids = owners["ownerRefs"].as_array().into_iter().flatten().map(|owner| owner["operatorID"].as_str().expect("an id").to_owned());
         ids.collect()

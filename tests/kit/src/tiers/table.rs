@@ -116,9 +116,10 @@ const fn light(name: &'static str, program: Program, modules: &'static [&'static
     Tier { name, program, modules, threads: 2, heavy: false, resource: None, servers: &[], expected, limit, check: false }
 }
 
-/// A tier on real clusters.
-const fn clusters(name: &'static str, modules: &'static [&'static str], servers: Servers, expected: u32) -> Tier {
-    Tier { resource: Some("cluster"), heavy: true, servers, limit: 1800, ..light(name, CLUSTER, modules, expected) }
+/// A tier on real clusters, one of which runs in each lane. A cluster mostly waits; two are as much as two processors bear under load.
+const fn clusters(name: &'static str, lane: &'static str, servers: Servers, expected: u32) -> Tier {
+    let limit = if expected < 450 { 1800 } else { expected * 4 };
+    Tier { resource: Some(lane), threads: 1, servers, limit, ..light(name, CLUSTER, &[], expected) }
 }
 
 /// The tiers of this workspace.
@@ -140,17 +141,29 @@ pub static TAILYARD: Table = Table {
         Tier { servers: &[HELM], ..light("chart", PACKAGE, &["chart"], 20) },
         light("crd", PACKAGE, &["crd"], 15),
         Tier { servers: &[DAEMON], ..light("image", PACKAGE, &["image"], 15) },
-        Tier { servers: &[API_SERVER], ..light("kube", API, &["kube"], 60) },
-        Tier { servers: &[API_SERVER, CONTROLLERS], heavy: true, ..light("reconciler", API, &["reconciler"], 120) },
-        Tier { servers: &[HEADSCALE, DAEMON], ..light("control", API, &["control"], 15) },
-        Tier { servers: &[HOSTED, DAEMON, ACME, API_SERVER], ..light("certs", API, &["certs"], 90) },
+        Tier { servers: &[API_SERVER], threads: 1, ..light("kube", API, &["kube"], 60) },
+        Tier { servers: &[HOSTED, API_SERVER, CONTROLLERS], heavy: true, threads: 1, ..light("reconciler", API, &["reconciler"], 120) },
+        Tier { servers: &[HOSTED, HEADSCALE, DAEMON], ..light("control", API, &["control"], 15) },
+        Tier { servers: &[HOSTED, DAEMON, ACME, API_SERVER], threads: 1, ..light("certs", API, &["certs"], 90) },
         Tier { servers: &[API_SERVER], heavy: true, threads: 1, ..light("soak", API, &["soak"], 55) },
         Tier { servers: &[HEADSCALE, DAEMON], ..light("tailnet", CLUSTER, &["tailnet"], 60) },
         Tier { servers: &[HOSTED, HEADSCALE, DAEMON, ACME, API_SERVER], ..light("advertise", CLUSTER, &["advertise"], 90) },
-        clusters("cluster", &["cluster"], &[HEADSCALE, DAEMON, API_SERVER, CONTROLLERS, NODES, HELM], 420),
-        clusters("ingress", &["ingress"], &[HOSTED, DAEMON, API_SERVER, CONTROLLERS, NODES, HELM, ACME, &["containerboot"]], 180),
-        clusters("crossing", &["crossing"], &[HOSTED, DAEMON, API_SERVER, CONTROLLERS, NODES, HELM, ACME], 240),
-        clusters("dropin", &["dropin"], &[HOSTED, DAEMON, API_SERVER, CONTROLLERS, NODES, HELM, OPERATOR], 300),
+        Tier {
+            modules: &["cluster"],
+            ..clusters("cluster", "first cluster", &[HEADSCALE, DAEMON, API_SERVER, CONTROLLERS, NODES, HELM], 420)
+        },
+        Tier {
+            modules: &["ingress"],
+            ..clusters("ingress", "first cluster", &[HOSTED, DAEMON, API_SERVER, CONTROLLERS, NODES, HELM, ACME, &["containerboot"]], 180)
+        },
+        Tier {
+            modules: &["crossing"],
+            ..clusters("crossing", "second cluster", &[HOSTED, DAEMON, API_SERVER, CONTROLLERS, NODES, HELM, ACME], 240)
+        },
+        Tier {
+            modules: &["dropin"],
+            ..clusters("dropin", "second cluster", &[HOSTED, DAEMON, API_SERVER, CONTROLLERS, NODES, HELM, OPERATOR], 300)
+        },
     ],
 };
 
