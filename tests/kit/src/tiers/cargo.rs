@@ -65,8 +65,11 @@ pub(super) fn build(table: &Table, tiers: &[&Tier]) -> Result<Vec<Built>, String
     if let Some(package) = table.tools {
         cargo(&["build", "--locked", "-p", package, "--bins"])?;
     }
-    let mut packages: Vec<&str> = tiers.iter().flat_map(|tier| ["-p", tier.program.package]).collect();
-    let mut selection: Vec<&str> = tiers.iter().flat_map(|tier| tier.program.selection()).collect();
+    let programs = distinct(tiers.iter().map(|tier| tier.program));
+    let mut packages: Vec<&str> =
+        distinct(programs.iter().map(|program| program.package)).into_iter().flat_map(|name| ["-p", name]).collect();
+    // One `--lib` stands for the libraries of all packages; cargo takes no second one.
+    let mut selection: Vec<&str> = distinct(programs.iter().map(|program| program.selection())).concat();
     if tiers.len() == table.tiers.len() {
         selection.clear();
     }
@@ -77,6 +80,16 @@ pub(super) fn build(table: &Table, tiers: &[&Tier]) -> Result<Vec<Built>, String
     let text = serde_json::to_string_pretty(&built).map_err(|error| error.to_string())?;
     fs::write(record(), text).map_err(|error| format!("{}: {error}", record().display()))?;
     Ok(built)
+}
+
+/// Each item once, in order.
+fn distinct<T: PartialEq>(items: impl Iterator<Item = T>) -> Vec<T> {
+    items.fold(Vec::new(), |mut found, item| {
+        if !found.contains(&item) {
+            found.push(item);
+        }
+        found
+    })
 }
 
 /// The programs of the last [`build`].
