@@ -75,7 +75,7 @@ impl Hosted {
     /// Adds faults of the next requests, one for each.
     pub fn fail(&self, faults: impl IntoIterator<Item = Fault>) {
         let faults: Vec<_> = faults.into_iter().map(|fault| fault.script()).collect();
-        self.tell("POST", "faults", &json!(faults));
+        self.tell("POST", "faults", Some(&json!(faults)));
     }
 
     /// Counts the requests to the API whose method and path begin with this.
@@ -90,12 +90,12 @@ impl Hosted {
 
     /// Refuses all requests whose method and path begin with this.
     pub fn deny(&self, prefix: &str, status: u16) {
-        self.tell("POST", "denied", &json!({prefix: status}));
+        self.tell("POST", "denied", Some(&json!({prefix: status})));
     }
 
     /// Refuses none of them any more.
     pub fn deny_nothing(&self) {
-        self.tell("DELETE", "denied", &Value::Null);
+        self.tell("DELETE", "denied", None);
     }
 
     /// Bodies of the requests that created auth keys.
@@ -115,7 +115,7 @@ impl Hosted {
 
     /// Adds a device without a tailscaled.
     pub fn add_device(&self, id: &str) {
-        self.tell("PUT", &format!("devices/{id}"), &Value::Null);
+        self.tell("PUT", &format!("devices/{id}"), None);
     }
 
     /// Tailscale Services by name.
@@ -125,40 +125,42 @@ impl Hosted {
 
     /// Adds a Tailscale Service as it is, or replaces one.
     pub fn add_vip(&self, name: &str, service: &Value) {
-        self.tell("PUT", &format!("services/{name}"), service);
+        self.tell("PUT", &format!("services/{name}"), Some(service));
     }
 
     /// Revokes all access tokens.
     pub fn revoke_tokens(&self) {
-        self.tell("DELETE", "tokens", &Value::Null);
+        self.tell("DELETE", "tokens", None);
     }
 
     /// Sets the lifetime of access tokens that are issued from now on, in seconds.
     pub fn set_token_life(&self, seconds: u64) {
-        self.tell("PUT", "token-life", &json!(seconds));
+        self.tell("PUT", "token-life", Some(&json!(seconds)));
     }
 
     /// Sets the identity token of a service account that is exchanged for an access token.
     pub fn accept_jwt(&self, jwt: &str) {
-        self.tell("PUT", "jwt", &json!(jwt));
+        self.tell("PUT", "jwt", Some(&json!(jwt)));
     }
 
     fn show<T: DeserializeOwned>(&self, path: &str) -> T {
-        serde_json::from_str(&self.tell("GET", path, &Value::Null)).unwrap_or_else(|error| panic!("{path}: {error}"))
+        serde_json::from_str(&self.tell("GET", path, None)).unwrap_or_else(|error| panic!("{path}: {error}"))
     }
 
-    fn tell(&self, method: &str, path: &str, body: &Value) -> String {
-        let answer = self.ask(method, path, &body.to_string()).unwrap_or_else(|error| panic!("{method} /lab/{path}: {error}"));
+    fn tell(&self, method: &str, path: &str, body: Option<&Value>) -> String {
+        let body = body.map(Value::to_string).unwrap_or_default();
+        let answer = self.ask(method, path, &body).unwrap_or_else(|error| panic!("{method} /lab/{path}: {error}"));
         let (head, content) = answer.split_once("\r\n\r\n").unwrap_or_default();
         assert!(head.starts_with("HTTP/1.0 200 "), "{method} /lab/{path}: {answer}");
         content.to_owned()
     }
 
-    /// Version 1.0, so that the answer ends with the connection.
+    /// Version 1.0, so that the answer ends with the connection. Written at once: a part that arrived after the answer would reset it.
     fn ask(&self, method: &str, path: &str, body: &str) -> std::io::Result<String> {
         let mut stream = TcpStream::connect(self.address)?;
         stream.set_read_timeout(Some(ANSWER_DEADLINE))?;
-        write!(stream, "{method} /lab/{path} HTTP/1.0\r\nContent-Length: {}\r\n\r\n{body}", body.len())?;
+        let request = format!("{method} /lab/{path} HTTP/1.0\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+        stream.write_all(request.as_bytes())?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;
         Ok(answer)
