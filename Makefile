@@ -1,6 +1,8 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`.
+TIERS = cargo run --locked --quiet --package tailyard-kit --bin tiers --
+CLUSTER = cargo run --locked --quiet --package tailyard-kit --bin cluster --
 .DEFAULT_GOAL := help
-.PHONY: help setup servers build image demo cluster cluster-down cluster-status cluster-load-image test bench bench-smoke bench-report soak lint fuzz
+.PHONY: help setup servers build image demo cluster cluster-down cluster-status cluster-load-image check test test-repeat bench bench-smoke bench-report soak lint deny fuzz
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,22 +20,31 @@ image: setup build ## Build the image, without a container engine: target/image/
 	@config/image/build tailyard --servers "$$(tests/servers/build tailscaled tailscale)"
 
 cluster: setup ## Start a real cluster beside a real tailnet on this machine (needs root); NODES=3
-	@cargo run --locked --quiet --example cluster -- up --nodes $(or $(NODES),3)
+	@$(CLUSTER) up --nodes $(or $(NODES),3)
 
 cluster-down: ## End it; nothing is left
-	@cargo run --locked --quiet --example cluster -- down
+	@$(CLUSTER) down
 
 cluster-status: ## Say how it is and how it is used
-	@cargo run --locked --quiet --example cluster -- status
+	@$(CLUSTER) status
 
 cluster-load-image: ## Make an image known on its nodes: what `make image` made, or IMAGE=FILE
-	@cargo run --locked --quiet --example cluster -- load-image $(IMAGE)
+	@$(CLUSTER) load-image $(IMAGE)
 
-demo: setup build ## Run a whole group on this machine, under load: replicas, retargets, a kill (25 s)
-	target/release/tailyard demo
+demo: setup ## Run a whole group on this machine, under load: replicas, retargets, a kill (25 s)
+	cargo build --profile demo --locked
+	target/demo/tailyard demo
 
-test: servers lint ## Pass every test of every tier
-	cargo test --locked
+check: ## Check a change in two minutes: format, clippy, unit, property and loopback tests; no root, no servers
+	cargo fmt --all --check
+	cargo clippy --locked --workspace --all-targets -- -D warnings
+	$(TIERS) --check
+
+test: setup ## Pass every test of every tier; servers are built meanwhile
+	@tests/run
+
+test-repeat: setup ## Run TIER="dns l7" N=10 times under the load of two busy processors; stop at nothing
+	$(TIERS) $(TIER) --repeat $(or $(N),10) --busy $(or $(BUSY),2)
 
 bench: setup ## Measure, as ratios in one run: all questions, or BENCHES="live connect"; see docs/benchmarks.md
 	cargo bench --locked --bench suite -- $(BENCHES)
@@ -43,16 +54,18 @@ bench-smoke: setup ## Show that the benchmarks work: small sizes, few repetition
 
 bench-report: setup ## Measure and write docs/benchmarks.md with its plots: all questions, or BENCHES="live connect"
 	cargo bench --locked --bench suite -- $(BENCHES) --json bench/results
-	TAILYARD_WRITE_DOCS=1 cargo test --locked --test pure report
+	UPDATE_GOLDEN=1 cargo test --locked --test pure report::
 
 soak: setup ## Keep a group under load while troubles befall it: two hours, or SOAK_SECONDS; SOAK_SEED repeats a run, SOAK_RATE loads more
 	SOAK_SECONDS=$(or $(SOAK_SECONDS),7200) SOAK_SEED=$(or $(SOAK_SEED),$(shell date +%s)) SOAK_RATE=$(or $(SOAK_RATE),200) \
 		cargo test --locked --profile bench --test api soak::nothing_is_lost -- --nocapture
 
-lint: ## Format, clippy, the fuzzers' lock, licences and advisories of dependencies
-	cargo fmt --check
-	cargo clippy --locked --all-targets -- -D warnings
+lint: deny ## Format, clippy, the fuzzers' lock, licences and sources of dependencies
+	cargo fmt --all --check
+	cargo clippy --locked --workspace --all-targets -- -D warnings
 	@cargo metadata --locked --format-version 1 --manifest-path tests/fuzz/Cargo.toml >/dev/null # a stale lock of the fuzzers
+
+deny: ## Licences and sources of dependencies, by cargo-deny (ADVISORIES=1: advisories too)
 	@tests/deny
 
 fuzz: ## Fuzz every parser of outside bytes (FUZZ_SECONDS each, default 10)

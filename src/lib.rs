@@ -3,7 +3,7 @@
 //! Everything is *inputs → plan → kernel*, level-triggered: an input changes, the [`model::world::World`] is rebuilt, the
 //! plan is computed again, and only the difference is applied, in one transaction. There is no other path to the kernel.
 //!
-//! The tree is the architecture. Who may name whom (held by `tests/layers.rs`):
+//! The tree is the architecture. Who may name whom (held by `tests/pure/layers.rs`):
 //!
 //! | layer | is | may name |
 //! |---|---|---|

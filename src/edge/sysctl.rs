@@ -120,10 +120,10 @@ mod tests {
     #[test]
     fn a_switch_that_is_off_and_read_only_is_an_error_that_says_what_to_run() {
         for (family, name) in [(Family::V4, "net.ipv4.ip_forward"), (Family::V6, "net.ipv6.conf.all.forwarding")] {
-            let error = sealed(|| forward(&[family])).expect_err("read-only");
-            assert_eq!(error.kind(), "write");
+            let error = sealed(|| forward(&[family])).expect_err(name);
+            assert_eq!(error.kind(), "write", "{family}");
             let text = error.to_string();
-            assert!(text.contains(&format!("sysctl -w {name}=1")) && text.contains("securityContext.sysctls"), "{text}");
+            assert!(text.contains(&format!("sysctl -w {name}=1")) && text.contains("securityContext.sysctls"), "{family}: {text}");
         }
     }
 }

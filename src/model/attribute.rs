@@ -67,10 +67,41 @@ mod tests {
         assert_eq!(find(&bytes, 2).and_then(|inside| find(inside, 3)), Some(&[7][..]), "the flag of a nested one is not of its type");
     }
 
+    /// The attributes written anew.
+    fn rewritten(bytes: &[u8]) -> Vec<u8> {
+        let mut out = Vec::new();
+        Attributes(bytes).for_each(|(kind, payload)| put(&mut out, kind, payload));
+        out
+    }
+
     proptest! {
         #[test]
-        fn any_bytes_are_walked_to_an_end(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
+        fn attributes_read_from_any_bytes_survive_being_written_again(bytes in prop::collection::vec(any::<u8>(), 0..100), lengths in any::<bool>()) {
+            let mut bytes = bytes;
+            if lengths {
+                // Lengths of which many fit, so that a walk takes more than one step.
+                for chunk in bytes.chunks_exact_mut(8) {
+                    let length = u16::from(4 + chunk[0] % 16);
+                    chunk[..2].copy_from_slice(&length.to_ne_bytes());
+                }
+            }
             prop_assert!(Attributes(&bytes).count() <= bytes.len() / HEADER);
+            let again = rewritten(&bytes);
+            prop_assert!(Attributes(&bytes).eq(Attributes(&again)));
+            prop_assert_eq!(rewritten(&again), again);
+        }
+
+        #[test]
+        fn written_attributes_are_read_back_in_order(wanted in prop::collection::vec((0..=TYPE, prop::collection::vec(any::<u8>(), 0..20)), 0..10)) {
+            let mut bytes = Vec::new();
+            for (kind, payload) in &wanted {
+                put(&mut bytes, *kind, payload);
+            }
+            prop_assert!(Attributes(&bytes).eq(wanted.iter().map(|(kind, payload)| (*kind, &payload[..]))));
+            for (kind, _) in &wanted {
+                let first = wanted.iter().find(|(other, _)| other == kind).map(|(_, payload)| &payload[..]);
+                prop_assert_eq!(find(&bytes, *kind), first);
+            }
         }
     }
 }

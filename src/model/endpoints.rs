@@ -137,7 +137,8 @@ mod tests {
         assert!(slices.put(slice("web-2", &[("10.0.0.2", true), ("10.0.0.4", true)])));
         assert!(!slices.put(slice("web-2", &[("10.0.0.2", true), ("10.0.0.4", true)])), "nothing changed");
         assert_eq!(addresses(&slices), ["10.0.0.1:8080", "10.0.0.2:8080", "10.0.0.4:8080"]);
-        assert_eq!(slices.endpoints().len(), 1, "UDP is no way for requests");
+        let ports: Vec<_> = slices.endpoints().into_keys().map(|port| port.port).collect();
+        assert_eq!(ports, ["http"], "UDP is no way for requests");
         assert!(slices.gone(&slice("web-1", &[])));
         assert_eq!(addresses(&slices), ["10.0.0.2:8080", "10.0.0.4:8080"]);
     }
@@ -147,7 +148,7 @@ mod tests {
         let mut slices = Slices::default();
         slices.put(slice("web-1", &[("10.0.0.1", true)]));
         slices.retain("other", &Slices::default());
-        assert_eq!(addresses(&slices).len(), 1);
+        assert_eq!(addresses(&slices), ["10.0.0.1:8080"]);
         slices.forget("shop");
         assert!(addresses(&slices).is_empty());
     }

@@ -212,19 +212,32 @@ mod tests {
         netmap
     }
 
+    /// The addresses of a name, as text.
+    fn resolved(netmap: &NetMap, text: &str) -> Vec<String> {
+        netmap.resolve(&name(text)).iter().map(ToString::to_string).collect()
+    }
+
     #[test]
-    fn names_are_compared_as_dns_does() {
-        assert_eq!(example().resolve(&name("db.TAIL.lab")).len(), 2);
-        assert_eq!(example().resolve(&name("unknown.tail.lab")).len(), 0);
+    fn resolve_ignores_case_and_final_dot() {
+        let netmap = example();
+        for spelling in ["db.tail.lab", "db.TAIL.lab", "DB.tail.lab."] {
+            assert_eq!(resolved(&netmap, spelling), ["100.64.0.2", "fd7a::2"], "{spelling}");
+        }
+        assert_eq!(resolved(&netmap, "Router."), ["100.64.0.3"], "each name has its own node's addresses");
+        assert_eq!(resolved(&netmap, "WEB.tail.lab"), ["100.99.1.2"]);
+        for other in ["unknown.tail.lab", "tail.lab", "router.tail.lab", "db"] {
+            assert!(resolved(&netmap, other).is_empty(), "{other}");
+        }
         assert_eq!(Fqdn::new("."), None);
     }
 
     #[test]
     fn a_service_counts_only_while_a_peer_answers_for_it() {
         let mut netmap = example();
-        assert_eq!(netmap.resolve(&name("web.tail.lab")).len(), 1);
+        assert_eq!(resolved(&netmap, "web.tail.lab"), ["100.99.1.2"]);
         netmap.routes.remove(&"100.99.1.2/32".parse::<IpNet>().expect("a prefix"));
-        assert_eq!(netmap.resolve(&name("web.tail.lab")).len(), 0);
+        assert!(resolved(&netmap, "web.tail.lab").is_empty());
+        assert_eq!(resolved(&netmap, "db.tail.lab"), ["100.64.0.2", "fd7a::2"], "others keep their routes");
     }
 
     #[test]
@@ -258,7 +271,8 @@ mod tests {
     fn a_bad_entry_is_named_and_left_out() {
         let file = serde_json::from_str(r#"{"peers":[{"name":"a","addresses":["100.64.0.2","nonsense"]}]}"#).expect("a file");
         let (netmap, faults) = NetMap::from_file(&file);
-        assert_eq!(netmap.resolve(&name("a")).len(), 1);
-        assert_eq!(faults[0].to_string(), r#"a: "nonsense" is not an address or prefix"#);
+        assert_eq!(resolved(&netmap, "a"), ["100.64.0.2"]);
+        let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
+        assert_eq!(faults, [r#"a: "nonsense" is not an address or prefix"#]);
     }
 }

@@ -212,15 +212,46 @@ mod tests {
     }
 
     proptest! {
+        /// What the link appends to a short packet is not data, and a packet that is cut short is none.
         #[test]
-        fn any_bytes_are_read_without_a_fault(bytes in prop::collection::vec(any::<u8>(), 0..80), start in any::<bool>()) {
+        fn a_written_reset_is_read_back_whatever_follows_it(
+            from: (Ipv4Addr, u16), to: (Ipv4Addr, u16), numbers: (u32, u32), padding in prop::collection::vec(any::<u8>(), 0..20), cut in 0_usize..40,
+        ) {
+            let segment = Segment::reset(SocketAddr::from(from), SocketAddr::from(to), numbers.0, numbers.1);
+            let mut packet = segment.packet().expect("one family");
+            prop_assert_eq!(Heard::in_ipv4(&packet[..cut]), None);
+            packet.extend(padding);
+            let heard = Heard::in_ipv4(&packet).expect("a segment");
+            prop_assert_eq!((heard.from, heard.port), (SocketAddr::from(from), to.1));
+            prop_assert_eq!((heard.sequence, heard.acknowledgment, heard.length, heard.end), (numbers.0, numbers.1, 0, End::Gone));
+        }
+
+        /// Any header length, any flags: data is what the total length leaves beside the headers, and a FIN takes one number more.
+        #[test]
+        fn any_bytes_read_as_a_segment_give_its_numbers_and_length(bytes in prop::collection::vec(any::<u8>(), 0..120), start in any::<bool>()) {
             let mut bytes = bytes;
             if start && bytes.len() > 9 {
-                bytes[0] = 0x45;
+                let total = u16::try_from(bytes.len()).expect("small");
+                bytes[0] = 0x40 | (bytes[0] & 0x07);
+                bytes[2..4].copy_from_slice(&total.to_be_bytes());
+                bytes[6..8].fill(0);
                 bytes[9] = TCP;
             }
-            let _ = Heard::in_ipv4(&bytes);
-            let _ = Heard::in_tcp(&bytes, IpAddr::V4(Ipv4Addr::LOCALHOST));
+            let source = IpAddr::V4(Ipv4Addr::LOCALHOST);
+            if let Some(heard) = Heard::in_tcp(&bytes, source) {
+                prop_assert_eq!(heard.from, SocketAddr::new(source, u16::from_be_bytes([bytes[0], bytes[1]])));
+                prop_assert_eq!(heard.port, u16::from_be_bytes([bytes[2], bytes[3]]));
+                prop_assert_eq!(&heard.sequence.to_be_bytes(), &bytes[4..8]);
+                prop_assert_eq!(&heard.acknowledgment.to_be_bytes(), &bytes[8..12]);
+                let header = usize::from(bytes[12] >> 4) * 4;
+                prop_assert_eq!(heard.length as usize, bytes.len() - header + usize::from(bytes[13] & FIN));
+            }
+            if let Some(heard) = Heard::in_ipv4(&bytes) {
+                let (header, total) = (usize::from(bytes[0] & 0x0f) * 4, usize::from(u16::from_be_bytes([bytes[2], bytes[3]])));
+                let source = IpAddr::from([bytes[12], bytes[13], bytes[14], bytes[15]]);
+                prop_assert!((bytes[0] >> 4, bytes[9]) == (4, TCP) && header >= 20);
+                prop_assert_eq!(Some(heard), Heard::in_tcp(&bytes[header..total.min(bytes.len())], source));
+            }
         }
     }
 }

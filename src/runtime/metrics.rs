@@ -291,6 +291,23 @@ mod tests {
     }
 
     #[test]
+    fn table_has_one_row_for_each_family_in_order_of_creation() {
+        let mut registry = Registry::new();
+        registry.counter("t_total", "Events", ["kind", "name"]).expect("a family");
+        registry.sampled("t_now", Kind::Gauge, "What is now", []);
+        registry.histogram("t_seconds", "Durations", ["kind"], &[1.0]).expect("a family");
+        registry.gauge("t_up", "Whether it is up", []).expect("a family");
+        assert_eq!(
+            registry.table(),
+            "| name | type | labels | meaning |\n|---|---|---|---|\n\
+             | `t_total` | counter | `kind`, `name` | Events |\n\
+             | `t_now` | gauge |  | What is now |\n\
+             | `t_seconds` | histogram | `kind` | Durations |\n\
+             | `t_up` | gauge |  | Whether it is up |\n"
+        );
+    }
+
+    #[test]
     fn a_name_is_given_once() {
         let mut registry = Registry::new();
         registry.gauge("t_up", "Whether it is up", []).expect("a family").set([], 1.0);

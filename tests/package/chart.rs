@@ -1,14 +1,16 @@
 //! charts/tailyard as the pinned helm renders it: golden objects, the rights of config/rbac, the definitions of config/crd,
 //! settings that the program takes, and bad values that are refused before anything is made.
 //!
-//! `UPDATE_GOLDEN=1 cargo test --test chart` writes the golden files anew; read the difference before you commit it. Objects
+//! `UPDATE_GOLDEN=1 cargo test --test package chart` writes the golden files anew. Objects
 //! are compared, not texts: the order and the comments of a rendered chart are the business of helm's version.
 //! Needs what `tests/servers/build helm` makes.
 
+use kit::golden::{assert_golden, is_updating};
+use kit::servers::servers;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 
 use serde_json::Value;
 use tailyard::model::settings::Flags;
@@ -35,9 +37,7 @@ fn values(case: &str) -> String {
 
 /// Runs the pinned helm, which finds nothing of this machine's repositories, plugins and clusters.
 fn helm(args: &[&str]) -> Output {
-    let built = Command::new(path("tests/servers/build")).arg("helm").stderr(Stdio::inherit()).output().expect("tests/servers/build");
-    assert!(built.status.success(), "tests/servers/build helm failed");
-    let directory = PathBuf::from(String::from_utf8(built.stdout).expect("a path").trim());
+    let directory = servers(&["helm"]);
     let home = tempfile::TempDir::new().expect("a directory");
     let mut helm = Command::new(directory.join("helm"));
     for variable in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME", "HELM_PLUGINS"] {
@@ -94,11 +94,11 @@ fn helm_finds_no_fault() {
 fn what_is_rendered_is_golden() {
     for case in CASES {
         let text = rendered(case, "tailscale");
-        let file = path("tests/golden/chart").join(format!("{case}.yaml"));
-        if std::env::var_os("UPDATE_GOLDEN").is_some() {
-            fs::write(&file, &text).expect("the golden file");
+        let file = format!("tests/golden/chart/{case}.yaml");
+        if is_updating() {
+            assert_golden(&file, &text);
         }
-        let (made, expected) = (objects(&text), objects(&read(&file)));
+        let (made, expected) = (objects(&text), objects(&kit::golden::read(&file)));
         assert!(made.keys().eq(expected.keys()), "{case}: {:?} for {:?}", made.keys(), expected.keys());
         for (key, object) in &made {
             assert_eq!(*object, expected[key], "{case}: {key} (UPDATE_GOLDEN=1 writes it anew)");

@@ -3,14 +3,14 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
 use std::process::Command;
 
 use serde_json::{Map, Value, json};
 
 use kit::definitions::{KINDS, directory, file, ours, theirs};
+use kit::golden::{assert_golden, assert_part};
 
-const BEGIN: &str = "<!-- differences: made by tests/crd.rs -->\n";
+const BEGIN: &str = "<!-- differences: made by tests/package/crd.rs -->\n";
 const END: &str = "<!-- end of differences -->";
 
 /// What the program prints, document by document.
@@ -26,12 +26,7 @@ fn the_files_hold_what_is_printed() {
     let printed = printed();
     assert_eq!(printed.len(), KINDS.len());
     for (kind, document) in KINDS.into_iter().zip(printed) {
-        let path = directory().join(file(kind));
-        if std::env::var_os("TAILYARD_WRITE_CRDS").is_some() {
-            fs::write(&path, &document).expect("written");
-        }
-        let held = fs::read_to_string(&path).unwrap_or_default();
-        assert!(held == document, "{} is stale; write it with\n  TAILYARD_WRITE_CRDS=1 cargo test --test crd", path.display());
+        assert_golden(&format!("config/crd/{}", file(kind)), &document);
     }
     let there = fs::read_dir(directory()).expect("config/crd").map(|entry| entry.expect("an entry").file_name());
     assert_eq!(there.collect::<BTreeSet<_>>(), KINDS.map(|kind| file(kind).into()).into(), "one file for each kind");
@@ -96,19 +91,7 @@ fn table(differences: &[Difference]) -> String {
 fn the_document_tells_all_differences_to_the_operators_definitions() {
     let pairs = KINDS.into_iter().zip(ours().into_iter().zip(theirs()));
     let found: Vec<_> = pairs.flat_map(|(kind, (ours, theirs))| differences(kind, &ours, &theirs)).collect();
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/compatibility.md");
-    let document = fs::read_to_string(&path).expect("docs/compatibility.md");
-    let (before, rest) = document.split_once(BEGIN).expect("the marker before the list");
-    let (_, after) = rest.split_once(END).expect("the marker after the list");
-    let wanted = format!("{before}{BEGIN}{}{END}{after}", table(&found));
-    if std::env::var_os("TAILYARD_WRITE_DOCS").is_some() {
-        return fs::write(&path, &wanted).expect("written");
-    }
-    assert!(
-        document == wanted,
-        "docs/compatibility.md does not tell this; write it with\n  TAILYARD_WRITE_DOCS=1 cargo test --test crd\n{}",
-        table(&found)
-    );
+    assert_part("docs/compatibility.md", BEGIN, END, &table(&found));
 }
 
 #[test]

@@ -125,9 +125,9 @@ fn what_an_image_lacks_is_said() {
     for program in ["/usr/sbin/no-such-program", "/etc/hostname"] {
         let args = ["plain", "--name", "lab/tiny:1", "--out", &out, "--program", program];
         let output = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/config/image/build")).args(args).output().expect("python3");
-        assert!(!output.status.success());
+        assert!(!output.status.success(), "{program}");
         assert!(String::from_utf8_lossy(&output.stderr).contains(program), "{output:?}");
-        assert!(!Path::new(&out).exists(), "half an image is none");
+        assert!(!Path::new(&out).exists(), "{program}: half an image is none");
     }
 }
 
@@ -145,7 +145,8 @@ fn the_products_image_runs_as_a_proxy_and_says_what_is_in_it() {
     assert_eq!(image.ask(&["/usr/local/bin/tailyard", "version"]), concat!("tailyard ", env!("CARGO_PKG_VERSION")));
     assert!(!image.ask(&["/usr/local/bin/tailscaled", "--version"]).is_empty());
     for program in ["iptables-nft", "ip6tables-nft", "iptables-legacy", "ip6tables-legacy", "iptables", "ip6tables"] {
-        assert!(image.ask(&[&format!("/usr/sbin/{program}"), "--version"]).starts_with(program.split('-').next().expect("a name")));
+        let version = image.ask(&[&format!("/usr/sbin/{program}"), "--version"]);
+        assert!(version.starts_with(program.split('-').next().expect("a name")), "{program}: {version}");
     }
     let authorities = fs::read_to_string(image.root().join("etc/ssl/certs/ca-certificates.crt")).expect("authorities");
     assert!(authorities.matches("-----BEGIN CERTIFICATE-----").count() > 50);

@@ -1,7 +1,8 @@
 //! `tailyard plan` as a user runs it: golden output, rules that load into an empty namespace, deltas that count their operations.
 //!
-//! `UPDATE_GOLDEN=1 cargo test --test cli` writes the golden files anew; read the difference before you commit it.
+//! `UPDATE_GOLDEN=1 cargo test --test pure cli` writes the golden files anew.
 
+use kit::golden::assert_golden;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -30,11 +31,7 @@ const CONFIG: [&str; 3] = ["egress.json", "--netmap", "netmap.json"];
 fn what_is_printed_is_golden() {
     for (format, name) in [("json", "plan.json"), ("nft", "rules.nft"), ("iptables", "rules.v4"), ("ip6tables", "rules.v6")] {
         let text = printed(&[&CONFIG[..], &["--format", format]].concat());
-        if std::env::var_os("UPDATE_GOLDEN").is_some() {
-            std::fs::write(golden(name), &text).expect("the golden file");
-        }
-        let expected = std::fs::read_to_string(golden(name)).expect("the golden file");
-        assert_eq!(text, expected, "{name} (UPDATE_GOLDEN=1 writes it anew)");
+        assert_golden(&format!("tests/golden/plan/{name}"), &text);
     }
 }
 

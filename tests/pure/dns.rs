@@ -75,7 +75,7 @@ struct Kept {
 }
 
 impl Kept {
-    async fn eventually(&mut self, what: &str, good: impl Fn(&BTreeMap<String, BTreeSet<IpAddr>>) -> bool) {
+    async fn until(&mut self, what: &str, good: impl Fn(&BTreeMap<String, BTreeSet<IpAddr>>) -> bool) {
         let waited = timeout(DEADLINE, self.names.wait_for(|names| good(names))).await;
         drop(waited.unwrap_or_else(|_| panic!("{what} did not come true: {:?}", self.report)).expect("running"));
     }
@@ -225,14 +225,14 @@ fn an_answer_is_asked_for_again_when_its_ttl_ends() {
         lab.dns.set("long.test", 600, &["10.0.1.1"]).await;
         let mut kept = lab.keep(&["short.test", "long.test"], 4);
         let before = Instant::now();
-        kept.eventually("both names", |names| names.len() == 2).await;
+        kept.until("both names", |names| names.len() == 2).await;
         lab.dns.set("short.test", 1, &["10.0.0.2", "10.0.0.3"]).await;
         lab.dns.set("long.test", 600, &["10.0.1.2"]).await;
-        kept.eventually("the new addresses", |names| names["short.test"] == ips(&["10.0.0.2", "10.0.0.3"])).await;
+        kept.until("the new addresses", |names| names["short.test"] == ips(&["10.0.0.2", "10.0.0.3"])).await;
         assert!(before.elapsed() >= Duration::from_secs(5), "not before the floor of 5 s");
         assert_eq!((lab.dns.queries("short.test"), lab.dns.queries("long.test")), (4, 2));
         kept.wanted.send_replace(set(&["long.test"]));
-        kept.eventually("the name's end", |names| *names == BTreeMap::from([("long.test".to_owned(), ips(&["10.0.1.1"]))])).await;
+        kept.until("the name's end", |names| *names == BTreeMap::from([("long.test".to_owned(), ips(&["10.0.1.1"]))])).await;
         kept.stopper.stop();
     });
 }
@@ -242,7 +242,7 @@ fn the_last_good_answer_outlives_every_failure() {
     lab(async |lab| {
         lab.dns.set("db.test", 1, &["10.0.0.1"]).await;
         let mut kept = lab.keep(&["db.test"], 4);
-        kept.eventually("the first answer", |names| names.contains_key("db.test")).await;
+        kept.until("the first answer", |names| names.contains_key("db.test")).await;
         // Each retry comes at most twice the last delay later, so this order keeps the test short.
         lab.dns.fault("db.test", Some(Fault::ServFail));
         kept.reports(Failure::Server).await;
@@ -271,7 +271,7 @@ fn five_hundred_names_are_asked_for_a_few_at_a_time() {
         lab.dns.latency(Duration::from_millis(10));
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let mut kept = lab.keep(&names, 8);
-        kept.eventually("all names", |names| names.len() == 500).await;
+        kept.until("all names", |names| names.len() == 500).await;
         let most = lab.dns.most_at_once();
         assert!((2..=16).contains(&most), "8 names of two families at a time, not {most} queries");
         assert!(names.iter().all(|name| lab.dns.queries(name) == 2), "each name is asked for once in each family");

@@ -1,43 +1,19 @@
 //! docs/metrics.md lists exactly the families that there are.
+//!
+//! `UPDATE_GOLDEN=1 cargo test --test pure metrics` writes the lists anew.
 
-use std::fs;
-use std::path::Path;
-
+use kit::golden::assert_part;
 use tailyard::proxy::metrics::Metrics;
 use tailyard::reconciler::metrics::Metrics as Reconciler;
 
-const BEGIN: &str = "<!-- families: made by tests/metrics.rs -->\n";
-const RECONCILER: &str = "<!-- families of the reconciler: made by tests/metrics.rs -->\n";
+const DOCUMENT: &str = "docs/metrics.md";
+const PROXY: &str = "<!-- families: made by tests/pure/metrics.rs -->\n";
+const RECONCILER: &str = "<!-- families of the reconciler: made by tests/pure/metrics.rs -->\n";
 const END: &str = "<!-- end of families -->";
 
-/// The document with its list of families replaced by what the program has.
-fn with_families(document: &str, begin: &str, table: &str) -> String {
-    let (before, rest) = document.split_once(begin).expect("the marker before the list");
-    let (_, after) = rest.split_once(END).expect("the marker after the list");
-    format!("{before}{begin}{table}{END}{after}")
-}
-
 #[test]
-fn the_document_lists_every_family() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/metrics.md");
-    let document = fs::read_to_string(&path).expect("docs/metrics.md");
-    let wanted = with_families(&document, BEGIN, &Metrics::new().expect("families").registry().table());
-    let wanted = with_families(&wanted, RECONCILER, &Reconciler::new().expect("families").registry().table());
-    if std::env::var_os("TAILYARD_WRITE_DOCS").is_some() {
-        return fs::write(&path, &wanted).expect("written");
-    }
-    assert!(
-        document == wanted,
-        "docs/metrics.md is not what the program has; write it with\n  TAILYARD_WRITE_DOCS=1 cargo test --test metrics"
-    );
-}
-
-#[test]
-fn a_missing_family_is_noticed() {
-    let metrics = Metrics::new().expect("families");
-    let whole = with_families(&format!("a\n{BEGIN}{END}\nb\n"), BEGIN, &metrics.registry().table());
-    assert_eq!(with_families(&whole, BEGIN, &metrics.registry().table()), whole);
-    let without: Vec<&str> = whole.lines().filter(|line| !line.contains("`tailyard_ready`")).collect();
-    let without = without.join("\n") + "\n";
-    assert_ne!(with_families(&without, BEGIN, &metrics.registry().table()), without);
+fn the_document_lists_every_family_and_no_other() {
+    let (proxy, reconciler) = (Metrics::new().expect("families"), Reconciler::new().expect("families"));
+    assert_part(DOCUMENT, PROXY, END, &proxy.registry().table());
+    assert_part(DOCUMENT, RECONCILER, END, &reconciler.registry().table());
 }

@@ -1,9 +1,9 @@
 //! The objects of typical groups, whole: what the API server is given for a spec and a class.
 //!
-//! `UPDATE_GOLDEN=1 cargo test --test objects` writes the golden files anew; read the difference before you commit it.
+//! `UPDATE_GOLDEN=1 cargo test --test pure objects` writes the golden files anew.
 
+use kit::golden::assert_golden;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -109,12 +109,7 @@ fn what_is_applied_is_golden() {
         applied.extend(pass(&observed).apply);
         let applied: Vec<_> = applied.into_iter().map(|manifest| manifest.value).collect();
         let text = format!("{}\n", serde_json::to_string_pretty(&applied).expect("JSON"));
-        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/objects").join(format!("{name}.json"));
-        if std::env::var_os("UPDATE_GOLDEN").is_some() {
-            std::fs::write(&file, &text).expect("the golden file");
-        }
-        let expected = std::fs::read_to_string(&file).expect("the golden file");
-        assert_eq!(text, expected, "{name} (UPDATE_GOLDEN=1 writes it anew)");
+        assert_golden(&format!("tests/golden/objects/{name}.json"), &text);
     }
 }
 
@@ -157,8 +152,7 @@ fn publishing() -> [(&'static str, Observed); 2] {
 
 /// The object of a kind among those of a golden file.
 fn golden(name: &str, kind: &str) -> Value {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/objects").join(format!("{name}.json"));
-    let all: Vec<Value> = serde_json::from_str(&std::fs::read_to_string(file).expect("the golden file")).expect("JSON");
+    let all: Vec<Value> = serde_json::from_str(&kit::golden::read(&format!("tests/golden/objects/{name}.json"))).expect("JSON");
     all.into_iter().find(|object| object["kind"] == kind).unwrap_or_else(|| panic!("{name} has no {kind}"))
 }
 

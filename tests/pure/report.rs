@@ -1,16 +1,14 @@
 //! docs/benchmarks.md and its plots are what the generator makes of bench/results and bench/words.
 //!
-//! `TAILYARD_WRITE_DOCS=1 cargo test --test pure report` writes them anew, `UPDATE_GOLDEN=1` what made-up sheets come to.
+//! `UPDATE_GOLDEN=1 cargo test --test pure report` writes them anew, and what made-up sheets come to.
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use kit::golden::{assert_golden, is_updating};
 use kit::report::{Benchmark, Question, Report};
-
-fn root() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-}
+use kit::root;
 
 /// The questions of these names: what is to be said about them, and what was measured.
 fn questions(names: &[String], words: &Path, results: &Path) -> Vec<Question> {
@@ -28,25 +26,21 @@ fn benchmarks() -> Vec<String> {
     Benchmark::all().iter().map(|benchmark| benchmark.name()).collect()
 }
 
-/// Compares the report with what is held, or writes it.
-fn hold(report: &Report, document: &Path, how: &str) {
-    let plots = document.with_extension("");
-    let mut files = vec![(document.to_owned(), &report.markdown)];
-    files.extend(report.plots.iter().map(|(name, plot)| (plots.join(format!("{name}.svg")), plot)));
-    if std::env::var_os(how).is_some() {
-        let _ = fs::remove_dir_all(&plots);
-        fs::create_dir_all(&plots).expect("a folder");
-        for (path, text) in &files {
-            fs::write(path, text).expect("written");
+/// Compares the report with the document and its plots in the repository, by the document's path.
+fn assert_report(report: &Report, document: &str) {
+    assert_golden(document, &report.markdown);
+    let folder = document.trim_end_matches(".md");
+    let plots: BTreeSet<_> = report.plots.keys().map(|name| format!("{name}.svg")).collect();
+    for (name, plot) in &report.plots {
+        assert_golden(&format!("{folder}/{name}.svg"), plot);
+    }
+    for entry in fs::read_dir(root().join(folder)).expect("the plots") {
+        let (path, name) = entry.map(|entry| (entry.path(), entry.file_name().to_string_lossy().into_owned())).expect("an entry");
+        if is_updating() && !plots.contains(&name) {
+            fs::remove_file(&path).expect("removed");
         }
+        assert!(is_updating() || plots.contains(&name), "{} is of no question", path.display());
     }
-    for (path, text) in &files {
-        let held = fs::read_to_string(path).unwrap_or_default();
-        assert!(held == **text, "{} is stale; write it with\n  {how}=1 cargo test --test pure report", path.display());
-    }
-    let held = fs::read_dir(&plots).expect("the plots").map(|entry| entry.expect("an entry").path()).collect::<BTreeSet<_>>();
-    let made = files.iter().skip(1).map(|(path, _)| path.clone()).collect();
-    assert_eq!(held, made, "no plot is left over");
 }
 
 #[test]
@@ -54,7 +48,7 @@ fn the_document_is_what_was_measured() {
     let words = root().join("bench/words");
     let questions = questions(&benchmarks(), &words, &root().join("bench/results"));
     let whole = fs::read_to_string(words.join("benchmarks.md")).expect("the words of the whole");
-    hold(&Report::on(&questions, &whole).expect("a report"), &root().join("docs/benchmarks.md"), "TAILYARD_WRITE_DOCS");
+    assert_report(&Report::on(&questions, &whole).expect("a report"), "docs/benchmarks.md");
 }
 
 #[test]
@@ -73,7 +67,7 @@ fn made_up_sheets_become_a_report() {
     let names = ["sweep", "single", "absent"].map(str::to_owned);
     let questions = questions(&names, &folder, &folder);
     let whole = "# Made up\n\n<!-- goals -->\n\nThen:\n\n<!-- figures -->\nThe end.\n";
-    hold(&Report::on(&questions, whole).expect("a report"), &folder.join("benchmarks.md"), "UPDATE_GOLDEN");
+    assert_report(&Report::on(&questions, whole).expect("a report"), "tests/golden/report/benchmarks.md");
 }
 
 #[test]

@@ -45,6 +45,8 @@ pub struct Watcher {
     names: Arc<[String]>,
     view: watch::Sender<View>,
     inotify: bool,
+    /// Between two looks beside inotify.
+    pub(super) poll_interval: Duration,
 }
 
 /// The named files of a directory; the directory may come later, vanish and come back.
@@ -52,7 +54,7 @@ pub struct Watcher {
 pub fn directory(directory: impl Into<PathBuf>, names: &[&str]) -> (Watcher, watch::Receiver<View>) {
     let (view, receiver) = watch::channel(View::default());
     let names = names.iter().map(|name| (*name).to_owned()).collect();
-    (Watcher { directory: directory.into(), names, view, inotify: true }, receiver)
+    (Watcher { directory: directory.into(), names, view, inotify: true, poll_interval: LOOK }, receiver)
 }
 
 /// A single file. In the snapshot it stands under its own name, which is returned too.
@@ -84,7 +86,7 @@ impl Watcher {
                 + if again {
                     SETTLE
                 } else if events.is_some() {
-                    LOOK
+                    self.poll_interval
                 } else {
                     LOOK_ALONE
                 };
@@ -104,7 +106,7 @@ impl Watcher {
 
     /// Reads and tells. Returns whether the content must be looked at again before it is believed, and whether it changed.
     /// The watch is set before the reading, so that no change falls between them; `stamp` is that of the last reading.
-    async fn look(&self, events: &mut Option<Events>, stamp: &mut Option<Stamp>, settled: bool) -> (bool, bool) {
+    pub(super) async fn look(&self, events: &mut Option<Events>, stamp: &mut Option<Stamp>, settled: bool) -> (bool, bool) {
         if self.inotify && events.as_ref().is_none_or(|events| events.inode != inode(&self.directory)) {
             *events = Events::of(&self.directory).ok();
         }
@@ -167,7 +169,7 @@ fn read_unless(last: Option<&Stamp>, directory: &Path, names: &[String]) -> (Opt
 }
 
 /// inotify on one directory.
-struct Events {
+pub(super) struct Events {
     stream: EventStream<[u8; 4096]>,
     inode: Option<(u64, u64)>,
 }

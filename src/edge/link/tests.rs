@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use kit::wait::watched;
+
 use super::build::build;
 use super::*;
 use crate::edge::netns::Namespace;
@@ -18,11 +20,7 @@ fn ips(texts: &[&str]) -> BTreeSet<IpAddr> {
     texts.iter().map(|text| text.parse().expect("an address")).collect()
 }
 
-/// Waits until the state is as wanted; a minute is for ever.
-async fn eventually(states: &mut watch::Receiver<LinkState>, wanted: impl FnMut(&LinkState) -> bool) -> LinkState {
-    let seen = states.wait_for(wanted);
-    tokio::time::timeout(Duration::from_mins(1), seen).await.expect("in time").expect("still followed").clone()
-}
+const DEADLINE: Duration = Duration::from_mins(1);
 
 /// Runs the test in a fresh namespace with a second one beside it.
 fn between_two(test: impl AsyncFnOnce(&Namespace) + Send) {
@@ -47,11 +45,11 @@ fn a_link_comes_changes_and_goes() {
             });
             made.await.expect("made");
             let both = ips(&["100.64.0.1", "fd7a:115c:a1e0::1"]);
-            let state = eventually(&mut states, |state| state.addresses == both).await;
+            let state = watched("the addresses of both families", DEADLINE, &mut states, |state| state.addresses == both).await;
             assert_eq!((state.present, state.mtu), (true, 1280));
             assert!(!state.up, "no carrier while the far end is down");
             there.block_on(|| build(async |b| b.up(&name("far")).await)).expect("the thread").expect("up");
-            eventually(&mut states, |state| state.up).await;
+            watched("the link is up", DEADLINE, &mut states, |state| state.up).await;
             build(async |b| {
                 b.take_address(&ts0, net("100.64.0.1/10")).await?;
                 b.address(&ts0, net("100.64.0.9/10")).await
@@ -59,9 +57,9 @@ fn a_link_comes_changes_and_goes() {
             .await
             .expect("readdressed");
             let moved = ips(&["100.64.0.9", "fd7a:115c:a1e0::1"]);
-            eventually(&mut states, |state| state.addresses == moved).await;
+            watched("the addresses have moved", DEADLINE, &mut states, |state| state.addresses == moved).await;
             build(async |b| b.remove(&ts0).await).await.expect("removed");
-            eventually(&mut states, |state| *state == LinkState::default()).await;
+            watched("the link is gone", DEADLINE, &mut states, |state| *state == LinkState::default()).await;
         }
         drop(states);
         tokio::time::timeout(Duration::from_mins(1), follower).await.expect("ends with its last receiver").expect("no panic");
@@ -87,7 +85,7 @@ fn a_flood_beyond_the_socket_buffer_ends_in_the_truth() {
             })
         };
         here.block_on(flood).expect("the thread").expect("flooded");
-        let state = eventually(&mut states, |state| !state.addresses.is_empty()).await;
+        let state = watched("an address", DEADLINE, &mut states, |state| !state.addresses.is_empty()).await;
         assert_eq!(state.addresses, ips(&["100.64.0.7"]));
         assert_eq!(state.mtu, 1280 + 1_999 % 100);
         follower.abort();

@@ -130,11 +130,7 @@ fn broken() -> node::Facts {
 }
 
 fn golden(name: &str, text: &str) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/doctor").join(name);
-    if std::env::var_os("UPDATE_GOLDEN").is_some() {
-        std::fs::write(&path, text).expect("the golden file");
-    }
-    assert_eq!(text, std::fs::read_to_string(&path).expect("the golden file"), "{name} (UPDATE_GOLDEN=1 writes it anew)");
+    kit::golden::assert_golden(&format!("tests/golden/doctor/{name}"), text);
 }
 
 #[test]

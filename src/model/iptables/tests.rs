@@ -197,8 +197,8 @@ proptest! {
             if let Some(text) = delta(&before, &change, &after, family) {
                 kernel.restore(&text);
             }
-            prop_assert_eq!(&kernel, &loaded(&after, family));
-            prop_assert_eq!(delta(&after, &diff(&after, &after), &after, family), None);
+            prop_assert_eq!(&kernel, &loaded(&after, family), "{}", family);
+            prop_assert_eq!(delta(&after, &diff(&after, &after), &after, family), None, "{}", family);
         }
     }
 

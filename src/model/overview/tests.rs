@@ -1,5 +1,3 @@
-use std::path::Path;
-
 use serde_json::{Value, json};
 
 use super::*;
@@ -147,11 +145,7 @@ fn unread() -> Seen {
 }
 
 fn golden(name: &str, text: &str) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/overview").join(name);
-    if std::env::var_os("UPDATE_GOLDEN").is_some() {
-        std::fs::write(&path, text).expect("the golden file");
-    }
-    assert_eq!(text, std::fs::read_to_string(&path).expect("the golden file"), "{name} (UPDATE_GOLDEN=1 writes it anew)");
+    kit::golden::assert_golden(&format!("tests/golden/overview/{name}"), text);
 }
 
 #[test]

@@ -271,11 +271,53 @@ mod tests {
         assert_eq!(shut(r#"{"Version":"alpha0","ShieldsUp":true}"#, false), Ok(true), "who wants it always has it");
     }
 
+    /// A config of any fields, in any order, with comments; some of wrong types, some twice.
+    fn texts() -> impl Strategy<Value = String> {
+        let field = prop::sample::select(vec![
+            r#""AuthKey":"tskey-1""#,
+            r#""authKey":null"#,
+            r#""Locked":false"#,
+            r#""Locked":7"#,
+            r#""AdvertiseServices":["svc:old"]"#,
+            r#""advertiseservices":[]"#,
+            r#""AdvertiseServices":null"#,
+            r#""AdvertiseServices":7"#,
+            r#""AdvertiseRoutes":["10.9.0.1/32","10.9.0.2/32"]"#,
+            r#""AdvertiseRoutes":null"#,
+            r#""ShieldsUp":true"#,
+            r#""shieldsUp":false"#,
+            r#""ShieldsUp":null"#,
+            r#""Hostname":"é\"}""#,
+            r#""X":{"ShieldsUp":[1]} /* } */"#,
+        ]);
+        let version = prop::sample::select(vec![r#""Version":"alpha0""#, r#""Version":"alpha0""#, r#""version":"beta1""#]);
+        (prop::collection::vec(field, 0..6), version, any::<bool>()).prop_map(|(fields, version, comma)| {
+            format!("{{ // by hand\n{version},{}{}}}", fields.join(","), if comma && !fields.is_empty() { "," } else { "" })
+        })
+    }
+
     proptest! {
         #[test]
-        fn no_text_upsets_the_reader(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            drop(check(&bytes));
-            drop(advertising(&bytes, &Advertised::default()));
+        fn advertising_sets_services_routes_and_shields_and_leaves_the_rest(text in texts(), services in prop::collection::btree_set("svc:[a-c]", 0..3), shut: bool, withhold: bool) {
+            let withheld = if withhold { ["10.9.0.1/32".parse().expect("a prefix")].into() } else { BTreeSet::new() };
+            let advertised = Advertised { services: services.clone(), withheld, shut };
+            let said = advertising(text.as_bytes(), &advertised);
+            let (before, after) = (check(text.as_bytes()), check(&said));
+            match (before, after) {
+                (Ok(before), Ok(after)) => prop_assert_eq!(after, ConfFile { services, shields_up: shut || before.shields_up, ..before }),
+                // The one field that is written anew whatever it held.
+                (Err(ConfFault::Type { field: SERVICES, .. }), after) => prop_assert_eq!(after.map(|file| file.services), Ok(services)),
+                (before, after) => prop_assert_eq!(after, before),
+            }
+            let said = String::from_utf8(said).expect("text");
+            prop_assert_eq!(String::from_utf8(advertising(said.as_bytes(), &advertised)).expect("text"), said.clone(), "a second time changes nothing");
+            prop_assert_eq!(said.contains("10.9.0.1/32"), text.contains("10.9.0.1/32") && !withhold);
+        }
+
+        #[test]
+        fn bytes_that_are_no_config_are_refused_and_left_as_they_are(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            prop_assert!(check(&bytes).is_err());
+            prop_assert_eq!(advertising(&bytes, &Advertised::default()), bytes);
         }
     }
 }

@@ -1,5 +1,6 @@
 use bytes::Bytes;
 use futures_util::stream;
+use kit::wait::watched;
 use tokio::sync::mpsc;
 
 use super::*;
@@ -56,9 +57,8 @@ impl Play {
         assert!(waited.is_ok(), "never {name}: {:?}", self.state.borrow());
     }
 
-    async fn eventually(&mut self, what: &str, holds: impl FnMut(&InForce<EgressDocument>) -> bool) {
-        let waited = tokio::time::timeout(Duration::from_hours(1), self.state.wait_for(holds)).await.is_ok();
-        assert!(waited, "never {what}: {:?}", self.state.borrow());
+    async fn until(&mut self, what: &str, holds: impl FnMut(&InForce<EgressDocument>) -> bool) {
+        watched(what, Duration::from_hours(1), &mut self.state, holds).await;
     }
 }
 
@@ -70,13 +70,13 @@ async fn the_mount_starts_the_watch_takes_over_and_a_lost_watch_gives_way_after_
     play.say(Event::Current(keys(2)));
     play.say(Event::Live);
     play.becomes(2).await;
-    play.eventually("live", |state| state.link == Link::Live && state.source == Some(Source::Api)).await;
+    play.until("live", |state| state.link == Link::Live && state.source == Some(Source::Api)).await;
     play.say(lost());
     play.show(3);
     let before = Instant::now();
     play.becomes(3).await;
     assert!(before.elapsed() >= HOLD && before.elapsed() < 2 * HOLD, "{:?}", before.elapsed());
-    play.eventually("lost", |state| matches!(state.link, Link::Lost { kind: "Timeout", .. }) && state.source == Some(Source::File)).await;
+    play.until("lost", |state| matches!(state.link, Link::Lost { kind: "Timeout", .. }) && state.source == Some(Source::File)).await;
     play.say(Event::Current(keys(4)));
     play.becomes(4).await;
 }
@@ -88,11 +88,11 @@ async fn a_fault_is_told_and_the_services_are_not_told_again() {
     play.becomes(1).await;
     play.services.mark_unchanged();
     play.say(Event::Current([("egress-services".to_owned(), Bytes::from_static(b"{"))].into()));
-    play.eventually("unreadable", |state| state.fault.as_ref().map(model::source::Fault::kind) == Some("Unreadable")).await;
+    play.until("unreadable", |state| state.fault.as_ref().map(model::source::Fault::kind) == Some("Unreadable")).await;
     play.say(Event::Gone);
-    play.eventually("deleted", |state| state.fault == Some(model::source::Fault::Deleted)).await;
+    play.until("deleted", |state| state.fault == Some(model::source::Fault::Deleted)).await;
     play.say(Event::Current(keys(1)));
-    play.eventually("well", |state| state.fault.is_none()).await;
+    play.until("well", |state| state.fault.is_none()).await;
     assert!(!play.services.has_changed().expect("followed"), "the document in force never changed");
 }
 

@@ -123,15 +123,23 @@ async fn open_requests_finish_when_the_server_ends() {
 }
 
 #[tokio::test]
-async fn a_request_that_does_not_finish_is_cut_off() {
-    let routes = Routes::new().with("/wait", |_| std::future::pending());
-    let server = start(routes, Limits { drain: Duration::from_millis(50), ..Limits::default() }).await;
-    let mut asked = TcpStream::connect(server.address).await.expect("a connection");
-    asked.write_all(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n").await.expect("sent");
+async fn request_that_does_not_finish_is_cut_off_after_the_drain_time() {
+    let drain = Duration::from_millis(50);
+    let inside = Arc::new(Notify::new());
+    let entered = Arc::clone(&inside);
+    let routes = Routes::new().with("/wait", move |_| {
+        entered.notify_one();
+        std::future::pending()
+    });
+    let server = start(routes, Limits { drain, ..Limits::default() }).await;
+    let asked = tokio::spawn(say(server.address, "GET /wait HTTP/1.1\r\nHost: x\r\n\r\n"));
+    inside.notified().await;
     let before = Instant::now();
     server.stop.send(()).expect("running");
-    server.done.await.expect("served");
-    assert!(before.elapsed() < Duration::from_secs(5));
+    // The request itself never ends: that the server does is what cuts it off.
+    timeout(Duration::from_secs(30), server.done).await.expect("an end").expect("served");
+    assert!(before.elapsed() >= drain, "not before its time: {:?}", before.elapsed());
+    assert_eq!(asked.await.expect("asked"), "", "closed without an answer");
 }
 
 #[tokio::test]

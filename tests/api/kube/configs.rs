@@ -17,6 +17,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use kit::apiserver::{Cluster, DEADLINE, NAMESPACE, cluster};
+use kit::wait::watched;
 
 const NAME: &str = "eg-egress-config";
 
@@ -72,9 +73,8 @@ impl Replica {
         assert!(waited, "never {service}: {:?}", self.state.borrow());
     }
 
-    async fn eventually(&mut self, what: &str, holds: impl FnMut(&InForce<EgressDocument>) -> bool) {
-        let waited = timeout(DEADLINE, self.state.wait_for(holds)).await.is_ok();
-        assert!(waited, "never {what}: {:?}", self.state.borrow());
+    async fn until(&mut self, what: &str, holds: impl FnMut(&InForce<EgressDocument>) -> bool) {
+        watched(what, DEADLINE, &mut self.state, holds).await;
     }
 
     fn service(&self) -> String {
@@ -90,7 +90,7 @@ fn an_edit_is_in_force_at_once_and_the_mount_is_of_no_account() {
         cluster.write_config(NAME, &[("egress-services", &config("first")), ("hep-pings", "6")]).await;
         let mut replica = Replica::start(&cluster.pod().await, "mounted", DEADLINE);
         replica.becomes("first").await;
-        replica.eventually("live", |state| state.link == Link::Live && state.source == Some(Source::Api)).await;
+        replica.until("live", |state| state.link == Link::Live && state.source == Some(Source::Api)).await;
         assert_eq!(replica.state.borrow().document.as_ref().map(|document| document.hep_pings), Some(6));
         replica.project("mounted-later");
         let mut slowest = Duration::ZERO;
@@ -132,14 +132,14 @@ fn the_watch_survives_a_restart_of_the_api() {
         cluster.write_config(NAME, &[("egress-services", &config("before"))]).await;
         let mut replica = Replica::start(&cluster.pod().await, "mounted", DEADLINE);
         replica.becomes("before").await;
-        replica.eventually("live", |state| state.link == Link::Live).await;
+        replica.until("live", |state| state.link == Link::Live).await;
         cluster.kill_server();
-        replica.eventually("lost", |state| matches!(state.link, Link::Lost { kind: "Unreachable", .. })).await;
+        replica.until("lost", |state| matches!(state.link, Link::Lost { kind: "Unreachable", .. })).await;
         assert_eq!((replica.service(), replica.state.borrow().source), ("before".into(), Some(Source::Api)));
         cluster.start_server().await;
         cluster.write_config(NAME, &[("egress-services", &config("after"))]).await;
         replica.becomes("after").await;
-        replica.eventually("live again", |state| state.link == Link::Live).await;
+        replica.until("live again", |state| state.link == Link::Live).await;
     });
 }
 
@@ -170,12 +170,12 @@ fn a_start_without_the_api_uses_the_mount_until_the_watch_takes_over() {
         let mut replica = Replica::start(&pod, "mounted", DEADLINE);
         replica.becomes("mounted").await;
         assert!(begin.elapsed() < Duration::from_secs(5), "the API is not waited for: {:?}", begin.elapsed());
-        replica.eventually("unreachable", |state| matches!(state.link, Link::Lost { kind: "Unreachable", .. })).await;
+        replica.until("unreachable", |state| matches!(state.link, Link::Lost { kind: "Unreachable", .. })).await;
         replica.project("mounted-2");
         replica.becomes("mounted-2").await;
         cluster.start_server().await;
         replica.becomes("watched").await;
-        replica.eventually("from the API", |state| state.source == Some(Source::Api)).await;
+        replica.until("from the API", |state| state.source == Some(Source::Api)).await;
     });
 }
 
@@ -187,9 +187,9 @@ fn a_mount_that_moves_on_is_followed_when_the_watch_is_long_gone() {
         let hold = Duration::from_secs(6);
         let mut replica = Replica::start(&cluster.pod().await, "old", hold);
         replica.becomes("watched").await;
-        replica.eventually("live", |state| state.link == Link::Live).await;
+        replica.until("live", |state| state.link == Link::Live).await;
         cluster.kill_server();
-        replica.eventually("lost", |state| matches!(state.link, Link::Lost { .. })).await;
+        replica.until("lost", |state| matches!(state.link, Link::Lost { .. })).await;
         let lost = Instant::now();
         replica.project("watched");
         replica.project("newer");
@@ -208,15 +208,15 @@ fn a_deleted_or_broken_object_leaves_the_last_good_config() {
         let mut replica = Replica::start(&cluster.pod().await, "mounted", DEADLINE);
         replica.becomes("good").await;
         cluster.write_config(NAME, &[("egress-services", r#"{"cut":{"#)]).await;
-        replica.eventually("unreadable", |state| state.fault.as_ref().map(Fault::kind) == Some("Unreadable")).await;
+        replica.until("unreadable", |state| state.fault.as_ref().map(Fault::kind) == Some("Unreadable")).await;
         cluster.delete_config(NAME).await;
-        replica.eventually("deleted", |state| state.fault == Some(Fault::Deleted)).await;
+        replica.until("deleted", |state| state.fault == Some(Fault::Deleted)).await;
         assert_eq!(replica.service(), "good");
         cluster.write_config(NAME, &[("egress-services", &config("again"))]).await;
         replica.becomes("again").await;
         assert_eq!(replica.state.borrow().fault, None);
         cluster.delete_config(NAME).await;
-        replica.eventually("deleted", |state| state.fault == Some(Fault::Deleted)).await;
+        replica.until("deleted", |state| state.fault == Some(Fault::Deleted)).await;
         assert_eq!(replica.service(), "again");
     });
 }
@@ -230,7 +230,7 @@ fn without_permission_the_mount_is_used_and_the_missing_rule_is_named() {
         replica.becomes("mounted").await;
         let rule = r#"{apiGroups: [""], resources: ["configmaps"], resourceNames: ["eg-egress-config"], verbs: ["list"]}"#;
         let named = |link: &Link| matches!(link, Link::Lost { kind: "Forbidden", reason, .. } if reason.contains(rule));
-        replica.eventually("forbidden", |state| named(&state.link)).await;
+        replica.until("forbidden", |state| named(&state.link)).await;
         may_watch(&cluster).await;
         replica.becomes("watched").await;
     });

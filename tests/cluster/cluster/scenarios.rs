@@ -115,8 +115,8 @@ fn said(fault: &(dyn Any + Send)) -> &str {
     fault.downcast_ref::<String>().map(String::as_str).or_else(|| fault.downcast_ref().copied()).unwrap_or("no text")
 }
 
-/// How long outages last: some seconds by `TAILYARD_OUTAGE`, else a minute.
+/// How long outages last: some seconds by `TAILYARD_OUTAGE`, else longer than a Lease of the reconciler.
 pub(crate) fn outage() -> Duration {
     let seconds = env::var("TAILYARD_OUTAGE").ok().map(|seconds| seconds.parse().expect("TAILYARD_OUTAGE in seconds"));
-    seconds.map_or(Duration::from_mins(1), Duration::from_secs)
+    seconds.map_or(Duration::from_secs(20), Duration::from_secs)
 }

@@ -1,26 +1,41 @@
-//! Any lines as the messages of tailscaled's bus, folded one after the other: no panic, and every name can be resolved.
+//! Any lines as the messages of tailscaled's bus, folded one after the other: no panic, a message that is folded again changes nothing, and
+//! every name resolves to addresses that are its own.
 #![no_main]
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
 
 use libfuzzer_sys::fuzz_target;
 use tailyard::api::localapi::{DnsConfig, Notify, Status};
+use tailyard::model::netmap::via6;
 use tailyard::model::notify::Fold;
 
 fuzz_target!(|data: &[u8]| {
     let mut fold = Fold::default();
     for line in data.split(|byte| *byte == b'\n') {
         if let Ok(message) = serde_json::from_slice::<Notify>(line) {
+            let before = fold.snapshot();
+            let effect = fold.fold(message.clone());
+            let once = fold.snapshot();
+            assert!(effect.changed || once == before);
             let _ = fold.fold(message);
+            assert_eq!(fold.snapshot(), once);
         }
         if let Ok(status) = serde_json::from_slice::<Status>(line) {
             let _ = fold.status(&status);
+            assert!(!fold.status(&status));
         }
         if let Ok(dns) = serde_json::from_slice::<DnsConfig>(line) {
             let _ = fold.dns(&dns);
+            assert!(!fold.dns(&dns));
         }
     }
     if let Some(netmap) = fold.snapshot().netmap {
         for name in netmap.peers.keys().chain(netmap.records.keys()) {
-            let _ = netmap.resolve(name);
+            let known = netmap.peers.get(name).into_iter().chain(netmap.records.get(name)).flatten();
+            let known: BTreeSet<_> = known.copied().collect();
+            let spelled = via6(name).map(IpAddr::from);
+            assert!(netmap.resolve(name).iter().all(|ip| known.contains(ip) || Some(*ip) == spelled));
         }
     }
 });

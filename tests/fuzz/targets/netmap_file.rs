@@ -1,13 +1,22 @@
-//! Any bytes as a static netmap: no panic, and every name in it can be resolved.
+//! Any bytes as a static netmap: no panic, and every name in it resolves to its own addresses.
 #![no_main]
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
 use libfuzzer_sys::fuzz_target;
-use tailyard::model::netmap::NetMap;
+use tailyard::model::netmap::{NetMap, via6};
 
 fuzz_target!(|data: &[u8]| {
     let Ok(file) = serde_json::from_slice(data) else { return };
     let (netmap, _) = NetMap::from_file(&file);
     for name in netmap.peers.keys().chain(netmap.records.keys()) {
-        let _ = netmap.resolve(name);
+        // A peer goes before a service of the same name.
+        let known: BTreeSet<IpAddr> = netmap.peers.get(name).or_else(|| netmap.records.get(name)).cloned().unwrap_or_default();
+        let spelled = via6(name).map(IpAddr::from);
+        let found = netmap.resolve(name);
+        assert!(found.iter().all(|ip| known.contains(ip) || Some(*ip) == spelled));
+        // Every name of a file has its node's routes in it.
+        assert!(known.is_subset(&found));
     }
 });

@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace as KubeNamespace, Secret};
 use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef, Subject};
@@ -21,7 +21,7 @@ use tempfile::TempDir;
 
 use crate::audit_policy;
 use crate::servers::servers;
-use crate::wait::eventually_async;
+use crate::wait::{booted, eventually_async};
 
 /// The addresses of the API servers in their namespace; a certificate cannot be had for a loopback address.
 const ADDRESSES: [&str; 2] = ["10.99.0.2", "10.99.0.3"];
@@ -116,8 +116,10 @@ impl Cluster {
             "--advertise-client-urls=http://127.0.0.1:2379".into(),
             "--listen-peer-urls=http://127.0.0.1:2380".into(),
         ];
+        let begin = Instant::now();
         self.etcd = Some(self.spawn("etcd", &flags));
         self.begin().await;
+        booted("API server", begin);
     }
 
     /// Another cluster beside this one: an API server of its own, which keeps its objects apart in the same etcd.

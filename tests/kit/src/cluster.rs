@@ -10,14 +10,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use crate::machine::{Boot, INIT};
 use crate::servers::servers;
 use crate::tailnet::{Control, Tailnet};
-use crate::wait::eventually;
+use crate::wait::{booted, eventually};
 
 pub mod audit;
 pub mod chart;
@@ -106,6 +106,7 @@ impl Cluster {
     /// machines and ranges of Pods are made of them. Services have the same range in every cluster.
     pub fn start_on(tailnet: &Arc<Tailnet>, nodes: RangeInclusive<u8>) -> Self {
         sweep();
+        let begin = Instant::now();
         let (bin, tailnet) = (servers(&PROGRAMS), Arc::clone(tailnet));
         let (name, host) = (format!("cp{}", nodes.start()), CONTROL + nodes.start());
         let machine = tailnet.boot(Boot { name: &name, host, init: INIT, cgroups: Vec::new() });
@@ -133,6 +134,7 @@ impl Cluster {
         cluster.wait(&["--for=condition=Ready", "node", "--all"]);
         cluster.wait(&["--for=condition=Available", "deployment/coredns", "--namespace=kube-system"]);
         cluster.eventually_made(&["get", "serviceaccount", "default"]);
+        booted("cluster", begin);
         cluster
     }
 

@@ -26,6 +26,7 @@ pub mod certs;
 pub mod cluster;
 pub mod definitions;
 pub mod dns;
+pub mod golden;
 pub mod hosted;
 pub mod l7;
 pub mod machine;
@@ -42,6 +43,7 @@ pub mod sheet;
 pub mod stock;
 pub mod tailnet;
 pub mod tailnet_client;
+pub mod tiers;
 pub mod wait;
 pub mod world;
 
@@ -56,10 +58,16 @@ pub fn tailyard() -> &'static str {
     PATH.get_or_init(|| built().join("tailyard").display().to_string())
 }
 
+/// The variable by which the runner of tiers says that it has built the programs of the kit.
+pub(crate) const PROGRAMS_BUILT: &str = "TAILYARD_KIT_BUILT";
+
 /// A program of the kit, as fresh as its source: cargo builds those of the package under test only, so this has it built once.
 pub fn program(name: &str) -> PathBuf {
     static BUILT: OnceLock<()> = OnceLock::new();
     BUILT.get_or_init(|| {
+        if env::var_os(PROGRAMS_BUILT).is_some() {
+            return;
+        }
         let profile = if built().ends_with("release") { "bench" } else { "dev" };
         let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         cargo.args(["build", "--quiet", "--locked", "--package", "tailyard-kit", "--bins", "--profile", profile]);

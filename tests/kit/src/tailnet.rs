@@ -7,13 +7,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread;
+use std::time::Instant;
 
 use tailyard::model::net::Family;
 
 use crate::machine::{Boot, DEADLINE, Machine, Process};
 use crate::netns::Node;
 use crate::servers::servers;
-use crate::wait::eventually;
+use crate::wait::{booted, eventually};
 
 /// The last byte of the control server's address.
 const CONTROL: u8 = 20;
@@ -50,6 +51,7 @@ impl Tailnet {
 
     /// Starts a control server on a network `a.b.c.0/24` outside the tailnet.
     pub fn start_with(net: [u8; 3], kind: Control) -> Self {
+        let begin = Instant::now();
         let dir = tempfile::Builder::new().prefix("tailyard-tailnet-").tempdir().expect("a directory");
         let switch = Node::make("switch".to_owned());
         switch.ip("link add sw type bridge\nlink set sw up\n");
@@ -69,6 +71,7 @@ impl Tailnet {
             Control::Headscale => tailnet.start_headscale(machine),
             Control::Hosted => tailnet.start_hosted(machine),
         }
+        booted("control server", begin);
         tailnet
     }
 

@@ -4,11 +4,18 @@ use std::fmt::Debug;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use tokio::sync::watch;
+
 /// The pause between two attempts: a twentieth of the time waited so far, within these bounds.
 const PAUSE: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(200)];
 
 fn pause(waited: Duration) -> Duration {
     (waited / 20).clamp(PAUSE[0], PAUSE[1])
+}
+
+/// Says how long something took to start, in the form that the runner of tiers collects for its table of boot times.
+pub fn booted(what: &str, begin: Instant) {
+    println!("boot: {what} {:.1} s", begin.elapsed().as_secs_f64());
 }
 
 /// Tries until there is an answer; fails with what was waited for after the deadline.
@@ -44,4 +51,13 @@ pub async fn eventually_async<T: Debug>(what: &str, deadline: Duration, mut look
 /// Waits until a condition holds; fails with what was waited for after the deadline. For async tests on a real clock.
 pub async fn until_async(what: &str, deadline: Duration, holds: impl AsyncFnMut() -> bool) {
     eventually_async(what, deadline, holds, |held| *held).await;
+}
+
+/// Waits until a watched value satisfies a condition, and returns it; fails with the value after the deadline.
+pub async fn watched<T: Clone + Debug>(what: &str, deadline: Duration, view: &mut watch::Receiver<T>, holds: impl FnMut(&T) -> bool) -> T {
+    let waited = tokio::time::timeout(deadline, view.wait_for(holds)).await;
+    match waited.map(|found| found.expect("the sender lives").clone()) {
+        Ok(found) => found,
+        Err(_) => panic!("not within {deadline:?}: {what}; is: {:?}", view.borrow()),
+    }
 }

@@ -23,7 +23,28 @@ use kit::wait::eventually;
 
 /// How long what takes milliseconds may take on a busy machine; without a reset, an end would wait for many minutes.
 const SOON: Duration = Duration::from_secs(10);
-const BACKENDS: [Backend; 3] = [Nftables, IptablesNft, IptablesLegacy];
+
+/// One test for each case, in a module of the test's name: a failure names the case.
+macro_rules! in_cases {
+    ($test:ident: $($case:ident($($with:expr),+)),+ $(,)?) => {
+        mod $test {
+            #[allow(unused_imports, reason = "not every case has a name from outside")]
+            use super::*;
+            $(#[test] fn $case() { super::$test($($with),+); })+
+        }
+    };
+}
+
+/// The same for every firewall and every family.
+macro_rules! in_every_firewall_and_family {
+    ($test:ident) => {
+        in_cases!($test:
+            nftables_ipv4(Nftables, Family::V4), nftables_ipv6(Nftables, Family::V6),
+            iptables_nft_ipv4(IptablesNft, Family::V4), iptables_nft_ipv6(IptablesNft, Family::V6),
+            iptables_legacy_ipv4(IptablesLegacy, Family::V4), iptables_legacy_ipv6(IptablesLegacy, Family::V6),
+        );
+    };
+}
 
 /// How and when an end failed.
 type Failure = JoinHandle<(io::ErrorKind, Instant)>;
@@ -54,58 +75,60 @@ fn any(family: Family) -> SocketAddr {
     SocketAddr::new(if family == Family::V4 { IpAddr::from([0; 4]) } else { IpAddr::from([0_u16; 8]) }, 0)
 }
 
-#[test]
-fn both_ends_of_an_idle_flow_of_a_removed_key_are_reset() {
-    for (backend, family) in BACKENDS.into_iter().flat_map(|backend| Family::ALL.map(|family| (backend, family))) {
-        let tcp = key(Proto::Tcp, 10042);
-        let mut stage = Stage::with(backend, tcp, family, 80);
-        let listener = stage.listen(0, family, 80);
-        let (mut client, mut server) = stage.pair(stage.pod(family, 10042), &listener);
-        let start = Instant::now();
-        let (deleted, report) = stage.remove(tcp);
-        assert!(is_reset(&mut server), "the target's end ({backend:?}, {family})");
-        assert!(is_reset(&mut client), "the client's end ({backend:?}, {family})");
-        assert!(start.elapsed() < SOON, "{backend:?}, {family}: {:?}", start.elapsed());
-        assert_eq!((deleted, report.reset), (1, 1));
-    }
+in_every_firewall_and_family!(removed_key_resets_idle_flow_at_both_ends);
+
+fn removed_key_resets_idle_flow_at_both_ends(backend: Backend, family: Family) {
+    let tcp = key(Proto::Tcp, 10042);
+    let mut stage = Stage::with(backend, tcp, family, 80);
+    let listener = stage.listen(0, family, 80);
+    let (mut client, mut server) = stage.pair(stage.pod(family, 10042), &listener);
+    let start = Instant::now();
+    let (deleted, report) = stage.remove(tcp);
+    assert!(is_reset(&mut server), "the target's end");
+    assert!(is_reset(&mut client), "the client's end");
+    assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+    assert_eq!((deleted, report.reset), (1, 1));
 }
 
-#[test]
-fn both_ends_of_an_active_flow_of_a_removed_key_are_reset() {
-    for (family, upward) in [(Family::V4, true), (Family::V4, false), (Family::V6, true), (Family::V6, false)] {
-        let tcp = key(Proto::Tcp, 10042);
-        let mut stage = Stage::with(Nftables, tcp, family, 80);
-        let listener = stage.listen(0, family, 80);
-        let pair = stage.pair(stage.pod(family, 10042), &listener);
-        ends_at_both_ends(pair, Some(upward), || stage.remove(tcp));
-    }
+in_cases!(removed_key_resets_active_flow_at_both_ends:
+    ipv4_client_sends(Family::V4, true), ipv4_target_sends(Family::V4, false),
+    ipv6_client_sends(Family::V6, true), ipv6_target_sends(Family::V6, false),
+);
+
+fn removed_key_resets_active_flow_at_both_ends(family: Family, upward: bool) {
+    let tcp = key(Proto::Tcp, 10042);
+    let mut stage = Stage::with(Nftables, tcp, family, 80);
+    let listener = stage.listen(0, family, 80);
+    let pair = stage.pair(stage.pod(family, 10042), &listener);
+    ends_at_both_ends(pair, Some(upward), || stage.remove(tcp));
 }
+
+in_cases!(reset_passes_a_cluster_address_in_front_of_the_pod:
+    idle(None), client_sends(Some(true)), target_sends(Some(false)),
+);
 
 /// The client's node translates a cluster address and drops what its own connection tracking finds wrong, as kube-proxy does.
-#[test]
-fn a_cluster_address_in_front_of_the_pod_does_not_keep_the_reset_from_the_client() {
-    for sends in [None, Some(true), Some(false)] {
-        let tcp = key(Proto::Tcp, 10042);
-        let mut stage = Stage::with(Nftables, tcp, Family::V4, 80);
-        let pod = stage.pod(Family::V4, 10042);
-        stage.client().ip(&format!("route add 10.96.0.0/16 via {}\n", pod.ip()));
-        let service = format!(
-            "table ip service {{
-                chain output {{
-                    type nat hook output priority -100
-                    ip daddr 10.96.0.1 tcp dport 80 dnat to {pod}
-                }}
-                chain input {{
-                    type filter hook input priority 0
-                    ct state invalid drop
-                }}
-            }}"
-        );
-        stage.client().feed(&["nft", "-f", "-"], &service);
-        let listener = stage.listen(0, Family::V4, 80);
-        let pair = stage.pair(SocketAddr::from(([10, 96, 0, 1], 80)), &listener);
-        ends_at_both_ends(pair, sends, || stage.remove(tcp));
-    }
+fn reset_passes_a_cluster_address_in_front_of_the_pod(sends: Option<bool>) {
+    let tcp = key(Proto::Tcp, 10042);
+    let mut stage = Stage::with(Nftables, tcp, Family::V4, 80);
+    let pod = stage.pod(Family::V4, 10042);
+    stage.client().ip(&format!("route add 10.96.0.0/16 via {}\n", pod.ip()));
+    let service = format!(
+        "table ip service {{
+            chain output {{
+                type nat hook output priority -100
+                ip daddr 10.96.0.1 tcp dport 80 dnat to {pod}
+            }}
+            chain input {{
+                type filter hook input priority 0
+                ct state invalid drop
+            }}
+        }}"
+    );
+    stage.client().feed(&["nft", "-f", "-"], &service);
+    let listener = stage.listen(0, Family::V4, 80);
+    let pair = stage.pair(SocketAddr::from(([10, 96, 0, 1], 80)), &listener);
+    ends_at_both_ends(pair, sends, || stage.remove(tcp));
 }
 
 /// Both ends are reset soon after the change: with nothing under way, or while the first or the second of them sends.
@@ -127,24 +150,25 @@ fn ends_at_both_ends((one, other): (TcpStream, TcpStream), sends: Option<bool>, 
     }
 }
 
-#[test]
-fn both_ends_of_a_flow_from_the_tailnet_are_reset_when_its_address_is_no_longer_served() {
-    for (family, vip, prefix) in [(Family::V4, "100.99.1.1", 24), (Family::V6, "fd7a:115c:a1e0:99::1", 64)] {
-        for sends in [None, Some(true), Some(false)] {
-            let mut stage = Stage::new(Nftables);
-            let (vip, backend): (IpAddr, _) = (vip.parse().expect("an address"), stage.client().cluster[&family]);
-            // As tailscaled has it: the address of a Tailscale Service leads to the tailnet, and there to this node.
-            stage.proxy().ip(&format!("route add {}/{prefix} dev tailscale0\n", network(vip)));
-            stage.lab.targets[0].ip(&format!("route add {}/{prefix} via {}\n", network(vip), stage.own(family)));
-            stage.change(|rules| drop(rules.from_tailnet.insert(vip, [backend].into())));
-            let listener = stage.client().ns.run(|| TcpListener::bind((backend, 8080))).expect("ran").expect("bound");
-            let mut client = stage.lab.targets[0].connect((vip, 8080).into(), SOON).expect("connected");
-            let (mut server, _) = listener.accept().expect("accepted");
-            server.set_read_timeout(Some(SOON)).expect("set");
-            echo(&mut client, &mut server);
-            ends_at_both_ends((client, server), sends, || stage.change(|rules| drop(rules.from_tailnet.remove(&vip))));
-        }
-    }
+in_cases!(unserved_service_address_resets_flow_from_the_tailnet_at_both_ends:
+    ipv4_idle(Family::V4, None), ipv4_client_sends(Family::V4, Some(true)), ipv4_target_sends(Family::V4, Some(false)),
+    ipv6_idle(Family::V6, None), ipv6_client_sends(Family::V6, Some(true)), ipv6_target_sends(Family::V6, Some(false)),
+);
+
+fn unserved_service_address_resets_flow_from_the_tailnet_at_both_ends(family: Family, sends: Option<bool>) {
+    let (vip, prefix) = if family == Family::V4 { ("100.99.1.1", 24) } else { ("fd7a:115c:a1e0:99::1", 64) };
+    let mut stage = Stage::new(Nftables);
+    let (vip, backend): (IpAddr, _) = (vip.parse().expect("an address"), stage.client().cluster[&family]);
+    // As tailscaled has it: the address of a Tailscale Service leads to the tailnet, and there to this node.
+    stage.proxy().ip(&format!("route add {}/{prefix} dev tailscale0\n", network(vip)));
+    stage.lab.targets[0].ip(&format!("route add {}/{prefix} via {}\n", network(vip), stage.own(family)));
+    stage.change(|rules| drop(rules.from_tailnet.insert(vip, [backend].into())));
+    let listener = stage.client().ns.run(|| TcpListener::bind((backend, 8080))).expect("ran").expect("bound");
+    let mut client = stage.lab.targets[0].connect((vip, 8080).into(), SOON).expect("connected");
+    let (mut server, _) = listener.accept().expect("accepted");
+    server.set_read_timeout(Some(SOON)).expect("set");
+    echo(&mut client, &mut server);
+    ends_at_both_ends((client, server), sends, || stage.change(|rules| drop(rules.from_tailnet.remove(&vip))));
 }
 
 fn network(ip: IpAddr) -> String {
@@ -174,46 +198,44 @@ fn lost_probes_and_answers_are_made_up_for() {
     assert!(reset >= 18, "{reset} of 20 clients reset: {report:?}");
 }
 
-#[test]
-fn a_flow_drains_on_a_target_that_lives_and_its_client_is_reset_when_that_leaves_the_tailnet() {
-    for family in Family::ALL {
-        let tcp = key(Proto::Tcp, 10042);
-        let mut stage = Stage::with(Nftables, tcp, family, 80);
-        let (old, new) = (stage.target(0, family, 80), stage.target(1, family, 80));
-        let (listener, _other) = (stage.listen(0, family, 80), stage.listen(1, family, 80));
-        let (mut client, mut server) = stage.pair(stage.pod(family, 10042), &listener);
-        assert_eq!(stage.point(tcp, &[new]).0, 0);
-        echo(&mut client, &mut server);
-        stage.point(tcp, &[old]);
-        stage.lab.targets[0].ip("link set tailscale0 down\n");
-        let start = Instant::now();
-        let end = thread::spawn(move || is_reset(&mut client).then(|| start.elapsed()));
-        stage.change_knowing(&|ip| ip != old.ip(), |rules| drop(rules.ports.insert(tcp, [new].into())));
-        let after = end.join().expect("ended").expect("the client's end is reset");
-        assert!(after < SOON, "{after:?}");
-    }
+in_cases!(flow_drains_on_a_retargeted_key_and_is_reset_when_its_target_leaves: ipv4(Family::V4), ipv6(Family::V6));
+
+fn flow_drains_on_a_retargeted_key_and_is_reset_when_its_target_leaves(family: Family) {
+    let tcp = key(Proto::Tcp, 10042);
+    let mut stage = Stage::with(Nftables, tcp, family, 80);
+    let (old, new) = (stage.target(0, family, 80), stage.target(1, family, 80));
+    let (listener, _other) = (stage.listen(0, family, 80), stage.listen(1, family, 80));
+    let (mut client, mut server) = stage.pair(stage.pod(family, 10042), &listener);
+    assert_eq!(stage.point(tcp, &[new]).0, 0);
+    echo(&mut client, &mut server);
+    stage.point(tcp, &[old]);
+    stage.lab.targets[0].ip("link set tailscale0 down\n");
+    let start = Instant::now();
+    let end = thread::spawn(move || is_reset(&mut client).then(|| start.elapsed()));
+    stage.change_knowing(&|ip| ip != old.ip(), |rules| drop(rules.ports.insert(tcp, [new].into())));
+    let after = end.join().expect("ended").expect("the client's end is reset");
+    assert!(after < SOON, "{after:?}");
 }
 
-#[test]
-fn udp_moves_to_the_new_target_with_the_next_datagram_and_is_refused_when_its_key_is_gone() {
-    for (backend, family) in BACKENDS.into_iter().flat_map(|backend| Family::ALL.map(|family| (backend, family))) {
-        let port = key(Proto::Udp, 10053);
-        let mut stage = Stage::with(backend, port, family, 53);
-        let (old, new, pod) = (stage.target(0, family, 53), stage.target(1, family, 53), stage.pod(family, 10053));
-        let (one, two) = (udp(&stage.lab.targets[0], old), udp(&stage.lab.targets[1], new));
-        let client = udp(stage.client(), any(family));
-        thread::scope(|scope| {
-            scope.spawn(|| answer(&one, "old"));
-            assert_eq!(ask(&client, pod).expect("answered"), "old");
-        });
-        assert_eq!(stage.point(port, &[new]).0, 1);
-        thread::scope(|scope| {
-            scope.spawn(|| answer(&two, "new"));
-            assert_eq!(ask(&client, pod).expect("answered"), "new");
-        });
-        stage.remove(port);
-        assert_eq!(ask(&client, pod).expect_err("refused").kind(), io::ErrorKind::ConnectionRefused);
-    }
+in_every_firewall_and_family!(next_datagram_goes_to_the_new_target_and_is_refused_without_one);
+
+fn next_datagram_goes_to_the_new_target_and_is_refused_without_one(backend: Backend, family: Family) {
+    let port = key(Proto::Udp, 10053);
+    let mut stage = Stage::with(backend, port, family, 53);
+    let (old, new, pod) = (stage.target(0, family, 53), stage.target(1, family, 53), stage.pod(family, 10053));
+    let (one, two) = (udp(&stage.lab.targets[0], old), udp(&stage.lab.targets[1], new));
+    let client = udp(stage.client(), any(family));
+    thread::scope(|scope| {
+        scope.spawn(|| answer(&one, "old"));
+        assert_eq!(ask(&client, pod).expect("answered"), "old");
+    });
+    assert_eq!(stage.point(port, &[new]).0, 1);
+    thread::scope(|scope| {
+        scope.spawn(|| answer(&two, "new"));
+        assert_eq!(ask(&client, pod).expect("answered"), "new");
+    });
+    stage.remove(port);
+    assert_eq!(ask(&client, pod).expect_err("refused").kind(), io::ErrorKind::ConnectionRefused);
 }
 
 #[test]
@@ -239,50 +261,50 @@ fn flows_of_untouched_keys_run_through_a_hundred_changes() {
     }
 }
 
+in_cases!(changes_under_load_refuse_no_connection_of_a_retargeted_key:
+    nftables(Nftables), iptables_nft(IptablesNft), iptables_legacy(IptablesLegacy),
+);
+
 /// iptables takes a change table by table and family by family; no packet of what stays may notice.
-#[test]
-fn changes_under_load_refuse_no_new_connection_of_what_stays() {
-    for backend in BACKENDS {
-        let (kept, other) = (key(Proto::Tcp, 10001), key(Proto::Tcp, 10002));
-        let mut stage = Stage::new(backend);
-        let _servers: Vec<_> = stage.lab.targets.iter().map(|target| target.serve(80)).collect();
-        let both = |stage: &Stage, index| Family::ALL.map(|family| stage.target(index, family, 80));
-        stage.point(kept, &both(&stage, 0));
-        let (client, pods, done) = (stage.client().clone(), Family::ALL.map(|family| stage.pod(family, 10001)), AtomicBool::new(false));
-        let ask = |pod| {
-            let (mut made, mut failed) = (0, Vec::new());
-            while !done.load(Ordering::Relaxed) && made < 100_000 {
-                made += 1;
-                failed.extend(client.ask_tcp(pod, SOON).err());
+fn changes_under_load_refuse_no_connection_of_a_retargeted_key(backend: Backend) {
+    let (kept, other) = (key(Proto::Tcp, 10001), key(Proto::Tcp, 10002));
+    let mut stage = Stage::new(backend);
+    let _servers: Vec<_> = stage.lab.targets.iter().map(|target| target.serve(80)).collect();
+    let both = |stage: &Stage, index| Family::ALL.map(|family| stage.target(index, family, 80));
+    stage.point(kept, &both(&stage, 0));
+    let (client, pods, done) = (stage.client().clone(), Family::ALL.map(|family| stage.pod(family, 10001)), AtomicBool::new(false));
+    let ask = |pod| {
+        let (mut made, mut failed) = (0, Vec::new());
+        while !done.load(Ordering::Relaxed) && made < 100_000 {
+            made += 1;
+            failed.extend(client.ask_tcp(pod, SOON).err());
+        }
+        (made, failed)
+    };
+    thread::scope(|scope| {
+        let ask = &ask;
+        let loads = pods.map(|pod| (pod, scope.spawn(move || ask(pod))));
+        for round in 0..10 {
+            stage.point(other, &both(&stage, round % 2));
+            stage.point(kept, &both(&stage, (round + 1) % 2));
+            stage.remove(other);
+            if round % 5 == 0 {
+                stage.rewrite();
             }
-            (made, failed)
-        };
-        thread::scope(|scope| {
-            let ask = &ask;
-            let loads = pods.map(|pod| scope.spawn(move || ask(pod)));
-            for round in 0..10 {
-                stage.point(other, &both(&stage, round % 2));
-                stage.point(kept, &both(&stage, (round + 1) % 2));
-                stage.remove(other);
-                if round % 5 == 0 {
-                    stage.rewrite();
-                }
-            }
-            done.store(true, Ordering::Relaxed);
-            for load in loads {
-                let (made, failed) = load.join().expect("a load");
-                assert!(made > 10 && failed.is_empty(), "{backend:?}: {} of {made} failed: {failed:?}", failed.len());
-            }
-        });
-    }
+        }
+        done.store(true, Ordering::Relaxed);
+        for (pod, load) in loads {
+            let (made, failed) = load.join().expect("a load");
+            assert!(made > 10 && failed.is_empty(), "{} of {made} to {pod} failed: {failed:?}", failed.len());
+        }
+    });
 }
 
-#[test]
-fn a_replica_that_leaves_resets_idle_and_active_flows_at_both_ends() {
-    BACKENDS.into_iter().for_each(leave);
-}
+in_cases!(closing_replica_resets_idle_and_active_flows_at_both_ends:
+    nftables(Nftables), iptables_nft(IptablesNft), iptables_legacy(IptablesLegacy),
+);
 
-fn leave(backend: Backend) {
+fn closing_replica_resets_idle_and_active_flows_at_both_ends(backend: Backend) {
     let keys = [key(Proto::Tcp, 10004), key(Proto::Tcp, 10006)];
     let mut stage = Stage::new(backend);
     for (key, family) in keys.into_iter().zip(Family::ALL) {
@@ -296,13 +318,14 @@ fn leave(backend: Backend) {
         active.into_iter().map(|(client, server)| (sender(client, Arc::default(), Duration::from_millis(1)), reader(server))).collect();
     let start = Instant::now();
     let (deleted, report) = stage.change(|rules| *rules = Ruleset::empty(rules.interface.clone()));
-    for (client, server) in &mut idle {
-        assert!(is_reset(server), "an idle target's end");
-        assert!(is_reset(client), "an idle client's end");
+    let families = || Family::ALL.into_iter().cycle();
+    for ((client, server), family) in idle.iter_mut().zip(families()) {
+        assert!(is_reset(server), "an idle target's end, {family}");
+        assert!(is_reset(client), "an idle client's end, {family}");
     }
-    for (sender, receiver) in active {
-        assert_eq!(sender.join().expect("ended").0, io::ErrorKind::ConnectionReset, "an active client's end");
-        assert_eq!(receiver.join().expect("ended").0, io::ErrorKind::ConnectionReset, "an active target's end");
+    for ((sender, receiver), family) in active.into_iter().zip(families()) {
+        assert_eq!(sender.join().expect("ended").0, io::ErrorKind::ConnectionReset, "an active client's end, {family}");
+        assert_eq!(receiver.join().expect("ended").0, io::ErrorKind::ConnectionReset, "an active target's end, {family}");
     }
     println!("{backend:?}: 200 idle and 20 active flows ended at both ends in {:?}: {report:?}", start.elapsed());
     assert!(start.elapsed() < SOON * 2, "{:?}", start.elapsed());

@@ -306,7 +306,7 @@ fn segments_fit_the_tailnet_in_both_directions(backend: Backend) {
         let to = Few::from([SocketAddr::new(target.tailnet[&family], port)]);
         firewall.change(|ruleset| drop(ruleset.ports.insert(key(Proto::Tcp, 10_007), to)));
         let pod = SocketAddr::new(scene.proxy().cluster[&family], 10_007);
-        let client = scene.lab.clients[0].connect(pod, PATIENCE).expect("a connection");
+        let client = scene.lab.clients[0].connect(pod, PATIENCE).unwrap_or_else(|fault| panic!("{pod}: {fault}"));
         let (server, _) = listener.accept().expect("a connection");
         // What TCP may send at once: the other's announced size less its timestamps.
         let fits = TAILNET_MTU - headers - 12;
@@ -327,8 +327,8 @@ fn nothing_that_is_meant_for_the_tailnet_leaves_by_another_way(backend: Backend)
         let astray = format!("{meant} via {near} dev eth0\n");
         scene.proxy().ip(&format!("route add {astray}"));
         let to = SocketAddr::new(pod, 10_001);
-        for answer in [asker.ask_tcp(to, AT_ONCE / 10), asker.ask_udp(to, AT_ONCE / 10)] {
-            answer.expect_err("nobody in the cluster is asked");
+        for (proto, answer) in [(Proto::Tcp, asker.ask_tcp(to, AT_ONCE / 10)), (Proto::Udp, asker.ask_udp(to, AT_ONCE / 10))] {
+            assert!(answer.is_err(), "{to} by {proto}: answered in the cluster: {answer:?}");
         }
         scene.proxy().ip(&format!("route del {astray}"));
         scene.check_both(&firewall.ruleset, Side::Cluster, pod, 10_001, Expect::Relayed(&["target0"]));
@@ -376,7 +376,8 @@ fn flows_and_bytes_are_counted_by_match_port(backend: Backend) {
     let mut firewall = Firewall::load(backend, scene.proxy(), scene.ruleset());
     let ask = |port, proto| {
         for family in Family::ALL {
-            scene.ask(Side::Cluster, scene.proxy().cluster[&family], proto, port).0.expect("an answer");
+            let answer = scene.ask(Side::Cluster, scene.proxy().cluster[&family], proto, port).0;
+            answer.unwrap_or_else(|fault| panic!("{family} {proto}/{port}: {fault}"));
         }
     };
     for _ in 0..5 {

@@ -192,19 +192,59 @@ fn the_tailnet_interface_may_go_and_come_back_with_another_address() {
     });
 }
 
-#[test]
-fn a_signal_during_the_first_sync_ends_it_cleanly() {
+/// The first write to the kernel, stopped at one of its runs of nft: the first tries what the kernel can do, the second loads the rules.
+/// Each run writes its number and its process id; the one at which it stops says so and then sleeps in place of nft, or after it.
+fn signalled_in_the_first_sync(stop_at: usize, loaded: bool) {
     let scene = Scene::build();
+    let place = tempfile::TempDir::new().expect("a directory");
+    let file = |name: &str| place.path().join(name).display().to_string();
+    let real = ["/usr/sbin/nft", "/sbin/nft"].into_iter().find(|path| std::path::Path::new(path).exists()).expect("nft is installed");
+    let script = format!(
+        "#!/bin/sh
+        echo $$ >> {runs}
+        [ $(wc -l < {runs}) = {stop_at} ] || exec {real} \"$@\"
+        if {loaded}; then {real} \"$@\"; fi
+        echo stopped > {stopped}
+        exec sleep 600\n",
+        runs = file("runs"),
+        stopped = file("stopped"),
+    );
+    std::fs::write(place.path().join("nft"), script).expect("a file");
+    std::fs::set_permissions(place.path().join("nft"), std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("a program");
     let config: serde_json::Map<String, Value> =
         (0..5_000_u16).map(|i| (format!("svc-{i}"), service(&to_target(0), 10_000 + i, 80))).collect();
-    let text = Value::Object(config).to_string();
-    for delay in [0, 5, 20, 60, 120] {
-        let mut replica = Replica::launch(scene.proxy(), &text, &scene.netmap(), &Start::default());
-        until("it has begun", PATIENCE, || !replica.log().is_empty() || replica.exited().is_some());
-        sleep(Duration::from_millis(delay));
-        replica.signal(Signal::SIGTERM);
-        assert_eq!(replica.wait_exit(PATIENCE).code(), Some(0), "after {delay} ms");
+    let path = format!("{}:{}", place.path().display(), std::env::var("PATH").expect("PATH"));
+    let start = Start { args: vec!["--backend".into(), "nftables".into()], env: vec![("PATH".into(), path)] };
+    let mut replica = Replica::launch(scene.proxy(), &Value::Object(config).to_string(), &scene.netmap(), &start);
+    until("nft is stopped", PATIENCE, || place.path().join("stopped").exists());
+    assert_eq!(replica.get("/readyz").expect("an answer").status, 503, "the first sync is under way");
+    replica.signal(Signal::SIGTERM);
+    assert_eq!(replica.wait_exit(PATIENCE).code(), Some(0));
+    let runs = std::fs::read_to_string(file("runs")).expect("runs");
+    let runs: Vec<i32> = runs.lines().map(|pid| pid.parse().expect("a number")).collect();
+    assert_eq!(runs.len(), stop_at, "nothing is written after the signal");
+    let nft = nix::unistd::Pid::from_raw(runs[stop_at - 1]);
+    until("nft is ended with the replica", PATIENCE, || nix::sys::signal::kill(nft, None).is_err());
+    replica.restart();
+    replica.wait_ready();
+    for port in [10_000, 14_999] {
+        assert_eq!(scene.answers(port).expect("served after a restart"), "target0");
     }
+}
+
+#[test]
+fn signal_while_nft_is_tried_ends_a_replica_with_status_0() {
+    signalled_in_the_first_sync(1, false);
+}
+
+#[test]
+fn signal_before_the_first_rules_are_loaded_ends_a_replica_with_status_0() {
+    signalled_in_the_first_sync(2, false);
+}
+
+#[test]
+fn signal_between_the_first_rules_and_their_elements_ends_a_replica_with_status_0() {
+    signalled_in_the_first_sync(2, true);
 }
 
 #[test]

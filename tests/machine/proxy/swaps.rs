@@ -37,9 +37,10 @@ fn a_group_serves_names_and_addresses_in_both_families() {
     let replica = Replica::start(proxy, &config, &netmap(proxy, &lab.targets));
     for family in Family::ALL {
         let to = SocketAddr::new(replica.pod(family), 10_080);
-        for greeting in [client.ask_tcp(to, QUICK).expect("served"), client.ask_udp(to, QUICK).expect("served")] {
-            assert_eq!(greeting.name, "target0");
-            assert_eq!(greeting.peer.ip(), proxy.tailnet[&family], "the tailnet sees this node's own address");
+        for (proto, answer) in [("TCP", client.ask_tcp(to, QUICK)), ("UDP", client.ask_udp(to, QUICK))] {
+            let greeting = answer.unwrap_or_else(|fault| panic!("{to} by {proto}: {fault}"));
+            assert_eq!(greeting.name, "target0", "{to} by {proto}");
+            assert_eq!(greeting.peer.ip(), proxy.tailnet[&family], "{proto}: the tailnet sees this node's own address");
         }
     }
     let to = SocketAddr::new(replica.pod(Family::V4), 10_081);

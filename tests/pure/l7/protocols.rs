@@ -115,7 +115,8 @@ async fn a_websocket_passes_both_ways() {
             let answer = client.send_request(request).await.expect("an answer");
             assert_eq!(
                 (answer.status(), &answer.headers()["upgrade"]),
-                (StatusCode::SWITCHING_PROTOCOLS, &http::HeaderValue::from_static("websocket"))
+                (StatusCode::SWITCHING_PROTOCOLS, &http::HeaderValue::from_static("websocket")),
+                "{protocol}"
             );
             let mut socket = TokioIo::new(hyper::upgrade::on(answer).await.expect("upgraded"));
             for text in ["one", "two"] {
@@ -123,11 +124,11 @@ async fn a_websocket_passes_both_ways() {
                 socket.flush().await.expect("flushed");
                 let mut echo = [0; 3];
                 socket.read_exact(&mut echo).await.expect("read");
-                assert_eq!(&echo, text.as_bytes());
+                assert_eq!(&echo, text.as_bytes(), "{protocol}");
             }
         };
-        timeout(DEADLINE, talk).await.expect("in time");
-        assert_eq!(front.l7.stats.sample()["svc:web"].upgrades, 1);
+        timeout(DEADLINE, talk).await.unwrap_or_else(|_| panic!("{protocol}: not in time"));
+        assert_eq!(front.l7.stats.sample()["svc:web"].upgrades, 1, "{protocol}");
     }
 }
 
@@ -137,7 +138,7 @@ async fn backends_over_tls_are_asked_in_what_they_speak() {
         let backend = Backend::over_tls("a", alpn).await;
         let front = one(&backend, "https").await;
         let asked = front.get("svc:web", &format!("https://{NAME}/x")).await.asked();
-        assert_eq!((&asked["version"], header(&asked, "x-forwarded-proto")), (&json!(version), Some("https")));
+        assert_eq!((&asked["version"], header(&asked, "x-forwarded-proto")), (&json!(version), Some("https")), "{alpn:?}");
     }
 }
 
@@ -170,7 +171,8 @@ async fn a_redirect_leads_to_the_same_over_tls() {
         let answer = got(client.send_request(get1(&format!("http://{host}/a?b=c")))).await;
         assert_eq!(
             (answer.status, answer.headers["location"].as_bytes()),
-            (StatusCode::MOVED_PERMANENTLY, format!("https://{NAME}/a?b=c").as_bytes())
+            (StatusCode::MOVED_PERMANENTLY, format!("https://{NAME}/a?b=c").as_bytes()),
+            "{host}"
         );
     }
 }

@@ -67,19 +67,70 @@ fn a_listing_by_key_compares_protocol_and_port_in_the_kernel() {
 
 proptest! {
     #[test]
-    fn any_bytes_are_read_without_a_fault(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-        let mut pressure = Pressure::default();
-        let _ = (parse_flow(&bytes), parse_state(&bytes));
-        parse_stats(&bytes, &mut pressure);
-        parse_stats_cpu(&bytes, &mut pressure);
+    fn bytes_without_two_tuples_are_no_flow_and_counters_add_up(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        if let Some(flow) = parse_flow(&bytes) {
+            prop_assert!(find(&bytes, TUPLE_ORIG).is_some() && find(&bytes, TUPLE_REPLY).is_some() && find(&bytes, ZONE).is_none(), "{flow:?}");
+        }
+        let mut once = Pressure::default();
+        parse_stats_cpu(&bytes, &mut once);
+        let mut twice = once;
+        parse_stats_cpu(&bytes, &mut twice);
+        prop_assert_eq!(
+            (twice.insert_failed, twice.dropped, twice.evicted),
+            (once.insert_failed * 2, once.dropped * 2, once.evicted * 2)
+        );
+        parse_stats(&bytes, &mut twice);
+        let mut again = twice;
+        parse_stats(&bytes, &mut again);
+        prop_assert_eq!(again, twice, "the size of a table is no sum");
     }
 
     #[test]
-    fn a_damaged_flow_is_read_without_a_fault(at in 0_usize..500, value in any::<u8>(), length in 0_usize..500) {
+    fn counters_of_all_processors_are_summed(each in prop::collection::vec(any::<[u32; 3]>(), 0..8)) {
+        let mut pressure = Pressure::default();
+        for counts in &each {
+            let mut bytes = Vec::new();
+            // An attribute of another kind, and one of the right kind that is no number.
+            put(&mut bytes, 2, &7_u32.to_be_bytes());
+            put(&mut bytes, 9, &[1]);
+            (9..).zip(counts).for_each(|(kind, count)| put(&mut bytes, kind, &count.to_be_bytes()));
+            parse_stats_cpu(&bytes, &mut pressure);
+        }
+        let sum = |which: usize| each.iter().map(|counts| u64::from(counts[which])).sum::<u64>();
+        prop_assert_eq!((pressure.insert_failed, pressure.dropped, pressure.evicted), (sum(0), sum(1), sum(2)));
+    }
+
+    #[test]
+    fn a_flow_that_is_cut_short_is_read_as_far_as_it_goes_or_not_at_all(length in 0_usize..500) {
+        let (whole, bytes) = (parse_flow(&established()).expect("a flow"), established());
+        let cut = &bytes[..length % (bytes.len() + 1)];
+        let tuples = find(cut, TUPLE_ORIG).is_some() && find(cut, TUPLE_REPLY).is_some();
+        let read = parse_flow(cut);
+        prop_assert_eq!(read.is_some(), tuples);
+        if let Some(read) = read {
+            prop_assert_eq!((read.proto, &read.original, &read.reply), (whole.proto, &whole.original, &whole.reply));
+            for (read, whole) in [(read.status, whole.status), (read.timeout, whole.timeout), (read.mark, whole.mark), (read.id, whole.id)] {
+                prop_assert!(read == whole || read == 0, "{read}, neither absent nor {whole}");
+            }
+            prop_assert!(read.tcp == whole.tcp || read.tcp.is_none());
+        }
+    }
+
+    /// One byte of it is another: what is read all the same can be written and read again.
+    #[test]
+    fn a_flow_read_from_damaged_bytes_survives_being_written_again(at in 0_usize..500, value in any::<u8>()) {
         let mut bytes = established();
         let size = bytes.len();
         bytes[at % size] = value;
-        let _ = parse_flow(&bytes[..length % (size + 1)]);
+        if let Some(flow) = parse_flow(&bytes) {
+            let written = |direction: &Tuple| {
+                let mut out = Vec::new();
+                tuple(&mut out, flow.proto, direction);
+                parse_tuple(&out)
+            };
+            prop_assert_eq!(written(&flow.original), Some((flow.proto, flow.original)));
+            prop_assert_eq!(written(&flow.reply), Some((flow.proto, flow.reply)));
+        }
     }
 
     /// What is written for any flow is read as the same.

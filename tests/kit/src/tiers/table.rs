@@ -1,0 +1,172 @@
+//! The tiers of Tailyard's tests: program, needs, cost.
+//!
+//! Times are seconds on two processors in the development build. They order the schedule and bound hanging tiers; no test depends on them.
+
+/// All tiers, and what is common to them.
+#[derive(Debug)]
+pub struct Table {
+    /// The package whose programs tests start, if there is one. It is built before the tests.
+    pub tools: Option<&'static str>,
+    /// The script that builds servers: `SCRIPT NAME...`, relative to the workspace.
+    pub servers: &'static str,
+    /// In the order of reports.
+    pub tiers: &'static [Tier],
+}
+
+/// Tests that run in one process.
+#[derive(Debug)]
+pub struct Tier {
+    /// Unique.
+    pub name: &'static str,
+    /// The test program that has the tests.
+    pub program: Program,
+    /// The top-level modules of the program that have its tests. Empty: all tests of the program.
+    pub modules: &'static [&'static str],
+    /// Tests at once.
+    pub threads: u32,
+    /// Uses the processor all the time, or measures time under load. Takes two slots; other tiers mostly wait and take one.
+    pub heavy: bool,
+    /// Tiers that name the same resource never run at the same time.
+    pub resource: Option<&'static str>,
+    /// Servers that have to be built before the tier starts.
+    pub servers: &'static [&'static [&'static str]],
+    /// Expected duration in seconds: longer tiers start first.
+    pub expected: u32,
+    /// After this many seconds the tier is killed.
+    pub limit: u32,
+    /// Needs neither root nor servers: part of `--check`.
+    pub check: bool,
+}
+
+/// A test program, as cargo names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Program {
+    /// The package.
+    pub package: &'static str,
+    /// The target: for a library, the name of the crate.
+    pub target: &'static str,
+    /// Which kind of target.
+    pub kind: Kind,
+}
+
+/// The kind of a cargo target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// The unit tests of a library.
+    Lib,
+    /// A program of integration tests.
+    Test,
+}
+
+impl Tier {
+    /// Slots of the budget that the tier takes.
+    pub(super) const fn slots(&self) -> u32 {
+        if self.heavy { 2 } else { 1 }
+    }
+
+    /// Whether a test of its program is one of its tests.
+    pub(super) fn has(&self, test: &str) -> bool {
+        let first = test.split_once("::").map(|(module, _)| module);
+        self.modules.is_empty() || first.is_some_and(|module| self.modules.contains(&module))
+    }
+}
+
+const LIB: Program = Program { package: "tailyard", target: "tailyard", kind: Kind::Lib };
+const KIT: Program = Program { package: "tailyard-kit", target: "kit", kind: Kind::Lib };
+const PURE: Program = test("pure");
+const MACHINE: Program = test("machine");
+const API: Program = test("api");
+const PACKAGE: Program = test("package");
+const CLUSTER: Program = test("cluster");
+
+/// Servers that a tier needs, as lists that tiers share.
+type Servers = &'static [&'static [&'static str]];
+const HELM: &[&str] = &["helm"];
+const API_SERVER: &[&str] = &["etcd", "kube-apiserver"];
+const CONTROLLERS: &[&str] = &["kube-controller-manager"];
+const DAEMON: &[&str] = &["tailscaled", "tailscale"];
+const HEADSCALE: &[&str] = &["headscale"];
+const HOSTED: &[&str] = &["hosted"];
+const ACME: &[&str] = &["pebble", "pebble-challtestsrv"];
+const OPERATOR: &[&str] = &["containerboot", "k8s-operator"];
+/// What nodes of a cluster run, beside the API server and its controllers.
+const NODES: &[&str] = &[
+    "kube-scheduler",
+    "kubelet",
+    "kube-proxy",
+    "kubectl",
+    "containerd",
+    "containerd-shim-runc-v2",
+    "ctr",
+    "runc",
+    "bridge",
+    "host-local",
+    "loopback",
+    "portmap",
+    "coredns",
+];
+
+const fn test(target: &'static str) -> Program {
+    Program { package: "tailyard", target, kind: Kind::Test }
+}
+
+/// A light tier without needs.
+const fn light(name: &'static str, program: Program, modules: &'static [&'static str], expected: u32) -> Tier {
+    let limit = if expected < 30 { 300 } else { expected * 10 };
+    Tier { name, program, modules, threads: 2, heavy: false, resource: None, servers: &[], expected, limit, check: false }
+}
+
+/// A tier on real clusters.
+const fn clusters(name: &'static str, modules: &'static [&'static str], servers: Servers, expected: u32) -> Tier {
+    Tier { resource: Some("cluster"), heavy: true, servers, limit: 1800, ..light(name, CLUSTER, modules, expected) }
+}
+
+/// The tiers of this workspace.
+pub static TAILYARD: Table = Table {
+    tools: Some("tailyard-kit"),
+    servers: "tests/servers/build",
+    tiers: &[
+        Tier { heavy: true, check: true, ..light("lib", LIB, &[], 80) },
+        Tier { check: true, ..light("kit", KIT, &[], 5) },
+        Tier { check: true, ..light("pure", PURE, &["cost", "docs", "layers", "metrics", "objects", "report"], 10) },
+        light("cli", PURE, &["cli"], 5),
+        Tier { threads: 4, ..light("dns", PURE, &["dns"], 20) },
+        Tier { check: true, ..light("l7", PURE, &["l7"], 20) },
+        Tier { check: true, threads: 4, ..light("supervise", PURE, &["supervise"], 10) },
+        light("kernel", MACHINE, &["kernel", "netns"], 40),
+        Tier { heavy: true, ..light("proxy", MACHINE, &["proxy"], 90) },
+        Tier { heavy: true, threads: 1, ..light("demo", MACHINE, &["demo"], 60) },
+        Tier { heavy: true, ..light("load", MACHINE, &["load"], 20) },
+        Tier { servers: &[HELM], ..light("chart", PACKAGE, &["chart"], 20) },
+        light("crd", PACKAGE, &["crd"], 15),
+        Tier { servers: &[DAEMON], ..light("image", PACKAGE, &["image"], 15) },
+        Tier { servers: &[API_SERVER], ..light("kube", API, &["kube"], 60) },
+        Tier { servers: &[API_SERVER, CONTROLLERS], heavy: true, ..light("reconciler", API, &["reconciler"], 120) },
+        Tier { servers: &[HEADSCALE, DAEMON], ..light("control", API, &["control"], 15) },
+        Tier { servers: &[HOSTED, DAEMON, ACME, API_SERVER], ..light("certs", API, &["certs"], 90) },
+        Tier { servers: &[API_SERVER], heavy: true, threads: 1, ..light("soak", API, &["soak"], 55) },
+        Tier { servers: &[HEADSCALE, DAEMON], ..light("tailnet", CLUSTER, &["tailnet"], 60) },
+        Tier { servers: &[HOSTED, HEADSCALE, DAEMON, ACME, API_SERVER], ..light("advertise", CLUSTER, &["advertise"], 90) },
+        clusters("cluster", &["cluster"], &[HEADSCALE, DAEMON, API_SERVER, CONTROLLERS, NODES, HELM], 420),
+        clusters("ingress", &["ingress"], &[HOSTED, DAEMON, API_SERVER, CONTROLLERS, NODES, HELM, ACME, &["containerboot"]], 180),
+        clusters("crossing", &["crossing"], &[HOSTED, DAEMON, API_SERVER, CONTROLLERS, NODES, HELM, ACME], 240),
+        clusters("dropin", &["dropin"], &[HOSTED, DAEMON, API_SERVER, CONTROLLERS, NODES, HELM, OPERATOR], 300),
+    ],
+};
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn tier_names_are_unique_and_their_numbers_make_sense() {
+        let names: BTreeSet<&str> = TAILYARD.tiers.iter().map(|tier| tier.name).collect();
+        assert_eq!(names.len(), TAILYARD.tiers.len());
+        for tier in TAILYARD.tiers {
+            assert!(tier.threads > 0 && tier.limit >= 2 * tier.expected, "{}", tier.name);
+            assert!(!tier.check || tier.servers.is_empty(), "{}", tier.name);
+        }
+    }
+}
