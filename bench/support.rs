@@ -24,8 +24,10 @@ pub(crate) fn tailyard() -> String {
     format!("Tailyard, {}", backend())
 }
 
-/// The command line: `cargo bench --bench suite -- [NAME...] [OPTIONS]`.
+/// Runs benchmarks, and prints what each has measured
 #[derive(Debug, Parser)]
+#[command(bin_name = "cargo bench --bench suite --")]
+#[allow(clippy::struct_excessive_bools, reason = "a flag is a bool")]
 pub(crate) struct Args {
     /// Which benchmarks to run, each in a process of its own; all of them unless named
     #[arg(value_name = "NAME", value_enum)]
