@@ -2,10 +2,11 @@
 
 #![allow(
     clippy::expect_used,
+    clippy::needless_pass_by_value,
     clippy::panic,
     clippy::print_stdout,
     clippy::print_stderr,
-    reason = "helpers of tests are outside of test functions, fail by panicking and show logs"
+    reason = "helpers of tests are outside of test functions, take literals, fail by panicking and show logs"
 )]
 
 mod cli;

@@ -23,9 +23,7 @@ pub fn assert_golden(file: &str, text: &str) {
         return fs::write(&path, text).expect("written");
     }
     let held = fs::read_to_string(&path).unwrap_or_default();
-    if held != text {
-        panic!("{file} is stale: {}; UPDATE_GOLDEN=1 writes it anew", difference(&held, text));
-    }
+    assert!(held == text, "{file} is stale: {}; UPDATE_GOLDEN=1 writes it anew", difference(&held, text));
 }
 
 /// Fails unless the part of a document between two markers is this text.

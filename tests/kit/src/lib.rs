@@ -10,6 +10,8 @@
     clippy::must_use_candidate,
     missing_docs,
     clippy::missing_panics_doc,
+    clippy::new_without_default,
+    clippy::return_self_not_must_use,
     reason = "a helper fails its test by panicking and shows logs; its items speak by name"
 )]
 

@@ -56,8 +56,6 @@ pub async fn until_async(what: &str, deadline: Duration, holds: impl AsyncFnMut(
 /// Waits until a watched value satisfies a condition, and returns it; fails with the value after the deadline.
 pub async fn watched<T: Clone + Debug>(what: &str, deadline: Duration, view: &mut watch::Receiver<T>, holds: impl FnMut(&T) -> bool) -> T {
     let waited = tokio::time::timeout(deadline, view.wait_for(holds)).await;
-    match waited.map(|found| found.expect("the sender lives").clone()) {
-        Ok(found) => found,
-        Err(_) => panic!("not within {deadline:?}: {what}; is: {:?}", view.borrow()),
-    }
+    let found = waited.map(|found| found.expect("the sender lives").clone());
+    found.unwrap_or_else(|_| panic!("not within {deadline:?}: {what}; is: {:?}", view.borrow()))
 }
