@@ -1,6 +1,7 @@
 use std::os::unix::fs::symlink;
 use std::time::Duration;
 
+use kit::wait::watched;
 use tempfile::TempDir;
 use tokio::sync::watch::Receiver;
 
@@ -36,12 +37,7 @@ fn files(pairs: &[(&str, &str)]) -> BTreeMap<String, Bytes> {
     pairs.iter().map(|(name, content)| ((*name).to_owned(), Bytes::copy_from_slice(content.as_bytes()))).collect()
 }
 
-/// Waits until the view satisfies the condition; fails with the view after some seconds.
-async fn eventually(view: &mut Receiver<View>, what: &str, holds: impl Fn(&View) -> bool) -> View {
-    let waited = tokio::time::timeout(Duration::from_secs(10), view.wait_for(|view| holds(view))).await;
-    let Ok(found) = waited.map(|view| view.expect("the watcher runs").clone()) else { panic!("never: {what}; is: {:?}", view.borrow()) };
-    found
-}
+const DEADLINE: Duration = Duration::from_secs(10);
 
 fn shows(view: &View, pairs: &[(&str, &str)]) -> bool {
     view.fault.is_none() && view.snapshot.as_ref().is_some_and(|snapshot| snapshot.files == files(pairs))
@@ -117,11 +113,11 @@ async fn swap_is_published_by_inotify_before_the_next_poll() {
     let (mut watcher, view) = directory(volume.path(), &NAMES);
     watcher.poll_interval = Duration::from_hours(24);
     let mut view = start((watcher, view));
-    assert!(eventually(&mut view, "first", |view| shows(view, &[("a", "1")])).await.notified);
+    assert!(watched("first", DEADLINE, &mut view, |view| shows(view, &[("a", "1")])).await.notified);
     project(volume.path(), "..2", &[("a", "2"), ("b", "2")]);
-    eventually(&mut view, "swapped", |view| shows(view, &[("a", "2"), ("b", "2")])).await;
+    watched("swapped", DEADLINE, &mut view, |view| shows(view, &[("a", "2"), ("b", "2")])).await;
     fs::remove_dir_all(volume.path()).expect("removed");
-    eventually(&mut view, "gone", |view| view.fault.is_some()).await;
+    watched("gone", DEADLINE, &mut view, |view| view.fault.is_some()).await;
 }
 
 #[tokio::test]
@@ -129,9 +125,9 @@ async fn without_inotify_a_change_is_found_by_looking() {
     let volume = TempDir::new().expect("tempdir");
     let (watcher, view) = directory(volume.path(), &NAMES);
     let mut view = start((watcher.by_looking(), view));
-    assert!(!eventually(&mut view, "nothing there", |view| shows(view, &[])).await.notified);
+    assert!(!watched("nothing there", DEADLINE, &mut view, |view| shows(view, &[])).await.notified);
     fs::write(volume.path().join("a"), "1").expect("file");
-    eventually(&mut view, "found", |view| shows(view, &[("a", "1")])).await;
+    watched("found", DEADLINE, &mut view, |view| shows(view, &[("a", "1")])).await;
 }
 
 #[tokio::test]
@@ -140,12 +136,12 @@ async fn a_directory_may_come_late_and_go_and_come_back() {
     let volume = parent.path().join("volume");
     let mut view = start(directory(&volume, &NAMES));
     let fault = |view: &View| view.fault.as_ref().map(|fault| fault.kind()) == Some("NoDirectory");
-    eventually(&mut view, "not there", fault).await;
+    watched("not there", DEADLINE, &mut view, fault).await;
     for round in ["1", "2"] {
         project(&volume, "..1", &[("a", round)]);
-        eventually(&mut view, "there", |view| shows(view, &[("a", round)]) && view.notified).await;
+        watched("there", DEADLINE, &mut view, |view| shows(view, &[("a", round)]) && view.notified).await;
         fs::remove_dir_all(&volume).expect("removed");
-        let gone = eventually(&mut view, "gone", fault).await;
+        let gone = watched("gone", DEADLINE, &mut view, fault).await;
         assert_eq!(gone.snapshot.expect("kept").files, files(&[("a", round)]), "what was read last stays known");
     }
 }
@@ -178,9 +174,9 @@ async fn emptied_plain_file_is_published_by_a_running_watcher() {
     fs::write(&path, "1").expect("file");
     let (watcher, view, _) = file(&path);
     let mut view = start((watcher, view));
-    eventually(&mut view, "first", |view| shows(view, &[("a", "1")])).await;
+    watched("first", DEADLINE, &mut view, |view| shows(view, &[("a", "1")])).await;
     fs::write(&path, "").expect("emptied");
-    eventually(&mut view, "an empty file that stays empty", |view| shows(view, &[("a", "")])).await;
+    watched("an empty file that stays empty", DEADLINE, &mut view, |view| shows(view, &[("a", "")])).await;
 }
 
 #[tokio::test]
@@ -201,7 +197,7 @@ async fn burst_of_swaps_is_published_in_order_and_ends_with_its_last() {
     let volume = TempDir::new().expect("tempdir");
     project(volume.path(), "..0", &[("a", "0")]);
     let mut view = start(directory(volume.path(), &NAMES));
-    eventually(&mut view, "first", |view| shows(view, &[("a", "0")])).await;
+    watched("first", DEADLINE, &mut view, |view| shows(view, &[("a", "0")])).await;
     let path = volume.path().to_owned();
     let writer = tokio::task::spawn_blocking(move || {
         for round in 1..=200 {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace as KubeNamespace, Secret};
@@ -32,8 +32,28 @@ pub const RECONCILER: &str = "system:serviceaccount:ts:tailyard-reconciler";
 /// Longer than anything takes on a slow machine.
 pub const DEADLINE: Duration = Duration::from_mins(1);
 
-/// Two clusters at once would be too much for a small machine.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+/// How many may run at once, so that one boots while the test of another waits: more are too much for two processors.
+const AT_ONCE: usize = 2;
+static RUNNING: Mutex<usize> = Mutex::new(0);
+static ENDED: Condvar = Condvar::new();
+
+/// The right to run a cluster, until it is dropped.
+struct Turn;
+
+impl Turn {
+    fn take() -> Self {
+        let running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+        *ENDED.wait_while(running, |running| *running == AT_ONCE).unwrap_or_else(PoisonError::into_inner) += 1;
+        Self
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        *RUNNING.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        ENDED.notify_one();
+    }
+}
 
 /// A running control plane: etcd, kube-apiserver and an administrator.
 pub struct Cluster {
@@ -49,7 +69,7 @@ pub struct Cluster {
 
 /// Runs a test in a namespace of its own, where the cluster and all clients are.
 pub fn cluster(test: impl AsyncFnOnce(Cluster) + Send) {
-    let _turn: MutexGuard<'_, ()> = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let _turn = Turn::take();
     cluster_in(&Namespace::make().expect("a network namespace"), test);
 }
 

@@ -71,13 +71,24 @@ pub fn program(name: &str) -> PathBuf {
             return;
         }
         let profile = if built().ends_with("release") { "bench" } else { "dev" };
-        let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        let mut cargo = Command::new("cargo");
         cargo.args(["build", "--quiet", "--locked", "--package", "tailyard-kit", "--bins", "--profile", profile]);
-        // It would make the build scripts of dependencies stale; the runner of tiers sets it for libtest.
-        let status = cargo.current_dir(root()).env_remove("RUSTC_BOOTSTRAP").status();
+        let status = without_package(&mut cargo).current_dir(root()).status();
         assert!(status.expect("cargo").success(), "the programs of the kit cannot be built");
     });
     built().join(name)
+}
+
+/// A call of cargo without the variables that cargo and the runner of tiers set for this program: they would make the build scripts
+/// of some dependencies stale, and those would be compiled again.
+pub(crate) fn without_package(cargo: &mut Command) -> &mut Command {
+    let of_package = |name: &str| ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_"].iter().any(|prefix| name.starts_with(prefix));
+    for (name, _) in env::vars_os() {
+        if name.to_str().is_some_and(|name| of_package(name) || name == "RUSTC_BOOTSTRAP") {
+            cargo.env_remove(name);
+        }
+    }
+    cargo
 }
 
 /// The directory of the programs of the running build: `target/debug`, or that of another profile.

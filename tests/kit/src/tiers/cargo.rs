@@ -105,10 +105,9 @@ fn record() -> PathBuf {
 /// Runs cargo and returns what it printed.
 fn cargo(arguments: &[&str]) -> Result<String, String> {
     let path = target_directory().join("tiers/cargo.out");
-    let program = env::var_os("CARGO").map_or_else(|| PathBuf::from("cargo"), PathBuf::from);
-    let mut command = process::command(program);
-    command.args(arguments).env_remove("RUSTC_BOOTSTRAP").stdout(process::create(&path)?);
-    match process::run(&mut command, BUILD_LIMIT) {
+    let mut command = process::command("cargo");
+    command.args(arguments).stdout(process::create(&path)?);
+    match process::run(crate::without_package(&mut command), BUILD_LIMIT) {
         Ok(End::Exited(status)) if status.success() => fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display())),
         Ok(end) => Err(format!("cargo {}: the process {end}", arguments.join(" "))),
         Err(error) => Err(format!("cargo: {error}")),
