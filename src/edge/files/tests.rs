@@ -1,7 +1,7 @@
 use std::os::unix::fs::symlink;
 use std::time::Duration;
 
-use kit::wait::watched;
+use kit::wait::wait_for_value;
 use tempfile::TempDir;
 use tokio::sync::watch::Receiver;
 
@@ -113,11 +113,11 @@ async fn swap_is_published_by_inotify_before_the_next_poll() {
     let (mut watcher, view) = directory(volume.path(), &NAMES);
     watcher.poll_interval = Duration::from_hours(24);
     let mut view = start((watcher, view));
-    assert!(watched("first", DEADLINE, &mut view, |view| shows(view, &[("a", "1")])).await.notified);
+    assert!(wait_for_value("first", DEADLINE, &mut view, |view| shows(view, &[("a", "1")])).await.notified);
     project(volume.path(), "..2", &[("a", "2"), ("b", "2")]);
-    watched("swapped", DEADLINE, &mut view, |view| shows(view, &[("a", "2"), ("b", "2")])).await;
+    wait_for_value("swapped", DEADLINE, &mut view, |view| shows(view, &[("a", "2"), ("b", "2")])).await;
     fs::remove_dir_all(volume.path()).expect("removed");
-    watched("gone", DEADLINE, &mut view, |view| view.fault.is_some()).await;
+    wait_for_value("gone", DEADLINE, &mut view, |view| view.fault.is_some()).await;
 }
 
 #[tokio::test]
@@ -125,9 +125,9 @@ async fn without_inotify_a_change_is_found_by_looking() {
     let volume = TempDir::new().expect("tempdir");
     let (watcher, view) = directory(volume.path(), &NAMES);
     let mut view = start((watcher.by_looking(), view));
-    assert!(!watched("nothing there", DEADLINE, &mut view, |view| shows(view, &[])).await.notified);
+    assert!(!wait_for_value("nothing there", DEADLINE, &mut view, |view| shows(view, &[])).await.notified);
     fs::write(volume.path().join("a"), "1").expect("file");
-    watched("found", DEADLINE, &mut view, |view| shows(view, &[("a", "1")])).await;
+    wait_for_value("found", DEADLINE, &mut view, |view| shows(view, &[("a", "1")])).await;
 }
 
 #[tokio::test]
@@ -136,12 +136,12 @@ async fn a_directory_may_come_late_and_go_and_come_back() {
     let volume = parent.path().join("volume");
     let mut view = start(directory(&volume, &NAMES));
     let fault = |view: &View| view.fault.as_ref().map(|fault| fault.kind()) == Some("NoDirectory");
-    watched("not there", DEADLINE, &mut view, fault).await;
+    wait_for_value("not there", DEADLINE, &mut view, fault).await;
     for round in ["1", "2"] {
         project(&volume, "..1", &[("a", round)]);
-        watched("there", DEADLINE, &mut view, |view| shows(view, &[("a", round)]) && view.notified).await;
+        wait_for_value("there", DEADLINE, &mut view, |view| shows(view, &[("a", round)]) && view.notified).await;
         fs::remove_dir_all(&volume).expect("removed");
-        let gone = watched("gone", DEADLINE, &mut view, fault).await;
+        let gone = wait_for_value("gone", DEADLINE, &mut view, fault).await;
         assert_eq!(gone.snapshot.expect("kept").files, files(&[("a", round)]), "what was read last stays known");
     }
 }
@@ -174,9 +174,9 @@ async fn emptied_plain_file_is_published_by_a_running_watcher() {
     fs::write(&path, "1").expect("file");
     let (watcher, view, _) = file(&path);
     let mut view = start((watcher, view));
-    watched("first", DEADLINE, &mut view, |view| shows(view, &[("a", "1")])).await;
+    wait_for_value("first", DEADLINE, &mut view, |view| shows(view, &[("a", "1")])).await;
     fs::write(&path, "").expect("emptied");
-    watched("an empty file that stays empty", DEADLINE, &mut view, |view| shows(view, &[("a", "")])).await;
+    wait_for_value("an empty file that stays empty", DEADLINE, &mut view, |view| shows(view, &[("a", "")])).await;
 }
 
 #[tokio::test]
@@ -197,7 +197,7 @@ async fn burst_of_swaps_is_published_in_order_and_ends_with_its_last() {
     let volume = TempDir::new().expect("tempdir");
     project(volume.path(), "..0", &[("a", "0")]);
     let mut view = start(directory(volume.path(), &NAMES));
-    watched("first", DEADLINE, &mut view, |view| shows(view, &[("a", "0")])).await;
+    wait_for_value("first", DEADLINE, &mut view, |view| shows(view, &[("a", "0")])).await;
     let path = volume.path().to_owned();
     let writer = tokio::task::spawn_blocking(move || {
         for round in 1..=200 {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kit::wait::watched;
+use kit::wait::wait_for_value;
 
 use super::build::build;
 use super::*;
@@ -45,11 +45,11 @@ fn a_link_comes_changes_and_goes() {
             });
             made.await.expect("made");
             let both = ips(&["100.64.0.1", "fd7a:115c:a1e0::1"]);
-            let state = watched("the addresses of both families", DEADLINE, &mut states, |state| state.addresses == both).await;
+            let state = wait_for_value("the addresses of both families", DEADLINE, &mut states, |state| state.addresses == both).await;
             assert_eq!((state.present, state.mtu), (true, 1280));
             assert!(!state.up, "no carrier while the far end is down");
             there.block_on(|| build(async |b| b.up(&name("far")).await)).expect("the thread").expect("up");
-            watched("the link is up", DEADLINE, &mut states, |state| state.up).await;
+            wait_for_value("the link is up", DEADLINE, &mut states, |state| state.up).await;
             build(async |b| {
                 b.take_address(&ts0, net("100.64.0.1/10")).await?;
                 b.address(&ts0, net("100.64.0.9/10")).await
@@ -57,9 +57,9 @@ fn a_link_comes_changes_and_goes() {
             .await
             .expect("readdressed");
             let moved = ips(&["100.64.0.9", "fd7a:115c:a1e0::1"]);
-            watched("the addresses have moved", DEADLINE, &mut states, |state| state.addresses == moved).await;
+            wait_for_value("the addresses have moved", DEADLINE, &mut states, |state| state.addresses == moved).await;
             build(async |b| b.remove(&ts0).await).await.expect("removed");
-            watched("the link is gone", DEADLINE, &mut states, |state| *state == LinkState::default()).await;
+            wait_for_value("the link is gone", DEADLINE, &mut states, |state| *state == LinkState::default()).await;
         }
         drop(states);
         tokio::time::timeout(Duration::from_mins(1), follower).await.expect("ends with its last receiver").expect("no panic");
@@ -85,7 +85,7 @@ fn a_flood_beyond_the_socket_buffer_ends_in_the_truth() {
             })
         };
         here.block_on(flood).expect("the thread").expect("flooded");
-        let state = watched("an address", DEADLINE, &mut states, |state| !state.addresses.is_empty()).await;
+        let state = wait_for_value("an address", DEADLINE, &mut states, |state| !state.addresses.is_empty()).await;
         assert_eq!(state.addresses, ips(&["100.64.0.7"]));
         assert_eq!(state.mtu, 1280 + 1_999 % 100);
         follower.abort();

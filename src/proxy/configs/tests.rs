@@ -1,6 +1,6 @@
 use bytes::Bytes;
 use futures_util::stream;
-use kit::wait::watched;
+use kit::wait::wait_for_value;
 use tokio::sync::mpsc;
 
 use super::*;
@@ -58,7 +58,7 @@ impl Play {
     }
 
     async fn until(&mut self, what: &str, holds: impl FnMut(&InForce<EgressDocument>) -> bool) {
-        watched(what, Duration::from_hours(1), &mut self.state, holds).await;
+        wait_for_value(what, Duration::from_hours(1), &mut self.state, holds).await;
     }
 }
 

@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use kit::apiserver::{Cluster, DEADLINE, NAMESPACE, cluster};
-use kit::wait::watched;
+use kit::wait::wait_for_value;
 
 const NAME: &str = "eg-egress-config";
 
@@ -74,7 +74,7 @@ impl Replica {
     }
 
     async fn until(&mut self, what: &str, holds: impl FnMut(&InForce<EgressDocument>) -> bool) {
-        watched(what, DEADLINE, &mut self.state, holds).await;
+        wait_for_value(what, DEADLINE, &mut self.state, holds).await;
     }
 
     fn service(&self) -> String {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace as KubeNamespace, Secret};
@@ -20,8 +20,9 @@ use tailyard::edge::netns::Namespace;
 use tempfile::TempDir;
 
 use crate::audit_policy;
+use crate::logs::print_ends;
 use crate::servers::servers;
-use crate::wait::{booted, eventually_async};
+use crate::wait::{eventually_async, report_boot};
 
 /// The addresses of the API servers in their namespace; a certificate cannot be had for a loopback address.
 const ADDRESSES: [&str; 2] = ["10.99.0.2", "10.99.0.3"];
@@ -32,28 +33,8 @@ pub const RECONCILER: &str = "system:serviceaccount:ts:tailyard-reconciler";
 /// Longer than anything takes on a slow machine.
 pub const DEADLINE: Duration = Duration::from_mins(1);
 
-/// How many may run at once, so that one boots while the test of another waits: more are too much for two processors.
-const AT_ONCE: usize = 2;
-static RUNNING: Mutex<usize> = Mutex::new(0);
-static ENDED: Condvar = Condvar::new();
-
-/// The right to run a cluster, until it is dropped.
-struct Turn;
-
-impl Turn {
-    fn take() -> Self {
-        let running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
-        *ENDED.wait_while(running, |running| *running == AT_ONCE).unwrap_or_else(PoisonError::into_inner) += 1;
-        Self
-    }
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        *RUNNING.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
-        ENDED.notify_one();
-    }
-}
+/// Two clusters at once would be too much for a small machine.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// A running control plane: etcd, kube-apiserver and an administrator.
 pub struct Cluster {
@@ -69,7 +50,7 @@ pub struct Cluster {
 
 /// Runs a test in a namespace of its own, where the cluster and all clients are.
 pub fn cluster(test: impl AsyncFnOnce(Cluster) + Send) {
-    let _turn = Turn::take();
+    let _turn: MutexGuard<'_, ()> = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     cluster_in(&Namespace::make().expect("a network namespace"), test);
 }
 
@@ -139,7 +120,7 @@ impl Cluster {
         let begin = Instant::now();
         self.etcd = Some(self.spawn("etcd", &flags));
         self.begin().await;
-        booted("API server", begin);
+        report_boot("API server", begin);
     }
 
     /// Another cluster beside this one: an API server of its own, which keeps its objects apart in the same etcd.
@@ -380,11 +361,7 @@ impl Drop for Cluster {
             end(child);
         }
         if std::thread::panicking() {
-            for program in ["kube-apiserver", "etcd"] {
-                let log = fs::read_to_string(self.path(&format!("{program}.log"))).unwrap_or_default();
-                let lines: Vec<_> = log.lines().collect();
-                println!("--- {program}:\n{}", lines[lines.len().saturating_sub(30)..].join("\n"));
-            }
+            print_ends(self.place.path());
         }
     }
 }

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use crate::machine::{Boot, INIT};
 use crate::servers::servers;
 use crate::tailnet::{Control, Tailnet};
-use crate::wait::{booted, eventually};
+use crate::wait::{eventually, report_boot};
 
 pub mod audit;
 pub mod chart;
@@ -134,7 +134,7 @@ impl Cluster {
         cluster.wait(&["--for=condition=Ready", "node", "--all"]);
         cluster.wait(&["--for=condition=Available", "deployment/coredns", "--namespace=kube-system"]);
         cluster.eventually_made(&["get", "serviceaccount", "default"]);
-        booted("cluster", begin);
+        report_boot("cluster", begin);
         cluster
     }
 

@@ -22,8 +22,8 @@ pub fn assert_golden(file: &str, text: &str) {
         fs::create_dir_all(path.parent().expect("a file is in a folder")).expect("a folder");
         return fs::write(&path, text).expect("written");
     }
-    let held = fs::read_to_string(&path).unwrap_or_default();
-    assert!(held == text, "{file} is stale: {}; UPDATE_GOLDEN=1 writes it anew", difference(&held, text));
+    let expected = fs::read_to_string(&path).unwrap_or_default();
+    assert!(expected == text, "{file} is stale: {}; UPDATE_GOLDEN=1 writes it anew", difference(&expected, text));
 }
 
 /// Fails unless the part of a document between two markers is this text.
@@ -39,11 +39,11 @@ pub fn with_part(document: &str, begin: &str, end: &str, part: &str) -> String {
 }
 
 /// The first line in which two texts differ.
-fn difference(held: &str, made: &str) -> String {
-    let (held, made): (Vec<&str>, Vec<&str>) = (held.lines().collect(), made.lines().collect());
-    let number = held.iter().zip(&made).take_while(|(held, made)| held == made).count();
+fn difference(expected: &str, actual: &str) -> String {
+    let (expected, actual): (Vec<&str>, Vec<&str>) = (expected.lines().collect(), actual.lines().collect());
+    let number = expected.iter().zip(&actual).take_while(|(expected, actual)| expected == actual).count();
     let line = |lines: &[&str]| lines.get(number).map_or_else(|| "no line".to_owned(), |line| format!("{line:?}"));
-    format!("line {} is {}, the program makes {}", number + 1, line(&held), line(&made))
+    format!("line {} is {}, the program makes {}", number + 1, line(&expected), line(&actual))
 }
 
 #[cfg(test)]

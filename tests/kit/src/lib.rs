@@ -31,6 +31,7 @@ pub mod dns;
 pub mod golden;
 pub mod hosted;
 pub mod l7;
+pub mod logs;
 pub mod machine;
 pub mod member;
 pub mod netns;
@@ -73,7 +74,7 @@ pub fn program(name: &str) -> PathBuf {
         let profile = if built().ends_with("release") { "bench" } else { "dev" };
         let mut cargo = Command::new("cargo");
         cargo.args(["build", "--quiet", "--locked", "--package", "tailyard-kit", "--bins", "--profile", profile]);
-        let status = without_package(&mut cargo).current_dir(root()).status();
+        let status = remove_package_variables(&mut cargo).current_dir(root()).status();
         assert!(status.expect("cargo").success(), "the programs of the kit cannot be built");
     });
     built().join(name)
@@ -81,7 +82,7 @@ pub fn program(name: &str) -> PathBuf {
 
 /// A call of cargo without the variables that cargo and the runner of tiers set for this program: they would make the build scripts
 /// of some dependencies stale, and those would be compiled again.
-pub(crate) fn without_package(cargo: &mut Command) -> &mut Command {
+pub(crate) fn remove_package_variables(cargo: &mut Command) -> &mut Command {
     let of_package = |name: &str| ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_"].iter().any(|prefix| name.starts_with(prefix));
     for (name, _) in env::vars_os() {
         if name.to_str().is_some_and(|name| of_package(name) || name == "RUSTC_BOOTSTRAP") {

@@ -12,10 +12,11 @@ use std::time::Instant;
 use tailyard::model::net::Family;
 
 use crate::hosted::CLIENT;
+use crate::logs::print_ends;
 use crate::machine::{Boot, DEADLINE, Machine, Process};
 use crate::netns::Node;
 use crate::servers::servers;
-use crate::wait::{booted, eventually};
+use crate::wait::{eventually, report_boot};
 
 /// The last byte of the control server's address.
 const CONTROL: u8 = 20;
@@ -69,7 +70,7 @@ impl Tailnet {
             Control::Headscale => tailnet.start_headscale(machine),
             Control::Hosted => tailnet.start_hosted(machine),
         }
-        booted("control server", begin);
+        report_boot("control server", begin);
         tailnet
     }
 
@@ -307,6 +308,7 @@ impl Drop for Tailnet {
     fn drop(&mut self) {
         drop(self.control.take());
         if thread::panicking() {
+            print_ends(self.dir());
             let kept = self.dir.take().map(tempfile::TempDir::keep);
             eprintln!("logs of the tailnet are kept in {}", kept.unwrap_or_default().display());
         }

@@ -14,7 +14,7 @@ fn pause(waited: Duration) -> Duration {
 }
 
 /// Says how long something took to start, in the form that the runner of tiers collects for its table of boot times.
-pub fn booted(what: &str, begin: Instant) {
+pub fn report_boot(what: &str, begin: Instant) {
     println!("boot: {what} {:.1} s", begin.elapsed().as_secs_f64());
 }
 
@@ -54,7 +54,12 @@ pub async fn until_async(what: &str, deadline: Duration, holds: impl AsyncFnMut(
 }
 
 /// Waits until a watched value satisfies a condition, and returns it; fails with the value after the deadline.
-pub async fn watched<T: Clone + Debug>(what: &str, deadline: Duration, view: &mut watch::Receiver<T>, holds: impl FnMut(&T) -> bool) -> T {
+pub async fn wait_for_value<T: Clone + Debug>(
+    what: &str,
+    deadline: Duration,
+    view: &mut watch::Receiver<T>,
+    holds: impl FnMut(&T) -> bool,
+) -> T {
     let waited = tokio::time::timeout(deadline, view.wait_for(holds)).await;
     let found = waited.map(|found| found.expect("the sender lives").clone());
     found.unwrap_or_else(|_| panic!("not within {deadline:?}: {what}; is: {:?}", view.borrow()))

@@ -107,7 +107,7 @@ fn cargo(arguments: &[&str]) -> Result<String, String> {
     let path = target_directory().join("tiers/cargo.out");
     let mut command = process::command("cargo");
     command.args(arguments).stdout(process::create(&path)?);
-    match process::run(crate::without_package(&mut command), BUILD_LIMIT) {
+    match process::run(crate::remove_package_variables(&mut command), BUILD_LIMIT) {
         Ok(End::Exited(status)) if status.success() => fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display())),
         Ok(end) => Err(format!("cargo {}: the process {end}", arguments.join(" "))),
         Err(error) => Err(format!("cargo: {error}")),

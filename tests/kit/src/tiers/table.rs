@@ -116,7 +116,8 @@ const fn light(name: &'static str, program: Program, modules: &'static [&'static
     Tier { name, program, modules, threads: 2, heavy: false, resource: None, servers: &[], expected, limit, check: false }
 }
 
-/// A tier on real clusters, one of which runs in each lane. A cluster mostly waits; two are as much as two processors bear under load.
+/// A tier on real clusters, one of which runs in each lane: they mostly wait. That of the tier `cluster` is under a load that allows for no
+/// other beside it on two processors.
 const fn clusters(name: &'static str, lane: &'static str, servers: Servers, expected: u32) -> Tier {
     let limit = if expected < 450 { 1800 } else { expected * 4 };
     Tier { resource: Some(lane), threads: 1, servers, limit, ..light(name, CLUSTER, &[], expected) }
@@ -141,10 +142,10 @@ pub static TAILYARD: Table = Table {
         Tier { servers: &[HELM], ..light("chart", PACKAGE, &["chart"], 20) },
         light("crd", PACKAGE, &["crd"], 15),
         Tier { servers: &[DAEMON], ..light("image", PACKAGE, &["image"], 15) },
-        Tier { servers: &[API_SERVER], ..light("kube", API, &["kube"], 110) },
-        Tier { servers: &[HOSTED, API_SERVER, CONTROLLERS], ..light("reconciler", API, &["reconciler"], 260) },
+        Tier { servers: &[API_SERVER], threads: 1, ..light("kube", API, &["kube"], 200) },
+        Tier { servers: &[HOSTED, API_SERVER, CONTROLLERS], threads: 1, ..light("reconciler", API, &["reconciler"], 500) },
         Tier { servers: &[HOSTED, HEADSCALE, DAEMON], ..light("control", API, &["control"], 15) },
-        Tier { servers: &[HOSTED, DAEMON, ACME, API_SERVER], ..light("certs", API, &["certs"], 70) },
+        Tier { servers: &[HOSTED, DAEMON, ACME, API_SERVER], threads: 1, ..light("certs", API, &["certs"], 110) },
         Tier { servers: &[API_SERVER], heavy: true, threads: 1, ..light("soak", API, &["soak"], 55) },
         Tier { servers: &[HEADSCALE, DAEMON], ..light("tailnet", CLUSTER, &["tailnet"], 60) },
         Tier { servers: &[HOSTED, HEADSCALE, DAEMON, ACME, API_SERVER], ..light("advertise", CLUSTER, &["advertise"], 90) },
