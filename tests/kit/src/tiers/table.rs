@@ -151,6 +151,7 @@ pub static TAILYARD: Table = Table {
         Tier { servers: &[HOSTED, HEADSCALE, DAEMON, ACME, API_SERVER], ..light("advertise", CLUSTER, &["advertise"], 90) },
         Tier {
             modules: &["cluster"],
+            heavy: true,
             ..clusters("cluster", "first cluster", &[HEADSCALE, DAEMON, API_SERVER, CONTROLLERS, NODES, HELM], 420)
         },
         Tier {
