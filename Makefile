@@ -35,7 +35,7 @@ demo: setup ## Run a whole group on this machine, under load: replicas, retarget
 	cargo build --profile demo --locked
 	target/demo/tailyard demo
 
-check: ## Check a change in two minutes: format, clippy, unit, property and loopback tests; no root, no servers
+check: ## Check a change: format, clippy, unit, property and loopback tests; no root, no servers
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 	$(TIERS) --check
