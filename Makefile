@@ -2,7 +2,7 @@
 TIERS = cargo run --locked --quiet --package tailyard-kit --bin tiers --
 CLUSTER = cargo run --locked --quiet --package tailyard-kit --bin cluster --
 .DEFAULT_GOAL := help
-.PHONY: help setup servers build image demo cluster cluster-down cluster-status cluster-load-image check test test-repeat bench bench-smoke bench-report soak lint deny fuzz
+.PHONY: help setup servers build image demo cluster cluster-down cluster-status cluster-load-image check test test-repeat bench bench-smoke bench-report soak style lint deny fuzz
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,9 +35,7 @@ demo: setup ## Run a whole group on this machine, under load: replicas, retarget
 	cargo build --profile demo --locked
 	target/demo/tailyard demo
 
-check: ## Check a change: format, clippy, unit, property and loopback tests; no root, no servers
-	cargo fmt --all --check
-	cargo clippy --locked --workspace --all-targets -- -D warnings
+check: style ## Check a change: format, clippy, unit, property and loopback tests; no root, no servers
 	$(TIERS) --check
 
 test: setup ## Pass every test of every tier; servers are built meanwhile
@@ -60,9 +58,11 @@ soak: setup ## Keep a group under load while troubles befall it: two hours, or S
 	SOAK_SECONDS=$(or $(SOAK_SECONDS),7200) SOAK_SEED=$(or $(SOAK_SEED),$(shell date +%s)) SOAK_RATE=$(or $(SOAK_RATE),200) \
 		cargo test --locked --profile bench --test api soak::nothing_is_lost -- --nocapture
 
-lint: deny ## Format, clippy, the fuzzers' lock, licences and sources of dependencies
+style: ## Format and clippy, of the whole workspace
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
+
+lint: deny style ## Format, clippy, the fuzzers' lock, licences and sources of dependencies
 	@cargo metadata --locked --format-version 1 --manifest-path tests/fuzz/Cargo.toml >/dev/null # a stale lock of the fuzzers
 
 deny: ## Licences and sources of dependencies, by cargo-deny (ADVISORIES=1: advisories too)

@@ -72,10 +72,19 @@ pub fn main() -> ExitCode {
         Err(error) => {
             use std::io::Write;
             // Nothing is left to do when standard error is closed too.
-            let _ = writeln!(std::io::stderr(), "tailyard: {error:#}");
+            let _ = writeln!(std::io::stderr(), "tailyard: {}", causes(&error));
             ExitCode::FAILURE
         }
     }
+}
+
+/// An error and its causes, without those that the text before them holds already.
+fn causes(error: &anyhow::Error) -> String {
+    error.chain().map(ToString::to_string).fold(String::new(), |text, cause| match text.as_str() {
+        "" => cause,
+        _ if text.contains(&cause) => text,
+        _ => format!("{text}: {cause}"),
+    })
 }
 
 /// Begins what runs for long: with logs, and with an allocator that gives memory back.

@@ -77,7 +77,7 @@ pub async fn run(settings: Settings) -> Result<(), ProxyError> {
     let metrics = Arc::new(Metrics::new()?);
     let mut replica = Replica::start(settings, &mut tasks).await;
     let report = replica.start_report(&mut tasks).await;
-    let sources = Arc::new(http::Sources::new(&replica, metrics, leave.clone(), report));
+    let sources = Arc::new(http::Sources::new(&replica, metrics, leave.clone(), &tasks, report));
     http::start(&mut tasks, &replica.settings, &sources);
     let (stopper, stop) = (tasks.stopper(), tasks.stop());
     tasks.run_forever("leave", async move {
@@ -86,7 +86,7 @@ pub async fn run(settings: Settings) -> Result<(), ProxyError> {
             // A crash, which nobody has asked for: the process after this one goes on with all that there is.
             return;
         }
-        replica.leave(&leave, sources.hook_called()).await;
+        replica.leave(&leave, sources.grace_began()).await;
         // Before the replica is dropped: tasks that find its channels closed must know why.
         stopper.stop();
     });

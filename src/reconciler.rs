@@ -145,6 +145,7 @@ fn worker(settings: &Settings, cluster: &Cluster, stores: &Stores, writes: &Writ
     let domain = settings.cluster_domain.clone().or_else(|| cluster_domain(&resolver, cluster.namespace()));
     let usual = GroupSettings::new(cluster.namespace().to_owned(), settings.image.clone());
     let group = GroupSettings {
+        image_pull_secrets: settings.image_pull_secrets.clone(),
         tags: settings.tags.clone(),
         firewall: settings.firewall.clone(),
         cluster_domain: domain.unwrap_or(usual.cluster_domain),

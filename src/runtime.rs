@@ -9,5 +9,6 @@ pub mod init;
 pub mod memory;
 pub mod metrics;
 pub mod queue;
+pub mod resources;
 pub mod tasks;
 pub mod telemetry;

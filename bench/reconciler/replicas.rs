@@ -67,7 +67,7 @@ impl Replica {
 fn text(config: ConfigMap) -> Option<Vec<u8>> {
     let mut data = config.binary_data?;
     match data.remove(egress::KEY_COMPRESSED) {
-        Some(packed) => gzip::unpack(&packed.0).ok(),
+        Some(packed) => gzip::unpack(&packed.0, gzip::MAX_CONFIG_SIZE).ok(),
         None => data.remove(egress::KEY).map(|text| text.0),
     }
 }

@@ -109,10 +109,26 @@ pub struct NodeAnswer {
     pub node: HeadscaleNode,
 }
 
+/// A device at Tailscale's API, as far as it is of interest.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct TailscaleDevice {
+    /// Host name that its tailscaled reports.
+    pub hostname: String,
+    /// Name in the tailnet, `host.domain`.
+    pub name: String,
+    /// Tags; absent for a device of a user.
+    pub tags: Vec<String>,
+}
+
 /// A node of headscale's, as far as it is of interest.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HeadscaleNode {
+    /// Host name that its tailscaled reports.
+    pub name: String,
+    /// Tags; empty for a node of a user.
+    pub tags: Vec<String>,
     /// The prefixes that are led to it if it advertises them.
     pub approved_routes: BTreeSet<String>,
 }

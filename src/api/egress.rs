@@ -67,9 +67,6 @@ pub struct Status<S = BTreeMap<String, ServiceStatus>> {
     /// Ours, additive: what is not served and why, by service name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub rejected: BTreeMap<String, Vec<String>>,
-    /// Ours, additive: what is doubtful about services that are served all the same, by service name.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub notes: BTreeMap<String, Vec<String>>,
 }
 
 /// What a replica says of one service.

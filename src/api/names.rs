@@ -48,7 +48,7 @@ pub const CERTS: &str = "certs";
 pub const DOMAIN: &str = "tailscale.com/domain";
 /// Field of a certificate's Secret: the SHA-256, raw, of the PEM text of the account key that ordered it.
 pub const ACCOUNT_FINGERPRINT: &str = "acme-account-fingerprint";
-/// The Secret of the ACME account keys, one field for each tailnet.
+/// The Secret of the ACME account keys that groups share where an administrator says so, one field for each tailnet.
 pub const ACCOUNTS: &str = "tailscale-acme-accounts";
 /// The field of an account key where no Secret is shared: of the replica's own state Secret, as tailscaled names it.
 pub const ACCOUNT_KEY: &str = "acme-account.key.pem";
@@ -78,8 +78,10 @@ pub const SHARE_ACCOUNT: &str = "tailscale.com/share-acme-account";
 pub const ACCOUNTS_FINALIZER: &str = "tailscale.com/acme-account-protection";
 /// Ours, annotation of an Ingress or a Service: `true` lets it join a name that another cluster has.
 pub const SHARE_NAME: &str = "tailyard.io/share-name";
-/// Ours, annotation of an Ingress or a Service: `true` takes over a Tailscale Service of its name that nobody owns.
-pub const ADOPT: &str = "tailyard.io/adopt-service";
+/// Ours, annotation of a group: names, separated by commas, whose Tailscale Services it takes over although no cluster owns them.
+pub const ADOPT: &str = "tailyard.io/adopt-services";
+/// Ours, annotation of a Tailscale Service that was taken over: it is given back, not deleted.
+pub const ADOPTED: &str = "tailyard.io/adopted";
 /// Ours, annotation of a Service that is published: its TCP ports that get the client's address in front of each connection (PROXY
 /// protocol, version 2): `true` for all, or numbers and names by commas.
 pub const PROXY_PROTOCOL: &str = "tailyard.io/proxy-protocol";
@@ -90,6 +92,8 @@ pub const ISSUER_ASKED: &str = "tailyard.io/asked-by";
 pub const OWN_CERTIFICATE: &str = "tailyard.io/certificate";
 /// Ours, annotation of the config Secret: the id of the auth key in it.
 pub const AUTH_KEY_ID: &str = "tailyard.io/auth-key-id";
+/// Ours, annotation of the config Secret: the replica's device as the control plane described it, JSON.
+pub const DEVICE: &str = "tailyard.io/device";
 
 /// The name of a replica: of its Pod and of its state Secret.
 #[must_use]
@@ -116,6 +120,12 @@ pub const ENDPOINTS: &str = "tailyard-endpoints";
 #[must_use]
 pub fn endpoints(group: &str) -> String {
     format!("{ENDPOINTS}-{group}")
+}
+
+/// Ours: the name of the Secret of a group's ACME account keys, one field for each tailnet.
+#[must_use]
+pub fn account(group: &str) -> String {
+    format!("{group}-acme-accounts")
 }
 
 /// Ours: the name of the Lease that says which replica of a group orders certificates.

@@ -33,11 +33,14 @@ pub(super) struct Args {
     #[arg(long, default_value = "tailscale0", value_name = "NAME")]
     interface: InterfaceName,
     /// What to print
-    #[arg(long, value_enum, default_value_t = Format::Json)]
+    #[arg(long, short = 'o', visible_alias = "output", value_enum, default_value_t = Format::Json)]
     format: Format,
     /// Print what changes from one egress config to another, and how many operations that is
     #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with = "files")]
     diff: Option<Vec<PathBuf>>,
+    /// Exit with 1 if any service is rejected, wholly or in part
+    #[arg(long)]
+    strict: bool,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -58,15 +61,28 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode> {
     if let Some([a, b]) = args.diff.as_deref() {
         let before = Planned::new(&with_egress(&world, a)?);
         let after = before.next(&with_egress(&world, b)?);
-        return print_delta(args.format, &before.ruleset, &after.ruleset, out);
+        print_delta(args.format, &before.ruleset, &after.ruleset, out)?;
+        return Ok(exit_code(args, &after));
     }
+    let mut code = ExitCode::SUCCESS;
+    let mut print_plan = |world: &World| -> Result<()> {
+        let planned = Planned::new(world);
+        if exit_code(args, &planned) != ExitCode::SUCCESS {
+            code = ExitCode::FAILURE;
+        }
+        print(args.format, &planned, out)
+    };
     if args.files.is_empty() {
-        print(args.format, &Planned::new(&world), out)?;
+        print_plan(&world)?;
     }
     for file in &args.files {
-        print(args.format, &Planned::new(&with_egress(&world, file)?), out)?;
+        print_plan(&with_egress(&world, file)?)?;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(code)
+}
+
+fn exit_code(args: &Args, planned: &Planned) -> ExitCode {
+    if args.strict && !planned.plan.rejected.is_empty() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
 fn world(args: &Args) -> Result<World> {
@@ -108,7 +124,7 @@ fn print(format: Format, planned: &Planned, out: &mut dyn Write) -> Result<()> {
 }
 
 /// The delta and how many operations it is: in JSON both, in a firewall's own terms what is sent to it.
-fn print_delta(format: Format, before: &Ruleset, after: &Ruleset, out: &mut dyn Write) -> Result<ExitCode> {
+fn print_delta(format: Format, before: &Ruleset, after: &Ruleset, out: &mut dyn Write) -> Result<()> {
     let delta = diff(before, after);
     match format {
         Format::Json => {
@@ -123,5 +139,5 @@ fn print_delta(format: Format, before: &Ruleset, after: &Ruleset, out: &mut dyn 
         Format::Iptables => write!(out, "{}", iptables::delta(before, &delta, after, Family::V4).unwrap_or_default())?,
         Format::Ip6tables => write!(out, "{}", iptables::delta(before, &delta, after, Family::V6).unwrap_or_default())?,
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }

@@ -55,6 +55,30 @@ pub struct ProxyArgs {
     /// This Pod's own addresses, one of each family [env: POD_IPS]
     #[arg(long, value_name = "IP[,IP]", help_heading = "Services")]
     pod_ips: Option<String>,
+    /// Ranges that may be targets although they are link-local, the tailnet's or otherwise refused [env: TAILYARD_ALLOWED_TARGETS]
+    #[arg(long, value_name = "CIDR[,CIDR]", help_heading = "Services")]
+    allowed_targets: Option<String>,
+    /// Ranges that are refused as targets, such as those of the cluster's Services and nodes; the API server always is
+    /// [env: TAILYARD_DENIED_TARGETS]
+    #[arg(long, value_name = "CIDR[,CIDR]", help_heading = "Services")]
+    denied_targets: Option<String>,
+
+    /// Protocols to which clients of sites may upgrade, separated by commas [env: TAILYARD_UPGRADES; default: websocket]
+    #[arg(long, value_name = "NAME[,NAME]", help_heading = "Sites")]
+    upgrades: Option<String>,
+    /// How long a client may send nothing of a body, or take nothing of an answer [env: TAILYARD_BODY_TIMEOUT; default: 60s]
+    #[arg(long, value_name = "TIME", help_heading = "Sites")]
+    body_timeout: Option<String>,
+    /// How long a backend may send nothing of an answer [env: TAILYARD_ANSWER_TIMEOUT; default: 1h]
+    #[arg(long, value_name = "TIME", help_heading = "Sites")]
+    answer_timeout: Option<String>,
+    /// How long nothing may pass through an upgraded connection [env: TAILYARD_TUNNEL_TIMEOUT; default: 1h]
+    #[arg(long, value_name = "TIME", help_heading = "Sites")]
+    tunnel_timeout: Option<String>,
+    /// Maximum number of client connections, of which one client may have a quarter; fewer if file descriptors or memory are scarce
+    /// [env: TAILYARD_MAX_CONNECTIONS; default: 16384]
+    #[arg(long, value_name = "NUMBER", help_heading = "Sites")]
+    max_connections: Option<String>,
 
     /// What holds the rules: auto, nftables, iptables, iptables-nft or iptables-legacy [env: TS_DEBUG_FIREWALL_MODE;
     /// default: auto, the first that works]
@@ -142,6 +166,13 @@ impl From<ProxyArgs> for Flags {
             .with("--ingress-config", args.ingress_config)
             .with("--ingress-configmap", args.ingress_configmap)
             .with("--pod-ips", args.pod_ips)
+            .with("--upgrades", args.upgrades)
+            .with("--body-timeout", args.body_timeout)
+            .with("--answer-timeout", args.answer_timeout)
+            .with("--tunnel-timeout", args.tunnel_timeout)
+            .with("--max-connections", args.max_connections)
+            .with("--allowed-targets", args.allowed_targets)
+            .with("--denied-targets", args.denied_targets)
             .with("--backend", args.backend)
             .with("--drain-grace", args.drain_grace)
             .with("--kube-secret", args.kube_secret)

@@ -35,6 +35,9 @@ pub struct ReconcilerArgs {
     /// The image of the proxies: Tailyard's, or the Tailscale operator's stock image [env: PROXY_IMAGE; default: what make image makes of this version]
     #[arg(long, value_name = "IMAGE", help_heading = "Proxies")]
     image: Option<String>,
+    /// Secrets to pull the image with, where the ProxyClass names none [env: PROXY_IMAGE_PULL_SECRETS]
+    #[arg(long, value_name = "NAME[,NAME]", help_heading = "Proxies")]
+    image_pull_secrets: Option<String>,
     /// The tags of devices of groups that name none [env: PROXY_TAGS; default: tag:k8s]
     #[arg(long, value_name = "TAG[,TAG]", help_heading = "Proxies")]
     tags: Option<String>,
@@ -132,6 +135,7 @@ impl From<ReconcilerArgs> for Flags {
             .with("--kubeconfig", args.kubeconfig)
             .with("--cluster-domain", args.cluster_domain)
             .with("--image", args.image)
+            .with("--image-pull-secrets", args.image_pull_secrets)
             .with("--tags", args.tags)
             .with("--default-class", args.default_class)
             .with("--firewall", args.firewall)

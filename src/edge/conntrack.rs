@@ -16,6 +16,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 use nix::sys::time::TimeVal;
 use serde::Serialize;
 
+use crate::edge::uninterrupted;
 use crate::model::flow::{Flow, FlowFilter};
 use crate::model::net::Family;
 
@@ -217,7 +218,7 @@ impl Conntrack {
         self.buffer.clear();
         let room = RECEIVE;
         let mut buffer = bytes::BufMut::limit(&mut self.buffer, room);
-        self.socket.recv(&mut buffer, 0).map(drop)
+        uninterrupted(|| self.socket.recv(&mut buffer, 0)).map(drop)
     }
 }
 

@@ -21,6 +21,7 @@ use self::http::Http;
 use self::tailscale::Tailscale;
 use crate::api::vip::VipService;
 use crate::model::control::Capabilities;
+use crate::model::identity::{Device, DeviceId, ExpectedDevice, KeyId};
 use crate::model::supervise::Secret;
 use crate::model::tailnet;
 
@@ -64,7 +65,7 @@ pub enum IdentityToken {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuthKey {
     /// By which it is revoked.
-    pub id: String,
+    pub id: KeyId,
     /// The secret.
     pub key: Secret,
 }
@@ -123,7 +124,7 @@ impl Control {
     }
 
     /// Makes a key useless. One that is gone already is no error.
-    pub async fn revoke_key(&self, id: &str) -> Result<(), ControlError> {
+    pub async fn revoke_key(&self, id: &KeyId) -> Result<(), ControlError> {
         match self {
             Self::Tailscale(client) => client.revoke_key(id).await,
             Self::Headscale(client) => client.revoke_key(id).await,
@@ -157,12 +158,13 @@ impl Control {
     /// Leads routes to a device, and others no more; those that are approved for it after that.
     pub async fn approve_routes(
         &self,
-        id: &str,
+        id: &DeviceId,
+        expected: &ExpectedDevice,
         add: &BTreeSet<String>,
         remove: &BTreeSet<String>,
     ) -> Result<BTreeSet<String>, ControlError> {
         match self {
-            Self::Headscale(client) => client.approve_routes(id, add, remove).await,
+            Self::Headscale(client) => client.approve_routes(id, expected, add, remove).await,
             Self::Tailscale(_) => Err(ControlError::Settings("routes stand for nothing here: there are Tailscale Services".to_owned())),
         }
     }
@@ -174,12 +176,34 @@ impl Control {
         }
     }
 
-    /// Takes a device out of the tailnet, by its stable node id. One that is gone already is no error.
-    pub async fn delete_device(&self, id: &str) -> Result<(), ControlError> {
+    /// A device by its stable ID, if it is the expected one; `None` if the control plane does not know it.
+    pub async fn device(&self, id: &DeviceId, expected: &ExpectedDevice) -> Result<Option<Device>, ControlError> {
+        let found = match self {
+            Self::Tailscale(client) => client.device(id).await,
+            Self::Headscale(client) => client.device(id).await,
+        };
+        let device = match found {
+            Ok(device) => device,
+            Err(error) => return error.absent().map(|()| None),
+        };
+        let mismatch = |mismatch| ControlError::Mismatch { call: "check a device", id: id.clone(), mismatch };
+        expected.check(&device).map_err(mismatch).map(|()| Some(device))
+    }
+
+    /// Deletes a device if it is the expected one. One that is gone already is no error.
+    pub async fn delete_device(&self, id: &DeviceId, expected: &ExpectedDevice) -> Result<(), ControlError> {
+        if self.device(id, expected).await?.is_none() {
+            return Ok(());
+        }
         match self {
             Self::Tailscale(client) => client.delete_device(id).await,
             Self::Headscale(client) => client.delete_device(id).await,
         }
         .or_else(ControlError::absent)
     }
+}
+
+/// The ID of a new auth key.
+fn key_id(id: String) -> Result<KeyId, ControlError> {
+    KeyId::try_from(id).map_err(|error| ControlError::Answer { call: "make an auth key", source: serde::de::Error::custom(error) })
 }

@@ -1,7 +1,8 @@
 //! DNS: asks the servers of a `resolv.conf` for the addresses of a name. When to ask again, and what an answer is good for,
 //! is [`crate::model::resolve`]'s business; nothing is cached here.
 //!
-//! The file is read again whenever it has changed, for tailscaled and others rewrite it while a Pod lives.
+//! The file is read again whenever it has changed, for tailscaled and others rewrite it while a Pod lives. Names are absolute, as
+//! Kubernetes has them in `spec.externalName`: its search list, with which a short name would mean a Service of the cluster, is not used.
 
 use std::io;
 use std::net::IpAddr;
@@ -62,11 +63,9 @@ pub struct Dns {
     loaded: Option<(Vec<u8>, Arc<Client>)>,
 }
 
-/// The servers and search rules of one reading of the file.
+/// The servers of one reading of the file.
 pub struct Client {
     resolver: TokioResolver,
-    search: Vec<Name>,
-    ndots: usize,
 }
 
 impl Dns {
@@ -94,82 +93,35 @@ impl Dns {
 
 impl std::fmt::Debug for Client {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Client").field("search", &self.search).field("ndots", &self.ndots).finish_non_exhaustive()
+        f.debug_struct("Client").finish_non_exhaustive()
     }
 }
 
 impl Client {
     fn new(resolv_conf: &[u8]) -> Result<Self, NetError> {
         let (config, file) = parse_resolv_conf(resolv_conf)?;
-        let search: Vec<Name> =
-            if config.search().is_empty() { config.domain().cloned().into_iter().collect() } else { config.search().to_vec() };
         let mut options = ResolverOpts::default();
         (options.timeout, options.attempts, options.edns0) = (file.timeout, file.attempts, file.edns0);
         options.cache_size = 0;
         options.use_hosts_file = ResolveHosts::Auto;
         // The number of lookups at a time is bounded by who asks; a connection must not refuse any of them.
         options.max_active_requests = 1024;
-        // The search list is walked here, for both families together.
         let config = ResolverConfig::from_parts(None, Vec::new(), config.name_servers().to_vec());
         let resolver = Resolver::builder_with_config(config, TokioRuntimeProvider::default()).with_options(options).build()?;
-        Ok(Self { resolver, search, ndots: file.ndots })
+        Ok(Self { resolver })
     }
 
     /// The addresses of a name, in both families. Takes [`DEADLINE`] at most.
-    ///
-    /// A name without a final dot is tried under the search domains: after the name itself if it has at least `ndots` dots,
-    /// else before. The first of them that exists with addresses is the answer. One that cannot be looked up ends the search:
-    /// the next might be another service altogether.
     pub async fn lookup(&self, name: &str) -> Outcome {
         if let Ok(ip) = name.parse() {
             return literal(ip);
         }
-        timeout(DEADLINE, self.search(name)).await.unwrap_or_else(|_| failed(Failure::Timeout))
-    }
-
-    async fn search(&self, name: &str) -> Outcome {
-        let Ok(asked) = Name::from_str_relaxed(name) else { return failed(Failure::Name) };
+        let Ok(mut name) = Name::from_str_relaxed(name) else { return failed(Failure::Name) };
+        name.set_fqdn(true);
         // Keeps the answers of an earlier lookup from standing in for this one's.
         self.resolver.clear_cache();
-        let mut last = failed(Failure::Name);
-        for candidate in self.candidates(&asked) {
-            last = self.ask(candidate).await;
-            let absent = |family: &Result<Records, Failure>| match family {
-                Ok(records) => records.addresses.is_empty(),
-                Err(failure) => *failure == Failure::NoName,
-            };
-            if !(absent(&last.v4) && absent(&last.v6)) {
-                break;
-            }
-        }
-        last
-    }
-
-    fn candidates(&self, name: &Name) -> Vec<Name> {
-        let absolute = || {
-            let mut name = name.clone();
-            name.set_fqdn(true);
-            name
-        };
-        if name.is_fqdn() {
-            return vec![absolute()];
-        }
-        let searched = self.search.iter().filter_map(|domain| {
-            let mut full = name.clone().append_domain(domain).ok()?;
-            full.set_fqdn(true);
-            Some(full)
-        });
-        let dots = usize::from(name.num_labels()).saturating_sub(1);
-        if dots >= self.ndots {
-            std::iter::once(absolute()).chain(searched).collect()
-        } else {
-            searched.chain(std::iter::once(absolute())).collect()
-        }
-    }
-
-    async fn ask(&self, name: Name) -> Outcome {
-        let (v4, v6) = tokio::join!(self.family(name.clone(), RecordType::A), self.family(name, RecordType::AAAA));
-        Outcome { v4, v6 }
+        let both = async { tokio::join!(self.family(name.clone(), RecordType::A), self.family(name.clone(), RecordType::AAAA)) };
+        timeout(DEADLINE, both).await.map_or_else(|_| failed(Failure::Timeout), |(v4, v6)| Outcome { v4, v6 })
     }
 
     async fn family(&self, name: Name, kind: RecordType) -> Result<Records, Failure> {

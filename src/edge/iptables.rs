@@ -114,7 +114,7 @@ impl Iptables {
     /// Takes away all of ours that stands.
     pub async fn remove(&self) -> Result<(), IptablesError> {
         self.lock().take();
-        for programs in self.families() {
+        for programs in self.families().filter(|programs| programs.has_tables()) {
             if let Some(text) = remove(&self.found(programs).await?) {
                 programs.restore("remove the chains", text).await?;
             }
@@ -129,9 +129,9 @@ impl Iptables {
         for programs in self.families() {
             for (key, counted) in traffic(&ruleset, programs.family(), &programs.save(true).await?) {
                 let counters = sum.entry(key).or_default();
-                counters.flows += counted.flows;
-                counters.packets += counted.packets;
-                counters.bytes += counted.bytes;
+                counters.flows = counters.flows.saturating_add(counted.flows);
+                counters.packets = counters.packets.saturating_add(counted.packets);
+                counters.bytes = counters.bytes.saturating_add(counted.bytes);
             }
         }
         Ok(sum)

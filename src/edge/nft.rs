@@ -160,9 +160,9 @@ impl Nft {
         run(&self.program, &["-f", "-"], "keep back packets outside the tunnel", text).await
     }
 
-    /// Removes the table, if it is there.
+    /// Removes the table and what [`Self::hush`] made, if they are there.
     pub async fn remove(&self) -> Result<(), NftError> {
-        run(&self.program, &["-f", "-"], "remove the table", nft::removal()).await
+        run(&self.program, &["-f", "-"], "remove the table", nft::removal() + &nft::speak()).await
     }
 
     /// What was counted for each match port since its element was made; a retarget starts its flows anew, its bytes go on.

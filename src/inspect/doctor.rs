@@ -29,7 +29,7 @@ pub struct Options {
 pub async fn run(cluster: Result<Cluster, KubeError>, options: &Options, out: &mut dyn Write) -> Result<Finding, InspectError> {
     let mut checks = match cluster {
         Ok(cluster) => match cluster.version().await {
-            Ok(version) => judge::checks(&cluster::facts(&cluster, version, options.control_ca.as_deref()).await),
+            Ok(version) => judge::checks(&Box::pin(cluster::facts(&cluster, version, options.control_ca.as_deref())).await),
             Err(error) => vec![unreachable(&error)],
         },
         // A node need not have a kubeconfig.

@@ -85,6 +85,17 @@ impl Check {
     }
 }
 
+/// Where a page of this version's documentation is.
+fn page(name: &str) -> String {
+    located(env!("CARGO_PKG_REPOSITORY"), name)
+}
+
+/// A URL, if the package names its repository.
+fn located(repository: &str, page: &str) -> String {
+    let version = env!("CARGO_PKG_VERSION");
+    if repository.is_empty() { format!("docs/{page} of Tailyard {version}") } else { format!("{repository}/blob/v{version}/docs/{page}") }
+}
+
 /// The worst of all findings.
 #[must_use]
 pub fn worst(checks: &[Check]) -> Finding {
@@ -103,7 +114,7 @@ pub fn text(checks: &[Check]) -> String {
             fixes.push(fix);
         }
     }
-    if fixes.is_empty() { text } else { format!("{text}\nWhat to do (docs/doctor.md says more):\n{}", fixes.concat()) }
+    if fixes.is_empty() { text } else { format!("{text}\nWhat to do (more in {}):\n{}", page("doctor.md"), fixes.concat()) }
 }
 
 #[cfg(test)]

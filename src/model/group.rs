@@ -37,7 +37,7 @@ pub use observed::{
     Approved, Capabilities, Class, Denial, GroupSettings, Listed, Observed, Publishing, Replica, ReplicaConfig, ReplicaState, Rival,
     TailnetState,
 };
-pub use outcome::{ConfigDraft, ControlAction, Delete, GroupUpdate, Notice, ObjectUpdate, Pass, Subject};
+pub use outcome::{ClaimedDevice, ConfigDraft, ControlAction, Delete, GroupUpdate, Notice, ObjectUpdate, Pass, Subject};
 
 /// What is to be done for a group.
 #[must_use]

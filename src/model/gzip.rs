@@ -6,8 +6,8 @@ use flate2::Compression;
 use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
 
-/// The most that a packed text may become, in bytes: what is read from outside has an end.
-const LARGEST: u64 = 64 << 20;
+/// Largest config that the data plane unpacks, in bytes.
+pub const MAX_CONFIG_SIZE: u64 = 64 << 20;
 
 /// Packs a text.
 pub fn pack(text: &[u8]) -> io::Result<Vec<u8>> {
@@ -16,11 +16,15 @@ pub fn pack(text: &[u8]) -> io::Result<Vec<u8>> {
     writer.finish()
 }
 
-/// Unpacks a text. Fails if it is not gzip, is cut off, or becomes larger than 64 MiB.
-pub fn unpack(packed: &[u8]) -> io::Result<Vec<u8>> {
+/// Unpacks a text. Fails if it is not gzip, is cut off, or becomes larger than `max_size` bytes.
+pub fn unpack(packed: &[u8], max_size: u64) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
-    let read = GzDecoder::new(packed).take(LARGEST + 1).read_to_end(&mut text)?;
-    if u64::try_from(read).is_ok_and(|read| read <= LARGEST) { Ok(text) } else { Err(io::Error::other("larger than 64 MiB when unpacked")) }
+    let read = GzDecoder::new(packed).take(max_size + 1).read_to_end(&mut text)?;
+    if u64::try_from(read).is_ok_and(|read| read <= max_size) {
+        Ok(text)
+    } else {
+        Err(io::Error::other(format!("larger than {max_size} bytes when unpacked")))
+    }
 }
 
 #[cfg(test)]
@@ -32,15 +36,15 @@ mod tests {
         let text = br#"{"default-db":{}}"#.repeat(1000);
         let packed = pack(&text).expect("packed");
         assert!(packed.len() < text.len() / 10);
-        assert_eq!(unpack(&packed).expect("unpacked"), text);
+        assert_eq!(unpack(&packed, 1 << 20).expect("unpacked"), text);
     }
 
     #[test]
     fn what_cannot_be_unpacked_is_an_error() {
         let packed = pack(&[0; 1000]).expect("packed");
-        assert!(unpack(&packed[..packed.len() / 2]).is_err(), "cut off");
-        assert!(unpack(b"{}").is_err(), "not gzip");
-        let bomb = pack(&vec![0; (64 << 20) + 1]).expect("packed");
-        assert!(unpack(&bomb).is_err(), "too large");
+        assert!(unpack(&packed[..packed.len() / 2], 1 << 20).is_err(), "cut off");
+        assert!(unpack(b"{}", 1 << 20).is_err(), "not gzip");
+        assert!(unpack(&packed, 999).is_err(), "too large");
+        assert!(unpack(&packed, 1000).is_ok());
     }
 }

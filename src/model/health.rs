@@ -1,7 +1,7 @@
 //! Whether this replica is to get traffic: a list of what is in the way, by name.
 //!
-//! Three levels, three questions. `/livez`: does the process turn? It is answered by answering: a task that ends ends the
-//! process. `/readyz`: is this replica to get new connections? [`readiness`]. `/healthz`: can this Pod forward at all?
+//! Three levels, three questions. `/livez`: does every task run? A task that ends ends the process; one that blocks stops its
+//! heartbeat. `/readyz`: is this replica to get new connections? [`readiness`]. `/healthz`: can this Pod forward at all?
 //! [`forwards`]; the Tailscale operator asks it through every service before it counts the Pod in, and a leaving replica asks
 //! it through its services to learn whether they still lead here, so it stays true while the replica leaves.
 //!

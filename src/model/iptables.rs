@@ -93,7 +93,7 @@ pub fn replace(ruleset: &Ruleset, family: Family, found: &Found, step: usize) ->
 pub fn delta(before: &Ruleset, delta: &Delta, after: &Ruleset, family: Family) -> Option<String> {
     let mut touched: BTreeSet<Chain> = delta.ports.keys().flat_map(|key| chain::way(*key)).collect();
     touched.extend((!delta.source.is_empty()).then_some(Chain::Postrouting));
-    touched.extend((!delta.from_cluster.is_empty()).then_some(Chain::Cluster));
+    touched.extend([Chain::Cluster, Chain::Forward].into_iter().filter(|_| !delta.from_cluster.is_empty()));
     touched.extend((!delta.from_tailnet.is_empty()).then_some(Chain::Tailnet));
     let mut text = Text::new(usize::MAX);
     for chain in touched {
@@ -158,7 +158,7 @@ pub fn traffic(ruleset: &Ruleset, family: Family, dump: &str) -> Traffic {
         for (key, (packets, bytes)) in keys.iter().zip(numbers).filter_map(|(key, numbers)| key.zip(Some(numbers))) {
             let counters = traffic.entry(key).or_default();
             if chain.table() == Table::Nat {
-                counters.flows += packets;
+                counters.flows = counters.flows.saturating_add(packets);
             } else {
                 (counters.packets, counters.bytes) = (packets, bytes);
             }

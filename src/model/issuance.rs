@@ -110,6 +110,8 @@ struct Name {
     /// The version that the newest write was made against.
     against: String,
     window: Option<Window>,
+    /// When this process saw the certificate take the place of another, or of none.
+    renewed: Option<Duration>,
     /// When the server is asked for its window.
     ask: Option<Duration>,
     doing: Doing,
@@ -215,6 +217,7 @@ impl Issuer {
         let id = |record: &Option<Record>| record.as_ref()?.certificate.as_ref().map(|held| held.id.clone());
         if id(&one.record) != id(&record) {
             (one.window, one.ask) = (None, Some(at));
+            one.renewed = one.record.as_ref().map(|_| at);
         }
         (one.record, one.since, one.stale) = (record, at, false);
     }
@@ -332,7 +335,8 @@ impl Issuer {
         let free = if others { one.since + self.terms.patience } else { now.at };
         let wall = record.note.not_before.max(due).unwrap_or(Timestamp::MIN);
         let wait = Duration::try_from(wall.duration_since(now.wall)).unwrap_or_default();
-        let at = free.max(now.at + wait);
+        let pause = record.certificate.as_ref().map(due::min_pause).unwrap_or_default();
+        let at = free.max(now.at + wait).max(one.renewed.map_or(Duration::ZERO, |renewed| renewed + pause));
         let (ask, urgency) = (one.ask, record.certificate.as_ref().map(|held| held.until));
         if at <= now.at {
             self.queue.insert((urgency, name.to_owned()));

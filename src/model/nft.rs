@@ -135,8 +135,8 @@ fn translating(text: &mut String, interface: &InterfaceName) {
 /// What every packet pays that is passed on: a relayed flow that both ends have answered for comes by the first rule of `forward` alone.
 /// Such a flow has its segment size agreed, so SYNs are looked for only before. docs/benchmarks.md says what each step costs.
 ///
-/// What is meant for the tailnet and would leave by another way, as long as tailscaled and its routes are away, is dropped in `stray`: it
-/// would go to whoever has the target's address in the cluster, in plain, and its entry would keep it from the tailnet for good.
+/// What is meant for the tailnet (it came by a match port, to a whole address of the Pod, or goes to the tailnet's own ranges) and would
+/// leave by another way, as long as tailscaled and its routes are away, is dropped in `stray`: it would go to whoever has the target's address in the cluster, in plain, and its entry would keep it from the tailnet for good.
 fn forwarding(text: &mut String, interface: &InterfaceName) {
     let _ = writeln!(
         text,
@@ -157,6 +157,10 @@ fn forwarding(text: &mut String, interface: &InterfaceName) {
 		iifname "{interface}" return
 		meta l4proto tcp ct original proto-dst @traffic-tcp drop
 		meta l4proto udp ct original proto-dst @traffic-udp drop
+		ct original ip daddr @pod4 drop
+		ct original ip daddr @pod4-many drop
+		ct original ip6 daddr @pod6 drop
+		ct original ip6 daddr @pod6-many drop
 		ip daddr {tailnet4} drop
 		ip6 daddr {tailnet6} drop
 	}}

@@ -5,7 +5,6 @@
 
 mod egress;
 mod ingress;
-mod note;
 mod reason;
 #[cfg(test)]
 mod tests;
@@ -18,7 +17,6 @@ use imbl::OrdMap;
 use serde::Serialize;
 
 pub use ingress::names;
-pub use note::Note;
 pub use reason::Reason;
 
 use super::few::Few;
@@ -43,9 +41,6 @@ pub struct Plan {
     pub reserved: BTreeSet<PortKey>,
     /// What is not served, by service name; a service may be partly served.
     pub rejected: OrdMap<Arc<str>, Vec<Reason>>,
-    /// What is doubtful about services that are served all the same, by name.
-    #[serde(skip_serializing_if = "OrdMap::is_empty")]
-    pub notes: OrdMap<Arc<str>, Vec<Note>>,
 }
 
 /// One egress service as it will be served.
@@ -79,7 +74,7 @@ impl Planned {
     /// The plan of the world that follows, equal to [`Planned::new`] of it.
     #[must_use]
     pub fn next(&self, world: &World) -> Self {
-        let same_pod = |a: &World, b: &World| a.interface == b.interface && a.reserved == b.reserved;
+        let same_pod = |a: &World, b: &World| a.interface == b.interface && a.reserved == b.reserved && a.targets == b.targets;
         if !same_pod(&self.world, world) {
             return Self::new(world);
         }
@@ -96,14 +91,20 @@ impl Planned {
     fn nothing(world: &World) -> Self {
         let (interface, reserved) = (world.interface.clone(), world.reserved.clone());
         let ruleset = Ruleset { reserved: reserved.clone(), ..Ruleset::empty(interface.clone()) };
-        let (egress, ingress, rejected, notes) = (OrdMap::new(), OrdMap::new(), OrdMap::new(), OrdMap::new());
-        let plan = Plan { interface, source: OrdMap::new(), egress, ingress, pod: OrdMap::new(), reserved, rejected, notes };
-        Self { world: World::empty(world.interface.clone(), world.reserved.clone()), plan, ruleset, index: egress::Index::default() }
+        let (egress, ingress, rejected) = (OrdMap::new(), OrdMap::new(), OrdMap::new());
+        let plan = Plan { interface, source: OrdMap::new(), egress, ingress, pod: OrdMap::new(), reserved, rejected };
+        let targets = world.targets.clone();
+        Self {
+            world: World { targets, ..World::empty(world.interface.clone(), world.reserved.clone()) },
+            plan,
+            ruleset,
+            index: egress::Index::default(),
+        }
     }
 }
 
 /// This node's first address of each family.
 fn source(world: &World) -> OrdMap<Family, IpAddr> {
-    let addresses = world.netmap.iter().filter_map(|netmap| netmap.node.as_ref()).flat_map(|node| node.addresses.iter().rev());
-    addresses.map(|ip| (Family::of(*ip), *ip)).collect()
+    let addresses: Vec<IpAddr> = world.node_addresses().collect();
+    addresses.into_iter().rev().map(|ip| (Family::of(ip), ip)).collect()
 }

@@ -21,8 +21,27 @@ use std::time::Duration;
 pub const QUIET: Duration = Duration::from_secs(3);
 /// The same where there is nothing else to go by: what the operator's own proxy waits.
 pub const BLIND: Duration = Duration::from_secs(10);
+/// Time from the end of the hook within which SIGTERM follows where the kubelet called it.
+pub const SIGNAL_FOLLOWS: Duration = Duration::from_secs(5);
 /// Rounds in a row in which a service is refused, or cannot be asked, before that is believed.
 const ROUNDS: u32 = 3;
+
+/// A call of the hook that has ended. Any client can make one, so alone it means nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Call {
+    /// When it began.
+    pub began: Duration,
+    /// When it ended.
+    pub ended: Duration,
+}
+
+impl Call {
+    /// When the Pod's termination grace period began, as seen at SIGTERM: with this call, if SIGTERM follows it.
+    #[must_use]
+    pub fn grace_began(self, signalled: Duration) -> Option<Duration> {
+        (signalled.saturating_sub(self.ended) <= SIGNAL_FOLLOWS).then_some(self.began)
+    }
+}
 
 /// What one request to a service's health endpoint brought.
 #[derive(Debug, Clone, PartialEq, Eq)]

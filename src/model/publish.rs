@@ -59,8 +59,6 @@ pub struct Wish {
     pub ports: Vec<String>,
     /// It may join a name that another cluster has, where that has to be said.
     pub share: bool,
-    /// It takes over a Tailscale Service that nobody owns.
-    pub adopt: bool,
     /// Where its traffic goes.
     pub target: Target,
     /// What of it is not served, and what to do.
@@ -231,7 +229,7 @@ fn truth(text: &str) -> bool {
 }
 
 /// What an object says of its Tailscale Service, whatever its kind; what is wrong is added.
-fn common(annotations: Option<&Annotations>, label: &str, wrong: &mut Vec<String>) -> (Vec<String>, bool, bool) {
+fn common(annotations: Option<&Annotations>, label: &str, wrong: &mut Vec<String>) -> (Vec<String>, bool) {
     if !dns_label(label) {
         wrong.push(format!("{label:?} cannot be its name in the tailnet: it must be a DNS label of at most 63 characters."));
     }
@@ -240,8 +238,7 @@ fn common(annotations: Option<&Annotations>, label: &str, wrong: &mut Vec<String
     for tag in tags.iter().filter(|tag| !is_tag(tag)) {
         wrong.push(format!("{}: {tag:?} is not a tag such as tag:web.", names::TAGS));
     }
-    let says = |key: &str| annotation(annotations, key).is_some_and(truth);
-    (tags, says(names::SHARE_NAME), says(names::ADOPT))
+    (tags, annotation(annotations, names::SHARE_NAME).is_some_and(truth))
 }
 
 /// Whether a text is one label of a DNS name.

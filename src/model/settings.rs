@@ -10,7 +10,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::net::{InterfaceName, Port, PortKey, Proto};
+use super::sites::headers::Upgrades;
+use super::sites::shares;
 use super::supervise::DaemonSettings;
+use super::targets::TargetPolicy;
 use super::world::Single;
 
 pub use fault::{Fault, Faults};
@@ -19,6 +22,7 @@ pub use flags::{FLAGS, Flags};
 mod daemon;
 mod fault;
 mod flags;
+mod front_end;
 mod issuing;
 mod read;
 pub mod reconciler;
@@ -38,6 +42,8 @@ pub struct Settings {
     pub single: Single,
     /// The cluster reaches the serve listeners by the Pod's address (`EXPERIMENTAL_ALLOW_PROXYING_CLUSTER_TRAFFIC_VIA_INGRESS`).
     pub cluster_via_ingress: bool,
+    /// Which addresses may be targets (`TAILYARD_ALLOWED_TARGETS`, `TAILYARD_DENIED_TARGETS`, `KUBERNETES_SERVICE_HOST`).
+    pub targets: TargetPolicy,
     /// Where the egress config comes from.
     pub egress: Option<Input>,
     /// Where the L3 ingress config comes from.
@@ -56,6 +62,8 @@ pub struct Settings {
     pub state: StateOut,
     /// Where the Kubernetes API is; nothing outside a cluster.
     pub kube: Option<Kube>,
+    /// What the HTTP front end allows its clients.
+    pub front_end: FrontEnd,
     /// What holds the rules.
     pub backend: Backend,
     /// The listener of health, metrics and the preStop hook; nothing if none of them is wanted.
@@ -164,6 +172,33 @@ pub struct Issuing {
     pub away: Duration,
 }
 
+/// What the HTTP front end allows its clients.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FrontEnd {
+    /// What connections may be upgraded to (`TAILYARD_UPGRADES`).
+    pub upgrades: Upgrades,
+    /// How long a client may send nothing of a body, or take nothing of an answer (`TAILYARD_BODY_TIMEOUT`).
+    pub body_timeout: Duration,
+    /// How long a backend may send nothing of an answer (`TAILYARD_ANSWER_TIMEOUT`).
+    pub answer_timeout: Duration,
+    /// How long nothing may pass through a connection that was upgraded (`TAILYARD_TUNNEL_TIMEOUT`).
+    pub tunnel_timeout: Duration,
+    /// Connections of clients at the most (`TAILYARD_MAX_CONNECTIONS`).
+    pub max_connections: usize,
+}
+
+impl Default for FrontEnd {
+    fn default() -> Self {
+        Self {
+            upgrades: Upgrades::default(),
+            body_timeout: Duration::from_mins(1),
+            answer_timeout: Duration::from_hours(1),
+            tunnel_timeout: Duration::from_hours(1),
+            max_connections: shares::MOST_CONNECTIONS,
+        }
+    }
+}
+
 /// Where this replica's state is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StateOut {
@@ -217,7 +252,7 @@ pub struct Http {
     pub address: SocketAddr,
     /// Serve `/metrics` on it.
     pub metrics: bool,
-    /// Serve the preStop hook on it.
+    /// Serve the preStop hook on it (`TS_INTERNAL_APP` of the Tailscale operator's egress groups).
     pub preshutdown: bool,
 }
 

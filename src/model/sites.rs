@@ -4,6 +4,7 @@
 //! writes it ([`read`]), and decides by port, name and path ([`Site::decide`]). What is wrong with one site, or one route of it,
 //! is that one's fault alone. Never touches a socket, and never says who is behind a Service: that is told by its endpoints.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -15,6 +16,7 @@ pub mod loopback;
 pub mod node;
 pub mod path;
 mod read;
+pub mod shares;
 
 pub use read::{Read, SitesError, read};
 
@@ -72,23 +74,34 @@ pub enum Target {
 pub struct Proxied {
     /// The backend.
     pub backend: Arc<Backend>,
-    /// What the path's beginning is replaced by: the first by the second; nothing leaves the path as it came.
-    pub rewrite: Option<(String, String)>,
+    /// How the path is rewritten; nothing leaves it as it came.
+    pub rewrite: Option<Rewrite>,
     /// The application capabilities that are told to the backend.
     pub app_caps: Vec<String>,
+}
+
+/// The first segments of a path are replaced, however the client wrote them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Rewrite {
+    /// How many segments the route's path has.
+    pub segments: usize,
+    /// The backend's own path, without a final slash.
+    pub base: String,
 }
 
 /// What becomes of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decision<'a> {
-    /// It goes to this backend, with this path and query.
-    Proxy(&'a Proxied, String),
+    /// It goes to this backend, with this path and query; borrowed if they are those that came.
+    Proxy(&'a Proxied, Cow<'a, str>),
     /// The client is sent elsewhere.
     Redirect(u16, String),
     /// It is answered with this text.
     Text(&'a str),
     /// The site has no such name.
     Misdirected,
+    /// Servers resolve the path in different ways.
+    Ambiguous,
     /// No route leads there.
     NotFound,
     /// The route is wrong.
@@ -105,21 +118,28 @@ impl Site {
             return Some(host);
         }
         let under = |host: &&String| match host.strip_prefix("*.") {
-            Some(domain) => named.split_once('.').is_some_and(|(first, rest)| !first.is_empty() && rest == domain),
+            Some(domain) => named.split_once('.').is_some_and(|(first, rest)| is_label(first) && rest == domain),
             None => !named.contains('.') && host.split('.').next() == Some(named.as_str()),
         };
         self.hosts.keys().find(under).map(String::as_str)
     }
 
-    /// What becomes of a request that came in on this port, for this name (`Host` or `:authority`), with this path and query.
+    /// What becomes of a request that came in on this port, for this name (`Host` or `:authority`), with this path and query; `*` is
+    /// the server as a whole.
     #[must_use]
-    pub fn decide(&self, port: u16, named: &str, target: &str) -> Decision<'_> {
+    pub fn decide<'a>(&'a self, port: u16, named: &str, target: &'a str) -> Decision<'a> {
         let Some(host) = self.host(named) else { return Decision::Misdirected };
+        let (raw, query) = match target.split_once('?') {
+            _ if target == "*" => ("/", None),
+            Some((path, query)) => (path, Some(query)),
+            None => (target, None),
+        };
+        let shown = if target == "*" { "/" } else { target };
         if self.listeners.get(&port) == Some(&Listener::Redirect) {
-            return Decision::Redirect(301, format!("https://{}{}{target}", full(host, named), self.https_port()));
+            return Decision::Redirect(301, format!("https://{}{}{shown}", full(host, named), self.https_port()));
         }
-        let (raw, query) = target.split_once('?').map_or((target, None), |(path, query)| (path, Some(query)));
-        let path = path::normal(raw);
+        let Some(sent) = path::resolved(raw) else { return Decision::Ambiguous };
+        let path = path::normal(&sent);
         let fits = |route: &&Route| {
             route.port.is_none_or(|only| only == port)
                 && route.host.as_deref().is_none_or(|only| only == host)
@@ -127,9 +147,13 @@ impl Site {
         };
         let Some(route) = self.routes.iter().find(fits) else { return Decision::NotFound };
         match &route.target {
-            Target::Backend(proxied) => Decision::Proxy(proxied, proxied.path(raw, query)),
+            Target::Backend(proxied) if target == "*" => Decision::Proxy(proxied, Cow::Borrowed(target)),
+            Target::Backend(proxied) => Decision::Proxy(
+                proxied,
+                proxied.path(&sent, matches!(sent, Cow::Borrowed(_)), query).map_or(Cow::Borrowed(target), Cow::Owned),
+            ),
             Target::Redirect { status, to } => {
-                let to = to.replace("${HOST}", &full(host, named)).replace("${REQUEST_URI}", target);
+                let to = to.replace("${HOST}", &full(host, named)).replace("${REQUEST_URI}", shown);
                 Decision::Redirect(*status, to)
             }
             Target::Text(text) => Decision::Text(text),
@@ -167,13 +191,12 @@ impl Site {
 }
 
 impl Proxied {
-    fn path(&self, raw: &str, query: Option<&str>) -> String {
+    /// The path and query to send; nothing if they are those that came, as the path is if it is `unchanged` and not rewritten.
+    fn path(&self, sent: &str, unchanged: bool, query: Option<&str>) -> Option<String> {
         let mut path = match &self.rewrite {
-            Some((from, to)) => match raw.strip_prefix(from.as_str()) {
-                Some(rest) => format!("{to}{rest}"),
-                None => raw.to_owned(),
-            },
-            None => raw.to_owned(),
+            None if unchanged => return None,
+            None => sent.to_owned(),
+            Some(rewrite) => format!("{}{}", rewrite.base, path::after(sent, rewrite.segments)),
         };
         if !path.starts_with('/') {
             path.insert(0, '/');
@@ -182,8 +205,13 @@ impl Proxied {
             path.push('?');
             path.push_str(query);
         }
-        path
+        Some(path)
     }
+}
+
+/// Whether that can be a label of a DNS name.
+fn is_label(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
 }
 
 /// A name as sites have it: without port and final dot, in small letters.

@@ -16,7 +16,7 @@ use serde::{Serialize, Serializer};
 
 use super::config::{Config, EgressConfig, IngressConfig};
 use super::gzip;
-use super::plan::Plan;
+use super::plan::{Plan, Reason};
 use crate::api::egress::{ServiceStatus, Status};
 use crate::api::ingress;
 
@@ -95,12 +95,11 @@ pub fn egress_status<'a>(
         services: published.iter().next().map(|_| published),
         fingerprint: Some(config.fingerprint.clone()),
         rejected: told(config, &plan.rejected),
-        notes: told(config, &plan.notes),
     }
 }
 
 /// In words, what is said of the services of this config.
-fn told<S, T: ToString>(config: &Config<S>, said: &OrdMap<Arc<str>, Vec<T>>) -> BTreeMap<String, Vec<String>> {
+fn told<S>(config: &Config<S>, said: &OrdMap<Arc<str>, Vec<Reason>>) -> BTreeMap<String, Vec<String>> {
     let configured = |name: &Arc<str>| config.services.contains_key(name) || config.malformed.contains_key(name);
     let said = said.iter().filter(|(name, _)| configured(name));
     said.map(|(name, words)| (name.to_string(), words.iter().map(ToString::to_string).collect())).collect()
@@ -141,7 +140,7 @@ pub struct Encoded {
 pub enum Left {
     /// Nothing.
     Nothing,
-    /// Why services are rejected or doubtful; the metrics still say.
+    /// Why services are rejected; the metrics still say.
     Reasons,
     /// That, and the addresses in use, which the operator does not look at.
     Addresses,
@@ -161,7 +160,6 @@ pub fn encode(mut status: Status<Published<'_>>, room: usize) -> Encoded {
     drop(whole);
     let room = room - packed.as_ref().map_or(0, Vec::len);
     status.rejected.values_mut().for_each(Vec::clear);
-    status.notes.clear();
     let done = |plain, left| Encoded { plain, packed: packed.clone(), left };
     let shorter = text(&status);
     if shorter.len() <= room {

@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::config::{EgressConfig, IngressConfig};
 use super::net::{InterfaceName, PortKey};
 use super::netmap::{Fqdn, NetMap};
+use super::targets::TargetPolicy;
 
 /// What a replica is there for besides its groups' configs: the modes of a proxy that serves one target.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -41,6 +42,8 @@ pub struct World {
     /// The cluster reaches by the Pod's addresses what the node itself serves in the tailnet.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub via_ingress: bool,
+    /// Which addresses may be targets.
+    pub targets: TargetPolicy,
     /// The egress config in force.
     pub egress: Arc<EgressConfig>,
     /// The ingress config in force.
@@ -63,10 +66,23 @@ impl World {
             reserved,
             single,
             via_ingress,
+            targets: TargetPolicy::default(),
             egress: Arc::default(),
             ingress: Arc::default(),
             netmap,
             names: Arc::default(),
         }
+    }
+
+    /// This node's own tailnet addresses.
+    pub fn node_addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.netmap.iter().filter_map(|netmap| netmap.node.as_ref()).flat_map(|node| node.addresses.iter().copied())
+    }
+
+    /// Whether an address, be it mapped into IPv6, is the Pod's or its node's.
+    #[must_use]
+    pub fn is_own(&self, ip: IpAddr) -> bool {
+        let ip = ip.to_canonical();
+        self.pod_ips.contains(&ip) || self.node_addresses().any(|own| own == ip)
     }
 }

@@ -260,7 +260,7 @@ impl Work {
         if self.kept.heard() || !self.pairs.borrow().is_empty() {
             put(&self.pairs, Arc::new(pairs));
         }
-        put(&self.state, Arc::new(self.kept.state()));
+        put(&self.state, Arc::new(self.kept.state(now)));
     }
 }
 

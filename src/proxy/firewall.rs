@@ -42,10 +42,17 @@ impl Firewall {
         }
     }
 
+    fn kind(&self) -> Kind {
+        match self {
+            Self::Nft(_) => Kind::Nftables,
+            Self::Iptables(iptables) => Kind::Iptables(iptables.variant()),
+        }
+    }
+
     /// The first firewall that works here of those that the setting allows; the fault is the last one's.
     pub async fn choose(backend: Backend, interface: &InterfaceName) -> Result<Self, Fault> {
         let candidates: &[Kind] = match backend {
-            Backend::Auto => &[Kind::Nftables, Kind::Iptables(Variant::Nft), Kind::Iptables(Variant::Legacy)],
+            Backend::Auto => &Kind::ALL,
             Backend::Nftables => &[Kind::Nftables],
             Backend::Iptables => &[Kind::Iptables(Variant::Nft), Kind::Iptables(Variant::Legacy)],
             Backend::IptablesNft => &[Kind::Iptables(Variant::Nft)],
@@ -62,6 +69,16 @@ impl Firewall {
             }
         }
         Err(last)
+    }
+
+    /// Removes our rules from the other firewalls of this network namespace, where an earlier process may have had another setting: they
+    /// would stay in force beside these.
+    pub async fn remove_others(&self) {
+        for other in Kind::ALL.into_iter().filter(|kind| *kind != self.kind()) {
+            if let Err(fault) = other.remove().await {
+                tracing::warn!(kind = fault.kind, "rules of an earlier start may be left in {}: {}", other.name(), fault.message);
+            }
+        }
     }
 
     /// Replaces everything of ours.
@@ -121,20 +138,29 @@ impl Firewall {
 
 impl fmt::Display for Firewall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Nft(_) => f.write_str(Kind::Nftables.name()),
-            Self::Iptables(iptables) => f.write_str(Kind::Iptables(iptables.variant()).name()),
-        }
+        f.write_str(self.kind().name())
     }
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Nftables,
     Iptables(Variant),
 }
 
 impl Kind {
+    /// All of them, in the order in which they are tried.
+    const ALL: [Self; 3] = [Self::Nftables, Self::Iptables(Variant::Nft), Self::Iptables(Variant::Legacy)];
+
+    /// Removes our rules from it; one whose programs are missing holds none.
+    async fn remove(self) -> Result<(), Fault> {
+        let removed = match self {
+            Self::Nftables => Nft::open("nft")?.remove().await.map_err(Fault::from),
+            Self::Iptables(variant) => Iptables::open(variant).remove().await.map_err(Fault::from),
+        };
+        removed.or_else(|fault| if fault.kind == "missing" { Ok(()) } else { Err(fault) })
+    }
+
     fn name(self) -> &'static str {
         match self {
             Self::Nftables => "nftables",

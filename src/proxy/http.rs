@@ -1,7 +1,7 @@
 //! What a replica says over HTTP: health, metrics, the preStop hook, and on the admin address the plan in force.
 //!
-//! Every answer is made from the newest state of the other tasks ([`Sources`]); no request changes anything or waits for
-//! another. A listener that cannot be had is tried for again; it is no reason to stop forwarding.
+//! Every answer is made from the newest state of the other tasks ([`Sources`]); no request waits for another, and none changes anything
+//! but the record of the preStop hook's last call. A listener that cannot be had is tried for again; it is no reason to stop forwarding.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -32,6 +32,9 @@ mod status;
 
 /// How long tailscaled's own metrics may take: a scrape must not hang with a daemon that does.
 const USERMETRICS: Duration = Duration::from_secs(2);
+
+/// How long a task may not run before the process counts as hung.
+const STALLED: Duration = Duration::from_secs(30);
 
 /// What is in force, as `/debug/plan` shows it.
 #[derive(Serialize)]
@@ -86,7 +89,7 @@ pub async fn serve(name: &'static str, address: SocketAddr, routes: Routes, stop
 #[must_use]
 pub fn health_routes(sources: &Arc<Sources>) -> Routes {
     Routes::new()
-        .with("/livez", |_| std::future::ready(text(StatusCode::OK, "ok")))
+        .with("/livez", answer(sources, |sources| std::future::ready(livez(&sources))))
         .with("/healthz", answer(sources, |sources| std::future::ready(healthz(&sources))))
         .with("/readyz", answer(sources, |sources| std::future::ready(readyz(&sources))))
         .with(replica::PATH, answer(sources, status::page))
@@ -107,7 +110,7 @@ pub fn with_preshutdown(routes: Routes, sources: &Arc<Sources>) -> Routes {
 /// Everything, for those who can reach the Pod's inside.
 #[must_use]
 pub fn admin_routes(sources: &Arc<Sources>) -> Routes {
-    let routes = with_preshutdown(with_metrics(health_routes(sources), sources), sources);
+    let routes = with_metrics(health_routes(sources), sources);
     routes.with("/debug/plan", answer(sources, |sources| std::future::ready(debug_plan(&sources))))
 }
 
@@ -118,6 +121,16 @@ where
 {
     let sources = Arc::clone(sources);
     move |_| work(Arc::clone(&sources))
+}
+
+fn livez(sources: &Sources) -> Answer {
+    match sources.heartbeats.stalled(STALLED).as_slice() {
+        [] => text(StatusCode::OK, "ok"),
+        stalled => {
+            tracing::error!(tasks = ?stalled, "liveness probe failed: tasks have not run for {STALLED:?}; please report this with the log");
+            text(StatusCode::SERVICE_UNAVAILABLE, format!("tasks that have not run for {STALLED:?}: {}\n", stalled.join(", ")))
+        }
+    }
 }
 
 fn healthz(sources: &Sources) -> Answer {

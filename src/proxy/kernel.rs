@@ -23,6 +23,8 @@ pub struct Live {
     chosen: watch::Sender<Option<Firewall>>,
     changes: Option<Changes>,
     applied: mpsc::UnboundedSender<Applied>,
+    /// The rules of an earlier start may stand in another firewall.
+    leftovers: bool,
 }
 
 impl Live {
@@ -34,7 +36,7 @@ impl Live {
         applied: mpsc::UnboundedSender<Applied>,
     ) -> (Self, watch::Receiver<Option<Firewall>>) {
         let (chosen, firewall) = watch::channel(None);
-        (Self { backend, interface, chosen, changes: None, applied }, firewall)
+        (Self { backend, interface, chosen, changes: None, applied, leftovers: true }, firewall)
     }
 
     async fn firewall(&mut self) -> Result<Firewall, Fault> {
@@ -59,7 +61,12 @@ impl Kernel for Live {
     }
 
     async fn note(&mut self) -> Result<(), Fault> {
-        self.firewall().await?.note().await
+        let mut firewall = self.firewall().await?;
+        // Not before rules are in force that take their place.
+        if std::mem::take(&mut self.leftovers) {
+            firewall.remove_others().await;
+        }
+        firewall.note().await
     }
 
     async fn drifted(&mut self, wanted: &Ruleset) -> Result<bool, Fault> {

@@ -9,13 +9,16 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::sleep;
 
 use crate::api::routes::Backend;
 use crate::edge::tls::{Acceptor, Certificates, Connector, TlsError};
 use crate::model::certificate::Pair;
 use crate::model::drain::Budget;
+use crate::model::settings::FrontEnd;
+use crate::model::sites::headers::Upgrades;
+use crate::model::sites::shares::Shares;
 use crate::model::sites::{Site, Sites};
 use crate::runtime::cell::put;
 
@@ -23,6 +26,7 @@ use endpoints::Known;
 use identify::{Ask, Identify};
 use listen::Listeners;
 use pool::Pools;
+use sources::Sources;
 use stats::{Counts, Stats};
 
 mod activity;
@@ -36,6 +40,7 @@ mod parting;
 mod peer;
 mod pool;
 mod request;
+mod sources;
 pub mod stats;
 mod tunnel;
 
@@ -64,6 +69,8 @@ pub struct Inputs {
     pub loopback: Loopback,
     /// What a client may take.
     pub limits: Limits,
+    /// What connections may be upgraded to.
+    pub upgrades: Upgrades,
 }
 
 /// What is taken still.
@@ -104,8 +111,14 @@ pub struct Limits {
     pub streams: u32,
     /// The time to close that a client has after TLS has ended.
     pub parting: Duration,
-    /// Connections at a time on one port; more wait to be accepted.
-    pub connections: usize,
+    /// The time in which a client sends some more of a body, or takes some more of an answer.
+    pub body: Duration,
+    /// The time in which a backend begins an answer, or sends some more of it.
+    pub answer: Duration,
+    /// The time in which something passes through a connection that was upgraded.
+    pub tunnel: Duration,
+    /// Connections and requests at a time.
+    pub shares: Shares,
     /// The time that open connections have when their listener is closed: as much as the flows of a replica that leaves.
     pub grace: Duration,
 }
@@ -158,6 +171,12 @@ struct Shared {
     certificates: Certificates,
     stats: Stats,
     limits: Limits,
+    upgrades: Upgrades,
+    sources: Arc<Sources>,
+    /// Room for connections of clients.
+    connections: Arc<Semaphore>,
+    /// Room for requests.
+    requests: Arc<Semaphore>,
     loopback: Loopback,
     closing: watch::Receiver<Closing>,
 }
@@ -177,6 +196,7 @@ struct Port {
     over_tls: bool,
     site: watch::Receiver<Served>,
     counts: Arc<Counts>,
+    room: Arc<Semaphore>,
     shared: Arc<Shared>,
     /// Seen by connections that became something else: they hold it open, and end when it changes.
     tunnels: watch::Sender<()>,
@@ -184,6 +204,7 @@ struct Port {
 
 impl Default for Limits {
     fn default() -> Self {
+        let front_end = FrontEnd::default();
         Self {
             preamble: Duration::from_secs(10),
             handshake: Duration::from_secs(10),
@@ -192,7 +213,10 @@ impl Default for Limits {
             head: 64 << 10,
             streams: 256,
             parting: Duration::from_secs(2),
-            connections: 16_384,
+            body: front_end.body_timeout,
+            answer: front_end.answer_timeout,
+            tunnel: front_end.tunnel_timeout,
+            shares: Shares::default(),
             grace: Budget::of(Budget::DEFAULT_GRACE, true).flows,
         }
     }
@@ -245,12 +269,18 @@ impl Served {
 /// The sites, and the work that serves them, which ends when it was told to close and the last connection has ended, or with the
 /// sites' sender. Fails if TLS cannot be set up.
 pub fn l7(inputs: Inputs) -> Result<(L7, impl Future<Output = ()> + Send + 'static), TlsError> {
+    let limits = inputs.limits;
+    let room = |most: usize| Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS)));
     let shared = Arc::new(Shared {
-        pools: Pools::new(inputs.endpoints, inputs.place, Connector::new()?),
+        pools: Pools::new(inputs.endpoints, inputs.place, Connector::new()?, room(limits.shares.upstream)),
         identify: Identify::new(inputs.ask),
         certificates: Certificates::new()?,
         stats: Stats::default(),
-        limits: inputs.limits,
+        limits,
+        upgrades: inputs.upgrades,
+        sources: Sources::new(limits.shares.source),
+        connections: room(limits.shares.connections),
+        requests: room(limits.shares.requests),
         loopback: inputs.loopback,
         closing: inputs.closing.clone(),
     });
@@ -289,7 +319,7 @@ async fn run(
                 Ok(()) = cells.certificates.changed() => break true,
                 Ok(_) = cells.closing.wait_for(|closing| *closing == Closing::Closed) => break false,
                 () = sleep(RETRY), if failed => break true,
-                () = sleep(SWEEP), if !failed => shared.pools.sweep(),
+                () = sleep(SWEEP), if !failed => shared.pools.sweep(peer::IDLE),
             }
         };
         if !changed {

@@ -57,6 +57,8 @@ pub struct Snapshot {
     pub behind: Option<Duration>,
     /// What is in the way of readiness.
     pub blockers: Vec<Blocker>,
+    /// The tasks that have not run for a while.
+    pub stalled: Vec<&'static str>,
     /// The newest plan.
     pub planned: Option<Arc<Planned>>,
     /// What the kernel holds.

@@ -4,11 +4,13 @@
 
 use std::sync::Arc;
 
+use imbl::OrdMap;
+use imbl::ordmap::DiffItem;
 use tokio::sync::watch;
 
 use crate::model::config::{EgressConfig, IngressConfig};
 use crate::model::netmap::NetMap;
-use crate::model::plan::Planned;
+use crate::model::plan::{Planned, Reason};
 use crate::model::world::World;
 
 use super::resolve::Names;
@@ -35,6 +37,7 @@ pub async fn run(base: World, mut inputs: Inputs, planned: watch::Sender<Option<
                 Some(last) => last.next(&world),
                 None => Planned::new(&world),
             });
+            log_refusals(last.as_deref(), &next);
             last = Some(Arc::clone(&next));
             planned.send_replace(Some(next));
         }
@@ -45,6 +48,23 @@ pub async fn run(base: World, mut inputs: Inputs, planned: watch::Sender<Option<
             Ok(()) = inputs.netmap.changed() => {}
             Ok(()) = inputs.names.changed() => {}
             else => return,
+        }
+    }
+}
+
+/// Logs the targets that are refused for their addresses and were not before.
+fn log_refusals(before: Option<&Planned>, after: &Planned) {
+    let nothing = OrdMap::new();
+    let before = before.map_or(&nothing, |before| &before.plan.rejected);
+    for item in before.diff(&after.plan.rejected) {
+        let (name, known, reasons) = match item {
+            DiffItem::Add(name, reasons) => (name, None, reasons),
+            DiffItem::Update { old: (_, known), new: (name, reasons) } => (name, Some(known), reasons),
+            DiffItem::Remove(..) => continue,
+        };
+        let refused = reasons.iter().filter(|reason| matches!(reason, Reason::Forbidden { .. }));
+        for reason in refused.filter(|reason| known.is_none_or(|known| !known.contains(reason))) {
+            tracing::warn!(service = %name, reason = reason.kind(), "target refused: {reason}");
         }
     }
 }

@@ -7,9 +7,11 @@ use tokio::sync::watch;
 
 use crate::api::routes::Host;
 use crate::model::advertise::{Advertised, Leaving};
+use crate::model::sites::shares::Shares;
 use crate::model::sites::{Sites, node};
 use crate::model::source::Served;
 use crate::runtime::cell::put;
+use crate::runtime::resources;
 use crate::runtime::tasks::Tasks;
 
 use super::advertise::{self, How, Standing};
@@ -81,6 +83,21 @@ impl Replica {
         if let Some(cluster) = self.cluster.clone() {
             spawn(tasks, "endpoints", endpoints::follow(cluster, sites.clone(), known));
         }
+        let front_end = &self.settings.front_end;
+        let shares = Shares::of(resources::descriptors(), resources::memory(), front_end.max_connections);
+        tracing::info!(
+            shares.connections,
+            shares.site,
+            shares.source,
+            "client connections are limited, of the process, a site and a client"
+        );
+        let limits = Limits {
+            body: front_end.body_timeout,
+            answer: front_end.answer_timeout,
+            tunnel: front_end.tunnel_timeout,
+            shares,
+            ..Limits::of(self.settings.drain_grace)
+        };
         let (closing, told_to_close) = watch::channel(Closing::default());
         let certs = self.certify(&sites, tasks);
         let inputs = l7::Inputs {
@@ -91,7 +108,8 @@ impl Replica {
             ask: Some(ask),
             place: Place { zone: None, node: self.settings.pod.node.clone() },
             loopback: Loopback::Named,
-            limits: Limits::of(self.settings.drain_grace),
+            limits,
+            upgrades: front_end.upgrades.clone(),
         };
         let (l7, work) = l7::l7(inputs).inspect_err(|error| tracing::error!(kind = error.kind(), "no site is served: {error}")).ok()?;
         let (ended, closed) = watch::channel(false);

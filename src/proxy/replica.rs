@@ -111,6 +111,8 @@ impl Replica {
             spawn(tasks, "program", program::run(live, inputs, programmed_in, PACE));
             spawn(tasks, "surgeon", surgeon.run());
             spawn(tasks, "forwarding", forwarding::run(off));
+        } else {
+            spawn(tasks, "program", keep_open((live, programmed_in, surgeon, off)));
         }
         let mut replica = Self {
             settings,
@@ -138,6 +140,12 @@ impl Replica {
         replica.publish(advertised, tasks);
         replica
     }
+}
+
+/// Holds the sending halves of the kernel's cells where nothing is written to it: a reader takes a closed cell for the end of the replica.
+async fn keep_open(senders: impl Send) {
+    std::future::pending::<()>().await;
+    drop(senders);
 }
 
 type NetMaps = watch::Receiver<Option<Arc<NetMap>>>;
@@ -237,6 +245,7 @@ async fn base(settings: &Settings) -> World {
     let mut world = World::empty(settings.interface.clone(), settings.reserved());
     world.single.clone_from(&settings.single);
     world.via_ingress = settings.cluster_via_ingress;
+    world.targets.clone_from(&settings.targets);
     world.pod_ips.clone_from(&settings.pod.ips);
     if world.pod_ips.is_empty() {
         match link::pod_addresses(&settings.interface).await {

@@ -37,10 +37,10 @@ const REOPEN: Duration = Duration::from_secs(1);
 const ROUTES: Duration = Duration::from_secs(2);
 
 impl Replica {
-    /// Leaves; at once when it is told a second time. The Pod's grace began when its preStop hook was called, if it was.
-    pub async fn leave(&mut self, stop: &Stop, hook_called: Option<Instant>) {
+    /// Leaves; at once at a second signal. `grace_began`: when the Pod's grace period began, if a preStop hook came before the signal.
+    pub async fn leave(&mut self, stop: &Stop, grace_began: Option<Instant>) {
         let began = Instant::now();
-        let spent = hook_called.map_or(Duration::ZERO, |called| began.saturating_duration_since(called));
+        let spent = grace_began.map_or(Duration::ZERO, |grace| began.saturating_duration_since(grace));
         let budget = Budget::of(self.settings.drain_grace.saturating_sub(spent), self.daemon.is_some());
         tokio::select! {
             () = self.leave_in_order(budget) => tracing::info!(took = ?began.elapsed(), "left"),

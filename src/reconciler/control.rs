@@ -12,7 +12,8 @@ use tokio::time::Instant;
 
 use crate::edge::control::{AuthKey, Control, ControlError, ControlSettings};
 use crate::model::control::Bucket;
-use crate::model::group::{Capabilities, Denial, TailnetState};
+use crate::model::group::{Capabilities, ClaimedDevice, Denial, TailnetState};
+use crate::model::identity::{Device, DeviceId, DeviceRecord, KeyId};
 use crate::model::tailnet::Verdict;
 
 mod routes;
@@ -33,6 +34,19 @@ pub enum Denied {
     /// It was asked.
     #[error(transparent)]
     Refused(#[from] ControlError),
+    /// A replica claims another device than the recorded one, which is still there.
+    #[error(
+        "the replica claims device {claimed}, but its recorded device {recorded} still exists; inspect the Pod, then delete {recorded} if the claim is genuine"
+    )]
+    Claim {
+        /// What it claims.
+        claimed: DeviceId,
+        /// What is recorded.
+        recorded: DeviceId,
+    },
+    /// A replica claims a device that the control plane does not know.
+    #[error("the replica claims device {0}, which the control plane does not know")]
+    UnknownDevice(DeviceId),
     /// The group's replicas ask for new keys faster than they can have failed.
     #[error(
         "group {group} asked for too many new auth keys; the next is made in {wait:?} (see the replicas' logs for why their login fails)"
@@ -52,6 +66,8 @@ impl Denied {
         match self {
             Self::Unavailable(_) => "TailnetUnavailable",
             Self::Refused(error) => error.kind(),
+            Self::Claim { .. } => "DeviceClaimed",
+            Self::UnknownDevice(_) => "DeviceUnknown",
             Self::TooOften { .. } => "TooOften",
         }
     }
@@ -65,6 +81,7 @@ impl Denied {
                 format!("The replicas of {group} ask for one auth key after the other: see their logs for why their login fails.")
             }
             Self::Unavailable(why) => why.clone(),
+            Self::Claim { .. } | Self::UnknownDevice(_) => format!("{self}."),
         }
     }
 
@@ -72,7 +89,7 @@ impl Denied {
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::Unavailable(_) => None,
+            Self::Unavailable(_) | Self::Claim { .. } | Self::UnknownDevice(_) => None,
             Self::Refused(error) => error.retry_after(),
             Self::TooOften { wait, .. } => Some(*wait),
         }
@@ -203,31 +220,58 @@ impl Controls {
         }
     }
 
-    /// Makes an auth key. With a limit (a group and its replicas) it counts against the group's rate.
+    /// Makes an auth key, after the device that the new one replaces is deleted. With a limit (a group and its replicas) both count
+    /// against the group's rate.
     pub async fn mint_key(
         &self,
         tailnet: Option<&str>,
         tags: &[String],
         note: &str,
         limit: Option<(&str, u32)>,
+        replaces: Option<&ClaimedDevice>,
     ) -> Result<AuthKey, Denied> {
         let client = self.plane(tailnet)?;
         if let Some((group, replicas)) = limit {
             self.reissue(group, replicas)?;
         }
+        if let Some(device) = replaces
+            && let Err(error) = self.delete_device(tailnet, device).await
+        {
+            tracing::warn!(reason = error.kind(), device = %device.id, "the replaced device is left in the tailnet: {error}");
+        }
         Ok(client.mint_key(tags, note).await?)
     }
 
     /// Makes an auth key useless.
-    pub async fn revoke_key(&self, tailnet: Option<&str>, id: &str) -> Result<(), Denied> {
+    pub async fn revoke_key(&self, tailnet: Option<&str>, id: &KeyId) -> Result<(), Denied> {
         Ok(self.plane(tailnet)?.revoke_key(id).await?)
     }
 
-    /// Takes a device out of its tailnet.
-    pub async fn delete_device(&self, tailnet: Option<&str>, id: &str) -> Result<(), Denied> {
-        self.plane(tailnet)?.delete_device(id).await?;
-        self.routes.gone(tailnet, id);
+    /// Deletes a device, if it is the expected one.
+    pub async fn delete_device(&self, tailnet: Option<&str>, device: &ClaimedDevice) -> Result<(), Denied> {
+        self.plane(tailnet)?.delete_device(&device.id, &device.expected).await?;
+        self.routes.gone(tailnet, &device.id);
         Ok(())
+    }
+
+    /// Checks the device that a replica claims, and returns the record of it. A record of another device gives way only if that
+    /// device is gone. `domain` is used where the control plane reports none.
+    pub async fn check_device(
+        &self,
+        tailnet: Option<&str>,
+        device: ClaimedDevice,
+        domain: Option<String>,
+        recorded: Option<&DeviceId>,
+    ) -> Result<DeviceRecord, Denied> {
+        let client = self.plane(tailnet)?;
+        if let Some(recorded) = recorded.filter(|recorded| **recorded != device.id)
+            && client.device(recorded, &device.expected).await?.is_some()
+        {
+            return Err(Denied::Claim { claimed: device.id, recorded: recorded.clone() });
+        }
+        let found = client.device(&device.id, &device.expected).await?;
+        let Device { tags, domain: reported, .. } = found.ok_or_else(|| Denied::UnknownDevice(device.id.clone()))?;
+        Ok(DeviceRecord { id: device.id, domain: reported.or(domain), tags })
     }
 
     fn plane(&self, tailnet: Option<&str>) -> Result<Control, Denied> {

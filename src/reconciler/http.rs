@@ -97,7 +97,7 @@ fn routes(sources: &Arc<Sources>) -> Routes {
 }
 
 fn objects(world: &World) -> Vec<(&'static str, usize)> {
-    world.roles().map(|role| (name(role), world.count(role))).collect()
+    world.roles().map(|role| (name(role), world.stored(role))).collect()
 }
 
 /// A role in a word.

@@ -187,6 +187,7 @@ impl World {
         if self.shelf(role).holds(&id, version) {
             return BTreeSet::new();
         }
+        lean::trim(role, &mut value);
         let mut typed = typed(role, &value);
         if let (Role::Service, Typed::Service(service)) = (role, &typed)
             && concerns(service).is_empty()
@@ -264,7 +265,13 @@ impl World {
         self.shelves.keys().copied()
     }
 
-    /// How many objects are held in a role.
+    /// How many objects of a role are in memory, those included of which a digest is kept because they concern nobody yet.
+    #[must_use]
+    pub fn stored(&self, role: Role) -> usize {
+        self.shelves.get(&role).map_or(0, |shelf| shelf.objects.len())
+    }
+
+    /// How many objects of a role concern a group.
     #[must_use]
     pub fn count(&self, role: Role) -> usize {
         let kept = |held: &&Held| !matches!(held.typed, Typed::Plain(_));

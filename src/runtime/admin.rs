@@ -1,7 +1,8 @@
 //! A small HTTP/1 server for health, metrics and debugging: a table of paths, and limits on everything a client can do.
 //!
-//! It answers GET and HEAD without a body. A client that is slow to ask, slow to read, or one of too many costs at most
-//! its own connection. It knows nothing of what it serves, and never retries: binding again is the caller's decision.
+//! It answers GET and HEAD without a body. A client that is slow to send a request or to read, or that opens too many connections, loses
+//! its own connections and delays no other client: new connections are always taken ([`open`]). It knows nothing of what it serves, and
+//! never retries: binding again is the caller's decision.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -22,13 +23,15 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::accept::accept;
+use super::accept::next;
+use open::{Busy, Open};
 use stall::Stall;
 
+mod open;
 mod stall;
 
 /// What a client asked.
@@ -53,12 +56,14 @@ pub struct Routes(BTreeMap<&'static str, Handler>);
 /// How much a client may take.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// The time for the head of a request, and for a kept connection to ask again.
+    /// The time for the head of a request, and for the next request on a kept connection.
     pub header: Duration,
     /// The time for which an answer may make no progress because the client does not read.
     pub stall: Duration,
-    /// Connections at a time; more wait to be accepted.
+    /// Connections at a time; one more closes another one.
     pub connections: usize,
+    /// The same for each source address.
+    pub per_source: usize,
     /// The time that open requests have to finish when the server ends.
     pub drain: Duration,
 }
@@ -94,7 +99,13 @@ impl BindError {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { header: Duration::from_secs(5), stall: Duration::from_secs(10), connections: 128, drain: Duration::from_secs(2) }
+        Self {
+            header: Duration::from_secs(1),
+            stall: Duration::from_secs(10),
+            connections: 128,
+            per_source: 16,
+            drain: Duration::from_secs(2),
+        }
     }
 }
 
@@ -155,7 +166,7 @@ impl Server {
 
     /// Answers until `stop` is ready, then lets open requests finish for the time of [`Limits::drain`].
     pub async fn serve(self, stop: impl Future<Output = ()>) {
-        let slots = Arc::new(Semaphore::new(self.limits.connections));
+        let mut open = Open::default();
         let (closing, watcher) = watch::channel(false);
         let mut connections = JoinSet::new();
         let mut stop = pin!(stop);
@@ -164,16 +175,14 @@ impl Server {
             let accepted = tokio::select! {
                 biased;
                 () = &mut stop => break,
-                accepted = accept(&self.listener, &slots) => accepted,
                 Some(_) = connections.join_next() => continue,
+                accepted = next(&self.listener) => accepted,
             };
-            if let Some((stream, slot)) = accepted {
-                let work = connection(stream, Arc::clone(&routes), self.limits, watcher.clone());
-                connections.spawn(async move {
-                    work.await;
-                    drop(slot);
-                });
-            }
+            let Some((stream, from)) = accepted else { continue };
+            let (source, busy) = (from.ip().to_canonical(), Busy::default());
+            open.make_room(source, self.limits);
+            let work = connection(stream, Arc::clone(&routes), self.limits, busy.clone(), watcher.clone());
+            open.add(source, busy, connections.spawn(work));
         }
         drop(self.listener);
         closing.send_replace(true);
@@ -184,10 +193,10 @@ impl Server {
     }
 }
 
-async fn connection(stream: TcpStream, routes: Arc<Routes>, limits: Limits, mut closing: watch::Receiver<bool>) {
+async fn connection(stream: TcpStream, routes: Arc<Routes>, limits: Limits, busy: Busy, mut closing: watch::Receiver<bool>) {
     let service = service_fn(move |request| {
-        let routes = Arc::clone(&routes);
-        async move { Ok::<_, Infallible>(answer(&routes, request).await) }
+        let (routes, busy) = (Arc::clone(&routes), busy.clone());
+        async move { Ok::<_, Infallible>(busy.during(answer(&routes, request)).await) }
     });
     let mut server = http1::Builder::new();
     server.timer(TokioTimer::new()).header_read_timeout(limits.header).max_headers(64).max_buf_size(16 * 1024);

@@ -12,6 +12,10 @@ use tokio::sync::watch;
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::timeout;
 
+pub use heartbeat::Heartbeats;
+
+mod heartbeat;
+
 /// How far a stop has come. It only ever goes forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
@@ -41,6 +45,7 @@ pub struct Tasks {
     names: HashMap<Id, &'static str>,
     stopper: Stopper,
     stop: Stop,
+    heartbeats: Heartbeats,
 }
 
 /// How the tasks came to an end that nobody asked for.
@@ -180,7 +185,7 @@ impl Tasks {
     #[must_use]
     pub fn new() -> Self {
         let (stopper, stop) = stop();
-        Self { set: JoinSet::new(), names: HashMap::new(), stopper, stop }
+        Self { set: JoinSet::new(), names: HashMap::new(), stopper, stop, heartbeats: Heartbeats::default() }
     }
 
     /// What ends these tasks in order.
@@ -195,8 +200,15 @@ impl Tasks {
         self.stop.clone()
     }
 
+    /// The heartbeats of these tasks.
+    #[must_use]
+    pub fn heartbeats(&self) -> Heartbeats {
+        self.heartbeats.clone()
+    }
+
     /// Starts a task that is to run until the stop is requested.
     pub fn spawn<E: Into<Failure> + 'static>(&mut self, name: &'static str, work: impl Future<Output = Result<(), E>> + Send + 'static) {
+        let work = self.heartbeats.watch(name, work);
         let handle = self.set.spawn(async move { work.await.map_err(Into::into) });
         self.names.insert(handle.id(), name);
     }

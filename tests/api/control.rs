@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use tailyard::edge::control::{Control, ControlError, ControlSettings, Credentials, IdentityToken, Rate};
+use tailyard::model::identity::{DeviceId, ExpectedDevice, KeyId};
 use tailyard::model::supervise::Secret;
 
-use kit::hosted::{CLIENT, Fault, Hosted};
+use kit::hosted::{CLIENT, DOMAIN, Fault, Hosted};
 use kit::tailnet::Tailnet;
 
 fn settings(url: String, credentials: Credentials) -> ControlSettings {
@@ -27,12 +28,20 @@ fn tags() -> Vec<String> {
     vec!["tag:k8s".to_owned()]
 }
 
+fn id(text: &str) -> DeviceId {
+    DeviceId::parse(text).expect("letters and digits")
+}
+
+fn expected(hostname: &str) -> ExpectedDevice {
+    ExpectedDevice { hostnames: vec![hostname.to_owned()], tags: tags() }
+}
+
 #[tokio::test]
 async fn a_key_is_for_one_device_once_and_soon() {
     let (hosted, control) = start().await;
     control.probe().await.expect("allowed");
     let key = control.mint_key(&tags(), "eg/0 (default)").await.expect("a key");
-    assert_eq!(hosted.keys()[&key.id], key.key.reveal());
+    assert_eq!(hosted.keys()[key.id.as_str()], key.key.reveal());
     let wanted = hosted.key_requests()[0].clone();
     let create = &wanted["capabilities"]["devices"]["create"];
     assert_eq!((&create["reusable"], &create["ephemeral"], &create["preauthorized"]), (&false.into(), &false.into(), &true.into()));
@@ -45,11 +54,26 @@ async fn a_key_is_for_one_device_once_and_soon() {
 #[tokio::test]
 async fn what_is_gone_already_is_gone() {
     let (hosted, control) = start().await;
-    hosted.add_device("nDev");
-    control.delete_device("nDev").await.expect("deleted");
-    control.delete_device("nDev").await.expect("gone already");
-    control.revoke_key("kNone").await.expect("never was");
+    hosted.add_device("nDev", "eg-0");
+    control.delete_device(&id("nDev"), &expected("eg-0")).await.expect("deleted");
+    control.delete_device(&id("nDev"), &expected("eg-0")).await.expect("gone already");
+    control.revoke_key(&KeyId::parse("kNone").expect("an ID")).await.expect("never was");
     assert!(hosted.devices().is_empty());
+}
+
+#[tokio::test]
+async fn device_of_another_host_or_other_tags_is_not_deleted() {
+    let (hosted, control) = start().await;
+    hosted.add_device("nVictim", "payroll-0");
+    let other_tags = ExpectedDevice { tags: vec!["tag:other".to_owned()], ..expected("payroll-0") };
+    for expected in [expected("eg-0"), other_tags] {
+        let refused = control.delete_device(&id("nVictim"), &expected).await.expect_err("not ours");
+        assert!(refused.kind() == "mismatch" && refused.to_string().contains("nVictim"), "{refused}");
+    }
+    assert_eq!(hosted.devices(), BTreeSet::from(["nVictim".to_owned()]));
+    let found = control.device(&id("nVictim"), &expected("payroll-0")).await.expect("an answer").expect("a device");
+    assert_eq!((found.domain.as_deref(), found.tags), (Some(DOMAIN), tags()));
+    assert!(hosted.all_calls().iter().all(|call| !call.starts_with("DELETE")), "{:?}", hosted.all_calls());
 }
 
 #[tokio::test]
@@ -96,7 +120,7 @@ async fn pause_wanted_by_the_server_holds_every_call_back_until_it_is_over() {
     let paused = control.mint_key(&tags(), "x").await.expect_err("too many");
     assert_eq!(paused.retry_after(), Some(Duration::from_secs(1)));
     let calls = hosted.all_calls().len();
-    let still = control.clone().delete_device("n1").await.expect_err("paused");
+    let still = control.clone().delete_device(&id("n1"), &expected("eg-0")).await.expect_err("paused");
     assert!(still.retry_after().is_some_and(|rest| rest <= Duration::from_secs(1)), "{still}");
     assert_eq!(hosted.all_calls().len(), calls, "nothing is sent during the pause");
     let after_the_pause = async {
@@ -140,7 +164,7 @@ async fn requests_keep_to_the_rate() {
     let control = Control::new(settings).expect("a client");
     let begin = Instant::now();
     for _ in 0..5 {
-        control.revoke_key("k").await.expect("gone");
+        control.revoke_key(&KeyId::parse("k").expect("an ID")).await.expect("gone");
     }
     assert!(begin.elapsed() >= Duration::from_millis(390), "six requests with the token's, two at once: {:?}", begin.elapsed());
 }
@@ -205,21 +229,21 @@ fn headscale_makes_keys_that_work_and_takes_devices_back() {
         "--hostname=eg-0",
         "--timeout=40s",
     ]);
-    let id = tailnet.node_id("eg-0").to_string();
+    let (id, expected) = (id(&tailnet.node_id("eg-0").to_string()), expected("eg-0"));
     let routes = |list: &[&str]| list.iter().map(|route| (*route).to_owned()).collect::<BTreeSet<_>>();
     let (own, others, none) = (routes(&["10.9.0.1/32"]), routes(&["10.7.0.0/16"]), BTreeSet::new());
-    tailnet.headscale(&["nodes", "approve-routes", "-i", &id, "-r", "10.7.0.0/16"]);
+    tailnet.headscale(&["nodes", "approve-routes", "-i", id.as_str(), "-r", "10.7.0.0/16"]);
     let approved = machine.node.ns.block_on(async || {
-        let with = control.approve_routes(&id, &own, &none).await?;
-        let same = control.approve_routes(&id, &own, &none).await?;
-        let without = control.approve_routes(&id, &none, &own).await?;
+        let with = control.approve_routes(&id, &expected, &own, &none).await?;
+        let same = control.approve_routes(&id, &expected, &own, &none).await?;
+        let without = control.approve_routes(&id, &expected, &none, &own).await?;
         Ok::<_, ControlError>([with, same, without])
     });
     let both: BTreeSet<_> = own.union(&others).cloned().collect();
     assert_eq!(approved.expect("the namespace").expect("approved"), [both.clone(), both, others], "what others approved stays");
     let gone = machine.node.ns.block_on(async || {
-        control.delete_device(&id).await?;
-        control.delete_device(&id).await
+        control.delete_device(&id, &expected).await?;
+        control.delete_device(&id, &expected).await
     });
     gone.expect("the namespace").expect("deleted, and gone already");
     assert!(!tailnet.knows("eg-0"));

@@ -3,6 +3,7 @@
 
 mod changes;
 mod groups;
+mod hostile;
 mod lacking;
 mod large;
 mod leading;

@@ -165,7 +165,7 @@ async fn own_certificate(
         }
     };
     told("NoSecret");
-    let missing = format!("tailyard_site_certificate_missing{{service=\"svc:web\",name=\"{OWN}\"}} 1");
+    let missing = format!("tailyard_site_certificate_missing{{proxied_service=\"svc:web\",name=\"{OWN}\"}} 1");
     assert!(members.iter().all(|member| metric(member, &missing)), "{missing}");
     cluster.make_secret("own", &[("tls.crt", "nothing that anybody could read"), ("tls.key", "x")]).await;
     told("Chain");

@@ -63,8 +63,7 @@ fn a_group_is_handed_over_and_back() {
     let mut acts = Acts::begin(&stage, "hand-over");
 
     acts.replace("from their operator to our reconciler, with the stock image", May::LoseNothing, || {
-        stage.stop("operator");
-        stage.install_ours(STOCK);
+        stage.take_over();
     });
     same();
     assert_eq!(stage.image(), STOCK);

@@ -23,7 +23,7 @@ use group::{Load, PATIENCE, Replica};
 use kit::agent::{Agent, conf};
 use kit::machine::DEADLINE;
 use kit::tailnet::Tailnet;
-use kit::wait::eventually;
+use kit::wait::{eventually, uninterrupted};
 
 /// Reads the bus of a daemon until `done`, in which the fold's snapshot is looked at after each message.
 async fn read_until(api: &LocalApi, what: &str, mut done: impl FnMut(&Fold) -> bool) {
@@ -259,10 +259,11 @@ fn a_killed_tailscaled_and_a_restarted_replica_lose_few_connections() {
     let mut lasting = group.client.node.connect(group.replicas[1].at(10002), PATIENCE).expect("a connection");
     kit::netns::Greeting::read(&mut lasting).expect("a greeting");
     lasting.set_read_timeout(Some(Duration::from_secs(20))).expect("a socket");
+    lasting.write_all(b"x").expect("a connection");
     eventually("the first replica answering again", DEADLINE, || group.client.node.ask_tcp(group.replicas[0].at(10001), PATIENCE).ok());
     let begin = Instant::now();
-    let leaving =
-        thread::spawn(move || lasting.write_all(b"x").and_then(|()| lasting.read(&mut [0; 16])).and_then(|_| lasting.read(&mut [0; 16])));
+    let mut end = move || uninterrupted(|| lasting.read(&mut [0; 16]));
+    let leaving = thread::spawn(move || end().and_then(|_| end()));
     let took = group.replicas[1].leave();
     let ended = leaving.join().expect("no panic");
     assert_eq!(ended.map_err(|fault| fault.kind()), Err(ErrorKind::ConnectionReset), "the flow that outlived the grace");
@@ -373,10 +374,11 @@ fn targets_behind_a_subnet_router(net: [u8; 3], mode: &str) {
     for (machine, address) in [(&replica.machine, "fd99::1/64"), (&client, "fd99::2/64")] {
         machine.node.ip(&format!("addr add {address} dev eth0 nodad\n"));
     }
-    let noted = || replica.get("/metrics").is_ok_and(|page| page.contains("tailyard_service_note{service=\"subnet\",note=\"Unrouted\"} 1"));
-    eventually("the note while the routes are not approved", DEADLINE, || noted().then_some(()));
+    let unrouted = "tailyard_service_rejected{proxied_service=\"subnet\",reason=\"Unrouted\"} 1";
+    let rejected = || replica.get("/metrics").is_ok_and(|page| page.contains(unrouted));
+    eventually("the rejection while the routes are not approved", DEADLINE, || rejected().then_some(()));
     tailnet.headscale(&["nodes", "approve-routes", "-i", &tailnet.node_id("router").to_string(), "-r", subnets]);
-    eventually("the end of the note", DEADLINE, || (!noted()).then_some(()));
+    eventually("the end of the rejection", DEADLINE, || (!rejected()).then_some(()));
     let site = SocketAddr::new("fd99::1".parse().expect("an address"), 10002);
     for to in [replica.at(10001), site] {
         let greeting = eventually(&format!("an answer by {to}"), DEADLINE, || client.node.ask_tcp(to, PATIENCE).ok());

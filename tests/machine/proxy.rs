@@ -5,5 +5,7 @@
 mod endpoints;
 mod faults;
 mod leaving;
+mod modes;
 mod replica;
 mod swaps;
+mod targets;

@@ -3,7 +3,9 @@
 //!
 //! `UPDATE_GOLDEN=1 cargo test --test package chart` writes the golden files anew. Objects
 //! are compared, not texts: the order and the comments of a rendered chart are the business of helm's version.
-//! Needs what `tests/servers/build helm` makes.
+//! Needs what `tests/servers/build helm` makes, and promtool.
+
+mod alerts;
 
 use kit::golden::{assert_golden, is_updating};
 use kit::servers::servers;
@@ -56,6 +58,11 @@ fn printed(args: &[&str]) -> String {
 /// The arguments that render the chart, whatever Kubernetes this helm was made for.
 fn template(namespace: &str) -> [&str; 7] {
     ["template", "tailyard", CHART, "--namespace", namespace, "--kube-version", "1.36.0"]
+}
+
+/// What is rendered with these flags in the namespace tailscale.
+fn rendered_with(flags: &[&str]) -> BTreeMap<String, Value> {
+    objects(&printed(&[&template("tailscale")[..], flags].concat()))
 }
 
 /// What is rendered with the values of a case.
@@ -120,6 +127,76 @@ fn rights(objects: BTreeMap<String, Value>) -> BTreeMap<String, Value> {
 fn config(file: &str, namespace: &str) -> BTreeMap<String, Value> {
     let text = read(&path("config/rbac").join(file));
     objects(&text.replace("namespace: tailscale\n", &format!("namespace: {namespace}\n")))
+}
+
+#[test]
+fn the_sample_is_what_the_chart_renders() {
+    let mut chart = objects(&rendered("sample", "tailscale"));
+    let sample = objects(&read(&path("config/samples/reconciler.yaml")));
+    chart.retain(|key, _| sample.contains_key(key));
+    for object in chart.values_mut() {
+        let labels = object["metadata"]["labels"].as_object_mut().expect("labels");
+        labels.retain(|key, _| !matches!(key.as_str(), "helm.sh/chart" | "app.kubernetes.io/managed-by"));
+    }
+    assert_eq!((sample.len(), &sample), (2, &chart));
+}
+
+/// The Secrets that a document's commands make, with their keys.
+fn made_secrets(text: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let commands = text.split("create secret generic ").skip(1).filter_map(|rest| rest.lines().next()).map(str::split_whitespace);
+    let secret = |mut words: std::str::SplitWhitespace<'_>| {
+        let name = words.next().expect("a name").to_owned();
+        let keys = words.filter_map(|word| word.strip_prefix("--from-literal=")?.split('=').next());
+        (name, keys.map(str::to_owned).collect())
+    };
+    commands.map(secret).collect()
+}
+
+#[test]
+fn documents_make_the_secrets_that_the_chart_mounts() {
+    for document in ["docs/headscale.md", "docs/quickstart.md", "charts/tailyard/README.md"] {
+        let text = read(&path(document));
+        let secrets = made_secrets(&text);
+        let values = text.split(char::is_whitespace).map(|word| word.trim_matches('`'));
+        let values: Vec<_> = values.filter(|word| word.starts_with("controlPlane.credentials.")).collect();
+        assert!(!values.is_empty(), "{document} installs the chart");
+        for value in values {
+            let (_, name) = value.split_once("existingSecret=").expect("a Secret");
+            let made = rendered_with(&["--set", value, "--set", "controlPlane.url=https://control.example.com"]);
+            let volume = &made["Deployment tailscale/tailyard-reconciler"]["spec"]["template"]["spec"]["volumes"][0]["secret"];
+            let keys: BTreeSet<_> = volume["items"].as_array().expect("items").iter().filter_map(|item| item["key"].as_str()).collect();
+            let of_document = secrets.get(name).unwrap_or_else(|| panic!("{document} makes no Secret {name}"));
+            assert_eq!((&volume["secretName"], keys), (&Value::from(name), of_document.iter().map(String::as_str).collect()), "{document}");
+        }
+    }
+}
+
+#[test]
+fn a_users_label_does_not_repeat_or_replace_one_of_the_chart() {
+    const NAME: &str = "app\\.kubernetes\\.io/name=mine";
+    let labels = ["podLabels", "metrics.serviceMonitor.labels", "prometheusRule.labels", "dashboard.labels"];
+    let labels = labels.map(|of| format!("{of}.{NAME},{of}.team=net")).join(",");
+    let enabled = "metrics.serviceMonitor.enabled=true,prometheusRule.enabled=true,dashboard.enabled=true";
+    let made = rendered_with(&["--set", &labels, "--set", enabled]);
+    let found = |key: &str, pointer: &str| {
+        let labels = made[key].pointer(pointer).expect("labels");
+        let label = |name: &str| labels[name].as_str().unwrap_or_default().to_owned();
+        (label("app.kubernetes.io/name"), label("app.kubernetes.io/component"), label("team"))
+    };
+    let expected = |component: &str| ("tailyard".to_owned(), component.to_owned(), "net".to_owned());
+    assert_eq!(found("Deployment tailscale/tailyard-reconciler", "/spec/template/metadata/labels"), expected("reconciler"));
+    assert_eq!(found("ServiceMonitor tailscale/tailyard-reconciler", "/metadata/labels"), expected("reconciler"));
+    assert_eq!(found("PrometheusRule tailscale/tailyard", "/metadata/labels"), expected("monitoring"));
+    assert_eq!(found("ConfigMap tailscale/tailyard-dashboard", "/metadata/labels"), expected("monitoring"));
+}
+
+#[test]
+fn security_contexts_are_replaced_or_left_out() {
+    let pod = |flags: &[&str]| rendered_with(flags)["Deployment tailscale/tailyard-reconciler"]["spec"]["template"]["spec"].clone();
+    let own = pod(&["--set-json", "podSecurityContext={}", "--set-json", r#"securityContext={"privileged":false}"#]);
+    assert_eq!(own["securityContext"], Value::Null, "left to the platform");
+    assert_eq!(own["containers"][0]["securityContext"], serde_json::json!({"privileged": false}), "nothing of the chart's is merged");
+    assert_eq!(pod(&[])["securityContext"]["runAsUser"], 65532);
 }
 
 #[test]
@@ -188,7 +265,7 @@ fn the_program_takes_what_it_is_told() {
     assert_eq!((default.ports, default.drain_grace), (untold.ports, untold.drain_grace));
     assert_eq!((default.control, default.service_namespaces), (untold.control, untold.service_namespaces));
     let everything = settings("everything");
-    assert_eq!(everything.image, "tailscale/tailscale:v1.102.5");
+    assert_eq!((everything.image.as_str(), everything.image_pull_secrets), ("tailscale/tailscale:v1.102.5", vec!["pull".to_owned()]));
     assert_eq!((everything.tags, everything.workers), (vec!["tag:k8s".to_owned(), "tag:prod".to_owned()], 8));
     assert_eq!((everything.default_class.as_deref(), everything.firewall.as_deref()), (Some("prod"), Some("nftables")));
     assert_eq!((everything.drain_grace.as_secs(), everything.cluster_domain.as_deref()), (90, Some("example.org")));
@@ -251,7 +328,7 @@ fn dashboard_and_alerts_ask_for_metrics_that_exist() {
 }
 
 /// Values that are refused, each beside one that differs in what is wrong and is taken.
-const REFUSED: [(&str, &str); 19] = [
+const REFUSED: [(&str, &str); 22] = [
     ("replica=2", "replicas=2"),
     ("replicas=0", "replicas=1"),
     ("replicas=two", "replicas=2"),
@@ -264,7 +341,10 @@ const REFUSED: [(&str, &str); 19] = [
     ("image.digest=abc", "image.digest="),
     ("image.pullPolicy=Sometimes", "image.pullPolicy=Never"),
     ("log.format=xml", "log.format=json"),
+    ("securityContext=none", "securityContext.privileged=false"),
+    ("proxyImagePullSecrets={pull}", "proxyImagePullSecrets[0].name=pull"),
     ("networkPolicy.egressPorts={70000}", "networkPolicy.egressPorts={7000}"),
+    ("networkPolicy.proxies.enabled=sometimes", "networkPolicy.proxies.enabled=true"),
     ("controlPlane.url=headscale", "controlPlane.url=https://headscale"),
     ("controlPlane.ca.key=a", "controlPlane.ca.key=a,controlPlane.ca.secret=b"),
     ("controlPlane.ca.configMap=a,controlPlane.ca.secret=b", "controlPlane.ca.configMap=a"),
@@ -295,11 +375,24 @@ fn bad_values_are_refused() {
 fn the_notes_tell_the_next_step() {
     let notes =
         |case: &str| printed(&["install", "tailyard", CHART, "--namespace", "tailscale", "--dry-run=client", "--values", &values(case)]);
-    let next =
-        ["kind: ProxyGroup", "tailscale.com/proxy-group: egress", "kubectl -n tailscale rollout status deployment/tailyard-reconciler"];
+    let namespace = |case: &str| match case {
+        "headscale" => "watched",
+        "identity" => "shop",
+        _ => "default",
+    };
     for case in CASES {
-        let notes = notes(case);
-        assert!(next.iter().all(|line| notes.contains(line)), "{case}: {notes}");
-        assert_eq!(notes.contains("No credentials are set"), case == "default", "{case}: {notes}");
+        let (notes, namespace) = (notes(case), namespace(case));
+        let (kind, type_) = if case == "everything" { ("ingress web", "ingress") } else { ("service db", "egress") };
+        let next = [
+            format!("tailscale.com/proxy-group: {type_}\n"),
+            format!("  spec:\n    type: {type_}\n"),
+            format!("kubectl describe {kind} -n {namespace}"),
+            format!("namespace: {namespace}\n"),
+            "kubectl -n tailscale rollout status deployment/tailyard-reconciler".to_owned(),
+            "pod-security.kubernetes.io/enforce=privileged".to_owned(),
+        ];
+        assert!(next.iter().all(|line| notes.contains(line)), "{case}: {next:?} in {notes}");
+        assert_eq!(notes.contains("No credentials are set"), !matches!(case, "headscale" | "identity" | "everything"), "{case}: {notes}");
+        assert_eq!(notes.contains("make image"), case != "everything", "{case}: {notes}");
     }
 }

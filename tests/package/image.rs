@@ -135,7 +135,7 @@ fn what_an_image_lacks_is_said() {
 fn the_products_image_runs_as_a_proxy_and_says_what_is_in_it() {
     let place = tempfile::TempDir::new().expect("a directory");
     let out = place.path().join("tailyard.tar");
-    let servers = run(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/servers/build"), &["tailscaled", "tailscale"]);
+    let servers = text(&kit::servers::servers(&["tailscaled", "tailscale"]));
     let args = ["tailyard", "--servers", &servers, "--binary", kit::tailyard(), "--out", &text(&out), "--plain-layers"];
     let digest = build(&args);
     let image = Unpacked::open(&out, &digest);

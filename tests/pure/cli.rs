@@ -93,6 +93,28 @@ fn what_is_rejected_is_printed_with_its_reason() {
 }
 
 #[test]
+fn strict_fails_where_a_service_is_rejected() {
+    let code = |args: &[&str]| plan(&[&CONFIG[..], args].concat()).status.code();
+    assert_eq!((code(&["-o", "nft"]), code(&["-o", "nft", "--strict"])), (Some(0), Some(1)));
+    assert_eq!(plan(&["--diff", "egress.json", "egress-next.json", "--strict"]).status.code(), Some(1));
+}
+
+#[test]
+fn each_cause_of_a_failure_is_printed_once() {
+    let told = |mut command: Command| String::from_utf8(command.output().expect("the compiled binary").stderr).expect("text");
+    let mut status = Command::new(kit::tailyard());
+    status.arg("status").env("KUBECONFIG", "/nonexistent");
+    let status = told(status);
+    assert_eq!((status.matches("No such file").count(), status.matches("kubeconfig").count()), (1, 1), "{status}");
+    let torn = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(torn.path(), "{\"a\":").expect("written");
+    let mut plan = Command::new(kit::tailyard());
+    plan.arg("plan").arg(torn.path());
+    let plan = told(plan);
+    assert_eq!(plan.matches("EOF while parsing").count(), 1, "{plan}");
+}
+
+#[test]
 fn files_that_cannot_be_used_are_named() {
     for (args, word) in [(["absent.json"], "absent.json"), (["rules.nft"], "not a JSON object")] {
         let output = plan(&args);

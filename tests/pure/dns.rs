@@ -171,31 +171,15 @@ fn an_address_in_place_of_a_name_stands_for_itself() {
 }
 
 #[test]
-fn search_domains_and_ndots_are_followed() {
+fn names_are_absolute_whatever_the_search_list_says() {
     lab(async |lab| {
-        lab.resolv_conf("nameserver 127.0.0.1\nsearch first.test second.test\noptions ndots:2 timeout:1 attempts:1\n");
-        lab.dns.set("db.second.test", 60, &["10.0.0.2"]).await;
-        assert_eq!(found(lab.lookup("db").await).0, ips(&["10.0.0.2"]));
-        assert_eq!(lab.dns.queries("db.first.test"), 2, "both families are asked under the first domain");
-        // One dot is fewer than two: the search domains come first, and the name itself last.
-        lab.dns.set("web.test", 60, &["10.0.0.3"]).await;
-        assert_eq!(found(lab.lookup("web.test").await).0, ips(&["10.0.0.3"]));
-        assert_eq!(lab.dns.queries("web.test.second.test"), 2);
-        // With a final dot, or with enough dots, it comes first.
-        assert_eq!(found(lab.lookup("db.second.test").await).0, ips(&["10.0.0.2"]));
-        assert_eq!(lab.dns.queries("db.second.test.first.test"), 0);
-        assert_eq!(found(lab.lookup("web.test.").await).0, ips(&["10.0.0.3"]));
-        assert_eq!(lab.dns.queries("web.test.second.test"), 2, "not searched again");
-    });
-}
-
-#[test]
-fn a_search_ends_at_a_failure_rather_than_at_another_service() {
-    lab(async |lab| {
-        lab.resolv_conf("nameserver 127.0.0.1\nsearch first.test second.test\noptions ndots:2 timeout:1 attempts:1\n");
-        lab.dns.set("db.second.test", 60, &["10.0.0.2"]).await;
-        lab.dns.fault("db.first.test", Some(Fault::ServFail));
-        assert_eq!(lab.lookup("db").await.v4, Err(Failure::Server));
+        lab.resolv_conf("nameserver 127.0.0.1\nsearch svc.test\noptions ndots:5 timeout:1 attempts:1\n");
+        lab.dns.set("db.test.svc.test", 60, &["10.96.0.1"]).await;
+        assert_eq!(lab.lookup("db.test").await.v4, Err(Failure::NoName));
+        assert_eq!(lab.dns.queries("db.test.svc.test"), 0);
+        for name in ["db.test.svc.test", "db.test.svc.test."] {
+            assert_eq!(found(lab.lookup(name).await).0, ips(&["10.96.0.1"]), "{name}");
+        }
     });
 }
 

@@ -3,4 +3,7 @@
 mod balance;
 mod changes;
 mod limits;
+mod messages;
 mod protocols;
+mod stalls;
+mod upgrades;

@@ -45,7 +45,7 @@ const DOORS: &[(&str, &[&str])] = &[
     ("ring", &["edge/tls", "model/objects"]),
     ("rtnetlink", &["edge/link"]),
     ("schemars", &["api"]),
-    ("rustix", &["edge/daemon"]),
+    ("rustix", &["edge/daemon", "runtime/resources"]),
     ("rustls", &["edge/acme", "edge/tls", "model/certificate", "runtime/https"]),
     ("serde_saphyr", &["cli/crd"]),
     ("socket2", &["edge/probe"]),

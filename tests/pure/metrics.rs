@@ -17,3 +17,29 @@ fn the_document_lists_every_family_and_no_other() {
     assert_part(DOCUMENT, PROXY, END, &proxy.registry().table());
     assert_part(DOCUMENT, RECONCILER, END, &reconciler.registry().table());
 }
+
+/// Labels that scraping sets on each series, and those that a group's `ServiceMonitor` copies. A metric's own label of the same name
+/// would be stored as `exported_…`.
+const TARGET_LABELS: [&str; 10] = [
+    "job",
+    "instance",
+    "namespace",
+    "service",
+    "pod",
+    "container",
+    "endpoint",
+    "ts_proxy_type",
+    "ts_proxy_parent_name",
+    "ts_proxy_parent_namespace",
+];
+
+#[test]
+fn no_label_of_a_metric_is_a_label_of_its_target() {
+    let (proxy, reconciler) = (Metrics::new().expect("families"), Reconciler::new().expect("families"));
+    let table = proxy.registry().table() + &reconciler.registry().table();
+    let labels: Vec<_> =
+        table.lines().filter_map(|row| row.split('|').nth(3)).flat_map(|cell| cell.split('`').skip(1).step_by(2)).collect();
+    assert!(labels.len() > 50, "{labels:?}");
+    let taken: Vec<_> = labels.into_iter().filter(|label| TARGET_LABELS.contains(label)).collect();
+    assert_eq!(taken, [""; 0]);
+}

@@ -11,6 +11,7 @@ use imbl::OrdMap;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 use tailyard::model::group::{Capabilities, Class, GroupSettings, Listed, Observed, Publishing, Replica, ReplicaState, TailnetState, pass};
+use tailyard::model::identity::DeviceName;
 use tailyard::model::publish::Owner;
 
 /// A group as it is first seen, with one Service.
@@ -32,6 +33,7 @@ fn observed(spec: Value, class: Option<Value>) -> Observed {
         name: "pg".into(),
         now: Timestamp::from_second(1_800_000_000).expect("a time"),
         settings: Arc::new(GroupSettings {
+            image_pull_secrets: vec!["mirror".into()],
             tags: vec!["tag:k8s".into()],
             drain_grace: Duration::from_secs(50),
             service_monitors: true,
@@ -113,6 +115,15 @@ fn what_is_applied_is_golden() {
     }
 }
 
+#[test]
+fn the_port_of_tailscaled_is_no_match_port() {
+    let class = json!({"staticEndpoints": {"nodePort": {"ports": [{"port": 30000, "endPort": 30010}]}}});
+    let all_but_one = json!({"type": "egress", "tailyard": {"ports": {"from": 20000, "to": 29998}}});
+    let applied = pass(&observed(all_but_one, Some(class))).apply;
+    let service = applied.iter().find(|manifest| manifest.object.name == "pg-0-nodeport").expect("a node port");
+    assert_eq!(service.value["spec"]["ports"][0]["targetPort"], 29_999);
+}
+
 /// Groups that publish an Ingress and a Service, with our image and the other one.
 fn publishing() -> [(&'static str, Observed); 2] {
     let stock = json!({"useLetsEncryptStagingEnvironment": true, "statefulSet": {"pod": {"tailscaleContainer": {"image": "tailscale/tailscale:v1.102.0"}}}});
@@ -142,7 +153,7 @@ fn publishing() -> [(&'static str, Observed); 2] {
             listed: Some(Arc::new(Listed { at: observed.now, services: services.into_iter().collect() })),
             ..Publishing::default()
         };
-        let state = ReplicaState { device_fqdn: Some("pg-0.tail1234.ts.net.".into()), ..ReplicaState::default() };
+        let state = ReplicaState { device_name: DeviceName::parse("pg-0.tail1234.ts.net."), ..ReplicaState::default() };
         observed.replicas = BTreeMap::from([(0, Replica { state: Some(Arc::new(state)), ..Replica::default() })]);
         let settings = GroupSettings::clone(&observed.settings);
         observed.settings = Arc::new(GroupSettings { cluster: Owner { id: "here".into(), ..Owner::default() }, ..settings });

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use kit::scripted_tailscaled::append;
-use kit::wait::{eventually_async, until_async};
+use kit::wait::{eventually_async, until_async, wait_for_value};
 use tailyard::model::netmap::{Fqdn, NetMap};
 use tailyard::model::state::Content;
 use tailyard::model::supervise::kept::{Kept, from_file};
@@ -126,9 +126,7 @@ impl Lab {
     }
 
     async fn state(&self, what: &str, wanted: impl Fn(&DaemonState) -> bool) -> DaemonState {
-        let mut state = self.daemon.state();
-        let seen = timeout(DEADLINE, state.wait_for(|state| wanted(state))).await.map(|seen| seen.expect("the task lives").clone());
-        seen.unwrap_or_else(|_| panic!("{what} does not come: {:?}", self.daemon.state().borrow()))
+        wait_for_value(what, DEADLINE, &mut self.daemon.state(), wanted).await
     }
 
     async fn phase(&self, phase: Phase) -> DaemonState {
@@ -139,10 +137,9 @@ impl Lab {
     async fn resolves(&self, name: &str, ips: &[&str]) -> Arc<NetMap> {
         let name = Fqdn::new(name).expect("a name");
         let wanted: BTreeSet<_> = ips.iter().map(|ip| ip.parse().expect("an address")).collect();
-        let mut netmap = self.daemon.netmap();
-        let found = netmap.wait_for(|map| map.as_ref().is_some_and(|map| map.resolve(&name) == wanted));
-        let found = timeout(DEADLINE, found).await.map(|found| found.expect("the task lives").clone());
-        found.unwrap_or_else(|_| panic!("{name} does not lead to {ips:?}: {:?}", self.daemon.netmap().borrow())).expect("a netmap")
+        let leads = |map: &Option<Arc<NetMap>>| map.as_ref().is_some_and(|map| map.resolve(&name) == wanted);
+        let what = format!("{name} resolves to {ips:?}");
+        wait_for_value(&what, DEADLINE, &mut self.daemon.netmap(), leads).await.expect("a netmap")
     }
 
     async fn call(&self, prefix: &str) -> String {

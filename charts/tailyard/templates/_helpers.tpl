@@ -11,6 +11,18 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
+{{/* Labels of an object (root, more: the user's, component: if it is not the reconciler); of one key ours. */}}
+{{- define "tailyard.mergedLabels" -}}
+{{- $labels := include "tailyard.labels" .root | fromYaml -}}
+{{- with .component }}{{ $_ := set $labels "app.kubernetes.io/component" . }}{{ end -}}
+{{- merge $labels (.more | default dict) | toYaml -}}
+{{- end }}
+
+{{/* The names of a list of objects, separated by commas. */}}
+{{- define "tailyard.names" -}}
+{{- range $i, $object := . }}{{ if $i }},{{ end }}{{ $object.name }}{{ end -}}
+{{- end }}
+
 {{- define "tailyard.image" -}}
 {{- with .Values.image -}}
 {{ .repository }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::model::identity::{DeviceId, Mismatch};
 use crate::runtime::https::HttpsError;
 
 /// A call failed.
@@ -72,6 +73,16 @@ pub enum ControlError {
         /// Its words.
         message: String,
     },
+    /// The device is not the one that it is claimed to be.
+    #[error("{call}: device {id} is not touched, as {mismatch}; remove it in the admin console if it is a leftover")]
+    Mismatch {
+        /// Which call.
+        call: &'static str,
+        /// Its stable ID.
+        id: DeviceId,
+        /// What differs.
+        mismatch: Mismatch,
+    },
     /// The answer is none that we understand.
     #[error("{call}: the control plane's answer is not understood: {source}")]
     Answer {
@@ -95,6 +106,7 @@ impl ControlError {
             Self::Paused { .. } => "paused",
             Self::Absent { .. } => "absent",
             Self::Refused { .. } => "refused",
+            Self::Mismatch { .. } => "mismatch",
             Self::Answer { .. } => "answer",
         }
     }

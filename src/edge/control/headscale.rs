@@ -6,8 +6,9 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use reqwest::{Method, RequestBuilder};
 
 use super::http::Http;
-use super::{AuthKey, Control, ControlError};
-use crate::api::control::{ApproveRoutes, CreatePreAuthKey, CreatedPreAuthKey, NodeAnswer};
+use super::{AuthKey, Control, ControlError, key_id};
+use crate::api::control::{ApproveRoutes, CreatePreAuthKey, CreatedPreAuthKey, HeadscaleNode, NodeAnswer};
+use crate::model::identity::{Device, DeviceId, ExpectedDevice, KeyId};
 use crate::model::supervise::Secret;
 
 /// What an approval is called in errors.
@@ -41,24 +42,26 @@ impl Headscale {
         let wanted = CreatePreAuthKey { reusable: false, ephemeral: false, expiration, acl_tags: tags.to_vec() };
         let request = self.request(Method::POST, "/api/v1/preauthkey").json(&wanted);
         let made: CreatedPreAuthKey = self.http.answer("make a pre-auth key", request).await?;
-        Ok(AuthKey { id: made.pre_auth_key.id, key: Secret::new(made.pre_auth_key.key) })
+        Ok(AuthKey { id: key_id(made.pre_auth_key.id)?, key: Secret::new(made.pre_auth_key.key) })
     }
 
-    pub(super) async fn revoke_key(&self, id: &str) -> Result<(), ControlError> {
-        self.http.done("delete a pre-auth key", self.request(Method::DELETE, "/api/v1/preauthkey").query(&[("id", id)])).await
+    pub(super) async fn revoke_key(&self, id: &KeyId) -> Result<(), ControlError> {
+        self.http.done("delete a pre-auth key", self.request(Method::DELETE, "/api/v1/preauthkey").query(&[("id", id.as_str())])).await
     }
 
     /// The routes that are approved for a node after this: those that were, without some and with others. Written only if that changes
     /// anything.
     pub(super) async fn approve_routes(
         &self,
-        id: &str,
+        id: &DeviceId,
+        expected: &ExpectedDevice,
         add: &BTreeSet<String>,
         remove: &BTreeSet<String>,
     ) -> Result<BTreeSet<String>, ControlError> {
         let path = format!("/api/v1/node/{id}");
-        let held: NodeAnswer = self.http.answer("get a node", self.request(Method::GET, &path)).await?;
-        let held = held.node.approved_routes;
+        let node = self.node(id).await?;
+        let held = node.approved_routes.clone();
+        expected.check(&device(node)).map_err(|mismatch| ControlError::Mismatch { call: APPROVE, id: id.clone(), mismatch })?;
         let wanted: BTreeSet<String> = held.difference(remove).chain(add).cloned().collect();
         if wanted == held {
             return Ok(held);
@@ -73,7 +76,20 @@ impl Headscale {
         Err(ControlError::Refused { call: APPROVE, status: 200, message })
     }
 
-    pub(super) async fn delete_device(&self, id: &str) -> Result<(), ControlError> {
+    pub(super) async fn device(&self, id: &DeviceId) -> Result<Device, ControlError> {
+        self.node(id).await.map(device)
+    }
+
+    async fn node(&self, id: &DeviceId) -> Result<HeadscaleNode, ControlError> {
+        let answer: NodeAnswer = self.http.answer("get a node", self.request(Method::GET, &format!("/api/v1/node/{id}"))).await?;
+        Ok(answer.node)
+    }
+
+    pub(super) async fn delete_device(&self, id: &DeviceId) -> Result<(), ControlError> {
         self.http.done("delete a node", self.request(Method::DELETE, &format!("/api/v1/node/{id}"))).await
     }
+}
+
+fn device(node: HeadscaleNode) -> Device {
+    Device { hostname: node.name, tags: node.tags, domain: None }
 }

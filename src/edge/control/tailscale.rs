@@ -7,10 +7,12 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 
 use super::http::Http;
-use super::{AuthKey, Control, ControlError, IdentityToken};
-use crate::api::control::{CreateKey, CreatedKey, KeyCapabilities, KeyCreate, KeyDevices, TokenAnswer};
+use super::{AuthKey, Control, ControlError, IdentityToken, key_id};
+use crate::api::control::{CreateKey, CreatedKey, KeyCapabilities, KeyCreate, KeyDevices, TailscaleDevice, TokenAnswer};
 use crate::api::vip::{VipService, VipServices};
 use crate::model::control::token_end;
+use crate::model::identity::{Device, DeviceId, DeviceName, KeyId};
+use crate::model::publish::dns_label;
 use crate::model::supervise::Secret;
 
 /// The longest that a key's description may be.
@@ -66,14 +68,21 @@ impl Tailscale {
         let call = "make an auth key";
         let request = self.request(Method::POST, "/tailnet/-/keys").await?.json(&wanted);
         let made: CreatedKey = self.settled(self.http.answer(call, request).await).await?;
-        Ok(AuthKey { id: made.id, key: Secret::new(made.key) })
+        Ok(AuthKey { id: key_id(made.id)?, key: Secret::new(made.key) })
     }
 
-    pub(super) async fn revoke_key(&self, id: &str) -> Result<(), ControlError> {
+    pub(super) async fn revoke_key(&self, id: &KeyId) -> Result<(), ControlError> {
         self.done("delete an auth key", Method::DELETE, &format!("/tailnet/-/keys/{id}")).await
     }
 
-    pub(super) async fn delete_device(&self, id: &str) -> Result<(), ControlError> {
+    pub(super) async fn device(&self, id: &DeviceId) -> Result<Device, ControlError> {
+        let request = self.request(Method::GET, &format!("/device/{id}")).await?;
+        let found: TailscaleDevice = self.settled(self.http.answer("get a device", request).await).await?;
+        let domain = DeviceName::parse(&found.name).map(|name| name.domain().to_owned());
+        Ok(Device { hostname: found.hostname, tags: found.tags, domain })
+    }
+
+    pub(super) async fn delete_device(&self, id: &DeviceId) -> Result<(), ControlError> {
         self.done("delete a device", Method::DELETE, &format!("/device/{id}")).await
     }
 
@@ -84,17 +93,17 @@ impl Tailscale {
     }
 
     pub(super) async fn service(&self, name: &str) -> Result<VipService, ControlError> {
-        let request = self.request(Method::GET, &format!("/tailnet/-/vip-services/{name}")).await?;
+        let request = self.request(Method::GET, &service_path(name)?).await?;
         self.settled(self.http.answer("get a Tailscale Service", request).await).await
     }
 
     pub(super) async fn put_service(&self, service: &VipService) -> Result<(), ControlError> {
-        let request = self.request(Method::PUT, &format!("/tailnet/-/vip-services/{}", service.name)).await?.json(service);
+        let request = self.request(Method::PUT, &service_path(&service.name)?).await?.json(service);
         self.settled(self.http.done("put a Tailscale Service", request).await).await
     }
 
     pub(super) async fn delete_service(&self, name: &str) -> Result<(), ControlError> {
-        self.done("delete a Tailscale Service", Method::DELETE, &format!("/tailnet/-/vip-services/{name}")).await
+        self.done("delete a Tailscale Service", Method::DELETE, &service_path(name)?).await
     }
 
     async fn done(&self, call: &'static str, method: Method, path: &str) -> Result<(), ControlError> {
@@ -157,6 +166,14 @@ impl IdentityToken {
                 cell.borrow().clone().ok_or_else(|| ControlError::Identity("the API server has not given one yet".to_owned()))
             }
         }
+    }
+}
+
+/// The path of a Tailscale Service. Fails if the name is not `svc:` and a DNS label.
+fn service_path(name: &str) -> Result<String, ControlError> {
+    match name.strip_prefix("svc:") {
+        Some(label) if dns_label(label) => Ok(format!("/tailnet/-/vip-services/{name}")),
+        _ => Err(ControlError::Settings(format!("{name:?} is no name of a Tailscale Service"))),
     }
 }
 

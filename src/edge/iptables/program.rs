@@ -1,5 +1,6 @@
 //! One run of one of iptables' programs: text in, an exit status or a dump out.
 
+use std::fs;
 use std::io;
 use std::process::{ExitStatus, Output};
 use std::time::Duration;
@@ -79,6 +80,16 @@ impl Programs {
 
     pub(super) fn family(self) -> Family {
         self.family
+    }
+
+    /// Whether there is anything to save: to look at tables of `ip_tables` that are not there would make them.
+    pub(super) fn has_tables(self) -> bool {
+        let names = match (self.variant, self.family) {
+            (Variant::Nft, _) => return true,
+            (Variant::Legacy, Family::V4) => "/proc/thread-self/net/ip_tables_names",
+            (Variant::Legacy, Family::V6) => "/proc/thread-self/net/ip6_tables_names",
+        };
+        fs::read(names).is_ok_and(|names| !names.is_empty())
     }
 
     /// Feeds a text to iptables-restore, chains that it does not name untouched.

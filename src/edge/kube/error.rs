@@ -172,12 +172,12 @@ pub enum KubeError {
         source: io::Error,
     },
     /// A kubeconfig, or what a service account amounts to, cannot be used.
-    #[error("cannot use {path} to reach the API: {source}")]
+    #[error("cannot use {path} to reach the API: {}", kubeconfig_fault(.fault))]
     Config {
         /// The file or directory.
         path: PathBuf,
         /// What is wrong with it.
-        source: Box<KubeconfigError>,
+        fault: Box<KubeconfigError>,
     },
     /// The client could not be made.
     #[error("cannot set up the client of the API: {0}")]
@@ -199,9 +199,17 @@ pub enum KubeError {
     },
 }
 
+/// The client's own text, but of a file that cannot be read, whose path it quotes twice.
+fn kubeconfig_fault(fault: &KubeconfigError) -> String {
+    match fault {
+        KubeconfigError::ReadConfig(fault, path) => format!("cannot read {}: {fault}", path.display()),
+        other => other.to_string(),
+    }
+}
+
 impl KubeError {
-    pub(super) fn config(path: &Path, source: KubeconfigError) -> Self {
-        Self::Config { path: path.to_owned(), source: Box::new(source) }
+    pub(super) fn config(path: &Path, fault: KubeconfigError) -> Self {
+        Self::Config { path: path.to_owned(), fault: Box::new(fault) }
     }
 
     /// A closed set of words for metric labels and Event reasons.

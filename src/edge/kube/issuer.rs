@@ -27,7 +27,10 @@ impl Cluster {
         let holder = if step == Step::Hold { replica } else { "" };
         let time = MicroTime(Timestamp::now());
         let Some(version) = version else {
-            let metadata = ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() };
+            // The group owns the Lease as it owns the state Secret, so that both are deleted with it.
+            let state = within(|| self.call(Verb::Get, "Secret", replica), self.secrets().get_metadata_opt(replica)).await?;
+            let owner_references = state.and_then(|state| state.metadata.owner_references);
+            let metadata = ObjectMeta { name: Some(name.to_owned()), owner_references, ..ObjectMeta::default() };
             let spec = LeaseSpec { holder_identity: Some(holder.to_owned()), renew_time: Some(time), ..LeaseSpec::default() };
             let lease = Lease { metadata, spec: Some(spec) };
             let parameters = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };

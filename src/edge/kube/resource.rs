@@ -37,6 +37,15 @@ impl Resource {
     /// Nodes.
     pub const NODE: Self = Self { api_version: "v1", kind: "Node", plural: "nodes" };
 
+    /// Kinds of the Tailscale operator that Tailyard does not reconcile.
+    pub const NOT_RECONCILED: [Self; 5] = [
+        Self { api_version: "tailscale.com/v1alpha1", kind: "Connector", plural: "connectors" },
+        Self { api_version: "tailscale.com/v1alpha1", kind: "DNSConfig", plural: "dnsconfigs" },
+        Self { api_version: "tailscale.com/v1alpha1", kind: "PeerRelay", plural: "peerrelays" },
+        Self { api_version: "tailscale.com/v1alpha1", kind: "ProxyGroupPolicy", plural: "proxygrouppolicies" },
+        Self { api_version: "tailscale.com/v1alpha1", kind: "Recorder", plural: "recorders" },
+    ];
+
     /// Definitions of kinds.
     pub const DEFINITION: Self =
         Self { api_version: "apiextensions.k8s.io/v1", kind: "CustomResourceDefinition", plural: "customresourcedefinitions" };

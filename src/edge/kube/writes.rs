@@ -12,7 +12,7 @@ use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, Preconditions};
 use kube::discovery::ApiResource;
 use serde_json::{Value, json};
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::{CALL, Call, Cluster, Fault, KubeError, Leading, Resource, Verb};
 use crate::model::group::Delete;
@@ -46,6 +46,12 @@ impl Writes {
     #[must_use]
     pub fn open(&self) -> bool {
         self.leading.borrow().is_some_and(|leading| Instant::now() < leading.until)
+    }
+
+    /// Runs work that changes something beside the API server, and drops it when leading ends; `None` then. Work that waits while
+    /// leading is prolonged goes on.
+    pub async fn while_leading<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+        while_leading(self.leading.clone(), work).await
     }
 
     /// Makes an object as the manifest says, or changes it to be so. Returns it as the API server has it now.
@@ -132,6 +138,23 @@ impl Writes {
     }
 }
 
+async fn while_leading<T>(mut leading: watch::Receiver<Option<Leading>>, work: impl Future<Output = T>) -> Option<T> {
+    let ended = async move {
+        loop {
+            let until = leading.borrow_and_update().map(|leading| leading.until);
+            let Some(until) = until.filter(|until| Instant::now() < *until) else { return };
+            if let Ok(Err(_gone)) = timeout_at(until, leading.changed()).await {
+                sleep_until(until).await;
+            }
+        }
+    };
+    tokio::select! {
+        biased;
+        () = ended => None,
+        done = work => Some(done),
+    }
+}
+
 /// Which part of an object is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
@@ -168,4 +191,42 @@ fn status(resource: Resource) -> &'static str {
 pub(super) fn plain(mut object: DynamicObject) -> Value {
     object.metadata.managed_fields = None;
     serde_json::to_value(object).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::time::sleep;
+
+    use super::*;
+
+    fn leading(seconds: u64) -> Leading {
+        Leading { until: Instant::now() + Duration::from_secs(seconds) }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn work_ends_with_leading() {
+        let work = |seconds| async move {
+            sleep(Duration::from_secs(seconds)).await;
+            seconds
+        };
+        let (sender, receiver) = watch::channel(Some(leading(8)));
+        assert_eq!(while_leading(receiver.clone(), work(7)).await, Some(7));
+        assert_eq!(while_leading(receiver.clone(), work(2)).await, None, "a second is left");
+        assert_eq!(while_leading(receiver.clone(), work(0)).await, None, "none is left");
+
+        sender.send_replace(Some(leading(8)));
+        let prolonged = tokio::spawn(while_leading(receiver.clone(), work(20)));
+        for _ in 0..3 {
+            sleep(Duration::from_secs(6)).await;
+            sender.send_replace(Some(leading(8)));
+        }
+        assert_eq!(prolonged.await.expect("no panic"), Some(20));
+
+        let lost = tokio::spawn(while_leading(receiver, work(6)));
+        sleep(Duration::from_secs(1)).await;
+        sender.send_replace(None);
+        assert_eq!(lost.await.expect("no panic"), None);
+    }
 }

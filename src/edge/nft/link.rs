@@ -10,6 +10,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 use nix::sys::time::TimeVal;
 
 use super::NftError;
+use crate::edge::uninterrupted;
 use crate::model::firewall::Audit;
 use crate::model::nft::TABLE;
 use crate::model::nft::element::{Edits, Element, Set};
@@ -218,7 +219,7 @@ impl Link {
 
     fn read(&self) -> io::Result<Result<Vec<(u32, Message)>, NftError>> {
         let mut buffer = Vec::with_capacity(READ);
-        self.socket.recv(&mut buffer, 0)?;
+        uninterrupted(|| self.socket.recv(&mut buffer, 0))?;
         Ok(messages(&buffer).map_err(NftError::Answer))
     }
 }

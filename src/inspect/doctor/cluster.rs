@@ -12,7 +12,7 @@ use crate::edge::control::{Control, ControlError, ControlSettings, Credentials, 
 use crate::edge::kube::{Cluster, KubeError, Resource};
 use crate::inspect::gap;
 use crate::model::doctor::Read;
-use crate::model::doctor::cluster::{DEFINITIONS, Facts, Outcome, Place, Tried, credentials, is_reconciler, places};
+use crate::model::doctor::cluster::{DEFINITIONS, Facts, Outcome, Place, Tried, credentials, is_reconciler, places, variable};
 use crate::model::doctor::rights::{self, Right};
 use crate::model::tailnet;
 
@@ -53,7 +53,11 @@ async fn objects(cluster: &Cluster, server: String, ca: Option<&Path>) -> Facts 
     let (deployments, groups, tailnets) =
         tokio::join!(list(Resource::DEPLOYMENT, None, None), list(Resource::PROXY_GROUP, None, None), list(Resource::TAILNET, None, None),);
     let watched = deployments.as_ref().map(|deployments| watched(deployments)).unwrap_or_default();
-    let groups: Vec<_> = groups.iter().flatten().filter_map(name).collect();
+    let mut unreconciled = BTreeMap::new();
+    for resource in Resource::NOT_RECONCILED {
+        unreconciled.insert(resource.kind, list(resource, None, None).await);
+    }
+    let names: Vec<_> = groups.iter().flatten().filter_map(name).collect();
     let tried = match &deployments {
         Ok(deployments) => Ok(tried(cluster, deployments, tailnets.as_deref().unwrap_or_default(), ca).await),
         Err(gap) => Err(gap.clone()),
@@ -61,8 +65,10 @@ async fn objects(cluster: &Cluster, server: String, ca: Option<&Path>) -> Facts 
     Facts {
         server,
         definitions,
-        denied: denied(cluster, &watched, &groups).await,
+        denied: denied(cluster, &watched, &names).await,
         deployments,
+        groups,
+        unreconciled,
         lease: Ok(None),
         renewed: false,
         pods: list(Resource::POD, Some(namespace), Some(OF_A_GROUP)).await,
@@ -100,9 +106,7 @@ fn name(object: &Value) -> Option<String> {
 /// The namespaces to which a reconciler is bound; none if it looks everywhere.
 fn watched(deployments: &[Value]) -> Vec<String> {
     let reconciler = deployments.iter().find(|deployment| is_reconciler(deployment));
-    let env = reconciler.and_then(|deployment| deployment["spec"]["template"]["spec"]["containers"][0]["env"].as_array());
-    let variable = env.and_then(|env| env.iter().find(|variable| variable["name"] == "TAILYARD_WATCH_NAMESPACES"));
-    let text = variable.and_then(|variable| variable["value"].as_str()).unwrap_or_default();
+    let text = reconciler.and_then(|deployment| variable(deployment, "TAILYARD_WATCH_NAMESPACES")).unwrap_or_default();
     text.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect()
 }
 

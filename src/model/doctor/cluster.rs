@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::control;
 use super::rights::{self, Right};
-use super::{Check, Read, network};
+use super::{Check, Read, network, page};
 use crate::model::objects::image_path;
 use crate::model::overview::stuck;
 
@@ -33,6 +33,10 @@ pub struct Facts {
     pub denied: BTreeMap<String, Read<Vec<Right>>>,
     /// Every Deployment.
     pub deployments: Read<Vec<Value>>,
+    /// Every ProxyGroup.
+    pub groups: Read<Vec<Value>>,
+    /// Objects that only the Tailscale operator reconciles, by kind.
+    pub unreconciled: BTreeMap<&'static str, Read<Vec<Value>>>,
     /// The Lease of the reconcilers.
     pub lease: Read<Option<Value>>,
     /// Whether that was renewed while we looked: clocks differ, so its time alone tells nothing.
@@ -114,7 +118,7 @@ fn permissions(facts: &Facts) -> Vec<Check> {
             Ok(denied) if denied.is_empty() => checks.push(Check::ok(NAME, format!("{account} may do all that it must"))),
             Ok(denied) => {
                 let what = format!("{account} may not: {}", rights::told(denied));
-                let fix = "apply config/rbac, or upgrade the chart (docs/permissions.md)";
+                let fix = format!("upgrade the chart, or apply config/rbac ({})", page("permissions.md"));
                 let harmless = denied.iter().all(Right::optional);
                 checks.push(if harmless { Check::warn(NAME, what, fix) } else { Check::bad(NAME, what, fix) });
             }
@@ -129,6 +133,13 @@ pub fn is_reconciler(deployment: &Value) -> bool {
     let labels = &deployment["spec"]["template"]["metadata"]["labels"];
     let labelled = labels["app.kubernetes.io/name"] == "tailyard" && labels["app.kubernetes.io/component"] == "reconciler";
     labelled || deployment["metadata"]["name"] == "tailyard-reconciler"
+}
+
+/// A variable of a Deployment's first container.
+#[must_use]
+pub fn variable<'a>(deployment: &'a Value, name: &str) -> Option<&'a str> {
+    let env = deployment["spec"]["template"]["spec"]["containers"][0]["env"].as_array()?;
+    env.iter().find(|variable| variable["name"] == name)?["value"].as_str()
 }
 
 fn is_operator(deployment: &Value) -> bool {
@@ -148,7 +159,6 @@ fn wanted(deployment: &Value) -> i64 {
 
 fn reconciler(facts: &Facts) -> Check {
     const NAME: &str = "reconciler";
-    const INSTALL: &str = "install it (docs/quickstart.md), or name its namespace by --namespace";
     let lease = match &facts.lease {
         Ok(lease) => lease.as_ref(),
         Err(gap) => return Check::unread(NAME, "the Lease of the reconcilers", gap, "get leases.coordination.k8s.io"),
@@ -157,7 +167,10 @@ fn reconciler(facts: &Facts) -> Check {
     let deployment = facts.deployments.as_ref().ok().and_then(|all| all.iter().find(|deployment| is_reconciler(deployment)));
     let available = deployment.map(|deployment| deployment["status"]["availableReplicas"].as_i64().unwrap_or(0));
     match (holder.filter(|_| facts.renewed), deployment, available) {
-        (None, None, _) => Check::bad(NAME, format!("none runs in {}", facts.namespace), INSTALL),
+        (None, None, _) => {
+            let fix = format!("install it ({}), or name its namespace by --namespace", page("quickstart.md"));
+            Check::bad(NAME, format!("none runs in {}", facts.namespace), fix)
+        }
         (None, Some(deployment), Some(0)) => {
             let fix = format!("kubectl -n {} get pods; then look at the log of one", facts.namespace);
             Check::bad(NAME, format!("no Pod of {} is available", named(deployment)), fix)
@@ -188,14 +201,45 @@ fn operators(facts: &Facts) -> Check {
     let ours = all.iter().filter(running).find(|deployment| is_reconciler(deployment));
     let theirs = all.iter().filter(running).find(|deployment| is_operator(deployment));
     match (ours, theirs) {
-        (Some(ours), Some(theirs)) => Check::bad(
-            NAME,
-            format!("{} and the Tailscale operator {} both write ProxyGroups", named(ours), named(theirs)),
-            "scale one of them to 0 (docs/upgrade.md says in which order)".to_owned(),
-        ),
+        (Some(ours), Some(theirs)) => both_run(facts, ours, theirs),
         (None, Some(theirs)) => Check::ok(NAME, format!("the Tailscale operator {} alone", named(theirs))),
+        (Some(_), None) if !unreconciled(facts).is_empty() => {
+            let what = format!("the Tailscale operator does not run, nothing else reconciles {}", unreconciled(facts).join(", "));
+            Check::warn(NAME, what, format!("delete what is not needed ({})", page("upgrade.md")))
+        }
         (..) => Check::ok(NAME, "the Tailscale operator does not run"),
     }
+}
+
+/// Both operators run, which is harmless only while no group is of a type that ours serves: the other one serves all types.
+fn both_run(facts: &Facts, ours: &Value, theirs: &Value) -> Check {
+    const NAME: &str = "operators";
+    let types = variable(ours, "TAILYARD_GROUP_TYPES").unwrap_or("egress,ingress");
+    let (ours, theirs) = (named(ours), named(theirs));
+    let groups = match &facts.groups {
+        Ok(groups) => groups,
+        Err(gap) => {
+            return Check::unread(NAME, &format!("the ProxyGroups that {ours} and {theirs} write"), gap, "list proxygroups.tailscale.com");
+        }
+    };
+    let served = |group: &&Value| types.split(',').any(|served| group["spec"]["type"] == served.trim());
+    let shared: Vec<_> = groups.iter().filter(served).filter_map(|group| group["metadata"]["name"].as_str()).collect();
+    if shared.is_empty() {
+        let what = format!("{ours} and the Tailscale operator {theirs} both run; no ProxyGroup is of type {types}");
+        return Check::warn(NAME, what, format!("scale one of them to 0 before you create one ({})", page("upgrade.md")));
+    }
+    let what = format!("{ours} and the Tailscale operator {theirs} both write the ProxyGroups {}", shared.join(", "));
+    Check::bad(NAME, what, format!("scale one of them to 0 (in the order of {})", page("upgrade.md")))
+}
+
+/// The kinds of which there are objects that nothing reconciles without the Tailscale operator, each with their names.
+fn unreconciled(facts: &Facts) -> Vec<String> {
+    let there = facts.unreconciled.iter().filter_map(|(kind, objects)| Some((kind, objects.as_ref().ok()?)));
+    let named = there.filter(|(_, objects)| !objects.is_empty()).map(|(kind, objects)| {
+        let names = objects.iter().filter_map(|object| object["metadata"]["name"].as_str());
+        format!("{kind} {}", names.collect::<Vec<_>>().join(" "))
+    });
+    named.collect()
 }
 
 fn pods(facts: &Facts) -> Check {

@@ -7,7 +7,7 @@ use serde::Deserialize as _;
 use serde_json::Value;
 
 use super::cluster::is_reconciler;
-use super::{Check, Read};
+use super::{Check, Read, page};
 use crate::api::tailnet::Tailnet;
 use crate::model::overview::Gap;
 use crate::model::supervise::Secret;
@@ -137,7 +137,7 @@ pub(super) fn checks(tried: &Read<Vec<Tried>>) -> Vec<Check> {
             Outcome::Works => Check::ok(NAME, format!("{of} work")),
             Outcome::Unasked => Check::ok(NAME, format!("{of} are there; only the reconciler itself can try them")),
             Outcome::Unread(gap) => Check::unread(NAME, &of, gap, "get secrets in the reconciler's namespace"),
-            Outcome::Missing(why) => Check::bad(NAME, format!("{of}: {why}"), "make the Secret as docs/quickstart.md has it"),
+            Outcome::Missing(why) => Check::bad(NAME, format!("{of}: {why}"), format!("make the Secret ({})", page("quickstart.md"))),
             Outcome::Refused(why) => {
                 Check::bad(NAME, format!("{of} are refused: {why}"), "make new credentials, with the scopes and tags in use")
             }

@@ -79,7 +79,15 @@ fn addresses(facts: &Facts) -> Check {
         .flat_map(|(what, texts)| texts.iter().filter(|text| taken(text)).map(move |text| format!("{what} have {text}")))
         .collect();
     if !clashes.is_empty() {
+        let pods_only = clashes.iter().all(|clash| clash.starts_with("Pods "));
         let what = format!("{}: within what tailnets use ({})", clashes.into_iter().collect::<Vec<_>>().join(", "), TAILNET.join(", "));
+        if pods_only {
+            return Check::warn(
+                NAME,
+                what,
+                "give Pods other addresses, or use groups of type egress with Tailyard's image alone, which work",
+            );
+        }
         return Check::bad(
             NAME,
             what,

@@ -1,7 +1,7 @@
 //! Checks of a machine or Pod that proxies run on.
 
-use super::Check;
 use super::network::Kernel;
+use super::{Check, page};
 
 /// tailscaled's interface carries so many bytes; what comes to it over a smaller one is cut in two.
 const MTU: u32 = 1280;
@@ -79,7 +79,10 @@ fn tun(facts: &Facts) -> Check {
         Err(why) => Check::bad(
             "tun",
             format!("/dev/net/tun cannot be opened: {why}"),
-            "modprobe tun on the node; in a Pod: privileged, or a device plugin named by spec.tailyard.tunResource (docs/egress.md)",
+            format!(
+                "modprobe tun on the node; in a Pod: privileged, or a device plugin named by spec.tailyard.tunResource ({})",
+                page("egress.md")
+            ),
         ),
     }
 }

@@ -24,6 +24,10 @@ fn node(name: &str, kernel: &str, cidr: &str) -> Value {
             "addresses": [{"type": "InternalIP", "address": "10.99.0.11"}], "conditions": [{"type": "Ready", "status": "True"}]}})
 }
 
+fn group(name: &str, type_: &str) -> Value {
+    json!({"metadata": {"name": name}, "spec": {"type": type_}})
+}
+
 /// A cluster where all is well.
 fn well() -> cluster::Facts {
     let tried = Tried { whose: "the reconciler".into(), secret: "oauth".into(), outcome: Outcome::Works };
@@ -33,6 +37,8 @@ fn well() -> cluster::Facts {
         definitions: DEFINITIONS.map(|name| (name, Ok(Some(definition(true))))).into(),
         denied: [("ts/eg", vec![]), ("ts/tailyard-reconciler", vec![])].map(|(account, denied)| (account.to_owned(), Ok(denied))).into(),
         deployments: Ok(vec![deployment("ts", "tailyard-reconciler", "localhost/tailyard:0.1.0", 2)]),
+        groups: Ok(vec![group("eg", "egress")]),
+        unreconciled: [("Connector", Ok(vec![])), ("Recorder", Err(Gap::Unknown))].into(),
         lease: Ok(Some(json!({"spec": {"holderIdentity": "tailyard-reconciler-abc"}}))),
         renewed: true,
         pods: Ok(vec![json!({"metadata": {"name": "eg-0"}, "status": {"podIPs": [{"ip": "10.244.1.2"}]}})]),
@@ -89,6 +95,8 @@ fn closed() -> cluster::Facts {
         definitions: DEFINITIONS.map(|name| (name, Err(Gap::Forbidden))).into(),
         denied: [("ts/tailyard-reconciler".to_owned(), Err(Gap::Forbidden))].into(),
         deployments: Err(Gap::Forbidden),
+        groups: Err(Gap::Forbidden),
+        unreconciled: [("Recorder", Err(Gap::Forbidden))].into(),
         lease: Err(Gap::Forbidden),
         renewed: false,
         pods: Err(Gap::Forbidden),
@@ -189,6 +197,33 @@ fn a_reconciler_leads_if_its_lease_is_renewed_however_clocks_go() {
 }
 
 #[test]
+fn two_operators_are_bad_only_where_both_write_a_group() {
+    let mut reconciler = deployment("ts", "tailyard-reconciler", "x", 2);
+    reconciler["spec"]["template"]["spec"]["containers"][0]["env"] = json!([{"name": "TAILYARD_GROUP_TYPES", "value": "egress"}]);
+    let both = vec![reconciler, deployment("tailscale", "operator", "docker.io/tailscale/k8s-operator:v1.102.3", 1)];
+    let with = |groups| cluster::Facts { deployments: Ok(both.clone()), groups, ..well() };
+    let two = vec![group("web", "ingress"), group("eg", "egress"), group("other", "egress")];
+    finds(&with(Ok(two)), "operators", Finding::Bad, "write the ProxyGroups eg, other");
+    finds(&with(Ok(vec![group("web", "ingress")])), "operators", Finding::Warn, "no ProxyGroup is of type egress");
+    finds(&with(Err(Gap::Forbidden)), "operators", Finding::Warn, "cannot be read");
+}
+
+#[test]
+fn objects_that_only_the_other_operator_reconciles_are_named_while_it_is_away() {
+    let objects = |names: &[&str]| Ok(names.iter().map(|name| json!({"metadata": {"name": name}})).collect());
+    let unreconciled = [("DNSConfig", objects(&["ts-dns"])), ("Recorder", objects(&["a", "b"])), ("Connector", objects(&[]))];
+    let facts = cluster::Facts { unreconciled: unreconciled.into(), ..well() };
+    finds(&facts, "operators", Finding::Warn, "nothing else reconciles DNSConfig ts-dns, Recorder a b");
+}
+
+#[test]
+fn a_page_has_a_url_where_the_repository_is_known() {
+    let version = env!("CARGO_PKG_VERSION");
+    assert_eq!(located("", "egress.md"), format!("docs/egress.md of Tailyard {version}"));
+    assert_eq!(located("https://git.example/t", "egress.md"), format!("https://git.example/t/blob/v{version}/docs/egress.md"));
+}
+
+#[test]
 fn a_missing_definition_of_groups_is_bad_and_an_optional_right_is_not() {
     let mut facts = well();
     facts.definitions.insert(DEFINITIONS[0], Ok(None));
@@ -203,6 +238,8 @@ fn tailnet_addresses_are_found_wherever_they_are() {
     let ranges = |cidr: &str| Ok(vec![json!({"spec": {"cidrs": [cidr]}})]);
     finds(&cluster::Facts { ranges: ranges("fd7a:115c:a1e0:1::/112"), ..well() }, "addresses", Finding::Bad, "Services");
     finds(&cluster::Facts { ranges: ranges("100.0.0.0/8"), ..well() }, "addresses", Finding::Bad, "Services have 100.0.0.0/8");
+    let pods = Ok(vec![node("n1", "6.8.0", "100.65.0.0/16")]);
+    finds(&cluster::Facts { nodes: pods, ..well() }, "addresses", Finding::Warn, "Pods have 100.65.0.0/16");
     let dns = Ok(Some(json!({"spec": {"clusterIPs": ["100.100.2.136"]}})));
     finds(&cluster::Facts { dns, ..well() }, "addresses", Finding::Bad, "DNS have 100.100.2.136");
 }

@@ -101,7 +101,7 @@ impl One {
 pub fn holds(status: &egress::Status, fingerprint: &str, key: &str, service: &egress::Service) -> bool {
     match status.services.as_ref() {
         Some(services) => services.get(key).is_some_and(|held| {
-            let resolved = service.tailnet_target.fqdn.is_empty() || held.tailnet_target_ips.as_ref().is_some_and(|ips| !ips.is_empty());
+            let resolved = held.tailnet_target_ips.as_ref().is_some_and(|ips| !ips.is_empty());
             resolved && held.tailnet_target == service.tailnet_target && same(&held.ports, &service.ports)
         }),
         // With very many services a replica names the config as a whole, and what of it is not served.

@@ -7,12 +7,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use super::work::Work;
+use serde_json::Value;
+
+use super::outcome::device_of_replica;
+use super::work::{Whose, Work, whose};
 use super::{Listed, Subject, TailnetState};
 use crate::api::names;
 use crate::model::issuance::Validity;
 use crate::model::objects::{
-    IngressConfig, Kind, ObjectRef, Owner, Shape, accounts, accounts_ref, certificate, certificate_ref, domain_of, filled,
+    IngressConfig, Kind, ObjectRef, Owner, Shape, account, accounts, accounts_ref, certificate, certificate_ref, domain_of, filled,
     ingress_config_ref,
 };
 use crate::model::publish::{Claimant, Own, Refusal, Target, Wish, service_name};
@@ -27,6 +30,7 @@ mod config;
 mod endpoints;
 mod fits;
 mod leaving;
+mod room;
 mod routes;
 mod standing;
 mod tell;
@@ -106,8 +110,9 @@ pub(super) fn plan<'a>(work: &mut Work<'a>, shape: &Shape<'_>) -> Plan<'a> {
     };
     let Some(suffix) = suffix(work) else {
         plan.held = recorded(work, &plan.before);
+        let message = unconfirmed(work);
         for claim in plan.claims.iter().filter(|claim| claim.asks) {
-            let message = "It is published when the first replica of its ProxyGroup has joined the tailnet.".to_owned();
+            let message = message.clone();
             plan.refused.insert(claim.claimant.clone(), Refused { reason: "ProxyGroupNotReady", message });
         }
         return plan;
@@ -151,6 +156,7 @@ pub(super) fn plan<'a>(work: &mut Work<'a>, shape: &Shape<'_>) -> Plan<'a> {
     plan.held.retain(|name| !plan.items.contains_key(name));
     let kept = |name: &String| plan.items.contains_key(name) || plan.held.contains(name);
     plan.leaving = recorded(work, &plan.before).into_iter().filter(|name| !kept(name)).collect();
+    room::settle(&mut plan);
     plan
 }
 
@@ -173,11 +179,16 @@ pub(super) fn node_sites(work: &Work<'_>, owner: &Owner) -> bool {
 /// The reason of those whose name somebody else has.
 const TAKEN: &str = "NameTaken";
 
-/// The domain of the tailnet: that of the replicas' names.
+/// Why the domain of the tailnet is not known yet.
+fn unconfirmed(work: &Work<'_>) -> String {
+    let denied = work.observed.replicas.keys().find_map(|ordinal| work.observed.denied.get(&device_of_replica(*ordinal)));
+    let joined = "It is published when the first replica of its ProxyGroup has joined the tailnet.";
+    denied.map_or_else(|| joined.to_owned(), |denial| format!("{joined} The control plane does not confirm its device: {}", denial.why))
+}
+
+/// The domain of the tailnet: that of the replicas' recorded devices.
 fn suffix(work: &Work<'_>) -> Option<String> {
-    let mut names = work.observed.replicas.values().filter_map(|replica| replica.state.as_ref()?.device_fqdn.as_deref());
-    let suffix = |name: &str| Some(name.trim_end_matches('.').split_once('.')?.1.to_owned()).filter(|suffix| !suffix.is_empty());
-    names.find_map(suffix)
+    work.observed.replicas.values().find_map(|replica| replica.device()?.domain.clone())
 }
 
 /// The names that some replica is told to advertise.
@@ -195,10 +206,14 @@ fn recorded(work: &Work<'_>, before: &IngressConfig) -> BTreeSet<String> {
 }
 
 impl Plan<'_> {
-    /// The Secrets of certificates that the replicas read and write.
-    pub(super) fn certificates(&self, work: &Work<'_>) -> BTreeSet<String> {
-        let there = work.observed.of(Kind::Secret).filter_map(|(_, held)| domain_of(held)).map(str::to_owned);
-        there.chain(self.issued().map(|(dns, _)| dns.to_owned())).collect()
+    /// The Secrets of certificates that the replicas read and write: those that carry this group's labels, and those that are yet to
+    /// be made. A Secret of somebody else is never among them, whatever its name.
+    pub(super) fn certificates(&self, work: &Work<'_>, owner: &Owner) -> BTreeSet<String> {
+        let ours =
+            |held: &Value| whose(owner, held) == Whose::Ours && held["metadata"]["labels"][names::PROXY_GROUP] == owner.group.as_str();
+        let there = work.observed.of(Kind::Secret).filter(|(_, held)| ours(held)).filter_map(|(_, held)| domain_of(held));
+        let absent = |dns: &&str| work.owned(&certificate_ref(owner, dns)).is_none();
+        there.chain(self.issued().map(|(dns, _)| dns).filter(absent)).map(str::to_owned).collect()
     }
 
     /// The Secrets of users' own certificates that are shown.
@@ -240,8 +255,10 @@ impl Plan<'_> {
     /// Wants the Secrets of certificates, and that of the account which they are ordered with.
     fn secrets(&self, work: &mut Work<'_>, shape: &Shape<'_>) {
         let owner = &shape.owner;
-        if shape.account_field().is_some() {
-            self.account(work, owner);
+        match shape.account() {
+            Some(account) if account.shared => self.shared_account(work, owner),
+            Some(_) => drop(work.want(owner, account(owner))),
+            None => {}
         }
         for (dns, claimant) in self.issued() {
             let held = work.owned(&certificate_ref(owner, dns)).map(|held| &**held);
@@ -249,7 +266,7 @@ impl Plan<'_> {
         }
     }
 
-    fn account(&self, work: &mut Work<'_>, owner: &Owner) {
+    fn shared_account(&self, work: &mut Work<'_>, owner: &Owner) {
         match work.owned(&accounts_ref(&owner.namespace)) {
             None => work.pass.apply.push(accounts(&owner.namespace)),
             Some(held) if super::work::going(held) && !self.items.is_empty() => {

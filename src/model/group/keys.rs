@@ -11,19 +11,19 @@ pub struct Login<'a> {
     pub key: Option<&'a str>,
     /// The key of which it says that it failed; empty if it had none.
     pub reissue: Option<&'a str>,
-    /// Its device.
-    pub device: Option<&'a str>,
+    /// Whether it has a device.
+    pub device: bool,
     /// Whether it is time for a first key: its Pod is there and reads its config live, or its image reads it at the start only.
     pub due: bool,
 }
 
 /// What becomes of a replica's key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Decision<'a> {
+pub enum Decision {
     /// The first one is minted.
     Mint,
     /// Another one is minted, after the device is deleted if there is one.
-    Reissue(Option<&'a str>),
+    Reissue,
     /// It stays as it is.
     Keep,
     /// It is taken out of the config: it did its work.
@@ -32,12 +32,12 @@ pub enum Decision<'a> {
 
 /// Decides.
 #[must_use]
-pub fn decide<'a>(login: &Login<'a>) -> Decision<'a> {
+pub fn decide(login: &Login<'_>) -> Decision {
     let key = login.key.unwrap_or_default();
     match (login.reissue, login.device) {
-        (Some(failed), device) if key.is_empty() || failed == key => Decision::Reissue(device),
-        (None, Some(_)) if !key.is_empty() => Decision::Drop,
-        (None, None) if key.is_empty() && login.due => Decision::Mint,
+        (Some(failed), _) if key.is_empty() || failed == key => Decision::Reissue,
+        (None, true) if !key.is_empty() => Decision::Drop,
+        (None, false) if key.is_empty() && login.due => Decision::Mint,
         _ => Decision::Keep,
     }
 }
@@ -50,20 +50,20 @@ mod tests {
     fn the_table() {
         use Decision::{Drop, Keep, Mint, Reissue};
         // key, reissue, device, due → decision
-        type Row = (&'static str, Option<&'static str>, Option<&'static str>, bool, Decision<'static>);
+        type Row = (&'static str, Option<&'static str>, bool, bool, Decision);
         let table: [Row; 12] = [
-            ("", None, None, false, Keep),
-            ("", Some("K"), None, true, Reissue(None)),
-            ("K", Some("K"), None, true, Reissue(None)),
-            ("K", Some("K"), Some("n1"), true, Reissue(Some("n1"))),
-            ("", Some(""), None, true, Reissue(None)),
-            ("", Some("K"), Some("n1"), true, Reissue(Some("n1"))),
-            ("K2", Some("K"), Some("n1"), true, Keep),
-            ("K2", Some(""), None, true, Keep),
-            ("K", None, None, true, Keep),
-            ("", None, None, true, Mint),
-            ("K", None, Some("n1"), true, Drop),
-            ("", None, Some("n1"), true, Keep),
+            ("", None, false, false, Keep),
+            ("", Some("K"), false, true, Reissue),
+            ("K", Some("K"), false, true, Reissue),
+            ("K", Some("K"), true, true, Reissue),
+            ("", Some(""), false, true, Reissue),
+            ("", Some("K"), true, true, Reissue),
+            ("K2", Some("K"), true, true, Keep),
+            ("K2", Some(""), false, true, Keep),
+            ("K", None, false, true, Keep),
+            ("", None, false, true, Mint),
+            ("K", None, true, true, Drop),
+            ("", None, true, true, Keep),
         ];
         for (key, reissue, device, due, wanted) in table {
             let login = Login { key: Some(key), reissue, device, due };
@@ -74,9 +74,9 @@ mod tests {
     #[test]
     fn a_key_once_minted_is_not_minted_again() {
         for reissue in [None, Some(""), Some("old")] {
-            for device in [None, Some("n1")] {
+            for device in [false, true] {
                 let login = Login { key: Some("new"), reissue, device, due: true };
-                assert!(!matches!(decide(&login), Decision::Mint | Decision::Reissue(_)), "{login:?}");
+                assert!(!matches!(decide(&login), Decision::Mint | Decision::Reissue), "{login:?}");
             }
         }
     }

@@ -12,6 +12,7 @@ use k8s_openapi::api::core::v1::{Node, Pod, Secret, Service};
 use k8s_openapi::api::networking::v1::Ingress;
 use k8s_openapi::jiff::Timestamp;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::api::proxyclass::ProxyClass;
@@ -19,12 +20,18 @@ use crate::api::proxygroup::{ProxyGroup, ProxyGroupType};
 use crate::api::vip::VipService;
 use crate::api::{egress, ingress, names, state};
 use crate::model::gzip;
+use crate::model::identity::{DeviceId, DeviceName, DeviceRecord, KeyId};
 use crate::model::objects::{Kind, ObjectRef};
 use crate::model::ports::Range;
 use crate::model::publish::{Claimant, Own, Owner};
 
 /// How long the DNS may remember where a Service's name pointed.
 const LINGER: Duration = Duration::from_mins(1);
+
+/// Largest status of a replica, unpacked, in bytes: 10,000 services take about 3 MB.
+const MAX_STATUS_SIZE: u64 = 8 << 20;
+/// Most elements (objects, lists, members) of what a replica writes: 10,000 services take about 120,000.
+const MAX_ELEMENTS: usize = 400_000;
 
 /// A group as it is observed.
 #[derive(Debug, Clone)]
@@ -78,7 +85,7 @@ pub struct Publishing {
     /// The Tailscale Services of the tailnet; none if they were not asked for yet.
     pub listed: Option<Arc<Listed>>,
     /// The routes that the control plane has approved, by the stable id of the device, where they were looked at.
-    pub approved: BTreeMap<String, Approved>,
+    pub approved: BTreeMap<DeviceId, Approved>,
 }
 
 /// The routes of a device that its control plane leads to it, as they were at a time.
@@ -128,6 +135,8 @@ pub struct GroupSettings {
     pub namespace: String,
     /// The image of the proxies.
     pub image: String,
+    /// Names of the pull Secrets of proxies whose class names none.
+    pub image_pull_secrets: Vec<String>,
     /// The tags of devices of groups that name none.
     pub tags: Vec<String>,
     /// The firewall mode of groups that name none; `None` lets the proxy find out.
@@ -210,10 +219,10 @@ pub struct Replica {
 /// What a replica says of itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ReplicaState {
-    /// Stable id of its node in the tailnet.
-    pub device_id: Option<String>,
-    /// Name of its node, with the final dot.
-    pub device_fqdn: Option<String>,
+    /// Stable ID of its device, as the replica claims; see [`crate::model::identity`].
+    pub device_id: Option<DeviceId>,
+    /// Name of its device, as the replica claims.
+    pub device_name: Option<DeviceName>,
     /// Addresses of its node.
     pub device_ips: Vec<String>,
     /// UID of the Pod that wrote the rest.
@@ -238,7 +247,9 @@ pub struct ReplicaConfig {
     /// The config whole, if it can be read: a JSON object.
     pub document: Option<serde_json::Map<String, Value>>,
     /// The id of the auth key in it, if we minted it.
-    pub key_id: Option<String>,
+    pub key_id: Option<KeyId>,
+    /// Its device, once the control plane confirmed it.
+    pub device: Option<DeviceRecord>,
 }
 
 impl Observed {
@@ -255,6 +266,7 @@ impl GroupSettings {
         Self {
             namespace,
             image,
+            image_pull_secrets: Vec::new(),
             tags: Vec::new(),
             firewall: None,
             cluster_domain: "cluster.local".to_owned(),
@@ -279,6 +291,12 @@ impl Replica {
         let (state, config) = (state.map(ReplicaState::read), config.map(ReplicaConfig::read));
         Self { pod, state: state.map(Arc::new), config: config.map(Arc::new) }
     }
+
+    /// The device that the control plane confirmed as this replica's.
+    #[must_use]
+    pub fn device(&self) -> Option<&DeviceRecord> {
+        self.config.as_ref()?.device.as_ref()
+    }
 }
 
 impl ReplicaState {
@@ -288,22 +306,29 @@ impl ReplicaState {
         let bytes = |key: &str| secret.data.as_ref().and_then(|data| data.get(key)).map(|value| value.0.as_slice());
         let text = |key: &str| bytes(key).map(|value| String::from_utf8_lossy(value).trim().to_owned());
         let filled = |key: &str| text(key).filter(|text| !text.is_empty());
-        let unpacked = bytes(egress::KEY_COMPRESSED).and_then(|packed| gzip::unpack(packed).ok());
+        let unpacked = bytes(egress::KEY_COMPRESSED).and_then(|packed| gzip::unpack(packed, MAX_STATUS_SIZE).ok());
         let Profile { advertise_services, advertise_routes } = profile(&bytes);
-        let whole = unpacked.and_then(|text| serde_json::from_slice(&text).ok());
+        let whole = unpacked.and_then(|text| parse(&text));
         Self {
-            device_id: filled(state::DEVICE_ID),
-            device_fqdn: filled(state::DEVICE_FQDN),
-            device_ips: bytes(state::DEVICE_IPS).and_then(|text| serde_json::from_slice(text).ok()).unwrap_or_default(),
+            device_id: text(state::DEVICE_ID).and_then(|id| DeviceId::parse(&id)),
+            device_name: text(state::DEVICE_FQDN).and_then(|name| DeviceName::parse(&name)),
+            device_ips: bytes(state::DEVICE_IPS).and_then(parse).unwrap_or_default(),
             pod_uid: filled(state::POD_UID),
             reissue: text(state::REISSUE_AUTHKEY),
-            ingress: bytes(ingress::KEY).and_then(|text| serde_json::from_slice(text).ok()),
-            barred: bytes(state::BARRED).and_then(|text| serde_json::from_slice(text).ok()).unwrap_or_default(),
+            ingress: bytes(ingress::KEY).and_then(parse),
+            barred: bytes(state::BARRED).and_then(parse).unwrap_or_default(),
             advertises: advertise_services.unwrap_or_default(),
             routes: advertise_routes.unwrap_or_default(),
-            egress: whole.or_else(|| bytes(egress::KEY).and_then(|text| serde_json::from_slice(text).ok())),
+            egress: whole.or_else(|| bytes(egress::KEY).and_then(parse)),
         }
     }
+}
+
+/// Parses JSON that a Pod wrote; `None` if it is malformed or has too many elements. An element of three bytes of text can take fifty
+/// in memory, so the size of the text alone is no bound.
+fn parse<T: DeserializeOwned>(text: &[u8]) -> Option<T> {
+    let elements = text.iter().filter(|byte| matches!(byte, b'{' | b'[' | b',')).count();
+    if elements > MAX_ELEMENTS { None } else { serde_json::from_slice(text).ok() }
 }
 
 /// What tailscaled advertises: it keeps that in its current profile.
@@ -316,7 +341,7 @@ struct Profile {
 
 fn profile<'a>(bytes: &impl Fn(&str) -> Option<&'a [u8]>) -> Profile {
     let current = bytes(state::CURRENT_PROFILE).and_then(|name| std::str::from_utf8(name).ok());
-    let profile = current.and_then(|name| bytes(name.trim())).and_then(|text| serde_json::from_slice(text).ok());
+    let profile = current.and_then(|name| bytes(name.trim())).and_then(parse);
     profile.unwrap_or_default()
 }
 
@@ -326,7 +351,11 @@ impl ReplicaConfig {
     pub fn read(secret: &Secret) -> Self {
         let text = secret.data.as_ref().and_then(|data| data.get(names::CONFIG_KEY));
         let annotation = |key: &str| secret.metadata.annotations.as_ref().and_then(|all| all.get(key)).cloned();
-        Self { document: text.and_then(|text| serde_json::from_slice(&text.0).ok()), key_id: annotation(names::AUTH_KEY_ID) }
+        Self {
+            document: text.and_then(|text| serde_json::from_slice(&text.0).ok()),
+            key_id: annotation(names::AUTH_KEY_ID).and_then(|id| KeyId::parse(&id)),
+            device: annotation(names::DEVICE).and_then(|text| serde_json::from_str(&text).ok()),
+        }
     }
 
     /// The Tailscale Services that the replica is told to advertise.
@@ -368,5 +397,17 @@ mod tests {
         };
         assert!(served(gzip::pack(whole).expect("packed")));
         assert!(!served(b"broken".to_vec()), "the shorter one is better than none");
+        let padded = |size: usize| [vec![b' '; size - whole.len()], whole.to_vec()].concat();
+        assert!(served(gzip::pack(&padded(8 << 20)).expect("packed")), "as large as may be");
+        assert!(!served(gzip::pack(&padded((8 << 20) + 1)).expect("packed")), "a byte more");
+        let ports = |count: usize| {
+            let text = format!(
+                r#"{{"services":{{"a":{{"ports":[{}],"tailnetTargetIPs":null,"tailnetTarget":{{}}}}}}}}"#,
+                vec!["{}"; count].join(",")
+            );
+            gzip::pack(text.as_bytes()).expect("packed")
+        };
+        assert!(served(ports(100_000)));
+        assert!(!served(ports(500_000)), "1.5 MB of text, 20 MB in memory");
     }
 }

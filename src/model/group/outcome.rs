@@ -14,7 +14,8 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
 use crate::api::proxygroup::ProxyGroupStatus;
-use crate::model::objects::{Manifest, ObjectRef};
+use crate::model::identity::{DeviceId, DeviceRecord, ExpectedDevice, KeyId};
+use crate::model::objects::{Manifest, ObjectRef, ReplicaSecret};
 use crate::model::publish::{Asked, Claimant, Source};
 
 /// What is to be done.
@@ -59,6 +60,21 @@ pub enum ControlAction {
         draft: Box<ConfigDraft>,
         /// The replica asked for another key, so this counts against the group's rate.
         reissue: bool,
+        /// The device that the new one replaces; it is deleted first, within the same rate.
+        replaces: Option<ClaimedDevice>,
+    },
+    /// The device that a replica claims is read and checked, then recorded with [`ConfigDraft::with_device`].
+    RecordDevice {
+        /// The replica.
+        ordinal: u32,
+        /// The device.
+        device: ClaimedDevice,
+        /// Domain that the replica claims, for a control plane that reports none.
+        domain: Option<String>,
+        /// The record so far; it is replaced only if its device is gone or is the claimed one.
+        recorded: Option<DeviceId>,
+        /// What to write it into.
+        draft: Box<ConfigDraft>,
     },
     /// All Tailscale Services of the tailnet are listed, unless they were since then.
     ListServices {
@@ -81,8 +97,8 @@ pub enum ControlAction {
     ApproveRoutes {
         /// The replica whose it is.
         ordinal: u32,
-        /// Its stable id.
-        id: String,
+        /// The device.
+        device: ClaimedDevice,
         /// Prefixes that it is to approve.
         add: BTreeSet<String>,
         /// Prefixes that it is to approve no more.
@@ -92,8 +108,8 @@ pub enum ControlAction {
     DeleteDevice {
         /// The replica whose it is.
         ordinal: u32,
-        /// Its stable id.
-        id: String,
+        /// The device.
+        device: ClaimedDevice,
         /// What goes after it, and stays for as long as it does: the record of it.
         then: Vec<Delete>,
     },
@@ -102,16 +118,25 @@ pub enum ControlAction {
         /// The replica for which it was minted.
         ordinal: u32,
         /// Its id.
-        id: String,
+        id: KeyId,
         /// What goes after it, and stays for as long as it does: the record of it.
         then: Vec<Delete>,
     },
 }
 
-/// A replica's config Secret that lacks its auth key.
+/// A device that is touched only if the control plane describes it as expected.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClaimedDevice {
+    /// Stable ID.
+    pub id: DeviceId,
+    /// What it must look like.
+    pub expected: ExpectedDevice,
+}
+
+/// A replica's config Secret that lacks its auth key or the record of its device.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ConfigDraft {
-    pub(crate) inputs: crate::model::objects::ReplicaSecret,
+    pub(crate) inputs: ReplicaSecret,
     pub(crate) adopt: bool,
 }
 
@@ -190,18 +215,30 @@ impl ControlAction {
             Self::ListServices { .. } => "the list of Tailscale Services".to_owned(),
             Self::PublishService { asked, .. } => format!("Tailscale Service {}", asked.name),
             Self::ReleaseService { name } => format!("the end of Tailscale Service {name}"),
-            Self::ApproveRoutes { id, .. } => format!("the routes of device {id}"),
-            Self::DeleteDevice { id, .. } => format!("device {id}"),
+            Self::RecordDevice { ordinal, .. } => device_of_replica(*ordinal),
+            Self::ApproveRoutes { device, .. } => format!("the routes of device {}", device.id),
+            Self::DeleteDevice { device, .. } => format!("device {}", device.id),
             Self::RevokeKey { id, .. } => format!("auth key {id}"),
         }
     }
 }
 
+/// [`ControlAction::what`] of the record of a replica's device.
+pub(super) fn device_of_replica(ordinal: u32) -> String {
+    format!("the device of replica {ordinal}")
+}
+
 impl ConfigDraft {
     /// The Secret with a key.
     #[must_use]
-    pub fn with_key(&self, id: &str, key: &str) -> Manifest {
+    pub fn with_key(&self, id: &KeyId, key: &str) -> Manifest {
         self.inputs.manifest(Some((key, Some(id))), self.adopt)
+    }
+
+    /// The Secret with the record of a device, and without a key.
+    #[must_use]
+    pub fn with_device(&self, device: DeviceRecord) -> Manifest {
+        ReplicaSecret { device: Some(device), ..self.inputs.clone() }.manifest(None, self.adopt)
     }
 }
 

@@ -55,7 +55,7 @@ pub(super) fn provision(work: &mut Work<'_>, group: &ProxyGroup) {
     shape.wireguard = endpoints::wireguard(work, &shape);
     let plan = shape.ingress().then(|| ingress::plan(work, &shape));
     if let Some(plan) = &plan {
-        shape.certificates = plan.certificates(work);
+        shape.certificates = plan.certificates(work, &shape.owner);
         shape.own_certificates = plan.own_certificates();
         shape.node_sites = ingress::node_sites(work, &shape.owner);
     }

@@ -10,8 +10,10 @@ use serde_json::{Map, Value, json};
 use super::ingress::Plan;
 use super::keys::{Decision, Login, decide};
 use super::work::{Whose, Work, deletion, whose};
-use super::{ConfigDraft, ControlAction, Delete, Replica, ReplicaConfig, Subject, TailnetState};
+use super::{ClaimedDevice, ConfigDraft, ControlAction, Delete, GroupSettings, Replica, ReplicaConfig, Subject, TailnetState};
 use crate::api::names;
+use crate::api::proxygroup::ProxyGroupSpec;
+use crate::model::identity::{DeviceRecord, ExpectedDevice};
 use crate::model::objects::{Kind, ObjectRef, Owner, ReplicaSecret, Shape, applied, config_ref, node_port_ref, state, state_ref};
 
 /// What a replica is told beside the rest.
@@ -42,25 +44,21 @@ pub(super) fn secrets(work: &mut Work<'_>, shape: &Shape<'_>, endpoints: &BTreeM
 fn config(work: &mut Work<'_>, shape: &Shape<'_>, ordinal: u32, replica: &Replica, told: Told<'_>) {
     let held = replica.config.as_deref();
     let Some(document) = document(&work.observed.tailnet, shape, ordinal, held, told) else { return };
-    let secret = ReplicaSecret { owner: shape.owner.clone(), ordinal, document };
+    let recorded = replica.device();
+    let secret = ReplicaSecret { owner: shape.owner.clone(), ordinal, document, device: recorded.cloned() };
     let state = replica.state.as_deref();
     let key = held.and_then(ReplicaConfig::auth_key);
-    let device = state.and_then(|state| state.device_id.as_deref());
     let due = shape.stock() || replica.pod.is_some();
-    let login = Login { key, reissue: state.and_then(|state| state.reissue.as_deref()), device, due };
-    let id = held.and_then(|held| held.key_id.as_deref());
-    let (reissue, device) = match decide(&login) {
-        Decision::Keep => {
-            work.want(&shape.owner, secret.manifest(key.map(|key| (key, id)), false));
-            return;
-        }
-        Decision::Drop => {
-            work.want(&shape.owner, secret.manifest(None, false));
-            return;
-        }
-        Decision::Mint => (false, None),
-        Decision::Reissue(device) => (true, device),
-    };
+    let has_device = state.is_some_and(|state| state.device_id.is_some());
+    let login = Login { key, reissue: state.and_then(|state| state.reissue.as_deref()), device: has_device, due };
+    let id = held.and_then(|held| held.key_id.as_ref());
+    let decision = decide(&login);
+    if let Decision::Keep | Decision::Drop = decision {
+        let kept = key.filter(|_| decision == Decision::Keep);
+        work.want(&shape.owner, secret.manifest(kept.map(|key| (key, id)), false));
+        return record(work, shape, ordinal, replica, secret);
+    }
+    let reissue = decision == Decision::Reissue;
     if !can(work, |capabilities| capabilities.keys) {
         // Without a key the replica waits for one; with the one it complains of it has at least the rest of its config.
         work.want(&shape.owner, secret.manifest(key.map(|key| (key, id)), false));
@@ -71,14 +69,61 @@ fn config(work: &mut Work<'_>, shape: &Shape<'_>, ordinal: u32, replica: &Replic
         return;
     }
     let devices = can(work, |capabilities| capabilities.devices);
-    if let Some(id) = device.filter(|_| devices) {
-        work.pass.control.push(ControlAction::DeleteDevice { ordinal, id: id.to_owned(), then: Vec::new() });
-    }
-    let tags = if shape.spec.tags.is_empty() { &shape.settings.tags } else { &shape.spec.tags };
-    let observed = work.owned(&config_ref(&shape.owner, ordinal));
+    let replaces = claimed_device(work, &shape.owner, ordinal, replica).filter(|_| reissue && devices);
+    let tags = tags(&work.observed.settings, shape.spec).to_vec();
+    // A replica that had a device once can ask for keys as often as it writes into its state Secret.
+    let reissue = reissue || recorded.is_some();
+    let draft = draft(work, shape, ReplicaSecret { device: None, ..secret });
+    work.pass.control.push(ControlAction::MintKey { ordinal, tags, draft, reissue, replaces });
+}
+
+fn draft(work: &Work<'_>, shape: &Shape<'_>, inputs: ReplicaSecret) -> Box<ConfigDraft> {
+    let observed = work.owned(&config_ref(&shape.owner, inputs.ordinal));
     let adopt = observed.is_some_and(|held| applied(held).is_none());
-    let draft = Box::new(ConfigDraft { inputs: secret, adopt });
-    work.pass.control.push(ControlAction::MintKey { ordinal, tags: tags.clone(), draft, reissue });
+    Box::new(ConfigDraft { inputs, adopt })
+}
+
+/// The tags of a group's devices.
+fn tags<'a>(settings: &'a GroupSettings, spec: &'a ProxyGroupSpec) -> &'a [String] {
+    if spec.tags.is_empty() { &settings.tags } else { &spec.tags }
+}
+
+/// Records the device that a replica claims, unless the record says the same.
+fn record(work: &mut Work<'_>, shape: &Shape<'_>, ordinal: u32, replica: &Replica, secret: ReplicaSecret) {
+    let Some(state) = replica.state.as_deref().filter(|state| state.reissue.is_none()) else { return };
+    let Some(id) = state.device_id.clone().filter(|_| can(work, |capabilities| capabilities.devices)) else { return };
+    let domain = state.device_name.as_ref().map(|name| name.domain().to_owned());
+    let same_domain = |record: &DeviceRecord| domain.is_none() || record.domain == domain;
+    if replica.device().is_some_and(|record| record.id == id && same_domain(record)) {
+        return;
+    }
+    let recorded = replica.device().map(|record| record.id.clone());
+    let expected = expected_device(work, &shape.owner, ordinal, replica);
+    let draft = draft(work, shape, secret);
+    work.pass.control.push(ControlAction::RecordDevice { ordinal, device: ClaimedDevice { id, expected }, domain, recorded, draft });
+}
+
+/// The device of a replica: the recorded one, else the one that it claims. The control plane is asked about it before it is touched.
+pub(super) fn claimed_device(work: &Work<'_>, owner: &Owner, ordinal: u32, replica: &Replica) -> Option<ClaimedDevice> {
+    let recorded = replica.device().map(|record| record.id.clone());
+    let id = recorded.or_else(|| replica.state.as_ref()?.device_id.clone())?;
+    Some(ClaimedDevice { id, expected: expected_device(work, owner, ordinal, replica) })
+}
+
+/// What a replica's device must look like: the host name of its config or of its group, and a tag of the group or of the record.
+fn expected_device(work: &Work<'_>, owner: &Owner, ordinal: u32, replica: &Replica) -> ExpectedDevice {
+    let spec = work.observed.group.as_ref().map(|group| &group.spec);
+    let written = replica.config.as_ref().and_then(|config| config.document.as_ref()?.get("Hostname")?.as_str());
+    let hostnames = written.map(str::to_owned).into_iter().chain(spec.map(|spec| hostname(owner, spec, ordinal))).collect();
+    let tags = spec.map(|spec| tags(&work.observed.settings, spec)).unwrap_or_default();
+    let recorded = replica.device().map(|record| record.tags.as_slice()).unwrap_or_default();
+    ExpectedDevice { hostnames, tags: tags.iter().chain(recorded).cloned().collect() }
+}
+
+/// The host name of a replica.
+fn hostname(owner: &Owner, spec: &ProxyGroupSpec, ordinal: u32) -> String {
+    let prefix = spec.hostname_prefix.as_deref().filter(|prefix| !prefix.is_empty()).unwrap_or(&owner.group);
+    format!("{prefix}-{ordinal}")
 }
 
 fn can(work: &Work<'_>, what: impl Fn(&super::Capabilities) -> bool) -> bool {
@@ -98,13 +143,12 @@ fn document(
         TailnetState::Ready { server_url, .. } => server_url.as_str(),
         TailnetState::Asking | TailnetState::Unavailable(_) => held?.get("ServerURL")?.as_str()?,
     };
-    let prefix = shape.spec.hostname_prefix.as_deref().filter(|prefix| !prefix.is_empty()).unwrap_or(&shape.owner.group);
     let accept_routes = shape.class.and_then(|class| class.tailscale.as_ref()).is_some_and(|tailscale| tailscale.accept_routes);
     let fixed = json!({
         "Version": "alpha0",
         "Locked": false,
         "ServerURL": server,
-        "Hostname": format!("{prefix}-{ordinal}"),
+        "Hostname": hostname(&shape.owner, shape.spec, ordinal),
         "acceptDNS": false,
         "acceptRoutes": accept_routes,
     });
@@ -147,10 +191,10 @@ fn departure(work: &mut Work<'_>, owner: &Owner, ordinal: u32, replica: &Replica
     let mine = |object: &ObjectRef| work.owned(object).filter(|held| whose(owner, held) == Whose::Ours);
     let then: Vec<Delete> = secrets.iter().filter_map(|object| Some(deletion(object, mine(object)?))).collect();
     work.delete(owner, &node_port_ref(owner, ordinal));
-    let device = replica.state.as_ref().and_then(|state| state.device_id.clone());
+    let device = claimed_device(work, owner, ordinal, replica);
     let key = replica.config.as_ref().and_then(|config| config.key_id.clone().filter(|_| config.auth_key().is_some()));
     let (does, what) = match (&device, &key) {
-        (Some(id), _) => (can(work, |capabilities| capabilities.devices), format!("device {id}")),
+        (Some(device), _) => (can(work, |capabilities| capabilities.devices), format!("device {}", device.id)),
         (None, Some(id)) => (can(work, |capabilities| capabilities.keys), format!("auth key {id}")),
         (None, None) => {
             work.pass.delete.extend(then);
@@ -165,7 +209,7 @@ fn departure(work: &mut Work<'_>, owner: &Owner, ordinal: u32, replica: &Replica
     if does {
         let revoked = if device.is_some() { Vec::new() } else { then.clone() };
         work.pass.control.extend(key.map(|id| ControlAction::RevokeKey { ordinal, id, then: revoked }));
-        work.pass.control.extend(device.map(|id| ControlAction::DeleteDevice { ordinal, id, then }));
+        work.pass.control.extend(device.map(|device| ControlAction::DeleteDevice { ordinal, device, then }));
         return false;
     }
     match &work.observed.tailnet {

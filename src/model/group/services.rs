@@ -120,12 +120,13 @@ fn served(work: &mut Work<'_>, service: &Service, Serving { child, settled, .. }
     telling.set(EGRESS_SVC_VALID, Status::True, "EgressSvcValid", "The Service is valid.".into());
     let points = service.spec.as_ref().and_then(|spec| spec.external_name.as_deref()) == Some(&host);
     let settled = *settled && stood.written;
-    let switch = !points && settled && stood.all;
+    // A name that was pointed at this very config before is restored at once: another tool reverted it, and some replicas serve it.
+    let reason = format!("ConfiguredFor:{}", record(service, &group));
+    let switch = !points && settled && (stood.all || configured_for(service, &reason));
     if !points && !switch && standing.waiting() {
         work.again(PATIENCE);
     }
     if (points || switch) && settled {
-        let reason = format!("ConfiguredFor:{}", record(service, &group));
         telling.set(EGRESS_SVC_CONFIGURED, Status::True, &reason, format!("The Service stands for {host}."));
     }
     let Stood { ready, wanted, .. } = stood;
@@ -262,6 +263,12 @@ fn record(service: &Service, group: &str) -> String {
     };
     let hash = sha256(&serde_json::to_vec(&config).unwrap_or_default());
     format!("ProxyGroup:{group}:Config:{hash}")
+}
+
+/// Whether the Service's condition says that its name was pointed at this config.
+fn configured_for(service: &Service, reason: &str) -> bool {
+    let conditions = service.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+    conditions::get(conditions, EGRESS_SVC_CONFIGURED).is_some_and(|held| held.status == "True" && held.reason == reason)
 }
 
 /// The group that a condition's reason records.

@@ -78,12 +78,12 @@ pub(super) fn tailnet(work: &mut Work<'_>, group: &ProxyGroup) {
 /// The device of a replica that is alive and in the tailnet.
 fn device(replica: &Replica) -> Option<TailnetDevice> {
     let (pod, state) = (replica.pod.as_deref()?, replica.state.as_deref()?);
-    let (hostname, domain) = state.device_fqdn.as_deref()?.split_once('.')?;
+    let name = state.device_name.as_ref()?;
     let same = state.pod_uid.as_deref()?.eq_ignore_ascii_case(pod.metadata.uid.as_deref()?);
-    let alive = same && !domain.is_empty() && acks::is_ready(pod);
+    let alive = same && acks::is_ready(pod);
     let endpoints = replica.config.as_ref().and_then(|config| config.document.as_ref()?.get("StaticEndpoints")?.as_array());
     alive.then(|| TailnetDevice {
-        hostname: hostname.to_owned(),
+        hostname: name.host().to_owned(),
         tailnet_ips: state.device_ips.clone(),
         static_endpoints: endpoints.into_iter().flatten().filter_map(|endpoint| endpoint.as_str().map(str::to_owned)).collect(),
     })

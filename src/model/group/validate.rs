@@ -13,6 +13,7 @@ use crate::model::net::Family;
 use crate::model::netmap::tailnet_range;
 use crate::model::objects::{Shape, image_path};
 use crate::model::ports::Range;
+use crate::model::publish::{dns_label, is_tag};
 
 /// The longest name of a group: its `StatefulSet` labels each Pod with it and eleven bytes more.
 const LONGEST_GROUP: usize = 52;
@@ -25,7 +26,7 @@ pub(super) fn group(group: &ProxyGroup, shape: &Shape<'_>) -> Option<String> {
     if name == RESERVED {
         return Some(format!("The name {RESERVED} is kept for the Tailscale operator: give the ProxyGroup another name."));
     }
-    if name.len() > LONGEST_GROUP || !label(name) {
+    if name.len() > LONGEST_GROUP || !dns_label(name) {
         return Some(format!("The name must be a DNS label of at most {LONGEST_GROUP} characters: give the ProxyGroup another name."));
     }
     if image_path(shape.image()).ends_with("k8s-proxy") {
@@ -87,15 +88,11 @@ pub(super) fn service(service: &Service) -> Vec<String> {
             wrong.push(format!("the port name {} is kept for the health check: rename it.", crate::model::objects::HEALTH_PORT));
         }
     }
-    if let Some(hostname) = annotation(service, names::HOSTNAME).filter(|hostname| !label(hostname)) {
+    if let Some(hostname) = annotation(service, names::HOSTNAME).filter(|hostname| !dns_label(hostname)) {
         wrong.push(format!("{}: {hostname:?} is not a DNS label of at most 63 characters.", names::HOSTNAME));
     }
     for tag in annotation(service, names::TAGS).into_iter().flat_map(|tags| tags.split(',')).map(str::trim) {
-        let good = tag.strip_prefix("tag:").is_some_and(|name| {
-            name.starts_with(|letter: char| letter.is_ascii_alphabetic())
-                && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
-        });
-        if !good {
+        if !is_tag(tag) {
             wrong.push(format!("{}: {tag:?} is not a tag such as tag:web.", names::TAGS));
         }
     }
@@ -116,11 +113,6 @@ fn target(service: &Service, wrong: &mut Vec<String>) {
         }
         _ => {}
     }
-}
-
-fn label(text: &str) -> bool {
-    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    (1..=63).contains(&text.len()) && text.bytes().all(inner) && !text.starts_with('-') && !text.ends_with('-')
 }
 
 /// A name of at least two labels; self-hosted tailnets have domains of their own.

@@ -68,6 +68,8 @@ pub enum Chain {
     Forward,
     /// mangle: counts the packets of relayed flows by match port.
     Count(Branch),
+    /// mangle: from the leaves of [`Self::Count`]; drops what came by a match port and would leave by another interface than the tailnet's.
+    Stray,
     /// nat: from PREROUTING.
     Prerouting,
     /// nat: what comes from the cluster to the Pod.
@@ -127,6 +129,7 @@ impl fmt::Display for Chain {
             Self::Output => f.write_str("OUTPUT"),
             Self::Filter | Self::Refuse => f.write_str("REFUSE"),
             Self::Forward => f.write_str("FORWARD"),
+            Self::Stray => f.write_str("STRAY"),
             Self::Prerouting => f.write_str("PREROUTING"),
             Self::Cluster => f.write_str("CLUSTER"),
             Self::Tailnet => f.write_str("TAILNET"),
@@ -146,7 +149,7 @@ pub(super) fn all(ruleset: &Ruleset) -> Vec<Chain> {
             level = level.into_iter().filter(|branch| branch.depth < DEPTH).flat_map(|branch| branch.children(ruleset)).collect();
         }
     }
-    let before = [Chain::Output, Chain::Filter, Chain::Refuse];
+    let before = [Chain::Output, Chain::Filter, Chain::Refuse, Chain::Stray];
     let after = [Chain::Forward, Chain::Tailnet, Chain::Cluster, Chain::Prerouting, Chain::Postrouting];
     before.into_iter().chain(tree.into_iter().rev()).chain(after).collect()
 }
@@ -164,7 +167,7 @@ impl Chain {
         match self {
             Self::Output => Table::Raw,
             Self::Filter => Table::Filter,
-            Self::Forward | Self::Count(_) => Table::Mangle,
+            Self::Forward | Self::Count(_) | Self::Stray => Table::Mangle,
             _ => Table::Nat,
         }
     }
@@ -203,7 +206,8 @@ impl Chain {
         match self {
             Self::Output => vec![format!("-m mark --mark {PROBE_MARK:#x} -j CT --notrack")],
             Self::Filter => refuse(family),
-            Self::Forward => forward(ts.as_str(), family),
+            Self::Forward => forward(ruleset, family),
+            Self::Stray => vec![format!("! -o {ts} -m conntrack --ctdir ORIGINAL -j DROP")],
             Self::Prerouting => {
                 vec![format!("-i {ts} -g {}", Self::Tailnet), format!("! -i {ts} -m addrtype --dst-type LOCAL -g {}", Self::Cluster)]
             }
@@ -223,7 +227,7 @@ impl Chain {
                 branch.children(ruleset).map(rule).collect()
             }
             Self::Count(branch) => {
-                let rule = |key: &PortKey| format!("-p {} -m conntrack --ctorigdstport {} -j RETURN", key.proto, key.port);
+                let rule = |key: &PortKey| format!("-p {} -m conntrack --ctorigdstport {} -g {}", key.proto, key.port, Self::Stray);
                 branch.keys(ruleset).map(|(key, _)| rule(key)).collect()
             }
             Self::Ports(branch) => branch.keys(ruleset).flat_map(|(key, targets)| port(*key, &of_family(targets, family))).collect(),
@@ -244,22 +248,24 @@ fn refuse(family: Family) -> Vec<String> {
     ]
 }
 
-fn forward(ts: &str, family: Family) -> Vec<String> {
-    let relayed = "-m conntrack --ctstate DNAT";
-    let tailnet = tailnet_range(family);
+/// What is meant for the tailnet and would leave by another way, while tailscaled and its routes are away, is dropped: what came to a
+/// whole address of the Pod or goes to the tailnet's own ranges here, what came by a match port by [`Chain::Stray`].
+fn forward(ruleset: &Ruleset, family: Family) -> Vec<String> {
+    let (ts, relayed) = (&ruleset.interface, "-m conntrack --ctstate DNAT");
+    let stray = |test: String| format!("{test} ! -o {ts} {relayed} --ctdir ORIGINAL -j DROP");
+    let whole = ruleset.from_cluster.keys().filter(|ip| Family::of(**ip) == family);
+    let whole = whole.map(|ip| stray(format!("-m conntrack --ctorigdst {ip}")));
     let clamp = |side| format!("-{side} {ts} -p tcp -m tcp --tcp-flags SYN,RST SYN -j TCPMSS --clamp-mss-to-pmtu");
     let count = |proto: Proto| format!("-p {proto} {relayed} -j {}", Chain::Count(Branch::root(proto)));
-    vec![
+    let before = [
         clamp('o'),
         clamp('i'),
         format!("! -i {ts} -o {ts} {relayed} -j MARK --set-xmark 0x40000/0xff0000"),
         format!("-i {ts} {relayed} --ctdir ORIGINAL -j RETURN"),
-        // What is meant for the tailnet and would leave by another way, while tailscaled and its routes are away.
-        format!("-d {tailnet} ! -o {ts} {relayed} --ctdir ORIGINAL -j DROP"),
-        format!("-o {ts} {relayed} --ctdir REPLY -j RETURN"),
-        count(Proto::Tcp),
-        count(Proto::Udp),
-    ]
+        stray(format!("-d {}", tailnet_range(family))),
+    ];
+    let after = [format!("-o {ts} {relayed} --ctdir REPLY -j RETURN"), count(Proto::Tcp), count(Proto::Udp)];
+    before.into_iter().chain(whole).chain(after).collect()
 }
 
 fn postrouting(ruleset: &Ruleset, family: Family) -> Vec<String> {

@@ -307,6 +307,15 @@ fn brackets_stand_where_ip6tables_wants_them() {
 }
 
 #[test]
+fn counters_beyond_all_numbers_saturate() {
+    let mut ruleset = large(0);
+    ruleset.ports.insert(key(Proto::Tcp, 10_002), ["100.64.0.7:1", "100.64.0.8:1"].map(|to| to.parse().expect("a target")).into());
+    let most = u64::MAX;
+    let dump = format!("*nat\n[{most}:0] -A TAILYARD-tcp-271 -j DNAT\n[{most}:0] -A TAILYARD-tcp-271 -j DNAT\n");
+    assert_eq!(traffic(&ruleset, Family::V4, &dump)[&key(Proto::Tcp, 10_002)].flows, most);
+}
+
+#[test]
 fn counters_are_read_by_the_place_of_their_rules() {
     let mut ruleset = large(2);
     ruleset.ports.insert(key(Proto::Tcp, 10_002), ["100.64.0.7:1", "100.64.0.8:1"].map(|to| to.parse().expect("a target")).into());

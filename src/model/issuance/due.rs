@@ -1,5 +1,7 @@
 //! When a certificate is to be replaced, and whether it serves.
 
+use std::time::Duration;
+
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use crate::model::objects::sha256;
@@ -22,6 +24,15 @@ pub struct Window {
     pub start: Timestamp,
     /// Not after this time.
     pub end: Timestamp,
+}
+
+/// Longest time before a new certificate is replaced, whatever the clock and the server's window say; at most half of its lifetime.
+const MIN_RENEWAL_PAUSE: SignedDuration = SignedDuration::from_hours(24);
+
+/// How long a new certificate is not replaced.
+pub(super) fn min_pause(certificate: &Certificate) -> Duration {
+    let half = certificate.until.duration_since(certificate.from) / 2;
+    Duration::try_from(half.min(MIN_RENEWAL_PAUSE)).unwrap_or_default()
 }
 
 /// Whether a certificate serves.

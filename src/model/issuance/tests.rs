@@ -143,6 +143,28 @@ fn an_outage_makes_no_long_pauses_and_forgets_no_longer_one() {
 }
 
 #[test]
+fn new_certificate_is_not_replaced_for_a_day_whatever_the_server_suggests() {
+    let mut issuer = Issuer::new("g-0", Terms::ACME);
+    let at = |seconds: i64| Moment { at: Duration::from_secs(seconds.unsigned_abs()), wall: wall(seconds) };
+    let record = |version: &str, id: &str| Record {
+        version: version.to_owned(),
+        certificate: Some(Certificate { id: id.to_owned(), from: wall(0), until: wall(90 * DAY) }),
+        ..Record::default()
+    };
+    issuer.step(Event::Wanted(["a".to_owned()].into()), at(0), 0.5);
+    issuer.step(Event::Leads(true), at(0), 0.5);
+    issuer.step(Event::Seen("a".into(), Some(record("1", "old"))), at(0), 0.5);
+    issuer.step(Event::Seen("a".into(), Some(record("2", "new"))), at(10), 0.5);
+    let past = Window { start: wall(-2 * DAY), end: wall(-DAY) };
+    let claims = |actions: &[Action]| actions.iter().any(|action| matches!(action, Action::Claim { .. }));
+    assert!(!claims(&issuer.step(Event::Suggested("a".into(), Some(past), None), at(20), 0.5)));
+    assert!(!claims(&issuer.step(Event::Tick, at(DAY), 0.5)));
+    let wake = issuer.wake().expect("it is due").as_secs().max(DAY.unsigned_abs() + 10);
+    let wake = i64::try_from(wake).expect("small");
+    assert!(claims(&issuer.step(Event::Tick, at(wake), 0.5)), "a day later it is replaced");
+}
+
+#[test]
 fn a_certificate_that_cannot_be_stored_is_not_ordered_again() {
     let mut world = World::new(1, 1);
     world.lead(0, true);
@@ -165,6 +187,10 @@ fn a_lifetime_ends_at_two_thirds_or_where_the_server_wants_it() {
     assert!((30..=32).contains(&days(renew_at(&certificate("a"), Some(window)))));
     let late = Window { start: wall(300 * DAY), end: wall(320 * DAY) };
     assert_eq!(days(renew_at(&certificate("a"), Some(late))), 75, "a server does not talk anybody into an expired certificate");
+    let inverted = Window { start: wall(32 * DAY), end: wall(30 * DAY) };
+    assert_eq!(days(renew_at(&certificate("a"), Some(inverted))), 32, "a window that ends before it starts is its start");
+    let empty = Window { start: wall(30 * DAY), end: wall(30 * DAY) };
+    assert_eq!(days(renew_at(&certificate("a"), Some(empty))), 30);
 }
 
 proptest! {

@@ -46,7 +46,7 @@ pub fn traffic(held: &Held) -> Traffic {
             if let Set::Traffic(_) = set {
                 (counters.packets, counters.bytes) = (element.packets, element.bytes);
             } else {
-                counters.flows += element.packets;
+                counters.flows = counters.flows.saturating_add(element.packets);
             }
         }
     }

@@ -61,7 +61,14 @@ pub fn certificate_ref(owner: &Owner, dns: &str) -> ObjectRef {
     ObjectRef::new(Kind::Secret, &owner.namespace, dns)
 }
 
-/// The Secret of the ACME account keys: the replicas write it, and nobody takes it away.
+/// The Secret of a group's own ACME account keys: its replicas write it, and it is deleted with the group.
+#[must_use]
+pub fn account(owner: &Owner) -> Manifest {
+    let metadata = owner.metadata(names::account(&owner.group), None);
+    Manifest::of(Kind::Secret, &Secret { metadata, ..Secret::default() })
+}
+
+/// The Secret of shared ACME account keys: the replicas write it, and a finalizer keeps it.
 #[must_use]
 pub fn accounts(namespace: &str) -> Manifest {
     let metadata = ObjectMeta {

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{EnvVar, EnvVarSource, ObjectFieldSelector};
 
 use super::Shape;
 use super::shape::{DEBUG, HEALTH};
-use crate::api::{self, names};
+use crate::api;
 use crate::model::drain::Budget;
 
 /// The environment of the proxy's container; `configs` and `services` are where the configs are found.
@@ -64,10 +64,10 @@ fn ingress(shape: &Shape<'_>, services: &str) -> Vec<EnvVar> {
         value("TS_EXPERIMENTAL_CERT_SHARE", "true"),
     ];
     env.extend(shape.acme_directory().map(|url| value("TS_DEBUG_ACME_DIRECTORY_URL", url)));
-    match shape.account_field() {
-        Some(field) => {
-            env.push(value("TS_ACME_ACCOUNT_SECRET_NAME", names::ACCOUNTS));
-            env.push(value("TS_ACME_ACCOUNT_FIELD", &field));
+    match shape.account() {
+        Some(account) => {
+            env.push(value("TS_ACME_ACCOUNT_SECRET_NAME", &account.secret));
+            env.push(value("TS_ACME_ACCOUNT_FIELD", &account.field));
         }
         // With an account of its own a replica cannot say which certificate a new one takes the place of.
         None => env.push(value("TS_DEBUG_ACME_FORCE_RENEWAL", "true")),

@@ -32,9 +32,8 @@ pub struct IngressConfig {
 }
 
 impl IngressConfig {
-    /// The `ConfigMap`.
-    #[must_use]
-    pub fn manifest(&self, owner: &Owner) -> Manifest {
+    /// Its texts by the keys of the `ConfigMap`.
+    fn texts(&self) -> impl Iterator<Item = (&'static str, ByteString)> {
         let serve = ServeConfig { services: self.serve.clone(), ..ServeConfig::default() };
         let data = [
             (serve::KEY, text(&serve)),
@@ -43,7 +42,19 @@ impl IngressConfig {
             (routes::ORIGINS, text(&self.origins)),
         ];
         let told = (!self.told.is_empty()).then(|| (routes::TOLD, text(&self.told)));
-        let data = data.into_iter().chain(told).map(|(key, text)| (key.to_owned(), text)).collect();
+        data.into_iter().chain(told)
+    }
+
+    /// Size of its texts, in bytes: the API server takes a `ConfigMap` of 1 MiB.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.texts().map(|(_, text)| text.0.len()).sum()
+    }
+
+    /// The `ConfigMap`.
+    #[must_use]
+    pub fn manifest(&self, owner: &Owner) -> Manifest {
+        let data = self.texts().map(|(key, text)| (key.to_owned(), text)).collect();
         let metadata = owner.metadata(names::ingress_config(&owner.group), None);
         Manifest::of(Kind::ConfigMap, &ConfigMap { metadata, binary_data: Some(data), ..ConfigMap::default() })
     }

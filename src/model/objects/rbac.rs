@@ -1,4 +1,4 @@
-//! Who a group's Pods are, and what they may do: read and write their own Secrets, read their own config, tell Events.
+//! Who a group's Pods are, and what they may do: write their state and certificates, read their config, tell Events.
 //!
 //! Every right is by name; no Pod of ours may list the Secrets of the namespace. The rights of a replica that leaves are kept until
 //! it has left.
@@ -52,16 +52,18 @@ fn rules(shape: &Shape<'_>) -> Vec<PolicyRule> {
     let ordinals = 0..shape.present.max(shape.replicas);
     let states = ordinals.clone().map(|ordinal| names::replica(group, ordinal));
     let configs = ordinals.map(|ordinal| names::replica_config(group, ordinal));
-    let account = shape.account_field().map(|_| names::ACCOUNTS.to_owned());
-    let both: Vec<String> = states.chain(configs).chain(account).chain(shape.certificates.iter().cloned()).collect();
+    let account = shape.account().map(|account| account.secret);
+    let written: Vec<String> = states.chain(account).chain(shape.certificates.iter().cloned()).collect();
+    let own_certificates = shape.own_certificates.iter().filter(|_| shape.ingress() && !shape.stock()).cloned();
+    let read: Vec<String> = configs.chain(own_certificates).collect();
+    // A list or watch by the name of one object is held to resourceNames; without a name it is refused.
+    let reads: &[&str] = if shape.stock() { &["get"] } else { &["get", "list", "watch"] };
     let mut rules = Vec::new();
-    if !both.is_empty() {
-        // A list or watch by the name of one object is held to resourceNames; without a name it is refused.
-        let reads: &[&str] = if shape.stock() { &["get"] } else { &["get", "list", "watch"] };
-        rules.push(rule("secrets", &[reads, &["patch", "update"]].concat(), both));
+    if !written.is_empty() {
+        rules.push(rule("secrets", &[reads, &["patch", "update"]].concat(), written));
     }
-    if shape.ingress() && !shape.stock() && !shape.own_certificates.is_empty() {
-        rules.push(rule("secrets", &["get", "list", "watch"], shape.own_certificates.iter().cloned().collect()));
+    if !read.is_empty() {
+        rules.push(rule("secrets", reads, read));
     }
     if shape.ingress() && shape.stock() {
         // The Tailscale operator's image finds certificates by their labels, which rights cannot tell.

@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 
 use super::{Kind, Manifest, ObjectRef, Owner};
 use crate::api::names;
+use crate::model::identity::{DeviceRecord, KeyId};
 
 /// A replica's config Secret. It never decides whether there is a key in it: see [`crate::model::group`].
 #[derive(Debug, Clone, PartialEq)]
@@ -16,18 +17,24 @@ pub struct ReplicaSecret {
     pub ordinal: u32,
     /// The config without an auth key: a JSON object in tailscaled's format `alpha0`.
     pub document: Map<String, Value>,
+    /// The replica's device, once the control plane confirmed it.
+    pub device: Option<DeviceRecord>,
 }
 
 impl ReplicaSecret {
     /// The Secret; with an auth key, and its id if we minted it.
     #[must_use]
-    pub fn manifest(&self, key: Option<(&str, Option<&str>)>, adopt: bool) -> Manifest {
+    pub fn manifest(&self, key: Option<(&str, Option<&KeyId>)>, adopt: bool) -> Manifest {
         let mut document = self.document.clone();
         let mut metadata = self.owner.metadata(names::replica_config(&self.owner.group, self.ordinal), Some("config"));
         if let Some((key, id)) = key {
             document.insert("AuthKey".into(), key.into());
-            let id = id.map(|id| (names::AUTH_KEY_ID.to_owned(), id.to_owned()));
+            let id = id.map(|id| (names::AUTH_KEY_ID.to_owned(), id.to_string()));
             metadata.annotations.get_or_insert_default().extend(id);
+        }
+        if let Some(device) = &self.device {
+            let record = serde_json::to_string(device).unwrap_or_default();
+            metadata.annotations.get_or_insert_default().insert(names::DEVICE.to_owned(), record);
         }
         let text = serde_json::to_vec(&document).unwrap_or_default();
         let data = [(names::CONFIG_KEY.to_owned(), ByteString(text))].into();

@@ -110,7 +110,7 @@ fn bytes(config_map: &Value, key: &str) -> Option<Vec<u8>> {
 #[must_use]
 pub fn egress_text(config_map: &Value) -> Option<Vec<u8>> {
     let Some(packed) = bytes(config_map, egress::KEY_COMPRESSED) else { return bytes(config_map, egress::KEY) };
-    gzip::unpack(&packed).ok()
+    gzip::unpack(&packed, gzip::MAX_CONFIG_SIZE).ok()
 }
 
 /// Which object the egress config is.

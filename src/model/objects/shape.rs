@@ -27,6 +27,17 @@ const STAGING: &str = "https://acme-staging-v02.api.letsencrypt.org/directory";
 /// The longest drain grace; a day.
 const LONGEST_GRACE: i64 = 86_400;
 
+/// Where the account is kept that certificates are ordered with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Account {
+    /// Name of the Secret.
+    pub secret: String,
+    /// Its field: one for each tailnet.
+    pub field: String,
+    /// Groups share it.
+    pub shared: bool,
+}
+
 /// What a group is to be.
 #[derive(Debug, Clone)]
 pub struct Shape<'a> {
@@ -92,13 +103,17 @@ impl Shape<'_> {
         if self.ingress() { names::ingress_config(&self.owner.group) } else { names::egress_config(&self.owner.group) }
     }
 
-    /// The field of the account that the replicas order certificates with, if it is that of all groups of their tailnet.
+    /// Where the replicas keep the account that they order certificates with; `None` where each has one of its own.
     #[must_use]
-    pub fn account_field(&self) -> Option<String> {
-        let said = self.settings.shared_account.unwrap_or(!self.stock());
-        let shared = self.share_account.unwrap_or(said);
+    pub fn account(&self) -> Option<Account> {
+        let shared = self.share_account.or(self.settings.shared_account).unwrap_or(false);
+        let secret = match (shared, self.stock()) {
+            (true, _) => names::ACCOUNTS.to_owned(),
+            (false, false) => names::account(&self.owner.group),
+            (false, true) => return None,
+        };
         let tailnet = self.spec.tailnet.as_deref().unwrap_or("_default");
-        (self.ingress() && shared).then(|| format!("{tailnet}.acme-account.key.pem"))
+        self.ingress().then(|| Account { secret, field: format!("{tailnet}.acme-account.key.pem"), shared })
     }
 
     /// The URL of the ACME server's directory, if it is another one than the replicas would take.

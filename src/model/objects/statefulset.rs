@@ -7,8 +7,9 @@
 use k8s_openapi::api::apps::v1::{StatefulSet, StatefulSetSpec};
 use k8s_openapi::api::core::v1::{
     Affinity, Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource, HTTPGetAction, Lifecycle,
-    LifecycleHandler, PodAffinityTerm, PodAntiAffinity, PodSecurityContext, PodSpec, PodTemplateSpec, Probe, ResourceRequirements,
-    SeccompProfile, SecretVolumeSource, SecurityContext, Sysctl, TopologySpreadConstraint, Volume, VolumeMount, WeightedPodAffinityTerm,
+    LifecycleHandler, LocalObjectReference, PodAffinityTerm, PodAntiAffinity, PodSecurityContext, PodSpec, PodTemplateSpec, Probe,
+    ResourceRequirements, SeccompProfile, SecretVolumeSource, SecurityContext, Sysctl, TopologySpreadConstraint, Volume, VolumeMount,
+    WeightedPodAffinityTerm,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
@@ -80,6 +81,7 @@ fn pod(shape: &Shape<'_>) -> PodSpec {
     let by_pod = shape.own().and_then(|own| own.pod_sysctls).unwrap_or(false);
     let sysctl = |name: &str| Sysctl { name: name.to_owned(), value: "1".to_owned() };
     let sysctls = || vec![sysctl("net.ipv4.ip_forward"), sysctl("net.ipv6.conf.all.forwarding")];
+    let pull_secrets: Vec<_> = shape.settings.image_pull_secrets.iter().map(|name| LocalObjectReference { name: name.clone() }).collect();
     PodSpec {
         service_account_name: Some(shape.owner.group.clone()),
         termination_grace_period_seconds: Some(shape.termination_grace()),
@@ -93,6 +95,7 @@ fn pod(shape: &Shape<'_>) -> PodSpec {
         init_containers: (!by_pod).then(|| vec![sysctler(shape)]),
         containers: vec![proxy(shape)],
         volumes: Some(volumes(shape).0),
+        image_pull_secrets: (!pull_secrets.is_empty()).then_some(pull_secrets),
         ..PodSpec::default()
     }
 }

@@ -107,7 +107,7 @@ fn one(seen: &Seen, group: &ProxyGroup, ordinal: u32, config: Option<&Config>) -
         state: (!unread).then(|| pod.map_or_else(|| "Missing".to_owned(), phase)),
         node: pod.and_then(|pod| pod.spec.as_ref()?.node_name.clone()),
         addresses,
-        tailnet_name: state.and_then(|state| state.device_fqdn.as_deref()).map(|name| name.trim_end_matches('.').to_owned()),
+        tailnet_name: state.and_then(|state| state.device_name.as_ref()).map(|name| name.as_str().to_owned()),
         peers: said.and_then(|said| said.peers),
         config: holding(seen, pod, state, config),
         flows: said.and_then(|said| said.flows),

@@ -59,7 +59,7 @@ fn one(seen: &Seen, configs: &BTreeMap<&str, Config>, service: &Object, only: Op
     let known = [Part::Pods, Part::States, Part::Configs].iter().all(|part| !seen.gaps.contains_key(part));
     let rejected = |replica: String| {
         let status = seen.states.get(&replica)?.egress.as_ref()?;
-        let told = status.rejected.get(entry?.0).or_else(|| status.notes.get(entry?.0))?;
+        let told = status.rejected.get(entry?.0)?;
         Some(format!("{replica}: {}", told.join("; ")))
     };
     let conditions = service.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();

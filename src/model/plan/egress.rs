@@ -8,7 +8,7 @@ use imbl::ordmap::DiffItem;
 use imbl::{OrdMap, OrdSet, ordset};
 use ipnet::IpNet;
 
-use super::{Egress, Note, Planned, Reason};
+use super::{Egress, Planned, Reason};
 use crate::api::egress::{PortMap, Service, Target};
 use crate::model::few::Few;
 use crate::model::net::{Port, PortKey, Proto};
@@ -73,6 +73,7 @@ pub(super) fn update(next: &mut Planned, before: &World) {
     let mut dirty = changed_services(before, &next.world);
     dirty.extend(renamed(&next.index, before.netmap.as_deref(), next.world.netmap.as_deref()));
     dirty.extend(rerouted(&next.index, before.netmap.as_deref(), next.world.netmap.as_deref()));
+    dirty.extend(own(&next.index, before, &next.world));
     for name in dirty.clone() {
         dirty.extend(reindex(next, before, &name));
     }
@@ -112,6 +113,12 @@ fn rerouted(index: &Index, before: Option<&NetMap>, after: Option<&NetMap>) -> B
     });
     let moved = changed.flat_map(users).filter(|(ip, _)| leads(before, **ip) != leads(after, **ip));
     moved.flat_map(|(_, names)| names.iter()).cloned().collect()
+}
+
+/// The services that lead to an address which is this node's own in one world and not in the other.
+fn own(index: &Index, before: &World, after: &World) -> BTreeSet<Name> {
+    let changed = before.node_addresses().chain(after.node_addresses()).filter(|ip| before.is_own(*ip) != after.is_own(*ip));
+    changed.filter_map(|ip| index.by_address.get(&ip)).flat_map(Names::iter).cloned().collect()
 }
 
 /// The services whose target's name leads elsewhere in another netmap.
@@ -170,7 +177,6 @@ fn leave<K: Ord + Clone>(index: &mut OrdMap<K, Names>, key: Option<K>, name: &Na
 
 fn withdraw(next: &mut Planned, name: &Name) {
     next.plan.rejected.remove(name);
-    next.plan.notes.remove(name);
     if let Some(gone) = next.plan.egress.remove(name) {
         for key in gone.ports.keys() {
             next.ruleset.ports.remove(key);
@@ -186,7 +192,7 @@ fn serve(next: &mut Planned, name: &Name) {
     if let Some(service) = next.world.egress.services.get(name) {
         let egress = Egress {
             ports: ports(next, name, service, &mut reasons),
-            targets: targets(&service.tailnet_target, next.world.netmap.as_deref()).unwrap_or_else(|reason| {
+            targets: targets(&service.tailnet_target, &next.world).unwrap_or_else(|reason| {
                 reasons.push(reason);
                 Few::default()
             }),
@@ -196,10 +202,6 @@ fn serve(next: &mut Planned, name: &Name) {
         for (key, port) in &egress.ports {
             let place = || egress.targets.iter().map(|ip| SocketAddr::new(*ip, port.get())).collect();
             next.ruleset.ports.insert(*key, places.entry(*port).or_insert_with(place).clone());
-        }
-        let notes = notes(service, &egress.targets, next.world.netmap.as_deref());
-        if !(notes.is_empty() || egress.ports.is_empty()) {
-            next.plan.notes.insert(Arc::clone(name), notes);
         }
         if !egress.ports.is_empty() {
             next.plan.egress.insert(Arc::clone(name), Arc::new(egress));
@@ -241,25 +243,29 @@ fn parse_port(port: &PortMap) -> Result<(PortKey, Port), Reason> {
 }
 
 /// Every address of a target.
-fn targets(target: &Target, netmap: Option<&NetMap>) -> Result<Few<IpAddr>, Reason> {
+fn targets(target: &Target, world: &World) -> Result<Few<IpAddr>, Reason> {
     match (target.ip.as_str(), Fqdn::new(&target.fqdn)) {
         ("", Some(name)) => {
-            let found = netmap.map(|netmap| netmap.resolve(&name)).unwrap_or_default();
+            let found = world.netmap.as_deref().map(|netmap| netmap.resolve(&name)).unwrap_or_default();
             if found.is_empty() { Err(Reason::Unresolved(target.fqdn.clone())) } else { Ok(found.into()) }
         }
         ("", None) | (_, Some(_)) => Err(Reason::Target),
-        (ip, None) => parse_address(ip).map(|ip| [ip].into()).ok_or_else(|| Reason::Address(ip.to_owned())),
+        (text, None) => {
+            let ip = parse_address(text).ok_or_else(|| Reason::Address(text.to_owned()))?;
+            address(ip, world).map(|ip| [ip].into())
+        }
     }
 }
 
-/// An address that a packet can be sent to.
-fn parse_address(text: &str) -> Option<IpAddr> {
-    let ip = text.parse::<IpAddr>().ok()?.to_canonical();
-    (!(ip.is_unspecified() || ip.is_multicast() || ip.is_loopback())).then_some(ip)
+/// A target by its address, unless it is refused or nobody in the tailnet answers for it: by the default route it would leave in plain.
+pub(super) fn address(ip: IpAddr, world: &World) -> Result<IpAddr, Reason> {
+    if let Some(range) = world.targets.refuses(ip, world.is_own(ip)) {
+        return Err(Reason::Forbidden { address: ip, range });
+    }
+    let routed = world.netmap.as_ref().is_none_or(|netmap| netmap.leads_to(ip));
+    if routed { Ok(ip) } else { Err(Reason::Unrouted(ip)) }
 }
 
-/// A name leads only to addresses that somebody answers for; an address is taken as it is.
-fn notes(service: &Service, targets: &[IpAddr], netmap: Option<&NetMap>) -> Vec<Note> {
-    let (Some(netmap), false) = (netmap, service.tailnet_target.ip.is_empty()) else { return Vec::new() };
-    targets.iter().filter(|ip| !netmap.leads_to(**ip)).copied().map(Note::Unrouted).collect()
+fn parse_address(text: &str) -> Option<IpAddr> {
+    Some(text.parse::<IpAddr>().ok()?.to_canonical())
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use imbl::OrdMap;
 
-use super::{Note, Planned, Reason};
+use super::{Planned, Reason, egress};
 use crate::api::ingress::{Mapping, Service};
 use crate::model::config::IngressConfig;
 use crate::model::few::Few;
@@ -24,7 +24,6 @@ struct Served {
     from_tailnet: OrdMap<IpAddr, Few<IpAddr>>,
     pod: OrdMap<IpAddr, Few<IpAddr>>,
     rejected: BTreeMap<Name, Vec<Reason>>,
-    notes: BTreeMap<Name, Vec<Note>>,
     owners: BTreeMap<IpAddr, Name>,
 }
 
@@ -34,7 +33,8 @@ pub(super) fn update(next: &mut Planned, before: &World) {
     let same_config = Arc::ptr_eq(&before.ingress, &world.ingress) && before.single == world.single && before.pod_ips == world.pod_ips;
     let single_inputs =
         (world.single == Single::None && !world.via_ingress) || (before.netmap == world.netmap && before.names == world.names);
-    let same_names = before.names == world.names || names(&world.ingress).next().is_none();
+    let same_answers = before.names == world.names && before.node_addresses().eq(world.node_addresses());
+    let same_names = same_answers || names(&world.ingress).next().is_none();
     if same_config && single_inputs && same_names {
         return;
     }
@@ -48,13 +48,9 @@ pub(super) fn update(next: &mut Planned, before: &World) {
     }
     for name in was {
         next.plan.rejected.remove(&name);
-        next.plan.notes.remove(&name);
     }
     for (name, reasons) in served.rejected {
         next.plan.rejected.insert(name, reasons);
-    }
-    for (name, notes) in served.notes {
-        next.plan.notes.insert(name, notes);
     }
     next.ruleset.from_tailnet = served.from_tailnet;
     next.ruleset.from_cluster = served.pod.clone();
@@ -88,9 +84,12 @@ pub fn names(config: &IngressConfig) -> impl Iterator<Item = &str> {
 /// Serves a service by the addresses of a DNS name: those of each family by the service's own address of that family. One whose
 /// name has no address yet is not served, so that nobody is led to it.
 fn serve_external(served: &mut Served, world: &World, name: &Name, service: &Service) {
-    let found = world.names.get(&service.external_name).cloned().unwrap_or_default();
-    if found.is_empty() {
+    if !world.names.contains_key(&service.external_name) {
         return served.reject(name, Reason::NoAnswer(service.external_name.clone()));
+    }
+    let found = served.answer(name, world, &service.external_name);
+    if found.is_empty() {
+        return;
     }
     for mapping in [&service.ipv4, &service.ipv6].into_iter().flatten().filter(|mapping| !mapping.tailscale_service_ip.is_empty()) {
         let Ok(from) = mapping.tailscale_service_ip.parse::<IpAddr>() else {
@@ -126,23 +125,21 @@ fn single_name(single: &Single) -> Option<Name> {
 
 fn serve_single(served: &mut Served, world: &World) {
     let Some(name) = single_name(&world.single) else { return };
-    let own: BTreeSet<IpAddr> =
-        world.netmap.iter().filter_map(|netmap| netmap.node.as_ref()).flat_map(|node| node.addresses.clone()).collect();
-    let (to, unresolved) = match &world.single {
+    let own: BTreeSet<IpAddr> = world.node_addresses().collect();
+    let (to, unresolved): (BTreeSet<IpAddr>, _) = match &world.single {
         Single::None => return,
-        Single::DestIp(ip) | Single::TailnetIp(ip) => ([*ip].into(), ip.to_string()),
-        Single::DestDns(host) => (world.names.get(host).cloned().unwrap_or_default(), host.clone()),
+        Single::DestIp(ip) => ([*ip].into(), ip.to_string()),
+        Single::TailnetIp(ip) => {
+            let target = egress::address(*ip, world).map_err(|reason| served.reject(&name, reason));
+            (target.into_iter().collect(), ip.to_string())
+        }
+        Single::DestDns(host) => (served.answer(&name, world, host), host.clone()),
         Single::TailnetFqdn(fqdn) => {
             (world.netmap.as_deref().map(|netmap: &NetMap| netmap.resolve(fqdn)).unwrap_or_default(), fqdn.to_string())
         }
     };
-    if to.is_empty() {
+    if to.is_empty() && !served.rejected.contains_key(&name) {
         served.reject(&name, Reason::Unresolved(unresolved));
-    }
-    if let (Single::TailnetIp(ip), Some(netmap)) = (&world.single, &world.netmap)
-        && !netmap.leads_to(*ip)
-    {
-        served.notes.insert(Arc::clone(&name), vec![Note::Unrouted(*ip)]);
     }
     let to_cluster = matches!(world.single, Single::DestIp(_) | Single::DestDns(_));
     let on = if to_cluster { &own } else { &world.pod_ips };
@@ -165,10 +162,8 @@ fn serve_single(served: &mut Served, world: &World) {
 
 /// Leads the Pod's own addresses to the node's in the tailnet, where tailscaled listens for what it serves.
 fn serve_pod(served: &mut Served, world: &World) {
-    let own: Vec<IpAddr> =
-        world.netmap.iter().filter_map(|netmap| netmap.node.as_ref()).flat_map(|node| node.addresses.iter().copied()).collect();
     for pod in &world.pod_ips {
-        let to: Few<IpAddr> = own.iter().copied().filter(|ip| Family::of(*ip) == Family::of(*pod)).take(1).collect();
+        let to: Few<IpAddr> = world.node_addresses().filter(|ip| Family::of(*ip) == Family::of(*pod)).take(1).collect();
         if !to.is_empty() {
             served.pod.insert(*pod, to);
         }
@@ -176,6 +171,16 @@ fn serve_pod(served: &mut Served, world: &World) {
 }
 
 impl Served {
+    /// The addresses of a DNS name that may be targets; the others are rejected one by one.
+    fn answer(&mut self, name: &Name, world: &World, host: &str) -> BTreeSet<IpAddr> {
+        let mut allowed = world.names.get(host).cloned().unwrap_or_default();
+        allowed.retain(|ip| {
+            let refused = world.targets.refuses_answer(*ip, world.is_own(*ip));
+            refused.inspect(|range| self.reject(name, Reason::Forbidden { address: *ip, range: *range })).is_none()
+        });
+        allowed
+    }
+
     fn serve(&mut self, name: &Name, from: IpAddr, to: Few<IpAddr>) {
         if let Some(owner) = self.owners.get(&from).filter(|owner| *owner != name) {
             let owner = Arc::clone(owner);

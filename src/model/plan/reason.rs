@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::model::net::{Family, PortKey, UnknownProtocol};
+use crate::model::targets::Range;
 
 /// Why a service, or a part of it, is not served. Its [`kind`](Reason::kind) is what metrics and Events say.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -27,6 +28,19 @@ pub enum Reason {
     /// No DNS server has given an address for the name.
     #[error("no DNS server has given an address for {0:?}: check spec.externalName, and whether the Pod's DNS servers know the name")]
     NoAnswer(String),
+    /// The target's address is not forwarded to.
+    #[error("{address} is {range}, and is no target: correct the target, or let an administrator allow it (TAILYARD_ALLOWED_TARGETS)")]
+    Forbidden {
+        /// The address.
+        address: IpAddr,
+        /// The range that it is in.
+        range: Range,
+    },
+    /// No peer answers for the target's address.
+    #[error(
+        "no peer of this node's view of the tailnet has or routes {0}: connections to it are refused; check the address, the tailnet's access rules and its subnet routes"
+    )]
+    Unrouted(IpAddr),
     /// The protocol is not forwarded.
     #[error("port {port}: {fault}")]
     Protocol {
@@ -85,6 +99,8 @@ impl Reason {
             Self::Address(_) => "InvalidAddress",
             Self::Unresolved(_) => "Unresolved",
             Self::NoAnswer(_) => "NoAnswer",
+            Self::Forbidden { .. } => "ForbiddenTarget",
+            Self::Unrouted(_) => "Unrouted",
             Self::Protocol { .. } => "UnknownProtocol",
             Self::Port { .. } => "InvalidPort",
             Self::Reserved(_) => "ReservedPort",

@@ -34,7 +34,11 @@ fn world(egress: &str) -> World {
         egress: Arc::new(EgressConfig::parse(egress.as_bytes()).expect("a config")),
         netmap: Some(Arc::new(netmap(
             &["100.64.0.1", "fd7a::1"],
-            &[("db.tail.lab", &["100.64.0.2", "fd7a::2"]), ("six.tail.lab", &["fd7a::6"])],
+            &[
+                ("db.tail.lab", &["100.64.0.2", "fd7a::2"]),
+                ("six.tail.lab", &["fd7a::6"]),
+                ("more.tail.lab", &["100.64.0.3", "100.64.0.9"]),
+            ],
         ))),
         ..World::empty(InterfaceName::tailscale0(), reserved)
     }
@@ -84,37 +88,63 @@ fn what_is_wrong_with_a_service_is_its_own_affair() {
     assert_eq!(ports, ["tcp/1 0", "tcp/2 1", "tcp/4 0", "tcp/5 0", "udp/53 1"], "what has no target refuses");
 }
 
-fn notes(planned: &Planned) -> Vec<String> {
-    planned.plan.notes.iter().flat_map(|(name, notes)| notes.iter().map(move |note| format!("{name} {}", note.kind()))).collect()
+fn by_address(ip: &str, port: u16) -> String {
+    format!(r#"{{"tailnetTarget":{{"ip":"{ip}"}},"ports":[{{"protocol":"TCP","matchPort":{port},"targetPort":80}}]}}"#)
+}
+
+fn rejected(planned: &Planned) -> Vec<String> {
+    planned.plan.rejected.iter().flat_map(|(name, reasons)| reasons.iter().map(move |reason| format!("{name} {}", reason.kind()))).collect()
 }
 
 #[test]
-fn an_address_that_nobody_answers_for_is_served_and_noted() {
-    let service = |ip: &str, port: u16| {
-        format!(r#"{{"tailnetTarget":{{"ip":"{ip}"}},"ports":[{{"protocol":"TCP","matchPort":{port},"targetPort":80}}]}}"#)
-    };
-    let config = format!(r#"{{"far":{},"near":{},"six":{}}}"#, service("10.1.2.3", 1), service("100.64.0.2", 2), service("fd7a::9", 3));
+fn address_that_no_peer_routes_is_refused() {
+    let config =
+        format!(r#"{{"far":{},"near":{},"six":{}}}"#, by_address("10.1.2.3", 1), by_address("100.64.0.2", 2), by_address("fd7a::9", 3));
     let alone = world(&config);
     let planned = Planned::new(&alone);
-    assert_eq!((notes(&planned), planned.plan.rejected.len()), (vec!["far Unrouted".to_owned(), "six Unrouted".to_owned()], 0));
-    assert_eq!(planned.ruleset.ports[&key(Proto::Tcp, 1)].len(), 1, "served all the same");
+    assert_eq!(rejected(&planned), ["far Unrouted", "six Unrouted"]);
+    let targets = |planned: &Planned| [1, 2, 3].map(|port| planned.ruleset.ports[&key(Proto::Tcp, port)].len());
+    assert_eq!(targets(&planned), [0, 1, 0], "a port without targets refuses");
     let mut wider = alone.netmap.as_deref().cloned().expect("a netmap");
     wider.routes.insert("10.1.0.0/16".parse().expect("a prefix"));
     let routed = planned.next(&World { netmap: Some(Arc::new(wider)), ..alone.clone() });
-    assert_eq!(notes(&routed), ["six Unrouted"], "a subnet route appears");
+    assert_eq!((rejected(&routed), targets(&routed)), (vec!["six Unrouted".to_owned()], [1, 1, 0]), "a subnet route appears");
     let mut gone = alone.netmap.as_deref().cloned().expect("a netmap");
     gone.routes.remove(&"100.64.0.2/32".parse::<ipnet::IpNet>().expect("a prefix"));
     let gone = routed.next(&World { netmap: Some(Arc::new(gone)), ..alone.clone() });
-    assert_eq!(notes(&gone), ["far Unrouted", "near Unrouted", "six Unrouted"], "and peers go");
+    assert_eq!(targets(&gone), [0; 3], "and peers go");
     let unknown = gone.next(&World { netmap: None, ..alone });
-    assert_eq!(notes(&unknown), [""; 0], "without a view of the tailnet there is nothing to say");
+    assert_eq!(rejected(&unknown), [""; 0], "without a view of the tailnet there is nothing to say");
 }
 
 #[test]
-fn a_single_proxys_address_is_noted_too() {
-    let planned = Planned::new(&World { single: Single::TailnetIp(ip("100.64.0.9")), ..world("") });
-    assert_eq!(notes(&planned), ["TS_TAILNET_TARGET_IP Unrouted"]);
-    assert_eq!(notes(&planned.next(&world(""))), [""; 0]);
+fn single_proxys_address_that_no_peer_routes_is_refused() {
+    let planned = Planned::new(&World { single: Single::TailnetIp(ip("100.64.0.8")), ..world("") });
+    assert_eq!(rejected(&planned), ["TS_TAILNET_TARGET_IP Unrouted"]);
+    assert!(planned.ruleset.from_cluster.values().all(|to| to.is_empty()) && planned.ruleset.from_cluster.len() == 2);
+    assert_eq!(rejected(&planned.next(&world(""))), [""; 0]);
+}
+
+#[test]
+fn forbidden_address_is_refused_even_where_a_peer_routes_it() {
+    let config = format!(
+        r#"{{"api":{},"meta":{},"own":{},"pod":{}}}"#,
+        by_address("10.96.0.1", 1),
+        by_address("169.254.169.254", 2),
+        by_address("100.64.0.1", 3),
+        by_address("10.0.0.5", 4)
+    );
+    let mut all = world(&config);
+    let mut netmap = all.netmap.as_deref().cloned().expect("a netmap");
+    netmap.routes.extend(["10.0.0.0/8", "169.254.0.0/16"].map(|net| net.parse::<ipnet::IpNet>().expect("a prefix")));
+    all.netmap = Some(Arc::new(netmap));
+    all.targets.denied = vec!["10.96.0.1/32".parse().expect("a prefix")];
+    let refused = Planned::new(&all);
+    assert_eq!(rejected(&refused), ["api ForbiddenTarget", "meta ForbiddenTarget", "own ForbiddenTarget", "pod ForbiddenTarget"]);
+    assert!(refused.ruleset.ports.values().all(|to| to.is_empty()), "{:?}", refused.ruleset.ports);
+    let mut allowing = all.clone();
+    allowing.targets.allowed = vec!["169.254.169.254/32".parse().expect("a prefix")];
+    assert_eq!(rejected(&refused.next(&allowing)), ["api ForbiddenTarget", "own ForbiddenTarget", "pod ForbiddenTarget"]);
 }
 
 #[test]
@@ -156,6 +186,28 @@ fn a_name_outside_the_cluster_leads_to_all_of_its_addresses_and_is_followed() {
     assert_eq!(reasons(&known, "svc:db"), Vec::<&str>::new());
     world.names = Arc::new([("db.example.com".to_owned(), [ip("192.0.2.3")].into())].into());
     assert_eq!(known.next(&world).ruleset.from_tailnet.get(&ip("100.99.1.2")), Some(&[ip("192.0.2.3")].into()));
+}
+
+#[test]
+fn forbidden_answers_of_dns_are_dropped_at_each_answer() {
+    let text = br#"{"svc:db":{"IPv4Mapping":{"TailscaleServiceIP":"100.99.1.2","ClusterIP":""},"externalName":"db.example.com"}}"#;
+    let mut world = World { ingress: Arc::new(IngressConfig::parse(text).expect("a config")), ..world("") };
+    let answer = |text: &[&str]| Arc::new(BTreeMap::from([("db.example.com".to_owned(), text.iter().map(|text| ip(text)).collect())]));
+    world.names = answer(&["192.0.2.1", "169.254.169.254", "127.0.0.1", "::ffff:10.0.0.5", "100.64.0.3"]);
+    let part = Planned::new(&world);
+    assert_eq!(part.ruleset.from_tailnet.get(&ip("100.99.1.2")), Some(&[ip("192.0.2.1")].into()));
+    assert_eq!(reasons(&part, "svc:db"), ["ForbiddenTarget"; 4]);
+    world.names = answer(&["169.254.169.254"]);
+    let nothing = part.next(&world);
+    assert_eq!((nothing.ruleset.from_tailnet.len(), reasons(&nothing, "svc:db")), (0, vec!["ForbiddenTarget"]));
+    world.names = answer(&["192.0.2.2", "fd7a::1"]);
+    let good = nothing.next(&world);
+    assert_eq!(good.ruleset.from_tailnet.get(&ip("100.99.1.2")), Some(&[ip("192.0.2.2")].into()));
+    assert_eq!(good.plan.rejected["svc:db"].len(), 1, "this node's own address");
+    let single = World { single: Single::DestDns("db.example.com".into()), names: answer(&["169.254.169.254"]), ..self::world("") };
+    let single = Planned::new(&single);
+    assert_eq!(rejected(&single), ["TS_EXPERIMENTAL_DEST_DNS_NAME ForbiddenTarget"]);
+    assert!(single.ruleset.from_tailnet.values().all(|to| to.is_empty()), "refuses");
 }
 
 #[test]

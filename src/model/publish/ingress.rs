@@ -28,7 +28,7 @@ pub fn ingress(ingress: &Ingress, context: &Context<'_>) -> Result<Wish, Vec<Str
     let mut wrong = Vec::new();
     let annotations = ingress.metadata.annotations.as_ref();
     let label = ingress_label(ingress);
-    let (tags, share, adopt) = common(annotations, &label, &mut wrong);
+    let (tags, share) = common(annotations, &label, &mut wrong);
     let dns = format!("{label}.{}", context.suffix);
     let Hosts { served: hosts, flaws, mut notes, warnings } = hosts(ingress, (&dns, &label), context);
     if annotation(annotations, names::PROXY_PROTOCOL).is_some() {
@@ -54,7 +54,7 @@ pub fn ingress(ingress: &Ingress, context: &Context<'_>) -> Result<Wish, Vec<Str
     let ports = listeners.keys().rev().map(|port| format!("tcp:{port}")).collect();
     let funnel = annotation(annotations, names::FUNNEL).is_some_and(truth);
     let site = Site { hosts, listeners, routes: routes.into_values().collect(), funnel };
-    Ok(Wish { label, tags, ports, share, adopt, target: Target::Site(site), notes, flaws, warnings })
+    Ok(Wish { label, tags, ports, share, target: Target::Site(site), notes, flaws, warnings })
 }
 
 /// The Secrets that an Ingress names as certificates.

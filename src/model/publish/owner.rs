@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 
+use crate::api::names;
 use crate::api::vip::{self, OwnerRef, Owners, VipService};
 
 /// Who we are among the owners.
@@ -67,7 +68,7 @@ pub enum Release {
     Nothing,
     /// Nobody else owns it.
     Delete,
-    /// Others own it too.
+    /// Others own it too, or it was taken over and is given back.
     Write(Box<VipService>),
 }
 
@@ -83,8 +84,8 @@ impl Refusal {
     pub fn message(self, name: &str) -> String {
         match self {
             Self::Foreign => format!(
-                "Tailscale Service {name} exists and was not made by a cluster: remove it, annotate this with {}=true to take it over, or take another name.",
-                crate::api::names::ADOPT
+                "Tailscale Service {name} exists and was not made by a cluster: remove it, take another name, or have an administrator name it in the annotation {} of the ProxyGroup.",
+                names::ADOPT
             ),
             Self::Alone => format!("Tailscale Service {name} belongs to one ProxyGroup of another cluster alone: take another name."),
             Self::Twin => format!(
@@ -131,6 +132,9 @@ pub fn judge(found: Option<&VipService>, asked: &Asked, owner: &Owner, recorded:
     if !shared || found.tags.is_empty() {
         wanted.tags = merged(&found.tags, &asked.tags);
     }
+    if refs.is_empty() && !recorded {
+        wanted.annotations.insert(names::ADOPTED.to_owned(), "true".to_owned());
+    }
     let named = refs.iter().any(|reference| reference.operator_id == owner.id);
     let old = refs.iter().any(|reference| owner.former.contains(&reference.operator_id) && reference.operator_id != owner.id);
     if !named || old {
@@ -146,6 +150,12 @@ pub fn release(found: Option<&VipService>, owner: &Owner) -> Release {
     let (ours, others): (Vec<_>, Vec<_>) = refs.into_iter().partition(|reference| owner.is(reference));
     match (ours.is_empty(), others.is_empty()) {
         (true, _) => Release::Nothing,
+        (false, true) if found.annotations.contains_key(names::ADOPTED) => {
+            let mut given_back = found.clone();
+            given_back.annotations.remove(names::ADOPTED);
+            given_back.annotations.remove(vip::OWNERS);
+            Release::Write(Box::new(given_back))
+        }
         (false, true) => Release::Delete,
         (false, false) => Release::Write(Box::new(owned(found.clone(), &others))),
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 /// Every flag of `tailyard proxy` and the variable that it stands for.
-pub const FLAGS: [(&str, &str); 18] = [
+pub const FLAGS: [(&str, &str); 25] = [
     ("--tailnet", "TAILYARD_TAILNET"),
     ("--tailnet-interface", "TAILYARD_TAILNET_INTERFACE"),
     ("--tailscaled", "TAILYARD_TAILSCALED"),
@@ -15,6 +15,13 @@ pub const FLAGS: [(&str, &str); 18] = [
     ("--state-file", "TAILYARD_STATE_FILE"),
     ("--kube-secret", "TS_KUBE_SECRET"),
     ("--pod-ips", "POD_IPS"),
+    ("--upgrades", "TAILYARD_UPGRADES"),
+    ("--body-timeout", "TAILYARD_BODY_TIMEOUT"),
+    ("--answer-timeout", "TAILYARD_ANSWER_TIMEOUT"),
+    ("--tunnel-timeout", "TAILYARD_TUNNEL_TIMEOUT"),
+    ("--max-connections", "TAILYARD_MAX_CONNECTIONS"),
+    ("--allowed-targets", "TAILYARD_ALLOWED_TARGETS"),
+    ("--denied-targets", "TAILYARD_DENIED_TARGETS"),
     ("--backend", "TS_DEBUG_FIREWALL_MODE"),
     ("--http-addr", "TS_LOCAL_ADDR_PORT"),
     ("--admin-addr", "TAILYARD_ADMIN_ADDR"),

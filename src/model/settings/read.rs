@@ -4,6 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use ipnet::IpNet;
+
+use super::front_end::front_end;
 use super::issuing::issuing;
 use super::source::Source;
 use super::{
@@ -11,6 +14,7 @@ use super::{
 };
 use crate::model::net::{Family, InterfaceName};
 use crate::model::netmap::Fqdn;
+use crate::model::targets::TargetPolicy;
 use crate::model::world::Single;
 
 /// Variables that are set by operators and mean nothing here, and why.
@@ -51,6 +55,7 @@ pub(super) fn settings(env: &BTreeMap<String, String>, flags: &Flags) -> Result<
         pod,
         single,
         cluster_via_ingress,
+        targets: targets(source),
         egress,
         ingress,
         serve,
@@ -60,6 +65,7 @@ pub(super) fn settings(env: &BTreeMap<String, String>, flags: &Flags) -> Result<
         auto_advertise: source.boolean("TS_EXPERIMENTAL_SERVICE_AUTO_ADVERTISEMENT", true),
         state,
         kube,
+        front_end: front_end(source),
         backend: backend(source),
         http,
         health_addr,
@@ -108,6 +114,18 @@ fn single(source: &mut Source<'_>) -> Single {
     let target_ip = source.parsed(target_ip, "an IP address", address).map(Single::TailnetIp);
     let target_fqdn = source.parsed(target_fqdn, "a name of the tailnet", Fqdn::new).map(Single::TailnetFqdn);
     dest_ip.or(dest_dns).or(target_ip).or(target_fqdn).unwrap_or_default()
+}
+
+/// The API server is refused by its address, for the range of the cluster's Services is not told to a Pod.
+fn targets(source: &mut Source<'_>) -> TargetPolicy {
+    let mut nets = |setting: &str| {
+        let list = |text: &str| text.split(',').map(|net| net.trim().parse::<IpNet>().ok()).collect::<Option<Vec<_>>>();
+        source.parsed(setting, "a list of CIDRs such as 10.96.0.0/12,fd00:96::/112", list).unwrap_or_default()
+    };
+    let (allowed, mut denied) = (nets("TAILYARD_ALLOWED_TARGETS"), nets("TAILYARD_DENIED_TARGETS"));
+    let api_server = source.text("KUBERNETES_SERVICE_HOST").and_then(|host| host.parse::<IpAddr>().ok());
+    denied.extend(api_server.map(IpNet::from));
+    TargetPolicy { allowed, denied }
 }
 
 fn input(source: &mut Source<'_>, path: &str, configmap: &str) -> Option<Input> {
@@ -200,7 +218,13 @@ fn http(source: &mut Source<'_>, egress: bool) -> Option<Http> {
     let pod = source.text("POD_IP");
     let faults = source.faults.len();
     let address = source.address_port(ADDRESS, pod).unwrap_or(everywhere);
-    (source.faults.len() == faults).then_some(Http { address, metrics, preshutdown: egress })
+    let preshutdown = egress && has_hook(source);
+    (source.faults.len() == faults).then_some(Http { address, metrics, preshutdown })
+}
+
+/// Whether the Pod has the preStop hook: one of the Tailscale operator's egress groups, not one of our reconciler's.
+fn has_hook(source: &mut Source<'_>) -> bool {
+    source.text("TS_INTERNAL_APP") == Some("k8s-operator-proxygroup-egress") && !source.boolean("TAILYARD_CONFIG_FROM_API", false)
 }
 
 fn health_addr(source: &mut Source<'_>) -> Option<SocketAddr> {

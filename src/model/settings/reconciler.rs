@@ -16,12 +16,13 @@ use crate::model::publish::Owner;
 use crate::model::tailnet::TAILSCALE;
 
 /// Every flag of `tailyard reconciler` and the variable that it stands for.
-pub const RECONCILER_FLAGS: [(&str, &str); 26] = [
+pub const RECONCILER_FLAGS: [(&str, &str); 27] = [
     ("--namespace", "OPERATOR_NAMESPACE"),
     ("--watch-namespaces", "TAILYARD_WATCH_NAMESPACES"),
     ("--kubeconfig", "KUBECONFIG"),
     ("--cluster-domain", "TAILYARD_CLUSTER_DOMAIN"),
     ("--image", "PROXY_IMAGE"),
+    ("--image-pull-secrets", "PROXY_IMAGE_PULL_SECRETS"),
     ("--tags", "PROXY_TAGS"),
     ("--default-class", "PROXY_DEFAULT_CLASS"),
     ("--firewall", "PROXY_FIREWALL_MODE"),
@@ -75,6 +76,8 @@ pub struct Reconciler {
     pub cluster_domain: Option<String>,
     /// The image of the proxies.
     pub image: String,
+    /// Names of the pull Secrets of proxies whose class names none.
+    pub image_pull_secrets: Vec<String>,
     /// The tags of devices of groups that name none.
     pub tags: Vec<String>,
     /// The class of groups that name none.
@@ -180,6 +183,9 @@ impl Reconciler {
             service_account: source.owned("OPERATOR_SERVICE_ACCOUNT_NAME").unwrap_or_else(|| "tailyard-reconciler".to_owned()),
             cluster_domain: source.owned("TAILYARD_CLUSTER_DOMAIN"),
             image: source.owned("PROXY_IMAGE").unwrap_or_else(|| concat!("localhost/tailyard:", env!("CARGO_PKG_VERSION")).to_owned()),
+            image_pull_secrets: source
+                .parsed("PROXY_IMAGE_PULL_SECRETS", "names of Secrets separated by commas", |text| text.split(',').map(secret).collect())
+                .unwrap_or_default(),
             tags: tags(source),
             default_class: source.owned("PROXY_DEFAULT_CLASS"),
             firewall: firewall(source),
@@ -214,6 +220,12 @@ fn namespace(text: &str) -> Option<String> {
     let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     let fits = !text.is_empty() && text.len() <= 63 && text.chars().all(inner) && !text.starts_with('-') && !text.ends_with('-');
     fits.then(|| text.to_owned())
+}
+
+fn secret(text: &str) -> Option<String> {
+    let name = text.trim();
+    let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
+    (!name.is_empty() && name.len() <= 253 && name.chars().all(inner)).then(|| name.to_owned())
 }
 
 fn tags(source: &mut Source<'_>) -> Vec<String> {
@@ -320,6 +332,7 @@ mod tests {
         let settings = read(&[
             ("OPERATOR_NAMESPACE", "tailscale"),
             ("PROXY_IMAGE", "tailscale/tailscale:v1.102.0"),
+            ("PROXY_IMAGE_PULL_SECRETS", "pull, mirror.example"),
             ("PROXY_TAGS", "tag:k8s, tag:prod"),
             ("PROXY_FIREWALL_MODE", "auto"),
             ("CLIENT_ID_FILE", "/oauth/client_id"),
@@ -329,6 +342,7 @@ mod tests {
         .expect("settings");
         assert_eq!((settings.namespace.as_deref(), settings.firewall.as_deref(), settings.workers), (Some("tailscale"), None, 4));
         assert_eq!(settings.tags, ["tag:k8s", "tag:prod"]);
+        assert_eq!(settings.image_pull_secrets, ["pull", "mirror.example"]);
         assert_eq!(settings.control.url, TAILSCALE);
         let files = Credentials::OAuth { id: "/oauth/client_id".into(), secret: "/oauth/client_secret".into() };
         assert_eq!(settings.control.credentials, Some(files));
@@ -339,6 +353,7 @@ mod tests {
     fn every_fault_is_told_at_once() {
         let bad = [
             ("OPERATOR_NAMESPACE", "No"),
+            ("PROXY_IMAGE_PULL_SECRETS", "pull,"),
             ("PROXY_TAGS", "k8s"),
             ("PROXY_FIREWALL_MODE", "pf"),
             ("TAILYARD_PORTS", "20000-10000"),
@@ -348,7 +363,7 @@ mod tests {
             ("TAILYARD_ACME_DIRECTORY", "http://ca.example/directory"),
         ];
         let faults = read(&bad).expect_err("faults");
-        assert_eq!(faults.0.len(), 9, "{faults}");
+        assert_eq!(faults.0.len(), 10, "{faults}");
         let nowhere = Reconciler::read(&BTreeMap::new(), &Flags::new()).expect_err("no API");
         assert!(nowhere.to_string().contains("--kubeconfig"), "{nowhere}");
     }

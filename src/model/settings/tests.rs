@@ -44,7 +44,7 @@ fn egress_pod() -> Vec<(&'static str, &'static str)> {
         ("TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR", "/etc/tsconfig/eg-0"),
         ("TS_EGRESS_PROXIES_CONFIG_PATH", "/etc/proxies"),
         ("TS_EGRESS_SERVICES_CONFIG_PATH", "/etc/proxies/egress-services"),
-        ("TS_INTERNAL_APP", "proxygroup-egress"),
+        ("TS_INTERNAL_APP", "k8s-operator-proxygroup-egress"),
         ("TS_ENABLE_HEALTH_CHECK", "true"),
         ("TS_ENABLE_METRICS", "true"),
         ("TS_LOCAL_ADDR_PORT", "10.0.0.5:9002"),
@@ -67,6 +67,7 @@ fn an_egress_pod_of_the_operator() {
         },
         single: Single::None,
         cluster_via_ingress: false,
+        targets: TargetPolicy { allowed: Vec::new(), denied: vec!["10.96.0.1/32".parse().expect("a prefix")] },
         egress: Some(Input { path: Some("/etc/proxies".into()), configmap: None }),
         ingress: None,
         serve: None,
@@ -81,6 +82,7 @@ fn an_egress_pod_of_the_operator() {
         auto_advertise: false,
         state: StateOut::Secret("eg-0".into()),
         kube: Some(Kube { server: "https://10.96.0.1:443".into() }),
+        front_end: FrontEnd::default(),
         backend: Backend::Auto,
         http: Some(Http { address: "10.0.0.5:9002".parse().expect("an address"), metrics: true, preshutdown: true }),
         health_addr: None,
@@ -243,6 +245,28 @@ fn the_http_flag_turns_everything_on() {
 }
 
 #[test]
+fn targets_are_allowed_and_denied_by_ranges() {
+    let flags = Flags::new().with("--denied-targets", Some("10.96.0.0/12, fd00:96::/112".into()));
+    let settings = Settings::read(&env(&[("TAILYARD_ALLOWED_TARGETS", "100.100.0.0/16")]), &flags).expect("good settings");
+    let text = |nets: &[ipnet::IpNet]| nets.iter().map(ToString::to_string).collect::<Vec<_>>();
+    assert_eq!(text(&settings.targets.allowed), ["100.100.0.0/16"]);
+    assert_eq!(text(&settings.targets.denied), ["10.96.0.0/12", "fd00:96::/112"]);
+    let found = faults(&[("TAILYARD_ALLOWED_TARGETS", "10.0.0.1")]);
+    assert_eq!(found, ["TAILYARD_ALLOWED_TARGETS=\"10.0.0.1\" is not a list of CIDRs such as 10.96.0.0/12,fd00:96::/112"]);
+}
+
+#[test]
+fn prestop_hook_is_served_in_pods_of_the_tailscale_operator_alone() {
+    let hook = |more: &[(&str, &str)]| {
+        let egress = [("TS_EGRESS_PROXIES_CONFIG_PATH", "/etc/proxies"), ("KUBERNETES_SERVICE_HOST", "10.96.0.1"), ("POD_NAME", "eg-0")];
+        read(&[&egress[..], more].concat()).http.is_some_and(|http| http.preshutdown)
+    };
+    let operator = ("TS_INTERNAL_APP", "k8s-operator-proxygroup-egress");
+    let ours = [operator, ("TAILYARD_CONFIG_FROM_API", "true"), ("TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR", "/etc/tsconfig/eg-0")];
+    assert_eq!([hook(&[operator]), hook(&[]), hook(&ours)], [true, false, false]);
+}
+
+#[test]
 fn booleans_that_are_not_understood_count_as_unset() {
     let settings = read(&[("TS_AUTH_ONCE", "yes"), ("TS_USERSPACE", "maybe"), ("TS_ACCEPT_DNS", "")]);
     assert_eq!((two_step(&settings).once, daemon(&settings).userspace), (false, true));
@@ -313,6 +337,28 @@ fn every_flag_stands_for_one_variable() {
     let flags: BTreeSet<_> = FLAGS.iter().map(|(flag, _)| flag).collect();
     let variables: BTreeSet<_> = FLAGS.iter().map(|(_, variable)| variable).collect();
     assert_eq!((flags.len(), variables.len()), (FLAGS.len(), FLAGS.len()));
+}
+
+#[test]
+fn front_end_is_limited_as_is_set() {
+    let set = read(&[
+        ("TAILYARD_UPGRADES", "websocket, SPDY/3.1"),
+        ("TAILYARD_BODY_TIMEOUT", "30s"),
+        ("TAILYARD_ANSWER_TIMEOUT", "5m"),
+        ("TAILYARD_TUNNEL_TIMEOUT", "24h"),
+        ("TAILYARD_MAX_CONNECTIONS", "500"),
+    ]);
+    let expected = FrontEnd {
+        upgrades: Upgrades::read("websocket,spdy/3.1").expect("protocols"),
+        body_timeout: Duration::from_secs(30),
+        answer_timeout: Duration::from_mins(5),
+        tunnel_timeout: Duration::from_hours(24),
+        max_connections: 500,
+    };
+    assert_eq!(set.front_end, expected);
+    for (variable, value) in [("TAILYARD_UPGRADES", "websocket,h2c"), ("TAILYARD_MAX_CONNECTIONS", "0"), ("TAILYARD_BODY_TIMEOUT", "0s")] {
+        assert!(faults(&[(variable, value)])[0].contains(variable));
+    }
 }
 
 #[test]

@@ -1,11 +1,13 @@
 //! The headers of a request as they are sent on, and of an answer as they come back.
 //!
-//! What concerns one connection alone ends here (RFC 9110, 7.6.1). What a client says of itself where a proxy should say it is
-//! never believed: it is taken away, whoever it is from.
+//! What concerns one connection alone ends here (RFC 9110, 7.6.1), and only configured protocols are upgraded to. What a client says
+//! of itself where a proxy should say it is never believed: it is taken away, whoever it is from, from headers and trailers.
 
 use std::net::IpAddr;
 
-use http::header::{CONNECTION, COOKIE, FORWARDED, HeaderName, HeaderValue, TE, TRAILER, TRANSFER_ENCODING, UPGRADE};
+use http::header::{
+    AUTHORIZATION, CONNECTION, CONTENT_LENGTH, COOKIE, HOST, HeaderName, HeaderValue, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+};
 use http::{HeaderMap, Version};
 
 use super::identity::{Identity, encoded};
@@ -15,7 +17,6 @@ const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection")
 const PROXY_AUTHENTICATE: HeaderName = HeaderName::from_static("proxy-authenticate");
 const PROXY_AUTHORIZATION: HeaderName = HeaderName::from_static("proxy-authorization");
 const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
-const REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
@@ -24,6 +25,52 @@ const NAME: HeaderName = HeaderName::from_static("tailscale-user-name");
 const PICTURE: HeaderName = HeaderName::from_static("tailscale-user-profile-pic");
 const INFO: HeaderName = HeaderName::from_static("tailscale-headers-info");
 const CAPS: HeaderName = HeaderName::from_static("tailscale-app-capabilities");
+
+/// Beginnings of names that only this proxy may send.
+const CLAIMS: [&str; 2] = ["tailscale-", "x-forwarded"];
+/// Other names under which servers look for a client's address, or for the host, scheme or path that it asked for.
+const OTHER_CLAIMS: [&str; 36] = [
+    "cf-connecting-ip",
+    "cf-connecting-ipv6",
+    "cf-pseudo-ipv4",
+    "client-ip",
+    "fastly-client-ip",
+    "fly-client-ip",
+    "forwarded",
+    "forwarded-for",
+    "forwarded-for-ip",
+    "forwarded-proto",
+    "front-end-https",
+    "http-client-ip",
+    "proxy-client-ip",
+    "real-ip",
+    "true-client-ip",
+    "wl-proxy-client-ip",
+    "x-appengine-remote-addr",
+    "x-appengine-user-ip",
+    "x-azure-clientip",
+    "x-azure-socketip",
+    "x-client-ip",
+    "x-cluster-client-ip",
+    "x-envoy-external-address",
+    "x-envoy-original-path",
+    "x-host",
+    "x-http-host-override",
+    "x-original-for",
+    "x-original-forwarded-for",
+    "x-original-host",
+    "x-original-uri",
+    "x-original-url",
+    "x-originating-ip",
+    "x-real-ip",
+    "x-remote-addr",
+    "x-remote-ip",
+    "x-rewrite-url",
+];
+
+/// The protocols to which a connection may be upgraded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Upgrades(Vec<HeaderValue>);
 
 /// What is known of a request besides its headers.
 #[derive(Debug, Clone, Copy)]
@@ -40,11 +87,46 @@ pub struct About<'a> {
     pub app_caps: &'a [String],
 }
 
-/// What a client wants to change the connection into, such as `websocket`; nothing for a plain request.
+impl Default for Upgrades {
+    fn default() -> Self {
+        Self(vec![HeaderValue::from_static("websocket")])
+    }
+}
+
+impl Upgrades {
+    /// Protocols separated by commas; nothing if one is no name of a protocol, or is HTTP or TLS: inside of those a client would send
+    /// requests that nobody routes and whose headers nobody looks at.
+    #[must_use]
+    pub fn read(text: &str) -> Option<Self> {
+        let is_name =
+            |name: &str| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~/".contains(&byte));
+        let hides_requests = |name: &str| matches!(name.split('/').next(), Some("h2c" | "h2" | "http" | "tls"));
+        let name = |name: &str| {
+            let name = name.trim().to_ascii_lowercase();
+            if is_name(&name) && !hides_requests(&name) { name.parse().ok() } else { None }
+        };
+        text.split(',').map(name).collect::<Option<_>>().map(Self)
+    }
+
+    /// The protocol to which the connection is to be upgraded: the first of those that the client names that may be; nothing for a
+    /// plain request.
+    #[must_use]
+    pub fn wanted(&self, headers: &HeaderMap) -> Option<HeaderValue> {
+        let first = || tokens(headers, &UPGRADE).find_map(|token| self.0.iter().find(|known| is_same(known, token)));
+        let listed = || tokens(headers, &CONNECTION).any(|token| token.eq_ignore_ascii_case("upgrade"));
+        if headers.contains_key(UPGRADE) && listed() { first().cloned() } else { None }
+    }
+}
+
+/// Whether an answer upgrades the connection to this protocol and no other.
 #[must_use]
-pub fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
-    let listed = tokens(headers, &CONNECTION).any(|token| token.eq_ignore_ascii_case("upgrade"));
-    headers.get(UPGRADE).filter(|_| listed).cloned()
+pub fn upgrades_to(protocol: &HeaderValue, headers: &HeaderMap) -> bool {
+    let mut named = tokens(headers, &UPGRADE);
+    named.next().is_some_and(|token| is_same(protocol, token)) && named.next().is_none()
+}
+
+fn is_same(known: &HeaderValue, token: &str) -> bool {
+    known.as_bytes().eq_ignore_ascii_case(token.as_bytes())
 }
 
 /// Takes away what concerns one connection alone; `te: trailers`, by which gRPC is told, stays.
@@ -60,13 +142,19 @@ pub fn end_to_end(headers: &mut HeaderMap) {
     }
 }
 
+/// Takes out of a request's trailers what a header of the client's could not say either, and what is no trailer (RFC 9110, 6.5.1).
+pub fn trailers(headers: &mut HeaderMap) {
+    end_to_end(headers);
+    for name in [AUTHORIZATION, CONTENT_LENGTH, COOKIE, HOST, TE, TRAILER] {
+        headers.remove(name);
+    }
+    without_claims(headers);
+}
+
 /// Makes of a request's headers those that the backend gets.
 pub fn forward(headers: &mut HeaderMap, about: About<'_>) {
     end_to_end(headers);
-    let claimed: Vec<HeaderName> = headers.keys().filter(|name| is_claim(name)).cloned().collect();
-    for name in claimed {
-        headers.remove(name);
-    }
+    without_claims(headers);
     let client = about.client.map(|client| client.to_string());
     put(headers, FORWARDED_FOR, client.as_deref());
     put(headers, FORWARDED_HOST, Some(about.host));
@@ -91,10 +179,21 @@ pub fn join_cookies(headers: &mut HeaderMap, from: Version) {
     }
 }
 
-/// What only this proxy may say. Some servers take `_` for `-`, so both count.
-fn is_claim(name: &HeaderName) -> bool {
-    let name = name.as_str().replace('_', "-");
-    name.starts_with("tailscale-") || name.starts_with("x-forwarded-") || name == FORWARDED.as_str() || name == REAL_IP.as_str()
+/// Whether only this proxy may send the header. Servers take other characters for `-`, so all that are neither letter nor digit count
+/// as one.
+fn is_claim(name: &str) -> bool {
+    let begins = |known: &str| {
+        let spelled = name.bytes().map(|byte| if byte.is_ascii_alphanumeric() { byte } else { b'-' });
+        name.len() >= known.len() && spelled.zip(known.bytes()).all(|(byte, known)| byte == known)
+    };
+    CLAIMS.into_iter().any(begins) || OTHER_CLAIMS.into_iter().any(|known| known.len() == name.len() && begins(known))
+}
+
+fn without_claims(headers: &mut HeaderMap) {
+    let claimed: Vec<HeaderName> = headers.keys().filter(|name| is_claim(name.as_str())).cloned().collect();
+    for name in claimed {
+        headers.remove(name);
+    }
 }
 
 fn put(headers: &mut HeaderMap, name: HeaderName, value: Option<&str>) {
@@ -130,6 +229,15 @@ mod tests {
             ("tailscale-user-login", "root@example.com"),
             ("tailscale_user_login", "root@example.com"),
             ("x_forwarded_for", "1.2.3.4"),
+            ("tailscale.user.login", "root@example.com"),
+            ("tailscale-user.login", "root@example.com"),
+            ("x~real^ip", "1.2.3.4"),
+            ("x-forwarded", "for=1.2.3.4"),
+            ("forwarded-for", "1.2.3.4"),
+            ("x-client-ip", "1.2.3.4"),
+            ("true-client-ip", "1.2.3.4"),
+            ("x-original-url", "/admin"),
+            ("cf-connecting-ip", "1.2.3.4"),
             ("accept", "*/*"),
         ]);
         forward(&mut sent, about(None));
@@ -166,10 +274,56 @@ mod tests {
             ("proxy-authorization", "Basic x"),
             ("authorization", "Bearer x"),
         ]);
-        assert_eq!(upgrade(&sent).as_ref().map(HeaderValue::as_bytes), Some(&b"websocket"[..]));
         end_to_end(&mut sent);
         assert_eq!(sent, headers(&[("authorization", "Bearer x"), ("te", "trailers")]));
-        assert_eq!(upgrade(&headers(&[("upgrade", "h2c")])), None);
+    }
+
+    #[test]
+    fn only_configured_protocols_are_upgraded_to() {
+        let asked = |upgrades: &Upgrades, protocols: &'static str| {
+            upgrades.wanted(&headers(&[("connection", "keep-alive, Upgrade"), ("upgrade", protocols)]))
+        };
+        let (default, more) = (Upgrades::default(), Upgrades::read("WebSocket, spdy/3.1").expect("protocols"));
+        assert_eq!(asked(&default, "h2c, WebSocket"), Some(HeaderValue::from_static("websocket")));
+        assert_eq!(asked(&more, "SPDY/3.1"), Some(HeaderValue::from_static("spdy/3.1")));
+        for protocols in ["h2c", "HTTP/2.0", "TLS/1.0", "spdy/3.1", "", "websocket/13"] {
+            assert_eq!(asked(&default, protocols), None, "{protocols}");
+        }
+        assert_eq!(default.wanted(&headers(&[("upgrade", "websocket")])), None, "the connection does not say so");
+        for text in ["", "h2c", "H2C", "websocket,HTTP/2.0", "tls/1.3", "a b", "websocket,"] {
+            assert_eq!(Upgrades::read(text), None, "{text}");
+        }
+        let to = |protocol: &'static str| upgrades_to(&HeaderValue::from_static("websocket"), &headers(&[("upgrade", protocol)]));
+        assert!(to("WebSocket") && !to("h2c") && !to("websocket, h2c") && !to(""));
+        assert!(!upgrades_to(&HeaderValue::from_static("websocket"), &HeaderMap::new()));
+    }
+
+    #[test]
+    fn no_character_between_the_words_makes_another_name() {
+        for known in OTHER_CLAIMS.into_iter().chain([LOGIN.as_str(), CAPS.as_str(), FORWARDED_PROTO.as_str()]) {
+            for between in "!#$%&'*+-.^_`|~".chars() {
+                let name: HeaderName = known.replace('-', &between.to_string()).parse().expect("a name");
+                assert!(is_claim(name.as_str()), "{name}");
+            }
+        }
+        for other in ["tailscale", "forward", "x-client-ip-count", "host", "x-real", "x-client-id", "content-type"] {
+            assert!(!is_claim(other), "{other}");
+        }
+    }
+
+    #[test]
+    fn trailers_say_nothing_that_a_header_may_not() {
+        let mut sent = headers(&[
+            ("tailscale-user-login", "root@example.com"),
+            ("x-forwarded-for", "1.2.3.4"),
+            ("host", "b"),
+            ("content-length", "5"),
+            ("transfer-encoding", "chunked"),
+            ("authorization", "Basic x"),
+            ("x-checksum", "1"),
+        ]);
+        trailers(&mut sent);
+        assert_eq!(sent, headers(&[("x-checksum", "1")]));
     }
 
     #[test]

@@ -1,27 +1,67 @@
-//! Paths of requests, for finding a route: one form for all ways to write the same path.
+//! Paths of requests: one form for all ways to write the same path, and the path that is sent on.
 //!
-//! Only the choice of a route goes by this form; what is sent on is what came. Without it `/public/../admin` would be the
-//! route of `/public`, and answered by the backend as `/admin`.
+//! A route is chosen by the normal form ([`normal`]). What is sent on ([`resolved`]) is what came, but for `.` and `..`: the backend
+//! resolves it to the path that was matched. A path that servers resolve in different ways is refused, so that no way of writing
+//! leads from one route to another.
 
-/// The path with `.` and `..` resolved, doubled slashes joined and what needs no escape unescaped. Begins with a slash; a final
-/// slash stays. An escaped slash is no separator and stays escaped.
+use std::borrow::Cow;
+
+/// The path to send on: as it came, `.` and `..` resolved. Nothing if servers disagree on it: a `.` or `..` beside a parameter
+/// (`..;`), a backslash or an escaped slash.
 #[must_use]
-pub fn normal(path: &str) -> String {
-    let path = unescaped(path);
-    let mut parts: Vec<&str> = Vec::new();
-    for part in path.split('/') {
-        match part {
-            "" | "." => {}
-            ".." => drop(parts.pop()),
-            part => parts.push(part),
+pub fn resolved(path: &str) -> Option<Cow<'_, str>> {
+    if is_plain(path) {
+        return Some(Cow::Borrowed(path));
+    }
+    let (mut parts, mut dots): (Vec<&str>, bool) = (Vec::new(), !path.starts_with('/'));
+    for raw in path.split('/') {
+        let part = unescaped(raw);
+        match &*part {
+            "." | ".." => {
+                dots = true;
+                if part.len() > 1 {
+                    parts.pop();
+                }
+            }
+            "" => {}
+            part if is_ambiguous(part) => return None,
+            _ => parts.push(raw),
         }
     }
-    let open = path.ends_with('/') || path.ends_with("/.") || path.ends_with("/..");
-    let mut normal = format!("/{}", parts.join("/"));
-    if open && normal.len() > 1 {
-        normal.push('/');
+    Some(if dots { Cow::Owned(joined(&parts, is_open(path))) } else { Cow::Borrowed(path) })
+}
+
+/// The form in which paths are compared: `.` and `..` resolved, doubled slashes joined and what needs no escape unescaped. Begins
+/// with a slash; a final slash stays. An escaped slash is no separator and stays escaped.
+#[must_use]
+pub fn normal(path: &str) -> Cow<'_, str> {
+    if is_plain(path) && !path.contains("//") {
+        return Cow::Borrowed(path);
     }
-    normal
+    let mut parts: Vec<Cow<'_, str>> = Vec::new();
+    for part in path.split('/').map(unescaped) {
+        match &*part {
+            "" | "." => {}
+            ".." => drop(parts.pop()),
+            _ => parts.push(part),
+        }
+    }
+    Cow::Owned(joined(&parts, is_open(path)))
+}
+
+/// The rest of a path ([`resolved`]) after so many segments, with its slash.
+#[must_use]
+pub fn after(path: &str, segments: usize) -> &str {
+    (0..segments).fold(path, |path, _| {
+        let path = path.trim_start_matches('/');
+        &path[path.find('/').unwrap_or(path.len())..]
+    })
+}
+
+/// How many segments a path in normal form has.
+#[must_use]
+pub fn segments(path: &str) -> usize {
+    path.split('/').filter(|part| !part.is_empty()).count()
 }
 
 /// Whether a path is this one or below it, by whole segments. `above` has no final slash, unless it is all there is.
@@ -30,13 +70,37 @@ pub fn is_below(path: &str, above: &str) -> bool {
     above == "/" || path.strip_prefix(above).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// With escapes resolved, but for those of a slash and of what is no text.
-fn unescaped(path: &str) -> String {
-    if !path.contains('%') {
-        return path.to_owned();
+/// Whether there is nothing to resolve, unescape or refuse.
+fn is_plain(path: &str) -> bool {
+    path.starts_with('/') && !path.contains("/.") && !path.bytes().any(|byte| matches!(byte, b'%' | b'\\' | b';'))
+}
+
+fn is_open(path: &str) -> bool {
+    path.rsplit('/').next().is_none_or(|last| matches!(&*unescaped(last), "" | "." | ".."))
+}
+
+fn joined<S: std::borrow::Borrow<str>>(parts: &[S], open: bool) -> String {
+    let mut path = String::from("/");
+    path.push_str(&parts.join("/"));
+    if open && !parts.is_empty() {
+        path.push('/');
     }
-    let mut bytes = Vec::with_capacity(path.len());
-    let mut rest = path.as_bytes();
+    path
+}
+
+/// Whether a segment holds a `.` or `..` for servers that cut parameters off, or take other separators.
+fn is_ambiguous(part: &str) -> bool {
+    let bare = |part: &str| part.split([';', '\0']).next().map(str::trim_end).is_some_and(|bare| matches!(bare, "." | ".."));
+    part.replace("%2F", "/").replace("%2f", "/").split(['/', '\\']).any(bare)
+}
+
+/// With escapes resolved, but for those of a slash and of what is no text.
+fn unescaped(part: &str) -> Cow<'_, str> {
+    if !part.contains('%') {
+        return Cow::Borrowed(part);
+    }
+    let mut bytes = Vec::with_capacity(part.len());
+    let mut rest = part.as_bytes();
     while let Some((first, after)) = rest.split_first() {
         let escaped =
             (*first == b'%').then(|| after.first_chunk::<2>()).flatten().and_then(|[high, low]| Some(hex(*high)? << 4 | hex(*low)?));
@@ -51,7 +115,7 @@ fn unescaped(path: &str) -> String {
             }
         }
     }
-    String::from_utf8(bytes).unwrap_or_else(|_| path.to_owned())
+    String::from_utf8(bytes).map_or(Cow::Borrowed(part), Cow::Owned)
 }
 
 fn hex(digit: u8) -> Option<u8> {
@@ -82,11 +146,42 @@ mod tests {
             ("/a%2Fb", "/a%2Fb"),
             ("/a%", "/a%"),
             ("/%ff", "/%ff"),
+            ("/%61pi/%2e%2e/x/%ff", "/x/%ff"),
             ("/%C3%A9", "/é"),
         ];
         for (path, form) in same {
             assert_eq!(normal(path), form, "{path}");
         }
+    }
+
+    #[test]
+    fn dot_segments_are_resolved_before_a_path_is_sent_on() {
+        let sent = [
+            ("/a//b%2Fc;x=1/", "/a//b%2Fc;x=1/"),
+            ("/.well-known/x", "/.well-known/x"),
+            ("/../secret", "/secret"),
+            ("/y/../public/x", "/public/x"),
+            ("/%70ublic/%2e/x", "/%70ublic/x"),
+            ("/a/%2e%2E/b%20c/..", "/"),
+            ("/a/b/..", "/a/"),
+            ("x", "/x"),
+        ];
+        for (path, expected) in sent {
+            assert_eq!(resolved(path).as_deref(), Some(expected), "{path}");
+        }
+        for path in ["/x/..;/admin", "/x/.;a/b", "/a\\..\\b", "/\\..", "/a%5c..", "/a%2f..%2Fb", "/x/..%3b/a", "/x/..%00/a", "/x/..%20/a"] {
+            assert_eq!(resolved(path), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn segments_are_cut_off_however_they_are_written() {
+        for (path, count, rest) in
+            [("/public/x", 1, "/x"), ("//public//x", 1, "//x"), ("/%70ublic", 1, ""), ("/a/b/c", 2, "/c"), ("/a", 0, "/a")]
+        {
+            assert_eq!(after(path, count), rest, "{path}");
+        }
+        assert_eq!([segments("/"), segments("/a"), segments("/a/b/")], [0, 1, 2]);
     }
 
     #[test]
@@ -97,10 +192,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_form_has_no_way_up_and_is_reached_in_one_step(path in "(/|\\.|%2e|%2f|a|%|é){0,20}") {
-            let form = normal(&path);
+        fn path_sent_on_has_no_dot_segment_and_the_form_that_was_matched(path in "(/|\\.|%2e|%2f|a|%|é|;|\\\\){0,20}") {
+            let form = normal(&path).into_owned();
             prop_assert!(form.starts_with('/'));
             prop_assert!(!form.split('/').any(|part| part == ".." || part == "."), "{form}");
+            if let Some(sent) = resolved(&path) {
+                prop_assert_eq!(normal(&sent), form);
+                prop_assert!(!sent.split(['/', '\\']).any(|part| matches!(part.split(';').next(), Some("." | ".."))), "{sent}");
+            }
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::{Proxied, Route, Site, Sites, Target, bare, path};
+use super::{Proxied, Rewrite, Route, Site, Sites, Target, bare, path};
 use crate::api::routes::{self, Backend, Host, Listener, Protocol};
 use crate::api::serve::{HttpHandler, ServeConfig, ServiceConfig};
 use crate::model::config::ConfigError;
@@ -157,13 +157,13 @@ fn of_proxy(path: &str, url: &str, app_caps: Vec<String>) -> Result<Proxied, Str
         return Err(format!("{path}: the backend {url:?} has no address that can be asked"));
     }
     // The mount is taken off the path and the backend's own put in front: mostly that is the same.
-    let (from, to) = (path.trim_end_matches('/'), base.trim_end_matches('/'));
-    let rewrite = (from != to).then(|| (from.to_owned(), to.to_owned()));
+    let (mount, base) = (mount(path, false), base.trim_end_matches('/'));
+    let rewrite = (mount.trim_end_matches('/') != base).then(|| Rewrite { segments: path::segments(&mount), base: base.to_owned() });
     Ok(Proxied { backend: Arc::new(Backend { address, protocol, ..Backend::default() }), rewrite, app_caps })
 }
 
 fn mount(path: &str, exact: bool) -> String {
-    let path = path::normal(path);
+    let path = path::normal(path).into_owned();
     if exact || path.len() == 1 { path } else { path.trim_end_matches('/').to_owned() }
 }
 

@@ -59,7 +59,7 @@ fn our_routes_win_over_the_serve_config_and_say_more() {
     assert_eq!(goes(site, 443, name, "/"), "10.96.0.1:80 /");
     assert_eq!(goes(site, 443, name, "/api/v1"), "10.96.0.3:80 /api/v1");
     assert_eq!(goes(site, 443, name, "/api/v1/x"), "10.96.0.2:80 /api/v1/x");
-    assert_eq!(goes(site, 443, "WEB.tail.ts.net.:443", "/static/../api"), "10.96.0.2:80 /static/../api");
+    assert_eq!(goes(site, 443, "WEB.tail.ts.net.:443", "/static/../api"), "10.96.0.2:80 /api");
     assert_eq!(goes(site, 443, "shop.example.com", "/api/v1/x"), "10.96.0.4:443 /api/v1/x");
     assert_eq!(goes(site, 443, "a.wild.example.com", "/"), "10.96.0.1:80 /");
     assert_eq!(site.decide(443, "a.b.wild.example.com", "/"), Decision::Misdirected);
@@ -82,6 +82,40 @@ fn a_mount_is_replaced_by_the_backends_own_path() {
     assert_eq!(at("http://[fd00::1]:8080/m"), "[fd00::1]:8080 /m/x?q");
     assert!(at("https://10.0.0.1").starts_with("Broken"), "a certificate that nobody checks is not called checked");
     assert!(at("unix:/x").starts_with("Broken"));
+}
+
+#[test]
+fn path_is_rewritten_by_what_was_matched() {
+    let text = r#"{"Services":{"svc:a":{"TCP":{"80":{"HTTP":true}},"Web":{"a.b:80":{"Handlers":{
+        "/":{"Proxy":"http://10.0.0.1/root1"},"/public":{"Proxy":"http://10.0.0.2/root2/"},"/bare":{"Proxy":"http://10.0.0.3"}}}}}}}"#;
+    let site = &of(None, Some(text)).sites["svc:a"];
+    let table = [
+        ("/public/x", "10.0.0.2:80 /root2/x"),
+        ("/%70ublic/x?q=/../a", "10.0.0.2:80 /root2/x?q=/../a"),
+        ("//public/x", "10.0.0.2:80 /root2/x"),
+        ("/y/../public/x", "10.0.0.2:80 /root2/x"),
+        ("/public/a%20b/%2e%2e/c//d", "10.0.0.2:80 /root2/c/d"),
+        ("/public/a//b%2Fc/", "10.0.0.2:80 /root2/a//b%2Fc/"),
+        ("/public/../other", "10.0.0.1:80 /root1/other"),
+        ("/../secret", "10.0.0.1:80 /root1/secret"),
+        ("/public", "10.0.0.2:80 /root2"),
+        ("/bare", "10.0.0.3:80 /"),
+        ("/bare?q", "10.0.0.3:80 /?q"),
+        ("/public/..;/secret", "Ambiguous"),
+        ("/public\\..\\secret", "Ambiguous"),
+        ("*", "10.0.0.1:80 *"),
+    ];
+    for (target, expected) in table {
+        assert_eq!(goes(site, 80, "a.b", target), expected, "{target}");
+    }
+}
+
+#[test]
+fn wildcard_stands_for_a_label_and_nothing_else() {
+    let site = &of(Some(ROUTES), None).sites["svc:web"];
+    for name in ["a/b.wild.example.com", "a@b.wild.example.com", "a b.wild.example.com", ".wild.example.com"] {
+        assert_eq!(site.decide(443, name, "/"), Decision::Misdirected, "{name}");
+    }
 }
 
 #[test]

@@ -99,7 +99,7 @@ impl Document for EgressDocument {
     fn unpacked(mut keys: Keys) -> Keys {
         if let Some(packed) = keys.remove(egress::KEY_COMPRESSED) {
             // What cannot be unpacked is no JSON either, and is told as such.
-            let text = gzip::unpack(&packed).map_or(packed, Bytes::from);
+            let text = gzip::unpack(&packed, gzip::MAX_CONFIG_SIZE).map_or(packed, Bytes::from);
             keys.insert(egress::KEY.to_owned(), text);
         }
         keys

@@ -14,7 +14,7 @@ use crate::api::names::ACCOUNT_FINGERPRINT;
 use crate::api::routes::Host;
 use crate::edge::kube::Noted;
 use crate::model::certificate::{CertificateError, Leaf, Pair};
-use crate::model::issuance::{Certificate, Failed, Note, Record, renew_at, usable};
+use crate::model::issuance::{Certificate, Failed, Note, Record, Validity, renew_at, usable};
 
 /// What a certificate that cannot be had means for others.
 const ALONE: &str = "what was loaded before is served on, else handshakes for this name alone are refused";
@@ -170,6 +170,10 @@ impl Kept {
             let pair = Pair { chain: chain.to_vec().into(), key: key.to_vec().into() };
             let held = Issued::new(&name, pair, by.clone()).map(|loaded| {
                 let certificate = loaded.leaf.certificate.clone();
+                if let Some(kind) = untimely(&certificate, Timestamp::now()) {
+                    let Certificate { from, until, .. } = &certificate;
+                    tracing::warn!(kind, name, secret, %from, %until, "the certificate is not valid now: handshakes for the name are refused unless an older one is loaded; renew it, or correct the clock");
+                }
                 known.issued.take_if(|issued| *issued == loaded);
                 known.good = Some(loaded);
                 certificate
@@ -284,10 +288,13 @@ impl Kept {
     }
 
     /// How everything stands.
-    pub(super) fn state(&self) -> State {
+    pub(super) fn state(&self, now: Timestamp) -> State {
         let of = |(name, host): (&String, &Host)| {
             let known = self.names.get(name);
-            let fault = known.and_then(|known| known.held.as_ref()?.as_ref().err()).map(CertificateError::kind);
+            let fault = known.and_then(|known| match known.held.as_ref()? {
+                Ok(held) => untimely(held, now),
+                Err(error) => Some(error.kind()),
+            });
             let state = NameState {
                 issue: host.issue,
                 permitted: self.permitted.contains(name),
@@ -298,6 +305,15 @@ impl Kept {
             (name.clone(), state)
         };
         State { names: self.wanted.iter().map(of).collect(), orders: self.orders.clone(), restored: self.restored }
+    }
+}
+
+/// Why a certificate does not serve now, if it does not.
+fn untimely(certificate: &Certificate, now: Timestamp) -> Option<&'static str> {
+    match Validity::of(certificate, now).0 {
+        Validity::Early(_) => Some("Early"),
+        Validity::Ended(_) => Some("Expired"),
+        Validity::Valid | Validity::Ending(_) => None,
     }
 }
 
@@ -341,7 +357,7 @@ mod tests {
         assert!(!kept.heard(), "the other may be about to come");
         kept.gone("b");
         assert!(kept.heard());
-        let faults = |kept: &Kept| kept.state().names.into_values().map(|state| state.fault).collect::<Vec<_>>();
+        let faults = |kept: &Kept| kept.state(Timestamp::now()).names.into_values().map(|state| state.fault).collect::<Vec<_>>();
         assert_eq!(faults(&kept), [None, Some("NoSecret")]);
         kept.put("b", noted("2", &[("tls.crt", &chain), ("tls.key", &key)]));
         assert_eq!(faults(&kept), [None, Some("Name")], "it is there, and another name's");
@@ -349,5 +365,19 @@ mod tests {
         assert_eq!(faults(&kept), [Some("NoSecret"), Some("Name")]);
         let serve = kept.pairs(Timestamp::now());
         assert_eq!(serve.keys().collect::<Vec<_>>(), ["a.example.com"], "what was loaded is served on");
+    }
+
+    #[test]
+    fn expired_certificate_is_reported_and_not_served() {
+        let name = "a.example.com";
+        let made = rcgen::generate_simple_self_signed(vec![name.to_owned()]).expect("a certificate");
+        let (chain, key) = (made.cert.pem(), made.signing_key.serialize_pem());
+        let mut kept = Kept::default();
+        kept.want(Arc::new([(name.to_owned(), Host { secret: "a".to_owned(), issue: false })].into()), BTreeSet::new());
+        kept.put("a", noted("1", &[("tls.crt", &chain), ("tls.key", &key)]));
+        for (year, fault, served) in [("1970", Some("Early"), 0), ("2026", None, 1), ("5000", Some("Expired"), 0)] {
+            let now: Timestamp = format!("{year}-06-01T00:00:00Z").parse().expect("a time");
+            assert_eq!((kept.state(now).names[name].fault, kept.pairs(now).len()), (fault, served), "{year}");
+        }
     }
 }

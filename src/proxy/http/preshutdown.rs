@@ -1,10 +1,10 @@
 //! The preStop hook of the Tailscale operator: answers once no service leads to this Pod any more.
 //!
-//! When that is so is decided by [`crate::model::preshutdown`]; here the services are asked and the flows counted. The hook
-//! changes nothing: the kernel forwards until it is told to end.
+//! When that is so is decided by [`crate::model::preshutdown`]; here the services are asked and the flows counted. The hook does not
+//! stop forwarding. Its last call is recorded: if SIGTERM follows, the grace period of the Pod began with it.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -13,7 +13,7 @@ use hyper::StatusCode;
 use tokio::time::{Instant, sleep};
 
 use super::{Sources, lines};
-use crate::model::preshutdown::{Leaving, Probe, Verdict};
+use crate::model::preshutdown::{Call, Leaving, Probe, Verdict};
 use crate::runtime::admin::{Answer, text};
 
 /// Between two rounds.
@@ -21,10 +21,36 @@ const ROUND: Duration = Duration::from_secs(1);
 /// Services that are asked at a time.
 const AT_ONCE: usize = 64;
 
+/// A call in progress; its end is recorded, answered or not.
+struct Recording<'a> {
+    sources: &'a Sources,
+    began: Instant,
+}
+
+impl Drop for Recording<'_> {
+    fn drop(&mut self) {
+        let since_start = |at: Instant| at.saturating_duration_since(self.sources.start);
+        let call = Call { began: since_start(self.began), ended: since_start(Instant::now()) };
+        *self.sources.hook.lock().unwrap_or_else(PoisonError::into_inner) = Some(call);
+    }
+}
+
+impl Sources {
+    /// When the Pod's termination grace period began, if it was before this moment, in which SIGTERM came: the kubelet calls the hook
+    /// first. Calls of other clients do not count.
+    #[must_use]
+    pub fn grace_began(&self) -> Option<Instant> {
+        let call = *self.hook.lock().unwrap_or_else(PoisonError::into_inner);
+        let began = call?.grace_began(self.start.elapsed())?;
+        Some(self.start + began)
+    }
+}
+
 /// Waits until nothing leads here any more, at most for [`Sources::patience`].
 pub(super) async fn hook(sources: Arc<Sources>) -> Answer {
+    let start = Instant::now();
+    let _call = Recording { sources: &sources, began: start };
     let Some(endpoints) = endpoints(&sources) else { return text(StatusCode::OK, "safe to terminate") };
-    let start = *sources.hook_called.get_or_init(Instant::now);
     let mut leaving = Leaving::new(sources.own(), endpoints.keys().cloned(), start.elapsed());
     loop {
         leaving.counted(sources.flows().await, start.elapsed());

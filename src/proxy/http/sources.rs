@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -20,7 +20,7 @@ use crate::model::health::{Daemon, Facts, Paths, Rules, readiness};
 use crate::model::net::InterfaceName;
 use crate::model::netmap::NetMap;
 use crate::model::plan::Planned;
-use crate::model::preshutdown::Probe;
+use crate::model::preshutdown::{Call, Probe};
 use crate::model::serve::Barred;
 use crate::model::source::{Document, EgressDocument, InForce, IngressDocument, ServeDocument};
 use crate::model::supervise::machine::Phase;
@@ -35,7 +35,7 @@ use crate::proxy::replica::Replica;
 use crate::proxy::report::Health;
 use crate::proxy::resolve::Report;
 use crate::proxy::surgeon::Ended;
-use crate::runtime::tasks::Stop;
+use crate::runtime::tasks::{Heartbeats, Stop, Tasks};
 
 /// How long the kernel's counters may take: a scrape must not hang with a tool that does.
 pub(super) const COUNTING: Duration = Duration::from_secs(2);
@@ -63,6 +63,8 @@ pub struct Sources {
     pub start: Instant,
     /// The replica was told to leave.
     pub leaving: Stop,
+    /// The heartbeats of its tasks.
+    pub heartbeats: Heartbeats,
     /// The egress config, if there is to be one.
     pub egress: Option<watch::Receiver<InForce<EgressDocument>>>,
     /// The ingress config, if there is to be one.
@@ -111,8 +113,8 @@ pub struct Sources {
     pub ping: Ping,
     /// How long the preStop hook may wait.
     pub patience: Duration,
-    /// When the preStop hook was first asked for.
-    pub(super) hook_called: OnceLock<Instant>,
+    /// The call of the preStop hook that ended last; times are from [`Self::start`].
+    pub(super) hook: Mutex<Option<Call>>,
     /// How far the kernel is behind the newest plan.
     pub(super) lag: Mutex<Lag>,
 }
@@ -135,7 +137,7 @@ impl fmt::Debug for Sources {
 impl Sources {
     /// The sources of a running replica.
     #[must_use]
-    pub fn new(replica: &Replica, metrics: Arc<Metrics>, leaving: Stop, report: Option<watch::Receiver<Health>>) -> Self {
+    pub fn new(replica: &Replica, metrics: Arc<Metrics>, leaving: Stop, tasks: &Tasks, report: Option<watch::Receiver<Health>>) -> Self {
         let settings = &replica.settings;
         let sites = replica.publishing.as_ref().and_then(|publishing| publishing.sites.as_ref());
         Self {
@@ -144,6 +146,7 @@ impl Sources {
             forwards: settings.forwards(),
             start: Instant::now(),
             leaving,
+            heartbeats: tasks.heartbeats(),
             egress: settings.egress.is_some().then(|| replica.egress.state.clone()),
             ingress: settings.ingress.is_some().then(|| replica.ingress.state.clone()),
             serve: settings.serve.is_some().then(|| replica.serve.state.clone()),
@@ -168,7 +171,7 @@ impl Sources {
             usermetrics: usermetrics(replica),
             ping: Arc::new(|url| Box::pin(async move { ping(&url, PING).await })),
             patience: settings.drain_grace.mul_f64(HOOK_SHARE),
-            hook_called: OnceLock::new(),
+            hook: Mutex::default(),
             lag: Mutex::default(),
         }
     }
@@ -204,8 +207,7 @@ impl Sources {
         }
     }
 
-    /// How the ways to the targets stand; a tailscaled that has started again makes them untried before anybody has noticed.
-    /// Whether every way that is tried stands, since tailscaled was started.
+    /// Whether every path that is tried is open since tailscaled was started.
     fn open(&self, restarts: u64) -> bool {
         self.paths.as_ref().is_some_and(|paths| {
             let tried = paths.borrow();
@@ -213,6 +215,7 @@ impl Sources {
         })
     }
 
+    /// State of the paths to the targets. After a restart of tailscaled they count as untried at once.
     fn paths(&self) -> Paths {
         let (Some(paths), Some(daemon)) = (&self.paths, &self.daemon) else { return Paths::Tried };
         let tried = paths.borrow();
@@ -286,6 +289,7 @@ impl Sources {
             now,
             behind: self.behind(now),
             blockers: readiness(&self.facts()),
+            stalled: self.heartbeats.stalled(super::STALLED),
             planned: self.planned.borrow().clone(),
             programmed: self.programmed.borrow().clone(),
             traffic: traffic.ok().flatten(),
@@ -306,12 +310,6 @@ impl Sources {
     pub async fn flows(&self) -> Option<u64> {
         let traffic = timeout(COUNTING, (self.traffic)()).await.ok().flatten()?;
         Some(traffic.values().map(|port| port.flows).sum())
-    }
-
-    /// When the preStop hook was first asked for, if it was: the Pod's grace runs from then, not from the signal that follows.
-    #[must_use]
-    pub fn hook_called(&self) -> Option<Instant> {
-        self.hook_called.get().copied()
     }
 
     /// Counts what happens between scrapes, and since when the kernel is behind. Never ends by itself: where nothing is to be

@@ -15,13 +15,13 @@ use crate::model::config::EgressConfig;
 use crate::model::firewall::{Counters, Traffic};
 use crate::model::net::{InterfaceName, Port, PortKey, Proto};
 use crate::model::netmap::{NetMap, SelfNode};
-use crate::model::preshutdown::Probe;
+use crate::model::preshutdown::{Probe, SIGNAL_FOLLOWS};
 use crate::model::source::{EgressDocument, InForce as Document};
 use crate::proxy::metrics::Metrics;
 use crate::proxy::program::Programmed;
 use crate::proxy::resolve::Report;
 use crate::proxy::surgeon::Ended;
-use crate::runtime::tasks::{Stopper, stop};
+use crate::runtime::tasks::{Heartbeats, Stopper, stop};
 
 const CONFIG: &str = r#"{
   "a": {"healthCheckEndpoint":"http://a/healthz","tailnetTarget":{"ip":"100.64.0.2"},"ports":[{"protocol":"TCP","matchPort":10001,"targetPort":80}]},
@@ -58,6 +58,7 @@ fn lab() -> Lab {
         forwards: true,
         start: Instant::now(),
         leaving,
+        heartbeats: Heartbeats::default(),
         egress: Some(egress_seen),
         ingress: None,
         serve: None,
@@ -85,7 +86,7 @@ fn lab() -> Lab {
         usermetrics: Arc::new(|| Box::pin(std::future::ready(Some("tailscaled_up 1".to_owned())))),
         ping: Arc::new(move |_| Box::pin(std::future::ready(answering.lock().expect("not poisoned").clone()))),
         patience: Duration::from_secs(25),
-        hook_called: std::sync::OnceLock::new(),
+        hook: Mutex::default(),
         lag: Mutex::default(),
     };
     Lab { sources: Arc::new(sources), stopper, netmap, planned, programmed, egress, flows, answers, _rest: (names, ended, switches) }
@@ -227,7 +228,7 @@ async fn metrics_do_not_wait_for_what_hangs_and_end_with_tailscaleds_own() {
     let before = Instant::now();
     let text = body(metrics(Arc::clone(&lab.sources)).await).await;
     assert!(before.elapsed() <= Duration::from_secs(2), "the connection table never answers here");
-    assert!(text.contains("tailyard_service_flows_total{service=\"a\"} 9\n") && !text.contains("conntrack"), "{text}");
+    assert!(text.contains("tailyard_service_flows_total{proxied_service=\"a\"} 9\n") && !text.contains("conntrack"), "{text}");
     assert!(text.ends_with("tailscaled_up 1\n"), "{text}");
 }
 
@@ -273,16 +274,23 @@ async fn the_hook_gives_up_when_no_time_is_left_and_says_what_leads_here() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn asked_for_again_the_hook_has_no_more_time_than_at_first() {
+async fn hook_counts_only_when_sigterm_follows_and_each_call_has_its_own_time() {
     let lab = lab();
     lab.ready();
     *lab.answers.lock().expect("not poisoned") = from(&["10.0.0.5"]);
-    assert_eq!(lab.sources.hook_called(), None);
-    let first = Instant::now();
+    assert_eq!(lab.sources.grace_began(), None);
     preshutdown::hook(Arc::clone(&lab.sources)).await;
-    preshutdown::hook(Arc::clone(&lab.sources)).await;
-    assert!(first.elapsed() <= lab.sources.patience, "{:?}", first.elapsed());
-    assert_eq!(lab.sources.hook_called(), Some(first));
+    tokio::time::sleep(SIGNAL_FOLLOWS + Duration::from_millis(1)).await;
+    assert_eq!(lab.sources.grace_began(), None, "a call that no signal follows is forgotten");
+    let began = Instant::now();
+    let answer = preshutdown::hook(Arc::clone(&lab.sources)).await;
+    assert_eq!(answer.status(), StatusCode::GATEWAY_TIMEOUT);
+    assert!(began.elapsed() > lab.sources.patience / 2, "an earlier call takes nothing away: {:?}", began.elapsed());
+    assert_eq!(lab.sources.grace_began(), Some(began));
+    let abandoned = timeout(Duration::from_secs(1), preshutdown::hook(Arc::clone(&lab.sources)));
+    let began = Instant::now();
+    assert!(abandoned.await.is_err());
+    assert_eq!(lab.sources.grace_began(), Some(began), "the client of a call may be gone");
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,9 +1,11 @@
-//! Whether anything happens on a connection: how many requests are being answered, and since when none is.
+//! What happens on a connection: which requests are being answered, on which side each of them waits, and since when none is there.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use hyper::rt::Executor;
 use tokio::sync::Notify;
+use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 /// What happens on one connection.
@@ -12,14 +14,39 @@ pub(super) struct Activity(Arc<(Mutex<State>, Notify)>);
 
 #[derive(Debug)]
 struct State {
-    in_flight: usize,
-    asked: bool,
+    in_flight: Vec<Request>,
+    begun: u64,
     since: Instant,
 }
 
 /// A request that is being answered.
 #[derive(Debug)]
-pub(super) struct InFlight(Activity);
+struct Request {
+    number: u64,
+    turn: Turn,
+    since: Instant,
+    /// What serves it, if it shares the connection with others.
+    task: Option<AbortHandle>,
+}
+
+/// What a request waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// The head of its answer, which has a deadline of its own.
+    Head,
+    /// The backend, for more of the answer.
+    Backend,
+    /// The client, to take what there is of the answer.
+    Client,
+}
+
+/// A request that is being answered as long as this lives.
+#[derive(Debug)]
+pub(super) struct InFlight(Progress);
+
+/// How far a request is. Does not keep it.
+#[derive(Debug, Clone)]
+pub(super) struct Progress(Activity, u64);
 
 /// How long a connection may be without a request.
 #[derive(Debug, Clone, Copy)]
@@ -32,23 +59,24 @@ pub(super) struct Patience {
 
 impl Activity {
     pub(super) fn new() -> Self {
-        let state = State { in_flight: 0, asked: false, since: Instant::now() };
+        let state = State { in_flight: Vec::new(), begun: 0, since: Instant::now() };
         Self(Arc::new((Mutex::new(state), Notify::new())))
     }
 
     /// A request begins.
     pub(super) fn begin(&self) -> InFlight {
-        self.with(|state| {
-            state.in_flight += 1;
-            state.asked = true;
+        let number = self.with(|state| {
+            state.begun += 1;
+            state.in_flight.push(Request { number: state.begun, turn: Turn::Head, since: Instant::now(), task: None });
+            state.begun
         });
         self.0.1.notify_one();
-        InFlight(self.clone())
+        InFlight(Progress(self.clone(), number))
     }
 
     /// Returns once a request has begun. One may wait.
     pub(super) async fn asked(&self) {
-        while !self.with(|state| state.asked) {
+        while self.with(|state| state.begun) == 0 {
             self.0.1.notified().await;
         }
     }
@@ -56,8 +84,21 @@ impl Activity {
     /// When patience will be at its end, if nothing happens; nothing while a request is being answered.
     pub(super) fn until(&self, patience: Patience) -> Option<Instant> {
         self.with(|state| {
-            let limit = if state.asked { patience.next } else { patience.first };
-            (state.in_flight == 0).then_some(state.since + limit)
+            let limit = if state.begun > 0 { patience.next } else { patience.first };
+            state.in_flight.is_empty().then_some(state.since + limit)
+        })
+    }
+
+    /// Ends the answers that wait for longer than `limit` says of their turn, and says on whom they waited; whether one of them has
+    /// the connection for itself, which is then to be ended.
+    pub(super) fn end_stalled(&self, limit: impl Fn(Turn) -> Option<Duration>, mut ended: impl FnMut(Turn)) -> bool {
+        self.with(|state| {
+            let stalled = |request: &&mut Request| limit(request.turn).is_some_and(|limit| request.since.elapsed() >= limit);
+            state.in_flight.iter_mut().filter(stalled).fold(false, |alone, request| {
+                ended(request.turn);
+                request.turn = Turn::Head;
+                request.task.take().map(|task| task.abort()).is_none() || alone
+            })
         })
     }
 
@@ -66,10 +107,59 @@ impl Activity {
     }
 }
 
+/// Runs each stream of an HTTP/2 connection as a task that can be ended: hyper asks for it right after the request has begun.
+impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Activity {
+    fn execute(&self, stream: F) {
+        let task = tokio::spawn(stream).abort_handle();
+        self.with(|state| {
+            if let Some(last) = state.in_flight.last_mut() {
+                last.task = Some(task);
+            }
+        });
+    }
+}
+
+impl InFlight {
+    pub(super) fn progress(&self) -> &Progress {
+        &self.0
+    }
+
+    /// Something has passed, and now it is this side's turn.
+    pub(super) fn turn(&self, turn: Turn) {
+        self.0.with(|request| {
+            if turn == Turn::Client || request.turn != turn {
+                request.since = Instant::now();
+            }
+            request.turn = turn;
+        });
+    }
+}
+
+impl Progress {
+    /// The client has sent something: the backend has so much more time.
+    pub(super) fn moved(&self) {
+        self.with(|request| {
+            if request.turn != Turn::Client {
+                request.since = Instant::now();
+            }
+        });
+    }
+
+    /// Since when nothing has passed; nothing once the request has been answered.
+    pub(super) fn since(&self) -> Option<Instant> {
+        self.with(|request| request.since)
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut Request) -> T) -> Option<T> {
+        self.0.with(|state| state.in_flight.iter_mut().find(|request| request.number == self.1).map(act))
+    }
+}
+
 impl Drop for InFlight {
     fn drop(&mut self) {
-        self.0.with(|state| {
-            state.in_flight = state.in_flight.saturating_sub(1);
+        let Progress(activity, number) = &self.0;
+        activity.with(|state| {
+            state.in_flight.retain(|request| request.number != *number);
             state.since = Instant::now();
         });
     }

@@ -1,7 +1,8 @@
 //! One connection from a client: the PROXY header, TLS, and requests until either side has had enough.
 //!
 //! Whatever a client does or does not do, it costs one connection for a limited time: the header, the handshake, the first
-//! request and the pause between two have deadlines, and the head of a request a size.
+//! request, the pause between two and each step of a body have deadlines, and the head of a request a size. A client has so many
+//! connections at a time and no more.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -11,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use tokio::net::TcpStream;
@@ -21,15 +22,16 @@ use tokio::time::{Instant, sleep_until, timeout};
 use crate::edge::tls::{TlsError, is_http2};
 use crate::model::preamble::{FIXED, Fixed, PreambleError};
 
-use super::activity::{Activity, Patience};
+use super::activity::{Activity, Patience, Turn};
+use super::listen::Room;
 use super::parting::lend;
 use super::request::answer;
+use super::sources::Place;
+use super::stats::Open;
 use super::{Closing, Limits, Port};
 
 /// How long a client that was told to leave may take to do so when it has no request open.
 const FAREWELL: Duration = Duration::from_secs(5);
-/// How long without a deadline, where there is none.
-const LONG: Duration = Duration::from_hours(1);
 
 /// Why a connection was not taken.
 #[derive(Debug, thiserror::Error)]
@@ -52,11 +54,22 @@ impl Refused {
     }
 }
 
+/// A connection from a client, as its requests and what it may have become see it.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) port: Arc<Port>,
+    pub(super) client: Option<SocketAddr>,
+    _open: Open,
+    _place: Place,
+    _room: Arc<Room>,
+}
+
 /// Serves a connection until it ends; once `closing`, no new requests are taken. Returns it if TLS has ended and it is still to be closed.
-pub(super) async fn serve(mut stream: TcpStream, port: Arc<Port>, closing: watch::Receiver<bool>) -> Option<TcpStream> {
+pub(super) async fn serve(mut stream: TcpStream, port: Arc<Port>, room: Arc<Room>, closing: watch::Receiver<bool>) -> Option<TcpStream> {
     // Not to have it costs latency, nothing else.
     let _ = stream.set_nodelay(true);
-    let limits = port.shared.limits;
+    let open = port.shared.stats.opened(&port.counts);
+    let limits = &port.shared.limits;
     let client = match timeout(limits.preamble, preamble(&mut stream)).await.unwrap_or(Err(Refused::Late)) {
         Ok(client) => client,
         Err(error) => {
@@ -65,8 +78,10 @@ pub(super) async fn serve(mut stream: TcpStream, port: Arc<Port>, closing: watch
             return None;
         }
     };
+    let place = port.shared.sources.enter(client).inspect_err(|news| too_many(&port, client, *news)).ok()?;
+    let connection = Connection { port: Arc::clone(&port), client, _open: open, _place: place, _room: room };
     if !port.over_tls {
-        requests(stream, auto::Builder::new(TokioExecutor::new()), port, client, closing).await;
+        requests(stream, None, connection, closing).await;
         return None;
     }
     let acceptor = port.site.borrow().acceptor.clone()?;
@@ -74,14 +89,21 @@ pub(super) async fn serve(mut stream: TcpStream, port: Arc<Port>, closing: watch
     match timeout(limits.handshake, acceptor.accept(stream)).await {
         Ok(Ok(stream)) => {
             port.counts.handshake("ok");
-            let builder = auto::Builder::new(TokioExecutor::new());
-            let builder = if is_http2(&stream) { builder.http2_only() } else { builder.http1_only() };
-            requests(stream, builder, port, client, closing).await;
+            let is_http2 = is_http2(&stream);
+            requests(stream, Some(is_http2), connection, closing).await;
         }
         Ok(Err(error)) => shaken_off(&port, &error),
         Err(_) => port.counts.handshake("Deadline"),
     }
     given_back.try_recv().ok()
+}
+
+fn too_many(port: &Port, client: Option<SocketAddr>, news: bool) {
+    port.counts.refused("Source");
+    if let Some(client) = client.filter(|_| news) {
+        let (service, most) = (&port.service, port.shared.limits.shares.source);
+        tracing::warn!(service, %client, most, "connections of a client are refused: it has as many as one may have; look at the client, or raise --max-connections");
+    }
 }
 
 fn shaken_off(port: &Port, error: &TlsError) {
@@ -99,29 +121,39 @@ async fn preamble(stream: &mut TcpStream) -> Result<Option<SocketAddr>, Refused>
     Ok(fixed.client(&rest))
 }
 
-async fn requests<S>(
-    stream: S,
-    mut builder: auto::Builder<TokioExecutor>,
-    port: Arc<Port>,
-    client: Option<SocketAddr>,
-    mut closing: watch::Receiver<bool>,
-) where
+/// Serves requests of HTTP/2 or HTTP/1.1, or of whichever the client begins with.
+async fn requests<S>(stream: S, is_http2: Option<bool>, connection: Connection, mut closing: watch::Receiver<bool>)
+where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let limits = port.shared.limits;
-    limit(&mut builder, &limits);
+    let (port, connection) = (Arc::clone(&connection.port), Arc::new(connection));
+    let limits = &port.shared.limits;
     let activity = Activity::new();
+    let builder = auto::Builder::new(activity.clone());
+    let mut builder = match is_http2 {
+        Some(true) => builder.http2_only(),
+        Some(false) => builder.http1_only(),
+        None => builder,
+    };
+    limit(&mut builder, limits);
     let service = {
-        let (activity, port) = (activity.clone(), Arc::clone(&port));
+        let activity = activity.clone();
         service_fn(move |request| {
-            let (in_flight, port) = (activity.begin(), Arc::clone(&port));
-            async move { Ok::<_, Infallible>(answer(port, client, in_flight, request).await) }
+            let (in_flight, connection) = (activity.begin(), Arc::clone(&connection));
+            async move { Ok::<_, Infallible>(answer(connection, in_flight, request).await) }
         })
     };
     let patience = Patience { first: limits.first, next: limits.idle };
+    let stall = |turn| match turn {
+        Turn::Head => None,
+        Turn::Client => Some(limits.body),
+        Turn::Backend => Some(limits.answer),
+    };
+    // What is under way is looked at this often.
+    let look = limits.body.min(limits.answer);
     let mut connection = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
     let mut finishing = port.shared.closing.clone();
-    let (mut told, mut over) = (false, Instant::now() + limits.first);
+    let (mut told, mut over) = (false, Instant::now() + limits.first.min(look));
     loop {
         tokio::select! {
             ended = connection.as_mut() => {
@@ -134,16 +166,22 @@ async fn requests<S>(
                 connection.as_mut().graceful_shutdown();
                 (told, over) = (true, Instant::now() + FAREWELL);
             }
-            () = sleep_until(over) => match activity.until(patience) {
-                // A request is being answered, or was until a moment ago.
-                None => over = Instant::now() + if told { FAREWELL } else { limits.idle.min(LONG) },
-                Some(until) if !told && until > Instant::now() => over = until,
-                Some(_) if told => return,
-                Some(_) => {
-                    connection.as_mut().graceful_shutdown();
-                    (told, over) = (true, Instant::now() + FAREWELL);
+            () = sleep_until(over) => {
+                if activity.end_stalled(stall, |turn| port.counts.aborted(if turn == Turn::Client { "Client" } else { "Backend" })) {
+                    return;
                 }
-            },
+                let now = Instant::now();
+                match activity.until(patience) {
+                    // A request is being answered, or was until a moment ago.
+                    None => over = now + if told { FAREWELL } else { limits.idle }.min(look),
+                    Some(until) if !told && until > now => over = until.min(now + look),
+                    Some(_) if told => return,
+                    Some(_) => {
+                        connection.as_mut().graceful_shutdown();
+                        (told, over) = (true, now + FAREWELL);
+                    }
+                }
+            }
         }
     }
 }
@@ -163,7 +201,7 @@ async fn told_to_go(closing: &mut watch::Receiver<bool>, finishing: &mut watch::
     }
 }
 
-fn limit(builder: &mut auto::Builder<TokioExecutor>, limits: &Limits) {
+fn limit(builder: &mut auto::Builder<Activity>, limits: &Limits) {
     builder
         .http1()
         .timer(TokioTimer::new())

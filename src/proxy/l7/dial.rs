@@ -8,12 +8,13 @@ use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
 use crate::api::routes::Protocol;
 use crate::edge::tls::{Connector, TlsError};
 
-use super::body::Passing;
+use super::body::Upload;
 
 /// TCP and TLS together take no longer; Pods are near.
 const CONNECT: Duration = Duration::from_secs(3);
@@ -27,9 +28,9 @@ const WINDOW: u32 = 1 << 20;
 /// A connection to a backend, ready for a request.
 pub(super) enum Sender {
     /// For one request at a time.
-    Http1(http1::SendRequest<Passing>),
+    Http1(http1::SendRequest<Upload>),
     /// For many.
-    Http2(http2::SendRequest<Passing>),
+    Http2(http2::SendRequest<Upload>),
 }
 
 /// Why a backend could not be had.
@@ -43,6 +44,8 @@ pub(super) enum DialError {
     Tls { address: SocketAddr, source: TlsError },
     #[error("{address} does not speak HTTP as it should: {source}")]
     Http { address: SocketAddr, source: hyper::Error },
+    #[error("there are as many connections to backends as there may be")]
+    Full,
     #[error("the address {name:?} is unknown: {source}")]
     Name { name: String, source: io::Error },
 }
@@ -54,34 +57,37 @@ impl DialError {
             Self::Deadline(_) => "Deadline",
             Self::Tls { .. } => "Tls",
             Self::Http { .. } => "Http",
+            Self::Full => "Full",
             Self::Name { .. } => "Name",
         }
     }
 }
 
-/// Opens a connection. With `upgradable` it speaks HTTP/1.1, which alone can become something else. `name` is what TLS asks for.
+/// Opens a connection, which keeps its `room` until it has ended. Without one, it may become something else and speaks HTTP/1.1, which
+/// alone can. `name` is what TLS asks for.
 pub(super) async fn dial(
     address: SocketAddr,
     protocol: Protocol,
     name: &str,
     tls: &Connector,
-    upgradable: bool,
+    room: Option<OwnedSemaphorePermit>,
 ) -> Result<Sender, DialError> {
+    let upgradable = room.is_none();
     let open = async {
         let stream = TcpStream::connect(address).await.map_err(|source| DialError::Connect { address, source })?;
         // Not to have it costs latency, nothing else.
         let _ = stream.set_nodelay(true);
         if protocol != Protocol::Https {
-            return shake(address, stream, protocol == Protocol::H2c && !upgradable).await;
+            return shake(address, stream, protocol == Protocol::H2c && !upgradable, room).await;
         }
         let opened = tls.connect(name, stream, !upgradable).await;
         let (stream, http2) = opened.map_err(|source| DialError::Tls { address, source })?;
-        shake(address, stream, http2).await
+        shake(address, stream, http2, room).await
     };
     timeout(CONNECT, open).await.unwrap_or(Err(DialError::Deadline(address)))
 }
 
-async fn shake<S>(address: SocketAddr, stream: S, is_http2: bool) -> Result<Sender, DialError>
+async fn shake<S>(address: SocketAddr, stream: S, is_http2: bool, room: Option<OwnedSemaphorePermit>) -> Result<Sender, DialError>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -96,6 +102,7 @@ where
             if let Err(error) = connection.await {
                 tracing::debug!(%address, %error, "a connection to a backend ended early");
             }
+            drop(room);
         });
         sender.ready().await.map_err(http)?;
         return Ok(Sender::Http2(sender));
@@ -105,6 +112,7 @@ where
         if let Err(error) = connection.with_upgrades().await {
             tracing::debug!(%address, %error, "a connection to a backend ended early");
         }
+        drop(room);
     });
     sender.ready().await.map_err(http)?;
     Ok(Sender::Http1(sender))

@@ -2,21 +2,32 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr};
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
-use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, watch};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::api::routes::Listener;
 use crate::model::sites::loopback;
 use crate::model::sites::{Site, Sites};
-use crate::runtime::accept::accept;
 
 use super::connection::serve;
 use super::parting::part;
 use super::{InPlace, Loopback, Port, Served, Shared};
+
+/// How long nothing is accepted after that failed: the usual reason, no file descriptors, does not go away at once.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Room for one connection: of its site, and of the process. Held as long as anything of the connection is left.
+#[derive(Debug)]
+pub(super) struct Room {
+    _site: OwnedSemaphorePermit,
+    _process: OwnedSemaphorePermit,
+}
 
 /// The listeners of all sites.
 #[derive(Debug, Default)]
@@ -32,6 +43,8 @@ struct Opened {
     served: watch::Sender<Served>,
     ports: BTreeMap<u16, (Listener, SocketAddr, watch::Sender<bool>)>,
     faults: BTreeMap<u16, String>,
+    /// Room for connections.
+    room: Arc<Semaphore>,
 }
 
 impl Listeners {
@@ -51,7 +64,7 @@ impl Listeners {
         let mut failed = false;
         for (name, site) in sites {
             let served = Served::new(site, &shared.certificates);
-            let opened = self.sites.entry(name.clone()).or_insert_with(|| Opened::new(served.clone()));
+            let opened = self.sites.entry(name.clone()).or_insert_with(|| Opened::new(served.clone(), shared.limits.shares.site));
             if opened.served.borrow().site != served.site {
                 opened.served.send_replace(served);
             }
@@ -87,8 +100,9 @@ impl Listeners {
 }
 
 impl Opened {
-    fn new(served: Served) -> Self {
-        Self { served: watch::Sender::new(served), ports: BTreeMap::new(), faults: BTreeMap::new() }
+    fn new(served: Served, room: usize) -> Self {
+        let room = Arc::new(Semaphore::new(room.min(Semaphore::MAX_PERMITS)));
+        Self { served: watch::Sender::new(served), ports: BTreeMap::new(), faults: BTreeMap::new(), room }
     }
 
     fn close(&self) {
@@ -117,6 +131,7 @@ impl Opened {
                         over_tls: is_over_tls(kind),
                         site: self.served.subscribe(),
                         counts: shared.stats.site(name),
+                        room: Arc::clone(&self.room),
                         shared: Arc::clone(shared),
                         tunnels: watch::Sender::new(()),
                     };
@@ -149,27 +164,48 @@ async fn bind(loopback: Loopback, address: Option<Ipv4Addr>, port: u16) -> std::
     Ok((listener, at))
 }
 
+/// The next connection, once there is room for it; nothing if accepting failed. Those that come meanwhile wait in the kernel.
+async fn accept(listener: &TcpListener, port: &Port) -> Option<(TcpStream, Room)> {
+    let stream = match listener.accept().await {
+        Ok((stream, _)) => stream,
+        Err(error) => {
+            tracing::warn!(%error, service = port.service, "cannot accept a connection; if file descriptors are used up, raise the limit of the process");
+            sleep(PAUSE).await;
+            return None;
+        }
+    };
+    // First that of the site: who waits for it takes nothing from others.
+    let site = Arc::clone(&port.room).acquire_owned().await.ok()?;
+    let process = Arc::clone(&port.shared.connections).acquire_owned().await.ok()?;
+    Some((stream, Room { _site: site, _process: process }))
+}
+
 /// Takes connections until told to close, then waits for those that there are, and for those that became something else.
 async fn listen(listener: TcpListener, port: Arc<Port>, mut closing: watch::Receiver<bool>) {
-    let slots = Arc::new(Semaphore::new(port.shared.limits.connections));
     let mut connections = JoinSet::new();
     loop {
-        let accepted = tokio::select! {
-            biased;
-            _ = closing.wait_for(|closing| *closing) => break,
-            accepted = accept(&listener, &slots) => accepted,
-            Some(_) = connections.join_next() => continue,
+        let accepted = {
+            let mut next = pin!(accept(&listener, &port));
+            loop {
+                tokio::select! {
+                    biased;
+                    _ = closing.wait_for(|closing| *closing) => break None,
+                    accepted = &mut next => break Some(accepted),
+                    // A connection that has ended makes room for the one that waits.
+                    Some(_) = connections.join_next() => {}
+                }
+            }
         };
-        if let Some((stream, slot)) = accepted {
-            let open = port.shared.stats.opened(&port.counts);
-            let (work, limit, closing) = (serve(stream, Arc::clone(&port), closing.clone()), port.shared.limits.parting, closing.clone());
+        let Some(accepted) = accepted else { break };
+        if let Some((stream, room)) = accepted {
+            let room = Arc::new(room);
+            let work = serve(stream, Arc::clone(&port), Arc::clone(&room), closing.clone());
+            let (limit, closing) = (port.shared.limits.parting, closing.clone());
             connections.spawn(async move {
-                let left = work.await;
-                drop(open);
-                if let Some(stream) = left {
+                if let Some(stream) = work.await {
                     part(stream, limit, closing).await;
                 }
-                drop(slot);
+                drop(room);
             });
         }
     }

@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use tokio::net::lookup_host;
-use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::time::{Instant, timeout};
 
 use crate::api::routes::Backend;
 use crate::edge::tls::Connector;
@@ -20,6 +21,9 @@ use super::peer::Peer;
 
 /// Endpoints that one request tries, at most, before it goes to the `ClusterIP`.
 const TRIES: usize = 3;
+
+/// How long a request waits for room for its connection.
+const WAIT: Duration = Duration::from_secs(1);
 
 /// Where this replica is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -37,6 +41,8 @@ pub(super) struct Pools {
     known: watch::Receiver<Arc<Known>>,
     place: Place,
     tls: Connector,
+    /// Room for connections to backends.
+    room: Arc<Semaphore>,
     start: Instant,
 }
 
@@ -58,8 +64,8 @@ struct Peers {
 }
 
 impl Pools {
-    pub(super) fn new(known: watch::Receiver<Arc<Known>>, place: Place, tls: Connector) -> Self {
-        Self { by_backend: Mutex::default(), known, place, tls, start: Instant::now() }
+    pub(super) fn new(known: watch::Receiver<Arc<Known>>, place: Place, tls: Connector, room: Arc<Semaphore>) -> Self {
+        Self { by_backend: Mutex::default(), known, place, tls, room, start: Instant::now() }
     }
 
     pub(super) fn of(&self, backend: &Arc<Backend>) -> Arc<Pool> {
@@ -72,12 +78,22 @@ impl Pools {
         self.by_backend.lock().unwrap_or_else(PoisonError::into_inner).retain(|backend, _| wanted.contains(backend));
     }
 
-    /// Lets connections go that have waited long for a request.
-    pub(super) fn sweep(&self) {
+    /// Room for another connection; those that wait for a request make room if there is none.
+    pub(super) async fn room(&self) -> Result<OwnedSemaphorePermit, DialError> {
+        if let Ok(room) = Arc::clone(&self.room).try_acquire_owned() {
+            return Ok(room);
+        }
+        self.sweep(Duration::ZERO);
+        let room = timeout(WAIT, Arc::clone(&self.room).acquire_owned()).await;
+        room.ok().and_then(Result::ok).ok_or(DialError::Full)
+    }
+
+    /// Lets connections go that have waited so long for a request.
+    pub(super) fn sweep(&self, idle: Duration) {
         let pools: Vec<_> = self.by_backend.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
         for pool in pools {
             let mut peers = pool.refreshed(&self.known.borrow(), &self.place);
-            peers.list.iter().chain(peers.fallback.values()).for_each(|peer| peer.sweep());
+            peers.list.iter().chain(peers.fallback.values()).for_each(|peer| peer.sweep(idle));
             peers.fallback.retain(|_, peer| peer.is_used());
         }
     }

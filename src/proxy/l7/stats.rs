@@ -20,6 +20,7 @@ pub struct Counts {
     fallbacks: AtomicU64,
     upgrades: AtomicU64,
     refused: Words,
+    aborted: Words,
     open: AtomicUsize,
 }
 
@@ -44,6 +45,8 @@ pub struct Sample {
     pub upgrades: u64,
     /// Connections that were not taken, by kind.
     pub refused: BTreeMap<&'static str, u64>,
+    /// Requests and tunnels that were ended before their time, by who was waited for.
+    pub aborted: BTreeMap<&'static str, u64>,
     /// Connections that are open.
     pub open: usize,
 }
@@ -92,6 +95,10 @@ impl Counts {
         self.refused.count(kind);
     }
 
+    pub(super) fn aborted(&self, kind: &'static str) {
+        self.aborted.count(kind);
+    }
+
     pub(super) fn fell_back(&self) {
         self.fallbacks.fetch_add(1, Ordering::Relaxed);
     }
@@ -109,6 +116,7 @@ impl Counts {
             fallbacks: self.fallbacks.load(Ordering::Relaxed),
             upgrades: self.upgrades.load(Ordering::Relaxed),
             refused: self.refused.read(),
+            aborted: self.aborted.read(),
             open: self.open.load(Ordering::Relaxed),
         }
     }

@@ -8,6 +8,7 @@ use crate::runtime::metrics::{Kind, Page, Registry, Sampled};
 pub(super) struct Inputs {
     ready: Sampled<0>,
     blocked: Sampled<1>,
+    stalled: Sampled<1>,
     config_source: Sampled<2>,
     config_age: Sampled<1>,
     config_error: Sampled<2>,
@@ -30,6 +31,7 @@ impl Inputs {
         Self {
             ready: registry.sampled("tailyard_ready", gauge, "1 while /readyz says that new connections may come", []),
             blocked: registry.sampled("tailyard_ready_blocked", gauge, "1 for each blocker that is in the way of readiness", ["blocker"]),
+            stalled: registry.sampled("tailyard_task_stalled", gauge, "1 for each task that has not run for 30 s", ["task"]),
             config_source: registry.sampled(
                 "tailyard_config_source",
                 gauge,
@@ -76,6 +78,7 @@ impl Inputs {
         one(page, &self.ready, flag(snapshot.blockers.is_empty()));
         let blocked = |name: &str| snapshot.blockers.iter().any(|blocker| blocker.name() == name);
         page.write(&self.blocked, Blocker::NAMES.map(|name| ([name], flag(blocked(name)))));
+        page.write(&self.stalled, snapshot.stalled.iter().map(|task| ([*task], 1.0)));
         self.write_configs(page, snapshot);
         self.write_dns(page, snapshot);
         if let Some(daemon) = &snapshot.daemon {

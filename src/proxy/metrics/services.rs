@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::errors::LastErrors;
 use super::{Snapshot, number, size, tally};
 use crate::model::firewall::{Counters, Traffic};
-use crate::model::plan::{Egress, Note, Plan, Reason};
+use crate::model::plan::{Egress, Plan, Reason};
 use crate::runtime::metrics::{Kind, Page, Registry, Sampled};
 
 #[derive(Debug)]
@@ -17,19 +17,18 @@ pub(super) struct Services {
     flows: Sampled<1>,
     bytes: Sampled<1>,
     reasons: Sampled<2>,
-    notes: Sampled<2>,
     last_error: Sampled<2>,
 }
 
 impl Services {
     pub(super) fn new(registry: &mut Registry) -> Self {
-        let mut gauge = |name, help| registry.sampled(name, Kind::Gauge, help, ["service"]);
+        let mut gauge = |name, help| registry.sampled(name, Kind::Gauge, help, ["proxied_service"]);
         let mappings = gauge("tailyard_service_mappings", "Match ports of the service that are planned, or its addresses for L3 ingress");
         let targets = gauge("tailyard_service_targets", "Addresses that the service leads to; 0 while its target is unresolved");
-        let mut total = |name, help| registry.sampled(name, Kind::Counter, help, ["service"]);
+        let mut total = |name, help| registry.sampled(name, Kind::Counter, help, ["proxied_service"]);
         let flows = total("tailyard_service_flows_total", "New flows that were given a target; starts again when a mapping is made anew");
         let bytes = total("tailyard_service_bytes_total", "Bytes of both directions, IP headers included; starts again as the flows do");
-        let pair = ["service", "reason"];
+        let pair = ["proxied_service", "reason"];
         Self {
             count: registry.sampled("tailyard_services", Kind::Gauge, "Services that are served, wholly or in part", ["kind"]),
             rejected: registry.sampled(
@@ -47,12 +46,6 @@ impl Services {
                 Kind::Gauge,
                 "1 for each reason why a part of the service is not served",
                 pair,
-            ),
-            notes: registry.sampled(
-                "tailyard_service_note",
-                Kind::Gauge,
-                "1 for each doubt about a service that is served all the same",
-                ["service", "note"],
             ),
             last_error: registry.sampled(
                 "tailyard_service_last_error_age_seconds",
@@ -77,11 +70,6 @@ impl Services {
         }
         let reasons = plan.rejected.iter().flat_map(|(name, reasons)| kinds(reasons).into_iter().map(|kind| ([&**name, kind], 1.0)));
         page.write(&self.reasons, reasons);
-        let notes = plan.notes.iter().flat_map(|(name, notes)| {
-            let kinds: BTreeSet<_> = notes.iter().map(Note::kind).collect();
-            kinds.into_iter().map(|kind| ([&**name, kind], 1.0))
-        });
-        page.write(&self.notes, notes);
         page.write(&self.last_error, errors.ages(snapshot.now).map(|(name, kind, age)| ([name, kind], age.as_secs_f64())));
     }
 

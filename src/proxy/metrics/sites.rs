@@ -13,6 +13,7 @@ pub(super) struct Sites {
     connections: Sampled<1>,
     handshakes: Sampled<2>,
     refused: Sampled<2>,
+    aborted: Sampled<2>,
     failures: Sampled<2>,
     fallbacks: Sampled<1>,
     upgrades: Sampled<1>,
@@ -27,24 +28,30 @@ pub(super) struct Sites {
 
 impl Sites {
     pub(super) fn new(registry: &mut Registry) -> Self {
-        let mut of = |name, kind, help| registry.sampled(name, kind, help, ["service"]);
+        let mut of = |name, kind, help| registry.sampled(name, kind, help, ["proxied_service"]);
         let (counter, gauge) = (Kind::Counter, Kind::Gauge);
         let waited = of("tailyard_site_wait_seconds_total", counter, "Time that requests waited for the head of their answer, together");
         let connections = of("tailyard_site_connections", gauge, "Connections from clients that are open, WebSockets among them");
         let fallbacks =
             of("tailyard_site_fallbacks_total", counter, "Requests that went to the ClusterIP: no endpoint was known or could be reached");
         let upgrades = of("tailyard_site_upgrades_total", counter, "Connections that became something else, such as WebSockets");
-        let mut by = |name, kind, help, label| registry.sampled(name, kind, help, ["service", label]);
+        let mut by = |name, kind, help, label| registry.sampled(name, kind, help, ["proxied_service", label]);
         let requests = by("tailyard_site_requests_total", counter, "Requests by how they were answered", "code");
         let handshakes = by("tailyard_site_handshakes_total", counter, "TLS handshakes by their result", "result");
-        let refused =
-            by("tailyard_site_connections_refused_total", counter, "Connections without a PROXY header as tailscaled writes it", "kind");
-        let failures = by(
-            "tailyard_site_backend_failures_total",
+        let refused = by(
+            "tailyard_site_connections_refused_total",
             counter,
-            "Tries to ask an endpoint that failed; the client may not have noticed",
+            "Connections closed without an answer: malformed or late PROXY header, or too many of one client (`Source`)",
             "kind",
         );
+        let aborted = by(
+            "tailyard_site_requests_aborted_total",
+            counter,
+            "Requests ended by a timeout of the `Client`, the `Backend` or a `Tunnel`, or refused because limits are reached (`Full`)",
+            "kind",
+        );
+        let help = "Tries to ask an endpoint that failed; the client may not have noticed";
+        let failures = by("tailyard_site_backend_failures_total", counter, help, "kind");
         let missing = by("tailyard_site_certificate_missing", gauge, "1 for each name that has no certificate yet", "name");
         let barred = by("tailyard_site_funnel_barred", gauge, "1 for each site that is to be reached from the internet and is not", "kind");
         let faults = by("tailyard_site_port_error", gauge, "1 for each port of the site that cannot be listened on", "port");
@@ -54,8 +61,11 @@ impl Sites {
             "1 while the newest certificate of the name cannot be used; an older one stays",
             ["name", "kind"],
         );
-        let unfollowed =
-            pair("tailyard_endpoints_error", "1 while the endpoints of a namespace's backends cannot be followed", ["namespace", "kind"]);
+        let unfollowed = pair(
+            "tailyard_endpoints_error",
+            "1 while the endpoints of a namespace's backends cannot be followed",
+            ["backend_namespace", "kind"],
+        );
         let mut backend = |name, help| registry.sampled(name, gauge, help, ["backend"]);
         let endpoints = backend("tailyard_backend_endpoints", "Endpoints that are known to answer for the backend");
         let shunned = backend("tailyard_backend_endpoints_shunned", "Those of them that could not be reached and are left alone for now");
@@ -65,6 +75,7 @@ impl Sites {
             connections,
             handshakes,
             refused,
+            aborted,
             failures,
             fallbacks,
             upgrades,
@@ -108,6 +119,7 @@ impl Sites {
         };
         page.write(&self.handshakes, words(|counts| &counts.handshakes));
         page.write(&self.refused, words(|counts| &counts.refused));
+        page.write(&self.aborted, words(|counts| &counts.aborted));
         page.write(&self.failures, words(|counts| &counts.failures));
     }
 }

@@ -1,4 +1,5 @@
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 
 use super::*;
 use crate::model::config::EgressConfig;
@@ -17,7 +18,8 @@ const CONFIG: &str = r#"{
 fn planned(config: &str, last: Option<&Planned>) -> Arc<Planned> {
     let mut world = World::empty(InterfaceName::tailscale0(), [].into());
     world.egress = Arc::new(EgressConfig::parse(config.as_bytes()).expect("a config"));
-    world.netmap = Some(Arc::new(NetMap::default()));
+    let routes = [ipnet::IpNet::from(IpAddr::from([100, 64, 0, 2]))].into_iter().collect();
+    world.netmap = Some(Arc::new(NetMap { routes, ..NetMap::default() }));
     Arc::new(last.map_or_else(|| Planned::new(&world), |last| last.next(&world)))
 }
 
@@ -26,6 +28,7 @@ fn snapshot(now: Instant) -> Snapshot {
         now,
         behind: None,
         blockers: Vec::new(),
+        stalled: Vec::new(),
         planned: None,
         programmed: Programmed::default(),
         traffic: None,
@@ -75,17 +78,16 @@ async fn page_has_exactly_the_series_of_each_service() {
         r#"tailyard_services{kind="egress"} 2"#,
         r#"tailyard_services{kind="ingress"} 0"#,
         r#"tailyard_services_rejected{reason="Unresolved"} 1"#,
-        r#"tailyard_service_note{service="db",note="Unrouted"} 1"#,
-        r#"tailyard_service_mappings{service="db"} 2"#,
-        r#"tailyard_service_mappings{service="gone"} 1"#,
-        r#"tailyard_service_targets{service="db"} 1"#,
-        r#"tailyard_service_targets{service="gone"} 0"#,
-        r#"tailyard_service_flows_total{service="db"} 7"#,
-        r#"tailyard_service_bytes_total{service="db"} 111"#,
-        r#"tailyard_service_flows_total{service="gone"} 0"#,
-        r#"tailyard_service_bytes_total{service="gone"} 0"#,
-        r#"tailyard_service_rejected{service="gone",reason="Unresolved"} 1"#,
-        r#"tailyard_service_last_error_age_seconds{service="gone",reason="Unresolved"} 0"#,
+        r#"tailyard_service_mappings{proxied_service="db"} 2"#,
+        r#"tailyard_service_mappings{proxied_service="gone"} 1"#,
+        r#"tailyard_service_targets{proxied_service="db"} 1"#,
+        r#"tailyard_service_targets{proxied_service="gone"} 0"#,
+        r#"tailyard_service_flows_total{proxied_service="db"} 7"#,
+        r#"tailyard_service_bytes_total{proxied_service="db"} 111"#,
+        r#"tailyard_service_flows_total{proxied_service="gone"} 0"#,
+        r#"tailyard_service_bytes_total{proxied_service="gone"} 0"#,
+        r#"tailyard_service_rejected{proxied_service="gone",reason="Unresolved"} 1"#,
+        r#"tailyard_service_last_error_age_seconds{proxied_service="gone",reason="Unresolved"} 0"#,
         "tailyard_ready 1",
         r#"tailyard_ready_blocked{blocker="address"} 0"#,
         r#"tailyard_ready_blocked{blocker="config"} 0"#,
@@ -107,12 +109,12 @@ async fn a_last_error_ages_once_it_is_over_and_leaves_with_its_service() {
     let metrics = Metrics::new().expect("families");
     let broken = planned(CONFIG, None);
     metrics.planned(&broken, Instant::now());
-    let mended = planned(&CONFIG.replace(r#""fqdn":"gone.tail.lab""#, r#""ip":"100.64.0.9""#), Some(&broken));
+    let mended = planned(&CONFIG.replace(r#""fqdn":"gone.tail.lab""#, r#""ip":"100.64.0.2""#), Some(&broken));
     tokio::time::advance(Duration::from_mins(1)).await;
     metrics.planned(&mended, Instant::now());
     tokio::time::advance(Duration::from_secs(30)).await;
     let page = metrics.page(&Snapshot { planned: Some(Arc::clone(&mended)), ..snapshot(Instant::now()) }, None);
-    assert!(has(&page, r#"tailyard_service_last_error_age_seconds{service="gone",reason="Unresolved"} 30"#), "{page}");
+    assert!(has(&page, r#"tailyard_service_last_error_age_seconds{proxied_service="gone",reason="Unresolved"} 30"#), "{page}");
     assert!(!page.contains("tailyard_service_rejected{"), "{page}");
     let removed = planned(r#"{"other":{"ports":[]}}"#, Some(&mended));
     metrics.planned(&removed, Instant::now());
@@ -228,6 +230,7 @@ async fn page_has_exactly_the_site_and_backend_series() {
         waited: Duration::from_millis(1500),
         handshakes: [("ok", 3), ("UnknownName", 1)].into(),
         failures: [("Connect", 2)].into(),
+        aborted: [("Client", 5)].into(),
         open: 4,
         ..stats::Sample::default()
     };
@@ -243,25 +246,26 @@ async fn page_has_exactly_the_site_and_backend_series() {
     let barred = [("svc:a".to_owned(), crate::model::serve::Barred::NotAllowed)].into();
     let page = metrics.page(&Snapshot { sites: Some(sample), barred, ..snapshot(Instant::now()) }, None);
     let expected = [
-        r#"tailyard_site_requests_total{service="svc:a",code="1xx"} 0"#,
-        r#"tailyard_site_requests_total{service="svc:a",code="2xx"} 7"#,
-        r#"tailyard_site_requests_total{service="svc:a",code="3xx"} 0"#,
-        r#"tailyard_site_requests_total{service="svc:a",code="4xx"} 0"#,
-        r#"tailyard_site_requests_total{service="svc:a",code="5xx"} 1"#,
-        r#"tailyard_site_wait_seconds_total{service="svc:a"} 1.5"#,
-        r#"tailyard_site_connections{service="svc:a"} 4"#,
-        r#"tailyard_site_handshakes_total{service="svc:a",result="ok"} 3"#,
-        r#"tailyard_site_handshakes_total{service="svc:a",result="UnknownName"} 1"#,
-        r#"tailyard_site_fallbacks_total{service="svc:a"} 0"#,
-        r#"tailyard_site_upgrades_total{service="svc:a"} 0"#,
-        r#"tailyard_site_backend_failures_total{service="svc:a",kind="Connect"} 2"#,
-        r#"tailyard_site_certificate_missing{service="svc:a",name="a.ts.net"} 1"#,
-        r#"tailyard_site_port_error{service="svc:a",port="80"} 1"#,
-        r#"tailyard_site_funnel_barred{service="svc:a",kind="NotAllowed"} 1"#,
+        r#"tailyard_site_requests_total{proxied_service="svc:a",code="1xx"} 0"#,
+        r#"tailyard_site_requests_total{proxied_service="svc:a",code="2xx"} 7"#,
+        r#"tailyard_site_requests_total{proxied_service="svc:a",code="3xx"} 0"#,
+        r#"tailyard_site_requests_total{proxied_service="svc:a",code="4xx"} 0"#,
+        r#"tailyard_site_requests_total{proxied_service="svc:a",code="5xx"} 1"#,
+        r#"tailyard_site_wait_seconds_total{proxied_service="svc:a"} 1.5"#,
+        r#"tailyard_site_connections{proxied_service="svc:a"} 4"#,
+        r#"tailyard_site_handshakes_total{proxied_service="svc:a",result="ok"} 3"#,
+        r#"tailyard_site_handshakes_total{proxied_service="svc:a",result="UnknownName"} 1"#,
+        r#"tailyard_site_fallbacks_total{proxied_service="svc:a"} 0"#,
+        r#"tailyard_site_upgrades_total{proxied_service="svc:a"} 0"#,
+        r#"tailyard_site_backend_failures_total{proxied_service="svc:a",kind="Connect"} 2"#,
+        r#"tailyard_site_requests_aborted_total{proxied_service="svc:a",kind="Client"} 5"#,
+        r#"tailyard_site_certificate_missing{proxied_service="svc:a",name="a.ts.net"} 1"#,
+        r#"tailyard_site_port_error{proxied_service="svc:a",port="80"} 1"#,
+        r#"tailyard_site_funnel_barred{proxied_service="svc:a",kind="NotAllowed"} 1"#,
         r#"tailyard_certificate_refused{name="b.ts.net",kind="Pair"} 1"#,
         r#"tailyard_backend_endpoints{backend="ns/web:http"} 3"#,
         r#"tailyard_backend_endpoints_shunned{backend="ns/web:http"} 1"#,
-        r#"tailyard_endpoints_error{namespace="ns",kind="Forbidden"} 1"#,
+        r#"tailyard_endpoints_error{backend_namespace="ns",kind="Forbidden"} 1"#,
     ];
     exactly(&page, &["tailyard_site", "tailyard_certificate", "tailyard_backend", "tailyard_endpoints"], &expected);
 }

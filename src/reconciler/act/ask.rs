@@ -6,9 +6,9 @@
 use std::collections::BTreeMap;
 
 use super::{Acted, Actor};
-use crate::edge::control::AuthKey;
+use crate::edge::control::{AuthKey, ControlError};
 use crate::edge::kube::KubeError;
-use crate::model::group::{ControlAction, Delete, Observed};
+use crate::model::group::{ControlAction, Delete, Notice, Observed, Subject};
 use crate::model::objects::Manifest;
 use crate::reconciler::control::Denied;
 
@@ -42,7 +42,11 @@ impl Actor {
                     continue;
                 }
             }
-            let done = self.ask(observed, action).await?;
+            // What the control plane is asked for ends with leading, as a write to the API server does.
+            let asked = Box::pin(self.ask(observed, action));
+            let Some(done) = self.writes.while_leading(asked).await.transpose()? else {
+                return Ok((denied, news));
+            };
             answers.insert(what, done.as_ref().err().map(Denied::lasting));
             match done {
                 Ok(changed) => news |= changed,
@@ -65,13 +69,24 @@ impl Actor {
                 Ok(self.controls.publish_service(tailnet, &asked, &observed.settings.cluster, recorded).await)
             }
             ControlAction::ReleaseService { name } => Ok(self.controls.release_service(tailnet, &name, &observed.settings.cluster).await),
-            ControlAction::ApproveRoutes { id, add, remove, .. } => Ok(self.controls.approve_routes(tailnet, &id, &add, &remove).await),
-            ControlAction::DeleteDevice { id, then, .. } => self.with_record(self.controls.delete_device(tailnet, &id).await, then).await,
+            ControlAction::ApproveRoutes { device, add, remove, .. } => {
+                Ok(self.controls.approve_routes(tailnet, &device, &add, &remove).await)
+            }
+            ControlAction::RecordDevice { device, domain, recorded, draft, .. } => {
+                match self.controls.check_device(tailnet, device, domain, recorded.as_ref()).await {
+                    Ok(record) => self.apply_one(&observed.name, draft.with_device(record)).await.map(|_acted| Ok(false)),
+                    Err(error) => Ok(Err(error)),
+                }
+            }
+            ControlAction::DeleteDevice { device, then, .. } => {
+                let deleted = self.controls.delete_device(tailnet, &device).await;
+                self.with_record(self.left_alone(observed, deleted).await, then).await
+            }
             ControlAction::RevokeKey { id, then, .. } => self.with_record(self.controls.revoke_key(tailnet, &id).await, then).await,
-            ControlAction::MintKey { ordinal, tags, draft, reissue } => {
+            ControlAction::MintKey { ordinal, tags, draft, reissue, replaces } => {
                 let note = format!("tailyard {}-{ordinal}", observed.name);
                 let limit = reissue.then_some((observed.name.as_str(), replicas));
-                match self.controls.mint_key(tailnet, &tags, &note, limit).await {
+                match self.controls.mint_key(tailnet, &tags, &note, limit, replaces.as_ref()).await {
                     Ok(key) => self.keep(observed, tailnet, &key, draft.with_key(&key.id, key.key.reveal())).await.map(|()| Ok(false)),
                     Err(error) => Ok(Err(error)),
                 }
@@ -85,10 +100,20 @@ impl Actor {
         if !matches!(written, Ok(Acted::Done)) {
             // A key that nobody can find is of no use to anybody honest.
             if let Err(error) = self.controls.revoke_key(tailnet, &key.id).await {
-                tracing::warn!(kind = error.kind(), key = key.id, "an unused auth key is left: {error}");
+                tracing::warn!(kind = error.kind(), key = %key.id, "an unused auth key is left: {error}");
             }
         }
         written.map(drop)
+    }
+
+    /// A device that is not the replica's is none of ours to delete: that is told, and the replica's record goes without it.
+    async fn left_alone(&self, observed: &Observed, deleted: Result<(), Denied>) -> Result<(), Denied> {
+        let Err(Denied::Refused(ControlError::Mismatch { .. })) = &deleted else { return deleted };
+        let message = deleted.err().map(|error| error.lasting()).unwrap_or_default();
+        tracing::warn!(group = observed.name, "{message}");
+        let notice = Notice { subject: Subject::Group, warning: true, reason: "DeviceLeftBehind", message };
+        self.tell(observed, vec![notice]).await;
+        Ok(())
     }
 
     /// Takes the record of something away that the control plane has let go.

@@ -6,11 +6,12 @@ use std::sync::{Mutex, PoisonError};
 use k8s_openapi::jiff::Timestamp;
 
 use super::{Controls, Denied};
-use crate::model::group::Approved;
+use crate::model::group::{Approved, ClaimedDevice};
+use crate::model::identity::DeviceId;
 
 /// By Tailnet and stable id of the device.
 #[derive(Debug, Default)]
-pub(super) struct Routes(Mutex<BTreeMap<Option<String>, BTreeMap<String, Approved>>>);
+pub(super) struct Routes(Mutex<BTreeMap<Option<String>, BTreeMap<DeviceId, Approved>>>);
 
 impl Routes {
     /// A control plane is another one than it was.
@@ -19,7 +20,7 @@ impl Routes {
     }
 
     /// A device is gone.
-    pub(super) fn gone(&self, tailnet: Option<&str>, id: &str) {
+    pub(super) fn gone(&self, tailnet: Option<&str>, id: &DeviceId) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.get_mut(&tailnet.map(str::to_owned)).map(|devices| devices.remove(id));
     }
@@ -28,7 +29,7 @@ impl Routes {
 impl Controls {
     /// The approved routes of a tailnet's devices, where they were looked at.
     #[must_use]
-    pub fn approved(&self, tailnet: Option<&str>) -> BTreeMap<String, Approved> {
+    pub fn approved(&self, tailnet: Option<&str>) -> BTreeMap<DeviceId, Approved> {
         let all = self.routes.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.get(&tailnet.map(str::to_owned)).cloned().unwrap_or_default()
     }
@@ -37,14 +38,14 @@ impl Controls {
     pub async fn approve_routes(
         &self,
         tailnet: Option<&str>,
-        id: &str,
+        device: &ClaimedDevice,
         add: &BTreeSet<String>,
         remove: &BTreeSet<String>,
     ) -> Result<bool, Denied> {
         let at = Timestamp::now();
-        let routes = self.plane(tailnet)?.approve_routes(id, add, remove).await?;
+        let routes = self.plane(tailnet)?.approve_routes(&device.id, &device.expected, add, remove).await?;
         let mut all = self.routes.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = all.entry(tailnet.map(str::to_owned)).or_default().insert(id.to_owned(), Approved { at, routes: routes.clone() });
+        let before = all.entry(tailnet.map(str::to_owned)).or_default().insert(device.id.clone(), Approved { at, routes: routes.clone() });
         Ok(before.is_none_or(|before| before.routes != routes))
     }
 }

@@ -12,6 +12,15 @@ use crate::model::objects::{Kind, domain_of, filled};
 /// A copy of the whole object that `kubectl apply` leaves on it.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
+/// Removes what not even an object's type reads: of a node all but labels and addresses, as its images and conditions are most of it.
+pub(super) fn trim(role: Role, value: &mut Value) {
+    if role == Role::Node {
+        keep(value, &["metadata", "status"]);
+        keep_in(value, "/metadata", &["name", "labels"]);
+        keep_in(value, "/status", &["addresses"]);
+    }
+}
+
 /// Takes away what nobody reads, once the object was read into its type.
 pub(super) fn lean(role: Role, value: &mut Value) {
     if let Some(Value::Object(annotations)) = value.pointer_mut("/metadata/annotations") {
@@ -95,6 +104,15 @@ mod tests {
         assert!(same(role, &slice("1", json!(true)), &slice("2", Value::Null)), "not known counts as ready");
         assert!(!same(role, &slice("1", json!(true)), &slice("2", json!(false))));
         assert_eq!(slice("1", json!(true))["metadata"]["labels"]["kubernetes.io/service-name"], "c");
+    }
+
+    #[test]
+    fn nodes_keep_their_labels_and_addresses() {
+        let addresses = json!([{"type": "ExternalIP", "address": "198.51.100.1"}]);
+        let mut node = json!({"metadata": {"name": "n1", "labels": {"a": "b"}, "annotations": {"c": "d"}},
+            "status": {"addresses": addresses, "images": [{"names": ["x"]}], "conditions": [{"type": "Ready"}]}, "spec": {"podCIDR": "10.0.0.0/24"}});
+        trim(Role::Node, &mut node);
+        assert_eq!(node, json!({"metadata": {"name": "n1", "labels": {"a": "b"}}, "status": {"addresses": addresses}}));
     }
 
     #[test]

@@ -14,6 +14,7 @@ use crate::api::proxyclass::ProxyClass;
 use crate::api::proxygroup::ProxyGroup;
 use crate::api::tailnet::Tailnet;
 use crate::model::group::{Approved, Class, Denial, GroupSettings, Listed, Observed, Publishing, Replica, TailnetState};
+use crate::model::identity::DeviceId;
 use crate::model::objects::{Kind, ObjectRef, accounts_ref, domain_of};
 use crate::model::proxyclass;
 
@@ -27,7 +28,7 @@ pub struct Plane {
     /// Its Tailscale Services.
     pub listed: Option<Arc<Listed>>,
     /// The routes that it has approved.
-    pub approved: BTreeMap<String, Approved>,
+    pub approved: BTreeMap<DeviceId, Approved>,
 }
 
 impl World {

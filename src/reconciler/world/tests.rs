@@ -67,10 +67,12 @@ fn lists_of_one_namespace_say_nothing_of_another() {
 }
 
 #[test]
-fn services_of_nobody_are_not_kept() {
+fn services_of_nobody_are_kept_as_digests() {
     let mut world = world();
     assert!(world.put(Role::Service, service("s", 1, None)).is_empty());
-    assert_eq!(world.count(Role::Service), 0);
+    assert_eq!((world.count(Role::Service), world.stored(Role::Service)), (0, 1));
+    let held = &world.shelves[&Role::Service].objects[&("u".to_owned(), "s".to_owned())];
+    assert!(matches!(held.typed, Typed::Plain(_)) && held.value.is_null(), "{held:?}");
     assert_eq!(groups_of(&world.put(Role::Service, service("s", 2, Some("g")))), ["g"]);
     assert_eq!(groups_of(&world.put(Role::Service, service("s", 3, Some("h")))), ["g", "h"], "the old group is told too");
     world.put(Role::Owned(Kind::Service), child("c", 4, "s", "g"));

@@ -1,6 +1,7 @@
 use std::time::Instant;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpSocket;
 use tokio::sync::Notify;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -65,19 +66,60 @@ async fn a_client_that_never_asks_is_let_go() {
 
 #[tokio::test]
 async fn a_client_that_does_not_read_is_let_go() {
-    let limits = Limits { stall: Duration::from_millis(100), connections: 1, ..Limits::default() };
+    let limits = Limits { stall: Duration::from_millis(100), drain: Duration::from_hours(1), ..Limits::default() };
     let large = Bytes::from(vec![b'x'; 32 << 20]);
-    let routes = routes().with("/large", move |_| std::future::ready(text(StatusCode::OK, large.clone())));
+    let inside = Arc::new(Notify::new());
+    let entered = Arc::clone(&inside);
+    let routes = routes().with("/large", move |_| {
+        entered.notify_one();
+        std::future::ready(text(StatusCode::OK, large.clone()))
+    });
     let server = start(routes, limits).await;
     let mut deaf = TcpStream::connect(server.address).await.expect("a connection");
     deaf.write_all(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n").await.expect("sent");
-    // The only slot is free again although the client still holds its end.
-    let told = say(server.address, "GET /hello HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await;
-    assert!(told.starts_with("HTTP/1.1 200"), "{told}");
+    inside.notified().await;
+    // The client still holds its end, and the server would wait for it.
+    server.stop.send(()).expect("running");
+    timeout(Duration::from_secs(10), server.done).await.expect("the connection is closed").expect("served");
+}
+
+/// Connections from an address of the loopback network that send nothing.
+async fn silent(from: [u8; 4], to: SocketAddr, count: usize) -> Vec<TcpStream> {
+    let mut open = Vec::new();
+    for _ in 0..count {
+        let socket = TcpSocket::new_v4().expect("a socket");
+        socket.bind(SocketAddr::from((from, 0))).expect("an address of the loopback network");
+        open.push(socket.connect(to).await.expect("a connection"));
+    }
+    open
 }
 
 #[tokio::test]
-async fn connections_beyond_the_limit_wait_their_turn() {
+async fn silent_connections_do_not_delay_a_request() {
+    // Neither the time for a head nor a closed connection makes room.
+    let server = start(routes(), Limits { header: Duration::from_hours(1), ..Limits::default() }).await;
+    for sources in [1, 200] {
+        let mut open = Vec::new();
+        for source in 0..sources {
+            open.extend(silent([127, 0, 1, source], server.address, 400 / usize::from(sources)).await);
+        }
+        let before = Instant::now();
+        let answer = say(server.address, "GET /hello HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await;
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        assert!(before.elapsed() < Duration::from_secs(1), "{sources} sources: {:?}", before.elapsed());
+    }
+}
+
+#[tokio::test]
+async fn silent_client_is_disconnected_within_the_time_for_a_head() {
+    let server = start(routes(), Limits::default()).await;
+    let mut open = silent([127, 0, 0, 1], server.address, 1).await;
+    let read = timeout(Duration::from_secs(5), open[0].read(&mut [0; 1])).await;
+    assert_eq!(read.expect("an end").ok(), Some(0));
+}
+
+#[tokio::test]
+async fn oldest_idle_connection_makes_room_and_a_request_in_progress_goes_on() {
     let (inside, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (entered, gate) = (Arc::clone(&inside), Arc::clone(&go));
     let routes = routes().with("/wait", move |_| {
@@ -85,19 +127,23 @@ async fn connections_beyond_the_limit_wait_their_turn() {
         async move {
             entered.notify_one();
             gate.notified().await;
-            text(StatusCode::OK, "")
+            text(StatusCode::OK, "done")
         }
     });
-    let server = start(routes, Limits { connections: 1, ..Limits::default() }).await;
-    let first = tokio::spawn(say(server.address, "GET /wait HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"));
+    let limits = Limits { connections: 4, per_source: 2, header: Duration::from_hours(1), ..Limits::default() };
+    let server = start(routes, limits).await;
+    let waiting = tokio::spawn(say(server.address, "GET /wait HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"));
     inside.notified().await;
-    let mut second = TcpStream::connect(server.address).await.expect("the kernel's queue takes it");
-    second.write_all(b"GET /hello HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.expect("sent");
-    let mut byte = [0];
-    assert!(timeout(Duration::from_millis(100), second.read(&mut byte)).await.is_err(), "answered beyond the limit");
+    let mut own = silent([127, 0, 0, 1], server.address, 2).await;
+    let closed = timeout(Duration::from_secs(10), own[0].read(&mut [0; 1])).await.expect("closed for the next of the same source");
+    assert_eq!(closed.ok(), Some(0));
+    let others = silent([127, 0, 0, 2], server.address, 2).await;
+    let _more = silent([127, 0, 0, 3], server.address, 1).await;
+    let closed = timeout(Duration::from_secs(10), own[1].read(&mut [0; 1])).await.expect("closed for the fifth of all");
+    assert_eq!(closed.ok(), Some(0));
+    assert!(others.iter().all(|other| other.try_read(&mut [0; 1]).is_err()), "newer ones stay open");
     go.notify_one();
-    assert!(first.await.expect("the first").starts_with("HTTP/1.1 200"));
-    assert_eq!(timeout(Duration::from_secs(10), second.read(&mut byte)).await.expect("its turn").expect("read"), 1);
+    assert!(waiting.await.expect("asked").ends_with("done"));
 }
 
 #[tokio::test]

@@ -83,3 +83,31 @@ async fn signals_escalate() {
     stop.aborted().await;
     handler.abort();
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn task_that_blocks_its_thread_stops_beating_and_others_beat_on() {
+    let (release, blocked) = std::sync::mpsc::channel::<()>();
+    let mut tasks = Tasks::new();
+    let (stop, until) = (tasks.stop(), tasks.stop());
+    tasks.run_forever("waiting", async move { stop.requested().await });
+    tasks.run_forever("busy", async move {
+        while !until.is_requested() {
+            tokio::task::coop::consume_budget().await;
+        }
+    });
+    tasks.run_forever("blocked", async move {
+        let _ = blocked.recv();
+    });
+    let heartbeats = tasks.heartbeats();
+    let limit = Duration::from_secs(3);
+    let seen = timeout(Duration::from_secs(20), async {
+        while heartbeats.stalled(limit).is_empty() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        heartbeats.stalled(limit)
+    });
+    assert_eq!(seen.await.expect("noticed"), ["blocked"]);
+    drop(release);
+    assert!(matches!(tasks.run(GRACE).await, Err(TaskError::Ended { name: "blocked" })));
+    assert_eq!(heartbeats.stalled(Duration::ZERO), [""; 0], "tasks that have ended are forgotten");
+}

@@ -13,7 +13,7 @@ use tailyard::api::tailnet::Tailnet;
 
 use kit::apiserver::DEADLINE;
 use kit::reconciler::{Stage, stage};
-use kit::wait::eventually_async;
+use kit::wait::{eventually_async, until_async};
 
 const WHOLE: [&str; 10] = [
     "ServiceAccount g",
@@ -89,7 +89,7 @@ fn keys_are_minted_late_and_replicas_leave_in_order() {
         assert_eq!(stage.hosted.calls("POST /api/v2/tailnet/-/keys"), 0, "nobody needs a key yet");
         stage.pod("g", 0).await;
         let key = async || String::from_utf8_lossy(&config(&stage, "g-0-config").await).contains("AuthKey");
-        eventually_async("a key for the Pod that is there", DEADLINE, key, |there| *there).await;
+        until_async("a key for the Pod that is there", DEADLINE, key).await;
         stage.join("g", 2).await;
         eventually_async("the key goes when it was used", DEADLINE, key, |there| !there).await;
         stage.group("g", 1).await;

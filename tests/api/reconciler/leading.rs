@@ -3,8 +3,8 @@
 use k8s_openapi::api::apps::v1::StatefulSet;
 
 use kit::apiserver::DEADLINE;
-use kit::reconciler::stage;
-use kit::wait::eventually_async;
+use kit::reconciler::{Stage, stage};
+use kit::wait::{eventually_async, until_async};
 
 #[test]
 fn one_of_two_writes_and_the_other_takes_over() {
@@ -24,14 +24,7 @@ fn one_of_two_writes_and_the_other_takes_over() {
         second.leads(true).await;
         println!("another leads after {:?}", begin.elapsed());
         assert!(begin.elapsed() <= std::time::Duration::from_secs(20), "15 s, and what a busy machine adds");
-        stage.delete(&stage.here::<StatefulSet>(), "g").await;
-        eventually_async(
-            "and writes",
-            DEADLINE,
-            async || stage.here::<StatefulSet>().get_opt("g").await.ok().flatten().is_some(),
-            |there| *there,
-        )
-        .await;
+        statefulset_is_restored(&stage).await;
     });
 }
 
@@ -47,13 +40,13 @@ fn an_api_server_that_comes_back_finds_the_work_going_on() {
         running.leads(false).await;
         stage.cluster.start_server().await;
         running.leads(true).await;
-        stage.delete(&stage.here::<StatefulSet>(), "g").await;
-        eventually_async(
-            "and writes",
-            DEADLINE,
-            async || stage.here::<StatefulSet>().get_opt("g").await.ok().flatten().is_some(),
-            |there| *there,
-        )
-        .await;
+        statefulset_is_restored(&stage).await;
     });
+}
+
+/// Deletes the `StatefulSet` of the group and waits until the leader has made it again.
+async fn statefulset_is_restored(stage: &Stage) {
+    let sets = stage.here::<StatefulSet>();
+    stage.delete(&sets, "g").await;
+    until_async("the StatefulSet is there again", DEADLINE, async || sets.get_opt("g").await.ok().flatten().is_some()).await;
 }

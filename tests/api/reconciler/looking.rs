@@ -82,7 +82,7 @@ fn the_status_shows_groups_replicas_and_services() {
         let (_, wide, _) = run(&stage, "admin", &["status", "g", "-o", "json"]).await;
         let told: Value = serde_json::from_str(&wide).expect("JSON");
         assert_eq!((&told["replicas"][0]["version"], &told["replicas"][1]["flows"]), (&json!("9.9.9"), &Value::Null));
-        assert_eq!((&told["replicas"][0]["tailnetName"], &told["services"][0]["ready"]), (&json!("g-0.tail1234.ts.net"), &json!(2)));
+        assert_eq!((&told["replicas"][0]["tailnetName"], &told["services"][0]["ready"]), (&json!("g-0.tail-lab.ts.net"), &json!(2)));
         assert_eq!(run(&stage, "admin", &["status", "h"]).await.0, Some(1), "there is no such group");
         watches(&stage).await;
         reconciler.kill();

@@ -1,6 +1,8 @@
 //! One name that several want: groups, and clusters that share a tailnet.
 
+use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
+use tailyard::api::proxygroup::ProxyGroup;
 
 use kit::apiserver::DEADLINE;
 use kit::reconciler::stage;
@@ -13,7 +15,7 @@ fn a_name_moves_to_another_group_without_a_gap() {
         stage.publisher("old", 2).await;
         stage.publisher("new", 2).await;
         stage.ingress("app", "old", "app").await;
-        stage.certify("app.tail1234.ts.net").await;
+        stage.certify("app.tail-lab.ts.net").await;
         stage.serves("app", "old").await;
         stage.annotate("app", json!({"tailscale.com/proxy-group": "new"})).await;
         stage.told_both("new", &["svc:app"]).await;
@@ -29,7 +31,7 @@ fn a_name_moves_to_another_group_without_a_gap() {
         )
         .await;
         assert_eq!(stage.owners("svc:app").len(), 1);
-        let secret = stage.cluster.secret("app.tail1234.ts.net").await.0;
+        let secret = stage.cluster.secret("app.tail-lab.ts.net").await.0;
         assert_eq!(secret["tls.crt"], "a chain");
         stage.told_both("new", &["svc:app"]).await;
     });
@@ -49,7 +51,7 @@ fn clusters_share_a_name_and_leave_it_one_by_one() {
         let both = eventually_async("both own it", DEADLINE, owners, |owners| owners.len() == 2).await;
         assert_ne!(both[0], both[1]);
         for stage in [&one, &two] {
-            stage.certify("app.tail1234.ts.net").await;
+            stage.certify("app.tail-lab.ts.net").await;
             stage.told_both("g", &["svc:app"]).await;
             stage.serves("app", "g").await;
         }
@@ -75,7 +77,7 @@ fn a_twin_is_no_surprise_where_sharing_has_to_be_said() {
             json!({"name": "svc:app", "addrs": ["100.99.0.200"], "ports": ["tcp:443"], "tags": ["tag:k8s"], "annotations": owners})
         };
         stage.hosted.add_vip("svc:app", &made(json!({"ownerRefs": [{"operatorID": "them"}]})));
-        let _running = stage.reconciler_with("one", 9100, &["--shared-names", "opt-in", "--cluster-id", "here"]);
+        let running = stage.reconciler_with("one", 9100, &["--shared-names", "opt-in", "--cluster-id", "here"]);
         stage.publisher("g", 2).await;
         stage.ingress("app", "g", "app").await;
         let told = async || stage.events("app").await;
@@ -96,8 +98,20 @@ fn a_twin_is_no_surprise_where_sharing_has_to_be_said() {
         eventually_async("it is somebody's", DEADLINE, told, |told| told.iter().any(|told| told.contains("was not made by a cluster")))
             .await;
         assert_eq!(stage.hosted.vips()["svc:mine"], foreign);
+        stage.annotate("mine", json!({"tailyard.io/adopt-services": "mine"})).await;
         stage.annotate("mine", json!({"tailyard.io/adopt-service": "true"})).await;
+        stage.quiet(&running).await;
+        assert_eq!(stage.hosted.vips()["svc:mine"], foreign, "that is not for a tenant to say");
+        let adopt = Patch::Merge(json!({"metadata": {"annotations": {"tailyard.io/adopt-services": "other, mine"}}}));
+        stage.all::<ProxyGroup>().patch("g", &PatchParams::default(), &adopt).await.expect("changed");
         eventually_async("it is taken over", DEADLINE, async || stage.owners("svc:mine"), |owners| *owners == ["here"]).await;
         assert_eq!(stage.hosted.vips()["svc:mine"]["ports"], json!(["tcp:443"]));
+        stage.told_both("g", &["svc:app", "svc:mine"]).await;
+        stage.delete(&stage.ingresses(), "mine").await;
+        stage.told_both("g", &["svc:app"]).await;
+        stage.advertise("g", 2).await;
+        stage.gone(&stage.ingresses(), "mine").await;
+        let left = stage.hosted.vips();
+        assert!(left["svc:mine"]["annotations"].as_object().is_none_or(serde_json::Map::is_empty), "it is given back: {left:?}");
     });
 }

@@ -11,7 +11,7 @@ use tailyard::api::tailnet::Tailnet;
 use kit::apiserver::DEADLINE;
 use kit::hosted::CLIENT;
 use kit::reconciler::stage;
-use kit::wait::eventually_async;
+use kit::wait::{eventually_async, until_async};
 
 #[test]
 fn the_reconcilers_own_credentials_may_be_wrong_or_missing_and_are_read_anew() {
@@ -26,7 +26,7 @@ fn the_reconcilers_own_credentials_may_be_wrong_or_missing_and_are_read_anew() {
         eventually_async("and told", DEADLINE, events, |told| told.iter().any(|told| told.starts_with("ProxyGroupTailnetUnavailable")))
             .await;
         let metric = async || running.get("/metrics").contains("tailyard_control_plane_ready{tailnet=\"_default\"} 0");
-        eventually_async("and counted", DEADLINE, metric, |there| *there).await;
+        until_async("and counted", DEADLINE, metric).await;
         stage.credential("secret", CLIENT.1);
         eventually_async("without a restart it works", DEADLINE, told, |told| told.contains("ProxyGroupCreating")).await;
         assert_eq!(running.metric("tailyard_control_plane_ready{tailnet=\"_default\"}"), 1);

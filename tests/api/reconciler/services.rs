@@ -9,7 +9,7 @@ use tailyard::api::proxygroup::ProxyGroup;
 
 use kit::apiserver::DEADLINE;
 use kit::reconciler::{Running, Stage, USERS, stage};
-use kit::wait::eventually_async;
+use kit::wait::{eventually_async, until_async};
 
 /// A group with two replicas in the tailnet.
 async fn ready(stage: &Stage, group: &str) {
@@ -175,7 +175,7 @@ fn what_a_policy_refuses_of_one_service_holds_up_no_other() {
         stage.service("bad-one", "none").await;
         let patch = Patch::Merge(json!({"metadata": {"labels": {"any": "thing"}}}));
         let denied = async || stage.users().patch("bad-one", &PatchParams::default(), &patch).await.is_err();
-        eventually_async("the policy holds", DEADLINE, denied, |denied| *denied).await;
+        until_async("the policy holds", DEADLINE, denied).await;
         stage.service("bad", "g").await;
         stage.service("good", "g").await;
         stage.served("good", "g", 2).await;

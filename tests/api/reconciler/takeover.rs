@@ -12,7 +12,7 @@ use tailyard::api::proxygroup::ProxyGroup;
 
 use kit::apiserver::DEADLINE;
 use kit::reconciler::{Stage, stage};
-use kit::wait::eventually_async;
+use kit::wait::{eventually_async, until_async};
 
 /// The field manager of the Tailscale operator.
 const THEIRS: &str = "operator";
@@ -109,7 +109,7 @@ fn what_the_tailscale_operator_wrote_is_taken_over_whole_and_given_back() {
         let uid = stage.all::<ProxyGroup>().get("g").await.expect("a group").uid().expect("a UID");
         theirs(&stage, &uid).await;
         stage.service("s", "g").await;
-        stage.hosted.add_device("ng0");
+        stage.hosted.add_device("ng0", "g-0");
         let running = stage.reconciler("one", 9100);
         stage.join("g", 1).await;
         stage.served("s", "g", 1).await;
@@ -151,7 +151,7 @@ fn what_the_tailscale_operator_wrote_is_taken_over_whole_and_given_back() {
         let taken = async || {
             json!(stage.here::<StatefulSet>().get("g").await.ok().and_then(|set| set.spec))["template"]["spec"]["readinessGates"].is_null()
         };
-        eventually_async("and it is ours again", DEADLINE, taken, |taken| *taken).await;
+        until_async("and it is ours again", DEADLINE, taken).await;
         stage.served("s", "g", 1).await;
     });
 }

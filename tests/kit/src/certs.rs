@@ -24,6 +24,7 @@ use crate::machine::DEADLINE;
 use crate::machine::{Machine, Process};
 use crate::pebble::{Manner, Pebble};
 use crate::tailnet::{Control, Tailnet};
+use crate::wait::wait_for_value;
 
 /// The field of the account's key.
 pub const FIELD: &str = "_default.acme-account.key.pem";
@@ -61,15 +62,12 @@ pub fn stage_with(names: &[&str], manner: Manner, test: impl AsyncFnOnce(Stage) 
         let pebble = Pebble::start(&tailnet, manner);
         let (machine, tailscaled) = tailnet.node("replica");
         tailnet.set_cert_domains(names);
-        let all: Vec<&str> = names.iter().copied().chain([ACCOUNTS]).collect();
+        let all: Vec<&str> = names.iter().copied().chain([ACCOUNTS, "g-0", "g-1"]).collect();
         cluster.allow("secrets", &all, &["get", "list", "watch", "patch", "update"]).await;
         cluster.allow_in("coordination.k8s.io", "leases", &["g-issuer"], &["get", "patch"]).await;
         cluster.allow_in("coordination.k8s.io", "leases", &[], &["create"]).await;
         for name in names {
-            let metadata = ObjectMeta { name: Some((*name).to_owned()), ..ObjectMeta::default() };
-            let data = ["tls.crt", "tls.key"].map(|key| (key.to_owned(), k8s_openapi::ByteString(Vec::new())));
-            let secret = Secret { metadata, type_: Some("kubernetes.io/tls".to_owned()), data: Some(data.into()), ..Secret::default() };
-            cluster.secrets().create(&PostParams::default(), &secret).await.expect("a Secret");
+            make_secret(&cluster, name).await;
         }
         cluster.make_secret(ACCOUNTS, &[]).await;
         let names = names.iter().map(|name| (*name).to_owned()).collect();
@@ -129,16 +127,12 @@ impl Replica {
 
     /// Waits until it is so.
     pub async fn until(&self, what: &str, holds: impl Fn(&State) -> bool) {
-        let mut state = self.certs.state.clone();
-        let waited = tokio::time::timeout(DEADLINE, state.wait_for(|state| holds(state))).await;
-        waited.unwrap_or_else(|_| panic!("never: {what}: {:?}", self.certs.state.borrow())).expect("a running replica");
+        wait_for_value(what, DEADLINE, &mut self.certs.state.clone(), |state| holds(state)).await;
     }
 
     /// Waits until it orders, or does no more.
     pub async fn until_leads(&self, leads: bool) {
-        let mut leading = self.certs.leads.clone();
-        let waited = tokio::time::timeout(DEADLINE, leading.wait_for(|now| *now == leads)).await;
-        waited.unwrap_or_else(|_| panic!("never leading: {leads}")).expect("a running replica");
+        wait_for_value(&format!("leading: {leads}"), DEADLINE, &mut self.certs.leads.clone(), |now| *now == leads).await;
     }
 
     /// The certificate of a name, once there is one.

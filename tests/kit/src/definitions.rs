@@ -26,11 +26,16 @@ pub fn ours() -> [Value; 3] {
 
 /// The Tailscale operator's definitions, in the order of [`KINDS`].
 pub fn theirs() -> [Value; 3] {
+    let directory = their_directory();
+    KINDS.map(|kind| read(&directory, kind))
+}
+
+/// The directory of theirs, in the Go module of the version that is pinned.
+pub(crate) fn their_directory() -> PathBuf {
     let found = Command::new(crate::root().join("tests/servers/crds")).stderr(Stdio::inherit()).output();
     let found = found.expect("tests/servers/crds");
     assert!(found.status.success(), "tests/servers/crds failed");
-    let directory = PathBuf::from(String::from_utf8(found.stdout).expect("a path").trim());
-    KINDS.map(|kind| read(&directory, kind))
+    PathBuf::from(String::from_utf8(found.stdout).expect("a path").trim())
 }
 
 fn read(directory: &Path, kind: &str) -> Value {

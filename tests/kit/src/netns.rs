@@ -20,6 +20,8 @@ use nix::sys::socket::{Backlog, listen};
 use tailyard::edge::netns::Namespace;
 use tailyard::model::net::Family;
 
+use crate::wait::uninterrupted;
+
 /// What a network is to consist of.
 #[derive(Debug, Clone)]
 pub struct Shape {
@@ -215,7 +217,7 @@ impl Node {
         socket.set_read_timeout(Some(patience))?;
         socket.send(b"?")?;
         let mut buffer = [0; 512];
-        let size = socket.recv(&mut buffer)?;
+        let size = uninterrupted(|| socket.recv(&mut buffer))?;
         Greeting::parse(&String::from_utf8_lossy(&buffer[..size]))
     }
 }
@@ -316,7 +318,7 @@ fn echo(mut stream: TcpStream, greeting: &str, ended: &AtomicBool) {
     let mut alive = stream.write_all(greeting.as_bytes()).is_ok();
     let mut buffer = [0; 16384];
     while alive && !ended.load(Ordering::Relaxed) {
-        alive = match stream.read(&mut buffer) {
+        alive = match uninterrupted(|| stream.read(&mut buffer)) {
             Ok(0) => false,
             Ok(size) => stream.write_all(&buffer[..size]).is_ok(),
             Err(fault) => matches!(fault.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut),

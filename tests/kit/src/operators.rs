@@ -3,8 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::Path;
 use std::thread;
 
 use serde_json::json;
@@ -13,6 +12,7 @@ use crate::cluster::chart::{self, CONTROL, NAMESPACE};
 use crate::cluster::images::{self, OPERATOR, STOCK};
 use crate::cluster::pods::client;
 use crate::cluster::{Cluster, DEADLINE};
+use crate::definitions::their_directory;
 use crate::hosted::CLIENT;
 use crate::machine::{Machine, Process};
 use crate::netns::Server;
@@ -24,6 +24,8 @@ use crate::wait::eventually;
 pub const PORT: u16 = 7000;
 /// The label of Services' children and of all their endpoints.
 const EGRESS: &str = "tailscale.com/svc-type=egress";
+/// The guide whose commands are run as they are written.
+const GUIDE: &str = include_str!("../../../docs/upgrade.md");
 /// How many nodes the cluster has.
 const NODES: u8 = 2;
 
@@ -50,28 +52,52 @@ impl Stage {
         Self { cluster, _target: target }
     }
 
-    /// Installs our chart with this image for the proxies where theirs is, in the same namespace and with the same credentials: their
-    /// definitions and their class of Ingresses stay, which helm would refuse to share.
+    /// Takes over from their operator, by the commands of docs/upgrade.md.
+    pub fn take_over(&self) {
+        let told = self.shell(&documented("kubectl get secret"));
+        let id = told.split('"').nth(3).unwrap_or_else(|| panic!("no node id in {told:?}"));
+        println!("their operator is {id}");
+        self.shell(&documented("kubectl scale"));
+        self.shell(&documented("kubectl wait"));
+        self.install(STOCK, id);
+    }
+
+    /// Installs our chart with this image for the proxies where theirs is, as docs/upgrade.md has it.
     pub fn install_ours(&self, proxy_image: &str) {
-        self.helm("install", proxy_image);
+        self.install(proxy_image, "nOperatorCNTRL");
+    }
+
+    fn install(&self, proxy_image: &str, former: &str) {
+        let flags = documented_flags("helm install").into_iter().map(|flag| flag.replace("NODE_ID", former));
+        self.helm("install", flags.collect(), proxy_image);
     }
 
     /// Has our reconciler run the proxies with another image.
     pub fn set_proxy_image(&self, image: &str) {
-        self.helm("upgrade", image);
+        self.helm("upgrade", documented_flags("helm upgrade"), image);
     }
 
-    fn helm(&self, what: &str, proxy_image: &str) {
-        let image = format!("proxyImage={proxy_image}");
-        let credentials = "controlPlane.credentials.oauth.existingSecret=operator-oauth";
-        chart::helm(&self.cluster, what, &[&image, credentials], &["--skip-crds", "--set", "ingress.createClass=false"]);
+    /// A later `--set` of the same value wins.
+    fn helm(&self, what: &str, mut flags: Vec<String>, proxy_image: &str) {
+        flags.extend(["--set".to_owned(), format!("proxyImage={proxy_image}")]);
+        chart::helm(&self.cluster, what, &[], &flags.iter().map(String::as_str).collect::<Vec<_>>());
+    }
+
+    /// Runs a script of docs/upgrade.md; what it prints.
+    fn shell(&self, script: &str) -> String {
+        let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", self.cluster.bin.display());
+        let mut command = self.cluster.control.machine.command(Path::new("sh"));
+        command.args(["-euc", script]).env("PATH", path).env("KUBECONFIG", &self.cluster.control.kubeconfig);
+        let output = command.env("KUBECACHEDIR", "/run/kubectl").output().expect("nsenter");
+        assert!(output.status.success(), "docs/upgrade.md: {script}\n{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("text")
     }
 
     /// Puts their operator on the cluster, by its own manifest. Only what must differ here does: the images, which are local,
     /// the credentials, and where the control plane is.
     pub fn install_theirs(&self) {
         let manifest = changed(
-            &fs::read_to_string(their_manifest()).expect("their manifest"),
+            &fs::read_to_string(their_directory().with_file_name("manifests").join("operator.yaml")).expect("their manifest"),
             &[
                 ("image: tailscale/k8s-operator:stable", &format!("image: {OPERATOR}")),
                 ("imagePullPolicy: Always", "imagePullPolicy: IfNotPresent"),
@@ -172,13 +198,9 @@ impl Stage {
 
     /// Gives the group back to their operator, by what docs/upgrade.md says.
     pub fn give_back(&self) {
-        let (_, back) = include_str!("../../../docs/upgrade.md").split_once("## Back to the Tailscale operator").expect("a chapter");
+        let (_, back) = GUIDE.split_once("## Back to the Tailscale operator").expect("a chapter");
         let script = back.split("```sh\n").nth(1).and_then(|rest| rest.split("```").next()).expect("a script");
-        let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", self.cluster.bin.display());
-        let mut command = self.cluster.control.machine.command(Path::new("sh"));
-        command.args(["-euc", script]).env("PATH", path).env("KUBECONFIG", &self.cluster.control.kubeconfig);
-        let output = command.env("KUBECACHEDIR", "/run/kubectl").output().expect("nsenter");
-        assert!(output.status.success(), "docs/upgrade.md: {}", String::from_utf8_lossy(&output.stderr));
+        self.shell(script);
         eventually("no endpoints but theirs", DEADLINE, || {
             let selector = format!("{EGRESS},endpointslice.kubernetes.io/managed-by!=tailscale.com");
             let others = self.cluster.kubectl(&["get", "endpointslices,endpoints", "-n", NAMESPACE, "-l", &selector, "-o", "name"]);
@@ -226,6 +248,20 @@ impl Stage {
     }
 }
 
+/// The command of the take-over that begins so, with the lines that continue it.
+fn documented(begin: &str) -> String {
+    let (_, chapter) = GUIDE.split_once("## Taking over from the Tailscale operator").expect("a chapter");
+    let (_, rest) = chapter.split_once(&format!("\n$ {begin}")).unwrap_or_else(|| panic!("docs/upgrade.md has no {begin}"));
+    let end = ["\n$ ", "\n```"].iter().filter_map(|end| rest.find(end)).min().unwrap_or(rest.len());
+    format!("{begin}{}", &rest[..end])
+}
+
+/// The flags of such a command after its namespace.
+fn documented_flags(begin: &str) -> Vec<String> {
+    let command = documented(begin).replace("\\\n", " ");
+    command.split_whitespace().skip_while(|word| *word != NAMESPACE).skip(1).map(str::to_owned).collect()
+}
+
 /// Where a test fails, how what it looked at was.
 impl Drop for Stage {
     fn drop(&mut self) {
@@ -258,11 +294,17 @@ fn changed(text: &str, changes: &[(&str, &str)]) -> String {
     })
 }
 
-/// Their static manifest, in the Go module of the version that is pinned.
-fn their_manifest() -> PathBuf {
-    let program = crate::root().join("tests/servers/crds");
-    let output = Command::new(program).stderr(Stdio::inherit()).output().expect("tests/servers/crds");
-    assert!(output.status.success(), "tests/servers/crds failed");
-    let definitions = PathBuf::from(String::from_utf8(output.stdout).expect("a path").trim());
-    definitions.with_file_name("manifests").join("operator.yaml")
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_of_the_take_over_are_read_whole() {
+        assert_eq!(documented("kubectl scale"), "kubectl scale -n tailscale deployment/operator --replicas=0");
+        assert!(documented("kubectl get secret").ends_with(r#"grep '"NodeID"'"#), "{}", documented("kubectl get secret"));
+        let flags = documented_flags("helm install");
+        assert_eq!(flags[..3], ["--skip-crds", "--set", "ingress.createClass=false"]);
+        assert_eq!(flags[flags.len() - 2..], ["--set", "ingress.formerClusterIds={NODE_ID}"]);
+        assert_eq!(documented_flags("helm upgrade"), ["--skip-crds", "--reset-then-reuse-values", "--set", "proxyImage="]);
+    }
 }

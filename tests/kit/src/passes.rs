@@ -12,6 +12,7 @@ use tailyard::api::egress;
 use tailyard::model::group::{
     Capabilities, Class, GroupSettings, Memory, ObjectUpdate, Observed, Pass, Publishing, Replica, ReplicaState, TailnetState, pass_after,
 };
+use tailyard::model::identity::DeviceId;
 use tailyard::model::objects::{Kind, egress_config};
 
 /// A group at rest, and what is remembered of it.
@@ -82,14 +83,14 @@ impl Rest {
         let config = self.observed.owned.iter().find(|(object, _)| object.kind == Kind::ConfigMap).context("a config")?.1;
         let served = |service: egress::Service| egress::ServiceStatus {
             ports: service.ports,
-            tailnet_target_ips: None,
+            tailnet_target_ips: Some(vec!["100.64.0.9".to_owned()]),
             tailnet_target: service.tailnet_target,
         };
         let services: BTreeMap<_, _> = egress_config(config).into_iter().map(|(key, service)| (key, served(service))).collect();
         let egress = Some(egress::Status { pod_ipv4: "10.0.0.1".to_owned(), services: Some(services), ..egress::Status::default() });
         let status = json!({"podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]});
         let pod: Pod = serde_json::from_value(json!({"metadata": {"name": "g-0"}, "status": status}))?;
-        let state = ReplicaState { device_id: Some("n".to_owned()), egress, ..ReplicaState::default() };
+        let state = ReplicaState { device_id: DeviceId::parse("n"), egress, ..ReplicaState::default() };
         self.observed.replicas = [(0, Replica { pod: Some(Arc::new(pod)), state: Some(Arc::new(state)), config: None })].into();
         Ok(())
     }

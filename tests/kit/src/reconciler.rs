@@ -21,7 +21,7 @@ use tailyard::model::status::ROOM;
 use tempfile::TempDir;
 
 use crate::apiserver::{Cluster, DEADLINE, NAMESPACE, cluster};
-use crate::hosted::{CLIENT, Hosted};
+use crate::hosted::{CLIENT, DOMAIN, Hosted};
 use crate::wait::eventually_async;
 
 mod objects;
@@ -246,10 +246,10 @@ impl Stage {
     pub async fn member(&self, group: &str, ordinal: u8) {
         let pod = self.pod(group, ordinal).await;
         let name = pod.name_any();
-        let (id, fqdn) = (format!("n{group}{ordinal}"), format!("{name}.tail1234.ts.net."));
+        let (id, fqdn) = (format!("n{group}{ordinal}"), format!("{name}.{DOMAIN}."));
         let uid = pod.uid().expect("a UID");
         let values = [("device_id", id.as_str()), ("device_fqdn", &fqdn), ("device_ips", r#"["100.64.0.5"]"#), ("pod_uid", &uid)];
-        self.hosted.add_device(&id);
+        self.hosted.add_device(&id, &name);
         let there = async || self.here::<Secret>().get_opt(&name).await.ok().flatten().is_some();
         eventually_async("the state Secret", DEADLINE, there, |there| *there).await;
         self.cluster.patch_secret(&name, &values).await;

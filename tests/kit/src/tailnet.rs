@@ -293,7 +293,7 @@ impl Control {
     fn domain(self) -> &'static str {
         match self {
             Self::Headscale => "tail.lab",
-            Self::Hosted => "tail-lab.ts.net",
+            Self::Hosted => crate::hosted::DOMAIN,
         }
     }
 }

@@ -4,6 +4,7 @@ use std::fmt::Debug;
 use std::thread;
 use std::time::{Duration, Instant};
 
+pub use tailyard::edge::uninterrupted;
 use tokio::sync::watch;
 
 /// The pause between two attempts: a twentieth of the time waited so far, within these bounds.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::time::{Duration, Instant};
 
 use socket2::SockRef;
@@ -14,6 +14,7 @@ use tailyard::model::ruleset::Ruleset;
 
 use crate::kernel::firewall::{Backend, Firewall, on_every_backend};
 use kit::netns::{Greeting, Lab, Node, Server, Shape, TAILNET, TAILNET_MTU};
+use kit::wait::uninterrupted;
 
 /// How long a flow that should work may take.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -315,23 +316,136 @@ fn segments_fit_the_tailnet_in_both_directions(backend: Backend) {
     }
 }
 
-/// Without tailscaled its routes are gone, and whoever has the target's address in the cluster would be asked.
-fn nothing_that_is_meant_for_the_tailnet_leaves_by_another_way(backend: Backend) {
-    let scene = Scene::build();
-    let firewall = Firewall::load(backend, scene.proxy(), scene.ruleset());
-    let (asker, stranger, target) = (&scene.lab.clients[0], &scene.lab.clients[1], &scene.lab.targets[0]);
-    let _served = stranger.serve(SERVICE);
-    for family in Family::ALL {
-        let (meant, near, pod) = (target.tailnet[&family], stranger.cluster[&family], scene.proxy().cluster[&family]);
-        stranger.ip(&format!("addr add {meant} dev lo\n"));
-        let astray = format!("{meant} via {near} dev eth0\n");
-        scene.proxy().ip(&format!("route add {astray}"));
-        let to = SocketAddr::new(pod, 10_001);
-        for (proto, answer) in [(Proto::Tcp, asker.ask_tcp(to, AT_ONCE / 10)), (Proto::Udp, asker.ask_udp(to, AT_ONCE / 10))] {
-            assert!(answer.is_err(), "{to} by {proto}: answered in the cluster: {answer:?}");
+/// Addresses behind a subnet router, of none of the tailnet's ranges.
+fn subnet(family: Family, host: u8) -> IpAddr {
+    let text = if family == Family::V4 { format!("10.77.0.{host}") } else { format!("fd77::{host}") };
+    text.parse().expect("an address")
+}
+
+/// A tailnet that goes away: the first target answers at these addresses while it is there, a node of the cluster while it is away.
+struct Away<'a> {
+    scene: &'a Scene,
+    _served: Server,
+}
+
+impl<'a> Away<'a> {
+    fn prepare(scene: &'a Scene, meant: &[IpAddr]) -> Self {
+        let (stranger, target) = (&scene.lab.clients[1], &scene.lab.targets[0]);
+        for ip in meant {
+            stranger.ip(&format!("addr add {ip} dev lo\n"));
+            if !target.tailnet.values().any(|own| own == ip) {
+                target.ip(&format!("addr add {ip} dev lo\n"));
+            }
         }
-        scene.proxy().ip(&format!("route del {astray}"));
-        scene.check_both(&firewall.ruleset, Side::Cluster, pod, 10_001, Expect::Relayed(&["target0"]));
+        Self { scene, _served: stranger.serve(SERVICE) }
+    }
+
+    /// Leads an address through the tailnet, or to the cluster.
+    fn route(&self, ip: IpAddr, away: bool) {
+        let family = Family::of(ip);
+        let own = self.scene.lab.targets[0].tailnet[&family];
+        let by = if away {
+            format!("via {} dev eth0", self.scene.lab.clients[1].cluster[&family])
+        } else if ip == own {
+            format!("dev {TAILNET}")
+        } else {
+            format!("via {own} dev {TAILNET}")
+        };
+        self.scene.proxy().ip(&format!("route replace {ip} {by}\n"));
+        // A datagram server that listens on all addresses answers from the one that its route says.
+        let back = self.scene.proxy().tailnet[&family];
+        self.scene.lab.targets[0].ip(&format!("route replace {back} dev {TAILNET} src {ip}\n"));
+    }
+
+    /// Asks the Pod with the tailnet away, and with it there again.
+    fn check(&self, port: u16, meant: &[IpAddr]) {
+        let pod = SocketAddr::new(self.scene.proxy().cluster[&Family::of(meant[0])], port);
+        let asker = &self.scene.lab.clients[0];
+        for ip in meant {
+            self.route(*ip, true);
+        }
+        for (proto, answer) in [(Proto::Tcp, asker.ask_tcp(pod, AT_ONCE / 10)), (Proto::Udp, asker.ask_udp(pod, AT_ONCE / 10))] {
+            let fault = answer.as_ref().map_err(io::Error::kind).err();
+            let dropped = fault.is_some_and(|kind| matches!(kind, io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock));
+            assert!(dropped, "{pod} by {proto}, meant for {meant:?} while the tailnet is away: {answer:?}");
+        }
+        for ip in meant {
+            self.route(*ip, false);
+        }
+        let udp = (meant.len() == 1).then(|| (Proto::Udp, asker.ask_udp(pod, PATIENCE)));
+        for (proto, answer) in [(Proto::Tcp, asker.ask_tcp(pod, PATIENCE))].into_iter().chain(udp) {
+            let name = answer.as_ref().map(|greeting| greeting.name.as_str());
+            assert_eq!(name.ok(), Some("target0"), "{pod} by {proto}, meant for {meant:?} in the tailnet: {answer:?}");
+        }
+    }
+}
+
+/// Without tailscaled its routes are gone, and whoever has the target's address in the cluster would be asked.
+fn what_came_by_a_match_port_leaves_by_the_tailnet_alone(backend: Backend) {
+    let scene = Scene::build();
+    let targets = &scene.lab.targets[0].tailnet;
+    let rows: Vec<(u16, IpAddr)> = Family::ALL
+        .into_iter()
+        .flat_map(|family| [(10_001, targets[&family]), (10_006, subnet(family, 5)), (10_007, link_local(family))])
+        .collect();
+    let away = Away::prepare(&scene, &rows.iter().map(|(_, ip)| *ip).collect::<Vec<_>>());
+    let mut ruleset = scene.ruleset();
+    for (port, ip) in &rows {
+        for proto in Proto::ALL {
+            let known = ruleset.ports.get(&key(proto, *port)).map(|known| known.to_vec()).unwrap_or_default();
+            let to = known.into_iter().filter(|to| to.ip() != *ip).chain([SocketAddr::new(*ip, SERVICE)]).collect();
+            ruleset.ports.insert(key(proto, *port), to);
+        }
+    }
+    let _firewall = Firewall::load(backend, scene.proxy(), ruleset);
+    for (port, ip) in rows {
+        away.check(port, &[ip]);
+    }
+}
+
+/// The tailnet's links carry less than the cluster's: a client whose datagram may not be fragmented is told so through the NAT.
+fn oversized_datagram_gets_its_icmp_error_through_nat(backend: Backend) {
+    let scene = Scene::build();
+    let _firewall = Firewall::load(backend, scene.proxy(), scene.ruleset());
+    let client = &scene.lab.clients[0];
+    for (family, any) in [(Family::V4, "0.0.0.0:0"), (Family::V6, "[::]:0")] {
+        let socket = client.ns.run(|| UdpSocket::bind(any)).expect("the namespace").expect("a socket");
+        socket.connect(SocketAddr::new(scene.proxy().cluster[&family], 10_001)).expect("a socket");
+        socket.set_read_timeout(Some(PATIENCE)).expect("a socket");
+        // It fits the client's link, and the system forbids routers to fragment it.
+        let datagram = [b'?'; 1400];
+        socket.send(&datagram).expect("sent");
+        let fault = uninterrupted(|| socket.recv(&mut [0; 512])).expect_err("too big");
+        assert_eq!(fault.raw_os_error(), Some(nix::errno::Errno::EMSGSIZE as i32), "{family}: {fault}");
+        // Now the client knows the path's MTU, and fragments by itself.
+        socket.send(&datagram).expect("sent");
+        let mut buffer = [0; 512];
+        let size = uninterrupted(|| socket.recv(&mut buffer)).unwrap_or_else(|fault| panic!("{family}: {fault}"));
+        assert!(buffer[..size].starts_with(b"target0 "), "{family}");
+    }
+}
+
+/// The address of a metadata service, and one of its kind.
+fn link_local(family: Family) -> IpAddr {
+    let text = if family == Family::V4 { "169.254.169.254" } else { "fd00:ec2::254" };
+    text.parse().expect("an address")
+}
+
+fn what_came_to_a_whole_address_leaves_by_the_tailnet_alone(backend: Backend) {
+    let scene = Scene::build();
+    let all: Vec<IpAddr> = Family::ALL.into_iter().flat_map(|family| [subnet(family, 5), subnet(family, 6)]).collect();
+    let away = Away::prepare(&scene, &all);
+    let mut firewall = Firewall::load(backend, scene.proxy(), Ruleset::empty(InterfaceName::tailscale0()));
+    for hosts in [&[5_u8][..], &[5, 6]] {
+        firewall.change(|ruleset| {
+            ruleset.source = scene.proxy().tailnet.clone().into();
+            for (family, pod) in &scene.proxy().cluster {
+                ruleset.from_cluster.insert(*pod, hosts.iter().map(|host| subnet(*family, *host)).collect());
+            }
+        });
+        for family in Family::ALL {
+            away.check(SERVICE, &hosts.iter().map(|host| subnet(family, *host)).collect::<Vec<_>>());
+        }
     }
 }
 
@@ -423,8 +537,10 @@ on_every_backend!(
     changes_take_effect_for_the_next_flow,
     the_source_follows_the_nodes_own_address,
     segments_fit_the_tailnet_in_both_directions,
+    oversized_datagram_gets_its_icmp_error_through_nat,
     a_pod_network_inside_the_tailnets_range_works,
-    nothing_that_is_meant_for_the_tailnet_leaves_by_another_way,
+    what_came_by_a_match_port_leaves_by_the_tailnet_alone,
+    what_came_to_a_whole_address_leaves_by_the_tailnet_alone,
     flows_and_bytes_are_counted_by_match_port,
     ten_thousand_ports,
 );

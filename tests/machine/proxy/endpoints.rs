@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tailyard::model::net::Family;
 
 use super::replica::PATIENCE;
-use crate::proxy::replica::{Replica, Start, netmap, service};
+use crate::proxy::replica::{HEALTH_PORT, Replica, Start, netmap, service};
 use kit::netns::{Lab, Shape};
 use kit::wait::until;
 
@@ -46,7 +46,7 @@ fn metrics_tell_of_each_service_what_the_kernel_counted() {
     for _ in 0..7 {
         client.ask_tcp(SocketAddr::new(replica.pod(Family::V4), 10_080), QUICK).expect("served");
     }
-    let of = |family: &str| replica.metric(&format!("{family}{{service=\"default-db\""));
+    let of = |family: &str| replica.metric(&format!("{family}{{proxied_service=\"default-db\""));
     until("the flows are counted", PATIENCE, || of("tailyard_service_flows_total") == Some(7.0));
     assert!(of("tailyard_service_bytes_total").is_some_and(|bytes| bytes > 1_000.0));
     assert_eq!(of("tailyard_service_targets"), Some(2.0));
@@ -65,11 +65,44 @@ fn the_plan_in_force_is_shown_on_the_admin_address_alone() {
     assert_eq!(replica.get("/debug/plan").expect("an answer").status, 404);
 }
 
+/// The environment of a group of the Tailscale operator, whose Pods have the preStop hook.
+pub(super) fn with_hook() -> Vec<(String, String)> {
+    vec![("TS_INTERNAL_APP".to_owned(), "k8s-operator-proxygroup-egress".to_owned())]
+}
+
+pub(super) const HOOK: &str = "/internal-egress-services-preshutdown";
+
 #[test]
-fn the_prestop_hook_answers_at_once_where_nothing_is_to_be_drained() {
+fn prestop_hook_answers_at_once_where_nothing_is_to_be_drained() {
     let lab = Lab::build(&Shape::default());
-    let replica = Replica::start(&lab.proxies[0], &json!({}), &netmap(&lab.proxies[0], &lab.targets));
+    let start = Start { env: with_hook(), ..Start::default() };
+    let mut replica = Replica::launch(&lab.proxies[0], "{}", &netmap(&lab.proxies[0], &lab.targets), &start);
+    replica.wait_ready();
     let started = Instant::now();
-    assert_eq!(replica.get("/internal-egress-services-preshutdown").expect("an answer").status, 200);
+    assert_eq!(replica.get(HOOK).expect("an answer").status, 200);
     assert!(started.elapsed() < QUICK);
+}
+
+#[test]
+fn prestop_hook_is_served_only_where_the_operators_pods_call_it() {
+    let lab = Lab::build(&Shape::default());
+    let replica = Replica::start(&lab.proxies[0], &config(), &netmap(&lab.proxies[0], &lab.targets));
+    assert_eq!(replica.get(HOOK).expect("an answer").status, 404);
+    assert_eq!(replica.admin(HOOK).expect("an answer").status, 404);
+}
+
+#[test]
+fn hundreds_of_silent_connections_do_not_delay_a_probe() {
+    let lab = Lab::build(&Shape::default());
+    let mut replica = Replica::start(&lab.proxies[0], &config(), &netmap(&lab.proxies[0], &lab.targets));
+    let (stranger, probes) = (&lab.clients[0], SocketAddr::new(replica.pod(Family::V4), HEALTH_PORT));
+    for round in 0..5 {
+        let _open: Vec<_> = (0..400).map(|_| stranger.connect(probes, QUICK).expect("the listener accepts")).collect();
+        for path in ["/readyz", "/livez"] {
+            let started = Instant::now();
+            assert_eq!(replica.get(path).expect("an answer").status, 200);
+            assert!(started.elapsed() < Duration::from_secs(1), "round {round}: {path} took {:?}", started.elapsed());
+        }
+    }
+    assert!(replica.exited().is_none());
 }

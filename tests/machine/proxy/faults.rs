@@ -299,7 +299,7 @@ fn faults_in_settings_are_all_told_at_once() {
 }
 
 #[test]
-fn a_full_connection_table_is_told_and_what_is_established_lives() {
+fn connection_table_metrics_are_reported() {
     let scene = Scene::build();
     let replica = scene.replica(&one());
     let to = SocketAddr::new(scene.proxy().cluster[&Family::V4], 10_080);
@@ -316,10 +316,75 @@ fn a_full_connection_table_is_told_and_what_is_established_lives() {
 }
 
 #[test]
-fn forwarding_that_is_off_and_cannot_be_set_is_told_with_the_command() {
+fn forwarding_that_is_off_is_switched_on() {
     let scene = Scene::build();
     scene.proxy().sysctl("net.ipv4.ip_forward", "0");
     let mut replica = Replica::launch(scene.proxy(), &one().to_string(), &scene.netmap(), &Start::default());
     replica.wait_ready();
     assert_eq!(scene.answers(10_080).expect("it sets what it may set"), "target0");
+}
+
+/// A replica that is given these programs of the machine alone, and this setting.
+fn with_programs(programs: &[&str], backend: &str) -> (tempfile::TempDir, Start) {
+    let place = tempfile::TempDir::new().expect("a directory");
+    for name in programs {
+        let real = ["/usr/sbin", "/sbin"].map(|dir| format!("{dir}/{name}")).into_iter().find(|path| std::path::Path::new(path).exists());
+        std::os::unix::fs::symlink(real.expect("installed"), place.path().join(name)).expect("a link");
+    }
+    let env = vec![("PATH".to_owned(), place.path().display().to_string())];
+    (place, Start { args: vec!["--backend".to_owned(), backend.to_owned()], env })
+}
+
+fn programs_of(make: &str) -> Vec<String> {
+    ["iptables", "ip6tables"]
+        .into_iter()
+        .flat_map(|family| ["", "-restore", "-save"].map(|tool| format!("{family}-{make}{tool}")))
+        .collect()
+}
+
+#[test]
+fn auto_falls_back_through_every_firewall() {
+    let (nft_make, legacy) = (programs_of("nft"), programs_of("legacy"));
+    let all: Vec<&str> = nft_make.iter().chain(&legacy).map(String::as_str).collect();
+    let legacy: Vec<&str> = legacy.iter().map(String::as_str).collect();
+    // nft is missing, or refused by the kernel; then the first make of iptables is missing, too.
+    for (programs, refuses, firewall) in [(&all, false, "iptables-nft"), (&all, true, "iptables-nft"), (&legacy, false, "iptables-legacy")]
+    {
+        let scene = Scene::build();
+        let (place, start) = with_programs(programs, "auto");
+        if refuses {
+            std::fs::write(place.path().join("nft"), "#!/bin/sh\necho 'Operation not supported' >&2\nexit 1\n").expect("a file");
+            let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+            std::fs::set_permissions(place.path().join("nft"), executable).expect("a program");
+        }
+        let mut replica = Replica::launch(scene.proxy(), &one().to_string(), &scene.netmap(), &start);
+        replica.wait_ready();
+        assert_eq!(scene.answers(10_080).expect("served"), "target0");
+        assert!(replica.log().contains(&format!("firewall={firewall}")), "{}", replica.log());
+    }
+}
+
+#[test]
+fn rules_of_another_backend_are_removed_at_start() {
+    let scene = Scene::build();
+    let start = |backend: &str| Start { args: vec!["--backend".to_owned(), backend.to_owned()], ..Start::default() };
+    let left = |backend: &str| match backend {
+        "nftables" => scene.proxy().feed(&["nft", "list", "tables"], "").contains("inet tailyard"),
+        make => [format!("{make}-save"), format!("{}-save", make.replace("ip", "ip6"))]
+            .iter()
+            .any(|save| scene.proxy().feed(&[save], "").contains("TAILYARD")),
+    };
+    let mut replica = Replica::launch(scene.proxy(), &one().to_string(), &scene.netmap(), &start("nftables"));
+    replica.wait_ready();
+    let mut before = "nftables";
+    for backend in ["iptables-nft", "nftables", "iptables-legacy", "nftables"] {
+        assert!(left(before), "{before} holds rules");
+        replica.signal(Signal::SIGKILL);
+        replica.wait_exit(PATIENCE);
+        replica.restart_with(&start(backend));
+        replica.wait_ready();
+        until(&format!("nothing is left in {before}"), PATIENCE, || !left(before));
+        assert_eq!(scene.answers(10_080).expect("served"), "target0", "{before} to {backend}");
+        before = backend;
+    }
 }

@@ -2,16 +2,19 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tailyard::model::net::Family;
+use tailyard::model::preshutdown::SIGNAL_FOLLOWS;
 
 use crate::kernel::entries::{Entry, some_client, track};
-use crate::proxy::replica::{PATIENCE, Replica, Start, netmap, service};
+use crate::proxy::endpoints::{HOOK, with_hook};
+use crate::proxy::replica::{HEALTH_PORT, PATIENCE, Replica, Start, fetch, netmap, service};
 use kit::netns::{Greeting, Lab, Shape};
-use kit::wait::until;
+use kit::wait::{uninterrupted, until};
 
 /// How long what should be quick may take on a busy machine.
 const QUICK: Duration = Duration::from_secs(5);
@@ -31,6 +34,29 @@ fn replica_without_flows_exits_without_waiting_for_its_grace() {
     let mut replica = Replica::launch(&lab.proxies[0], &config().to_string(), &netmap, &grace("1h"));
     replica.wait_ready();
     replica.signal(Signal::SIGTERM);
+    assert_eq!(replica.wait_exit(PATIENCE).code(), Some(0));
+}
+
+#[test]
+fn hook_call_that_no_signal_follows_takes_nothing_from_the_drain() {
+    let lab = Lab::build(&Shape::default());
+    let (client, proxy) = (&lab.clients[0], &lab.proxies[0]);
+    let _server = lab.targets[0].serve(80);
+    let start = Start { env: with_hook(), ..grace("9s") };
+    let mut replica = Replica::launch(proxy, &config().to_string(), &netmap(proxy, &lab.targets), &start);
+    replica.wait_ready();
+    let mut flow = client.connect(SocketAddr::new(replica.pod(Family::V4), 10_080), QUICK).expect("served");
+    Greeting::read(&mut flow).expect("a greeting");
+    let stranger = fetch(client, SocketAddr::new(replica.pod(Family::V4), HEALTH_PORT), HOOK);
+    assert_eq!(stranger.expect("an answer").status, 200);
+    sleep(SIGNAL_FOLLOWS + Duration::from_secs(2));
+    replica.signal(Signal::SIGTERM);
+    let leaves = Instant::now();
+    while leaves.elapsed() < Duration::from_secs(4) {
+        flow.write_all(b"x").expect("the flow goes on");
+        flow.read_exact(&mut [0; 1]).expect("the flow goes on");
+        sleep(Duration::from_millis(50));
+    }
     assert_eq!(replica.wait_exit(PATIENCE).code(), Some(0));
 }
 
@@ -55,7 +81,7 @@ fn idle_flows_that_outlive_the_grace_end_with_a_reset() {
     assert!(late.is_ok(), "it goes on forwarding what still arrives: {late:?}");
     for flow in &mut flows {
         flow.set_read_timeout(Some(PATIENCE)).expect("a socket");
-        assert_eq!(flow.read(&mut [0; 1]).expect_err("the replica leaves").kind(), ErrorKind::ConnectionReset);
+        assert_eq!(uninterrupted(|| flow.read(&mut [0; 1])).expect_err("the replica leaves").kind(), ErrorKind::ConnectionReset);
     }
     assert_eq!(replica.wait_exit(PATIENCE).code(), Some(0));
 }
@@ -82,7 +108,7 @@ fn idle_flows_are_reset_in_time_where_very_much_else_is_tracked() {
     replica.signal(Signal::SIGTERM);
     for flow in &mut flows {
         flow.set_read_timeout(Some(PATIENCE)).expect("a socket");
-        assert_eq!(flow.read(&mut [0; 1]).expect_err("the replica leaves").kind(), ErrorKind::ConnectionReset);
+        assert_eq!(uninterrupted(|| flow.read(&mut [0; 1])).expect_err("the replica leaves").kind(), ErrorKind::ConnectionReset);
     }
     assert_eq!(replica.wait_exit(PATIENCE).code(), Some(0));
     let log = replica.log();

@@ -67,7 +67,12 @@ impl Replica {
 
     /// Starts the process again, on the same files and in the same namespace, as a kubelet restarts a container.
     pub(crate) fn restart(&mut self) {
-        self.child = spawn(&self.node, self.files.path(), &Start::default());
+        self.restart_with(&Start::default());
+    }
+
+    /// The same with other arguments.
+    pub(crate) fn restart_with(&mut self, start: &Start) {
+        self.child = spawn(&self.node, self.files.path(), start);
     }
 
     /// Gives it another config, as the kubelet does: a swap of `..data`.
@@ -105,22 +110,12 @@ impl Replica {
 
     /// Asks one of its endpoints on the Pod's address, from inside its namespace.
     pub(crate) fn get(&self, path: &str) -> io::Result<Answer> {
-        self.ask(SocketAddr::new(self.pod(Family::V4), HEALTH_PORT), path)
+        fetch(&self.node, SocketAddr::new(self.pod(Family::V4), HEALTH_PORT), path)
     }
 
     /// Asks one of its endpoints on the admin address.
     pub(crate) fn admin(&self, path: &str) -> io::Result<Answer> {
-        self.ask(ADMIN.parse().expect("an address"), path)
-    }
-
-    fn ask(&self, to: SocketAddr, path: &str) -> io::Result<Answer> {
-        let mut stream: TcpStream = self.node.connect(to, Duration::from_secs(10))?;
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: replica\r\nConnection: close\r\n\r\n")?;
-        let mut text = String::new();
-        stream.read_to_string(&mut text)?;
-        let (head, body) = text.split_once("\r\n\r\n").ok_or_else(|| io::Error::other(text.clone()))?;
-        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).ok_or_else(|| io::Error::other(head.to_owned()))?;
-        Ok(Answer { status, head: head.to_ascii_lowercase(), body: body.to_owned() })
+        fetch(&self.node, ADMIN.parse().expect("an address"), path)
     }
 
     /// A metric's value: the first line that starts with these words.
@@ -176,6 +171,17 @@ impl Drop for Replica {
             eprintln!("--- log of {}\n{}", self.node.name, self.log());
         }
     }
+}
+
+/// Sends a GET from a node, by a connection of its own.
+pub(crate) fn fetch(from: &Node, to: SocketAddr, path: &str) -> io::Result<Answer> {
+    let mut stream: TcpStream = from.connect(to, Duration::from_secs(10))?;
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: replica\r\nConnection: close\r\n\r\n")?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    let (head, body) = text.split_once("\r\n\r\n").ok_or_else(|| io::Error::other(text.clone()))?;
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).ok_or_else(|| io::Error::other(head.to_owned()))?;
+    Ok(Answer { status, head: head.to_ascii_lowercase(), body: body.to_owned() })
 }
 
 fn spawn(node: &Node, files: &Path, start: &Start) -> Child {

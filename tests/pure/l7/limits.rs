@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use http::StatusCode;
 use serde_json::json;
+use tailyard::model::sites::shares::Shares;
 use tailyard::proxy::l7::{Closing, Limits};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -11,7 +12,7 @@ use tokio::time::timeout;
 use tokio_rustls::client::TlsStream;
 
 use kit::l7::backend::Backend;
-use kit::l7::front::{DEADLINE, Front, Options, get1, get2, got, service, site};
+use kit::l7::front::{DEADLINE, Front, Options, forwarded, forwarded_from, get1, get2, got, plain, service, site};
 use kit::wait::until_async;
 
 const NAME: &str = "web.tail.ts.net";
@@ -152,4 +153,137 @@ async fn who_parts_does_not_hold_up_a_listener_that_closes() {
     front.closing.send_replace(Closing::Closed);
     closed(left).await;
     timeout(DEADLINE, front.work).await.expect("ended in time").expect("no panic");
+}
+
+/// Sites without TLS, and so many connections and requests.
+async fn plain_sites(backend: &Backend, shares: Shares) -> Front {
+    let backend = service(backend.address, "http");
+    let routes = json!({"svc:web": plain(NAME, &backend), "svc:b": plain("b.tail.ts.net", &backend)});
+    Front::with(routes, Options { limits: Limits { shares, ..Limits::default() }, ..Options::default() }).await
+}
+
+async fn ask(stream: &mut TcpStream, name: &str, path: &str) {
+    stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: {name}\r\n\r\n").as_bytes()).await.expect("sent");
+}
+
+/// The first line of what is answered, if there is an answer.
+async fn answered(stream: &mut TcpStream) -> String {
+    let mut line = Vec::new();
+    while let Ok(byte) = timeout(DEADLINE, stream.read_u8()).await.expect("in time") {
+        if byte == b'\r' {
+            break;
+        }
+        line.push(byte);
+    }
+    String::from_utf8(line).expect("text")
+}
+
+#[tokio::test]
+async fn client_has_its_share_of_connections_and_no_more() {
+    let backend = Backend::new("a").await;
+    let front = plain_sites(&backend, Shares { source: 2, ..Shares::default() }).await;
+    let at = front.at("svc:web", 80);
+    let mut one = forwarded(at).await.expect("connected");
+    let mut other = forwarded(front.at("svc:b", 80)).await.expect("connected");
+    for (stream, name) in [(&mut one, NAME), (&mut other, "b.tail.ts.net")] {
+        ask(stream, name, "/").await;
+        assert_eq!(answered(stream).await, "HTTP/1.1 200 OK");
+    }
+    closed(forwarded(at).await.expect("connected")).await;
+    assert_eq!(front.l7.stats.sample()["svc:web"].refused, [("Source", 1)].into());
+    let mut neighbour = forwarded_from("100.64.0.10:1", at).await.expect("connected");
+    ask(&mut neighbour, NAME, "/").await;
+    assert_eq!(answered(&mut neighbour).await, "HTTP/1.1 200 OK");
+    // A connection that became something else keeps its place.
+    let mut tunnel = forwarded_from("[2001:db8::1]:1", at).await.expect("connected");
+    tunnel
+        .write_all(format!("GET /ws HTTP/1.1\r\nHost: {NAME}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n").as_bytes())
+        .await
+        .expect("sent");
+    assert!(answered(&mut tunnel).await.starts_with("HTTP/1.1 101"));
+    let mut same = forwarded_from("[2001:db8::2]:1", at).await.expect("connected");
+    ask(&mut same, NAME, "/").await;
+    assert_eq!(answered(&mut same).await, "HTTP/1.1 200 OK");
+    closed(forwarded_from("[2001:db8::ffff:3]:1", at).await.expect("connected")).await;
+    drop((one, tunnel));
+    until_async("places are free again", DEADLINE, async || {
+        let mut free = [forwarded(at).await.expect("connected"), forwarded_from("[2001:db8::3]:1", at).await.expect("connected")];
+        let mut answers = Vec::new();
+        for stream in &mut free {
+            let _ = stream.write_all(format!("GET / HTTP/1.1\r\nHost: {NAME}\r\n\r\n").as_bytes()).await;
+            answers.push(answered(stream).await);
+        }
+        answers.iter().all(|answer| answer == "HTTP/1.1 200 OK")
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn site_that_is_full_leaves_room_for_others_and_goes_on() {
+    let backend = Backend::new("a").await;
+    for shares in [Shares { site: 1, ..Shares::default() }, Shares { connections: 2, site: 1, ..Shares::default() }] {
+        let front = plain_sites(&backend, shares).await;
+        let mut first = front.forwarded("svc:web", 80).await.expect("connected");
+        ask(&mut first, NAME, "/").await;
+        assert_eq!(answered(&mut first).await, "HTTP/1.1 200 OK");
+        let mut waiting = front.forwarded("svc:web", 80).await.expect("connected");
+        ask(&mut waiting, NAME, "/").await;
+        let mut other = front.forwarded("svc:b", 80).await.expect("connected");
+        ask(&mut other, "b.tail.ts.net", "/").await;
+        assert_eq!(answered(&mut other).await, "HTTP/1.1 200 OK", "another site is served");
+        assert!(timeout(Duration::from_millis(200), waiting.read_u8()).await.is_err(), "waits");
+        drop(first);
+        assert_eq!(answered(&mut waiting).await, "HTTP/1.1 200 OK", "is served when there is room");
+    }
+}
+
+#[tokio::test]
+async fn full_process_waits_and_goes_on() {
+    let backend = Backend::new("a").await;
+    let front = plain_sites(&backend, Shares { connections: 1, ..Shares::default() }).await;
+    let first = front.forwarded("svc:web", 80).await.expect("connected");
+    let open = || front.l7.stats.sample()["svc:web"].open;
+    until_async("it is open", DEADLINE, async || open() == 1).await;
+    let mut other = front.forwarded("svc:b", 80).await.expect("connected");
+    ask(&mut other, "b.tail.ts.net", "/").await;
+    assert!(timeout(Duration::from_millis(200), other.read_u8()).await.is_err(), "waits");
+    drop(first);
+    assert_eq!(answered(&mut other).await, "HTTP/1.1 200 OK");
+    front.closing.send_replace(Closing::Closed);
+    timeout(DEADLINE, front.work).await.expect("ended in time").expect("no panic");
+}
+
+#[tokio::test]
+async fn request_without_room_is_refused_and_blames_no_endpoint() {
+    let backend = Backend::new("a").await;
+    for (shares, failures) in [(Shares { requests: 1, ..Shares::default() }, 0), (Shares { upstream: 1, ..Shares::default() }, 1)] {
+        let front = plain_sites(&backend, shares).await;
+        front.answers(&[(backend.address, "a")]);
+        let asked = backend.state.requests();
+        let (mut holds, mut late) =
+            (front.forwarded("svc:web", 80).await.expect("connected"), front.forwarded("svc:b", 80).await.expect("connected"));
+        ask(&mut holds, NAME, "/hold").await;
+        until_async("the backend is asked", DEADLINE, async || backend.state.requests() > asked).await;
+        ask(&mut late, "b.tail.ts.net", "/").await;
+        assert_eq!(answered(&mut late).await, "HTTP/1.1 503 Service Unavailable");
+        let sample = &front.l7.stats.sample()["svc:b"];
+        assert_eq!((sample.aborted["Full"], sample.failures.get("Full").copied().unwrap_or_default()), (1, failures));
+        assert!(front.l7.endpoints().values().all(|(_, ejected)| *ejected == 0));
+        backend.state.go.notify_one();
+        assert_eq!(answered(&mut holds).await, "HTTP/1.1 200 OK");
+        let mut again = front.forwarded("svc:b", 80).await.expect("connected");
+        ask(&mut again, "b.tail.ts.net", "/").await;
+        assert_eq!(answered(&mut again).await, "HTTP/1.1 200 OK", "a connection that waits for nothing makes room");
+        again
+            .write_all(b"GET /ws HTTP/1.1\r\nHost: b.tail.ts.net\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+            .await
+            .expect("sent");
+        let mut upgraded = Vec::new();
+        while !upgraded.ends_with(b" 101 ") {
+            upgraded.push(timeout(DEADLINE, again.read_u8()).await.expect("in time").expect("an answer"));
+        }
+        let mut last = front.forwarded("svc:web", 80).await.expect("connected");
+        ask(&mut last, NAME, "/").await;
+        assert_eq!(answered(&mut last).await, "HTTP/1.1 503 Service Unavailable", "one that became something else does not");
+    }
 }

@@ -30,6 +30,7 @@ type api struct {
 	made     int
 	tokens   map[string]time.Time // until when
 	keys     map[string]keyInfo   // by id
+	keyTags  []string             // of every key that was made
 	gone     map[key.NodePublic]bool
 	expired  map[key.NodePublic]bool
 	services map[string]service
@@ -98,7 +99,7 @@ func (a *api) handler() http.Handler {
 	on("POST /tailnet/{tailnet}/keys", a.makeKey)
 	on("DELETE /tailnet/{tailnet}/keys/{id}", a.revokeKey)
 	on("GET /tailnet/{tailnet}/devices", a.listDevices)
-	on("GET /device/{id}", a.withDevice(func(w http.ResponseWriter, n *tailcfg.Node) { answer(w, deviceOf(n)) }))
+	on("GET /device/{id}", a.withDevice(func(w http.ResponseWriter, n *tailcfg.Node) { answer(w, a.deviceOf(n)) }))
 	on("DELETE /device/{id}", a.withDevice(func(_ http.ResponseWriter, n *tailcfg.Node) { a.gone[n.Key] = true }))
 	on("POST /device/{id}/expire", a.withDevice(a.expire))
 	on("GET /tailnet/{tailnet}/vip-services", a.listServices)
@@ -190,6 +191,7 @@ func (a *api) makeKey(w http.ResponseWriter, r *http.Request) {
 		Created: now, Expires: now.Add(life), Capabilities: wanted.Capabilities,
 	}
 	a.keys[made.ID] = made
+	a.keyTags = append(a.keyTags, create.Devices.Create.Tags...)
 	a.lab.keyRequests = append(a.lab.keyRequests, body)
 	answer(w, made)
 }
@@ -210,7 +212,7 @@ func remove[T any](w http.ResponseWriter, all map[string]T, key, absent string) 
 func (a *api) listDevices(w http.ResponseWriter, _ *http.Request) {
 	devices := []device{}
 	for _, node := range a.nodes() {
-		devices = append(devices, deviceOf(node))
+		devices = append(devices, a.deviceOf(node))
 	}
 	answer(w, map[string]any{"devices": devices})
 }
@@ -300,14 +302,20 @@ func (a *api) deleteService(w http.ResponseWriter, r *http.Request) {
 	remove(w, a.services, r.PathValue("name"), "no such service")
 }
 
-func deviceOf(node *tailcfg.Node) device {
+// deviceOf describes a node. testcontrol does not tell with which auth key a node joined, so one without tags has those of every key
+// that was made; the real API reports the tags of its own key.
+func (a *api) deviceOf(node *tailcfg.Node) device {
 	addresses := []string{}
 	for _, prefix := range node.Addresses {
 		addresses = append(addresses, prefix.Addr().String())
 	}
+	tags := append([]string{}, node.Tags...)
+	if len(tags) == 0 {
+		tags = append(tags, a.keyTags...)
+	}
 	return device{
 		ID: fmt.Sprint(int64(node.ID)), NodeID: string(node.StableID), Name: strings.TrimSuffix(node.Name, "."),
-		Hostname: node.Hostinfo.Hostname(), Addresses: addresses, Tags: append([]string{}, node.Tags...), Authorized: node.MachineAuthorized,
+		Hostname: node.Hostinfo.Hostname(), Addresses: addresses, Tags: tags, Authorized: node.MachineAuthorized,
 	}
 }
 

@@ -57,7 +57,7 @@ func (a *api) labHandler() http.Handler {
 	show("/lab/keys", func() any { return a.keySecrets() })
 	show("/lab/devices", func() any { return a.deviceIDs() })
 	show("/lab/services", func() any { return a.services })
-	on("PUT /lab/devices/{id}", func(_ http.ResponseWriter, r *http.Request) { a.addNode(r.PathValue("id")) })
+	on("PUT /lab/devices/{id}", body(func(r *http.Request, hostname string) { a.addNode(r.PathValue("id"), hostname) }))
 	on("PUT /lab/services/{name}", body(func(r *http.Request, made service) { a.services[r.PathValue("name")] = made }))
 	on("POST /lab/faults", body(func(_ *http.Request, more []fault) { a.lab.faults = append(a.lab.faults, more...) }))
 	on("POST /lab/denied", body(func(_ *http.Request, more map[string]int) { maps.Copy(a.lab.denied, more) }))
@@ -99,14 +99,14 @@ func (a *api) deviceIDs() []string {
 }
 
 // addNode adds a device without a tailscaled: a test plays what it does elsewhere. One that is there already stays.
-func (a *api) addNode(id string) {
+func (a *api) addNode(id, hostname string) {
 	if slices.Contains(a.deviceIDs(), id) {
 		return
 	}
 	a.made++
 	a.lab.nodes = append(a.lab.nodes, &tailcfg.Node{
-		ID: tailcfg.NodeID(1_000_000 + a.made), StableID: tailcfg.StableNodeID(id), Name: id + "." + a.tailnet.MagicDNSDomain + ".",
-		Key: key.NewNode().Public(), Hostinfo: (&tailcfg.Hostinfo{Hostname: id}).View(), MachineAuthorized: true,
+		ID: tailcfg.NodeID(1_000_000 + a.made), StableID: tailcfg.StableNodeID(id), Name: hostname + "." + a.tailnet.MagicDNSDomain + ".", Tags: []string{"tag:k8s"},
+		Key: key.NewNode().Public(), Hostinfo: (&tailcfg.Hostinfo{Hostname: hostname}).View(), MachineAuthorized: true,
 	})
 }
 

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use super::claims::origin;
 use super::{Item, Plan, Standing};
 use crate::api::ingress::{Mapping, Service};
-use crate::api::routes::{Listener, Site};
+use crate::api::routes::Site;
 use crate::model::objects::IngressConfig;
 use crate::model::publish::{Target, Whole, serve, tun};
 
@@ -30,7 +30,7 @@ pub(super) fn config(plan: &Plan<'_>, gone: &BTreeSet<String>) -> IngressConfig 
     config
 }
 
-fn put(config: &mut IngressConfig, before: &IngressConfig, name: &str, item: &Item) {
+pub(super) fn put(config: &mut IngressConfig, before: &IngressConfig, name: &str, item: &Item) {
     config.origins.insert(name.to_owned(), origin(&item.claimant));
     match &item.wish.target {
         Target::Site(site) => {
@@ -65,8 +65,9 @@ pub(super) fn node_site(item: &Item) -> Option<Site> {
     let Target::Site(site) = &item.wish.target else { return None };
     let mut site = site.clone();
     site.hosts.retain(|_, host| !host.issue);
+    // Sites share the addresses of the replicas and are told apart by their names.
     if site.hosts.is_empty() {
-        site.listeners.retain(|_, listener| *listener == Listener::Http);
+        return None;
     }
     // A rule for the name that nobody has is one for every name.
     for route in site.routes.iter_mut().filter(|route| route.host == item.dns) {

@@ -13,6 +13,7 @@ use super::standing::OLD;
 use super::{Item, Plan, Refused, Standing, lacks_services};
 use crate::api::ingress::Service;
 use crate::model::group::acks::elapsed;
+use crate::model::group::replicas::claimed_device;
 use crate::model::group::work::Work;
 use crate::model::group::{ControlAction, Replica};
 use crate::model::objects::Shape;
@@ -119,15 +120,17 @@ impl Plan<'_> {
         let observed = work.observed;
         let former: BTreeSet<String> = gone.iter().flat_map(|name| self.former_routes(name)).collect();
         for (ordinal, replica) in observed.replicas.range(..shape.replicas) {
-            let Some(id) = replica.state.as_ref().and_then(|state| state.device_id.clone()) else { continue };
+            // The claimed device of a replica with a record is the recorded one.
+            let Some(record) = replica.device() else { continue };
             let add = self.routes(work, shape, replica);
-            let known = observed.publish.approved.get(&id);
+            let known = observed.publish.approved.get(&record.id);
             let age = known.map(|known| elapsed(known.at, observed.now));
             let lacks = known.is_none_or(|known| !add.is_subset(&known.routes));
             let remove: BTreeSet<String> =
                 former.iter().filter(|route| known.is_none_or(|known| known.routes.contains(*route))).cloned().collect();
             if !remove.is_empty() || (!add.is_empty() && (lacks || age.is_some_and(|age| age >= OLD))) {
-                work.pass.control.push(ControlAction::ApproveRoutes { ordinal: *ordinal, id, add, remove });
+                let device = claimed_device(work, &shape.owner, *ordinal, replica);
+                work.pass.control.extend(device.map(|device| ControlAction::ApproveRoutes { ordinal: *ordinal, device, add, remove }));
             } else if let Some(age) = age.filter(|_| !add.is_empty()) {
                 work.again(OLD.saturating_sub(age));
             }
@@ -138,7 +141,7 @@ impl Plan<'_> {
 /// Whether a replica that gets traffic advertises these addresses as routes, and they are led to it or would be.
 pub(super) fn reached(work: &Work<'_>, replica: &Replica, own: &[String]) -> bool {
     let Some(state) = replica.state.as_ref().filter(|_| live(replica)) else { return false };
-    let approved = state.device_id.as_ref().and_then(|id| work.observed.publish.approved.get(id));
+    let approved = replica.device().and_then(|record| work.observed.publish.approved.get(&record.id));
     let routes = routes(own);
     routes.is_subset(&state.routes) && approved.is_some_and(|approved| routes.is_subset(&approved.routes))
 }
@@ -148,13 +151,13 @@ pub(super) fn unasked(work: &Work<'_>, replicas: u32, own: &[String]) -> bool {
     let routes = routes(own);
     work.observed.replicas.range(..replicas).filter(|(_, replica)| live(replica)).any(|(_, replica)| {
         let state = replica.state.as_ref().filter(|state| routes.is_subset(&state.routes));
-        state.and_then(|state| state.device_id.as_ref()).is_some_and(|id| !work.observed.publish.approved.contains_key(id))
+        state.and_then(|_| replica.device()).is_some_and(|record| !work.observed.publish.approved.contains_key(&record.id))
     })
 }
 
 /// Why the control plane does not approve the routes of a replica, and what an admin can do.
 pub(super) fn denied(work: &Work<'_>, replicas: u32, own: &[String]) -> Option<Refused> {
-    let devices = work.observed.replicas.range(..replicas).filter_map(|(_, replica)| replica.state.as_ref()?.device_id.as_deref());
+    let devices = work.observed.replicas.range(..replicas).filter_map(|(_, replica)| Some(&replica.device()?.id));
     let routes = routes(own).into_iter().collect::<Vec<_>>().join(",");
     let mut denied = devices.filter_map(|id| Some((id, work.observed.denied.get(&format!("the routes of device {id}"))?)));
     denied.next().map(|(id, denial)| {

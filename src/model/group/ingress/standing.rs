@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::Standing;
+use crate::api::names;
 use crate::model::group::acks;
 use crate::model::group::work::Work;
 use crate::model::group::{ControlAction, Listed, TailnetState};
@@ -33,7 +34,7 @@ pub(super) fn standing(
         return Standing::Unknown;
     }
     let tags = if wish.tags.is_empty() { shape.settings.tags.clone() } else { wish.tags.clone() };
-    let asked = Asked { name: name.to_owned(), tags, ports: wish.ports.clone(), share: wish.share, adopt: wish.adopt };
+    let asked = Asked { name: name.to_owned(), tags, ports: wish.ports.clone(), share: wish.share, adopt: adopts(work, &wish.label) };
     // Only of what was ours a replica was ever told.
     let recorded = told.contains(name);
     match judge(known, &asked, &observed.settings.cluster, recorded) {
@@ -49,6 +50,12 @@ pub(super) fn standing(
             if ours { Standing::Ours(addrs) } else { Standing::Made }
         }
     }
+}
+
+/// Whether the group takes over the Tailscale Service of a label although no cluster owns it: an administrator's word, not a tenant's.
+fn adopts(work: &Work<'_>, label: &str) -> bool {
+    let annotations = work.observed.group.as_ref().and_then(|group| group.metadata.annotations.as_ref());
+    annotations.and_then(|all| all.get(names::ADOPT)).is_some_and(|named| named.split(',').any(|named| named.trim() == label))
 }
 
 /// The list of Tailscale Services; one that is old is asked for anew, where there are such.

@@ -112,7 +112,7 @@ impl Plan<'_> {
 /// What is said where the control plane has no Tailscale Services.
 const NEVER: &str = "The control plane of this ProxyGroup has no Tailscale Services, by which one name is published from several replicas, \
      and issues no certificates. An Ingress is served on the replicas' own addresses if it names a certificate of its own for its hosts in \
-     spec.tls[].secretName, or has the annotation tailscale.com/http-endpoint=enabled.";
+     spec.tls[].secretName, and no older Ingress names the same hosts.";
 
 /// Whether what decides how a name stands has not been asked for yet.
 fn undecided(work: &Work<'_>, shape: &Shape<'_>, item: &Item) -> bool {
@@ -224,8 +224,8 @@ fn node_status(work: &Work<'_>, shape: &Shape<'_>, item: &Item) -> Value {
     let Some(site) = node_site(item) else { return json!({}) };
     let ports: Vec<_> = site.listeners.keys().rev().map(|port| json!({"port": port, "protocol": "TCP"})).collect();
     let live = work.observed.replicas.range(..shape.replicas).filter(|(_, replica)| live(replica));
-    let names = live.filter_map(|(_, replica)| replica.state.as_ref()?.device_fqdn.as_deref());
-    let entries: Vec<_> = names.map(|name| json!({"hostname": name.trim_end_matches('.'), "ports": ports})).collect();
+    let names = live.filter_map(|(_, replica)| replica.state.as_ref()?.device_name.as_ref());
+    let entries: Vec<_> = names.map(|name| json!({"hostname": name.as_str(), "ports": ports})).collect();
     json!({"ingress": entries})
 }
 

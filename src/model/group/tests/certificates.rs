@@ -102,3 +102,66 @@ fn a_group_is_looked_at_when_a_certificate_comes_nearer_to_its_end() {
     };
     assert_eq!([0, 80, 90].map(&mut next), [Some(75), Some(9), None]);
 }
+
+#[test]
+fn older_object_has_a_host_on_the_replicas_own_addresses() {
+    let mut world = publishing(ingress());
+    let capabilities = Capabilities { keys: true, devices: true, services: false };
+    world.tailnet = TailnetState::Ready { server_url: "https://headscale.example.com".into(), capabilities };
+    own(&mut world, "www", -1, 89);
+    for name in ["shop", "aaa"] {
+        world.now += 1;
+        shows(&mut world, name, "www");
+        world.settle();
+    }
+    let routes = world.config("in").routes;
+    assert!(routes["svc:shop"].hosts.contains_key("www.example.com"));
+    assert!(!routes.contains_key("svc:aaa"), "it has no host of its own: {routes:?}");
+}
+
+/// The Secrets that the Role of the group names.
+fn role_secrets(world: &World) -> String {
+    world.objects[&object(Kind::Role, "in")]["rules"].to_string()
+}
+
+#[test]
+fn claimed_domain_widens_no_role() {
+    let mut world = publishing(ingress());
+    shows(&mut world, "shop", "www");
+    world.settle();
+    assert!(role_secrets(&world).contains("shop.tail1234.ts.net"));
+    for replica in ["in-0", "in-1"] {
+        let state = object(Kind::Secret, replica);
+        let mut held = serde_json::Value::clone(&world.objects[&state]);
+        held["data"]["device_fqdn"] = serde_json::to_value(k8s_openapi::ByteString(b"in-0.oauth.".to_vec())).expect("JSON");
+        world.objects.insert(state, held.into());
+        world.asleep.insert(replica.into());
+    }
+    let foreign = object(Kind::Secret, "shop.oauth");
+    let labels =
+        json!({"tailscale.com/managed": "true", "tailscale.com/secret-type": "certs", "tailscale.com/parent-resource-type": "ingress"});
+    let secret =
+        json!({"metadata": {"name": "shop.oauth", "namespace": "tailscale", "uid": "x", "labels": labels}, "data": {"key": "eA=="}});
+    world.objects.insert(foreign.clone(), secret.clone().into());
+    for _ in 0..5 {
+        world.round();
+    }
+    let role = role_secrets(&world);
+    assert!(role.contains("shop.tail1234.ts.net") && !role.contains("oauth"), "{role}");
+    assert_eq!(*world.objects[&foreign], secret, "nor is it relabelled");
+}
+
+#[test]
+fn role_names_no_secret_of_another_group() {
+    let mut world = publishing(ingress());
+    let labels =
+        json!({"tailscale.com/managed": "true", "tailscale.com/secret-type": "certs", "tailscale.com/parent-resource-type": "other"});
+    let secret = json!({"metadata": {"name": "shop.tail1234.ts.net", "namespace": "tailscale", "uid": "x", "labels": labels}, "data": {}});
+    world.objects.insert(object(Kind::Secret, "shop.tail1234.ts.net"), secret.into());
+    shows(&mut world, "shop", "www");
+    for _ in 0..5 {
+        world.round();
+    }
+    assert!(!role_secrets(&world).contains("shop.tail1234.ts.net"));
+    assert!(world.ready("in").2.contains("is in the way"), "{:?}", world.ready("in"));
+}

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_thousand_services_cost_at_most_five_writes_each() {
+fn services_cost_at_most_five_writes_each() {
     let mut world = World::new();
     world.group("pg", json!({"type": "egress"}));
     world.settle();

@@ -161,7 +161,8 @@ impl Size {
         let config = world.config(GROUP).origins.into_keys();
         let going = world.groups.get(GROUP).is_none_or(|group| group.metadata.deletion_timestamp.is_some());
         let objects = world.objects.keys().filter(|object| going && **object != accounts_ref(NS)).map(ToString::to_string);
-        let group = world.groups.keys().chain(&world.devices).filter(|_| going).cloned();
+        let devices = world.devices.keys().map(ToString::to_string);
+        let group = world.groups.keys().cloned().chain(devices).filter(|_| going);
         vips.chain(secrets).chain(ingresses).chain(config).chain(objects).chain(group).collect()
     }
 }
@@ -266,7 +267,7 @@ fn key(world: &World) -> String {
     let listed =
         world.hosted.listed.as_ref().map(|listed| listed.services.iter().map(|(name, held)| (name, &held.annotations)).collect::<Vec<_>>());
     let asking = world.tailnet == TailnetState::Asking;
-    let plane = (owned, listed, asking, &world.devices, world.keys.len());
+    let plane = (owned, listed, asking, world.devices.keys().collect::<Vec<_>>(), world.keys.len());
     format!("{groups:?} {ingresses:?} {objects:?} {config:?} {replicas:?} {plane:?}")
 }
 
@@ -279,7 +280,7 @@ fn said(replica: &Replica) -> impl std::fmt::Debug + use<> {
     let config = replica.config.as_deref();
     let told = config
         .map(|config| (config.advertises().map(str::to_owned).collect::<Vec<_>>(), config.auth_key().is_some(), config.key_id.is_some()));
-    (own, state, told)
+    (own, state, told, replica.device().cloned())
 }
 
 /// How a state came to be, for the message of a failure.

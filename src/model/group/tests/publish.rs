@@ -182,3 +182,55 @@ fn who_is_behind_a_backend_is_read_in_its_namespace_while_it_is_served() {
     world.settle();
     assert!(world.objects[&binding]["subjects"].is_null(), "{:?}", world.objects[&binding]);
 }
+
+/// An Ingress of so many paths, made after all others.
+fn with_paths(world: &mut World, name: &str, count: usize) {
+    world.now += 1;
+    let path = |nth: usize| {
+        let backend = json!({"service": {"name": "web", "port": {"number": 80}}});
+        json!({"path": format!("/{nth}"), "pathType": "Prefix", "backend": backend})
+    };
+    let paths: Vec<_> = (0..count).map(path).collect();
+    world.put_ingress(
+        name,
+        json!({"tailscale.com/proxy-group": "in"}),
+        json!({"tls": [{"hosts": [name]}], "rules": [{"http": {"paths": paths}}]}),
+    );
+}
+
+#[test]
+fn ingress_that_does_not_fit_is_refused_alone() {
+    let mut world = publishing(ingress());
+    with_paths(&mut world, "first", 10);
+    world.settle();
+    with_paths(&mut world, "large", 6_500);
+    with_paths(&mut world, "zz-last", 10);
+    world.settle();
+    let config = world.config("in");
+    assert_eq!(config.routes.keys().collect::<Vec<_>>(), ["svc:first", "svc:zz-last"]);
+    assert!(config.size() <= 900 << 10);
+    assert_eq!(world.told("ConfigFull"), 1);
+    assert!(world.says("in", PUBLISHED).2.contains("Ingress default/large (ConfigFull)"), "{:?}", world.says("in", PUBLISHED));
+
+    with_paths(&mut world, "first", 6_500);
+    world.settle();
+    assert_eq!(world.config("in").routes["svc:first"].routes.len(), 10, "what is published goes on as it was");
+    world.delete_ingress("first");
+    world.settle();
+    assert_eq!(world.config("in").routes.keys().collect::<Vec<_>>(), ["svc:zz-last"], "and ends when it is deleted");
+}
+
+#[test]
+fn older_object_has_the_port_for_the_internet() {
+    let mut world = publishing(ingress());
+    let funnel = json!({"tailscale.com/proxy-group": "in", "tailscale.com/funnel": "true"});
+    for name in ["zz-first", "aa-second"] {
+        world.now += 1;
+        let backend = json!({"service": {"name": "web", "port": {"number": 80}}});
+        world.put_ingress(name, funnel.clone(), json!({"tls": [{"hosts": [name]}], "defaultBackend": backend}));
+    }
+    world.settle();
+    let routes = world.config("in").routes;
+    assert_eq!((routes["svc:zz-first"].funnel, routes["svc:aa-second"].funnel), (true, false));
+    assert_eq!(world.told("PartlyPublished"), 1);
+}

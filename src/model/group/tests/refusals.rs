@@ -28,7 +28,7 @@ fn what_a_control_plane_denies_is_told_by_the_group_and_stops_nothing_else() {
 #[test]
 fn a_device_that_cannot_be_deleted_holds_its_group_for_five_minutes() {
     let mut world = serving();
-    deny(&mut world, "device n-pg-1");
+    deny(&mut world, "device npg1");
     world.delete_group("pg");
     world.settle_denied("pg");
     let ready = world.ready("pg");
@@ -52,7 +52,7 @@ fn a_late_denial_is_waited_for_as_long() {
     world.now += 3_600;
     world.objects.remove(&set);
     world.live();
-    deny(&mut world, "device n-pg-1");
+    deny(&mut world, "device npg1");
     world.settle_denied("pg");
     assert!(world.groups.contains_key("pg"), "it was denied just now");
     world.now += 300;
@@ -63,7 +63,7 @@ fn a_late_denial_is_waited_for_as_long() {
 #[test]
 fn a_replica_that_left_keeps_its_record_while_its_device_is_there() {
     let mut world = serving();
-    deny(&mut world, "device n-pg-1");
+    deny(&mut world, "device npg1");
     world.group("pg", json!({"type": "egress", "replicas": 1}));
     world.settle_denied("pg");
     world.now += 3_600;

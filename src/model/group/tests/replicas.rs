@@ -1,6 +1,12 @@
 //! Replicas: their keys, and how they leave.
 
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Secret;
+
+use super::world::device_id;
 use super::*;
+use crate::model::identity::{Device, DeviceId};
 
 #[test]
 fn a_replica_leaves_pod_first_then_device_then_secrets() {
@@ -80,7 +86,7 @@ fn a_failed_key_is_replaced_once() {
     world.asleep.insert("pg-0".into());
     let made = world.pass("pg");
     assert!(
-        matches!(&made.control[..], [ControlAction::DeleteDevice { then, .. }, ControlAction::MintKey { reissue: true, .. }] if then.is_empty())
+        matches!(&made.control[..], [ControlAction::MintKey { reissue: true, replaces: Some(device), .. }] if device.id == device_id("pg-0"))
     );
     world.settle();
     assert_eq!(world.minted, 3);
@@ -104,4 +110,92 @@ fn a_control_plane_that_is_away_delays_only_the_devices() {
     assert_eq!(last.events.iter().filter(|event| event.reason == "DeviceLeftBehind").count(), 2);
     world.settle();
     assert!(world.groups.is_empty());
+}
+
+/// Writes into the state Secret of a replica, as its Pod may.
+fn write_state(world: &mut World, replica: &str, values: &[(&str, &str)]) {
+    let state = object(Kind::Secret, replica);
+    let mut secret: Secret = serde_json::from_value(serde_json::Value::clone(&world.objects[&state])).expect("a Secret");
+    let bytes = |value: &str| k8s_openapi::ByteString(value.as_bytes().to_vec());
+    secret.data.get_or_insert_default().extend(values.iter().map(|(key, value)| ((*key).to_owned(), bytes(value))));
+    world.objects.insert(state, Arc::new(serde_json::to_value(secret).expect("JSON")));
+    world.asleep.insert(replica.into());
+}
+
+/// Adds a device that is none of the group's.
+fn add_victim(world: &mut World, id: &str, hostname: &str, tag: &str) -> DeviceId {
+    let id = DeviceId::parse(id).expect("an ID");
+    world.devices.insert(id.clone(), Device { hostname: hostname.into(), tags: vec![tag.into()], domain: None });
+    id
+}
+
+#[test]
+fn claim_of_a_foreign_device_deletes_nothing_but_the_recorded_one() {
+    for (hostname, tag) in [("payroll-0", "tag:k8s"), ("pg-0", "tag:payroll")] {
+        let mut world = serving();
+        let victim = add_victim(&mut world, "nVictim", hostname, tag);
+        write_state(&mut world, "pg-0", &[("device_id", "nVictim"), ("reissue_authkey", "")]);
+        for _ in 0..5 {
+            world.round();
+        }
+        assert!(world.devices.contains_key(&victim), "{hostname} {tag}");
+        assert!(!world.devices.contains_key(&device_id("pg-0")), "its own device is replaced");
+
+        world.delete_group("pg");
+        for _ in 0..5 {
+            world.round();
+        }
+        assert_eq!(world.devices.into_keys().collect::<Vec<_>>(), [victim], "{hostname} {tag}");
+    }
+}
+
+#[test]
+fn claim_of_a_foreign_device_before_any_record_deletes_nothing() {
+    for (hostname, tag) in [("payroll-0", "tag:k8s"), ("pg-0", "tag:payroll")] {
+        let mut world = World::new();
+        world.group("pg", json!({"type": "egress", "replicas": 1}));
+        world.asleep.insert("pg-0".into());
+        world.settle();
+        let victim = add_victim(&mut world, "nVictim", hostname, tag);
+        write_state(&mut world, "pg-0", &[("device_id", "nVictim")]);
+        world.delete_group("pg");
+        for _ in 0..5 {
+            world.round();
+        }
+        assert!(world.devices.contains_key(&victim), "{hostname} {tag}");
+    }
+}
+
+#[test]
+fn device_id_that_is_a_path_is_no_device() {
+    for hostile in ["../tailnet/-/vip-services/svc:payroll", "../tailnet/-/keys/kOAUTHCLIENT?x=", "../user/1", "n%2f..", ""] {
+        let mut world = serving();
+        write_state(&mut world, "pg-0", &[("device_id", hostile)]);
+        let made = world.pass("pg");
+        let touched = |action: &ControlAction| matches!(action, ControlAction::DeleteDevice { .. } | ControlAction::RecordDevice { .. });
+        assert!(!made.control.iter().any(touched), "{hostile}: {:?}", made.control);
+    }
+}
+
+#[test]
+fn recorded_device_gives_way_only_when_it_is_gone() {
+    let mut world = serving();
+    let twin = add_victim(&mut world, "nTwin", "pg-0", "tag:k8s");
+    write_state(&mut world, "pg-0", &[("device_id", "nTwin")]);
+    let recorded = |world: &World| world.observed_replicas("pg")[&0].device().map(|record| record.id.clone());
+    for _ in 0..3 {
+        world.round();
+    }
+    assert_eq!(recorded(&world), Some(device_id("pg-0")), "a twin of another cluster is not taken for it");
+    world.devices.remove(&device_id("pg-0"));
+    world.round();
+    assert_eq!(recorded(&world), Some(twin), "a login that nobody ordered, after the old device was deleted by hand");
+}
+
+#[test]
+fn keys_beyond_the_first_count_against_the_rate() {
+    let mut world = serving();
+    write_state(&mut world, "pg-0", &[("device_id", "")]);
+    let made = world.pass("pg");
+    assert!(matches!(&made.control[..], [ControlAction::MintKey { reissue: true, replaces: None, .. }]), "{:?}", made.control);
 }

@@ -112,7 +112,7 @@ fn what_cannot_be_done_by_a_route_is_said() {
 #[test]
 fn a_route_that_is_not_approved_names_the_command() {
     let mut world = headscale(json!({"type": "ingress"}));
-    let what = "the routes of device n-in-0".to_owned();
+    let what = "the routes of device nin0".to_owned();
     world
         .denied
         .insert(what, Denial { since: world.time(), why: "approve routes of a node: the control plane answers 404: Not Found.".into() });
@@ -120,7 +120,7 @@ fn a_route_that_is_not_approved_names_the_command() {
     world.settle_denied("in");
     let configured = world.condition("db", INGRESS_SVC_CONFIGURED).expect("a condition");
     assert_eq!((configured.0.as_str(), configured.1.as_str()), ("False", "RouteNotApproved"));
-    assert!(configured.2.contains("headscale nodes approve-routes --identifier n-in-0 --routes 10.96.0.30/32"), "{configured:?}");
+    assert!(configured.2.contains("headscale nodes approve-routes --identifier nin0 --routes 10.96.0.30/32"), "{configured:?}");
     assert_eq!(world.told("RouteNotApproved"), 1);
     world.denied.clear();
     world.settle();
@@ -138,7 +138,7 @@ fn a_restart_changes_nothing_and_tells_nobody_anew() {
     );
     world.ingress("none", "in", ("none", "web"));
     world.settle();
-    assert_eq!(world.told("NoTailscaleServices"), 1);
+    assert_eq!(world.told("NoTailscaleServices"), 2, "neither has a host of its own");
     let (writes, events) = (world.writes, world.events.len());
     let ready = std::mem::replace(&mut world.tailnet, TailnetState::Asking);
     (world.memories, world.hosted.approved) = (std::collections::BTreeMap::new(), std::collections::BTreeMap::new());

@@ -113,6 +113,32 @@ fn what_a_replica_says_counts_word_for_word_and_for_its_own_pod_only() {
 }
 
 #[test]
+fn reverted_name_is_restored_at_once_whatever_replicas_acknowledge() {
+    let mut world = serving();
+    let name = world.external_name("db");
+    let state = object(Kind::Secret, "pg-1");
+    let mut held = serde_json::Value::clone(&world.objects[&state]);
+    held["data"]["egress-services"] = json!(k8s_openapi::ByteString(b"{}".to_vec()));
+    world.objects.insert(state, held.into());
+    world.asleep.insert("pg-1".into());
+    let mut pod = serde_json::to_value(&world.pods["pg-1"]).expect("JSON");
+    pod["status"]["conditions"][0]["status"] = json!("False");
+    pod["status"]["conditions"][0]["lastTransitionTime"] = json!(world.time().to_string());
+    world.pods.insert("pg-1".into(), serde_json::from_value(pod).expect("a Pod"));
+    let service = world.services.get_mut(&("default".to_owned(), "db".to_owned())).expect("a Service");
+    service.spec.as_mut().expect("a spec").external_name = Some("placeholder".into());
+    world.pass("pg");
+    assert_eq!(world.external_name("db"), name, "pg-0 serves it");
+
+    world.service("db", to("pg"), &[5432, 5433]);
+    let service = world.services.get_mut(&("default".to_owned(), "db".to_owned())).expect("a Service");
+    service.spec.as_mut().expect("a spec").external_name = Some("placeholder".into());
+    world.pass("pg");
+    world.pass("pg");
+    assert_ne!(world.external_name("db"), name, "it was never pointed at this config");
+}
+
+#[test]
 fn an_invalid_service_keeps_what_it_had() {
     let mut world = serving();
     let (name, entries) = (world.external_name("db"), world.entries("pg"));

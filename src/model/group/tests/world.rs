@@ -18,9 +18,10 @@ use crate::api::proxyclass::ProxyClass;
 use crate::api::proxygroup::ProxyGroup;
 use crate::api::{egress, names};
 use crate::model::group::{
-    Capabilities, Class, ControlAction, Delete, Denial, GroupSettings, Memory, ObjectUpdate, Observed, Pass, Replica, TailnetState,
-    concerns, pass, pass_after,
+    Capabilities, ClaimedDevice, Class, ControlAction, Delete, Denial, GroupSettings, Memory, ObjectUpdate, Observed, Pass, Replica,
+    TailnetState, concerns, pass, pass_after,
 };
+use crate::model::identity::{Device, DeviceId, DeviceRecord, KeyId};
 use crate::model::objects::{IngressConfig, Kind, Manifest, ObjectRef, egress_config, group_of};
 use crate::model::publish::{Own, Owner, Source};
 
@@ -30,6 +31,7 @@ mod replicas;
 mod server;
 
 pub(super) use published::{Hosted, claimant};
+pub(super) use replicas::device_id;
 
 /// The namespace of the proxies.
 pub(super) const NS: &str = "tailscale";
@@ -46,11 +48,11 @@ pub(super) struct World {
     pub(super) objects: BTreeMap<ObjectRef, Arc<Value>>,
     pub(super) pods: BTreeMap<String, Pod>,
     /// Devices of the tailnet.
-    pub(super) devices: BTreeSet<String>,
+    pub(super) devices: BTreeMap<DeviceId, Device>,
     /// What the control plane denies.
     pub(super) denied: BTreeMap<String, Denial>,
     /// Keys that were minted and neither used nor revoked.
-    pub(super) keys: BTreeSet<String>,
+    pub(super) keys: BTreeSet<KeyId>,
     /// Replicas that do not look at their config.
     pub(super) asleep: BTreeSet<String>,
     /// Replicas for which there is no room: their Pods are not made.
@@ -106,7 +108,7 @@ impl World {
             services: BTreeMap::new(),
             objects: BTreeMap::new(),
             pods: BTreeMap::new(),
-            devices: BTreeSet::new(),
+            devices: BTreeMap::new(),
             denied: BTreeMap::new(),
             keys: BTreeSet::new(),
             asleep: BTreeSet::new(),

@@ -50,7 +50,11 @@ fn what_is_not_ours_is_left_alone() {
     let foreign = VipService { annotations: BTreeMap::new(), ..held("") };
     assert_eq!(judge(Some(&foreign), &asked(), &me(), false), Verdict::Refused(Refusal::Foreign));
     assert_eq!(judge(Some(&held("not JSON")), &Asked { adopt: true, ..asked() }, &me(), true), Verdict::Refused(Refusal::Foreign));
-    assert_eq!(written(judge(Some(&foreign), &Asked { adopt: true, ..asked() }, &me(), false)).annotations[OWNERS], refs(&["me"]));
+    let adopted = written(judge(Some(&foreign), &Asked { adopt: true, ..asked() }, &me(), false));
+    assert_eq!(adopted.annotations[OWNERS], refs(&["me"]));
+    assert_eq!(release(Some(&adopted), &me()), Release::Write(Box::new(VipService { annotations: BTreeMap::new(), ..adopted.clone() })));
+    let again = judge(Some(&adopted), &Asked { adopt: true, ..asked() }, &me(), true);
+    assert_eq!(again, Verdict::Settled, "it stays marked");
     assert_eq!(written(judge(Some(&foreign), &asked(), &me(), true)).annotations[OWNERS], refs(&["me"]), "its owners got lost");
     let alone = r#"{"ownerRefs":[{"operatorID":"them","resource":{"kind":"ProxyGroup","name":"g","uid":"u"}}]}"#;
     assert_eq!(judge(Some(&held(alone)), &asked(), &me(), false), Verdict::Refused(Refusal::Alone));

@@ -10,7 +10,6 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::Signal;
 use serde_json::json;
 
 use crate::machine::{Boot, Machine, Process};
@@ -120,13 +119,6 @@ impl Node {
         let kubeconfig = flag("kubeconfig", &pki.path(&format!("kubelet-{}.kubeconfig", self.name)));
         let flags = [flag("config", &self.machine.own_dir().join("kubelet.json")), kubeconfig, self.called(), addresses];
         self.kubelet = Some(self.run(servers, "kubelet", &flags));
-    }
-
-    /// Ends the kubelet at once; Pods go on.
-    pub fn kill_kubelet(&mut self) {
-        let mut kubelet = self.kubelet.take().expect("a running kubelet");
-        kubelet.signal(Signal::SIGKILL);
-        kubelet.wait();
     }
 
     /// The routes by which another machine reaches its Pods, as lines for `ip -batch`.

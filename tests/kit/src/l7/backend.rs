@@ -4,8 +4,8 @@ use super::front::DEADLINE;
 use crate::wait::until_async;
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use http::header::{CONNECTION, UPGRADE};
@@ -41,6 +41,8 @@ pub struct State {
     name: String,
     pub requests: AtomicUsize,
     pub connections: AtomicUsize,
+    /// The paths of the requests.
+    pub paths: Mutex<Vec<String>>,
     /// Held by every connection that is open.
     open: Arc<()>,
     /// Wakes who waits on `/hold`.
@@ -50,6 +52,11 @@ pub struct State {
 impl State {
     pub fn requests(&self) -> usize {
         self.requests.load(Ordering::SeqCst)
+    }
+
+    /// How many connections are open.
+    pub fn open(&self) -> usize {
+        Arc::strong_count(&self.open) - 1
     }
 }
 
@@ -74,7 +81,7 @@ impl Backend {
     /// Ends it with all its connections.
     pub async fn stop(mut self) {
         self.tasks.shutdown().await;
-        until_async("its connections are closed", DEADLINE, async || Arc::strong_count(&self.state.open) == 1).await;
+        until_async("its connections are closed", DEADLINE, async || self.state.open() == 0).await;
     }
 
     pub async fn at(address: SocketAddr, name: &str, tls: Option<TlsAcceptor>) -> Self {
@@ -114,6 +121,7 @@ async fn accept(listener: TcpListener, state: Arc<State>, tls: Option<TlsAccepto
 
 async fn answer(state: &State, mut request: Request<Incoming>) -> Response<Body> {
     state.requests.fetch_add(1, Ordering::SeqCst);
+    state.paths.lock().expect("no panic").push(request.uri().path().to_owned());
     match request.uri().path() {
         "/ws" => {
             assert!(request.headers()[CONNECTION].to_str().is_ok_and(|value| value.eq_ignore_ascii_case("upgrade")));
@@ -141,17 +149,24 @@ async fn answer(state: &State, mut request: Request<Incoming>) -> Response<Body>
         }
         "/some/304" => Response::builder().status(StatusCode::NOT_MODIFIED).header("etag", "x").body(whole("")).expect("an answer"),
         "/some/204" => Response::builder().status(StatusCode::NO_CONTENT).body(whole("")).expect("an answer"),
+        // As much as is taken, for ever.
+        "/endless" => {
+            let chunk = futures_util::stream::repeat_with(|| Ok(Frame::data(Bytes::from_static(&[b'x'; 16 << 10]))));
+            Response::new(BodyExt::boxed(StreamBody::new(chunk)))
+        }
         "/hold" => {
             state.go.notified().await;
             Response::new(whole("held"))
         }
         _ => {
             let (parts, body) = request.into_parts();
-            let body = body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
+            let body = body.collect().await.unwrap_or_default();
+            let trailers: Vec<_> = body.trailers().into_iter().flat_map(HeaderMap::keys).map(http::HeaderName::to_string).collect();
+            let body = body.to_bytes();
             let headers: Vec<_> =
                 parts.headers.iter().map(|(name, value)| (name.as_str(), String::from_utf8_lossy(value.as_bytes()))).collect();
             let told = json!({"name": state.name, "method": parts.method.as_str(), "uri": parts.uri.to_string(),
-                "version": format!("{:?}", parts.version), "headers": headers, "length": body.len()});
+                "version": format!("{:?}", parts.version), "headers": headers, "trailers": trailers, "length": body.len()});
             let answer = Response::builder().header("keep-alive", "timeout=5").header("x-backend", &state.name);
             if parts.method == Method::HEAD {
                 return answer.header("content-length", told.to_string().len()).body(whole("")).expect("an answer");

@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use tailyard::model::certificate::Pair;
 use tailyard::model::endpoints::{Endpoint, ServicePort};
 use tailyard::model::preamble;
+use tailyard::model::sites::headers::Upgrades;
 use tailyard::model::sites::{Sites, read};
 use tailyard::proxy::l7::endpoints::Known;
 use tailyard::proxy::l7::identify::Ask;
@@ -100,6 +101,7 @@ pub struct Front {
 #[derive(Default)]
 pub struct Options {
     pub limits: Limits,
+    pub upgrades: Upgrades,
     pub ask: Option<Ask>,
     pub place: Place,
 }
@@ -124,6 +126,7 @@ impl Front {
             place: options.place,
             loopback: Loopback::Any,
             limits: options.limits,
+            upgrades: options.upgrades,
         };
         let (l7, work) = l7(inputs).expect("set up");
         let mut front = Self { l7, sites, certificates, endpoints, closing, authority: Authority::new(), work: tokio::spawn(work) };
@@ -208,8 +211,13 @@ impl Front {
 
 /// A connection as tailscaled forwards it, from [`CLIENT`].
 pub async fn forwarded(at: SocketAddr) -> std::io::Result<TcpStream> {
+    forwarded_from(CLIENT, at).await
+}
+
+/// A connection as tailscaled forwards it, from this address.
+pub async fn forwarded_from(client: &str, at: SocketAddr) -> std::io::Result<TcpStream> {
     let mut stream = TcpStream::connect(at).await?;
-    stream.write_all(&preamble::header(CLIENT.parse().expect("an address"), at)).await?;
+    stream.write_all(&preamble::header(client.parse().expect("an address"), at)).await?;
     Ok(stream)
 }
 
@@ -256,6 +264,13 @@ pub fn get2(url: &str) -> Request<Full<Bytes>> {
 pub fn site(name: &str, backend: &Value) -> Value {
     json!({"hosts": {name: {"secret": name, "issue": true}}, "listeners": {"443": "https", "80": "redirect"},
         "routes": [{"path": "/", "backend": backend}]})
+}
+
+/// The same, served without TLS.
+pub fn plain(name: &str, backend: &Value) -> Value {
+    let mut site = site(name, backend);
+    site["listeners"] = json!({"80": "http"});
+    site
 }
 
 /// The Service `ns/web` behind this address.

@@ -7,9 +7,11 @@ use k8s_openapi::api::networking::v1::{Ingress, IngressClass};
 use kube::Api;
 use serde_json::{Map, Value, json};
 
+use tailyard::api::names::DEVICE;
+
 use super::{Stage, USERS};
 use crate::apiserver::DEADLINE;
-use crate::wait::eventually_async;
+use crate::wait::{eventually_async, until_async};
 
 impl Stage {
     pub fn ingresses(&self) -> Api<Ingress> {
@@ -125,6 +127,12 @@ impl Stage {
         self.backend("web").await;
         self.group_of(group, json!({"type": "ingress", "replicas": replicas})).await;
         self.attend(group, replicas).await;
+        for ordinal in 0..replicas {
+            let name = format!("{group}-{ordinal}-config");
+            let recorded =
+                async || self.here::<Secret>().get_opt(&name).await.expect("an answer").is_some_and(|secret| has_device(&secret));
+            until_async("the device is recorded", DEADLINE, recorded).await;
+        }
     }
 
     /// Plays the replicas: they are in the tailnet.
@@ -133,4 +141,9 @@ impl Stage {
             self.member(group, ordinal).await;
         }
     }
+}
+
+/// Whether a config Secret has the record of its replica's device.
+fn has_device(secret: &Secret) -> bool {
+    secret.metadata.annotations.as_ref().is_some_and(|all| all.contains_key(DEVICE))
 }

@@ -89,22 +89,7 @@ const HEADSCALE: &[&str] = &["headscale"];
 const HOSTED: &[&str] = &["hosted"];
 const ACME: &[&str] = &["pebble", "pebble-challtestsrv"];
 const OPERATOR: &[&str] = &["containerboot", "k8s-operator"];
-/// What nodes of a cluster run, beside the API server and its controllers.
-const NODES: &[&str] = &[
-    "kube-scheduler",
-    "kubelet",
-    "kube-proxy",
-    "kubectl",
-    "containerd",
-    "containerd-shim-runc-v2",
-    "ctr",
-    "runc",
-    "bridge",
-    "host-local",
-    "loopback",
-    "portmap",
-    "coredns",
-];
+const CLUSTER_PROGRAMS: &[&str] = &crate::cluster::PROGRAMS;
 
 const fn test(target: &'static str) -> Program {
     Program { package: "tailyard", target, kind: Kind::Test }
@@ -118,9 +103,8 @@ const fn light(name: &'static str, program: Program, modules: &'static [&'static
 
 /// A tier on real clusters, one of which runs in each lane: they mostly wait. That of the tier `cluster` is under a load that allows for no
 /// other beside it on two processors.
-const fn clusters(name: &'static str, lane: &'static str, servers: Servers, expected: u32) -> Tier {
-    let limit = if expected < 450 { 1800 } else { expected * 4 };
-    Tier { resource: Some(lane), threads: 1, servers, limit, ..light(name, CLUSTER, &[], expected) }
+const fn clusters(modules: &'static [&'static str], lane: &'static str, servers: Servers, expected: u32) -> Tier {
+    Tier { resource: Some(lane), threads: 1, servers, limit: 1800, ..light(modules[0], CLUSTER, modules, expected) }
 }
 
 /// The tiers of this workspace.
@@ -149,23 +133,10 @@ pub static TAILYARD: Table = Table {
         Tier { servers: &[API_SERVER], heavy: true, threads: 1, ..light("soak", API, &["soak"], 55) },
         Tier { servers: &[HEADSCALE, DAEMON], ..light("tailnet", CLUSTER, &["tailnet"], 60) },
         Tier { servers: &[HOSTED, HEADSCALE, DAEMON, ACME, API_SERVER], ..light("advertise", CLUSTER, &["advertise"], 90) },
-        Tier {
-            modules: &["cluster"],
-            heavy: true,
-            ..clusters("cluster", "first cluster", &[HEADSCALE, DAEMON, API_SERVER, CONTROLLERS, NODES, HELM], 420)
-        },
-        Tier {
-            modules: &["ingress"],
-            ..clusters("ingress", "first cluster", &[HOSTED, DAEMON, API_SERVER, CONTROLLERS, NODES, HELM, ACME, &["containerboot"]], 180)
-        },
-        Tier {
-            modules: &["crossing"],
-            ..clusters("crossing", "second cluster", &[HOSTED, DAEMON, API_SERVER, CONTROLLERS, NODES, HELM, ACME], 240)
-        },
-        Tier {
-            modules: &["dropin"],
-            ..clusters("dropin", "second cluster", &[HOSTED, DAEMON, API_SERVER, CONTROLLERS, NODES, HELM, OPERATOR], 300)
-        },
+        Tier { heavy: true, ..clusters(&["cluster"], "first cluster", &[CLUSTER_PROGRAMS, HELM], 420) },
+        clusters(&["ingress"], "first cluster", &[CLUSTER_PROGRAMS, HELM, HOSTED, ACME, &["containerboot"]], 180),
+        clusters(&["crossing"], "second cluster", &[CLUSTER_PROGRAMS, HELM, HOSTED, ACME], 240),
+        clusters(&["dropin"], "second cluster", &[CLUSTER_PROGRAMS, HELM, HOSTED, OPERATOR], 300),
     ],
 };
 

@@ -12,7 +12,7 @@ use tailyard::model::net::{Family, Proto};
 use super::stage::{Stage, echo, is_reset, key};
 use crate::kernel::entries::{Entry, some_client, track};
 use crate::kernel::firewall::Backend::Nftables;
-use kit::wait::eventually;
+use kit::wait::{eventually, uninterrupted};
 
 const TIME_WAIT: u8 = 7;
 const SOON: Duration = Duration::from_secs(10);
@@ -59,7 +59,7 @@ fn a_client_that_comes_again_by_the_port_of_a_connection_that_is_over_is_led_by_
     echo(&mut client, &mut server);
     // Who closes first keeps the port for a while: let it be the server.
     drop(server);
-    assert_eq!(client.read(&mut [0]).expect("an end"), 0);
+    assert_eq!(uninterrupted(|| client.read(&mut [0])).expect("an end"), 0);
     drop(client);
     let is_over = || (stage.flows(FlowFilter::forwarded())[0].tcp == Some(TcpState::TimeWait)).then_some(());
     eventually("the connection is over", SOON, is_over);

@@ -14,6 +14,7 @@ use tailyard::model::surgery::{Cuts, Past, Verdict};
 
 use crate::kernel::firewall::{Backend, Firewall};
 use kit::netns::{Lab, Node, Shape};
+use kit::wait::uninterrupted;
 
 /// How long the resets of one change may take.
 const PATIENCE: Duration = Duration::from_secs(6);
@@ -163,13 +164,13 @@ pub(crate) fn udp(node: &Node, at: SocketAddr) -> UdpSocket {
 pub(crate) fn ask(socket: &UdpSocket, to: SocketAddr) -> io::Result<String> {
     socket.connect(to).and_then(|()| socket.send(b"?"))?;
     let mut buffer = [0; 64];
-    socket.recv(&mut buffer).map(|length| String::from_utf8_lossy(&buffer[..length]).into_owned())
+    uninterrupted(|| socket.recv(&mut buffer)).map(|length| String::from_utf8_lossy(&buffer[..length]).into_owned())
 }
 
 /// Answers one datagram with a name; the address that it came from.
 pub(crate) fn answer(socket: &UdpSocket, name: &str) -> SocketAddr {
     let mut buffer = [0; 64];
-    let (_, from) = socket.recv_from(&mut buffer).expect("received");
+    let (_, from) = uninterrupted(|| socket.recv_from(&mut buffer)).expect("received");
     socket.send_to(name.as_bytes(), from).expect("sent");
     from
 }
@@ -187,7 +188,7 @@ pub(crate) fn echo(client: &mut TcpStream, server: &mut TcpStream) {
 pub(crate) fn is_reset(stream: &mut TcpStream) -> bool {
     let mut buffer = [0; 4096];
     loop {
-        match stream.read(&mut buffer) {
+        match uninterrupted(|| stream.read(&mut buffer)) {
             Ok(0) => return false,
             Ok(_) => {}
             Err(error) => return error.kind() == io::ErrorKind::ConnectionReset,

@@ -16,7 +16,7 @@ pub(in super::super) struct Hosted {
     /// They as they were listed last.
     pub(in super::super) listed: Option<Arc<Listed>>,
     /// The routes that are led to devices.
-    pub(in super::super) approved: BTreeMap<String, Approved>,
+    pub(in super::super) approved: BTreeMap<DeviceId, Approved>,
     /// Services behind which there is nobody.
     pub(in super::super) unbacked: BTreeSet<(String, String)>,
     /// Sites that the tailnet does not let the internet reach, and why.
@@ -62,9 +62,9 @@ impl Hosted {
         self.seen(name);
     }
 
-    pub(super) fn approve(&mut self, id: &str, add: &BTreeSet<String>, remove: &BTreeSet<String>, at: Timestamp) {
+    pub(super) fn approve(&mut self, id: &DeviceId, add: &BTreeSet<String>, remove: &BTreeSet<String>, at: Timestamp) {
         let held = self.approved.remove(id).unwrap_or_default().routes;
-        self.approved.insert(id.to_owned(), Approved { at, routes: held.difference(remove).chain(add).cloned().collect() });
+        self.approved.insert(id.clone(), Approved { at, routes: held.difference(remove).chain(add).cloned().collect() });
     }
 }
 

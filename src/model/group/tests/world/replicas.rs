@@ -56,9 +56,12 @@ impl World {
             if told.auth_key().is_none() {
                 return;
             }
-            assert!(self.keys.remove(told.key_id.as_deref().expect("our key")), "a key is used once");
-            self.devices.insert(format!("n-{name}"));
-            put("device_id", format!("n-{name}"));
+            assert!(self.keys.remove(told.key_id.as_ref().expect("our key")), "a key is used once");
+            let id = device_id(&name);
+            put("device_id", id.to_string());
+            let hostname = told.document.as_ref().and_then(|document| document["Hostname"].as_str()).expect("a host name").to_owned();
+            let domain = Some("tail1234.ts.net".to_owned());
+            self.devices.insert(id, Device { hostname, tags: self.settings.tags.clone(), domain });
         }
         let pod = &self.pods[&name];
         let ip = pod.status.as_ref().and_then(|status| status.pod_ip.clone()).expect("an address");
@@ -102,4 +105,9 @@ impl World {
             assert!(wanted.is_subset(&mapped), "{host}: {wanted:?} not in {mapped:?} of {group}-{ordinal}");
         }
     }
+}
+
+/// The ID of the device of a replica.
+pub(in super::super) fn device_id(replica: &str) -> DeviceId {
+    DeviceId::parse(&format!("n{}", replica.replace('-', ""))).expect("letters and digits")
 }

@@ -37,19 +37,26 @@ impl World {
         for action in made.control.iter().filter(|action| !self.denied.contains_key(&action.what())).cloned().collect::<Vec<_>>() {
             let action = &action;
             match action {
-                ControlAction::MintKey { draft, .. } => {
+                ControlAction::MintKey { draft, replaces, .. } => {
+                    if let Some(device) = replaces {
+                        self.delete_device(device);
+                    }
                     self.minted += 1;
-                    let (id, key) = (format!("k{}", self.minted), format!("tskey-{}", self.minted));
+                    let key = format!("tskey-{}", self.minted);
+                    let id = KeyId::parse(&format!("k{}", self.minted)).expect("an ID");
                     self.keys.insert(id.clone());
                     self.apply(&draft.with_key(&id, &key));
                 }
                 ControlAction::ListServices { .. } => self.hosted.list(self.time()),
                 ControlAction::PublishService { asked, recorded } => self.hosted.publish(asked, &self.settings.cluster, *recorded),
                 ControlAction::ReleaseService { name } => self.hosted.release(name, &self.settings.cluster),
-                ControlAction::ApproveRoutes { id, add, remove, .. } => self.hosted.approve(id, add, remove, self.time()),
-                ControlAction::DeleteDevice { id, then, .. } => {
-                    self.devices.remove(id);
-                    self.hosted.approved.remove(id);
+                ControlAction::RecordDevice { .. } => self.record_device(action),
+                ControlAction::ApproveRoutes { device, add, remove, .. } => {
+                    assert_eq!(device.expected.check(&self.devices[&device.id]), Ok(()), "routes of a foreign device");
+                    self.hosted.approve(&device.id, add, remove, self.time());
+                }
+                ControlAction::DeleteDevice { device, then, .. } => {
+                    self.delete_device(device);
                     self.delete(then);
                 }
                 ControlAction::RevokeKey { id, then, .. } => {
@@ -65,6 +72,25 @@ impl World {
             group.status = Some(status);
         }
         self.collect();
+    }
+
+    /// Records a device as the reconciler does, if it is the expected one and the recorded one is gone.
+    fn record_device(&mut self, action: &ControlAction) {
+        let ControlAction::RecordDevice { device, domain, recorded, draft, .. } = action else { return };
+        let replaceable = recorded.as_ref().is_none_or(|recorded| *recorded == device.id || !self.devices.contains_key(recorded));
+        let found = self.devices.get(&device.id).filter(|found| replaceable && device.expected.check(found).is_ok());
+        if let Some(Device { tags, domain: reported, .. }) = found.cloned() {
+            let domain = reported.or_else(|| domain.clone());
+            self.apply(&draft.with_device(DeviceRecord { id: device.id.clone(), domain, tags }));
+        }
+    }
+
+    /// Deletes a device as the reconciler does: only the expected one.
+    fn delete_device(&mut self, device: &ClaimedDevice) {
+        if self.devices.get(&device.id).is_none_or(|found| device.expected.check(found).is_ok()) {
+            self.devices.remove(&device.id);
+            self.hosted.approved.remove(&device.id);
+        }
     }
 
     pub(super) fn apply(&mut self, manifest: &Manifest) {

@@ -1,0 +1,95 @@
+//! How many connections and requests there may be: of the process, of a site, of a client.
+//!
+//! A connection costs a file descriptor and memory. Some of both is kept for what else the process does: without descriptors
+//! tailscaled is not heard and every site is taken back, and without memory the container ends.
+
+use std::net::IpAddr;
+
+/// Connections of clients at the most, where there are descriptors enough.
+pub const MOST_CONNECTIONS: usize = 16_384;
+/// Descriptors kept for `LocalAPI`, watches, netlink, probes and listeners; a quarter of all, if that is less.
+const RESERVE: usize = 1024;
+/// Bytes that a connection takes with its request and the connection to its backend, as a rule. Half of the memory is for them.
+const CONNECTION: usize = 128 << 10;
+
+/// How much there may be at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shares {
+    /// Connections of clients.
+    pub connections: usize,
+    /// Connections of clients of one site.
+    pub site: usize,
+    /// Connections of one client ([`source`]).
+    pub source: usize,
+    /// Requests that are being answered.
+    pub requests: usize,
+    /// Connections to backends.
+    pub upstream: usize,
+}
+
+impl Shares {
+    /// For a process that may have so many descriptors and bytes of memory, and takes so many connections at the most.
+    #[must_use]
+    pub fn of(descriptors: usize, memory: usize, most: usize) -> Self {
+        let free = descriptors - RESERVE.min(descriptors / 4);
+        let connections = most.min(free / 2).min(memory / 2 / CONNECTION).max(1);
+        Self {
+            connections,
+            site: connections - connections / 4,
+            source: (connections / 4).max(1),
+            requests: connections.saturating_mul(2),
+            upstream: (free - connections).min(connections.saturating_mul(2)),
+        }
+    }
+}
+
+impl Default for Shares {
+    fn default() -> Self {
+        Self::of(usize::MAX, usize::MAX, MOST_CONNECTIONS)
+    }
+}
+
+/// What counts as one client: an address; of IPv6 the network of 64 bits, but for the tailnet's own addresses.
+#[must_use]
+pub fn source(client: IpAddr) -> IpAddr {
+    match client {
+        IpAddr::V6(address) if address.segments()[..3] != [0xfd7a, 0x115c, 0xa1e0] => {
+            IpAddr::V6((address.to_bits() & !u128::from(u64::MAX)).into())
+        }
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn descriptors_and_memory_bound_connections_and_some_are_kept() {
+        let few = Shares::of(1024, usize::MAX, MOST_CONNECTIONS);
+        assert_eq!((few.connections, few.upstream, few.site, few.source), (384, 384, 288, 96));
+        let many = Shares::of(1 << 20, usize::MAX, MOST_CONNECTIONS);
+        assert_eq!((many.connections, many.site, many.source, many.upstream), (16_384, 12_288, 4096, 32_768));
+        assert_eq!(Shares::default(), many);
+        assert_eq!(Shares::of(1 << 20, 256 << 20, MOST_CONNECTIONS).connections, 1024);
+    }
+
+    #[test]
+    fn client_is_an_address_or_a_network() {
+        let of = |text: &str| source(text.parse().expect("an address")).to_string();
+        assert_eq!(of("100.64.0.9"), "100.64.0.9");
+        assert_eq!(of("2001:db8:1:2:3:4:5:6"), "2001:db8:1:2::");
+        assert_eq!(of("fd7a:115c:a1e0::9"), "fd7a:115c:a1e0::9");
+    }
+
+    proptest! {
+        #[test]
+        fn connections_of_both_sides_never_take_the_reserve(descriptors in 4usize..2_000_000, memory: usize, most in 1usize..100_000) {
+            let shares = Shares::of(descriptors, memory, most);
+            prop_assert!(shares.connections + shares.upstream <= descriptors - RESERVE.min(descriptors / 4));
+            prop_assert!(shares.site <= shares.connections && shares.source <= shares.site.max(1));
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! Open connections of a server, oldest first: the limits in all and per source address, and which connection makes room for a new one.
+//!
+//! A new connection is always taken. At a limit the oldest connection without a request in progress is closed, or the oldest one.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio::task::AbortHandle;
+
+use super::Limits;
+
+/// The open connections, oldest first.
+#[derive(Default)]
+pub(super) struct Open(Vec<Connection>);
+
+struct Connection {
+    source: IpAddr,
+    busy: Busy,
+    task: AbortHandle,
+}
+
+/// Whether a connection has a request that is being answered.
+#[derive(Clone, Default)]
+pub(super) struct Busy(Arc<AtomicBool>);
+
+impl Busy {
+    /// Marks the connection busy while `work` runs.
+    pub(super) async fn during<T>(&self, work: impl Future<Output = T>) -> T {
+        self.0.store(true, Ordering::Relaxed);
+        let done = work.await;
+        self.0.store(false, Ordering::Relaxed);
+        done
+    }
+}
+
+impl Open {
+    /// Adds the newest connection.
+    pub(super) fn add(&mut self, source: IpAddr, busy: Busy, task: AbortHandle) {
+        self.0.push(Connection { source, busy, task });
+    }
+
+    /// Closes a connection if there would be too many with one more of this source.
+    pub(super) fn make_room(&mut self, source: IpAddr, limits: Limits) {
+        self.0.retain(|open| !open.task.is_finished());
+        let crowded = self.0.iter().filter(|open| open.source == source).count() >= limits.per_source;
+        if !crowded && self.0.len() < limits.connections {
+            return;
+        }
+        let candidate = |open: &Connection| !crowded || open.source == source;
+        let idle = self.0.iter().position(|open| candidate(open) && !open.busy.0.load(Ordering::Relaxed));
+        if let Some(index) = idle.or_else(|| self.0.iter().position(candidate)) {
+            self.0.remove(index).task.abort();
+        }
+    }
+}

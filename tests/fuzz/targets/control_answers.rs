@@ -1,0 +1,26 @@
+//! Any bytes as answers of a control plane: no panic, and what is kept of a device parses again.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use tailyard::api::control::{CreatedKey, NodeAnswer, Refusal, TailscaleDevice, TokenAnswer};
+use tailyard::api::vip::{VipService, VipServices};
+use tailyard::model::identity::{DeviceName, KeyId};
+use tailyard::model::publish::{Asked, Owner, judge, release};
+
+fuzz_target!(|data: &[u8]| {
+    let _ = (serde_json::from_slice::<TokenAnswer>(data), serde_json::from_slice::<Refusal>(data));
+    let _ = (serde_json::from_slice::<NodeAnswer>(data), serde_json::from_slice::<VipServices>(data));
+    if let Ok(key) = serde_json::from_slice::<CreatedKey>(data) {
+        let _ = KeyId::parse(&key.id);
+    }
+    if let Ok(device) = serde_json::from_slice::<TailscaleDevice>(data)
+        && let Some(name) = DeviceName::parse(&device.name)
+    {
+        assert_eq!(DeviceName::parse(name.as_str()), Some(name));
+    }
+    if let Ok(service) = serde_json::from_slice::<VipService>(data) {
+        let owner = Owner { id: "here".to_owned(), ..Owner::default() };
+        let asked = Asked { name: "svc:a".to_owned(), tags: Vec::new(), ports: Vec::new(), share: false, adopt: true };
+        let _ = (judge(Some(&service), &asked, &owner, false), release(Some(&service), &owner));
+    }
+});

@@ -1,0 +1,36 @@
+//! Any bytes as what a proxy Pod writes into its state Secret: no panic, and no identifier that is more than one segment of a path.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use serde_json::json;
+use tailyard::api::{egress, ingress, names, state};
+use tailyard::model::group::{Replica, ReplicaConfig, ReplicaState};
+
+fuzz_target!(|data: &[u8]| {
+    let (kind, value) = data.split_first().unwrap_or((&0, data));
+    let keys = [
+        state::DEVICE_ID,
+        state::DEVICE_FQDN,
+        state::DEVICE_IPS,
+        state::REISSUE_AUTHKEY,
+        state::BARRED,
+        state::CURRENT_PROFILE,
+        egress::KEY,
+        egress::KEY_COMPRESSED,
+        ingress::KEY,
+        names::CONFIG_KEY,
+    ];
+    let key = keys[usize::from(*kind) % keys.len()];
+    let annotations = json!({names::DEVICE: String::from_utf8_lossy(value), names::AUTH_KEY_ID: String::from_utf8_lossy(value)});
+    let secret = serde_json::from_value::<k8s_openapi::api::core::v1::Secret>(json!({"metadata": {"annotations": annotations}}));
+    let mut secret = secret.expect("a Secret");
+    let bytes = || k8s_openapi::ByteString(value.to_vec());
+    secret.data = Some([(key.to_owned(), bytes()), ("profile-1".to_owned(), bytes())].into());
+    let config = ReplicaConfig::read(&secret);
+    let replica = Replica::new(None, Some(&secret), Some(&secret));
+    let claimed = ReplicaState::read(&secret).device_id;
+    for id in claimed.iter().chain(replica.device().map(|record| &record.id)) {
+        assert!(id.as_str().bytes().all(|byte| byte.is_ascii_alphanumeric()) && !id.as_str().is_empty());
+    }
+    let _ = (config.auth_key(), config.advertises().count(), config.routes().count());
+});

@@ -1,0 +1,113 @@
+//! Replicas that forward nothing, each with a scripted tailscaled: they stay up, answer probes and report their device.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use kit::netns::Node;
+use kit::wait::until;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::proxy::replica::{PATIENCE, fetch};
+
+/// How long a replica is observed: tasks that end by themselves do so within seconds of the start.
+const OBSERVATION: Duration = Duration::from_secs(10);
+const PROBES: &str = "127.0.0.1:9002";
+
+/// A `tailyard proxy` with nothing but the environment of a mode; killed when dropped.
+struct Mode {
+    node: Node,
+    files: TempDir,
+    child: Child,
+}
+
+impl Mode {
+    fn start(name: &str, environment: &[(&str, &str)]) -> Self {
+        let (node, files) = (Node::make(name.to_owned()), script());
+        let path = |name: &str| files.path().join(name).display().to_string();
+        let log = fs::File::create(path("log")).expect("a file");
+        let mut command = Command::new(kit::tailyard());
+        command
+            .args(["proxy", "--http-addr", PROBES, "--state-file", &path("state.json"), "--tailscaled", &path("tailscaled")])
+            .args(["--tailscale", &path("tailscaled")])
+            .env("TS_SOCKET", path("ts.sock"))
+            .envs(environment.iter().map(|(name, value)| (name, value.replace("DIR", &files.path().display().to_string()))))
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("a file"))
+            .stderr(log);
+        let child = node.ns.run(|| command.spawn()).expect("the namespace").expect("the compiled binary");
+        Self { node, files, child }
+    }
+
+    fn answers(&self, path: &str) -> bool {
+        fetch(&self.node, PROBES.parse().expect("an address"), path).is_ok_and(|answer| answer.status == 200)
+    }
+
+    fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.files.path().join(name)).unwrap_or_default()
+    }
+
+    /// Stays up for the observation, answers probes throughout and reports its device.
+    fn stays_up(mut self) {
+        until("healthy", PATIENCE, || self.answers("/healthz"));
+        let start = Instant::now();
+        while start.elapsed() < OBSERVATION {
+            let exited = self.child.try_wait().expect("our child");
+            assert!(exited.is_none(), "ended after {:?}: {exited:?}\n{}", start.elapsed(), self.read("log"));
+            assert!(self.answers("/livez") && self.answers("/healthz"), "{}", self.read("log"));
+            sleep(Duration::from_millis(200));
+        }
+        assert!(self.answers("/readyz"), "{}", self.read("log"));
+        let state: Value = serde_json::from_str(&self.read("state.json")).expect("a state");
+        assert_eq!(state["device_id"], "nMe", "{state}");
+    }
+}
+
+impl Drop for Mode {
+    fn drop(&mut self) {
+        // It may have ended by itself; then there is nothing to kill.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The directory of a scripted tailscaled that is connected at once, with a config to log in by and an empty serve config.
+fn script() -> TempDir {
+    let files = TempDir::new().expect("a directory");
+    let path = |name: &str| files.path().join(name);
+    let program = format!(
+        "#!/bin/sh\n[ \"$1\" = version ] && exec echo '{{\"cap\":142}}'\nFAKE_DIR={} FAKE_ARGS=\"$*\" exec {}\n",
+        files.path().display(),
+        kit::program("scripted-tailscaled").display()
+    );
+    fs::write(path("tailscaled"), program).expect("written");
+    fs::set_permissions(path("tailscaled"), fs::Permissions::from_mode(0o755)).expect("executable");
+    let node = json!({"ID": "nMe", "DNSName": "me.lab.", "TailscaleIPs": ["100.64.0.1"]});
+    let initial = json!({"Version": "1.102", "State": 6, "InitialStatus": {"BackendState": "Running", "Self": node, "Peer": {}}});
+    fs::write(path("initial"), initial.to_string()).expect("written");
+    fs::create_dir(path("conf")).expect("made");
+    fs::write(path("conf/cap-106.hujson"), r#"{"Version":"alpha0","AuthKey":"old"}"#).expect("written");
+    fs::write(path("serve-config.json"), "{}").expect("written");
+    files
+}
+
+#[test]
+fn serve_config_alone_stays_up() {
+    let environment = [("TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR", "DIR/conf"), ("TS_SERVE_CONFIG", "DIR/serve-config.json")];
+    Mode::start("serve", &environment).stays_up();
+}
+
+#[test]
+fn plain_node_stays_up() {
+    Mode::start("plain", &[("TS_AUTHKEY", "tskey-x"), ("TS_AUTH_ONCE", "true"), ("TS_HOSTNAME", "me")]).stays_up();
+}
+
+#[test]
+fn connector_stays_up() {
+    let environment =
+        [("TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR", "DIR/conf"), ("TS_USERSPACE", "false"), ("TS_INTERNAL_APP", "k8s-operator-connector")];
+    Mode::start("connector", &environment).stays_up();
+}

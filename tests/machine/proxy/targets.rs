@@ -1,0 +1,98 @@
+//! Addresses that must not be targets: neither an egress config nor an answer for an ingress backend makes a replica their relay.
+
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use kit::netns::{Lab, Shape};
+use kit::wait::until;
+use serde_json::{Value, json};
+use tailyard::model::net::Family;
+
+use crate::proxy::replica::{PATIENCE, Replica, Start, netmap, service};
+
+/// How long what should be quick may take on a busy machine.
+const QUICK: Duration = Duration::from_secs(5);
+/// The address of a metadata service, and that of an API server.
+const STRANGERS: [&str; 2] = ["169.254.169.254", "10.96.0.1"];
+/// The address of a Tailscale Service.
+const VIP: &str = "100.99.1.2";
+
+/// A lab in which a node of the cluster answers at the strangers' addresses.
+fn lab() -> (Lab, kit::netns::Server) {
+    let lab = Lab::build(&Shape { clients: 2, ..Shape::default() });
+    let stranger = &lab.clients[1];
+    for ip in STRANGERS {
+        stranger.ip(&format!("addr add {ip}/32 dev lo\n"));
+        lab.proxies[0].ip(&format!("route add {ip}/32 via {} dev eth0\n", stranger.cluster[&Family::V4]));
+    }
+    lab.targets[0].ip(&format!("route add {VIP}/32 via {}\n", lab.proxies[0].tailnet[&Family::V4]));
+    let server = stranger.serve(80);
+    (lab, server)
+}
+
+fn environment() -> Vec<(String, String)> {
+    vec![("TAILYARD_DENIED_TARGETS".to_owned(), "10.96.0.0/16".to_owned())]
+}
+
+#[test]
+fn egress_by_address_relays_neither_to_the_node_nor_to_the_cluster() {
+    for backend in ["nftables", "iptables-nft", "iptables-legacy"] {
+        let (lab, _server) = lab();
+        let (client, proxy) = (&lab.clients[0], &lab.proxies[0]);
+        let ports = (10_080..).zip(["169.254.169.254", "10.96.0.1", "10.42.0.11", "10.42.0.2"]);
+        let config: serde_json::Map<String, Value> =
+            ports.clone().map(|(port, ip)| (format!("to-{ip}"), service(&json!({"ip": ip}), port, 80))).collect();
+        let start = Start { args: vec!["--backend".to_owned(), backend.to_owned()], env: environment() };
+        // Some peer says that it routes whatever the cluster has.
+        let mut tailnet = netmap(proxy, &lab.targets);
+        tailnet["peers"][0]["routes"] = json!(["169.254.0.0/16", "10.96.0.0/16", "10.42.0.2/32"]);
+        let mut replica = Replica::launch(proxy, &Value::Object(config).to_string(), &tailnet, &start);
+        replica.wait_ready();
+        for (port, ip) in ports {
+            let answer = client.ask_tcp(SocketAddr::new(replica.pod(Family::V4), port), QUICK);
+            assert_eq!(
+                answer.as_ref().map_err(std::io::Error::kind).err(),
+                Some(ErrorKind::ConnectionRefused),
+                "{backend} {ip}: {answer:?}"
+            );
+        }
+        let count = |reason: &str| replica.metric(&format!("tailyard_services_rejected{{reason=\"{reason}\"}}"));
+        until("the refusals are counted", PATIENCE, || (count("ForbiddenTarget"), count("Unrouted")) == (Some(3.0), Some(1.0)));
+        until("and in the status", PATIENCE, || {
+            let status = replica.status();
+            status["rejected"]["to-169.254.169.254"][0].as_str().is_some_and(|reason| reason.contains("link-local"))
+        });
+        assert!(replica.log().contains("target refused"), "{}", replica.log());
+    }
+}
+
+#[test]
+fn ingress_by_name_relays_neither_to_the_node_nor_to_the_cluster() {
+    for (name, allowed) in [("169.254.169.254", false), ("10.96.0.1", false), ("169.254.169.254", true)] {
+        let (lab, _server) = lab();
+        let (proxy, client) = (&lab.proxies[0], &lab.targets[0]);
+        let files = tempfile::TempDir::new().expect("a directory");
+        let config = json!({"svc:db": {"IPv4Mapping": {"TailscaleServiceIP": VIP, "ClusterIP": ""}, "externalName": name}});
+        let path = files.path().join("ingress-config.json");
+        std::fs::write(&path, config.to_string()).expect("a file");
+        let mut start = Start { args: vec!["--ingress-config".to_owned(), path.display().to_string()], env: environment() };
+        start.env.extend(allowed.then(|| ("TAILYARD_ALLOWED_TARGETS".to_owned(), format!("{name}/32"))));
+        let mut replica = Replica::launch(proxy, "{}", &netmap(proxy, &lab.targets), &start);
+        replica.wait_ready();
+        let to = SocketAddr::new(VIP.parse().expect("an address"), 80);
+        if allowed {
+            until("an allowed target answers", PATIENCE, || client.ask_tcp(to, QUICK).is_ok_and(|greeting| greeting.name == "client1"));
+            continue;
+        }
+        until("the refusal is counted", PATIENCE, || {
+            replica.metric("tailyard_service_rejected{proxied_service=\"svc:db\",reason=\"ForbiddenTarget\"}") == Some(1.0)
+        });
+        assert!(client.ask_tcp(to, QUICK / 5).is_err(), "{name}");
+        until("and in the status", PATIENCE, || {
+            let state = replica.state();
+            let status: Option<Value> = state["ingress-config.json"].as_str().and_then(|text| serde_json::from_str(text).ok());
+            status.is_some_and(|status| status["rejected"]["svc:db"][0].is_string())
+        });
+    }
+}

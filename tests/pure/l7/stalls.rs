@@ -1,0 +1,205 @@
+//! Sides that do not go on: clients that stop sending or take nothing, backends that fall silent, tunnels through which nothing passes.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, StatusCode};
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Frame;
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use serde_json::json;
+use tailyard::proxy::l7::Limits;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use kit::l7::backend::Backend;
+use kit::l7::front::{DEADLINE, Front, Options, get1, get2, got, plain, service, site};
+use kit::wait::until_async;
+
+const NAME: &str = "web.tail.ts.net";
+const MOMENT: Duration = Duration::from_millis(300);
+
+type Parts = StreamBody<futures_util::stream::BoxStream<'static, Result<Frame<Bytes>, std::convert::Infallible>>>;
+
+/// A body whose parts are sent one by one.
+fn parts() -> (mpsc::Sender<Bytes>, Parts) {
+    let (sender, mut parts) = mpsc::channel(1);
+    let stream = futures_util::stream::poll_fn(move |cx| parts.poll_recv(cx).map(|part| part.map(|part| Ok(Frame::data(part)))));
+    (sender, StreamBody::new(Box::pin(stream)))
+}
+
+/// Both listeners, and the backend as an endpoint that could be ejected.
+async fn with(backend: &Backend, protocol: &str, limits: Limits) -> Front {
+    let mut site = site(NAME, &service(backend.address, protocol));
+    site["listeners"]["80"] = json!("http");
+    let front = Front::with(json!({"svc:web": site}), Options { limits, ..Options::default() }).await;
+    front.answers(&[(backend.address, "a")]);
+    front
+}
+
+async fn http2(front: &Front) -> http2::SendRequest<Parts> {
+    let stream = front.tls("svc:web", NAME, "h2").await.expect("TLS");
+    let (sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.expect("HTTP/2");
+    tokio::spawn(connection);
+    sender
+}
+
+async fn begun(front: &Front, head: &str) -> TcpStream {
+    let mut stream = front.forwarded("svc:web", 80).await.expect("connected");
+    stream.write_all(head.as_bytes()).await.expect("sent");
+    stream
+}
+
+async fn rest(stream: &mut TcpStream) -> String {
+    let mut rest = Vec::new();
+    let _ = timeout(DEADLINE, stream.read_to_end(&mut rest)).await.expect("closed in time");
+    String::from_utf8_lossy(&rest).into_owned()
+}
+
+/// Nothing is held against the endpoint.
+fn unblamed(front: &Front) {
+    assert_eq!(front.l7.endpoints().values().collect::<Vec<_>>(), [&(1, 0)]);
+    assert_eq!(front.l7.stats.sample()["svc:web"].failures, [].into());
+}
+
+#[tokio::test]
+async fn client_that_stops_sending_is_answered_and_its_backend_connection_closed() {
+    let backend = Backend::new("a").await;
+    for protocol in ["http", "h2c"] {
+        let front = with(&backend, protocol, Limits { body: MOMENT, ..Limits::default() }).await;
+        let head = format!("POST / HTTP/1.1\r\nHost: {NAME}\r\nContent-Length: 10\r\n\r\nx");
+        let mut clients = Vec::new();
+        for _ in 0..20 {
+            clients.push(begun(&front, &head).await);
+        }
+        for mut client in clients {
+            let answer = rest(&mut client).await;
+            assert!(answer.starts_with("HTTP/1.1 408"), "{protocol}: {answer}");
+        }
+        let mut client = http2(&front).await;
+        let (sender, body) = parts();
+        let request = Request::post(format!("https://{NAME}/")).body(body).expect("a request");
+        sender.send(Bytes::from_static(b"x")).await.expect("sent");
+        let answer = timeout(DEADLINE, client.send_request(request)).await.expect("in time").expect("an answer");
+        assert_eq!(answer.status(), StatusCode::REQUEST_TIMEOUT, "{protocol}");
+        assert_eq!(front.l7.stats.sample()["svc:web"].aborted, [("Client", 21)].into());
+        unblamed(&front);
+        if protocol == "http" {
+            until_async("connections to the backend are closed", DEADLINE, async || backend.state.open() == 0).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn client_that_is_slow_but_goes_on_is_served() {
+    let backend = Backend::new("a").await;
+    let front = with(&backend, "http", Limits { body: Duration::from_secs(2), answer: Duration::from_secs(2), ..Limits::default() }).await;
+    let mut client = http2(&front).await;
+    let (sender, body) = parts();
+    let request = Request::post(format!("https://{NAME}/")).body(body).expect("a request");
+    let answer = tokio::spawn(async move { client.send_request(request).await });
+    for _ in 0..15 {
+        sender.send(Bytes::from_static(b"x")).await.expect("sent");
+        tokio::time::sleep(MOMENT / 2).await;
+    }
+    drop(sender);
+    let answer = timeout(DEADLINE, answer).await.expect("in time").expect("no panic").expect("an answer");
+    assert_eq!(answer.status(), StatusCode::OK);
+    assert_eq!(front.l7.stats.sample()["svc:web"].aborted, [].into());
+}
+
+#[tokio::test]
+async fn client_that_takes_nothing_is_cut_off() {
+    let backend = Backend::new("a").await;
+    let front = with(&backend, "http", Limits { body: MOMENT, ..Limits::default() }).await;
+    let _silent = begun(&front, &format!("GET /endless HTTP/1.1\r\nHost: {NAME}\r\n\r\n")).await;
+    until_async("the backend is asked", DEADLINE, async || backend.state.open() == 1).await;
+    until_async("its connection is closed", DEADLINE, async || backend.state.open() == 0).await;
+    until_async("the client's is, too", DEADLINE, async || *front.l7.stats.open().borrow() == 0).await;
+    assert_eq!(front.l7.stats.sample()["svc:web"].aborted, [("Client", 1)].into());
+    unblamed(&front);
+}
+
+#[tokio::test]
+async fn stream_that_nobody_reads_is_reset_and_the_others_go_on() {
+    let backend = Backend::new("a").await;
+    let front = with(&backend, "http", Limits { body: MOMENT, ..Limits::default() }).await;
+    let mut client = front.http2("svc:web", NAME).await;
+    let unread =
+        timeout(DEADLINE, client.send_request(get2(&format!("https://{NAME}/endless")))).await.expect("in time").expect("an answer");
+    let (sender, body) = parts();
+    let mut other = http2(&front).await;
+    let request = Request::post(format!("https://{NAME}/stream")).body(body).expect("a request");
+    let mut stream = timeout(DEADLINE, other.send_request(request)).await.expect("in time").expect("an answer");
+    until_async("it is reset", DEADLINE, async || front.l7.stats.sample()["svc:web"].aborted.contains_key("Client")).await;
+    let mut unread = unread.into_body();
+    let broken = async { while let Some(Ok(_)) = unread.frame().await {} };
+    timeout(DEADLINE, broken).await.expect("reset in time");
+    assert_eq!(got(client.send_request(get2(&format!("https://{NAME}/")))).await.status, StatusCode::OK, "on the same connection");
+    // The client of the other connection was waited for as long, without an answer to take.
+    let _ = (sender, stream.body_mut());
+    unblamed(&front);
+}
+
+#[tokio::test]
+async fn answered_request_is_over_whatever_is_left_of_its_body() {
+    let backend = Backend::new("a").await;
+    let front = with(&backend, "http", Limits::default()).await;
+    let mut client = http2(&front).await;
+    let (sender, body) = parts();
+    let request = Request::post(format!("https://{NAME}/some/204")).body(body).expect("a request");
+    sender.send(Bytes::from_static(b"x")).await.expect("sent");
+    let answer = timeout(DEADLINE, client.send_request(request)).await.expect("in time").expect("an answer");
+    assert_eq!(answer.status(), StatusCode::NO_CONTENT);
+    // Long before the client is given up.
+    timeout(Limits::default().body / 2, until_async("the backend's connection is closed", DEADLINE, async || backend.state.open() == 0))
+        .await
+        .expect("in time");
+    unblamed(&front);
+}
+
+#[tokio::test]
+async fn backend_that_falls_silent_is_given_up() {
+    let backend = Backend::new("a").await;
+    for protocol in ["http", "h2c"] {
+        let front = with(&backend, protocol, Limits { answer: MOMENT, ..Limits::default() }).await;
+        let url = format!("https://{NAME}/hold");
+        let answer = got(front.http1("svc:web", NAME).await.send_request(get1(&url))).await;
+        assert_eq!((answer.status, answer.text().as_str()), (StatusCode::GATEWAY_TIMEOUT, "the backend did not answer in time\n"));
+        // An answer that has begun and does not go on.
+        let mut client = http2(&front).await;
+        let (sender, body) = parts();
+        let request = Request::post(format!("https://{NAME}/stream")).body(body).expect("a request");
+        let mut answer = timeout(DEADLINE, client.send_request(request)).await.expect("in time").expect("an answer");
+        sender.send(Bytes::from_static(b"x")).await.expect("sent");
+        assert!(timeout(DEADLINE, answer.body_mut().frame()).await.expect("in time").expect("a frame").is_ok(), "{protocol}");
+        assert!(timeout(DEADLINE, answer.body_mut().frame()).await.expect("in time").is_none_or(|frame| frame.is_err()), "{protocol}");
+        assert_eq!(front.l7.stats.sample()["svc:web"].aborted, [("Backend", 2)].into(), "{protocol}");
+    }
+}
+
+#[tokio::test]
+async fn tunnel_through_which_nothing_passes_is_closed() {
+    let backend = Backend::new("a").await;
+    let limits = Limits { tunnel: MOMENT * 3, ..Limits::default() };
+    let routes = json!({"svc:web": plain(NAME, &service(backend.address, "http"))});
+    let front = Front::with(routes, Options { limits, ..Options::default() }).await;
+    let mut tunnel = begun(&front, &format!("GET /ws HTTP/1.1\r\nHost: {NAME}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")).await;
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"\r\n\r\n") {
+        answer.push(timeout(DEADLINE, tunnel.read_u8()).await.expect("in time").expect("an answer"));
+    }
+    assert!(answer.starts_with(b"HTTP/1.1 101"));
+    for _ in 0..12 {
+        tunnel.write_all(b"x").await.expect("sent");
+        assert_eq!(timeout(DEADLINE, tunnel.read_u8()).await.expect("in time").expect("an echo"), b'x');
+        tokio::time::sleep(MOMENT / 3).await;
+    }
+    assert_eq!(*front.l7.stats.open().borrow(), 1);
+    assert_eq!(rest(&mut tunnel).await, "");
+    assert_eq!(front.l7.stats.sample()["svc:web"].aborted, [("Tunnel", 1)].into());
+    until_async("its place is free", DEADLINE, async || *front.l7.stats.open().borrow() == 0).await;
+}

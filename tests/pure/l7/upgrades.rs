@@ -1,0 +1,102 @@
+//! What a connection may become: a `WebSocket` and what is configured, never HTTP or TLS, inside of which requests would pass unseen.
+
+use http::StatusCode;
+use serde_json::json;
+use tailyard::model::sites::headers::Upgrades;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use kit::l7::front::{DEADLINE, Front, Options, get1, got, plain, service, site};
+use kit::l7::scripted::Scripted;
+use kit::wait::until_async;
+
+const NAME: &str = "web.tail.ts.net";
+/// What a backend is sent if bytes pass.
+const SECRET: &[u8] = b"bytes that nobody has looked at";
+
+async fn with(backend: &Scripted, upgrades: Upgrades) -> Front {
+    let routes = json!({"svc:web": plain(NAME, &service(backend.address, "http"))});
+    Front::with(routes, Options { upgrades, ..Options::default() }).await
+}
+
+/// Asks for an upgrade and sends some bytes with it; the connection and the head of the answer.
+async fn asked(front: &Front, protocol: &str, body: &str) -> (TcpStream, String) {
+    let mut stream = front.forwarded("svc:web", 80).await.expect("connected");
+    let head = format!(
+        "GET / HTTP/1.1\r\nHost: {NAME}\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: {protocol}\r\n\
+         HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n{body}"
+    );
+    stream.write_all(head.as_bytes()).await.expect("sent");
+    stream.write_all(SECRET).await.expect("sent");
+    let mut answer = Vec::new();
+    let read = async {
+        while !answer.ends_with(b"\r\n\r\n") {
+            answer.push(stream.read_u8().await.expect("an answer"));
+        }
+    };
+    timeout(DEADLINE, read).await.expect("an answer in time");
+    (stream, String::from_utf8_lossy(&answer).to_ascii_lowercase())
+}
+
+#[tokio::test]
+async fn protocol_that_hides_requests_is_never_upgraded_to() {
+    for protocol in ["h2c", "H2C", "HTTP/2.0", "TLS/1.2", "spdy/3.1", "h2c, TLS/1.0"] {
+        // As Hypercorn does it, and others: whoever asks for h2c is answered.
+        let backend = Scripted::new("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n").await;
+        let front = with(&backend, Upgrades::default()).await;
+        let (_, answer) = asked(&front, protocol, "\r\n").await;
+        assert!(answer.starts_with("http/1.1 502") && !answer.contains("upgrade"), "{protocol}: {answer}");
+        let heard = backend.heard();
+        assert!(
+            !heard.contains("upgrade") && !heard.contains("http2-settings") && !heard.contains("nobody has looked"),
+            "{protocol}: {heard}"
+        );
+        assert_eq!(front.l7.stats.sample()["svc:web"].upgrades, 0, "{protocol}");
+    }
+}
+
+#[tokio::test]
+async fn answer_with_another_protocol_is_a_bad_gateway() {
+    for answered in ["Upgrade: h2c\r\n", "Upgrade: websocket, h2c\r\n", "Upgrade: websocket\r\nUpgrade: h2c\r\n", ""] {
+        let text = format!("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\n{answered}\r\n").leak();
+        let backend = Scripted::new(text).await;
+        let front = with(&backend, Upgrades::default()).await;
+        let (_, answer) = asked(&front, "h2c, websocket", "\r\n").await;
+        assert!(answer.starts_with("http/1.1 502"), "{answered:?}: {answer}");
+        let heard = backend.heard();
+        assert!(heard.contains("upgrade: websocket\r\n") && !heard.contains("h2c") && !heard.contains("nobody has looked"), "{heard}");
+        assert_eq!(front.l7.stats.sample()["svc:web"].failures["Upgrade"], 1);
+    }
+}
+
+#[tokio::test]
+async fn configured_protocol_passes_and_no_other_does() {
+    let backend = Scripted::new("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\r\nhello").await;
+    let front = with(&backend, Upgrades::read("spdy/3.1").expect("a protocol")).await;
+    let (mut stream, answer) = asked(&front, "SPDY/3.1", "\r\n").await;
+    assert!(answer.starts_with("http/1.1 101") && answer.contains("upgrade: spdy/3.1"), "{answer}");
+    let mut hello = [0; 5];
+    timeout(DEADLINE, stream.read_exact(&mut hello)).await.expect("in time").expect("read");
+    assert_eq!(&hello, b"hello");
+    until_async("bytes pass", DEADLINE, async || backend.heard().contains("nobody has looked")).await;
+    let (_, answer) = asked(&front, "websocket", "\r\n").await;
+    assert!(answer.starts_with("http/1.1 502"), "{answer}");
+}
+
+#[tokio::test]
+async fn upgrade_with_a_body_or_over_http2_or_http10_is_a_plain_request() {
+    let backend = Scripted::new("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await;
+    let front = with(&backend, Upgrades::default()).await;
+    let (_, answer) = asked(&front, "websocket", "Content-Length: 3\r\n\r\nabc").await;
+    assert!(answer.starts_with("http/1.1 200") && !backend.heard().contains("upgrade"), "{answer} {}", backend.heard());
+    let mut stream = front.forwarded("svc:web", 80).await.expect("connected");
+    let old = format!("GET /old HTTP/1.0\r\nHost: {NAME}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n");
+    stream.write_all(old.as_bytes()).await.expect("sent");
+    until_async("it is asked", DEADLINE, async || backend.heard().contains("/old")).await;
+    assert!(!backend.heard().contains("upgrade"), "{}", backend.heard());
+    let routes = json!({"svc:web": site(NAME, &service(backend.address, "http"))});
+    let front = Front::new(routes).await;
+    let mut client = front.http1("svc:web", NAME).await;
+    assert_eq!(got(client.send_request(get1(&format!("https://{NAME}/")))).await.status, StatusCode::OK);
+}
