@@ -16,7 +16,6 @@ use nix::sys::socket::{setsockopt, sockopt};
 use nix::sys::time::TimeVal;
 use serde::Serialize;
 
-use crate::edge::uninterrupted;
 use crate::model::flow::{Flow, FlowFilter};
 use crate::model::net::Family;
 
@@ -218,7 +217,13 @@ impl Conntrack {
         self.buffer.clear();
         let room = RECEIVE;
         let mut buffer = bytes::BufMut::limit(&mut self.buffer, room);
-        uninterrupted(|| self.socket.recv(&mut buffer, 0)).map(drop)
+        // A socket with a timeout is not resumed after a signal: a child that ends sends one.
+        while let Err(fault) = self.socket.recv(&mut buffer, 0) {
+            if fault.kind() != io::ErrorKind::Interrupted {
+                return Err(fault);
+            }
+        }
+        Ok(())
     }
 }
 

@@ -10,7 +10,6 @@ use nix::sys::socket::{setsockopt, sockopt};
 use nix::sys::time::TimeVal;
 
 use super::NftError;
-use crate::edge::uninterrupted;
 use crate::model::firewall::Audit;
 use crate::model::nft::TABLE;
 use crate::model::nft::element::{Edits, Element, Set};
@@ -219,7 +218,12 @@ impl Link {
 
     fn read(&self) -> io::Result<Result<Vec<(u32, Message)>, NftError>> {
         let mut buffer = Vec::with_capacity(READ);
-        uninterrupted(|| self.socket.recv(&mut buffer, 0))?;
+        // A socket with a timeout is not resumed after a signal: a child that ends sends one.
+        while let Err(fault) = self.socket.recv(&mut buffer, 0) {
+            if fault.kind() != io::ErrorKind::Interrupted {
+                return Err(fault);
+            }
+        }
         Ok(messages(&buffer).map_err(NftError::Answer))
     }
 }

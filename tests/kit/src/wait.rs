@@ -1,10 +1,10 @@
 //! Waiting for a condition, with a deadline: the one way in which tests wait.
 
 use std::fmt::Debug;
+use std::io;
 use std::thread;
 use std::time::{Duration, Instant};
 
-pub use tailyard::edge::uninterrupted;
 use tokio::sync::watch;
 
 /// The pause between two attempts: a twentieth of the time waited so far, within these bounds.
@@ -17,6 +17,17 @@ fn pause(waited: Duration) -> Duration {
 /// Says how long something took to start, in the form that the runner of tiers collects for its table of boot times.
 pub fn report_boot(what: &str, begin: Instant) {
     println!("boot: {what} {:.1} s", begin.elapsed().as_secs_f64());
+}
+
+/// Does it again when a signal interrupts it: a socket with a timeout is not resumed after a handler has run (socket(7)), and a child that
+/// ends anywhere in the program sends one (SIGCHLD).
+pub fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(fault) if fault.kind() == io::ErrorKind::Interrupted => {}
+            done => return done,
+        }
+    }
 }
 
 /// Tries until there is an answer; fails with what was waited for after the deadline.
