@@ -170,7 +170,8 @@ fn read_unless(last: Option<&Stamp>, directory: &Path, names: &[String]) -> (Opt
 
 /// inotify on one directory.
 pub(super) struct Events {
-    stream: EventStream<[u8; 4096]>,
+    /// Nothing only while it is dropped.
+    stream: Option<EventStream<[u8; 4096]>>,
     inode: Option<(u64, u64)>,
 }
 
@@ -181,7 +182,17 @@ impl Events {
         let content = WatchMask::CLOSE_WRITE | WatchMask::CREATE | WatchMask::DELETE | WatchMask::MOVED_TO | WatchMask::MOVED_FROM;
         let itself = WatchMask::DELETE_SELF | WatchMask::MOVE_SELF | WatchMask::ONLYDIR;
         inotify.watches().add(directory, content | itself)?;
-        Ok(Self { stream: inotify.into_event_stream([0; 4096])?, inode })
+        Ok(Self { stream: Some(inotify.into_event_stream([0; 4096])?), inode })
+    }
+}
+
+/// The kernel closes an inotify descriptor after a grace period (RCU), which took 4 s beside a large transaction of nftables: a task
+/// that ends must not wait for it.
+impl Drop for Events {
+    fn drop(&mut self) {
+        let stream = self.stream.take();
+        // Without a thread it is closed here.
+        drop(std::thread::Builder::new().name("close inotify".to_owned()).spawn(move || drop(stream)));
     }
 }
 
@@ -195,7 +206,8 @@ fn inode(directory: &Path) -> Option<(u64, u64)> {
 /// `..data` matters. False if the directory itself is gone.
 async fn wanted(events: &mut Option<Events>, names: &[String]) -> bool {
     let Some(events) = events else { return std::future::pending().await };
-    let mut stream = pin!(&mut events.stream);
+    let Some(stream) = &mut events.stream else { return false };
+    let mut stream = pin!(stream);
     while let Some(event) = stream.next().await {
         let Ok(event) = event else { return false };
         let gone = EventMask::DELETE_SELF | EventMask::MOVE_SELF | EventMask::IGNORED | EventMask::UNMOUNT;
