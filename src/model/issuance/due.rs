@@ -26,13 +26,14 @@ pub struct Window {
     pub end: Timestamp,
 }
 
-/// Longest time before a new certificate is replaced, whatever the clock and the server's window say; at most half of its lifetime.
+/// Longest time before a new certificate is replaced, whatever the clock and the server's window say; at most one 24th of its lifetime, as
+/// a replica counts it from when it sees the certificate, which may be late.
 const MIN_RENEWAL_PAUSE: SignedDuration = SignedDuration::from_hours(24);
 
 /// How long a new certificate is not replaced.
 pub(super) fn min_pause(certificate: &Certificate) -> Duration {
-    let half = certificate.until.duration_since(certificate.from) / 2;
-    Duration::try_from(half.min(MIN_RENEWAL_PAUSE)).unwrap_or_default()
+    let part = certificate.until.duration_since(certificate.from) / 24;
+    Duration::try_from(part.min(MIN_RENEWAL_PAUSE)).unwrap_or_default()
 }
 
 /// Whether a certificate serves.

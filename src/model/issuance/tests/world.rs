@@ -4,8 +4,8 @@ use super::super::*;
 
 pub(super) const DAY: i64 = 86_400;
 /// How much later than it could be a certificate is renewed at the most: another replica's order is waited for until it must be dead,
-/// then one's own has its time; and some seconds for writes.
-const BOUND: i64 = 7 * 60 + 5 * 60 + 30;
+/// then one's own has its time; a certificate that was seen late is left alone for a 24th of its three hours; and some seconds for writes.
+const BOUND: i64 = 7 * 60 + 5 * 60 + 3 * 60 * 60 / 24 + 30;
 
 /// Who does what, and what of it arrives when.
 pub(super) struct World {
