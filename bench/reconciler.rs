@@ -100,7 +100,7 @@ impl Mark {
 /// So many Services on a group of so many replicas.
 async fn measure(mut stage: Stage, (size, replicas): (usize, u8), args: &Args, sheet: &mut Sheet) -> Result<()> {
     stage.cluster.start_endpoints();
-    let running = stage.reconciler("one", 9100);
+    let running = stage.reconciler_with("one", 9100, &["--tenancy", "open"]);
     running.leads(true).await;
     let ports = json!({"from": 10_000, "to": 39_999});
     stage.group_of(GROUP, json!({"type": "egress", "replicas": replicas, "tailyard": {"ports": ports}})).await;

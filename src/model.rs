@@ -53,4 +53,5 @@ pub mod surgery;
 pub mod table;
 pub mod tailnet;
 pub mod targets;
+pub mod tenancy;
 pub mod world;

@@ -155,6 +155,7 @@ fn worker(settings: &Settings, cluster: &Cluster, stores: &Stores, writes: &Writ
         ingress_class: settings.ingress.class.clone(),
         cluster: settings.ingress.owner.clone(),
         shared_account: settings.ingress.shared_account,
+        tenancy: settings.tenancy,
         acme_directory: settings.ingress.acme_directory.clone(),
         ..usual
     };

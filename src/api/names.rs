@@ -76,8 +76,6 @@ pub const DEFAULT_CLASS: &str = "ingressclass.kubernetes.io/is-default-class";
 pub const SHARE_ACCOUNT: &str = "tailscale.com/share-acme-account";
 /// The finalizer of the Secret of the ACME account keys.
 pub const ACCOUNTS_FINALIZER: &str = "tailscale.com/acme-account-protection";
-/// Ours, annotation of an Ingress or a Service: `true` lets it join a name that another cluster has.
-pub const SHARE_NAME: &str = "tailyard.io/share-name";
 /// Ours, annotation of a group: names, separated by commas, whose Tailscale Services it takes over although no cluster owns them.
 pub const ADOPT: &str = "tailyard.io/adopt-services";
 /// Ours, annotation of a Tailscale Service that was taken over: it is given back, not deleted.
@@ -90,6 +88,8 @@ pub const ISSUER_ASKED: &str = "tailyard.io/asked-by";
 /// Ours, label of a Secret of type `kubernetes.io/tls` in the namespace of the groups' objects: `true` lets Ingresses name it as
 /// the certificate of a host of their own.
 pub const OWN_CERTIFICATE: &str = "tailyard.io/certificate";
+/// Ours, annotation of such a Secret: the namespaces whose Ingresses may name it, by commas; a final `*` stands for any end. Any if it is absent.
+pub const CERTIFICATE_NAMESPACES: &str = "tailyard.io/namespaces";
 /// Ours, annotation of the config Secret: the id of the auth key in it.
 pub const AUTH_KEY_ID: &str = "tailyard.io/auth-key-id";
 /// Ours, annotation of the config Secret: the replica's device as the control plane described it, JSON.

@@ -5,7 +5,7 @@
 
 #![allow(clippy::duplicated_attributes, reason = "each printer column has its own name and type")]
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector};
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -125,7 +125,7 @@ pub enum ApiServerMode {
 }
 
 /// What only Tailyard knows of a group.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Tailyard {
     /// How long a leaving replica lets its flows end by themselves, in seconds; what is left then is reset.
@@ -153,6 +153,44 @@ pub struct Tailyard {
     /// reached there by its address in the cluster. No other group, and nothing else, may use them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<String>,
+    /// Who may use the group, and how much of it. The first whose selector matches a namespace decides for its objects; a namespace that
+    /// none selects gets nothing new. Without any, every namespace may use the group within the limits of the reconciler's settings.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    pub tenants: Vec<Tenant>,
+}
+
+/// Namespaces that may use a group, and how much of it. Patterns are names, or beginnings of names before a final `*`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Tenant {
+    /// Which namespaces, by their labels; `{}` selects all.
+    #[schemars(schema_with = "schema::part::<LabelSelector>")]
+    pub namespace_selector: LabelSelector,
+    /// Patterns of names in the tailnet that Ingresses and Services may have; any if it is not set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 256), inner(regex(pattern = r"^([a-z0-9][a-z0-9-]{0,62}\*?|\*)$")))]
+    pub names: Option<Vec<String>>,
+    /// Patterns of tags that objects may ask for by annotation; none if it is empty. The group's own tags need no entry.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 256), inner(regex(pattern = r"^(tag:[a-zA-Z][a-zA-Z0-9-]*\*?|tag:\*|\*)$")))]
+    pub tags: Vec<String>,
+    /// Patterns of names that may be joined although another cluster has them; none if it is empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 256), inner(regex(pattern = r"^([a-z0-9][a-z0-9-]{0,62}\*?|\*)$")))]
+    pub shared_names: Vec<String>,
+    /// Most ports of egress Services of one namespace; 5,000 if it is not set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub max_ports: Option<i64>,
+    /// Most names in the tailnet of one namespace; 100 if it is not set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub max_names: Option<i64>,
+    /// Most certificates that are ordered for one namespace within a week; 25 if it is not set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub max_certificates_per_week: Option<i64>,
 }
 
 impl ProxyGroupType {

@@ -17,6 +17,11 @@ pub const ORIGINS: &str = "tailyard-origins.json";
 /// reads it; it is absent while there is nothing to tell.
 pub const TOLD: &str = "tailyard-told.json";
 
+/// The key of the record of certificates that were ordered within a week and are gone: a JSON object by
+/// namespace of lists of pairs, the Unix time at which the Secret was made and the DNS name. No replica reads it; it is absent while there
+/// are none.
+pub const ORDERS: &str = "tailyard-orders.json";
+
 /// The object for which a service is published.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]

@@ -54,15 +54,16 @@ pub struct ReconcilerArgs {
     #[arg(long, value_name = "TIME", help_heading = "Proxies")]
     drain_grace: Option<String>,
 
+    /// What namespaces may have of ProxyGroups that name no tenants: bounded (5,000 ports, 100 names, 25 new certificates a week, no tags, no names of other clusters) or open [env: TAILYARD_TENANCY; default: bounded]
+    #[arg(long, value_name = "NAME", help_heading = "Proxies")]
+    tenancy: Option<String>,
+
     /// The types of the ProxyGroups that are served; others are left to the Tailscale operator [env: TAILYARD_GROUP_TYPES; default: egress,ingress]
     #[arg(long, value_name = "NAME[,NAME]", help_heading = "Ingress")]
     group_types: Option<String>,
     /// The IngressClass of the Ingresses that ProxyGroups publish [env: OPERATOR_INGRESS_CLASS_NAME; default: tailscale]
     #[arg(long, value_name = "NAME", help_heading = "Ingress")]
     ingress_class: Option<String>,
-    /// Whether a name that another cluster has is joined: allow, or opt-in (only with the annotation tailyard.io/share-name) [env: TAILYARD_SHARED_NAMES; default: allow]
-    #[arg(long, value_name = "NAME", help_heading = "Ingress")]
-    shared_names: Option<String>,
     /// What this cluster is called among those that share names [env: TAILYARD_CLUSTER_ID; default: made of the UID of kube-system]
     #[arg(long, value_name = "ID", help_heading = "Ingress")]
     cluster_id: Option<String>,
@@ -143,7 +144,7 @@ impl From<ReconcilerArgs> for Flags {
             .with("--drain-grace", args.drain_grace)
             .with("--group-types", args.group_types)
             .with("--ingress-class", args.ingress_class)
-            .with("--shared-names", args.shared_names)
+            .with("--tenancy", args.tenancy)
             .with("--cluster-id", args.cluster_id)
             .with("--former-cluster-ids", args.former_cluster_ids)
             .with("--shared-acme-account", args.shared_acme_account)

@@ -21,6 +21,7 @@ mod memory;
 mod observed;
 mod outcome;
 mod provision;
+mod quota;
 mod replicas;
 mod room;
 mod services;

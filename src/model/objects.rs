@@ -33,7 +33,7 @@ pub use certificate::{account, accounts, accounts_ref, certificate, certificate_
 pub use child::{Child, ChildPort, HEALTH_PORT, Protocol, Record, child_name, health_port};
 pub use compare::covers;
 pub use disruption::disruption_budget;
-pub use ingress::{IngressConfig, ingress_config_ref};
+pub use ingress::{IngressConfig, Ordered, ingress_config_ref};
 pub use metrics::{label_value, metrics, metrics_refs};
 pub use nodeport::{held_ports, node_port, node_port_ref};
 pub use rbac::{endpoints, rbac};

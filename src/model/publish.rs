@@ -15,6 +15,7 @@ use crate::api::names;
 use crate::api::routes::Site;
 use crate::api::vip;
 use crate::model::certificate::Leaf;
+use crate::model::tenancy::Patterns;
 
 mod backend;
 mod ingress;
@@ -57,8 +58,6 @@ pub struct Wish {
     pub tags: Vec<String>,
     /// The ports of its Tailscale Service, in the words of the control plane.
     pub ports: Vec<String>,
-    /// It may join a name that another cluster has, where that has to be said.
-    pub share: bool,
     /// Where its traffic goes.
     pub target: Target,
     /// What of it is not served, and what to do.
@@ -124,6 +123,8 @@ pub struct Context<'a> {
     pub namespace: &'a str,
     /// Those of its Secrets that are named as certificates and are there.
     pub certificates: &'a BTreeMap<String, Own>,
+    /// Of these those that only Ingresses of some namespaces may name: which.
+    pub reserved: &'a BTreeMap<String, Patterns>,
     /// The time.
     pub now: Timestamp,
 }
@@ -229,7 +230,7 @@ fn truth(text: &str) -> bool {
 }
 
 /// What an object says of its Tailscale Service, whatever its kind; what is wrong is added.
-fn common(annotations: Option<&Annotations>, label: &str, wrong: &mut Vec<String>) -> (Vec<String>, bool) {
+fn common(annotations: Option<&Annotations>, label: &str, wrong: &mut Vec<String>) -> Vec<String> {
     if !dns_label(label) {
         wrong.push(format!("{label:?} cannot be its name in the tailnet: it must be a DNS label of at most 63 characters."));
     }
@@ -238,7 +239,7 @@ fn common(annotations: Option<&Annotations>, label: &str, wrong: &mut Vec<String
     for tag in tags.iter().filter(|tag| !is_tag(tag)) {
         wrong.push(format!("{}: {tag:?} is not a tag such as tag:web.", names::TAGS));
     }
-    (tags, annotation(annotations, names::SHARE_NAME).is_some_and(truth))
+    tags
 }
 
 /// Whether a text is one label of a DNS name.

@@ -112,6 +112,7 @@ fn name(role: Role) -> &'static str {
         Role::IngressClass => "IngressClass",
         Role::Backing => "EndpointSlice of users",
         Role::Node => "Node",
+        Role::Namespace => "Namespace",
         Role::Credentials => "Secret of others",
         Role::Owned(kind) => kind.name(),
     }

@@ -91,6 +91,9 @@ pub fn watches(namespace: &str, service_namespaces: &[String]) -> Vec<Watch> {
     let mut credentials = here(Role::Credentials, Resource::SECRET, NOT_OURS);
     credentials.follow.names_only = true;
     all.push(credentials);
+    let mut namespaces = everywhere(Role::Namespace, Resource::NAMESPACE);
+    namespaces.follow.names_only = true;
+    all.push(namespaces);
     let users =
         [(Role::Service, Resource::SERVICE), (Role::Ingress, Resource::INGRESS), (Role::Backing, Resource::from(Kind::EndpointSlice))];
     if service_namespaces.is_empty() {

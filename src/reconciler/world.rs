@@ -6,24 +6,21 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Node, Pod, Secret, Service};
-use k8s_openapi::api::networking::v1::Ingress;
-use serde::Deserialize;
+use imbl::OrdMap;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use crate::api::names;
-use crate::api::proxyclass::ProxyClass;
 use crate::api::proxygroup::{ProxyGroup, ProxyGroupType};
-use crate::api::tailnet::Tailnet;
-use crate::model::group::{ReplicaConfig, ReplicaState, by_hand, concerns};
-use crate::model::objects::{Kind, ObjectRef, domain_of};
+use crate::model::group::{by_hand, concerns};
+use crate::model::objects::{Kind, ObjectRef};
+use crate::model::tenancy::Labels;
 
 use members::Members;
 pub use members::parent;
 pub use observe::Plane;
 use published::Published;
 use shelf::{Held, Shelf};
+use typed::{Typed, typed, unchanged};
 
 mod certificates;
 mod lean;
@@ -32,6 +29,7 @@ mod observe;
 mod others;
 mod published;
 mod shelf;
+mod typed;
 
 /// Namespace and name; the namespace of a cluster-wide object is empty.
 pub type Id = (String, String);
@@ -88,6 +86,8 @@ pub enum Role {
     Pod,
     /// Nodes, for static endpoints.
     Node,
+    /// Namespaces, for their labels.
+    Namespace,
     /// Users' Ingresses.
     Ingress,
     /// The classes of Ingresses.
@@ -96,25 +96,6 @@ pub enum Role {
     Backing,
     /// Secrets that we did not make, without what is in them: some of them are credentials of Tailnets.
     Credentials,
-}
-
-/// An object as the code reads it, beside its JSON.
-#[derive(Debug, Clone)]
-enum Typed {
-    None,
-    Group(Arc<ProxyGroup>),
-    Class(Arc<ProxyClass>),
-    Tailnet(Arc<Tailnet>),
-    Service(Arc<Service>),
-    Pod(Arc<Pod>),
-    State(Arc<ReplicaState>),
-    Config(Arc<ReplicaConfig>),
-    Node(Arc<Node>),
-    Ingress(Arc<Ingress>),
-    /// A Service that concerns no group: what a backend is known by.
-    Plain(Box<[u8]>),
-    /// A slice of endpoints: its Service, and whether any gets traffic.
-    Slice(Box<str>, bool),
 }
 
 /// All stores.
@@ -132,6 +113,8 @@ pub struct World {
     refused_ports: BTreeMap<u16, Instant>,
     /// Who asks to be published.
     published: Published,
+    /// The labels of the namespaces.
+    namespaces: OrdMap<String, Arc<Labels>>,
 }
 
 impl World {
@@ -150,6 +133,7 @@ impl World {
             foreign: BTreeMap::new(),
             refused_ports: BTreeMap::new(),
             published: Published::default(),
+            namespaces: OrdMap::new(),
         }
     }
 
@@ -321,6 +305,9 @@ impl World {
                 let own = self.children.get(id).into_iter().flat_map(BTreeMap::keys).cloned();
                 concerns(service).into_iter().chain(own).map(Key::Group).collect()
             }
+            Typed::Namespace(_) => {
+                self.groups().filter(|(_, group)| has_tenants(group)).map(|(name, _)| Key::Group(name.clone())).collect()
+            }
             _ if role == Role::Credentials => self.users_of_secret(name).into_iter().map(Key::Tailnet).collect(),
             Typed::Node(_) => {
                 let wants = |group: &ProxyGroup| {
@@ -338,6 +325,11 @@ impl World {
     }
 }
 
+/// Whether a group says which namespaces may use it.
+fn has_tenants(group: &ProxyGroup) -> bool {
+    group.spec.tailyard.as_ref().is_some_and(|own| !own.tenants.is_empty())
+}
+
 fn id(value: &Value) -> Id {
     let text = |key: &str| value["metadata"][key].as_str().unwrap_or_default().to_owned();
     (text("namespace"), text("name"))
@@ -346,50 +338,6 @@ fn id(value: &Value) -> Id {
 /// The number that grows with each write. The API promises only that it is a text; one that is no number counts as the newest.
 fn version(value: &Value) -> u64 {
     value["metadata"]["resourceVersion"].as_str().and_then(|text| text.parse().ok()).unwrap_or(u64::MAX)
-}
-
-fn typed(role: Role, value: &Value) -> Typed {
-    fn read<'de, T: Deserialize<'de>>(value: &'de Value, typed: impl FnOnce(T) -> Typed) -> Typed {
-        T::deserialize(value).map_or_else(
-            |error| {
-                let (namespace, name) = id(value);
-                tracing::warn!(namespace, name, %error, "an object cannot be read and counts as not there");
-                Typed::None
-            },
-            typed,
-        )
-    }
-    match role {
-        Role::Group => read(value, |group| Typed::Group(Arc::new(group))),
-        Role::Class => read(value, |class| Typed::Class(Arc::new(class))),
-        Role::Tailnet => read(value, |tailnet| Typed::Tailnet(Arc::new(tailnet))),
-        Role::Service => read(value, |service| Typed::Service(Arc::new(service))),
-        Role::Pod => read(value, |pod| Typed::Pod(Arc::new(pod))),
-        Role::Node => read(value, |node| Typed::Node(Arc::new(node))),
-        Role::Ingress => read(value, |ingress| Typed::Ingress(Arc::new(ingress))),
-        Role::Backing => {
-            let (service, ready) = published::slice(value);
-            service.map_or(Typed::None, |service| Typed::Slice(service.into(), ready))
-        }
-        Role::Owned(Kind::Secret) if domain_of(value).is_some() => Typed::None,
-        Role::Owned(Kind::Secret) => read(value, |secret: Secret| {
-            if id(value).1.ends_with(names::CONFIG_SECRET_SUFFIX) {
-                Typed::Config(Arc::new(ReplicaConfig::read(&secret)))
-            } else {
-                Typed::State(Arc::new(ReplicaState::read(&secret)))
-            }
-        }),
-        Role::Owned(_) | Role::Credentials | Role::IngressClass => Typed::None,
-    }
-}
-
-/// Whether a change is none to us.
-fn unchanged(old: &Typed, new: &Typed) -> bool {
-    match (old, new) {
-        (Typed::Plain(old), Typed::Plain(new)) => old == new,
-        (Typed::Slice(service, ready), Typed::Slice(of, now)) => (service, ready) == (of, now),
-        _ => false,
-    }
 }
 
 #[cfg(test)]

@@ -13,3 +13,4 @@ mod planes;
 mod publish;
 mod services;
 mod takeover;
+mod tenants;

@@ -28,7 +28,7 @@ const CLUSTER: [Rule; 5] = [
     ("tailscale.com", &["proxygroups/status", "proxyclasses/status", "tailnets/status"], &[], &["patch"]),
     ("tailscale.com", &["proxygroups/finalizers"], &[], &["update"]),
     ("networking.k8s.io", &["ingressclasses"], &[], &["get", "list", "watch"]),
-    ("", &["namespaces"], &["kube-system"], &["get"]),
+    ("", &["namespaces"], &[], &["get", "list", "watch"]),
 ];
 
 /// `ClusterRole` `tailyard-reconciler-services`, and the Role of that name in a watched namespace.

@@ -11,11 +11,12 @@ use serde_json::Value;
 use super::claims::{self, Claim, Role, claims};
 use super::memory::{Entries, Known, Stood};
 use super::work::Work;
-use super::{acks, room, services};
+use super::{acks, quota, room, services};
 use crate::api::{egress, names};
 use crate::model::conditions;
 use crate::model::objects::{Child, Kind, ObjectRef, Owner, Shape, egress_config, egress_config_ref, next_port};
 use crate::model::ports::Ports;
+use crate::model::tenancy::Tenancy;
 
 /// What came of a Service.
 #[derive(Debug)]
@@ -52,8 +53,10 @@ impl Known {
 
 /// Wants everything that the Services need, and tells their users.
 pub(super) fn egress(work: &mut Work<'_>, shape: &Shape<'_>) {
-    work.memory.on(shape);
+    let tenancy = Tenancy::of(shape.spec, shape.settings.tenancy, &work.observed.namespaces);
+    work.memory.on(shape, &tenancy);
     let mut claims = claims(work.observed, work.memory);
+    quota::deny(&mut claims, &tenancy, &shape.owner.group);
     let observed = work.owned(&egress_config_ref(&shape.owner));
     let plain = |claim: &Claim<'_>| claim.role == Role::Serve && claim.object.is_some();
     // Looked into only if something of it is needed.
@@ -65,7 +68,14 @@ pub(super) fn egress(work: &mut Work<'_>, shape: &Shape<'_>) {
             claim.keep(&work.observed.name, &before, &mut ports);
         }
     }
-    let mut outcomes: Vec<_> = claims.iter().map(|claim| one(work, shape, claim, &mut ports)).collect();
+    let exceeding = quota::exceeding(&claims, &tenancy, &shape.owner.group);
+    let mut outcomes: Vec<_> = claims
+        .iter()
+        .map(|claim| match exceeding.get(&claim.key) {
+            Some(why) => Outcome::Refused(why.clone()),
+            None => one(work, shape, claim, &mut ports),
+        })
+        .collect();
     let mut entries: Arc<Entries> = Arc::new(claims.iter().zip(&outcomes).filter_map(|both| named(both, &before)).collect());
     let mut config = work.memory.config(&shape.owner, &entries, shape.replicas, ports.next());
     if !config.fits(shape.stock()) {

@@ -15,10 +15,11 @@ use super::{Listed, Subject, TailnetState};
 use crate::api::names;
 use crate::model::issuance::Validity;
 use crate::model::objects::{
-    IngressConfig, Kind, ObjectRef, Owner, Shape, account, accounts, accounts_ref, certificate, certificate_ref, domain_of, filled,
-    ingress_config_ref,
+    IngressConfig, Kind, ObjectRef, Ordered, Owner, Shape, account, accounts, accounts_ref, certificate, certificate_ref, domain_of,
+    filled, ingress_config_ref,
 };
 use crate::model::publish::{Claimant, Own, Refusal, Target, Wish, service_name};
+use crate::model::tenancy::Tenancy;
 
 use claims::{Claim, claims, contest, firsts, read};
 use standing::{listed, standing};
@@ -30,6 +31,7 @@ mod config;
 mod endpoints;
 mod fits;
 mod leaving;
+mod quota;
 mod room;
 mod routes;
 mod standing;
@@ -58,6 +60,10 @@ pub(super) struct Plan<'a> {
     listed: Option<&'a Listed>,
     /// The names that some replica is told to advertise.
     told: BTreeSet<String>,
+    /// Who may have what of the group.
+    tenancy: Tenancy,
+    /// Certificates that were ordered within a week and whose Secrets are gone, by namespace.
+    orders: BTreeMap<String, Ordered>,
 }
 
 /// One name that is published.
@@ -96,25 +102,9 @@ struct Refused {
 
 /// Finds out what is to be published and how it stands. Nothing is written yet.
 pub(super) fn plan<'a>(work: &mut Work<'a>, shape: &Shape<'_>) -> Plan<'a> {
-    let before = work.owned(&ingress_config_ref(&shape.owner)).map(|held| IngressConfig::read(held)).unwrap_or_default();
-    let claims = claims(work.observed, &before);
-    let mut plan = Plan {
-        before,
-        claims,
-        items: BTreeMap::new(),
-        held: BTreeSet::new(),
-        leaving: BTreeSet::new(),
-        refused: BTreeMap::new(),
-        listed: work.observed.publish.listed.as_deref(),
-        told: BTreeSet::new(),
-    };
+    let mut plan = Plan::empty(work, shape);
     let Some(suffix) = suffix(work) else {
-        plan.held = recorded(work, &plan.before);
-        let message = unconfirmed(work);
-        for claim in plan.claims.iter().filter(|claim| claim.asks) {
-            let message = message.clone();
-            plan.refused.insert(claim.claimant.clone(), Refused { reason: "ProxyGroupNotReady", message });
-        }
+        plan.wait(work);
         return plan;
     };
     let wanted = plan.claims.iter().any(|claim| claim.asks);
@@ -126,16 +116,19 @@ pub(super) fn plan<'a>(work: &mut Work<'a>, shape: &Shape<'_>) -> Plan<'a> {
     let mut taken: BTreeSet<IpAddr> = plan.before.mappings.values().flat_map(routes::addresses).collect();
     for claim in plan.claims.iter().filter(|claim| claim.asks) {
         let name = service_name(&claim.label);
-        let wish = contest(&firsts, claim).and_then(|()| read(work.observed, claim, &suffix));
-        let wish = wish.and_then(|wish| fits::fits(work, shape, &wish).map(|()| wish));
-        let stood = wish.and_then(|wish| {
+        let asked = contest(&firsts, claim).and_then(|()| read(work.observed, claim, &suffix)).and_then(|wish| {
+            fits::fits(work, shape, &wish)?;
+            let joins = quota::admit(&plan.tenancy, claim, &shape.owner.group, &wish)?;
+            Ok((wish, joins))
+        });
+        let stood = asked.and_then(|(wish, joins)| {
             // A new leader takes it to be as the replicas were told, until the control plane has answered.
             let standing = match &wish.target {
                 Target::Site(_) if nodes => Standing::Never,
                 Target::Whole(whole) if nodes => {
                     Standing::Routed(routes::allot(shape, plan.before.mappings.get(&name), whole, &mut taken)?)
                 }
-                _ => standing(work, shape, (listed, &plan.told), &name, &wish),
+                _ => standing(work, shape, (listed, &plan.told), &name, &wish, joins),
             };
             Ok((wish, standing))
         });
@@ -156,6 +149,7 @@ pub(super) fn plan<'a>(work: &mut Work<'a>, shape: &Shape<'_>) -> Plan<'a> {
     plan.held.retain(|name| !plan.items.contains_key(name));
     let kept = |name: &String| plan.items.contains_key(name) || plan.held.contains(name);
     plan.leaving = recorded(work, &plan.before).into_iter().filter(|name| !kept(name)).collect();
+    quota::limit(work, shape, &mut plan);
     room::settle(&mut plan);
     plan
 }
@@ -205,7 +199,34 @@ fn recorded(work: &Work<'_>, before: &IngressConfig) -> BTreeSet<String> {
     before.names().into_iter().chain(told).chain(secrets).collect()
 }
 
-impl Plan<'_> {
+impl<'a> Plan<'a> {
+    /// Who asks and what there is, before anything is judged.
+    fn empty(work: &Work<'a>, shape: &Shape<'_>) -> Self {
+        let before = work.owned(&ingress_config_ref(&shape.owner)).map(|held| IngressConfig::read(held)).unwrap_or_default();
+        let claims = claims(work.observed, &before);
+        Self {
+            before,
+            claims,
+            items: BTreeMap::new(),
+            held: BTreeSet::new(),
+            leaving: BTreeSet::new(),
+            refused: BTreeMap::new(),
+            listed: work.observed.publish.listed.as_deref(),
+            told: BTreeSet::new(),
+            tenancy: Tenancy::of(shape.spec, shape.settings.tenancy, &work.observed.namespaces),
+            orders: BTreeMap::new(),
+        }
+    }
+
+    /// Leaves everything as it is, as the domain of the tailnet is not known yet.
+    fn wait(&mut self, work: &Work<'_>) {
+        self.held = recorded(work, &self.before);
+        let message = unconfirmed(work);
+        for claim in self.claims.iter().filter(|claim| claim.asks) {
+            self.refused.insert(claim.claimant.clone(), Refused::new("ProxyGroupNotReady", message.clone()));
+        }
+    }
+
     /// The Secrets of certificates that the replicas read and write: those that carry this group's labels, and those that are yet to
     /// be made. A Secret of somebody else is never among them, whatever its name.
     pub(super) fn certificates(&self, work: &Work<'_>, owner: &Owner) -> BTreeSet<String> {
@@ -247,6 +268,7 @@ impl Plan<'_> {
         let gone = self.withdraw(work, shape);
         self.approve(work, shape, &gone);
         let mut config = config::config(&self, &gone);
+        config.orders = self.record_orders(work, &gone);
         config.told = self.tell(work, shape, &gone);
         expiries(work);
         work.want(owner, config.manifest(owner));

@@ -15,6 +15,7 @@ use super::acks::Standing;
 use crate::api::egress;
 use crate::model::objects::{Child, EgressConfig, Owner, Shape};
 use crate::model::publish::Claimant;
+use crate::model::tenancy::Tenancy;
 
 /// What is remembered of a group.
 #[derive(Debug, Default)]
@@ -38,6 +39,7 @@ struct Base {
     namespace: String,
     domain: String,
     health: u16,
+    tenancy: Tenancy,
 }
 
 /// A Service that is served, and whose child is as it must be.
@@ -110,11 +112,12 @@ impl Memory {
     }
 
     /// Forgets what was made for other settings.
-    pub(super) fn on(&mut self, shape: &Shape<'_>) {
+    pub(super) fn on(&mut self, shape: &Shape<'_>, tenancy: &Tenancy) {
         let base = Base {
             namespace: shape.settings.namespace.clone(),
             domain: shape.settings.cluster_domain.clone(),
             health: shape.health_port(),
+            tenancy: tenancy.clone(),
         };
         if self.base != base {
             *self = Self { base, judged: self.judged, ..Self::default() };

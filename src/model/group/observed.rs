@@ -24,6 +24,7 @@ use crate::model::identity::{DeviceId, DeviceName, DeviceRecord, KeyId};
 use crate::model::objects::{Kind, ObjectRef};
 use crate::model::ports::Range;
 use crate::model::publish::{Claimant, Own, Owner};
+use crate::model::tenancy::{DefaultTenancy, Labels, Patterns};
 
 /// How long the DNS may remember where a Service's name pointed.
 const LINGER: Duration = Duration::from_mins(1);
@@ -59,6 +60,8 @@ pub struct Observed {
     pub services: OrdMap<(String, String), Arc<Service>>,
     /// The nodes, if the class asks for static endpoints; else empty.
     pub nodes: Vec<Arc<Node>>,
+    /// The labels of the namespaces that there are, if the group has tenants; else empty.
+    pub namespaces: OrdMap<String, Arc<Labels>>,
     /// The node ports that Services of other groups hold, and those that the API server has refused.
     pub node_ports: BTreeSet<u16>,
     /// What is asked to be published by the group.
@@ -76,6 +79,8 @@ pub struct Publishing {
     pub ingresses: OrdMap<(String, String), Arc<Ingress>>,
     /// The Secrets in the namespace of the proxies that these Ingresses name as certificates, as far as they are there.
     pub certificates: BTreeMap<String, Own>,
+    /// Of these Secrets those that only some namespaces may name: which.
+    pub reserved: BTreeMap<String, Patterns>,
     /// The Services that these Ingresses name as backends.
     pub backends: BTreeMap<(String, String), Arc<Service>>,
     /// Of the Services that ask to be published, those that have an endpoint which gets traffic.
@@ -156,6 +161,8 @@ pub struct GroupSettings {
     /// Whether replicas order certificates with the account of all groups of their tailnet; what is usual for their image if
     /// nothing is said.
     pub shared_account: Option<bool>,
+    /// What namespaces may have of groups that name no tenants.
+    pub tenancy: DefaultTenancy,
     /// The URL of the ACME server's directory, if it is not Let's Encrypt's.
     pub acme_directory: Option<String>,
     /// Whether the cluster has the CRD of `ServiceMonitor`.
@@ -276,6 +283,7 @@ impl GroupSettings {
             ingress_class: "tailscale".to_owned(),
             cluster: Owner::default(),
             shared_account: None,
+            tenancy: DefaultTenancy::default(),
             acme_directory: None,
             service_monitors: false,
             linger: LINGER,

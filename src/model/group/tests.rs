@@ -19,6 +19,7 @@ mod refusals;
 mod replicas;
 mod routes;
 mod services;
+mod tenants;
 mod world;
 
 /// A cluster with a group that serves one Service.

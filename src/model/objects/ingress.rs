@@ -29,7 +29,12 @@ pub struct IngressConfig {
     pub origins: BTreeMap<String, Origin>,
     /// What was told to whom as an Event and still holds: fingerprints of the words, by kind, namespace and name.
     pub told: BTreeMap<String, String>,
+    /// Certificates that were ordered within a week and whose Secrets are gone, by namespace.
+    pub orders: BTreeMap<String, Ordered>,
 }
+
+/// Certificates by when their Secrets were made, in seconds since 1970, and their DNS names.
+pub type Ordered = BTreeSet<(i64, String)>;
 
 impl IngressConfig {
     /// Its texts by the keys of the `ConfigMap`.
@@ -42,7 +47,8 @@ impl IngressConfig {
             (routes::ORIGINS, text(&self.origins)),
         ];
         let told = (!self.told.is_empty()).then(|| (routes::TOLD, text(&self.told)));
-        data.into_iter().chain(told)
+        let orders = (!self.orders.is_empty()).then(|| (routes::ORDERS, text(&self.orders)));
+        data.into_iter().chain(told).chain(orders)
     }
 
     /// Size of its texts, in bytes: the API server takes a `ConfigMap` of 1 MiB.
@@ -69,6 +75,7 @@ impl IngressConfig {
             routes: part(config_map, routes::KEY),
             origins: Self::origins(config_map),
             told: part(config_map, routes::TOLD),
+            orders: part(config_map, routes::ORDERS),
         }
     }
 

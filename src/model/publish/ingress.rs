@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::networking::v1::{Ingress, IngressBackend};
 
 use super::backend::backend;
-use super::{Context, Flaw, Own, Target, Wish, annotation, common, ingress_label, truth};
+use super::{Context, Flaw, Own, Target, Wish, annotation, common, ingress_label, text, truth};
 use crate::api::names;
 use crate::api::routes::{Host, Listener, Route, Site};
 use crate::model::issuance::Validity;
@@ -28,7 +28,7 @@ pub fn ingress(ingress: &Ingress, context: &Context<'_>) -> Result<Wish, Vec<Str
     let mut wrong = Vec::new();
     let annotations = ingress.metadata.annotations.as_ref();
     let label = ingress_label(ingress);
-    let (tags, share) = common(annotations, &label, &mut wrong);
+    let tags = common(annotations, &label, &mut wrong);
     let dns = format!("{label}.{}", context.suffix);
     let Hosts { served: hosts, flaws, mut notes, warnings } = hosts(ingress, (&dns, &label), context);
     if annotation(annotations, names::PROXY_PROTOCOL).is_some() {
@@ -54,7 +54,7 @@ pub fn ingress(ingress: &Ingress, context: &Context<'_>) -> Result<Wish, Vec<Str
     let ports = listeners.keys().rev().map(|port| format!("tcp:{port}")).collect();
     let funnel = annotation(annotations, names::FUNNEL).is_some_and(truth);
     let site = Site { hosts, listeners, routes: routes.into_values().collect(), funnel };
-    Ok(Wish { label, tags, ports, share, target: Target::Site(site), notes, flaws, warnings })
+    Ok(Wish { label, tags, ports, target: Target::Site(site), notes, flaws, warnings })
 }
 
 /// The Secrets that an Ingress names as certificates.
@@ -75,6 +75,15 @@ fn hosts(ingress: &Ingress, (dns, label): (&str, &str), context: &Context<'_>) -
             let own = host == dns || host == label || !host.contains('.');
             match secret {
                 _ if own => {}
+                Some(secret)
+                    if context.reserved.get(secret).is_some_and(|those| !those.matches(text(ingress.metadata.namespace.as_ref()))) =>
+                {
+                    hosts.flaws.insert(host.to_ascii_lowercase(), Flaw::Lacking);
+                    let why = format!("its annotation {} does not name this namespace", names::CERTIFICATE_NAMESPACES);
+                    hosts
+                        .notes
+                        .push(format!("host {host} is not served: Secret {}/{secret} may not be shown, as {why}.", context.namespace));
+                }
                 Some(secret) => hosts.of_its_own(&host.to_ascii_lowercase(), secret, context),
                 // The first one says by its first label what the Ingress is called.
                 None if (at, nth) == (0, 0) => {}

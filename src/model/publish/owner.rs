@@ -15,8 +15,6 @@ pub struct Owner {
     pub id: String,
     /// What it was called before: references by these names are ours, and are written anew.
     pub former: Vec<String>,
-    /// Whether a name of another cluster is joined only where the object says so.
-    pub opt_in: bool,
 }
 
 /// What a Tailscale Service is to be.
@@ -28,7 +26,7 @@ pub struct Asked {
     pub tags: Vec<String>,
     /// Its ports.
     pub ports: Vec<String>,
-    /// It may join a name that another cluster has, where that has to be said.
+    /// It may join a name that another cluster has: an administrator's word, not a tenant's.
     pub share: bool,
     /// It takes over one that nobody owns.
     pub adopt: bool,
@@ -57,7 +55,7 @@ pub enum Refusal {
     Foreign,
     /// One object owns it alone.
     Alone,
-    /// Another cluster has it, and the object does not say that it may be shared.
+    /// Another cluster has it, and its namespace may not share names.
     Twin,
 }
 
@@ -89,8 +87,7 @@ impl Refusal {
             ),
             Self::Alone => format!("Tailscale Service {name} belongs to one ProxyGroup of another cluster alone: take another name."),
             Self::Twin => format!(
-                "Another cluster has Tailscale Service {name}: annotate this with {}=true to share the name, or take another one.",
-                crate::api::names::SHARE_NAME
+                "Another cluster has Tailscale Service {name}: take another name, or have an administrator add it to sharedNames in spec.tailyard.tenants of the ProxyGroup."
             ),
         }
     }
@@ -122,7 +119,7 @@ pub fn judge(found: Option<&VipService>, asked: &Asked, owner: &Owner, recorded:
     if refs.first().is_some_and(|first| first.rest.contains_key("resource")) {
         return Verdict::Refused(Refusal::Alone);
     }
-    if !ours && !others.is_empty() && owner.opt_in && !asked.share {
+    if !ours && !others.is_empty() && !asked.share {
         return Verdict::Refused(Refusal::Twin);
     }
     let mut wanted = found.clone();

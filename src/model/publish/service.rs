@@ -13,7 +13,7 @@ use crate::api::vip::ANY_PORT;
 pub fn service(service: &Service) -> Result<Wish, Vec<String>> {
     let mut wrong = Vec::new();
     let label = service_label(service);
-    let (tags, share) = common(service.metadata.annotations.as_ref(), &label, &mut wrong);
+    let tags = common(service.metadata.annotations.as_ref(), &label, &mut wrong);
     let kind = service.spec.as_ref().and_then(|spec| spec.type_.as_deref()).unwrap_or("ClusterIP");
     let mut whole = Whole { proxy_protocol: announced(service, &mut wrong), ..Whole::default() };
     if kind == "ExternalName" {
@@ -33,7 +33,7 @@ pub fn service(service: &Service) -> Result<Wish, Vec<String>> {
         return Err(wrong);
     }
     let ports = vec![ANY_PORT.to_owned()];
-    Ok(Wish { label, tags, ports, share, target: Target::Whole(whole), notes: Vec::new(), flaws: [].into(), warnings: Vec::new() })
+    Ok(Wish { label, tags, ports, target: Target::Whole(whole), notes: Vec::new(), flaws: [].into(), warnings: Vec::new() })
 }
 
 /// The addresses of a Service in the cluster, the first of each family.

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::api::routes::{Listener, Protocol};
 use crate::model::issuance::Certificate;
+use crate::model::tenancy::Patterns;
 
 mod owner;
 mod service;
@@ -40,9 +41,15 @@ fn read(annotations: Value, spec: Value) -> Result<Wish, Vec<String>> {
         ("broken", Own::Unusable("tls.crt or tls.key is empty".into())),
         ("unlabelled", Own::Unlabelled),
         ("unread", Own::Unread),
+        ("theirs", between(0, 90, "www.example.com")),
+        ("ours", between(0, 90, "www.example.com")),
     ];
     let certificates = own.map(|(name, own)| (name.to_owned(), own)).into();
-    ingress(&parsed, &Context { suffix: SUFFIX, services: &found, namespace: "ts", certificates: &certificates, now: day(3) })
+    let reserved = [("theirs", "v, uu-*"), ("ours", "v,u*")].map(|(secret, those)| (secret.to_owned(), Patterns::parse(those))).into();
+    ingress(
+        &parsed,
+        &Context { suffix: SUFFIX, services: &found, namespace: "ts", certificates: &certificates, reserved: &reserved, now: day(3) },
+    )
 }
 
 fn to(service: &str, port: Value) -> Value {
@@ -136,6 +143,8 @@ fn a_certificate_of_ones_own_is_judged_for_its_host_alone() {
         ("www", "a.example.com", true, Some("is for www.example.com, and not for a.example.com")),
         ("broken", "a.example.com", true, Some("cannot be used, as tls.crt or tls.key is empty")),
         ("unlabelled", "a.example.com", false, Some("lacks the label tailyard.io/certificate=true")),
+        ("theirs", "www.example.com", false, Some("annotation tailyard.io/namespaces does not name this namespace")),
+        ("ours", "www.example.com", true, None),
         ("none", "a.example.com", false, Some("no Secret none in the namespace ts of the proxies")),
         ("early", "www.example.com", true, Some("not valid before 1970-01-05T00:00:00Z")),
         ("ended", "www.example.com", true, Some("in Secret ts/ended ended at 1970-01-03T00:00:00Z")),

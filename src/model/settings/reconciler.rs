@@ -14,6 +14,7 @@ use crate::api::proxygroup::ProxyGroupType;
 use crate::model::ports::Range;
 use crate::model::publish::Owner;
 use crate::model::tailnet::TAILSCALE;
+use crate::model::tenancy::DefaultTenancy;
 
 /// Every flag of `tailyard reconciler` and the variable that it stands for.
 pub const RECONCILER_FLAGS: [(&str, &str); 27] = [
@@ -30,7 +31,7 @@ pub const RECONCILER_FLAGS: [(&str, &str); 27] = [
     ("--drain-grace", "TAILYARD_DRAIN_GRACE"),
     ("--group-types", "TAILYARD_GROUP_TYPES"),
     ("--ingress-class", "OPERATOR_INGRESS_CLASS_NAME"),
-    ("--shared-names", "TAILYARD_SHARED_NAMES"),
+    ("--tenancy", "TAILYARD_TENANCY"),
     ("--cluster-id", "TAILYARD_CLUSTER_ID"),
     ("--former-cluster-ids", "TAILYARD_FORMER_CLUSTER_IDS"),
     ("--acme-directory", "TAILYARD_ACME_DIRECTORY"),
@@ -92,6 +93,8 @@ pub struct Reconciler {
     pub control: Control,
     /// The types of the groups that are ours.
     pub types: Vec<ProxyGroupType>,
+    /// What namespaces may have of groups that name no tenants.
+    pub tenancy: DefaultTenancy,
     /// What is published and how.
     pub ingress: Ingress,
     /// How many groups are worked on at a time.
@@ -192,6 +195,7 @@ impl Reconciler {
             ports: source.parsed("TAILYARD_PORTS", "a range of ports such as 10000-19999", ports).unwrap_or(Range::DEFAULT),
             drain_grace: source.duration("TAILYARD_DRAIN_GRACE", Duration::from_secs(45)),
             control: control(source),
+            tenancy: tenancy(source),
             types: source
                 .parsed("TAILYARD_GROUP_TYPES", "egress, ingress or both, separated by a comma", types)
                 .unwrap_or_else(|| ProxyGroupType::SERVED.to_vec()),
@@ -238,6 +242,15 @@ fn tags(source: &mut Source<'_>) -> Vec<String> {
     read.unwrap_or_else(|| vec!["tag:k8s".to_owned()])
 }
 
+fn tenancy(source: &mut Source<'_>) -> DefaultTenancy {
+    let known = |text: &str| match text {
+        "bounded" => Some(DefaultTenancy::Bounded),
+        "open" => Some(DefaultTenancy::Open),
+        _ => None,
+    };
+    source.parsed("TAILYARD_TENANCY", "one of bounded, open", known).unwrap_or_default()
+}
+
 fn types(text: &str) -> Option<Vec<ProxyGroupType>> {
     let known = |name: &str| match name.trim() {
         "egress" => Some(ProxyGroupType::Egress),
@@ -248,11 +261,6 @@ fn types(text: &str) -> Option<Vec<ProxyGroupType>> {
 }
 
 fn ingress(source: &mut Source<'_>) -> Ingress {
-    let opt_in = source.parsed("TAILYARD_SHARED_NAMES", "one of allow, opt-in", |text| match text {
-        "allow" => Some(false),
-        "opt-in" => Some(true),
-        _ => None,
-    });
     let account = source.text("OPERATOR_SHARED_ACME_ACCOUNT_KEY").is_some();
     let shared = source.boolean("OPERATOR_SHARED_ACME_ACCOUNT_KEY", false);
     let former = source.owned("TAILYARD_FORMER_CLUSTER_IDS").unwrap_or_default();
@@ -260,7 +268,7 @@ fn ingress(source: &mut Source<'_>) -> Ingress {
     let id = source.owned("TAILYARD_CLUSTER_ID").unwrap_or_default();
     Ingress {
         class: source.owned("OPERATOR_INGRESS_CLASS_NAME").unwrap_or_else(|| "tailscale".to_owned()),
-        owner: Owner { id, former, opt_in: opt_in.unwrap_or(false) },
+        owner: Owner { id, former },
         shared_account: account.then_some(shared),
         acme_directory: source.parsed("TAILYARD_ACME_DIRECTORY", "a URL that begins with https://", |text| {
             text.strip_prefix("https://").is_some_and(|rest| !rest.is_empty()).then(|| text.to_owned())

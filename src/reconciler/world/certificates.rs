@@ -14,6 +14,7 @@ use super::{Role, World, id, version};
 use crate::api::names;
 use crate::model::certificate::Pair;
 use crate::model::publish::{Own, certificates};
+use crate::model::tenancy::Patterns;
 
 /// What was read, by name: of which version, and what it came to.
 pub(super) type Read = BTreeMap<String, (u64, Own)>;
@@ -31,6 +32,18 @@ impl World {
             (name.clone(), own)
         });
         judged.collect()
+    }
+
+    /// Of them those that only some namespaces may name: which.
+    pub(super) fn reserved_certificates(&self, group: &str) -> BTreeMap<String, Patterns> {
+        let Some(secrets) = self.shelves.get(&Role::Credentials) else { return BTreeMap::new() };
+        let wanted = self.named_certificates(group);
+        let found = secrets.objects.iter().filter(|((_, name), _)| wanted.contains(name.as_str()));
+        let reserved = found.filter_map(|((_, name), held)| {
+            let namespaces = held.value["metadata"]["annotations"][names::CERTIFICATE_NAMESPACES].as_str()?;
+            Some((name.clone(), Patterns::parse(namespaces)))
+        });
+        reserved.collect()
     }
 
     /// Those of them that are to be read.

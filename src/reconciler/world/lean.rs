@@ -28,7 +28,7 @@ pub(super) fn lean(role: Role, value: &mut Value) {
     }
     match role {
         // Only their types are read.
-        Role::Service | Role::Ingress | Role::Backing => *value = Value::Null,
+        Role::Service | Role::Ingress | Role::Backing | Role::Namespace => *value = Value::Null,
         Role::Owned(Kind::Secret) if domain_of(value).is_some() => certificate(value),
         Role::Pod => keep(value, &["metadata"]),
         Role::Owned(Kind::EndpointSlice) => slice(value),

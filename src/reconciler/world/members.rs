@@ -70,6 +70,9 @@ impl Members {
 impl World {
     pub(super) fn index(&mut self, role: Role, id: &Id, held: &Held) {
         self.index_published(role, id, held, true);
+        if let Typed::Namespace(labels) = &held.typed {
+            self.namespaces.insert(id.1.clone(), Arc::clone(labels));
+        }
         if let Typed::Service(service) = &held.typed {
             for group in self.concerned(id, service) {
                 self.members.entry(group).or_default().services.insert(id.clone(), Arc::clone(service));
@@ -94,6 +97,9 @@ impl World {
 
     pub(super) fn unindex(&mut self, role: Role, id: &Id, held: &Held) {
         self.index_published(role, id, held, false);
+        if let Typed::Namespace(_) = &held.typed {
+            self.namespaces.remove(&id.1);
+        }
         if let Typed::Service(service) = &held.typed {
             for group in self.concerned(id, service) {
                 self.change(&group, |members| drop(members.services.remove(id)));

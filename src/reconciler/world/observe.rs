@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
-use super::{Id, Key, Members, Role, Typed, World};
+use super::{Id, Key, Members, Role, Typed, World, has_tenants};
 use crate::api::names;
 use crate::api::proxyclass::ProxyClass;
 use crate::api::proxygroup::ProxyGroup;
@@ -39,6 +39,7 @@ impl World {
         let group = self.group(name);
         let class = group.as_deref().and_then(|group| self.class_of(group)).map_or(Class::None, |name| self.judged(name));
         let namespace = settings.namespace.clone();
+        let namespaces = if group.as_deref().is_some_and(has_tenants) { self.namespaces.clone() } else { OrdMap::new() };
         let wants_nodes = matches!(&class, Class::Ready(class) if class.spec.static_endpoints.is_some());
         Observed {
             name: name.to_owned(),
@@ -55,6 +56,7 @@ impl World {
             } else {
                 Vec::new()
             },
+            namespaces,
             node_ports: if wants_nodes { self.node_ports(name) } else { BTreeSet::new() },
             publish: Publishing { listed, approved, ..self.publishing(name) },
             denied,

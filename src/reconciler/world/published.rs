@@ -219,6 +219,7 @@ impl World {
             class_fault: self.class_fault(),
             ingresses,
             certificates: self.own_certificates(group),
+            reserved: self.reserved_certificates(group),
             backends: backends_of,
             backed,
             rivals,

@@ -25,7 +25,7 @@ async fn make(stage: &Stage, number: usize) {
 #[test]
 fn a_config_that_does_not_fit_is_written_compressed_and_read_by_a_replica() {
     stage(async |stage| {
-        let _running = stage.reconciler("one", 9100);
+        let _running = stage.reconciler_with("one", 9100, &["--tenancy", "open"]);
         stage.group_of("g", json!({"type": "egress", "tailyard": {"ports": {"from": 10_000, "to": 60_000}}})).await;
         stage.join("g", 2).await;
         let held = async || stage.config("g").await.len();

@@ -41,8 +41,8 @@ fn a_name_moves_to_another_group_without_a_gap() {
 fn clusters_share_a_name_and_leave_it_one_by_one() {
     stage(async |one| {
         let two = one.second().await;
-        let _first = one.reconciler("one", 9100);
-        let _second = two.reconciler("two", 9101);
+        let _first = one.reconciler_with("one", 9100, &["--tenancy", "open"]);
+        let _second = two.reconciler_with("two", 9101, &["--tenancy", "open"]);
         for stage in [&one, &two] {
             stage.publisher("g", 2).await;
             stage.ingress("app", "g", "app").await;
@@ -77,7 +77,7 @@ fn a_twin_is_no_surprise_where_sharing_has_to_be_said() {
             json!({"name": "svc:app", "addrs": ["100.99.0.200"], "ports": ["tcp:443"], "tags": ["tag:k8s"], "annotations": owners})
         };
         stage.hosted.add_vip("svc:app", &made(json!({"ownerRefs": [{"operatorID": "them"}]})));
-        let running = stage.reconciler_with("one", 9100, &["--shared-names", "opt-in", "--cluster-id", "here"]);
+        let running = stage.reconciler_with("one", 9100, &["--cluster-id", "here"]);
         stage.publisher("g", 2).await;
         stage.ingress("app", "g", "app").await;
         let told = async || stage.events("app").await;
@@ -86,7 +86,9 @@ fn a_twin_is_no_surprise_where_sharing_has_to_be_said() {
         })
         .await;
         assert_eq!(stage.owners("svc:app"), ["them"]);
-        stage.annotate("app", json!({"tailyard.io/share-name": "true"})).await;
+        let tenants = json!([{"namespaceSelector": {}, "sharedNames": ["app"]}]);
+        let shares = Patch::Merge(json!({"spec": {"tailyard": {"tenants": tenants}}}));
+        stage.all::<ProxyGroup>().patch("g", &PatchParams::default(), &shares).await.expect("changed");
         eventually_async("it is joined", DEADLINE, async || stage.owners("svc:app"), |owners| *owners == ["them", "here"]).await;
         stage.told_both("g", &["svc:app"]).await;
 

@@ -61,7 +61,8 @@ fn set(cluster: &Cluster, image: &Path, objects: &[Value], workload: &str) {
 }
 
 fn group(name: &str, kind: &str) -> Value {
-    json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyGroup", "metadata": {"name": name}, "spec": {"type": kind, "replicas": 2}})
+    let tenants = json!([{"namespaceSelector": {}, "sharedNames": ["*"]}]);
+    json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyGroup", "metadata": {"name": name}, "spec": {"type": kind, "replicas": 2, "tailyard": {"tenants": tenants}}})
 }
 
 /// Pods that answer whoever connects.

@@ -14,6 +14,7 @@ use tailyard::model::group::{
 };
 use tailyard::model::identity::DeviceId;
 use tailyard::model::objects::{Kind, egress_config};
+use tailyard::model::tenancy::DefaultTenancy;
 
 /// A group at rest, and what is remembered of it.
 pub struct Rest {
@@ -101,7 +102,10 @@ fn nothing() -> Observed {
     Observed {
         name: "g".to_owned(),
         now: Timestamp::UNIX_EPOCH,
-        settings: Arc::new(GroupSettings::new("ts".to_owned(), "tailyard:bench".to_owned())),
+        settings: Arc::new(GroupSettings {
+            tenancy: DefaultTenancy::Open,
+            ..GroupSettings::new("ts".to_owned(), "tailyard:bench".to_owned())
+        }),
         group: None,
         class: Class::None,
         tailnet: TailnetState::Unavailable(String::new()),
@@ -109,6 +113,7 @@ fn nothing() -> Observed {
         owned: OrdMap::new(),
         services: OrdMap::new(),
         nodes: Vec::new(),
+        namespaces: OrdMap::new(),
         node_ports: [].into(),
         publish: Publishing::default(),
         denied: BTreeMap::new(),

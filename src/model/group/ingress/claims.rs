@@ -128,7 +128,8 @@ pub(super) fn read(observed: &Observed, claim: &Claim<'_>, suffix: &str) -> Resu
     let services =
         |namespace: &str, name: &str| observed.publish.backends.get(&(namespace.to_owned(), name.to_owned())).map(|service| &**service);
     let (namespace, certificates) = (&*observed.settings.namespace, &observed.publish.certificates);
-    let context = Context { suffix, services: &services, namespace, certificates, now: observed.now };
+    let reserved = &observed.publish.reserved;
+    let context = Context { suffix, services: &services, namespace, certificates, reserved, now: observed.now };
     let (read, reason) = match claim.object {
         Object::Ingress(_) if observed.publish.class_fault.is_some() => {
             let why = observed.publish.class_fault.clone().unwrap_or_default();

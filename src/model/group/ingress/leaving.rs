@@ -1,6 +1,9 @@
 //! How a name ends: withdrawn by every replica, then without its Tailscale Service, then without what served it.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use serde_json::Value;
 
 use super::advertise::says;
 use super::claims::{Object, claims};
@@ -97,14 +100,19 @@ fn left_behind(work: &mut Work<'_>, name: &str, why: &str) {
     work.warn(Subject::Group, "ServiceLeftBehind", message);
 }
 
-/// Has the certificates of names go that nobody asks for, and the rights that the Tailscale operator made for each.
-fn certificates(work: &mut Work<'_>, owner: &Owner, gone: &BTreeSet<String>) {
+/// The Secrets of certificates of names that nobody asks for.
+pub(super) fn gone_certificates<'a>(work: &Work<'a>, gone: &BTreeSet<String>) -> impl Iterator<Item = (&'a ObjectRef, &'a Arc<Value>)> {
     let rivals = &work.observed.publish.rivals;
-    let goes = |dns: &str| {
+    let goes = move |dns: &str| {
         let name = dns.split_once('.').map(|(label, _)| service_name(label));
         name.is_some_and(|name| gone.contains(&name) && rivals.get(&name).is_none_or(Vec::is_empty))
     };
-    let secrets: Vec<_> = work.observed.of(Kind::Secret).filter(|(_, held)| domain_of(held).is_some_and(goes)).collect();
+    work.observed.of(Kind::Secret).filter(move |(_, held)| domain_of(held).is_some_and(&goes))
+}
+
+/// Has the certificates of names go that nobody asks for, and the rights that the Tailscale operator made for each.
+fn certificates(work: &mut Work<'_>, owner: &Owner, gone: &BTreeSet<String>) {
+    let secrets: Vec<_> = gone_certificates(work, gone).collect();
     for (object, held) in secrets {
         for kind in [Kind::RoleBinding, Kind::Role] {
             let object = ObjectRef::new(kind, &owner.namespace, object.name.clone());

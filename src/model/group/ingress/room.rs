@@ -31,7 +31,7 @@ pub(super) fn settle(plan: &mut Plan<'_>) {
 }
 
 /// The published names, those of the oldest objects first.
-fn by_age(plan: &Plan<'_>) -> Vec<String> {
+pub(super) fn by_age(plan: &Plan<'_>) -> Vec<String> {
     let created: BTreeMap<&Claimant, i64> = plan.claims.iter().map(|claim| (&claim.claimant, claim.created())).collect();
     let mut order: Vec<_> = plan.items.iter().map(|(name, item)| (created.get(&item.claimant), &item.claimant, name)).collect();
     order.sort();

@@ -22,6 +22,7 @@ pub(super) fn standing(
     (listed, told): (Option<&Listed>, &BTreeSet<String>),
     name: &str,
     wish: &Wish,
+    joins: bool,
 ) -> Standing {
     let observed = work.observed;
     let known = listed.and_then(|listed| listed.services.get(name));
@@ -34,7 +35,7 @@ pub(super) fn standing(
         return Standing::Unknown;
     }
     let tags = if wish.tags.is_empty() { shape.settings.tags.clone() } else { wish.tags.clone() };
-    let asked = Asked { name: name.to_owned(), tags, ports: wish.ports.clone(), share: wish.share, adopt: adopts(work, &wish.label) };
+    let asked = Asked { name: name.to_owned(), tags, ports: wish.ports.clone(), share: joins, adopt: adopts(work, &wish.label) };
     // Only of what was ours a replica was ever told.
     let recorded = told.contains(name);
     match judge(known, &asked, &observed.settings.cluster, recorded) {

@@ -24,6 +24,7 @@ use crate::model::group::{
 use crate::model::identity::{Device, DeviceId, DeviceRecord, KeyId};
 use crate::model::objects::{IngressConfig, Kind, Manifest, ObjectRef, egress_config, group_of};
 use crate::model::publish::{Own, Owner, Source};
+use crate::model::tenancy::{DefaultTenancy, Labels};
 
 mod look;
 mod published;
@@ -72,6 +73,8 @@ pub(super) struct World {
     pub(super) ingresses: BTreeMap<(String, String), Ingress>,
     /// What the control plane has of what is published.
     pub(super) hosted: Hosted,
+    /// The labels of namespaces.
+    pub(super) namespaces: imbl::OrdMap<String, Arc<Labels>>,
     /// Secrets of users' own certificates.
     pub(super) own_certificates: BTreeMap<String, Own>,
 }
@@ -89,7 +92,8 @@ struct Read {
 pub(super) fn settings() -> GroupSettings {
     let image = "ghcr.io/tailyard/tailyard:1".to_owned();
     let cluster = Owner { id: "here".into(), ..Owner::default() };
-    GroupSettings { tags: vec!["tag:k8s".into()], service_monitors: true, cluster, ..GroupSettings::new(NS.into(), image) }
+    let tenancy = DefaultTenancy::Open;
+    GroupSettings { tags: vec!["tag:k8s".into()], service_monitors: true, cluster, tenancy, ..GroupSettings::new(NS.into(), image) }
 }
 
 pub(super) fn ready() -> TailnetState {
@@ -123,6 +127,7 @@ impl World {
             ingresses: BTreeMap::new(),
             hosted: Hosted::default(),
             own_certificates: BTreeMap::new(),
+            namespaces: imbl::OrdMap::new(),
         }
     }
 
@@ -148,6 +153,7 @@ impl World {
             ingresses: self.ingresses.clone(),
             hosted: self.hosted.clone(),
             own_certificates: self.own_certificates.clone(),
+            namespaces: self.namespaces.clone(),
             ..*self
         }
     }
@@ -252,6 +258,7 @@ impl World {
             owned: self.with_shared(owned, name),
             services: services.collect(),
             nodes: Vec::new(),
+            namespaces: self.namespaces.clone(),
             node_ports: BTreeSet::new(),
             publish: self.publishing(name),
             denied: self.denied.clone(),

@@ -4,11 +4,11 @@ use super::*;
 use crate::api::vip::{OWNERS, VipService};
 
 fn asked() -> Asked {
-    Asked { name: "svc:a".into(), tags: vec!["tag:k8s".into()], ports: vec!["tcp:443".into()], share: false, adopt: false }
+    Asked { name: "svc:a".into(), tags: vec!["tag:k8s".into()], ports: vec!["tcp:443".into()], share: true, adopt: false }
 }
 
 fn me() -> Owner {
-    Owner { id: "me".into(), former: vec!["old".into()], opt_in: false }
+    Owner { id: "me".into(), former: vec!["old".into()] }
 }
 
 fn held(owners: &str) -> VipService {
@@ -58,10 +58,9 @@ fn what_is_not_ours_is_left_alone() {
     assert_eq!(written(judge(Some(&foreign), &asked(), &me(), true)).annotations[OWNERS], refs(&["me"]), "its owners got lost");
     let alone = r#"{"ownerRefs":[{"operatorID":"them","resource":{"kind":"ProxyGroup","name":"g","uid":"u"}}]}"#;
     assert_eq!(judge(Some(&held(alone)), &asked(), &me(), false), Verdict::Refused(Refusal::Alone));
-    let careful = Owner { opt_in: true, ..me() };
     let twin = held(&refs(&["them"]));
-    assert_eq!(judge(Some(&twin), &asked(), &careful, false), Verdict::Refused(Refusal::Twin));
-    assert!(matches!(judge(Some(&twin), &Asked { share: true, ..asked() }, &careful, false), Verdict::Write { ours: false, .. }));
+    assert_eq!(judge(Some(&twin), &Asked { share: false, ..asked() }, &me(), false), Verdict::Refused(Refusal::Twin));
+    assert!(matches!(judge(Some(&twin), &asked(), &me(), false), Verdict::Write { ours: false, .. }));
 }
 
 #[test]

@@ -1,0 +1,261 @@
+//! Who may use a group, and how much of it: the tenants of `spec.tailyard.tenants`, else the reconciler's default.
+//!
+//! The first tenant whose selector matches the labels of a namespace decides for its objects. Tenancy decides what is given: what an object has
+//! already stays until the object goes, so that an edit of a selector or of a label is never an outage.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+
+use crate::api::proxygroup::{ProxyGroupSpec, Tenant};
+
+/// Labels of a namespace.
+pub type Labels = BTreeMap<String, String>;
+
+/// What namespaces may have of groups that name no tenants.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum DefaultTenancy {
+    /// Every namespace, within limits: no tags of its own, no names of other clusters, and so many ports, names and certificates.
+    #[default]
+    Bounded,
+    /// Every namespace, everything: as the Tailscale operator does it.
+    Open,
+}
+
+/// Ports that services of one namespace may have by default: half of the usual range.
+const PORTS: usize = 5_000;
+/// Names in the tailnet that one namespace may have by default.
+const NAMES: usize = 100;
+/// Certificates ordered for one namespace within a week by default: half of what Let's Encrypt issues for a tailnet.
+const CERTIFICATES: usize = 25;
+
+/// What one namespace may have of a group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Allowance {
+    names: Patterns,
+    tags: Patterns,
+    shared_names: Patterns,
+    /// Most ports of egress Services.
+    pub max_ports: usize,
+    /// Most names in the tailnet.
+    pub max_names: usize,
+    /// Most certificates ordered within a week.
+    pub max_certificates: usize,
+}
+
+/// The tenants of one group.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Tenancy {
+    /// What the namespaces may have that a tenant of the group selects.
+    selected: BTreeMap<String, Allowance>,
+    /// What all others may have.
+    default: Option<Allowance>,
+}
+
+/// Names that are allowed: each a text, or the beginning of one before `*`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Patterns(Vec<String>);
+
+impl Patterns {
+    /// Patterns separated by commas.
+    #[must_use]
+    pub fn parse(text: &str) -> Self {
+        Self(text.split(',').map(str::trim).filter(|pattern| !pattern.is_empty()).map(str::to_owned).collect())
+    }
+
+    /// Whether one of the patterns matches.
+    #[must_use]
+    pub fn matches(&self, text: &str) -> bool {
+        self.0.iter().any(|pattern| pattern.strip_suffix('*').map_or(pattern == text, |begin| text.starts_with(begin)))
+    }
+
+    fn any() -> Self {
+        Self(vec!["*".to_owned()])
+    }
+}
+
+impl Allowance {
+    fn of(default: DefaultTenancy) -> Self {
+        let (limit, others) = match default {
+            DefaultTenancy::Bounded => (None, Patterns::default()),
+            DefaultTenancy::Open => (Some(usize::MAX), Patterns::any()),
+        };
+        Self {
+            names: Patterns::any(),
+            tags: others.clone(),
+            shared_names: others,
+            max_ports: limit.unwrap_or(PORTS),
+            max_names: limit.unwrap_or(NAMES),
+            max_certificates: limit.unwrap_or(CERTIFICATES),
+        }
+    }
+
+    fn read(tenant: &Tenant) -> Self {
+        let limit = |set: Option<i64>, default| set.map_or(default, |limit| usize::try_from(limit).unwrap_or(0));
+        Self {
+            names: tenant.names.clone().map_or_else(Patterns::any, Patterns),
+            tags: Patterns(tenant.tags.clone()),
+            shared_names: Patterns(tenant.shared_names.clone()),
+            max_ports: limit(tenant.max_ports, PORTS),
+            max_names: limit(tenant.max_names, NAMES),
+            max_certificates: limit(tenant.max_certificates_per_week, CERTIFICATES),
+        }
+    }
+
+    /// What of a name and of tags is not allowed, as a sentence that says what to do.
+    ///
+    /// # Errors
+    ///
+    /// That sentence.
+    pub fn allows(&self, namespace: &str, group: &str, label: &str, tags: &[String]) -> Result<(), String> {
+        let wrong = if let Some(tag) = tags.iter().find(|tag| !self.tags.matches(tag)) {
+            format!("give an object the tag {tag}")
+        } else if !self.names.matches(label) {
+            format!("use the name {label}")
+        } else {
+            return Ok(());
+        };
+        Err(denied(namespace, group, &wrong))
+    }
+
+    /// Whether a name of another cluster may be joined.
+    #[must_use]
+    pub fn shares(&self, label: &str) -> bool {
+        self.shared_names.matches(label)
+    }
+}
+
+impl Tenancy {
+    /// The tenants of a group, by the labels of the namespaces that there are.
+    #[must_use]
+    pub fn of<'a>(
+        group: &ProxyGroupSpec,
+        default: DefaultTenancy,
+        namespaces: impl IntoIterator<Item = (&'a String, &'a Arc<Labels>)>,
+    ) -> Self {
+        let tenants = group.tailyard.as_ref().map(|own| own.tenants.as_slice()).unwrap_or_default();
+        if tenants.is_empty() {
+            return Self { default: Some(Allowance::of(default)), ..Self::default() };
+        }
+        let first = |labels: &Labels| tenants.iter().find(|tenant| selects(&tenant.namespace_selector, labels)).map(Allowance::read);
+        let selected = namespaces.into_iter().filter_map(|(name, labels)| Some((name.clone(), first(labels)?)));
+        Self { selected: selected.collect(), default: None }
+    }
+
+    /// What a namespace may have.
+    ///
+    /// # Errors
+    ///
+    /// It may have nothing of the group: a sentence that says what to do.
+    pub fn allowance(&self, namespace: &str, group: &str) -> Result<&Allowance, String> {
+        let found = self.selected.get(namespace).or(self.default.as_ref());
+        found.ok_or_else(|| denied(namespace, group, "use it"))
+    }
+}
+
+fn denied(namespace: &str, group: &str, what: &str) -> String {
+    format!("Namespace {namespace} may not {what} in ProxyGroup {group}: an administrator can allow it in spec.tailyard.tenants.")
+}
+
+/// Whether a selector matches labels. One with an unknown operator matches nothing.
+fn selects(selector: &LabelSelector, labels: &Labels) -> bool {
+    let equal = selector.match_labels.iter().flatten().all(|(key, value)| labels.get(key) == Some(value));
+    let meets = |key: &str, operator: &str, values: &[String]| {
+        let listed = || labels.get(key).is_some_and(|value| values.contains(value));
+        match operator {
+            "In" => listed(),
+            "NotIn" => !listed(),
+            "Exists" => labels.contains_key(key),
+            "DoesNotExist" => !labels.contains_key(key),
+            _ => false,
+        }
+    };
+    let mut expressions = selector.match_expressions.iter().flatten();
+    equal && expressions.all(|one| meets(&one.key, &one.operator, one.values.as_deref().unwrap_or_default()))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::needless_pass_by_value, reason = "a call with a literal reads better")]
+
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn tenancy(tenants: Value) -> Tenancy {
+        let group = json!({"type": "ingress", "tailyard": {"tenants": tenants}});
+        let labels = |pairs: &[(&str, &str)]| -> Arc<Labels> {
+            pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect::<Labels>().into()
+        };
+        let namespaces = BTreeMap::from([
+            ("shop".to_owned(), labels(&[("team", "shop"), ("stage", "prod")])),
+            ("shop-test".to_owned(), labels(&[("team", "shop")])),
+            ("bare".to_owned(), labels(&[])),
+        ]);
+        Tenancy::of(&serde_json::from_value(group).expect("a group"), DefaultTenancy::Bounded, &namespaces)
+    }
+
+    #[test]
+    fn selectors_match_as_those_of_kubernetes() {
+        let selected = |selector: Value| {
+            let tenancy = tenancy(json!([{"namespaceSelector": selector}]));
+            ["shop", "shop-test", "bare"].map(|namespace| tenancy.allowance(namespace, "g").is_ok())
+        };
+        let expression =
+            |operator: &str, values: &[&str]| json!({"matchExpressions": [{"key": "stage", "operator": operator, "values": values}]});
+        assert_eq!(selected(json!({})), [true; 3]);
+        assert_eq!(selected(json!({"matchLabels": {"team": "shop"}})), [true, true, false]);
+        assert_eq!(selected(expression("In", &["prod", "test"])), [true, false, false]);
+        assert_eq!(selected(expression("NotIn", &["prod"])), [false, true, true]);
+        assert_eq!(selected(expression("Exists", &[])), [true, false, false]);
+        assert_eq!(selected(expression("DoesNotExist", &[])), [false, true, true]);
+        assert_eq!(selected(expression("Unheard", &[])), [false; 3]);
+        assert_eq!(
+            selected(json!({"matchLabels": {"team": "shop"}, "matchExpressions": [{"key": "stage", "operator": "DoesNotExist"}]})),
+            [false, true, false]
+        );
+        assert!(
+            tenancy(json!([{"namespaceSelector": {}}])).allowance("unknown", "g").is_err(),
+            "labels that nobody has seen match nothing"
+        );
+    }
+
+    #[test]
+    fn first_tenant_that_selects_a_namespace_decides() {
+        let tenancy = tenancy(json!([
+            {"namespaceSelector": {"matchLabels": {"stage": "prod"}}, "names": ["shop", "shop-*"], "tags": ["tag:shop"], "maxPorts": 5},
+            {"namespaceSelector": {"matchLabels": {"team": "shop"}}, "names": [], "tags": ["*"], "sharedNames": ["eu-*"], "maxNames": 0},
+        ]));
+        let shop = tenancy.allowance("shop", "g").expect("selected");
+        let allowed =
+            |label: &str, tags: &[&str]| shop.allows("shop", "g", label, &tags.iter().map(|tag| (*tag).to_owned()).collect::<Vec<_>>());
+        assert_eq!((allowed("shop", &["tag:shop"]), allowed("shop-eu", &[])), (Ok(()), Ok(())));
+        let denied = "Namespace shop may not use the name payroll in ProxyGroup g: an administrator can allow it in spec.tailyard.tenants.";
+        assert_eq!(allowed("payroll", &[]), Err(denied.to_owned()));
+        assert!(allowed("shop", &["tag:shop", "tag:hr"]).is_err_and(|why| why.contains("the tag tag:hr")));
+        assert_eq!((shop.max_ports, shop.max_names, shop.max_certificates), (5, 100, 25));
+        assert!(!shop.shares("shop"));
+        let test = tenancy.allowance("shop-test", "g").expect("selected");
+        assert!(test.allows("shop-test", "g", "shop", &[]).is_err(), "an empty list of names allows none");
+        assert_eq!((test.max_names, test.shares("eu-1"), test.shares("eu")), (0, true, false));
+        assert!(tenancy.allowance("bare", "g").is_err());
+    }
+
+    #[test]
+    fn group_without_tenants_takes_every_namespace_within_the_default() {
+        let group = |default| {
+            let group: ProxyGroupSpec = serde_json::from_value(json!({"type": "egress"})).expect("a group");
+            Tenancy::of(&group, default, &BTreeMap::new())
+        };
+        let (bounded, open) = (group(DefaultTenancy::Bounded), group(DefaultTenancy::Open));
+        let [bounded, open] = [&bounded, &open].map(|tenancy| tenancy.allowance("any", "g").expect("everybody"));
+        let tag = ["tag:hr".to_owned()];
+        assert!(bounded.allows("any", "g", "payroll", &[]).is_ok() && bounded.allows("any", "g", "payroll", &tag).is_err());
+        assert!(open.allows("any", "g", "payroll", &tag).is_ok());
+        assert_eq!(
+            [bounded, open].map(|one| (one.max_ports, one.max_names, one.max_certificates, one.shares("a"))),
+            [(5_000, 100, 25, false), (usize::MAX, usize::MAX, usize::MAX, true)]
+        );
+    }
+}
