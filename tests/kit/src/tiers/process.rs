@@ -126,6 +126,10 @@ pub(super) fn create(path: &Path) -> Result<File, String> {
         .map_err(|error| format!("{}: {error}", path.display()))
 }
 
+/// A process that uses a processor. It sleeps for a moment four times a second: beside two that never do, Linux 6.18 let its own threads
+/// wait for up to 40 s, RCU's among them, and with them every change of rules and namespaces.
+const BUSY: &str = "while :; do i=0; while [ $i -lt 300000 ]; do i=$((i + 1)); done; sleep 0.001; done";
+
 /// Processes that use the processor, until this value is dropped or the runner ends.
 #[derive(Debug, Default)]
 pub(super) struct Busy(Vec<Child>);
@@ -134,7 +138,7 @@ impl Busy {
     pub(super) fn start(count: u32) -> io::Result<Self> {
         let mut busy = Self::default();
         for _ in 0..count {
-            busy.0.push(spawn(command("sh").args(["-c", "while :; do :; done"]))?);
+            busy.0.push(spawn(command("sh").args(["-c", BUSY]))?);
         }
         Ok(busy)
     }
