@@ -29,7 +29,7 @@ mod shape;
 mod statefulset;
 
 pub use adopt::adopted;
-pub use certificate::{account, accounts, accounts_ref, certificate, certificate_ref, domain_of, filled};
+pub use certificate::{VALID_UNTIL, account, accounts, accounts_ref, certificate, certificate_ref, domain_of, filled, valid_until};
 pub use child::{Child, ChildPort, HEALTH_PORT, Protocol, Record, child_name, health_port};
 pub use compare::covers;
 pub use disruption::disruption_budget;

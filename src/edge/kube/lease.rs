@@ -11,7 +11,7 @@ use k8s_openapi::api::coordination::v1::{Lease as Object, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use k8s_openapi::jiff::Timestamp;
 use kube::Api;
-use kube::api::PostParams;
+use kube::api::{Patch, PatchParams, PostParams};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
@@ -92,9 +92,10 @@ impl Lease {
             self.candidate.saw(record, Instant::now().into_std());
         }
         match self.candidate.next(Instant::now().into_std()) {
-            Step::Create => self.write(self.candidate.name().to_owned(), 0).await?,
-            Step::Take { transitions } | Step::Renew { transitions } => {
-                let written = self.write(self.candidate.name().to_owned(), transitions).await;
+            Step::Create => self.write(self.candidate.name().to_owned(), 0, true).await?,
+            step @ (Step::Take { transitions } | Step::Renew { transitions }) => {
+                let takes = matches!(step, Step::Take { .. });
+                let written = self.write(self.candidate.name().to_owned(), transitions, takes).await;
                 if let Err(error) = written {
                     if matches!(error.kind(), "Conflict" | "NotFound") {
                         let record = self.read().await?;
@@ -126,7 +127,9 @@ impl Lease {
         }
     }
 
-    async fn write(&mut self, holder: String, transitions: i32) -> Result<(), KubeError> {
+    /// Writes the Lease as it is with this holder. When it was acquired is written by who takes it, and stays; so do labels and
+    /// annotations of others.
+    async fn write(&mut self, holder: String, transitions: i32, takes: bool) -> Result<(), KubeError> {
         let sent = Instant::now();
         let time = Some(MicroTime(Timestamp::now()));
         let duration = if holder.is_empty() { Duration::from_secs(1) } else { self.candidate.terms().duration };
@@ -134,17 +137,17 @@ impl Lease {
             holder_identity: Some(holder),
             lease_duration_seconds: i32::try_from(duration.as_secs()).ok(),
             lease_transitions: Some(transitions),
-            renew_time: time.clone(),
-            acquire_time: time,
+            acquire_time: time.clone().filter(|_| takes),
+            renew_time: time,
             ..LeaseSpec::default()
         };
         let version = self.candidate.version().map(str::to_owned);
         let metadata = ObjectMeta { name: Some(self.name.clone()), resource_version: version.clone(), ..ObjectMeta::default() };
         let object = Object { metadata, spec: Some(spec) };
-        let (api, parameters) = (self.api(), PostParams::default());
+        let api = self.api();
         let written = match version {
-            Some(_) => self.call(Verb::Update, api.replace(&self.name, &parameters, &object)).await?,
-            None => self.call(Verb::Create, api.create(&parameters, &object)).await?,
+            Some(_) => self.call(Verb::Patch, api.patch(&self.name, &PatchParams::default(), &Patch::Merge(&object))).await?,
+            None => self.call(Verb::Create, api.create(&PostParams::default(), &object)).await?,
         };
         self.candidate.wrote(record(&written), sent.into_std());
         Ok(())
@@ -154,7 +157,7 @@ impl Lease {
         if let Some(_until) = self.candidate.leads(Instant::now().into_std())
             && let Step::Renew { transitions } = self.candidate.next(Instant::now().into_std())
         {
-            match self.write(String::new(), transitions).await {
+            match self.write(String::new(), transitions, false).await {
                 Ok(()) => tracing::info!(lease = self.name, "gave the Lease back"),
                 Err(error) => tracing::warn!(kind = error.kind(), "another leads only when the Lease has run out: {error}"),
             }

@@ -57,7 +57,7 @@ const NAMESPACE: [Rule; 12] = [
     ("monitoring.coreos.com", &["servicemonitors"], &[], &["get", "list", "watch", "create", "patch", "delete"]),
     ("", &["events"], &[], &["create", "get", "patch"]),
     ("coordination.k8s.io", &["leases"], &[], &["create"]),
-    ("coordination.k8s.io", &["leases"], &["tailyard-reconciler"], &["get", "update"]),
+    ("coordination.k8s.io", &["leases"], &["tailyard-reconciler"], &["get", "patch"]),
     ("coordination.k8s.io", &["leases"], &[], &["get", "patch", "update"]),
 ];
 

@@ -16,7 +16,7 @@ use crate::api::names;
 use crate::model::issuance::Validity;
 use crate::model::objects::{
     IngressConfig, Kind, ObjectRef, Ordered, Owner, Shape, account, accounts, accounts_ref, certificate, certificate_ref, domain_of,
-    filled, ingress_config_ref,
+    filled, ingress_config_ref, valid_until,
 };
 use crate::model::publish::{Claimant, Own, Refusal, Target, Wish, service_name};
 use crate::model::tenancy::Tenancy;
@@ -308,11 +308,12 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// Looks again when a certificate of a user's own comes nearer to its end.
+/// Looks again when a certificate ends, or one of a user's own comes nearer to its end.
 fn expiries(work: &mut Work<'_>) {
     let now = work.observed.now;
     let next = |own: &Own| if let Own::Leaf(leaf) = own { Validity::of(&leaf.certificate, now).1 } else { None };
-    if let Some(next) = work.observed.publish.certificates.values().filter_map(next).min() {
+    let ends = work.observed.of(Kind::Secret).filter_map(|(_, held)| valid_until(held)).filter(|until| *until > now);
+    if let Some(next) = work.observed.publish.certificates.values().filter_map(next).chain(ends).min() {
         work.again(next.duration_since(now).unsigned_abs());
     }
 }

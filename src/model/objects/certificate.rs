@@ -6,6 +6,7 @@
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
 use super::{Kind, Manifest, ObjectRef, Owner, digest, label_value};
@@ -46,6 +47,15 @@ pub fn certificate(owner: &Owner, dns: &str, claimant: &Claimant, held: Option<&
 #[must_use]
 pub fn filled(secret: &Value) -> bool {
     FIELDS.iter().all(|field| secret["data"][field].as_str().is_some_and(|value| !value.is_empty()))
+}
+
+/// Where the end of a certificate is kept in memory, in place of the certificate: a time as of RFC 3339.
+pub const VALID_UNTIL: &str = "validUntil";
+
+/// When the certificate in a Secret ends, as far as it is known.
+#[must_use]
+pub fn valid_until(secret: &Value) -> Option<Timestamp> {
+    secret[VALID_UNTIL].as_str()?.parse().ok()
 }
 
 /// The DNS name whose certificate a Secret is for; none if it is no such Secret.

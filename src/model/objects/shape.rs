@@ -185,7 +185,7 @@ impl Shape<'_> {
     /// Whether tailscaled serves its profiles.
     #[must_use]
     pub fn debug(&self) -> bool {
-        self.container().and_then(|container| container.debug.as_ref()).map_or_else(|| self.metrics(), |debug| debug.enable)
+        self.container().and_then(|container| container.debug.as_ref()).is_some_and(|debug| debug.enable)
     }
 
     /// The address of the health server, if the class sets it.

@@ -3,11 +3,15 @@
 //! Ten thousand Services are ten thousand children and twice as many slices; what servers and other controllers write into them is
 //! most of them, and changes while nothing changes for us. `managedFields` never come as far as here.
 
+use k8s_openapi::ByteString;
+use k8s_openapi::jiff::Timestamp;
+use serde::Deserialize as _;
 use serde_json::{Map, Value, json};
 
 use super::Role;
 use crate::api::names;
-use crate::model::objects::{Kind, domain_of, filled};
+use crate::model::certificate::Pair;
+use crate::model::objects::{Kind, VALID_UNTIL, domain_of, filled};
 
 /// A copy of the whole object that `kubectl apply` leaves on it.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
@@ -54,12 +58,22 @@ fn slice(value: &mut Value) {
     value["endpoints"] = endpoints;
 }
 
-/// A certificate: whether it is there. Its key is no business of ours.
+/// A certificate: whether it is there, and until when it is valid. Its key is no business of ours.
 fn certificate(value: &mut Value) {
-    let set = filled(value);
+    let (set, until) = (filled(value), ends(value));
     keep(value, &["metadata", "type"]);
     let field = if set { "set" } else { "" };
     value["data"] = json!({"tls.crt": field, "tls.key": field});
+    if let Some(until) = until {
+        value[VALID_UNTIL] = json!(until.to_string());
+    }
+}
+
+/// When the certificate in a Secret ends, if it can be read.
+fn ends(secret: &Value) -> Option<Timestamp> {
+    let bytes = |key: &str| ByteString::deserialize(secret["data"].get(key)?).ok().map(|text| text.0.into());
+    let leaf = Pair { chain: bytes("tls.crt")?, key: bytes("tls.key")? }.leaf();
+    leaf.ok().map(|leaf| leaf.certificate.until)
 }
 
 fn name(value: &Value) -> &str {
@@ -124,6 +138,24 @@ mod tests {
         let lean = json!({"metadata": {"name": "c", "labels": labels, "annotations": {}},
             "spec": {"ports": [{"port": 80}], "selector": {"a": "b"}}});
         assert_eq!(child, lean);
+    }
+
+    #[test]
+    fn certificate_is_kept_as_its_end_alone() {
+        let key = rcgen::KeyPair::generate().expect("a key");
+        let mut params = rcgen::CertificateParams::new(vec!["a.ts.net".to_owned()]).expect("names");
+        params.not_after = rcgen::date_time_ymd(2027, 4, 1);
+        let chain = params.self_signed(&key).expect("a certificate").pem();
+        let labels = json!({"tailscale.com/secret-type": "certs"});
+        let data =
+            [("tls.crt", chain), ("tls.key", key.serialize_pem())].map(|(key, text)| (key.to_owned(), ByteString(text.into_bytes())));
+        let data = std::collections::BTreeMap::from(data);
+        let mut secret = json!({"metadata": {"name": "a.ts.net", "labels": labels}, "type": "kubernetes.io/tls", "data": data});
+        lean(Role::Owned(Kind::Secret), &mut secret);
+        let set = json!({"tls.crt": "set", "tls.key": "set"});
+        let kept = json!({"metadata": {"name": "a.ts.net", "labels": labels}, "type": "kubernetes.io/tls", "data": set,
+            "validUntil": "2027-04-01T00:00:00Z"});
+        assert_eq!(secret, kept);
     }
 
     #[test]

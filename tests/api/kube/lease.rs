@@ -2,13 +2,16 @@
 
 use std::time::Duration;
 
+use k8s_openapi::api::coordination::v1::Lease as Object;
+use kube::api::{Api, Patch, PatchParams};
+use serde_json::json;
 use tailyard::edge::kube::{Leading, Lease};
 use tailyard::model::lease::{Candidate, Terms};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use kit::apiserver::{Cluster, DEADLINE, cluster};
+use kit::apiserver::{Cluster, DEADLINE, NAMESPACE, cluster};
 use kit::wait::eventually_async;
 
 const NAME: &str = "tailyard-reconciler";
@@ -47,7 +50,7 @@ impl One {
 
 async fn allowed(cluster: &Cluster) {
     cluster.allow_in("coordination.k8s.io", "leases", &[], &["create"]).await;
-    cluster.allow_in("coordination.k8s.io", "leases", &[NAME], &["get", "update"]).await;
+    cluster.allow_in("coordination.k8s.io", "leases", &[NAME], &["get", "patch"]).await;
 }
 
 #[test]
@@ -65,13 +68,31 @@ fn one_of_two_leads_and_gives_the_lease_back() {
 }
 
 #[test]
+fn renewal_keeps_when_the_lease_was_acquired_and_what_others_wrote_on_it() {
+    cluster(async |cluster| {
+        allowed(&cluster).await;
+        let mut first = One::start(&cluster, "first").await;
+        first.until(true).await;
+        let api: Api<Object> = Api::namespaced(cluster.admin(), NAMESPACE);
+        let label = Patch::Merge(json!({"metadata": {"labels": {"team": "net"}}}));
+        let before = api.patch(NAME, &PatchParams::default(), &label).await.expect("labelled").spec.expect("a spec");
+        let held = async || api.get(NAME).await.expect("a Lease");
+        let renewed = |held: &Object| held.spec.as_ref().is_some_and(|spec| spec.renew_time > before.renew_time);
+        let held = eventually_async("a renewal", DEADLINE, held, renewed).await;
+        assert_eq!(held.spec.expect("a spec").acquire_time, before.acquire_time);
+        assert_eq!(held.metadata.labels.expect("labels")["team"], "net");
+        assert!(first.leads());
+    });
+}
+
+#[test]
 fn a_leader_that_dies_is_followed_within_fifteen_seconds() {
     cluster(async |cluster| {
         allowed(&cluster).await;
         let mut first = One::start(&cluster, "first").await;
         first.until(true).await;
         let mut second = One::start(&cluster, "second").await;
-        eventually_async("a renewal", DEADLINE, async || cluster.count("update", "leases"), |count| *count >= 3).await;
+        eventually_async("a renewal", DEADLINE, async || cluster.count("patch", "leases"), |count| *count >= 3).await;
         first.task.abort();
         let took = second.until(true).await;
         println!("another leads after {took:?}");

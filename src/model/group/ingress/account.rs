@@ -10,7 +10,7 @@ use crate::api::issuance::Note;
 use crate::api::names;
 use crate::model::conditions::{Status, Wanted};
 use crate::model::group::work::Work;
-use crate::model::objects::{Owner, certificate_ref, digest, filled};
+use crate::model::objects::{Owner, certificate_ref, digest, filled, valid_until};
 use crate::model::publish::{Claimant, Flaw, Target};
 
 /// How many of those in trouble are named.
@@ -201,7 +201,7 @@ impl Account {
         let order = [
             (Certified::Failing, "CertificatesFailing", "cannot be ordered"),
             (Certified::Lacking, "CertificatesLacking", "are users' own and cannot be shown"),
-            (Certified::Invalid, "CertificatesInvalid", "are users' own and not valid now"),
+            (Certified::Invalid, "CertificatesInvalid", "are not valid now"),
             (Certified::Waiting, "CertificatesWaiting", "are not there yet"),
             (Certified::Ending, "CertificatesEnding", "are users' own and end soon"),
         ];
@@ -224,6 +224,7 @@ fn issued(work: &Work<'_>, owner: &Owner, dns: &str) -> (Certified, String) {
     let note = held["metadata"]["annotations"][names::ISSUANCE].as_str().and_then(|text| serde_json::from_str::<Note>(text).ok());
     match note.filter(|note| note.failures > 0) {
         Some(note) => (Certified::Failing, note.reason),
+        None if valid_until(held).is_some_and(|until| until <= work.observed.now) => (Certified::Invalid, "Ended".to_owned()),
         None if filled(held) => (Certified::Issued, String::new()),
         None => (Certified::Waiting, String::new()),
     }

@@ -55,6 +55,23 @@ fn a_group_says_which_certificates_are_not_there() {
 }
 
 #[test]
+fn certificate_of_the_group_that_has_ended_is_not_issued() {
+    let mut world = publishing(ingress());
+    world.ingress("app", "in", ("app", "web"));
+    world.settle();
+    assert_eq!(world.says("in", CERTIFIED).1, "CertificatesIssued");
+    let secret = object(Kind::Secret, "app.tail1234.ts.net");
+    let mut held = serde_json::Value::clone(&world.objects[&secret]);
+    held["validUntil"] = json!(day(3).to_string());
+    world.objects.insert(secret, held.into());
+    on(&mut world, 2);
+    assert_eq!(world.says("in", CERTIFIED).1, "CertificatesIssued");
+    on(&mut world, 3);
+    let ended = world.says("in", CERTIFIED);
+    assert!(ended.1 == "CertificatesInvalid" && ended.2.contains("app.tail1234.ts.net (Ended)"), "{ended:?}");
+}
+
+#[test]
 fn the_end_of_a_certificate_that_the_group_does_not_renew_is_told_before_it_comes() {
     let mut world = publishing(ingress());
     shows(&mut world, "app", "www");
