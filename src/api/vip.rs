@@ -12,6 +12,8 @@ use serde_json::{Map, Value};
 pub const PREFIX: &str = "svc:";
 /// The annotation that holds [`Owners`] as JSON.
 pub const OWNERS: &str = "tailscale.com/owner-references";
+/// Ours, additive: the field of an [`OwnerRef`] that names the `ProxyGroup` which publishes the service.
+pub const GROUP: &str = "tailyardGroup";
 /// What stands in place of ports where all are forwarded.
 pub const ANY_PORT: &str = "do-not-validate";
 /// The comment of a service that we make.

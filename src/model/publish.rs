@@ -25,7 +25,7 @@ mod service;
 
 pub use backend::backends;
 pub use ingress::{certificates, ingress};
-pub use owner::{Asked, Owner, Refusal, Release, Verdict, judge, others, release};
+pub use owner::{Asked, Owner, Refusal, Release, Verdict, judge, of_group, others, release};
 pub use serve::{serve, tun};
 pub use service::service;
 

@@ -11,6 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::Instant;
 
+use kit::cluster::chart;
 use kit::cluster::pods::client;
 use kit::cluster::{Cluster, DEADLINE, turn};
 use kit::wait::eventually;
@@ -69,6 +70,11 @@ fn an_annotated_service_leads_to_the_tailnet_whatever_happens() {
     let stage = Stage::start();
     stage.play();
     let cluster = &stage.cluster;
-    assert_eq!(whole::delete(cluster), "", "nothing of a group is left");
-    assert_eq!(whole::uninstall(cluster), "", "nothing of the chart is left");
+    whole::uninstall(cluster);
+    whole::delete_without_reconciler(cluster);
+    chart::install(cluster, &[]);
+    cluster.wait(&["--for=delete", "proxygroup/eg", "service/db"]);
+    assert_eq!(whole::left(cluster, "eg"), "", "nothing of a group is left");
+    whole::uninstall(cluster);
+    assert_eq!(whole::everything_of_ours(cluster), [""; 0], "by label, or by who wrote it");
 }

@@ -228,7 +228,7 @@ mod tests {
         let of = |resource: &str| all.iter().filter(|right| right.resource == resource).cloned().collect::<Vec<_>>();
         assert_eq!(
             told(&of("leases")),
-            "create/get/patch/update leases.coordination.k8s.io in ts, get/update leases.coordination.k8s.io tailyard-reconciler in ts"
+            "create/get/patch/update leases.coordination.k8s.io in ts, get/patch leases.coordination.k8s.io tailyard-reconciler in ts"
         );
         assert!(told(&all).ends_with(" kinds of objects more"), "{}", told(&all));
     }

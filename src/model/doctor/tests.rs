@@ -64,7 +64,7 @@ fn ill() -> cluster::Facts {
         definitions,
         denied: [
             ("ts/eg".to_owned(), Err(Gap::Forbidden)),
-            ("ts/tailyard-reconciler".to_owned(), Ok(vec![of("secrets", "patch"), of("leases", "update")])),
+            ("ts/tailyard-reconciler".to_owned(), Ok(vec![of("secrets", "patch"), of("leases", "patch")])),
         ]
         .into(),
         deployments: Ok(vec![

@@ -18,7 +18,7 @@ use crate::model::objects::{
     IngressConfig, Kind, ObjectRef, Ordered, Owner, Shape, account, accounts, accounts_ref, certificate, certificate_ref, domain_of,
     filled, ingress_config_ref, valid_until,
 };
-use crate::model::publish::{Claimant, Own, Refusal, Target, Wish, service_name};
+use crate::model::publish::{Claimant, Own, Refusal, Target, Wish, of_group, service_name};
 use crate::model::tenancy::Tenancy;
 
 use claims::{Claim, claims, contest, firsts, read};
@@ -108,7 +108,8 @@ pub(super) fn plan<'a>(work: &mut Work<'a>, shape: &Shape<'_>) -> Plan<'a> {
         return plan;
     };
     let wanted = plan.claims.iter().any(|claim| claim.asks);
-    let leaves = !plan.before.origins.is_empty();
+    // A config that got lost leaves what the control plane has on record.
+    let leaves = !plan.before.origins.is_empty() || work.owned(&ingress_config_ref(&shape.owner)).is_none();
     plan.told = told(work);
     let listed = if wanted || leaves { listed(work) } else { plan.listed };
     let firsts = firsts(work.observed, &plan.claims);
@@ -196,7 +197,9 @@ fn recorded(work: &Work<'_>, before: &IngressConfig) -> BTreeSet<String> {
     let told = told(work);
     let secrets = work.observed.of(Kind::Secret).filter_map(|(_, held)| domain_of(held));
     let secrets = secrets.filter_map(|dns| dns.split_once('.')).map(|(label, _)| service_name(label));
-    before.names().into_iter().chain(told).chain(secrets).collect()
+    let (group, cluster) = (&*work.observed.name, &work.observed.settings.cluster);
+    let listed = work.observed.publish.listed.iter().flat_map(|listed| of_group(listed.services.values(), cluster, group));
+    before.names().into_iter().chain(told).chain(secrets).chain(listed.map(str::to_owned)).collect()
 }
 
 impl<'a> Plan<'a> {

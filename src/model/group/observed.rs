@@ -242,6 +242,8 @@ pub struct ReplicaState {
     pub ingress: Option<ingress::Status>,
     /// The sites that the internet is to reach and does not, by service name, and why.
     pub barred: BTreeMap<String, String>,
+    /// The tailnet gives no certificates, as HTTPS is disabled in it.
+    pub no_https: bool,
     /// The Tailscale Services that its tailscaled advertises.
     pub advertises: BTreeSet<String>,
     /// The routes that its tailscaled advertises.
@@ -325,6 +327,7 @@ impl ReplicaState {
             reissue: text(state::REISSUE_AUTHKEY),
             ingress: bytes(ingress::KEY).and_then(parse),
             barred: bytes(state::BARRED).and_then(parse).unwrap_or_default(),
+            no_https: text(state::HTTPS_ENDPOINT).as_deref() == Some(state::NO_HTTPS),
             advertises: advertise_services.unwrap_or_default(),
             routes: advertise_routes.unwrap_or_default(),
             egress: whole.or_else(|| bytes(egress::KEY).and_then(parse)),

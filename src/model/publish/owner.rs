@@ -22,6 +22,8 @@ pub struct Owner {
 pub struct Asked {
     /// Its name, with `svc:`.
     pub name: String,
+    /// The group that publishes it.
+    pub group: String,
     /// Its tags.
     pub tags: Vec<String>,
     /// Its ports.
@@ -96,7 +98,7 @@ impl Refusal {
 /// Judges a service as it was found. `recorded` tells that this cluster has published it: one that lost its owners is ours still.
 #[must_use]
 pub fn judge(found: Option<&VipService>, asked: &Asked, owner: &Owner, recorded: bool) -> Verdict {
-    let own = OwnerRef { operator_id: owner.id.clone(), ..OwnerRef::default() };
+    let own = OwnerRef { operator_id: owner.id.clone(), rest: [(vip::GROUP.to_owned(), asked.group.clone().into())].into_iter().collect() };
     let Some(found) = found else {
         let fresh = VipService {
             name: asked.name.clone(),
@@ -132,7 +134,7 @@ pub fn judge(found: Option<&VipService>, asked: &Asked, owner: &Owner, recorded:
     if refs.is_empty() && !recorded {
         wanted.annotations.insert(names::ADOPTED.to_owned(), "true".to_owned());
     }
-    let named = refs.iter().any(|reference| reference.operator_id == owner.id);
+    let named = refs.contains(&own);
     let old = refs.iter().any(|reference| owner.former.contains(&reference.operator_id) && reference.operator_id != owner.id);
     if !named || old {
         wanted = owned(wanted, &[others.as_slice(), &[own]].concat());
@@ -156,6 +158,13 @@ pub fn release(found: Option<&VipService>, owner: &Owner) -> Release {
         (false, true) => Release::Delete,
         (false, false) => Release::Write(Box::new(owned(found.clone(), &others))),
     }
+}
+
+/// The services that a group of this cluster publishes, by what the control plane has on record.
+pub fn of_group<'a>(services: impl IntoIterator<Item = &'a VipService>, owner: &Owner, group: &str) -> impl Iterator<Item = &'a str> {
+    let mine = move |reference: &OwnerRef| owner.is(reference) && reference.rest.get(vip::GROUP).is_some_and(|held| held == group);
+    let published = services.into_iter().filter(move |service| references(service).into_iter().flatten().any(|held| mine(&held)));
+    published.map(|service| &*service.name)
 }
 
 /// The clusters that own a service beside this one.

@@ -32,14 +32,34 @@ pub(crate) fn install(cluster: &Cluster) {
     chart::install(cluster, &[]);
 }
 
-/// Takes the chart away again; what it leaves in the namespace, by name.
-pub(crate) fn uninstall(cluster: &Cluster) -> String {
+/// Takes the chart away again.
+pub(crate) fn uninstall(cluster: &Cluster) {
     cluster.helm(&["uninstall", "tailyard", "-n", NAMESPACE, "--wait"]);
-    let kinds = "deployments,statefulsets,services,configmaps,serviceaccounts,roles,rolebindings,poddisruptionbudgets";
-    let named = cluster.kubectl(&["get", kinds, "-n", NAMESPACE, "-o", "name"]);
-    // What Kubernetes itself keeps in every namespace.
-    let own = ["configmap/kube-root-ca.crt", "serviceaccount/default"];
-    named.lines().filter(|name| !own.contains(name)).collect::<Vec<_>>().join(" ")
+}
+
+/// Every object of any kind in any namespace that carries our labels or that one of our programs wrote to, but for Events.
+pub(crate) fn everything_of_ours(cluster: &Cluster) -> Vec<String> {
+    let kinds = cluster.kubectl(&["api-resources", "--verbs=list", "-o", "name"]);
+    let kinds: Vec<&str> = kinds.split_whitespace().filter(|kind| !kind.starts_with("events")).collect();
+    let all = cluster.kubectl(&["get", &kinds.join(","), "-A", "-o", "json", "--show-managed-fields"]);
+    let all: Value = serde_json::from_str(&all).expect("a list");
+    let ours = |object: &&Value| {
+        let (metadata, text) = (&object["metadata"], |value: &Value| value.as_str().unwrap_or_default().to_owned());
+        let labels = &metadata["labels"];
+        let written =
+            metadata["managedFields"].as_array().into_iter().flatten().any(|write| text(&write["manager"]).starts_with("tailyard"));
+        written || labels["tailscale.com/managed"] == "true" || labels["app.kubernetes.io/name"] == "tailyard"
+    };
+    let name = |object: &Value| format!("{}/{}", object["kind"], object["metadata"]["name"]).replace('"', "");
+    all["items"].as_array().expect("items").iter().filter(ours).map(name).collect()
+}
+
+/// Deletes the group `eg` and the Service `db` where no reconciler runs: they wait for one.
+pub(crate) fn delete_without_reconciler(cluster: &Cluster) {
+    assert_eq!(ask(cluster, "db").as_deref(), Some("db"), "traffic needs no reconciler");
+    cluster.kubectl(&["delete", "proxygroup/eg", "service/db", "--wait=false"]);
+    let waits = cluster.kubectl(&["get", "proxygroup/eg", "-o", "jsonpath={.metadata.deletionTimestamp} {.metadata.finalizers}"]);
+    assert!(waits.contains("tailscale.com/finalizer") && !waits.starts_with(' '), "{waits}");
 }
 
 /// A group of two replicas.
@@ -123,12 +143,6 @@ pub(crate) fn addresses(cluster: &Cluster, replica: &str) -> Vec<String> {
 pub(crate) fn lives(cluster: &Cluster, replicas: &[&str]) -> Vec<String> {
     let path = "{.metadata.uid} {.status.containerStatuses[*].restartCount}";
     replicas.iter().map(|replica| pods::field(cluster, NAMESPACE, replica, path)).collect()
-}
-
-/// Deletes the group `eg` and the Service `db`; what is left of them, by name.
-pub(crate) fn delete(cluster: &Cluster) -> String {
-    cluster.kubectl(&["delete", "proxygroup/eg", "service/db", "--timeout=120s"]);
-    left(cluster, "eg")
 }
 
 /// What is left of a group that is deleted, by name: once the tailnet has forgotten its replicas.

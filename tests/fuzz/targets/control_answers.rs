@@ -20,7 +20,7 @@ fuzz_target!(|data: &[u8]| {
     }
     if let Ok(service) = serde_json::from_slice::<VipService>(data) {
         let owner = Owner { id: "here".to_owned(), ..Owner::default() };
-        let asked = Asked { name: "svc:a".to_owned(), tags: Vec::new(), ports: Vec::new(), share: false, adopt: true };
+        let asked = Asked { name: "svc:a".to_owned(), group: "g".to_owned(), tags: Vec::new(), ports: Vec::new(), share: false, adopt: true };
         let _ = (judge(Some(&service), &asked, &owner, false), release(Some(&service), &owner));
     }
 });

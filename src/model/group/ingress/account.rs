@@ -226,6 +226,9 @@ fn issued(work: &Work<'_>, owner: &Owner, dns: &str) -> (Certified, String) {
         Some(note) => (Certified::Failing, note.reason),
         None if valid_until(held).is_some_and(|until| until <= work.observed.now) => (Certified::Invalid, "Ended".to_owned()),
         None if filled(held) => (Certified::Issued, String::new()),
+        None if work.observed.replicas.values().any(|replica| replica.state.as_ref().is_some_and(|state| state.no_https)) => {
+            (Certified::Failing, "HTTPSDisabled".to_owned())
+        }
         None => (Certified::Waiting, String::new()),
     }
 }

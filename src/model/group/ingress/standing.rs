@@ -35,9 +35,10 @@ pub(super) fn standing(
         return Standing::Unknown;
     }
     let tags = if wish.tags.is_empty() { shape.settings.tags.clone() } else { wish.tags.clone() };
-    let asked = Asked { name: name.to_owned(), tags, ports: wish.ports.clone(), share: joins, adopt: adopts(work, &wish.label) };
+    let (name, group) = (name.to_owned(), shape.owner.group.clone());
+    let asked = Asked { name, group, tags, ports: wish.ports.clone(), share: joins, adopt: adopts(work, &wish.label) };
     // Only of what was ours a replica was ever told.
-    let recorded = told.contains(name);
+    let recorded = told.contains(&asked.name);
     match judge(known, &asked, &observed.settings.cluster, recorded) {
         Verdict::Refused(why) => Standing::Theirs(why),
         verdict => {

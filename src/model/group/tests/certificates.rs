@@ -55,6 +55,21 @@ fn a_group_says_which_certificates_are_not_there() {
 }
 
 #[test]
+fn group_says_that_https_is_disabled_in_the_tailnet() {
+    let mut world = World::new();
+    world.hosted.no_https = true;
+    world.group("in", ingress());
+    world.plain("web", json!({}), json!({"clusterIP": "10.96.0.20", "ports": [{"port": 80}]}));
+    world.ingress("app", "in", ("app", "web"));
+    world.settle();
+    let failing = world.says("in", CERTIFIED);
+    assert!(failing.1 == "CertificatesFailing" && failing.2.contains("app.tail1234.ts.net (HTTPSDisabled)"), "{failing:?}");
+    world.hosted.no_https = false;
+    world.settle();
+    assert_eq!(world.says("in", CERTIFIED).1, "CertificatesIssued");
+}
+
+#[test]
 fn certificate_of_the_group_that_has_ended_is_not_issued() {
     let mut world = publishing(ingress());
     world.ingress("app", "in", ("app", "web"));

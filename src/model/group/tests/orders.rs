@@ -200,7 +200,7 @@ impl Step {
             Self::DeleteSecret(name) => drop(secret(world, name).map(|object| world.objects.remove(&object))),
             // What we had listed does not tell of it.
             Self::Join(name) => elsewhere(world, |hosted| {
-                let asked = Asked { name: vip(name), tags: Vec::new(), ports: Vec::new(), share: true, adopt: false };
+                let asked = Asked { name: vip(name), group: "g".into(), tags: Vec::new(), ports: Vec::new(), share: true, adopt: false };
                 hosted.publish(&asked, &them(), true);
             }),
             Self::Leave(name) => elsewhere(world, |hosted| hosted.release(&vip(name), &them())),

@@ -41,6 +41,22 @@ fn a_name_outside_the_cluster_is_published_without_anybody_known_behind_it() {
 }
 
 #[test]
+fn name_that_is_withdrawn_while_the_config_gets_lost_leaves_no_tailscale_service() {
+    let mut world = publishing(ingress());
+    expose(&mut world, "db", json!({}), json!({"clusterIP": "10.96.0.21", "ports": [{"port": 80}]}));
+    world.settle();
+    assert_eq!(world.hosted.vips.len(), 1);
+    // The replicas are told to withdraw it, and do, before the config gets lost.
+    world.delete_service("db");
+    world.pass("in");
+    world.live();
+    world.objects.remove(&object(Kind::ConfigMap, "in-ingress-config"));
+    world.memories.clear();
+    world.settle();
+    assert!(world.hosted.vips.is_empty() && world.config("in").names().is_empty());
+}
+
+#[test]
 fn ports_that_get_the_clients_address_are_in_the_config() {
     let mut world = publishing(ingress());
     let spec = || json!({"clusterIP": "10.96.0.21", "ports": [{"port": 25}, {"port": 80}]});

@@ -146,7 +146,8 @@ impl Act {
             // Replicas' own Secrets are their identity, and a config that is lost is a record that is lost.
             Self::Lose(which) => {
                 let replicas = |object: &ObjectRef| object.kind == Kind::Secret && !object.name.ends_with(".ts.net");
-                let fair = |object: &ObjectRef| object.kind != Kind::ConfigMap && !replicas(object) && *object != accounts_ref(NS);
+                let config = |object: &ObjectRef| object.kind == Kind::ConfigMap && !object.name.ends_with("-ingress-config");
+                let fair = |object: &ObjectRef| !config(object) && !replicas(object) && *object != accounts_ref(NS);
                 let lost = nth(world.objects.keys().filter(|object| fair(object)).cloned().collect::<Vec<_>>(), *which);
                 lost.map(|lost| world.objects.remove(&lost));
             }

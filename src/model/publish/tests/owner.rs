@@ -4,7 +4,14 @@ use super::*;
 use crate::api::vip::{OWNERS, VipService};
 
 fn asked() -> Asked {
-    Asked { name: "svc:a".into(), tags: vec!["tag:k8s".into()], ports: vec!["tcp:443".into()], share: true, adopt: false }
+    Asked {
+        name: "svc:a".into(),
+        group: "g".into(),
+        tags: vec!["tag:k8s".into()],
+        ports: vec!["tcp:443".into()],
+        share: true,
+        adopt: false,
+    }
 }
 
 fn me() -> Owner {
@@ -17,8 +24,10 @@ fn held(owners: &str) -> VipService {
     VipService { name, tags, ports, annotations, addrs: vec!["100.99.0.1".into()], ..VipService::default() }
 }
 
+/// The record of these owners, ours with our group.
 fn refs(ids: &[&str]) -> String {
-    json!({"ownerRefs": ids.iter().map(|id| json!({"operatorID": id})).collect::<Vec<_>>()}).to_string()
+    let reference = |id: &&str| if *id == "me" { json!({"operatorID": id, "tailyardGroup": "g"}) } else { json!({"operatorID": id}) };
+    json!({"ownerRefs": ids.iter().map(reference).collect::<Vec<_>>()}).to_string()
 }
 
 fn written(verdict: Verdict) -> VipService {
@@ -37,6 +46,11 @@ fn a_service_is_made_joined_and_left_by_clusters() {
     assert_eq!((joined.annotations[OWNERS].as_str(), joined.addrs.len()), (refs(&["them", "me"]).as_str(), 1));
     let taken = written(judge(Some(&held(&refs(&["old"]))), &asked(), &me(), false));
     assert_eq!(taken.annotations[OWNERS], refs(&["me"]), "what we were called before is ours");
+
+    let moved = Asked { group: "h".into(), ..asked() };
+    let service = written(judge(Some(&held(&refs(&["them", "me"]))), &moved, &me(), false));
+    let of = |group: &'static str| of_group([&service, &made], &me(), group).map(str::to_owned).collect::<Vec<_>>();
+    assert_eq!((of("h"), of("g"), of("")), (vec!["svc:a".to_owned()], vec!["svc:a".to_owned()], Vec::new()), "each names its group");
 
     assert_eq!(release(None, &me()), Release::Nothing);
     assert_eq!(release(Some(&held(&refs(&["them"]))), &me()), Release::Nothing);

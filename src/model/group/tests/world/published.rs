@@ -21,6 +21,8 @@ pub(in super::super) struct Hosted {
     pub(in super::super) unbacked: BTreeSet<(String, String)>,
     /// Sites that the tailnet does not let the internet reach, and why.
     pub(in super::super) barred: BTreeMap<String, String>,
+    /// The tailnet gives no certificates.
+    pub(in super::super) no_https: bool,
 }
 
 /// An object that asks.
@@ -229,7 +231,7 @@ impl World {
         let config = self.config(group);
         for (host, how) in config.routes.values().flat_map(|site| &site.hosts) {
             let object = ObjectRef::new(Kind::Secret, NS, host.clone());
-            if let Some(held) = self.objects.get(&object).filter(|_| how.issue) {
+            if let Some(held) = self.objects.get(&object).filter(|_| how.issue && !self.hosted.no_https) {
                 let mut held = Value::clone(held);
                 held["data"] = json!({"tls.crt": "YQ==", "tls.key": "YQ=="});
                 self.objects.insert(object, Arc::new(held));
@@ -243,6 +245,7 @@ impl World {
             ("_current-profile", "profile-1".to_owned()),
             ("profile-1", profile.to_string()),
             (crate::api::ingress::KEY, serde_json::to_string(&status).expect("JSON")),
+            (crate::api::state::HTTPS_ENDPOINT, if self.hosted.no_https { crate::api::state::NO_HTTPS } else { "" }.to_owned()),
             (crate::api::state::BARRED, json!(self.hosted.barred).to_string()),
         ]
     }
