@@ -187,7 +187,7 @@ pub struct Tenant {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub max_names: Option<i64>,
-    /// Most certificates that are ordered for one namespace within a week; 25 if it is not set.
+    /// Most certificates that are ordered for one namespace within a week; 50 if it is not set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub max_certificates_per_week: Option<i64>,

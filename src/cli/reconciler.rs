@@ -54,7 +54,7 @@ pub struct ReconcilerArgs {
     #[arg(long, value_name = "TIME", help_heading = "Proxies")]
     drain_grace: Option<String>,
 
-    /// What namespaces may have of ProxyGroups that name no tenants: bounded (5,000 ports, 100 names, 25 new certificates a week, no tags, no names of other clusters) or open [env: TAILYARD_TENANCY; default: bounded]
+    /// What namespaces may have of ProxyGroups that name no tenants: bounded (5,000 ports, 100 names, 50 new certificates a week, no tags, no names of other clusters) or open [env: TAILYARD_TENANCY; default: bounded]
     #[arg(long, value_name = "NAME", help_heading = "Proxies")]
     tenancy: Option<String>,
 

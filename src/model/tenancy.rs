@@ -27,8 +27,8 @@ pub enum DefaultTenancy {
 const PORTS: usize = 5_000;
 /// Names in the tailnet that one namespace may have by default.
 const NAMES: usize = 100;
-/// Certificates ordered for one namespace within a week by default: half of what Let's Encrypt issues for a tailnet.
-const CERTIFICATES: usize = 25;
+/// Certificates ordered for one namespace within a week by default: what Let's Encrypt issues for a tailnet.
+const CERTIFICATES: usize = 50;
 
 /// What one namespace may have of a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -234,7 +234,7 @@ mod tests {
         let denied = "Namespace shop may not use the name payroll in ProxyGroup g: an administrator can allow it in spec.tailyard.tenants.";
         assert_eq!(allowed("payroll", &[]), Err(denied.to_owned()));
         assert!(allowed("shop", &["tag:shop", "tag:hr"]).is_err_and(|why| why.contains("the tag tag:hr")));
-        assert_eq!((shop.max_ports, shop.max_names, shop.max_certificates), (5, 100, 25));
+        assert_eq!((shop.max_ports, shop.max_names, shop.max_certificates), (5, 100, 50));
         assert!(!shop.shares("shop"));
         let test = tenancy.allowance("shop-test", "g").expect("selected");
         assert!(test.allows("shop-test", "g", "shop", &[]).is_err(), "an empty list of names allows none");
@@ -255,7 +255,7 @@ mod tests {
         assert!(open.allows("any", "g", "payroll", &tag).is_ok());
         assert_eq!(
             [bounded, open].map(|one| (one.max_ports, one.max_names, one.max_certificates, one.shares("a"))),
-            [(5_000, 100, 25, false), (usize::MAX, usize::MAX, usize::MAX, true)]
+            [(5_000, 100, 50, false), (usize::MAX, usize::MAX, usize::MAX, true)]
         );
     }
 }

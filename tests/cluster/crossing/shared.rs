@@ -1,6 +1,6 @@
 //! A site that both clusters publish under one name, and who asks for it.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::crossing::sides::Sides;
 use kit::cluster::{Cluster, site};
@@ -34,7 +34,9 @@ impl<'a> Shop<'a> {
         for (cluster, answer) in clusters.iter().zip(ANSWERS) {
             // Names of devices are the tailnet's.
             let prefix = &answer["hello-from-the-".len()..];
-            cluster.apply(&[site::class(&pebble.directory()), site::group(GROUP, prefix)]);
+            let mut group = site::group(GROUP, prefix);
+            group["spec"]["tailyard"]["tenants"] = json!([{"namespaceSelector": {}, "sharedNames": [SHOP]}]);
+            cluster.apply(&[site::class(&pebble.directory()), group]);
             cluster.apply(&site::backends(SHOP, answer));
         }
         let asker = Asker::join(tailnet);

@@ -61,8 +61,7 @@ fn set(cluster: &Cluster, image: &Path, objects: &[Value], workload: &str) {
 }
 
 fn group(name: &str, kind: &str) -> Value {
-    let tenants = json!([{"namespaceSelector": {}, "sharedNames": ["*"]}]);
-    json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyGroup", "metadata": {"name": name}, "spec": {"type": kind, "replicas": 2, "tailyard": {"tenants": tenants}}})
+    json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyGroup", "metadata": {"name": name}, "spec": {"type": kind, "replicas": 2}})
 }
 
 /// Pods that answer whoever connects.
