@@ -42,7 +42,7 @@ test: setup ## Pass every test of every tier; servers are built meanwhile
 	@tests/run
 
 test-repeat: setup ## Run TIER="dns l7" N=10 times under the load of two busy processors; stop at nothing
-	$(TIERS) $(TIER) --repeat $(or $(N),10) --busy $(or $(BUSY),2)
+	$(TIERS) $(TIER) --repeat $(or $(N),10) --busy $(or $(BUSY),2) --jobs 2
 
 bench: setup ## Measure, as ratios in one run: all questions, or BENCHES="live connect"; see docs/benchmarks.md
 	cargo bench --locked --bench suite -- $(BENCHES)
