@@ -74,7 +74,7 @@ fn an_annotated_service_leads_to_the_tailnet_whatever_happens() {
     whole::delete_without_reconciler(cluster);
     chart::install(cluster, &[]);
     cluster.wait(&["--for=delete", "proxygroup/eg", "service/db"]);
-    assert_eq!(whole::left(cluster, "eg"), "", "nothing of a group is left");
+    whole::wait_gone(cluster, "eg");
     whole::uninstall(cluster);
     // Helm waits for the Deployment, not for its Pods.
     let left = || whole::everything_of_ours(cluster);

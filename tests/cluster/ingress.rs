@@ -46,5 +46,5 @@ fn an_ingress_is_reached_over_https_while_replicas_are_replaced() {
     stage.cluster.kubectl(&["delete", "ingress/web", "ingress/api", "--timeout=120s"]);
     assert_eq!(stage.user.services(), Vec::<Value>::new(), "the tailnet's services are gone");
     stage.cluster.kubectl(&["delete", &format!("proxygroup/{GROUP}"), "--timeout=120s"]);
-    assert_eq!(chart::left(&stage.cluster, GROUP), "", "nothing of the group is left");
+    chart::wait_gone(&stage.cluster, GROUP);
 }

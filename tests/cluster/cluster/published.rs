@@ -34,7 +34,7 @@ pub(crate) fn a_service_is_reached_by_a_route_that_was_approved(stage: &Stage) {
     cluster.kubectl(&["delete", "pod/in-0", "-n", NAMESPACE]);
     eventually("an answer through the other replica", DEADLINE, || answer(&guest));
     cluster.kubectl(&["delete", "service/orders", "pod/orders", "proxygroup/in", "--timeout=120s"]);
-    assert_eq!(whole::left(cluster, "in"), "", "nothing of the group is left");
+    whole::wait_gone(cluster, "in");
 }
 
 fn answer(guest: &Machine) -> Option<()> {

@@ -145,9 +145,9 @@ pub(crate) fn lives(cluster: &Cluster, replicas: &[&str]) -> Vec<String> {
     replicas.iter().map(|replica| pods::field(cluster, NAMESPACE, replica, path)).collect()
 }
 
-/// What is left of a group that is deleted, by name: once the tailnet has forgotten its replicas.
-pub(crate) fn left(cluster: &Cluster, group: &str) -> String {
+/// Waits until nothing is left of a group that is deleted, nor of its replicas in the tailnet.
+pub(crate) fn wait_gone(cluster: &Cluster, group: &str) {
     let gone = || (0..3).all(|ordinal| !cluster.tailnet.knows(&format!("{group}-{ordinal}")));
     eventually("the devices are gone", DEADLINE, || gone().then_some(()));
-    chart::left(cluster, group)
+    chart::wait_gone(cluster, group);
 }

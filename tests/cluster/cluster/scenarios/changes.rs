@@ -80,7 +80,7 @@ pub(crate) fn a_group_goes_before_its_service(stage: &Stage) {
     cluster.kubectl(&["delete", "proxygroup/other", "--timeout=120s"]);
     cluster
         .wait(&["--for=jsonpath={.status.conditions[?(@.type==\"TailscaleEgressSvcValid\")].reason}=ProxyGroupNotReady", "service/first"]);
-    assert_eq!(whole::left(cluster, "other"), "", "nothing of the group is left");
+    whole::wait_gone(cluster, "other");
     cluster.kubectl(&["delete", "service/first", "--timeout=120s"]);
     assert_eq!(whole::children(cluster, "first"), "", "nothing of the Service is left");
     stage.answered_by("db");
@@ -93,6 +93,6 @@ pub(crate) fn a_service_goes_before_its_group(stage: &Stage) {
     cluster.kubectl(&["delete", "service/second", "--timeout=120s"]);
     assert_eq!(whole::children(cluster, "second"), "", "nothing of the Service is left");
     cluster.kubectl(&["delete", "proxygroup/other", "--timeout=120s"]);
-    assert_eq!(whole::left(cluster, "other"), "", "nothing of the group is left");
+    whole::wait_gone(cluster, "other");
     stage.answered_by("db");
 }

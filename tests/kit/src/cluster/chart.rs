@@ -2,10 +2,11 @@
 
 use serde_json::json;
 
-use super::Cluster;
 use super::images::TAILYARD;
+use super::{Cluster, DEADLINE};
 use crate::hosted::CLIENT;
 use crate::tailnet::Control;
+use crate::wait::eventually;
 
 /// Where everything is made.
 pub const NAMESPACE: &str = "tailscale";
@@ -41,9 +42,10 @@ pub fn helm(cluster: &Cluster, what: &str, values: &[&str], flags: &[&str]) {
     cluster.rolled_out(NAMESPACE, RECONCILER);
 }
 
-/// What is left of a group in the cluster, by name.
-pub fn left(cluster: &Cluster, group: &str) -> String {
+/// Waits until nothing is left of a group that is deleted: some objects go with it by their owner references, a moment later.
+pub fn wait_gone(cluster: &Cluster, group: &str) {
     let kinds = "secrets,services,statefulsets,configmaps,roles,rolebindings,serviceaccounts,poddisruptionbudgets,pods";
     let selector = format!("tailscale.com/managed=true,tailscale.com/parent-resource={group}");
-    cluster.kubectl(&["get", kinds, "-n", NAMESPACE, "-l", &selector, "-o", "name"])
+    let left = || cluster.kubectl(&["get", kinds, "-n", NAMESPACE, "-l", &selector, "-o", "name"]);
+    eventually(&format!("nothing of ProxyGroup {group} is left"), DEADLINE, || left().is_empty().then_some(()));
 }
