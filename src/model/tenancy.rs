@@ -47,8 +47,10 @@ pub struct Allowance {
 /// The tenants of one group.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tenancy {
-    /// What the namespaces may have that a tenant of the group selects.
-    selected: BTreeMap<String, Allowance>,
+    /// What each tenant of the group may have.
+    tenants: Vec<Allowance>,
+    /// The tenant that selects a namespace, by its place among them.
+    selected: BTreeMap<String, usize>,
     /// What all others may have.
     default: Option<Allowance>,
 }
@@ -138,9 +140,9 @@ impl Tenancy {
         if tenants.is_empty() {
             return Self { default: Some(Allowance::of(default)), ..Self::default() };
         }
-        let first = |labels: &Labels| tenants.iter().find(|tenant| selects(&tenant.namespace_selector, labels)).map(Allowance::read);
+        let first = |labels: &Labels| tenants.iter().position(|tenant| selects(&tenant.namespace_selector, labels));
         let selected = namespaces.into_iter().filter_map(|(name, labels)| Some((name.clone(), first(labels)?)));
-        Self { selected: selected.collect(), default: None }
+        Self { tenants: tenants.iter().map(Allowance::read).collect(), selected: selected.collect(), default: None }
     }
 
     /// What a namespace may have.
@@ -149,7 +151,7 @@ impl Tenancy {
     ///
     /// It may have nothing of the group: a sentence that says what to do.
     pub fn allowance(&self, namespace: &str, group: &str) -> Result<&Allowance, String> {
-        let found = self.selected.get(namespace).or(self.default.as_ref());
+        let found = self.selected.get(namespace).and_then(|at| self.tenants.get(*at)).or(self.default.as_ref());
         found.ok_or_else(|| denied(namespace, group, "use it"))
     }
 }

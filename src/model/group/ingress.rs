@@ -15,8 +15,8 @@ use super::{Listed, Subject, TailnetState};
 use crate::api::names;
 use crate::model::issuance::Validity;
 use crate::model::objects::{
-    IngressConfig, Kind, ObjectRef, Ordered, Owner, Shape, account, accounts, accounts_ref, certificate, certificate_ref, domain_of,
-    filled, ingress_config_ref, valid_until,
+    IngressConfig, Kind, ObjectRef, Owner, Shape, account, accounts, accounts_ref, certificate, certificate_ref, domain_of, filled,
+    ingress_config_ref, valid_until,
 };
 use crate::model::publish::{Claimant, Own, Refusal, Target, Wish, of_group, service_name};
 use crate::model::tenancy::Tenancy;
@@ -62,8 +62,6 @@ pub(super) struct Plan<'a> {
     told: BTreeSet<String>,
     /// Who may have what of the group.
     tenancy: Tenancy,
-    /// Certificates that were ordered within a week and whose Secrets are gone, by namespace.
-    orders: BTreeMap<String, Ordered>,
 }
 
 /// One name that is published.
@@ -217,7 +215,6 @@ impl<'a> Plan<'a> {
             listed: work.observed.publish.listed.as_deref(),
             told: BTreeSet::new(),
             tenancy: Tenancy::of(shape.spec, shape.settings.tenancy, &work.observed.namespaces),
-            orders: BTreeMap::new(),
         }
     }
 

@@ -10,7 +10,7 @@ use k8s_openapi::ByteString;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Role, World, id, version};
+use super::{Held, Role, World, id, version};
 use crate::api::names;
 use crate::model::certificate::Pair;
 use crate::model::publish::{Own, certificates};
@@ -22,11 +22,7 @@ pub(super) type Read = BTreeMap<String, (u64, Own)>;
 impl World {
     /// The Secrets that the Ingresses of a group name, as far as they are there.
     pub(super) fn own_certificates(&self, group: &str) -> BTreeMap<String, Own> {
-        let Some(secrets) = self.shelves.get(&Role::Credentials) else { return BTreeMap::new() };
-        let wanted = self.named_certificates(group);
-        // There is one namespace among them: that of the proxies.
-        let found = secrets.objects.iter().filter(|((_, name), _)| wanted.contains(name.as_str()));
-        let judged = found.map(|((_, name), held)| {
+        let judged = self.named_secrets(group).map(|(name, held)| {
             let read = self.published.read.get(name).filter(|(version, _)| *version >= held.version).map(|(_, own)| own.clone());
             let own = if is_certificate(&held.value) { read.unwrap_or(Own::Unread) } else { Own::Unlabelled };
             (name.clone(), own)
@@ -36,10 +32,7 @@ impl World {
 
     /// Of them those that only some namespaces may name: which.
     pub(super) fn reserved_certificates(&self, group: &str) -> BTreeMap<String, Patterns> {
-        let Some(secrets) = self.shelves.get(&Role::Credentials) else { return BTreeMap::new() };
-        let wanted = self.named_certificates(group);
-        let found = secrets.objects.iter().filter(|((_, name), _)| wanted.contains(name.as_str()));
-        let reserved = found.filter_map(|((_, name), held)| {
+        let reserved = self.named_secrets(group).filter_map(|(name, held)| {
             let namespaces = held.value["metadata"]["annotations"][names::CERTIFICATE_NAMESPACES].as_str()?;
             Some((name.clone(), Patterns::parse(namespaces)))
         });
@@ -57,19 +50,27 @@ impl World {
         self.published.read.insert(id(secret).1, (version(secret), read(secret)));
     }
 
-    fn named_certificates(&self, group: &str) -> BTreeSet<&str> {
+    /// The Secrets that the Ingresses of a group name, by name. There is one namespace among them: that of the proxies.
+    fn named_secrets(&self, group: &str) -> impl Iterator<Item = (&String, &Held)> {
         let ingresses = self.members.get(group).into_iter().flat_map(|members| members.ingresses.values());
-        ingresses.flat_map(|ingress| certificates(ingress)).collect()
+        let named: BTreeSet<&str> = ingresses.flat_map(|ingress| certificates(ingress)).collect();
+        let secrets = self.shelves.get(&Role::Credentials).into_iter().flat_map(|shelf| &shelf.objects);
+        secrets.filter(move |((_, name), _)| named.contains(name.as_str())).map(|((_, name), held)| (name, held))
     }
 }
 
-/// What a Secret comes to as a certificate.
-fn read(secret: &Value) -> Own {
+/// The certificate and key in a Secret; empty where there are none.
+pub(super) fn pair(secret: &Value) -> Pair {
     let bytes = |key: &str| -> Arc<[u8]> {
         let held = secret.get("data").and_then(|data| data.get(key)).and_then(|value| ByteString::deserialize(value).ok());
         held.unwrap_or_default().0.into()
     };
-    match (Pair { chain: bytes("tls.crt"), key: bytes("tls.key") }).leaf() {
+    Pair { chain: bytes("tls.crt"), key: bytes("tls.key") }
+}
+
+/// What a Secret comes to as a certificate.
+fn read(secret: &Value) -> Own {
+    match pair(secret).leaf() {
         Ok(leaf) => Own::Leaf(leaf),
         Err(error) => Own::Unusable(error.to_string()),
     }

@@ -3,14 +3,12 @@
 //! Ten thousand Services are ten thousand children and twice as many slices; what servers and other controllers write into them is
 //! most of them, and changes while nothing changes for us. `managedFields` never come as far as here.
 
-use k8s_openapi::ByteString;
 use k8s_openapi::jiff::Timestamp;
-use serde::Deserialize as _;
 use serde_json::{Map, Value, json};
 
 use super::Role;
+use super::certificates::pair;
 use crate::api::names;
-use crate::model::certificate::Pair;
 use crate::model::objects::{Kind, VALID_UNTIL, domain_of, filled};
 
 /// A copy of the whole object that `kubectl apply` leaves on it.
@@ -71,9 +69,7 @@ fn certificate(value: &mut Value) {
 
 /// When the certificate in a Secret ends, if it can be read.
 fn ends(secret: &Value) -> Option<Timestamp> {
-    let bytes = |key: &str| ByteString::deserialize(secret["data"].get(key)?).ok().map(|text| text.0.into());
-    let leaf = Pair { chain: bytes("tls.crt")?, key: bytes("tls.key")? }.leaf();
-    leaf.ok().map(|leaf| leaf.certificate.until)
+    pair(secret).leaf().ok().map(|leaf| leaf.certificate.until)
 }
 
 fn name(value: &Value) -> &str {
@@ -104,6 +100,8 @@ pub(super) fn same(role: Role, old: &Value, new: &Value) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::ByteString;
+
     use super::*;
 
     #[test]

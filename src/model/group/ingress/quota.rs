@@ -32,8 +32,12 @@ pub(super) fn admit(tenancy: &Tenancy, claim: &Claim<'_>, group: &str, wish: &Wi
 
 /// Refuses new names beyond what their namespaces may have; the oldest objects come first.
 pub(super) fn limit(work: &mut Work<'_>, shape: &Shape<'_>, plan: &mut Plan<'_>) {
-    plan.orders = recent(&plan.before.orders, work.observed.now);
-    let (mut used, mut orders) = (names_used(plan), orders(work, plan));
+    if plan.items.keys().all(|name| plan.recorded(name)) {
+        return;
+    }
+    let now = work.observed.now;
+    let secrets = work.observed.of(Kind::Secret).map(|(_, held)| &**held);
+    let (mut used, mut orders) = (names_used(plan), recent(&plan.before.orders, secrets, now));
     for name in by_age(plan).iter().filter(|name| !plan.recorded(name)).collect::<Vec<_>>() {
         let item = &plan.items[name];
         let namespace = item.claimant.namespace.clone();
@@ -45,7 +49,7 @@ pub(super) fn limit(work: &mut Work<'_>, shape: &Shape<'_>, plan: &mut Plan<'_>)
             let most = allowance.max_names;
             Some(("TooManyNames", format!("has {names} of {most} names in ProxyGroup {group}"), "maxNames"))
         } else if orders_one && ordered.len() >= allowance.max_certificates {
-            let next = ordered.iter().next().map_or(WEEK, |(created, _)| rest(*created, work.observed.now));
+            let next = ordered.iter().next().map_or(WEEK, |(created, _)| rest(*created, now));
             work.again(next);
             let count = ordered.len();
             Some((
@@ -56,7 +60,7 @@ pub(super) fn limit(work: &mut Work<'_>, shape: &Shape<'_>, plan: &mut Plan<'_>)
         } else {
             *names += 1;
             if orders_one {
-                ordered.insert((work.observed.now.as_second(), item.dns.clone()));
+                ordered.insert((now.as_second(), item.dns.clone()));
             }
             None
         };
@@ -73,12 +77,8 @@ pub(super) fn limit(work: &mut Work<'_>, shape: &Shape<'_>, plan: &mut Plan<'_>)
 impl Plan<'_> {
     /// The record of orders whose Secrets are gone, with those that go now.
     pub(super) fn record_orders(&self, work: &Work<'_>, gone: &BTreeSet<String>) -> BTreeMap<String, Ordered> {
-        let mut orders = self.orders.clone();
-        for (_, held) in leaving::gone_certificates(work, gone) {
-            if let Some((namespace, order)) = order(held).filter(|(_, order)| rest(order.0, work.observed.now) > Duration::ZERO) {
-                orders.entry(namespace).or_default().insert(order);
-            }
-        }
+        let going = leaving::gone_certificates(work, gone).map(|(_, held)| &**held);
+        let orders = recent(&self.before.orders, going, work.observed.now);
         let mut newest: Vec<_> = orders.iter().flat_map(|(namespace, orders)| orders.iter().map(move |order| (order, namespace))).collect();
         if newest.len() <= MAX_RECORDED {
             return orders;
@@ -92,7 +92,8 @@ impl Plan<'_> {
     }
 }
 
-/// Whether the group orders a certificate for a name.
+/// Whether the group orders a certificate for a new name, or would once the control plane has answered: what was refused stays refused
+/// while that is away.
 fn issues(item: &Item) -> bool {
     matches!(item.wish.target, Target::Site(_)) && matches!(item.standing, Standing::Ours(_) | Standing::Made | Standing::Unknown)
 }
@@ -106,14 +107,14 @@ fn names_used(plan: &Plan<'_>) -> BTreeMap<String, usize> {
     used
 }
 
-/// The certificates ordered within a week, by namespace.
-fn orders(work: &Work<'_>, plan: &Plan<'_>) -> BTreeMap<String, Ordered> {
-    let mut orders = plan.orders.clone();
-    let secrets = work.observed.of(Kind::Secret).filter_map(|(_, held)| order(held));
-    for (namespace, order) in secrets.filter(|(_, order)| rest(order.0, work.observed.now) > Duration::ZERO) {
-        orders.entry(namespace).or_default().insert(order);
-    }
-    orders
+/// Of the orders on record and of those of these Secrets the ones that count yet, by namespace.
+fn recent<'a>(record: &BTreeMap<String, Ordered>, secrets: impl Iterator<Item = &'a Value>, now: Timestamp) -> BTreeMap<String, Ordered> {
+    let recorded = record.iter().flat_map(|(namespace, orders)| orders.iter().map(move |order| (namespace.clone(), order.clone())));
+    let young = recorded.chain(secrets.filter_map(order)).filter(|(_, (created, _))| rest(*created, now) > Duration::ZERO);
+    young.fold(BTreeMap::new(), |mut orders, (namespace, order)| {
+        orders.entry(namespace).or_insert_with(Ordered::new).insert(order);
+        orders
+    })
 }
 
 /// For whom and when the certificate of a Secret was ordered.
@@ -121,11 +122,6 @@ fn order(secret: &Value) -> Option<(String, (i64, String))> {
     let namespace = secret["metadata"]["labels"][names::PARENT_NAMESPACE].as_str()?.to_owned();
     let created: Timestamp = secret["metadata"]["creationTimestamp"].as_str()?.parse().ok()?;
     Some((namespace, (created.as_second(), domain_of(secret)?.to_owned())))
-}
-
-fn recent(orders: &BTreeMap<String, Ordered>, now: Timestamp) -> BTreeMap<String, Ordered> {
-    let young = |orders: &Ordered| orders.iter().filter(|(created, _)| rest(*created, now) > Duration::ZERO).cloned().collect::<Ordered>();
-    orders.iter().map(|(namespace, orders)| (namespace.clone(), young(orders))).filter(|(_, orders)| !orders.is_empty()).collect()
 }
 
 /// For how long an order counts yet.
