@@ -1,6 +1,10 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`.
 TIERS = cargo run --locked --quiet --package tailyard-kit --bin tiers --
 CLUSTER = cargo run --locked --quiet --package tailyard-kit --bin cluster --
+# As in the image: glibc returns freed memory.
+export MALLOC_ARENA_MAX = 1
+export MALLOC_TRIM_THRESHOLD_ = 131072
+export MALLOC_MMAP_THRESHOLD_ = 131072
 .DEFAULT_GOAL := help
 .PHONY: help setup servers build image demo cluster cluster-down cluster-status cluster-load-image check test test-repeat bench bench-smoke bench-report soak style lint deny fuzz
 

@@ -7,8 +7,8 @@ use kit::world;
 use tailyard::edge::netns::Namespace;
 use tailyard::edge::nft::Nft;
 use tailyard::model::config::EgressConfig;
+use tailyard::model::firewall::ruleset::diff;
 use tailyard::model::plan::Planned;
-use tailyard::model::ruleset::diff;
 
 use crate::support::{Args, Point, Sheet, ms};
 

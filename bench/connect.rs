@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use tailyard::demo::services::{FIRST_TARGET_PORT, Service, TARGET_PORTS, of_family};
 use tailyard::demo::target::Target;
 use tailyard::demo::topology::{Topology, forward_plainly};
-use tailyard::model::net::Family;
+use tailyard::model::base::net::Family;
 
 use crate::proxy::Proxy;
 use crate::support::{Args, PLAIN, Point, Sheet, ratios, tailyard};

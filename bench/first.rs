@@ -96,7 +96,7 @@ async fn measure(cluster: &Cluster, services: usize, args: &Args, sheet: &mut Sh
         users.ready(number + 1, PATIENCE).await?;
     }
     let goal = (services == 1_000).then_some("p99 ≤ 1000");
-    sheet.plot(point("one more: applied until its name leads to the child"), "ms", taken.switched, None);
+    sheet.plot(point("one more: applied until its name resolves to the child"), "ms", taken.switched, None);
     sheet.plot(point("one more: applied until the first byte"), "ms", taken.first, None);
     sheet.plot(point("one more: until one through each replica"), "ms", taken.both, goal);
     Ok(())

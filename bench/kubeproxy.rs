@@ -14,7 +14,7 @@ use kit::apiserver::{Cluster, cluster_in};
 use tailyard::demo::services::{FIRST_TARGET_PORT, Service, TARGET_PORTS, of_family};
 use tailyard::demo::target::Target;
 use tailyard::demo::topology::{Topology, forward_plainly};
-use tailyard::model::net::Family;
+use tailyard::model::base::net::Family;
 
 use crate::proxy::Proxy;
 use crate::support::{Args, PLAIN, Point, Sheet, in_turn, ratios, tailyard};

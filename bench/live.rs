@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use tailyard::demo::board::{Board, Change, Shared, look};
+use tailyard::demo::scoreboard::{Board, Change, Shared, look};
 use tailyard::demo::services::{FIRST_TARGET_PORT, Service, TARGET_PORTS};
 use tailyard::demo::swap::seen_in_force;
 use tailyard::demo::target::Target;

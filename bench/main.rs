@@ -24,6 +24,7 @@ mod proxy;
 mod reconciler;
 mod rolling;
 mod support;
+mod surroundings;
 mod throughput;
 mod tls;
 mod traffic;
@@ -65,6 +66,7 @@ fn question(benchmark: Benchmark) -> (Place, fn(&Args) -> Result<Sheet>) {
         Benchmark::Tls => (Machine, tls::bench),
         Benchmark::Orders => (Machine, orders::bench),
         Benchmark::Reconciler => (Machine, reconciler::bench),
+        Benchmark::Surroundings => (Machine, surroundings::bench),
         Benchmark::First => (Machine, first::bench),
         Benchmark::Operators => (Machine, operators::bench),
         Benchmark::Rolling => (Machine, rolling::bench),

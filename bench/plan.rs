@@ -4,13 +4,14 @@ use std::hint::black_box;
 
 use anyhow::Result;
 use kit::world;
+use tailyard::model::base::net::Family;
 use tailyard::model::config::EgressConfig;
-use tailyard::model::net::Family;
-use tailyard::model::nft::element::edits;
-use tailyard::model::nft::wire::batch;
+use tailyard::model::firewall::iptables;
+use tailyard::model::firewall::nft;
+use tailyard::model::firewall::nft::element::edits;
+use tailyard::model::firewall::nft::wire::batch;
+use tailyard::model::firewall::ruleset::diff;
 use tailyard::model::plan::Planned;
-use tailyard::model::ruleset::diff;
-use tailyard::model::{iptables, nft};
 
 use crate::support::{Args, Point, Sheet, milliseconds};
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::Signal;
-use tailyard::demo::fleet::{Launch, Replica, Tailnet, is_ready};
+use tailyard::demo::replicas::{Launch, Replica, Tailnet, is_ready};
 use tailyard::demo::services::{Service, Volume};
 use tailyard::demo::topology::Topology;
 

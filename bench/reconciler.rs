@@ -44,14 +44,19 @@ pub(crate) fn bench(args: &Args) -> Result<Sheet> {
         groups.extend([1, 5].map(|replicas| (MANY_REPLICAS, replicas)));
     }
     for group in groups {
-        let measured = Mutex::new(None);
-        stage(async |stage| {
-            let done = measure(stage, group, args, &mut sheet).await;
-            *measured.lock().expect("no panic under the lock") = Some(done);
-        });
-        measured.into_inner().expect("no panic under the lock").context("the stage's work did not end")??;
+        on_stage(async |stage| measure(stage, group, args, &mut sheet).await)?;
     }
     Ok(sheet)
+}
+
+/// Measures on a stage of its own.
+pub(crate) fn on_stage(measure: impl AsyncFnOnce(Stage) -> Result<()> + Send) -> Result<()> {
+    let measured = Mutex::new(None);
+    stage(async |stage| {
+        let done = measure(stage).await;
+        *measured.lock().expect("no panic under the lock") = Some(done);
+    });
+    measured.into_inner().expect("no panic under the lock").context("the stage's work did not end")?
 }
 
 /// What a pass costs by itself.
@@ -102,8 +107,8 @@ async fn measure(mut stage: Stage, (size, replicas): (usize, u8), args: &Args, s
     stage.cluster.start_endpoints();
     let running = stage.reconciler_with("one", 9100, &["--tenancy", "open"]);
     running.leads(true).await;
-    let ports = json!({"from": 10_000, "to": 39_999});
-    stage.group_of(GROUP, json!({"type": "egress", "replicas": replicas, "tailyard": {"ports": ports}})).await;
+    let ports = json!({"start": 10_000, "end": 39_999});
+    stage.group_of(GROUP, json!({"type": "egress", "replicas": replicas, "tailyard": {"matchPortRange": ports}})).await;
     stage.join(GROUP, replicas).await;
     let forwarding = forwarding(&stage, replicas).await?;
     let mut users = Users::watch(stage.users(), |number| format!("100.64.{}.{}", number / 250 % 64, number % 250));

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use tailyard::demo::services::{FIRST_TARGET_PORT, Service, of_family};
 use tailyard::demo::topology::{Site, Topology, forward_plainly};
-use tailyard::model::net::{Family, Proto};
+use tailyard::model::base::net::{Family, Proto};
 
 use crate::proxy::Proxy;
 use crate::support::{Args, PLAIN, Point, Sheet, in_turn, ratios, tailyard};

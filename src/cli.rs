@@ -4,19 +4,22 @@ mod cluster;
 mod crd;
 mod demo;
 mod doctor;
+mod enable_ip_forwarding;
+mod flags;
 mod load;
 mod plan;
 pub mod proxy;
 pub mod reconciler;
 mod status;
-mod sysctl;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
 
-use crate::runtime::{memory, telemetry};
+use crate::model::base::go_values::duration;
+use crate::runtime::telemetry;
 
 /// Services of a tailnet and of Kubernetes clusters, joined by groups of replicated proxies.
 #[derive(Debug, Parser)]
@@ -28,20 +31,27 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Forward the services of a ProxyGroup replica
-    Proxy(Box<proxy::ProxyArgs>),
     // In a terminal backticks would only be noise.
     #[allow(clippy::doc_markdown)]
-    /// Keep everything that ProxyGroups need in a cluster
-    Reconciler(Box<reconciler::ReconcilerArgs>),
+    /// Run a replica of a ProxyGroup: forward its services between cluster and tailnet
+    ///
+    /// Reads the same environment as the Tailscale operator's proxy image. A flag wins over its variable. All invalid settings are
+    /// reported at once, with exit status 64.
+    Proxy(Box<flags::Given<proxy::ProxyCommand>>),
+    #[allow(clippy::doc_markdown)]
+    /// Run the controller that creates and maintains all objects of ProxyGroups
+    ///
+    /// Reads the same environment as the Tailscale operator. Several may run: the holder of the Lease writes, the others stand by. A
+    /// flag wins over its variable. All invalid settings are reported at once, with exit status 64.
+    Reconciler(Box<flags::Given<reconciler::ReconcilerCommand>>),
     /// Show groups, replicas and Services of a cluster
     Status(status::Args),
     /// Find out what is wrong with a cluster or a machine, and how to mend it
     Doctor(doctor::Args),
     /// Print, offline and without root, what a config turns into
     Plan(plan::Args),
-    /// Switch packet forwarding on in this network namespace, and end: for an init container
-    Sysctl,
+    /// Enable IP forwarding in this network namespace and exit, for an init container
+    EnableIpForwarding,
     /// Print the definitions of our kinds, for `kubectl apply --server-side -f -`
     Crd,
     /// Print the version
@@ -52,16 +62,24 @@ enum Command {
     Demo(demo::Args),
 }
 
+/// A parser of flags that are durations, such as 90s or 1m30s, from `least` to `most`.
+fn length(least: Duration, most: Duration) -> impl Fn(&str) -> Result<Duration, String> + Clone {
+    move |text| {
+        let length = duration(text).filter(|length| (least..=most).contains(length));
+        length.ok_or_else(|| format!("must be a duration from {least:?} to {most:?}, such as 90s or 1m30s"))
+    }
+}
+
 /// Runs the command line of this process.
 #[must_use]
 pub fn main() -> ExitCode {
     let done = match Cli::parse().command {
-        Command::Proxy(args) => proxy::run(*args),
-        Command::Reconciler(args) => reconciler::run(*args),
+        Command::Proxy(args) => proxy::run(&args.flags),
+        Command::Reconciler(args) => reconciler::run(&args.flags),
         Command::Status(args) => status::run(&args, &mut std::io::stdout()),
         Command::Doctor(args) => doctor::run(&args, &mut std::io::stdout()),
         Command::Plan(args) => plan::run(&args, &mut std::io::stdout().lock()),
-        Command::Sysctl => sysctl::run(&mut std::io::stdout().lock()),
+        Command::EnableIpForwarding => enable_ip_forwarding::run(&mut std::io::stdout().lock()),
         Command::Crd => crd::run(&mut std::io::stdout().lock()),
         Command::Version => version(&mut std::io::stdout().lock()),
         Command::Load(args) => load::run(&args),
@@ -87,15 +105,10 @@ fn causes(error: &anyhow::Error) -> String {
     })
 }
 
-/// Begins what runs for long: with logs, and with an allocator that gives memory back.
+/// Starts logging.
 fn begin(json: bool, filter: &str) -> anyhow::Result<()> {
     let format = if json { telemetry::Format::Json } else { telemetry::Format::Text };
-    let frugal = memory::give_back();
-    telemetry::init(format, filter).context("logs")?;
-    if let Err(error) = frugal {
-        tracing::warn!("memory may be held longer than needed, as the program cannot start itself with MALLOC_ARENA_MAX=1: {error}");
-    }
-    Ok(())
+    telemetry::init(format, filter).context("logs")
 }
 
 fn version(out: &mut dyn std::io::Write) -> anyhow::Result<ExitCode> {
@@ -105,47 +118,49 @@ fn version(out: &mut dyn std::io::Write) -> anyhow::Result<ExitCode> {
 
 #[cfg(test)]
 mod tests {
-    use clap::{Args, Command as Line};
+    use clap::{Args, Command as Line, FromArgMatches};
 
-    use super::proxy::ProxyArgs;
-    use super::reconciler::ReconcilerArgs;
-    use crate::model::settings::reconciler::RECONCILER_FLAGS;
-    use crate::model::settings::{FLAGS, Flags};
+    use super::flags::{Configured, Given};
+    use super::proxy::ProxyCommand;
+    use super::reconciler::ReconcilerCommand;
+    use crate::model::settings::Flags;
+    use crate::model::settings::table::Setting;
 
-    type Table = &'static [(&'static str, &'static str)];
-
-    /// What a command makes of all flags of its table, each with a value of its own, and the help that it prints.
-    fn read<A: Args + Into<Flags>>(table: Table) -> (Flags, String) {
-        let mut command = A::augment_args(Line::new("x"));
-        let words = table.iter().flat_map(|(flag, _)| [(*flag).to_owned(), format!("value-of{flag}")]);
+    /// What a command makes of these flags, each with a value of its own, and the help that it prints.
+    fn read<C: Configured>(settings: &[Setting]) -> (Flags, String) {
+        let mut command = Given::<C>::augment_args(Line::new("x"));
+        let words = settings.iter().flat_map(|setting| [setting.flag.to_owned(), format!("value-of{}", setting.flag)]);
         let matches = command.clone().try_get_matches_from(std::iter::once("x".to_owned()).chain(words)).expect("all flags exist");
-        let args = A::from_arg_matches(&matches).expect("all flags are read");
-        (args.into(), command.render_long_help().to_string())
+        (Given::<C>::from_arg_matches(&matches).expect("all flags are read").flags, command.render_long_help().to_string())
     }
 
-    #[test]
-    fn every_flag_of_a_table_reaches_the_settings_and_help_names_its_variable() {
-        let proxy: (Table, _) = (&FLAGS, read::<ProxyArgs>(&FLAGS));
-        let reconciler: (Table, _) = (&RECONCILER_FLAGS, read::<ReconcilerArgs>(&RECONCILER_FLAGS));
-        for (table, (flags, help)) in [proxy, reconciler] {
-            let all = table.iter().fold(Flags::new(), |flags, (flag, _)| flags.with(flag, Some(format!("value-of{flag}"))));
-            assert_eq!(flags, all);
-            for (flag, variable) in table {
-                let entry = help.split("\n      --").find(|entry| format!("--{entry}").starts_with(&format!("{flag} ")));
-                assert!(entry.is_some_and(|entry| entry.contains(variable)), "{flag} does not name {variable} in {help}");
-            }
+    fn every_flag_reaches_the_settings_and_help_names_its_variable<C: Configured>() {
+        let settings = C::none().settings().to_vec();
+        let (flags, help) = read::<C>(&settings);
+        let all = settings.iter().fold(C::none(), |flags, setting| flags.with(setting.flag, Some(format!("value-of{}", setting.flag))));
+        assert_eq!(flags, all);
+        for Setting { flag, variable, .. } in settings {
+            let entry = help.split("\n      --").find(|entry| format!("--{entry}").starts_with(&format!("{flag} ")));
+            assert!(entry.is_some_and(|entry| entry.contains(variable)), "{flag} does not name {variable} in {help}");
         }
     }
 
     #[test]
+    fn every_flag_of_a_table_reaches_the_settings_and_help_names_its_variable() {
+        every_flag_reaches_the_settings_and_help_names_its_variable::<ProxyCommand>();
+        every_flag_reaches_the_settings_and_help_names_its_variable::<ReconcilerCommand>();
+    }
+
+    #[test]
     fn help_groups_the_flags() {
-        let (_, proxy) = read::<ProxyArgs>(&FLAGS);
-        let (_, reconciler) = read::<ReconcilerArgs>(&RECONCILER_FLAGS);
+        let (_, proxy) = read::<ProxyCommand>(&[]);
+        let (_, reconciler) = read::<ReconcilerCommand>(&[]);
         let headings = [
-            (proxy, &["Tailnet:", "Services:", "Kernel:", "State:", "Observing:"][..]),
-            (reconciler, &["Cluster:", "Proxies:", "Control plane:", "Process:"]),
+            (proxy, &["Tailnet:", "Services:", "Kernel:", "State:", "Observability:", "[env: TS_BOOT_TIMEOUT; default: 60s]"][..]),
+            (reconciler, &["Cluster:", "Proxies:", "Control plane:", "[env: PROXY_TAGS; default: tag:k8s]"]),
         ];
         for (help, headings) in headings {
+            let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
             assert!(headings.iter().all(|heading| help.contains(heading)), "{headings:?} in {help}");
         }
     }

@@ -3,11 +3,11 @@
 //! The proxies are the real ones, child processes of the same executable; only the tailnet is a file and three targets
 //! on a switch. The parts (topology, targets) also serve the benchmarks. Never touches the machine's own network.
 
-pub mod board;
-pub mod fleet;
-pub mod keeper;
+pub mod held_flows;
+pub mod replicas;
+pub mod scenario;
+pub mod scoreboard;
 pub mod screen;
-pub mod script;
 pub mod services;
 pub mod summary;
 pub mod swap;
@@ -25,17 +25,17 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
-use self::board::{Board, Shared, look};
-use self::fleet::{FleetError, Launch, Replica, is_ready};
+use self::replicas::{FleetError, Launch, Replica, is_ready};
+use self::scenario::{Script, ScriptError};
+use self::scoreboard::{Board, Shared, look};
 use self::screen::Screen;
-use self::script::{Script, ScriptError};
 use self::services::{FIRST_TARGET_PORT, Service, TARGET_PORTS, Volume};
 use self::summary::Summary;
 use self::target::{Target, TargetError};
 use self::topology::{Topology, TopologyError};
 use crate::edge::netns::{Namespace, NetnsError};
 use crate::load::Load;
-use crate::model::load::Schedule;
+use crate::model::diagnostics::load::Schedule;
 
 /// How many targets there are.
 pub const TARGETS: u8 = 3;
@@ -168,11 +168,11 @@ where
     let (stop, done) = begin_load(&topology.client, Arc::clone(&board), options);
     let mut around = JoinSet::new();
     for (number, replica) in script.replicas.iter().enumerate() {
-        around.spawn(keeper::listen(Arc::clone(&board), number, replica.admin()));
+        around.spawn(held_flows::listen(Arc::clone(&board), number, replica.admin()));
     }
     let mut flows = JoinSet::new();
-    for kept in keeper::flows(options.services) {
-        flows.spawn(keeper::keep(Arc::clone(&board), kept));
+    for kept in held_flows::flows(options.services) {
+        flows.spawn(held_flows::keep(Arc::clone(&board), kept));
     }
     let play = async {
         tokio::select! {

@@ -2,10 +2,10 @@
 //! to answer.
 
 use crate::edge::kube::{Fault, KubeError};
-use crate::model::overview::{Gap, Part};
+use crate::model::diagnostics::overview::{Gap, Part};
 
+mod cache;
 pub mod doctor;
-mod gather;
 pub mod status;
 
 /// A question could not be answered at all.
@@ -38,9 +38,9 @@ pub enum InspectError {
 impl InspectError {
     /// A closed set of words.
     #[must_use]
-    pub fn kind(&self) -> &'static str {
+    pub fn reason(&self) -> &'static str {
         match self {
-            Self::Cluster(error) => error.kind(),
+            Self::Cluster(error) => error.reason(),
             Self::Unread { .. } => "Unread",
             Self::NoGroup(_) => "NoGroup",
             Self::Write(_) => "Write",

@@ -1,6 +1,6 @@
 //! Tailyard: a highly available `ProxyGroup` data plane.
 //!
-//! Everything is *inputs → plan → kernel*, level-triggered: an input changes, the [`model::world::World`] is rebuilt, the
+//! Everything is *inputs → plan → kernel*, level-triggered: an input changes, the [`model::plan::world::World`] is rebuilt, the
 //! plan is computed again, and only the difference is applied, in one transaction. There is no other path to the kernel.
 //!
 //! The tree is the architecture. Who may name whom (held by `tests/pure/layers.rs`):

@@ -1,18 +1,18 @@
 //! The open-loop load: new connections and new UDP flows, begun by the clock whatever came of those before.
 //!
 //! Bounded by rate, by time and by attempts in flight. What is right or wrong about an answer others decide
-//! ([`crate::model::load`]); here it is only sent, timed and named. `tailyard load`, the demo and the benchmarks share it.
+//! ([`crate::model::diagnostics::load`]); here it is only sent, timed and named. `tailyard load`, the demo and the benchmarks share it.
 
 pub mod board;
 pub mod flows;
 pub mod frame;
 pub mod https;
-pub mod line;
-pub mod names;
+pub mod identity_protocol;
+pub mod protocol;
+pub mod report;
+pub mod resolver;
 pub mod run;
-pub mod talk;
-pub mod view;
-pub mod wire;
+pub mod tui;
 
 use std::future::Future;
 use std::io;
@@ -26,9 +26,9 @@ use tokio::net::{TcpStream, UdpSocket};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use self::talk::Talk;
-use crate::model::load::{Attempt, Failure, Identity, Report, Schedule};
-use crate::model::net::Proto;
+use self::protocol::Talk;
+use crate::model::base::net::Proto;
+use crate::model::diagnostics::load::{Attempt, Failure, Identity, Report, Schedule};
 
 /// After what time without an answer a datagram is sent again.
 const RESEND: Duration = Duration::from_millis(250);
@@ -45,17 +45,17 @@ pub struct Load {
     /// How long; nothing is begun later.
     pub lasts: Duration,
     /// After what time without an answer an attempt has failed.
-    pub patience: Duration,
-    /// How many attempts may be open at once; those beyond, and those that cannot be begun within their patience, are failures of
+    pub timeout: Duration,
+    /// How many attempts may be open at once; those beyond, and those that cannot be begun within their timeout, are failures of
     /// the generator's own ([`Failure::NotSent`]).
-    pub in_flight: usize,
+    pub max_in_flight: usize,
 }
 
 impl Load {
-    /// A load of so much for so long on identity targets, with a patience of ten seconds and at most 4,096 attempts open at once.
+    /// A load of so much for so long on identity targets, with a timeout of ten seconds and at most 4,096 attempts open at once.
     #[must_use]
     pub fn new(schedule: Schedule, lasts: Duration) -> Self {
-        Self { talk: Talk::Identity, schedule, lasts, patience: Duration::from_secs(10), in_flight: 4_096 }
+        Self { talk: Talk::Identity, schedule, lasts, timeout: Duration::from_secs(10), max_in_flight: 4_096 }
     }
 
     /// Offers the load in the calling thread's network namespace and returns when its last attempt has ended.
@@ -92,10 +92,10 @@ impl Load {
     fn begin(&self, start: Instant, number: u64, attempt: Attempt, open: &mut JoinSet<Report>, record: &mut impl FnMut(&Report)) {
         let due = self.schedule.due(number);
         // Later than that whoever it stands for has given up, and the generator alone came late.
-        let in_time = start.elapsed().saturating_sub(due) < self.patience;
-        if in_time && open.len() < self.in_flight {
+        let in_time = start.elapsed().saturating_sub(due) < self.timeout;
+        if in_time && open.len() < self.max_in_flight {
             // Its first packet leaves here and now: on a busy machine what was chosen may not be right any more by its task's first turn.
-            let mut made = Box::pin(make(self.talk.clone(), attempt, number, start, due, self.patience));
+            let mut made = Box::pin(make(self.talk.clone(), attempt, number, start, due, self.timeout));
             match (&mut made).now_or_never() {
                 Some(report) => record(&report),
                 None => drop(open.spawn(made)),
@@ -125,7 +125,7 @@ fn pace(schedule: Schedule, start: Instant, lasts: Duration) -> mpsc::UnboundedR
 }
 
 /// Makes one attempt, whatever comes of it.
-pub async fn make(talk: Talk, attempt: Attempt, nonce: u64, start: Instant, due: Duration, patience: Duration) -> Report {
+pub async fn make(talk: Talk, attempt: Attempt, nonce: u64, start: Instant, due: Duration, timeout: Duration) -> Report {
     let began = start.elapsed();
     let (mut connected, mut sent) = (None, 0);
     let exchange = async {
@@ -140,7 +140,7 @@ pub async fn make(talk: Talk, attempt: Attempt, nonce: u64, start: Instant, due:
             }
         }
     };
-    let outcome = tokio::time::timeout(patience, exchange).await.unwrap_or(Err(Failure::Timeout));
+    let outcome = tokio::time::timeout(timeout, exchange).await.unwrap_or(Err(Failure::Timeout));
     Report { attempt, due, began, connected, ended: start.elapsed(), resent: u32::saturating_sub(sent, 1), outcome }
 }
 

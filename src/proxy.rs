@@ -2,36 +2,21 @@
 //!
 //! Every arrow between them is a latest-wins cell: nobody waits for anybody's IO.
 
-pub mod advertise;
 pub mod certs;
-pub mod configs;
-pub mod daemon;
-pub mod firewall;
+pub mod config;
 pub mod forwarding;
 pub mod http;
-pub mod kernel;
-pub mod keys;
-pub mod l7;
+pub mod ingress;
 pub mod metrics;
-pub mod observe;
-pub mod paths;
-pub mod program;
-pub mod publish;
 pub mod replica;
-pub mod report;
-pub mod resolve;
-pub mod serve;
 pub mod shutdown;
-pub mod sources;
-pub mod spoken;
-pub mod state;
-pub mod surgeon;
+pub mod state_secret;
 pub mod tailnet;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::model::backoff::Backoff;
+use crate::model::base::backoff::Backoff;
 use crate::model::settings::Settings;
 use crate::runtime::metrics::MetricsError;
 use crate::runtime::tasks::{self, TaskError, Tasks};
@@ -40,7 +25,7 @@ use metrics::Metrics;
 use replica::Replica;
 
 /// How often the kernel is written and looked at.
-const PACE: program::Pace = program::Pace {
+const PACE: forwarding::ruleset_sync::Pace = forwarding::ruleset_sync::Pace {
     min_interval: Duration::from_millis(20),
     audit: Duration::from_secs(30),
     settle: Duration::from_millis(100),

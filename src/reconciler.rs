@@ -4,16 +4,16 @@
 //! decide and carry it out, and what they write comes back by the watches. One process of several writes: the one that holds
 //! the Lease. What is forwarded never depends on any of it.
 
-pub mod act;
-pub mod classes;
-pub mod control;
+pub mod apply;
+pub mod cache;
+pub mod control_plane;
+pub mod default_control_plane;
 pub mod http;
+pub mod informers;
 pub mod metrics;
-pub mod own;
-pub mod stores;
+pub mod proxyclass;
 pub mod tailnets;
-pub mod work;
-pub mod world;
+pub mod worker;
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -23,21 +23,21 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 
 use crate::edge::kube::{Cluster, Events, KubeError, Leading, Lease, SERVICE_ACCOUNT, Writes};
-use crate::model::backoff::Backoff;
-use crate::model::group::GroupSettings;
-use crate::model::lease::{Candidate, Terms};
+use crate::model::base::backoff::Backoff;
+use crate::model::controller::leader::{Candidate, Terms};
+use crate::model::controller::proxygroup::GroupSettings;
 use crate::model::settings::reconciler::{Reconciler as Settings, cluster_domain};
 use crate::runtime::metrics::MetricsError;
 use crate::runtime::queue::Queue;
 use crate::runtime::tasks::{self, Stop, TaskError, Tasks};
 
-use act::Actor;
-use control::Controls;
+use apply::Actor;
+use cache::{Key, World};
+use control_plane::Controls;
+use informers::Stores;
 use metrics::Metrics;
-use stores::Stores;
 use tailnets::Tailnets;
-use work::Worker;
-use world::{Key, World};
+use worker::Worker;
 
 /// The Lease of all reconcilers of a namespace.
 pub const LEASE: &str = "tailyard-reconciler";
@@ -71,7 +71,7 @@ pub async fn run(settings: Settings) -> Result<(), ReconcilerError> {
     let metrics = Arc::new(Metrics::new()?);
     let cluster = cluster(&settings).await?;
     let queue: Queue<Key> = Queue::new(Arc::new(|failures| Backoff::RECONCILE.after(failures, fastrand::f64())));
-    let watches = stores::watches(cluster.namespace(), &settings.service_namespaces);
+    let watches = informers::watches(cluster.namespace(), &settings.service_namespaces);
     let world = World::new(settings.default_class.clone(), watches.iter().map(|watch| watch.role));
     let world = world.serving(&settings.types, &settings.ingress.class);
     let stores = Stores::new(world, queue.clone());
@@ -83,7 +83,7 @@ pub async fn run(settings: Settings) -> Result<(), ReconcilerError> {
     let counted = Arc::clone(&metrics);
     let writes = Writes::new(cluster.clone(), leading.clone(), Arc::new(move |verb, kind, fault| counted.requested(verb, kind, fault)));
     let worker = Arc::new(worker(&settings, &cluster, &stores, &writes, &metrics));
-    stopped(&mut tasks, "credentials", own::follow(settings.control.clone(), stores.clone()));
+    stopped(&mut tasks, "credentials", default_control_plane::follow(settings.control.clone(), stores.clone()));
     stopped(&mut tasks, "everything", everything(stores.clone(), leading));
     if let Some(address) = settings.admin_addr {
         let sources = Arc::new(http::Sources { stores, writes, metrics, controls: Arc::clone(&worker.controls) });
@@ -150,7 +150,7 @@ fn worker(settings: &Settings, cluster: &Cluster, stores: &Stores, writes: &Writ
         firewall: settings.firewall.clone(),
         cluster_domain: domain.unwrap_or(usual.cluster_domain),
         ports: settings.ports,
-        drain_grace: settings.drain_grace,
+        drain_timeout: settings.drain_timeout,
         types: settings.types.clone(),
         ingress_class: settings.ingress.class.clone(),
         cluster: settings.ingress.owner.clone(),

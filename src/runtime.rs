@@ -2,13 +2,12 @@
 
 pub mod accept;
 pub mod admin;
-pub mod cell;
 pub mod command;
 pub mod https;
 pub mod init;
-pub mod memory;
 pub mod metrics;
 pub mod queue;
 pub mod resources;
 pub mod tasks;
 pub mod telemetry;
+pub mod watch_ext;

@@ -12,10 +12,10 @@ use anyhow::{Context, Result, bail};
 use kit::dns::Dns;
 use tailyard::demo::services::FIRST_TARGET_PORT;
 use tailyard::demo::target::Target;
-use tailyard::load::talk::Talk;
+use tailyard::load::protocol::Talk;
 use tailyard::load::{Load, make};
-use tailyard::model::load::{Attempt, Lane, Report, Schedule};
-use tailyard::model::net::Proto;
+use tailyard::model::base::net::Proto;
+use tailyard::model::diagnostics::load::{Attempt, Lane, Report, Schedule};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::peers::pod::Pod;

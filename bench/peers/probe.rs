@@ -7,9 +7,9 @@ use futures_util::StreamExt;
 use futures_util::future::join_all;
 use futures_util::stream;
 use tailyard::load::make;
-use tailyard::load::talk::Talk;
-use tailyard::model::load::{Attempt, Failure, Identity, Lane, Report};
-use tailyard::model::net::Proto;
+use tailyard::load::protocol::Talk;
+use tailyard::model::base::net::Proto;
+use tailyard::model::diagnostics::load::{Attempt, Failure, Identity, Lane, Report};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use tailyard::load::Load;
-use tailyard::model::load::{Attempt, Report, Schedule};
-use tailyard::model::net::Proto;
+use tailyard::model::base::net::Proto;
+use tailyard::model::diagnostics::load::{Attempt, Report, Schedule};
 
 use crate::peers::pod::{Pod, service};
 use crate::peers::probe::{attempt, leads, sample};
@@ -100,7 +100,7 @@ fn take(stage: &Stage, pod: &mut Pod<'_>, turn: u16) -> Result<Round> {
     for number in sample(SIZE) {
         leads(stage, pod, number, service(number + turn).identity())?;
     }
-    let load = Load { patience: PATIENCE, ..Load::new(Schedule::new(NonZeroU32::new(RATE).context("not zero")?), LASTS) };
+    let load = Load { timeout: PATIENCE, ..Load::new(Schedule::new(NonZeroU32::new(RATE).context("not zero")?), LASTS) };
     let attempts: Vec<_> = sample(SIZE).into_iter().map(|number| attempt(pod, number)).collect();
     let flows = attempts.iter().flat_map(|tcp| [*tcp, Attempt { proto: Proto::Udp, ..*tcp }]).collect();
     let (reports, held, moments) = meanwhile(&stage.client.node.ns, load, &attempts, flows, |begun| {

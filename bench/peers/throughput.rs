@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use anyhow::Result;
-use tailyard::model::net::Proto;
+use tailyard::model::base::net::Proto;
 
 use crate::peers::pod::Pod;
 use crate::peers::router::Router;

@@ -12,12 +12,12 @@ use kube::api::{Patch, PatchParams};
 use kube::runtime::{WatchStreamExt, watcher};
 use serde_json::{Value, json};
 use tailyard::api::egress;
-use tailyard::model::gzip;
-use tailyard::model::net::InterfaceName;
+use tailyard::model::base::gzip;
+use tailyard::model::base::net::InterfaceName;
 use tailyard::model::plan::Planned;
-use tailyard::model::status::{Encoded, PodAddresses, ROOM, egress_status, encode};
-use tailyard::model::world::World;
-use tailyard::proxy::report::PACE;
+use tailyard::model::plan::world::World;
+use tailyard::model::tailnet::status::{Encoded, PodAddresses, ROOM, egress_status, encode};
+use tailyard::proxy::state_secret::writer::PACE;
 use tokio::time::{Instant, sleep_until};
 
 /// One replica.

@@ -8,10 +8,10 @@ use anyhow::{Context, Result, anyhow, ensure};
 use tailyard::edge::conntrack::Conntrack;
 use tailyard::edge::netns::Namespace;
 use tailyard::load::Load;
-use tailyard::load::talk::Talk;
-use tailyard::model::flow::FlowFilter;
-use tailyard::model::load::{Attempt, Failure, Lane, Schedule};
-use tailyard::model::net::Proto;
+use tailyard::load::protocol::Talk;
+use tailyard::model::base::net::Proto;
+use tailyard::model::diagnostics::load::{Attempt, Failure, Lane, Schedule};
+use tailyard::model::flows::flow::FlowFilter;
 use tokio::sync::oneshot;
 
 use crate::traffic::met::Met;
@@ -34,7 +34,7 @@ impl Way {
     pub(crate) fn loaded<T>(&self, rate: u32, happen: impl FnOnce() -> T) -> Result<(T, Met)> {
         let talk = Talk::Greeting(self.greeting.as_bytes().into());
         let schedule = Schedule::new(NonZeroU32::new(rate).context("not zero")?);
-        let load = Load { talk, patience: PATIENCE, ..Load::new(schedule, LONGEST) };
+        let load = Load { talk, timeout: PATIENCE, ..Load::new(schedule, LONGEST) };
         let attempt = Attempt { lane: Lane { service: 0, replica: 0 }, proto: Proto::Tcp, to: self.to };
         let (mut reports, begun) = (Vec::new(), Instant::now());
         // It halts as well where what happens panics.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use tailyard::edge::netns::Namespace;
-use tailyard::model::net::Proto;
+use tailyard::model::base::net::Proto;
 
 /// How long one measurement takes.
 const SLICE: Duration = Duration::from_secs(1);

@@ -6,8 +6,8 @@ use anyhow::Result;
 use tailyard::edge::netns::Namespace;
 use tailyard::load::Load;
 use tailyard::load::flows::{Beat, Rhythm, hold};
-use tailyard::load::talk::Talk;
-use tailyard::model::load::{Attempt, Failure, Identity, Report};
+use tailyard::load::protocol::Talk;
+use tailyard::model::diagnostics::load::{Attempt, Failure, Identity, Report};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 

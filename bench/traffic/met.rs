@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use tailyard::model::load::{Failure, Report};
+use tailyard::model::diagnostics::load::{Failure, Report};
 
 /// After this time a user takes what is not answered for hung.
 const LATE: Duration = Duration::from_secs(1);

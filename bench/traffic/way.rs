@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use tailyard::edge::netns::Namespace;
-use tailyard::load::{Load, wire};
-use tailyard::model::load::{Attempt, Lane, Schedule, Tally};
-use tailyard::model::net::Proto;
+use tailyard::load::{Load, identity_protocol};
+use tailyard::model::base::net::Proto;
+use tailyard::model::diagnostics::load::{Attempt, Lane, Schedule, Tally};
 
 /// How many destinations are dialled on every way: a client's search for a free port gets slower the fewer there are.
 pub(crate) const DIALLED: u16 = 5;
@@ -85,8 +85,8 @@ impl Way {
 /// One question and its answer over a connection of its own.
 fn converse(to: SocketAddr, nonce: u64) -> std::io::Result<()> {
     let mut stream = TcpStream::connect(to)?;
-    let mut answer = [0; wire::ANSWER];
-    stream.write_all(&wire::question(nonce))?;
+    let mut answer = [0; identity_protocol::ANSWER];
+    stream.write_all(&identity_protocol::question(nonce))?;
     stream.read_exact(&mut answer)?;
-    wire::read(nonce, &answer).map(drop).ok_or_else(|| std::io::ErrorKind::InvalidData.into())
+    identity_protocol::read(nonce, &answer).map(drop).ok_or_else(|| std::io::ErrorKind::InvalidData.into())
 }

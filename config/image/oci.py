@@ -75,6 +75,9 @@ class Layer:
         return out.getvalue()
 
 
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
 @dataclass
 class Image:
     """An image and what runs in it if nothing else is said."""
@@ -85,6 +88,7 @@ class Image:
     entrypoint: list[str] = field(default_factory=list)
     command: list[str] = field(default_factory=list)
     labels: dict[str, str] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict)
     epoch: int = 0
     created: str = "1970-01-01T00:00:00Z"
 
@@ -107,7 +111,7 @@ class Image:
             "architecture": self.architecture,
             "os": "linux",
             "config": {
-                "Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
+                "Env": [f"{name}={value}" for name, value in ({"PATH": PATH} | self.variables).items()],
                 "Entrypoint": self.entrypoint,
                 "Cmd": self.command,
                 "Labels": self.labels,

@@ -36,9 +36,9 @@ pub const INGRESS_SVC_VALID: &str = "TailscaleIngressSvcValid";
 pub const INGRESS_SVC_CONFIGURED: &str = "TailscaleIngressSvcConfigured";
 
 /// Ours, of a `ProxyGroup` of type ingress: everything that it is asked for is published.
-pub const PUBLISHED: &str = "TailyardPublished";
+pub const PUBLISHED: &str = "TailyardServicesAdvertised";
 /// Ours, of a `ProxyGroup` of type ingress: every name that it publishes has its certificate.
-pub const CERTIFIED: &str = "TailyardCertified";
+pub const CERTIFIED: &str = "TailyardCertificatesReady";
 
 /// Why a condition is what it is, in a word.
 pub mod reason {

@@ -10,6 +10,9 @@ use serde::{Deserialize, Serialize};
 /// The key of the config in its `ConfigMap` and of the status in the state Secret.
 pub const KEY: &str = "ingress-config.json";
 
+/// Ours: the key of a config that would not fit as it is, compressed with gzip; it stands instead of [`KEY`].
+pub const KEY_COMPRESSED: &str = "ingress-config.json.gz";
+
 /// The addresses of one Tailscale Service and of the cluster service behind it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]

@@ -53,7 +53,7 @@ pub const ACCOUNTS: &str = "tailscale-acme-accounts";
 /// The field of an account key where no Secret is shared: of the replica's own state Secret, as tailscaled names it.
 pub const ACCOUNT_KEY: &str = "acme-account.key.pem";
 /// Ours, annotation of a certificate's Secret: who is ordering another one, and what came of it ([`super::issuance::Note`]).
-pub const ISSUANCE: &str = "tailyard.io/issuance";
+pub const ISSUANCE: &str = "tailyard.io/acme-order-status";
 /// The finalizer of an Ingress that a group publishes.
 pub const INGRESS_FINALIZER: &str = "tailscale.com/ingress-pg-finalizer";
 /// The finalizer of a Service that a group publishes.
@@ -84,10 +84,10 @@ pub const ADOPTED: &str = "tailyard.io/adopted";
 /// protocol, version 2): `true` for all, or numbers and names by commas.
 pub const PROXY_PROTOCOL: &str = "tailyard.io/proxy-protocol";
 /// Ours, annotation of a group's issuer Lease: the first replica, which wants it back.
-pub const ISSUER_ASKED: &str = "tailyard.io/asked-by";
+pub const ISSUER_ASKED: &str = "tailyard.io/handback-requested-by";
 /// Ours, label of a Secret of type `kubernetes.io/tls` in the namespace of the groups' objects: `true` lets Ingresses name it as
 /// the certificate of a host of their own.
-pub const OWN_CERTIFICATE: &str = "tailyard.io/certificate";
+pub const OWN_CERTIFICATE: &str = "tailyard.io/allow-ingress-tls";
 /// Ours, annotation of such a Secret: the namespaces whose Ingresses may name it, by commas; a final `*` stands for any end. Any if it is absent.
 pub const CERTIFICATE_NAMESPACES: &str = "tailyard.io/namespaces";
 /// Ours, annotation of the config Secret: the id of the auth key in it.

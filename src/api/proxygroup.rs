@@ -131,28 +131,28 @@ pub struct Tailyard {
     /// How long a leaving replica lets its flows end by themselves, in seconds; what is left then is reset.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
-    pub drain_grace_seconds: Option<i64>,
+    pub drain_timeout_seconds: Option<i64>,
     /// The ports of a replica that services may be given, both ends included.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ports: Option<PortSpan>,
+    pub match_port_range: Option<PortSpan>,
     /// The extended resource by which a device plugin gives a Pod the TUN device; with it the container is not
     /// privileged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"))]
-    pub tun_resource: Option<String>,
+    pub tun_device_resource: Option<String>,
     /// Whether forwarding is switched on by the Pod's security context, without a privileged init container. The kubelet
     /// must allow the two sysctls.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pod_sysctls: Option<bool>,
+    pub use_pod_sysctls: Option<bool>,
     /// What holds the rules in the kernel; the first that works if it is not set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>", extend("enum" = ["auto", "nftables", "iptables", "iptables-nft", "iptables-legacy"]))]
-    pub firewall: Option<Firewall>,
+    pub firewall_mode: Option<Firewall>,
     /// The prefixes from which Services that a group of type ingress publishes have their addresses in the tailnet, where the
     /// control plane has no Tailscale Services: one address of each family, advertised as a route. Without them a Service is
     /// reached there by its address in the cluster. No other group, and nothing else, may use them.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub addresses: Vec<String>,
+    #[serde(rename = "serviceCIDRs", default, skip_serializing_if = "Vec::is_empty")]
+    pub service_cidrs: Vec<String>,
     /// Who may use the group, and how much of it. The first whose selector matches a namespace decides for its objects; a namespace that
     /// none selects gets nothing new. Without any, every namespace may use the group within the limits of the reconciler's settings.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -200,14 +200,14 @@ impl ProxyGroupType {
 
 /// A span of ports, both ends included.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[schemars(extend("x-kubernetes-validations" = [{"rule": "self.from <= self.to", "message": "ports.from must not be above ports.to"}]))]
+#[schemars(extend("x-kubernetes-validations" = [{"rule": "self.start <= self.end", "message": "matchPortRange.start must not be above matchPortRange.end"}]))]
 pub struct PortSpan {
     /// The first.
     #[schemars(range(min = 1, max = 65535))]
-    pub from: i64,
+    pub start: i64,
     /// The last.
     #[schemars(range(min = 1, max = 65535))]
-    pub to: i64,
+    pub end: i64,
 }
 
 /// What holds the rules in the kernel.
@@ -270,7 +270,7 @@ mod tests {
 
     #[test]
     fn what_a_later_version_has_is_read_and_kept() {
-        let later = json!({"type": "sidecar", "kubeAPIServer": {"mode": "half"}, "tailyard": {"firewall": "bpf"}});
+        let later = json!({"type": "sidecar", "kubeAPIServer": {"mode": "half"}, "tailyard": {"firewallMode": "bpf"}});
         let spec: ProxyGroupSpec = serde_json::from_value(later.clone()).expect("a spec");
         assert_eq!(spec.type_, ProxyGroupType::Other("sidecar".into()));
         assert_eq!(serde_json::to_value(spec).expect("JSON"), later);
@@ -291,7 +291,7 @@ mod tests {
             let known: ApiServerMode = serde_json::from_value(name.clone()).expect("a mode");
             assert!(!matches!(known, ApiServerMode::Other(_)), "{name}");
         }
-        for name in names("tailyard/properties/firewall") {
+        for name in names("tailyard/properties/firewallMode") {
             let known: Firewall = serde_json::from_value(name.clone()).expect("a firewall");
             assert!(!matches!(known, Firewall::Other(_)), "{name}");
         }

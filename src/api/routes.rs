@@ -10,12 +10,15 @@ use serde::{Deserialize, Serialize};
 /// The key of the config in its `ConfigMap`.
 pub const KEY: &str = "tailyard-routes.json";
 
+/// Ours: the key of a config that would not fit as it is, compressed with gzip; it stands instead of [`KEY`].
+pub const KEY_COMPRESSED: &str = "tailyard-routes.json.gz";
+
 /// The key of the record of whose each of a config's services is: a JSON object of [`Origin`] by the Tailscale Service's name.
-pub const ORIGINS: &str = "tailyard-origins.json";
+pub const ORIGINS: &str = "tailyard-owners.json";
 
 /// The key of the record of what was told to those who ask: a JSON object of fingerprints by kind, namespace and name. No replica
 /// reads it; it is absent while there is nothing to tell.
-pub const TOLD: &str = "tailyard-told.json";
+pub const TOLD: &str = "tailyard-emitted-events.json";
 
 /// The key of the record of certificates that were ordered within a week and are gone: a JSON object by
 /// namespace of lists of pairs, the Unix time at which the Secret was made and the DNS name. No replica reads it; it is absent while there

@@ -10,6 +10,9 @@ use serde::{Deserialize, Serialize};
 /// The key of the config in its `ConfigMap`.
 pub const KEY: &str = "serve-config.json";
 
+/// Ours: the key of a config that would not fit as it is, compressed with gzip; it stands instead of [`KEY`].
+pub const KEY_COMPRESSED: &str = "serve-config.json.gz";
+
 /// What a node serves.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]

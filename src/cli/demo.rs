@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::demo::fleet::{Launch, Tailnet};
+use super::length;
+use crate::demo::replicas::{Launch, Tailnet};
 use crate::demo::screen::{Screen, Title};
 use crate::demo::{Options, run as show, services};
 use crate::edge::netns::private;
@@ -24,19 +25,19 @@ const SEED: u64 = 7;
 /// Arguments of `tailyard demo`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Egress services to begin with
+    /// Egress services at the start
     #[arg(long, default_value_t = 10, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(services::MOST)))]
     services: u16,
-    /// How long to keep them under load, in seconds
-    #[arg(long, default_value_t = 20, value_name = "S", value_parser = clap::value_parser!(u64).range(1..=3600))]
-    seconds: u64,
-    /// New connections and UDP flows each second
+    /// Duration of the load
+    #[arg(long, default_value = "20s", value_name = "TIME", value_parser = length(Duration::from_secs(1), Duration::from_hours(1)))]
+    duration: Duration,
+    /// New connections and UDP flows per second
     #[arg(long, default_value = "400", value_name = "R", value_parser = rate)]
     rate: NonZeroU32,
-    /// The firewall that the proxies use
+    /// Firewall mode of the proxies
     #[arg(long, default_value = "auto", value_parser = ["auto", "nftables", "iptables-nft", "iptables-legacy"])]
-    backend: String,
-    /// Print nothing but the summary, as JSON
+    firewall_mode: String,
+    /// Print only the summary, as JSON
     #[arg(long)]
     json: bool,
 }
@@ -55,15 +56,15 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
     let directory = Scratch::make()?;
     let launch = Launch {
         executable: std::env::current_exe().context("cannot find this executable")?,
-        backend: args.backend.clone(),
+        backend: args.firewall_mode.clone(),
         tailnet: Tailnet::File,
         egress: directory.0.join("egress"),
         directory: directory.0.clone(),
         grace: GRACE,
         api: None,
     };
-    let lasts = Duration::from_secs(args.seconds);
-    let title = Title { backend: args.backend.clone(), rate: args.rate.get(), lasts };
+    let lasts = args.duration;
+    let title = Title { backend: args.firewall_mode.clone(), rate: args.rate.get(), lasts };
     let mut screen = Screen::new(stdout(), title, stdout().is_terminal());
     let options = Options { replicas: REPLICAS, services: args.services, lasts, rate: args.rate, seed: SEED, launch };
     let summary = show(&options, (!args.json).then_some(&mut screen))?;

@@ -9,7 +9,7 @@ use clap::ValueEnum;
 
 use super::cluster::{ClusterArgs, block_on};
 use crate::inspect::doctor::{Options, run as examine};
-use crate::model::doctor::Finding;
+use crate::model::diagnostics::doctor::Finding;
 
 /// Arguments of `tailyard doctor`.
 #[derive(Debug, clap::Args)]

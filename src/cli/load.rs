@@ -13,67 +13,68 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow};
 use tokio::signal::unix::{SignalKind, signal};
 
+use super::length;
 use crate::edge::tls::Checked;
 use crate::load::Load;
 use crate::load::https::Https;
-use crate::load::line::{Line, Summary};
-use crate::load::names::Aim;
+use crate::load::protocol::Talk;
+use crate::load::report::{Line, Summary};
+use crate::load::resolver::Aim;
 use crate::load::run::{Options, run as offer};
-use crate::load::talk::Talk;
-use crate::load::view::View;
-use crate::model::load::Schedule;
-use crate::model::net::Proto;
+use crate::load::tui::View;
+use crate::model::base::net::Proto;
+use crate::model::diagnostics::load::Schedule;
 
 /// The fastest that is offered: what one thread keeps up with.
 const FASTEST: i64 = 5_000;
-/// The longest that a load lasts, in seconds.
-const LONGEST: u64 = 86_400;
+/// The longest that a load lasts.
+const LONGEST: Duration = Duration::from_hours(24);
 
 /// Arguments of `tailyard load`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Whom to connect to, in turn: names are looked up again every second, and all their addresses are used in turn
+    /// Targets, used in turn: names are resolved again every second, and all their addresses are used in turn
     #[arg(required = true, value_name = "HOST:PORT")]
     to: Vec<Aim>,
-    /// New connections and UDP flows each second; begun by the clock, however slow the answers are
+    /// New connections and UDP flows per second, started on schedule whatever the latency (open loop)
     #[arg(long, default_value_t = 50, value_name = "R", value_parser = clap::value_parser!(u32).range(1..=FASTEST))]
     rate: u32,
-    /// How long, in seconds; SIGINT or SIGTERM end it sooner
-    #[arg(long, default_value_t = 30, value_name = "S", value_parser = clap::value_parser!(u64).range(1..=LONGEST))]
-    seconds: u64,
-    /// Over what
+    /// How long to run; SIGINT or SIGTERM end it sooner
+    #[arg(long, default_value = "30s", value_name = "TIME", value_parser = length(Duration::from_secs(1), LONGEST))]
+    duration: Duration,
+    /// Protocols
     #[arg(long, default_value = "tcp", value_parser = ["tcp", "udp", "both"])]
     proto: String,
-    /// How an answer must begin to be the intended target's: over TCP what the server says first, over UDP its answer to a
-    /// datagram. Without it a TCP connection that stands is enough
+    /// Expected prefix of the response: over TCP of what the server sends first, over UDP of its reply to a datagram. Without it an
+    /// established TCP connection counts as answered
     #[arg(long, default_value = "", value_name = "TEXT")]
     expect: String,
-    /// Ask over HTTPS: each time a new connection, a TLS handshake and a GET of `/`; HOST is the name that is asked for. The answer's
-    /// body must begin with what is expected, and its status be 2xx
+    /// Use HTTPS: for each attempt a new connection, a TLS handshake and a GET of `/` for HOST. The status must be 2xx and the body
+    /// must begin with the expected text
     #[arg(long, conflicts_with_all = ["proto", "active", "idle"])]
     https: bool,
-    /// The authorities to believe over HTTPS, in PEM
+    /// Trusted CAs for HTTPS, in PEM
     #[arg(long, default_value = "/etc/ssl/certs/ca-certificates.crt", value_name = "FILE", requires = "https")]
     ca: PathBuf,
-    /// Where to connect to, in place of what HOST leads to
+    /// Address to connect to in place of those of HOST
     #[arg(long, value_name = "ADDRESS")]
     connect: Option<IpAddr>,
-    /// After how many seconds without an answer an attempt has failed
-    #[arg(long, default_value_t = 5, value_name = "S", value_parser = clap::value_parser!(u64).range(1..=60))]
-    patience: u64,
-    /// How many attempts may be under way at once; those beyond count as not sent
+    /// Timeout of a connection attempt and its response
+    #[arg(long, default_value = "5s", value_name = "TIME", value_parser = length(Duration::from_secs(1), Duration::from_mins(1)))]
+    timeout: Duration,
+    /// Maximum number of concurrent attempts; further ones count as not sent
     #[arg(long, default_value_t = 1_024, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16_384))]
-    in_flight: u32,
-    /// Connections that are held open and ask again and again; the server must give back what it is sent
+    max_in_flight: u32,
+    /// Long-lived connections that send requests at an interval; the server must echo
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=1_000))]
     active: u16,
-    /// Connections that are held open and are silent until the end, when they are asked once
+    /// Long-lived connections that are idle until the end, when each sends one request
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=1_000))]
     idle: u16,
-    /// How often an active connection asks, in milliseconds
-    #[arg(long, default_value_t = 100, value_name = "MS", value_parser = clap::value_parser!(u64).range(10..=60_000))]
-    beat: u64,
-    /// Print lines of JSON on a terminal, too
+    /// Interval between the requests of an active connection
+    #[arg(long, default_value = "100ms", value_name = "TIME", value_parser = length(Duration::from_millis(10), Duration::from_mins(1)))]
+    interval: Duration,
+    /// Print JSON lines on a terminal, too
     #[arg(long)]
     json: bool,
 }
@@ -83,18 +84,17 @@ impl Args {
         let rate = NonZeroU32::new(self.rate).context("no rate")?;
         let load = Load {
             talk: self.talk()?,
-            patience: Duration::from_secs(self.patience),
-            in_flight: usize::try_from(self.in_flight)?,
-            ..Load::new(Schedule::new(rate), Duration::from_secs(self.seconds))
+            timeout: self.timeout,
+            max_in_flight: usize::try_from(self.max_in_flight)?,
+            ..Load::new(Schedule::new(rate), self.duration)
         };
         let protos = match self.proto.as_str() {
             "tcp" => vec![Proto::Tcp],
             "udp" => vec![Proto::Udp],
             _ => Proto::ALL.into(),
         };
-        let beat = Duration::from_millis(self.beat);
         let (aims, connect) = (self.to.clone(), self.connect);
-        Ok(Options { aims, connect, protos, load, rate: self.rate, active: self.active, idle: self.idle, beat })
+        Ok(Options { aims, connect, protos, load, rate: self.rate, active: self.active, idle: self.idle, interval: self.interval })
     }
 
     fn talk(&self) -> Result<Talk> {

@@ -9,13 +9,14 @@ use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 
 use crate::api::netmap::File;
+use crate::model::base::net::{Family, InterfaceName};
+use crate::model::base::netmap::NetMap;
 use crate::model::config::{EgressConfig, IngressConfig};
-use crate::model::net::{Family, InterfaceName};
-use crate::model::netmap::NetMap;
+use crate::model::firewall::iptables;
+use crate::model::firewall::nft;
+use crate::model::firewall::ruleset::{Ruleset, diff};
 use crate::model::plan::Planned;
-use crate::model::ruleset::{Ruleset, diff};
-use crate::model::world::World;
-use crate::model::{iptables, nft};
+use crate::model::plan::world::World;
 
 /// Arguments of `tailyard plan`.
 #[derive(Debug, clap::Args)]

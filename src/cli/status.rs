@@ -8,7 +8,7 @@ use clap::ValueEnum;
 
 use super::cluster::{ClusterArgs, block_on};
 use crate::inspect::status::{Format, Options, Rhythm, run as show};
-use crate::model::overview::Width;
+use crate::model::diagnostics::overview::Width;
 
 /// Arguments of `tailyard status`.
 #[derive(Debug, clap::Args)]

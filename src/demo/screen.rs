@@ -5,11 +5,11 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
-use super::board::{Board, Life, Member, Row};
+use super::scoreboard::{Board, Life, Member, Row};
 use super::services::target_letter;
 use super::summary::failures_in_words;
 use crate::load::frame::{BOLD, DIM, Frame, GREEN, PLAIN, RED, YELLOW};
-use crate::model::load::Percentiles;
+use crate::model::diagnostics::load::Percentiles;
 
 /// How many services are listed: the first, and of those beyond the newest.
 const FIRST: usize = 6;

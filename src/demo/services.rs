@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use crate::api::{egress, netmap};
-use crate::model::load::Identity;
-use crate::model::net::Family;
+use crate::model::base::net::Family;
+use crate::model::diagnostics::load::Identity;
 
 use super::topology::Topology;
 

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::board::{Board, Change, FlowCounts};
-use crate::model::load::{Failure, Fault, Percentiles};
-use crate::model::net::Proto;
+use super::scoreboard::{Board, Change, FlowCounts};
+use crate::model::base::net::Proto;
+use crate::model::diagnostics::load::{Failure, Fault, Percentiles};
 
 /// The result; `--json` prints it as it is.
 #[derive(Debug, Clone, Serialize)]
@@ -127,7 +127,7 @@ impl fmt::Display for Summary {
         writeln!(f, "  long-lived flows  {answered} questions answered, {broken} broken, {wrong_target} to a wrong target;")?;
         writeln!(
             f,
-            "                    {handed_over} ended by their leaving replica and opened anew, {} datagrams sent again",
+            "                    {handed_over} ended by their leaving replica and reopened, {} datagrams sent again",
             datagrams_lost + resent
         )?;
         for (change, p) in &self.swaps {

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 
-use super::board::{Board, Change, Member, Shared, look};
+use super::scoreboard::{Board, Change, Member, Shared, look};
 use crate::load::make;
-use crate::load::talk::Talk;
-use crate::model::load::{Attempt, Failure, Identity, Lane};
-use crate::model::net::{Family, Proto};
+use crate::load::protocol::Talk;
+use crate::model::base::net::{Family, Proto};
+use crate::model::diagnostics::load::{Attempt, Failure, Identity, Lane};
 
 /// How long a change may take before it counts as lost.
 const LIMIT: Duration = Duration::from_secs(10);

@@ -11,8 +11,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
 use crate::edge::netns::{Namespace, NetnsError};
-use crate::load::wire;
-use crate::model::load::Identity;
+use crate::load::identity_protocol;
+use crate::model::diagnostics::load::Identity;
 
 /// A running target; it ends when this value does.
 #[derive(Debug)]
@@ -91,19 +91,19 @@ async fn serve_tcp(listener: TcpListener, identity: Identity) {
 /// Answers question after question until the client ends the connection.
 async fn converse(mut stream: TcpStream, identity: Identity) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    let mut question = [0; wire::QUESTION];
+    let mut question = [0; identity_protocol::QUESTION];
     loop {
         stream.read_exact(&mut question).await?;
-        stream.write_all(&wire::answer(question, identity)).await?;
+        stream.write_all(&identity_protocol::answer(question, identity)).await?;
     }
 }
 
 async fn serve_udp(socket: UdpSocket, identity: Identity) {
-    let mut question = [0; wire::QUESTION];
+    let mut question = [0; identity_protocol::QUESTION];
     loop {
         // An error here tells of an earlier answer that its client did not want any more.
-        if let Ok((wire::QUESTION, client)) = socket.recv_from(&mut question).await {
-            let _ = socket.send_to(&wire::answer(question, identity), client).await;
+        if let Ok((identity_protocol::QUESTION, client)) = socket.recv_from(&mut question).await {
+            let _ = socket.send_to(&identity_protocol::answer(question, identity), client).await;
         }
     }
 }

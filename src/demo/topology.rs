@@ -16,7 +16,7 @@ use ipnet::IpNet;
 use crate::edge::link::LinkError;
 use crate::edge::link::build::build;
 use crate::edge::netns::{Namespace, NetnsError};
-use crate::model::net::InterfaceName;
+use crate::model::base::net::InterfaceName;
 
 /// The numbers of the first replica and of the first target in the tailnet.
 pub const FIRST_REPLICA: u8 = 1;
@@ -39,7 +39,7 @@ pub enum TopologyError {
     Forwarding(#[source] std::io::Error),
     /// A link's name is none.
     #[error(transparent)]
-    Name(#[from] crate::model::net::BadInterfaceName),
+    Name(#[from] crate::model::base::net::BadInterfaceName),
 }
 
 /// A namespace with an address of each family.

@@ -16,8 +16,8 @@ use k8s_openapi::jiff::Timestamp;
 use serde::Deserialize as _;
 use serde::de::value::BorrowedStrDeserializer;
 
-use crate::model::certificate::Pair;
-use crate::model::issuance::Window;
+use crate::model::ingress::cert_orders::Window;
+use crate::model::ingress::certificate::Pair;
 
 mod error;
 mod http;

@@ -1,6 +1,6 @@
 //! The connection tracking of this network namespace, over ctnetlink.
 //!
-//! Lists flows, deletes single ones, tells how full the table is; which flows to delete is [`crate::model::surgery`]'s business.
+//! Lists flows, deletes single ones, tells how full the table is; which flows to delete is [`crate::model::flows::cleanup`]'s business.
 //! Blocking: the kernel answers at once, but a dump of many flows takes milliseconds, so async callers use `spawn_blocking`.
 //! A socket belongs to the namespace in which it was opened, whatever thread uses it.
 
@@ -16,8 +16,8 @@ use nix::sys::socket::{setsockopt, sockopt};
 use nix::sys::time::TimeVal;
 use serde::Serialize;
 
-use crate::model::flow::{Flow, FlowFilter};
-use crate::model::net::Family;
+use crate::model::base::net::Family;
+use crate::model::flows::flow::{Flow, FlowFilter};
 
 /// The kernel fills at most 32 KiB for one receive.
 const RECEIVE: usize = 64 << 10;
@@ -75,12 +75,12 @@ pub enum ConntrackError {
 impl ConntrackError {
     /// A closed set of words for metric labels.
     #[must_use]
-    pub fn kind(&self) -> &'static str {
+    pub fn reason(&self) -> &'static str {
         match self {
-            Self::Open(_) => "open",
-            Self::List(_) => "list",
-            Self::Delete(_) => "delete",
-            Self::Count(_) => "count",
+            Self::Open(_) => "Open",
+            Self::List(_) => "List",
+            Self::Delete(_) => "Delete",
+            Self::Count(_) => "Count",
         }
     }
 }

@@ -20,10 +20,10 @@ use self::headscale::Headscale;
 use self::http::Http;
 use self::tailscale::Tailscale;
 use crate::api::vip::VipService;
-use crate::model::control::Capabilities;
-use crate::model::identity::{Device, DeviceId, ExpectedDevice, KeyId};
-use crate::model::supervise::Secret;
-use crate::model::tailnet;
+use crate::model::controller::control_plane::Capabilities;
+use crate::model::controller::identity::{Device, DeviceId, ExpectedDevice, KeyId};
+use crate::model::controller::tailnet;
+use crate::model::tailnet::supervise::Secret;
 
 /// Where a control plane is and how it is spoken to.
 #[derive(Debug, Clone)]

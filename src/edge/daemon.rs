@@ -4,7 +4,7 @@
 //! nobody else has: it ends with this process, however that ends. Where it is to outlive this process there is no such pipe, and the
 //! next process takes it over ([`Daemon::left`]). Nothing here decides when to start or stop it.
 
-mod left;
+mod reattach;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -27,8 +27,8 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
 use tracing::{debug, info};
 
-use crate::model::supervise::Secret;
-use crate::model::supervise::conffile::{self, ConfFault};
+use crate::model::tailnet::supervise::Secret;
+use crate::model::tailnet::supervise::conffile::{self, ConfFault};
 
 /// A longer line of the daemon's log is cut into several.
 const LONGEST_LINE: u64 = 16 << 10;
@@ -117,7 +117,7 @@ pub enum DaemonError {
 impl DaemonError {
     /// A closed set of words for metric labels.
     #[must_use]
-    pub fn kind(&self) -> &'static str {
+    pub fn reason(&self) -> &'static str {
         match self {
             Self::Spawn { .. } => "Spawn",
             Self::Wait(_) => "Wait",
@@ -125,7 +125,7 @@ impl DaemonError {
             Self::Tun { .. } => "Tun",
             Self::Command { .. } => "Command",
             Self::File { .. } => "File",
-            Self::Config(fault) => fault.kind(),
+            Self::Config(fault) => fault.reason(),
         }
     }
 }

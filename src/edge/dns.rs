@@ -1,9 +1,10 @@
 //! DNS: asks the servers of a `resolv.conf` for the addresses of a name. When to ask again, and what an answer is good for,
-//! is [`crate::model::resolve`]'s business; nothing is cached here.
+//! is [`crate::model::tailnet::resolve`]'s business; nothing is cached here.
 //!
 //! The file is read again whenever it has changed, for tailscaled and others rewrite it while a Pod lives. Names are absolute, as
 //! Kubernetes has them in `spec.externalName`: its search list, with which a short name would mean a Service of the cluster, is not used.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -19,7 +20,7 @@ use hickory_resolver::system_conf::parse_resolv_conf;
 use hickory_resolver::{Resolver, TokioResolver};
 use tokio::time::timeout;
 
-use crate::model::resolve::{CEILING, Failure, Outcome, Records};
+use crate::model::tailnet::resolve::{CEILING, Failure, Outcome, Records};
 
 /// The longest that one lookup takes, whatever the file says about timeouts and attempts.
 pub const DEADLINE: Duration = Duration::from_secs(15);
@@ -48,10 +49,10 @@ pub enum DnsError {
 impl DnsError {
     /// A closed set of words for metric labels.
     #[must_use]
-    pub fn kind(&self) -> &'static str {
+    pub fn reason(&self) -> &'static str {
         match self {
-            Self::Read { .. } => "resolv_conf_unreadable",
-            Self::Servers { .. } => "no_servers",
+            Self::Read { .. } => "ResolvConfUnreadable",
+            Self::Servers { .. } => "NoServers",
         }
     }
 }
@@ -61,6 +62,16 @@ impl DnsError {
 pub struct Dns {
     path: PathBuf,
     loaded: Option<(Vec<u8>, Arc<Client>)>,
+}
+
+/// Where the servers of a Pod are named.
+pub const RESOLV_CONF: &str = "/etc/resolv.conf";
+
+/// The addresses of the servers that a file names; none where it cannot be read. Blocks.
+#[must_use]
+pub fn servers(resolv_conf: &Path) -> BTreeSet<IpAddr> {
+    let parsed = std::fs::read(resolv_conf).ok().and_then(|text| parse_resolv_conf(text).ok());
+    parsed.iter().flat_map(|(config, _)| config.name_servers()).map(|server| server.ip).collect()
 }
 
 /// The servers of one reading of the file.

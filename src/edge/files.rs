@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 
-mod stamp;
+mod fingerprint;
 pub mod watch;
 
 /// What a projected volume's directory calls the set of files in force.
@@ -69,7 +69,7 @@ pub enum FilesError {
 impl FilesError {
     /// A closed set of words for metric labels and Event reasons.
     #[must_use]
-    pub fn kind(&self) -> &'static str {
+    pub fn reason(&self) -> &'static str {
         match self {
             Self::Directory { .. } => "NoDirectory",
             Self::Read { .. } => "Unreadable",
@@ -119,6 +119,14 @@ pub fn replace(path: &Path, content: &[u8]) -> Result<(), FilesError> {
 /// As [`replace`], and nobody else may read it. Blocks.
 pub fn replace_private(path: &Path, content: &[u8]) -> Result<(), FilesError> {
     replaced(path, content, 0o600)
+}
+
+/// Removes a file, if there is one. Blocks.
+pub fn remove(path: &Path) -> Result<(), FilesError> {
+    match fs::remove_file(path) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => Err(FilesError::Write { path: path.to_owned(), source }),
+        _ => Ok(()),
+    }
 }
 
 fn replaced(path: &Path, content: &[u8], mode: u32) -> Result<(), FilesError> {

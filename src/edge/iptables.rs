@@ -2,7 +2,7 @@
 //!
 //! A restore is one step for each table and family: it is taken whole or not at all (a table too large for that: chain by chain). What iptables-save writes is the form
 //! that iptables-restore reads; of it the names of our own chains and the counters are used. It never flushes a chain that
-//! is not ours. What is to be held is decided elsewhere ([`crate::model::iptables`]).
+//! is not ours. What is to be held is decided elsewhere ([`crate::model::firewall::iptables`]).
 
 mod program;
 
@@ -11,10 +11,10 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use self::program::Programs;
+use crate::model::base::net::{Family, InterfaceName};
+use crate::model::firewall::iptables::{Found, Jump, chains_in, delta, ours, remove, replace, traffic, trial};
+use crate::model::firewall::ruleset::{Delta, Ruleset};
 use crate::model::firewall::{Audit, Traffic};
-use crate::model::iptables::{Found, Jump, chains_in, delta, ours, remove, replace, traffic, trial};
-use crate::model::net::{Family, InterfaceName};
-use crate::model::ruleset::{Delta, Ruleset};
 
 pub use self::program::{IptablesError, Variant};
 

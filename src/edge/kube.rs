@@ -14,29 +14,29 @@ use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::config::{AuthInfo, Context, KubeConfigOptions, Kubeconfig, NamedAuthInfo, NamedCluster, NamedContext};
 use kube::{Api, Client, Config};
 
-mod access;
-mod ask;
+mod access_review;
+mod conditional_secret;
 mod error;
 mod events;
-mod follow;
 mod issuer;
+mod leader_client;
 mod lease;
-mod note;
+mod list_watch;
+mod queries;
 mod resource;
 mod secret;
-mod watch;
-mod writes;
+mod watch_one;
 
-pub use access::Permissions;
-pub use error::{Call, Fault, KubeError, Verb};
+pub use access_review::Permissions;
+pub use conditional_secret::Noted;
+pub use error::{Call, Fault, KubeError, Refusal, Verb};
 pub use events::{About, Events, Told};
-pub use follow::{Change, Follow};
+pub use leader_client::{Observer, Part, Writes};
 pub use lease::{Leading, Lease};
-pub use note::Noted;
+pub use list_watch::{Change, Follow};
 pub use resource::Resource;
 pub use secret::StateSecret;
-pub use watch::Event;
-pub use writes::{Observer, Part, Writes};
+pub use watch_one::Event;
 
 /// Where a Pod finds its namespace, its token and the API's certificate authority.
 pub const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";

@@ -21,7 +21,7 @@ use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage};
 use rtnetlink::{Handle, MulticastGroup};
 use tokio::sync::watch;
 
-use crate::model::net::{Family, InterfaceName};
+use crate::model::base::net::{Family, InterfaceName};
 
 /// How long a broken notification socket rests before it is opened again.
 const REOPEN: Duration = Duration::from_secs(1);
@@ -72,13 +72,13 @@ pub enum LinkError {
 impl LinkError {
     /// A closed set of words for metric labels.
     #[must_use]
-    pub fn kind(&self) -> &'static str {
+    pub fn reason(&self) -> &'static str {
         match self {
-            Self::Open(_) => "open",
-            Self::Read { .. } => "read",
-            Self::Closed => "closed",
-            Self::Change { .. } => "change",
-            Self::Missing(_) => "missing",
+            Self::Open(_) => "Open",
+            Self::Read { .. } => "Read",
+            Self::Closed => "Closed",
+            Self::Change { .. } => "Change",
+            Self::Missing(_) => "Missing",
         }
     }
 }
@@ -107,7 +107,7 @@ impl Links {
             tokio::select! {
                 () = self.state.closed() => return,
                 Err(error) = self.follow() => {
-                    tracing::warn!(interface = %self.interface, kind = error.kind(), %error, "links are not followed for a moment");
+                    tracing::warn!(interface = %self.interface, reason = error.reason(), %error, "lost link notifications; reading links again");
                 }
             }
             tokio::time::sleep(REOPEN).await;

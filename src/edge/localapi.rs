@@ -134,7 +134,7 @@ pub enum LocalApiError {
 impl LocalApiError {
     /// A closed set of words for metric labels.
     #[must_use]
-    pub fn kind(&self) -> &'static str {
+    pub fn reason(&self) -> &'static str {
         match self {
             Self::Connect { .. } => "Connect",
             Self::Connection { .. } => "Connection",

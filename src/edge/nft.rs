@@ -3,7 +3,7 @@
 //! The whole table is text, loaded by nft in one transaction; a change of elements is a netlink batch of our own, which
 //! costs no process. An audit first asks for the generation, a number that every transaction of anybody raises: it is
 //! what ours left behind unless somebody else wrote. Only our own table is ever touched. What is to be held is decided
-//! elsewhere ([`crate::model::nft`]).
+//! elsewhere ([`crate::model::firewall::nft`]).
 
 mod link;
 mod notices;
@@ -16,12 +16,12 @@ use std::{io, process::ExitStatus};
 
 use self::link::Link;
 use self::program::run;
+use crate::model::base::net::InterfaceName;
+use crate::model::firewall::nft::element::{edits, elements};
+use crate::model::firewall::nft::wire::WireError;
+use crate::model::firewall::nft::{self, held};
+use crate::model::firewall::ruleset::{Delta, Ruleset};
 use crate::model::firewall::{Audit, Traffic};
-use crate::model::net::InterfaceName;
-use crate::model::nft::element::{edits, elements};
-use crate::model::nft::wire::WireError;
-use crate::model::nft::{self, held};
-use crate::model::ruleset::{Delta, Ruleset};
 
 pub use self::notices::Changes;
 
@@ -70,6 +70,12 @@ pub enum NftError {
         /// The errno.
         source: io::Error,
     },
+    /// The change cannot be written as JSON.
+    #[error("the change cannot be written as JSON for nft: {source}")]
+    Text {
+        /// Why.
+        source: serde_json::Error,
+    },
     /// The kernel's answer makes no sense.
     #[error(transparent)]
     Answer(#[from] WireError),
@@ -84,15 +90,16 @@ pub enum NftError {
 impl NftError {
     /// A closed set of words for metric labels.
     #[must_use]
-    pub fn kind(&self) -> &'static str {
+    pub fn reason(&self) -> &'static str {
         match self {
-            Self::Missing { .. } => "missing",
-            Self::Timeout { .. } => "timeout",
-            Self::Refused { .. } => "refused",
-            Self::Kernel { .. } => "kernel",
-            Self::Answer(_) => "answer",
-            Self::Unsteady => "unsteady",
-            Self::Abandoned => "abandoned",
+            Self::Missing { .. } => "Missing",
+            Self::Timeout { .. } => "Timeout",
+            Self::Refused { .. } => "Refused",
+            Self::Kernel { .. } => "Kernel",
+            Self::Text { .. } => "Text",
+            Self::Answer(_) => "Answer",
+            Self::Unsteady => "Unsteady",
+            Self::Abandoned => "Abandoned",
         }
     }
 }
@@ -140,7 +147,8 @@ impl Nft {
 
     /// The same by the nft program and its JSON: for kernels or sandboxes that refuse our own batch.
     pub async fn patch_json(&self, before: &Ruleset, delta: &Delta, after: &Ruleset) -> Result<(), NftError> {
-        let text = serde_json::to_string(&nft::delta(before, delta, after)).map_err(|_| NftError::Abandoned)?;
+        let text = nft::delta(before, delta, after);
+        let text = serde_json::to_string(&text).map_err(|source| NftError::Text { source })?;
         run(&self.program, &["-j", "-f", "-"], "change elements", text).await?;
         self.blocking(Link::follow).await
     }

@@ -27,9 +27,9 @@ pub enum NodeError {
 impl NodeError {
     /// A closed set of words.
     #[must_use]
-    pub fn kind(&self) -> &'static str {
+    pub fn reason(&self) -> &'static str {
         match self {
-            Self::Read { .. } => "read",
+            Self::Read { .. } => "Read",
         }
     }
 

@@ -7,7 +7,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use crate::model::net::Family;
+use crate::model::base::net::Family;
 
 /// What was found and done for one family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,10 +49,10 @@ pub enum SysctlError {
 impl SysctlError {
     /// A closed set of words for metric labels.
     #[must_use]
-    pub fn kind(&self) -> &'static str {
+    pub fn reason(&self) -> &'static str {
         match self {
-            Self::Read { .. } => "read",
-            Self::Write { .. } => "write",
+            Self::Read { .. } => "Read",
+            Self::Write { .. } => "Write",
         }
     }
 }
@@ -121,7 +121,7 @@ mod tests {
     fn a_switch_that_is_off_and_read_only_is_an_error_that_says_what_to_run() {
         for (family, name) in [(Family::V4, "net.ipv4.ip_forward"), (Family::V6, "net.ipv6.conf.all.forwarding")] {
             let error = sealed(|| forward(&[family])).expect_err(name);
-            assert_eq!(error.kind(), "write", "{family}");
+            assert_eq!(error.reason(), "Write", "{family}");
             let text = error.to_string();
             assert!(text.contains(&format!("sysctl -w {name}=1")) && text.contains("securityContext.sysctls"), "{family}: {text}");
         }

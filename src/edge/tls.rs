@@ -19,7 +19,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 use tokio_rustls::LazyConfigAcceptor;
 
-use crate::model::certificate::Pair;
+use crate::model::ingress::certificate::Pair;
 
 mod checked;
 mod client;
@@ -82,7 +82,7 @@ pub enum TlsError {
 impl TlsError {
     /// A closed set of words for metric labels.
     #[must_use]
-    pub fn kind(&self) -> &'static str {
+    pub fn reason(&self) -> &'static str {
         match self {
             Self::Chain(_) => "Chain",
             Self::Key(_) => "Key",

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use super::{InspectError, gap};
 use crate::edge::kube::{Cluster, KubeError};
-use crate::model::doctor::{Check, Finding, cluster as judge, node as judge_node, text, worst};
-use crate::model::overview::Gap;
+use crate::model::diagnostics::doctor::{Check, Finding, cluster as judge, node as judge_node, text, worst};
+use crate::model::diagnostics::overview::Gap;
 
 mod cluster;
 mod node;

@@ -9,10 +9,10 @@ use std::time::Duration;
 use futures_util::stream::{self, BoxStream, StreamExt};
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
-use super::gather::{Gathered, changes};
+use super::cache::{Gathered, changes};
 use super::{InspectError, gap};
 use crate::edge::kube::{Change, Cluster};
-use crate::model::overview::{Gap, Live, Overview, Part, Seen, Width, changes as differences, text};
+use crate::model::diagnostics::overview::{Gap, Live, Overview, Part, Seen, Width, changes as differences, text};
 
 /// How long the API server may take for the first answer to everything.
 const FIRST: Duration = Duration::from_secs(20);

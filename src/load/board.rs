@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::line::{Flows, Happened, Line, Second, Summary};
-use crate::model::load::{Failure, Report, Tally, Windows};
-use crate::model::net::Proto;
+use super::report::{Flows, Happened, Line, Second, Summary};
+use crate::model::base::net::Proto;
+use crate::model::diagnostics::load::{Failure, Report, Tally, Windows};
 
 /// Something that happened to a connection that is held open.
 #[derive(Debug, Clone)]

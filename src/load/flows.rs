@@ -6,10 +6,10 @@ use tokio::net::{TcpStream, UdpSocket};
 use tokio::sync::watch;
 use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
 
-use super::talk::Talk;
+use super::protocol::Talk;
 use super::{DATAGRAM, failure_of, udp_from};
-use crate::model::load::{Attempt, Failure, Identity};
-use crate::model::net::Proto;
+use crate::model::base::net::Proto;
+use crate::model::diagnostics::load::{Attempt, Failure, Identity};
 
 /// How many datagrams in a row may be lost before a UDP flow counts as broken.
 const TRIES: u32 = 12;
@@ -67,7 +67,7 @@ pub async fn hold(flow: Attempt, talk: &Talk, rhythm: Rhythm, start: Instant, no
 }
 
 /// How long a flow waits for an answer: until a connection counts as hung, or a datagram as lost.
-fn patience(proto: Proto) -> Duration {
+fn answer_timeout(proto: Proto) -> Duration {
     match proto {
         Proto::Tcp => Duration::from_secs(5),
         Proto::Udp => Duration::from_millis(250),
@@ -81,7 +81,7 @@ async fn hold_tcp(flow: Attempt, talk: &Talk, mut rhythm: Rhythm, start: Instant
         let said = talk.open(&mut stream).await?;
         Ok((stream, said))
     };
-    let (mut stream, said) = timeout(patience(flow.proto), opening).await.map_err(|_| Failure::Timeout)??;
+    let (mut stream, said) = timeout(answer_timeout(flow.proto), opening).await.map_err(|_| Failure::Timeout)??;
     note(Beat::Open { said });
     let (mut ticks, mut nonce) = (rhythm.ticks(), 0);
     loop {
@@ -101,7 +101,7 @@ async fn hold_tcp(flow: Attempt, talk: &Talk, mut rhythm: Rhythm, start: Instant
             }
         };
         let began = start.elapsed();
-        let by = timeout(patience(flow.proto), talk.again(&mut stream, nonce)).await.map_err(|_| Failure::Timeout)??;
+        let by = timeout(answer_timeout(flow.proto), talk.again(&mut stream, nonce)).await.map_err(|_| Failure::Timeout)??;
         note(Beat::Answered { by, began, ended: start.elapsed() });
         if last {
             return Ok(());
@@ -122,7 +122,7 @@ async fn hold_udp(flow: Attempt, talk: &Talk, mut rhythm: Rhythm, start: Instant
         let (began, by) = loop {
             nonce += 1;
             let began = start.elapsed();
-            match timeout(patience(flow.proto), ask(&socket, talk, nonce)).await {
+            match timeout(answer_timeout(flow.proto), ask(&socket, talk, nonce)).await {
                 Ok(by) => break (began, by.map_err(|error| failure_of(&error))?),
                 Err(_) if tries == TRIES => return Err(Failure::Timeout),
                 Err(_) => note(Beat::Lost),

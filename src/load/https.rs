@@ -13,9 +13,9 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
 use super::failure_of;
-use super::talk::greeted;
+use super::protocol::greeted;
 use crate::edge::tls::Checked;
-use crate::model::load::{Failure, Identity};
+use crate::model::diagnostics::load::{Failure, Identity};
 
 /// How to ask.
 #[derive(Debug, Clone)]

@@ -15,11 +15,11 @@ use tokio::time::{MissedTickBehavior, interval_at, sleep};
 use super::Load;
 use super::board::{Board, FlowEvent};
 use super::flows::{Beat, Rhythm, hold};
-use super::line::{Happened, Line, Summary};
-use super::names::{Aim, Found, NameError, find};
-use super::talk::Talk;
-use crate::model::load::{Attempt, Lane};
-use crate::model::net::Proto;
+use super::protocol::Talk;
+use super::report::{Happened, Line, Summary};
+use super::resolver::{Aim, Found, NameError, find};
+use crate::model::base::net::Proto;
+use crate::model::diagnostics::load::{Attempt, Lane};
 
 /// How long a broken connection waits before it is opened again.
 const REOPEN: Duration = Duration::from_millis(100);
@@ -44,7 +44,7 @@ pub struct Options {
     /// How many are held open and ask nothing until the end.
     pub idle: u16,
     /// How often an active one asks.
-    pub beat: Duration,
+    pub interval: Duration,
 }
 
 /// Offers the load from the calling thread's network namespace until its time is over or `stop` is ready. `tell` gets every line
@@ -139,7 +139,7 @@ fn hold_all(
     let mut flows = JoinSet::new();
     for (flow, found) in (0..options.active.saturating_add(options.idle)).zip(found.iter().cycle()) {
         let idle = flow >= options.active;
-        let rhythm = Rhythm { every: (!idle).then_some(options.beat), last: last.clone() };
+        let rhythm = Rhythm { every: (!idle).then_some(options.interval), last: last.clone() };
         let held = Held { flow, idle, start, events: events.clone() };
         flows.spawn(held.keep(Arc::clone(found), options.load.talk.clone(), rhythm));
     }
@@ -161,7 +161,7 @@ impl Held {
             let Some(to) = found.address(turn) else { return };
             let attempt = Attempt { lane: Lane { service: 0, replica: 0 }, proto: Proto::Tcp, to };
             let mut open = false;
-            let note = |beat| match beat {
+            let note = |interval| match interval {
                 Beat::Open { said } => {
                     open = true;
                     self.tell(attempt, Some(Happened::Open { said }));

@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 use super::*;
 use crate::demo::target::Target;
 use crate::demo::topology::{Topology, forward_plainly};
-use crate::model::load::{Lane, Tally};
+use crate::model::diagnostics::load::{Lane, Tally};
 
 /// A client that reaches two targets through one replica that forwards plainly.
 fn plain_path() -> (Topology, Vec<Target>) {
@@ -79,7 +79,7 @@ fn what_exceeds_the_attempts_in_flight_is_the_generators_own_failure() {
         let down = || crate::edge::link::build::build(async |b| b.down(&"ts0".parse().expect("a name")).await);
         site.namespace.block_on(down).expect("the thread").expect("down");
     }
-    let load = Load { in_flight: 5, patience: Duration::from_millis(200), ..Load::new(rate(200), Duration::from_millis(50)) };
+    let load = Load { max_in_flight: 5, timeout: Duration::from_millis(200), ..Load::new(rate(200), Duration::from_millis(50)) };
     let (tally, reports) = offer(&topology, load, 7001);
     assert_eq!(tally.failed().iter().collect::<Vec<_>>(), [(&Failure::Timeout, &5), (&Failure::NotSent, &5)]);
     assert_eq!(reports.len(), 10, "a silent server does not slow the offered load");
@@ -87,7 +87,7 @@ fn what_exceeds_the_attempts_in_flight_is_the_generators_own_failure() {
 
 #[tokio::test]
 async fn what_the_generator_comes_to_too_late_is_its_own_failure() {
-    let load = Load { patience: Duration::from_secs(2), ..Load::new(rate(100), Duration::from_millis(100)) };
+    let load = Load { timeout: Duration::from_secs(2), ..Load::new(rate(100), Duration::from_millis(100)) };
     // As if it had had no processor for five seconds.
     let start = Instant::now().checked_sub(Duration::from_secs(5)).expect("a machine that runs for longer");
     let to = SocketAddr::from(([127, 0, 0, 1], 9));

@@ -1,5 +1,7 @@
 //! The egress and ingress configs, parsed once: a service that cannot be read is a fault of its own and no other's.
 
+pub mod source;
+
 use std::sync::Arc;
 
 use bytes::Bytes;

@@ -2,11 +2,17 @@
 //!
 //! Values only; reading them is the edge's business ([`crate::edge::nft`], [`crate::edge::iptables`]).
 
+pub mod eval;
+pub mod iptables;
+pub mod nft;
+pub mod nlattr;
+pub mod ruleset;
+
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::net::PortKey;
+use crate::model::base::net::PortKey;
 
 /// What an audit found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

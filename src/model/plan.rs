@@ -3,6 +3,9 @@
 //! A plan is computed from the difference to the one before; the first one from the difference to nothing. So there is
 //! one way to compute it, and one change among ten thousand services costs what one change costs.
 
+pub mod targets;
+pub mod world;
+
 mod egress;
 mod ingress;
 mod reason;
@@ -19,10 +22,10 @@ use serde::Serialize;
 pub use ingress::names;
 pub use reason::Reason;
 
-use super::few::Few;
-use super::net::{Family, InterfaceName, Port, PortKey};
-use super::ruleset::Ruleset;
-use super::world::World;
+use crate::model::base::net::{Family, InterfaceName, Port, PortKey};
+use crate::model::base::small_set::Few;
+use crate::model::firewall::ruleset::Ruleset;
+use crate::model::plan::world::World;
 
 /// What is to be served, and what is not and why.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

@@ -9,15 +9,15 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::net::{InterfaceName, Port, PortKey, Proto};
-use super::sites::headers::Upgrades;
-use super::sites::shares;
-use super::supervise::DaemonSettings;
-use super::targets::TargetPolicy;
-use super::world::Single;
+use crate::model::base::net::{InterfaceName, Port, PortKey, Proto};
+use crate::model::ingress::vhosts::headers::Upgrades;
+use crate::model::ingress::vhosts::shares;
+use crate::model::plan::targets::TargetPolicy;
+use crate::model::plan::world::Single;
+use crate::model::tailnet::supervise::DaemonSettings;
 
 pub use fault::{Fault, Faults};
-pub use flags::{FLAGS, Flags};
+pub use flags::Flags;
 
 mod daemon;
 mod fault;
@@ -27,7 +27,7 @@ mod issuing;
 mod read;
 pub mod reconciler;
 mod source;
-pub mod value;
+pub mod table;
 
 /// Everything that `tailyard proxy` is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub struct Settings {
     pub ingress: Option<Input>,
     /// Where the serve config and our own routes come from (`TS_SERVE_CONFIG`).
     pub serve: Option<Input>,
-    /// The control plane has no Tailscale Services: sites are served on the node's own addresses (`TAILYARD_NODE_SITES`).
+    /// The control plane has no Tailscale Services: sites are served on the node's own addresses (`TAILYARD_SERVE_ON_NODE_ADDRESS`).
     pub node_sites: bool,
     /// Whether certificates are shared by the group, and who issues them.
     pub cert_share: CertShare,
@@ -73,7 +73,7 @@ pub struct Settings {
     /// The listener of everything, debugging included; nothing if it is turned off.
     pub admin_addr: Option<SocketAddr>,
     /// How long leaving may take, from the signal to the end: flows go on, what is left of them is reset, tailscaled is stopped.
-    pub drain_grace: Duration,
+    pub drain_timeout: Duration,
     /// How logs are written.
     pub log: Log,
     /// What the first process of the container says, where that is another one.
@@ -112,6 +112,8 @@ pub struct Pod {
     pub uid: Option<String>,
     /// Its node (`NODE_NAME`): endpoints of the same zone come first.
     pub node: Option<String>,
+    /// The address of its node (`NODE_IP`): probes and clients of nodes come from that range.
+    pub node_ip: Option<IpAddr>,
     /// `POD_IPS`, or `POD_IP` where that is unset: at most one of each family.
     pub ips: BTreeSet<IpAddr>,
 }
@@ -168,7 +170,7 @@ pub struct Issuing {
     /// The Secret and its field in which the key of the ACME account is (`TS_ACME_ACCOUNT_SECRET_NAME`, `TS_ACME_ACCOUNT_FIELD`);
     /// nothing where this replica has an account of its own, with its state.
     pub account: Option<(String, String)>,
-    /// A first replica that was not heard of for so long is away, and another one orders (`TAILYARD_ISSUER_AWAY`).
+    /// A first replica that was not heard of for so long is away, and another one orders (`TAILYARD_CERT_LEADER_TIMEOUT`).
     pub away: Duration,
 }
 

@@ -1,11 +1,13 @@
 //! Certificates of a group: has those ordered that are its own, and loads all of them.
 //!
-//! [`crate::model::issuance`] decides what is ordered when, and by which replica; here it is told what is seen, and what it
+//! [`crate::model::ingress::cert_orders`] decides what is ordered when, and by which replica; here it is told what is seen, and what it
 //! says is carried out. Certificates are read by a watch of each Secret, so that a handshake asks nobody anything. What was
 //! once loaded stays loaded while its Secret is away or unreadable, and is what such a Secret is mended with: nothing is ordered
-//! twice because it was lost.
+//! twice because it was lost. In a Pod of ours a file holds what serves, so that a container that starts again serves it without
+//! the API server.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use futures_util::StreamExt as _;
@@ -17,28 +19,30 @@ use tokio::time::{Instant, sleep_until};
 use crate::api::names;
 use crate::api::routes::Host;
 use crate::edge::acme::Server;
+use crate::edge::files;
 use crate::edge::kube::{Cluster, Event as Told, Noted};
 use crate::edge::localapi::LocalApi;
-use crate::model::backoff::Backoff;
-use crate::model::certificate::Pair;
-use crate::model::issuance::{Event, Issuer, Moment, Terms};
-use crate::model::issuer::{self, Candidate};
-use crate::model::netmap::NetMap;
-use crate::model::settings::{self, StateOut};
-use crate::runtime::cell::put;
+use crate::model::base::backoff::Backoff;
+use crate::model::base::netmap::NetMap;
+use crate::model::ingress::cert_leader::{self, Candidate};
+use crate::model::ingress::cert_orders::{Event, Issuer, Moment, Terms};
+use crate::model::ingress::certificate::Pair;
+use crate::model::settings::{self, StateOut, Tailnet};
 use crate::runtime::tasks::Tasks;
+use crate::runtime::watch_ext::put;
 
 mod account;
 mod act;
-mod kept;
+mod cert_store;
+mod copy;
 mod leader;
 
 pub use account::AccountAt;
-pub use kept::{NameState, State};
+pub use cert_store::{NameState, State};
 
 use account::Accounts;
 use act::Done;
-use kept::Kept;
+use cert_store::Kept;
 
 /// What is set.
 #[derive(Debug, Clone)]
@@ -52,7 +56,9 @@ pub struct Settings {
     /// How long orders may take.
     pub terms: Terms,
     /// How long it takes until another replica orders.
-    pub lead: issuer::Terms,
+    pub lead: cert_leader::Terms,
+    /// Where the next container of this Pod finds what serves; nothing where nothing outlives a container.
+    pub copy: Option<PathBuf>,
 }
 
 impl Settings {
@@ -64,13 +70,18 @@ impl Settings {
             StateOut::None | StateOut::File(_) => None,
         };
         let issuing = &settings.issuing;
+        let dir = match &settings.tailnet {
+            Tailnet::Tailscaled(daemon) => daemon.pod_dir(),
+            Tailnet::Static(_) => None,
+        };
         let (secret, field) = issuing.account.clone().or_else(|| Some((state?.clone(), names::ACCOUNT_KEY.to_owned())))?;
         Some(Self {
             pod: settings.pod.name.as_ref().or(state)?.clone(),
             server: Server { directory: issuing.directory.clone(), ca: issuing.ca.clone() },
             account: AccountAt { secret, field },
             terms: Terms::ACME,
-            lead: issuer::Terms { away: issuing.away, ..issuer::Terms::DEFAULT },
+            lead: cert_leader::Terms { away: issuing.away, ..cert_leader::Terms::DEFAULT },
+            copy: dir.map(|dir| dir.join("certificates.json")),
         })
     }
 }
@@ -110,11 +121,12 @@ pub fn start(tasks: &mut Tasks, settings: &Settings, inputs: Inputs) -> Certs {
     let candidate = Candidate::new(settings.pod.clone(), ordinal, settings.lead);
     let (leads, leading) = watch::channel(false);
     let leader = leader::run(inputs.cluster.clone(), names::issuer(group), candidate, inputs.netmap.clone(), leads);
-    super::spawn(tasks, "issuer", leader);
+    crate::proxy::spawn(tasks, "issuer", leader);
     let accounts = Accounts::new(inputs.cluster.clone(), settings.server.clone(), settings.account.clone());
     let work = Work {
         issuer: Issuer::new(settings.pod.clone(), settings.terms),
-        kept: Kept::default(),
+        kept: Kept::recalling(settings.copy.as_deref().and_then(|copy| files::read_one(copy).ok().flatten()).as_deref()),
+        copy: settings.copy.clone(),
         accounts: Arc::new(accounts),
         cluster: inputs.cluster,
         api: inputs.api,
@@ -127,7 +139,7 @@ pub fn start(tasks: &mut Tasks, settings: &Settings, inputs: Inputs) -> Certs {
         pairs,
         state,
     };
-    super::spawn(tasks, "certificates", work.run(inputs.wanted, inputs.netmap, leading.clone(), secrets));
+    crate::proxy::spawn(tasks, "certificates", work.run(inputs.wanted, inputs.netmap, leading.clone(), secrets));
     Certs { pairs: pairs_seen, state: state_seen, leads: leading }
 }
 
@@ -137,6 +149,7 @@ type Seen = (String, Told<Noted>);
 struct Work {
     issuer: Issuer,
     kept: Kept,
+    copy: Option<PathBuf>,
     accounts: Arc<Accounts>,
     cluster: Cluster,
     api: LocalApi,
@@ -226,8 +239,8 @@ impl Work {
             Told::Gone => self.kept.gone(secret),
             Told::Live => return,
             Told::Lost(error) => {
-                if self.kept.lost(secret, error.kind()) {
-                    tracing::warn!(kind = error.kind(), "certificates stay as they were last seen: {error}");
+                if self.kept.lost(secret, error.reason()) {
+                    tracing::warn!(reason = error.reason(), "cannot read certificate Secrets; loaded certificates stay in use: {error}");
                 }
                 return;
             }
@@ -255,12 +268,21 @@ impl Work {
 
     fn publish(&self) {
         let now = Timestamp::now();
-        let pairs = self.kept.pairs(now);
+        let pairs = Arc::new(self.kept.pairs(now));
         // The first are told together: a site of several names is reached with the first of them.
-        if self.kept.heard() || !self.pairs.borrow().is_empty() {
-            put(&self.pairs, Arc::new(pairs));
+        let begun = self.kept.heard() || self.kept.recalled() || !self.pairs.borrow().is_empty();
+        if begun && put(&self.pairs, pairs.clone()) {
+            self.save(&pairs);
         }
         put(&self.state, Arc::new(self.kept.state(now)));
+    }
+
+    /// Writes what serves for the next container.
+    fn save(&self, pairs: &BTreeMap<String, Pair>) {
+        let Some(copy) = &self.copy else { return };
+        if let Err(fault) = files::replace_private(copy, &copy::to_copy(pairs)) {
+            tracing::warn!(reason = fault.reason(), "cannot back up certificates; a restarted container needs the API server: {fault}");
+        }
     }
 }
 

@@ -1,5 +1,12 @@
 //! Sees to it that the kernel forwards at all, and says with which command it would where it may not be told to.
 
+pub mod backend;
+pub mod firewall;
+pub mod flow_cleanup;
+pub mod planner;
+pub mod resolve;
+pub mod ruleset_sync;
+
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -7,7 +14,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
 use crate::edge::sysctl::{Forwarding, forward};
-use crate::model::net::Family;
+use crate::model::base::net::Family;
 
 /// Between two looks while a switch is off.
 const AGAIN: Duration = Duration::from_secs(5);
@@ -37,7 +44,7 @@ fn switch_on(family: Family) -> Option<String> {
     match forward(&[family]) {
         Ok(done) => {
             if done.contains(&Forwarding::SwitchedOn) {
-                tracing::info!("{family} forwarding was off and is on now");
+                tracing::info!("enabled {family} forwarding");
             }
             None
         }

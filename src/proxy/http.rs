@@ -14,21 +14,21 @@ use serde::Serialize;
 use tokio::time::{sleep, timeout};
 
 use crate::api::replica;
-use crate::model::backoff::Backoff;
-use crate::model::health;
+use crate::model::base::backoff::Backoff;
+use crate::model::firewall::ruleset::Ruleset;
+use crate::model::plan::world::World;
 use crate::model::plan::{Plan, Planned};
-use crate::model::ruleset::Ruleset;
 use crate::model::settings::Settings;
-use crate::model::world::World;
+use crate::model::tailnet::health;
 use crate::runtime::admin::{Answer, Ask, Limits, Routes, Server, text, typed};
 use crate::runtime::metrics::CONTENT_TYPE;
 use crate::runtime::tasks::{Stop, Tasks};
 
-pub use sources::Sources;
+pub use status_snapshot::Sources;
 
-mod preshutdown;
-pub mod sources;
+mod prestop_hook;
 mod status;
+pub mod status_snapshot;
 
 /// How long tailscaled's own metrics may take: a scrape must not hang with a daemon that does.
 const USERMETRICS: Duration = Duration::from_secs(2);
@@ -48,7 +48,7 @@ struct InForce<'a> {
 
 /// Starts every listener that the settings ask for.
 pub fn start(tasks: &mut Tasks, settings: &Settings, sources: &Arc<Sources>) {
-    super::spawn(tasks, "http state", Arc::clone(sources).follow());
+    crate::proxy::spawn(tasks, "http state", Arc::clone(sources).follow());
     let mut listeners = Vec::new();
     if let Some(http) = settings.http {
         let mut routes = health_routes(sources);
@@ -76,7 +76,7 @@ pub async fn serve(name: &'static str, address: SocketAddr, routes: Routes, stop
                 tracing::info!(listener = name, address = %server.address(), "listening");
                 return server.serve(async move { stop.requested().await }).await;
             }
-            Err(error) => tracing::error!(listener = name, kind = error.kind(), "{error}"),
+            Err(error) => tracing::error!(listener = name, reason = error.reason(), "{error}"),
         }
         tokio::select! {
             () = sleep(retry.next(fastrand::f64())) => {}
@@ -104,7 +104,7 @@ pub fn with_metrics(routes: Routes, sources: &Arc<Sources>) -> Routes {
 /// Adds the preStop hook of the Tailscale operator.
 #[must_use]
 pub fn with_preshutdown(routes: Routes, sources: &Arc<Sources>) -> Routes {
-    routes.with("/internal-egress-services-preshutdown", answer(sources, preshutdown::hook))
+    routes.with("/internal-egress-services-preshutdown", answer(sources, prestop_hook::hook))
 }
 
 /// Everything, for those who can reach the Pod's inside.
@@ -178,7 +178,7 @@ fn debug_plan(sources: &Sources) -> Answer {
     });
     match serde_json::to_vec(&in_force) {
         Ok(body) => typed(StatusCode::OK, "application/json", body),
-        Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("cannot be told as JSON: {error}")),
+        Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("cannot be encoded as JSON: {error}")),
     }
 }
 

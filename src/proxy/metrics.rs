@@ -12,15 +12,15 @@ use tokio::time::Instant;
 
 use crate::edge::conntrack::Pressure;
 use crate::model::firewall::Traffic;
-use crate::model::health::Blocker;
 use crate::model::plan::Planned;
-use crate::model::serve::Barred;
-use crate::runtime::metrics::{MetricsError, Page, Registry};
+use crate::model::tailnet::health::Blocker;
+use crate::model::tailnet::serve_config::Barred;
+use crate::runtime::metrics::{MetricsError, Page, Registry, number};
 
-use super::l7;
-use super::program::Programmed;
-use super::resolve::Report;
-use super::surgeon::Ended;
+use crate::proxy::forwarding::flow_cleanup::Ended;
+use crate::proxy::forwarding::resolve::Report;
+use crate::proxy::forwarding::ruleset_sync::Programmed;
+use crate::proxy::ingress::l7;
 
 use certs::Certs;
 use errors::LastErrors;
@@ -53,6 +53,8 @@ pub struct Metrics {
 pub struct Snapshot {
     /// The moment.
     pub now: Instant,
+    /// The same moment, since 1970.
+    pub unix_time: Duration,
     /// For how long the kernel has been behind the newest plan; nothing where that cannot be said.
     pub behind: Option<Duration>,
     /// What is in the way of readiness.
@@ -102,7 +104,7 @@ pub struct ConfigState {
 #[derive(Debug, Clone, Default)]
 pub struct CertState {
     /// By name, and what was ordered.
-    pub state: Arc<super::certs::State>,
+    pub state: Arc<crate::proxy::certs::State>,
     /// This replica is the one that orders.
     pub leads: bool,
 }
@@ -199,10 +201,12 @@ pub async fn follow(
     }
 }
 
-/// A number as Prometheus has it. Counts above 2^53 lose their last digits, which no rate notices.
-#[allow(clippy::cast_precision_loss)]
-fn number(count: u64) -> f64 {
-    count as f64
+impl Snapshot {
+    /// When something was that is this old: seconds since 1970, to the millisecond, so that a value that does not change is the same
+    /// in each scrape.
+    fn at(&self, age: Duration) -> f64 {
+        Duration::from_millis(u64::try_from(self.unix_time.saturating_sub(age).as_millis()).unwrap_or(u64::MAX)).as_secs_f64()
+    }
 }
 
 /// The size of a collection.

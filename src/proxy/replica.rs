@@ -1,36 +1,42 @@
 //! A running replica: its tasks, and what they tell each other.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tokio::sync::{mpsc, watch};
 
+use crate::edge::dns::RESOLV_CONF;
 use crate::edge::kube::{Cluster, StateSecret};
 use crate::edge::link::{self, LinkState, Links};
-use crate::model::advertise::Advertised;
+use crate::model::base::netmap::NetMap;
 use crate::model::config::IngressConfig;
-use crate::model::netmap::NetMap;
+use crate::model::config::source::{EgressDocument, IngressDocument, ServeDocument};
 use crate::model::plan::Planned;
-use crate::model::resolve::IN_FLIGHT;
+use crate::model::plan::world::{Single, World};
 use crate::model::settings::{Settings, StateOut, Tailnet};
-use crate::model::source::{EgressDocument, IngressDocument, ServeDocument};
-use crate::model::supervise::kept::Kept;
-use crate::model::supervise::{DaemonSettings, Login};
-use crate::model::world::{Single, World};
+use crate::model::tailnet::advertise::Advertised;
+use crate::model::tailnet::resolve::IN_FLIGHT;
 use crate::runtime::tasks::Tasks;
 
-use super::daemon::{Daemon, DaemonInputs, StateRequest, kept};
-use super::firewall::Firewall;
-use super::kernel::Live;
-use super::paths::{self, Tried};
-use super::program::{self, Programmed};
-use super::publish::Publishing;
-use super::report::Ledger;
-use super::sources::{Config, cluster, config};
-use super::spoken::{self, Left, Spoken};
-use super::state::store;
-use super::surgeon::{Ended, Surgeon};
-use super::{PACE, forwarding, keys, observe, resolve, spawn, tailnet};
+use crate::proxy::PACE;
+use crate::proxy::config::inputs::{Config, cluster, config};
+use crate::proxy::forwarding;
+use crate::proxy::forwarding::backend::Live;
+use crate::proxy::forwarding::firewall::Firewall;
+use crate::proxy::forwarding::flow_cleanup::{Ended, Surgeon};
+use crate::proxy::forwarding::planner;
+use crate::proxy::forwarding::resolve;
+use crate::proxy::forwarding::ruleset_sync::{self, Programmed};
+use crate::proxy::ingress::start::Publishing;
+use crate::proxy::spawn;
+use crate::proxy::state_secret::start::store;
+use crate::proxy::state_secret::writer::Ledger;
+use crate::proxy::tailnet;
+use crate::proxy::tailnet::auth_key_watch;
+use crate::proxy::tailnet::daemon::state_backup::{self, Copies};
+use crate::proxy::tailnet::daemon::{Daemon, DaemonInputs, StateRequest};
+use crate::proxy::tailnet::peer_warmup::{self, Tried};
+use crate::proxy::tailnet::recent_peers::{self, Left, Spoken};
 
 /// What every part of a replica tells.
 #[derive(Debug)]
@@ -49,6 +55,8 @@ pub struct Replica {
     pub daemon: Option<Daemon>,
     /// The tailnet.
     pub netmap: watch::Receiver<Option<Arc<NetMap>>>,
+    /// The copies of tailscaled's state, if that is in a Secret.
+    pub copies: Option<Copies>,
     /// The DNS answers and how they stand.
     pub names: watch::Receiver<Arc<resolve::Report>>,
     /// The newest plan.
@@ -90,11 +98,11 @@ impl Replica {
         let (requests_in, requests) = mpsc::channel(8);
         let (advertised, advertise) = watch::channel(Advertised::default());
         let advertise = settings.limits_advertising().then_some(advertise);
-        let (daemon, netmap) = start_tailnet(&settings, cluster.as_ref(), tasks, requests_in, advertise);
+        let (daemon, netmap, copies) = start_tailnet(&settings, cluster.as_ref(), tasks, requests_in, advertise);
         let (names, report) = start_names(&settings, ingress.services.clone(), tasks);
         let (planned_in, planned) = watch::channel(None);
-        let inputs = observe::Inputs { egress: egress.services.clone(), ingress: ingress.services.clone(), netmap: netmap.clone(), names };
-        spawn(tasks, "observe", observe::run(base(&settings).await, inputs, planned_in));
+        let inputs = planner::Inputs { egress: egress.services.clone(), ingress: ingress.services.clone(), netmap: netmap.clone(), names };
+        spawn(tasks, "observe", planner::run(base(&settings).await, inputs, planned_in));
         let (closing, closing_seen) = watch::channel(false);
         let (applied, in_force) = mpsc::unbounded_channel();
         let (surgeon, ended) = Surgeon::new(in_force);
@@ -105,11 +113,11 @@ impl Replica {
         let (mut link, mut paths) = (None, None);
         if settings.forwards() {
             link = start_link(&settings, tasks).await;
-            spawn(tasks, "recall", spoken::recall(store(&settings, cluster.as_ref()), settings.pod.uid.clone(), known.clone()));
+            spawn(tasks, "recall", recent_peers::recall(store(&settings, cluster.as_ref()), settings.pod.uid.clone(), known.clone()));
             paths = daemon.as_ref().map(|daemon| start_paths(daemon, &planned, known.subscribe(), tasks));
-            let inputs = program::Inputs { planned: planned.clone(), closing: closing_seen };
-            spawn(tasks, "program", program::run(live, inputs, programmed_in, PACE));
-            spawn(tasks, "surgeon", surgeon.run());
+            let inputs = ruleset_sync::Inputs { planned: planned.clone(), closing: closing_seen };
+            spawn(tasks, "program", ruleset_sync::run(live, inputs, programmed_in, PACE));
+            spawn(tasks, "flow-cleanup", surgeon.run());
             spawn(tasks, "forwarding", forwarding::run(off));
         } else {
             spawn(tasks, "program", keep_open((live, programmed_in, surgeon, off)));
@@ -124,6 +132,7 @@ impl Replica {
             requests: daemon.is_some().then_some(requests),
             daemon,
             netmap,
+            copies,
             names: report,
             planned,
             programmed,
@@ -156,46 +165,41 @@ fn start_tailnet(
     tasks: &mut Tasks,
     writes: mpsc::Sender<StateRequest>,
     advertise: Option<watch::Receiver<Advertised>>,
-) -> (Option<Daemon>, NetMaps) {
+) -> (Option<Daemon>, NetMaps, Option<Copies>) {
     match &settings.tailnet {
         Tailnet::Tailscaled(daemon) => {
             let keys = match (cluster, &settings.pod.name) {
                 (Some(cluster), Some(pod)) => {
-                    let (keys, work) = keys::follow(cluster, pod, fill(daemon));
+                    let (keys, work) = auth_key_watch::follow(cluster, pod, daemon.pod_dir().map(Path::to_owned));
                     spawn(tasks, "config Secret", work);
                     keys
                 }
                 _ => watch::channel(None).1,
             };
-            let (copy, kept) = watch::channel(Kept::default());
-            let secret = match (daemon.state.file(), cluster, &settings.state) {
-                (Some(file), Some(cluster), StateOut::Secret(name)) => Some((file, StateSecret::new(cluster.clone(), name.clone()))),
+            let (copy, kept) = watch::channel(state_backup::left(daemon));
+            let copies = match (daemon.state_file(), cluster, &settings.state) {
+                (Some(used), Some(cluster), StateOut::Secret(name)) => {
+                    let secret = StateSecret::new(cluster.clone(), name.clone());
+                    Some(Copies { secret, used, copy: daemon.state_copy(), kept: copy })
+                }
                 _ => None,
             };
-            let reach = secret.as_ref().map(|(_, secret)| kept::Reach::of(secret));
+            let reach = copies.as_ref().map(|copies| state_backup::Reach::of(&copies.secret));
             let outlives = settings.init.is_some();
             let inputs = DaemonInputs { keys, writes, kept, reach, advertise, outlives };
-            let (daemon, work) = super::daemon::daemon(daemon.as_ref().clone(), inputs, tasks.stop());
-            if let Some((file, secret)) = secret {
-                spawn(tasks, "kept", kept::run(secret, file, daemon.state(), copy));
+            let (daemon, work) = crate::proxy::tailnet::daemon::daemon(daemon.as_ref().clone(), inputs, tasks.stop());
+            if let Some(copies) = copies.clone() {
+                spawn(tasks, "kept", copies.run(daemon.state()));
             }
             let netmap = daemon.netmap();
             tasks.spawn("tailscaled", work);
-            (Some(daemon), netmap)
+            (Some(daemon), netmap, copies)
         }
         Tailnet::Static(path) => {
             let (netmap, work) = tailnet::follow_file(path);
             spawn(tasks, "netmap file", work);
-            (None, netmap)
+            (None, netmap, None)
         }
-    }
-}
-
-/// The config directory, where it is ours to fill.
-fn fill(settings: &DaemonSettings) -> Option<PathBuf> {
-    match &settings.login {
-        Login::ConfigDir(dir) if settings.fill_config => Some(dir.clone()),
-        _ => None,
     }
 }
 
@@ -206,7 +210,7 @@ fn start_paths(
     tasks: &mut Tasks,
 ) -> watch::Receiver<Tried> {
     let (tried, state) = watch::channel(Tried::default());
-    spawn(tasks, "paths", paths::run(paths::asking(daemon.api()), daemon.state(), planned.clone(), known, tried));
+    spawn(tasks, "paths", peer_warmup::run(peer_warmup::asking(daemon.api()), daemon.state(), planned.clone(), known, tried));
     state
 }
 
@@ -217,7 +221,7 @@ async fn start_link(settings: &Settings, tasks: &mut Tasks) -> Option<watch::Rec
             Some(state)
         }
         Err(error) => {
-            tracing::warn!(kind = error.kind(), "whether {} is up is not known: {error}", settings.interface);
+            tracing::warn!(reason = error.reason(), "cannot read the state of interface {}: {error}", settings.interface);
             None
         }
     }
@@ -235,7 +239,7 @@ fn start_names(
     };
     let (told, wanted) = watch::channel(own.iter().cloned().collect());
     spawn(tasks, "names", resolve::want(own, ingress, told));
-    let inputs = resolve::Inputs { resolv_conf: PathBuf::from("/etc/resolv.conf"), wanted, in_flight: IN_FLIGHT };
+    let inputs = resolve::Inputs { resolv_conf: PathBuf::from(RESOLV_CONF), wanted, in_flight: IN_FLIGHT };
     spawn(tasks, "resolve", resolve::run(inputs, outputs, tasks.stop()));
     (names, report)
 }
@@ -250,7 +254,7 @@ async fn base(settings: &Settings) -> World {
     if world.pod_ips.is_empty() {
         match link::pod_addresses(&settings.interface).await {
             Ok(found) => world.pod_ips = found,
-            Err(error) => tracing::warn!(kind = error.kind(), "the Pod's own addresses are unknown; set POD_IPS: {error}"),
+            Err(error) => tracing::warn!(reason = error.reason(), "unknown Pod addresses; set POD_IPS: {error}"),
         }
     }
     world

@@ -14,16 +14,16 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::edge::conntrack::{Conntrack, ConntrackError};
 use crate::edge::nft::Nft;
-use crate::model::drain::{AWAY, Budget, CLOSING, Decision, Drain, Event, HUSH};
-use crate::model::flow::{Flow, FlowFilter};
+use crate::model::flows::drain::{AWAY, Budget, CLOSING, Decision, Drain, Event, HUSH};
+use crate::model::flows::flow::{Flow, FlowFilter};
 use crate::runtime::tasks::Stop;
 
-use super::advertise;
-use super::firewall::Firewall;
-use super::l7::Closing;
-use super::publish::Listening;
-use super::replica::Replica;
-use super::spoken::fall_silent;
+use crate::proxy::forwarding::firewall::Firewall;
+use crate::proxy::ingress::advertise;
+use crate::proxy::ingress::l7::Closing;
+use crate::proxy::ingress::start::Listening;
+use crate::proxy::replica::Replica;
+use crate::proxy::tailnet::recent_peers::fall_silent;
 
 /// How long nothing may come before a replica without flows goes: until then clients may not know that it leaves.
 const QUIET: Duration = Duration::from_secs(2);
@@ -33,6 +33,9 @@ const UNADVERTISE: Duration = Duration::from_secs(2);
 /// How long tailscaled may take to let somebody in again: what it keeps is written to an API server.
 const REOPEN: Duration = Duration::from_secs(1);
 
+/// How long the Secret may take to be written where tailscaled was started without it.
+const GIVE_BACK: Duration = Duration::from_secs(1);
+
 /// How long the control server is waited for where only routes are taken back: not every one tells a node that they are.
 const ROUTES: Duration = Duration::from_secs(2);
 
@@ -41,15 +44,15 @@ impl Replica {
     pub async fn leave(&mut self, stop: &Stop, grace_began: Option<Instant>) {
         let began = Instant::now();
         let spent = grace_began.map_or(Duration::ZERO, |grace| began.saturating_duration_since(grace));
-        let budget = Budget::of(self.settings.drain_grace.saturating_sub(spent), self.daemon.is_some());
+        let budget = Budget::of(self.settings.drain_timeout.saturating_sub(spent), self.daemon.is_some());
         tokio::select! {
             () = self.leave_in_order(budget) => tracing::info!(took = ?began.elapsed(), "left"),
-            () = stop.aborted() => tracing::warn!("told twice to leave: flows that are left may hang"),
+            () = stop.aborted() => tracing::warn!("second signal, aborting drain: remaining flows may hang"),
         }
     }
 
     async fn leave_in_order(&mut self, budget: Budget) {
-        tracing::info!(?budget, "leaving: no new connections are wanted; those that there are go on");
+        tracing::info!(?budget, "draining: established connections continue, readiness is off");
         let nft = self.firewall.borrow().as_ref().and_then(Firewall::nft).filter(|_| self.daemon.is_some());
         let mut hushed = hush(nft.as_ref(), true).await;
         if hushed {
@@ -60,6 +63,7 @@ impl Replica {
         }
         let ended = Instant::now();
         self.reopen(REOPEN.min(budget.daemon / 2)).await;
+        self.give_back(GIVE_BACK.min(budget.daemon / 2)).await;
         if !hushed {
             self.fall_silent();
         }
@@ -105,7 +109,7 @@ impl Replica {
         }
         let began = Instant::now();
         if !advertise::shut(&publishing.leaving, &mut publishing.standing, true, within).await {
-            tracing::warn!("tailscaled goes on to let connections in: those that are begun until services are taken back are cut");
+            tracing::warn!("cannot enable shields-up in tailscaled; connections that begin before services are withdrawn are closed");
             return;
         }
         self.finish(within.saturating_sub(began.elapsed())).await;
@@ -130,17 +134,31 @@ impl Replica {
         let ended = timeout(within, join3(unasked(sites), unforwarded(&led), told)).await.is_ok();
         let took = began.elapsed();
         if ended {
-            tracing::info!(?took, "nobody new is let in, and nothing is under way at this replica's services");
+            tracing::info!(?took, "rejecting new connections; none are in progress");
         } else {
-            tracing::info!(?took, "nobody new is let in; what is under way yet is cut when the addresses of services move");
+            tracing::info!(?took, "rejecting new connections; those in progress are closed when the addresses of services move");
         }
     }
 
-    /// Takes back that nobody new is let in: tailscaled keeps it, and whoever follows may not know. At most for `within`.
+    /// Takes back that rejecting new connections: tailscaled keeps it, and whoever follows may not know. At most for `within`.
     async fn reopen(&mut self, within: Duration) {
         let Some(publishing) = &mut self.publishing else { return };
         if publishing.leaving.borrow().shut && !advertise::shut(&publishing.leaving, &mut publishing.standing, false, within).await {
-            tracing::warn!("tailscaled keeps that it lets nobody in; a replica that starts takes that back");
+            tracing::warn!("cannot disable shields-up in tailscaled; the next start does it");
+        }
+    }
+
+    /// Writes into the Secret what only a file of this Pod holds, such as that somebody is let in again: another Pod does not see the
+    /// file. At most for `within`.
+    async fn give_back(&self, within: Duration) {
+        let from_file = self.daemon.as_ref().is_some_and(|daemon| daemon.state().borrow().from_file);
+        let Some(copies) = self.copies.as_ref().filter(|_| from_file) else { return };
+        match timeout(within, copies.give_back()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::warn!(reason = error.reason(), "cannot save tailscaled's state; the next Pod starts with an older one: {error}");
+            }
+            Err(_) => tracing::warn!("cannot save tailscaled's state; the next Pod starts with an older one: no answer within {within:?}"),
         }
     }
 
@@ -156,10 +174,10 @@ impl Replica {
         }
         let Some(daemon) = &self.daemon else { return BTreeSet::new() };
         match timeout(UNADVERTISE, daemon.stop_advertising()).await {
-            Ok(Ok(true)) => tracing::info!("the tailnet was told that this replica serves no more"),
+            Ok(Ok(true)) => tracing::info!("withdrew this replica's services"),
             Ok(Ok(false)) => {}
-            Ok(Err(error)) => tracing::warn!(kind = error.kind(), "the tailnet is not told that this replica leaves: {error}"),
-            Err(_) => tracing::warn!("tailscaled does not answer: the tailnet is not told that this replica leaves"),
+            Ok(Err(error)) => tracing::warn!(reason = error.reason(), "cannot withdraw this replica's services: {error}"),
+            Err(_) => tracing::warn!("tailscaled does not answer: cannot withdraw this replica's services"),
         }
         BTreeSet::new()
     }
@@ -169,7 +187,7 @@ impl Replica {
         let Some(sites) = self.publishing.as_mut().and_then(|publishing| publishing.sites.as_mut()) else { return };
         sites.closing.send_replace(Closing::Closed);
         if timeout(within, sites.closed.wait_for(|closed| *closed)).await.is_err() {
-            tracing::info!("the time is over: connections to sites that are left are cut");
+            tracing::info!("drain timeout reached: closing the remaining HTTP connections");
         }
     }
 
@@ -185,7 +203,7 @@ impl Replica {
         let cut = timeout_at(over, cut).await.is_ok();
         let told = timeout_at(over.min(Instant::now() + resets), self.ended.wait_for(|ended| ended.under_way == 0));
         if !cut || told.await.is_err() {
-            tracing::warn!("some flows may not have been reset in time");
+            tracing::warn!("some flows may not have been reset before the deadline");
         }
     }
 }
@@ -205,7 +223,7 @@ async fn lifted(nft: Option<&Nft>, flows: impl Future<Output = ()>) -> bool {
 async fn hush(nft: Option<&Nft>, on: bool) -> bool {
     let Some(nft) = nft else { return false };
     let done = nft.hush(on).await;
-    done.inspect_err(|error| tracing::debug!(kind = error.kind(), on, "signs of life outside the tunnel: {error}")).is_ok()
+    done.inspect_err(|error| tracing::debug!(reason = error.reason(), on, "signs of life outside the tunnel: {error}")).is_ok()
 }
 
 /// Waits until the forwarded flows have ended but for those to addresses that are `gone`, or for `grace`.
@@ -215,7 +233,7 @@ async fn drain(grace: Duration, gone: &BTreeSet<IpAddr>) {
     if ended(&mut drain, |to| !gone.contains(&to)).await {
         tracing::info!(took = ?began.elapsed(), "all flows have ended");
     } else {
-        tracing::info!(flows = drain.open(), "the time is over: flows that are left are reset");
+        tracing::info!(flows = drain.open(), "drain timeout reached: resetting the remaining flows");
     }
 }
 
@@ -254,7 +272,7 @@ async fn ended(drain: &mut Drain, counts: impl Fn(IpAddr) -> bool) -> bool {
 async fn listing(counts: impl Fn(IpAddr) -> bool) -> Option<Vec<Flow>> {
     let list = spawn_blocking(|| Conntrack::open()?.flows(FlowFilter::under_way()));
     let list: Result<Vec<Flow>, ConntrackError> = list.await.ok()?;
-    let list =
-        list.inspect_err(|error| tracing::warn!(kind = error.kind(), "flows cannot be listed; waiting for the whole grace: {error}"));
+    let list = list
+        .inspect_err(|error| tracing::warn!(reason = error.reason(), "cannot list flows; waiting for the whole drain timeout: {error}"));
     list.ok().map(|flows| flows.into_iter().filter(|flow| counts(flow.original.destination.ip())).collect())
 }

@@ -1,5 +1,10 @@
 //! The tailnet of this replica: told by a supervised tailscaled, or by a file.
 
+pub mod auth_key_watch;
+pub mod daemon;
+pub mod peer_warmup;
+pub mod recent_peers;
+
 use std::path::Path;
 use std::sync::Arc;
 
@@ -7,7 +12,7 @@ use tokio::sync::watch;
 
 use crate::api::netmap::File;
 use crate::edge::files::watch::{View, file};
-use crate::model::netmap::NetMap;
+use crate::model::base::netmap::NetMap;
 
 /// Follows a static netmap until nobody listens. A file that cannot be read, or not be understood, changes nothing.
 pub fn follow_file(path: &Path) -> (watch::Receiver<Option<Arc<NetMap>>>, impl Future<Output = ()> + Send + 'static) {
@@ -21,7 +26,9 @@ pub fn follow_file(path: &Path) -> (watch::Receiver<Option<Arc<NetMap>>>, impl F
                 match read(&view, &name) {
                     Ok(Some(netmap)) => drop(sender.send_replace(Some(Arc::new(netmap)))),
                     Ok(None) => {}
-                    Err(fault) => tracing::warn!(path = %path.display(), "the netmap in force stays: {fault}"),
+                    Err(fault) => {
+                        tracing::warn!(path = %path.display(), "ignored an invalid netmap; the previous one stays in force: {fault}");
+                    }
                 }
             }
         };
@@ -38,7 +45,7 @@ fn read(view: &View, name: &str) -> Result<Option<NetMap>, String> {
     let file: File = serde_json::from_slice(bytes).map_err(|fault| format!("not a netmap: {fault}"))?;
     let (netmap, faults) = NetMap::from_file(&file);
     for fault in faults {
-        tracing::warn!("left out of the netmap: {fault}");
+        tracing::warn!("ignored a part of the netmap: {fault}");
     }
     Ok(Some(netmap))
 }

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use hyper::StatusCode;
 use tokio::time::sleep;
 
-use super::control::Controls;
+use super::cache::{Role, World};
+use super::control_plane::Controls;
+use super::informers::Stores;
 use super::metrics::{Metrics, Snapshot};
-use super::stores::Stores;
-use super::world::{Role, World};
 use crate::edge::kube::Writes;
-use crate::model::backoff::Backoff;
+use crate::model::base::backoff::Backoff;
 use crate::runtime::admin::{Limits, Routes, Server, text, typed};
 use crate::runtime::metrics::CONTENT_TYPE;
 use crate::runtime::tasks::Stop;
@@ -73,7 +73,7 @@ pub async fn serve(address: SocketAddr, sources: Arc<Sources>, stop: Stop) {
                 tracing::info!(address = %server.address(), "listening");
                 return server.serve(async move { stop.requested().await }).await;
             }
-            Err(error) => tracing::error!(kind = error.kind(), "{error}"),
+            Err(error) => tracing::error!(reason = error.reason(), "{error}"),
         }
         tokio::select! {
             () = sleep(retry.next(fastrand::f64())) => {}

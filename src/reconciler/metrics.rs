@@ -5,8 +5,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::edge::kube::Verb;
-use crate::model::group::{Certified, Published, Summary};
-use crate::runtime::metrics::{Counter, Histogram, Kind, MetricsError, Registry, Sampled};
+use crate::model::controller::proxygroup::{Certified, Published, Summary};
+use crate::runtime::metrics::{Counter, Histogram, Kind, MetricsError, Registry, Sampled, number};
 use crate::runtime::queue::Depth;
 
 /// From a store that has it all to a control plane that takes its time.
@@ -68,56 +68,58 @@ impl Metrics {
         let build = r.gauge("tailyard_reconciler_build_info", "The version that runs; always 1", ["version"])?;
         build.set([env!("CARGO_PKG_VERSION")], 1.0);
         Ok(Self {
-            reconciles: r.counter("tailyard_reconcile_total", "Looks at an object and what belongs to it", ["kind", "outcome"])?,
-            seconds: r.histogram("tailyard_reconcile_seconds", "How long a look took, writes included", ["kind"], &SECONDS)?,
-            errors: r.counter(
-                "tailyard_reconcile_errors_total",
-                "Looks that failed and are made again, by the kind of the fault",
-                ["kind", "error"],
+            reconciles: r.counter("tailyard_reconcile_total", "Reconciliations of an object, by outcome", ["kind", "outcome"])?,
+            seconds: r.histogram(
+                "tailyard_reconcile_duration_seconds",
+                "Duration of a reconciliation, including writes",
+                ["kind"],
+                &SECONDS,
             )?,
+            errors: r.counter("tailyard_reconcile_errors_total", "Failed reconciliations, which are retried", ["kind", "reason"])?,
             requests: r.counter(
                 "tailyard_api_requests_total",
-                "Requests to the API server but for watches and the Lease",
+                "Requests to the API server, without watches and the Lease",
                 ["verb", "kind", "outcome"],
             )?,
             writes: r.counter("tailyard_api_writes_total", "Requests that changed an object", ["verb", "kind"])?,
-            watch_faults: r.counter(
-                "tailyard_watch_faults_total",
-                "Watches of the API server that broke or could not be had",
-                ["kind", "error"],
-            )?,
-            leader: r.sampled("tailyard_leader", Kind::Gauge, "1 if this process is the one that writes", []),
-            synced: r.sampled("tailyard_stores_synced", Kind::Gauge, "1 once everything was listed; before that nothing is written", []),
-            depth: r.sampled("tailyard_queue_depth", Kind::Gauge, "Keys by where they are: ready, waiting, running, failing", ["state"]),
-            oldest: r.sampled("tailyard_queue_oldest_seconds", Kind::Gauge, "How long the key that is ready longest has waited", []),
-            groups: r.sampled("tailyard_managed_groups", Kind::Gauge, "ProxyGroups", []),
-            services: r.sampled("tailyard_managed_services", Kind::Gauge, "Users' Services that concern a ProxyGroup", []),
-            unserved: r.sampled(
-                "tailyard_unserved_groups",
+            watch_faults: r.counter("tailyard_watch_errors_total", "Watches of the API server that failed", ["kind", "reason"])?,
+            leader: r.sampled("tailyard_leader", Kind::Gauge, "1 if this process is the leader, which writes", []),
+            synced: r.sampled("tailyard_caches_synced", Kind::Gauge, "1 once every cache is complete; nothing is written before", []),
+            depth: r.sampled(
+                "tailyard_workqueue_depth",
                 Kind::Gauge,
-                "ProxyGroups of a type that Tailyard does not serve: they are left to the Tailscale operator",
+                "Keys of the work queue by state: ready, waiting, running, failing",
+                ["state"],
+            ),
+            oldest: r.sampled("tailyard_workqueue_oldest_item_age_seconds", Kind::Gauge, "How long the oldest ready key has waited", []),
+            groups: r.sampled("tailyard_proxygroups", Kind::Gauge, "ProxyGroups", []),
+            services: r.sampled("tailyard_proxygroup_services", Kind::Gauge, "Services and Ingresses of users that name a ProxyGroup", []),
+            unserved: r.sampled(
+                "tailyard_unmanaged_proxygroups",
+                Kind::Gauge,
+                "ProxyGroups of a type that this reconciler does not manage",
                 [],
             ),
             planes: r.sampled(
                 "tailyard_control_plane_ready",
                 Kind::Gauge,
-                "1 if a control plane takes the credentials, by Tailnet; `_default` is the reconciler's own",
+                "1 if the control plane accepts the credentials, by Tailnet; `_default` is the reconciler's default",
                 ["tailnet"],
             ),
             names: r.sampled(
-                "tailyard_published_names",
+                "tailyard_advertised_services",
                 Kind::Gauge,
-                "Names that a ProxyGroup is asked to publish, by how they stand: published, partly, waiting for a replica, refused",
-                ["group", "state"],
+                "Services and Ingresses of a ProxyGroup by state: advertised, partial (by some replicas), pending, rejected",
+                ["proxygroup", "state"],
             ),
             certificates: r.sampled(
-                "tailyard_published_certificates",
+                "tailyard_certificates",
                 Kind::Gauge,
-                "Certificates of these names, by how they stand: issued, waiting to be ordered, failing; users' own: lacking, invalid (not valid now), ending (should have been renewed)",
-                ["group", "state"],
+                "Certificates of a ProxyGroup by state: issued, pending, failing; of users: missing, invalid, expiring",
+                ["proxygroup", "state"],
             ),
             published: Mutex::default(),
-            objects: r.sampled("tailyard_store_objects", Kind::Gauge, "Objects that are kept in memory", ["kind"]),
+            objects: r.sampled("tailyard_cache_objects", Kind::Gauge, "Objects in the caches", ["kind"]),
             registry,
         })
     }
@@ -190,10 +192,8 @@ impl Metrics {
     }
 }
 
-/// Counts above 2^53 lose their last digits, which nobody has.
-#[allow(clippy::cast_precision_loss)]
 fn size(count: usize) -> f64 {
-    count as f64
+    number(count as u64)
 }
 
 #[cfg(test)]
@@ -219,22 +219,22 @@ mod tests {
             r#"tailyard_api_requests_total{kind="Service",outcome="Conflict",verb="patch"} 1"#,
             r#"tailyard_api_requests_total{kind="Service",outcome="ok",verb="patch"} 1"#,
             r#"tailyard_api_writes_total{kind="Service",verb="patch"} 1"#,
+            r#"tailyard_cache_objects{kind="Pod"} 4"#,
+            "tailyard_caches_synced 0",
             r#"tailyard_control_plane_ready{tailnet="t"} 1"#,
             "tailyard_leader 1",
-            "tailyard_managed_groups 2",
-            "tailyard_managed_services 0",
-            r#"tailyard_queue_depth{state="failing"} 0"#,
-            r#"tailyard_queue_depth{state="ready"} 0"#,
-            r#"tailyard_queue_depth{state="running"} 0"#,
-            r#"tailyard_queue_depth{state="waiting"} 0"#,
-            "tailyard_queue_oldest_seconds 0",
-            r#"tailyard_reconcile_errors_total{error="Conflict",kind="ProxyGroup"} 1"#,
-            r#"tailyard_reconcile_seconds_count{kind="ProxyGroup"} 1"#,
-            r#"tailyard_reconcile_seconds_sum{kind="ProxyGroup"} 0.003"#,
+            "tailyard_proxygroup_services 0",
+            "tailyard_proxygroups 2",
+            r#"tailyard_reconcile_duration_seconds_count{kind="ProxyGroup"} 1"#,
+            r#"tailyard_reconcile_duration_seconds_sum{kind="ProxyGroup"} 0.003"#,
+            r#"tailyard_reconcile_errors_total{kind="ProxyGroup",reason="Conflict"} 1"#,
             r#"tailyard_reconcile_total{kind="ProxyGroup",outcome="error"} 1"#,
-            r#"tailyard_store_objects{kind="Pod"} 4"#,
-            "tailyard_stores_synced 0",
-            "tailyard_unserved_groups 0",
+            "tailyard_unmanaged_proxygroups 0",
+            r#"tailyard_workqueue_depth{state="failing"} 0"#,
+            r#"tailyard_workqueue_depth{state="ready"} 0"#,
+            r#"tailyard_workqueue_depth{state="running"} 0"#,
+            r#"tailyard_workqueue_depth{state="waiting"} 0"#,
+            "tailyard_workqueue_oldest_item_age_seconds 0",
         ];
         let mut shown: Vec<&str> =
             page.lines().filter(|line| !line.starts_with('#') && !line.contains("_bucket{") && !line.contains("_build_info{")).collect();

@@ -15,17 +15,17 @@ use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::act::{ActError, about, whole};
-use super::classes::{finalize, write};
-use super::work::Worker;
-use super::world::{Key, Role};
+use super::apply::{ActError, about, whole};
+use super::cache::{Key, Role};
+use super::proxyclass::{finalize, write};
+use super::worker::Worker;
 use crate::api::tailnet::Tailnet;
 use crate::edge::control::{ControlSettings, IdentityToken, Rate};
 use crate::edge::kube::{Cluster, KubeError, Part, Resource};
-use crate::model::group::{Notice, Subject};
-use crate::model::objects::{Kind, ObjectRef, digest};
-use crate::model::supervise::Secret;
-use crate::model::tailnet::{self, Verdict, judge};
+use crate::model::controller::objects::{Kind, ObjectRef, digest};
+use crate::model::controller::proxygroup::{Notice, Subject};
+use crate::model::controller::tailnet::{self, Verdict, judge};
+use crate::model::tailnet::supervise::Secret;
 use crate::runtime::queue::Ended;
 
 /// How often a Tailnet is looked at.

@@ -87,12 +87,12 @@ pub struct BindError {
 impl BindError {
     /// A closed set of words for metric labels.
     #[must_use]
-    pub fn kind(&self) -> &'static str {
+    pub fn reason(&self) -> &'static str {
         match self.source.kind() {
-            io::ErrorKind::AddrInUse => "address_in_use",
-            io::ErrorKind::AddrNotAvailable => "address_not_available",
-            io::ErrorKind::PermissionDenied => "permission_denied",
-            _ => "other",
+            io::ErrorKind::AddrInUse => "AddressInUse",
+            io::ErrorKind::AddrNotAvailable => "AddressNotAvailable",
+            io::ErrorKind::PermissionDenied => "PermissionDenied",
+            _ => "Other",
         }
     }
 }

@@ -28,10 +28,10 @@ pub enum CommandError {
 impl CommandError {
     /// A closed set of words for metric labels.
     #[must_use]
-    pub fn kind(&self) -> &'static str {
+    pub fn reason(&self) -> &'static str {
         match self {
-            Self::Run(_) => "missing",
-            Self::Timeout(_) => "timeout",
+            Self::Run(_) => "Missing",
+            Self::Timeout(_) => "Timeout",
         }
     }
 }
@@ -85,8 +85,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_program_that_is_missing_or_hangs_is_told_apart() {
-        assert_eq!(run("/nowhere/program", &[], "", LONG).await.expect_err("missing").kind(), "missing");
+        assert_eq!(run("/nowhere/program", &[], "", LONG).await.expect_err("missing").reason(), "Missing");
         let hung = sh("exec sleep 600", "", Duration::from_millis(50)).await.expect_err("hangs");
-        assert_eq!(hung.kind(), "timeout");
+        assert_eq!(hung.reason(), "Timeout");
     }
 }

@@ -53,7 +53,7 @@ pub fn builder(authorities: Option<&Path>) -> Result<ClientBuilder, HttpsError> 
         return Err(HttpsError::Unusable { path: path.to_owned(), why });
     }
     for why in bad {
-        tracing::warn!(path = %path.display(), "a certificate authority is left out, the others are believed: {why}");
+        tracing::warn!(path = %path.display(), "ignored an invalid CA certificate: {why}");
     }
     let good: Result<Vec<_>, _> = good.iter().map(|der| Certificate::from_der(der)).collect();
     Ok(builder.tls_certs_merge(good.map_err(client_error)?))

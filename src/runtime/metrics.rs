@@ -77,6 +77,17 @@ pub struct Sampled<const L: usize> {
     labels: [&'static str; L],
 }
 
+/// The observations of one series of a histogram, counted elsewhere.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct HistogramSample {
+    /// The upper bounds of the buckets, in growing order.
+    pub bounds: &'static [f64],
+    /// How many observations are in each bucket, and last how many are above all bounds. Not cumulative.
+    pub counts: Vec<u64>,
+    /// The sum of all observations.
+    pub sum: f64,
+}
+
 /// All families of a process.
 #[derive(Debug, Default)]
 pub struct Registry {
@@ -87,6 +98,13 @@ pub struct Registry {
 /// The text of one scrape while it is written.
 #[derive(Debug)]
 pub struct Page(String);
+
+/// A count as Prometheus has it. Counts above 2^53 lose their last digits, which no rate notices.
+#[must_use]
+#[allow(clippy::cast_precision_loss)]
+pub fn number(count: u64) -> f64 {
+    count as f64
+}
 
 impl<const L: usize> Counter<L> {
     /// Adds to the counter with these label values.
@@ -210,18 +228,51 @@ impl Page {
     pub fn write<'a, const L: usize>(&mut self, family: &Sampled<L>, values: impl IntoIterator<Item = ([&'a str; L], f64)>) {
         let mut values = values.into_iter().peekable();
         if values.peek().is_some() {
-            let Sampled { name, kind, help, .. } = family;
-            self.line(format_args!("# HELP {name} {help}\n# TYPE {name} {}\n", kind.name()));
+            self.head(family);
         }
         for (labels, value) in values {
-            self.0.push_str(family.name);
-            for (index, (label, text)) in family.labels.iter().zip(labels).enumerate() {
-                self.line(format_args!("{}{label}=\"", if index == 0 { '{' } else { ',' }));
-                self.escaped(text);
-                self.0.push('"');
-            }
-            self.line(format_args!("{} {value}\n", if L == 0 { "" } else { "}" }));
+            self.series(family.name, "", family.labels.into_iter().zip(labels), value);
         }
+    }
+
+    /// Writes the series of a sampled histogram. A family without values has no lines.
+    pub fn write_histogram<'a, const L: usize>(
+        &mut self,
+        family: &Sampled<L>,
+        values: impl IntoIterator<Item = ([&'a str; L], &'a HistogramSample)>,
+    ) {
+        let mut values = values.into_iter().peekable();
+        if values.peek().is_some() {
+            self.head(family);
+        }
+        for (labels, sample) in values {
+            let pairs = || family.labels.into_iter().zip(labels);
+            let bounds = sample.bounds.iter().map(ToString::to_string).chain(["+Inf".to_owned()]);
+            let mut count = 0.0;
+            for (bound, observed) in bounds.zip(&sample.counts) {
+                count += number(*observed);
+                self.series(family.name, "_bucket", pairs().chain([("le", bound.as_str())]), count);
+            }
+            self.series(family.name, "_sum", pairs(), sample.sum);
+            self.series(family.name, "_count", pairs(), count);
+        }
+    }
+
+    fn head<const L: usize>(&mut self, family: &Sampled<L>) {
+        let Sampled { name, kind, help, .. } = family;
+        self.line(format_args!("# HELP {name} {help}\n# TYPE {name} {}\n", kind.name()));
+    }
+
+    fn series<'a>(&mut self, name: &str, suffix: &str, labels: impl Iterator<Item = (&'a str, &'a str)>, value: f64) {
+        self.line(format_args!("{name}{suffix}"));
+        let mut open = '{';
+        for (label, text) in labels {
+            self.line(format_args!("{open}{label}=\""));
+            self.escaped(text);
+            self.0.push('"');
+            open = ',';
+        }
+        self.line(format_args!("{} {value}\n", if open == '{' { "" } else { "}" }));
     }
 
     /// Appends text of the same format that another process has written.

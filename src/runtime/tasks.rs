@@ -84,12 +84,12 @@ pub enum TaskError {
 impl TaskError {
     /// A closed set of words for metric labels.
     #[must_use]
-    pub fn kind(&self) -> &'static str {
+    pub fn reason(&self) -> &'static str {
         match self {
-            Self::Ended { .. } => "ended",
-            Self::Failed { .. } => "failed",
-            Self::Panicked { .. } => "panicked",
-            Self::CutOff { .. } => "cut_off",
+            Self::Ended { .. } => "Ended",
+            Self::Failed { .. } => "Failed",
+            Self::Panicked { .. } => "Panicked",
+            Self::CutOff { .. } => "CutOff",
         }
     }
 }
@@ -232,7 +232,7 @@ impl Tasks {
         let ending = self.wind_down(grace).await;
         let outcome = unasked.map_or(ending, Err);
         if let Err(error) = &outcome {
-            tracing::error!(kind = error.kind(), "{error}");
+            tracing::error!(reason = error.reason(), "{error}");
         }
         outcome
     }

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use tailyard::edge::control::{Control, ControlError, ControlSettings, Credentials, IdentityToken, Rate};
-use tailyard::model::identity::{DeviceId, ExpectedDevice, KeyId};
-use tailyard::model::supervise::Secret;
+use tailyard::model::controller::identity::{DeviceId, ExpectedDevice, KeyId};
+use tailyard::model::tailnet::supervise::Secret;
 
 use kit::hosted::{CLIENT, DOMAIN, Fault, Hosted};
 use kit::tailnet::Tailnet;
@@ -68,7 +68,7 @@ async fn device_of_another_host_or_other_tags_is_not_deleted() {
     let other_tags = ExpectedDevice { tags: vec!["tag:other".to_owned()], ..expected("payroll-0") };
     for expected in [expected("eg-0"), other_tags] {
         let refused = control.delete_device(&id("nVictim"), &expected).await.expect_err("not ours");
-        assert!(refused.kind() == "mismatch" && refused.to_string().contains("nVictim"), "{refused}");
+        assert!(refused.reason() == "Mismatch" && refused.to_string().contains("nVictim"), "{refused}");
     }
     assert_eq!(hosted.devices(), BTreeSet::from(["nVictim".to_owned()]));
     let found = control.device(&id("nVictim"), &expected("payroll-0")).await.expect("an answer").expect("a device");
@@ -91,7 +91,7 @@ async fn a_token_that_ended_early_is_replaced() {
     let (hosted, control) = start().await;
     control.mint_key(&tags(), "x").await.expect("a key");
     hosted.revoke_tokens();
-    assert_eq!(control.mint_key(&tags(), "x").await.expect_err("the old token").kind(), "denied");
+    assert_eq!(control.mint_key(&tags(), "x").await.expect_err("the old token").reason(), "Denied");
     control.mint_key(&tags(), "x").await.expect("with a new token");
     hosted.set_token_life(0);
     hosted.revoke_tokens();
@@ -108,7 +108,7 @@ async fn wrong_credentials_say_what_to_check() {
     let hosted = Hosted::start().await;
     let control = Control::new(settings(hosted.url(), oauth("wrong"))).expect("a client");
     let error = control.probe().await.expect_err("refused");
-    assert_eq!(error.kind(), "denied");
+    assert_eq!(error.reason(), "Denied");
     assert!(error.to_string().contains("API token invalid") && error.to_string().contains("scopes"), "{error}");
 }
 
@@ -137,23 +137,23 @@ async fn faults_are_told_apart() {
     let (hosted, control) = start().await;
     control.probe().await.expect("allowed");
     let faults = [
-        (Fault::Status(500, None), "refused"),
-        (Fault::Status(403, None), "denied"),
-        (Fault::Garbage, "answer"),
-        (Fault::Cut, "unreachable"),
-        (Fault::Status(503, Some(0)), "paused"),
+        (Fault::Status(500, None), "Refused"),
+        (Fault::Status(403, None), "Denied"),
+        (Fault::Garbage, "Answer"),
+        (Fault::Cut, "Unreachable"),
+        (Fault::Status(503, Some(0)), "Paused"),
     ];
-    for (fault, kind) in faults {
+    for (fault, reason) in faults {
         hosted.fail([fault.clone()]);
-        assert_eq!(control.mint_key(&tags(), "x").await.expect_err("a fault").kind(), kind, "{fault:?}");
+        assert_eq!(control.mint_key(&tags(), "x").await.expect_err("a fault").reason(), reason, "{fault:?}");
     }
     let mut slow = settings(hosted.url(), oauth(CLIENT.1));
     slow.deadline = Duration::from_millis(200);
     let hasty = Control::new(slow).expect("a client");
     hosted.fail([Fault::Slow(Duration::from_secs(5))]);
-    assert_eq!(hasty.probe().await.expect_err("slow").kind(), "deadline");
+    assert_eq!(hasty.probe().await.expect_err("slow").reason(), "Deadline");
     let nobody = Control::new(settings("http://127.0.0.1:1".to_owned(), oauth(CLIENT.1))).expect("a client");
-    assert_eq!(nobody.probe().await.expect_err("nobody").kind(), "unreachable");
+    assert_eq!(nobody.probe().await.expect_err("nobody").reason(), "Unreachable");
 }
 
 #[tokio::test]
@@ -176,14 +176,14 @@ async fn a_service_account_token_takes_the_secrets_place() {
     let path = dir.path().join("token");
     let identity = |token| Credentials::Identity { client_id: CLIENT.0.to_owned(), token };
     let control = Control::new(settings(hosted.url(), identity(IdentityToken::File(path.clone())))).expect("a client");
-    assert_eq!(control.probe().await.expect_err("no token yet").kind(), "identity");
+    assert_eq!(control.probe().await.expect_err("no token yet").reason(), "Identity");
     std::fs::write(&path, "a.b.c\n").expect("written");
-    assert_eq!(control.probe().await.expect_err("not believed").kind(), "denied");
+    assert_eq!(control.probe().await.expect_err("not believed").reason(), "Denied");
     hosted.accept_jwt("a.b.c");
     control.probe().await.expect("allowed");
     let (sender, cell) = tokio::sync::watch::channel(None);
     let watched = Control::new(settings(hosted.url(), identity(IdentityToken::Watch(cell)))).expect("a client");
-    assert_eq!(watched.probe().await.expect_err("no token yet").kind(), "identity");
+    assert_eq!(watched.probe().await.expect_err("no token yet").reason(), "Identity");
     sender.send_replace(Some(Secret::new("a.b.c")));
     watched.probe().await.expect("allowed");
 }
@@ -191,7 +191,7 @@ async fn a_service_account_token_takes_the_secrets_place() {
 #[tokio::test]
 async fn settings_that_cannot_work_are_said_so() {
     for url in ["", "hs.lab", "ftp://hs.lab"] {
-        assert_eq!(Control::new(settings(url.to_owned(), oauth("x"))).expect_err("no URL").kind(), "settings", "{url}");
+        assert_eq!(Control::new(settings(url.to_owned(), oauth("x"))).expect_err("no URL").reason(), "Settings", "{url}");
     }
     let mut wanted = settings("https://hs.lab".to_owned(), oauth("x"));
     wanted.ca = Some("/nowhere/ca.pem".into());
@@ -213,7 +213,7 @@ fn headscale_makes_keys_that_work_and_takes_devices_back() {
     let (wrong, control) = (client("hskey-api-wrong"), client(&api_key));
     let refused = machine.node.ns.block_on(async || wrong.probe().await).expect("the namespace");
     let refused = refused.expect_err("a wrong key");
-    assert_eq!(refused.kind(), "denied");
+    assert_eq!(refused.reason(), "Denied");
     assert!(refused.to_string().contains("check the API key") && !refused.to_string().contains("scopes"), "{refused}");
     let run = machine.node.ns.block_on(async || {
         control.probe().await?;

@@ -8,9 +8,9 @@ use std::num::NonZeroU32;
 use std::thread;
 use std::time::Duration;
 
-use tailyard::demo::fleet::{Launch, Tailnet};
+use tailyard::demo::replicas::{Launch, Tailnet};
+use tailyard::demo::scenario::Script;
 use tailyard::demo::screen::Screen;
-use tailyard::demo::script::Script;
 use tailyard::demo::topology::Topology;
 use tailyard::demo::{Options, TARGETS, play as on_stage};
 use tokio::sync::oneshot;

@@ -30,7 +30,7 @@ fn a_service_of_one_cluster_is_used_from_another_while_its_proxies_are_restarted
 
     let to = format!("orders.default.svc.cluster.local:{PORT}");
     // Longer than WireGuard takes to ask a second time for a handshake, which is 5 s.
-    let load = Load::begin(&sides.user, "load", None, &[&to, "--expect", "orders", "--rate", "20", "--patience", "10"]);
+    let load = Load::begin(&sides.user, "load", None, &[&to, "--expect", "orders", "--rate", "20", "--timeout", "10s"]);
     let begin = Instant::now();
     sides.publisher.kubectl(&["rollout", "restart", "-n", NAMESPACE, "statefulset/in"]);
     sides.publisher.rolled_out(NAMESPACE, "statefulset/in");
@@ -61,7 +61,7 @@ fn a_name_of_two_clusters_is_answered_over_https_until_the_last_one_leaves() {
     assert_eq!(shop.asker.get("https", SHOP).as_deref(), Ok(first), "an address stays where it is");
 
     // Longer than WireGuard takes to ask a second time for a handshake, which is 5 s.
-    let load = shop.asker.begin((SHOP, 443), EITHER, "10", "10");
+    let load = shop.asker.begin((SHOP, 443), EITHER, "10", "10s");
     let begin = Instant::now();
     shop.close(0);
     println!("the group that it led to has left within {:?}", begin.elapsed());

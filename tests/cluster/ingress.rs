@@ -5,6 +5,8 @@
 //! version 1 and what `tests/servers/build` makes.
 
 mod hands;
+mod outage;
+mod restricted;
 mod stage;
 
 use std::time::Instant;
@@ -15,7 +17,7 @@ use serde_json::Value;
 use stage::{ANSWER, GROUP, Stage};
 
 /// After how many seconds an attempt has failed. A client's kernel asks again after one second, two, three and so on.
-const PATIENCE: &str = "5";
+const PATIENCE: &str = "5s";
 
 #[test]
 fn an_ingress_is_reached_over_https_while_replicas_are_replaced() {
@@ -38,10 +40,15 @@ fn an_ingress_is_reached_over_https_while_replicas_are_replaced() {
     }
     assert_eq!(stage.pebble.issued(), 1, "a restart orders nothing");
 
+    outage::containers_start_without_an_api_server(&stage);
+    assert_eq!(stage.pebble.issued(), 1, "nor does a start without the API server");
+
     stage.cluster.kubectl(&["delete", "service/plain", "service/outside", "--timeout=120s"]);
     let begin = Instant::now();
     hands::a_certificate_outlives_a_change_of_the_image(&stage);
     println!("to the Tailscale operator's image and back: {:?}", begin.elapsed());
+
+    restricted::a_site_is_served_without_any_right(&stage);
 
     stage.cluster.kubectl(&["delete", "ingress/web", "ingress/api", "--timeout=120s"]);
     assert_eq!(stage.user.services(), Vec::<Value>::new(), "the tailnet's services are gone");

@@ -14,12 +14,12 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use tailyard::edge::localapi::{LocalApi, MASK};
-use tailyard::model::net::Family;
-use tailyard::model::netmap::Fqdn;
-use tailyard::model::notify::{BackendState, Fold};
-use tailyard::model::paths::BOUND;
+use tailyard::model::base::net::Family;
+use tailyard::model::base::netmap::Fqdn;
+use tailyard::model::tailnet::ipn_bus::{BackendState, Fold};
+use tailyard::model::tailnet::peer_warmup::BOUND;
 
-use group::{Load, PATIENCE, Replica};
+use group::{Load, Manner, PATIENCE, Replica};
 use kit::agent::{Agent, conf};
 use kit::machine::DEADLINE;
 use kit::tailnet::Tailnet;
@@ -69,7 +69,7 @@ fn the_localapi_tells_of_peers_that_come_and_go() {
         let metrics = api.usermetrics().await.expect("metrics");
         assert!(String::from_utf8_lossy(&metrics).contains("tailscaled_"), "{metrics:?}");
         let fault = api.reload_config().await.expect_err("it was started without a config");
-        assert_eq!(fault.kind(), "NotReloaded");
+        assert_eq!(fault.reason(), "NotReloaded");
     });
     drop((one, two, tailnet));
     assert_eq!(kit::netns::own_links(), before, "the machine's own network is untouched");
@@ -334,7 +334,7 @@ fn connections_right_after_readiness_succeed_and_a_silent_target_holds_nobody_up
     replica.leave();
     replica.run();
     let address = app.node.tailnet[&Family::V4].to_string();
-    let named = || replica.get("/readyz").is_ok_and(|answer| answer.contains("paths: no answer") && answer.contains(&address));
+    let named = || replica.get("/readyz").is_ok_and(|answer| answer.contains("peer-connectivity: no answer") && answer.contains(&address));
     eventually("the silent target being named", DEADLINE, || named().then_some(()));
     let waited = replica.wait_ready();
     println!("a replica waited {waited:?} for a target that does not answer");
@@ -355,6 +355,50 @@ fn a_replica_whose_pod_network_is_inside_the_tailnets_range_forwards() {
     assert_eq!((greeting.name.as_str(), greeting.peer.ip()), ("db", replica.source()));
 }
 
+/// A replica in front of one real node, `db`, and a client.
+struct Pair {
+    replica: Replica,
+    client: kit::machine::Machine,
+    /// What keeps the node and its server running.
+    _db: (kit::machine::Machine, kit::machine::Process, kit::netns::Server),
+    _tailnet: Tailnet,
+}
+
+impl Pair {
+    fn start(manner: Manner) -> Self {
+        let tailnet = Tailnet::start([10, 99, 0]);
+        let (db, tailscaled) = tailnet.node("db");
+        let server = db.node.serve(7000);
+        let client = tailnet.machine("client");
+        let replica = Replica::start_with(&tailnet, "eg-0", &services(db.address), manner);
+        Self { replica, client, _db: (db, tailscaled, server), _tailnet: tailnet }
+    }
+}
+
+#[test]
+fn a_replica_whose_nodes_are_inside_the_tailnets_range_answers_their_probes() {
+    let Pair { replica, client, .. } = &Pair::start(Manner { node_ip: "100.66.0.1", ..Manner::default() });
+    // A client with a node's address: the kubelet, or a Pod in its node's network.
+    let [at, from]: [IpAddr; 2] = ["100.66.0.5", "100.66.0.9"].map(|ip| ip.parse().expect("an address"));
+    for (machine, ip) in [(&replica.machine, at), (client, from)] {
+        machine.node.ip(&format!("addr add {ip}/24 dev eth0\n"));
+    }
+    let greeting = eventually("an answer", DEADLINE, || client.node.ask_tcp(SocketAddr::new(at, 10001), PATIENCE).ok());
+    assert_eq!((greeting.name.as_str(), greeting.peer.ip()), ("db", replica.source()));
+    let probed = group::get(&client.node, SocketAddr::new(at, 9002), "/readyz").expect("an answer");
+    assert!(probed.starts_with("HTTP/1.1 200"), "{probed}");
+}
+
+#[test]
+fn a_replica_with_the_capabilities_of_an_unprivileged_pod_forwards() {
+    let Pair { replica, client, .. } = &Pair::start(Manner { confined: true, ..Manner::default() });
+    let status = std::fs::read_to_string(format!("/proc/{}/status", replica.worker().expect("a process"))).expect("a status");
+    // Of linux/capability.h: 10 NET_BIND_SERVICE, 12 NET_ADMIN, 13 NET_RAW.
+    assert!(status.contains("CapEff:\t0000000000003400") && status.contains("NoNewPrivs:\t1"), "{status}");
+    let greeting = eventually("an answer", DEADLINE, || client.node.ask_tcp(replica.at(10001), PATIENCE).ok());
+    assert_eq!((greeting.name.as_str(), greeting.peer.ip()), ("db", replica.source()));
+}
+
 /// Targets behind a subnet router, by IPv4 address and by 4via6 name, of a replica on this network.
 fn targets_behind_a_subnet_router(net: [u8; 3], mode: &str) {
     let tailnet = Tailnet::start(net);
@@ -369,7 +413,7 @@ fn targets_behind_a_subnet_router(net: [u8; 3], mode: &str) {
         "subnet": {"tailnetTarget": {"ip": "10.50.0.5"}, "ports": port(10001)},
         "site": {"tailnetTarget": {"fqdn": "10-50-0-5-via-7"}, "ports": port(10002)},
     });
-    let replica = Replica::start_with(&tailnet, "eg-0", &config, true);
+    let replica = Replica::start_with(&tailnet, "eg-0", &config, Manner { routes: true, ..Manner::default() });
     let client = tailnet.machine("client");
     for (machine, address) in [(&replica.machine, "fd99::1/64"), (&client, "fd99::2/64")] {
         machine.node.ip(&format!("addr add {address} dev eth0 nodad\n"));

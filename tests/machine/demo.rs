@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use serde_json::Value;
 
 /// Long enough for the killed replica and for the leaving one to come back under load.
-const SECONDS: &str = "10";
+const DURATION: &str = "10s";
 /// What a busy machine offers in time even without optimization: a load that waits for the processor says nothing of the proxies.
 const RATE: &str = "100";
 
@@ -26,7 +26,7 @@ fn summary(output: &Output) -> Value {
 
 /// Runs the demo; none of its 1,000 connections may fail.
 fn loses_nothing(backend: &str) {
-    let output = demo(&["--json", "--seconds", SECONDS, "--rate", RATE, "--backend", backend]);
+    let output = demo(&["--json", "--duration", DURATION, "--rate", RATE, "--firewall-mode", backend]);
     let summary = summary(&output);
     let problem = || format!("{summary:#}");
     assert_eq!(summary["ok"], true, "{}", problem());
@@ -62,7 +62,7 @@ fn nothing_is_lost_with_iptables_legacy() {
 
 #[test]
 fn without_a_terminal_it_tells_a_line_a_second_and_a_summary() {
-    let output = demo(&["--seconds", "2", "--services", "1", "--rate", "50", "--backend", "nftables"]);
+    let output = demo(&["--duration", "2s", "--services", "1", "--rate", "50", "--firewall-mode", "nftables"]);
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}");
     assert!(!text.contains('\x1b'), "no terminal, no colours: {text}");
@@ -72,7 +72,7 @@ fn without_a_terminal_it_tells_a_line_a_second_and_a_summary() {
 
 #[test]
 fn unusable_arguments_are_refused() {
-    for arguments in [["--services", "0"], ["--seconds", "0"], ["--rate", "5001"], ["--backend", "pf"]] {
+    for arguments in [["--services", "0"], ["--duration", "0s"], ["--rate", "5001"], ["--firewall-mode", "pf"]] {
         let output = demo(&arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
     }

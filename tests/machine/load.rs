@@ -13,7 +13,7 @@ use nix::unistd::Pid;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use serde_json::Value;
 use tailyard::edge::tls::Certificates;
-use tailyard::model::certificate::Pair;
+use tailyard::model::ingress::certificate::Pair;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// Where the servers of the tests are.
@@ -46,7 +46,8 @@ fn summary(lines: &[Value]) -> &Value {
 fn every_answer_of_the_intended_server_counts_over_both_protocols_and_families() {
     let node = Node::make("db".to_owned());
     let _server = node.serve(PORT);
-    let args = [TO, "[::1]:7000", "--proto", "both", "--rate", "200", "--seconds", "2", "--expect", "db ", "--active", "2", "--idle", "1"];
+    let args =
+        [TO, "[::1]:7000", "--proto", "both", "--rate", "200", "--duration", "2s", "--expect", "db ", "--active", "2", "--idle", "1"];
     let (output, lines) = run(&node, &args);
     assert!(output.status.success(), "{lines:?} {}", String::from_utf8_lossy(&output.stderr));
     let summary = summary(&lines);
@@ -61,7 +62,7 @@ fn every_answer_of_the_intended_server_counts_over_both_protocols_and_families()
 fn an_answer_of_somebody_else_is_a_failure_with_its_time() {
     let node = Node::make("cache".to_owned());
     let _server = node.serve(PORT);
-    let (output, lines) = run(&node, &[TO, "--proto", "both", "--rate", "20", "--seconds", "1", "--expect", "db "]);
+    let (output, lines) = run(&node, &[TO, "--proto", "both", "--rate", "20", "--duration", "1s", "--expect", "db "]);
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(summary(&lines)["failed"]["wrong_target"], 20);
     let due: Vec<f64> = events(&lines, "fault").iter().map(|line| line["at"].as_f64().expect("a time")).collect();
@@ -74,7 +75,7 @@ fn a_server_that_is_slow_does_not_slow_what_is_offered() {
     let node = Node::make("slow".to_owned());
     // It takes connections, by the kernel, and never says a word.
     let _silent = node.ns.run(|| TcpListener::bind((Ipv4Addr::LOCALHOST, PORT))).expect("the namespace").expect("a port");
-    let (_, lines) = run(&node, &[TO, "--rate", "50", "--seconds", "2", "--patience", "1", "--in-flight", "20", "--expect", "db "]);
+    let (_, lines) = run(&node, &[TO, "--rate", "50", "--duration", "2s", "--timeout", "1s", "--max-in-flight", "20", "--expect", "db "]);
     let failed = &summary(&lines)["failed"];
     let [timeout, not_sent] = ["timeout", "not_sent"].map(|kind| failed[kind].as_u64().unwrap_or_default());
     assert_eq!(timeout + not_sent, 100, "{failed}");
@@ -98,7 +99,7 @@ fn connections_that_end_or_hang_are_told() {
         let kept = asking();
         (kept, silent)
     });
-    let (output, lines) = run(&node, &[TO, "--rate", "1", "--seconds", "3", "--active", "1", "--beat", "10"]);
+    let (output, lines) = run(&node, &[TO, "--rate", "1", "--duration", "3s", "--active", "1", "--interval", "10ms"]);
     assert_eq!(output.status.code(), Some(1));
     let flows = &summary(&lines)["flows"];
     assert_eq!((&flows["reset"], &flows["hung"]), (&1.into(), &1.into()), "{lines:?}");
@@ -109,7 +110,7 @@ fn connections_that_end_or_hang_are_told() {
 fn a_signal_ends_it_with_a_balance() {
     let node = Node::make("db".to_owned());
     let _server = node.serve(PORT);
-    let mut load = start(&node, &[TO, "--seconds", "3600", "--rate", "20", "--expect", "db ", "--idle", "1"]);
+    let mut load = start(&node, &[TO, "--duration", "1h", "--rate", "20", "--expect", "db ", "--idle", "1"]);
     let mut lines = BufReader::new(load.stdout.take().expect("piped")).lines();
     let mut next = || -> Value { serde_json::from_str(&lines.next().expect("a line").expect("text")).expect("JSON") };
     eventually("a second", DEADLINE, || (next()["event"] == "second").then_some(()));
@@ -168,7 +169,7 @@ fn over_https(answer: &'static str, believed: bool) -> (Output, Vec<Value>) {
     std::fs::write(file.path(), if believed { authority } else { signed(NAME).0 }).expect("written");
     answer_over_tls(&node, NAME, pair, answer);
     let (to, roots) = (format!("{NAME}:{PORT}"), file.path().display().to_string());
-    run(&node, &[&to, "--https", "--ca", &roots, "--connect", "127.0.0.1", "--expect", "hello", "--rate", "20", "--seconds", "1"])
+    run(&node, &[&to, "--https", "--ca", &roots, "--connect", "127.0.0.1", "--expect", "hello", "--rate", "20", "--duration", "1s"])
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use kit::netns::{Lab, Shape};
-use tailyard::model::net::Family;
+use tailyard::model::base::net::Family;
 
 #[test]
 fn every_node_reaches_its_neighbours_and_nobody_else() {

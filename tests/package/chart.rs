@@ -6,6 +6,7 @@
 //! Needs what `tests/servers/build helm` makes, and promtool.
 
 mod alerts;
+mod metrics;
 
 use kit::golden::{assert_golden, is_updating};
 use kit::servers::servers;
@@ -248,7 +249,7 @@ fn settings(case: &str) -> Reconciler {
     for (name, value) in [("KUBERNETES_SERVICE_HOST", "10.96.0.1"), ("KUBERNETES_SERVICE_PORT", "443")] {
         env.insert(name.to_owned(), value.to_owned());
     }
-    Reconciler::read(&env, &Flags::new()).unwrap_or_else(|faults| panic!("{case}: {faults}"))
+    Reconciler::read(&env, &Flags::reconciler()).unwrap_or_else(|faults| panic!("{case}: {faults}"))
 }
 
 #[test]
@@ -259,16 +260,16 @@ fn the_program_takes_what_it_is_told() {
     let default = settings("default");
     let cluster = [("KUBERNETES_SERVICE_HOST", "10.96.0.1"), ("KUBERNETES_SERVICE_PORT", "443")];
     let untold = cluster.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
-    let untold = Reconciler::read(&untold, &Flags::new()).expect("settings");
+    let untold = Reconciler::read(&untold, &Flags::reconciler()).expect("settings");
     assert_eq!(default.image, untold.image, "the chart's version is the program's");
     assert_eq!((default.tags, default.firewall, default.workers), (untold.tags, untold.firewall, untold.workers));
-    assert_eq!((default.ports, default.drain_grace), (untold.ports, untold.drain_grace));
+    assert_eq!((default.ports, default.drain_timeout), (untold.ports, untold.drain_timeout));
     assert_eq!((default.control, default.service_namespaces), (untold.control, untold.service_namespaces));
     let everything = settings("everything");
     assert_eq!((everything.image.as_str(), everything.image_pull_secrets), ("tailscale/tailscale:v1.102.5", vec!["pull".to_owned()]));
     assert_eq!((everything.tags, everything.workers), (vec!["tag:k8s".to_owned(), "tag:prod".to_owned()], 8));
     assert_eq!((everything.default_class.as_deref(), everything.firewall.as_deref()), (Some("prod"), Some("nftables")));
-    assert_eq!((everything.drain_grace.as_secs(), everything.cluster_domain.as_deref()), (90, Some("example.org")));
+    assert_eq!((everything.drain_timeout.as_secs(), everything.cluster_domain.as_deref()), (90, Some("example.org")));
     let headscale = settings("headscale");
     assert_eq!(
         (headscale.control.url.as_str(), headscale.service_namespaces),
@@ -332,10 +333,10 @@ const REFUSED: [(&str, &str); 22] = [
     ("replica=2", "replicas=2"),
     ("replicas=0", "replicas=1"),
     ("replicas=two", "replicas=2"),
-    ("firewall=pf", "firewall=iptables"),
+    ("firewallMode=pf", "firewallMode=iptables"),
     ("tags={k8s}", "tags={tag:k8s}"),
-    ("ports=10000", "ports=10000-10999"),
-    ("drainGrace=45x", "drainGrace=45s"),
+    ("matchPortRange=10000", "matchPortRange=10000-10999"),
+    ("drainTimeout=45x", "drainTimeout=45s"),
     ("workers=65", "workers=64"),
     ("watchNamespaces={Shop}", "watchNamespaces={shop}"),
     ("image.digest=abc", "image.digest="),

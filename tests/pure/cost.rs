@@ -6,13 +6,13 @@
 
 use allocation_counter::{AllocationInfo, measure};
 use bytes::Bytes;
+use tailyard::model::base::net::Family;
 use tailyard::model::config::EgressConfig;
-use tailyard::model::iptables;
-use tailyard::model::net::Family;
-use tailyard::model::nft::element::edits;
-use tailyard::model::nft::wire::batch;
+use tailyard::model::firewall::iptables;
+use tailyard::model::firewall::nft::element::edits;
+use tailyard::model::firewall::nft::wire::batch;
+use tailyard::model::firewall::ruleset::diff;
 use tailyard::model::plan::Planned;
-use tailyard::model::ruleset::diff;
 
 use kit::passes::Rest;
 use kit::world;

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use tailyard::edge::dns::Client;
 use tailyard::edge::netns::Namespace;
-use tailyard::model::resolve::{Failure, Outcome};
-use tailyard::proxy::resolve::{self, Inputs, Names, Report};
+use tailyard::model::tailnet::resolve::{Failure, Outcome};
+use tailyard::proxy::forwarding::resolve::{self, Inputs, Names, Report};
 use tailyard::runtime::tasks::{Stopper, stop};
 use tempfile::TempDir;
 use tokio::sync::watch;
@@ -196,9 +196,9 @@ fn a_rewritten_resolv_conf_counts_at_once() {
         let client = dns.client().await.expect("servers");
         assert_eq!(found(client.lookup("db.test").await).0, ips(&["10.0.0.2"]));
         lab.resolv_conf("nameserver nowhere\n");
-        assert_eq!(dns.client().await.expect_err("no servers").kind(), "no_servers");
+        assert_eq!(dns.client().await.expect_err("no servers").reason(), "NoServers");
         std::fs::remove_file(lab.path()).expect("removed");
-        assert_eq!(dns.client().await.expect_err("no file").kind(), "resolv_conf_unreadable");
+        assert_eq!(dns.client().await.expect_err("no file").reason(), "ResolvConfUnreadable");
     });
 }
 

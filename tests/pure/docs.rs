@@ -1,24 +1,30 @@
-//! The rows of docs/failures.md, docs/differences.md and SECURITY.md name the tests that show them, in their last column: `` `path` `` of a test,
-//! `` `cluster` "name" `` of a scenario of the cluster tier, or the words "not tested".
+//! docs/failures.md, docs/differences.md and SECURITY.md name existing tests: the first one in the line `- **Test**: …` under each
+//! heading `### `, the others in the last column of their tables. A test is written `` `path` ``, a scenario of the cluster tier
+//! `` `cluster` "name" ``; an entry without a test says "not tested".
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-/// The documents, each with the rows that are not tested, by the beginning of their first cell.
-const DOCUMENTS: [(&str, &[&str]); 3] = [
+type Check = fn(&str, &BTreeSet<String>) -> Findings;
+
+/// The documents, each with its check and its untested entries, by the beginning of the heading or first cell.
+const DOCUMENTS: [(&str, Check, &[&str]); 3] = [
     (
         "docs/failures.md",
+        check_headings,
         &[
-            "tailscaled does not take it that nobody is to be let in",
-            "somebody changes tailscaled's serve config",
-            "services are to be advertised and tailscaled has no config file",
-            "clock jumps",
+            "tailscaled rejects `ShieldsUp` during a drain",
+            "Another program changes tailscaled's serve config",
+            "tailscaled has no config file",
+            "Clock jumps",
         ],
     ),
-    ("docs/differences.md", &[]),
-    ("SECURITY.md", &[]),
+    ("docs/differences.md", check_tables, &[]),
+    ("SECURITY.md", check_tables, &[]),
 ];
+/// The lines under a heading of docs/failures.md, in this order.
+const FIELDS: [&str; 4] = ["Effect", "Detect", "Action", "Test"];
 const NOT_TESTED: &str = "not tested";
 /// Macros that make tests of functions: their arguments up to the first of `:` and `)` are names of tests.
 const MACROS: [&str; 3] = ["on_every_backend!(", "in_every_firewall_and_family!(", "in_cases!("];
@@ -78,33 +84,70 @@ fn scenarios() -> BTreeSet<String> {
     rows.map(|(name, _)| format!("`cluster` \"{name}\"")).collect()
 }
 
-/// What is wrong with the rows of a document's tables whose last column is of tests, and the first cells of those that are not tested.
-fn judge(document: &str, known: &BTreeSet<String>) -> (Vec<String>, Vec<String>) {
-    let (mut faults, mut untested) = (Vec::new(), Vec::new());
-    let mut of_tests = false;
+/// The result of a check: errors, and the first cells or headings of untested entries.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Findings {
+    errors: Vec<String>,
+    untested: Vec<String>,
+}
+
+impl Findings {
+    /// Checks the tests that the entry `title` names in a line.
+    fn check_tests(&mut self, line: usize, title: &str, tests: &str, known: &BTreeSet<String>) {
+        if tests == NOT_TESTED {
+            self.untested.push(title.to_owned());
+            return;
+        }
+        let unknown = tests.split(", ").filter(|test| !known.contains(*test));
+        self.errors.extend(unknown.map(|test| format!("line {line}: {test} is not a test")));
+    }
+}
+
+/// Checks the rows of the tables whose last column is `test` or `tests`.
+fn check_tables(document: &str, known: &BTreeSet<String>) -> Findings {
+    let mut findings = Findings::default();
+    let mut has_tests = false;
     for (number, line) in (1..).zip(document.lines()).filter(|(_, line)| line.starts_with('|') && !line.starts_with("|---")) {
         let line = line.replace("\\|", "");
         let cells: Vec<_> = line.trim_end().trim_matches('|').split('|').map(str::trim).collect();
         if document.lines().nth(number).is_some_and(|next| next.starts_with("|---")) {
-            of_tests = cells.last().is_some_and(|last| matches!(*last, "test" | "tests"));
+            has_tests = cells.last().is_some_and(|last| matches!(*last, "test" | "tests"));
             continue;
         }
-        let Some(last) = cells.last().filter(|_| of_tests) else { continue };
+        let Some(tests) = cells.last().filter(|_| has_tests) else { continue };
         if cells.iter().any(|cell| cell.is_empty()) {
-            faults.push(format!("line {number}: a cell is empty"));
+            findings.errors.push(format!("line {number}: a cell is empty"));
         }
-        if *last == NOT_TESTED {
-            untested.push(cells[0].to_owned());
-            continue;
-        }
-        let unknown = last.split(", ").filter(|test| !known.contains(*test));
-        faults.extend(unknown.map(|test| format!("line {number}: {test} is no test")));
+        findings.check_tests(number, cells[0], tests, known);
     }
-    (faults, untested)
+    findings
+}
+
+/// Checks that each `### ` heading has the lines of [`FIELDS`] in their order and no others.
+fn check_headings(document: &str, known: &BTreeSet<String>) -> Findings {
+    let mut findings = Findings::default();
+    let lines: Vec<(usize, &str)> = (1..).zip(document.lines()).filter(|(_, line)| !line.is_empty()).collect();
+    for (index, (number, line)) in lines.iter().enumerate() {
+        let Some(title) = line.strip_prefix("### ") else { continue };
+        let body: Vec<(usize, &str)> = lines[index + 1..].iter().copied().take_while(|(_, line)| !line.starts_with('#')).collect();
+        let values: Vec<&str> = FIELDS.iter().zip(&body).map_while(|(name, (_, line))| field_value(line, name)).collect();
+        if body.len() == FIELDS.len() && values.len() == FIELDS.len() {
+            findings.check_tests(body[3].0, title, values[3], known);
+        } else {
+            findings.errors.push(format!("line {number}: {title:?} does not have the lines {}, each with a value", FIELDS.join(", ")));
+        }
+    }
+    findings
+}
+
+/// The value in a line such as `- **Effect**: none`, unless it is another field's or empty.
+fn field_value<'a>(line: &'a str, name: &str) -> Option<&'a str> {
+    let value = line.strip_prefix("- **")?.strip_prefix(name)?.strip_prefix("**:")?.trim();
+    (!value.is_empty()).then_some(value)
 }
 
 #[test]
-fn each_row_names_tests_that_exist() {
+fn each_row_and_heading_names_existing_tests() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut tests = BTreeSet::new();
     add_tests(&root.join("src"), "", &mut tests);
@@ -112,23 +155,53 @@ fn each_row_names_tests_that_exist() {
         add_tests(&root.join("tests").join(program), "", &mut tests);
     }
     let known = tests.into_iter().map(|test| format!("`{test}`")).chain(scenarios()).collect();
-    for (document, allowed) in DOCUMENTS {
-        let (faults, untested) = judge(&read(document), &known);
-        assert!(faults.is_empty(), "{document}:\n{}", faults.join("\n"));
-        let same = untested.len() == allowed.len() && untested.iter().zip(allowed).all(|(row, of)| row.starts_with(of));
-        assert!(same, "{document}: rows that are not tested: {untested:?}, expected {allowed:?}");
+    for (document, check, allowed) in DOCUMENTS {
+        let Findings { errors, untested } = check(&read(document), &known);
+        assert!(errors.is_empty(), "{document}:\n{}", errors.join("\n"));
+        let same = untested.len() == allowed.len() && untested.iter().zip(allowed).all(|(entry, start)| entry.starts_with(start));
+        assert!(same, "{document}: untested entries: {untested:?}, expected {allowed:?}");
     }
 }
 
+/// The names of tests in the samples.
+fn sample_tests() -> BTreeSet<String> {
+    BTreeSet::from(["`x::good_one`".to_owned(), "`cluster` \"a kill\"".to_owned()])
+}
+
 #[test]
-fn a_row_without_a_test_is_found() {
-    let known = BTreeSet::from(["`x::good_one`".to_owned(), "`cluster` \"a kill\"".to_owned()]);
+fn row_without_existing_test_is_an_error() {
     let table = "| fault | test |\n|---|---|\n| a \\| b | `x::good_one`, `cluster` \"a kill\" |\n| c | not tested |\n\
                  | d | `x::bad_one`, beside the code |\n| e |  |\n`x::outside`";
-    let (faults, untested) = judge(table, &known);
-    let expected =
-        ["line 5: `x::bad_one` is no test", "line 5: beside the code is no test", "line 6: a cell is empty", "line 6:  is no test"];
-    assert_eq!((faults, untested), (expected.map(str::to_owned).to_vec(), vec!["c".to_owned()]));
+    let errors = [
+        "line 5: `x::bad_one` is not a test",
+        "line 5: beside the code is not a test",
+        "line 6: a cell is empty",
+        "line 6:  is not a test",
+    ];
+    let expected = Findings { errors: errors.map(str::to_owned).to_vec(), untested: vec!["c".to_owned()] };
+    assert_eq!(check_tables(table, &sample_tests()), expected);
+}
+
+#[test]
+fn heading_without_four_fields_or_existing_test_is_an_error() {
+    let fault = |title: &str, action: &str, test: &str| {
+        format!("### {title}\n\n- **Effect**: a\n- **Detect**: b\n- **Action**:{action}\n- **Test**: {test}\n\n")
+    };
+    let document = [
+        "# Title\n\n- **Test**: `x::outside`\n\n## Group\n\n".to_owned(),
+        fault("good", " c", "`x::good_one`, `cluster` \"a kill\""),
+        fault("untested", " c", "not tested"),
+        fault("unknown", " c", "`x::bad_one`"),
+        fault("empty", "", "`x::good_one`"),
+        fault("order", " c\n- **Detect**: d", "`x::good_one`"),
+        "### short\n\n- **Effect**: a\n\n## Next group\n".to_owned(),
+    ];
+    let missing = |line: usize, title: &str| {
+        format!("line {line}: {title:?} does not have the lines Effect, Detect, Action, Test, each with a value")
+    };
+    let errors = vec!["line 26: `x::bad_one` is not a test".to_owned(), missing(28, "empty"), missing(35, "order"), missing(43, "short")];
+    let expected = Findings { errors, untested: vec!["untested".to_owned()] };
+    assert_eq!(check_headings(&document.concat(), &sample_tests()), expected);
 }
 
 #[test]

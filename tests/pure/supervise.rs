@@ -1,5 +1,7 @@
 //! Supervision against a scripted tailscaled that is a real child process and speaks HTTP on a real socket.
 
+mod without_secret;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::future::ready;
@@ -11,12 +13,12 @@ use std::time::Duration;
 
 use kit::scripted_tailscaled::append;
 use kit::wait::{eventually_async, until_async, wait_for_value};
-use tailyard::model::netmap::{Fqdn, NetMap};
-use tailyard::model::state::Content;
-use tailyard::model::supervise::kept::{Kept, from_file};
-use tailyard::model::supervise::{DaemonSettings, Login, Phase, Secret, StateStore, StateWrite, TwoStep};
-use tailyard::proxy::daemon::kept::Reach;
-use tailyard::proxy::daemon::{Daemon, DaemonInputs, DaemonState, NeverStarted, StateRequest, daemon};
+use tailyard::model::base::netmap::{Fqdn, NetMap};
+use tailyard::model::tailnet::state::Content;
+use tailyard::model::tailnet::supervise::state_backup::Kept;
+use tailyard::model::tailnet::supervise::{DaemonSettings, Login, Phase, Secret, StateStore, StateWrite, TwoStep};
+use tailyard::proxy::tailnet::daemon::state_backup::Reach;
+use tailyard::proxy::tailnet::daemon::{Daemon, DaemonInputs, DaemonState, NeverStarted, StateRequest, daemon};
 use tailyard::runtime::tasks::{self, Stopper};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
@@ -82,18 +84,23 @@ fn prepare() -> (tempfile::TempDir, DaemonSettings) {
         boot_timeout: Duration::from_secs(5),
         udp_gro_forwarding: false,
         fill_config: false,
-        pod_ips: BTreeSet::new(),
+        cluster_ips: BTreeSet::new(),
     };
     (dir, settings)
 }
 
 impl Lab {
     fn start(dir: tempfile::TempDir, settings: DaemonSettings) -> Self {
+        Self::start_from(dir, settings, Kept::default(), false)
+    }
+
+    /// Starts with what an earlier container left, and with or without the Secret.
+    fn start_from(dir: tempfile::TempDir, settings: DaemonSettings, left: Kept, away: bool) -> Self {
         let (keys, seen) = watch::channel(None);
         let (write, writes) = mpsc::channel(4);
-        let (kept, copied) = watch::channel(Kept::default());
+        let (kept, copied) = watch::channel(left);
         let (stopper, stop) = tasks::stop();
-        let away = Arc::<AtomicBool>::default();
+        let away = Arc::new(AtomicBool::new(away));
         let asked = Arc::clone(&away);
         let reach = Some(Reach::new(move || Box::pin(ready(!asked.load(Ordering::SeqCst)))));
         let inputs = DaemonInputs { keys: seen, writes: write, kept: copied, reach, advertise: None, outlives: false };
@@ -107,6 +114,14 @@ impl Lab {
         let lab = Self::start(dir, settings);
         lab.phase(Phase::Running).await;
         lab
+    }
+
+    /// Ends it; its directory stays.
+    async fn stop(self) -> tempfile::TempDir {
+        self.daemon.stop(DEADLINE).await;
+        self.stopper.stop();
+        timeout(DEADLINE, self.task).await.expect("an end").expect("no panic").expect("ended as asked");
+        self.dir
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -207,60 +222,6 @@ async fn a_crash_loop_goes_on_slower_until_it_ends() {
     lab.write("mode", "");
     lab.phase(Phase::Running).await;
     assert!(!lab.task.is_finished());
-}
-
-#[tokio::test]
-async fn a_daemon_that_cannot_have_its_secret_starts_from_the_copy_until_that_is_given_back() {
-    let lab = Lab::running().await;
-    let content: Content = [("_machinekey".to_owned(), "key".into())].into();
-    lab.kept.send_replace(Kept { content: Some(content.clone()), given_back: false });
-    lab.write("mode", "away");
-    lab.bus("EXIT 3");
-    let state = lab.state("a start from the copy", |state| state.phase == Phase::Running && state.from_file).await;
-    assert!(state.restarts >= 2, "the Secret is tried first");
-    let file = lab.path("tailscaled.state");
-    assert!(lab.lines("starts").last().expect("a start").contains(&format!("--state={}", file.display())));
-    assert_eq!(from_file(&fs::read(&file).expect("a file")), Some(content.clone()));
-    assert_eq!(fs::metadata(&file).expect("a file").permissions().mode() & 0o777, 0o600);
-
-    lab.write("tailscaled.state", "{}");
-    lab.bus("EXIT 3");
-    lab.state("another start", |now| now.phase == Phase::Running && now.restarts > state.restarts && now.from_file).await;
-    assert_eq!(fs::read(&file).expect("a file"), b"{}", "what it wrote is nowhere else");
-
-    lab.kept.send_replace(Kept { content: Some(content), given_back: true });
-    lab.write("mode", "");
-    lab.bus("EXIT 3");
-    lab.state("a start from the Secret", |state| state.phase == Phase::Running && !state.from_file).await;
-}
-
-#[tokio::test]
-async fn a_secret_that_cannot_be_had_is_not_waited_for() {
-    let lab = Lab::running().await;
-    let content: Content = [("_machinekey".to_owned(), "key".into())].into();
-    lab.kept.send_replace(Kept { content: Some(content.clone()), given_back: false });
-    lab.away.store(true, Ordering::SeqCst);
-    lab.bus("EXIT 3");
-    let state = lab.state("a start from the copy", |state| state.phase == Phase::Running && state.from_file).await;
-    assert_eq!(state.restarts, 1, "the first start is from the copy");
-    assert_eq!(from_file(&fs::read(lab.path("tailscaled.state")).expect("a file")), Some(content.clone()));
-
-    lab.kept.send_replace(Kept { content: Some(content.clone()), given_back: true });
-    lab.bus("EXIT 3");
-    lab.state("another start", |now| now.phase == Phase::Running && now.restarts == 2 && now.from_file).await;
-
-    lab.away.store(false, Ordering::SeqCst);
-    lab.bus("EXIT 3");
-    lab.state("a start from the Secret", |state| state.phase == Phase::Running && !state.from_file).await;
-}
-
-#[tokio::test]
-async fn a_daemon_that_began_with_nothing_for_want_of_its_secret_is_started_again_from_the_copy() {
-    let lab = Lab::running().await;
-    lab.kept.send_replace(Kept { content: Some([("_machinekey".to_owned(), "key".into())].into()), given_back: false });
-    lab.bus(r#"{"Health":{"Warnings":{"state-store-health":{"WarnableCode":"state-store-health","Severity":"high","Title":"No state"}}}}"#);
-    let state = lab.state("a start from the copy", |state| state.phase == Phase::Running && state.from_file).await;
-    assert_eq!(state.restarts, 1);
 }
 
 #[tokio::test]

@@ -81,7 +81,7 @@ pub enum AcmeError {
 impl AcmeError {
     /// A closed set of words for metric labels and Event reasons.
     #[must_use]
-    pub fn kind(&self) -> &'static str {
+    pub fn reason(&self) -> &'static str {
         match self {
             Self::Client(_) => "Client",
             Self::Key(_) => "AccountKey",
@@ -105,13 +105,13 @@ impl AcmeError {
     /// Whether it may pass by itself and soon, and costs nothing of what a server allows: somebody was away.
     #[must_use]
     pub fn is_outage(&self) -> bool {
-        matches!(self.kind(), "Unreachable" | "ServerError" | "Record" | "BadNonce")
+        matches!(self.reason(), "Unreachable" | "ServerError" | "Record" | "BadNonce")
     }
 
     /// Whether the server knows the account no more, or has closed it.
     #[must_use]
     pub fn is_account(&self) -> bool {
-        matches!(self.kind(), "Unauthorized" | "NoAccount")
+        matches!(self.reason(), "Unauthorized" | "NoAccount")
     }
 
     pub(super) fn of(what: &'static str, fault: Error, refused: Option<Answer>) -> Self {

@@ -106,7 +106,7 @@ b3zT+adpeZMKCmVz932bIno0T6t8azI6yA==
     #[test]
     fn what_is_no_key_is_refused() {
         for text in ["", "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n", "x", &SEC1.replace("MHcC", "MHcD")] {
-            assert_eq!(AccountKey::read(text.as_bytes()).expect_err("no key").kind(), "AccountKey", "{text}");
+            assert_eq!(AccountKey::read(text.as_bytes()).expect_err("no key").reason(), "AccountKey", "{text}");
         }
     }
 }

@@ -5,7 +5,7 @@ use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType
 
 use super::*;
 use crate::edge::netns::Namespace;
-use crate::model::net::{Port, PortKey, Proto};
+use crate::model::base::net::{Port, PortKey, Proto};
 
 /// A namespace whose connection tracking is on, as any rule that asks for it makes it.
 fn tracked() -> Namespace {

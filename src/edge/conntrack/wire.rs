@@ -9,9 +9,9 @@ use netlink_packet_core::{Emitable, NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, Netlin
 use netlink_packet_netfilter::{NetfilterHeader, NetfilterProtoFamily};
 
 use super::Pressure;
-use crate::model::attribute::{Attributes, find, nest, put};
-use crate::model::flow::{DST_NAT, Flow, FlowFilter, TcpState, Tuple};
-use crate::model::net::Family;
+use crate::model::base::net::Family;
+use crate::model::firewall::nlattr::{Attributes, find, nest, put};
+use crate::model::flows::flow::{DST_NAT, Flow, FlowFilter, TcpState, Tuple};
 
 /// The length of `struct nfgenmsg`, which goes before the attributes.
 pub const HEADER: usize = 4;

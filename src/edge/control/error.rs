@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::model::identity::{DeviceId, Mismatch};
+use crate::model::controller::identity::{DeviceId, Mismatch};
 use crate::runtime::https::HttpsError;
 
 /// A call failed.
@@ -96,18 +96,18 @@ pub enum ControlError {
 impl ControlError {
     /// A closed set of words for metric labels and Events.
     #[must_use]
-    pub fn kind(&self) -> &'static str {
+    pub fn reason(&self) -> &'static str {
         match self {
-            Self::Settings(_) | Self::Client(_) => "settings",
-            Self::Identity(_) => "identity",
-            Self::Unreachable { .. } => "unreachable",
-            Self::Deadline { .. } => "deadline",
-            Self::Denied { .. } => "denied",
-            Self::Paused { .. } => "paused",
-            Self::Absent { .. } => "absent",
-            Self::Refused { .. } => "refused",
-            Self::Mismatch { .. } => "mismatch",
-            Self::Answer { .. } => "answer",
+            Self::Settings(_) | Self::Client(_) => "Settings",
+            Self::Identity(_) => "Identity",
+            Self::Unreachable { .. } => "Unreachable",
+            Self::Deadline { .. } => "Deadline",
+            Self::Denied { .. } => "Denied",
+            Self::Paused { .. } => "Paused",
+            Self::Absent { .. } => "Absent",
+            Self::Refused { .. } => "Refused",
+            Self::Mismatch { .. } => "Mismatch",
+            Self::Answer { .. } => "Answer",
         }
     }
 

@@ -8,8 +8,8 @@ use reqwest::{Method, RequestBuilder};
 use super::http::Http;
 use super::{AuthKey, Control, ControlError, key_id};
 use crate::api::control::{ApproveRoutes, CreatePreAuthKey, CreatedPreAuthKey, HeadscaleNode, NodeAnswer};
-use crate::model::identity::{Device, DeviceId, ExpectedDevice, KeyId};
-use crate::model::supervise::Secret;
+use crate::model::controller::identity::{Device, DeviceId, ExpectedDevice, KeyId};
+use crate::model::tailnet::supervise::Secret;
 
 /// What an approval is called in errors.
 const APPROVE: &str = "approve routes of a node";

@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::{ControlError, ControlSettings, Credentials};
 use crate::api::control::Refusal;
-use crate::model::control::Bucket;
+use crate::model::controller::control_plane::Bucket;
 use crate::runtime::https;
 
 /// The pause where a server wants one and does not say how long.

@@ -10,10 +10,10 @@ use super::http::Http;
 use super::{AuthKey, Control, ControlError, IdentityToken, key_id};
 use crate::api::control::{CreateKey, CreatedKey, KeyCapabilities, KeyCreate, KeyDevices, TailscaleDevice, TokenAnswer};
 use crate::api::vip::{VipService, VipServices};
-use crate::model::control::token_end;
-use crate::model::identity::{Device, DeviceId, DeviceName, KeyId};
-use crate::model::publish::dns_label;
-use crate::model::supervise::Secret;
+use crate::model::controller::control_plane::token_end;
+use crate::model::controller::identity::{Device, DeviceId, DeviceName, KeyId};
+use crate::model::controller::ingress_spec::dns_label;
+use crate::model::tailnet::supervise::Secret;
 
 /// The longest that a key's description may be.
 const NOTE: usize = 50;

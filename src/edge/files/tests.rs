@@ -73,7 +73,7 @@ fn values_of_two_moments_are_never_mixed() {
     while !writer.is_finished() {
         match read(volume.path(), &names()) {
             Ok(snapshot) => assert_eq!((snapshot.files.len(), snapshot.files.get("a")), (2, snapshot.files.get("b"))),
-            Err(error) => assert_eq!(error.kind(), "Unsettled"),
+            Err(error) => assert_eq!(error.reason(), "Unsettled"),
         }
         readings += 1;
     }
@@ -85,13 +85,13 @@ fn values_of_two_moments_are_never_mixed() {
 fn faults_say_what_to_do() {
     let volume = TempDir::new().expect("tempdir");
     let missing = read(&volume.path().join("none"), &names()).expect_err("no directory");
-    assert!(missing.kind() == "NoDirectory" && missing.to_string().contains("mounted"), "{missing}");
+    assert!(missing.reason() == "NoDirectory" && missing.to_string().contains("mounted"), "{missing}");
     fs::create_dir(volume.path().join("a")).expect("directory");
     let odd = read(volume.path(), &names()).expect_err("no file");
-    assert!(odd.kind() == "Unreadable" && odd.to_string().contains("permissions"), "{odd}");
+    assert!(odd.reason() == "Unreadable" && odd.to_string().contains("permissions"), "{odd}");
     fs::write(volume.path().join("plain"), "").expect("file");
-    assert_eq!(read(&volume.path().join("plain"), &names()).expect_err("a file").kind(), "NoDirectory");
-    assert_eq!(replace(&volume.path().join("none/x"), b"").expect_err("no directory").kind(), "Unwritable");
+    assert_eq!(read(&volume.path().join("plain"), &names()).expect_err("a file").reason(), "NoDirectory");
+    assert_eq!(replace(&volume.path().join("none/x"), b"").expect_err("no directory").reason(), "Unwritable");
 }
 
 #[test]
@@ -135,7 +135,7 @@ async fn a_directory_may_come_late_and_go_and_come_back() {
     let parent = TempDir::new().expect("tempdir");
     let volume = parent.path().join("volume");
     let mut view = start(directory(&volume, &NAMES));
-    let fault = |view: &View| view.fault.as_ref().map(|fault| fault.kind()) == Some("NoDirectory");
+    let fault = |view: &View| view.fault.as_ref().map(|fault| fault.reason()) == Some("NoDirectory");
     wait_for_value("not there", DEADLINE, &mut view, fault).await;
     for round in ["1", "2"] {
         project(&volume, "..1", &[("a", round)]);

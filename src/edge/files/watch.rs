@@ -15,7 +15,7 @@ use inotify::{EventMask, EventStream, Inotify, WatchMask};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-use super::stamp::Stamp;
+use super::fingerprint::Stamp;
 use super::{DATA, FilesError, Snapshot, read};
 
 /// Between two looks beside inotify.

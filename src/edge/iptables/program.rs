@@ -5,8 +5,8 @@ use std::io;
 use std::process::{ExitStatus, Output};
 use std::time::Duration;
 
-use crate::model::iptables::Jump;
-use crate::model::net::Family;
+use crate::model::base::net::Family;
+use crate::model::firewall::iptables::Jump;
 use crate::runtime::command::{self, CommandError, complaint};
 
 /// How long one run may take, the wait for the lock that all of iptables-legacy shares included.
@@ -57,11 +57,11 @@ pub enum IptablesError {
 impl IptablesError {
     /// A closed set of words for metric labels.
     #[must_use]
-    pub fn kind(&self) -> &'static str {
+    pub fn reason(&self) -> &'static str {
         match self {
-            Self::Missing { .. } => "missing",
-            Self::Timeout { .. } => "timeout",
-            Self::Refused { .. } => "refused",
+            Self::Missing { .. } => "Missing",
+            Self::Timeout { .. } => "Timeout",
+            Self::Refused { .. } => "Refused",
         }
     }
 }

@@ -140,22 +140,69 @@ impl Fault {
         Self::Refused { code: status.code, message: status.message.clone() }
     }
 
-    fn kind(&self) -> &'static str {
+    fn reason(&self) -> &'static str {
         match self {
             Self::Unreachable(_) => "Unreachable",
             Self::Timeout(_) => "Timeout",
             Self::Malformed(_) => "Malformed",
-            Self::Refused { code, .. } => match code {
-                401 => "Unauthorized",
-                403 => "Forbidden",
-                404 => "NotFound",
-                409 => "Conflict",
-                410 => "Expired",
-                413 | 422 => "Invalid",
-                429 => "Throttled",
-                500.. => "ServerError",
-                _ => "Refused",
-            },
+            Self::Refused { code, .. } => Refusal::of(*code).name(),
+        }
+    }
+
+    fn refusal(&self) -> Option<Refusal> {
+        if let Self::Refused { code, .. } = self { Some(Refusal::of(*code)) } else { None }
+    }
+}
+
+/// A request that the API server answered with an error, by its status code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// 401.
+    Unauthorized,
+    /// 403.
+    Forbidden,
+    /// 404.
+    NotFound,
+    /// 409.
+    Conflict,
+    /// 410.
+    Expired,
+    /// 413 and 422.
+    Invalid,
+    /// 429.
+    Throttled,
+    /// 500 and above.
+    ServerError,
+    /// Any other.
+    Other,
+}
+
+impl Refusal {
+    fn of(code: u16) -> Self {
+        match code {
+            401 => Self::Unauthorized,
+            403 => Self::Forbidden,
+            404 => Self::NotFound,
+            409 => Self::Conflict,
+            410 => Self::Expired,
+            413 | 422 => Self::Invalid,
+            429 => Self::Throttled,
+            500.. => Self::ServerError,
+            _ => Self::Other,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Unauthorized => "Unauthorized",
+            Self::Forbidden => "Forbidden",
+            Self::NotFound => "NotFound",
+            Self::Conflict => "Conflict",
+            Self::Expired => "Expired",
+            Self::Invalid => "Invalid",
+            Self::Throttled => "Throttled",
+            Self::ServerError => "ServerError",
+            Self::Other => "Refused",
         }
     }
 }
@@ -214,13 +261,22 @@ impl KubeError {
 
     /// A closed set of words for metric labels and Event reasons.
     #[must_use]
-    pub fn kind(&self) -> &'static str {
+    pub fn reason(&self) -> &'static str {
         match self {
             Self::ServiceAccount { .. } => "NoServiceAccount",
             Self::Config { .. } => "BadConfig",
             Self::Client(_) => "NoClient",
-            Self::Call { fault, .. } => fault.kind(),
+            Self::Call { fault, .. } => fault.reason(),
             Self::NotLeading { .. } => "NotLeading",
+        }
+    }
+
+    /// How the API server refused the request; nothing if it did not answer, or nothing was sent.
+    #[must_use]
+    pub fn refusal(&self) -> Option<Refusal> {
+        match self {
+            Self::Call { fault, .. } => fault.refusal(),
+            _ => None,
         }
     }
 
@@ -233,12 +289,12 @@ impl KubeError {
 
 /// What to do about it, where the API's own words do not say.
 fn advice(call: &Call, fault: &Fault) -> String {
-    match fault.kind() {
-        "Forbidden" => format!("; add the rule {} to the Role of the Pod's ServiceAccount", call.rule()),
-        "Unauthorized" => "; the Pod's token is not valid (any more), see its ServiceAccount".to_owned(),
-        "NotFound" => format!("; {} {}/{} must exist", call.kind, call.namespace, call.name),
-        "Invalid" if matches!(fault, Fault::Refused { code: 413, .. }) => "; an object holds at most 1 MiB".to_owned(),
-        "Unreachable" | "Timeout" => "; what is forwarded does not depend on it".to_owned(),
+    match (fault.refusal(), fault) {
+        (Some(Refusal::Forbidden), _) => format!("; add the rule {} to the Role of the Pod's ServiceAccount", call.rule()),
+        (Some(Refusal::Unauthorized), _) => "; the Pod's token is not valid (any more), see its ServiceAccount".to_owned(),
+        (Some(Refusal::NotFound), _) => format!("; {} {}/{} must exist", call.kind, call.namespace, call.name),
+        (_, Fault::Refused { code: 413, .. }) => "; an object holds at most 1 MiB".to_owned(),
+        (_, Fault::Unreachable(_) | Fault::Timeout(_)) => "; forwarding is not affected".to_owned(),
         _ => String::new(),
     }
 }
@@ -255,7 +311,7 @@ mod tests {
     #[test]
     fn a_missing_permission_names_its_rule() {
         let rule = r#"{apiGroups: [""], resources: ["secrets"], resourceNames: ["eg-0"], verbs: ["patch"]}"#;
-        assert_eq!((refused(403).kind(), refused(403).to_string().contains(rule)), ("Forbidden", true), "{}", refused(403));
+        assert_eq!((refused(403).reason(), refused(403).to_string().contains(rule)), ("Forbidden", true), "{}", refused(403));
         let create = Call { verb: Verb::Create, kind: "Secret", namespace: "ts".into(), name: "eg-0".into() };
         assert_eq!(create.rule(), r#"{apiGroups: [""], resources: ["secrets"], verbs: ["create"]}"#, "create knows no names");
         let list = Call { verb: Verb::List, kind: "ProxyClass", namespace: String::new(), name: String::new() };
@@ -272,7 +328,7 @@ mod tests {
 
     #[test]
     fn kinds_are_a_closed_set() {
-        let kinds = [401, 403, 404, 409, 410, 413, 422, 429, 500, 503, 418].map(|code| refused(code).kind());
+        let kinds = [401, 403, 404, 409, 410, 413, 422, 429, 500, 503, 418].map(|code| refused(code).reason());
         let expected = [
             "Unauthorized",
             "Forbidden",

@@ -16,7 +16,7 @@ use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::{Call, KubeError, Resource, Verb, Writes};
+use super::{Call, KubeError, Refusal, Resource, Verb, Writes};
 
 /// An Event told again within this time counts up.
 const SERIES: Duration = Duration::from_mins(6);
@@ -86,7 +86,7 @@ impl Events {
             return Ok(());
         }
         let done = self.write(told, &namespace).await;
-        if done.as_ref().is_err_and(|error| error.kind() == "Forbidden") {
+        if done.as_ref().is_err_and(|error| error.refusal() == Some(Refusal::Forbidden)) {
             self.closed.lock().unwrap_or_else(PoisonError::into_inner).insert(namespace, Instant::now());
         }
         done

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::{Cluster, Fault, KubeError, Verb, within};
 use crate::api::names::{FIELD_MANAGER, ISSUER_ASKED};
-use crate::model::issuer::{Seen, Step};
+use crate::model::ingress::cert_leader::{Seen, Step};
 
 impl Cluster {
     /// What the Lease says, and when it was last renewed; nothing if it does not exist.

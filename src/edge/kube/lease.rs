@@ -1,6 +1,6 @@
 //! The Lease by which the reconcilers agree on one that writes.
 //!
-//! [`crate::model::lease`] decides; here it is read, written with the version that was read, and the outcome published. A
+//! [`crate::model::controller::leader`] decides; here it is read, written with the version that was read, and the outcome published. A
 //! leader that cannot renew is told to have stopped leading before the Lease can be anybody else's.
 
 use std::future::Future;
@@ -15,8 +15,8 @@ use kube::api::{Patch, PatchParams, PostParams};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::{Cluster, Fault, KubeError, Verb};
-use crate::model::lease::{Candidate, Record, Step};
+use super::{Cluster, Fault, KubeError, Refusal, Verb};
+use crate::model::controller::leader::{Candidate, Record, Step};
 
 /// A call takes no longer, so that one that hangs leaves time for another before the Lease runs out.
 const CALL: Duration = Duration::from_secs(3);
@@ -72,14 +72,14 @@ impl Lease {
         match self.attempt(begin).await {
             Ok(wait) => {
                 if self.told.take().is_some() {
-                    tracing::info!(lease = self.name, "the Lease can be read and written again");
+                    tracing::info!(lease = self.name, "lease requests succeed again");
                 }
                 wait.map_or(again, |wait| again.min(wait))
             }
             Err(error) => {
                 // Somebody was faster; what he wrote is seen in the next turn.
-                if error.kind() != "Conflict" && self.told.replace(error.kind()) != Some(error.kind()) {
-                    tracing::warn!(kind = error.kind(), "{error}");
+                if error.refusal() != Some(Refusal::Conflict) && self.told.replace(error.reason()) != Some(error.reason()) {
+                    tracing::warn!(reason = error.reason(), "{error}");
                 }
                 again
             }
@@ -97,7 +97,7 @@ impl Lease {
                 let takes = matches!(step, Step::Take { .. });
                 let written = self.write(self.candidate.name().to_owned(), transitions, takes).await;
                 if let Err(error) = written {
-                    if matches!(error.kind(), "Conflict" | "NotFound") {
+                    if matches!(error.refusal(), Some(Refusal::Conflict | Refusal::NotFound)) {
                         let record = self.read().await?;
                         self.candidate.saw(record, Instant::now().into_std());
                     }
@@ -113,8 +113,8 @@ impl Lease {
         let now = self.candidate.leads(Instant::now().into_std()).map(|until| Leading { until: until.into() });
         let before = leading.send_replace(now);
         match (before, now) {
-            (None, Some(_)) => tracing::info!(lease = self.name, "leading"),
-            (Some(_), None) => tracing::warn!(lease = self.name, "leading no more"),
+            (None, Some(_)) => tracing::info!(lease = self.name, "became leader"),
+            (Some(_), None) => tracing::warn!(lease = self.name, "lost leadership"),
             _ => {}
         }
     }
@@ -158,8 +158,10 @@ impl Lease {
             && let Step::Renew { transitions } = self.candidate.next(Instant::now().into_std())
         {
             match self.write(String::new(), transitions, false).await {
-                Ok(()) => tracing::info!(lease = self.name, "gave the Lease back"),
-                Err(error) => tracing::warn!(kind = error.kind(), "another leads only when the Lease has run out: {error}"),
+                Ok(()) => tracing::info!(lease = self.name, "released lease"),
+                Err(error) => {
+                    tracing::warn!(reason = error.reason(), "cannot release the lease; another replica leads once it expires: {error}");
+                }
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use kube::discovery::ApiResource;
 
-use crate::model::objects::Kind;
+use crate::model::controller::objects::Kind;
 
 /// A kind of object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

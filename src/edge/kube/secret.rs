@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Cluster, Fault, Keyed, KubeError, Values, Verb, within};
 use crate::api::names::FIELD_MANAGER;
-use crate::model::state::Changes;
+use crate::model::tailnet::state::Changes;
 
 /// The state Secret. There is one writer of a key: never give this to two.
 #[derive(Debug, Clone)]

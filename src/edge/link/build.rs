@@ -12,7 +12,7 @@ use netlink_packet_route::link::{InfoData, InfoVeth, LinkMessage};
 use rtnetlink::{Handle, LinkBridge, LinkMessageBuilder, LinkUnspec, LinkVeth, RouteMessageBuilder};
 
 use super::{LinkError, link_named, with_handle};
-use crate::model::net::{Family, InterfaceName};
+use crate::model::base::net::{Family, InterfaceName};
 
 /// Changes the links of one network namespace.
 #[derive(Debug)]

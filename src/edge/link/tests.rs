@@ -117,10 +117,10 @@ fn link_local_and_other_links_addresses_do_not_count() {
 fn what_cannot_be_done_is_named() {
     between_two(async |_| {
         let fault = build(async |b| b.up(&name("ghost")).await).await.expect_err("no such link");
-        assert_eq!((fault.kind(), fault.to_string().as_str()), ("missing", "there is no interface ghost in this network namespace"));
+        assert_eq!((fault.reason(), fault.to_string().as_str()), ("Missing", "there is no interface ghost in this network namespace"));
         let fault =
             build(async |b| b.route(net("10.0.0.0/8"), "10.9.9.9".parse().expect("an address")).await).await.expect_err("no way there");
-        assert_eq!(fault.kind(), "change");
+        assert_eq!(fault.reason(), "Change");
         assert!(fault.to_string().starts_with("cannot route 10.0.0.0/8 by 10.9.9.9: "), "{fault}");
     });
 }

@@ -27,7 +27,7 @@ impl LocalApi {
 
     /// Replaces what the daemon serves; false if that is not any more what the tag says, and then nothing changes. Refused before
     /// the first netmap, and where a port or a Tailscale Service is to be served in another way than before (see
-    /// [`crate::model::serve::steps`]).
+    /// [`crate::model::tailnet::serve_config::steps`]).
     pub async fn set_serve_config(&self, config: &ServeConfig, etag: Option<&str>) -> Result<bool, LocalApiError> {
         let mut request = self.request(CALL, Method::POST, CALL, encode(CALL, config)?)?;
         if let Some(value) = etag.and_then(|etag| etag.parse().ok()) {

@@ -50,6 +50,6 @@ mod tests {
         assert_eq!(asked, "GET /localapi/v0/whois?addr=%5Bfd7a::9%5D:51234&proto=tcp HTTP/1.1");
         assert_eq!(told.expect("an answer").expect("somebody").user_profile.login_name, "a@b.example");
         assert_eq!(ask("HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n").await.1.expect("an answer"), None);
-        assert_eq!(ask("HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n").await.1.expect_err("refused").kind(), "Refused");
+        assert_eq!(ask("HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n").await.1.expect_err("refused").reason(), "Refused");
     }
 }

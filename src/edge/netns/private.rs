@@ -41,11 +41,11 @@ pub enum PrivateError {
 impl PrivateError {
     /// A closed set of words for reports.
     #[must_use]
-    pub fn kind(&self) -> &'static str {
+    pub fn reason(&self) -> &'static str {
         match self {
-            Self::Refused { .. } => "refused",
-            Self::Map(_) => "map",
-            Self::Start(_) => "start",
+            Self::Refused { .. } => "Refused",
+            Self::Map(_) => "Map",
+            Self::Start(_) => "Start",
         }
     }
 }

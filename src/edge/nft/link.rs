@@ -11,11 +11,11 @@ use nix::sys::time::TimeVal;
 
 use super::NftError;
 use crate::model::firewall::Audit;
-use crate::model::nft::TABLE;
-use crate::model::nft::element::{Edits, Element, Set};
-use crate::model::nft::held::{Held, drift};
-use crate::model::nft::wire::{Dump, Message, batch, dump, generation, messages};
-use crate::model::ruleset::Ruleset;
+use crate::model::firewall::nft::TABLE;
+use crate::model::firewall::nft::element::{Edits, Element, Set};
+use crate::model::firewall::nft::held::{Held, drift};
+use crate::model::firewall::nft::wire::{Dump, Message, batch, dump, generation, messages};
+use crate::model::firewall::ruleset::Ruleset;
 
 /// As many elements fit a socket's default buffer in one transaction, nft's or ours.
 pub(super) const SMALL: usize = 2000;

@@ -7,7 +7,7 @@ use netlink_sys::constants::NETLINK_NETFILTER;
 use netlink_sys::{AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket};
 
 use super::NftError;
-use crate::model::nft::wire::{Message, NOTICES, messages};
+use crate::model::firewall::nft::wire::{Message, NOTICES, messages};
 
 const READ: usize = 64 << 10;
 
@@ -73,8 +73,8 @@ mod tests {
     use super::*;
     use crate::edge::netns::Namespace;
     use crate::edge::nft::Nft;
-    use crate::model::net::{InterfaceName, Port, PortKey, Proto};
-    use crate::model::ruleset::{Ruleset, diff};
+    use crate::model::base::net::{InterfaceName, Port, PortKey, Proto};
+    use crate::model::firewall::ruleset::{Ruleset, diff};
 
     const LONG: Duration = Duration::from_secs(20);
 

@@ -47,7 +47,7 @@ async fn each_name_gets_its_own_certificate_and_a_new_one_at_once() {
     assert_eq!(shown(&acceptor, "A.ts.net").await.expect("shown"), der(&a));
     assert_eq!(shown(&acceptor, "b.ts.net").await.expect("shown"), der(&b));
     assert_eq!(shown(&acceptor, "x.c.ts.net").await.expect("shown"), der(&c));
-    assert_eq!(shown(&acceptor, "d.ts.net").await.expect_err("unknown").kind(), "UnknownName");
+    assert_eq!(shown(&acceptor, "d.ts.net").await.expect_err("unknown").reason(), "UnknownName");
     let newer = pair("a.ts.net");
     let _ = certificates.load(&BTreeMap::from([("a.ts.net".to_owned(), newer.clone())]), &wanted);
     assert_eq!(shown(&acceptor, "a.ts.net").await.expect("shown"), der(&newer));
@@ -67,7 +67,7 @@ async fn what_cannot_be_used_takes_nothings_place() {
     let keyless = Pair { chain: Arc::clone(&good.chain), key: Arc::from(*b"no key") };
     for (bad, kind) in [(torn, "Pair"), (empty, "Chain"), (keyless, "Key")] {
         let faults = load(bad);
-        assert_eq!(faults.values().map(TlsError::kind).collect::<Vec<_>>(), [kind]);
+        assert_eq!(faults.values().map(TlsError::reason).collect::<Vec<_>>(), [kind]);
         assert_eq!(shown(&acceptor, "a.ts.net").await.expect("the last good one"), der(&good));
     }
     let _ = certificates.load(&BTreeMap::new(), &BTreeSet::new());
@@ -91,5 +91,5 @@ async fn what_is_no_tls_fails_the_handshake() {
     let acceptor = certificates.acceptor(names(&["a.ts.net"])).expect("set up");
     let (mut client, server) = duplex(1024);
     client.write_all(b"GET / HTTP/1.1\r\n\r\n").await.expect("written");
-    assert_eq!(acceptor.accept(server).await.expect_err("no TLS").kind(), "Handshake");
+    assert_eq!(acceptor.accept(server).await.expect_err("no TLS").reason(), "Handshake");
 }

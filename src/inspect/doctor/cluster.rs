@@ -11,10 +11,10 @@ use tokio::time::{Instant, sleep};
 use crate::edge::control::{Control, ControlError, ControlSettings, Credentials, Rate};
 use crate::edge::kube::{Cluster, KubeError, Resource};
 use crate::inspect::gap;
-use crate::model::doctor::Read;
-use crate::model::doctor::cluster::{DEFINITIONS, Facts, Outcome, Place, Tried, credentials, is_reconciler, places, variable};
-use crate::model::doctor::rights::{self, Right};
-use crate::model::tailnet;
+use crate::model::controller::tailnet;
+use crate::model::diagnostics::doctor::Read;
+use crate::model::diagnostics::doctor::cluster::{DEFINITIONS, Facts, Outcome, Place, Tried, credentials, is_reconciler, places, variable};
+use crate::model::diagnostics::doctor::rights::{self, Right};
 
 /// The reconciler's own account.
 const ACCOUNT: &str = "tailyard-reconciler";

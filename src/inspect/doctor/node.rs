@@ -11,8 +11,8 @@ use crate::edge::localapi::LocalApi;
 use crate::edge::netns::{Namespace, NetnsError};
 use crate::edge::nft::Nft;
 use crate::edge::node;
-use crate::model::doctor::node::{Facts, Firewall};
-use crate::model::net::InterfaceName;
+use crate::model::base::net::InterfaceName;
+use crate::model::diagnostics::doctor::node::{Facts, Firewall};
 
 /// Where tailscaled is asked, in a Pod and on a machine.
 const SOCKETS: [&str; 2] = ["/tmp/tailscaled.sock", "/var/run/tailscale/tailscaled.sock"];

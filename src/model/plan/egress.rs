@@ -10,10 +10,10 @@ use ipnet::IpNet;
 
 use super::{Egress, Planned, Reason};
 use crate::api::egress::{PortMap, Service, Target};
-use crate::model::few::Few;
-use crate::model::net::{Port, PortKey, Proto};
-use crate::model::netmap::{Fqdn, NetMap};
-use crate::model::world::World;
+use crate::model::base::net::{Port, PortKey, Proto};
+use crate::model::base::netmap::{Fqdn, NetMap};
+use crate::model::base::small_set::Few;
+use crate::model::plan::world::World;
 
 type Name = Arc<str>;
 

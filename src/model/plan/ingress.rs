@@ -8,11 +8,11 @@ use imbl::OrdMap;
 
 use super::{Planned, Reason, egress};
 use crate::api::ingress::{Mapping, Service};
+use crate::model::base::net::Family;
+use crate::model::base::netmap::NetMap;
+use crate::model::base::small_set::Few;
 use crate::model::config::IngressConfig;
-use crate::model::few::Few;
-use crate::model::net::Family;
-use crate::model::netmap::NetMap;
-use crate::model::world::{Single, World};
+use crate::model::plan::world::{Single, World};
 
 type Name = Arc<str>;
 type Hosts = BTreeMap<IpAddr, Few<IpAddr>>;

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use crate::model::net::{Family, PortKey, UnknownProtocol};
-use crate::model::targets::Range;
+use crate::model::base::net::{Family, PortKey, UnknownProtocol};
+use crate::model::plan::targets::Range;
 
-/// Why a service, or a part of it, is not served. Its [`kind`](Reason::kind) is what metrics and Events say.
+/// Why a service, or a part of it, is not served. Its [`kind`](Reason::reason) is what metrics and Events say.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Reason {
     /// The service's entry is not of the expected shape.
@@ -92,7 +92,7 @@ pub enum Reason {
 impl Reason {
     /// A closed set of words for metric labels and Event reasons.
     #[must_use]
-    pub fn kind(&self) -> &'static str {
+    pub fn reason(&self) -> &'static str {
         match self {
             Self::Malformed(_) => "Malformed",
             Self::Target => "InvalidTarget",

@@ -4,10 +4,10 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use super::*;
+use crate::model::base::net::Proto;
+use crate::model::base::netmap::{Fqdn, NetMap, SelfNode};
 use crate::model::config::{EgressConfig, IngressConfig};
-use crate::model::net::Proto;
-use crate::model::netmap::{Fqdn, NetMap, SelfNode};
-use crate::model::world::Single;
+use crate::model::plan::world::Single;
 
 fn key(proto: Proto, port: u16) -> PortKey {
     PortKey { proto, port: Port::new(port).expect("not zero") }
@@ -45,7 +45,7 @@ fn world(egress: &str) -> World {
 }
 
 fn reasons(planned: &Planned, name: &str) -> Vec<&'static str> {
-    planned.plan.rejected.get(name).into_iter().flatten().map(Reason::kind).collect()
+    planned.plan.rejected.get(name).into_iter().flatten().map(Reason::reason).collect()
 }
 
 #[test]
@@ -93,7 +93,12 @@ fn by_address(ip: &str, port: u16) -> String {
 }
 
 fn rejected(planned: &Planned) -> Vec<String> {
-    planned.plan.rejected.iter().flat_map(|(name, reasons)| reasons.iter().map(move |reason| format!("{name} {}", reason.kind()))).collect()
+    planned
+        .plan
+        .rejected
+        .iter()
+        .flat_map(|(name, reasons)| reasons.iter().map(move |reason| format!("{name} {}", reason.reason())))
+        .collect()
 }
 
 #[test]
@@ -291,7 +296,7 @@ proptest! {
 
     #[test]
     fn a_delta_leads_from_one_ruleset_to_the_other(before in any_world(), after in any_world()) {
-        use crate::model::ruleset::diff;
+        use crate::model::firewall::ruleset::diff;
         let (before, after) = (Planned::new(&before).ruleset, Planned::new(&after).ruleset);
         let delta = diff(&before, &after);
         prop_assert_eq!(delta.apply(&before), after.clone());

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::time::Duration;
 
+use super::read::api_server;
 use super::source::Source;
-use super::{CertShare, Fault, Pod, StateOut, value};
+use super::{CertShare, Fault, Pod, StateOut};
+use crate::model::base::go_values;
 use crate::model::config::digest;
-use crate::model::supervise::{DaemonSettings, Login, Secret, StateStore, TwoStep};
+use crate::model::tailnet::supervise::{DaemonSettings, Login, Secret, StateStore, TwoStep};
 
 /// What is known already when tailscaled's settings are read.
 pub(super) struct Context<'a> {
@@ -53,8 +54,8 @@ pub(super) fn settings(source: &mut Source<'_>, context: &Context<'_>) -> Daemon
     let port = chosen.unwrap_or_else(|| if context.whole_pod { WIREGUARD_PORT } else { lasting_port(context.pod) });
     env.insert("PORT".to_owned(), port.to_string());
     DaemonSettings {
-        tailscaled: source.path("TAILYARD_TAILSCALED").unwrap_or_else(|| "tailscaled".into()),
-        tailscale: source.path("TAILYARD_TAILSCALE").unwrap_or_else(|| "tailscale".into()),
+        tailscaled: source.path("TAILYARD_TAILSCALED").unwrap_or_default(),
+        tailscale: source.path("TAILYARD_TAILSCALE").unwrap_or_default(),
         socket: source.path("TS_SOCKET").unwrap_or_else(|| "/tmp/tailscaled.sock".into()),
         state: store(source, context.state),
         userspace,
@@ -65,9 +66,9 @@ pub(super) fn settings(source: &mut Source<'_>, context: &Context<'_>) -> Daemon
         env,
         fill_config,
         login: login(source),
-        boot_timeout: source.duration("TS_BOOT_TIMEOUT", Duration::from_mins(1)),
+        boot_timeout: source.duration("TS_BOOT_TIMEOUT"),
         udp_gro_forwarding,
-        pod_ips: context.pod.ips.clone(),
+        cluster_ips: context.pod.ips.iter().copied().chain(context.pod.node_ip).chain(api_server(source)).collect(),
     }
 }
 
@@ -97,7 +98,7 @@ fn userspace(source: &mut Source<'_>, in_kernel: bool) -> bool {
     let Some(said) = source.tristate("TS_USERSPACE") else { return !in_kernel };
     if said && in_kernel {
         for setting in NEED_THE_KERNEL {
-            let switched_off = source.text(setting).and_then(value::boolean) == Some(false);
+            let switched_off = source.text(setting).and_then(go_values::boolean) == Some(false);
             source.needs(setting, switched_off, "TS_USERSPACE=false");
         }
     }
@@ -143,7 +144,7 @@ fn auth_key_variable(source: &Source<'_>) -> &'static str {
 
 fn two_step(source: &mut Source<'_>) -> TwoStep {
     let secret = |source: &Source<'_>, variable: &str| source.text(variable).map(Secret::new);
-    let (extra_args, from_args) = value::accept_dns(source.text("TS_EXTRA_ARGS").unwrap_or_default());
+    let (extra_args, from_args) = go_values::accept_dns(source.text("TS_EXTRA_ARGS").unwrap_or_default());
     TwoStep {
         once: source.boolean("TS_AUTH_ONCE", false),
         auth_key: secret(source, auth_key_variable(source)),

@@ -36,11 +36,11 @@ pub enum Fault {
 impl Fault {
     /// A closed set of words for this fault.
     #[must_use]
-    pub fn kind(&self) -> &'static str {
+    pub fn reason(&self) -> &'static str {
         match self {
-            Self::Value { .. } => "invalid_value",
-            Self::Exclusive { .. } => "exclusive",
-            Self::Needs { .. } => "needs",
+            Self::Value { .. } => "InvalidValue",
+            Self::Exclusive { .. } => "Exclusive",
+            Self::Needs { .. } => "Needs",
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Reading how certificates are ordered.
 
 use super::{Issuing, source::Source};
-use crate::model::issuer::Terms;
+use crate::model::ingress::cert_leader::Terms;
 
 /// Let's Encrypt.
 pub(super) const DIRECTORY: &str = "https://acme-v02.api.letsencrypt.org/directory";
@@ -20,6 +20,6 @@ pub(super) fn issuing(source: &mut Source<'_>) -> Issuing {
         directory: directory.unwrap_or_else(|| DIRECTORY.to_owned()),
         ca: source.path("TAILYARD_ACME_CA"),
         account: secret.zip(field),
-        away: source.duration("TAILYARD_ISSUER_AWAY", Terms::DEFAULT.away),
+        away: source.optional_duration("TAILYARD_CERT_LEADER_TIMEOUT").unwrap_or(Terms::DEFAULT.away),
     }
 }

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
-use std::time::Duration;
 
 use ipnet::IpNet;
 
@@ -12,10 +11,11 @@ use super::source::Source;
 use super::{
     Backend, CertShare, Fault, Faults, Flags, Http, INIT, Init, Input, Kube, Log, ObjectName, Pod, Settings, StateOut, Tailnet, daemon,
 };
-use crate::model::net::{Family, InterfaceName};
-use crate::model::netmap::Fqdn;
-use crate::model::targets::TargetPolicy;
-use crate::model::world::Single;
+use crate::model::base::go_values;
+use crate::model::base::net::{Family, InterfaceName};
+use crate::model::base::netmap::Fqdn;
+use crate::model::plan::targets::TargetPolicy;
+use crate::model::plan::world::Single;
 
 /// Variables that are set by operators and mean nothing here, and why.
 const WITHOUT_MEANING: [(&str, &str); 3] = [
@@ -30,7 +30,11 @@ pub(super) fn settings(env: &BTreeMap<String, String>, flags: &Flags) -> Result<
     let pod = pod(source);
     let single = single(source);
     let egress = input(source, "TS_EGRESS_PROXIES_CONFIG_PATH", "TAILYARD_EGRESS_CONFIGMAP");
-    let ingress = input(source, "TS_INGRESS_PROXIES_CONFIG_PATH", "TAILYARD_INGRESS_CONFIGMAP");
+    // Without a device of the kernel the sites of the ConfigMap are served, and nothing is forwarded.
+    let sites_alone = source.text("TS_USERSPACE").and_then(go_values::boolean) == Some(true)
+        && source.text("TS_SERVE_CONFIG").is_some()
+        && source.text("TS_INGRESS_PROXIES_CONFIG_PATH").is_none();
+    let ingress = if sites_alone { None } else { input(source, "TS_INGRESS_PROXIES_CONFIG_PATH", "TAILYARD_INGRESS_CONFIGMAP") };
     let serve = input(source, "TS_SERVE_CONFIG", "TAILYARD_INGRESS_CONFIGMAP");
     let cluster_via_ingress = source.boolean("EXPERIMENTAL_ALLOW_PROXYING_CLUSTER_TRAFFIC_VIA_INGRESS", false);
     let cert_share = cert_share(source, &pod);
@@ -59,7 +63,7 @@ pub(super) fn settings(env: &BTreeMap<String, String>, flags: &Flags) -> Result<
         egress,
         ingress,
         serve,
-        node_sites: source.boolean("TAILYARD_NODE_SITES", false),
+        node_sites: source.boolean("TAILYARD_SERVE_ON_NODE_ADDRESS", false),
         cert_share,
         issuing: issuing(source),
         auto_advertise: source.boolean("TS_EXPERIMENTAL_SERVICE_AUTO_ADVERTISEMENT", true),
@@ -70,7 +74,7 @@ pub(super) fn settings(env: &BTreeMap<String, String>, flags: &Flags) -> Result<
         http,
         health_addr,
         admin_addr: admin_addr(source),
-        drain_grace: source.duration("TAILYARD_DRAIN_GRACE", Duration::from_secs(25)),
+        drain_timeout: source.duration("TAILYARD_DRAIN_TIMEOUT"),
         log: log(source),
         init: source.parsed(INIT, "a number, and why it is not 0", init),
         notes: std::mem::take(&mut source.notes),
@@ -97,7 +101,13 @@ fn pod(source: &mut Source<'_>) -> Pod {
         (ips.len() <= 2).then(|| families.into_values().collect())
     };
     let ips = source.parsed(list, "a list of at most two addresses, separated by a comma", one_of_each);
-    Pod { name: source.owned("POD_NAME"), uid: source.owned("POD_UID"), node: source.owned("NODE_NAME"), ips: ips.unwrap_or_default() }
+    Pod {
+        name: source.owned("POD_NAME"),
+        uid: source.owned("POD_UID"),
+        node: source.owned("NODE_NAME"),
+        node_ip: source.parsed("NODE_IP", "an IP address", |text| text.parse().ok()),
+        ips: ips.unwrap_or_default(),
+    }
 }
 
 fn single(source: &mut Source<'_>) -> Single {
@@ -123,9 +133,13 @@ fn targets(source: &mut Source<'_>) -> TargetPolicy {
         source.parsed(setting, "a list of CIDRs such as 10.96.0.0/12,fd00:96::/112", list).unwrap_or_default()
     };
     let (allowed, mut denied) = (nets("TAILYARD_ALLOWED_TARGETS"), nets("TAILYARD_DENIED_TARGETS"));
-    let api_server = source.text("KUBERNETES_SERVICE_HOST").and_then(|host| host.parse::<IpAddr>().ok());
-    denied.extend(api_server.map(IpNet::from));
+    denied.extend(api_server(source).map(IpNet::from));
     TargetPolicy { allowed, denied }
+}
+
+/// The API server as the kubelet names it to every container, where that is an address.
+pub(super) fn api_server(source: &Source<'_>) -> Option<IpAddr> {
+    source.text("KUBERNETES_SERVICE_HOST")?.parse().ok()
 }
 
 fn input(source: &mut Source<'_>, path: &str, configmap: &str) -> Option<Input> {
@@ -242,7 +256,7 @@ fn admin_addr(source: &mut Source<'_>) -> Option<SocketAddr> {
     if source.raw(SETTING).is_some_and(str::is_empty) {
         return None;
     }
-    Some(source.address_port(SETTING, None).unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 9003))))
+    source.address_port(SETTING, None)
 }
 
 /// A flag must be understood; a variable that is not counts as unset, since it is tailscaled's, which forgives as well.
@@ -252,7 +266,7 @@ fn backend(source: &mut Source<'_>) -> Backend {
     if source.by_flag(SETTING) {
         return source.parsed(SETTING, "one of auto, nftables, iptables, iptables-nft, iptables-legacy", named).unwrap_or_default();
     }
-    let text = source.text(SETTING).unwrap_or("auto");
+    let text = source.text(SETTING).unwrap_or_default();
     named(text).unwrap_or_else(|| {
         source.notes.push(format!("{SETTING}={text:?} is not auto, nftables or iptables, and counts as unset"));
         Backend::Auto
@@ -267,6 +281,6 @@ pub(super) fn log(source: &mut Source<'_>) -> Log {
     };
     Log {
         json: source.parsed("TAILYARD_LOG_FORMAT", "text or json", format).unwrap_or_default(),
-        filter: source.owned("TAILYARD_LOG").unwrap_or_else(|| "info".to_owned()),
+        filter: source.owned("TAILYARD_LOG_FILTER").unwrap_or_default(),
     }
 }

@@ -11,41 +11,10 @@ use std::time::Duration;
 use super::source::Source;
 use super::{Fault, Faults, Flags, Kube, Log, read};
 use crate::api::proxygroup::ProxyGroupType;
-use crate::model::ports::Range;
-use crate::model::publish::Owner;
-use crate::model::tailnet::TAILSCALE;
-use crate::model::tenancy::DefaultTenancy;
-
-/// Every flag of `tailyard reconciler` and the variable that it stands for.
-pub const RECONCILER_FLAGS: [(&str, &str); 27] = [
-    ("--namespace", "OPERATOR_NAMESPACE"),
-    ("--watch-namespaces", "TAILYARD_WATCH_NAMESPACES"),
-    ("--kubeconfig", "KUBECONFIG"),
-    ("--cluster-domain", "TAILYARD_CLUSTER_DOMAIN"),
-    ("--image", "PROXY_IMAGE"),
-    ("--image-pull-secrets", "PROXY_IMAGE_PULL_SECRETS"),
-    ("--tags", "PROXY_TAGS"),
-    ("--default-class", "PROXY_DEFAULT_CLASS"),
-    ("--firewall", "PROXY_FIREWALL_MODE"),
-    ("--ports", "TAILYARD_PORTS"),
-    ("--drain-grace", "TAILYARD_DRAIN_GRACE"),
-    ("--group-types", "TAILYARD_GROUP_TYPES"),
-    ("--ingress-class", "OPERATOR_INGRESS_CLASS_NAME"),
-    ("--tenancy", "TAILYARD_TENANCY"),
-    ("--cluster-id", "TAILYARD_CLUSTER_ID"),
-    ("--former-cluster-ids", "TAILYARD_FORMER_CLUSTER_IDS"),
-    ("--acme-directory", "TAILYARD_ACME_DIRECTORY"),
-    ("--shared-acme-account", "OPERATOR_SHARED_ACME_ACCOUNT_KEY"),
-    ("--login-server", "OPERATOR_LOGIN_SERVER"),
-    ("--client-id-file", "CLIENT_ID_FILE"),
-    ("--client-secret-file", "CLIENT_SECRET_FILE"),
-    ("--headscale-key-file", "TAILYARD_HEADSCALE_KEY_FILE"),
-    ("--control-ca", "TAILYARD_CONTROL_CA"),
-    ("--workers", "TAILYARD_WORKERS"),
-    ("--admin-addr", "TAILYARD_ADMIN_ADDR"),
-    ("--log-format", "TAILYARD_LOG_FORMAT"),
-    ("--log-filter", "TAILYARD_LOG"),
-];
+use crate::model::controller::ingress_spec::Owner;
+use crate::model::controller::match_ports::Range;
+use crate::model::controller::tailnet::TAILSCALE;
+use crate::model::controller::tenancy::DefaultTenancy;
 
 /// What the Tailscale operator's Deployment sets and nothing here needs.
 const WITHOUT_MEANING: [&str; 7] = [
@@ -88,7 +57,7 @@ pub struct Reconciler {
     /// Where match ports are taken from.
     pub ports: Range,
     /// How long a leaving replica forwards for the flows that it has.
-    pub drain_grace: Duration,
+    pub drain_timeout: Duration,
     /// The control plane of groups that name no Tailnet.
     pub control: Control,
     /// The types of the groups that are ours.
@@ -185,24 +154,22 @@ impl Reconciler {
             name: source.owned("POD_NAME"),
             service_account: source.owned("OPERATOR_SERVICE_ACCOUNT_NAME").unwrap_or_else(|| "tailyard-reconciler".to_owned()),
             cluster_domain: source.owned("TAILYARD_CLUSTER_DOMAIN"),
-            image: source.owned("PROXY_IMAGE").unwrap_or_else(|| concat!("localhost/tailyard:", env!("CARGO_PKG_VERSION")).to_owned()),
+            image: source.owned("PROXY_IMAGE").unwrap_or_default(),
             image_pull_secrets: source
                 .parsed("PROXY_IMAGE_PULL_SECRETS", "names of Secrets separated by commas", |text| text.split(',').map(secret).collect())
                 .unwrap_or_default(),
             tags: tags(source),
             default_class: source.owned("PROXY_DEFAULT_CLASS"),
             firewall: firewall(source),
-            ports: source.parsed("TAILYARD_PORTS", "a range of ports such as 10000-19999", ports).unwrap_or(Range::DEFAULT),
-            drain_grace: source.duration("TAILYARD_DRAIN_GRACE", Duration::from_secs(45)),
+            ports: source.parsed("TAILYARD_MATCH_PORT_RANGE", "a range of ports such as 10000-19999", ports).unwrap_or(Range::DEFAULT),
+            drain_timeout: source.duration("TAILYARD_DRAIN_TIMEOUT"),
             control: control(source),
             tenancy: tenancy(source),
-            types: source
-                .parsed("TAILYARD_GROUP_TYPES", "egress, ingress or both, separated by a comma", types)
-                .unwrap_or_else(|| ProxyGroupType::SERVED.to_vec()),
+            types: source.parsed("TAILYARD_PROXY_GROUP_TYPES", "egress, ingress or both, separated by a comma", types).unwrap_or_default(),
             ingress: ingress(source),
             workers: source
                 .parsed("TAILYARD_WORKERS", "a number from 1 to 64", |text| text.parse().ok().filter(|n| (1..=64).contains(n)))
-                .unwrap_or(4),
+                .unwrap_or_default(),
             admin_addr: admin_addr(source),
             log: read::log(source),
             notes: std::mem::take(&mut source.notes),
@@ -239,7 +206,7 @@ fn tags(source: &mut Source<'_>) -> Vec<String> {
         fits.then(|| format!("tag:{name}"))
     };
     let read = source.parsed("PROXY_TAGS", "tags separated by commas, each like tag:k8s", |text| text.split(',').map(tag).collect());
-    read.unwrap_or_else(|| vec!["tag:k8s".to_owned()])
+    read.unwrap_or_default()
 }
 
 fn tenancy(source: &mut Source<'_>) -> DefaultTenancy {
@@ -263,11 +230,11 @@ fn types(text: &str) -> Option<Vec<ProxyGroupType>> {
 fn ingress(source: &mut Source<'_>) -> Ingress {
     let account = source.text("OPERATOR_SHARED_ACME_ACCOUNT_KEY").is_some();
     let shared = source.boolean("OPERATOR_SHARED_ACME_ACCOUNT_KEY", false);
-    let former = source.owned("TAILYARD_FORMER_CLUSTER_IDS").unwrap_or_default();
+    let former = source.owned("TAILYARD_PREVIOUS_CLUSTER_IDS").unwrap_or_default();
     let former = former.split(',').map(str::trim).filter(|id| !id.is_empty()).map(str::to_owned).collect();
     let id = source.owned("TAILYARD_CLUSTER_ID").unwrap_or_default();
     Ingress {
-        class: source.owned("OPERATOR_INGRESS_CLASS_NAME").unwrap_or_else(|| "tailscale".to_owned()),
+        class: source.owned("OPERATOR_INGRESS_CLASS_NAME").unwrap_or_default(),
         owner: Owner { id, former },
         shared_account: account.then_some(shared),
         acme_directory: source.parsed("TAILYARD_ACME_DIRECTORY", "a URL that begins with https://", |text| {
@@ -319,7 +286,7 @@ fn admin_addr(source: &mut Source<'_>) -> Option<SocketAddr> {
     if source.raw(SETTING).is_some_and(str::is_empty) {
         return None;
     }
-    Some(source.address_port(SETTING, None).unwrap_or_else(|| SocketAddr::from(([0; 8], 9002))))
+    source.address_port(SETTING, None)
 }
 
 #[cfg(test)]
@@ -332,7 +299,7 @@ mod tests {
     }
 
     fn read(pairs: &[(&str, &str)]) -> Result<Reconciler, Faults> {
-        Reconciler::read(&env(pairs), &Flags::new())
+        Reconciler::read(&env(pairs), &Flags::reconciler())
     }
 
     #[test]
@@ -364,7 +331,7 @@ mod tests {
             ("PROXY_IMAGE_PULL_SECRETS", "pull,"),
             ("PROXY_TAGS", "k8s"),
             ("PROXY_FIREWALL_MODE", "pf"),
-            ("TAILYARD_PORTS", "20000-10000"),
+            ("TAILYARD_MATCH_PORT_RANGE", "20000-10000"),
             ("TAILYARD_WORKERS", "0"),
             ("CLIENT_ID_FILE", "/id"),
             ("TAILYARD_HEADSCALE_KEY_FILE", "/key"),
@@ -372,7 +339,7 @@ mod tests {
         ];
         let faults = read(&bad).expect_err("faults");
         assert_eq!(faults.0.len(), 10, "{faults}");
-        let nowhere = Reconciler::read(&BTreeMap::new(), &Flags::new()).expect_err("no API");
+        let nowhere = Reconciler::read(&BTreeMap::new(), &Flags::reconciler()).expect_err("no API");
         assert!(nowhere.to_string().contains("--kubeconfig"), "{nowhere}");
     }
 

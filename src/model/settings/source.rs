@@ -1,11 +1,12 @@
-//! Where a setting is looked up: the flag that stands for it, else its variable. Collects what is wrong on the way.
+//! Setting lookup: flag first, then environment, then the default of the table. Collects all validation errors.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{Fault, Flags, value};
+use super::{Fault, Flags};
+use crate::model::base::go_values;
 
 /// The environment, the flags, and what was found wrong so far.
 pub(super) struct Source<'a> {
@@ -37,9 +38,9 @@ impl<'a> Source<'a> {
         self.flags.get(variable).map(|(_, value)| value).or_else(|| self.env.get(variable).map(String::as_str))
     }
 
-    /// The value, an empty one counting as unset.
+    /// The value, an empty one counting as unset; else the default.
     pub(super) fn text(&self, variable: &str) -> Option<&'a str> {
-        self.raw(variable).filter(|value| !value.is_empty())
+        self.raw(variable).filter(|value| !value.is_empty()).or_else(|| self.flags.default(variable))
     }
 
     /// The same, owned.
@@ -60,7 +61,7 @@ impl<'a> Source<'a> {
     /// A boolean; one that is not understood counts as unset, as the writers of these variables rely on, and is noted.
     pub(super) fn tristate(&mut self, variable: &str) -> Option<bool> {
         let text = self.text(variable)?;
-        let read = value::boolean(text);
+        let read = go_values::boolean(text);
         if read.is_none() {
             let setting = self.spelled(variable);
             self.notes.push(format!("{setting}={text:?} is not a boolean (true or false) and counts as unset"));
@@ -73,15 +74,20 @@ impl<'a> Source<'a> {
         self.tristate(variable).unwrap_or(default)
     }
 
-    /// A length of time above zero.
-    pub(super) fn duration(&mut self, variable: &str, default: Duration) -> Duration {
-        let read = |text: &str| value::duration(text).filter(|length| !length.is_zero());
-        self.parsed(variable, "a length of time above zero such as 60s or 1m30s", read).unwrap_or(default)
+    /// A length of time above zero, if there is one.
+    pub(super) fn optional_duration(&mut self, variable: &str) -> Option<Duration> {
+        let read = |text: &str| go_values::duration(text).filter(|length| !length.is_zero());
+        self.parsed(variable, "a length of time above zero such as 60s or 1m30s", read)
     }
 
-    /// An address and port; `pod` as in [`value::address_port`].
+    /// A length of time above zero, of a variable with a default.
+    pub(super) fn duration(&mut self, variable: &str) -> Duration {
+        self.optional_duration(variable).unwrap_or_default()
+    }
+
+    /// An address and port; `pod` as in [`go_values::address_port`].
     pub(super) fn address_port(&mut self, variable: &str, pod: Option<&str>) -> Option<SocketAddr> {
-        let read = |text: &str| value::address_port(text, pod);
+        let read = |text: &str| go_values::address_port(text, pod);
         self.parsed(variable, "an address and port such as 127.0.0.1:9002 or [::]:9002", read)
     }
 

@@ -1,16 +1,16 @@
 use super::*;
-use crate::model::supervise::{Login, StateStore};
+use crate::model::tailnet::supervise::{Login, StateStore};
 
 fn env(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
     pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
 }
 
 fn read(pairs: &[(&str, &str)]) -> Settings {
-    Settings::read(&env(pairs), &Flags::new()).unwrap_or_else(|faults| panic!("{faults}"))
+    Settings::read(&env(pairs), &Flags::proxy()).unwrap_or_else(|faults| panic!("{faults}"))
 }
 
 fn faults(pairs: &[(&str, &str)]) -> Vec<String> {
-    match Settings::read(&env(pairs), &Flags::new()) {
+    match Settings::read(&env(pairs), &Flags::proxy()) {
         Ok(settings) => panic!("no faults in {settings:?}"),
         Err(faults) => faults.0.iter().map(ToString::to_string).collect(),
     }
@@ -23,7 +23,7 @@ fn daemon(settings: &Settings) -> &DaemonSettings {
     }
 }
 
-fn two_step(settings: &Settings) -> &crate::model::supervise::TwoStep {
+fn two_step(settings: &Settings) -> &crate::model::tailnet::supervise::TwoStep {
     match &daemon(settings).login {
         Login::TwoStep(steps) => steps,
         Login::ConfigDir(dir) => panic!("one step, by {dir:?}"),
@@ -63,6 +63,7 @@ fn an_egress_pod_of_the_operator() {
             name: Some("eg-0".into()),
             uid: Some("7d5c".into()),
             node: None,
+            node_ip: None,
             ips: ["10.0.0.5", "fd00::5"].map(|ip| ip.parse().expect("an address")).into(),
         },
         single: Single::None,
@@ -87,7 +88,7 @@ fn an_egress_pod_of_the_operator() {
         http: Some(Http { address: "10.0.0.5:9002".parse().expect("an address"), metrics: true, preshutdown: true }),
         health_addr: None,
         admin_addr: Some("127.0.0.1:9003".parse().expect("an address")),
-        drain_grace: Duration::from_secs(25),
+        drain_timeout: Duration::from_secs(25),
         log: Log { json: false, filter: "info".into() },
         init: None,
         notes: vec!["TS_EGRESS_SERVICES_CONFIG_PATH means nothing here: TS_EGRESS_PROXIES_CONFIG_PATH took its place".into()],
@@ -217,8 +218,8 @@ fn faults_never_tell_a_secret() {
 #[test]
 fn a_flag_wins_over_its_variable_and_is_named_in_faults() {
     let variables = env(&[("TS_DEBUG_FIREWALL_MODE", "iptables"), ("TAILYARD_ADMIN_ADDR", "127.0.0.1:1")]);
-    let flags = Flags::new()
-        .with("--backend", Some("iptables-legacy".into()))
+    let flags = Flags::proxy()
+        .with("--firewall-mode", Some("iptables-legacy".into()))
         .with("--admin-addr", Some(String::new()))
         .with("--tailnet", Some("static:/lab/netmap.json".into()))
         .with("--egress-config", Some("/lab/config".into()))
@@ -227,18 +228,18 @@ fn a_flag_wins_over_its_variable_and_is_named_in_faults() {
     assert_eq!((settings.backend, settings.admin_addr), (Backend::IptablesLegacy, None));
     assert_eq!(settings.tailnet, Tailnet::Static("/lab/netmap.json".into()));
 
-    let flags = Flags::new().with("--backend", Some("pf".into())).with("--tailnet", Some("static:".into()));
+    let flags = Flags::proxy().with("--firewall-mode", Some("pf".into())).with("--tailnet", Some("static:".into()));
     let found = Settings::read(&variables, &flags).expect_err("two faults").to_string();
     assert_eq!(
         found,
         "--tailnet=\"static:\" is not tailscaled or static:FILE\n\
-         --backend=\"pf\" is not one of auto, nftables, iptables, iptables-nft, iptables-legacy"
+         --firewall-mode=\"pf\" is not one of auto, nftables, iptables, iptables-nft, iptables-legacy"
     );
 }
 
 #[test]
 fn the_http_flag_turns_everything_on() {
-    let flags = Flags::new().with("--http-addr", Some("127.0.0.1:0".into()));
+    let flags = Flags::proxy().with("--http-addr", Some("127.0.0.1:0".into()));
     let settings = Settings::read(&BTreeMap::new(), &flags).expect("good settings");
     let address = "127.0.0.1:0".parse().expect("an address");
     assert_eq!(settings.http, Some(Http { address, metrics: true, preshutdown: false }));
@@ -246,7 +247,7 @@ fn the_http_flag_turns_everything_on() {
 
 #[test]
 fn targets_are_allowed_and_denied_by_ranges() {
-    let flags = Flags::new().with("--denied-targets", Some("10.96.0.0/12, fd00:96::/112".into()));
+    let flags = Flags::proxy().with("--denied-targets", Some("10.96.0.0/12, fd00:96::/112".into()));
     let settings = Settings::read(&env(&[("TAILYARD_ALLOWED_TARGETS", "100.100.0.0/16")]), &flags).expect("good settings");
     let text = |nets: &[ipnet::IpNet]| nets.iter().map(ToString::to_string).collect::<Vec<_>>();
     assert_eq!(text(&settings.targets.allowed), ["100.100.0.0/16"]);
@@ -294,7 +295,7 @@ fn two_steps_are_read_whole() {
         ("TS_DEBUG_ADDR_PORT", "127.0.0.1:9001"),
     ]);
     let steps = two_step(&settings);
-    assert_eq!(steps.auth_key.as_ref().map(crate::model::supervise::Secret::reveal), Some("new-name"));
+    assert_eq!(steps.auth_key.as_ref().map(crate::model::tailnet::supervise::Secret::reveal), Some("new-name"));
     assert_eq!((steps.routes.as_deref(), steps.accept_dns), (Some(""), Some(false)));
     assert_eq!(steps.extra_args, ["--shields-up"]);
     let daemon = daemon(&settings);
@@ -334,9 +335,11 @@ fn pod_addresses_are_one_of_each_family() {
 
 #[test]
 fn every_flag_stands_for_one_variable() {
-    let flags: BTreeSet<_> = FLAGS.iter().map(|(flag, _)| flag).collect();
-    let variables: BTreeSet<_> = FLAGS.iter().map(|(_, variable)| variable).collect();
-    assert_eq!((flags.len(), variables.len()), (FLAGS.len(), FLAGS.len()));
+    for settings in [table::proxy().collect::<Vec<_>>(), table::reconciler().collect()] {
+        let flags: BTreeSet<_> = settings.iter().map(|setting| setting.flag).collect();
+        let variables: BTreeSet<_> = settings.iter().map(|setting| setting.variable).collect();
+        assert_eq!((flags.len(), variables.len()), (settings.len(), settings.len()));
+    }
 }
 
 #[test]
@@ -397,12 +400,27 @@ fn certificates_are_ordered_where_and_as_is_set() {
     assert_eq!(issuing(&both).directory, "https://ca.example/acme");
     let account = [("TS_ACME_ACCOUNT_SECRET_NAME", "tailscale-acme-accounts"), ("TS_ACME_ACCOUNT_FIELD", "_default.acme-account.key.pem")];
     assert_eq!(issuing(&account).account, Some(("tailscale-acme-accounts".into(), "_default.acme-account.key.pem".into())));
-    assert_eq!(issuing(&[("TAILYARD_ISSUER_AWAY", "1m")]).away, Duration::from_mins(1));
+    assert_eq!(issuing(&[("TAILYARD_CERT_LEADER_TIMEOUT", "1m")]).away, Duration::from_mins(1));
     let name_each = |pairs: &[(&str, &str)]| {
         let faults = faults(pairs);
         assert_eq!(faults.len(), pairs.len(), "{faults:?}");
         assert!(pairs.iter().all(|(name, _)| faults.iter().any(|fault| fault.contains(name))), "{faults:?}");
     };
     name_each(&[("TS_ACME_ACCOUNT_FIELD", "x")]);
-    name_each(&[("TAILYARD_ACME_DIRECTORY", "ca.example"), ("TAILYARD_ISSUER_AWAY", "0")]);
+    name_each(&[("TAILYARD_ACME_DIRECTORY", "ca.example"), ("TAILYARD_CERT_LEADER_TIMEOUT", "0")]);
+}
+
+#[test]
+fn a_member_without_a_device_serves_sites_alone() {
+    let group = [
+        ("KUBERNETES_SERVICE_HOST", "10.96.0.1"),
+        ("POD_NAME", "in-0"),
+        ("TS_KUBE_SECRET", "in-0"),
+        ("TS_SERVE_CONFIG", "/etc/proxies/serve-config.json"),
+        ("TAILYARD_INGRESS_CONFIGMAP", "tailscale/in-ingress-config"),
+        ("TS_USERSPACE", "true"),
+    ];
+    let settings = read(&group);
+    assert!(daemon(&settings).userspace && !settings.forwards() && settings.limits_advertising());
+    assert!(settings.serve.is_some_and(|serve| serve.configmap.is_some()));
 }

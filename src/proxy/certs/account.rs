@@ -10,8 +10,8 @@ use tokio::sync::Mutex;
 
 use super::act::IssueError;
 use crate::edge::acme::{AccountKey, Acme, Server};
-use crate::edge::kube::{Cluster, Noted, Values};
-use crate::model::objects::sha256_raw;
+use crate::edge::kube::{Cluster, Noted, Refusal, Values};
+use crate::model::base::hash::sha256_raw;
 
 /// How often somebody else may be faster at storing a key.
 const TRIES: usize = 5;
@@ -48,7 +48,7 @@ impl Accounts {
         let acme = match Acme::log_in(&self.server, self.key(None).await?).await {
             Err(error) if error.is_account() => {
                 let closed = self.key(None).await?;
-                tracing::warn!(kind = error.kind(), "the ACME account is closed, another one is made: {error}");
+                tracing::warn!(reason = error.reason(), "the ACME account is closed; creating another: {error}");
                 Acme::log_in(&self.server, self.key(Some(&closed)).await?).await?
             }
             done => done?,
@@ -76,7 +76,7 @@ impl Accounts {
             let values = Values::from([(self.at.field.clone(), Bytes::from(made.pem().to_owned()))]);
             match self.cluster.note(&self.at.secret, &held.version, &BTreeMap::new(), &values).await {
                 Ok(_) => return Ok(made),
-                Err(error) if error.kind() == "Conflict" => {}
+                Err(error) if error.refusal() == Some(Refusal::Conflict) => {}
                 Err(error) => return Err(error.into()),
             }
         }

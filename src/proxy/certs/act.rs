@@ -7,14 +7,14 @@ use bytes::Bytes;
 use tokio::task::JoinError;
 
 use super::account::{Accounts, fingerprint};
-use super::kept::{Issued, note_text};
+use super::cert_store::{Issued, note_text};
 use super::{NOTE, Work};
 use crate::api::names::ACCOUNT_FINGERPRINT;
 use crate::edge::acme::{AcmeError, Failure};
-use crate::edge::kube::{KubeError, Noted, Values};
+use crate::edge::kube::{KubeError, Noted, Refusal, Values};
 use crate::edge::localapi::LocalApi;
-use crate::model::certificate::CertificateError;
-use crate::model::issuance::{Action, Event, Failed, Note, Window, Written};
+use crate::model::ingress::cert_orders::{Action, Event, Failed, Note, Window, Written};
+use crate::model::ingress::certificate::CertificateError;
 
 /// How soon a server that could not be asked is asked again when to renew.
 const ASK_AGAIN: Duration = Duration::from_hours(1);
@@ -48,12 +48,12 @@ pub(super) enum IssueError {
 impl IssueError {
     /// A closed set of words for metric labels and Event reasons.
     #[must_use]
-    pub(super) fn kind(&self) -> &'static str {
+    pub(super) fn reason(&self) -> &'static str {
         match self {
             Self::NoAccountSecret { .. } => "NoAccountSecret",
             Self::AccountContended { .. } => "AccountContended",
-            Self::Secret(error) => error.kind(),
-            Self::Acme(error) => error.kind(),
+            Self::Secret(error) => error.reason(),
+            Self::Acme(error) => error.reason(),
             Self::Certificate(_) => "BadCertificate",
         }
     }
@@ -95,7 +95,7 @@ impl Work {
                 self.running.spawn(async move {
                     let ask = async { Ok::<_, IssueError>(accounts.get().await?.suggestion(&certificate).await?) };
                     let told = ask.await.unwrap_or_else(|error| {
-                        tracing::debug!(kind = error.kind(), name, "{error}");
+                        tracing::debug!(reason = error.reason(), name, "{error}");
                         None
                     });
                     Done::Suggested(name, told)
@@ -175,9 +175,9 @@ impl Work {
                 self.kept.put(&secret, noted);
                 self.kept.record(name).map_or(Written::Failed, Written::Done)
             }
-            Err(error) if error.kind() == "Conflict" => Written::Conflict,
+            Err(error) if error.refusal() == Some(Refusal::Conflict) => Written::Conflict,
             Err(error) => {
-                tracing::warn!(kind = error.kind(), name, "{error}");
+                tracing::warn!(reason = error.reason(), name, "{error}");
                 Written::Failed
             }
         }

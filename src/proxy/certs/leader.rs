@@ -7,10 +7,10 @@ use k8s_openapi::jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
-use crate::edge::kube::{Cluster, KubeError};
-use crate::model::issuer::{Candidate, Step};
-use crate::model::netmap::NetMap;
-use crate::runtime::cell::put;
+use crate::edge::kube::{Cluster, KubeError, Refusal};
+use crate::model::base::netmap::NetMap;
+use crate::model::ingress::cert_leader::{Candidate, Step};
+use crate::runtime::watch_ext::put;
 
 /// Looks at the Lease for ever. Where it may not be read or written, as under the Tailscale operator, the first replica orders.
 pub(super) async fn run(
@@ -21,21 +21,22 @@ pub(super) async fn run(
     leads: watch::Sender<bool>,
 ) {
     let begin = Instant::now();
-    let mut told = None;
+    let mut logged = None;
     loop {
         // Whoever has no tailnet cannot prove a name.
         let able = netmap.borrow_and_update().is_some();
         let turn = turn(&cluster, &lease, &mut candidate, able, begin).await;
-        let kind = turn.as_ref().err().map(KubeError::kind);
-        if let (Err(error), true) = (&turn, kind != told && kind != Some("Conflict")) {
-            tracing::warn!(kind, "who orders certificates cannot be agreed upon: {error}");
+        let reason = turn.as_ref().err().map(KubeError::reason);
+        let refusal = turn.as_ref().err().and_then(KubeError::refusal);
+        if let (Err(error), true) = (&turn, reason != logged && refusal != Some(Refusal::Conflict)) {
+            tracing::warn!(reason, "cannot elect a cert leader: {error}");
         }
-        told = kind;
-        let now = if kind == Some("Forbidden") { candidate.is_first() && able } else { candidate.leads() && able };
+        logged = reason;
+        let now = if refusal == Some(Refusal::Forbidden) { candidate.is_first() && able } else { candidate.leads() && able };
         if put(&leads, now) {
-            tracing::info!(lease, "{}", if now { "this replica orders certificates" } else { "this replica orders no certificates" });
+            tracing::info!(lease, "{}", if now { "this replica is the cert leader" } else { "this replica is not the cert leader" });
         }
-        let soon = if kind == Some("Conflict") { Duration::from_millis(100) } else { candidate.terms().every };
+        let soon = if refusal == Some(Refusal::Conflict) { Duration::from_millis(100) } else { candidate.terms().every };
         tokio::select! {
             () = sleep(soon) => {}
             Ok(_) = netmap.wait_for(|netmap| netmap.is_some() != able) => {}

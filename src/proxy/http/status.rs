@@ -7,11 +7,11 @@ use hyper::StatusCode;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
 
-use super::sources::{COUNTING, Fetch, Sources};
+use super::status_snapshot::{COUNTING, Fetch, Sources};
 use crate::api::localapi;
 use crate::api::replica::{Peers, Status};
-use crate::model::health::{readiness, remarks};
-use crate::model::supervise::machine::Phase;
+use crate::model::tailnet::health::{readiness, remarks};
+use crate::model::tailnet::supervise::machine::Phase;
 use crate::proxy::replica::Replica;
 use crate::runtime::admin::{Answer, text, typed};
 
@@ -35,18 +35,19 @@ pub(super) async fn page(sources: Arc<Sources>) -> Answer {
     };
     match serde_json::to_vec(&status) {
         Ok(body) => typed(StatusCode::OK, "application/json", body),
-        Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("cannot be told as JSON: {error}")),
+        Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("cannot be encoded as JSON: {error}")),
     }
 }
 
 /// What is wrong now, the worst first; else how tailscaled ended last. Kinds only where the words may hold names of services.
 fn failure(sources: &Sources) -> Option<String> {
-    let kernel = sources.programmed.borrow().fault.as_ref().map(|(fault, _)| format!("the kernel does not take the rules: {}", fault.kind));
-    let egress = || sources.egress.as_ref()?.borrow().fault.as_ref().map(|fault| format!("egress config: {}", fault.kind()));
-    let ingress = || sources.ingress.as_ref()?.borrow().fault.as_ref().map(|fault| format!("ingress config: {}", fault.kind()));
+    let kernel =
+        sources.programmed.borrow().fault.as_ref().map(|(fault, _)| format!("the kernel does not take the rules: {}", fault.reason));
+    let egress = || sources.egress.as_ref()?.borrow().fault.as_ref().map(|fault| format!("egress config: {}", fault.reason()));
+    let ingress = || sources.ingress.as_ref()?.borrow().fault.as_ref().map(|fault| format!("ingress config: {}", fault.reason()));
     let state = || {
         let health = sources.report.as_ref()?.borrow();
-        health.fault.as_ref().map(|fault| format!("its state Secret cannot be written: {}", fault.kind))
+        health.fault.as_ref().map(|fault| format!("its state Secret cannot be written: {}", fault.reason))
     };
     let daemon = || {
         let state = sources.daemon.as_ref()?.borrow();
@@ -70,7 +71,7 @@ pub(super) fn peers(replica: &Replica) -> Fetch<Peers> {
             {
                 return peers;
             }
-            let told = api?.status().await.inspect_err(|error| tracing::debug!(kind = error.kind(), "no peers: {error}")).ok();
+            let told = api?.status().await.inspect_err(|error| tracing::debug!(reason = error.reason(), "no peers: {error}")).ok();
             let peers = told.map(|(status, _)| count(&status));
             *held = Some((Instant::now(), peers));
             peers

@@ -11,16 +11,16 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::api::replica::{Peers, Status};
+use crate::model::base::net::{InterfaceName, Port, PortKey, Proto};
+use crate::model::base::netmap::{NetMap, SelfNode};
 use crate::model::config::EgressConfig;
+use crate::model::config::source::{EgressDocument, InForce as Document};
 use crate::model::firewall::{Counters, Traffic};
-use crate::model::net::{InterfaceName, Port, PortKey, Proto};
-use crate::model::netmap::{NetMap, SelfNode};
-use crate::model::preshutdown::{Probe, SIGNAL_FOLLOWS};
-use crate::model::source::{EgressDocument, InForce as Document};
+use crate::model::flows::prestop_hook::{Probe, SIGNAL_FOLLOWS};
+use crate::proxy::forwarding::flow_cleanup::Ended;
+use crate::proxy::forwarding::resolve::Report;
+use crate::proxy::forwarding::ruleset_sync::Programmed;
 use crate::proxy::metrics::Metrics;
-use crate::proxy::program::Programmed;
-use crate::proxy::resolve::Report;
-use crate::proxy::surgeon::Ended;
 use crate::runtime::tasks::{Heartbeats, Stopper, stop};
 
 const CONFIG: &str = r#"{
@@ -68,7 +68,7 @@ fn lab() -> Lab {
         planned: planned_seen,
         programmed: programmed_seen,
         ended: ended_seen,
-        interface: crate::model::net::InterfaceName::tailscale0(),
+        interface: crate::model::base::net::InterfaceName::tailscale0(),
         link: None,
         paths: None,
         standing: None,
@@ -137,7 +137,7 @@ async fn a_start_names_what_is_missing_and_ends_ready() {
     assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
     let lines = body(answer).await;
     let names: Vec<_> = lines.lines().filter_map(|line| line.split(':').next()).collect();
-    assert_eq!(names, ["config", "netmap", "rules"]);
+    assert_eq!(names, ["config", "netmap", "ruleset"]);
     lab.ready();
     assert_eq!((readyz(&lab.sources).status(), healthz(&lab.sources).status()), (StatusCode::OK, StatusCode::OK));
 }
@@ -147,7 +147,7 @@ async fn healthz_says_which_pod_it_is_also_while_it_leaves() {
     let lab = lab();
     lab.ready();
     lab.stopper.stop();
-    assert_eq!(body(readyz(&lab.sources)).await, "leaving: this replica was told to end\n");
+    assert_eq!(body(readyz(&lab.sources)).await, "draining: this replica is shutting down\n");
     let answer = healthz(&lab.sources);
     assert_eq!(answer.headers().get("Pod-IPv4").map(HeaderValue::as_bytes), Some(&b"10.0.0.5"[..]));
     assert_eq!(answer.headers().get("Pod-IPv6").map(HeaderValue::as_bytes), Some(&b"fd00::5"[..]));
@@ -167,9 +167,9 @@ async fn a_plan_that_does_not_reach_the_kernel_is_told_and_the_older_one_goes_on
     tokio::time::advance(health::BEHIND + Duration::from_millis(1)).await;
     let answer = readyz(&lab.sources);
     assert_eq!(answer.status(), StatusCode::OK, "the older plan forwards");
-    assert_eq!(body(answer).await, "ready\nbehind: the kernel has held an older plan than the newest for 2 s\n");
+    assert_eq!(body(answer).await, "ready\nruleset-lag: the ruleset has been older than the newest plan for 2 s\n");
     let page = body(metrics(Arc::clone(&lab.sources)).await).await;
-    let behind = |page: &str| page.lines().find_map(|line| line.strip_prefix("tailyard_sync_behind_seconds ")?.parse::<f64>().ok());
+    let behind = |page: &str| page.lines().find_map(|line| line.strip_prefix("tailyard_ruleset_lag_seconds ")?.parse::<f64>().ok());
     assert!(behind(&page).is_some_and(|seconds| seconds > 2.0), "{page}");
     lab.write(&newer);
     assert_eq!(body(readyz(&lab.sources)).await, "ready\n");
@@ -212,11 +212,11 @@ async fn rules_that_somebody_took_away_and_that_cannot_be_written_again_make_it_
     lab.ready();
     lab.programmed.send_modify(|state| (state.current, state.damaged) = (true, true));
     assert_eq!(readyz(&lab.sources).status(), StatusCode::OK, "they are written again in a moment");
-    let fault = crate::proxy::program::Fault { kind: "missing", message: "cannot run nft".to_owned() };
+    let fault = crate::proxy::forwarding::ruleset_sync::Fault { reason: "Missing", message: "cannot run nft".to_owned() };
     lab.programmed.send_modify(|state| (state.current, state.fault) = (false, Some((fault, Instant::now()))));
     let answer = readyz(&lab.sources);
     assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
-    assert!(body(answer).await.starts_with("rules: "), "named");
+    assert!(body(answer).await.starts_with("ruleset: "), "named");
     assert_eq!(healthz(&lab.sources).status(), StatusCode::SERVICE_UNAVAILABLE);
 }
 
@@ -228,7 +228,9 @@ async fn metrics_do_not_wait_for_what_hangs_and_end_with_tailscaleds_own() {
     let before = Instant::now();
     let text = body(metrics(Arc::clone(&lab.sources)).await).await;
     assert!(before.elapsed() <= Duration::from_secs(2), "the connection table never answers here");
-    assert!(text.contains("tailyard_service_flows_total{proxied_service=\"a\"} 9\n") && !text.contains("conntrack"), "{text}");
+    assert!(text.contains("tailyard_service_flows_total{proxied_service=\"a\"} 9\n"), "{text}");
+    let table = ["tailyard_conntrack_entries", "tailyard_conntrack_limit", "tailyard_conntrack_dropped_total"];
+    assert!(table.iter().all(|family| !text.contains(family)), "{text}");
     assert!(text.ends_with("tailscaled_up 1\n"), "{text}");
 }
 
@@ -246,10 +248,10 @@ async fn the_plan_in_force_is_shown_whole() {
 #[tokio::test(start_paused = true)]
 async fn the_hook_ends_with_the_evidence() {
     let lab = lab();
-    assert_eq!(body(preshutdown::hook(Arc::clone(&lab.sources)).await).await, "safe to terminate", "no config");
+    assert_eq!(body(prestop_hook::hook(Arc::clone(&lab.sources)).await).await, "safe to terminate", "no config");
     lab.ready();
     *lab.answers.lock().expect("not poisoned") = from(&["10.0.0.5"]);
-    let hook = tokio::spawn(preshutdown::hook(Arc::clone(&lab.sources)));
+    let hook = tokio::spawn(prestop_hook::hook(Arc::clone(&lab.sources)));
     tokio::time::sleep(Duration::from_secs(9)).await;
     assert!(!hook.is_finished(), "services still lead here");
     *lab.answers.lock().expect("not poisoned") = from(&["10.0.0.6"]);
@@ -267,7 +269,7 @@ async fn the_hook_gives_up_when_no_time_is_left_and_says_what_leads_here() {
     lab.ready();
     *lab.answers.lock().expect("not poisoned") = from(&["fd00::5"]);
     let before = Instant::now();
-    let answer = preshutdown::hook(Arc::clone(&lab.sources)).await;
+    let answer = prestop_hook::hook(Arc::clone(&lab.sources)).await;
     assert!(before.elapsed() <= lab.sources.patience);
     assert_eq!(answer.status(), StatusCode::GATEWAY_TIMEOUT);
     assert_eq!(body(answer).await, "services that may still lead here:\na\nb\n");
@@ -279,15 +281,15 @@ async fn hook_counts_only_when_sigterm_follows_and_each_call_has_its_own_time() 
     lab.ready();
     *lab.answers.lock().expect("not poisoned") = from(&["10.0.0.5"]);
     assert_eq!(lab.sources.grace_began(), None);
-    preshutdown::hook(Arc::clone(&lab.sources)).await;
+    prestop_hook::hook(Arc::clone(&lab.sources)).await;
     tokio::time::sleep(SIGNAL_FOLLOWS + Duration::from_millis(1)).await;
     assert_eq!(lab.sources.grace_began(), None, "a call that no signal follows is forgotten");
     let began = Instant::now();
-    let answer = preshutdown::hook(Arc::clone(&lab.sources)).await;
+    let answer = prestop_hook::hook(Arc::clone(&lab.sources)).await;
     assert_eq!(answer.status(), StatusCode::GATEWAY_TIMEOUT);
     assert!(began.elapsed() > lab.sources.patience / 2, "an earlier call takes nothing away: {:?}", began.elapsed());
     assert_eq!(lab.sources.grace_began(), Some(began));
-    let abandoned = timeout(Duration::from_secs(1), preshutdown::hook(Arc::clone(&lab.sources)));
+    let abandoned = timeout(Duration::from_secs(1), prestop_hook::hook(Arc::clone(&lab.sources)));
     let began = Instant::now();
     assert!(abandoned.await.is_err());
     assert_eq!(lab.sources.grace_began(), Some(began), "the client of a call may be gone");
@@ -361,7 +363,7 @@ async fn the_status_tells_totals_and_what_is_in_the_way() {
     let after = told().await;
     assert_eq!((after.blockers, after.failure, after.version.as_str()), (Vec::new(), None, env!("CARGO_PKG_VERSION")));
     lab.programmed.send_modify(|state| {
-        let fault = crate::proxy::program::Fault { kind: "Refused", message: "service default-db".into() };
+        let fault = crate::proxy::forwarding::ruleset_sync::Fault { reason: "Refused", message: "service default-db".into() };
         state.fault = Some((fault, Instant::now()));
     });
     assert_eq!(told().await.failure.as_deref(), Some("the kernel does not take the rules: Refused"), "no name of a service");

@@ -1,9 +1,9 @@
-//! The certificates: until when they serve, what keeps others from being had, and how many orders there were.
+//! Certificates: expiry, errors and ACME orders.
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::{Snapshot, flag, number, one, size};
-use crate::model::issuance::usable;
+use crate::model::ingress::cert_orders::usable;
 use crate::runtime::metrics::{Kind, Page, Registry, Sampled};
 
 /// The time over which an ACME server counts certificates.
@@ -18,46 +18,46 @@ pub(super) struct Certs {
     orders: Sampled<1>,
     restored: Sampled<0>,
     week: Sampled<0>,
-    issuer: Sampled<0>,
+    leader: Sampled<0>,
 }
 
 impl Certs {
     pub(super) fn new(registry: &mut Registry) -> Self {
         let (gauge, counter) = (Kind::Gauge, Kind::Counter);
         Self {
-            loaded: registry.sampled("tailyard_certificate_loaded", gauge, "1 while a certificate for the name serves", ["name"]),
+            loaded: registry.sampled("tailyard_certificate_loaded", gauge, "1 while a valid certificate of the name is loaded", ["name"]),
             expiry: registry.sampled(
                 "tailyard_certificate_expiry_timestamp_seconds",
                 gauge,
-                "When the certificate that is loaded for the name ends",
+                "When the loaded certificate of the name expires",
                 ["name"],
             ),
             failures: registry.sampled(
                 "tailyard_certificate_order_failures",
                 gauge,
-                "Orders for the name that failed in a row, at any replica",
+                "Consecutive failed orders of the name, of all replicas",
                 ["name"],
             ),
             error: registry.sampled(
                 "tailyard_certificate_error",
                 gauge,
-                "1 for what is wrong with the certificate's Secret, for the newest failure of an order, and for `Unpermitted` while the control server allows the name no certificate",
-                ["name", "kind"],
+                "1 for an error of the certificate's Secret, for the last failed order, and for `Unpermitted` while the control plane does not allow a certificate for the name",
+                ["name", "reason"],
             ),
-            orders: registry.sampled("tailyard_certificate_orders_total", counter, "Orders of this replica that came to an end", ["result"]),
+            orders: registry.sampled("tailyard_certificate_orders_total", counter, "Completed orders of this replica", ["result"]),
             restored: registry.sampled(
                 "tailyard_certificates_restored_total",
                 counter,
-                "Certificates that were stored again because their Secret had lost them",
+                "Certificates that were written again after their Secret was deleted or changed",
                 [],
             ),
             week: registry.sampled(
                 "tailyard_certificates_issued_last_week",
                 gauge,
-                "Certificates of the group's own names that began in the last seven days: what the ACME server counts against its limit",
+                "Certificates of the group's names issued in the last seven days, which the ACME server counts against its rate limit",
                 [],
             ),
-            issuer: registry.sampled("tailyard_certificate_issuer", gauge, "1 while this replica is the one that orders", []),
+            leader: registry.sampled("tailyard_certificate_leader", gauge, "1 while this replica is the cert leader, which orders certificates", []),
         }
     }
 
@@ -74,13 +74,13 @@ impl Certs {
         let errors = names.iter().flat_map(|(name, state)| {
             let reason = Some(state.note.reason.as_str()).filter(|reason| !reason.is_empty());
             let unpermitted = (state.issue && !state.permitted).then_some("Unpermitted");
-            state.fault.into_iter().chain(reason).chain(unpermitted).map(|kind| ([name.as_str(), kind], 1.0))
+            state.fault.into_iter().chain(reason).chain(unpermitted).map(|reason| ([name.as_str(), reason], 1.0))
         });
         page.write(&self.error, errors);
         page.write(&self.orders, certs.state.orders.iter().map(|(result, count)| ([*result], number(*count))));
         one(page, &self.restored, number(certs.state.restored));
-        let young = |held: &crate::model::issuance::Certificate| now.duration_since(held.from) < WEEK;
+        let young = |held: &crate::model::ingress::cert_orders::Certificate| now.duration_since(held.from) < WEEK;
         one(page, &self.week, size(held().filter(|(name, held)| names[*name].issue && young(held)).count()));
-        one(page, &self.issuer, flag(certs.leads));
+        one(page, &self.leader, flag(certs.leads));
     }
 }

@@ -18,7 +18,7 @@ pub(super) struct LastErrors {
 
 #[derive(Debug)]
 struct LastError {
-    kind: &'static str,
+    reason: &'static str,
     /// When it was over; nothing while it is in force.
     over: Option<Instant>,
 }
@@ -37,8 +37,8 @@ impl LastErrors {
             rejected || plan.egress.contains_key(name) || plan.ingress.contains_key(name)
         });
         for (name, reasons) in &plan.rejected {
-            if let Some(kind) = reasons.first().map(Reason::kind) {
-                self.services.insert(Arc::clone(name), LastError { kind, over: None });
+            if let Some(reason) = reasons.first().map(Reason::reason) {
+                self.services.insert(Arc::clone(name), LastError { reason, over: None });
             }
         }
         self.seen = plan.rejected.clone();
@@ -48,7 +48,7 @@ impl LastErrors {
     pub(super) fn ages(&self, now: Instant) -> impl Iterator<Item = (&str, &'static str, Duration)> {
         self.services.iter().map(move |(name, error)| {
             let age = error.over.map_or(Duration::ZERO, |over| now.saturating_duration_since(over));
-            (&**name, error.kind, age)
+            (&**name, error.reason, age)
         })
     }
 }

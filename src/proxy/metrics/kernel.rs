@@ -1,7 +1,7 @@
-//! What the kernel holds: writes of the rules, the connection table, flows that were ended.
+//! The ruleset in the kernel, the conntrack table and terminated flows.
 
 use super::{Snapshot, flag, number, one};
-use crate::proxy::program::Programmed;
+use crate::proxy::forwarding::ruleset_sync::Programmed;
 use crate::runtime::metrics::{Counter, Histogram, Kind, MetricsError, Page, Registry, Sampled};
 
 /// From a delta among few services to a whole rewrite of many.
@@ -11,11 +11,11 @@ const BOUNDS: [f64; 11] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5
 pub(super) struct Kernel {
     seconds: Histogram<0>,
     errors: Counter<1>,
-    keys: Sampled<0>,
+    elements: Sampled<0>,
     current: Sampled<0>,
-    behind: Sampled<0>,
-    age: Sampled<0>,
-    error_age: Sampled<1>,
+    lag: Sampled<0>,
+    applied: Sampled<0>,
+    failed: Sampled<1>,
     repairs: Sampled<0>,
     entries: Sampled<0>,
     limit: Sampled<0>,
@@ -26,37 +26,50 @@ pub(super) struct Kernel {
 
 impl Kernel {
     pub(super) fn new(registry: &mut Registry) -> Result<Self, MetricsError> {
-        let seconds =
-            registry.histogram("tailyard_sync_seconds", "Time from a plan to its rules in the kernel, for each write", [], &BOUNDS)?;
-        let errors = registry.counter("tailyard_sync_errors_total", "Writes that the kernel or its tool refused", ["kind"])?;
+        let seconds = registry.histogram(
+            "tailyard_ruleset_apply_duration_seconds",
+            "Time from a new plan until its ruleset is applied",
+            [],
+            &BOUNDS,
+        )?;
+        let errors = registry.counter("tailyard_ruleset_apply_errors_total", "Failed applies of the ruleset", ["reason"])?;
         let mut plain = |name, kind, help| registry.sampled(name, kind, help, []);
         Ok(Self {
             seconds,
             errors,
-            keys: plain("tailyard_sync_keys_total", Kind::Counter, "Keys of the kernel's maps that were changed"),
-            current: plain("tailyard_sync_current", Kind::Gauge, "1 while the kernel holds the newest plan"),
-            behind: plain(
-                "tailyard_sync_behind_seconds",
+            elements: plain("tailyard_ruleset_elements_changed_total", Kind::Counter, "Map elements of the ruleset that were changed"),
+            current: plain("tailyard_ruleset_up_to_date", Kind::Gauge, "1 while the ruleset of the newest plan is applied"),
+            lag: plain(
+                "tailyard_ruleset_lag_seconds",
                 Kind::Gauge,
-                "Time for which the kernel has held an older plan than the newest; 0 while it holds the newest",
+                "For how long the applied ruleset has been older than the newest plan; 0 while it is the newest",
             ),
-            age: plain("tailyard_sync_age_seconds", Kind::Gauge, "Time since the rules in force were written"),
-            repairs: plain("tailyard_repairs_total", Kind::Counter, "Changes by others to our rules that were found and undone"),
-            entries: plain("tailyard_conntrack_entries", Kind::Gauge, "Tracked flows of the network namespace"),
-            limit: plain("tailyard_conntrack_limit", Kind::Gauge, "Tracked flows at most; new ones are dropped when it is reached"),
-            dropped: plain("tailyard_conntrack_dropped_total", Kind::Counter, "Packets dropped because the flow table was full"),
-            error_age: registry.sampled(
-                "tailyard_sync_error_age_seconds",
+            applied: plain("tailyard_ruleset_last_apply_timestamp_seconds", Kind::Gauge, "When the ruleset was last applied"),
+            repairs: plain(
+                "tailyard_ruleset_drift_repairs_total",
+                Kind::Counter,
+                "Changes to our rules by other programs that were detected and reverted",
+            ),
+            entries: plain("tailyard_conntrack_entries", Kind::Gauge, "Entries of the conntrack table"),
+            limit: plain("tailyard_conntrack_limit", Kind::Gauge, "Limit of the conntrack table; new flows are dropped when it is reached"),
+            dropped: plain("tailyard_conntrack_dropped_total", Kind::Counter, "Packets dropped because the conntrack table was full"),
+            failed: registry.sampled(
+                "tailyard_ruleset_apply_last_error_timestamp_seconds",
                 Kind::Gauge,
-                "Time since the last write failed, until one succeeds",
-                ["kind"],
+                "When the last apply of the ruleset failed; absent once one succeeds",
+                ["reason"],
             ),
-            ended: registry.sampled("tailyard_flows_ended_total", Kind::Counter, "Flows ended because their way changed, by how", ["how"]),
+            ended: registry.sampled(
+                "tailyard_conntrack_flows_terminated_total",
+                Kind::Counter,
+                "Flows terminated because their target changed",
+                ["action"],
+            ),
             ended_error: registry.sampled(
-                "tailyard_flows_ended_error",
+                "tailyard_conntrack_cleanup_error",
                 Kind::Gauge,
-                "1 while the last attempt to end flows failed",
-                ["kind"],
+                "1 while the last conntrack cleanup failed",
+                ["reason"],
             ),
         })
     }
@@ -67,16 +80,16 @@ impl Kernel {
             self.seconds.observe([], after.took.as_secs_f64());
         }
         if let Some((fault, _)) = &after.fault {
-            self.errors.add([fault.kind], after.failures.saturating_sub(before.failures));
+            self.errors.add([fault.reason], after.failures.saturating_sub(before.failures));
         }
     }
 
     pub(super) fn write(&self, page: &mut Page, snapshot: &Snapshot) {
         let Snapshot { now, programmed, ended, .. } = snapshot;
-        one(page, &self.keys, number(programmed.keys));
+        one(page, &self.elements, number(programmed.keys));
         one(page, &self.current, flag(programmed.current));
-        page.write(&self.behind, snapshot.behind.map(|behind| ([], behind.as_secs_f64())));
-        page.write(&self.age, programmed.at.map(|at| ([], now.saturating_duration_since(at).as_secs_f64())));
+        page.write(&self.lag, snapshot.behind.map(|lag| ([], lag.as_secs_f64())));
+        page.write(&self.applied, programmed.at.map(|at| ([], snapshot.at(now.saturating_duration_since(at)))));
         one(page, &self.repairs, number(programmed.repairs));
         if let Some(pressure) = snapshot.pressure {
             one(page, &self.entries, f64::from(pressure.entries));
@@ -84,9 +97,9 @@ impl Kernel {
             one(page, &self.dropped, number(pressure.dropped));
         }
         let fault = programmed.fault.as_ref();
-        page.write(&self.error_age, fault.map(|(fault, at)| ([fault.kind], now.saturating_duration_since(*at).as_secs_f64())));
-        let how = [("deleted", ended.deleted), ("reset", ended.reset), ("unanswered", ended.unanswered)];
-        page.write(&self.ended, how.map(|(how, count)| ([how], number(count))));
-        page.write(&self.ended_error, ended.fault.as_ref().map(|fault| ([fault.kind], 1.0)));
+        page.write(&self.failed, fault.map(|(fault, at)| ([fault.reason], snapshot.at(now.saturating_duration_since(*at)))));
+        let actions = [("deleted", ended.deleted), ("reset", ended.reset), ("unanswered", ended.unanswered)];
+        page.write(&self.ended, actions.map(|(action, count)| ([action], number(count))));
+        page.write(&self.ended_error, ended.fault.as_ref().map(|fault| ([fault.reason], 1.0)));
     }
 }

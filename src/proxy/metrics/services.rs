@@ -23,18 +23,19 @@ pub(super) struct Services {
 impl Services {
     pub(super) fn new(registry: &mut Registry) -> Self {
         let mut gauge = |name, help| registry.sampled(name, Kind::Gauge, help, ["proxied_service"]);
-        let mappings = gauge("tailyard_service_mappings", "Match ports of the service that are planned, or its addresses for L3 ingress");
-        let targets = gauge("tailyard_service_targets", "Addresses that the service leads to; 0 while its target is unresolved");
+        let mappings = gauge("tailyard_service_mappings", "Match ports of the service in the plan; for L3 ingress its addresses");
+        let targets = gauge("tailyard_service_targets", "Target addresses of the service; 0 while its target is unresolved");
         let mut total = |name, help| registry.sampled(name, Kind::Counter, help, ["proxied_service"]);
-        let flows = total("tailyard_service_flows_total", "New flows that were given a target; starts again when a mapping is made anew");
-        let bytes = total("tailyard_service_bytes_total", "Bytes of both directions, IP headers included; starts again as the flows do");
+        let flows = total("tailyard_service_flows_total", "New flows that were DNATed to a target; resets when a mapping is replaced");
+        let bytes =
+            total("tailyard_service_bytes_total", "Bytes of both directions, including IP headers; resets when a mapping is replaced");
         let pair = ["proxied_service", "reason"];
         Self {
-            count: registry.sampled("tailyard_services", Kind::Gauge, "Services that are served, wholly or in part", ["kind"]),
+            count: registry.sampled("tailyard_services", Kind::Gauge, "Services that are forwarded, wholly or in part", ["type"]),
             rejected: registry.sampled(
                 "tailyard_services_rejected",
                 Kind::Gauge,
-                "Services that are not served, wholly or in part",
+                "Services that are not forwarded, wholly or in part",
                 ["reason"],
             ),
             mappings,
@@ -44,13 +45,13 @@ impl Services {
             reasons: registry.sampled(
                 "tailyard_service_rejected",
                 Kind::Gauge,
-                "1 for each reason why a part of the service is not served",
+                "1 for each reason why a part of the service is not forwarded",
                 pair,
             ),
             last_error: registry.sampled(
-                "tailyard_service_last_error_age_seconds",
+                "tailyard_service_last_error_timestamp_seconds",
                 Kind::Gauge,
-                "Time since the service's last error was over; 0 while it is in force",
+                "When the last error of the service was last in force",
                 pair,
             ),
         }
@@ -60,7 +61,7 @@ impl Services {
         let Some(planned) = &snapshot.planned else { return };
         let plan = &planned.plan;
         page.write(&self.count, [(["egress"], size(plan.egress.len())), (["ingress"], size(plan.ingress.len()))]);
-        let every = plan.rejected.values().flat_map(|reasons| kinds(reasons));
+        let every = plan.rejected.values().flat_map(|reasons| distinct(reasons));
         page.write(&self.rejected, tally(every).into_iter().map(|(reason, count)| ([reason], number(count))));
         self.write_routes(page, plan);
         if let Some(traffic) = &snapshot.traffic {
@@ -68,9 +69,9 @@ impl Services {
             page.write(&self.flows, counted().map(|(name, sum)| ([name], number(sum.flows))));
             page.write(&self.bytes, counted().map(|(name, sum)| ([name], number(sum.bytes))));
         }
-        let reasons = plan.rejected.iter().flat_map(|(name, reasons)| kinds(reasons).into_iter().map(|kind| ([&**name, kind], 1.0)));
+        let reasons = plan.rejected.iter().flat_map(|(name, reasons)| distinct(reasons).into_iter().map(|reason| ([&**name, reason], 1.0)));
         page.write(&self.reasons, reasons);
-        page.write(&self.last_error, errors.ages(snapshot.now).map(|(name, kind, age)| ([name, kind], age.as_secs_f64())));
+        page.write(&self.last_error, errors.ages(snapshot.now).map(|(name, reason, age)| ([name, reason], snapshot.at(age))));
     }
 
     fn write_routes(&self, page: &mut Page, plan: &Plan) {
@@ -85,9 +86,9 @@ impl Services {
     }
 }
 
-/// The kinds of reasons, each once.
-fn kinds(reasons: &[Reason]) -> BTreeSet<&'static str> {
-    reasons.iter().map(Reason::kind).collect()
+/// The names of reasons, each once.
+fn distinct(reasons: &[Reason]) -> BTreeSet<&'static str> {
+    reasons.iter().map(Reason::reason).collect()
 }
 
 /// What was counted for all ports of a service.

@@ -1,15 +1,15 @@
-//! The sites: requests, connections, handshakes, and what is wrong with certificates and backends.
+//! HTTP ingress: requests, connections, TLS handshakes, upstreams and certificates.
 
 use super::{Snapshot, number, size};
 use crate::api::routes::Backend;
-use crate::proxy::l7::Sample;
-use crate::proxy::l7::stats::CODES;
+use crate::proxy::ingress::l7::Sample;
+use crate::proxy::ingress::l7::stats::CODES;
 use crate::runtime::metrics::{Kind, Page, Registry, Sampled};
 
 #[derive(Debug)]
 pub(super) struct Sites {
     requests: Sampled<2>,
-    waited: Sampled<1>,
+    latency: Sampled<1>,
     connections: Sampled<1>,
     handshakes: Sampled<2>,
     refused: Sampled<2>,
@@ -21,7 +21,7 @@ pub(super) struct Sites {
     certificates: Sampled<2>,
     faults: Sampled<2>,
     endpoints: Sampled<1>,
-    shunned: Sampled<1>,
+    ejected: Sampled<1>,
     unfollowed: Sampled<2>,
     barred: Sampled<2>,
 }
@@ -30,48 +30,47 @@ impl Sites {
     pub(super) fn new(registry: &mut Registry) -> Self {
         let mut of = |name, kind, help| registry.sampled(name, kind, help, ["proxied_service"]);
         let (counter, gauge) = (Kind::Counter, Kind::Gauge);
-        let waited = of("tailyard_site_wait_seconds_total", counter, "Time that requests waited for the head of their answer, together");
-        let connections = of("tailyard_site_connections", gauge, "Connections from clients that are open, WebSockets among them");
-        let fallbacks =
-            of("tailyard_site_fallbacks_total", counter, "Requests that went to the ClusterIP: no endpoint was known or could be reached");
-        let upgrades = of("tailyard_site_upgrades_total", counter, "Connections that became something else, such as WebSockets");
+        let latency = of("tailyard_http_upstream_latency_seconds", Kind::Histogram, "Time from a request until the head of its response");
+        let connections = of("tailyard_http_connections", gauge, "Open client connections, including upgraded ones");
+        let fallbacks = of("tailyard_http_clusterip_fallbacks_total", counter, "Requests sent to the ClusterIP: no endpoint was reachable");
+        let upgrades = of("tailyard_http_upgrades_total", counter, "Upgraded connections, such as WebSockets");
         let mut by = |name, kind, help, label| registry.sampled(name, kind, help, ["proxied_service", label]);
-        let requests = by("tailyard_site_requests_total", counter, "Requests by how they were answered", "code");
-        let handshakes = by("tailyard_site_handshakes_total", counter, "TLS handshakes by their result", "result");
+        let requests = by("tailyard_http_requests_total", counter, "Requests by status class", "code");
+        let handshakes = by("tailyard_tls_handshakes_total", counter, "TLS handshakes by result", "result");
         let refused = by(
-            "tailyard_site_connections_refused_total",
+            "tailyard_http_connections_rejected_total",
             counter,
-            "Connections closed without an answer: malformed or late PROXY header, or too many of one client (`Source`)",
-            "kind",
+            "Client connections closed before a request: malformed or late PROXY header, or the limit of one client address (`Source`)",
+            "reason",
         );
         let aborted = by(
-            "tailyard_site_requests_aborted_total",
+            "tailyard_http_requests_aborted_total",
             counter,
-            "Requests ended by a timeout of the `Client`, the `Backend` or a `Tunnel`, or refused because limits are reached (`Full`)",
-            "kind",
+            "Requests aborted by a timeout of the `Client`, the `Backend` or a `Tunnel`, or rejected by a limit (`Full`)",
+            "reason",
         );
-        let help = "Tries to ask an endpoint that failed; the client may not have noticed";
-        let failures = by("tailyard_site_backend_failures_total", counter, help, "kind");
-        let missing = by("tailyard_site_certificate_missing", gauge, "1 for each name that has no certificate yet", "name");
-        let barred = by("tailyard_site_funnel_barred", gauge, "1 for each site that is to be reached from the internet and is not", "kind");
-        let faults = by("tailyard_site_port_error", gauge, "1 for each port of the site that cannot be listened on", "port");
+        let help = "Failed attempts to send a request to an endpoint; a retry may have succeeded";
+        let failures = by("tailyard_http_upstream_errors_total", counter, help, "reason");
+        let missing = by("tailyard_certificate_missing", gauge, "1 for each host without a certificate", "name");
+        let barred = by("tailyard_funnel_unavailable", gauge, "1 for each Funnel host that the internet cannot reach", "reason");
+        let faults = by("tailyard_http_listener_error", gauge, "1 for each port that cannot be listened on", "port");
         let mut pair = |name, help, labels| registry.sampled(name, gauge, help, labels);
         let certificates = pair(
-            "tailyard_certificate_refused",
-            "1 while the newest certificate of the name cannot be used; an older one stays",
-            ["name", "kind"],
+            "tailyard_certificate_invalid",
+            "1 while the newest certificate of the name is invalid; an older one stays in use",
+            ["name", "reason"],
         );
         let unfollowed = pair(
-            "tailyard_endpoints_error",
-            "1 while the endpoints of a namespace's backends cannot be followed",
-            ["backend_namespace", "kind"],
+            "tailyard_endpointslice_watch_error",
+            "1 while the EndpointSlices of a namespace cannot be watched",
+            ["backend_namespace", "reason"],
         );
-        let mut backend = |name, help| registry.sampled(name, gauge, help, ["backend"]);
-        let endpoints = backend("tailyard_backend_endpoints", "Endpoints that are known to answer for the backend");
-        let shunned = backend("tailyard_backend_endpoints_shunned", "Those of them that could not be reached and are left alone for now");
+        let mut upstream = |name, help| registry.sampled(name, gauge, help, ["upstream"]);
+        let endpoints = upstream("tailyard_upstream_endpoints", "Endpoints of the upstream");
+        let ejected = upstream("tailyard_upstream_endpoints_ejected", "Endpoints ejected after connect failures");
         Self {
             requests,
-            waited,
+            latency,
             connections,
             handshakes,
             refused,
@@ -83,14 +82,14 @@ impl Sites {
             certificates,
             faults,
             endpoints,
-            shunned,
+            ejected,
             unfollowed,
             barred,
         }
     }
 
     pub(super) fn write(&self, page: &mut Page, snapshot: &Snapshot) {
-        page.write(&self.barred, snapshot.barred.iter().map(|(name, why)| ([name.as_str(), why.kind()], 1.0)));
+        page.write(&self.barred, snapshot.barred.iter().map(|(name, why)| ([name.as_str(), why.reason()], 1.0)));
         let Some(sample) = &snapshot.sites else { return };
         self.write_counts(page, sample);
         let of_sites = || sample.in_place.iter().map(|(name, placed)| (name.as_str(), placed));
@@ -102,7 +101,7 @@ impl Sites {
         page.write(&self.unfollowed, sample.unfollowed.iter().map(|(namespace, kind)| ([namespace.as_str(), *kind], 1.0)));
         let backends: Vec<_> = sample.endpoints.iter().map(|(backend, counts)| (called(backend), *counts)).collect();
         page.write(&self.endpoints, backends.iter().map(|(name, (known, _))| ([name.as_str()], size(*known))));
-        page.write(&self.shunned, backends.iter().map(|(name, (_, shunned))| ([name.as_str()], size(*shunned))));
+        page.write(&self.ejected, backends.iter().map(|(name, (_, ejected))| ([name.as_str()], size(*ejected))));
     }
 
     fn write_counts(&self, page: &mut Page, sample: &Sample) {
@@ -110,11 +109,11 @@ impl Sites {
         let codes =
             sites().flat_map(|(name, counts)| CODES.into_iter().zip(counts.codes).map(move |(code, count)| ([name, code], number(count))));
         page.write(&self.requests, codes);
-        page.write(&self.waited, sites().map(|(name, counts)| ([name], counts.waited.as_secs_f64())));
+        page.write_histogram(&self.latency, sites().map(|(name, counts)| ([name], &counts.latency)));
         page.write(&self.connections, sites().map(|(name, counts)| ([name], size(counts.open))));
         page.write(&self.fallbacks, sites().map(|(name, counts)| ([name], number(counts.fallbacks))));
         page.write(&self.upgrades, sites().map(|(name, counts)| ([name], number(counts.upgrades))));
-        let words = |of: fn(&crate::proxy::l7::stats::Sample) -> &std::collections::BTreeMap<&'static str, u64>| {
+        let words = |of: fn(&crate::proxy::ingress::l7::stats::Sample) -> &std::collections::BTreeMap<&'static str, u64>| {
             sites().flat_map(move |(name, counts)| of(counts).iter().map(move |(word, count)| ([name, *word], number(*count))))
         };
         page.write(&self.handshakes, words(|counts| &counts.handshakes));

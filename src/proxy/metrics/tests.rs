@@ -2,14 +2,14 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use super::*;
+use crate::model::base::net::InterfaceName;
+use crate::model::base::netmap::NetMap;
 use crate::model::config::EgressConfig;
 use crate::model::firewall::Counters;
-use crate::model::net::InterfaceName;
-use crate::model::netmap::NetMap;
-use crate::model::resolve::{Failure, Status};
-use crate::model::world::World;
-use crate::proxy::program::Fault;
-use crate::runtime::metrics::Description;
+use crate::model::plan::world::World;
+use crate::model::tailnet::resolve::{Failure, Status};
+use crate::proxy::forwarding::ruleset_sync::Fault;
+use crate::runtime::metrics::{Description, HistogramSample};
 
 const CONFIG: &str = r#"{
   "db":   {"tailnetTarget":{"ip":"100.64.0.2"},"ports":[{"protocol":"TCP","matchPort":10001,"targetPort":5432},{"protocol":"TCP","matchPort":10002,"targetPort":5433}]},
@@ -26,6 +26,7 @@ fn planned(config: &str, last: Option<&Planned>) -> Arc<Planned> {
 fn snapshot(now: Instant) -> Snapshot {
     Snapshot {
         now,
+        unix_time: Duration::from_secs(1_000),
         behind: None,
         blockers: Vec::new(),
         stalled: Vec::new(),
@@ -75,8 +76,8 @@ async fn page_has_exactly_the_series_of_each_service() {
     metrics.planned(&planned, Instant::now());
     let page = metrics.page(&shown, Some("tailscaled_health_messages 0"));
     let expected = [
-        r#"tailyard_services{kind="egress"} 2"#,
-        r#"tailyard_services{kind="ingress"} 0"#,
+        r#"tailyard_services{type="egress"} 2"#,
+        r#"tailyard_services{type="ingress"} 0"#,
         r#"tailyard_services_rejected{reason="Unresolved"} 1"#,
         r#"tailyard_service_mappings{proxied_service="db"} 2"#,
         r#"tailyard_service_mappings{proxied_service="gone"} 1"#,
@@ -87,21 +88,21 @@ async fn page_has_exactly_the_series_of_each_service() {
         r#"tailyard_service_flows_total{proxied_service="gone"} 0"#,
         r#"tailyard_service_bytes_total{proxied_service="gone"} 0"#,
         r#"tailyard_service_rejected{proxied_service="gone",reason="Unresolved"} 1"#,
-        r#"tailyard_service_last_error_age_seconds{proxied_service="gone",reason="Unresolved"} 0"#,
+        r#"tailyard_service_last_error_timestamp_seconds{proxied_service="gone",reason="Unresolved"} 1000"#,
         "tailyard_ready 1",
-        r#"tailyard_ready_blocked{blocker="address"} 0"#,
-        r#"tailyard_ready_blocked{blocker="config"} 0"#,
-        r#"tailyard_ready_blocked{blocker="forwarding"} 0"#,
-        r#"tailyard_ready_blocked{blocker="interface"} 0"#,
-        r#"tailyard_ready_blocked{blocker="leaving"} 0"#,
-        r#"tailyard_ready_blocked{blocker="netmap"} 0"#,
-        r#"tailyard_ready_blocked{blocker="paths"} 0"#,
-        r#"tailyard_ready_blocked{blocker="rules"} 0"#,
-        r#"tailyard_ready_blocked{blocker="services"} 0"#,
-        r#"tailyard_ready_blocked{blocker="tailscaled"} 0"#,
+        r#"tailyard_readiness_blocked{reason="tailnet-ip"} 0"#,
+        r#"tailyard_readiness_blocked{reason="config"} 0"#,
+        r#"tailyard_readiness_blocked{reason="forwarding"} 0"#,
+        r#"tailyard_readiness_blocked{reason="interface"} 0"#,
+        r#"tailyard_readiness_blocked{reason="draining"} 0"#,
+        r#"tailyard_readiness_blocked{reason="netmap"} 0"#,
+        r#"tailyard_readiness_blocked{reason="peer-connectivity"} 0"#,
+        r#"tailyard_readiness_blocked{reason="ruleset"} 0"#,
+        r#"tailyard_readiness_blocked{reason="services"} 0"#,
+        r#"tailyard_readiness_blocked{reason="tailscaled"} 0"#,
         "tailscaled_health_messages 0",
     ];
-    exactly(&page, &["tailyard_service", "tailyard_ready", "tailscaled_"], &expected);
+    exactly(&page, &["tailyard_service", "tailyard_read", "tailscaled_"], &expected);
 }
 
 #[tokio::test(start_paused = true)]
@@ -114,7 +115,7 @@ async fn a_last_error_ages_once_it_is_over_and_leaves_with_its_service() {
     metrics.planned(&mended, Instant::now());
     tokio::time::advance(Duration::from_secs(30)).await;
     let page = metrics.page(&Snapshot { planned: Some(Arc::clone(&mended)), ..snapshot(Instant::now()) }, None);
-    assert!(has(&page, r#"tailyard_service_last_error_age_seconds{proxied_service="gone",reason="Unresolved"} 30"#), "{page}");
+    assert!(has(&page, r#"tailyard_service_last_error_timestamp_seconds{proxied_service="gone",reason="Unresolved"} 970"#), "{page}");
     assert!(!page.contains("tailyard_service_rejected{"), "{page}");
     let removed = planned(r#"{"other":{"ports":[]}}"#, Some(&mended));
     metrics.planned(&removed, Instant::now());
@@ -128,15 +129,15 @@ async fn writes_and_failures_are_counted_as_they_happen() {
     let (_plans, planned) = watch::channel(None);
     let (state, programmed) = watch::channel(Programmed::default());
     let following = tokio::spawn(follow(Arc::clone(&metrics), planned, programmed));
-    let fault = Fault { kind: "refused", message: String::new() };
+    let fault = Fault { reason: "Refused", message: String::new() };
     state.send_modify(|state| (state.writes, state.took) = (2, Duration::from_millis(3)));
     tokio::task::yield_now().await;
     state.send_modify(|state| (state.failures, state.fault) = (1, Some((fault, Instant::now()))));
     tokio::task::yield_now().await;
     let page = metrics.page(&Snapshot { programmed: state.borrow().clone(), ..snapshot(Instant::now()) }, None);
-    assert!(has(&page, "tailyard_sync_seconds_count 2"), "{page}");
-    assert!(has(&page, r#"tailyard_sync_errors_total{kind="refused"} 1"#), "{page}");
-    assert!(has(&page, r#"tailyard_sync_error_age_seconds{kind="refused"} 0"#), "{page}");
+    assert!(has(&page, "tailyard_ruleset_apply_duration_seconds_count 2"), "{page}");
+    assert!(has(&page, r#"tailyard_ruleset_apply_errors_total{reason="Refused"} 1"#), "{page}");
+    assert!(has(&page, r#"tailyard_ruleset_apply_last_error_timestamp_seconds{reason="Refused"} 1000"#), "{page}");
     drop(state);
     following.await.expect("it ends with its senders");
 }
@@ -160,33 +161,33 @@ async fn page_has_exactly_the_series_of_inputs_with_their_ages() {
     let page = metrics.page(&shown, None);
     let expected = [
         "tailyard_ready 0",
-        r#"tailyard_ready_blocked{blocker="leaving"} 1"#,
-        r#"tailyard_ready_blocked{blocker="address"} 0"#,
-        r#"tailyard_ready_blocked{blocker="config"} 0"#,
-        r#"tailyard_ready_blocked{blocker="forwarding"} 0"#,
-        r#"tailyard_ready_blocked{blocker="interface"} 0"#,
-        r#"tailyard_ready_blocked{blocker="netmap"} 0"#,
-        r#"tailyard_ready_blocked{blocker="paths"} 0"#,
-        r#"tailyard_ready_blocked{blocker="rules"} 0"#,
-        r#"tailyard_ready_blocked{blocker="services"} 0"#,
-        r#"tailyard_ready_blocked{blocker="tailscaled"} 0"#,
+        r#"tailyard_readiness_blocked{reason="draining"} 1"#,
+        r#"tailyard_readiness_blocked{reason="tailnet-ip"} 0"#,
+        r#"tailyard_readiness_blocked{reason="config"} 0"#,
+        r#"tailyard_readiness_blocked{reason="forwarding"} 0"#,
+        r#"tailyard_readiness_blocked{reason="interface"} 0"#,
+        r#"tailyard_readiness_blocked{reason="netmap"} 0"#,
+        r#"tailyard_readiness_blocked{reason="peer-connectivity"} 0"#,
+        r#"tailyard_readiness_blocked{reason="ruleset"} 0"#,
+        r#"tailyard_readiness_blocked{reason="services"} 0"#,
+        r#"tailyard_readiness_blocked{reason="tailscaled"} 0"#,
         r#"tailyard_config_source{config="egress",source="api"} 1"#,
         r#"tailyard_config_source{config="ingress",source="file"} 1"#,
-        r#"tailyard_config_age_seconds{config="egress"} 9"#,
-        r#"tailyard_config_age_seconds{config="ingress"} 9"#,
-        r#"tailyard_config_error{config="ingress",kind="Json"} 1"#,
+        r#"tailyard_config_last_change_timestamp_seconds{config="egress"} 991"#,
+        r#"tailyard_config_last_change_timestamp_seconds{config="ingress"} 991"#,
+        r#"tailyard_config_error{config="ingress",reason="Json"} 1"#,
         "tailyard_dns_names 2",
-        r#"tailyard_dns_answer_age_seconds{name="a.test"} 7"#,
-        r#"tailyard_dns_failing{name="b.test",kind="servfail"} 1"#,
-        r#"tailyard_dns_failures_total{kind="servfail"} 3"#,
+        r#"tailyard_dns_last_success_timestamp_seconds{name="a.test"} 993"#,
+        r#"tailyard_dns_failing{name="b.test",reason="ServFail"} 1"#,
+        r#"tailyard_dns_failures_total{reason="ServFail"} 3"#,
         r#"tailyard_tailscaled_state{state="Running"} 1"#,
-        "tailyard_tailscaled_state_age_seconds 2",
+        "tailyard_tailscaled_state_timestamp_seconds 998",
         "tailyard_tailscaled_restarts_total 4",
-        r#"tailyard_tailscaled_error{kind="exit"} 1"#,
-        "tailyard_state_writes_total 5",
-        r#"tailyard_state_error_age_seconds{kind="Unreachable"} 8"#,
+        r#"tailyard_tailscaled_error{reason="exit"} 1"#,
+        "tailyard_state_secret_writes_total 5",
+        r#"tailyard_state_secret_error_timestamp_seconds{reason="Unreachable"} 992"#,
     ];
-    exactly(&page, &["tailyard_ready", "tailyard_config", "tailyard_dns", "tailyard_tailscaled", "tailyard_state"], &expected);
+    exactly(&page, &["tailyard_read", "tailyard_config", "tailyard_dns", "tailyard_tailscaled", "tailyard_state"], &expected);
 }
 
 /// A family that a page shows and the documentation has not would be written past the registry.
@@ -222,12 +223,12 @@ fn names_and_units_follow_the_conventions() {
 #[tokio::test(start_paused = true)]
 async fn page_has_exactly_the_site_and_backend_series() {
     use crate::api::routes::Backend;
-    use crate::proxy::l7::{InPlace, Sample, stats};
+    use crate::proxy::ingress::l7::{InPlace, Sample, stats};
     let metrics = Metrics::new().expect("families");
-    assert!(!metrics.page(&snapshot(Instant::now()), None).contains("tailyard_site_"), "a replica without sites has none");
+    assert!(!metrics.page(&snapshot(Instant::now()), None).contains("tailyard_http_"), "a replica without sites has none");
     let counts = stats::Sample {
         codes: [0, 7, 0, 0, 1],
-        waited: Duration::from_millis(1500),
+        latency: HistogramSample { bounds: &[0.1, 2.0], counts: vec![5, 2, 1], sum: 4.5 },
         handshakes: [("ok", 3), ("UnknownName", 1)].into(),
         failures: [("Connect", 2)].into(),
         aborted: [("Client", 5)].into(),
@@ -243,36 +244,44 @@ async fn page_has_exactly_the_site_and_backend_series() {
         endpoints: [(Arc::new(backend), (3, 1))].into(),
         unfollowed: [("ns".to_owned(), "Forbidden")].into(),
     };
-    let barred = [("svc:a".to_owned(), crate::model::serve::Barred::NotAllowed)].into();
+    let barred = [("svc:a".to_owned(), crate::model::tailnet::serve_config::Barred::NotAllowed)].into();
     let page = metrics.page(&Snapshot { sites: Some(sample), barred, ..snapshot(Instant::now()) }, None);
     let expected = [
-        r#"tailyard_site_requests_total{proxied_service="svc:a",code="1xx"} 0"#,
-        r#"tailyard_site_requests_total{proxied_service="svc:a",code="2xx"} 7"#,
-        r#"tailyard_site_requests_total{proxied_service="svc:a",code="3xx"} 0"#,
-        r#"tailyard_site_requests_total{proxied_service="svc:a",code="4xx"} 0"#,
-        r#"tailyard_site_requests_total{proxied_service="svc:a",code="5xx"} 1"#,
-        r#"tailyard_site_wait_seconds_total{proxied_service="svc:a"} 1.5"#,
-        r#"tailyard_site_connections{proxied_service="svc:a"} 4"#,
-        r#"tailyard_site_handshakes_total{proxied_service="svc:a",result="ok"} 3"#,
-        r#"tailyard_site_handshakes_total{proxied_service="svc:a",result="UnknownName"} 1"#,
-        r#"tailyard_site_fallbacks_total{proxied_service="svc:a"} 0"#,
-        r#"tailyard_site_upgrades_total{proxied_service="svc:a"} 0"#,
-        r#"tailyard_site_backend_failures_total{proxied_service="svc:a",kind="Connect"} 2"#,
-        r#"tailyard_site_requests_aborted_total{proxied_service="svc:a",kind="Client"} 5"#,
-        r#"tailyard_site_certificate_missing{proxied_service="svc:a",name="a.ts.net"} 1"#,
-        r#"tailyard_site_port_error{proxied_service="svc:a",port="80"} 1"#,
-        r#"tailyard_site_funnel_barred{proxied_service="svc:a",kind="NotAllowed"} 1"#,
-        r#"tailyard_certificate_refused{name="b.ts.net",kind="Pair"} 1"#,
-        r#"tailyard_backend_endpoints{backend="ns/web:http"} 3"#,
-        r#"tailyard_backend_endpoints_shunned{backend="ns/web:http"} 1"#,
-        r#"tailyard_endpoints_error{backend_namespace="ns",kind="Forbidden"} 1"#,
+        r#"tailyard_http_requests_total{proxied_service="svc:a",code="1xx"} 0"#,
+        r#"tailyard_http_requests_total{proxied_service="svc:a",code="2xx"} 7"#,
+        r#"tailyard_http_requests_total{proxied_service="svc:a",code="3xx"} 0"#,
+        r#"tailyard_http_requests_total{proxied_service="svc:a",code="4xx"} 0"#,
+        r#"tailyard_http_requests_total{proxied_service="svc:a",code="5xx"} 1"#,
+        r#"tailyard_http_upstream_latency_seconds_bucket{proxied_service="svc:a",le="0.1"} 5"#,
+        r#"tailyard_http_upstream_latency_seconds_bucket{proxied_service="svc:a",le="2"} 7"#,
+        r#"tailyard_http_upstream_latency_seconds_bucket{proxied_service="svc:a",le="+Inf"} 8"#,
+        r#"tailyard_http_upstream_latency_seconds_sum{proxied_service="svc:a"} 4.5"#,
+        r#"tailyard_http_upstream_latency_seconds_count{proxied_service="svc:a"} 8"#,
+        r#"tailyard_http_connections{proxied_service="svc:a"} 4"#,
+        r#"tailyard_tls_handshakes_total{proxied_service="svc:a",result="ok"} 3"#,
+        r#"tailyard_tls_handshakes_total{proxied_service="svc:a",result="UnknownName"} 1"#,
+        r#"tailyard_http_clusterip_fallbacks_total{proxied_service="svc:a"} 0"#,
+        r#"tailyard_http_upgrades_total{proxied_service="svc:a"} 0"#,
+        r#"tailyard_http_upstream_errors_total{proxied_service="svc:a",reason="Connect"} 2"#,
+        r#"tailyard_http_requests_aborted_total{proxied_service="svc:a",reason="Client"} 5"#,
+        r#"tailyard_certificate_missing{proxied_service="svc:a",name="a.ts.net"} 1"#,
+        r#"tailyard_http_listener_error{proxied_service="svc:a",port="80"} 1"#,
+        r#"tailyard_funnel_unavailable{proxied_service="svc:a",reason="NotAllowed"} 1"#,
+        r#"tailyard_certificate_invalid{name="b.ts.net",reason="Pair"} 1"#,
+        r#"tailyard_upstream_endpoints{upstream="ns/web:http"} 3"#,
+        r#"tailyard_upstream_endpoints_ejected{upstream="ns/web:http"} 1"#,
+        r#"tailyard_endpointslice_watch_error{backend_namespace="ns",reason="Forbidden"} 1"#,
     ];
-    exactly(&page, &["tailyard_site", "tailyard_certificate", "tailyard_backend", "tailyard_endpoints"], &expected);
+    exactly(
+        &page,
+        &["tailyard_http", "tailyard_tls", "tailyard_funnel", "tailyard_certificate", "tailyard_upstream", "tailyard_endpoint"],
+        &expected,
+    );
 }
 
 #[test]
 fn page_has_exactly_the_certificate_series_of_each_name() {
-    use crate::model::issuance::Certificate;
+    use crate::model::ingress::cert_orders::Certificate;
     use crate::proxy::certs::{NameState, State};
     use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
@@ -297,14 +306,14 @@ fn page_has_exactly_the_certificate_series_of_each_name() {
         &format!(r#"tailyard_certificate_expiry_timestamp_seconds{{name="theirs"}} {expiry}"#),
         r#"tailyard_certificate_order_failures{name="good"} 0"#,
         r#"tailyard_certificate_order_failures{name="late"} 2"#,
-        r#"tailyard_certificate_error{name="late",kind="Empty"} 1"#,
-        r#"tailyard_certificate_error{name="late",kind="RateLimited"} 1"#,
-        r#"tailyard_certificate_error{name="late",kind="Unpermitted"} 1"#,
+        r#"tailyard_certificate_error{name="late",reason="Empty"} 1"#,
+        r#"tailyard_certificate_error{name="late",reason="RateLimited"} 1"#,
+        r#"tailyard_certificate_error{name="late",reason="Unpermitted"} 1"#,
         r#"tailyard_certificate_orders_total{result="issued"} 3"#,
         r#"tailyard_certificate_orders_total{result="RateLimited"} 2"#,
         "tailyard_certificates_restored_total 1",
         "tailyard_certificates_issued_last_week 1",
-        "tailyard_certificate_issuer 1",
+        "tailyard_certificate_leader 1",
     ];
     exactly(&page, &["tailyard_certificate"], &expected);
 }

@@ -192,5 +192,5 @@ async fn request_that_does_not_finish_is_cut_off_after_the_drain_time() {
 async fn a_taken_address_is_a_typed_error() {
     let server = start(routes(), Limits::default()).await;
     let error = Server::bind(server.address, routes(), Limits::default()).await.err().expect("taken");
-    assert_eq!(error.kind(), "address_in_use");
+    assert_eq!(error.reason(), "AddressInUse");
 }

@@ -39,7 +39,7 @@ async fn failures_and_panics_carry_their_cause() {
     let mut tasks = Tasks::new();
     tasks.run_forever("reader", async { panic!("out of {}", "luck") });
     let error = tasks.run(GRACE).await.expect_err("panicked");
-    assert_eq!((error.to_string().as_str(), error.kind()), ("task reader panicked: out of luck", "panicked"));
+    assert_eq!((error.to_string().as_str(), error.reason()), ("task reader panicked: out of luck", "Panicked"));
 }
 
 #[tokio::test(start_paused = true)]

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use tailyard::edge::files::watch::directory;
 use tailyard::edge::kube::{Cluster as Client, Event};
-use tailyard::model::backoff::Backoff;
+use tailyard::model::base::backoff::Backoff;
 use tailyard::model::config::EgressConfig;
-use tailyard::model::source::{Document, EgressDocument, Fault, InForce, Link, Source};
-use tailyard::proxy::configs::{Outputs, Sources, follow};
+use tailyard::model::config::source::{Document, EgressDocument, Fault, InForce, Link, Source};
+use tailyard::proxy::config::follow::{Outputs, Sources, follow};
 use tempfile::TempDir;
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -134,7 +134,7 @@ fn the_watch_survives_a_restart_of_the_api() {
         replica.becomes("before").await;
         replica.until("live", |state| state.link == Link::Live).await;
         cluster.kill_server();
-        replica.until("lost", |state| matches!(state.link, Link::Lost { kind: "Unreachable", .. })).await;
+        replica.until("lost", |state| matches!(state.link, Link::Lost { reason: "Unreachable", .. })).await;
         assert_eq!((replica.service(), replica.state.borrow().source), ("before".into(), Some(Source::Api)));
         cluster.start_server().await;
         cluster.write_config(NAME, &[("egress-services", &config("after"))]).await;
@@ -170,7 +170,7 @@ fn a_start_without_the_api_uses_the_mount_until_the_watch_takes_over() {
         let mut replica = Replica::start(&pod, "mounted", DEADLINE);
         replica.becomes("mounted").await;
         assert!(begin.elapsed() < Duration::from_secs(5), "the API is not waited for: {:?}", begin.elapsed());
-        replica.until("unreachable", |state| matches!(state.link, Link::Lost { kind: "Unreachable", .. })).await;
+        replica.until("unreachable", |state| matches!(state.link, Link::Lost { reason: "Unreachable", .. })).await;
         replica.project("mounted-2");
         replica.becomes("mounted-2").await;
         cluster.start_server().await;
@@ -208,7 +208,7 @@ fn a_deleted_or_broken_object_leaves_the_last_good_config() {
         let mut replica = Replica::start(&cluster.pod().await, "mounted", DEADLINE);
         replica.becomes("good").await;
         cluster.write_config(NAME, &[("egress-services", r#"{"cut":{"#)]).await;
-        replica.until("unreadable", |state| state.fault.as_ref().map(Fault::kind) == Some("Unreadable")).await;
+        replica.until("unreadable", |state| state.fault.as_ref().map(Fault::reason) == Some("Unreadable")).await;
         cluster.delete_config(NAME).await;
         replica.until("deleted", |state| state.fault == Some(Fault::Deleted)).await;
         assert_eq!(replica.service(), "good");
@@ -229,7 +229,7 @@ fn without_permission_the_mount_is_used_and_the_missing_rule_is_named() {
         let mut replica = Replica::start(&client, "mounted", DEADLINE);
         replica.becomes("mounted").await;
         let rule = r#"{apiGroups: [""], resources: ["configmaps"], resourceNames: ["eg-egress-config"], verbs: ["list"]}"#;
-        let named = |link: &Link| matches!(link, Link::Lost { kind: "Forbidden", reason, .. } if reason.contains(rule));
+        let named = |link: &Link| matches!(link, Link::Lost { reason: "Forbidden", message, .. } if message.contains(rule));
         replica.until("forbidden", |state| named(&state.link)).await;
         may_watch(&cluster).await;
         replica.becomes("watched").await;

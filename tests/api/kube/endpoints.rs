@@ -6,9 +6,9 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::json;
-use tailyard::model::endpoints::ServicePort;
-use tailyard::model::sites::read;
-use tailyard::proxy::l7::endpoints::{Known, follow};
+use tailyard::model::ingress::endpoints::ServicePort;
+use tailyard::model::ingress::vhosts::read;
+use tailyard::proxy::ingress::l7::endpoints::{Known, follow};
 use tokio::sync::watch;
 use tokio::time::timeout;
 

@@ -65,13 +65,13 @@ fn refusal<T: Debug>(what: &str, result: Result<T, kube::Error>) -> String {
     }
 }
 
-/// Specs that are refused, and what the message has.
-fn bad() -> Vec<(&'static str, Value, &'static [&'static str])> {
+/// Rejected specs: the kind, the spec and what the message contains.
+type Rejected = (&'static str, Value, &'static [&'static str]);
+
+fn rejected_groups() -> Vec<Rejected> {
     let group = |field: &str, value: Value| json!({"type": "egress", field: value});
     let ours = |value: Value| json!({"type": "egress", "tailyard": value});
-    let pod = |value: Value| json!({"statefulSet": {"pod": value}});
-    let container = |value: Value| json!({"statefulSet": {"pod": {"tailscaleContainer": value}}});
-    let ports = |value: Value| json!({"staticEndpoints": {"nodePort": value}});
+    let range = |value: Value| ours(json!({"matchPortRange": value}));
     let long = "a".repeat(64);
     vec![
         ("ProxyGroup", json!({}), &["spec.type", "Required value"]),
@@ -84,13 +84,26 @@ fn bad() -> Vec<(&'static str, Value, &'static [&'static str])> {
         ("ProxyGroup", group("hostnamePrefix", json!(long)), &["spec.hostnamePrefix", "should match"]),
         ("ProxyGroup", group("kubeAPIServer", json!({"mode": "some"})), &["spec.kubeAPIServer.mode", "\"auth\", \"noauth\""]),
         ("ProxyGroup", group("kubeAPIServer", json!({"hostname": "a-"})), &["spec.kubeAPIServer.hostname", "should match"]),
-        ("ProxyGroup", ours(json!({"drainGraceSeconds": -1})), &["spec.tailyard.drainGraceSeconds", "greater than or equal to 0"]),
-        ("ProxyGroup", ours(json!({"ports": {"from": 1}})), &["spec.tailyard.ports.to", "Required value"]),
-        ("ProxyGroup", ours(json!({"ports": {"from": 0, "to": 1}})), &["spec.tailyard.ports.from", "greater than or equal to 1"]),
-        ("ProxyGroup", ours(json!({"ports": {"from": 1, "to": 65536}})), &["spec.tailyard.ports.to", "less than or equal to 65535"]),
-        ("ProxyGroup", ours(json!({"ports": {"from": 2, "to": 1}})), &["spec.tailyard.ports", "ports.from must not be above ports.to"]),
-        ("ProxyGroup", ours(json!({"tunResource": "tun"})), &["spec.tailyard.tunResource", "should match"]),
-        ("ProxyGroup", ours(json!({"firewall": "pf"})), &["spec.tailyard.firewall", "\"iptables-legacy\""]),
+        ("ProxyGroup", ours(json!({"drainTimeoutSeconds": -1})), &["spec.tailyard.drainTimeoutSeconds", "greater than or equal to 0"]),
+        ("ProxyGroup", range(json!({"start": 1})), &["spec.tailyard.matchPortRange.end", "Required value"]),
+        ("ProxyGroup", range(json!({"start": 0, "end": 1})), &["spec.tailyard.matchPortRange.start", "greater than or equal to 1"]),
+        ("ProxyGroup", range(json!({"start": 1, "end": 65536})), &["spec.tailyard.matchPortRange.end", "less than or equal to 65535"]),
+        (
+            "ProxyGroup",
+            range(json!({"start": 2, "end": 1})),
+            &["spec.tailyard.matchPortRange", "start must not be above matchPortRange.end"],
+        ),
+        ("ProxyGroup", ours(json!({"tunDeviceResource": "tun"})), &["spec.tailyard.tunDeviceResource", "should match"]),
+        ("ProxyGroup", ours(json!({"firewallMode": "pf"})), &["spec.tailyard.firewallMode", "\"iptables-legacy\""]),
+    ]
+}
+
+fn rejected_specs() -> Vec<Rejected> {
+    let pod = |value: Value| json!({"statefulSet": {"pod": value}});
+    let container = |value: Value| json!({"statefulSet": {"pod": {"tailscaleContainer": value}}});
+    let ports = |value: Value| json!({"staticEndpoints": {"nodePort": value}});
+    let long = "a".repeat(64);
+    let others: Vec<Rejected> = vec![
         ("ProxyClass", json!({"statefulSet": {"labels": {"a": "b c"}}}), &["spec.statefulSet.labels.a", "should match"]),
         ("ProxyClass", json!({"statefulSet": {"labels": {"a": long}}}), &["spec.statefulSet.labels.a", "63"]),
         ("ProxyClass", pod(json!({"labels": {"a": "-b"}})), &["spec.statefulSet.pod.labels.a", "should match"]),
@@ -125,7 +138,8 @@ fn bad() -> Vec<(&'static str, Value, &'static [&'static str])> {
         ("Tailnet", json!({}), &["spec.credentials", "Required value"]),
         ("Tailnet", json!({"credentials": {}}), &["spec.credentials.secretName", "Required value"]),
         ("Tailnet", json!({"loginUrl": 1, "credentials": {"secretName": "a"}}), &["spec.loginUrl", "must be of type string"]),
-    ]
+    ];
+    rejected_groups().into_iter().chain(others).collect()
 }
 
 /// A container with everything that a class may have.
@@ -269,7 +283,7 @@ async fn nothing_is_null_and_quantities_may_be_numbers(cluster: &Cluster) {
 fn our_definitions_refuse_what_is_wrong_and_keep_what_is_right() {
     cluster(async |cluster| {
         install(&cluster, ours()).await;
-        for (kind, spec, parts) in bad() {
+        for (kind, spec, parts) in rejected_specs() {
             let what = format!("{kind} {spec}");
             let message = refusal(&what, objects(&cluster, kind).create(&PostParams::default(), &object(kind, "bad", &spec)).await);
             for part in parts {
@@ -349,8 +363,8 @@ fn the_operators_definitions_carry_our_types_and_either_follows_the_other() {
         nothing_is_null_and_quantities_may_be_numbers(&cluster).await;
 
         let groups: Api<ProxyGroup> = Api::all(cluster.admin());
-        let own = json!({"type": "egress", "tailyard": {"drainGraceSeconds": 30, "ports": {"from": 1, "to": 2}, "tunResource": "a.example/tun",
-            "podSysctls": true, "firewall": "iptables-nft"}});
+        let own = json!({"type": "egress", "tailyard": {"drainTimeoutSeconds": 30, "matchPortRange": {"start": 1, "end": 2}, "tunDeviceResource": "a.example/tun",
+            "usePodSysctls": true, "firewallMode": "iptables-nft"}});
         let made: DynamicObject = object("ProxyGroup", "own", &own);
         let made = objects(&cluster, "ProxyGroup").create(&PostParams::default(), &made).await.expect("made");
         assert_eq!(made.data["spec"], json!({"type": "egress"}), "what is ours alone is dropped and nothing else is said of it");
@@ -370,7 +384,7 @@ fn the_operators_definitions_carry_our_types_and_either_follows_the_other() {
         };
         // The API server serves the new schema a moment after the definition says so.
         eventually_async("fields of ours", DEADLINE, write, |spec| *spec == own).await;
-        let firewall = groups.get("own").await.expect("a group").spec.tailyard.and_then(|ours| ours.firewall);
+        let firewall = groups.get("own").await.expect("a group").spec.tailyard.and_then(|ours| ours.firewall_mode);
         assert_eq!(firewall, Some(Firewall::IptablesNft));
 
         install(&cluster, theirs()).await;

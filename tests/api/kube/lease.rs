@@ -6,7 +6,7 @@ use k8s_openapi::api::coordination::v1::Lease as Object;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::json;
 use tailyard::edge::kube::{Leading, Lease};
-use tailyard::model::lease::{Candidate, Terms};
+use tailyard::model::controller::leader::{Candidate, Terms};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;

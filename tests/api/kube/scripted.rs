@@ -9,7 +9,7 @@ use futures_util::StreamExt;
 use futures_util::stream::BoxStream;
 use tailyard::edge::kube::{Cluster as Client, Event, StateSecret};
 use tailyard::edge::netns::Namespace;
-use tailyard::model::backoff::Backoff;
+use tailyard::model::base::backoff::Backoff;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -125,7 +125,7 @@ impl Told {
             Event::Current(values) => String::from_utf8(values["egress-services"].to_vec()).expect("text"),
             Event::Gone => "gone".into(),
             Event::Live => "live".into(),
-            Event::Lost(error) => format!("lost: {}", error.kind()),
+            Event::Lost(error) => format!("lost: {}", error.reason()),
         }
     }
 
@@ -188,7 +188,7 @@ fn a_server_that_never_answers_is_given_up_in_time() {
     script(answers, async |script| {
         let begin = Instant::now();
         let error = StateSecret::new(script.client.clone(), "eg-0").get().await.expect_err("no answer");
-        assert_eq!(error.kind(), "Timeout", "{error}");
+        assert_eq!(error.reason(), "Timeout", "{error}");
         assert!(begin.elapsed() < DEADLINE / 2, "{:?}", begin.elapsed());
     });
 }

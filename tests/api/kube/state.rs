@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tailyard::edge::kube::{StateSecret, Verb};
-use tailyard::model::backoff::Backoff;
-use tailyard::model::state::{Start, consistent};
-use tailyard::proxy::report::{self, Health, Ledger, Rhythm, Store};
+use tailyard::model::base::backoff::Backoff;
+use tailyard::model::tailnet::state::{Start, consistent};
+use tailyard::proxy::state_secret::writer::{self, Health, Ledger, Rhythm, Store};
 use tokio::time::timeout;
 
 use kit::apiserver::{Cluster, DEADLINE, cluster};
@@ -26,7 +26,7 @@ fn rhythm() -> Rhythm {
 async fn report(cluster: &Cluster) -> Ledger {
     let store = Store::Secret(StateSecret::new(cluster.pod().await, NAME));
     let start = Start { capver: Some(138), pod_uid: Some("u-1".into()), auth_key: String::new() };
-    let (ledger, reporter) = report::new(store, start, rhythm());
+    let (ledger, reporter) = writer::new(store, start, rhythm());
     tokio::spawn(reporter.run());
     ledger
 }
@@ -36,7 +36,7 @@ async fn written(ledger: &Ledger) {
 }
 
 async fn fails(ledger: &Ledger, kinds: &[&str]) -> Health {
-    let holds = |health: &Health| health.fault.as_ref().is_some_and(|fault| kinds.contains(&fault.kind));
+    let holds = |health: &Health| health.fault.as_ref().is_some_and(|fault| kinds.contains(&fault.reason));
     let found = timeout(DEADLINE, async { ledger.health().wait_for(holds).await.expect("running").clone() }).await;
     found.unwrap_or_else(|_| panic!("never {kinds:?}: {:?}", ledger.health().borrow()))
 }
@@ -86,7 +86,7 @@ fn what_could_not_be_written_while_the_api_was_away_is_written_once() {
             ledger.set("egress-services", round.to_string());
         }
         let health = fails(&ledger, &["Unreachable", "Timeout"]).await;
-        assert!(health.fault.expect("a fault").message.contains("does not depend on it"));
+        assert!(health.fault.expect("a fault").message.contains("is not affected"));
         ledger.set("egress-services", "the last");
         cluster.start_server().await;
         written(&ledger).await;
@@ -122,7 +122,7 @@ fn a_start_with_the_api_away_writes_all_of_it_when_it_comes() {
         cluster.make_secret(NAME, &[("https_endpoint", "old")]).await;
         let pod = cluster.pod().await;
         cluster.kill_server();
-        let (ledger, reporter) = report::new(Store::Secret(StateSecret::new(pod, NAME)), Start::default(), rhythm());
+        let (ledger, reporter) = writer::new(Store::Secret(StateSecret::new(pod, NAME)), Start::default(), rhythm());
         tokio::spawn(reporter.run());
         ledger.set("device_id", "n1");
         fails(&ledger, &["Unreachable"]).await;

@@ -1,5 +1,7 @@
 //! Changes of what is there: what stays keeps what it has, what is mended is mended, and what is not asked for any more goes.
 
+use std::time::{Duration, Instant};
+
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret, Service};
 use kube::Api;
@@ -11,6 +13,9 @@ use crate::reconciler::lacking::{node_port, static_endpoints};
 use kit::apiserver::DEADLINE;
 use kit::reconciler::stage;
 use kit::wait::eventually_async;
+
+/// How often an edit is made; each is in the config within a second on average.
+const EDITS: u32 = 20;
 
 #[test]
 fn ports_stay_through_changes_of_the_service_and_of_the_reconciler() {
@@ -47,6 +52,26 @@ fn ports_stay_through_changes_of_the_service_and_of_the_reconciler() {
         assert_eq!(stage.told("g").await, told, "the next leader tells the same");
         let child = stage.here::<Service>().get(&name).await.expect("a child");
         assert_eq!(json!(child.spec.and_then(|spec| spec.ports)), ports);
+    });
+}
+
+#[test]
+fn edit_is_in_the_config_within_a_second() {
+    stage(async |stage| {
+        let _running = stage.reconciler("one", 9100);
+        stage.ready_group().await;
+        stage.service("s", "g").await;
+        stage.served("s", "g", 1).await;
+        let begin = Instant::now();
+        for number in 0..EDITS {
+            let target = format!("100.64.0.{}", 10 + number);
+            let patch = Patch::Merge(json!({"metadata": {"annotations": {"tailscale.com/tailnet-ip": target}}}));
+            stage.users().patch("s", &PatchParams::default(), &patch).await.expect("changed");
+            let written = |config: &serde_json::Map<String, serde_json::Value>| config["default-s"]["tailnetTarget"]["ip"] == target;
+            eventually_async("the target is written", DEADLINE, async || stage.config("g").await, written).await;
+        }
+        println!("{EDITS} edits took {:?}", begin.elapsed());
+        assert!(begin.elapsed() < Duration::from_secs(1) * EDITS, "{:?}", begin.elapsed());
     });
 }
 

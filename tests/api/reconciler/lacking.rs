@@ -65,7 +65,7 @@ fn a_permission_that_is_missing_is_named_and_harms_nobody_else() {
         let events = async || stage.events("late").await;
         eventually_async("and told", DEADLINE, events, |told| told.iter().any(|told| told.contains(rule))).await;
         eventually_async("and logged", DEADLINE, async || running.log(), |log| log.contains("add the rule")).await;
-        assert!(running.metric("tailyard_reconcile_errors_total{error=\"Forbidden\"") > 0, "and counted");
+        assert!(running.metric("tailyard_reconcile_errors_total{kind=\"ProxyGroup\",reason=\"Forbidden\"") > 0, "and counted");
         stage.service("s", "g").await;
         stage.served("s", "g", 1).await;
         let api = stage.here::<Role>();
@@ -108,7 +108,7 @@ fn events_that_are_not_allowed_are_done_without() {
         eventually_async("the condition says it", DEADLINE, told, |told| told.contains("ServiceAccount ts/g is in the way")).await;
         let log = async || running.log();
         eventually_async("what is missing is logged", DEADLINE, log, |log| {
-            log.contains("an Event is lost") && log.contains("events.k8s.io")
+            log.contains("cannot write an Event") && log.contains("events.k8s.io")
         })
         .await;
         stage.delete(&stage.here::<ServiceAccount>(), "g").await;
@@ -116,7 +116,7 @@ fn events_that_are_not_allowed_are_done_without() {
         eventually_async("the group is made", DEADLINE, told, |told| told.starts_with("True")).await;
         stage.credential("secret", "wrong");
         eventually_async("something else to tell", DEADLINE, told, |told| told.contains("ProxyGroupTailnetUnavailable")).await;
-        assert_eq!(running.log().matches("an Event is lost").count(), 1, "said once");
+        assert_eq!(running.log().matches("cannot write an Event").count(), 1, "said once");
         let services = Api::<Service>::namespaced(stage.client.clone(), "watched");
         let object = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "bad",
             "annotations": {"tailscale.com/proxy-group": "g", "tailscale.com/tailnet-ip": "nonsense"}},
@@ -212,14 +212,14 @@ fn a_group_of_a_type_that_is_not_served_is_left_alone() {
         let group = json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyGroup", "metadata": {"name": "in"}, "spec": {"type": "kube-apiserver"}});
         let groups = stage.all::<ProxyGroup>();
         groups.patch("in", &PatchParams::apply("user"), &Patch::Apply(&group)).await.expect("made");
-        let counted = async || running.metric("tailyard_unserved_groups");
+        let counted = async || running.metric("tailyard_unmanaged_proxygroups");
         eventually_async("it is counted", DEADLINE, counted, |count| *count == 1).await;
-        eventually_async("and logged", DEADLINE, async || running.log(), |log| log.contains("it is left to the Tailscale operator")).await;
+        eventually_async("and logged", DEADLINE, async || running.log(), |log| log.contains("leaving it to the Tailscale operator")).await;
         stage.quiet(&running).await;
         let held = groups.get("in").await.expect("there");
         assert_eq!((held.metadata.finalizers, held.status.map(|status| status.conditions.len())), (None, None));
         assert_eq!(stage.cluster.count("patch", "proxygroups"), 0);
-        assert_eq!(running.log().matches("it is left to the Tailscale operator").count(), 1, "logged once");
+        assert_eq!(running.log().matches("leaving it to the Tailscale operator").count(), 1, "logged once");
         stage.delete(&groups, "in").await;
         stage.gone(&groups, "in").await;
     });

@@ -2,7 +2,7 @@
 
 use kube::api::{DeleteParams, PostParams};
 use serde_json::json;
-use tailyard::model::source::{Document, EgressDocument};
+use tailyard::model::config::source::{Document, EgressDocument};
 
 use kit::apiserver::DEADLINE;
 use kit::reconciler::{Stage, stage};
@@ -26,7 +26,7 @@ async fn make(stage: &Stage, number: usize) {
 fn a_config_that_does_not_fit_is_written_compressed_and_read_by_a_replica() {
     stage(async |stage| {
         let _running = stage.reconciler_with("one", 9100, &["--tenancy", "open"]);
-        stage.group_of("g", json!({"type": "egress", "tailyard": {"ports": {"from": 10_000, "to": 60_000}}})).await;
+        stage.group_of("g", json!({"type": "egress", "tailyard": {"matchPortRange": {"start": 10_000, "end": 60_000}}})).await;
         stage.join("g", 2).await;
         let held = async || stage.config("g").await.len();
         for number in 0..SERVICES {

@@ -102,7 +102,7 @@ fn what_a_control_plane_refuses_is_said_by_the_group_that_asked() {
         let tries = stage.hosted.calls("POST /api/v2/tailnet/-/keys");
         eventually_async("and again", DEADLINE, more, |calls| *calls > tries + 1).await;
         assert_eq!(stage.cluster.count("patch", "proxygroups"), writes, "said once");
-        assert!(running.metric("tailyard_reconcile_errors_total{error=\"refused\"") > 0);
+        assert!(running.metric("tailyard_reconcile_errors_total{kind=\"ProxyGroup\",reason=\"Refused\"") > 0);
         stage.hosted.deny_nothing();
         stage.poke().await;
         stage.join("g", 1).await;

@@ -7,6 +7,7 @@ use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use tailyard::api::proxygroup::ProxyGroup;
 
+use super::groups;
 use kit::apiserver::DEADLINE;
 use kit::reconciler::{USERS, stage};
 use kit::wait::{eventually_async, until_async};
@@ -70,6 +71,26 @@ fn an_ingress_is_published_and_let_go() {
         let calls = stage.hosted.all_calls();
         let deleted = calls.iter().filter(|call| call.starts_with("DELETE") && call.contains("vip-services")).count();
         assert_eq!(deleted, 1, "{calls:?}");
+    });
+}
+
+#[test]
+fn deleted_objects_of_an_ingress_group_are_back() {
+    stage(async |stage| {
+        let _running = stage.reconciler("one", 9100);
+        stage.publisher("g", 2).await;
+        stage.ingress("app", "g", "my-app").await;
+        let sites = async || stage.published("g", "tailyard-routes.json").await;
+        let before = eventually_async("the site is written", DEADLINE, sites, |sites| sites["svc:my-app"].is_object()).await;
+        let named = async || (stage.named("g-0").await, stage.named("g-1").await);
+        let both = |(one, two): &(Vec<String>, Vec<String>)| one == two && *one == ["svc:my-app"];
+        eventually_async("the replicas have the name", DEADLINE, named, both).await;
+        groups::delete_objects(&stage, "g").await;
+        // Replicas write anew what their state Secrets have lost.
+        stage.attend("g", 2).await;
+        eventually_async("the same site", DEADLINE, sites, |sites| *sites == before).await;
+        eventually_async("the replicas have the name again", DEADLINE, named, both).await;
+        assert!(stage.hosted.vips().contains_key("svc:my-app"));
     });
 }
 
@@ -174,10 +195,10 @@ fn a_host_of_ones_own_shows_a_certificate_that_may_be_named() {
         stage.cluster.make_secret("www", &[("tls.crt", "a chain"), ("tls.key", "a key")]).await;
         let told = async || stage.events("app").await;
         eventually_async("what is missing", DEADLINE, told, |told| {
-            told.iter().any(|told| told.contains("label tailyard.io/certificate=true"))
+            told.iter().any(|told| told.contains("label tailyard.io/allow-ingress-tls=true"))
         })
         .await;
-        let labelled = Patch::Merge(json!({"metadata": {"labels": {"tailyard.io/certificate": "true"}}}));
+        let labelled = Patch::Merge(json!({"metadata": {"labels": {"tailyard.io/allow-ingress-tls": "true"}}}));
         stage.here::<Secret>().patch("www", &PatchParams::default(), &labelled).await.expect("labelled");
         let hosts = async || stage.published("g", "tailyard-routes.json").await["svc:app"]["hosts"]["www.example.com"].clone();
         eventually_async("it is served", DEADLINE, hosts, |host| *host == json!({"secret": "www"})).await;
@@ -202,17 +223,20 @@ fn a_funnel_that_replicas_do_not_get_is_told_to_whom_it_concerns() {
         }
         stage.serves("app", "g").await;
         stage.serves("inside", "g").await;
-        stage.cluster.patch_secret("g-0", &[("tailyard-barred.json", r#"{"svc:app":"the tailnet does not let this node be"}"#)]).await;
+        stage
+            .cluster
+            .patch_secret("g-0", &[("tailyard-funnel-errors.json", r#"{"svc:app":"the tailnet does not let this node be"}"#)])
+            .await;
         let told = async || stage.events("app").await;
-        let wanted = "PartlyPublished It is not reached from the internet (Funnel), as the tailnet does not let this node be.";
+        let wanted = "PartiallyAdvertised It is not reached from the internet (Funnel), as the tailnet does not let this node be.";
         eventually_async("why it is not reached", DEADLINE, told, |told| told.iter().any(|told| told == wanted)).await;
-        let published = async || stage.says("g", "TailyardPublished").await;
+        let published = async || stage.says("g", "TailyardServicesAdvertised").await;
         eventually_async("the group says who", DEADLINE, published, |said| {
-            said.contains("1 of 2") && said.contains("default/app (PartlyPublished)")
+            said.contains("1 of 2") && said.contains("default/app (PartiallyAdvertised)")
         })
         .await;
         assert_eq!(stage.events("inside").await, [""; 0]);
-        stage.cluster.patch_secret("g-0", &[("tailyard-barred.json", "{}")]).await;
+        stage.cluster.patch_secret("g-0", &[("tailyard-funnel-errors.json", "{}")]).await;
         eventually_async("all is well", DEADLINE, published, |said| said.starts_with("True")).await;
         stage.quiet(&running).await;
     });
@@ -261,7 +285,7 @@ fn a_bad_one_stops_no_other_and_keeps_what_it_had() {
         stage.told_both("g", &["svc:good", "svc:turns"]).await;
         let taken = async || stage.events("other").await;
         eventually_async("whose the name is", DEADLINE, taken, |told| {
-            told.iter().any(|told| told.starts_with("NameTaken Ingress default/good has the name good already"))
+            told.iter().any(|told| told.starts_with("NameConflict Ingress default/good has the name good already"))
         })
         .await;
         let wrong =
@@ -282,7 +306,7 @@ fn a_bad_one_stops_no_other_and_keeps_what_it_had() {
         stage.delete(&stage.ingresses(), "good").await;
         stage.advertise("g", 2).await;
         stage.gone(&stage.ingresses(), "good").await;
-        let origin = async || stage.published("g", "tailyard-origins.json").await["svc:good"]["name"].clone();
+        let origin = async || stage.published("g", "tailyard-owners.json").await["svc:good"]["name"].clone();
         eventually_async("the next one has the name", DEADLINE, origin, |name| name == "other").await;
     });
 }

@@ -179,7 +179,7 @@ fn what_a_policy_refuses_of_one_service_holds_up_no_other() {
         stage.service("bad", "g").await;
         stage.service("good", "g").await;
         stage.served("good", "g", 2).await;
-        let refused = async || running.metric("tailyard_reconcile_errors_total{error=\"Invalid\",kind=\"ProxyGroup\"");
+        let refused = async || running.metric("tailyard_reconcile_errors_total{kind=\"ProxyGroup\",reason=\"Invalid\"");
         eventually_async("it is counted", DEADLINE, refused, |count| *count > 0).await;
         let told = async || stage.events("bad").await;
         eventually_async("it is said", DEADLINE, told, |told| told.iter().any(|told| told.contains("it is not to be touched"))).await;

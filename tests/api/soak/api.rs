@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
-use tailyard::demo::fleet::Launch;
+use tailyard::demo::replicas::Launch;
 use tailyard::demo::topology::{Topology, pod_nets, route};
 use tokio::sync::{mpsc, oneshot};
 

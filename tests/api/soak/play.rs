@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use tailyard::demo::board::look;
-use tailyard::demo::fleet::Replica;
-use tailyard::demo::script::{Blow, Script, ScriptError};
+use tailyard::demo::replicas::Replica;
+use tailyard::demo::scenario::{Blow, Script, ScriptError};
+use tailyard::demo::scoreboard::look;
 use tailyard::demo::swap::catch_up;
 use tokio::task::JoinHandle;
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use fastrand::Rng;
-use tailyard::demo::script::{Blow, Step};
+use tailyard::demo::scenario::{Blow, Step};
 
 use crate::soak::daemon::OTHERS;
 

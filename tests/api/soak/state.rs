@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tailyard::api::egress::{KEY, PortMap, Status};
 use tailyard::api::state::DEVICE_ID;
-use tailyard::demo::board::Board;
+use tailyard::demo::scoreboard::Board;
 use tailyard::demo::services::{Service, of_family};
 use tailyard::demo::topology::{FIRST_REPLICA, FIRST_TARGET, tailnet_nets};
 

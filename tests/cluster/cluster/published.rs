@@ -45,7 +45,7 @@ fn answer(guest: &Machine) -> Option<()> {
 
 fn group() -> Value {
     json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyGroup", "metadata": {"name": "in"},
-        "spec": {"type": "ingress", "replicas": 2, "tailyard": {"addresses": ["10.9.0.0/24"], "drainGraceSeconds": whole::GRACE}}})
+        "spec": {"type": "ingress", "replicas": 2, "tailyard": {"serviceCIDRs": ["10.9.0.0/24"], "drainTimeoutSeconds": whole::GRACE}}})
 }
 
 fn backend() -> Value {

@@ -37,7 +37,7 @@ struct Target {
 type Scenario = (&'static str, fn(&Stage));
 
 /// In the order in which they happen.
-const ALL: [Scenario; 12] = [
+const ALL: [Scenario; 13] = [
     ("a rolling restart", changes::a_rolling_restart_loses_nothing),
     ("two replicas to three and back", changes::scaling_loses_nothing_and_restarts_nobody_else),
     ("a leaving replica with established connections", changes::a_leaving_replica_resets_what_outlives_its_grace),
@@ -46,6 +46,7 @@ const ALL: [Scenario; 12] = [
     ("tailscaled killed", faults::a_killed_tailscaled_is_hardly_noticed),
     ("no reconciler", outages::targets_move_without_a_reconciler),
     ("no API server", outages::without_an_api_server_everything_goes_on),
+    ("a container killed without an API server", outages::a_container_starts_without_an_api_server),
     ("a Service published by a route", published::a_service_is_reached_by_a_route_that_was_approved),
     ("a node cut off", faults::a_node_that_is_cut_off_is_left_out_once_kubernetes_sees_it),
     ("a group deleted before its Service", changes::a_group_goes_before_its_service),

@@ -65,7 +65,7 @@ pub(crate) fn delete_without_reconciler(cluster: &Cluster) {
 /// A group of two replicas.
 pub(crate) fn group(name: &str) -> Value {
     json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "ProxyGroup", "metadata": {"name": name},
-        "spec": {"type": "egress", "replicas": 2, "tailyard": {"drainGraceSeconds": GRACE}}})
+        "spec": {"type": "egress", "replicas": 2, "tailyard": {"drainTimeoutSeconds": GRACE}}})
 }
 
 /// A Service that leads to a node of the tailnet through a group, over TCP and UDP.

@@ -9,7 +9,7 @@ use kit::operators::{PORT, Stage};
 /// New connections each second.
 const RATE: &str = "50";
 /// After how many seconds a connection has failed: longer than WireGuard takes to ask a second time for a handshake, which is 5 s.
-const PATIENCE: &str = "10";
+const PATIENCE: &str = "10s";
 
 /// A load, and what happened so far.
 pub(crate) struct Acts<'a> {
@@ -39,7 +39,7 @@ impl<'a> Acts<'a> {
     /// Begins the load in a Pod of this name.
     pub(crate) fn begin(stage: &'a Stage, name: &str) -> Self {
         let to = format!("db.default.svc.cluster.local:{PORT}");
-        let args = [&to[..], "--expect", "db ", "--rate", RATE, "--patience", PATIENCE];
+        let args = [&to[..], "--expect", "db ", "--rate", RATE, "--timeout", PATIENCE];
         Self { stage, load: Load::begin(&stage.cluster, name, None, &args), past: Vec::new() }
     }
 

@@ -60,6 +60,11 @@ impl Stage {
         ]);
     }
 
+    /// The directory of the ACME server.
+    pub(crate) fn directory(&self) -> &str {
+        &self.front.directory
+    }
+
     /// What the replicas that there are said of late, for whoever looks for a cause.
     pub(crate) fn said(&self) -> String {
         let selector = format!("tailscale.com/parent-resource={GROUP}");

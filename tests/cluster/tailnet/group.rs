@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use tailyard::model::net::Family;
+use tailyard::model::base::net::Family;
 
 use kit::machine::DEADLINE;
 use kit::machine::{Machine, Process, child};
@@ -25,7 +25,23 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 pub(crate) struct Replica {
     pub(crate) machine: Machine,
     process: Option<Process>,
+    manner: Manner,
 }
+
+/// How a replica differs from most.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Manner {
+    /// It uses the subnet routes of others.
+    pub(crate) routes: bool,
+    /// `NODE_IP`.
+    pub(crate) node_ip: &'static str,
+    /// It has the capabilities of a Pod with `tunDeviceResource` alone.
+    pub(crate) confined: bool,
+}
+
+/// Takes away what a Pod with `tunDeviceResource` does not have.
+const CONFINED: [&str; 5] =
+    ["/usr/bin/setpriv", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all,+net_admin,+net_bind_service,+net_raw", "--"];
 
 /// New connections without pause, each to a replica that is ready.
 pub(crate) struct Load {
@@ -48,22 +64,22 @@ pub(crate) struct Outcome {
 impl Replica {
     /// Starts one with this egress config and waits until it is ready.
     pub(crate) fn start(tailnet: &Tailnet, name: &str, egress: &serde_json::Value) -> Self {
-        Self::start_with(tailnet, name, egress, false)
+        Self::start_with(tailnet, name, egress, Manner::default())
     }
 
-    /// The same, and whether it uses the subnet routes of others.
-    pub(crate) fn start_with(tailnet: &Tailnet, name: &str, egress: &serde_json::Value, routes: bool) -> Self {
+    /// The same, in a manner of its own.
+    pub(crate) fn start_with(tailnet: &Tailnet, name: &str, egress: &serde_json::Value, manner: Manner) -> Self {
         let machine = tailnet.machine(name);
         machine.node.sysctl("net.ipv4.ip_forward", "1");
         machine.node.sysctl("net.ipv6.conf.all.forwarding", "1");
         for (dir, file, text) in
-            [("conf", "cap-106.hujson", conf_with(name, tailnet.key(), routes)), ("egress", "egress-services", egress.to_string())]
+            [("conf", "cap-106.hujson", conf_with(name, tailnet.key(), manner.routes)), ("egress", "egress-services", egress.to_string())]
         {
             let dir = machine.own_dir().join(dir);
             fs::create_dir_all(&dir).expect("made");
             fs::write(dir.join(file), text).expect("written");
         }
-        let mut replica = Self { machine, process: None };
+        let mut replica = Self { machine, process: None, manner };
         replica.run();
         replica.wait_ready();
         replica.machine.tailnet_addresses();
@@ -78,16 +94,18 @@ impl Replica {
         let (tailscaled, tailscale) = (bin.join("tailscaled").display().to_string(), bin.join("tailscale").display().to_string());
         let (ip, socket) = (self.machine.address.to_string(), self.machine.socket().display().to_string());
         let argv = [kit::tailyard(), "proxy", "--egress-config", &egress, "--state-file", &state, "--pod-ips", &ip];
-        let flags = ["--tailscaled", &tailscaled, "--tailscale", &tailscale, "--drain-grace", "3s", "--backend", "nftables"];
+        let flags = ["--tailscaled", &tailscaled, "--tailscale", &tailscale, "--drain-timeout", "3s", "--firewall-mode", "nftables"];
         let env = [
             ("TS_USERSPACE", "false"),
+            ("NODE_IP", self.manner.node_ip),
             ("TS_SOCKET", &socket),
             ("TS_STATE_DIR", "/run/ts"),
             ("TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR", &conf),
             ("TS_ENABLE_HEALTH_CHECK", "true"),
             ("TS_ENABLE_METRICS", "true"),
         ];
-        self.process = Some(self.machine.contain("tailyard", &[&argv[..], &flags[..]].concat(), &env));
+        let confined = if self.manner.confined { &CONFINED[..] } else { &[] };
+        self.process = Some(self.machine.contain("tailyard", &[confined, &argv[..], &flags[..]].concat(), &env));
     }
 
     /// The process that does its work, by its id outside; nothing while there is none.
@@ -196,7 +214,8 @@ impl Drop for Load {
     }
 }
 
-fn get(from: &Node, to: SocketAddr, path: &str) -> io::Result<String> {
+/// Asks over HTTP: the whole answer, head and body.
+pub(crate) fn get(from: &Node, to: SocketAddr, path: &str) -> io::Result<String> {
     let mut stream = from.connect(to, PATIENCE)?;
     write!(stream, "GET {path} HTTP/1.1\r\nHost: replica\r\nConnection: close\r\n\r\n")?;
     let mut answer = String::new();

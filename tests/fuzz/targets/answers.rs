@@ -6,10 +6,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
+use tailyard::model::base::net::InterfaceName;
 use tailyard::model::config::IngressConfig;
-use tailyard::model::net::InterfaceName;
 use tailyard::model::plan::Planned;
-use tailyard::model::world::{Single, World};
+use tailyard::model::plan::world::{Single, World};
 
 const CONFIG: &[u8] = br#"{"svc:db":{"IPv4Mapping":{"TailscaleServiceIP":"100.99.1.2","ClusterIP":""},
     "IPv6Mapping":{"TailscaleServiceIP":"fd7a::99","ClusterIP":""},"externalName":"db.test"}}"#;

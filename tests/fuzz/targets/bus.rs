@@ -7,8 +7,8 @@ use std::net::IpAddr;
 
 use libfuzzer_sys::fuzz_target;
 use tailyard::api::localapi::{DnsConfig, Notify, Status};
-use tailyard::model::netmap::via6;
-use tailyard::model::notify::Fold;
+use tailyard::model::base::netmap::via6;
+use tailyard::model::tailnet::ipn_bus::Fold;
 
 fuzz_target!(|data: &[u8]| {
     let mut fold = Fold::default();

@@ -7,8 +7,8 @@ use libfuzzer_sys::fuzz_target;
 use tailyard::api::issuance::Note;
 use tailyard::edge::acme::AccountKey;
 use tailyard::edge::tls::Certificates;
-use tailyard::model::certificate::Pair;
-use tailyard::model::issuance::{Window, renew_at, usable};
+use tailyard::model::ingress::cert_orders::{Window, renew_at, usable};
+use tailyard::model::ingress::certificate::Pair;
 
 /// A certificate of `a.ts.net` and `*.b.ts.net`, and its key, which is nobody's.
 const CHAIN: &str = "MIIBjjCCATSgAwIBAgIUT5vMHoadp5rD4F6VyzC4TrLoLBUwCgYIKoZIzj0EAwIwDDEKMAgGA1UEAwwBYTAeFw0yNjExMjIwNDAxMjJaFw0zNjExMTkwNDAxMjJaMAwxCjAIBgNVBAMMAWEwWTATBgcqhkjOPQIBBggqhkjOPQMBBwNCAARB6HDYDugfiKr95P/GILD0/O2GyrPZXXRAG1le0+j5YGiWtX5yNYpSOOsew47BqVefSNnJL7eYAsPLJn280kU2o3QwcjAdBgNVHQ4EFgQUWg9YRrm/tWoICZ48nfpdW1t9mskwHwYDVR0jBBgwFoAUWg9YRrm/tWoICZ48nfpdW1t9mskwDwYDVR0TAQH/BAUwAwEB/zAfBgNVHREEGDAWgghhLnRzLm5ldIIKKi5iLnRzLm5ldDAKBggqhkjOPQQDAgNIADBFAiEAuWr9FAwsxK0X7oRxv+5ikEnbdsWZTUvC/Qd8TGRRZpgCIHzWK+ly+rSCn5ly0Ya1Vqy/x52orJwbGqa7sGpkRKFG";

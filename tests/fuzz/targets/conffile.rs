@@ -4,8 +4,8 @@
 use std::collections::BTreeSet;
 
 use libfuzzer_sys::fuzz_target;
-use tailyard::model::advertise::Advertised;
-use tailyard::model::supervise::conffile::{self, ConfFault, ConfFile};
+use tailyard::model::tailnet::advertise::Advertised;
+use tailyard::model::tailnet::supervise::conffile::{self, ConfFault, ConfFile};
 
 fuzz_target!(|data: &[u8]| {
     let services = BTreeSet::from(["svc:a".to_owned()]);

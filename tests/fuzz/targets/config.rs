@@ -4,11 +4,12 @@
 use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
+use tailyard::model::base::net::{Family, InterfaceName};
 use tailyard::model::config::{EgressConfig, IngressConfig};
-use tailyard::model::net::{Family, InterfaceName};
+use tailyard::model::firewall::iptables;
+use tailyard::model::firewall::nft;
 use tailyard::model::plan::Planned;
-use tailyard::model::world::World;
-use tailyard::model::{iptables, nft};
+use tailyard::model::plan::world::World;
 
 fuzz_target!(|data: &[u8]| {
     let (first, second) = data.split_at(data.len() / 2);

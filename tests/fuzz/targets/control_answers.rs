@@ -4,8 +4,8 @@
 use libfuzzer_sys::fuzz_target;
 use tailyard::api::control::{CreatedKey, NodeAnswer, Refusal, TailscaleDevice, TokenAnswer};
 use tailyard::api::vip::{VipService, VipServices};
-use tailyard::model::identity::{DeviceName, KeyId};
-use tailyard::model::publish::{Asked, Owner, judge, release};
+use tailyard::model::controller::identity::{DeviceName, KeyId};
+use tailyard::model::controller::ingress_spec::{Asked, Owner, judge, release};
 
 fuzz_target!(|data: &[u8]| {
     let _ = (serde_json::from_slice::<TokenAnswer>(data), serde_json::from_slice::<Refusal>(data));
@@ -20,7 +20,8 @@ fuzz_target!(|data: &[u8]| {
     }
     if let Ok(service) = serde_json::from_slice::<VipService>(data) {
         let owner = Owner { id: "here".to_owned(), ..Owner::default() };
-        let asked = Asked { name: "svc:a".to_owned(), group: "g".to_owned(), tags: Vec::new(), ports: Vec::new(), share: false, adopt: true };
+        let asked =
+            Asked { name: "svc:a".to_owned(), group: "g".to_owned(), tags: Vec::new(), ports: Vec::new(), share: false, adopt: true };
         let _ = (judge(Some(&service), &asked, &owner, false), release(Some(&service), &owner));
     }
 });

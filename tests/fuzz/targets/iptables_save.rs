@@ -2,9 +2,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tailyard::model::iptables::{Found, PREFIX, chains_in, ours, remove, traffic};
-use tailyard::model::net::{Family, InterfaceName, Port, PortKey, Proto};
-use tailyard::model::ruleset::Ruleset;
+use tailyard::model::base::net::{Family, InterfaceName, Port, PortKey, Proto};
+use tailyard::model::firewall::iptables::{Found, PREFIX, chains_in, ours, remove, traffic};
+use tailyard::model::firewall::ruleset::Ruleset;
 
 fuzz_target!(|data: &[u8]| {
     let Ok(dump) = std::str::from_utf8(data) else { return };

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use libfuzzer_sys::fuzz_target;
-use tailyard::model::netmap::{NetMap, via6};
+use tailyard::model::base::netmap::{NetMap, via6};
 
 fuzz_target!(|data: &[u8]| {
     let Ok(file) = serde_json::from_slice(data) else { return };

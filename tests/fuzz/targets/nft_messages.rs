@@ -2,11 +2,11 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tailyard::model::net::InterfaceName;
-use tailyard::model::nft::element::Set;
-use tailyard::model::nft::held::{Held, drift, traffic};
-use tailyard::model::nft::wire::{Message, messages};
-use tailyard::model::ruleset::Ruleset;
+use tailyard::model::base::net::InterfaceName;
+use tailyard::model::firewall::nft::element::Set;
+use tailyard::model::firewall::nft::held::{Held, drift, traffic};
+use tailyard::model::firewall::nft::wire::{Message, messages};
+use tailyard::model::firewall::ruleset::Ruleset;
 
 fuzz_target!(|data: &[u8]| {
     let Some((which, data)) = data.split_first() else { return };

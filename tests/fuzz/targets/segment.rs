@@ -4,7 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use libfuzzer_sys::fuzz_target;
-use tailyard::model::segment::Heard;
+use tailyard::model::flows::tcp_segment::Heard;
 
 fuzz_target!(|data: &[u8]| {
     let heard = [Heard::in_ipv4(data), Heard::in_tcp(data, IpAddr::V4(Ipv4Addr::LOCALHOST))];

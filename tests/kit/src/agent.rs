@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
-use tailyard::model::supervise::kept::Kept;
-use tailyard::model::supervise::{DaemonSettings, Login, Secret, StateStore, TwoStep};
-use tailyard::proxy::daemon::{DaemonInputs, daemon};
+use tailyard::model::tailnet::supervise::state_backup::Kept;
+use tailyard::model::tailnet::supervise::{DaemonSettings, Login, Secret, StateStore, TwoStep};
+use tailyard::proxy::tailnet::daemon::{DaemonInputs, daemon};
 use tailyard::runtime::tasks;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
@@ -160,7 +160,7 @@ fn settings(dir: &Path, bin: &Path, ip: IpAddr, key: &str) -> DaemonSettings {
         boot_timeout: Duration::from_secs(30),
         udp_gro_forwarding: true,
         fill_config: false,
-        pod_ips: BTreeSet::from([ip]),
+        cluster_ips: BTreeSet::from([ip]),
     }
 }
 

@@ -9,11 +9,11 @@ use tailyard::api::names::ACCOUNTS;
 use tailyard::api::routes::Host;
 use tailyard::edge::acme::Server;
 use tailyard::edge::localapi::{LocalApi, MASK};
-use tailyard::model::certificate::Pair;
-use tailyard::model::issuance::Terms;
-use tailyard::model::issuer;
-use tailyard::model::netmap::NetMap;
-use tailyard::model::notify::Fold;
+use tailyard::model::base::netmap::NetMap;
+use tailyard::model::ingress::cert_leader;
+use tailyard::model::ingress::cert_orders::Terms;
+use tailyard::model::ingress::certificate::Pair;
+use tailyard::model::tailnet::ipn_bus::Fold;
 use tailyard::proxy::certs::{self, AccountAt, Certs, Inputs, Settings, State};
 use tailyard::runtime::tasks::Tasks;
 use tokio::sync::watch;
@@ -34,7 +34,7 @@ pub struct Stage {
     pub cluster: Cluster,
     pub pebble: Pebble,
     pub terms: Terms,
-    pub lead: issuer::Terms,
+    pub lead: cert_leader::Terms,
     names: Vec<String>,
     machine: Machine,
     _tailscaled: Process,
@@ -71,8 +71,17 @@ pub fn stage_with(names: &[&str], manner: Manner, test: impl AsyncFnOnce(Stage) 
         }
         cluster.make_secret(ACCOUNTS, &[]).await;
         let names = names.iter().map(|name| (*name).to_owned()).collect();
-        test(Stage { cluster, pebble, terms: Terms::ACME, lead: issuer::Terms::DEFAULT, names, machine, _tailscaled: tailscaled, tailnet })
-            .await;
+        test(Stage {
+            cluster,
+            pebble,
+            terms: Terms::ACME,
+            lead: cert_leader::Terms::DEFAULT,
+            names,
+            machine,
+            _tailscaled: tailscaled,
+            tailnet,
+        })
+        .await;
     });
 }
 
@@ -95,6 +104,7 @@ impl Stage {
             account: AccountAt { secret: ACCOUNTS.to_owned(), field: FIELD.to_owned() },
             terms: self.terms,
             lead: self.lead,
+            copy: None,
         };
         let inputs = Inputs { cluster: self.cluster.pod().await, api, wanted: wanted_seen, netmap: netmap_seen };
         let mut tasks = Tasks::new();

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use tailyard::model::net::Family;
+use tailyard::model::base::net::Family;
 
 use crate::netns::Node;
 use crate::wait::eventually;

@@ -99,7 +99,7 @@ impl Member {
         let (ingress, state) = (path("proxies/ingress-config.json"), path("state.json"));
         let (tailscaled, tailscale) = (program("tailscaled"), program("tailscale"));
         let argv = [crate::tailyard(), "proxy", "--ingress-config", &ingress, "--state-file", &state, "--pod-ips", &ip];
-        let flags = ["--tailscaled", &tailscaled, "--tailscale", &tailscale, "--backend", "nftables"];
+        let flags = ["--tailscaled", &tailscaled, "--tailscale", &tailscale, "--firewall-mode", "nftables"];
         let (conf, serve) = (path("conf"), if self.serves { path("proxies/serve-config.json") } else { String::new() });
         let env = [
             ("TS_USERSPACE", "false"),

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use nix::sys::socket::{Backlog, listen};
 use tailyard::edge::netns::Namespace;
-use tailyard::model::net::Family;
+use tailyard::model::base::net::Family;
 
 use crate::wait::uninterrupted;
 

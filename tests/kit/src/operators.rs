@@ -304,7 +304,7 @@ mod tests {
         assert!(documented("kubectl get secret").ends_with(r#"grep '"NodeID"'"#), "{}", documented("kubectl get secret"));
         let flags = documented_flags("helm install");
         assert_eq!(flags[..3], ["--skip-crds", "--set", "ingress.createClass=false"]);
-        assert_eq!(flags[flags.len() - 2..], ["--set", "ingress.formerClusterIds={NODE_ID}"]);
+        assert_eq!(flags[flags.len() - 2..], ["--set", "ingress.previousClusterIds={NODE_ID}"]);
         assert_eq!(documented_flags("helm upgrade"), ["--skip-crds", "--reset-then-reuse-values", "--set", "proxyImage="]);
     }
 }

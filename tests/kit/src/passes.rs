@@ -9,12 +9,12 @@ use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 use tailyard::api::egress;
-use tailyard::model::group::{
+use tailyard::model::controller::identity::DeviceId;
+use tailyard::model::controller::objects::{Kind, egress_config};
+use tailyard::model::controller::proxygroup::{
     Capabilities, Class, GroupSettings, Memory, ObjectUpdate, Observed, Pass, Publishing, Replica, ReplicaState, TailnetState, pass_after,
 };
-use tailyard::model::identity::DeviceId;
-use tailyard::model::objects::{Kind, egress_config};
-use tailyard::model::tenancy::DefaultTenancy;
+use tailyard::model::controller::tenancy::DefaultTenancy;
 
 /// A group at rest, and what is remembered of it.
 pub struct Rest {
@@ -25,7 +25,7 @@ pub struct Rest {
 impl Rest {
     /// A group of so many Services, all of them ready.
     pub fn of(size: usize) -> Result<Self> {
-        let spec = json!({"type": "egress", "replicas": 1, "tailyard": {"ports": {"from": 10_000, "to": 39_999}}});
+        let spec = json!({"type": "egress", "replicas": 1, "tailyard": {"matchPortRange": {"start": 10_000, "end": 39_999}}});
         let group = json!({"metadata": {"name": "g", "uid": "u", "finalizers": ["tailscale.com/finalizer"]}, "spec": spec});
         let capabilities = Capabilities { keys: false, devices: false, services: true };
         let observed = Observed {

@@ -15,9 +15,9 @@ use kube::{Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 use tailyard::api::proxygroup::ProxyGroup;
-use tailyard::model::gzip;
-use tailyard::model::source::{Document, EgressDocument, Keys};
-use tailyard::model::status::ROOM;
+use tailyard::model::base::gzip;
+use tailyard::model::config::source::{Document, EgressDocument, Keys};
+use tailyard::model::tailnet::status::ROOM;
 use tempfile::TempDir;
 
 use crate::apiserver::{Cluster, DEADLINE, NAMESPACE, cluster};

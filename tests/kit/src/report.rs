@@ -33,6 +33,7 @@ pub enum Benchmark {
     Tls,
     Orders,
     Reconciler,
+    Surroundings,
     First,
     Operators,
     Rolling,

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread;
 use std::time::Instant;
 
-use tailyard::model::net::Family;
+use tailyard::model::base::net::Family;
 
 use crate::hosted::CLIENT;
 use crate::logs::print_ends;

@@ -58,14 +58,14 @@ impl Asker {
 
     /// Begins to ask a port of a name so often each second, with TLS on that of HTTPS; there are answers, which begin so. Who is not
     /// answered within so many seconds has failed.
-    pub fn begin(&self, (service, port): (&str, u16), expect: &str, rate: &str, patience: &str) -> Asking {
+    pub fn begin(&self, (service, port): (&str, u16), expect: &str, rate: &str, timeout: &str) -> Asking {
         let address = self.address(service).expect("a Tailscale Service");
         let (to, roots) = (format!("{}:{port}", self.name(service)), self.roots.display().to_string());
         let mut command = vec![crate::tailyard(), "load", &to, "--connect", &address, "--expect", expect];
         if port == HTTPS {
             command.extend(["--https", "--ca", &roots]);
         }
-        command.extend(["--rate", rate, "--patience", patience, "--seconds", "3600"]);
+        command.extend(["--rate", rate, "--timeout", timeout, "--duration", "1h"]);
         let asking = Asking(self.machine.spawn(&format!("load-{service}"), &command, &[]));
         eventually("the load being answered", DEADLINE, || (asking.told().answered_yet() > 0).then_some(()));
         asking

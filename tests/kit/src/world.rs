@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use tailyard::api::{egress, netmap};
+use tailyard::model::base::net::InterfaceName;
+use tailyard::model::base::netmap::NetMap;
 use tailyard::model::config::EgressConfig;
-use tailyard::model::net::InterfaceName;
-use tailyard::model::netmap::NetMap;
-use tailyard::model::world::World;
+use tailyard::model::plan::world::World;
 
 /// An egress config of so many mappings, two for each service (TCP and UDP); the service of the number leads elsewhere.
 pub fn config(mappings: u32, elsewhere: Option<u32>) -> Result<Vec<u8>> {

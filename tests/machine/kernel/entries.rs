@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 
 use netlink_sys::Socket;
 use netlink_sys::protocols::NETLINK_NETFILTER;
-use tailyard::model::attribute::{nest, put};
+use tailyard::model::firewall::nlattr::{nest, put};
 
 /// How long an entry lives without packets, in seconds.
 const TIMEOUT: u32 = 600;

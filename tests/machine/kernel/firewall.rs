@@ -2,8 +2,8 @@
 
 use tailyard::edge::iptables::{Iptables, Variant};
 use tailyard::edge::nft::Nft;
+use tailyard::model::firewall::ruleset::{Ruleset, diff};
 use tailyard::model::firewall::{Audit, Traffic};
-use tailyard::model::ruleset::{Ruleset, diff};
 
 use kit::netns::Node;
 

@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use tailyard::model::flow::{Flow, FlowFilter};
-use tailyard::model::net::{Family, Proto};
-use tailyard::model::reset::Report;
-use tailyard::model::ruleset::Ruleset;
+use tailyard::model::base::net::{Family, Proto};
+use tailyard::model::firewall::ruleset::Ruleset;
+use tailyard::model::flows::flow::{Flow, FlowFilter};
+use tailyard::model::flows::tcp_reset::Report;
 
 use self::stage::{Stage, answer, ask, echo, is_reset, key, udp};
 use crate::kernel::entries::{Entry, some_client, track};
@@ -433,7 +433,7 @@ fn a_table_full_of_living_flows_refuses_new_ones_until_there_is_room() {
     let refused = conntrack.pressure().expect("read");
     assert!(refused.dropped > before.dropped, "{refused:?}");
     echo(&mut client, &mut server);
-    let other = |flow: &tailyard::model::flow::Flow| flow.proto == 17;
+    let other = |flow: &tailyard::model::flows::flow::Flow| flow.proto == 17;
     let room: Vec<_> = stage.flows(FlowFilter::default()).into_iter().filter(other).take(20_000).collect();
     conntrack.delete_all(&room).expect("deleted");
     stage.pair(stage.pod(Family::V4, 10042), &listener);

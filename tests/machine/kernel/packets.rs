@@ -6,11 +6,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::time::{Duration, Instant};
 
 use socket2::SockRef;
-use tailyard::model::eval::{Packet, Source, Verdict, evaluate};
-use tailyard::model::few::Few;
+use tailyard::model::base::net::{Family, InterfaceName, Port, PortKey, Proto};
+use tailyard::model::base::small_set::Few;
+use tailyard::model::firewall::eval::{Packet, Source, Verdict, evaluate};
+use tailyard::model::firewall::ruleset::Ruleset;
 use tailyard::model::firewall::{Audit, Counters, Traffic};
-use tailyard::model::net::{Family, InterfaceName, Port, PortKey, Proto};
-use tailyard::model::ruleset::Ruleset;
 
 use crate::kernel::firewall::{Backend, Firewall, on_every_backend};
 use kit::netns::{Greeting, Lab, Node, Server, Shape, TAILNET, TAILNET_MTU};

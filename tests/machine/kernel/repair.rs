@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use tailyard::edge::iptables::{Iptables, Variant};
 use tailyard::edge::nft::{Nft, NftError};
-use tailyard::model::few::Few;
+use tailyard::model::base::net::{Family, InterfaceName, Port, PortKey, Proto};
+use tailyard::model::base::small_set::Few;
 use tailyard::model::firewall::Audit;
-use tailyard::model::net::{Family, InterfaceName, Port, PortKey, Proto};
-use tailyard::model::ruleset::Ruleset;
-use tailyard::model::{iptables, nft};
+use tailyard::model::firewall::iptables;
+use tailyard::model::firewall::nft;
+use tailyard::model::firewall::ruleset::Ruleset;
 
 use crate::kernel::firewall::{Backend, Firewall, on_every_backend};
 use kit::netns::{Lab, Node, Server, Shape};
@@ -157,7 +158,7 @@ fn a_program_that_is_missing_says_so() {
     let nft = node.ns.run(|| Nft::open("/nowhere/nft")).expect("the namespace").expect("a socket");
     let fault = node.ns.block_on(|| async { nft.rewrite(&Ruleset::empty(InterfaceName::tailscale0())).await }).expect("the namespace");
     let fault = fault.expect_err("no such program");
-    assert!(matches!(fault, NftError::Missing { .. }) && fault.kind() == "missing", "{fault:?}");
+    assert!(matches!(fault, NftError::Missing { .. }) && fault.reason() == "Missing", "{fault:?}");
     assert!(fault.to_string().contains("/nowhere/nft"), "{fault}");
 }
 
@@ -167,7 +168,7 @@ fn a_text_that_nft_refuses_comes_back_with_its_reason() {
     // Every `nft` refuses this program's arguments: it stands for one that is too old.
     let nft = node.ns.run(|| Nft::open("false")).expect("the namespace").expect("a socket");
     let fault = node.ns.block_on(|| async { nft.probe(&InterfaceName::tailscale0()).await }).expect("the namespace");
-    assert_eq!(fault.expect_err("refused").kind(), "refused");
+    assert_eq!(fault.expect_err("refused").reason(), "Refused");
 }
 
 #[test]
@@ -242,7 +243,7 @@ fn changes_of_others_are_noticed_and_our_own_are_not() {
     let ns = scene.proxy().ns.clone();
     let before = firewall.ruleset.clone();
     firewall.ruleset.ports.remove(&key(10_002));
-    let (after, delta) = (firewall.ruleset.clone(), tailyard::model::ruleset::diff(&before, &firewall.ruleset));
+    let (after, delta) = (firewall.ruleset.clone(), tailyard::model::firewall::ruleset::diff(&before, &firewall.ruleset));
     ns.block_on(|| async {
         let mut changes = nft.changes().expect("notices");
         nft.patch(&before, &delta, &after).await.expect("a patch");

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use tailyard::model::net::Family;
+use tailyard::model::base::net::Family;
 
 use super::replica::PATIENCE;
 use crate::proxy::replica::{HEALTH_PORT, Replica, Start, netmap, service};
@@ -24,7 +24,7 @@ fn health_names_the_pod_and_readiness_names_what_is_missing() {
     let lab = Lab::build(&Shape::default());
     let mut replica = Replica::launch(&lab.proxies[0], &config().to_string(), &json!({}), &Start::default());
     until("unready, for want of an address in the tailnet", PATIENCE, || {
-        replica.get("/readyz").is_ok_and(|answer| answer.status == 503 && answer.body.contains("address"))
+        replica.get("/readyz").is_ok_and(|answer| answer.status == 503 && answer.body.contains("tailnet-ip"))
     });
     assert_eq!(replica.get("/livez").expect("an answer").status, 200, "unready is not dead");
     assert_eq!(replica.get("/healthz").expect("an answer").status, 503, "it cannot forward yet");

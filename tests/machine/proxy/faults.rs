@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use tailyard::model::net::Family;
+use tailyard::model::base::net::Family;
 
 use crate::proxy::replica::{PATIENCE, Replica, Start, netmap, service};
 use kit::netns::{Lab, Node, Shape};
@@ -116,17 +116,18 @@ fn rules_that_somebody_flushed_are_written_again() {
     let replica = scene.replica(&one());
     scene.proxy().feed(&["nft", "-f", "-"], "flush ruleset\n");
     until("repaired", PATIENCE, || scene.answers(10_080).is_ok());
-    assert!(replica.metric("tailyard_repairs_total").is_some_and(|count| count >= 1.0));
+    assert!(replica.metric("tailyard_ruleset_drift_repairs_total").is_some_and(|count| count >= 1.0));
 }
 
 #[test]
 fn without_its_firewall_program_it_says_so_and_comes_back_when_it_is_there() {
     let scene = Scene::build();
     let empty = tempfile::TempDir::new().expect("a directory");
-    let start = Start { args: vec!["--backend".into(), "nftables".into()], env: vec![("PATH".into(), empty.path().display().to_string())] };
+    let start =
+        Start { args: vec!["--firewall-mode".into(), "nftables".into()], env: vec![("PATH".into(), empty.path().display().to_string())] };
     let mut replica = Replica::launch(scene.proxy(), &one().to_string(), &scene.netmap(), &start);
     until("the blocker is named", PATIENCE, || {
-        replica.get("/readyz").is_ok_and(|answer| answer.status == 503 && answer.body.contains("rules"))
+        replica.get("/readyz").is_ok_and(|answer| answer.status == 503 && answer.body.contains("ruleset: "))
     });
     assert!(replica.exited().is_none());
     let nft = ["/usr/sbin/nft", "/sbin/nft"].into_iter().find(|path| std::path::Path::new(path).exists()).expect("nft is installed");
@@ -147,8 +148,10 @@ fn a_change_that_the_kernel_does_not_take_leaves_the_replica_ready_with_the_rule
         }
     };
     install();
-    let start =
-        Start { args: vec!["--backend".into(), "iptables-nft".into()], env: vec![("PATH".into(), programs.path().display().to_string())] };
+    let start = Start {
+        args: vec!["--firewall-mode".into(), "iptables-nft".into()],
+        env: vec![("PATH".into(), programs.path().display().to_string())],
+    };
     let mut replica = Replica::launch(scene.proxy(), &one().to_string(), &scene.netmap(), &start);
     replica.wait_ready();
     for name in names {
@@ -158,9 +161,9 @@ fn a_change_that_the_kernel_does_not_take_leaves_the_replica_ready_with_the_rule
     until("the replica says that it is behind", PATIENCE, || {
         replica
             .get("/readyz")
-            .is_ok_and(|answer| answer.status == 200 && answer.body.contains("behind: ") && answer.body.contains("missing"))
+            .is_ok_and(|answer| answer.status == 200 && answer.body.contains("ruleset-lag: ") && answer.body.contains("Missing"))
     });
-    assert!(replica.metric("tailyard_sync_behind_seconds").is_some_and(|seconds| seconds > 0.0));
+    assert!(replica.metric("tailyard_ruleset_lag_seconds").is_some_and(|seconds| seconds > 0.0));
     assert_eq!(scene.answers(10_080).expect("the rules before go on serving"), "target0");
     assert!(replica.status()["services"]["new"].is_null(), "what the kernel has not is not told");
     install();
@@ -214,7 +217,7 @@ fn signalled_in_the_first_sync(stop_at: usize, loaded: bool) {
     let config: serde_json::Map<String, Value> =
         (0..5_000_u16).map(|i| (format!("svc-{i}"), service(&to_target(0), 10_000 + i, 80))).collect();
     let path = format!("{}:{}", place.path().display(), std::env::var("PATH").expect("PATH"));
-    let start = Start { args: vec!["--backend".into(), "nftables".into()], env: vec![("PATH".into(), path)] };
+    let start = Start { args: vec!["--firewall-mode".into(), "nftables".into()], env: vec![("PATH".into(), path)] };
     let mut replica = Replica::launch(scene.proxy(), &Value::Object(config).to_string(), &scene.netmap(), &start);
     until("nft is stopped", PATIENCE, || place.path().join("stopped").exists());
     assert_eq!(replica.get("/readyz").expect("an answer").status, 503, "the first sync is under way");
@@ -288,12 +291,12 @@ fn faults_in_settings_are_all_told_at_once() {
         env: vec![
             ("TS_DEST_IP".into(), "nonsense".into()),
             ("POD_IPS".into(), "10.0.0.1,x".into()),
-            ("TAILYARD_DRAIN_GRACE".into(), "soon".into()),
+            ("TAILYARD_DRAIN_TIMEOUT".into(), "soon".into()),
         ],
     };
     let mut replica = Replica::launch(scene.proxy(), &one().to_string(), &scene.netmap(), &start);
     assert_eq!(replica.wait_exit(PATIENCE).code(), Some(64));
-    for name in ["TS_DEST_IP", "POD_IPS", "TAILYARD_DRAIN_GRACE"] {
+    for name in ["TS_DEST_IP", "POD_IPS", "TAILYARD_DRAIN_TIMEOUT"] {
         assert!(replica.log().contains(name), "{name}: {}", replica.log());
     }
 }
@@ -332,7 +335,7 @@ fn with_programs(programs: &[&str], backend: &str) -> (tempfile::TempDir, Start)
         std::os::unix::fs::symlink(real.expect("installed"), place.path().join(name)).expect("a link");
     }
     let env = vec![("PATH".to_owned(), place.path().display().to_string())];
-    (place, Start { args: vec!["--backend".to_owned(), backend.to_owned()], env })
+    (place, Start { args: vec!["--firewall-mode".to_owned(), backend.to_owned()], env })
 }
 
 fn programs_of(make: &str) -> Vec<String> {
@@ -367,7 +370,7 @@ fn auto_falls_back_through_every_firewall() {
 #[test]
 fn rules_of_another_backend_are_removed_at_start() {
     let scene = Scene::build();
-    let start = |backend: &str| Start { args: vec!["--backend".to_owned(), backend.to_owned()], ..Start::default() };
+    let start = |backend: &str| Start { args: vec!["--firewall-mode".to_owned(), backend.to_owned()], ..Start::default() };
     let left = |backend: &str| match backend {
         "nftables" => scene.proxy().feed(&["nft", "list", "tables"], "").contains("inet tailyard"),
         make => [format!("{make}-save"), format!("{}-save", make.replace("ip", "ip6"))]

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use tailyard::model::net::Family;
-use tailyard::model::preshutdown::SIGNAL_FOLLOWS;
+use tailyard::model::base::net::Family;
+use tailyard::model::flows::prestop_hook::SIGNAL_FOLLOWS;
 
 use crate::kernel::entries::{Entry, some_client, track};
 use crate::proxy::endpoints::{HOOK, with_hook};
@@ -24,7 +24,7 @@ fn config() -> Value {
 }
 
 fn grace(seconds: &str) -> Start {
-    Start { args: vec!["--drain-grace".into(), seconds.into()], ..Start::default() }
+    Start { args: vec!["--drain-timeout".into(), seconds.into()], ..Start::default() }
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn a_replica_leaves_as_soon_as_its_last_flow_has_ended() {
     replica.wait_ready();
     let flow = client.connect(SocketAddr::new(replica.pod(Family::V4), 10_080), QUICK).expect("served");
     replica.signal(Signal::SIGTERM);
-    until("draining", PATIENCE, || replica.get("/readyz").is_ok_and(|answer| answer.body.contains("leaving")));
+    until("draining", PATIENCE, || replica.get("/readyz").is_ok_and(|answer| answer.body.contains("draining")));
     assert!(replica.exited().is_none(), "it waits for its flow");
     drop(flow);
     assert_eq!(replica.wait_exit(PATIENCE).code(), Some(0));
@@ -142,13 +142,13 @@ fn second_signal_ends_a_drain_at_once_with_status_0_and_leaves_flows_alone() {
     let mut flow = client.connect(SocketAddr::new(replica.pod(Family::V4), 10_080), QUICK).expect("served");
     Greeting::read(&mut flow).expect("a greeting");
     replica.signal(Signal::SIGTERM);
-    until("draining", PATIENCE, || replica.get("/readyz").is_ok_and(|answer| answer.status == 503 && answer.body.contains("leaving")));
+    until("draining", PATIENCE, || replica.get("/readyz").is_ok_and(|answer| answer.status == 503 && answer.body.contains("draining")));
     assert!(replica.exited().is_none(), "it waits for its flow");
     replica.signal(Signal::SIGTERM);
     assert_eq!(replica.wait_exit(PATIENCE).code(), Some(0));
     let log = replica.log();
-    assert!(log.contains("told twice to leave"), "{log}");
-    assert!(!log.contains("all flows have ended") && !log.contains("flows that are left are reset"), "the drain was not over: {log}");
+    assert!(log.contains("second signal, aborting drain"), "{log}");
+    assert!(!log.contains("all flows have ended") && !log.contains("resetting the remaining flows"), "the drain was not over: {log}");
     flow.write_all(b"!").expect("the flow is still forwarded");
     flow.read_exact(&mut [0]).expect("the flow is still forwarded");
 }

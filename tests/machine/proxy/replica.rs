@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
-use tailyard::model::net::Family;
+use tailyard::model::base::net::Family;
 use tempfile::TempDir;
 
 use kit::netns::{Node, TAILNET};

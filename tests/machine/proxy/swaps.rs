@@ -7,7 +7,7 @@ use std::thread::scope;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use tailyard::model::net::Family;
+use tailyard::model::base::net::Family;
 
 use crate::proxy::replica::{PATIENCE, Replica, netmap, service};
 use kit::netns::{Greeting, Lab, Shape};

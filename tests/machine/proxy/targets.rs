@@ -7,7 +7,7 @@ use std::time::Duration;
 use kit::netns::{Lab, Shape};
 use kit::wait::until;
 use serde_json::{Value, json};
-use tailyard::model::net::Family;
+use tailyard::model::base::net::Family;
 
 use crate::proxy::replica::{PATIENCE, Replica, Start, netmap, service};
 
@@ -43,7 +43,7 @@ fn egress_by_address_relays_neither_to_the_node_nor_to_the_cluster() {
         let ports = (10_080..).zip(["169.254.169.254", "10.96.0.1", "10.42.0.11", "10.42.0.2"]);
         let config: serde_json::Map<String, Value> =
             ports.clone().map(|(port, ip)| (format!("to-{ip}"), service(&json!({"ip": ip}), port, 80))).collect();
-        let start = Start { args: vec!["--backend".to_owned(), backend.to_owned()], env: environment() };
+        let start = Start { args: vec!["--firewall-mode".to_owned(), backend.to_owned()], env: environment() };
         // Some peer says that it routes whatever the cluster has.
         let mut tailnet = netmap(proxy, &lab.targets);
         tailnet["peers"][0]["routes"] = json!(["169.254.0.0/16", "10.96.0.0/16", "10.42.0.2/32"]);
@@ -63,7 +63,7 @@ fn egress_by_address_relays_neither_to_the_node_nor_to_the_cluster() {
             let status = replica.status();
             status["rejected"]["to-169.254.169.254"][0].as_str().is_some_and(|reason| reason.contains("link-local"))
         });
-        assert!(replica.log().contains("target refused"), "{}", replica.log());
+        assert!(replica.log().contains("target rejected"), "{}", replica.log());
     }
 }
 

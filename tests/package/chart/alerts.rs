@@ -64,22 +64,23 @@ fn cases() -> Vec<Case> {
     let rejected = [("proxied_service", "default-db"), ("reason", "Unresolved")];
     vec![
         Case { left: &["cluster", "namespace"], ..new("TailyardNoLeader", "tailyard_leader", &[("cluster", "b")], "0") },
-        new("TailyardReconcilerUnsynced", "tailyard_stores_synced", &[], "0"),
-        new("TailyardWorkFails", "tailyard_queue_depth", &[("state", "failing")], "2"),
+        new("TailyardReconcilerUnsynced", "tailyard_caches_synced", &[], "0"),
+        new("TailyardReconcileFails", "tailyard_workqueue_depth", &[("state", "failing")], "2"),
         new("TailyardControlPlaneUnusable", "tailyard_control_plane_ready", &[("tailnet", "lab")], "0"),
-        new("TailyardNameRefused", "tailyard_published_names", &[("group", "web"), ("state", "refused")], "2"),
-        new("TailyardReconcilerSlow", "tailyard_queue_oldest_seconds", &[], "90"),
+        new("TailyardServiceNotAdvertised", "tailyard_advertised_services", &[("proxygroup", "web"), ("state", "rejected")], "2"),
+        new("TailyardReconcilerSlow", "tailyard_workqueue_oldest_item_age_seconds", &[], "90"),
         new("TailyardReplicaUnready", "tailyard_ready", &[], "0"),
-        new("TailyardRulesBehind", "tailyard_sync_behind_seconds", &[], "20"),
+        new("TailyardRulesetLag", "tailyard_ruleset_lag_seconds", &[], "20"),
         new("TailyardServiceRejected", "tailyard_service_rejected", &rejected, "1"),
-        new("TailyardNameStale", "tailyard_dns_answer_age_seconds", &[("name", "db.example")], "1300"),
+        // 1,500 s ago, as series begin at time 0.
+        new("TailyardDNSStale", "tailyard_dns_last_success_timestamp_seconds", &[("name", "db.example")], "1500"),
         Case {
             input: vec![("tailyard_conntrack_entries", vec![], "90"), ("tailyard_conntrack_limit", vec![], "100")],
-            ..new("TailyardFlowTableFull", "", &[], "")
+            ..new("TailyardConntrackFull", "", &[], "")
         },
         new("TailyardTailscaledRestarts", "tailyard_tailscaled_restarts_total", &[], "0+1"),
-        new("TailyardCrashed", "tailyard_crashes_total", &[], "0+1"),
-        new("TailyardRulesEdited", "tailyard_repairs_total", &[], "0+1"),
+        new("TailyardSupervisorRestarted", "tailyard_supervisor_restarts_total", &[], "0+1"),
+        new("TailyardRulesetDrift", "tailyard_ruleset_drift_repairs_total", &[], "0+1"),
         Case { alert: "TailyardReconcilerAbsent", input: vec![], left: &["namespace"] },
     ]
 }

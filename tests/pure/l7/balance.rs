@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::{Request, StatusCode};
 use http_body_util::Full;
 use serde_json::json;
-use tailyard::proxy::l7::Place;
+use tailyard::proxy::ingress::l7::Place;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpListener;
 

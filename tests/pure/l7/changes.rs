@@ -7,7 +7,7 @@ use std::time::Duration;
 use http::StatusCode;
 use hyper_util::rt::TokioIo;
 use serde_json::json;
-use tailyard::proxy::l7::{Closing, Limits};
+use tailyard::proxy::ingress::l7::{Closing, Limits};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
@@ -63,7 +63,7 @@ async fn a_name_without_a_certificate_is_told_and_the_others_are_served() {
     assert!(front.tls("svc:web", "new.tail.ts.net", "h2").await.is_err());
     assert_eq!(front.get("svc:web", URL).await.status, StatusCode::OK);
     front.renew("new.tail.ts.net");
-    front.placed("svc:web", tailyard::proxy::l7::InPlace::is_whole).await;
+    front.placed("svc:web", tailyard::proxy::ingress::l7::InPlace::is_whole).await;
     assert_eq!(front.get("svc:web", "https://new.tail.ts.net/").await.status, StatusCode::OK);
     front.route(&json!({"svc:web": two, "svc:late": site("late.tail.ts.net", &service(backend.address, "http"))}));
     let placed = front.placed("svc:late", |placed| !placed.ports.is_empty()).await;

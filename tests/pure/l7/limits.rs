@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use http::StatusCode;
 use serde_json::json;
-use tailyard::model::sites::shares::Shares;
-use tailyard::proxy::l7::{Closing, Limits};
+use tailyard::model::ingress::vhosts::shares::Shares;
+use tailyard::proxy::ingress::l7::{Closing, Limits};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use http::StatusCode;
 use serde_json::{Value, json};
-use tailyard::proxy::l7::Limits;
+use tailyard::proxy::ingress::l7::Limits;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 

@@ -2,7 +2,7 @@
 
 use http::StatusCode;
 use serde_json::json;
-use tailyard::model::sites::headers::Upgrades;
+use tailyard::model::ingress::vhosts::headers::Upgrades;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;

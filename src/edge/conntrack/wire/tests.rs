@@ -2,7 +2,7 @@ use netlink_packet_core::NetlinkBuffer;
 use proptest::prelude::*;
 
 use super::*;
-use crate::model::net::{Port, PortKey, Proto};
+use crate::model::base::net::{Port, PortKey, Proto};
 
 /// As the kernel writes an established TCP flow (attributes that are not read left out).
 fn established() -> Vec<u8> {

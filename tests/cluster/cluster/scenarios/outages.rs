@@ -1,10 +1,20 @@
 //! What is away: the reconcilers, the API server. What is forwarded depends on neither.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use super::{Stage, outage};
 use crate::cluster::whole;
 use kit::cluster::chart::{NAMESPACE, RECONCILER};
+use kit::cluster::{DEADLINE, pods};
+use kit::wait::eventually;
+use nix::sys::signal::Signal;
+
+/// Until when a container that was killed serves again. The kubelet starts it at once the first time only, and then after 10 s, 20 s
+/// and so on, so the Pod is one that nothing was done to.
+const STARTED: Duration = Duration::from_secs(10);
+
+/// How long a load is watched for failures: some seconds longer than an attempt takes to fail.
+const QUIET: Duration = Duration::from_secs(8);
 
 pub(crate) fn targets_move_without_a_reconciler(stage: &Stage) {
     let cluster = &stage.cluster;
@@ -51,6 +61,37 @@ pub(crate) fn without_an_api_server_everything_goes_on(stage: &Stage) {
     println!("{told}");
     told.lost_nothing("no API server");
     assert_eq!((told.reset(), told.hung()), (0, 0), "{told}");
+}
+
+pub(crate) fn a_container_starts_without_an_api_server(stage: &Stage) {
+    let cluster = &stage.cluster;
+    cluster.kubectl(&["delete", "pod", "-n", NAMESPACE, "eg-1"]);
+    whole::settled(cluster);
+    let load = whole::load(cluster, "restart", None, &whole::SPARSE);
+    // What kube-proxy has not heard of the new Pod by now it hears only when the API server is back.
+    eventually("connections through both replicas are answered", DEADLINE, || {
+        let (told, now) = (load.so_far(), SystemTime::now());
+        let recent = |due: &SystemTime| now.duration_since(*due).is_ok_and(|age| age < QUIET);
+        (told.since_begun(now) > QUIET && !told.failures().iter().any(recent)).then_some(())
+    });
+    let (uid, addresses) = (pods::uid(cluster, NAMESPACE, "eg-1"), cluster.tailnet.addresses_of("eg-1"));
+    let daemon = || pods::processes(&uid, Some("tailscaled"));
+    let before = daemon();
+    cluster.control.stop_api();
+    let (begin, killed) = (Instant::now(), SystemTime::now());
+    // The container's first process, and with it all others; the Pod's sandbox stays.
+    pods::signal(&uid, Some("tailyard"), Signal::SIGKILL);
+    eventually("another tailscaled", DEADLINE, || Some(daemon()).filter(|found| !found.is_empty() && *found != before));
+    println!("another tailscaled after {:?}", begin.elapsed());
+    wait_until(Instant::now(), STARTED + outage());
+    cluster.control.start_api(&cluster.pki, &cluster.bin);
+    whole::settled(cluster);
+    let told = load.end();
+    let last = told.last_failure_after(killed);
+    println!("a container killed without an API server: connections begun up to {last:?} later failed; {told}");
+    // Half of all that begin during the outage are its own.
+    assert!(last < STARTED, "it answers long before the API server is back: {told}");
+    assert_eq!(cluster.tailnet.addresses_of("eg-1"), addresses, "it is the same device");
 }
 
 fn wait_until(begin: Instant, length: Duration) {

@@ -29,7 +29,7 @@ pub struct Told {
 impl<'a> Load<'a> {
     /// Begins `tailyard load` with these arguments in a Pod of this name, on a node if one is named; it is under way.
     pub fn begin(cluster: &'a Cluster, name: &str, node: Option<&str>, args: &[&str]) -> Self {
-        let command = [&["tailyard", "load", "--seconds", "3600"], args].concat();
+        let command = [&["tailyard", "load", "--duration", "1h"], args].concat();
         // The proxies that it measures must not keep it from sending.
         let container = json!({"name": "load", "image": TAILYARD, "imagePullPolicy": "Never", "command": command,
             "resources": {"requests": {"cpu": "500m"}}});

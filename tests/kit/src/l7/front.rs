@@ -15,14 +15,14 @@ use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
 use serde_json::{Value, json};
-use tailyard::model::certificate::Pair;
-use tailyard::model::endpoints::{Endpoint, ServicePort};
-use tailyard::model::preamble;
-use tailyard::model::sites::headers::Upgrades;
-use tailyard::model::sites::{Sites, read};
-use tailyard::proxy::l7::endpoints::Known;
-use tailyard::proxy::l7::identify::Ask;
-use tailyard::proxy::l7::{Closing, InPlace, Inputs, L7, Limits, Loopback, Place, l7};
+use tailyard::model::ingress::certificate::Pair;
+use tailyard::model::ingress::endpoints::{Endpoint, ServicePort};
+use tailyard::model::ingress::proxy_protocol;
+use tailyard::model::ingress::vhosts::headers::Upgrades;
+use tailyard::model::ingress::vhosts::{Sites, read};
+use tailyard::proxy::ingress::l7::endpoints::Known;
+use tailyard::proxy::ingress::l7::identify::Ask;
+use tailyard::proxy::ingress::l7::{Closing, InPlace, Inputs, L7, Limits, Loopback, Place, l7};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -157,7 +157,12 @@ impl Front {
     /// Says who answers for the port `http` of Service `ns/web`.
     pub fn answers(&self, addresses: &[(SocketAddr, &str)]) {
         let port = ServicePort { namespace: "ns".into(), service: "web".into(), port: "http".into() };
-        let endpoint = |(address, zone): &(SocketAddr, &str)| Endpoint { address: *address, zone: Some((*zone).to_owned()), node: None };
+        let endpoint = |(address, zone): &(SocketAddr, &str)| Endpoint {
+            address: *address,
+            zone: Some((*zone).to_owned()),
+            node: None,
+            hints: Vec::new(),
+        };
         let endpoints = addresses.iter().map(endpoint).collect();
         self.endpoints.send_replace(Arc::new(Known { endpoints: [(port, endpoints)].into(), ..Known::default() }));
     }
@@ -217,7 +222,7 @@ pub async fn forwarded(at: SocketAddr) -> std::io::Result<TcpStream> {
 /// A connection as tailscaled forwards it, from this address.
 pub async fn forwarded_from(client: &str, at: SocketAddr) -> std::io::Result<TcpStream> {
     let mut stream = TcpStream::connect(at).await?;
-    stream.write_all(&preamble::header(client.parse().expect("an address"), at)).await?;
+    stream.write_all(&proxy_protocol::header(client.parse().expect("an address"), at)).await?;
     Ok(stream)
 }
 

@@ -53,6 +53,21 @@ impl Stage {
         names
     }
 
+    /// Deletes what there is of a group; returns what that was, by kind and name.
+    pub async fn delete_objects(&self, group: &str) -> Vec<String> {
+        let objects = self.objects(group).await;
+        macro_rules! delete {
+            ($($kind:ty),*) => {$(
+                let prefix = concat!(stringify!($kind), " ");
+                for name in objects.iter().filter_map(|object| object.strip_prefix(prefix)) {
+                    self.here::<$kind>().delete(name, &DeleteParams::default()).await.expect("deleted");
+                }
+            )*};
+        }
+        delete!(ServiceAccount, Role, RoleBinding, Secret, ConfigMap, PodDisruptionBudget, StatefulSet);
+        objects
+    }
+
     /// The clusters that own a Tailscale Service.
     pub fn owners(&self, name: &str) -> Vec<String> {
         let vips = self.hosted.vips();

@@ -206,8 +206,8 @@ mod tests {
     fn every_test_belongs_to_one_tier_and_every_tier_has_tests() {
         let tiers: Vec<&Tier> = TAILYARD.tiers.iter().filter(|tier| ["kernel", "proxy"].contains(&tier.name)).collect();
         let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
-        let divided = divide(&tiers, &names(&["kernel::a", "proxy::kernel::b", "kernel::c"])).expect("complete");
-        assert_eq!(divided, [names(&["kernel::a", "kernel::c"]), names(&["proxy::kernel::b"])]);
+        let divided = divide(&tiers, &names(&["kernel::a", "proxy::forwarding::backend::b", "kernel::c"])).expect("complete");
+        assert_eq!(divided, [names(&["kernel::a", "kernel::c"]), names(&["proxy::forwarding::backend::b"])]);
         assert!(divide(&tiers, &names(&["kernel::a", "proxy::b", "kernels::c"])).is_err_and(|fault| fault.contains("kernels::c")));
         assert!(divide(&tiers, &names(&["kernel::a"])).is_err_and(|fault| fault == "tier proxy has no tests"));
         assert_eq!(divide(&[], &[]), Ok(vec![]), "a program without tests needs no tier");

@@ -6,8 +6,8 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use socket2::{Domain, Socket, Type};
-use tailyard::model::flow::{FlowFilter, TcpState};
-use tailyard::model::net::{Family, Proto};
+use tailyard::model::base::net::{Family, Proto};
+use tailyard::model::flows::flow::{FlowFilter, TcpState};
 
 use super::stage::{Stage, echo, is_reset, key};
 use crate::kernel::entries::{Entry, some_client, track};

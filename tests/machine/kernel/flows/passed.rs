@@ -3,11 +3,11 @@
 use std::thread;
 use std::time::Duration;
 
-use tailyard::model::flow::{FlowFilter, TcpState};
+use tailyard::model::flows::flow::{FlowFilter, TcpState};
 
-use tailyard::model::net::{Family, Proto};
-use tailyard::model::ruleset::Ruleset;
-use tailyard::proxy::surgeon::{Applied, Ended, Surgeon};
+use tailyard::model::base::net::{Family, Proto};
+use tailyard::model::firewall::ruleset::Ruleset;
+use tailyard::proxy::forwarding::flow_cleanup::{Applied, Ended, Surgeon};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 

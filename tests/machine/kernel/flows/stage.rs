@@ -5,12 +5,12 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
 use tailyard::edge::conntrack::Conntrack;
-use tailyard::edge::probe::Probe;
-use tailyard::model::flow::{Flow, FlowFilter};
-use tailyard::model::net::{Family, InterfaceName, Port, PortKey, Proto};
-use tailyard::model::reset::Report;
-use tailyard::model::ruleset::Ruleset;
-use tailyard::model::surgery::{Cuts, Past, Verdict};
+use tailyard::edge::raw_tcp::Probe;
+use tailyard::model::base::net::{Family, InterfaceName, Port, PortKey, Proto};
+use tailyard::model::firewall::ruleset::Ruleset;
+use tailyard::model::flows::cleanup::{Cuts, Past, Verdict};
+use tailyard::model::flows::flow::{Flow, FlowFilter};
+use tailyard::model::flows::tcp_reset::Report;
 
 use crate::kernel::firewall::{Backend, Firewall};
 use kit::netns::{Lab, Node, Shape};

@@ -1,0 +1,154 @@
+//! Keeps the long-lived flows open and the cluster's view of the replicas fresh.
+
+use std::time::{Duration, Instant};
+
+use super::replicas::is_ready;
+use super::scoreboard::{Board, Life, Shared, look};
+use crate::load::flows::{Beat, Rhythm, hold};
+use crate::load::protocol::Talk;
+use crate::model::base::net::{Family, Proto};
+use crate::model::diagnostics::load::{Attempt, Failure, Identity, Lane};
+
+/// How often a flow asks.
+const BEAT: Duration = Duration::from_millis(50);
+/// How often the cluster asks a replica whether it is ready.
+const PROBE: Duration = Duration::from_millis(50);
+/// How long a broken flow waits before it is opened again.
+const REOPEN: Duration = Duration::from_millis(20);
+
+/// A long-lived flow to keep.
+#[derive(Debug, Clone, Copy)]
+pub struct Kept {
+    /// The service.
+    pub service: u16,
+    /// The replica that it uses while that is ready.
+    pub replica: u8,
+    /// The family.
+    pub family: Family,
+    /// The protocol.
+    pub proto: Proto,
+}
+
+/// The flows of the demo: on a service that is never changed and on one that often is, over each replica, family and protocol.
+#[must_use]
+pub fn flows(services: u16) -> Vec<Kept> {
+    let changed = if services > 2 { 2 } else { 0 };
+    let of = |service: u16, twist: u8| {
+        (0..4_u8).map(move |n| Kept {
+            service,
+            replica: (n + twist) % 2,
+            family: Family::ALL[usize::from(n / 2)],
+            proto: if (n + n / 2) % 2 == 0 { Proto::Tcp } else { Proto::Udp },
+        })
+    };
+    of(0, 0).chain(of(changed, 1)).collect()
+}
+
+/// Keeps a flow open for ever: by its replica, or by another one that is ready while that is not.
+pub async fn keep(board: Shared, kept: Kept) {
+    loop {
+        let (attempt, start) = {
+            let board = look(&board);
+            (by_ready_replica(&board, kept), board.start)
+        };
+        if let Some(attempt) = attempt
+            && let Err(failure) = hold_one(&board, attempt, start).await
+        {
+            broken(&mut look(&board), attempt, failure);
+        }
+        tokio::time::sleep(REOPEN).await;
+    }
+}
+
+fn by_ready_replica(board: &Board, kept: Kept) -> Option<Attempt> {
+    let members = u8::try_from(board.members.len()).ok()?;
+    let ready = |replica: &u8| board.members.get(usize::from(*replica)).is_some_and(|member| member.ready);
+    let replica = (0..members).map(|n| (kept.replica + n) % members).find(ready)?;
+    board.attempt(Lane { service: kept.service.into(), replica }, kept.family, kept.proto)
+}
+
+async fn hold_one(board: &Shared, attempt: Attempt, start: Instant) -> Result<(), Failure> {
+    let mut first: Option<Identity> = None;
+    let (mut opened, mut behind) = (false, None);
+    let held = hold(attempt, &Talk::Identity, Rhythm::always(BEAT), start, |beat| {
+        let mut board = look(board);
+        match beat {
+            Beat::Open { .. } => {
+                opened = true;
+                board.count_flow(attempt, true);
+            }
+            Beat::Lost => board.flows.datagrams_lost += 1,
+            Beat::Answered { by, began, ended } => {
+                board.flows.answered += 1;
+                // A connection stays where it is, whatever becomes of its service; a UDP flow follows the service.
+                let wrong = match (attempt.proto, first) {
+                    (Proto::Tcp, Some(first)) => (by != first).then(|| "another target than at first".to_owned()),
+                    _ => board.wrong_for_flow(attempt.lane, began, ended, by),
+                };
+                if let Some(what) = wrong {
+                    board.flows.wrong_target += 1;
+                    let (at, Lane { service, replica }) = (began.as_secs_f64(), attempt.lane);
+                    board.faults.push(format!(
+                        "{at:.2} s: a {} flow of service {service} by replica {replica} was answered by {what}",
+                        attempt.proto
+                    ));
+                }
+                first.get_or_insert(by);
+                if attempt.proto == Proto::Udp {
+                    let before = std::mem::replace(&mut behind, board.behind(attempt.lane, began, ended, by));
+                    board.followed.extend(before.filter(|_| behind.is_none()));
+                }
+            }
+        }
+    })
+    .await;
+    if opened {
+        look(board).count_flow(attempt, false);
+    }
+    held
+}
+
+/// A leaving replica ends what outlives its grace: connections by a reset. A hung connection is a fault even there.
+fn broken(board: &mut Board, attempt: Attempt, failure: Failure) {
+    let life = board.members.get(usize::from(attempt.lane.replica)).map(|member| member.life);
+    let leaving = matches!(life, Some(Life::Leaving | Life::Restarting));
+    let orderly = attempt.proto == Proto::Udp || matches!(failure, Failure::Reset | Failure::Closed);
+    if leaving && orderly {
+        board.flows.handed_over += 1;
+        board.tell(format!("a {} flow was ended by its leaving replica {} and is reopened", attempt.proto, attempt.lane.replica));
+        return;
+    }
+    board.flows.broken += 1;
+    let (at, lane) = (board.now().as_secs_f64(), attempt.lane);
+    board
+        .faults
+        .push(format!("{at:.1} s: a {} flow of service {} by replica {} broke: {failure:?}", attempt.proto, lane.service, lane.replica));
+}
+
+/// Asks a replica for its readiness for ever, as a kubelet does, and tells the board what it hears.
+pub async fn listen(board: Shared, replica: usize, admin: std::net::SocketAddr) {
+    let mut ticks = tokio::time::interval(PROBE);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let asked = look(&board).now();
+        let ready = is_ready(admin).await;
+        look(&board).hear(replica, asked, ready);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_flows_cover_each_protocol_and_family_over_each_replica() {
+        let flows = flows(10);
+        for (proto, family, replica) in
+            Proto::ALL.into_iter().flat_map(|p| Family::ALL.into_iter().flat_map(move |f| [(p, f, 0), (p, f, 1)]))
+        {
+            let found = flows.iter().filter(|flow| (flow.proto, flow.family, flow.replica) == (proto, family, replica)).count();
+            assert_eq!(found, 1, "{proto} {family} replica {replica}");
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! The replicas' processes: the real `tailyard proxy` in each replica's namespace, and the view that a cluster has of them.
+//!
+//! A killed process leaves its namespace, and so its kernel rules, behind, as a container restarting in its Pod does.
+
+use std::fs::File;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::services::write_netmap;
+use super::topology::Topology;
+use crate::edge::netns::{Namespace, NetnsError};
+
+/// Where a replica answers for its readiness.
+pub const ADMIN_PORT: u16 = 9003;
+/// After what time without an answer a replica counts as not ready.
+const READY_PATIENCE: Duration = Duration::from_secs(1);
+
+/// What makes the tailnet of a replica.
+#[derive(Debug, Clone)]
+pub enum Tailnet {
+    /// A file describes it.
+    File,
+    /// This program is started and supervised as its tailscaled; socket, state and config (`conf`) are in [`Launch::own`].
+    Daemon(PathBuf),
+}
+
+/// How the replicas' processes are started.
+#[derive(Debug, Clone)]
+pub struct Launch {
+    /// The `tailyard` executable.
+    pub executable: PathBuf,
+    /// What `--backend` is given.
+    pub backend: String,
+    /// Where netmaps, state and logs are kept.
+    pub directory: PathBuf,
+    /// What makes the tailnet.
+    pub tailnet: Tailnet,
+    /// The mounted egress config.
+    pub egress: PathBuf,
+    /// How long a leaving replica waits for its flows to end.
+    pub grace: Duration,
+    /// The API server in whose cluster each keeps its state, in the Secret of its name; without one it is in a file.
+    pub api: Option<SocketAddr>,
+}
+
+/// A replica's process could not be started or told to end.
+#[derive(Debug, thiserror::Error)]
+pub enum FleetError {
+    /// Its files could not be written.
+    #[error("cannot write {path}: {source}", path = path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It could not be started.
+    #[error("cannot start a proxy: {0}")]
+    Start(#[source] io::Error),
+    /// Its namespace could not be entered.
+    #[error(transparent)]
+    Namespace(#[from] NetnsError),
+    /// It could not be waited for.
+    #[error("cannot wait for a proxy: {0}")]
+    Wait(#[source] io::Error),
+}
+
+impl Launch {
+    /// What a replica is called, its state Secret too.
+    #[must_use]
+    pub fn name(number: usize) -> String {
+        format!("replica-{number}")
+    }
+
+    /// Where a replica has files of its own.
+    #[must_use]
+    pub fn own(&self, number: usize) -> PathBuf {
+        self.directory.join(Self::name(number))
+    }
+}
+
+/// One replica's process.
+#[derive(Debug)]
+pub struct Replica {
+    namespace: Namespace,
+    number: usize,
+    addresses: [IpAddr; 2],
+    log: PathBuf,
+    child: Option<Child>,
+}
+
+impl Replica {
+    /// Prepares a replica; nothing is started.
+    pub fn prepare(topology: &Topology, number: usize, launch: &Launch) -> Result<Option<Self>, FleetError> {
+        let Some((site, addresses)) = topology.replicas.get(number).and_then(|site| Some((site, site.pod?))) else { return Ok(None) };
+        let netmap = netmap_file(launch, number);
+        write_netmap(topology, number, &netmap).map_err(|source| FleetError::Write { path: netmap, source })?;
+        let log = launch.directory.join(format!("replica-{number}.log"));
+        Ok(Some(Self { namespace: site.namespace.clone(), number, addresses, log, child: None }))
+    }
+
+    /// Starts its process. It appends what it says to [`Replica::log`].
+    pub fn start(&mut self, launch: &Launch) -> Result<(), FleetError> {
+        let write = |source| FleetError::Write { path: self.log.clone(), source };
+        let log = File::options().create(true).append(true).open(&self.log).map_err(write)?;
+        let errors = log.try_clone().map_err(write)?;
+        let mut command = self.command(launch);
+        command.stdin(Stdio::null()).stdout(log).stderr(errors);
+        self.child = Some(self.namespace.run(|| command.spawn())?.map_err(FleetError::Start)?);
+        Ok(())
+    }
+
+    fn command(&self, launch: &Launch) -> Command {
+        let mut command = Command::new(&launch.executable);
+        let [v4, v6] = self.addresses;
+        command.arg("proxy");
+        match &launch.tailnet {
+            Tailnet::File => command.arg("--tailnet").arg(format!("static:{}", netmap_file(launch, self.number).display())),
+            Tailnet::Daemon(program) => {
+                let own = launch.own(self.number);
+                command.arg("--tailscaled").arg(program).arg("--tailscale").arg(program).env("TS_SOCKET", own.join("ts.sock"));
+                command.env("TS_STATE_DIR", &own).env("TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR", own.join("conf"))
+            }
+        };
+        match launch.api {
+            Some(api) => command
+                .env("TS_KUBE_SECRET", Launch::name(self.number))
+                .env("KUBERNETES_SERVICE_HOST", api.ip().to_string())
+                .env("KUBERNETES_SERVICE_PORT_HTTPS", api.port().to_string()),
+            None => command.arg("--state-file").arg(launch.directory.join(format!("replica-{}.state.json", self.number))),
+        };
+        command
+            .args(["--tailnet-interface", "ts0", "--firewall-mode", &launch.backend])
+            .arg("--egress-config")
+            .arg(&launch.egress)
+            .args(["--admin-addr", &format!("{v4}:{ADMIN_PORT}")])
+            .args(["--drain-timeout", &format!("{}ms", launch.grace.as_millis())])
+            .env("POD_IP", v4.to_string())
+            .env("POD_IPS", format!("{v4},{v6}"))
+            .env("POD_NAME", Launch::name(self.number))
+            .env("XTABLES_LOCKFILE", launch.directory.join(format!("replica-{}.xtables.lock", self.number)));
+        command
+    }
+
+    /// Where it answers for its readiness.
+    #[must_use]
+    pub fn admin(&self) -> SocketAddr {
+        SocketAddr::new(self.addresses[0], ADMIN_PORT)
+    }
+
+    /// What its process said.
+    #[must_use]
+    pub fn log(&self) -> &Path {
+        &self.log
+    }
+
+    /// The number of its process, while it is there.
+    #[must_use]
+    pub fn pid(&self) -> Option<u32> {
+        self.child.as_ref().map(Child::id)
+    }
+
+    /// Sends its process a signal, if it is there.
+    pub fn signal(&self, signal: Signal) {
+        if let Some(child) = &self.child {
+            // It may have ended by itself; whoever waits for it will see.
+            let _ = kill(Pid::from_raw(child.id().cast_signed()), signal);
+        }
+    }
+
+    /// How its process ended, once it has.
+    pub fn ended(&mut self) -> Result<Option<ExitStatus>, FleetError> {
+        let Some(child) = &mut self.child else { return Ok(None) };
+        let status = child.try_wait().map_err(FleetError::Wait)?;
+        if status.is_some() {
+            self.child = None;
+        }
+        Ok(status)
+    }
+}
+
+impl Drop for Replica {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            // Whether it could be killed or had ended before: it is gone when it was waited for.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn netmap_file(launch: &Launch, number: usize) -> PathBuf {
+    launch.directory.join(format!("replica-{number}.netmap.json"))
+}
+
+/// Asks a replica for its readiness as a kubelet does: only an answer 200 in time is one.
+pub async fn is_ready(admin: SocketAddr) -> bool {
+    let ask = async {
+        let mut stream = TcpStream::connect(admin).await?;
+        stream.write_all(format!("GET /readyz HTTP/1.1\r\nHost: {admin}\r\nConnection: close\r\n\r\n").as_bytes()).await?;
+        let mut status = [0; 12];
+        stream.read_exact(&mut status).await?;
+        io::Result::Ok(status)
+    };
+    matches!(tokio::time::timeout(READY_PATIENCE, ask).await, Ok(Ok(status)) if status.ends_with(b" 200"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+
+    use super::*;
+
+    #[test]
+    fn a_replica_keeps_its_state_in_a_file_or_in_the_secret_of_its_name() {
+        let topology = Topology::make(1, 0).expect("namespaces");
+        let directory = tempfile::tempdir().expect("a directory");
+        let launch = |api| Launch {
+            executable: "tailyard".into(),
+            backend: "auto".to_owned(),
+            directory: directory.path().to_owned(),
+            tailnet: Tailnet::File,
+            egress: directory.path().join("egress"),
+            grace: Duration::ZERO,
+            api,
+        };
+        let replica = Replica::prepare(&topology, 0, &launch(None)).expect("files").expect("a replica");
+        let told = |api| {
+            let command = replica.command(&launch(api));
+            let secret = command.get_envs().find(|(name, _)| *name == "TS_KUBE_SECRET").and_then(|(_, value)| value?.to_str());
+            (command.get_args().any(|argument| argument == OsStr::new("--state-file")), secret.map(str::to_owned))
+        };
+        assert_eq!(told(None), (true, None));
+        assert_eq!(told(Some(([10, 96, 0, 1], 443).into())), (false, Some("replica-0".to_owned())));
+    }
+}

@@ -1,0 +1,352 @@
+//! What happens during the demo: changes of the config without pause, one replica killed and one asked to leave.
+
+use std::io;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+
+use super::replicas::{FleetError, Launch, Replica};
+use super::scoreboard::{Change, Life, Member, Shared, look};
+use super::services::{Service, Volume, target_letter};
+use super::swap::{catch_up, seen_in_force};
+use super::topology::Topology;
+use crate::model::diagnostics::load::Lane;
+
+/// How often the config changes.
+const PACE: Duration = Duration::from_millis(200);
+/// How many services of a change that concerns all of them are probed; it is one transaction for all.
+const PROBED: usize = 8;
+/// How long after a replica's end its resets may take to be noticed by those whom they are for, on a busy machine.
+const LAST_RESETS: Duration = Duration::from_secs(2);
+/// How long attempts on a service may take to end before it is removed: longer than any of them lasts.
+const EMPTYING: Duration = Duration::from_secs(12);
+
+/// The script could not go on.
+#[derive(Debug, thiserror::Error)]
+pub enum ScriptError {
+    /// The config could not be put into place.
+    #[error("cannot write the egress config: {0}")]
+    Config(#[source] io::Error),
+    /// A replica's process.
+    #[error(transparent)]
+    Fleet(#[from] FleetError),
+}
+
+/// What befalls a replica of a number at a set moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Blow {
+    /// Its process is killed.
+    Kill(usize),
+    /// It is started again.
+    Revive(usize),
+    /// It is asked to leave; when it has, it is started again.
+    Leave(usize),
+}
+
+/// When, in hundredths of the whole; one that takes a replica away waits until the others can do without it.
+const BLOWS: [(u32, Blow); 3] = [(25, Blow::Kill(0)), (40, Blow::Revive(0)), (55, Blow::Leave(1))];
+
+/// What the changes to come are, over and over.
+const ROUND: [Step; 8] =
+    [Step::Retarget, Step::Retarget, Step::Add, Step::Retarget, Step::Retarget, Step::Remove, Step::Retarget, Step::All];
+
+/// A change of the config.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Some service leads to another target.
+    Retarget,
+    /// A service comes.
+    Add,
+    /// The oldest of those that came goes.
+    Remove,
+    /// All services but the first lead to other targets, at once.
+    All,
+}
+
+/// Everything that the script moves.
+#[derive(Debug)]
+pub struct Script<'t> {
+    /// The namespaces.
+    pub topology: &'t Topology,
+    /// What is known.
+    pub board: Shared,
+    /// The mounted config.
+    pub volume: Volume,
+    /// The replicas' processes.
+    pub replicas: Vec<Replica>,
+    /// How they are started.
+    pub launch: Launch,
+    /// The services that are never removed: the first so many.
+    pub lasting: u16,
+    /// The number of the next new service.
+    pub next: u16,
+    /// What chance decides.
+    pub dice: fastrand::Rng,
+}
+
+impl Script<'_> {
+    /// Plays until the end, an offset from the start; then waits until no replica is on its way any more.
+    pub async fn play(&mut self, end: Duration) -> Result<(), ScriptError> {
+        let mut blows = BLOWS.into_iter().map(|(hundredths, blow)| (end * hundredths / 100, blow)).peekable();
+        let mut steps = ROUND.into_iter().cycle();
+        while self.now() < end {
+            let next = self.now() + PACE;
+            self.watch_over().await?;
+            catch_up(&self.board).await;
+            while let Some((_, blow)) = blows.next_if(|(at, blow)| *at <= self.now() && self.can(*blow)) {
+                self.strike(blow)?;
+            }
+            if let Some(step) = steps.next() {
+                self.change(step).await?;
+            }
+            tokio::time::sleep(next.saturating_sub(self.now())).await;
+        }
+        Ok(())
+    }
+
+    /// Waits, after the load, until every replica that is on its way has come back.
+    pub async fn settle_down(&mut self, limit: Duration) -> Result<(), ScriptError> {
+        let until = self.now() + limit;
+        while look(&self.board).members.iter().any(|member| !member.ready) {
+            self.watch_over().await?;
+            if self.now() > until {
+                look(&self.board).faults.push(format!("a replica was not ready {} s after the load's end", limit.as_secs()));
+                return Ok(());
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        catch_up(&self.board).await;
+        Ok(())
+    }
+
+    fn did(&self, what: &str, took: Duration) {
+        look(&self.board).latest = format!("{what}, in force after {:.1} ms", took.as_secs_f64() * 1e3);
+    }
+
+    /// The time since the start.
+    #[must_use]
+    pub fn now(&self) -> Duration {
+        look(&self.board).now()
+    }
+
+    /// Notices processes that ended: one that was told to is started again, any other is a fault.
+    pub async fn watch_over(&mut self) -> Result<(), ScriptError> {
+        for (number, replica) in self.replicas.iter_mut().enumerate() {
+            let Some(status) = replica.ended()? else { continue };
+            all_noticed(&self.board, number).await;
+            let mut board = look(&self.board);
+            let Some(life) = board.members.get(number).map(|member| member.life) else { continue };
+            match life {
+                Life::Killed => {}
+                Life::Leaving => {
+                    if !status.success() {
+                        board.faults.push(format!("replica {number} left with {status}"));
+                    }
+                    // With a Pod their way would be gone now, and they would hang.
+                    let hung = board.members.get(number).map_or(0, |member| member.connections);
+                    if hung > 0 {
+                        board.faults.push(format!("replica {number} left {hung} connections behind without a reset"));
+                    }
+                    board.tell(format!("replica {number} has left; it is started again"));
+                    set_life(&mut board, number, Life::Restarting);
+                    replica.start(&self.launch)?;
+                }
+                Life::Running | Life::Restarting => {
+                    board.faults.push(format!("replica {number} ended by itself: {status}"));
+                    board.tell(format!("replica {number} ended by itself: {status}"));
+                    set_life(&mut board, number, Life::Killed);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the others can do without the replica, and it is there to be told.
+    #[must_use]
+    pub fn can(&self, blow: Blow) -> bool {
+        match blow {
+            Blow::Kill(number) => look(&self.board).can_spare(number),
+            // Who is leaving already would take it for an order to hurry.
+            Blow::Leave(number) => {
+                let board = look(&self.board);
+                board.can_spare(number) && board.members.get(number).is_some_and(Member::serves)
+            }
+            Blow::Revive(_) => true,
+        }
+    }
+
+    /// Strikes.
+    pub fn strike(&mut self, blow: Blow) -> Result<(), ScriptError> {
+        let (Blow::Kill(number) | Blow::Revive(number) | Blow::Leave(number)) = blow;
+        let Some(replica) = self.replicas.get_mut(number) else { return Ok(()) };
+        let mut board = look(&self.board);
+        match blow {
+            Blow::Kill(_) => {
+                board.open_window(number);
+                replica.signal(Signal::SIGKILL);
+                board.tell(format!("replica {number} is killed (SIGKILL)"));
+            }
+            Blow::Revive(_) => {
+                set_life(&mut board, number, Life::Restarting);
+                replica.start(&self.launch)?;
+                board.tell(format!("replica {number} is started again"));
+            }
+            Blow::Leave(_) => {
+                set_life(&mut board, number, Life::Leaving);
+                replica.signal(Signal::SIGTERM);
+                board.tell(format!("replica {number} is asked to leave (SIGTERM)"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a change and waits until every ready replica acts on it.
+    pub async fn change(&mut self, step: Step) -> Result<(), ScriptError> {
+        match step {
+            Step::Retarget => self.retarget().await,
+            Step::Add => self.add().await,
+            Step::Remove => self.remove().await,
+            Step::All => self.retarget_all().await,
+        }
+    }
+
+    /// Some service, never the first if there are more, leads to another target.
+    async fn retarget(&mut self) -> Result<(), ScriptError> {
+        let Some(service) = self.dice.choice(self.moved()) else { return Ok(()) };
+        let from = look(&self.board).rows.get(&service.number).map_or(service.target, |row| row.service.target);
+        look(&self.board).write(service);
+        let written = self.put()?;
+        let took = seen_in_force(&self.board, &[service.number], Some(Change::Retarget), written).await;
+        self.did(&format!("{}: {} → {}", service.name(), target_letter(from), target_letter(service.target)), took);
+        Ok(())
+    }
+
+    /// All services but the first lead to other targets, in one change.
+    async fn retarget_all(&mut self) -> Result<(), ScriptError> {
+        let moved = self.moved();
+        for service in &moved {
+            look(&self.board).write(*service);
+        }
+        let written = self.put()?;
+        let numbers: Vec<u16> = moved.iter().map(|service| service.number).collect();
+        let took = self.all_seen(&numbers, Some(Change::Retarget), written).await;
+        self.did(&format!("{} services to their next target at once", numbers.len()), took);
+        Ok(())
+    }
+
+    /// Each target's name becomes the next one's, and what leads there by name moves with it; `publish` tells the tailnets of the
+    /// replicas to which target each name leads. Waits until every ready replica acts on it; says how long that took.
+    pub async fn rename(&mut self, publish: impl FnOnce(&[u16])) -> Duration {
+        let (moved, names) = {
+            let mut board = look(&self.board);
+            (board.rename(), board.names.clone())
+        };
+        let written = self.now();
+        publish(&names);
+        let took = self.all_seen(&moved, None, written).await;
+        self.did("the names of the targets each to the next one", took);
+        took
+    }
+
+    /// Waits until every ready replica acts on a change of all these services, of which some are probed.
+    async fn all_seen(&self, numbers: &[u16], change: Option<Change>, written: Duration) -> Duration {
+        let (probed, rest) = numbers.split_at(PROBED.min(numbers.len()));
+        let took = seen_in_force(&self.board, probed, change, written).await;
+        // In one transaction for all: what holds for some, of both families, holds for the rest on the same replica.
+        let mut board = look(&self.board);
+        let now = board.now();
+        for lane in rest.iter().flat_map(|service| board.lanes(*service)).collect::<Vec<_>>() {
+            let seen = |service: &u16| board.ledger.is_settled(Lane { service: (*service).into(), ..lane });
+            if probed.iter().all(seen) {
+                board.ledger.settle(lane, now);
+            }
+        }
+        took
+    }
+
+    async fn add(&mut self) -> Result<(), ScriptError> {
+        let service = Service { number: self.next, target: self.dice.u16(..self.targets()) };
+        self.next += 1;
+        look(&self.board).write(service);
+        let written = self.put()?;
+        let took = seen_in_force(&self.board, &[service.number], Some(Change::Add), written).await;
+        self.did(&format!("{} added, to {}", service.name(), target_letter(service.target)), took);
+        look(&self.board).activate(service.number);
+        Ok(())
+    }
+
+    /// The oldest of the added services goes, once nobody uses it any more.
+    async fn remove(&mut self) -> Result<(), ScriptError> {
+        let Some(number) = look(&self.board).rows.keys().copied().find(|number| *number >= self.lasting) else { return Ok(()) };
+        self.empty(number).await;
+        look(&self.board).write_removal(number);
+        let written = self.put_without(number)?;
+        let took = seen_in_force(&self.board, &[number], Some(Change::Remove), written).await;
+        self.did(&format!("{} removed", Service { number, target: 0 }.name()), took);
+        look(&self.board).rows.remove(&number);
+        Ok(())
+    }
+
+    /// No new connections go to a service from now on; returns when those under way have ended.
+    async fn empty(&self, number: u16) {
+        let until = self.now() + EMPTYING;
+        loop {
+            {
+                let mut board = look(&self.board);
+                let Some(row) = board.rows.get_mut(&number) else { return };
+                row.active = false;
+                if row.under_way == 0 || board.now() > until {
+                    return;
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    /// The services that may be moved, each with its next target.
+    fn moved(&self) -> Vec<Service> {
+        let targets = self.targets();
+        let board = look(&self.board);
+        let spared = usize::from(self.lasting > 1);
+        board.rows.values().skip(spared).map(|row| Service { target: (row.service.target + 1) % targets, ..row.service }).collect()
+    }
+
+    fn targets(&self) -> u16 {
+        u16::try_from(self.topology.targets.len()).unwrap_or(u16::MAX).max(1)
+    }
+
+    /// Puts the config of the board's services into place; says when.
+    pub fn put(&mut self) -> Result<Duration, ScriptError> {
+        let services: Vec<Service> = look(&self.board).rows.values().map(|row| row.service).collect();
+        self.put_these(services)
+    }
+
+    fn put_without(&mut self, number: u16) -> Result<Duration, ScriptError> {
+        let mut services: Vec<Service> = look(&self.board).rows.values().map(|row| row.service).collect();
+        services.retain(|service| service.number != number);
+        self.put_these(services)
+    }
+
+    fn put_these(&mut self, services: Vec<Service>) -> Result<Duration, ScriptError> {
+        let stands = self.volume.write(self.topology, services).map_err(ScriptError::Config)?;
+        Ok(stands.saturating_duration_since(look(&self.board).start))
+    }
+}
+
+/// Waits until the long-lived connections by a replica that has ended know it: its last resets are on their way.
+async fn all_noticed(board: &Shared, replica: usize) {
+    let until = look(board).now() + LAST_RESETS;
+    let open = || {
+        let board = look(board);
+        board.now() < until && board.members.get(replica).is_some_and(|member| member.connections > 0)
+    };
+    while open() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+fn set_life(board: &mut super::scoreboard::Board, replica: usize, life: Life) {
+    if let Some(member) = board.members.get_mut(replica) {
+        member.life = life;
+    }
+}

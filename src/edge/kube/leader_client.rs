@@ -1,0 +1,232 @@
+//! The one door by which the reconciler changes the cluster.
+//!
+//! Every write is made by the leader only and ends before its leading can: with the Lease lost or its time nearly up, nothing
+//! is sent. Objects are applied server-side under one field manager. A write is made once and reports how it went; what is
+//! written, and what a failure means, is decided elsewhere.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use kube::Api;
+use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, Preconditions};
+use kube::discovery::ApiResource;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+use super::{CALL, Call, Cluster, Fault, KubeError, Leading, Refusal, Resource, Verb};
+use crate::model::controller::objects::{FIELD_MANAGER, Manifest, ObjectRef, adopted};
+use crate::model::controller::proxygroup::Delete;
+
+/// Is told of every call: what was done to which kind, and the kind of its fault if it failed.
+pub type Observer = Arc<dyn Fn(Verb, &'static str, Option<&'static str>) + Send + Sync>;
+
+/// Writes to the cluster for as long as this process leads. Cheap to clone.
+#[derive(Clone)]
+pub struct Writes {
+    cluster: Cluster,
+    leading: watch::Receiver<Option<Leading>>,
+    observer: Observer,
+}
+
+impl std::fmt::Debug for Writes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Writes").field("cluster", &self.cluster).field("leading", &*self.leading.borrow()).finish_non_exhaustive()
+    }
+}
+
+impl Writes {
+    /// A door that is open while somebody says that this process leads.
+    #[must_use]
+    pub fn new(cluster: Cluster, leading: watch::Receiver<Option<Leading>>, observer: Observer) -> Self {
+        Self { cluster, leading, observer }
+    }
+
+    /// Whether a write could be made now.
+    #[must_use]
+    pub fn open(&self) -> bool {
+        self.leading.borrow().is_some_and(|leading| Instant::now() < leading.until)
+    }
+
+    /// Runs work that changes something beside the API server, and drops it when leading ends; `None` then. Work that waits while
+    /// leading is prolonged goes on.
+    pub async fn while_leading<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+        while_leading(self.leading.clone(), work).await
+    }
+
+    /// Makes an object as the manifest says, or changes it to be so. Returns it as the API server has it now.
+    pub async fn apply(&self, manifest: &Manifest) -> Result<Value, KubeError> {
+        if manifest.adopt {
+            self.adopt(&manifest.object).await?;
+        }
+        let object = &manifest.object;
+        let call = Call { verb: Verb::Patch, kind: object.kind.name(), namespace: object.namespace.clone(), name: object.name.clone() };
+        let api = self.api(object.kind.into(), &object.namespace);
+        let parameters = PatchParams { force: !manifest.yields, ..PatchParams::apply(FIELD_MANAGER) };
+        let patch = Patch::Apply(&manifest.value);
+        self.write(call, api.patch(&object.name, &parameters, &patch)).await.map(plain)
+    }
+
+    /// An object that no store follows: nothing if it does not exist.
+    pub async fn look(&self, object: &ObjectRef) -> Result<Option<Value>, KubeError> {
+        let call = Call { verb: Verb::Get, kind: object.kind.name(), namespace: object.namespace.clone(), name: object.name.clone() };
+        self.write(call, self.api(object.kind.into(), &object.namespace).get_opt(&object.name)).await.map(|found| found.map(plain))
+    }
+
+    /// Takes an object away, if it is still the one that was meant. One that is gone already is no fault.
+    pub async fn delete(&self, delete: &Delete) -> Result<(), KubeError> {
+        let object = &delete.object;
+        let call = Call { verb: Verb::Delete, kind: object.kind.name(), namespace: object.namespace.clone(), name: object.name.clone() };
+        let preconditions = Preconditions { uid: delete.uid.clone(), resource_version: None };
+        let parameters = DeleteParams::background().preconditions(preconditions);
+        let api = self.api(object.kind.into(), &object.namespace);
+        match self.write(call, api.delete(&object.name, &parameters)).await {
+            Err(error) if error.refusal() == Some(Refusal::NotFound) => Ok(()),
+            done => done.map(drop),
+        }
+    }
+
+    /// Changes some fields of an object, or of its status, by a JSON merge patch. Returns it as it is now.
+    pub async fn merge(&self, resource: Resource, namespace: &str, name: &str, part: Part, patch: &Value) -> Result<Value, KubeError> {
+        let kind = if part == Part::Status { status(resource) } else { resource.kind };
+        let call = Call { verb: Verb::Patch, kind, namespace: namespace.to_owned(), name: name.to_owned() };
+        let api = self.api(resource, namespace);
+        let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+        let patch = Patch::Merge(patch);
+        let changed = match part {
+            Part::Object => self.write(call, api.patch(name, &parameters, &patch)).await,
+            Part::Status => self.write(call, api.patch_status(name, &parameters, &patch)).await,
+        };
+        changed.map(plain)
+    }
+
+    /// Makes us the owner of the fields that another manager set by plain updates, as an apply drops only its own.
+    async fn adopt(&self, object: &ObjectRef) -> Result<(), KubeError> {
+        let call = Call { verb: Verb::Get, kind: object.kind.name(), namespace: object.namespace.clone(), name: object.name.clone() };
+        let api = self.api(object.kind.into(), &object.namespace);
+        let Some(held) = self.write(call, api.get_opt(&object.name)).await? else { return Ok(()) };
+        let fields = json!(held.metadata.managed_fields);
+        let Some(fields) = adopted(&fields, object.kind.api_version()) else { return Ok(()) };
+        let patch = json!({"metadata": {"resourceVersion": held.metadata.resource_version, "managedFields": fields}});
+        self.merge(object.kind.into(), &object.namespace, &object.name, Part::Object, &patch).await.map(drop)
+    }
+
+    fn api(&self, resource: Resource, namespace: &str) -> Api<DynamicObject> {
+        self.cluster.dynamic(resource, Some(namespace).filter(|namespace| !namespace.is_empty()))
+    }
+
+    /// Makes a call while leading lasts.
+    pub(super) async fn write<T>(&self, call: Call, work: impl Future<Output = kube::Result<T>>) -> Result<T, KubeError> {
+        let now = Instant::now();
+        let Some(until) = self.leading.borrow().map(|leading| leading.until).filter(|until| now < *until) else {
+            return Err(KubeError::NotLeading { call });
+        };
+        let ends = until.min(now + CALL);
+        let done = match timeout_at(ends, work).await {
+            Ok(Ok(value)) => Ok(value),
+            Ok(Err(error)) => Err(Fault::of(error)),
+            Err(_elapsed) => Err(Fault::Timeout(ends - now)),
+        };
+        let (verb, kind) = (call.verb, call.kind.split('/').next().unwrap_or(call.kind));
+        let done = done.map_err(|fault| KubeError::Call { call, fault });
+        (self.observer)(verb, kind, done.as_ref().err().map(KubeError::reason));
+        done
+    }
+
+    pub(super) fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+}
+
+async fn while_leading<T>(mut leading: watch::Receiver<Option<Leading>>, work: impl Future<Output = T>) -> Option<T> {
+    let ended = async move {
+        loop {
+            let until = leading.borrow_and_update().map(|leading| leading.until);
+            let Some(until) = until.filter(|until| Instant::now() < *until) else { return };
+            if let Ok(Err(_gone)) = timeout_at(until, leading.changed()).await {
+                sleep_until(until).await;
+            }
+        }
+    };
+    tokio::select! {
+        biased;
+        () = ended => None,
+        done = work => Some(done),
+    }
+}
+
+/// Which part of an object is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// All but its status.
+    Object,
+    /// Its status.
+    Status,
+}
+
+impl Cluster {
+    /// Objects of any kind, of one namespace or of all.
+    pub(super) fn dynamic(&self, resource: Resource, namespace: Option<&str>) -> Api<DynamicObject> {
+        let kind = ApiResource::from(resource);
+        match namespace {
+            Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, &kind),
+            None => Api::all_with(self.client.clone(), &kind),
+        }
+    }
+}
+
+/// The status of a kind, as permissions tell it from the rest.
+fn status(resource: Resource) -> &'static str {
+    match resource.kind {
+        "ProxyGroup" => "ProxyGroup/status",
+        "ProxyClass" => "ProxyClass/status",
+        "Tailnet" => "Tailnet/status",
+        "Service" => "Service/status",
+        "Ingress" => "Ingress/status",
+        whole => whole,
+    }
+}
+
+/// An object as JSON, without what only servers read.
+pub(super) fn plain(mut object: DynamicObject) -> Value {
+    object.metadata.managed_fields = None;
+    serde_json::to_value(object).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::time::sleep;
+
+    use super::*;
+
+    fn leading(seconds: u64) -> Leading {
+        Leading { until: Instant::now() + Duration::from_secs(seconds) }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn work_ends_with_leading() {
+        let work = |seconds| async move {
+            sleep(Duration::from_secs(seconds)).await;
+            seconds
+        };
+        let (sender, receiver) = watch::channel(Some(leading(8)));
+        assert_eq!(while_leading(receiver.clone(), work(7)).await, Some(7));
+        assert_eq!(while_leading(receiver.clone(), work(2)).await, None, "a second is left");
+        assert_eq!(while_leading(receiver.clone(), work(0)).await, None, "none is left");
+
+        sender.send_replace(Some(leading(8)));
+        let prolonged = tokio::spawn(while_leading(receiver.clone(), work(20)));
+        for _ in 0..3 {
+            sleep(Duration::from_secs(6)).await;
+            sender.send_replace(Some(leading(8)));
+        }
+        assert_eq!(prolonged.await.expect("no panic"), Some(20));
+
+        let lost = tokio::spawn(while_leading(receiver, work(6)));
+        sleep(Duration::from_secs(1)).await;
+        sender.send_replace(None);
+        assert_eq!(lost.await.expect("no panic"), None);
+    }
+}

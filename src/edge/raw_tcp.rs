@@ -1,0 +1,176 @@
+//! Raw TCP segments: the probe that finds a flow's sequence numbers and the resets that end it.
+//!
+//! What to send and what an answer means is [`crate::model::flows::tcp_reset`]; this file has the sockets. Everything sent has [`PROBE_MARK`],
+//! which a rule exempts from connection tracking, as masquerading would give it another port. An answer is seen only if the
+//! flow's entry is gone from connection tracking and no map leads it on: so the order is rules, [`Probe::open`], entries, [`Probe::reset`].
+//! Blocking; async callers use `spawn_blocking`.
+
+use std::io::{self, IoSliceMut};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsRawFd;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, SockaddrStorage, recvmsg, setsockopt, sockopt};
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+
+use crate::model::base::net::Family;
+use crate::model::firewall::ruleset::PROBE_MARK;
+use crate::model::flows::flow::Flow;
+use crate::model::flows::tcp_reset::{Report, Resets};
+use crate::model::flows::tcp_segment::{Heard, Segment};
+
+/// Segments sent before the answers are looked at.
+const BURST: usize = 64;
+/// What may wait in the receiving socket.
+const SOCKET_BUFFER: usize = 8 << 20;
+/// The longest packet that the kernel hands over.
+const PACKET: usize = 64 << 10;
+
+/// Resets are not possible.
+#[derive(Debug, thiserror::Error)]
+pub enum ProbeError {
+    /// No raw socket, or no mark on it.
+    #[error("cannot open a raw socket, so the ends of flows that are cut here will hang (give the container NET_RAW and NET_ADMIN): {0}")]
+    Open(#[source] io::Error),
+    /// Answers could not be received.
+    #[error("cannot receive answers to probes: {0}")]
+    Receive(#[source] io::Error),
+}
+
+impl ProbeError {
+    /// A closed set of words for metric labels.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Open(_) => "Open",
+            Self::Receive(_) => "Receive",
+        }
+    }
+}
+
+/// Sockets that hear what the ends of flows say from now on.
+///
+/// Opened before the flows' entries are deleted: an end that still sends is refused by this host's own TCP with its first packet
+/// after that, and what it said by then is all that the other end can be reset with.
+pub struct Probe {
+    wires: Vec<Wire>,
+}
+
+/// The sockets of one family.
+struct Wire {
+    family: Family,
+    sender: Socket,
+    receiver: Socket,
+    buffer: Vec<u8>,
+}
+
+impl Probe {
+    /// Opens the sockets in the calling thread's namespace. A family that the kernel does not have has no flows either.
+    pub fn open() -> Result<Self, ProbeError> {
+        let lacking = |error: &io::Error| error.raw_os_error() == Some(Errno::EAFNOSUPPORT as i32);
+        let opened = Family::ALL.into_iter().map(Wire::open).filter(|wire| !wire.as_ref().is_err_and(lacking));
+        Ok(Self { wires: opened.collect::<io::Result<_>>().map_err(ProbeError::Open)? })
+    }
+
+    /// Ends TCP flows at both ends, as many at once as there are; flows of other protocols are left out.
+    ///
+    /// Their entries must be gone from connection tracking. Returns once every flow is done with, at the deadline at the latest.
+    pub fn reset(self, flows: &[Flow], deadline: Instant) -> Result<Report, ProbeError> {
+        let run = |wire: Wire| {
+            let ours = flows.iter().filter(|flow| Family::of(flow.target().ip()) == wire.family);
+            let mut resets = Resets::new(ours, fastrand::u32(..));
+            wire.run(&mut resets, deadline).map(|()| resets.report())
+        };
+        thread::scope(|scope| {
+            let started: Vec<_> = self.wires.into_iter().map(|wire| scope.spawn(move || run(wire))).collect();
+            started.into_iter().try_fold(Report::default(), |mut report, wire| {
+                report += wire.join().map_err(|_| ProbeError::Receive(io::Error::other("the thread panicked")))??;
+                Ok(report)
+            })
+        })
+    }
+}
+
+impl std::fmt::Debug for Probe {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.wires.iter().map(|wire| wire.family)).finish()
+    }
+}
+
+impl Wire {
+    fn open(family: Family) -> io::Result<Self> {
+        let domain = if family == Family::V4 { Domain::IPV4 } else { Domain::IPV6 };
+        let receiver = Socket::new(domain, Type::RAW, Some(Protocol::TCP))?;
+        let plain = |_| setsockopt(&receiver, sockopt::RcvBuf, &SOCKET_BUFFER);
+        setsockopt(&receiver, sockopt::RcvBufForce, &SOCKET_BUFFER).or_else(plain)?;
+        // This protocol stands for headers of our own making, in both families.
+        let sender = Socket::new(domain, Type::RAW, Some(Protocol::from(nix::libc::IPPROTO_RAW)))?;
+        sender.set_mark(PROBE_MARK)?;
+        Ok(Self { family, sender, receiver, buffer: vec![0; PACKET] })
+    }
+
+    fn run(mut self, resets: &mut Resets, deadline: Instant) -> Result<(), ProbeError> {
+        let start = Instant::now();
+        let limit = deadline.saturating_duration_since(start);
+        while !resets.is_over() {
+            let mut now = start.elapsed();
+            for _ in 0..BURST {
+                let Some(segment) = resets.take(now) else { break };
+                if !self.send(&segment) {
+                    resets.failed(&segment);
+                }
+            }
+            while let Some(heard) = self.receive(MsgFlags::MSG_DONTWAIT)? {
+                resets.hear(&heard, now);
+            }
+            now = start.elapsed();
+            if now >= limit {
+                break;
+            }
+            let patience = resets.next().unwrap_or(limit).min(limit).saturating_sub(now);
+            // A timeout of zero would mean for ever.
+            if patience > Duration::from_micros(1) {
+                self.receiver.set_read_timeout(Some(patience)).map_err(ProbeError::Receive)?;
+                if let Some(heard) = self.receive(MsgFlags::empty())? {
+                    resets.hear(&heard, start.elapsed());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the network takes the segment, or may take its repetition.
+    fn send(&self, segment: &Segment) -> bool {
+        let Some(packet) = segment.packet() else { return false };
+        // The port must be zero: the kernel would take it for a protocol.
+        let to = SockAddr::from(SocketAddr::new(segment.to().ip(), 0));
+        match self.sender.send_to(&packet, &to) {
+            Ok(_) => true,
+            Err(error) => matches!(Errno::from_raw(error.raw_os_error().unwrap_or(0)), Errno::ENOBUFS | Errno::EAGAIN | Errno::EINTR),
+        }
+    }
+
+    /// The next segment that came in; nothing once there is none (left), or none within the socket's timeout.
+    fn receive(&mut self, flags: MsgFlags) -> Result<Option<Heard>, ProbeError> {
+        loop {
+            let mut parts = [IoSliceMut::new(&mut self.buffer)];
+            let (length, source) = match recvmsg::<SockaddrStorage>(self.receiver.as_raw_fd(), &mut parts, None, flags) {
+                Ok(message) => (message.bytes, message.address),
+                Err(Errno::EAGAIN) => return Ok(None),
+                Err(Errno::EINTR) => continue,
+                Err(errno) => return Err(ProbeError::Receive(errno.into())),
+            };
+            let bytes = self.buffer.get(..length).unwrap_or_default();
+            let source = source.and_then(|address| address.as_sockaddr_in6().map(|six| IpAddr::V6(six.ip())));
+            let heard = match self.family {
+                Family::V4 => Heard::in_ipv4(bytes),
+                Family::V6 => source.and_then(|source| Heard::in_tcp(bytes, source)),
+            };
+            if heard.is_some() {
+                return Ok(heard);
+            }
+        }
+    }
+}

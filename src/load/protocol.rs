@@ -1,0 +1,133 @@
+//! What a client and a server say to each other, and which answers count as the intended target's.
+//!
+//! An answer that is somebody else's is worse than none, so each way of talking can tell them apart. Nothing here dials,
+//! waits or counts.
+
+use std::io;
+use std::sync::Arc;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::failure_of;
+use super::https::Https;
+use super::identity_protocol;
+use crate::model::diagnostics::load::{Failure, Identity};
+
+/// The longest first line that a server may say, in bytes.
+const LINE: usize = 512;
+
+/// A way of talking.
+#[derive(Debug, Clone)]
+pub enum Talk {
+    /// With targets that answer each question with who they are ([`identity_protocol`](super::identity_protocol)).
+    Identity,
+    /// With any server. Over TCP it speaks first, over UDP it answers a datagram; either must begin with these bytes. With
+    /// none, a TCP connection that stands is enough, and any datagram. On a connection that is held open it gives back what
+    /// it is sent.
+    Greeting(Arc<[u8]>),
+    /// With servers of HTTPS: one question for each new connection.
+    Https(Https),
+}
+
+/// The only target of a server that does not say who it is.
+const ANYBODY: Identity = Identity { target: 0, port: 0 };
+
+impl Talk {
+    /// What is asked over UDP.
+    #[must_use]
+    pub fn question(&self, nonce: u64) -> Vec<u8> {
+        match self {
+            Self::Identity => identity_protocol::question(nonce).to_vec(),
+            Self::Greeting(_) | Self::Https(_) => line(nonce),
+        }
+    }
+
+    /// Who gave the answer to a datagram.
+    pub fn read(&self, nonce: u64, answer: &[u8]) -> Result<Identity, Failure> {
+        match self {
+            Self::Identity => identity_protocol::read(nonce, answer).ok_or(Failure::Garbled),
+            Self::Greeting(expected) => greeted(expected, answer),
+            // It is not spoken over UDP.
+            Self::Https(_) => Err(Failure::NotSent),
+        }
+    }
+
+    /// What makes a new connection to the aim of this place count as answered.
+    pub async fn first(&self, stream: &mut TcpStream, nonce: u64, aim: u32) -> Result<Identity, Failure> {
+        match self {
+            Self::Identity => self.again(stream, nonce).await,
+            Self::Greeting(expected) => {
+                let mut said = vec![0; expected.len()];
+                let read = read_exactly(stream, &mut said).await?;
+                greeted(expected, said.get(..read).unwrap_or_default())
+            }
+            Self::Https(https) => https.get(stream, aim).await,
+        }
+    }
+
+    /// What opens a connection that is to be held: returns what the server said first, without the line's end.
+    pub async fn open(&self, stream: &mut TcpStream) -> Result<String, Failure> {
+        let Self::Greeting(expected) = self else { return Ok(String::new()) };
+        let mut said = Vec::new();
+        while !expected.is_empty() && !said.ends_with(b"\n") && said.len() < LINE {
+            said.push(stream.read_u8().await.map_err(|error| failure_of(&error))?);
+        }
+        greeted(expected, &said)?;
+        Ok(String::from_utf8_lossy(&said).trim_end().to_owned())
+    }
+
+    /// Asks and is answered once on a connection that stands.
+    pub async fn again(&self, stream: &mut TcpStream, nonce: u64) -> Result<Identity, Failure> {
+        let question = self.question(nonce);
+        let mut answer = vec![0; if matches!(self, Self::Identity) { identity_protocol::ANSWER } else { question.len() }];
+        let exchange = async {
+            stream.write_all(&question).await?;
+            stream.read_exact(&mut answer).await
+        };
+        exchange.await.map_err(|error| failure_of(&error))?;
+        match self {
+            Self::Identity => identity_protocol::read(nonce, &answer).ok_or(Failure::Garbled),
+            Self::Greeting(_) | Self::Https(_) => (answer == question).then_some(ANYBODY).ok_or(Failure::Garbled),
+        }
+    }
+}
+
+/// What a server is sent that gives back whatever that is.
+fn line(nonce: u64) -> Vec<u8> {
+    format!("tailyard load {nonce}\n").into_bytes()
+}
+
+/// Reads until the buffer is full or the other side ends; says how much came.
+async fn read_exactly(stream: &mut TcpStream, buffer: &mut [u8]) -> Result<usize, Failure> {
+    let mut filled = 0;
+    while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+        match stream.read(rest).await {
+            Ok(0) if filled == 0 => return Err(Failure::Closed),
+            Ok(0) => break,
+            Ok(size) => filled += size,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(failure_of(&error)),
+        }
+    }
+    Ok(filled)
+}
+
+pub(super) fn greeted(expected: &[u8], said: &[u8]) -> Result<Identity, Failure> {
+    said.starts_with(expected).then_some(ANYBODY).ok_or(Failure::WrongTarget)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_intended_servers_words_count() {
+        let talk = Talk::Greeting(b"db ".as_slice().into());
+        assert_eq!(talk.read(1, b"db 10.0.0.1:1"), Ok(ANYBODY));
+        assert_eq!(talk.read(1, b"cache 10.0.0.1:1"), Err(Failure::WrongTarget));
+        assert_eq!(talk.read(1, b"d"), Err(Failure::WrongTarget));
+        assert_eq!(Talk::Greeting([].into()).read(1, b"whatever"), Ok(ANYBODY));
+        assert_eq!(Talk::Identity.read(1, b"db 10.0.0.1:1"), Err(Failure::Garbled));
+    }
+}

@@ -1,0 +1,134 @@
+//! What a load says as it goes, one value for each line of JSON. Times are seconds since its start, if nothing else is said.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use serde::Serialize;
+
+use crate::model::base::net::Proto;
+use crate::model::diagnostics::load::{Failure, Percentiles, Window};
+
+/// One line.
+#[derive(Debug, Clone, Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Line {
+    /// The load begins.
+    Start {
+        /// When, in seconds since 1970.
+        unix: f64,
+        /// Whom it is for.
+        to: Vec<String>,
+        /// New connections and UDP flows each second.
+        rate: u32,
+        /// How long it lasts at most.
+        seconds: f64,
+    },
+    /// An attempt failed.
+    Fault {
+        /// When it was due.
+        at: f64,
+        /// When it was begun.
+        began: f64,
+        /// When it had failed.
+        ended: f64,
+        /// Over what.
+        proto: Proto,
+        /// Where it was sent.
+        to: SocketAddr,
+        /// How it failed.
+        failure: Failure,
+    },
+    /// Something happened to a connection that is held open.
+    Flow {
+        /// When.
+        at: f64,
+        /// Which, counted from zero. The active ones come first.
+        flow: u16,
+        /// Whether it never asks by itself.
+        idle: bool,
+        /// Where it leads.
+        to: SocketAddr,
+        /// What happened.
+        what: Happened,
+    },
+    /// How it is, every second.
+    Second(Second),
+    /// What came of it.
+    Summary(Summary),
+}
+
+/// What happens to a connection that is held open.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Happened {
+    /// It stands.
+    Open {
+        /// What the server said first.
+        said: String,
+    },
+    /// It could not be opened.
+    NotOpened(Failure),
+    /// It was ended, or hangs (`timeout`).
+    Ended(Failure),
+    /// It answered the last question; the load is over.
+    Kept,
+}
+
+/// How a load is.
+#[derive(Debug, Clone, Serialize)]
+pub struct Second {
+    /// When.
+    pub at: f64,
+    /// Attempts answered by the intended target so far.
+    pub answered: u64,
+    /// Attempts that failed so far.
+    pub failed: u64,
+    /// Attempts that are under way.
+    pub in_flight: u64,
+    /// Those answered within the last second: how long each took from when it was due.
+    pub answer: Percentiles,
+    /// The connections that are held open.
+    pub flows: Flows,
+}
+
+/// What came of the connections that are held open.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Flows {
+    /// Those that stand.
+    pub open: u64,
+    /// Questions answered.
+    pub answered: u64,
+    /// Those that could not be opened.
+    pub not_opened: u64,
+    /// Those that ended with a reset.
+    pub reset: u64,
+    /// Those that ended in any other way before the load did, but not by hanging.
+    pub ended: u64,
+    /// Those whose server did not answer any more.
+    pub hung: u64,
+}
+
+/// What came of a load.
+#[derive(Debug, Clone, Serialize)]
+pub struct Summary {
+    /// Whether nothing failed and every connection that was held open lasted.
+    pub ok: bool,
+    /// How long it was.
+    pub seconds: f64,
+    /// Attempts begun, or due and not begun for want of room.
+    pub offered: u64,
+    /// Those answered by the intended target, by protocol.
+    pub answered: BTreeMap<Proto, u64>,
+    /// Those that were not, by kind.
+    pub failed: BTreeMap<Failure, u64>,
+    /// In which spans of time.
+    pub windows: Vec<Window>,
+    /// Datagrams sent again because no answer came.
+    pub resent: u64,
+    /// How long TCP connections took to stand, from when they were due.
+    pub connect: Percentiles,
+    /// How long answers took, from when their attempts were due.
+    pub answer: Percentiles,
+    /// The connections that were held open.
+    pub flows: Flows,
+}

@@ -1,0 +1,11 @@
+//! Values that every subject uses: addresses and ports, the netmap, backoff, sorted sets, conditions, gzip, tables of text.
+
+pub mod backoff;
+pub mod conditions;
+pub mod go_values;
+pub mod gzip;
+pub mod hash;
+pub mod net;
+pub mod netmap;
+pub mod small_set;
+pub mod text_table;

@@ -1,0 +1,22 @@
+//! SHA-256, for records of what was written and for names.
+
+use std::fmt::Write as _;
+
+/// The SHA-256 of a text, in hex.
+#[must_use]
+pub fn sha256(bytes: &[u8]) -> String {
+    hex(ring::digest::digest(&ring::digest::SHA256, bytes).as_ref())
+}
+
+/// The SHA-256 of these bytes, as 32 bytes.
+#[must_use]
+pub fn sha256_raw(bytes: &[u8]) -> Vec<u8> {
+    ring::digest::digest(&ring::digest::SHA256, bytes).as_ref().to_vec()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}

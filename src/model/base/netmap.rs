@@ -1,0 +1,278 @@
+//! The tailnet as the data plane needs it: names, addresses and routes, indexed so that a lookup costs the same at any size.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv6Addr};
+
+use imbl::{OrdMap, OrdSet};
+use ipnet::IpNet;
+use serde::Serialize;
+
+use crate::api::netmap::{File, Node};
+use crate::model::base::net::Family;
+
+/// A fully qualified name: lower case, no final dot. Comparing two of them is comparing names as DNS does.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct Fqdn(String);
+
+impl Fqdn {
+    /// The name in its canonical spelling; nothing if the text is empty.
+    #[must_use]
+    pub fn new(text: &str) -> Option<Self> {
+        let name = text.trim_end_matches('.').to_ascii_lowercase();
+        (!name.is_empty()).then_some(Self(name))
+    }
+
+    /// The canonical spelling.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl std::fmt::Display for Fqdn {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// This node, as the control server names it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct SelfNode {
+    /// Its stable id; empty where the tailnet has none.
+    pub stable_id: String,
+    /// Its name as the control server spells it, with the final dot.
+    pub name: String,
+    /// Its own tailnet addresses.
+    pub addresses: Vec<IpAddr>,
+    /// The Tailscale Services that it is approved to serve, advertised or not, each with its addresses.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub services: BTreeMap<String, BTreeSet<IpAddr>>,
+    /// The prefixes besides its own addresses that lead to it.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    pub routes: BTreeSet<IpNet>,
+    /// The tailnet lets it be reached from the internet (Funnel).
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub funnel: bool,
+}
+
+/// A snapshot of the tailnet. Its maps are persistent: a snapshot shares with its successor what did not change.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct NetMap {
+    /// This node; nothing before the first login.
+    pub node: Option<SelfNode>,
+    /// The addresses of each peer by name.
+    pub peers: OrdMap<Fqdn, BTreeSet<IpAddr>>,
+    /// The addresses of each extra DNS record (Tailscale Services) by name.
+    pub records: OrdMap<Fqdn, BTreeSet<IpAddr>>,
+    /// Every prefix that some peer is allowed to answer for (its own addresses among them).
+    pub routes: OrdSet<IpNet>,
+    /// The names under which this node may ask for certificates.
+    pub cert_domains: Vec<String>,
+}
+
+impl NetMap {
+    /// The addresses that a name leads to: a peer's own, else those of a Tailscale Service that some peer answers for,
+    /// else the address of a 4via6 name that some peer routes. Empty if none does.
+    #[must_use]
+    pub fn resolve(&self, name: &Fqdn) -> BTreeSet<IpAddr> {
+        if let Some(addresses) = self.peers.get(name) {
+            return addresses.clone();
+        }
+        if let Some(records) = self.records.get(name) {
+            let answered: BTreeSet<_> = records.iter().copied().filter(|ip| self.routes.contains(&IpNet::from(*ip))).collect();
+            if !answered.is_empty() {
+                return answered;
+            }
+        }
+        via6(name).map(IpAddr::V6).filter(|ip| self.leads_to(*ip)).into_iter().collect()
+    }
+
+    /// Whether some peer answers for the address. Costs one lookup for each prefix length, not one for each peer. That a peer is an
+    /// exit node (routes everything) does not count: a proxy uses none.
+    #[must_use]
+    pub fn leads_to(&self, ip: IpAddr) -> bool {
+        let longest = if ip.is_ipv4() { 32 } else { 128 };
+        (1..=longest).any(|length| IpNet::new(ip, length).is_ok_and(|net| self.routes.contains(&net.trunc())))
+    }
+}
+
+impl NetMap {
+    /// The netmap that a file describes, and what of it cannot be read (and is left out).
+    #[must_use]
+    pub fn from_file(file: &File) -> (Self, Vec<BadEntry>) {
+        let mut faults = Vec::new();
+        let mut netmap = Self { node: Some(SelfNode { name: file.node.name.clone(), ..SelfNode::default() }), ..Self::default() };
+        let own = addresses(&file.node, &mut faults);
+        if let Some(node) = &mut netmap.node {
+            node.addresses = file.node.addresses.iter().filter_map(|text| text.parse().ok()).filter(|ip| own.contains(ip)).collect();
+        }
+        for peer in &file.peers {
+            let found = addresses(peer, &mut faults);
+            netmap.routes.extend(found.iter().map(|ip| IpNet::from(*ip)));
+            netmap.routes.extend(peer.routes.iter().filter_map(|text| entry::<IpNet>(&peer.name, text, &mut faults)));
+            netmap.peers.extend(Fqdn::new(&peer.name).map(|name| (name, found)));
+        }
+        for service in &file.services {
+            let found = addresses(service, &mut faults);
+            netmap.routes.extend(found.iter().map(|ip| IpNet::from(*ip)));
+            netmap.records.extend(Fqdn::new(&service.name).map(|name| (name, found)));
+        }
+        (netmap, faults)
+    }
+}
+
+/// An address or prefix of a netmap file that is none.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{name}: {text:?} is not an address or prefix")]
+pub struct BadEntry {
+    /// The node it belongs to.
+    pub name: String,
+    /// What stands there.
+    pub text: String,
+}
+
+fn addresses(node: &Node, faults: &mut Vec<BadEntry>) -> BTreeSet<IpAddr> {
+    node.addresses.iter().filter_map(|text| entry(&node.name, text, faults)).collect()
+}
+
+fn entry<T: std::str::FromStr>(name: &str, text: &str, faults: &mut Vec<BadEntry>) -> Option<T> {
+    let parsed = text.parse().ok();
+    if parsed.is_none() {
+        faults.push(BadEntry { name: name.to_owned(), text: text.to_owned() });
+    }
+    parsed
+}
+
+/// The range that Tailscale gives addresses out of.
+#[must_use]
+pub const fn tailnet_range(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "100.64.0.0/10",
+        Family::V6 => "fd7a:115c:a1e0::/48",
+    }
+}
+
+/// Whether an address is of the ranges that Tailscale gives out of: [`tailnet_range`].
+#[must_use]
+pub fn in_tailscale_range(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => ip.octets()[0] == 100 && ip.octets()[1] & 0xc0 == 64,
+        IpAddr::V6(ip) => ip.segments()[..3] == [0xfd7a, 0x115c, 0xa1e0],
+    }
+}
+
+/// The site prefix of 4via6 addresses, `fd7a:115c:a1e0:b1a::/64`.
+const VIA_PREFIX: [u16; 4] = [0xfd7a, 0x115c, 0xa1e0, 0x0b1a];
+
+/// The address that a 4via6 name (`192-168-1-10-via-7[.tailnet.ts.net]`) spells, if it is one.
+#[must_use]
+pub fn via6(name: &Fqdn) -> Option<Ipv6Addr> {
+    let (label, rest) = name.as_str().split_once('.').unwrap_or((name.as_str(), ""));
+    let tailnet = |zone: &str| rest == zone || rest.strip_suffix(zone).is_some_and(|head| head.ends_with('.'));
+    if !(rest.is_empty() || tailnet("ts.net") || tailnet("tailscale.net")) {
+        return None;
+    }
+    let (address, site) = label.split_once("-via-")?;
+    let [a, b, c, d]: [u8; 4] = address.split('-').map(str::parse).collect::<Result<Vec<_>, _>>().ok()?.try_into().ok()?;
+    let site = site_id(site)?;
+    let [p0, p1, p2, p3] = VIA_PREFIX;
+    let low = |hi, lo| u16::from_be_bytes([hi, lo]);
+    let [s0, s1, s2, s3] = site.to_be_bytes();
+    Some(Ipv6Addr::new(p0, p1, p2, p3, low(s0, s1), low(s2, s3), low(a, b), low(c, d)))
+}
+
+/// A site number as the peer's own syntax has it: decimal, or with 0x, 0o, 0b or a leading zero for octal.
+fn site_id(text: &str) -> Option<u32> {
+    if text.starts_with('+') || text.starts_with('-') {
+        return None;
+    }
+    let radix = |prefix: &str, radix| text.strip_prefix(prefix).map(|digits| u32::from_str_radix(digits, radix).ok());
+    radix("0x", 16)
+        .or_else(|| radix("0o", 8))
+        .or_else(|| radix("0b", 2))
+        .or_else(|| (text.len() > 1).then(|| radix("0", 8)).flatten())
+        .unwrap_or_else(|| text.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> Fqdn {
+        Fqdn::new(text).expect("a name")
+    }
+
+    fn example() -> NetMap {
+        let text = r#"{"self":{"name":"eg-0.tail.lab","addresses":["100.64.0.1"]},
+            "peers":[{"name":"DB.tail.lab.","addresses":["100.64.0.2","fd7a::2"]},
+                     {"name":"router","addresses":["100.64.0.3"],"routes":["fd7a:115c:a1e0:b1a:0:7::/96","10.1.0.0/16"]}],
+            "services":[{"name":"web.tail.lab","addresses":["100.99.1.2"]}]}"#;
+        let (netmap, faults) = NetMap::from_file(&serde_json::from_str(text).expect("a file"));
+        assert_eq!(faults, []);
+        netmap
+    }
+
+    /// The addresses of a name, as text.
+    fn resolved(netmap: &NetMap, text: &str) -> Vec<String> {
+        netmap.resolve(&name(text)).iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn resolve_ignores_case_and_final_dot() {
+        let netmap = example();
+        for spelling in ["db.tail.lab", "db.TAIL.lab", "DB.tail.lab."] {
+            assert_eq!(resolved(&netmap, spelling), ["100.64.0.2", "fd7a::2"], "{spelling}");
+        }
+        assert_eq!(resolved(&netmap, "Router."), ["100.64.0.3"], "each name has its own node's addresses");
+        assert_eq!(resolved(&netmap, "WEB.tail.lab"), ["100.99.1.2"]);
+        for other in ["unknown.tail.lab", "tail.lab", "router.tail.lab", "db"] {
+            assert!(resolved(&netmap, other).is_empty(), "{other}");
+        }
+        assert_eq!(Fqdn::new("."), None);
+    }
+
+    #[test]
+    fn a_service_counts_only_while_a_peer_answers_for_it() {
+        let mut netmap = example();
+        assert_eq!(resolved(&netmap, "web.tail.lab"), ["100.99.1.2"]);
+        netmap.routes.remove(&"100.99.1.2/32".parse::<IpNet>().expect("a prefix"));
+        assert!(resolved(&netmap, "web.tail.lab").is_empty());
+        assert_eq!(resolved(&netmap, "db.tail.lab"), ["100.64.0.2", "fd7a::2"], "others keep their routes");
+    }
+
+    #[test]
+    fn a_4via6_name_leads_through_its_site() {
+        let found = example().resolve(&name("192-168-1-10-via-7.tail1.ts.net"));
+        assert_eq!(found, [IpAddr::V6("fd7a:115c:a1e0:b1a:0:7:c0a8:10a".parse().expect("an address"))].into());
+        assert_eq!(example().resolve(&name("192-168-1-10-via-8")).len(), 0, "no peer routes site 8");
+    }
+
+    #[test]
+    fn sites_are_numbers_in_any_base() {
+        let site = |text: &str| via6(&name(&format!("1-2-3-4-via-{text}"))).map(|ip| ip.segments()[5]);
+        assert_eq!([site("0x10"), site("020"), site("16"), site("0b10000")], [Some(16); 4]);
+        assert_eq!([site("-1"), site(""), site("x"), site("4294967296")], [None; 4]);
+        assert_eq!(via6(&name("1-2-3-via-7")), None);
+        assert_eq!(via6(&name("1-2-3-4-via-7.example.com")), None);
+    }
+
+    #[test]
+    fn routes_cover_what_is_inside_them() {
+        let ip = |text: &str| text.parse().expect("an address");
+        assert!(example().leads_to(ip("10.1.255.1")));
+        assert!(!example().leads_to(ip("10.2.0.1")));
+        let mut exit = example();
+        exit.routes.extend(["0.0.0.0/0", "::/0"].map(|text| text.parse::<IpNet>().expect("a prefix")));
+        assert!(!exit.leads_to(ip("10.2.0.1")), "an exit node is not a way to an address");
+        assert_eq!(exit.resolve(&name("192-168-1-10-via-8")).len(), 0, "nor to a site");
+    }
+
+    #[test]
+    fn a_bad_entry_is_named_and_left_out() {
+        let file = serde_json::from_str(r#"{"peers":[{"name":"a","addresses":["100.64.0.2","nonsense"]}]}"#).expect("a file");
+        let (netmap, faults) = NetMap::from_file(&file);
+        assert_eq!(resolved(&netmap, "a"), ["100.64.0.2"]);
+        let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
+        assert_eq!(faults, [r#"a: "nonsense" is not an address or prefix"#]);
+    }
+}

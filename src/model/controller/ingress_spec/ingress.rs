@@ -1,0 +1,190 @@
+//! An Ingress as a site: its names, ports and routes.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::networking::v1::{Ingress, IngressBackend};
+
+use super::backend::backend;
+use super::{Context, Flaw, Own, Target, Wish, annotation, common, ingress_label, text, truth};
+use crate::api::names;
+use crate::api::routes::{Host, Listener, Route, Site};
+use crate::model::ingress::cert_orders::Validity;
+
+/// The port over TLS.
+const HTTPS: u16 = 443;
+/// The port without.
+const HTTP: u16 = 80;
+
+/// A site while its routes are found.
+struct Routing<'a, 'b> {
+    namespace: &'a str,
+    context: &'a Context<'b>,
+    routes: BTreeMap<(String, String, bool), Route>,
+    notes: Vec<String>,
+}
+
+/// Reads an Ingress. The error is everything that is wrong with it, each a sentence that says what to do.
+pub fn ingress(ingress: &Ingress, context: &Context<'_>) -> Result<Wish, Vec<String>> {
+    let mut wrong = Vec::new();
+    let annotations = ingress.metadata.annotations.as_ref();
+    let label = ingress_label(ingress);
+    let tags = common(annotations, &label, &mut wrong);
+    let dns = format!("{label}.{}", context.suffix);
+    let Hosts { served: hosts, flaws, mut notes, warnings } = hosts(ingress, (&dns, &label), context);
+    if annotation(annotations, names::PROXY_PROTOCOL).is_some() {
+        notes.push(format!("{} is for Services: backends of an Ingress get the client's address in headers.", names::PROXY_PROTOCOL));
+    }
+    let namespace = ingress.metadata.namespace.as_deref().unwrap_or_default();
+    let mut routing = Routing { namespace, context, routes: BTreeMap::new(), notes };
+    routing.read(ingress, &hosts, &dns, &label);
+    let Routing { routes, notes, .. } = routing;
+    if routes.is_empty() {
+        let why = if notes.is_empty() { "give it a rule or a default backend.".to_owned() } else { notes.join(" ") };
+        wrong.push(format!("It has no route: {why}"));
+    }
+    if !wrong.is_empty() {
+        return Err(wrong);
+    }
+    let mut listeners = BTreeMap::from([(HTTPS, Listener::Https)]);
+    if annotation(annotations, names::HTTP_ENDPOINT) == Some("enabled") {
+        listeners.insert(HTTP, Listener::Http);
+    } else if annotation(annotations, names::HTTP_REDIRECT).is_some_and(truth) {
+        listeners.insert(HTTP, Listener::Redirect);
+    }
+    let ports = listeners.keys().rev().map(|port| format!("tcp:{port}")).collect();
+    let funnel = annotation(annotations, names::FUNNEL).is_some_and(truth);
+    let site = Site { hosts, listeners, routes: routes.into_values().collect(), funnel };
+    Ok(Wish { label, tags, ports, target: Target::Site(site), notes, flaws, warnings })
+}
+
+/// The Secrets that an Ingress names as certificates.
+pub fn certificates(ingress: &Ingress) -> impl Iterator<Item = &str> {
+    let tls = ingress.spec.as_ref().and_then(|spec| spec.tls.as_deref()).unwrap_or_default();
+    tls.iter().filter_map(|entry| entry.secret_name.as_deref()).filter(|secret| !secret.is_empty())
+}
+
+/// The names of a site: that of its Tailscale Service, and those of its own for which it names a certificate. With what is wrong with
+/// the latter, and of which.
+fn hosts(ingress: &Ingress, (dns, label): (&str, &str), context: &Context<'_>) -> Hosts {
+    let mut hosts = Hosts::default();
+    hosts.served.insert(dns.to_owned(), Host { secret: dns.to_owned(), issue: true });
+    let tls = ingress.spec.as_ref().and_then(|spec| spec.tls.as_deref()).unwrap_or_default();
+    for (at, entry) in tls.iter().enumerate() {
+        let secret = entry.secret_name.as_deref().filter(|secret| !secret.is_empty());
+        for (nth, host) in entry.hosts.iter().flatten().enumerate() {
+            let own = host == dns || host == label || !host.contains('.');
+            match secret {
+                _ if own => {}
+                Some(secret)
+                    if context.reserved.get(secret).is_some_and(|those| !those.matches(text(ingress.metadata.namespace.as_ref()))) =>
+                {
+                    hosts.flaws.insert(host.to_ascii_lowercase(), Flaw::Lacking);
+                    let why = format!("its annotation {} does not name this namespace", names::CERTIFICATE_NAMESPACES);
+                    hosts
+                        .notes
+                        .push(format!("host {host} is not served: Secret {}/{secret} may not be shown, as {why}.", context.namespace));
+                }
+                Some(secret) => hosts.of_its_own(&host.to_ascii_lowercase(), secret, context),
+                // The first one says by its first label what the Ingress is called.
+                None if (at, nth) == (0, 0) => {}
+                None => hosts.notes.push(format!("host {host} has no certificate: name its Secret in spec.tls[].secretName.")),
+            }
+        }
+    }
+    hosts
+}
+
+/// The names of a site while they are found.
+#[derive(Default)]
+struct Hosts {
+    served: BTreeMap<String, Host>,
+    flaws: BTreeMap<String, Flaw>,
+    notes: Vec<String>,
+    warnings: Vec<String>,
+}
+
+impl Hosts {
+    /// A host whose certificate is a Secret of the user's. One that cannot be shown now is named to the replicas all the same, which may
+    /// hold the one before.
+    fn of_its_own(&mut self, host: &str, secret: &str, context: &Context<'_>) {
+        let at = format!("Secret {}/{secret}", context.namespace);
+        let own = context.certificates.get(secret);
+        if !matches!(own, None | Some(Own::Unlabelled)) {
+            self.served.entry(host.to_owned()).or_insert_with(|| Host { secret: secret.to_owned(), issue: false });
+        }
+        let (flaw, why) = match own {
+            None => (
+                Flaw::Lacking,
+                format!(
+                    "is not served: there is no Secret {secret} in the namespace {} of the proxies (one in the Ingress's own namespace is \
+                     not looked at).",
+                    context.namespace
+                ),
+            ),
+            Some(Own::Unlabelled) => {
+                (Flaw::Lacking, format!("is not served: {at} lacks the label {}=true, by which it may be shown.", names::OWN_CERTIFICATE))
+            }
+            Some(Own::Unread) => return,
+            Some(Own::Unusable(why)) => (Flaw::Lacking, format!("has no certificate: {at} cannot be used, as {why}.")),
+            Some(Own::Leaf(leaf)) => match leaf.is_for(host) {
+                Err(why) => (Flaw::Lacking, format!("has no certificate: in {at} {why}.")),
+                Ok(()) => match Validity::of(&leaf.certificate, context.now).0 {
+                    Validity::Valid => return,
+                    Validity::Early(from) => {
+                        (Flaw::Invalid, format!("is refused by clients: the certificate in {at} is not valid before {from}."))
+                    }
+                    Validity::Ended(until) => {
+                        (Flaw::Invalid, format!("is refused by clients: the certificate in {at} ended at {until}. Renew it."))
+                    }
+                    Validity::Ending(until) => (Flaw::Ending, format!("has a certificate, in {at}, that ends at {until}. Renew it.")),
+                },
+            },
+        };
+        self.flaws.insert(host.to_owned(), flaw);
+        let told = if flaw == Flaw::Ending { &mut self.warnings } else { &mut self.notes };
+        told.push(format!("host {host} {why}"));
+    }
+}
+
+impl Routing<'_, '_> {
+    fn read(&mut self, ingress: &Ingress, hosts: &BTreeMap<String, Host>, dns: &str, label: &str) {
+        let Some(spec) = ingress.spec.as_ref() else { return };
+        for rule in spec.rules.iter().flatten() {
+            let host = match rule.host.as_deref().unwrap_or_default() {
+                "" => "",
+                host if host == dns || host == label => dns,
+                host if hosts.contains_key(host) => host,
+                host => {
+                    self.notes.push(format!(
+                        "the rule for host {host} is not served: its name here is {dns}, and spec.tls names no certificate for {host}."
+                    ));
+                    continue;
+                }
+            };
+            for path in rule.http.iter().flat_map(|http| &http.paths) {
+                let exact = path.path_type == "Exact";
+                let path_text = path.path.as_deref().filter(|path| !path.is_empty()).unwrap_or("/");
+                self.add(host, path_text, exact, &path.backend);
+            }
+        }
+        // A default backend answers what no rule does.
+        if let Some(backend) = &spec.default_backend {
+            self.add("", "/", false, backend);
+        }
+    }
+
+    /// Adds a route; the first of its host and path counts.
+    fn add(&mut self, host: &str, path: &str, exact: bool, wanted: &IngressBackend) {
+        if !path.starts_with('/') {
+            self.notes.push(format!("path {path:?} is not served: it must begin with a slash."));
+            return;
+        }
+        match backend(self.namespace, wanted, self.context) {
+            Ok(backend) => {
+                let route = Route { host: host.to_owned(), path: path.to_owned(), exact, backend };
+                self.routes.entry((host.to_owned(), path.to_owned(), exact)).or_insert(route);
+            }
+            Err(why) => self.notes.push(why),
+        }
+    }
+}

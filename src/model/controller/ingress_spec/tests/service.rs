@@ -1,0 +1,57 @@
+//! Services that are published whole.
+
+use super::*;
+use crate::model::controller::ingress_spec;
+
+#[test]
+fn a_service_is_published_by_its_addresses() {
+    let read = |spec: Value| ingress_spec::service(&object("web", spec));
+    let both = read(json!({"clusterIP": "10.0.0.1", "clusterIPs": ["10.0.0.1", "fd00::1"]})).expect("valid");
+    let addresses = vec!["10.0.0.1".parse().expect("an IP"), "fd00::1".parse().expect("an IP")];
+    assert_eq!(both.target, Target::Whole(Whole { addresses, ..Whole::default() }));
+    assert_eq!((both.label.as_str(), both.ports), ("u-web", vec!["do-not-validate".to_owned()]));
+    for spec in [json!({"clusterIP": "None"}), json!({})] {
+        assert!(read(spec).expect_err("no address")[0].contains("no address"));
+    }
+}
+
+/// What a Service comes to that asks for the client's address so.
+fn announced(asked: &str, spec: Value) -> Result<Wish, Vec<String>> {
+    let mut service = object("web", spec);
+    service.metadata.annotations = Some([("tailyard.io/proxy-protocol".to_owned(), asked.to_owned())].into());
+    ingress_spec::service(&service)
+}
+
+#[test]
+fn a_name_outside_the_cluster_is_published_as_it_is() {
+    let read = |name: Value| ingress_spec::service(&object("web", json!({"type": "ExternalName", "externalName": name})));
+    let wish = read(json!("DB.example.com.")).expect("valid");
+    assert_eq!(wish.target, Target::Whole(Whole { external_name: "db.example.com".into(), ..Whole::default() }));
+    for bad in [json!("10.0.0.1"), json!("a..b"), json!(""), json!("x y")] {
+        let wrong = read(bad.clone()).expect_err("no name");
+        assert!(wrong.len() == 1 && wrong[0].contains("is no DNS name"), "{bad}: {wrong:?}");
+    }
+    let both = announced("true", json!({"type": "ExternalName", "externalName": "a.b", "ports": [{"port": 25}]})).expect_err("both");
+    assert!(both.len() == 1 && both[0].contains("remove one of the two"), "{both:?}");
+}
+
+#[test]
+fn ports_are_told_the_clients_address_where_that_is_asked_for() {
+    let spec = || {
+        let ports = json!([{"name": "smtp", "port": 25, "protocol": "TCP"}, {"port": 465}, {"name": "dns", "port": 53, "protocol": "UDP"}]);
+        json!({"clusterIP": "10.0.0.1", "ports": ports})
+    };
+    for (asked, ports) in [("true", vec![25, 465]), ("smtp", vec![25]), ("25, 465", vec![25, 465]), ("false", vec![])] {
+        let Target::Whole(whole) = announced(asked, spec()).expect("valid").target else { panic!("it is a Service") };
+        assert_eq!(whole.proxy_protocol, ports.into_iter().collect(), "{asked}");
+    }
+    for bad in ["53", "dns", "26", "v3"] {
+        let wrong = announced(bad, spec()).expect_err("no such port");
+        assert!(wrong.len() == 1 && wrong[0].contains("neither true nor one of its TCP ports"), "{bad}: {wrong:?}");
+    }
+    let wrong = announced("true", json!({"clusterIP": "10.0.0.1", "ports": [{"port": 53, "protocol": "UDP"}]})).expect_err("none");
+    assert!(wrong[0].contains("it has no TCP port"), "{wrong:?}");
+    let backend = to("web", json!({"number": 80}));
+    let wish = super::read(json!({"tailyard.io/proxy-protocol": "true"}), json!({"defaultBackend": backend})).expect("valid");
+    assert!(wish.notes.len() == 1 && wish.notes[0].contains("is for Services"), "{:?}", wish.notes);
+}

@@ -1,0 +1,282 @@
+//! The objects that a `ProxyGroup` consists of in Kubernetes: what each must look like, and whether it already does.
+//!
+//! The builders are pure: the same group, class and settings make the same bytes. What an object is compared by and written
+//! as is a [`Manifest`]; which ones there are for a group is decided in [`crate::model::controller::proxygroup`], never here.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::api::names;
+use crate::model::base::hash::sha256;
+
+mod adopt;
+mod certificate;
+mod child;
+mod compare;
+mod disruption;
+mod env;
+mod ingress;
+mod metrics;
+mod nodeport;
+mod overlay;
+mod rbac;
+mod secrets;
+mod services;
+mod shape;
+mod statefulset;
+
+pub use adopt::adopted;
+pub use certificate::{VALID_UNTIL, account, accounts, accounts_ref, certificate, certificate_ref, domain_of, filled, valid_until};
+pub use child::{Child, ChildPort, HEALTH_PORT, Protocol, Record, child_name, health_port};
+pub use compare::covers;
+pub use disruption::disruption_budget;
+pub use ingress::{IngressConfig, Ordered, ingress_config_ref};
+pub use metrics::{label_value, metrics, metrics_refs};
+pub use nodeport::{held_ports, node_port, node_port_ref};
+pub use rbac::{endpoints, rbac};
+pub use secrets::{ReplicaSecret, config_ref, state, state_ref};
+pub use services::ROOM as CONFIG_ROOM;
+pub use services::{EgressConfig, egress_config, egress_config_ref, egress_text, next_port};
+pub use shape::{Shape, image_path};
+pub use statefulset::stateful_set;
+
+/// The field manager under which the reconciler applies.
+pub const FIELD_MANAGER: &str = "tailyard";
+/// The annotation that holds the hash of the [`Manifest`] last applied. It tells a field that we stopped wanting from one
+/// that somebody else set.
+pub const APPLIED: &str = "tailyard.io/last-applied-hash";
+/// The annotation of the egress config: the port from which the next one is looked for.
+pub const NEXT_PORT: &str = "tailyard.io/next-port";
+
+/// The kinds that the reconciler writes, and the slices that it takes away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// `v1` `ServiceAccount`.
+    ServiceAccount,
+    /// `rbac.authorization.k8s.io/v1` `Role`.
+    Role,
+    /// `rbac.authorization.k8s.io/v1` `RoleBinding`.
+    RoleBinding,
+    /// `v1` `Secret`.
+    Secret,
+    /// `v1` `ConfigMap`.
+    ConfigMap,
+    /// `v1` `Service`.
+    Service,
+    /// `discovery.k8s.io/v1` `EndpointSlice`.
+    EndpointSlice,
+    /// `policy/v1` `PodDisruptionBudget`.
+    PodDisruptionBudget,
+    /// `apps/v1` `StatefulSet`.
+    StatefulSet,
+    /// `monitoring.coreos.com/v1` `ServiceMonitor`.
+    ServiceMonitor,
+}
+
+/// Which object, of those in a namespace.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ObjectRef {
+    /// The kind.
+    pub kind: Kind,
+    /// The namespace.
+    pub namespace: String,
+    /// The name.
+    pub name: String,
+}
+
+/// One object as it must be, to be applied server-side under [`FIELD_MANAGER`] with force.
+///
+/// A writer that applied a manifest and finds the same manifest wanted again, while the object still has the resource version
+/// that the apply returned, has met a server that normalises what it is given, and leaves the object alone.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Manifest {
+    /// Which object.
+    pub object: ObjectRef,
+    /// The object whole, with `apiVersion`, `kind` and the annotation [`APPLIED`].
+    pub value: Value,
+    /// The object exists and was never applied by us (the Tailscale operator made it). Before the apply its `managedFields`
+    /// are read and rewritten with [`adopted`], so that the apply drops what we do not want.
+    pub adopt: bool,
+    /// It takes nothing from others: where one of them has set a field of it to another value, the apply is refused.
+    pub yields: bool,
+}
+
+/// The group for which objects are made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Owner {
+    /// The group's name.
+    pub group: String,
+    /// The UID of its object.
+    pub uid: String,
+    /// The namespace in which they are made.
+    pub namespace: String,
+}
+
+impl Owner {
+    /// The labels of the group's objects, which select its Pods too.
+    #[must_use]
+    pub fn labels(&self) -> BTreeMap<String, String> {
+        let labels = [(names::MANAGED, "true"), (names::PARENT_TYPE, names::PARENT_GROUP), (names::PARENT, &self.group)];
+        labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into()
+    }
+
+    /// The metadata of one of the group's objects.
+    #[must_use]
+    pub fn metadata(&self, name: String, secret_type: Option<&str>) -> ObjectMeta {
+        let mut labels = self.labels();
+        labels.extend(secret_type.map(|secret| (names::SECRET_TYPE.to_owned(), secret.to_owned())));
+        let owner = OwnerReference {
+            api_version: "tailscale.com/v1alpha1".to_owned(),
+            kind: "ProxyGroup".to_owned(),
+            name: self.group.clone(),
+            uid: self.uid.clone(),
+            controller: Some(true),
+            block_owner_deletion: Some(true),
+        };
+        let (name, namespace, labels) = (Some(name), Some(self.namespace.clone()), Some(labels));
+        ObjectMeta { name, namespace, labels, owner_references: Some(vec![owner]), ..ObjectMeta::default() }
+    }
+}
+
+impl Manifest {
+    /// The manifest of an object.
+    #[must_use]
+    pub fn of(kind: Kind, object: &impl Serialize) -> Self {
+        Self::of_value(kind, serde_json::to_value(object).unwrap_or_default())
+    }
+
+    /// The manifest of an object in JSON.
+    #[must_use]
+    pub fn of_value(kind: Kind, value: Value) -> Self {
+        let hash = digest(value.to_string().as_bytes());
+        Self::with_hash(kind, value, hash)
+    }
+
+    /// The manifest of an object whose hash is of what it is made from, for builders that want to know it beforehand.
+    pub(in crate::model) fn with_hash(kind: Kind, mut value: Value, hash: String) -> Self {
+        let text = |value: &Value, key: &str| value["metadata"][key].as_str().unwrap_or_default().to_owned();
+        let object = ObjectRef { kind, namespace: text(&value, "namespace"), name: text(&value, "name") };
+        value["metadata"]["annotations"][APPLIED] = hash.into();
+        Self { object, value, adopt: false, yields: false }
+    }
+
+    /// Whether the object already is as it must be.
+    #[must_use]
+    pub fn holds(&self, observed: &Value) -> bool {
+        applied(observed) == applied(&self.value) && covers(observed, &self.value)
+    }
+}
+
+/// The hash of the manifest that was last applied to an object, if we ever did.
+#[must_use]
+pub fn applied(object: &Value) -> Option<&str> {
+    object.get("metadata")?.get("annotations")?.get(APPLIED)?.as_str()
+}
+
+/// The group for which a labelled object was made: by the labels of the group's own objects, of egress children, of metrics.
+#[must_use]
+pub fn group_of(labels: &BTreeMap<String, String>) -> Option<&str> {
+    let label = |key: &str| labels.get(key).map(String::as_str);
+    match (label(names::PARENT_TYPE), label(names::SERVICE_TYPE), label(metrics::PROXY_TYPE)) {
+        (Some(names::PARENT_GROUP), _, _) => label(names::PARENT),
+        (Some(names::PARENT_SERVICE), Some(names::EGRESS), _) => label(names::PROXY_GROUP),
+        (Some(names::PARENT_INGRESS), _, _) if label(names::SECRET_TYPE) == Some(names::CERTS) => label(names::PROXY_GROUP),
+        (_, _, Some(names::PARENT_GROUP)) => label(metrics::PROXY_PARENT),
+        _ => None,
+    }
+}
+
+/// Half of a SHA-256, in hex.
+#[must_use]
+pub fn digest(bytes: &[u8]) -> String {
+    let mut hash = sha256(bytes);
+    hash.truncate(32);
+    hash
+}
+
+impl Kind {
+    /// All kinds, in the order in which a group's objects are made.
+    pub const ALL: [Self; 10] = [
+        Self::ServiceAccount,
+        Self::Role,
+        Self::RoleBinding,
+        Self::Secret,
+        Self::ConfigMap,
+        Self::Service,
+        Self::EndpointSlice,
+        Self::PodDisruptionBudget,
+        Self::StatefulSet,
+        Self::ServiceMonitor,
+    ];
+
+    /// The kind's name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ServiceAccount => "ServiceAccount",
+            Self::Role => "Role",
+            Self::RoleBinding => "RoleBinding",
+            Self::Secret => "Secret",
+            Self::ConfigMap => "ConfigMap",
+            Self::Service => "Service",
+            Self::EndpointSlice => "EndpointSlice",
+            Self::PodDisruptionBudget => "PodDisruptionBudget",
+            Self::StatefulSet => "StatefulSet",
+            Self::ServiceMonitor => "ServiceMonitor",
+        }
+    }
+
+    /// The group and version, as in `apiVersion`.
+    #[must_use]
+    pub fn api_version(self) -> &'static str {
+        match self {
+            Self::ServiceAccount | Self::Secret | Self::ConfigMap | Self::Service => "v1",
+            Self::Role | Self::RoleBinding => "rbac.authorization.k8s.io/v1",
+            Self::EndpointSlice => "discovery.k8s.io/v1",
+            Self::PodDisruptionBudget => "policy/v1",
+            Self::StatefulSet => "apps/v1",
+            Self::ServiceMonitor => "monitoring.coreos.com/v1",
+        }
+    }
+
+    /// The name in URLs.
+    #[must_use]
+    pub fn plural(self) -> &'static str {
+        match self {
+            Self::ServiceAccount => "serviceaccounts",
+            Self::Role => "roles",
+            Self::RoleBinding => "rolebindings",
+            Self::Secret => "secrets",
+            Self::ConfigMap => "configmaps",
+            Self::Service => "services",
+            Self::EndpointSlice => "endpointslices",
+            Self::PodDisruptionBudget => "poddisruptionbudgets",
+            Self::StatefulSet => "statefulsets",
+            Self::ServiceMonitor => "servicemonitors",
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl ObjectRef {
+    /// A reference.
+    #[must_use]
+    pub fn new(kind: Kind, namespace: &str, name: impl Into<String>) -> Self {
+        Self { kind, namespace: namespace.to_owned(), name: name.into() }
+    }
+}
+
+impl fmt::Display for ObjectRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}/{}", self.kind, self.namespace, self.name)
+    }
+}

@@ -1,0 +1,98 @@
+//! The Secret of a certificate: empty until a replica fills it, and never written over once it is.
+//!
+//! Named as its DNS name, with the labels by which the replicas find it and by which the Tailscale operator's find it too. It has
+//! no owner: a certificate costs one of the few that a name gets in a week, and outlives whatever can be made again.
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::jiff::Timestamp;
+use serde_json::Value;
+
+use super::{Kind, Manifest, ObjectRef, Owner, digest, label_value};
+use crate::api::names;
+use crate::model::controller::ingress_spec::Claimant;
+
+/// The type of the Secret.
+const TLS: &str = "kubernetes.io/tls";
+/// Its fields.
+const FIELDS: [&str; 2] = ["tls.crt", "tls.key"];
+
+/// The Secret of a name's certificate; `held` is it as it is.
+#[must_use]
+pub fn certificate(owner: &Owner, dns: &str, claimant: &Claimant, held: Option<&Value>) -> Manifest {
+    let labels = [
+        (names::MANAGED, "true".to_owned()),
+        (names::PARENT_TYPE, names::PARENT_INGRESS.to_owned()),
+        (names::PARENT, label_value(&claimant.name)),
+        (names::PARENT_NAMESPACE, claimant.namespace.clone()),
+        (names::PROXY_GROUP, owner.group.clone()),
+        (names::SECRET_TYPE, names::CERTS.to_owned()),
+        (names::DOMAIN, label_value(dns)),
+    ];
+    let labels = labels.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+    let mut metadata =
+        ObjectMeta { name: Some(dns.to_owned()), namespace: Some(owner.namespace.clone()), labels: Some(labels), ..ObjectMeta::default() };
+    let hash = digest(serde_json::to_string(&metadata).unwrap_or_default().as_bytes());
+    // A replica may fill it this very moment: then this is refused, and looked at again.
+    metadata.resource_version = held.and_then(|held| held["metadata"]["resourceVersion"].as_str().map(str::to_owned));
+    let empty = || FIELDS.map(|field| (field.to_owned(), ByteString(Vec::new()))).into();
+    let data = (!held.is_some_and(filled)).then(empty);
+    let secret = Secret { metadata, type_: Some(TLS.to_owned()), data, ..Secret::default() };
+    let value = serde_json::to_value(&secret).unwrap_or_default();
+    Manifest { yields: !held.is_some_and(filled), ..Manifest::with_hash(Kind::Secret, value, hash) }
+}
+
+/// Whether there is a certificate in the Secret.
+#[must_use]
+pub fn filled(secret: &Value) -> bool {
+    FIELDS.iter().all(|field| secret["data"][field].as_str().is_some_and(|value| !value.is_empty()))
+}
+
+/// Where the end of a certificate is kept in memory, in place of the certificate: a time as of RFC 3339.
+pub const VALID_UNTIL: &str = "validUntil";
+
+/// When the certificate in a Secret ends, as far as it is known.
+#[must_use]
+pub fn valid_until(secret: &Value) -> Option<Timestamp> {
+    secret[VALID_UNTIL].as_str()?.parse().ok()
+}
+
+/// The DNS name whose certificate a Secret is for; none if it is no such Secret.
+#[must_use]
+pub fn domain_of(secret: &Value) -> Option<&str> {
+    let is = secret["metadata"]["labels"].get(names::SECRET_TYPE)? == names::CERTS;
+    secret["metadata"]["name"].as_str().filter(|_| is)
+}
+
+/// Which object the certificate of a name is.
+#[must_use]
+pub fn certificate_ref(owner: &Owner, dns: &str) -> ObjectRef {
+    ObjectRef::new(Kind::Secret, &owner.namespace, dns)
+}
+
+/// The Secret of a group's own ACME account keys: its replicas write it, and it is deleted with the group.
+#[must_use]
+pub fn account(owner: &Owner) -> Manifest {
+    let metadata = owner.metadata(names::account(&owner.group), None);
+    Manifest::of(Kind::Secret, &Secret { metadata, ..Secret::default() })
+}
+
+/// The Secret of shared ACME account keys: the replicas write it, and a finalizer keeps it.
+#[must_use]
+pub fn accounts(namespace: &str) -> Manifest {
+    let metadata = ObjectMeta {
+        name: Some(names::ACCOUNTS.to_owned()),
+        namespace: Some(namespace.to_owned()),
+        labels: Some([(names::MANAGED.to_owned(), "true".to_owned())].into()),
+        finalizers: Some(vec![names::ACCOUNTS_FINALIZER.to_owned()]),
+        ..ObjectMeta::default()
+    };
+    Manifest::of(Kind::Secret, &Secret { metadata, ..Secret::default() })
+}
+
+/// Which object that is.
+#[must_use]
+pub fn accounts_ref(namespace: &str) -> ObjectRef {
+    ObjectRef::new(Kind::Secret, namespace, names::ACCOUNTS)
+}

@@ -1,0 +1,126 @@
+//! The ingress config of a group: one `ConfigMap` for all that it publishes, read back as the record of it.
+//!
+//! The serve config and the mappings are what the Tailscale operator would write; the routes are what our replicas read in
+//! their place. The record of whose each service is has no reader but this.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::ConfigMap;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize as _, Serialize};
+use serde_json::Value;
+
+use super::services::ROOM;
+use super::{Kind, Manifest, ObjectRef, Owner};
+use crate::api::routes::{self, Origin, Site};
+use crate::api::serve::{self, ServeConfig, ServiceConfig};
+use crate::api::{ingress, names};
+use crate::model::base::gzip;
+
+/// What a group publishes, by the name of the Tailscale Service.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct IngressConfig {
+    /// As tailscaled would serve it.
+    pub serve: BTreeMap<String, ServiceConfig>,
+    /// The addresses of services that go to the kernel whole.
+    pub mappings: BTreeMap<String, ingress::Service>,
+    /// The sites.
+    pub routes: BTreeMap<String, Site>,
+    /// For whom.
+    pub origins: BTreeMap<String, Origin>,
+    /// What was told to whom as an Event and still holds: fingerprints of the words, by kind, namespace and name.
+    pub told: BTreeMap<String, String>,
+    /// Certificates that were ordered within a week and whose Secrets are gone, by namespace.
+    pub orders: BTreeMap<String, Ordered>,
+}
+
+/// Certificates by when their Secrets were made, in seconds since 1970, and their DNS names.
+pub type Ordered = BTreeSet<(i64, String)>;
+
+impl IngressConfig {
+    /// Its texts by the keys of the `ConfigMap`.
+    fn texts(&self) -> impl Iterator<Item = (&'static str, ByteString)> {
+        let serve = ServeConfig { services: self.serve.clone(), ..ServeConfig::default() };
+        let data = [
+            (serve::KEY, text(&serve)),
+            (ingress::KEY, text(&self.mappings)),
+            (routes::KEY, text(&self.routes)),
+            (routes::ORIGINS, text(&self.origins)),
+        ];
+        let told = (!self.told.is_empty()).then(|| (routes::TOLD, text(&self.told)));
+        let orders = (!self.orders.is_empty()).then(|| (routes::ORDERS, text(&self.orders)));
+        data.into_iter().chain(told).chain(orders)
+    }
+
+    /// Size of its texts, in bytes, as they are or packed: the API server takes a `ConfigMap` of 1 MiB.
+    #[must_use]
+    pub fn size(&self, packed: bool) -> usize {
+        self.texts().map(|(_, text)| if packed { pack(&text).0.len() } else { text.0.len() }).sum()
+    }
+
+    /// The `ConfigMap`. What does not fit is packed, under keys of our own, for an image that reads these.
+    #[must_use]
+    pub fn manifest(&self, owner: &Owner, packs: bool) -> Manifest {
+        let texts: Vec<_> = self.texts().collect();
+        let packed = packs && texts.iter().map(|(_, text)| text.0.len()).sum::<usize>() > ROOM;
+        let written = |(key, text): (&str, ByteString)| if packed { (format!("{key}.gz"), pack(&text)) } else { (key.to_owned(), text) };
+        let data = texts.into_iter().map(written).collect();
+        let metadata = owner.metadata(names::ingress_config(&owner.group), None);
+        Manifest::of(Kind::ConfigMap, &ConfigMap { metadata, binary_data: Some(data), ..ConfigMap::default() })
+    }
+
+    /// What a `ConfigMap` holds. What cannot be read counts as absent.
+    #[must_use]
+    pub fn read(config_map: &Value) -> Self {
+        let serve: ServeConfig = part(config_map, serve::KEY);
+        Self {
+            serve: serve.services,
+            mappings: part(config_map, ingress::KEY),
+            routes: part(config_map, routes::KEY),
+            origins: Self::origins(config_map),
+            told: part(config_map, routes::TOLD),
+            orders: part(config_map, routes::ORDERS),
+        }
+    }
+
+    /// For whom the services of a `ConfigMap` are.
+    #[must_use]
+    pub fn origins(config_map: &Value) -> BTreeMap<String, Origin> {
+        part(config_map, routes::ORIGINS)
+    }
+
+    /// The names of all services in it.
+    #[must_use]
+    pub fn names(&self) -> BTreeSet<String> {
+        self.serve.keys().chain(self.mappings.keys()).chain(self.routes.keys()).chain(self.origins.keys()).cloned().collect()
+    }
+
+    /// Takes a service over from another config as it is there, if it is.
+    pub fn keep(&mut self, name: &str, from: &Self) {
+        self.serve.extend(from.serve.get_key_value(name).map(|(name, held)| (name.clone(), held.clone())));
+        self.mappings.extend(from.mappings.get_key_value(name).map(|(name, held)| (name.clone(), held.clone())));
+        self.routes.extend(from.routes.get_key_value(name).map(|(name, held)| (name.clone(), held.clone())));
+        self.origins.extend(from.origins.get_key_value(name).map(|(name, held)| (name.clone(), held.clone())));
+    }
+}
+
+/// Which object the ingress config is.
+#[must_use]
+pub fn ingress_config_ref(owner: &Owner) -> ObjectRef {
+    ObjectRef::new(Kind::ConfigMap, &owner.namespace, names::ingress_config(&owner.group))
+}
+
+fn text(value: &impl Serialize) -> ByteString {
+    ByteString(serde_json::to_vec(value).unwrap_or_default())
+}
+
+fn pack(text: &ByteString) -> ByteString {
+    ByteString(gzip::pack(&text.0).unwrap_or_default())
+}
+
+fn part<T: DeserializeOwned + Default>(config_map: &Value, key: &str) -> T {
+    let bytes = |key: &str| ByteString::deserialize(config_map.get("binaryData")?.get(key)?).ok().map(|bytes| bytes.0);
+    let unpacked = || gzip::unpack(&bytes(&format!("{key}.gz"))?, gzip::MAX_CONFIG_SIZE).ok();
+    bytes(key).or_else(unpacked).and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
+}

@@ -1,0 +1,62 @@
+//! The two Secrets of a replica: what it is told, and the place for what it says.
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use serde_json::{Map, Value};
+
+use super::{Kind, Manifest, ObjectRef, Owner};
+use crate::api::names;
+use crate::model::controller::identity::{DeviceRecord, KeyId};
+
+/// A replica's config Secret. It never decides whether there is a key in it: see [`crate::model::controller::proxygroup`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct ReplicaSecret {
+    /// Whose it is.
+    pub owner: Owner,
+    /// Of which replica.
+    pub ordinal: u32,
+    /// The config without an auth key: a JSON object in tailscaled's format `alpha0`.
+    pub document: Map<String, Value>,
+    /// The replica's device, once the control plane confirmed it.
+    pub device: Option<DeviceRecord>,
+}
+
+impl ReplicaSecret {
+    /// The Secret; with an auth key, and its id if we minted it.
+    #[must_use]
+    pub fn manifest(&self, key: Option<(&str, Option<&KeyId>)>, adopt: bool) -> Manifest {
+        let mut document = self.document.clone();
+        let mut metadata = self.owner.metadata(names::replica_config(&self.owner.group, self.ordinal), Some("config"));
+        if let Some((key, id)) = key {
+            document.insert("AuthKey".into(), key.into());
+            let id = id.map(|id| (names::AUTH_KEY_ID.to_owned(), id.to_string()));
+            metadata.annotations.get_or_insert_default().extend(id);
+        }
+        if let Some(device) = &self.device {
+            let record = serde_json::to_string(device).unwrap_or_default();
+            metadata.annotations.get_or_insert_default().insert(names::DEVICE.to_owned(), record);
+        }
+        let text = serde_json::to_vec(&document).unwrap_or_default();
+        let data = [(names::CONFIG_KEY.to_owned(), ByteString(text))].into();
+        Manifest { adopt, ..Manifest::of(Kind::Secret, &Secret { metadata, data: Some(data), ..Secret::default() }) }
+    }
+}
+
+/// A replica's state Secret: empty, for the replica writes it.
+#[must_use]
+pub fn state(owner: &Owner, ordinal: u32) -> Manifest {
+    let metadata = owner.metadata(names::replica(&owner.group, ordinal), Some("state"));
+    Manifest::of(Kind::Secret, &Secret { metadata, ..Secret::default() })
+}
+
+/// Which object a replica's config Secret is.
+#[must_use]
+pub fn config_ref(owner: &Owner, ordinal: u32) -> ObjectRef {
+    ObjectRef::new(Kind::Secret, &owner.namespace, names::replica_config(&owner.group, ordinal))
+}
+
+/// Which object a replica's state Secret is.
+#[must_use]
+pub fn state_ref(owner: &Owner, ordinal: u32) -> ObjectRef {
+    ObjectRef::new(Kind::Secret, &owner.namespace, names::replica(&owner.group, ordinal))
+}

@@ -1,0 +1,172 @@
+//! The egress config of a group: one `ConfigMap` for all its Services.
+//!
+//! A `ConfigMap` holds 1 MiB. A config that comes near it is written compressed under a key of our own, which our image
+//! reads; the Tailscale operator's image cannot, so that what does not fit must not be asked of it.
+
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::ConfigMap;
+use serde::{Deserialize as _, Serialize};
+use serde_json::Value;
+
+use super::{Kind, Manifest, NEXT_PORT, ObjectRef, Owner, applied, digest};
+use crate::api::{egress, names};
+use crate::model::base::gzip;
+use crate::model::config::fingerprint;
+
+/// The most that a config may take of the 1 MiB that a `ConfigMap` holds, in bytes; the rest is for its other keys.
+pub const ROOM: usize = 900 << 10;
+
+/// The egress config of a group.
+#[derive(Debug, Clone)]
+pub struct EgressConfig {
+    owner: Owner,
+    /// The services, as a JSON object.
+    text: Vec<u8>,
+    replicas: u32,
+    next_port: u16,
+    hash: String,
+    fingerprint: String,
+    /// The text compressed, if it must be; made when it is asked for.
+    packed: OnceLock<Option<Vec<u8>>>,
+}
+
+impl EgressConfig {
+    /// The config of these services. `next_port` is from where the next port is looked for.
+    #[must_use]
+    pub fn new(owner: &Owner, services: &BTreeMap<impl Serialize, impl Serialize>, replicas: u32, next_port: u16) -> Self {
+        let text = serde_json::to_vec(services).unwrap_or_default();
+        let head = format!("1 {} {replicas} {next_port} ", owner.uid);
+        let hash = digest(&[head.as_bytes(), &text].concat());
+        let fingerprint = fingerprint(&text);
+        Self { owner: owner.clone(), text, replicas, next_port, hash, fingerprint, packed: OnceLock::new() }
+    }
+
+    /// Whether all but the services is this.
+    #[must_use]
+    pub fn is_for(&self, owner: &Owner, replicas: u32, next_port: u16) -> bool {
+        (&self.owner, self.replicas, self.next_port) == (owner, replicas, next_port)
+    }
+
+    /// What a replica calls the config that it holds.
+    #[must_use]
+    pub fn fingerprint(&self) -> &str {
+        &self.fingerprint
+    }
+
+    /// Whether there is room for it, for an image that reads only the plain key or for ours.
+    #[must_use]
+    pub fn fits(&self, plain: bool) -> bool {
+        self.text.len() <= ROOM || (!plain && self.packed().is_some_and(|packed| packed.len() <= ROOM))
+    }
+
+    fn packed(&self) -> Option<&Vec<u8>> {
+        self.packed.get_or_init(|| compressed(&self.text)).as_ref()
+    }
+
+    fn pings(&self) -> String {
+        (3 * u64::from(self.replicas)).to_string()
+    }
+
+    /// Whether it already is as it must be: what the manifest says of it, without making one.
+    #[must_use]
+    pub fn holds(&self, observed: &Value) -> bool {
+        // What was packed here need not be unpacked.
+        let packed = || bytes(observed, egress::KEY_COMPRESSED).is_some_and(|held| Some(&held) == self.packed());
+        applied(observed) == Some(&self.hash)
+            && (packed() || egress_text(observed).as_deref() == Some(&self.text))
+            && bytes(observed, egress::KEY_HEP_PINGS).as_deref() == Some(self.pings().as_bytes())
+            && observed["metadata"]["labels"][names::PARENT] == *self.owner.group
+    }
+
+    /// The `ConfigMap`.
+    #[must_use]
+    pub fn manifest(&self) -> Manifest {
+        let mut metadata = self.owner.metadata(names::egress_config(&self.owner.group), None);
+        metadata.annotations = Some([(NEXT_PORT.to_owned(), self.next_port.to_string())].into());
+        let (key, text) = match self.packed() {
+            Some(packed) => (egress::KEY_COMPRESSED, packed.clone()),
+            None => (egress::KEY, self.text.clone()),
+        };
+        let pings = (egress::KEY_HEP_PINGS.to_owned(), ByteString(self.pings().into_bytes()));
+        let data = [(key.to_owned(), ByteString(text)), pings];
+        let config_map = ConfigMap { metadata, binary_data: Some(data.into()), ..ConfigMap::default() };
+        Manifest::with_hash(Kind::ConfigMap, serde_json::to_value(&config_map).unwrap_or_default(), self.hash.clone())
+    }
+}
+
+/// Compressed, if it must be.
+fn compressed(text: &[u8]) -> Option<Vec<u8>> {
+    if text.len() > ROOM { gzip::pack(text).ok() } else { None }
+}
+
+fn bytes(config_map: &Value, key: &str) -> Option<Vec<u8>> {
+    ByteString::deserialize(config_map.get("binaryData")?.get(key)?).ok().map(|bytes| bytes.0)
+}
+
+/// The text of the services in a `ConfigMap`; none if there is none that can be read.
+#[must_use]
+pub fn egress_text(config_map: &Value) -> Option<Vec<u8>> {
+    let Some(packed) = bytes(config_map, egress::KEY_COMPRESSED) else { return bytes(config_map, egress::KEY) };
+    gzip::unpack(&packed, gzip::MAX_CONFIG_SIZE).ok()
+}
+
+/// Which object the egress config is.
+#[must_use]
+pub fn egress_config_ref(owner: &Owner) -> ObjectRef {
+    ObjectRef::new(Kind::ConfigMap, &owner.namespace, names::egress_config(&owner.group))
+}
+
+/// The services that a `ConfigMap` holds. What cannot be read counts as absent.
+#[must_use]
+pub fn egress_config(config_map: &Value) -> BTreeMap<String, egress::Service> {
+    egress_text(config_map).and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
+}
+
+/// From where the next port is looked for.
+#[must_use]
+pub fn next_port(config_map: &Value) -> Option<u16> {
+    config_map["metadata"]["annotations"][NEXT_PORT].as_str()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn owner() -> Owner {
+        Owner { group: "pg".into(), uid: "u".into(), namespace: "ts".into() }
+    }
+
+    fn services(count: u64) -> BTreeMap<String, egress::Service> {
+        let service = |port: u64| egress::Service {
+            health_check_endpoint: format!("http://ts-service-{port}.tailscale.svc.cluster.local:9002/healthz"),
+            tailnet_target: egress::Target { fqdn: format!("host-{port}.tail1234.ts.net"), ..egress::Target::default() },
+            ports: vec![egress::PortMap { protocol: "TCP".into(), match_port: 10_000 + port, target_port: 443 }],
+        };
+        (0..count).map(|port| (format!("default-service-{port}"), service(port))).collect()
+    }
+
+    #[test]
+    fn a_config_of_ten_thousand_services_fits_and_comes_back() {
+        for (count, key) in [(3, egress::KEY), (10_000, egress::KEY_COMPRESSED)] {
+            let wanted = services(count);
+            let config = EgressConfig::new(&owner(), &wanted, 2, 10_003);
+            let manifest = config.manifest();
+            assert!(config.holds(&manifest.value) && bytes(&manifest.value, key).is_some_and(|text| text.len() < ROOM), "{count}");
+            assert_eq!((egress_config(&manifest.value), next_port(&manifest.value)), (wanted, Some(10_003)));
+        }
+    }
+
+    #[test]
+    fn a_lost_key_is_noticed() {
+        let config = EgressConfig::new(&owner(), &services(2), 2, 10_003);
+        for key in [egress::KEY, egress::KEY_HEP_PINGS] {
+            let mut observed = config.manifest().value;
+            observed["binaryData"].as_object_mut().expect("data").remove(key);
+            assert!(!config.holds(&observed), "{key}");
+        }
+        assert!(!EgressConfig::new(&owner(), &services(2), 3, 10_003).holds(&config.manifest().value));
+    }
+}

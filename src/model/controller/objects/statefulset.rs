@@ -1,0 +1,264 @@
+//! The `StatefulSet` of a group.
+//!
+//! With our image nothing in the template depends on the number of replicas: each reads its own config from the API, so
+//! scaling restarts nobody. The Tailscale operator's image reads its config from a mounted Secret; the volumes are made for
+//! ordinals in tens, so that scaling restarts nobody within ten either.
+
+use k8s_openapi::api::apps::v1::{StatefulSet, StatefulSetSpec};
+use k8s_openapi::api::core::v1::{
+    Affinity, Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource, HTTPGetAction, Lifecycle,
+    LifecycleHandler, LocalObjectReference, PodAffinityTerm, PodAntiAffinity, PodSecurityContext, PodSpec, PodTemplateSpec, Probe,
+    ResourceRequirements, SeccompProfile, SecretVolumeSource, SecurityContext, Sysctl, TopologySpreadConstraint, Volume, VolumeMount,
+    WeightedPodAffinityTerm,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use serde_json::Value;
+
+use super::overlay::overlay;
+use super::shape::DEBUG;
+use super::{Kind, Manifest, Shape, env};
+use crate::api::names;
+
+/// The proxy's container.
+pub(super) const PROXY: &str = "tailscale";
+/// The init container that switches forwarding on.
+pub(super) const SYSCTLER: &str = "sysctler";
+/// Where the replicas' configs are, each in a folder of its name.
+const CONFIGS: &str = "/etc/tsconfig";
+/// Where the egress config is mounted.
+const SERVICES: &str = "/etc/proxies";
+/// The path that the Tailscale operator's image is drained by.
+const PRE_STOP: &str = "/internal-egress-services-preshutdown";
+/// For so many seconds the Tailscale operator's image must have been healthy before it gets traffic. It is so at once when it has
+/// an address, and a first packet that is sent before its peers know of its start is tried again five seconds later.
+const STOCK_SETTLES: i32 = 5;
+/// What the Tailscale operator's image runs to switch forwarding on.
+const STOCK_SYSCTL: &str = "echo 1 > /proc/sys/net/ipv4/ip_forward; \
+    if [ -e /proc/sys/net/ipv6/conf/all/forwarding ]; then echo 1 > /proc/sys/net/ipv6/conf/all/forwarding; fi";
+
+/// The `StatefulSet`. `observed` is it as it is, for what cannot be changed.
+#[must_use]
+pub fn stateful_set(shape: &Shape<'_>, observed: Option<&Value>) -> Manifest {
+    let labels = shape.owner.labels();
+    let policy = observed.map(|observed| observed["spec"]["podManagementPolicy"].as_str().unwrap_or("OrderedReady"));
+    let mut set = StatefulSet {
+        metadata: shape.owner.metadata(shape.owner.group.clone(), None),
+        spec: Some(StatefulSetSpec {
+            replicas: Some(shape.replicas.try_into().unwrap_or(i32::MAX)),
+            pod_management_policy: Some(policy.unwrap_or("Parallel").to_owned()),
+            selector: LabelSelector { match_labels: Some(labels.clone()), ..LabelSelector::default() },
+            template: PodTemplateSpec {
+                metadata: Some(ObjectMeta { labels: Some(labels), ..ObjectMeta::default() }),
+                spec: Some(pod(shape)),
+            },
+            ..StatefulSetSpec::default()
+        }),
+        ..StatefulSet::default()
+    };
+    overlay(&mut set, shape);
+    if !shape.stock() {
+        spare_sysctler(&mut set, shape);
+    }
+    Manifest::of(Kind::StatefulSet, &set)
+}
+
+/// Leaves the init container out where the proxy may switch forwarding on by itself, or forwards nothing: it would only make each start
+/// longer.
+fn spare_sysctler(set: &mut StatefulSet, shape: &Shape<'_>) {
+    let class = shape.class.and_then(|class| class.stateful_set.as_ref()?.pod.as_ref());
+    if class.is_some_and(|pod| pod.tailscale_init_container.is_some()) {
+        return;
+    }
+    let Some(pod) = set.spec.as_mut().and_then(|spec| spec.template.spec.as_mut()) else { return };
+    let privileged = |container: &Container| container.security_context.as_ref().is_some_and(|context| context.privileged == Some(true));
+    if shape.userspace() || pod.containers.iter().any(|container| container.name == PROXY && privileged(container)) {
+        pod.init_containers = None;
+    }
+}
+
+fn pod(shape: &Shape<'_>) -> PodSpec {
+    let by_pod = shape.own().and_then(|own| own.use_pod_sysctls).unwrap_or(false);
+    let sysctl = |name: &str| Sysctl { name: name.to_owned(), value: "1".to_owned() };
+    let sysctls = || vec![sysctl("net.ipv4.ip_forward"), sysctl("net.ipv6.conf.all.forwarding")];
+    let pull_secrets: Vec<_> = shape.settings.image_pull_secrets.iter().map(|name| LocalObjectReference { name: name.clone() }).collect();
+    PodSpec {
+        service_account_name: Some(shape.owner.group.clone()),
+        termination_grace_period_seconds: Some(shape.termination_grace()),
+        security_context: Some(PodSecurityContext {
+            seccomp_profile: Some(SeccompProfile { type_: "RuntimeDefault".to_owned(), ..SeccompProfile::default() }),
+            sysctls: by_pod.then(sysctls),
+            ..PodSecurityContext::default()
+        }),
+        topology_spread_constraints: Some(vec![over_nodes(shape)]),
+        affinity: Some(over_zones(shape)),
+        init_containers: (!by_pod).then(|| vec![sysctler(shape)]),
+        containers: vec![proxy(shape)],
+        volumes: Some(volumes(shape).0),
+        image_pull_secrets: (!pull_secrets.is_empty()).then_some(pull_secrets),
+        ..PodSpec::default()
+    }
+}
+
+fn siblings(shape: &Shape<'_>) -> LabelSelector {
+    LabelSelector { match_labels: Some(shape.owner.labels()), ..LabelSelector::default() }
+}
+
+fn over_nodes(shape: &Shape<'_>) -> TopologySpreadConstraint {
+    TopologySpreadConstraint {
+        max_skew: 1,
+        topology_key: "kubernetes.io/hostname".to_owned(),
+        when_unsatisfiable: "ScheduleAnyway".to_owned(),
+        label_selector: Some(siblings(shape)),
+        ..TopologySpreadConstraint::default()
+    }
+}
+
+/// No constraint like that over nodes: beside one whose key a node does not have, the scheduler takes no heed of any.
+fn over_zones(shape: &Shape<'_>) -> Affinity {
+    let term = PodAffinityTerm {
+        topology_key: "topology.kubernetes.io/zone".to_owned(),
+        label_selector: Some(siblings(shape)),
+        ..PodAffinityTerm::default()
+    };
+    let preferred = vec![WeightedPodAffinityTerm { weight: 100, pod_affinity_term: term }];
+    let apart = PodAntiAffinity { preferred_during_scheduling_ignored_during_execution: Some(preferred), ..PodAntiAffinity::default() };
+    Affinity { pod_anti_affinity: Some(apart), ..Affinity::default() }
+}
+
+fn sysctler(shape: &Shape<'_>) -> Container {
+    let words: &[&str] = if shape.stock() { &["/bin/sh", "-c", STOCK_SYSCTL] } else { &["tailyard", "enable-ip-forwarding"] };
+    Container {
+        name: SYSCTLER.to_owned(),
+        image: Some(shape.image().to_owned()),
+        command: Some(words.iter().map(|word| (*word).to_owned()).collect()),
+        security_context: Some(SecurityContext { privileged: Some(true), ..SecurityContext::default() }),
+        resources: Some(requests("1m", "16Mi")),
+        ..Container::default()
+    }
+}
+
+/// The extended resource by which the proxy gets its TUN device.
+fn tun<'a>(shape: &'a Shape<'_>) -> Option<&'a str> {
+    shape.own()?.tun_device_resource.as_deref().filter(|resource| !resource.is_empty())
+}
+
+/// What the proxy may do: everything where it makes its TUN device itself, else what forwarding takes. The other image writes to its
+/// root file system.
+fn security(shape: &Shape<'_>) -> SecurityContext {
+    if tun(shape).is_none() {
+        return SecurityContext { privileged: Some(true), ..SecurityContext::default() };
+    }
+    let all = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+    let mut context = SecurityContext { privileged: Some(false), ..SecurityContext::default() };
+    if shape.stock() {
+        context.capabilities = Some(Capabilities { add: Some(all(&["NET_ADMIN", "NET_RAW"])), drop: None });
+        return context;
+    }
+    // Listeners of sites are at ports such as 443 of the loopback network.
+    let add = all(&["NET_ADMIN", "NET_BIND_SERVICE", "NET_RAW"]);
+    context.capabilities = Some(Capabilities { add: Some(add), drop: Some(all(&["ALL"])) });
+    context.allow_privilege_escalation = Some(false);
+    context.read_only_root_filesystem = Some(true);
+    context
+}
+
+fn proxy(shape: &Shape<'_>) -> Container {
+    let mut resources = requests("50m", "64Mi");
+    resources.limits = tun(shape).map(|resource| [(resource.to_owned(), Quantity("1".to_owned()))].into());
+    let mut ports = Vec::new();
+    let mut port = |name: &str, port: u16| {
+        ports.push(ContainerPort {
+            name: Some(name.to_owned()),
+            container_port: port.into(),
+            protocol: Some("TCP".to_owned()),
+            ..ContainerPort::default()
+        });
+    };
+    if shape.metrics() {
+        port("metrics", shape.health_port());
+    }
+    if shape.debug() {
+        port("debug", DEBUG);
+    }
+    let stock = shape.stock();
+    // The health server of the stock image goes away with its Pod's address if the class moves it: then nothing is drained.
+    let hook = stock && !shape.ingress() && shape.health_address().is_none();
+    let handler = LifecycleHandler { http_get: Some(get(PRE_STOP, shape)), ..LifecycleHandler::default() };
+    Container {
+        name: PROXY.to_owned(),
+        image: Some(shape.image().to_owned()),
+        env: Some(env::of(shape, CONFIGS, SERVICES)),
+        security_context: Some(security(shape)),
+        resources: Some(resources),
+        ports: (!ports.is_empty()).then_some(ports),
+        volume_mounts: Some(volumes(shape).1),
+        lifecycle: hook.then(|| Lifecycle { pre_stop: Some(handler), ..Lifecycle::default() }),
+        // One answer that takes longer than two seconds is enough: Kubernetes' own routing is the failover.
+        readiness_probe: Some(Probe {
+            success_threshold: stock.then_some(STOCK_SETTLES),
+            ..probe(get(if stock { "/healthz" } else { "/readyz" }, shape), 1, 2, 1)
+        }),
+        liveness_probe: (!stock).then(|| probe(get("/livez", shape), 10, 5, 6)),
+        ..Container::default()
+    }
+}
+
+fn get(path: &str, shape: &Shape<'_>) -> HTTPGetAction {
+    HTTPGetAction { path: Some(path.to_owned()), port: IntOrString::Int(shape.health_port().into()), ..HTTPGetAction::default() }
+}
+
+fn probe(get: HTTPGetAction, period: i32, timeout: i32, failures: i32) -> Probe {
+    Probe {
+        http_get: Some(get),
+        period_seconds: Some(period),
+        timeout_seconds: Some(timeout),
+        failure_threshold: Some(failures),
+        ..Probe::default()
+    }
+}
+
+fn requests(cpu: &str, memory: &str) -> ResourceRequirements {
+    let requests = [("cpu", cpu), ("memory", memory)].map(|(name, size)| (name.to_owned(), Quantity(size.to_owned())));
+    ResourceRequirements { requests: Some(requests.into()), ..ResourceRequirements::default() }
+}
+
+/// The volumes and where they are mounted.
+fn volumes(shape: &Shape<'_>) -> (Vec<Volume>, Vec<VolumeMount>) {
+    let group = &shape.owner.group;
+    let mount = |name: &str, path: &str, read_only: bool| VolumeMount {
+        name: name.to_owned(),
+        mount_path: path.to_owned(),
+        read_only: read_only.then_some(true),
+        ..VolumeMount::default()
+    };
+    let (mut volumes, mut mounts) = (Vec::new(), Vec::new());
+    if shape.stock() {
+        for ordinal in 0..shape.replicas.max(10).div_ceil(10) * 10 {
+            let secret = SecretVolumeSource {
+                secret_name: Some(names::replica_config(group, ordinal)),
+                optional: Some(true),
+                ..SecretVolumeSource::default()
+            };
+            let name = format!("tailscaledconfig-{ordinal}");
+            mounts.push(mount(&name, &format!("{CONFIGS}/{}", names::replica(group, ordinal)), true));
+            volumes.push(Volume { name, secret: Some(secret), ..Volume::default() });
+        }
+    } else {
+        let memory = EmptyDirVolumeSource { medium: Some("Memory".to_owned()), ..EmptyDirVolumeSource::default() };
+        mounts.push(mount("config", CONFIGS, false));
+        volumes.push(Volume { name: "config".to_owned(), empty_dir: Some(memory.clone()), ..Volume::default() });
+        if tun(shape).is_some() || shape.userspace() {
+            // Sockets and locks: the rest of the file system is read-only, or may be.
+            let at = |path: &str| VolumeMount { sub_path: Some(path.trim_start_matches('/').to_owned()), ..mount("scratch", path, false) };
+            mounts.extend(["/run", "/tmp"].map(at));
+            volumes.push(Volume { name: "scratch".to_owned(), empty_dir: Some(memory), ..Volume::default() });
+        }
+    }
+    let services = shape.config_map();
+    mounts.push(mount("services", SERVICES, true));
+    let config_map = ConfigMapVolumeSource { name: services, ..ConfigMapVolumeSource::default() };
+    volumes.push(Volume { name: "services".to_owned(), config_map: Some(config_map), ..Volume::default() });
+    (volumes, mounts)
+}

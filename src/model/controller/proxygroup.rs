@@ -1,0 +1,76 @@
+//! One pass over a `ProxyGroup` and all its egress Services: what is observed goes in, what is to be done comes out.
+//!
+//! The unit of work is the group, whether or not its object exists, so that the egress config has one writer and a thousand
+//! Services that change together cost one write of it. Level-triggered: a pass knows nothing of the ones before it and
+//! remembers nothing; what it must find again it leaves on objects. Nothing is done here; see [`Pass`] for who does what.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::core::v1::Service;
+
+use crate::api::names;
+
+mod actions;
+mod claims;
+mod egress;
+mod endpoints;
+mod ingress;
+mod keys;
+mod memo;
+mod observed;
+mod provision;
+mod quota;
+mod readiness;
+mod replicas;
+mod room;
+mod services;
+mod status;
+mod unmanaged;
+mod validate;
+mod work;
+
+pub use actions::{ClaimedDevice, ConfigDraft, ControlAction, Delete, GroupUpdate, Notice, ObjectUpdate, Pass, Subject};
+pub use egress::by_hand;
+pub use ingress::{Certified, Published, Summary, serves};
+pub use keys::{Decision, Login, decide};
+pub use memo::Memory;
+pub use observed::{
+    Approved, Capabilities, Class, Denial, GroupSettings, Listed, Observed, Publishing, Replica, ReplicaConfig, ReplicaState, Rival,
+    TailnetState,
+};
+pub use readiness::{holds, is_ready, speaks_for};
+
+/// What is to be done for a group.
+#[must_use]
+pub fn pass(observed: &Observed) -> Pass {
+    pass_after(observed, &mut Memory::default())
+}
+
+/// The same, with what an earlier pass over this group remembered, which saves time and changes nothing.
+#[must_use]
+pub fn pass_after(observed: &Observed, memory: &mut Memory) -> Pass {
+    let mut work = work::Work::new(observed, memory);
+    match observed.group.as_deref() {
+        None => provision::orphans(&mut work),
+        Some(group) if !observed.settings.types.contains(&group.spec.type_) => unmanaged::elsewhere(&mut work, group),
+        Some(group) if group.metadata.deletion_timestamp.is_some() => provision::end(&mut work, group),
+        Some(group) => provision::provision(&mut work, group),
+    }
+    work.pass
+}
+
+/// The groups whose pass has to look at a user's Service, beside those that have a child of it: the one that it names and
+/// the one that it was configured for. The empty name stands for a Service that is to be let go and names neither.
+#[must_use]
+pub fn concerns(service: &Service) -> BTreeSet<String> {
+    let target = [names::TAILNET_FQDN, names::TAILNET_IP].iter().any(|key| validate::annotation(service, key).is_some());
+    let named = validate::annotation(service, names::PROXY_GROUP).filter(|_| target);
+    let mut groups: BTreeSet<String> = named.into_iter().chain(services::recorded(service)).map(str::to_owned).collect();
+    if groups.is_empty() && claims::recorded(service) {
+        groups.insert(String::new());
+    }
+    groups
+}
+
+#[cfg(test)]
+mod tests;

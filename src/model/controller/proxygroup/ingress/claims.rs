@@ -1,0 +1,142 @@
+//! Who asks a group to be published, or was published by it, and who gets a name that several want.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::networking::v1::Ingress;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use super::{Refused, TAKEN};
+use crate::api::routes::Origin;
+use crate::model::controller::ingress_spec::{
+    self, Claimant, Context, Source, Wish, ingress_group, ingress_label, service_group, service_label, service_name,
+};
+use crate::model::controller::objects::IngressConfig;
+use crate::model::controller::proxygroup::Observed;
+
+/// A user's object.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Object<'a> {
+    Ingress(&'a Arc<Ingress>),
+    Service(&'a Arc<Service>),
+}
+
+/// One that asks, or did.
+#[derive(Debug)]
+pub(super) struct Claim<'a> {
+    pub(super) claimant: Claimant,
+    pub(super) object: Object<'a>,
+    /// It asks this group now.
+    pub(super) asks: bool,
+    /// It is for this group to tell it anything: no other one is asked.
+    pub(super) ours: bool,
+    /// The label that it asks for.
+    pub(super) label: String,
+    /// The names that are recorded as its own.
+    pub(super) recorded: Vec<String>,
+}
+
+impl Object<'_> {
+    pub(super) fn metadata(&self) -> &ObjectMeta {
+        match self {
+            Self::Ingress(ingress) => &ingress.metadata,
+            Self::Service(service) => &service.metadata,
+        }
+    }
+}
+
+impl Claim<'_> {
+    /// When it was made, in seconds.
+    pub(super) fn created(&self) -> i64 {
+        created(self.object.metadata())
+    }
+}
+
+/// An object as the config records it.
+pub(super) fn origin(claimant: &Claimant) -> Origin {
+    Origin { kind: claimant.source.kind().to_owned(), namespace: claimant.namespace.clone(), name: claimant.name.clone() }
+}
+
+/// When an object was made, in seconds; one that does not say was made last.
+pub(super) fn created(metadata: &ObjectMeta) -> i64 {
+    metadata.creation_timestamp.as_ref().map_or(i64::MAX, |created| created.0.as_second())
+}
+
+/// Everybody who asks the group, or has something of it.
+pub(super) fn claims<'a>(observed: &'a Observed, before: &IngressConfig) -> Vec<Claim<'a>> {
+    let group = &*observed.name;
+    let class = &observed.settings.ingress_class;
+    let mut claims = Vec::new();
+    let mut records: BTreeMap<&Origin, Vec<&String>> = BTreeMap::new();
+    for (name, origin) in &before.origins {
+        records.entry(origin).or_default().push(name);
+    }
+    let mut add = |source: Source, object: Object<'a>, named: Option<&str>, label: String| {
+        let metadata = object.metadata();
+        let text = |text: &Option<String>| text.clone().unwrap_or_default();
+        let claimant = Claimant { source, namespace: text(&metadata.namespace), name: text(&metadata.name) };
+        let going = metadata.deletion_timestamp.is_some();
+        let ours = named.is_none_or(|named| named == group);
+        let finalized = metadata.finalizers.iter().flatten().any(|held| held == source.finalizer());
+        let told = matches!(object, Object::Service(service) if ingress_spec::told(service));
+        let origin = origin(&claimant);
+        let mut recorded: Vec<String> = records.get(&origin).into_iter().flatten().map(|name| (*name).clone()).collect();
+        // The Tailscale operator keeps no record: there the name tells.
+        let own = service_name(&label);
+        if !before.origins.contains_key(&own) && (before.serve.contains_key(&own) || before.mappings.contains_key(&own)) {
+            recorded.push(own);
+        }
+        let claim = Claim { claimant, object, asks: named == Some(group) && !going, ours, label, recorded };
+        if claim.asks || (ours && (finalized || told)) || !claim.recorded.is_empty() {
+            claims.push(claim);
+        }
+    };
+    for ingress in observed.publish.ingresses.values() {
+        add(Source::Ingress, Object::Ingress(ingress), ingress_group(ingress, class), ingress_label(ingress));
+    }
+    for service in observed.services.values() {
+        add(Source::Service, Object::Service(service), service_group(service), service_label(service));
+    }
+    claims
+}
+
+/// The first that wants each label, in whichever group: of several the oldest has it.
+pub(super) fn firsts<'a>(observed: &'a Observed, claims: &'a [Claim<'_>]) -> BTreeMap<&'a str, (i64, &'a Claimant)> {
+    let mut firsts: BTreeMap<&str, (i64, &Claimant)> = BTreeMap::new();
+    for claim in claims.iter().filter(|claim| claim.asks) {
+        let others = observed.publish.rivals.get(&service_name(&claim.label)).into_iter().flatten();
+        let others = others.map(|rival| (rival.created, &rival.claimant));
+        for rank in others.chain([(claim.created(), &claim.claimant)]) {
+            let first = firsts.entry(&claim.label).or_insert(rank);
+            *first = rank.min(*first);
+        }
+    }
+    firsts
+}
+
+/// Whether a name is this one's.
+pub(super) fn contest(firsts: &BTreeMap<&str, (i64, &Claimant)>, claim: &Claim<'_>) -> Result<(), Refused> {
+    let Some((_, first)) = firsts.get(claim.label.as_str()).filter(|(_, first)| **first != claim.claimant) else { return Ok(()) };
+    let message =
+        format!("{first} has the name {} already: give this one another name in the tailnet, or remove one of them.", claim.label);
+    Err(Refused::new(TAKEN, message))
+}
+
+/// Reads what it asks for.
+pub(super) fn read(observed: &Observed, claim: &Claim<'_>, suffix: &str) -> Result<Wish, Refused> {
+    let services =
+        |namespace: &str, name: &str| observed.publish.backends.get(&(namespace.to_owned(), name.to_owned())).map(|service| &**service);
+    let (namespace, certificates) = (&*observed.settings.namespace, &observed.publish.certificates);
+    let reserved = &observed.publish.reserved;
+    let context = Context { suffix, services: &services, namespace, certificates, reserved, now: observed.now };
+    let (read, reason) = match claim.object {
+        Object::Ingress(_) if observed.publish.class_fault.is_some() => {
+            let why = observed.publish.class_fault.clone().unwrap_or_default();
+            return Err(Refused::new("InvalidIngressClass", why));
+        }
+        Object::Ingress(ingress) => (ingress_spec::ingress(ingress, &context), "InvalidIngressConfiguration"),
+        Object::Service(service) => (ingress_spec::service(service), "IngressSvcInvalid"),
+    };
+    read.map_err(|wrong| Refused::new(reason, wrong.join(" ")))
+}

@@ -1,0 +1,131 @@
+//! What each namespace may have of an ingress group: which names and tags, how many names, and how many certificates within a week.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use k8s_openapi::jiff::Timestamp;
+use serde_json::Value;
+
+use super::claims::Claim;
+use super::room::by_age;
+use super::{Item, Plan, Refused, Standing, teardown};
+use crate::api::names;
+use crate::model::controller::ingress_spec::{Target, Wish};
+use crate::model::controller::objects::{Kind, Ordered, Shape, certificate_ref, domain_of};
+use crate::model::controller::proxygroup::work::Work;
+use crate::model::controller::tenancy::Tenancy;
+
+/// Over how long ordered certificates are counted: Let's Encrypt's own limits are per week.
+const WEEK: Duration = Duration::from_hours(7 * 24);
+/// Most orders of Secrets that are gone that are recorded, of some 60 bytes each.
+const MAX_RECORDED: usize = 1_000;
+
+/// Whether an object may have what it asks for; if so, whether its name may be another cluster's too.
+pub(super) fn admit(tenancy: &Tenancy, claim: &Claim<'_>, group: &str, wish: &Wish) -> Result<bool, Refused> {
+    let namespace = &claim.claimant.namespace;
+    let allowed = tenancy.allowance(namespace, group).and_then(|allowance| {
+        allowance.allows(namespace, group, &wish.label, &wish.tags)?;
+        Ok(allowance.shares(&wish.label))
+    });
+    allowed.map_err(|why| Refused::new("NotAllowed", why))
+}
+
+/// Refuses new names beyond what their namespaces may have; the oldest objects come first.
+pub(super) fn limit(work: &mut Work<'_>, shape: &Shape<'_>, plan: &mut Plan<'_>) {
+    if plan.items.keys().all(|name| plan.recorded(name)) {
+        return;
+    }
+    let now = work.observed.now;
+    let secrets = work.observed.of(Kind::Secret).map(|(_, held)| &**held);
+    let (mut used, mut orders) = (names_used(plan), recent(&plan.before.orders, secrets, now));
+    for name in by_age(plan).iter().filter(|name| !plan.recorded(name)).collect::<Vec<_>>() {
+        let item = &plan.items[name];
+        let namespace = item.claimant.namespace.clone();
+        let group = &shape.owner.group;
+        let Ok(allowance) = plan.tenancy.allowance(&namespace, group) else { continue };
+        let (names, ordered) = (used.entry(namespace.clone()).or_default(), orders.entry(namespace.clone()).or_default());
+        let orders_one = issues(item) && work.owned(&certificate_ref(&shape.owner, &item.dns)).is_none();
+        let refused = if *names >= allowance.max_names {
+            let most = allowance.max_names;
+            Some(("TooManyNames", format!("has {names} of {most} names in ProxyGroup {group}"), "maxNames"))
+        } else if orders_one && ordered.len() >= allowance.max_certificates {
+            let next = ordered.iter().next().map_or(WEEK, |(created, _)| rest(*created, now));
+            work.again(next);
+            let count = ordered.len();
+            Some((
+                "TooManyCertificates",
+                format!("ordered {count} certificates by ProxyGroup {group} within a week"),
+                "maxCertificatesPerWeek",
+            ))
+        } else {
+            *names += 1;
+            if orders_one {
+                ordered.insert((now.as_second(), item.dns.clone()));
+            }
+            None
+        };
+        if let Some((reason, what, field)) = refused {
+            let message = format!(
+                "Namespace {namespace} {what}: wait, remove some, or have an administrator raise {field} in spec.tailyard.tenants."
+            );
+            plan.refused.insert(item.claimant.clone(), Refused::new(reason, message));
+            plan.items.remove(name);
+        }
+    }
+}
+
+impl Plan<'_> {
+    /// The record of orders whose Secrets are gone, with those that go now.
+    pub(super) fn record_orders(&self, work: &Work<'_>, gone: &BTreeSet<String>) -> BTreeMap<String, Ordered> {
+        let going = teardown::gone_certificates(work, gone).map(|(_, held)| &**held);
+        let orders = recent(&self.before.orders, going, work.observed.now);
+        let mut newest: Vec<_> = orders.iter().flat_map(|(namespace, orders)| orders.iter().map(move |order| (order, namespace))).collect();
+        if newest.len() <= MAX_RECORDED {
+            return orders;
+        }
+        newest.sort();
+        let kept = newest.split_off(newest.len() - MAX_RECORDED);
+        kept.into_iter().fold(BTreeMap::new(), |mut kept, (order, namespace)| {
+            kept.entry(namespace.clone()).or_insert_with(Ordered::new).insert(order.clone());
+            kept
+        })
+    }
+}
+
+/// Whether the group orders a certificate for a new name, or would once the control plane has answered: what was refused stays refused
+/// while that is away.
+fn issues(item: &Item) -> bool {
+    matches!(item.wish.target, Target::Site(_)) && matches!(item.standing, Standing::Ours(_) | Standing::Made | Standing::Unknown)
+}
+
+/// How many names each namespace has, those included that are on their way out.
+fn names_used(plan: &Plan<'_>) -> BTreeMap<String, usize> {
+    let mut used = BTreeMap::new();
+    for origin in plan.before.origins.values() {
+        *used.entry(origin.namespace.clone()).or_default() += 1;
+    }
+    used
+}
+
+/// Of the orders on record and of those of these Secrets the ones that count yet, by namespace.
+fn recent<'a>(record: &BTreeMap<String, Ordered>, secrets: impl Iterator<Item = &'a Value>, now: Timestamp) -> BTreeMap<String, Ordered> {
+    let recorded = record.iter().flat_map(|(namespace, orders)| orders.iter().map(move |order| (namespace.clone(), order.clone())));
+    let young = recorded.chain(secrets.filter_map(order)).filter(|(_, (created, _))| rest(*created, now) > Duration::ZERO);
+    young.fold(BTreeMap::new(), |mut orders, (namespace, order)| {
+        orders.entry(namespace).or_insert_with(Ordered::new).insert(order);
+        orders
+    })
+}
+
+/// For whom and when the certificate of a Secret was ordered.
+fn order(secret: &Value) -> Option<(String, (i64, String))> {
+    let namespace = secret["metadata"]["labels"][names::PARENT_NAMESPACE].as_str()?.to_owned();
+    let created: Timestamp = secret["metadata"]["creationTimestamp"].as_str()?.parse().ok()?;
+    Some((namespace, (created.as_second(), domain_of(secret)?.to_owned())))
+}
+
+/// For how long an order counts yet.
+fn rest(created: i64, now: Timestamp) -> Duration {
+    let age = u64::try_from(now.as_second().saturating_sub(created)).unwrap_or(0);
+    WEEK.saturating_sub(Duration::from_secs(age))
+}

@@ -1,0 +1,125 @@
+//! What several objects of a group cannot have at once: room in its config, a host, a port for the internet.
+//!
+//! The older object wins. What the younger one cannot have is refused alone, with a sentence that says so, and touches nothing else.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+use super::config::put;
+use super::{Plan, Refused, Standing};
+use crate::api::routes::{Listener, Site};
+use crate::model::controller::ingress_spec::{Claimant, Target};
+use crate::model::controller::objects::{CONFIG_ROOM, IngressConfig};
+
+/// Upper bound of what a route takes beside its path and host, in bytes: the serve config has it again.
+const ROUTE_SIZE: usize = 1 << 10;
+/// Most bytes of JSON for one byte of text.
+const ESCAPED: usize = 6;
+/// What an object is told for which there is no room.
+const FULL: &str = "The ingress config of the ProxyGroup is full: use another ProxyGroup, or fewer and shorter paths.";
+
+/// Takes from the younger objects what older ones have. `packs`: the config is packed if it is too large as it is.
+pub(super) fn settle(plan: &mut Plan<'_>, packs: bool) {
+    let order = by_age(plan);
+    share_hosts(plan, &order);
+    share_internet_ports(plan, &order);
+    if upper_bound(plan) > CONFIG_ROOM {
+        fit(plan, order, packs);
+    }
+}
+
+/// The published names, those of the oldest objects first.
+pub(super) fn by_age(plan: &Plan<'_>) -> Vec<String> {
+    let created: BTreeMap<&Claimant, i64> = plan.claims.iter().map(|claim| (&claim.claimant, claim.created())).collect();
+    let mut order: Vec<_> = plan.items.iter().map(|(name, item)| (created.get(&item.claimant), &item.claimant, name)).collect();
+    order.sort();
+    order.into_iter().map(|(_, _, name)| name.clone()).collect()
+}
+
+/// Gives each host on the replicas' own addresses to one site.
+fn share_hosts(plan: &mut Plan<'_>, order: &[String]) {
+    let mut owners: BTreeMap<String, Claimant> = BTreeMap::new();
+    for name in order {
+        let Some(item) = plan.items.get_mut(name).filter(|item| matches!(item.standing, Standing::Never)) else { continue };
+        let Target::Site(site) = &mut item.wish.target else { continue };
+        let named: Vec<String> = site.hosts.iter().filter(|(_, how)| !how.issue).map(|(host, _)| host.clone()).collect();
+        for host in named {
+            match owners.entry(host) {
+                Entry::Vacant(free) => drop(free.insert(item.claimant.clone())),
+                Entry::Occupied(taken) => {
+                    site.hosts.remove(taken.key());
+                    site.routes.retain(|route| route.host != *taken.key());
+                    item.wish.notes.push(format!("host {} is not served: {} named it first.", taken.key(), taken.get()));
+                }
+            }
+        }
+    }
+}
+
+/// Gives each port that the internet reaches to one site.
+fn share_internet_ports(plan: &mut Plan<'_>, order: &[String]) {
+    let mut owners: BTreeMap<u16, Claimant> = BTreeMap::new();
+    for name in order {
+        let Some(item) = plan.items.get_mut(name).filter(|item| !matches!(item.standing, Standing::Never)) else { continue };
+        let Target::Site(site) = &mut item.wish.target else { continue };
+        if !site.funnel {
+            continue;
+        }
+        let ports = https_ports(site);
+        if let Some((port, owner)) = ports.iter().find_map(|port| owners.get_key_value(port)) {
+            site.funnel = false;
+            item.wish.notes.push(format!(
+                "It is not reached from the internet (Funnel): {owner} has port {port} of the ProxyGroup; publish this one by another."
+            ));
+            continue;
+        }
+        owners.extend(ports.into_iter().map(|port| (port, item.claimant.clone())));
+    }
+}
+
+fn https_ports(site: &Site) -> Vec<u16> {
+    site.listeners.iter().filter(|(_, listener)| **listener == Listener::Https).map(|(port, _)| *port).collect()
+}
+
+/// No less than the size of the config, without making it.
+fn upper_bound(plan: &Plan<'_>) -> usize {
+    let site = |site: &Site| {
+        let hosts: usize = site.hosts.keys().map(|host| ROUTE_SIZE + 2 * host.len()).sum();
+        let routes = site.routes.iter().map(|route| ROUTE_SIZE + 2 * ESCAPED * (route.path.len() + route.host.len()));
+        ROUTE_SIZE + hosts + routes.sum::<usize>()
+    };
+    let items = plan.items.values().map(|item| match &item.wish.target {
+        Target::Site(wanted) => site(wanted),
+        Target::Whole(_) => 2 * ROUTE_SIZE,
+    });
+    let kept = plan.held.iter().chain(&plan.leaving).map(|name| plan.before.routes.get(name).map_or(2 * ROUTE_SIZE, site));
+    items.chain(kept).sum()
+}
+
+/// Refuses what does not fit. What is in the config stays as it is; then come the others, the oldest first.
+fn fit(plan: &mut Plan<'_>, order: Vec<String>, packs: bool) {
+    let before = |name: &String| {
+        let mut config = IngressConfig::default();
+        config.keep(name, &plan.before);
+        config.size(packs)
+    };
+    let (recorded, new): (Vec<String>, Vec<String>) = order.into_iter().partition(|name| plan.recorded(name));
+    let sizes: BTreeMap<String, usize> = recorded.iter().map(|name| (name.clone(), before(name))).collect();
+    let mut size: usize = plan.held.iter().chain(&plan.leaving).map(before).chain(sizes.values().copied()).sum();
+    for name in recorded.iter().chain(&new) {
+        let mut wanted = IngressConfig::default();
+        put(&mut wanted, &plan.before, name, &plan.items[name]);
+        let without = size - sizes.get(name).copied().unwrap_or_default();
+        let with = without + wanted.size(packs);
+        if with <= CONFIG_ROOM {
+            size = with;
+            continue;
+        }
+        if let Some(item) = plan.items.remove(name) {
+            plan.refused.insert(item.claimant, Refused::new("ConfigFull", FULL.to_owned()));
+        }
+        if plan.recorded(name) {
+            plan.held.insert(name.clone());
+        }
+    }
+}

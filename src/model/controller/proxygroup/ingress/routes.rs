@@ -1,0 +1,171 @@
+//! Addresses that stand for Tailscale Services where the control plane has none: every replica advertises them as routes.
+//!
+//! The control plane (headscale) leads a route to one device that advertises it, for which it is approved, and to another when that
+//! one leaves. An address stays a Service's for as long as the config has it.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use super::advertise::live;
+use super::service_state::OLD;
+use super::{Item, Plan, Refused, Standing, lacks_services};
+use crate::api::ingress::Service;
+use crate::model::controller::ingress_spec::Whole;
+use crate::model::controller::objects::Shape;
+use crate::model::controller::proxygroup::readiness::elapsed;
+use crate::model::controller::proxygroup::replicas::claimed_device;
+use crate::model::controller::proxygroup::work::Work;
+use crate::model::controller::proxygroup::{ControlAction, Replica};
+
+/// The addresses in the tailnet that a mapping has.
+pub(super) fn addresses(mapping: &Service) -> impl Iterator<Item = IpAddr> {
+    [&mapping.ipv4, &mapping.ipv6].into_iter().flatten().filter_map(|pair| pair.tailscale_service_ip.parse().ok())
+}
+
+/// An address as a route.
+fn route(address: IpAddr) -> String {
+    IpNet::from(address).to_string()
+}
+
+/// Addresses as routes.
+fn routes(own: &[String]) -> BTreeSet<String> {
+    own.iter().filter_map(|address| address.parse().ok()).map(route).collect()
+}
+
+/// The addresses by which a Service is reached: of the group's own prefixes, where it has some, the ones that it has already or the
+/// first that are free; else those of the cluster.
+pub(super) fn allot(
+    shape: &Shape<'_>,
+    before: Option<&Service>,
+    whole: &Whole,
+    taken: &mut BTreeSet<IpAddr>,
+) -> Result<Vec<String>, Refused> {
+    let refused = |message: &str| Refused::new("NoAddress", message.to_owned());
+    let prefixes = shape.service_cidrs();
+    let external = !whole.external_name.is_empty();
+    if prefixes.is_empty() {
+        if external {
+            return Err(refused(
+                "The control plane has no Tailscale Services, and a Service of type ExternalName has no address to make a route of: \
+                 give the ProxyGroup some in spec.tailyard.serviceCIDRs.",
+            ));
+        }
+        return Ok(whole.addresses.iter().map(ToString::to_string).collect());
+    }
+    let mut own = Vec::new();
+    for v4 in [true, false] {
+        let same = |ip: &IpAddr| ip.is_ipv4() == v4;
+        let of_family: Vec<&IpNet> = prefixes.iter().filter(|net| same(&net.addr())).collect();
+        if of_family.is_empty() || !(external || whole.addresses.iter().any(same)) {
+            continue;
+        }
+        let held = before.into_iter().flat_map(addresses).find(|ip| of_family.iter().any(|net| net.contains(ip)));
+        let free = || of_family.iter().flat_map(|net| usable(net)).find(|ip| !taken.contains(ip));
+        let address = held
+            .or_else(free)
+            .ok_or_else(|| refused("Every address of the ProxyGroup's spec.tailyard.serviceCIDRs is another Service's: add a prefix."))?;
+        taken.insert(address);
+        own.push(address.to_string());
+    }
+    if own.is_empty() {
+        return Err(refused(
+            "The ProxyGroup's spec.tailyard.serviceCIDRs has no prefix of the family of this Service's address in the cluster: add one.",
+        ));
+    }
+    Ok(own)
+}
+
+/// The addresses of a prefix but the one that is the prefix's own.
+fn usable(net: &IpNet) -> impl Iterator<Item = IpAddr> + use<> {
+    let (own, alone) = (net.network(), net.prefix_len() == net.max_prefix_len());
+    net.hosts().filter(move |ip| alone || *ip != own)
+}
+
+impl Plan<'_> {
+    /// The routes that a replica is told to advertise.
+    pub(in super::super) fn routes(&self, work: &Work<'_>, shape: &Shape<'_>, replica: &Replica) -> BTreeSet<String> {
+        let told: BTreeSet<&str> = replica.config.iter().flat_map(|config| config.routes()).collect();
+        let unknown = self.items.iter().filter(|(_, item)| matches!(item.standing, Standing::Unknown)).map(|(name, _)| name);
+        let staying = self.held.iter().chain(unknown).flat_map(|name| self.recorded_routes(name));
+        let staying = staying.filter(|route| told.contains(route.as_str()));
+        let items = self.items.iter().filter_map(|(name, item)| match &item.standing {
+            Standing::Routed(own) if self.ready(work, shape, replica, (name, item), own) => Some(routes(own)),
+            _ => None,
+        });
+        items.flatten().chain(staying).collect()
+    }
+
+    /// The routes that the config has for a name.
+    pub(super) fn recorded_routes(&self, name: &str) -> BTreeSet<String> {
+        self.before.mappings.get(name).into_iter().flat_map(addresses).map(route).collect()
+    }
+
+    /// The routes of a name that is let go, but for those that another one has now.
+    pub(super) fn former_routes(&self, name: &str) -> BTreeSet<String> {
+        let mut former = self.recorded_routes(name);
+        let now = |item: &Item| if let Standing::Routed(own) = &item.standing { routes(own) } else { BTreeSet::new() };
+        for route in self.items.values().flat_map(now) {
+            former.remove(&route);
+        }
+        former
+    }
+
+    /// Has the control plane lead to the replicas what they are told to advertise, and no more what has `gone`.
+    pub(super) fn approve(&self, work: &mut Work<'_>, shape: &Shape<'_>, gone: &BTreeSet<String>) {
+        if !lacks_services(work) {
+            return;
+        }
+        let observed = work.observed;
+        let former: BTreeSet<String> = gone.iter().flat_map(|name| self.former_routes(name)).collect();
+        for (ordinal, replica) in observed.replicas.range(..shape.replicas) {
+            // The claimed device of a replica with a record is the recorded one.
+            let Some(record) = replica.device() else { continue };
+            let add = self.routes(work, shape, replica);
+            let known = observed.publish.approved.get(&record.id);
+            let age = known.map(|known| elapsed(known.at, observed.now));
+            let lacks = known.is_none_or(|known| !add.is_subset(&known.routes));
+            let remove: BTreeSet<String> =
+                former.iter().filter(|route| known.is_none_or(|known| known.routes.contains(*route))).cloned().collect();
+            if !remove.is_empty() || (!add.is_empty() && (lacks || age.is_some_and(|age| age >= OLD))) {
+                let device = claimed_device(work, &shape.owner, *ordinal, replica);
+                work.pass.control.extend(device.map(|device| ControlAction::ApproveRoutes { ordinal: *ordinal, device, add, remove }));
+            } else if let Some(age) = age.filter(|_| !add.is_empty()) {
+                work.again(OLD.saturating_sub(age));
+            }
+        }
+    }
+}
+
+/// Whether a replica that gets traffic advertises these addresses as routes, and they are led to it or would be.
+pub(super) fn reached(work: &Work<'_>, replica: &Replica, own: &[String]) -> bool {
+    let Some(state) = replica.state.as_ref().filter(|_| live(replica)) else { return false };
+    let approved = replica.device().and_then(|record| work.observed.publish.approved.get(&record.id));
+    let routes = routes(own);
+    routes.is_subset(&state.routes) && approved.is_some_and(|approved| routes.is_subset(&approved.routes))
+}
+
+/// Whether a replica advertises these addresses of which nobody has asked yet what is approved.
+pub(super) fn unasked(work: &Work<'_>, replicas: u32, own: &[String]) -> bool {
+    let routes = routes(own);
+    work.observed.replicas.range(..replicas).filter(|(_, replica)| live(replica)).any(|(_, replica)| {
+        let state = replica.state.as_ref().filter(|state| routes.is_subset(&state.routes));
+        state.and_then(|_| replica.device()).is_some_and(|record| !work.observed.publish.approved.contains_key(&record.id))
+    })
+}
+
+/// Why the control plane does not approve the routes of a replica, and what an admin can do.
+pub(super) fn denied(work: &Work<'_>, replicas: u32, own: &[String]) -> Option<Refused> {
+    let devices = work.observed.replicas.range(..replicas).filter_map(|(_, replica)| Some(&replica.device()?.id));
+    let routes = routes(own).into_iter().collect::<Vec<_>>().join(",");
+    let mut denied = devices.filter_map(|id| Some((id, work.observed.denied.get(&format!("the routes of device {id}"))?)));
+    denied.next().map(|(id, denial)| {
+        let message = format!(
+            "The control plane does not lead {routes} to the replicas. {} Approve it there (headscale nodes approve-routes --identifier {id} \
+             --routes {routes}, for each replica and with what it has already), or by autoApprovers.routes in the policy.",
+            denial.why
+        );
+        Refused::new("RouteNotApproved", message)
+    })
+}

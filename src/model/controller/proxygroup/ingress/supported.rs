@@ -1,0 +1,32 @@
+//! What of a valid wish a group cannot do, for what its replicas run or for its control plane.
+
+use super::{Refused, lacks_services};
+use crate::api::names;
+use crate::model::controller::ingress_spec::{Target, Wish};
+use crate::model::controller::objects::Shape;
+use crate::model::controller::proxygroup::work::Work;
+
+/// Whether the group can do what is asked; else what to do.
+pub(super) fn fits(work: &Work<'_>, shape: &Shape<'_>, wish: &Wish) -> Result<(), Refused> {
+    let Target::Whole(whole) = &wish.target else { return Ok(()) };
+    let announced = !whole.proxy_protocol.is_empty();
+    let wrong = if shape.userspace() {
+        "The ProxyClass of the ProxyGroup sets TS_USERSPACE, so that its replicas forward nothing: publish it by an Ingress, or by a \
+         ProxyGroup of another ProxyClass."
+            .to_owned()
+    } else if shape.stock() && !whole.external_name.is_empty() {
+        "The proxies run the Tailscale operator's image, which publishes no Service of type ExternalName: take Tailyard's image, or give \
+         the Service a spec.clusterIP."
+            .to_owned()
+    } else if shape.stock() && announced {
+        format!("The proxies run the Tailscale operator's image, which knows no {}: take Tailyard's image.", names::PROXY_PROTOCOL)
+    } else if announced && lacks_services(work) {
+        format!(
+            "The control plane has no Tailscale Services, and what comes by a route goes through the kernel: remove {}.",
+            names::PROXY_PROTOCOL
+        )
+    } else {
+        return Ok(());
+    };
+    Err(Refused::new("IngressSvcInvalid", wrong))
+}

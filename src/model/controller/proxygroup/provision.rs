@@ -1,0 +1,203 @@
+//! A group as a whole: everything that it consists of, in order, or its end.
+//!
+//! A fault in one part is told and takes nothing from the others: what forwards goes on forwarding. Nothing is taken away
+//! before what needs it has gone.
+
+use std::collections::BTreeSet;
+
+use super::claims::{Role, claims};
+use super::work::Work;
+use super::{Class, GroupUpdate, TailnetState, egress, endpoints, ingress, replicas, services, status, validate};
+use crate::api::names;
+use crate::api::proxyclass::ProxyClassSpec;
+use crate::api::proxygroup::ProxyGroup;
+use crate::model::controller::objects::{
+    Kind, ObjectRef, Owner, Shape, config_ref, disruption_budget, metrics, metrics_refs, rbac, stateful_set,
+};
+
+/// How many replicas a group has that names no number.
+const REPLICAS: i32 = 2;
+/// What a deletion says that waits for a control plane.
+const WAITS: &str = " The deletion waits for that for five minutes, and then goes on without it.";
+/// How often a deletion is looked at that waits for a control plane.
+const LOOK: std::time::Duration = std::time::Duration::from_secs(30);
+
+/// The group as the owner of its objects.
+pub(super) fn owner(work: &Work<'_>, group: Option<&ProxyGroup>) -> Owner {
+    Owner {
+        group: work.observed.name.clone(),
+        uid: group.and_then(|group| group.metadata.uid.clone()).unwrap_or_default(),
+        namespace: work.observed.settings.namespace.clone(),
+    }
+}
+
+/// Wants everything that a group consists of.
+pub(super) fn provision(work: &mut Work<'_>, group: &ProxyGroup) {
+    let owner = owner(work, Some(group));
+    let observed = work.observed;
+    let (usable, class) = class(work);
+    let wanted = group.spec.replicas.unwrap_or(REPLICAS).try_into().unwrap_or(0);
+    let present = observed.replicas.keys().next_back().map_or(0, |last| last + 1).max(wanted);
+    let (spec, settings) = (&group.spec, &*observed.settings);
+    let share_account = group.metadata.annotations.as_ref().and_then(|all| all.get(names::SHARE_ACCOUNT)).map(|text| text == "true");
+    let certificates = BTreeSet::new();
+    let mut shape = Shape {
+        owner,
+        spec,
+        class,
+        settings,
+        replicas: wanted,
+        present,
+        wireguard: None,
+        share_account,
+        node_sites: false,
+        own_certificates: BTreeSet::new(),
+        certificates,
+    };
+    shape.wireguard = endpoints::wireguard(work, &shape);
+    let plan = shape.ingress().then(|| ingress::plan(work, &shape));
+    if let Some(plan) = &plan {
+        shape.certificates = plan.certificates(work, &shape.owner);
+        shape.own_certificates = plan.own_certificates();
+        shape.node_sites = ingress::node_sites(work, &shape.owner);
+    }
+    let wrong = validate::group(group, &shape);
+    let whole = usable && wrong.is_none();
+    if let Some(wrong) = wrong {
+        work.fault("ProxyGroupInvalid", wrong);
+    }
+    finalizer(work, group, true);
+    status::tailnet(work, group);
+    if whole {
+        for manifest in rbac(&shape) {
+            work.want(&shape.owner, manifest);
+        }
+        if let Some(plan) = &plan {
+            plan.endpoints(work, &shape);
+        }
+        let endpoints = endpoints::endpoints(work, &shape);
+        replicas::secrets(work, &shape, &endpoints, plan.as_ref());
+    }
+    if let Some(plan) = plan {
+        without(work, &shape.owner, Some("is not of type egress: name a group that is."));
+        plan.carry(work, &shape);
+    } else {
+        egress::egress(work, &shape);
+        let name = &shape.owner.group;
+        ingress::elsewhere(work, &format!("ProxyGroup {name} is of type egress, which publishes nothing: name one of type ingress."));
+    }
+    if whole {
+        pods(work, &shape);
+    }
+    replicas::departures(work, &shape.owner, wanted);
+    denials(work, "");
+    status::status(work, group, wanted);
+}
+
+/// What runs, and what is scraped of it.
+fn pods(work: &mut Work<'_>, shape: &Shape<'_>) {
+    work.want(&shape.owner, disruption_budget(shape));
+    let set = ObjectRef::new(Kind::StatefulSet, &shape.owner.namespace, shape.owner.group.clone());
+    let held = work.owned(&set).map(|held| &**held);
+    // The Tailscale operator's image reads its config at the start and gives up without one.
+    let told = |ordinal| work.owned(&config_ref(&shape.owner, ordinal)).is_some();
+    if held.is_some() || !shape.stock() || (0..shape.replicas).all(told) {
+        work.want(&shape.owner, stateful_set(shape, held));
+    }
+    let scraped = metrics(shape);
+    for object in metrics_refs(&shape.owner) {
+        if !scraped.iter().any(|manifest| manifest.object == object) {
+            work.delete(&shape.owner, &object);
+        }
+    }
+    for manifest in scraped {
+        work.want(&shape.owner, manifest);
+    }
+}
+
+/// Whether the group can be made with the class it has, and its spec if it has one.
+fn class<'a>(work: &mut Work<'a>) -> (bool, Option<&'a ProxyClassSpec>) {
+    match &work.observed.class {
+        Class::None => return (true, None),
+        Class::Ready(class) => return (true, Some(&class.spec)),
+        Class::Missing(name) => {
+            work.fault("ProxyGroupCreating", format!("ProxyClass {name} does not exist: make it, or change spec.proxyClass."));
+        }
+        Class::NotReady(name) => {
+            work.fault("ProxyGroupCreating", format!("ProxyClass {name} is not ready: its conditions say what to change."));
+        }
+    }
+    (false, None)
+}
+
+/// Has the finalizer of the group be there or not.
+fn finalizer(work: &mut Work<'_>, group: &ProxyGroup, wanted: bool) {
+    let held = group.metadata.finalizers.as_deref().unwrap_or_default();
+    if held.iter().any(|held| held == names::FINALIZER) != wanted {
+        let others = held.iter().filter(|held| *held != names::FINALIZER).cloned();
+        let finalizers = others.chain(wanted.then(|| names::FINALIZER.to_owned())).collect();
+        work.pass.group.get_or_insert_with(GroupUpdate::default).finalizers = Some(finalizers);
+    }
+}
+
+/// Ends a group: its Pods, then its devices, then its finalizer. The rest goes by its owner.
+pub(super) fn end(work: &mut Work<'_>, group: &ProxyGroup) {
+    let owner = owner(work, Some(group));
+    without(work, &owner, Some("is being deleted: name another group."));
+    work.delete(&owner, &ObjectRef::new(Kind::StatefulSet, &owner.namespace, owner.group.clone()));
+    let unpublished = ingress::end(work, &owner);
+    if replicas::departures(work, &owner, 0) && unpublished {
+        for object in metrics_refs(&owner) {
+            work.delete(&owner, &object);
+        }
+        endpoints::surplus(work, &owner, 0);
+        finalizer(work, group, false);
+        return;
+    }
+    if let TailnetState::Unavailable(why) = &work.observed.tailnet {
+        work.fault("ProxyGroupTailnetUnavailable", format!("{why}{WAITS}"));
+    }
+    denials(work, WAITS);
+    if !work.faults.is_empty() {
+        status::status(work, group, 0);
+        work.again(LOOK);
+    }
+}
+
+/// Tells what the control plane has denied of that which is asked of it again.
+fn denials(work: &mut Work<'_>, more: &str) {
+    let denied = work.pass.control.iter().filter_map(|action| work.observed.denied.get(&action.what()));
+    let why: Vec<_> = denied.map(|denial| format!("{}{more}", denial.why)).collect();
+    for why in why {
+        work.fault("ProxyGroupCreationFailed", why);
+    }
+}
+
+/// The Services of a name that is no group which could take them.
+pub(super) fn orphans(work: &mut Work<'_>) {
+    let owner = owner(work, None);
+    without(work, &owner, Some("does not exist: make it, or name another group."));
+    let message = format!("ProxyGroup {} does not exist: make it, or name another group.", owner.group);
+    ingress::orphans(work, &message);
+}
+
+/// Lets Services go that are not wanted any more, and tells the others why nobody serves them, if it is for us to say.
+pub(super) fn without(work: &mut Work<'_>, owner: &Owner, why: Option<&str>) {
+    let message = why.map(|why| format!("ProxyGroup {} {why}", owner.group));
+    for claim in &claims(work.observed, work.memory) {
+        match (claim.role, claim.service) {
+            (Role::Serve | Role::Hold, _) => {
+                if let Some(message) = &message {
+                    services::waiting(work, claim, message);
+                }
+            }
+            (Role::Moved, _) => {}
+            (Role::Release, service) => {
+                egress::release(work, owner, claim);
+                if let Some(service) = service {
+                    services::released(work, service, claim);
+                }
+            }
+        }
+    }
+}

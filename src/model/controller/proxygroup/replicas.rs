@@ -1,0 +1,240 @@
+//! The Secrets of the replicas, their auth keys, and how a replica leaves the tailnet.
+//!
+//! A replica that is not wanted any more drains first: nothing of it is touched while its Pod is there or could come back.
+//! Then its device goes, then its Secrets, which are the record of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Map, Value, json};
+
+use super::ingress::Plan;
+use super::keys::{Decision, Login, decide};
+use super::work::{Whose, Work, deletion, whose};
+use super::{ClaimedDevice, ConfigDraft, ControlAction, Delete, GroupSettings, Replica, ReplicaConfig, Subject, TailnetState};
+use crate::api::names;
+use crate::api::proxygroup::ProxyGroupSpec;
+use crate::model::controller::identity::{DeviceRecord, ExpectedDevice};
+use crate::model::controller::objects::{
+    Kind, ObjectRef, Owner, ReplicaSecret, Shape, applied, config_ref, node_port_ref, state, state_ref,
+};
+
+/// What a replica is told beside the rest.
+#[derive(Debug, Default)]
+struct Told<'a> {
+    /// Its static endpoints.
+    endpoints: Option<&'a Vec<String>>,
+    /// The names and the routes that it advertises, if that is for us to say.
+    advertised: Option<[BTreeSet<String>; 2]>,
+}
+
+/// Wants the Secrets of every replica that is wanted. `endpoints` are their static endpoints by ordinal.
+/// `plan` is what the group publishes, if that is what it is for.
+pub(super) fn secrets(work: &mut Work<'_>, shape: &Shape<'_>, endpoints: &BTreeMap<u32, Vec<String>>, plan: Option<&Plan<'_>>) {
+    let none = Replica::default();
+    for ordinal in 0..shape.replicas {
+        work.want(&shape.owner, state(&shape.owner, ordinal));
+        // What a replica wrote is its own: nothing of it is ever taken over.
+        if let Some(last) = work.pass.apply.last_mut().filter(|last| last.object == state_ref(&shape.owner, ordinal)) {
+            last.adopt = false;
+        }
+        let replica = work.observed.replicas.get(&ordinal).unwrap_or(&none);
+        let advertised = plan.map(|plan| [plan.advertised(work, shape, replica), plan.routes(work, shape, replica)]);
+        config(work, shape, ordinal, replica, Told { endpoints: endpoints.get(&ordinal), advertised });
+    }
+}
+
+fn config(work: &mut Work<'_>, shape: &Shape<'_>, ordinal: u32, replica: &Replica, told: Told<'_>) {
+    let held = replica.config.as_deref();
+    let Some(document) = document(&work.observed.tailnet, shape, ordinal, held, told) else { return };
+    let recorded = replica.device();
+    let secret = ReplicaSecret { owner: shape.owner.clone(), ordinal, document, device: recorded.cloned() };
+    let state = replica.state.as_deref();
+    let key = held.and_then(ReplicaConfig::auth_key);
+    let due = shape.stock() || replica.pod.is_some();
+    let has_device = state.is_some_and(|state| state.device_id.is_some());
+    let login = Login { key, reissue: state.and_then(|state| state.reissue.as_deref()), device: has_device, due };
+    let id = held.and_then(|held| held.key_id.as_ref());
+    let decision = decide(&login);
+    if let Decision::Keep | Decision::Drop = decision {
+        let kept = key.filter(|_| decision == Decision::Keep);
+        work.want(&shape.owner, secret.manifest(kept.map(|key| (key, id)), false));
+        return record(work, shape, ordinal, replica, secret);
+    }
+    let reissue = decision == Decision::Reissue;
+    if !can(work, |capabilities| capabilities.keys) {
+        // Without a key the replica waits for one; with the one it complains of it has at least the rest of its config.
+        work.want(&shape.owner, secret.manifest(key.map(|key| (key, id)), false));
+        if matches!(work.observed.tailnet, TailnetState::Ready { .. }) {
+            let secret = config_ref(&shape.owner, ordinal);
+            work.fault("ProxyGroupCreating", format!("The control plane mints no auth keys: put one into {secret}, as AuthKey."));
+        }
+        return;
+    }
+    let devices = can(work, |capabilities| capabilities.devices);
+    let replaces = claimed_device(work, &shape.owner, ordinal, replica).filter(|_| reissue && devices);
+    let tags = tags(&work.observed.settings, shape.spec).to_vec();
+    // A replica that had a device once can ask for keys as often as it writes into its state Secret.
+    let reissue = reissue || recorded.is_some();
+    let draft = draft(work, shape, ReplicaSecret { device: None, ..secret });
+    work.pass.control.push(ControlAction::MintKey { ordinal, tags, draft, reissue, replaces });
+}
+
+fn draft(work: &Work<'_>, shape: &Shape<'_>, inputs: ReplicaSecret) -> Box<ConfigDraft> {
+    let observed = work.owned(&config_ref(&shape.owner, inputs.ordinal));
+    let adopt = observed.is_some_and(|held| applied(held).is_none());
+    Box::new(ConfigDraft { inputs, adopt })
+}
+
+/// The tags of a group's devices.
+fn tags<'a>(settings: &'a GroupSettings, spec: &'a ProxyGroupSpec) -> &'a [String] {
+    if spec.tags.is_empty() { &settings.tags } else { &spec.tags }
+}
+
+/// The replicas whose devices were seen with other tags than those of the group. tailscaled takes tags with its key alone.
+pub(super) fn other_tags(work: &Work<'_>, spec: &ProxyGroupSpec, wanted: u32) -> Vec<String> {
+    let tags: BTreeSet<_> = tags(&work.observed.settings, spec).iter().collect();
+    let differs = |replica: &Replica| replica.device().is_some_and(|record| record.tags.iter().collect::<BTreeSet<_>>() != tags);
+    let others = work.observed.replicas.range(..wanted).filter(|(_, replica)| differs(replica));
+    others.map(|(ordinal, _)| names::replica(&work.observed.name, *ordinal)).collect()
+}
+
+/// Records the device that a replica claims, unless the record says the same.
+fn record(work: &mut Work<'_>, shape: &Shape<'_>, ordinal: u32, replica: &Replica, secret: ReplicaSecret) {
+    let Some(state) = replica.state.as_deref().filter(|state| state.reissue.is_none()) else { return };
+    let Some(id) = state.device_id.clone().filter(|_| can(work, |capabilities| capabilities.devices)) else { return };
+    let domain = state.device_name.as_ref().map(|name| name.domain().to_owned());
+    let same_domain = |record: &DeviceRecord| domain.is_none() || record.domain == domain;
+    if replica.device().is_some_and(|record| record.id == id && same_domain(record)) {
+        return;
+    }
+    let recorded = replica.device().map(|record| record.id.clone());
+    let expected = expected_device(work, &shape.owner, ordinal, replica);
+    let draft = draft(work, shape, secret);
+    work.pass.control.push(ControlAction::RecordDevice { ordinal, device: ClaimedDevice { id, expected }, domain, recorded, draft });
+}
+
+/// The device of a replica: the recorded one, else the one that it claims. The control plane is asked about it before it is touched.
+pub(super) fn claimed_device(work: &Work<'_>, owner: &Owner, ordinal: u32, replica: &Replica) -> Option<ClaimedDevice> {
+    let recorded = replica.device().map(|record| record.id.clone());
+    let id = recorded.or_else(|| replica.state.as_ref()?.device_id.clone())?;
+    Some(ClaimedDevice { id, expected: expected_device(work, owner, ordinal, replica) })
+}
+
+/// What a replica's device must look like: the host name of its config or of its group, and a tag of the group or of the record.
+fn expected_device(work: &Work<'_>, owner: &Owner, ordinal: u32, replica: &Replica) -> ExpectedDevice {
+    let spec = work.observed.group.as_ref().map(|group| &group.spec);
+    let written = replica.config.as_ref().and_then(|config| config.document.as_ref()?.get("Hostname")?.as_str());
+    let hostnames = written.map(str::to_owned).into_iter().chain(spec.map(|spec| hostname(owner, spec, ordinal))).collect();
+    let tags = spec.map(|spec| tags(&work.observed.settings, spec)).unwrap_or_default();
+    let recorded = replica.device().map(|record| record.tags.as_slice()).unwrap_or_default();
+    ExpectedDevice { hostnames, tags: tags.iter().chain(recorded).cloned().collect() }
+}
+
+/// The host name of a replica.
+fn hostname(owner: &Owner, spec: &ProxyGroupSpec, ordinal: u32) -> String {
+    let prefix = spec.hostname_prefix.as_deref().filter(|prefix| !prefix.is_empty()).unwrap_or(&owner.group);
+    format!("{prefix}-{ordinal}")
+}
+
+fn can(work: &Work<'_>, what: impl Fn(&super::Capabilities) -> bool) -> bool {
+    matches!(&work.observed.tailnet, TailnetState::Ready { capabilities, .. } if what(capabilities))
+}
+
+/// A replica's config without its key; none if it cannot be known now: then what there is stays.
+fn document(
+    tailnet: &TailnetState,
+    shape: &Shape<'_>,
+    ordinal: u32,
+    held: Option<&ReplicaConfig>,
+    Told { endpoints, advertised }: Told<'_>,
+) -> Option<Map<String, Value>> {
+    let held = held.and_then(|held| held.document.as_ref());
+    let server = match tailnet {
+        TailnetState::Ready { server_url, .. } => server_url.as_str(),
+        TailnetState::Asking | TailnetState::Unavailable(_) => held?.get("ServerURL")?.as_str()?,
+    };
+    let accept_routes = shape.class.and_then(|class| class.tailscale.as_ref()).is_some_and(|tailscale| tailscale.accept_routes);
+    let fixed = json!({
+        "Version": "alpha0",
+        "Locked": false,
+        "ServerURL": server,
+        "Hostname": hostname(&shape.owner, shape.spec, ordinal),
+        "acceptDNS": false,
+        "acceptRoutes": accept_routes,
+    });
+    let Value::Object(mut document) = fixed else { return None };
+    // What a group publishes that is not for that is written by others: it is carried over as it is.
+    let carried = |field: &str| held.and_then(|held| held.get(field)).cloned();
+    let (services, routes) = match advertised {
+        None => (carried("AdvertiseServices"), carried("AdvertiseRoutes")),
+        Some([names, routes]) => {
+            // tailscaled goes on with the routes that it has if nothing is said of them.
+            let said = !routes.is_empty() || carried("AdvertiseRoutes").is_some();
+            ((!names.is_empty()).then(|| json!(names)), said.then(|| json!(routes)))
+        }
+    };
+    document.extend(services.map(|services| ("AdvertiseServices".into(), services)));
+    document.extend(routes.map(|routes| ("AdvertiseRoutes".into(), routes)));
+    document.extend(endpoints.filter(|list| !list.is_empty()).map(|list| ("StaticEndpoints".into(), json!(list))));
+    Some(document)
+}
+
+/// Has every replica from `from` on leave. Whether all have left.
+pub(super) fn departures(work: &mut Work<'_>, owner: &Owner, from: u32) -> bool {
+    let set = work.owned(&ObjectRef::new(Kind::StatefulSet, &owner.namespace, owner.group.clone()));
+    let number = |pointer: &str| set.and_then(|set| set.pointer(pointer)).and_then(Value::as_u64);
+    let lowered = number("/spec/replicas").unwrap_or(0).max(number("/status/replicas").unwrap_or(0));
+    let mut left = true;
+    for (ordinal, replica) in work.observed.replicas.range(from..) {
+        if replica.pod.is_some() || u64::from(*ordinal) < lowered {
+            left = false;
+        } else {
+            left &= departure(work, owner, *ordinal, replica);
+        }
+    }
+    left
+}
+
+/// Whether nothing of the replica is left that only we can undo.
+fn departure(work: &mut Work<'_>, owner: &Owner, ordinal: u32, replica: &Replica) -> bool {
+    let secrets = [state_ref(owner, ordinal), config_ref(owner, ordinal)];
+    let mine = |object: &ObjectRef| work.owned(object).filter(|held| whose(owner, held) == Whose::Ours);
+    let then: Vec<Delete> = secrets.iter().filter_map(|object| Some(deletion(object, mine(object)?))).collect();
+    work.delete(owner, &node_port_ref(owner, ordinal));
+    let device = claimed_device(work, owner, ordinal, replica);
+    let key = replica.config.as_ref().and_then(|config| config.key_id.clone().filter(|_| config.auth_key().is_some()));
+    let (does, what) = match (&device, &key) {
+        (Some(device), _) => (can(work, |capabilities| capabilities.devices), format!("device {}", device.id)),
+        (None, Some(id)) => (can(work, |capabilities| capabilities.keys), format!("auth key {id}")),
+        (None, None) => {
+            work.pass.delete.extend(then);
+            return true;
+        }
+    };
+    let denial = work.observed.denied.get(&what).filter(|denial| work.given_up(denial));
+    if let Some(denial) = denial.filter(|_| does) {
+        left_behind(work, ordinal, &what, &denial.why, then);
+        return true;
+    }
+    if does {
+        let revoked = if device.is_some() { Vec::new() } else { then.clone() };
+        work.pass.control.extend(key.map(|id| ControlAction::RevokeKey { ordinal, id, then: revoked }));
+        work.pass.control.extend(device.map(|device| ControlAction::DeleteDevice { ordinal, device, then }));
+        return false;
+    }
+    match &work.observed.tailnet {
+        TailnetState::Asking => return false,
+        TailnetState::Unavailable(_) if !work.waited() => return false,
+        TailnetState::Unavailable(_) | TailnetState::Ready { .. } => {}
+    }
+    left_behind(work, ordinal, &what, "it cannot be asked", then);
+    true
+}
+
+/// Lets the record of something go that the control plane goes on having.
+fn left_behind(work: &mut Work<'_>, ordinal: u32, what: &str, why: &str, record: Vec<Delete>) {
+    let replica = names::replica(&work.observed.name, ordinal);
+    let message = format!("The control plane still has {what} of replica {replica}: remove it there. It was not removed, as {why}");
+    work.warn(Subject::Group, "DeviceOrphaned", message);
+    work.pass.delete.extend(record);
+}

@@ -1,0 +1,72 @@
+//! When there are more Services than an egress config can hold: which of them it holds.
+//!
+//! What is in the config stays in it, whatever comes. Then come those that have a child, then the oldest. The others are told, get
+//! nothing and take nothing; they are looked at again in each pass, so that one takes the place of another that goes.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::claims::{Claim, created};
+use super::egress::{Outcome, Serving};
+use super::memo::Entries;
+use super::work::Work;
+use crate::model::controller::objects::{EgressConfig, Shape};
+
+/// What those are told for whom there is no room.
+const FULL: &str = "The egress config of the ProxyGroup is full: use another ProxyGroup.";
+/// The same, where another image would make room.
+const FULL_STOCK: &str =
+    "The egress config of the ProxyGroup is full: use another ProxyGroup, or Tailyard's own image, whose limit is higher.";
+
+/// The entries that fit; `before` are those that are in the config.
+pub(super) fn fitting(claims: &[Claim<'_>], before: &Entries, entries: &Entries, shape: &Shape<'_>) -> Entries {
+    let mut order: Vec<_> = claims.iter().collect();
+    order.sort_by_cached_key(|claim| (!before.contains_key(&claim.name), claim.object.is_none(), created(claim), claim.key));
+    let wanted = order.into_iter().filter_map(|claim| entries.get_key_value(&claim.name));
+    let wanted: Vec<_> = wanted.map(|(name, entry)| (Arc::clone(name), Arc::clone(entry))).collect();
+    let stay = wanted.iter().take_while(|(name, _)| before.contains_key(name)).count();
+    let first = |count: usize| -> Entries { wanted.iter().take(count).cloned().collect() };
+    let fits = |count: usize| EgressConfig::new(&shape.owner, &first(count), shape.replicas, 0).fits(shape.stock());
+    first(most(stay, wanted.len(), fits))
+}
+
+/// The most that fits, between what there is anyway and too many.
+fn most(mut least: usize, mut over: usize, fits: impl Fn(usize) -> bool) -> usize {
+    while over > least + 1 {
+        let middle = least.midpoint(over);
+        if fits(middle) {
+            least = middle;
+        } else {
+            over = middle;
+        }
+    }
+    least
+}
+
+/// Refuses whoever is not among these entries, and takes back what was to be made for them.
+pub(super) fn refuse(work: &mut Work<'_>, claims: &[Claim<'_>], entries: &Entries, outcomes: &mut [Outcome], stock: bool) {
+    let mut taken_back = BTreeSet::new();
+    for (_, outcome) in claims.iter().zip(outcomes).filter(|(claim, _)| !entries.contains_key(&claim.name)) {
+        if let Outcome::Served(Serving { child, .. }) = outcome {
+            taken_back.insert(child.object());
+        }
+        if let Outcome::Known | Outcome::Served(_) = outcome {
+            *outcome = Outcome::Refused(if stock { FULL_STOCK } else { FULL }.to_owned());
+        }
+    }
+    work.pass.apply.retain(|manifest| !taken_back.contains(&manifest.object));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_many_are_taken_as_fit_and_those_that_are_there_stay() {
+        for room in 0..20 {
+            for stay in 0..20 {
+                assert_eq!(most(stay, 20, |count| count <= room), stay.max(room), "{room} {stay}");
+            }
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! The status of a group: its devices and its conditions.
+//!
+//! A replica counts when it is alive, not when it once wrote something. What is wrong is told in the order of its weight;
+//! the first fault found is the one that is told.
+
+use super::replicas::other_tags;
+use super::work::{Fault, Work};
+use super::{GroupUpdate, Subject, TailnetState, readiness};
+use crate::api::condition::{CERTIFIED, PROXY_GROUP_AVAILABLE, PROXY_GROUP_READY, PUBLISHED};
+use crate::api::proxygroup::{ProxyGroup, ProxyGroupStatus, TailnetDevice};
+use crate::model::base::conditions::{self, Status, Wanted};
+use crate::model::controller::proxygroup::Replica;
+
+/// The reasons that come first, whatever was found before them.
+const WEIGHT: [&str; 2] = ["ProxyGroupInvalid", UNAVAILABLE];
+/// The reason while the control plane cannot be asked.
+const UNAVAILABLE: &str = "ProxyGroupTailnetUnavailable";
+
+/// Has the status say how the group is.
+pub(super) fn status(work: &mut Work<'_>, group: &ProxyGroup, wanted: u32) {
+    let held = group.status.clone().unwrap_or_default();
+    let devices: Vec<_> = work.observed.replicas.range(..wanted).filter_map(|(_, replica)| device(replica)).collect();
+    let running = u32::try_from(devices.len()).unwrap_or(u32::MAX);
+    let extra = work.observed.replicas.range(wanted..).filter(|(_, replica)| replica.pod.is_some()).count();
+    let mut status = ProxyGroupStatus { devices, ..held.clone() };
+    let message = format!("{running}/{wanted} ProxyGroup pods running");
+    let reason = if running == wanted { "ProxyGroupAvailable" } else { "ProxyGroupCreating" };
+    let available = if running > 0 { Status::True } else { Status::False };
+    let now = work.observed.now;
+    let condition = Wanted { kind: PROXY_GROUP_AVAILABLE, status: available, reason, message: message.clone(), generation: 0 };
+    conditions::set(&mut status.conditions, &condition, now);
+    let weight = |fault: &&Fault| WEIGHT.iter().position(|reason| *reason == fault.reason).unwrap_or(WEIGHT.len());
+    let (ready, reason, message) = match work.faults.iter().min_by_key(weight) {
+        Some(fault) => (Status::False, fault.reason, fault.message.clone()),
+        None if running < wanted => (Status::False, "ProxyGroupCreating", message),
+        None if extra > 0 => (Status::False, "ProxyGroupCreating", format!("waiting for {extra} ProxyGroup pods to shut down")),
+        None => (Status::True, "ProxyGroupReady", message),
+    };
+    let generation = group.metadata.generation.unwrap_or(0);
+    let condition = Wanted { kind: PROXY_GROUP_READY, status: ready, reason, message: message.clone(), generation };
+    let edited = conditions::get(&held.conditions, PROXY_GROUP_READY).is_some_and(|held| held.observed_generation != Some(generation));
+    let told = conditions::set(&mut status.conditions, &condition, now);
+    let others = if edited { other_tags(work, &group.spec, wanted) } else { Vec::new() };
+    if !others.is_empty() {
+        let message = format!(
+            "spec.tags concern replicas that join later. The devices of {} have other tags: change them at the control plane, or delete \
+             the devices there, and the replicas join again with the new tags",
+            others.join(", ")
+        );
+        work.warn(Subject::Group, "TagsNotApplied", message);
+    }
+    published(work, &mut status);
+    if told && !work.faults.is_empty() {
+        work.warn(Subject::Group, reason, message);
+    }
+    if status != held {
+        work.pass.group.get_or_insert_with(GroupUpdate::default).status = Some(status);
+    }
+}
+
+/// Says how what the group publishes fares, if it publishes.
+fn published(work: &Work<'_>, status: &mut ProxyGroupStatus) {
+    for kind in [PUBLISHED, CERTIFIED] {
+        let held = conditions::get(&status.conditions, kind).is_some();
+        match work.conditions.iter().find(|wanted| wanted.kind == kind) {
+            Some(_) if held && work.keeps_conditions => {}
+            Some(wanted) => drop(conditions::set(&mut status.conditions, wanted, work.observed.now)),
+            None => drop(conditions::remove(&mut status.conditions, kind)),
+        }
+    }
+}
+
+/// Tells what is wrong with the control plane. One that nobody has asked yet is as it was told to be.
+pub(super) fn tailnet(work: &mut Work<'_>, group: &ProxyGroup) {
+    let held = || {
+        let conditions = group.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+        conditions::get(conditions, PROXY_GROUP_READY).filter(|ready| ready.reason == UNAVAILABLE).map(|ready| ready.message.clone())
+    };
+    let why = match &work.observed.tailnet {
+        TailnetState::Ready { .. } => None,
+        TailnetState::Asking => held(),
+        TailnetState::Unavailable(why) => Some(why.clone()),
+    };
+    if let Some(why) = why {
+        work.fault(UNAVAILABLE, why);
+    }
+}
+
+/// The device of a replica that is alive and in the tailnet.
+fn device(replica: &Replica) -> Option<TailnetDevice> {
+    let (pod, state) = (replica.pod.as_deref()?, replica.state.as_deref()?);
+    let name = state.device_name.as_ref()?;
+    let same = state.pod_uid.as_deref()?.eq_ignore_ascii_case(pod.metadata.uid.as_deref()?);
+    let alive = same && readiness::is_ready(pod);
+    let endpoints = replica.config.as_ref().and_then(|config| config.document.as_ref()?.get("StaticEndpoints")?.as_array());
+    alive.then(|| TailnetDevice {
+        hostname: name.host().to_owned(),
+        tailnet_ips: state.device_ips.clone(),
+        static_endpoints: endpoints.into_iter().flatten().filter_map(|endpoint| endpoint.as_str().map(str::to_owned)).collect(),
+    })
+}

@@ -1,0 +1,36 @@
+//! Passes over a small cluster: what they come to, what they never do, and that they end.
+
+use serde_json::json;
+use world::{NS, World, idle, to};
+
+use super::*;
+use crate::api::condition::{EGRESS_SVC_CONFIGURED, EGRESS_SVC_READY, EGRESS_SVC_VALID};
+use crate::model::controller::objects::{Kind, ObjectRef};
+
+mod certificates;
+mod config;
+mod convergence;
+mod cost;
+mod objects;
+mod orders;
+mod publish;
+mod publishing;
+mod refusals;
+mod replicas;
+mod routes;
+mod services;
+mod tenants;
+mod world;
+
+/// A cluster with a group that serves one Service.
+fn serving() -> World {
+    let mut world = World::new();
+    world.group("pg", json!({"type": "egress"}));
+    world.service("db", to("pg"), &[5432]);
+    world.settle();
+    world
+}
+
+fn object(kind: Kind, name: &str) -> ObjectRef {
+    ObjectRef::new(kind, NS, name)
+}

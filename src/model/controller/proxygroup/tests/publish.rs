@@ -1,0 +1,343 @@
+//! What a group of type ingress publishes, what it cannot, and what it says of that.
+
+#![allow(clippy::needless_pass_by_value, reason = "a call with a literal reads better")]
+
+use std::collections::BTreeMap;
+use std::iter;
+
+use super::*;
+use crate::api::condition::{INGRESS_SVC_CONFIGURED, INGRESS_SVC_VALID, PUBLISHED};
+use crate::api::routes;
+use crate::api::vip::VipService;
+use crate::model::config::source::{Document, ServeDocument};
+
+/// A cluster with a group that publishes, and a backend.
+pub(super) fn publishing(spec: serde_json::Value) -> World {
+    publishing_by(None, spec)
+}
+
+/// The same, of a class.
+fn publishing_by(class: Option<serde_json::Value>, spec: serde_json::Value) -> World {
+    let mut world = World::new();
+    if let Some(class) = class {
+        world.with_class(class);
+    }
+    world.group("in", spec);
+    world.plain("web", json!({}), json!({"clusterIP": "10.96.0.20", "ports": [{"port": 80}]}));
+    world.settle();
+    world
+}
+
+pub(super) fn ingress() -> serde_json::Value {
+    json!({"type": "ingress"})
+}
+
+/// Has a Service ask to be published at a label, with more said in annotations.
+pub(super) fn expose(world: &mut World, name: &str, more: serde_json::Value, spec: serde_json::Value) {
+    let mut annotations = json!({"tailscale.com/proxy-group": "in", "tailscale.com/expose": "true", "tailscale.com/hostname": name});
+    annotations.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+    world.plain(name, annotations, spec);
+}
+
+#[test]
+fn a_name_outside_the_cluster_is_published_without_anybody_known_behind_it() {
+    let mut world = publishing(ingress());
+    expose(&mut world, "db", json!({}), json!({"type": "ExternalName", "externalName": "db.example.com"}));
+    world.hosted.unbacked.insert(("default".to_owned(), "db".to_owned()));
+    world.settle();
+    let mapping = world.config("in").mappings["svc:db"].clone();
+    let pairs = [mapping.ipv4.expect("a pair"), mapping.ipv6.expect("a pair")];
+    assert!(pairs.iter().all(|pair| pair.cluster_ip.is_empty() && !pair.tailscale_service_ip.is_empty()), "{pairs:?}");
+    assert_eq!(mapping.external_name, "db.example.com");
+    let configured = world.condition("db", INGRESS_SVC_CONFIGURED).expect("a condition");
+    assert_eq!((configured.0.as_str(), configured.2.as_str()), ("True", "2/2 proxy backends ready and advertising"));
+}
+
+#[test]
+fn service_is_mapped_once_its_name_has_an_address_of_either_family() {
+    let mut world = publishing(ingress());
+    (world.hosted.late, world.hosted.v6_only) = (3, true);
+    let spec = json!({"type": "LoadBalancer", "clusterIP": "fd00:96::21", "clusterIPs": ["fd00:96::21"], "ports": [{"port": 80}]});
+    expose(&mut world, "db", json!({}), spec);
+    let entry = |world: &World| {
+        let service = &world.services[&("default".to_owned(), "db".to_owned())];
+        serde_json::to_value(service.status.as_ref().and_then(|status| status.load_balancer.as_ref())).expect("JSON")["ingress"][0].clone()
+    };
+    while world.hosted.late > 0 {
+        world.round();
+        assert!(!world.config("in").mappings.contains_key("svc:db"), "there is nothing yet to map");
+        assert_eq!(entry(&world)["ip"], serde_json::Value::Null);
+    }
+    world.settle();
+    let mapping = world.config("in").mappings["svc:db"].clone();
+    assert_eq!((mapping.ipv4.is_some(), mapping.ipv6.is_some()), (false, true), "{mapping:?}");
+    let address = world.hosted.vips["svc:db"].addrs[0].clone();
+    assert_eq!(entry(&world)["ip"], json!(address));
+    assert_eq!(world.condition("db", INGRESS_SVC_CONFIGURED).expect("a condition").0, "True");
+}
+
+#[test]
+fn name_that_is_withdrawn_while_the_config_gets_lost_leaves_no_tailscale_service() {
+    let mut world = publishing(ingress());
+    expose(&mut world, "db", json!({}), json!({"clusterIP": "10.96.0.21", "ports": [{"port": 80}]}));
+    world.settle();
+    assert_eq!(world.hosted.vips.len(), 1);
+    // The replicas are told to withdraw it, and do, before the config gets lost.
+    world.delete_service("db");
+    world.pass("in");
+    world.live();
+    world.objects.remove(&object(Kind::ConfigMap, "in-ingress-config"));
+    world.memories.clear();
+    world.settle();
+    assert!(world.hosted.vips.is_empty() && world.config("in").names().is_empty());
+}
+
+#[test]
+fn ports_that_get_the_clients_address_are_in_the_config() {
+    let mut world = publishing(ingress());
+    let spec = || json!({"clusterIP": "10.96.0.21", "ports": [{"port": 25}, {"port": 80}]});
+    expose(&mut world, "mail", json!({"tailyard.io/proxy-protocol": "25"}), spec());
+    world.settle();
+    assert_eq!(world.config("in").mappings["svc:mail"].proxy_protocol, [25].into());
+    expose(&mut world, "mail", json!({"tailyard.io/proxy-protocol": "26"}), spec());
+    world.settle();
+    let valid = world.condition("mail", INGRESS_SVC_VALID).expect("a condition");
+    assert!(valid.1 == "IngressSvcInvalid" && valid.2.contains("tailyard.io/proxy-protocol"), "{valid:?}");
+    assert_eq!(world.config("in").mappings["svc:mail"].proxy_protocol, [25].into(), "the last good one goes on");
+}
+
+#[test]
+fn group_without_a_device_serves_sites_and_refuses_what_is_to_be_forwarded() {
+    let class = json!({"statefulSet": {"pod": {"tailscaleContainer": {"env": [{"name": "TS_USERSPACE", "value": "true"}]}}}});
+    let mut world = publishing_by(Some(class), ingress());
+    with_paths(&mut world, "site", 1);
+    expose(&mut world, "db", json!({}), json!({"clusterIP": "10.96.0.21", "ports": [{"port": 80}]}));
+    world.settle();
+    assert_eq!(world.config("in").names(), ["svc:site".to_owned()].into());
+    let valid = world.condition("db", INGRESS_SVC_VALID).expect("a condition");
+    assert!(valid.1 == "IngressSvcInvalid" && valid.2.contains("TS_USERSPACE"), "{valid:?}");
+    let pod = &world.objects[&object(Kind::StatefulSet, "in")]["spec"]["template"]["spec"];
+    assert_eq!(pod["initContainers"], serde_json::Value::Null, "nothing is to be switched on");
+    let env = pod["containers"][0]["env"].as_array().expect("variables");
+    assert!(env.iter().all(|variable| variable["name"] != "TS_INGRESS_PROXIES_CONFIG_PATH"), "{env:?}");
+}
+
+#[test]
+fn what_the_other_image_cannot_do_is_said_once() {
+    for (more, spec) in [
+        (json!({}), json!({"type": "ExternalName", "externalName": "db.example.com"})),
+        (json!({"tailyard.io/proxy-protocol": "true"}), json!({"clusterIP": "10.96.0.21", "ports": [{"port": 25}]})),
+    ] {
+        let mut world = World::new();
+        world.with_class(json!({"statefulSet": {"pod": {"tailscaleContainer": {"image": "tailscale/tailscale:v1.102.0"}}}}));
+        world.group("in", ingress());
+        expose(&mut world, "db", more, spec);
+        world.settle();
+        let valid = world.condition("db", INGRESS_SVC_VALID).expect("a condition");
+        assert!(valid.1 == "IngressSvcInvalid" && valid.2.contains("take Tailyard's image"), "{valid:?}");
+        assert_eq!((world.told("IngressSvcInvalid"), world.config("in").mappings.len()), (1, 0));
+    }
+}
+
+#[test]
+fn a_group_says_who_is_not_published_and_a_restart_tells_nobody_anew() {
+    let mut world = publishing(ingress());
+    world.ingress("good", "in", ("good", "web"));
+    world.now += 1;
+    world.ingress("bad", "in", ("bad", "missing"));
+    world.ingress("twin", "in", ("good", "web"));
+    world.ingress("theirs", "in", ("theirs", "web"));
+    let foreign = VipService { name: "svc:theirs".into(), ..VipService::default() };
+    world.hosted.vips.insert("svc:theirs".into(), foreign);
+    expose(&mut world, "lonely", json!({}), json!({"clusterIP": "10.96.0.21", "ports": [{"port": 80}]}));
+    world.hosted.unbacked.insert(("default".to_owned(), "lonely".to_owned()));
+    world.settle();
+    let published = world.says("in", PUBLISHED);
+    let wanted = "3 of 5 are not published as they ask: Ingress default/bad (InvalidIngressConfiguration), Ingress default/theirs \
+                  (InvalidTailscaleService), Ingress default/twin (NameConflict).";
+    assert!(published.0 == "False" && published.1 == "ServicesRejected" && published.2.starts_with(wanted), "{published:?}");
+    let told = ["InvalidIngressConfiguration", "InvalidTailscaleService", "NameConflict"].map(|reason| world.told(reason));
+    assert_eq!(told, [1, 1, 1]);
+
+    let events = world.events.len();
+    (world.memories, world.hosted.listed) = (std::collections::BTreeMap::new(), None);
+    let ready = std::mem::replace(&mut world.tailnet, TailnetState::Asking);
+    let writes = world.writes;
+    world.settle();
+    assert_eq!((world.writes, world.says("in", PUBLISHED)), (writes, published.clone()), "nobody has asked the control plane yet");
+    world.tailnet = ready;
+    world.settle();
+    assert_eq!((world.events.len(), world.writes, world.says("in", PUBLISHED)), (events, writes, published));
+
+    world.delete_ingress("twin");
+    world.delete_ingress("theirs");
+    world.ingress("bad", "in", ("bad", "web"));
+    world.settle();
+    let waiting = world.says("in", PUBLISHED);
+    assert!(waiting.1 == "ServicesPending" && waiting.2.contains("Service default/lonely"), "{waiting:?}");
+    world.hosted.unbacked.clear();
+    world.settle();
+    assert_eq!(world.says("in", PUBLISHED).2, "3 of 3 are published.");
+    let summary = world.memories["in"].summary().expect("a summary").clone();
+    assert_eq!((summary.published[&Published::Whole], summary.certified[&Certified::Issued]), (3, 2));
+}
+
+#[test]
+fn who_asks_for_the_internet_and_is_not_reached_from_there_is_told_once() {
+    let mut world = publishing(ingress());
+    let backend = || json!({"tls": [{"hosts": ["app"]}], "defaultBackend": {"service": {"name": "web", "port": {"number": 80}}}});
+    world.put_ingress("app", json!({"tailscale.com/proxy-group": "in", "tailscale.com/funnel": "true"}), backend());
+    world.ingress("inside", "in", ("inside", "web"));
+    let why = "the tailnet does not let this node be";
+    world.hosted.barred = [("svc:app".into(), why.into()), ("svc:inside".into(), why.into())].into();
+    world.settle();
+    let published = world.says("in", PUBLISHED).2;
+    assert!(published.starts_with("1 of 2 are not published as they ask: Ingress default/app (PartiallyAdvertised)"), "{published}");
+    assert_eq!(world.told("PartiallyAdvertised"), 1);
+    world.memories.clear();
+    world.settle();
+    assert_eq!(world.told("PartiallyAdvertised"), 1, "not by one who begins anew");
+    world.hosted.barred.clear();
+    world.settle();
+    assert_eq!((world.says("in", PUBLISHED).2, world.told("PartiallyAdvertised")), ("2 of 2 are published.".to_owned(), 1));
+}
+
+#[test]
+fn who_names_a_group_for_the_other_direction_is_told_so() {
+    let mut world = publishing(ingress());
+    world.group("pg", json!({"type": "egress"}));
+    world.exposed("db", "pg", "db");
+    world.service("out", to("in"), &[5432]);
+    world.ingress("app", "pg", ("app", "web"));
+    world.settle();
+    let valid = world.condition("db", INGRESS_SVC_VALID).expect("a condition");
+    assert!(valid.1 == "ProxyGroupNotReady" && valid.2.contains("pg is of type egress, which publishes nothing"), "{valid:?}");
+    let valid = world.condition("out", EGRESS_SVC_VALID).expect("a condition");
+    assert!(valid.1 == "ProxyGroupNotReady" && valid.2.contains("in is not of type egress"), "{valid:?}");
+    assert_eq!(world.told("ProxyGroupNotReady"), 2, "the Service and the Ingress that are to be published");
+    world.plain("db", json!({}), json!({"clusterIP": "10.96.0.22", "ports": [{"port": 80}]}));
+    world.settle();
+    assert_eq!(world.condition("db", INGRESS_SVC_VALID), None, "what was said of it goes");
+}
+
+#[test]
+fn certificates_come_from_where_the_class_or_the_settings_say() {
+    let directory = |world: &World| {
+        let set = &world.objects[&object(Kind::StatefulSet, "in")];
+        let env = set["spec"]["template"]["spec"]["containers"][0]["env"].as_array().expect("an environment").clone();
+        let found = env.into_iter().find(|variable| variable["name"] == "TS_DEBUG_ACME_DIRECTORY_URL");
+        found.and_then(|variable| variable["value"].as_str().map(str::to_owned))
+    };
+    let mut world = publishing(ingress());
+    assert_eq!(directory(&world), None);
+    world.settings.acme_directory = Some("https://ca.example/directory".into());
+    world.settle();
+    assert_eq!(directory(&world).as_deref(), Some("https://ca.example/directory"));
+    world.with_class(json!({"useLetsEncryptStagingEnvironment": true}));
+    world.settle();
+    assert_eq!(directory(&world).as_deref(), Some("https://acme-staging-v02.api.letsencrypt.org/directory"));
+}
+
+#[test]
+fn who_is_behind_a_backend_is_read_in_its_namespace_while_it_is_served() {
+    let mut world = publishing(ingress());
+    world.ingress("app", "in", ("app", "web"));
+    world.settle();
+    let binding = ObjectRef::new(Kind::RoleBinding, "default", "tailyard-endpoints-in");
+    assert_eq!(world.objects[&binding]["subjects"], json!([{"kind": "ServiceAccount", "name": "in", "namespace": NS}]));
+    assert_eq!(world.objects[&binding]["roleRef"]["name"], "tailyard-endpoints");
+    world.delete_ingress("app");
+    world.settle();
+    assert!(world.objects[&binding]["subjects"].is_null(), "{:?}", world.objects[&binding]);
+}
+
+/// An Ingress of so many paths, made after all others.
+fn with_paths(world: &mut World, name: &str, count: usize) {
+    with(world, name, (0..count).map(|nth| format!("/{nth}")));
+}
+
+/// A tenth as many paths of random letters, which hardly become smaller by packing.
+fn with_random_paths(world: &mut World, name: &str, count: usize) {
+    let mut random = fastrand::Rng::with_seed(count as u64);
+    with(world, name, (0..count / 10).map(|_| iter::once('/').chain((0..1_100).map(|_| random.alphanumeric())).collect()));
+}
+
+fn with(world: &mut World, name: &str, paths: impl Iterator<Item = String>) {
+    world.now += 1;
+    let backend = json!({"service": {"name": "web", "port": {"number": 80}}});
+    let paths: Vec<_> = paths.map(|path| json!({"path": path, "pathType": "Prefix", "backend": backend})).collect();
+    world.put_ingress(
+        name,
+        json!({"tailscale.com/proxy-group": "in"}),
+        json!({"tls": [{"hosts": [name]}], "rules": [{"http": {"paths": paths}}]}),
+    );
+}
+
+/// Makes an Ingress of so many paths.
+type Make = fn(&mut World, &str, usize);
+
+/// Has a group of this class refuse what is too large for it, and nothing else.
+fn refuse_what_does_not_fit(class: Option<serde_json::Value>, large: Make) -> World {
+    let mut world = publishing_by(class, ingress());
+    with_paths(&mut world, "first", 10);
+    world.settle();
+    large(&mut world, "large", 6_500);
+    with_paths(&mut world, "zz-last", 10);
+    world.settle();
+    let config = world.config("in");
+    assert_eq!(config.routes.keys().collect::<Vec<_>>(), ["svc:first", "svc:zz-last"]);
+    assert!(config.size(false) <= 900 << 10);
+    assert_eq!(world.told("ConfigFull"), 1);
+    assert!(world.says("in", PUBLISHED).2.contains("Ingress default/large (ConfigFull)"), "{:?}", world.says("in", PUBLISHED));
+    world
+}
+
+#[test]
+fn ingress_that_does_not_fit_is_refused_alone() {
+    refuse_what_does_not_fit(None, with_random_paths);
+    let stock = json!({"statefulSet": {"pod": {"tailscaleContainer": {"image": "tailscale/tailscale:v1.102.0"}}}});
+    let mut world = refuse_what_does_not_fit(Some(stock), with_paths);
+    with_paths(&mut world, "first", 6_500);
+    world.settle();
+    assert_eq!(world.config("in").routes["svc:first"].routes.len(), 10, "what is published goes on as it was");
+    world.delete_ingress("first");
+    world.settle();
+    assert_eq!(world.config("in").routes.keys().collect::<Vec<_>>(), ["svc:zz-last"], "and ends when it is deleted");
+}
+
+#[test]
+fn config_that_does_not_fit_as_it_is_is_packed_for_replicas_that_unpack_it() {
+    let mut world = publishing(ingress());
+    with_paths(&mut world, "large", 6_500);
+    world.settle();
+    let config = world.config("in");
+    assert!(config.size(false) > 900 << 10 && config.size(true) < 300 << 10, "{} {}", config.size(false), config.size(true));
+    let held = &world.objects[&object(Kind::ConfigMap, "in-ingress-config")];
+    let data: BTreeMap<String, k8s_openapi::ByteString> = serde_json::from_value(held["binaryData"].clone()).expect("keys");
+    assert!(data.contains_key(routes::KEY_COMPRESSED) && !data.contains_key(routes::KEY), "{:?}", data.keys());
+    let keys = data.into_iter().map(|(key, value)| (key, value.0.into())).collect();
+    let read = ServeDocument::read(&ServeDocument::unpacked(keys), None).expect("the data plane reads it");
+    assert_eq!((read.served.sites.len(), read.served.faults.len()), (1, 0));
+    assert_eq!(world.told("ConfigFull"), 0);
+
+    world.delete_ingress("large");
+    with_paths(&mut world, "small", 10);
+    world.settle();
+    let held = &world.objects[&object(Kind::ConfigMap, "in-ingress-config")];
+    assert!(held["binaryData"].get(routes::KEY).is_some(), "what fits again is plain again");
+}
+
+#[test]
+fn older_object_has_the_port_for_the_internet() {
+    let mut world = publishing(ingress());
+    let funnel = json!({"tailscale.com/proxy-group": "in", "tailscale.com/funnel": "true"});
+    for name in ["zz-first", "aa-second"] {
+        world.now += 1;
+        let backend = json!({"service": {"name": "web", "port": {"number": 80}}});
+        world.put_ingress(name, funnel.clone(), json!({"tls": [{"hosts": [name]}], "defaultBackend": backend}));
+    }
+    world.settle();
+    let routes = world.config("in").routes;
+    assert_eq!((routes["svc:zz-first"].funnel, routes["svc:aa-second"].funnel), (true, false));
+    assert_eq!(world.told("PartiallyAdvertised"), 1);
+}

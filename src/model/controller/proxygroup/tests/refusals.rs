@@ -1,0 +1,140 @@
+//! What others refuse, or do instead of us: control planes that deny, and groups that somebody else looks after.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::*;
+
+/// From now on the control plane denies this.
+fn deny(world: &mut World, what: &str) {
+    let denial = Denial { since: world.time(), why: format!("{what}: the control plane answers 403: no.") };
+    world.denied.insert(what.to_owned(), denial);
+}
+
+#[test]
+fn what_a_control_plane_denies_is_told_by_the_group_and_stops_nothing_else() {
+    let mut world = World::new();
+    deny(&mut world, "an auth key for replica 0");
+    world.group("pg", json!({"type": "egress"}));
+    world.service("db", to("pg"), &[5432]);
+    world.settle_denied("pg");
+    let ready = world.ready("pg");
+    assert!(ready.1 == "ProxyGroupCreationFailed" && ready.2.contains("403"), "{ready:?}");
+    assert_eq!((world.minted, world.told("ProxyGroupCreationFailed")), (1, 1), "the other replica has its key; said once");
+    world.denied.clear();
+    world.settle();
+    assert_eq!(world.ready("pg").1, "ProxyGroupReady");
+}
+
+#[test]
+fn a_device_that_cannot_be_deleted_holds_its_group_for_five_minutes() {
+    let mut world = serving();
+    deny(&mut world, "device npg1");
+    world.delete_group("pg");
+    world.settle_denied("pg");
+    let ready = world.ready("pg");
+    assert!(ready.2.contains("403") && ready.2.contains("waits for that for five minutes"), "{ready:?}");
+    assert_eq!((world.devices.len(), world.told("DeviceOrphaned")), (1, 0), "what can be deleted is");
+    world.now += 300;
+    world.settle();
+    assert!(world.groups.is_empty());
+    assert_eq!((world.devices.len(), world.told("DeviceOrphaned")), (1, 1), "what stays is named");
+}
+
+#[test]
+fn a_late_denial_is_waited_for_as_long() {
+    let mut world = serving();
+    world.delete_group("pg");
+    // Its Pods take long to drain.
+    let set = object(Kind::StatefulSet, "pg");
+    let held = world.objects[&set].clone();
+    world.pass("pg");
+    world.objects.insert(set.clone(), held);
+    world.now += 3_600;
+    world.objects.remove(&set);
+    world.live();
+    deny(&mut world, "device npg1");
+    world.settle_denied("pg");
+    assert!(world.groups.contains_key("pg"), "it was denied just now");
+    world.now += 300;
+    world.settle();
+    assert!(world.groups.is_empty());
+}
+
+#[test]
+fn a_replica_that_left_keeps_its_record_while_its_device_is_there() {
+    let mut world = serving();
+    deny(&mut world, "device npg1");
+    world.group("pg", json!({"type": "egress", "replicas": 1}));
+    world.settle_denied("pg");
+    world.now += 3_600;
+    world.settle_denied("pg");
+    assert!(world.objects.contains_key(&object(Kind::Secret, "pg-1")) && world.ready("pg").2.contains("403"));
+    assert_eq!(world.condition("db", EGRESS_SVC_READY).expect("a condition").0, "True");
+    world.denied.clear();
+    world.settle();
+    assert_eq!((world.devices.len(), world.ready("pg").1.as_str()), (1, "ProxyGroupReady"));
+}
+
+#[test]
+fn a_control_plane_that_nobody_asked_yet_changes_no_condition() {
+    let mut world = serving();
+    world.tailnet = TailnetState::Asking;
+    assert!(idle(&world.pass("pg")), "a new leader begins so");
+    let why = "Tailnet t: the control plane refuses the credentials.";
+    world.tailnet = TailnetState::Unavailable(why.into());
+    world.settle();
+    world.tailnet = TailnetState::Asking;
+    assert!(idle(&world.pass("pg")));
+    assert_eq!(world.ready("pg").2, why, "what was said of it holds until it is asked");
+    world.delete_group("pg");
+    world.settle();
+    world.now += 3_600;
+    world.settle();
+    assert!(world.groups.contains_key("pg") && world.devices.len() == 2, "and nothing is given up");
+    world.tailnet = world::ready();
+    world.settle();
+    assert!(world.groups.is_empty() && world.devices.is_empty());
+}
+
+/// A group of a type that we do not serve, made now.
+fn ingress() -> World {
+    let mut world = World::new();
+    world.group("pg", json!({"type": "kube-apiserver"}));
+    let now = world.time();
+    world.groups.get_mut("pg").expect("a group").metadata.creation_timestamp = Some(Time(now));
+    world.service("db", to("pg"), &[5432]);
+    world
+}
+
+#[test]
+fn a_group_of_a_type_that_is_not_served_is_left_to_somebody_else() {
+    let mut world = ingress();
+    let first = world.pass("pg");
+    assert!(idle(&first) && first.again.is_some_and(|again| again.as_secs() == 300), "{first:?}");
+    let group = world.groups.get_mut("pg").expect("a group");
+    group.metadata.finalizers = Some(vec!["tailscale.com/finalizer".into()]);
+    world.now += 3_600;
+    assert!(idle(&world.pass("pg")), "his finalizer says whose it is");
+    world.delete_group("pg");
+    assert!(idle(&world.pass("pg")), "its end is his too");
+
+    let mut world = ingress();
+    let theirs = json!({"conditions": [{"type": "ProxyGroupReady", "status": "True", "reason": "ProxyGroupReady", "message": "2/2",
+        "lastTransitionTime": "2026-01-01T00:00:00Z"}]});
+    world.groups.get_mut("pg").expect("a group").status = serde_json::from_value(theirs).expect("a status");
+    world.now += 3_600;
+    assert!(idle(&world.pass("pg")), "and so do his conditions");
+}
+
+#[test]
+fn a_group_of_a_type_that_nobody_serves_is_told_so() {
+    let mut world = ingress();
+    world.now += 300;
+    world.settle();
+    assert!(world.ready("pg").1 == "ProxyGroupInvalid" && world.objects.is_empty(), "{:?}", world.objects.keys());
+    assert_eq!(world.condition("db", EGRESS_SVC_VALID).expect("a condition").1, "ProxyGroupNotReady");
+    let group = world.groups.get_mut("pg").expect("a group");
+    group.metadata.finalizers = Some(vec!["tailscale.com/finalizer".into()]);
+    group.status = None;
+    assert!(idle(&world.pass("pg")), "whoever comes later has it");
+}

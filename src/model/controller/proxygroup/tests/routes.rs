@@ -1,0 +1,161 @@
+//! Services that are reached by routes, where the control plane has no Tailscale Services.
+
+use std::collections::BTreeSet;
+
+use super::publish::{expose, publishing};
+use super::*;
+use crate::api::condition::{INGRESS_SVC_CONFIGURED, INGRESS_SVC_VALID};
+
+/// The control plane has no Tailscale Services.
+fn headscale(spec: serde_json::Value) -> World {
+    let mut world = publishing(spec);
+    let capabilities = Capabilities { keys: true, devices: true, services: false };
+    world.tailnet = TailnetState::Ready { server_url: "https://headscale.example.com".into(), capabilities };
+    world.settle();
+    world
+}
+
+fn address(nth: u8) -> serde_json::Value {
+    json!({"clusterIP": format!("10.96.0.{nth}"), "ports": [{"port": 80}]})
+}
+
+/// The routes that each replica is told to advertise.
+fn told(world: &World) -> Vec<Vec<String>> {
+    let replicas = world.observed_replicas("in");
+    replicas.values().map(|replica| replica.config.iter().flat_map(|config| config.routes()).map(str::to_owned).collect()).collect()
+}
+
+fn approved(world: &World) -> BTreeSet<String> {
+    world.hosted.approved.values().flat_map(|approved| approved.routes.clone()).collect()
+}
+
+#[test]
+fn a_service_is_reached_by_its_address_in_the_cluster_unless_the_group_has_others() {
+    let mut world = headscale(json!({"type": "ingress"}));
+    expose(&mut world, "db", json!({}), address(30));
+    world.settle();
+    assert_eq!(told(&world), [["10.96.0.30/32"], ["10.96.0.30/32"]]);
+    assert_eq!((approved(&world), world.hosted.approved.len()), (["10.96.0.30/32".to_owned()].into(), 2));
+    let configured = world.condition("db", INGRESS_SVC_CONFIGURED).expect("a condition");
+    let says = "2/2 proxy backends ready and advertising, by a route to 10.96.0.30: ";
+    assert!(configured.0 == "True" && configured.2.starts_with(says) && configured.2.contains("accept routes"), "{configured:?}");
+    let config = world.config("in");
+    assert!(config.serve.is_empty() && config.mappings.contains_key("svc:db"), "tailscaled knows nothing of it");
+    let writes = world.writes;
+    world.settle();
+    assert_eq!(world.writes, writes);
+
+    world.delete_service("db");
+    world.settle();
+    assert_eq!((told(&world), approved(&world)), (vec![vec![], vec![]], BTreeSet::new()), "what is said is an empty list");
+    assert!(world.config("in").mappings.is_empty() && world.services.len() == 1);
+}
+
+#[test]
+fn a_mapping_stays_until_no_replica_advertises_its_route() {
+    let mut world = headscale(json!({"type": "ingress"}));
+    expose(&mut world, "db", json!({}), address(30));
+    world.settle();
+    world.asleep.insert("in-1".into());
+    world.delete_service("db");
+    for _ in 0..5 {
+        world.round();
+    }
+    assert!(told(&world).concat().is_empty() && world.config("in").mappings.contains_key("svc:db"), "in-1 advertises it still");
+    world.asleep.clear();
+    world.settle();
+    assert!(world.config("in").mappings.is_empty());
+}
+
+#[test]
+fn addresses_of_the_groups_own_are_given_once_and_kept() {
+    let mut world = headscale(json!({"type": "ingress", "tailyard": {"serviceCIDRs": ["10.9.0.0/30", "fd00:9::/64"]}}));
+    for (nth, name) in [(30, "a"), (31, "b"), (32, "c")] {
+        expose(&mut world, name, json!({}), address(nth));
+    }
+    world.settle();
+    let of = |world: &World, name: &str| {
+        world.config("in").mappings.get(name).and_then(|held| held.ipv4.clone()).map(|pair| pair.tailscale_service_ip)
+    };
+    assert_eq!((of(&world, "svc:a"), of(&world, "svc:b"), of(&world, "svc:c")), (Some("10.9.0.1".into()), Some("10.9.0.2".into()), None));
+    let valid = world.condition("c", INGRESS_SVC_VALID).expect("a condition");
+    assert!(valid.1 == "NoAddress" && valid.2.contains("add a prefix"), "{valid:?}");
+    world.delete_service("a");
+    world.settle();
+    assert_eq!((of(&world, "svc:b"), of(&world, "svc:c")), (Some("10.9.0.2".into()), Some("10.9.0.1".into())));
+    expose(&mut world, "c", json!({}), json!({"type": "ExternalName", "externalName": "db.example.com"}));
+    world.settle();
+    let mapping = world.config("in").mappings["svc:c"].clone();
+    let six = mapping.ipv6.expect("it has both families").tailscale_service_ip;
+    assert_eq!((mapping.external_name.as_str(), six.as_str()), ("db.example.com", "fd00:9::1"));
+}
+
+#[test]
+fn what_cannot_be_done_by_a_route_is_said() {
+    let mut world = headscale(json!({"type": "ingress"}));
+    expose(&mut world, "db", json!({}), json!({"type": "ExternalName", "externalName": "db.example.com"}));
+    expose(&mut world, "mail", json!({"tailyard.io/proxy-protocol": "true"}), address(30));
+    world.settle();
+    let valid = world.condition("db", INGRESS_SVC_VALID).expect("a condition");
+    assert!(valid.1 == "NoAddress" && valid.2.contains("spec.tailyard.serviceCIDRs"), "{valid:?}");
+    let valid = world.condition("mail", INGRESS_SVC_VALID).expect("a condition");
+    assert!(valid.1 == "IngressSvcInvalid" && valid.2.contains("remove tailyard.io/proxy-protocol"), "{valid:?}");
+    for bad in ["100.64.3.0/24", "0.0.0.0/0", "fd7a:115c:a1e0:1::/64", "10.9.0.1-9", "ten"] {
+        let mut world = World::new();
+        world.group("in", json!({"type": "ingress", "tailyard": {"serviceCIDRs": ["10.9.0.0/24", bad]}}));
+        world.settle();
+        let ready = world.ready("in");
+        assert!(ready.1 == "ProxyGroupInvalid" && ready.2.contains(bad), "{ready:?}");
+    }
+}
+
+#[test]
+fn a_route_that_is_not_approved_names_the_command() {
+    let mut world = headscale(json!({"type": "ingress"}));
+    let what = "the routes of device nin0".to_owned();
+    world
+        .denied
+        .insert(what, Denial { since: world.time(), why: "approve routes of a node: the control plane answers 404: Not Found.".into() });
+    expose(&mut world, "db", json!({}), address(30));
+    world.settle_denied("in");
+    let configured = world.condition("db", INGRESS_SVC_CONFIGURED).expect("a condition");
+    assert_eq!((configured.0.as_str(), configured.1.as_str()), ("False", "RouteNotApproved"));
+    assert!(configured.2.contains("headscale nodes approve-routes --identifier nin0 --routes 10.96.0.30/32"), "{configured:?}");
+    assert_eq!(world.told("RouteNotApproved"), 1);
+    world.denied.clear();
+    world.settle();
+    assert_eq!(world.condition("db", INGRESS_SVC_CONFIGURED).expect("a condition").0, "True");
+}
+
+#[test]
+fn a_restart_changes_nothing_and_tells_nobody_anew() {
+    let mut world = headscale(json!({"type": "ingress"}));
+    expose(&mut world, "db", json!({}), address(30));
+    world.put_ingress(
+        "app",
+        json!({"tailscale.com/proxy-group": "in", "tailscale.com/http-endpoint": "enabled"}),
+        json!({"defaultBackend": {"service": {"name": "web", "port": {"number": 80}}}}),
+    );
+    world.ingress("none", "in", ("none", "web"));
+    world.settle();
+    assert_eq!(world.told("NoTailscaleServices"), 2, "neither has a host of its own");
+    let (writes, events) = (world.writes, world.events.len());
+    let ready = std::mem::replace(&mut world.tailnet, TailnetState::Asking);
+    (world.memories, world.hosted.approved) = (std::collections::BTreeMap::new(), std::collections::BTreeMap::new());
+    world.settle();
+    assert_eq!((world.writes, world.events.len()), (writes, events), "nobody has asked the control plane yet");
+    world.tailnet = ready;
+    world.settle();
+    assert_eq!((world.writes, world.events.len()), (writes, events));
+}
+
+#[test]
+fn an_approval_that_somebody_took_back_is_given_again() {
+    let mut world = headscale(json!({"type": "ingress"}));
+    expose(&mut world, "db", json!({}), address(30));
+    world.settle();
+    assert!(world.pass("in").again.is_some_and(|again| again.as_secs() <= 300), "it is looked at in time");
+    world.now += 300;
+    let again = world.pass("in").control;
+    assert!(again.iter().filter(|action| matches!(action, ControlAction::ApproveRoutes { .. })).count() == 2, "{again:?}");
+}

@@ -1,0 +1,157 @@
+//! Who may use a group, and how much of it.
+
+#![allow(clippy::needless_pass_by_value, reason = "a call with a literal reads better")]
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::publish::{expose, publishing};
+use super::*;
+use crate::api::condition::INGRESS_SVC_VALID;
+use crate::model::controller::tenancy::DefaultTenancy;
+
+/// A group with one tenant: namespaces of the team `shop`, and what else is said of it.
+fn tenant(kind: &str, more: Value) -> Value {
+    let mut tenant = json!({"namespaceSelector": {"matchLabels": {"team": "shop"}}});
+    tenant.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+    json!({"type": kind, "tailyard": {"tenants": [tenant]}})
+}
+
+/// The namespace of users belongs to this team.
+fn team(world: &mut World, team: &str) {
+    world.namespaces.insert("default".to_owned(), Arc::new([("team".to_owned(), team.to_owned())].into()));
+}
+
+fn whole(address: u8) -> Value {
+    json!({"clusterIP": format!("10.96.1.{address}"), "ports": [{"port": 80}]})
+}
+
+#[test]
+fn egress_service_of_a_namespace_that_may_not_use_the_group_gets_nothing() {
+    let mut world = World::new();
+    team(&mut world, "hr");
+    world.group("pg", tenant("egress", json!({})));
+    world.service("db", to("pg"), &[5432]);
+    world.settle();
+    let valid = world.condition("db", EGRESS_SVC_VALID).expect("a condition");
+    assert!(valid.0 == "False" && valid.2.contains("Namespace default may not use it in ProxyGroup pg"), "{valid:?}");
+    assert!(world.children().is_empty());
+    // The label alone changes, which no Service shows.
+    team(&mut world, "shop");
+    world.settle();
+    assert_eq!(world.condition("db", EGRESS_SVC_READY).expect("a condition").0, "True");
+    let (children, before) = (world.children().len(), world.external_name("db"));
+    team(&mut world, "hr");
+    world.service("more", to("pg"), &[80]);
+    world.settle();
+    assert_eq!((world.children().len(), world.external_name("db")), (children, before), "what it has stays, and nothing new is given");
+    assert_eq!(world.condition("db", EGRESS_SVC_VALID).expect("a condition").0, "False");
+    world.delete_service("db");
+    world.settle();
+    assert!(world.children().is_empty());
+}
+
+#[test]
+fn egress_ports_of_a_namespace_are_bounded_and_the_oldest_services_have_them() {
+    let mut world = World::new();
+    team(&mut world, "shop");
+    world.group("pg", tenant("egress", json!({"maxPorts": 3})));
+    world.service("young", to("pg"), &[1, 2]);
+    world.now -= 60;
+    world.service("old", to("pg"), &[3, 4]);
+    world.now += 60;
+    world.settle();
+    let refused = world.condition("young", EGRESS_SVC_CONFIGURED).expect("a condition");
+    assert!(refused.0 == "False" && refused.2.contains("may have 3 ports of ProxyGroup pg and has 2"), "{refused:?}");
+    assert_eq!(world.condition("old", EGRESS_SVC_READY).expect("a condition").0, "True");
+    world.service("young", to("pg"), &[1]);
+    world.settle();
+    assert_eq!(world.condition("young", EGRESS_SVC_READY).expect("a condition").0, "True", "one port is left");
+    world.service("old", to("pg"), &[3, 4, 5]);
+    world.settle();
+    assert!(world.condition("old", EGRESS_SVC_CONFIGURED).expect("a condition").2.contains("may have 3 ports"));
+    assert_eq!(world.children().len(), 2, "it is served as it was");
+    world.delete_service("young");
+    world.settle();
+    assert_eq!(world.condition("old", EGRESS_SVC_READY).expect("a condition").0, "True");
+}
+
+#[test]
+fn names_tags_and_namespaces_are_those_that_an_administrator_allows() {
+    let mut world = publishing(tenant("ingress", json!({"names": ["shop", "shop-*"], "tags": ["tag:shop"]})));
+    team(&mut world, "shop");
+    expose(&mut world, "shop-db", json!({"tailscale.com/tags": "tag:shop"}), whole(1));
+    expose(&mut world, "payroll", json!({}), whole(2));
+    expose(&mut world, "shop-hr", json!({"tailscale.com/tags": "tag:hr-only"}), whole(3));
+    world.settle();
+    assert_eq!(world.config("in").mappings.keys().collect::<Vec<_>>(), ["svc:shop-db"]);
+    assert_eq!(world.hosted.vips.keys().collect::<Vec<_>>(), ["svc:shop-db"], "nothing of the others reaches the control plane");
+    let why = |world: &World, name: &str| world.condition(name, INGRESS_SVC_VALID).expect("a condition").2;
+    assert!(why(&world, "payroll").contains("may not use the name payroll"), "{}", why(&world, "payroll"));
+    assert!(why(&world, "shop-hr").contains("may not give an object the tag tag:hr-only"), "{}", why(&world, "shop-hr"));
+    team(&mut world, "hr");
+    expose(&mut world, "shop", json!({}), whole(4));
+    world.settle();
+    assert_eq!(world.config("in").mappings.keys().collect::<Vec<_>>(), ["svc:shop-db"], "what is published stays");
+    assert!(why(&world, "shop").contains("may not use it"));
+}
+
+#[test]
+fn group_without_tenants_allows_no_tag_of_an_object_unless_tenancy_is_open() {
+    for (tenancy, published) in [(DefaultTenancy::Bounded, 0), (DefaultTenancy::Open, 1)] {
+        let mut world = World::new();
+        world.settings.tenancy = tenancy;
+        world.group("in", json!({"type": "ingress"}));
+        expose(&mut world, "db", json!({"tailscale.com/tags": "tag:hr-only"}), whole(1));
+        world.settle();
+        assert_eq!(world.hosted.vips.len(), published, "{tenancy:?}");
+    }
+}
+
+#[test]
+fn names_of_a_namespace_are_bounded_and_the_oldest_objects_have_them() {
+    let mut world = publishing(tenant("ingress", json!({"maxNames": 2})));
+    team(&mut world, "shop");
+    for (address, name) in ["c", "b", "a"].into_iter().enumerate() {
+        world.now += 10;
+        expose(&mut world, name, json!({}), whole(u8::try_from(address).expect("small")));
+    }
+    world.settle();
+    assert_eq!(world.config("in").mappings.keys().collect::<Vec<_>>(), ["svc:b", "svc:c"]);
+    let refused = world.condition("a", INGRESS_SVC_VALID).expect("a condition");
+    assert!(refused.2.contains("Namespace default has 2 of 2 names in ProxyGroup in"), "{refused:?}");
+    world.delete_service("c");
+    world.settle();
+    assert_eq!(world.config("in").mappings.keys().collect::<Vec<_>>(), ["svc:a", "svc:b"]);
+}
+
+#[test]
+fn certificates_ordered_within_a_week_are_bounded_whatever_is_deleted() {
+    const DAY: i64 = 24 * 60 * 60;
+    let mut world = publishing(tenant("ingress", json!({"maxCertificatesPerWeek": 2})));
+    team(&mut world, "shop");
+    let secrets = |world: &World| {
+        let names = world.objects.keys().filter(|object| object.kind == Kind::Secret && object.name.ends_with(".ts.net"));
+        names.map(|object| object.name.clone()).collect::<Vec<_>>()
+    };
+    for name in ["a", "b", "c"] {
+        world.ingress(name, "in", (name, "web"));
+        world.settle();
+        world.delete_ingress(name);
+        world.settle();
+        world.now += DAY;
+    }
+    world.ingress("d", "in", ("d", "web"));
+    world.settle();
+    assert_eq!(secrets(&world), [""; 0], "two were ordered within a week, and are gone");
+    assert_eq!(world.told("TooManyCertificates"), 2);
+    assert_eq!(world.config("in").orders["default"].len(), 2);
+    world.now += 4 * DAY + DAY / 2;
+    world.settle();
+    assert_eq!(secrets(&world), ["d.tail1234.ts.net"], "the first order is a week old");
+    assert_eq!(world.config("in").orders["default"].len(), 1);
+    world.now += 7 * DAY;
+    world.settle();
+    assert!(world.config("in").orders.is_empty(), "the record ends");
+}

@@ -1,0 +1,359 @@
+//! A cluster in miniature: an API server that applies passes, a controller that makes Pods, and replicas that obey their
+//! config. Enough to run passes to a fixpoint and to watch what must never be, on the way.
+
+#![allow(clippy::needless_pass_by_value, reason = "a call with a literal reads better")]
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Pod, Secret, Service};
+use k8s_openapi::api::networking::v1::Ingress;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use serde_json::{Value, json};
+
+use crate::api::proxyclass::ProxyClass;
+use crate::api::proxygroup::ProxyGroup;
+use crate::api::{egress, names};
+use crate::model::controller::identity::{Device, DeviceId, DeviceRecord, KeyId};
+use crate::model::controller::ingress_spec::{Own, Owner, Source};
+use crate::model::controller::objects::{IngressConfig, Kind, Manifest, ObjectRef, egress_config, group_of};
+use crate::model::controller::proxygroup::{
+    Capabilities, ClaimedDevice, Class, ControlAction, Delete, Denial, GroupSettings, Memory, ObjectUpdate, Observed, Pass, Replica,
+    TailnetState, concerns, pass, pass_after,
+};
+use crate::model::controller::tenancy::{DefaultTenancy, Labels};
+
+mod look;
+mod published;
+mod replicas;
+mod server;
+
+pub(super) use published::{Hosted, claimant};
+pub(super) use replicas::device_id;
+
+/// The namespace of the proxies.
+pub(super) const NS: &str = "tailscale";
+
+/// The cluster.
+#[derive(Debug)]
+pub(super) struct World {
+    pub(super) now: i64,
+    pub(super) settings: GroupSettings,
+    pub(super) groups: BTreeMap<String, ProxyGroup>,
+    pub(super) class: Class,
+    pub(super) tailnet: TailnetState,
+    pub(super) services: BTreeMap<(String, String), Service>,
+    pub(super) objects: BTreeMap<ObjectRef, Arc<Value>>,
+    pub(super) pods: BTreeMap<String, Pod>,
+    /// Devices of the tailnet.
+    pub(super) devices: BTreeMap<DeviceId, Device>,
+    /// What the control plane denies.
+    pub(super) denied: BTreeMap<String, Denial>,
+    /// Keys that were minted and neither used nor revoked.
+    pub(super) keys: BTreeSet<KeyId>,
+    /// Replicas that do not look at their config.
+    pub(super) asleep: BTreeSet<String>,
+    /// Replicas for which there is no room: their Pods are not made.
+    pub(super) unmade: BTreeSet<String>,
+    pub(super) minted: u32,
+    /// The reasons of all Events.
+    pub(super) events: Vec<&'static str>,
+    next: u64,
+    /// The Services as they were shown last: one that did not change is shown as the same object.
+    shown: RefCell<BTreeMap<(String, String), Arc<Service>>>,
+    pub(super) memories: BTreeMap<String, Memory>,
+    /// What was read of objects, by their place in memory, which is nobody else's as long as they are held here.
+    read: Rc<RefCell<Read>>,
+    /// How many writes there were.
+    pub(super) writes: u64,
+    /// Users' Ingresses.
+    pub(super) ingresses: BTreeMap<(String, String), Ingress>,
+    /// What the control plane has of what is published.
+    pub(super) hosted: Hosted,
+    /// The labels of namespaces.
+    pub(super) namespaces: imbl::OrdMap<String, Arc<Labels>>,
+    /// Secrets of users' own certificates.
+    pub(super) own_certificates: BTreeMap<String, Own>,
+}
+
+/// The Secrets of a replica: that of its state and that of its config.
+type Secrets = [Option<Arc<Value>>; 2];
+
+/// What was read of objects that are still the very same.
+#[derive(Debug, Default)]
+struct Read {
+    replicas: HashMap<[usize; 2], (Replica, Secrets)>,
+    configs: HashMap<usize, (IngressConfig, Arc<Value>)>,
+}
+
+pub(super) fn settings() -> GroupSettings {
+    let image = "ghcr.io/tailyard/tailyard:1".to_owned();
+    let cluster = Owner { id: "here".into(), ..Owner::default() };
+    let tenancy = DefaultTenancy::Open;
+    GroupSettings { tags: vec!["tag:k8s".into()], service_monitors: true, cluster, tenancy, ..GroupSettings::new(NS.into(), image) }
+}
+
+pub(super) fn ready() -> TailnetState {
+    let capabilities = Capabilities { keys: true, devices: true, services: true };
+    TailnetState::Ready { server_url: "https://controlplane.tailscale.com".into(), capabilities }
+}
+
+impl World {
+    pub(super) fn new() -> Self {
+        Self {
+            now: 1_800_000_000,
+            settings: settings(),
+            groups: BTreeMap::new(),
+            class: Class::None,
+            tailnet: ready(),
+            services: BTreeMap::new(),
+            objects: BTreeMap::new(),
+            pods: BTreeMap::new(),
+            devices: BTreeMap::new(),
+            denied: BTreeMap::new(),
+            keys: BTreeSet::new(),
+            asleep: BTreeSet::new(),
+            unmade: BTreeSet::new(),
+            minted: 0,
+            events: Vec::new(),
+            next: 0,
+            shown: RefCell::default(),
+            memories: BTreeMap::new(),
+            read: Rc::default(),
+            writes: 0,
+            ingresses: BTreeMap::new(),
+            hosted: Hosted::default(),
+            own_certificates: BTreeMap::new(),
+            namespaces: imbl::OrdMap::new(),
+        }
+    }
+
+    /// The same cluster once more, with reconcilers that remember nothing.
+    pub(super) fn fork(&self) -> Self {
+        Self {
+            settings: self.settings.clone(),
+            groups: self.groups.clone(),
+            class: self.class.clone(),
+            tailnet: self.tailnet.clone(),
+            services: self.services.clone(),
+            objects: self.objects.clone(),
+            pods: self.pods.clone(),
+            devices: self.devices.clone(),
+            denied: self.denied.clone(),
+            keys: self.keys.clone(),
+            asleep: self.asleep.clone(),
+            unmade: self.unmade.clone(),
+            events: Vec::new(),
+            shown: RefCell::default(),
+            memories: BTreeMap::new(),
+            read: Rc::clone(&self.read),
+            ingresses: self.ingresses.clone(),
+            hosted: self.hosted.clone(),
+            own_certificates: self.own_certificates.clone(),
+            namespaces: self.namespaces.clone(),
+            ..*self
+        }
+    }
+
+    fn id(&mut self) -> String {
+        self.next += 1;
+        format!("id-{}", self.next)
+    }
+
+    pub(super) fn time(&self) -> Timestamp {
+        Timestamp::from_second(self.now).expect("a time")
+    }
+
+    /// Makes a group, or gives it another spec.
+    pub(super) fn group(&mut self, name: &str, spec: Value) {
+        let uid = self.groups.get(name).and_then(|held| held.metadata.uid.clone());
+        let uid = uid.unwrap_or_else(|| self.id());
+        let mut group: ProxyGroup =
+            serde_json::from_value(json!({"metadata": {"name": name, "uid": uid, "generation": 1}, "spec": spec})).expect("a group");
+        if let Some(held) = self.groups.get(name) {
+            group.metadata = held.metadata.clone();
+            group.metadata.generation = held.metadata.generation.map(|generation| generation + 1);
+            group.status.clone_from(&held.status);
+        }
+        self.groups.insert(name.into(), group);
+    }
+
+    pub(super) fn delete_group(&mut self, name: &str) {
+        let now = Time(self.time());
+        if let Some(group) = self.groups.get_mut(name) {
+            group.metadata.deletion_timestamp.get_or_insert(now);
+        }
+        self.collect();
+    }
+
+    pub(super) fn service(&mut self, name: &str, annotations: Value, ports: &[u16]) {
+        let key = ("default".to_owned(), name.to_owned());
+        let ports: Vec<_> = ports.iter().map(|port| json!({"name": format!("p{port}"), "port": port, "protocol": "TCP"})).collect();
+        let uid = self.id();
+        let created = self.time().to_string();
+        let mut service: Service = serde_json::from_value(json!({
+            "metadata": {"name": name, "namespace": "default", "uid": uid, "annotations": annotations, "creationTimestamp": created},
+            "spec": {"type": "ExternalName", "externalName": "placeholder", "ports": ports},
+        }))
+        .expect("a Service");
+        if let Some(held) = self.services.get(&key) {
+            let annotations = service.metadata.annotations.take();
+            service.metadata = held.metadata.clone();
+            service.metadata.annotations = annotations;
+            service.status.clone_from(&held.status);
+            let held = held.spec.as_ref().and_then(|spec| spec.external_name.clone());
+            service.spec.as_mut().expect("a spec").external_name = held;
+        }
+        self.services.insert(key, service);
+    }
+
+    pub(super) fn delete_service(&mut self, name: &str) {
+        let now = Time(self.time());
+        if let Some(service) = self.services.get_mut(&("default".to_owned(), name.to_owned())) {
+            service.metadata.deletion_timestamp.get_or_insert(now);
+        }
+        self.collect();
+    }
+
+    /// Every name of which a pass must be made.
+    pub(super) fn keys_of_work(&self) -> BTreeSet<String> {
+        let labelled = self.objects.values().filter_map(|held| owner_of(held));
+        let published = self.claimants().into_iter().flat_map(|claimant| self.publishers(&claimant));
+        self.groups.keys().cloned().chain(labelled).chain(self.services.values().flat_map(concerns)).chain(published).collect()
+    }
+
+    fn show(&self, key: &(String, String), held: &Service) -> Arc<Service> {
+        let mut shown = self.shown.borrow_mut();
+        let last = shown.get(key).filter(|last| ***last == *held);
+        let now = last.cloned().unwrap_or_else(|| Arc::new(held.clone()));
+        shown.insert(key.clone(), Arc::clone(&now));
+        now
+    }
+
+    pub(super) fn observe(&self, name: &str) -> Observed {
+        let owned: imbl::OrdMap<ObjectRef, Arc<Value>> = self
+            .objects
+            .iter()
+            .filter(|(_, held)| owner_of(held).as_deref() == Some(name))
+            .map(|(key, held)| (key.clone(), held.clone()))
+            .collect();
+        let parent = |held: &Value| {
+            let label = |key: &str| held["metadata"]["labels"][key].as_str().unwrap_or_default().to_owned();
+            (label(names::PARENT_NAMESPACE), label(names::PARENT))
+        };
+        let parents: BTreeSet<_> = owned.values().map(|held| parent(held)).collect();
+        let published = |key: &(String, String)| self.publishers(&claimant(Source::Service, key)).contains(name);
+        let mine = |key: &(String, String), held: &Service| concerns(held).contains(name) || parents.contains(key) || published(key);
+        let services = self.services.iter().filter(|(key, held)| mine(key, held)).map(|(key, held)| (key.clone(), self.show(key, held)));
+        Observed {
+            name: name.into(),
+            now: self.time(),
+            settings: Arc::new(self.settings.clone()),
+            group: self.groups.get(name).cloned().map(Arc::new),
+            class: self.class.clone(),
+            tailnet: self.tailnet.clone(),
+            replicas: self.observed_replicas(name),
+            owned: self.with_shared(owned, name),
+            services: services.collect(),
+            nodes: Vec::new(),
+            namespaces: self.namespaces.clone(),
+            node_ports: BTreeSet::new(),
+            publish: self.publishing(name),
+            denied: self.denied.clone(),
+        }
+    }
+
+    pub(super) fn observed_replicas(&self, name: &str) -> BTreeMap<u32, Replica> {
+        let secret = |secret: String| self.objects.get(&ObjectRef::new(Kind::Secret, NS, secret)).cloned();
+        let mut replicas = BTreeMap::new();
+        for ordinal in 0..20 {
+            let pod = self.pods.get(&names::replica(name, ordinal)).cloned().map(Arc::new);
+            let (state, config) = (secret(names::replica(name, ordinal)), secret(names::replica_config(name, ordinal)));
+            if pod.is_some() || state.is_some() || config.is_some() {
+                replicas.insert(ordinal, Replica { pod, ..self.replica_by([state, config]) });
+            }
+        }
+        replicas
+    }
+
+    /// A replica by its Secrets.
+    fn replica_by(&self, secrets: Secrets) -> Replica {
+        let place = secrets.each_ref().map(|held| held.as_ref().map_or(0, |held| Arc::as_ptr(held).addr()));
+        let mut read = self.read.borrow_mut();
+        let (replica, _) = read.replicas.entry(place).or_insert_with(|| {
+            let secret = |held: &Option<Arc<Value>>| held.as_ref().map(|held| secret(held));
+            let [state, config] = secrets.each_ref().map(secret);
+            (Replica::new(None, state.as_ref(), config.as_ref()), secrets)
+        });
+        replica.clone()
+    }
+
+    /// Passes over a group whose control plane denies something, which is asked for again and again.
+    pub(super) fn settle_denied(&mut self, name: &str) {
+        for _ in 0..10 {
+            self.round();
+        }
+        let Pass { control, apply, delete, group, services, events, .. } = self.pass(name);
+        assert!(control.iter().all(|action| self.denied.contains_key(&action.what())), "{control:?}");
+        let rest = (apply.len(), delete.len(), group, services.len(), events.len());
+        assert_eq!(rest, (0, 0, None, 0, 0), "nothing else is left to do");
+    }
+
+    /// Passes over everything, once; whether any came to something.
+    pub(super) fn round(&mut self) -> bool {
+        let mut busy = false;
+        for name in self.keys_of_work() {
+            let made = self.pass(&name);
+            self.check();
+            busy |= !idle(&made);
+        }
+        self.live();
+        self.now += 1;
+        busy
+    }
+
+    /// Passes until there is nothing left to do, also not later.
+    pub(super) fn settle(&mut self) {
+        let mut quiet = 0;
+        for _ in 0..200 {
+            if self.round() {
+                quiet = 0;
+            } else {
+                quiet += 1;
+                self.now += 70;
+            }
+            if quiet == 3 {
+                return;
+            }
+        }
+        let last: Vec<_> = self.keys_of_work().into_iter().map(|name| (name.clone(), pass(&self.observe(&name)))).collect();
+        panic!("no end: {last:#?}");
+    }
+
+    pub(super) fn with_class(&mut self, spec: Value) {
+        let class: ProxyClass = serde_json::from_value(json!({"metadata": {"name": "c"}, "spec": spec})).expect("a class");
+        self.class = Class::Ready(Arc::new(class));
+    }
+}
+
+/// Whether a pass came to nothing.
+pub(super) fn idle(made: &Pass) -> bool {
+    Pass { again: None, ..made.clone() } == Pass::default()
+}
+
+fn secret(held: &Value) -> Secret {
+    serde_json::from_value(held.clone()).expect("a Secret")
+}
+
+fn owner_of(held: &Value) -> Option<String> {
+    let labels = serde_json::from_value(held["metadata"]["labels"].clone()).ok()?;
+    group_of(&labels).map(str::to_owned)
+}
+
+/// The annotations of a Service of a group.
+pub(super) fn to(group: &str) -> Value {
+    json!({"tailscale.com/proxy-group": group, "tailscale.com/tailnet-fqdn": "db.tail1234.ts.net"})
+}

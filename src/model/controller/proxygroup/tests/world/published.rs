@@ -1,0 +1,274 @@
+//! What is asked to be published, as the stores would show it, and the control plane's part of it.
+
+use super::*;
+use crate::api::routes::Origin;
+use crate::api::vip::VipService;
+use crate::model::controller::ingress_spec::{Asked, Claimant, Release, Verdict, backends, certificates, judge, release, told};
+use crate::model::controller::ingress_spec::{ingress_group, ingress_label, service_group, service_label, service_name};
+use crate::model::controller::objects::{accounts_ref, domain_of};
+use crate::model::controller::proxygroup::{Approved, Listed, Publishing, Rival, serves};
+
+/// What the control plane has of what is published.
+#[derive(Debug, Clone, Default)]
+pub(in super::super) struct Hosted {
+    /// The Tailscale Services.
+    pub(in super::super) vips: BTreeMap<String, VipService>,
+    /// They as they were listed last.
+    pub(in super::super) listed: Option<Arc<Listed>>,
+    /// The routes that are led to devices.
+    pub(in super::super) approved: BTreeMap<DeviceId, Approved>,
+    /// Services behind which there is nobody.
+    pub(in super::super) unbacked: BTreeSet<(String, String)>,
+    /// Sites that the tailnet does not let the internet reach, and why.
+    pub(in super::super) barred: BTreeMap<String, String>,
+    /// How many more times Tailscale Services are written or read before they have addresses.
+    pub(in super::super) late: usize,
+    /// Tailscale Services have an IPv6 address alone.
+    pub(in super::super) v6_only: bool,
+    /// The tailnet gives no certificates.
+    pub(in super::super) no_https: bool,
+}
+
+/// An object that asks.
+pub(in super::super) fn claimant(source: Source, (namespace, name): &(String, String)) -> Claimant {
+    Claimant { source, namespace: namespace.clone(), name: name.clone() }
+}
+
+impl Hosted {
+    fn seen(&mut self, name: &str) {
+        let Some(listed) = self.listed.as_mut().map(Arc::make_mut) else { return };
+        match self.vips.get(name) {
+            Some(vip) => drop(listed.services.insert(name.to_owned(), vip.clone())),
+            None => drop(listed.services.remove(name)),
+        }
+    }
+
+    pub(super) fn list(&mut self, at: Timestamp) {
+        self.listed = Some(Arc::new(Listed { at, services: self.vips.clone().into_iter().collect() }));
+    }
+
+    pub(in super::super) fn publish(&mut self, asked: &Asked, owner: &Owner, recorded: bool) {
+        let number = self.vips.len();
+        if let Verdict::Write { service, .. } = judge(self.vips.get(&asked.name), asked, owner, recorded) {
+            self.vips.insert(asked.name.clone(), *service);
+        }
+        if self.late > 0 {
+            self.late -= 1;
+        } else if let Some(vip) = self.vips.get_mut(&asked.name).filter(|vip| vip.addrs.is_empty()) {
+            let v4 = (!self.v6_only).then(|| format!("100.99.{number}.{}", asked.name.len()));
+            vip.addrs = v4.into_iter().chain([format!("fd7a:115c:a1e0::{number}")]).collect();
+        }
+        self.seen(&asked.name);
+    }
+
+    pub(in super::super) fn release(&mut self, name: &str, owner: &Owner) {
+        match release(self.vips.get(name), owner) {
+            Release::Nothing => {}
+            Release::Delete => drop(self.vips.remove(name)),
+            Release::Write(vip) => drop(self.vips.insert(name.to_owned(), *vip)),
+        }
+        self.seen(name);
+    }
+
+    pub(super) fn approve(&mut self, id: &DeviceId, add: &BTreeSet<String>, remove: &BTreeSet<String>, at: Timestamp) {
+        let held = self.approved.remove(id).unwrap_or_default().routes;
+        self.approved.insert(id.clone(), Approved { at, routes: held.difference(remove).chain(add).cloned().collect() });
+    }
+}
+
+impl World {
+    /// An Ingress with a backend of this name, at this label.
+    pub(in super::super) fn ingress(&mut self, name: &str, group: &str, (label, backend): (&str, &str)) {
+        let backend = json!({"service": {"name": backend, "port": {"number": 80}}});
+        self.put_ingress(
+            name,
+            json!({"tailscale.com/proxy-group": group}),
+            json!({"tls": [{"hosts": [label]}], "defaultBackend": backend}),
+        );
+    }
+
+    /// An Ingress with this spec; one that there is keeps what is not the user's.
+    pub(in super::super) fn put_ingress(&mut self, name: &str, annotations: Value, mut spec: Value) {
+        let key = ("default".to_owned(), name.to_owned());
+        spec["ingressClassName"] = json!("tailscale");
+        let (uid, created) = (self.id(), self.time().to_string());
+        let mut metadata = json!({"name": name, "namespace": "default", "uid": uid, "creationTimestamp": created});
+        let mut status = json!(null);
+        if let Some(held) = self.ingresses.get(&key) {
+            (metadata, status) = (json!(held.metadata), json!(held.status));
+        }
+        metadata["annotations"] = annotations;
+        let ingress = serde_json::from_value(json!({"metadata": metadata, "spec": spec, "status": status})).expect("an Ingress");
+        self.ingresses.insert(key, ingress);
+    }
+
+    pub(in super::super) fn delete_ingress(&mut self, name: &str) {
+        let now = Time(self.time());
+        if let Some(ingress) = self.ingresses.get_mut(&("default".to_owned(), name.to_owned())) {
+            ingress.metadata.deletion_timestamp.get_or_insert(now);
+        }
+        self.collect();
+    }
+
+    /// A Service of the cluster with annotations and a spec; one that there is keeps what is not the user's.
+    pub(in super::super) fn plain(&mut self, name: &str, annotations: Value, spec: Value) {
+        self.service(name, annotations, &[80]);
+        let service = self.services.get_mut(&("default".to_owned(), name.to_owned())).expect("it was just made");
+        service.spec = serde_json::from_value(spec).expect("a spec");
+    }
+
+    /// A Service that is to be published, at this label.
+    pub(in super::super) fn exposed(&mut self, name: &str, group: &str, label: &str) {
+        let annotations = json!({"tailscale.com/proxy-group": group, "tailscale.com/expose": "true", "tailscale.com/hostname": label});
+        let ip = format!("10.96.1.{}", name.bytes().fold(0_u8, u8::wrapping_add));
+        self.plain(name, annotations, json!({"clusterIP": ip, "ports": [{"port": 80, "protocol": "TCP"}]}));
+    }
+
+    /// Everybody who may ask.
+    pub(super) fn claimants(&self) -> Vec<Claimant> {
+        let ingresses = self.ingresses.keys().map(|key| claimant(Source::Ingress, key));
+        ingresses.chain(self.services.keys().map(|key| claimant(Source::Service, key))).collect()
+    }
+
+    /// What is recorded of a group.
+    pub(in super::super) fn config(&self, group: &str) -> IngressConfig {
+        let object = ObjectRef::new(Kind::ConfigMap, NS, names::ingress_config(group));
+        let Some(held) = self.objects.get(&object) else { return IngressConfig::default() };
+        let mut read = self.read.borrow_mut();
+        let read = read.configs.entry(Arc::as_ptr(held).addr());
+        read.or_insert_with(|| (IngressConfig::read(held), Arc::clone(held))).0.clone()
+    }
+
+    /// The group that one names, its label, and when it was made; none if it is not there or is going.
+    fn asks(&self, claimant: &Claimant) -> Option<(String, String, i64)> {
+        let key = (claimant.namespace.clone(), claimant.name.clone());
+        let (group, label, metadata) = match claimant.source {
+            Source::Ingress => {
+                let held = self.ingresses.get(&key)?;
+                (ingress_group(held, "tailscale"), ingress_label(held), &held.metadata)
+            }
+            Source::Service => {
+                let held = self.services.get(&key)?;
+                (service_group(held), service_label(held), &held.metadata)
+            }
+        };
+        let created = metadata.creation_timestamp.as_ref().map_or(i64::MAX, |time| time.0.as_second());
+        Some((group?.to_owned(), label, if metadata.deletion_timestamp.is_some() { i64::MIN } else { created }))
+    }
+
+    /// The groups that one concerns; the empty name for one that is to be let go.
+    pub(super) fn publishers(&self, claimant: &Claimant) -> BTreeSet<String> {
+        let named = self.asks(claimant).map(|(group, ..)| group);
+        let origin = Origin { kind: claimant.source.kind().into(), namespace: claimant.namespace.clone(), name: claimant.name.clone() };
+        let recorded = self.groups.keys().filter(|group| self.config(group).origins.values().any(|held| *held == origin)).cloned();
+        let mut groups: BTreeSet<String> = named.into_iter().chain(recorded).collect();
+        let key = (claimant.namespace.clone(), claimant.name.clone());
+        let (metadata, service) = match claimant.source {
+            Source::Ingress => (self.ingresses.get(&key).map(|held| &held.metadata), None),
+            Source::Service => (self.services.get(&key).map(|held| &held.metadata), self.services.get(&key)),
+        };
+        let finalized =
+            metadata.and_then(|held| held.finalizers.as_ref()).into_iter().flatten().any(|held| held == claimant.source.finalizer());
+        if groups.is_empty() && (finalized || service.is_some_and(told)) {
+            groups.insert(String::new());
+        }
+        groups
+    }
+
+    pub(super) fn publishing(&self, group: &str) -> Publishing {
+        let mine = |source, key: &(String, String)| self.publishers(&claimant(source, key)).contains(group);
+        let ingresses: imbl::OrdMap<_, _> = self
+            .ingresses
+            .iter()
+            .filter(|(key, _)| mine(Source::Ingress, key))
+            .map(|(key, held)| (key.clone(), Arc::new(held.clone())))
+            .collect();
+        let named = |((namespace, _), held): (&(String, String), &Arc<Ingress>)| -> Vec<(String, String)> {
+            backends(held).map(|name| (namespace.clone(), name.to_owned())).collect()
+        };
+        let named_services: BTreeSet<_> = ingresses.iter().flat_map(named).collect();
+        let backends = named_services.into_iter().filter_map(|key| Some((key.clone(), Arc::new(self.services.get(&key)?.clone()))));
+        let shown: BTreeSet<&str> = ingresses.values().flat_map(|held| certificates(held)).collect();
+        let labels = self.claimants().into_iter().filter_map(|claimant| self.asks(&claimant)).map(|(_, label, _)| label);
+        let labels: BTreeSet<String> = labels.collect();
+        let rivals = labels.iter().map(|label| (service_name(label), self.rivals(group, label)));
+        Publishing {
+            certificates: self
+                .own_certificates
+                .iter()
+                .filter(|(name, _)| shown.contains(name.as_str()))
+                .map(|(name, own)| (name.clone(), own.clone()))
+                .collect(),
+            backends: backends.collect(),
+            backed: self.services.keys().filter(|key| !self.hosted.unbacked.contains(key)).cloned().collect(),
+            rivals: rivals.filter(|(_, rivals)| !rivals.is_empty()).collect(),
+            listed: self.hosted.listed.clone(),
+            approved: self.hosted.approved.clone(),
+            ingresses,
+            ..Publishing::default()
+        }
+    }
+
+    fn rivals(&self, group: &str, label: &str) -> Vec<Rival> {
+        let rival = |claimant: Claimant| {
+            let (other, wanted, created) = self.asks(&claimant)?;
+            let ours = other == group || wanted != label || created == i64::MIN || !self.groups.contains_key(&other);
+            let name = service_name(label);
+            let serving = !ours && self.observed_replicas(&other).values().any(|replica| serves(replica, &name));
+            (!ours).then_some(Rival { claimant, group: other, created, serving })
+        };
+        self.claimants().into_iter().filter_map(rival).collect()
+    }
+
+    /// The objects of a group, and what is of no group alone.
+    pub(super) fn with_shared(&self, mut owned: imbl::OrdMap<ObjectRef, Arc<Value>>, group: &str) -> imbl::OrdMap<ObjectRef, Arc<Value>> {
+        let asked = self.claimants().into_iter().filter_map(|claimant| self.asks(&claimant)).filter(|(of, ..)| of == group);
+        let labels: Vec<String> = asked.map(|(_, label, _)| format!("{label}.")).collect();
+        let shared = |object: &ObjectRef, held: &Value| {
+            *object == accounts_ref(NS) || domain_of(held).is_some_and(|dns| labels.iter().any(|label| dns.starts_with(label)))
+        };
+        let more = self.objects.iter().filter(|(object, held)| shared(object, held));
+        owned.extend(more.map(|(object, held)| (object.clone(), Arc::clone(held))));
+        owned
+    }
+
+    /// A replica that is awake fills the certificates of its group's names and advertises what it is told and holds.
+    pub(super) fn serve(&mut self, group: &str, told: &crate::model::controller::proxygroup::ReplicaConfig) -> Vec<(&'static str, String)> {
+        let config = self.config(group);
+        for (host, how) in config.routes.values().flat_map(|site| &site.hosts) {
+            let object = ObjectRef::new(Kind::Secret, NS, host.clone());
+            if let Some(held) = self.objects.get(&object).filter(|_| how.issue && !self.hosted.no_https) {
+                let mut held = Value::clone(held);
+                held["data"] = json!({"tls.crt": "YQ==", "tls.key": "YQ=="});
+                self.objects.insert(object, Arc::new(held));
+            }
+        }
+        let known = config.names();
+        let services: Vec<_> = told.advertises().filter(|name| known.contains(*name)).collect();
+        let profile = json!({"AdvertiseServices": services, "AdvertiseRoutes": told.routes().collect::<Vec<_>>()});
+        let status = crate::api::ingress::Status { configs: config.mappings, ..crate::api::ingress::Status::default() };
+        vec![
+            ("_current-profile", "profile-1".to_owned()),
+            ("profile-1", profile.to_string()),
+            (crate::api::ingress::KEY, serde_json::to_string(&status).expect("JSON")),
+            (crate::api::state::HTTPS_ENDPOINT, if self.hosted.no_https { crate::api::state::NO_HTTPS } else { "" }.to_owned()),
+            (crate::api::state::BARRED, json!(self.hosted.barred).to_string()),
+        ]
+    }
+
+    /// Nobody is led to where nothing is served: what a replica is told is in the config, and what one advertises is there.
+    pub(super) fn check_published(&self) {
+        for group in self.groups.keys() {
+            let config = self.config(group);
+            for (ordinal, replica) in self.observed_replicas(group) {
+                let told: Vec<&str> = replica.config.iter().flat_map(|config| config.advertises()).collect();
+                assert!(told.iter().all(|name| config.origins.contains_key(*name)), "{group}-{ordinal}: {told:?} of {:?}", config.origins);
+                let says = replica.state.iter().flat_map(|state| &state.advertises).filter(|_| replica.pod.is_some());
+                for name in says {
+                    assert!(self.hosted.vips.contains_key(name), "{group}-{ordinal} advertises {name}, which is gone");
+                    assert!(config.origins.contains_key(name), "{group}-{ordinal} advertises {name}, which nothing serves");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! A group of a type that we do not serve: it is left to whoever does.
+//!
+//! The Tailscale operator may run beside us for just these. So nothing is made, changed or told while somebody else has put
+//! his finalizer or his conditions on the group, or may still do so; two who write one status would never end.
+
+use std::time::Duration;
+
+use super::provision::{owner, without};
+use super::readiness::elapsed;
+use super::status;
+use super::work::Work;
+use crate::api::proxygroup::ProxyGroup;
+
+/// How long somebody else is given to take up a group before we say that nobody has.
+const PATIENCE: Duration = Duration::from_mins(5);
+/// What is told then.
+const MESSAGE: &str = "Groups of this type are not served by this version of Tailyard, and no other controller manages this one: leave the \
+     ProxyGroup to the Tailscale operator.";
+
+/// Looks after what is ours: the Services that name the group for egress.
+pub(super) fn elsewhere(work: &mut Work<'_>, group: &ProxyGroup) {
+    let owner = owner(work, Some(group));
+    if taken_up(group) || group.metadata.deletion_timestamp.is_some() {
+        without(work, &owner, None);
+        return;
+    }
+    let age = group.metadata.creation_timestamp.as_ref().map(|created| elapsed(created.0, work.observed.now));
+    if let Some(rest) = age.and_then(|age| PATIENCE.checked_sub(age)).filter(|rest| !rest.is_zero()) {
+        without(work, &owner, None);
+        work.again(rest);
+        return;
+    }
+    without(work, &owner, Some("is not of type egress: name a group that is."));
+    work.fault("ProxyGroupInvalid", MESSAGE.into());
+    status::status(work, group, group.spec.replicas.unwrap_or_default().try_into().unwrap_or_default());
+}
+
+/// Whether somebody else looks after the group.
+fn taken_up(group: &ProxyGroup) -> bool {
+    let conditions = group.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    let ours = conditions.iter().any(|condition| condition.message == MESSAGE);
+    group.metadata.finalizers.as_ref().is_some_and(|all| !all.is_empty()) || (!conditions.is_empty() && !ours)
+}

@@ -1,0 +1,183 @@
+//! What is wrong with a group's spec or with a user's Service, each as a sentence that says what to do.
+//!
+//! Only what the API server does not refuse by itself. What is wrong with one Service concerns no other.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use k8s_openapi::api::core::v1::Service;
+
+use crate::api::names;
+use crate::api::proxygroup::ProxyGroup;
+use crate::model::base::net::Family;
+use crate::model::base::netmap::tailnet_range;
+use crate::model::controller::ingress_spec::{dns_label, is_tag};
+use crate::model::controller::match_ports::Range;
+use crate::model::controller::objects::{Shape, image_path};
+
+/// The longest name of a group: its `StatefulSet` labels each Pod with it and eleven bytes more.
+const LONGEST_GROUP: usize = 52;
+/// The name that the Tailscale operator keeps for itself.
+const RESERVED: &str = "kube-apiserver-auth-proxy";
+
+/// What is wrong with a group.
+pub(super) fn group(group: &ProxyGroup, shape: &Shape<'_>) -> Option<String> {
+    let name = &shape.owner.group;
+    if name == RESERVED {
+        return Some(format!("The name {RESERVED} is kept for the Tailscale operator: give the ProxyGroup another name."));
+    }
+    if name.len() > LONGEST_GROUP || !dns_label(name) {
+        return Some(format!("The name must be a DNS label of at most {LONGEST_GROUP} characters: give the ProxyGroup another name."));
+    }
+    if image_path(shape.image()).ends_with("k8s-proxy") {
+        return Some("The image of spec.proxyClass is for groups of type kube-apiserver: name one of a proxy.".into());
+    }
+    let own = group.spec.tailyard.as_ref();
+    if let Some(ports) = own.and_then(|own| own.match_port_range) {
+        let range = Range::new(ports.start.try_into().unwrap_or(0), ports.end.try_into().unwrap_or(0));
+        if range.is_none() {
+            return Some(
+                "spec.tailyard.matchPortRange must be a range of ports between 1 and 65535 whose start is not above its end.".into(),
+            );
+        }
+    }
+    if let Some(text) = own.and_then(|own| own.service_cidrs.iter().find(|text| !free_prefix(text))) {
+        return Some(format!(
+            "spec.tailyard.serviceCIDRs: {text:?} is not a prefix such as 10.9.0.0/24, or one of the tailnet's own addresses (100.64.0.0/10, \
+             fd7a:115c:a1e0::/48): use a free one."
+        ));
+    }
+    if own.and_then(|own| own.drain_timeout_seconds).is_some_and(|grace| grace < 0) {
+        return Some("spec.tailyard.drainTimeoutSeconds must not be negative.".into());
+    }
+    None
+}
+
+/// Whether a text is a prefix that is not the tailnet's own.
+fn free_prefix(text: &str) -> bool {
+    let own = Family::ALL.map(|family| tailnet_range(family).parse::<IpNet>());
+    let apart = |net: &IpNet| own.iter().flatten().all(|own| !own.contains(net) && !net.contains(own));
+    text.parse::<IpNet>().is_ok_and(|net| apart(&net))
+}
+
+/// An annotation that is not empty.
+pub(super) fn annotation<'a>(service: &'a Service, key: &str) -> Option<&'a str> {
+    service.metadata.annotations.as_ref()?.get(key).map(|value| value.trim()).filter(|value| !value.is_empty())
+}
+
+/// Everything that is wrong with a user's Service.
+pub(super) fn service(service: &Service) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let spec = service.spec.as_ref();
+    let kind = spec.and_then(|spec| spec.type_.as_deref()).unwrap_or("ClusterIP");
+    if kind != "ExternalName" {
+        wrong.push(format!("spec.type is {kind}: set it to ExternalName, with any spec.externalName."));
+    }
+    target(service, &mut wrong);
+    let ports = spec.and_then(|spec| spec.ports.as_deref()).unwrap_or_default();
+    if ports.is_empty() {
+        wrong.push("spec.ports is empty: list each port of the target.".into());
+    }
+    for port in ports {
+        let protocol = port.protocol.as_deref().unwrap_or("TCP");
+        if protocol != "TCP" && protocol != "UDP" {
+            wrong.push(format!("port {} is of protocol {protocol}: only TCP and UDP are forwarded.", port.port));
+        }
+        if !(1..=65_535).contains(&port.port) {
+            wrong.push(format!("port {} is not between 1 and 65535.", port.port));
+        }
+        if port.name.as_deref() == Some(crate::model::controller::objects::HEALTH_PORT) {
+            wrong
+                .push(format!("the port name {} is kept for the health check: rename it.", crate::model::controller::objects::HEALTH_PORT));
+        }
+    }
+    if let Some(hostname) = annotation(service, names::HOSTNAME).filter(|hostname| !dns_label(hostname)) {
+        wrong.push(format!("{}: {hostname:?} is not a DNS label of at most 63 characters.", names::HOSTNAME));
+    }
+    for tag in annotation(service, names::TAGS).into_iter().flat_map(|tags| tags.split(',')).map(str::trim) {
+        if !is_tag(tag) {
+            wrong.push(format!("{}: {tag:?} is not a tag such as tag:web.", names::TAGS));
+        }
+    }
+    wrong
+}
+
+fn target(service: &Service, wrong: &mut Vec<String>) {
+    match (annotation(service, names::TAILNET_FQDN), annotation(service, names::TAILNET_IP)) {
+        (Some(_), Some(_)) => {
+            wrong.push(format!("both {} and {} are set: remove one of the annotations.", names::TAILNET_FQDN, names::TAILNET_IP));
+        }
+        (None, None) => wrong.push(format!("set one of the annotations {} and {}.", names::TAILNET_FQDN, names::TAILNET_IP)),
+        (Some(fqdn), None) if !name(fqdn) => {
+            wrong.push(format!("{}: {fqdn:?} is not a full name such as db.tail1234.ts.net.", names::TAILNET_FQDN));
+        }
+        (None, Some(ip)) if ip.parse::<IpAddr>().is_err() => {
+            wrong.push(format!("{}: {ip:?} is not an IP address.", names::TAILNET_IP));
+        }
+        _ => {}
+    }
+}
+
+/// A name of at least two labels; self-hosted tailnets have domains of their own.
+fn name(text: &str) -> bool {
+    let text = text.strip_suffix('.').unwrap_or(text);
+    let inner = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+    text.len() <= 253 && text.contains('.') && text.split('.').all(|label| (1..=63).contains(&label.len()) && label.bytes().all(inner))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// A good Service with some of its fields replaced.
+    fn with(path: &str, value: Value) -> Service {
+        let mut service = json!({
+            "metadata": {"name": "db", "namespace": "default", "annotations": {"tailscale.com/tailnet-fqdn": "db.tail1234.ts.net"}},
+            "spec": {"type": "ExternalName", "externalName": "placeholder", "ports": [{"port": 5432, "protocol": "TCP"}]},
+        });
+        *service.pointer_mut(path).expect("a field") = value;
+        serde_json::from_value(service).expect("a Service")
+    }
+
+    #[test]
+    fn good_ones_pass() {
+        let annotations = [
+            json!({"tailscale.com/tailnet-fqdn": "db.tail1234.ts.net."}),
+            json!({"tailscale.com/tailnet-fqdn": "db.users.example.com"}),
+            json!({"tailscale.com/tailnet-ip": "100.64.0.9"}),
+            json!({"tailscale.com/tailnet-ip": "fd7a:115c:a1e0::9", "tailscale.com/tags": "tag:a, tag:b-1", "tailscale.com/hostname": "db"}),
+        ];
+        for annotations in annotations {
+            assert_eq!(service(&with("/metadata/annotations", annotations.clone())), [""; 0], "{annotations}");
+        }
+        assert_eq!(service(&with("/spec/ports", json!([{"port": 53, "protocol": "UDP"}, {"port": 53}]))), [""; 0]);
+    }
+
+    #[test]
+    fn each_violation_is_a_sentence_that_says_what_to_do() {
+        let bad = [
+            ("/metadata/annotations", json!({}), "set one of the annotations"),
+            (
+                "/metadata/annotations",
+                json!({"tailscale.com/tailnet-fqdn": "a.b.ts.net", "tailscale.com/tailnet-ip": "100.64.0.1"}),
+                "remove one of the annotations",
+            ),
+            ("/metadata/annotations", json!({"tailscale.com/tailnet-fqdn": "db"}), "is not a full name such as"),
+            ("/metadata/annotations", json!({"tailscale.com/tailnet-fqdn": "a..ts.net"}), "is not a full name such as"),
+            ("/metadata/annotations", json!({"tailscale.com/tailnet-ip": "100.64.0.1/32"}), "is not an IP address"),
+            ("/metadata/annotations", json!({"tailscale.com/tailnet-ip": "1.2.3.4", "tailscale.com/tags": "web"}), "is not a tag such as"),
+            ("/metadata/annotations", json!({"tailscale.com/tailnet-ip": "1.2.3.4", "tailscale.com/hostname": "A_"}), "is not a DNS label"),
+            ("/spec/type", json!("ClusterIP"), "set it to ExternalName"),
+            ("/spec/ports", json!([]), "list each port of the target"),
+            ("/spec/ports", json!([{"port": 80, "protocol": "SCTP"}]), "only TCP and UDP"),
+            ("/spec/ports", json!([{"port": 0}]), "not between 1 and 65535"),
+            ("/spec/ports", json!([{"port": 80, "name": "tailscale-health-check"}]), "rename it"),
+        ];
+        for (path, value, says) in bad {
+            let wrong = service(&with(path, value.clone()));
+            assert!(wrong.len() == 1 && wrong[0].contains(says), "{path} {value}: {wrong:?}");
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! The pass while it is made: what was decided so far, and the rules that hold for every object.
+//!
+//! An object that is as it must be is not written; one that is somebody else's is not overwritten; one that is going is
+//! waited for. Decides nothing about any one object.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::readiness::elapsed;
+use super::{Delete, Denial, Memory, Notice, Observed, Pass, Subject};
+use crate::api::names;
+use crate::model::base::conditions::Wanted;
+use crate::model::controller::objects::{Manifest, ObjectRef, Owner, applied};
+
+/// How long the deletion of a group waits for a control plane that cannot be asked.
+pub(super) const AWAY: Duration = Duration::from_mins(5);
+
+/// Why the group is not as it should be. The first one found is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Fault {
+    /// Reason of the condition, and of the Event.
+    pub(super) reason: &'static str,
+    /// A sentence that says what to do.
+    pub(super) message: String,
+}
+
+/// A pass in the making.
+#[derive(Debug)]
+pub(super) struct Work<'a> {
+    pub(super) observed: &'a Observed,
+    pub(super) memory: &'a mut Memory,
+    pub(super) pass: Pass,
+    pub(super) faults: Vec<Fault>,
+    /// What the group says of itself beside whether it is ready.
+    pub(super) conditions: Vec<Wanted<'static>>,
+    /// What it said before holds still.
+    pub(super) keeps_conditions: bool,
+}
+
+impl<'a> Work<'a> {
+    pub(super) fn new(observed: &'a Observed, memory: &'a mut Memory) -> Self {
+        memory.summary = None;
+        Self { observed, memory, pass: Pass::default(), faults: Vec::new(), conditions: Vec::new(), keeps_conditions: false }
+    }
+
+    /// The object as it is.
+    pub(super) fn owned(&self, object: &ObjectRef) -> Option<&'a Arc<Value>> {
+        self.observed.owned.get(object)
+    }
+
+    /// Wants an object. Whether it already is as it must be.
+    pub(super) fn want(&mut self, owner: &Owner, manifest: Manifest) -> bool {
+        match self.owned(&manifest.object) {
+            Some(held) if manifest.holds(held) => true,
+            _ => self.write(owner, manifest),
+        }
+    }
+
+    /// Has an object written that is not as it must be; false, as it is not.
+    pub(super) fn write(&mut self, owner: &Owner, manifest: Manifest) -> bool {
+        match self.owned(&manifest.object) {
+            None => self.pass.apply.push(manifest),
+            Some(held) => match whose(owner, held) {
+                Whose::Going => {}
+                Whose::Foreign => self.faults.push(in_the_way(&manifest.object)),
+                Whose::Ours => self.pass.apply.push(Manifest { adopt: manifest.adopt || applied(held).is_none(), ..manifest }),
+            },
+        }
+        false
+    }
+
+    /// Whether the object of this name is somebody else's.
+    pub(super) fn foreign(&self, owner: &Owner, object: &ObjectRef) -> bool {
+        self.owned(object).is_some_and(|held| whose(owner, held) == Whose::Foreign)
+    }
+
+    /// Has an object go, if it is there and the group's.
+    pub(super) fn delete(&mut self, owner: &Owner, object: &ObjectRef) {
+        if let Some(held) = self.owned(object).filter(|held| whose(owner, held) == Whose::Ours) {
+            self.pass.delete.push(deletion(object, held));
+        }
+    }
+
+    /// Looks again after this long at the latest.
+    pub(super) fn again(&mut self, after: Duration) {
+        self.pass.again = Some(self.pass.again.map_or(after, |held| held.min(after)));
+    }
+
+    /// Whether the group is being deleted and something has been denied for so long that the deletion goes on without it.
+    pub(super) fn given_up(&self, denial: &Denial) -> bool {
+        self.waited() && elapsed(denial.since, self.observed.now) >= AWAY
+    }
+
+    /// Whether the group has been being deleted for as long as its deletion waits for a control plane.
+    pub(super) fn waited(&self) -> bool {
+        let since = self.observed.group.as_ref().and_then(|group| group.metadata.deletion_timestamp.as_ref());
+        since.is_some_and(|since| elapsed(since.0, self.observed.now) >= AWAY)
+    }
+
+    pub(super) fn fault(&mut self, reason: &'static str, message: String) {
+        self.faults.push(Fault { reason, message });
+    }
+
+    pub(super) fn warn(&mut self, subject: Subject, reason: &'static str, message: String) {
+        self.pass.events.push(Notice { subject, warning: true, reason, message });
+    }
+}
+
+/// That this object goes, if it is still the same.
+pub(super) fn deletion(object: &ObjectRef, held: &Value) -> Delete {
+    Delete { object: object.clone(), uid: held["metadata"]["uid"].as_str().map(str::to_owned) }
+}
+
+/// Whether an object is going.
+pub(super) fn going(object: &Value) -> bool {
+    object["metadata"]["deletionTimestamp"].is_string()
+}
+
+/// Whose an object is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Whose {
+    /// The group's.
+    Ours,
+    /// Nobody's for long: it is going, and is waited for.
+    Going,
+    /// Somebody else's: it is neither written nor taken away.
+    Foreign,
+}
+
+/// Whose an object is: its controller's, else its labels say.
+pub(super) fn whose(owner: &Owner, held: &Value) -> Whose {
+    let metadata = &held["metadata"];
+    let controller = metadata["ownerReferences"].as_array().into_iter().flatten().find(|reference| reference["controller"] == true);
+    let ours = match controller {
+        Some(reference) => reference["uid"] == *owner.uid,
+        None => metadata["labels"].as_object().is_some_and(|labels| labelled(owner, labels)),
+    };
+    match (going(held), ours) {
+        (true, _) => Whose::Going,
+        (false, true) => Whose::Ours,
+        (false, false) => Whose::Foreign,
+    }
+}
+
+fn in_the_way(object: &ObjectRef) -> Fault {
+    let message = format!("{object} is in the way: it was not made for this ProxyGroup. Delete it, or give the ProxyGroup another name.");
+    Fault { reason: "ProxyGroupCreationFailed", message }
+}
+
+fn labelled(owner: &Owner, labels: &serde_json::Map<String, Value>) -> bool {
+    let label = |key: &str| labels.get(key).and_then(Value::as_str);
+    label(names::MANAGED) == Some("true")
+        && match label(names::PARENT_TYPE) {
+            Some(names::PARENT_GROUP) => label(names::PARENT) == Some(&owner.group),
+            Some(names::PARENT_SERVICE) => label(names::PROXY_GROUP) == Some(&owner.group),
+            // A certificate is its name's, whichever group shows it.
+            Some(names::PARENT_INGRESS) => label(names::SECRET_TYPE) == Some(names::CERTS),
+            _ => label("ts_proxy_type") == Some(names::PARENT_GROUP) && label("ts_proxy_parent_name") == Some(&owner.group),
+        }
+}

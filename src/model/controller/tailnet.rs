@@ -1,0 +1,217 @@
+//! Whether a `Tailnet` can be used: what its Secret holds, and what becomes of the object.
+//!
+//! Nobody is asked here: whether the credentials work is an argument, and so is the time.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::ByteString;
+use k8s_openapi::jiff::Timestamp;
+
+use crate::api::condition::{Condition, TAILNET_READY};
+use crate::api::names::FINALIZER;
+use crate::api::tailnet::{Tailnet, TailnetStatus};
+use crate::model::base::conditions::{self, Status, Wanted};
+use crate::model::controller::control_plane::Capabilities;
+use crate::model::tailnet::supervise::Secret;
+
+/// The control plane of Tailscale.
+pub const TAILSCALE: &str = "https://controlplane.tailscale.com";
+
+/// Who asks a control plane, and by that which one it is. `Token` tells where the token of a federated client is from: the
+/// audience that it is to be made out for, or where it is found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Credentials<Token = String> {
+    /// An OAuth client of Tailscale.
+    OAuth {
+        /// Its id.
+        client_id: String,
+        /// Its secret.
+        client_secret: Secret,
+    },
+    /// A federated client of Tailscale, for which a token of the reconciler's own service account is exchanged.
+    Identity {
+        /// Its id.
+        client_id: String,
+        /// Where the token is from.
+        token: Token,
+    },
+    /// An API key of headscale.
+    Headscale {
+        /// The key.
+        api_key: Secret,
+    },
+}
+
+impl<Token> Credentials<Token> {
+    /// Where the token of a federated client is from; none for others.
+    pub fn token(&self) -> Option<&Token> {
+        if let Self::Identity { token, .. } = self { Some(token) } else { None }
+    }
+
+    /// The same with the token from elsewhere.
+    pub fn with_token<Other>(self, from: impl FnOnce(Token) -> Other) -> Credentials<Other> {
+        match self {
+            Self::OAuth { client_id, client_secret } => Credentials::OAuth { client_id, client_secret },
+            Self::Identity { client_id, token } => Credentials::Identity { client_id, token: from(token) },
+            Self::Headscale { api_key } => Credentials::Headscale { api_key },
+        }
+    }
+}
+
+/// How a control plane stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// The credentials work and suffice, for what it can do.
+    Valid(Capabilities),
+    /// The Secret does not hold credentials; why.
+    InvalidSecret(String),
+    /// The control plane refuses the credentials, or cannot be asked; what it says.
+    Refused(String),
+}
+
+/// What is to be done with a Tailnet.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Judged {
+    /// The whole list of finalizers, if it is to change.
+    pub finalizers: Option<Vec<String>>,
+    /// The whole status, if it is to change.
+    pub status: Option<TailnetStatus>,
+    /// What is told as a warning: reason and sentence.
+    pub warning: Option<(&'static str, String)>,
+    /// It may go, and so may its client.
+    pub ends: bool,
+}
+
+/// Reads credentials. The error says what is missing. An audience wins over a client secret, as with the Tailscale operator.
+pub fn credentials(data: &BTreeMap<String, ByteString>) -> Result<Credentials, String> {
+    let text = |key: &str| {
+        let text = data.get(key).and_then(|value| std::str::from_utf8(&value.0).ok()).map(str::trim);
+        text.filter(|text| !text.is_empty()).map(str::to_owned)
+    };
+    if let Some(key) = text("api_key") {
+        return Ok(Credentials::Headscale { api_key: Secret::new(key) });
+    }
+    let Some(client_id) = text("client_id") else {
+        return Err("has neither client_id (Tailscale) nor api_key (headscale)".to_owned());
+    };
+    match (text("audience"), text("client_secret")) {
+        (Some(audience), _) => Ok(Credentials::Identity { client_id, token: audience }),
+        (None, Some(secret)) => Ok(Credentials::OAuth { client_id, client_secret: Secret::new(secret) }),
+        (None, None) => Err("has client_id but neither client_secret nor audience".to_owned()),
+    }
+}
+
+/// The URL of a Tailnet's control plane.
+#[must_use]
+pub fn url(tailnet: &Tailnet) -> &str {
+    tailnet.spec.login_url.as_deref().filter(|url| !url.is_empty()).unwrap_or(TAILSCALE)
+}
+
+/// What follows for the object. `users` are the groups that join it: while there are some it stays.
+#[must_use]
+pub fn judge(tailnet: &Tailnet, verdict: &Verdict, users: &[String], now: Timestamp) -> Judged {
+    let held = tailnet.metadata.finalizers.clone().unwrap_or_default();
+    let ours = held.iter().any(|name| name == FINALIZER);
+    let going = tailnet.metadata.deletion_timestamp.is_some();
+    let mut judged = Judged::default();
+    if going && users.is_empty() {
+        judged.finalizers = ours.then(|| held.into_iter().filter(|name| name != FINALIZER).collect());
+        judged.ends = true;
+        return judged;
+    }
+    if !ours && !going {
+        judged.finalizers = Some(held.into_iter().chain([FINALIZER.to_owned()]).collect());
+    }
+    let (status, reason, mut message) = match verdict {
+        Verdict::Valid(capabilities) => {
+            let lacking = capabilities.lacking().map(|lacking| format!("; {lacking}")).unwrap_or_default();
+            (Status::True, "TailnetValid", format!("the credentials work{lacking}"))
+        }
+        Verdict::InvalidSecret(why) => (Status::False, "InvalidSecret", why.clone()),
+        Verdict::Refused(why) => (Status::False, "InvalidOAuth", why.clone()),
+    };
+    if going {
+        message = format!("{message}; it goes when these ProxyGroups are gone or have left it: {}", users.join(", "));
+    }
+    let mut conditions: Vec<Condition> = tailnet.status.clone().unwrap_or_default().conditions;
+    let generation = tailnet.metadata.generation.unwrap_or_default();
+    let wanted = Wanted { kind: TAILNET_READY, status, reason, message: message.clone(), generation };
+    if conditions::set(&mut conditions, &wanted, now) {
+        judged.status = Some(TailnetStatus { conditions });
+        judged.warning = (status != Status::True || going).then_some((reason, message));
+    }
+    judged
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const WORKS: Verdict = Verdict::Valid(Capabilities::TAILSCALE);
+
+    fn data(values: &[(&str, &str)]) -> BTreeMap<String, ByteString> {
+        values.iter().map(|(key, value)| ((*key).to_owned(), ByteString(value.as_bytes().to_vec()))).collect()
+    }
+
+    fn tailnet() -> Tailnet {
+        let object = json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "Tailnet", "metadata": {"name": "t", "generation": 1},
+            "spec": {"credentials": {"secretName": "s"}}});
+        serde_json::from_value(object).expect("a tailnet")
+    }
+
+    #[test]
+    fn a_secret_names_one_kind_of_credentials() {
+        let oauth = credentials(&data(&[("client_id", "i\n"), ("client_secret", "s")]));
+        assert_eq!(oauth, Ok(Credentials::OAuth { client_id: "i".into(), client_secret: Secret::new("s") }));
+        let identity = credentials(&data(&[("client_id", "i"), ("client_secret", "s"), ("audience", "a")]));
+        assert_eq!(identity, Ok(Credentials::Identity { client_id: "i".into(), token: "a".to_owned() }));
+        let headscale = credentials(&data(&[("api_key", "k")]));
+        assert_eq!(headscale, Ok(Credentials::Headscale { api_key: Secret::new("k") }));
+        for missing in [data(&[]), data(&[("client_id", " ")]), data(&[("client_id", "i")]), data(&[("client_secret", "s")])] {
+            credentials(&missing).expect_err("something is missing");
+        }
+    }
+
+    #[test]
+    fn a_verdict_becomes_a_condition_once() {
+        let mut tailnet = tailnet();
+        let judged = judge(&tailnet, &WORKS, &[], Timestamp::UNIX_EPOCH);
+        assert_eq!((judged.finalizers.clone(), judged.warning), (Some(vec![FINALIZER.to_owned()]), None));
+        tailnet.status = judged.status;
+        tailnet.metadata.finalizers = judged.finalizers;
+        assert_eq!(judge(&tailnet, &WORKS, &[], Timestamp::UNIX_EPOCH), Judged::default());
+        let refused = judge(&tailnet, &Verdict::Refused("no".into()), &[], Timestamp::UNIX_EPOCH);
+        assert_eq!(refused.warning, Some(("InvalidOAuth", "no".to_owned())));
+        assert_eq!(refused.status.expect("news").conditions[0].reason, "InvalidOAuth");
+    }
+
+    #[test]
+    fn what_a_control_plane_lacks_is_said_where_it_works() {
+        let judged = judge(&tailnet(), &Verdict::Valid(Capabilities::HEADSCALE), &[], Timestamp::UNIX_EPOCH);
+        let condition = judged.status.expect("news").conditions.remove(0);
+        assert_eq!((condition.status.as_str(), condition.reason.as_str(), judged.warning), ("True", "TailnetValid", None));
+        assert!(condition.message.contains("no Tailscale Services and issues no certificates"), "{}", condition.message);
+    }
+
+    #[test]
+    fn only_a_federated_client_has_a_token() {
+        let identity = Credentials::Identity { client_id: "i".into(), token: "a" };
+        assert_eq!(identity.token(), Some(&"a"));
+        assert_eq!(identity.with_token(str::len), Credentials::Identity { client_id: "i".into(), token: 1 });
+        assert_eq!(Credentials::<&str>::Headscale { api_key: Secret::new("k") }.token(), None);
+    }
+
+    #[test]
+    fn a_tailnet_in_use_stays_and_says_for_whom() {
+        let mut tailnet = tailnet();
+        tailnet.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
+        tailnet.metadata.deletion_timestamp = Some(conditions::seconds(Timestamp::UNIX_EPOCH));
+        let judged = judge(&tailnet, &WORKS, &["g".to_owned()], Timestamp::UNIX_EPOCH);
+        assert!(!judged.ends && judged.finalizers.is_none());
+        assert!(judged.status.expect("news").conditions[0].message.contains("ProxyGroups"), "it says why it stays");
+        let judged = judge(&tailnet, &Verdict::InvalidSecret("gone".into()), &[], Timestamp::UNIX_EPOCH);
+        assert_eq!((judged.ends, judged.finalizers), (true, Some(Vec::new())));
+    }
+}

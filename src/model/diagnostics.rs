@@ -1,0 +1,5 @@
+//! What users look at: `tailyard status`, `tailyard doctor` and the load generator.
+
+pub mod doctor;
+pub mod load;
+pub mod overview;

@@ -1,0 +1,264 @@
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::cluster::{DEFINITIONS, Outcome, Tried, credentials, places};
+use super::*;
+use crate::model::controller::tailnet::Credentials;
+
+fn definition(ours: bool) -> Value {
+    let spec = if ours { json!({"type": {}, "tailyard": {}}) } else { json!({"type": {}}) };
+    json!({"spec": {"versions": [{"name": "v1alpha1", "served": true,
+        "schema": {"openAPIV3Schema": {"properties": {"spec": {"properties": spec}}}}}]}})
+}
+
+fn deployment(namespace: &str, name: &str, image: &str, available: u8) -> Value {
+    json!({"metadata": {"namespace": namespace, "name": name}, "status": {"availableReplicas": available},
+        "spec": {"replicas": 2, "template": {"spec": {"containers": [{"name": "one", "image": image}]}}}})
+}
+
+fn node(name: &str, kernel: &str, cidr: &str) -> Value {
+    json!({"metadata": {"name": name}, "spec": {"podCIDRs": [cidr]},
+        "status": {"nodeInfo": {"kernelVersion": kernel, "architecture": "amd64", "operatingSystem": "linux"},
+            "addresses": [{"type": "InternalIP", "address": "10.99.0.11"}], "conditions": [{"type": "Ready", "status": "True"}]}})
+}
+
+fn group(name: &str, type_: &str) -> Value {
+    json!({"metadata": {"name": name}, "spec": {"type": type_}})
+}
+
+/// A cluster where all is well.
+fn well() -> cluster::Facts {
+    let tried = Tried { whose: "the reconciler".into(), secret: "oauth".into(), outcome: Outcome::Works };
+    cluster::Facts {
+        namespace: "ts".into(),
+        server: "v1.36.0".into(),
+        definitions: DEFINITIONS.map(|name| (name, Ok(Some(definition(true))))).into(),
+        denied: [("ts/eg", vec![]), ("ts/tailyard-reconciler", vec![])].map(|(account, denied)| (account.to_owned(), Ok(denied))).into(),
+        deployments: Ok(vec![deployment("ts", "tailyard-reconciler", "localhost/tailyard:0.1.0", 2)]),
+        groups: Ok(vec![group("eg", "egress")]),
+        unreconciled: [("Connector", Ok(vec![])), ("Recorder", Err(Gap::Unknown))].into(),
+        lease: Ok(Some(json!({"spec": {"holderIdentity": "tailyard-reconciler-abc"}}))),
+        renewed: true,
+        pods: Ok(vec![json!({"metadata": {"name": "eg-0"}, "status": {"podIPs": [{"ip": "10.244.1.2"}]}})]),
+        nodes: Ok(vec![node("n1", "6.8.0-45-generic", "10.244.1.0/24"), node("n2", "6.8.0-45-generic", "10.244.2.0/24")]),
+        ranges: Ok(vec![json!({"spec": {"cidrs": ["10.96.0.0/16"]}})]),
+        dns: Ok(Some(json!({"spec": {"clusterIPs": ["10.96.0.10"]}}))),
+        kube_proxy: Ok(Some(json!({"data": {"config.conf": "kind: KubeProxyConfiguration\nmode: \"nftables\"\n"}}))),
+        cilium: Ok(None),
+        credentials: Ok(vec![tried]),
+    }
+}
+
+/// One where everything is wrong that can be.
+fn ill() -> cluster::Facts {
+    let mut definitions: BTreeMap<_, _> = DEFINITIONS.map(|name| (name, Ok(None))).into();
+    definitions.insert(DEFINITIONS[0], Ok(Some(definition(false))));
+    let rights = rights::reconciler("ts", &[]);
+    let of =
+        |resource: &str, verb: &str| rights.iter().find(|right| right.resource == resource && right.verb == verb).expect("a right").clone();
+    let tried = |whose: &str, outcome| Tried { whose: whose.into(), secret: "s".into(), outcome };
+    let unscheduled = json!({"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available: 2 Insufficient cpu."});
+    cluster::Facts {
+        definitions,
+        denied: [
+            ("ts/eg".to_owned(), Err(Gap::Forbidden)),
+            ("ts/tailyard-reconciler".to_owned(), Ok(vec![of("secrets", "patch"), of("leases", "patch")])),
+        ]
+        .into(),
+        deployments: Ok(vec![
+            deployment("ts", "tailyard-reconciler", "localhost/tailyard:0.1.0", 1),
+            deployment("tailscale", "operator", "docker.io/tailscale/k8s-operator:v1.102.3", 1),
+        ]),
+        renewed: false,
+        pods: Ok(vec![json!({"metadata": {"name": "eg-0"}, "status": {"phase": "Pending", "conditions": [unscheduled]}})]),
+        nodes: Ok(vec![node("old", "5.4.0-200", "100.65.0.0/16"), node("new", "7.1.2", "10.244.2.0/24")]),
+        cilium: Ok(Some(json!({"data": {"kube-proxy-replacement": "true"}}))),
+        kube_proxy: Ok(None),
+        credentials: Ok(vec![
+            tried("the reconciler", Outcome::Missing("it does not exist".into())),
+            tried("Tailnet a", Outcome::Refused("the control plane refuses the credentials (401)".into())),
+            tried("Tailnet b", Outcome::Unreachable("no answer within 10s".into())),
+            tried("Tailnet c", Outcome::Unasked),
+            tried("Tailnet d", Outcome::Unread(Gap::Forbidden)),
+        ]),
+        ..well()
+    }
+}
+
+/// One of which nothing may be read.
+fn closed() -> cluster::Facts {
+    cluster::Facts {
+        namespace: "ts".into(),
+        server: "v1.36.0".into(),
+        definitions: DEFINITIONS.map(|name| (name, Err(Gap::Forbidden))).into(),
+        denied: [("ts/tailyard-reconciler".to_owned(), Err(Gap::Forbidden))].into(),
+        deployments: Err(Gap::Forbidden),
+        groups: Err(Gap::Forbidden),
+        unreconciled: [("Recorder", Err(Gap::Forbidden))].into(),
+        lease: Err(Gap::Forbidden),
+        renewed: false,
+        pods: Err(Gap::Forbidden),
+        nodes: Err(Gap::Forbidden),
+        ranges: Err(Gap::Forbidden),
+        dns: Err(Gap::Forbidden),
+        kube_proxy: Err(Gap::Forbidden),
+        cilium: Err(Gap::Forbidden),
+        credentials: Err(Gap::Forbidden),
+    }
+}
+
+fn machine() -> node::Facts {
+    node::Facts {
+        kernel: Some("6.8.0-45-generic".into()),
+        namespace: Ok(()),
+        firewalls: vec![("nftables", Ok(())), ("iptables-nft", Ok(())), ("iptables-legacy", Err("no program".into()))],
+        tun: Ok(()),
+        links: vec![("eth0".into(), 1500), ("lo".into(), 65_536), ("tailscale0".into(), 1280)],
+        connections: Ok((120, 262_144)),
+        offloads: Some(Ok(None)),
+    }
+}
+
+fn broken() -> node::Facts {
+    node::Facts {
+        kernel: None,
+        namespace: Ok(()),
+        firewalls: vec![
+            ("nftables", Err("no program".into())),
+            ("iptables-nft", Err("no program".into())),
+            ("iptables-legacy", Err("no module".into())),
+        ],
+        tun: Err("/dev/net/tun: No such file or directory".into()),
+        links: vec![("eth0".into(), 1300)],
+        connections: Ok((31_000, 32_000)),
+        offloads: Some(Ok(Some("UDP GRO forwarding is suboptimally configured on eth0".into()))),
+    }
+}
+
+fn golden(name: &str, text: &str) {
+    kit::golden::assert_golden(&format!("tests/golden/doctor/{name}"), text);
+}
+
+#[test]
+fn what_is_found_is_golden() {
+    for (name, facts, finding) in [("well", well(), Finding::Ok), ("ill", ill(), Finding::Bad), ("closed", closed(), Finding::Warn)] {
+        let checks = cluster::checks(&facts);
+        golden(&format!("{name}.txt"), &text(&checks));
+        assert_eq!(worst(&checks), finding, "{name}");
+    }
+    for (name, facts, finding) in [("machine", machine(), Finding::Ok), ("broken", broken(), Finding::Bad)] {
+        let checks = node::checks(&facts);
+        golden(&format!("{name}.txt"), &text(&checks));
+        assert_eq!(worst(&checks), finding, "{name}");
+    }
+    golden("ill.json", &(serde_json::to_string_pretty(&cluster::checks(&ill())).expect("JSON") + "\n"));
+}
+
+#[test]
+fn every_check_is_in_the_documentation_with_its_fix() {
+    let page = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/doctor.md")).expect("docs/doctor.md");
+    let all = [cluster::checks(&ill()), cluster::checks(&well()), node::checks(&broken())].concat();
+    for check in all {
+        assert!(page.contains(&format!("\n### {}\n", check.name)), "{} has no section in docs/doctor.md", check.name);
+        assert!(check.finding == Finding::Ok || !check.fix.is_empty() || check.what.contains("cannot be read"), "{check:?} has no fix");
+    }
+}
+
+/// One fact is another one, and the check of this name finds that.
+fn finds(facts: &cluster::Facts, name: &str, finding: Finding, word: &str) {
+    let checks = cluster::checks(facts);
+    assert!(
+        checks.iter().any(|check| check.name == name && check.finding == finding && check.what.contains(word)),
+        "{name} {word}: {checks:#?}"
+    );
+}
+
+#[test]
+fn a_reconciler_leads_if_its_lease_is_renewed_however_clocks_go() {
+    finds(&cluster::Facts { renewed: false, ..well() }, "reconciler", Finding::Bad, "no leader");
+    finds(&cluster::Facts { deployments: Ok(Vec::new()), ..well() }, "reconciler", Finding::Ok, "tailyard-reconciler-abc leads");
+    finds(
+        &cluster::Facts { deployments: Ok(Vec::new()), lease: Ok(None), renewed: false, ..well() },
+        "reconciler",
+        Finding::Bad,
+        "none runs",
+    );
+    let one = vec![deployment("ts", "tailyard-reconciler", "x", 1)];
+    finds(&cluster::Facts { deployments: Ok(one), ..well() }, "reconciler", Finding::Warn, "without a standby");
+    let none = vec![deployment("ts", "tailyard-reconciler", "x", 0)];
+    finds(
+        &cluster::Facts { deployments: Ok(none), renewed: false, ..well() },
+        "reconciler",
+        Finding::Bad,
+        "no Pod of ts/tailyard-reconciler",
+    );
+}
+
+#[test]
+fn two_operators_are_bad_only_where_both_write_a_group() {
+    let mut reconciler = deployment("ts", "tailyard-reconciler", "x", 2);
+    reconciler["spec"]["template"]["spec"]["containers"][0]["env"] = json!([{"name": "TAILYARD_PROXY_GROUP_TYPES", "value": "egress"}]);
+    let both = vec![reconciler, deployment("tailscale", "operator", "docker.io/tailscale/k8s-operator:v1.102.3", 1)];
+    let with = |groups| cluster::Facts { deployments: Ok(both.clone()), groups, ..well() };
+    let two = vec![group("web", "ingress"), group("eg", "egress"), group("other", "egress")];
+    finds(&with(Ok(two)), "operators", Finding::Bad, "write the ProxyGroups eg, other");
+    finds(&with(Ok(vec![group("web", "ingress")])), "operators", Finding::Warn, "no ProxyGroup is of type egress");
+    finds(&with(Err(Gap::Forbidden)), "operators", Finding::Warn, "cannot be read");
+}
+
+#[test]
+fn objects_that_only_the_other_operator_reconciles_are_named_while_it_is_away() {
+    let objects = |names: &[&str]| Ok(names.iter().map(|name| json!({"metadata": {"name": name}})).collect());
+    let unreconciled = [("DNSConfig", objects(&["ts-dns"])), ("Recorder", objects(&["a", "b"])), ("Connector", objects(&[]))];
+    let facts = cluster::Facts { unreconciled: unreconciled.into(), ..well() };
+    finds(&facts, "operators", Finding::Warn, "nothing else reconciles DNSConfig ts-dns, Recorder a b");
+}
+
+#[test]
+fn a_page_has_a_url_where_the_repository_is_known() {
+    let version = env!("CARGO_PKG_VERSION");
+    assert_eq!(located("", "egress.md"), format!("docs/egress.md of Tailyard {version}"));
+    assert_eq!(located("https://git.example/t", "egress.md"), format!("https://git.example/t/blob/v{version}/docs/egress.md"));
+}
+
+#[test]
+fn a_missing_definition_of_groups_is_bad_and_an_optional_right_is_not() {
+    let mut facts = well();
+    facts.definitions.insert(DEFINITIONS[0], Ok(None));
+    finds(&facts, "definitions", Finding::Bad, "not installed");
+    let optional: Vec<_> = rights::reconciler("ts", &[]).into_iter().filter(rights::Right::optional).collect();
+    facts.denied = [("ts/tailyard-reconciler".to_owned(), Ok(optional))].into();
+    finds(&facts, "permissions", Finding::Warn, "list/watch nodes");
+}
+
+#[test]
+fn tailnet_addresses_are_found_wherever_they_are() {
+    let ranges = |cidr: &str| Ok(vec![json!({"spec": {"cidrs": [cidr]}})]);
+    finds(&cluster::Facts { ranges: ranges("fd7a:115c:a1e0:1::/112"), ..well() }, "addresses", Finding::Warn, "Services");
+    finds(&cluster::Facts { ranges: ranges("100.0.0.0/8"), ..well() }, "addresses", Finding::Warn, "Services have 100.0.0.0/8");
+    let pods = Ok(vec![node("n1", "6.8.0", "100.65.0.0/16")]);
+    finds(&cluster::Facts { nodes: pods, ..well() }, "addresses", Finding::Warn, "Pods have 100.65.0.0/16");
+    let dns = Ok(Some(json!({"spec": {"clusterIPs": ["100.100.2.136"]}})));
+    finds(&cluster::Facts { dns, ..well() }, "addresses", Finding::Warn, "DNS have 100.100.2.136");
+}
+
+#[test]
+fn credentials_are_where_the_deployment_mounts_them_from() {
+    let container = json!({"env": [{"name": "OPERATOR_LOGIN_SERVER", "value": "https://hs.lab"}, {"name": "TAILYARD_HEADSCALE_KEY_FILE", "value": "/control/key"}],
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, {"name": "control", "mountPath": "/control"}]});
+    let volumes = json!([{"name": "control", "secret": {"secretName": "headscale", "items": [{"key": "api_key", "path": "key"}]}}]);
+    let deployment = json!({"metadata": {"name": "tailyard-reconciler"}, "spec": {"template": {"spec": {"containers": [container], "volumes": volumes}}}});
+    let tailnet = json!({"apiVersion": "tailscale.com/v1alpha1", "kind": "Tailnet", "metadata": {"name": "t"}, "spec": {"credentials": {"secretName": "oauth"}}});
+    let found = places(&[deployment], &[tailnet]);
+    let told: Vec<_> = found.iter().map(|place| (place.whose.as_str(), place.secret.as_str(), place.url.as_str())).collect();
+    assert_eq!(
+        told,
+        [("the reconciler", "headscale", "https://hs.lab"), ("Tailnet t", "oauth", crate::model::controller::tailnet::TAILSCALE)]
+    );
+    let secret = |key: &str| json!({"data": {key: k8s_openapi::ByteString(b"k".to_vec())}});
+    assert!(matches!(credentials(&found[0], &secret("api_key")), Ok(Credentials::Headscale { .. })));
+    assert_eq!(credentials(&found[0], &secret("key")), Err("has no api_key".to_owned()));
+    assert!(credentials(&found[1], &secret("client_id")).is_err_and(|why| why.contains("client_secret")));
+}

@@ -1,0 +1,194 @@
+//! Counts, latencies and every single failure of a load.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use serde::Serialize;
+
+use super::{Failure, Lane, Report};
+use crate::model::base::net::Proto;
+
+/// How many failures are kept one by one; beyond, they are only counted.
+const KEPT: usize = 1_000;
+
+/// The longest latency that is told apart, in nanoseconds.
+const HOUR: u64 = 3_600 * 1_000_000_000;
+
+/// One failure.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Fault {
+    /// When its attempt was due, in seconds since the start.
+    #[serde(serialize_with = "seconds")]
+    pub at: Duration,
+    /// When it was begun.
+    #[serde(serialize_with = "seconds")]
+    pub began: Duration,
+    /// When it had failed.
+    #[serde(serialize_with = "seconds")]
+    pub ended: Duration,
+    /// Whom it was for.
+    #[serde(flatten)]
+    pub lane: Lane,
+    /// Over what.
+    pub proto: Proto,
+    /// How it failed.
+    pub failure: Failure,
+    /// Whether it fell into a window in which failures are documented.
+    pub excused: bool,
+}
+
+/// Some points of a distribution, in milliseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Percentiles {
+    /// How many values.
+    pub count: u64,
+    /// Half of the values are at most this.
+    pub p50_ms: f64,
+    /// 99 of 100 values are at most this.
+    pub p99_ms: f64,
+    /// 999 of 1,000 values are at most this.
+    pub p999_ms: f64,
+    /// The largest value.
+    pub max_ms: f64,
+}
+
+/// What came of a load.
+#[derive(Debug, Clone)]
+pub struct Tally {
+    answered: BTreeMap<Proto, u64>,
+    failed: BTreeMap<Failure, u64>,
+    excused: BTreeMap<Failure, u64>,
+    resent: u64,
+    faults: Vec<Fault>,
+    connect: Histogram<u64>,
+    answer: Histogram<u64>,
+}
+
+impl Default for Tally {
+    fn default() -> Self {
+        Self {
+            answered: BTreeMap::new(),
+            failed: BTreeMap::new(),
+            excused: BTreeMap::new(),
+            resent: 0,
+            faults: Vec::new(),
+            connect: latencies(),
+            answer: latencies(),
+        }
+    }
+}
+
+impl Tally {
+    /// Counts one attempt. `excused`: it fell into a window in which failures are documented.
+    pub fn record(&mut self, report: &Report, excused: bool) {
+        let latency = |at: Duration| at.saturating_sub(report.due);
+        if report.attempt.proto == Proto::Tcp
+            && let Some(connected) = report.connected
+        {
+            note(&mut self.connect, latency(connected));
+        }
+        self.resent += u64::from(report.resent);
+        match report.outcome {
+            Ok(_) => {
+                *self.answered.entry(report.attempt.proto).or_default() += 1;
+                note(&mut self.answer, latency(report.ended));
+            }
+            Err(failure) => {
+                let counts = if excused { &mut self.excused } else { &mut self.failed };
+                *counts.entry(failure).or_default() += 1;
+                if self.faults.len() < KEPT {
+                    let Report { attempt, due, began, ended, .. } = *report;
+                    self.faults.push(Fault { at: due, began, ended, lane: attempt.lane, proto: attempt.proto, failure, excused });
+                }
+            }
+        }
+    }
+
+    /// How many attempts were answered by the right target.
+    #[must_use]
+    pub fn answered(&self) -> u64 {
+        self.answered.values().sum()
+    }
+
+    /// How many of them over this protocol.
+    #[must_use]
+    pub fn answered_over(&self, proto: Proto) -> u64 {
+        self.answered.get(&proto).copied().unwrap_or_default()
+    }
+
+    /// How many datagrams had to be sent again.
+    #[must_use]
+    pub fn resent(&self) -> u64 {
+        self.resent
+    }
+
+    /// Failures outside every documented window, by kind.
+    #[must_use]
+    pub fn failed(&self) -> &BTreeMap<Failure, u64> {
+        &self.failed
+    }
+
+    /// Failures within a documented window, by kind.
+    #[must_use]
+    pub fn excused(&self) -> &BTreeMap<Failure, u64> {
+        &self.excused
+    }
+
+    /// The first failures one by one, in the order in which they ended.
+    #[must_use]
+    pub fn faults(&self) -> &[Fault] {
+        &self.faults
+    }
+
+    /// How long a TCP connection took to stand, from the moment it was due.
+    #[must_use]
+    pub fn connect(&self) -> Percentiles {
+        Percentiles::of(&self.connect)
+    }
+
+    /// How long the answer took, from the moment its attempt was due.
+    #[must_use]
+    pub fn answer(&self) -> Percentiles {
+        Percentiles::of(&self.answer)
+    }
+}
+
+impl Percentiles {
+    /// The points of a histogram of nanoseconds.
+    #[must_use]
+    pub fn of(nanoseconds: &Histogram<u64>) -> Self {
+        let at = |quantile| milliseconds(nanoseconds.value_at_quantile(quantile).min(nanoseconds.max()));
+        Self { count: nanoseconds.len(), p50_ms: at(0.5), p99_ms: at(0.99), p999_ms: at(0.999), max_ms: milliseconds(nanoseconds.max()) }
+    }
+
+    /// The points of some durations.
+    #[must_use]
+    pub fn of_all(durations: impl IntoIterator<Item = Duration>) -> Self {
+        let mut histogram = latencies();
+        for duration in durations {
+            note(&mut histogram, duration);
+        }
+        Self::of(&histogram)
+    }
+}
+
+/// A histogram of nanoseconds up to an hour, three digits exact.
+fn latencies() -> Histogram<u64> {
+    Histogram::new_with_max(HOUR, 3).unwrap_or_else(|_| unreachable!("an hour and three digits are within the type's bounds"))
+}
+
+/// Values beyond an hour count as an hour.
+fn note(histogram: &mut Histogram<u64>, latency: Duration) {
+    histogram.saturating_record(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX));
+}
+
+/// Exact enough: 2^52 nanoseconds are 52 days.
+#[allow(clippy::cast_precision_loss)]
+fn milliseconds(nanoseconds: u64) -> f64 {
+    nanoseconds as f64 / 1e6
+}
+
+fn seconds<S: serde::Serializer>(at: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(at.as_secs_f64())
+}

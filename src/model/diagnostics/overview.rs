@@ -1,0 +1,154 @@
+//! What there is, for people: groups, replicas and Services as a value, from the objects of the cluster and what replicas say.
+//!
+//! What could not be read is a [`Gap`] and leaves the rest as it is: a question that nobody answered is never shown as an
+//! answer. Nothing is fetched here, and nothing decided that the reconciler decides otherwise: whether a replica holds a Service
+//! is asked of [`crate::model::controller::proxygroup`].
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use serde::Serialize;
+
+use crate::api::condition::TRUE;
+use crate::api::names;
+use crate::api::proxygroup::{ProxyGroup, ProxyGroupType};
+use crate::model::controller::proxygroup::is_ready;
+
+mod live;
+mod replicas;
+mod seen;
+mod services;
+mod text;
+
+pub use live::changes;
+pub use replicas::{Holding, Replica, Version, stuck};
+pub use seen::{Gap, Live, Part, Seen, health_port};
+pub use services::Service;
+pub use text::{Width, text};
+
+/// How many replicas a group has that does not say.
+pub(in crate::model) const REPLICAS: u32 = 2;
+
+/// Everything that there is.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Overview {
+    /// The groups, by name.
+    pub groups: Vec<Group>,
+    /// Their replicas, by group and ordinal.
+    pub replicas: Vec<Replica>,
+    /// Users' Services that concern a group, by namespace and name.
+    pub services: Vec<Service>,
+    /// What could not be read.
+    pub gaps: Vec<Unread>,
+}
+
+/// What could not be read.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Unread {
+    /// Which part.
+    pub part: Part,
+    /// What follows, why, and what is needed.
+    pub message: String,
+}
+
+/// A group.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Group {
+    /// Its name.
+    pub name: String,
+    /// What it is for.
+    #[serde(rename = "type")]
+    pub type_: String,
+    /// Replicas that get traffic; none if nobody knows.
+    pub ready: Option<usize>,
+    /// Replicas that are wanted.
+    pub desired: u32,
+    /// Conditions that are not true.
+    pub conditions: Vec<Unwell>,
+}
+
+/// A condition that is not true.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Unwell {
+    /// Its type.
+    #[serde(rename = "type")]
+    pub type_: String,
+    /// `False` or `Unknown`.
+    pub status: String,
+    /// Why, in a word.
+    pub reason: String,
+    /// Why, and what to do.
+    pub message: String,
+}
+
+impl Unwell {
+    fn of(conditions: &[Condition]) -> Vec<Self> {
+        let unwell = conditions.iter().filter(|condition| condition.status != TRUE);
+        let told = unwell.map(|condition| Self {
+            type_: condition.type_.clone(),
+            status: condition.status.clone(),
+            reason: condition.reason.clone(),
+            message: condition.message.clone(),
+        });
+        told.collect()
+    }
+}
+
+impl Overview {
+    /// Looks at what was read; at one group only, if it is named.
+    #[must_use]
+    pub fn of(seen: &Seen, only: Option<&str>) -> Self {
+        let mut groups: Vec<_> = seen.groups.iter().filter(|group| only.is_none_or(|only| name(group) == only)).collect();
+        groups.sort_by_key(|group| name(group));
+        let configs: BTreeMap<&str, _> = groups.iter().filter_map(|group| Some((name(group), seen.config(name(group))?))).collect();
+        let gaps = seen.gaps.iter().map(|(part, gap)| Unread { part: *part, message: gap.sentence(*part, &seen.namespace) });
+        Self {
+            groups: groups.iter().map(|group| self::group(seen, group)).collect(),
+            replicas: groups.iter().flat_map(|group| replicas::replicas(seen, group, configs.get(name(group)))).collect(),
+            services: services::services(seen, &configs, only),
+            gaps: gaps.collect(),
+        }
+    }
+}
+
+fn name(group: &ProxyGroup) -> &str {
+    group.metadata.name.as_deref().unwrap_or_default()
+}
+
+fn desired(group: &ProxyGroup) -> u32 {
+    group.spec.replicas.map_or(REPLICAS, |replicas| replicas.try_into().unwrap_or(0))
+}
+
+fn group(seen: &Seen, group: &ProxyGroup) -> Group {
+    let desired = desired(group);
+    let ready = |ordinal: &u32| seen.pods.get(&names::replica(name(group), *ordinal)).is_some_and(is_ready);
+    let conditions = group.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    let mut unwell = Unwell::of(conditions);
+    if conditions.is_empty() {
+        unwell.push(Unwell {
+            type_: crate::api::condition::PROXY_GROUP_READY.to_owned(),
+            status: crate::api::condition::UNKNOWN.to_owned(),
+            reason: "NoReconciler".to_owned(),
+            message: "No reconciler has looked at the group yet: see tailyard doctor.".to_owned(),
+        });
+    }
+    Group {
+        name: name(group).to_owned(),
+        type_: match &group.spec.type_ {
+            ProxyGroupType::Egress => "egress".to_owned(),
+            ProxyGroupType::Ingress => "ingress".to_owned(),
+            ProxyGroupType::KubeApiServer => "kube-apiserver".to_owned(),
+            ProxyGroupType::Other(text) => text.clone(),
+        },
+        ready: (!seen.gaps.contains_key(&Part::Pods)).then(|| (0..desired).filter(ready).count()),
+        desired,
+        conditions: unwell,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,190 @@
+//! Replicas: where they are, what they are in the tailnet, what they hold, and what failed last.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+use serde::Serialize;
+
+use super::seen::{Config, Gap, Part, Seen, image, stock};
+use super::{desired, name};
+use crate::api::proxygroup::ProxyGroup;
+use crate::api::replica::Peers;
+use crate::api::{egress, names};
+use crate::model::controller::proxygroup::{ReplicaState, holds, is_ready, speaks_for};
+
+/// A replica.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Replica {
+    /// The name of its Pod.
+    pub name: String,
+    /// Its group.
+    pub group: String,
+    /// Whether it gets traffic.
+    pub ready: bool,
+    /// How its Pod is, in a word; none if nobody knows.
+    pub state: Option<String>,
+    /// The node that it runs on.
+    pub node: Option<String>,
+    /// Its addresses in the tailnet.
+    pub addresses: Vec<String>,
+    /// Its name in the tailnet.
+    pub tailnet_name: Option<String>,
+    /// The ways to the peers that it talks to; none if nobody knows.
+    pub peers: Option<Peers>,
+    /// What it holds of its group's config.
+    pub config: Holding,
+    /// Entries of its table of connections; none if nobody knows.
+    pub flows: Option<u32>,
+    /// Its image.
+    pub image: Option<String>,
+    /// The program's version.
+    pub version: Version,
+    /// What failed last.
+    pub failure: Option<String>,
+}
+
+/// What a replica holds of its group's config.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase", tag = "state")]
+pub enum Holding {
+    /// Nobody knows.
+    #[default]
+    Unknown,
+    /// All of it as it is.
+    Acknowledged,
+    /// A part of it.
+    #[serde(rename_all = "camelCase")]
+    Behind {
+        /// Services that it holds as they are configured.
+        held: usize,
+        /// Services that are configured.
+        configured: usize,
+    },
+}
+
+/// The version of a replica's program.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Version {
+    /// Nobody knows.
+    #[default]
+    Unknown,
+    /// The Tailscale operator's proxy image, which has no page that says.
+    Stock,
+    /// Ours.
+    #[serde(untagged)]
+    Of(String),
+}
+
+/// The replicas of a group that are wanted, and those that are still there.
+pub(super) fn replicas(seen: &Seen, group: &ProxyGroup, config: Option<&Config>) -> Vec<Replica> {
+    let ordinal = |pod: &String| pod.strip_prefix(name(group))?.strip_prefix('-')?.parse::<u32>().ok();
+    let of_group =
+        |pod: &Pod| pod.metadata.labels.as_ref().and_then(|labels| labels.get(names::PARENT)).is_some_and(|of| of == name(group));
+    let there = seen.pods.iter().filter(|(_, pod)| of_group(pod)).filter_map(|(name, _)| ordinal(name));
+    let ordinals: BTreeSet<u32> = (0..desired(group)).chain(there).collect();
+    ordinals.into_iter().map(|ordinal| one(seen, group, ordinal, config)).collect()
+}
+
+fn one(seen: &Seen, group: &ProxyGroup, ordinal: u32, config: Option<&Config>) -> Replica {
+    let replica = names::replica(name(group), ordinal);
+    let (pod, state) = (seen.pods.get(&replica), seen.states.get(&replica));
+    let live = seen.live.get(&replica);
+    let said = live.and_then(|live| live.as_ref().ok());
+    let unread = seen.gaps.contains_key(&Part::Pods);
+    let device = || {
+        let prefix = format!("{}-{ordinal}", group.spec.hostname_prefix.as_deref().unwrap_or(name(group)));
+        group.status.as_ref()?.devices.iter().find(|device| device.hostname == prefix)
+    };
+    let addresses = match state {
+        Some(state) => state.device_ips.clone(),
+        None => device().map(|device| device.tailnet_ips.clone()).unwrap_or_default(),
+    };
+    Replica {
+        group: name(group).to_owned(),
+        ready: pod.is_some_and(is_ready),
+        state: (!unread).then(|| pod.map_or_else(|| "Missing".to_owned(), phase)),
+        node: pod.and_then(|pod| pod.spec.as_ref()?.node_name.clone()),
+        addresses,
+        tailnet_name: state.and_then(|state| state.device_name.as_ref()).map(|name| name.as_str().to_owned()),
+        peers: said.and_then(|said| said.peers),
+        config: holding(seen, pod, state, config),
+        flows: said.and_then(|said| said.flows),
+        image: pod.and_then(image).map(str::to_owned),
+        version: match (said, pod.is_some_and(stock)) {
+            (Some(said), _) => Version::Of(said.version.clone()),
+            (None, true) => Version::Stock,
+            (None, false) => Version::Unknown,
+        },
+        failure: failure(pod, state, live),
+        name: replica,
+    }
+}
+
+fn holding(seen: &Seen, pod: Option<&Pod>, state: Option<&ReplicaState>, config: Option<&Config>) -> Holding {
+    let Some(config) = config.filter(|_| !seen.gaps.contains_key(&Part::States) && !seen.gaps.contains_key(&Part::Pods)) else {
+        return Holding::Unknown;
+    };
+    let status = state.and_then(|state| state.egress.as_ref()).filter(|status| pod.is_some_and(|pod| speaks_for(status, pod)));
+    let named = status.is_some_and(|status| status.fingerprint.as_ref() == Some(&config.fingerprint));
+    let held = |(key, service): &(&String, &egress::Service)| status.is_some_and(|status| holds(status, &config.fingerprint, key, service));
+    let (held, configured) = (config.services.iter().filter(held).count(), config.services.len());
+    if named || (status.is_some() && held == configured) { Holding::Acknowledged } else { Holding::Behind { held, configured } }
+}
+
+/// How a Pod is, in the word that kubectl has for it.
+fn phase(pod: &Pod) -> String {
+    if pod.metadata.deletion_timestamp.is_some() {
+        return "Terminating".to_owned();
+    }
+    let waiting = |container: &ContainerStatus| container.state.as_ref()?.waiting.as_ref()?.reason.clone();
+    let status = pod.status.as_ref();
+    let waiting = status.and_then(|status| status.container_statuses.as_ref()?.iter().find_map(waiting));
+    let phase = status.and_then(|status| status.phase.clone()).unwrap_or_else(|| "Pending".to_owned());
+    match waiting {
+        Some(reason) => reason,
+        None if phase == "Running" && !is_ready(pod) => "NotReady".to_owned(),
+        None => phase,
+    }
+}
+
+/// What failed last: what it says itself, else what the kubelet or the scheduler says of its Pod.
+fn failure(pod: Option<&Pod>, state: Option<&ReplicaState>, live: Option<&Result<crate::api::replica::Status, Gap>>) -> Option<String> {
+    let said = live.and_then(|live| live.as_ref().ok());
+    let own =
+        said.and_then(|said| said.failure.clone().or_else(|| said.blockers.first().cloned()).or_else(|| said.remarks.first().cloned()));
+    let reissue = || {
+        state?.reissue.as_ref()?;
+        Some("its auth key was refused, it waits for another one".to_owned())
+    };
+    own.or_else(reissue).or_else(|| stuck(pod?)).or_else(|| ended(pod?))
+}
+
+/// What keeps a Pod from running.
+#[must_use]
+pub fn stuck(pod: &Pod) -> Option<String> {
+    let status = pod.status.as_ref()?;
+    let unscheduled = status.conditions.iter().flatten().find(|condition| condition.type_ == "PodScheduled" && condition.status == "False");
+    if let Some(condition) = unscheduled {
+        return Some(format!("not scheduled: {}", condition.message.as_deref().unwrap_or("no reason given")));
+    }
+    let containers = status.init_container_statuses.iter().chain(&status.container_statuses).flatten();
+    let mut waiting = containers.filter_map(|container| {
+        let waiting = container.state.as_ref()?.waiting.as_ref()?;
+        let message = waiting.message.as_deref().map(|message| format!(": {message}")).unwrap_or_default();
+        Some(format!("container {} waits, {}{message}", container.name, waiting.reason.as_deref().unwrap_or("for no given reason")))
+    });
+    waiting.find(|told| !told.contains("ContainerCreating") && !told.contains("PodInitializing"))
+}
+
+/// How its container ended last, if it was started again.
+fn ended(pod: &Pod) -> Option<String> {
+    let containers = pod.status.as_ref()?.container_statuses.as_ref()?;
+    containers.iter().find_map(|container| {
+        let ended = container.last_state.as_ref()?.terminated.as_ref()?;
+        let when = ended.finished_at.as_ref().map(|at| format!(" at {}", at.0)).unwrap_or_default();
+        let reason = ended.reason.as_deref().unwrap_or("ended");
+        Some(format!("{reason} with code {}{when}, started again {} times", ended.exit_code, container.restart_count))
+    })
+}

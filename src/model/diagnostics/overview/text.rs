@@ -1,0 +1,97 @@
+//! An overview as text: three tables, and below them what could not be read.
+
+use super::{Group, Holding, Overview, Part, Replica, Service, Unwell, Version};
+use crate::model::base::text_table::table;
+
+/// How much is shown.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Width {
+    /// What fits most terminals.
+    #[default]
+    Narrow,
+    /// Everything.
+    Wide,
+}
+
+/// What is not known.
+const UNKNOWN: &str = "?";
+
+const GROUPS: [&str; 4] = ["GROUP", "TYPE", "READY", "NOT WELL"];
+const REPLICAS: [&str; 8] = ["REPLICA", "STATE", "NODE", "ADDRESS", "PEERS", "CONFIG", "FLOWS", "LAST FAILURE"];
+const REPLICAS_WIDE: [&str; 11] =
+    ["REPLICA", "STATE", "NODE", "ADDRESS", "TAILNET NAME", "PEERS", "CONFIG", "FLOWS", "VERSION", "IMAGE", "LAST FAILURE"];
+const SERVICES: [&str; 5] = ["SERVICE", "GROUP", "TARGET", "READY", "LAST ERROR"];
+
+/// The whole as text.
+#[must_use]
+pub fn text(overview: &Overview, width: Width) -> String {
+    let columns: &[&str] = if width == Width::Wide { &REPLICAS_WIDE } else { &REPLICAS };
+    let replicas: Vec<_> = overview.replicas.iter().map(|replica| replica_row(replica, width)).collect();
+    let groups: Vec<_> = overview.groups.iter().map(group_row).collect();
+    let services: Vec<_> = overview.services.iter().map(service_row).collect();
+    let tables = [
+        ("ProxyGroups", Part::Groups, table(&GROUPS, &groups), groups.len()),
+        ("replicas", Part::Pods, table(columns, &replicas), replicas.len()),
+        ("Services", Part::Services, table(&SERVICES, &services), services.len()),
+    ];
+    let unread = |part: Part| overview.gaps.iter().any(|gap| gap.part == part);
+    let shown = tables.into_iter().map(|(what, part, table, rows)| match rows {
+        0 if unread(part) => format!("{UNKNOWN} {what}\n"),
+        0 => format!("no {what}\n"),
+        _ => table,
+    });
+    let mut parts: Vec<String> = shown.collect();
+    if !overview.gaps.is_empty() {
+        let gaps: Vec<_> = overview.gaps.iter().map(|gap| format!("{UNKNOWN} {}", gap.message)).collect();
+        parts.push(gaps.join("\n") + "\n");
+    }
+    parts.join("\n")
+}
+
+pub(super) fn group_row(group: &Group) -> Vec<String> {
+    let ready = group.ready.map_or(UNKNOWN.to_owned(), |ready| ready.to_string());
+    let told = |unwell: &Unwell| format!("{} {} {}: {}", unwell.type_, unwell.status, unwell.reason, unwell.message);
+    let conditions: Vec<_> = group.conditions.iter().map(told).collect();
+    vec![group.name.clone(), group.type_.clone(), format!("{ready}/{}", group.desired), conditions.join("; ")]
+}
+
+pub(super) fn replica_row(replica: &Replica, width: Width) -> Vec<String> {
+    let or = |text: &Option<String>| text.clone().unwrap_or_default();
+    let number = |number: Option<u32>| number.map_or(UNKNOWN.to_owned(), |number| number.to_string());
+    let own = replica.version != Version::Stock;
+    let peers = replica.peers.map_or(UNKNOWN.to_owned(), |peers| match (peers.direct, peers.relayed) {
+        (0, 0) => "idle".to_owned(),
+        (direct, 0) => format!("{direct} direct"),
+        (0, relayed) => format!("{relayed} relayed"),
+        (direct, relayed) => format!("{direct} direct, {relayed} relayed"),
+    });
+    let config = match replica.config {
+        Holding::Unknown => UNKNOWN.to_owned(),
+        Holding::Acknowledged => "acknowledged".to_owned(),
+        Holding::Behind { configured: 0, .. } => "silent".to_owned(),
+        Holding::Behind { held, configured } => format!("behind, {held} of {configured}"),
+    };
+    let (peers, flows) = if own { (peers, number(replica.flows)) } else { (String::new(), String::new()) };
+    let version = match &replica.version {
+        Version::Unknown => UNKNOWN.to_owned(),
+        Version::Stock => "stock".to_owned(),
+        Version::Of(version) => version.clone(),
+    };
+    let state = replica.state.clone().unwrap_or_else(|| UNKNOWN.to_owned());
+    let head = [replica.name.clone(), if replica.ready { "Ready".to_owned() } else { state }, or(&replica.node)];
+    let failure = or(&replica.failure);
+    let tail = match width {
+        Width::Narrow => vec![replica.addresses.first().cloned().unwrap_or_default(), peers, config, flows, failure],
+        Width::Wide => {
+            vec![replica.addresses.join(","), or(&replica.tailnet_name), peers, config, flows, version, or(&replica.image), failure]
+        }
+    };
+    head.into_iter().chain(tail).collect()
+}
+
+pub(super) fn service_row(service: &Service) -> Vec<String> {
+    let ready = service.ready.map_or(UNKNOWN.to_owned(), |ready| ready.to_string());
+    let error = service.error.clone().unwrap_or_default();
+    let name = format!("{}/{}", service.namespace, service.name);
+    vec![name, service.group.clone(), service.target.clone(), format!("{ready}/{}", service.desired), error]
+}

@@ -1,0 +1,83 @@
+//! What a ruleset means, packet by packet: the oracle against which renderers and kernels are tested.
+//!
+//! Only the first packet of a flow is judged; those that follow share its fate until the flow is dropped from connection
+//! tracking. It knows nothing of how a firewall is built.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+
+use crate::model::base::net::{Family, Port, PortKey, Proto};
+use crate::model::firewall::ruleset::{Ruleset, SLOTS};
+
+/// The first packet of a flow, as it comes in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Packet {
+    /// It comes in from the tailnet's interface.
+    pub from_tailnet: bool,
+    /// Where it is addressed to.
+    pub dst: IpAddr,
+    /// That is an address of this Pod.
+    pub to_pod: bool,
+    /// Its protocol.
+    pub proto: Proto,
+    /// Its destination port.
+    pub port: Port,
+}
+
+/// What becomes of a flow.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is relayed.
+    Dnat {
+        /// To one of these; each has its share of the flows.
+        to: BTreeSet<SocketAddr>,
+        /// And comes from this address, as its target sees it.
+        source: Source,
+    },
+    /// It is refused at once: TCP reset, ICMP port unreachable.
+    Refuse,
+    /// It is none of our business.
+    Pass,
+}
+
+/// What the target sees as the source of a relayed flow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// This node's own tailnet address, if the target is behind the tailnet's interface; elsewhere as [`Source::Masquerade`].
+    Own(IpAddr),
+    /// The address of the interface by which the flow leaves.
+    Masquerade,
+}
+
+/// Judges a packet.
+#[must_use]
+pub fn evaluate(ruleset: &Ruleset, packet: &Packet) -> Verdict {
+    let family = Family::of(packet.dst);
+    let key = PortKey { proto: packet.proto, port: packet.port };
+    if packet.from_tailnet {
+        return ruleset.from_tailnet.get(&packet.dst).map_or(Verdict::Pass, |to| relay(whole(to, packet), Source::Masquerade));
+    }
+    if !packet.to_pod {
+        return Verdict::Pass;
+    }
+    let source = ruleset.source.get(&family).map_or(Source::Masquerade, |own| Source::Own(*own));
+    if let Some(targets) = ruleset.ports.get(&key) {
+        let of_family = targets.iter().copied().filter(|to| Family::of(to.ip()) == family);
+        return relay(of_family.take(SLOTS).collect(), source);
+    }
+    let taken = ruleset.from_cluster.get(&packet.dst).filter(|_| !ruleset.reserved.contains(&key));
+    taken.map_or(Verdict::Pass, |to| relay(whole(to, packet), source))
+}
+
+fn relay(to: BTreeSet<SocketAddr>, source: Source) -> Verdict {
+    if to.is_empty() { Verdict::Refuse } else { Verdict::Dnat { to, source } }
+}
+
+/// The targets of a whole address: the packet keeps its port.
+fn whole(targets: &[IpAddr], packet: &Packet) -> BTreeSet<SocketAddr> {
+    let of_family = targets.iter().filter(|to| Family::of(**to) == Family::of(packet.dst));
+    of_family.take(SLOTS).map(|to| SocketAddr::new(*to, packet.port.get())).collect()
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,98 @@
+//! Rulesets and packets made up at random from a world small enough that they meet: shared with the renderers' tests.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::collection::{btree_map, btree_set};
+use proptest::prelude::*;
+
+use super::*;
+
+/// An address out of a few: `which` is 0 to 7, even ones IPv4.
+fn address(net: u8, which: u8) -> IpAddr {
+    let text = if which.is_multiple_of(2) { format!("10.0.{net}.{which}") } else { format!("fd00::{net}:{which}") };
+    text.parse().expect("an address")
+}
+
+fn addresses(net: u8) -> impl Strategy<Value = BTreeSet<IpAddr>> {
+    btree_set((0..8u8).prop_map(move |which| address(net, which)), 0..5)
+}
+
+fn keys() -> impl Strategy<Value = PortKey> {
+    // Ports that share leading digits in every base that a tree may use, and some that do not.
+    let ports = prop_oneof![9_996..10_004u16, 4_094..4_100u16, Just(1), Just(255), Just(256), Just(65_535)];
+    (prop_oneof![Just(Proto::Tcp), Just(Proto::Udp)], ports)
+        .prop_map(|(proto, port)| PortKey { proto, port: Port::new(port).expect("not zero") })
+}
+
+/// Any ruleset of the small world.
+pub(crate) fn rulesets() -> impl Strategy<Value = Ruleset> {
+    let target = (0..8u8, prop_oneof![Just(53u16), Just(5432)]).prop_map(|(which, port)| SocketAddr::new(address(2, which), port));
+    let hosts = |net| btree_map((0..4u8).prop_map(move |which| address(net, which)), addresses(2), 0..3);
+    let ports = btree_map(keys(), btree_set(target, 0..5), 0..12);
+    (ports, hosts(1), hosts(3), btree_set(keys(), 0..2), btree_set(0..2u8, 0..3)).prop_map(
+        |(ports, from_cluster, from_tailnet, reserved, own)| {
+            let own = own.into_iter().map(|which| address(9, which));
+            let source: BTreeMap<Family, IpAddr> = own.map(|ip| (Family::of(ip), ip)).collect();
+            let interface = crate::model::base::net::InterfaceName::tailscale0();
+            let (from_cluster, from_tailnet) = (from_cluster.into(), from_tailnet.into());
+            Ruleset { source: source.into(), ports: ports.into(), from_tailnet, from_cluster, reserved, ..Ruleset::empty(interface) }
+        },
+    )
+}
+
+/// Any packet that may concern one of these rulesets.
+pub(crate) fn packets() -> impl Strategy<Value = Packet> {
+    let nets = prop_oneof![Just(1u8), Just(3)];
+    (any::<bool>(), nets, 0..4u8, any::<bool>(), keys()).prop_map(|(from_tailnet, net, which, to_pod, key)| Packet {
+        from_tailnet,
+        dst: address(net, which),
+        to_pod,
+        proto: key.proto,
+        port: key.port,
+    })
+}
+
+fn one(ports: &[(&str, u16, &[&str])]) -> Ruleset {
+    let key = |proto: &str, port| PortKey { proto: proto.parse().expect("a protocol"), port: Port::new(port).expect("not zero") };
+    let ports = ports.iter().map(|(proto, port, to)| {
+        let targets: BTreeSet<SocketAddr> = to.iter().map(|to| to.parse().expect("a target")).collect();
+        (key(proto, *port), targets)
+    });
+    let source = [(Family::V4, IpAddr::from([100, 64, 0, 1]))].into_iter().collect();
+    Ruleset { ports: ports.collect(), source, ..Ruleset::empty(crate::model::base::net::InterfaceName::tailscale0()) }
+}
+
+fn packet(dst: &str, port: u16) -> Packet {
+    let (dst, port) = (dst.parse().expect("an address"), Port::new(port).expect("not zero"));
+    Packet { from_tailnet: false, dst, to_pod: true, proto: Proto::Tcp, port }
+}
+
+#[test]
+fn a_match_port_is_relayed_in_its_family_and_refused_in_the_other() {
+    let ruleset = one(&[("tcp", 10_042, &["100.64.0.2:5432"])]);
+    let to = BTreeSet::from(["100.64.0.2:5432".parse().expect("a target")]);
+    let source = Source::Own("100.64.0.1".parse().expect("an address"));
+    assert_eq!(evaluate(&ruleset, &packet("10.42.0.2", 10_042)), Verdict::Dnat { to, source });
+    assert_eq!(evaluate(&ruleset, &packet("fd42::2", 10_042)), Verdict::Refuse);
+    assert_eq!(evaluate(&ruleset, &packet("10.42.0.2", 10_043)), Verdict::Pass);
+    assert_eq!(evaluate(&ruleset, &Packet { proto: Proto::Udp, ..packet("10.42.0.2", 10_042) }), Verdict::Pass);
+}
+
+#[test]
+fn a_match_port_is_nobodys_from_the_tailnet_or_for_other_hosts() {
+    let ruleset = one(&[("tcp", 10_042, &["100.64.0.2:5432"])]);
+    assert_eq!(evaluate(&ruleset, &Packet { from_tailnet: true, ..packet("100.64.0.1", 10_042) }), Verdict::Pass);
+    assert_eq!(evaluate(&ruleset, &Packet { to_pod: false, ..packet("10.42.0.3", 10_042) }), Verdict::Pass);
+}
+
+#[test]
+fn a_whole_address_leaves_match_ports_and_reserved_ports_alone() {
+    let mut ruleset = one(&[("tcp", 10_042, &[])]);
+    let pod: IpAddr = "10.42.0.2".parse().expect("an address");
+    ruleset.from_cluster.insert(pod, ["100.64.0.9".parse().expect("an address")].into());
+    ruleset.reserved.insert(PortKey { proto: Proto::Tcp, port: Port::new(9002).expect("not zero") });
+    assert_eq!(evaluate(&ruleset, &packet("10.42.0.2", 10_042)), Verdict::Refuse);
+    assert_eq!(evaluate(&ruleset, &packet("10.42.0.2", 9002)), Verdict::Pass);
+    let Verdict::Dnat { to, .. } = evaluate(&ruleset, &packet("10.42.0.2", 80)) else { panic!("relayed") };
+    assert_eq!(to, BTreeSet::from(["100.64.0.9:80".parse().expect("a target")]));
+}

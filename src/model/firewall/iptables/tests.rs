@@ -1,0 +1,341 @@
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::model::base::net::{Port, PortKey, Proto};
+use crate::model::base::small_set::Few;
+use crate::model::firewall::eval::tests::{packets, rulesets};
+use crate::model::firewall::eval::{Packet, Source, Verdict, evaluate};
+use crate::model::firewall::ruleset::diff;
+
+/// What `iptables-restore --noflush` makes of texts: chains by table and name. Refuses what it would refuse.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Kernel(BTreeMap<(String, String), Vec<String>>);
+
+impl Kernel {
+    fn restore(&mut self, text: &str) {
+        let mut table = String::new();
+        for line in text.lines() {
+            let (verb, rest) = line.split_once(' ').unwrap_or((line, ""));
+            let (name, rule) = rest.split_once(' ').unwrap_or((rest, ""));
+            let at = (table.clone(), name.to_owned());
+            match verb {
+                "-A" => self.0.get_mut(&at).unwrap_or_else(|| panic!("no chain: {line}")).push(rule.to_owned()),
+                "-I" => {
+                    let (place, rule) = rule.split_once(' ').expect("a place");
+                    self.0.entry(at).or_default().insert(index(place), rule.to_owned());
+                }
+                "-D" => drop(self.0.get_mut(&at).expect("a chain").remove(index(rule))),
+                "-X" => assert_eq!(self.0.remove(&at), Some(Vec::new()), "{line}"),
+                "COMMIT" => self.commit(),
+                _ if verb.starts_with('*') => verb[1..].clone_into(&mut table),
+                _ => drop(self.0.insert((table.clone(), verb.strip_prefix(':').expect("a chain").to_owned()), Vec::new())),
+            }
+        }
+    }
+
+    /// What packets meet while a text is taken: what stands after each commit, the last one included.
+    fn moments(&self, text: &str) -> Vec<Self> {
+        let mut kernel = self.clone();
+        let commit = |part| {
+            kernel.restore(part);
+            kernel.clone()
+        };
+        text.split_inclusive("COMMIT\n").map(commit).collect()
+    }
+
+    /// What a look at it finds of ours.
+    fn found(&self) -> Found {
+        Found { chains: self.0.keys().filter_map(own_chain).collect(), jumps: Jump::ALL.into_iter().collect() }
+    }
+
+    /// Every chain that is jumped to stands.
+    fn commit(&self) {
+        for ((table, _), rules) in &self.0 {
+            for to in rules.iter().filter_map(|rule| target(rule)).filter(|to| to.starts_with(PREFIX)) {
+                assert!(self.0.contains_key(&(table.clone(), to.to_owned())), "{table} has no {to}");
+            }
+        }
+    }
+
+    /// Walks the nat table's PREROUTING and gathers where a packet may be sent, with what chance; refused packets go nowhere.
+    fn walk(&self, packet: &Packet) -> Option<BTreeMap<SocketAddr, f64>> {
+        let mut fates = BTreeMap::new();
+        let mut rules: Vec<(&str, bool)> = Vec::new();
+        let left = self.step("PREROUTING", packet, 1.0, &mut fates, &mut rules);
+        assert!(rules.len() <= 3 * 16 + 30, "{} rules looked at", rules.len());
+        (left < 1e-6).then_some(fates)
+    }
+
+    /// Walks one chain with the packets' share that enters it; gives the share that leaves it at its end.
+    fn step<'a>(
+        &'a self,
+        chain: &str,
+        packet: &Packet,
+        mut share: f64,
+        fates: &mut BTreeMap<SocketAddr, f64>,
+        seen: &mut Vec<(&'a str, bool)>,
+    ) -> f64 {
+        for rule in &self.0[&("nat".to_owned(), chain.to_owned())] {
+            let chance = selects(rule, packet);
+            seen.push((rule, chance > 0.0));
+            let taken = share * chance;
+            if taken == 0.0 {
+                continue;
+            }
+            match target(rule).expect("a target") {
+                "DNAT" => {
+                    let to = rule.split("--to-destination ").nth(1).expect("a destination");
+                    let to = to.parse().unwrap_or_else(|_| SocketAddr::new(to.parse().expect("an address"), packet.port.get()));
+                    *fates.entry(to).or_default() += taken;
+                    share -= taken;
+                }
+                "ACCEPT" => share -= taken,
+                "RETURN" => return share,
+                "MARK" => assert!(rule.ends_with("--set-xmark 0x5458/0xffff"), "{rule}"),
+                to if rule.contains(" -g ") || rule.starts_with("-g") => return self.step(to, packet, share, fates, seen),
+                to => share = share - taken + self.step(to, packet, taken, fates, seen),
+            }
+        }
+        share
+    }
+}
+
+/// Where a rule is that iptables counts from one.
+fn index(place: &str) -> usize {
+    place.parse::<usize>().expect("a number") - 1
+}
+
+fn target(rule: &str) -> Option<&str> {
+    let mut words = rule.split(' ');
+    words.by_ref().find(|word| matches!(*word, "-j" | "-g"))?;
+    words.next()
+}
+
+/// The chance that a rule of the nat table's PREROUTING selects a packet.
+fn selects(rule: &str, packet: &Packet) -> f64 {
+    let mut words = rule.split(' ');
+    let (mut chance, mut not) = (1.0, false);
+    while let Some(word) = words.next() {
+        let mut next = || words.next().expect("an argument");
+        let holds = match word {
+            "!" => {
+                not = true;
+                continue;
+            }
+            "-i" => (next() == "tailscale0") == packet.from_tailnet,
+            "-p" => next() == packet.proto.name(),
+            "-j" | "-g" | "-m" | "--mode" | "--to-destination" | "--set-xmark" => !next().is_empty(),
+            "--dst-type" => next() == "LOCAL" && packet.to_pod,
+            "-d" => next().split_once('/').expect("a prefix").0.parse() == Ok(packet.dst),
+            "--dport" => {
+                let ports = next();
+                let (first, last) = ports.split_once(':').unwrap_or((ports, ports));
+                (first.parse().expect("a port")..=last.parse().expect("a port")).contains(&packet.port.get())
+            }
+            "--probability" => {
+                chance = next().parse().expect("a number");
+                true
+            }
+            _ => panic!("{word} in {rule}"),
+        };
+        if holds == not {
+            return 0.0;
+        }
+        not = false;
+    }
+    chance
+}
+
+fn loaded(ruleset: &Ruleset, family: Family) -> Kernel {
+    let mut kernel = Kernel::default();
+    kernel.restore(&restore(ruleset, family));
+    kernel
+}
+
+/// The verdict that the chains come to.
+fn verdict(kernel: &Kernel, packet: &Packet) -> Verdict {
+    let refused = || {
+        let mut marked = Vec::new();
+        kernel.step("PREROUTING", packet, 1.0, &mut BTreeMap::new(), &mut marked);
+        marked.iter().any(|(rule, taken)| *taken && rule.contains("MARK"))
+    };
+    let Some(fates) = kernel.walk(packet) else { return Verdict::Pass };
+    if fates.is_empty() {
+        assert!(refused(), "accepted without a mark");
+        return Verdict::Refuse;
+    }
+    let fair = 1.0 / f64::from(u32::try_from(fates.len()).expect("few"));
+    // A target may stand for one address with several ports of the same whole-address mapping: all are told apart here.
+    assert!(fates.values().all(|share| (share - fair).abs() < 1e-6), "{fates:?}");
+    let own = kernel.0[&("nat".to_owned(), format!("{PREFIX}POSTROUTING"))].iter().find_map(|rule| rule.split("--to-source ").nth(1));
+    let source = match own.filter(|_| !packet.from_tailnet) {
+        Some(own) => Source::Own(own.parse().expect("an address")),
+        None => Source::Masquerade,
+    };
+    Verdict::Dnat { to: fates.into_keys().collect(), source }
+}
+
+proptest! {
+    #[test]
+    fn the_chains_mean_what_the_ruleset_means(ruleset in rulesets(), packets in proptest::collection::vec(packets(), 20)) {
+        let kernels = Family::ALL.map(|family| (family, loaded(&ruleset, family)));
+        for packet in packets {
+            let kernel = &kernels.iter().find(|(family, _)| *family == Family::of(packet.dst)).expect("a family").1;
+            prop_assert_eq!(verdict(kernel, &packet), evaluate(&ruleset, &packet), "{:?}", packet);
+        }
+    }
+
+    #[test]
+    fn a_delta_makes_the_chains_of_the_ruleset_after(before in rulesets(), after in rulesets()) {
+        let after = Ruleset { reserved: before.reserved.clone(), ..after };
+        let change = diff(&before, &after);
+        for family in Family::ALL {
+            let mut kernel = loaded(&before, family);
+            if let Some(text) = delta(&before, &change, &after, family) {
+                kernel.restore(&text);
+            }
+            prop_assert_eq!(&kernel, &loaded(&after, family), "{}", family);
+            prop_assert_eq!(delta(&after, &diff(&after, &after), &after, family), None, "{}", family);
+        }
+    }
+
+    /// One commit for each table and family is no transaction for all: each packet still meets either what was or what is to be.
+    #[test]
+    fn no_moment_of_a_change_is_other_than_before_or_after(before in rulesets(), after in rulesets(), packets in proptest::collection::vec(packets(), 20), whole: bool) {
+        let after = Ruleset { reserved: before.reserved.clone(), ..after };
+        let change = diff(&before, &after);
+        for family in Family::ALL {
+            let kernel = loaded(&before, family);
+            let text = if whole { Some(replace(&after, family, &kernel.found(), usize::MAX)) } else { delta(&before, &change, &after, family) };
+            let moments = kernel.moments(&text.unwrap_or_default());
+            for (kernel, packet) in moments.iter().flat_map(|kernel| packets.iter().map(move |packet| (kernel, packet))) {
+                if Family::of(packet.dst) == family {
+                    let (now, ends) = (verdict(kernel, packet), [evaluate(&before, packet), evaluate(&after, packet)]);
+                    prop_assert!(ends.contains(&now), "{packet:?}: {now:?}, neither of {ends:?}");
+                }
+            }
+        }
+    }
+
+    /// Even a table that is too large for one commit: what a key has before and after it has at every moment.
+    #[test]
+    fn no_moment_of_a_rewrite_in_steps_takes_from_a_key_what_it_keeps(before in rulesets(), after in rulesets(), packets in proptest::collection::vec(packets(), 20)) {
+        for family in Family::ALL {
+            let kernel = loaded(&before, family);
+            let moments = kernel.moments(&replace(&after, family, &kernel.found(), 2));
+            for (kernel, packet) in moments.iter().flat_map(|kernel| packets.iter().map(move |packet| (kernel, packet))) {
+                let key = PortKey { proto: packet.proto, port: packet.port };
+                let ends = [evaluate(&before, packet), evaluate(&after, packet)];
+                let same_map = before.ports.contains_key(&key) == after.ports.contains_key(&key) && before.reserved == after.reserved;
+                if Family::of(packet.dst) == family && same_map {
+                    let to = |verdict: &Verdict| if let Verdict::Dnat { to, .. } = verdict { Ok(to.clone()) } else { Err(verdict.clone()) };
+                    let (now, ends) = (to(&verdict(kernel, packet)), ends.each_ref().map(to));
+                    prop_assert!(ends.contains(&now), "{packet:?}: {now:?}, neither of {ends:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_an_earlier_process_left_is_replaced(before in rulesets(), after in rulesets(), jumps in prop::sample::subsequence(Jump::ALL.to_vec(), 0..=6), step in prop_oneof![Just(2usize), Just(usize::MAX)]) {
+        let mut kernel = loaded(&before, Family::V6);
+        let mut found = kernel.found();
+        for jump in jumps {
+            found.jumps.remove(&jump);
+            let at = kernel.0.get_mut(&(jump.table.name().to_owned(), jump.from.to_owned())).expect("a built-in chain");
+            at.retain(|rule| *rule != format!("-j {}", jump.to));
+        }
+        kernel.restore(&replace(&after, Family::V6, &found, step));
+        prop_assert_eq!(&kernel, &loaded(&after, Family::V6));
+    }
+}
+
+fn own_chain((table, name): &(String, String)) -> Option<(Table, String)> {
+    let table = Table::ALL.into_iter().find(|known| known.name() == table)?;
+    name.starts_with(PREFIX).then(|| (table, name.clone()))
+}
+
+fn key(proto: Proto, port: u16) -> PortKey {
+    PortKey { proto, port: Port::new(port).expect("not zero") }
+}
+
+fn large(count: u16) -> Ruleset {
+    let to = |i: u16| SocketAddr::from(([100, 64, (i >> 8) as u8, (i & 255) as u8], 5432));
+    let ports = (0..count).map(|i| (key(Proto::Tcp, 10_000 + i), Few::from([to(i)]))).collect();
+    Ruleset { ports, ..Ruleset::empty(InterfaceName::tailscale0()) }
+}
+
+#[test]
+fn a_lookup_among_ten_thousand_ports_tests_few_rules() {
+    let kernel = loaded(&large(10_000), Family::V4);
+    for port in [10_000, 15_555, 19_999] {
+        let dst: IpAddr = "10.42.0.2".parse().expect("an address");
+        let port = Port::new(port).expect("not zero");
+        let packet = Packet { from_tailnet: false, dst, to_pod: true, proto: Proto::Tcp, port };
+        assert!(matches!(verdict(&kernel, &packet), Verdict::Dnat { .. }));
+    }
+}
+
+#[test]
+fn a_retarget_sends_one_rule_and_keeps_what_counts() {
+    let before = large(10_000);
+    let mut after = before.clone();
+    after.ports.insert(key(Proto::Tcp, 10_010), Few::from(["100.64.9.9:1".parse().expect("a target")]));
+    let text = delta(&before, &diff(&before, &after), &after, Family::V4).expect("a change");
+    let rule = "-p tcp -m tcp --dport 10010 -j DNAT --to-destination 100.64.9.9:1";
+    assert_eq!(text, format!("*nat\n-D TAILYARD-tcp-271 11\n-I TAILYARD-tcp-271 11 {rule}\nCOMMIT\n"));
+}
+
+#[test]
+fn one_more_deletes_nothing() {
+    let (before, after) = (large(1_000), large(1_001));
+    let text = delta(&before, &diff(&before, &after), &after, Family::V4).expect("a change");
+    let commands: Vec<_> = text.lines().filter(|line| line.starts_with(['-', ':'])).collect();
+    assert!(commands.len() == 2 && commands.iter().all(|command| command.starts_with("-I TAILYARD-tcp-2af 9 ")), "{text}");
+}
+
+#[test]
+fn brackets_stand_where_ip6tables_wants_them() {
+    let mut ruleset = large(0);
+    ruleset.ports.insert(key(Proto::Udp, 53), Few::from(["[fd7a:115c:a1e0::2]:5353".parse().expect("a target")]));
+    let text = restore(&ruleset, Family::V6);
+    assert!(text.contains("-A TAILYARD-udp-003 -p udp -m udp --dport 53 -j DNAT --to-destination [fd7a:115c:a1e0::2]:5353\n"), "{text}");
+    assert!(restore(&ruleset, Family::V4).contains("-A TAILYARD-udp-003 -p udp -m udp --dport 53 -j TAILYARD-REFUSE\n"));
+}
+
+#[test]
+fn counters_beyond_all_numbers_saturate() {
+    let mut ruleset = large(0);
+    ruleset.ports.insert(key(Proto::Tcp, 10_002), ["100.64.0.7:1", "100.64.0.8:1"].map(|to| to.parse().expect("a target")).into());
+    let most = u64::MAX;
+    let dump = format!("*nat\n[{most}:0] -A TAILYARD-tcp-271 -j DNAT\n[{most}:0] -A TAILYARD-tcp-271 -j DNAT\n");
+    assert_eq!(traffic(&ruleset, Family::V4, &dump)[&key(Proto::Tcp, 10_002)].flows, most);
+}
+
+#[test]
+fn counters_are_read_by_the_place_of_their_rules() {
+    let mut ruleset = large(2);
+    ruleset.ports.insert(key(Proto::Tcp, 10_002), ["100.64.0.7:1", "100.64.0.8:1"].map(|to| to.parse().expect("a target")).into());
+    let dump = "*mangle\n:TAILYARD-tcp-271 - [0:0]\n[7:420] -A TAILYARD-tcp-271 -p tcp -j RETURN\n[0:0] -A TAILYARD-tcp-271 -p tcp -j RETURN\nCOMMIT\n\
+                *nat\n[2:120] -A TAILYARD-tcp-271 -j DNAT\n[0:0] -A TAILYARD-tcp-271 -j DNAT\n[3:180] -A TAILYARD-tcp-271 -j DNAT\n[4:240] -A TAILYARD-tcp-271 -j DNAT\n";
+    let counted = traffic(&ruleset, Family::V4, dump);
+    let of = |port| counted.get(&key(Proto::Tcp, port)).map(|c| (c.flows, c.packets, c.bytes));
+    assert_eq!([of(10_000), of(10_001), of(10_002)], [Some((2, 7, 420)), Some((0, 0, 0)), Some((7, 0, 0))]);
+}
+
+#[test]
+fn only_our_own_part_of_a_dump_counts() {
+    let dump = "# by iptables-save\n*nat\n:PREROUTING ACCEPT [1:60]\n:TAILYARD-PREROUTING - [0:0]\n-A PREROUTING -j TAILYARD-PREROUTING\n-A PREROUTING -j OTHER\n\
+                -A TAILYARD-udp-003 -j DNAT --to-destination [fd7a::2]:53\nCOMMIT\n";
+    let expected = [
+        "*nat",
+        ":TAILYARD-PREROUTING -",
+        "-A PREROUTING -j TAILYARD-PREROUTING",
+        "-A TAILYARD-udp-003 -j DNAT --to-destination [fd7a::2]:53",
+    ];
+    assert_eq!(ours(dump), expected);
+    assert_eq!(chains_in(dump).collect::<Vec<_>>(), [(Table::Nat, "TAILYARD-PREROUTING".to_owned())]);
+}

@@ -1,0 +1,293 @@
+//! The content of our table's maps and sets as values: what [`super::table`] prints whole and [`super::delta`] in part.
+//!
+//! A key with one target in a family stands in the plain map; one with more stands in the set of spread keys, and
+//! [`SLOTS`] times in the map of slots, its targets dealt out in turn; one with none stands in neither.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+
+use crate::model::base::net::{Family, InterfaceName, Port, PortKey, Proto};
+use crate::model::firewall::ruleset::{Delta, Edit, Ruleset, SLOTS};
+
+/// One of the table's maps or sets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Set {
+    /// Interface of the tailnet → own address.
+    Source(Family),
+    /// Match port → target.
+    Port(Family),
+    /// Match ports that have several targets in some family.
+    PortMany,
+    /// Match port and slot → target.
+    PortSlot(Family),
+    /// Every configured match port of a protocol; counts packets.
+    Traffic(Proto),
+    /// Ports of the Pod's own.
+    Reserved,
+    /// Whole address → target, of one [`Side`].
+    Host(Side, Family),
+    /// Whole addresses with several targets.
+    HostMany(Side, Family),
+    /// Whole address and slot → target.
+    HostSlot(Side, Family),
+    /// Whole addresses without a target: refused.
+    HostNone(Side, Family),
+}
+
+/// Where the packets to a whole address come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Side {
+    /// From the cluster, to an address of the Pod.
+    Cluster,
+    /// From the tailnet.
+    Tailnet,
+}
+
+/// What an element is found by.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Key {
+    /// An interface's name.
+    Interface(InterfaceName),
+    /// A port of the set's protocol.
+    Number(Port),
+    /// Protocol and port.
+    Port(PortKey),
+    /// Protocol, port and slot.
+    PortSlot(PortKey, u32),
+    /// An address.
+    Host(IpAddr),
+    /// An address and slot.
+    HostSlot(IpAddr, u32),
+}
+
+/// What an element of a map leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Value {
+    /// An address.
+    Address(IpAddr),
+    /// An address and port.
+    Socket(SocketAddr),
+}
+
+/// An element of one of the sets.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Element {
+    /// Where it is.
+    pub set: Set,
+    /// Its key.
+    pub key: Key,
+    /// Its value, if the set is a map.
+    pub value: Option<Value>,
+}
+
+/// What to delete, and then what to add, in one transaction.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Edits {
+    /// Elements that the ruleset before has and the one after has not, in order.
+    pub delete: Vec<Element>,
+    /// Elements that the ruleset after has and the one before has not, in order.
+    pub add: Vec<Element>,
+}
+
+impl Set {
+    /// All of them, in order.
+    pub const ALL: [Self; 26] = {
+        use Family::{V4, V6};
+        use Side::{Cluster, Tailnet};
+        [
+            Self::Source(V4),
+            Self::Source(V6),
+            Self::Port(V4),
+            Self::Port(V6),
+            Self::PortMany,
+            Self::PortSlot(V4),
+            Self::PortSlot(V6),
+            Self::Traffic(Proto::Tcp),
+            Self::Traffic(Proto::Udp),
+            Self::Reserved,
+            Self::Host(Cluster, V4),
+            Self::Host(Cluster, V6),
+            Self::Host(Tailnet, V4),
+            Self::Host(Tailnet, V6),
+            Self::HostMany(Cluster, V4),
+            Self::HostMany(Cluster, V6),
+            Self::HostMany(Tailnet, V4),
+            Self::HostMany(Tailnet, V6),
+            Self::HostSlot(Cluster, V4),
+            Self::HostSlot(Cluster, V6),
+            Self::HostSlot(Tailnet, V4),
+            Self::HostSlot(Tailnet, V6),
+            Self::HostNone(Cluster, V4),
+            Self::HostNone(Cluster, V6),
+            Self::HostNone(Tailnet, V4),
+            Self::HostNone(Tailnet, V6),
+        ]
+    };
+
+    /// Its name in the table.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        use Family::{V4, V6};
+        use Side::{Cluster, Tailnet};
+        match self {
+            Self::Source(V4) => "source4",
+            Self::Source(V6) => "source6",
+            Self::Port(V4) => "port4",
+            Self::Port(V6) => "port6",
+            Self::PortMany => "port-many",
+            Self::PortSlot(V4) => "port4-slot",
+            Self::PortSlot(V6) => "port6-slot",
+            Self::Traffic(Proto::Tcp) => "traffic-tcp",
+            Self::Traffic(Proto::Udp) => "traffic-udp",
+            Self::Reserved => "reserved",
+            Self::Host(Cluster, V4) => "pod4",
+            Self::Host(Cluster, V6) => "pod6",
+            Self::Host(Tailnet, V4) => "vip4",
+            Self::Host(Tailnet, V6) => "vip6",
+            Self::HostMany(Cluster, V4) => "pod4-many",
+            Self::HostMany(Cluster, V6) => "pod6-many",
+            Self::HostMany(Tailnet, V4) => "vip4-many",
+            Self::HostMany(Tailnet, V6) => "vip6-many",
+            Self::HostSlot(Cluster, V4) => "pod4-slot",
+            Self::HostSlot(Cluster, V6) => "pod6-slot",
+            Self::HostSlot(Tailnet, V4) => "vip4-slot",
+            Self::HostSlot(Tailnet, V6) => "vip6-slot",
+            Self::HostNone(Cluster, V4) => "pod4-none",
+            Self::HostNone(Cluster, V6) => "pod6-none",
+            Self::HostNone(Tailnet, V4) => "vip4-none",
+            Self::HostNone(Tailnet, V6) => "vip6-none",
+        }
+    }
+
+    /// The declaration of its key, and of its value if it is a map.
+    #[must_use]
+    pub fn shape(self) -> &'static str {
+        use Family::{V4, V6};
+        match self {
+            Self::Source(V4) => "typeof oifname : ip daddr",
+            Self::Source(V6) => "typeof oifname : ip6 daddr",
+            Self::Port(V4) => "typeof meta l4proto . th dport : ip daddr . th dport",
+            Self::Port(V6) => "typeof meta l4proto . th dport : ip6 daddr . th dport",
+            Self::PortMany | Self::Reserved => "typeof meta l4proto . th dport",
+            Self::PortSlot(V4) => "typeof meta l4proto . th dport . ct mark : ip daddr . th dport",
+            Self::PortSlot(V6) => "typeof meta l4proto . th dport . ct mark : ip6 daddr . th dport",
+            Self::Traffic(_) => "type inet_service",
+            Self::Host(_, V4) => "typeof ip daddr : ip daddr",
+            Self::Host(_, V6) => "typeof ip6 daddr : ip6 daddr",
+            Self::HostSlot(_, V4) => "typeof ip daddr . ct mark : ip daddr",
+            Self::HostSlot(_, V6) => "typeof ip6 daddr . ct mark : ip6 daddr",
+            Self::HostMany(_, V4) | Self::HostNone(_, V4) => "typeof ip daddr",
+            Self::HostMany(_, V6) | Self::HostNone(_, V6) => "typeof ip6 daddr",
+        }
+    }
+
+    /// Whether its elements have values.
+    #[must_use]
+    pub fn is_map(self) -> bool {
+        matches!(self, Self::Source(_) | Self::Port(_) | Self::PortSlot(_) | Self::Host(..) | Self::HostSlot(..))
+    }
+
+    /// Whether its elements have counters.
+    #[must_use]
+    pub fn counts(self) -> bool {
+        matches!(self, Self::Port(_) | Self::PortSlot(_) | Self::Traffic(_))
+    }
+}
+
+/// All that the table is to hold, in order.
+#[must_use]
+pub fn elements(ruleset: &Ruleset) -> Vec<Element> {
+    let mut list = Vec::with_capacity(3 * ruleset.ports.len() + 16);
+    list.extend(ruleset.source.iter().map(|(family, ip)| source(&ruleset.interface, *family, *ip)));
+    list.extend(ruleset.reserved.iter().map(|key| Element { set: Set::Reserved, key: Key::Port(*key), value: None }));
+    for (key, targets) in &ruleset.ports {
+        port(&mut list, *key, targets);
+    }
+    for (side, map) in [(Side::Cluster, &ruleset.from_cluster), (Side::Tailnet, &ruleset.from_tailnet)] {
+        for (ip, targets) in map {
+            host(&mut list, side, *ip, targets);
+        }
+    }
+    list.sort_unstable();
+    list.dedup();
+    list
+}
+
+/// The elements to change, found by the changed keys alone: the cost does not depend on the size of the rulesets.
+#[must_use]
+pub fn edits(before: &Ruleset, delta: &Delta, after: &Ruleset) -> Edits {
+    let (mut old, mut new) = (Vec::new(), Vec::new());
+    for (family, edit) in &delta.source {
+        old.extend(edit.before.map(|ip| source(&before.interface, *family, ip)));
+        new.extend(edit.after.map(|ip| source(&after.interface, *family, ip)));
+    }
+    for (key, Edit { before, after }) in &delta.ports {
+        for (list, targets) in [(&mut old, before), (&mut new, after)] {
+            if let Some(targets) = targets {
+                port(list, *key, targets);
+            }
+        }
+    }
+    for (side, map) in [(Side::Cluster, &delta.from_cluster), (Side::Tailnet, &delta.from_tailnet)] {
+        for (ip, Edit { before, after }) in map {
+            for (list, targets) in [(&mut old, before), (&mut new, after)] {
+                if let Some(targets) = targets {
+                    host(list, side, *ip, targets);
+                }
+            }
+        }
+    }
+    let (old, new): (BTreeSet<_>, BTreeSet<_>) = (old.into_iter().collect(), new.into_iter().collect());
+    Edits { delete: old.difference(&new).cloned().collect(), add: new.difference(&old).cloned().collect() }
+}
+
+fn source(interface: &InterfaceName, family: Family, ip: IpAddr) -> Element {
+    Element { set: Set::Source(family), key: Key::Interface(interface.clone()), value: Some(Value::Address(ip)) }
+}
+
+fn port(list: &mut Vec<Element>, key: PortKey, targets: &[SocketAddr]) {
+    list.push(Element { set: Set::Traffic(key.proto), key: Key::Number(key.port), value: None });
+    let mut many = false;
+    for family in Family::ALL {
+        let targets: Vec<SocketAddr> = targets.iter().copied().filter(|to| Family::of(to.ip()) == family).collect();
+        if let [target] = targets[..] {
+            list.push(Element { set: Set::Port(family), key: Key::Port(key), value: Some(Value::Socket(target)) });
+        } else {
+            many |= !targets.is_empty();
+            let slot = |(slot, to)| Element { set: Set::PortSlot(family), key: Key::PortSlot(key, slot), value: Some(Value::Socket(to)) };
+            list.extend(deal(&targets).map(slot));
+        }
+    }
+    if many {
+        list.push(Element { set: Set::PortMany, key: Key::Port(key), value: None });
+    }
+}
+
+fn host(list: &mut Vec<Element>, side: Side, ip: IpAddr, targets: &[IpAddr]) {
+    let family = Family::of(ip);
+    let targets: Vec<IpAddr> = targets.iter().copied().filter(|to| Family::of(*to) == family).collect();
+    let key = Key::Host(ip);
+    match targets[..] {
+        [] => list.push(Element { set: Set::HostNone(side, family), key, value: None }),
+        [target] => list.push(Element { set: Set::Host(side, family), key, value: Some(Value::Address(target)) }),
+        _ => {
+            list.push(Element { set: Set::HostMany(side, family), key, value: None });
+            list.extend(deal(&targets).map(|(slot, to)| Element {
+                set: Set::HostSlot(side, family),
+                key: Key::HostSlot(ip, slot),
+                value: Some(Value::Address(to)),
+            }));
+        }
+    }
+}
+
+/// Every slot with the target that is dealt to it; nothing if there is no target.
+fn deal<T: Copy>(targets: &[T]) -> impl Iterator<Item = (u32, T)> {
+    (0..).zip(targets.iter().copied().cycle().take(SLOTS))
+}
+
+/// The elements of one set, by key: how a test or an audit looks something up.
+#[must_use]
+pub fn index(elements: impl IntoIterator<Item = Element>) -> BTreeMap<(Set, Key), Option<Value>> {
+    elements.into_iter().map(|element| ((element.set, element.key), element.value)).collect()
+}

@@ -1,0 +1,48 @@
+//! A change of elements in nft's own JSON (libnftables-json(5)), for `nft -j -f -` and for people to read.
+
+use nftables::expr::{Expression, NamedExpression};
+use nftables::schema::{Element as Command, NfCmd, NfListObject, NfObject, Nftables};
+use nftables::types::NfFamily;
+
+use super::TABLE;
+use super::element::{Edits, Element, Key, Set, Value, edits};
+use crate::model::firewall::ruleset::{Delta, Ruleset};
+
+/// The change as one transaction: deletions first, one command for each set that changes.
+///
+/// It deletes only what `before` holds and adds only what it does not, so it cannot meet "not found" in a kernel that holds `before`.
+/// It does not turn one interface or one set of reserved ports into another: that is a [`Delta::rewrite`].
+#[must_use]
+pub fn delta(before: &Ruleset, delta: &Delta, after: &Ruleset) -> Nftables<'static> {
+    let Edits { delete, add } = edits(before, delta, after);
+    let deletions = commands(&delete, false).map(NfCmd::Delete);
+    let additions = commands(&add, true).map(NfCmd::Add);
+    Nftables { objects: deletions.chain(additions).map(NfObject::CmdObject).collect() }
+}
+
+fn commands(elements: &[Element], values: bool) -> impl Iterator<Item = NfListObject<'static>> {
+    elements.chunk_by(|a, b| a.set == b.set).filter_map(move |chunk| {
+        let set = chunk.first()?.set;
+        let elem = chunk.iter().map(|element| expression(element, values)).collect();
+        Some(NfListObject::Element(Command { family: NfFamily::INet, table: TABLE.into(), name: Set::name(set).into(), elem }))
+    })
+}
+
+fn expression(element: &Element, values: bool) -> Expression<'static> {
+    let concat = |parts: Vec<Expression<'static>>| Expression::Named(NamedExpression::Concat(parts));
+    let text = |text: &dyn std::fmt::Display| Expression::String(text.to_string().into());
+    let number = |number: u16| Expression::Number(number.into());
+    let key = match &element.key {
+        Key::Interface(name) => text(name),
+        Key::Number(port) => number(port.get()),
+        Key::Port(key) => concat(vec![text(&key.proto), number(key.port.get())]),
+        Key::PortSlot(key, slot) => concat(vec![text(&key.proto), number(key.port.get()), Expression::Number(*slot)]),
+        Key::Host(ip) => text(ip),
+        Key::HostSlot(ip, slot) => concat(vec![text(ip), Expression::Number(*slot)]),
+    };
+    match element.value.filter(|_| values) {
+        Some(Value::Address(ip)) => Expression::List(vec![key, text(&ip)]),
+        Some(Value::Socket(to)) => Expression::List(vec![key, concat(vec![text(&to.ip()), number(to.port())])]),
+        None => key,
+    }
+}

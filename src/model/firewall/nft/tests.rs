@@ -1,0 +1,148 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+
+use super::element::{Edits, index};
+use super::*;
+use crate::model::base::net::{Family, Port, PortKey, Proto};
+use crate::model::base::small_set::Few;
+use crate::model::firewall::eval::tests::{packets, rulesets};
+use crate::model::firewall::eval::{Packet, Source, Verdict, evaluate};
+use crate::model::firewall::ruleset::diff;
+
+use super::element::Side;
+use std::net::SocketAddr;
+
+/// The static rules, by hand, over looked-up elements: a second reading of the table that shares no code with the first.
+fn walk(interface: &InterfaceName, held: &BTreeMap<(Set, Key), Option<Value>>, packet: &Packet) -> Verdict {
+    let family = Family::of(packet.dst);
+    let key = PortKey { proto: packet.proto, port: packet.port };
+    let has = |set, key| held.contains_key(&(set, key));
+    let source = match held.get(&(Set::Source(family), Key::Interface(interface.clone()))) {
+        Some(Some(Value::Address(own))) => Source::Own(*own),
+        _ => Source::Masquerade,
+    };
+    let to = |value: &Option<Value>| match value.expect("a value") {
+        Value::Address(ip) => SocketAddr::new(ip, packet.port.get()),
+        Value::Socket(to) => to,
+    };
+    let one = |set, key| held.get(&(set, key)).map(|value| BTreeSet::from([to(value)]));
+    let many = |has: bool, set, key: &dyn Fn(u32) -> Key| {
+        let slots = || (0..60).map(|slot| held.get(&(set, key(slot))).map(to)).collect::<Option<BTreeSet<_>>>();
+        has.then(slots).flatten()
+    };
+    let whole = |side, source| {
+        let host = Key::Host(packet.dst);
+        let slots = |slot| Key::HostSlot(packet.dst, slot);
+        one(Set::Host(side, family), host.clone())
+            .or_else(|| many(has(Set::HostMany(side, family), host.clone()), Set::HostSlot(side, family), &slots))
+            .map(|to| Verdict::Dnat { to, source })
+            .unwrap_or(if has(Set::HostNone(side, family), host) { Verdict::Refuse } else { Verdict::Pass })
+    };
+    if packet.from_tailnet {
+        return whole(Side::Tailnet, Source::Masquerade);
+    }
+    if !packet.to_pod {
+        return Verdict::Pass;
+    }
+    let slots = |slot| Key::PortSlot(key, slot);
+    let port = one(Set::Port(family), Key::Port(key)).or_else(|| many(has(Set::PortMany, Key::Port(key)), Set::PortSlot(family), &slots));
+    match port {
+        Some(to) => Verdict::Dnat { to, source },
+        None if has(Set::Traffic(key.proto), Key::Number(key.port)) => Verdict::Refuse,
+        None if has(Set::Reserved, Key::Port(key)) => Verdict::Pass,
+        None => whole(Side::Cluster, source),
+    }
+}
+
+proptest! {
+    #[test]
+    fn the_elements_mean_what_the_ruleset_means(ruleset in rulesets(), packets in proptest::collection::vec(packets(), 20)) {
+        let held = index(elements(&ruleset));
+        for packet in packets {
+            prop_assert_eq!(walk(&ruleset.interface, &held, &packet), evaluate(&ruleset, &packet), "{:?}", packet);
+        }
+    }
+
+    #[test]
+    fn a_delta_turns_the_elements_of_one_ruleset_into_those_of_the_other(before in rulesets(), after in rulesets()) {
+        let after = Ruleset { reserved: before.reserved.clone(), ..after };
+        let change = diff(&before, &after);
+        let Edits { delete, add } = edits(&before, &change, &after);
+        let mut held: BTreeSet<_> = elements(&before).into_iter().collect();
+        for element in &delete {
+            prop_assert!(held.remove(element), "deletes what is not there: {}", element);
+        }
+        // Keys, not elements: the kernel refuses a second value for a key.
+        let keys: BTreeSet<_> = held.iter().map(|element| (element.set, element.key.clone())).collect();
+        for element in add {
+            prop_assert!(!keys.contains(&(element.set, element.key.clone())), "adds what is there: {}", element);
+            held.insert(element);
+        }
+        prop_assert!(held.iter().eq(&elements(&after)));
+        prop_assert_eq!(operations(&before, &change, &after) == 0, change.is_empty());
+    }
+
+    #[test]
+    fn a_retarget_keeps_the_traffic_counters(before in rulesets(), after in rulesets()) {
+        let targets: Few<SocketAddr> = after.ports.values().flatten().copied().collect();
+        let after = Ruleset { ports: before.ports.keys().map(|key| (*key, targets.clone())).collect(), ..before.clone() };
+        let Edits { delete, add } = edits(&before, &diff(&before, &after), &after);
+        prop_assert!(!delete.iter().chain(&add).any(|element| matches!(element.set, Set::Traffic(_))));
+    }
+
+    #[test]
+    fn every_element_is_printed_once(ruleset in rulesets()) {
+        let text = table(&ruleset);
+        let indented = text.lines().filter(|line| line.starts_with("\t\t\t")).count();
+        prop_assert_eq!(indented, elements(&ruleset).len());
+    }
+}
+
+/// `count` match ports from 10000 up, each with one target.
+fn large(count: u16) -> Ruleset {
+    let key = |i| PortKey { proto: Proto::Tcp, port: Port::new(10_000 + i).expect("not zero") };
+    let to = |i: u16| SocketAddr::from(([100, 64, (i >> 8) as u8, (i & 255) as u8], 5432));
+    Ruleset { ports: (0..count).map(|i| (key(i), BTreeSet::from([to(i)]))).collect(), ..Ruleset::empty(InterfaceName::tailscale0()) }
+}
+
+#[test]
+fn the_operations_do_not_depend_on_the_size() {
+    for size in [10, 10_000] {
+        let before = large(size);
+        let mut after = before.clone();
+        let key = *before.ports.keys().next().expect("a port");
+        after.ports.insert(key, Few::from(["100.64.9.9:1".parse().expect("a target")]));
+        assert_eq!(operations(&before, &diff(&before, &before), &before), 0);
+        assert_eq!(operations(&before, &diff(&before, &after), &after), 2, "one deleted, one added");
+        after.ports.remove(&key);
+        assert_eq!(operations(&before, &diff(&before, &after), &after), 2, "the mapping and its traffic");
+    }
+}
+
+#[test]
+fn a_delta_is_what_nft_reads() {
+    let before = large(1);
+    let mut after = before.clone();
+    let key = *before.ports.keys().next().expect("a port");
+    after.ports.insert(key, Few::from(["[fd7a::2]:53".parse().expect("a target")]));
+    let text = serde_json::to_string(&delta(&before, &diff(&before, &after), &after)).expect("plain data");
+    let expected = concat!(
+        r#"{"nftables":[{"delete":{"element":{"family":"inet","table":"tailyard","name":"port4","elem":[{"concat":["tcp",10000]}]}}},"#,
+        r#"{"add":{"element":{"family":"inet","table":"tailyard","name":"port6","#,
+        r#""elem":[[{"concat":["tcp",10000]},{"concat":["fd7a::2",53]}]]}}}]}"#
+    );
+    assert_eq!(text, expected);
+}
+
+#[test]
+fn slots_are_dealt_evenly() {
+    let ruleset = large(1);
+    let targets: Few<SocketAddr> = (1..=4).map(|i| SocketAddr::from(([100, 64, 0, i], 80))).collect();
+    let ruleset = Ruleset { ports: ruleset.ports.keys().map(|key| (*key, targets.clone())).collect(), ..ruleset };
+    let mut shares: BTreeMap<Value, usize> = BTreeMap::new();
+    for element in elements(&ruleset).into_iter().filter(|element| element.set == Set::PortSlot(Family::V4)) {
+        *shares.entry(element.value.expect("a map")).or_default() += 1;
+    }
+    assert_eq!(shares.into_values().collect::<Vec<_>>(), [15; 4]);
+}

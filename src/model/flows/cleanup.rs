@@ -1,0 +1,202 @@
+//! Which tracked flows end when the kernel's maps change, and how.
+//!
+//! Connection tracking keeps a flow on the target that the maps gave it at its start. That is what keeps untouched flows
+//! running through any change, and what would leave others hanging on a target that is gone. Nothing is deleted here.
+
+mod past;
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+
+use imbl::OrdMap;
+use serde::Serialize;
+
+pub use past::Past;
+
+use crate::model::base::net::{PortKey, Proto};
+use crate::model::base::small_set::Few;
+use crate::model::firewall::ruleset::{Delta, Edit, Ruleset};
+use crate::model::flows::flow::{Flow, FlowFilter, SRC_NAT, TcpState};
+
+/// What is to happen to a flow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum Verdict {
+    /// It runs on.
+    Keep,
+    /// Its entry goes; there is nobody to be told, or no way to tell.
+    Delete,
+    /// Its entry goes and both its ends are reset, if there are any.
+    Reset,
+}
+
+/// The keys whose flows may end.
+type Touched<'a, K, T> = BTreeMap<&'a K, Left<'a, T>>;
+
+/// What a key has now.
+#[derive(Debug, Clone)]
+enum Left<'a, T> {
+    Nothing,
+    Targets(&'a Few<T>),
+}
+
+impl<T: Ord> Left<'_, T> {
+    /// How a flow of the key stands that leads to this target.
+    fn standing(&self, target: &T) -> Standing {
+        match self {
+            Self::Nothing => Standing::Removed,
+            Self::Targets(targets) if targets.contains(target) => Standing::Same,
+            Self::Targets(_) => Standing::Moved,
+        }
+    }
+}
+
+/// What a change of the ruleset takes away.
+#[derive(Clone)]
+pub struct Cuts<'a> {
+    before: &'a Ruleset,
+    after: &'a Ruleset,
+    reachable: &'a (dyn Fn(IpAddr) -> bool + Sync),
+    ports: Touched<'a, PortKey, SocketAddr>,
+    from_tailnet: Touched<'a, IpAddr, IpAddr>,
+    from_cluster: Touched<'a, IpAddr, IpAddr>,
+    /// Own addresses that are no longer ours.
+    lost: Vec<IpAddr>,
+}
+
+/// How a flow stands to the maps.
+enum Standing {
+    /// Nothing that it hangs on has changed.
+    Same,
+    /// Its key leads elsewhere now.
+    Moved,
+    /// Its key, or the address that it leaves by, is gone.
+    Removed,
+}
+
+impl<'a> Cuts<'a> {
+    /// What `delta`, which leads from what was in force to `after`, takes away.
+    ///
+    /// `reachable` says whether an address is still somebody's: true for every address that no netmap knows about.
+    #[must_use]
+    pub fn new(past: &'a Past, delta: &'a Delta, after: &'a Ruleset, reachable: &'a (dyn Fn(IpAddr) -> bool + Sync)) -> Self {
+        let mut ports = touched(&delta.ports);
+        // TCP drains where it went: while those live, nothing ends, and most of what is tracked need not be listed.
+        let live = |key: &PortKey| past.rules.ports.get(key).into_iter().flatten().all(|target| reachable(target.ip()));
+        ports.retain(|key, left| key.proto != Proto::Tcp || matches!(left, Left::Nothing) || !live(key));
+        let ours = |ip: &IpAddr| after.source.values().any(|own| own == ip);
+        Self {
+            before: &past.rules,
+            after,
+            reachable,
+            ports,
+            from_tailnet: touched(&delta.from_tailnet),
+            from_cluster: touched(&delta.from_cluster),
+            lost: past.own.iter().copied().filter(|ip| !ours(ip)).collect(),
+        }
+    }
+
+    /// What does not agree with the ruleset in force, whatever led there: for a start with flows of an earlier process, and
+    /// for a target that leaves the tailnet while flows still drain on it.
+    ///
+    /// Flows of keys that the ruleset does not have are left alone, as they may be somebody else's.
+    #[must_use]
+    pub fn audit(now: &'a Ruleset, reachable: &'a (dyn Fn(IpAddr) -> bool + Sync)) -> Self {
+        Self {
+            before: now,
+            after: now,
+            reachable,
+            ports: every(&now.ports),
+            from_tailnet: every(&now.from_tailnet),
+            from_cluster: every(&now.from_cluster),
+            lost: Vec::new(),
+        }
+    }
+
+    /// Whether no flow can end, so that there is no need to list them.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.ports.is_empty() && self.from_tailnet.is_empty() && self.from_cluster.is_empty() && self.lost.is_empty()
+    }
+
+    /// The smallest listing that has every flow which may end.
+    #[must_use]
+    pub fn filter(&self) -> FlowFilter {
+        let only_ports = self.from_tailnet.is_empty() && self.from_cluster.is_empty() && self.lost.is_empty();
+        let mut keys = self.ports.keys();
+        let key = keys.next().filter(|_| only_ports && keys.next().is_none()).map(|key| **key);
+        FlowFilter { key, ..FlowFilter::under_way() }
+    }
+
+    /// What is to happen to a flow; a flow of a key that the change leaves as it is runs on, always. What is over keeps its entry: there
+    /// are often a hundred times as many of them as of others, and nobody sees whether one is there.
+    #[must_use]
+    pub fn verdict(&self, flow: &Flow) -> Verdict {
+        let ends = match self.standing(flow) {
+            _ if flow.tcp == Some(TcpState::TimeWait) => false,
+            Standing::Same => false,
+            Standing::Moved => !flow.is_tcp() || !(self.reachable)(flow.target().ip()),
+            Standing::Removed => true,
+        };
+        if !ends {
+            Verdict::Keep
+        } else if flow.is_tcp() && flow.tcp.is_none_or(TcpState::has_ends) {
+            Verdict::Reset
+        } else {
+            Verdict::Delete
+        }
+    }
+
+    fn standing(&self, flow: &Flow) -> Standing {
+        if !flow.is_forwarded() {
+            return Standing::Same;
+        }
+        if flow.status & SRC_NAT != 0 && self.lost.contains(&flow.reply.destination.ip()) {
+            return Standing::Removed;
+        }
+        // In the order in which the rules ask their maps. What is touched is looked at first: it is little where much is tracked, and a
+        // touched key is one that the rules have or had.
+        let (address, target) = (flow.original.destination.ip(), flow.target());
+        if let Some(left) = self.from_tailnet.get(&address) {
+            return left.standing(&target.ip());
+        }
+        let key = flow.key();
+        let by_port = key.and_then(|key| self.ports.get(&key)).map(|left| left.standing(&target));
+        let by_address = || {
+            let left = self.from_cluster.get(&address)?;
+            let is_port = key.is_some_and(|key| self.has(|rules| rules.ports.contains_key(&key)));
+            (!is_port).then(|| left.standing(&target.ip()))
+        };
+        let standing = by_port.or_else(by_address).filter(|_| !self.has(|rules| rules.from_tailnet.contains_key(&address)));
+        standing.unwrap_or(Standing::Same)
+    }
+
+    fn has(&self, key: impl Fn(&Ruleset) -> bool) -> bool {
+        key(self.before) || key(self.after)
+    }
+}
+
+impl std::fmt::Debug for Cuts<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut debug = f.debug_struct("Cuts");
+        debug.field("ports", &self.ports).field("from_tailnet", &self.from_tailnet).field("from_cluster", &self.from_cluster);
+        debug.field("lost", &self.lost).finish_non_exhaustive()
+    }
+}
+
+/// The edits that take something away.
+fn touched<'a, K: Ord, T: Ord>(edits: &'a BTreeMap<K, Edit<Few<T>>>) -> Touched<'a, K, T> {
+    let takes = |edit: &&Edit<Few<T>>| match (&edit.before, &edit.after) {
+        (None, _) => false,
+        (Some(_), None) => true,
+        (Some(before), Some(after)) => !before.is_subset(after),
+    };
+    let left = |edit: &'a Edit<Few<T>>| edit.after.as_ref().map_or(Left::Nothing, Left::Targets);
+    edits.iter().filter(|(_, edit)| takes(edit)).map(|(key, edit)| (key, left(edit))).collect()
+}
+
+fn every<K: Ord, T: Ord>(map: &OrdMap<K, Few<T>>) -> Touched<'_, K, T> {
+    map.iter().map(|(key, targets)| (key, Left::Targets(targets))).collect()
+}
+
+#[cfg(test)]
+mod tests;

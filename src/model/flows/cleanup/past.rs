@@ -1,0 +1,77 @@
+//! Everything that was in force since flows were last judged.
+//!
+//! Rules can come and go between two judgements, and flows that they made meanwhile are there all the same: a key that neither the rules
+//! judged by before nor those in force have would be nobody's.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use imbl::OrdMap;
+use imbl::ordset::DiffItem;
+
+use crate::model::base::netmap::{NetMap, in_tailscale_range};
+use crate::model::base::small_set::Few;
+use crate::model::firewall::ruleset::{Delta, Edit, Ruleset, diff};
+
+/// All of it as one: what it holds does not grow with the number of changes, but with that of the keys.
+#[derive(Debug, Clone)]
+pub struct Past {
+    /// Each key with every target that it led to.
+    pub(super) rules: Ruleset,
+    /// Every own address.
+    pub(super) own: BTreeSet<IpAddr>,
+    /// Who was there, by routes alone.
+    tailnet: NetMap,
+}
+
+impl Past {
+    /// What is in force alone, and the tailnet that it was planned for.
+    #[must_use]
+    pub fn of(rules: &Ruleset, netmap: Option<&NetMap>) -> Self {
+        let mut past = Self { rules: rules.clone(), own: BTreeSet::new(), tailnet: NetMap::default() };
+        past.add(rules, netmap);
+        past
+    }
+
+    /// Adds what has come into force.
+    pub fn add(&mut self, rules: &Ruleset, netmap: Option<&NetMap>) {
+        let Delta { ports, from_tailnet, from_cluster, .. } = diff(&self.rules, rules);
+        join(&mut self.rules.ports, ports);
+        join(&mut self.rules.from_tailnet, from_tailnet);
+        join(&mut self.rules.from_cluster, from_cluster);
+        self.own.extend(rules.source.values());
+        if let Some(netmap) = netmap {
+            let routes = &mut self.tailnet.routes;
+            let new = |item| if let DiffItem::Add(route) = item { Some(*route) } else { None };
+            let new: Vec<_> = routes.diff(&netmap.routes).filter_map(new).collect();
+            routes.extend(new);
+        }
+    }
+
+    /// What differs in the rules in force.
+    #[must_use]
+    pub fn until(&self, now: &Ruleset) -> Delta {
+        diff(&self.rules, now)
+    }
+
+    /// Whether an address is, or was, one of the tailnet.
+    #[must_use]
+    pub fn knows(&self, ip: IpAddr) -> bool {
+        in_tailscale_range(ip) || self.tailnet.leads_to(ip)
+    }
+
+    /// Whether the tailnet has lost an address since.
+    #[must_use]
+    pub fn has_lost(&self, now: &NetMap) -> bool {
+        self.tailnet.routes.diff(&now.routes).any(|item| matches!(item, DiffItem::Remove(_)))
+    }
+}
+
+/// Adds to each key what it leads to now.
+fn join<K: Ord + Clone, T: Ord + Copy>(map: &mut OrdMap<K, Few<T>>, edits: BTreeMap<K, Edit<Few<T>>>) {
+    for (key, edit) in edits {
+        if let Some(after) = edit.after {
+            map.insert(key, edit.before.iter().flatten().chain(&after).copied().collect());
+        }
+    }
+}

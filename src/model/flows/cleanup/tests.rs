@@ -1,0 +1,262 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::model::base::net::{Family, InterfaceName, Port, Proto};
+use crate::model::flows::flow::{DST_NAT, Tuple};
+
+const OWN: &str = "100.64.0.1:4000";
+
+fn address(text: &str) -> SocketAddr {
+    text.parse().expect("an address")
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().expect("an address")
+}
+
+fn add<T: Ord + Copy>(few: &mut Few<T>, value: T) {
+    *few = few.iter().copied().chain([value]).collect();
+}
+
+fn key(proto: Proto, port: u16) -> PortKey {
+    PortKey { proto, port: Port::new(port).expect("not zero") }
+}
+
+fn ruleset(ports: &[(PortKey, &[&str])]) -> Ruleset {
+    let mut ruleset = Ruleset::empty(InterfaceName::tailscale0());
+    ruleset.source.insert(Family::V4, ip("100.64.0.1"));
+    ruleset.ports = ports.iter().map(|(key, targets)| (*key, targets.iter().map(|target| address(target)).collect::<Few<_>>())).collect();
+    ruleset
+}
+
+fn flow(key: PortKey, target: &str) -> Flow {
+    Flow {
+        proto: key.proto.number(),
+        original: Tuple { source: address("10.0.0.9:4000"), destination: SocketAddr::new(ip("10.0.0.1"), key.port.get()) },
+        reply: Tuple { source: address(target), destination: address(OWN) },
+        tcp: (key.proto == Proto::Tcp).then_some(TcpState::Established),
+        status: DST_NAT | SRC_NAT,
+        mark: 0,
+        timeout: 100,
+        id: 1,
+    }
+}
+
+fn verdict(before: &Ruleset, after: &Ruleset, flow: &Flow, reachable: bool) -> Verdict {
+    since(&[before], after, flow, reachable)
+}
+
+/// The same where these were in force since, one after the other.
+fn since(before: &[&Ruleset], after: &Ruleset, flow: &Flow, reachable: bool) -> Verdict {
+    let past = past(before.iter().copied().chain([after]));
+    Cuts::new(&past, &past.until(after), after, &|_| reachable).verdict(flow)
+}
+
+fn past<'a>(rules: impl IntoIterator<Item = &'a Ruleset>) -> Past {
+    let mut rules = rules.into_iter();
+    let mut past = Past::of(rules.next().expect("some rules"), None);
+    rules.for_each(|rules| past.add(rules, None));
+    past
+}
+
+const A: &str = "100.64.0.2:80";
+const B: &str = "100.64.0.3:80";
+
+#[test]
+fn flows_of_a_removed_key_end() {
+    let (tcp, udp) = (key(Proto::Tcp, 1), key(Proto::Udp, 1));
+    let (before, after) = (ruleset(&[(tcp, &[A]), (udp, &[A])]), ruleset(&[]));
+    assert_eq!(verdict(&before, &after, &flow(tcp, A), true), Verdict::Reset);
+    assert_eq!(verdict(&before, &after, &flow(udp, A), true), Verdict::Delete);
+    assert_eq!(verdict(&before, &after, &flow(tcp, B), true), Verdict::Reset, "one that drained on an older target, too");
+}
+
+#[test]
+fn a_retargeted_key_moves_udp_at_once_and_lets_tcp_drain_while_its_target_lives() {
+    let (tcp, udp) = (key(Proto::Tcp, 1), key(Proto::Udp, 1));
+    let (before, after) = (ruleset(&[(tcp, &[A]), (udp, &[A])]), ruleset(&[(tcp, &[B]), (udp, &[B])]));
+    assert_eq!(verdict(&before, &after, &flow(udp, A), true), Verdict::Delete);
+    assert_eq!(verdict(&before, &after, &flow(udp, B), true), Verdict::Keep);
+    assert_eq!(verdict(&before, &after, &flow(tcp, A), true), Verdict::Keep);
+    assert_eq!(verdict(&before, &after, &flow(tcp, A), false), Verdict::Reset);
+}
+
+#[test]
+fn one_of_several_targets_that_goes_takes_only_its_own_flows() {
+    let udp = key(Proto::Udp, 1);
+    let (before, after) = (ruleset(&[(udp, &[A, B])]), ruleset(&[(udp, &[B])]));
+    assert_eq!(verdict(&before, &after, &flow(udp, A), true), Verdict::Delete);
+    assert_eq!(verdict(&before, &after, &flow(udp, B), true), Verdict::Keep);
+}
+
+#[test]
+fn a_key_that_came_and_went_leaves_no_flow_and_one_that_went_and_came_costs_none() {
+    let (tcp, udp) = (key(Proto::Tcp, 1), key(Proto::Udp, 1));
+    let (nothing, there) = (ruleset(&[]), ruleset(&[(tcp, &[A]), (udp, &[A])]));
+    assert_eq!(since(&[&nothing, &there], &nothing, &flow(tcp, A), true), Verdict::Reset);
+    assert_eq!(since(&[&there, &nothing], &there, &flow(udp, A), true), Verdict::Keep);
+    let elsewhere = ruleset(&[(tcp, &[B]), (udp, &[B])]);
+    assert_eq!(since(&[&there, &elsewhere], &there, &flow(udp, B), true), Verdict::Delete);
+    assert_eq!(since(&[&there, &elsewhere], &there, &flow(udp, A), true), Verdict::Keep);
+    assert_eq!(since(&[&there, &elsewhere], &there, &flow(tcp, B), false), Verdict::Reset);
+}
+
+#[test]
+fn what_has_no_two_ends_is_only_deleted() {
+    let tcp = key(Proto::Tcp, 1);
+    let (before, after) = (ruleset(&[(tcp, &[A])]), ruleset(&[]));
+    let ended = |state| verdict(&before, &after, &Flow { tcp: Some(state), ..flow(tcp, A) }, true);
+    assert_eq!(ended(TcpState::Close), Verdict::Delete);
+    assert_eq!(ended(TcpState::SynSent), Verdict::Reset, "the answer may be under way");
+}
+
+#[test]
+fn what_is_over_is_neither_listed_nor_ended() {
+    let tcp = key(Proto::Tcp, 1);
+    let (before, after) = (ruleset(&[(tcp, &[A])]), ruleset(&[]));
+    let over = Flow { tcp: Some(TcpState::TimeWait), ..flow(tcp, A) };
+    assert_eq!(verdict(&before, &after, &over, false), Verdict::Keep);
+    let past = past([&before]);
+    let filter = Cuts::new(&past, &past.until(&after), &after, &|_| true).filter();
+    assert!(!filter.admits(&over) && filter.admits(&flow(tcp, A)));
+}
+
+#[test]
+fn an_own_address_that_goes_takes_the_flows_that_leave_by_it() {
+    let tcp = key(Proto::Tcp, 1);
+    let before = ruleset(&[(tcp, &[A])]);
+    let mut after = before.clone();
+    after.source.insert(Family::V4, ip("100.64.0.7"));
+    assert_eq!(verdict(&before, &after, &flow(tcp, A), true), Verdict::Reset);
+    let moved = Flow { reply: Tuple { destination: address("100.64.0.7:1"), ..flow(tcp, A).reply }, ..flow(tcp, A) };
+    assert_eq!(verdict(&before, &after, &moved, true), Verdict::Keep);
+}
+
+#[test]
+fn a_flow_from_the_tailnet_hangs_on_its_address_and_not_on_a_match_port() {
+    let (vip, backend, tcp) = (ip("100.99.0.1"), ip("10.96.0.1"), key(Proto::Tcp, 1));
+    let mut before = ruleset(&[(tcp, &[A])]);
+    before.from_tailnet.insert(vip, [backend].into());
+    let mut ingress = flow(tcp, "10.96.0.1:1");
+    ingress.original.destination.set_ip(vip);
+    let mut after = before.clone();
+    after.ports.clear();
+    assert_eq!(verdict(&before, &after, &ingress, true), Verdict::Keep);
+    after.from_tailnet.clear();
+    assert_eq!(verdict(&before, &after, &ingress, true), Verdict::Reset);
+    let ping = Flow { proto: 1, tcp: None, ..ingress };
+    assert_eq!(verdict(&before, &after, &ping, true), Verdict::Delete);
+}
+
+#[test]
+fn a_whole_address_of_the_cluster_is_asked_after_the_ports() {
+    let (pod, tcp, other) = (ip("10.0.0.1"), key(Proto::Tcp, 1), key(Proto::Tcp, 2));
+    let mut before = ruleset(&[(tcp, &[A])]);
+    before.from_cluster.insert(pod, [ip("100.64.0.2")].into());
+    let mut after = before.clone();
+    after.from_cluster.clear();
+    assert_eq!(verdict(&before, &after, &flow(other, "100.64.0.2:2"), true), Verdict::Reset);
+    assert_eq!(verdict(&before, &after, &flow(tcp, A), true), Verdict::Keep);
+}
+
+#[test]
+fn an_audit_finds_flows_that_drain_on_a_target_which_has_left() {
+    let tcp = key(Proto::Tcp, 1);
+    let now = ruleset(&[(tcp, &[B])]);
+    let gone = |address: IpAddr| address != ip("100.64.0.2");
+    let cuts = Cuts::audit(&now, &gone);
+    assert_eq!(cuts.verdict(&flow(tcp, A)), Verdict::Reset);
+    assert_eq!(cuts.verdict(&flow(tcp, B)), Verdict::Keep);
+    assert_eq!(cuts.verdict(&flow(key(Proto::Tcp, 9), A)), Verdict::Keep, "not ours to judge");
+}
+
+#[test]
+fn what_only_adds_needs_no_listing_and_one_key_needs_a_small_one() {
+    let (one, two) = (key(Proto::Tcp, 1), key(Proto::Udp, 2));
+    let (before, after) = (ruleset(&[(one, &[A])]), ruleset(&[(one, &[A, B]), (two, &[A])]));
+    let (few, many) = (past([&before]), past([&after]));
+    assert!(Cuts::new(&few, &few.until(&after), &after, &|_| true).is_empty());
+    let back = many.until(&before);
+    let filter = |reachable: bool| Cuts::new(&many, &back, &before, &|_| reachable).filter();
+    assert_eq!(filter(false), FlowFilter::under_way());
+    assert_eq!(filter(true).key, Some(two), "connections drain on a target that lives");
+    let less = ruleset(&[(one, &[A, B])]);
+    assert_eq!(Cuts::new(&many, &many.until(&less), &less, &|_| true).filter().key, Some(two));
+}
+
+fn any_ruleset() -> impl Strategy<Value = Ruleset> {
+    let target = (2_u8..5).prop_map(|host| SocketAddr::from(([100, 64, 0, host], 80)));
+    let ports = prop::collection::btree_map((1_u16..5, any::<bool>()), prop::collection::btree_set(target, 0..3), 0..5);
+    let hosts = prop::collection::btree_map(1_u8..3, prop::collection::btree_set(2_u8..5, 0..3), 0..3);
+    (ports, hosts, 1_u8..3).prop_map(|(ports, hosts, own)| {
+        let mut ruleset = ruleset(&[]);
+        ruleset.source.insert(Family::V4, IpAddr::from([100, 64, 0, own]));
+        let proto = |tcp| if tcp { Proto::Tcp } else { Proto::Udp };
+        ruleset.ports = ports.into_iter().map(|((port, tcp), targets)| (key(proto(tcp), port), targets)).collect();
+        let address = |host| IpAddr::from([100, 64, 0, host]);
+        ruleset.from_tailnet =
+            hosts.into_iter().map(|(vip, to)| (IpAddr::from([100, 99, 0, vip]), to.into_iter().map(address).collect::<Few<_>>())).collect();
+        ruleset
+    })
+}
+
+proptest! {
+    /// A flow that the new ruleset would make as it is is never touched, nor is any by a change of nothing; what the new ruleset
+    /// would not make ends unless it is TCP with a living target; and what ends is in the listing asked for.
+    #[test]
+    fn no_flow_ends_without_need_and_none_is_left(
+        before in any_ruleset(), after in any_ruleset(), tcp in any::<bool>(), port in 1_u16..5, host in 2_u8..5,
+        vip in prop::option::of(1_u8..3), reachable in any::<bool>(),
+    ) {
+        let mut before = before;
+        let key = key(if tcp { Proto::Tcp } else { Proto::Udp }, port);
+        let mut flow = flow(key, &format!("100.64.0.{host}:80"));
+        flow.reply.destination.set_ip(before.source[&Family::V4]);
+        if let Some(vip) = vip {
+            let vip = IpAddr::from([100, 99, 0, vip]);
+            flow.original.destination.set_ip(vip);
+            add(before.from_tailnet.entry(vip).or_default(), flow.target().ip());
+        } else {
+            add(before.ports.entry(key).or_default(), flow.target());
+        }
+        let makes = |rules: &Ruleset| {
+            let ip = flow.target().ip();
+            match vip {
+                Some(_) => rules.from_tailnet.get(&flow.original.destination.ip()).is_some_and(|to| to.contains(&ip)),
+                None => rules.ports.get(&key).is_some_and(|to| to.contains(&flow.target())),
+            }
+        };
+        prop_assert!(makes(&before));
+        let past = past([&before]);
+        let delta = past.until(&after);
+        let alive = move |_: IpAddr| reachable;
+        let cuts = Cuts::new(&past, &delta, &after, &alive);
+        let verdict = cuts.verdict(&flow);
+        let same_source = before.source == after.source;
+        let key_stays = match vip {
+            Some(_) => after.from_tailnet.contains_key(&flow.original.destination.ip()),
+            None => after.ports.contains_key(&key),
+        };
+        let drains = tcp && reachable && key_stays;
+        prop_assert_eq!(verdict == Verdict::Keep, same_source && (makes(&after) || drains));
+        prop_assert!(verdict == Verdict::Keep || (!cuts.is_empty() && cuts.filter().admits(&flow)));
+        let nothing = past.until(&before);
+        prop_assert!(Cuts::new(&past, &nothing, &before, &alive).is_empty());
+    }
+
+    /// Rules that were in force one after the other end together what each of them would have.
+    #[test]
+    fn no_flow_is_left_by_rules_that_came_and_went(
+        rules in prop::collection::vec(any_ruleset(), 1..5), after in any_ruleset(), tcp in any::<bool>(), port in 1_u16..5, host in 2_u8..5,
+        own in 1_u8..3, vip in prop::option::of(1_u8..3), reachable in any::<bool>(),
+    ) {
+        let mut flow = flow(key(if tcp { Proto::Tcp } else { Proto::Udp }, port), &format!("100.64.0.{host}:80"));
+        flow.reply.destination.set_ip([100, 64, 0, own].into());
+        if let Some(vip) = vip {
+            flow.original.destination.set_ip([100, 99, 0, vip].into());
+        }
+        let rules: Vec<_> = rules.iter().collect();
+        let each = rules.iter().any(|before| verdict(before, &after, &flow, reachable) != Verdict::Keep);
+        prop_assert_eq!(since(&rules, &after, &flow, reachable) != Verdict::Keep, each);
+    }
+}

@@ -1,0 +1,302 @@
+//! When a leaving replica may go: once the flows that it forwards have ended, or its time is over.
+//!
+//! There is no blind sleep in it: each decision comes from a listing of connection tracking. What to do with the flows that
+//! outlive the grace is a change like any other: to an empty ruleset ([`crate::model::flows::cleanup`]). Times are counted from the signal.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use crate::model::flows::flow::{Flow, TcpState};
+
+/// A flow without an end of its own (UDP, a SYN without an answer) is over when no packet has passed for this long.
+const IDLE: Duration = Duration::from_secs(5);
+/// The shortest time between two looks.
+const SOONEST: Duration = Duration::from_millis(100);
+/// The longest time between two looks.
+const LATEST: Duration = Duration::from_secs(1);
+/// Entries tell their time in whole seconds, so one second more than expected is no sign of a packet.
+const ROUNDING: u64 = 1;
+
+/// For how long a leaving replica that still forwards gives its peers no sign of life outside the tunnel.
+///
+/// A peer's tailscaled trusts the address at which it last heard one for 6.5 s, and sends nowhere else meanwhile: also the answer to
+/// the first handshake of the replica that follows here at another address, and `WireGuard` asks again only after 5 s. Hushed at the
+/// signal, the trust is over when the next one asks: a drain takes some 3 s, a new Pod as many. What is forwarded goes on: whom a
+/// peer trusts no more it sends to by the relay as well, and forgets only 5 s after a question without an answer. A drain that takes
+/// longer speaks again before that, so that its flows keep their direct ways.
+pub const HUSH: Duration = Duration::from_millis(4500);
+
+/// How long a leaving replica to which services lead lets end what is under way there, before it takes them back.
+///
+/// An address of the tailnet leads to one replica at a time: what is under way when it moves is cut. So rejecting new connections first, and
+/// those who are in have this long. Who comes meanwhile gets no answer and asks again after a second, of whoever answers then; so it is
+/// not long, and ends sooner where nothing is under way ([`AWAY`]).
+pub const CLOSING: Duration = Duration::from_millis(1500);
+
+/// For how long nothing may be under way until services are taken back. What tailscaled has let in is a way there and back later
+/// here; and what was answered here a moment ago may not have arrived yet. Shorter than the second after which a client asks again.
+pub const AWAY: Duration = Duration::from_millis(500);
+
+/// How a Pod's grace period is spent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Budget {
+    /// For flows to end by themselves.
+    pub flows: Duration,
+    /// For the resets of those that did not.
+    pub resets: Duration,
+    /// For tailscaled to stop.
+    pub daemon: Duration,
+}
+
+impl Budget {
+    /// Kubernetes' default.
+    pub const DEFAULT_GRACE: Duration = Duration::from_secs(30);
+    /// What a replica needs of the whole beside the time for its flows, where there is enough of it.
+    pub const BESIDE_FLOWS: Duration = Duration::from_secs(6);
+    const RESETS: Duration = Duration::from_secs(2);
+    const DAEMON: Duration = Duration::from_secs(3);
+
+    /// Splits the time between the signal and the kill: a second to spare, then the resets, then the daemon if there is one; the
+    /// flows have the rest, and never less than half of it.
+    #[must_use]
+    pub fn of(total: Duration, daemon: bool) -> Self {
+        let daemon = if daemon { Self::DAEMON.min(total / 6) } else { Duration::ZERO };
+        let resets = Self::RESETS.min((total / 3).saturating_sub(daemon));
+        let spare = Duration::from_secs(1).min(total / 6);
+        Self { flows: total.saturating_sub(resets + daemon + spare), resets, daemon }
+    }
+}
+
+/// What a look at connection tracking gave.
+#[derive(Debug, Clone, Copy)]
+pub enum Event<'a> {
+    /// Every flow that we forward.
+    Flows(&'a [Flow]),
+    /// The listing failed: nothing is known, so nothing has ended.
+    Unknown,
+}
+
+/// What to do next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Decision {
+    /// Keep forwarding and look again after this long.
+    Wait(Duration),
+    /// Every flow has ended: go.
+    Ended,
+    /// The time is over: reset what is left, then go.
+    Over,
+}
+
+/// A drain under way.
+#[derive(Debug)]
+pub struct Drain {
+    grace: Duration,
+    quiet: Duration,
+    /// By entry: what its timeout was when a packet last passed, and when that was.
+    watched: HashMap<u32, (u32, Duration)>,
+    busy: Duration,
+    /// When the next look was to be taken.
+    due: Duration,
+    open: usize,
+}
+
+impl Drain {
+    /// A drain that ends after `grace` at the latest, and not before no flow has been open for `quiet`: the time in which
+    /// clients that have not yet learnt that this replica leaves can still come.
+    #[must_use]
+    pub fn new(grace: Duration, quiet: Duration) -> Self {
+        Self { grace, quiet, watched: HashMap::new(), busy: Duration::ZERO, due: Duration::ZERO, open: 0 }
+    }
+
+    /// The flows that had not ended at the last look.
+    #[must_use]
+    pub fn open(&self) -> usize {
+        self.open
+    }
+
+    /// Takes note of a look and decides.
+    pub fn decide(&mut self, event: Event<'_>, now: Duration) -> Decision {
+        if let Event::Flows(flows) = event {
+            self.open = self.look(flows, now);
+        }
+        let known = matches!(event, Event::Flows(_));
+        if self.open > 0 || !known {
+            self.busy = now;
+        }
+        if known && self.open == 0 && now.saturating_sub(self.busy) >= self.quiet {
+            Decision::Ended
+        } else if now >= self.grace {
+            Decision::Over
+        } else {
+            let rest = self.interval(now).min(self.grace.saturating_sub(now));
+            self.due = now + rest;
+            Decision::Wait(rest)
+        }
+    }
+
+    /// How long until the next look: ten times as long as the last one took. A listing walks a table that can have hundreds of
+    /// thousands of places, whatever the number of flows in it.
+    fn interval(&self, now: Duration) -> Duration {
+        let took = now.saturating_sub(self.due);
+        (took * 10).clamp(SOONEST, LATEST)
+    }
+
+    fn look(&mut self, flows: &[Flow], now: Duration) -> usize {
+        let mut watched = HashMap::new();
+        let mut open = 0;
+        for flow in flows.iter().filter(|flow| flow.is_forwarded()) {
+            open += usize::from(match life(flow) {
+                Life::Open => true,
+                Life::Over => false,
+                Life::WhileBusy => {
+                    let last = self.last_packet(flow, now);
+                    watched.insert(flow.id, last);
+                    now.saturating_sub(last.1) < IDLE
+                }
+            });
+        }
+        self.watched = watched;
+        open
+    }
+
+    /// A timeout counts down by itself, and begins anew with each packet.
+    fn last_packet(&self, flow: &Flow, now: Duration) -> (u32, Duration) {
+        match self.watched.get(&flow.id) {
+            Some((timeout, at)) => {
+                let passed = now.saturating_sub(*at).as_secs();
+                let renewed = u64::from(flow.timeout) + passed > u64::from(*timeout) + ROUNDING;
+                if renewed { (flow.timeout, now) } else { (*timeout, *at) }
+            }
+            None => (flow.timeout, now),
+        }
+    }
+}
+
+/// How a flow's end can be seen.
+enum Life {
+    Open,
+    Over,
+    WhileBusy,
+}
+
+fn life(flow: &Flow) -> Life {
+    match flow.tcp {
+        _ if !flow.is_tcp() => Life::WhileBusy,
+        None | Some(TcpState::SynRecv | TcpState::Established | TcpState::FinWait | TcpState::CloseWait) => Life::Open,
+        // Both ends have said that they are done.
+        Some(TcpState::LastAck | TcpState::TimeWait | TcpState::Close) => Life::Over,
+        Some(TcpState::None | TcpState::SynSent | TcpState::SynSent2) => Life::WhileBusy,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::model::flows::flow::{DST_NAT, Tuple};
+
+    fn flow(proto: u8, tcp: Option<TcpState>, id: u32, timeout: u32) -> Flow {
+        let tuple = Tuple { source: ([10, 0, 0, 9], 1).into(), destination: ([10, 0, 0, 1], 2).into() };
+        Flow { proto, original: tuple, reply: tuple, tcp, status: DST_NAT, mark: 0, timeout, id }
+    }
+
+    fn tcp(state: TcpState) -> Flow {
+        flow(6, Some(state), 1, 100)
+    }
+
+    fn seconds(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn the_default_grace_leaves_the_flows_most_of_it() {
+        let budget = Budget::of(Budget::DEFAULT_GRACE, true);
+        assert_eq!((budget.flows, budget.resets, budget.daemon), (seconds(24), seconds(2), seconds(3)));
+        assert_eq!(budget.flows + Budget::BESIDE_FLOWS, Budget::DEFAULT_GRACE);
+        let alone = Budget::of(seconds(3), false);
+        assert_eq!((alone.flows, alone.resets, alone.daemon), (seconds(3) / 2, seconds(1), seconds(0)));
+    }
+
+    #[test]
+    fn a_replica_without_flows_goes_when_it_has_been_quiet() {
+        let mut drain = Drain::new(seconds(20), seconds(2));
+        assert_eq!(drain.decide(Event::Flows(&[]), seconds(0)), Decision::Wait(SOONEST));
+        assert!(matches!(drain.decide(Event::Flows(&[tcp(TcpState::Established)]), seconds(1)), Decision::Wait(_)));
+        assert!(matches!(drain.decide(Event::Flows(&[]), seconds(2)), Decision::Wait(_)));
+        assert_eq!(drain.decide(Event::Flows(&[tcp(TcpState::TimeWait)]), seconds(3)), Decision::Ended);
+    }
+
+    #[test]
+    fn an_idle_connection_holds_the_replica_until_its_time_is_over() {
+        let mut drain = Drain::new(seconds(20), seconds(0));
+        for now in 0..20 {
+            assert!(matches!(drain.decide(Event::Flows(&[tcp(TcpState::Established)]), seconds(now)), Decision::Wait(_)));
+        }
+        assert_eq!(drain.decide(Event::Flows(&[tcp(TcpState::Established)]), seconds(20)), Decision::Over);
+    }
+
+    #[test]
+    fn datagrams_hold_it_while_they_come() {
+        let mut drain = Drain::new(seconds(60), seconds(0));
+        for now in 0..10 {
+            assert!(matches!(drain.decide(Event::Flows(&[flow(17, None, 1, 120)]), seconds(now)), Decision::Wait(_)), "at {now}");
+        }
+        let mut later = |now: u32| drain.decide(Event::Flows(&[flow(17, None, 1, 129 - now)]), seconds(now.into()));
+        assert!(matches!(later(12), Decision::Wait(_)), "idle for three seconds");
+        assert_eq!(later(15), Decision::Ended, "idle for six");
+    }
+
+    #[test]
+    fn looks_that_take_long_are_rarer() {
+        let mut drain = Drain::new(seconds(60), seconds(2));
+        assert_eq!(drain.decide(Event::Flows(&[]), Duration::ZERO), Decision::Wait(SOONEST));
+        assert_eq!(drain.decide(Event::Flows(&[]), SOONEST + Duration::from_millis(40)), Decision::Wait(Duration::from_millis(400)));
+    }
+
+    #[test]
+    fn a_failed_listing_ends_nothing_but_the_time_does() {
+        let mut drain = Drain::new(seconds(2), seconds(0));
+        assert!(matches!(drain.decide(Event::Unknown, seconds(1)), Decision::Wait(_)));
+        assert_eq!(drain.decide(Event::Unknown, seconds(2)), Decision::Over);
+    }
+
+    #[test]
+    fn flows_that_are_not_forwarded_do_not_count() {
+        let own = Flow { status: 0, ..tcp(TcpState::Established) };
+        assert_eq!(Drain::new(seconds(2), seconds(0)).decide(Event::Flows(&[own]), seconds(0)), Decision::Ended);
+    }
+
+    proptest! {
+        /// It goes when its time is over, whatever it sees, never waits beyond that, and never while a connection is open.
+        #[test]
+        fn it_goes_in_time_and_not_over_open_connections(
+            looks in prop::collection::vec(prop::option::of(prop::collection::vec((0_u8..10, any::<bool>(), 0_u32..5, 0_u32..200), 0..5)), 1..40),
+            grace in 1_u64..30, quiet in 0_u64..5,
+        ) {
+            let mut drain = Drain::new(seconds(grace), seconds(quiet));
+            for (now, look) in looks.into_iter().enumerate() {
+                let now = seconds(now as u64);
+                let flows: Option<Vec<_>> = look.map(|look| look.into_iter().map(|(state, udp, id, timeout)| {
+                    let state = TcpState::of(state);
+                    if udp { flow(17, None, id, timeout) } else { flow(6, state, id, timeout) }
+                }).collect());
+                let open = flows.iter().flatten().any(|flow| flow.tcp == Some(TcpState::Established));
+                match drain.decide(flows.as_deref().map_or(Event::Unknown, Event::Flows), now) {
+                    Decision::Wait(next) => prop_assert!(now + next <= seconds(grace) && !next.is_zero()),
+                    Decision::Ended => prop_assert!(!open && flows.is_some() && now >= seconds(quiet)),
+                    Decision::Over => prop_assert!(now >= seconds(grace)),
+                }
+            }
+        }
+
+        /// The parts never exceed the whole, and flows have at least half.
+        #[test]
+        fn a_budget_fits_into_any_grace(total in 0_u64..10_000_000, daemon: bool) {
+            let total = Duration::from_millis(total);
+            let budget = Budget::of(total, daemon);
+            prop_assert!(budget.flows + budget.resets + budget.daemon <= total);
+            prop_assert!(budget.flows >= total / 2);
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! A flow as connection tracking sees it, and which of them to ask the kernel for.
+//!
+//! The shape is ctnetlink's (`linux/netfilter/nfnetlink_conntrack.h`): two tuples, the way packets come and the way replies come.
+
+use std::net::SocketAddr;
+
+use serde::Serialize;
+
+use crate::model::base::net::{Family, Port, PortKey, Proto};
+
+/// The destination was rewritten (`IPS_DST_NAT`): every flow that we forward has this bit.
+pub const DST_NAT: u32 = 1 << 5;
+/// The source was rewritten (`IPS_SRC_NAT`).
+pub const SRC_NAT: u32 = 1 << 4;
+
+/// From where to where packets of one direction go.
+///
+/// The ports are the protocol's own; ICMP has its identifier as the source port and `type << 8 | code` as the destination
+/// port, as in the kernel's union, and protocols without any have zeros.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+pub struct Tuple {
+    /// Who sends.
+    pub source: SocketAddr,
+    /// Who receives.
+    pub destination: SocketAddr,
+}
+
+/// Where a TCP flow is in its life, as the tracker saw both directions pass (`enum tcp_conntrack`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+pub enum TcpState {
+    /// Nothing understood yet.
+    None,
+    /// A SYN went one way.
+    SynSent,
+    /// A SYN came back.
+    SynRecv,
+    /// Both ends may send.
+    Established,
+    /// One end has no more to send.
+    FinWait,
+    /// That end's FIN was acknowledged; the other may still send.
+    CloseWait,
+    /// Both have no more to send, the last acknowledgment is due.
+    LastAck,
+    /// Over; the entry only holds the ports for a while. A client that comes again by them gets another entry, by the rules of then.
+    TimeWait,
+    /// Reset.
+    Close,
+    /// Both ends sent a SYN.
+    SynSent2,
+}
+
+impl TcpState {
+    /// The state of the kernel's number; nothing for a number of a later kernel.
+    #[must_use]
+    pub fn of(number: u8) -> Option<Self> {
+        use TcpState::{Close, CloseWait, Established, FinWait, LastAck, SynRecv, SynSent, SynSent2, TimeWait};
+        let states = [Self::None, SynSent, SynRecv, Established, FinWait, CloseWait, LastAck, TimeWait, Close, SynSent2];
+        states.get(usize::from(number)).copied()
+    }
+
+    /// Whether there are two ends that believe in a connection, or may be by the time that the entry goes, so that a reset tells
+    /// them something.
+    #[must_use]
+    pub fn has_ends(self) -> bool {
+        self.is_half_open() || matches!(self, Self::SynRecv | Self::Established | Self::FinWait | Self::CloseWait | Self::LastAck)
+    }
+
+    /// Whether the end that was connected to has not answered.
+    #[must_use]
+    pub fn is_half_open(self) -> bool {
+        matches!(self, Self::SynSent | Self::SynSent2)
+    }
+}
+
+/// One tracked flow.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Flow {
+    /// The IANA protocol number.
+    pub proto: u8,
+    /// What the side that began it sends: a client to the address and port it knows.
+    pub original: Tuple,
+    /// What the other side answers: the target to the address and port that the client's packets were given.
+    pub reply: Tuple,
+    /// TCP's state; nothing for other protocols.
+    pub tcp: Option<TcpState>,
+    /// `IPS_*` bits.
+    pub status: u32,
+    /// The connection mark.
+    pub mark: u32,
+    /// Seconds until the entry ends unless another packet passes.
+    pub timeout: u32,
+    /// The kernel's name for this very entry.
+    pub id: u32,
+}
+
+impl Flow {
+    /// Whether a NAT map of the kernel gave it its target.
+    #[must_use]
+    pub fn is_forwarded(&self) -> bool {
+        self.status & DST_NAT != 0
+    }
+
+    /// Whether it is TCP.
+    #[must_use]
+    pub fn is_tcp(&self) -> bool {
+        self.proto == Proto::Tcp.number()
+    }
+
+    /// Where its packets end up.
+    #[must_use]
+    pub fn target(&self) -> SocketAddr {
+        self.reply.source
+    }
+
+    /// The match port that it came to, if its protocol has any.
+    #[must_use]
+    pub fn key(&self) -> Option<PortKey> {
+        let proto = Proto::ALL.into_iter().find(|proto| proto.number() == self.proto)?;
+        Port::new(self.original.destination.port()).map(|port| PortKey { proto, port })
+    }
+}
+
+/// Which flows to ask the kernel for; what is not said is not asked.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct FlowFilter {
+    /// Only this family.
+    pub family: Option<Family>,
+    /// Only flows whose destination was rewritten.
+    pub forwarded: bool,
+    /// Only flows that came to this port, of this protocol.
+    pub key: Option<PortKey>,
+    /// Only flows that are not over.
+    pub under_way: bool,
+}
+
+impl FlowFilter {
+    /// Every flow that we forward.
+    #[must_use]
+    pub fn forwarded() -> Self {
+        Self { forwarded: true, ..Self::default() }
+    }
+
+    /// Every flow that we forward and that is not over.
+    #[must_use]
+    pub fn under_way() -> Self {
+        Self { under_way: true, ..Self::forwarded() }
+    }
+
+    /// Whether a TCP flow in this state is asked for, whatever else it is.
+    #[must_use]
+    pub fn admits_state(self, state: Option<TcpState>) -> bool {
+        !self.under_way || state != Some(TcpState::TimeWait)
+    }
+
+    /// Whether a flow is asked for; kernels that do not know a filter send more than that.
+    #[must_use]
+    pub fn admits(self, flow: &Flow) -> bool {
+        let family = Family::of(flow.original.source.ip());
+        self.family.is_none_or(|wanted| wanted == family)
+            && (!self.forwarded || flow.is_forwarded())
+            && self.key.is_none_or(|wanted| flow.key() == Some(wanted))
+            && self.admits_state(flow.tcp)
+    }
+}

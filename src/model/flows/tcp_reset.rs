@@ -1,0 +1,292 @@
+//! Ending TCP flows at both ends: which segment to send when, and what an answer means.
+//!
+//! Each flow's target is probed; the first answer of a live end has the two numbers that make resets valid at both ends, and they are
+//! sent twice, as nobody acknowledges a reset. Who stays silent is asked again, and so is the client then. Pure: times are counted
+//! from the start, and whoever has the sockets sends and hears.
+//!
+//! A flow whose target had not answered when it was listed may be a connection by the time that its entry is gone. Its target alone is
+//! asked, for a moment: a client that still waits for the first answer asks again by itself, and is led elsewhere or refused then.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
+use std::ops::AddAssign;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::model::flows::flow::{Flow, TcpState};
+use crate::model::flows::tcp_segment::{End, Heard, Segment};
+
+/// When a flow is probed, counted from the start.
+///
+/// A Linux end answers one such probe in half a second (`tcp_invalid_ratelimit`), and older hosts a hundred or a thousand a second
+/// in all (`tcp_challenge_ack_limit`): the later probes are for those, the early ones for lost packets.
+const PROBES: [Duration; 9] = [ms(0), ms(120), ms(350), ms(700), ms(1_200), ms(1_800), ms(2_600), ms(3_800), ms(5_400)];
+/// How often the target of a half-open flow is probed.
+const HALF_OPEN: usize = 3;
+/// When a reset is sent for the second time.
+const REPEAT: Duration = ms(40);
+/// Answers of one flow that are acted on: an end that still sends data gives many.
+const HEEDED: u8 = 8;
+
+const fn ms(milliseconds: u64) -> Duration {
+    Duration::from_millis(milliseconds)
+}
+
+/// What became of the flows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Report {
+    /// Both ends were sent resets with numbers that a live end gave.
+    pub reset: usize,
+    /// Both ends know of no such connection, or the target of one that was half-open knows of none.
+    pub gone: usize,
+    /// No end gave its numbers in time.
+    pub unanswered: usize,
+    /// The network refused the segments (no route, for one).
+    pub failed: usize,
+}
+
+impl AddAssign for Report {
+    fn add_assign(&mut self, other: Self) {
+        self.reset += other.reset;
+        self.gone += other.gone;
+        self.unanswered += other.unanswered;
+        self.failed += other.failed;
+    }
+}
+
+/// One end of a flow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Side {
+    /// The one that was connected to.
+    Target,
+    /// The one that began.
+    Client,
+}
+
+/// How far one flow is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Asked,
+    HalfGone(Side),
+    Answered,
+    Gone,
+    Failed,
+}
+
+/// A flow, as the two connections that its ends take it for.
+#[derive(Debug)]
+struct Case {
+    /// What the target takes for the client.
+    source: SocketAddr,
+    target: SocketAddr,
+    /// What the client takes for the target.
+    service: SocketAddr,
+    client: SocketAddr,
+    stage: Stage,
+    /// Whether the target had not answered yet.
+    half_open: bool,
+    heeded: u8,
+}
+
+#[derive(Debug)]
+enum Due {
+    Probe { case: usize, attempt: usize },
+    Send(Segment),
+}
+
+/// Flows on their way to an end.
+#[derive(Debug)]
+pub struct Resets {
+    cases: Vec<Case>,
+    /// By far end and our port: whose it is. A client can have connected to two addresses of ours by the same ports.
+    ends: HashMap<(SocketAddr, u16), Vec<(usize, Side)>>,
+    /// In order of time, then of entry.
+    agenda: BTreeMap<(Duration, u64), Due>,
+    entries: u64,
+    seed: u32,
+    open: usize,
+    pending: usize,
+}
+
+impl Case {
+    fn toward(&self, side: Side, make: impl Fn(SocketAddr, SocketAddr) -> Segment) -> Segment {
+        match side {
+            Side::Target => make(self.source, self.target),
+            Side::Client => make(self.service, self.client),
+        }
+    }
+
+    fn is_open(&self) -> bool {
+        matches!(self.stage, Stage::Asked | Stage::HalfGone(_))
+    }
+}
+
+impl Resets {
+    /// The TCP flows among these; `seed` is any number, so that probes cannot be foretold.
+    #[must_use]
+    pub fn new<'a>(flows: impl IntoIterator<Item = &'a Flow>, seed: u32) -> Self {
+        let empty = (Vec::new(), HashMap::new(), BTreeMap::new());
+        let mut resets = Self { cases: empty.0, ends: empty.1, agenda: empty.2, entries: 0, seed, open: 0, pending: 0 };
+        for flow in flows.into_iter().filter(|flow| flow.is_tcp()) {
+            let (original, reply) = (flow.original, flow.reply);
+            let case = resets.cases.len();
+            resets.cases.push(Case {
+                source: reply.destination,
+                target: reply.source,
+                service: original.destination,
+                client: original.source,
+                stage: Stage::Asked,
+                half_open: flow.tcp.is_some_and(TcpState::is_half_open),
+                heeded: 0,
+            });
+            resets.ends.entry((reply.source, reply.destination.port())).or_default().push((case, Side::Target));
+            resets.ends.entry((original.source, original.destination.port())).or_default().push((case, Side::Client));
+            resets.enter(PROBES[0], Due::Probe { case, attempt: 0 });
+            resets.open += 1;
+        }
+        resets
+    }
+
+    /// What to send now, one segment at a time; nothing if the next is due later.
+    pub fn take(&mut self, now: Duration) -> Option<Segment> {
+        loop {
+            let entry = self.agenda.first_entry().filter(|entry| entry.key().0 <= now)?;
+            match entry.remove() {
+                Due::Send(segment) => {
+                    self.pending -= 1;
+                    return Some(segment);
+                }
+                Due::Probe { case, attempt } => {
+                    if let Some(segment) = self.probe(case, attempt) {
+                        return Some(segment);
+                    }
+                }
+            }
+        }
+    }
+
+    /// When the next segment is due.
+    #[must_use]
+    pub fn next(&self) -> Option<Duration> {
+        self.agenda.first_key_value().map(|((at, _), _)| *at)
+    }
+
+    /// Takes note of a segment that came in; one that belongs to none of the flows changes nothing.
+    pub fn hear(&mut self, heard: &Heard, now: Duration) {
+        let Some(ends) = self.ends.get(&(heard.from, heard.port)).cloned() else { return };
+        for (case, side) in ends {
+            match heard.end {
+                End::Alive => self.answered(case, side, heard, now),
+                End::Gone => self.refused(case, side, now),
+            }
+        }
+    }
+
+    /// Takes note that the network does not take a segment.
+    pub fn failed(&mut self, segment: &Segment) {
+        for (case, _) in self.ends.get(&segment.end()).cloned().unwrap_or_default() {
+            self.settle(case, Stage::Failed);
+        }
+    }
+
+    /// Whether every flow is done with and nothing is left to send for it.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.open == 0 && self.pending == 0
+    }
+
+    /// What became of the flows so far; who did not answer yet counts as unanswered.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        let mut report = Report::default();
+        for case in &self.cases {
+            match case.stage {
+                Stage::Asked | Stage::HalfGone(_) => report.unanswered += 1,
+                Stage::Answered => report.reset += 1,
+                Stage::Gone => report.gone += 1,
+                Stage::Failed => report.failed += 1,
+            }
+        }
+        report
+    }
+
+    fn enter(&mut self, at: Duration, due: Due) {
+        self.pending += usize::from(matches!(due, Due::Send(_)));
+        self.agenda.insert((at, self.entries), due);
+        self.entries += 1;
+    }
+
+    /// The probe of one attempt, if the flow still needs it. From the second on, the client is asked as well.
+    fn probe(&mut self, index: usize, attempt: usize) -> Option<Segment> {
+        let case = self.cases.get(index).filter(|case| case.is_open())?;
+        let half_open = case.half_open;
+        if half_open && attempt == HALF_OPEN {
+            self.settle(index, Stage::Gone);
+            return None;
+        }
+        let offset = u32::try_from(index).unwrap_or(0).wrapping_mul(0x9e37_79b9);
+        let sequence = self.seed.wrapping_add(offset).rotate_left(u32::try_from(attempt).unwrap_or(0));
+        let make = |from, to| Segment::probe(from, to, sequence);
+        let (target, client) = (case.toward(Side::Target, make), case.toward(Side::Client, make));
+        let stage = case.stage;
+        let now = PROBES.get(attempt).copied().unwrap_or_default();
+        if let Some(at) = PROBES.get(attempt + 1) {
+            self.enter(*at, Due::Probe { case: index, attempt: attempt + 1 });
+        }
+        match stage {
+            Stage::HalfGone(Side::Target) => return Some(client),
+            Stage::HalfGone(Side::Client) => {}
+            _ if attempt > 0 && !half_open => self.enter(now, Due::Send(client)),
+            _ => {}
+        }
+        Some(target)
+    }
+
+    /// A live end showed its numbers: what it expects next is what a reset to it must have, and what it sends next is what the
+    /// other end expects, or will once it has all that is under way. An end that misses some answers such a reset
+    /// with an acknowledgment, and that is heard here again.
+    fn answered(&mut self, index: usize, side: Side, heard: &Heard, now: Duration) {
+        let Some(case) = self.cases.get_mut(index).filter(|case| case.heeded < HEEDED && case.stage != Stage::Failed) else { return };
+        case.heeded += 1;
+        let (sequence, acknowledgment) = (heard.sequence, heard.acknowledgment);
+        let beyond = sequence.wrapping_add(heard.length);
+        let (here, there) = match side {
+            Side::Target => (Side::Target, Side::Client),
+            Side::Client => (Side::Client, Side::Target),
+        };
+        let back = case.toward(here, |from, to| Segment::reset(from, to, acknowledgment, beyond));
+        let on = case.toward(there, |from, to| Segment::reset(from, to, sequence, acknowledgment));
+        self.settle(index, Stage::Answered);
+        for at in [now, now + REPEAT] {
+            self.enter(at, Due::Send(back));
+            self.enter(at, Due::Send(on));
+        }
+    }
+
+    fn refused(&mut self, index: usize, side: Side, now: Duration) {
+        let Some(case) = self.cases.get_mut(index) else { return };
+        match case.stage {
+            Stage::Asked if case.half_open => self.settle(index, Stage::Gone),
+            Stage::Asked => {
+                case.stage = Stage::HalfGone(side);
+                let sequence = self.seed;
+                let other = if side == Side::Target { Side::Client } else { Side::Target };
+                let probe = case.toward(other, |from, to| Segment::probe(from, to, sequence));
+                self.enter(now, Due::Send(probe));
+            }
+            Stage::HalfGone(first) if first != side => self.settle(index, Stage::Gone),
+            _ => {}
+        }
+    }
+
+    fn settle(&mut self, index: usize, stage: Stage) {
+        if let Some(case) = self.cases.get_mut(index).filter(|case| case.is_open()) {
+            case.stage = stage;
+            self.open -= 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,9 @@
+//! HTTP ingress: virtual hosts and routes, endpoints and load balancing, the PROXY protocol, certificates and who orders them.
+
+pub mod cert_leader;
+pub mod cert_orders;
+pub mod certificate;
+pub mod endpoints;
+pub mod load_balancer;
+pub mod proxy_protocol;
+pub mod vhosts;

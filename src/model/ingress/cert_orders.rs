@@ -1,0 +1,396 @@
+//! When a certificate is ordered, and by which replica: events in, orders and writes out.
+//!
+//! What is known of a name is a record that every replica sees (its Secret): the certificate, and a note of who is ordering
+//! another one. The replica that leads orders what is due. Before it does so it writes its name into the note, against the
+//! version that it saw, so that of two who believe to lead only one orders. It gives an order up before anybody may think
+//! that it is dead: an order is under way at one replica at most, whatever crashes, hangs or is cut off.
+//!
+//! - Due is a name without a certificate at once; else at the point of the window that the ACME server suggests (ARI), or at
+//!   two thirds of the lifetime, some of it earlier by chance. The chance is the certificate's own, so that a start anew
+//!   does not draw again.
+//! - A failure is written into the note with the time before which nobody tries again, and so is an order that is begun anew
+//!   because its replica died over it: a crash loop or a takeover does not try more often. A server's `Retry-After` counts if it is longer.
+//! - A certificate that was issued is never ordered again because it could not be stored: storing is tried until it works.
+//!
+//! Waiting for others is by one's own monotonic clock; the wall clock is read only against what is written in certificates
+//! and notes. Nothing is ordered or written here, and keys are never seen.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+
+use crate::model::base::backoff::Backoff;
+
+mod due;
+mod told;
+
+pub use due::{Certificate, Validity, Window, renew_at, usable};
+pub use told::{Action, Event, Failed, Written};
+
+/// How many orders are under way at a time: an ACME server counts new orders by the hour.
+const AT_ONCE: usize = 8;
+/// How soon a write is tried again that could not be made.
+const AGAIN: Duration = Duration::from_secs(5);
+/// How often the server is asked for its window, unless it says.
+const SUGGESTION: Duration = Duration::from_hours(6);
+/// An outage makes the pauses no longer than those after so many failures.
+const OUTAGE: u32 = 3;
+
+/// Now, by both clocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Moment {
+    /// Time since the process began.
+    pub at: Duration,
+    /// The wall clock.
+    pub wall: Timestamp,
+}
+
+/// How long things may take.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Terms {
+    /// Who began an order gives it up after so long, counted from before its note was sent.
+    pub order: Duration,
+    /// A note that nobody changed for so long says nothing any more. The difference to `order` is what clocks may run apart.
+    pub patience: Duration,
+    /// The pauses after failures.
+    pub retry: Backoff,
+}
+
+impl Terms {
+    /// dns-01 takes seconds to minutes. A failure costs a part of what the server allows in a week.
+    pub const ACME: Self = Self { order: Duration::from_mins(5), patience: Duration::from_mins(7), retry: Backoff::ACME };
+}
+
+/// Who is ordering a certificate, and how often that failed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Note {
+    /// The replica that orders; empty if none does.
+    pub by: String,
+    /// Failures in a row.
+    pub failures: u32,
+    /// Nobody tries before this time.
+    pub not_before: Option<Timestamp>,
+}
+
+/// What all replicas know of a name.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Record {
+    /// Differs after every write.
+    pub version: String,
+    /// The certificate, if there is one that can be read and fits its key and name.
+    pub certificate: Option<Certificate>,
+    /// Who is ordering another.
+    pub note: Note,
+}
+
+/// One replica, as far as certificates go.
+#[derive(Debug, Clone)]
+pub struct Issuer {
+    me: String,
+    terms: Terms,
+    leads: bool,
+    wanted: BTreeSet<String>,
+    names: BTreeMap<String, Name>,
+    /// When a name is to be looked at though nothing happens.
+    timers: BTreeMap<String, Duration>,
+    /// Names that are due and wait for others' orders to end: the most urgent first.
+    queue: BTreeSet<(Option<Timestamp>, String)>,
+    busy: BTreeSet<String>,
+}
+
+/// One name.
+#[derive(Debug, Clone, Default)]
+struct Name {
+    record: Option<Record>,
+    /// Since when the record has been as it is.
+    since: Duration,
+    /// The record is known to be old: it was refused by the API.
+    stale: bool,
+    /// The version that the newest write was made against.
+    against: String,
+    window: Option<Window>,
+    /// When this process saw the certificate take the place of another, or of none.
+    renewed: Option<Duration>,
+    /// When the server is asked for its window.
+    ask: Option<Duration>,
+    doing: Doing,
+}
+
+#[derive(Debug, Clone, Default, PartialEq)]
+enum Doing {
+    #[default]
+    Nothing,
+    /// The note is being written, since this time.
+    Claiming(Duration),
+    /// An order is under way, until this time at the latest.
+    Ordering(Duration),
+    /// A write of what came of it is to be made, or under way.
+    Writing { note: Option<Note>, sent: bool },
+}
+
+impl Issuer {
+    /// A replica of this name, which no other process has at the same time.
+    #[must_use]
+    pub fn new(me: impl Into<String>, terms: Terms) -> Self {
+        let (wanted, names, timers) = (BTreeSet::new(), BTreeMap::new(), BTreeMap::new());
+        Self { me: me.into(), terms, leads: false, wanted, names, timers, queue: BTreeSet::new(), busy: BTreeSet::new() }
+    }
+
+    /// What to do now that this happened. `random` is from 0 to 1.
+    pub fn step(&mut self, event: Event, now: Moment, random: f64) -> Vec<Action> {
+        let mut actions = Vec::new();
+        for name in self.take_in(event, now, random, &mut actions) {
+            self.look(&name, now, &mut actions);
+        }
+        while self.busy.len() < AT_ONCE
+            && let Some((_, name)) = self.queue.pop_first()
+        {
+            self.claim(&name, now, &mut actions);
+        }
+        actions
+    }
+
+    /// When to come back with [`Event::Tick`] though nothing happens.
+    #[must_use]
+    pub fn wake(&self) -> Option<Duration> {
+        self.timers.values().min().copied()
+    }
+
+    /// Whether a name may be advertised: its certificate serves now.
+    #[must_use]
+    pub fn serves(&self, name: &str, wall: Timestamp) -> bool {
+        self.certificate(name).is_some_and(|certificate| usable(certificate, wall))
+    }
+
+    /// The certificate of a name.
+    #[must_use]
+    pub fn certificate(&self, name: &str) -> Option<&Certificate> {
+        self.names.get(name)?.record.as_ref()?.certificate.as_ref()
+    }
+
+    /// Takes an event in; the names that it concerns.
+    fn take_in(&mut self, event: Event, now: Moment, random: f64, actions: &mut Vec<Action>) -> Vec<String> {
+        match event {
+            Event::Tick => {
+                let come: Vec<_> = self.timers.iter().filter(|(_, at)| **at <= now.at).map(|(name, _)| name.clone()).collect();
+                for name in &come {
+                    self.timers.remove(name);
+                }
+                come
+            }
+            Event::Wanted(wanted) => {
+                let gone: Vec<_> = self.wanted.difference(&wanted).cloned().collect();
+                self.wanted = wanted;
+                for name in gone {
+                    self.let_go(&name, actions);
+                }
+                self.wanted.iter().cloned().collect()
+            }
+            Event::Leads(leads) => {
+                self.leads = leads;
+                self.queue.clear();
+                self.wanted.iter().cloned().collect()
+            }
+            Event::Seen(name, record) => {
+                self.saw(&name, record, now.at);
+                vec![name]
+            }
+            Event::Claimed(name, written) => self.claimed(name, written, now.at, actions),
+            Event::Ended(name, end) => self.ended(name, end, now, random),
+            Event::Stored(name, written) => self.stored(name, written, now.at),
+            Event::Suggested(name, window, again) => {
+                if let Some(one) = self.names.get_mut(&name) {
+                    one.window = window.or(one.window.take());
+                    one.ask = Some(now.at + again.unwrap_or(SUGGESTION));
+                }
+                vec![name]
+            }
+        }
+    }
+
+    fn saw(&mut self, name: &str, record: Option<Record>, at: Duration) {
+        let one = self.names.entry(name.to_owned()).or_default();
+        if one.record == record {
+            return;
+        }
+        let id = |record: &Option<Record>| record.as_ref()?.certificate.as_ref().map(|held| held.id.clone());
+        if id(&one.record) != id(&record) {
+            (one.window, one.ask) = (None, Some(at));
+            one.renewed = one.record.as_ref().map(|_| at);
+        }
+        (one.record, one.since, one.stale) = (record, at, false);
+    }
+
+    fn claimed(&mut self, name: String, written: Written, at: Duration, actions: &mut Vec<Action>) -> Vec<String> {
+        let Some(Doing::Claiming(sent)) = self.names.get(&name).map(|one| one.doing.clone()) else { return vec![name] };
+        let until = sent + self.terms.order;
+        match written {
+            Written::Done(record) => {
+                self.saw(&name, Some(record), at);
+                let replaces = self.certificate(&name).map(|held| held.id.clone());
+                self.set(&name, Doing::Ordering(until));
+                self.timer(&name, until);
+                actions.push(Action::Order { name, replaces });
+                Vec::new()
+            }
+            Written::Conflict => {
+                self.set(&name, Doing::Nothing);
+                self.refused(&name);
+                vec![name]
+            }
+            Written::Failed => {
+                // Whether it was written is not known: what is seen next says so.
+                self.set(&name, Doing::Nothing);
+                self.timer(&name, at + AGAIN);
+                Vec::new()
+            }
+        }
+    }
+
+    fn ended(&mut self, name: String, end: Result<Certificate, Failed>, now: Moment, random: f64) -> Vec<String> {
+        let Some(one) = self.names.get_mut(&name).filter(|one| matches!(one.doing, Doing::Ordering(_))) else { return Vec::new() };
+        let before = one.record.as_ref().map(|record| record.note.clone()).unwrap_or_default();
+        let note = end.err().map(|failed| self.after(&before, now.wall, failed, random));
+        self.set(&name, Doing::Writing { note, sent: false });
+        vec![name]
+    }
+
+    fn stored(&mut self, name: String, written: Written, at: Duration) -> Vec<String> {
+        let Some(one) = self.names.get_mut(&name) else { return Vec::new() };
+        let Doing::Writing { sent, .. } = &mut one.doing else { return vec![name] };
+        *sent = false;
+        match written {
+            Written::Done(record) => {
+                self.set(&name, Doing::Nothing);
+                self.saw(&name, Some(record), at);
+                vec![name]
+            }
+            Written::Conflict => {
+                self.refused(&name);
+                vec![name]
+            }
+            Written::Failed => {
+                self.timer(&name, at + AGAIN);
+                Vec::new()
+            }
+        }
+    }
+
+    /// A write was refused: the record is old, unless a newer one was seen before the refusal came.
+    fn refused(&mut self, name: &str) {
+        if let Some(one) = self.names.get_mut(name) {
+            one.stale = one.record.as_ref().is_some_and(|record| record.version == one.against);
+        }
+    }
+
+    /// Does with a name what its time has come for.
+    fn look(&mut self, name: &str, now: Moment, actions: &mut Vec<Action>) {
+        let Some(one) = self.names.get(name) else { return };
+        match &one.doing {
+            Doing::Claiming(_) | Doing::Writing { sent: true, .. } => {}
+            Doing::Ordering(until) if now.at < *until => self.timer(name, *until),
+            Doing::Ordering(_) => {
+                actions.push(Action::Abandon(name.to_owned()));
+                self.set(name, Doing::Nothing);
+                self.consider(name, now, actions);
+            }
+            Doing::Writing { .. } => self.write(name, now, actions),
+            Doing::Nothing => self.consider(name, now, actions),
+        }
+    }
+
+    /// Writes what came of an order, for as long as the note is this replica's.
+    fn write(&mut self, name: &str, now: Moment, actions: &mut Vec<Action>) {
+        let Some(one) = self.names.get_mut(name).filter(|one| !one.stale) else { return };
+        let Doing::Writing { note, sent } = &mut one.doing else { return };
+        let Some(record) = one.record.as_ref().filter(|record| record.note.by == self.me) else {
+            // Somebody else was right to think that this replica is gone, or the Secret is. That one may be gone by now, too.
+            self.set(name, Doing::Nothing);
+            self.consider(name, now, actions);
+            return;
+        };
+        *sent = true;
+        let (name, version) = (name.to_owned(), record.version.clone());
+        one.against.clone_from(&version);
+        actions.push(match note {
+            None => Action::Store { name, version },
+            Some(note) => Action::Release { name, version, note: note.clone() },
+        });
+    }
+
+    /// Has a name ordered if it is due, else looks again when it may be.
+    fn consider(&mut self, name: &str, now: Moment, actions: &mut Vec<Action>) {
+        if !self.leads || !self.wanted.contains(name) {
+            return;
+        }
+        let Some(one) = self.names.get_mut(name).filter(|one| !one.stale) else { return };
+        let Some(record) = &one.record else { return };
+        let due = record.certificate.as_ref().map(|held| renew_at(held, one.window));
+        if let Some(held) = record.certificate.as_ref().filter(|_| one.ask.is_some_and(|ask| ask <= now.at)) {
+            one.ask = None;
+            actions.push(Action::Suggest { name: name.to_owned(), certificate: held.id.clone() });
+        }
+        let others = !record.note.by.is_empty() && record.note.by != self.me;
+        let free = if others { one.since + self.terms.patience } else { now.at };
+        let wall = record.note.not_before.max(due).unwrap_or(Timestamp::MIN);
+        let wait = Duration::try_from(wall.duration_since(now.wall)).unwrap_or_default();
+        let pause = record.certificate.as_ref().map(due::min_pause).unwrap_or_default();
+        let at = free.max(now.at + wait).max(one.renewed.map_or(Duration::ZERO, |renewed| renewed + pause));
+        let (ask, urgency) = (one.ask, record.certificate.as_ref().map(|held| held.until));
+        if at <= now.at {
+            self.queue.insert((urgency, name.to_owned()));
+        } else {
+            self.timer(name, ask.map_or(at, |ask| ask.min(at)));
+        }
+    }
+
+    fn claim(&mut self, name: &str, now: Moment, actions: &mut Vec<Action>) {
+        let Some(record) = self.names.get(name).and_then(|one| one.record.clone()) else { return };
+        self.set(name, Doing::Claiming(now.at));
+        if let Some(one) = self.names.get_mut(name) {
+            one.against.clone_from(&record.version);
+        }
+        let mut note = if record.note.by.is_empty() { record.note } else { self.after(&record.note, now.wall, Failed::default(), 0.0) };
+        note.by.clone_from(&self.me);
+        actions.push(Action::Claim { name: name.to_owned(), version: record.version, note });
+    }
+
+    /// The note after an order that failed, or whose replica died over it.
+    fn after(&self, before: &Note, wall: Timestamp, failed: Failed, random: f64) -> Note {
+        let most = if failed.outage { OUTAGE.max(before.failures) } else { u32::MAX };
+        let failures = before.failures.saturating_add(1).min(most);
+        let pause = self.terms.retry.after(failures, random).max(failed.retry_after.unwrap_or_default());
+        let not_before = wall.checked_add(SignedDuration::try_from(pause).unwrap_or(SignedDuration::MAX)).ok();
+        Note { by: String::new(), failures, not_before }
+    }
+
+    fn let_go(&mut self, name: &str, actions: &mut Vec<Action>) {
+        if let Some(one) = self.names.get(name)
+            && matches!(one.doing, Doing::Ordering(_))
+        {
+            actions.push(Action::Abandon(name.to_owned()));
+        }
+        self.set(name, Doing::Nothing);
+        self.timers.remove(name);
+        self.queue.retain(|(_, queued)| queued != name);
+    }
+
+    fn set(&mut self, name: &str, doing: Doing) {
+        if matches!(doing, Doing::Nothing) {
+            self.busy.remove(name)
+        } else {
+            self.busy.insert(name.to_owned())
+        };
+        if let Some(one) = self.names.get_mut(name) {
+            one.doing = doing;
+        }
+    }
+
+    fn timer(&mut self, name: &str, at: Duration) {
+        self.timers.insert(name.to_owned(), at);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,190 @@
+//! Which Pods answer for a Service's port, from its `EndpointSlice`s.
+//!
+//! Source: `discovery.k8s.io/v1`. A slice that cannot be read counts for nothing; the others stay.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use serde_json::Value;
+
+/// The label by which a slice says whose it is.
+const SERVICE: &str = "kubernetes.io/service-name";
+
+/// A Service's port, as its slices name it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ServicePort {
+    /// The Service's namespace.
+    pub namespace: String,
+    /// Its name.
+    pub service: String,
+    /// The port's name; empty where it has none.
+    pub port: String,
+}
+
+/// One Pod that answers.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Endpoint {
+    /// Where.
+    pub address: SocketAddr,
+    /// In which zone it runs, if that is told.
+    pub zone: Option<String>,
+    /// On which node it runs, if that is told.
+    pub node: Option<String>,
+    /// The zones whose clients it is meant for (`hints.forZones`); empty where Kubernetes leaves that open.
+    pub hints: Vec<String>,
+}
+
+impl Endpoint {
+    /// Whether clients of this zone come here first.
+    #[must_use]
+    pub fn is_near(&self, zone: &str) -> bool {
+        if self.hints.is_empty() { self.zone.as_deref() == Some(zone) } else { self.hints.iter().any(|hint| hint == zone) }
+    }
+}
+
+/// All slices that are known, by namespace and name.
+#[derive(Debug, Clone, Default)]
+pub struct Slices {
+    known: BTreeMap<(String, String), BTreeMap<ServicePort, Vec<Endpoint>>>,
+}
+
+impl Slices {
+    /// A slice was made or changed. Says whether that changed anything.
+    pub fn put(&mut self, slice: Value) -> bool {
+        let Some((name, ports)) = read(slice) else { return false };
+        self.known.insert(name, ports.clone()) != Some(ports)
+    }
+
+    /// A slice is gone. Says whether that changed anything.
+    pub fn gone(&mut self, slice: &Value) -> bool {
+        let text = |field: &str| slice.pointer(field).and_then(Value::as_str).unwrap_or_default().to_owned();
+        self.known.remove(&(text("/metadata/namespace"), text("/metadata/name"))).is_some()
+    }
+
+    /// Only these slices of the namespace exist: what else was known of it is gone.
+    pub fn retain(&mut self, namespace: &str, listed: &Self) {
+        self.known.retain(|name, _| name.0 != namespace || listed.known.contains_key(name));
+    }
+
+    /// The namespace matters no more.
+    pub fn forget(&mut self, namespace: &str) {
+        self.retain(namespace, &Self::default());
+    }
+
+    /// Who answers, by port, in order of address and each once.
+    #[must_use]
+    pub fn endpoints(&self) -> BTreeMap<ServicePort, Vec<Endpoint>> {
+        let mut all: BTreeMap<ServicePort, Vec<Endpoint>> = BTreeMap::new();
+        for (port, endpoints) in self.known.values().flatten() {
+            all.entry(port.clone()).or_default().extend_from_slice(endpoints);
+        }
+        for endpoints in all.values_mut() {
+            endpoints.sort();
+            endpoints.dedup_by_key(|endpoint| endpoint.address);
+        }
+        all
+    }
+}
+
+type Named = ((String, String), BTreeMap<ServicePort, Vec<Endpoint>>);
+
+/// A slice by its name; nothing if it is none or belongs to no Service.
+fn read(slice: Value) -> Option<Named> {
+    let slice: EndpointSlice = serde_json::from_value(slice).ok()?;
+    let namespace = slice.metadata.namespace?;
+    let service = slice.metadata.labels?.remove(SERVICE)?;
+    let mut ports = BTreeMap::new();
+    for port in slice.ports.unwrap_or_default() {
+        let (name, protocol) = (port.name.unwrap_or_default(), port.protocol.unwrap_or_default());
+        let Some(number) = port.port.and_then(|number| u16::try_from(number).ok()) else { continue };
+        if !matches!(protocol.as_str(), "TCP" | "") {
+            continue;
+        }
+        // A slice of names (addressType FQDN) has no addresses to go to.
+        let ready = slice.endpoints.iter().flatten().filter(|endpoint| {
+            let conditions = endpoint.conditions.as_ref();
+            conditions.and_then(|conditions| conditions.ready).unwrap_or(true)
+        });
+        let endpoints = ready.filter_map(|endpoint| {
+            let ip: IpAddr = endpoint.addresses.first()?.parse().ok()?;
+            let hints = endpoint.hints.as_ref().and_then(|hints| hints.for_zones.as_ref()).into_iter().flatten();
+            Some(Endpoint {
+                address: SocketAddr::new(ip, number),
+                zone: endpoint.zone.clone(),
+                node: endpoint.node_name.clone(),
+                hints: hints.map(|zone| zone.name.clone()).collect(),
+            })
+        });
+        let port = ServicePort { namespace: namespace.clone(), service: service.clone(), port: name };
+        ports.entry(port).or_insert_with(Vec::new).extend(endpoints);
+    }
+    Some(((namespace, slice.metadata.name?), ports))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn slice(name: &str, pods: &[(&str, bool)]) -> Value {
+        let endpoints: Vec<_> = pods
+            .iter()
+            .map(|(ip, ready)| json!({"addresses": [ip], "conditions": {"ready": ready}, "zone": "a", "nodeName": "n1"}))
+            .collect();
+        json!({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+            "metadata": {"name": name, "namespace": "shop", "labels": {SERVICE: "web"}},
+            "ports": [{"name": "http", "port": 8080, "protocol": "TCP"}, {"name": "dns", "port": 53, "protocol": "UDP"}],
+            "endpoints": endpoints,
+        })
+    }
+
+    fn addresses(slices: &Slices) -> Vec<String> {
+        let port = ServicePort { namespace: "shop".into(), service: "web".into(), port: "http".into() };
+        slices.endpoints().get(&port).into_iter().flatten().map(|endpoint| endpoint.address.to_string()).collect()
+    }
+
+    #[test]
+    fn hints_say_whose_an_endpoint_is_where_there_are_any() {
+        let mut hinted = slice("web-1", &[("10.0.0.1", true), ("10.0.0.2", true)]);
+        hinted["endpoints"][0]["hints"] = json!({"forZones": [{"name": "b"}]});
+        let mut slices = Slices::default();
+        slices.put(hinted);
+        let endpoints: Vec<_> = slices.endpoints().into_values().flatten().collect();
+        let near = |zone: &str| endpoints.iter().map(|endpoint| endpoint.is_near(zone)).collect::<Vec<_>>();
+        assert_eq!([near("a"), near("b")], [[false, true], [true, false]]);
+    }
+
+    #[test]
+    fn ready_endpoints_of_all_slices_answer_each_once() {
+        let mut slices = Slices::default();
+        assert!(slices.put(slice("web-1", &[("10.0.0.2", true), ("10.0.0.1", true), ("10.0.0.3", false)])));
+        assert!(slices.put(slice("web-2", &[("10.0.0.2", true), ("10.0.0.4", true)])));
+        assert!(!slices.put(slice("web-2", &[("10.0.0.2", true), ("10.0.0.4", true)])), "nothing changed");
+        assert_eq!(addresses(&slices), ["10.0.0.1:8080", "10.0.0.2:8080", "10.0.0.4:8080"]);
+        let ports: Vec<_> = slices.endpoints().into_keys().map(|port| port.port).collect();
+        assert_eq!(ports, ["http"], "UDP is no way for requests");
+        assert!(slices.gone(&slice("web-1", &[])));
+        assert_eq!(addresses(&slices), ["10.0.0.2:8080", "10.0.0.4:8080"]);
+    }
+
+    #[test]
+    fn a_complete_list_ends_what_is_not_in_it_in_its_namespace_alone() {
+        let mut slices = Slices::default();
+        slices.put(slice("web-1", &[("10.0.0.1", true)]));
+        slices.retain("other", &Slices::default());
+        assert_eq!(addresses(&slices), ["10.0.0.1:8080"]);
+        slices.forget("shop");
+        assert!(addresses(&slices).is_empty());
+    }
+
+    #[test]
+    fn what_is_no_slice_counts_for_nothing() {
+        let mut slices = Slices::default();
+        assert!(!slices.put(json!({"metadata": {"name": "x"}})));
+        assert!(!slices.put(json!("text")));
+        assert!(slices.endpoints().is_empty());
+    }
+}

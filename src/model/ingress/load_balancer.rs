@@ -1,0 +1,158 @@
+//! Which endpoint of a backend a request goes to, and which are left alone for a while.
+//!
+//! Of two picked at random the less busy one, those of the own zone first: nearly as even as asking all, for the price of two looks.
+//! A zone that is too small for its requests passes some on: one elsewhere is chosen once it is that much less busy.
+//! One that cannot be reached is left alone for a time that doubles; it is tried again by a request, never by probes of ours.
+//! Holds no clock and makes no random numbers.
+
+use std::time::Duration;
+
+/// How many more requests than an endpoint elsewhere one of the own zone may be answering and still come first.
+const SPILL: usize = 16;
+/// How long an endpoint is left alone after its first failure.
+const FIRST: Duration = Duration::from_secs(1);
+/// How long at most.
+const MOST: Duration = Duration::from_secs(30);
+
+/// An endpoint as far as the choice goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Candidate {
+    /// It is in the own zone.
+    pub near: bool,
+    /// Requests that it is answering for us.
+    pub busy: usize,
+    /// It is left alone for now.
+    pub shunned: bool,
+}
+
+/// How an endpoint has done lately. Times are durations since any fixed moment.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Standing {
+    failures: u32,
+    until: Option<Duration>,
+}
+
+impl Standing {
+    /// It answered.
+    pub fn answered(&mut self) {
+        *self = Self::default();
+    }
+
+    /// It could not be reached. Failures while it is left alone are those of requests that began before, and count once.
+    pub fn failed(&mut self, now: Duration) {
+        if !self.is_shunned(now) {
+            let rest = FIRST.saturating_mul(2_u32.saturating_pow(self.failures)).min(MOST);
+            self.failures = self.failures.saturating_add(1);
+            self.until = Some(now.saturating_add(rest));
+        }
+    }
+
+    /// Whether it is left alone now.
+    #[must_use]
+    pub fn is_shunned(&self, now: Duration) -> bool {
+        self.until.is_some_and(|until| now < until)
+    }
+}
+
+/// The candidates to try, in this order: at most `tries`, none of those that are left alone. `random` gives numbers from 0 to 1.
+pub fn order(candidates: &[Candidate], tries: usize, mut random: impl FnMut() -> f64) -> Vec<usize> {
+    let (mut near, mut far): (Vec<usize>, Vec<usize>) =
+        (0..candidates.len()).filter(|index| !candidates[*index].shunned).partition(|index| candidates[*index].near);
+    let mut order = Vec::with_capacity(tries);
+    while order.len() < tries {
+        let here = less_busy(&near, candidates, &mut random);
+        let busy = here.map_or(usize::MAX, |here| candidates[near[here]].busy);
+        // Endpoints elsewhere are looked at only where one may come first.
+        let there = if busy > SPILL { less_busy(&far, candidates, &mut random) } else { None };
+        let chosen = match (here, there) {
+            (Some(here), there) if there.is_none_or(|there| busy <= candidates[far[there]].busy + SPILL) => near.swap_remove(here),
+            (_, Some(there)) => far.swap_remove(there),
+            (_, None) => break,
+        };
+        order.push(chosen);
+    }
+    order
+}
+
+/// The place of the less busy of two random ones.
+fn less_busy(among: &[usize], candidates: &[Candidate], random: &mut impl FnMut() -> f64) -> Option<usize> {
+    let first = pick(among.len(), random())?;
+    let second = pick(among.len(), random())?;
+    let busy = |at: usize| candidates[among[at]].busy;
+    Some(if busy(second) < busy(first) { second } else { first })
+}
+
+#[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a place in a short list")]
+fn pick(length: usize, random: f64) -> Option<usize> {
+    let last = length.checked_sub(1)?;
+    Some(((random.clamp(0.0, 1.0) * length as f64) as usize).min(last))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn candidate(near: bool, busy: usize, shunned: bool) -> Candidate {
+        Candidate { near, busy, shunned }
+    }
+
+    #[test]
+    fn the_own_zone_comes_first_and_what_is_shunned_never() {
+        let all = [candidate(false, 0, false), candidate(true, 9, false), candidate(true, 0, true), candidate(false, 5, false)];
+        assert_eq!(order(&all, 9, || 0.0)[0], 1);
+        for draw in [0.0, 0.5, 0.9] {
+            let mut tried = order(&all, 9, || draw);
+            tried.sort_unstable();
+            assert_eq!(tried, [0, 1, 3], "all others, each once ({draw})");
+        }
+        assert_eq!(order(&[], 3, || 0.0), [0; 0]);
+    }
+
+    #[test]
+    fn small_zone_passes_on_what_is_too_much_for_it() {
+        let all = |busy| [candidate(true, busy, false), candidate(false, 1, false)];
+        assert_eq!(order(&all(1 + SPILL), 2, || 0.5), [0, 1]);
+        assert_eq!(order(&all(2 + SPILL), 2, || 0.5), [1, 0]);
+    }
+
+    #[test]
+    fn the_less_busy_of_two_is_chosen() {
+        let all = [candidate(true, 7, false), candidate(true, 3, false)];
+        let mut draws = [0.0, 0.99].into_iter().cycle();
+        assert_eq!(order(&all, 1, || draws.next().unwrap_or_default()), [1]);
+    }
+
+    proptest! {
+        #[test]
+        fn nobody_is_tried_twice(all in prop::collection::vec((any::<bool>(), 0..5usize, any::<bool>()), 0..20), tries in 0..5usize, seed: u64) {
+            let all: Vec<_> = all.into_iter().map(|(near, busy, shunned)| candidate(near, busy, shunned)).collect();
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let chosen = order(&all, tries, || rng.f64());
+            let healthy = all.iter().filter(|candidate| !candidate.shunned).count();
+            prop_assert_eq!(chosen.len(), tries.min(healthy));
+            let mut unique = chosen.clone();
+            unique.sort_unstable();
+            unique.dedup();
+            prop_assert_eq!(unique.len(), chosen.len());
+        }
+    }
+
+    #[test]
+    fn who_fails_is_left_alone_longer_each_time_and_forgiven_at_once() {
+        let mut standing = Standing::default();
+        let second = Duration::from_secs(1);
+        standing.failed(Duration::ZERO);
+        standing.failed(second / 2);
+        assert!(standing.is_shunned(second / 2) && !standing.is_shunned(second));
+        standing.failed(second);
+        assert!(standing.is_shunned(second * 2) && !standing.is_shunned(second * 3));
+        for step in 0..20 {
+            standing.failed(second * 100 * (step + 1));
+        }
+        assert!(!standing.is_shunned(second * 2031));
+        standing.answered();
+        assert_eq!(standing, Standing::default());
+    }
+}

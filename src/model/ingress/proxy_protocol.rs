@@ -1,0 +1,156 @@
+//! What stands in front of a forwarded connection: the header of the PROXY protocol, version 2.
+//!
+//! Source: the specification of `HAProxy` (`proxy-protocol.txt`), section 2.2. Only what tailscaled writes matters here: TCP over
+//! IPv4 or IPv6. Whatever else a well-formed header says tells no address. Extensions are skipped. Reads no socket.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+/// The length of the part whose length is fixed; it says how long the rest is.
+pub const FIXED: usize = 16;
+/// The longest rest that is read: two IPv6 addresses and some extensions. The format would allow 65535.
+pub const MOST: usize = 1024;
+
+const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
+
+/// The part of the header whose length is fixed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fixed {
+    family: Family,
+    /// The length of the rest.
+    pub rest: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Family {
+    Ipv4,
+    Ipv6,
+    Untold,
+}
+
+/// The bytes are no header that can be gone by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum PreambleError {
+    /// It does not begin like one.
+    #[error("the connection does not begin with a PROXY header of version 2; only tailscaled may connect here")]
+    Signature,
+    /// The version or the command is none that there is.
+    #[error("a PROXY header of version and command {0:#04x}; version 2, LOCAL or PROXY is expected")]
+    Command(u8),
+    /// The rest is too short for the addresses that it announces, or longer than [`MOST`].
+    #[error("a PROXY header with {0} bytes of addresses and extensions")]
+    Length(usize),
+}
+
+impl PreambleError {
+    /// A closed set of words for metric labels.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Signature => "Signature",
+            Self::Command(_) => "Command",
+            Self::Length(_) => "Length",
+        }
+    }
+}
+
+impl Fixed {
+    /// Reads the first [`FIXED`] bytes. Fails if they are not the beginning of a header.
+    pub fn read(bytes: &[u8; FIXED]) -> Result<Self, PreambleError> {
+        let [signature @ .., command, family, high, low] = bytes;
+        if *signature != SIGNATURE {
+            return Err(PreambleError::Signature);
+        }
+        let family = match (*command, *family) {
+            (0x21, 0x11) => Family::Ipv4,
+            (0x21, 0x21) => Family::Ipv6,
+            (0x20 | 0x21, _) => Family::Untold,
+            (other, _) => return Err(PreambleError::Command(other)),
+        };
+        let rest = usize::from(u16::from_be_bytes([*high, *low]));
+        let least = match family {
+            Family::Ipv4 => 12,
+            Family::Ipv6 => 36,
+            Family::Untold => 0,
+        };
+        if rest < least || rest > MOST { Err(PreambleError::Length(rest)) } else { Ok(Self { family, rest }) }
+    }
+
+    /// The client's address, from the rest: [`Self::rest`] bytes. Nothing if the header tells none, as for a health check.
+    #[must_use]
+    pub fn client(self, rest: &[u8]) -> Option<SocketAddr> {
+        let (ip, port): (IpAddr, _) = match self.family {
+            Family::Ipv4 => (Ipv4Addr::from(*rest.first_chunk::<4>()?).into(), rest.get(8..10)?),
+            Family::Ipv6 => (Ipv6Addr::from(*rest.first_chunk::<16>()?).to_canonical(), rest.get(32..34)?),
+            Family::Untold => return None,
+        };
+        Some(SocketAddr::new(ip, u16::from_be_bytes(port.try_into().ok()?)))
+    }
+}
+
+/// The header that says who a connection is from and where it went: the other side of [`Fixed`]. Addresses of different
+/// families are both written as IPv6.
+#[must_use]
+pub fn header(client: SocketAddr, server: SocketAddr) -> Vec<u8> {
+    let mut bytes = SIGNATURE.to_vec();
+    if let (IpAddr::V4(from), IpAddr::V4(to)) = (client.ip(), server.ip()) {
+        bytes.extend([0x21, 0x11, 0, 12]);
+        bytes.extend(from.octets().into_iter().chain(to.octets()));
+    } else {
+        let wide = |ip| match ip {
+            IpAddr::V4(ip) => Ipv4Addr::to_ipv6_mapped(&ip),
+            IpAddr::V6(ip) => ip,
+        };
+        bytes.extend([0x21, 0x21, 0, 36]);
+        bytes.extend(wide(client.ip()).octets().into_iter().chain(wide(server.ip()).octets()));
+    }
+    bytes.extend(client.port().to_be_bytes().into_iter().chain(server.port().to_be_bytes()));
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn read(bytes: &[u8]) -> Result<Option<SocketAddr>, PreambleError> {
+        let fixed = Fixed::read(bytes.first_chunk().expect("16 bytes"))?;
+        assert_eq!(bytes.len(), FIXED + fixed.rest);
+        Ok(fixed.client(&bytes[FIXED..]))
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(client: (IpAddr, u16), server: (IpAddr, u16)) {
+            let (client, server) = (SocketAddr::from(client), SocketAddr::from(server));
+            let told = read(&header(client, server)).expect("a header").expect("an address");
+            prop_assert_eq!((told.ip(), told.port()), (client.ip().to_canonical(), client.port()));
+        }
+    }
+
+    #[test]
+    fn a_header_may_tell_nothing_and_have_extensions() {
+        let mut local = SIGNATURE.to_vec();
+        local.extend([0x20, 0, 0, 3, 1, 2, 3]);
+        assert_eq!(read(&local), Ok(None));
+        let client: SocketAddr = "100.64.0.9:51234".parse().expect("an address");
+        let mut extended = header(client, client);
+        extended[15] += 3;
+        extended.extend([4, 0, 0]);
+        assert_eq!(read(&extended), Ok(Some(client)));
+    }
+
+    #[test]
+    fn what_is_no_header_is_refused() {
+        let address: SocketAddr = "[fd7a::9]:1".parse().expect("an address");
+        let with = |at: usize, byte: u8| {
+            let mut bytes = header(address, address);
+            bytes[at] = byte;
+            Fixed::read(bytes.first_chunk().expect("16 bytes"))
+        };
+        assert_eq!(Fixed::read(b"GET / HTTP/1.1\r\n"), Err(PreambleError::Signature));
+        assert_eq!(with(12, 0x11), Err(PreambleError::Command(0x11)));
+        assert_eq!(with(15, 35), Err(PreambleError::Length(35)));
+        assert_eq!(with(14, 0xff).map_err(|error| error.reason()), Err("Length"));
+    }
+}

@@ -1,0 +1,80 @@
+//! The one site of a node whose control plane has no Tailscale Services: all sites share its addresses and ports.
+//!
+//! Names tell them apart, so each route is of its site's names alone. What cannot be shared, a name or a port of two sites that
+//! want it otherwise, the first by name has.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::{Route, Site, Sites};
+
+/// The name of that site.
+pub const NAME: &str = "node";
+
+/// The node's site, and what of which sites is not in it and why.
+#[must_use]
+pub fn merged(sites: &Sites) -> (Site, BTreeMap<String, Vec<String>>) {
+    let mut node = Site::default();
+    let mut faults: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (name, site) in sites {
+        let mut fault = |what: String| faults.entry(name.clone()).or_default().push(what);
+        for (port, listener) in &site.listeners {
+            if node.listeners.entry(*port).or_insert(*listener) != listener {
+                fault(format!("port {port} is served in another way by another site of this node"));
+            }
+        }
+        for (host, how) in &site.hosts {
+            if node.hosts.contains_key(host) {
+                fault(format!("{host} is another site's name"));
+                continue;
+            }
+            node.hosts.insert(host.clone(), how.clone());
+            let own = site.routes.iter().filter(|route| route.host.as_ref().is_none_or(|only| only == host));
+            node.routes.extend(own.map(|route| Route { host: Some(host.clone()), ..route.clone() }));
+        }
+        node.funnel |= site.funnel;
+    }
+    node.sort();
+    (node, faults)
+}
+
+/// The sites as they are to be listened for.
+#[must_use]
+pub fn listened(sites: &Arc<Sites>, on_node: bool) -> Arc<Sites> {
+    if !on_node || sites.is_empty() {
+        return Arc::clone(sites);
+    }
+    Arc::new([(NAME.to_owned(), Arc::new(merged(sites).0))].into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::ingress::vhosts::{Decision, read};
+
+    #[test]
+    fn sites_share_a_node_and_are_told_apart_by_name() {
+        let backend = |address: &str| format!(r#"{{"namespace":"ns","service":"web","address":"{address}","protocol":"http"}}"#);
+        let site = |host: &str, address: &str| {
+            format!(
+                r#"{{"hosts":{{"{host}":{{"secret":"{host}","issue":true}}}},"listeners":{{"443":"https"}},"routes":[{{"path":"/","backend":{}}}]}}"#,
+                backend(address)
+            )
+        };
+        let text = format!(
+            r#"{{"svc:a":{},"svc:b":{},"svc:c":{}}}"#,
+            site("a.tail.lab", "10.0.0.1:80"),
+            site("b.tail.lab", "10.0.0.2:80"),
+            site("a.tail.lab", "10.0.0.3:80")
+        );
+        let sites = read(Some(text.as_bytes()), None).expect("readable").sites;
+        let (node, faults) = merged(&sites);
+        let asked = |name: &str| match node.decide(443, name, "/x") {
+            Decision::Proxy(proxied, _) => proxied.backend.address.clone(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!((asked("a.tail.lab"), asked("b.tail.lab")), ("10.0.0.1:80".to_owned(), "10.0.0.2:80".to_owned()));
+        assert_eq!(node.decide(443, "c.tail.lab", "/"), Decision::Misdirected);
+        assert_eq!(faults.into_iter().collect::<Vec<_>>(), [("svc:c".to_owned(), vec!["a.tail.lab is another site's name".to_owned()])]);
+    }
+}

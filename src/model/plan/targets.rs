@@ -1,0 +1,172 @@
+//! Which addresses may be targets. Names and addresses of targets come from tenants and from DNS, so those that reach the proxy itself, its
+//! node, the metadata service of its cloud or the cluster's own Services are refused, unless an administrator allows them.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::IpNet;
+use serde::Serialize;
+
+use crate::model::base::netmap::in_tailscale_range;
+
+/// What an administrator says of targets.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct TargetPolicy {
+    /// Allowed, whatever else is said of them but for the proxy's own addresses (`TAILYARD_ALLOWED_TARGETS`).
+    pub allowed: Vec<IpNet>,
+    /// Refused besides the [`Range`]s (`TAILYARD_DENIED_TARGETS`), the API server (`KUBERNETES_SERVICE_HOST`) among them.
+    pub denied: Vec<IpNet>,
+}
+
+/// A range of addresses that are not targets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Range {
+    /// Of the Pod or of its node of the tailnet.
+    Own,
+    /// `TAILYARD_DENIED_TARGETS`, or the API server.
+    Denied,
+    /// `0.0.0.0/8`, `::`.
+    Unspecified,
+    /// `127.0.0.0/8`, `::1`.
+    Loopback,
+    /// `169.254.0.0/16`, `fe80::/10`: metadata services of most clouds among them.
+    LinkLocal,
+    /// Metadata services at other addresses.
+    Metadata,
+    /// `224.0.0.0/4`, `ff00::/8`.
+    Multicast,
+    /// `255.255.255.255`.
+    Broadcast,
+    /// The ranges of a tailnet: nodes that the proxy may reach and its clients may not.
+    Tailnet,
+}
+
+const RANGES: [(IpNet, Range); 12] = [
+    (v4([0, 0, 0, 0], 8), Range::Unspecified),
+    (v4([127, 0, 0, 0], 8), Range::Loopback),
+    (v4([169, 254, 0, 0], 16), Range::LinkLocal),
+    (v4([168, 63, 129, 16], 32), Range::Metadata),
+    (v4([224, 0, 0, 0], 4), Range::Multicast),
+    (v4([255, 255, 255, 255], 32), Range::Broadcast),
+    (v6([0, 0, 0, 0, 0, 0, 0, 0], 128), Range::Unspecified),
+    (v6([0, 0, 0, 0, 0, 0, 0, 1], 128), Range::Loopback),
+    (v6([0xfe80, 0, 0, 0, 0, 0, 0, 0], 10), Range::LinkLocal),
+    (v6([0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254], 128), Range::Metadata),
+    (v6([0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254], 128), Range::Metadata),
+    (v6([0xff00, 0, 0, 0, 0, 0, 0, 0], 8), Range::Multicast),
+];
+
+const fn v4(octets: [u8; 4], length: u8) -> IpNet {
+    IpNet::new_assert(IpAddr::V4(Ipv4Addr::from_octets(octets)), length)
+}
+
+const fn v6(segments: [u16; 8], length: u8) -> IpNet {
+    IpNet::new_assert(IpAddr::V6(Ipv6Addr::from_segments(segments)), length)
+}
+
+impl TargetPolicy {
+    /// Why an address of the tailnet must not be a target.
+    #[must_use]
+    pub fn refuses(&self, ip: IpAddr, is_own: bool) -> Option<Range> {
+        let ip = behind(ip);
+        let within = |nets: &[IpNet]| nets.iter().any(|net| net.contains(&ip));
+        if is_own {
+            return Some(Range::Own);
+        }
+        if within(&self.allowed) {
+            return None;
+        }
+        let denied = within(&self.denied).then_some(Range::Denied);
+        denied.or_else(|| RANGES.iter().find(|(net, _)| net.contains(&ip)).map(|(_, range)| *range))
+    }
+
+    /// The same for an address that DNS gave for a backend in the cluster or outside of it.
+    #[must_use]
+    pub fn refuses_answer(&self, ip: IpAddr, is_own: bool) -> Option<Range> {
+        let tailnet = || in_tailscale_range(behind(ip)) && !self.allowed.iter().any(|net| net.contains(&behind(ip)));
+        self.refuses(ip, is_own).or_else(|| tailnet().then_some(Range::Tailnet))
+    }
+}
+
+/// The IPv4 address that a mapped or translated (`64:ff9b::/96`) one stands for; any other address itself.
+fn behind(ip: IpAddr) -> IpAddr {
+    match ip.to_canonical() {
+        IpAddr::V6(six) if six.segments()[..6] == [0x64, 0xff9b, 0, 0, 0, 0] => {
+            let [.., a, b, c, d] = six.octets();
+            Ipv4Addr::new(a, b, c, d).into()
+        }
+        other => other,
+    }
+}
+
+impl fmt::Display for Range {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Own => "an address of the proxy itself",
+            Self::Denied => "in a range that TAILYARD_DENIED_TARGETS names, or the API server",
+            Self::Unspecified => "an unspecified address",
+            Self::Loopback => "a loopback address",
+            Self::LinkLocal => "a link-local address",
+            Self::Metadata => "a cloud's metadata service",
+            Self::Multicast => "a multicast address",
+            Self::Broadcast => "a broadcast address",
+            Self::Tailnet => "an address of the tailnet's ranges",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().expect("an address")
+    }
+
+    fn nets(text: &[&str]) -> Vec<IpNet> {
+        text.iter().map(|net| net.parse().expect("a prefix")).collect()
+    }
+
+    #[test]
+    fn each_range_is_refused_by_its_name() {
+        let policy = TargetPolicy { allowed: Vec::new(), denied: nets(&["10.96.0.0/12"]) };
+        let rows = [
+            ("10.96.0.1", Some(Range::Denied)),
+            ("0.0.0.0", Some(Range::Unspecified)),
+            ("::", Some(Range::Unspecified)),
+            ("127.0.0.53", Some(Range::Loopback)),
+            ("::1", Some(Range::Loopback)),
+            ("::ffff:127.0.0.1", Some(Range::Loopback)),
+            ("169.254.169.254", Some(Range::LinkLocal)),
+            ("::ffff:169.254.169.254", Some(Range::LinkLocal)),
+            ("64:ff9b::a9fe:a9fe", Some(Range::LinkLocal)),
+            ("fe80::1", Some(Range::LinkLocal)),
+            ("168.63.129.16", Some(Range::Metadata)),
+            ("fd00:ec2::254", Some(Range::Metadata)),
+            ("224.0.0.1", Some(Range::Multicast)),
+            ("ff02::1", Some(Range::Multicast)),
+            ("255.255.255.255", Some(Range::Broadcast)),
+            ("10.1.2.3", None),
+            ("192.0.2.1", None),
+            ("2001:db8::1", None),
+            ("64:ff9b::c000:201", None),
+        ];
+        for (text, range) in rows {
+            assert_eq!((policy.refuses(ip(text), false), policy.refuses_answer(ip(text), false)), (range, range), "{text}");
+        }
+        for text in ["100.64.0.3", "100.127.255.254", "fd7a:115c:a1e0::3"] {
+            assert_eq!((policy.refuses(ip(text), false), policy.refuses_answer(ip(text), false)), (None, Some(Range::Tailnet)), "{text}");
+        }
+    }
+
+    #[test]
+    fn administrator_allows_every_range_but_the_proxys_own_addresses() {
+        let policy =
+            TargetPolicy { allowed: nets(&["100.100.0.0/16", "169.254.20.10/32", "10.96.0.10/32"]), denied: nets(&["10.96.0.0/12"]) };
+        for text in ["100.100.7.7", "169.254.20.10", "10.96.0.10"] {
+            assert_eq!((policy.refuses_answer(ip(text), false), policy.refuses_answer(ip(text), true)), (None, Some(Range::Own)), "{text}");
+        }
+        assert_eq!(policy.refuses_answer(ip("169.254.169.254"), false), Some(Range::LinkLocal));
+        assert_eq!(policy.refuses_answer(ip("100.64.0.1"), false), Some(Range::Tailnet));
+    }
+}

@@ -1,0 +1,151 @@
+//! Which ways into the tailnet are tried before a replica gets traffic.
+//!
+//! A tailscaled that has just started has no tunnel to anybody, and a peer that spoke with its predecessor a moment ago goes on
+//! sending to where that one was (tailscaled trusts an address for 6.5 s after its last answer, [`TRUST`]). Where that is another place, the
+//! peer's half of the first handshake is lost, and `WireGuard` tries again only 5 s later: until then every connection hangs. So
+//! the ways to the targets are tried before connections come: first outside the tunnel, which a peer answers as soon as it has
+//! heard of this start, and then through it. A target that does not answer holds nobody up for longer than [`BOUND`]: it may be
+//! the target that is away, and other services do not wait for it. The same holds for those who come by themselves, as far as it is
+//! known who they are ([`crate::model::tailnet::recent_peers`]).
+//!
+//! Where the predecessor was in the same place, a half that is sent there arrives, and what is already forwarded asks for a handshake
+//! at once anyway. There it is the tunnel that is asked first: a peer that hears of the new start from the control server throws
+//! away what tunnel it has with this node, and this node would not know it for 15 s, unless it was told of the start through that
+//! very tunnel, which tailscaled does with this question.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+
+use crate::model::plan::Planned;
+
+/// How many targets are tried at most, beside those whom a predecessor spoke with. They are tried at once, so this bounds a burst and not a time.
+pub const MOST: usize = 16;
+/// How long all of them together may keep a replica from being ready. Long enough for a handshake that was lost all the same:
+/// `WireGuard` repeats it after 5 s and up to a third of a second, and it is not asked for in the first one.
+pub const BOUND: Duration = Duration::from_secs(7);
+
+/// For how long a peer's tailscaled sends to the address at which it last heard a node and nowhere else (`trustUDPAddrDuration` of
+/// `wgengine/magicsock`), and a little more for what is under way.
+const TRUST: SignedDuration = SignedDuration::from_millis(6_700);
+/// How long a peer has after its answer outside the tunnel where nobody wrote down when its trust began to run out.
+const SETTLE: Duration = Duration::from_secs(1);
+/// What was written down longer ago is not of the predecessor that left just now: that one had no time to write.
+const OLD: SignedDuration = SignedDuration::from_mins(1);
+
+/// How long a peer that answers outside the tunnel is left alone until it is asked for a handshake, so that its trust in the place of a
+/// predecessor is over, of which it has heard nothing since `silent_since`. Never longer than the trust, whatever the clocks say.
+#[must_use]
+pub fn settle(silent_since: Option<Timestamp>, now: Timestamp) -> Duration {
+    let Some(age) = silent_since.map(|since| now.duration_since(since)).filter(|age| *age <= OLD) else { return SETTLE };
+    Duration::try_from((TRUST - age).min(TRUST)).unwrap_or_default()
+}
+
+/// The addresses to try: one for each distinct target, at most [`MOST`]; none that no peer answers for.
+#[must_use]
+pub fn targets(planned: &Planned) -> BTreeSet<IpAddr> {
+    let Some(netmap) = &planned.world.netmap else { return BTreeSet::new() };
+    let targets = planned.plan.egress.values().map(|egress| &egress.targets).chain(planned.plan.pod.values());
+    let mut seen = BTreeSet::new();
+    let mut chosen = BTreeSet::new();
+    for addresses in targets {
+        if chosen.len() == MOST {
+            break;
+        }
+        // A name's addresses belong to one node, and the first of them leads to it as well as the others.
+        if seen.insert(addresses) {
+            chosen.extend(addresses.iter().find(|ip| netmap.leads_to(**ip)));
+        }
+    }
+    chosen
+}
+
+/// Of those whom a predecessor spoke with the ones that some peer still answers for.
+#[must_use]
+pub fn known(planned: &Planned, spoken: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
+    let Some(netmap) = &planned.world.netmap else { return BTreeSet::new() };
+    spoken.iter().copied().filter(|ip| netmap.leads_to(*ip)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::model::base::net::InterfaceName;
+    use crate::model::base::netmap::NetMap;
+    use crate::model::config::EgressConfig;
+    use crate::model::plan::world::{Single, World};
+
+    fn world(services: &[(String, String)], peers: u8) -> World {
+        let entry = |(i, (name, target)): (usize, &(String, String))| {
+            format!(r#""{name}":{{"tailnetTarget":{target},"ports":[{{"protocol":"TCP","matchPort":{},"targetPort":80}}]}}"#, 10_000 + i)
+        };
+        let config = format!("{{{}}}", services.iter().enumerate().map(entry).collect::<Vec<_>>().join(","));
+        let peer = |i| format!(r#"{{"name":"n{i}.lab","addresses":["100.64.1.{i}","fd7a:115c:a1e0::{i}"]}}"#);
+        let netmap = format!(r#"{{"peers":[{}]}}"#, (0..peers).map(peer).collect::<Vec<_>>().join(","));
+        let mut world = World::empty(InterfaceName::tailscale0(), [].into());
+        world.egress = Arc::new(EgressConfig::parse(config.as_bytes()).expect("a config"));
+        world.netmap = Some(Arc::new(NetMap::from_file(&serde_json::from_str(&netmap).expect("a file")).0));
+        world
+    }
+
+    fn service(name: &str, target: &str) -> (String, String) {
+        (name.to_owned(), target.to_owned())
+    }
+
+    fn ips(texts: &[&str]) -> BTreeSet<IpAddr> {
+        texts.iter().map(|text| text.parse().expect("an address")).collect()
+    }
+
+    #[test]
+    fn each_node_is_tried_once_and_what_nobody_answers_for_never() {
+        let services = [
+            service("a", r#"{"fqdn":"n1.lab"}"#),
+            service("again", r#"{"fqdn":"N1.lab."}"#),
+            service("by-ip", r#"{"ip":"100.64.1.2"}"#),
+            service("nobody", r#"{"ip":"100.99.9.9"}"#),
+            service("unresolved", r#"{"fqdn":"gone.lab"}"#),
+        ];
+        assert_eq!(targets(&Planned::new(&world(&services, 3))), ips(&["100.64.1.1", "100.64.1.2"]));
+    }
+
+    #[test]
+    fn of_those_who_were_spoken_with_the_ones_that_are_gone_are_not_tried() {
+        let planned = Planned::new(&world(&[], 3));
+        assert_eq!(known(&planned, &ips(&["100.64.1.1", "100.64.1.9"])), ips(&["100.64.1.1"]));
+    }
+
+    #[test]
+    fn a_peer_is_asked_when_it_trusts_the_old_place_no_more() {
+        let now: Timestamp = "2026-01-01T00:01:00Z".parse().expect("a time");
+        let settle = |seconds: i64| settle(Some(now - SignedDuration::from_secs(seconds)), now);
+        let trust = Duration::try_from(TRUST).expect("positive");
+        assert_eq!(settle(4) + Duration::from_secs(4), trust);
+        assert_eq!(settle(7), Duration::ZERO);
+        assert_eq!(settle(-30), trust, "another node's clock may be ahead");
+        assert_eq!([settle(61), super::settle(None, now)], [SETTLE; 2], "nothing is known of who left just now");
+    }
+
+    #[test]
+    fn the_target_of_a_single_proxy_counts() {
+        let mut world = world(&[], 3);
+        world.pod_ips = ips(&["10.0.0.1"]);
+        world.single = Single::TailnetIp("100.64.1.2".parse().expect("an address"));
+        assert_eq!(targets(&Planned::new(&world)), ips(&["100.64.1.2"]));
+    }
+
+    #[test]
+    fn a_burst_is_bounded() {
+        let services: Vec<_> = (0..40).map(|i| service(&format!("s{i}"), &format!(r#"{{"fqdn":"n{i}.lab"}}"#))).collect();
+        assert_eq!(targets(&Planned::new(&world(&services, 40))).len(), MOST);
+    }
+
+    #[test]
+    fn without_a_tailnet_there_is_nothing_to_try() {
+        let world = World { netmap: None, ..world(&[service("a", r#"{"fqdn":"n1.lab"}"#)], 3) };
+        assert_eq!(targets(&Planned::new(&world)), BTreeSet::new());
+    }
+}

@@ -1,0 +1,95 @@
+//! Whom a replica spoke with of late: its successor opens ways to them before anything leads to it.
+//!
+//! A client that spoke with a replica a moment ago may send the answer to the first handshake of the successor to where that one was, and
+//! `WireGuard` asks again only after 5 s. For targets of services the config says whom to try ([`crate::model::tailnet::peer_warmup`]); for clients, who come
+//! unasked, only the predecessor knows. So it is written down, in the state Secret ([`crate::api::state::SPOKEN_WITH`]).
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+
+use crate::api::localapi::Status;
+
+/// How many are remembered at most, the newest. They are all tried at once, so this bounds a burst.
+pub const MOST: usize = 64;
+/// How long ago a handshake may be. `WireGuard` makes a new one after 2 min where something is to be sent.
+const LATE: SignedDuration = SignedDuration::from_mins(5);
+
+/// Of each peer with whom there was a handshake of late one address, its first.
+#[must_use]
+pub fn of_late(status: &Status, now: Timestamp) -> BTreeSet<IpAddr> {
+    let mut spoken: Vec<(Timestamp, IpAddr)> = status
+        .peer
+        .values()
+        .filter_map(|peer| {
+            let at = peer.last_handshake.parse::<Timestamp>().ok()?;
+            let ip = peer.tailscale_ips.first()?.parse().ok()?;
+            (now.duration_since(at) <= LATE).then_some((at, ip))
+        })
+        .collect();
+    spoken.sort_unstable_by(|one, other| other.cmp(one));
+    spoken.truncate(MOST);
+    spoken.into_iter().map(|(_, ip)| ip).collect()
+}
+
+/// As it is written down.
+#[must_use]
+pub fn write(spoken: &BTreeSet<IpAddr>) -> Vec<u8> {
+    serde_json::to_vec(spoken).unwrap_or_default()
+}
+
+/// What was written down; nobody where it cannot be read, and no more than [`MOST`].
+#[must_use]
+pub fn read(text: &[u8]) -> BTreeSet<IpAddr> {
+    serde_json::from_slice::<BTreeSet<IpAddr>>(text).unwrap_or_default().into_iter().take(MOST).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(peers: &[(&str, &str)]) -> Status {
+        let peer = |(at, (ip, handshake)): (usize, &(&str, &str))| {
+            format!(r#""key:{at}":{{"TailscaleIPs":["{ip}","fd7a:115c:a1e0::{at}"],"LastHandshake":"{handshake}"}}"#)
+        };
+        let peers = peers.iter().enumerate().map(peer).collect::<Vec<_>>().join(",");
+        serde_json::from_str(&format!(r#"{{"Peer":{{{peers}}}}}"#)).expect("a status")
+    }
+
+    fn now() -> Timestamp {
+        "2026-05-01T12:10:00Z".parse().expect("a time")
+    }
+
+    #[test]
+    fn peers_with_a_handshake_of_late_are_remembered_wherever_the_clock_stands() {
+        let told = status(&[
+            ("100.64.0.1", "2026-05-01T12:09:00.123456789Z"),
+            ("100.64.0.2", "2026-05-01T14:06:00+02:00"),
+            ("100.64.0.3", "2026-05-01T12:04:00Z"),
+            ("100.64.0.4", "0001-01-01T00:00:00Z"),
+            ("100.64.0.5", ""),
+            ("nowhere", "2026-05-01T12:09:00Z"),
+        ]);
+        let expected: BTreeSet<IpAddr> = [[100, 64, 0, 1].into(), [100, 64, 0, 2].into()].into();
+        assert_eq!(of_late(&told, now()), expected);
+        assert_eq!(read(&write(&expected)), expected);
+        assert_eq!(String::from_utf8_lossy(&write(&expected)), r#"["100.64.0.1","100.64.0.2"]"#);
+    }
+
+    #[test]
+    fn of_too_many_the_newest_are_remembered() {
+        let peers: Vec<_> = (0..100).map(|i| (format!("100.64.1.{i}"), format!("2026-05-01T12:08:{:02}.{i:02}Z", i / 2))).collect();
+        let peers: Vec<_> = peers.iter().map(|(ip, at)| (ip.as_str(), at.as_str())).collect();
+        let spoken = of_late(&status(&peers), now());
+        assert_eq!(spoken.len(), MOST);
+        assert_eq!(spoken.first(), Some(&[100, 64, 1, 36].into()));
+    }
+
+    #[test]
+    fn what_is_no_list_names_nobody() {
+        for text in ["", "{}", r#"["x"]"#, "[1]"] {
+            assert_eq!(read(text.as_bytes()), BTreeSet::new(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,316 @@
+//! When DNS names are looked up and which addresses they stand for: events in, lookups out.
+//!
+//! - An answer is asked for again when its TTL ends, but no sooner than [`FLOOR`] and no later than [`CEILING`].
+//! - Whatever goes wrong (no such name, a server's failure, silence, an answer without addresses), the last good answer
+//!   stays, its age grows, and the name is tried again after a jittered delay of one second to one minute.
+//! - A name is gone only when nobody wants it any more.
+//!
+//! An answer of no addresses at all (`NOERROR`, no records) is a failure like the others: records vanish for a moment when a
+//! zone is edited, and forwarding to the old address is better than refusing. But if only one family has no records while
+//! the other has some, that is what the answer says, and that family's old addresses go.
+//! If the lookup of one family fails while the other's succeeds, each family keeps the best that is known of it.
+//!
+//! Time is a monotonic instant and given by the caller, so a clock that is set does nothing; randomness is an argument.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::model::base::backoff::Backoff;
+
+/// An answer is not asked for again sooner than this, however short its TTL.
+pub const FLOOR: Duration = Duration::from_secs(5);
+/// An answer is asked for again after this time at the latest, however long its TTL.
+pub const CEILING: Duration = Duration::from_mins(10);
+/// How many lookups are under way at a time, unless a caller has a reason for another number.
+pub const IN_FLIGHT: usize = 16;
+
+/// The addresses of one family, as a server gave them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Records {
+    /// The addresses; none if the name exists without addresses of this family.
+    pub addresses: BTreeSet<IpAddr>,
+    /// The shortest TTL on the way to them, aliases included.
+    pub ttl: Duration,
+}
+
+/// Why a lookup brought nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
+pub enum Failure {
+    /// The name does not exist.
+    #[error("no such name (NXDOMAIN)")]
+    NoName,
+    /// The name exists and has no addresses.
+    #[error("the name has no addresses")]
+    Empty,
+    /// The server said that it cannot answer.
+    #[error("the server cannot answer (SERVFAIL or the like)")]
+    Server,
+    /// No server answered in time.
+    #[error("no server answered in time")]
+    Timeout,
+    /// No server could be asked: no server is configured, or the network refused.
+    #[error("no server could be reached")]
+    Network,
+    /// It is not a name that DNS could know.
+    #[error("not a DNS name")]
+    Name,
+}
+
+impl Failure {
+    /// Every failure.
+    pub const ALL: [Self; 6] = [Self::NoName, Self::Empty, Self::Server, Self::Timeout, Self::Network, Self::Name];
+
+    /// A closed set of words for metric labels.
+    #[must_use]
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::NoName => "NxDomain",
+            Self::Empty => "Empty",
+            Self::Server => "ServFail",
+            Self::Timeout => "Timeout",
+            Self::Network => "Network",
+            Self::Name => "InvalidName",
+        }
+    }
+}
+
+/// What came of one lookup, family by family.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outcome {
+    /// The A records.
+    pub v4: Result<Records, Failure>,
+    /// The AAAA records.
+    pub v6: Result<Records, Failure>,
+}
+
+/// What happened.
+#[derive(Debug, Clone)]
+pub enum Event {
+    /// These names are wanted, and no others.
+    Wanted(BTreeSet<String>),
+    /// A lookup has ended.
+    Answered(Arc<str>, Outcome),
+    /// Time has passed.
+    Tick,
+}
+
+/// What is to be done.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Actions {
+    /// Names to look up now.
+    pub lookup: Vec<Arc<str>>,
+    /// When to come back with [`Event::Tick`], if nothing else happens before.
+    pub wake: Option<Instant>,
+    /// The addresses of some name changed.
+    pub changed: bool,
+}
+
+/// What is known of one name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Status {
+    /// When the last answer came that could be used; nothing before the first.
+    pub answered: Option<Instant>,
+    /// What the last lookup failed with, if it did.
+    pub failure: Option<Failure>,
+}
+
+/// All names, their answers and when they are due.
+#[derive(Debug, Clone)]
+pub struct Schedule {
+    entries: BTreeMap<Arc<str>, Entry>,
+    queue: BTreeSet<(Instant, Arc<str>)>,
+    flying: BTreeSet<Arc<str>>,
+    limit: usize,
+    failures: BTreeMap<Failure, u64>,
+}
+
+#[derive(Debug, Clone)]
+struct Entry {
+    addresses: BTreeSet<IpAddr>,
+    status: Status,
+    backoff: Backoff,
+}
+
+impl Schedule {
+    /// No names, and at most `limit` lookups at a time (at least one).
+    #[must_use]
+    pub fn new(limit: usize) -> Self {
+        Self {
+            entries: BTreeMap::new(),
+            queue: BTreeSet::new(),
+            flying: BTreeSet::new(),
+            limit: limit.max(1),
+            failures: Failure::ALL.into_iter().map(|failure| (failure, 0)).collect(),
+        }
+    }
+
+    /// Takes in what happened and says what to do. `random` gives numbers from 0 to 1.
+    pub fn step(&mut self, event: Event, now: Instant, random: &mut dyn FnMut() -> f64) -> Actions {
+        let changed = match event {
+            Event::Wanted(names) => self.wanted(&names, now),
+            Event::Answered(name, outcome) => self.answered(&name, &outcome, now, random),
+            Event::Tick => false,
+        };
+        let lookup = self.take_due(now);
+        let room = self.flying.len() < self.limit;
+        Actions { lookup, wake: self.queue.first().filter(|_| room).map(|(due, _)| *due), changed }
+    }
+
+    /// The last good addresses of every name that has any.
+    #[must_use]
+    pub fn answers(&self) -> BTreeMap<String, BTreeSet<IpAddr>> {
+        let good = self.entries.iter().filter(|(_, entry)| !entry.addresses.is_empty());
+        good.map(|(name, entry)| (name.to_string(), entry.addresses.clone())).collect()
+    }
+
+    /// What is known of every wanted name.
+    #[must_use]
+    pub fn statuses(&self) -> BTreeMap<Arc<str>, Status> {
+        self.entries.iter().map(|(name, entry)| (Arc::clone(name), entry.status.clone())).collect()
+    }
+
+    /// How many lookups have failed so far, by reason.
+    #[must_use]
+    pub fn failures(&self) -> &BTreeMap<Failure, u64> {
+        &self.failures
+    }
+
+    fn wanted(&mut self, names: &BTreeSet<String>, now: Instant) -> bool {
+        let mut changed = false;
+        self.entries.retain(|name, entry| {
+            let keep = names.contains(&**name);
+            changed |= !keep && !entry.addresses.is_empty();
+            keep
+        });
+        let entries = &self.entries;
+        self.queue.retain(|(_, name)| entries.contains_key(name));
+        for name in names {
+            if self.entries.contains_key(name.as_str()) {
+                continue;
+            }
+            let name: Arc<str> = name.as_str().into();
+            let status = Status { answered: None, failure: None };
+            self.entries.insert(Arc::clone(&name), Entry { addresses: BTreeSet::new(), status, backoff: Backoff::DNS });
+            // A name that left and came back while its lookup is under way waits for that one.
+            if !self.flying.contains(&name) {
+                self.queue.insert((now, name));
+            }
+        }
+        changed
+    }
+
+    fn answered(&mut self, name: &Arc<str>, outcome: &Outcome, now: Instant, random: &mut dyn FnMut() -> f64) -> bool {
+        if !self.flying.remove(name) {
+            return false;
+        }
+        let verdict = judge(outcome);
+        if let Some(failure) = verdict.failure {
+            *self.failures.entry(failure).or_default() += 1;
+        }
+        let Some(entry) = self.entries.get_mut(name) else { return false };
+        let before = std::mem::take(&mut entry.addresses);
+        entry.addresses = match &verdict.answer {
+            Some(answer) => answer.over(&before),
+            None => before.clone(),
+        };
+        entry.status.failure = verdict.failure;
+        entry.status.answered = verdict.answer.as_ref().map_or(entry.status.answered, |_| Some(now));
+        if verdict.failure.is_none() {
+            entry.backoff.reset();
+        }
+        let fresh = verdict.answer.as_ref().map(|answer| until_next(answer.ttl, random()));
+        let retry = verdict.failure.map(|_| entry.backoff.next(random()));
+        let delay = fresh.into_iter().chain(retry).min().unwrap_or(FLOOR);
+        let changed = entry.addresses != before;
+        self.queue.insert((now + delay, Arc::clone(name)));
+        changed
+    }
+
+    fn take_due(&mut self, now: Instant) -> Vec<Arc<str>> {
+        let mut due = Vec::new();
+        while self.flying.len() < self.limit {
+            match self.queue.pop_first() {
+                Some((when, name)) if when <= now => {
+                    self.flying.insert(Arc::clone(&name));
+                    due.push(name);
+                }
+                Some(later) => {
+                    self.queue.insert(later);
+                    break;
+                }
+                None => break,
+            }
+        }
+        due
+    }
+}
+
+/// What an outcome means.
+struct Verdict {
+    answer: Option<Answer>,
+    failure: Option<Failure>,
+}
+
+/// The part of an outcome that can be used.
+struct Answer {
+    addresses: BTreeSet<IpAddr>,
+    /// The family whose lookup failed: what was known of it stays.
+    keep: Option<Keep>,
+    ttl: Duration,
+}
+
+#[derive(Clone, Copy)]
+enum Keep {
+    V4,
+    V6,
+}
+
+impl Answer {
+    fn over(&self, before: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
+        let kept = before.iter().filter(|ip| match self.keep {
+            None => false,
+            Some(Keep::V4) => ip.is_ipv4(),
+            Some(Keep::V6) => ip.is_ipv6(),
+        });
+        kept.chain(&self.addresses).copied().collect()
+    }
+}
+
+fn judge(outcome: &Outcome) -> Verdict {
+    let useful = |family: &Result<Records, Failure>| family.as_ref().is_ok_and(|records| !records.addresses.is_empty());
+    match (&outcome.v4, &outcome.v6) {
+        (Ok(v4), Ok(v6)) if useful(&outcome.v4) || useful(&outcome.v6) => {
+            let both = [v4, v6].into_iter().filter(|records| !records.addresses.is_empty());
+            let ttl = both.map(|records| records.ttl).min().unwrap_or_default();
+            let addresses = v4.addresses.union(&v6.addresses).copied().collect();
+            Verdict { answer: Some(Answer { addresses, keep: None, ttl }), failure: None }
+        }
+        (Ok(_), Ok(_)) => Verdict { answer: None, failure: Some(Failure::Empty) },
+        (Ok(good), Err(failure)) if useful(&outcome.v4) => half(good, *failure, Keep::V6),
+        (Err(failure), Ok(good)) if useful(&outcome.v6) => half(good, *failure, Keep::V4),
+        (Err(failure), _) | (_, Err(failure)) => Verdict { answer: None, failure: Some(*failure) },
+    }
+}
+
+/// One family answered and the other failed. A server that says there is no such name in one family, and has addresses in
+/// the other, means that the first has none.
+fn half(good: &Records, failure: Failure, keep: Keep) -> Verdict {
+    let answer = Answer { addresses: good.addresses.clone(), keep: None, ttl: good.ttl };
+    match failure {
+        Failure::NoName | Failure::Empty => Verdict { answer: Some(answer), failure: None },
+        failure => Verdict { answer: Some(Answer { keep: Some(keep), ..answer }), failure: Some(failure) },
+    }
+}
+
+/// How long an answer of this TTL is good: up to a tenth of it less, so that replicas do not all ask at once, and within bounds.
+fn until_next(ttl: Duration, random: f64) -> Duration {
+    let ttl = ttl.clamp(FLOOR, CEILING);
+    let earliest = ttl.mul_f64(0.9).max(FLOOR);
+    let latest = ttl.max(FLOOR.mul_f64(1.1));
+    earliest + latest.saturating_sub(earliest).mul_f64(random.clamp(0.0, 1.0))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,305 @@
+//! What tailscaled is to serve, and by which steps it gets there.
+//!
+//! It terminates nothing: of a Tailscale Service that this replica answers itself it hands every connection to a listener on
+//! loopback, with the client's address in front (PROXY protocol, version 2); of one that the kernel forwards it is told that all
+//! packets are the kernel's. The whole is computed each time, compared, and written only where it differs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use crate::api::ingress;
+use crate::api::routes::Listener;
+use crate::api::serve::{ServeConfig, ServiceConfig, TcpHandler};
+use crate::model::ingress::vhosts::{Site, Sites, node};
+use crate::model::tailnet::advertise::Leaving;
+
+/// The version of the PROXY protocol that the listeners read.
+const PROXY_PROTOCOL: u8 = 2;
+
+/// Where the ports of a site are answered on this replica.
+pub type Ports = BTreeMap<u16, SocketAddr>;
+
+/// What there is to serve.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// The listeners of Tailscale Services, by name.
+    pub sites: BTreeMap<String, Ports>,
+    /// The listeners of the node itself, where the control plane has no Tailscale Services.
+    pub node: Ports,
+    /// The services that the kernel forwards.
+    pub kernel: BTreeMap<String, Forwarded>,
+    /// The `host:port` that are reached from the internet.
+    pub funnel: BTreeSet<String>,
+}
+
+/// What of a service that the kernel forwards tailscaled forwards instead, with the client's address in front: the target by port.
+pub type Forwarded = BTreeMap<u16, SocketAddr>;
+
+/// The config that serves all of it.
+#[must_use]
+pub fn config(wanted: &Wanted) -> ServeConfig {
+    let sites = wanted.sites.iter().map(|(name, ports)| (name.clone(), ServiceConfig { tcp: handlers(ports), ..ServiceConfig::default() }));
+    // Whoever forwards some ports cannot be told that the others are the kernel's, and needs not.
+    let kernel = wanted
+        .kernel
+        .iter()
+        .map(|(name, ports)| (name.clone(), ServiceConfig { tcp: handlers(ports), tun: ports.is_empty(), ..ServiceConfig::default() }));
+    ServeConfig {
+        tcp: handlers(&wanted.node),
+        services: kernel.chain(sites).collect(),
+        allow_funnel: wanted.funnel.iter().map(|at| (at.clone(), true)).collect(),
+        ..ServeConfig::default()
+    }
+}
+
+/// The text that stands for the name for which the node itself may have a certificate.
+const CERT_DOMAIN: &str = "${TS_CERT_DOMAIN}";
+
+/// Adds what a serve config has that is none of our sites and that tailscaled serves by itself: services that it forwards, and what
+/// the node itself serves. The latter may name the node's certificate, and then waits until it may have one.
+pub fn pass(config: &mut ServeConfig, told: &ServeConfig, cert_domain: Option<&String>) {
+    let forwarded = told.services.iter().filter(|(_, service)| service.web.is_empty());
+    for (name, service) in forwarded {
+        config.services.entry(name.clone()).or_insert_with(|| service.clone());
+    }
+    let own = ServeConfig { services: BTreeMap::new(), ..told.clone() };
+    let Ok(text) = serde_json::to_string(&own) else { return };
+    let over_tls = own.tcp.values().any(|handler| handler.https);
+    let own = match cert_domain {
+        Some(domain) => serde_json::from_str(&text.replace(CERT_DOMAIN, domain)).unwrap_or_default(),
+        None if over_tls || text.contains(CERT_DOMAIN) => ServeConfig::default(),
+        None => own,
+    };
+    for (port, handler) in own.tcp {
+        config.tcp.entry(port).or_insert(handler);
+    }
+    config.web.extend(own.web);
+    config.allow_funnel.extend(own.allow_funnel);
+}
+
+/// Lets the internet reach what a site serves over TLS. What comes from there tailscaled looks for among the node's own ports, which
+/// are one site's: that which is first.
+pub fn to_internet(wanted: &mut Wanted, site: &Site, ports: &Ports) {
+    for (port, at) in ports.iter().filter(|(port, _)| site.listeners.get(*port) == Some(&Listener::Https)) {
+        if wanted.node.entry(*port).or_insert(*at) == at {
+            wanted.funnel.extend(site.hosts.keys().map(|host| format!("{host}:{port}")));
+        }
+    }
+}
+
+/// Leads the internet here no more once a replica leaves. tailscaled takes no config with Funnel while its shields are up, and what is
+/// under way needs only what answers for it.
+pub fn leave(config: &mut ServeConfig, leaving: Leaving) {
+    if leaving.shut || leaving.withdrawn {
+        config.allow_funnel.clear();
+    }
+}
+
+/// Why the internet does not reach a site that asks for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Barred {
+    /// The tailnet does not let this node be reached from the internet.
+    NotAllowed,
+    /// The port is another site's: what comes from the internet has one site for each.
+    PortTaken,
+}
+
+impl Barred {
+    /// A closed set of words for metric labels.
+    #[must_use]
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::NotAllowed => "NotAllowed",
+            Self::PortTaken => "PortTaken",
+        }
+    }
+}
+
+impl std::fmt::Display for Barred {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::NotAllowed => "the tailnet does not let this node be: give its tags the attribute `funnel` (nodeAttrs of the policy)",
+            Self::PortTaken => "a group leads each port from there to one site, and another one has it: publish this one by another group",
+        })
+    }
+}
+
+/// The sites that ask to be reached from the internet and are not, and why; under [`node::NAME`] what the node itself serves.
+/// `allowed` says whether the tailnet lets this node be; on a node whose sites share its ports (`shared`) none takes them from
+/// another.
+#[must_use]
+pub fn barred(sites: &Sites, told: &ServeConfig, allowed: bool, shared: bool) -> BTreeMap<String, Barred> {
+    let mut taken = BTreeSet::new();
+    let judge = |(name, site): (&String, &Arc<Site>)| {
+        let ports: Vec<u16> = site.listeners.iter().filter(|(_, listener)| **listener == Listener::Https).map(|(port, _)| *port).collect();
+        let free = shared || ports.iter().all(|port| !taken.contains(port));
+        taken.extend(ports);
+        let why = if allowed { (!free).then_some(Barred::PortTaken) } else { Some(Barred::NotAllowed) };
+        Some((name.clone(), why?))
+    };
+    let mut barred: BTreeMap<_, _> = sites.iter().filter(|(_, site)| site.funnel).filter_map(judge).collect();
+    if !allowed && !told.tcp.is_empty() && told.allow_funnel.values().any(|on| *on) {
+        barred.insert(node::NAME.to_owned(), Barred::NotAllowed);
+    }
+    barred
+}
+
+/// What of a service tailscaled forwards in the kernel's place, with the client's address in front: to the cluster's IPv4 address
+/// where there is one. Nothing of one that a DNS name stands for: tailscaled would resolve it once and for all.
+#[must_use]
+pub fn announced(service: &ingress::Service) -> Forwarded {
+    let mut mappings = [&service.ipv4, &service.ipv6].into_iter().flatten();
+    let Some(to) = mappings.find_map(|mapping| mapping.cluster_ip.parse::<IpAddr>().ok()) else { return Forwarded::new() };
+    service.proxy_protocol.iter().map(|port| (*port, SocketAddr::new(to, *port))).collect()
+}
+
+fn handlers(ports: &Ports) -> BTreeMap<u16, TcpHandler> {
+    let handler = |to: &SocketAddr| TcpHandler { tcp_forward: to.to_string(), proxy_protocol: PROXY_PROTOCOL, ..TcpHandler::default() };
+    ports.iter().map(|(port, to)| (*port, handler(to))).collect()
+}
+
+/// The configs to write one after the other to get from one to another; none if they are the same. tailscaled refuses to serve a
+/// port, or a service, in another way than before: so what is to change its way goes first, and nothing else does.
+#[must_use]
+pub fn steps(from: &ServeConfig, to: &ServeConfig) -> Vec<ServeConfig> {
+    if from == to {
+        return Vec::new();
+    }
+    let mut first = to.clone();
+    first.tcp.retain(|port, handler| from.tcp.get(port).is_none_or(|before| way(before) == way(handler)));
+    first.services.retain(|name, service| from.services.get(name).is_none_or(|before| compatible(before, service)));
+    if first == *to { vec![first] } else { vec![first, to.clone()] }
+}
+
+/// Whether a service may become the other in place.
+fn compatible(before: &ServiceConfig, after: &ServiceConfig) -> bool {
+    let same_way = |(port, handler): (&u16, &TcpHandler)| before.tcp.get(port).is_none_or(|before| way(before) == way(handler));
+    before.tun == after.tun && after.tcp.iter().all(same_way)
+}
+
+/// The way in which a port is served, as tailscaled tells them apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Https,
+    Http,
+    TerminatedTcp,
+    Tcp,
+}
+
+fn way(handler: &TcpHandler) -> Way {
+    match handler {
+        TcpHandler { https: true, .. } => Way::Https,
+        TcpHandler { http: true, .. } => Way::Http,
+        TcpHandler { terminate_tls, .. } if !terminate_tls.is_empty() => Way::TerminatedTcp,
+        _ => Way::Tcp,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(port: u16) -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], port))
+    }
+
+    fn example() -> Wanted {
+        Wanted {
+            sites: [("svc:web".to_owned(), [(443, at(8443)), (80, at(8080))].into())].into(),
+            kernel: [("svc:db".to_owned(), Forwarded::new()), ("svc:mail".to_owned(), [(25, at(25))].into())].into(),
+            ..Wanted::default()
+        }
+    }
+
+    #[test]
+    fn sites_are_handed_over_with_the_clients_address_and_the_kernels_are_its_own() {
+        let text = serde_json::to_string(&config(&example())).expect("JSON");
+        assert_eq!(
+            text,
+            r#"{"Services":{"svc:db":{"Tun":true},"svc:mail":{"TCP":{"25":{"TCPForward":"127.0.0.1:25","ProxyProtocol":2}}},"svc:web":{"TCP":{"80":{"TCPForward":"127.0.0.1:8080","ProxyProtocol":2},"443":{"TCPForward":"127.0.0.1:8443","ProxyProtocol":2}}}}}"#
+        );
+    }
+
+    #[test]
+    fn one_site_has_the_port_by_which_the_internet_comes() {
+        let site = |name: &str| Site {
+            hosts: [(name.to_owned(), crate::api::routes::Host::default())].into(),
+            listeners: [(443, Listener::Https), (80, Listener::Redirect)].into(),
+            funnel: true,
+            ..Site::default()
+        };
+        let mut wanted = Wanted::default();
+        to_internet(&mut wanted, &site("a.x.ts.net"), &[(443, at(1)), (80, at(2))].into());
+        to_internet(&mut wanted, &site("b.x.ts.net"), &[(443, at(3))].into());
+        let text = serde_json::to_string(&config(&wanted)).expect("JSON");
+        assert_eq!(text, r#"{"TCP":{"443":{"TCPForward":"127.0.0.1:1","ProxyProtocol":2}},"AllowFunnel":{"a.x.ts.net:443":true}}"#);
+        let inside = Site { funnel: false, ..site("c.x.ts.net") };
+        let sites: Sites = [("svc:a", site("a.x.ts.net")), ("svc:b", site("b.x.ts.net")), ("svc:c", inside)]
+            .into_iter()
+            .map(|(name, site)| (name.to_owned(), Arc::new(site)))
+            .collect();
+        let barred = |allowed, shared| {
+            barred(&sites, &ServeConfig::default(), allowed, shared).into_values().map(Barred::reason).collect::<Vec<_>>()
+        };
+        assert_eq!(barred(true, false), ["PortTaken"]);
+        assert_eq!(barred(true, true), [""; 0]);
+        assert_eq!(barred(false, false), ["NotAllowed", "NotAllowed"]);
+        let own = r#"{"TCP":{"443":{"HTTPS":true}},"AllowFunnel":{"${TS_CERT_DOMAIN}:443":true}}"#;
+        let own: ServeConfig = serde_json::from_str(own).expect("a config");
+        assert_eq!(super::barred(&Sites::new(), &own, false, false), [("node".to_owned(), Barred::NotAllowed)].into());
+        assert_eq!(super::barred(&Sites::new(), &own, true, false), BTreeMap::new());
+    }
+
+    #[test]
+    fn who_leaves_takes_the_internet_back_first_and_not_again_at_the_end() {
+        let open = Wanted { node: [(443, at(1))].into(), funnel: ["a.x.ts.net:443".to_owned()].into(), ..example() };
+        let closed = Wanted { funnel: BTreeSet::new(), ..open.clone() };
+        // In order: as ever, the shields go up, services are taken back, the shields go down for whoever follows.
+        let phases = [(false, false), (true, false), (true, true), (false, true)];
+        let served = phases.map(|(shut, withdrawn)| {
+            let mut served = config(&open);
+            leave(&mut served, Leaving { shut, withdrawn });
+            served
+        });
+        assert_eq!(served, [config(&open), config(&closed), config(&closed), config(&closed)]);
+        assert_eq!(steps(&served[0], &served[1]), [config(&closed)], "what answers for what is under way is never taken out");
+    }
+
+    #[test]
+    fn what_tailscaled_serves_by_itself_is_passed_on() {
+        let told = r#"{"TCP":{"443":{"HTTPS":true}},"Web":{"${TS_CERT_DOMAIN}:443":{"Handlers":{"/":{"Proxy":"http://a/"}}}},
+            "Services":{"svc:tcp":{"TCP":{"22":{"TCPForward":"10.0.0.1:22"}}},"svc:web":{"TCP":{"443":{"HTTPS":true}},"Web":{"w:443":{"Handlers":{}}}}}}"#;
+        let told: ServeConfig = serde_json::from_str(told).expect("a config");
+        let mut config = ServeConfig::default();
+        pass(&mut config, &told, None);
+        assert_eq!(config.services.keys().collect::<Vec<_>>(), ["svc:tcp"]);
+        assert_eq!(config.tcp.len(), 0);
+        pass(&mut config, &told, Some(&"one.x.ts.net".to_owned()));
+        assert_eq!(config.web.keys().collect::<Vec<_>>(), ["one.x.ts.net:443"]);
+        assert_eq!(config.tcp.len(), 1);
+    }
+
+    #[test]
+    fn what_is_the_same_is_not_written() {
+        assert_eq!(steps(&config(&example()), &config(&example())), []);
+    }
+
+    #[test]
+    fn only_what_changes_its_way_goes_first() {
+        let stock = r#"{"Services":{"svc:web":{"TCP":{"443":{"HTTPS":true}},"Web":{"web.x.ts.net:443":{"Handlers":{"/":{"Proxy":"http://a/"}}}}},"svc:mail":{"Tun":true}}}"#;
+        let stock: ServeConfig = serde_json::from_str(stock).expect("a config");
+        let wanted = config(&example());
+        let [first, second] = &steps(&stock, &wanted)[..] else { panic!("two steps") };
+        assert_eq!(first.services.keys().collect::<Vec<_>>(), ["svc:db"]);
+        assert_eq!(*second, wanted);
+        let mut moved = example();
+        moved.sites.insert("svc:web".to_owned(), [(443, at(9443))].into());
+        assert_eq!(steps(&wanted, &config(&moved)), [config(&moved)], "another listener is not another way");
+        let node = |handler: TcpHandler| ServeConfig { tcp: [(443, handler)].into(), ..ServeConfig::default() };
+        let web = node(TcpHandler { https: true, ..TcpHandler::default() });
+        let ours = node(TcpHandler { tcp_forward: "127.0.0.1:1".to_owned(), ..TcpHandler::default() });
+        assert_eq!(steps(&web, &ours), [ServeConfig::default(), ours.clone()]);
+        assert_eq!(steps(&ServeConfig::default(), &ours), [ours]);
+    }
+}

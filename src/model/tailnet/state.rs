@@ -1,0 +1,163 @@
+//! What is to be written to a replica's state Secret: the difference between what is wanted and what is known to be there.
+//!
+//! Never reads or writes the Secret itself, and never speaks of keys that nobody asked for: tailscaled's own keys lie beside ours.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use k8s_openapi::ByteString;
+
+use crate::api::state as keys;
+
+/// The content of the Secret, or of the keys of it that matter.
+pub type Content = BTreeMap<String, Bytes>;
+
+/// Wanted values by key; nothing as a value means that the key is to be absent.
+pub type Changes = BTreeMap<String, Option<Bytes>>;
+
+/// As a JSON object of base64 by key.
+#[must_use]
+pub fn to_json(content: &Content) -> Vec<u8> {
+    let values: BTreeMap<&String, ByteString> = content.iter().map(|(key, value)| (key, ByteString(value.to_vec()))).collect();
+    serde_json::to_vec(&values).unwrap_or_default()
+}
+
+/// What such a text says; nothing if it is none.
+#[must_use]
+pub fn from_json(text: &[u8]) -> Option<Content> {
+    let values: BTreeMap<String, ByteString> = serde_json::from_slice(text).ok()?;
+    Some(values.into_iter().map(|(key, value)| (key, value.0.into())).collect())
+}
+
+/// What is known when a container starts.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Start {
+    /// Capability version of the tailscaled that will run; nothing if none will.
+    pub capver: Option<u32>,
+    /// UID of the Pod, if it is told.
+    pub pod_uid: Option<String>,
+    /// The auth key of the mounted tailscaled config; empty if it has none.
+    pub auth_key: String,
+}
+
+impl Start {
+    /// What a starting container writes: its version and Pod, and the end of what its predecessor said.
+    /// The device stays, for the operator deletes the old one by it. A request for a new auth key ends once the mounted key is another one.
+    #[must_use]
+    pub fn changes(&self, found: &Content) -> Changes {
+        let mut changes: Changes = keys::STALE_AT_START.iter().map(|key| ((*key).to_owned(), None)).collect();
+        let mut set = |key: &str, value: String| drop(changes.insert(key.to_owned(), Some(value.into())));
+        if let Some(capver) = self.capver {
+            set(keys::CAPVER, capver.to_string());
+        }
+        if let Some(uid) = self.pod_uid.as_ref().filter(|uid| !uid.is_empty()) {
+            set(keys::POD_UID, uid.clone());
+        }
+        let asked = found.get(keys::REISSUE_AUTHKEY);
+        if !self.auth_key.is_empty() && asked.is_some_and(|failed| failed != self.auth_key.as_bytes()) {
+            changes.insert(keys::REISSUE_AUTHKEY.to_owned(), None);
+        }
+        changes
+    }
+}
+
+/// The wanted changes that the known content does not already show.
+#[must_use]
+pub fn outstanding(wanted: &Changes, known: &Changes) -> Changes {
+    wanted.iter().filter(|(key, value)| known.get(*key) != Some(value)).map(|(key, value)| (key.clone(), value.clone())).collect()
+}
+
+/// The content after the changes.
+#[must_use]
+pub fn applied(mut content: Content, changes: &Changes) -> Content {
+    for (key, value) in changes {
+        match value {
+            Some(value) => drop(content.insert(key.clone(), value.clone())),
+            None => drop(content.remove(key)),
+        }
+    }
+    content
+}
+
+/// What makes tailscaled begin as a new device: the end of its keys, of its profile and of what was said of the device.
+#[must_use]
+pub fn forget_identity(found: &Content) -> Changes {
+    let profile = found.get(keys::CURRENT_PROFILE).and_then(|name| std::str::from_utf8(name).ok());
+    let profile = profile.filter(|name| name.starts_with(keys::PROFILE_PREFIX));
+    keys::IDENTITY.into_iter().chain(profile).map(|key| (key.to_owned(), None)).collect()
+}
+
+/// Whether tailscaled's state is whole: no key of its profile at all, or every one of them and exactly one profile.
+/// Between two of tailscaled's writes it is not, and a tailscaled that ends there comes back as another device.
+#[must_use]
+pub fn consistent(found: &Content) -> bool {
+    let parts = [keys::MACHINE_KEY, keys::PROFILES, keys::CURRENT_PROFILE].into_iter().filter(|key| found.contains_key(*key)).count();
+    let profiles = found.keys().filter(|key| key.starts_with(keys::PROFILE_PREFIX)).count();
+    matches!((parts, profiles), (0, 0) | (3, 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn content(pairs: &[(&str, &str)]) -> Content {
+        pairs.iter().map(|(key, value)| ((*key).to_owned(), Bytes::copy_from_slice(value.as_bytes()))).collect()
+    }
+
+    #[test]
+    fn a_start_ends_what_its_predecessor_said_and_keeps_the_device() {
+        let found = content(&[("device_id", "n1"), ("egress-services", "{}"), ("reissue_authkey", "old")]);
+        let start = Start { capver: Some(138), pod_uid: Some("u-1".into()), auth_key: "new".into() };
+        let after = applied(found, &start.changes(&content(&[("reissue_authkey", "old")])));
+        assert_eq!(after, content(&[("device_id", "n1"), ("pod_uid", "u-1"), ("tailscale_capver", "138")]));
+    }
+
+    #[test]
+    fn a_request_for_a_key_stands_until_another_key_is_mounted() {
+        let found = content(&[("reissue_authkey", "k")]);
+        for mounted in ["", "k"] {
+            let start = Start { auth_key: mounted.into(), ..Start::default() };
+            assert!(!start.changes(&found).contains_key("reissue_authkey"), "{mounted:?}");
+        }
+        let unasked = Start { auth_key: "k2".into(), ..Start::default() };
+        assert!(!unasked.changes(&Content::new()).contains_key("reissue_authkey"));
+    }
+
+    #[test]
+    fn forgetting_takes_the_current_profile_along() {
+        let found = content(&[("_current-profile", "profile-1a2b"), ("profile-1a2b", "{}"), ("pod_uid", "u"), ("_machinekey", "m")]);
+        assert_eq!(applied(found.clone(), &forget_identity(&found)), content(&[("pod_uid", "u")]));
+        let odd = content(&[("_current-profile", "pod_uid"), ("pod_uid", "u")]);
+        assert_eq!(applied(odd.clone(), &forget_identity(&odd)), content(&[("pod_uid", "u")]), "only a profile's key goes");
+    }
+
+    #[test]
+    fn state_is_whole_with_nothing_or_all_of_it() {
+        let whole = content(&[("_machinekey", "m"), ("_profiles", "p"), ("_current-profile", "profile-1"), ("profile-1", "{}")]);
+        assert!(consistent(&content(&[("device_id", "n")])) && consistent(&whole));
+        for missing in whole.keys() {
+            let mut part = whole.clone();
+            part.remove(missing);
+            assert!(!consistent(&part), "without {missing}");
+        }
+    }
+
+    fn changes() -> impl Strategy<Value = Changes> {
+        let value = proptest::collection::vec(0u8..3, 0..3).prop_map(Bytes::from);
+        proptest::collection::btree_map("[a-d]", proptest::option::of(value), 0..5)
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_outstanding_once_applied_leaves_nothing(
+            wanted in changes(),
+            known in changes(),
+        ) {
+            let todo = outstanding(&wanted, &known);
+            let mut after = known;
+            after.extend(todo);
+            prop_assert!(outstanding(&wanted, &after).is_empty());
+        }
+    }
+}

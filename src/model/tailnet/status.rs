@@ -1,0 +1,180 @@
+//! What a replica says of itself in its state Secret, in the operator's own format.
+//!
+//! The operator sends a service's traffic to a replica whose status shows the service's ports and target exactly as it
+//! configured them, and nothing else of the status decides. So both are echoed, never derived; and a service that cannot be
+//! served yet is held back for a while ([`Patience`]), so that the replicas that can serve it get the traffic first. It
+//! is not held back for ever: a rollout waits until every service can be reached through the new Pod, and a name that
+//! nobody can resolve would stop it. From then on it is published without addresses, and its ports refuse.
+//! Never computed from anything but a plan that the kernel has accepted.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+
+use imbl::OrdMap;
+use serde::{Serialize, Serializer};
+
+use crate::api::egress::{ServiceStatus, Status};
+use crate::api::ingress;
+use crate::model::base::gzip;
+use crate::model::config::{Config, EgressConfig, IngressConfig};
+use crate::model::plan::{Plan, Reason};
+
+mod patience;
+
+pub use patience::{GRACE, Patience};
+
+/// The Pod's own addresses, as the operator compares them with the Pod's.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PodAddresses {
+    /// The IPv4 address.
+    pub v4: Option<Ipv4Addr>,
+    /// The IPv6 address.
+    pub v6: Option<Ipv6Addr>,
+}
+
+impl PodAddresses {
+    /// The last address of each family.
+    #[must_use]
+    pub fn of(addresses: impl IntoIterator<Item = std::net::IpAddr>) -> Self {
+        addresses.into_iter().fold(Self::default(), |found, ip| match ip {
+            std::net::IpAddr::V4(v4) => Self { v4: Some(v4), ..found },
+            std::net::IpAddr::V6(v6) => Self { v6: Some(v6), ..found },
+        })
+    }
+
+    fn text(self) -> (String, String) {
+        (self.v4.map(|ip| ip.to_string()).unwrap_or_default(), self.v6.map(|ip| ip.to_string()).unwrap_or_default())
+    }
+}
+
+/// The services that are published, each made when it is written: thousands of them at once are of no use to anybody.
+#[derive(Debug, Clone, Copy)]
+pub struct Published<'a> {
+    plan: &'a Plan,
+    config: &'a EgressConfig,
+    withheld: &'a BTreeSet<Arc<str>>,
+    /// Whether the addresses in use are told.
+    addresses: bool,
+}
+
+impl<'a> Published<'a> {
+    fn iter(self) -> impl Iterator<Item = (&'a str, ServiceStatus)> {
+        let published = self.config.services.iter().filter(move |(name, _)| !self.withheld.contains(*name));
+        published.map(move |(name, service)| {
+            let targets = self.plan.egress.get(name).map(|egress| &egress.targets).filter(|targets| self.addresses && !targets.is_empty());
+            let status = ServiceStatus {
+                ports: service.ports.clone(),
+                tailnet_target_ips: targets.map(|targets| targets.iter().map(ToString::to_string).collect()),
+                tailnet_target: service.tailnet_target.clone(),
+            };
+            (&**name, status)
+        })
+    }
+}
+
+impl Serialize for Published<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.iter())
+    }
+}
+
+/// The status of the egress services that the plan in force makes of this config, without those that are withheld.
+#[must_use]
+pub fn egress_status<'a>(
+    plan: &'a Plan,
+    config: &'a EgressConfig,
+    pod: PodAddresses,
+    withheld: &'a BTreeSet<Arc<str>>,
+) -> Status<Published<'a>> {
+    let published = Published { plan, config, withheld, addresses: true };
+    let (pod_ipv4, pod_ipv6) = pod.text();
+    Status {
+        pod_ipv4,
+        pod_ipv6,
+        services: published.iter().next().map(|_| published),
+        fingerprint: Some(config.fingerprint.clone()),
+        rejected: told(config, &plan.rejected),
+    }
+}
+
+/// In words, what is said of the services of this config.
+fn told<S>(config: &Config<S>, said: &OrdMap<Arc<str>, Vec<Reason>>) -> BTreeMap<String, Vec<String>> {
+    let configured = |name: &Arc<str>| config.services.contains_key(name) || config.malformed.contains_key(name);
+    let said = said.iter().filter(|(name, _)| configured(name));
+    said.map(|(name, words)| (name.to_string(), words.iter().map(ToString::to_string).collect())).collect()
+}
+
+/// The status of the L3 ingress services that the plan in force makes of this config: those of which some address is served,
+/// as configured. One of which nothing is served is left out, for what is published gets advertised.
+#[must_use]
+pub fn ingress_status(plan: &Plan, config: &IngressConfig, pod: PodAddresses) -> ingress::Status {
+    let served = config.services.iter().filter(|(name, _)| plan.ingress.get(*name).is_some_and(|hosts| !hosts.is_empty()));
+    let (pod_ipv4, pod_ipv6) = pod.text();
+    ingress::Status {
+        configs: served.map(|(name, service)| (name.to_string(), ingress::Service::clone(service))).collect(),
+        pod_ipv4,
+        pod_ipv6,
+        fingerprint: Some(config.fingerprint.clone()),
+        rejected: told(config, &plan.rejected),
+    }
+}
+
+/// What fits in a Secret beside tailscaled's own state; the API allows 1 MiB for all of it.
+pub const ROOM: usize = 768 << 10;
+
+/// A status as it is written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Encoded {
+    /// The text for [`crate::api::egress::KEY`].
+    pub plain: Vec<u8>,
+    /// The whole status for [`crate::api::egress::KEY_COMPRESSED`], if the plain text lacks something. Our reconciler reads it first;
+    /// the Tailscale operator, whose groups do not come to that size, does not know it.
+    pub packed: Option<Vec<u8>>,
+    /// What the plain text lacks.
+    pub left: Left,
+}
+
+/// What was left out of a plain status to make it fit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Left {
+    /// Nothing.
+    Nothing,
+    /// Why services are rejected; the metrics still say.
+    Reasons,
+    /// That, and the addresses in use, which the operator does not look at.
+    Addresses,
+    /// All services: the fingerprint names the config that they are of, and which of them are rejected is told.
+    Services,
+}
+
+/// A status with no more in both its keys than fits in `room` bytes if anything can be left out.
+#[must_use]
+pub fn encode(mut status: Status<Published<'_>>, room: usize) -> Encoded {
+    let text = |status: &Status<Published<'_>>| serde_json::to_vec(status).unwrap_or_default();
+    let whole = text(&status);
+    if whole.len() <= room {
+        return Encoded { plain: whole, packed: None, left: Left::Nothing };
+    }
+    let packed = gzip::pack(&whole).ok().filter(|packed| packed.len() <= room / 2);
+    drop(whole);
+    let room = room - packed.as_ref().map_or(0, Vec::len);
+    status.rejected.values_mut().for_each(Vec::clear);
+    let done = |plain, left| Encoded { plain, packed: packed.clone(), left };
+    let shorter = text(&status);
+    if shorter.len() <= room {
+        return done(shorter, Left::Reasons);
+    }
+    drop(shorter);
+    status.services = status.services.map(|services| Published { addresses: false, ..services });
+    let shorter = text(&status);
+    if shorter.len() <= room {
+        return done(shorter, Left::Addresses);
+    }
+    drop(shorter);
+    status.services = None;
+    done(text(&status), Left::Services)
+}
+
+#[cfg(test)]
+mod tests;

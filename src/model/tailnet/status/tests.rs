@@ -1,0 +1,171 @@
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use super::*;
+use crate::model::base::net::InterfaceName;
+use crate::model::base::netmap::{Fqdn, NetMap};
+use crate::model::plan::Planned;
+use crate::model::plan::world::World;
+use std::time::Duration;
+
+const EGRESS: &str = r#"{
+ "default-db":{"healthCheckEndpoint":"http://ts-db.tailscale.svc.cluster.local:9002/healthz","tailnetTarget":{"ip":"","fqdn":"DB.tail.lab."},
+   "ports":[{"protocol":"TCP","matchPort":10081,"targetPort":5201},{"protocol":"UDP","matchPort":10080,"targetPort":53}],"new":true},
+ "by-ip":{"tailnetTarget":{"ip":"100.64.0.9"},"ports":[{"protocol":"TCP","matchPort":10100,"targetPort":80},{"protocol":"TCP","matchPort":9002,"targetPort":80}]},
+ "typo":{"tailnetTarget":{"fqdn":"nobody.tail.lab"},"ports":[{"protocol":"TCP","matchPort":10200,"targetPort":80}]},
+ "sctp":{"tailnetTarget":{"ip":"100.64.0.9"},"ports":[{"protocol":"SCTP","matchPort":10300,"targetPort":80}]},
+ "cut":{"ports":"all"}}"#;
+
+const INGRESS: &str = r#"{
+ "svc:web":{"IPv4Mapping":{"TailscaleServiceIP":"100.99.1.2","ClusterIP":"10.96.0.9"},
+            "IPv6Mapping":{"TailscaleServiceIP":"","ClusterIP":""}},
+ "svc:bad":{"IPv4Mapping":{"TailscaleServiceIP":"100.99.1.3","ClusterIP":"10.96.0"}},
+ "svc:none":{"IPv4Mapping":{"TailscaleServiceIP":"","ClusterIP":"10.96.0.10"}}}"#;
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().expect("an address")
+}
+
+fn pod() -> PodAddresses {
+    PodAddresses::of([ip("10.244.2.3"), ip("fd00::5")])
+}
+
+/// The plan of these configs in a tailnet where `names` is known under the given addresses.
+fn planned(egress: &str, names: &[(&str, &[&str])]) -> Planned {
+    let peers =
+        names.iter().map(|(name, ips)| (Fqdn::new(name).expect("a name"), ips.iter().map(|text| ip(text)).collect::<BTreeSet<_>>()));
+    let routes = [ipnet::IpNet::from(ip("100.64.0.9"))].into_iter().collect();
+    let netmap = NetMap { peers: peers.collect(), routes, ..NetMap::default() };
+    let reserved = [crate::model::base::net::PortKey {
+        proto: crate::model::base::net::Proto::Tcp,
+        port: crate::model::base::net::Port::new(9002).expect("a port"),
+    }];
+    let world = World {
+        egress: Arc::new(EgressConfig::parse(egress.as_bytes()).expect("a config")),
+        ingress: Arc::new(IngressConfig::parse(INGRESS.as_bytes()).expect("a config")),
+        netmap: Some(Arc::new(netmap)),
+        ..World::empty(InterfaceName::tailscale0(), reserved.into())
+    };
+    Planned::new(&world)
+}
+
+const KNOWN: &[(&str, &[&str])] = &[("db.tail.lab", &["100.64.0.2", "fd7a:115c:a1e0::2"])];
+
+/// The status as others read it.
+fn read(status: &Status<Published<'_>>) -> Status {
+    serde_json::from_slice(&serde_json::to_vec(status).expect("text")).expect("a status")
+}
+
+fn services(status: &Status) -> Vec<&str> {
+    status.services.iter().flat_map(BTreeMap::keys).map(String::as_str).collect()
+}
+
+fn withheld(patience: &mut Patience, planned: &Planned, now: u64) -> Vec<String> {
+    patience.withheld(&planned.plan, &planned.world.egress, Duration::from_secs(now)).iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn egress_is_told_in_the_operators_words() {
+    let planned = planned(EGRESS, KNOWN);
+    let nobody = BTreeSet::new();
+    let status = egress_status(&planned.plan, &planned.world.egress, pod(), &nobody);
+    let Encoded { plain: text, packed, left } = encode(status, ROOM);
+    assert_eq!(packed, None);
+    assert_eq!(String::from_utf8(text).expect("text"), include_str!("../../../../tests/golden/status/egress.json").trim_end());
+    assert_eq!(left, Left::Nothing);
+}
+
+#[test]
+fn ingress_is_told_in_the_operators_words() {
+    let planned = planned(EGRESS, KNOWN);
+    let status = ingress_status(&planned.plan, &planned.world.ingress, pod());
+    let text = serde_json::to_string(&status).expect("text");
+    assert_eq!(text, include_str!("../../../../tests/golden/status/ingress.json").trim_end());
+}
+
+#[test]
+fn no_services_and_no_ipv6_are_told_as_the_peer_does() {
+    let planned = planned("{}", &[]);
+    let nobody = BTreeSet::new();
+    let status = egress_status(&planned.plan, &planned.world.egress, PodAddresses::of([ip("10.0.0.5")]), &nobody);
+    let peer = serde_json::to_string(&Status { fingerprint: None, ..status }).expect("text");
+    assert_eq!(peer, r#"{"podIPv4":"10.0.0.5","services":null}"#);
+}
+
+#[test]
+fn what_was_configured_is_echoed_unchanged() {
+    let planned = planned(EGRESS, KNOWN);
+    let nobody = BTreeSet::new();
+    let status = egress_status(&planned.plan, &planned.world.egress, pod(), &nobody);
+    for (name, told) in read(&status).services.expect("services") {
+        let service = &planned.world.egress.services[name.as_str()];
+        assert_eq!((&told.ports, &told.tailnet_target), (&service.ports, &service.tailnet_target), "{name}");
+    }
+}
+
+#[test]
+fn what_was_never_resolved_is_held_back_for_the_grace() {
+    let mut patience = Patience::new(GRACE);
+    let unresolved = planned(EGRESS, &[]);
+    assert_eq!(withheld(&mut patience, &unresolved, 10), ["default-db", "sctp", "typo"]);
+    assert_eq!(patience.due(Duration::from_secs(10)), Some(Duration::from_secs(55)));
+    let resolved = planned(EGRESS, KNOWN);
+    assert_eq!(withheld(&mut patience, &resolved, 20), ["sctp", "typo"]);
+    assert_eq!(withheld(&mut patience, &resolved, 54), ["sctp", "typo"]);
+    assert_eq!(withheld(&mut patience, &resolved, 55), [""; 0], "a rollout would wait for them for ever");
+    assert_eq!(patience.due(Duration::from_secs(55)), None);
+    let nobody = BTreeSet::new();
+    let status = read(&egress_status(&resolved.plan, &resolved.world.egress, pod(), &nobody));
+    assert_eq!(services(&status), ["by-ip", "default-db", "sctp", "typo"], "what cannot be read cannot be echoed");
+    assert_eq!(status.services.expect("services")["typo"].tailnet_target_ips, None);
+}
+
+#[test]
+fn what_was_lost_is_held_back_until_it_is_found_again() {
+    let mut patience = Patience::new(GRACE);
+    let (found, lost) = (planned(EGRESS, KNOWN), planned(EGRESS, &[]));
+    withheld(&mut patience, &found, 0);
+    assert!(withheld(&mut patience, &lost, 1).contains(&"default-db".to_owned()));
+    assert!(withheld(&mut patience, &lost, 9999).contains(&"default-db".to_owned()));
+    assert_eq!(withheld(&mut patience, &found, 10_000), [""; 0]);
+    let other = planned(&EGRESS.replace("DB.tail.lab.", "db2.tail.lab"), KNOWN);
+    assert_eq!(withheld(&mut patience, &other, 20_000), ["default-db"]);
+    assert_eq!(withheld(&mut patience, &other, 20_045), [""; 0], "another target is another service");
+}
+
+#[test]
+fn a_status_that_is_too_large_loses_what_nobody_decides_by() {
+    let planned = planned(EGRESS, KNOWN);
+    let nobody = BTreeSet::new();
+    let status = egress_status(&planned.plan, &planned.world.egress, pod(), &nobody);
+    let whole = encode(status.clone(), ROOM).plain.len();
+    let mut seen = Vec::new();
+    for room in (1..=whole).rev() {
+        let Encoded { plain, packed, left } = encode(status.clone(), room);
+        seen.push(left);
+        let told: Status = serde_json::from_slice(&plain).expect("a status");
+        assert_eq!(told.rejected.keys().collect::<Vec<_>>(), read(&status).rejected.keys().collect::<Vec<_>>());
+        assert_eq!((told.services.is_some(), &told.fingerprint), (left != Left::Services, &status.fingerprint));
+        assert!(left == Left::Services || plain.len() + packed.map_or(0, |packed| packed.len()) <= room);
+    }
+    assert!([Left::Nothing, Left::Reasons, Left::Addresses, Left::Services].iter().all(|left| seen.contains(left)));
+}
+
+#[test]
+fn ten_thousand_services_are_told_one_by_one() {
+    let entry = |number: u32| {
+        format!(
+            r#""default-service-{number}":{{"tailnetTarget":{{"fqdn":"db.tail.lab"}},"ports":[{{"protocol":"TCP","matchPort":{},"targetPort":443}}]}}"#,
+            10_000 + number
+        )
+    };
+    let config = format!("{{{}}}", (0..10_000).map(entry).collect::<Vec<_>>().join(","));
+    let planned = planned(&config, KNOWN);
+    let nobody = BTreeSet::new();
+    let status = egress_status(&planned.plan, &planned.world.egress, pod(), &nobody);
+    let Encoded { plain, packed, .. } = encode(status.clone(), ROOM);
+    let packed = packed.expect("it does not fit as it is");
+    assert!(plain.len() + packed.len() <= ROOM, "{} and {}", plain.len(), packed.len());
+    let told: Status = serde_json::from_slice(&gzip::unpack(&packed, gzip::MAX_CONFIG_SIZE).expect("packed")).expect("a status");
+    assert_eq!(told, read(&status));
+}

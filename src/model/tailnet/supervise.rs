@@ -1,0 +1,15 @@
+//! How tailscaled is kept running: what it is started with, and what is done about each thing that happens to it.
+//!
+//! Nothing here starts, stops or asks anything: decisions are values, and `proxy::tailnet::daemon` carries them out.
+
+pub mod argv;
+pub mod auth;
+pub mod conffile;
+pub mod login;
+pub mod machine;
+pub mod settings;
+pub mod state_backup;
+
+pub use auth::{Auth, AuthEvent};
+pub use machine::{Action, At, Event, Machine, Phase, Seen, StateWrite};
+pub use settings::{DaemonSettings, Login, Secret, StateStore, TwoStep};

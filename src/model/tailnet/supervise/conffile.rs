@@ -1,0 +1,323 @@
+//! The config file of a one-step login: which of several, and whether it is fit to be given to tailscaled.
+//!
+//! The check is milder than the daemon's own: a field that a newer daemon knows is no fault here.
+
+use std::collections::BTreeSet;
+
+use jsonc_parser::ParseOptions;
+use jsonc_parser::ast::{Object, ObjectProp, Value};
+use jsonc_parser::common::Ranged;
+
+use super::settings::Secret;
+use crate::model::tailnet::advertise::Advertised;
+
+/// The capability version to assume where the daemon does not tell its own: the one that the operator writes for every daemon.
+pub const OLDEST_CAPVER: u32 = 106;
+
+/// What a config file says that matters here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfFile {
+    /// The key to log in with (`AuthKey`).
+    pub auth_key: Option<Secret>,
+    /// The preferences that cannot be changed while the file is in force (`Locked`, by default all).
+    pub locked: bool,
+    /// The Tailscale Services to advertise (`AdvertiseServices`).
+    pub services: BTreeSet<String>,
+    /// Whether nobody is let in at all (`ShieldsUp`).
+    pub shields_up: bool,
+}
+
+/// A config directory or file cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConfFault {
+    /// No file is for a daemon of this age.
+    #[error("no cap-N.hujson in the config directory with N up to {capver}, the capability version of tailscaled")]
+    None {
+        /// The daemon's capability version.
+        capver: u32,
+    },
+    /// Not UTF-8.
+    #[error("the config file is not UTF-8 text")]
+    Text,
+    /// Not `HuJSON`.
+    #[error("the config file is not HuJSON: {0}")]
+    Syntax(String),
+    /// Not an object.
+    #[error("the config file holds no JSON object")]
+    Shape,
+    /// A version that no daemon reads.
+    #[error("the config file's Version is {0:?}; tailscaled reads \"alpha0\"")]
+    Version(String),
+    /// A field is of the wrong type.
+    #[error("the config file's {field} must be {wanted}")]
+    Type {
+        /// Which field.
+        field: &'static str,
+        /// What it should be.
+        wanted: &'static str,
+    },
+}
+
+impl ConfFault {
+    /// A closed set of words for metric labels.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::None { .. } => "NoConfig",
+            Self::Text | Self::Syntax(_) => "Syntax",
+            Self::Shape | Self::Type { .. } => "Shape",
+            Self::Version(_) => "Version",
+        }
+    }
+}
+
+/// The capability version of a config file's name, if it is one (`cap-N.hujson`).
+fn version(name: &str) -> Option<u32> {
+    name.strip_prefix("cap-")?.strip_suffix(".hujson")?.parse().ok()
+}
+
+/// Whether this is the name of a config file.
+#[must_use]
+pub fn is_config(name: &str) -> bool {
+    version(name).is_some()
+}
+
+/// The name, among those in the directory, of the newest file that a daemon of this capability version can read.
+pub fn choose<'a>(names: impl IntoIterator<Item = &'a str>, capver: u32) -> Result<&'a str, ConfFault> {
+    let usable =
+        names.into_iter().filter_map(|name| version(name).map(|version| (version, name))).filter(|(version, _)| *version <= capver);
+    usable.max().map(|(_, name)| name).ok_or(ConfFault::None { capver })
+}
+
+/// Reads a file's text.
+pub fn check(bytes: &[u8]) -> Result<ConfFile, ConfFault> {
+    let text = std::str::from_utf8(bytes).map_err(|_| ConfFault::Text)?;
+    let object = object(text)?;
+    let field = |name: &'static str| fields(&object, name).next_back().map(|field| &field.value);
+    match field("Version") {
+        Some(Value::StringLit(version)) if version.value == "alpha0" => {}
+        Some(Value::StringLit(version)) => return Err(ConfFault::Version(version.value.to_string())),
+        _ => return Err(ConfFault::Type { field: "Version", wanted: "\"alpha0\"" }),
+    }
+    let auth_key = match field("AuthKey") {
+        Some(Value::StringLit(key)) if !key.value.is_empty() => Some(Secret::new(key.value.as_ref())),
+        None | Some(Value::NullKeyword(_) | Value::StringLit(_)) => None,
+        Some(_) => return Err(ConfFault::Type { field: "AuthKey", wanted: "a string" }),
+    };
+    let locked = match field("Locked") {
+        Some(Value::BooleanLit(locked)) => locked.value,
+        None | Some(Value::NullKeyword(_)) => true,
+        Some(_) => return Err(ConfFault::Type { field: "Locked", wanted: "true or false" }),
+    };
+    let services = match field(SERVICES) {
+        Some(list @ Value::Array(_)) => texts(list).map(str::to_owned).collect(),
+        None | Some(Value::NullKeyword(_)) => BTreeSet::new(),
+        Some(_) => return Err(ConfFault::Type { field: SERVICES, wanted: "a list" }),
+    };
+    Ok(ConfFile { auth_key, locked, services, shields_up: shields_up(&object) })
+}
+
+const SERVICES: &str = "AdvertiseServices";
+const ROUTES: &str = "AdvertiseRoutes";
+const SHIELDS: &str = "ShieldsUp";
+
+/// The text of a file that advertises no more than this and lets nobody new in where that is said, and is otherwise the same. Of a
+/// text that is no config, nothing changes.
+///
+/// Whether somebody is let in is always said: tailscaled keeps what it was told last, also what a predecessor was told that was
+/// killed before it could take it back.
+#[must_use]
+pub fn advertising(bytes: &[u8], advertised: &Advertised) -> Vec<u8> {
+    let Some((text, object)) = std::str::from_utf8(bytes).ok().and_then(|text| Some((text, object(text).ok()?))) else {
+        return bytes.to_vec();
+    };
+    let list = |items: &[&str]| serde_json::to_string(items).unwrap_or_else(|_| "[]".to_owned());
+    let services: Vec<&str> = advertised.services.iter().map(String::as_str).collect();
+    let mut changes: Vec<(usize, usize, String)> =
+        fields(&object, SERVICES).map(|field| (field.value.range().start, field.value.range().end, list(&services))).collect();
+    if changes.is_empty() && !services.is_empty() {
+        let inside = object.range().start + 1;
+        changes.push((inside, inside, format!("\"{SERVICES}\":{},", list(&services))));
+    }
+    let shut = (advertised.shut || shields_up(&object)).to_string();
+    changes.extend(fields(&object, SHIELDS).map(|field| (field.value.range().start, field.value.range().end, shut.clone())));
+    if fields(&object, SHIELDS).next().is_none() {
+        let inside = object.range().start + 1;
+        changes.push((inside, inside, format!("\"{SHIELDS}\":{shut},")));
+    }
+    changes.extend(fields(&object, ROUTES).map(|field| {
+        let kept: Vec<&str> = texts(&field.value).filter(|text| !advertised.withholds(text)).collect();
+        (field.value.range().start, field.value.range().end, list(&kept))
+    }));
+    changes.sort_unstable();
+    let mut text = text.to_owned();
+    for (start, end, new) in changes.into_iter().rev() {
+        text.replace_range(start..end, &new);
+    }
+    text.into_bytes()
+}
+
+fn object(text: &str) -> Result<Object<'_>, ConfFault> {
+    let parsed = jsonc_parser::parse_to_ast(text, &jsonc_parser::CollectOptions::default(), &hujson());
+    match parsed.map_err(|fault| ConfFault::Syntax(fault.to_string()))?.value {
+        Some(Value::Object(object)) => Ok(object),
+        _ => Err(ConfFault::Shape),
+    }
+}
+
+/// Whether the file itself says that nobody is let in.
+fn shields_up(object: &Object<'_>) -> bool {
+    fields(object, SHIELDS).next_back().is_some_and(|field| matches!(&field.value, Value::BooleanLit(up) if up.value))
+}
+
+/// The fields of this name: the daemon does not care for its case, and of several the last counts.
+fn fields<'a, 'b>(object: &'b Object<'a>, name: &'static str) -> impl DoubleEndedIterator<Item = &'b ObjectProp<'a>> {
+    object.properties.iter().filter(move |field| field.name.as_str().eq_ignore_ascii_case(name))
+}
+
+/// The texts in a list.
+fn texts<'b>(value: &'b Value<'_>) -> impl Iterator<Item = &'b str> {
+    let list = value.as_array().map(|list| list.elements.iter()).into_iter().flatten();
+    list.filter_map(|item| item.as_string_lit().map(|text| text.value.as_ref()))
+}
+
+/// `HuJSON` is JSON with comments and trailing commas, and nothing else.
+fn hujson() -> ParseOptions {
+    ParseOptions {
+        allow_comments: true,
+        allow_trailing_commas: true,
+        allow_loose_object_property_names: false,
+        allow_missing_commas: false,
+        allow_single_quoted_strings: false,
+        allow_hexadecimal_numbers: false,
+        allow_unary_plus_numbers: false,
+        allow_bare_decimal_point_numbers: false,
+        allow_non_finite_numbers: false,
+        allow_extended_string_escapes: false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_newest_that_the_daemon_can_read() {
+        let names = ["cap-95.hujson", "cap-106.hujson", "cap-200.hujson", "..data", "cap-x.hujson", "cap-107.json"];
+        assert_eq!(choose(names, 142), Ok("cap-106.hujson"));
+        assert_eq!(choose(names, 100), Ok("cap-95.hujson"));
+        assert_eq!(choose(names, 94), Err(ConfFault::None { capver: 94 }));
+        assert_eq!(choose(["cap-99.hujson", "cap-100.hujson"], 142), Ok("cap-100.hujson"), "as numbers, not as text");
+    }
+
+    #[test]
+    fn what_the_operator_writes_is_read() {
+        let text = br#"{"Version":"alpha0","AcceptDNS":false,"Locked":false,"Hostname":"eg-0","AuthKey":"tskey-1","NewField":[1]}"#;
+        assert_eq!(
+            check(text),
+            Ok(ConfFile { auth_key: Some(Secret::new("tskey-1")), locked: false, services: BTreeSet::new(), shields_up: false })
+        );
+        let human = b"// by hand\n{\n  \"version\": \"alpha0\", /* no key */\n  \"authKey\": null,\n}\n// the end\n";
+        assert_eq!(check(human), Ok(ConfFile { auth_key: None, locked: true, services: BTreeSet::new(), shields_up: false }));
+    }
+
+    #[test]
+    fn what_the_daemon_would_refuse_is_refused_first() {
+        let kinds = |text: &str| check(text.as_bytes()).map_err(|fault| fault.reason());
+        assert_eq!(kinds(""), Err("Shape"));
+        assert_eq!(kinds("{\"Version\":\"alpha0\""), Err("Syntax"));
+        assert_eq!(kinds("{\"Version\":\"alpha0\"} {}"), Err("Syntax"));
+        assert_eq!(kinds("{Version:'alpha0'}"), Err("Syntax"));
+        assert_eq!(kinds("[]"), Err("Shape"));
+        assert_eq!(kinds("{\"Version\":\"beta1\"}"), Err("Version"));
+        assert_eq!(kinds("{}"), Err("Shape"));
+        assert_eq!(kinds("{\"Version\":\"alpha0\",\"AuthKey\":7}"), Err("Shape"));
+        assert_eq!(check(b"\xff"), Err(ConfFault::Text));
+    }
+
+    #[test]
+    fn only_what_is_advertised_differs_in_what_the_daemon_reads() {
+        let advertised = |services: &[&str], withheld: &[&str]| Advertised {
+            services: services.iter().map(|name| (*name).to_owned()).collect(),
+            withheld: withheld.iter().map(|route| route.parse().expect("a prefix")).collect(),
+            shut: false,
+        };
+        let text = r#"{"Version":"alpha0", /* two */ "advertiseServices":["svc:a","svc:b"],"AdvertiseRoutes":["10.9.0.1/32","10.9.0.2/32"],"X":1}"#;
+        let written = |advertised: &Advertised| String::from_utf8(advertising(text.as_bytes(), advertised)).expect("text");
+        assert_eq!(check(text.as_bytes()).expect("good").services, ["svc:a".to_owned(), "svc:b".to_owned()].into());
+        assert_eq!(
+            written(&advertised(&["svc:b"], &["10.9.0.1/32"])),
+            r#"{"ShieldsUp":false,"Version":"alpha0", /* two */ "advertiseServices":["svc:b"],"AdvertiseRoutes":["10.9.0.2/32"],"X":1}"#
+        );
+        let none = written(&advertised(&[], &[]));
+        assert_eq!(check(none.as_bytes()).expect("good").services, BTreeSet::new());
+        let added = advertising(b"{\"Version\":\"alpha0\"}", &advertised(&["svc:c"], &[]));
+        assert_eq!(check(&added).expect("good").services, ["svc:c".to_owned()].into());
+        assert_eq!(advertising(b"{", &advertised(&["svc:c"], &[])), b"{");
+    }
+
+    #[test]
+    fn whether_somebody_is_let_in_is_always_said() {
+        let shut = |text: &str, shut| {
+            check(&advertising(text.as_bytes(), &Advertised { shut, ..Advertised::default() })).map(|file| file.shields_up)
+        };
+        for text in [r#"{"Version":"alpha0"}"#, r#"{"Version":"alpha0","shieldsUp":null,"ShieldsUp":false}"#] {
+            assert_eq!((shut(text, true), shut(text, false)), (Ok(true), Ok(false)), "{text}");
+            let said = advertising(text.as_bytes(), &Advertised::default());
+            assert!(String::from_utf8_lossy(&said).contains(r#""ShieldsUp":false"#), "what is not said stays as a predecessor left it");
+        }
+        assert_eq!(shut(r#"{"Version":"alpha0","ShieldsUp":true}"#, false), Ok(true), "who wants it always has it");
+    }
+
+    /// A config of any fields, in any order, with comments; some of wrong types, some twice.
+    fn texts() -> impl Strategy<Value = String> {
+        let field = prop::sample::select(vec![
+            r#""AuthKey":"tskey-1""#,
+            r#""authKey":null"#,
+            r#""Locked":false"#,
+            r#""Locked":7"#,
+            r#""AdvertiseServices":["svc:old"]"#,
+            r#""advertiseservices":[]"#,
+            r#""AdvertiseServices":null"#,
+            r#""AdvertiseServices":7"#,
+            r#""AdvertiseRoutes":["10.9.0.1/32","10.9.0.2/32"]"#,
+            r#""AdvertiseRoutes":null"#,
+            r#""ShieldsUp":true"#,
+            r#""shieldsUp":false"#,
+            r#""ShieldsUp":null"#,
+            r#""Hostname":"é\"}""#,
+            r#""X":{"ShieldsUp":[1]} /* } */"#,
+        ]);
+        let version = prop::sample::select(vec![r#""Version":"alpha0""#, r#""Version":"alpha0""#, r#""version":"beta1""#]);
+        (prop::collection::vec(field, 0..6), version, any::<bool>()).prop_map(|(fields, version, comma)| {
+            format!("{{ // by hand\n{version},{}{}}}", fields.join(","), if comma && !fields.is_empty() { "," } else { "" })
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn advertising_sets_services_routes_and_shields_and_leaves_the_rest(text in texts(), services in prop::collection::btree_set("svc:[a-c]", 0..3), shut: bool, withhold: bool) {
+            let withheld = if withhold { ["10.9.0.1/32".parse().expect("a prefix")].into() } else { BTreeSet::new() };
+            let advertised = Advertised { services: services.clone(), withheld, shut };
+            let said = advertising(text.as_bytes(), &advertised);
+            let (before, after) = (check(text.as_bytes()), check(&said));
+            match (before, after) {
+                (Ok(before), Ok(after)) => prop_assert_eq!(after, ConfFile { services, shields_up: shut || before.shields_up, ..before }),
+                // The one field that is written anew whatever it held.
+                (Err(ConfFault::Type { field: SERVICES, .. }), after) => prop_assert_eq!(after.map(|file| file.services), Ok(services)),
+                (before, after) => prop_assert_eq!(after, before),
+            }
+            let said = String::from_utf8(said).expect("text");
+            prop_assert_eq!(String::from_utf8(advertising(said.as_bytes(), &advertised)).expect("text"), said.clone(), "a second time changes nothing");
+            prop_assert_eq!(said.contains("10.9.0.1/32"), text.contains("10.9.0.1/32") && !withhold);
+        }
+
+        #[test]
+        fn bytes_that_are_no_config_are_refused_and_left_as_they_are(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            prop_assert!(check(&bytes).is_err());
+            prop_assert_eq!(advertising(&bytes, &Advertised::default()), bytes);
+        }
+    }
+}

@@ -1,0 +1,356 @@
+//! The state machine that keeps tailscaled running and logged in.
+//!
+//! [`Machine::step`] takes what happened, the time since the process began and a random number, and says what to do. It never
+//! gives up once the daemon has answered: it restarts it for ever, ever more slowly, and what the kernel forwards stays as it is.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::auth::{Auth, AuthEvent};
+use super::settings::{DaemonSettings, Login, Secret, StateStore};
+use crate::model::base::backoff::Backoff;
+use crate::model::tailnet::ipn_bus::BackendState;
+
+/// Time since the process began.
+pub type At = Duration;
+
+/// How long a daemon may leave its socket unanswered before it is taken for hung. It waits up to 30 s for an API server with
+/// everything locked, and forwards all the while.
+const SILENCE: Duration = Duration::from_secs(90);
+/// How long the bus may be away before the node is called degraded: opening it again takes milliseconds.
+const GAP: Duration = Duration::from_secs(1);
+/// How long a daemon has to run for its next crash to count as the first.
+const STEADY: Duration = Duration::from_mins(1);
+
+/// Where the daemon stands, for readiness, status and metrics.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize)]
+pub enum Phase {
+    /// No process; the next start is due.
+    #[default]
+    Down,
+    /// A process that does not answer yet.
+    Spawned,
+    /// It answers, and has not said what it does.
+    SocketUp,
+    /// It has not decided yet.
+    NoState,
+    /// It cannot go on without a login.
+    NeedsLogin,
+    /// An administrator has to approve the node.
+    NeedsMachineAuth,
+    /// It is told not to run.
+    Stopped,
+    /// It connects.
+    Starting,
+    /// The node is part of the tailnet.
+    Running,
+    /// It was running and is not now; what the kernel holds is kept.
+    Degraded,
+    /// It is being stopped.
+    Draining,
+    /// It was stopped.
+    Exited,
+}
+
+/// Something that happened.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    /// The process began, or a time that was asked for has come.
+    Tick,
+    /// The daemon's process runs.
+    Spawned,
+    /// The daemon's process could not be started.
+    SpawnFailed(String),
+    /// The daemon's process has ended.
+    Exited(String),
+    /// The bus is open.
+    Connected,
+    /// The bus is closed.
+    Disconnected,
+    /// The daemon told what it does.
+    Backend(Seen),
+    /// A key to log in with is known: that of the config file, or a newer one seen by the API.
+    Key(Secret),
+    /// Something that [`Auth`] waits for.
+    Auth(AuthEvent),
+    /// Stop the daemon, now.
+    Stop {
+        /// How long it may take before it is killed.
+        grace: Duration,
+    },
+}
+
+/// What the bus says of the login.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// The daemon's state.
+    pub state: BackendState,
+    /// It reports that its login fails.
+    pub login_broken: bool,
+    /// There has been a login that it still holds.
+    pub have_node_key: bool,
+}
+
+/// Something to do.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Action {
+    /// Start the daemon's process.
+    Spawn,
+    /// Ask the daemon to end.
+    Terminate,
+    /// End the daemon's process.
+    Kill,
+    /// Come back with [`Event::Tick`] at this time, at the latest.
+    Wake(At),
+    /// Tell the daemon what a node of two steps is to be, by preferences.
+    TellPrefs,
+    /// Log a node of two steps in; answer with [`AuthEvent::LoggedIn`].
+    Login,
+    /// Log in with this key; answer with [`AuthEvent::LoggedIn`].
+    LoginWith(Secret),
+    /// Leave the control server; answer with [`AuthEvent::Left`].
+    DisconnectControl,
+    /// Write to the state Secret, for as long as it takes; answer with [`AuthEvent::Written`].
+    Write(StateWrite),
+    /// It cannot be started at all: end the process with this message.
+    GiveUp(String),
+}
+
+/// A change of the state Secret that supervision needs (`dataplane` §1.5).
+///
+/// After either of the two that clear, whoever writes the device's fields has to write them anew with the next netmap.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StateWrite {
+    /// Ask the operator for another key: set `reissue_authkey` to the one that failed (may be empty).
+    RequestReissue {
+        /// The key that failed.
+        failed: Secret,
+    },
+    /// The other key is there: delete `reissue_authkey`, `device_id`, `device_fqdn` and `device_ips`, and with `identity` also
+    /// the daemon's own `_machinekey`, `_current-profile`, `_profiles` and the profile that is the current one.
+    ClearReissue {
+        /// Whether the daemon starts anew as another device.
+        identity: bool,
+    },
+    /// Logged in once and for all (`TS_AUTH_ONCE`): delete `authkey`.
+    RemoveAuthKey,
+}
+
+/// The daemon's process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+enum Child {
+    Down { until: At },
+    Starting,
+    Alive { since: At },
+    Gone,
+}
+
+/// The state.
+#[derive(Debug, Clone)]
+pub struct Machine {
+    child: Child,
+    /// Since when the bus is open or closed.
+    bus: (bool, At),
+    seen: Option<Seen>,
+    auth: Auth,
+    retry: Backoff,
+    restarts: u64,
+    boot_deadline: At,
+    started: bool,
+    answered: bool,
+    /// This process of the daemon has been running.
+    fresh: bool,
+    kill_at: Option<At>,
+}
+
+impl Machine {
+    /// A machine that has done nothing yet; its first event is [`Event::Tick`].
+    #[must_use]
+    pub fn new(settings: &DaemonSettings) -> Self {
+        let in_secret = matches!(settings.state, StateStore::KubeSecret { .. });
+        let auth = match &settings.login {
+            Login::ConfigDir(_) => Auth::one_step(in_secret),
+            Login::TwoStep(two) => Auth::two_step(two.once, in_secret),
+        };
+        Self {
+            child: Child::Down { until: At::ZERO },
+            bus: (false, At::ZERO),
+            seen: None,
+            auth,
+            retry: Backoff::DAEMON,
+            restarts: 0,
+            boot_deadline: settings.boot_timeout,
+            started: false,
+            answered: false,
+            fresh: false,
+            kill_at: None,
+        }
+    }
+
+    /// Takes an event in.
+    pub fn step(&mut self, event: Event, now: At, random: f64) -> Vec<Action> {
+        let mut actions = Vec::new();
+        match event {
+            Event::Tick => {}
+            Event::Spawned => {
+                self.child = Child::Alive { since: now };
+                self.auth.started();
+                actions.extend(self.kill_at.map(|_| Action::Terminate));
+            }
+            Event::SpawnFailed(_) | Event::Exited(_) => self.ended(now, random),
+            Event::Connected => {
+                self.bus = (true, now);
+                self.answered = true;
+            }
+            Event::Disconnected => {
+                if self.bus.0 {
+                    self.bus = (false, now);
+                }
+            }
+            Event::Backend(seen) => self.backend(seen),
+            Event::Key(key) => self.auth.key(key),
+            Event::Auth(event) => self.auth.done(event, now, random, &mut actions),
+            Event::Stop { grace } => self.stop(now, grace, &mut actions),
+        }
+        self.proceed(now, &mut actions);
+        actions
+    }
+
+    /// Where the daemon stands.
+    #[must_use]
+    pub fn phase(&self, now: At) -> Phase {
+        match self.child {
+            Child::Gone => return Phase::Exited,
+            _ if self.kill_at.is_some() => return Phase::Draining,
+            Child::Down { .. } | Child::Starting => return Phase::Down,
+            Child::Alive { .. } => {}
+        }
+        let (open, since) = self.bus;
+        let Some(seen) = self.seen else { return if open { Phase::SocketUp } else { Phase::Spawned } };
+        if self.fresh && (seen.state != BackendState::Running || (!open && now.saturating_sub(since) >= GAP)) {
+            return Phase::Degraded;
+        }
+        match seen.state {
+            BackendState::NoState => Phase::NoState,
+            BackendState::NeedsLogin => Phase::NeedsLogin,
+            BackendState::NeedsMachineAuth | BackendState::InUseOtherUser => Phase::NeedsMachineAuth,
+            BackendState::Stopped => Phase::Stopped,
+            BackendState::Starting => Phase::Starting,
+            BackendState::Running => Phase::Running,
+        }
+    }
+
+    /// How often the daemon was started again.
+    #[must_use]
+    pub fn restarts(&self) -> u64 {
+        self.restarts
+    }
+
+    /// How the login stands.
+    #[must_use]
+    pub fn auth(&self) -> &Auth {
+        &self.auth
+    }
+
+    fn backend(&mut self, seen: Seen) {
+        if matches!(self.child, Child::Alive { .. }) {
+            self.seen = Some(seen);
+            self.fresh |= seen.state == BackendState::Running;
+        }
+    }
+
+    fn ended(&mut self, now: At, random: f64) {
+        let worked = self.fresh;
+        if let Child::Alive { since } = self.child
+            && now.saturating_sub(since) >= STEADY
+            && worked
+        {
+            self.retry.reset();
+        }
+        (self.bus, self.seen, self.fresh) = ((false, now), None, false);
+        let wanted = self.auth.ended();
+        if self.kill_at.is_some() {
+            self.child = Child::Gone;
+            return;
+        }
+        // One that worked is away for as short as can be; one that ends again soon, or never worked, waits longer each time.
+        let first = worked && self.retry.failures() == 0;
+        let wait = if wanted { Duration::ZERO } else { self.retry.next(random) };
+        self.child = Child::Down { until: if first { now } else { now + wait } };
+    }
+
+    fn stop(&mut self, now: At, grace: Duration, actions: &mut Vec<Action>) {
+        let at = now + grace;
+        self.kill_at = Some(self.kill_at.map_or(at, |before| before.min(at)));
+        match self.child {
+            Child::Alive { .. } => actions.push(Action::Terminate),
+            Child::Down { .. } => self.child = Child::Gone,
+            Child::Starting | Child::Gone => {}
+        }
+    }
+
+    /// What the state itself demands, whatever the event was.
+    fn proceed(&mut self, now: At, actions: &mut Vec<Action>) {
+        match self.child {
+            Child::Gone | Child::Starting => {}
+            Child::Down { until } => self.down(until, now, actions),
+            Child::Alive { since } => self.alive(since, now, actions),
+        }
+    }
+
+    fn down(&mut self, until: At, now: At, actions: &mut Vec<Action>) {
+        self.auth.proceed(None, now, actions);
+        if self.auth.holds_start() {
+            return;
+        }
+        if !self.answered && self.started && now >= self.boot_deadline {
+            let limit = self.boot_deadline;
+            actions.push(Action::GiveUp(format!(
+                "tailscaled did not answer within {limit:?} of the start (TS_BOOT_TIMEOUT); its log says why"
+            )));
+        } else if now < until {
+            actions.push(Action::Wake(until));
+        } else {
+            self.restarts += u64::from(std::mem::replace(&mut self.started, true));
+            (self.child, self.bus) = (Child::Starting, (false, now));
+            actions.push(Action::Spawn);
+        }
+    }
+
+    fn alive(&mut self, since: At, now: At, actions: &mut Vec<Action>) {
+        if let Some(at) = self.kill_at {
+            actions.push(if now >= at { Action::Kill } else { Action::Wake(at) });
+            return;
+        }
+        self.auth.proceed(self.seen, now, actions);
+        let (open, changed) = self.bus;
+        if open {
+            return;
+        }
+        let silent_since = changed.max(since);
+        let limit = if self.answered { silent_since + SILENCE } else { (silent_since + SILENCE).min(self.boot_deadline) };
+        if now >= limit {
+            actions.push(Action::Kill);
+        } else {
+            actions.push(Action::Wake(if now < changed + GAP { limit.min(changed + GAP) } else { limit }));
+        }
+    }
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bus = if self.bus.0 { "bus open" } else { "bus closed" };
+        write!(f, "{:?}, {bus}, {} restarts, login {}", self.child, self.restarts, self.auth)
+    }
+}
+
+#[cfg(test)]
+mod tests;

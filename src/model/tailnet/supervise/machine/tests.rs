@@ -1,0 +1,341 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::model::tailnet::supervise::TwoStep;
+use crate::model::tailnet::supervise::settings::tests::settings;
+
+/// A machine with a clock that the test moves, and everything that it has asked for.
+struct Lab {
+    machine: Machine,
+    now: At,
+}
+
+fn seen(state: BackendState) -> Event {
+    Event::Backend(Seen { state, login_broken: false, have_node_key: true })
+}
+
+impl Lab {
+    fn new(settings: &DaemonSettings) -> Self {
+        Self { machine: Machine::new(settings), now: At::ZERO }
+    }
+
+    fn in_secret() -> Self {
+        let state = StateStore::KubeSecret { name: "eg-0".into(), dir: None };
+        Self::new(&DaemonSettings { state, ..settings() })
+    }
+
+    fn two_step(once: bool) -> Self {
+        let login = Login::TwoStep(Box::new(TwoStep { once, ..TwoStep::default() }));
+        Self::new(&DaemonSettings { login, ..settings() })
+    }
+
+    /// What an event leads to, without the wake-ups.
+    fn on(&mut self, event: Event) -> Vec<Action> {
+        let mut actions = self.machine.step(event, self.now, 0.0);
+        actions.retain(|action| !matches!(action, Action::Wake(_)));
+        actions
+    }
+
+    fn after(&mut self, wait: Duration, event: Event) -> Vec<Action> {
+        self.now += wait;
+        self.on(event)
+    }
+
+    fn phase(&self) -> Phase {
+        self.machine.phase(self.now)
+    }
+
+    /// A daemon that runs.
+    fn running(mut self) -> Self {
+        assert_eq!(self.on(Event::Tick), [Action::Spawn]);
+        for event in [Event::Spawned, Event::Connected, seen(BackendState::Running)] {
+            self.on(event);
+        }
+        assert_eq!(self.phase(), Phase::Running);
+        self
+    }
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[test]
+fn a_daemon_comes_up_step_by_step() {
+    let mut lab = Lab::new(&settings());
+    assert_eq!(lab.phase(), Phase::Down);
+    assert_eq!(lab.on(Event::Tick), [Action::Spawn]);
+    let steps = [
+        (Event::Spawned, Phase::Spawned),
+        (Event::Connected, Phase::SocketUp),
+        (seen(BackendState::NoState), Phase::NoState),
+        (seen(BackendState::Starting), Phase::Starting),
+        (seen(BackendState::Running), Phase::Running),
+        (seen(BackendState::Stopped), Phase::Degraded),
+        (seen(BackendState::Running), Phase::Running),
+    ];
+    for (event, phase) in steps {
+        assert_eq!(lab.on(event), []);
+        assert_eq!(lab.phase(), phase);
+    }
+}
+
+#[test]
+fn a_crash_of_what_worked_is_mended_at_once() {
+    let mut lab = Lab::new(&settings()).running();
+    assert_eq!(lab.on(Event::Exited("signal: 9".into())), [Action::Spawn]);
+    assert_eq!((lab.phase(), lab.machine.restarts()), (Phase::Down, 1));
+    for event in [Event::Spawned, Event::Connected, seen(BackendState::Running)] {
+        lab.on(event);
+    }
+    assert_eq!(lab.on(Event::Exited("signal: 9".into())), [], "not again and again");
+    assert_eq!(lab.after(Duration::from_millis(399), Event::Tick), []);
+    assert_eq!(lab.after(Duration::from_millis(1), Event::Tick), [Action::Spawn]);
+}
+
+#[test]
+fn a_crash_of_what_never_worked_waits() {
+    let mut lab = Lab::new(&settings());
+    assert_eq!(lab.on(Event::Tick), [Action::Spawn]);
+    lab.on(Event::Spawned);
+    assert_eq!(lab.on(Event::Exited("1".into())), []);
+    assert_eq!(lab.after(Duration::from_millis(200), Event::Tick), [Action::Spawn]);
+}
+
+#[test]
+fn crashes_in_a_row_slow_down_and_a_steady_run_forgives() {
+    let mut lab = Lab::new(&settings()).running();
+    assert_eq!(lab.on(Event::Exited("1".into())), [Action::Spawn]);
+    lab.on(Event::Spawned);
+    let mut waits = Vec::new();
+    for _ in 0..12 {
+        let actions = lab.machine.step(Event::Exited("1".into()), lab.now, 0.0);
+        let Some(Action::Wake(at)) = actions.last() else { panic!("{actions:?}") };
+        waits.push(at.saturating_sub(lab.now).as_millis());
+        lab.now = *at;
+        assert_eq!(lab.on(Event::Tick), [Action::Spawn], "it never gives up");
+        lab.on(Event::Spawned);
+    }
+    assert_eq!(waits, [400, 800, 1600, 3200, 6400, 12800, 25600, 30000, 30000, 30000, 30000, 30000]);
+    lab.on(Event::Connected);
+    lab.on(seen(BackendState::Running));
+    lab.now += STEADY;
+    assert_eq!(lab.on(Event::Exited("1".into())), [Action::Spawn]);
+}
+
+#[test]
+fn a_daemon_that_never_answered_ends_the_process_at_the_boot_timeout() {
+    let mut lab = Lab::new(&settings());
+    let mut last = Vec::new();
+    for _ in 0..100 {
+        last = lab.after(SECOND, Event::Tick);
+        if last == [Action::Spawn] {
+            lab.on(Event::SpawnFailed("no such file".into()));
+        } else if !last.is_empty() {
+            break;
+        }
+    }
+    assert!(matches!(last.as_slice(), [Action::GiveUp(text)] if text.contains("TS_BOOT_TIMEOUT")), "{last:?}");
+    assert!((60..62).contains(&lab.now.as_secs()));
+}
+
+#[test]
+fn a_silent_daemon_is_killed_and_a_short_gap_of_the_bus_is_nothing() {
+    let mut lab = Lab::new(&settings()).running();
+    lab.on(Event::Disconnected);
+    lab.now += Duration::from_millis(999);
+    assert_eq!(lab.phase(), Phase::Running);
+    lab.now += Duration::from_millis(1);
+    assert_eq!(lab.phase(), Phase::Degraded);
+    assert_eq!(lab.after(SECOND, Event::Tick), []);
+    assert_eq!(lab.after(SECOND * 87, Event::Tick), []);
+    assert_eq!(lab.after(SECOND, Event::Tick), [Action::Kill]);
+    lab.on(Event::Connected);
+    assert_eq!(lab.phase(), Phase::Running);
+}
+
+#[test]
+fn a_stop_terminates_then_kills_and_starts_nothing_any_more() {
+    let mut lab = Lab::new(&settings()).running();
+    assert_eq!(lab.on(Event::Stop { grace: SECOND * 5 }), [Action::Terminate]);
+    assert_eq!(lab.phase(), Phase::Draining);
+    assert_eq!(lab.after(SECOND * 5, Event::Tick), [Action::Kill]);
+    assert_eq!(lab.on(Event::Exited("killed".into())), []);
+    assert_eq!(lab.phase(), Phase::Exited);
+    assert_eq!(lab.after(SECOND * 60, Event::Tick), []);
+}
+
+#[test]
+fn a_stop_while_down_or_starting_is_a_stop() {
+    let mut down = Lab::new(&settings());
+    down.on(Event::Tick);
+    down.on(Event::Spawned);
+    down.on(Event::Exited("1".into()));
+    assert_eq!(down.on(Event::Stop { grace: SECOND }), []);
+    assert_eq!(down.phase(), Phase::Exited);
+    let mut starting = Lab::new(&settings());
+    starting.on(Event::Tick);
+    assert_eq!(starting.on(Event::Stop { grace: SECOND }), []);
+    assert_eq!(starting.on(Event::Spawned), [Action::Terminate]);
+}
+
+#[test]
+fn a_failed_key_is_asked_for_marked_awaited_cleared_and_applied_in_place() {
+    let (old, new) = (Secret::new("old"), Secret::new("new"));
+    let mut lab = Lab::in_secret();
+    lab.on(Event::Key(old.clone()));
+    lab.on(Event::Tick);
+    lab.on(Event::Spawned);
+    lab.on(Event::Connected);
+    assert_eq!(lab.on(seen(BackendState::NeedsLogin)), [Action::DisconnectControl]);
+    let request = StateWrite::RequestReissue { failed: old.clone() };
+    assert_eq!(lab.on(Event::Auth(AuthEvent::Left)), [Action::Write(request.clone())]);
+    assert_eq!(lab.on(Event::Auth(AuthEvent::Written(request))), []);
+    assert!(lab.machine.auth().awaits_key());
+    assert_eq!(lab.after(SECOND * 300, Event::Key(old)), [], "the same key is no other");
+    let clear = StateWrite::ClearReissue { identity: false };
+    assert_eq!(lab.on(Event::Key(new.clone())), [Action::Write(clear.clone())]);
+    assert_eq!(lab.on(Event::Auth(AuthEvent::Written(clear))), [Action::LoginWith(new)]);
+    assert_eq!(lab.on(Event::Auth(AuthEvent::LoggedIn(Ok(())))), []);
+    assert_eq!(lab.on(seen(BackendState::Running)), []);
+    assert_eq!((lab.phase(), lab.machine.auth().to_string()), (Phase::Running, "settled".into()));
+}
+
+#[test]
+fn a_key_that_leads_nowhere_makes_the_daemon_start_anew_as_another_device() {
+    let mut lab = Lab::in_secret();
+    for event in [Event::Tick, Event::Spawned, Event::Connected, seen(BackendState::NeedsLogin), Event::Auth(AuthEvent::Left)] {
+        lab.on(event);
+    }
+    lab.on(Event::Auth(AuthEvent::Written(StateWrite::RequestReissue { failed: Secret::default() })));
+    lab.on(Event::Key(Secret::new("new")));
+    lab.on(Event::Auth(AuthEvent::Written(StateWrite::ClearReissue { identity: false })));
+    assert_eq!(lab.on(Event::Auth(AuthEvent::LoggedIn(Err("500".into())))), [Action::Terminate]);
+    let forget = StateWrite::ClearReissue { identity: true };
+    assert_eq!(lab.on(Event::Exited("0".into())), [Action::Write(forget.clone())]);
+    assert_eq!(lab.after(SECOND * 60, Event::Tick), [], "not before the old identity is forgotten");
+    assert_eq!(lab.on(Event::Auth(AuthEvent::Written(forget))), [Action::Spawn]);
+}
+
+#[test]
+fn a_crash_while_a_key_is_awaited_does_not_ask_twice() {
+    let mut lab = Lab::in_secret();
+    for event in [Event::Tick, Event::Spawned, Event::Connected, seen(BackendState::NeedsLogin), Event::Auth(AuthEvent::Left)] {
+        lab.on(event);
+    }
+    lab.on(Event::Exited("9".into()));
+    lab.on(Event::Auth(AuthEvent::Written(StateWrite::RequestReissue { failed: Secret::default() })));
+    assert_eq!(lab.after(SECOND, Event::Tick), [Action::Spawn]);
+    for event in [Event::Spawned, Event::Connected, seen(BackendState::NeedsLogin)] {
+        assert_eq!(lab.on(event), []);
+    }
+}
+
+#[test]
+fn a_broken_login_is_doubted_before_the_key_is_given_up() {
+    let broken = |have_node_key| Event::Backend(Seen { state: BackendState::Starting, login_broken: true, have_node_key });
+    let mut lab = Lab::in_secret();
+    for event in [Event::Tick, Event::Spawned, Event::Connected, broken(true)] {
+        lab.on(event);
+    }
+    assert_eq!(lab.after(SECOND * 300, broken(true)), [], "a control server that is away breaks the login of a node that has one");
+    assert_eq!(lab.on(broken(false)), []);
+    assert_eq!(lab.after(SECOND * 9, Event::Tick), []);
+    assert_eq!(lab.after(SECOND, Event::Tick), [Action::DisconnectControl]);
+}
+
+#[test]
+fn outside_a_secret_another_key_is_simply_tried() {
+    let mut lab = Lab::new(&settings());
+    lab.on(Event::Key(Secret::new("old")));
+    for event in [Event::Tick, Event::Spawned, Event::Connected] {
+        lab.on(event);
+    }
+    assert_eq!(lab.on(seen(BackendState::NeedsLogin)), []);
+    assert_eq!(lab.on(Event::Key(Secret::new("new"))), [Action::LoginWith(Secret::new("new"))]);
+}
+
+#[test]
+fn two_steps_always_tells_prefs_at_each_start_and_logs_in_where_needed() {
+    let mut lab = Lab::two_step(false);
+    for event in [Event::Tick, Event::Spawned, Event::Connected] {
+        lab.on(event);
+    }
+    assert_eq!(lab.on(seen(BackendState::NeedsLogin)), [Action::Login]);
+    assert_eq!(lab.on(Event::Auth(AuthEvent::LoggedIn(Err("refused".into())))), []);
+    assert_eq!(lab.after(Duration::from_millis(200), Event::Tick), [Action::Login]);
+    lab.on(Event::Auth(AuthEvent::LoggedIn(Ok(()))));
+    assert_eq!(lab.after(SECOND * 3, seen(BackendState::NeedsLogin)), [], "it takes a while");
+    assert_eq!(lab.on(seen(BackendState::Running)), []);
+    assert_eq!(lab.on(Event::Exited("1".into())), [Action::Spawn]);
+    lab.on(Event::Spawned);
+    lab.on(Event::Connected);
+    assert_eq!(lab.on(seen(BackendState::Starting)), [Action::TellPrefs]);
+}
+
+#[test]
+fn two_steps_once_leaves_a_logged_in_node_alone_until_it_runs() {
+    let mut lab = Lab::two_step(true);
+    for event in [Event::Tick, Event::Spawned, Event::Connected, seen(BackendState::Starting)] {
+        lab.on(event);
+    }
+    assert_eq!(lab.on(seen(BackendState::Running)), [Action::TellPrefs]);
+    assert_eq!(lab.on(Event::Auth(AuthEvent::Told(Ok(())))), []);
+}
+
+fn events() -> impl Strategy<Value = Event> {
+    let states = (0..7_i64, any::<bool>(), any::<bool>());
+    prop_oneof![
+        4 => Just(Event::Tick),
+        2 => Just(Event::Connected),
+        1 => Just(Event::Disconnected),
+        4 => states.prop_map(|(state, login_broken, have_node_key)| Event::Backend(Seen { state: BackendState::from_number(state), login_broken, have_node_key })),
+        1 => "[a-c]".prop_map(|key| Event::Key(Secret::new(key))),
+        1 => Just(Event::Auth(AuthEvent::LoggedIn(Err("no".into())))),
+        1 => Just(Event::Auth(AuthEvent::LoggedIn(Ok(())))),
+    ]
+}
+
+proptest! {
+    /// Whatever happens: no two processes at once, nothing is started after a stop, and a daemon that is down comes back.
+    #[test]
+    fn there_is_one_daemon_and_it_comes_back(steps in prop::collection::vec((events(), 0..20_u64, any::<bool>()), 1..120), two in any::<bool>()) {
+        let mut lab = if two { Lab::two_step(false) } else { Lab::in_secret() };
+        let mut alive = false;
+        let mut queue = Vec::new();
+        for (event, wait, dies) in steps {
+            lab.now += Duration::from_secs(wait);
+            queue.push(event);
+            if alive && dies {
+                alive = false;
+                queue.push(Event::Exited("x".into()));
+            }
+            while let Some(event) = queue.pop() {
+                for action in lab.on(event) {
+                    match action {
+                        Action::Spawn => {
+                            prop_assert!(!alive, "two at once");
+                            alive = true;
+                            queue.push(Event::Spawned);
+                        }
+                        Action::Kill | Action::Terminate if alive => {
+                            alive = false;
+                            queue.push(Event::Exited("asked".into()));
+                        }
+                        Action::DisconnectControl => queue.push(Event::Auth(AuthEvent::Left)),
+                        Action::Write(write) => queue.push(Event::Auth(AuthEvent::Written(write))),
+                        Action::GiveUp(_) => return Ok(()),
+                        _ => {}
+                    }
+                }
+            }
+        }
+        for _ in 0..40 {
+            lab.now += SECOND;
+            alive |= lab.on(Event::Tick).contains(&Action::Spawn);
+        }
+        prop_assert!(alive || !lab.machine.answered, "{}", lab.machine);
+        lab.on(Event::Stop { grace: SECOND });
+        lab.on(Event::Exited("x".into()));
+        prop_assert_eq!(lab.phase(), Phase::Exited);
+        prop_assert_eq!(lab.after(SECOND * 100, Event::Tick), []);
+    }
+}

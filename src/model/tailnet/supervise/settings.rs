@@ -1,0 +1,208 @@
+//! What the environment says about tailscaled, parsed and validated elsewhere.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::model::base::netmap::in_tailscale_range;
+
+/// The address by which tailscaled itself answers DNS, by its own interface.
+const MAGIC_DNS: IpAddr = IpAddr::V4(Ipv4Addr::new(100, 100, 100, 100));
+
+/// A text that must not be seen in a log, a status or a command line: keys to the tailnet.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct Secret(String);
+
+/// Everything that supervision needs to know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DaemonSettings {
+    /// The tailscaled program; a bare name is searched in `PATH`.
+    pub tailscaled: PathBuf,
+    /// The tailscale command: asked for the capability version, and logs in where [`TwoStep`] has more than prefs can say.
+    pub tailscale: PathBuf,
+    /// The LocalAPI socket (`TS_SOCKET`).
+    pub socket: PathBuf,
+    /// Where the daemon keeps its state (`TS_KUBE_SECRET`, `TS_STATE_DIR`).
+    pub state: StateStore,
+    /// No device, a network stack in the daemon (`TS_USERSPACE`).
+    pub userspace: bool,
+    /// `TS_SOCKS5_SERVER`.
+    pub socks5: Option<String>,
+    /// `TS_OUTBOUND_HTTP_PROXY_LISTEN`.
+    pub http_proxy: Option<String>,
+    /// `TS_DEBUG_ADDR_PORT`; the caller leaves it out when `extra_args` has its own `--debug`.
+    pub debug_addr: Option<String>,
+    /// `TS_TAILSCALED_EXTRA_ARGS`, split at blanks.
+    pub extra_args: Vec<String>,
+    /// What the daemon's environment has besides the process's own (`TS_CERT_SHARE_MODE` where it is not empty).
+    pub env: BTreeMap<String, String>,
+    /// The config directory is no mount: it is filled from this Pod's config Secret by the API (`TAILYARD_CONFIG_FROM_API`).
+    pub fill_config: bool,
+    /// How the node logs in.
+    pub login: Login,
+    /// How long the first start may take until the node runs (`TS_BOOT_TIMEOUT`).
+    pub boot_timeout: Duration,
+    /// Ask the daemon to set up UDP GRO forwarding (`TS_EXPERIMENTAL_ENABLE_FORWARDING_OPTIMIZATIONS`).
+    pub udp_gro_forwarding: bool,
+    /// Addresses of the cluster that the Pod's packets carry: its own, its node's (`NODE_IP`), the API server's. One inside
+    /// 100.64.0.0/10 changes how the daemon may filter.
+    pub cluster_ips: BTreeSet<IpAddr>,
+}
+
+/// Where the daemon keeps its state.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StateStore {
+    /// In the Secret of this name; certificates and the like in the directory, if any, else in `/tmp`.
+    KubeSecret {
+        /// The Secret's name.
+        name: String,
+        /// `TS_STATE_DIR`.
+        dir: Option<PathBuf>,
+    },
+    /// In a directory.
+    Dir(PathBuf),
+    /// In memory: each start is a new device.
+    Memory,
+}
+
+/// How the node logs in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Login {
+    /// One step: a config file in this directory says it all (`TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR`).
+    ConfigDir(PathBuf),
+    /// Two steps: the daemon starts, then is told what to be.
+    TwoStep(Box<TwoStep>),
+}
+
+/// What the daemon is told in the second step.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TwoStep {
+    /// Only when the daemon needs a login (`TS_AUTH_ONCE`); else at every start.
+    pub once: bool,
+    /// `TS_AUTHKEY`, `TS_AUTH_KEY` or the state Secret's `authkey`; `file:PATH` is read when it is needed.
+    pub auth_key: Option<Secret>,
+    /// `TS_CLIENT_ID`.
+    pub client_id: Option<String>,
+    /// `TS_CLIENT_SECRET`.
+    pub client_secret: Option<Secret>,
+    /// `TS_ID_TOKEN`.
+    pub id_token: Option<Secret>,
+    /// `TS_AUDIENCE`.
+    pub audience: Option<String>,
+    /// `TS_ACCEPT_DNS`, or what `--accept-dns` among the extra arguments said.
+    pub accept_dns: Option<bool>,
+    /// `TS_ROUTES`: nothing where it is unset, an empty text where routes are to be withdrawn.
+    pub routes: Option<String>,
+    /// `TS_HOSTNAME`.
+    pub hostname: Option<String>,
+    /// `TS_EXTRA_ARGS`, split at blanks, without `--accept-dns`.
+    pub extra_args: Vec<String>,
+}
+
+impl DaemonSettings {
+    /// The directory that belongs to this Pod alone and outlives its containers: the config directory, where it is ours to fill.
+    #[must_use]
+    pub fn pod_dir(&self) -> Option<&Path> {
+        match &self.login {
+            Login::ConfigDir(dir) if self.fill_config => Some(dir),
+            Login::ConfigDir(_) | Login::TwoStep(_) => None,
+        }
+    }
+
+    /// The file that stands in for a Secret that cannot be read; nothing where there is no Secret.
+    #[must_use]
+    pub fn state_file(&self) -> Option<PathBuf> {
+        let StateStore::KubeSecret { dir, .. } = &self.state else { return None };
+        Some(self.pod_dir().or(dir.as_deref()).unwrap_or(Path::new("/tmp")).join("tailscaled.state"))
+    }
+
+    /// The copy of tailscaled's keys in its Secret, for the next container of this Pod.
+    #[must_use]
+    pub fn state_copy(&self) -> Option<PathBuf> {
+        let StateStore::KubeSecret { .. } = &self.state else { return None };
+        Some(self.pod_dir()?.join("state-secret.json"))
+    }
+
+    /// The address of the cluster or of one of these DNS servers that the daemon's own filter would cut off: it drops whatever comes
+    /// from 100.64.0.0/10 by any interface but its own. With such an address that filter has to stay out of the way; filters and NAT
+    /// are then ours alone.
+    #[must_use]
+    pub fn address_cut_off(&self, dns_servers: &BTreeSet<IpAddr>) -> Option<IpAddr> {
+        let inside = |ip: &&IpAddr| ip.is_ipv4() && in_tailscale_range(**ip) && **ip != MAGIC_DNS;
+        if self.userspace { None } else { self.cluster_ips.iter().chain(dns_servers).find(inside).copied() }
+    }
+}
+
+impl Secret {
+    /// Wraps a text.
+    #[must_use]
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+
+    /// The text itself, for the one place that needs it.
+    #[must_use]
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether there is nothing to hide.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_empty() { "(empty)" } else { "(hidden)" })
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// A kernel-mode daemon with its state in memory and a config directory.
+    pub(in crate::model::tailnet::supervise) fn settings() -> DaemonSettings {
+        DaemonSettings {
+            tailscaled: "tailscaled".into(),
+            tailscale: "tailscale".into(),
+            socket: "/tmp/tailscaled.sock".into(),
+            state: StateStore::Memory,
+            userspace: false,
+            socks5: None,
+            http_proxy: None,
+            debug_addr: None,
+            extra_args: Vec::new(),
+            env: BTreeMap::new(),
+            login: Login::ConfigDir("/etc/tsconfig/eg-0".into()),
+            boot_timeout: Duration::from_mins(1),
+            udp_gro_forwarding: false,
+            fill_config: false,
+            cluster_ips: BTreeSet::new(),
+        }
+    }
+
+    #[test]
+    fn only_a_cluster_inside_the_tailnets_range_needs_the_filter_away() {
+        let parsed = |ips: &[&str]| ips.iter().map(|ip| ip.parse().expect("an address")).collect();
+        let cut_off = |ips: &[&str], dns: &[&str], userspace| {
+            let found = DaemonSettings { userspace, cluster_ips: parsed(ips), ..settings() }.address_cut_off(&parsed(dns));
+            found.map(|ip| ip.to_string())
+        };
+        assert_eq!(cut_off(&["fd00::1", "100.127.255.254"], &[], false).as_deref(), Some("100.127.255.254"));
+        assert_eq!(cut_off(&["10.0.0.1"], &["100.64.0.10"], false).as_deref(), Some("100.64.0.10"));
+        let outside = ["100.128.0.1", "100.63.255.255", "10.0.0.1", "fd7a:115c:a1e0::1"];
+        assert_eq!(cut_off(&outside, &outside, false), None);
+        assert_eq!(cut_off(&[], &["100.100.100.100"], false), None, "tailscaled's own");
+        assert_eq!(cut_off(&["100.64.0.1"], &["100.64.0.10"], true), None, "a daemon in userspace filters nothing");
+    }
+
+    #[test]
+    fn a_secret_is_not_printed() {
+        assert_eq!(format!("{:?} {:?}", Secret::new("tskey-auth-1"), Secret::default()), "(hidden) (empty)");
+    }
+}

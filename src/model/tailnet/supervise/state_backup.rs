@@ -1,0 +1,120 @@
+//! What tailscaled keeps in the state Secret, as it would keep it in a file: so that it can start without the Secret.
+//!
+//! In a Pod of ours two files outlive a container: a copy of the Secret, and the file of a tailscaled that was started without it.
+//! The second is there only while the Secret may lack something of it.
+//!
+//! In the Secret each of its keys is a key of its own, beside those of others, with `_` for what a Secret's key may not have; in a file
+//! they are one JSON object of base64 by key (`ipn/store` of tailscaled). Here they are called as in the Secret.
+
+use crate::model::tailnet::state::{Changes, Content, from_json, to_json};
+
+/// A copy, and where it stands to what it was made of.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// What the Secret held of tailscaled's, as far as is known.
+    pub content: Option<Content>,
+    /// What a tailscaled that was started from a file has written there is in the Secret, too.
+    pub given_back: bool,
+}
+
+impl Kept {
+    /// What an earlier container of this Pod has left: the file that its tailscaled used in place of the Secret, and the copy of
+    /// the Secret. The first is newer, and may be nowhere else.
+    #[must_use]
+    pub fn left(used: Option<&[u8]>, copy: Option<&[u8]>) -> Self {
+        let read = |text: Option<&[u8]>| text.and_then(from_file).filter(|content| !content.is_empty());
+        match read(used) {
+            Some(content) => Self { content: Some(content), given_back: false },
+            None => Self { content: read(copy), given_back: true },
+        }
+    }
+
+    /// A file holds what the Secret may lack.
+    #[must_use]
+    pub fn is_ahead(&self) -> bool {
+        self.content.is_some() && !self.given_back
+    }
+}
+
+/// The keys of a Secret that are tailscaled's: its machine, its profiles, and which of them is in use.
+#[must_use]
+pub fn of_daemon(secret: &Content) -> Content {
+    let own = |key: &str| key.starts_with('_') || key.starts_with("profile-");
+    secret.iter().filter(|(key, _)| own(key)).map(|(key, value)| (key.clone(), value.clone())).collect()
+}
+
+/// The file.
+#[must_use]
+pub fn to_file(content: &Content) -> Vec<u8> {
+    // Of its keys only those of serve configs have a character that a Secret's key may not have.
+    let own = |key: &String| key.strip_prefix("_serve_").map_or_else(|| key.clone(), |profile| format!("_serve/{profile}"));
+    to_json(&content.iter().map(|(key, value)| (own(key), value.clone())).collect())
+}
+
+/// What a file holds; nothing if it is none.
+#[must_use]
+pub fn from_file(text: &[u8]) -> Option<Content> {
+    let valid = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.') { c } else { '_' };
+    Some(from_json(text)?.into_iter().map(|(key, value)| (key.chars().map(valid).collect(), value)).collect())
+}
+
+/// What makes of the Secret what the file is.
+#[must_use]
+pub fn changes(file: &Content, secret: &Content) -> Changes {
+    let (file, held) = (of_daemon(file), of_daemon(secret));
+    let gone = held.keys().filter(|key| !file.contains_key(*key)).map(|key| (key.clone(), None));
+    let new = file.iter().filter(|(key, value)| held.get(*key) != Some(value)).map(|(key, value)| (key.clone(), Some(value.clone())));
+    gone.chain(new).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn content(values: &[(&str, &'static str)]) -> Content {
+        values.iter().map(|(key, value)| ((*key).to_owned(), (*value).into())).collect()
+    }
+
+    #[test]
+    fn only_the_daemons_keys_go_into_the_file_and_come_back() {
+        let secret = content(&[
+            ("_machinekey", "k"),
+            ("_serve_1a2b", "{}"),
+            ("profile-1a2b", "{}"),
+            ("_current-profile", "profile-1a2b"),
+            ("device_id", "n1"),
+        ]);
+        let kept = of_daemon(&secret);
+        assert_eq!(kept.len(), 4);
+        let file = to_file(&kept);
+        let text = String::from_utf8_lossy(&file);
+        assert!(text.contains(r#""_machinekey":"aw==""#) && text.contains(r#""_serve/1a2b":"#), "as tailscaled calls them: {text}");
+        assert_eq!(from_file(&file), Some(kept.clone()));
+        assert_eq!(from_file(b"{"), None);
+        assert!(changes(&kept, &secret).is_empty(), "what others keep there is theirs");
+    }
+
+    #[test]
+    fn file_of_an_earlier_container_is_newer_than_its_copy_of_the_secret() {
+        let (old, new) = (content(&[("_machinekey", "old")]), content(&[("_machinekey", "new")]));
+        let left = |used: Option<&[u8]>, copy: Option<&[u8]>| {
+            let kept = Kept::left(used, copy);
+            (kept.is_ahead(), kept.content)
+        };
+        let (old_file, new_file) = (to_file(&old), to_file(&new));
+        assert_eq!(left(Some(&new_file), Some(&old_file)), (true, Some(new)));
+        for unusable in [None, Some(&b"{"[..]), Some(b"{}")] {
+            assert_eq!(left(unusable, Some(&old_file)), (false, Some(old.clone())), "{unusable:?}");
+            assert_eq!(left(unusable, unusable), (false, None), "{unusable:?}");
+        }
+    }
+
+    #[test]
+    fn what_a_file_has_more_and_less_goes_into_the_secret() {
+        let secret = content(&[("_machinekey", "k"), ("profile-1", "old"), ("profile-2", "x"), ("device_id", "n1")]);
+        let file = content(&[("_machinekey", "k"), ("profile-1", "new"), ("_profiles", "p")]);
+        let wanted = [("_profiles", Some("p")), ("profile-1", Some("new")), ("profile-2", None)];
+        let wanted: Changes = wanted.into_iter().map(|(key, value)| (key.to_owned(), value.map(Into::into))).collect();
+        assert_eq!(changes(&file, &secret), wanted);
+    }
+}

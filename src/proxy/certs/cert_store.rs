@@ -1,0 +1,359 @@
+//! What is known of each name: the Secret as it was last seen, and the certificate that was last good in it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use k8s_openapi::jiff::Timestamp;
+
+use super::act::IssueError;
+use super::copy::from_copy;
+use super::{NOTE, Names, secret_of};
+use crate::api::issuance;
+use crate::api::names::ACCOUNT_FINGERPRINT;
+use crate::api::routes::Host;
+use crate::edge::kube::Noted;
+use crate::model::ingress::cert_orders::{Certificate, Failed, Note, Record, Validity, renew_at, usable};
+use crate::model::ingress::certificate::{CertificateError, Leaf, Pair};
+
+/// What a certificate that cannot be had means for others.
+const ALONE: &str = "a certificate that was loaded before stays in use, else TLS handshakes for this name fail";
+
+/// How everything stands.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct State {
+    /// By DNS name.
+    pub names: BTreeMap<String, NameState>,
+    /// Orders that were made here and came to an end, by what came of them: `issued` or the kind of the failure.
+    pub orders: BTreeMap<&'static str, u64>,
+    /// Certificates that were written back because their Secret had lost them.
+    pub restored: u64,
+}
+
+/// How a name stands.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NameState {
+    /// The group orders it.
+    pub issue: bool,
+    /// The control server lets this node have a certificate for it.
+    pub permitted: bool,
+    /// The certificate that is loaded.
+    pub certificate: Option<Certificate>,
+    /// The kind of what is wrong with what its Secret holds.
+    pub fault: Option<&'static str>,
+    /// Who orders, and what came of the order before.
+    pub note: issuance::Note,
+}
+
+/// A certificate that was issued here or loaded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Issued {
+    pub(super) pair: Pair,
+    leaf: Leaf,
+    /// Which account ordered it.
+    pub(super) by: Bytes,
+}
+
+impl Issued {
+    pub(super) fn new(name: &str, pair: Pair, by: Bytes) -> Result<Self, CertificateError> {
+        let leaf = pair.leaf()?;
+        leaf.is_for(name)?;
+        Ok(Self { pair, leaf, by })
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Kept {
+    wanted: Arc<BTreeMap<String, Host>>,
+    permitted: BTreeSet<String>,
+    secrets: BTreeMap<String, Noted>,
+    /// Secrets that do not exist.
+    absent: BTreeSet<String>,
+    /// The faults of watches, by Secret.
+    lost: BTreeMap<String, &'static str>,
+    names: BTreeMap<String, Known>,
+    orders: BTreeMap<&'static str, u64>,
+    restored: u64,
+    /// What an earlier container of this Pod served, by name.
+    recalled: BTreeMap<String, Issued>,
+}
+
+/// What is known of a name.
+#[derive(Debug, Default)]
+struct Known {
+    /// What was last good in its Secret.
+    good: Option<Issued>,
+    /// What was issued and is not stored yet.
+    issued: Option<Issued>,
+    /// What its Secret holds now, or what is wrong with it.
+    held: Option<Result<Certificate, CertificateError>>,
+    /// The newest failure of an order here.
+    failure: Option<(&'static str, String)>,
+}
+
+impl Kept {
+    /// Begins with what an earlier container of this Pod served. It serves until the Secrets are read; of them it says nothing.
+    pub(super) fn recalling(copy: Option<&[u8]>) -> Self {
+        let usable = |(name, pair): (String, Pair)| Some((name.clone(), Issued::new(&name, pair, Bytes::new()).ok()?));
+        Self { recalled: copy.map(from_copy).unwrap_or_default().into_iter().filter_map(usable).collect(), ..Self::default() }
+    }
+
+    /// Whether a certificate of an earlier container serves a name whose Secret was not read yet.
+    pub(super) fn recalled(&self) -> bool {
+        self.names.values().any(|known| known.good.is_some() && known.held.is_none())
+    }
+
+    /// Keeps what is wanted, and forgets everything else. Returns the Secrets to follow.
+    pub(super) fn want(&mut self, wanted: Arc<BTreeMap<String, Host>>, permitted: BTreeSet<String>) -> BTreeSet<String> {
+        let secrets: BTreeSet<_> = wanted.iter().map(|(name, host)| secret_of(name, host).to_owned()).collect();
+        let moved = |name: &String| {
+            let of = |hosts: &BTreeMap<String, Host>| hosts.get(name).map(|host| secret_of(name, host).to_owned());
+            of(&wanted) != of(&self.wanted)
+        };
+        self.names.retain(|name, _| !moved(name));
+        self.secrets.retain(|secret, _| secrets.contains(secret));
+        self.absent.retain(|secret| secrets.contains(secret));
+        self.lost.retain(|secret, _| secrets.contains(secret));
+        for name in wanted.keys() {
+            if let Some(good) = self.recalled.remove(name) {
+                self.names.entry(name.clone()).or_default().good.get_or_insert(good);
+            }
+        }
+        (self.wanted, self.permitted) = (wanted, permitted);
+        for secret in &secrets {
+            self.look(secret);
+        }
+        secrets
+    }
+
+    /// The names that are to be ordered for.
+    pub(super) fn ours(&self) -> Names {
+        let ours = self.wanted.iter().filter(|(name, host)| host.issue && self.permitted.contains(*name));
+        ours.map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Takes in a Secret; what is now known of its names. An older version than the one that is known changes nothing.
+    pub(super) fn put(&mut self, secret: &str, noted: Noted) -> Vec<(String, Option<Record>)> {
+        let number = |version: &str| version.parse::<u64>().unwrap_or_default();
+        if self.secrets.get(secret).is_some_and(|held| number(&noted.version) < number(&held.version)) {
+            return Vec::new();
+        }
+        self.lost.remove(secret);
+        self.absent.remove(secret);
+        self.secrets.insert(secret.to_owned(), noted);
+        self.look(secret);
+        self.records_of(secret)
+    }
+
+    /// A Secret is gone.
+    pub(super) fn gone(&mut self, secret: &str) -> Vec<(String, Option<Record>)> {
+        self.lost.remove(secret);
+        self.secrets.remove(secret);
+        let news = self.absent.insert(secret.to_owned());
+        for name in self.names_of(secret) {
+            // Those of the group itself are made by the reconciler, which is told by the metric alone.
+            if news && self.wanted.get(&name).is_some_and(|host| !host.issue) {
+                tracing::warn!(name, secret, "the Secret of a user-provided certificate does not exist: {ALONE}");
+            }
+            self.names.entry(name).or_default().held = None;
+        }
+        self.records_of(secret)
+    }
+
+    /// Whether of every Secret it is known what it holds, or why that cannot be known.
+    pub(super) fn heard(&self) -> bool {
+        let known = |secret: &str| self.secrets.contains_key(secret) || self.absent.contains(secret) || self.lost.contains_key(secret);
+        self.wanted.iter().all(|(name, host)| known(secret_of(name, host)))
+    }
+
+    /// A Secret cannot be followed; whether that is news.
+    pub(super) fn lost(&mut self, secret: &str, kind: &'static str) -> bool {
+        let news = !self.lost.values().any(|told| *told == kind);
+        self.lost.insert(secret.to_owned(), kind);
+        news
+    }
+
+    /// Reads what a Secret holds, for each of its names.
+    fn look(&mut self, secret: &str) {
+        let Some(noted) = self.secrets.get(secret) else { return };
+        let value = |key: &str| noted.values.get(key).cloned().unwrap_or_default();
+        let (chain, key, by) = (value("tls.crt"), value("tls.key"), value(ACCOUNT_FINGERPRINT));
+        for name in self.names_of(secret) {
+            let known = self.names.entry(name.clone()).or_default();
+            let same = |good: &&Issued| *good.pair.chain == *chain && *good.pair.key == *key && good.by == by;
+            if let Some(good) = known.good.as_ref().filter(same) {
+                known.held = Some(Ok(good.leaf.certificate.clone()));
+                continue;
+            }
+            let pair = Pair { chain: chain.to_vec().into(), key: key.to_vec().into() };
+            let held = Issued::new(&name, pair, by.clone()).map(|loaded| {
+                let certificate = loaded.leaf.certificate.clone();
+                if let Some(reason) = untimely(&certificate, Timestamp::now()) {
+                    let Certificate { from, until, .. } = &certificate;
+                    tracing::warn!(reason, name, secret, %from, %until, "the certificate is not valid now: handshakes for the name fail unless an older one is loaded; renew it, or correct the clock");
+                }
+                known.issued.take_if(|issued| *issued == loaded);
+                known.good = Some(loaded);
+                certificate
+            });
+            let ordered = self.wanted.get(&name).is_some_and(|host| host.issue);
+            if let Err(error) = &held {
+                known.tell((&name, secret), ordered, error);
+            }
+            known.held = Some(held);
+        }
+    }
+
+    fn names_of(&self, secret: &str) -> Vec<String> {
+        let own = self.wanted.iter().filter(|(name, host)| secret_of(name, host) == secret);
+        own.map(|(name, _)| name.clone()).collect()
+    }
+
+    fn records_of(&self, secret: &str) -> Vec<(String, Option<Record>)> {
+        self.names_of(secret).into_iter().map(|name| (name.clone(), self.record(&name))).collect()
+    }
+
+    /// What is known of every name that is wanted and whose Secret was seen.
+    pub(super) fn records(&self) -> Vec<(String, Option<Record>)> {
+        self.wanted.keys().filter_map(|name| Some((name.clone(), Some(self.record(name)?)))).collect()
+    }
+
+    /// What all replicas know of a name; nothing while its Secret does not exist, or was not seen.
+    pub(super) fn record(&self, name: &str) -> Option<Record> {
+        let noted = self.secrets.get(&self.secret(name))?;
+        let certificate = self.names.get(name)?.held.clone()?.ok();
+        let note = self.note(name);
+        let note = Note { by: note.by, failures: note.failures, not_before: note.not_before };
+        Some(Record { version: noted.version.clone(), certificate, note })
+    }
+
+    /// The note of a name. One that cannot be read says nothing: its writer is as good as dead.
+    fn note(&self, name: &str) -> issuance::Note {
+        let text = self.secrets.get(&self.secret(name)).and_then(|noted| noted.annotations.get(NOTE));
+        text.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+    }
+
+    pub(super) fn secret(&self, name: &str) -> String {
+        self.wanted.get(name).map_or(name, |host| secret_of(name, host)).to_owned()
+    }
+
+    /// Which account ordered the certificate of a name; empty where that is not known.
+    pub(super) fn fingerprint(&self, name: &str) -> Bytes {
+        let noted = self.secrets.get(&self.secret(name));
+        noted.and_then(|noted| noted.values.get(ACCOUNT_FINGERPRINT).cloned()).unwrap_or_default()
+    }
+
+    /// A certificate for a name that is in memory and not in its Secret, and not due: it is not ordered, but stored.
+    pub(super) fn reusable(&self, name: &str) -> Option<Issued> {
+        let known = self.names.get(name)?;
+        let held = known.held.as_ref().and_then(|held| held.as_ref().ok());
+        let lost = |found: &&Issued| held.is_none_or(|held| held.until < found.leaf.certificate.until);
+        let fresh = |found: &&Issued| Timestamp::now() < renew_at(&found.leaf.certificate, None);
+        [known.issued.as_ref(), known.good.as_ref()].into_iter().flatten().filter(lost).find(fresh).cloned()
+    }
+
+    /// What was issued for a name and is not stored yet.
+    pub(super) fn issued(&self, name: &str) -> Option<&Issued> {
+        self.names.get(name)?.issued.as_ref()
+    }
+
+    /// The newest failure of a name's orders.
+    pub(super) fn failure(&self, name: &str) -> Option<&(&'static str, String)> {
+        self.names.get(name)?.failure.as_ref()
+    }
+
+    /// Takes in how an order ended.
+    pub(super) fn ended(&mut self, name: &str, end: Result<Issued, (Failed, IssueError)>) -> Result<Certificate, Failed> {
+        let known = self.names.entry(name.to_owned()).or_default();
+        match end {
+            Ok(issued) => {
+                let certificate = issued.leaf.certificate.clone();
+                if known.good.as_ref() == Some(&issued) || known.issued.as_ref() == Some(&issued) {
+                    tracing::warn!(name, "restored a certificate that was missing from its Secret");
+                    self.restored += 1;
+                } else {
+                    tracing::info!(name, until = %certificate.until, "a certificate was issued");
+                    *self.orders.entry("issued").or_default() += 1;
+                }
+                (known.issued, known.failure) = (Some(issued), None);
+                Ok(certificate)
+            }
+            Err((failed, error)) => {
+                tracing::warn!(reason = error.reason(), name, retry_after = ?failed.retry_after, "{error}");
+                *self.orders.entry(error.reason()).or_default() += 1;
+                known.failure = Some((error.reason(), error.to_string()));
+                Err(failed)
+            }
+        }
+    }
+
+    /// The certificates that serve now.
+    pub(super) fn pairs(&self, now: Timestamp) -> BTreeMap<String, Pair> {
+        let good = self.names.iter().filter_map(|(name, known)| Some((name, known.good.as_ref()?)));
+        good.filter(|(_, good)| usable(&good.leaf.certificate, now)).map(|(name, good)| (name.clone(), good.pair.clone())).collect()
+    }
+
+    /// How long until the next certificate begins or ends to serve.
+    pub(super) fn next_end(&self, now: Timestamp) -> Option<Duration> {
+        let good = self.names.values().filter_map(|known| known.good.as_ref());
+        let times = good.flat_map(|good| [good.leaf.certificate.from, good.leaf.certificate.until]);
+        times.filter(|time| *time > now).min().and_then(|time| Duration::try_from(time.duration_since(now)).ok())
+    }
+
+    /// What keeps a Secret from being known.
+    fn fault_of(&self, secret: &str) -> Option<&'static str> {
+        self.lost.get(secret).copied().or_else(|| self.absent.contains(secret).then_some("NoSecret"))
+    }
+
+    /// How everything stands.
+    pub(super) fn state(&self, now: Timestamp) -> State {
+        let of = |(name, host): (&String, &Host)| {
+            let known = self.names.get(name);
+            let fault = known.and_then(|known| match known.held.as_ref()? {
+                Ok(held) => untimely(held, now),
+                Err(error) => Some(error.reason()),
+            });
+            let state = NameState {
+                issue: host.issue,
+                permitted: self.permitted.contains(name),
+                certificate: known.and_then(|known| known.good.as_ref()).map(|good| good.leaf.certificate.clone()),
+                fault: fault.or_else(|| self.fault_of(secret_of(name, host))),
+                note: self.note(name),
+            };
+            (name.clone(), state)
+        };
+        State { names: self.wanted.iter().map(of).collect(), orders: self.orders.clone(), restored: self.restored }
+    }
+}
+
+/// Why a certificate does not serve now, if it does not.
+fn untimely(certificate: &Certificate, now: Timestamp) -> Option<&'static str> {
+    match Validity::of(certificate, now).0 {
+        Validity::Early(_) => Some("Early"),
+        Validity::Ended(_) => Some("Expired"),
+        Validity::Valid | Validity::Ending(_) => None,
+    }
+}
+
+impl Known {
+    /// Says what is wrong with what a Secret holds, if that is news; an empty one that is to be filled is not.
+    fn tell(&self, (name, secret): (&str, &str), ordered: bool, error: &CertificateError) {
+        let known = self.held.as_ref().and_then(|held| held.as_ref().err()).map(CertificateError::reason) == Some(error.reason());
+        let awaited = ordered && *error == CertificateError::Empty;
+        if !known && !awaited {
+            tracing::warn!(reason = error.reason(), name, secret, "the Secret has an invalid certificate ({error}): {ALONE}");
+        }
+    }
+}
+
+/// A note as it is written, with the failure that it tells of.
+pub(super) fn note_text(note: &Note, failure: Option<&(&'static str, String)>) -> String {
+    let (reason, message) =
+        failure.filter(|_| note.failures > 0).map(|(kind, text)| ((*kind).to_owned(), text.clone())).unwrap_or_default();
+    let note = issuance::Note { by: note.by.clone(), failures: note.failures, not_before: note.not_before, reason, message };
+    serde_json::to_string(&note).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,31 @@
+//! The certificates that serve, as one file for the next container of this Pod: a JSON object of base64, two values for each name.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+
+use crate::model::ingress::certificate::Pair;
+use crate::model::tailnet::state::{from_json, to_json};
+
+/// What the values of a name are called.
+const CHAIN: &str = ".crt";
+const KEY: &str = ".key";
+
+/// The file.
+pub(super) fn to_copy(pairs: &BTreeMap<String, Pair>) -> Vec<u8> {
+    let both = |(name, pair): (&String, &Pair)| {
+        [(CHAIN, &pair.chain), (KEY, &pair.key)].map(|(kind, value)| (format!("{name}{kind}"), Bytes::copy_from_slice(value)))
+    };
+    to_json(&pairs.iter().flat_map(both).collect())
+}
+
+/// What a file holds, unchecked; nothing if it is none.
+pub(super) fn from_copy(text: &[u8]) -> BTreeMap<String, Pair> {
+    let values = from_json(text).unwrap_or_default();
+    let pair = |(chain_key, chain): (&String, &Bytes)| {
+        let name = chain_key.strip_suffix(CHAIN)?;
+        let key = values.get(&format!("{name}{KEY}"))?;
+        Some((name.to_owned(), Pair { chain: chain.to_vec().into(), key: key.to_vec().into() }))
+    };
+    values.iter().filter_map(pair).collect()
+}

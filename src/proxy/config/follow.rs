@@ -1,0 +1,181 @@
+//! Follows the copies of a config, as the API watches it and as the kubelet mounts it, and tells which document is in force.
+//!
+//! What is in force is decided by [`Selection`]; this only feeds it. Whatever is ready is taken in before a document is read, so
+//! a config that changes faster than it can be read costs no more than one that changes as fast. Nothing is ever taken
+//! out of force because a source failed.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::stream::{Stream, StreamExt};
+use futures_util::{FutureExt, future};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+
+use crate::edge::files::watch::View;
+use crate::edge::kube::Event;
+use crate::model::config::source::{Document, InForce, Keys, Link, Selection, Source};
+
+/// The API's events of one object.
+pub type Events = Pin<Box<dyn Stream<Item = Event> + Send>>;
+
+/// Where the copies come from; at least one of them.
+pub struct Sources {
+    /// The watch of the object.
+    pub api: Option<Events>,
+    /// The mounted directory, and by what name a key lies there if not by its own (`--ingress-config FILE`).
+    pub mount: Option<(watch::Receiver<View>, Option<String>)>,
+    /// How long the mounted copy waits for a lost watch; [`crate::model::config::source::HOLD`].
+    pub hold: Duration,
+    /// From when on times are told.
+    pub start: Instant,
+}
+
+/// Where it is told what is in force.
+pub struct Outputs<D: Document> {
+    /// The services, for the plan: told when they change, and only then. Nothing before the first readable copy.
+    pub services: watch::Sender<Option<Arc<D::Services>>>,
+    /// The same and how it stands, for health, metrics and drain.
+    pub state: watch::Sender<InForce<D>>,
+}
+
+/// Follows the copies until nobody listens any more.
+pub async fn follow<D: Document>(mut sources: Sources, outputs: Outputs<D>) {
+    let mut selection = Selection::<D>::new(sources.hold, sources.api.is_some());
+    loop {
+        let now = sources.now();
+        selection.settle(now);
+        outputs.tell(selection.in_force());
+        let due = selection.due(now).map(|at| sources.start + at);
+        tokio::select! {
+            () = outputs.closed() => return,
+            input = sources.next() => {
+                let now = sources.now();
+                let more = std::iter::from_fn(|| sources.next().now_or_never());
+                std::iter::once(input).chain(more).for_each(|input| take(&mut selection, input, now));
+            }
+            () = until(due) => {}
+        }
+    }
+}
+
+/// What the sources give.
+enum Input {
+    Api(Event),
+    Mount(View, Option<String>),
+}
+
+impl Sources {
+    fn now(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    async fn next(&mut self) -> Input {
+        let api = async {
+            let event = self.api.as_mut()?.next().await;
+            if event.is_none() {
+                self.api = None;
+            }
+            event
+        };
+        let mount = async {
+            let (views, name) = self.mount.as_mut()?;
+            views.changed().await.ok()?;
+            Some((views.borrow_and_update().clone(), name.clone()))
+        };
+        tokio::select! {
+            Some(event) = api => Input::Api(event),
+            Some((view, name)) = mount => Input::Mount(view, name),
+            else => future::pending().await,
+        }
+    }
+}
+
+fn take<D: Document>(selection: &mut Selection<D>, input: Input, now: Duration) {
+    match input {
+        Input::Api(Event::Current(values)) => selection.delivered(values),
+        Input::Api(Event::Gone) => selection.absent(),
+        Input::Api(Event::Live) => selection.live(),
+        Input::Api(Event::Lost(error)) => selection.lost(now, error.reason(), error.to_string()),
+        Input::Mount(view, name) => {
+            if let Some(snapshot) = view.snapshot {
+                selection.mounted(named::<D>(snapshot.files, name.as_deref()));
+            }
+            if let Some(fault) = view.fault {
+                selection.unmounted(fault.to_string());
+            }
+        }
+    }
+}
+
+/// The files as keys: a single file of any name stands for the document's key.
+fn named<D: Document>(mut files: Keys, name: Option<&str>) -> Keys {
+    match name.and_then(|name| files.remove(name)) {
+        Some(content) => [(D::KEY.to_owned(), content)].into(),
+        None => files,
+    }
+}
+
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => future::pending().await,
+    }
+}
+
+impl<D: Document> Outputs<D> {
+    fn tell(&self, in_force: &InForce<D>) {
+        let services = in_force.document.as_ref().map(|document| Arc::clone(document.services()));
+        self.services.send_if_modified(|told| {
+            let same = match (&*told, &services) {
+                (Some(told), Some(services)) => Arc::ptr_eq(told, services),
+                (told, services) => told.is_none() && services.is_none(),
+            };
+            if !same {
+                told.clone_from(&services);
+            }
+            !same
+        });
+        self.state.send_if_modified(|told| {
+            let before = std::mem::replace(told, in_force.clone());
+            log(&before, told);
+            !same(&before, told)
+        });
+    }
+
+    async fn closed(&self) {
+        tokio::join!(self.services.closed(), self.state.closed());
+    }
+}
+
+fn same<D>(a: &InForce<D>, b: &InForce<D>) -> bool {
+    let document = match (&a.document, &b.document) {
+        (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+        (a, b) => a.is_none() && b.is_none(),
+    };
+    document && (a.source, a.since, &a.fault, &a.link) == (b.source, b.since, &b.fault, &b.link)
+}
+
+/// One line for each change that a person wants to know of.
+fn log<D: Document>(before: &InForce<D>, after: &InForce<D>) {
+    let key = D::KEY;
+    if let Some(document) = after.document.as_ref().filter(|_| after.since != before.since || before.document.is_none()) {
+        let source = after.source.map_or("none", Source::name);
+        tracing::info!(key, source, fingerprint = document.fingerprint(), "config in force");
+    }
+    match &after.fault {
+        Some(fault) if before.fault.as_ref() != Some(fault) => tracing::warn!(key, reason = fault.reason(), "{fault}"),
+        None if before.fault.is_some() => tracing::info!(key, "config is valid again"),
+        _ => {}
+    }
+    match (&before.link, &after.link) {
+        (Link::Lost { reason: was, .. }, Link::Lost { reason, .. }) if was == reason => {}
+        (_, Link::Lost { reason, message, .. }) => tracing::warn!(key, reason, "watch lost: {message}"),
+        (Link::Lost { .. } | Link::Connecting, Link::Live) => tracing::info!(key, "watch established"),
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,129 @@
+use bytes::Bytes;
+use futures_util::stream;
+use kit::wait::wait_for_value;
+use tokio::sync::mpsc;
+
+use super::*;
+use crate::edge::files::Snapshot;
+use crate::edge::kube::{Call, Fault, KubeError, Verb};
+use crate::model;
+use crate::model::config::EgressConfig;
+use crate::model::config::source::EgressDocument;
+
+const HOLD: Duration = Duration::from_mins(2);
+
+/// A watch and a mount played by hand, and what comes out.
+struct Play {
+    api: mpsc::UnboundedSender<Event>,
+    mount: watch::Sender<View>,
+    services: watch::Receiver<Option<Arc<EgressConfig>>>,
+    state: watch::Receiver<InForce<EgressDocument>>,
+}
+
+fn play() -> Play {
+    let (api, events) = mpsc::unbounded_channel();
+    let (mount, view) = watch::channel(View::default());
+    let (services, services_rx) = watch::channel(None);
+    let (state, state_rx) = watch::channel(InForce::default());
+    let api_stream: Events = Box::pin(stream::unfold(events, |mut events| async { events.recv().await.map(|event| (event, events)) }));
+    let sources = Sources { api: Some(api_stream), mount: Some((view, None)), hold: HOLD, start: Instant::now() };
+    tokio::spawn(follow::<EgressDocument>(sources, Outputs { services, state }));
+    Play { api, mount, services: services_rx, state: state_rx }
+}
+
+fn keys(version: u32) -> Keys {
+    [("egress-services".to_owned(), Bytes::from(format!(r#"{{"v{version}":{{}}}}"#)))].into()
+}
+
+fn lost() -> Event {
+    let call = Call { verb: Verb::Watch, kind: "ConfigMap", namespace: "ts".into(), name: "eg-egress-config".into() };
+    Event::Lost(KubeError::Call { call, fault: Fault::Timeout(Duration::from_secs(1)) })
+}
+
+impl Play {
+    fn show(&self, version: u32) {
+        let snapshot = Some(Snapshot { files: keys(version), projected: true });
+        self.mount.send_replace(View { snapshot, fault: None, notified: true });
+    }
+
+    fn say(&self, event: Event) {
+        self.api.send(event).expect("followed");
+    }
+
+    async fn becomes(&mut self, version: u32) {
+        let name = format!("v{version}");
+        let holds = |config: &Option<Arc<EgressConfig>>| config.as_ref().is_some_and(|config| config.services.contains_key(name.as_str()));
+        let waited = tokio::time::timeout(Duration::from_hours(1), self.services.wait_for(holds)).await;
+        assert!(waited.is_ok(), "never {name}: {:?}", self.state.borrow());
+    }
+
+    async fn until(&mut self, what: &str, holds: impl FnMut(&InForce<EgressDocument>) -> bool) {
+        wait_for_value(what, Duration::from_hours(1), &mut self.state, holds).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_mount_starts_the_watch_takes_over_and_a_lost_watch_gives_way_after_the_hold() {
+    let mut play = play();
+    play.show(1);
+    play.becomes(1).await;
+    play.say(Event::Current(keys(2)));
+    play.say(Event::Live);
+    play.becomes(2).await;
+    play.until("live", |state| state.link == Link::Live && state.source == Some(Source::Api)).await;
+    play.say(lost());
+    play.show(3);
+    let before = Instant::now();
+    play.becomes(3).await;
+    assert!(before.elapsed() >= HOLD && before.elapsed() < 2 * HOLD, "{:?}", before.elapsed());
+    play.until("lost", |state| matches!(state.link, Link::Lost { reason: "Timeout", .. }) && state.source == Some(Source::File)).await;
+    play.say(Event::Current(keys(4)));
+    play.becomes(4).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fault_is_told_and_the_services_are_not_told_again() {
+    let mut play = play();
+    play.say(Event::Current(keys(1)));
+    play.becomes(1).await;
+    play.services.mark_unchanged();
+    play.say(Event::Current([("egress-services".to_owned(), Bytes::from_static(b"{"))].into()));
+    play.until("unreadable", |state| state.fault.as_ref().map(model::config::source::Fault::reason) == Some("Unreadable")).await;
+    play.say(Event::Gone);
+    play.until("deleted", |state| state.fault == Some(model::config::source::Fault::Deleted)).await;
+    play.say(Event::Current(keys(1)));
+    play.until("well", |state| state.fault.is_none()).await;
+    assert!(!play.services.has_changed().expect("followed"), "the document in force never changed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_piles_up_is_read_once() {
+    let mut play = play();
+    for version in 0..=500 {
+        play.say(Event::Current(keys(version)));
+    }
+    let mut told = 0;
+    while play.services.borrow_and_update().as_ref().is_none_or(|config| !config.services.contains_key("v500")) {
+        play.services.changed().await.expect("followed");
+        told += 1;
+    }
+    assert!(told <= 8, "{told} documents were read; a task is given some hundred messages at a time");
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_ends_with_its_listeners_and_survives_its_sources() {
+    let mut play = play();
+    play.show(1);
+    play.becomes(1).await;
+    let Play { api, mount, services, state } = play;
+    drop((api, mount));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(services.has_changed().is_ok() && state.has_changed().is_ok());
+}
+
+#[test]
+fn a_file_of_any_name_stands_for_the_key() {
+    let files: Keys = [("my.json".to_owned(), Bytes::from_static(b"{}"))].into();
+    assert_eq!(named::<EgressDocument>(files, Some("my.json")), [("egress-services".to_owned(), Bytes::from_static(b"{}"))].into());
+    assert_eq!(named::<EgressDocument>(keys(1), None), keys(1));
+}

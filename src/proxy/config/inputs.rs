@@ -1,0 +1,76 @@
+//! Starts what the inputs come from: configs by watch and mount, the tailnet, DNS names.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use futures_util::StreamExt;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::edge::files::watch::{directory, file};
+use crate::edge::kube::{Cluster, SERVICE_ACCOUNT};
+use crate::model::base::backoff::Backoff;
+use crate::model::config::source::{Document, HOLD, InForce};
+use crate::model::settings::{Input, Kube};
+use crate::runtime::tasks::Tasks;
+
+use crate::proxy::config::follow::{Outputs, Sources, follow};
+use crate::proxy::spawn;
+
+/// A config as the rest of the replica sees it.
+#[derive(Debug)]
+pub struct Config<D: Document> {
+    /// The services in force; nothing before the first readable copy.
+    pub services: watch::Receiver<Option<Arc<D::Services>>>,
+    /// How it stands.
+    pub state: watch::Receiver<InForce<D>>,
+}
+
+/// The Kubernetes API, if this Pod is in a cluster. A cluster that cannot be used is told and done without.
+pub async fn cluster(kube: Option<&Kube>) -> Option<Cluster> {
+    match Cluster::in_pod(&kube?.server, Path::new(SERVICE_ACCOUNT)).await {
+        Ok(cluster) => Some(cluster),
+        Err(error) => {
+            tracing::error!(reason = error.reason(), "cannot use the Kubernetes API; using mounted files only: {error}");
+            None
+        }
+    }
+}
+
+/// Follows a config; without any source it is one without services. A mounted path is that of the document's key itself, with its
+/// other keys beside it, or that of a single file of any name; for a config that is always mounted whole, that of the directory.
+pub fn config<D>(tasks: &mut Tasks, name: &'static str, input: Option<&Input>, cluster: Option<&Cluster>, is_file: bool) -> Config<D>
+where
+    D: Document + Send + Sync + 'static,
+    D::Services: Default + Send + Sync + 'static,
+{
+    let (services, services_seen) = watch::channel(None);
+    let (state, state_seen) = watch::channel(InForce::default());
+    let config = Config { services: services_seen, state: state_seen };
+    let Some(input) = input else {
+        services.send_replace(Some(Arc::default()));
+        return config;
+    };
+    let api = cluster.zip(input.configmap.as_ref()).map(|(cluster, map)| {
+        let events = cluster.watch_config_map(&map.namespace, &map.name, Backoff::DAEMON);
+        events.boxed() as crate::proxy::config::follow::Events
+    });
+    let mount = input.path.as_deref().map(|path| {
+        let whole = path.parent().filter(|_| is_file && path.file_name().is_some_and(|name| name == D::KEY));
+        let (watcher, views, name) = if let Some(parent) = whole {
+            let (watcher, views) = directory(parent, D::KEYS);
+            (watcher, views, None)
+        } else if is_file {
+            let (watcher, views, name) = file(path);
+            (watcher, views, Some(name))
+        } else {
+            let (watcher, views) = directory(path, D::KEYS);
+            (watcher, views, None)
+        };
+        spawn(tasks, "files", watcher.run());
+        (views, name)
+    });
+    let sources = Sources { api, mount, hold: HOLD, start: Instant::now() };
+    spawn(tasks, name, follow::<D>(sources, Outputs { services, state }));
+    config
+}

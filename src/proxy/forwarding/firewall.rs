@@ -1,0 +1,190 @@
+//! Which firewall holds the rules: chosen by trying, once something is to be written.
+
+use std::fmt;
+
+use crate::edge::iptables::{Iptables, IptablesError, Variant};
+use crate::edge::nft::{Changes, Nft, NftError};
+use crate::model::base::net::InterfaceName;
+use crate::model::firewall::ruleset::{Delta, Ruleset};
+use crate::model::firewall::{Audit, Traffic};
+use crate::model::settings::Backend;
+
+use crate::proxy::forwarding::ruleset_sync::Fault;
+
+/// The firewall in use.
+#[derive(Debug, Clone)]
+pub enum Firewall {
+    /// nftables.
+    Nft(Nft),
+    /// iptables, of either kind.
+    Iptables(Iptables),
+}
+
+impl From<NftError> for Fault {
+    fn from(error: NftError) -> Self {
+        Self { reason: error.reason(), message: error.to_string() }
+    }
+}
+
+impl From<IptablesError> for Fault {
+    fn from(error: IptablesError) -> Self {
+        Self { reason: error.reason(), message: error.to_string() }
+    }
+}
+
+impl Firewall {
+    /// nftables, where that is the firewall in use.
+    #[must_use]
+    pub fn nft(&self) -> Option<Nft> {
+        match self {
+            Self::Nft(nft) => Some(nft.clone()),
+            Self::Iptables(_) => None,
+        }
+    }
+
+    fn kind(&self) -> Kind {
+        match self {
+            Self::Nft(_) => Kind::Nftables,
+            Self::Iptables(iptables) => Kind::Iptables(iptables.variant()),
+        }
+    }
+
+    /// The first firewall that works here of those that the setting allows; the fault is the last one's.
+    pub async fn choose(backend: Backend, interface: &InterfaceName) -> Result<Self, Fault> {
+        let candidates: &[Kind] = match backend {
+            Backend::Auto => &Kind::ALL,
+            Backend::Nftables => &[Kind::Nftables],
+            Backend::Iptables => &[Kind::Iptables(Variant::Nft), Kind::Iptables(Variant::Legacy)],
+            Backend::IptablesNft => &[Kind::Iptables(Variant::Nft)],
+            Backend::IptablesLegacy => &[Kind::Iptables(Variant::Legacy)],
+        };
+        let mut last = Fault { reason: "None", message: "no firewall is allowed by the settings".to_owned() };
+        for kind in candidates {
+            match kind.open(interface).await {
+                Ok(firewall) => return Ok(firewall),
+                Err(fault) => {
+                    tracing::warn!(reason = fault.reason, "{} is not usable: {}", kind.name(), fault.message);
+                    last = fault;
+                }
+            }
+        }
+        Err(last)
+    }
+
+    /// Removes our rules from the other firewalls of this network namespace, where an earlier process may have had another setting: they
+    /// would stay in force beside these.
+    pub async fn remove_others(&self) {
+        for other in Kind::ALL.into_iter().filter(|kind| *kind != self.kind()) {
+            if let Err(fault) = other.remove().await {
+                tracing::warn!(reason = fault.reason, "cannot remove rules of an earlier start from {}: {}", other.name(), fault.message);
+            }
+        }
+    }
+
+    /// Replaces everything of ours.
+    pub async fn rewrite(&mut self, ruleset: &Ruleset) -> Result<(), Fault> {
+        match self {
+            Self::Nft(nft) => nft.rewrite(ruleset).await?,
+            Self::Iptables(iptables) => iptables.rewrite(ruleset).await?,
+        }
+        Ok(())
+    }
+
+    /// Changes what differs.
+    pub async fn patch(&mut self, before: &Ruleset, delta: &Delta, after: &Ruleset) -> Result<(), Fault> {
+        match self {
+            Self::Nft(nft) => nft.patch(before, delta, after).await?,
+            Self::Iptables(iptables) => iptables.patch(before, delta, after).await?,
+        }
+        Ok(())
+    }
+
+    /// Looks at what was written, where an audit needs that.
+    pub async fn note(&mut self) -> Result<(), Fault> {
+        match self {
+            Self::Nft(_) => Ok(()),
+            Self::Iptables(iptables) => Ok(iptables.note().await?),
+        }
+    }
+
+    /// Whether the kernel still holds what was written.
+    pub async fn audit(&mut self, wanted: &Ruleset) -> Result<Audit, Fault> {
+        Ok(match self {
+            Self::Nft(nft) => nft.audit(wanted).await?,
+            Self::Iptables(iptables) => iptables.audit(wanted).await?,
+        })
+    }
+
+    /// What the kernel has counted, by match port.
+    pub async fn counters(&self) -> Result<Traffic, Fault> {
+        Ok(match self {
+            Self::Nft(nft) => nft.counters().await?,
+            Self::Iptables(iptables) => iptables.counters().await?,
+        })
+    }
+
+    /// Tells of changes that somebody else makes; nothing where the kernel does not tell.
+    #[must_use]
+    pub fn changes(&self) -> Option<Changes> {
+        let changes = match self {
+            Self::Nft(nft) => nft.changes(),
+            // These rules are nftables underneath, and so are the notices.
+            Self::Iptables(iptables) if iptables.variant() == Variant::Nft => Nft::open("nft").and_then(|nft| nft.changes()),
+            Self::Iptables(_) => return None,
+        };
+        changes
+            .inspect_err(|error| {
+                tracing::warn!(reason = error.reason(), "cannot subscribe to ruleset changes; drift is detected by a timer only: {error}");
+            })
+            .ok()
+    }
+}
+
+impl fmt::Display for Firewall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.kind().name())
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Nftables,
+    Iptables(Variant),
+}
+
+impl Kind {
+    /// All of them, in the order in which they are tried.
+    const ALL: [Self; 3] = [Self::Nftables, Self::Iptables(Variant::Nft), Self::Iptables(Variant::Legacy)];
+
+    /// Removes our rules from it; one whose programs are missing holds none.
+    async fn remove(self) -> Result<(), Fault> {
+        let removed = match self {
+            Self::Nftables => Nft::open("nft")?.remove().await.map_err(Fault::from),
+            Self::Iptables(variant) => Iptables::open(variant).remove().await.map_err(Fault::from),
+        };
+        removed.or_else(|fault| if fault.reason == "Missing" { Ok(()) } else { Err(fault) })
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Nftables => "nftables",
+            Self::Iptables(Variant::Nft) => "iptables-nft",
+            Self::Iptables(Variant::Legacy) => "iptables-legacy",
+        }
+    }
+
+    async fn open(self, interface: &InterfaceName) -> Result<Firewall, Fault> {
+        match self {
+            Self::Nftables => {
+                let nft = Nft::open("nft")?;
+                nft.probe(interface).await?;
+                Ok(Firewall::Nft(nft))
+            }
+            Self::Iptables(variant) => {
+                let iptables = Iptables::open(variant);
+                iptables.probe(interface).await?;
+                Ok(Firewall::Iptables(iptables))
+            }
+        }
+    }
+}

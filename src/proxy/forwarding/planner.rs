@@ -1,0 +1,105 @@
+//! Gathers the inputs into one world, and plans it: an input changes, and the newest plan is out.
+//!
+//! No plan leaves before every input has been heard once: nothing destructive happens on half a picture.
+
+use std::sync::Arc;
+
+use imbl::OrdMap;
+use imbl::ordmap::DiffItem;
+use tokio::sync::watch;
+
+use crate::model::base::netmap::NetMap;
+use crate::model::config::{EgressConfig, IngressConfig};
+use crate::model::plan::world::World;
+use crate::model::plan::{Planned, Reason};
+
+use crate::proxy::forwarding::resolve::Names;
+
+/// Everything that can change while the proxy runs; nothing in a cell means not heard yet.
+#[derive(Debug, Clone)]
+pub struct Inputs {
+    /// The egress config in force.
+    pub egress: watch::Receiver<Option<Arc<EgressConfig>>>,
+    /// The ingress config in force.
+    pub ingress: watch::Receiver<Option<Arc<IngressConfig>>>,
+    /// The tailnet.
+    pub netmap: watch::Receiver<Option<Arc<NetMap>>>,
+    /// The DNS answers.
+    pub names: watch::Receiver<Names>,
+}
+
+/// Publishes the plan of the newest world; ends when all inputs' senders are gone.
+pub async fn run(base: World, mut inputs: Inputs, planned: watch::Sender<Option<Arc<Planned>>>) {
+    let mut last: Option<Arc<Planned>> = None;
+    loop {
+        if let Some(world) = inputs.world(&base) {
+            let next = Arc::new(match &last {
+                Some(last) => last.next(&world),
+                None => Planned::new(&world),
+            });
+            log_refusals(last.as_deref(), &next);
+            last = Some(Arc::clone(&next));
+            planned.send_replace(Some(next));
+        }
+        // An input whose sender is gone has said its last; the others go on.
+        tokio::select! {
+            Ok(()) = inputs.egress.changed() => {}
+            Ok(()) = inputs.ingress.changed() => {}
+            Ok(()) = inputs.netmap.changed() => {}
+            Ok(()) = inputs.names.changed() => {}
+            else => return,
+        }
+    }
+}
+
+/// Logs the targets that are refused for their addresses and were not before.
+fn log_refusals(before: Option<&Planned>, after: &Planned) {
+    let nothing = OrdMap::new();
+    let before = before.map_or(&nothing, |before| &before.plan.rejected);
+    for item in before.diff(&after.plan.rejected) {
+        let (name, known, reasons) = match item {
+            DiffItem::Add(name, reasons) => (name, None, reasons),
+            DiffItem::Update { old: (_, known), new: (name, reasons) } => (name, Some(known), reasons),
+            DiffItem::Remove(..) => continue,
+        };
+        let refused = reasons.iter().filter(|reason| matches!(reason, Reason::Forbidden { .. }));
+        for reason in refused.filter(|reason| known.is_none_or(|known| !known.contains(reason))) {
+            tracing::warn!(service = %name, reason = reason.reason(), "target rejected: {reason}");
+        }
+    }
+}
+
+impl Inputs {
+    /// The world as it is now; nothing while an input has not been heard.
+    fn world(&mut self, base: &World) -> Option<World> {
+        let egress = self.egress.borrow_and_update().clone();
+        let ingress = self.ingress.borrow_and_update().clone();
+        let netmap = self.netmap.borrow_and_update().clone();
+        let names = Arc::clone(&self.names.borrow_and_update());
+        Some(World { egress: egress?, ingress: ingress?, netmap: Some(netmap?), names, ..base.clone() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::base::net::InterfaceName;
+
+    #[tokio::test]
+    async fn nothing_is_planned_on_half_a_picture() {
+        let (egress, rx_egress) = watch::channel(None);
+        let (_ingress, rx_ingress) = watch::channel(Some(Arc::default()));
+        let (netmap, rx_netmap) = watch::channel(None);
+        let (_names, rx_names) = watch::channel(Names::default());
+        let (tx, mut planned) = watch::channel(None);
+        let inputs = Inputs { egress: rx_egress, ingress: rx_ingress, netmap: rx_netmap, names: rx_names };
+        tokio::spawn(run(World::empty(InterfaceName::tailscale0(), [].into()), inputs, tx));
+        netmap.send_replace(Some(Arc::new(NetMap::default())));
+        tokio::task::yield_now().await;
+        assert!(planned.borrow_and_update().is_none());
+        let text = br#"{"a":{"tailnetTarget":{"ip":"100.64.0.2"},"ports":[{"protocol":"TCP","matchPort":1,"targetPort":1}]}}"#;
+        egress.send_replace(Some(Arc::new(EgressConfig::parse(text).expect("a config"))));
+        let found = planned.wait_for(Option::is_some).await.expect("the task lives");
+        assert_eq!(found.as_ref().map(|planned| planned.ruleset.ports.len()), Some(1));
+    }
+}

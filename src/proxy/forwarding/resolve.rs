@@ -1,0 +1,149 @@
+//! Keeps the addresses of DNS names: carries out what [`crate::model::tailnet::resolve`] decides, and publishes what it knows.
+//!
+//! It never withdraws an answer by itself; a name leaves when it is no longer wanted.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tokio::sync::watch;
+use tokio::task::{Id, JoinSet};
+use tokio::time::{Instant, sleep_until};
+
+use crate::edge::dns::Dns;
+use crate::model::config::IngressConfig;
+use crate::model::plan;
+use crate::model::tailnet::resolve::{Event, Failure, Outcome, Schedule, Status};
+use crate::runtime::tasks::Stop;
+use crate::runtime::watch_ext::put;
+
+/// The last good addresses of every name.
+pub type Names = Arc<BTreeMap<String, BTreeSet<IpAddr>>>;
+
+/// What is known of the names, for health and metrics.
+#[derive(Debug, Clone, Default)]
+pub struct Report {
+    /// Every wanted name.
+    pub names: BTreeMap<Arc<str>, Status>,
+    /// Failed lookups so far, by reason.
+    pub failures: BTreeMap<Failure, u64>,
+}
+
+/// Where the task publishes.
+#[derive(Debug)]
+pub struct Outputs {
+    /// The addresses; only changed when some of them do.
+    pub names: watch::Sender<Names>,
+    /// What is known; changed with every lookup.
+    pub report: watch::Sender<Arc<Report>>,
+}
+
+/// What the task is told.
+#[derive(Debug)]
+pub struct Inputs {
+    /// The file that names the servers, `/etc/resolv.conf` in a Pod.
+    pub resolv_conf: PathBuf,
+    /// The names to keep.
+    pub wanted: watch::Receiver<BTreeSet<String>>,
+    /// Lookups at a time.
+    pub in_flight: usize,
+}
+
+/// The channels of [`Outputs`], nothing in them yet.
+#[must_use]
+pub fn outputs() -> (Outputs, watch::Receiver<Names>, watch::Receiver<Arc<Report>>) {
+    let ((names, names_seen), (report, report_seen)) = (watch::channel(Names::default()), watch::channel(Arc::default()));
+    (Outputs { names, report }, names_seen, report_seen)
+}
+
+/// Keeps the wanted names resolved until the stop is requested.
+pub async fn run(inputs: Inputs, outputs: Outputs, stop: Stop) {
+    let Inputs { resolv_conf, mut wanted, in_flight } = inputs;
+    let mut task =
+        Task { schedule: Schedule::new(in_flight), dns: Dns::new(&resolv_conf), lookups: JoinSet::new(), asked: BTreeMap::new() };
+    let mut event = Event::Wanted(wanted.borrow_and_update().clone());
+    loop {
+        let wake = task.step(event, &outputs).await;
+        event = tokio::select! {
+            biased;
+            () = stop.requested() => return,
+            Ok(()) = wanted.changed() => Event::Wanted(wanted.borrow_and_update().clone()),
+            Some(answered) = task.answered() => answered,
+            () = wait(wake) => Event::Tick,
+        };
+    }
+}
+
+/// Keeps the wanted names: that of the replica itself, if it has one, and those of the L3 ingress config in force. Never ends by
+/// itself: a config that has said its last goes on to count.
+pub async fn want(own: Option<String>, mut ingress: watch::Receiver<Option<Arc<IngressConfig>>>, wanted: watch::Sender<BTreeSet<String>>) {
+    loop {
+        let config = ingress.borrow_and_update().clone();
+        let names: BTreeSet<String> = config.iter().flat_map(|config| plan::names(config)).map(str::to_owned).chain(own.clone()).collect();
+        put(&wanted, names);
+        if ingress.changed().await.is_err() {
+            return std::future::pending().await;
+        }
+    }
+}
+
+struct Task {
+    schedule: Schedule,
+    dns: Dns,
+    lookups: JoinSet<Outcome>,
+    asked: BTreeMap<Id, Arc<str>>,
+}
+
+impl Task {
+    /// Takes an event in, publishes what changed and starts what is due. Returns when to come back.
+    async fn step(&mut self, event: Event, outputs: &Outputs) -> Option<std::time::Instant> {
+        let actions = self.schedule.step(event, Instant::now().into_std(), &mut fastrand::f64);
+        if actions.changed {
+            outputs.names.send_replace(Arc::new(self.schedule.answers()));
+        }
+        let report = Report { names: self.schedule.statuses(), failures: self.schedule.failures().clone() };
+        outputs.report.send_replace(Arc::new(report));
+        if !actions.lookup.is_empty() {
+            self.start(actions.lookup).await;
+        }
+        actions.wake
+    }
+
+    async fn start(&mut self, names: Vec<Arc<str>>) {
+        let client = self.dns.client().await.inspect_err(|error| tracing::warn!(reason = error.reason(), "{error}")).ok();
+        for name in names {
+            let (client, asked) = (client.clone(), Arc::clone(&name));
+            let lookup = self.lookups.spawn(async move {
+                match client {
+                    Some(client) => client.lookup(&asked).await,
+                    None => Outcome { v4: Err(Failure::Network), v6: Err(Failure::Network) },
+                }
+            });
+            self.asked.insert(lookup.id(), name);
+        }
+    }
+
+    /// The next lookup that ends; nothing if none is under way.
+    async fn answered(&mut self) -> Option<Event> {
+        let (id, outcome) = match self.lookups.join_next_with_id().await? {
+            Ok(done) => done,
+            // A lookup that panicked has been logged as such; to the name it is a failure like others.
+            Err(error) => (error.id(), Outcome { v4: Err(Failure::Network), v6: Err(Failure::Network) }),
+        };
+        let name = self.asked.remove(&id)?;
+        for (family, failure) in [("A", outcome.v4.as_ref().err()), ("AAAA", outcome.v6.as_ref().err())] {
+            if let Some(failure) = failure {
+                tracing::debug!(%name, family, reason = failure.reason(), "lookup failed: {failure}");
+            }
+        }
+        Some(Event::Answered(name, outcome))
+    }
+}
+
+async fn wait(until: Option<std::time::Instant>) {
+    match until {
+        Some(until) => sleep_until(until.into()).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,243 @@
+use std::sync::{Mutex, MutexGuard};
+
+use tokio::sync::Notify;
+use tokio::time::sleep;
+
+use super::*;
+use crate::model::base::net::InterfaceName;
+use crate::model::config::EgressConfig;
+use crate::model::plan::world::World;
+
+/// A kernel of memory: holds a ruleset, counts what is done to it, and refuses when told to.
+#[derive(Default)]
+struct Memory {
+    holds: Option<Ruleset>,
+    rewrites: usize,
+    patches: usize,
+    told: usize,
+    /// What was told when it was last looked at.
+    noted: usize,
+    refuse: usize,
+    tampered: bool,
+    touched: Arc<Notify>,
+}
+
+struct Handle(Arc<Mutex<Memory>>);
+
+impl Memory {
+    fn take(&mut self, ruleset: &Ruleset) -> Result<(), Fault> {
+        if self.refuse > 0 {
+            self.refuse -= 1;
+            return Err(Fault { reason: "Refused", message: "as told".into() });
+        }
+        (self.holds, self.tampered) = (Some(ruleset.clone()), false);
+        Ok(())
+    }
+}
+
+impl Kernel for Handle {
+    async fn rewrite(&mut self, ruleset: &Ruleset) -> Result<(), Fault> {
+        let mut memory = self.0.lock().expect("one thread");
+        memory.rewrites += 1;
+        memory.take(ruleset)
+    }
+
+    async fn patch(&mut self, before: &Ruleset, delta: &Delta, after: &Ruleset) -> Result<(), Fault> {
+        let mut memory = self.0.lock().expect("one thread");
+        memory.patches += 1;
+        assert_eq!(memory.holds.as_ref(), Some(before), "a patch stands on what is there");
+        assert_eq!(delta.apply(before), *after);
+        memory.take(after)
+    }
+
+    async fn note(&mut self) -> Result<(), Fault> {
+        let mut memory = self.0.lock().expect("one thread");
+        assert!(memory.told > memory.noted, "what is in force is told before it is looked at");
+        memory.noted = memory.told;
+        Ok(())
+    }
+
+    async fn drifted(&mut self, _: &Ruleset) -> Result<bool, Fault> {
+        Ok(self.0.lock().expect("one thread").tampered)
+    }
+
+    async fn disturbed(&mut self) {
+        let touched = Arc::clone(&self.0.lock().expect("one thread").touched);
+        touched.notified().await;
+    }
+
+    fn applied(&mut self, _: &Ruleset, _: &Planned) {
+        self.0.lock().expect("one thread").told += 1;
+    }
+}
+
+struct Bench {
+    memory: Arc<Mutex<Memory>>,
+    planned: watch::Sender<Option<Arc<Planned>>>,
+    closing: watch::Sender<bool>,
+    state: watch::Receiver<Programmed>,
+}
+
+impl Bench {
+    fn start() -> Self {
+        let memory = Arc::new(Mutex::new(Memory::default()));
+        let (planned, rx_planned) = watch::channel(None);
+        let (closing, rx_closing) = watch::channel(false);
+        let (tx, state) = watch::channel(Programmed::default());
+        let pace = Pace {
+            min_interval: Duration::from_millis(20),
+            audit: Duration::from_secs(30),
+            settle: Duration::from_millis(200),
+            retry: Backoff::new(Duration::from_millis(100), Duration::from_secs(10), 0.2).expect("valid"),
+        };
+        tokio::spawn(run(Handle(Arc::clone(&memory)), Inputs { planned: rx_planned, closing: rx_closing }, tx, pace));
+        Self { memory, planned, closing, state }
+    }
+
+    /// Plans `services` services, the last of them with target port `port`.
+    fn plan(&self, services: u16, port: u16) {
+        let entry = |i: u16| {
+            let to = if i + 1 == services { port } else { 80 };
+            format!(
+                r#""s{i}":{{"tailnetTarget":{{"ip":"100.64.0.2"}},"ports":[{{"protocol":"TCP","matchPort":{},"targetPort":{to}}}]}}"#,
+                10_000 + i
+            )
+        };
+        let text = format!("{{{}}}", (0..services).map(entry).collect::<Vec<_>>().join(","));
+        let world = World {
+            egress: Arc::new(EgressConfig::parse(text.as_bytes()).expect("a config")),
+            ..World::empty(InterfaceName::tailscale0(), [].into())
+        };
+        self.planned.send_replace(Some(Arc::new(Planned::new(&world))));
+    }
+
+    fn memory(&self) -> MutexGuard<'_, Memory> {
+        self.memory.lock().expect("one thread")
+    }
+
+    fn counts(&self) -> (usize, usize) {
+        let memory = self.memory();
+        (memory.rewrites, memory.patches)
+    }
+
+    fn ports(&self) -> usize {
+        self.memory().holds.as_ref().map_or(0, |held| held.ports.len())
+    }
+}
+
+async fn bench<F: Future>(work: impl FnOnce(Bench) -> F) {
+    work(Bench::start()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_written_before_the_first_plan() {
+    bench(|bench| async move {
+        sleep(Duration::from_secs(100)).await;
+        assert_eq!(bench.counts(), (0, 0));
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_write_is_whole_and_later_ones_are_deltas() {
+    bench(|bench| async move {
+        bench.plan(3, 80);
+        sleep(Duration::from_millis(50)).await;
+        assert_eq!((bench.counts(), bench.ports()), ((1, 0), 3));
+        bench.plan(3, 81);
+        sleep(Duration::from_millis(50)).await;
+        assert_eq!(bench.counts(), (1, 1));
+        bench.plan(3, 81);
+        sleep(Duration::from_secs(100)).await;
+        assert_eq!(bench.counts(), (1, 1), "no change, no write");
+        assert_eq!(bench.memory().told, 2);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_storm_of_plans_is_written_at_the_least_interval_and_ends_at_the_newest() {
+    bench(|bench| async move {
+        for i in 0..1000_u16 {
+            bench.plan(2, i + 1);
+            sleep(Duration::from_millis(1)).await;
+        }
+        sleep(Duration::from_millis(50)).await;
+        let (rewrites, patches) = bench.counts();
+        assert!(rewrites == 1 && (40..=52).contains(&patches), "{rewrites} {patches}");
+        let held = bench.memory().holds.clone().expect("written");
+        assert!(held.ports.values().any(|to| to.iter().any(|to| to.port() == 1000)));
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_write_leaves_what_is_there_and_is_tried_again_whole() {
+    bench(|bench| async move {
+        bench.plan(3, 80);
+        sleep(Duration::from_millis(50)).await;
+        bench.memory().refuse = 3;
+        bench.plan(4, 80);
+        sleep(Duration::from_millis(60)).await;
+        assert_eq!(bench.ports(), 3, "last good stays");
+        let fault = bench.state.borrow().clone();
+        assert!(!fault.current && fault.fault.is_some_and(|(fault, _)| fault.reason == "Refused"));
+        sleep(Duration::from_secs(5)).await;
+        assert_eq!(bench.ports(), 4);
+        let state = bench.state.borrow().clone();
+        assert!(state.current && state.fault.is_none() && state.failures == 3, "{state:?}");
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_somebody_else_changed_is_repaired() {
+    bench(|bench| async move {
+        bench.plan(3, 80);
+        sleep(Duration::from_millis(50)).await;
+        bench.memory().touched.notify_one();
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(bench.counts(), (1, 0), "a change that was not ours is none of our business");
+        bench.memory().tampered = true;
+        bench.memory().touched.notify_one();
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(bench.counts(), (2, 0));
+        assert_eq!((bench.state.borrow().repairs, bench.state.borrow().damaged), (1, false));
+        bench.memory().tampered = true;
+        sleep(Duration::from_secs(31)).await;
+        assert_eq!(bench.counts(), (3, 0), "without a notice, by the timer");
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_somebody_else_changed_counts_as_damaged_until_it_is_written_again() {
+    bench(|bench| async move {
+        bench.plan(3, 80);
+        sleep(Duration::from_millis(50)).await;
+        (bench.memory().tampered, bench.memory().refuse) = (true, 3);
+        bench.memory().touched.notify_one();
+        sleep(Duration::from_millis(250)).await;
+        let state = bench.state.borrow().clone();
+        assert!(state.damaged && !state.current && state.fault.is_some(), "{state:?}");
+        sleep(Duration::from_secs(5)).await;
+        let state = bench.state.borrow().clone();
+        assert!(!state.damaged && state.current && state.fault.is_none(), "{state:?}");
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_closed_replica_forwards_nothing() {
+    bench(|bench| async move {
+        bench.plan(3, 80);
+        sleep(Duration::from_millis(50)).await;
+        bench.closing.send_replace(true);
+        sleep(Duration::from_millis(50)).await;
+        assert_eq!(bench.ports(), 0);
+        bench.plan(5, 80);
+        sleep(Duration::from_millis(50)).await;
+        assert_eq!(bench.ports(), 0, "and no plan opens it again");
+    })
+    .await;
+}

@@ -1,0 +1,399 @@
+//! Where the answers come from: the newest state of every other task.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use futures_util::future::BoxFuture;
+use tokio::sync::watch;
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, timeout};
+
+use crate::api::replica::Peers;
+use crate::edge::conntrack::{Conntrack, Pressure};
+use crate::edge::health_probe::ping;
+use crate::edge::link::LinkState;
+use crate::model::base::net::InterfaceName;
+use crate::model::base::netmap::NetMap;
+use crate::model::config::source::{Document, EgressDocument, InForce, IngressDocument, ServeDocument};
+use crate::model::firewall::Traffic;
+use crate::model::flows::prestop_hook::{Call, Probe};
+use crate::model::plan::Planned;
+use crate::model::tailnet::health::{Daemon, Facts, Paths, Rules, readiness};
+use crate::model::tailnet::serve_config::Barred;
+use crate::model::tailnet::supervise::machine::Phase;
+use crate::proxy::certs::Certs;
+use crate::proxy::forwarding::flow_cleanup::Ended;
+use crate::proxy::forwarding::resolve::Report;
+use crate::proxy::forwarding::ruleset_sync::Programmed;
+use crate::proxy::ingress::advertise::Standing;
+use crate::proxy::ingress::l7::L7;
+use crate::proxy::metrics::{self, CertState, ConfigState, Metrics, ReportState, Snapshot};
+use crate::proxy::replica::Replica;
+use crate::proxy::state_secret::writer::Health;
+use crate::proxy::tailnet::daemon::DaemonState;
+use crate::proxy::tailnet::peer_warmup::Tried;
+use crate::runtime::tasks::{Heartbeats, Stop, Tasks};
+
+/// How long the kernel's counters may take: a scrape must not hang with a tool that does.
+pub(super) const COUNTING: Duration = Duration::from_secs(2);
+/// How long one request to a service's health endpoint may take.
+const PING: Duration = Duration::from_secs(3);
+
+/// The hook's share of the grace; the rest is for the flows that are left after it.
+const HOOK_SHARE: f64 = 0.6;
+
+/// Something that is fetched when it is asked for; nothing if it cannot be had.
+pub type Fetch<T> = Arc<dyn Fn() -> BoxFuture<'static, Option<T>> + Send + Sync>;
+
+/// Asks a URL which Pod answers.
+pub type Ping = Arc<dyn Fn(String) -> BoxFuture<'static, Probe> + Send + Sync>;
+
+/// The newest state of every other task, and what is fetched on demand.
+pub struct Sources {
+    /// The families.
+    pub metrics: Arc<Metrics>,
+    /// The Pod's own addresses as the settings have them; see [`Self::own`].
+    pub pod_ips: BTreeSet<IpAddr>,
+    /// Whether the kernel is to forward anything.
+    pub forwards: bool,
+    /// When the replica began; times of configs are told from then.
+    pub start: Instant,
+    /// The replica was told to leave.
+    pub leaving: Stop,
+    /// The heartbeats of its tasks.
+    pub heartbeats: Heartbeats,
+    /// The egress config, if there is to be one.
+    pub egress: Option<watch::Receiver<InForce<EgressDocument>>>,
+    /// The ingress config, if there is to be one.
+    pub ingress: Option<watch::Receiver<InForce<IngressDocument>>>,
+    /// The serve config, if there is to be one.
+    pub serve: Option<watch::Receiver<InForce<ServeDocument>>>,
+    /// tailscaled, if it is supervised.
+    pub daemon: Option<watch::Receiver<DaemonState>>,
+    /// The tailnet.
+    pub netmap: watch::Receiver<Option<Arc<NetMap>>>,
+    /// The DNS names.
+    pub names: watch::Receiver<Arc<Report>>,
+    /// The newest plan.
+    pub planned: watch::Receiver<Option<Arc<Planned>>>,
+    /// What the kernel holds.
+    pub programmed: watch::Receiver<Programmed>,
+    /// The flows that were ended.
+    pub ended: watch::Receiver<Ended>,
+    /// How often this program crashed and was started again.
+    pub crashes: u64,
+    /// The name of the interface behind which the tailnet is.
+    pub interface: InterfaceName,
+    /// That interface, if the kernel is to forward.
+    pub link: Option<watch::Receiver<LinkState>>,
+    /// The ways to the targets, if there is a tailscaled to try them.
+    pub paths: Option<watch::Receiver<Tried>>,
+    /// How the services stand that are to be advertised, if that is decided here.
+    pub standing: Option<watch::Receiver<Standing>>,
+    /// What to do for each forwarding switch that is off.
+    pub switches: watch::Receiver<Vec<String>>,
+    /// The writing of the state, if there is any.
+    pub report: Option<watch::Receiver<Health>>,
+    /// The sites, if some are served here.
+    pub sites: Option<L7>,
+    /// The certificates, if names are served with them.
+    pub certs: Option<Certs>,
+    /// The kernel's counters by match port.
+    pub traffic: Fetch<Traffic>,
+    /// How full the connection table is.
+    pub pressure: Fetch<Pressure>,
+    /// The peers that tailscaled talks to.
+    pub peers: Fetch<Peers>,
+    /// tailscaled's own metrics.
+    pub usermetrics: Fetch<String>,
+    /// Asks a service which Pod answers.
+    pub ping: Ping,
+    /// How long the preStop hook may wait.
+    pub patience: Duration,
+    /// The call of the preStop hook that ended last; times are from [`Self::start`].
+    pub(super) hook: Mutex<Option<Call>>,
+    /// How far the kernel is behind the newest plan.
+    pub(super) lag: Mutex<Lag>,
+}
+
+/// How the kernel has followed the plans so far.
+#[derive(Debug, Default)]
+pub(super) struct Lag {
+    /// Since when it has been behind the newest one; nothing if it is not.
+    since: Option<Instant>,
+    /// It has held the newest one at some time.
+    caught_up: bool,
+}
+
+impl fmt::Debug for Sources {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sources").field("facts", &self.facts()).finish_non_exhaustive()
+    }
+}
+
+impl Sources {
+    /// The sources of a running replica.
+    #[must_use]
+    pub fn new(replica: &Replica, metrics: Arc<Metrics>, leaving: Stop, tasks: &Tasks, report: Option<watch::Receiver<Health>>) -> Self {
+        let settings = &replica.settings;
+        let sites = replica.publishing.as_ref().and_then(|publishing| publishing.sites.as_ref());
+        Self {
+            metrics,
+            pod_ips: settings.pod.ips.clone(),
+            forwards: settings.forwards(),
+            start: Instant::now(),
+            leaving,
+            heartbeats: tasks.heartbeats(),
+            egress: settings.egress.is_some().then(|| replica.egress.state.clone()),
+            ingress: settings.ingress.is_some().then(|| replica.ingress.state.clone()),
+            serve: settings.serve.is_some().then(|| replica.serve.state.clone()),
+            daemon: replica.daemon.as_ref().map(crate::proxy::tailnet::daemon::Daemon::state),
+            netmap: replica.netmap.clone(),
+            names: replica.names.clone(),
+            planned: replica.planned.clone(),
+            programmed: replica.programmed.clone(),
+            ended: replica.ended.clone(),
+            crashes: settings.init.as_ref().map_or(0, |init| init.restarts),
+            interface: settings.interface.clone(),
+            link: replica.link.clone(),
+            paths: replica.paths.clone(),
+            standing: replica.publishing.as_ref().map(|publishing| publishing.standing.clone()),
+            switches: replica.switches.clone(),
+            report,
+            sites: sites.map(|sites| sites.l7.clone()),
+            certs: sites.and_then(|sites| sites.certs.clone()),
+            traffic: traffic(replica),
+            pressure: Arc::new(|| Box::pin(pressure())),
+            peers: super::status::peers(replica),
+            usermetrics: usermetrics(replica),
+            ping: Arc::new(|url| Box::pin(async move { ping(&url, PING).await })),
+            patience: settings.drain_timeout.mul_f64(HOOK_SHARE),
+            hook: Mutex::default(),
+            lag: Mutex::default(),
+        }
+    }
+
+    /// What health is judged by, now.
+    #[must_use]
+    pub fn facts(&self) -> Facts {
+        let netmap = self.netmap.borrow();
+        let unheard = [
+            ("egress", is_unheard(self.egress.as_ref())),
+            ("ingress", is_unheard(self.ingress.as_ref())),
+            ("serve", is_unheard(self.serve.as_ref())),
+        ];
+        Facts {
+            leaving: self.leaving.is_requested(),
+            unheard: unheard.into_iter().filter(|(_, unheard)| *unheard).map(|(name, _)| name).collect(),
+            daemon: self.daemon.as_ref().map_or(Daemon::Foreign, |state| {
+                let state = state.borrow();
+                match state.phase {
+                    Phase::Running => Daemon::Running,
+                    Phase::Starting if self.open(state.restarts) => Daemon::Running,
+                    phase => Daemon::Away(phase.to_string()),
+                }
+            }),
+            netmap: netmap.is_some(),
+            addressed: netmap.as_ref().and_then(|netmap| netmap.node.as_ref()).is_some_and(|node| !node.addresses.is_empty()),
+            interface: self.link.as_ref().and_then(|link| ailing(&self.interface, &link.borrow())),
+            paths: self.paths(),
+            services: self.services(),
+            barred: self.barred().into_iter().map(|(service, why)| (service, why.to_string())).collect(),
+            rules: self.rules(Instant::now()),
+            switches: if self.forwards { self.switches.borrow().clone() } else { Vec::new() },
+        }
+    }
+
+    /// Whether every path that is tried is open since tailscaled was started.
+    fn open(&self, restarts: u64) -> bool {
+        self.paths.as_ref().is_some_and(|paths| {
+            let tried = paths.borrow();
+            tried.open && tried.start == Some(restarts)
+        })
+    }
+
+    /// State of the paths to the targets. After a restart of tailscaled they count as untried at once.
+    fn paths(&self) -> Paths {
+        let (Some(paths), Some(daemon)) = (&self.paths, &self.daemon) else { return Paths::Tried };
+        let tried = paths.borrow();
+        if tried.start == Some(daemon.borrow().restarts) { Paths::Tried } else { Paths::Untried { waiting: tried.waiting.clone() } }
+    }
+
+    /// The services that are waited for since tailscaled was started.
+    fn services(&self) -> BTreeMap<String, String> {
+        let (Some(standing), Some(daemon)) = (&self.standing, &self.daemon) else { return BTreeMap::new() };
+        let standing = standing.borrow();
+        if standing.settled == Some(daemon.borrow().restarts) { BTreeMap::new() } else { standing.waiting.clone() }
+    }
+
+    /// The sites that are to be reached from the internet and are not.
+    pub(super) fn barred(&self) -> BTreeMap<String, Barred> {
+        self.standing.as_ref().and_then(|standing| standing.borrow().barred.clone()).unwrap_or_default()
+    }
+
+    /// How the kernel stands to the newest plan. Remembers since when it has been behind.
+    fn rules(&self, now: Instant) -> Rules {
+        if !self.forwards {
+            return Rules::Unneeded;
+        }
+        let programmed = self.programmed.borrow().clone();
+        let newest = self.planned.borrow().clone();
+        let fault = programmed.fault.map(|(fault, _)| (fault.reason, fault.message));
+        let damage = fault.clone().filter(|_| programmed.damaged);
+        let Some(in_force) = programmed.planned.filter(|_| programmed.at.is_some()) else { return Rules::Missing { fault } };
+        if let Some(fault) = damage {
+            return Rules::Damaged { fault };
+        }
+        let current = programmed.current && newest.is_none_or(|newest| Arc::ptr_eq(&newest, &in_force));
+        let mut lag = self.lag.lock().unwrap_or_else(PoisonError::into_inner);
+        if current {
+            *lag = Lag { since: None, caught_up: true };
+            return Rules::Current;
+        }
+        // While one change after another is written, however fast they come, the kernel is behind by one write at most.
+        let since = (*lag.since.get_or_insert(now)).max(programmed.at.unwrap_or(now));
+        let first = !lag.caught_up && programmed.writes < 2;
+        Rules::Behind { first, since: now.saturating_duration_since(since), fault }
+    }
+
+    /// For how long the kernel has been behind the newest plan; zero while it holds it, nothing before the first write.
+    fn behind(&self, now: Instant) -> Option<Duration> {
+        match self.rules(now) {
+            Rules::Current => Some(Duration::ZERO),
+            Rules::Behind { since, .. } => Some(since),
+            Rules::Unneeded | Rules::Missing { .. } | Rules::Damaged { .. } => None,
+        }
+    }
+
+    /// The Pod's own addresses: those of the settings, else those that its links have.
+    #[must_use]
+    pub fn own(&self) -> BTreeSet<IpAddr> {
+        if !self.pod_ips.is_empty() {
+            return self.pod_ips.clone();
+        }
+        self.planned.borrow().as_ref().map(|planned| planned.world.pod_ips.clone()).unwrap_or_default()
+    }
+
+    /// Everything that a scrape samples.
+    pub async fn snapshot(&self) -> Snapshot {
+        let (traffic, pressure) = tokio::join!(timeout(COUNTING, (self.traffic)()), timeout(COUNTING, (self.pressure)()));
+        let now = Instant::now();
+        let mut configs = BTreeMap::new();
+        configs.extend(self.egress.as_ref().map(|state| ("egress", self.config(&state.borrow(), now))));
+        configs.extend(self.ingress.as_ref().map(|state| ("ingress", self.config(&state.borrow(), now))));
+        configs.extend(self.serve.as_ref().map(|state| ("serve", self.config(&state.borrow(), now))));
+        Snapshot {
+            now,
+            unix_time: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
+            behind: self.behind(now),
+            blockers: readiness(&self.facts()),
+            stalled: self.heartbeats.stalled(super::STALLED),
+            planned: self.planned.borrow().clone(),
+            programmed: self.programmed.borrow().clone(),
+            traffic: traffic.ok().flatten(),
+            pressure: pressure.ok().flatten(),
+            ended: self.ended.borrow().clone(),
+            configs,
+            names: Arc::clone(&self.names.borrow()),
+            daemon: self.daemon.as_ref().map(|state| daemon(&state.borrow(), now)),
+            crashes: self.crashes,
+            report: self.report.as_ref().map(|health| report(&health.borrow(), now)),
+            sites: self.sites.as_ref().map(L7::sample),
+            barred: self.barred(),
+            certs: self.certs.as_ref().map(|certs| CertState { state: Arc::clone(&certs.state.borrow()), leads: *certs.leads.borrow() }),
+        }
+    }
+
+    /// How many new flows the kernel has counted so far.
+    pub async fn flows(&self) -> Option<u64> {
+        let traffic = timeout(COUNTING, (self.traffic)()).await.ok().flatten()?;
+        Some(traffic.values().map(|port| port.flows).sum())
+    }
+
+    /// Counts what happens between scrapes, and since when the kernel is behind. Never ends by itself: where nothing is to be
+    /// forwarded there is nothing to count, and that is no reason to end.
+    pub async fn follow(self: Arc<Self>) {
+        let (mut planned, mut programmed) = (self.planned.clone(), self.programmed.clone());
+        let counting = metrics::follow(Arc::clone(&self.metrics), planned.clone(), programmed.clone());
+        let looking = async {
+            loop {
+                self.rules(Instant::now());
+                let changed = tokio::select! {
+                    changed = planned.changed() => changed,
+                    changed = programmed.changed() => changed,
+                };
+                if changed.is_err() {
+                    return;
+                }
+            }
+        };
+        tokio::join!(counting, looking);
+        std::future::pending::<()>().await;
+    }
+
+    fn config<D>(&self, state: &InForce<D>, now: Instant) -> ConfigState {
+        ConfigState {
+            source: state.source.map(crate::model::config::source::Source::name),
+            age: now.saturating_duration_since(self.start).saturating_sub(state.since),
+            fault: state.fault.as_ref().map(crate::model::config::source::Fault::reason),
+        }
+    }
+}
+
+fn is_unheard<D: Document>(state: Option<&watch::Receiver<InForce<D>>>) -> bool {
+    state.is_some_and(|state| state.borrow().document.is_none())
+}
+
+fn daemon(state: &DaemonState, now: Instant) -> metrics::DaemonState {
+    metrics::DaemonState {
+        state: state.phase.to_string(),
+        age: now.saturating_duration_since(state.since),
+        restarts: state.restarts,
+        fault: state.last_error.as_ref().map(|(kind, _)| *kind),
+    }
+}
+
+fn report(health: &Health, now: Instant) -> ReportState {
+    let fault = health.fault.as_ref().map(|fault| (fault.reason, now.saturating_duration_since(fault.since)));
+    ReportState { writes: health.writes, fault }
+}
+
+fn traffic(replica: &Replica) -> Fetch<Traffic> {
+    let firewall = replica.firewall.clone();
+    Arc::new(move || {
+        let firewall = firewall.borrow().clone();
+        Box::pin(async move {
+            let counters = firewall?.counters().await;
+            counters.inspect_err(|fault| tracing::debug!(reason = fault.reason, "no counters: {}", fault.message)).ok()
+        })
+    })
+}
+
+async fn pressure() -> Option<Pressure> {
+    let read = spawn_blocking(|| Conntrack::open()?.pressure()).await.ok()?;
+    read.inspect_err(|error| tracing::debug!(reason = error.reason(), "the connection table cannot be read: {error}")).ok()
+}
+
+fn usermetrics(replica: &Replica) -> Fetch<String> {
+    let api = replica.daemon.as_ref().map(|daemon| daemon.api().clone());
+    Arc::new(move || {
+        let api = api.clone();
+        Box::pin(async move {
+            let bytes =
+                api?.usermetrics().await.inspect_err(|error| tracing::debug!(reason = error.reason(), "no usermetrics: {error}")).ok()?;
+            String::from_utf8(bytes.into()).ok()
+        })
+    })
+}
+
+/// What keeps an interface from carrying anything.
+fn ailing(name: &InterfaceName, link: &LinkState) -> Option<String> {
+    match (link.present, link.up) {
+        (false, _) => Some(format!("there is no interface {name}")),
+        (true, false) => Some(format!("interface {name} is down")),
+        (true, true) => None,
+    }
+}

@@ -1,0 +1,351 @@
+//! The sites of an ingress group: TLS ends here, and requests go to the endpoints of cluster services.
+//!
+//! tailscaled forwards each port of a Tailscale Service to a listener on the loopback network, with a PROXY header of version 2 in
+//! front ([`InPlace`] says where). Sites, certificates and endpoints are latest-wins cells: what changes holds for the next request or
+//! handshake, and ends no connection. Nothing here asks for a certificate, and none of it touches tailscaled's own config.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Semaphore, watch};
+use tokio::time::sleep;
+
+use crate::api::routes::Backend;
+use crate::edge::tls::{Acceptor, Certificates, Connector, TlsError};
+use crate::model::flows::drain::Budget;
+use crate::model::ingress::certificate::Pair;
+use crate::model::ingress::vhosts::headers::Upgrades;
+use crate::model::ingress::vhosts::shares::Shares;
+use crate::model::ingress::vhosts::{Site, Sites};
+use crate::model::settings::FrontEnd;
+use crate::runtime::watch_ext::put;
+
+use endpoints::Known;
+use identify::{Ask, Identify};
+use listen::Listeners;
+use pool::Pools;
+use sources::Sources;
+use stats::{Counts, Stats};
+
+mod activity;
+mod body;
+mod connection;
+mod dial;
+pub mod endpoints;
+pub mod identify;
+mod linger_close;
+mod listen;
+mod pool;
+mod request;
+mod sources;
+pub mod stats;
+mod tunnel;
+mod upstream;
+
+pub use pool::Place;
+
+/// How soon what could not be listened on is tried again.
+const RETRY: Duration = Duration::from_secs(5);
+/// How often connections to backends that wait for nothing are let go.
+const SWEEP: Duration = Duration::from_secs(15);
+
+/// What the sites are made from.
+pub struct Inputs {
+    /// The sites.
+    pub sites: watch::Receiver<Arc<Sites>>,
+    /// The certificates, by DNS name.
+    pub certificates: watch::Receiver<Arc<BTreeMap<String, Pair>>>,
+    /// Who answers for the backends.
+    pub endpoints: watch::Receiver<Arc<Known>>,
+    /// What is to be taken still.
+    pub closing: watch::Receiver<Closing>,
+    /// Tells who a client is.
+    pub ask: Option<Ask>,
+    /// Where this replica is.
+    pub place: Place,
+    /// Where the listeners are.
+    pub loopback: Loopback,
+    /// What a client may take.
+    pub limits: Limits,
+    /// What connections may be upgraded to.
+    pub upgrades: Upgrades,
+}
+
+/// What is taken still.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Closing {
+    /// Everything.
+    #[default]
+    Open,
+    /// New connections, and on each that there is or comes one request: it is told to go with the answer to what it has asked.
+    Finishing,
+    /// No new connections and no new requests.
+    Closed,
+}
+
+/// Where listeners are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Loopback {
+    /// At an address that follows from the service's name, and a port that follows from its port.
+    Named,
+    /// At any free port of 127.0.0.1.
+    Any,
+}
+
+/// How much a client may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// The time for the PROXY header.
+    pub preamble: Duration,
+    /// The time for the TLS handshake.
+    pub handshake: Duration,
+    /// The time until the first request is whole.
+    pub first: Duration,
+    /// The time between two requests, and for the head of one.
+    pub idle: Duration,
+    /// The bytes of a request's head.
+    pub head: usize,
+    /// Requests at a time on one HTTP/2 connection.
+    pub streams: u32,
+    /// The time to close that a client has after TLS has ended.
+    pub parting: Duration,
+    /// The time in which a client sends some more of a body, or takes some more of an answer.
+    pub body: Duration,
+    /// The time in which a backend begins an answer, or sends some more of it.
+    pub answer: Duration,
+    /// The time in which something passes through a connection that was upgraded.
+    pub tunnel: Duration,
+    /// Connections and requests at a time.
+    pub shares: Shares,
+    /// The time that open connections have when their listener is closed: as much as the flows of a replica that leaves.
+    pub grace: Duration,
+}
+
+/// How a site stands.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct InPlace {
+    /// Where its ports are listened on: what tailscaled is to forward to.
+    pub ports: BTreeMap<u16, SocketAddr>,
+    /// Names that need a certificate and have none yet: handshakes for them are refused.
+    pub missing: BTreeSet<String>,
+    /// A name has its certificate, or none needs one: what is served over TLS may be reached.
+    pub certified: bool,
+    /// Why a port is not listened on.
+    pub faults: BTreeMap<u16, String>,
+}
+
+/// What the rest of the replica sees.
+#[derive(Debug, Clone)]
+pub struct L7 {
+    /// How each site stands, by the name of the Tailscale Service.
+    pub in_place: watch::Receiver<Arc<BTreeMap<String, InPlace>>>,
+    /// The kind of what is wrong with a certificate that came, by name.
+    pub refused: watch::Receiver<Arc<BTreeMap<String, &'static str>>>,
+    /// What is counted.
+    pub stats: Stats,
+    shared: Arc<Shared>,
+}
+
+/// What a scrape reads.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Sample {
+    /// What is counted, by site.
+    pub sites: BTreeMap<String, stats::Sample>,
+    /// How each site stands.
+    pub in_place: Arc<BTreeMap<String, InPlace>>,
+    /// The kind of what is wrong with a certificate that came, by name.
+    pub refused: Arc<BTreeMap<String, &'static str>>,
+    /// How many endpoints each backend has, and how many of them are left alone.
+    pub endpoints: BTreeMap<Arc<Backend>, (usize, usize)>,
+    /// The kind of what keeps a namespace's endpoints from being followed.
+    pub unfollowed: BTreeMap<String, &'static str>,
+}
+
+/// What all listeners share.
+#[derive(Debug)]
+struct Shared {
+    pools: Pools,
+    identify: Identify,
+    certificates: Certificates,
+    stats: Stats,
+    limits: Limits,
+    upgrades: Upgrades,
+    sources: Arc<Sources>,
+    /// Room for connections of clients.
+    connections: Arc<Semaphore>,
+    /// Room for requests.
+    requests: Arc<Semaphore>,
+    loopback: Loopback,
+    closing: watch::Receiver<Closing>,
+}
+
+/// What is served on a port now.
+#[derive(Debug, Clone)]
+struct Served {
+    site: Arc<Site>,
+    acceptor: Option<Acceptor>,
+}
+
+/// One port of one site.
+#[derive(Debug)]
+struct Port {
+    service: String,
+    number: u16,
+    over_tls: bool,
+    site: watch::Receiver<Served>,
+    counts: Arc<Counts>,
+    room: Arc<Semaphore>,
+    shared: Arc<Shared>,
+    /// Seen by connections that became something else: they hold it open, and end when it changes.
+    tunnels: watch::Sender<()>,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        let front_end = FrontEnd::default();
+        Self {
+            preamble: Duration::from_secs(10),
+            handshake: Duration::from_secs(10),
+            first: Duration::from_secs(20),
+            idle: Duration::from_secs(75),
+            head: 64 << 10,
+            streams: 256,
+            parting: Duration::from_secs(2),
+            body: front_end.body_timeout,
+            answer: front_end.answer_timeout,
+            tunnel: front_end.tunnel_timeout,
+            shares: Shares::default(),
+            grace: Budget::of(Budget::DEFAULT_GRACE, true).flows,
+        }
+    }
+}
+
+impl Limits {
+    /// Those of a replica that has so long to leave in all.
+    #[must_use]
+    pub fn of(drain_timeout: Duration) -> Self {
+        Self { grace: Budget::of(drain_timeout, true).flows, ..Self::default() }
+    }
+}
+
+impl InPlace {
+    /// Whether everything of the site is: each port is listened on, each name has its certificate.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.missing.is_empty() && self.faults.is_empty()
+    }
+}
+
+impl L7 {
+    /// How many endpoints each backend has, and how many of them are left alone.
+    #[must_use]
+    pub fn endpoints(&self) -> BTreeMap<Arc<Backend>, (usize, usize)> {
+        self.shared.pools.sample()
+    }
+
+    /// Everything that a scrape reads.
+    #[must_use]
+    pub fn sample(&self) -> Sample {
+        Sample {
+            sites: self.stats.sample(),
+            in_place: Arc::clone(&self.in_place.borrow()),
+            refused: Arc::clone(&self.refused.borrow()),
+            endpoints: self.endpoints(),
+            unfollowed: self.shared.pools.unfollowed(),
+        }
+    }
+}
+
+impl Served {
+    fn new(site: &Arc<Site>, certificates: &Certificates) -> Self {
+        let acceptor = certificates.acceptor(site.hosts.keys().cloned().collect());
+        let acceptor = acceptor.inspect_err(|error| tracing::error!(reason = error.reason(), "{error}")).ok();
+        Self { site: Arc::clone(site), acceptor }
+    }
+}
+
+/// The sites, and the work that serves them, which ends when it was told to close and the last connection has ended, or with the
+/// sites' sender. Fails if TLS cannot be set up.
+pub fn l7(inputs: Inputs) -> Result<(L7, impl Future<Output = ()> + Send + 'static), TlsError> {
+    let limits = inputs.limits;
+    let room = |most: usize| Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS)));
+    let shared = Arc::new(Shared {
+        pools: Pools::new(inputs.endpoints, inputs.place, Connector::new()?, room(limits.shares.upstream)),
+        identify: Identify::new(inputs.ask),
+        certificates: Certificates::new()?,
+        stats: Stats::default(),
+        limits,
+        upgrades: inputs.upgrades,
+        sources: Sources::new(limits.shares.source),
+        connections: room(limits.shares.connections),
+        requests: room(limits.shares.requests),
+        loopback: inputs.loopback,
+        closing: inputs.closing.clone(),
+    });
+    let (placed, in_place) = watch::channel(Arc::default());
+    let (refusing, refused) = watch::channel(Arc::default());
+    let seen = L7 { in_place, refused, stats: shared.stats.clone(), shared: Arc::clone(&shared) };
+    let cells = Cells { sites: inputs.sites, certificates: inputs.certificates, closing: inputs.closing };
+    Ok((seen, run(cells, shared, placed, refusing)))
+}
+
+struct Cells {
+    sites: watch::Receiver<Arc<Sites>>,
+    certificates: watch::Receiver<Arc<BTreeMap<String, Pair>>>,
+    closing: watch::Receiver<Closing>,
+}
+
+async fn run(
+    mut cells: Cells,
+    shared: Arc<Shared>,
+    placed: watch::Sender<Arc<BTreeMap<String, InPlace>>>,
+    refusing: watch::Sender<Arc<BTreeMap<String, &'static str>>>,
+) {
+    let mut listeners = Listeners::default();
+    loop {
+        let sites = Arc::clone(&cells.sites.borrow_and_update());
+        let pairs = Arc::clone(&cells.certificates.borrow_and_update());
+        put(&refusing, Arc::new(load(&shared.certificates, &sites, &pairs)));
+        let failed = listeners.follow(&sites, &shared).await;
+        shared.pools.retain(&sites.values().flat_map(|site| site.backends().cloned()).collect());
+        let in_place = listeners.in_place(&shared);
+        tell(&placed.borrow(), &in_place);
+        put(&placed, Arc::new(in_place));
+        let changed = loop {
+            tokio::select! {
+                changed = cells.sites.changed() => break changed.is_ok(),
+                Ok(()) = cells.certificates.changed() => break true,
+                Ok(_) = cells.closing.wait_for(|closing| *closing == Closing::Closed) => break false,
+                () = sleep(RETRY), if failed => break true,
+                () = sleep(SWEEP), if !failed => shared.pools.sweep(upstream::IDLE),
+            }
+        };
+        if !changed {
+            break;
+        }
+    }
+    listeners.close();
+    listeners.closed().await;
+}
+
+/// Loads the certificates that the sites want, and says which cannot be used.
+fn load(certificates: &Certificates, sites: &Sites, pairs: &BTreeMap<String, Pair>) -> BTreeMap<String, &'static str> {
+    let wanted = sites.values().filter(|site| site.is_over_tls()).flat_map(|site| site.hosts.keys().cloned()).collect();
+    let faults = certificates.load(pairs, &wanted);
+    for (name, error) in &faults {
+        tracing::warn!(reason = error.reason(), name, "invalid certificate; the previous one stays in use: {error}");
+    }
+    faults.into_iter().map(|(name, error)| (name, error.reason())).collect()
+}
+
+/// Says which names are left out of sites that are served, if that is news.
+fn tell(before: &BTreeMap<String, InPlace>, after: &BTreeMap<String, InPlace>) {
+    for (service, now) in after.iter().filter(|(_, now)| now.certified) {
+        let known = before.get(service).filter(|before| before.certified).map(|before| &before.missing);
+        for name in now.missing.iter().filter(|name| known.is_none_or(|known| !known.contains(*name))) {
+            tracing::warn!(service, name, "no certificate for the name: its TLS handshakes fail; other hosts are served");
+        }
+    }
+}

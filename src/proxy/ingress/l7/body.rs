@@ -1,0 +1,219 @@
+//! Bodies as they pass through: frame by frame, never gathered. A side that does not go on is noticed.
+
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::task::AtomicWaker;
+use hyper::body::{Body, Frame, Incoming, SizeHint};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::{Instant, Sleep, sleep};
+
+use crate::model::ingress::vhosts::headers;
+
+use super::activity::{InFlight, Progress, Turn};
+use super::upstream::Busy;
+
+/// A request's body on its way to a backend.
+#[derive(Debug)]
+pub(super) struct Upload(Option<Streamed>);
+
+#[derive(Debug)]
+struct Streamed {
+    body: Incoming,
+    state: Arc<State>,
+    progress: Progress,
+    limit: Duration,
+    /// Since when the client is waited for.
+    waiting: Option<Instant>,
+    over: Option<Pin<Box<Sleep>>>,
+}
+
+/// What a body and its request, of which hyper has the one and we have the other, know of each other.
+#[derive(Debug, Default)]
+struct State {
+    fault: OnceLock<ClientFault>,
+    over: AtomicBool,
+    waker: AtomicWaker,
+}
+
+/// A request whose body is under way. The body breaks off when this is dropped: nobody waits for the answer any more.
+#[derive(Debug)]
+pub(super) struct Uploading(Option<Arc<State>>);
+
+/// Why the body of a request did not come to its end: the client's doing, never the backend's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ClientFault {
+    /// It is malformed, or the client has gone.
+    Broken,
+    /// The client stopped sending.
+    Stalled,
+}
+
+/// A body breaks off.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum BodyError {
+    #[error("the other side of the connection broke off: {0}")]
+    Broken(#[from] hyper::Error),
+    #[error("the client has not sent anything for {0:?}")]
+    Stalled(Duration),
+    #[error("the request is over")]
+    Over,
+}
+
+impl Upload {
+    pub(super) fn empty() -> Self {
+        Self(None)
+    }
+
+    /// A body that breaks off when the client sends nothing for so long.
+    pub(super) fn new(body: Incoming, progress: Progress, limit: Duration) -> (Self, Uploading) {
+        if body.is_end_stream() {
+            return (Self(None), Uploading(None));
+        }
+        let state = Arc::default();
+        let uploading = Uploading(Some(Arc::clone(&state)));
+        (Self(Some(Streamed { body, state, progress, limit, waiting: None, over: None })), uploading)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_none()
+    }
+}
+
+impl Uploading {
+    /// What the client did wrong.
+    pub(super) fn fault(&self) -> Option<ClientFault> {
+        self.0.as_ref()?.fault.get().copied()
+    }
+}
+
+impl Drop for Uploading {
+    fn drop(&mut self) {
+        if let Some(state) = &self.0 {
+            state.over.store(true, Ordering::Release);
+            state.waker.wake();
+        }
+    }
+}
+
+impl Streamed {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        // Before it is asked whether the request is over, lest that is missed.
+        self.state.waker.register(cx.waker());
+        if self.state.over.load(Ordering::Acquire) {
+            return Poll::Ready(Some(Err(BodyError::Over)));
+        }
+        let Poll::Ready(polled) = Pin::new(&mut self.body).poll_frame(cx) else {
+            ready!(self.stalled(cx));
+            let _ = self.state.fault.set(ClientFault::Stalled);
+            return Poll::Ready(Some(Err(BodyError::Stalled(self.limit))));
+        };
+        self.waiting = None;
+        self.progress.moved();
+        Poll::Ready(polled.map(|frame| {
+            if frame.is_err() {
+                let _ = self.state.fault.set(ClientFault::Broken);
+            }
+            let mut frame = frame?;
+            if let Some(trailers) = frame.trailers_mut() {
+                headers::trailers(trailers);
+            }
+            Ok(frame)
+        }))
+    }
+
+    /// Ready once the client has been waited for too long without a break. The timer is not set anew for each frame.
+    fn stalled(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let until = *self.waiting.get_or_insert_with(Instant::now) + self.limit;
+        let over = self.over.get_or_insert_with(|| Box::pin(sleep(self.limit)));
+        loop {
+            ready!(over.as_mut().poll(cx));
+            if Instant::now() >= until {
+                return Poll::Ready(());
+            }
+            over.as_mut().reset(until);
+        }
+    }
+}
+
+impl Body for Upload {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        self.0.as_mut().map_or(Poll::Ready(None), |streamed| streamed.poll(cx))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.as_ref().is_none_or(|streamed| streamed.body.is_end_stream())
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.0.as_ref().map_or(SizeHint::with_exact(0), |streamed| streamed.body.size_hint())
+    }
+}
+
+/// An answer's body on its way to the client.
+#[derive(Debug)]
+pub(super) enum Download {
+    /// A backend's.
+    Stream(Incoming, Held),
+    /// A text of our own.
+    Text(Bytes),
+}
+
+/// What is held until an answer's body has passed.
+#[derive(Debug)]
+pub(super) struct Held {
+    pub(super) in_flight: InFlight,
+    pub(super) _busy: Busy,
+    pub(super) _uploading: Uploading,
+    pub(super) _room: OwnedSemaphorePermit,
+}
+
+impl Download {
+    pub(super) fn stream(body: Incoming, held: Held) -> Self {
+        if body.is_end_stream() { Self::Text(Bytes::new()) } else { Self::Stream(body, held) }
+    }
+
+    /// Without a text of our own: what a HEAD is answered with. HTTP/2 would send it.
+    pub(super) fn unsaid(self) -> Self {
+        if let Self::Text(_) = self { Self::Text(Bytes::new()) } else { self }
+    }
+}
+
+impl Body for Download {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        match &mut *self {
+            Self::Stream(body, held) => {
+                let polled = Pin::new(body).poll_frame(cx);
+                // More is asked for when the client has taken what there was.
+                held.in_flight.turn(if polled.is_ready() { Turn::Client } else { Turn::Backend });
+                polled.map_err(BodyError::Broken)
+            }
+            Self::Text(bytes) if bytes.is_empty() => Poll::Ready(None),
+            Self::Text(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Stream(body, _) => body.is_end_stream(),
+            Self::Text(bytes) => bytes.is_empty(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Stream(body, _) => body.size_hint(),
+            Self::Text(bytes) => SizeHint::with_exact(bytes.len() as u64),
+        }
+    }
+}

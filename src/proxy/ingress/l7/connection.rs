@@ -1,0 +1,218 @@
+//! One connection from a client: the PROXY header, TLS, and requests until either side has had enough.
+//!
+//! Whatever a client does or does not do, it costs one connection for a limited time: the header, the handshake, the first
+//! request, the pause between two and each step of a body have deadlines, and the head of a request a size. A client has so many
+//! connections at a time and no more.
+
+use std::convert::Infallible;
+use std::future::pending;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use crate::edge::tls::{TlsError, is_http2};
+use crate::model::ingress::proxy_protocol::{FIXED, Fixed, PreambleError};
+
+use super::activity::{Activity, Patience, Turn};
+use super::linger_close::lend;
+use super::listen::Room;
+use super::request::answer;
+use super::sources::Place;
+use super::stats::Open;
+use super::{Closing, Limits, Port};
+
+/// How long a client that was told to leave may take to do so when it has no request open.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// Why a connection was not taken.
+#[derive(Debug, thiserror::Error)]
+enum Refused {
+    #[error("the PROXY header did not come in time")]
+    Late,
+    #[error("the connection broke before its PROXY header was whole: {0}")]
+    Broken(#[source] std::io::Error),
+    #[error(transparent)]
+    Preamble(#[from] PreambleError),
+}
+
+impl Refused {
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Late => "Late",
+            Self::Broken(_) => "Broken",
+            Self::Preamble(error) => error.reason(),
+        }
+    }
+}
+
+/// A connection from a client, as its requests and what it may have become see it.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) port: Arc<Port>,
+    pub(super) client: Option<SocketAddr>,
+    _open: Open,
+    _place: Place,
+    _room: Arc<Room>,
+}
+
+/// Serves a connection until it ends; once `closing`, no new requests are taken. Returns it if TLS has ended and it is still to be closed.
+pub(super) async fn serve(mut stream: TcpStream, port: Arc<Port>, room: Arc<Room>, closing: watch::Receiver<bool>) -> Option<TcpStream> {
+    // Not to have it costs latency, nothing else.
+    let _ = stream.set_nodelay(true);
+    let open = port.shared.stats.opened(&port.counts);
+    let limits = &port.shared.limits;
+    let client = match timeout(limits.preamble, preamble(&mut stream)).await.unwrap_or(Err(Refused::Late)) {
+        Ok(client) => client,
+        Err(error) => {
+            port.counts.refused(error.reason());
+            tracing::debug!(service = port.service, reason = error.reason(), "{error}");
+            return None;
+        }
+    };
+    let place = port.shared.sources.enter(client).inspect_err(|news| too_many(&port, client, *news)).ok()?;
+    let connection = Connection { port: Arc::clone(&port), client, _open: open, _place: place, _room: room };
+    if !port.over_tls {
+        requests(stream, None, connection, closing).await;
+        return None;
+    }
+    let acceptor = port.site.borrow().acceptor.clone()?;
+    let (stream, mut given_back) = lend(stream);
+    match timeout(limits.handshake, acceptor.accept(stream)).await {
+        Ok(Ok(stream)) => {
+            port.counts.handshake("ok");
+            let is_http2 = is_http2(&stream);
+            requests(stream, Some(is_http2), connection, closing).await;
+        }
+        Ok(Err(error)) => shaken_off(&port, &error),
+        Err(_) => port.counts.handshake("Deadline"),
+    }
+    given_back.try_recv().ok()
+}
+
+fn too_many(port: &Port, client: Option<SocketAddr>, news: bool) {
+    port.counts.refused("Source");
+    if let Some(client) = client.filter(|_| news) {
+        let (service, most) = (&port.service, port.shared.limits.shares.source);
+        tracing::warn!(service, %client, most, "rejecting connections of a client at its connection limit; check the client, or raise --max-connections");
+    }
+}
+
+fn shaken_off(port: &Port, error: &TlsError) {
+    port.counts.handshake(error.reason());
+    tracing::debug!(service = port.service, reason = error.reason(), "{error}");
+}
+
+/// Reads the PROXY header and not a byte more.
+async fn preamble(stream: &mut TcpStream) -> Result<Option<SocketAddr>, Refused> {
+    let mut fixed = [0; FIXED];
+    stream.read_exact(&mut fixed).await.map_err(Refused::Broken)?;
+    let fixed = Fixed::read(&fixed)?;
+    let mut rest = vec![0; fixed.rest];
+    stream.read_exact(&mut rest).await.map_err(Refused::Broken)?;
+    Ok(fixed.client(&rest))
+}
+
+/// Serves requests of HTTP/2 or HTTP/1.1, or of whichever the client begins with.
+async fn requests<S>(stream: S, is_http2: Option<bool>, connection: Connection, mut closing: watch::Receiver<bool>)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (port, connection) = (Arc::clone(&connection.port), Arc::new(connection));
+    let limits = &port.shared.limits;
+    let activity = Activity::new();
+    let builder = auto::Builder::new(activity.clone());
+    let mut builder = match is_http2 {
+        Some(true) => builder.http2_only(),
+        Some(false) => builder.http1_only(),
+        None => builder,
+    };
+    limit(&mut builder, limits);
+    let service = {
+        let activity = activity.clone();
+        service_fn(move |request| {
+            let (in_flight, connection) = (activity.begin(), Arc::clone(&connection));
+            async move { Ok::<_, Infallible>(answer(connection, in_flight, request).await) }
+        })
+    };
+    let patience = Patience { first: limits.first, next: limits.idle };
+    let stall = |turn| match turn {
+        Turn::Head => None,
+        Turn::Client => Some(limits.body),
+        Turn::Backend => Some(limits.answer),
+    };
+    // What is under way is looked at this often.
+    let look = limits.body.min(limits.answer);
+    let mut connection = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
+    let mut finishing = port.shared.closing.clone();
+    let (mut told, mut over) = (false, Instant::now() + limits.first.min(look));
+    loop {
+        tokio::select! {
+            ended = connection.as_mut() => {
+                if let Err(error) = ended {
+                    tracing::debug!(service = port.service, %error, "a connection ended early");
+                }
+                return;
+            }
+            () = told_to_go(&mut closing, &mut finishing, &activity), if !told => {
+                connection.as_mut().graceful_shutdown();
+                (told, over) = (true, Instant::now() + FAREWELL);
+            }
+            () = sleep_until(over) => {
+                if activity.end_stalled(stall, |turn| port.counts.aborted(if turn == Turn::Client { "Client" } else { "Backend" })) {
+                    return;
+                }
+                let now = Instant::now();
+                match activity.until(patience) {
+                    // A request is being answered, or was until a moment ago.
+                    None => over = now + if told { FAREWELL } else { limits.idle }.min(look),
+                    Some(until) if !told && until > now => over = until.min(now + look),
+                    Some(_) if told => return,
+                    Some(_) => {
+                        connection.as_mut().graceful_shutdown();
+                        (told, over) = (true, now + FAREWELL);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Returns when no new requests are taken here: at once when the listener is closed; before that, while a leaving replica lets end
+/// what has begun, once something was asked. A connection that stands and has not asked yet would be cut in the middle otherwise.
+async fn told_to_go(closing: &mut watch::Receiver<bool>, finishing: &mut watch::Receiver<Closing>, activity: &Activity) {
+    let finished = async {
+        if finishing.wait_for(|closing| *closing >= Closing::Finishing).await.is_err() {
+            pending::<()>().await;
+        }
+        activity.asked().await;
+    };
+    tokio::select! {
+        _ = closing.wait_for(|closing| *closing) => {}
+        () = finished => {}
+    }
+}
+
+fn limit(builder: &mut auto::Builder<Activity>, limits: &Limits) {
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.idle)
+        .max_buf_size(limits.head)
+        .http2()
+        .timer(TokioTimer::new())
+        .max_header_list_size(u32::try_from(limits.head).unwrap_or(u32::MAX))
+        .max_concurrent_streams(limits.streams)
+        .initial_stream_window_size(1 << 20)
+        .initial_connection_window_size(4 << 20)
+        .keep_alive_interval(Duration::from_secs(30))
+        .keep_alive_timeout(Duration::from_secs(15));
+}

@@ -1,0 +1,142 @@
+//! Who answers for the backends: `EndpointSlice`s of their namespaces, followed as long as a site leads there.
+//!
+//! What is known stays while the API is away. A namespace whose slices may not be read is told, and its backends are reached by
+//! their `ClusterIP`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use futures_util::StreamExt;
+use tokio::sync::{mpsc, watch};
+use tokio::task::{AbortHandle, JoinSet};
+
+use crate::edge::kube::{Change, Cluster, Follow, Resource};
+use crate::model::base::backoff::Backoff;
+use crate::model::controller::objects::Kind;
+use crate::model::ingress::endpoints::{Endpoint, ServicePort, Slices};
+use crate::model::ingress::vhosts::Sites;
+use crate::runtime::watch_ext::put;
+
+/// Who answers, as far as it is known.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Known {
+    /// By Service and port.
+    pub endpoints: BTreeMap<ServicePort, Vec<Endpoint>>,
+    /// The kind of what keeps a namespace's slices from being read.
+    pub faults: BTreeMap<String, &'static str>,
+}
+
+/// One namespace's list while it is not complete.
+#[derive(Debug, Default)]
+struct Following {
+    slices: Slices,
+    listing: BTreeMap<String, Slices>,
+    faults: BTreeMap<String, &'static str>,
+}
+
+/// Follows the endpoints of all backends of these sites. Ends when the sites' sender is gone.
+pub async fn follow(cluster: Cluster, mut sites: watch::Receiver<Arc<Sites>>, known: watch::Sender<Arc<Known>>) {
+    let (sender, mut changes) = mpsc::channel(64);
+    let mut watches: BTreeMap<String, AbortHandle> = BTreeMap::new();
+    // Whatever is followed ends with this.
+    let mut tasks = JoinSet::new();
+    let mut following = Following::default();
+    loop {
+        let wanted = namespaces(&sites.borrow_and_update());
+        watches.retain(|namespace, watch| {
+            let stays = wanted.contains(namespace);
+            if !stays {
+                watch.abort();
+                following.forget(namespace);
+            }
+            stays
+        });
+        for namespace in wanted {
+            watches.entry(namespace.clone()).or_insert_with(|| tasks.spawn(one(cluster.clone(), namespace, sender.clone())));
+        }
+        following.publish(&known);
+        loop {
+            tokio::select! {
+                news = sites.changed() => {
+                    if news.is_err() {
+                        return;
+                    }
+                    break;
+                }
+                Some((namespace, change)) = changes.recv() => {
+                    if watches.contains_key(&namespace) && following.take(&namespace, change) && changes.is_empty() {
+                        following.publish(&known);
+                    }
+                }
+            }
+        }
+    }
+}
+
+async fn one(cluster: Cluster, namespace: String, sender: mpsc::Sender<(String, Change)>) {
+    let what =
+        Follow { resource: Resource::from(Kind::EndpointSlice), namespace: Some(namespace.clone()), labels: None, names_only: false };
+    let mut changes = std::pin::pin!(cluster.follow(&what, Backoff::WATCH));
+    while let Some(change) = changes.next().await {
+        if sender.send((namespace.clone(), change)).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// The namespaces in which backends are.
+fn namespaces(sites: &Sites) -> BTreeSet<String> {
+    let backends = sites.values().flat_map(|site| site.backends());
+    backends
+        .filter(|backend| !backend.service.is_empty() && !backend.namespace.is_empty())
+        .map(|backend| backend.namespace.clone())
+        .collect()
+}
+
+impl Following {
+    fn forget(&mut self, namespace: &str) {
+        self.slices.forget(namespace);
+        self.listing.remove(namespace);
+        self.faults.remove(namespace);
+    }
+
+    /// Says whether there is something to publish.
+    fn take(&mut self, namespace: &str, change: Change) -> bool {
+        match change {
+            Change::Begin => {
+                self.listing.insert(namespace.to_owned(), Slices::default());
+                false
+            }
+            Change::Listed(slice) => {
+                if let Some(listing) = self.listing.get_mut(namespace) {
+                    listing.put(slice.clone());
+                }
+                self.slices.put(slice);
+                false
+            }
+            Change::Complete => {
+                if let Some(listing) = self.listing.remove(namespace) {
+                    self.slices.retain(namespace, &listing);
+                }
+                self.faults.remove(namespace);
+                true
+            }
+            Change::Put(slice) => self.slices.put(slice),
+            Change::Gone(slice) => self.slices.gone(&slice),
+            Change::Unknown => self.faults.insert(namespace.to_owned(), "Unknown") != Some("Unknown"),
+            Change::Lost(error) => {
+                let reason = error.reason();
+                let news = self.faults.insert(namespace.to_owned(), reason) != Some(reason);
+                if news {
+                    tracing::warn!(reason, namespace, "cannot watch EndpointSlices: {error}");
+                }
+                news
+            }
+        }
+    }
+
+    fn publish(&self, known: &watch::Sender<Arc<Known>>) {
+        let now = Known { endpoints: self.slices.endpoints(), faults: self.faults.clone() };
+        put(known, Arc::new(now));
+    }
+}

@@ -1,0 +1,221 @@
+//! The listeners: for each port of each site one, opened and closed as the sites say.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use crate::api::routes::Listener;
+use crate::model::ingress::vhosts::loopback;
+use crate::model::ingress::vhosts::{Site, Sites};
+
+use super::connection::serve;
+use super::linger_close::part;
+use super::{InPlace, Loopback, Port, Served, Shared};
+
+/// How long nothing is accepted after that failed: the usual reason, no file descriptors, does not go away at once.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Room for one connection: of its site, and of the process. Held as long as anything of the connection is left.
+#[derive(Debug)]
+pub(super) struct Room {
+    _site: OwnedSemaphorePermit,
+    _process: OwnedSemaphorePermit,
+}
+
+/// The listeners of all sites.
+#[derive(Debug, Default)]
+pub(super) struct Listeners {
+    addresses: BTreeMap<String, Ipv4Addr>,
+    sites: BTreeMap<String, Opened>,
+    tasks: JoinSet<()>,
+}
+
+/// What is open for one site.
+#[derive(Debug)]
+struct Opened {
+    served: watch::Sender<Served>,
+    ports: BTreeMap<u16, (Listener, SocketAddr, watch::Sender<bool>)>,
+    faults: BTreeMap<u16, String>,
+    /// Room for connections.
+    room: Arc<Semaphore>,
+}
+
+impl Listeners {
+    /// Opens what is missing and closes what is not wanted; what stays is not touched. Returns whether something could not be
+    /// opened and is to be tried again.
+    pub(super) async fn follow(&mut self, sites: &Sites, shared: &Arc<Shared>) -> bool {
+        while self.tasks.try_join_next().is_some() {}
+        self.sites.retain(|name, opened| {
+            let stays = sites.contains_key(name);
+            if !stays {
+                opened.close();
+                shared.stats.forget(name);
+            }
+            stays
+        });
+        loopback::assign(&mut self.addresses, &sites.keys().map(String::as_str).collect());
+        let mut failed = false;
+        for (name, site) in sites {
+            let served = Served::new(site, &shared.certificates);
+            let opened = self.sites.entry(name.clone()).or_insert_with(|| Opened::new(served.clone(), shared.limits.shares.site));
+            if opened.served.borrow().site != served.site {
+                opened.served.send_replace(served);
+            }
+            let address = self.addresses.get(name).copied();
+            opened.open(name, site, address, shared, &mut self.tasks).await;
+            failed |= !opened.faults.is_empty();
+        }
+        failed
+    }
+
+    /// Takes no new connections and no new requests; those that there are go on.
+    pub(super) fn close(&mut self) {
+        self.sites.values().for_each(Opened::close);
+    }
+
+    /// Waits until the last connection has ended.
+    pub(super) async fn closed(&mut self) {
+        while self.tasks.join_next().await.is_some() {}
+    }
+
+    /// What is open, by site.
+    pub(super) fn in_place(&self, shared: &Shared) -> BTreeMap<String, InPlace> {
+        let place = |(name, opened): (&String, &Opened)| {
+            let site = Arc::clone(&opened.served.borrow().site);
+            let over_tls = site.is_over_tls();
+            let missing: BTreeSet<_> = site.hosts.keys().filter(|host| over_tls && !shared.certificates.has(host)).cloned().collect();
+            let certified = missing.is_empty() || missing.len() < site.hosts.len();
+            let ports = opened.ports.iter().map(|(port, (_, address, _))| (*port, *address)).collect();
+            (name.clone(), InPlace { ports, missing, certified, faults: opened.faults.clone() })
+        };
+        self.sites.iter().map(place).collect()
+    }
+}
+
+impl Opened {
+    fn new(served: Served, room: usize) -> Self {
+        let room = Arc::new(Semaphore::new(room.min(Semaphore::MAX_PERMITS)));
+        Self { served: watch::Sender::new(served), ports: BTreeMap::new(), faults: BTreeMap::new(), room }
+    }
+
+    fn close(&self) {
+        for (.., closing) in self.ports.values() {
+            closing.send_replace(true);
+        }
+    }
+
+    async fn open(&mut self, name: &str, site: &Site, address: Option<Ipv4Addr>, shared: &Arc<Shared>, tasks: &mut JoinSet<()>) {
+        self.faults.clear();
+        self.ports.retain(|port, (kind, _, closing)| {
+            let stays = site.listeners.get(port).is_some_and(|wanted| is_over_tls(*wanted) == is_over_tls(*kind));
+            if !stays {
+                closing.send_replace(true);
+            }
+            stays
+        });
+        let missing: Vec<_> = site.listeners.iter().filter(|(port, _)| !self.ports.contains_key(port)).collect();
+        for (&port, &kind) in missing {
+            match bind(shared.loopback, address, port).await {
+                Ok((listener, at)) => {
+                    let (closing, closed) = watch::channel(false);
+                    let port_of = Port {
+                        service: name.to_owned(),
+                        number: port,
+                        over_tls: is_over_tls(kind),
+                        site: self.served.subscribe(),
+                        counts: shared.stats.site(name),
+                        room: Arc::clone(&self.room),
+                        shared: Arc::clone(shared),
+                        tunnels: watch::Sender::new(()),
+                    };
+                    self.ports.insert(port, (kind, at, closing));
+                    tasks.spawn(listen(listener, Arc::new(port_of), closed));
+                }
+                Err(error) => {
+                    let at = address.map_or_else(|| "the loopback network".to_owned(), |address| loopback::at(address, port).to_string());
+                    let why = format!("port {port} cannot be listened on at {at}: {error}");
+                    tracing::error!(service = name, "{why}");
+                    self.faults.insert(port, why);
+                }
+            }
+        }
+    }
+}
+
+fn is_over_tls(listener: Listener) -> bool {
+    listener == Listener::Https
+}
+
+async fn bind(loopback: Loopback, address: Option<Ipv4Addr>, port: u16) -> std::io::Result<(TcpListener, SocketAddr)> {
+    let at = match (loopback, address) {
+        (Loopback::Any, _) => SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+        (Loopback::Named, Some(address)) => loopback::at(address, port),
+        (Loopback::Named, None) => return Err(std::io::Error::other("there are more services than addresses")),
+    };
+    let listener = TcpListener::bind(at).await?;
+    let at = listener.local_addr()?;
+    Ok((listener, at))
+}
+
+/// The next connection, once there is room for it; nothing if accepting failed. Those that come meanwhile wait in the kernel.
+async fn accept(listener: &TcpListener, port: &Port) -> Option<(TcpStream, Room)> {
+    let stream = match listener.accept().await {
+        Ok((stream, _)) => stream,
+        Err(error) => {
+            tracing::warn!(%error, service = port.service, "cannot accept a connection; if file descriptors are used up, raise the limit of the process");
+            sleep(PAUSE).await;
+            return None;
+        }
+    };
+    // First that of the site: who waits for it takes nothing from others.
+    let site = Arc::clone(&port.room).acquire_owned().await.ok()?;
+    let process = Arc::clone(&port.shared.connections).acquire_owned().await.ok()?;
+    Some((stream, Room { _site: site, _process: process }))
+}
+
+/// Takes connections until told to close, then waits for those that there are, and for those that became something else.
+async fn listen(listener: TcpListener, port: Arc<Port>, mut closing: watch::Receiver<bool>) {
+    let mut connections = JoinSet::new();
+    loop {
+        let accepted = {
+            let mut next = pin!(accept(&listener, &port));
+            loop {
+                tokio::select! {
+                    biased;
+                    _ = closing.wait_for(|closing| *closing) => break None,
+                    accepted = &mut next => break Some(accepted),
+                    // A connection that has ended makes room for the one that waits.
+                    Some(_) = connections.join_next() => {}
+                }
+            }
+        };
+        let Some(accepted) = accepted else { break };
+        if let Some((stream, room)) = accepted {
+            let room = Arc::new(room);
+            let work = serve(stream, Arc::clone(&port), Arc::clone(&room), closing.clone());
+            let (limit, closing) = (port.shared.limits.parting, closing.clone());
+            connections.spawn(async move {
+                if let Some(stream) = work.await {
+                    part(stream, limit, closing).await;
+                }
+                drop(room);
+            });
+        }
+    }
+    drop(listener);
+    let all = async {
+        while connections.join_next().await.is_some() {}
+        port.tunnels.closed().await;
+    };
+    if timeout(port.shared.limits.grace, all).await.is_err() {
+        tracing::info!(service = port.service, port = port.number, "drain timeout reached; closing the remaining connections");
+    }
+    port.tunnels.send_replace(());
+}

@@ -1,0 +1,199 @@
+//! Connections to backends, kept for the next request: of each backend its endpoints and, behind them, its `ClusterIP`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::net::lookup_host;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::time::{Instant, timeout};
+
+use crate::api::routes::Backend;
+use crate::edge::tls::Connector;
+use crate::model::ingress::endpoints::{Endpoint, ServicePort};
+use crate::model::ingress::load_balancer::{Candidate, order};
+
+use super::dial::DialError;
+use super::endpoints::Known;
+use super::upstream::Peer;
+
+/// Endpoints that one request tries, at most, before it goes to the `ClusterIP`.
+const TRIES: usize = 3;
+
+/// How long a request waits for room for its connection.
+const WAIT: Duration = Duration::from_secs(1);
+
+/// Where this replica is.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Place {
+    /// Its zone; where it is not told, that of endpoints on the same node.
+    pub zone: Option<String>,
+    /// Its node.
+    pub node: Option<String>,
+}
+
+/// The pools of all backends.
+#[derive(Debug)]
+pub(super) struct Pools {
+    by_backend: Mutex<BTreeMap<Arc<Backend>, Arc<Pool>>>,
+    known: watch::Receiver<Arc<Known>>,
+    place: Place,
+    tls: Connector,
+    /// Room for connections to backends.
+    room: Arc<Semaphore>,
+    start: Instant,
+}
+
+/// The pool of one backend.
+#[derive(Debug)]
+pub(super) struct Pool {
+    backend: Arc<Backend>,
+    /// What TLS asks for: the Service's name in the cluster, else its address.
+    name: String,
+    peers: Mutex<Peers>,
+}
+
+#[derive(Debug, Default)]
+struct Peers {
+    /// What the list was made from.
+    known: Option<Arc<Known>>,
+    list: Vec<Arc<Peer>>,
+    fallback: BTreeMap<SocketAddr, Arc<Peer>>,
+}
+
+impl Pools {
+    pub(super) fn new(known: watch::Receiver<Arc<Known>>, place: Place, tls: Connector, room: Arc<Semaphore>) -> Self {
+        Self { by_backend: Mutex::default(), known, place, tls, room, start: Instant::now() }
+    }
+
+    pub(super) fn of(&self, backend: &Arc<Backend>) -> Arc<Pool> {
+        let mut by_backend = self.by_backend.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(by_backend.entry(Arc::clone(backend)).or_insert_with(|| Arc::new(Pool::new(backend))))
+    }
+
+    /// Forgets backends that no site leads to; requests that are under way go on.
+    pub(super) fn retain(&self, wanted: &BTreeSet<Arc<Backend>>) {
+        self.by_backend.lock().unwrap_or_else(PoisonError::into_inner).retain(|backend, _| wanted.contains(backend));
+    }
+
+    /// Room for another connection; those that wait for a request make room if there is none.
+    pub(super) async fn room(&self) -> Result<OwnedSemaphorePermit, DialError> {
+        if let Ok(room) = Arc::clone(&self.room).try_acquire_owned() {
+            return Ok(room);
+        }
+        self.sweep(Duration::ZERO);
+        let room = timeout(WAIT, Arc::clone(&self.room).acquire_owned()).await;
+        room.ok().and_then(Result::ok).ok_or(DialError::Full)
+    }
+
+    /// Lets connections go that have waited so long for a request.
+    pub(super) fn sweep(&self, idle: Duration) {
+        let pools: Vec<_> = self.by_backend.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
+        for pool in pools {
+            let mut peers = pool.refreshed(&self.known.borrow(), &self.place);
+            peers.list.iter().chain(peers.fallback.values()).for_each(|peer| peer.sweep(idle));
+            peers.fallback.retain(|_, peer| peer.is_used());
+        }
+    }
+
+    /// The endpoints to try for a request, the best first. None if nothing is known, or all are left alone.
+    pub(super) fn choices(&self, pool: &Pool) -> Vec<Arc<Peer>> {
+        let now = self.start.elapsed();
+        let peers = pool.refreshed(&self.known.borrow(), &self.place);
+        let candidates: Vec<_> = peers
+            .list
+            .iter()
+            .map(|peer| Candidate { near: peer.near, busy: peer.busy(), shunned: peer.standing().is_shunned(now) })
+            .collect();
+        let order = order(&candidates, TRIES, fastrand::f64);
+        order.into_iter().map(|index| Arc::clone(&peers.list[index])).collect()
+    }
+
+    pub(super) fn tls(&self) -> &Connector {
+        &self.tls
+    }
+
+    /// Notes whether an endpoint could be reached.
+    pub(super) fn note(&self, peer: &Peer, reached: bool) {
+        let mut standing = peer.standing();
+        if reached { standing.answered() } else { standing.failed(self.start.elapsed()) }
+    }
+
+    /// The kind of what keeps a namespace's endpoints from being followed.
+    pub(super) fn unfollowed(&self) -> BTreeMap<String, &'static str> {
+        self.known.borrow().faults.clone()
+    }
+
+    /// How many endpoints each backend has, and how many of them are left alone.
+    pub(super) fn sample(&self) -> BTreeMap<Arc<Backend>, (usize, usize)> {
+        let now = self.start.elapsed();
+        let pools: Vec<_> = self.by_backend.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
+        let count = |pool: &Arc<Pool>| {
+            let peers = pool.refreshed(&self.known.borrow(), &self.place);
+            (peers.list.len(), peers.list.iter().filter(|peer| peer.standing().is_shunned(now)).count())
+        };
+        pools.iter().map(|pool| (Arc::clone(&pool.backend), count(pool))).collect()
+    }
+}
+
+impl Pool {
+    fn new(backend: &Arc<Backend>) -> Self {
+        let host = backend.address.rsplit_once(':').map_or("", |(host, _)| host).trim_start_matches('[').trim_end_matches(']');
+        let name = match (backend.service.as_str(), backend.namespace.as_str()) {
+            ("", _) | (_, "") => host.to_owned(),
+            (service, namespace) => format!("{service}.{namespace}.svc"),
+        };
+        Self { backend: Arc::clone(backend), name, peers: Mutex::default() }
+    }
+
+    pub(super) fn backend(&self) -> &Backend {
+        &self.backend
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The `ClusterIP`, whose name, if it is one, is looked up.
+    pub(super) async fn fallback(&self) -> Result<Arc<Peer>, DialError> {
+        let name = &self.backend.address;
+        let address = if let Ok(address) = name.parse() {
+            address
+        } else {
+            let fail = |source| DialError::Name { name: name.clone(), source };
+            let mut found = lookup_host(name).await.map_err(fail)?;
+            found.next().ok_or_else(|| fail(io::Error::other("it has no address")))?
+        };
+        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(Arc::clone(peers.fallback.entry(address).or_insert_with(|| Arc::new(Peer::new(address, false)))))
+    }
+
+    /// The peers as the endpoints are now; those that stay keep their connections.
+    fn refreshed(&self, known: &Arc<Known>, place: &Place) -> std::sync::MutexGuard<'_, Peers> {
+        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        if peers.known.as_ref().is_some_and(|before| Arc::ptr_eq(before, known)) {
+            return peers;
+        }
+        let Backend { namespace, service, port_name, .. } = &*self.backend;
+        let port = ServicePort { namespace: namespace.clone(), service: service.clone(), port: port_name.clone() };
+        let endpoints = known.endpoints.get(&port).map(Vec::as_slice).unwrap_or_default();
+        let zone = place.zone.as_ref().or_else(|| learned(endpoints, place.node.as_ref()?));
+        let had: BTreeMap<_, _> = peers.list.drain(..).map(|peer| ((peer.address, peer.near), peer)).collect();
+        peers.list = endpoints
+            .iter()
+            .map(|endpoint| {
+                let near = zone.is_some_and(|zone| endpoint.is_near(zone));
+                had.get(&(endpoint.address, near)).cloned().unwrap_or_else(|| Arc::new(Peer::new(endpoint.address, near)))
+            })
+            .collect();
+        peers.known = Some(Arc::clone(known));
+        peers
+    }
+}
+
+/// The zone of a node, from endpoints that run there.
+fn learned<'a>(endpoints: &'a [Endpoint], node: &String) -> Option<&'a String> {
+    endpoints.iter().find(|endpoint| endpoint.node.as_ref() == Some(node))?.zone.as_ref()
+}

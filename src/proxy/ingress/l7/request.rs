@@ -1,0 +1,340 @@
+//! One request: which route it takes, what the backend is told, and what the client gets.
+
+use std::borrow::Cow;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CONNECTION, CONTENT_TYPE, EXPECT, HOST, HeaderValue, LOCATION, UPGRADE};
+use http::uri::PathAndQuery;
+use http::{Method, Request, Response, StatusCode, Version};
+use hyper::body::{Body as _, Incoming};
+use tokio::time::{Instant, sleep_until};
+
+use crate::api::routes::Protocol;
+use crate::model::ingress::vhosts::headers::{self, About};
+use crate::model::ingress::vhosts::{Decision, Proxied, Site};
+
+use super::Port;
+use super::activity::{InFlight, Progress, Turn};
+use super::body::{ClientFault, Download, Held, Upload, Uploading};
+use super::connection::Connection;
+use super::dial::DialError;
+use super::pool::Pool;
+use super::tunnel;
+use super::upstream::{Aim, Busy, Failed, Peer};
+
+pub(super) type Answer = Response<Download>;
+
+/// Answers a request that came in on this connection.
+pub(super) async fn answer(connection: Arc<Connection>, in_flight: InFlight, request: Request<Incoming>) -> Answer {
+    let began = Instant::now();
+    let head = request.method() == Method::HEAD;
+    let mut answer = routed(&connection, in_flight, request).await;
+    if head {
+        answer = answer.map(Download::unsaid);
+    }
+    connection.port.counts.answered(answer.status().as_u16(), began.elapsed());
+    answer
+}
+
+async fn routed(connection: &Arc<Connection>, in_flight: InFlight, request: Request<Incoming>) -> Answer {
+    let port = &connection.port;
+    let site = Arc::clone(&port.site.borrow().site);
+    if request.method() == Method::CONNECT {
+        return text(StatusCode::METHOD_NOT_ALLOWED, "this is no forward proxy\n");
+    }
+    let Some(host) = named(&request) else { return text(StatusCode::BAD_REQUEST, "the request names no host, or more than one\n") };
+    let Some(target) = target(&request) else { return text(StatusCode::BAD_REQUEST, "the request's target is malformed\n") };
+    let name = host.to_str().unwrap_or_default();
+    let (proxied, path) = match decided(&site, port, name, &target) {
+        Ok(decided) => decided,
+        Err(answer) => return *answer,
+    };
+    let over_tls = proxied.backend.protocol == Protocol::Https;
+    // An upgrade belongs to HTTP/1.1 (RFC 9110, 7.8), and what follows it must be told from a body.
+    let may_upgrade = request.version() == Version::HTTP_11 && request.body().is_end_stream();
+    let upgrade = if may_upgrade { port.shared.upgrades.wanted(request.headers()) } else { None };
+    let aim = Aim { host: host.clone(), path, over_tls, from: request.version(), upgrade: upgrade.is_some() };
+    proxy(Way { connection, port, proxied, aim, name, upgrade }, in_flight, request).await
+}
+
+/// Path and query of a request, or `*`; nothing if it has none, or `*` where that cannot be.
+fn target(request: &Request<Incoming>) -> Option<PathAndQuery> {
+    let uri = request.uri();
+    // A name alone is what CONNECT has.
+    if uri.authority().is_some() && uri.scheme().is_none() {
+        return None;
+    }
+    let target = uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
+    let fits = target.as_str().starts_with(['/', '?']) || (target.as_str() == "*" && request.method() == Method::OPTIONS);
+    fits.then_some(target)
+}
+
+/// The backend and the path for it; or the answer, where no backend is asked.
+fn decided<'a>(site: &'a Site, port: &Port, name: &str, target: &'a PathAndQuery) -> Result<(&'a Proxied, PathAndQuery), Box<Answer>> {
+    Err(Box::new(match site.decide(port.number, name, target.as_str()) {
+        Decision::Proxy(proxied, Cow::Borrowed(_)) => return Ok((proxied, target.clone())),
+        Decision::Proxy(proxied, Cow::Owned(path)) => match path.try_into() {
+            Ok(path) => return Ok((proxied, path)),
+            Err(_) => text(StatusCode::BAD_REQUEST, "the path cannot be sent on\n"),
+        },
+        Decision::Redirect(status, to) => redirect(status, &to),
+        Decision::Text(words) => text(StatusCode::OK, words.to_owned()),
+        Decision::Misdirected => text(StatusCode::MISDIRECTED_REQUEST, "no site of that name is served here\n"),
+        Decision::Ambiguous => {
+            text(StatusCode::BAD_REQUEST, "servers resolve this path in different ways; write it without dot segments\n")
+        }
+        Decision::NotFound => text(StatusCode::NOT_FOUND, "no route leads there\n"),
+        Decision::Broken(why) => {
+            tracing::debug!(service = port.service, why, "a request met a broken route");
+            text(StatusCode::BAD_GATEWAY, "the route is broken: its service's events and the replica's metrics say how\n")
+        }
+    }))
+}
+
+/// The way of a request to a backend.
+struct Way<'a> {
+    connection: &'a Arc<Connection>,
+    port: &'a Port,
+    proxied: &'a Proxied,
+    aim: Aim,
+    name: &'a str,
+    upgrade: Option<HeaderValue>,
+}
+
+async fn proxy(way: Way<'_>, in_flight: InFlight, mut request: Request<Incoming>) -> Answer {
+    let (shared, client) = (&way.port.shared, way.connection.client);
+    let Ok(room) = Arc::clone(&shared.requests).try_acquire_owned() else { return way.end(Unanswered::Full) };
+    let identity = match client {
+        Some(client) => shared.identify.who(client).await,
+        None => None,
+    };
+    let about = About {
+        client: client.map(|client| client.ip()),
+        host: way.name,
+        over_tls: way.port.over_tls,
+        identity: identity.as_deref(),
+        app_caps: &way.proxied.app_caps,
+    };
+    let theirs = way.upgrade.is_some().then(|| hyper::upgrade::on(&mut request));
+    let (parts, body) = request.into_parts();
+    let (body, uploading) = Upload::new(body, in_flight.progress().clone(), shared.limits.body);
+    let mut sent = Request::new(body);
+    *sent.method_mut() = parts.method;
+    *sent.headers_mut() = parts.headers;
+    headers::forward(sent.headers_mut(), about);
+    // The body is asked for as soon as the backend wants it; who waits for leave has it by then.
+    sent.headers_mut().remove(EXPECT);
+    if let Some(protocol) = &way.upgrade {
+        sent.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
+        sent.headers_mut().insert(UPGRADE, protocol.clone());
+    }
+    let pool = shared.pools.of(&way.proxied.backend);
+    let asked = in_time(in_flight.progress(), shared.limits.answer, ask(&way, &pool, sent, &uploading)).await;
+    let (answer, busy) = match asked.unwrap_or(Err(Unanswered::Late)) {
+        Ok(answered) => answered,
+        Err(unanswered) => return way.end(unanswered),
+    };
+    let held = Held { in_flight, _busy: busy, _uploading: uploading, _room: room };
+    match (&way.upgrade, theirs) {
+        _ if answer.status() != StatusCode::SWITCHING_PROTOCOLS => passed(answer, held),
+        (Some(protocol), Some(theirs)) if headers::upgrades_to(protocol, answer.headers()) => {
+            tunnel::join(way.connection, answer, theirs, held)
+        }
+        _ => {
+            way.port.counts.failed("Upgrade");
+            text(StatusCode::BAD_GATEWAY, "the backend changed to a protocol that was not asked for\n")
+        }
+    }
+}
+
+impl Way<'_> {
+    /// Answers in place of a backend.
+    fn end(&self, unanswered: Unanswered) -> Answer {
+        if let Some(reason) = unanswered.reason() {
+            self.port.counts.aborted(reason);
+        }
+        unanswered.answer()
+    }
+}
+
+/// Why a backend's answer cannot be had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Unanswered {
+    /// The request's body broke off.
+    Client(ClientFault),
+    /// Nobody can be reached, or the connection broke.
+    Unreachable,
+    /// Nobody can be reached in time.
+    Deadline,
+    /// The backend has said nothing for too long.
+    Late,
+    /// There is no room for another connection to a backend.
+    Full,
+}
+
+impl Unanswered {
+    fn answer(self) -> Answer {
+        match self {
+            Self::Client(ClientFault::Broken) => text(StatusCode::BAD_REQUEST, "the body is malformed or not whole\n"),
+            Self::Client(ClientFault::Stalled) => text(StatusCode::REQUEST_TIMEOUT, "the rest of the body did not come\n"),
+            Self::Unreachable => text(StatusCode::BAD_GATEWAY, "the backend cannot be reached\n"),
+            Self::Deadline => text(StatusCode::GATEWAY_TIMEOUT, "the backend cannot be reached\n"),
+            Self::Late => text(StatusCode::GATEWAY_TIMEOUT, "the backend did not answer in time\n"),
+            Self::Full => text(StatusCode::SERVICE_UNAVAILABLE, "there are as many connections as there may be; try again later\n"),
+        }
+    }
+
+    /// For the count of what was ended before its time.
+    fn reason(self) -> Option<&'static str> {
+        match self {
+            Self::Client(ClientFault::Stalled) => Some("Client"),
+            Self::Late => Some("Backend"),
+            Self::Full => Some("Full"),
+            Self::Client(ClientFault::Broken) | Self::Unreachable | Self::Deadline => None,
+        }
+    }
+}
+
+/// Waits for the head of an answer, for so long after the client has last sent something.
+async fn in_time<T>(progress: &Progress, limit: Duration, work: impl Future<Output = T>) -> Option<T> {
+    let mut work = pin!(work);
+    loop {
+        let until = progress.since()? + limit;
+        tokio::select! {
+            biased;
+            done = &mut work => return Some(done),
+            () = sleep_until(until) => if progress.since()? + limit <= Instant::now() {
+                return None;
+            },
+        }
+    }
+}
+
+/// Asks endpoints, one after the other as long as nothing was sent, at last the `ClusterIP`.
+async fn ask(
+    way: &Way<'_>,
+    pool: &Arc<Pool>,
+    request: Request<Upload>,
+    uploading: &Uploading,
+) -> Result<(Response<Incoming>, Busy), Unanswered> {
+    let (pools, counts) = (&way.port.shared.pools, &way.port.counts);
+    let mut request = Box::new(request);
+    let again = repeatable(&request);
+    for peer in pools.choices(pool) {
+        match peer.send(*request, &way.aim, pool, pools).await {
+            Ok(answered) => {
+                pools.note(&peer, true);
+                return Ok(answered);
+            }
+            Err(Failed::Unsent(unsent, error)) => {
+                failed(way, &peer, &error)?;
+                request = unsent;
+            }
+            Err(Failed::Sent(error)) => {
+                let unanswered = broken(way, &peer, &error, uploading.fault());
+                // Asked again, it does the same, wherever: that is what the method says.
+                *request = again.as_ref().map(copy).ok_or(unanswered)?;
+            }
+        }
+    }
+    let peer = pool.fallback().await.map_err(|error| {
+        counts.failed(error.reason());
+        Unanswered::Unreachable
+    })?;
+    counts.fell_back();
+    match peer.send(*request, &way.aim, pool, pools).await {
+        Ok(answered) => Ok(answered),
+        Err(Failed::Unsent(_, error)) => {
+            failed(way, &peer, &error)?;
+            Err(if matches!(error, DialError::Deadline(_)) { Unanswered::Deadline } else { Unanswered::Unreachable })
+        }
+        Err(Failed::Sent(error)) => Err(broken(way, &peer, &error, uploading.fault())),
+    }
+}
+
+/// A request was sent and not answered: by whose fault.
+fn broken(way: &Way<'_>, peer: &Peer, error: &hyper::Error, by_client: Option<ClientFault>) -> Unanswered {
+    let service = &way.port.service;
+    if let Some(fault) = by_client {
+        tracing::debug!(service, ?fault, %error, "a client broke off a request");
+        return Unanswered::Client(fault);
+    }
+    way.port.counts.failed("Broken");
+    tracing::debug!(service, address = %peer.address, %error, "a backend broke the connection");
+    Unanswered::Unreachable
+}
+
+/// Notes that an endpoint cannot be reached. Fails if that is not the endpoint's fault.
+fn failed(way: &Way<'_>, peer: &Peer, error: &DialError) -> Result<(), Unanswered> {
+    way.port.counts.failed(error.reason());
+    tracing::debug!(service = way.port.service, reason = error.reason(), "an endpoint cannot be reached: {error}");
+    if matches!(error, DialError::Full) {
+        return Err(Unanswered::Full);
+    }
+    way.port.shared.pools.note(peer, false);
+    Ok(())
+}
+
+/// What a request is made of that may be sent twice: one that asks only, and has no body.
+fn repeatable(request: &Request<Upload>) -> Option<Request<()>> {
+    let asks_only = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
+    let plain = asks_only && request.body().is_empty() && !request.headers().contains_key(UPGRADE);
+    plain.then(|| copied(request, ()))
+}
+
+fn copy(request: &Request<()>) -> Request<Upload> {
+    copied(request, Upload::empty())
+}
+
+fn copied<A, B>(request: &Request<A>, body: B) -> Request<B> {
+    let mut copy = Request::new(body);
+    copy.method_mut().clone_from(request.method());
+    copy.headers_mut().clone_from(request.headers());
+    copy
+}
+
+/// A backend's answer as the client gets it.
+fn passed(answer: Response<Incoming>, held: Held) -> Answer {
+    let (mut parts, body) = answer.into_parts();
+    headers::end_to_end(&mut parts.headers);
+    parts.version = Version::default();
+    parts.extensions.clear();
+    held.in_flight.turn(Turn::Backend);
+    Response::from_parts(parts, Download::stream(body, held))
+}
+
+/// The name that a request is for: that of its URI, which HTTP/2 always has, else the header's. Nothing if there is none, or if
+/// there are several of which the backend may take another (RFC 9112, 3.2; RFC 9113, 8.3.1).
+fn named(request: &Request<Incoming>) -> Option<HeaderValue> {
+    let mut headers = request.headers().get_all(HOST).iter();
+    let header = headers.next().filter(|host| !host.is_empty());
+    if headers.next().is_some() {
+        return None;
+    }
+    let Some(authority) = request.uri().authority() else { return header.cloned() };
+    let differs = |host: &HeaderValue| !host.as_bytes().eq_ignore_ascii_case(authority.as_str().as_bytes());
+    if request.version() == Version::HTTP_2 && header.is_some_and(differs) {
+        return None;
+    }
+    HeaderValue::from_str(authority.as_str()).ok()
+}
+
+fn redirect(status: u16, to: &str) -> Answer {
+    let mut answer = text(StatusCode::from_u16(status).unwrap_or(StatusCode::FOUND), "");
+    match HeaderValue::from_str(to) {
+        Ok(to) => drop(answer.headers_mut().insert(LOCATION, to)),
+        Err(_) => return text(StatusCode::BAD_REQUEST, "the path cannot be redirected\n"),
+    }
+    answer
+}
+
+/// An answer of our own.
+pub(super) fn text(status: StatusCode, words: impl Into<Bytes>) -> Answer {
+    let mut answer = Response::new(Download::Text(words.into()));
+    *answer.status_mut() = status;
+    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    answer
+}

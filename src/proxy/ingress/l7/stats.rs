@@ -1,0 +1,196 @@
+//! What is counted of each site, as it happens; a scrape reads it.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use crate::runtime::metrics::HistogramSample;
+
+/// How requests were answered, by the first digit of the status.
+pub const CODES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
+
+/// Upper bounds of response times, in seconds: from a backend in the same zone to the timeout of an answer.
+const LATENCY_BOUNDS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5, 10.0, 60.0];
+
+/// The counts of one site.
+#[derive(Debug, Default)]
+pub struct Counts {
+    codes: [AtomicU64; 5],
+    latency: Latency,
+    handshakes: Words,
+    failures: Words,
+    fallbacks: AtomicU64,
+    upgrades: AtomicU64,
+    refused: Words,
+    aborted: Words,
+    open: AtomicUsize,
+}
+
+/// Times of responses, in buckets.
+#[derive(Debug, Default)]
+struct Latency {
+    /// One for each bound, and one for what is above the last.
+    buckets: [AtomicU64; LATENCY_BOUNDS.len() + 1],
+    sum_micros: AtomicU64,
+}
+
+/// Counts by a word of a closed set.
+#[derive(Debug, Default)]
+struct Words(Mutex<BTreeMap<&'static str, u64>>);
+
+/// The counts of one site at one moment.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Sample {
+    /// Requests by [`CODES`].
+    pub codes: [u64; 5],
+    /// The time until the head of their response.
+    pub latency: HistogramSample,
+    /// Handshakes by their outcome.
+    pub handshakes: BTreeMap<&'static str, u64>,
+    /// Tries to reach an endpoint that failed, by kind.
+    pub failures: BTreeMap<&'static str, u64>,
+    /// Requests that went to the `ClusterIP`.
+    pub fallbacks: u64,
+    /// Connections that became something else, such as a WebSocket.
+    pub upgrades: u64,
+    /// Connections that were not taken, by kind.
+    pub refused: BTreeMap<&'static str, u64>,
+    /// Requests and tunnels that were ended before their time, by who was waited for.
+    pub aborted: BTreeMap<&'static str, u64>,
+    /// Connections that are open.
+    pub open: usize,
+}
+
+/// The counts of all sites, and how many connections are open.
+#[derive(Debug, Clone)]
+pub struct Stats {
+    sites: Arc<Mutex<BTreeMap<String, Arc<Counts>>>>,
+    open: watch::Sender<usize>,
+}
+
+/// A connection that is open as long as this lives.
+#[derive(Debug)]
+pub(super) struct Open {
+    counts: Arc<Counts>,
+    all: watch::Sender<usize>,
+}
+
+impl Latency {
+    fn observe(&self, time: Duration) {
+        let bucket = LATENCY_BOUNDS.partition_point(|bound| *bound < time.as_secs_f64());
+        self.buckets[bucket].fetch_add(1, Ordering::Relaxed);
+        self.sum_micros.fetch_add(u64::try_from(time.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    fn sample(&self) -> HistogramSample {
+        HistogramSample {
+            bounds: &LATENCY_BOUNDS,
+            counts: self.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed)).collect(),
+            sum: Duration::from_micros(self.sum_micros.load(Ordering::Relaxed)).as_secs_f64(),
+        }
+    }
+}
+
+impl Words {
+    fn count(&self, word: &'static str) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(word).or_default() += 1;
+    }
+
+    fn read(&self) -> BTreeMap<&'static str, u64> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Counts {
+    pub(super) fn answered(&self, status: u16, waited: Duration) {
+        self.latency.observe(waited);
+        if let Some(count) = usize::from(status / 100).checked_sub(1).and_then(|class| self.codes.get(class)) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn handshake(&self, outcome: &'static str) {
+        self.handshakes.count(outcome);
+    }
+
+    pub(super) fn failed(&self, kind: &'static str) {
+        self.failures.count(kind);
+    }
+
+    pub(super) fn refused(&self, kind: &'static str) {
+        self.refused.count(kind);
+    }
+
+    pub(super) fn aborted(&self, kind: &'static str) {
+        self.aborted.count(kind);
+    }
+
+    pub(super) fn fell_back(&self) {
+        self.fallbacks.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn upgraded(&self) {
+        self.upgrades.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn sample(&self) -> Sample {
+        Sample {
+            codes: self.codes.each_ref().map(|count| count.load(Ordering::Relaxed)),
+            latency: self.latency.sample(),
+            handshakes: self.handshakes.read(),
+            failures: self.failures.read(),
+            fallbacks: self.fallbacks.load(Ordering::Relaxed),
+            upgrades: self.upgrades.load(Ordering::Relaxed),
+            refused: self.refused.read(),
+            aborted: self.aborted.read(),
+            open: self.open.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Default for Stats {
+    fn default() -> Self {
+        Self { sites: Arc::default(), open: watch::Sender::new(0) }
+    }
+}
+
+impl Stats {
+    /// The counts of all sites now.
+    #[must_use]
+    pub fn sample(&self) -> BTreeMap<String, Sample> {
+        let sites = self.sites.lock().unwrap_or_else(PoisonError::into_inner);
+        sites.iter().map(|(name, counts)| (name.clone(), counts.sample())).collect()
+    }
+
+    /// How many connections are open, those of vanished sites too.
+    #[must_use]
+    pub fn open(&self) -> watch::Receiver<usize> {
+        self.open.subscribe()
+    }
+
+    pub(super) fn site(&self, name: &str) -> Arc<Counts> {
+        let mut sites = self.sites.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(sites.entry(name.to_owned()).or_default())
+    }
+
+    /// Forgets the counts of a site that is gone.
+    pub(super) fn forget(&self, name: &str) {
+        self.sites.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+    }
+
+    pub(super) fn opened(&self, counts: &Arc<Counts>) -> Open {
+        counts.open.fetch_add(1, Ordering::Relaxed);
+        self.open.send_modify(|open| *open += 1);
+        Open { counts: Arc::clone(counts), all: self.open.clone() }
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.counts.open.fetch_sub(1, Ordering::Relaxed);
+        self.all.send_modify(|open| *open = open.saturating_sub(1));
+    }
+}

@@ -1,0 +1,250 @@
+//! One address of a backend: the connections to it that are open, how busy it is and how it has done lately.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use http::header::{HOST, HeaderValue, TRANSFER_ENCODING};
+use http::uri::PathAndQuery;
+use http::{Request, Response, Uri, Version};
+use hyper::body::{Body as _, Incoming};
+use hyper::client::conn::{http1, http2};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Instant;
+
+use crate::api::routes::Protocol;
+use crate::model::ingress::load_balancer::Standing;
+use crate::model::ingress::vhosts::headers::join_cookies;
+
+use super::body::Upload;
+use super::dial::{DialError, Sender, dial};
+use super::pool::{Pool, Pools};
+
+/// How long a connection waits for the next request, less than servers usually let one wait.
+pub(super) const IDLE: Duration = Duration::from_secs(50);
+/// How many wait at the most.
+const KEPT: usize = 128;
+
+/// One address.
+#[derive(Debug)]
+pub(super) struct Peer {
+    pub(super) address: SocketAddr,
+    pub(super) near: bool,
+    busy: AtomicUsize,
+    standing: Mutex<Standing>,
+    http1: Mutex<Vec<Kept>>,
+    http2: Mutex<Option<(http2::SendRequest<Upload>, Instant)>>,
+    /// Held while an HTTP/2 connection is opened, which then serves all who waited.
+    opening: tokio::sync::Mutex<()>,
+}
+
+#[derive(Debug)]
+struct Kept {
+    sender: http1::SendRequest<Upload>,
+    used: Instant,
+}
+
+/// A request that the peer is answering, its body included.
+#[derive(Debug)]
+pub(super) struct Busy {
+    peer: Arc<Peer>,
+    /// That of its connection, where this may become something else and live on as such.
+    room: Option<OwnedSemaphorePermit>,
+}
+
+/// What a request says beside headers and body, in the form that every HTTP version needs.
+#[derive(Debug)]
+pub(super) struct Aim {
+    pub(super) host: HeaderValue,
+    pub(super) path: PathAndQuery,
+    pub(super) over_tls: bool,
+    pub(super) from: Version,
+    pub(super) upgrade: bool,
+}
+
+/// A request that was not answered.
+pub(super) enum Failed {
+    /// It was not sent: another may be asked.
+    Unsent(Box<Request<Upload>>, DialError),
+    /// It was sent, at least in part.
+    Sent(hyper::Error),
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.peer.busy.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Peer {
+    pub(super) fn new(address: SocketAddr, near: bool) -> Self {
+        Self {
+            address,
+            near,
+            busy: AtomicUsize::new(0),
+            standing: Mutex::default(),
+            http1: Mutex::default(),
+            http2: Mutex::default(),
+            opening: tokio::sync::Mutex::default(),
+        }
+    }
+
+    pub(super) fn busy(&self) -> usize {
+        self.busy.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn standing(&self) -> MutexGuard<'_, Standing> {
+        self.standing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether there are connections or requests.
+    pub(super) fn is_used(&self) -> bool {
+        self.busy() > 0 || !self.kept().is_empty() || self.multiplexed().is_some()
+    }
+
+    /// Lets connections go that have waited for `idle` or are closed.
+    pub(super) fn sweep(&self, idle: Duration) {
+        self.kept().retain(|kept| !kept.sender.is_closed() && (!kept.sender.is_ready() || kept.used.elapsed() < idle));
+        let mut http2 = self.multiplexed();
+        let over =
+            |(sender, used): &(http2::SendRequest<Upload>, Instant)| sender.is_closed() || (self.busy() == 0 && used.elapsed() >= idle);
+        if http2.as_ref().is_some_and(over) {
+            *http2 = None;
+        }
+    }
+
+    /// Asks it; the answer's body is the peer's business until it has passed ([`Busy`]).
+    pub(super) async fn send(
+        self: &Arc<Self>,
+        mut request: Request<Upload>,
+        aim: &Aim,
+        pool: &Pool,
+        pools: &Pools,
+    ) -> Result<(Response<Incoming>, Busy), Failed> {
+        self.busy.fetch_add(1, Ordering::Relaxed);
+        let mut busy = Busy { peer: Arc::clone(self), room: None };
+        loop {
+            let (sender, reused) = match self.sender(aim, pool, pools, &mut busy).await {
+                Ok(sender) => sender,
+                Err(error) => return Err(Failed::Unsent(Box::new(request), error)),
+            };
+            let (error, back) = match sender {
+                Sender::Http1(mut sender) => {
+                    shape(&mut request, aim, false);
+                    match sender.try_send_request(request).await {
+                        Ok(answer) => {
+                            if !aim.upgrade {
+                                self.keep(sender);
+                            }
+                            return Ok((answer, busy));
+                        }
+                        Err(mut failed) => (failed.take_message(), failed.into_error()),
+                    }
+                }
+                Sender::Http2(mut sender) => {
+                    shape(&mut request, aim, true);
+                    match sender.try_send_request(request).await {
+                        Ok(answer) => return Ok((answer, busy)),
+                        Err(mut failed) => (failed.take_message(), failed.into_error()),
+                    }
+                }
+            };
+            match error {
+                // A kept connection that the peer has just closed says nothing about the peer.
+                Some(unsent) if reused => {
+                    *self.multiplexed() = None;
+                    request = unsent;
+                }
+                Some(unsent) => {
+                    let error = DialError::Http { address: self.address, source: back };
+                    return Err(Failed::Unsent(Box::new(unsent), error));
+                }
+                None => return Err(Failed::Sent(back)),
+            }
+        }
+    }
+
+    /// A connection for one request, and whether it was open before.
+    async fn sender(&self, aim: &Aim, pool: &Pool, pools: &Pools, busy: &mut Busy) -> Result<(Sender, bool), DialError> {
+        if aim.upgrade {
+            busy.room = Some(pools.room().await?);
+            return Ok((self.dialled(None, pool, pools).await?, false));
+        }
+        if let Some(open) = self.open() {
+            return Ok((open, true));
+        }
+        // Others who want an HTTP/2 connection wait for this one.
+        let _opening = if pool.backend().protocol == Protocol::H2c { Some(self.opening.lock().await) } else { None };
+        match self.open() {
+            Some(open) => Ok((open, true)),
+            None => Ok((self.dialled(Some(pools.room().await?), pool, pools).await?, false)),
+        }
+    }
+
+    /// A new connection; one that many requests can share is kept at once. Without `room` it may become something else.
+    async fn dialled(&self, room: Option<OwnedSemaphorePermit>, pool: &Pool, pools: &Pools) -> Result<Sender, DialError> {
+        // Apart, for it is large and a request under way would hold the room for it.
+        let dial = Box::pin(dial(self.address, pool.backend().protocol, pool.name(), pools.tls(), room));
+        let sender = dial.await?;
+        if let Sender::Http2(sender) = &sender {
+            *self.multiplexed() = Some((sender.clone(), Instant::now()));
+        }
+        Ok(sender)
+    }
+
+    /// A connection that is open and free.
+    fn open(&self) -> Option<Sender> {
+        let mut http2 = self.multiplexed();
+        if let Some((sender, used)) = http2.as_mut().filter(|(sender, _)| !sender.is_closed()) {
+            *used = Instant::now();
+            return Some(Sender::Http2(sender.clone()));
+        }
+        *http2 = None;
+        drop(http2);
+        let mut kept = self.kept();
+        kept.retain(|kept| !kept.sender.is_closed());
+        let at = kept.iter().rposition(|kept| kept.sender.is_ready() && kept.used.elapsed() < IDLE)?;
+        Some(Sender::Http1(kept.swap_remove(at).sender))
+    }
+
+    /// Keeps a connection whose answer is still coming: it is free when that has passed.
+    fn keep(&self, sender: http1::SendRequest<Upload>) {
+        let mut kept = self.kept();
+        if kept.len() < KEPT {
+            kept.push(Kept { sender, used: Instant::now() });
+        }
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Vec<Kept>> {
+        self.http1.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn multiplexed(&self) -> MutexGuard<'_, Option<(http2::SendRequest<Upload>, Instant)>> {
+        self.http2.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Brings a request into the form of an HTTP version.
+fn shape(request: &mut Request<Upload>, aim: &Aim, http2: bool) {
+    let mut uri = http::uri::Parts::default();
+    uri.path_and_query = Some(aim.path.clone());
+    // Its length is that of the body that came, which is all that counts: hyper drops a GET's body of which it does not know.
+    let exact = request.body().size_hint().exact();
+    request.headers_mut().remove(TRANSFER_ENCODING);
+    if http2 {
+        request.headers_mut().remove(HOST);
+        uri.scheme = Some(if aim.over_tls { http::uri::Scheme::HTTPS } else { http::uri::Scheme::HTTP });
+        uri.authority = aim.host.as_bytes().try_into().ok();
+        *request.version_mut() = Version::HTTP_2;
+    } else {
+        request.headers_mut().insert(HOST, aim.host.clone());
+        join_cookies(request.headers_mut(), aim.from);
+        if exact.is_none() {
+            request.headers_mut().insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+        }
+        *request.version_mut() = Version::HTTP_11;
+    }
+    // Its parts were a URI before.
+    *request.uri_mut() = Uri::from_parts(uri).unwrap_or_default();
+}

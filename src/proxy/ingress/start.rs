@@ -1,0 +1,159 @@
+//! Starts what serves and advertises Tailscale Services, where that is decided here.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use crate::api::routes::Host;
+use crate::model::config::source::Served;
+use crate::model::ingress::vhosts::shares::Shares;
+use crate::model::ingress::vhosts::{Sites, node};
+use crate::model::tailnet::advertise::{Advertised, Leaving};
+use crate::runtime::resources;
+use crate::runtime::tasks::Tasks;
+use crate::runtime::watch_ext::put;
+
+use crate::proxy::certs::{self, Certs};
+use crate::proxy::ingress::advertise::{self, How, Standing};
+use crate::proxy::ingress::l7::{self, Closing, L7, Limits, Loopback, Place, endpoints, identify};
+use crate::proxy::ingress::serve_config_writer::{self, Serving};
+use crate::proxy::replica::Replica;
+use crate::proxy::spawn;
+
+/// How what is advertised stands, and how it is taken back.
+#[derive(Debug)]
+pub struct Publishing {
+    /// How the services stand.
+    pub standing: watch::Receiver<Standing>,
+    /// What tailscaled serves.
+    pub serving: watch::Receiver<Serving>,
+    /// How far the replica is with leaving.
+    pub leaving: watch::Sender<Leaving>,
+    /// The sites, if some are to be served here.
+    pub sites: Option<Listening>,
+}
+
+/// The listeners of sites.
+#[derive(Debug)]
+pub struct Listening {
+    /// What they tell.
+    pub l7: L7,
+    /// Their certificates, if there are Secrets to have them in.
+    pub certs: Option<Certs>,
+    /// What they are to take still.
+    pub closing: watch::Sender<Closing>,
+    /// Turns true when the last connection has ended after that.
+    pub closed: watch::Receiver<bool>,
+}
+
+impl Replica {
+    /// Starts it; `advertised` tells tailscaled's supervision. Nothing where tailscaled's config alone says what is advertised.
+    pub(in crate::proxy) fn publish(&mut self, advertised: watch::Sender<Advertised>, tasks: &mut Tasks) {
+        let Some(daemon) = self.daemon.as_ref().filter(|_| self.settings.limits_advertising()) else { return };
+        let how = How { serves: self.settings.serve.is_some(), on_node: self.settings.node_sites, unasked: self.settings.auto_advertise };
+        let sites = if how.serves { self.listen(identify::by(daemon.api().clone()), how.on_node, tasks) } else { None };
+        let (wanted, to_serve) = watch::channel(None);
+        let (serving_in, serving) = watch::channel(Serving::default());
+        let (standing_in, standing) = watch::channel(Standing::default());
+        let (leaving, told_to_leave) = watch::channel(Leaving::default());
+        let inputs = advertise::Inputs {
+            daemon: daemon.state(),
+            netmap: self.netmap.clone(),
+            served: self.serve.services.clone(),
+            ingress: self.ingress.services.clone(),
+            programmed: self.programmed.clone(),
+            in_place: sites.as_ref().map_or_else(|| watch::channel(Arc::default()).1, |sites| sites.l7.in_place.clone()),
+            serving: serving.clone(),
+            paths: self.paths.clone(),
+            leaving: told_to_leave,
+        };
+        let outputs = advertise::Outputs { wanted, advertised, standing: standing_in };
+        spawn(tasks, "advertise", advertise::run(inputs, how, outputs));
+        let inputs = serve_config_writer::Inputs { daemon: daemon.state(), wanted: to_serve };
+        spawn(tasks, "serve", serve_config_writer::run(daemon.api().clone(), inputs, serving_in));
+        self.publishing = Some(Publishing { standing, serving, leaving, sites });
+    }
+
+    /// Starts the listeners of the sites; nothing, which is told, if TLS cannot be set up.
+    fn listen(&self, ask: identify::Ask, on_node: bool, tasks: &mut Tasks) -> Option<Listening> {
+        let (told, sites) = watch::channel(Arc::default());
+        spawn(tasks, "sites", follow(self.serve.services.clone(), on_node, told));
+        let (known, endpoints) = watch::channel(Arc::default());
+        if let Some(cluster) = self.cluster.clone() {
+            spawn(tasks, "endpoints", endpoints::follow(cluster, sites.clone(), known));
+        }
+        let front_end = &self.settings.front_end;
+        let shares = Shares::of(resources::descriptors(), resources::memory(), front_end.max_connections);
+        tracing::info!(
+            shares.connections,
+            shares.site,
+            shares.source,
+            "client connections are limited, of the process, a site and a client"
+        );
+        let limits = Limits {
+            body: front_end.body_timeout,
+            answer: front_end.answer_timeout,
+            tunnel: front_end.tunnel_timeout,
+            shares,
+            ..Limits::of(self.settings.drain_timeout)
+        };
+        let (closing, told_to_close) = watch::channel(Closing::default());
+        let certs = self.certify(&sites, tasks);
+        let inputs = l7::Inputs {
+            certificates: certs.as_ref().map_or_else(|| watch::channel(Arc::default()).1, |certs| certs.pairs.clone()),
+            sites,
+            endpoints,
+            closing: told_to_close,
+            ask: Some(ask),
+            place: Place { zone: None, node: self.settings.pod.node.clone() },
+            loopback: Loopback::Named,
+            limits,
+            upgrades: front_end.upgrades.clone(),
+        };
+        let (l7, work) =
+            l7::l7(inputs).inspect_err(|error| tracing::error!(reason = error.reason(), "cannot start the HTTP ingress: {error}")).ok()?;
+        let (ended, closed) = watch::channel(false);
+        spawn(tasks, "listeners", async move {
+            work.await;
+            ended.send_replace(true);
+            // The sender stays: whoever waits for the end may look later.
+            std::future::pending::<()>().await;
+        });
+        Some(Listening { l7, certs, closing, closed })
+    }
+
+    /// Starts what has the certificates of the sites; nothing where there are no Secrets to have them in.
+    fn certify(&self, sites: &watch::Receiver<Arc<Sites>>, tasks: &mut Tasks) -> Option<Certs> {
+        let (daemon, cluster) = (self.daemon.as_ref()?, self.cluster.clone()?);
+        let settings = certs::Settings::of(&self.settings)?;
+        let (told, wanted) = watch::channel(Arc::default());
+        spawn(tasks, "names of sites", names(sites.clone(), told));
+        let inputs = certs::Inputs { cluster, api: daemon.api().clone(), wanted, netmap: self.netmap.clone() };
+        Some(certs::start(tasks, &settings, inputs))
+    }
+}
+
+/// Keeps the names whose certificates are wanted equal to those of the sites that are served over TLS. Ends with the sites' sender.
+async fn names(mut sites: watch::Receiver<Arc<Sites>>, wanted: watch::Sender<Arc<BTreeMap<String, Host>>>) {
+    loop {
+        let over_tls = sites.borrow_and_update().clone();
+        let hosts = over_tls.values().filter(|site| site.is_over_tls()).flat_map(|site| site.hosts.clone());
+        put(&wanted, Arc::new(hosts.collect()));
+        if sites.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Keeps the sites equal to those of the config in force, as they are to be listened for. Ends with the config's sender.
+async fn follow(mut served: watch::Receiver<Option<Arc<Served>>>, on_node: bool, sites: watch::Sender<Arc<Sites>>) {
+    loop {
+        if let Some(served) = served.borrow_and_update().as_ref() {
+            put(&sites, node::listened(&served.sites, on_node));
+        }
+        if served.changed().await.is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! What is told: the device as soon as the tailnet names it, and the statuses of what the kernel has accepted.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::{Ledger, PACE};
+use crate::api::serve::ServeConfig;
+use crate::api::{egress, ingress, state};
+use crate::model::base::netmap::{NetMap, SelfNode};
+use crate::model::plan::Planned;
+use crate::model::tailnet::serve_config::Barred;
+use crate::model::tailnet::status::{Encoded, Left, Patience, PodAddresses, egress_status, encode, ingress_status};
+use crate::proxy::forwarding::ruleset_sync::Programmed;
+use crate::proxy::ingress::advertise::Standing;
+use crate::proxy::ingress::serve_config_writer::Serving;
+
+/// What the statuses are made from.
+#[derive(Debug)]
+pub struct Inputs {
+    /// What the kernel holds.
+    pub programmed: watch::Receiver<Programmed>,
+    /// The tailnet.
+    pub netmap: watch::Receiver<Option<Arc<NetMap>>>,
+    /// What tailscaled serves, where that is decided here; else a cell whose sender may be gone.
+    pub serving: watch::Receiver<Serving>,
+    /// How what is advertised stands, likewise.
+    pub standing: watch::Receiver<Standing>,
+}
+
+/// What there is to tell.
+#[derive(Debug, Clone, Copy)]
+pub struct About {
+    /// The Pod's addresses.
+    pub pod: PodAddresses,
+    /// Whether there is an egress config.
+    pub egress: bool,
+    /// Whether there is an ingress config.
+    pub ingress: bool,
+    /// How long an unresolved service is held back; [`crate::model::tailnet::status::GRACE`].
+    pub grace: Duration,
+    /// How many bytes the egress status may have.
+    pub room: usize,
+}
+
+/// Keeps the ledger equal to what is in force, at most one status in [`PACE`]; ends when an input's sender is gone.
+///
+/// The first status that says anything is told at once: under the Tailscale operator the replica before may be gone already, and
+/// until this one is told of, nobody serves. So nothing is told of a world without the tailnet, for what follows would have to wait.
+pub async fn run(mut inputs: Inputs, about: About, ledger: Ledger) {
+    let start = Instant::now();
+    let mut patience = Patience::new(about.grace);
+    loop {
+        let now = start.elapsed();
+        if let Some(node) = inputs.netmap.borrow_and_update().as_ref().and_then(|netmap| netmap.node.as_ref()) {
+            device(&ledger, node);
+        }
+        let programmed = inputs.programmed.borrow_and_update().clone();
+        let told = programmed.planned.filter(|planned| programmed.current && planned.world.netmap.is_some());
+        if let Some(planned) = &told {
+            accepted(&ledger, about, planned, &mut patience, now);
+        }
+        served(&ledger, inputs.serving.borrow_and_update().config.as_deref(), inputs.netmap.borrow().as_deref());
+        barred(&ledger, inputs.standing.borrow_and_update().barred.as_ref());
+        let due = patience.due(now).map(|at| start + at);
+        let changed = tokio::select! {
+            changed = inputs.programmed.changed() => changed,
+            changed = inputs.netmap.changed() => changed,
+            Ok(()) = inputs.serving.changed() => Ok(()),
+            Ok(()) = inputs.standing.changed() => Ok(()),
+            () = sleep_until(due.unwrap_or(start)), if due.is_some() => Ok(()),
+        };
+        if changed.is_err() {
+            return;
+        }
+        if told.is_some() {
+            sleep(PACE.saturating_sub(start.elapsed().saturating_sub(now))).await;
+        }
+    }
+}
+
+/// The operator deletes an old device by its id, so that is told even if no rule is ever accepted.
+fn device(ledger: &Ledger, node: &SelfNode) {
+    if !node.stable_id.is_empty() {
+        ledger.set(state::DEVICE_ID, node.stable_id.as_str());
+    }
+}
+
+/// A name and addresses mean that the device can be reached, so they are told after the rules.
+fn accepted(ledger: &Ledger, about: About, planned: &Planned, patience: &mut Patience, now: Duration) {
+    let (plan, world) = (&planned.plan, &planned.world);
+    if let Some(node) = world.netmap.as_ref().and_then(|netmap| netmap.node.as_ref()).filter(|node| !node.name.is_empty()) {
+        let ips: Vec<_> = node.addresses.iter().map(ToString::to_string).collect();
+        ledger.set(state::DEVICE_FQDN, format!("{}.", node.name.trim_end_matches('.')));
+        ledger.set(state::DEVICE_IPS, json(&ips));
+    }
+    if about.egress {
+        let withheld = patience.withheld(plan, &world.egress, now);
+        let Encoded { plain, packed, left } = encode(egress_status(plan, &world.egress, about.pod, &withheld), about.room);
+        if left != Left::Nothing && packed.is_none() {
+            tracing::warn!(bytes = plain.len(), ?left, "the egress status exceeds the size of its Secret; truncating it");
+        }
+        ledger.set(egress::KEY, plain);
+        match packed {
+            Some(packed) => ledger.set(egress::KEY_COMPRESSED, packed),
+            None => ledger.remove(egress::KEY_COMPRESSED),
+        }
+    }
+    if about.ingress {
+        ledger.set(ingress::KEY, json(&ingress_status(plan, &world.ingress, about.pod)));
+    }
+}
+
+/// Under which name the node itself may be reached over TLS is told once tailscaled has something to serve: the operator takes it
+/// for the hostname of what is served.
+fn served(ledger: &Ledger, config: Option<&ServeConfig>, netmap: Option<&NetMap>) {
+    if let (Some(_), Some(netmap)) = (config.filter(|config| **config != ServeConfig::default()), netmap) {
+        ledger.set(state::HTTPS_ENDPOINT, netmap.cert_domains.first().map_or(state::NO_HTTPS, String::as_str));
+    }
+}
+
+/// The reconciler tells those who asked for it. While nobody knows, what was said before stays.
+fn barred(ledger: &Ledger, barred: Option<&BTreeMap<String, Barred>>) {
+    match barred {
+        Some(barred) if barred.is_empty() => ledger.remove(state::BARRED),
+        Some(barred) => {
+            let why: BTreeMap<_, _> = barred.iter().map(|(service, why)| (service, why.to_string())).collect();
+            ledger.set(state::BARRED, json(&why));
+        }
+        None => {}
+    }
+}
+
+/// Text of values that are always JSON.
+fn json(value: &impl serde::Serialize) -> Vec<u8> {
+    serde_json::to_vec(value).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,191 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use tempfile::TempDir;
+use tokio::time::timeout;
+
+use super::*;
+use crate::model::base::backoff::Backoff;
+use crate::model::base::net::InterfaceName;
+use crate::model::base::netmap::Fqdn;
+use crate::model::config::{EgressConfig, IngressConfig};
+use crate::model::plan::world::World;
+use crate::model::tailnet::state::Start;
+use crate::model::tailnet::status::{GRACE, ROOM};
+use crate::proxy::state_secret::writer::{self, Store};
+
+const LONG: Duration = Duration::from_hours(1);
+
+/// A kernel and a tailnet played by hand, and the file in which all of it ends.
+struct Play {
+    place: TempDir,
+    ledger: Ledger,
+    programmed: watch::Sender<Programmed>,
+    netmap: watch::Sender<Option<Arc<NetMap>>>,
+    serving: watch::Sender<Serving>,
+    standing: watch::Sender<Standing>,
+}
+
+fn play() -> Play {
+    let place = TempDir::new().expect("a directory");
+    let (ledger, reporter) = writer::new(
+        Store::File(place.path().join("state.json")),
+        Start::default(),
+        writer::Rhythm { retry: Backoff::DAEMON, look: writer::LOOK },
+    );
+    let (programmed, programmed_rx) = watch::channel(Programmed::default());
+    let (netmap, netmap_rx) = watch::channel(None);
+    let (serving, serving_rx) = watch::channel(Serving::default());
+    let (standing, standing_rx) = watch::channel(Standing::default());
+    let pod = PodAddresses::of(["10.244.2.3".parse::<IpAddr>().expect("an address")]);
+    let about = About { pod, egress: true, ingress: true, grace: GRACE, room: ROOM };
+    tokio::spawn(reporter.run());
+    let inputs = Inputs { programmed: programmed_rx, netmap: netmap_rx, serving: serving_rx, standing: standing_rx };
+    tokio::spawn(run(inputs, about, ledger.clone()));
+    Play { place, ledger, programmed, netmap, serving, standing }
+}
+
+/// A tailnet with this node, and with a peer `db.tail.lab` if it is known.
+fn netmap(peer: bool) -> Arc<NetMap> {
+    let ip = |text: &str| text.parse::<IpAddr>().expect("an address");
+    let node = SelfNode {
+        stable_id: "n1".into(),
+        name: "eg-0.tail.lab".into(),
+        addresses: vec![ip("100.64.0.1"), ip("fd7a::1")],
+        ..SelfNode::default()
+    };
+    let peers = peer.then(|| (Fqdn::new("db.tail.lab").expect("a name"), BTreeSet::from([ip("100.64.0.2")])));
+    Arc::new(NetMap { node: Some(node), peers: peers.into_iter().collect(), ..NetMap::default() })
+}
+
+impl Play {
+    /// The kernel accepts the plan of a config with one service, whose match port is `port`.
+    fn accept(&self, port: u16, peer: bool) {
+        let egress = format!(
+            r#"{{"db":{{"tailnetTarget":{{"fqdn":"db.tail.lab"}},"ports":[{{"protocol":"TCP","matchPort":{port},"targetPort":80}}]}}}}"#
+        );
+        let ingress = br#"{"svc:web":{"IPv4Mapping":{"TailscaleServiceIP":"100.99.1.2","ClusterIP":"10.96.0.9"}}}"#;
+        let world = World {
+            egress: Arc::new(EgressConfig::parse(egress.as_bytes()).expect("a config")),
+            ingress: Arc::new(IngressConfig::parse(ingress).expect("a config")),
+            netmap: Some(netmap(peer)),
+            ..World::empty(InterfaceName::tailscale0(), [].into())
+        };
+        let planned = Some(Arc::new(Planned::new(&world)));
+        self.programmed.send_replace(Programmed { planned, current: true, ..Programmed::default() });
+    }
+
+    /// What is in the file once everything said by now is written.
+    async fn told(&self) -> BTreeMap<String, String> {
+        tokio::time::sleep(2 * PACE).await;
+        timeout(LONG, self.ledger.written()).await.expect("written");
+        let file = std::fs::read(self.place.path().join("state.json")).unwrap_or_else(|_| b"{}".to_vec());
+        serde_json::from_slice(&file).expect("an object of text")
+    }
+
+    async fn status(&self) -> egress::Status {
+        serde_json::from_str(&self.told().await["egress-services"]).expect("a status")
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_device_is_told_before_the_rules_and_its_name_after_them() {
+    let play = play();
+    play.netmap.send_replace(Some(netmap(true)));
+    assert_eq!(play.told().await, [("device_id".to_owned(), "n1".to_owned())].into());
+    play.programmed.send_modify(|programmed| programmed.current = false);
+    assert_eq!(play.told().await.len(), 1, "nothing was accepted yet");
+    play.accept(10000, true);
+    let told = play.told().await;
+    assert_eq!((told["device_fqdn"].as_str(), told["device_ips"].as_str()), ("eg-0.tail.lab.", r#"["100.64.0.1","fd7a::1"]"#));
+    let web = r#"{"configs":{"svc:web":{"IPv4Mapping":{"TailscaleServiceIP":"100.99.1.2","ClusterIP":"10.96.0.9"}}},"podIPv4":"10.244.2.3","fingerprint":"9a41044f779765f8"}"#;
+    assert_eq!(told["ingress-config.json"], web);
+    assert_eq!(play.status().await.services.expect("services")["db"].tailnet_target_ips, Some(vec!["100.64.0.2".to_owned()]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_name_for_https_is_told_once_something_is_served() {
+    let play = play();
+    let serve = |text: &str| {
+        let config = Some(Arc::new(serde_json::from_str(text).expect("a config")));
+        play.serving.send_replace(Serving { config, ..Serving::default() });
+    };
+    play.netmap.send_replace(Some(netmap(true)));
+    serve("{}");
+    assert!(!play.told().await.contains_key("https_endpoint"), "nothing is served");
+    serve(r#"{"TCP":{"80":{"HTTP":true}}}"#);
+    assert_eq!(play.told().await["https_endpoint"], "no-https");
+    let certified = NetMap { cert_domains: vec!["eg-0.tail.lab".to_owned(), "web.tail.lab".to_owned()], ..NetMap::clone(&netmap(true)) };
+    play.netmap.send_replace(Some(Arc::new(certified)));
+    assert_eq!(play.told().await["https_endpoint"], "eg-0.tail.lab");
+    play.serving.send_replace(Serving::default());
+    assert_eq!(play.told().await["https_endpoint"], "eg-0.tail.lab", "a tailscaled that starts again takes nothing back");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_not_reached_from_the_internet_is_told_until_it_is_known_to_be() {
+    let play = play();
+    let stand = |barred| play.standing.send_replace(Standing { barred, ..Standing::default() });
+    stand(Some([("svc:web".to_owned(), Barred::NotAllowed)].into()));
+    let told = play.told().await["tailyard-funnel-errors.json"].clone();
+    assert!(told.starts_with(r#"{"svc:web":"the tailnet does not let this node be"#), "{told}");
+    stand(None);
+    assert_eq!(play.told().await["tailyard-funnel-errors.json"], told, "a tailscaled that starts again takes nothing back");
+    stand(Some(BTreeMap::new()));
+    assert!(!play.told().await.contains_key("tailyard-funnel-errors.json"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_known_before_the_tailnet_does_not_hold_up_what_is_known_after() {
+    let play = play();
+    let planned = Some(Arc::new(Planned::new(&World::empty(InterfaceName::tailscale0(), [].into()))));
+    play.programmed.send_replace(Programmed { planned, current: true, ..Programmed::default() });
+    assert_eq!(play.told().await, BTreeMap::new());
+    let begin = Instant::now();
+    play.netmap.send_replace(Some(netmap(true)));
+    tokio::time::sleep(PACE / 10).await;
+    play.accept(10000, true);
+    tokio::time::sleep(PACE / 10).await;
+    timeout(LONG, play.ledger.written()).await.expect("written");
+    assert!(play.ledger.wanted.borrow().changes.contains_key(egress::KEY), "it is said within a tenth of the pace");
+    assert!(begin.elapsed() < 2 * PACE, "and written within the writer's own: {:?}", begin.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_plan_that_the_kernel_has_not_is_not_told() {
+    let play = play();
+    play.accept(10000, true);
+    let before = play.told().await;
+    play.programmed.send_modify(|programmed| {
+        programmed.planned = None;
+        programmed.current = false;
+    });
+    assert_eq!(play.told().await, before);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unresolved_service_is_told_when_its_grace_is_over() {
+    let play = play();
+    let begin = Instant::now();
+    play.accept(10000, false);
+    assert_eq!(play.status().await.services, None);
+    let mut published = None;
+    while published.is_none() && begin.elapsed() < LONG {
+        published = play.status().await.services;
+    }
+    assert_eq!(published.expect("published in the end")["db"].tailnet_target_ips, None);
+    assert!(begin.elapsed() >= GRACE && begin.elapsed() < GRACE + 5 * PACE, "{:?}", begin.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hundred_plans_a_second_are_told_once_a_second_and_the_last_one_is() {
+    let play = play();
+    let writes = |play: &Play| play.ledger.health().borrow().writes;
+    let begin = Instant::now();
+    for port in 10000..10300 {
+        play.accept(port, true);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(play.status().await.services.expect("services")["db"].ports[0].match_port, 10299);
+    assert!(writes(&play) <= begin.elapsed().as_secs() + 2, "{} writes in {:?}", writes(&play), begin.elapsed());
+}

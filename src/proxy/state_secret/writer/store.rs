@@ -1,0 +1,144 @@
+//! Where the state is kept: the state Secret, or a file with the same keys.
+
+use std::path::{Path, PathBuf};
+
+use crate::edge::files::{self, FilesError};
+use crate::edge::kube::{Call, KubeError, Refusal, StateSecret, Verb};
+use crate::model::tailnet::state::{Changes, Content, applied};
+
+/// Where the state is kept.
+#[derive(Debug)]
+pub enum Store {
+    /// The Pod's state Secret.
+    Secret(StateSecret),
+    /// A JSON object of text by key, replaced whole.
+    File(PathBuf),
+}
+
+/// The state could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum ReportError {
+    /// The API failed.
+    #[error(transparent)]
+    Api(#[from] KubeError),
+    /// The API said beforehand that it would.
+    #[error("the Pod's ServiceAccount may not use Secret {name:?}; nothing is written until its Role has: {}", rules.join(", "))]
+    Denied {
+        /// The Secret.
+        name: String,
+        /// The rules that are missing.
+        rules: Vec<String>,
+    },
+    /// There is no Secret.
+    #[error("Secret {name:?} does not exist; the operator makes it, and tailscaled too if it may")]
+    Missing {
+        /// The Secret.
+        name: String,
+    },
+    /// The file failed.
+    #[error(transparent)]
+    File(#[from] FilesError),
+    /// The file holds something else.
+    #[error("{path} is not a JSON object of text by key: {source}; remove it or choose another --state-file")]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// What the parser says.
+        source: serde_json::Error,
+    },
+}
+
+impl ReportError {
+    /// A closed set of words for metric labels and Event reasons.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Api(error) => error.reason(),
+            Self::Denied { .. } => "Forbidden",
+            Self::Missing { .. } => "NotFound",
+            Self::File(error) => error.reason(),
+            Self::Content { .. } => "Malformed",
+        }
+    }
+
+    /// Whether there is no Secret to write.
+    #[must_use]
+    pub fn is_missing(&self) -> bool {
+        match self {
+            Self::Missing { .. } => true,
+            Self::Api(error) => error.refusal() == Some(Refusal::NotFound),
+            _ => false,
+        }
+    }
+}
+
+impl Store {
+    /// Fails if the API says that what is needed is not allowed. tailscaled needs to update, we need not.
+    pub(super) async fn permitted(&self) -> Result<(), ReportError> {
+        let Self::Secret(secret) = self else { return Ok(()) };
+        let permissions = secret.cluster().permissions(secret.name()).await;
+        for (verb, error) in &permissions.unknown {
+            tracing::debug!(verb = verb.name(), reason = error.reason(), "permission not known: {error}");
+        }
+        if permissions.denies(Verb::Get) || permissions.denies(Verb::Patch) {
+            let needed = permissions.denied.iter().filter(|call| call.verb != Verb::Create);
+            return Err(ReportError::Denied { name: secret.name().to_owned(), rules: needed.map(Call::rule).collect() });
+        }
+        Ok(())
+    }
+
+    /// Everything that is there; fails where there is no such Secret.
+    pub async fn read(&self) -> Result<Content, ReportError> {
+        match self {
+            Self::Secret(secret) => {
+                let values = secret.get().await?.ok_or_else(|| ReportError::Missing { name: secret.name().to_owned() })?;
+                Ok(values)
+            }
+            Self::File(path) => blocking(path, read_file).await,
+        }
+    }
+
+    /// What tells the place from another one of the same name; nothing if there is none.
+    pub(super) async fn identity(&self) -> Result<Option<String>, ReportError> {
+        match self {
+            Self::Secret(secret) => Ok(secret.uid().await?),
+            Self::File(path) => blocking(path, |path| Ok(files::read_one(path)?.map(|_| String::new()))).await,
+        }
+    }
+
+    pub(super) async fn apply(&self, changes: &Changes) -> Result<(), ReportError> {
+        match self {
+            Self::Secret(secret) => Ok(secret.patch(changes).await?),
+            Self::File(path) => {
+                let changes = changes.clone();
+                blocking(path, move |path| write_file(path, &applied(read_file(path)?, &changes))).await
+            }
+        }
+    }
+}
+
+async fn blocking<T: Send + 'static>(
+    path: &Path,
+    work: impl FnOnce(&Path) -> Result<T, ReportError> + Send + 'static,
+) -> Result<T, ReportError> {
+    let owned = path.to_owned();
+    match tokio::task::spawn_blocking(move || work(&owned)).await {
+        Ok(result) => result,
+        Err(source) => Err(FilesError::Write { path: path.to_owned(), source: source.into() }.into()),
+    }
+}
+
+fn read_file(path: &Path) -> Result<Content, ReportError> {
+    let Some(bytes) = files::read_one(path)?.filter(|bytes| !bytes.is_empty()) else { return Ok(Content::new()) };
+    let text: std::collections::BTreeMap<String, String> =
+        serde_json::from_slice(&bytes).map_err(|source| ReportError::Content { path: path.to_owned(), source })?;
+    Ok(text.into_iter().map(|(key, value)| (key, value.into())).collect())
+}
+
+fn write_file(path: &Path, content: &Content) -> Result<(), ReportError> {
+    let text: serde_json::Map<_, _> =
+        content.iter().map(|(key, value)| (key.clone(), String::from_utf8_lossy(value).into_owned().into())).collect();
+    let mut document = serde_json::to_vec_pretty(&text).map_err(|source| ReportError::Content { path: path.to_owned(), source })?;
+    document.push(b'\n');
+    Ok(files::replace(path, &document)?)
+}

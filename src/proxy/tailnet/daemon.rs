@@ -1,0 +1,389 @@
+//! The task that keeps tailscaled running: owns its process and its bus, and carries out what [`Machine`] decides.
+//!
+//! Nothing here waits for an answer while something else may happen: calls to the daemon, to the API server's writer and to the
+//! `tailscale` command run beside the loop. The netmap of the last good moment stays published while the daemon is down.
+
+mod act;
+mod bus;
+mod conf;
+pub mod state_backup;
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, interval, sleep_until};
+use tracing::info;
+
+use self::bus::{Reader, View};
+use self::conf::Conf;
+use crate::api::localapi::{MaskedPrefs, Warning};
+use crate::edge::daemon::Daemon as Process;
+use crate::edge::localapi::{LocalApi, LocalApiError};
+use crate::model::base::netmap::NetMap;
+use crate::model::tailnet::advertise::Advertised;
+use crate::model::tailnet::ipn_bus::BackendState;
+use crate::model::tailnet::supervise::state_backup::Kept;
+use crate::model::tailnet::supervise::{AuthEvent, DaemonSettings, Event, Machine, Phase, Secret, Seen, StateWrite};
+use crate::runtime::tasks::Stop;
+
+/// How often the config directory is looked at; one file of some hundred bytes is read.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// What tailscaled says of its health when it cannot have what it keeps, and begins with nothing (1.90 and newer).
+const STORELESS: &str = "state-store-health";
+
+/// A write to the state Secret, for whoever writes it.
+#[derive(Debug)]
+pub struct StateRequest {
+    /// What to write.
+    pub write: StateWrite,
+    /// Told when it is written; dropped where it will not be, and then it is asked for again.
+    pub done: oneshot::Sender<()>,
+}
+
+/// What supervision takes from others.
+#[derive(Debug)]
+pub struct DaemonInputs {
+    /// The newest key to log in with, where it is seen earlier than in the mounted config (a watch of the config Secret).
+    pub keys: watch::Receiver<Option<Secret>>,
+    /// Who writes the state Secret.
+    pub writes: mpsc::Sender<StateRequest>,
+    /// What it kept in the state Secret.
+    pub kept: watch::Receiver<Kept>,
+    /// Whether the state Secret can be had; nothing where its state is elsewhere.
+    pub reach: Option<state_backup::Reach>,
+    /// What may be advertised of what the config names; nothing where the config alone says it.
+    pub advertise: Option<watch::Receiver<Advertised>>,
+    /// tailscaled outlives this process: another one starts this again, which then takes it over.
+    pub outlives: bool,
+}
+
+/// How tailscaled fares.
+#[derive(Debug, Clone)]
+pub struct DaemonState {
+    /// Where it stands.
+    pub phase: Phase,
+    /// Since when.
+    pub since: Instant,
+    /// What it says of itself.
+    pub backend: BackendState,
+    /// How the login stands, in words.
+    pub login: String,
+    /// How often it was started again.
+    pub restarts: u64,
+    /// It was started from a copy of what it keeps in the state Secret, for that could not be had.
+    pub from_file: bool,
+    /// How its last process ended.
+    pub last_exit: Option<String>,
+    /// The newest fault: its kind (a closed set) and what it is.
+    pub last_error: Option<(&'static str, String)>,
+    /// What is wrong with the mounted config, while the last good one is in force.
+    pub config_fault: Option<String>,
+    /// Its capability version.
+    pub capver: Option<u32>,
+    /// What it finds unhealthy, by code.
+    pub health: Arc<std::collections::BTreeMap<String, Warning>>,
+    /// Its process id.
+    pub pid: Option<i32>,
+    /// The Tailscale Services that its config names; nothing before the first good one.
+    pub configured: Option<Arc<BTreeSet<String>>>,
+    /// Those that it advertises, as it says itself.
+    pub advertised: Arc<BTreeSet<String>>,
+    /// Whether it lets nobody new in, as it says itself.
+    pub shut: bool,
+}
+
+/// tailscaled cannot be started at all.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct NeverStarted(pub String);
+
+/// A handle to the task.
+#[derive(Debug, Clone)]
+pub struct Daemon {
+    api: LocalApi,
+    commands: mpsc::Sender<Command>,
+    state: watch::Receiver<DaemonState>,
+    netmap: watch::Receiver<Option<Arc<NetMap>>>,
+}
+
+/// What a handle asks for.
+#[derive(Debug)]
+enum Command {
+    /// Look at the config no more: what it advertises is being taken back.
+    Freeze(oneshot::Sender<()>),
+    /// Stop the daemon.
+    Stop(Duration),
+}
+
+/// The task's own state.
+struct Supervisor {
+    settings: Arc<DaemonSettings>,
+    machine: Machine,
+    begin: Instant,
+    process: Option<Process>,
+    epoch: watch::Sender<u64>,
+    epochs: u64,
+    greeted: u64,
+    from_file: bool,
+    /// The process that runs, or ran last, could not have its Secret.
+    storeless: bool,
+    /// Until when a daemon that was taken over advertises what it did before.
+    advertises_until: Option<Instant>,
+    view: watch::Receiver<View>,
+    api: LocalApi,
+    inputs: DaemonInputs,
+    commands: mpsc::Receiver<Command>,
+    work: JoinSet<Option<Event>>,
+    conf: Option<Conf>,
+    frozen: bool,
+    wake: Option<Instant>,
+    gave_up: Option<NeverStarted>,
+    state: watch::Sender<DaemonState>,
+}
+
+/// Makes the task and its handle. Once [`Daemon::stop`] has stopped the daemon, the task only waits for `stop`: leaving ends the
+/// daemon before everything else, and whoever reads what it published is not to take that for the end of all.
+pub fn daemon(
+    settings: DaemonSettings,
+    inputs: DaemonInputs,
+    stop: Stop,
+) -> (Daemon, impl Future<Output = Result<(), NeverStarted>> + Send) {
+    let api = LocalApi::new(&settings.socket);
+    let (epoch, epoch_seen) = watch::channel(0);
+    let (view, view_seen) = watch::channel(View::default());
+    let (netmap, netmap_seen) = watch::channel(None);
+    let (state, state_seen) = watch::channel(DaemonState::default());
+    let (commands, asked) = mpsc::channel(8);
+    let reader = Reader { api: api.clone(), epoch: epoch_seen, view, netmap };
+    let mut supervisor = Supervisor {
+        machine: Machine::new(&settings),
+        conf: Conf::new(&settings, inputs.advertise.as_ref().map(|advertise| advertise.borrow().clone())),
+        settings: Arc::new(settings),
+        begin: Instant::now(),
+        process: None,
+        epoch,
+        epochs: 0,
+        greeted: 0,
+        from_file: false,
+        storeless: false,
+        advertises_until: None,
+        view: view_seen,
+        api: api.clone(),
+        inputs,
+        commands: asked,
+        work: JoinSet::new(),
+        frozen: false,
+        wake: None,
+        gave_up: None,
+        state,
+    };
+    let task = async move {
+        // A task of its own: what is decided here must not delay the reading. It ends with this future.
+        let mut reading = JoinSet::new();
+        reading.spawn(reader.run());
+        supervisor.run().await?;
+        stop.requested().await;
+        Ok(())
+    };
+    (Daemon { api, commands, state: state_seen, netmap: netmap_seen }, task)
+}
+
+impl Daemon {
+    /// The daemon's LocalAPI.
+    #[must_use]
+    pub fn api(&self) -> &LocalApi {
+        &self.api
+    }
+
+    /// How the daemon fares; changes within milliseconds of what it tells, its death among it.
+    #[must_use]
+    pub fn state(&self) -> watch::Receiver<DaemonState> {
+        self.state.clone()
+    }
+
+    /// The tailnet; nothing before the first complete one, the last good one while the daemon is down.
+    #[must_use]
+    pub fn netmap(&self) -> watch::Receiver<Option<Arc<NetMap>>> {
+        self.netmap.clone()
+    }
+
+    /// Stops advertising Tailscale Services, for good: the config is not looked at any more. True if some were advertised.
+    pub async fn stop_advertising(&self) -> Result<bool, LocalApiError> {
+        let (done, frozen) = oneshot::channel();
+        if self.commands.send(Command::Freeze(done)).await.is_ok() {
+            drop(frozen.await);
+        }
+        if self.api.prefs().await?.advertise_services.is_empty() {
+            return Ok(false);
+        }
+        let none = MaskedPrefs { advertise_services: Some(Vec::new()), ..MaskedPrefs::default() };
+        self.api.edit_prefs(&none).await.map(|_| true)
+    }
+
+    /// Stops the daemon; after `grace` it is killed. Returns when it has ended. A second call can only shorten the grace.
+    pub async fn stop(&self, grace: Duration) {
+        let mut state = self.state.clone();
+        if self.commands.send(Command::Stop(grace)).await.is_ok() {
+            drop(state.wait_for(|state| state.phase == Phase::Exited).await);
+        }
+    }
+}
+
+impl Supervisor {
+    async fn run(&mut self) -> Result<(), NeverStarted> {
+        self.prepare().await;
+        let mut look = interval(LOOK);
+        self.happened(vec![Event::Tick]).await;
+        loop {
+            if let Some(fault) = self.gave_up.take() {
+                return Err(fault);
+            }
+            if self.state.borrow().phase == Phase::Exited {
+                return Ok(());
+            }
+            let events = tokio::select! {
+                status = async { match &mut self.process { Some(process) => process.wait().await, None => std::future::pending().await } } => {
+                    vec![self.ended(&status.unwrap_or_else(|fault| fault.to_string()))]
+                }
+                Ok(()) = self.view.changed() => self.viewed(),
+                Some(done) = self.work.join_next() => done.ok().flatten().into_iter().collect(),
+                () = async { match self.wake { Some(at) => sleep_until(at).await, None => std::future::pending().await } } => vec![Event::Tick],
+                Some(command) = self.commands.recv() => match command {
+                    Command::Stop(grace) => vec![Event::Stop { grace }],
+                    Command::Freeze(done) => {
+                        self.frozen = true;
+                        let _ = done.send(());
+                        continue;
+                    }
+                },
+                Ok(()) = changed(&mut self.inputs.advertise) => {
+                    self.advertise();
+                    continue;
+                }
+                Ok(()) = self.inputs.keys.changed() => self.inputs.keys.borrow_and_update().clone().map(Event::Key).into_iter().collect(),
+                _ = look.tick(), if self.conf.is_some() && !self.frozen => {
+                    self.compare();
+                    match self.look() { Some(event) => vec![event], None => continue }
+                }
+            };
+            self.happened(events).await;
+        }
+    }
+
+    /// Lets the machine decide about events and everything that follows at once from its decisions, and publishes where that leads.
+    async fn happened(&mut self, events: Vec<Event>) {
+        self.wake = None;
+        let mut events = VecDeque::from(events);
+        if events.is_empty() {
+            events.push_back(Event::Tick); // what was asked to be woken for must be asked for again
+        }
+        while let Some(event) = events.pop_front() {
+            let actions = self.machine.step(event, self.begin.elapsed(), fastrand::f64());
+            for action in actions {
+                events.extend(self.act(action).await);
+            }
+        }
+        self.publish();
+    }
+
+    fn ended(&mut self, how: &str) -> Event {
+        let pid = self.process.take().map(|process| process.pid());
+        self.epoch.send_replace(0);
+        info!(pid, how, "tailscaled has ended");
+        self.state.send_modify(|state| state.last_exit = Some(how.to_owned()));
+        Event::Exited(how.to_owned())
+    }
+
+    /// What the reader knows now, as events; what it knew of an earlier process is none.
+    fn viewed(&mut self) -> Vec<Event> {
+        let view = self.view.borrow_and_update().clone();
+        if view.epoch != self.epochs || self.process.is_none() {
+            return Vec::new();
+        }
+        if let Some(fault) = view.fault {
+            self.state.send_modify(|state| state.last_error = Some(fault));
+        }
+        if !view.connected {
+            return vec![Event::Disconnected];
+        }
+        if let (Some(conf), Some(capver)) = (&mut self.conf, view.capver) {
+            conf.capver = capver;
+        }
+        if self.greeted != view.epoch {
+            self.greeted = view.epoch;
+            self.greet();
+        }
+        let snapshot = view.snapshot;
+        if snapshot.health.contains_key(STORELESS) && !self.from_file && self.inputs.kept.borrow().content.is_some() {
+            // It keeps its state in memory alone and waits for a login; a copy of what it is not can be had.
+            self.storeless = true;
+            self.signal(Signal::SIGTERM);
+        }
+        let shut = snapshot.prefs.as_ref().is_some_and(|prefs| prefs.shields_up);
+        let advertised: BTreeSet<String> = snapshot.prefs.iter().flat_map(|prefs| prefs.advertise_services.clone()).collect();
+        let seen = Seen { state: snapshot.state, login_broken: snapshot.login_broken(), have_node_key: snapshot.have_node_key };
+        self.state.send_modify(|state| {
+            (state.capver, state.backend) = (view.capver, snapshot.state);
+            (state.health, state.shut) = (snapshot.health, shut);
+            if *state.advertised != advertised {
+                state.advertised = Arc::new(advertised);
+            }
+        });
+        vec![Event::Connected, Event::Backend(seen)]
+    }
+
+    fn publish(&self) {
+        let phase = self.machine.phase(self.begin.elapsed());
+        let login = self.machine.auth().to_string();
+        let fault = self.conf.as_ref().and_then(|conf| conf.fault().map(str::to_owned));
+        let pid = self.process.as_ref().map(Process::pid);
+        let configured = self.conf.as_ref().and_then(Conf::services).cloned();
+        self.state.send_if_modified(|state| {
+            let same = state.phase == phase && state.login == login && state.config_fault == fault && state.pid == pid;
+            let same = same && state.configured == configured;
+            state.configured = configured;
+            if state.phase != phase {
+                info!(from = %state.phase, to = %phase, "tailscaled");
+                state.since = Instant::now();
+            }
+            (state.restarts, state.from_file) = (self.machine.restarts(), self.from_file);
+            (state.phase, state.login, state.config_fault, state.pid) = (phase, login, fault, pid);
+            !same
+        });
+    }
+}
+
+impl Default for DaemonState {
+    fn default() -> Self {
+        Self {
+            phase: Phase::Down,
+            since: Instant::now(),
+            backend: BackendState::NoState,
+            login: String::new(),
+            restarts: 0,
+            from_file: false,
+            last_exit: None,
+            last_error: None,
+            config_fault: None,
+            capver: None,
+            health: Arc::default(),
+            pid: None,
+            configured: None,
+            advertised: Arc::default(),
+            shut: false,
+        }
+    }
+}
+
+/// Waits for a change of what may not be there at all.
+pub(in crate::proxy) async fn changed<T>(receiver: &mut Option<watch::Receiver<T>>) -> Result<(), watch::error::RecvError> {
+    match receiver {
+        Some(receiver) => receiver.changed().await,
+        None => std::future::pending().await,
+    }
+}

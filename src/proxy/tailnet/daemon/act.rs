@@ -1,0 +1,340 @@
+//! Carrying out what the machine decides.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, sleep};
+use tracing::{error, info, warn};
+
+use super::conf::{Look, key};
+use super::{Advertised, AuthEvent, Event, NeverStarted, Process, StateRequest, StateWrite, Supervisor};
+use crate::api::localapi::{MaskedPrefs, StartOptions};
+use crate::edge::daemon::{self, DaemonError};
+use crate::edge::dns;
+use crate::edge::files::{remove, replace_private};
+use crate::edge::localapi::LocalApi;
+use crate::model::base::backoff::Backoff;
+use crate::model::tailnet::supervise::argv::command_line;
+use crate::model::tailnet::supervise::login::{LoginPlan, plan, prefs};
+use crate::model::tailnet::supervise::state_backup::to_file;
+use crate::model::tailnet::supervise::{Action, Login, Phase, Secret, TwoStep};
+
+/// `NetfilterMode` that makes tailscaled's own chains but no jumps to them.
+const NODIVERT: i64 = 1;
+/// How long a daemon that was taken over advertises what it did before, whatever this process has found to be in place by then.
+const ADVERTISES_ON: Duration = Duration::from_secs(10);
+/// Where the `tailscale` command looks for the socket by itself.
+const WELL_KNOWN: &str = "/var/run/tailscale/tailscaled.sock";
+
+impl Supervisor {
+    /// What is done once, before the first start.
+    pub(super) async fn prepare(&mut self) {
+        self.from_file = self.inputs.kept.borrow().is_ahead();
+        if !self.settings.userspace
+            && let Err(fault) = daemon::ensure_tun(Path::new("/dev/net/tun"))
+        {
+            self.fault(fault.reason(), &fault);
+        }
+        if let Err(fault) = daemon::link_socket(&self.settings.socket, Path::new(WELL_KNOWN)) {
+            info!(%fault, "the tailscale command will need --socket");
+        }
+        if let Some(conf) = &mut self.conf {
+            match daemon::capver(&self.settings.tailscale).await {
+                Ok(capver) => conf.capver = capver,
+                Err(fault) => warn!(%fault, assumed = conf.capver, "tailscaled's capability version is not known before its first start"),
+            }
+        }
+    }
+
+    /// Does one thing; returns what happened at once.
+    pub(super) async fn act(&mut self, action: Action) -> Option<Event> {
+        let api = self.api.clone();
+        match action {
+            Action::Spawn => return Some(self.spawn().await),
+            Action::Terminate => self.signal(Signal::SIGTERM),
+            Action::Kill => self.signal(Signal::SIGKILL),
+            Action::Wake(at) => {
+                let at = self.begin + at;
+                self.wake = Some(self.wake.map_or(at, |before| before.min(at)));
+            }
+            Action::TellPrefs => {
+                let told = self.two_step().and_then(prefs);
+                self.work.spawn(async move { Some(Event::Auth(AuthEvent::Told(tell(&api, told).await))) });
+            }
+            Action::Login => self.login(),
+            Action::LoginWith(key) => {
+                info!("trying another key");
+                self.work.spawn(async move { Some(Event::Auth(AuthEvent::LoggedIn(login_with(&api, &key).await))) });
+            }
+            Action::DisconnectControl => {
+                warn!("the key to log in with has failed; asking for another");
+                self.work.spawn(async move {
+                    if let Err(fault) = api.disconnect_control().await {
+                        info!(%fault, "leaving the control server");
+                    }
+                    Some(Event::Auth(AuthEvent::Left))
+                });
+            }
+            Action::Write(write) => {
+                let writes = self.inputs.writes.clone();
+                self.work.spawn(async move { ask_to_write(&writes, write).await });
+            }
+            Action::GiveUp(text) => {
+                error!("{text}");
+                self.gave_up = Some(NeverStarted(text));
+            }
+        }
+        None
+    }
+
+    async fn spawn(&mut self) -> Event {
+        // The newest config counts, and its key has to be known before the daemon tries it.
+        if let Some(event @ Event::Key(_)) = self.look() {
+            self.machine.step(event, self.begin.elapsed(), 0.0);
+        }
+        let config = match &mut self.conf {
+            None => None,
+            Some(conf) => match conf.for_start() {
+                Ok(Some(path)) => Some(path.to_owned()),
+                Ok(None) => return Event::SpawnFailed(conf.fault().unwrap_or("there is no config yet").to_owned()),
+                Err(fault) => {
+                    self.fault(fault.reason(), &fault);
+                    return Event::SpawnFailed(fault.to_string());
+                }
+            },
+        };
+        let left = if self.inputs.outlives && self.epochs == 0 { Process::left() } else { None };
+        if let Some((process, args)) = left {
+            return self.take_over(process, &args, config.as_deref());
+        }
+        let state = self.stand_in().await;
+        let args = command_line(&self.settings, config.as_deref(), state.as_deref());
+        match Process::spawn(&self.settings.tailscaled, &args, &self.settings.env, self.inputs.outlives) {
+            Ok(process) => {
+                info!(pid = process.pid(), args = args.join(" "), "tailscaled is started");
+                self.begin(process)
+            }
+            Err(fault) => {
+                self.fault(fault.reason(), &fault);
+                Event::SpawnFailed(fault.to_string())
+            }
+        }
+    }
+
+    fn begin(&mut self, process: Process) -> Event {
+        self.process = Some(process);
+        self.epochs += 1;
+        self.epoch.send_replace(self.epochs);
+        Event::Spawned
+    }
+
+    /// Goes on with the daemon that the process before this one has left; one that was started in another way than now is ended, and then started anew.
+    fn take_over(&mut self, process: Process, args: &str, config: Option<&Path>) -> Event {
+        let line = |state: Option<PathBuf>| command_line(&self.settings, config, state.as_deref()).join(" ");
+        let file = self.settings.state_file();
+        let from_file = file.is_some_and(|file| args == line(Some(file)));
+        let same = from_file || args == line(None);
+        info!(pid = process.pid(), args, "tailscaled runs already{}", if same { "" } else { ", and not as it should: it is ended" });
+        self.from_file = from_file;
+        self.advertises_until = Some(Instant::now() + ADVERTISES_ON);
+        let event = self.begin(process);
+        if !same {
+            self.signal(Signal::SIGTERM);
+        }
+        event
+    }
+
+    /// The file to start from in place of the Secret: where that cannot be had, where the one before never answered or said that it
+    /// cannot have it, or where what it wrote is nowhere else.
+    async fn stand_in(&mut self) -> Option<PathBuf> {
+        let file = self.settings.state_file()?;
+        let kept = self.inputs.kept.borrow().clone();
+        let before = self.from_file;
+        let answered = (self.epochs == 0 || self.greeted == self.epochs) && !std::mem::take(&mut self.storeless);
+        let alone = self.from_file && !kept.given_back;
+        // Where the rest has decided already, nobody is waited for.
+        let away = match &self.inputs.reach {
+            Some(reach) if kept.content.is_some() && answered && !alone => !reach.ask().await,
+            _ => false,
+        };
+        self.from_file = match (self.from_file, kept.content) {
+            (true, _) => answered && (away || alone),
+            (false, Some(content)) if away || !answered => match replace_private(&file, &to_file(&content)) {
+                Ok(()) => true,
+                Err(fault) => {
+                    warn!(reason = fault.reason(), "tailscaled cannot start without its Secret: {fault}");
+                    false
+                }
+            },
+            (false, _) => false,
+        };
+        if before && !self.from_file {
+            // What it holds is in the Secret now, and will be older than that.
+            remove(&file).unwrap_or_else(|fault| warn!(reason = fault.reason(), "the next container may start with an old state: {fault}"));
+        }
+        self.from_file.then_some(file)
+    }
+
+    /// What a daemon is told as soon as it answers.
+    pub(super) fn greet(&mut self) {
+        let api = self.api.clone();
+        if self.settings.udp_gro_forwarding && !self.settings.userspace {
+            let api = api.clone();
+            self.work.spawn(async move {
+                if let Err(fault) = api.set_udp_gro_forwarding().await {
+                    warn!(%fault, "UDP GRO forwarding");
+                }
+                None
+            });
+        }
+        if let Some(address) = self.settings.address_cut_off(&dns::servers(Path::new(dns::RESOLV_CONF))) {
+            self.work.spawn(async move {
+                let change = MaskedPrefs { netfilter_mode: Some(NODIVERT), ..MaskedPrefs::default() };
+                if let Err(fault) = api.edit_prefs(&change).await {
+                    warn!(%fault, %address, "an address of the cluster is inside 100.64.0.0/10 and tailscaled's own filter may drop its traffic");
+                    return None;
+                }
+                info!(%address, "an address of the cluster is inside 100.64.0.0/10: tailscaled's own filter would drop its traffic and is off");
+                None
+            });
+        }
+    }
+
+    /// Looks at the config; a good new one is given to the daemon, and its key is known.
+    pub(super) fn look(&mut self) -> Option<Event> {
+        match self.conf.as_mut()?.look() {
+            Look::Same => None,
+            Look::Fault(fault) => {
+                self.fault(fault.reason(), &fault);
+                Some(Event::Tick)
+            }
+            Look::Changed(file) => {
+                info!("the config file has changed");
+                if self.process.is_some() {
+                    self.reload();
+                }
+                match key(&file) {
+                    Ok(key) => Some(Event::Key(key)),
+                    Err(fault) => {
+                        self.fault(fault.reason(), &fault);
+                        Some(Event::Tick)
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes over what may be advertised.
+    pub(super) fn advertise(&mut self) {
+        let Some(advertise) = &mut self.inputs.advertise else { return };
+        let advertised = advertise.borrow_and_update().clone();
+        if self.conf.as_mut().is_some_and(|conf| conf.advertise(&advertised)) {
+            let Advertised { services, withheld, shut } = &advertised;
+            info!(?services, ?withheld, shut, "what is advertised has changed");
+            if self.process.is_some() && !self.advertises_on() {
+                self.reload();
+            }
+        }
+    }
+
+    /// Gives the daemon its config again if it does not do what that says: it was busy or away when it was to.
+    pub(super) fn compare(&mut self) {
+        let state = self.state.borrow();
+        let differs = self.conf.as_ref().is_some_and(|conf| conf.differs(&state));
+        let running = state.phase == Phase::Running;
+        drop(state);
+        if differs && running && self.work.is_empty() && !self.advertises_on() {
+            self.reload();
+        }
+    }
+
+    /// Whether a daemon that was taken over goes on advertising what it does: this process has to find out first what it serves.
+    fn advertises_on(&self) -> bool {
+        self.advertises_until.is_some_and(|until| Instant::now() < until)
+    }
+
+    fn reload(&mut self) {
+        if let Some(Err(fault)) = self.conf.as_ref().map(super::Conf::for_reload) {
+            self.fault(fault.reason(), &fault);
+            return;
+        }
+        let (api, state) = (self.api.clone(), self.state.clone());
+        self.work.spawn(async move {
+            if let Err(fault) = api.reload_config().await {
+                warn!(%fault, "the config in force stays");
+                state.send_modify(|state| state.last_error = Some((fault.reason(), fault.to_string())));
+            }
+            None
+        });
+    }
+
+    fn login(&mut self) {
+        let Some(settings) = self.two_step() else { return };
+        let (api, tailscale) = (self.api.clone(), self.settings.tailscale.clone());
+        let plan = plan(settings, &self.settings.socket.display().to_string());
+        self.work.spawn(async move {
+            let answer = match plan {
+                LoginPlan::Command { args, stdin } => {
+                    daemon::login(&tailscale, &args, stdin.as_ref()).await.map_err(|fault| fault.to_string())
+                }
+                LoginPlan::Direct { prefs, auth_key } => match tell(&api, Some(*prefs)).await {
+                    Ok(()) => login_with(&api, &auth_key.unwrap_or_default()).await,
+                    refused => refused,
+                },
+            };
+            if let Err(text) = &answer {
+                warn!(text, "login failed; it will be tried again");
+            }
+            Some(Event::Auth(AuthEvent::LoggedIn(answer)))
+        });
+    }
+
+    fn two_step(&self) -> Option<&TwoStep> {
+        match &self.settings.login {
+            Login::TwoStep(settings) => Some(settings),
+            Login::ConfigDir(_) => None,
+        }
+    }
+
+    pub(super) fn signal(&mut self, signal: Signal) {
+        if let Some(Err(fault)) = self.process.as_ref().map(|process| process.signal(signal)) {
+            self.fault(fault.reason(), &fault);
+        }
+    }
+
+    fn fault(&self, kind: &'static str, fault: &DaemonError) {
+        warn!(kind, %fault, "tailscaled");
+        self.state.send_modify(|state| state.last_error = Some((kind, fault.to_string())));
+    }
+}
+
+async fn tell(api: &LocalApi, prefs: Option<MaskedPrefs>) -> Result<(), String> {
+    let Some(prefs) = prefs else { return Ok(()) };
+    api.edit_prefs(&prefs).await.map(drop).map_err(|fault| fault.to_string())
+}
+
+/// Logs in with a key: starts the engine with it, then asks for the login itself.
+async fn login_with(api: &LocalApi, secret: &Secret) -> Result<(), String> {
+    let secret = daemon::key(secret).map_err(|fault| fault.to_string())?;
+    let options = StartOptions { auth_key: secret.reveal().to_owned() };
+    api.start(&options).await.map_err(|fault| fault.to_string())?;
+    api.login_interactive().await.map_err(|fault| fault.to_string())
+}
+
+/// Asks for a write until it is done; nobody there to write means that there is nothing to wait for.
+async fn ask_to_write(writes: &mpsc::Sender<StateRequest>, write: StateWrite) -> Option<Event> {
+    let mut retry = Backoff::DAEMON;
+    loop {
+        let (done, written) = oneshot::channel();
+        if writes.send(StateRequest { write: write.clone(), done }).await.is_err() {
+            warn!(?write, "no writer of the state Secret");
+            return None;
+        }
+        if written.await.is_ok() {
+            return Some(Event::Auth(AuthEvent::Written(write)));
+        }
+        sleep(retry.next(fastrand::f64())).await;
+    }
+}

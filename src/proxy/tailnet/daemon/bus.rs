@@ -1,0 +1,293 @@
+//! The reader of the bus: folds each message as it comes, publishes only the newest state, and subscribes again whenever it has to.
+//!
+//! Whoever is slow to look at what is published delays nobody, least of all the daemon, which ends the stream of a slow reader.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tracing::{debug, warn};
+
+use crate::api::localapi::{DnsConfig, Notify, Status};
+use crate::edge::localapi::{Bus, LocalApi, LocalApiError, MASK, MASK_OLD};
+use crate::model::base::backoff::Backoff;
+use crate::model::base::netmap::NetMap;
+use crate::model::tailnet::ipn_bus::{Fold, Snapshot};
+
+/// How often everything is compared with the whole status, for daemons that lose messages silently (before 1.102).
+const COMPARE: Duration = Duration::from_mins(5);
+/// How often the daemon has to show that it lives: one that hangs keeps its connections open, and forwards nothing.
+const PULSE: Duration = Duration::from_secs(3);
+/// How long a stream has to last for the next one to be opened at once.
+const STEADY: Duration = Duration::from_secs(5);
+/// How soon to ask again for what was not answered.
+const AGAIN: Duration = Duration::from_secs(1);
+/// How long the daemon may take to send the first message.
+const FIRST: Duration = Duration::from_secs(10);
+/// How long to go on reading before publishing, when messages come without pause.
+const BATCH: usize = 256;
+
+/// What the reader knows.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct View {
+    /// Which daemon process this is about.
+    pub(super) epoch: u64,
+    /// The stream is open.
+    pub(super) connected: bool,
+    /// The daemon's capability version.
+    pub(super) capver: Option<u32>,
+    /// What the messages have added up to; its netmap is published apart.
+    pub(super) snapshot: Snapshot,
+    /// The newest fault and its kind.
+    pub(super) fault: Option<(&'static str, String)>,
+}
+
+/// The reader.
+pub(super) struct Reader {
+    pub(super) api: LocalApi,
+    /// Which daemon process is there; zero for none.
+    pub(super) epoch: watch::Receiver<u64>,
+    pub(super) view: watch::Sender<View>,
+    pub(super) netmap: watch::Sender<Option<Arc<NetMap>>>,
+}
+
+/// An answer that the reader asked for beside the stream.
+enum Answer {
+    Status(Result<Box<Status>, LocalApiError>),
+    Dns(Result<DnsConfig, LocalApiError>),
+}
+
+/// Why a stream was left.
+enum End {
+    /// The daemon ended it or the connection broke.
+    Lost(Option<LocalApiError>),
+    /// The daemon is too old for the mask.
+    Old,
+}
+
+impl Reader {
+    /// Reads until nobody tells of daemons any more.
+    pub(super) async fn run(mut self) {
+        let mut fold = Fold::default();
+        loop {
+            let epoch = *self.epoch.borrow_and_update();
+            if epoch == 0 {
+                fold.disconnected();
+                self.view.send_if_modified(|view| std::mem::replace(&mut view.connected, false));
+                if self.epoch.changed().await.is_err() {
+                    return;
+                }
+                continue;
+            }
+            let reading = Self::of_daemon(&self.api, &self.view, &self.netmap, &mut fold, epoch);
+            tokio::select! {
+                () = reading => {}
+                changed = self.epoch.changed() => if changed.is_err() { return },
+            }
+        }
+    }
+
+    /// Reads from one daemon process, until dropped.
+    async fn of_daemon(
+        api: &LocalApi,
+        view: &watch::Sender<View>,
+        netmap: &watch::Sender<Option<Arc<NetMap>>>,
+        fold: &mut Fold,
+        epoch: u64,
+    ) {
+        let mut retry = Backoff::new(Duration::from_millis(20), Duration::from_secs(1), 0.2).unwrap_or(Backoff::DAEMON);
+        let mut mask = MASK;
+        loop {
+            let fault = match api.watch(mask).await {
+                Ok(bus) => {
+                    let opened = Instant::now();
+                    view.send_modify(|view| {
+                        let snapshot = Snapshot { netmap: None, ..fold.snapshot() };
+                        *view = View { epoch, connected: true, capver: bus.capver(), snapshot, fault: view.fault.take() };
+                    });
+                    let mut stream = Stream { api, view, netmap, fold, asked: None, stale: false };
+                    let end = stream.read(bus, mask).await;
+                    if opened.elapsed() >= STEADY {
+                        retry.reset();
+                    }
+                    match end {
+                        End::Old => {
+                            mask = MASK_OLD;
+                            continue;
+                        }
+                        End::Lost(fault) => fault,
+                    }
+                }
+                // That nobody listens yet is no fault: the phase says as much.
+                Err(LocalApiError::Connect { .. }) => None,
+                Err(fault) => Some(fault),
+            };
+            let fault = fault.map(|fault| (fault.reason(), fault.to_string()));
+            debug!(?fault, "the bus is closed");
+            view.send_modify(|view| {
+                (view.epoch, view.connected) = (epoch, false);
+                view.fault = fault.or(view.fault.take());
+            });
+            sleep(retry.next(fastrand::f64())).await;
+        }
+    }
+}
+
+/// One subscription.
+struct Stream<'a> {
+    api: &'a LocalApi,
+    view: &'a watch::Sender<View>,
+    netmap: &'a watch::Sender<Option<Arc<NetMap>>>,
+    fold: &'a mut Fold,
+    asked: Option<BoxFuture<'static, Answer>>,
+    /// What is being asked for is already too old.
+    stale: bool,
+}
+
+impl Stream<'_> {
+    async fn read(&mut self, mut bus: Bus, mask: u32) -> End {
+        match timeout(FIRST, bus.next()).await {
+            Ok(Ok(Some(message))) => {
+                if mask == MASK && message.initial_status.is_none() {
+                    return End::Old;
+                }
+                if let Err(end) = self.take(message) {
+                    return end;
+                }
+            }
+            Ok(Ok(None)) | Err(_) => return End::Lost(None),
+            Ok(Err(fault)) => return End::Lost(Some(fault)),
+        }
+        self.publish();
+        let mut compare = Instant::now() + COMPARE;
+        let mut pulse = pulse(self.api);
+        loop {
+            tokio::select! {
+                message = bus.next() => {
+                    if let Err(end) = self.batch(message, &mut bus) {
+                        return end;
+                    }
+                }
+                answer = async { match &mut self.asked { Some(asked) => asked.await, None => std::future::pending().await } } => {
+                    self.asked = None;
+                    if let Err(fault) = self.answered(answer) {
+                        warn!(%fault, "tailscaled did not answer; asking for the whole status again");
+                        self.view.send_modify(|view| view.fault = Some((fault.reason(), fault.to_string())));
+                        compare = Instant::now() + AGAIN;
+                    }
+                }
+                lives = &mut pulse => match lives {
+                    Ok(()) => pulse = self::pulse(self.api),
+                    Err(fault) => return End::Lost(Some(fault)),
+                },
+                () = sleep_until(compare) => {
+                    compare = Instant::now() + COMPARE;
+                    self.ask();
+                }
+            }
+            self.publish();
+        }
+    }
+
+    /// Takes a message in and all that have already arrived behind it.
+    fn batch(&mut self, first: Result<Option<Notify>, LocalApiError>, bus: &mut Bus) -> Result<(), End> {
+        let mut message = first;
+        for _ in 0..BATCH {
+            match message {
+                Ok(Some(message)) => self.take(message)?,
+                Ok(None) => return Err(End::Lost(None)),
+                Err(fault) if fault.stream_goes_on() => {
+                    warn!(%fault, "a message of the bus was not understood; asking for the whole status");
+                    self.view.send_modify(|view| view.fault = Some((fault.reason(), fault.to_string())));
+                    self.ask();
+                }
+                Err(fault) => return Err(End::Lost(Some(fault))),
+            }
+            match bus.next().now_or_never() {
+                Some(next) => message = next,
+                None => break,
+            }
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, message: Notify) -> Result<(), End> {
+        let effect = self.fold.fold(message);
+        if effect.ask_status {
+            self.ask();
+        }
+        match effect.lost {
+            Some(text) => {
+                warn!(text, "tailscaled reports a fault on the bus; subscribing again");
+                self.view.send_modify(|view| view.fault = Some(("Lost", text)));
+                Err(End::Lost(None))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Asks for the whole status beside the stream; one question at a time, and once more where something changed meanwhile.
+    fn ask(&mut self) {
+        let api = self.api.clone();
+        if self.asked.is_some() {
+            self.stale = true;
+        } else {
+            self.asked = Some(async move { Answer::Status(api.status().await.map(|(status, _)| Box::new(status))) }.boxed());
+        }
+    }
+
+    fn answered(&mut self, answer: Answer) -> Result<(), LocalApiError> {
+        match answer {
+            Answer::Status(status) => {
+                let status = status?;
+                self.fold.status(&status);
+                if status.extra_records.is_none() {
+                    let api = self.api.clone();
+                    self.asked = Some(async move { Answer::Dns(api.dns_config().await) }.boxed());
+                }
+            }
+            Answer::Dns(dns) => {
+                self.fold.dns(&dns?);
+            }
+        }
+        if std::mem::take(&mut self.stale) {
+            self.ask();
+        }
+        Ok(())
+    }
+
+    /// Publishes what has changed and nothing else.
+    fn publish(&mut self) {
+        let mut snapshot = self.fold.snapshot();
+        let netmap = snapshot.netmap.take();
+        self.netmap.send_if_modified(|held| {
+            let same = match (&*held, &netmap) {
+                (Some(held), Some(new)) => Arc::ptr_eq(held, new),
+                (_, new) => new.is_none(),
+            };
+            if !same {
+                *held = netmap;
+            }
+            !same
+        });
+        self.view.send_if_modified(|view| {
+            let differs = view.snapshot != snapshot;
+            view.snapshot = snapshot;
+            differs
+        });
+    }
+}
+
+/// Whether the daemon answers, asked after a while.
+fn pulse(api: &LocalApi) -> BoxFuture<'static, Result<(), LocalApiError>> {
+    let api = api.clone();
+    async move {
+        sleep(PULSE).await;
+        // The one call that waits for no lock: a daemon that waits for an API server is not one that hangs.
+        api.usermetrics().await.map(drop)
+    }
+    .boxed()
+}

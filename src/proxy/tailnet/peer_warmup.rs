@@ -1,0 +1,297 @@
+//! Tries the ways to the targets, and to those whom a predecessor spoke with, whenever tailscaled has started, so that the first
+//! connection does not have to.
+//!
+//! From the moment on at which it has a map of the tailnet: it calls itself connected only when it has chosen a relay, which takes
+//! it some three seconds, and those who are next door can be reached before that.
+//!
+//! It only asks; nothing that is forwarded depends on the answers. What is tried and for how long is [`crate::model::tailnet::peer_warmup`].
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, join_all};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use crate::edge::localapi::{LocalApi, Ping};
+use crate::model::plan::Planned;
+use crate::model::tailnet::peer_warmup::{BOUND, known, targets};
+use crate::model::tailnet::supervise::Phase;
+use crate::proxy::tailnet::daemon::DaemonState;
+use crate::proxy::tailnet::recent_peers::Left;
+
+/// How long the first question waits for its answer; each further one waits twice as long as the one before, up to [`LONGEST`].
+const PATIENCE: Duration = Duration::from_millis(300);
+/// The longest that one waits.
+const LONGEST: Duration = Duration::from_secs(1);
+
+/// Asks whether a target answers, within a time.
+pub type Ask = Arc<dyn Fn(IpAddr, Ping, Duration) -> BoxFuture<'static, bool> + Send + Sync>;
+
+/// How far the trying has come.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Tried {
+    /// The start of tailscaled whose ways have been tried, by how often it had been started again; nothing before the first.
+    pub start: Option<u64>,
+    /// Whether all of them answered, and there was one.
+    pub open: bool,
+    /// The targets that have not answered yet, while they are tried.
+    pub waiting: BTreeSet<IpAddr>,
+}
+
+/// Asks the daemon.
+#[must_use]
+pub fn asking(api: &LocalApi) -> Ask {
+    let api = api.clone();
+    Arc::new(move |ip, ping, limit| {
+        let api = api.clone();
+        Box::pin(async move {
+            let answer = api.ping(ip, ping, limit).await;
+            answer.inspect_err(|error| tracing::debug!(reason = error.reason(), %ip, "no answer yet: {error}")).unwrap_or(false)
+        })
+    })
+}
+
+/// Tries once for each start of the daemon; ends when the senders are gone.
+pub async fn run(
+    ask: Ask,
+    mut daemon: watch::Receiver<DaemonState>,
+    mut planned: watch::Receiver<Option<Arc<Planned>>>,
+    mut left: watch::Receiver<Option<Left>>,
+    state: watch::Sender<Tried>,
+) {
+    loop {
+        let tried = state.borrow().start;
+        let connects = |phase| matches!(phase, Phase::Starting | Phase::Running);
+        let untried = |daemon: &DaemonState| connects(daemon.phase) && tried != Some(daemon.restarts);
+        let Ok(start) = daemon.wait_for(untried).await.map(|daemon| daemon.restarts) else { return };
+        let Ok(Some(mut left)) = left.wait_for(Option::is_some).await.map(|left| left.clone()) else { return };
+        left.here |= start > 0;
+        let wanted = planned.wait_for(Option::is_some).await.map(|planned| {
+            let wanted = planned.iter().flat_map(|planned| targets(planned).into_iter().chain(known(planned, &left.spoken)));
+            wanted.collect()
+        });
+        let Ok(wanted) = wanted else { return };
+        let mut phase = daemon.clone();
+        let open = tokio::select! {
+            open = attempt(&ask, wanted, &left, &mut phase, &state) => open,
+            restarted = daemon.wait_for(|daemon| daemon.restarts != start) => {
+                if restarted.is_err() {
+                    return;
+                }
+                false
+            }
+        };
+        state.send_modify(|state| *state = Tried { start: Some(start), open, waiting: BTreeSet::new() });
+    }
+}
+
+/// Asks all of them until each has answered, or until a connected daemon has had its time; whether there was one and all answered.
+async fn attempt(
+    ask: &Ask,
+    wanted: BTreeSet<IpAddr>,
+    left: &Left,
+    daemon: &mut watch::Receiver<DaemonState>,
+    state: &watch::Sender<Tried>,
+) -> bool {
+    let began = Instant::now();
+    let total = wanted.len();
+    state.send_modify(|state| state.waiting.clone_from(&wanted));
+    let each = wanted.into_iter().map(|ip| async move {
+        if !left.here {
+            answered(ask, ip, Ping::Disco).await;
+            sleep(left.settle()).await;
+        }
+        answered(ask, ip, Ping::Tsmp).await;
+        state.send_modify(|state| {
+            state.waiting.remove(&ip);
+        });
+    });
+    let over = async {
+        // Who could tell is gone: nobody waits any more.
+        let _ = daemon.wait_for(|daemon| daemon.phase == Phase::Running).await;
+        sleep(BOUND).await;
+    };
+    tokio::select! {
+        _ = join_all(each) => {
+            tracing::info!(targets = total, took = ?began.elapsed(), "targets are reachable through the tailnet");
+            total > 0
+        }
+        () = over => {
+            let silent = state.borrow().waiting.clone();
+            tracing::warn!(targets = total, ?silent, "some targets do not answer through the tailnet; no longer waiting for them");
+            false
+        }
+    }
+}
+
+async fn answered(ask: &Ask, ip: IpAddr, ping: Ping) {
+    let mut patience = PATIENCE;
+    loop {
+        let next = Instant::now() + patience;
+        if ask(ip, ping, patience).await {
+            return;
+        }
+        // A refusal comes at once.
+        sleep_until(next).await;
+        patience = LONGEST.min(patience * 2);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use tokio::time::advance;
+
+    use super::*;
+    use crate::model::base::net::InterfaceName;
+    use crate::model::base::netmap::NetMap;
+    use crate::model::config::EgressConfig;
+    use crate::model::plan::world::World;
+
+    const CONFIG: &str = r#"{"a":{"tailnetTarget":{"ip":"100.64.0.2"},"ports":[{"protocol":"TCP","matchPort":1,"targetPort":1}]},
+        "b":{"tailnetTarget":{"ip":"100.64.0.3"},"ports":[{"protocol":"TCP","matchPort":2,"targetPort":1}]}}"#;
+    const NETMAP: &str = r#"{"peers":[{"name":"a","addresses":["100.64.0.2"]},{"name":"b","addresses":["100.64.0.3"]}]}"#;
+
+    struct Bench {
+        daemon: watch::Sender<DaemonState>,
+        planned: watch::Sender<Option<Arc<Planned>>>,
+        left: watch::Sender<Option<Left>>,
+        state: watch::Receiver<Tried>,
+        asked: Arc<Mutex<Vec<(IpAddr, Ping)>>>,
+    }
+
+    fn ip(last: u8) -> IpAddr {
+        [100, 64, 0, last].into()
+    }
+
+    /// A task whose targets answer if `answers` says so for the question's address and how often it was asked before.
+    fn bench(answers: impl Fn(IpAddr, usize) -> bool + Send + Sync + 'static) -> Bench {
+        let (daemon, daemon_seen) = watch::channel(DaemonState::default());
+        let (planned, planned_seen) = watch::channel(None);
+        let (left, left_seen) = watch::channel(Some(Left::default()));
+        let (state, seen) = watch::channel(Tried::default());
+        let asked = Arc::<Mutex<Vec<(IpAddr, Ping)>>>::default();
+        let log = Arc::clone(&asked);
+        let ask: Ask = Arc::new(move |ip, ping, _| {
+            let mut log = log.lock().expect("not poisoned");
+            let before = log.iter().filter(|(asked, _)| *asked == ip).count();
+            log.push((ip, ping));
+            Box::pin(std::future::ready(answers(ip, before)))
+        });
+        tokio::spawn(run(ask, daemon_seen, planned_seen, left_seen, state));
+        Bench { daemon, planned, left, state: seen, asked }
+    }
+
+    impl Bench {
+        fn plan(&self) {
+            let mut world = World::empty(InterfaceName::tailscale0(), [].into());
+            world.egress = Arc::new(EgressConfig::parse(CONFIG.as_bytes()).expect("a config"));
+            world.netmap = Some(Arc::new(NetMap::from_file(&serde_json::from_str(NETMAP).expect("a file")).0));
+            self.planned.send_replace(Some(Arc::new(Planned::new(&world))));
+        }
+
+        fn starting(&self) {
+            self.daemon.send_modify(|daemon| daemon.phase = Phase::Starting);
+        }
+
+        fn running(&self, restarts: u64) {
+            self.daemon.send_modify(|daemon| (daemon.phase, daemon.restarts) = (Phase::Running, restarts));
+        }
+
+        async fn tried(&mut self, start: u64) -> Duration {
+            let began = Instant::now();
+            self.state.wait_for(|state| state.start == Some(start)).await.expect("the task lives");
+            began.elapsed()
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn every_target_is_asked_outside_the_tunnel_and_then_through_it() {
+        let mut bench = bench(|_, before| before != 0);
+        bench.running(0);
+        advance(BOUND * 2).await;
+        assert_eq!(*bench.state.borrow(), Tried::default(), "there is no plan yet");
+        bench.plan();
+        assert_eq!(bench.tried(0).await, PATIENCE + Left::default().settle(), "what does not answer is asked again, all at once");
+        let asked = bench.asked.lock().expect("not poisoned").clone();
+        for ip in [ip(2), ip(3)] {
+            let of: Vec<_> = asked.iter().filter(|(asked, _)| *asked == ip).map(|(_, ping)| *ping).collect();
+            assert_eq!(of, [Ping::Disco, Ping::Disco, Ping::Tsmp]);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn where_a_predecessor_was_the_tunnel_is_asked_at_once() {
+        let mut bench = bench(|_, before| before != 0);
+        bench.left.send_replace(Some(Left { here: true, ..Left::default() }));
+        bench.plan();
+        bench.running(0);
+        assert_eq!(bench.tried(0).await, PATIENCE);
+        let mut again = self::bench(|_, before| before != 0);
+        again.plan();
+        again.running(1);
+        assert_eq!(again.tried(1).await, PATIENCE, "a daemon that was started again is where it was");
+        for bench in [bench, again] {
+            assert!(bench.asked.lock().expect("not poisoned").iter().all(|(_, ping)| *ping == Ping::Tsmp));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn those_whom_the_predecessor_spoke_with_are_asked_once_it_is_known_who_they_are() {
+        let mut bench = bench(|_, _| true);
+        bench.left.send_replace(None);
+        bench.plan();
+        bench.running(0);
+        advance(BOUND * 2).await;
+        assert_eq!(*bench.state.borrow(), Tried::default(), "who they are is not known yet");
+        bench.left.send_replace(Some(Left { spoken: [[100, 64, 0, 9].into(), ip(3)].into(), ..Left::default() }));
+        bench.tried(0).await;
+        let asked = bench.asked.lock().expect("not poisoned").clone();
+        assert_eq!(asked.iter().filter(|(asked, _)| *asked == ip(3)).count(), 2, "a target that was spoken with is asked like others");
+        assert!(asked.iter().all(|(asked, _)| *asked != ip(9)), "nobody answers for it any more");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_daemon_that_is_not_connected_yet_may_have_ways_and_is_not_hurried() {
+        let mut bench = bench(|_, before| before > 20);
+        bench.plan();
+        bench.starting();
+        assert!(bench.tried(0).await > BOUND, "however long it takes");
+        assert!(bench.state.borrow().open);
+        let mut bench = self::bench(|asked, _| asked == ip(2));
+        bench.plan();
+        bench.starting();
+        advance(BOUND * 2).await;
+        assert_eq!(bench.state.borrow().start, None);
+        bench.running(0);
+        assert_eq!(bench.tried(0).await, BOUND, "from when it is connected");
+        assert!(!bench.state.borrow().open);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_target_that_does_not_answer_is_waited_for_no_longer_than_the_bound() {
+        let mut bench = bench(|asked, _| asked == ip(2));
+        bench.running(0);
+        bench.plan();
+        bench.state.wait_for(|state| state.waiting == [ip(3)].into()).await.expect("the task lives");
+        assert!(bench.tried(0).await <= BOUND);
+        assert_eq!(bench.state.borrow().waiting, BTreeSet::new(), "nobody waits for it any more");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_start_of_the_daemon_is_tried_again_even_in_the_middle_of_the_one_before() {
+        let mut bench = bench(|_, before| before > 3);
+        bench.plan();
+        bench.running(0);
+        bench.state.wait_for(|state| !state.waiting.is_empty()).await.expect("the task lives");
+        bench.running(1);
+        bench.tried(1).await;
+        bench.running(1);
+        tokio::task::yield_now().await;
+        assert_eq!(bench.state.borrow().start, Some(1), "once for each start");
+    }
+}

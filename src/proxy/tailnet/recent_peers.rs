@@ -1,0 +1,124 @@
+//! Remembers in the state Secret with whom this replica spoke of late, and what its predecessor left there.
+//!
+//! Looked for as long as something leads here, and once more when the replica leaves; written only when it has changed. One that was
+//! killed leaves what was true some minutes before.
+
+use std::collections::BTreeSet;
+use std::future::pending;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use k8s_openapi::jiff::Timestamp;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::api::state::{POD_UID, SILENT_SINCE, SPOKEN_WITH};
+use crate::edge::localapi::LocalApi;
+use crate::model::tailnet::peer_warmup::settle;
+use crate::model::tailnet::recent_peers::{of_late, read, write};
+use crate::model::tailnet::state::Content;
+use crate::proxy::ingress::advertise::Standing;
+use crate::proxy::state_secret::writer::{Ledger, Store};
+use crate::runtime::watch_ext::put;
+
+/// How often it is looked for at most.
+const EVERY: Duration = Duration::from_mins(1);
+/// How many times as long as a look took nothing is looked for: the status of a large tailnet is megabytes.
+const REST: u32 = 200;
+/// How long what the predecessor left is waited for; nobody is to wait for an API server that is away.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// What a predecessor left for whoever opens ways.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Left {
+    /// With whom it spoke of late.
+    pub spoken: BTreeSet<IpAddr>,
+    /// Since when its peers heard nothing of it outside the tunnel, if it had the time to write that down.
+    pub silent_since: Option<Timestamp>,
+    /// Whether it was where this one is: in the same Pod, whose address and port its peers go on sending to.
+    pub here: bool,
+}
+
+/// Keeps it in the state.
+#[derive(Debug, Clone)]
+pub struct Spoken {
+    /// tailscaled.
+    pub api: LocalApi,
+    /// The state.
+    pub ledger: Ledger,
+    /// What is known, for whoever opens ways.
+    pub known: watch::Sender<Option<Left>>,
+}
+
+/// Reads what the predecessor left, if there is a place for it, and rests. Nobody is better than to wait. Whether the predecessor was
+/// in the Pod of this UID is known only until the writer of the state has begun.
+pub async fn recall(store: Option<Store>, pod: Option<String>, known: watch::Sender<Option<Left>>) {
+    let found = match store {
+        Some(store) => timeout(PATIENCE, store.read()).await,
+        None => Ok(Ok(Content::new())),
+    };
+    let left = match found {
+        Ok(Ok(content)) => left(&content, pod.as_deref()),
+        Ok(Err(error)) => {
+            tracing::info!(reason = error.reason(), "cannot load the recent peers of the previous Pod: {error}");
+            Left::default()
+        }
+        Err(_) => {
+            tracing::info!("cannot load the recent peers of the previous Pod: no answer within {PATIENCE:?}");
+            Left::default()
+        }
+    };
+    known.send_if_modified(|known| {
+        // Who speaks with this replica is newer.
+        let unknown = known.is_none();
+        if unknown {
+            *known = Some(left);
+        }
+        unknown
+    });
+    // A task's end is the process's.
+    pending::<()>().await;
+}
+
+/// Writes down for the successor that from now on peers hear nothing of this replica outside the tunnel.
+pub fn fall_silent(ledger: &Ledger) {
+    ledger.set(SILENT_SINCE, Timestamp::now().to_string());
+}
+
+impl Left {
+    /// How long a peer that answers outside the tunnel is left alone now until it is asked for a handshake.
+    #[must_use]
+    pub fn settle(&self) -> Duration {
+        settle(self.silent_since, Timestamp::now())
+    }
+}
+
+fn left(content: &Content, pod: Option<&str>) -> Left {
+    let since = content.get(SILENT_SINCE).and_then(|text| str::from_utf8(text).ok()?.parse().ok());
+    let here = pod.is_some_and(|pod| content.get(POD_UID).is_some_and(|uid| uid == pod));
+    Left { spoken: content.get(SPOKEN_WITH).map(|text| read(text)).unwrap_or_default(), silent_since: since, here }
+}
+
+impl Spoken {
+    /// Looks now and then for as long as something leads here; ends with the sender.
+    pub async fn keep(self, mut standing: watch::Receiver<Standing>) {
+        while standing.wait_for(|standing| !standing.leading.is_empty()).await.is_ok() {
+            let began = Instant::now();
+            self.look().await;
+            sleep(EVERY.max(began.elapsed() * REST)).await;
+        }
+    }
+
+    /// Looks, and says it where it has changed.
+    pub async fn look(&self) {
+        let status = match self.api.status().await {
+            Ok((status, _)) => status,
+            Err(error) => return tracing::debug!(reason = error.reason(), "cannot read the recent peers of this replica: {error}"),
+        };
+        let spoken = of_late(&status, Timestamp::now());
+        let written = write(&spoken);
+        if put(&self.known, Some(Left { spoken, silent_since: None, here: true })) {
+            self.ledger.set(SPOKEN_WITH, written);
+        }
+    }
+}

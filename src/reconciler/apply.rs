@@ -1,0 +1,346 @@
+//! Carries out what a pass came to, in the order in which it is safe, and puts what the API server answered into the stores.
+//!
+//! Stops at the first step that fails: the whole pass is made again from what is then. What the API refuses of one Service
+//! holds up no other, and a control plane that cannot be asked nothing but what depends on it. Nothing is decided here.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use futures_util::stream::{StreamExt, iter};
+use serde_json::{Map, Value, json};
+use tokio::time::Instant;
+
+use super::cache::{Id, Role, parent};
+use super::control_plane::{Controls, Denied};
+use super::informers::Stores;
+use crate::api::condition::PROXY_GROUP_READY;
+use crate::api::names::{FINALIZER, INGRESS_FINALIZER, SERVICE_FINALIZER, endpoints};
+use crate::edge::kube::{About, Events, KubeError, Part, Refusal, Resource, Told, Writes};
+use crate::model::base::conditions::{self, Status, Wanted};
+use crate::model::controller::objects::{Kind, Manifest, ObjectRef, applied, held_ports};
+use crate::model::controller::proxygroup::{Delete, GroupUpdate, Notice, Observed, Pass, Subject};
+
+use services::{Versions, When};
+use setbacks::Setbacks;
+
+mod ask;
+mod services;
+mod setbacks;
+
+/// Writes of one kind that are under way at a time.
+const AT_ONCE: usize = 16;
+
+/// A pass could not be carried out whole.
+#[derive(Debug, thiserror::Error)]
+pub enum ActError {
+    /// The API refused a write, or could not be asked.
+    #[error(transparent)]
+    Write(#[from] KubeError),
+    /// The API refused what one Service needs; everything else is done.
+    #[error(transparent)]
+    Service(KubeError),
+    /// The control plane refused, or could not be asked.
+    #[error(transparent)]
+    Control(#[from] Denied),
+}
+
+impl ActError {
+    /// A closed set of words for metric labels and Event reasons.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Write(error) | Self::Service(error) => error.reason(),
+            Self::Control(error) => error.reason(),
+        }
+    }
+
+    /// How the API server refused a request; nothing if another failure is behind it.
+    #[must_use]
+    pub fn refusal(&self) -> Option<Refusal> {
+        match self {
+            Self::Write(error) | Self::Service(error) => error.refusal(),
+            Self::Control(_) => None,
+        }
+    }
+
+    /// Whether nothing was sent because another process leads.
+    #[must_use]
+    pub fn is_not_leading(&self) -> bool {
+        matches!(self, Self::Write(KubeError::NotLeading { .. }) | Self::Service(KubeError::NotLeading { .. }))
+    }
+
+    /// When a retry makes sense at the earliest, if the server said so.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Write(_) | Self::Service(_) => None,
+            Self::Control(error) => error.retry_after(),
+        }
+    }
+}
+
+/// How a pass went that met no fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Acted {
+    /// Everything is done.
+    Done,
+    /// Something was in the way that the stores did not show; they do now.
+    Surprised,
+}
+
+/// Does what passes come to.
+#[derive(Debug)]
+pub struct Actor {
+    writes: Writes,
+    events: Events,
+    stores: Stores,
+    controls: Arc<Controls>,
+    /// The manifest last applied to an object and the version that came of it. The same manifest wanted again at that version
+    /// means that the API server keeps the object in another form, which is not worth a write each time.
+    settled: Mutex<HashMap<ObjectRef, (String, u64)>>,
+}
+
+impl Actor {
+    /// One that writes by this door.
+    #[must_use]
+    pub fn new(writes: Writes, events: Events, stores: Stores, controls: Arc<Controls>) -> Self {
+        Self { writes, events, stores, controls, settled: Mutex::default() }
+    }
+
+    /// The door by which it writes.
+    #[must_use]
+    pub fn writes(&self) -> &Writes {
+        &self.writes
+    }
+
+    /// Carries out a pass over what was observed.
+    pub async fn carry_out(&self, observed: &Observed, pass: Pass) -> Result<Acted, ActError> {
+        let update = pass.group.unwrap_or_default();
+        let (added, dropped) =
+            update.finalizers.as_ref().map_or((None, None), |all| if held(all) { (Some(all), None) } else { (None, Some(all)) });
+        if let Some(finalizers) = added {
+            self.group_finalizers(observed, finalizers).await?;
+        }
+        let (versions, setbacks) = (Versions::default(), Setbacks::default());
+        self.services(&pass.services, &versions, When::Before, &setbacks).await?;
+        if self.apply(&observed.name, pass.apply, &setbacks).await? == Acted::Surprised {
+            return Ok(Acted::Surprised);
+        }
+        self.services(&pass.services, &versions, When::Between, &setbacks).await?;
+        for run in runs(pass.delete, |delete: &Delete| delete.object.kind) {
+            at_once(run.into_iter().map(|delete| self.delete_apart(delete, &setbacks).boxed()).collect()).await?;
+        }
+        let (denied, news) = self.control(observed, pass.control).await?;
+        self.services(&pass.services, &versions, When::After, &setbacks).await?;
+        if let Some(finalizers) = dropped.filter(|_| denied.is_none()) {
+            self.group_finalizers(observed, finalizers).await?;
+        }
+        self.group_status(observed, &update).await?;
+        let (told, ended) = setbacks.end();
+        self.tell(observed, pass.events.into_iter().chain(told).collect()).await;
+        denied.map_or(Ok(()), |denied| Err(denied.into())).and(ended).map(|()| if news { Acted::Surprised } else { Acted::Done })
+    }
+
+    /// Has a group say that the API refuses something of it. Nothing is written if it says so already.
+    pub async fn refused(&self, observed: &Observed, why: &str) -> Result<(), KubeError> {
+        let Some(group) = &observed.group else { return Ok(()) };
+        let mut status = group.status.clone().unwrap_or_default();
+        let generation = group.metadata.generation.unwrap_or_default();
+        let (reason, message) = ("ProxyGroupCreationFailed", why.to_owned());
+        let wanted = Wanted { kind: PROXY_GROUP_READY, status: Status::False, reason, message: message.clone(), generation };
+        if !conditions::set(&mut status.conditions, &wanted, observed.now) {
+            return Ok(());
+        }
+        self.group_status(observed, &GroupUpdate { status: Some(status), ..GroupUpdate::default() }).await?;
+        self.tell(observed, vec![Notice { subject: Subject::Group, warning: true, reason, message }]).await;
+        Ok(())
+    }
+
+    /// Tells an Event about an object. A failure is logged.
+    pub async fn notice(&self, about: About, notice: Notice) {
+        let Notice { warning, reason, message, .. } = notice;
+        if let Err(error) = self.events.tell(Told { about, warning, reason, message }).await {
+            tracing::warn!(reason = error.reason(), "cannot write an Event: {error}");
+        }
+    }
+
+    async fn group_finalizers(&self, observed: &Observed, finalizers: &[String]) -> Result<(), KubeError> {
+        let Some(group) = &observed.group else { return Ok(()) };
+        let metadata = json!({"resourceVersion": group.metadata.resource_version, "finalizers": finalizers});
+        self.group(&observed.name, Part::Object, json!({ "metadata": metadata })).await
+    }
+
+    async fn group_status(&self, observed: &Observed, update: &GroupUpdate) -> Result<(), KubeError> {
+        let Some(status) = &update.status else { return Ok(()) };
+        match self.group(&observed.name, Part::Status, json!({ "status": whole(status) })).await {
+            // Its finalizer was the last thing that kept it.
+            Err(error) if error.refusal() == Some(Refusal::NotFound) => Ok(()),
+            done => done,
+        }
+    }
+
+    async fn group(&self, name: &str, part: Part, patch: Value) -> Result<(), KubeError> {
+        let value = self.writes.merge(Resource::PROXY_GROUP, "", name, part, &patch).await?;
+        self.stores.assume(Role::Group, value);
+        Ok(())
+    }
+
+    async fn apply(&self, group: &str, manifests: Vec<Manifest>, setbacks: &Setbacks) -> Result<Acted, KubeError> {
+        let surprised = AtomicBool::new(false);
+        let one = async |manifest: Manifest| {
+            let parent = parent(manifest.object.kind, &manifest.value).map(service);
+            // Without it replicas go by the addresses of Services.
+            let apart = parent.or_else(|| (manifest.object.name == endpoints(group)).then_some(Subject::Group));
+            let done = self.apply_one(group, manifest).await;
+            surprised.fetch_or(matches!(done, Ok(Acted::Surprised)), Ordering::Relaxed);
+            match apart {
+                Some(subject) => setbacks.aside(subject, done.map(drop)),
+                None => done.map(drop),
+            }
+        };
+        for run in runs(manifests, |manifest: &Manifest| manifest.object.kind) {
+            at_once(run.into_iter().map(|manifest| one(manifest).boxed()).collect()).await?;
+        }
+        Ok(if surprised.into_inner() { Acted::Surprised } else { Acted::Done })
+    }
+
+    async fn apply_one(&self, group: &str, manifest: Manifest) -> Result<Acted, KubeError> {
+        let object = &manifest.object;
+        let hash = applied(&manifest.value).unwrap_or_default().to_owned();
+        match self.stores.version(object) {
+            // What exists and carries no label of ours is shown by no watch: it must be seen before it is overwritten.
+            None => {
+                if let Some(found) = self.writes.look(object).await? {
+                    self.stores.found(group, object.clone(), found, Instant::now());
+                    return Ok(Acted::Surprised);
+                }
+            }
+            Some(version) => {
+                let settled = self.settled.lock().unwrap_or_else(PoisonError::into_inner);
+                if settled.get(object).is_some_and(|(last, at)| *last == hash && *at == version) {
+                    return Ok(Acted::Done);
+                }
+            }
+        }
+        let object = object.clone();
+        let value = match self.writes.apply(&manifest).await {
+            Err(error) if error.refusal() == Some(Refusal::Invalid) && self.another_port(&manifest) => return Ok(Acted::Surprised),
+            done => done?,
+        };
+        self.stores.assume(Role::Owned(object.kind), value);
+        if let Some(version) = self.stores.version(&object) {
+            self.settled.lock().unwrap_or_else(PoisonError::into_inner).insert(object, (hash, version));
+        }
+        Ok(Acted::Done)
+    }
+
+    async fn delete_apart(&self, delete: Delete, setbacks: &Setbacks) -> Result<(), KubeError> {
+        let parent = self.stores.world().parent(&delete.object).map(service);
+        let done = self.delete(delete).await;
+        match parent {
+            Some(subject) => setbacks.aside(subject, done),
+            None => done,
+        }
+    }
+
+    /// Whether an object that was refused had a node port, of which there may be others.
+    fn another_port(&self, manifest: &Manifest) -> bool {
+        let held = if manifest.object.kind == Kind::Service { held_ports(&manifest.value) } else { None };
+        held.is_some_and(|(_, port)| self.stores.refused_port(port, Instant::now()))
+    }
+
+    async fn delete(&self, delete: Delete) -> Result<(), KubeError> {
+        self.writes.delete(&delete).await?;
+        self.stores.deleted(&delete.object, delete.uid.as_deref());
+        self.settled.lock().unwrap_or_else(PoisonError::into_inner).remove(&delete.object);
+        Ok(())
+    }
+
+    async fn tell(&self, observed: &Observed, notices: Vec<Notice>) {
+        let one = async |notice: Notice| {
+            let about = match &notice.subject {
+                Subject::Group => {
+                    let uid = observed.group.as_ref().and_then(|group| group.metadata.uid.clone());
+                    about(Resource::PROXY_GROUP, "", &observed.name, uid)
+                }
+                Subject::Ingress { namespace, name } => {
+                    let ingress = observed.publish.ingresses.get(&(namespace.clone(), name.clone()));
+                    about(Resource::INGRESS, namespace, name, ingress.and_then(|ingress| ingress.metadata.uid.clone()))
+                }
+                Subject::Service { namespace, name } => {
+                    let service = observed.services.get(&(namespace.clone(), name.clone()));
+                    about(Resource::SERVICE, namespace, name, service.and_then(|service| service.metadata.uid.clone()))
+                }
+            };
+            self.notice(about, notice).await;
+        };
+        iter(notices).for_each_concurrent(AT_ONCE, one).await;
+    }
+}
+
+fn service((namespace, name): Id) -> Subject {
+    Subject::Service { namespace, name }
+}
+
+/// Whether finalizers hold an object for us.
+fn held(finalizers: &[String]) -> bool {
+    finalizers.iter().any(|name| [FINALIZER, INGRESS_FINALIZER, SERVICE_FINALIZER].contains(&name.as_str()))
+}
+
+/// Does all, some at a time; all are tried, and the first failure is returned.
+async fn at_once(all: Vec<BoxFuture<'_, Result<(), KubeError>>>) -> Result<(), KubeError> {
+    let mut outcome = Ok(());
+    let mut doing = iter(all).buffer_unordered(AT_ONCE);
+    while let Some(done) = doing.next().await {
+        outcome = outcome.and(done);
+    }
+    outcome
+}
+
+/// What an Event is about.
+#[must_use]
+pub fn about(resource: Resource, namespace: &str, name: &str, uid: Option<String>) -> About {
+    About { resource, namespace: namespace.to_owned(), name: name.to_owned(), uid: uid.unwrap_or_default() }
+}
+
+/// A status as a merge patch that also drops what is not in it.
+#[must_use]
+pub fn whole(status: &impl serde::Serialize) -> Value {
+    let mut value = serde_json::to_value(status).unwrap_or_default();
+    let fields = ["conditions", "devices", "url"].map(|key| (key.to_owned(), Value::Null));
+    let mut patch: Map<String, Value> = fields.into_iter().collect();
+    patch.extend(value.as_object_mut().map(std::mem::take).unwrap_or_default());
+    Value::Object(patch)
+}
+
+/// Cuts a list where the kind changes: only what is of one kind may be done at once.
+fn runs<T, K: PartialEq>(all: Vec<T>, kind: impl Fn(&T) -> K) -> Vec<Vec<T>> {
+    let mut runs: Vec<Vec<T>> = Vec::new();
+    for one in all {
+        match runs.last_mut().filter(|run| run.last().is_some_and(|last| kind(last) == kind(&one))) {
+            Some(run) => run.push(one),
+            None => runs.push(vec![one]),
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_neighbours_of_one_kind_are_done_at_once() {
+        assert_eq!(runs(vec![1, 1, 2, 1], |n| *n), [vec![1, 1], vec![2], vec![1]]);
+        assert_eq!(runs(Vec::<u8>::new(), |n| *n), Vec::<Vec<u8>>::new());
+    }
+
+    #[test]
+    fn a_status_drops_what_is_not_in_it() {
+        assert_eq!(whole(&json!({"url": "x"})), json!({"conditions": null, "devices": null, "url": "x"}));
+    }
+}

@@ -1,0 +1,128 @@
+//! What a pass asks of the control plane: keys made and revoked, devices taken out of the tailnet.
+//!
+//! Each is tried once in a pass. A key is written where its replica finds it, or revoked; the record of a device goes after the
+//! device and never before it.
+
+use std::collections::BTreeMap;
+
+use super::{Acted, Actor};
+use crate::edge::control::{AuthKey, ControlError};
+use crate::edge::kube::KubeError;
+use crate::model::controller::objects::Manifest;
+use crate::model::controller::proxygroup::{ControlAction, Delete, Notice, Observed, Subject};
+use crate::reconciler::control_plane::Denied;
+
+/// How many Tailscale Services are asked for in one pass.
+const SERVICES: usize = 16;
+
+/// Whether it is about one Tailscale Service.
+fn is_service(action: &ControlAction) -> bool {
+    matches!(action, ControlAction::PublishService { .. } | ControlAction::ReleaseService { .. })
+}
+
+impl Actor {
+    /// Asks the control plane. What it denies is remembered and returned, for the rest must go on; what the API denies ends the
+    /// pass.
+    ///
+    /// The second value tells whether what is known of Tailscale Services is other than what the pass was shown.
+    pub(super) async fn control(&self, observed: &Observed, actions: Vec<ControlAction>) -> Result<(Option<Denied>, bool), KubeError> {
+        let mut answers = BTreeMap::new();
+        let (mut denied, mut news, mut services) = (None, false, 0);
+        for action in actions {
+            if !self.writes.open() {
+                return Ok((denied, news));
+            }
+            let what = action.what();
+            if is_service(&action) {
+                services += 1;
+                // The rest is asked for again in the next pass: a group is not held up for minutes by its first one.
+                if services > SERVICES {
+                    answers.extend(observed.denied.get(&what).map(|denial| (what, Some(denial.why.clone()))));
+                    news = true;
+                    continue;
+                }
+            }
+            // What the control plane is asked for ends with leading, as a write to the API server does.
+            let asked = Box::pin(self.ask(observed, action));
+            let Some(done) = self.writes.while_leading(asked).await.transpose()? else {
+                return Ok((denied, news));
+            };
+            answers.insert(what, done.as_ref().err().map(Denied::lasting));
+            match done {
+                Ok(changed) => news |= changed,
+                Err(error) => {
+                    tracing::warn!(reason = error.reason(), group = observed.name, "{error}");
+                    denied = Some(error);
+                }
+            }
+        }
+        self.controls.answered(&observed.name, answers, observed.now);
+        Ok((denied, news))
+    }
+
+    async fn ask(&self, observed: &Observed, action: ControlAction) -> Result<Result<bool, Denied>, KubeError> {
+        let tailnet = observed.group.as_ref().and_then(|group| group.spec.tailnet.as_deref());
+        let replicas = observed.group.as_ref().and_then(|group| group.spec.replicas).and_then(|count| count.try_into().ok()).unwrap_or(2);
+        match action {
+            ControlAction::ListServices { since } => Ok(self.controls.list_services(tailnet, since).await),
+            ControlAction::PublishService { asked, recorded } => {
+                Ok(self.controls.publish_service(tailnet, &asked, &observed.settings.cluster, recorded).await)
+            }
+            ControlAction::ReleaseService { name } => Ok(self.controls.release_service(tailnet, &name, &observed.settings.cluster).await),
+            ControlAction::ApproveRoutes { device, add, remove, .. } => {
+                Ok(self.controls.approve_routes(tailnet, &device, &add, &remove).await)
+            }
+            ControlAction::RecordDevice { device, domain, recorded, draft, .. } => {
+                match self.controls.check_device(tailnet, device, domain, recorded.as_ref()).await {
+                    Ok(record) => self.apply_one(&observed.name, draft.with_device(record)).await.map(|_acted| Ok(false)),
+                    Err(error) => Ok(Err(error)),
+                }
+            }
+            ControlAction::DeleteDevice { device, then, .. } => {
+                let deleted = self.controls.delete_device(tailnet, &device).await;
+                self.with_record(self.left_alone(observed, deleted).await, then).await
+            }
+            ControlAction::RevokeKey { id, then, .. } => self.with_record(self.controls.revoke_key(tailnet, &id).await, then).await,
+            ControlAction::MintKey { ordinal, tags, draft, reissue, replaces } => {
+                let note = format!("tailyard {}-{ordinal}", observed.name);
+                let limit = reissue.then_some((observed.name.as_str(), replicas));
+                match self.controls.mint_key(tailnet, &tags, &note, limit, replaces.as_ref()).await {
+                    Ok(key) => self.keep(observed, tailnet, &key, draft.with_key(&key.id, key.key.reveal())).await.map(|()| Ok(false)),
+                    Err(error) => Ok(Err(error)),
+                }
+            }
+        }
+    }
+
+    /// Writes a new auth key where its replica finds it.
+    async fn keep(&self, observed: &Observed, tailnet: Option<&str>, key: &AuthKey, secret: Manifest) -> Result<(), KubeError> {
+        let written = self.apply_one(&observed.name, secret).await;
+        if !matches!(written, Ok(Acted::Done)) {
+            // A key that nobody can find is of no use to anybody honest.
+            if let Err(error) = self.controls.revoke_key(tailnet, &key.id).await {
+                tracing::warn!(reason = error.reason(), key = %key.id, "cannot delete an unused auth key: {error}");
+            }
+        }
+        written.map(drop)
+    }
+
+    /// A device that is not the replica's is none of ours to delete: that is told, and the replica's record goes without it.
+    async fn left_alone(&self, observed: &Observed, deleted: Result<(), Denied>) -> Result<(), Denied> {
+        let Err(Denied::Refused(ControlError::Mismatch { .. })) = &deleted else { return deleted };
+        let message = deleted.err().map(|error| error.lasting()).unwrap_or_default();
+        tracing::warn!(group = observed.name, "{message}");
+        let notice = Notice { subject: Subject::Group, warning: true, reason: "DeviceOrphaned", message };
+        self.tell(observed, vec![notice]).await;
+        Ok(())
+    }
+
+    /// Takes the record of something away that the control plane has let go.
+    async fn with_record(&self, gone: Result<(), Denied>, record: Vec<Delete>) -> Result<Result<bool, Denied>, KubeError> {
+        if gone.is_ok() {
+            for delete in record {
+                self.delete(delete).await?;
+            }
+        }
+        Ok(gone.map(|()| false))
+    }
+}

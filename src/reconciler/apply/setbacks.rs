@@ -1,0 +1,77 @@
+//! What befell single Services while a pass was carried out.
+//!
+//! The API may refuse one Service, by an admission policy of its namespace or because somebody else wrote it meanwhile. That
+//! ends nothing for the others: it is set aside, told where it belongs, and has the whole pass made again in the end. A
+//! failure that would meet every call alike is never set aside.
+
+use std::sync::{Mutex, PoisonError};
+
+use super::ActError;
+use crate::edge::kube::{KubeError, Refusal};
+use crate::model::controller::proxygroup::{Notice, Subject};
+
+/// The failures that were set aside.
+#[derive(Debug, Default)]
+pub(super) struct Setbacks(Mutex<Vec<(Subject, KubeError)>>);
+
+impl Setbacks {
+    /// The outcome of a call for one Service, unless it failed in a way that concerns only that one.
+    pub(super) fn aside(&self, subject: Subject, done: Result<(), KubeError>) -> Result<(), KubeError> {
+        match done {
+            Err(error) if error.refused() => {
+                self.0.lock().unwrap_or_else(PoisonError::into_inner).push((subject, error));
+                Ok(())
+            }
+            done => done,
+        }
+    }
+
+    /// What is to be told, and the failure that the pass ends with.
+    pub(super) fn end(self) -> (Vec<Notice>, Result<(), ActError>) {
+        let setbacks = self.0.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let lasting = setbacks.iter().filter(|(_, error)| error.refusal() != Some(Refusal::Conflict));
+        let notice = |(subject, error): &(Subject, KubeError)| {
+            let (subject, message) = (subject.clone(), error.to_string());
+            Notice { subject, warning: true, reason: "ConfigurationFailed", message }
+        };
+        let notices = lasting.map(notice).collect();
+        let first = setbacks.into_iter().next();
+        (notices, first.map_or(Ok(()), |(_, error)| Err(ActError::Service(error))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::edge::kube::{Call, Fault, Verb};
+
+    fn failed(fault: Fault) -> Result<(), KubeError> {
+        let call = Call { verb: Verb::Patch, kind: "Service", namespace: "u".into(), name: "s".into() };
+        Err(KubeError::Call { call, fault })
+    }
+
+    fn subject() -> Subject {
+        Subject::Service { namespace: "u".into(), name: "s".into() }
+    }
+
+    #[test]
+    fn only_what_concerns_one_service_is_set_aside() {
+        let setbacks = Setbacks::default();
+        for code in [403, 409, 422, 500] {
+            assert!(setbacks.aside(subject(), failed(Fault::Refused { code, message: "no".into() })).is_ok(), "{code}");
+        }
+        for code in [401, 429, 503] {
+            assert!(setbacks.aside(subject(), failed(Fault::Refused { code, message: "no".into() })).is_err(), "{code}");
+        }
+        assert!(setbacks.aside(subject(), failed(Fault::Timeout(std::time::Duration::from_secs(1)))).is_err());
+        let (told, ended) = setbacks.end();
+        assert_eq!(told.len(), 3, "somebody else's write is worth no Event: {told:?}");
+        assert_eq!(ended.expect_err("the first").reason(), "Forbidden");
+    }
+
+    #[test]
+    fn nothing_befell_anybody() {
+        let (told, ended) = Setbacks::default().end();
+        assert!(told.is_empty() && ended.is_ok());
+    }
+}

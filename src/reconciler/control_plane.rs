@@ -1,0 +1,353 @@
+//! The control planes that groups belong to: one client for each Tailnet, and one of the reconciler's own.
+//!
+//! A client lives as long as its credentials: so its rate, the pause that a server asked for and its token are kept from one
+//! pass to the next. Which key or device is made or goes is decided in passes, never here.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use k8s_openapi::jiff::Timestamp;
+use tokio::time::Instant;
+
+use crate::edge::control::{AuthKey, Control, ControlError, ControlSettings};
+use crate::model::controller::control_plane::Bucket;
+use crate::model::controller::identity::{Device, DeviceId, DeviceRecord, KeyId};
+use crate::model::controller::proxygroup::{Capabilities, ClaimedDevice, Denial, TailnetState};
+use crate::model::controller::tailnet::Verdict;
+
+mod routes;
+mod services;
+
+/// A group whose replicas ask for new auth keys gets one for each replica at once, and one in this time after that.
+const REISSUE: Duration = Duration::from_secs(30);
+
+/// What control planes can do; headscale has no Tailscale Services.
+const CAPABLE: Capabilities = Capabilities { keys: true, devices: true, services: true };
+
+/// The control plane was not asked, or said no.
+#[derive(Debug, thiserror::Error)]
+pub enum Denied {
+    /// There is no client for it.
+    #[error("{0}")]
+    Unavailable(String),
+    /// It was asked.
+    #[error(transparent)]
+    Refused(#[from] ControlError),
+    /// A replica claims another device than the recorded one, which is still there.
+    #[error(
+        "the replica claims device {claimed}, but its recorded device {recorded} still exists; inspect the Pod, then delete {recorded} if the claim is genuine"
+    )]
+    Claim {
+        /// What it claims.
+        claimed: DeviceId,
+        /// What is recorded.
+        recorded: DeviceId,
+    },
+    /// A replica claims a device that the control plane does not know.
+    #[error("the replica claims device {0}, which the control plane does not know")]
+    UnknownDevice(DeviceId),
+    /// The group's replicas ask for new keys faster than they can have failed.
+    #[error(
+        "group {group} asked for too many new auth keys; the next is made in {wait:?} (see the replicas' logs for why their login fails)"
+    )]
+    TooOften {
+        /// The group.
+        group: String,
+        /// When it may ask again.
+        wait: Duration,
+    },
+}
+
+impl Denied {
+    /// A closed set of words for metric labels and Event reasons.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Unavailable(_) => "TailnetUnavailable",
+            Self::Refused(error) => error.reason(),
+            Self::Claim { .. } => "DeviceClaimed",
+            Self::UnknownDevice(_) => "DeviceUnknown",
+            Self::TooOften { .. } => "TooOften",
+        }
+    }
+
+    /// The same in words that do not change from one time to the next: for conditions.
+    #[must_use]
+    pub fn lasting(&self) -> String {
+        match self {
+            Self::Refused(error) => format!("{}.", error.lasting()),
+            Self::TooOften { group, .. } => {
+                format!("The replicas of {group} ask for one auth key after the other: see their logs for why their login fails.")
+            }
+            Self::Unavailable(why) => why.clone(),
+            Self::Claim { .. } | Self::UnknownDevice(_) => format!("{self}."),
+        }
+    }
+
+    /// When a retry makes sense at the earliest.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Unavailable(_) | Self::Claim { .. } | Self::UnknownDevice(_) => None,
+            Self::Refused(error) => error.retry_after(),
+            Self::TooOften { wait, .. } => Some(*wait),
+        }
+    }
+}
+
+/// A control plane as a group sees it.
+#[derive(Debug, Clone)]
+struct Plane {
+    client: Option<Control>,
+    state: TailnetState,
+    /// Tells whether the credentials are still those that the client has.
+    mark: String,
+}
+
+/// All control planes, by the name of their Tailnet; the reconciler's own has none.
+#[derive(Debug, Default)]
+pub struct Controls {
+    /// Whether the reconciler has one of its own.
+    own: bool,
+    planes: Mutex<BTreeMap<Option<String>, Plane>>,
+    reissues: Mutex<HashMap<String, Bucket>>,
+    /// What was denied to groups and is asked for again: how long it is waited for begins anew with the process.
+    denials: Mutex<HashMap<String, BTreeMap<String, Denial>>>,
+    begin: std::sync::OnceLock<Instant>,
+    listed: services::Lists,
+    routes: routes::Routes,
+}
+
+impl Controls {
+    /// No control plane yet; whether there is to be one of the reconciler's own.
+    #[must_use]
+    pub fn new(own: bool) -> Self {
+        Self { own, ..Self::default() }
+    }
+
+    /// Tries credentials. What came of it is what groups are told from now on; the second value tells whether it is news.
+    pub async fn examine(&self, tailnet: Option<&str>, mark: &str, settings: ControlSettings) -> (Verdict, bool) {
+        let url = settings.url.clone();
+        let client = match self.client(tailnet, mark, settings) {
+            Ok(client) => client,
+            Err(error) => return self.refused(tailnet, error.lasting()),
+        };
+        let works = Verdict::Valid(client.capabilities());
+        match client.probe().await {
+            Ok(()) => (works, self.ready(tailnet, mark, url, client)),
+            // What worked and is not known to be wrong goes on being used: a control plane that is away comes back.
+            Err(error) if self.works(tailnet) && error.passes() => {
+                tracing::warn!(reason = error.reason(), tailnet, "{error}");
+                (works, false)
+            }
+            Err(error) => self.refused(tailnet, error.lasting()),
+        }
+    }
+
+    /// A control plane cannot be asked.
+    pub fn refused(&self, tailnet: Option<&str>, why: String) -> (Verdict, bool) {
+        let plane = tailnet.map_or_else(|| "The reconciler's own control plane".to_owned(), |name| format!("Tailnet {name}"));
+        let news = self.unavailable(tailnet, format!("{plane}: {why}."));
+        (Verdict::Refused(why), news)
+    }
+
+    /// The client for these settings: the one that there is if `mark` is the same.
+    fn client(&self, tailnet: Option<&str>, mark: &str, settings: ControlSettings) -> Result<Control, ControlError> {
+        if let Some(client) =
+            self.planes().get(&tailnet.map(str::to_owned)).filter(|plane| plane.mark == mark).and_then(|plane| plane.client.clone())
+        {
+            return Ok(client);
+        }
+        Control::new(settings)
+    }
+
+    /// Whether there is a client that worked.
+    fn works(&self, tailnet: Option<&str>) -> bool {
+        self.planes().get(&tailnet.map(str::to_owned)).is_some_and(|plane| matches!(plane.state, TailnetState::Ready { .. }))
+    }
+
+    /// A control plane can be asked by this client. Whether that is news.
+    fn ready(&self, tailnet: Option<&str>, mark: &str, server_url: String, client: Control) -> bool {
+        if self.planes().get(&tailnet.map(str::to_owned)).is_none_or(|plane| plane.mark != mark) {
+            self.listed.forget(tailnet);
+            self.routes.forget(tailnet);
+        }
+        let capabilities = Capabilities { services: client.capabilities().services, ..CAPABLE };
+        let state = TailnetState::Ready { server_url, capabilities };
+        self.set(tailnet, Plane { client: Some(client), state, mark: mark.to_owned() })
+    }
+
+    /// A control plane cannot be asked, and why. Whether that is news.
+    pub fn unavailable(&self, tailnet: Option<&str>, why: String) -> bool {
+        self.set(tailnet, Plane { client: None, state: TailnetState::Unavailable(why), mark: String::new() })
+    }
+
+    /// A Tailnet is gone.
+    pub fn forget(&self, tailnet: &str) -> bool {
+        self.planes().remove(&Some(tailnet.to_owned())).is_some()
+    }
+
+    /// What a group of this Tailnet can count on. `there` tells whether the Tailnet exists.
+    #[must_use]
+    pub fn state(&self, tailnet: Option<&str>, there: bool) -> TailnetState {
+        let known = self.planes().get(&tailnet.map(str::to_owned)).map(|plane| plane.state.clone());
+        let to_come = if tailnet.is_some() { there } else { self.own };
+        known.unwrap_or_else(|| if to_come { TailnetState::Asking } else { TailnetState::Unavailable(unknown(tailnet)) })
+    }
+
+    /// Every control plane that was asked, by the name of its Tailnet, and whether it can be.
+    #[must_use]
+    pub fn known(&self) -> Vec<(Option<String>, bool)> {
+        self.planes().iter().map(|(tailnet, plane)| (tailnet.clone(), matches!(plane.state, TailnetState::Ready { .. }))).collect()
+    }
+
+    /// What is denied to a group.
+    #[must_use]
+    pub fn denials(&self, group: &str) -> BTreeMap<String, Denial> {
+        self.denials.lock().unwrap_or_else(PoisonError::into_inner).get(group).cloned().unwrap_or_default()
+    }
+
+    /// What a group asked for in one pass: each with why it was denied, if it was. Other denials are of no interest any more.
+    pub fn answered(&self, group: &str, answers: BTreeMap<String, Option<String>>, now: Timestamp) {
+        let mut all = self.denials.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = all.remove(group).unwrap_or_default();
+        let since = |what: &str| before.get(what).map_or(now, |denial| denial.since);
+        let denied = answers.into_iter().filter_map(|(what, why)| Some((what.clone(), Denial { since: since(&what), why: why? })));
+        let denied: BTreeMap<_, _> = denied.collect();
+        if !denied.is_empty() {
+            all.insert(group.to_owned(), denied);
+        }
+    }
+
+    /// Makes an auth key, after the device that the new one replaces is deleted. With a limit (a group and its replicas) both count
+    /// against the group's rate.
+    pub async fn mint_key(
+        &self,
+        tailnet: Option<&str>,
+        tags: &[String],
+        note: &str,
+        limit: Option<(&str, u32)>,
+        replaces: Option<&ClaimedDevice>,
+    ) -> Result<AuthKey, Denied> {
+        let client = self.plane(tailnet)?;
+        if let Some((group, replicas)) = limit {
+            self.reissue(group, replicas)?;
+        }
+        if let Some(device) = replaces
+            && let Err(error) = self.delete_device(tailnet, device).await
+        {
+            tracing::warn!(reason = error.reason(), device = %device.id, "cannot delete the replaced device: {error}");
+        }
+        Ok(client.mint_key(tags, note).await?)
+    }
+
+    /// Makes an auth key useless.
+    pub async fn revoke_key(&self, tailnet: Option<&str>, id: &KeyId) -> Result<(), Denied> {
+        Ok(self.plane(tailnet)?.revoke_key(id).await?)
+    }
+
+    /// Deletes a device, if it is the expected one.
+    pub async fn delete_device(&self, tailnet: Option<&str>, device: &ClaimedDevice) -> Result<(), Denied> {
+        self.plane(tailnet)?.delete_device(&device.id, &device.expected).await?;
+        self.routes.gone(tailnet, &device.id);
+        Ok(())
+    }
+
+    /// Checks the device that a replica claims, and returns the record of it. A record of another device gives way only if that
+    /// device is gone. `domain` is used where the control plane reports none.
+    pub async fn check_device(
+        &self,
+        tailnet: Option<&str>,
+        device: ClaimedDevice,
+        domain: Option<String>,
+        recorded: Option<&DeviceId>,
+    ) -> Result<DeviceRecord, Denied> {
+        let client = self.plane(tailnet)?;
+        if let Some(recorded) = recorded.filter(|recorded| **recorded != device.id)
+            && client.device(recorded, &device.expected).await?.is_some()
+        {
+            return Err(Denied::Claim { claimed: device.id, recorded: recorded.clone() });
+        }
+        let found = client.device(&device.id, &device.expected).await?;
+        let Device { tags, domain: reported, .. } = found.ok_or_else(|| Denied::UnknownDevice(device.id.clone()))?;
+        Ok(DeviceRecord { id: device.id, domain: reported.or(domain), tags })
+    }
+
+    fn plane(&self, tailnet: Option<&str>) -> Result<Control, Denied> {
+        match self.planes().get(&tailnet.map(str::to_owned)) {
+            Some(Plane { client: Some(client), .. }) => Ok(client.clone()),
+            Some(Plane { state: TailnetState::Unavailable(why), .. }) => Err(Denied::Unavailable(why.clone())),
+            _ => Err(Denied::Unavailable(unknown(tailnet))),
+        }
+    }
+
+    fn reissue(&self, group: &str, replicas: u32) -> Result<(), Denied> {
+        let now = Instant::now() - *self.begin.get_or_init(Instant::now);
+        let mut buckets = self.reissues.lock().unwrap_or_else(PoisonError::into_inner);
+        let bucket = buckets.entry(group.to_owned()).or_insert_with(|| Bucket::new(replicas.max(1), 1.0 / REISSUE.as_secs_f64()));
+        let wait = bucket.take(now);
+        if wait.is_zero() {
+            return Ok(());
+        }
+        bucket.give_back();
+        Err(Denied::TooOften { group: group.to_owned(), wait })
+    }
+
+    fn set(&self, tailnet: Option<&str>, plane: Plane) -> bool {
+        let state = plane.state.clone();
+        let before = self.planes().insert(tailnet.map(str::to_owned), plane);
+        before.is_none_or(|before| before.state != state)
+    }
+
+    fn planes(&self) -> MutexGuard<'_, BTreeMap<Option<String>, Plane>> {
+        self.planes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn unknown(tailnet: Option<&str>) -> String {
+    match tailnet {
+        Some(name) => format!("Tailnet {name} does not exist: make it, or name another."),
+        None => "The reconciler has no control plane of its own: set spec.tailnet, or give the reconciler credentials.".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).expect("a time")
+    }
+
+    #[test]
+    fn a_denial_counts_from_the_first_one_and_ends_with_an_answer() {
+        let controls = Controls::new(true);
+        let asked = |why: Option<&str>| BTreeMap::from([("device n1".to_owned(), why.map(str::to_owned))]);
+        controls.answered("g", asked(Some("no")), at(1));
+        controls.answered("g", asked(Some("still no")), at(9));
+        let denials = controls.denials("g");
+        assert_eq!(denials["device n1"], Denial { since: at(1), why: "still no".into() });
+        assert!(controls.denials("h").is_empty());
+        controls.answered("g", BTreeMap::from([("device n2".to_owned(), Some("no".to_owned()))]), at(10));
+        assert_eq!(controls.denials("g").into_keys().collect::<Vec<_>>(), ["device n2"], "n1 is not wanted any more");
+        controls.answered("g", BTreeMap::from([("device n2".to_owned(), None)]), at(11));
+        assert!(controls.denials("g").is_empty());
+    }
+
+    #[test]
+    fn a_control_plane_that_is_to_be_asked_is_not_told_to_be_away() {
+        assert_eq!(Controls::new(true).state(None, false), TailnetState::Asking);
+        assert!(matches!(Controls::new(false).state(None, false), TailnetState::Unavailable(why) if why.contains("set spec.tailnet")));
+        assert_eq!(Controls::new(false).state(Some("t"), true), TailnetState::Asking);
+        assert!(matches!(Controls::new(true).state(Some("t"), false), TailnetState::Unavailable(why) if why.contains("make it")));
+    }
+
+    #[test]
+    fn what_is_told_for_long_has_no_figures_that_change() {
+        let too_often = |wait| Denied::TooOften { group: "g".into(), wait: Duration::from_secs(wait) };
+        assert_eq!(too_often(1).lasting(), too_often(2).lasting());
+        let paused = |after| Denied::from(ControlError::Paused { call: "x", after: Duration::from_secs(after) });
+        assert_eq!(paused(1).lasting(), paused(2).lasting());
+    }
+}

@@ -1,0 +1,51 @@
+//! The routes that control planes have approved for devices, as they were found last: read by passes, kept by what was asked.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, PoisonError};
+
+use k8s_openapi::jiff::Timestamp;
+
+use super::{Controls, Denied};
+use crate::model::controller::identity::DeviceId;
+use crate::model::controller::proxygroup::{Approved, ClaimedDevice};
+
+/// By Tailnet and stable id of the device.
+#[derive(Debug, Default)]
+pub(super) struct Routes(Mutex<BTreeMap<Option<String>, BTreeMap<DeviceId, Approved>>>);
+
+impl Routes {
+    /// A control plane is another one than it was.
+    pub(super) fn forget(&self, tailnet: Option<&str>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&tailnet.map(str::to_owned));
+    }
+
+    /// A device is gone.
+    pub(super) fn gone(&self, tailnet: Option<&str>, id: &DeviceId) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.get_mut(&tailnet.map(str::to_owned)).map(|devices| devices.remove(id));
+    }
+}
+
+impl Controls {
+    /// The approved routes of a tailnet's devices, where they were looked at.
+    #[must_use]
+    pub fn approved(&self, tailnet: Option<&str>) -> BTreeMap<DeviceId, Approved> {
+        let all = self.routes.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.get(&tailnet.map(str::to_owned)).cloned().unwrap_or_default()
+    }
+
+    /// Has routes be led to a device, and others no more. Whether what is known of it is other than before.
+    pub async fn approve_routes(
+        &self,
+        tailnet: Option<&str>,
+        device: &ClaimedDevice,
+        add: &BTreeSet<String>,
+        remove: &BTreeSet<String>,
+    ) -> Result<bool, Denied> {
+        let at = Timestamp::now();
+        let routes = self.plane(tailnet)?.approve_routes(&device.id, &device.expected, add, remove).await?;
+        let mut all = self.routes.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = all.entry(tailnet.map(str::to_owned)).or_default().insert(device.id.clone(), Approved { at, routes: routes.clone() });
+        Ok(before.is_none_or(|before| before.routes != routes))
+    }
+}

@@ -1,0 +1,106 @@
+//! The Tailscale Services of each tailnet, as they were found last: read by passes, kept by what was asked and written.
+//!
+//! All are listed at once, whichever of its groups needs it; a pass asks for nothing that is known. What is written is of what
+//! was just read, and is read again. Who owns what is judged by [`crate::model::controller::ingress_spec`].
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use k8s_openapi::jiff::Timestamp;
+
+use super::{Controls, Denied};
+use crate::api::vip::VipService;
+use crate::edge::control::{Control, ControlError};
+use crate::model::controller::ingress_spec::{Asked, Owner, Release, Verdict, judge, release};
+use crate::model::controller::proxygroup::Listed;
+
+/// The lists, by the name of the Tailnet.
+#[derive(Debug, Default)]
+pub(super) struct Lists {
+    known: Mutex<BTreeMap<Option<String>, Arc<Listed>>>,
+    /// Who lists: the others wait, and find it done.
+    listing: tokio::sync::Mutex<()>,
+}
+
+impl Lists {
+    /// A control plane is another one than it was.
+    pub(super) fn forget(&self, tailnet: Option<&str>) {
+        self.known().remove(&tailnet.map(str::to_owned));
+    }
+
+    fn get(&self, tailnet: Option<&str>) -> Option<Arc<Listed>> {
+        self.known().get(&tailnet.map(str::to_owned)).cloned()
+    }
+
+    /// Takes a service as it was just read. Whether that is news.
+    fn set(&self, tailnet: Option<&str>, name: &str, found: Option<VipService>) -> bool {
+        let mut known = self.known();
+        let Some(listed) = known.get_mut(&tailnet.map(str::to_owned)) else { return false };
+        if listed.services.get(name) == found.as_ref() {
+            return false;
+        }
+        let listed = Arc::make_mut(listed);
+        match found {
+            Some(found) => drop(listed.services.insert(name.to_owned(), found)),
+            None => drop(listed.services.remove(name)),
+        }
+        true
+    }
+
+    fn known(&self) -> MutexGuard<'_, BTreeMap<Option<String>, Arc<Listed>>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Controls {
+    /// The Tailscale Services of a tailnet, as they were found last; none if nobody asked yet.
+    #[must_use]
+    pub fn listed(&self, tailnet: Option<&str>) -> Option<Arc<Listed>> {
+        self.listed.get(tailnet)
+    }
+
+    /// Lists all, unless that was done since then. Whether there is a newer list.
+    pub async fn list_services(&self, tailnet: Option<&str>, since: Timestamp) -> Result<bool, Denied> {
+        let client = self.plane(tailnet)?;
+        let _turn = self.listed.listing.lock().await;
+        if self.listed(tailnet).is_some_and(|listed| listed.at > since) {
+            return Ok(true);
+        }
+        let at = Timestamp::now();
+        let services = client.services().await?.into_iter().map(|service| (service.name.clone(), service)).collect();
+        self.listed.known().insert(tailnet.map(str::to_owned), Arc::new(Listed { at, services }));
+        Ok(true)
+    }
+
+    /// Has a service be as it must be. Whether what is known of it is other than before.
+    pub async fn publish_service(&self, tailnet: Option<&str>, asked: &Asked, owner: &Owner, recorded: bool) -> Result<bool, Denied> {
+        let client = self.plane(tailnet)?;
+        let found = client.service(&asked.name).await?;
+        let found = match judge(found.as_ref(), asked, owner, recorded) {
+            Verdict::Settled | Verdict::Refused(_) => found,
+            Verdict::Write { service, .. } => written(&client, &service).await?,
+        };
+        Ok(self.listed.set(tailnet, &asked.name, found))
+    }
+
+    /// Lets a service go. Whether what is known of it is other than before.
+    pub async fn release_service(&self, tailnet: Option<&str>, name: &str, owner: &Owner) -> Result<bool, Denied> {
+        let client = self.plane(tailnet)?;
+        let found = client.service(name).await?;
+        let left = match release(found.as_ref(), owner) {
+            Release::Nothing => found,
+            Release::Delete => {
+                client.delete_service(name).await?;
+                None
+            }
+            Release::Write(service) => written(&client, &service).await?,
+        };
+        Ok(self.listed.set(tailnet, name, left))
+    }
+}
+
+/// Writes a service, and reads what became of it: somebody else may have written at the same time.
+async fn written(client: &Control, service: &VipService) -> Result<Option<VipService>, ControlError> {
+    client.put_service(service).await?;
+    client.service(&service.name).await
+}

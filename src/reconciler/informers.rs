@@ -1,0 +1,241 @@
+//! The stores as the tasks share them: watches fill them, and what changes asks for work.
+//!
+//! One task for each watch. A watch that is lost keeps what is known; a kind that the cluster does not have is an empty store.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use serde_json::Value;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::cache::{Key, Role, World};
+use crate::edge::kube::{Change, Cluster, Follow, Resource};
+use crate::model::base::backoff::Backoff;
+use crate::model::controller::objects::{Kind, ObjectRef};
+use crate::runtime::queue::Queue;
+
+/// Changes that come together are looked at together.
+const GATHER: Duration = Duration::from_millis(20);
+/// Changes of what takes long to look at gather for so many times as long, so that looks take a fifth of a processor at most.
+const SHARE: u32 = 4;
+/// But no longer than this.
+const LONGEST: Duration = Duration::from_millis(250);
+/// What the reconciler made carries this label.
+const MANAGED: &str = "tailscale.com/managed=true";
+/// What somebody else made does not.
+const NOT_OURS: &str = "!tailscale.com/managed";
+/// What belongs to a group itself carries these.
+const OF_A_GROUP: &str = "tailscale.com/managed=true,tailscale.com/parent-resource-type=proxygroup";
+
+/// One watch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Watch {
+    /// What its objects are to us.
+    pub role: Role,
+    /// What is followed.
+    pub follow: Follow,
+}
+
+/// The stores. Clones are the same.
+#[derive(Debug, Clone)]
+pub struct Stores {
+    world: Arc<Mutex<World>>,
+    queue: Queue<Key>,
+    /// How long changes of a key gather, where it is longer than usual.
+    paces: Arc<Mutex<HashMap<Key, Duration>>>,
+    /// Whether every watch has had its first complete list.
+    synced: watch::Sender<bool>,
+}
+
+impl Watch {
+    /// The same in another namespace, or in all.
+    fn within(&self, namespace: Option<String>) -> Self {
+        Self { role: self.role, follow: Follow { namespace, ..self.follow.clone() } }
+    }
+}
+
+/// Every watch: of the objects in `namespace`, and of Services in these namespaces or in all.
+#[must_use]
+pub fn watches(namespace: &str, service_namespaces: &[String]) -> Vec<Watch> {
+    let everywhere = |role, resource| Watch { role, follow: Follow { resource, namespace: None, labels: None, names_only: false } };
+    let here = |role, resource, labels| {
+        let namespace = Some(namespace.to_owned());
+        Watch { role, follow: Follow { resource, namespace, labels: Some(labels), names_only: false } }
+    };
+    let mut all = vec![
+        everywhere(Role::Group, Resource::PROXY_GROUP),
+        everywhere(Role::Class, Resource::PROXY_CLASS),
+        everywhere(Role::Tailnet, Resource::TAILNET),
+        everywhere(Role::IngressClass, Resource::INGRESS_CLASS),
+        here(Role::Pod, Resource::POD, OF_A_GROUP),
+    ];
+    for kind in Kind::ALL {
+        let labels = match kind {
+            // Children of users' Services, and what Kubernetes derives from them; metrics Services name no parent.
+            // Certificates are an Ingress's, and so are the rights that the Tailscale operator makes for each.
+            Kind::Service | Kind::EndpointSlice | Kind::ServiceMonitor | Kind::Secret | Kind::Role | Kind::RoleBinding => MANAGED,
+            _ => OF_A_GROUP,
+        };
+        let watch = here(Role::Owned(kind), kind.into(), labels);
+        // By some of them groups read in users' namespaces where backends are.
+        let elsewhere = if kind == Kind::RoleBinding { Some(service_namespaces) } else { None };
+        let namespaces: BTreeSet<_> = match elsewhere {
+            Some([]) => [None].into(),
+            others => others.unwrap_or_default().iter().cloned().chain([namespace.to_owned()]).map(Some).collect(),
+        };
+        all.extend(namespaces.into_iter().map(|namespace| watch.within(namespace)));
+    }
+    let mut credentials = here(Role::Credentials, Resource::SECRET, NOT_OURS);
+    credentials.follow.names_only = true;
+    all.push(credentials);
+    let mut namespaces = everywhere(Role::Namespace, Resource::NAMESPACE);
+    namespaces.follow.names_only = true;
+    all.push(namespaces);
+    let users =
+        [(Role::Service, Resource::SERVICE), (Role::Ingress, Resource::INGRESS), (Role::Backing, Resource::from(Kind::EndpointSlice))];
+    if service_namespaces.is_empty() {
+        all.extend(users.map(|(role, resource)| everywhere(role, resource)));
+        all.push(everywhere(Role::Node, Resource::NODE));
+    }
+    for namespace in service_namespaces {
+        all.extend(users.map(|(role, resource)| {
+            let follow = Follow { resource, namespace: Some(namespace.clone()), labels: None, names_only: false };
+            Watch { role, follow }
+        }));
+    }
+    all
+}
+
+impl Stores {
+    /// Stores whose news go to this queue.
+    #[must_use]
+    pub fn new(world: World, queue: Queue<Key>) -> Self {
+        Self { world: Arc::new(Mutex::new(world)), queue, paces: Arc::default(), synced: watch::channel(false).0 }
+    }
+
+    /// Follows one kind for ever.
+    pub async fn feed(self, cluster: Cluster, watch: Watch, lost: impl Fn(&'static str, &'static str) + Send) {
+        let Watch { role, follow } = watch;
+        let namespace = follow.namespace.as_deref();
+        let mut changes = Box::pin(cluster.follow(&follow, Backoff::WATCH));
+        let mut told = None;
+        while let Some(change) = changes.next().await {
+            let keys = match change {
+                Change::Begin => {
+                    self.world().begin(role, namespace);
+                    BTreeSet::new()
+                }
+                Change::Listed(value) => self.world().listed(role, namespace, value),
+                Change::Complete => self.complete(role, namespace),
+                Change::Put(value) => self.world().put(role, value),
+                Change::Gone(value) => self.world().gone(role, &value),
+                Change::Unknown => {
+                    if told.replace("Unknown") != Some("Unknown") {
+                        unknown(follow.resource);
+                    }
+                    self.world().lacks(role);
+                    // Without groups there is nothing to do; without any other kind, what needs it is off.
+                    if role == Role::Group { BTreeSet::new() } else { self.complete(role, namespace) }
+                }
+                Change::Lost(error) => {
+                    lost(follow.resource.kind, error.reason());
+                    if told.replace(error.reason()) != Some(error.reason()) {
+                        tracing::warn!(reason = error.reason(), "{error}; the cache is unchanged");
+                    }
+                    continue;
+                }
+            };
+            self.ask(keys);
+        }
+    }
+
+    /// Waits until every watch has had its first complete list.
+    pub async fn synced(&self) {
+        // The sender is ours, so it cannot be gone.
+        let _ = self.synced.subscribe().wait_for(|synced| *synced).await;
+    }
+
+    /// What a write of ours returned.
+    pub fn assume(&self, role: Role, value: Value) {
+        let keys = self.world().put(role, value);
+        self.ask(keys);
+    }
+
+    /// What a delete of ours took away.
+    pub fn deleted(&self, object: &ObjectRef, uid: Option<&str>) {
+        let keys = self.world().deleted(object, uid);
+        self.ask(keys);
+    }
+
+    /// What is in the way of a group and shown by no watch.
+    pub fn found(&self, group: &str, object: ObjectRef, value: Value, now: Instant) {
+        self.world().found(group, object, value, now);
+    }
+
+    /// A node port that the API server refused. Whether another is worth a try at once.
+    #[must_use]
+    pub fn refused_port(&self, port: u16, now: Instant) -> bool {
+        self.world().refused_port(port, now)
+    }
+
+    /// The version of an object, if it is held.
+    #[must_use]
+    pub fn version(&self, object: &ObjectRef) -> Option<u64> {
+        self.world().version(object)
+    }
+
+    /// The queue that is fed.
+    #[must_use]
+    pub fn queue(&self) -> &Queue<Key> {
+        &self.queue
+    }
+
+    /// The stores themselves, for a moment.
+    pub fn world(&self) -> MutexGuard<'_, World> {
+        self.world.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn complete(&self, role: Role, namespace: Option<&str>) -> BTreeSet<Key> {
+        let (keys, missing) = {
+            let mut world = self.world();
+            (world.complete(role, namespace), world.missing())
+        };
+        if missing.is_empty() {
+            self.synced.send_if_modified(|synced| !std::mem::replace(synced, true));
+        }
+        keys
+    }
+
+    /// To look at a key took so long, without what was written.
+    pub fn paced(&self, key: Key, took: Duration) {
+        let pace = (took * SHARE).min(LONGEST);
+        let mut paces = self.paces.lock().unwrap_or_else(PoisonError::into_inner);
+        if pace > GATHER {
+            paces.insert(key, pace);
+        } else {
+            paces.remove(&key);
+        }
+    }
+
+    fn ask(&self, keys: BTreeSet<Key>) {
+        for key in keys {
+            let pace = self.paces.lock().unwrap_or_else(PoisonError::into_inner).get(&key).copied();
+            self.queue.add_after(key, pace.unwrap_or(GATHER));
+        }
+    }
+}
+
+/// Says that a kind is not installed.
+fn unknown(resource: Resource) {
+    let Resource { kind, api_version, .. } = resource;
+    if kind == "ServiceMonitor" {
+        tracing::info!("{kind} of {api_version} is not installed: no ServiceMonitors are made");
+    } else {
+        tracing::warn!(
+            "{kind} of {api_version} is not installed: install the definitions (tailyard crd | kubectl apply --server-side -f -)"
+        );
+    }
+}

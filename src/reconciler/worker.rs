@@ -1,0 +1,178 @@
+//! A worker: takes a key, looks at what there is, has it decided what to do, and does it.
+//!
+//! Works only while this process leads and the stores are complete; what it leaves then is looked at by whoever leads next.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use k8s_openapi::jiff::Timestamp;
+use tokio::time::Instant;
+
+use super::apply::{ActError, Acted, Actor};
+use super::cache::{Key, Plane, Role};
+use super::control_plane::Controls;
+use super::informers::Stores;
+use super::metrics::Metrics;
+use super::tailnets::Tailnets;
+use super::{default_control_plane, proxyclass, tailnets};
+use crate::api::proxygroup::ProxyGroup;
+use crate::edge::kube::{Cluster, KubeError, Refusal, Resource};
+use crate::model::controller::ingress_spec::Owner;
+use crate::model::controller::objects::{Kind, digest};
+use crate::model::controller::proxygroup::{self, GroupSettings, Memory, Observed, Pass};
+use crate::model::settings::reconciler::Control;
+use crate::runtime::queue::Ended;
+
+/// How soon a group is looked at again when something was found that the stores did not show.
+const SURPRISE: Duration = Duration::from_millis(10);
+/// How often it is looked whether somebody else's object still has the name of one of ours.
+const IN_THE_WAY: Duration = Duration::from_secs(31);
+/// How soon a write that may not be made is thought of again: when the next leader is known.
+const NOT_LEADING: Duration = Duration::from_secs(2);
+
+/// What every worker shares.
+#[derive(Debug)]
+pub struct Worker {
+    /// What is known.
+    pub stores: Stores,
+    /// What can be done.
+    pub actor: Actor,
+    /// Whom groups belong to.
+    pub controls: Arc<Controls>,
+    /// What is known of Tailnets beside their objects.
+    pub tailnets: Tailnets,
+    /// The control plane of groups that name no Tailnet.
+    pub control: Control,
+    /// Groups of a type that is not served, of which that was said.
+    pub unserved: Mutex<BTreeSet<String>>,
+    /// What holds for every group.
+    pub settings: Arc<GroupSettings>,
+    /// What passes over a group take over from the one before.
+    pub memories: Mutex<HashMap<String, Memory>>,
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
+    /// Where things are looked up that no watch shows.
+    pub cluster: Cluster,
+    /// What tells this cluster from every other.
+    pub cluster_id: tokio::sync::OnceCell<String>,
+}
+
+impl Worker {
+    /// Works on one key.
+    pub async fn work(&self, key: Key) -> Ended {
+        if !self.actor.writes().open() || !self.stores.world().missing().is_empty() {
+            // Whoever leads next looks at everything.
+            return Ended::Done;
+        }
+        let begin = Instant::now();
+        let done = match &key {
+            Key::Group(name) => self.group(name).await,
+            Key::Class(name) => proxyclass::reconcile(self, name).await,
+            Key::Tailnet(name) => tailnets::reconcile(self, name).await,
+            Key::Own => Ok(default_control_plane::reconcile(self).await),
+        };
+        self.metrics.reconciled(key.kind(), begin.elapsed(), done.as_ref().err().map(ActError::reason));
+        match done {
+            Ok(ended) => ended,
+            Err(error) if error.is_not_leading() => Ended::Again(NOT_LEADING),
+            Err(error) => {
+                tracing::warn!(reason = error.reason(), kind = key.kind(), name = key.name(), "{error}");
+                Ended::Failed(error.retry_after())
+            }
+        }
+    }
+
+    /// Who this cluster is among those that share Tailscale Services: the same for as long as the cluster lives.
+    async fn owner(&self) -> Result<Owner, KubeError> {
+        let usual = &self.settings.cluster;
+        if !usual.id.is_empty() {
+            return Ok(usual.clone());
+        }
+        let found = self.cluster_id.get_or_try_init(|| async {
+            let found = self.cluster.look(Resource::NAMESPACE, None, "kube-system").await?;
+            let uid = found.as_ref().and_then(|found| found["metadata"]["uid"].as_str()).unwrap_or_default();
+            let place = format!("{uid}/{}", self.settings.namespace);
+            Ok::<_, KubeError>(format!("tailyard-{}", &digest(place.as_bytes())[..16]))
+        });
+        Ok(Owner { id: found.await?.clone(), ..usual.clone() })
+    }
+
+    /// Looks at the certificates of users' own that a group is to show, where that was not done since they changed. What cannot be read
+    /// now is read for a later pass: nothing waits for it.
+    async fn read_certificates(&self, group: &str) {
+        let unread = self.stores.world().unread_certificates(group);
+        for name in unread {
+            match self.cluster.look(Resource::SECRET, Some(&self.settings.namespace), &name).await {
+                Ok(Some(secret)) => self.stores.world().read_certificate(&secret),
+                Ok(None) => {}
+                Err(error) => tracing::warn!(reason = error.reason(), secret = name, "cannot read a certificate: {error}"),
+            }
+        }
+    }
+
+    /// Says once that a group is of a type that is not served: it may be somebody else's, so it is not told itself.
+    fn say_unserved(&self, name: &str, group: Option<&ProxyGroup>) {
+        let mut said = self.unserved.lock().unwrap_or_else(PoisonError::into_inner);
+        match group.filter(|group| !self.settings.types.contains(&group.spec.type_)) {
+            Some(group) if said.insert(name.to_owned()) => {
+                let kind = &group.spec.type_;
+                tracing::info!(group = name, ?kind, "ProxyGroup type is not managed; leaving it to the Tailscale operator");
+            }
+            Some(_) => {}
+            None => drop(said.remove(name)),
+        }
+    }
+
+    /// Has it decided what to do. Nobody else works on this group meanwhile.
+    fn pass(&self, name: &str, observed: &Observed) -> Pass {
+        let memories = || self.memories.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut memory = memories().remove(name).unwrap_or_default();
+        let pass = proxygroup::pass_after(observed, &mut memory);
+        self.metrics.publishes(name, memory.summary());
+        if !memory.is_empty() {
+            memories().insert(name.to_owned(), memory);
+        }
+        pass
+    }
+
+    async fn group(&self, name: &str) -> Result<Ended, ActError> {
+        let cluster = self.owner().await?;
+        self.read_certificates(name).await;
+        let begin = Instant::now();
+        let (observed, contested) = {
+            let mut world = self.stores.world();
+            let contested = world.forget_foreign(name, Instant::now());
+            let group = world.group(name);
+            self.say_unserved(name, group.as_deref());
+            let tailnet = group.as_ref().and_then(|group| group.spec.tailnet.as_deref());
+            let there = tailnet.is_some_and(|tailnet| world.tailnet(tailnet).is_some());
+            let plane = Plane {
+                tailnet: self.controls.state(tailnet, there),
+                denied: self.controls.denials(name),
+                listed: self.controls.listed(tailnet),
+                approved: self.controls.approved(tailnet),
+            };
+            let monitors = world.has(Role::Owned(Kind::ServiceMonitor));
+            let settings = Arc::new(GroupSettings { service_monitors: monitors, cluster, ..(*self.settings).clone() });
+            (world.observe(name, settings, plane, Timestamp::now()), contested)
+        };
+        let pass = self.pass(name, &observed);
+        self.stores.paced(Key::Group(name.to_owned()), begin.elapsed());
+        let again = pass.again;
+        match self.actor.carry_out(&observed, pass).await {
+            Ok(Acted::Done) => {}
+            Ok(Acted::Surprised) => return Ok(Ended::Again(SURPRISE)),
+            Err(error) => {
+                // What the API refuses it will refuse again: somebody has to be told.
+                if matches!(error, ActError::Write(_)) && matches!(error.refusal(), Some(Refusal::Invalid | Refusal::Forbidden)) {
+                    self.actor.refused(&observed, &error.to_string()).await?;
+                }
+                return Err(error);
+            }
+        }
+        let contested = contested.then_some(IN_THE_WAY);
+        let soonest = again.into_iter().chain(contested).min();
+        Ok(soonest.map_or(Ended::Done, Ended::Again))
+    }
+}

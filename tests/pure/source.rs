@@ -1,0 +1,239 @@
+//! One file of the tree, reduced to what it names: comments, texts and tests beside the code are taken out.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The files of a folder and below it with this ending, in order.
+pub(crate) fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            found.extend(files(&path, ending));
+        } else if path.extension().is_some_and(|extension| extension == ending) {
+            found.push(path);
+        }
+    }
+    found.sort();
+    found
+}
+
+/// The files of src: their paths under it, and their texts.
+pub(crate) fn tree() -> Vec<(String, String)> {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let file = |path: PathBuf| {
+        let name = path.strip_prefix(&src).expect("below src").display().to_string();
+        (name, fs::read_to_string(&path).expect("text"))
+    };
+    files(&src, "rs").into_iter().map(file).collect()
+}
+
+/// A file, without comments, texts and tests.
+pub(crate) struct Source {
+    /// The path of its module from the crate's root.
+    pub(crate) module: Vec<String>,
+    /// It holds nothing but tests.
+    pub(crate) is_test: bool,
+    /// Lines of its production part, comments included.
+    pub(crate) lines: usize,
+    /// Its texts: the literals of its production part.
+    pub(crate) texts: Vec<String>,
+    /// Its identifiers, as often as they occur.
+    pub(crate) identifiers: Vec<String>,
+    /// The types that it defines.
+    pub(crate) types: Vec<String>,
+    /// Every path that it names, `use` groups spelled out.
+    paths: Vec<Vec<String>>,
+}
+
+impl Source {
+    /// Reads a file; `path` is under src.
+    pub(crate) fn new(path: &str, text: &str) -> Self {
+        let module: Vec<String> = path.trim_end_matches(".rs").split('/').filter(|name| *name != "mod").map(str::to_owned).collect();
+        let production = without_tests(text);
+        let (code, texts) = split(&production);
+        let identifiers: Vec<String> = code.split(|c: char| !is_name(c)).filter(|word| !word.is_empty()).map(str::to_owned).collect();
+        let defines = |pair: &[String]| matches!(pair[0].as_str(), "struct" | "enum" | "trait").then(|| pair[1].clone());
+        Self {
+            is_test: module.iter().any(|name| name == "tests"),
+            lines: production.lines().count(),
+            types: identifiers.windows(2).filter_map(defines).collect(),
+            paths: paths(&code),
+            texts,
+            identifiers,
+            module,
+        }
+    }
+
+    /// The paths that are ours, from the crate's root.
+    pub(crate) fn ours(&self) -> Vec<Vec<String>> {
+        let absolute = |path: &Vec<String>| {
+            let first = path.first()?.as_str();
+            if first == "crate" || first == "tailyard" {
+                return Some(path[1..].to_vec());
+            }
+            let ups = path.iter().take_while(|name| *name == "super").count();
+            let base = self.module.len().checked_sub(ups).filter(|_| ups > 0)?;
+            Some(self.module[..base].iter().chain(&path[ups..]).cloned().collect())
+        };
+        self.paths.iter().filter_map(absolute).collect()
+    }
+
+    /// Whether a path begins with this one. A crate's name alone is no path: functions and modules may be called the same.
+    pub(crate) fn names(&self, wanted: &str) -> bool {
+        let wanted: Vec<&str> = wanted.split("::").collect();
+        let least = if wanted.len() == 1 && wanted[0].starts_with(char::is_lowercase) { 2 } else { wanted.len() };
+        self.paths.iter().any(|path| path.len() >= least && wanted.iter().zip(path).all(|(wanted, name)| wanted == name))
+    }
+}
+
+/// The text without inline test modules.
+fn without_tests(text: &str) -> String {
+    let mut kept = String::new();
+    let mut lines = text.lines().peekable();
+    while let Some(line) = lines.next() {
+        let opens = |next: &&str| next.trim_start().trim_start_matches("pub(crate) ").trim_start_matches("pub(super) ").starts_with("mod ");
+        if line.trim() == "#[cfg(test)]" && lines.peek().is_some_and(|next| opens(next) && next.trim_end().ends_with('{')) {
+            let indent = &line[..line.len() - line.trim_start().len()];
+            let end = format!("{indent}}}");
+            for inner in lines.by_ref() {
+                if inner == end {
+                    break;
+                }
+            }
+            continue;
+        }
+        kept.push_str(line);
+        kept.push('\n');
+    }
+    kept
+}
+
+/// The text with comments and literals blanked out, and the literals.
+fn split(text: &str) -> (String, Vec<String>) {
+    let (mut out, mut texts) = (String::new(), Vec::new());
+    let mut rest = text;
+    while let Some(first) = rest.chars().next() {
+        let skip = if rest.starts_with("//") {
+            rest.find('\n').unwrap_or(rest.len())
+        } else if rest.starts_with("/*") {
+            rest.find("*/").map_or(rest.len(), |end| end + 2)
+        } else if let Some(length) = raw_string(rest).filter(|_| !out.ends_with(is_name)) {
+            length
+        } else if first == '"' {
+            quoted(rest)
+        } else if first == '\'' {
+            character(rest)
+        } else {
+            0
+        };
+        if skip == 0 {
+            out.push(first);
+            rest = &rest[first.len_utf8()..];
+        } else {
+            out.push(' ');
+            texts.extend(rest[..skip].contains('"').then(|| rest[..skip].to_owned()).filter(|text| !text.starts_with('/')));
+            rest = &rest[skip..];
+        }
+    }
+    (out, texts)
+}
+
+/// The length of a raw string that begins here.
+fn raw_string(rest: &str) -> Option<usize> {
+    let after = rest.strip_prefix("br").or_else(|| rest.strip_prefix('r'))?;
+    let hashes = after.len() - after.trim_start_matches('#').len();
+    let body = after[hashes..].strip_prefix('"')?;
+    let end = format!("\"{}", "#".repeat(hashes));
+    let start = rest.len() - body.len();
+    Some(body.find(&end).map_or(rest.len(), |at| start + at + end.len()))
+}
+
+fn quoted(rest: &str) -> usize {
+    let mut escaped = false;
+    for (at, character) in rest.char_indices().skip(1) {
+        match character {
+            '"' if !escaped => return at + 1,
+            '\\' => escaped = !escaped,
+            _ => escaped = false,
+        }
+    }
+    rest.len()
+}
+
+/// The length of a character literal; zero for a lifetime.
+fn character(rest: &str) -> usize {
+    let mut inner = rest.char_indices().skip(1);
+    match inner.next() {
+        Some((_, '\\')) => rest[2..].find('\'').map_or(0, |at| if rest[2..].starts_with('\'') { 4 } else { at + 3 }),
+        Some(_) => inner.next().filter(|(_, end)| *end == '\'').map_or(0, |(at, _)| at + 1),
+        None => 0,
+    }
+}
+
+fn is_name(character: char) -> bool {
+    character.is_alphanumeric() || character == '_'
+}
+
+/// Every path in the code. A group in braces after `::` becomes one path for each of its members; `use name;` is `name::self`.
+fn paths(code: &str) -> Vec<Vec<String>> {
+    let tokens = tokens(code);
+    let mut found = Vec::new();
+    let mut at = 0;
+    while at < tokens.len() {
+        let in_path = at > 0 && matches!(tokens[at - 1].as_str(), "::" | ".");
+        if !in_path && tokens[at].starts_with(is_name) {
+            let used = at > 0 && tokens[at - 1] == "use";
+            at = path(&tokens, at, &[], &mut found);
+            if let Some(alone) = found.last_mut().filter(|path| used && path.len() == 1) {
+                alone.push("self".to_owned());
+            }
+        } else {
+            at += 1;
+        }
+    }
+    found
+}
+
+/// Reads one path, or one member of a group, from `at` on; returns where it ends.
+fn path(tokens: &[String], mut at: usize, before: &[String], found: &mut Vec<Vec<String>>) -> usize {
+    let mut path = before.to_vec();
+    loop {
+        match tokens.get(at).map(String::as_str) {
+            Some("{") if path.len() > before.len() || !before.is_empty() => {
+                at += 1;
+                while tokens.get(at).is_some_and(|token| token != "}") {
+                    at = if tokens[at].starts_with(is_name) || tokens[at] == "{" { self::path(tokens, at, &path, found) } else { at + 1 };
+                }
+                return at + 1;
+            }
+            Some(name) if name.starts_with(is_name) => path.push(name.to_owned()),
+            _ => break,
+        }
+        at += 1;
+        if tokens.get(at).is_none_or(|token| token != "::") {
+            break;
+        }
+        at += 1;
+    }
+    found.push(path);
+    at
+}
+
+/// Names, `::` and single characters.
+fn tokens(code: &str) -> Vec<String> {
+    let mut tokens = Vec::new();
+    let mut rest = code.trim_start();
+    while let Some(first) = rest.chars().next() {
+        let length = if is_name(first) {
+            rest.find(|c| !is_name(c)).unwrap_or(rest.len())
+        } else if rest.starts_with("::") {
+            2
+        } else {
+            first.len_utf8()
+        };
+        tokens.push(rest[..length].to_owned());
+        rest = rest[length..].trim_start();
+    }
+    tokens
+}
