@@ -249,16 +249,33 @@ func (a *api) expire(_ http.ResponseWriter, node *tailcfg.Node) {
 }
 
 // renew is called when a node asks for its map. One that logged in with another key than the one that ended has that key's
-// time, which testcontrol copies, and is alive.
+// time, which testcontrol copies, and is alive. testcontrol keeps the node of the old key beside it, with the same identity and
+// addresses, and lists both to peers in any order: the old one loses them here, as peers would send to it otherwise.
 func (a *api) renew(r *tailcfg.MapRequest) (done func()) {
 	a.mu.Lock()
-	ended := a.expired[r.NodeKey]
-	a.mu.Unlock()
-	if node := a.tailnet.Node(r.NodeKey); node != nil && !ended && !node.KeyExpiry.IsZero() {
-		node.KeyExpiry = time.Time{}
-		a.tailnet.UpdateNode(node)
+	defer a.mu.Unlock()
+	node := a.tailnet.Node(r.NodeKey)
+	if node == nil || a.expired[r.NodeKey] || node.KeyExpiry.IsZero() {
+		return nil
 	}
+	for _, old := range a.tailnet.AllNodes() {
+		if old.StableID == node.StableID && old.Key != node.Key {
+			a.retire(old)
+		}
+	}
+	node.KeyExpiry = time.Time{}
+	a.tailnet.UpdateNode(node)
 	return nil
+}
+
+// retire leaves nothing of a node but its key: no device lists it, and no peer sends to it.
+func (a *api) retire(node *tailcfg.Node) {
+	a.gone[node.Key] = true
+	id := tailcfg.NodeID(1<<20 + len(a.gone))
+	a.tailnet.UpdateNode(&tailcfg.Node{
+		ID: id, StableID: tailcfg.StableNodeID(fmt.Sprintf("RETIRED%d", id)), Key: node.Key, Machine: node.Machine, User: node.User,
+		Hostinfo: node.Hostinfo,
+	})
 }
 
 func (a *api) listServices(w http.ResponseWriter, _ *http.Request) {
