@@ -3,8 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result};
-use tailyard::demo::services::{FIRST_TARGET_PORT, Service, TARGET_PORTS, of_family};
-use tailyard::demo::target::Target;
+use tailyard::demo::services::{DemoService, FIRST_TARGET_PORT, TARGET_PORTS, of_family};
+use tailyard::demo::target::DemoTarget;
 use tailyard::demo::topology::{Topology, forward_plainly};
 use tailyard::model::base::net::Family;
 
@@ -24,14 +24,14 @@ pub(crate) fn bench(args: &Args) -> Result<Sheet> {
     let topology = Topology::make(3, 1)?;
     let ports = FIRST_TARGET_PORT..FIRST_TARGET_PORT + TARGET_PORTS;
     let target = topology.targets.first().context("there is a target")?;
-    let _served = Target::start(&target.namespace, 0, ports.clone())?;
+    let _served = DemoTarget::start(&target.namespace, 0, ports.clone())?;
     let proxies = (0..).zip(sizes).map(|(number, size)| Proxy::start(&topology, number, size)).collect::<Result<Vec<_>>>()?;
     forward_plainly(&topology, 2)?;
     let mut ways = Vec::new();
     for (site, size) in topology.replicas.iter().zip(sizes) {
         let pod = of_family(site.pod.context("a replica has a Pod address")?, Family::V4);
         // The even ones have an IPv4 address.
-        let services = (0..DIALLED).map(|turn| Service { number: (turn * (size / DIALLED)) & !1, target: 0 });
+        let services = (0..DIALLED).map(|turn| DemoService { number: (turn * (size / DIALLED)) & !1, target: 0 });
         let dial = services.map(|service| SocketAddr::new(pod, service.match_port()));
         ways.push((Some(size), Way::new(dial.collect())));
     }

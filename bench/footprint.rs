@@ -4,7 +4,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use tailyard::demo::services::Service;
+use tailyard::demo::services::DemoService;
 use tailyard::demo::topology::Topology;
 
 use crate::proxy::Proxy;
@@ -52,7 +52,7 @@ pub(crate) fn bench(args: &Args) -> Result<Sheet> {
 
 /// Retargets one service after another, in time.
 fn change(topology: &Topology, proxy: &mut Proxy, size: u16, lasts: Duration) -> Result<()> {
-    let mut services: Vec<Service> = (0..size).map(|number| Service { number, target: 0 }).collect();
+    let mut services: Vec<DemoService> = (0..size).map(|number| DemoService { number, target: 0 }).collect();
     let (begun, total) = (Instant::now(), CHANGES * u32::try_from(lasts.as_secs())?);
     for number in 0..total {
         std::thread::sleep((lasts / total * number).saturating_sub(begun.elapsed()));

@@ -11,8 +11,8 @@ use std::sync::Mutex;
 
 use anyhow::{Context, Result};
 use kit::apiserver::{Cluster, cluster_in};
-use tailyard::demo::services::{FIRST_TARGET_PORT, Service, TARGET_PORTS, of_family};
-use tailyard::demo::target::Target;
+use tailyard::demo::services::{DemoService, FIRST_TARGET_PORT, TARGET_PORTS, of_family};
+use tailyard::demo::target::DemoTarget;
 use tailyard::demo::topology::{Topology, forward_plainly};
 use tailyard::model::base::net::Family;
 
@@ -44,7 +44,7 @@ struct Measured {
 pub(crate) fn bench(args: &Args) -> Result<Sheet> {
     let topology = Topology::make(3, 1)?;
     let target = topology.targets.first().context("there is a target")?;
-    let _served = Target::start(&target.namespace, 0, ports())?;
+    let _served = DemoTarget::start(&target.namespace, 0, ports())?;
     forward_plainly(&topology, NOBODY)?;
     let measured = Mutex::new(Ok(Vec::new()));
     let site = topology.replicas.get(THEIRS).context("there is a way")?;
@@ -64,7 +64,7 @@ async fn measure(topology: &Topology, cluster: Cluster, args: &Args) -> Result<V
         let proxy = Proxy::start(topology, OURS, *size)?;
         let pod = of_family(topology.replicas.get(OURS).and_then(|site| site.pod).context("a way has a Pod address")?, Family::V4);
         // The even ones have an IPv4 address.
-        let services = || (0..DIALLED).map(|turn| Service { number: (turn * (size / DIALLED)) & !1, target: 0 });
+        let services = || (0..DIALLED).map(|turn| DemoService { number: (turn * (size / DIALLED)) & !1, target: 0 });
         let ours = services().map(|service| SocketAddr::new(pod, service.match_port())).collect();
         let theirs = services().map(|service| SocketAddr::new(node::address(service.number).into(), node::PORT)).collect();
         let plain = ports().step_by(2).take(DIALLED.into()).map(|port| SocketAddr::new(target, port)).collect();

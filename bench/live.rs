@@ -4,10 +4,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use tailyard::demo::scoreboard::{Board, Change, Shared, look};
-use tailyard::demo::services::{FIRST_TARGET_PORT, Service, TARGET_PORTS};
+use tailyard::demo::scoreboard::{Scoreboard, ScoreboardChange, SharedScoreboard, look};
+use tailyard::demo::services::{DemoService, FIRST_TARGET_PORT, TARGET_PORTS};
 use tailyard::demo::swap::seen_in_force;
-use tailyard::demo::target::Target;
+use tailyard::demo::target::DemoTarget;
 use tailyard::demo::topology::Topology;
 
 use crate::proxy::Proxy;
@@ -22,9 +22,9 @@ const APART: Duration = Duration::from_millis(100);
 /// A group of one replica under one config.
 struct Group {
     size: u16,
-    board: Shared,
+    board: SharedScoreboard,
     proxy: Proxy,
-    _targets: Vec<Target>,
+    _targets: Vec<DemoTarget>,
     topology: Topology,
     samples: [Vec<f64>; 2],
 }
@@ -51,11 +51,11 @@ impl Group {
     fn start(size: u16) -> Result<Self> {
         let topology = Topology::make(1, 2)?;
         let ports = FIRST_TARGET_PORT..FIRST_TARGET_PORT + TARGET_PORTS;
-        let serve = |(number, site): (u16, &tailyard::demo::topology::Site)| Target::start(&site.namespace, number, ports.clone());
+        let serve = |(number, site): (u16, &tailyard::demo::topology::DemoSite)| DemoTarget::start(&site.namespace, number, ports.clone());
         let targets = (0..).zip(&topology.targets).map(serve).collect::<Result<Vec<_>, _>>()?;
         let proxy = Proxy::start(&topology, 0, size)?;
-        let services = (0..size).map(|number| Service { number, target: 0 });
-        let board = Arc::new(Mutex::new(Board::new(Instant::now(), &topology, services)));
+        let services = (0..size).map(|number| DemoService { number, target: 0 });
+        let board = Arc::new(Mutex::new(Scoreboard::new(Instant::now(), &topology, services)));
         Ok(Self { size, board, proxy, _targets: targets, topology, samples: [Vec::new(), Vec::new()] })
     }
 
@@ -63,12 +63,12 @@ impl Group {
     fn measure(&mut self, round: usize) -> Result<()> {
         // Services whose number is even are named by name and so have both families.
         let number = self.size + 2 * (u16::try_from(round % 1_000)? + 1);
-        look(&self.board).write(Service { number, target: 0 });
-        let added = self.put(number, Change::Add)?;
-        look(&self.board).write(Service { number, target: 1 });
-        let moved = self.put(number, Change::Retarget)?;
+        look(&self.board).write(DemoService { number, target: 0 });
+        let added = self.put(number, ScoreboardChange::Add)?;
+        look(&self.board).write(DemoService { number, target: 1 });
+        let moved = self.put(number, ScoreboardChange::Retarget)?;
         look(&self.board).write_removal(number);
-        self.put(number, Change::Remove)?;
+        self.put(number, ScoreboardChange::Remove)?;
         look(&self.board).rows.remove(&number);
         for (samples, took) in self.samples.iter_mut().zip([added, moved]) {
             samples.push(ms(took));
@@ -78,11 +78,11 @@ impl Group {
     }
 
     /// Puts the config into place and waits for the change of one service to be in force.
-    fn put(&mut self, number: u16, change: Change) -> Result<Duration> {
+    fn put(&mut self, number: u16, change: ScoreboardChange) -> Result<Duration> {
         // One change at a time: what follows at once waits for what the last one left to do.
         std::thread::sleep(APART);
-        let mut services: Vec<Service> = look(&self.board).rows.values().map(|row| row.service).collect();
-        services.retain(|service| change != Change::Remove || service.number != number);
+        let mut services: Vec<DemoService> = look(&self.board).rows.values().map(|row| row.service).collect();
+        services.retain(|service| change != ScoreboardChange::Remove || service.number != number);
         let (board, volume, topology) = (&self.board, &mut self.proxy.volume, &self.topology);
         // The client's thread and runtime are there before the clock starts.
         let took = topology.client.block_on(|| async move {

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::Signal;
-use tailyard::demo::replicas::{Launch, Replica, Tailnet, is_ready};
-use tailyard::demo::services::{Service, Volume};
+use tailyard::demo::replicas::{DemoTailnet, Launch, ReplicaProcess, is_ready};
+use tailyard::demo::services::{DemoService, Volume};
 use tailyard::demo::topology::Topology;
 
 use crate::support::backend;
@@ -38,7 +38,7 @@ impl Drop for Scratch {
 #[derive(Debug)]
 pub(crate) struct Proxy {
     /// Its process.
-    pub(crate) replica: Replica,
+    pub(crate) replica: ReplicaProcess,
     /// Its config.
     pub(crate) volume: Volume,
     _scratch: Scratch,
@@ -49,17 +49,17 @@ impl Proxy {
     pub(crate) fn start(topology: &Topology, number: usize, services: u16) -> Result<Self> {
         let scratch = Scratch::make()?;
         let mut volume = Volume::make(scratch.0.join("egress"))?;
-        volume.write(topology, (0..services).map(|number| Service { number, target: 0 }))?;
+        volume.write(topology, (0..services).map(|number| DemoService { number, target: 0 }))?;
         let launch = Launch {
             executable: kit::tailyard().into(),
             backend: backend(),
-            tailnet: Tailnet::File,
+            tailnet: DemoTailnet::File,
             egress: volume.path().to_owned(),
             directory: scratch.0.clone(),
             grace: Duration::from_secs(1),
             api: None,
         };
-        let mut replica = Replica::prepare(topology, number, &launch)?.context("there is no such replica")?;
+        let mut replica = ReplicaProcess::prepare(topology, number, &launch)?.context("there is no such replica")?;
         replica.start(&launch)?;
         let until = Instant::now() + READY;
         let admin = replica.admin();

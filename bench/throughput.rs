@@ -5,8 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use tailyard::demo::services::{FIRST_TARGET_PORT, Service, of_family};
-use tailyard::demo::topology::{Site, Topology, forward_plainly};
+use tailyard::demo::services::{DemoService, FIRST_TARGET_PORT, of_family};
+use tailyard::demo::topology::{DemoSite, Topology, forward_plainly};
 use tailyard::model::base::net::{Family, Proto};
 
 use crate::proxy::Proxy;
@@ -22,7 +22,7 @@ pub(crate) fn bench(args: &Args) -> Result<Sheet> {
     let sites = &topology.replicas;
     let (pod, bare) = sites.first().and_then(|site| site.pod).zip(sites.get(2)).context("there are three replicas")?;
     let bare_pod = translate_barely(bare, target.tailnet)?;
-    let port = Service { number: 0, target: 0 }.match_port();
+    let port = DemoService { number: 0, target: 0 }.match_port();
     let mut sheet = Sheet::new("One established connection, or UDP flow, as fast as it goes");
     for (family, proto) in Family::ALL.into_iter().flat_map(|family| Proto::ALL.map(|proto| (family, proto))) {
         let ways = [(pod, port), (target.tailnet, FIRST_TARGET_PORT), (bare_pod, FIRST_TARGET_PORT)];
@@ -58,7 +58,7 @@ fn report(sheet: &mut Sheet, what: &str, [proxied, plain, bare]: &[Vec<Copied>; 
 
 /// Makes a replica without a proxy a router that translates what comes in for the target's first port, with two rules for each family and
 /// none for the packets that follow: the least that any proxy of this kind can cost. Its addresses on the Pod network are returned.
-fn translate_barely(site: &Site, [v4, v6]: [IpAddr; 2]) -> Result<[IpAddr; 2]> {
+fn translate_barely(site: &DemoSite, [v4, v6]: [IpAddr; 2]) -> Result<[IpAddr; 2]> {
     let rules = format!(
         "table inet bare {{
             chain in {{ type nat hook prerouting priority -100; iifname eth0 th dport {FIRST_TARGET_PORT} dnat ip to {v4}

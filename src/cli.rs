@@ -45,11 +45,11 @@ enum Command {
     /// flag wins over its variable. All invalid settings are reported at once, with exit status 64.
     Reconciler(Box<flags::Given<reconciler::ReconcilerCommand>>),
     /// Show groups, replicas and Services of a cluster
-    Status(status::Args),
+    Status(status::StatusArgs),
     /// Find out what is wrong with a cluster or a machine, and how to mend it
-    Doctor(doctor::Args),
+    Doctor(doctor::DoctorArgs),
     /// Print, offline and without root, what a config turns into
-    Plan(plan::Args),
+    Plan(plan::PlanArgs),
     /// Enable IP forwarding in this network namespace and exit, for an init container
     EnableIpForwarding,
     /// Print the definitions of our kinds, for `kubectl apply --server-side -f -`
@@ -57,9 +57,9 @@ enum Command {
     /// Print the version
     Version,
     /// Offer new connections to a service at a fixed rate, and tell what became of each
-    Load(load::Args),
+    Load(load::LoadArgs),
     /// Show a whole group on this machine, under load; no root, cluster or account needed
-    Demo(demo::Args),
+    Demo(demo::DemoArgs),
 }
 
 /// A parser of flags that are durations, such as 90s or 1m30s, from `least` to `most`.
@@ -107,7 +107,7 @@ fn causes(error: &anyhow::Error) -> String {
 
 /// Starts logging.
 fn begin(json: bool, filter: &str) -> anyhow::Result<()> {
-    let format = if json { telemetry::Format::Json } else { telemetry::Format::Text };
+    let format = if json { telemetry::LogFormat::Json } else { telemetry::LogFormat::Text };
     telemetry::init(format, filter).context("logs")
 }
 

@@ -25,17 +25,17 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
-use self::replicas::{FleetError, Launch, Replica, is_ready};
+use self::replicas::{FleetError, Launch, ReplicaProcess, is_ready};
 use self::scenario::{Script, ScriptError};
-use self::scoreboard::{Board, Shared, look};
+use self::scoreboard::{Scoreboard, SharedScoreboard, look};
 use self::screen::Screen;
-use self::services::{FIRST_TARGET_PORT, Service, TARGET_PORTS, Volume};
-use self::summary::Summary;
-use self::target::{Target, TargetError};
+use self::services::{DemoService, FIRST_TARGET_PORT, TARGET_PORTS, Volume};
+use self::summary::DemoSummary;
+use self::target::{DemoTarget, TargetError};
 use self::topology::{Topology, TopologyError};
 use crate::edge::netns::{Namespace, NetnsError};
 use crate::load::Load;
-use crate::model::diagnostics::load::Schedule;
+use crate::model::diagnostics::load::LoadSchedule;
 
 /// How many targets there are.
 pub const TARGETS: u8 = 3;
@@ -46,7 +46,7 @@ const LOG_LINES: usize = 12;
 
 /// What to show.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct DemoOptions {
     /// How many replicas there are; at least two, so that one can be done without.
     pub replicas: u8,
     /// How many services there are at the start; at least one.
@@ -64,19 +64,16 @@ pub struct Options {
 /// The demo could not be shown.
 #[derive(Debug, thiserror::Error)]
 pub enum DemoError {
-    /// The namespaces.
     #[error(transparent)]
     Topology(#[from] TopologyError),
     /// A namespace could not be entered.
     #[error(transparent)]
     Namespace(#[from] NetnsError),
-    /// The targets.
     #[error(transparent)]
     Target(#[from] TargetError),
     /// The replicas' processes.
     #[error(transparent)]
     Fleet(#[from] FleetError),
-    /// The script.
     #[error(transparent)]
     Script(#[from] ScriptError),
     /// Files, signals or the screen.
@@ -89,12 +86,7 @@ pub enum DemoError {
     },
     /// A replica did not become ready.
     #[error("replica {number} was not ready within {} s; it said:\n{log}", READY.as_secs())]
-    NotReady {
-        /// The replica.
-        number: usize,
-        /// The end of its log.
-        log: String,
-    },
+    NotReady { number: usize, log: String },
 }
 
 impl DemoError {
@@ -104,7 +96,7 @@ impl DemoError {
 }
 
 /// Shows it all and returns the balance. Must run in namespaces of its own ([`crate::edge::netns::private`]).
-pub fn run<W: Write + Send>(options: &Options, screen: Option<&mut Screen<W>>) -> Result<Summary, DemoError> {
+pub fn run<W: Write + Send>(options: &DemoOptions, screen: Option<&mut Screen<W>>) -> Result<DemoSummary, DemoError> {
     let topology = Topology::make(options.replicas, TARGETS)?;
     play(&topology, options, screen, async |script| script.play(options.lasts).await)
 }
@@ -113,29 +105,30 @@ pub fn run<W: Write + Send>(options: &Options, screen: Option<&mut Screen<W>>) -
 /// the time is over.
 pub fn play<W: Write + Send, P>(
     topology: &Topology,
-    options: &Options,
+    options: &DemoOptions,
     screen: Option<&mut Screen<W>>,
     play: P,
-) -> Result<Summary, DemoError>
+) -> Result<DemoSummary, DemoError>
 where
     P: AsyncFnOnce(&mut Script<'_>) -> Result<(), ScriptError> + Send,
 {
     let ports = FIRST_TARGET_PORT..FIRST_TARGET_PORT + TARGET_PORTS;
-    let start = |(number, site): (u16, &topology::Site)| Target::start(&site.namespace, number, ports.clone());
+    let start = |(number, site): (u16, &topology::DemoSite)| DemoTarget::start(&site.namespace, number, ports.clone());
     let _targets = (0_u16..).zip(&topology.targets).map(start).collect::<Result<Vec<_>, _>>()?;
     let mut volume = Volume::make(options.launch.egress.clone()).map_err(DemoError::io("make the egress config"))?;
-    let services: Vec<Service> = (0..options.services).map(|number| Service { number, target: number % u16::from(TARGETS) }).collect();
+    let services: Vec<DemoService> =
+        (0..options.services).map(|number| DemoService { number, target: number % u16::from(TARGETS) }).collect();
     volume.write(topology, services.iter().copied()).map_err(DemoError::io("write the egress config"))?;
     let mut replicas = Vec::new();
     for number in 0..usize::from(options.replicas) {
-        if let Some(mut replica) = Replica::prepare(topology, number, &options.launch)? {
+        if let Some(mut replica) = ReplicaProcess::prepare(topology, number, &options.launch)? {
             replica.start(&options.launch)?;
             replicas.push(replica);
         }
     }
     topology.client.block_on(|| async {
         all_ready(&mut replicas).await?;
-        let board: Shared = Arc::new(Mutex::new(Board::new(Instant::now(), topology, services)));
+        let board: SharedScoreboard = Arc::new(Mutex::new(Scoreboard::new(Instant::now(), topology, services)));
         let mut script = Script {
             topology,
             board: Arc::clone(&board),
@@ -149,13 +142,13 @@ where
         show(options, topology, &mut script, screen, play).await?;
         let board = look(&board);
         let lasted = options.lasts.min(board.now());
-        Ok(Summary::of(&board, &options.launch.backend, options.services, options.rate.get(), lasted))
+        Ok(DemoSummary::of(&board, &options.launch.backend, options.services, options.rate.get(), lasted))
     })?
 }
 
 /// The load, the flows and the script side by side; then everything ends in order.
 async fn show<W: Write, P>(
-    options: &Options,
+    options: &DemoOptions,
     topology: &Topology,
     script: &mut Script<'_>,
     mut screen: Option<&mut Screen<W>>,
@@ -171,8 +164,8 @@ where
         around.spawn(held_flows::listen(Arc::clone(&board), number, replica.admin()));
     }
     let mut flows = JoinSet::new();
-    for kept in held_flows::flows(options.services) {
-        flows.spawn(held_flows::keep(Arc::clone(&board), kept));
+    for flow in held_flows::flows(options.services) {
+        flows.spawn(held_flows::keep(Arc::clone(&board), flow));
     }
     let play = async {
         tokio::select! {
@@ -203,9 +196,9 @@ where
 
 /// Offers the load from a thread of its own, so that neither screen nor script delay it. The first channel, dropped with
 /// the demo, cuts it short; the second says that it has ended.
-fn begin_load(client: &Namespace, board: Shared, options: &Options) -> (oneshot::Sender<()>, oneshot::Receiver<()>) {
+fn begin_load(client: &Namespace, board: SharedScoreboard, options: &DemoOptions) -> (oneshot::Sender<()>, oneshot::Receiver<()>) {
     let ((stop, stopped), (done, is_done)) = (oneshot::channel(), oneshot::channel());
-    let load = Load::new(Schedule::new(options.rate), options.lasts);
+    let load = Load::new(LoadSchedule::new(options.rate), options.lasts);
     let client = client.clone();
     std::thread::spawn(move || {
         let start = look(&board).start;
@@ -234,7 +227,7 @@ async fn interruption() -> io::Result<()> {
     Ok(())
 }
 
-async fn all_ready(replicas: &mut [Replica]) -> Result<(), DemoError> {
+async fn all_ready(replicas: &mut [ReplicaProcess]) -> Result<(), DemoError> {
     let until = Instant::now() + READY;
     for (number, replica) in replicas.iter_mut().enumerate() {
         while !is_ready(replica.admin()).await {
@@ -247,7 +240,7 @@ async fn all_ready(replicas: &mut [Replica]) -> Result<(), DemoError> {
     Ok(())
 }
 
-fn end_of_log(replica: &Replica) -> String {
+fn end_of_log(replica: &ReplicaProcess) -> String {
     let log = std::fs::read_to_string(replica.log()).unwrap_or_default();
     let lines: Vec<&str> = log.lines().collect();
     lines.get(lines.len().saturating_sub(LOG_LINES)..).unwrap_or_default().join("\n")

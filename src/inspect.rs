@@ -1,8 +1,8 @@
 //! What people ask: how everything is ([`status`]), and what is wrong ([`doctor`]). Reads from the cluster; never changes anything in it, and needs no reconciler
 //! to answer.
 
-use crate::edge::kube::{Fault, KubeError};
-use crate::model::diagnostics::overview::{Gap, Part};
+use crate::edge::kube::{CallFault, KubeError};
+use crate::model::diagnostics::overview::{Gap, StatusPart};
 
 mod cache;
 pub mod doctor;
@@ -16,15 +16,7 @@ pub enum InspectError {
     Cluster(#[from] KubeError),
     /// What everything else hangs on cannot be read.
     #[error("{}", .gap.sentence(*.part, .namespace))]
-    Unread {
-        /// What.
-        part: Part,
-        /// Why.
-        gap: Gap,
-        /// The namespace of the proxies.
-        namespace: String,
-    },
-    /// There is no such group.
+    Unread { part: StatusPart, gap: Gap, namespace: String },
     #[error("there is no ProxyGroup {0}: kubectl get proxygroups lists them")]
     NoGroup(String),
     /// The answer could not be written.
@@ -52,8 +44,8 @@ impl InspectError {
 /// Why something could not be read, without advice to whom a Pod belongs.
 fn gap(error: &KubeError) -> Gap {
     match error {
-        KubeError::Call { fault: Fault::Refused { code: 403, .. }, .. } => Gap::Forbidden,
-        KubeError::Call { fault: Fault::Refused { code: 401, .. }, .. } => {
+        KubeError::Call { fault: CallFault::Refused { code: 403, .. }, .. } => Gap::Forbidden,
+        KubeError::Call { fault: CallFault::Refused { code: 401, .. }, .. } => {
             Gap::Failed("the API server does not know who you are: renew the credentials of the kubeconfig".to_owned())
         }
         KubeError::Call { fault, .. } => Gap::Failed(fault.to_string()),

@@ -28,7 +28,7 @@ use tokio::task::JoinSet;
 
 use self::protocol::Talk;
 use crate::model::base::net::Proto;
-use crate::model::diagnostics::load::{Attempt, Failure, Identity, Report, Schedule};
+use crate::model::diagnostics::load::{Attempt, AttemptFailure, AttemptReport, LoadSchedule, TargetIdentity};
 
 /// After what time without an answer a datagram is sent again.
 const RESEND: Duration = Duration::from_millis(250);
@@ -41,20 +41,20 @@ pub struct Load {
     /// What is said, and what counts as an answer.
     pub talk: Talk,
     /// How often something is begun.
-    pub schedule: Schedule,
+    pub schedule: LoadSchedule,
     /// How long; nothing is begun later.
     pub lasts: Duration,
     /// After what time without an answer an attempt has failed.
     pub timeout: Duration,
     /// How many attempts may be open at once; those beyond, and those that cannot be begun within their timeout, are failures of
-    /// the generator's own ([`Failure::NotSent`]).
+    /// the generator's own ([`AttemptFailure::NotSent`]).
     pub max_in_flight: usize,
 }
 
 impl Load {
     /// A load of so much for so long on identity targets, with a timeout of ten seconds and at most 4,096 attempts open at once.
     #[must_use]
-    pub fn new(schedule: Schedule, lasts: Duration) -> Self {
+    pub fn new(schedule: LoadSchedule, lasts: Duration) -> Self {
         Self { talk: Talk::Identity, schedule, lasts, timeout: Duration::from_secs(10), max_in_flight: 4_096 }
     }
 
@@ -66,7 +66,7 @@ impl Load {
         self,
         start: Instant,
         mut choose: impl FnMut(u64) -> Option<Attempt>,
-        mut record: impl FnMut(&Report),
+        mut record: impl FnMut(&AttemptReport),
         halted: impl Future<Output = ()>,
     ) {
         tokio::pin!(halted);
@@ -89,7 +89,14 @@ impl Load {
         }
     }
 
-    fn begin(&self, start: Instant, number: u64, attempt: Attempt, open: &mut JoinSet<Report>, record: &mut impl FnMut(&Report)) {
+    fn begin(
+        &self,
+        start: Instant,
+        number: u64,
+        attempt: Attempt,
+        open: &mut JoinSet<AttemptReport>,
+        record: &mut impl FnMut(&AttemptReport),
+    ) {
         let due = self.schedule.due(number);
         // Later than that whoever it stands for has given up, and the generator alone came late.
         let in_time = start.elapsed().saturating_sub(due) < self.timeout;
@@ -102,13 +109,21 @@ impl Load {
             }
         } else {
             let now = start.elapsed();
-            record(&Report { attempt, due, began: now, connected: None, ended: now, resent: 0, outcome: Err(Failure::NotSent) });
+            record(&AttemptReport {
+                attempt,
+                due,
+                began: now,
+                connected: None,
+                ended: now,
+                resent: 0,
+                outcome: Err(AttemptFailure::NotSent),
+            });
         }
     }
 }
 
 /// Says each attempt's number when it is due. Sleeps on a thread of its own: a runtime's timers are only a millisecond fine.
-fn pace(schedule: Schedule, start: Instant, lasts: Duration) -> mpsc::UnboundedReceiver<u64> {
+fn pace(schedule: LoadSchedule, start: Instant, lasts: Duration) -> mpsc::UnboundedReceiver<u64> {
     let (due, is_due) = mpsc::unbounded_channel();
     thread::spawn(move || {
         for number in 0..schedule.within(lasts) {
@@ -125,7 +140,7 @@ fn pace(schedule: Schedule, start: Instant, lasts: Duration) -> mpsc::UnboundedR
 }
 
 /// Makes one attempt, whatever comes of it.
-pub async fn make(talk: Talk, attempt: Attempt, nonce: u64, start: Instant, due: Duration, timeout: Duration) -> Report {
+pub async fn make(talk: Talk, attempt: Attempt, nonce: u64, start: Instant, due: Duration, timeout: Duration) -> AttemptReport {
     let began = start.elapsed();
     let (mut connected, mut sent) = (None, 0);
     let exchange = async {
@@ -140,18 +155,18 @@ pub async fn make(talk: Talk, attempt: Attempt, nonce: u64, start: Instant, due:
             }
         }
     };
-    let outcome = tokio::time::timeout(timeout, exchange).await.unwrap_or(Err(Failure::Timeout));
-    Report { attempt, due, began, connected, ended: start.elapsed(), resent: u32::saturating_sub(sent, 1), outcome }
+    let outcome = tokio::time::timeout(timeout, exchange).await.unwrap_or(Err(AttemptFailure::Timeout));
+    AttemptReport { attempt, due, began, connected, ended: start.elapsed(), resent: u32::saturating_sub(sent, 1), outcome }
 }
 
-async fn ask_tcp(talk: &Talk, attempt: Attempt, nonce: u64, connected: impl FnOnce()) -> Result<Identity, Failure> {
+async fn ask_tcp(talk: &Talk, attempt: Attempt, nonce: u64, connected: impl FnOnce()) -> Result<TargetIdentity, AttemptFailure> {
     let mut stream = TcpStream::connect(attempt.to).await.map_err(|error| failure_of(&error))?;
     connected();
     talk.first(&mut stream, nonce, attempt.lane.service).await
 }
 
 /// Asks until it is answered: what is lost on the way is for UDP's users to send again.
-async fn ask_udp(talk: &Talk, attempt: Attempt, nonce: u64, mut sent: impl FnMut()) -> Result<Identity, Failure> {
+async fn ask_udp(talk: &Talk, attempt: Attempt, nonce: u64, mut sent: impl FnMut()) -> Result<TargetIdentity, AttemptFailure> {
     let socket = udp_from(next_port(), attempt).await.map_err(|error| failure_of(&error))?;
     let (question, mut answer) = (talk.question(nonce), [0; DATAGRAM]);
     loop {
@@ -185,14 +200,14 @@ pub async fn udp_from(port: u16, attempt: Attempt) -> io::Result<UdpSocket> {
 
 /// What an error says of the network, or that it says nothing of it.
 #[must_use]
-pub fn failure_of(error: &io::Error) -> Failure {
+pub fn failure_of(error: &io::Error) -> AttemptFailure {
     match error.kind() {
-        io::ErrorKind::ConnectionRefused => Failure::Refused,
-        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionAborted => Failure::Reset,
-        io::ErrorKind::TimedOut => Failure::Timeout,
-        io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable | io::ErrorKind::NetworkDown => Failure::Unreachable,
-        io::ErrorKind::UnexpectedEof => Failure::Closed,
-        _ => Failure::NotSent,
+        io::ErrorKind::ConnectionRefused => AttemptFailure::Refused,
+        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionAborted => AttemptFailure::Reset,
+        io::ErrorKind::TimedOut => AttemptFailure::Timeout,
+        io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable | io::ErrorKind::NetworkDown => AttemptFailure::Unreachable,
+        io::ErrorKind::UnexpectedEof => AttemptFailure::Closed,
+        _ => AttemptFailure::NotSent,
     }
 }
 

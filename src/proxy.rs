@@ -25,7 +25,7 @@ use metrics::Metrics;
 use replica::Replica;
 
 /// How often the kernel is written and looked at.
-const PACE: forwarding::ruleset_sync::Pace = forwarding::ruleset_sync::Pace {
+const PACE: forwarding::ruleset_sync::SyncPace = forwarding::ruleset_sync::SyncPace {
     min_interval: Duration::from_millis(20),
     audit: Duration::from_secs(30),
     settle: Duration::from_millis(100),
@@ -38,10 +38,8 @@ pub enum ProxyError {
     /// The process could not be set up to hear signals.
     #[error("cannot listen for signals: {0}")]
     Signals(#[source] std::io::Error),
-    /// The metrics contradict each other.
     #[error(transparent)]
     Metrics(#[from] MetricsError),
-    /// A task failed.
     #[error(transparent)]
     Task(#[from] TaskError),
 }
@@ -62,7 +60,7 @@ pub async fn run(settings: Settings) -> Result<(), ProxyError> {
     let metrics = Arc::new(Metrics::new()?);
     let mut replica = Replica::start(settings, &mut tasks).await;
     let report = replica.start_report(&mut tasks).await;
-    let sources = Arc::new(http::Sources::new(&replica, metrics, leave.clone(), &tasks, report));
+    let sources = Arc::new(http::SnapshotSources::new(&replica, metrics, leave.clone(), &tasks, report));
     http::start(&mut tasks, &replica.settings, &sources);
     let (stopper, stop) = (tasks.stopper(), tasks.stop());
     tasks.run_forever("leave", async move {

@@ -22,18 +22,18 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use crate::edge::kube::{Cluster, Events, KubeError, Leading, Lease, SERVICE_ACCOUNT, Writes};
+use crate::edge::kube::{Cluster, EventWriter, KubeError, LeaderClient, Leading, Lease, SERVICE_ACCOUNT};
 use crate::model::base::backoff::Backoff;
-use crate::model::controller::leader::{Candidate, Terms};
+use crate::model::controller::leader::{LeaseCandidate, LeaseTerms};
 use crate::model::controller::proxygroup::GroupSettings;
 use crate::model::settings::reconciler::{Reconciler as Settings, cluster_domain};
 use crate::runtime::metrics::MetricsError;
 use crate::runtime::queue::Queue;
 use crate::runtime::tasks::{self, Stop, TaskError, Tasks};
 
-use apply::Actor;
-use cache::{Key, World};
-use control_plane::Controls;
+use apply::Applier;
+use cache::{ClusterCache, WorkKey};
+use control_plane::ControlPlanes;
 use informers::Stores;
 use metrics::Metrics;
 use tailnets::Tailnets;
@@ -52,13 +52,11 @@ pub enum ReconcilerError {
     /// The process could not be set up to hear signals.
     #[error("cannot listen for signals: {0}")]
     Signals(#[source] std::io::Error),
-    /// The metrics contradict each other.
     #[error(transparent)]
     Metrics(#[from] MetricsError),
     /// The API cannot be used.
     #[error(transparent)]
     Kube(#[from] KubeError),
-    /// A task failed.
     #[error(transparent)]
     Task(#[from] TaskError),
 }
@@ -70,9 +68,9 @@ pub async fn run(settings: Settings) -> Result<(), ReconcilerError> {
     stopped(&mut tasks, "signals", tasks::signals(leaver).map_err(ReconcilerError::Signals)?);
     let metrics = Arc::new(Metrics::new()?);
     let cluster = cluster(&settings).await?;
-    let queue: Queue<Key> = Queue::new(Arc::new(|failures| Backoff::RECONCILE.after(failures, fastrand::f64())));
+    let queue: Queue<WorkKey> = Queue::new(Arc::new(|failures| Backoff::RECONCILE.after(failures, fastrand::f64())));
     let watches = informers::watches(cluster.namespace(), &settings.service_namespaces);
-    let world = World::new(settings.default_class.clone(), watches.iter().map(|watch| watch.role));
+    let world = ClusterCache::new(settings.default_class.clone(), watches.iter().map(|watch| watch.role));
     let world = world.serving(&settings.types, &settings.ingress.class);
     let stores = Stores::new(world, queue.clone());
     for watch in watches {
@@ -81,12 +79,13 @@ pub async fn run(settings: Settings) -> Result<(), ReconcilerError> {
     }
     let (leading_sender, leading) = watch::channel(None);
     let counted = Arc::clone(&metrics);
-    let writes = Writes::new(cluster.clone(), leading.clone(), Arc::new(move |verb, kind, fault| counted.requested(verb, kind, fault)));
+    let writes =
+        LeaderClient::new(cluster.clone(), leading.clone(), Arc::new(move |verb, kind, fault| counted.requested(verb, kind, fault)));
     let worker = Arc::new(worker(&settings, &cluster, &stores, &writes, &metrics));
     stopped(&mut tasks, "credentials", default_control_plane::follow(settings.control.clone(), stores.clone()));
     stopped(&mut tasks, "everything", everything(stores.clone(), leading));
     if let Some(address) = settings.admin_addr {
-        let sources = Arc::new(http::Sources { stores, writes, metrics, controls: Arc::clone(&worker.controls) });
+        let sources = Arc::new(http::AdminSources { stores, writes, metrics, controls: Arc::clone(&worker.controls) });
         tasks.run_forever("http", http::serve(address, sources, tasks.stop()));
     }
     let (done, workers_done) = watch::channel(());
@@ -94,7 +93,7 @@ pub async fn run(settings: Settings) -> Result<(), ReconcilerError> {
         tasks.run_forever("worker", work(queue.clone(), Arc::clone(&worker), tasks.stop(), done.clone()));
     }
     drop(done);
-    let candidate = Candidate::new(identity(&settings), Terms::RECONCILER);
+    let candidate = LeaseCandidate::new(identity(&settings), LeaseTerms::RECONCILER);
     let election = Lease::new(cluster, LEASE, candidate);
     tasks.run_forever("lease", election.hold(leading_sender, finished(workers_done)));
     let stopper = tasks.stopper();
@@ -108,7 +107,7 @@ pub async fn run(settings: Settings) -> Result<(), ReconcilerError> {
 }
 
 /// Works until the queue is closed. Holds `_done` for as long: the Lease is given back when nobody writes any more.
-async fn work(queue: Queue<Key>, worker: Arc<Worker>, stop: Stop, _done: watch::Sender<()>) {
+async fn work(queue: Queue<WorkKey>, worker: Arc<Worker>, stop: Stop, _done: watch::Sender<()>) {
     while let Some(taken) = queue.next().await {
         let ended = worker.work(taken.key().clone()).await;
         taken.end(ended);
@@ -139,8 +138,8 @@ async fn everything(stores: Stores, mut leading: watch::Receiver<Option<Leading>
     }
 }
 
-fn worker(settings: &Settings, cluster: &Cluster, stores: &Stores, writes: &Writes, metrics: &Arc<Metrics>) -> Worker {
-    let controls = Arc::new(Controls::new(settings.control.credentials.is_some()));
+fn worker(settings: &Settings, cluster: &Cluster, stores: &Stores, writes: &LeaderClient, metrics: &Arc<Metrics>) -> Worker {
+    let controls = Arc::new(ControlPlanes::new(settings.control.credentials.is_some()));
     let resolver = std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
     let domain = settings.cluster_domain.clone().or_else(|| cluster_domain(&resolver, cluster.namespace()));
     let usual = GroupSettings::new(cluster.namespace().to_owned(), settings.image.clone());
@@ -159,10 +158,10 @@ fn worker(settings: &Settings, cluster: &Cluster, stores: &Stores, writes: &Writ
         acme_directory: settings.ingress.acme_directory.clone(),
         ..usual
     };
-    let events = Events::new(writes.clone(), "tailyard-reconciler", settings.name.clone().unwrap_or_else(|| LEASE.to_owned()));
+    let events = EventWriter::new(writes.clone(), "tailyard-reconciler", settings.name.clone().unwrap_or_else(|| LEASE.to_owned()));
     Worker {
         stores: stores.clone(),
-        actor: Actor::new(writes.clone(), events, stores.clone(), Arc::clone(&controls)),
+        actor: Applier::new(writes.clone(), events, stores.clone(), Arc::clone(&controls)),
         controls,
         tailnets: Tailnets::new(cluster.clone(), settings.service_account.clone(), settings.control.ca.clone()),
         control: settings.control.clone(),

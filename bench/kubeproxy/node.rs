@@ -14,7 +14,7 @@ use kit::servers::servers;
 use kube::Api;
 use kube::api::PostParams;
 use serde_json::json;
-use tailyard::demo::services::Service;
+use tailyard::demo::services::DemoService;
 use tailyard::demo::topology::{Topology, route};
 use tailyard::edge::netns::Namespace;
 
@@ -101,7 +101,7 @@ impl Node {
     }
 
     async fn make(&self, number: u16) -> Result<()> {
-        let (name, port) = (format!("service-{number}"), Service { number, target: 0 }.identity().port);
+        let (name, port) = (format!("service-{number}"), DemoService { number, target: 0 }.identity().port);
         let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name},
             "spec": {"clusterIP": address(number), "ports": [{"port": PORT, "targetPort": port, "protocol": "TCP"}]}});
         let slice = json!({"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use tailyard::load::Load;
-use tailyard::model::diagnostics::load::{Report, Schedule};
+use tailyard::model::diagnostics::load::{AttemptReport, LoadSchedule};
 
 use crate::peers::pod::{Pod, service};
 use crate::peers::probe::{all_live, attempt, sample};
@@ -133,7 +133,7 @@ impl Fault {
 impl Taken {
     /// The fault of a Pod, and what clients meet meanwhile.
     fn take(&mut self, stage: &Stage, pod: &mut Pod<'_>) -> Result<()> {
-        let load = Load { timeout: PATIENCE, ..Load::new(Schedule::new(NonZeroU32::new(RATE).context("not zero")?), self.lasts) };
+        let load = Load { timeout: PATIENCE, ..Load::new(LoadSchedule::new(NonZeroU32::new(RATE).context("not zero")?), self.lasts) };
         let attempts: Vec<_> = sample(SIZE).into_iter().map(|number| attempt(pod, number)).collect();
         let choose = |number: u64| attempts.get(usize::try_from(number).ok()? % attempts.len()).copied();
         let (mut reports, begun) = (Vec::new(), Instant::now());
@@ -167,8 +167,8 @@ fn keep(pod: &mut Pod<'_>, until: Instant) -> Result<()> {
 }
 
 /// What clients met, who must have met no wrong target.
-fn judge(reports: &[Report], lasts: Duration) -> Result<Met> {
-    let wrong = |report: &&Report| {
+fn judge(reports: &[AttemptReport], lasts: Duration) -> Result<Met> {
+    let wrong = |report: &&AttemptReport| {
         u16::try_from(report.attempt.lane.service).is_ok_and(|number| report.outcome.is_ok_and(|by| by != service(number).identity()))
     };
     ensure!(reports.iter().find(wrong).is_none(), "answered by a wrong target");

@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use kit::dns::Dns;
 use tailyard::demo::services::FIRST_TARGET_PORT;
-use tailyard::demo::target::Target;
+use tailyard::demo::target::DemoTarget;
 use tailyard::load::protocol::Talk;
 use tailyard::load::{Load, make};
 use tailyard::model::base::net::Proto;
-use tailyard::model::diagnostics::load::{Attempt, Lane, Report, Schedule};
+use tailyard::model::diagnostics::load::{Attempt, AttemptReport, Lane, LoadSchedule};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::peers::pod::Pod;
@@ -57,7 +57,7 @@ pub(crate) fn bench(args: &Args) -> Result<Sheet> {
 fn measure(stage: &Stage, args: &Args, sheet: &mut Sheet) -> Result<()> {
     let lasts = if args.quick { BRIEF } else { LASTS };
     let apps = ["app-0", "app-1"].map(|name| stage.tailnet.machine(name));
-    let serve = |(number, app)| Target::start(app, number, FIRST_TARGET_PORT..FIRST_TARGET_PORT + 1);
+    let serve = |(number, app)| DemoTarget::start(app, number, FIRST_TARGET_PORT..FIRST_TARGET_PORT + 1);
     let _targets = (0..).zip(apps.each_ref().map(|app| &app.node.ns)).map(serve).collect::<Result<Vec<_>, _>>()?;
     let addresses = apps.each_ref().map(|app| app.address);
     let systems = [System::OURS, System::STOCK];
@@ -118,14 +118,14 @@ impl Zone {
 impl Taken {
     /// The name changes under load.
     fn take(&mut self, stage: &Stage, attempt: Attempt, change: impl Fn() -> Result<Instant>, lasts: Duration) -> Result<()> {
-        let load = Load::new(Schedule::new(NonZeroU32::new(RATE).context("not zero")?), lasts);
+        let load = Load::new(LoadSchedule::new(NonZeroU32::new(RATE).context("not zero")?), lasts);
         let flows = vec![Attempt { proto: Proto::Udp, ..attempt }];
         let (reports, held, changed) = meanwhile(&stage.behind.node.ns, load, &[attempt], flows, |begun| {
             sleep((begun + CHANGE).saturating_duration_since(Instant::now()));
             Ok(change()?.duration_since(begun))
         })?;
         let after = |moments: &mut dyn Iterator<Item = Duration>| moments.max().unwrap_or_default().saturating_sub(changed).as_secs_f64();
-        let of_old = |report: &&Report| report.outcome.is_ok_and(|by| by.target == 0);
+        let of_old = |report: &&AttemptReport| report.outcome.is_ok_and(|by| by.target == 0);
         self.connection.push(after(&mut reports.iter().filter(of_old).map(|report| report.began)));
         let answers = held.iter().flat_map(|flow| &flow.answers).filter(|(_, by)| by.target == 0);
         self.datagram.push(after(&mut answers.map(|(at, _)| *at)));

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use kit::machine::Machine;
 use kit::tailnet::conf_with;
 use tailyard::api::egress;
-use tailyard::demo::services::{Service, Volume};
+use tailyard::demo::services::{DemoService, Volume};
 
 use super::container::Container;
 use super::probe::{live, sample};
@@ -145,13 +145,13 @@ impl<'a> Pod<'a> {
         self.put((0..services).map(|number| (service(number), service(number + by).identity().port)), &["TCP", "UDP"])
     }
 
-    fn put(&mut self, services: impl IntoIterator<Item = (Service, u16)>, protocols: &[&str]) -> Result<Instant> {
-        let entry = |(service, target_port): (Service, u16)| {
-            let tailnet_target = egress::Target { ip: self.stage.target.to_string(), fqdn: String::new() };
+    fn put(&mut self, services: impl IntoIterator<Item = (DemoService, u16)>, protocols: &[&str]) -> Result<Instant> {
+        let entry = |(service, target_port): (DemoService, u16)| {
+            let tailnet_target = egress::EgressTarget { ip: self.stage.target.to_string(), fqdn: String::new() };
             let (match_port, target_port) = (service.match_port().into(), target_port.into());
             let port = |protocol: &&str| egress::PortMap { protocol: (*protocol).to_owned(), match_port, target_port };
             let ports = protocols.iter().map(port).collect();
-            (service.name(), egress::Service { health_check_endpoint: String::new(), tailnet_target, ports })
+            (service.name(), egress::EgressService { health_check_endpoint: String::new(), tailnet_target, ports })
         };
         let entries: BTreeMap<_, _> = services.into_iter().map(entry).collect();
         Ok(self.volume.write_bytes(&serde_json::to_vec(&entries)?)?)
@@ -179,6 +179,6 @@ impl<'a> Pod<'a> {
 }
 
 /// The service of a number; all lead to the one target.
-pub(crate) fn service(number: u16) -> Service {
-    Service { number, target: 0 }
+pub(crate) fn service(number: u16) -> DemoService {
+    DemoService { number, target: 0 }
 }

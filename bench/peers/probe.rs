@@ -9,7 +9,7 @@ use futures_util::stream;
 use tailyard::load::make;
 use tailyard::load::protocol::Talk;
 use tailyard::model::base::net::Proto;
-use tailyard::model::diagnostics::load::{Attempt, Failure, Identity, Lane, Report};
+use tailyard::model::diagnostics::load::{Attempt, AttemptFailure, AttemptReport, Lane, TargetIdentity};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
@@ -45,7 +45,7 @@ fn last(
     services: &[u16],
     since: Instant,
     limit: Duration,
-    moment: impl Fn(&Report) -> Duration + Send + Sync,
+    moment: impl Fn(&AttemptReport) -> Duration + Send + Sync,
 ) -> Result<Duration> {
     let seen = stage.client.node.ns.block_on(|| async move {
         let finest = FINEST * u32::try_from(services.len() / 4).unwrap_or(1).max(1);
@@ -100,7 +100,7 @@ pub(crate) fn attempt(pod: &Pod<'_>, number: u16) -> Attempt {
 }
 
 /// Waits until a service is answered by this target.
-pub(crate) fn leads(stage: &Stage, pod: &Pod<'_>, number: u16, target: Identity) -> Result<()> {
+pub(crate) fn leads(stage: &Stage, pod: &Pod<'_>, number: u16, target: TargetIdentity) -> Result<()> {
     let begun = Instant::now();
     let led = async || {
         while by(pod, number, begun).await != Ok(target) {
@@ -117,12 +117,12 @@ async fn is_live(pod: &Pod<'_>, number: u16, start: Instant) -> bool {
 }
 
 /// By whom a service is answered.
-async fn by(pod: &Pod<'_>, number: u16, start: Instant) -> Result<Identity, Failure> {
+async fn by(pod: &Pod<'_>, number: u16, start: Instant) -> Result<TargetIdentity, AttemptFailure> {
     make(Talk::Identity, attempt(pod, number), 0, start, start.elapsed(), PATIENCE).await.outcome
 }
 
 /// Asks again and again, whatever became of those before, until one is answered by the right target.
-async fn answered(pod: &Pod<'_>, number: u16, since: Instant, finest: Duration) -> Report {
+async fn answered(pod: &Pod<'_>, number: u16, since: Instant, finest: Duration) -> AttemptReport {
     let mut open = JoinSet::new();
     for nonce in 0.. {
         open.spawn(make(Talk::Identity, attempt(pod, number), nonce, since, since.elapsed(), PATIENCE));

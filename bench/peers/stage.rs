@@ -13,7 +13,7 @@ use kit::machine::{Machine, Process};
 use kit::servers::servers;
 use kit::tailnet::Tailnet;
 use tailyard::demo::services::{FIRST_TARGET_PORT, TARGET_PORTS};
-use tailyard::demo::target::Target;
+use tailyard::demo::target::DemoTarget;
 
 use crate::support::{Args, Sheet};
 
@@ -38,7 +38,7 @@ pub(crate) struct Stage {
     /// The account of a Pod: what is in its directory.
     pub(crate) account: PathBuf,
     machines: AtomicUsize,
-    _target: (Target, Process),
+    _target: (DemoTarget, Process),
     pub(crate) tailnet: Tailnet,
 }
 
@@ -76,7 +76,7 @@ impl Stage {
         let target = machine.tailnet_addresses().into_iter().find(IpAddr::is_ipv4).context("the target has an address")?;
         // There is no other way to its address in the tailnet than the tailnet.
         machine.node.sysctl("net.ipv4.conf.all.arp_ignore", "1");
-        let served = Target::start(&machine.node.ns, 0, FIRST_TARGET_PORT..FIRST_TARGET_PORT + TARGET_PORTS)?;
+        let served = DemoTarget::start(&machine.node.ns, 0, FIRST_TARGET_PORT..FIRST_TARGET_PORT + TARGET_PORTS)?;
         let client = tailnet.machine("client");
         Ok(Self {
             client,

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use tailyard::load::Load;
 use tailyard::model::base::net::Proto;
-use tailyard::model::diagnostics::load::{Attempt, Report, Schedule};
+use tailyard::model::diagnostics::load::{Attempt, AttemptReport, LoadSchedule};
 
 use crate::peers::pod::{Pod, service};
 use crate::peers::probe::{attempt, leads, sample};
@@ -100,7 +100,7 @@ fn take(stage: &Stage, pod: &mut Pod<'_>, turn: u16) -> Result<Round> {
     for number in sample(SIZE) {
         leads(stage, pod, number, service(number + turn).identity())?;
     }
-    let load = Load { timeout: PATIENCE, ..Load::new(Schedule::new(NonZeroU32::new(RATE).context("not zero")?), LASTS) };
+    let load = Load { timeout: PATIENCE, ..Load::new(LoadSchedule::new(NonZeroU32::new(RATE).context("not zero")?), LASTS) };
     let attempts: Vec<_> = sample(SIZE).into_iter().map(|number| attempt(pod, number)).collect();
     let flows = attempts.iter().flat_map(|tcp| [*tcp, Attempt { proto: Proto::Udp, ..*tcp }]).collect();
     let (reports, held, moments) = meanwhile(&stage.client.node.ns, load, &attempts, flows, |begun| {
@@ -112,7 +112,7 @@ fn take(stage: &Stage, pod: &mut Pod<'_>, turn: u16) -> Result<Round> {
     judge(&reports, &held, &moments, turn)
 }
 
-fn judge(reports: &[Report], held: &[Held], moments: &Moments, turn: u16) -> Result<Round> {
+fn judge(reports: &[AttemptReport], held: &[Held], moments: &Moments, turn: u16) -> Result<Round> {
     // What is shorter than the time between two of them cannot be told from that.
     let (connections, datagrams) = (Duration::from_secs(1) / RATE, EVERY);
     let mut round = Round { last_connection: ms(connections), last_datagram: ms(datagrams), ..Round::default() };

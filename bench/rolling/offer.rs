@@ -10,7 +10,7 @@ use tailyard::edge::netns::Namespace;
 use tailyard::load::Load;
 use tailyard::load::protocol::Talk;
 use tailyard::model::base::net::Proto;
-use tailyard::model::diagnostics::load::{Attempt, Failure, Lane, Schedule};
+use tailyard::model::diagnostics::load::{Attempt, AttemptFailure, Lane, LoadSchedule};
 use tailyard::model::flows::flow::FlowFilter;
 use tokio::sync::oneshot;
 
@@ -33,7 +33,7 @@ impl Way {
     /// Loads it with so many connections each second until this has happened; fails if one led to another target.
     pub(crate) fn loaded<T>(&self, rate: u32, happen: impl FnOnce() -> T) -> Result<(T, Met)> {
         let talk = Talk::Greeting(self.greeting.as_bytes().into());
-        let schedule = Schedule::new(NonZeroU32::new(rate).context("not zero")?);
+        let schedule = LoadSchedule::new(NonZeroU32::new(rate).context("not zero")?);
         let load = Load { talk, timeout: PATIENCE, ..Load::new(schedule, LONGEST) };
         let attempt = Attempt { lane: Lane { service: 0, replica: 0 }, proto: Proto::Tcp, to: self.to };
         let (mut reports, begun) = (Vec::new(), Instant::now());
@@ -51,7 +51,7 @@ impl Way {
             offering.join().map_err(|_| anyhow!("the load panicked"))??;
             anyhow::Ok((happened, lasts))
         })?;
-        let wrong = [Err(Failure::WrongTarget), Err(Failure::Garbled)];
+        let wrong = [Err(AttemptFailure::WrongTarget), Err(AttemptFailure::Garbled)];
         ensure!(reports.iter().all(|report| !wrong.contains(&report.outcome)), "answered by a wrong target");
         Ok((happened, Met::of(&reports, lasts)?))
     }

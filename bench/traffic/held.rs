@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use tailyard::edge::netns::Namespace;
 use tailyard::load::Load;
-use tailyard::load::flows::{Beat, Rhythm, hold};
+use tailyard::load::flows::{FlowUpdate, Rhythm, hold};
 use tailyard::load::protocol::Talk;
-use tailyard::model::diagnostics::load::{Attempt, Failure, Identity, Report};
+use tailyard::model::diagnostics::load::{Attempt, AttemptFailure, AttemptReport, TargetIdentity};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -18,7 +18,7 @@ pub(crate) const EVERY: Duration = Duration::from_millis(20);
 pub(crate) struct Held {
     pub(crate) attempt: Attempt,
     /// When it asked, as an offset from the start, and who answered.
-    pub(crate) answers: Vec<(Duration, Identity)>,
+    pub(crate) answers: Vec<(Duration, TargetIdentity)>,
     /// Whether it was reset.
     pub(crate) reset: bool,
 }
@@ -31,7 +31,7 @@ pub(crate) fn meanwhile<T>(
     attempts: &[Attempt],
     flows: Vec<Attempt>,
     work: impl FnOnce(Instant) -> Result<T>,
-) -> Result<(Vec<Report>, Vec<Held>, T)> {
+) -> Result<(Vec<AttemptReport>, Vec<Held>, T)> {
     let (mut reports, begun, lasts) = (Vec::new(), Instant::now(), load.lasts);
     let offer = || {
         let choose = |number: u64| attempts.get(usize::try_from(number).ok()? % attempts.len()).copied();
@@ -61,12 +61,12 @@ impl Held {
     async fn one(attempt: Attempt, start: Instant, lasts: Duration) -> Self {
         let mut answers = Vec::new();
         let note = |beat| {
-            if let Beat::Answered { by, began, .. } = beat {
+            if let FlowUpdate::Answered { by, began, .. } = beat {
                 answers.push((began, by));
             }
         };
         let left = lasts.saturating_sub(start.elapsed());
         let ended = timeout(left, hold(attempt, &Talk::Identity, Rhythm::always(EVERY), start, note)).await;
-        Self { attempt, answers, reset: matches!(ended, Ok(Err(Failure::Reset))) }
+        Self { attempt, answers, reset: matches!(ended, Ok(Err(AttemptFailure::Reset))) }
     }
 }

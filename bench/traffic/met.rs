@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use tailyard::model::diagnostics::load::{Failure, Report};
+use tailyard::model::diagnostics::load::{AttemptFailure, AttemptReport};
 
 /// After this time a user takes what is not answered for hung.
 const LATE: Duration = Duration::from_secs(1);
@@ -30,18 +30,18 @@ pub(crate) struct Met {
 impl Met {
     /// What these reports of a load of this length come to. Fails if the generator kept back more than a tenth: of what it did not send
     /// the network knows nothing.
-    pub(crate) fn of(reports: &[Report], lasts: Duration) -> Result<Self> {
-        let sent: Vec<&Report> = reports.iter().filter(|report| report.outcome != Err(Failure::NotSent)).collect();
+    pub(crate) fn of(reports: &[AttemptReport], lasts: Duration) -> Result<Self> {
+        let sent: Vec<&AttemptReport> = reports.iter().filter(|report| report.outcome != Err(AttemptFailure::NotSent)).collect();
         let unsent = reports.len() - sent.len();
         ensure!(unsent * 10 <= sent.len() && !sent.is_empty(), "the generator sent {} and could not send {unsent}", sent.len());
-        let answered: Vec<&Report> = sent.iter().copied().filter(|report| report.outcome.is_ok()).collect();
+        let answered: Vec<&AttemptReport> = sent.iter().copied().filter(|report| report.outcome.is_ok()).collect();
         let soon = answered.iter().filter(|report| report.ended.saturating_sub(report.due) <= LATE).count();
         let last = sent.iter().filter(|report| report.outcome.is_err()).map(|report| report.due).max();
         let connects = answered.iter().filter_map(|report| Some(report.connected?.saturating_sub(report.due))).collect();
         Ok(Self {
             sent: sent.len(),
             failed: sent.len() - answered.len(),
-            refused: sent.iter().filter(|report| report.outcome == Err(Failure::Refused)).count(),
+            refused: sent.iter().filter(|report| report.outcome == Err(AttemptFailure::Refused)).count(),
             late: sent.len() - soon,
             gap: gap(answered.iter().map(|report| report.ended).collect(), lasts),
             last: last.unwrap_or_default(),

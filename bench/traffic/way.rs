@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use tailyard::edge::netns::Namespace;
 use tailyard::load::{Load, identity_protocol};
 use tailyard::model::base::net::Proto;
-use tailyard::model::diagnostics::load::{Attempt, Lane, Schedule, Tally};
+use tailyard::model::diagnostics::load::{Attempt, Lane, LoadSchedule, Tally};
 
 /// How many destinations are dialled on every way: a client's search for a free port gets slower the fewer there are.
 pub(crate) const DIALLED: u16 = 5;
@@ -68,7 +68,7 @@ impl Way {
 
     /// How long a connection takes when there are so many each second.
     pub(crate) fn latency(&mut self, client: &Namespace, each_second: u32) -> Result<()> {
-        let load = Load::new(Schedule::new(NonZeroU32::new(each_second).context("not zero")?), SLICE);
+        let load = Load::new(LoadSchedule::new(NonZeroU32::new(each_second).context("not zero")?), SLICE);
         let mut tally = Tally::default();
         let choose = |number: u64| {
             let to = *self.dial.get(usize::try_from(number).ok()? * 7 % self.dial.len())?;

@@ -21,7 +21,6 @@ pub struct TokenAnswer {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CreateKey {
-    /// What a device may do with it.
     pub capabilities: KeyCapabilities,
     /// How long it can be used, in seconds.
     pub expiry_seconds: u64,
@@ -32,34 +31,29 @@ pub struct CreateKey {
 /// What an auth key allows.
 #[derive(Debug, Serialize)]
 pub struct KeyCapabilities {
-    /// To devices.
     pub devices: KeyDevices,
 }
 
 /// What an auth key allows to devices.
 #[derive(Debug, Serialize)]
 pub struct KeyDevices {
-    /// How they join.
     pub create: KeyCreate,
 }
 
 /// How a device joins with an auth key.
 #[derive(Debug, Serialize)]
 pub struct KeyCreate {
-    /// More than one may.
     pub reusable: bool,
     /// It is forgotten when it goes offline.
     pub ephemeral: bool,
     /// Nobody has to approve it.
     pub preauthorized: bool,
-    /// Its tags.
     pub tags: Vec<String>,
 }
 
 /// An auth key as it is made.
 #[derive(Debug, Deserialize)]
 pub struct CreatedKey {
-    /// By which it is revoked.
     pub id: String,
     /// The secret, told only now.
     pub key: String,
@@ -68,8 +62,7 @@ pub struct CreatedKey {
 /// A refusal by Tailscale's API or by headscale.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub struct Refusal {
-    /// Why.
+pub struct ControlRefusal {
     pub message: String,
 }
 
@@ -77,13 +70,11 @@ pub struct Refusal {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CreatePreAuthKey {
-    /// More than one may use it.
     pub reusable: bool,
     /// A device that joins with it is forgotten when it goes offline.
     pub ephemeral: bool,
     /// Until when it can be used, RFC 3339.
     pub expiration: String,
-    /// The device's tags.
     pub acl_tags: Vec<String>,
 }
 
@@ -91,21 +82,18 @@ pub struct CreatePreAuthKey {
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CreatedPreAuthKey {
-    /// The key.
     pub pre_auth_key: CreatedKey,
 }
 
 /// A request to headscale to lead these routes to a node, and no others.
 #[derive(Debug, Serialize)]
 pub struct ApproveRoutes<'a> {
-    /// Prefixes.
     pub routes: &'a BTreeSet<String>,
 }
 
 /// headscale's answer about a node.
 #[derive(Debug, Deserialize)]
 pub struct NodeAnswer {
-    /// The node.
     pub node: HeadscaleNode,
 }
 

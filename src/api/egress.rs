@@ -18,11 +18,10 @@ pub const KEY_HEP_PINGS: &str = "hep-pings";
 /// One egress service: a tailnet target and the ports that lead to it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Service {
+pub struct EgressService {
     /// URL of `/healthz` through the service's own `ClusterIP`; empty if there is none.
     pub health_check_endpoint: String,
-    /// Where it leads.
-    pub tailnet_target: Target,
+    pub tailnet_target: EgressTarget,
     /// The ports; a list in JSON, a set in meaning.
     pub ports: Vec<PortMap>,
 }
@@ -30,7 +29,7 @@ pub struct Service {
 /// A tailnet target; exactly one field is not empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Target {
+pub struct EgressTarget {
     /// An IP address in text.
     pub ip: String,
     /// The name of a peer, of a Tailscale Service, or a 4via6 name; with or without the final dot.
@@ -45,13 +44,12 @@ pub struct PortMap {
     pub protocol: String,
     /// The port of the proxy Pod.
     pub match_port: u64,
-    /// The port of the target.
     pub target_port: u64,
 }
 
 /// What a replica says of the config that it has in force; `S` is a map of [`ServiceStatus`] by name.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Status<S = BTreeMap<String, ServiceStatus>> {
+pub struct EgressStatus<S = BTreeMap<String, ServiceStatus>> {
     /// The Pod's IPv4 address; always present, empty if there is none.
     #[serde(rename = "podIPv4", default)]
     pub pod_ipv4: String,
@@ -73,11 +71,9 @@ pub struct Status<S = BTreeMap<String, ServiceStatus>> {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceStatus {
-    /// The ports, as configured.
     pub ports: Vec<PortMap>,
     /// The addresses in use; `null` while the target is unresolved.
     #[serde(rename = "tailnetTargetIPs")]
     pub tailnet_target_ips: Option<Vec<String>>,
-    /// The target, as configured.
-    pub tailnet_target: Target,
+    pub tailnet_target: EgressTarget,
 }

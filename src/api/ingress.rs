@@ -16,7 +16,7 @@ pub const KEY_COMPRESSED: &str = "ingress-config.json.gz";
 /// The addresses of one Tailscale Service and of the cluster service behind it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Service {
+pub struct IngressService {
     /// The IPv4 pair.
     #[serde(rename = "IPv4Mapping", skip_serializing_if = "Option::is_none")]
     pub ipv4: Option<Mapping>,
@@ -32,11 +32,10 @@ pub struct Service {
     pub proxy_protocol: BTreeSet<u16>,
 }
 
-/// One pair; either side may be empty, and then the pair is not served (but for [`Service::external_name`]).
+/// One pair; either side may be empty, and then the pair is not served (but for [`IngressService::external_name`]).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Mapping {
-    /// The address of the Tailscale Service.
     #[serde(rename = "TailscaleServiceIP")]
     pub tailscale_service_ip: String,
     /// The address of the cluster service.
@@ -47,10 +46,9 @@ pub struct Mapping {
 /// What a replica says of the config that it has in force.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Status {
-    /// The services in force.
+pub struct IngressStatus {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub configs: BTreeMap<String, Service>,
+    pub configs: BTreeMap<String, IngressService>,
     /// The Pod's IPv4 address.
     #[serde(rename = "podIPv4", skip_serializing_if = "String::is_empty")]
     pub pod_ipv4: String,

@@ -6,14 +6,12 @@
 use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-/// The note.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Note {
     /// The Pod that is ordering; absent if none is.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub by: String,
-    /// Failures in a row.
     #[serde(skip_serializing_if = "is_zero")]
     pub failures: u32,
     /// Nobody tries before this time.

@@ -21,7 +21,7 @@ fn named<'de, D: Deserializer<'de>>(from: D) -> Result<bool, D::Error> {
 }
 
 /// Tells `null`, which is an empty list, from a field that is not there.
-fn told<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(from: D) -> Result<Option<T>, D::Error> {
+fn present_or_null<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(from: D) -> Result<Option<T>, D::Error> {
     nullable(from).map(Some)
 }
 
@@ -38,32 +38,25 @@ pub struct Notify {
     /// The preferences in force.
     pub prefs: Option<Prefs>,
     /// The whole state at subscription time, by daemons of 1.100 and later.
-    pub initial_status: Option<Box<Status>>,
-    /// This node.
-    pub self_change: Option<Box<Node>>,
+    pub initial_status: Option<Box<DaemonStatus>>,
+    pub self_change: Option<Box<PeerNode>>,
     /// The whole tailnet, by daemons before 1.100.
     pub net_map: Option<Box<NetworkMap>>,
-    /// Peers that are new or changed.
     #[serde(deserialize_with = "nullable")]
-    pub peers_changed: Vec<Node>,
-    /// Peers that are gone.
+    pub peers_changed: Vec<PeerNode>,
     #[serde(deserialize_with = "nullable")]
     pub peers_removed: Vec<NodeId>,
-    /// Small changes of peers.
     #[serde(deserialize_with = "nullable")]
     pub peer_changed_patch: Vec<PeerChange>,
-    /// What is unhealthy.
     pub health: Option<Health>,
 }
 
 /// A node of the tailnet.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
-pub struct Node {
-    /// Its numeric id.
+pub struct PeerNode {
     #[serde(rename = "ID")]
     pub id: NodeId,
-    /// Its stable id.
     #[serde(rename = "StableID")]
     pub stable_id: String,
     /// Its fully qualified name with the final dot; empty for some nodes shared in.
@@ -99,7 +92,6 @@ pub struct CapMap {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct PeerChange {
-    /// Which peer.
     #[serde(rename = "NodeID")]
     pub node_id: NodeId,
     /// Whether the control server sees it.
@@ -109,21 +101,18 @@ pub struct PeerChange {
 /// The state of the daemon (`ipnstate.Status`).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
-pub struct Status {
-    /// The daemon's version.
+pub struct DaemonStatus {
     pub version: String,
     /// `ipn.State` in words.
     pub backend_state: String,
-    /// Whether there has been a login.
     pub have_node_key: bool,
-    /// This node.
     #[serde(rename = "Self")]
     pub node: Option<PeerStatus>,
     /// The names for which certificates may be had.
     #[serde(deserialize_with = "nullable")]
     pub cert_domains: Vec<String>,
     /// Names besides those of the nodes; daemons before 1.100 do not tell them here.
-    #[serde(deserialize_with = "told")]
+    #[serde(deserialize_with = "present_or_null")]
     pub extra_records: Option<Vec<DnsRecord>>,
     /// The other nodes, by public key.
     #[serde(deserialize_with = "nullable")]
@@ -133,14 +122,12 @@ pub struct Status {
     pub health: Vec<String>,
 }
 
-/// A node within [`Status`].
+/// A node within [`DaemonStatus`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct PeerStatus {
-    /// Its stable id.
     #[serde(rename = "ID")]
     pub stable_id: String,
-    /// Its numeric id.
     #[serde(rename = "NodeID")]
     pub node_id: NodeId,
     /// Its fully qualified name with the final dot.
@@ -152,7 +139,6 @@ pub struct PeerStatus {
     /// What it answers for; absent means its addresses.
     #[serde(rename = "AllowedIPs")]
     pub allowed_ips: Option<Vec<String>>,
-    /// Its key has expired.
     pub expired: bool,
     /// Traffic was exchanged with it of late.
     pub active: bool,
@@ -171,11 +157,9 @@ pub struct PeerStatus {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct NetworkMap {
-    /// This node.
-    pub self_node: Option<Node>,
-    /// The other nodes.
+    pub self_node: Option<PeerNode>,
     #[serde(deserialize_with = "nullable")]
-    pub peers: Vec<Node>,
+    pub peers: Vec<PeerNode>,
     /// Names besides those of the nodes.
     #[serde(rename = "DNS")]
     pub dns: DnsConfig,
@@ -202,7 +186,6 @@ pub struct DnsRecord {
     /// The record's type; empty means A or AAAA, as the value has it.
     #[serde(rename = "Type")]
     pub kind: String,
-    /// The value.
     pub value: String,
 }
 
@@ -249,21 +232,17 @@ pub struct Prefs {
 /// A change of preferences: each value with its `…Set`, and what is `None` is left as it is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MaskedPrefs {
-    /// The control server.
     pub control_url: Option<String>,
     /// Whether to use the tailnet's DNS.
     pub corp_dns: Option<bool>,
     /// Whether to use routes of peers.
     pub route_all: Option<bool>,
-    /// Whether to be connected.
     pub want_running: Option<bool>,
     /// The name to ask for; empty for the machine's own.
     pub hostname: Option<String>,
     /// The prefixes to answer for.
     pub advertise_routes: Option<Vec<String>>,
-    /// The tags to ask for.
     pub advertise_tags: Option<Vec<String>>,
-    /// The Tailscale Services to advertise.
     pub advertise_services: Option<Vec<String>>,
     /// As in [`Prefs::netfilter_mode`].
     pub netfilter_mode: Option<i64>,
@@ -341,7 +320,7 @@ mod tests {
     fn null_and_absent_are_the_same() {
         let notify: Notify = serde_json::from_str(r#"{"PeersChanged":null,"State":null,"NetMap":null,"DriveShares":null}"#).expect("read");
         assert_eq!(notify, Notify::default());
-        let status: Status =
+        let status: DaemonStatus =
             serde_json::from_str(r#"{"Peer":null,"CertDomains":null,"Self":{"DNSName":"a.","TailscaleIPs":null}}"#).expect("read");
         assert_eq!(status.node.map(|node| node.dns_name), Some("a.".to_owned()));
     }

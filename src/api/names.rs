@@ -107,7 +107,6 @@ pub fn replica_config(group: &str, ordinal: u32) -> String {
     format!("{group}-{ordinal}{CONFIG_SECRET_SUFFIX}")
 }
 
-/// The name of a group's egress config.
 #[must_use]
 pub fn egress_config(group: &str) -> String {
     format!("{group}-egress-config")
@@ -134,7 +133,6 @@ pub fn issuer(group: &str) -> String {
     format!("{group}-issuer")
 }
 
-/// The name of a group's ingress config.
 #[must_use]
 pub fn ingress_config(group: &str) -> String {
     format!("{group}-ingress-config")

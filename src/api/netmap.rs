@@ -12,12 +12,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct File {
-    /// This node.
     #[serde(rename = "self")]
     pub node: Node,
-    /// The other nodes.
     pub peers: Vec<Node>,
-    /// The Tailscale Services.
     pub services: Vec<Node>,
 }
 

@@ -9,8 +9,7 @@ pub const PATH: &str = "/status";
 /// How a replica is at this moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Status {
-    /// The version of the program.
+pub struct ReplicaStatus {
     pub version: String,
     /// What is in the way of readiness, as `/readyz` has it.
     pub blockers: Vec<String>,
@@ -21,7 +20,7 @@ pub struct Status {
     pub flows: Option<u32>,
     /// The peers that it talks to now; none if nobody knows.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub peers: Option<Peers>,
+    pub peers: Option<PeerCounts>,
     /// What failed last and has not been mended, or how tailscaled failed last; none if nothing did.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
@@ -30,7 +29,7 @@ pub struct Status {
 /// Peers with whom traffic was exchanged of late, by the way that it takes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Peers {
+pub struct PeerCounts {
     /// From address to address.
     pub direct: u32,
     /// Through a relay (DERP, or a peer that relays).

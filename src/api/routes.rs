@@ -31,9 +31,7 @@ pub const ORDERS: &str = "tailyard-orders.json";
 pub struct Origin {
     /// `Ingress` or `Service`.
     pub kind: String,
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
 }
 
@@ -88,7 +86,6 @@ pub struct Route {
     /// That path alone, not those below it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub exact: bool,
-    /// Who answers.
     pub backend: Backend,
 }
 
@@ -96,23 +93,20 @@ pub struct Route {
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Backend {
-    /// The Service's namespace.
     pub namespace: String,
-    /// The Service's name.
     pub service: String,
     /// The name of its port, as its `EndpointSlice`s name it; empty where the port has none.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub port_name: String,
     /// The `ClusterIP` and port: `address:port`. Taken where no endpoint is known or none can be reached.
     pub address: String,
-    /// What it speaks.
-    pub protocol: Protocol,
+    pub protocol: BackendProtocol,
 }
 
 /// What a backend speaks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Protocol {
+pub enum BackendProtocol {
     /// HTTP/1.1.
     #[default]
     Http,

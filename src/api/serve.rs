@@ -35,7 +35,6 @@ pub struct ServeConfig {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct ServiceConfig {
-    /// By port.
     #[serde(rename = "TCP", skip_serializing_if = "BTreeMap::is_empty")]
     pub tcp: BTreeMap<u16, TcpHandler>,
     /// The sites, by `host:port`.
@@ -85,7 +84,6 @@ pub struct HttpHandler {
     /// Where it sends to: an optional status and `:`, then a URL with `${HOST}` and `${REQUEST_URI}`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub redirect: String,
-    /// A fixed text.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub text: String,
     /// The application capabilities that are told to the backend.

@@ -57,7 +57,6 @@ pub struct VipServices {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Owners {
-    /// One for each cluster.
     pub owner_refs: Vec<OwnerRef>,
 }
 

@@ -15,9 +15,8 @@ fn nullable<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(from: D) -
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct WhoIs {
-    /// The node.
     #[serde(deserialize_with = "nullable")]
-    pub node: Node,
+    pub node: WhoIsNode,
     /// Whose it is; of a tagged node nobody's.
     #[serde(deserialize_with = "nullable")]
     pub user_profile: UserProfile,
@@ -29,7 +28,7 @@ pub struct WhoIs {
 /// A node, as far as it matters here.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
-pub struct Node {
+pub struct WhoIsNode {
     /// Its tags; empty if it is a person's.
     #[serde(deserialize_with = "nullable")]
     pub tags: Vec<String>,
@@ -41,15 +40,13 @@ pub struct Node {
 pub struct UserProfile {
     /// Such as `alice@example.com`.
     pub login_name: String,
-    /// As shown.
     pub display_name: String,
-    /// The URL of a picture.
     #[serde(rename = "ProfilePicURL")]
     pub profile_pic_url: String,
 }
 
 /// A capability without values is written as `null`.
 fn granted<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, Vec<Value>>, D::Error> {
-    let told: BTreeMap<String, Option<Vec<Value>>> = nullable(from)?;
-    Ok(told.into_iter().map(|(name, values)| (name, values.unwrap_or_default())).collect())
+    let fields: BTreeMap<String, Option<Vec<Value>>> = nullable(from)?;
+    Ok(fields.into_iter().map(|(name, values)| (name, values.unwrap_or_default())).collect())
 }

@@ -9,9 +9,9 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use super::length;
-use crate::demo::replicas::{Launch, Tailnet};
+use crate::demo::replicas::{DemoTailnet, Launch};
 use crate::demo::screen::{Screen, Title};
-use crate::demo::{Options, run as show, services};
+use crate::demo::{DemoOptions, run as show, services};
 use crate::edge::netns::private;
 
 /// How long a leaving replica waits for its flows: shorter than a Pod's usual thirty seconds, to be seen.
@@ -24,7 +24,7 @@ const SEED: u64 = 7;
 
 /// Arguments of `tailyard demo`.
 #[derive(Debug, clap::Args)]
-pub(super) struct Args {
+pub(super) struct DemoArgs {
     /// Egress services at the start
     #[arg(long, default_value_t = 10, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(services::MOST)))]
     services: u16,
@@ -49,7 +49,7 @@ fn rate(text: &str) -> Result<NonZeroU32, String> {
 }
 
 /// Shows the demo in namespaces of its own. Fails if these cannot be made; the exit code is 1 if anything was lost.
-pub(super) fn run(args: &Args) -> Result<ExitCode> {
+pub(super) fn run(args: &DemoArgs) -> Result<ExitCode> {
     if !private::is_inside() {
         return Ok(ExitCode::from(private::run_inside(std::env::args_os().skip(1))?));
     }
@@ -57,7 +57,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
     let launch = Launch {
         executable: std::env::current_exe().context("cannot find this executable")?,
         backend: args.firewall_mode.clone(),
-        tailnet: Tailnet::File,
+        tailnet: DemoTailnet::File,
         egress: directory.0.join("egress"),
         directory: directory.0.clone(),
         grace: GRACE,
@@ -66,7 +66,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
     let lasts = args.duration;
     let title = Title { backend: args.firewall_mode.clone(), rate: args.rate.get(), lasts };
     let mut screen = Screen::new(stdout(), title, stdout().is_terminal());
-    let options = Options { replicas: REPLICAS, services: args.services, lasts, rate: args.rate, seed: SEED, launch };
+    let options = DemoOptions { replicas: REPLICAS, services: args.services, lasts, rate: args.rate, seed: SEED, launch };
     let summary = show(&options, (!args.json).then_some(&mut screen))?;
     let mut out = screen.into_inner();
     if args.json {

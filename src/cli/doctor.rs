@@ -8,12 +8,12 @@ use anyhow::{Context, Result};
 use clap::ValueEnum;
 
 use super::cluster::{ClusterArgs, block_on};
-use crate::inspect::doctor::{Options, run as examine};
+use crate::inspect::doctor::{DoctorOptions, run as examine};
 use crate::model::diagnostics::doctor::Finding;
 
 /// Arguments of `tailyard doctor`.
 #[derive(Debug, clap::Args)]
-pub(super) struct Args {
+pub(super) struct DoctorArgs {
     #[command(flatten)]
     cluster: ClusterArgs,
     /// Look at the machine or Pod that this is, too: firewall, TUN device, MTU, UDP offloads, table of connections
@@ -24,18 +24,18 @@ pub(super) struct Args {
     control_ca: Option<PathBuf>,
     /// How to print
     #[arg(long, short, value_enum, value_name = "FORMAT")]
-    output: Option<Output>,
+    output: Option<DoctorOutput>,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum Output {
+enum DoctorOutput {
     /// JSON
     Json,
 }
 
 /// Prints every check. The code is 1 if anything keeps something from working.
-pub(super) fn run(args: &Args, out: &mut (dyn Write + Send)) -> Result<ExitCode> {
-    let options = Options { node: args.node_checks, json: args.output.is_some(), control_ca: args.control_ca.clone() };
+pub(super) fn run(args: &DoctorArgs, out: &mut (dyn Write + Send)) -> Result<ExitCode> {
+    let options = DoctorOptions { node: args.node_checks, json: args.output.is_some(), control_ca: args.control_ca.clone() };
     let worst = block_on(async { examine(args.cluster.find().await, &options, out).await.context("no answer") })??;
     Ok(if worst == Finding::Bad { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

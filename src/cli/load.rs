@@ -18,12 +18,12 @@ use crate::edge::tls::Checked;
 use crate::load::Load;
 use crate::load::https::Https;
 use crate::load::protocol::Talk;
-use crate::load::report::{Line, Summary};
-use crate::load::resolver::Aim;
-use crate::load::run::{Options, run as offer};
-use crate::load::tui::View;
+use crate::load::report::{Line, LoadSummary};
+use crate::load::resolver::HostPort;
+use crate::load::run::{LoadOptions, run as offer};
+use crate::load::tui::LoadView;
 use crate::model::base::net::Proto;
-use crate::model::diagnostics::load::Schedule;
+use crate::model::diagnostics::load::LoadSchedule;
 
 /// The fastest that is offered: what one thread keeps up with.
 const FASTEST: i64 = 5_000;
@@ -32,10 +32,10 @@ const LONGEST: Duration = Duration::from_hours(24);
 
 /// Arguments of `tailyard load`.
 #[derive(Debug, clap::Args)]
-pub(super) struct Args {
+pub(super) struct LoadArgs {
     /// Targets, used in turn: names are resolved again every second, and all their addresses are used in turn
     #[arg(required = true, value_name = "HOST:PORT")]
-    to: Vec<Aim>,
+    to: Vec<HostPort>,
     /// New connections and UDP flows per second, started on schedule whatever the latency (open loop)
     #[arg(long, default_value_t = 50, value_name = "R", value_parser = clap::value_parser!(u32).range(1..=FASTEST))]
     rate: u32,
@@ -79,14 +79,14 @@ pub(super) struct Args {
     json: bool,
 }
 
-impl Args {
-    fn options(&self) -> Result<Options> {
+impl LoadArgs {
+    fn options(&self) -> Result<LoadOptions> {
         let rate = NonZeroU32::new(self.rate).context("no rate")?;
         let load = Load {
             talk: self.talk()?,
             timeout: self.timeout,
             max_in_flight: usize::try_from(self.max_in_flight)?,
-            ..Load::new(Schedule::new(rate), self.duration)
+            ..Load::new(LoadSchedule::new(rate), self.duration)
         };
         let protos = match self.proto.as_str() {
             "tcp" => vec![Proto::Tcp],
@@ -94,7 +94,7 @@ impl Args {
             _ => Proto::ALL.into(),
         };
         let (aims, connect) = (self.to.clone(), self.connect);
-        Ok(Options { aims, connect, protos, load, rate: self.rate, active: self.active, idle: self.idle, interval: self.interval })
+        Ok(LoadOptions { aims, connect, protos, load, rate: self.rate, active: self.active, idle: self.idle, interval: self.interval })
     }
 
     fn talk(&self) -> Result<Talk> {
@@ -110,14 +110,14 @@ impl Args {
 }
 
 /// Offers the load. Fails if a name leads nowhere at the start; the exit code is 1 if anything failed.
-pub(super) fn run(args: &Args) -> Result<ExitCode> {
+pub(super) fn run(args: &LoadArgs) -> Result<ExitCode> {
     let options = args.options()?;
-    let (lines, told) = mpsc::channel();
+    let (lines, printed) = mpsc::channel();
     // On a thread of its own, so that a slow terminal does not slow the load.
     let offering = thread::spawn(move || offer_all(&options, &lines));
     let mut out = stdout();
-    let mut view = (!args.json && out.is_terminal()).then(View::default);
-    for line in told {
+    let mut view = (!args.json && out.is_terminal()).then(LoadView::default);
+    for line in printed {
         match &mut view {
             Some(view) => view.show(&mut out, &line)?,
             None => writeln!(out, "{}", serde_json::to_string(&line)?)?,
@@ -127,17 +127,17 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
     Ok(if summary.ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn offer_all(options: &Options, lines: &mpsc::Sender<Line>) -> Result<Summary> {
+fn offer_all(options: &LoadOptions, lines: &mpsc::Sender<Line>) -> Result<LoadSummary> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
     runtime.block_on(async {
         let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-        let told = async {
+        let reported = async {
             tokio::select! {
                 _ = interrupt.recv() => {}
                 _ = terminate.recv() => {}
             }
         };
         // Where nobody reads any more the load goes on: its exit code still says what came of it.
-        Ok(offer(options, |line| drop(lines.send(line)), told).await?)
+        Ok(offer(options, |line| drop(lines.send(line)), reported).await?)
     })
 }

@@ -20,7 +20,7 @@ use crate::model::plan::world::World;
 
 /// Arguments of `tailyard plan`.
 #[derive(Debug, clap::Args)]
-pub(super) struct Args {
+pub(super) struct PlanArgs {
     /// Egress configs, as under the key `egress-services`; several are several plans
     #[arg(required_unless_present_any = ["diff", "ingress"], value_name = "FILE")]
     files: Vec<PathBuf>,
@@ -34,8 +34,8 @@ pub(super) struct Args {
     #[arg(long, default_value = "tailscale0", value_name = "NAME")]
     interface: InterfaceName,
     /// What to print
-    #[arg(long, short = 'o', visible_alias = "output", value_enum, default_value_t = Format::Json)]
-    format: Format,
+    #[arg(long, short = 'o', visible_alias = "output", value_enum, default_value_t = PlanFormat::Json)]
+    format: PlanFormat,
     /// Print what changes from one egress config to another, and how many operations that is
     #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with = "files")]
     diff: Option<Vec<PathBuf>>,
@@ -45,7 +45,7 @@ pub(super) struct Args {
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum Format {
+enum PlanFormat {
     /// The plan, as JSON
     Json,
     /// The table, exactly as `nft -f -` loads it
@@ -57,7 +57,7 @@ enum Format {
 }
 
 /// Prints the plans or the delta. Fails if a file cannot be read or is not a config at all.
-pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode> {
+pub(super) fn run(args: &PlanArgs, out: &mut dyn Write) -> Result<ExitCode> {
     let world = world(args)?;
     if let Some([a, b]) = args.diff.as_deref() {
         let before = Planned::new(&with_egress(&world, a)?);
@@ -82,11 +82,11 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode> {
     Ok(code)
 }
 
-fn exit_code(args: &Args, planned: &Planned) -> ExitCode {
+fn exit_code(args: &PlanArgs, planned: &Planned) -> ExitCode {
     if args.strict && !planned.plan.rejected.is_empty() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-fn world(args: &Args) -> Result<World> {
+fn world(args: &PlanArgs) -> Result<World> {
     let mut world = World::empty(args.interface.clone(), [].into());
     if let Some(path) = &args.netmap {
         let file: File = serde_json::from_slice(&read(path)?).with_context(|| format!("{} is not a netmap", path.display()))?;
@@ -111,34 +111,34 @@ fn read(path: &Path) -> Result<Vec<u8>> {
     std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-fn print(format: Format, planned: &Planned, out: &mut dyn Write) -> Result<()> {
+fn print(format: PlanFormat, planned: &Planned, out: &mut dyn Write) -> Result<()> {
     match format {
-        Format::Json => {
+        PlanFormat::Json => {
             serde_json::to_writer_pretty(&mut *out, &planned.plan)?;
             writeln!(out)?;
         }
-        Format::Nft => write!(out, "{}", nft::table(&planned.ruleset))?,
-        Format::Iptables => write!(out, "{}", iptables::restore(&planned.ruleset, Family::V4))?,
-        Format::Ip6tables => write!(out, "{}", iptables::restore(&planned.ruleset, Family::V6))?,
+        PlanFormat::Nft => write!(out, "{}", nft::table(&planned.ruleset))?,
+        PlanFormat::Iptables => write!(out, "{}", iptables::restore(&planned.ruleset, Family::V4))?,
+        PlanFormat::Ip6tables => write!(out, "{}", iptables::restore(&planned.ruleset, Family::V6))?,
     }
     Ok(())
 }
 
 /// The delta and how many operations it is: in JSON both, in a firewall's own terms what is sent to it.
-fn print_delta(format: Format, before: &Ruleset, after: &Ruleset, out: &mut dyn Write) -> Result<()> {
+fn print_delta(format: PlanFormat, before: &Ruleset, after: &Ruleset, out: &mut dyn Write) -> Result<()> {
     let delta = diff(before, after);
     match format {
-        Format::Json => {
+        PlanFormat::Json => {
             let operations = nft::operations(before, &delta, after);
             serde_json::to_writer_pretty(&mut *out, &serde_json::json!({"operations": operations, "delta": delta}))?;
             writeln!(out)?;
         }
-        Format::Nft => {
+        PlanFormat::Nft => {
             serde_json::to_writer(&mut *out, &nft::delta(before, &delta, after))?;
             writeln!(out)?;
         }
-        Format::Iptables => write!(out, "{}", iptables::delta(before, &delta, after, Family::V4).unwrap_or_default())?,
-        Format::Ip6tables => write!(out, "{}", iptables::delta(before, &delta, after, Family::V6).unwrap_or_default())?,
+        PlanFormat::Iptables => write!(out, "{}", iptables::delta(before, &delta, after, Family::V4).unwrap_or_default())?,
+        PlanFormat::Ip6tables => write!(out, "{}", iptables::delta(before, &delta, after, Family::V6).unwrap_or_default())?,
     }
     Ok(())
 }

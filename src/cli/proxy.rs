@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 
 use super::flags::Configured;
-use crate::model::settings::{Flags, INIT, Init, Settings, Tailnet};
+use crate::model::settings::{Flags, INIT, Init, Settings, TailnetMode};
 use crate::runtime::init;
 
 /// The exit code for settings at fault (`EX_USAGE`).
@@ -37,7 +37,7 @@ pub(super) fn run(flags: &Flags) -> Result<ExitCode> {
             return Ok(ExitCode::from(SETTINGS));
         }
     };
-    if std::process::id() == 1 && matches!(settings.tailnet, Tailnet::Tailscaled(_)) {
+    if std::process::id() == 1 && matches!(settings.tailnet, TailnetMode::Tailscaled(_)) {
         return init::keep(INIT).map(ExitCode::from).context("the first process of the container");
     }
     if settings.init.is_some() {

@@ -7,12 +7,12 @@ use anyhow::{Context, Result};
 use clap::ValueEnum;
 
 use super::cluster::{ClusterArgs, block_on};
-use crate::inspect::status::{Format, Options, Rhythm, run as show};
+use crate::inspect::status::{RefreshMode, StatusFormat, StatusOptions, run as show};
 use crate::model::diagnostics::overview::Width;
 
 /// Arguments of `tailyard status`.
 #[derive(Debug, clap::Args)]
-pub(super) struct Args {
+pub(super) struct StatusArgs {
     /// One group only
     #[arg(value_name = "GROUP")]
     group: Option<String>,
@@ -23,11 +23,11 @@ pub(super) struct Args {
     watch: bool,
     /// How to print
     #[arg(long, short, value_enum, value_name = "FORMAT")]
-    output: Option<Output>,
+    output: Option<StatusOutput>,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum Output {
+enum StatusOutput {
     /// More columns
     Wide,
     /// JSON; one document to a line with --watch
@@ -35,16 +35,16 @@ enum Output {
 }
 
 /// Prints the overview. Fails if the groups cannot be read; the code is 0 however they are.
-pub(super) fn run(args: &Args, out: &mut (dyn Write + Send)) -> Result<ExitCode> {
+pub(super) fn run(args: &StatusArgs, out: &mut (dyn Write + Send)) -> Result<ExitCode> {
     let terminal = std::io::stdout().is_terminal();
-    let options = Options {
+    let options = StatusOptions {
         group: args.group.clone(),
         format: match args.output {
-            None => Format::Text(Width::Narrow),
-            Some(Output::Wide) => Format::Text(Width::Wide),
-            Some(Output::Json) => Format::Json,
+            None => StatusFormat::Text(Width::Narrow),
+            Some(StatusOutput::Wide) => StatusFormat::Text(Width::Wide),
+            Some(StatusOutput::Json) => StatusFormat::Json,
         },
-        rhythm: if args.watch { Rhythm::Watch { terminal } } else { Rhythm::Once },
+        rhythm: if args.watch { RefreshMode::Watch { terminal } } else { RefreshMode::Once },
     };
     block_on(async {
         let cluster = args.cluster.find().await.context("no cluster")?;

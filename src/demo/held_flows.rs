@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use super::replicas::is_ready;
-use super::scoreboard::{Board, Life, Shared, look};
-use crate::load::flows::{Beat, Rhythm, hold};
+use super::scoreboard::{ReplicaPhase, Scoreboard, SharedScoreboard, look};
+use crate::load::flows::{FlowUpdate, Rhythm, hold};
 use crate::load::protocol::Talk;
 use crate::model::base::net::{Family, Proto};
-use crate::model::diagnostics::load::{Attempt, Failure, Identity, Lane};
+use crate::model::diagnostics::load::{Attempt, AttemptFailure, Lane, TargetIdentity};
 
 /// How often a flow asks.
 const BEAT: Duration = Duration::from_millis(50);
@@ -18,23 +18,20 @@ const REOPEN: Duration = Duration::from_millis(20);
 
 /// A long-lived flow to keep.
 #[derive(Debug, Clone, Copy)]
-pub struct Kept {
-    /// The service.
+pub struct HeldFlow {
     pub service: u16,
     /// The replica that it uses while that is ready.
     pub replica: u8,
-    /// The family.
     pub family: Family,
-    /// The protocol.
     pub proto: Proto,
 }
 
 /// The flows of the demo: on a service that is never changed and on one that often is, over each replica, family and protocol.
 #[must_use]
-pub fn flows(services: u16) -> Vec<Kept> {
+pub fn flows(services: u16) -> Vec<HeldFlow> {
     let changed = if services > 2 { 2 } else { 0 };
     let of = |service: u16, twist: u8| {
-        (0..4_u8).map(move |n| Kept {
+        (0..4_u8).map(move |n| HeldFlow {
             service,
             replica: (n + twist) % 2,
             family: Family::ALL[usize::from(n / 2)],
@@ -45,11 +42,11 @@ pub fn flows(services: u16) -> Vec<Kept> {
 }
 
 /// Keeps a flow open for ever: by its replica, or by another one that is ready while that is not.
-pub async fn keep(board: Shared, kept: Kept) {
+pub async fn keep(board: SharedScoreboard, flow: HeldFlow) {
     loop {
         let (attempt, start) = {
             let board = look(&board);
-            (by_ready_replica(&board, kept), board.start)
+            (by_ready_replica(&board, flow), board.start)
         };
         if let Some(attempt) = attempt
             && let Err(failure) = hold_one(&board, attempt, start).await
@@ -60,25 +57,25 @@ pub async fn keep(board: Shared, kept: Kept) {
     }
 }
 
-fn by_ready_replica(board: &Board, kept: Kept) -> Option<Attempt> {
+fn by_ready_replica(board: &Scoreboard, flow: HeldFlow) -> Option<Attempt> {
     let members = u8::try_from(board.members.len()).ok()?;
     let ready = |replica: &u8| board.members.get(usize::from(*replica)).is_some_and(|member| member.ready);
-    let replica = (0..members).map(|n| (kept.replica + n) % members).find(ready)?;
-    board.attempt(Lane { service: kept.service.into(), replica }, kept.family, kept.proto)
+    let replica = (0..members).map(|n| (flow.replica + n) % members).find(ready)?;
+    board.attempt(Lane { service: flow.service.into(), replica }, flow.family, flow.proto)
 }
 
-async fn hold_one(board: &Shared, attempt: Attempt, start: Instant) -> Result<(), Failure> {
-    let mut first: Option<Identity> = None;
+async fn hold_one(board: &SharedScoreboard, attempt: Attempt, start: Instant) -> Result<(), AttemptFailure> {
+    let mut first: Option<TargetIdentity> = None;
     let (mut opened, mut behind) = (false, None);
-    let held = hold(attempt, &Talk::Identity, Rhythm::always(BEAT), start, |beat| {
+    let outcome = hold(attempt, &Talk::Identity, Rhythm::always(BEAT), start, |beat| {
         let mut board = look(board);
         match beat {
-            Beat::Open { .. } => {
+            FlowUpdate::Open { .. } => {
                 opened = true;
                 board.count_flow(attempt, true);
             }
-            Beat::Lost => board.flows.datagrams_lost += 1,
-            Beat::Answered { by, began, ended } => {
+            FlowUpdate::Lost => board.flows.datagrams_lost += 1,
+            FlowUpdate::Answered { by, began, ended } => {
                 board.flows.answered += 1;
                 // A connection stays where it is, whatever becomes of its service; a UDP flow follows the service.
                 let wrong = match (attempt.proto, first) {
@@ -105,14 +102,14 @@ async fn hold_one(board: &Shared, attempt: Attempt, start: Instant) -> Result<()
     if opened {
         look(board).count_flow(attempt, false);
     }
-    held
+    outcome
 }
 
 /// A leaving replica ends what outlives its grace: connections by a reset. A hung connection is a fault even there.
-fn broken(board: &mut Board, attempt: Attempt, failure: Failure) {
+fn broken(board: &mut Scoreboard, attempt: Attempt, failure: AttemptFailure) {
     let life = board.members.get(usize::from(attempt.lane.replica)).map(|member| member.life);
-    let leaving = matches!(life, Some(Life::Leaving | Life::Restarting));
-    let orderly = attempt.proto == Proto::Udp || matches!(failure, Failure::Reset | Failure::Closed);
+    let leaving = matches!(life, Some(ReplicaPhase::Leaving | ReplicaPhase::Restarting));
+    let orderly = attempt.proto == Proto::Udp || matches!(failure, AttemptFailure::Reset | AttemptFailure::Closed);
     if leaving && orderly {
         board.flows.handed_over += 1;
         board.tell(format!("a {} flow was ended by its leaving replica {} and is reopened", attempt.proto, attempt.lane.replica));
@@ -126,14 +123,14 @@ fn broken(board: &mut Board, attempt: Attempt, failure: Failure) {
 }
 
 /// Asks a replica for its readiness for ever, as a kubelet does, and tells the board what it hears.
-pub async fn listen(board: Shared, replica: usize, admin: std::net::SocketAddr) {
+pub async fn listen(board: SharedScoreboard, replica: usize, admin: std::net::SocketAddr) {
     let mut ticks = tokio::time::interval(PROBE);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        let asked = look(&board).now();
+        let began = look(&board).now();
         let ready = is_ready(admin).await;
-        look(&board).hear(replica, asked, ready);
+        look(&board).hear(replica, began, ready);
     }
 }
 

@@ -25,8 +25,7 @@ const READY_PATIENCE: Duration = Duration::from_secs(1);
 
 /// What makes the tailnet of a replica.
 #[derive(Debug, Clone)]
-pub enum Tailnet {
-    /// A file describes it.
+pub enum DemoTailnet {
     File,
     /// This program is started and supervised as its tailscaled; socket, state and config (`conf`) are in [`Launch::own`].
     Daemon(PathBuf),
@@ -41,8 +40,7 @@ pub struct Launch {
     pub backend: String,
     /// Where netmaps, state and logs are kept.
     pub directory: PathBuf,
-    /// What makes the tailnet.
-    pub tailnet: Tailnet,
+    pub tailnet: DemoTailnet,
     /// The mounted egress config.
     pub egress: PathBuf,
     /// How long a leaving replica waits for its flows to end.
@@ -56,19 +54,12 @@ pub struct Launch {
 pub enum FleetError {
     /// Its files could not be written.
     #[error("cannot write {path}: {source}", path = path.display())]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// It could not be started.
+    Write { path: PathBuf, source: io::Error },
     #[error("cannot start a proxy: {0}")]
     Start(#[source] io::Error),
     /// Its namespace could not be entered.
     #[error(transparent)]
     Namespace(#[from] NetnsError),
-    /// It could not be waited for.
     #[error("cannot wait for a proxy: {0}")]
     Wait(#[source] io::Error),
 }
@@ -87,9 +78,8 @@ impl Launch {
     }
 }
 
-/// One replica's process.
 #[derive(Debug)]
-pub struct Replica {
+pub struct ReplicaProcess {
     namespace: Namespace,
     number: usize,
     addresses: [IpAddr; 2],
@@ -97,7 +87,7 @@ pub struct Replica {
     child: Option<Child>,
 }
 
-impl Replica {
+impl ReplicaProcess {
     /// Prepares a replica; nothing is started.
     pub fn prepare(topology: &Topology, number: usize, launch: &Launch) -> Result<Option<Self>, FleetError> {
         let Some((site, addresses)) = topology.replicas.get(number).and_then(|site| Some((site, site.pod?))) else { return Ok(None) };
@@ -107,7 +97,7 @@ impl Replica {
         Ok(Some(Self { namespace: site.namespace.clone(), number, addresses, log, child: None }))
     }
 
-    /// Starts its process. It appends what it says to [`Replica::log`].
+    /// Starts its process. It appends what it says to [`ReplicaProcess::log`].
     pub fn start(&mut self, launch: &Launch) -> Result<(), FleetError> {
         let write = |source| FleetError::Write { path: self.log.clone(), source };
         let log = File::options().create(true).append(true).open(&self.log).map_err(write)?;
@@ -123,8 +113,8 @@ impl Replica {
         let [v4, v6] = self.addresses;
         command.arg("proxy");
         match &launch.tailnet {
-            Tailnet::File => command.arg("--tailnet").arg(format!("static:{}", netmap_file(launch, self.number).display())),
-            Tailnet::Daemon(program) => {
+            DemoTailnet::File => command.arg("--tailnet").arg(format!("static:{}", netmap_file(launch, self.number).display())),
+            DemoTailnet::Daemon(program) => {
                 let own = launch.own(self.number);
                 command.arg("--tailscaled").arg(program).arg("--tailscale").arg(program).env("TS_SOCKET", own.join("ts.sock"));
                 command.env("TS_STATE_DIR", &own).env("TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR", own.join("conf"))
@@ -156,7 +146,6 @@ impl Replica {
         SocketAddr::new(self.addresses[0], ADMIN_PORT)
     }
 
-    /// What its process said.
     #[must_use]
     pub fn log(&self) -> &Path {
         &self.log
@@ -187,7 +176,7 @@ impl Replica {
     }
 }
 
-impl Drop for Replica {
+impl Drop for ReplicaProcess {
     fn drop(&mut self) {
         if let Some(mut child) = self.child.take() {
             // Whether it could be killed or had ended before: it is gone when it was waited for.
@@ -227,12 +216,12 @@ mod tests {
             executable: "tailyard".into(),
             backend: "auto".to_owned(),
             directory: directory.path().to_owned(),
-            tailnet: Tailnet::File,
+            tailnet: DemoTailnet::File,
             egress: directory.path().join("egress"),
             grace: Duration::ZERO,
             api,
         };
-        let replica = Replica::prepare(&topology, 0, &launch(None)).expect("files").expect("a replica");
+        let replica = ReplicaProcess::prepare(&topology, 0, &launch(None)).expect("files").expect("a replica");
         let told = |api| {
             let command = replica.command(&launch(api));
             let secret = command.get_envs().find(|(name, _)| *name == "TS_KUBE_SECRET").and_then(|(_, value)| value?.to_str());

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
-use super::replicas::{FleetError, Launch, Replica};
-use super::scoreboard::{Change, Life, Member, Shared, look};
-use super::services::{Service, Volume, target_letter};
+use super::replicas::{FleetError, Launch, ReplicaProcess};
+use super::scoreboard::{ReplicaPhase, ReplicaRow, ScoreboardChange, SharedScoreboard, look};
+use super::services::{DemoService, Volume, target_letter};
 use super::swap::{catch_up, seen_in_force};
 use super::topology::Topology;
 use crate::model::diagnostics::load::Lane;
@@ -34,8 +34,7 @@ pub enum ScriptError {
 
 /// What befalls a replica of a number at a set moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Blow {
-    /// Its process is killed.
+pub enum FaultInjection {
     Kill(usize),
     /// It is started again.
     Revive(usize),
@@ -44,15 +43,23 @@ pub enum Blow {
 }
 
 /// When, in hundredths of the whole; one that takes a replica away waits until the others can do without it.
-const BLOWS: [(u32, Blow); 3] = [(25, Blow::Kill(0)), (40, Blow::Revive(0)), (55, Blow::Leave(1))];
+const BLOWS: [(u32, FaultInjection); 3] = [(25, FaultInjection::Kill(0)), (40, FaultInjection::Revive(0)), (55, FaultInjection::Leave(1))];
 
 /// What the changes to come are, over and over.
-const ROUND: [Step; 8] =
-    [Step::Retarget, Step::Retarget, Step::Add, Step::Retarget, Step::Retarget, Step::Remove, Step::Retarget, Step::All];
+const ROUND: [ScenarioStep; 8] = [
+    ScenarioStep::Retarget,
+    ScenarioStep::Retarget,
+    ScenarioStep::Add,
+    ScenarioStep::Retarget,
+    ScenarioStep::Retarget,
+    ScenarioStep::Remove,
+    ScenarioStep::Retarget,
+    ScenarioStep::All,
+];
 
 /// A change of the config.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
+pub enum ScenarioStep {
     /// Some service leads to another target.
     Retarget,
     /// A service comes.
@@ -66,15 +73,11 @@ pub enum Step {
 /// Everything that the script moves.
 #[derive(Debug)]
 pub struct Script<'t> {
-    /// The namespaces.
     pub topology: &'t Topology,
-    /// What is known.
-    pub board: Shared,
+    pub board: SharedScoreboard,
     /// The mounted config.
     pub volume: Volume,
-    /// The replicas' processes.
-    pub replicas: Vec<Replica>,
-    /// How they are started.
+    pub replicas: Vec<ReplicaProcess>,
     pub launch: Launch,
     /// The services that are never removed: the first so many.
     pub lasting: u16,
@@ -137,8 +140,8 @@ impl Script<'_> {
             let mut board = look(&self.board);
             let Some(life) = board.members.get(number).map(|member| member.life) else { continue };
             match life {
-                Life::Killed => {}
-                Life::Leaving => {
+                ReplicaPhase::Killed => {}
+                ReplicaPhase::Leaving => {
                     if !status.success() {
                         board.faults.push(format!("replica {number} left with {status}"));
                     }
@@ -148,13 +151,13 @@ impl Script<'_> {
                         board.faults.push(format!("replica {number} left {hung} connections behind without a reset"));
                     }
                     board.tell(format!("replica {number} has left; it is started again"));
-                    set_life(&mut board, number, Life::Restarting);
+                    set_life(&mut board, number, ReplicaPhase::Restarting);
                     replica.start(&self.launch)?;
                 }
-                Life::Running | Life::Restarting => {
+                ReplicaPhase::Running | ReplicaPhase::Restarting => {
                     board.faults.push(format!("replica {number} ended by itself: {status}"));
                     board.tell(format!("replica {number} ended by itself: {status}"));
-                    set_life(&mut board, number, Life::Killed);
+                    set_life(&mut board, number, ReplicaPhase::Killed);
                 }
             }
         }
@@ -163,36 +166,35 @@ impl Script<'_> {
 
     /// Whether the others can do without the replica, and it is there to be told.
     #[must_use]
-    pub fn can(&self, blow: Blow) -> bool {
+    pub fn can(&self, blow: FaultInjection) -> bool {
         match blow {
-            Blow::Kill(number) => look(&self.board).can_spare(number),
+            FaultInjection::Kill(number) => look(&self.board).can_spare(number),
             // Who is leaving already would take it for an order to hurry.
-            Blow::Leave(number) => {
+            FaultInjection::Leave(number) => {
                 let board = look(&self.board);
-                board.can_spare(number) && board.members.get(number).is_some_and(Member::serves)
+                board.can_spare(number) && board.members.get(number).is_some_and(ReplicaRow::serves)
             }
-            Blow::Revive(_) => true,
+            FaultInjection::Revive(_) => true,
         }
     }
 
-    /// Strikes.
-    pub fn strike(&mut self, blow: Blow) -> Result<(), ScriptError> {
-        let (Blow::Kill(number) | Blow::Revive(number) | Blow::Leave(number)) = blow;
+    pub fn strike(&mut self, blow: FaultInjection) -> Result<(), ScriptError> {
+        let (FaultInjection::Kill(number) | FaultInjection::Revive(number) | FaultInjection::Leave(number)) = blow;
         let Some(replica) = self.replicas.get_mut(number) else { return Ok(()) };
         let mut board = look(&self.board);
         match blow {
-            Blow::Kill(_) => {
+            FaultInjection::Kill(_) => {
                 board.open_window(number);
                 replica.signal(Signal::SIGKILL);
                 board.tell(format!("replica {number} is killed (SIGKILL)"));
             }
-            Blow::Revive(_) => {
-                set_life(&mut board, number, Life::Restarting);
+            FaultInjection::Revive(_) => {
+                set_life(&mut board, number, ReplicaPhase::Restarting);
                 replica.start(&self.launch)?;
                 board.tell(format!("replica {number} is started again"));
             }
-            Blow::Leave(_) => {
-                set_life(&mut board, number, Life::Leaving);
+            FaultInjection::Leave(_) => {
+                set_life(&mut board, number, ReplicaPhase::Leaving);
                 replica.signal(Signal::SIGTERM);
                 board.tell(format!("replica {number} is asked to leave (SIGTERM)"));
             }
@@ -201,12 +203,12 @@ impl Script<'_> {
     }
 
     /// Makes a change and waits until every ready replica acts on it.
-    pub async fn change(&mut self, step: Step) -> Result<(), ScriptError> {
+    pub async fn change(&mut self, step: ScenarioStep) -> Result<(), ScriptError> {
         match step {
-            Step::Retarget => self.retarget().await,
-            Step::Add => self.add().await,
-            Step::Remove => self.remove().await,
-            Step::All => self.retarget_all().await,
+            ScenarioStep::Retarget => self.retarget().await,
+            ScenarioStep::Add => self.add().await,
+            ScenarioStep::Remove => self.remove().await,
+            ScenarioStep::All => self.retarget_all().await,
         }
     }
 
@@ -216,7 +218,7 @@ impl Script<'_> {
         let from = look(&self.board).rows.get(&service.number).map_or(service.target, |row| row.service.target);
         look(&self.board).write(service);
         let written = self.put()?;
-        let took = seen_in_force(&self.board, &[service.number], Some(Change::Retarget), written).await;
+        let took = seen_in_force(&self.board, &[service.number], Some(ScoreboardChange::Retarget), written).await;
         self.did(&format!("{}: {} → {}", service.name(), target_letter(from), target_letter(service.target)), took);
         Ok(())
     }
@@ -229,7 +231,7 @@ impl Script<'_> {
         }
         let written = self.put()?;
         let numbers: Vec<u16> = moved.iter().map(|service| service.number).collect();
-        let took = self.all_seen(&numbers, Some(Change::Retarget), written).await;
+        let took = self.all_seen(&numbers, Some(ScoreboardChange::Retarget), written).await;
         self.did(&format!("{} services to their next target at once", numbers.len()), took);
         Ok(())
     }
@@ -249,15 +251,15 @@ impl Script<'_> {
     }
 
     /// Waits until every ready replica acts on a change of all these services, of which some are probed.
-    async fn all_seen(&self, numbers: &[u16], change: Option<Change>, written: Duration) -> Duration {
+    async fn all_seen(&self, numbers: &[u16], change: Option<ScoreboardChange>, written: Duration) -> Duration {
         let (probed, rest) = numbers.split_at(PROBED.min(numbers.len()));
         let took = seen_in_force(&self.board, probed, change, written).await;
         // In one transaction for all: what holds for some, of both families, holds for the rest on the same replica.
         let mut board = look(&self.board);
         let now = board.now();
         for lane in rest.iter().flat_map(|service| board.lanes(*service)).collect::<Vec<_>>() {
-            let seen = |service: &u16| board.ledger.is_settled(Lane { service: (*service).into(), ..lane });
-            if probed.iter().all(seen) {
+            let settled = |service: &u16| board.ledger.is_settled(Lane { service: (*service).into(), ..lane });
+            if probed.iter().all(settled) {
                 board.ledger.settle(lane, now);
             }
         }
@@ -265,11 +267,11 @@ impl Script<'_> {
     }
 
     async fn add(&mut self) -> Result<(), ScriptError> {
-        let service = Service { number: self.next, target: self.dice.u16(..self.targets()) };
+        let service = DemoService { number: self.next, target: self.dice.u16(..self.targets()) };
         self.next += 1;
         look(&self.board).write(service);
         let written = self.put()?;
-        let took = seen_in_force(&self.board, &[service.number], Some(Change::Add), written).await;
+        let took = seen_in_force(&self.board, &[service.number], Some(ScoreboardChange::Add), written).await;
         self.did(&format!("{} added, to {}", service.name(), target_letter(service.target)), took);
         look(&self.board).activate(service.number);
         Ok(())
@@ -281,8 +283,8 @@ impl Script<'_> {
         self.empty(number).await;
         look(&self.board).write_removal(number);
         let written = self.put_without(number)?;
-        let took = seen_in_force(&self.board, &[number], Some(Change::Remove), written).await;
-        self.did(&format!("{} removed", Service { number, target: 0 }.name()), took);
+        let took = seen_in_force(&self.board, &[number], Some(ScoreboardChange::Remove), written).await;
+        self.did(&format!("{} removed", DemoService { number, target: 0 }.name()), took);
         look(&self.board).rows.remove(&number);
         Ok(())
     }
@@ -304,11 +306,11 @@ impl Script<'_> {
     }
 
     /// The services that may be moved, each with its next target.
-    fn moved(&self) -> Vec<Service> {
+    fn moved(&self) -> Vec<DemoService> {
         let targets = self.targets();
         let board = look(&self.board);
         let spared = usize::from(self.lasting > 1);
-        board.rows.values().skip(spared).map(|row| Service { target: (row.service.target + 1) % targets, ..row.service }).collect()
+        board.rows.values().skip(spared).map(|row| DemoService { target: (row.service.target + 1) % targets, ..row.service }).collect()
     }
 
     fn targets(&self) -> u16 {
@@ -317,24 +319,24 @@ impl Script<'_> {
 
     /// Puts the config of the board's services into place; says when.
     pub fn put(&mut self) -> Result<Duration, ScriptError> {
-        let services: Vec<Service> = look(&self.board).rows.values().map(|row| row.service).collect();
+        let services: Vec<DemoService> = look(&self.board).rows.values().map(|row| row.service).collect();
         self.put_these(services)
     }
 
     fn put_without(&mut self, number: u16) -> Result<Duration, ScriptError> {
-        let mut services: Vec<Service> = look(&self.board).rows.values().map(|row| row.service).collect();
+        let mut services: Vec<DemoService> = look(&self.board).rows.values().map(|row| row.service).collect();
         services.retain(|service| service.number != number);
         self.put_these(services)
     }
 
-    fn put_these(&mut self, services: Vec<Service>) -> Result<Duration, ScriptError> {
+    fn put_these(&mut self, services: Vec<DemoService>) -> Result<Duration, ScriptError> {
         let stands = self.volume.write(self.topology, services).map_err(ScriptError::Config)?;
         Ok(stands.saturating_duration_since(look(&self.board).start))
     }
 }
 
 /// Waits until the long-lived connections by a replica that has ended know it: its last resets are on their way.
-async fn all_noticed(board: &Shared, replica: usize) {
+async fn all_noticed(board: &SharedScoreboard, replica: usize) {
     let until = look(board).now() + LAST_RESETS;
     let open = || {
         let board = look(board);
@@ -345,7 +347,7 @@ async fn all_noticed(board: &Shared, replica: usize) {
     }
 }
 
-fn set_life(board: &mut super::scoreboard::Board, replica: usize, life: Life) {
+fn set_life(board: &mut super::scoreboard::Scoreboard, replica: usize, life: ReplicaPhase) {
     if let Some(member) = board.members.get_mut(replica) {
         member.life = life;
     }

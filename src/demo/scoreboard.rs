@@ -7,10 +7,10 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::services::{Service, of_family};
+use super::services::{DemoService, of_family};
 use super::topology::Topology;
 use crate::model::base::net::{Family, Proto};
-use crate::model::diagnostics::load::{Attempt, Failure, Identity, Lane, Ledger, Report, Tally, Verdict};
+use crate::model::diagnostics::load::{AnswerVerdict, Attempt, AttemptFailure, AttemptReport, Expectations, Lane, Tally, TargetIdentity};
 
 /// How long after a change was seen in force a UDP flow of before may take to follow it. The kernel's maps change first;
 /// the flow's own entry is deleted after one pass over the kernel's table of connections, which usually takes some tens
@@ -26,12 +26,10 @@ const EVENTS: usize = 64;
 
 /// One service as shown.
 #[derive(Debug, Clone)]
-pub struct Row {
-    /// The service.
-    pub service: Service,
+pub struct ServiceRow {
+    pub service: DemoService,
     /// Whether new connections are sent to it.
     pub active: bool,
-    /// Attempts on it that are under way.
     pub under_way: u32,
     /// Connections and UDP flows that it has answered.
     pub answered: u64,
@@ -41,10 +39,9 @@ pub struct Row {
 
 /// Where a replica is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Life {
+pub enum ReplicaPhase {
     /// Its process runs.
     Running,
-    /// Its process was killed.
     Killed,
     /// Its process was told to leave.
     Leaving,
@@ -54,13 +51,12 @@ pub enum Life {
 
 /// One replica as shown.
 #[derive(Debug, Clone)]
-pub struct Member {
+pub struct ReplicaRow {
     /// The Pod's addresses, IPv4 first.
     pub pod: [std::net::IpAddr; 2],
     /// Whether it answered so when last asked: what a cluster's Service goes by.
     pub ready: bool,
-    /// Where it is in its life.
-    pub life: Life,
+    pub life: ReplicaPhase,
     /// Long-lived connections through it that stand.
     pub connections: u32,
     /// From each SIGKILL until it was seen: connections may be lost.
@@ -69,11 +65,11 @@ pub struct Member {
     back: Duration,
 }
 
-impl Member {
+impl ReplicaRow {
     /// Whether it is in rotation, and neither on its way out nor on its way back.
     #[must_use]
     pub fn serves(&self) -> bool {
-        self.ready && self.life == Life::Running
+        self.ready && self.life == ReplicaPhase::Running
     }
 }
 
@@ -82,25 +78,21 @@ impl Member {
 pub struct FlowCounts {
     /// Those that stand now.
     pub open: u32,
-    /// Questions answered.
     pub answered: u64,
     /// Datagrams lost; a UDP flow survives some.
     pub datagrams_lost: u64,
     /// Ended by a reset of their leaving replica, and opened anew by another.
     pub handed_over: u64,
-    /// Broken outside that.
     pub broken: u64,
-    /// Answered by a wrong target.
     pub wrong_target: u64,
 }
 
 /// The kinds of changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Change {
+pub enum ScoreboardChange {
     /// A service leads to another target.
     Retarget,
-    /// A new service.
     Add,
     /// A service goes.
     Remove,
@@ -108,23 +100,21 @@ pub enum Change {
 
 /// Everything.
 #[derive(Debug)]
-pub struct Board {
+pub struct Scoreboard {
     /// The origin of every time.
     pub start: Instant,
-    /// The services by number.
-    pub rows: BTreeMap<u16, Row>,
-    /// The replicas.
-    pub members: Vec<Member>,
+    pub rows: BTreeMap<u16, ServiceRow>,
+    pub members: Vec<ReplicaRow>,
     /// The number of the target that each target's name leads to.
     pub names: Vec<u16>,
     /// Which answers are right.
-    pub ledger: Ledger,
+    pub ledger: Expectations,
     /// What came of the new connections and UDP flows.
     pub tally: Tally,
     /// What came of the long-lived ones.
     pub flows: FlowCounts,
     /// How long each change took on each replica, from the file's swap to the last family's first answer.
-    pub swaps: Vec<(Change, Duration)>,
+    pub swaps: Vec<(ScoreboardChange, Duration)>,
     /// The last change of the config, in words.
     pub latest: String,
     /// How long UDP flows went on to the target of before, each time that they were seen to.
@@ -136,24 +126,25 @@ pub struct Board {
 }
 
 /// The board, shared.
-pub type Shared = Arc<Mutex<Board>>;
+pub type SharedScoreboard = Arc<Mutex<Scoreboard>>;
 
 /// Looks at the board or writes on it; a panic elsewhere does not make it unreadable.
-pub fn look(board: &Shared) -> MutexGuard<'_, Board> {
+pub fn look(board: &SharedScoreboard) -> MutexGuard<'_, Scoreboard> {
     board.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Board {
+impl Scoreboard {
     /// A board with these services, all of them known to lead where they should on every replica.
     #[must_use]
-    pub fn new(start: Instant, topology: &Topology, services: impl IntoIterator<Item = Service>) -> Self {
-        let member = |pod| Member { pod, ready: true, life: Life::Running, connections: 0, windows: Vec::new(), back: Duration::ZERO };
+    pub fn new(start: Instant, topology: &Topology, services: impl IntoIterator<Item = DemoService>) -> Self {
+        let member =
+            |pod| ReplicaRow { pod, ready: true, life: ReplicaPhase::Running, connections: 0, windows: Vec::new(), back: Duration::ZERO };
         let mut board = Self {
             start,
             rows: BTreeMap::new(),
             members: topology.replicas.iter().filter_map(|site| site.pod).map(member).collect(),
             names: (0_u16..).zip(&topology.targets).map(|(number, _)| number).collect(),
-            ledger: Ledger::default(),
+            ledger: Expectations::default(),
             tally: Tally::default(),
             flows: FlowCounts::default(),
             swaps: Vec::new(),
@@ -192,27 +183,27 @@ impl Board {
     }
 
     /// The service is about to be written with this target.
-    pub fn write(&mut self, service: Service) {
+    pub fn write(&mut self, service: DemoService) {
         let (now, identity) = (self.now(), self.identity(service));
         for lane in self.lanes(service.number) {
             self.ledger.write(lane, Some(identity), now);
         }
-        let row = Row { service, active: false, under_way: 0, answered: 0, last_swap: None };
+        let row = ServiceRow { service, active: false, under_way: 0, answered: 0, last_swap: None };
         self.rows.entry(service.number).or_insert(row).service = service;
     }
 
     /// Who is to answer for a service, as names lead now.
     #[must_use]
-    pub fn identity(&self, service: Service) -> Identity {
+    pub fn identity(&self, service: DemoService) -> TargetIdentity {
         let own = service.identity();
         let named = self.names.get(usize::from(service.target)).filter(|_| service.by_name());
-        Identity { target: named.copied().unwrap_or(own.target), ..own }
+        TargetIdentity { target: named.copied().unwrap_or(own.target), ..own }
     }
 
     /// Each name is about to lead to the target that the next one led to; says which services lead there by name.
     pub fn rename(&mut self) -> Vec<u16> {
         self.names.rotate_left(1);
-        let named: Vec<Service> = self.rows.values().map(|row| row.service).filter(|service| service.by_name()).collect();
+        let named: Vec<DemoService> = self.rows.values().map(|row| row.service).filter(|service| service.by_name()).collect();
         for service in &named {
             self.write(*service);
         }
@@ -269,7 +260,7 @@ impl Board {
     }
 
     /// Judges and counts what came of an attempt of the load.
-    pub fn record(&mut self, report: &Report) {
+    pub fn record(&mut self, report: &AttemptReport) {
         let lane = report.attempt.lane;
         let judged = self.judged(report);
         let excused = self.is_excused(lane, report.began, report.ended);
@@ -282,37 +273,38 @@ impl Board {
 
     /// The report, with an answer that was not right turned into a failure.
     #[must_use]
-    pub fn judged(&self, report: &Report) -> Report {
-        let right = |answer: &Identity| self.ledger.judge(report.attempt.lane, report.began, report.ended, *answer) == Verdict::Right;
-        let outcome = report.outcome.and_then(|answer| if right(&answer) { Ok(answer) } else { Err(Failure::WrongTarget) });
-        Report { outcome, ..*report }
+    pub fn judged(&self, report: &AttemptReport) -> AttemptReport {
+        let right =
+            |answer: &TargetIdentity| self.ledger.judge(report.attempt.lane, report.began, report.ended, *answer) == AnswerVerdict::Right;
+        let outcome = report.outcome.and_then(|answer| if right(&answer) { Ok(answer) } else { Err(AttemptFailure::WrongTarget) });
+        AttemptReport { outcome, ..*report }
     }
 
     /// What is wrong with a UDP flow's answer, if anything is. A replica that was killed between a change and the end of its flows ends
     /// them when it is back.
     #[must_use]
-    pub fn wrong_for_flow(&self, lane: Lane, began: Duration, ended: Duration, by: Identity) -> Option<String> {
+    pub fn wrong_for_flow(&self, lane: Lane, began: Duration, ended: Duration, by: TargetIdentity) -> Option<String> {
         match self.ledger.judge(lane, began, ended, by) {
-            Verdict::Stale { by: lag } if lag.min(self.back_for(lane, ended)) > FOLLOWS => {
+            AnswerVerdict::Stale { by: lag } if lag.min(self.back_for(lane, ended)) > FOLLOWS => {
                 Some(format!("the target of before, {} ms after the change", lag.as_millis()))
             }
-            Verdict::Right | Verdict::Stale { .. } => None,
-            Verdict::Wrong => Some("a target that it never had".to_owned()),
+            AnswerVerdict::Right | AnswerVerdict::Stale { .. } => None,
+            AnswerVerdict::Wrong => Some("a target that it never had".to_owned()),
         }
     }
 
     /// For how long the replica of a lane has been in rotation; not at all while it is not.
     fn back_for(&self, lane: Lane, now: Duration) -> Duration {
-        let member = self.members.get(usize::from(lane.replica)).filter(|member| member.ready && member.life != Life::Killed);
+        let member = self.members.get(usize::from(lane.replica)).filter(|member| member.ready && member.life != ReplicaPhase::Killed);
         member.map_or(Duration::ZERO, |member| now.saturating_sub(member.back))
     }
 
     /// How far a UDP flow's answer is behind a change that was seen in force; nothing if it is not.
     #[must_use]
-    pub fn behind(&self, lane: Lane, began: Duration, ended: Duration, by: Identity) -> Option<Duration> {
+    pub fn behind(&self, lane: Lane, began: Duration, ended: Duration, by: TargetIdentity) -> Option<Duration> {
         match self.ledger.judge(lane, began, ended, by) {
-            Verdict::Stale { by: lag } => Some(lag),
-            Verdict::Right | Verdict::Wrong => None,
+            AnswerVerdict::Stale { by: lag } => Some(lag),
+            AnswerVerdict::Right | AnswerVerdict::Wrong => None,
         }
     }
 
@@ -321,12 +313,12 @@ impl Board {
         let now = self.now();
         if let Some(member) = self.members.get_mut(replica) {
             member.windows.push((now, None));
-            member.life = Life::Killed;
+            member.life = ReplicaPhase::Killed;
         }
     }
 
     /// The cluster asked a replica for its readiness, beginning at this moment, and this was the answer.
-    pub fn hear(&mut self, replica: usize, asked: Duration, ready: bool) {
+    pub fn hear(&mut self, replica: usize, began: Duration, ready: bool) {
         let now = self.now();
         let Some(member) = self.members.get_mut(replica) else { return };
         if member.ready == ready {
@@ -335,10 +327,10 @@ impl Board {
         member.ready = ready;
         let text = if ready {
             member.back = now;
-            if member.life == Life::Restarting {
-                member.life = Life::Running;
+            if member.life == ReplicaPhase::Restarting {
+                member.life = ReplicaPhase::Running;
             }
-            self.settle_all(replica, asked.saturating_sub(READY_COVERS), now);
+            self.settle_all(replica, began.saturating_sub(READY_COVERS), now);
             "is ready"
         } else {
             for (_, to) in &mut member.windows {
@@ -381,7 +373,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     /// The replicas to which a service's next attempts go.
-    fn replicas_of(board: &mut Board, service: u16) -> Vec<u8> {
+    fn replicas_of(board: &mut Scoreboard, service: u16) -> Vec<u8> {
         let lanes = (0..400).filter_map(|number| board.choose(number)).map(|attempt| attempt.lane);
         let mut replicas: Vec<u8> = lanes.filter(|lane| lane.service == u32::from(service)).map(|lane| lane.replica).collect();
         replicas.sort_unstable();
@@ -392,17 +384,18 @@ mod tests {
     #[test]
     fn a_udp_flow_of_a_replica_that_was_killed_is_behind_only_once_that_is_back() {
         let topology = Topology::make(1, 2).expect("namespaces");
-        let (old, lane) = (Service { number: 0, target: 0 }, Lane { service: 0, replica: 0 });
-        let mut board = Board::new(Instant::now(), &topology, [old]);
+        let (old, lane) = (DemoService { number: 0, target: 0 }, Lane { service: 0, replica: 0 });
+        let mut board = Scoreboard::new(Instant::now(), &topology, [old]);
         let by = board.identity(old);
-        board.write(Service { target: 1, ..old });
+        board.write(DemoService { target: 1, ..old });
         board.ledger.settle(lane, board.now());
-        let wrong = |board: &Board, after: Duration| board.wrong_for_flow(lane, board.now() + after, board.now() + after, by).is_some();
+        let wrong =
+            |board: &Scoreboard, after: Duration| board.wrong_for_flow(lane, board.now() + after, board.now() + after, by).is_some();
         assert!(wrong(&board, FOLLOWS * 2) && !wrong(&board, FOLLOWS / 2));
         board.open_window(0);
         assert!(!wrong(&board, FOLLOWS * 2), "nobody is there to end it");
         board.hear(0, board.now(), false);
-        board.members[0].life = Life::Restarting;
+        board.members[0].life = ReplicaPhase::Restarting;
         board.hear(0, board.now(), true);
         board.members[0].back = FOLLOWS;
         assert!(!wrong(&board, FOLLOWS + SECOND) && wrong(&board, FOLLOWS * 3));
@@ -412,17 +405,17 @@ mod tests {
     fn a_service_added_while_a_replica_was_away_goes_by_it_once_it_was_seen_there() {
         let topology = Topology::make(2, 1).expect("namespaces");
         let start = Instant::now().checked_sub(READY_COVERS * 2).expect("the machine runs for longer");
-        let mut board = Board::new(start, &topology, [Service { number: 0, target: 0 }]);
-        board.members[1].life = Life::Leaving;
+        let mut board = Scoreboard::new(start, &topology, [DemoService { number: 0, target: 0 }]);
+        board.members[1].life = ReplicaPhase::Leaving;
         board.hear(1, board.now(), false);
         assert!(board.can_spare(1) && !board.can_spare(0), "the only one that is ready is not taken away");
-        board.members[1].life = Life::Restarting;
-        let added = Service { number: 1, target: 0 };
+        board.members[1].life = ReplicaPhase::Restarting;
+        let added = DemoService { number: 1, target: 0 };
         board.write(added);
         board.ledger.settle(Lane { service: 1, replica: 0 }, board.now());
         board.activate(1);
         board.hear(1, board.now(), true);
-        assert_eq!((board.members[1].life, board.can_spare(0)), (Life::Running, false));
+        assert_eq!((board.members[1].life, board.can_spare(0)), (ReplicaPhase::Running, false));
         assert_eq!(replicas_of(&mut board, 0), [0, 1], "the replica is back");
         assert_eq!(replicas_of(&mut board, 1), [0], "its config may be of a moment before");
         board.ledger.settle(Lane { service: 1, replica: 1 }, board.now() + SECOND);
@@ -433,9 +426,9 @@ mod tests {
     #[test]
     fn where_a_service_leads_by_name_moves_with_the_names() {
         let topology = Topology::make(1, 3).expect("namespaces");
-        let [by_name, by_address] = [Service { number: 0, target: 2 }, Service { number: 1, target: 2 }];
-        let mut board = Board::new(Instant::now(), &topology, [by_name, by_address]);
-        let target = |board: &Board, service| board.ledger.target(Lane { service, replica: 0 }).map(|identity| identity.target);
+        let [by_name, by_address] = [DemoService { number: 0, target: 2 }, DemoService { number: 1, target: 2 }];
+        let mut board = Scoreboard::new(Instant::now(), &topology, [by_name, by_address]);
+        let target = |board: &Scoreboard, service| board.ledger.target(Lane { service, replica: 0 }).map(|identity| identity.target);
         assert_eq!((target(&board, 0), target(&board, 1)), (Some(2), Some(2)));
         assert_eq!(board.rename(), [0]);
         assert_eq!(board.names, [1, 2, 0]);
@@ -444,7 +437,7 @@ mod tests {
         assert!(!is_settled(0) && is_settled(1));
         assert_eq!(board.rename(), [0]);
         assert_eq!(target(&board, 0), Some(1));
-        board.write(Service { target: 0, ..by_name });
+        board.write(DemoService { target: 0, ..by_name });
         assert_eq!(target(&board, 0), Some(2), "a config that is written now is read by the names of now");
     }
 }

@@ -5,7 +5,7 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
-use super::scoreboard::{Board, Life, Member, Row};
+use super::scoreboard::{ReplicaPhase, ReplicaRow, Scoreboard, ServiceRow};
 use super::services::target_letter;
 use super::summary::failures_in_words;
 use crate::load::frame::{BOLD, DIM, Frame, GREEN, PLAIN, RED, YELLOW};
@@ -20,7 +20,6 @@ const TOLD: usize = 3;
 /// What is constant of a demo.
 #[derive(Debug, Clone)]
 pub struct Title {
-    /// The backend in use.
     pub backend: String,
     /// New connections each second.
     pub rate: u32,
@@ -49,8 +48,7 @@ impl<W: Write> Screen<W> {
         if self.terminal { Duration::from_millis(100) } else { Duration::from_secs(1) }
     }
 
-    /// Draws the board.
-    pub fn draw(&mut self, board: &Board) -> io::Result<()> {
+    pub fn draw(&mut self, board: &Scoreboard) -> io::Result<()> {
         if !self.terminal {
             writeln!(self.out, "{}", line(board))?;
             return self.out.flush();
@@ -66,7 +64,7 @@ impl<W: Write> Screen<W> {
 }
 
 /// One line for logs and pipes.
-fn line(board: &Board) -> String {
+fn line(board: &Scoreboard) -> String {
     let failed: u64 = board.tally.failed().values().sum();
     let swaps = swaps(board);
     let happened = board.events.iter().rev().map(|(at, event)| (*at + Duration::from_secs(1) > board.now()).then_some(event.as_str()));
@@ -83,7 +81,7 @@ fn line(board: &Board) -> String {
     )
 }
 
-fn frame(board: &Board, title: &Title) -> Vec<String> {
+fn frame(board: &Scoreboard, title: &Title) -> Vec<String> {
     let mut lines = vec![
         format!(
             "{BOLD}tailyard demo{PLAIN}   {}, {} new connections a second   {BOLD}{:.1}{PLAIN} of {:.0} s",
@@ -111,7 +109,7 @@ fn frame(board: &Board, title: &Title) -> Vec<String> {
     lines
 }
 
-fn services(board: &Board) -> Vec<String> {
+fn services(board: &Scoreboard) -> Vec<String> {
     let rows: Vec<String> = board.rows.values().map(service).collect();
     let left_out = rows.len().saturating_sub(FIRST + NEWEST);
     if left_out == 0 {
@@ -122,7 +120,7 @@ fn services(board: &Board) -> Vec<String> {
     first.iter().cloned().chain([more]).chain(rest.iter().skip(left_out).cloned()).collect()
 }
 
-fn service(row: &Row) -> String {
+fn service(row: &ServiceRow) -> String {
     const HUES: [&str; 3] = ["\x1b[36m", "\x1b[35m", "\x1b[34m"];
     let hue = HUES[usize::from(row.service.target) % HUES.len()];
     let swap = row.last_swap.map_or_else(String::new, |after| format!("{:.1} ms", after.as_secs_f64() * 1e3));
@@ -136,18 +134,18 @@ fn service(row: &Row) -> String {
     )
 }
 
-fn replica(number: usize, member: &Member) -> String {
+fn replica(number: usize, member: &ReplicaRow) -> String {
     let (hue, text) = match (member.ready, member.life) {
-        (true, Life::Running) => (GREEN, "ready"),
+        (true, ReplicaPhase::Running) => (GREEN, "ready"),
         (true, _) => (YELLOW, "not yet seen"),
-        (false, Life::Killed) => (RED, "killed"),
-        (false, Life::Leaving) => (YELLOW, "leaving"),
+        (false, ReplicaPhase::Killed) => (RED, "killed"),
+        (false, ReplicaPhase::Leaving) => (YELLOW, "leaving"),
         (false, _) => (YELLOW, "starting"),
     };
     format!("replica {number} {hue}{text:<12}{PLAIN}")
 }
 
-fn counts(board: &Board) -> [String; 4] {
+fn counts(board: &Scoreboard) -> [String; 4] {
     let (tally, flows) = (&board.tally, board.flows);
     let count = |n: u64, text: &str| format!("{}{n} {text}{PLAIN}", if n == 0 { GREEN } else { RED });
     let failed = tally.failed().values().sum();
@@ -170,6 +168,6 @@ fn counts(board: &Board) -> [String; 4] {
     ]
 }
 
-fn swaps(board: &Board) -> Percentiles {
+fn swaps(board: &Scoreboard) -> Percentiles {
     Percentiles::of_all(board.swaps.iter().map(|(_, after)| *after))
 }

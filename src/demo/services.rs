@@ -12,29 +12,25 @@ use std::time::Instant;
 
 use crate::api::{egress, netmap};
 use crate::model::base::net::Family;
-use crate::model::diagnostics::load::Identity;
+use crate::model::diagnostics::load::TargetIdentity;
 
 use super::topology::Topology;
 
-/// The first match port.
 const FIRST_MATCH_PORT: u16 = 10_000;
-/// The first port of every target.
 pub const FIRST_TARGET_PORT: u16 = 7_000;
 /// How many ports each target serves; services share them.
 pub const TARGET_PORTS: u16 = 16;
 /// The most services that fit: match ports stay below the usual range of ephemeral ports.
 pub const MOST: u16 = 20_000;
 
-/// A service of the demo.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Service {
-    /// Its number.
+pub struct DemoService {
     pub number: u16,
     /// The number of the target that it leads to.
     pub target: u16,
 }
 
-impl Service {
+impl DemoService {
     /// What the operator would call it.
     #[must_use]
     pub fn name(self) -> String {
@@ -49,8 +45,8 @@ impl Service {
 
     /// Who is to answer.
     #[must_use]
-    pub fn identity(self) -> Identity {
-        Identity { target: self.target, port: FIRST_TARGET_PORT + self.number % TARGET_PORTS }
+    pub fn identity(self) -> TargetIdentity {
+        TargetIdentity { target: self.target, port: FIRST_TARGET_PORT + self.number % TARGET_PORTS }
     }
 
     /// How its target is named: by name (both families), by IPv4 address or by IPv6 address.
@@ -70,18 +66,18 @@ impl Service {
     }
 
     /// Its entry in the operator's config.
-    fn entry(self, topology: &Topology) -> egress::Service {
+    fn entry(self, topology: &Topology) -> egress::EgressService {
         let site = topology.targets.get(usize::from(self.target)).map(|site| site.tailnet.map(|ip| ip.to_string()));
         let tailnet_target = match (self.families(), site) {
-            (&[Family::V4], Some([ip, _])) | (&[Family::V6], Some([_, ip])) => egress::Target { ip, fqdn: String::new() },
-            _ => egress::Target { ip: String::new(), fqdn: target_name(self.target) },
+            (&[Family::V4], Some([ip, _])) | (&[Family::V6], Some([_, ip])) => egress::EgressTarget { ip, fqdn: String::new() },
+            _ => egress::EgressTarget { ip: String::new(), fqdn: target_name(self.target) },
         };
         let port = |protocol: &str| egress::PortMap {
             protocol: protocol.to_owned(),
             match_port: self.match_port().into(),
             target_port: self.identity().port.into(),
         };
-        egress::Service { health_check_endpoint: String::new(), tailnet_target, ports: vec![port("TCP"), port("UDP")] }
+        egress::EgressService { health_check_endpoint: String::new(), tailnet_target, ports: vec![port("TCP"), port("UDP")] }
     }
 }
 
@@ -131,7 +127,7 @@ impl Volume {
     }
 
     /// Puts a config of these services into place, all at once; says when it stood there.
-    pub fn write(&mut self, topology: &Topology, services: impl IntoIterator<Item = Service>) -> io::Result<Instant> {
+    pub fn write(&mut self, topology: &Topology, services: impl IntoIterator<Item = DemoService>) -> io::Result<Instant> {
         let entries: BTreeMap<_, _> = services.into_iter().map(|service| (service.name(), service.entry(topology))).collect();
         self.write_bytes(&serde_json::to_vec(&entries)?)
     }

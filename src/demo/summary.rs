@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::scoreboard::{Board, Change, FlowCounts};
+use super::scoreboard::{FlowCounts, Scoreboard, ScoreboardChange};
 use crate::model::base::net::Proto;
-use crate::model::diagnostics::load::{Failure, Fault, Percentiles};
+use crate::model::diagnostics::load::{AttemptFailure, FailedAttempt, Percentiles};
 
 /// The result; `--json` prints it as it is.
 #[derive(Debug, Clone, Serialize)]
-pub struct Summary {
+pub struct DemoSummary {
     /// Nothing was lost, nothing went to a wrong target, nothing else went wrong.
     pub ok: bool,
     /// What `--backend` was given.
@@ -28,21 +28,19 @@ pub struct Summary {
     /// Long-lived connections and UDP flows.
     pub flows: FlowCounts,
     /// From the config's file in place to the last family's first right answer, for each replica.
-    pub swaps: BTreeMap<Change, Percentiles>,
+    pub swaps: BTreeMap<ScoreboardChange, Percentiles>,
     /// All changes together.
     pub all_swaps: Percentiles,
     /// How long UDP flows went on to the target of before after a change was in force, where one was caught doing so.
     pub udp_flows_behind: Percentiles,
     /// What went wrong besides the counts.
     pub faults: Vec<String>,
-    /// The first failures one by one.
-    pub failures: Vec<Fault>,
+    pub failures: Vec<FailedAttempt>,
 }
 
 /// New connections and UDP flows.
 #[derive(Debug, Clone, Serialize)]
 pub struct Connections {
-    /// Offered by the load.
     pub offered: u64,
     /// TCP connections made and answered by the right target.
     pub tcp: u64,
@@ -51,19 +49,19 @@ pub struct Connections {
     /// Datagrams that had to be sent again.
     pub resent: u64,
     /// Failed outside every documented window, by kind.
-    pub failed: BTreeMap<Failure, u64>,
+    pub failed: BTreeMap<AttemptFailure, u64>,
     /// Lost between a SIGKILL and the cluster's notice of it, by kind.
-    pub lost_in_documented_window: BTreeMap<Failure, u64>,
+    pub lost_in_documented_window: BTreeMap<AttemptFailure, u64>,
     /// From the moment a connection was due until it stood.
     pub connect: Percentiles,
     /// From the moment an attempt was due until its answer.
     pub answer: Percentiles,
 }
 
-impl Summary {
+impl DemoSummary {
     /// Draws the balance of a board.
     #[must_use]
-    pub fn of(board: &Board, backend: &str, services: u16, rate: u32, lasted: Duration) -> Self {
+    pub fn of(board: &Scoreboard, backend: &str, services: u16, rate: u32, lasted: Duration) -> Self {
         let tally = &board.tally;
         let failed: u64 = tally.failed().values().sum();
         let excused: u64 = tally.excused().values().sum();
@@ -75,7 +73,7 @@ impl Summary {
                 && flows.broken == 0
                 && flows.wrong_target == 0
                 && board.faults.is_empty()
-                && !tally.excused().contains_key(&Failure::WrongTarget),
+                && !tally.excused().contains_key(&AttemptFailure::WrongTarget),
             backend: backend.to_owned(),
             services,
             seconds: lasted.as_secs_f64(),
@@ -91,7 +89,7 @@ impl Summary {
                 answer: tally.answer(),
             },
             flows,
-            swaps: [Change::Retarget, Change::Add, Change::Remove]
+            swaps: [ScoreboardChange::Retarget, ScoreboardChange::Add, ScoreboardChange::Remove]
                 .into_iter()
                 .map(|change| (change, Percentiles::of_all(swaps(change))))
                 .collect(),
@@ -105,12 +103,12 @@ impl Summary {
 
 /// Failures by kind in a few words; `none` if there are none.
 #[must_use]
-pub fn failures_in_words(failures: &BTreeMap<Failure, u64>) -> String {
+pub fn failures_in_words(failures: &BTreeMap<AttemptFailure, u64>) -> String {
     let words: Vec<String> = failures.iter().map(|(failure, count)| format!("{count} {failure}")).collect();
     if words.is_empty() { "none".to_owned() } else { words.join(", ") }
 }
 
-impl fmt::Display for Summary {
+impl fmt::Display for DemoSummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Connections { offered, tcp, udp, resent, failed, lost_in_documented_window: lost, connect, .. } = &self.connections;
         writeln!(

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 
-use super::scoreboard::{Board, Change, Member, Shared, look};
+use super::scoreboard::{ReplicaRow, Scoreboard, ScoreboardChange, SharedScoreboard, look};
 use crate::load::make;
 use crate::load::protocol::Talk;
 use crate::model::base::net::{Family, Proto};
-use crate::model::diagnostics::load::{Attempt, Failure, Identity, Lane};
+use crate::model::diagnostics::load::{Attempt, AttemptFailure, Lane, TargetIdentity};
 
 /// How long a change may take before it counts as lost.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -24,17 +24,17 @@ const EAGER: u64 = 16;
 ///
 /// `change` names what was done, for the figures; nothing for changes that a replica missed while it was away. Returns
 /// how long it took until the last of them did.
-pub async fn seen_in_force(board: &Shared, services: &[u16], change: Option<Change>, written: Duration) -> Duration {
+pub async fn seen_in_force(board: &SharedScoreboard, services: &[u16], change: Option<ScoreboardChange>, written: Duration) -> Duration {
     let lanes: Vec<Lane> = {
         let board = look(board);
-        let ready = |lane: &Lane| board.members.get(usize::from(lane.replica)).is_some_and(Member::serves);
+        let ready = |lane: &Lane| board.members.get(usize::from(lane.replica)).is_some_and(ReplicaRow::serves);
         services.iter().flat_map(|service| board.lanes(*service)).filter(ready).collect()
     };
     let probes = lanes.into_iter().map(|lane| async move { (lane, probe_lane(board, lane, written).await) });
     let mut slowest = Duration::ZERO;
-    for (lane, seen) in join_all(probes).await {
+    for (lane, answered) in join_all(probes).await {
         let mut board = look(board);
-        match seen {
+        match answered {
             Ok(after) => {
                 slowest = slowest.max(after);
                 if let Some(change) = change {
@@ -50,7 +50,7 @@ pub async fn seen_in_force(board: &Shared, services: &[u16], change: Option<Chan
     slowest
 }
 
-fn lost(board: &mut Board, lane: Lane, what: &str) {
+fn lost(board: &mut Scoreboard, lane: Lane, what: &str) {
     // A replica that was killed or left meanwhile owes nothing.
     if board.members.get(usize::from(lane.replica)).is_some_and(|member| member.ready) {
         let at = board.now().as_secs_f64();
@@ -59,7 +59,7 @@ fn lost(board: &mut Board, lane: Lane, what: &str) {
 }
 
 /// Both families, so far as the service has them; settles the lane when the last one is seen.
-async fn probe_lane(board: &Shared, lane: Lane, written: Duration) -> Result<Duration, String> {
+async fn probe_lane(board: &SharedScoreboard, lane: Lane, written: Duration) -> Result<Duration, String> {
     let (attempts, expected, start) = {
         let board = look(board);
         let number = u16::try_from(lane.service).unwrap_or_default();
@@ -68,8 +68,8 @@ async fn probe_lane(board: &Shared, lane: Lane, written: Duration) -> Result<Dur
         (attempts, board.ledger.target(lane), board.start)
     };
     let mut last = written;
-    for seen in join_all(attempts.into_iter().map(|attempt| probe(board, attempt, expected, start))).await {
-        last = last.max(seen?);
+    for answered in join_all(attempts.into_iter().map(|attempt| probe(board, attempt, expected, start))).await {
+        last = last.max(answered?);
     }
     let mut board = look(board);
     let now = board.now();
@@ -78,17 +78,17 @@ async fn probe_lane(board: &Shared, lane: Lane, written: Duration) -> Result<Dur
 }
 
 /// Asks until the expected target answers, or until nobody does if nobody is expected; says when that was.
-async fn probe(board: &Shared, attempt: Attempt, expected: Option<Identity>, start: Instant) -> Result<Duration, String> {
+async fn probe(board: &SharedScoreboard, attempt: Attempt, expected: Option<TargetIdentity>, start: Instant) -> Result<Duration, String> {
     let begun = Instant::now();
     for nonce in 0.. {
         let report = make(Talk::Identity, attempt, nonce, start, start.elapsed(), PATIENCE).await;
         match look(board).judged(&report).outcome {
             Ok(answer) if Some(answer) == expected => return Ok(report.ended),
-            Err(Failure::Refused) if expected.is_none() => return Ok(report.ended),
+            Err(AttemptFailure::Refused) if expected.is_none() => return Ok(report.ended),
             // A service that is just coming or going refuses, or is answered by the target of before.
-            Ok(_) | Err(Failure::Refused) => {}
+            Ok(_) | Err(AttemptFailure::Refused) => {}
             // One that is just going may end what was begun before.
-            Err(Failure::Reset) if expected.is_none() => {}
+            Err(AttemptFailure::Reset) if expected.is_none() => {}
             Err(failure) => return Err(format!("a probe failed: {failure:?}")),
         }
         if begun.elapsed() > LIMIT {
@@ -102,7 +102,7 @@ async fn probe(board: &Shared, attempt: Attempt, expected: Option<Identity>, sta
 }
 
 /// Settles what ready replicas have missed while they were away.
-pub async fn catch_up(board: &Shared) {
+pub async fn catch_up(board: &SharedScoreboard) {
     let missed: Vec<u16> = {
         let board = look(board);
         let unsettled = |service: &u16| board.lanes(*service).any(|lane| !board.ledger.is_settled(lane));

@@ -12,11 +12,11 @@ use tokio::task::JoinSet;
 
 use crate::edge::netns::{Namespace, NetnsError};
 use crate::load::identity_protocol;
-use crate::model::diagnostics::load::Identity;
+use crate::model::diagnostics::load::TargetIdentity;
 
 /// A running target; it ends when this value does.
 #[derive(Debug)]
-pub struct Target {
+pub struct DemoTarget {
     /// Dropping it tells the servers to end.
     stop: Option<mpsc::Sender<()>>,
     thread: Option<JoinHandle<Result<io::Result<()>, NetnsError>>>,
@@ -33,7 +33,7 @@ pub enum TargetError {
     Namespace(#[from] NetnsError),
 }
 
-impl Target {
+impl DemoTarget {
     /// Serves on every port of the range, both protocols and both families; returns once all of them are bound.
     pub fn start(namespace: &Namespace, number: u16, ports: Range<u16>) -> Result<Self, TargetError> {
         let (stop, stopped) = mpsc::channel(1);
@@ -53,7 +53,7 @@ impl Target {
     }
 }
 
-impl Drop for Target {
+impl Drop for DemoTarget {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
@@ -66,7 +66,7 @@ impl Drop for Target {
 async fn serve(number: u16, ports: Range<u16>, bound: oneshot::Sender<()>, mut stopped: mpsc::Receiver<()>) -> io::Result<()> {
     let mut servers = JoinSet::new();
     for port in ports {
-        let identity = Identity { target: number, port };
+        let identity = TargetIdentity { target: number, port };
         // Bound to the unspecified IPv6 address, both families arrive.
         let (tcp, udp) = (TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).await?, UdpSocket::bind((Ipv6Addr::UNSPECIFIED, port)).await?);
         servers.spawn(serve_tcp(tcp, identity));
@@ -78,7 +78,7 @@ async fn serve(number: u16, ports: Range<u16>, bound: oneshot::Sender<()>, mut s
     Ok(())
 }
 
-async fn serve_tcp(listener: TcpListener, identity: Identity) {
+async fn serve_tcp(listener: TcpListener, identity: TargetIdentity) {
     let mut connections = JoinSet::new();
     loop {
         if let Ok((stream, _)) = listener.accept().await {
@@ -89,7 +89,7 @@ async fn serve_tcp(listener: TcpListener, identity: Identity) {
 }
 
 /// Answers question after question until the client ends the connection.
-async fn converse(mut stream: TcpStream, identity: Identity) -> io::Result<()> {
+async fn converse(mut stream: TcpStream, identity: TargetIdentity) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let mut question = [0; identity_protocol::QUESTION];
     loop {
@@ -98,7 +98,7 @@ async fn converse(mut stream: TcpStream, identity: Identity) -> io::Result<()> {
     }
 }
 
-async fn serve_udp(socket: UdpSocket, identity: Identity) {
+async fn serve_udp(socket: UdpSocket, identity: TargetIdentity) {
     let mut question = [0; identity_protocol::QUESTION];
     loop {
         // An error here tells of an earlier answer that its client did not want any more.

@@ -28,26 +28,21 @@ const TAILNET_MTU: u32 = 1280;
 /// The namespaces could not be made or connected.
 #[derive(Debug, thiserror::Error)]
 pub enum TopologyError {
-    /// No namespace.
     #[error(transparent)]
     Namespace(#[from] NetnsError),
     /// No link, address or route.
     #[error(transparent)]
     Link(#[from] LinkError),
-    /// A namespace does not forward.
     #[error("cannot set forwarding in a namespace: {0}")]
     Forwarding(#[source] std::io::Error),
-    /// A link's name is none.
     #[error(transparent)]
     Name(#[from] crate::model::base::net::BadInterfaceName),
 }
 
 /// A namespace with an address of each family.
 #[derive(Debug, Clone)]
-pub struct Site {
-    /// The namespace.
+pub struct DemoSite {
     pub namespace: Namespace,
-    /// Its addresses on the tailnet.
     pub tailnet: [IpAddr; 2],
     /// Its addresses on the Pod network; a target has none.
     pub pod: Option<[IpAddr; 2]>,
@@ -58,11 +53,8 @@ pub struct Site {
 pub struct Topology {
     /// Where the load comes from.
     pub client: Namespace,
-    /// The replicas.
-    pub replicas: Vec<Site>,
-    /// The targets.
-    pub targets: Vec<Site>,
-    /// The switch of the tailnet.
+    pub replicas: Vec<DemoSite>,
+    pub targets: Vec<DemoSite>,
     tailnet: Namespace,
 }
 
@@ -74,7 +66,7 @@ impl Topology {
         switch(&made.tailnet, "tailnet", Some(TAILNET_MTU))?;
         give(&made.client, "pods", pod_nets(1))?;
         for number in 0..replicas {
-            let site = Site {
+            let site = DemoSite {
                 namespace: Namespace::make()?,
                 tailnet: addresses(tailnet_nets(FIRST_REPLICA + number)),
                 pod: Some(addresses(pod_nets(10 + number))),
@@ -86,7 +78,7 @@ impl Topology {
             made.replicas.push(site);
         }
         for number in 0..targets {
-            let site = Site { namespace: Namespace::make()?, tailnet: addresses(tailnet_nets(FIRST_TARGET + number)), pod: None };
+            let site = DemoSite { namespace: Namespace::make()?, tailnet: addresses(tailnet_nets(FIRST_TARGET + number)), pod: None };
             connect(&made.tailnet, "tailnet", &site.namespace, "ts0", 100 + number, Some(TAILNET_MTU))?;
             give(&site.namespace, "ts0", tailnet_nets(FIRST_TARGET + number))?;
             made.targets.push(site);

@@ -16,7 +16,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde::Deserialize as _;
 use serde::de::value::BorrowedStrDeserializer;
 
-use crate::model::ingress::cert_orders::Window;
+use crate::model::ingress::cert_orders::RenewalWindow;
 use crate::model::ingress::certificate::Pair;
 
 mod error;
@@ -26,7 +26,7 @@ mod key;
 pub use error::AcmeError;
 pub use key::AccountKey;
 
-use http::{Answer, Http};
+use http::{AcmeHttp, ErrorHead};
 
 /// How long the server may take over one thing. Who orders gives up on its own terms, and sooner.
 const POLL: RetryPolicy = RetryPolicy::new().initial_delay(Duration::from_millis(100)).backoff(1.3).timeout(Duration::from_mins(4));
@@ -34,19 +34,17 @@ const POLL: RetryPolicy = RetryPolicy::new().initial_delay(Duration::from_millis
 const NONCES: u8 = 8;
 
 /// Sets the TXT record of this name to this value.
-pub type SetTxt<'a> = &'a (dyn Fn(String, String) -> Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>> + Send + Sync);
+pub type SetTxt<'a> = &'a (dyn Fn(String, String) -> Pin<Box<dyn Future<Output = Result<(), RecordFailure>> + Send>> + Send + Sync);
 /// Why a record could not be set.
-pub type Failure = Box<dyn std::error::Error + Send + Sync>;
+pub type RecordFailure = Box<dyn std::error::Error + Send + Sync>;
 
 tokio::task_local! {
     /// What is known of the newest answer that was no success; for each call by itself.
-    static REFUSED: Cell<Option<Answer>>;
+    static REFUSED: Cell<Option<ErrorHead>>;
 }
 
-/// An ACME server.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Server {
-    /// The URL of its directory.
+pub struct AcmeServer {
     pub directory: String,
     /// More certificate authorities to believe, PEM: for a server with a private one.
     pub ca: Option<PathBuf>,
@@ -68,10 +66,10 @@ impl std::fmt::Debug for Acme {
 /// Makes a call again while the server says that its nonce is old.
 macro_rules! with_nonce {
     ($call:expr) => {{
-        let mut left = NONCES;
+        let mut attempts = NONCES;
         loop {
             match $call.await {
-                Err(Error::Api(problem)) if left > 0 && error::is(&problem, "badNonce") => left -= 1,
+                Err(Error::Api(problem)) if attempts > 0 && error::is(&problem, "badNonce") => attempts -= 1,
                 done => break done,
             }
         }
@@ -80,8 +78,8 @@ macro_rules! with_nonce {
 
 impl Acme {
     /// The account of this key. It is made if there is none.
-    pub async fn log_in(server: &Server, key: AccountKey) -> Result<Self, AcmeError> {
-        let http = Http::new(server)?;
+    pub async fn log_in(server: &AcmeServer, key: AccountKey) -> Result<Self, AcmeError> {
+        let http = AcmeHttp::new(server)?;
         let log_in = async {
             with_nonce!(async {
                 let (signer, pkcs8) = key.parts()?;
@@ -93,7 +91,6 @@ impl Acme {
         Ok(Self { account, key: Arc::new(key) })
     }
 
-    /// The account's key.
     #[must_use]
     pub fn key(&self) -> &AccountKey {
         &self.key
@@ -123,13 +120,13 @@ impl Acme {
     }
 
     /// When the server suggests to replace a certificate, and how soon it wants to be asked again. Nothing if it does not say.
-    pub async fn suggestion(&self, certificate: &str) -> Result<Option<(Window, Duration)>, AcmeError> {
+    pub async fn suggestion(&self, certificate: &str) -> Result<Option<(RenewalWindow, Duration)>, AcmeError> {
         let Some(id) = identifier(certificate) else { return Ok(None) };
         match call("ask when to renew", self.account.renewal_info(&id)).await {
             Ok((info, again)) => {
                 let time = |at: i64| Timestamp::from_second(at).unwrap_or(Timestamp::MAX);
                 let window = info.suggested_window;
-                Ok(Some((Window { start: time(window.start.unix_timestamp()), end: time(window.end.unix_timestamp()) }, again)))
+                Ok(Some((RenewalWindow { start: time(window.start.unix_timestamp()), end: time(window.end.unix_timestamp()) }, again)))
             }
             Err(AcmeError::Unsupported) => Ok(None),
             Err(error) => Err(error),

@@ -43,7 +43,6 @@ pub struct Conntrack {
 /// A full table (`entries` at `limit`, `dropped` growing) refuses new flows without harming those that exist.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Pressure {
-    /// Entries in the table.
     pub entries: u32,
     /// The most that the kernel allows (`net.netfilter.nf_conntrack_max`).
     pub limit: u32,
@@ -58,7 +57,6 @@ pub struct Pressure {
 /// A request to connection tracking failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ConntrackError {
-    /// No socket.
     #[error("cannot open connection tracking's netlink socket (the kernel needs nf_conntrack_netlink): {0}")]
     Open(#[source] io::Error),
     /// A listing failed, or was disturbed each time.
@@ -86,8 +84,7 @@ impl ConntrackError {
 }
 
 /// What ended a run of answers.
-enum End {
-    /// The kernel said all.
+enum DumpEnd {
     Complete,
     /// The table changed so much meanwhile that entries may be missing.
     Disturbed,
@@ -125,8 +122,8 @@ impl Conntrack {
             };
             let ended = self.ask(|sequence| wire::dump(filter, sequence), read);
             match ended {
-                Ok(End::Complete) => return Ok(()),
-                Ok(End::Disturbed) => {}
+                Ok(DumpEnd::Complete) => return Ok(()),
+                Ok(DumpEnd::Disturbed) => {}
                 // Answers were lost for want of buffer: what is left of them must not be taken for the next listing's.
                 Err(error) if lost(&error) => {
                     self.socket = connect().map_err(ConntrackError::Open)?;
@@ -175,7 +172,7 @@ impl Conntrack {
     }
 
     /// Sends a request and hands the attributes of each answer to `each`.
-    fn ask(&mut self, request: impl FnOnce(u32) -> Vec<u8>, mut each: impl FnMut(&[u8])) -> io::Result<End> {
+    fn ask(&mut self, request: impl FnOnce(u32) -> Vec<u8>, mut each: impl FnMut(&[u8])) -> io::Result<DumpEnd> {
         self.sequence = self.sequence.wrapping_add(1);
         let sequence = self.sequence;
         self.socket.send(&request(sequence), 0)?;
@@ -187,7 +184,7 @@ impl Conntrack {
                 match message.message_type() {
                     NLMSG_DONE | NLMSG_ERROR => {
                         verdict(message.payload())?;
-                        return Ok(if disturbed { End::Disturbed } else { End::Complete });
+                        return Ok(if disturbed { DumpEnd::Disturbed } else { DumpEnd::Complete });
                     }
                     _ => each(message.payload().get(wire::HEADER..).unwrap_or_default()),
                 }

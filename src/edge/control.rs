@@ -17,7 +17,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use self::headscale::Headscale;
-use self::http::Http;
+use self::http::ControlHttp;
 use self::tailscale::Tailscale;
 use crate::api::vip::VipService;
 use crate::model::controller::control_plane::Capabilities;
@@ -30,8 +30,7 @@ use crate::model::tailnet::supervise::Secret;
 pub struct ControlSettings {
     /// The base URL, that of the login server too.
     pub url: String,
-    /// Who asks.
-    pub credentials: Credentials,
+    pub credentials: ClientCredentials,
     /// More certificate authorities to believe, PEM: for a control server with a private one.
     pub ca: Option<PathBuf>,
     /// How fast it may be asked.
@@ -50,7 +49,7 @@ pub struct Rate {
 }
 
 /// Who asks a control plane.
-pub type Credentials = tailnet::Credentials<IdentityToken>;
+pub type ClientCredentials = tailnet::Credentials<IdentityToken>;
 
 /// Where a service account's token is; it is read anew for each exchange.
 #[derive(Debug, Clone)]
@@ -64,18 +63,15 @@ pub enum IdentityToken {
 /// A new auth key: for one device, once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuthKey {
-    /// By which it is revoked.
     pub id: KeyId,
-    /// The secret.
     pub key: Secret,
 }
 
 /// A client of one control plane.
 #[derive(Debug, Clone)]
-pub enum Control {
+pub enum ControlClient {
     /// Tailscale, or what speaks its API.
     Tailscale(Tailscale),
-    /// headscale by its own API.
     Headscale(Headscale),
 }
 
@@ -84,21 +80,20 @@ impl Rate {
     pub const DEFAULT: Self = Self { burst: 20, per_second: 5.0 };
 }
 
-impl Control {
+impl ControlClient {
     /// How long an auth key can be used: a Pod that starts needs seconds.
     pub const KEY_LIFE: Duration = Duration::from_hours(1);
 
     /// A client. Asks nobody yet. Fails if the URL or the certificate authorities cannot be used.
     pub fn new(settings: ControlSettings) -> Result<Self, ControlError> {
-        let http = Http::new(&settings)?;
+        let http = ControlHttp::new(&settings)?;
         Ok(match settings.credentials {
-            Credentials::OAuth { client_id, client_secret } => Self::Tailscale(Tailscale::oauth(http, client_id, client_secret)),
-            Credentials::Identity { client_id, token } => Self::Tailscale(Tailscale::identity(http, client_id, token)),
-            Credentials::Headscale { api_key } => Self::Headscale(Headscale::new(http, api_key)),
+            ClientCredentials::OAuth { client_id, client_secret } => Self::Tailscale(Tailscale::oauth(http, client_id, client_secret)),
+            ClientCredentials::Identity { client_id, token } => Self::Tailscale(Tailscale::identity(http, client_id, token)),
+            ClientCredentials::Headscale { api_key } => Self::Headscale(Headscale::new(http, api_key)),
         })
     }
 
-    /// What it can do.
     #[must_use]
     pub fn capabilities(&self) -> Capabilities {
         match self {

@@ -2,7 +2,7 @@
 //!
 //! The daemon is in a process group of its own, and holds the reading end of a pipe (`TS_PARENT_DEATH_FD`) whose other end
 //! nobody else has: it ends with this process, however that ends. Where it is to outlive this process there is no such pipe, and the
-//! next process takes it over ([`Daemon::left`]). Nothing here decides when to start or stop it.
+//! next process takes it over ([`RunningDaemon::orphan`]). Nothing here decides when to start or stop it.
 
 mod reattach;
 
@@ -41,9 +41,8 @@ const LAST_WORDS: Duration = Duration::from_millis(200);
 /// The variable by which a daemon of ours is known: its arguments, with blanks between them.
 const MARK: &str = "TAILYARD_TAILSCALED_ARGS";
 
-/// A running daemon.
 #[derive(Debug)]
-pub struct Daemon {
+pub struct RunningDaemon {
     handle: Handle,
     group: Pid,
     ended: Option<String>,
@@ -66,35 +65,18 @@ enum Handle {
 pub enum DaemonError {
     /// The program could not be started.
     #[error("cannot start {}: {source}", program.display())]
-    Spawn {
-        /// Which program.
-        program: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// Waiting for it failed.
+    Spawn { program: PathBuf, source: io::Error },
     #[error("cannot wait for tailscaled: {0}")]
     Wait(#[source] io::Error),
     /// A signal could not be sent.
     #[error("cannot send {signal} to tailscaled: {source}")]
-    Signal {
-        /// Which signal.
-        signal: Signal,
-        /// Why.
-        source: Errno,
-    },
+    Signal { signal: Signal, source: Errno },
     /// `/dev/net/tun` is not there and cannot be made.
     #[error("cannot make {}: {source}; give the Pod the device, or CAP_MKNOD, or set TS_USERSPACE=true", path.display())]
-    Tun {
-        /// The device's path.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Tun { path: PathBuf, source: io::Error },
     /// The `tailscale` command failed.
     #[error("{} {what} failed: {text}", program.display())]
     Command {
-        /// The program.
         program: PathBuf,
         /// What it was asked for.
         what: &'static str,
@@ -103,12 +85,7 @@ pub enum DaemonError {
     },
     /// A file could not be read or written.
     #[error("{}: {source}", path.display())]
-    File {
-        /// The path.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    File { path: PathBuf, source: io::Error },
     /// No config file is usable.
     #[error(transparent)]
     Config(#[from] ConfFault),
@@ -130,17 +107,17 @@ impl DaemonError {
     }
 }
 
-impl Daemon {
+impl RunningDaemon {
     /// Starts the program; `outlives`: it does not end with this process. Its output goes to the log, line by line.
     pub fn spawn(program: &Path, args: &[String], env: &BTreeMap<String, String>, outlives: bool) -> Result<Self, DaemonError> {
         Self::start(program, args, env, outlives).map_err(|source| DaemonError::Spawn { program: program.to_owned(), source })
     }
 
     fn start(program: &Path, args: &[String], env: &BTreeMap<String, String>, outlives: bool) -> io::Result<Self> {
-        let (stdout, told) = output()?;
+        let (stdout, stdout_end) = output()?;
         let (stderr, complained) = output()?;
         let mut command = Command::new(program);
-        command.args(args).envs(env).env(MARK, args.join(" ")).stdin(Stdio::null()).stdout(told).stderr(complained);
+        command.args(args).envs(env).env(MARK, args.join(" ")).stdin(Stdio::null()).stdout(stdout_end).stderr(complained);
         command.process_group(0).kill_on_drop(!outlives);
         let ends = if outlives { None } else { Some(pipe2(OFlag::O_CLOEXEC)?) };
         if let Some((read, _)) = &ends {
@@ -196,10 +173,10 @@ impl Daemon {
 pub async fn capver(tailscale: &Path) -> Result<u32, DaemonError> {
     const WHAT: &str = "version --json";
     let fail = |text: String| DaemonError::Command { program: tailscale.to_owned(), what: WHAT, text };
-    let asked = Command::new(tailscale).args(WHAT.split(' ')).stdin(Stdio::null()).kill_on_drop(true).output();
-    let output = timeout(ASK, asked).await.map_err(|_| fail("no answer".to_owned()))?.map_err(|error| fail(error.to_string()))?;
-    let told: serde_json::Value = serde_json::from_slice(&output.stdout).map_err(|error| fail(error.to_string()))?;
-    let cap = told.get("cap").and_then(serde_json::Value::as_u64).and_then(|cap| u32::try_from(cap).ok());
+    let requested = Command::new(tailscale).args(WHAT.split(' ')).stdin(Stdio::null()).kill_on_drop(true).output();
+    let output = timeout(ASK, requested).await.map_err(|_| fail("no answer".to_owned()))?.map_err(|error| fail(error.to_string()))?;
+    let versions: serde_json::Value = serde_json::from_slice(&output.stdout).map_err(|error| fail(error.to_string()))?;
+    let cap = versions.get("cap").and_then(serde_json::Value::as_u64).and_then(|cap| u32::try_from(cap).ok());
     cap.ok_or_else(|| fail("it names no capability version".to_owned()))
 }
 

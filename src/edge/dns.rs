@@ -20,7 +20,7 @@ use hickory_resolver::system_conf::parse_resolv_conf;
 use hickory_resolver::{Resolver, TokioResolver};
 use tokio::time::timeout;
 
-use crate::model::tailnet::resolve::{CEILING, Failure, Outcome, Records};
+use crate::model::tailnet::resolve::{CEILING, FamilyRecords, LookupFailure, LookupOutcome};
 
 /// The longest that one lookup takes, whatever the file says about timeouts and attempts.
 pub const DEADLINE: Duration = Duration::from_secs(15);
@@ -30,20 +30,10 @@ pub const DEADLINE: Duration = Duration::from_secs(15);
 pub enum DnsError {
     /// The file cannot be read.
     #[error("cannot read {path}, which names the DNS servers: {source}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     /// The file does not name a server, or names one that is not an address.
     #[error("no DNS servers in {path}: {source}")]
-    Servers {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: Box<NetError>,
-    },
+    Servers { path: PathBuf, source: Box<NetError> },
 }
 
 impl DnsError {
@@ -90,8 +80,8 @@ impl Dns {
     pub async fn client(&mut self) -> Result<Arc<Client>, DnsError> {
         let read = tokio::fs::read(&self.path).await;
         let text = read.map_err(|source| DnsError::Read { path: self.path.clone(), source })?;
-        if let Some((known, client)) = &self.loaded
-            && *known == text
+        if let Some((loaded_text, client)) = &self.loaded
+            && *loaded_text == text
         {
             return Ok(Arc::clone(client));
         }
@@ -123,19 +113,19 @@ impl Client {
     }
 
     /// The addresses of a name, in both families. Takes [`DEADLINE`] at most.
-    pub async fn lookup(&self, name: &str) -> Outcome {
+    pub async fn lookup(&self, name: &str) -> LookupOutcome {
         if let Ok(ip) = name.parse() {
             return literal(ip);
         }
-        let Ok(mut name) = Name::from_str_relaxed(name) else { return failed(Failure::Name) };
+        let Ok(mut name) = Name::from_str_relaxed(name) else { return failed(LookupFailure::Name) };
         name.set_fqdn(true);
         // Keeps the answers of an earlier lookup from standing in for this one's.
         self.resolver.clear_cache();
         let both = async { tokio::join!(self.family(name.clone(), RecordType::A), self.family(name.clone(), RecordType::AAAA)) };
-        timeout(DEADLINE, both).await.map_or_else(|_| failed(Failure::Timeout), |(v4, v6)| Outcome { v4, v6 })
+        timeout(DEADLINE, both).await.map_or_else(|_| failed(LookupFailure::Timeout), |(v4, v6)| LookupOutcome { v4, v6 })
     }
 
-    async fn family(&self, name: Name, kind: RecordType) -> Result<Records, Failure> {
+    async fn family(&self, name: Name, kind: RecordType) -> Result<FamilyRecords, LookupFailure> {
         match self.resolver.lookup(name, kind).await {
             Ok(found) => {
                 let addresses = found.answers().iter().filter_map(|record| match &record.data {
@@ -144,7 +134,7 @@ impl Client {
                     _ => None,
                 });
                 let ttl = found.answers().iter().map(|record| record.ttl).min().unwrap_or_default();
-                Ok(Records { addresses: addresses.collect(), ttl: Duration::from_secs(ttl.into()) })
+                Ok(FamilyRecords { addresses: addresses.collect(), ttl: Duration::from_secs(ttl.into()) })
             }
             Err(error) => refusal(&error),
         }
@@ -152,27 +142,27 @@ impl Client {
 }
 
 /// An answer without records, or why there is none.
-fn refusal(error: &NetError) -> Result<Records, Failure> {
+fn refusal(error: &NetError) -> Result<FamilyRecords, LookupFailure> {
     Err(match error {
         NetError::Dns(Said::NoRecordsFound(none)) => match none.response_code {
-            ResponseCode::NoError => return Ok(Records::default()),
-            ResponseCode::NXDomain => Failure::NoName,
-            _ => Failure::Server,
+            ResponseCode::NoError => return Ok(FamilyRecords::default()),
+            ResponseCode::NXDomain => LookupFailure::NoName,
+            _ => LookupFailure::Server,
         },
-        NetError::Dns(Said::ResponseCode(ResponseCode::NXDomain)) => Failure::NoName,
-        NetError::Dns(_) => Failure::Server,
-        NetError::Timeout => Failure::Timeout,
-        _ => Failure::Network,
+        NetError::Dns(Said::ResponseCode(ResponseCode::NXDomain)) => LookupFailure::NoName,
+        NetError::Dns(_) => LookupFailure::Server,
+        NetError::Timeout => LookupFailure::Timeout,
+        _ => LookupFailure::Network,
     })
 }
 
-fn failed(failure: Failure) -> Outcome {
-    Outcome { v4: Err(failure), v6: Err(failure) }
+fn failed(failure: LookupFailure) -> LookupOutcome {
+    LookupOutcome { v4: Err(failure), v6: Err(failure) }
 }
 
 /// An address in place of a name stands for itself.
-fn literal(ip: IpAddr) -> Outcome {
-    let own = Records { addresses: std::iter::once(ip).collect(), ttl: CEILING };
-    let none = Records::default();
-    if ip.is_ipv4() { Outcome { v4: Ok(own), v6: Ok(none) } } else { Outcome { v4: Ok(none), v6: Ok(own) } }
+fn literal(ip: IpAddr) -> LookupOutcome {
+    let own = FamilyRecords { addresses: std::iter::once(ip).collect(), ttl: CEILING };
+    let none = FamilyRecords::default();
+    if ip.is_ipv4() { LookupOutcome { v4: Ok(own), v6: Ok(none) } } else { LookupOutcome { v4: Ok(none), v6: Ok(own) } }
 }

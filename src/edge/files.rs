@@ -26,44 +26,19 @@ const LARGEST: u64 = 64 << 20;
 /// Files could not be read, watched or written.
 #[derive(Debug, thiserror::Error)]
 pub enum FilesError {
-    /// The directory is not there, or is no directory.
     #[error("cannot read directory {path}: {source}; check that the volume is mounted there")]
-    Directory {
-        /// The directory.
-        path: PathBuf,
-        /// What the system says.
-        source: io::Error,
-    },
-    /// A file is there and cannot be read.
+    Directory { path: PathBuf, source: io::Error },
     #[error("cannot read {path}: {source}; check that it is a file and its permissions")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What the system says.
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     /// A file is larger than anything that belongs there.
     #[error("{path} has {size} bytes, more than the {LARGEST} that are read at most")]
-    TooLarge {
-        /// The file.
-        path: PathBuf,
-        /// Its size in bytes.
-        size: u64,
-    },
+    TooLarge { path: PathBuf, size: u64 },
     /// The volume changed each time that it was read.
     #[error("{path} was replaced {ATTEMPTS} times while it was read")]
-    Unsettled {
-        /// The directory.
-        path: PathBuf,
-    },
+    Unsettled { path: PathBuf },
     /// A file could not be replaced.
     #[error("cannot write {path}: {source}; check that its directory exists and is writable")]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// What the system says.
-        source: io::Error,
-    },
+    Write { path: PathBuf, source: io::Error },
 }
 
 impl FilesError {
@@ -83,7 +58,6 @@ impl FilesError {
 /// The wanted files of a directory, all of one moment; a file that is not there is absent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// The contents by file name.
     pub files: BTreeMap<String, Bytes>,
     /// Whether they came through `..data`; such files are never half written, plain ones may be.
     pub projected: bool,

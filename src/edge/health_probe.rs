@@ -17,21 +17,21 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::model::flows::prestop_hook::Probe;
+use crate::model::flows::prestop_hook::HealthProbe;
 
 /// The headers in which a Pod says its addresses.
 pub const POD_HEADERS: [&str; 2] = ["pod-ipv4", "pod-ipv6"];
 
-/// Asks once. `url` is that of the config; one that cannot be asked is [`Probe::Silent`].
-pub async fn ping(url: &str, limit: Duration) -> Probe {
+/// Asks once. `url` is that of the config; one that cannot be asked is [`HealthProbe::Silent`].
+pub async fn ping(url: &str, limit: Duration) -> HealthProbe {
     match timeout(limit, get(url)).await {
-        Ok(Ok(headers)) => Probe::Answered(addresses(&headers)),
-        Ok(Err(error)) if refused(&error) => Probe::Refused,
+        Ok(Ok(headers)) => HealthProbe::Answered(addresses(&headers)),
+        Ok(Err(error)) if refused(&error) => HealthProbe::Refused,
         Ok(Err(error)) => {
             tracing::debug!(url, %error, "health endpoint cannot be asked");
-            Probe::Silent
+            HealthProbe::Silent
         }
-        Err(_) => Probe::Silent,
+        Err(_) => HealthProbe::Silent,
     }
 }
 
@@ -93,7 +93,7 @@ mod tests {
     async fn the_pods_addresses_are_read_from_the_headers() {
         let (url, asked) = answering("HTTP/1.1 200 OK\r\nPod-IPv4: 10.0.0.5\r\npod-ipv6: FD00:0::5\r\nContent-Length: 2\r\n\r\nok").await;
         let expected = ["10.0.0.5", "fd00::5"].map(|ip| ip.parse().expect("an address")).into();
-        assert_eq!(ping(&url, LIMIT).await, Probe::Answered(expected));
+        assert_eq!(ping(&url, LIMIT).await, HealthProbe::Answered(expected));
         let asked = asked.await.expect("asked");
         assert!(asked.starts_with("GET /healthz HTTP/1.1\r\n") && asked.contains("connection: close"), "{asked}");
     }
@@ -101,18 +101,18 @@ mod tests {
     #[tokio::test]
     async fn a_pod_may_say_nothing_of_itself() {
         let (url, _asked) = answering("HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n").await;
-        assert_eq!(ping(&url, LIMIT).await, Probe::Answered(BTreeSet::new()));
+        assert_eq!(ping(&url, LIMIT).await, HealthProbe::Answered(BTreeSet::new()));
     }
 
     #[tokio::test]
     async fn refused_silent_and_senseless_are_told_apart() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let url = format!("http://{}/healthz", listener.local_addr().expect("an address"));
-        assert_eq!(ping(&url, Duration::from_millis(50)).await, Probe::Silent);
+        assert_eq!(ping(&url, Duration::from_millis(50)).await, HealthProbe::Silent);
         drop(listener);
-        assert_eq!(ping(&url, LIMIT).await, Probe::Refused);
-        assert_eq!(ping("not a url", LIMIT).await, Probe::Silent);
+        assert_eq!(ping(&url, LIMIT).await, HealthProbe::Refused);
+        assert_eq!(ping("not a url", LIMIT).await, HealthProbe::Silent);
         let (url, _asked) = answering("what?\r\n\r\n").await;
-        assert_eq!(ping(&url, LIMIT).await, Probe::Silent);
+        assert_eq!(ping(&url, LIMIT).await, HealthProbe::Silent);
     }
 }

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use self::program::Programs;
 use crate::model::base::net::{Family, InterfaceName};
-use crate::model::firewall::iptables::{Found, Jump, chains_in, delta, ours, remove, replace, traffic, trial};
+use crate::model::firewall::iptables::{Jump, LeftoverRules, chains_in, delta, ours, remove, replace, traffic, trial};
 use crate::model::firewall::ruleset::{Delta, Ruleset};
 use crate::model::firewall::{Audit, Traffic};
 
@@ -25,12 +25,12 @@ const STEP: usize = 400;
 #[derive(Debug, Clone)]
 pub struct Iptables {
     variant: Variant,
-    written: Arc<Mutex<Option<Written>>>,
+    written: Arc<Mutex<Option<WrittenRules>>>,
 }
 
 /// What was written last.
 #[derive(Debug)]
-struct Written {
+struct WrittenRules {
     ruleset: Ruleset,
     /// What a dump said of ours right after; nothing before it was looked at.
     dumps: Option<BTreeMap<Family, Vec<String>>>,
@@ -104,9 +104,9 @@ impl Iptables {
         let dumps = self.dumps().await?;
         match &*self.lock() {
             Some(written) if written.ruleset != *ruleset => drifted("other rules were written"),
-            Some(Written { dumps: Some(noted), .. }) if *noted == dumps => Ok(Audit::Same),
-            Some(Written { dumps: Some(_), .. }) => drifted("the chains are not as they were made"),
-            Some(Written { dumps: None, .. }) => drifted("what was written was never looked at"),
+            Some(WrittenRules { dumps: Some(noted), .. }) if *noted == dumps => Ok(Audit::Same),
+            Some(WrittenRules { dumps: Some(_), .. }) => drifted("the chains are not as they were made"),
+            Some(WrittenRules { dumps: None, .. }) => drifted("what was written was never looked at"),
             None => drifted("nothing was written"),
         }
     }
@@ -139,7 +139,7 @@ impl Iptables {
 
     /// Remembers what was written.
     fn wrote(&self, ruleset: &Ruleset) {
-        *self.lock() = Some(Written { ruleset: ruleset.clone(), dumps: None });
+        *self.lock() = Some(WrittenRules { ruleset: ruleset.clone(), dumps: None });
     }
 
     async fn dumps(&self) -> Result<BTreeMap<Family, Vec<String>>, IptablesError> {
@@ -151,9 +151,9 @@ impl Iptables {
     }
 
     /// What of ours stands. Whether a jump does is the exit status of a check.
-    async fn found(&self, programs: Programs) -> Result<Found, IptablesError> {
+    async fn found(&self, programs: Programs) -> Result<LeftoverRules, IptablesError> {
         let chains = chains_in(&programs.save(false).await?).collect();
-        let mut found = Found { chains, ..Found::default() };
+        let mut found = LeftoverRules { chains, ..LeftoverRules::default() };
         for jump in Jump::ALL {
             // A rule cannot stand whose chain does not.
             if found.chains.contains(&(jump.table, jump.to.to_string())) && programs.check(jump).await? {
@@ -170,7 +170,7 @@ impl Iptables {
         Family::ALL.into_iter().filter(here).map(move |family| Programs::new(variant, family))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Written>> {
+    fn lock(&self) -> MutexGuard<'_, Option<WrittenRules>> {
         self.written.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,5 +1,5 @@
 //! The Kubernetes API. A replica needs one `ConfigMap`, its own two Secrets, and what it may do with them; the reconciler
-//! follows whole kinds ([`Follow`]), and writes by one door ([`Writes`]) while it leads ([`Lease`]).
+//! follows whole kinds ([`Follow`]), and writes by one door ([`LeaderClient`]) while it leads ([`Lease`]).
 //!
 //! Every call has a time limit and is made once: retrying is the caller's business. Nothing here decides what is in force
 //! or what is written, and a replica never names another's Secret.
@@ -28,15 +28,15 @@ mod secret;
 mod watch_one;
 
 pub use access_review::Permissions;
-pub use conditional_secret::Noted;
-pub use error::{Call, Fault, KubeError, Refusal, Verb};
-pub use events::{About, Events, Told};
-pub use leader_client::{Observer, Part, Writes};
+pub use conditional_secret::VersionedSecret;
+pub use error::{ApiCall, ApiRefusal, CallFault, KubeError, Verb};
+pub use events::{EventSpec, EventWriter, Regarding};
+pub use leader_client::{LeaderClient, ObjectPart, Observer};
 pub use lease::{Leading, Lease};
-pub use list_watch::{Change, Follow};
+pub use list_watch::{Follow, WatchChange};
 pub use resource::Resource;
 pub use secret::StateSecret;
-pub use watch_one::Event;
+pub use watch_one::ObjectEvent;
 
 /// Where a Pod finds its namespace, its token and the API's certificate authority.
 pub const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -130,7 +130,6 @@ impl Cluster {
         Self { client: self.client.clone(), namespace: namespace.to_owned() }
     }
 
-    /// The namespace.
     #[must_use]
     pub fn namespace(&self) -> &str {
         &self.namespace
@@ -144,17 +143,17 @@ impl Cluster {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    fn call(&self, verb: Verb, kind: &'static str, name: &str) -> Call {
-        Call { verb, kind, namespace: self.namespace.clone(), name: name.to_owned() }
+    fn call(&self, verb: Verb, kind: &'static str, name: &str) -> ApiCall {
+        ApiCall { verb, kind, namespace: self.namespace.clone(), name: name.to_owned() }
     }
 }
 
 /// Runs a call within its time limit.
-async fn within<T>(call: impl FnOnce() -> Call, work: impl Future<Output = kube::Result<T>>) -> Result<T, KubeError> {
+async fn within<T>(call: impl FnOnce() -> ApiCall, work: impl Future<Output = kube::Result<T>>) -> Result<T, KubeError> {
     match tokio::time::timeout(CALL, work).await {
         Ok(Ok(value)) => Ok(value),
-        Ok(Err(error)) => Err(KubeError::Call { call: call(), fault: Fault::of(error) }),
-        Err(_elapsed) => Err(KubeError::Call { call: call(), fault: Fault::Timeout(CALL) }),
+        Ok(Err(error)) => Err(KubeError::Call { call: call(), fault: CallFault::of(error) }),
+        Err(_elapsed) => Err(KubeError::Call { call: call(), fault: CallFault::Timeout(CALL) }),
     }
 }
 
@@ -163,7 +162,6 @@ trait Keyed {
     /// What it is called in messages.
     const KIND: &'static str;
 
-    /// Its values.
     fn values(self) -> Values;
 }
 

@@ -59,12 +59,10 @@ pub enum LinkError {
     /// The kernel refused a change.
     #[error("cannot {action}: {source}")]
     Change {
-        /// What was to be done.
         action: String,
         /// The kernel's answer.
         source: rtnetlink::Error,
     },
-    /// There is no link of that name here.
     #[error("there is no interface {0} in this network namespace")]
     Missing(InterfaceName),
 }
@@ -196,7 +194,6 @@ async fn state_of(handle: &Handle, interface: &InterfaceName) -> Result<(Option<
     Ok((Some(index), state))
 }
 
-/// The link of that name, if there is one.
 async fn link_named(handle: &Handle, interface: &InterfaceName) -> Result<Option<LinkMessage>, LinkError> {
     let answer = handle.link().get().match_name(interface.as_str()).execute().boxed().try_next().await;
     match answer {

@@ -24,9 +24,9 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-use crate::api::localapi::{DnsConfig, MaskedPrefs, Notify, Pong, Prefs, Reloaded, StartOptions, Status, Warned};
+use crate::api::localapi::{DaemonStatus, DnsConfig, MaskedPrefs, Notify, Pong, Prefs, Reloaded, StartOptions, Warned};
 
-pub use serve::Serving;
+pub use serve::ServeState;
 
 /// What the bus is asked for: the status and the health at the beginning, then changes of peers, small ones as such, no full maps.
 pub const MASK: u32 = 16384 | 8192 | 4096 | 128 | 4 | 32768;
@@ -50,7 +50,7 @@ pub struct LocalApi {
 
 /// By what way a node of the tailnet is asked whether it is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ping {
+pub enum PingKind {
     /// Outside the tunnel: whether there is a way to it, and whether it knows this node.
     Disco,
     /// Through the tunnel, which is made if there is none.
@@ -72,60 +72,28 @@ pub struct Bus {
 pub enum LocalApiError {
     /// Nobody listens on the socket.
     #[error("cannot connect to tailscaled at {}: {source}", socket.display())]
-    Connect {
-        /// The socket's path.
-        socket: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// The connection broke.
+    Connect { socket: PathBuf, source: io::Error },
     #[error("{call}: the connection to tailscaled broke: {source}")]
-    Connection {
-        /// Which call.
-        call: &'static str,
-        /// Why.
-        source: hyper::Error,
-    },
+    Connection { call: &'static str, source: hyper::Error },
     /// No answer in time.
     #[error("{call}: no answer from tailscaled within {after:?}")]
-    Deadline {
-        /// Which call.
-        call: &'static str,
-        /// The limit.
-        after: Duration,
-    },
-    /// The daemon refused.
+    Deadline { call: &'static str, after: Duration },
     #[error("{call}: tailscaled answered {status}: {text}")]
     Refused {
-        /// Which call.
         call: &'static str,
-        /// The HTTP status.
         status: StatusCode,
         /// The daemon's words.
         text: String,
     },
     /// The request or the answer is not what it should be.
     #[error("{call}: not understood: {source}")]
-    Json {
-        /// Which call.
-        call: &'static str,
-        /// Where.
-        source: serde_json::Error,
-    },
+    Json { call: &'static str, source: serde_json::Error },
     /// The answer or message is longer than this reader takes.
     #[error("{call}: more than {MOST} bytes at once")]
-    TooLong {
-        /// Which call.
-        call: &'static str,
-    },
+    TooLong { call: &'static str },
     /// The request could not be put into words.
     #[error("{call}: {source}")]
-    Request {
-        /// Which call.
-        call: &'static str,
-        /// Why.
-        source: hyper::http::Error,
-    },
+    Request { call: &'static str, source: hyper::http::Error },
     /// The daemon did not take the config file; it does not say why.
     #[error("tailscaled did not take the config file; its own log says why ({0})")]
     NotReloaded(String),
@@ -162,7 +130,7 @@ impl LocalApi {
     }
 
     /// The whole state, and the daemon's capability version.
-    pub async fn status(&self) -> Result<(Status, Option<u32>), LocalApiError> {
+    pub async fn status(&self) -> Result<(DaemonStatus, Option<u32>), LocalApiError> {
         let answer = self.call("status", Method::GET, "status", Vec::new(), READ).await?;
         Ok((json("status", answer.body())?, capver(&answer)))
     }
@@ -184,11 +152,11 @@ impl LocalApi {
         if answer.body().iter().all(u8::is_ascii_whitespace) {
             return Err(LocalApiError::NotReloaded("it answered nothing".to_owned()));
         }
-        let told: Reloaded = json("reload-config", answer.body())?;
-        match (told.reloaded, told.err.is_empty()) {
+        let reloaded: Reloaded = json("reload-config", answer.body())?;
+        match (reloaded.reloaded, reloaded.err.is_empty()) {
             (true, true) => Ok(()),
             (false, true) => Err(LocalApiError::NotReloaded("it was started without one".to_owned())),
-            (_, false) => Err(LocalApiError::NotReloaded(told.err)),
+            (_, false) => Err(LocalApiError::NotReloaded(reloaded.err)),
         }
     }
 
@@ -221,8 +189,8 @@ impl LocalApi {
     /// What the daemon finds wrong with joined UDP packets on the machine's link; nothing if all is well.
     pub async fn check_udp_gro_forwarding(&self) -> Result<Option<String>, LocalApiError> {
         const CALL: &str = "check-udp-gro-forwarding";
-        let told: Warned = json(CALL, self.call(CALL, Method::GET, CALL, Vec::new(), READ).await?.body())?;
-        Ok(told.warning.filter(|warning| !warning.is_empty()))
+        let warned: Warned = json(CALL, self.call(CALL, Method::GET, CALL, Vec::new(), READ).await?.body())?;
+        Ok(warned.warning.filter(|warning| !warning.is_empty()))
     }
 
     /// The daemon's own metrics, in Prometheus' text format.
@@ -232,15 +200,15 @@ impl LocalApi {
 
     /// Asks the node that answers for an address once; false if the daemon says that it cannot be asked. An answer that does
     /// not come within `limit` fails.
-    pub async fn ping(&self, ip: IpAddr, ping: Ping, limit: Duration) -> Result<bool, LocalApiError> {
+    pub async fn ping(&self, ip: IpAddr, ping: PingKind, limit: Duration) -> Result<bool, LocalApiError> {
         const CALL: &str = "ping";
         let kind = match ping {
-            Ping::Disco => "disco",
-            Ping::Tsmp => "TSMP",
+            PingKind::Disco => "disco",
+            PingKind::Tsmp => "TSMP",
         };
         let answer = self.call(CALL, Method::POST, &format!("{CALL}?ip={ip}&type={kind}"), Vec::new(), limit).await?;
-        let told: Pong = json(CALL, answer.body())?;
-        Ok(told.err.is_empty() || told.is_local_ip)
+        let answer: Pong = json(CALL, answer.body())?;
+        Ok(answer.err.is_empty() || answer.is_local_ip)
     }
 
     /// Subscribes to the bus. `mask` is [`MASK`] or [`MASK_OLD`].

@@ -14,16 +14,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use std::{io, process::ExitStatus};
 
-use self::link::Link;
+use self::link::NftSocket;
 use self::program::run;
 use crate::model::base::net::InterfaceName;
 use crate::model::firewall::nft::element::{edits, elements};
 use crate::model::firewall::nft::wire::WireError;
-use crate::model::firewall::nft::{self, held};
+use crate::model::firewall::nft::{self, dump};
 use crate::model::firewall::ruleset::{Delta, Ruleset};
 use crate::model::firewall::{Audit, Traffic};
 
-pub use self::notices::Changes;
+pub use self::notices::NotificationStream;
 
 /// How long one run of nft may take; a load of 100,000 mappings takes about a second.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -32,7 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 #[derive(Debug, Clone)]
 pub struct Nft {
     program: PathBuf,
-    link: Arc<Mutex<Link>>,
+    link: Arc<Mutex<NftSocket>>,
 }
 
 /// Why nftables did not do what was asked.
@@ -40,26 +40,16 @@ pub struct Nft {
 pub enum NftError {
     /// The program cannot be started.
     #[error("cannot run {program:?}: {source}; install nftables in the image, or choose an iptables backend")]
-    Missing {
-        /// What was to be run.
-        program: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
+    Missing { program: PathBuf, source: io::Error },
     /// The program did not end in time.
     #[error("{program:?} did not end within {PATIENCE:?} and was killed")]
-    Timeout {
-        /// What was run.
-        program: PathBuf,
-    },
+    Timeout { program: PathBuf },
     /// The program refused the text.
     #[error("nft refused to {what} ({status}): {stderr}")]
     Refused {
         /// What was to be done.
         what: &'static str,
-        /// How it ended.
         status: ExitStatus,
-        /// What it said.
         stderr: String,
     },
     /// The kernel refused a netlink request.
@@ -67,15 +57,11 @@ pub enum NftError {
     Kernel {
         /// What was to be done.
         what: &'static str,
-        /// The errno.
         source: io::Error,
     },
     /// The change cannot be written as JSON.
     #[error("the change cannot be written as JSON for nft: {source}")]
-    Text {
-        /// Why.
-        source: serde_json::Error,
-    },
+    Text { source: serde_json::Error },
     /// The kernel's answer makes no sense.
     #[error(transparent)]
     Answer(#[from] WireError),
@@ -107,7 +93,7 @@ impl NftError {
 impl Nft {
     /// Opens a netlink socket in the calling thread's network namespace; `program` is `nft` or a path to it.
     pub fn open(program: impl Into<PathBuf>) -> Result<Self, NftError> {
-        Ok(Self { program: program.into(), link: Arc::new(Mutex::new(Link::open()?)) })
+        Ok(Self { program: program.into(), link: Arc::new(Mutex::new(NftSocket::open()?)) })
     }
 
     /// Finds out whether program and kernel can do all that our table needs, by making one like it and removing it again.
@@ -150,12 +136,12 @@ impl Nft {
         let text = nft::delta(before, delta, after);
         let text = serde_json::to_string(&text).map_err(|source| NftError::Text { source })?;
         run(&self.program, &["-j", "-f", "-"], "change elements", text).await?;
-        self.blocking(Link::follow).await
+        self.blocking(NftSocket::follow).await
     }
 
     /// Compares the kernel with what it should hold: one question if nobody wrote since, the whole table otherwise.
     pub async fn audit(&self, ruleset: &Ruleset) -> Result<Audit, NftError> {
-        if self.blocking(Link::untouched).await? {
+        if self.blocking(NftSocket::untouched).await? {
             return Ok(Audit::Same);
         }
         let ruleset = ruleset.clone();
@@ -175,18 +161,18 @@ impl Nft {
 
     /// What was counted for each match port since its element was made; a retarget starts its flows anew, its bytes go on.
     pub async fn counters(&self) -> Result<Traffic, NftError> {
-        let held = self.blocking(|link| link.elements(held::counting())).await?;
-        Ok(held::traffic(&held))
+        let dumped = self.blocking(|link| link.elements(dump::counting())).await?;
+        Ok(dump::traffic(&dumped))
     }
 
     /// Listens for changes that somebody else makes to nftables, in the network namespace of the calling thread.
-    pub fn changes(&self) -> Result<Changes, NftError> {
-        Changes::except(self.link.lock().unwrap_or_else(PoisonError::into_inner).port())
+    pub fn changes(&self) -> Result<NotificationStream, NftError> {
+        NotificationStream::except(self.link.lock().unwrap_or_else(PoisonError::into_inner).port())
     }
 
     async fn blocking<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&mut Link) -> Result<T, NftError> + Send + 'static,
+        work: impl FnOnce(&mut NftSocket) -> Result<T, NftError> + Send + 'static,
     ) -> Result<T, NftError> {
         let link = self.link.clone();
         let work = move || work(&mut link.lock().unwrap_or_else(PoisonError::into_inner));

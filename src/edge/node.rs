@@ -16,12 +16,7 @@ const LINKS: &str = "/sys/class/net";
 pub enum NodeError {
     /// A file could not be read or opened.
     #[error("{}: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
 }
 
 impl NodeError {

@@ -2,7 +2,7 @@
 //!
 //! What to send and what an answer means is [`crate::model::flows::tcp_reset`]; this file has the sockets. Everything sent has [`PROBE_MARK`],
 //! which a rule exempts from connection tracking, as masquerading would give it another port. An answer is seen only if the
-//! flow's entry is gone from connection tracking and no map leads it on: so the order is rules, [`Probe::open`], entries, [`Probe::reset`].
+//! flow's entry is gone from connection tracking and no map leads it on: so the order is rules, [`RawTcpSockets::open`], entries, [`RawTcpSockets::reset`].
 //! Blocking; async callers use `spawn_blocking`.
 
 use std::io::{self, IoSliceMut};
@@ -18,8 +18,8 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use crate::model::base::net::Family;
 use crate::model::firewall::ruleset::PROBE_MARK;
 use crate::model::flows::flow::Flow;
-use crate::model::flows::tcp_reset::{Report, Resets};
-use crate::model::flows::tcp_segment::{Heard, Segment};
+use crate::model::flows::tcp_reset::{PendingResets, ResetReport};
+use crate::model::flows::tcp_segment::{ObservedSegment, Segment};
 
 /// Segments sent before the answers are looked at.
 const BURST: usize = 64;
@@ -54,7 +54,7 @@ impl ProbeError {
 ///
 /// Opened before the flows' entries are deleted: an end that still sends is refused by this host's own TCP with its first packet
 /// after that, and what it said by then is all that the other end can be reset with.
-pub struct Probe {
+pub struct RawTcpSockets {
     wires: Vec<Wire>,
 }
 
@@ -66,7 +66,7 @@ struct Wire {
     buffer: Vec<u8>,
 }
 
-impl Probe {
+impl RawTcpSockets {
     /// Opens the sockets in the calling thread's namespace. A family that the kernel does not have has no flows either.
     pub fn open() -> Result<Self, ProbeError> {
         let lacking = |error: &io::Error| error.raw_os_error() == Some(Errno::EAFNOSUPPORT as i32);
@@ -77,15 +77,15 @@ impl Probe {
     /// Ends TCP flows at both ends, as many at once as there are; flows of other protocols are left out.
     ///
     /// Their entries must be gone from connection tracking. Returns once every flow is done with, at the deadline at the latest.
-    pub fn reset(self, flows: &[Flow], deadline: Instant) -> Result<Report, ProbeError> {
+    pub fn reset(self, flows: &[Flow], deadline: Instant) -> Result<ResetReport, ProbeError> {
         let run = |wire: Wire| {
             let ours = flows.iter().filter(|flow| Family::of(flow.target().ip()) == wire.family);
-            let mut resets = Resets::new(ours, fastrand::u32(..));
+            let mut resets = PendingResets::new(ours, fastrand::u32(..));
             wire.run(&mut resets, deadline).map(|()| resets.report())
         };
         thread::scope(|scope| {
             let started: Vec<_> = self.wires.into_iter().map(|wire| scope.spawn(move || run(wire))).collect();
-            started.into_iter().try_fold(Report::default(), |mut report, wire| {
+            started.into_iter().try_fold(ResetReport::default(), |mut report, wire| {
                 report += wire.join().map_err(|_| ProbeError::Receive(io::Error::other("the thread panicked")))??;
                 Ok(report)
             })
@@ -93,7 +93,7 @@ impl Probe {
     }
 }
 
-impl std::fmt::Debug for Probe {
+impl std::fmt::Debug for RawTcpSockets {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_list().entries(self.wires.iter().map(|wire| wire.family)).finish()
     }
@@ -111,7 +111,7 @@ impl Wire {
         Ok(Self { family, sender, receiver, buffer: vec![0; PACKET] })
     }
 
-    fn run(mut self, resets: &mut Resets, deadline: Instant) -> Result<(), ProbeError> {
+    fn run(mut self, resets: &mut PendingResets, deadline: Instant) -> Result<(), ProbeError> {
         let start = Instant::now();
         let limit = deadline.saturating_duration_since(start);
         while !resets.is_over() {
@@ -153,7 +153,7 @@ impl Wire {
     }
 
     /// The next segment that came in; nothing once there is none (left), or none within the socket's timeout.
-    fn receive(&mut self, flags: MsgFlags) -> Result<Option<Heard>, ProbeError> {
+    fn receive(&mut self, flags: MsgFlags) -> Result<Option<ObservedSegment>, ProbeError> {
         loop {
             let mut parts = [IoSliceMut::new(&mut self.buffer)];
             let (length, source) = match recvmsg::<SockaddrStorage>(self.receiver.as_raw_fd(), &mut parts, None, flags) {
@@ -165,8 +165,8 @@ impl Wire {
             let bytes = self.buffer.get(..length).unwrap_or_default();
             let source = source.and_then(|address| address.as_sockaddr_in6().map(|six| IpAddr::V6(six.ip())));
             let heard = match self.family {
-                Family::V4 => Heard::in_ipv4(bytes),
-                Family::V6 => source.and_then(|source| Heard::in_tcp(bytes, source)),
+                Family::V4 => ObservedSegment::in_ipv4(bytes),
+                Family::V6 => source.and_then(|source| ObservedSegment::in_tcp(bytes, source)),
             };
             if heard.is_some() {
                 return Ok(heard);

@@ -12,7 +12,6 @@ use crate::model::base::net::Family;
 /// What was found and done for one family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Forwarding {
-    /// It was on.
     On,
     /// It was off and is on now.
     SwitchedOn,
@@ -25,12 +24,7 @@ pub enum Forwarding {
 pub enum SysctlError {
     /// The switch could not be read.
     #[error("cannot read {}: {source}", file(*family).0)]
-    Read {
-        /// The family.
-        family: Family,
-        /// Why.
-        source: io::Error,
-    },
+    Read { family: Family, source: io::Error },
     /// The switch is off and could not be switched on.
     #[error(
         "{family} forwarding is off and cannot be switched on here ({source}): run `sysctl -w {name}=1` in the Pod's network \
@@ -38,12 +32,7 @@ pub enum SysctlError {
          the kubelet must allow it with --allowed-unsafe-sysctls={name})",
         name = file(*family).1
     )]
-    Write {
-        /// The family.
-        family: Family,
-        /// Why.
-        source: io::Error,
-    },
+    Write { family: Family, source: io::Error },
 }
 
 impl SysctlError {

@@ -46,12 +46,12 @@ type Loaded = BTreeMap<String, (Pair, Arc<CertifiedKey>)>;
 #[derive(Debug, Clone)]
 pub struct Acceptor {
     config: Arc<ServerConfig>,
-    names: Arc<Names>,
+    names: Arc<CertifiedNames>,
 }
 
 /// The names that a listener answers for, and their certificates.
 #[derive(Debug)]
-struct Names {
+struct CertifiedNames {
     names: BTreeSet<String>,
     loaded: watch::Receiver<Arc<Loaded>>,
 }
@@ -71,7 +71,6 @@ pub enum TlsError {
     /// The client asked for a name that is not served here, or whose certificate is not there yet.
     #[error("no certificate for {0:?}")]
     UnknownName(String),
-    /// The handshake failed.
     #[error("the TLS handshake failed: {0}")]
     Handshake(#[source] io::Error),
     /// TLS cannot be set up at all.
@@ -129,7 +128,7 @@ impl Certificates {
 
     /// What answers for these names alone.
     pub fn acceptor(&self, names: BTreeSet<String>) -> Result<Acceptor, TlsError> {
-        let names = Arc::new(Names { names, loaded: self.loaded.subscribe() });
+        let names = Arc::new(CertifiedNames { names, loaded: self.loaded.subscribe() });
         let builder = ServerConfig::builder_with_provider(Arc::clone(&self.provider))
             .with_protocol_versions(&[&version::TLS13, &version::TLS12])
             .map_err(TlsError::Setup)?;
@@ -167,24 +166,24 @@ impl Acceptor {
     }
 }
 
-impl Names {
+impl CertifiedNames {
     /// The certificate for what a client asks for; a client that asks for nothing gets the only one that there is.
-    fn find(&self, asked: Option<&str>) -> Option<Arc<CertifiedKey>> {
-        let name = match asked {
-            Some(asked) => self.name(&asked.to_ascii_lowercase())?,
+    fn find(&self, server_name: Option<&str>) -> Option<Arc<CertifiedKey>> {
+        let name = match server_name {
+            Some(requested) => self.name(&requested.to_ascii_lowercase())?,
             None if self.names.len() == 1 => self.names.first()?,
             None => return None,
         };
         self.loaded.borrow().get(name).map(|(_, key)| Arc::clone(key))
     }
 
-    fn name(&self, asked: &str) -> Option<&String> {
-        let wild = || self.names.get(&format!("*.{}", asked.split_once('.')?.1));
-        self.names.get(asked).or_else(wild)
+    fn name(&self, server_name: &str) -> Option<&String> {
+        let wild = || self.names.get(&format!("*.{}", server_name.split_once('.')?.1));
+        self.names.get(server_name).or_else(wild)
     }
 }
 
-impl ResolvesServerCert for Names {
+impl ResolvesServerCert for CertifiedNames {
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         self.find(hello.server_name())
     }

@@ -7,10 +7,10 @@ use futures_util::stream::{BoxStream, select_all};
 use serde_json::Value;
 
 use super::gap;
-use crate::edge::kube::{Change, Cluster, Follow, Resource};
+use crate::edge::kube::{Cluster, Follow, Resource, WatchChange};
 use crate::model::base::backoff::Backoff;
 use crate::model::controller::objects::Kind;
-use crate::model::diagnostics::overview::{Gap, Part, Seen};
+use crate::model::diagnostics::overview::{ClusterView, Gap, StatusPart};
 
 /// What belongs to a group itself carries these labels.
 const OF_A_GROUP: &str = "tailscale.com/managed=true,tailscale.com/parent-resource-type=proxygroup";
@@ -21,30 +21,33 @@ const STATES: &str = "tailscale.com/managed=true,tailscale.com/parent-resource-t
 
 /// What is known by now.
 #[derive(Debug)]
-pub(super) struct Gathered {
+pub(super) struct InspectCache {
     namespace: String,
-    parts: BTreeMap<Part, BTreeMap<(String, String), Value>>,
+    parts: BTreeMap<StatusPart, BTreeMap<(String, String), Value>>,
     /// Objects of a list that is under way.
-    listed: BTreeMap<Part, BTreeMap<(String, String), Value>>,
-    heard: BTreeSet<Part>,
-    gaps: BTreeMap<Part, Gap>,
+    listed: BTreeMap<StatusPart, BTreeMap<(String, String), Value>>,
+    heard: BTreeSet<StatusPart>,
+    gaps: BTreeMap<StatusPart, Gap>,
 }
 
-/// Every watch, as one stream.
-pub(super) fn changes(cluster: &Cluster) -> BoxStream<'static, (Part, Change)> {
+pub(super) fn changes(cluster: &Cluster) -> BoxStream<'static, (StatusPart, WatchChange)> {
     let namespace = || Some(cluster.namespace().to_owned());
-    let follow = |part: Part| match part {
-        Part::Groups => Follow { resource: Resource::PROXY_GROUP, namespace: None, labels: None, names_only: false },
-        Part::Pods | Part::Pages => Follow { resource: Resource::POD, namespace: namespace(), labels: Some(OF_A_GROUP), names_only: false },
-        Part::States => Follow { resource: Resource::SECRET, namespace: namespace(), labels: Some(STATES), names_only: false },
-        Part::Configs => Follow { resource: Kind::ConfigMap.into(), namespace: namespace(), labels: Some(OF_A_GROUP), names_only: false },
-        Part::Services => Follow { resource: Resource::SERVICE, namespace: None, labels: Some(OF_USERS), names_only: false },
+    let follow = |part: StatusPart| match part {
+        StatusPart::Groups => Follow { resource: Resource::PROXY_GROUP, namespace: None, labels: None, names_only: false },
+        StatusPart::Pods | StatusPart::Pages => {
+            Follow { resource: Resource::POD, namespace: namespace(), labels: Some(OF_A_GROUP), names_only: false }
+        }
+        StatusPart::States => Follow { resource: Resource::SECRET, namespace: namespace(), labels: Some(STATES), names_only: false },
+        StatusPart::Configs => {
+            Follow { resource: Kind::ConfigMap.into(), namespace: namespace(), labels: Some(OF_A_GROUP), names_only: false }
+        }
+        StatusPart::Services => Follow { resource: Resource::SERVICE, namespace: None, labels: Some(OF_USERS), names_only: false },
     };
-    let streams = Part::OBJECTS.map(|part| cluster.follow(&follow(part), Backoff::WATCH).map(move |change| (part, change)).boxed());
+    let streams = StatusPart::OBJECTS.map(|part| cluster.follow(&follow(part), Backoff::WATCH).map(move |change| (part, change)).boxed());
     select_all(streams).boxed()
 }
 
-impl Gathered {
+impl InspectCache {
     /// Nothing yet, of this namespace.
     pub(super) fn new(namespace: &str) -> Self {
         let (parts, listed) = (BTreeMap::new(), BTreeMap::new());
@@ -53,42 +56,42 @@ impl Gathered {
 
     /// Whether something was heard of every part, be it that it cannot be read.
     pub(super) fn whole(&self) -> bool {
-        Part::OBJECTS.iter().all(|part| self.heard.contains(part))
+        StatusPart::OBJECTS.iter().all(|part| self.heard.contains(part))
     }
 
     /// Nothing more is waited for: what was not heard is missing.
     pub(super) fn give_up(&mut self) {
-        for part in Part::OBJECTS.into_iter().filter(|part| !self.heard.contains(part)) {
+        for part in StatusPart::OBJECTS.into_iter().filter(|part| !self.heard.contains(part)) {
             self.gaps.insert(part, Gap::Failed("the API server does not answer".to_owned()));
         }
     }
 
     /// Why a part cannot be read, if it cannot.
-    pub(super) fn gap(&self, part: Part) -> Option<&Gap> {
+    pub(super) fn gap(&self, part: StatusPart) -> Option<&Gap> {
         self.gaps.get(&part)
     }
 
     /// Takes in a change; whether anything is to be seen of it.
-    pub(super) fn take(&mut self, part: Part, change: Change) -> bool {
+    pub(super) fn take(&mut self, part: StatusPart, change: WatchChange) -> bool {
         match change {
-            Change::Begin => {
+            WatchChange::Begin => {
                 self.listed.insert(part, BTreeMap::new());
                 false
             }
-            Change::Listed(object) => {
+            WatchChange::Listed(object) => {
                 self.listed.entry(part).or_default().insert(key(&object), object);
                 false
             }
-            Change::Complete => {
+            WatchChange::Complete => {
                 let listed = self.listed.remove(&part).unwrap_or_default();
                 let news = self.gaps.remove(&part).is_some() | self.heard.insert(part) | (self.parts.get(&part) != Some(&listed));
                 self.parts.insert(part, listed);
                 news
             }
-            Change::Put(object) => self.parts.entry(part).or_default().insert(key(&object), object.clone()) != Some(object),
-            Change::Gone(object) => self.parts.entry(part).or_default().remove(&key(&object)).is_some(),
-            Change::Unknown => self.miss(part, Gap::Unknown),
-            Change::Lost(error) => {
+            WatchChange::Put(object) => self.parts.entry(part).or_default().insert(key(&object), object.clone()) != Some(object),
+            WatchChange::Gone(object) => self.parts.entry(part).or_default().remove(&key(&object)).is_some(),
+            WatchChange::Unknown => self.miss(part, Gap::Unknown),
+            WatchChange::Lost(error) => {
                 // What was heard stays while the watch is had again, unless it is not allowed any more.
                 let gap = gap(&error);
                 if self.parts.contains_key(&part) && gap != Gap::Forbidden { false } else { self.miss(part, gap) }
@@ -96,20 +99,20 @@ impl Gathered {
         }
     }
 
-    fn miss(&mut self, part: Part, gap: Gap) -> bool {
+    fn miss(&mut self, part: StatusPart, gap: Gap) -> bool {
         self.parts.remove(&part);
         self.heard.insert(part);
         self.gaps.insert(part, gap.clone()) != Some(gap)
     }
 
     /// What was read, without what replicas say themselves.
-    pub(super) fn seen(&self) -> Seen {
-        let mut seen = Seen::new(&self.namespace);
-        seen.gaps.clone_from(&self.gaps);
+    pub(super) fn view(&self) -> ClusterView {
+        let mut view = ClusterView::new(&self.namespace);
+        view.gaps.clone_from(&self.gaps);
         for (part, objects) in &self.parts {
-            seen.take(*part, objects.values());
+            view.take(*part, objects.values());
         }
-        seen
+        view
     }
 }
 
@@ -123,11 +126,11 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::edge::kube::{Call, Fault, KubeError, Verb};
+    use crate::edge::kube::{ApiCall, CallFault, KubeError, Verb};
 
-    fn lost(code: u16) -> Change {
-        let call = Call { verb: Verb::List, kind: "Secret", namespace: "ts".into(), name: String::new() };
-        Change::Lost(KubeError::Call { call, fault: Fault::Refused { code, message: "no".into() } })
+    fn lost(code: u16) -> WatchChange {
+        let call = ApiCall { verb: Verb::List, kind: "Secret", namespace: "ts".into(), name: String::new() };
+        WatchChange::Lost(KubeError::Call { call, fault: CallFault::Refused { code, message: "no".into() } })
     }
 
     fn group(replicas: u32) -> Value {
@@ -136,36 +139,36 @@ mod tests {
 
     #[test]
     fn a_list_counts_when_it_is_complete_and_what_is_known_outlives_a_lost_watch() {
-        let mut gathered = Gathered::new("ts");
+        let mut gathered = InspectCache::new("ts");
         for (change, news) in [
-            (Change::Begin, false),
-            (Change::Listed(group(2)), false),
-            (Change::Complete, true),
-            (Change::Put(group(2)), false),
-            (Change::Put(group(3)), true),
+            (WatchChange::Begin, false),
+            (WatchChange::Listed(group(2)), false),
+            (WatchChange::Complete, true),
+            (WatchChange::Put(group(2)), false),
+            (WatchChange::Put(group(3)), true),
             (lost(500), false),
-            (Change::Begin, false),
-            (Change::Listed(group(3)), false),
-            (Change::Complete, false),
+            (WatchChange::Begin, false),
+            (WatchChange::Listed(group(3)), false),
+            (WatchChange::Complete, false),
         ] {
             let told = format!("{change:?}");
-            assert_eq!(gathered.take(Part::Groups, change), news, "{told}");
+            assert_eq!(gathered.take(StatusPart::Groups, change), news, "{told}");
         }
-        assert_eq!(gathered.seen().groups[0].spec.replicas, Some(3));
-        assert!(gathered.take(Part::Groups, Change::Gone(group(3))) && gathered.seen().groups.is_empty());
+        assert_eq!(gathered.view().groups[0].spec.replicas, Some(3));
+        assert!(gathered.take(StatusPart::Groups, WatchChange::Gone(group(3))) && gathered.view().groups.is_empty());
     }
 
     #[test]
     fn what_may_not_be_read_is_a_gap_that_closes() {
-        let mut gathered = Gathered::new("ts");
-        assert!(gathered.take(Part::States, lost(403)));
-        assert!(!gathered.take(Part::States, lost(403)), "once told is enough");
-        assert_eq!(gathered.seen().gaps, [(Part::States, Gap::Forbidden)].into());
-        assert!(gathered.take(Part::States, Change::Complete));
-        assert!(gathered.seen().gaps.is_empty() && !gathered.whole());
-        gathered.take(Part::Groups, Change::Unknown);
+        let mut gathered = InspectCache::new("ts");
+        assert!(gathered.take(StatusPart::States, lost(403)));
+        assert!(!gathered.take(StatusPart::States, lost(403)), "once told is enough");
+        assert_eq!(gathered.view().gaps, [(StatusPart::States, Gap::Forbidden)].into());
+        assert!(gathered.take(StatusPart::States, WatchChange::Complete));
+        assert!(gathered.view().gaps.is_empty() && !gathered.whole());
+        gathered.take(StatusPart::Groups, WatchChange::Unknown);
         gathered.give_up();
-        assert_eq!(gathered.gap(Part::Groups), Some(&Gap::Unknown));
-        assert!(matches!(gathered.gap(Part::Services), Some(Gap::Failed(_))));
+        assert_eq!(gathered.gap(StatusPart::Groups), Some(&Gap::Unknown));
+        assert!(matches!(gathered.gap(StatusPart::Services), Some(Gap::Failed(_))));
     }
 }

@@ -16,17 +16,16 @@ const FIX: &str = "check KUBECONFIG, --context and the credentials in it: kubect
 
 /// What is asked.
 #[derive(Debug, Clone, Default)]
-pub struct Options {
+pub struct DoctorOptions {
     /// Whether this machine is looked at, too.
     pub node: bool,
-    /// Whether the answer is JSON.
     pub json: bool,
     /// Certificate authorities of control planes that are believed besides the public ones, PEM.
     pub control_ca: Option<PathBuf>,
 }
 
 /// Answers; what is worst of it. A cluster that cannot be asked is a finding, so that a machine without one can be looked at.
-pub async fn run(cluster: Result<Cluster, KubeError>, options: &Options, out: &mut dyn Write) -> Result<Finding, InspectError> {
+pub async fn run(cluster: Result<Cluster, KubeError>, options: &DoctorOptions, out: &mut dyn Write) -> Result<Finding, InspectError> {
     let mut checks = match cluster {
         Ok(cluster) => match cluster.version().await {
             Ok(version) => judge::checks(&Box::pin(cluster::facts(&cluster, version, options.control_ca.as_deref())).await),

@@ -4,26 +4,22 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::report::{Flows, Happened, Line, Second, Summary};
+use super::report::{Flows, Line, LoadEvent, LoadSummary, Second};
 use crate::model::base::net::Proto;
-use crate::model::diagnostics::load::{Failure, Report, Tally, Windows};
+use crate::model::diagnostics::load::{AttemptFailure, AttemptReport, Tally, Windows};
 
 /// Something that happened to a connection that is held open.
 #[derive(Debug, Clone)]
 pub struct FlowEvent {
-    /// When.
     pub at: Duration,
-    /// Which.
     pub flow: u16,
     /// Whether it never asks by itself.
     pub idle: bool,
-    /// Where it leads.
     pub to: SocketAddr,
     /// What; nothing if only a question was answered.
-    pub what: Option<Happened>,
+    pub what: Option<LoadEvent>,
 }
 
-/// The board.
 #[derive(Debug, Default)]
 pub struct Board {
     tally: Tally,
@@ -41,7 +37,7 @@ impl Board {
     }
 
     /// An attempt has ended; a failure is told at once.
-    pub fn record(&mut self, report: &Report) -> Option<Line> {
+    pub fn record(&mut self, report: &AttemptReport) -> Option<Line> {
         self.in_flight = self.in_flight.saturating_sub(1);
         self.tally.record(report, false);
         self.second.record(report, false);
@@ -60,17 +56,17 @@ impl Board {
             return None;
         };
         match &what {
-            Happened::Open { .. } => flows.open += 1,
-            Happened::NotOpened(_) => flows.not_opened += 1,
-            Happened::Ended(failure) => {
+            LoadEvent::Open { .. } => flows.open += 1,
+            LoadEvent::NotOpened(_) => flows.not_opened += 1,
+            LoadEvent::Ended(failure) => {
                 flows.open = flows.open.saturating_sub(1);
                 match failure {
-                    Failure::Reset => flows.reset += 1,
-                    Failure::Timeout => flows.hung += 1,
+                    AttemptFailure::Reset => flows.reset += 1,
+                    AttemptFailure::Timeout => flows.hung += 1,
                     _ => flows.ended += 1,
                 }
             }
-            Happened::Kept => flows.open = flows.open.saturating_sub(1),
+            LoadEvent::Kept => flows.open = flows.open.saturating_sub(1),
         }
         Some(Line::Flow { at: at.as_secs_f64(), flow, idle, to, what })
     }
@@ -90,10 +86,10 @@ impl Board {
 
     /// The balance.
     #[must_use]
-    pub fn summary(&self, lasted: Duration) -> Summary {
+    pub fn summary(&self, lasted: Duration) -> LoadSummary {
         let answered: BTreeMap<Proto, u64> = Proto::ALL.map(|proto| (proto, self.tally.answered_over(proto))).into();
         let flows = self.flows;
-        Summary {
+        LoadSummary {
             ok: self.failed() == 0 && flows.not_opened + flows.reset + flows.ended + flows.hung == 0,
             seconds: lasted.as_secs_f64(),
             offered: self.tally.answered() + self.failed(),

@@ -9,24 +9,21 @@ use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
 use super::protocol::Talk;
 use super::{DATAGRAM, failure_of, udp_from};
 use crate::model::base::net::Proto;
-use crate::model::diagnostics::load::{Attempt, Failure, Identity};
+use crate::model::diagnostics::load::{Attempt, AttemptFailure, TargetIdentity};
 
 /// How many datagrams in a row may be lost before a UDP flow counts as broken.
 const TRIES: u32 = 12;
 
 /// Something that happened to a flow.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Beat {
+pub enum FlowUpdate {
     /// The connection stands; for UDP, the first answer came.
     Open {
         /// What the server said first.
         said: String,
     },
-    /// A question was answered.
     Answered {
-        /// By whom.
-        by: Identity,
-        /// When it was asked.
+        by: TargetIdentity,
         began: Duration,
         /// When the answer came.
         ended: Duration,
@@ -59,7 +56,7 @@ impl Rhythm {
 }
 
 /// Opens a flow and asks in this rhythm until it breaks, or until its last question is answered; dropping the future ends the flow in order.
-pub async fn hold(flow: Attempt, talk: &Talk, rhythm: Rhythm, start: Instant, note: impl FnMut(Beat)) -> Result<(), Failure> {
+pub async fn hold(flow: Attempt, talk: &Talk, rhythm: Rhythm, start: Instant, note: impl FnMut(FlowUpdate)) -> Result<(), AttemptFailure> {
     match flow.proto {
         Proto::Tcp => hold_tcp(flow, talk, rhythm, start, note).await,
         Proto::Udp => hold_udp(flow, talk, rhythm, start, note).await,
@@ -74,35 +71,41 @@ fn answer_timeout(proto: Proto) -> Duration {
     }
 }
 
-async fn hold_tcp(flow: Attempt, talk: &Talk, mut rhythm: Rhythm, start: Instant, mut note: impl FnMut(Beat)) -> Result<(), Failure> {
+async fn hold_tcp(
+    flow: Attempt,
+    talk: &Talk,
+    mut rhythm: Rhythm,
+    start: Instant,
+    mut note: impl FnMut(FlowUpdate),
+) -> Result<(), AttemptFailure> {
     let opening = async {
         let mut stream = TcpStream::connect(flow.to).await.map_err(|error| failure_of(&error))?;
         stream.set_nodelay(true).map_err(|error| failure_of(&error))?;
         let said = talk.open(&mut stream).await?;
         Ok((stream, said))
     };
-    let (mut stream, said) = timeout(answer_timeout(flow.proto), opening).await.map_err(|_| Failure::Timeout)??;
-    note(Beat::Open { said });
+    let (mut stream, said) = timeout(answer_timeout(flow.proto), opening).await.map_err(|_| AttemptFailure::Timeout)??;
+    note(FlowUpdate::Open { said });
     let (mut ticks, mut nonce) = (rhythm.ticks(), 0);
     loop {
         // While nobody is asked, an end from the other side must still be seen at once.
         let last = tokio::select! {
             () = tick(&mut ticks) => false,
-            () = told(&mut rhythm.last) => true,
+            () = is_last(&mut rhythm.last) => true,
             ended = stream.readable() => {
                 ended.map_err(|error| failure_of(&error))?;
                 let mut nothing = [0];
                 match stream.try_read(&mut nothing) {
-                    Ok(0) => return Err(Failure::Closed),
-                    Ok(_) => return Err(Failure::Garbled),
+                    Ok(0) => return Err(AttemptFailure::Closed),
+                    Ok(_) => return Err(AttemptFailure::Garbled),
                     Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => continue,
                     Err(error) => return Err(failure_of(&error)),
                 }
             }
         };
         let began = start.elapsed();
-        let by = timeout(answer_timeout(flow.proto), talk.again(&mut stream, nonce)).await.map_err(|_| Failure::Timeout)??;
-        note(Beat::Answered { by, began, ended: start.elapsed() });
+        let by = timeout(answer_timeout(flow.proto), talk.again(&mut stream, nonce)).await.map_err(|_| AttemptFailure::Timeout)??;
+        note(FlowUpdate::Answered { by, began, ended: start.elapsed() });
         if last {
             return Ok(());
         }
@@ -110,13 +113,19 @@ async fn hold_tcp(flow: Attempt, talk: &Talk, mut rhythm: Rhythm, start: Instant
     }
 }
 
-async fn hold_udp(flow: Attempt, talk: &Talk, mut rhythm: Rhythm, start: Instant, mut note: impl FnMut(Beat)) -> Result<(), Failure> {
+async fn hold_udp(
+    flow: Attempt,
+    talk: &Talk,
+    mut rhythm: Rhythm,
+    start: Instant,
+    mut note: impl FnMut(FlowUpdate),
+) -> Result<(), AttemptFailure> {
     let socket = udp_from(0, flow).await.map_err(|error| failure_of(&error))?;
     let (mut ticks, mut nonce, mut open) = (rhythm.ticks(), 0_u64, false);
     loop {
         let last = tokio::select! {
             () = tick(&mut ticks) => false,
-            () = told(&mut rhythm.last) => true,
+            () = is_last(&mut rhythm.last) => true,
         };
         let mut tries = 0;
         let (began, by) = loop {
@@ -124,15 +133,15 @@ async fn hold_udp(flow: Attempt, talk: &Talk, mut rhythm: Rhythm, start: Instant
             let began = start.elapsed();
             match timeout(answer_timeout(flow.proto), ask(&socket, talk, nonce)).await {
                 Ok(by) => break (began, by.map_err(|error| failure_of(&error))?),
-                Err(_) if tries == TRIES => return Err(Failure::Timeout),
-                Err(_) => note(Beat::Lost),
+                Err(_) if tries == TRIES => return Err(AttemptFailure::Timeout),
+                Err(_) => note(FlowUpdate::Lost),
             }
             tries += 1;
         };
         if !std::mem::replace(&mut open, true) {
-            note(Beat::Open { said: String::new() });
+            note(FlowUpdate::Open { said: String::new() });
         }
-        note(Beat::Answered { by, began, ended: start.elapsed() });
+        note(FlowUpdate::Answered { by, began, ended: start.elapsed() });
         if last {
             return Ok(());
         }
@@ -147,14 +156,14 @@ async fn tick(ticks: &mut Option<Interval>) {
 }
 
 /// Returns once it is true; never if nobody can say so any more.
-async fn told(last: &mut watch::Receiver<bool>) {
+async fn is_last(last: &mut watch::Receiver<bool>) {
     if last.wait_for(|last| *last).await.is_err() {
         std::future::pending::<()>().await;
     }
 }
 
 /// Asks once; late answers to earlier questions are passed over.
-async fn ask(socket: &UdpSocket, talk: &Talk, nonce: u64) -> std::io::Result<Identity> {
+async fn ask(socket: &UdpSocket, talk: &Talk, nonce: u64) -> std::io::Result<TargetIdentity> {
     socket.send(&talk.question(nonce)).await?;
     let mut answer = [0; DATAGRAM];
     loop {

@@ -3,7 +3,6 @@
 use std::fmt::Write as _;
 use std::io::{self, Write};
 
-/// From here on bold.
 pub const BOLD: &str = "\x1b[1m";
 /// From here on fainter.
 pub const DIM: &str = "\x1b[2m";

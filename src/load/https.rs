@@ -15,12 +15,11 @@ use tokio::net::TcpStream;
 use super::failure_of;
 use super::protocol::greeted;
 use crate::edge::tls::Checked;
-use crate::model::diagnostics::load::{Failure, Identity};
+use crate::model::diagnostics::load::{AttemptFailure, TargetIdentity};
 
 /// How to ask.
 #[derive(Debug, Clone)]
 pub struct Https {
-    /// Who is believed.
     pub checked: Checked,
     /// The name to ask each aim for, by its place.
     pub names: Arc<[String]>,
@@ -30,8 +29,8 @@ pub struct Https {
 
 impl Https {
     /// Asks over a connection that stands, on behalf of the aim of this place.
-    pub async fn get(&self, stream: &mut TcpStream, aim: u32) -> Result<Identity, Failure> {
-        let name = usize::try_from(aim).ok().and_then(|aim| self.names.get(aim)).ok_or(Failure::NotSent)?;
+    pub async fn get(&self, stream: &mut TcpStream, aim: u32) -> Result<TargetIdentity, AttemptFailure> {
+        let name = usize::try_from(aim).ok().and_then(|aim| self.names.get(aim)).ok_or(AttemptFailure::NotSent)?;
         let stream = self.checked.connect(name, stream).await.map_err(|error| broken(&error))?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|error| failed(&error))?;
         let request = Request::get("/")
@@ -39,20 +38,20 @@ impl Https {
             .header(USER_AGENT, "tailyard-load")
             .header(CONNECTION, "close")
             .body(Empty::<Bytes>::new())
-            .map_err(|_| Failure::NotSent)?;
-        let asked = Box::pin(async {
+            .map_err(|_| AttemptFailure::NotSent)?;
+        let exchange = Box::pin(async {
             let answer = sender.send_request(request).await.map_err(|error| failed(&error))?;
             self.judge(answer).await
         });
         // Neither goes on without the other: one asks and reads, the other moves the bytes.
-        match select(asked, Box::pin(connection)).await {
-            Either::Left((told, _)) => told,
-            Either::Right((_, asked)) => asked.await,
+        match select(exchange, Box::pin(connection)).await {
+            Either::Left((outcome, _)) => outcome,
+            Either::Right((_, requested)) => requested.await,
         }
     }
 
     /// Reads as much of the answer as says whose it is.
-    async fn judge(&self, answer: Response<Incoming>) -> Result<Identity, Failure> {
+    async fn judge(&self, answer: Response<Incoming>) -> Result<TargetIdentity, AttemptFailure> {
         let right = answer.status().is_success();
         let (mut body, mut said) = (answer.into_body(), Vec::new());
         while said.len() < self.expected.len() {
@@ -60,25 +59,25 @@ impl Https {
             let frame = frame.map_err(|error| failed(&error))?;
             said.extend_from_slice(frame.data_ref().map_or(&[], |data| data.as_ref()));
         }
-        let told = greeted(&self.expected, &said);
-        if right { told } else { Err(Failure::WrongTarget) }
+        let greeting = greeted(&self.expected, &said);
+        if right { greeting } else { Err(AttemptFailure::WrongTarget) }
     }
 }
 
 /// What an error of HTTP says of the network.
-fn failed(error: &hyper::Error) -> Failure {
+fn failed(error: &hyper::Error) -> AttemptFailure {
     let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<io::Error>());
     match source {
         Some(error) => broken(error),
-        None if error.is_incomplete_message() || error.is_closed() || error.is_canceled() => Failure::Closed,
-        None => Failure::Garbled,
+        None if error.is_incomplete_message() || error.is_closed() || error.is_canceled() => AttemptFailure::Closed,
+        None => AttemptFailure::Garbled,
     }
 }
 
 /// What an error of TLS says of the network; what TLS itself does not like is an answer of somebody else.
-fn broken(error: &io::Error) -> Failure {
+fn broken(error: &io::Error) -> AttemptFailure {
     match error.kind() {
-        io::ErrorKind::InvalidData => Failure::Garbled,
+        io::ErrorKind::InvalidData => AttemptFailure::Garbled,
         _ => failure_of(error),
     }
 }

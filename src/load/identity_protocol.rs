@@ -3,22 +3,20 @@
 //! The client sends eight bytes of its choice; the target answers with the same eight and with who it is, four more.
 //! An answer is thereby tied to its question and to the target that gave it.
 
-use crate::model::diagnostics::load::Identity;
+use crate::model::diagnostics::load::TargetIdentity;
 
 /// The length of a question, in bytes.
 pub const QUESTION: usize = 8;
 /// The length of an answer, in bytes.
 pub const ANSWER: usize = 12;
 
-/// A question.
 #[must_use]
 pub fn question(nonce: u64) -> [u8; QUESTION] {
     nonce.to_be_bytes()
 }
 
-/// The answer to a question.
 #[must_use]
-pub fn answer(question: [u8; QUESTION], identity: Identity) -> [u8; ANSWER] {
+pub fn answer(question: [u8; QUESTION], identity: TargetIdentity) -> [u8; ANSWER] {
     let [n0, n1, n2, n3, n4, n5, n6, n7] = question;
     let ([t0, t1], [p0, p1]) = (identity.target.to_be_bytes(), identity.port.to_be_bytes());
     [n0, n1, n2, n3, n4, n5, n6, n7, t0, t1, p0, p1]
@@ -26,9 +24,9 @@ pub fn answer(question: [u8; QUESTION], identity: Identity) -> [u8; ANSWER] {
 
 /// Who gave the answer, if it is one to this question.
 #[must_use]
-pub fn read(nonce: u64, answer: &[u8]) -> Option<Identity> {
+pub fn read(nonce: u64, answer: &[u8]) -> Option<TargetIdentity> {
     let [n0, n1, n2, n3, n4, n5, n6, n7, t0, t1, p0, p1] = <[u8; ANSWER]>::try_from(answer).ok()?;
-    let identity = Identity { target: u16::from_be_bytes([t0, t1]), port: u16::from_be_bytes([p0, p1]) };
+    let identity = TargetIdentity { target: u16::from_be_bytes([t0, t1]), port: u16::from_be_bytes([p0, p1]) };
     (u64::from_be_bytes([n0, n1, n2, n3, n4, n5, n6, n7]) == nonce).then_some(identity)
 }
 
@@ -38,7 +36,7 @@ mod tests {
 
     #[test]
     fn an_answer_is_tied_to_its_question() {
-        let identity = Identity { target: 2, port: 7003 };
+        let identity = TargetIdentity { target: 2, port: 7003 };
         let answered = answer(question(0x0123_4567_89ab_cdef), identity);
         assert_eq!(read(0x0123_4567_89ab_cdef, &answered), Some(identity));
         assert_eq!(read(1, &answered), None);

@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 use super::failure_of;
 use super::https::Https;
 use super::identity_protocol;
-use crate::model::diagnostics::load::{Failure, Identity};
+use crate::model::diagnostics::load::{AttemptFailure, TargetIdentity};
 
 /// The longest first line that a server may say, in bytes.
 const LINE: usize = 512;
@@ -31,7 +31,7 @@ pub enum Talk {
 }
 
 /// The only target of a server that does not say who it is.
-const ANYBODY: Identity = Identity { target: 0, port: 0 };
+const ANYBODY: TargetIdentity = TargetIdentity { target: 0, port: 0 };
 
 impl Talk {
     /// What is asked over UDP.
@@ -44,17 +44,17 @@ impl Talk {
     }
 
     /// Who gave the answer to a datagram.
-    pub fn read(&self, nonce: u64, answer: &[u8]) -> Result<Identity, Failure> {
+    pub fn read(&self, nonce: u64, answer: &[u8]) -> Result<TargetIdentity, AttemptFailure> {
         match self {
-            Self::Identity => identity_protocol::read(nonce, answer).ok_or(Failure::Garbled),
+            Self::Identity => identity_protocol::read(nonce, answer).ok_or(AttemptFailure::Garbled),
             Self::Greeting(expected) => greeted(expected, answer),
             // It is not spoken over UDP.
-            Self::Https(_) => Err(Failure::NotSent),
+            Self::Https(_) => Err(AttemptFailure::NotSent),
         }
     }
 
     /// What makes a new connection to the aim of this place count as answered.
-    pub async fn first(&self, stream: &mut TcpStream, nonce: u64, aim: u32) -> Result<Identity, Failure> {
+    pub async fn first(&self, stream: &mut TcpStream, nonce: u64, aim: u32) -> Result<TargetIdentity, AttemptFailure> {
         match self {
             Self::Identity => self.again(stream, nonce).await,
             Self::Greeting(expected) => {
@@ -67,7 +67,7 @@ impl Talk {
     }
 
     /// What opens a connection that is to be held: returns what the server said first, without the line's end.
-    pub async fn open(&self, stream: &mut TcpStream) -> Result<String, Failure> {
+    pub async fn open(&self, stream: &mut TcpStream) -> Result<String, AttemptFailure> {
         let Self::Greeting(expected) = self else { return Ok(String::new()) };
         let mut said = Vec::new();
         while !expected.is_empty() && !said.ends_with(b"\n") && said.len() < LINE {
@@ -78,7 +78,7 @@ impl Talk {
     }
 
     /// Asks and is answered once on a connection that stands.
-    pub async fn again(&self, stream: &mut TcpStream, nonce: u64) -> Result<Identity, Failure> {
+    pub async fn again(&self, stream: &mut TcpStream, nonce: u64) -> Result<TargetIdentity, AttemptFailure> {
         let question = self.question(nonce);
         let mut answer = vec![0; if matches!(self, Self::Identity) { identity_protocol::ANSWER } else { question.len() }];
         let exchange = async {
@@ -87,8 +87,8 @@ impl Talk {
         };
         exchange.await.map_err(|error| failure_of(&error))?;
         match self {
-            Self::Identity => identity_protocol::read(nonce, &answer).ok_or(Failure::Garbled),
-            Self::Greeting(_) | Self::Https(_) => (answer == question).then_some(ANYBODY).ok_or(Failure::Garbled),
+            Self::Identity => identity_protocol::read(nonce, &answer).ok_or(AttemptFailure::Garbled),
+            Self::Greeting(_) | Self::Https(_) => (answer == question).then_some(ANYBODY).ok_or(AttemptFailure::Garbled),
         }
     }
 }
@@ -99,11 +99,11 @@ fn line(nonce: u64) -> Vec<u8> {
 }
 
 /// Reads until the buffer is full or the other side ends; says how much came.
-async fn read_exactly(stream: &mut TcpStream, buffer: &mut [u8]) -> Result<usize, Failure> {
+async fn read_exactly(stream: &mut TcpStream, buffer: &mut [u8]) -> Result<usize, AttemptFailure> {
     let mut filled = 0;
     while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
         match stream.read(rest).await {
-            Ok(0) if filled == 0 => return Err(Failure::Closed),
+            Ok(0) if filled == 0 => return Err(AttemptFailure::Closed),
             Ok(0) => break,
             Ok(size) => filled += size,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -113,8 +113,8 @@ async fn read_exactly(stream: &mut TcpStream, buffer: &mut [u8]) -> Result<usize
     Ok(filled)
 }
 
-pub(super) fn greeted(expected: &[u8], said: &[u8]) -> Result<Identity, Failure> {
-    said.starts_with(expected).then_some(ANYBODY).ok_or(Failure::WrongTarget)
+pub(super) fn greeted(expected: &[u8], said: &[u8]) -> Result<TargetIdentity, AttemptFailure> {
+    said.starts_with(expected).then_some(ANYBODY).ok_or(AttemptFailure::WrongTarget)
 }
 
 #[cfg(test)]
@@ -125,9 +125,9 @@ mod tests {
     fn only_the_intended_servers_words_count() {
         let talk = Talk::Greeting(b"db ".as_slice().into());
         assert_eq!(talk.read(1, b"db 10.0.0.1:1"), Ok(ANYBODY));
-        assert_eq!(talk.read(1, b"cache 10.0.0.1:1"), Err(Failure::WrongTarget));
-        assert_eq!(talk.read(1, b"d"), Err(Failure::WrongTarget));
+        assert_eq!(talk.read(1, b"cache 10.0.0.1:1"), Err(AttemptFailure::WrongTarget));
+        assert_eq!(talk.read(1, b"d"), Err(AttemptFailure::WrongTarget));
         assert_eq!(Talk::Greeting([].into()).read(1, b"whatever"), Ok(ANYBODY));
-        assert_eq!(Talk::Identity.read(1, b"db 10.0.0.1:1"), Err(Failure::Garbled));
+        assert_eq!(Talk::Identity.read(1, b"db 10.0.0.1:1"), Err(AttemptFailure::Garbled));
     }
 }

@@ -6,9 +6,8 @@ use std::net::SocketAddr;
 use serde::Serialize;
 
 use crate::model::base::net::Proto;
-use crate::model::diagnostics::load::{Failure, Percentiles, Window};
+use crate::model::diagnostics::load::{AttemptFailure, FailureWindow, Percentiles};
 
-/// One line.
 #[derive(Debug, Clone, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Line {
@@ -16,7 +15,6 @@ pub enum Line {
     Start {
         /// When, in seconds since 1970.
         unix: f64,
-        /// Whom it is for.
         to: Vec<String>,
         /// New connections and UDP flows each second.
         rate: u32,
@@ -25,59 +23,45 @@ pub enum Line {
     },
     /// An attempt failed.
     Fault {
-        /// When it was due.
         at: f64,
-        /// When it was begun.
         began: f64,
         /// When it had failed.
         ended: f64,
-        /// Over what.
         proto: Proto,
-        /// Where it was sent.
         to: SocketAddr,
-        /// How it failed.
-        failure: Failure,
+        failure: AttemptFailure,
     },
     /// Something happened to a connection that is held open.
     Flow {
-        /// When.
         at: f64,
         /// Which, counted from zero. The active ones come first.
         flow: u16,
         /// Whether it never asks by itself.
         idle: bool,
-        /// Where it leads.
         to: SocketAddr,
-        /// What happened.
-        what: Happened,
+        what: LoadEvent,
     },
-    /// How it is, every second.
     Second(Second),
-    /// What came of it.
-    Summary(Summary),
+    Summary(LoadSummary),
 }
 
 /// What happens to a connection that is held open.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Happened {
-    /// It stands.
+pub enum LoadEvent {
     Open {
         /// What the server said first.
         said: String,
     },
-    /// It could not be opened.
-    NotOpened(Failure),
+    NotOpened(AttemptFailure),
     /// It was ended, or hangs (`timeout`).
-    Ended(Failure),
+    Ended(AttemptFailure),
     /// It answered the last question; the load is over.
     Kept,
 }
 
-/// How a load is.
 #[derive(Debug, Clone, Serialize)]
 pub struct Second {
-    /// When.
     pub at: f64,
     /// Attempts answered by the intended target so far.
     pub answered: u64,
@@ -94,13 +78,9 @@ pub struct Second {
 /// What came of the connections that are held open.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Flows {
-    /// Those that stand.
     pub open: u64,
-    /// Questions answered.
     pub answered: u64,
-    /// Those that could not be opened.
     pub not_opened: u64,
-    /// Those that ended with a reset.
     pub reset: u64,
     /// Those that ended in any other way before the load did, but not by hanging.
     pub ended: u64,
@@ -110,19 +90,17 @@ pub struct Flows {
 
 /// What came of a load.
 #[derive(Debug, Clone, Serialize)]
-pub struct Summary {
+pub struct LoadSummary {
     /// Whether nothing failed and every connection that was held open lasted.
     pub ok: bool,
-    /// How long it was.
     pub seconds: f64,
     /// Attempts begun, or due and not begun for want of room.
     pub offered: u64,
     /// Those answered by the intended target, by protocol.
     pub answered: BTreeMap<Proto, u64>,
-    /// Those that were not, by kind.
-    pub failed: BTreeMap<Failure, u64>,
+    pub failed: BTreeMap<AttemptFailure, u64>,
     /// In which spans of time.
-    pub windows: Vec<Window>,
+    pub windows: Vec<FailureWindow>,
     /// Datagrams sent again because no answer came.
     pub resent: u64,
     /// How long TCP connections took to stand, from when they were due.

@@ -19,12 +19,11 @@ const AGAIN: Duration = Duration::from_secs(1);
 
 /// A name or an address, and a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Aim {
+pub struct HostPort {
     host: String,
     port: u16,
 }
 
-/// It is not the name of a port of a host.
 #[derive(Debug, thiserror::Error)]
 #[error("must be HOST:PORT or [IPV6]:PORT")]
 pub struct NotAnAim;
@@ -32,24 +31,22 @@ pub struct NotAnAim;
 /// A name could not be looked up.
 #[derive(Debug, thiserror::Error)]
 pub enum NameError {
-    /// The lookup failed.
     #[error("cannot look up {aim}: {source}; is it the name of a Service, as Pods see it?")]
     Lookup {
-        /// What was looked up.
-        aim: Aim,
+        aim: HostPort,
         /// Why it failed.
         source: io::Error,
     },
     /// There is such a name, and nothing behind it.
     #[error("{0} has no address")]
-    NoAddress(Aim),
+    NoAddress(HostPort),
 }
 
 /// Looks all aims up, and from then on each again and again in one of these tasks.
-pub async fn find(aims: &[Aim], tasks: &mut JoinSet<()>) -> Result<Vec<Arc<Found>>, NameError> {
+pub async fn find(aims: &[HostPort], tasks: &mut JoinSet<()>) -> Result<Vec<Arc<FoundAddresses>>, NameError> {
     let mut found = Vec::new();
     for aim in aims {
-        let aim = Arc::new(Found::now(aim.clone()).await?);
+        let aim = Arc::new(FoundAddresses::now(aim.clone()).await?);
         tasks.spawn(Arc::clone(&aim).follow());
         found.push(aim);
     }
@@ -58,12 +55,12 @@ pub async fn find(aims: &[Aim], tasks: &mut JoinSet<()>) -> Result<Vec<Arc<Found
 
 /// The addresses of an aim, as last found; IPv4 and IPv6 in turn.
 #[derive(Debug)]
-pub struct Found {
-    aim: Aim,
+pub struct FoundAddresses {
+    aim: HostPort,
     addresses: Mutex<Arc<[SocketAddr]>>,
 }
 
-impl FromStr for Aim {
+impl FromStr for HostPort {
     type Err = NotAnAim;
 
     fn from_str(text: &str) -> Result<Self, NotAnAim> {
@@ -78,13 +75,13 @@ impl FromStr for Aim {
     }
 }
 
-impl fmt::Display for Aim {
+impl fmt::Display for HostPort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.host.contains(':') { write!(f, "[{}]:{}", self.host, self.port) } else { write!(f, "{}:{}", self.host, self.port) }
     }
 }
 
-impl Aim {
+impl HostPort {
     /// The same port of another host.
     #[must_use]
     pub fn at(&self, ip: IpAddr) -> Self {
@@ -98,9 +95,9 @@ impl Aim {
     }
 }
 
-impl Found {
+impl FoundAddresses {
     /// Looks an aim up.
-    pub async fn now(aim: Aim) -> Result<Self, NameError> {
+    pub async fn now(aim: HostPort) -> Result<Self, NameError> {
         let addresses = look_up(&aim).await?;
         Ok(Self { aim, addresses: Mutex::new(addresses) })
     }
@@ -124,7 +121,7 @@ impl Found {
     }
 }
 
-async fn look_up(aim: &Aim) -> Result<Arc<[SocketAddr]>, NameError> {
+async fn look_up(aim: &HostPort) -> Result<Arc<[SocketAddr]>, NameError> {
     let fault = |source| NameError::Lookup { aim: aim.clone(), source };
     let found: BTreeSet<SocketAddr> = lookup_host((aim.host.as_str(), aim.port)).await.map_err(fault)?.collect();
     if found.is_empty() {
@@ -155,10 +152,10 @@ mod tests {
     #[test]
     fn an_aim_is_a_host_and_a_port() {
         for (text, shown) in [("db:7000", "db:7000"), ("10.0.0.1:80", "10.0.0.1:80"), ("[fd00::1]:80", "[fd00::1]:80")] {
-            assert_eq!(text.parse::<Aim>().expect(text).to_string(), shown);
+            assert_eq!(text.parse::<HostPort>().expect(text).to_string(), shown);
         }
         for text in ["db", ":80", "db:0", "db:http", "fd00::1:80", "[]:80", ""] {
-            assert!(text.parse::<Aim>().is_err(), "{text}");
+            assert!(text.parse::<HostPort>().is_err(), "{text}");
         }
     }
 
@@ -167,7 +164,7 @@ mod tests {
         let at = |text: &str| text.parse::<SocketAddr>().expect("an address");
         let found = [at("10.0.0.1:1"), at("10.0.0.2:1"), at("[fd00::1]:1")].into();
         assert_eq!(in_turn(found), [at("10.0.0.1:1"), at("[fd00::1]:1"), at("10.0.0.2:1")]);
-        let local = Found::now("127.0.0.1:9".parse().expect("an aim")).await.expect("an address");
+        let local = FoundAddresses::now("127.0.0.1:9".parse().expect("an aim")).await.expect("an address");
         assert_eq!(local.address(7), Some(at("127.0.0.1:9")));
     }
 }

@@ -14,10 +14,10 @@ use tokio::time::{MissedTickBehavior, interval_at, sleep};
 
 use super::Load;
 use super::board::{Board, FlowEvent};
-use super::flows::{Beat, Rhythm, hold};
+use super::flows::{FlowUpdate, Rhythm, hold};
 use super::protocol::Talk;
-use super::report::{Happened, Line, Summary};
-use super::resolver::{Aim, Found, NameError, find};
+use super::report::{Line, LoadEvent, LoadSummary};
+use super::resolver::{FoundAddresses, HostPort, NameError, find};
 use crate::model::base::net::Proto;
 use crate::model::diagnostics::load::{Attempt, Lane};
 
@@ -26,16 +26,13 @@ const REOPEN: Duration = Duration::from_millis(100);
 /// How often it is told how it goes.
 const SECOND: Duration = Duration::from_secs(1);
 
-/// What to do.
 #[derive(Debug, Clone)]
-pub struct Options {
-    /// Whom it is for, in turn.
-    pub aims: Vec<Aim>,
+pub struct LoadOptions {
+    pub aims: Vec<HostPort>,
     /// Where to connect to in place of what their names lead to.
     pub connect: Option<IpAddr>,
     /// Over what, in turn.
     pub protos: Vec<Proto>,
-    /// How much of it.
     pub load: Load,
     /// New connections each second, as the first line tells it.
     pub rate: u32,
@@ -49,9 +46,9 @@ pub struct Options {
 
 /// Offers the load from the calling thread's network namespace until its time is over or `stop` is ready. `tell` gets every line
 /// at once, and must not block. Fails if a name leads nowhere at the start.
-pub async fn run(options: &Options, mut tell: impl FnMut(Line), stop: impl Future<Output = ()>) -> Result<Summary, NameError> {
+pub async fn run(options: &LoadOptions, mut tell: impl FnMut(Line), stop: impl Future<Output = ()>) -> Result<LoadSummary, NameError> {
     let mut around = JoinSet::new();
-    let sought: Vec<Aim> = options.aims.iter().map(|aim| options.connect.map_or_else(|| aim.clone(), |ip| aim.at(ip))).collect();
+    let sought: Vec<HostPort> = options.aims.iter().map(|aim| options.connect.map_or_else(|| aim.clone(), |ip| aim.at(ip))).collect();
     let found = find(&sought, &mut around).await?;
     let start = Instant::now();
     tell(begin(options));
@@ -59,7 +56,7 @@ pub async fn run(options: &Options, mut tell: impl FnMut(Line), stop: impl Futur
     let (events, mut happened) = mpsc::unbounded_channel();
     let (over, last) = watch::channel(false);
     let mut flows = hold_all(options, &found, start, &events, &last);
-    let (lines, mut told) = mpsc::unbounded_channel();
+    let (lines, mut printed) = mpsc::unbounded_channel();
     let (halt, halted) = oneshot::channel();
     let mut halt = Some(halt);
     let choose = |number| {
@@ -91,11 +88,11 @@ pub async fn run(options: &Options, mut tell: impl FnMut(Line), stop: impl Futur
                 let _ = halt.send(());
             },
             _ = seconds.tick() => tell(board.borrow_mut().tick(start.elapsed())),
-            Some(line) = told.recv() => tell(line),
+            Some(line) = printed.recv() => tell(line),
             Some(event) = happened.recv() => board.borrow_mut().flow(event).into_iter().for_each(&mut tell),
         }
     };
-    std::iter::from_fn(|| told.try_recv().ok()).for_each(&mut tell);
+    std::iter::from_fn(|| printed.try_recv().ok()).for_each(&mut tell);
     std::iter::from_fn(|| happened.try_recv().ok()).filter_map(|event| board.borrow_mut().flow(event)).for_each(&mut tell);
     let summary = board.borrow().summary(lasted);
     tell(Line::Summary(summary.clone()));
@@ -103,13 +100,13 @@ pub async fn run(options: &Options, mut tell: impl FnMut(Line), stop: impl Futur
 }
 
 /// Returns when it is told; never if nobody can tell it any more.
-async fn heard(told: oneshot::Receiver<()>) {
-    if told.await.is_err() {
+async fn heard(halted: oneshot::Receiver<()>) {
+    if halted.await.is_err() {
         std::future::pending::<()>().await;
     }
 }
 
-fn begin(options: &Options) -> Line {
+fn begin(options: &LoadOptions) -> Line {
     Line::Start {
         unix: SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
         to: options.aims.iter().map(ToString::to_string).collect(),
@@ -119,7 +116,7 @@ fn begin(options: &Options) -> Line {
 }
 
 /// What the attempt of a number is: aims in turn, then protocols, then addresses.
-fn choose(options: &Options, found: &[Arc<Found>], number: u64) -> Option<Attempt> {
+fn choose(options: &LoadOptions, found: &[Arc<FoundAddresses>], number: u64) -> Option<Attempt> {
     let (aims, protos) = (u64::try_from(found.len()).ok()?, u64::try_from(options.protos.len()).ok()?);
     let service = u32::try_from(number.checked_rem(aims)?).ok()?;
     let round = number / aims;
@@ -130,8 +127,8 @@ fn choose(options: &Options, found: &[Arc<Found>], number: u64) -> Option<Attemp
 
 /// Opens the connections that are to be held.
 fn hold_all(
-    options: &Options,
-    found: &[Arc<Found>],
+    options: &LoadOptions,
+    found: &[Arc<FoundAddresses>],
     start: Instant,
     events: &mpsc::UnboundedSender<FlowEvent>,
     last: &watch::Receiver<bool>,
@@ -140,39 +137,39 @@ fn hold_all(
     for (flow, found) in (0..options.active.saturating_add(options.idle)).zip(found.iter().cycle()) {
         let idle = flow >= options.active;
         let rhythm = Rhythm { every: (!idle).then_some(options.interval), last: last.clone() };
-        let held = Held { flow, idle, start, events: events.clone() };
-        flows.spawn(held.keep(Arc::clone(found), options.load.talk.clone(), rhythm));
+        let connection = HeldConnection { flow, idle, start, events: events.clone() };
+        flows.spawn(connection.keep(Arc::clone(found), options.load.talk.clone(), rhythm));
     }
     flows
 }
 
 /// A connection to hold open.
-struct Held {
+struct HeldConnection {
     flow: u16,
     idle: bool,
     start: Instant,
     events: mpsc::UnboundedSender<FlowEvent>,
 }
 
-impl Held {
+impl HeldConnection {
     /// Keeps it open until it has answered its last question; what breaks is told and opened again.
-    async fn keep(self, found: Arc<Found>, talk: Talk, rhythm: Rhythm) {
+    async fn keep(self, found: Arc<FoundAddresses>, talk: Talk, rhythm: Rhythm) {
         for turn in u64::from(self.flow).. {
             let Some(to) = found.address(turn) else { return };
             let attempt = Attempt { lane: Lane { service: 0, replica: 0 }, proto: Proto::Tcp, to };
             let mut open = false;
             let note = |interval| match interval {
-                Beat::Open { said } => {
+                FlowUpdate::Open { said } => {
                     open = true;
-                    self.tell(attempt, Some(Happened::Open { said }));
+                    self.tell(attempt, Some(LoadEvent::Open { said }));
                 }
-                Beat::Answered { .. } => self.tell(attempt, None),
-                Beat::Lost => {}
+                FlowUpdate::Answered { .. } => self.tell(attempt, None),
+                FlowUpdate::Lost => {}
             };
             match hold(attempt, &talk, rhythm.clone(), self.start, note).await {
-                Ok(()) => return self.tell(attempt, Some(Happened::Kept)),
-                Err(failure) if open => self.tell(attempt, Some(Happened::Ended(failure))),
-                Err(failure) => self.tell(attempt, Some(Happened::NotOpened(failure))),
+                Ok(()) => return self.tell(attempt, Some(LoadEvent::Kept)),
+                Err(failure) if open => self.tell(attempt, Some(LoadEvent::Ended(failure))),
+                Err(failure) => self.tell(attempt, Some(LoadEvent::NotOpened(failure))),
             }
             if *rhythm.last.borrow() {
                 return;
@@ -181,7 +178,7 @@ impl Held {
         }
     }
 
-    fn tell(&self, attempt: Attempt, what: Option<Happened>) {
+    fn tell(&self, attempt: Attempt, what: Option<LoadEvent>) {
         // Nobody listens any more once the load is over.
         let _ = self.events.send(FlowEvent { at: self.start.elapsed(), flow: self.flow, idle: self.idle, to: attempt.to, what });
     }

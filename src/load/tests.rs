@@ -4,15 +4,16 @@ use std::net::SocketAddr;
 use std::num::NonZeroU32;
 
 use super::*;
-use crate::demo::target::Target;
+use crate::demo::target::DemoTarget;
 use crate::demo::topology::{Topology, forward_plainly};
 use crate::model::diagnostics::load::{Lane, Tally};
 
 /// A client that reaches two targets through one replica that forwards plainly.
-fn plain_path() -> (Topology, Vec<Target>) {
+fn plain_path() -> (Topology, Vec<DemoTarget>) {
     let topology = Topology::make(1, 2).expect("namespaces");
     forward_plainly(&topology, 0).expect("routed");
-    let targets = (0..).zip(&topology.targets).map(|(n, site)| Target::start(&site.namespace, n, 7000..7002).expect("served")).collect();
+    let targets =
+        (0..).zip(&topology.targets).map(|(n, site)| DemoTarget::start(&site.namespace, n, 7000..7002).expect("served")).collect();
     (topology, targets)
 }
 
@@ -26,7 +27,7 @@ fn attempt(topology: &Topology, number: u64, port: u16) -> Attempt {
     }
 }
 
-fn offer(topology: &Topology, load: Load, port: u16) -> (Tally, Vec<Report>) {
+fn offer(topology: &Topology, load: Load, port: u16) -> (Tally, Vec<AttemptReport>) {
     let (mut tally, mut reports) = (Tally::default(), Vec::new());
     let work = load.offer(
         Instant::now(),
@@ -47,8 +48,8 @@ fn offer(topology: &Topology, load: Load, port: u16) -> (Tally, Vec<Report>) {
     (tally, reports)
 }
 
-fn rate(per_second: u32) -> Schedule {
-    Schedule::new(NonZeroU32::new(per_second).expect("not zero"))
+fn rate(per_second: u32) -> LoadSchedule {
+    LoadSchedule::new(NonZeroU32::new(per_second).expect("not zero"))
 }
 
 #[test]
@@ -67,7 +68,7 @@ fn every_attempt_is_made_and_every_answer_says_who_gave_it() {
 fn a_closed_port_is_refused_over_both_protocols() {
     let (topology, _targets) = plain_path();
     let (tally, _) = offer(&topology, Load::new(rate(80), Duration::from_millis(100)), 6999);
-    assert_eq!(tally.failed().iter().collect::<Vec<_>>(), [(&Failure::Refused, &8)]);
+    assert_eq!(tally.failed().iter().collect::<Vec<_>>(), [(&AttemptFailure::Refused, &8)]);
 }
 
 #[test]
@@ -81,7 +82,7 @@ fn what_exceeds_the_attempts_in_flight_is_the_generators_own_failure() {
     }
     let load = Load { max_in_flight: 5, timeout: Duration::from_millis(200), ..Load::new(rate(200), Duration::from_millis(50)) };
     let (tally, reports) = offer(&topology, load, 7001);
-    assert_eq!(tally.failed().iter().collect::<Vec<_>>(), [(&Failure::Timeout, &5), (&Failure::NotSent, &5)]);
+    assert_eq!(tally.failed().iter().collect::<Vec<_>>(), [(&AttemptFailure::Timeout, &5), (&AttemptFailure::NotSent, &5)]);
     assert_eq!(reports.len(), 10, "a silent server does not slow the offered load");
 }
 
@@ -95,5 +96,5 @@ async fn what_the_generator_comes_to_too_late_is_its_own_failure() {
     let mut reports = Vec::new();
     load.offer(start, |_| Some(attempt), |report| reports.push(*report), std::future::pending()).await;
     let outcomes: Vec<_> = reports.iter().map(|report| report.outcome).collect();
-    assert_eq!(outcomes, [Err(Failure::NotSent); 10], "no packet is sent");
+    assert_eq!(outcomes, [Err(AttemptFailure::NotSent); 10], "no packet is sent");
 }

@@ -3,22 +3,21 @@
 use std::io::{self, Write};
 
 use super::frame::{BOLD, DIM, Frame, GREEN, PLAIN, RED};
-use super::report::{Flows, Happened, Line, Second, Summary};
-use crate::model::diagnostics::load::{Failure, Percentiles};
+use super::report::{Flows, Line, LoadEvent, LoadSummary, Second};
+use crate::model::diagnostics::load::{AttemptFailure, Percentiles};
 
 /// How many of the last events are shown.
 const TOLD: usize = 6;
 
-/// The view.
 #[derive(Debug, Default)]
-pub struct View {
+pub struct LoadView {
     frame: Frame,
     title: String,
     seconds: f64,
-    told: Vec<String>,
+    lines: Vec<String>,
 }
 
-impl View {
+impl LoadView {
     /// Takes a line in, and draws what is new.
     pub fn show(&mut self, out: &mut impl Write, line: &Line) -> io::Result<()> {
         match line {
@@ -45,10 +44,10 @@ impl View {
     }
 
     fn note(&mut self, at: f64, text: &str) {
-        if self.told.len() == TOLD {
-            self.told.remove(0);
+        if self.lines.len() == TOLD {
+            self.lines.remove(0);
         }
-        self.told.push(format!("{DIM}{at:>9.3} s{PLAIN}  {text}"));
+        self.lines.push(format!("{DIM}{at:>9.3} s{PLAIN}  {text}"));
     }
 
     fn lines(&self, second: &Second) -> Vec<String> {
@@ -58,20 +57,20 @@ impl View {
             format!("  new connections  {answered:>9} answered   {}   {in_flight} under way", count(*failed, "failed")),
             format!("  this second      {}", points(*answer)),
         ];
-        lines.extend(held(*flows));
-        lines.extend(self.told.iter().cloned());
+        lines.extend(open_flows(*flows));
+        lines.extend(self.lines.iter().cloned());
         lines
     }
 }
 
-fn happened(what: &Happened) -> String {
+fn happened(what: &LoadEvent) -> String {
     match what {
-        Happened::Open { said } if said.is_empty() => "established".to_owned(),
-        Happened::Open { said } => format!("established: {said}"),
-        Happened::NotOpened(failure) => format!("was not opened: {failure}"),
-        Happened::Ended(Failure::Timeout) => "hangs".to_owned(),
-        Happened::Ended(failure) => format!("ended: {failure}"),
-        Happened::Kept => "lasted".to_owned(),
+        LoadEvent::Open { said } if said.is_empty() => "established".to_owned(),
+        LoadEvent::Open { said } => format!("established: {said}"),
+        LoadEvent::NotOpened(failure) => format!("was not opened: {failure}"),
+        LoadEvent::Ended(AttemptFailure::Timeout) => "hangs".to_owned(),
+        LoadEvent::Ended(failure) => format!("ended: {failure}"),
+        LoadEvent::Kept => "lasted".to_owned(),
     }
 }
 
@@ -84,14 +83,14 @@ fn points(p: Percentiles) -> String {
 }
 
 /// One line for the connections that are held open, if there ever were any.
-fn held(flows: Flows) -> Option<String> {
+fn open_flows(flows: Flows) -> Option<String> {
     let Flows { open, not_opened, reset, ended, hung, .. } = flows;
     let [reset, ended] = [(reset, "reset"), (ended, "closed")].map(|(n, text)| count(n, text));
     let [hung, not_opened] = [(hung, "hung"), (not_opened, "not opened")].map(|(n, text)| count(n, text));
     (flows != Flows::default()).then(|| format!("  held open        {open:>9} stand      {reset}   {ended}   {hung}   {not_opened}"))
 }
 
-fn balance(title: &str, summary: &Summary) -> String {
+fn balance(title: &str, summary: &LoadSummary) -> String {
     let failed: u64 = summary.failed.values().sum();
     let answered: u64 = summary.answered.values().sum();
     let mut text = format!("{title}   {:.1} s\n", summary.seconds);
@@ -105,8 +104,8 @@ fn balance(title: &str, summary: &Summary) -> String {
     }
     line(&format!("  connect          {}", points(summary.connect)));
     line(&format!("  answer           {}", points(summary.answer)));
-    if let Some(held) = held(summary.flows) {
-        line(&held);
+    if let Some(open_flows) = open_flows(summary.flows) {
+        line(&open_flows);
     }
     text
 }

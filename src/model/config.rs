@@ -21,7 +21,6 @@ use members::Members;
 /// skip what they share.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Config<S> {
-    /// The services by name.
     pub services: OrdMap<Arc<str>, Arc<S>>,
     /// What of each unreadable service is wrong, by name.
     pub malformed: OrdMap<Arc<str>, String>,
@@ -32,10 +31,9 @@ pub struct Config<S> {
     members: Members,
 }
 
-/// The config of egress services.
-pub type EgressConfig = Config<egress::Service>;
+pub type EgressConfig = Config<egress::EgressService>;
 /// The config of L3 ingress services.
-pub type IngressConfig = Config<ingress::Service>;
+pub type IngressConfig = Config<ingress::IngressService>;
 
 impl<S> Default for Config<S> {
     fn default() -> Self {

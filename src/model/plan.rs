@@ -23,7 +23,7 @@ pub use ingress::names;
 pub use reason::Reason;
 
 use crate::model::base::net::{Family, InterfaceName, Port, PortKey};
-use crate::model::base::small_set::Few;
+use crate::model::base::small_set::SortedSet;
 use crate::model::firewall::ruleset::Ruleset;
 use crate::model::plan::world::World;
 
@@ -37,10 +37,9 @@ pub struct Plan {
     /// The egress services by name; one without a single usable port is not here, one that is unresolved is, without targets.
     pub egress: OrdMap<Arc<str>, Arc<Egress>>,
     /// The L3 ingress services and the single-proxy ingress, by name: the tailnet's address and the addresses behind it.
-    pub ingress: OrdMap<Arc<str>, BTreeMap<IpAddr, Few<IpAddr>>>,
+    pub ingress: OrdMap<Arc<str>, BTreeMap<IpAddr, SortedSet<IpAddr>>>,
     /// Addresses of the Pod itself that lead to the tailnet whole (`TS_TAILNET_TARGET_*`).
-    pub pod: OrdMap<IpAddr, Few<IpAddr>>,
-    /// Ports of the Pod's own.
+    pub pod: OrdMap<IpAddr, SortedSet<IpAddr>>,
     pub reserved: BTreeSet<PortKey>,
     /// What is not served, by service name; a service may be partly served.
     pub rejected: OrdMap<Arc<str>, Vec<Reason>>,
@@ -52,15 +51,13 @@ pub struct Egress {
     /// The target's port by match port.
     pub ports: BTreeMap<PortKey, Port>,
     /// Every address of the target; empty while it is unresolved, and then its ports refuse.
-    pub targets: Few<IpAddr>,
+    pub targets: SortedSet<IpAddr>,
 }
 
 /// A plan, the ruleset that it comes to, and what the next one is computed from.
 #[derive(Debug, Clone)]
 pub struct Planned {
-    /// What the plan is of.
     pub world: World,
-    /// The plan.
     pub plan: Plan,
     /// What the kernel is to hold.
     pub ruleset: Ruleset,
@@ -68,7 +65,6 @@ pub struct Planned {
 }
 
 impl Planned {
-    /// The plan of a world, from nothing.
     #[must_use]
     pub fn new(world: &World) -> Self {
         Self::nothing(world).next(world)

@@ -16,7 +16,7 @@ use crate::model::plan::targets::TargetPolicy;
 use crate::model::plan::world::Single;
 use crate::model::tailnet::supervise::DaemonSettings;
 
-pub use fault::{Fault, Faults};
+pub use fault::{Faults, SettingFault};
 pub use flags::Flags;
 
 mod daemon;
@@ -32,11 +32,9 @@ pub mod table;
 /// Everything that `tailyard proxy` is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// What makes the tailnet.
-    pub tailnet: Tailnet,
+    pub tailnet: TailnetMode,
     /// The interface behind which the tailnet is.
     pub interface: InterfaceName,
-    /// The Pod that this process is in.
     pub pod: Pod,
     /// The mode of a proxy that serves one target.
     pub single: Single,
@@ -44,12 +42,11 @@ pub struct Settings {
     pub cluster_via_ingress: bool,
     /// Which addresses may be targets (`TAILYARD_ALLOWED_TARGETS`, `TAILYARD_DENIED_TARGETS`, `KUBERNETES_SERVICE_HOST`).
     pub targets: TargetPolicy,
-    /// Where the egress config comes from.
-    pub egress: Option<Input>,
+    pub egress: Option<ConfigInput>,
     /// Where the L3 ingress config comes from.
-    pub ingress: Option<Input>,
+    pub ingress: Option<ConfigInput>,
     /// Where the serve config and our own routes come from (`TS_SERVE_CONFIG`).
-    pub serve: Option<Input>,
+    pub serve: Option<ConfigInput>,
     /// The control plane has no Tailscale Services: sites are served on the node's own addresses (`TAILYARD_SERVE_ON_NODE_ADDRESS`).
     pub node_sites: bool,
     /// Whether certificates are shared by the group, and who issues them.
@@ -65,16 +62,15 @@ pub struct Settings {
     /// What the HTTP front end allows its clients.
     pub front_end: FrontEnd,
     /// What holds the rules.
-    pub backend: Backend,
+    pub backend: FirewallMode,
     /// The listener of health, metrics and the preStop hook; nothing if none of them is wanted.
-    pub http: Option<Http>,
+    pub http: Option<HttpListener>,
     /// A listener for `/healthz` alone (`TS_HEALTHCHECK_ADDR_PORT`, deprecated).
     pub health_addr: Option<SocketAddr>,
     /// The listener of everything, debugging included; nothing if it is turned off.
     pub admin_addr: Option<SocketAddr>,
     /// How long leaving may take, from the signal to the end: flows go on, what is left of them is reset, tailscaled is stopped.
     pub drain_timeout: Duration,
-    /// How logs are written.
     pub log: Log,
     /// What the first process of the container says, where that is another one.
     pub init: Option<Init>,
@@ -96,8 +92,7 @@ pub struct Init {
 
 /// What makes the tailnet.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Tailnet {
-    /// A tailscaled, supervised.
+pub enum TailnetMode {
     Tailscaled(Box<DaemonSettings>),
     /// Something else, described by a file.
     Static(PathBuf),
@@ -120,7 +115,7 @@ pub struct Pod {
 
 /// Where a config comes from.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Input {
+pub struct ConfigInput {
     /// The mounted directory of the egress config, or the mounted file of the ingress or serve config.
     pub path: Option<PathBuf>,
     /// The `ConfigMap` to watch.
@@ -130,16 +125,13 @@ pub struct Input {
 /// A namespaced object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectName {
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
 }
 
 /// Whether certificates are shared by the group.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum CertShare {
-    /// They are not.
     #[default]
     Off,
     /// They are, and this replica issues them.
@@ -204,7 +196,6 @@ impl Default for FrontEnd {
 /// Where this replica's state is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StateOut {
-    /// Nowhere.
     None,
     /// In a Secret of the Pod's namespace (`TS_KUBE_SECRET`).
     Secret(String),
@@ -222,22 +213,19 @@ pub struct Kube {
 
 /// What holds the rules.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Backend {
+pub enum FirewallMode {
     /// The first that works: nftables, then iptables.
     #[default]
     Auto,
-    /// nftables.
     Nftables,
     /// iptables, whichever of its two kinds works.
     Iptables,
-    /// iptables on nftables.
     IptablesNft,
     /// iptables on `x_tables`.
     IptablesLegacy,
 }
 
-impl Backend {
-    /// The names that a setting may have.
+impl FirewallMode {
     pub const NAMES: [(&'static str, Self); 5] = [
         ("auto", Self::Auto),
         ("nftables", Self::Nftables),
@@ -249,7 +237,7 @@ impl Backend {
 
 /// The listener of health, metrics and the preStop hook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Http {
+pub struct HttpListener {
     /// Its address (`TS_LOCAL_ADDR_PORT`).
     pub address: SocketAddr,
     /// Serve `/metrics` on it.
@@ -277,8 +265,8 @@ impl Settings {
     #[must_use]
     pub fn reserved(&self) -> BTreeSet<PortKey> {
         let daemon = match &self.tailnet {
-            Tailnet::Tailscaled(daemon) => Some(daemon),
-            Tailnet::Static(_) => None,
+            TailnetMode::Tailscaled(daemon) => Some(daemon),
+            TailnetMode::Static(_) => None,
         };
         let debug = daemon.and_then(|daemon| daemon.debug_addr.as_deref()?.parse().ok());
         let own = [self.http.map(|http| http.address), self.health_addr, self.admin_addr, debug];
@@ -299,7 +287,7 @@ impl Settings {
     /// to leave nothing behind.
     #[must_use]
     pub fn ends_with_its_network(&self) -> bool {
-        matches!(&self.tailnet, Tailnet::Tailscaled(daemon) if daemon.fill_config)
+        matches!(&self.tailnet, TailnetMode::Tailscaled(daemon) if daemon.fill_config)
     }
 
     /// Whether anything is forwarded by the kernel: then the rules need a writer, and the kernel its forwarding switches.

@@ -18,16 +18,16 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::api::names;
 use crate::api::routes::Host;
-use crate::edge::acme::Server;
+use crate::edge::acme::AcmeServer;
 use crate::edge::files;
-use crate::edge::kube::{Cluster, Event as Told, Noted};
+use crate::edge::kube::{Cluster, ObjectEvent as Told, VersionedSecret};
 use crate::edge::localapi::LocalApi;
 use crate::model::base::backoff::Backoff;
 use crate::model::base::netmap::NetMap;
-use crate::model::ingress::cert_leader::{self, Candidate};
-use crate::model::ingress::cert_orders::{Event, Issuer, Moment, Terms};
+use crate::model::ingress::cert_leader::{self, CertLeaderCandidate};
+use crate::model::ingress::cert_orders::{Issuer, Moment, OrderEvent, OrderTerms};
 use crate::model::ingress::certificate::Pair;
-use crate::model::settings::{self, StateOut, Tailnet};
+use crate::model::settings::{self, StateOut, TailnetMode};
 use crate::runtime::tasks::Tasks;
 use crate::runtime::watch_ext::put;
 
@@ -42,21 +42,19 @@ pub use cert_store::{NameState, State};
 
 use account::Accounts;
 use act::Done;
-use cert_store::Kept;
+use cert_store::CertStore;
 
 /// What is set.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// The Pod's name: its group's name, and an ordinal.
     pub pod: String,
-    /// The ACME server.
-    pub server: Server,
-    /// Where the account's key is.
+    pub server: AcmeServer,
     pub account: AccountAt,
     /// How long orders may take.
-    pub terms: Terms,
+    pub terms: OrderTerms,
     /// How long it takes until another replica orders.
-    pub lead: cert_leader::Terms,
+    pub lead: cert_leader::CertLeaderTerms,
     /// Where the next container of this Pod finds what serves; nothing where nothing outlives a container.
     pub copy: Option<PathBuf>,
 }
@@ -71,16 +69,16 @@ impl Settings {
         };
         let issuing = &settings.issuing;
         let dir = match &settings.tailnet {
-            Tailnet::Tailscaled(daemon) => daemon.pod_dir(),
-            Tailnet::Static(_) => None,
+            TailnetMode::Tailscaled(daemon) => daemon.pod_dir(),
+            TailnetMode::Static(_) => None,
         };
         let (secret, field) = issuing.account.clone().or_else(|| Some((state?.clone(), names::ACCOUNT_KEY.to_owned())))?;
         Some(Self {
             pod: settings.pod.name.as_ref().or(state)?.clone(),
-            server: Server { directory: issuing.directory.clone(), ca: issuing.ca.clone() },
+            server: AcmeServer { directory: issuing.directory.clone(), ca: issuing.ca.clone() },
             account: AccountAt { secret, field },
-            terms: Terms::ACME,
-            lead: cert_leader::Terms { away: issuing.away, ..cert_leader::Terms::DEFAULT },
+            terms: OrderTerms::ACME,
+            lead: cert_leader::CertLeaderTerms { away: issuing.away, ..cert_leader::CertLeaderTerms::DEFAULT },
             copy: dir.map(|dir| dir.join("certificates.json")),
         })
     }
@@ -101,38 +99,37 @@ pub struct Inputs {
 
 /// What comes of it.
 #[derive(Debug, Clone)]
-pub struct Certs {
+pub struct CertOutputs {
     /// The certificates that serve now, by DNS name.
     pub pairs: watch::Receiver<Arc<BTreeMap<String, Pair>>>,
-    /// How each name stands.
     pub state: watch::Receiver<Arc<State>>,
     /// Whether this replica is the one that orders.
     pub leads: watch::Receiver<bool>,
 }
 
 /// Loads the certificates of the names that are wanted, and orders those that are the group's own while this replica leads.
-pub fn start(tasks: &mut Tasks, settings: &Settings, inputs: Inputs) -> Certs {
+pub fn start(tasks: &mut Tasks, settings: &Settings, inputs: Inputs) -> CertOutputs {
     // A Pod of no group is the only one there is.
     let (group, ordinal) = settings.pod.rsplit_once('-').unwrap_or((&settings.pod, "0"));
     let ordinal = ordinal.parse().unwrap_or_default();
     let (pairs, pairs_seen) = watch::channel(Arc::default());
     let (state, state_seen) = watch::channel(Arc::default());
-    let (seen, secrets) = mpsc::channel(64);
-    let candidate = Candidate::new(settings.pod.clone(), ordinal, settings.lead);
+    let (secret_events, secrets) = mpsc::channel(64);
+    let candidate = CertLeaderCandidate::new(settings.pod.clone(), ordinal, settings.lead);
     let (leads, leading) = watch::channel(false);
     let leader = leader::run(inputs.cluster.clone(), names::issuer(group), candidate, inputs.netmap.clone(), leads);
     crate::proxy::spawn(tasks, "issuer", leader);
     let accounts = Accounts::new(inputs.cluster.clone(), settings.server.clone(), settings.account.clone());
-    let work = Work {
+    let work = CertWork {
         issuer: Issuer::new(settings.pod.clone(), settings.terms),
-        kept: Kept::recalling(settings.copy.as_deref().and_then(|copy| files::read_one(copy).ok().flatten()).as_deref()),
+        store: CertStore::recalling(settings.copy.as_deref().and_then(|copy| files::read_one(copy).ok().flatten()).as_deref()),
         copy: settings.copy.clone(),
         accounts: Arc::new(accounts),
         cluster: inputs.cluster,
         api: inputs.api,
         begin: Instant::now(),
         watches: BTreeMap::new(),
-        seen,
+        sender: secret_events,
         running: JoinSet::new(),
         orders: BTreeMap::new(),
         begun: 0,
@@ -140,23 +137,22 @@ pub fn start(tasks: &mut Tasks, settings: &Settings, inputs: Inputs) -> Certs {
         state,
     };
     crate::proxy::spawn(tasks, "certificates", work.run(inputs.wanted, inputs.netmap, leading.clone(), secrets));
-    Certs { pairs: pairs_seen, state: state_seen, leads: leading }
+    CertOutputs { pairs: pairs_seen, state: state_seen, leads: leading }
 }
 
 /// What a watch of a Secret told.
-type Seen = (String, Told<Noted>);
+type SecretEvent = (String, Told<VersionedSecret>);
 
-struct Work {
+struct CertWork {
     issuer: Issuer,
-    kept: Kept,
+    store: CertStore,
     copy: Option<PathBuf>,
     accounts: Arc<Accounts>,
     cluster: Cluster,
     api: LocalApi,
     begin: Instant,
-    /// The watches, by Secret.
-    watches: BTreeMap<String, Watch>,
-    seen: mpsc::Sender<Seen>,
+    watches: BTreeMap<String, SecretWatch>,
+    sender: mpsc::Sender<SecretEvent>,
     running: JoinSet<Done>,
     /// The orders under way by name, each with its number.
     orders: BTreeMap<String, (u64, AbortHandle)>,
@@ -166,24 +162,24 @@ struct Work {
 }
 
 /// A task that ends with the value.
-struct Watch(AbortHandle);
+struct SecretWatch(AbortHandle);
 
-impl Drop for Watch {
+impl Drop for SecretWatch {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
-impl Work {
+impl CertWork {
     async fn run(
         mut self,
         mut wanted: watch::Receiver<Arc<BTreeMap<String, Host>>>,
         mut netmap: watch::Receiver<Option<Arc<NetMap>>>,
         mut leads: watch::Receiver<bool>,
-        mut secrets: mpsc::Receiver<Seen>,
+        mut secrets: mpsc::Receiver<SecretEvent>,
     ) {
-        let led = *leads.borrow_and_update();
-        self.step(Event::Leads(led));
+        let leading = *leads.borrow_and_update();
+        self.step(OrderEvent::Leads(leading));
         self.want(&wanted.borrow_and_update().clone(), netmap.borrow_and_update().clone().as_deref());
         loop {
             self.publish();
@@ -193,11 +189,11 @@ impl Work {
                 Ok(()) = netmap.changed() => self.want(&wanted.borrow().clone(), netmap.borrow_and_update().clone().as_deref()),
                 Ok(()) = leads.changed() => {
                     let leads = *leads.borrow_and_update();
-                    self.step(Event::Leads(leads));
+                    self.step(OrderEvent::Leads(leads));
                 }
                 Some((secret, event)) = secrets.recv() => self.saw(&secret, event),
                 Some(done) = self.running.join_next() => self.done(done),
-                () = sleep_until(wake) => self.step(Event::Tick),
+                () = sleep_until(wake) => self.step(OrderEvent::Tick),
             }
         }
     }
@@ -205,7 +201,7 @@ impl Work {
     /// Follows the Secrets of these names and no others, and orders for those of them that may have a certificate.
     fn want(&mut self, wanted: &Arc<BTreeMap<String, Host>>, netmap: Option<&NetMap>) {
         let permitted = netmap.map(|netmap| netmap.cert_domains.iter().cloned().collect()).unwrap_or_default();
-        let secrets = self.kept.want(wanted.clone(), permitted);
+        let secrets = self.store.want(wanted.clone(), permitted);
         self.watches.retain(|secret, _| secrets.contains(secret));
         for secret in secrets {
             if !self.watches.contains_key(&secret) {
@@ -213,44 +209,44 @@ impl Work {
                 self.watches.insert(secret, watch);
             }
         }
-        for (name, record) in self.kept.records() {
-            self.step(Event::Seen(name, record));
+        for (name, record) in self.store.records() {
+            self.step(OrderEvent::Seen(name, record));
         }
-        let ours = self.kept.ours();
-        self.step(Event::Wanted(ours));
+        let ours = self.store.ours();
+        self.step(OrderEvent::Wanted(ours));
     }
 
-    fn follow(&self, secret: String) -> Watch {
-        let (events, seen) = (self.cluster.watch_note(&secret, Backoff::WATCH), self.seen.clone());
+    fn follow(&self, secret: String) -> SecretWatch {
+        let (events, sender) = (self.cluster.watch_note(&secret, Backoff::WATCH), self.sender.clone());
         let work = async move {
             let mut events = std::pin::pin!(events);
             while let Some(event) = events.next().await {
-                if seen.send((secret.clone(), event)).await.is_err() {
+                if sender.send((secret.clone(), event)).await.is_err() {
                     return;
                 }
             }
         };
-        Watch(tokio::spawn(work).abort_handle())
+        SecretWatch(tokio::spawn(work).abort_handle())
     }
 
-    fn saw(&mut self, secret: &str, event: Told<Noted>) {
+    fn saw(&mut self, secret: &str, event: Told<VersionedSecret>) {
         let records = match event {
-            Told::Current(noted) => self.kept.put(secret, noted),
-            Told::Gone => self.kept.gone(secret),
+            Told::Current(noted) => self.store.put(secret, noted),
+            Told::Gone => self.store.gone(secret),
             Told::Live => return,
             Told::Lost(error) => {
-                if self.kept.lost(secret, error.reason()) {
+                if self.store.lost(secret, error.reason()) {
                     tracing::warn!(reason = error.reason(), "cannot read certificate Secrets; loaded certificates stay in use: {error}");
                 }
                 return;
             }
         };
         for (name, record) in records {
-            self.step(Event::Seen(name, record));
+            self.step(OrderEvent::Seen(name, record));
         }
     }
 
-    fn step(&mut self, event: Event) {
+    fn step(&mut self, event: OrderEvent) {
         let now = Moment { at: self.begin.elapsed(), wall: Timestamp::now() };
         let actions = self.issuer.step(event, now, fastrand::f64());
         for action in actions {
@@ -261,20 +257,20 @@ impl Work {
     /// When to look again though nothing happens.
     fn wake(&self) -> Instant {
         let own = self.issuer.wake().map(|at| self.begin + at);
-        let ends = self.kept.next_end(Timestamp::now()).map(|wait| Instant::now() + wait);
+        let ends = self.store.next_end(Timestamp::now()).map(|wait| Instant::now() + wait);
         let far = Instant::now() + std::time::Duration::from_hours(1);
         own.into_iter().chain(ends).fold(far, Ord::min)
     }
 
     fn publish(&self) {
         let now = Timestamp::now();
-        let pairs = Arc::new(self.kept.pairs(now));
+        let pairs = Arc::new(self.store.pairs(now));
         // The first are told together: a site of several names is reached with the first of them.
-        let begun = self.kept.heard() || self.kept.recalled() || !self.pairs.borrow().is_empty();
+        let begun = self.store.heard() || self.store.recalled() || !self.pairs.borrow().is_empty();
         if begun && put(&self.pairs, pairs.clone()) {
             self.save(&pairs);
         }
-        put(&self.state, Arc::new(self.kept.state(now)));
+        put(&self.state, Arc::new(self.store.state(now)));
     }
 
     /// Writes what serves for the next container.
@@ -286,13 +282,12 @@ impl Work {
     }
 }
 
-/// The Secret of a name.
 fn secret_of<'a>(name: &'a str, host: &'a Host) -> &'a str {
     if host.secret.is_empty() { name } else { &host.secret }
 }
 
 /// The names whose certificates the group orders.
-type Names = BTreeSet<String>;
+type OrderedNames = BTreeSet<String>;
 
 /// The annotation of a note.
 const NOTE: &str = names::ISSUANCE;

@@ -26,13 +26,13 @@ pub async fn run(off: watch::Sender<Vec<String>>) {
     loop {
         let faults = spawn_blocking(|| Family::ALL.into_iter().filter_map(switch_on).collect::<Vec<_>>()).await.unwrap_or_default();
         let rest = if faults.is_empty() { LOOK } else { AGAIN };
-        off.send_if_modified(|known| {
-            let changed = *known != faults;
+        off.send_if_modified(|current| {
+            let changed = *current != faults;
             if changed {
                 for fault in &faults {
                     tracing::error!("{fault}");
                 }
-                *known = faults;
+                *current = faults;
             }
             changed
         });

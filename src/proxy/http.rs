@@ -1,6 +1,6 @@
 //! What a replica says over HTTP: health, metrics, the preStop hook, and on the admin address the plan in force.
 //!
-//! Every answer is made from the newest state of the other tasks ([`Sources`]); no request waits for another, and none changes anything
+//! Every answer is made from the newest state of the other tasks ([`SnapshotSources`]); no request waits for another, and none changes anything
 //! but the record of the preStop hook's last call. A listener that cannot be had is tried for again; it is no reason to stop forwarding.
 
 use std::future::Future;
@@ -20,11 +20,11 @@ use crate::model::plan::world::World;
 use crate::model::plan::{Plan, Planned};
 use crate::model::settings::Settings;
 use crate::model::tailnet::health;
-use crate::runtime::admin::{Answer, Ask, Limits, Routes, Server, text, typed};
+use crate::runtime::admin::{AdminRequest, AdminResponse, AdminServer, Limits, Routes, text, typed};
 use crate::runtime::metrics::CONTENT_TYPE;
 use crate::runtime::tasks::{Stop, Tasks};
 
-pub use status_snapshot::Sources;
+pub use status_snapshot::SnapshotSources;
 
 mod prestop_hook;
 mod status;
@@ -38,7 +38,7 @@ const STALLED: Duration = Duration::from_secs(30);
 
 /// What is in force, as `/debug/plan` shows it.
 #[derive(Serialize)]
-struct InForce<'a> {
+struct AppliedState<'a> {
     /// Whether it is the newest plan.
     current: bool,
     world: &'a World,
@@ -47,7 +47,7 @@ struct InForce<'a> {
 }
 
 /// Starts every listener that the settings ask for.
-pub fn start(tasks: &mut Tasks, settings: &Settings, sources: &Arc<Sources>) {
+pub fn start(tasks: &mut Tasks, settings: &Settings, sources: &Arc<SnapshotSources>) {
     crate::proxy::spawn(tasks, "http state", Arc::clone(sources).follow());
     let mut listeners = Vec::new();
     if let Some(http) = settings.http {
@@ -71,7 +71,7 @@ pub fn start(tasks: &mut Tasks, settings: &Settings, sources: &Arc<Sources>) {
 pub async fn serve(name: &'static str, address: SocketAddr, routes: Routes, stop: Stop) {
     let mut retry = Backoff::DAEMON;
     loop {
-        match Server::bind(address, routes.clone(), Limits::default()).await {
+        match AdminServer::bind(address, routes.clone(), Limits::default()).await {
             Ok(server) => {
                 tracing::info!(listener = name, address = %server.address(), "listening");
                 return server.serve(async move { stop.requested().await }).await;
@@ -87,7 +87,7 @@ pub async fn serve(name: &'static str, address: SocketAddr, routes: Routes, stop
 
 /// `/healthz`, `/readyz`, `/livez` and `/status`.
 #[must_use]
-pub fn health_routes(sources: &Arc<Sources>) -> Routes {
+pub fn health_routes(sources: &Arc<SnapshotSources>) -> Routes {
     Routes::new()
         .with("/livez", answer(sources, |sources| std::future::ready(livez(&sources))))
         .with("/healthz", answer(sources, |sources| std::future::ready(healthz(&sources))))
@@ -97,33 +97,36 @@ pub fn health_routes(sources: &Arc<Sources>) -> Routes {
 
 /// Adds `/metrics`.
 #[must_use]
-pub fn with_metrics(routes: Routes, sources: &Arc<Sources>) -> Routes {
+pub fn with_metrics(routes: Routes, sources: &Arc<SnapshotSources>) -> Routes {
     routes.with("/metrics", answer(sources, metrics))
 }
 
 /// Adds the preStop hook of the Tailscale operator.
 #[must_use]
-pub fn with_preshutdown(routes: Routes, sources: &Arc<Sources>) -> Routes {
+pub fn with_preshutdown(routes: Routes, sources: &Arc<SnapshotSources>) -> Routes {
     routes.with("/internal-egress-services-preshutdown", answer(sources, prestop_hook::hook))
 }
 
 /// Everything, for those who can reach the Pod's inside.
 #[must_use]
-pub fn admin_routes(sources: &Arc<Sources>) -> Routes {
+pub fn admin_routes(sources: &Arc<SnapshotSources>) -> Routes {
     let routes = with_metrics(health_routes(sources), sources);
     routes.with("/debug/plan", answer(sources, |sources| std::future::ready(debug_plan(&sources))))
 }
 
 /// A handler that needs nothing of the request: neither a header nor a parameter of a client goes any further.
-fn answer<F>(sources: &Arc<Sources>, work: impl Fn(Arc<Sources>) -> F + Send + Sync + 'static) -> impl Fn(Ask) -> F + Send + Sync + 'static
+fn answer<F>(
+    sources: &Arc<SnapshotSources>,
+    work: impl Fn(Arc<SnapshotSources>) -> F + Send + Sync + 'static,
+) -> impl Fn(AdminRequest) -> F + Send + Sync + 'static
 where
-    F: Future<Output = Answer> + Send + 'static,
+    F: Future<Output = AdminResponse> + Send + 'static,
 {
     let sources = Arc::clone(sources);
     move |_| work(Arc::clone(&sources))
 }
 
-fn livez(sources: &Sources) -> Answer {
+fn livez(sources: &SnapshotSources) -> AdminResponse {
     match sources.heartbeats.stalled(STALLED).as_slice() {
         [] => text(StatusCode::OK, "ok"),
         stalled => {
@@ -133,7 +136,7 @@ fn livez(sources: &Sources) -> Answer {
     }
 }
 
-fn healthz(sources: &Sources) -> Answer {
+fn healthz(sources: &SnapshotSources) -> AdminResponse {
     if !health::forwards(&sources.facts()) {
         return text(StatusCode::SERVICE_UNAVAILABLE, "cannot forward yet; /readyz says what is missing");
     }
@@ -147,7 +150,7 @@ fn healthz(sources: &Sources) -> Answer {
     answer
 }
 
-fn readyz(sources: &Sources) -> Answer {
+fn readyz(sources: &SnapshotSources) -> AdminResponse {
     let facts = sources.facts();
     let (blockers, remarks) = (health::readiness(&facts), lines(&health::remarks(&facts)));
     if blockers.is_empty() {
@@ -156,25 +159,24 @@ fn readyz(sources: &Sources) -> Answer {
     text(StatusCode::SERVICE_UNAVAILABLE, lines(&blockers) + &remarks)
 }
 
-/// One line for each.
 fn lines<T: std::fmt::Display>(items: &[T]) -> String {
     items.iter().fold(String::new(), |text, item| text + &item.to_string() + "\n")
 }
 
-async fn metrics(sources: Arc<Sources>) -> Answer {
+async fn metrics(sources: Arc<SnapshotSources>) -> AdminResponse {
     let (snapshot, daemon) = tokio::join!(sources.snapshot(), timeout(USERMETRICS, (sources.usermetrics)()));
     let page = sources.metrics.page(&snapshot, daemon.ok().flatten().as_deref());
     typed(StatusCode::OK, CONTENT_TYPE, page)
 }
 
-fn debug_plan(sources: &Sources) -> Answer {
+fn debug_plan(sources: &SnapshotSources) -> AdminResponse {
     let programmed = sources.programmed.borrow().clone();
     let newest = sources.planned.borrow().clone();
     // Before the first write, and where nothing is to be forwarded, the newest plan is all there is to show.
     let shown = programmed.planned.as_ref().or(newest.as_ref());
     let in_force = shown.map(|planned| {
         let Planned { world, plan, ruleset, .. } = planned.as_ref();
-        InForce { current: programmed.current, world, plan, ruleset }
+        AppliedState { current: programmed.current, world, plan, ruleset }
     });
     match serde_json::to_vec(&in_force) {
         Ok(body) => typed(StatusCode::OK, "application/json", body),

@@ -14,20 +14,20 @@ use crate::edge::conntrack::Pressure;
 use crate::model::firewall::Traffic;
 use crate::model::plan::Planned;
 use crate::model::tailnet::health::Blocker;
-use crate::model::tailnet::serve_config::Barred;
+use crate::model::tailnet::serve_config::FunnelError;
 use crate::runtime::metrics::{MetricsError, Page, Registry, number};
 
-use crate::proxy::forwarding::flow_cleanup::Ended;
-use crate::proxy::forwarding::resolve::Report;
+use crate::proxy::forwarding::flow_cleanup::TerminatedFlows;
+use crate::proxy::forwarding::resolve::ResolveReport;
 use crate::proxy::forwarding::ruleset_sync::Programmed;
 use crate::proxy::ingress::l7;
 
-use certs::Certs;
+use certs::CertMetrics;
 use errors::LastErrors;
 use inputs::Inputs;
-use kernel::Kernel;
+use kernel::KernelMetrics;
 use services::Services;
-use sites::Sites;
+use sites::SiteMetrics;
 
 mod certs;
 mod errors;
@@ -41,17 +41,16 @@ mod sites;
 pub struct Metrics {
     registry: Registry,
     services: Services,
-    kernel: Kernel,
+    kernel: KernelMetrics,
     inputs: Inputs,
-    sites: Sites,
-    certs: Certs,
+    sites: SiteMetrics,
+    certs: CertMetrics,
     last_errors: Mutex<LastErrors>,
 }
 
 /// Everything that a scrape samples.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
-    /// The moment.
     pub now: Instant,
     /// The same moment, since 1970.
     pub unix_time: Duration,
@@ -69,22 +68,20 @@ pub struct Snapshot {
     pub traffic: Option<Traffic>,
     /// How full the connection table is; nothing if it could not be read.
     pub pressure: Option<Pressure>,
-    /// The flows that were ended.
-    pub ended: Ended,
+    pub ended: TerminatedFlows,
     /// The configs that were asked for, by name.
     pub configs: BTreeMap<&'static str, ConfigState>,
-    /// The DNS names.
-    pub names: Arc<Report>,
+    pub names: Arc<ResolveReport>,
     /// tailscaled, if it is supervised here.
-    pub daemon: Option<DaemonState>,
+    pub daemon: Option<DaemonSample>,
     /// How often this program crashed and was started again.
     pub crashes: u64,
     /// The writing of the state Secret, if there is one.
     pub report: Option<ReportState>,
     /// The sites, if this replica serves any over HTTP.
-    pub sites: Option<l7::Sample>,
+    pub sites: Option<l7::L7Sample>,
     /// The sites that are to be reached from the internet and are not.
-    pub barred: BTreeMap<String, Barred>,
+    pub barred: BTreeMap<String, FunnelError>,
     /// The certificates, if names are served with them.
     pub certs: Option<CertState>,
 }
@@ -103,7 +100,6 @@ pub struct ConfigState {
 /// How the certificates stand.
 #[derive(Debug, Clone, Default)]
 pub struct CertState {
-    /// By name, and what was ordered.
     pub state: Arc<crate::proxy::certs::State>,
     /// This replica is the one that orders.
     pub leads: bool,
@@ -111,7 +107,7 @@ pub struct CertState {
 
 /// How tailscaled stands.
 #[derive(Debug, Clone, Default)]
-pub struct DaemonState {
+pub struct DaemonSample {
     /// Its state, in one word of a closed set.
     pub state: String,
     /// How long it has been in that state.
@@ -125,7 +121,6 @@ pub struct DaemonState {
 /// How the writing of this replica's state stands.
 #[derive(Debug, Clone, Default)]
 pub struct ReportState {
-    /// Writes that were accepted.
     pub writes: u64,
     /// The kind of what keeps the state from being written, and for how long.
     pub fault: Option<(&'static str, Duration)>,
@@ -138,10 +133,10 @@ impl Metrics {
         let build = registry.gauge("tailyard_build_info", "The version that runs; always 1", ["version"])?;
         build.set([env!("CARGO_PKG_VERSION")], 1.0);
         let services = Services::new(&mut registry);
-        let kernel = Kernel::new(&mut registry)?;
+        let kernel = KernelMetrics::new(&mut registry)?;
         let inputs = Inputs::new(&mut registry);
-        let sites = Sites::new(&mut registry);
-        let certs = Certs::new(&mut registry);
+        let sites = SiteMetrics::new(&mut registry);
+        let certs = CertMetrics::new(&mut registry);
         Ok(Self { registry, services, kernel, inputs, sites, certs, last_errors: Mutex::default() })
     }
 

@@ -13,74 +13,67 @@ use crate::model::config::IngressConfig;
 use crate::model::config::source::{EgressDocument, IngressDocument, ServeDocument};
 use crate::model::plan::Planned;
 use crate::model::plan::world::{Single, World};
-use crate::model::settings::{Settings, StateOut, Tailnet};
+use crate::model::settings::{Settings, StateOut, TailnetMode};
 use crate::model::tailnet::advertise::Advertised;
 use crate::model::tailnet::resolve::IN_FLIGHT;
 use crate::runtime::tasks::Tasks;
 
 use crate::proxy::PACE;
-use crate::proxy::config::inputs::{Config, cluster, config};
+use crate::proxy::config::inputs::{FollowedConfig, cluster, config};
 use crate::proxy::forwarding;
-use crate::proxy::forwarding::backend::Live;
-use crate::proxy::forwarding::firewall::Firewall;
-use crate::proxy::forwarding::flow_cleanup::{Ended, Surgeon};
+use crate::proxy::forwarding::backend::LiveKernel;
+use crate::proxy::forwarding::firewall::ActiveFirewall;
+use crate::proxy::forwarding::flow_cleanup::{FlowCleaner, TerminatedFlows};
 use crate::proxy::forwarding::planner;
 use crate::proxy::forwarding::resolve;
 use crate::proxy::forwarding::ruleset_sync::{self, Programmed};
-use crate::proxy::ingress::start::Publishing;
+use crate::proxy::ingress::start::AdvertiseHandle;
 use crate::proxy::spawn;
 use crate::proxy::state_secret::start::store;
 use crate::proxy::state_secret::writer::Ledger;
 use crate::proxy::tailnet;
 use crate::proxy::tailnet::auth_key_watch;
-use crate::proxy::tailnet::daemon::state_backup::{self, Copies};
-use crate::proxy::tailnet::daemon::{Daemon, DaemonInputs, StateRequest};
-use crate::proxy::tailnet::peer_warmup::{self, Tried};
-use crate::proxy::tailnet::recent_peers::{self, Left, Spoken};
+use crate::proxy::tailnet::daemon::state_backup::{self, StateCopies};
+use crate::proxy::tailnet::daemon::{DaemonHandle, DaemonInputs, StateRequest};
+use crate::proxy::tailnet::peer_warmup::{self, WarmupProgress};
+use crate::proxy::tailnet::recent_peers::{self, PredecessorPeers, RecentPeersWriter};
 
 /// What every part of a replica tells.
 #[derive(Debug)]
 pub struct Replica {
-    /// What it was told.
     pub settings: Arc<Settings>,
     /// The Kubernetes API, if there is one.
     pub cluster: Option<Cluster>,
-    /// The egress config.
-    pub egress: Config<EgressDocument>,
-    /// The ingress config.
-    pub ingress: Config<IngressDocument>,
-    /// The serve config.
-    pub serve: Config<ServeDocument>,
+    pub egress: FollowedConfig<EgressDocument>,
+    pub ingress: FollowedConfig<IngressDocument>,
+    pub serve: FollowedConfig<ServeDocument>,
     /// tailscaled, if it is supervised.
-    pub daemon: Option<Daemon>,
-    /// The tailnet.
+    pub daemon: Option<DaemonHandle>,
     pub netmap: watch::Receiver<Option<Arc<NetMap>>>,
     /// The copies of tailscaled's state, if that is in a Secret.
-    pub copies: Option<Copies>,
+    pub copies: Option<StateCopies>,
     /// The DNS answers and how they stand.
-    pub names: watch::Receiver<Arc<resolve::Report>>,
+    pub names: watch::Receiver<Arc<resolve::ResolveReport>>,
     /// The newest plan.
     pub planned: watch::Receiver<Option<Arc<Planned>>>,
     /// What the kernel holds.
     pub programmed: watch::Receiver<Programmed>,
-    /// The firewall that holds it.
-    pub firewall: watch::Receiver<Option<Firewall>>,
-    /// The flows that were ended.
-    pub ended: watch::Receiver<Ended>,
+    pub firewall: watch::Receiver<Option<ActiveFirewall>>,
+    pub ended: watch::Receiver<TerminatedFlows>,
     /// The interface behind which the tailnet is, if the kernel is to forward and it can be followed.
     pub link: Option<watch::Receiver<LinkState>>,
     /// The ways to the targets, if there is a tailscaled to try them and the kernel is to forward.
-    pub paths: Option<watch::Receiver<Tried>>,
+    pub paths: Option<watch::Receiver<WarmupProgress>>,
     /// What a predecessor left, and with whom was spoken since.
-    pub known: watch::Sender<Option<Left>>,
+    pub predecessor: watch::Sender<Option<PredecessorPeers>>,
     /// Remembers with whom this replica speaks, if something may lead here and there is a state to keep it in.
-    pub spoken: Option<Spoken>,
+    pub recent_peers: Option<RecentPeersWriter>,
     /// What is wanted of the state, if there is one.
     pub ledger: Option<Ledger>,
     /// Forwarding switches that are off, and how to switch them on.
     pub switches: watch::Receiver<Vec<String>>,
     /// How what is advertised stands, if that is decided here.
-    pub publishing: Option<Publishing>,
+    pub publishing: Option<AdvertiseHandle>,
     /// Turns true when nothing is to be forwarded any more.
     pub closing: watch::Sender<bool>,
     /// Writes to the state that supervision asks for.
@@ -105,16 +98,16 @@ impl Replica {
         spawn(tasks, "observe", planner::run(base(&settings).await, inputs, planned_in));
         let (closing, closing_seen) = watch::channel(false);
         let (applied, in_force) = mpsc::unbounded_channel();
-        let (surgeon, ended) = Surgeon::new(in_force);
-        let (live, firewall) = Live::new(settings.backend, settings.interface.clone(), applied);
+        let (surgeon, ended) = FlowCleaner::new(in_force);
+        let (live, firewall) = LiveKernel::new(settings.backend, settings.interface.clone(), applied);
         let (programmed_in, programmed) = watch::channel(Programmed::default());
         let (off, switches) = watch::channel(Vec::new());
-        let known = watch::Sender::new(None);
+        let predecessor = watch::Sender::new(None);
         let (mut link, mut paths) = (None, None);
         if settings.forwards() {
             link = start_link(&settings, tasks).await;
-            spawn(tasks, "recall", recent_peers::recall(store(&settings, cluster.as_ref()), settings.pod.uid.clone(), known.clone()));
-            paths = daemon.as_ref().map(|daemon| start_paths(daemon, &planned, known.subscribe(), tasks));
+            spawn(tasks, "recall", recent_peers::recall(store(&settings, cluster.as_ref()), settings.pod.uid.clone(), predecessor.clone()));
+            paths = daemon.as_ref().map(|daemon| start_paths(daemon, &planned, predecessor.subscribe(), tasks));
             let inputs = ruleset_sync::Inputs { planned: planned.clone(), closing: closing_seen };
             spawn(tasks, "program", ruleset_sync::run(live, inputs, programmed_in, PACE));
             spawn(tasks, "flow-cleanup", surgeon.run());
@@ -140,8 +133,8 @@ impl Replica {
             ended,
             link,
             paths,
-            known,
-            spoken: None,
+            predecessor,
+            recent_peers: None,
             ledger: None,
             switches,
             closing,
@@ -165,9 +158,9 @@ fn start_tailnet(
     tasks: &mut Tasks,
     writes: mpsc::Sender<StateRequest>,
     advertise: Option<watch::Receiver<Advertised>>,
-) -> (Option<Daemon>, NetMaps, Option<Copies>) {
+) -> (Option<DaemonHandle>, NetMaps, Option<StateCopies>) {
     match &settings.tailnet {
-        Tailnet::Tailscaled(daemon) => {
+        TailnetMode::Tailscaled(daemon) => {
             let keys = match (cluster, &settings.pod.name) {
                 (Some(cluster), Some(pod)) => {
                     let (keys, work) = auth_key_watch::follow(cluster, pod, daemon.pod_dir().map(Path::to_owned));
@@ -176,17 +169,17 @@ fn start_tailnet(
                 }
                 _ => watch::channel(None).1,
             };
-            let (copy, kept) = watch::channel(state_backup::left(daemon));
+            let (copy, backup) = watch::channel(state_backup::load(daemon));
             let copies = match (daemon.state_file(), cluster, &settings.state) {
                 (Some(used), Some(cluster), StateOut::Secret(name)) => {
                     let secret = StateSecret::new(cluster.clone(), name.clone());
-                    Some(Copies { secret, used, copy: daemon.state_copy(), kept: copy })
+                    Some(StateCopies { secret, used, copy: daemon.state_copy(), backup: copy })
                 }
                 _ => None,
             };
             let reach = copies.as_ref().map(|copies| state_backup::Reach::of(&copies.secret));
             let outlives = settings.init.is_some();
-            let inputs = DaemonInputs { keys, writes, kept, reach, advertise, outlives };
+            let inputs = DaemonInputs { keys, writes, backup, reach, advertise, outlives };
             let (daemon, work) = crate::proxy::tailnet::daemon::daemon(daemon.as_ref().clone(), inputs, tasks.stop());
             if let Some(copies) = copies.clone() {
                 spawn(tasks, "kept", copies.run(daemon.state()));
@@ -195,7 +188,7 @@ fn start_tailnet(
             tasks.spawn("tailscaled", work);
             (Some(daemon), netmap, copies)
         }
-        Tailnet::Static(path) => {
+        TailnetMode::Static(path) => {
             let (netmap, work) = tailnet::follow_file(path);
             spawn(tasks, "netmap file", work);
             (None, netmap, None)
@@ -204,13 +197,13 @@ fn start_tailnet(
 }
 
 fn start_paths(
-    daemon: &Daemon,
+    daemon: &DaemonHandle,
     planned: &watch::Receiver<Option<Arc<Planned>>>,
-    known: watch::Receiver<Option<Left>>,
+    predecessor: watch::Receiver<Option<PredecessorPeers>>,
     tasks: &mut Tasks,
-) -> watch::Receiver<Tried> {
-    let (tried, state) = watch::channel(Tried::default());
-    spawn(tasks, "paths", peer_warmup::run(peer_warmup::asking(daemon.api()), daemon.state(), planned.clone(), known, tried));
+) -> watch::Receiver<WarmupProgress> {
+    let (tried, state) = watch::channel(WarmupProgress::default());
+    spawn(tasks, "paths", peer_warmup::run(peer_warmup::asking(daemon.api()), daemon.state(), planned.clone(), predecessor, tried));
     state
 }
 
@@ -231,14 +224,14 @@ fn start_names(
     settings: &Settings,
     ingress: watch::Receiver<Option<Arc<IngressConfig>>>,
     tasks: &mut Tasks,
-) -> (watch::Receiver<resolve::Names>, watch::Receiver<Arc<resolve::Report>>) {
+) -> (watch::Receiver<resolve::ResolvedNames>, watch::Receiver<Arc<resolve::ResolveReport>>) {
     let (outputs, names, report) = resolve::outputs();
     let own = match &settings.single {
         Single::DestDns(name) => Some(name.clone()),
         _ => None,
     };
-    let (told, wanted) = watch::channel(own.iter().cloned().collect());
-    spawn(tasks, "names", resolve::want(own, ingress, told));
+    let (sender, wanted) = watch::channel(own.iter().cloned().collect());
+    spawn(tasks, "names", resolve::want(own, ingress, sender));
     let inputs = resolve::Inputs { resolv_conf: PathBuf::from(RESOLV_CONF), wanted, in_flight: IN_FLIGHT };
     spawn(tasks, "resolve", resolve::run(inputs, outputs, tasks.stop()));
     (names, report)

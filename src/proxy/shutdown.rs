@@ -14,11 +14,11 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::edge::conntrack::{Conntrack, ConntrackError};
 use crate::edge::nft::Nft;
-use crate::model::flows::drain::{AWAY, Budget, CLOSING, Decision, Drain, Event, HUSH};
+use crate::model::flows::drain::{AWAY, Budget, CLOSING, ConntrackSample, Drain, DrainDecision, HUSH};
 use crate::model::flows::flow::{Flow, FlowFilter};
 use crate::runtime::tasks::Stop;
 
-use crate::proxy::forwarding::firewall::Firewall;
+use crate::proxy::forwarding::firewall::ActiveFirewall;
 use crate::proxy::ingress::advertise;
 use crate::proxy::ingress::l7::Closing;
 use crate::proxy::ingress::start::Listening;
@@ -53,7 +53,7 @@ impl Replica {
 
     async fn leave_in_order(&mut self, budget: Budget) {
         tracing::info!(?budget, "draining: established connections continue, readiness is off");
-        let nft = self.firewall.borrow().as_ref().and_then(Firewall::nft).filter(|_| self.daemon.is_some());
+        let nft = self.firewall.borrow().as_ref().and_then(ActiveFirewall::nft).filter(|_| self.daemon.is_some());
         let mut hushed = hush(nft.as_ref(), true).await;
         if hushed {
             self.fall_silent();
@@ -124,14 +124,14 @@ impl Replica {
         }
         let forwards = self.settings.forwards() && self.programmed.borrow().writes > 0;
         let planned = self.planned.borrow().clone().filter(|_| forwards);
-        let led = planned.iter().flat_map(|planned| planned.ruleset.from_tailnet.keys().copied()).collect();
-        let told = async {
-            if let Some(spoken) = &self.spoken {
-                spoken.look().await;
+        let routed = planned.iter().flat_map(|planned| planned.ruleset.from_tailnet.keys().copied()).collect();
+        let written = async {
+            if let Some(recent_peers) = &self.recent_peers {
+                recent_peers.look().await;
             }
         };
         let began = Instant::now();
-        let ended = timeout(within, join3(unasked(sites), unforwarded(&led), told)).await.is_ok();
+        let ended = timeout(within, join3(unasked(sites), unforwarded(&routed), written)).await.is_ok();
         let took = began.elapsed();
         if ended {
             tracing::info!(?took, "rejecting new connections; none are in progress");
@@ -201,8 +201,8 @@ impl Replica {
             let _ = self.ended.wait_for(|ended| !ended.forwarding).await;
         };
         let cut = timeout_at(over, cut).await.is_ok();
-        let told = timeout_at(over.min(Instant::now() + resets), self.ended.wait_for(|ended| ended.under_way == 0));
-        if !cut || told.await.is_err() {
+        let written = timeout_at(over.min(Instant::now() + resets), self.ended.wait_for(|ended| ended.under_way == 0));
+        if !cut || written.await.is_err() {
             tracing::warn!("some flows may not have been reset before the deadline");
         }
     }
@@ -238,9 +238,9 @@ async fn drain(grace: Duration, gone: &BTreeSet<IpAddr>) {
 }
 
 /// Waits until nothing is forwarded that came by one of these addresses, and nothing was for a while.
-async fn unforwarded(led: &BTreeSet<IpAddr>) {
-    if !led.is_empty() {
-        ended(&mut Drain::new(Duration::MAX, AWAY), |to| led.contains(&to)).await;
+async fn unforwarded(routed: &BTreeSet<IpAddr>) {
+    if !routed.is_empty() {
+        ended(&mut Drain::new(Duration::MAX, AWAY), |to| routed.contains(&to)).await;
     }
 }
 
@@ -260,11 +260,11 @@ async fn ended(drain: &mut Drain, counts: impl Fn(IpAddr) -> bool) -> bool {
     let began = Instant::now();
     loop {
         let flows = listing(&counts).await;
-        let event = flows.as_deref().map_or(Event::Unknown, Event::Flows);
+        let event = flows.as_deref().map_or(ConntrackSample::Unknown, ConntrackSample::Flows);
         match drain.decide(event, began.elapsed()) {
-            Decision::Wait(rest) => sleep(rest).await,
-            Decision::Ended => return true,
-            Decision::Over => return false,
+            DrainDecision::Wait(rest) => sleep(rest).await,
+            DrainDecision::Ended => return true,
+            DrainDecision::Over => return false,
         }
     }
 }

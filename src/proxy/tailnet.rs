@@ -11,7 +11,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use crate::api::netmap::File;
-use crate::edge::files::watch::{View, file};
+use crate::edge::files::watch::{FilesView, file};
 use crate::model::base::netmap::NetMap;
 
 /// Follows a static netmap until nobody listens. A file that cannot be read, or not be understood, changes nothing.
@@ -37,7 +37,7 @@ pub fn follow_file(path: &Path) -> (watch::Receiver<Option<Arc<NetMap>>>, impl F
     (netmap, follow)
 }
 
-fn read(view: &View, name: &str) -> Result<Option<NetMap>, String> {
+fn read(view: &FilesView, name: &str) -> Result<Option<NetMap>, String> {
     if let Some(fault) = &view.fault {
         return Err(fault.to_string());
     }

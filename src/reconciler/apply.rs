@@ -14,18 +14,18 @@ use futures_util::stream::{StreamExt, iter};
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 
-use super::cache::{Id, Role, parent};
-use super::control_plane::{Controls, Denied};
+use super::cache::{Id, WatchRole, parent};
+use super::control_plane::{ControlPlanes, Denied};
 use super::informers::Stores;
 use crate::api::condition::PROXY_GROUP_READY;
 use crate::api::names::{FINALIZER, INGRESS_FINALIZER, SERVICE_FINALIZER, endpoints};
-use crate::edge::kube::{About, Events, KubeError, Part, Refusal, Resource, Told, Writes};
-use crate::model::base::conditions::{self, Status, Wanted};
+use crate::edge::kube::{ApiRefusal, EventSpec, EventWriter, KubeError, LeaderClient, ObjectPart, Regarding, Resource};
+use crate::model::base::conditions::{self, ConditionStatus, DesiredCondition};
 use crate::model::controller::objects::{Kind, Manifest, ObjectRef, applied, held_ports};
-use crate::model::controller::proxygroup::{Delete, GroupUpdate, Notice, Observed, Pass, Subject};
+use crate::model::controller::proxygroup::{Delete, GroupPlan, GroupUpdate, Notice, Observed, Subject};
 
 use services::{Versions, When};
-use setbacks::Setbacks;
+use setbacks::PartialErrors;
 
 mod ask;
 mod services;
@@ -60,7 +60,7 @@ impl ActError {
 
     /// How the API server refused a request; nothing if another failure is behind it.
     #[must_use]
-    pub fn refusal(&self) -> Option<Refusal> {
+    pub fn refusal(&self) -> Option<ApiRefusal> {
         match self {
             Self::Write(error) | Self::Service(error) => error.refusal(),
             Self::Control(_) => None,
@@ -85,8 +85,7 @@ impl ActError {
 
 /// How a pass went that met no fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Acted {
-    /// Everything is done.
+pub enum ApplyResult {
     Done,
     /// Something was in the way that the stores did not show; they do now.
     Surprised,
@@ -94,41 +93,41 @@ pub enum Acted {
 
 /// Does what passes come to.
 #[derive(Debug)]
-pub struct Actor {
-    writes: Writes,
-    events: Events,
+pub struct Applier {
+    writes: LeaderClient,
+    events: EventWriter,
     stores: Stores,
-    controls: Arc<Controls>,
+    controls: Arc<ControlPlanes>,
     /// The manifest last applied to an object and the version that came of it. The same manifest wanted again at that version
     /// means that the API server keeps the object in another form, which is not worth a write each time.
     settled: Mutex<HashMap<ObjectRef, (String, u64)>>,
 }
 
-impl Actor {
+impl Applier {
     /// One that writes by this door.
     #[must_use]
-    pub fn new(writes: Writes, events: Events, stores: Stores, controls: Arc<Controls>) -> Self {
+    pub fn new(writes: LeaderClient, events: EventWriter, stores: Stores, controls: Arc<ControlPlanes>) -> Self {
         Self { writes, events, stores, controls, settled: Mutex::default() }
     }
 
     /// The door by which it writes.
     #[must_use]
-    pub fn writes(&self) -> &Writes {
+    pub fn writes(&self) -> &LeaderClient {
         &self.writes
     }
 
     /// Carries out a pass over what was observed.
-    pub async fn carry_out(&self, observed: &Observed, pass: Pass) -> Result<Acted, ActError> {
+    pub async fn carry_out(&self, observed: &Observed, pass: GroupPlan) -> Result<ApplyResult, ActError> {
         let update = pass.group.unwrap_or_default();
         let (added, dropped) =
-            update.finalizers.as_ref().map_or((None, None), |all| if held(all) { (Some(all), None) } else { (None, Some(all)) });
+            update.finalizers.as_ref().map_or((None, None), |all| if has_finalizer(all) { (Some(all), None) } else { (None, Some(all)) });
         if let Some(finalizers) = added {
             self.group_finalizers(observed, finalizers).await?;
         }
-        let (versions, setbacks) = (Versions::default(), Setbacks::default());
+        let (versions, setbacks) = (Versions::default(), PartialErrors::default());
         self.services(&pass.services, &versions, When::Before, &setbacks).await?;
-        if self.apply(&observed.name, pass.apply, &setbacks).await? == Acted::Surprised {
-            return Ok(Acted::Surprised);
+        if self.apply(&observed.name, pass.apply, &setbacks).await? == ApplyResult::Surprised {
+            return Ok(ApplyResult::Surprised);
         }
         self.services(&pass.services, &versions, When::Between, &setbacks).await?;
         for run in runs(pass.delete, |delete: &Delete| delete.object.kind) {
@@ -140,9 +139,12 @@ impl Actor {
             self.group_finalizers(observed, finalizers).await?;
         }
         self.group_status(observed, &update).await?;
-        let (told, ended) = setbacks.end();
-        self.tell(observed, pass.events.into_iter().chain(told).collect()).await;
-        denied.map_or(Ok(()), |denied| Err(denied.into())).and(ended).map(|()| if news { Acted::Surprised } else { Acted::Done })
+        let (failures, ended) = setbacks.end();
+        self.tell(observed, pass.events.into_iter().chain(failures).collect()).await;
+        denied
+            .map_or(Ok(()), |denied| Err(denied.into()))
+            .and(ended)
+            .map(|()| if news { ApplyResult::Surprised } else { ApplyResult::Done })
     }
 
     /// Has a group say that the API refuses something of it. Nothing is written if it says so already.
@@ -151,7 +153,8 @@ impl Actor {
         let mut status = group.status.clone().unwrap_or_default();
         let generation = group.metadata.generation.unwrap_or_default();
         let (reason, message) = ("ProxyGroupCreationFailed", why.to_owned());
-        let wanted = Wanted { kind: PROXY_GROUP_READY, status: Status::False, reason, message: message.clone(), generation };
+        let wanted =
+            DesiredCondition { kind: PROXY_GROUP_READY, status: ConditionStatus::False, reason, message: message.clone(), generation };
         if !conditions::set(&mut status.conditions, &wanted, observed.now) {
             return Ok(());
         }
@@ -161,9 +164,9 @@ impl Actor {
     }
 
     /// Tells an Event about an object. A failure is logged.
-    pub async fn notice(&self, about: About, notice: Notice) {
+    pub async fn notice(&self, about: Regarding, notice: Notice) {
         let Notice { warning, reason, message, .. } = notice;
-        if let Err(error) = self.events.tell(Told { about, warning, reason, message }).await {
+        if let Err(error) = self.events.tell(EventSpec { about, warning, reason, message }).await {
             tracing::warn!(reason = error.reason(), "cannot write an Event: {error}");
         }
     }
@@ -171,32 +174,32 @@ impl Actor {
     async fn group_finalizers(&self, observed: &Observed, finalizers: &[String]) -> Result<(), KubeError> {
         let Some(group) = &observed.group else { return Ok(()) };
         let metadata = json!({"resourceVersion": group.metadata.resource_version, "finalizers": finalizers});
-        self.group(&observed.name, Part::Object, json!({ "metadata": metadata })).await
+        self.group(&observed.name, ObjectPart::Object, json!({ "metadata": metadata })).await
     }
 
     async fn group_status(&self, observed: &Observed, update: &GroupUpdate) -> Result<(), KubeError> {
         let Some(status) = &update.status else { return Ok(()) };
-        match self.group(&observed.name, Part::Status, json!({ "status": whole(status) })).await {
+        match self.group(&observed.name, ObjectPart::Status, json!({ "status": whole(status) })).await {
             // Its finalizer was the last thing that kept it.
-            Err(error) if error.refusal() == Some(Refusal::NotFound) => Ok(()),
+            Err(error) if error.refusal() == Some(ApiRefusal::NotFound) => Ok(()),
             done => done,
         }
     }
 
-    async fn group(&self, name: &str, part: Part, patch: Value) -> Result<(), KubeError> {
+    async fn group(&self, name: &str, part: ObjectPart, patch: Value) -> Result<(), KubeError> {
         let value = self.writes.merge(Resource::PROXY_GROUP, "", name, part, &patch).await?;
-        self.stores.assume(Role::Group, value);
+        self.stores.assume(WatchRole::Group, value);
         Ok(())
     }
 
-    async fn apply(&self, group: &str, manifests: Vec<Manifest>, setbacks: &Setbacks) -> Result<Acted, KubeError> {
+    async fn apply(&self, group: &str, manifests: Vec<Manifest>, setbacks: &PartialErrors) -> Result<ApplyResult, KubeError> {
         let surprised = AtomicBool::new(false);
         let one = async |manifest: Manifest| {
             let parent = parent(manifest.object.kind, &manifest.value).map(service);
             // Without it replicas go by the addresses of Services.
             let apart = parent.or_else(|| (manifest.object.name == endpoints(group)).then_some(Subject::Group));
             let done = self.apply_one(group, manifest).await;
-            surprised.fetch_or(matches!(done, Ok(Acted::Surprised)), Ordering::Relaxed);
+            surprised.fetch_or(matches!(done, Ok(ApplyResult::Surprised)), Ordering::Relaxed);
             match apart {
                 Some(subject) => setbacks.aside(subject, done.map(drop)),
                 None => done.map(drop),
@@ -205,10 +208,10 @@ impl Actor {
         for run in runs(manifests, |manifest: &Manifest| manifest.object.kind) {
             at_once(run.into_iter().map(|manifest| one(manifest).boxed()).collect()).await?;
         }
-        Ok(if surprised.into_inner() { Acted::Surprised } else { Acted::Done })
+        Ok(if surprised.into_inner() { ApplyResult::Surprised } else { ApplyResult::Done })
     }
 
-    async fn apply_one(&self, group: &str, manifest: Manifest) -> Result<Acted, KubeError> {
+    async fn apply_one(&self, group: &str, manifest: Manifest) -> Result<ApplyResult, KubeError> {
         let object = &manifest.object;
         let hash = applied(&manifest.value).unwrap_or_default().to_owned();
         match self.stores.version(object) {
@@ -216,29 +219,31 @@ impl Actor {
             None => {
                 if let Some(found) = self.writes.look(object).await? {
                     self.stores.found(group, object.clone(), found, Instant::now());
-                    return Ok(Acted::Surprised);
+                    return Ok(ApplyResult::Surprised);
                 }
             }
             Some(version) => {
                 let settled = self.settled.lock().unwrap_or_else(PoisonError::into_inner);
                 if settled.get(object).is_some_and(|(last, at)| *last == hash && *at == version) {
-                    return Ok(Acted::Done);
+                    return Ok(ApplyResult::Done);
                 }
             }
         }
         let object = object.clone();
         let value = match self.writes.apply(&manifest).await {
-            Err(error) if error.refusal() == Some(Refusal::Invalid) && self.another_port(&manifest) => return Ok(Acted::Surprised),
+            Err(error) if error.refusal() == Some(ApiRefusal::Invalid) && self.another_port(&manifest) => {
+                return Ok(ApplyResult::Surprised);
+            }
             done => done?,
         };
-        self.stores.assume(Role::Owned(object.kind), value);
+        self.stores.assume(WatchRole::Owned(object.kind), value);
         if let Some(version) = self.stores.version(&object) {
             self.settled.lock().unwrap_or_else(PoisonError::into_inner).insert(object, (hash, version));
         }
-        Ok(Acted::Done)
+        Ok(ApplyResult::Done)
     }
 
-    async fn delete_apart(&self, delete: Delete, setbacks: &Setbacks) -> Result<(), KubeError> {
+    async fn delete_apart(&self, delete: Delete, setbacks: &PartialErrors) -> Result<(), KubeError> {
         let parent = self.stores.world().parent(&delete.object).map(service);
         let done = self.delete(delete).await;
         match parent {
@@ -249,8 +254,8 @@ impl Actor {
 
     /// Whether an object that was refused had a node port, of which there may be others.
     fn another_port(&self, manifest: &Manifest) -> bool {
-        let held = if manifest.object.kind == Kind::Service { held_ports(&manifest.value) } else { None };
-        held.is_some_and(|(_, port)| self.stores.refused_port(port, Instant::now()))
+        let ports = if manifest.object.kind == Kind::Service { held_ports(&manifest.value) } else { None };
+        ports.is_some_and(|(_, port)| self.stores.refused_port(port, Instant::now()))
     }
 
     async fn delete(&self, delete: Delete) -> Result<(), KubeError> {
@@ -287,7 +292,7 @@ fn service((namespace, name): Id) -> Subject {
 }
 
 /// Whether finalizers hold an object for us.
-fn held(finalizers: &[String]) -> bool {
+fn has_finalizer(finalizers: &[String]) -> bool {
     finalizers.iter().any(|name| [FINALIZER, INGRESS_FINALIZER, SERVICE_FINALIZER].contains(&name.as_str()))
 }
 
@@ -303,8 +308,8 @@ async fn at_once(all: Vec<BoxFuture<'_, Result<(), KubeError>>>) -> Result<(), K
 
 /// What an Event is about.
 #[must_use]
-pub fn about(resource: Resource, namespace: &str, name: &str, uid: Option<String>) -> About {
-    About { resource, namespace: namespace.to_owned(), name: name.to_owned(), uid: uid.unwrap_or_default() }
+pub fn about(resource: Resource, namespace: &str, name: &str, uid: Option<String>) -> Regarding {
+    Regarding { resource, namespace: namespace.to_owned(), name: name.to_owned(), uid: uid.unwrap_or_default() }
 }
 
 /// A status as a merge patch that also drops what is not in it.

@@ -15,11 +15,11 @@ use crate::model::controller::objects::{Kind, ObjectRef};
 use crate::model::controller::proxygroup::{by_hand, concerns};
 use crate::model::controller::tenancy::Labels;
 
-use group_index::Members;
+use group_index::GroupObjects;
 pub use group_index::parent;
-pub use observe::Plane;
-use published::Published;
-use store::{Held, Shelf};
+pub use observe::ControlPlaneView;
+use published::PublisherIndex;
+use store::{ObjectStore, StoredObject};
 use typed::{Typed, typed, unchanged};
 
 mod certificates;
@@ -36,7 +36,7 @@ pub type Id = (String, String);
 
 /// What is to be looked at.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Key {
+pub enum WorkKey {
     /// A `ProxyGroup` and everything of its name, whether or not it exists.
     Group(String),
     /// A `ProxyClass`.
@@ -47,7 +47,7 @@ pub enum Key {
     Own,
 }
 
-impl Key {
+impl WorkKey {
     /// The kind, for metrics.
     #[must_use]
     pub fn kind(&self) -> &'static str {
@@ -71,22 +71,17 @@ impl Key {
 
 /// What the objects of one watch are to us.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Role {
-    /// Groups.
+pub enum WatchRole {
     Group,
-    /// Classes.
     Class,
-    /// Tailnets.
     Tailnet,
     /// Users' Services, of which only those that concern a group are kept.
     Service,
     /// Objects that the reconciler makes.
     Owned(Kind),
-    /// The groups' Pods.
     Pod,
     /// Nodes, for static endpoints.
     Node,
-    /// Namespaces, for their labels.
     Namespace,
     /// Users' Ingresses.
     Ingress,
@@ -100,28 +95,26 @@ pub enum Role {
 
 /// All stores.
 #[derive(Debug)]
-pub struct World {
+pub struct ClusterCache {
     default_class: Option<String>,
-    shelves: BTreeMap<Role, Shelf>,
+    shelves: BTreeMap<WatchRole, ObjectStore>,
     /// What there is of each group, kept as its pass is shown it.
-    members: BTreeMap<String, Members>,
+    members: BTreeMap<String, GroupObjects>,
     /// The groups that have children for a user's Service, and how many.
     children: BTreeMap<Id, BTreeMap<String, usize>>,
     /// Objects that have the name of one that a group would make, and are not ours.
     foreign: BTreeMap<String, BTreeMap<ObjectRef, (Arc<Value>, Instant)>>,
     /// Node ports that the API server refused, and when.
     refused_ports: BTreeMap<u16, Instant>,
-    /// Who asks to be published.
-    published: Published,
-    /// The labels of the namespaces.
+    published: PublisherIndex,
     namespaces: OrdMap<String, Arc<Labels>>,
 }
 
-impl World {
+impl ClusterCache {
     /// Empty stores, each to be filled by that many watches.
     #[must_use]
-    pub fn new(default_class: Option<String>, watches: impl IntoIterator<Item = Role>) -> Self {
-        let mut shelves: BTreeMap<Role, Shelf> = BTreeMap::new();
+    pub fn new(default_class: Option<String>, watches: impl IntoIterator<Item = WatchRole>) -> Self {
+        let mut shelves: BTreeMap<WatchRole, ObjectStore> = BTreeMap::new();
         for role in watches {
             shelves.entry(role).or_default().watches += 1;
         }
@@ -132,48 +125,48 @@ impl World {
             children: BTreeMap::new(),
             foreign: BTreeMap::new(),
             refused_ports: BTreeMap::new(),
-            published: Published::default(),
+            published: PublisherIndex::default(),
             namespaces: OrdMap::new(),
         }
     }
 
     /// The API has no such kind.
-    pub fn lacks(&mut self, role: Role) {
+    pub fn lacks(&mut self, role: WatchRole) {
         self.shelf(role).lacking = true;
     }
 
     /// Whether the API has such a kind, as far as is known.
     #[must_use]
-    pub fn has(&self, role: Role) -> bool {
+    pub fn has(&self, role: WatchRole) -> bool {
         self.shelves.get(&role).is_some_and(|shelf| !shelf.lacking)
     }
 
     /// A list begins.
-    pub fn begin(&mut self, role: Role, namespace: Option<&str>) {
+    pub fn begin(&mut self, role: WatchRole, namespace: Option<&str>) {
         self.shelf(role).begin(namespace);
     }
 
     /// An object of a list.
-    pub fn listed(&mut self, role: Role, namespace: Option<&str>, value: Value) -> BTreeSet<Key> {
+    pub fn listed(&mut self, role: WatchRole, namespace: Option<&str>, value: Value) -> BTreeSet<WorkKey> {
         self.shelf(role).named(namespace, id(&value));
         self.put(role, value)
     }
 
     /// A list is complete; what it did not name is gone.
-    pub fn complete(&mut self, role: Role, namespace: Option<&str>) -> BTreeSet<Key> {
+    pub fn complete(&mut self, role: WatchRole, namespace: Option<&str>) -> BTreeSet<WorkKey> {
         let missing = self.shelf(role).complete(namespace);
         missing.into_iter().flat_map(|id| self.drop_held(role, &id)).collect()
     }
 
     /// An object was made or changed. What is held already, or is older, counts for nothing.
-    pub fn put(&mut self, role: Role, mut value: Value) -> BTreeSet<Key> {
+    pub fn put(&mut self, role: WatchRole, mut value: Value) -> BTreeSet<WorkKey> {
         let (id, version) = (id(&value), version(&value));
         if self.shelf(role).holds(&id, version) {
             return BTreeSet::new();
         }
         prune::trim(role, &mut value);
         let mut typed = typed(role, &value);
-        if let (Role::Service, Typed::Service(service)) = (role, &typed)
+        if let (WatchRole::Service, Typed::Service(service)) = (role, &typed)
             && concerns(service).is_empty()
             && !self.children.contains_key(&id)
             && self.publishers(&id, &typed).is_empty()
@@ -181,22 +174,22 @@ impl World {
             typed = Typed::Plain(published::plain(&value));
         }
         prune::lean(role, &mut value);
-        let held = Held { value: Arc::new(value), version, typed };
-        let mut keys = self.keys(role, &id, &held);
-        let old = self.shelf(role).put(id.clone(), held.clone());
+        let stored = StoredObject { value: Arc::new(value), version, typed };
+        let mut keys = self.keys(role, &id, &stored);
+        let old = self.shelf(role).put(id.clone(), stored.clone());
         if let Some(old) = old {
-            if prune::same(role, &old.value, &held.value) || unchanged(&old.typed, &held.typed) {
+            if prune::same(role, &old.value, &stored.value) || unchanged(&old.typed, &stored.typed) {
                 return BTreeSet::new();
             }
             keys.extend(self.keys(role, &id, &old));
             self.unindex(role, &id, &old);
         }
-        self.index(role, &id, &held);
+        self.index(role, &id, &stored);
         keys
     }
 
     /// An object is gone; `value` is what it was last.
-    pub fn gone(&mut self, role: Role, value: &Value) -> BTreeSet<Key> {
+    pub fn gone(&mut self, role: WatchRole, value: &Value) -> BTreeSet<WorkKey> {
         let (id, version) = (id(value), version(value));
         if self.shelf(role).newer_than(&id, version) {
             return BTreeSet::new();
@@ -206,12 +199,12 @@ impl World {
     }
 
     /// We deleted an object that had this UID.
-    pub fn deleted(&mut self, object: &ObjectRef, uid: Option<&str>) -> BTreeSet<Key> {
-        let (role, id) = (Role::Owned(object.kind), (object.namespace.clone(), object.name.clone()));
-        let same = |held: &Held| uid.is_none_or(|uid| held.value["metadata"]["uid"] == uid);
+    pub fn deleted(&mut self, object: &ObjectRef, uid: Option<&str>) -> BTreeSet<WorkKey> {
+        let (role, id) = (WatchRole::Owned(object.kind), (object.namespace.clone(), object.name.clone()));
+        let same = |stored: &StoredObject| uid.is_none_or(|uid| stored.value["metadata"]["uid"] == uid);
         // One with finalizers stays until they are dropped; its watch says when.
-        let ends = |held: &Held| held.value["metadata"]["finalizers"].as_array().is_none_or(Vec::is_empty);
-        if !self.shelf(role).objects.get(&id).is_some_and(|held| same(held) && ends(held)) {
+        let ends = |existing: &StoredObject| existing.value["metadata"]["finalizers"].as_array().is_none_or(Vec::is_empty);
+        if !self.shelf(role).objects.get(&id).is_some_and(|found| same(found) && ends(found)) {
             return BTreeSet::new();
         }
         self.drop_held(role, &id)
@@ -220,7 +213,7 @@ impl World {
     /// The user's Service for which an object that is held is an egress child.
     #[must_use]
     pub fn parent(&self, object: &ObjectRef) -> Option<Id> {
-        let (role, id) = (Role::Owned(object.kind), (object.namespace.clone(), object.name.clone()));
+        let (role, id) = (WatchRole::Owned(object.kind), (object.namespace.clone(), object.name.clone()));
         parent(object.kind, &self.shelves.get(&role)?.objects.get(&id)?.value)
     }
 
@@ -228,45 +221,45 @@ impl World {
     #[must_use]
     pub fn version(&self, object: &ObjectRef) -> Option<u64> {
         let id = (object.namespace.clone(), object.name.clone());
-        self.shelves.get(&Role::Owned(object.kind))?.objects.get(&id).map(|held| held.version)
+        self.shelves.get(&WatchRole::Owned(object.kind))?.objects.get(&id).map(|stored| stored.version)
     }
 
     /// The version of an object as the API wants it back.
     #[must_use]
-    pub fn text_version(&self, role: Role, namespace: &str, name: &str) -> Option<String> {
-        let held = self.shelves.get(&role)?.objects.get(&(namespace.to_owned(), name.to_owned()))?;
-        held.value["metadata"]["resourceVersion"].as_str().map(str::to_owned)
+    pub fn text_version(&self, role: WatchRole, namespace: &str, name: &str) -> Option<String> {
+        let stored = self.shelves.get(&role)?.objects.get(&(namespace.to_owned(), name.to_owned()))?;
+        stored.value["metadata"]["resourceVersion"].as_str().map(str::to_owned)
     }
 
     /// The watches whose first list is not complete. Before it is empty nothing may be written.
     #[must_use]
-    pub fn missing(&self) -> Vec<Role> {
+    pub fn missing(&self) -> Vec<WatchRole> {
         self.shelves.iter().filter(|(_, shelf)| !shelf.synced()).map(|(role, _)| *role).collect()
     }
 
     /// Every role that a watch fills.
-    pub fn roles(&self) -> impl Iterator<Item = Role> {
+    pub fn roles(&self) -> impl Iterator<Item = WatchRole> {
         self.shelves.keys().copied()
     }
 
     /// How many objects of a role are in memory, those included of which a digest is kept because they concern nobody yet.
     #[must_use]
-    pub fn stored(&self, role: Role) -> usize {
+    pub fn stored(&self, role: WatchRole) -> usize {
         self.shelves.get(&role).map_or(0, |shelf| shelf.objects.len())
     }
 
     /// How many objects of a role concern a group.
     #[must_use]
-    pub fn count(&self, role: Role) -> usize {
-        let kept = |held: &&Held| !matches!(held.typed, Typed::Plain(_));
-        self.shelves.get(&role).map_or(0, |shelf| shelf.objects.values().filter(kept).count())
+    pub fn count(&self, role: WatchRole) -> usize {
+        let is_stored = |stored: &&StoredObject| !matches!(stored.typed, Typed::Plain(_));
+        self.shelves.get(&role).map_or(0, |shelf| shelf.objects.values().filter(is_stored).count())
     }
 
-    fn shelf(&mut self, role: Role) -> &mut Shelf {
+    fn shelf(&mut self, role: WatchRole) -> &mut ObjectStore {
         self.shelves.entry(role).or_default()
     }
 
-    fn drop_held(&mut self, role: Role, id: &Id) -> BTreeSet<Key> {
+    fn drop_held(&mut self, role: WatchRole, id: &Id) -> BTreeSet<WorkKey> {
         let Some(old) = self.shelf(role).objects.remove(id) else { return BTreeSet::new() };
         let keys = self.keys(role, id, &old);
         self.unindex(role, id, &old);
@@ -274,53 +267,54 @@ impl World {
     }
 
     /// The work that news of an object asks for.
-    fn keys(&self, role: Role, id: &Id, held: &Held) -> BTreeSet<Key> {
-        let mut keys = self.own_keys(role, id, held);
-        keys.extend(self.published_keys(role, id, held));
+    fn keys(&self, role: WatchRole, id: &Id, stored: &StoredObject) -> BTreeSet<WorkKey> {
+        let mut keys = self.own_keys(role, id, stored);
+        keys.extend(self.published_keys(role, id, stored));
         keys
     }
 
-    fn own_keys(&self, role: Role, id: &Id, held: &Held) -> BTreeSet<Key> {
+    fn own_keys(&self, role: WatchRole, id: &Id, stored: &StoredObject) -> BTreeSet<WorkKey> {
         let name = &id.1;
-        match &held.typed {
-            _ if role == Role::IngressClass && *name == self.published.class => self
+        match &stored.typed {
+            _ if role == WatchRole::IngressClass && *name == self.published.class => self
                 .groups()
                 .filter(|(_, group)| group.spec.type_ == ProxyGroupType::Ingress)
-                .map(|(name, _)| Key::Group(name.clone()))
+                .map(|(name, _)| WorkKey::Group(name.clone()))
                 .collect(),
             Typed::Group(group) => {
-                let class = self.class_of(group).map(|name| Key::Class(name.to_owned()));
-                let tailnet = group.spec.tailnet.clone().map(Key::Tailnet);
-                [Some(Key::Group(name.clone())), class, tailnet].into_iter().flatten().collect()
+                let class = self.class_of(group).map(|name| WorkKey::Class(name.to_owned()));
+                let tailnet = group.spec.tailnet.clone().map(WorkKey::Tailnet);
+                [Some(WorkKey::Group(name.clone())), class, tailnet].into_iter().flatten().collect()
             }
             Typed::Class(_) => {
-                let users = self.groups().filter(|(_, group)| self.class_of(group) == Some(name)).map(|(name, _)| Key::Group(name.clone()));
-                users.chain([Key::Class(name.clone())]).collect()
+                let users =
+                    self.groups().filter(|(_, group)| self.class_of(group) == Some(name)).map(|(name, _)| WorkKey::Group(name.clone()));
+                users.chain([WorkKey::Class(name.clone())]).collect()
             }
             Typed::Tailnet(_) => {
                 let users = self.groups().filter(|(_, group)| group.spec.tailnet.as_ref() == Some(name));
-                users.map(|(name, _)| Key::Group(name.clone())).chain([Key::Tailnet(name.clone())]).collect()
+                users.map(|(name, _)| WorkKey::Group(name.clone())).chain([WorkKey::Tailnet(name.clone())]).collect()
             }
-            Typed::Service(service) if role == Role::Service => {
+            Typed::Service(service) if role == WatchRole::Service => {
                 let own = self.children.get(id).into_iter().flat_map(BTreeMap::keys).cloned();
-                concerns(service).into_iter().chain(own).map(Key::Group).collect()
+                concerns(service).into_iter().chain(own).map(WorkKey::Group).collect()
             }
             Typed::Namespace(_) => {
-                self.groups().filter(|(_, group)| has_tenants(group)).map(|(name, _)| Key::Group(name.clone())).collect()
+                self.groups().filter(|(_, group)| has_tenants(group)).map(|(name, _)| WorkKey::Group(name.clone())).collect()
             }
-            _ if role == Role::Credentials => self.users_of_secret(name).into_iter().map(Key::Tailnet).collect(),
+            _ if role == WatchRole::Credentials => self.users_of_secret(name).into_iter().map(WorkKey::Tailnet).collect(),
             Typed::Node(_) => {
                 let wants = |group: &ProxyGroup| {
                     let class = self.class_of(group).and_then(|name| self.class(name));
                     class.is_some_and(|class| class.spec.static_endpoints.is_some())
                 };
-                self.groups().filter(|(_, group)| wants(group)).map(|(name, _)| Key::Group(name.clone())).collect()
+                self.groups().filter(|(_, group)| wants(group)).map(|(name, _)| WorkKey::Group(name.clone())).collect()
             }
-            _ if role == Role::Owned(Kind::EndpointSlice) && !by_hand(&held.value) => {
-                let minded = |group: &String| self.members.get(group).is_some_and(Members::by_hand);
-                group_index::groups(role, &held.value).into_iter().filter(minded).map(Key::Group).collect()
+            _ if role == WatchRole::Owned(Kind::EndpointSlice) && !by_hand(&stored.value) => {
+                let minded = |group: &String| self.members.get(group).is_some_and(GroupObjects::by_hand);
+                group_index::groups(role, &stored.value).into_iter().filter(minded).map(WorkKey::Group).collect()
             }
-            _ => group_index::groups(role, &held.value).into_iter().map(Key::Group).collect(),
+            _ => group_index::groups(role, &stored.value).into_iter().map(WorkKey::Group).collect(),
         }
     }
 }

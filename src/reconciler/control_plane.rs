@@ -10,11 +10,11 @@ use std::time::Duration;
 use k8s_openapi::jiff::Timestamp;
 use tokio::time::Instant;
 
-use crate::edge::control::{AuthKey, Control, ControlError, ControlSettings};
+use crate::edge::control::{AuthKey, ControlClient, ControlError, ControlSettings};
 use crate::model::controller::control_plane::Bucket;
 use crate::model::controller::identity::{Device, DeviceId, DeviceRecord, KeyId};
-use crate::model::controller::proxygroup::{Capabilities, ClaimedDevice, Denial, TailnetState};
-use crate::model::controller::tailnet::Verdict;
+use crate::model::controller::proxygroup::{ClaimedDevice, ControlPlaneError, GroupCapabilities, TailnetState};
+use crate::model::controller::tailnet::ControlPlaneVerdict;
 
 mod routes;
 mod services;
@@ -23,27 +23,20 @@ mod services;
 const REISSUE: Duration = Duration::from_secs(30);
 
 /// What control planes can do; headscale has no Tailscale Services.
-const CAPABLE: Capabilities = Capabilities { keys: true, devices: true, services: true };
+const CAPABLE: GroupCapabilities = GroupCapabilities { keys: true, devices: true, services: true };
 
 /// The control plane was not asked, or said no.
 #[derive(Debug, thiserror::Error)]
 pub enum Denied {
-    /// There is no client for it.
     #[error("{0}")]
     Unavailable(String),
-    /// It was asked.
     #[error(transparent)]
     Refused(#[from] ControlError),
     /// A replica claims another device than the recorded one, which is still there.
     #[error(
         "the replica claims device {claimed}, but its recorded device {recorded} still exists; inspect the Pod, then delete {recorded} if the claim is genuine"
     )]
-    Claim {
-        /// What it claims.
-        claimed: DeviceId,
-        /// What is recorded.
-        recorded: DeviceId,
-    },
+    Claim { claimed: DeviceId, recorded: DeviceId },
     /// A replica claims a device that the control plane does not know.
     #[error("the replica claims device {0}, which the control plane does not know")]
     UnknownDevice(DeviceId),
@@ -52,7 +45,6 @@ pub enum Denied {
         "group {group} asked for too many new auth keys; the next is made in {wait:?} (see the replicas' logs for why their login fails)"
     )]
     TooOften {
-        /// The group.
         group: String,
         /// When it may ask again.
         wait: Duration,
@@ -98,8 +90,8 @@ impl Denied {
 
 /// A control plane as a group sees it.
 #[derive(Debug, Clone)]
-struct Plane {
-    client: Option<Control>,
+struct GroupControlPlane {
+    client: Option<ControlClient>,
     state: TailnetState,
     /// Tells whether the credentials are still those that the client has.
     mark: String,
@@ -107,19 +99,18 @@ struct Plane {
 
 /// All control planes, by the name of their Tailnet; the reconciler's own has none.
 #[derive(Debug, Default)]
-pub struct Controls {
-    /// Whether the reconciler has one of its own.
+pub struct ControlPlanes {
     own: bool,
-    planes: Mutex<BTreeMap<Option<String>, Plane>>,
+    planes: Mutex<BTreeMap<Option<String>, GroupControlPlane>>,
     reissues: Mutex<HashMap<String, Bucket>>,
     /// What was denied to groups and is asked for again: how long it is waited for begins anew with the process.
-    denials: Mutex<HashMap<String, BTreeMap<String, Denial>>>,
+    denials: Mutex<HashMap<String, BTreeMap<String, ControlPlaneError>>>,
     begin: std::sync::OnceLock<Instant>,
     listed: services::Lists,
-    routes: routes::Routes,
+    routes: routes::ApprovedRoutes,
 }
 
-impl Controls {
+impl ControlPlanes {
     /// No control plane yet; whether there is to be one of the reconciler's own.
     #[must_use]
     pub fn new(own: bool) -> Self {
@@ -127,13 +118,13 @@ impl Controls {
     }
 
     /// Tries credentials. What came of it is what groups are told from now on; the second value tells whether it is news.
-    pub async fn examine(&self, tailnet: Option<&str>, mark: &str, settings: ControlSettings) -> (Verdict, bool) {
+    pub async fn examine(&self, tailnet: Option<&str>, mark: &str, settings: ControlSettings) -> (ControlPlaneVerdict, bool) {
         let url = settings.url.clone();
         let client = match self.client(tailnet, mark, settings) {
             Ok(client) => client,
             Err(error) => return self.refused(tailnet, error.lasting()),
         };
-        let works = Verdict::Valid(client.capabilities());
+        let works = ControlPlaneVerdict::Valid(client.capabilities());
         match client.probe().await {
             Ok(()) => (works, self.ready(tailnet, mark, url, client)),
             // What worked and is not known to be wrong goes on being used: a control plane that is away comes back.
@@ -146,20 +137,20 @@ impl Controls {
     }
 
     /// A control plane cannot be asked.
-    pub fn refused(&self, tailnet: Option<&str>, why: String) -> (Verdict, bool) {
+    pub fn refused(&self, tailnet: Option<&str>, why: String) -> (ControlPlaneVerdict, bool) {
         let plane = tailnet.map_or_else(|| "The reconciler's own control plane".to_owned(), |name| format!("Tailnet {name}"));
         let news = self.unavailable(tailnet, format!("{plane}: {why}."));
-        (Verdict::Refused(why), news)
+        (ControlPlaneVerdict::Refused(why), news)
     }
 
     /// The client for these settings: the one that there is if `mark` is the same.
-    fn client(&self, tailnet: Option<&str>, mark: &str, settings: ControlSettings) -> Result<Control, ControlError> {
+    fn client(&self, tailnet: Option<&str>, mark: &str, settings: ControlSettings) -> Result<ControlClient, ControlError> {
         if let Some(client) =
             self.planes().get(&tailnet.map(str::to_owned)).filter(|plane| plane.mark == mark).and_then(|plane| plane.client.clone())
         {
             return Ok(client);
         }
-        Control::new(settings)
+        ControlClient::new(settings)
     }
 
     /// Whether there is a client that worked.
@@ -168,19 +159,19 @@ impl Controls {
     }
 
     /// A control plane can be asked by this client. Whether that is news.
-    fn ready(&self, tailnet: Option<&str>, mark: &str, server_url: String, client: Control) -> bool {
+    fn ready(&self, tailnet: Option<&str>, mark: &str, server_url: String, client: ControlClient) -> bool {
         if self.planes().get(&tailnet.map(str::to_owned)).is_none_or(|plane| plane.mark != mark) {
             self.listed.forget(tailnet);
             self.routes.forget(tailnet);
         }
-        let capabilities = Capabilities { services: client.capabilities().services, ..CAPABLE };
+        let capabilities = GroupCapabilities { services: client.capabilities().services, ..CAPABLE };
         let state = TailnetState::Ready { server_url, capabilities };
-        self.set(tailnet, Plane { client: Some(client), state, mark: mark.to_owned() })
+        self.set(tailnet, GroupControlPlane { client: Some(client), state, mark: mark.to_owned() })
     }
 
     /// A control plane cannot be asked, and why. Whether that is news.
     pub fn unavailable(&self, tailnet: Option<&str>, why: String) -> bool {
-        self.set(tailnet, Plane { client: None, state: TailnetState::Unavailable(why), mark: String::new() })
+        self.set(tailnet, GroupControlPlane { client: None, state: TailnetState::Unavailable(why), mark: String::new() })
     }
 
     /// A Tailnet is gone.
@@ -191,20 +182,20 @@ impl Controls {
     /// What a group of this Tailnet can count on. `there` tells whether the Tailnet exists.
     #[must_use]
     pub fn state(&self, tailnet: Option<&str>, there: bool) -> TailnetState {
-        let known = self.planes().get(&tailnet.map(str::to_owned)).map(|plane| plane.state.clone());
+        let state = self.planes().get(&tailnet.map(str::to_owned)).map(|plane| plane.state.clone());
         let to_come = if tailnet.is_some() { there } else { self.own };
-        known.unwrap_or_else(|| if to_come { TailnetState::Asking } else { TailnetState::Unavailable(unknown(tailnet)) })
+        state.unwrap_or_else(|| if to_come { TailnetState::Asking } else { TailnetState::Unavailable(unknown(tailnet)) })
     }
 
     /// Every control plane that was asked, by the name of its Tailnet, and whether it can be.
     #[must_use]
-    pub fn known(&self) -> Vec<(Option<String>, bool)> {
+    pub fn tailnets(&self) -> Vec<(Option<String>, bool)> {
         self.planes().iter().map(|(tailnet, plane)| (tailnet.clone(), matches!(plane.state, TailnetState::Ready { .. }))).collect()
     }
 
     /// What is denied to a group.
     #[must_use]
-    pub fn denials(&self, group: &str) -> BTreeMap<String, Denial> {
+    pub fn denials(&self, group: &str) -> BTreeMap<String, ControlPlaneError> {
         self.denials.lock().unwrap_or_else(PoisonError::into_inner).get(group).cloned().unwrap_or_default()
     }
 
@@ -213,7 +204,8 @@ impl Controls {
         let mut all = self.denials.lock().unwrap_or_else(PoisonError::into_inner);
         let before = all.remove(group).unwrap_or_default();
         let since = |what: &str| before.get(what).map_or(now, |denial| denial.since);
-        let denied = answers.into_iter().filter_map(|(what, why)| Some((what.clone(), Denial { since: since(&what), why: why? })));
+        let denied =
+            answers.into_iter().filter_map(|(what, why)| Some((what.clone(), ControlPlaneError { since: since(&what), why: why? })));
         let denied: BTreeMap<_, _> = denied.collect();
         if !denied.is_empty() {
             all.insert(group.to_owned(), denied);
@@ -274,10 +266,10 @@ impl Controls {
         Ok(DeviceRecord { id: device.id, domain: reported.or(domain), tags })
     }
 
-    fn plane(&self, tailnet: Option<&str>) -> Result<Control, Denied> {
+    fn plane(&self, tailnet: Option<&str>) -> Result<ControlClient, Denied> {
         match self.planes().get(&tailnet.map(str::to_owned)) {
-            Some(Plane { client: Some(client), .. }) => Ok(client.clone()),
-            Some(Plane { state: TailnetState::Unavailable(why), .. }) => Err(Denied::Unavailable(why.clone())),
+            Some(GroupControlPlane { client: Some(client), .. }) => Ok(client.clone()),
+            Some(GroupControlPlane { state: TailnetState::Unavailable(why), .. }) => Err(Denied::Unavailable(why.clone())),
             _ => Err(Denied::Unavailable(unknown(tailnet))),
         }
     }
@@ -294,13 +286,13 @@ impl Controls {
         Err(Denied::TooOften { group: group.to_owned(), wait })
     }
 
-    fn set(&self, tailnet: Option<&str>, plane: Plane) -> bool {
+    fn set(&self, tailnet: Option<&str>, plane: GroupControlPlane) -> bool {
         let state = plane.state.clone();
         let before = self.planes().insert(tailnet.map(str::to_owned), plane);
         before.is_none_or(|before| before.state != state)
     }
 
-    fn planes(&self) -> MutexGuard<'_, BTreeMap<Option<String>, Plane>> {
+    fn planes(&self) -> MutexGuard<'_, BTreeMap<Option<String>, GroupControlPlane>> {
         self.planes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -322,12 +314,12 @@ mod tests {
 
     #[test]
     fn a_denial_counts_from_the_first_one_and_ends_with_an_answer() {
-        let controls = Controls::new(true);
+        let controls = ControlPlanes::new(true);
         let asked = |why: Option<&str>| BTreeMap::from([("device n1".to_owned(), why.map(str::to_owned))]);
         controls.answered("g", asked(Some("no")), at(1));
         controls.answered("g", asked(Some("still no")), at(9));
         let denials = controls.denials("g");
-        assert_eq!(denials["device n1"], Denial { since: at(1), why: "still no".into() });
+        assert_eq!(denials["device n1"], ControlPlaneError { since: at(1), why: "still no".into() });
         assert!(controls.denials("h").is_empty());
         controls.answered("g", BTreeMap::from([("device n2".to_owned(), Some("no".to_owned()))]), at(10));
         assert_eq!(controls.denials("g").into_keys().collect::<Vec<_>>(), ["device n2"], "n1 is not wanted any more");
@@ -337,10 +329,10 @@ mod tests {
 
     #[test]
     fn a_control_plane_that_is_to_be_asked_is_not_told_to_be_away() {
-        assert_eq!(Controls::new(true).state(None, false), TailnetState::Asking);
-        assert!(matches!(Controls::new(false).state(None, false), TailnetState::Unavailable(why) if why.contains("set spec.tailnet")));
-        assert_eq!(Controls::new(false).state(Some("t"), true), TailnetState::Asking);
-        assert!(matches!(Controls::new(true).state(Some("t"), false), TailnetState::Unavailable(why) if why.contains("make it")));
+        assert_eq!(ControlPlanes::new(true).state(None, false), TailnetState::Asking);
+        assert!(matches!(ControlPlanes::new(false).state(None, false), TailnetState::Unavailable(why) if why.contains("set spec.tailnet")));
+        assert_eq!(ControlPlanes::new(false).state(Some("t"), true), TailnetState::Asking);
+        assert!(matches!(ControlPlanes::new(true).state(Some("t"), false), TailnetState::Unavailable(why) if why.contains("make it")));
     }
 
     #[test]

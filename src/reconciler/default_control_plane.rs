@@ -7,22 +7,22 @@ use std::path::Path;
 
 use serde_json::json;
 
-use super::cache::Key;
+use super::cache::WorkKey;
 use super::informers::Stores;
 use super::tailnets::{DEADLINE, LOOK, RETRY};
 use super::worker::Worker;
-use crate::edge::control::{ControlSettings, Credentials, IdentityToken, Rate};
+use crate::edge::control::{ClientCredentials, ControlSettings, IdentityToken, Rate};
 use crate::edge::files::{self, watch};
 use crate::model::controller::objects::digest;
-use crate::model::controller::tailnet::Verdict;
-use crate::model::settings::reconciler::{Control, Credentials as Files};
+use crate::model::controller::tailnet::ControlPlaneVerdict;
+use crate::model::settings::reconciler::{DefaultControlPlane, DefaultCredentials as Files};
 use crate::model::tailnet::supervise::Secret;
-use crate::runtime::queue::Ended;
+use crate::runtime::queue::WorkOutcome;
 
 /// Looks at it.
-pub async fn reconcile(worker: &Worker) -> Ended {
-    let Some(files) = &worker.control.credentials else { return Ended::Done };
-    let Control { url, ca, .. } = &worker.control;
+pub async fn reconcile(worker: &Worker) -> WorkOutcome {
+    let Some(files) = &worker.control.credentials else { return WorkOutcome::Done };
+    let DefaultControlPlane { url, ca, .. } = &worker.control;
     let (verdict, news) = match read(files) {
         Ok((credentials, mark)) => {
             let mark = digest(json!([url, mark]).to_string().as_bytes());
@@ -32,19 +32,19 @@ pub async fn reconcile(worker: &Worker) -> Ended {
         Err(why) => worker.controls.refused(None, why),
     };
     if news {
-        if let Verdict::Refused(why) = &verdict {
+        if let ControlPlaneVerdict::Refused(why) = &verdict {
             tracing::warn!(url, "cannot use the default control plane: {why}");
         }
         let users = worker.stores.world().users_of_no_tailnet();
         for group in users {
-            worker.stores.queue().add(Key::Group(group));
+            worker.stores.queue().add(WorkKey::Group(group));
         }
     }
-    Ended::Again(if matches!(verdict, Verdict::Valid(_)) { LOOK } else { RETRY })
+    WorkOutcome::Again(if matches!(verdict, ControlPlaneVerdict::Valid(_)) { LOOK } else { RETRY })
 }
 
 /// Has it looked at whenever one of its files changes.
-pub async fn follow(control: Control, stores: Stores) {
+pub async fn follow(control: DefaultControlPlane, stores: Stores) {
     let paths = match control.credentials {
         Some(Files::OAuth { id, secret }) => vec![id, secret],
         Some(Files::Headscale { key }) => vec![key],
@@ -57,7 +57,7 @@ pub async fn follow(control: Control, stores: Stores) {
             let (watcher, mut view, _) = watch::file(&path);
             let changes = async {
                 while view.changed().await.is_ok() {
-                    stores.queue().add(Key::Own);
+                    stores.queue().add(WorkKey::Own);
                 }
             };
             tokio::join!(watcher.run(), changes)
@@ -69,7 +69,7 @@ pub async fn follow(control: Control, stores: Stores) {
 }
 
 /// The credentials that are in the files, and what tells them from others. The error says what to do.
-fn read(files: &Files) -> Result<(Credentials, Vec<String>), String> {
+fn read(files: &Files) -> Result<(ClientCredentials, Vec<String>), String> {
     let text = |path: &Path| {
         let bytes = files::read_one(path).map_err(|error| error.to_string())?;
         let bytes = bytes.ok_or_else(|| format!("{} does not exist; is the Secret of the credentials mounted?", path.display()))?;
@@ -80,14 +80,14 @@ fn read(files: &Files) -> Result<(Credentials, Vec<String>), String> {
         Files::OAuth { id, secret } => {
             let (client_id, secret) = (text(id)?, text(secret)?);
             let mark = vec![client_id.clone(), secret.clone()];
-            (Credentials::OAuth { client_id, client_secret: Secret::new(secret) }, mark)
+            (ClientCredentials::OAuth { client_id, client_secret: Secret::new(secret) }, mark)
         }
         Files::Identity { id, token } => {
-            (Credentials::Identity { client_id: id.clone(), token: IdentityToken::File(token.clone()) }, vec![id.clone()])
+            (ClientCredentials::Identity { client_id: id.clone(), token: IdentityToken::File(token.clone()) }, vec![id.clone()])
         }
         Files::Headscale { key } => {
             let key = text(key)?;
-            (Credentials::Headscale { api_key: Secret::new(key.clone()) }, vec![key])
+            (ClientCredentials::Headscale { api_key: Secret::new(key.clone()) }, vec![key])
         }
     })
 }

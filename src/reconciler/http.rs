@@ -6,13 +6,13 @@ use std::sync::Arc;
 use hyper::StatusCode;
 use tokio::time::sleep;
 
-use super::cache::{Role, World};
-use super::control_plane::Controls;
+use super::cache::{ClusterCache, WatchRole};
+use super::control_plane::ControlPlanes;
 use super::informers::Stores;
 use super::metrics::{Metrics, Snapshot};
-use crate::edge::kube::Writes;
+use crate::edge::kube::LeaderClient;
 use crate::model::base::backoff::Backoff;
-use crate::runtime::admin::{Limits, Routes, Server, text, typed};
+use crate::runtime::admin::{AdminServer, Limits, Routes, text, typed};
 use crate::runtime::metrics::CONTENT_TYPE;
 use crate::runtime::tasks::Stop;
 
@@ -21,25 +21,22 @@ const OWN: &str = "_default";
 
 /// What answers are made from.
 #[derive(Debug)]
-pub struct Sources {
-    /// What is known.
+pub struct AdminSources {
     pub stores: Stores,
-    /// Whether this process leads.
-    pub writes: Writes,
-    /// What was counted.
+    pub writes: LeaderClient,
     pub metrics: Arc<Metrics>,
     /// Whom groups belong to.
-    pub controls: Arc<Controls>,
+    pub controls: Arc<ControlPlanes>,
 }
 
-impl Sources {
+impl AdminSources {
     fn snapshot(&self) -> Snapshot {
         let (leader, queue) = (self.writes.open(), self.stores.queue());
         let (depth, oldest) = (queue.depth(), queue.oldest());
         let world = self.stores.world();
-        let (groups, services) = (world.count(Role::Group), world.count(Role::Service));
+        let (groups, services) = (world.count(WatchRole::Group), world.count(WatchRole::Service));
         // Only the leader asks them; what others once knew is of no interest.
-        let planes = if leader { self.controls.known() } else { Vec::new() };
+        let planes = if leader { self.controls.tailnets() } else { Vec::new() };
         let planes = planes.into_iter().map(|(name, works)| (name.unwrap_or_else(|| OWN.to_owned()), works));
         Snapshot {
             leader,
@@ -64,11 +61,11 @@ impl Sources {
 }
 
 /// Listens on an address until the stop is requested; tries again for ever while it cannot be had.
-pub async fn serve(address: SocketAddr, sources: Arc<Sources>, stop: Stop) {
+pub async fn serve(address: SocketAddr, sources: Arc<AdminSources>, stop: Stop) {
     let routes = routes(&sources);
     let mut retry = Backoff::DAEMON;
     loop {
-        match Server::bind(address, routes.clone(), Limits::default()).await {
+        match AdminServer::bind(address, routes.clone(), Limits::default()).await {
             Ok(server) => {
                 tracing::info!(address = %server.address(), "listening");
                 return server.serve(async move { stop.requested().await }).await;
@@ -82,7 +79,7 @@ pub async fn serve(address: SocketAddr, sources: Arc<Sources>, stop: Stop) {
     }
 }
 
-fn routes(sources: &Arc<Sources>) -> Routes {
+fn routes(sources: &Arc<AdminSources>) -> Routes {
     let (ready, scraped) = (Arc::clone(sources), Arc::clone(sources));
     Routes::new()
         .with("/healthz", |_| async { text(StatusCode::OK, "ok\n") })
@@ -96,24 +93,24 @@ fn routes(sources: &Arc<Sources>) -> Routes {
         })
 }
 
-fn objects(world: &World) -> Vec<(&'static str, usize)> {
+fn objects(world: &ClusterCache) -> Vec<(&'static str, usize)> {
     world.roles().map(|role| (name(role), world.stored(role))).collect()
 }
 
 /// A role in a word.
-fn name(role: Role) -> &'static str {
+fn name(role: WatchRole) -> &'static str {
     match role {
-        Role::Group => "ProxyGroup",
-        Role::Class => "ProxyClass",
-        Role::Tailnet => "Tailnet",
-        Role::Service => "Service of users",
-        Role::Pod => "Pod",
-        Role::Ingress => "Ingress",
-        Role::IngressClass => "IngressClass",
-        Role::Backing => "EndpointSlice of users",
-        Role::Node => "Node",
-        Role::Namespace => "Namespace",
-        Role::Credentials => "Secret of others",
-        Role::Owned(kind) => kind.name(),
+        WatchRole::Group => "ProxyGroup",
+        WatchRole::Class => "ProxyClass",
+        WatchRole::Tailnet => "Tailnet",
+        WatchRole::Service => "Service of users",
+        WatchRole::Pod => "Pod",
+        WatchRole::Ingress => "Ingress",
+        WatchRole::IngressClass => "IngressClass",
+        WatchRole::Backing => "EndpointSlice of users",
+        WatchRole::Node => "Node",
+        WatchRole::Namespace => "Namespace",
+        WatchRole::Credentials => "Secret of others",
+        WatchRole::Owned(kind) => kind.name(),
     }
 }

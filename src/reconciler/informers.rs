@@ -11,8 +11,8 @@ use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::cache::{Key, Role, World};
-use crate::edge::kube::{Change, Cluster, Follow, Resource};
+use super::cache::{ClusterCache, WatchRole, WorkKey};
+use crate::edge::kube::{Cluster, Follow, Resource, WatchChange};
 use crate::model::base::backoff::Backoff;
 use crate::model::controller::objects::{Kind, ObjectRef};
 use crate::runtime::queue::Queue;
@@ -30,27 +30,25 @@ const NOT_OURS: &str = "!tailscale.com/managed";
 /// What belongs to a group itself carries these.
 const OF_A_GROUP: &str = "tailscale.com/managed=true,tailscale.com/parent-resource-type=proxygroup";
 
-/// One watch.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Watch {
+pub struct InformerWatch {
     /// What its objects are to us.
-    pub role: Role,
-    /// What is followed.
+    pub role: WatchRole,
     pub follow: Follow,
 }
 
 /// The stores. Clones are the same.
 #[derive(Debug, Clone)]
 pub struct Stores {
-    world: Arc<Mutex<World>>,
-    queue: Queue<Key>,
+    world: Arc<Mutex<ClusterCache>>,
+    queue: Queue<WorkKey>,
     /// How long changes of a key gather, where it is longer than usual.
-    paces: Arc<Mutex<HashMap<Key, Duration>>>,
+    paces: Arc<Mutex<HashMap<WorkKey, Duration>>>,
     /// Whether every watch has had its first complete list.
     synced: watch::Sender<bool>,
 }
 
-impl Watch {
+impl InformerWatch {
     /// The same in another namespace, or in all.
     fn within(&self, namespace: Option<String>) -> Self {
         Self { role: self.role, follow: Follow { namespace, ..self.follow.clone() } }
@@ -59,18 +57,18 @@ impl Watch {
 
 /// Every watch: of the objects in `namespace`, and of Services in these namespaces or in all.
 #[must_use]
-pub fn watches(namespace: &str, service_namespaces: &[String]) -> Vec<Watch> {
-    let everywhere = |role, resource| Watch { role, follow: Follow { resource, namespace: None, labels: None, names_only: false } };
+pub fn watches(namespace: &str, service_namespaces: &[String]) -> Vec<InformerWatch> {
+    let everywhere = |role, resource| InformerWatch { role, follow: Follow { resource, namespace: None, labels: None, names_only: false } };
     let here = |role, resource, labels| {
         let namespace = Some(namespace.to_owned());
-        Watch { role, follow: Follow { resource, namespace, labels: Some(labels), names_only: false } }
+        InformerWatch { role, follow: Follow { resource, namespace, labels: Some(labels), names_only: false } }
     };
     let mut all = vec![
-        everywhere(Role::Group, Resource::PROXY_GROUP),
-        everywhere(Role::Class, Resource::PROXY_CLASS),
-        everywhere(Role::Tailnet, Resource::TAILNET),
-        everywhere(Role::IngressClass, Resource::INGRESS_CLASS),
-        here(Role::Pod, Resource::POD, OF_A_GROUP),
+        everywhere(WatchRole::Group, Resource::PROXY_GROUP),
+        everywhere(WatchRole::Class, Resource::PROXY_CLASS),
+        everywhere(WatchRole::Tailnet, Resource::TAILNET),
+        everywhere(WatchRole::IngressClass, Resource::INGRESS_CLASS),
+        here(WatchRole::Pod, Resource::POD, OF_A_GROUP),
     ];
     for kind in Kind::ALL {
         let labels = match kind {
@@ -79,7 +77,7 @@ pub fn watches(namespace: &str, service_namespaces: &[String]) -> Vec<Watch> {
             Kind::Service | Kind::EndpointSlice | Kind::ServiceMonitor | Kind::Secret | Kind::Role | Kind::RoleBinding => MANAGED,
             _ => OF_A_GROUP,
         };
-        let watch = here(Role::Owned(kind), kind.into(), labels);
+        let watch = here(WatchRole::Owned(kind), kind.into(), labels);
         // By some of them groups read in users' namespaces where backends are.
         let elsewhere = if kind == Kind::RoleBinding { Some(service_namespaces) } else { None };
         let namespaces: BTreeSet<_> = match elsewhere {
@@ -88,22 +86,25 @@ pub fn watches(namespace: &str, service_namespaces: &[String]) -> Vec<Watch> {
         };
         all.extend(namespaces.into_iter().map(|namespace| watch.within(namespace)));
     }
-    let mut credentials = here(Role::Credentials, Resource::SECRET, NOT_OURS);
+    let mut credentials = here(WatchRole::Credentials, Resource::SECRET, NOT_OURS);
     credentials.follow.names_only = true;
     all.push(credentials);
-    let mut namespaces = everywhere(Role::Namespace, Resource::NAMESPACE);
+    let mut namespaces = everywhere(WatchRole::Namespace, Resource::NAMESPACE);
     namespaces.follow.names_only = true;
     all.push(namespaces);
-    let users =
-        [(Role::Service, Resource::SERVICE), (Role::Ingress, Resource::INGRESS), (Role::Backing, Resource::from(Kind::EndpointSlice))];
+    let users = [
+        (WatchRole::Service, Resource::SERVICE),
+        (WatchRole::Ingress, Resource::INGRESS),
+        (WatchRole::Backing, Resource::from(Kind::EndpointSlice)),
+    ];
     if service_namespaces.is_empty() {
         all.extend(users.map(|(role, resource)| everywhere(role, resource)));
-        all.push(everywhere(Role::Node, Resource::NODE));
+        all.push(everywhere(WatchRole::Node, Resource::NODE));
     }
     for namespace in service_namespaces {
         all.extend(users.map(|(role, resource)| {
             let follow = Follow { resource, namespace: Some(namespace.clone()), labels: None, names_only: false };
-            Watch { role, follow }
+            InformerWatch { role, follow }
         }));
     }
     all
@@ -112,37 +113,37 @@ pub fn watches(namespace: &str, service_namespaces: &[String]) -> Vec<Watch> {
 impl Stores {
     /// Stores whose news go to this queue.
     #[must_use]
-    pub fn new(world: World, queue: Queue<Key>) -> Self {
+    pub fn new(world: ClusterCache, queue: Queue<WorkKey>) -> Self {
         Self { world: Arc::new(Mutex::new(world)), queue, paces: Arc::default(), synced: watch::channel(false).0 }
     }
 
     /// Follows one kind for ever.
-    pub async fn feed(self, cluster: Cluster, watch: Watch, lost: impl Fn(&'static str, &'static str) + Send) {
-        let Watch { role, follow } = watch;
+    pub async fn feed(self, cluster: Cluster, watch: InformerWatch, lost: impl Fn(&'static str, &'static str) + Send) {
+        let InformerWatch { role, follow } = watch;
         let namespace = follow.namespace.as_deref();
         let mut changes = Box::pin(cluster.follow(&follow, Backoff::WATCH));
-        let mut told = None;
+        let mut logged = None;
         while let Some(change) = changes.next().await {
             let keys = match change {
-                Change::Begin => {
+                WatchChange::Begin => {
                     self.world().begin(role, namespace);
                     BTreeSet::new()
                 }
-                Change::Listed(value) => self.world().listed(role, namespace, value),
-                Change::Complete => self.complete(role, namespace),
-                Change::Put(value) => self.world().put(role, value),
-                Change::Gone(value) => self.world().gone(role, &value),
-                Change::Unknown => {
-                    if told.replace("Unknown") != Some("Unknown") {
+                WatchChange::Listed(value) => self.world().listed(role, namespace, value),
+                WatchChange::Complete => self.complete(role, namespace),
+                WatchChange::Put(value) => self.world().put(role, value),
+                WatchChange::Gone(value) => self.world().gone(role, &value),
+                WatchChange::Unknown => {
+                    if logged.replace("Unknown") != Some("Unknown") {
                         unknown(follow.resource);
                     }
                     self.world().lacks(role);
                     // Without groups there is nothing to do; without any other kind, what needs it is off.
-                    if role == Role::Group { BTreeSet::new() } else { self.complete(role, namespace) }
+                    if role == WatchRole::Group { BTreeSet::new() } else { self.complete(role, namespace) }
                 }
-                Change::Lost(error) => {
+                WatchChange::Lost(error) => {
                     lost(follow.resource.kind, error.reason());
-                    if told.replace(error.reason()) != Some(error.reason()) {
+                    if logged.replace(error.reason()) != Some(error.reason()) {
                         tracing::warn!(reason = error.reason(), "{error}; the cache is unchanged");
                     }
                     continue;
@@ -159,7 +160,7 @@ impl Stores {
     }
 
     /// What a write of ours returned.
-    pub fn assume(&self, role: Role, value: Value) {
+    pub fn assume(&self, role: WatchRole, value: Value) {
         let keys = self.world().put(role, value);
         self.ask(keys);
     }
@@ -189,16 +190,16 @@ impl Stores {
 
     /// The queue that is fed.
     #[must_use]
-    pub fn queue(&self) -> &Queue<Key> {
+    pub fn queue(&self) -> &Queue<WorkKey> {
         &self.queue
     }
 
     /// The stores themselves, for a moment.
-    pub fn world(&self) -> MutexGuard<'_, World> {
+    pub fn world(&self) -> MutexGuard<'_, ClusterCache> {
         self.world.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn complete(&self, role: Role, namespace: Option<&str>) -> BTreeSet<Key> {
+    fn complete(&self, role: WatchRole, namespace: Option<&str>) -> BTreeSet<WorkKey> {
         let (keys, missing) = {
             let mut world = self.world();
             (world.complete(role, namespace), world.missing())
@@ -210,7 +211,7 @@ impl Stores {
     }
 
     /// To look at a key took so long, without what was written.
-    pub fn paced(&self, key: Key, took: Duration) {
+    pub fn paced(&self, key: WorkKey, took: Duration) {
         let pace = (took * SHARE).min(LONGEST);
         let mut paces = self.paces.lock().unwrap_or_else(PoisonError::into_inner);
         if pace > GATHER {
@@ -220,7 +221,7 @@ impl Stores {
         }
     }
 
-    fn ask(&self, keys: BTreeSet<Key>) {
+    fn ask(&self, keys: BTreeSet<WorkKey>) {
         for key in keys {
             let pace = self.paces.lock().unwrap_or_else(PoisonError::into_inner).get(&key).copied();
             self.queue.add_after(key, pace.unwrap_or(GATHER));

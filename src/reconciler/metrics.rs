@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::edge::kube::Verb;
-use crate::model::controller::proxygroup::{Certified, Published, Summary};
+use crate::model::controller::proxygroup::{Certified, IngressSummary, PublishState};
 use crate::runtime::metrics::{Counter, Histogram, Kind, MetricsError, Registry, Sampled, number};
 use crate::runtime::queue::Depth;
 
@@ -34,13 +34,12 @@ pub struct Metrics {
     names: Sampled<2>,
     certificates: Sampled<2>,
     /// What became of what groups are asked to publish, by the newest pass over each.
-    published: Mutex<BTreeMap<String, Summary>>,
+    published: Mutex<BTreeMap<String, IngressSummary>>,
 }
 
 /// What a scrape samples.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
-    /// Whether this process leads.
     pub leader: bool,
     /// Whether every watch has had its first complete list.
     pub synced: bool,
@@ -48,7 +47,6 @@ pub struct Snapshot {
     pub depth: Depth,
     /// How long the key that is ready longest has waited.
     pub oldest: Option<Duration>,
-    /// Groups that exist.
     pub groups: usize,
     /// Those of them of a type that is not served.
     pub unserved: usize,
@@ -143,7 +141,7 @@ impl Metrics {
     }
 
     /// What became of what a group is asked to publish; nothing if it publishes nothing.
-    pub fn publishes(&self, group: &str, summary: Option<&Summary>) {
+    pub fn publishes(&self, group: &str, summary: Option<&IngressSummary>) {
         let mut all = self.published.lock().unwrap_or_else(PoisonError::into_inner);
         match summary {
             Some(summary) => drop(all.insert(group.to_owned(), summary.clone())),
@@ -176,11 +174,13 @@ impl Metrics {
         let published = self.published.lock().unwrap_or_else(PoisonError::into_inner);
         let groups = || published.iter().filter(|_| now.leader);
         let count = |count: Option<&usize>| size(count.copied().unwrap_or_default());
-        let names = groups()
-            .flat_map(|(group, told)| Published::ALL.map(|state| ([group.as_str(), state.name()], count(told.published.get(&state)))));
+        let names = groups().flat_map(|(group, counts)| {
+            PublishState::ALL.map(|state| ([group.as_str(), state.name()], count(counts.published.get(&state))))
+        });
         page.write(&self.names, names);
-        let certificates = groups()
-            .flat_map(|(group, told)| Certified::ALL.map(|state| ([group.as_str(), state.name()], count(told.certified.get(&state)))));
+        let certificates = groups().flat_map(|(group, reported)| {
+            Certified::ALL.map(|state| ([group.as_str(), state.name()], count(reported.certified.get(&state))))
+        });
         page.write(&self.certificates, certificates);
         page.finish()
     }

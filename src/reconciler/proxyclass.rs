@@ -4,49 +4,62 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::apply::{ActError, about, whole};
-use super::cache::Role;
+use super::cache::WatchRole;
 use super::worker::Worker;
-use crate::edge::kube::{KubeError, Part, Refusal, Resource};
+use crate::edge::kube::{ApiRefusal, KubeError, ObjectPart, Resource};
 use crate::model::controller::objects::Kind;
 use crate::model::controller::proxyclass::judge;
 use crate::model::controller::proxygroup::{Notice, Subject};
-use crate::runtime::queue::Ended;
+use crate::runtime::queue::WorkOutcome;
 
 /// Looks at a class.
-pub async fn reconcile(worker: &Worker, name: &str) -> Result<Ended, ActError> {
+pub async fn reconcile(worker: &Worker, name: &str) -> Result<WorkOutcome, ActError> {
     let (class, judged) = {
         let world = worker.stores.world();
-        let Some(class) = world.class(name) else { return Ok(Ended::Done) };
-        let monitors = world.has(Role::Owned(Kind::ServiceMonitor));
+        let Some(class) = world.class(name) else { return Ok(WorkOutcome::Done) };
+        let monitors = world.has(WatchRole::Owned(Kind::ServiceMonitor));
         let judged = judge(&class, &world.other_classes(name), &world.users_of_class(name), monitors, Timestamp::now());
         (class, judged)
     };
     if let Some(status) = judged.status {
-        write(worker, Resource::PROXY_CLASS, Role::Class, name, Part::Status, &json!({ "status": whole(&status) })).await?;
+        write(worker, Resource::PROXY_CLASS, WatchRole::Class, name, ObjectPart::Status, &json!({ "status": whole(&status) })).await?;
     }
     if let Some(finalizers) = judged.finalizers {
         // Without the version that was read a finalizer of somebody else's could be lost.
-        finalize(worker, Resource::PROXY_CLASS, Role::Class, name, &finalizers).await?;
+        finalize(worker, Resource::PROXY_CLASS, WatchRole::Class, name, &finalizers).await?;
     }
     for (reason, message) in judged.warnings {
         let notice = Notice { subject: Subject::Group, warning: true, reason, message };
         worker.actor.notice(about(Resource::PROXY_CLASS, "", name, class.metadata.uid.clone()), notice).await;
     }
-    Ok(Ended::Done)
+    Ok(WorkOutcome::Done)
 }
 
 /// Replaces the finalizers of a cluster-wide object that is as it was observed, or as our own write left it.
-pub(super) async fn finalize(worker: &Worker, resource: Resource, role: Role, name: &str, finalizers: &[String]) -> Result<(), KubeError> {
+pub(super) async fn finalize(
+    worker: &Worker,
+    resource: Resource,
+    role: WatchRole,
+    name: &str,
+    finalizers: &[String],
+) -> Result<(), KubeError> {
     let version = worker.stores.world().text_version(role, "", name);
     let patch = json!({"metadata": {"resourceVersion": version, "finalizers": finalizers}});
-    write(worker, resource, role, name, Part::Object, &patch).await
+    write(worker, resource, role, name, ObjectPart::Object, &patch).await
 }
 
 /// Changes a cluster-wide object. One that is gone needs nothing any more.
-pub(super) async fn write(worker: &Worker, resource: Resource, role: Role, name: &str, part: Part, patch: &Value) -> Result<(), KubeError> {
+pub(super) async fn write(
+    worker: &Worker,
+    resource: Resource,
+    role: WatchRole,
+    name: &str,
+    part: ObjectPart,
+    patch: &Value,
+) -> Result<(), KubeError> {
     match worker.actor.writes().merge(resource, "", name, part, patch).await {
         Ok(value) => worker.stores.assume(role, value),
-        Err(error) if error.refusal() == Some(Refusal::NotFound) => {}
+        Err(error) if error.refusal() == Some(ApiRefusal::NotFound) => {}
         Err(error) => return Err(error),
     }
     Ok(())

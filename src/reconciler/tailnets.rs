@@ -16,17 +16,17 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::apply::{ActError, about, whole};
-use super::cache::{Key, Role};
+use super::cache::{WatchRole, WorkKey};
 use super::proxyclass::{finalize, write};
 use super::worker::Worker;
 use crate::api::tailnet::Tailnet;
 use crate::edge::control::{ControlSettings, IdentityToken, Rate};
-use crate::edge::kube::{Cluster, KubeError, Part, Resource};
+use crate::edge::kube::{Cluster, KubeError, ObjectPart, Resource};
 use crate::model::controller::objects::{Kind, ObjectRef, digest};
 use crate::model::controller::proxygroup::{Notice, Subject};
-use crate::model::controller::tailnet::{self, Verdict, judge};
+use crate::model::controller::tailnet::{self, ControlPlaneVerdict, judge};
 use crate::model::tailnet::supervise::Secret;
-use crate::runtime::queue::Ended;
+use crate::runtime::queue::WorkOutcome;
 
 /// How often a Tailnet is looked at.
 pub(super) const LOOK: Duration = Duration::from_mins(1);
@@ -43,17 +43,17 @@ pub struct Tailnets {
     cluster: Cluster,
     service_account: String,
     ca: Option<PathBuf>,
-    tokens: Mutex<HashMap<String, Token>>,
+    tokens: Mutex<HashMap<String, TailnetToken>>,
 }
 
 #[derive(Debug)]
-struct Token {
+struct TailnetToken {
     sender: watch::Sender<Option<Secret>>,
     /// For which audience the one that is held was made out, and when.
     made: Option<(String, Instant)>,
 }
 
-impl Default for Token {
+impl Default for TailnetToken {
     fn default() -> Self {
         Self { sender: watch::channel(None).0, made: None }
     }
@@ -85,30 +85,30 @@ impl Tailnets {
         Ok(())
     }
 
-    fn tokens(&self) -> MutexGuard<'_, HashMap<String, Token>> {
+    fn tokens(&self) -> MutexGuard<'_, HashMap<String, TailnetToken>> {
         self.tokens.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Looks at a Tailnet.
-pub async fn reconcile(worker: &Worker, name: &str) -> Result<Ended, ActError> {
+pub async fn reconcile(worker: &Worker, name: &str) -> Result<WorkOutcome, ActError> {
     let found = {
         let world = worker.stores.world();
         world.tailnet(name).map(|tailnet| (tailnet, world.users_of_tailnet(name)))
     };
     let Some((tailnet, users)) = found else {
         forget(worker, name);
-        return Ok(Ended::Done);
+        return Ok(WorkOutcome::Done);
     };
     let going = tailnet.metadata.deletion_timestamp.is_some();
     let unused = going && users.is_empty();
-    let verdict = if unused { Verdict::Refused(String::new()) } else { examine(worker, name, &tailnet).await? };
+    let verdict = if unused { ControlPlaneVerdict::Refused(String::new()) } else { examine(worker, name, &tailnet).await? };
     let judged = judge(&tailnet, &verdict, &users, Timestamp::now());
     if let Some(status) = judged.status {
-        write(worker, Resource::TAILNET, Role::Tailnet, name, Part::Status, &json!({ "status": whole(&status) })).await?;
+        write(worker, Resource::TAILNET, WatchRole::Tailnet, name, ObjectPart::Status, &json!({ "status": whole(&status) })).await?;
     }
     if let Some(finalizers) = judged.finalizers {
-        finalize(worker, Resource::TAILNET, Role::Tailnet, name, &finalizers).await?;
+        finalize(worker, Resource::TAILNET, WatchRole::Tailnet, name, &finalizers).await?;
     }
     if let Some((reason, message)) = judged.warning {
         let notice = Notice { subject: Subject::Group, warning: true, reason, message };
@@ -116,13 +116,13 @@ pub async fn reconcile(worker: &Worker, name: &str) -> Result<Ended, ActError> {
     }
     if judged.ends {
         forget(worker, name);
-        return Ok(Ended::Done);
+        return Ok(WorkOutcome::Done);
     }
-    Ok(Ended::Again(if matches!(verdict, Verdict::Valid(_)) { LOOK } else { RETRY }))
+    Ok(WorkOutcome::Again(if matches!(verdict, ControlPlaneVerdict::Valid(_)) { LOOK } else { RETRY }))
 }
 
 /// Reads the credentials and tries them.
-async fn examine(worker: &Worker, name: &str, tailnet: &Tailnet) -> Result<Verdict, ActError> {
+async fn examine(worker: &Worker, name: &str, tailnet: &Tailnet) -> Result<ControlPlaneVerdict, ActError> {
     let (verdict, news) = match tried(worker, name, tailnet).await {
         Ok(done) => done,
         // What the API refuses here it will refuse again: whoever made the Tailnet has to know.
@@ -135,7 +135,7 @@ async fn examine(worker: &Worker, name: &str, tailnet: &Tailnet) -> Result<Verdi
     Ok(verdict)
 }
 
-async fn tried(worker: &Worker, name: &str, tailnet: &Tailnet) -> Result<(Verdict, bool), KubeError> {
+async fn tried(worker: &Worker, name: &str, tailnet: &Tailnet) -> Result<(ControlPlaneVerdict, bool), KubeError> {
     let secret_name = &tailnet.spec.credentials.secret_name;
     let secret = ObjectRef::new(Kind::Secret, &worker.settings.namespace, secret_name.clone());
     let found = worker.actor.writes().look(&secret).await?;
@@ -149,7 +149,7 @@ async fn tried(worker: &Worker, name: &str, tailnet: &Tailnet) -> Result<(Verdic
         Err(why) => {
             let why = format!("Secret {}/{secret_name} of spec.credentials {why}", worker.settings.namespace);
             let (_, news) = worker.controls.refused(Some(name), why.clone());
-            Ok((Verdict::InvalidSecret(why), news))
+            Ok((ControlPlaneVerdict::InvalidSecret(why), news))
         }
     }
 }
@@ -179,6 +179,6 @@ fn forget(worker: &Worker, name: &str) {
 fn wake(worker: &Worker, name: &str) {
     let users = worker.stores.world().users_of_tailnet(name);
     for group in users {
-        worker.stores.queue().add(Key::Group(group));
+        worker.stores.queue().add(WorkKey::Group(group));
     }
 }

@@ -9,20 +9,20 @@ use std::time::Duration;
 use k8s_openapi::jiff::Timestamp;
 use tokio::time::Instant;
 
-use super::apply::{ActError, Acted, Actor};
-use super::cache::{Key, Plane, Role};
-use super::control_plane::Controls;
+use super::apply::{ActError, Applier, ApplyResult};
+use super::cache::{ControlPlaneView, WatchRole, WorkKey};
+use super::control_plane::ControlPlanes;
 use super::informers::Stores;
 use super::metrics::Metrics;
 use super::tailnets::Tailnets;
 use super::{default_control_plane, proxyclass, tailnets};
 use crate::api::proxygroup::ProxyGroup;
-use crate::edge::kube::{Cluster, KubeError, Refusal, Resource};
-use crate::model::controller::ingress_spec::Owner;
+use crate::edge::kube::{ApiRefusal, Cluster, KubeError, Resource};
+use crate::model::controller::ingress_spec::ServiceOwner;
 use crate::model::controller::objects::{Kind, digest};
-use crate::model::controller::proxygroup::{self, GroupSettings, Memory, Observed, Pass};
-use crate::model::settings::reconciler::Control;
-use crate::runtime::queue::Ended;
+use crate::model::controller::proxygroup::{self, GroupPlan, GroupSettings, Memory, Observed};
+use crate::model::settings::reconciler::DefaultControlPlane;
+use crate::runtime::queue::WorkOutcome;
 
 /// How soon a group is looked at again when something was found that the stores did not show.
 const SURPRISE: Duration = Duration::from_millis(10);
@@ -34,57 +34,51 @@ const NOT_LEADING: Duration = Duration::from_secs(2);
 /// What every worker shares.
 #[derive(Debug)]
 pub struct Worker {
-    /// What is known.
     pub stores: Stores,
-    /// What can be done.
-    pub actor: Actor,
+    pub actor: Applier,
     /// Whom groups belong to.
-    pub controls: Arc<Controls>,
+    pub controls: Arc<ControlPlanes>,
     /// What is known of Tailnets beside their objects.
     pub tailnets: Tailnets,
     /// The control plane of groups that name no Tailnet.
-    pub control: Control,
+    pub control: DefaultControlPlane,
     /// Groups of a type that is not served, of which that was said.
     pub unserved: Mutex<BTreeSet<String>>,
-    /// What holds for every group.
     pub settings: Arc<GroupSettings>,
     /// What passes over a group take over from the one before.
     pub memories: Mutex<HashMap<String, Memory>>,
-    /// What is counted.
     pub metrics: Arc<Metrics>,
     /// Where things are looked up that no watch shows.
     pub cluster: Cluster,
-    /// What tells this cluster from every other.
     pub cluster_id: tokio::sync::OnceCell<String>,
 }
 
 impl Worker {
-    /// Works on one key.
-    pub async fn work(&self, key: Key) -> Ended {
+    pub async fn work(&self, key: WorkKey) -> WorkOutcome {
         if !self.actor.writes().open() || !self.stores.world().missing().is_empty() {
             // Whoever leads next looks at everything.
-            return Ended::Done;
+            return WorkOutcome::Done;
         }
         let begin = Instant::now();
         let done = match &key {
-            Key::Group(name) => self.group(name).await,
-            Key::Class(name) => proxyclass::reconcile(self, name).await,
-            Key::Tailnet(name) => tailnets::reconcile(self, name).await,
-            Key::Own => Ok(default_control_plane::reconcile(self).await),
+            WorkKey::Group(name) => self.group(name).await,
+            WorkKey::Class(name) => proxyclass::reconcile(self, name).await,
+            WorkKey::Tailnet(name) => tailnets::reconcile(self, name).await,
+            WorkKey::Own => Ok(default_control_plane::reconcile(self).await),
         };
         self.metrics.reconciled(key.kind(), begin.elapsed(), done.as_ref().err().map(ActError::reason));
         match done {
             Ok(ended) => ended,
-            Err(error) if error.is_not_leading() => Ended::Again(NOT_LEADING),
+            Err(error) if error.is_not_leading() => WorkOutcome::Again(NOT_LEADING),
             Err(error) => {
                 tracing::warn!(reason = error.reason(), kind = key.kind(), name = key.name(), "{error}");
-                Ended::Failed(error.retry_after())
+                WorkOutcome::Failed(error.retry_after())
             }
         }
     }
 
     /// Who this cluster is among those that share Tailscale Services: the same for as long as the cluster lives.
-    async fn owner(&self) -> Result<Owner, KubeError> {
+    async fn owner(&self) -> Result<ServiceOwner, KubeError> {
         let usual = &self.settings.cluster;
         if !usual.id.is_empty() {
             return Ok(usual.clone());
@@ -95,7 +89,7 @@ impl Worker {
             let place = format!("{uid}/{}", self.settings.namespace);
             Ok::<_, KubeError>(format!("tailyard-{}", &digest(place.as_bytes())[..16]))
         });
-        Ok(Owner { id: found.await?.clone(), ..usual.clone() })
+        Ok(ServiceOwner { id: found.await?.clone(), ..usual.clone() })
     }
 
     /// Looks at the certificates of users' own that a group is to show, where that was not done since they changed. What cannot be read
@@ -125,7 +119,7 @@ impl Worker {
     }
 
     /// Has it decided what to do. Nobody else works on this group meanwhile.
-    fn pass(&self, name: &str, observed: &Observed) -> Pass {
+    fn pass(&self, name: &str, observed: &Observed) -> GroupPlan {
         let memories = || self.memories.lock().unwrap_or_else(PoisonError::into_inner);
         let mut memory = memories().remove(name).unwrap_or_default();
         let pass = proxygroup::pass_after(observed, &mut memory);
@@ -136,7 +130,7 @@ impl Worker {
         pass
     }
 
-    async fn group(&self, name: &str) -> Result<Ended, ActError> {
+    async fn group(&self, name: &str) -> Result<WorkOutcome, ActError> {
         let cluster = self.owner().await?;
         self.read_certificates(name).await;
         let begin = Instant::now();
@@ -147,25 +141,25 @@ impl Worker {
             self.say_unserved(name, group.as_deref());
             let tailnet = group.as_ref().and_then(|group| group.spec.tailnet.as_deref());
             let there = tailnet.is_some_and(|tailnet| world.tailnet(tailnet).is_some());
-            let plane = Plane {
+            let plane = ControlPlaneView {
                 tailnet: self.controls.state(tailnet, there),
                 denied: self.controls.denials(name),
                 listed: self.controls.listed(tailnet),
                 approved: self.controls.approved(tailnet),
             };
-            let monitors = world.has(Role::Owned(Kind::ServiceMonitor));
+            let monitors = world.has(WatchRole::Owned(Kind::ServiceMonitor));
             let settings = Arc::new(GroupSettings { service_monitors: monitors, cluster, ..(*self.settings).clone() });
             (world.observe(name, settings, plane, Timestamp::now()), contested)
         };
         let pass = self.pass(name, &observed);
-        self.stores.paced(Key::Group(name.to_owned()), begin.elapsed());
+        self.stores.paced(WorkKey::Group(name.to_owned()), begin.elapsed());
         let again = pass.again;
         match self.actor.carry_out(&observed, pass).await {
-            Ok(Acted::Done) => {}
-            Ok(Acted::Surprised) => return Ok(Ended::Again(SURPRISE)),
+            Ok(ApplyResult::Done) => {}
+            Ok(ApplyResult::Surprised) => return Ok(WorkOutcome::Again(SURPRISE)),
             Err(error) => {
                 // What the API refuses it will refuse again: somebody has to be told.
-                if matches!(error, ActError::Write(_)) && matches!(error.refusal(), Some(Refusal::Invalid | Refusal::Forbidden)) {
+                if matches!(error, ActError::Write(_)) && matches!(error.refusal(), Some(ApiRefusal::Invalid | ApiRefusal::Forbidden)) {
                     self.actor.refused(&observed, &error.to_string()).await?;
                 }
                 return Err(error);
@@ -173,6 +167,6 @@ impl Worker {
         }
         let contested = contested.then_some(IN_THE_WAY);
         let soonest = again.into_iter().chain(contested).min();
-        Ok(soonest.map_or(Ended::Done, Ended::Again))
+        Ok(soonest.map_or(WorkOutcome::Done, WorkOutcome::Again))
     }
 }

@@ -28,7 +28,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::accept::next;
-use open::{Busy, Open};
+use open::{ActiveRequest, Open};
 use stall::Stall;
 
 mod open;
@@ -36,18 +36,17 @@ mod stall;
 
 /// What a client asked.
 #[derive(Debug, Clone)]
-pub struct Ask {
+pub struct AdminRequest {
     /// The query of the URL, empty if there is none.
     pub query: String,
-    /// The request's headers.
     pub headers: HeaderMap,
 }
 
 /// What it is told.
-pub type Answer = Response<Full<Bytes>>;
+pub type AdminResponse = Response<Full<Bytes>>;
 
 /// What answers one path.
-pub type Handler = Arc<dyn Fn(Ask) -> BoxFuture<'static, Answer> + Send + Sync>;
+pub type Handler = Arc<dyn Fn(AdminRequest) -> BoxFuture<'static, AdminResponse> + Send + Sync>;
 
 /// Paths and what answers them.
 #[derive(Clone, Default)]
@@ -69,7 +68,7 @@ pub struct Limits {
 }
 
 /// A server that has its address and has not begun to answer.
-pub struct Server {
+pub struct AdminServer {
     listener: TcpListener,
     address: SocketAddr,
     routes: Routes,
@@ -124,9 +123,9 @@ impl Routes {
 
     /// Adds a path.
     #[must_use]
-    pub fn with<F>(mut self, path: &'static str, handler: impl Fn(Ask) -> F + Send + Sync + 'static) -> Self
+    pub fn with<F>(mut self, path: &'static str, handler: impl Fn(AdminRequest) -> F + Send + Sync + 'static) -> Self
     where
-        F: Future<Output = Answer> + Send + 'static,
+        F: Future<Output = AdminResponse> + Send + 'static,
     {
         self.0.insert(path, Arc::new(move |ask| Box::pin(handler(ask))));
         self
@@ -135,13 +134,13 @@ impl Routes {
 
 /// A text answer that no cache keeps.
 #[must_use]
-pub fn text(status: StatusCode, body: impl Into<Bytes>) -> Answer {
+pub fn text(status: StatusCode, body: impl Into<Bytes>) -> AdminResponse {
     typed(status, "text/plain; charset=utf-8", body)
 }
 
 /// An answer of a given content type that no cache keeps.
 #[must_use]
-pub fn typed(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Answer {
+pub fn typed(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> AdminResponse {
     let mut answer = Response::new(Full::new(body.into()));
     *answer.status_mut() = status;
     answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
@@ -149,7 +148,7 @@ pub fn typed(status: StatusCode, content_type: &'static str, body: impl Into<Byt
     answer
 }
 
-impl Server {
+impl AdminServer {
     /// Takes the address. Fails if it cannot be listened on.
     pub async fn bind(address: SocketAddr, routes: Routes, limits: Limits) -> Result<Self, BindError> {
         let fail = |source| BindError { address, source };
@@ -179,7 +178,7 @@ impl Server {
                 accepted = next(&self.listener) => accepted,
             };
             let Some((stream, from)) = accepted else { continue };
-            let (source, busy) = (from.ip().to_canonical(), Busy::default());
+            let (source, busy) = (from.ip().to_canonical(), ActiveRequest::default());
             open.make_room(source, self.limits);
             let work = connection(stream, Arc::clone(&routes), self.limits, busy.clone(), watcher.clone());
             open.add(source, busy, connections.spawn(work));
@@ -193,7 +192,7 @@ impl Server {
     }
 }
 
-async fn connection(stream: TcpStream, routes: Arc<Routes>, limits: Limits, busy: Busy, mut closing: watch::Receiver<bool>) {
+async fn connection(stream: TcpStream, routes: Arc<Routes>, limits: Limits, busy: ActiveRequest, mut closing: watch::Receiver<bool>) {
     let service = service_fn(move |request| {
         let (routes, busy) = (Arc::clone(&routes), busy.clone());
         async move { Ok::<_, Infallible>(busy.during(answer(&routes, request)).await) }
@@ -213,7 +212,7 @@ async fn connection(stream: TcpStream, routes: Arc<Routes>, limits: Limits, busy
     }
 }
 
-async fn answer(routes: &Routes, request: Request<Incoming>) -> Answer {
+async fn answer(routes: &Routes, request: Request<Incoming>) -> AdminResponse {
     let (parts, body) = request.into_parts();
     let Some(handler) = routes.0.get(parts.uri.path()) else {
         return text(StatusCode::NOT_FOUND, "not found\n");
@@ -226,7 +225,7 @@ async fn answer(routes: &Routes, request: Request<Incoming>) -> Answer {
     if !body.is_end_stream() {
         return text(StatusCode::PAYLOAD_TOO_LARGE, "no request here has a body\n");
     }
-    handler(Ask { query: parts.uri.query().unwrap_or_default().to_owned(), headers: parts.headers }).await
+    handler(AdminRequest { query: parts.uri.query().unwrap_or_default().to_owned(), headers: parts.headers }).await
 }
 
 #[cfg(test)]

@@ -21,21 +21,10 @@ const CONNECT: Duration = Duration::from_secs(10);
 pub enum HttpsError {
     /// The authorities cannot be read.
     #[error("the certificate authorities at {} cannot be read: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     /// None of the authorities can be used.
     #[error("of the certificate authorities at {} none can be used: {why}", path.display())]
-    Unusable {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with them.
-        why: String,
-    },
-    /// The rest of it.
+    Unusable { path: PathBuf, why: String },
     #[error("{0}")]
     Client(String),
 }

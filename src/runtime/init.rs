@@ -27,7 +27,6 @@ const PASSED_ON: [Signal; 2] = [Signal::SIGTERM, Signal::SIGINT];
 /// What follows the program's end.
 #[derive(Debug, PartialEq, Eq)]
 enum Next {
-    /// It is started again.
     Again,
     /// The container ends with this exit status.
     End(u8),
@@ -40,7 +39,7 @@ pub fn keep(variable: &str) -> io::Result<u8> {
     heard.add(Signal::SIGCHLD);
     // Nothing is lost between two waits, nor before the program has its own handlers: it begins with the same signals blocked.
     heard.thread_block()?;
-    let (mut restarts, mut why, mut asked) = (0_u64, String::new(), false);
+    let (mut restarts, mut why, mut signalled) = (0_u64, String::new(), false);
     let mut crashed: Option<Instant> = None;
     loop {
         let program = start(variable, format!("{restarts} {why}").trim_end())?;
@@ -52,13 +51,13 @@ pub fn keep(variable: &str) -> io::Result<u8> {
                     }
                 }
                 signal => {
-                    asked = true;
+                    signalled = true;
                     // It is a child that was not waited for: the number is still its own.
                     kill(program, signal)?;
                 }
             }
         };
-        match next(end, crashed.map(|at| at.elapsed()), asked) {
+        match next(end, crashed.map(|at| at.elapsed()), signalled) {
             Next::End(status) => return Ok(status),
             Next::Again => (restarts, why, crashed) = (restarts + 1, said(end), Some(Instant::now())),
         }
@@ -90,13 +89,17 @@ fn reap(program: Pid) -> Option<WaitStatus> {
 }
 
 /// What follows an end, so long after the crash before it, if there was one, of a program that was asked to end or not.
-fn next(end: WaitStatus, after: Option<Duration>, asked: bool) -> Next {
+fn next(end: WaitStatus, after: Option<Duration>, signalled: bool) -> Next {
     let (crash, status) = match end {
         WaitStatus::Exited(_, code) => (code == i32::from(CRASHED) || code == PANICKED, code),
         WaitStatus::Signaled(_, signal, _) => (true, 128 + signal as i32),
         _ => (false, 1),
     };
-    if crash && !asked && after.is_none_or(|after| after >= STEADY) { Next::Again } else { Next::End(u8::try_from(status).unwrap_or(1)) }
+    if crash && !signalled && after.is_none_or(|after| after >= STEADY) {
+        Next::Again
+    } else {
+        Next::End(u8::try_from(status).unwrap_or(1))
+    }
 }
 
 fn said(end: WaitStatus) -> String {

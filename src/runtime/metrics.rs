@@ -40,7 +40,6 @@ impl Kind {
 pub struct Description {
     /// The name, unit included.
     pub name: &'static str,
-    /// What the values do.
     pub kind: Kind,
     /// One sentence, without a final stop.
     pub help: &'static str,
@@ -84,7 +83,6 @@ pub struct HistogramSample {
     pub bounds: &'static [f64],
     /// How many observations are in each bucket, and last how many are above all bounds. Not cumulative.
     pub counts: Vec<u64>,
-    /// The sum of all observations.
     pub sum: f64,
 }
 
@@ -119,7 +117,6 @@ impl<const L: usize> Counter<L> {
 }
 
 impl<const L: usize> Gauge<L> {
-    /// Sets the gauge with these label values.
     pub fn set(&self, labels: [&str; L], value: f64) {
         self.0.with_label_values(&labels).set(value);
     }

@@ -12,20 +12,19 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-use order::Order;
+use order::QueueOrder;
 
 mod order;
 
-/// What can be queued.
-pub trait Key: Clone + Eq + Hash + Ord + Debug + Send + 'static {}
-impl<K: Clone + Eq + Hash + Ord + Debug + Send + 'static> Key for K {}
+pub trait QueueKey: Clone + Eq + Hash + Ord + Debug + Send + 'static {}
+impl<K: Clone + Eq + Hash + Ord + Debug + Send + 'static> QueueKey for K {}
 
 /// The delay before the next try, by how often the key failed in a row (1 after the first failure).
 pub type Retry = Arc<dyn Fn(u32) -> Duration + Send + Sync>;
 
 /// How work on a key ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ended {
+pub enum WorkOutcome {
     /// It is done until it is asked for again.
     Done,
     /// It went well and is to be looked at again after this time.
@@ -49,8 +48,8 @@ pub struct Depth {
 
 /// The queue. Clones are the same queue.
 #[derive(Clone)]
-pub struct Queue<K: Key> {
-    order: Arc<Mutex<Order<K>>>,
+pub struct Queue<K: QueueKey> {
+    order: Arc<Mutex<QueueOrder<K>>>,
     /// Moved whenever a key may have become ready, and closed at the end.
     bell: watch::Sender<bool>,
     retry: Retry,
@@ -58,23 +57,23 @@ pub struct Queue<K: Key> {
 
 /// A key in a worker's hands. Dropped without an end, it has failed.
 #[derive(Debug)]
-pub struct Work<K: Key> {
+pub struct WorkItem<K: QueueKey> {
     key: K,
     queue: Queue<K>,
     ended: bool,
 }
 
-impl<K: Key> Debug for Queue<K> {
+impl<K: QueueKey> Debug for Queue<K> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Queue").field("depth", &self.depth()).finish_non_exhaustive()
     }
 }
 
-impl<K: Key> Queue<K> {
+impl<K: QueueKey> Queue<K> {
     /// An empty queue.
     #[must_use]
     pub fn new(retry: Retry) -> Self {
-        Self { order: Arc::new(Mutex::new(Order::new())), bell: watch::channel(false).0, retry }
+        Self { order: Arc::new(Mutex::new(QueueOrder::new())), bell: watch::channel(false).0, retry }
     }
 
     /// Asks for a key now.
@@ -90,7 +89,7 @@ impl<K: Key> Queue<K> {
     }
 
     /// The next key whose time has come; waits for it. Nothing once the queue is closed.
-    pub async fn next(&self) -> Option<Work<K>> {
+    pub async fn next(&self) -> Option<WorkItem<K>> {
         let mut bell = self.bell.subscribe();
         loop {
             if *bell.borrow_and_update() {
@@ -104,7 +103,7 @@ impl<K: Key> Queue<K> {
             };
             if let Some(key) = taken {
                 self.ring();
-                return Some(Work { key, queue: self.clone(), ended: false });
+                return Some(WorkItem { key, queue: self.clone(), ended: false });
             }
             let due = async {
                 match next {
@@ -137,7 +136,7 @@ impl<K: Key> Queue<K> {
         self.locked().oldest(now).map(|since| now - since)
     }
 
-    fn locked(&self) -> MutexGuard<'_, Order<K>> {
+    fn locked(&self) -> MutexGuard<'_, QueueOrder<K>> {
         self.order.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -146,19 +145,18 @@ impl<K: Key> Queue<K> {
     }
 }
 
-impl<K: Key> Work<K> {
-    /// The key.
+impl<K: QueueKey> WorkItem<K> {
     #[must_use]
     pub fn key(&self) -> &K {
         &self.key
     }
 
     /// Gives the key back.
-    pub fn end(mut self, ended: Ended) {
+    pub fn end(mut self, ended: WorkOutcome) {
         self.give_back(ended);
     }
 
-    fn give_back(&mut self, ended: Ended) {
+    fn give_back(&mut self, ended: WorkOutcome) {
         self.ended = true;
         let retry = Arc::clone(&self.queue.retry);
         let now = Instant::now();
@@ -167,10 +165,10 @@ impl<K: Key> Work<K> {
     }
 }
 
-impl<K: Key> Drop for Work<K> {
+impl<K: QueueKey> Drop for WorkItem<K> {
     fn drop(&mut self) {
         if !self.ended {
-            self.give_back(Ended::Failed(None));
+            self.give_back(WorkOutcome::Failed(None));
         }
     }
 }

@@ -18,7 +18,7 @@ mod heartbeat;
 
 /// How far a stop has come. It only ever goes forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Phase {
+pub enum StopPhase {
     /// Nobody has asked for an end.
     Running,
     /// An end was asked for: finish in order.
@@ -29,19 +29,19 @@ pub enum Phase {
 
 /// Asks for an end.
 #[derive(Debug, Clone)]
-pub struct Stopper(watch::Sender<Phase>);
+pub struct Stopper(watch::Sender<StopPhase>);
 
 /// Learns that an end was asked for.
 #[derive(Debug, Clone)]
-pub struct Stop(watch::Receiver<Phase>);
+pub struct Stop(watch::Receiver<StopPhase>);
 
 /// Any error, as a task returns it.
-pub type Failure = Box<dyn std::error::Error + Send + Sync>;
+pub type BoxedError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Tasks that live and end together.
 #[derive(Debug)]
 pub struct Tasks {
-    set: JoinSet<Result<(), Failure>>,
+    set: JoinSet<Result<(), BoxedError>>,
     names: HashMap<Id, &'static str>,
     stopper: Stopper,
     stop: Stop,
@@ -53,26 +53,11 @@ pub struct Tasks {
 pub enum TaskError {
     /// A task returned although it was to run for ever.
     #[error("task {name} ended although nothing asked it to")]
-    Ended {
-        /// The task.
-        name: &'static str,
-    },
-    /// A task returned an error.
+    Ended { name: &'static str },
     #[error("task {name} failed: {source}")]
-    Failed {
-        /// The task.
-        name: &'static str,
-        /// Its error.
-        source: Failure,
-    },
-    /// A task panicked.
+    Failed { name: &'static str, source: BoxedError },
     #[error("task {name} panicked: {message}")]
-    Panicked {
-        /// The task.
-        name: &'static str,
-        /// What the panic said.
-        message: String,
-    },
+    Panicked { name: &'static str, message: String },
     /// Tasks did not finish within the grace, or a second signal came first; they were cut off.
     #[error("cut off before they finished: {}", names.join(", "))]
     CutOff {
@@ -97,30 +82,30 @@ impl TaskError {
 /// A stop that nobody has asked for yet.
 #[must_use]
 pub fn stop() -> (Stopper, Stop) {
-    let (sender, receiver) = watch::channel(Phase::Running);
+    let (sender, receiver) = watch::channel(StopPhase::Running);
     (Stopper(sender), Stop(receiver))
 }
 
 impl Stopper {
     /// Asks for an end in order; nothing happens if it was asked for already.
     pub fn stop(&self) {
-        self.raise(Phase::Stopping);
+        self.raise(StopPhase::Stopping);
     }
 
     /// Asks for an end at once.
     pub fn abort(&self) {
-        self.raise(Phase::Aborting);
+        self.raise(StopPhase::Aborting);
     }
 
     /// What a signal does: the first asks for an end in order, the next for one at once. Returns what is now asked for.
     #[must_use]
-    pub fn escalate(&self) -> Phase {
-        let next = if *self.0.borrow() == Phase::Running { Phase::Stopping } else { Phase::Aborting };
+    pub fn escalate(&self) -> StopPhase {
+        let next = if *self.0.borrow() == StopPhase::Running { StopPhase::Stopping } else { StopPhase::Aborting };
         self.raise(next);
         next
     }
 
-    fn raise(&self, to: Phase) {
+    fn raise(&self, to: StopPhase) {
         self.0.send_if_modified(|phase| {
             let forward = to > *phase;
             *phase = to.max(*phase);
@@ -132,27 +117,27 @@ impl Stopper {
 impl Stop {
     /// How far it has come.
     #[must_use]
-    pub fn phase(&self) -> Phase {
+    pub fn phase(&self) -> StopPhase {
         *self.0.borrow()
     }
 
     /// Whether an end was asked for.
     #[must_use]
     pub fn is_requested(&self) -> bool {
-        self.phase() > Phase::Running
+        self.phase() > StopPhase::Running
     }
 
     /// Waits until an end is asked for. If nobody is left who could ask, that counts as asking.
     pub async fn requested(&self) {
-        self.reached(Phase::Stopping).await;
+        self.reached(StopPhase::Stopping).await;
     }
 
     /// Waits until an end at once is asked for, or nobody is left who could ask.
     pub async fn aborted(&self) {
-        self.reached(Phase::Aborting).await;
+        self.reached(StopPhase::Aborting).await;
     }
 
-    async fn reached(&self, phase: Phase) {
+    async fn reached(&self, phase: StopPhase) {
         // An error means that every stopper is gone: there is no more to wait for.
         let _ = self.0.clone().wait_for(|now| *now >= phase).await;
     }
@@ -200,14 +185,13 @@ impl Tasks {
         self.stop.clone()
     }
 
-    /// The heartbeats of these tasks.
     #[must_use]
     pub fn heartbeats(&self) -> Heartbeats {
         self.heartbeats.clone()
     }
 
     /// Starts a task that is to run until the stop is requested.
-    pub fn spawn<E: Into<Failure> + 'static>(&mut self, name: &'static str, work: impl Future<Output = Result<(), E>> + Send + 'static) {
+    pub fn spawn<E: Into<BoxedError> + 'static>(&mut self, name: &'static str, work: impl Future<Output = Result<(), E>> + Send + 'static) {
         let work = self.heartbeats.watch(name, work);
         let handle = self.set.spawn(async move { work.await.map_err(Into::into) });
         self.names.insert(handle.id(), name);
@@ -217,7 +201,7 @@ impl Tasks {
     pub fn run_forever(&mut self, name: &'static str, work: impl Future<Output = ()> + Send + 'static) {
         self.spawn(name, async move {
             work.await;
-            Ok::<(), Failure>(())
+            Ok::<(), BoxedError>(())
         });
     }
 
@@ -287,7 +271,7 @@ impl Tasks {
     }
 }
 
-type Joined = Result<(Id, Result<(), Failure>), JoinError>;
+type Joined = Result<(Id, Result<(), BoxedError>), JoinError>;
 
 fn verdict(name: &'static str, joined: Joined) -> Result<(), TaskError> {
     match joined {

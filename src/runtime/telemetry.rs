@@ -11,8 +11,7 @@ use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
 
 /// The shape of a log line.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Format {
-    /// One line of text.
+pub enum LogFormat {
     #[default]
     Text,
     /// One JSON object on a line.
@@ -22,21 +21,15 @@ pub enum Format {
 /// The logs could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
-    /// The filter is not understood.
     #[error("log filter {filter:?} is not understood (examples: info, debug, info,tailyard::proxy=debug): {source}")]
-    Filter {
-        /// The filter as given.
-        filter: String,
-        /// What is wrong with it.
-        source: ParseError,
-    },
+    Filter { filter: String, source: ParseError },
     /// Logs are set up already.
     #[error("logs can be set up only once in a process: {0}")]
     Twice(#[from] TryInitError),
 }
 
 /// Sets up the logs of the process. `filter` has the syntax of `tracing`'s directives, such as `info,tailyard::proxy=debug`.
-pub fn init(format: Format, filter: &str) -> Result<(), TelemetryError> {
+pub fn init(format: LogFormat, filter: &str) -> Result<(), TelemetryError> {
     subscriber(format, filter, std::io::stderr)?.try_init()?;
     std::panic::set_hook(Box::new(log_panic));
     Ok(())
@@ -44,7 +37,7 @@ pub fn init(format: Format, filter: &str) -> Result<(), TelemetryError> {
 
 type Subscriber = Box<dyn tracing::Subscriber + Send + Sync>;
 
-fn subscriber<W>(format: Format, filter: &str, writer: W) -> Result<Subscriber, TelemetryError>
+fn subscriber<W>(format: LogFormat, filter: &str, writer: W) -> Result<Subscriber, TelemetryError>
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
@@ -54,8 +47,8 @@ where
         .map_err(|source| TelemetryError::Filter { filter: filter.to_owned(), source })?;
     let lines = tracing_subscriber::fmt().with_env_filter(directives).with_writer(writer).with_ansi(false);
     Ok(match format {
-        Format::Text => Box::new(lines.finish()),
-        Format::Json => Box::new(lines.json().flatten_event(true).with_current_span(false).finish()),
+        LogFormat::Text => Box::new(lines.finish()),
+        LogFormat::Json => Box::new(lines.json().flatten_event(true).with_current_span(false).finish()),
     })
 }
 
@@ -85,7 +78,7 @@ mod tests {
         }
     }
 
-    fn logged(format: Format, filter: &str) -> String {
+    fn logged(format: LogFormat, filter: &str) -> String {
         let lines = Lines::default();
         let writer = lines.clone();
         let subscriber = subscriber(format, filter, move || writer.clone()).expect("a good filter");
@@ -101,13 +94,13 @@ mod tests {
     /// Which of the messages pass a filter, one for each line.
     fn messages(filter: &str) -> Vec<&'static str> {
         let known = ["applied", "detail", "failed with error"];
-        let text = logged(Format::Text, filter);
+        let text = logged(LogFormat::Text, filter);
         text.lines().map(|line| known.into_iter().find(|message| line.contains(message)).expect("one of ours")).collect()
     }
 
     #[test]
     fn json_lines_are_objects() {
-        let text = logged(Format::Json, "info");
+        let text = logged(LogFormat::Json, "info");
         let line: serde_json::Value = serde_json::from_str(text.trim()).expect("one JSON object");
         assert_eq!((line["message"].as_str(), line["services"].as_i64()), (Some("applied"), Some(3)));
     }
@@ -126,7 +119,7 @@ mod tests {
 
     #[test]
     fn a_bad_filter_is_an_error_with_an_example() {
-        let error = subscriber(Format::Text, "tailyard=loud", io::sink).err().expect("no such level");
+        let error = subscriber(LogFormat::Text, "tailyard=loud", io::sink).err().expect("no such level");
         assert!(error.to_string().contains("examples"), "{error}");
     }
 }

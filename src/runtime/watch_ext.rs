@@ -4,10 +4,10 @@ use tokio::sync::watch;
 
 /// Puts a value into a cell; whether it is another one than before. The same one wakes nobody.
 pub fn put<T: PartialEq>(cell: &watch::Sender<T>, value: T) -> bool {
-    cell.send_if_modified(|held| {
-        let differs = *held != value;
+    cell.send_if_modified(|current| {
+        let differs = *current != value;
         if differs {
-            *held = value;
+            *current = value;
         }
         differs
     })

@@ -3,24 +3,24 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use tailyard::edge::control::{Control, ControlError, ControlSettings, Credentials, IdentityToken, Rate};
+use tailyard::edge::control::{ClientCredentials, ControlClient, ControlError, ControlSettings, IdentityToken, Rate};
 use tailyard::model::controller::identity::{DeviceId, ExpectedDevice, KeyId};
 use tailyard::model::tailnet::supervise::Secret;
 
 use kit::hosted::{CLIENT, DOMAIN, Fault, Hosted};
 use kit::tailnet::Tailnet;
 
-fn settings(url: String, credentials: Credentials) -> ControlSettings {
+fn settings(url: String, credentials: ClientCredentials) -> ControlSettings {
     ControlSettings { url, credentials, ca: None, rate: Rate { burst: 1000, per_second: 1000.0 }, deadline: Duration::from_secs(20) }
 }
 
-fn oauth(secret: &str) -> Credentials {
-    Credentials::OAuth { client_id: CLIENT.0.to_owned(), client_secret: Secret::new(secret) }
+fn oauth(secret: &str) -> ClientCredentials {
+    ClientCredentials::OAuth { client_id: CLIENT.0.to_owned(), client_secret: Secret::new(secret) }
 }
 
-async fn start() -> (Hosted, Control) {
+async fn start() -> (Hosted, ControlClient) {
     let hosted = Hosted::start().await;
-    let control = Control::new(settings(hosted.url(), oauth(CLIENT.1))).expect("a client");
+    let control = ControlClient::new(settings(hosted.url(), oauth(CLIENT.1))).expect("a client");
     (hosted, control)
 }
 
@@ -106,7 +106,7 @@ async fn a_token_that_ended_early_is_replaced() {
 #[tokio::test]
 async fn wrong_credentials_say_what_to_check() {
     let hosted = Hosted::start().await;
-    let control = Control::new(settings(hosted.url(), oauth("wrong"))).expect("a client");
+    let control = ControlClient::new(settings(hosted.url(), oauth("wrong"))).expect("a client");
     let error = control.probe().await.expect_err("refused");
     assert_eq!(error.reason(), "Denied");
     assert!(error.to_string().contains("API token invalid") && error.to_string().contains("scopes"), "{error}");
@@ -149,10 +149,10 @@ async fn faults_are_told_apart() {
     }
     let mut slow = settings(hosted.url(), oauth(CLIENT.1));
     slow.deadline = Duration::from_millis(200);
-    let hasty = Control::new(slow).expect("a client");
+    let hasty = ControlClient::new(slow).expect("a client");
     hosted.fail([Fault::Slow(Duration::from_secs(5))]);
     assert_eq!(hasty.probe().await.expect_err("slow").reason(), "Deadline");
-    let nobody = Control::new(settings("http://127.0.0.1:1".to_owned(), oauth(CLIENT.1))).expect("a client");
+    let nobody = ControlClient::new(settings("http://127.0.0.1:1".to_owned(), oauth(CLIENT.1))).expect("a client");
     assert_eq!(nobody.probe().await.expect_err("nobody").reason(), "Unreachable");
 }
 
@@ -161,7 +161,7 @@ async fn requests_keep_to_the_rate() {
     let hosted = Hosted::start().await;
     let mut settings = settings(hosted.url(), oauth(CLIENT.1));
     settings.rate = Rate { burst: 2, per_second: 10.0 };
-    let control = Control::new(settings).expect("a client");
+    let control = ControlClient::new(settings).expect("a client");
     let begin = Instant::now();
     for _ in 0..5 {
         control.revoke_key(&KeyId::parse("k").expect("an ID")).await.expect("gone");
@@ -174,15 +174,15 @@ async fn a_service_account_token_takes_the_secrets_place() {
     let hosted = Hosted::start().await;
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("token");
-    let identity = |token| Credentials::Identity { client_id: CLIENT.0.to_owned(), token };
-    let control = Control::new(settings(hosted.url(), identity(IdentityToken::File(path.clone())))).expect("a client");
+    let identity = |token| ClientCredentials::Identity { client_id: CLIENT.0.to_owned(), token };
+    let control = ControlClient::new(settings(hosted.url(), identity(IdentityToken::File(path.clone())))).expect("a client");
     assert_eq!(control.probe().await.expect_err("no token yet").reason(), "Identity");
     std::fs::write(&path, "a.b.c\n").expect("written");
     assert_eq!(control.probe().await.expect_err("not believed").reason(), "Denied");
     hosted.accept_jwt("a.b.c");
     control.probe().await.expect("allowed");
     let (sender, cell) = tokio::sync::watch::channel(None);
-    let watched = Control::new(settings(hosted.url(), identity(IdentityToken::Watch(cell)))).expect("a client");
+    let watched = ControlClient::new(settings(hosted.url(), identity(IdentityToken::Watch(cell)))).expect("a client");
     assert_eq!(watched.probe().await.expect_err("no token yet").reason(), "Identity");
     sender.send_replace(Some(Secret::new("a.b.c")));
     watched.probe().await.expect("allowed");
@@ -191,11 +191,11 @@ async fn a_service_account_token_takes_the_secrets_place() {
 #[tokio::test]
 async fn settings_that_cannot_work_are_said_so() {
     for url in ["", "hs.lab", "ftp://hs.lab"] {
-        assert_eq!(Control::new(settings(url.to_owned(), oauth("x"))).expect_err("no URL").reason(), "Settings", "{url}");
+        assert_eq!(ControlClient::new(settings(url.to_owned(), oauth("x"))).expect_err("no URL").reason(), "Settings", "{url}");
     }
     let mut wanted = settings("https://hs.lab".to_owned(), oauth("x"));
     wanted.ca = Some("/nowhere/ca.pem".into());
-    let error = Control::new(wanted).expect_err("no file");
+    let error = ControlClient::new(wanted).expect_err("no file");
     assert!(matches!(error, ControlError::Client(_)) && error.to_string().contains("/nowhere/ca.pem"), "{error}");
 }
 
@@ -206,9 +206,9 @@ fn headscale_makes_keys_that_work_and_takes_devices_back() {
     let machine = tailnet.machine("egress");
     let tailscaled = machine.tailscaled();
     let client = |key: &str| {
-        let credentials = Credentials::Headscale { api_key: Secret::new(key) };
+        let credentials = ClientCredentials::Headscale { api_key: Secret::new(key) };
         let ca = Some(tailnet.dir().join("ca.crt"));
-        Control::new(ControlSettings { ca, ..settings(tailnet.control_url(), credentials) }).expect("a client")
+        ControlClient::new(ControlSettings { ca, ..settings(tailnet.control_url(), credentials) }).expect("a client")
     };
     let (wrong, control) = (client("hskey-api-wrong"), client(&api_key));
     let refused = machine.node.ns.block_on(async || wrong.probe().await).expect("the namespace");

@@ -8,11 +8,11 @@ use std::num::NonZeroU32;
 use std::thread;
 use std::time::Duration;
 
-use tailyard::demo::replicas::{Launch, Tailnet};
+use tailyard::demo::replicas::{DemoTailnet, Launch};
 use tailyard::demo::scenario::Script;
 use tailyard::demo::screen::Screen;
 use tailyard::demo::topology::Topology;
-use tailyard::demo::{Options, TARGETS, play as on_stage};
+use tailyard::demo::{DemoOptions, TARGETS, play as on_stage};
 use tokio::sync::oneshot;
 
 mod api;
@@ -60,7 +60,7 @@ fn soak(topology: &Topology, api: &Api) {
     let launch = Launch {
         executable: pod::program(directory.path(), &api.account),
         backend: std::env::var("SOAK_BACKEND").unwrap_or_else(|_| "nftables".to_owned()),
-        tailnet: Tailnet::Daemon(daemon::program(directory.path())),
+        tailnet: DemoTailnet::Daemon(daemon::program(directory.path())),
         egress: directory.path().join("egress"),
         directory: directory.path().to_owned(),
         grace: GRACE,
@@ -70,7 +70,7 @@ fn soak(topology: &Topology, api: &Api) {
         daemon::prepare(&launch.own(replica.into()), replica);
     }
     let rate = NonZeroU32::new(setting("SOAK_RATE", RATE)).expect("some load");
-    let options = Options { replicas: REPLICAS, services: 12, lasts, rate, seed, launch };
+    let options = DemoOptions { replicas: REPLICAS, services: 12, lasts, rate, seed, launch };
     let schedule = Schedule::of(seed, lasts);
     let (changes, troubles) = (schedule.changes.len(), schedule.troubles.len());
     let mut samples = Samples::new();

@@ -17,7 +17,7 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 use tailyard::model::settings::Flags;
-use tailyard::model::settings::reconciler::{Credentials, Reconciler};
+use tailyard::model::settings::reconciler::{DefaultCredentials, Reconciler};
 
 /// The chart.
 const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/tailyard");
@@ -282,9 +282,9 @@ fn files_are_mounted_where_the_program_reads_them() {
     for case in CASES {
         let (deployment, control) = (deployment(case), settings(case).control);
         let mut files: Vec<PathBuf> = match control.credentials {
-            Some(Credentials::OAuth { id, secret }) => vec![id, secret],
-            Some(Credentials::Identity { token, .. }) => vec![token],
-            Some(Credentials::Headscale { key }) => vec![key],
+            Some(DefaultCredentials::OAuth { id, secret }) => vec![id, secret],
+            Some(DefaultCredentials::Identity { token, .. }) => vec![token],
+            Some(DefaultCredentials::Headscale { key }) => vec![key],
             None => vec![],
         };
         files.extend(control.ca);

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use tailyard::edge::dns::Client;
 use tailyard::edge::netns::Namespace;
-use tailyard::model::tailnet::resolve::{Failure, Outcome};
-use tailyard::proxy::forwarding::resolve::{self, Inputs, Names, Report};
+use tailyard::model::tailnet::resolve::{LookupFailure, LookupOutcome};
+use tailyard::proxy::forwarding::resolve::{self, Inputs, ResolveReport, ResolvedNames};
 use tailyard::runtime::tasks::{Stopper, stop};
 use tempfile::TempDir;
 use tokio::sync::watch;
@@ -51,7 +51,7 @@ impl Lab {
         tailyard::edge::dns::Dns::new(&self.path()).client().await.expect("servers")
     }
 
-    async fn lookup(&self, name: &str) -> Outcome {
+    async fn lookup(&self, name: &str) -> LookupOutcome {
         self.client().await.lookup(name).await
     }
 
@@ -69,8 +69,8 @@ impl Lab {
 /// The task that keeps names, and what it publishes.
 struct Kept {
     wanted: watch::Sender<BTreeSet<String>>,
-    names: watch::Receiver<Names>,
-    report: watch::Receiver<Arc<Report>>,
+    names: watch::Receiver<ResolvedNames>,
+    report: watch::Receiver<Arc<ResolveReport>>,
     stopper: Stopper,
 }
 
@@ -80,7 +80,7 @@ impl Kept {
         drop(waited.unwrap_or_else(|_| panic!("{what} did not come true: {:?}", self.report)).expect("running"));
     }
 
-    async fn reports(&mut self, failure: Failure) {
+    async fn reports(&mut self, failure: LookupFailure) {
         let seen = self.report.wait_for(|report| report.names.values().any(|status| status.failure == Some(failure)));
         drop(timeout(DEADLINE, seen).await.unwrap_or_else(|_| panic!("{failure} was never reported")).expect("running"));
     }
@@ -95,7 +95,7 @@ fn ips(list: &[&str]) -> BTreeSet<IpAddr> {
 }
 
 /// The addresses of an outcome and the shortest TTL of the families that have some.
-fn found(outcome: Outcome) -> (BTreeSet<IpAddr>, u64) {
+fn found(outcome: LookupOutcome) -> (BTreeSet<IpAddr>, u64) {
     let records = [outcome.v4, outcome.v6].map(|family| family.expect("an answer"));
     let ttl = records.iter().filter(|records| !records.addresses.is_empty()).map(|records| records.ttl).min();
     let addresses = records.into_iter().flat_map(|records| records.addresses).collect();
@@ -145,20 +145,20 @@ fn a_name_of_one_family_is_whole() {
 #[test]
 fn failures_are_told_apart() {
     lab(async |lab| {
-        let both = |outcome: Outcome| (outcome.v4.expect_err("a failure"), outcome.v6.expect_err("a failure"));
-        assert_eq!(both(lab.lookup("none.test").await), (Failure::NoName, Failure::NoName));
+        let both = |outcome: LookupOutcome| (outcome.v4.expect_err("a failure"), outcome.v6.expect_err("a failure"));
+        assert_eq!(both(lab.lookup("none.test").await), (LookupFailure::NoName, LookupFailure::NoName));
         lab.dns.fault("bad.test", Some(Fault::ServFail));
-        assert_eq!(both(lab.lookup("bad.test").await), (Failure::Server, Failure::Server));
+        assert_eq!(both(lab.lookup("bad.test").await), (LookupFailure::Server, LookupFailure::Server));
         lab.dns.fault("mute.test", Some(Fault::Silent));
         let before = Instant::now();
-        assert_eq!(both(lab.lookup("mute.test").await), (Failure::Timeout, Failure::Timeout));
+        assert_eq!(both(lab.lookup("mute.test").await), (LookupFailure::Timeout, LookupFailure::Timeout));
         assert!(before.elapsed() < Duration::from_secs(9), "the file's timeout counts, not {:?}", before.elapsed());
         lab.dns.set("empty.test", 60, &[]).await;
         assert_eq!(found(lab.lookup("empty.test").await).0, ips(&[]));
-        assert_eq!(both(lab.lookup("not a..name").await), (Failure::Name, Failure::Name));
+        assert_eq!(both(lab.lookup("not a..name").await), (LookupFailure::Name, LookupFailure::Name));
         lab.resolv_conf("nameserver 127.0.0.99\noptions timeout:1 attempts:1\n");
         let (v4, _) = both(lab.lookup("db.test").await);
-        assert!(matches!(v4, Failure::Network | Failure::Timeout), "{v4}");
+        assert!(matches!(v4, LookupFailure::Network | LookupFailure::Timeout), "{v4}");
     });
 }
 
@@ -175,7 +175,7 @@ fn names_are_absolute_whatever_the_search_list_says() {
     lab(async |lab| {
         lab.resolv_conf("nameserver 127.0.0.1\nsearch svc.test\noptions ndots:5 timeout:1 attempts:1\n");
         lab.dns.set("db.test.svc.test", 60, &["10.96.0.1"]).await;
-        assert_eq!(lab.lookup("db.test").await.v4, Err(Failure::NoName));
+        assert_eq!(lab.lookup("db.test").await.v4, Err(LookupFailure::NoName));
         assert_eq!(lab.dns.queries("db.test.svc.test"), 0);
         for name in ["db.test.svc.test", "db.test.svc.test."] {
             assert_eq!(found(lab.lookup(name).await).0, ips(&["10.96.0.1"]), "{name}");
@@ -229,19 +229,23 @@ fn the_last_good_answer_outlives_every_failure() {
         kept.until("the first answer", |names| names.contains_key("db.test")).await;
         // Each retry comes at most twice the last delay later, so this order keeps the test short.
         lab.dns.fault("db.test", Some(Fault::ServFail));
-        kept.reports(Failure::Server).await;
+        kept.reports(LookupFailure::Server).await;
         lab.dns.fault("db.test", None);
         lab.dns.clear("db.test").await;
-        kept.reports(Failure::NoName).await;
+        kept.reports(LookupFailure::NoName).await;
         lab.dns.set("db.test", 1, &[]).await;
-        kept.reports(Failure::Empty).await;
+        kept.reports(LookupFailure::Empty).await;
         lab.dns.fault("db.test", Some(Fault::Silent));
-        kept.reports(Failure::Timeout).await;
+        kept.reports(LookupFailure::Timeout).await;
         assert_eq!(kept.names.borrow()["db.test"], ips(&["10.0.0.1"]));
         let report = Arc::clone(&kept.report.borrow());
         let status = report.names.values().next().expect("one name");
         assert!(status.answered.is_some_and(|answered| answered.elapsed() > Duration::from_secs(4)), "its age grows: {status:?}");
-        assert!([Failure::Server, Failure::NoName, Failure::Empty, Failure::Timeout].iter().all(|failure| report.failures[failure] > 0));
+        assert!(
+            [LookupFailure::Server, LookupFailure::NoName, LookupFailure::Empty, LookupFailure::Timeout]
+                .iter()
+                .all(|failure| report.failures[failure] > 0)
+        );
     });
 }
 

@@ -12,9 +12,9 @@ use imbl::OrdMap;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 use tailyard::model::controller::identity::DeviceName;
-use tailyard::model::controller::ingress_spec::Owner;
+use tailyard::model::controller::ingress_spec::ServiceOwner;
 use tailyard::model::controller::proxygroup::{
-    Capabilities, Class, GroupSettings, Listed, Observed, Publishing, Replica, ReplicaState, TailnetState, pass,
+    Class, GroupCapabilities, GroupSettings, Observed, ObservedReplica, PublishInputs, ReplicaState, ServiceList, TailnetState, pass,
 };
 
 /// A group as it is first seen, with one Service.
@@ -46,7 +46,7 @@ fn observed(spec: Value, class: Option<Value>) -> Observed {
         class: class.map_or(Class::None, |class| Class::Ready(Arc::new(serde_json::from_value(class).expect("a class")))),
         tailnet: TailnetState::Ready {
             server_url: "https://controlplane.tailscale.com".into(),
-            capabilities: Capabilities { keys: false, devices: false, services: true },
+            capabilities: GroupCapabilities { keys: false, devices: false, services: true },
         },
         replicas: BTreeMap::new(),
         owned: OrdMap::new(),
@@ -54,7 +54,7 @@ fn observed(spec: Value, class: Option<Value>) -> Observed {
         nodes: vec![node("a", "203.0.113.7"), node("b", "203.0.113.8"), node("c", "203.0.113.9")],
         namespaces: OrdMap::new(),
         node_ports: BTreeSet::from([30_000]),
-        publish: Publishing::default(),
+        publish: PublishInputs::default(),
         denied: BTreeMap::new(),
     }
 }
@@ -150,17 +150,17 @@ fn publishing() -> [(&'static str, Observed); 2] {
         };
         let services = [vip("svc:app", json!(["tcp:443", "tcp:80"]), "100.99.0.1"), vip("svc:whole", json!(["do-not-validate"]), "100.99.0.2")];
         let id = ("default".to_owned(), "app".to_owned());
-        observed.publish = Publishing {
+        observed.publish = PublishInputs {
             ingresses: OrdMap::unit(id, Arc::new(serde_json::from_value(ingress).expect("an Ingress"))),
             backends: [service("web", json!({}))].into(),
             backed: [("default".to_owned(), "whole".to_owned())].into(),
-            listed: Some(Arc::new(Listed { at: observed.now, services: services.into_iter().collect() })),
-            ..Publishing::default()
+            listed: Some(Arc::new(ServiceList { at: observed.now, services: services.into_iter().collect() })),
+            ..PublishInputs::default()
         };
         let state = ReplicaState { device_name: DeviceName::parse("pg-0.tail1234.ts.net."), ..ReplicaState::default() };
-        observed.replicas = BTreeMap::from([(0, Replica { state: Some(Arc::new(state)), ..Replica::default() })]);
+        observed.replicas = BTreeMap::from([(0, ObservedReplica { state: Some(Arc::new(state)), ..ObservedReplica::default() })]);
         let settings = GroupSettings::clone(&observed.settings);
-        observed.settings = Arc::new(GroupSettings { cluster: Owner { id: "here".into(), ..Owner::default() }, ..settings });
+        observed.settings = Arc::new(GroupSettings { cluster: ServiceOwner { id: "here".into(), ..ServiceOwner::default() }, ..settings });
         (name, observed)
     })
 }

@@ -15,10 +15,10 @@ use kit::scripted_tailscaled::append;
 use kit::wait::{eventually_async, until_async, wait_for_value};
 use tailyard::model::base::netmap::{Fqdn, NetMap};
 use tailyard::model::tailnet::state::Content;
-use tailyard::model::tailnet::supervise::state_backup::Kept;
-use tailyard::model::tailnet::supervise::{DaemonSettings, Login, Phase, Secret, StateStore, StateWrite, TwoStep};
+use tailyard::model::tailnet::supervise::state_backup::StateBackup;
+use tailyard::model::tailnet::supervise::{DaemonPhase, DaemonSettings, Login, Secret, StateStore, StateWrite, TwoStep};
 use tailyard::proxy::tailnet::daemon::state_backup::Reach;
-use tailyard::proxy::tailnet::daemon::{Daemon, DaemonInputs, DaemonState, NeverStarted, StateRequest, daemon};
+use tailyard::proxy::tailnet::daemon::{DaemonHandle, DaemonInputs, DaemonState, NeverStarted, StateRequest, daemon};
 use tailyard::runtime::tasks::{self, Stopper};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
@@ -31,9 +31,9 @@ const AT_ONCE: Duration = Duration::from_secs(5);
 /// A scripted daemon and what supervises it.
 struct Lab {
     dir: tempfile::TempDir,
-    daemon: Daemon,
+    daemon: DaemonHandle,
     keys: watch::Sender<Option<Secret>>,
-    kept: watch::Sender<Kept>,
+    kept: watch::Sender<StateBackup>,
     /// Whether the Secret cannot be had.
     away: Arc<AtomicBool>,
     writes: mpsc::Receiver<StateRequest>,
@@ -91,11 +91,11 @@ fn prepare() -> (tempfile::TempDir, DaemonSettings) {
 
 impl Lab {
     fn start(dir: tempfile::TempDir, settings: DaemonSettings) -> Self {
-        Self::start_from(dir, settings, Kept::default(), false)
+        Self::start_from(dir, settings, StateBackup::default(), false)
     }
 
     /// Starts with what an earlier container left, and with or without the Secret.
-    fn start_from(dir: tempfile::TempDir, settings: DaemonSettings, left: Kept, away: bool) -> Self {
+    fn start_from(dir: tempfile::TempDir, settings: DaemonSettings, left: StateBackup, away: bool) -> Self {
         let (keys, seen) = watch::channel(None);
         let (write, writes) = mpsc::channel(4);
         let (kept, copied) = watch::channel(left);
@@ -103,7 +103,7 @@ impl Lab {
         let away = Arc::new(AtomicBool::new(away));
         let asked = Arc::clone(&away);
         let reach = Some(Reach::new(move || Box::pin(ready(!asked.load(Ordering::SeqCst)))));
-        let inputs = DaemonInputs { keys: seen, writes: write, kept: copied, reach, advertise: None, outlives: false };
+        let inputs = DaemonInputs { keys: seen, writes: write, backup: copied, reach, advertise: None, outlives: false };
         let (daemon, task) = daemon(settings, inputs, stop);
         Self { dir, daemon, keys, kept, away, writes, stopper, task: tokio::spawn(task) }
     }
@@ -112,7 +112,7 @@ impl Lab {
     async fn running() -> Self {
         let (dir, settings) = prepare();
         let lab = Self::start(dir, settings);
-        lab.phase(Phase::Running).await;
+        lab.phase(DaemonPhase::Running).await;
         lab
     }
 
@@ -144,7 +144,7 @@ impl Lab {
         wait_for_value(what, DEADLINE, &mut self.daemon.state(), wanted).await
     }
 
-    async fn phase(&self, phase: Phase) -> DaemonState {
+    async fn phase(&self, phase: DaemonPhase) -> DaemonState {
         self.state(&phase.to_string(), |state| state.phase == phase).await
     }
 
@@ -203,12 +203,12 @@ async fn a_killed_daemon_is_seen_at_once_and_runs_again() {
     let pid = lab.daemon.state().borrow().pid.expect("a process");
     let killed = Instant::now();
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL).expect("killed");
-    let down = lab.state("its death", |state| state.phase != Phase::Running || state.restarts > 0).await;
+    let down = lab.state("its death", |state| state.phase != DaemonPhase::Running || state.restarts > 0).await;
     // A second is what is promised and milliseconds are usual; a busy machine is granted more.
     assert!(killed.elapsed() < AT_ONCE, "seen after {:?}", killed.elapsed());
     assert!(down.last_exit.is_some_and(|how| how.contains("signal: 9")));
     assert!(lab.daemon.netmap().borrow().is_some(), "the last good tailnet stays");
-    let again = lab.phase(Phase::Running).await;
+    let again = lab.phase(DaemonPhase::Running).await;
     assert_eq!(again.restarts, 1);
 }
 
@@ -220,7 +220,7 @@ async fn a_crash_loop_goes_on_slower_until_it_ends() {
     let looping = lab.state("some crashes", |state| state.restarts >= 3).await;
     assert!(looping.last_exit.is_some_and(|how| how.contains("exit status: 7")), "the newest exit counts");
     lab.write("mode", "");
-    lab.phase(Phase::Running).await;
+    lab.phase(DaemonPhase::Running).await;
     assert!(!lab.task.is_finished());
 }
 
@@ -251,8 +251,8 @@ async fn a_stale_socket_and_a_slow_start_are_waited_out() {
     drop(std::os::unix::net::UnixListener::bind(&settings.socket).expect("a socket")); // the file stays, nobody listens
     fs::write(dir.path().join("mode"), "slow").expect("written");
     let lab = Lab::start(dir, settings);
-    lab.phase(Phase::Spawned).await;
-    lab.phase(Phase::Running).await;
+    lab.phase(DaemonPhase::Spawned).await;
+    lab.phase(DaemonPhase::Running).await;
     assert_eq!(lab.lines("starts").len(), 1);
 }
 
@@ -263,7 +263,7 @@ async fn a_cut_bus_is_opened_again_and_nothing_is_lost() {
     lab.write("initial", &initial("Running", 6, &[("db", 4)]));
     lab.bus("CUT");
     lab.resolves("db.lab", &["100.64.0.4"]).await;
-    assert_eq!(phases.borrow().phase, Phase::Running);
+    assert_eq!(phases.borrow().phase, DaemonPhase::Running);
     assert_eq!(lab.lines("starts").len(), 1, "the daemon is left alone");
 }
 
@@ -297,7 +297,7 @@ async fn a_failed_key_is_replaced_without_a_restart() {
     lab.state("the wait", |state| state.login == "waiting for another key").await;
     lab.write("conf/cap-106.hujson", r#"{"Version":"alpha0","AuthKey":"new"}"#);
     assert_eq!(lab.written().await, StateWrite::ClearReissue { identity: false });
-    lab.phase(Phase::Running).await;
+    lab.phase(DaemonPhase::Running).await;
     lab.resolves("db.lab", &["100.64.0.2"]).await;
     lab.call("POST start {\"AuthKey\":\"new\"}").await;
     assert_eq!(lab.lines("starts").len(), 1);
@@ -312,7 +312,7 @@ async fn a_key_seen_by_the_api_is_taken_before_the_mount_follows() {
     assert_eq!(lab.written().await, StateWrite::RequestReissue { failed: Secret::new("old") });
     lab.keys.send(Some(Secret::new("newer"))).expect("taken");
     assert_eq!(lab.written().await, StateWrite::ClearReissue { identity: false });
-    lab.phase(Phase::Running).await;
+    lab.phase(DaemonPhase::Running).await;
 }
 
 #[tokio::test]
@@ -332,7 +332,7 @@ async fn a_bad_config_never_reaches_the_daemon_even_when_it_must_start() {
     assert!(state.last_error.is_some_and(|(kind, _)| kind == "Syntax"));
     assert!(!lab.lines("calls").iter().any(|call| call.starts_with("POST reload-config")));
     lab.bus("EXIT 1");
-    lab.state("a restart", |state| state.restarts == 1 && state.phase == Phase::Running).await;
+    lab.state("a restart", |state| state.restarts == 1 && state.phase == DaemonPhase::Running).await;
     let copy = lab.path("tailyard-last-good.hujson");
     assert!(lab.lines("starts")[1].ends_with(&format!("--config={}", copy.display())));
     assert_eq!(fs::read_to_string(&copy).expect("a copy"), r#"{"Version":"alpha0","AuthKey":"old"}"#);
@@ -349,7 +349,7 @@ async fn a_refused_reload_is_an_error_and_nothing_more() {
     lab.write("mode", "noreload");
     lab.write("conf/cap-106.hujson", r#"{"Version":"alpha0","Hostname":"other"}"#);
     lab.state("the fault", |state| state.last_error.as_ref().is_some_and(|(kind, _)| *kind == "NotReloaded")).await;
-    assert_eq!(lab.daemon.state().borrow().phase, Phase::Running);
+    assert_eq!(lab.daemon.state().borrow().phase, DaemonPhase::Running);
 }
 
 #[tokio::test]
@@ -359,7 +359,7 @@ async fn a_config_that_comes_late_is_waited_for() {
     let lab = Lab::start(dir, settings);
     lab.state("the fault", |state| state.config_fault.is_some()).await;
     lab.write("conf/cap-107.hujson", r#"{"Version":"alpha0"}"#);
-    lab.phase(Phase::Running).await;
+    lab.phase(DaemonPhase::Running).await;
 }
 
 #[tokio::test]
@@ -367,7 +367,7 @@ async fn a_daemon_that_ignores_sigterm_is_killed_after_its_grace() {
     let (dir, settings) = prepare();
     fs::write(dir.path().join("mode"), "deaf").expect("written");
     let lab = Lab::start(dir, settings);
-    lab.phase(Phase::Running).await;
+    lab.phase(DaemonPhase::Running).await;
     let begin = Instant::now();
     timeout(DEADLINE, lab.daemon.stop(Duration::from_millis(300))).await.expect("killed");
     assert!(begin.elapsed() >= Duration::from_millis(300), "{:?}", begin.elapsed());
@@ -396,9 +396,9 @@ async fn a_daemon_that_hangs_is_degraded_until_it_goes_on() {
     let pid = nix::unistd::Pid::from_raw(lab.daemon.state().borrow().pid.expect("a process"));
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGSTOP).expect("stopped");
     let mut state = lab.daemon.state();
-    timeout(DEADLINE * 2, state.wait_for(|state| state.phase == Phase::Degraded)).await.expect("noticed").expect("the task lives");
+    timeout(DEADLINE * 2, state.wait_for(|state| state.phase == DaemonPhase::Degraded)).await.expect("noticed").expect("the task lives");
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGCONT).expect("going on");
-    let state = lab.phase(Phase::Running).await;
+    let state = lab.phase(DaemonPhase::Running).await;
     assert_eq!(state.restarts, 0);
 }
 
@@ -411,7 +411,7 @@ async fn leaving_takes_back_what_is_advertised_and_then_stops() {
     timeout(DEADLINE, lab.daemon.stop(DEADLINE * 10)).await.expect("it ends on SIGTERM");
     assert!(!lab.lines("calls").iter().any(|call| call.contains("reload-config")), "the config would advertise again");
     let state = lab.daemon.state().borrow().clone();
-    assert_eq!((state.phase, state.restarts), (Phase::Exited, 0));
+    assert_eq!((state.phase, state.restarts), (DaemonPhase::Exited, 0));
 }
 
 #[tokio::test]
@@ -430,7 +430,7 @@ async fn two_steps_log_in_without_a_secret_on_the_command_line() {
     fs::write(dir.path().join("initial"), initial("NeedsLogin", 2, &[])).expect("written");
     fs::write(dir.path().join("goodkey"), "tskey-x").expect("written");
     let lab = Lab::start(dir, settings);
-    lab.phase(Phase::Running).await;
+    lab.phase(DaemonPhase::Running).await;
     let told = lab.call("PATCH prefs").await;
     assert!(told.contains(r#""Hostname":"gw","HostnameSet":true"#) && told.contains(r#""WantRunning":true"#), "{told}");
     lab.call("POST start {\"AuthKey\":\"tskey-x\"}").await;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use instant_acme::{Error, Problem};
 
-use super::{Failure, http::Answer};
+use super::{RecordFailure, http::ErrorHead};
 
 /// A call failed.
 #[derive(Debug, thiserror::Error)]
@@ -20,57 +20,38 @@ pub enum AcmeError {
     Unreachable {
         /// What was to be done.
         what: &'static str,
-        /// Why.
-        source: Failure,
+        source: RecordFailure,
     },
-    /// The server refused.
     #[error("cannot {what}: the ACME server answered {status}: {message}")]
     Refused {
         /// What was to be done.
         what: &'static str,
-        /// The HTTP status.
         status: u16,
         /// Its problem in one word of a closed set.
         kind: &'static str,
-        /// Its words.
         message: String,
         /// How long it wants not to be asked.
         retry_after: Option<Duration>,
     },
     /// The server could not convince itself that the name is ours.
     #[error("the ACME server does not accept the proof for {name}: {why}")]
-    Invalid {
-        /// The name.
-        name: String,
-        /// What it says.
-        why: String,
-    },
+    Invalid { name: String, why: String },
     /// The server offers no proof by DNS.
     #[error("the ACME server takes no proof by DNS for {name}")]
-    NoDns {
-        /// The name.
-        name: String,
-    },
+    NoDns { name: String },
     /// The record that proves the name could not be set.
     #[error("cannot set the TXT record {record}: {source}")]
-    Record {
-        /// The record.
-        record: String,
-        /// Why.
-        source: Failure,
-    },
+    Record { record: String, source: RecordFailure },
     /// The server did not come to an end.
     #[error("cannot {what}: the ACME server did not come to an end in time")]
     Deadline {
         /// What was to be done.
         what: &'static str,
     },
-    /// The answer is not what it should be.
     #[error("cannot {what}: the ACME server's answer is not understood: {why}")]
     Answer {
         /// What was to be done.
         what: &'static str,
-        /// What is wrong.
         why: String,
     },
     /// The server has no such thing.
@@ -114,7 +95,7 @@ impl AcmeError {
         matches!(self.reason(), "Unauthorized" | "NoAccount")
     }
 
-    pub(super) fn of(what: &'static str, fault: Error, refused: Option<Answer>) -> Self {
+    pub(super) fn of(what: &'static str, fault: Error, refused: Option<ErrorHead>) -> Self {
         let status = refused.map(|answer| answer.status).unwrap_or_default();
         let retry_after = refused.and_then(|answer| answer.retry_after);
         match fault {

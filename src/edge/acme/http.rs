@@ -11,7 +11,7 @@ use hyper::header::{HeaderMap, HeaderValue, RETRY_AFTER};
 use hyper::{Method, Request, Response};
 use instant_acme::{BodyWrapper, BytesResponse, Error, HttpClient};
 
-use super::{AcmeError, REFUSED, Server};
+use super::{AcmeError, AcmeServer, REFUSED};
 use crate::runtime::https;
 
 /// How long one request may take.
@@ -23,23 +23,22 @@ const LONGEST: Duration = Duration::from_hours(7 * 24);
 
 /// The head of an answer that was no success.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Answer {
+pub(super) struct ErrorHead {
     pub(super) status: u16,
     pub(super) retry_after: Option<Duration>,
 }
 
-/// A client.
 #[derive(Debug, Clone)]
-pub(super) struct Http(reqwest::Client);
+pub(super) struct AcmeHttp(reqwest::Client);
 
-impl Http {
-    pub(super) fn new(server: &Server) -> Result<Self, AcmeError> {
+impl AcmeHttp {
+    pub(super) fn new(server: &AcmeServer) -> Result<Self, AcmeError> {
         let client = https::builder(server.ca.as_deref()).and_then(|builder| https::build(builder.timeout(REQUEST)));
         client.map(Self).map_err(|error| AcmeError::Client(error.to_string()))
     }
 }
 
-impl HttpClient for Http {
+impl HttpClient for AcmeHttp {
     fn request(&self, request: Request<BodyWrapper<Bytes>>) -> Pin<Box<dyn Future<Output = Result<BytesResponse, Error>> + Send>> {
         let client = self.0.clone();
         Box::pin(async move {
@@ -50,8 +49,8 @@ impl HttpClient for Http {
             let answer = client.execute(request).await.map_err(other)?;
             let (status, mut headers) = (answer.status(), answer.headers().clone());
             if !status.is_success() {
-                let told = Answer { status: status.as_u16(), retry_after: retry_after(&headers, SystemTime::now()) };
-                let _ = REFUSED.try_with(|refused| refused.set(Some(told)));
+                let head_of_error = ErrorHead { status: status.as_u16(), retry_after: retry_after(&headers, SystemTime::now()) };
+                let _ = REFUSED.try_with(|refused| refused.set(Some(head_of_error)));
             } else if ask && !headers.contains_key(RETRY_AFTER) {
                 headers.insert(RETRY_AFTER, SUGGESTION);
             }

@@ -15,7 +15,6 @@ const ALGORITHM: [u8; 24] = [
     0x01, 0x07,
 ];
 
-/// A key.
 #[derive(Clone, PartialEq, Eq)]
 pub struct AccountKey {
     pem: String,
@@ -30,7 +29,6 @@ impl std::fmt::Debug for AccountKey {
 }
 
 impl AccountKey {
-    /// A new one.
     pub fn generate() -> Result<Self, AcmeError> {
         let key = rcgen::KeyPair::generate().map_err(|_| AcmeError::Key("none can be made"))?;
         Ok(Self { pem: key.serialize_pem(), pkcs8: key.serialize_der() })

@@ -19,78 +19,34 @@ pub enum ControlError {
     Identity(String),
     /// No connection, or it broke.
     #[error("{call}: the control plane at {url} cannot be reached: {source}")]
-    Unreachable {
-        /// Which call.
-        call: &'static str,
-        /// The base URL.
-        url: String,
-        /// Why.
-        source: reqwest::Error,
-    },
+    Unreachable { call: &'static str, url: String, source: reqwest::Error },
     /// No answer in time.
     #[error("{call}: no answer from the control plane within {after:?}")]
-    Deadline {
-        /// Which call.
-        call: &'static str,
-        /// The limit.
-        after: Duration,
-    },
+    Deadline { call: &'static str, after: Duration },
     /// The credentials are refused.
     #[error("{call}: the control plane refuses the credentials ({status}): {message}; {advice}")]
     Denied {
-        /// Which call.
         call: &'static str,
-        /// The HTTP status.
         status: u16,
-        /// Its words.
         message: String,
         /// What to check.
         advice: &'static str,
     },
     /// Too many requests; the pause holds for every call of this client.
     #[error("{call}: the control plane wants a pause of {after:?}")]
-    Paused {
-        /// Which call.
-        call: &'static str,
-        /// How long.
-        after: Duration,
-    },
+    Paused { call: &'static str, after: Duration },
     /// There is no such thing.
     #[error("{call}: the control plane knows no such thing: {message}")]
-    Absent {
-        /// Which call.
-        call: &'static str,
-        /// Its words.
-        message: String,
-    },
+    Absent { call: &'static str, message: String },
     /// Another refusal.
     #[error("{call}: the control plane answers {status}: {message}")]
-    Refused {
-        /// Which call.
-        call: &'static str,
-        /// The HTTP status.
-        status: u16,
-        /// Its words.
-        message: String,
-    },
+    Refused { call: &'static str, status: u16, message: String },
     /// The device is not the one that it is claimed to be.
     #[error("{call}: device {id} is not touched, as {mismatch}; remove it in the admin console if it is a leftover")]
-    Mismatch {
-        /// Which call.
-        call: &'static str,
-        /// Its stable ID.
-        id: DeviceId,
-        /// What differs.
-        mismatch: Mismatch,
-    },
+    Mismatch { call: &'static str, id: DeviceId, mismatch: Mismatch },
     /// The answer is none that we understand.
     #[error("{call}: the control plane's answer is not understood: {source}")]
-    Answer {
-        /// Which call.
-        call: &'static str,
-        /// Why.
-        source: serde_json::Error,
-    },
+    Answer { call: &'static str, source: serde_json::Error },
 }
 
 impl ControlError {

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use reqwest::{Method, RequestBuilder};
 
-use super::http::Http;
-use super::{AuthKey, Control, ControlError, key_id};
+use super::http::ControlHttp;
+use super::{AuthKey, ControlClient, ControlError, key_id};
 use crate::api::control::{ApproveRoutes, CreatePreAuthKey, CreatedPreAuthKey, HeadscaleNode, NodeAnswer};
 use crate::model::controller::identity::{Device, DeviceId, ExpectedDevice, KeyId};
 use crate::model::tailnet::supervise::Secret;
@@ -17,12 +17,12 @@ const APPROVE: &str = "approve routes of a node";
 /// A client of headscale.
 #[derive(Debug, Clone)]
 pub struct Headscale {
-    http: Http,
+    http: ControlHttp,
     api_key: Secret,
 }
 
 impl Headscale {
-    pub(super) fn new(http: Http, api_key: Secret) -> Self {
+    pub(super) fn new(http: ControlHttp, api_key: Secret) -> Self {
         Self { http, api_key }
     }
 
@@ -37,7 +37,7 @@ impl Headscale {
     }
 
     pub(super) async fn mint_key(&self, tags: &[String]) -> Result<AuthKey, ControlError> {
-        let life = SignedDuration::try_from(Control::KEY_LIFE).map_err(|error| ControlError::Settings(error.to_string()))?;
+        let life = SignedDuration::try_from(ControlClient::KEY_LIFE).map_err(|error| ControlError::Settings(error.to_string()))?;
         let expiration = (Timestamp::now() + life).to_string();
         let wanted = CreatePreAuthKey { reusable: false, ephemeral: false, expiration, acl_tags: tags.to_vec() };
         let request = self.request(Method::POST, "/api/v1/preauthkey").json(&wanted);
@@ -60,11 +60,11 @@ impl Headscale {
     ) -> Result<BTreeSet<String>, ControlError> {
         let path = format!("/api/v1/node/{id}");
         let node = self.node(id).await?;
-        let held = node.approved_routes.clone();
+        let approved = node.approved_routes.clone();
         expected.check(&device(node)).map_err(|mismatch| ControlError::Mismatch { call: APPROVE, id: id.clone(), mismatch })?;
-        let wanted: BTreeSet<String> = held.difference(remove).chain(add).cloned().collect();
-        if wanted == held {
-            return Ok(held);
+        let wanted: BTreeSet<String> = approved.difference(remove).chain(add).cloned().collect();
+        if wanted == approved {
+            return Ok(approved);
         }
         let request = self.request(Method::POST, &format!("{path}/approve_routes")).json(&ApproveRoutes { routes: &wanted });
         let made: NodeAnswer = self.http.answer(APPROVE, request).await?;

@@ -8,8 +8,8 @@ use reqwest::{Client, Method, RequestBuilder, Response, StatusCode};
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{ControlError, ControlSettings, Credentials};
-use crate::api::control::Refusal;
+use super::{ClientCredentials, ControlError, ControlSettings};
+use crate::api::control::ControlRefusal;
 use crate::model::controller::control_plane::Bucket;
 use crate::runtime::https;
 
@@ -22,24 +22,24 @@ const TEXT: usize = 200;
 
 /// Requests to one control plane.
 #[derive(Debug, Clone)]
-pub(super) struct Http {
+pub(super) struct ControlHttp {
     client: Client,
     base: String,
     /// What to check when the credentials are refused.
     advice: &'static str,
     deadline: Duration,
     began: Instant,
-    pace: Arc<Mutex<Pace>>,
+    pace: Arc<Mutex<RequestPace>>,
 }
 
 /// When the next request may go.
 #[derive(Debug)]
-struct Pace {
+struct RequestPace {
     bucket: Bucket,
     not_before: Option<Instant>,
 }
 
-impl Http {
+impl ControlHttp {
     pub(super) fn new(settings: &ControlSettings) -> Result<Self, ControlError> {
         let builder = https::builder(settings.ca.as_deref())?;
         let base = settings.url.trim_end_matches('/').to_owned();
@@ -48,7 +48,7 @@ impl Http {
             return Err(ControlError::Settings(format!("the URL {base:?} is not one of https")));
         }
         let client = https::build(builder)?;
-        let pace = Pace { bucket: Bucket::new(settings.rate.burst, settings.rate.per_second), not_before: None };
+        let pace = RequestPace { bucket: Bucket::new(settings.rate.burst, settings.rate.per_second), not_before: None };
         Ok(Self {
             client,
             base,
@@ -122,15 +122,15 @@ impl Http {
 }
 
 /// What to check when these are refused.
-fn advice(credentials: &Credentials) -> &'static str {
+fn advice(credentials: &ClientCredentials) -> &'static str {
     match credentials {
-        Credentials::OAuth { .. } => {
+        ClientCredentials::OAuth { .. } => {
             "check the OAuth client's secret and its scopes (devices:core and auth_keys, write, with the tags in use)"
         }
-        Credentials::Identity { .. } => {
+        ClientCredentials::Identity { .. } => {
             "check the federated client's issuer, subject and audience, and its scopes (devices:core and auth_keys, write, with the tags in use)"
         }
-        Credentials::Headscale { .. } => "check the API key: it may have expired (headscale apikeys list)",
+        ClientCredentials::Headscale { .. } => "check the API key: it may have expired (headscale apikeys list)",
     }
 }
 
@@ -149,7 +149,7 @@ fn pause(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
 
 /// What a refusal says.
 fn words(body: &[u8]) -> String {
-    match serde_json::from_slice::<Refusal>(body) {
+    match serde_json::from_slice::<ControlRefusal>(body) {
         Ok(refusal) if !refusal.message.is_empty() => refusal.message,
         _ => String::from_utf8_lossy(body).trim().chars().take(TEXT).collect(),
     }

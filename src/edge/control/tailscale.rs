@@ -6,8 +6,8 @@ use reqwest::{Method, RequestBuilder};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-use super::http::Http;
-use super::{AuthKey, Control, ControlError, IdentityToken, key_id};
+use super::http::ControlHttp;
+use super::{AuthKey, ControlClient, ControlError, IdentityToken, key_id};
 use crate::api::control::{CreateKey, CreatedKey, KeyCapabilities, KeyCreate, KeyDevices, TailscaleDevice, TokenAnswer};
 use crate::api::vip::{VipService, VipServices};
 use crate::model::controller::control_plane::token_end;
@@ -21,34 +21,34 @@ const NOTE: usize = 50;
 /// A client of Tailscale.
 #[derive(Debug, Clone)]
 pub struct Tailscale {
-    http: Http,
-    login: Arc<Login>,
+    http: ControlHttp,
+    login: Arc<OAuthLogin>,
     // Whoever finds it old renews it while the others wait: many workers make one request.
-    token: Arc<Mutex<Option<Token>>>,
+    token: Arc<Mutex<Option<AccessToken>>>,
 }
 
 #[derive(Debug)]
-enum Login {
+enum OAuthLogin {
     OAuth { client_id: String, client_secret: Secret },
     Identity { client_id: String, token: IdentityToken },
 }
 
 #[derive(Debug, Clone)]
-struct Token {
+struct AccessToken {
     access: Secret,
     end: Instant,
 }
 
 impl Tailscale {
-    pub(super) fn oauth(http: Http, client_id: String, client_secret: Secret) -> Self {
-        Self::new(http, Login::OAuth { client_id, client_secret })
+    pub(super) fn oauth(http: ControlHttp, client_id: String, client_secret: Secret) -> Self {
+        Self::new(http, OAuthLogin::OAuth { client_id, client_secret })
     }
 
-    pub(super) fn identity(http: Http, client_id: String, token: IdentityToken) -> Self {
-        Self::new(http, Login::Identity { client_id, token })
+    pub(super) fn identity(http: ControlHttp, client_id: String, token: IdentityToken) -> Self {
+        Self::new(http, OAuthLogin::Identity { client_id, token })
     }
 
-    fn new(http: Http, login: Login) -> Self {
+    fn new(http: ControlHttp, login: OAuthLogin) -> Self {
         Self { http, login: Arc::new(login), token: Arc::default() }
     }
 
@@ -62,7 +62,7 @@ impl Tailscale {
         let create = KeyCreate { reusable: false, ephemeral: false, preauthorized: true, tags: tags.to_vec() };
         let wanted = CreateKey {
             capabilities: KeyCapabilities { devices: KeyDevices { create } },
-            expiry_seconds: Control::KEY_LIFE.as_secs(),
+            expiry_seconds: ControlClient::KEY_LIFE.as_secs(),
             description: described(note),
         };
         let call = "make an auth key";
@@ -129,21 +129,21 @@ impl Tailscale {
         if let Some(token) = token.as_ref().filter(|token| Instant::now() < token.end) {
             return Ok(token.access.clone());
         }
-        let asked = Instant::now();
+        let began = Instant::now();
         let answer = self.log_in().await?;
-        let end = asked + token_end(std::time::Duration::ZERO, answer.expires_in);
+        let end = began + token_end(std::time::Duration::ZERO, answer.expires_in);
         let access = Secret::new(answer.access_token);
-        *token = Some(Token { access: access.clone(), end });
+        *token = Some(AccessToken { access: access.clone(), end });
         Ok(access)
     }
 
     async fn log_in(&self) -> Result<TokenAnswer, ControlError> {
         match &*self.login {
-            Login::OAuth { client_id, client_secret } => {
+            OAuthLogin::OAuth { client_id, client_secret } => {
                 let form = [("grant_type", "client_credentials"), ("client_id", client_id), ("client_secret", client_secret.reveal())];
                 self.http.answer("get an access token", self.http.request(Method::POST, "/api/v2/oauth/token").form(&form)).await
             }
-            Login::Identity { client_id, token } => {
+            OAuthLogin::Identity { client_id, token } => {
                 let jwt = token.read()?;
                 let form = [("client_id", client_id.as_str()), ("jwt", jwt.reveal())];
                 self.http

@@ -12,16 +12,16 @@ use tokio::net::unix::pipe;
 use tokio::task::spawn_blocking;
 use tracing::warn;
 
-use super::{Daemon, Handle, MARK, logs};
+use super::{Handle, MARK, RunningDaemon, logs};
 
 /// The first process, which becomes the parent of all whose parent has ended.
 const FIRST: &str = "1";
 
-impl Daemon {
+impl RunningDaemon {
     /// The daemon that was left, and its arguments with blanks between them; nothing where there is none. One that is found and cannot
     /// be taken over is told of and left alone.
     #[must_use]
-    pub fn left() -> Option<(Self, String)> {
+    pub fn orphan() -> Option<(Self, String)> {
         let here = fs::read_dir("/proc").ok()?;
         let numbers = here.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
         numbers.filter(|pid| is_orphan(*pid)).find_map(|pid| match take(pid) {
@@ -43,7 +43,7 @@ fn is_orphan(pid: i32) -> bool {
 }
 
 /// Takes a process over if it has the mark.
-fn take(pid: i32) -> io::Result<Option<(Daemon, String)>> {
+fn take(pid: i32) -> io::Result<Option<(RunningDaemon, String)>> {
     // First the handle, then the look: both are of the same process, whoever had the number before.
     let Some(number) = rustix::process::Pid::from_raw(pid) else { return Ok(None) };
     let handle = pidfd_open(number, PidfdFlags::empty())?;
@@ -54,7 +54,7 @@ fn take(pid: i32) -> io::Result<Option<(Daemon, String)>> {
     let output = |number: &str| pipe::OpenOptions::new().open_receiver(proc.join("fd").join(number));
     let logs = logs(output("1")?, output("2")?);
     let handle = Handle::Left(spawn_blocking(move || ended(&handle)));
-    let daemon = Daemon { handle, group: Pid::from_raw(pid), ended: None, _alive: None, logs };
+    let daemon = RunningDaemon { handle, group: Pid::from_raw(pid), ended: None, _alive: None, logs };
     Ok(Some((daemon, String::from_utf8_lossy(&args).into_owned())))
 }
 

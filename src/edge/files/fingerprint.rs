@@ -17,7 +17,6 @@ const SETTLED: Duration = Duration::from_secs(3);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Stamp {
     set: Option<OsString>,
-    /// Of each file; nothing if it is not there.
     files: Vec<Option<Mark>>,
 }
 

@@ -5,7 +5,7 @@ use kit::wait::wait_for_value;
 use tempfile::TempDir;
 use tokio::sync::watch::Receiver;
 
-use super::watch::{View, Watcher, directory, file};
+use super::watch::{FileWatcher, FilesView, directory, file};
 use super::*;
 
 const NAMES: [&str; 2] = ["a", "b"];
@@ -39,11 +39,11 @@ fn files(pairs: &[(&str, &str)]) -> BTreeMap<String, Bytes> {
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
-fn shows(view: &View, pairs: &[(&str, &str)]) -> bool {
+fn shows(view: &FilesView, pairs: &[(&str, &str)]) -> bool {
     view.fault.is_none() && view.snapshot.as_ref().is_some_and(|snapshot| snapshot.files == files(pairs))
 }
 
-fn start((watcher, view): (Watcher, Receiver<View>)) -> Receiver<View> {
+fn start((watcher, view): (FileWatcher, Receiver<FilesView>)) -> Receiver<FilesView> {
     tokio::spawn(watcher.run());
     view
 }
@@ -135,7 +135,7 @@ async fn a_directory_may_come_late_and_go_and_come_back() {
     let parent = TempDir::new().expect("tempdir");
     let volume = parent.path().join("volume");
     let mut view = start(directory(&volume, &NAMES));
-    let fault = |view: &View| view.fault.as_ref().map(|fault| fault.reason()) == Some("NoDirectory");
+    let fault = |view: &FilesView| view.fault.as_ref().map(|fault| fault.reason()) == Some("NoDirectory");
     wait_for_value("not there", DEADLINE, &mut view, fault).await;
     for round in ["1", "2"] {
         project(&volume, "..1", &[("a", round)]);

@@ -29,7 +29,7 @@ const SETTLE: Duration = Duration::from_millis(75);
 
 /// What is known of the files.
 #[derive(Debug, Clone, Default)]
-pub struct View {
+pub struct FilesView {
     /// What was read last; nothing before the first reading.
     pub snapshot: Option<Snapshot>,
     /// Why the last reading failed, if it did.
@@ -40,10 +40,10 @@ pub struct View {
 
 /// Files of one directory, to be watched.
 #[derive(Debug)]
-pub struct Watcher {
+pub struct FileWatcher {
     directory: PathBuf,
     names: Arc<[String]>,
-    view: watch::Sender<View>,
+    view: watch::Sender<FilesView>,
     inotify: bool,
     /// Between two looks beside inotify.
     pub(super) poll_interval: Duration,
@@ -51,22 +51,22 @@ pub struct Watcher {
 
 /// The named files of a directory; the directory may come later, vanish and come back.
 #[must_use]
-pub fn directory(directory: impl Into<PathBuf>, names: &[&str]) -> (Watcher, watch::Receiver<View>) {
-    let (view, receiver) = watch::channel(View::default());
+pub fn directory(directory: impl Into<PathBuf>, names: &[&str]) -> (FileWatcher, watch::Receiver<FilesView>) {
+    let (view, receiver) = watch::channel(FilesView::default());
     let names = names.iter().map(|name| (*name).to_owned()).collect();
-    (Watcher { directory: directory.into(), names, view, inotify: true, poll_interval: LOOK }, receiver)
+    (FileWatcher { directory: directory.into(), names, view, inotify: true, poll_interval: LOOK }, receiver)
 }
 
 /// A single file. In the snapshot it stands under its own name, which is returned too.
 #[must_use]
-pub fn file(path: &Path) -> (Watcher, watch::Receiver<View>, String) {
+pub fn file(path: &Path) -> (FileWatcher, watch::Receiver<FilesView>, String) {
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let (watcher, receiver) = directory(parent, &[&name]);
     (watcher, receiver, name)
 }
 
-impl Watcher {
+impl FileWatcher {
     /// The same without inotify, as where the system refuses it.
     #[must_use]
     pub fn by_looking(self) -> Self {
@@ -106,9 +106,9 @@ impl Watcher {
 
     /// Reads and tells. Returns whether the content must be looked at again before it is believed, and whether it changed.
     /// The watch is set before the reading, so that no change falls between them; `stamp` is that of the last reading.
-    pub(super) async fn look(&self, events: &mut Option<Events>, stamp: &mut Option<Stamp>, settled: bool) -> (bool, bool) {
+    pub(super) async fn look(&self, events: &mut Option<InotifyEvents>, stamp: &mut Option<Stamp>, settled: bool) -> (bool, bool) {
         if self.inotify && events.as_ref().is_none_or(|events| events.inode != inode(&self.directory)) {
-            *events = Events::of(&self.directory).ok();
+            *events = InotifyEvents::of(&self.directory).ok();
         }
         let (directory, names) = (self.directory.clone(), Arc::clone(&self.names));
         let last = stamp.take();
@@ -139,7 +139,7 @@ impl Watcher {
         if self.view.borrow().snapshot.as_ref() == Some(&snapshot) && self.view.borrow().fault.is_none() {
             return self.tell_unchanged(notified);
         }
-        self.view.send_replace(View { snapshot: Some(snapshot), fault: None, notified });
+        self.view.send_replace(FilesView { snapshot: Some(snapshot), fault: None, notified });
         true
     }
 
@@ -169,13 +169,13 @@ fn read_unless(last: Option<&Stamp>, directory: &Path, names: &[String]) -> (Opt
 }
 
 /// inotify on one directory.
-pub(super) struct Events {
+pub(super) struct InotifyEvents {
     /// Nothing only while it is dropped.
     stream: Option<EventStream<[u8; 4096]>>,
     inode: Option<(u64, u64)>,
 }
 
-impl Events {
+impl InotifyEvents {
     fn of(directory: &Path) -> io::Result<Self> {
         let inode = inode(directory);
         let inotify = Inotify::init()?;
@@ -188,7 +188,7 @@ impl Events {
 
 /// The kernel closes an inotify descriptor after a grace period (RCU), which took 4 s beside a large transaction of nftables: a task
 /// that ends must not wait for it.
-impl Drop for Events {
+impl Drop for InotifyEvents {
     fn drop(&mut self) {
         let stream = self.stream.take();
         // Without a thread it is closed here.
@@ -204,7 +204,7 @@ fn inode(directory: &Path) -> Option<(u64, u64)> {
 
 /// Waits for an event that may matter, for ever if there is no inotify. Of a projected volume's swap only the move of
 /// `..data` matters. False if the directory itself is gone.
-async fn wanted(events: &mut Option<Events>, names: &[String]) -> bool {
+async fn wanted(events: &mut Option<InotifyEvents>, names: &[String]) -> bool {
     let Some(events) = events else { return std::future::pending().await };
     let Some(stream) = &mut events.stream else { return false };
     let mut stream = pin!(stream);

@@ -28,28 +28,16 @@ pub enum Variant {
 pub enum IptablesError {
     /// The program cannot be started.
     #[error("cannot run {program}: {source}; install iptables in the image, or choose another backend")]
-    Missing {
-        /// What was to be run.
-        program: String,
-        /// Why not.
-        source: io::Error,
-    },
+    Missing { program: String, source: io::Error },
     /// The program did not end in time.
     #[error("{program} did not end within {PATIENCE:?} and was killed")]
-    Timeout {
-        /// What was run.
-        program: String,
-    },
-    /// The program refused.
+    Timeout { program: String },
     #[error("{program} refused to {what} ({status}): {stderr}; CAP_NET_ADMIN and the kernel's support of this iptables are needed")]
     Refused {
-        /// What was run.
         program: String,
         /// What was to be done.
         what: &'static str,
-        /// How it ended.
         status: ExitStatus,
-        /// What it said.
         stderr: String,
     },
 }

@@ -11,7 +11,7 @@ use kube::Api;
 use kube::api::PostParams;
 
 use super::error::ACCESS_REVIEW;
-use super::{Call, Cluster, KubeError, Verb, within};
+use super::{ApiCall, Cluster, KubeError, Verb, within};
 use crate::model::diagnostics::doctor::rights::Right;
 
 /// What may be done with a Secret. A check that failed counts as the peer counts it: `get` and `update` as allowed, for the
@@ -19,7 +19,7 @@ use crate::model::diagnostics::doctor::rights::Right;
 #[derive(Debug, Default)]
 pub struct Permissions {
     /// What is not allowed, with the rule that would allow it.
-    pub denied: Vec<Call>,
+    pub denied: Vec<ApiCall>,
     /// Which checks failed, and how.
     pub unknown: Vec<(Verb, KubeError)>,
 }
@@ -69,7 +69,7 @@ impl Cluster {
     /// Who this client is to the API server; needs no right.
     pub async fn who(&self) -> Result<String, KubeError> {
         let api: Api<SelfSubjectReview> = Api::all(self.client.clone());
-        let call = || Call { namespace: String::new(), ..self.call(Verb::Create, "SelfSubjectReview", "") };
+        let call = || ApiCall { namespace: String::new(), ..self.call(Verb::Create, "SelfSubjectReview", "") };
         let answer = within(call, api.create(&PostParams::default(), &SelfSubjectReview::default())).await?;
         Ok(answer.status.and_then(|status| status.user_info?.username).unwrap_or_default())
     }
@@ -98,7 +98,7 @@ impl Cluster {
         };
         let review = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
         let api: Api<SubjectAccessReview> = Api::all(self.client.clone());
-        let call = || Call { namespace: String::new(), ..self.call(Verb::Create, "SubjectAccessReview", user) };
+        let call = || ApiCall { namespace: String::new(), ..self.call(Verb::Create, "SubjectAccessReview", user) };
         let answer = within(call, api.create(&PostParams::default(), &review)).await?;
         Ok(answer.status.is_some_and(|status| status.allowed))
     }

@@ -9,28 +9,26 @@ use kube::ResourceExt as _;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
-use super::{Cluster, Fault, Keyed as _, KubeError, Values, Verb, within};
+use super::{CallFault, Cluster, Keyed as _, KubeError, Values, Verb, within};
 use crate::api::names::FIELD_MANAGER;
 
 /// A Secret, as far as a conditional write goes.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Noted {
+pub struct VersionedSecret {
     /// Differs after every write.
     pub version: String,
-    /// Its annotations.
     pub annotations: BTreeMap<String, String>,
-    /// Its values.
     pub values: Values,
 }
 
-impl std::fmt::Debug for Noted {
+impl std::fmt::Debug for VersionedSecret {
     /// Never the values.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Noted").field("version", &self.version).field("annotations", &self.annotations).finish_non_exhaustive()
     }
 }
 
-impl Noted {
+impl VersionedSecret {
     pub(super) fn of(mut secret: Secret) -> Self {
         let version = secret.metadata.resource_version.take().unwrap_or_default();
         let annotations = std::mem::take(secret.annotations_mut());
@@ -40,10 +38,10 @@ impl Noted {
 
 impl Cluster {
     /// A Secret of the own namespace; nothing if it does not exist.
-    pub async fn noted(&self, name: &str) -> Result<Option<Noted>, KubeError> {
+    pub async fn noted(&self, name: &str) -> Result<Option<VersionedSecret>, KubeError> {
         match within(|| self.call(Verb::Get, "Secret", name), self.secrets().get(name)).await {
-            Ok(secret) => Ok(Some(Noted::of(secret))),
-            Err(KubeError::Call { fault: Fault::Refused { code: 404, .. }, .. }) => Ok(None),
+            Ok(secret) => Ok(Some(VersionedSecret::of(secret))),
+            Err(KubeError::Call { fault: CallFault::Refused { code: 404, .. }, .. }) => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -56,7 +54,7 @@ impl Cluster {
         version: &str,
         annotations: &BTreeMap<&str, Option<String>>,
         values: &Values,
-    ) -> Result<Noted, KubeError> {
+    ) -> Result<VersionedSecret, KubeError> {
         let bytes = |value: &Bytes| json!(ByteString(value.to_vec()));
         let data: serde_json::Map<String, Value> = values.iter().map(|(key, value)| (key.clone(), bytes(value))).collect();
         let mut patch = json!({"metadata": {"resourceVersion": version}});
@@ -68,6 +66,6 @@ impl Cluster {
         }
         let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         let call = || self.call(Verb::Patch, "Secret", name);
-        within(call, self.secrets().patch(name, &parameters, &Patch::Merge(patch))).await.map(Noted::of)
+        within(call, self.secrets().patch(name, &parameters, &Patch::Merge(patch))).await.map(VersionedSecret::of)
     }
 }

@@ -13,7 +13,6 @@ pub(super) const ACCESS_REVIEW: &str = "SelfSubjectAccessReview";
 /// What was to be done with an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
-    /// Reads one.
     Get,
     /// Reads those that match.
     List,
@@ -21,7 +20,6 @@ pub enum Verb {
     Watch,
     /// Changes some of its values.
     Patch,
-    /// Makes it.
     Create,
     /// Replaces it; tailscaled needs it.
     Update,
@@ -47,18 +45,16 @@ impl Verb {
 
 /// One call, for messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Call {
-    /// What was to be done.
+pub struct ApiCall {
     pub verb: Verb,
     /// The kind of the object, and behind a slash the part of it that has permissions of its own.
     pub kind: &'static str,
-    /// Its namespace.
     pub namespace: String,
     /// Its name; empty where all of a kind are meant.
     pub name: String,
 }
 
-impl Call {
+impl ApiCall {
     /// The RBAC rule that allows the call.
     #[must_use]
     pub fn rule(&self) -> String {
@@ -73,7 +69,6 @@ impl Call {
     }
 }
 
-/// The API group of a kind that is called here.
 fn group(kind: &str) -> &'static str {
     match kind {
         ACCESS_REVIEW => "authorization.k8s.io",
@@ -89,7 +84,7 @@ fn group(kind: &str) -> &'static str {
     }
 }
 
-impl fmt::Display for Call {
+impl fmt::Display for ApiCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} ", self.verb.name(), self.kind)?;
         match (self.namespace.as_str(), self.name.as_str()) {
@@ -103,19 +98,17 @@ impl fmt::Display for Call {
 
 /// How a call failed.
 #[derive(Debug, thiserror::Error)]
-pub enum Fault {
+pub enum CallFault {
     /// No connection, or it broke.
     #[error("the API server cannot be reached: {0}")]
     Unreachable(#[source] Box<kube::Error>),
     /// No answer in time.
     #[error("the API server did not answer within {0:?}")]
     Timeout(Duration),
-    /// The API refused the call.
     #[error("the API answered {code}: {message}")]
     Refused {
         /// The HTTP status.
         code: u16,
-        /// What the API says.
         message: String,
     },
     /// The answer is not what the API gives.
@@ -123,7 +116,7 @@ pub enum Fault {
     Malformed(#[source] Box<kube::Error>),
 }
 
-impl Fault {
+impl CallFault {
     pub(super) fn of(error: kube::Error) -> Self {
         match error {
             // What is no event is read as a status by the client, and then has no code.
@@ -145,18 +138,18 @@ impl Fault {
             Self::Unreachable(_) => "Unreachable",
             Self::Timeout(_) => "Timeout",
             Self::Malformed(_) => "Malformed",
-            Self::Refused { code, .. } => Refusal::of(*code).name(),
+            Self::Refused { code, .. } => ApiRefusal::of(*code).name(),
         }
     }
 
-    fn refusal(&self) -> Option<Refusal> {
-        if let Self::Refused { code, .. } = self { Some(Refusal::of(*code)) } else { None }
+    fn refusal(&self) -> Option<ApiRefusal> {
+        if let Self::Refused { code, .. } = self { Some(ApiRefusal::of(*code)) } else { None }
     }
 }
 
 /// A request that the API server answered with an error, by its status code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refusal {
+pub enum ApiRefusal {
     /// 401.
     Unauthorized,
     /// 403.
@@ -173,11 +166,10 @@ pub enum Refusal {
     Throttled,
     /// 500 and above.
     ServerError,
-    /// Any other.
     Other,
 }
 
-impl Refusal {
+impl ApiRefusal {
     fn of(code: u16) -> Self {
         match code {
             401 => Self::Unauthorized,
@@ -212,38 +204,26 @@ impl Refusal {
 pub enum KubeError {
     /// The Pod's service account is not mounted.
     #[error("cannot read {path}: {source}; the Pod needs a ServiceAccount and automountServiceAccountToken")]
-    ServiceAccount {
-        /// The file.
-        path: PathBuf,
-        /// What the system says.
-        source: io::Error,
-    },
+    ServiceAccount { path: PathBuf, source: io::Error },
     /// A kubeconfig, or what a service account amounts to, cannot be used.
     #[error("cannot use {path} to reach the API: {}", kubeconfig_fault(.fault))]
     Config {
         /// The file or directory.
         path: PathBuf,
-        /// What is wrong with it.
         fault: Box<KubeconfigError>,
     },
     /// The client could not be made.
     #[error("cannot set up the client of the API: {0}")]
     Client(#[source] Box<kube::Error>),
-    /// A call failed.
     #[error("cannot {call}: {fault}{}", advice(.call, .fault))]
     Call {
-        /// The call.
-        call: Call,
-        /// How it failed.
+        call: ApiCall,
         #[source]
-        fault: Fault,
+        fault: CallFault,
     },
     /// Another process may be the one that writes, so nothing was sent.
     #[error("did not {call}: this process does not lead (any more)")]
-    NotLeading {
-        /// The call.
-        call: Call,
-    },
+    NotLeading { call: ApiCall },
 }
 
 /// The client's own text, but of a file that cannot be read, whose path it quotes twice.
@@ -273,7 +253,7 @@ impl KubeError {
 
     /// How the API server refused the request; nothing if it did not answer, or nothing was sent.
     #[must_use]
-    pub fn refusal(&self) -> Option<Refusal> {
+    pub fn refusal(&self) -> Option<ApiRefusal> {
         match self {
             Self::Call { fault, .. } => fault.refusal(),
             _ => None,
@@ -283,18 +263,18 @@ impl KubeError {
     /// Whether the API looked at what was asked and refused it, so that a call about another object may fare better.
     #[must_use]
     pub fn refused(&self) -> bool {
-        matches!(self, Self::Call { fault: Fault::Refused { code, .. }, .. } if !matches!(code, 401 | 429 | 503 | 504))
+        matches!(self, Self::Call { fault: CallFault::Refused { code, .. }, .. } if !matches!(code, 401 | 429 | 503 | 504))
     }
 }
 
 /// What to do about it, where the API's own words do not say.
-fn advice(call: &Call, fault: &Fault) -> String {
+fn advice(call: &ApiCall, fault: &CallFault) -> String {
     match (fault.refusal(), fault) {
-        (Some(Refusal::Forbidden), _) => format!("; add the rule {} to the Role of the Pod's ServiceAccount", call.rule()),
-        (Some(Refusal::Unauthorized), _) => "; the Pod's token is not valid (any more), see its ServiceAccount".to_owned(),
-        (Some(Refusal::NotFound), _) => format!("; {} {}/{} must exist", call.kind, call.namespace, call.name),
-        (_, Fault::Refused { code: 413, .. }) => "; an object holds at most 1 MiB".to_owned(),
-        (_, Fault::Unreachable(_) | Fault::Timeout(_)) => "; forwarding is not affected".to_owned(),
+        (Some(ApiRefusal::Forbidden), _) => format!("; add the rule {} to the Role of the Pod's ServiceAccount", call.rule()),
+        (Some(ApiRefusal::Unauthorized), _) => "; the Pod's token is not valid (any more), see its ServiceAccount".to_owned(),
+        (Some(ApiRefusal::NotFound), _) => format!("; {} {}/{} must exist", call.kind, call.namespace, call.name),
+        (_, CallFault::Refused { code: 413, .. }) => "; an object holds at most 1 MiB".to_owned(),
+        (_, CallFault::Unreachable(_) | CallFault::Timeout(_)) => "; forwarding is not affected".to_owned(),
         _ => String::new(),
     }
 }
@@ -304,25 +284,25 @@ mod tests {
     use super::*;
 
     fn refused(code: u16) -> KubeError {
-        let call = Call { verb: Verb::Patch, kind: "Secret", namespace: "ts".into(), name: "eg-0".into() };
-        KubeError::Call { call, fault: Fault::Refused { code, message: "no".into() } }
+        let call = ApiCall { verb: Verb::Patch, kind: "Secret", namespace: "ts".into(), name: "eg-0".into() };
+        KubeError::Call { call, fault: CallFault::Refused { code, message: "no".into() } }
     }
 
     #[test]
     fn a_missing_permission_names_its_rule() {
         let rule = r#"{apiGroups: [""], resources: ["secrets"], resourceNames: ["eg-0"], verbs: ["patch"]}"#;
         assert_eq!((refused(403).reason(), refused(403).to_string().contains(rule)), ("Forbidden", true), "{}", refused(403));
-        let create = Call { verb: Verb::Create, kind: "Secret", namespace: "ts".into(), name: "eg-0".into() };
+        let create = ApiCall { verb: Verb::Create, kind: "Secret", namespace: "ts".into(), name: "eg-0".into() };
         assert_eq!(create.rule(), r#"{apiGroups: [""], resources: ["secrets"], verbs: ["create"]}"#, "create knows no names");
-        let list = Call { verb: Verb::List, kind: "ProxyClass", namespace: String::new(), name: String::new() };
+        let list = ApiCall { verb: Verb::List, kind: "ProxyClass", namespace: String::new(), name: String::new() };
         assert_eq!(list.rule(), r#"{apiGroups: ["tailscale.com"], resources: ["proxyclasses"], verbs: ["list"]}"#);
         assert_eq!(list.to_string(), "list ProxyClass of all namespaces");
-        let status = Call { verb: Verb::Patch, kind: "ProxyGroup/status", namespace: String::new(), name: "g".into() };
+        let status = ApiCall { verb: Verb::Patch, kind: "ProxyGroup/status", namespace: String::new(), name: "g".into() };
         assert_eq!(
             status.rule(),
             r#"{apiGroups: ["tailscale.com"], resources: ["proxygroups/status"], resourceNames: ["g"], verbs: ["patch"]}"#
         );
-        let token = Call { verb: Verb::Create, kind: "ServiceAccount/token", namespace: "ts".into(), name: "r".into() };
+        let token = ApiCall { verb: Verb::Create, kind: "ServiceAccount/token", namespace: "ts".into(), name: "r".into() };
         assert_eq!(token.rule(), r#"{apiGroups: [""], resources: ["serviceaccounts/token"], resourceNames: ["r"], verbs: ["create"]}"#);
     }
 

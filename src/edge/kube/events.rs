@@ -16,7 +16,7 @@ use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::{Call, KubeError, Refusal, Resource, Verb, Writes};
+use super::{ApiCall, ApiRefusal, KubeError, LeaderClient, Resource, Verb};
 
 /// An Event told again within this time counts up.
 const SERIES: Duration = Duration::from_mins(6);
@@ -27,39 +27,31 @@ const LONGEST: usize = 1024;
 /// Where the Events of objects without a namespace are.
 const CLUSTER_SCOPED: &str = "default";
 
-/// What an Event is about.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct About {
-    /// Its kind.
+pub struct Regarding {
     pub resource: Resource,
-    /// Its namespace; empty if it has none.
     pub namespace: String,
-    /// Its name.
     pub name: String,
-    /// Its UID.
     pub uid: String,
 }
 
 /// What is told.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Told {
-    /// About what.
-    pub about: About,
-    /// Whether it is a warning.
+pub struct EventSpec {
+    pub about: Regarding,
     pub warning: bool,
     /// The reason, of a closed set.
     pub reason: &'static str,
-    /// A sentence.
     pub message: String,
 }
 
 /// Writes Events. Clones share what was told.
 #[derive(Debug, Clone)]
-pub struct Events {
-    writes: Writes,
+pub struct EventWriter {
+    writes: LeaderClient,
     reporter: &'static str,
     instance: String,
-    told: Arc<Mutex<HashMap<Told, Series>>>,
+    series: Arc<Mutex<HashMap<EventSpec, Series>>>,
     /// The namespaces in which we may not tell any, and since when.
     closed: Arc<Mutex<HashMap<String, Instant>>>,
 }
@@ -71,54 +63,54 @@ struct Series {
     last: Instant,
 }
 
-impl Events {
+impl EventWriter {
     /// A teller; `instance` is the name of the Pod or process.
     #[must_use]
-    pub fn new(writes: Writes, reporter: &'static str, instance: impl Into<String>) -> Self {
-        Self { writes, reporter, instance: instance.into(), told: Arc::default(), closed: Arc::default() }
+    pub fn new(writes: LeaderClient, reporter: &'static str, instance: impl Into<String>) -> Self {
+        Self { writes, reporter, instance: instance.into(), series: Arc::default(), closed: Arc::default() }
     }
 
     /// Tells it. Where that is not allowed the first try fails, and others for the next hour are not made.
-    pub async fn tell(&self, told: Told) -> Result<(), KubeError> {
-        let namespace = if told.about.namespace.is_empty() { CLUSTER_SCOPED.to_owned() } else { told.about.namespace.clone() };
+    pub async fn tell(&self, spec: EventSpec) -> Result<(), KubeError> {
+        let namespace = if spec.about.namespace.is_empty() { CLUSTER_SCOPED.to_owned() } else { spec.about.namespace.clone() };
         let closed = |since: &Instant| since.elapsed() < CLOSED;
         if self.closed.lock().unwrap_or_else(PoisonError::into_inner).get(&namespace).is_some_and(closed) {
             return Ok(());
         }
-        let done = self.write(told, &namespace).await;
-        if done.as_ref().is_err_and(|error| error.refusal() == Some(Refusal::Forbidden)) {
+        let done = self.write(spec, &namespace).await;
+        if done.as_ref().is_err_and(|error| error.refusal() == Some(ApiRefusal::Forbidden)) {
             self.closed.lock().unwrap_or_else(PoisonError::into_inner).insert(namespace, Instant::now());
         }
         done
     }
 
-    async fn write(&self, told: Told, namespace: &str) -> Result<(), KubeError> {
+    async fn write(&self, spec: EventSpec, namespace: &str) -> Result<(), KubeError> {
         let now = Instant::now();
         let series = {
-            let mut all = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut all = self.series.lock().unwrap_or_else(PoisonError::into_inner);
             all.retain(|_, series| now - series.last < SERIES);
-            all.get(&told).cloned()
+            all.get(&spec).cloned()
         };
         let api: Api<Object> = Api::namespaced(self.writes.cluster().client.clone(), namespace);
-        let call = |verb, name: &str| Call { verb, kind: "Event", namespace: namespace.to_owned(), name: name.to_owned() };
+        let call = |verb, name: &str| ApiCall { verb, kind: "Event", namespace: namespace.to_owned(), name: name.to_owned() };
         let series = if let Some(Series { name, count, .. }) = series {
             let again = EventSeries { count: count + 1, last_observed_time: MicroTime(Timestamp::now()) };
             let patch = Patch::Merge(json!({"series": again}));
             self.writes.write(call(Verb::Patch, &name), api.patch(&name, &PatchParams::default(), &patch)).await?;
             Series { name, count: count + 1, last: now }
         } else {
-            let event = self.event(&told);
+            let event = self.event(&spec);
             let name = event.metadata.name.clone().unwrap_or_default();
             self.writes.write(call(Verb::Create, &name), api.create(&PostParams::default(), &event)).await?;
             Series { name, count: 1, last: now }
         };
-        self.told.lock().unwrap_or_else(PoisonError::into_inner).insert(told, series);
+        self.series.lock().unwrap_or_else(PoisonError::into_inner).insert(spec, series);
         Ok(())
     }
 
-    fn event(&self, told: &Told) -> Object {
+    fn event(&self, spec: &EventSpec) -> Object {
         let now = Timestamp::now();
-        let About { resource, namespace, name, uid } = &told.about;
+        let Regarding { resource, namespace, name, uid } = &spec.about;
         let given = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
         let regarding = ObjectReference {
             api_version: Some(resource.api_version.to_owned()),
@@ -134,9 +126,9 @@ impl Events {
         Object {
             metadata,
             action: Some("Reconcile".to_owned()),
-            reason: Some(told.reason.to_owned()),
-            note: Some(shortened(&told.message)),
-            type_: Some(if told.warning { "Warning" } else { "Normal" }.to_owned()),
+            reason: Some(spec.reason.to_owned()),
+            note: Some(shortened(&spec.message)),
+            type_: Some(if spec.warning { "Warning" } else { "Normal" }.to_owned()),
             event_time: Some(MicroTime(now)),
             regarding: Some(regarding),
             reporting_controller: Some(self.reporter.to_owned()),

@@ -7,24 +7,24 @@ use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::json;
 
-use super::{Cluster, Fault, KubeError, Verb, within};
+use super::{CallFault, Cluster, KubeError, Verb, within};
 use crate::api::names::{FIELD_MANAGER, ISSUER_ASKED};
-use crate::model::ingress::cert_leader::{Seen, Step};
+use crate::model::ingress::cert_leader::{CertLeaderStep, LeaseView};
 
 impl Cluster {
     /// What the Lease says, and when it was last renewed; nothing if it does not exist.
-    pub async fn issuer(&self, name: &str) -> Result<Option<(Seen, Option<Timestamp>)>, KubeError> {
+    pub async fn issuer(&self, name: &str) -> Result<Option<(LeaseView, Option<Timestamp>)>, KubeError> {
         match within(|| self.call(Verb::Get, "Lease", name), self.leases().get(name)).await {
-            Ok(lease) => Ok(Some(seen(lease))),
-            Err(KubeError::Call { fault: Fault::Refused { code: 404, .. }, .. }) => Ok(None),
+            Ok(lease) => Ok(Some(view_of(lease))),
+            Err(KubeError::Call { fault: CallFault::Refused { code: 404, .. }, .. }) => Ok(None),
             Err(error) => Err(error),
         }
     }
 
     /// Takes a step for the replica of this name, if the Lease is still of this version; it is made if there was none. Returns
     /// what it says now.
-    pub async fn set_issuer(&self, name: &str, version: Option<&str>, step: Step, replica: &str) -> Result<Seen, KubeError> {
-        let holder = if step == Step::Hold { replica } else { "" };
+    pub async fn set_issuer(&self, name: &str, version: Option<&str>, step: CertLeaderStep, replica: &str) -> Result<LeaseView, KubeError> {
+        let holder = if step == CertLeaderStep::Hold { replica } else { "" };
         let time = MicroTime(Timestamp::now());
         let Some(version) = version else {
             // The group owns the Lease as it owns the state Secret, so that both are deleted with it.
@@ -35,17 +35,17 @@ impl Cluster {
             let lease = Lease { metadata, spec: Some(spec) };
             let parameters = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
             let made = within(|| self.call(Verb::Create, "Lease", name), self.leases().create(&parameters, &lease)).await?;
-            return Ok(seen(made).0);
+            return Ok(view_of(made).0);
         };
-        let asked = (step == Step::Ask).then_some(replica);
-        let mut patch = json!({"metadata": {"resourceVersion": version, "annotations": {ISSUER_ASKED: asked}}});
-        if step != Step::Ask {
+        let handback = (step == CertLeaderStep::Ask).then_some(replica);
+        let mut patch = json!({"metadata": {"resourceVersion": version, "annotations": {ISSUER_ASKED: handback}}});
+        if step != CertLeaderStep::Ask {
             patch["spec"] = json!({"holderIdentity": holder, "renewTime": time});
         }
         let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         let written =
             within(|| self.call(Verb::Patch, "Lease", name), self.leases().patch(name, &parameters, &Patch::Merge(patch))).await?;
-        Ok(seen(written).0)
+        Ok(view_of(written).0)
     }
 
     fn leases(&self) -> Api<Lease> {
@@ -53,9 +53,9 @@ impl Cluster {
     }
 }
 
-fn seen(lease: Lease) -> (Seen, Option<Timestamp>) {
-    let asked = lease.metadata.annotations.is_some_and(|all| all.contains_key(ISSUER_ASKED));
+fn view_of(lease: Lease) -> (LeaseView, Option<Timestamp>) {
+    let handback = lease.metadata.annotations.is_some_and(|all| all.contains_key(ISSUER_ASKED));
     let spec = lease.spec.unwrap_or_default();
     let version = lease.metadata.resource_version.unwrap_or_default();
-    (Seen { version, holder: spec.holder_identity.unwrap_or_default(), asked }, spec.renew_time.map(|time| time.0))
+    (LeaseView { version, holder: spec.holder_identity.unwrap_or_default(), handback }, spec.renew_time.map(|time| time.0))
 }

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::{CALL, Call, Cluster, Fault, KubeError, Leading, Refusal, Resource, Verb};
+use super::{ApiCall, ApiRefusal, CALL, CallFault, Cluster, KubeError, Leading, Resource, Verb};
 use crate::model::controller::objects::{FIELD_MANAGER, Manifest, ObjectRef, adopted};
 use crate::model::controller::proxygroup::Delete;
 
@@ -23,19 +23,19 @@ pub type Observer = Arc<dyn Fn(Verb, &'static str, Option<&'static str>) + Send 
 
 /// Writes to the cluster for as long as this process leads. Cheap to clone.
 #[derive(Clone)]
-pub struct Writes {
+pub struct LeaderClient {
     cluster: Cluster,
     leading: watch::Receiver<Option<Leading>>,
     observer: Observer,
 }
 
-impl std::fmt::Debug for Writes {
+impl std::fmt::Debug for LeaderClient {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Writes").field("cluster", &self.cluster).field("leading", &*self.leading.borrow()).finish_non_exhaustive()
     }
 }
 
-impl Writes {
+impl LeaderClient {
     /// A door that is open while somebody says that this process leads.
     #[must_use]
     pub fn new(cluster: Cluster, leading: watch::Receiver<Option<Leading>>, observer: Observer) -> Self {
@@ -60,7 +60,7 @@ impl Writes {
             self.adopt(&manifest.object).await?;
         }
         let object = &manifest.object;
-        let call = Call { verb: Verb::Patch, kind: object.kind.name(), namespace: object.namespace.clone(), name: object.name.clone() };
+        let call = ApiCall { verb: Verb::Patch, kind: object.kind.name(), namespace: object.namespace.clone(), name: object.name.clone() };
         let api = self.api(object.kind.into(), &object.namespace);
         let parameters = PatchParams { force: !manifest.yields, ..PatchParams::apply(FIELD_MANAGER) };
         let patch = Patch::Apply(&manifest.value);
@@ -69,46 +69,53 @@ impl Writes {
 
     /// An object that no store follows: nothing if it does not exist.
     pub async fn look(&self, object: &ObjectRef) -> Result<Option<Value>, KubeError> {
-        let call = Call { verb: Verb::Get, kind: object.kind.name(), namespace: object.namespace.clone(), name: object.name.clone() };
+        let call = ApiCall { verb: Verb::Get, kind: object.kind.name(), namespace: object.namespace.clone(), name: object.name.clone() };
         self.write(call, self.api(object.kind.into(), &object.namespace).get_opt(&object.name)).await.map(|found| found.map(plain))
     }
 
     /// Takes an object away, if it is still the one that was meant. One that is gone already is no fault.
     pub async fn delete(&self, delete: &Delete) -> Result<(), KubeError> {
         let object = &delete.object;
-        let call = Call { verb: Verb::Delete, kind: object.kind.name(), namespace: object.namespace.clone(), name: object.name.clone() };
+        let call = ApiCall { verb: Verb::Delete, kind: object.kind.name(), namespace: object.namespace.clone(), name: object.name.clone() };
         let preconditions = Preconditions { uid: delete.uid.clone(), resource_version: None };
         let parameters = DeleteParams::background().preconditions(preconditions);
         let api = self.api(object.kind.into(), &object.namespace);
         match self.write(call, api.delete(&object.name, &parameters)).await {
-            Err(error) if error.refusal() == Some(Refusal::NotFound) => Ok(()),
+            Err(error) if error.refusal() == Some(ApiRefusal::NotFound) => Ok(()),
             done => done.map(drop),
         }
     }
 
     /// Changes some fields of an object, or of its status, by a JSON merge patch. Returns it as it is now.
-    pub async fn merge(&self, resource: Resource, namespace: &str, name: &str, part: Part, patch: &Value) -> Result<Value, KubeError> {
-        let kind = if part == Part::Status { status(resource) } else { resource.kind };
-        let call = Call { verb: Verb::Patch, kind, namespace: namespace.to_owned(), name: name.to_owned() };
+    pub async fn merge(
+        &self,
+        resource: Resource,
+        namespace: &str,
+        name: &str,
+        part: ObjectPart,
+        patch: &Value,
+    ) -> Result<Value, KubeError> {
+        let kind = if part == ObjectPart::Status { status(resource) } else { resource.kind };
+        let call = ApiCall { verb: Verb::Patch, kind, namespace: namespace.to_owned(), name: name.to_owned() };
         let api = self.api(resource, namespace);
         let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         let patch = Patch::Merge(patch);
         let changed = match part {
-            Part::Object => self.write(call, api.patch(name, &parameters, &patch)).await,
-            Part::Status => self.write(call, api.patch_status(name, &parameters, &patch)).await,
+            ObjectPart::Object => self.write(call, api.patch(name, &parameters, &patch)).await,
+            ObjectPart::Status => self.write(call, api.patch_status(name, &parameters, &patch)).await,
         };
         changed.map(plain)
     }
 
     /// Makes us the owner of the fields that another manager set by plain updates, as an apply drops only its own.
     async fn adopt(&self, object: &ObjectRef) -> Result<(), KubeError> {
-        let call = Call { verb: Verb::Get, kind: object.kind.name(), namespace: object.namespace.clone(), name: object.name.clone() };
+        let call = ApiCall { verb: Verb::Get, kind: object.kind.name(), namespace: object.namespace.clone(), name: object.name.clone() };
         let api = self.api(object.kind.into(), &object.namespace);
-        let Some(held) = self.write(call, api.get_opt(&object.name)).await? else { return Ok(()) };
-        let fields = json!(held.metadata.managed_fields);
+        let Some(existing) = self.write(call, api.get_opt(&object.name)).await? else { return Ok(()) };
+        let fields = json!(existing.metadata.managed_fields);
         let Some(fields) = adopted(&fields, object.kind.api_version()) else { return Ok(()) };
-        let patch = json!({"metadata": {"resourceVersion": held.metadata.resource_version, "managedFields": fields}});
-        self.merge(object.kind.into(), &object.namespace, &object.name, Part::Object, &patch).await.map(drop)
+        let patch = json!({"metadata": {"resourceVersion": existing.metadata.resource_version, "managedFields": fields}});
+        self.merge(object.kind.into(), &object.namespace, &object.name, ObjectPart::Object, &patch).await.map(drop)
     }
 
     fn api(&self, resource: Resource, namespace: &str) -> Api<DynamicObject> {
@@ -116,7 +123,7 @@ impl Writes {
     }
 
     /// Makes a call while leading lasts.
-    pub(super) async fn write<T>(&self, call: Call, work: impl Future<Output = kube::Result<T>>) -> Result<T, KubeError> {
+    pub(super) async fn write<T>(&self, call: ApiCall, work: impl Future<Output = kube::Result<T>>) -> Result<T, KubeError> {
         let now = Instant::now();
         let Some(until) = self.leading.borrow().map(|leading| leading.until).filter(|until| now < *until) else {
             return Err(KubeError::NotLeading { call });
@@ -124,8 +131,8 @@ impl Writes {
         let ends = until.min(now + CALL);
         let done = match timeout_at(ends, work).await {
             Ok(Ok(value)) => Ok(value),
-            Ok(Err(error)) => Err(Fault::of(error)),
-            Err(_elapsed) => Err(Fault::Timeout(ends - now)),
+            Ok(Err(error)) => Err(CallFault::of(error)),
+            Err(_elapsed) => Err(CallFault::Timeout(ends - now)),
         };
         let (verb, kind) = (call.verb, call.kind.split('/').next().unwrap_or(call.kind));
         let done = done.map_err(|fault| KubeError::Call { call, fault });
@@ -157,10 +164,9 @@ async fn while_leading<T>(mut leading: watch::Receiver<Option<Leading>>, work: i
 
 /// Which part of an object is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
+pub enum ObjectPart {
     /// All but its status.
     Object,
-    /// Its status.
     Status,
 }
 

@@ -15,8 +15,8 @@ use kube::api::{Patch, PatchParams, PostParams};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::{Cluster, Fault, KubeError, Refusal, Verb};
-use crate::model::controller::leader::{Candidate, Record, Step};
+use super::{ApiRefusal, CallFault, Cluster, KubeError, Verb};
+use crate::model::controller::leader::{LeaseCandidate, LeaseRecord, LeaseStep};
 
 /// A call takes no longer, so that one that hangs leaves time for another before the Lease runs out.
 const CALL: Duration = Duration::from_secs(3);
@@ -33,15 +33,14 @@ pub struct Leading {
 pub struct Lease {
     cluster: Cluster,
     name: String,
-    candidate: Candidate,
-    told: Option<&'static str>,
+    candidate: LeaseCandidate,
+    logged: Option<&'static str>,
 }
 
 impl Lease {
-    /// A candidate for the Lease of this name.
     #[must_use]
-    pub fn new(cluster: Cluster, name: impl Into<String>, candidate: Candidate) -> Self {
-        Self { cluster, name: name.into(), candidate, told: None }
+    pub fn new(cluster: Cluster, name: impl Into<String>, candidate: LeaseCandidate) -> Self {
+        Self { cluster, name: name.into(), candidate, logged: None }
     }
 
     /// Leads whenever it can and says so, until `stop`; then gives the Lease back, so that another leads at once.
@@ -71,14 +70,14 @@ impl Lease {
         let again = begin + self.candidate.terms().every;
         match self.attempt(begin).await {
             Ok(wait) => {
-                if self.told.take().is_some() {
+                if self.logged.take().is_some() {
                     tracing::info!(lease = self.name, "lease requests succeed again");
                 }
                 wait.map_or(again, |wait| again.min(wait))
             }
             Err(error) => {
                 // Somebody was faster; what he wrote is seen in the next turn.
-                if error.refusal() != Some(Refusal::Conflict) && self.told.replace(error.reason()) != Some(error.reason()) {
+                if error.refusal() != Some(ApiRefusal::Conflict) && self.logged.replace(error.reason()) != Some(error.reason()) {
                     tracing::warn!(reason = error.reason(), "{error}");
                 }
                 again
@@ -92,19 +91,19 @@ impl Lease {
             self.candidate.saw(record, Instant::now().into_std());
         }
         match self.candidate.next(Instant::now().into_std()) {
-            Step::Create => self.write(self.candidate.name().to_owned(), 0, true).await?,
-            step @ (Step::Take { transitions } | Step::Renew { transitions }) => {
-                let takes = matches!(step, Step::Take { .. });
+            LeaseStep::Create => self.write(self.candidate.name().to_owned(), 0, true).await?,
+            step @ (LeaseStep::Take { transitions } | LeaseStep::Renew { transitions }) => {
+                let takes = matches!(step, LeaseStep::Take { .. });
                 let written = self.write(self.candidate.name().to_owned(), transitions, takes).await;
                 if let Err(error) = written {
-                    if matches!(error.refusal(), Some(Refusal::Conflict | Refusal::NotFound)) {
+                    if matches!(error.refusal(), Some(ApiRefusal::Conflict | ApiRefusal::NotFound)) {
                         let record = self.read().await?;
                         self.candidate.saw(record, Instant::now().into_std());
                     }
                     return Err(error);
                 }
             }
-            Step::Wait(ends) => return Ok(Some(ends.into())),
+            LeaseStep::Wait(ends) => return Ok(Some(ends.into())),
         }
         Ok(None)
     }
@@ -119,10 +118,10 @@ impl Lease {
         }
     }
 
-    async fn read(&self) -> Result<Option<Record>, KubeError> {
+    async fn read(&self) -> Result<Option<LeaseRecord>, KubeError> {
         match self.call(Verb::Get, self.api().get(&self.name)).await {
             Ok(object) => Ok(Some(record(&object))),
-            Err(KubeError::Call { fault: Fault::Refused { code: 404, .. }, .. }) => Ok(None),
+            Err(KubeError::Call { fault: CallFault::Refused { code: 404, .. }, .. }) => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -155,7 +154,7 @@ impl Lease {
 
     async fn give_back(&mut self) {
         if let Some(_until) = self.candidate.leads(Instant::now().into_std())
-            && let Step::Renew { transitions } = self.candidate.next(Instant::now().into_std())
+            && let LeaseStep::Renew { transitions } = self.candidate.next(Instant::now().into_std())
         {
             match self.write(String::new(), transitions, false).await {
                 Ok(()) => tracing::info!(lease = self.name, "released lease"),
@@ -176,16 +175,16 @@ impl Lease {
         let ends = self.candidate.leads(now.into_std()).map_or(now + CALL, |until| (now + CALL).min(until.into()));
         let fault = match timeout_at(ends, work).await {
             Ok(Ok(value)) => return Ok(value),
-            Ok(Err(error)) => Fault::of(error),
-            Err(_elapsed) => Fault::Timeout(ends - now),
+            Ok(Err(error)) => CallFault::of(error),
+            Err(_elapsed) => CallFault::Timeout(ends - now),
         };
         Err(KubeError::Call { call: self.cluster.call(verb, "Lease", &self.name), fault })
     }
 }
 
-fn record(object: &Object) -> Record {
+fn record(object: &Object) -> LeaseRecord {
     let spec = object.spec.clone().unwrap_or_default();
-    Record {
+    LeaseRecord {
         holder: spec.holder_identity.unwrap_or_default(),
         duration: Duration::from_secs(spec.lease_duration_seconds.and_then(|seconds| seconds.try_into().ok()).unwrap_or_default()),
         transitions: spec.lease_transitions.unwrap_or_default(),

@@ -14,7 +14,7 @@ use kube::{Api, Resource};
 use serde_json::Value;
 use tokio::time::sleep;
 
-use super::{Call, Cluster, Fault, KubeError, Verb, leader_client};
+use super::{ApiCall, CallFault, Cluster, KubeError, Verb, leader_client};
 use crate::model::base::backoff::Backoff;
 
 /// The server ends a watch after this many seconds, so that one that the network dropped silently is noticed.
@@ -22,12 +22,9 @@ const WATCH: u32 = 60;
 /// Objects in one answer.
 const PAGE: u32 = 500;
 
-/// What is followed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Follow {
-    /// The kind.
     pub resource: super::Resource,
-    /// Of one namespace, or of all.
     pub namespace: Option<String>,
     /// Only objects with these labels: a selector as the API has it.
     pub labels: Option<&'static str>,
@@ -37,16 +34,13 @@ pub struct Follow {
 
 /// What is told of the followed objects.
 #[derive(Debug)]
-pub enum Change {
-    /// All objects, of which some follow as [`Change::Listed`], are listed anew.
+pub enum WatchChange {
+    /// All objects, of which some follow as [`WatchChange::Listed`], are listed anew.
     Begin,
-    /// One of the list.
     Listed(Value),
     /// The list is complete: what is not in it does not exist.
     Complete,
-    /// One was made or changed.
     Put(Value),
-    /// One is gone; as it was last.
     Gone(Value),
     /// The API has no such kind: its definition is not installed. Asked again after a pause.
     Unknown,
@@ -56,28 +50,28 @@ pub enum Change {
 
 type Watcher = Pin<Box<dyn Stream<Item = watcher::Result<watcher::Event<DynamicObject>>> + Send>>;
 
-struct Follower {
+struct ListFollower {
     watcher: Watcher,
-    call: Call,
+    call: ApiCall,
     backoff: Backoff,
     failed: bool,
 }
 
 impl Cluster {
     /// Follows objects; needs `list` and `watch` on them. Ends never.
-    pub fn follow(&self, what: &Follow, backoff: Backoff) -> impl Stream<Item = Change> + Send + use<> {
+    pub fn follow(&self, what: &Follow, backoff: Backoff) -> impl Stream<Item = WatchChange> + Send + use<> {
         let mut config = watcher::Config::default().timeout(WATCH).page_size(PAGE);
         if let Some(labels) = what.labels {
             config = config.labels(labels);
         }
         let namespace = what.namespace.clone().unwrap_or_default();
-        let call = Call { verb: Verb::List, kind: what.resource.kind, namespace, name: String::new() };
+        let call = ApiCall { verb: Verb::List, kind: what.resource.kind, namespace, name: String::new() };
         let watcher: Watcher = if what.names_only {
             Box::pin(watcher(self.api::<PartialObjectMeta<DynamicObject>>(what), config).map(|event| event.map(without_content)))
         } else {
             Box::pin(watcher(self.api::<DynamicObject>(what), config))
         };
-        let follower = Follower { watcher, call, backoff, failed: false };
+        let follower = ListFollower { watcher, call, backoff, failed: false };
         unfold(follower, |mut follower| async {
             let change = follower.next().await?;
             Some((change, follower))
@@ -109,8 +103,8 @@ fn without_content(event: watcher::Event<PartialObjectMeta<DynamicObject>>) -> w
     }
 }
 
-impl Follower {
-    async fn next(&mut self) -> Option<Change> {
+impl ListFollower {
+    async fn next(&mut self) -> Option<WatchChange> {
         if std::mem::take(&mut self.failed) {
             sleep(self.backoff.next(fastrand::f64())).await;
         }
@@ -122,11 +116,11 @@ impl Follower {
                     self.backoff.reset();
                 }
                 match event {
-                    Event::Init => Change::Begin,
-                    Event::InitApply(object) => Change::Listed(leader_client::plain(object)),
-                    Event::InitDone => Change::Complete,
-                    Event::Apply(object) => Change::Put(leader_client::plain(object)),
-                    Event::Delete(object) => Change::Gone(leader_client::plain(object)),
+                    Event::Init => WatchChange::Begin,
+                    Event::InitApply(object) => WatchChange::Listed(leader_client::plain(object)),
+                    Event::InitDone => WatchChange::Complete,
+                    Event::Apply(object) => WatchChange::Put(leader_client::plain(object)),
+                    Event::Delete(object) => WatchChange::Gone(leader_client::plain(object)),
                 }
             }
             Err(error) => {
@@ -136,17 +130,17 @@ impl Follower {
         })
     }
 
-    fn lost(&self, error: watcher::Error) -> Change {
+    fn lost(&self, error: watcher::Error) -> WatchChange {
         use watcher::Error;
         let (verb, fault) = match error {
-            Error::InitialListFailed(error) => (Verb::List, Fault::of(error)),
-            Error::WatchStartFailed(error) | Error::WatchFailed(error) => (Verb::Watch, Fault::of(error)),
-            Error::WatchError(status) => (Verb::Watch, Fault::refused(&status)),
-            Error::NoResourceVersion => (Verb::List, Fault::Refused { code: 200, message: "a list without a version".to_owned() }),
+            Error::InitialListFailed(error) => (Verb::List, CallFault::of(error)),
+            Error::WatchStartFailed(error) | Error::WatchFailed(error) => (Verb::Watch, CallFault::of(error)),
+            Error::WatchError(status) => (Verb::Watch, CallFault::refused(&status)),
+            Error::NoResourceVersion => (Verb::List, CallFault::Refused { code: 200, message: "a list without a version".to_owned() }),
         };
-        if matches!(fault, Fault::Refused { code: 404, .. }) {
-            return Change::Unknown;
+        if matches!(fault, CallFault::Refused { code: 404, .. }) {
+            return WatchChange::Unknown;
         }
-        Change::Lost(KubeError::Call { call: Call { verb, ..self.call.clone() }, fault })
+        WatchChange::Lost(KubeError::Call { call: ApiCall { verb, ..self.call.clone() }, fault })
     }
 }

@@ -16,25 +16,18 @@ pub struct Resource {
 }
 
 impl Resource {
-    /// Groups of proxies.
     pub const PROXY_GROUP: Self = Self { api_version: "tailscale.com/v1alpha1", kind: "ProxyGroup", plural: "proxygroups" };
     /// What shapes their Pods.
     pub const PROXY_CLASS: Self = Self { api_version: "tailscale.com/v1alpha1", kind: "ProxyClass", plural: "proxyclasses" };
     /// Tailnets that they join.
     pub const TAILNET: Self = Self { api_version: "tailscale.com/v1alpha1", kind: "Tailnet", plural: "tailnets" };
-    /// Pods.
     pub const POD: Self = Self { api_version: "v1", kind: "Pod", plural: "pods" };
-    /// Services.
     pub const SERVICE: Self = Self { api_version: "v1", kind: "Service", plural: "services" };
-    /// Ingresses.
     pub const INGRESS: Self = Self { api_version: "networking.k8s.io/v1", kind: "Ingress", plural: "ingresses" };
     /// Classes of Ingresses.
     pub const INGRESS_CLASS: Self = Self { api_version: "networking.k8s.io/v1", kind: "IngressClass", plural: "ingressclasses" };
-    /// Namespaces.
     pub const NAMESPACE: Self = Self { api_version: "v1", kind: "Namespace", plural: "namespaces" };
-    /// Secrets.
     pub const SECRET: Self = Self { api_version: "v1", kind: "Secret", plural: "secrets" };
-    /// Nodes.
     pub const NODE: Self = Self { api_version: "v1", kind: "Node", plural: "nodes" };
 
     /// Kinds of the Tailscale operator that Tailyard does not reconcile.
@@ -49,11 +42,8 @@ impl Resource {
     /// Definitions of kinds.
     pub const DEFINITION: Self =
         Self { api_version: "apiextensions.k8s.io/v1", kind: "CustomResourceDefinition", plural: "customresourcedefinitions" };
-    /// Deployments.
     pub const DEPLOYMENT: Self = Self { api_version: "apps/v1", kind: "Deployment", plural: "deployments" };
-    /// Leases.
     pub const LEASE: Self = Self { api_version: "coordination.k8s.io/v1", kind: "Lease", plural: "leases" };
-    /// Config maps.
     pub const CONFIG_MAP: Self = Self { api_version: "v1", kind: "ConfigMap", plural: "configmaps" };
     /// The ranges that Services have their addresses from.
     pub const SERVICE_RANGE: Self = Self { api_version: "networking.k8s.io/v1", kind: "ServiceCIDR", plural: "servicecidrs" };

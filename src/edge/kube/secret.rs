@@ -5,9 +5,9 @@ use k8s_openapi::ByteString;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Map, Value, json};
 
-use super::{Cluster, Fault, Keyed, KubeError, Values, Verb, within};
+use super::{CallFault, Cluster, Keyed, KubeError, Values, Verb, within};
 use crate::api::names::FIELD_MANAGER;
-use crate::model::tailnet::state::Changes;
+use crate::model::tailnet::state::StateChanges;
 
 /// The state Secret. There is one writer of a key: never give this to two.
 #[derive(Debug, Clone)]
@@ -23,13 +23,11 @@ impl StateSecret {
         Self { cluster, name: name.into() }
     }
 
-    /// Its name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The cluster that it is in.
     #[must_use]
     pub fn cluster(&self) -> &Cluster {
         &self.cluster
@@ -45,13 +43,13 @@ impl StateSecret {
         let call = || self.cluster.call(Verb::Get, "Secret", &self.name);
         match within(call, self.cluster.secrets().get_metadata(&self.name)).await {
             Ok(secret) => Ok(secret.metadata.uid),
-            Err(KubeError::Call { fault: Fault::Refused { code: 404, .. }, .. }) => Ok(None),
+            Err(KubeError::Call { fault: CallFault::Refused { code: 404, .. }, .. }) => Ok(None),
             Err(error) => Err(error),
         }
     }
 
     /// Changes these keys and no others, in one call.
-    pub async fn patch(&self, changes: &Changes) -> Result<(), KubeError> {
+    pub async fn patch(&self, changes: &StateChanges) -> Result<(), KubeError> {
         let value = |value: &Option<Bytes>| value.as_ref().map_or(Value::Null, |bytes| json!(ByteString(bytes.to_vec())));
         let data: Map<String, Value> = changes.iter().map(|(key, wanted)| (key.clone(), value(wanted))).collect();
         let patch = Patch::Strategic(json!({"metadata": {"name": self.name, "namespace": self.cluster.namespace}, "data": data}));
@@ -66,7 +64,7 @@ impl Cluster {
     pub async fn secret(&self, name: &str) -> Result<Option<Values>, KubeError> {
         match within(|| self.call(Verb::Get, "Secret", name), self.secrets().get(name)).await {
             Ok(secret) => Ok(Some(secret.values())),
-            Err(KubeError::Call { fault: Fault::Refused { code: 404, .. }, .. }) => Ok(None),
+            Err(KubeError::Call { fault: CallFault::Refused { code: 404, .. }, .. }) => Ok(None),
             Err(error) => Err(error),
         }
     }

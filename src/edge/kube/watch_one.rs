@@ -14,7 +14,7 @@ use kube::{Api, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{CALL, Call, Cluster, Fault, Keyed, KubeError, Noted, Values, Verb, within};
+use super::{ApiCall, CALL, CallFault, Cluster, Keyed, KubeError, Values, Verb, VersionedSecret, within};
 use crate::model::base::backoff::Backoff;
 
 /// The server ends a watch after this many seconds.
@@ -26,7 +26,7 @@ const SHORT: Duration = Duration::from_secs(1);
 
 /// What a watch tells.
 #[derive(Debug)]
-pub enum Event<T = Values> {
+pub enum ObjectEvent<T = Values> {
     /// The object exists and is so. Implies that the API answers.
     Current(T),
     /// The object does not exist. Implies that the API answers.
@@ -39,27 +39,27 @@ pub enum Event<T = Values> {
 
 impl Cluster {
     /// Follows a `ConfigMap`; needs `list` and `watch` by its name. Ends never; a fault is an event.
-    pub fn watch_config_map(&self, namespace: &str, name: &str, backoff: Backoff) -> impl Stream<Item = Event> + Send + use<> {
-        let call = Call { namespace: namespace.to_owned(), ..self.call(Verb::List, ConfigMap::KIND, name) };
+    pub fn watch_config_map(&self, namespace: &str, name: &str, backoff: Backoff) -> impl Stream<Item = ObjectEvent> + Send + use<> {
+        let call = ApiCall { namespace: namespace.to_owned(), ..self.call(Verb::List, ConfigMap::KIND, name) };
         follow(self.config_maps(namespace), call, backoff, Keyed::values)
     }
 
     /// Follows a Secret of the own namespace; needs `list` and `watch` by its name, or on all of them.
-    pub fn watch_secret(&self, name: &str, backoff: Backoff) -> impl Stream<Item = Event> + Send + use<> {
+    pub fn watch_secret(&self, name: &str, backoff: Backoff) -> impl Stream<Item = ObjectEvent> + Send + use<> {
         follow(self.secrets(), self.call(Verb::List, Secret::KIND, name), backoff, <Secret as Keyed>::values)
     }
 
     /// The same, told with what a conditional write needs.
-    pub fn watch_note(&self, name: &str, backoff: Backoff) -> impl Stream<Item = Event<Noted>> + Send + use<> {
-        follow(self.secrets(), self.call(Verb::List, Secret::KIND, name), backoff, Noted::of)
+    pub fn watch_note(&self, name: &str, backoff: Backoff) -> impl Stream<Item = ObjectEvent<VersionedSecret>> + Send + use<> {
+        follow(self.secrets(), self.call(Verb::List, Secret::KIND, name), backoff, VersionedSecret::of)
     }
 }
 
-trait Followed: Keyed + Resource + Clone + DeserializeOwned + Debug + Send + 'static {}
-impl<K: Keyed + Resource + Clone + DeserializeOwned + Debug + Send + 'static> Followed for K {}
+trait WatchedObject: Keyed + Resource + Clone + DeserializeOwned + Debug + Send + 'static {}
+impl<K: Keyed + Resource + Clone + DeserializeOwned + Debug + Send + 'static> WatchedObject for K {}
 
 /// Where a watch stands.
-enum At<K> {
+enum WatchPosition<K> {
     /// To be listed, after a pause if it failed before.
     Unknown { pause: Option<Duration> },
     /// To be watched from this version on, after a pause if it was cut.
@@ -68,21 +68,21 @@ enum At<K> {
     Watching { version: String, stream: BoxStream<'static, kube::Result<WatchEvent<K>>>, since: Instant },
 }
 
-struct Follower<K, T> {
+struct ObjectFollower<K, T> {
     api: Api<K>,
-    told: fn(K) -> T,
-    call: Call,
+    convert: fn(K) -> T,
+    call: ApiCall,
     backoff: Backoff,
-    at: At<K>,
+    at: WatchPosition<K>,
 }
 
-fn follow<K: Followed, T: Send + 'static>(
+fn follow<K: WatchedObject, T: Send + 'static>(
     api: Api<K>,
-    call: Call,
+    call: ApiCall,
     backoff: Backoff,
-    told: fn(K) -> T,
-) -> impl Stream<Item = Event<T>> + Send + use<K, T> {
-    let follower = Follower { api, told, call, backoff, at: At::Unknown { pause: None } };
+    convert: fn(K) -> T,
+) -> impl Stream<Item = ObjectEvent<T>> + Send + use<K, T> {
+    let follower = ObjectFollower { api, convert, call, backoff, at: WatchPosition::Unknown { pause: None } };
     unfold(follower, |mut follower| async {
         let event = loop {
             if let Some(event) = follower.step().await {
@@ -93,54 +93,54 @@ fn follow<K: Followed, T: Send + 'static>(
     })
 }
 
-impl<K: Followed, T> Follower<K, T> {
+impl<K: WatchedObject, T> ObjectFollower<K, T> {
     /// One step; what it tells, if anything.
-    async fn step(&mut self) -> Option<Event<T>> {
-        match std::mem::replace(&mut self.at, At::Unknown { pause: None }) {
-            At::Unknown { pause } => {
+    async fn step(&mut self) -> Option<ObjectEvent<T>> {
+        match std::mem::replace(&mut self.at, WatchPosition::Unknown { pause: None }) {
+            WatchPosition::Unknown { pause } => {
                 sleep(pause.unwrap_or_default()).await;
                 Some(self.list().await)
             }
-            At::Version { version, pause } => {
+            WatchPosition::Version { version, pause } => {
                 sleep(pause.unwrap_or_default()).await;
                 Some(self.begin(version).await)
             }
-            At::Watching { version, mut stream, since } => match timeout(SILENCE, stream.next()).await {
+            WatchPosition::Watching { version, mut stream, since } => match timeout(SILENCE, stream.next()).await {
                 Ok(Some(Ok(event))) => self.heard(event, version, stream, since),
-                Ok(Some(Err(error))) => Some(self.lost(Fault::of(error))),
+                Ok(Some(Err(error))) => Some(self.lost(CallFault::of(error))),
                 Ok(None) => {
                     let cut = since.elapsed() < SHORT;
                     let pause = cut.then(|| self.backoff.next(fastrand::f64()));
                     if !cut {
                         self.backoff.reset();
                     }
-                    self.at = At::Version { version, pause };
+                    self.at = WatchPosition::Version { version, pause };
                     None
                 }
-                Err(_elapsed) => Some(self.lost(Fault::Timeout(SILENCE))),
+                Err(_elapsed) => Some(self.lost(CallFault::Timeout(SILENCE))),
             },
         }
     }
 
-    async fn list(&mut self) -> Event<T> {
+    async fn list(&mut self) -> ObjectEvent<T> {
         let fields = format!("metadata.name={}", self.call.name);
-        let call = Call { verb: Verb::List, ..self.call.clone() };
+        let call = ApiCall { verb: Verb::List, ..self.call.clone() };
         match within(|| call, self.api.list(&ListParams::default().fields(&fields))).await {
             Ok(list) => {
-                self.at = At::Version { version: list.metadata.resource_version.unwrap_or_default(), pause: None };
-                list.items.into_iter().next().map_or(Event::Gone, |object| Event::Current((self.told)(object)))
+                self.at = WatchPosition::Version { version: list.metadata.resource_version.unwrap_or_default(), pause: None };
+                list.items.into_iter().next().map_or(ObjectEvent::Gone, |object| ObjectEvent::Current((self.convert)(object)))
             }
             Err(error) => self.fail(error),
         }
     }
 
-    async fn begin(&mut self, version: String) -> Event<T> {
+    async fn begin(&mut self, version: String) -> ObjectEvent<T> {
         let parameters = WatchParams::default().fields(&format!("metadata.name={}", self.call.name)).timeout(WATCH);
-        let call = Call { verb: Verb::Watch, ..self.call.clone() };
+        let call = ApiCall { verb: Verb::Watch, ..self.call.clone() };
         match within(|| call, self.api.watch(&parameters, &version)).await {
             Ok(stream) => {
-                self.at = At::Watching { version, stream: stream.boxed(), since: Instant::now() };
-                Event::Live
+                self.at = WatchPosition::Watching { version, stream: stream.boxed(), since: Instant::now() };
+                ObjectEvent::Live
             }
             Err(error) => self.fail(error),
         }
@@ -152,33 +152,33 @@ impl<K: Followed, T> Follower<K, T> {
         version: String,
         stream: BoxStream<'static, kube::Result<WatchEvent<K>>>,
         since: Instant,
-    ) -> Option<Event<T>> {
-        let (version, told) = match event {
+    ) -> Option<ObjectEvent<T>> {
+        let (version, convert) = match event {
             WatchEvent::Added(object) | WatchEvent::Modified(object) => {
                 self.backoff.reset();
-                (object.resource_version().unwrap_or(version), Some(Event::Current((self.told)(object))))
+                (object.resource_version().unwrap_or(version), Some(ObjectEvent::Current((self.convert)(object))))
             }
-            WatchEvent::Deleted(object) => (object.resource_version().unwrap_or(version), Some(Event::Gone)),
+            WatchEvent::Deleted(object) => (object.resource_version().unwrap_or(version), Some(ObjectEvent::Gone)),
             WatchEvent::Bookmark(bookmark) => (bookmark.metadata.resource_version, None),
             WatchEvent::Error(status) if status.code == 410 => {
                 // The version is older than the server remembers: not a fault, the list tells what is. Should the server
                 // forget at once whatever it lists, the pauses grow.
-                self.at = At::Unknown { pause: Some(self.backoff.next(fastrand::f64())) };
+                self.at = WatchPosition::Unknown { pause: Some(self.backoff.next(fastrand::f64())) };
                 return None;
             }
-            WatchEvent::Error(status) => return Some(self.lost(Fault::refused(&status))),
+            WatchEvent::Error(status) => return Some(self.lost(CallFault::refused(&status))),
         };
-        self.at = At::Watching { version, stream, since };
-        told
+        self.at = WatchPosition::Watching { version, stream, since };
+        convert
     }
 
-    fn lost(&mut self, fault: Fault) -> Event<T> {
-        self.fail(KubeError::Call { call: Call { verb: Verb::Watch, ..self.call.clone() }, fault })
+    fn lost(&mut self, fault: CallFault) -> ObjectEvent<T> {
+        self.fail(KubeError::Call { call: ApiCall { verb: Verb::Watch, ..self.call.clone() }, fault })
     }
 
-    fn fail(&mut self, error: KubeError) -> Event<T> {
-        self.at = At::Unknown { pause: Some(self.backoff.next(fastrand::f64())) };
-        Event::Lost(error)
+    fn fail(&mut self, error: KubeError) -> ObjectEvent<T> {
+        self.at = WatchPosition::Unknown { pause: Some(self.backoff.next(fastrand::f64())) };
+        ObjectEvent::Lost(error)
     }
 }
 

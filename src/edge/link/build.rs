@@ -77,7 +77,6 @@ impl Build<'_> {
         request.execute().await.map_err(|source| LinkError::Change { action: format!("give {name} the address {address}"), source })
     }
 
-    /// Takes an address from a link.
     pub async fn take_address(&self, name: &InterfaceName, address: IpNet) -> Result<(), LinkError> {
         let mut request = self.0.address().add(self.index(name).await?, address.addr(), address.prefix_len());
         let removal = self.0.address().del(request.message_mut().clone()).execute().await;

@@ -9,7 +9,7 @@ const CALL: &str = "serve-config";
 
 /// What the daemon serves now.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Serving {
+pub struct ServeState {
     /// The config; one that was never set is empty.
     pub config: ServeConfig,
     /// What tells it from another one.
@@ -18,11 +18,11 @@ pub struct Serving {
 
 impl LocalApi {
     /// What the daemon serves.
-    pub async fn serve_config(&self) -> Result<Serving, LocalApiError> {
+    pub async fn serve_config(&self) -> Result<ServeState, LocalApiError> {
         let answer = self.call(CALL, Method::GET, CALL, Vec::new(), READ).await?;
         let etag = answer.headers().get("Etag").and_then(|tag| tag.to_str().ok()).map(str::to_owned);
         let config: Option<ServeConfig> = json(CALL, answer.body())?;
-        Ok(Serving { config: config.unwrap_or_default(), etag })
+        Ok(ServeState { config: config.unwrap_or_default(), etag })
     }
 
     /// Replaces what the daemon serves; false if that is not any more what the tag says, and then nothing changes. Refused before

@@ -27,7 +27,6 @@ pub enum PrivateError {
     Refused {
         /// The kernel's answer.
         source: io::Error,
-        /// What to do about it.
         advice: &'static str,
     },
     /// The user could not be mapped into the new user namespace.

@@ -12,8 +12,8 @@ use nix::sys::time::TimeVal;
 use super::NftError;
 use crate::model::firewall::Audit;
 use crate::model::firewall::nft::TABLE;
+use crate::model::firewall::nft::dump::{DumpedElements, drift};
 use crate::model::firewall::nft::element::{Edits, Element, Set};
-use crate::model::firewall::nft::held::{Held, drift};
 use crate::model::firewall::nft::wire::{Dump, Message, batch, dump, generation, messages};
 use crate::model::firewall::ruleset::Ruleset;
 
@@ -30,7 +30,7 @@ const READ: usize = 64 << 10;
 const ATTEMPTS: usize = 3;
 
 /// What is known of our table through this socket.
-pub(super) struct Link {
+pub(super) struct NftSocket {
     socket: Socket,
     port: u32,
     roomy: bool,
@@ -41,13 +41,13 @@ pub(super) struct Link {
     rules: Option<Vec<Vec<u8>>>,
 }
 
-impl fmt::Debug for Link {
+impl fmt::Debug for NftSocket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Link").field("port", &self.port).field("generation", &self.generation).finish_non_exhaustive()
     }
 }
 
-impl Link {
+impl NftSocket {
     pub(super) fn open() -> Result<Self, NftError> {
         let fault = |source| NftError::Kernel { what: "open a netlink socket", source };
         let mut socket = Socket::new(NETLINK_NETFILTER).map_err(fault)?;
@@ -146,9 +146,9 @@ impl Link {
             if *ours != rules {
                 return drifted(if rules.is_empty() { "the table is gone" } else { "the rules are not as they were made" });
             }
-            let held = self.elements(Set::ALL.into_iter())?;
+            let dumped = self.elements(Set::ALL.into_iter())?;
             if self.generation()? == before {
-                return Ok(drift(ruleset, &held).map_or(Audit::Same, |what| Audit::Drifted { what })).inspect(|audit| {
+                return Ok(drift(ruleset, &dumped).map_or(Audit::Same, |what| Audit::Drifted { what })).inspect(|audit| {
                     self.generation = (*audit == Audit::Same).then_some(before);
                 });
             }
@@ -156,18 +156,17 @@ impl Link {
         Err(NftError::Unsteady)
     }
 
-    /// The elements of some sets.
-    pub(super) fn elements(&mut self, sets: impl Iterator<Item = Set>) -> Result<Held, NftError> {
-        let mut held = Held::new();
+    pub(super) fn elements(&mut self, sets: impl Iterator<Item = Set>) -> Result<DumpedElements, NftError> {
+        let mut dumped = DumpedElements::new();
         for set in sets {
-            let elements = held.entry(set).or_default();
+            let elements = dumped.entry(set).or_default();
             for message in self.dump(Dump::Elements(set))? {
                 if let Message::Elements(some) = message {
                     elements.extend(some);
                 }
             }
         }
-        Ok(held)
+        Ok(dumped)
     }
 
     /// The generation: the number of transactions that anybody made in this network namespace.

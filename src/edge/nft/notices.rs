@@ -12,18 +12,18 @@ use crate::model::firewall::nft::wire::{Message, NOTICES, messages};
 const READ: usize = 64 << 10;
 
 /// A stream of changes made by others.
-pub struct Changes {
+pub struct NotificationStream {
     socket: TokioSocket,
     own: u32,
 }
 
-impl fmt::Debug for Changes {
+impl fmt::Debug for NotificationStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Changes").field("own", &self.own).finish_non_exhaustive()
     }
 }
 
-impl Changes {
+impl NotificationStream {
     /// Listens in the network namespace of the calling thread; everybody's changes count, our own too.
     pub fn open() -> Result<Self, NftError> {
         Self::except(0)

@@ -8,17 +8,17 @@ use futures_util::stream::{self, StreamExt};
 use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
-use crate::edge::control::{Control, ControlError, ControlSettings, Credentials, Rate};
+use crate::edge::control::{ClientCredentials, ControlClient, ControlError, ControlSettings, Rate};
 use crate::edge::kube::{Cluster, KubeError, Resource};
 use crate::inspect::gap;
 use crate::model::controller::tailnet;
-use crate::model::diagnostics::doctor::Read;
-use crate::model::diagnostics::doctor::cluster::{DEFINITIONS, Facts, Outcome, Place, Tried, credentials, is_reconciler, places, variable};
+use crate::model::diagnostics::doctor::ReadResult;
+use crate::model::diagnostics::doctor::cluster::{
+    ClusterFacts, CredentialCheck, CredentialLocation, CredentialOutcome, DEFINITIONS, credentials, is_reconciler, places, variable,
+};
 use crate::model::diagnostics::doctor::rights::{self, Right};
 
-/// The reconciler's own account.
 const ACCOUNT: &str = "tailyard-reconciler";
-/// The Lease of the reconcilers.
 const LEASE: &str = "tailyard-reconciler";
 /// A Lease that is not renewed for so long has no holder: others take it sooner.
 const RENEWED: Duration = Duration::from_secs(15);
@@ -36,13 +36,13 @@ const GROUPS: usize = 10;
 const PROBE: Duration = Duration::from_secs(10);
 
 /// Gathers everything.
-pub(super) async fn facts(cluster: &Cluster, server: String, ca: Option<&Path>) -> Facts {
+pub(super) async fn facts(cluster: &Cluster, server: String, ca: Option<&Path>) -> ClusterFacts {
     let ((lease, renewed), facts) = tokio::join!(lease(cluster), objects(cluster, server, ca));
-    Facts { lease, renewed, ..facts }
+    ClusterFacts { lease, renewed, ..facts }
 }
 
 /// Everything but the Lease, which takes a while to be judged.
-async fn objects(cluster: &Cluster, server: String, ca: Option<&Path>) -> Facts {
+async fn objects(cluster: &Cluster, server: String, ca: Option<&Path>) -> ClusterFacts {
     let namespace = cluster.namespace();
     let list = async |resource, of, labels| cluster.list(resource, of, labels).await.map_err(|error| gap(&error));
     let look = async |resource, of, name: &str| cluster.look(resource, of, name).await.map_err(|error| gap(&error));
@@ -62,7 +62,7 @@ async fn objects(cluster: &Cluster, server: String, ca: Option<&Path>) -> Facts 
         Ok(deployments) => Ok(tried(cluster, deployments, tailnets.as_deref().unwrap_or_default(), ca).await),
         Err(gap) => Err(gap.clone()),
     };
-    Facts {
+    ClusterFacts {
         server,
         definitions,
         denied: denied(cluster, &watched, &names).await,
@@ -83,9 +83,10 @@ async fn objects(cluster: &Cluster, server: String, ca: Option<&Path>) -> Facts 
 }
 
 /// The Lease, and whether it was renewed within [`RENEWED`].
-async fn lease(cluster: &Cluster) -> (Read<Option<Value>>, bool) {
+async fn lease(cluster: &Cluster) -> (ReadResult<Option<Value>>, bool) {
     let look = async || cluster.look(Resource::LEASE, Some(cluster.namespace()), LEASE).await.map_err(|error| gap(&error));
-    let time = |lease: &Read<Option<Value>>| lease.as_ref().ok().and_then(Option::as_ref).map(|lease| lease["spec"]["renewTime"].clone());
+    let time =
+        |lease: &ReadResult<Option<Value>>| lease.as_ref().ok().and_then(Option::as_ref).map(|lease| lease["spec"]["renewTime"].clone());
     let first = look().await;
     let Some(before) = time(&first) else { return (first, false) };
     let end = Instant::now() + RENEWED;
@@ -111,7 +112,7 @@ fn watched(deployments: &[Value]) -> Vec<String> {
 }
 
 /// What the reconciler's account and those of groups may not do of what they must.
-async fn denied(cluster: &Cluster, watched: &[String], groups: &[String]) -> BTreeMap<String, Read<Vec<Right>>> {
+async fn denied(cluster: &Cluster, watched: &[String], groups: &[String]) -> BTreeMap<String, ReadResult<Vec<Right>>> {
     let namespace = cluster.namespace();
     // Anybody may ask for himself, as the reconciler in its Pod does; for others it takes a right.
     let own = cluster.who().await.unwrap_or_default();
@@ -120,11 +121,11 @@ async fn denied(cluster: &Cluster, watched: &[String], groups: &[String]) -> BTr
     wanted.extend(groups.iter().take(GROUPS).map(|group| (group.clone(), rights::replicas(namespace, group))));
     for (account, rights) in wanted {
         let user = format!("system:serviceaccount:{namespace}:{account}");
-        let asked = stream::iter(rights).map(|right| {
+        let reviews = stream::iter(rights).map(|right| {
             let user = Some(user.as_str()).filter(|user| *user != own);
             async move { cluster.allowed(&right, user).await.map(|allowed| (!allowed).then_some(right)) }
         });
-        let answers: Vec<_> = asked.buffer_unordered(AT_A_TIME).collect().await;
+        let answers: Vec<_> = reviews.buffer_unordered(AT_A_TIME).collect().await;
         let answers: Result<Vec<_>, KubeError> = answers.into_iter().collect();
         let missing = answers.map(|answers| answers.into_iter().flatten().collect::<Vec<_>>());
         let missing = missing.map(|mut missing| {
@@ -137,39 +138,39 @@ async fn denied(cluster: &Cluster, watched: &[String], groups: &[String]) -> BTr
 }
 
 /// Tries the credentials that are named anywhere.
-async fn tried(cluster: &Cluster, deployments: &[Value], tailnets: &[Value], ca: Option<&Path>) -> Vec<Tried> {
+async fn tried(cluster: &Cluster, deployments: &[Value], tailnets: &[Value], ca: Option<&Path>) -> Vec<CredentialCheck> {
     let places = places(deployments, tailnets);
     let tries = places.iter().map(|place| async {
         let outcome = attempt(cluster, place, ca).await;
-        Tried { whose: place.whose.clone(), secret: place.secret.clone(), outcome }
+        CredentialCheck { whose: place.whose.clone(), secret: place.secret.clone(), outcome }
     });
     stream::iter(tries).buffered(AT_A_TIME).collect().await
 }
 
-async fn attempt(cluster: &Cluster, place: &Place, ca: Option<&Path>) -> Outcome {
+async fn attempt(cluster: &Cluster, place: &CredentialLocation, ca: Option<&Path>) -> CredentialOutcome {
     let secret = match cluster.look(Resource::SECRET, Some(cluster.namespace()), &place.secret).await {
         Ok(Some(secret)) => secret,
-        Ok(None) => return Outcome::Missing("it does not exist".to_owned()),
-        Err(error) => return Outcome::Unread(gap(&error)),
+        Ok(None) => return CredentialOutcome::Missing("it does not exist".to_owned()),
+        Err(error) => return CredentialOutcome::Unread(gap(&error)),
     };
     let credentials = match credentials(place, &secret) {
-        Ok(tailnet::Credentials::OAuth { client_id, client_secret }) => Credentials::OAuth { client_id, client_secret },
-        Ok(tailnet::Credentials::Headscale { api_key }) => Credentials::Headscale { api_key },
+        Ok(tailnet::Credentials::OAuth { client_id, client_secret }) => ClientCredentials::OAuth { client_id, client_secret },
+        Ok(tailnet::Credentials::Headscale { api_key }) => ClientCredentials::Headscale { api_key },
         // The token would have to be made out to the reconciler's account.
-        Ok(tailnet::Credentials::Identity { .. }) => return Outcome::Unasked,
-        Err(why) => return Outcome::Missing(why),
+        Ok(tailnet::Credentials::Identity { .. }) => return CredentialOutcome::Unasked,
+        Err(why) => return CredentialOutcome::Missing(why),
     };
     let ca = ca.map(Path::to_owned);
     let settings = ControlSettings { url: place.url.clone(), credentials, ca, rate: Rate::DEFAULT, deadline: PROBE };
-    let probed = match Control::new(settings) {
+    let probed = match ControlClient::new(settings) {
         Ok(control) => control.probe().await,
         Err(error) => Err(error),
     };
     match probed {
-        Ok(()) => Outcome::Works,
+        Ok(()) => CredentialOutcome::Works,
         Err(error @ (ControlError::Denied { .. } | ControlError::Refused { .. } | ControlError::Absent { .. })) => {
-            Outcome::Refused(error.to_string())
+            CredentialOutcome::Refused(error.to_string())
         }
-        Err(error) => Outcome::Unreachable(error.to_string()),
+        Err(error) => CredentialOutcome::Unreachable(error.to_string()),
     }
 }

@@ -12,20 +12,20 @@ use crate::edge::netns::{Namespace, NetnsError};
 use crate::edge::nft::Nft;
 use crate::edge::node;
 use crate::model::base::net::InterfaceName;
-use crate::model::diagnostics::doctor::node::{Facts, Firewall};
+use crate::model::diagnostics::doctor::node::{NamedFirewall, NodeFacts};
 
 /// Where tailscaled is asked, in a Pod and on a machine.
 const SOCKETS: [&str; 2] = ["/tmp/tailscaled.sock", "/var/run/tailscale/tailscaled.sock"];
 
 /// Tries and reads everything.
-pub(super) async fn facts() -> Facts {
+pub(super) async fn facts() -> NodeFacts {
     let read = || {
         let (namespace, firewalls) = match firewalls() {
             Ok(firewalls) => (Ok(()), firewalls),
             Err(error) => (Err(error.to_string()), Vec::new()),
         };
         let pressure = Conntrack::open().and_then(|mut table| table.pressure());
-        Facts {
+        NodeFacts {
             kernel: node::kernel().ok(),
             namespace,
             firewalls,
@@ -36,7 +36,7 @@ pub(super) async fn facts() -> Facts {
         }
     };
     let (read, offloads) = tokio::join!(spawn_blocking(read), offloads());
-    let facts = read.unwrap_or_else(|error| Facts {
+    let facts = read.unwrap_or_else(|error| NodeFacts {
         kernel: None,
         namespace: Err(error.to_string()),
         firewalls: Vec::new(),
@@ -45,11 +45,11 @@ pub(super) async fn facts() -> Facts {
         connections: Err(error.to_string()),
         offloads: None,
     });
-    Facts { offloads, ..facts }
+    NodeFacts { offloads, ..facts }
 }
 
 /// Which firewalls can hold our rules, by trying.
-fn firewalls() -> Result<Vec<Firewall>, NetnsError> {
+fn firewalls() -> Result<Vec<NamedFirewall>, NetnsError> {
     Namespace::make()?.block_on(|| async {
         let interface = InterfaceName::tailscale0();
         let nft = match Nft::open("nft") {
@@ -68,6 +68,6 @@ fn firewalls() -> Result<Vec<Firewall>, NetnsError> {
 async fn offloads() -> Option<Result<Option<String>, String>> {
     let own = std::env::var_os("TS_SOCKET").map(PathBuf::from);
     let socket = own.into_iter().chain(SOCKETS.map(PathBuf::from)).find(|socket| socket.exists())?;
-    let told = LocalApi::new(socket).check_udp_gro_forwarding().await;
-    Some(told.map_err(|error| error.to_string()))
+    let forwarding_check = LocalApi::new(socket).check_udp_gro_forwarding().await;
+    Some(forwarding_check.map_err(|error| error.to_string()))
 }

@@ -18,13 +18,7 @@ pub struct Backoff {
 pub enum BackoffError {
     /// A minimum of zero retries without pause; a minimum above the maximum contradicts itself.
     #[error("retry delays must satisfy 0 < minimum <= maximum, not {min:?} and {max:?}")]
-    Bounds {
-        /// The minimum.
-        min: Duration,
-        /// The maximum.
-        max: Duration,
-    },
-    /// The jitter is a fraction.
+    Bounds { min: Duration, max: Duration },
     #[error("retry jitter must be from 0 (none) to 1")]
     Jitter,
 }

@@ -6,18 +6,15 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 
-/// What a condition says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Status {
-    /// It holds.
+pub enum ConditionStatus {
     True,
-    /// It does not.
     False,
     /// Nobody can tell.
     Unknown,
 }
 
-impl Status {
+impl ConditionStatus {
     /// As in the object.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -29,13 +26,11 @@ impl Status {
     }
 }
 
-/// A condition that is to be.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wanted<'a> {
+pub struct DesiredCondition<'a> {
     /// Its type.
     pub kind: &'static str,
-    /// What it says.
-    pub status: Status,
+    pub status: ConditionStatus,
     /// One word for why.
     pub reason: &'a str,
     /// A sentence for why, and what to do.
@@ -51,7 +46,7 @@ pub fn seconds(now: Timestamp) -> Time {
 }
 
 /// Puts a condition in its place, or at the end. Whether anybody who reads the object sees a difference.
-pub fn set(conditions: &mut Vec<Condition>, wanted: &Wanted<'_>, now: Timestamp) -> bool {
+pub fn set(conditions: &mut Vec<Condition>, wanted: &DesiredCondition<'_>, now: Timestamp) -> bool {
     let condition = |since: Time| Condition {
         type_: wanted.kind.to_owned(),
         status: wanted.status.name().to_owned(),
@@ -60,37 +55,37 @@ pub fn set(conditions: &mut Vec<Condition>, wanted: &Wanted<'_>, now: Timestamp)
         observed_generation: (wanted.generation != 0).then_some(wanted.generation),
         last_transition_time: since,
     };
-    let Some(held) = conditions.iter_mut().find(|held| held.type_ == wanted.kind) else {
+    let Some(existing) = conditions.iter_mut().find(|found| found.type_ == wanted.kind) else {
         conditions.push(condition(seconds(now)));
         return true;
     };
-    let since = if held.status == wanted.status.name() { held.last_transition_time.clone() } else { seconds(now) };
+    let since = if existing.status == wanted.status.name() { existing.last_transition_time.clone() } else { seconds(now) };
     let mut new = condition(since);
-    if held.observed_generation.unwrap_or(0) == wanted.generation {
-        new.observed_generation = held.observed_generation;
+    if existing.observed_generation.unwrap_or(0) == wanted.generation {
+        new.observed_generation = existing.observed_generation;
     }
-    let differs = *held != new;
-    *held = new;
+    let differs = *existing != new;
+    *existing = new;
     differs
 }
 
 /// Takes a condition away. Whether it was there.
 pub fn remove(conditions: &mut Vec<Condition>, kind: &str) -> bool {
     let before = conditions.len();
-    conditions.retain(|held| held.type_ != kind);
+    conditions.retain(|condition| condition.type_ != kind);
     conditions.len() != before
 }
 
 /// The condition of a type.
 #[must_use]
 pub fn get<'a>(conditions: &'a [Condition], kind: &str) -> Option<&'a Condition> {
-    conditions.iter().find(|held| held.type_ == kind)
+    conditions.iter().find(|condition| condition.type_ == kind)
 }
 
 /// Whether the condition of a type is there and true.
 #[must_use]
 pub fn is_true(conditions: &[Condition], kind: &str) -> bool {
-    get(conditions, kind).is_some_and(|held| held.status == Status::True.name())
+    get(conditions, kind).is_some_and(|condition| condition.status == ConditionStatus::True.name())
 }
 
 #[cfg(test)]
@@ -101,17 +96,17 @@ mod tests {
         Timestamp::from_second(second).expect("a time").checked_add(std::time::Duration::from_millis(700)).expect("a time")
     }
 
-    fn wanted(status: Status, reason: &'static str) -> Wanted<'static> {
-        Wanted { kind: "Ready", status, reason, message: format!("{reason} it is"), generation: 0 }
+    fn wanted(status: ConditionStatus, reason: &'static str) -> DesiredCondition<'static> {
+        DesiredCondition { kind: "Ready", status, reason, message: format!("{reason} it is"), generation: 0 }
     }
 
     #[test]
     fn the_time_is_that_of_the_last_change_of_the_status() {
         let mut conditions = Vec::new();
-        assert!(set(&mut conditions, &wanted(Status::False, "A"), at(1)));
-        assert!(set(&mut conditions, &wanted(Status::False, "B"), at(2)));
+        assert!(set(&mut conditions, &wanted(ConditionStatus::False, "A"), at(1)));
+        assert!(set(&mut conditions, &wanted(ConditionStatus::False, "B"), at(2)));
         assert_eq!(conditions[0].last_transition_time.0.as_second(), 1);
-        assert!(set(&mut conditions, &wanted(Status::True, "C"), at(3)));
+        assert!(set(&mut conditions, &wanted(ConditionStatus::True, "C"), at(3)));
         assert_eq!((conditions.len(), conditions[0].last_transition_time.0.as_second()), (1, 3));
         assert!(is_true(&conditions, "Ready") && !is_true(&conditions, "Other"));
     }
@@ -119,21 +114,21 @@ mod tests {
     #[test]
     fn the_same_again_is_no_change_also_after_the_api_server() {
         let mut conditions = Vec::new();
-        set(&mut conditions, &wanted(Status::True, "A"), at(1));
+        set(&mut conditions, &wanted(ConditionStatus::True, "A"), at(1));
         let text = serde_json::to_string(&conditions).expect("JSON");
         let mut read: Vec<Condition> = serde_json::from_str(&text).expect("conditions");
         assert_eq!(read, conditions);
         read[0].observed_generation = Some(0);
-        assert!(!set(&mut read, &wanted(Status::True, "A"), at(9)), "theirs writes a 0, ours leaves it out");
+        assert!(!set(&mut read, &wanted(ConditionStatus::True, "A"), at(9)), "theirs writes a 0, ours leaves it out");
     }
 
     #[test]
     fn the_conditions_of_others_stay_where_they_are() {
         let mut conditions = Vec::new();
         for kind in ["Other", "Ready", "Third"] {
-            set(&mut conditions, &Wanted { kind, ..wanted(Status::True, "A") }, at(1));
+            set(&mut conditions, &DesiredCondition { kind, ..wanted(ConditionStatus::True, "A") }, at(1));
         }
-        set(&mut conditions, &wanted(Status::False, "B"), at(2));
+        set(&mut conditions, &wanted(ConditionStatus::False, "B"), at(2));
         let kinds = |conditions: &[Condition]| conditions.iter().map(|held| held.type_.clone()).collect::<Vec<_>>();
         assert_eq!(kinds(&conditions), ["Other", "Ready", "Third"]);
         assert!(remove(&mut conditions, "Ready") && !remove(&mut conditions, "Ready"));

@@ -78,7 +78,7 @@ pub fn address_port(text: &str, pod: Option<&str>) -> Option<SocketAddr> {
 #[must_use]
 pub fn accept_dns(args: &str) -> (Vec<String>, Option<bool>) {
     let mut said = None;
-    let mut kept = Vec::new();
+    let mut parts = Vec::new();
     for arg in args.split_whitespace() {
         let value = match arg.strip_prefix("--accept-dns") {
             Some("") => Some(true),
@@ -87,10 +87,10 @@ pub fn accept_dns(args: &str) -> (Vec<String>, Option<bool>) {
         };
         match value {
             Some(value) => said = Some(value),
-            None => kept.push(arg.to_owned()),
+            None => parts.push(arg.to_owned()),
         }
     }
-    (kept, said)
+    (parts, said)
 }
 
 #[cfg(test)]

@@ -9,7 +9,6 @@ use flate2::write::GzEncoder;
 /// Largest config that the data plane unpacks, in bytes.
 pub const MAX_CONFIG_SIZE: u64 = 64 << 20;
 
-/// Packs a text.
 pub fn pack(text: &[u8]) -> io::Result<Vec<u8>> {
     let mut writer = GzEncoder::new(Vec::new(), Compression::default());
     writer.write_all(text)?;

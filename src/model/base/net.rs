@@ -43,9 +43,7 @@ impl fmt::Display for Family {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Proto {
-    /// TCP.
     Tcp,
-    /// UDP.
     Udp,
 }
 
@@ -124,9 +122,7 @@ impl Serialize for Port {
 /// A protocol and a port: what a packet to the Pod is matched by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortKey {
-    /// The protocol.
     pub proto: Proto,
-    /// The destination port.
     pub port: Port,
 }
 
@@ -153,7 +149,6 @@ impl InterfaceName {
         Self("tailscale0".to_owned())
     }
 
-    /// The name.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0

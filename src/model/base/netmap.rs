@@ -42,7 +42,6 @@ pub struct SelfNode {
     pub stable_id: String,
     /// Its name as the control server spells it, with the final dot.
     pub name: String,
-    /// Its own tailnet addresses.
     pub addresses: Vec<IpAddr>,
     /// The Tailscale Services that it is approved to serve, advertised or not, each with its addresses.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -60,7 +59,6 @@ pub struct SelfNode {
 pub struct NetMap {
     /// This node; nothing before the first login.
     pub node: Option<SelfNode>,
-    /// The addresses of each peer by name.
     pub peers: OrdMap<Fqdn, BTreeSet<IpAddr>>,
     /// The addresses of each extra DNS record (Tailscale Services) by name.
     pub records: OrdMap<Fqdn, BTreeSet<IpAddr>>,
@@ -127,7 +125,6 @@ impl NetMap {
 pub struct BadEntry {
     /// The node it belongs to.
     pub name: String,
-    /// What stands there.
     pub text: String,
 }
 

@@ -7,13 +7,11 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-/// The set.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(transparent)]
-pub struct Few<T>(Arc<[T]>);
+pub struct SortedSet<T>(Arc<[T]>);
 
-impl<T: Ord> Few<T> {
-    /// Whether the value is in it.
+impl<T: Ord> SortedSet<T> {
     #[must_use]
     pub fn contains(&self, value: &T) -> bool {
         self.0.binary_search(value).is_ok()
@@ -26,7 +24,7 @@ impl<T: Ord> Few<T> {
     }
 }
 
-impl<T> std::ops::Deref for Few<T> {
+impl<T> std::ops::Deref for SortedSet<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
@@ -34,13 +32,13 @@ impl<T> std::ops::Deref for Few<T> {
     }
 }
 
-impl<T> Default for Few<T> {
+impl<T> Default for SortedSet<T> {
     fn default() -> Self {
         Self(Arc::default())
     }
 }
 
-impl<T: Ord> FromIterator<T> for Few<T> {
+impl<T: Ord> FromIterator<T> for SortedSet<T> {
     fn from_iter<I: IntoIterator<Item = T>>(values: I) -> Self {
         let mut values: Vec<_> = values.into_iter().collect();
         values.sort_unstable();
@@ -49,19 +47,19 @@ impl<T: Ord> FromIterator<T> for Few<T> {
     }
 }
 
-impl<T: Ord, const N: usize> From<[T; N]> for Few<T> {
+impl<T: Ord, const N: usize> From<[T; N]> for SortedSet<T> {
     fn from(values: [T; N]) -> Self {
         values.into_iter().collect()
     }
 }
 
-impl<T: Ord> From<BTreeSet<T>> for Few<T> {
+impl<T: Ord> From<BTreeSet<T>> for SortedSet<T> {
     fn from(values: BTreeSet<T>) -> Self {
         Self(values.into_iter().collect())
     }
 }
 
-impl<'a, T> IntoIterator for &'a Few<T> {
+impl<'a, T> IntoIterator for &'a SortedSet<T> {
     type Item = &'a T;
     type IntoIter = std::slice::Iter<'a, T>;
 
@@ -79,7 +77,7 @@ mod tests {
     proptest! {
         #[test]
         fn it_is_the_set_of_its_values(a in proptest::collection::vec(0..12_u8, 0..8), b in proptest::collection::vec(0..12_u8, 0..8)) {
-            let (few_a, few_b): (Few<_>, Few<_>) = (a.iter().copied().collect(), b.iter().copied().collect());
+            let (few_a, few_b): (SortedSet<_>, SortedSet<_>) = (a.iter().copied().collect(), b.iter().copied().collect());
             let (set_a, set_b): (BTreeSet<_>, BTreeSet<_>) = (a.into_iter().collect(), b.into_iter().collect());
             prop_assert!(few_a.iter().eq(&set_a) && few_a.len() == set_a.len());
             prop_assert_eq!(few_a == few_b, set_a == set_b);

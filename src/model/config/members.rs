@@ -29,11 +29,11 @@ struct Member {
 }
 
 /// What of the members of one text is otherwise in the next, by name: where the value stands; nothing if the member is gone.
-pub(super) type Changes = BTreeMap<Arc<str>, Option<Range<usize>>>;
+pub(super) type MemberChanges = BTreeMap<Arc<str>, Option<Range<usize>>>;
 
 /// How many members of a text stand at either end of another one, letter for letter.
 #[derive(Debug, Clone, Copy, Default)]
-struct Kept {
+struct CommonEnds {
     front: usize,
     back: usize,
 }
@@ -45,17 +45,17 @@ impl Members {
     }
 
     /// The members of the text that follows and what of them changed. Fails if it is no object; blank and `null` are an empty one.
-    pub(super) fn next(&self, text: &Bytes) -> Result<(Self, Changes), serde_json::Error> {
-        match self.kept(text).and_then(|kept| self.splice(text, kept)) {
+    pub(super) fn next(&self, text: &Bytes) -> Result<(Self, MemberChanges), serde_json::Error> {
+        match self.ends(text).and_then(|ends| self.splice(text, ends)) {
             Some(next) => Ok(next),
             None => self.read(text),
         }
     }
 
     /// Reads the whole text.
-    fn read(&self, text: &Bytes) -> Result<(Self, Changes), serde_json::Error> {
+    fn read(&self, text: &Bytes) -> Result<(Self, MemberChanges), serde_json::Error> {
         let blank = text.iter().all(u8::is_ascii_whitespace);
-        let found: Option<Found<'_>> = if blank { None } else { serde_json::from_slice(text)? };
+        let found: Option<FoundMembers<'_>> = if blank { None } else { serde_json::from_slice(text)? };
         let mut list = found.unwrap_or_default().members(text);
         let all = list.len();
         let mut names = BTreeSet::new();
@@ -63,7 +63,7 @@ impl Members {
         list.retain(|member| names.insert(Arc::clone(&member.name)));
         list.reverse();
         let next = Self { text: text.clone(), doubled: list.len() < all, list };
-        let changes = next.changes(self, Kept::default());
+        let changes = next.changes(self, CommonEnds::default());
         Ok((next, changes))
     }
 
@@ -71,21 +71,21 @@ impl Members {
     ///
     /// A member at the front is kept if the byte after it is too: a number could go on. What is kept of the back begins at the end of a
     /// value, with the comma or the brace that ends whatever comes to stand before it.
-    fn kept(&self, text: &[u8]) -> Option<Kept> {
+    fn ends(&self, text: &[u8]) -> Option<CommonEnds> {
         let front = common_start(&self.text, text);
         let back = common_end(&self.text, text).min(text.len().min(self.text.len()) - front);
         let back_from = self.text.len() - back;
-        let kept = Kept {
+        let ends = CommonEnds {
             front: self.list.partition_point(|member| member.value.end < front),
             back: (self.list.len() - self.list.partition_point(|member| member.value.end < back_from)).checked_sub(1)?,
         };
-        (kept.front > 0 && !self.doubled).then_some(kept)
+        (ends.front > 0 && !self.doubled).then_some(ends)
     }
 
     /// The members of a text that has so many in common with this one; nothing if only the whole text can tell them.
-    fn splice(&self, text: &Bytes, kept: Kept) -> Option<(Self, Changes)> {
-        let (front, rest) = self.list.split_at_checked(kept.front)?;
-        let (middle, back) = rest.split_at_checked(rest.len().checked_sub(kept.back)?)?;
+    fn splice(&self, text: &Bytes, ends: CommonEnds) -> Option<(Self, MemberChanges)> {
+        let (front, rest) = self.list.split_at_checked(ends.front)?;
+        let (middle, back) = rest.split_at_checked(rest.len().checked_sub(ends.back)?)?;
         let begin = front.last()?.value.end;
         let end = (text.len() + middle.last()?.value.end).checked_sub(self.text.len())?;
         let between = trim_start(text.get(begin..end)?);
@@ -93,7 +93,7 @@ impl Members {
         if let Some((comma, members)) = between.split_first() {
             // A brace in the comma's place: the members are where they were, counted from there.
             let object = [b"{", members, b"}"].concat();
-            let found: Option<Found<'_>> = if *comma == b',' { serde_json::from_slice(&object).ok() } else { None };
+            let found: Option<FoundMembers<'_>> = if *comma == b',' { serde_json::from_slice(&object).ok() } else { None };
             let found = found?.members(&object);
             // A comma wants a member after it.
             (!found.is_empty() && unique(&found, middle, [front, back])).then_some(())?;
@@ -101,18 +101,18 @@ impl Members {
         }
         list.extend(back.iter().map(|member| member.clone().moved(self.text.len(), text.len())));
         let next = Self { text: text.clone(), list, doubled: false };
-        let changes = next.changes(self, kept);
+        let changes = next.changes(self, ends);
         Some((next, changes))
     }
 
     /// What differs between the members that are not kept.
-    fn changes(&self, before: &Self, kept: Kept) -> Changes {
-        let between = |members: &Self| kept.front..members.list.len().saturating_sub(kept.back);
+    fn changes(&self, before: &Self, ends: CommonEnds) -> MemberChanges {
+        let between = |members: &Self| ends.front..members.list.len().saturating_sub(ends.back);
         let old = before.list.get(between(before)).unwrap_or_default();
         let new = self.list.get(between(self)).unwrap_or_default();
         let mut texts: BTreeMap<_, _> = old.iter().map(|member| (&member.name, before.text(member.value.clone()))).collect();
         let differs = |member: &&Member| texts.remove(&member.name).is_none_or(|text| *text != *self.text(member.value.clone()));
-        let mut changes: Changes =
+        let mut changes: MemberChanges =
             new.iter().filter(differs).map(|member| (Arc::clone(&member.name), Some(member.value.clone()))).collect();
         changes.extend(texts.into_keys().map(|gone| (Arc::clone(gone), None)));
         changes
@@ -128,7 +128,7 @@ impl Member {
 }
 
 /// Whether every name is there once when these members come in the place of others, which are unique, between those that are kept.
-fn unique(new: &[Member], old: &[Member], kept: [&[Member]; 2]) -> bool {
+fn unique(new: &[Member], old: &[Member], ends: [&[Member]; 2]) -> bool {
     let mut names = BTreeSet::new();
     if !new.iter().all(|member| names.insert(&member.name)) {
         return false;
@@ -136,14 +136,14 @@ fn unique(new: &[Member], old: &[Member], kept: [&[Member]; 2]) -> bool {
     for member in old {
         names.remove(&member.name);
     }
-    names.is_empty() || !kept.into_iter().flatten().any(|member| names.contains(&member.name))
+    names.is_empty() || !ends.into_iter().flatten().any(|member| names.contains(&member.name))
 }
 
 /// An object's members as they are found.
 #[derive(Default)]
-struct Found<'a>(Vec<(String, &'a RawValue)>);
+struct FoundMembers<'a>(Vec<(String, &'a RawValue)>);
 
-impl Found<'_> {
+impl FoundMembers<'_> {
     /// Where they stand in the text that they were found in.
     fn members(self, text: &[u8]) -> Vec<Member> {
         let member = |(name, value): (String, &RawValue)| {
@@ -154,18 +154,18 @@ impl Found<'_> {
     }
 }
 
-impl<'de> Deserialize<'de> for Found<'de> {
+impl<'de> Deserialize<'de> for FoundMembers<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Object;
         impl<'de> Visitor<'de> for Object {
-            type Value = Found<'de>;
+            type Value = FoundMembers<'de>;
 
             fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.write_str("a map")
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let mut found = Found::default();
+                let mut found = FoundMembers::default();
                 while let Some(member) = map.next_entry()? {
                     found.0.push(member);
                 }

@@ -1,6 +1,6 @@
 //! Which copy of a config is in force: the one that the API watch delivers or the one that the kubelet mounted.
 //!
-//! A mounted copy is a past state of the object: the kubelet follows the API, in order, late. Hence the rules of [`Copies`]:
+//! A mounted copy is a past state of the object: the kubelet follows the API, in order, late. Hence the rules of [`ConfigCopies`]:
 //! - nothing yet from the watch: the mounted copy, at once;
 //! - the watch has delivered: its copy, whatever the mount shows;
 //! - the watch is gone for longer than a hold, *and* the mounted copy became, since the watch was last known to be live,
@@ -24,23 +24,21 @@ use crate::model::config::digest;
 pub mod document;
 mod select;
 
-pub use document::{Document, EgressDocument, Fault, IngressDocument, ServeDocument, Served};
-pub use select::{InForce, Link, Selection};
+pub use document::{Document, DocumentFault, EgressDocument, IngressDocument, ServeContent, ServeDocument};
+pub use select::{InForce, Selection, WatchHealth};
 
 /// The values of the wanted keys, all of one moment; a key that is not there is absent.
-pub type Keys = BTreeMap<String, Bytes>;
+pub type CopyKeys = BTreeMap<String, Bytes>;
 
 /// Where a copy comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Source {
-    /// The watch of the API.
+pub enum CopySource {
     Api,
-    /// The mounted file.
     File,
 }
 
-impl Source {
+impl CopySource {
     /// The word for logs and metric labels.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -51,7 +49,7 @@ impl Source {
     }
 }
 
-impl std::fmt::Display for Source {
+impl std::fmt::Display for CopySource {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.name())
     }
@@ -65,10 +63,10 @@ const TRAIL: usize = 1024;
 
 /// The two copies and what is known of their order. Times are durations since any fixed moment.
 #[derive(Debug, Clone, Default)]
-pub struct Copies {
+pub struct ConfigCopies {
     hold: Duration,
-    api: Option<Version>,
-    file: Option<Version>,
+    api: Option<CopyVersion>,
+    file: Option<CopyVersion>,
     gone_since: Option<Duration>,
     /// What the watch delivered from the version that the mount shows on, oldest first, as hashes.
     trail: VecDeque<u64>,
@@ -78,24 +76,22 @@ pub struct Copies {
 
 /// What a copy holds and the hash by which it is told apart, reckoned once: it can be some megabytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Version {
-    /// The keys.
-    pub keys: Arc<Keys>,
+pub struct CopyVersion {
+    pub keys: Arc<CopyKeys>,
     /// The hash of their names and values.
     pub id: u64,
 }
 
-impl Version {
-    /// The version that these keys are.
+impl CopyVersion {
     #[must_use]
-    pub fn new(keys: Arc<Keys>) -> Self {
+    pub fn new(keys: Arc<CopyKeys>) -> Self {
         let parts = keys.iter().flat_map(|(name, value)| [digest(name.as_bytes()), digest(value)]);
         let id = digest(&parts.flat_map(u64::to_le_bytes).collect::<Vec<_>>());
         Self { keys, id }
     }
 }
 
-impl Copies {
+impl ConfigCopies {
     /// No copy yet; the mounted one waits `hold` for a lost watch.
     #[must_use]
     pub fn new(hold: Duration) -> Self {
@@ -103,8 +99,8 @@ impl Copies {
     }
 
     /// The watch delivered a version.
-    pub fn delivered(&mut self, keys: Arc<Keys>) {
-        let copy = Version::new(keys);
+    pub fn delivered(&mut self, keys: Arc<CopyKeys>) {
+        let copy = CopyVersion::new(keys);
         let id = copy.id;
         if self.file.as_ref().is_some_and(|file| file.id == id) {
             self.trail.clear();
@@ -129,15 +125,15 @@ impl Copies {
     }
 
     /// The mount shows this.
-    pub fn mounted(&mut self, keys: Arc<Keys>) {
-        let copy = Version::new(keys);
+    pub fn mounted(&mut self, keys: Arc<CopyKeys>) {
+        let copy = CopyVersion::new(keys);
         let id = copy.id;
         if self.file.as_ref().is_none_or(|file| file.id != id) {
             let newest = self.trail.back() == Some(&id);
-            let known = if newest { Some(self.trail.len() - 1) } else { self.trail.iter().position(|seen| *seen == id) };
-            self.ahead = !newest && (self.ahead || known.is_none());
+            let position = if newest { Some(self.trail.len() - 1) } else { self.trail.iter().position(|version| *version == id) };
+            self.ahead = !newest && (self.ahead || position.is_none());
             if !self.ahead {
-                self.trail.drain(..known.unwrap_or_default());
+                self.trail.drain(..position.unwrap_or_default());
             }
         }
         self.file = Some(copy);
@@ -145,15 +141,15 @@ impl Copies {
 
     /// The copies in the order in which they are to be tried at this time.
     #[must_use]
-    pub fn ranked(&self, now: Duration) -> Vec<(Source, &Version)> {
-        let api = self.api.as_ref().map(|copy| (Source::Api, copy));
-        let file = self.file.as_ref().map(|copy| (Source::File, copy));
+    pub fn ranked(&self, now: Duration) -> Vec<(CopySource, &CopyVersion)> {
+        let api = self.api.as_ref().map(|copy| (CopySource::Api, copy));
+        let file = self.file.as_ref().map(|copy| (CopySource::File, copy));
         let newer = self.ahead && self.gone_since.is_some_and(|since| now >= since.saturating_add(self.hold));
         let order = if newer { [file, api] } else { [api, file] };
         order.into_iter().flatten().collect()
     }
 
-    /// When [`Copies::ranked`] will change by itself.
+    /// When [`ConfigCopies::ranked`] will change by itself.
     #[must_use]
     pub fn due(&self, now: Duration) -> Option<Duration> {
         let at = self.gone_since.filter(|_| self.ahead)?.saturating_add(self.hold);

@@ -19,9 +19,7 @@ pub struct Capabilities {
 }
 
 impl Capabilities {
-    /// Tailscale's own.
     pub const TAILSCALE: Self = Self { services: true, certificates: true };
-    /// headscale's.
     pub const HEADSCALE: Self = Self { services: false, certificates: false };
 
     /// What is to be known before somebody counts on it; nothing if all is there.

@@ -121,13 +121,11 @@ pub enum Mismatch {
     /// Its host name is another one.
     #[error("its host name is not that of the replica")]
     Hostname,
-    /// It has none of the tags.
     #[error("it has none of the tags of the ProxyGroup")]
     Tags,
 }
 
 impl ExpectedDevice {
-    /// Checks a device.
     pub fn check(&self, device: &Device) -> Result<(), Mismatch> {
         if !self.hostnames.iter().any(|hostname| hostname.eq_ignore_ascii_case(&device.hostname)) {
             return Err(Mismatch::Hostname);
@@ -139,9 +137,7 @@ impl ExpectedDevice {
 /// Record of a replica's device, after a check. JSON in the annotation `tailyard.io/device` of its config Secret.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceRecord {
-    /// Stable ID.
     pub id: DeviceId,
-    /// Domain of the tailnet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub domain: Option<String>,
     /// Tags at the time of the check.

@@ -25,13 +25,13 @@ mod service;
 
 pub use backend::backends;
 pub use ingress::{certificates, ingress};
-pub use owner::{Asked, Owner, Refusal, Release, Verdict, judge, of_group, others, release};
+pub use owner::{DesiredVipService, OwnershipRefusal, OwnershipVerdict, Release, ServiceOwner, judge, of_group, others, release};
 pub use serve::{serve, tun};
 pub use service::service;
 
 /// The kinds of objects that are published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Source {
+pub enum PublishSource {
     /// An Ingress: HTTP, with a certificate.
     Ingress,
     /// A Service: every port of its address.
@@ -40,18 +40,15 @@ pub enum Source {
 
 /// An object that asks to be published.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Claimant {
-    /// Its kind.
-    pub source: Source,
-    /// Its namespace.
+pub struct Publisher {
+    pub source: PublishSource,
     pub namespace: String,
-    /// Its name.
     pub name: String,
 }
 
 /// What a valid one asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wish {
+pub struct PublishSpec {
     /// The first label of its name in the tailnet.
     pub label: String,
     /// The tags of its Tailscale Service; empty for the usual ones.
@@ -59,38 +56,36 @@ pub struct Wish {
     /// The ports of its Tailscale Service, in the words of the control plane.
     pub ports: Vec<String>,
     /// Where its traffic goes.
-    pub target: Target,
+    pub target: PublishTarget,
     /// What of it is not served, and what to do.
     pub notes: Vec<String>,
     /// What is wrong with the certificates of hosts of its own.
-    pub flaws: BTreeMap<String, Flaw>,
+    pub flaws: BTreeMap<String, CertificateIssue>,
     /// Until when certificates are valid that should have been renewed by now, and what to do.
     pub warnings: Vec<String>,
 }
 
 /// What is wrong with a certificate that an Ingress names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Flaw {
+pub enum CertificateIssue {
     /// There is none that can be shown for the host.
     Lacking,
     /// It is not valid now.
     Invalid,
-    /// It ends soon.
     Ending,
 }
 
 /// Where traffic goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Target {
+pub enum PublishTarget {
     /// To backends, by host and path.
     Site(Site),
-    /// Every port of a Service.
-    Whole(Whole),
+    Whole(L4Service),
 }
 
 /// A Service whose every port is published.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Whole {
+pub struct L4Service {
     /// Its addresses in the cluster, one of each family at most; none where a name stands for it.
     pub addresses: Vec<IpAddr>,
     /// The DNS name that stands for it; empty where it has addresses.
@@ -101,42 +96,37 @@ pub struct Whole {
 
 /// A Secret in the namespace of the proxies that an Ingress names as the certificate of hosts of its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Own {
+pub enum UserCertificate {
     /// It lacks the label by which it may be named.
     Unlabelled,
     /// Nobody has looked at it yet.
     Unread,
     /// It holds no certificate that can be shown, and why.
     Unusable(String),
-    /// It holds one.
     Leaf(Leaf),
 }
 
 /// What an object is read against.
 #[derive(Clone, Copy)]
-pub struct Context<'a> {
+pub struct SpecContext<'a> {
     /// The tailnet's domain.
     pub suffix: &'a str,
-    /// The Services that may be backends.
     pub services: &'a dyn Fn(&str, &str) -> Option<&'a Service>,
-    /// The namespace of the proxies.
     pub namespace: &'a str,
     /// Those of its Secrets that are named as certificates and are there.
-    pub certificates: &'a BTreeMap<String, Own>,
+    pub certificates: &'a BTreeMap<String, UserCertificate>,
     /// Of these those that only Ingresses of some namespaces may name: which.
     pub reserved: &'a BTreeMap<String, Patterns>,
-    /// The time.
     pub now: Timestamp,
 }
 
-impl std::fmt::Debug for Context<'_> {
+impl std::fmt::Debug for SpecContext<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Context").field("suffix", &self.suffix).finish_non_exhaustive()
     }
 }
 
-impl Source {
-    /// The name of the kind.
+impl PublishSource {
     #[must_use]
     pub fn kind(self) -> &'static str {
         match self {
@@ -155,7 +145,7 @@ impl Source {
     }
 }
 
-impl std::fmt::Display for Claimant {
+impl std::fmt::Display for Publisher {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} {}/{}", self.source.kind(), self.namespace, self.name)
     }
@@ -191,9 +181,9 @@ pub fn service_group(service: &Service) -> Option<&str> {
 
 /// Whether a Service was told how it is published.
 #[must_use]
-pub fn told(service: &Service) -> bool {
+pub fn has_conditions(service: &Service) -> bool {
     let conditions = service.status.as_ref().and_then(|status| status.conditions.as_ref());
-    conditions.into_iter().flatten().any(|held| [INGRESS_SVC_VALID, INGRESS_SVC_CONFIGURED].contains(&held.type_.as_str()))
+    conditions.into_iter().flatten().any(|condition| [INGRESS_SVC_VALID, INGRESS_SVC_CONFIGURED].contains(&condition.type_.as_str()))
 }
 
 /// The label that an Ingress asks for, whether or not it can be one.
@@ -242,7 +232,6 @@ fn common(annotations: Option<&Annotations>, label: &str, wrong: &mut Vec<String
     tags
 }
 
-/// Whether a text is one label of a DNS name.
 #[must_use]
 pub fn dns_label(text: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 /// How leading is kept and lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Terms {
+pub struct LeaseTerms {
     /// A Lease that was not renewed for so long is anybody's.
     pub duration: Duration,
     /// A leader that could not renew for so long writes nothing any more. The difference to `duration` is what a write that
@@ -18,14 +18,13 @@ pub struct Terms {
     pub every: Duration,
 }
 
-impl Terms {
+impl LeaseTerms {
     /// Another candidate leads within 15 s of a leader's death: 12 s since its last renewal, and 2 s until one looks.
     pub const RECONCILER: Self = Self { duration: Duration::from_secs(12), trust: Duration::from_secs(8), every: Duration::from_secs(2) };
 }
 
-/// What a Lease says.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Record {
+pub struct LeaseRecord {
     /// Who holds it; empty if it was given back.
     pub holder: String,
     /// How long it is his without a renewal.
@@ -38,8 +37,7 @@ pub struct Record {
 
 /// What a candidate does next.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
-    /// Make the Lease: there is none.
+pub enum LeaseStep {
     Create,
     /// Write its own name into the Lease: it is free, or its time is up.
     Take {
@@ -48,74 +46,69 @@ pub enum Step {
     },
     /// Write the time into the Lease that it holds.
     Renew {
-        /// As it is.
         transitions: i32,
     },
     /// Look again, at the latest at this time: then the holder's time may be up.
     Wait(Instant),
 }
 
-/// One that would lead.
 #[derive(Debug, Clone)]
-pub struct Candidate {
+pub struct LeaseCandidate {
     name: String,
-    terms: Terms,
-    seen: Option<(Record, Instant)>,
+    terms: LeaseTerms,
+    observed: Option<(LeaseRecord, Instant)>,
     until: Option<Instant>,
 }
 
-impl Candidate {
+impl LeaseCandidate {
     /// A candidate of this name, which no other process has.
     #[must_use]
-    pub fn new(name: impl Into<String>, terms: Terms) -> Self {
-        Self { name: name.into(), terms, seen: None, until: None }
+    pub fn new(name: impl Into<String>, terms: LeaseTerms) -> Self {
+        Self { name: name.into(), terms, observed: None, until: None }
     }
 
-    /// Its name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its terms.
     #[must_use]
-    pub fn terms(&self) -> Terms {
+    pub fn terms(&self) -> LeaseTerms {
         self.terms
     }
 
     /// The Lease was read, or does not exist. The holder's time begins anew if it was written since it was seen last.
-    pub fn saw(&mut self, record: Option<Record>, now: Instant) {
+    pub fn saw(&mut self, record: Option<LeaseRecord>, now: Instant) {
         let Some(record) = record else {
-            self.seen = None;
+            self.observed = None;
             self.until = None;
             return;
         };
         if record.holder != self.name {
             self.until = None;
         }
-        if self.seen.as_ref().is_none_or(|(seen, _)| *seen != record) {
-            self.seen = Some((record, now));
+        if self.observed.as_ref().is_none_or(|(observed, _)| *observed != record) {
+            self.observed = Some((record, now));
         }
     }
 
     /// A write of its own was accepted, whose request was sent at this time.
-    pub fn wrote(&mut self, record: Record, sent: Instant) {
+    pub fn wrote(&mut self, record: LeaseRecord, sent: Instant) {
         self.until = (record.holder == self.name).then(|| sent + self.terms.trust);
-        self.seen = Some((record, sent));
+        self.observed = Some((record, sent));
     }
 
-    /// What to do now.
     #[must_use]
-    pub fn next(&self, now: Instant) -> Step {
-        let Some((record, since)) = &self.seen else { return Step::Create };
+    pub fn next(&self, now: Instant) -> LeaseStep {
+        let Some((record, since)) = &self.observed else { return LeaseStep::Create };
         if record.holder == self.name {
-            return Step::Renew { transitions: record.transitions };
+            return LeaseStep::Renew { transitions: record.transitions };
         }
         let ends = *since + record.duration;
         if record.holder.is_empty() || ends <= now {
-            return Step::Take { transitions: record.transitions.saturating_add(1) };
+            return LeaseStep::Take { transitions: record.transitions.saturating_add(1) };
         }
-        Step::Wait(ends)
+        LeaseStep::Wait(ends)
     }
 
     /// Until when it leads; nothing if it does not, or its time is up.
@@ -127,7 +120,7 @@ impl Candidate {
     /// The version that a write must find, if the Lease exists.
     #[must_use]
     pub fn version(&self) -> Option<&str> {
-        self.seen.as_ref().map(|(record, _)| record.version.as_str())
+        self.observed.as_ref().map(|(record, _)| record.version.as_str())
     }
 }
 
@@ -137,10 +130,10 @@ mod tests {
 
     use super::*;
 
-    const TERMS: Terms = Terms::RECONCILER;
+    const TERMS: LeaseTerms = LeaseTerms::RECONCILER;
 
-    fn record(holder: &str, version: u64) -> Record {
-        Record { holder: holder.into(), duration: TERMS.duration, transitions: 3, version: version.to_string() }
+    fn record(holder: &str, version: u64) -> LeaseRecord {
+        LeaseRecord { holder: holder.into(), duration: TERMS.duration, transitions: 3, version: version.to_string() }
     }
 
     fn seconds(count: u64) -> Duration {
@@ -150,33 +143,33 @@ mod tests {
     #[test]
     fn a_held_lease_is_taken_when_it_was_seen_unchanged_for_its_time() {
         let begin = Instant::now();
-        let mut candidate = Candidate::new("a", TERMS);
-        assert_eq!(candidate.next(begin), Step::Create);
+        let mut candidate = LeaseCandidate::new("a", TERMS);
+        assert_eq!(candidate.next(begin), LeaseStep::Create);
         candidate.saw(Some(record("b", 1)), begin);
-        assert_eq!(candidate.next(begin), Step::Wait(begin + TERMS.duration));
+        assert_eq!(candidate.next(begin), LeaseStep::Wait(begin + TERMS.duration));
         candidate.saw(Some(record("b", 1)), begin + seconds(6));
-        assert_eq!(candidate.next(begin + seconds(11)), Step::Wait(begin + TERMS.duration), "the same record is no renewal");
+        assert_eq!(candidate.next(begin + seconds(11)), LeaseStep::Wait(begin + TERMS.duration), "the same record is no renewal");
         candidate.saw(Some(record("b", 2)), begin + seconds(11));
-        assert_eq!(candidate.next(begin + seconds(20)), Step::Wait(begin + seconds(23)));
-        assert_eq!(candidate.next(begin + seconds(23)), Step::Take { transitions: 4 });
+        assert_eq!(candidate.next(begin + seconds(20)), LeaseStep::Wait(begin + seconds(23)));
+        assert_eq!(candidate.next(begin + seconds(23)), LeaseStep::Take { transitions: 4 });
     }
 
     #[test]
     fn a_lease_that_was_given_back_is_taken_at_once() {
         let begin = Instant::now();
-        let mut candidate = Candidate::new("a", TERMS);
+        let mut candidate = LeaseCandidate::new("a", TERMS);
         candidate.saw(Some(record("", 1)), begin);
-        assert_eq!(candidate.next(begin), Step::Take { transitions: 4 });
+        assert_eq!(candidate.next(begin), LeaseStep::Take { transitions: 4 });
     }
 
     #[test]
     fn a_leader_trusts_itself_from_before_it_asked() {
         let begin = Instant::now();
-        let mut candidate = Candidate::new("a", TERMS);
+        let mut candidate = LeaseCandidate::new("a", TERMS);
         candidate.wrote(record("a", 1), begin);
         assert_eq!(candidate.leads(begin + seconds(7)), Some(begin + TERMS.trust));
         assert_eq!(candidate.leads(begin + TERMS.trust), None);
-        assert_eq!(candidate.next(begin + seconds(60)), Step::Renew { transitions: 3 }, "nobody took it meanwhile");
+        assert_eq!(candidate.next(begin + seconds(60)), LeaseStep::Renew { transitions: 3 }, "nobody took it meanwhile");
         candidate.saw(Some(record("b", 2)), begin + seconds(1));
         assert_eq!(candidate.leads(begin + seconds(1)), None, "somebody else holds it");
         candidate.wrote(record("", 3), begin);
@@ -186,10 +179,10 @@ mod tests {
     #[test]
     fn a_lease_that_vanished_ends_leading() {
         let begin = Instant::now();
-        let mut candidate = Candidate::new("a", TERMS);
+        let mut candidate = LeaseCandidate::new("a", TERMS);
         candidate.wrote(record("a", 1), begin);
         candidate.saw(None, begin);
-        assert_eq!((candidate.leads(begin), candidate.next(begin)), (None, Step::Create));
+        assert_eq!((candidate.leads(begin), candidate.next(begin)), (None, LeaseStep::Create));
     }
 
     proptest! {
@@ -198,9 +191,9 @@ mod tests {
         fn nobody_leads_beside_another(steps in prop::collection::vec((0..2_usize, 0..3_000_u64, 0..6_000_u64, any::<bool>()), 1..200)) {
             let begin = Instant::now();
             let mut now = begin;
-            let mut lease: Option<Record> = None;
+            let mut lease: Option<LeaseRecord> = None;
             let mut version = 0;
-            let mut both = [Candidate::new("a", TERMS), Candidate::new("b", TERMS)];
+            let mut both = [LeaseCandidate::new("a", TERMS), LeaseCandidate::new("b", TERMS)];
             for (who, pause, delay, lost) in steps {
                 now += Duration::from_millis(pause);
                 both[who].saw(lease.clone(), now);
@@ -208,12 +201,12 @@ mod tests {
                 // The request is applied after a delay, and its answer may be lost.
                 now += Duration::from_millis(delay);
                 let transitions = match step {
-                    Step::Create => 0,
-                    Step::Take { transitions } | Step::Renew { transitions } => transitions,
-                    Step::Wait(_) => continue,
+                    LeaseStep::Create => 0,
+                    LeaseStep::Take { transitions } | LeaseStep::Renew { transitions } => transitions,
+                    LeaseStep::Wait(_) => continue,
                 };
                 version += 1;
-                let written = Record { holder: both[who].name().to_owned(), duration: TERMS.duration, transitions, version: version.to_string() };
+                let written = LeaseRecord { holder: both[who].name().to_owned(), duration: TERMS.duration, transitions, version: version.to_string() };
                 lease = Some(written.clone());
                 if !lost {
                     both[who].wrote(written, sent);

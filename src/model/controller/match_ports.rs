@@ -9,22 +9,20 @@ use std::fmt;
 
 /// Ports from one to another, both included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Range {
+pub struct MatchPortRange {
     from: u16,
     to: u16,
 }
 
 /// The ports of one group during one pass.
 #[derive(Debug, Clone)]
-pub struct Ports {
-    range: Range,
-    /// One bit for each port.
+pub struct MatchPorts {
+    range: MatchPortRange,
     taken: Vec<u64>,
     next: u16,
 }
 
-impl Range {
-    /// The range if there is none to say.
+impl MatchPortRange {
     pub const DEFAULT: Self = Self { from: 10_000, to: 19_999 };
 
     /// A range; none if it is empty or holds port 0.
@@ -33,7 +31,6 @@ impl Range {
         (from > 0 && from <= to).then_some(Self { from, to })
     }
 
-    /// Whether the port is in it.
     #[must_use]
     pub fn contains(self, port: u16) -> bool {
         (self.from..=self.to).contains(&port)
@@ -46,16 +43,16 @@ impl Range {
     }
 }
 
-impl fmt::Display for Range {
+impl fmt::Display for MatchPortRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}-{}", self.from, self.to)
     }
 }
 
-impl Ports {
+impl MatchPorts {
     /// An allocator that never gives the reserved ports, and gives from `next` on.
     #[must_use]
-    pub fn new(range: Range, reserved: impl IntoIterator<Item = u16>, next: Option<u16>) -> Self {
+    pub fn new(range: MatchPortRange, reserved: impl IntoIterator<Item = u16>, next: Option<u16>) -> Self {
         let next = next.filter(|port| range.contains(*port)).unwrap_or(range.from);
         let mut ports = Self { range, taken: vec![0; 1024], next };
         for port in reserved {
@@ -114,10 +111,10 @@ mod tests {
             from in 1u16..u16::MAX - 60,
             reserved in prop::collection::btree_set(any::<u16>(), 0..5),
         ) {
-            let range = Range::new(from, from + 59).expect("a range");
+            let range = MatchPortRange::new(from, from + 59).expect("a range");
             let (mut records, mut cursor) = (BTreeMap::<u8, u16>::new(), None);
             for (service, wanted) in steps {
-                let mut ports = Ports::new(range, reserved.iter().copied(), cursor);
+                let mut ports = MatchPorts::new(range, reserved.iter().copied(), cursor);
                 let before = records.clone();
                 for port in records.values() {
                     prop_assert!(ports.keep(*port));
@@ -138,26 +135,26 @@ mod tests {
 
     #[test]
     fn a_freed_port_is_given_again_last() {
-        let range = Range::new(100, 103).expect("a range");
-        let mut ports = Ports::new(range, [], None);
+        let range = MatchPortRange::new(100, 103).expect("a range");
+        let mut ports = MatchPorts::new(range, [], None);
         assert_eq!([ports.take(), ports.take()], [Some(100), Some(101)]);
-        let mut later = Ports::new(range, [], Some(ports.next()));
+        let mut later = MatchPorts::new(range, [], Some(ports.next()));
         assert!(later.keep(101), "100 was freed");
         assert_eq!([later.take(), later.take(), later.take(), later.take()], [Some(102), Some(103), Some(100), None]);
     }
 
     #[test]
     fn a_record_outside_the_range_is_kept_and_a_reserved_one_is_not() {
-        let mut ports = Ports::new(Range::DEFAULT, [9002], Some(3));
+        let mut ports = MatchPorts::new(MatchPortRange::DEFAULT, [9002], Some(3));
         assert!(ports.keep(4000) && !ports.keep(4000) && !ports.keep(9002) && !ports.keep(0));
         assert_eq!(ports.take(), Some(10_000), "a cursor outside the range begins anew");
     }
 
     #[test]
     fn a_range_is_not_empty() {
-        assert_eq!([Range::new(0, 10), Range::new(11, 10)], [None, None]);
-        let top = Range::new(u16::MAX, u16::MAX).expect("one port");
+        assert_eq!([MatchPortRange::new(0, 10), MatchPortRange::new(11, 10)], [None, None]);
+        let top = MatchPortRange::new(u16::MAX, u16::MAX).expect("one port");
         assert_eq!((top.size(), top.to_string().as_str()), (1, "65535-65535"));
-        assert_eq!(Ports::new(top, [], None).take(), Some(u16::MAX));
+        assert_eq!(MatchPorts::new(top, [], None).take(), Some(u16::MAX));
     }
 }

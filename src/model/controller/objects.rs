@@ -31,17 +31,17 @@ mod statefulset;
 
 pub use adopt::adopted;
 pub use certificate::{VALID_UNTIL, account, accounts, accounts_ref, certificate, certificate_ref, domain_of, filled, valid_until};
-pub use child::{Child, ChildPort, HEALTH_PORT, Protocol, Record, child_name, health_port};
+pub use child::{ChildPort, ChildRecord, ChildService, HEALTH_PORT, PortProtocol, child_name, health_port};
 pub use compare::covers;
 pub use disruption::disruption_budget;
-pub use ingress::{IngressConfig, Ordered, ingress_config_ref};
+pub use ingress::{IngressConfigMap, Ordered, ingress_config_ref};
 pub use metrics::{label_value, metrics, metrics_refs};
 pub use nodeport::{held_ports, node_port, node_port_ref};
 pub use rbac::{endpoints, rbac};
 pub use secrets::{ReplicaSecret, config_ref, state, state_ref};
 pub use services::ROOM as CONFIG_ROOM;
-pub use services::{EgressConfig, egress_config, egress_config_ref, egress_text, next_port};
-pub use shape::{Shape, image_path};
+pub use services::{EgressConfigMap, egress_config, egress_config_ref, egress_text, next_port};
+pub use shape::{RenderContext, image_path};
 pub use statefulset::stateful_set;
 
 /// The field manager under which the reconciler applies.
@@ -80,11 +80,8 @@ pub enum Kind {
 /// Which object, of those in a namespace.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectRef {
-    /// The kind.
     pub kind: Kind,
-    /// The namespace.
     pub namespace: String,
-    /// The name.
     pub name: String,
 }
 
@@ -94,7 +91,6 @@ pub struct ObjectRef {
 /// that the apply returned, has met a server that normalises what it is given, and leaves the object alone.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Manifest {
-    /// Which object.
     pub object: ObjectRef,
     /// The object whole, with `apiVersion`, `kind` and the annotation [`APPLIED`].
     pub value: Value,
@@ -108,11 +104,8 @@ pub struct Manifest {
 /// The group for which objects are made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owner {
-    /// The group's name.
     pub group: String,
-    /// The UID of its object.
     pub uid: String,
-    /// The namespace in which they are made.
     pub namespace: String,
 }
 
@@ -143,7 +136,6 @@ impl Owner {
 }
 
 impl Manifest {
-    /// The manifest of an object.
     #[must_use]
     pub fn of(kind: Kind, object: &impl Serialize) -> Self {
         Self::of_value(kind, serde_json::to_value(object).unwrap_or_default())
@@ -213,7 +205,6 @@ impl Kind {
         Self::ServiceMonitor,
     ];
 
-    /// The kind's name.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

@@ -10,11 +10,11 @@ use k8s_openapi::jiff::Timestamp;
 use crate::api::condition::{Condition, PROXY_CLASS_READY, TRUE};
 use crate::api::names::FINALIZER;
 use crate::api::proxyclass::{ClassContainer, NodePorts, ProxyClass, ProxyClassSpec, ProxyClassStatus};
-use crate::model::base::conditions::{self, Status, Wanted};
+use crate::model::base::conditions::{self, ConditionStatus, DesiredCondition};
 
 /// What is to be done with a class.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Judged {
+pub struct ClassValidation {
     /// The whole list of finalizers, if it is to change.
     pub finalizers: Option<Vec<String>>,
     /// The whole status, if it is to change.
@@ -33,28 +33,28 @@ pub fn is_ready(class: &ProxyClass) -> bool {
 
 /// Judges a class beside the others. `users` are the groups that use it: one that is in use stays until it is not.
 #[must_use]
-pub fn judge(class: &ProxyClass, others: &[Arc<ProxyClass>], users: &[String], service_monitors: bool, now: Timestamp) -> Judged {
-    let held = class.metadata.finalizers.clone().unwrap_or_default();
-    let ours = held.iter().any(|name| name == FINALIZER);
-    let mut judged = Judged::default();
+pub fn judge(class: &ProxyClass, others: &[Arc<ProxyClass>], users: &[String], service_monitors: bool, now: Timestamp) -> ClassValidation {
+    let finalizers = class.metadata.finalizers.clone().unwrap_or_default();
+    let ours = finalizers.iter().any(|name| name == FINALIZER);
+    let mut judged = ClassValidation::default();
     if class.metadata.deletion_timestamp.is_some() {
         if ours && users.is_empty() {
-            judged.finalizers = Some(held.into_iter().filter(|name| name != FINALIZER).collect());
+            judged.finalizers = Some(finalizers.into_iter().filter(|name| name != FINALIZER).collect());
         }
         return judged;
     }
     if !ours {
-        judged.finalizers = Some(held.into_iter().chain([FINALIZER.to_owned()]).collect());
+        judged.finalizers = Some(finalizers.into_iter().chain([FINALIZER.to_owned()]).collect());
     }
     let faults = faults(&class.spec, others, service_monitors);
     let (status, reason, message) = if faults.is_empty() {
-        (Status::True, "ProxyClassValid", "the class can be used".to_owned())
+        (ConditionStatus::True, "ProxyClassValid", "the class can be used".to_owned())
     } else {
-        (Status::False, "ProxyClassInvalid", faults.join("; "))
+        (ConditionStatus::False, "ProxyClassInvalid", faults.join("; "))
     };
     let mut conditions: Vec<Condition> = class.status.clone().unwrap_or_default().conditions;
     let generation = class.metadata.generation.unwrap_or_default();
-    let wanted = Wanted { kind: PROXY_CLASS_READY, status, reason, message: message.clone(), generation };
+    let wanted = DesiredCondition { kind: PROXY_CLASS_READY, status, reason, message: message.clone(), generation };
     if conditions::set(&mut conditions, &wanted, now) {
         judged.status = Some(ProxyClassStatus { conditions });
         if !faults.is_empty() {

@@ -2,7 +2,7 @@
 //!
 //! The unit of work is the group, whether or not its object exists, so that the egress config has one writer and a thousand
 //! Services that change together cost one write of it. Level-triggered: a pass knows nothing of the ones before it and
-//! remembers nothing; what it must find again it leaves on objects. Nothing is done here; see [`Pass`] for who does what.
+//! remembers nothing; what it must find again it leaves on objects. Nothing is done here; see [`GroupPlan`] for who does what.
 
 use std::collections::BTreeSet;
 
@@ -29,27 +29,27 @@ mod unmanaged;
 mod validate;
 mod work;
 
-pub use actions::{ClaimedDevice, ConfigDraft, ControlAction, Delete, GroupUpdate, Notice, ObjectUpdate, Pass, Subject};
+pub use actions::{ClaimedDevice, ConfigDraft, ControlAction, Delete, GroupPlan, GroupUpdate, Notice, ObjectUpdate, Subject};
 pub use egress::by_hand;
-pub use ingress::{Certified, Published, Summary, serves};
-pub use keys::{Decision, Login, decide};
+pub use ingress::{Certified, IngressSummary, PublishState, serves};
+pub use keys::{KeyDecision, ReplicaLogin, decide};
 pub use memo::Memory;
 pub use observed::{
-    Approved, Capabilities, Class, Denial, GroupSettings, Listed, Observed, Publishing, Replica, ReplicaConfig, ReplicaState, Rival,
-    TailnetState,
+    Approved, Class, ControlPlaneError, GroupCapabilities, GroupSettings, NameConflict, Observed, ObservedReplica, PublishInputs,
+    ReplicaConfig, ReplicaState, ServiceList, TailnetState,
 };
 pub use readiness::{holds, is_ready, speaks_for};
 
 /// What is to be done for a group.
 #[must_use]
-pub fn pass(observed: &Observed) -> Pass {
+pub fn pass(observed: &Observed) -> GroupPlan {
     pass_after(observed, &mut Memory::default())
 }
 
 /// The same, with what an earlier pass over this group remembered, which saves time and changes nothing.
 #[must_use]
-pub fn pass_after(observed: &Observed, memory: &mut Memory) -> Pass {
-    let mut work = work::Work::new(observed, memory);
+pub fn pass_after(observed: &Observed, memory: &mut Memory) -> GroupPlan {
+    let mut work = work::GroupPass::new(observed, memory);
     match observed.group.as_deref() {
         None => provision::orphans(&mut work),
         Some(group) if !observed.settings.types.contains(&group.spec.type_) => unmanaged::elsewhere(&mut work, group),

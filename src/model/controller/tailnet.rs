@@ -10,7 +10,7 @@ use k8s_openapi::jiff::Timestamp;
 use crate::api::condition::{Condition, TAILNET_READY};
 use crate::api::names::FINALIZER;
 use crate::api::tailnet::{Tailnet, TailnetStatus};
-use crate::model::base::conditions::{self, Status, Wanted};
+use crate::model::base::conditions::{self, ConditionStatus, DesiredCondition};
 use crate::model::controller::control_plane::Capabilities;
 use crate::model::tailnet::supervise::Secret;
 
@@ -22,24 +22,11 @@ pub const TAILSCALE: &str = "https://controlplane.tailscale.com";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Credentials<Token = String> {
     /// An OAuth client of Tailscale.
-    OAuth {
-        /// Its id.
-        client_id: String,
-        /// Its secret.
-        client_secret: Secret,
-    },
+    OAuth { client_id: String, client_secret: Secret },
     /// A federated client of Tailscale, for which a token of the reconciler's own service account is exchanged.
-    Identity {
-        /// Its id.
-        client_id: String,
-        /// Where the token is from.
-        token: Token,
-    },
+    Identity { client_id: String, token: Token },
     /// An API key of headscale.
-    Headscale {
-        /// The key.
-        api_key: Secret,
-    },
+    Headscale { api_key: Secret },
 }
 
 impl<Token> Credentials<Token> {
@@ -60,7 +47,7 @@ impl<Token> Credentials<Token> {
 
 /// How a control plane stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
+pub enum ControlPlaneVerdict {
     /// The credentials work and suffice, for what it can do.
     Valid(Capabilities),
     /// The Secret does not hold credentials; why.
@@ -71,7 +58,7 @@ pub enum Verdict {
 
 /// What is to be done with a Tailnet.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Judged {
+pub struct TailnetValidation {
     /// The whole list of finalizers, if it is to change.
     pub finalizers: Option<Vec<String>>,
     /// The whole status, if it is to change.
@@ -109,36 +96,36 @@ pub fn url(tailnet: &Tailnet) -> &str {
 
 /// What follows for the object. `users` are the groups that join it: while there are some it stays.
 #[must_use]
-pub fn judge(tailnet: &Tailnet, verdict: &Verdict, users: &[String], now: Timestamp) -> Judged {
-    let held = tailnet.metadata.finalizers.clone().unwrap_or_default();
-    let ours = held.iter().any(|name| name == FINALIZER);
+pub fn judge(tailnet: &Tailnet, verdict: &ControlPlaneVerdict, users: &[String], now: Timestamp) -> TailnetValidation {
+    let finalizers = tailnet.metadata.finalizers.clone().unwrap_or_default();
+    let ours = finalizers.iter().any(|name| name == FINALIZER);
     let going = tailnet.metadata.deletion_timestamp.is_some();
-    let mut judged = Judged::default();
+    let mut judged = TailnetValidation::default();
     if going && users.is_empty() {
-        judged.finalizers = ours.then(|| held.into_iter().filter(|name| name != FINALIZER).collect());
+        judged.finalizers = ours.then(|| finalizers.into_iter().filter(|name| name != FINALIZER).collect());
         judged.ends = true;
         return judged;
     }
     if !ours && !going {
-        judged.finalizers = Some(held.into_iter().chain([FINALIZER.to_owned()]).collect());
+        judged.finalizers = Some(finalizers.into_iter().chain([FINALIZER.to_owned()]).collect());
     }
     let (status, reason, mut message) = match verdict {
-        Verdict::Valid(capabilities) => {
+        ControlPlaneVerdict::Valid(capabilities) => {
             let lacking = capabilities.lacking().map(|lacking| format!("; {lacking}")).unwrap_or_default();
-            (Status::True, "TailnetValid", format!("the credentials work{lacking}"))
+            (ConditionStatus::True, "TailnetValid", format!("the credentials work{lacking}"))
         }
-        Verdict::InvalidSecret(why) => (Status::False, "InvalidSecret", why.clone()),
-        Verdict::Refused(why) => (Status::False, "InvalidOAuth", why.clone()),
+        ControlPlaneVerdict::InvalidSecret(why) => (ConditionStatus::False, "InvalidSecret", why.clone()),
+        ControlPlaneVerdict::Refused(why) => (ConditionStatus::False, "InvalidOAuth", why.clone()),
     };
     if going {
         message = format!("{message}; it goes when these ProxyGroups are gone or have left it: {}", users.join(", "));
     }
     let mut conditions: Vec<Condition> = tailnet.status.clone().unwrap_or_default().conditions;
     let generation = tailnet.metadata.generation.unwrap_or_default();
-    let wanted = Wanted { kind: TAILNET_READY, status, reason, message: message.clone(), generation };
+    let wanted = DesiredCondition { kind: TAILNET_READY, status, reason, message: message.clone(), generation };
     if conditions::set(&mut conditions, &wanted, now) {
         judged.status = Some(TailnetStatus { conditions });
-        judged.warning = (status != Status::True || going).then_some((reason, message));
+        judged.warning = (status != ConditionStatus::True || going).then_some((reason, message));
     }
     judged
 }
@@ -149,7 +136,7 @@ mod tests {
 
     use super::*;
 
-    const WORKS: Verdict = Verdict::Valid(Capabilities::TAILSCALE);
+    const WORKS: ControlPlaneVerdict = ControlPlaneVerdict::Valid(Capabilities::TAILSCALE);
 
     fn data(values: &[(&str, &str)]) -> BTreeMap<String, ByteString> {
         values.iter().map(|(key, value)| ((*key).to_owned(), ByteString(value.as_bytes().to_vec()))).collect()
@@ -181,15 +168,15 @@ mod tests {
         assert_eq!((judged.finalizers.clone(), judged.warning), (Some(vec![FINALIZER.to_owned()]), None));
         tailnet.status = judged.status;
         tailnet.metadata.finalizers = judged.finalizers;
-        assert_eq!(judge(&tailnet, &WORKS, &[], Timestamp::UNIX_EPOCH), Judged::default());
-        let refused = judge(&tailnet, &Verdict::Refused("no".into()), &[], Timestamp::UNIX_EPOCH);
+        assert_eq!(judge(&tailnet, &WORKS, &[], Timestamp::UNIX_EPOCH), TailnetValidation::default());
+        let refused = judge(&tailnet, &ControlPlaneVerdict::Refused("no".into()), &[], Timestamp::UNIX_EPOCH);
         assert_eq!(refused.warning, Some(("InvalidOAuth", "no".to_owned())));
         assert_eq!(refused.status.expect("news").conditions[0].reason, "InvalidOAuth");
     }
 
     #[test]
     fn what_a_control_plane_lacks_is_said_where_it_works() {
-        let judged = judge(&tailnet(), &Verdict::Valid(Capabilities::HEADSCALE), &[], Timestamp::UNIX_EPOCH);
+        let judged = judge(&tailnet(), &ControlPlaneVerdict::Valid(Capabilities::HEADSCALE), &[], Timestamp::UNIX_EPOCH);
         let condition = judged.status.expect("news").conditions.remove(0);
         assert_eq!((condition.status.as_str(), condition.reason.as_str(), judged.warning), ("True", "TailnetValid", None));
         assert!(condition.message.contains("no Tailscale Services and issues no certificates"), "{}", condition.message);
@@ -211,7 +198,7 @@ mod tests {
         let judged = judge(&tailnet, &WORKS, &["g".to_owned()], Timestamp::UNIX_EPOCH);
         assert!(!judged.ends && judged.finalizers.is_none());
         assert!(judged.status.expect("news").conditions[0].message.contains("ProxyGroups"), "it says why it stays");
-        let judged = judge(&tailnet, &Verdict::InvalidSecret("gone".into()), &[], Timestamp::UNIX_EPOCH);
+        let judged = judge(&tailnet, &ControlPlaneVerdict::InvalidSecret("gone".into()), &[], Timestamp::UNIX_EPOCH);
         assert_eq!((judged.ends, judged.finalizers), (true, Some(Vec::new())));
     }
 }

@@ -32,7 +32,7 @@ const CERTIFICATES: usize = 50;
 
 /// What one namespace may have of a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Allowance {
+pub struct TenantQuota {
     names: Patterns,
     tags: Patterns,
     shared_names: Patterns,
@@ -47,12 +47,10 @@ pub struct Allowance {
 /// The tenants of one group.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tenancy {
-    /// What each tenant of the group may have.
-    tenants: Vec<Allowance>,
+    tenants: Vec<TenantQuota>,
     /// The tenant that selects a namespace, by its place among them.
     selected: BTreeMap<String, usize>,
-    /// What all others may have.
-    default: Option<Allowance>,
+    default: Option<TenantQuota>,
 }
 
 /// Names that are allowed: each a text, or the beginning of one before `*`.
@@ -66,7 +64,6 @@ impl Patterns {
         Self(text.split(',').map(str::trim).filter(|pattern| !pattern.is_empty()).map(str::to_owned).collect())
     }
 
-    /// Whether one of the patterns matches.
     #[must_use]
     pub fn matches(&self, text: &str) -> bool {
         self.0.iter().any(|pattern| pattern.strip_suffix('*').map_or(pattern == text, |begin| text.starts_with(begin)))
@@ -77,7 +74,7 @@ impl Patterns {
     }
 }
 
-impl Allowance {
+impl TenantQuota {
     fn of(default: DefaultTenancy) -> Self {
         let (limit, others) = match default {
             DefaultTenancy::Bounded => (None, Patterns::default()),
@@ -138,11 +135,11 @@ impl Tenancy {
     ) -> Self {
         let tenants = group.tailyard.as_ref().map(|own| own.tenants.as_slice()).unwrap_or_default();
         if tenants.is_empty() {
-            return Self { default: Some(Allowance::of(default)), ..Self::default() };
+            return Self { default: Some(TenantQuota::of(default)), ..Self::default() };
         }
         let first = |labels: &Labels| tenants.iter().position(|tenant| selects(&tenant.namespace_selector, labels));
         let selected = namespaces.into_iter().filter_map(|(name, labels)| Some((name.clone(), first(labels)?)));
-        Self { tenants: tenants.iter().map(Allowance::read).collect(), selected: selected.collect(), default: None }
+        Self { tenants: tenants.iter().map(TenantQuota::read).collect(), selected: selected.collect(), default: None }
     }
 
     /// What a namespace may have.
@@ -150,7 +147,7 @@ impl Tenancy {
     /// # Errors
     ///
     /// It may have nothing of the group: a sentence that says what to do.
-    pub fn allowance(&self, namespace: &str, group: &str) -> Result<&Allowance, String> {
+    pub fn allowance(&self, namespace: &str, group: &str) -> Result<&TenantQuota, String> {
         let found = self.selected.get(namespace).and_then(|at| self.tenants.get(*at)).or(self.default.as_ref());
         found.ok_or_else(|| denied(namespace, group, "use it"))
     }

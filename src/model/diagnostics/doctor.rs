@@ -19,11 +19,8 @@ pub mod rights;
 pub struct Check {
     /// What was looked at: the name of its section in docs/doctor.md.
     pub name: &'static str,
-    /// How it is.
     pub finding: Finding,
-    /// What was found.
     pub what: String,
-    /// What to do; empty if nothing.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub fix: String,
 }
@@ -32,7 +29,6 @@ pub struct Check {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Finding {
-    /// As it must be.
     Ok,
     /// It may do harm, or could not be looked at.
     Warn,
@@ -41,7 +37,7 @@ pub enum Finding {
 }
 
 /// What was read, or why it could not be.
-pub type Read<T> = Result<T, Gap>;
+pub type ReadResult<T> = Result<T, Gap>;
 
 impl Finding {
     /// As it is shown.
@@ -96,7 +92,6 @@ fn located(repository: &str, page: &str) -> String {
     if repository.is_empty() { format!("docs/{page} of Tailyard {version}") } else { format!("{repository}/blob/v{version}/docs/{page}") }
 }
 
-/// The worst of all findings.
 #[must_use]
 pub fn worst(checks: &[Check]) -> Finding {
     checks.iter().map(|check| check.finding).max().unwrap_or(Finding::Ok)

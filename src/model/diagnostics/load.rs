@@ -17,16 +17,15 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-pub use expectations::{Ledger, Verdict};
-pub use tally::{Fault, Percentiles, Tally};
-pub use windows::{Window, Windows};
+pub use expectations::{AnswerVerdict, Expectations};
+pub use tally::{FailedAttempt, Percentiles, Tally};
+pub use windows::{FailureWindow, Windows};
 
 use crate::model::base::net::Proto;
 
 /// Who answered: which target, on which of its ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct Identity {
-    /// The target's number.
+pub struct TargetIdentity {
     pub target: u16,
     /// The port that the target itself saw.
     pub port: u16,
@@ -35,27 +34,22 @@ pub struct Identity {
 /// A service as reached by one replica: what changes target at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct Lane {
-    /// The service's number.
     pub service: u32,
-    /// The replica's number.
     pub replica: u8,
 }
 
 /// One thing to try: a new connection or a new UDP flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attempt {
-    /// Whom it is for.
     pub lane: Lane,
-    /// How.
     pub proto: Proto,
-    /// Where it is sent.
     pub to: SocketAddr,
 }
 
 /// How an attempt ended that was not answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Failure {
+pub enum AttemptFailure {
     /// TCP reset on connecting, or ICMP port unreachable.
     Refused,
     /// TCP reset of an established connection.
@@ -75,7 +69,7 @@ pub enum Failure {
     NotSent,
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for AttemptFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Refused => "refused",
@@ -92,30 +86,26 @@ impl fmt::Display for Failure {
 
 /// An attempt, its times and its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Report {
-    /// What was tried.
+pub struct AttemptReport {
     pub attempt: Attempt,
-    /// When it was due.
     pub due: Duration,
-    /// When it was begun.
     pub began: Duration,
     /// When the connection stood; for UDP, when the datagram was sent.
     pub connected: Option<Duration>,
-    /// When it ended.
     pub ended: Duration,
     /// How many datagrams had to be sent again, as UDP's users do themselves.
     pub resent: u32,
     /// Who answered, or how it failed.
-    pub outcome: Result<Identity, Failure>,
+    pub outcome: Result<TargetIdentity, AttemptFailure>,
 }
 
 /// When each attempt of a constant load is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Schedule {
+pub struct LoadSchedule {
     per_second: NonZeroU32,
 }
 
-impl Schedule {
+impl LoadSchedule {
     /// So many attempts each second, evenly spread.
     #[must_use]
     pub fn new(per_second: NonZeroU32) -> Self {

@@ -16,14 +16,14 @@ use crate::model::controller::proxygroup::is_ready;
 
 mod live;
 mod replicas;
-mod seen;
 mod services;
+mod snapshot;
 mod text;
 
 pub use live::changes;
-pub use replicas::{Holding, Replica, Version, stuck};
-pub use seen::{Gap, Live, Part, Seen, health_port};
-pub use services::Service;
+pub use replicas::{Holding, ProgramVersion, ReplicaOverview, stuck};
+pub use services::ServiceOverview;
+pub use snapshot::{ClusterView, Gap, LiveStatus, StatusPart, health_port};
 pub use text::{Width, text};
 
 /// How many replicas a group has that does not say.
@@ -33,12 +33,11 @@ pub(in crate::model) const REPLICAS: u32 = 2;
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Overview {
-    /// The groups, by name.
     pub groups: Vec<Group>,
     /// Their replicas, by group and ordinal.
-    pub replicas: Vec<Replica>,
+    pub replicas: Vec<ReplicaOverview>,
     /// Users' Services that concern a group, by namespace and name.
-    pub services: Vec<Service>,
+    pub services: Vec<ServiceOverview>,
     /// What could not be read.
     pub gaps: Vec<Unread>,
 }
@@ -47,69 +46,62 @@ pub struct Overview {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Unread {
-    /// Which part.
-    pub part: Part,
+    pub part: StatusPart,
     /// What follows, why, and what is needed.
     pub message: String,
 }
 
-/// A group.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Group {
-    /// Its name.
     pub name: String,
-    /// What it is for.
     #[serde(rename = "type")]
     pub type_: String,
     /// Replicas that get traffic; none if nobody knows.
     pub ready: Option<usize>,
     /// Replicas that are wanted.
     pub desired: u32,
-    /// Conditions that are not true.
-    pub conditions: Vec<Unwell>,
+    pub conditions: Vec<UnhealthyCondition>,
 }
 
 /// A condition that is not true.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Unwell {
-    /// Its type.
+pub struct UnhealthyCondition {
     #[serde(rename = "type")]
     pub type_: String,
     /// `False` or `Unknown`.
     pub status: String,
     /// Why, in a word.
     pub reason: String,
-    /// Why, and what to do.
     pub message: String,
 }
 
-impl Unwell {
+impl UnhealthyCondition {
     fn of(conditions: &[Condition]) -> Vec<Self> {
         let unwell = conditions.iter().filter(|condition| condition.status != TRUE);
-        let told = unwell.map(|condition| Self {
+        let unhealthy = unwell.map(|condition| Self {
             type_: condition.type_.clone(),
             status: condition.status.clone(),
             reason: condition.reason.clone(),
             message: condition.message.clone(),
         });
-        told.collect()
+        unhealthy.collect()
     }
 }
 
 impl Overview {
     /// Looks at what was read; at one group only, if it is named.
     #[must_use]
-    pub fn of(seen: &Seen, only: Option<&str>) -> Self {
-        let mut groups: Vec<_> = seen.groups.iter().filter(|group| only.is_none_or(|only| name(group) == only)).collect();
+    pub fn of(view: &ClusterView, only: Option<&str>) -> Self {
+        let mut groups: Vec<_> = view.groups.iter().filter(|group| only.is_none_or(|only| name(group) == only)).collect();
         groups.sort_by_key(|group| name(group));
-        let configs: BTreeMap<&str, _> = groups.iter().filter_map(|group| Some((name(group), seen.config(name(group))?))).collect();
-        let gaps = seen.gaps.iter().map(|(part, gap)| Unread { part: *part, message: gap.sentence(*part, &seen.namespace) });
+        let configs: BTreeMap<&str, _> = groups.iter().filter_map(|group| Some((name(group), view.config(name(group))?))).collect();
+        let gaps = view.gaps.iter().map(|(part, gap)| Unread { part: *part, message: gap.sentence(*part, &view.namespace) });
         Self {
-            groups: groups.iter().map(|group| self::group(seen, group)).collect(),
-            replicas: groups.iter().flat_map(|group| replicas::replicas(seen, group, configs.get(name(group)))).collect(),
-            services: services::services(seen, &configs, only),
+            groups: groups.iter().map(|group| self::group(view, group)).collect(),
+            replicas: groups.iter().flat_map(|group| replicas::replicas(view, group, configs.get(name(group)))).collect(),
+            services: services::services(view, &configs, only),
             gaps: gaps.collect(),
         }
     }
@@ -123,13 +115,13 @@ fn desired(group: &ProxyGroup) -> u32 {
     group.spec.replicas.map_or(REPLICAS, |replicas| replicas.try_into().unwrap_or(0))
 }
 
-fn group(seen: &Seen, group: &ProxyGroup) -> Group {
+fn group(view: &ClusterView, group: &ProxyGroup) -> Group {
     let desired = desired(group);
-    let ready = |ordinal: &u32| seen.pods.get(&names::replica(name(group), *ordinal)).is_some_and(is_ready);
+    let ready = |ordinal: &u32| view.pods.get(&names::replica(name(group), *ordinal)).is_some_and(is_ready);
     let conditions = group.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
-    let mut unwell = Unwell::of(conditions);
+    let mut unwell = UnhealthyCondition::of(conditions);
     if conditions.is_empty() {
-        unwell.push(Unwell {
+        unwell.push(UnhealthyCondition {
             type_: crate::api::condition::PROXY_GROUP_READY.to_owned(),
             status: crate::api::condition::UNKNOWN.to_owned(),
             reason: "NoReconciler".to_owned(),
@@ -144,7 +136,7 @@ fn group(seen: &Seen, group: &ProxyGroup) -> Group {
             ProxyGroupType::KubeApiServer => "kube-apiserver".to_owned(),
             ProxyGroupType::Other(text) => text.clone(),
         },
-        ready: (!seen.gaps.contains_key(&Part::Pods)).then(|| (0..desired).filter(ready).count()),
+        ready: (!view.gaps.contains_key(&StatusPart::Pods)).then(|| (0..desired).filter(ready).count()),
         desired,
         conditions: unwell,
     }

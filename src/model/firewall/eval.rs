@@ -14,25 +14,20 @@ use crate::model::firewall::ruleset::{Ruleset, SLOTS};
 pub struct Packet {
     /// It comes in from the tailnet's interface.
     pub from_tailnet: bool,
-    /// Where it is addressed to.
     pub dst: IpAddr,
-    /// That is an address of this Pod.
     pub to_pod: bool,
-    /// Its protocol.
     pub proto: Proto,
-    /// Its destination port.
     pub port: Port,
 }
 
 /// What becomes of a flow.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
-    /// It is relayed.
+pub enum FlowVerdict {
     Dnat {
         /// To one of these; each has its share of the flows.
         to: BTreeSet<SocketAddr>,
         /// And comes from this address, as its target sees it.
-        source: Source,
+        source: SourceAddress,
     },
     /// It is refused at once: TCP reset, ICMP port unreachable.
     Refuse,
@@ -42,8 +37,8 @@ pub enum Verdict {
 
 /// What the target sees as the source of a relayed flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Source {
-    /// This node's own tailnet address, if the target is behind the tailnet's interface; elsewhere as [`Source::Masquerade`].
+pub enum SourceAddress {
+    /// This node's own tailnet address, if the target is behind the tailnet's interface; elsewhere as [`SourceAddress::Masquerade`].
     Own(IpAddr),
     /// The address of the interface by which the flow leaves.
     Masquerade,
@@ -51,26 +46,26 @@ pub enum Source {
 
 /// Judges a packet.
 #[must_use]
-pub fn evaluate(ruleset: &Ruleset, packet: &Packet) -> Verdict {
+pub fn evaluate(ruleset: &Ruleset, packet: &Packet) -> FlowVerdict {
     let family = Family::of(packet.dst);
     let key = PortKey { proto: packet.proto, port: packet.port };
     if packet.from_tailnet {
-        return ruleset.from_tailnet.get(&packet.dst).map_or(Verdict::Pass, |to| relay(whole(to, packet), Source::Masquerade));
+        return ruleset.from_tailnet.get(&packet.dst).map_or(FlowVerdict::Pass, |to| relay(whole(to, packet), SourceAddress::Masquerade));
     }
     if !packet.to_pod {
-        return Verdict::Pass;
+        return FlowVerdict::Pass;
     }
-    let source = ruleset.source.get(&family).map_or(Source::Masquerade, |own| Source::Own(*own));
+    let source = ruleset.source.get(&family).map_or(SourceAddress::Masquerade, |own| SourceAddress::Own(*own));
     if let Some(targets) = ruleset.ports.get(&key) {
         let of_family = targets.iter().copied().filter(|to| Family::of(to.ip()) == family);
         return relay(of_family.take(SLOTS).collect(), source);
     }
     let taken = ruleset.from_cluster.get(&packet.dst).filter(|_| !ruleset.reserved.contains(&key));
-    taken.map_or(Verdict::Pass, |to| relay(whole(to, packet), source))
+    taken.map_or(FlowVerdict::Pass, |to| relay(whole(to, packet), source))
 }
 
-fn relay(to: BTreeSet<SocketAddr>, source: Source) -> Verdict {
-    if to.is_empty() { Verdict::Refuse } else { Verdict::Dnat { to, source } }
+fn relay(to: BTreeSet<SocketAddr>, source: SourceAddress) -> FlowVerdict {
+    if to.is_empty() { FlowVerdict::Refuse } else { FlowVerdict::Dnat { to, source } }
 }
 
 /// The targets of a whole address: the packet keeps its port.

@@ -24,16 +24,13 @@ const TRIAL: &str = "TAILTRIAL-";
 /// A rule of a built-in chain by which packets get into ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Jump {
-    /// The table.
     pub table: Table,
     /// The built-in chain.
     pub from: &'static str,
-    /// Our chain.
     pub to: Chain,
 }
 
 impl Jump {
-    /// All of them.
     pub const ALL: [Self; 6] = [
         Self { table: Table::Raw, from: "OUTPUT", to: Chain::Output },
         Self { table: Table::Mangle, from: "FORWARD", to: Chain::Forward },
@@ -52,7 +49,7 @@ impl Jump {
 
 /// What of ours an earlier process may have left, and what of it is still needed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Found {
+pub struct LeftoverRules {
     /// Jumps that stand already.
     pub jumps: BTreeSet<Jump>,
     /// Our chains that stand already, by table and name.
@@ -62,14 +59,14 @@ pub struct Found {
 /// The text that makes all of ours in a namespace where nothing of ours is.
 #[must_use]
 pub fn restore(ruleset: &Ruleset, family: Family) -> String {
-    replace(ruleset, family, &Found::default(), usize::MAX)
+    replace(ruleset, family, &LeftoverRules::default(), usize::MAX)
 }
 
 /// The text that makes all of ours where some of ours is: chains are made anew, those no longer used go, jumps that stand are left.
 ///
 /// Each table is taken in one step, unless it has more rules than `step`: then in several, no chain before those that it jumps to.
 #[must_use]
-pub fn replace(ruleset: &Ruleset, family: Family, found: &Found, step: usize) -> String {
+pub fn replace(ruleset: &Ruleset, family: Family, found: &LeftoverRules, step: usize) -> String {
     let mut text = Text::new(step);
     let mut wanted = BTreeSet::new();
     for chain in chain::all(ruleset) {
@@ -110,7 +107,7 @@ pub fn delta(before: &Ruleset, delta: &Delta, after: &Ruleset, family: Family) -
 
 /// The text that takes away what was found.
 #[must_use]
-pub fn remove(found: &Found) -> Option<String> {
+pub fn remove(found: &LeftoverRules) -> Option<String> {
     let mut text = Text::new(usize::MAX);
     for jump in &found.jumps {
         text.command(jump.table, &format!("-D {}", jump.rule()));
@@ -127,8 +124,8 @@ pub fn trial(interface: &InterfaceName, family: Family) -> (String, String) {
     let empty = Ruleset::empty(interface.clone());
     let jumps = Jump::ALL.into_iter().collect();
     let chains = chain::all(&empty).into_iter().map(|chain| (chain.table(), chain.to_string())).collect();
-    let make = replace(&empty, family, &Found { jumps, chains: BTreeSet::new() }, usize::MAX);
-    let unmake = remove(&Found { jumps: BTreeSet::new(), chains }).unwrap_or_default();
+    let make = replace(&empty, family, &LeftoverRules { jumps, chains: BTreeSet::new() }, usize::MAX);
+    let unmake = remove(&LeftoverRules { jumps: BTreeSet::new(), chains }).unwrap_or_default();
     (make.replace(PREFIX, TRIAL), unmake.replace(PREFIX, TRIAL))
 }
 
@@ -192,11 +189,11 @@ pub fn ours(dump: &str) -> Vec<String> {
 struct Text {
     /// How many rules one step may have.
     step: usize,
-    parts: BTreeMap<Table, Part>,
+    parts: BTreeMap<Table, RulePart>,
 }
 
 #[derive(Debug, Default)]
-struct Part {
+struct RulePart {
     /// Steps that are complete.
     done: String,
     declare: String,
@@ -256,7 +253,7 @@ impl Text {
     }
 }
 
-impl Part {
+impl RulePart {
     fn close(&mut self, table: Table) {
         let _ = writeln!(self.done, "*{}\n{}{}{}COMMIT", table.name(), self.declare, self.rules, self.finally);
         *self = Self { done: std::mem::take(&mut self.done), ..Self::default() };

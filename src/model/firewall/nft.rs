@@ -4,14 +4,14 @@
 //! another. Both print the same value, [`element::elements`], so that what they leave in the kernel cannot differ.
 //! Nothing here talks to the kernel.
 
+pub mod dump;
 pub mod element;
-pub mod held;
 pub mod json;
 pub mod wire;
 
 use std::fmt::Write;
 
-use self::element::{Element, Key, Set, Value, edits, elements};
+use self::element::{Element, ElementKey, Set, Value, edits, elements};
 use crate::model::base::net::{Family, InterfaceName};
 use crate::model::base::netmap::tailnet_range;
 use crate::model::firewall::ruleset::{Delta, PROBE_MARK, Ruleset, SLOTS};
@@ -207,12 +207,12 @@ fn whole_address(maps: &str) -> String {
 impl std::fmt::Display for Element {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.key {
-            Key::Interface(name) => write!(f, "\"{name}\""),
-            Key::Number(port) => write!(f, "{port}"),
-            Key::Port(key) => write!(f, "{} . {}", key.proto, key.port),
-            Key::PortSlot(key, slot) => write!(f, "{} . {} . {slot}", key.proto, key.port),
-            Key::Host(ip) => write!(f, "{ip}"),
-            Key::HostSlot(ip, slot) => write!(f, "{ip} . {slot}"),
+            ElementKey::Interface(name) => write!(f, "\"{name}\""),
+            ElementKey::Number(port) => write!(f, "{port}"),
+            ElementKey::Port(key) => write!(f, "{} . {}", key.proto, key.port),
+            ElementKey::PortSlot(key, slot) => write!(f, "{} . {} . {slot}", key.proto, key.port),
+            ElementKey::Host(ip) => write!(f, "{ip}"),
+            ElementKey::HostSlot(ip, slot) => write!(f, "{ip} . {slot}"),
         }?;
         match self.value {
             Some(Value::Address(ip)) => write!(f, " : {ip}"),

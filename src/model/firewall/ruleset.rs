@@ -11,7 +11,7 @@ use imbl::ordmap::DiffItem;
 use serde::Serialize;
 
 use crate::model::base::net::{Family, InterfaceName, PortKey};
-use crate::model::base::small_set::Few;
+use crate::model::base::small_set::SortedSet;
 
 /// How many places one key's targets are dealt into when it has more than one in a family.
 ///
@@ -34,12 +34,12 @@ pub struct Ruleset {
     pub source: OrdMap<Family, IpAddr>,
     /// Packets of the cluster to a match port of this Pod go to one of these targets; a key without a target
     /// in the packet's family is refused (TCP reset, ICMP port unreachable).
-    pub ports: OrdMap<PortKey, Few<SocketAddr>>,
+    pub ports: OrdMap<PortKey, SortedSet<SocketAddr>>,
     /// Packets of the tailnet to this address, any protocol and port, go to one of these addresses of the same family; none: refused.
-    pub from_tailnet: OrdMap<IpAddr, Few<IpAddr>>,
+    pub from_tailnet: OrdMap<IpAddr, SortedSet<IpAddr>>,
     /// Packets of the cluster to this address of the Pod, any protocol and port but the reserved ones, go to one of these
     /// addresses of the same family; none: refused.
-    pub from_cluster: OrdMap<IpAddr, Few<IpAddr>>,
+    pub from_cluster: OrdMap<IpAddr, SortedSet<IpAddr>>,
     /// Ports of the Pod's own that `from_cluster` never takes.
     pub reserved: BTreeSet<PortKey>,
 }
@@ -82,11 +82,11 @@ pub struct Delta {
     /// Changes of the node's own addresses.
     pub source: BTreeMap<Family, Edit<IpAddr>>,
     /// Changes of match ports.
-    pub ports: BTreeMap<PortKey, Edit<Few<SocketAddr>>>,
+    pub ports: BTreeMap<PortKey, Edit<SortedSet<SocketAddr>>>,
     /// Changes of addresses served to the tailnet.
-    pub from_tailnet: BTreeMap<IpAddr, Edit<Few<IpAddr>>>,
+    pub from_tailnet: BTreeMap<IpAddr, Edit<SortedSet<IpAddr>>>,
     /// Changes of addresses served to the cluster.
-    pub from_cluster: BTreeMap<IpAddr, Edit<Few<IpAddr>>>,
+    pub from_cluster: BTreeMap<IpAddr, Edit<SortedSet<IpAddr>>>,
 }
 
 impl Delta {

@@ -11,17 +11,16 @@ use std::net::{IpAddr, SocketAddr};
 use imbl::OrdMap;
 use serde::Serialize;
 
-pub use past::Past;
+pub use past::RulesetHistory;
 
 use crate::model::base::net::{PortKey, Proto};
-use crate::model::base::small_set::Few;
+use crate::model::base::small_set::SortedSet;
 use crate::model::firewall::ruleset::{Delta, Edit, Ruleset};
 use crate::model::flows::flow::{Flow, FlowFilter, SRC_NAT, TcpState};
 
 /// What is to happen to a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub enum Verdict {
-    /// It runs on.
+pub enum FlowAction {
     Keep,
     /// Its entry goes; there is nobody to be told, or no way to tell.
     Delete,
@@ -30,41 +29,41 @@ pub enum Verdict {
 }
 
 /// The keys whose flows may end.
-type Touched<'a, K, T> = BTreeMap<&'a K, Left<'a, T>>;
+type AffectedFlows<'a, K, T> = BTreeMap<&'a K, RemainingTargets<'a, T>>;
 
 /// What a key has now.
 #[derive(Debug, Clone)]
-enum Left<'a, T> {
+enum RemainingTargets<'a, T> {
     Nothing,
-    Targets(&'a Few<T>),
+    Targets(&'a SortedSet<T>),
 }
 
-impl<T: Ord> Left<'_, T> {
+impl<T: Ord> RemainingTargets<'_, T> {
     /// How a flow of the key stands that leads to this target.
-    fn standing(&self, target: &T) -> Standing {
+    fn standing(&self, target: &T) -> FlowStatus {
         match self {
-            Self::Nothing => Standing::Removed,
-            Self::Targets(targets) if targets.contains(target) => Standing::Same,
-            Self::Targets(_) => Standing::Moved,
+            Self::Nothing => FlowStatus::Removed,
+            Self::Targets(targets) if targets.contains(target) => FlowStatus::Same,
+            Self::Targets(_) => FlowStatus::Moved,
         }
     }
 }
 
 /// What a change of the ruleset takes away.
 #[derive(Clone)]
-pub struct Cuts<'a> {
+pub struct FlowChanges<'a> {
     before: &'a Ruleset,
     after: &'a Ruleset,
     reachable: &'a (dyn Fn(IpAddr) -> bool + Sync),
-    ports: Touched<'a, PortKey, SocketAddr>,
-    from_tailnet: Touched<'a, IpAddr, IpAddr>,
-    from_cluster: Touched<'a, IpAddr, IpAddr>,
+    ports: AffectedFlows<'a, PortKey, SocketAddr>,
+    from_tailnet: AffectedFlows<'a, IpAddr, IpAddr>,
+    from_cluster: AffectedFlows<'a, IpAddr, IpAddr>,
     /// Own addresses that are no longer ours.
     lost: Vec<IpAddr>,
 }
 
 /// How a flow stands to the maps.
-enum Standing {
+enum FlowStatus {
     /// Nothing that it hangs on has changed.
     Same,
     /// Its key leads elsewhere now.
@@ -73,16 +72,16 @@ enum Standing {
     Removed,
 }
 
-impl<'a> Cuts<'a> {
+impl<'a> FlowChanges<'a> {
     /// What `delta`, which leads from what was in force to `after`, takes away.
     ///
     /// `reachable` says whether an address is still somebody's: true for every address that no netmap knows about.
     #[must_use]
-    pub fn new(past: &'a Past, delta: &'a Delta, after: &'a Ruleset, reachable: &'a (dyn Fn(IpAddr) -> bool + Sync)) -> Self {
+    pub fn new(past: &'a RulesetHistory, delta: &'a Delta, after: &'a Ruleset, reachable: &'a (dyn Fn(IpAddr) -> bool + Sync)) -> Self {
         let mut ports = touched(&delta.ports);
         // TCP drains where it went: while those live, nothing ends, and most of what is tracked need not be listed.
         let live = |key: &PortKey| past.rules.ports.get(key).into_iter().flatten().all(|target| reachable(target.ip()));
-        ports.retain(|key, left| key.proto != Proto::Tcp || matches!(left, Left::Nothing) || !live(key));
+        ports.retain(|key, targets| key.proto != Proto::Tcp || matches!(targets, RemainingTargets::Nothing) || !live(key));
         let ours = |ip: &IpAddr| after.source.values().any(|own| own == ip);
         Self {
             before: &past.rules,
@@ -130,44 +129,44 @@ impl<'a> Cuts<'a> {
     /// What is to happen to a flow; a flow of a key that the change leaves as it is runs on, always. What is over keeps its entry: there
     /// are often a hundred times as many of them as of others, and nobody sees whether one is there.
     #[must_use]
-    pub fn verdict(&self, flow: &Flow) -> Verdict {
+    pub fn verdict(&self, flow: &Flow) -> FlowAction {
         let ends = match self.standing(flow) {
             _ if flow.tcp == Some(TcpState::TimeWait) => false,
-            Standing::Same => false,
-            Standing::Moved => !flow.is_tcp() || !(self.reachable)(flow.target().ip()),
-            Standing::Removed => true,
+            FlowStatus::Same => false,
+            FlowStatus::Moved => !flow.is_tcp() || !(self.reachable)(flow.target().ip()),
+            FlowStatus::Removed => true,
         };
         if !ends {
-            Verdict::Keep
+            FlowAction::Keep
         } else if flow.is_tcp() && flow.tcp.is_none_or(TcpState::has_ends) {
-            Verdict::Reset
+            FlowAction::Reset
         } else {
-            Verdict::Delete
+            FlowAction::Delete
         }
     }
 
-    fn standing(&self, flow: &Flow) -> Standing {
+    fn standing(&self, flow: &Flow) -> FlowStatus {
         if !flow.is_forwarded() {
-            return Standing::Same;
+            return FlowStatus::Same;
         }
         if flow.status & SRC_NAT != 0 && self.lost.contains(&flow.reply.destination.ip()) {
-            return Standing::Removed;
+            return FlowStatus::Removed;
         }
         // In the order in which the rules ask their maps. What is touched is looked at first: it is little where much is tracked, and a
         // touched key is one that the rules have or had.
         let (address, target) = (flow.original.destination.ip(), flow.target());
-        if let Some(left) = self.from_tailnet.get(&address) {
-            return left.standing(&target.ip());
+        if let Some(targets) = self.from_tailnet.get(&address) {
+            return targets.standing(&target.ip());
         }
         let key = flow.key();
-        let by_port = key.and_then(|key| self.ports.get(&key)).map(|left| left.standing(&target));
+        let by_port = key.and_then(|key| self.ports.get(&key)).map(|remaining| remaining.standing(&target));
         let by_address = || {
-            let left = self.from_cluster.get(&address)?;
+            let rest = self.from_cluster.get(&address)?;
             let is_port = key.is_some_and(|key| self.has(|rules| rules.ports.contains_key(&key)));
-            (!is_port).then(|| left.standing(&target.ip()))
+            (!is_port).then(|| rest.standing(&target.ip()))
         };
         let standing = by_port.or_else(by_address).filter(|_| !self.has(|rules| rules.from_tailnet.contains_key(&address)));
-        standing.unwrap_or(Standing::Same)
+        standing.unwrap_or(FlowStatus::Same)
     }
 
     fn has(&self, key: impl Fn(&Ruleset) -> bool) -> bool {
@@ -175,7 +174,7 @@ impl<'a> Cuts<'a> {
     }
 }
 
-impl std::fmt::Debug for Cuts<'_> {
+impl std::fmt::Debug for FlowChanges<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut debug = f.debug_struct("Cuts");
         debug.field("ports", &self.ports).field("from_tailnet", &self.from_tailnet).field("from_cluster", &self.from_cluster);
@@ -184,18 +183,18 @@ impl std::fmt::Debug for Cuts<'_> {
 }
 
 /// The edits that take something away.
-fn touched<'a, K: Ord, T: Ord>(edits: &'a BTreeMap<K, Edit<Few<T>>>) -> Touched<'a, K, T> {
-    let takes = |edit: &&Edit<Few<T>>| match (&edit.before, &edit.after) {
+fn touched<'a, K: Ord, T: Ord>(edits: &'a BTreeMap<K, Edit<SortedSet<T>>>) -> AffectedFlows<'a, K, T> {
+    let takes = |edit: &&Edit<SortedSet<T>>| match (&edit.before, &edit.after) {
         (None, _) => false,
         (Some(_), None) => true,
         (Some(before), Some(after)) => !before.is_subset(after),
     };
-    let left = |edit: &'a Edit<Few<T>>| edit.after.as_ref().map_or(Left::Nothing, Left::Targets);
-    edits.iter().filter(|(_, edit)| takes(edit)).map(|(key, edit)| (key, left(edit))).collect()
+    let remaining_of = |edit: &'a Edit<SortedSet<T>>| edit.after.as_ref().map_or(RemainingTargets::Nothing, RemainingTargets::Targets);
+    edits.iter().filter(|(_, edit)| takes(edit)).map(|(key, edit)| (key, remaining_of(edit))).collect()
 }
 
-fn every<K: Ord, T: Ord>(map: &OrdMap<K, Few<T>>) -> Touched<'_, K, T> {
-    map.iter().map(|(key, targets)| (key, Left::Targets(targets))).collect()
+fn every<K: Ord, T: Ord>(map: &OrdMap<K, SortedSet<T>>) -> AffectedFlows<'_, K, T> {
+    map.iter().map(|(key, targets)| (key, RemainingTargets::Targets(targets))).collect()
 }
 
 #[cfg(test)]

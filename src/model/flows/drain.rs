@@ -42,7 +42,6 @@ pub const AWAY: Duration = Duration::from_millis(500);
 pub struct Budget {
     /// For flows to end by themselves.
     pub flows: Duration,
-    /// For the resets of those that did not.
     pub resets: Duration,
     /// For tailscaled to stop.
     pub daemon: Duration,
@@ -69,7 +68,7 @@ impl Budget {
 
 /// What a look at connection tracking gave.
 #[derive(Debug, Clone, Copy)]
-pub enum Event<'a> {
+pub enum ConntrackSample<'a> {
     /// Every flow that we forward.
     Flows(&'a [Flow]),
     /// The listing failed: nothing is known, so nothing has ended.
@@ -78,7 +77,7 @@ pub enum Event<'a> {
 
 /// What to do next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Decision {
+pub enum DrainDecision {
     /// Keep forwarding and look again after this long.
     Wait(Duration),
     /// Every flow has ended: go.
@@ -115,22 +114,22 @@ impl Drain {
     }
 
     /// Takes note of a look and decides.
-    pub fn decide(&mut self, event: Event<'_>, now: Duration) -> Decision {
-        if let Event::Flows(flows) = event {
+    pub fn decide(&mut self, event: ConntrackSample<'_>, now: Duration) -> DrainDecision {
+        if let ConntrackSample::Flows(flows) = event {
             self.open = self.look(flows, now);
         }
-        let known = matches!(event, Event::Flows(_));
-        if self.open > 0 || !known {
+        let sampled = matches!(event, ConntrackSample::Flows(_));
+        if self.open > 0 || !sampled {
             self.busy = now;
         }
-        if known && self.open == 0 && now.saturating_sub(self.busy) >= self.quiet {
-            Decision::Ended
+        if sampled && self.open == 0 && now.saturating_sub(self.busy) >= self.quiet {
+            DrainDecision::Ended
         } else if now >= self.grace {
-            Decision::Over
+            DrainDecision::Over
         } else {
             let rest = self.interval(now).min(self.grace.saturating_sub(now));
             self.due = now + rest;
-            Decision::Wait(rest)
+            DrainDecision::Wait(rest)
         }
     }
 
@@ -146,9 +145,9 @@ impl Drain {
         let mut open = 0;
         for flow in flows.iter().filter(|flow| flow.is_forwarded()) {
             open += usize::from(match life(flow) {
-                Life::Open => true,
-                Life::Over => false,
-                Life::WhileBusy => {
+                FlowEndSignal::Open => true,
+                FlowEndSignal::Over => false,
+                FlowEndSignal::WhileBusy => {
                     let last = self.last_packet(flow, now);
                     watched.insert(flow.id, last);
                     now.saturating_sub(last.1) < IDLE
@@ -173,19 +172,19 @@ impl Drain {
 }
 
 /// How a flow's end can be seen.
-enum Life {
+enum FlowEndSignal {
     Open,
     Over,
     WhileBusy,
 }
 
-fn life(flow: &Flow) -> Life {
+fn life(flow: &Flow) -> FlowEndSignal {
     match flow.tcp {
-        _ if !flow.is_tcp() => Life::WhileBusy,
-        None | Some(TcpState::SynRecv | TcpState::Established | TcpState::FinWait | TcpState::CloseWait) => Life::Open,
+        _ if !flow.is_tcp() => FlowEndSignal::WhileBusy,
+        None | Some(TcpState::SynRecv | TcpState::Established | TcpState::FinWait | TcpState::CloseWait) => FlowEndSignal::Open,
         // Both ends have said that they are done.
-        Some(TcpState::LastAck | TcpState::TimeWait | TcpState::Close) => Life::Over,
-        Some(TcpState::None | TcpState::SynSent | TcpState::SynSent2) => Life::WhileBusy,
+        Some(TcpState::LastAck | TcpState::TimeWait | TcpState::Close) => FlowEndSignal::Over,
+        Some(TcpState::None | TcpState::SynSent | TcpState::SynSent2) => FlowEndSignal::WhileBusy,
     }
 }
 
@@ -221,50 +220,56 @@ mod tests {
     #[test]
     fn a_replica_without_flows_goes_when_it_has_been_quiet() {
         let mut drain = Drain::new(seconds(20), seconds(2));
-        assert_eq!(drain.decide(Event::Flows(&[]), seconds(0)), Decision::Wait(SOONEST));
-        assert!(matches!(drain.decide(Event::Flows(&[tcp(TcpState::Established)]), seconds(1)), Decision::Wait(_)));
-        assert!(matches!(drain.decide(Event::Flows(&[]), seconds(2)), Decision::Wait(_)));
-        assert_eq!(drain.decide(Event::Flows(&[tcp(TcpState::TimeWait)]), seconds(3)), Decision::Ended);
+        assert_eq!(drain.decide(ConntrackSample::Flows(&[]), seconds(0)), DrainDecision::Wait(SOONEST));
+        assert!(matches!(drain.decide(ConntrackSample::Flows(&[tcp(TcpState::Established)]), seconds(1)), DrainDecision::Wait(_)));
+        assert!(matches!(drain.decide(ConntrackSample::Flows(&[]), seconds(2)), DrainDecision::Wait(_)));
+        assert_eq!(drain.decide(ConntrackSample::Flows(&[tcp(TcpState::TimeWait)]), seconds(3)), DrainDecision::Ended);
     }
 
     #[test]
     fn an_idle_connection_holds_the_replica_until_its_time_is_over() {
         let mut drain = Drain::new(seconds(20), seconds(0));
         for now in 0..20 {
-            assert!(matches!(drain.decide(Event::Flows(&[tcp(TcpState::Established)]), seconds(now)), Decision::Wait(_)));
+            assert!(matches!(drain.decide(ConntrackSample::Flows(&[tcp(TcpState::Established)]), seconds(now)), DrainDecision::Wait(_)));
         }
-        assert_eq!(drain.decide(Event::Flows(&[tcp(TcpState::Established)]), seconds(20)), Decision::Over);
+        assert_eq!(drain.decide(ConntrackSample::Flows(&[tcp(TcpState::Established)]), seconds(20)), DrainDecision::Over);
     }
 
     #[test]
     fn datagrams_hold_it_while_they_come() {
         let mut drain = Drain::new(seconds(60), seconds(0));
         for now in 0..10 {
-            assert!(matches!(drain.decide(Event::Flows(&[flow(17, None, 1, 120)]), seconds(now)), Decision::Wait(_)), "at {now}");
+            assert!(
+                matches!(drain.decide(ConntrackSample::Flows(&[flow(17, None, 1, 120)]), seconds(now)), DrainDecision::Wait(_)),
+                "at {now}"
+            );
         }
-        let mut later = |now: u32| drain.decide(Event::Flows(&[flow(17, None, 1, 129 - now)]), seconds(now.into()));
-        assert!(matches!(later(12), Decision::Wait(_)), "idle for three seconds");
-        assert_eq!(later(15), Decision::Ended, "idle for six");
+        let mut later = |now: u32| drain.decide(ConntrackSample::Flows(&[flow(17, None, 1, 129 - now)]), seconds(now.into()));
+        assert!(matches!(later(12), DrainDecision::Wait(_)), "idle for three seconds");
+        assert_eq!(later(15), DrainDecision::Ended, "idle for six");
     }
 
     #[test]
     fn looks_that_take_long_are_rarer() {
         let mut drain = Drain::new(seconds(60), seconds(2));
-        assert_eq!(drain.decide(Event::Flows(&[]), Duration::ZERO), Decision::Wait(SOONEST));
-        assert_eq!(drain.decide(Event::Flows(&[]), SOONEST + Duration::from_millis(40)), Decision::Wait(Duration::from_millis(400)));
+        assert_eq!(drain.decide(ConntrackSample::Flows(&[]), Duration::ZERO), DrainDecision::Wait(SOONEST));
+        assert_eq!(
+            drain.decide(ConntrackSample::Flows(&[]), SOONEST + Duration::from_millis(40)),
+            DrainDecision::Wait(Duration::from_millis(400))
+        );
     }
 
     #[test]
     fn a_failed_listing_ends_nothing_but_the_time_does() {
         let mut drain = Drain::new(seconds(2), seconds(0));
-        assert!(matches!(drain.decide(Event::Unknown, seconds(1)), Decision::Wait(_)));
-        assert_eq!(drain.decide(Event::Unknown, seconds(2)), Decision::Over);
+        assert!(matches!(drain.decide(ConntrackSample::Unknown, seconds(1)), DrainDecision::Wait(_)));
+        assert_eq!(drain.decide(ConntrackSample::Unknown, seconds(2)), DrainDecision::Over);
     }
 
     #[test]
     fn flows_that_are_not_forwarded_do_not_count() {
         let own = Flow { status: 0, ..tcp(TcpState::Established) };
-        assert_eq!(Drain::new(seconds(2), seconds(0)).decide(Event::Flows(&[own]), seconds(0)), Decision::Ended);
+        assert_eq!(Drain::new(seconds(2), seconds(0)).decide(ConntrackSample::Flows(&[own]), seconds(0)), DrainDecision::Ended);
     }
 
     proptest! {
@@ -282,10 +287,10 @@ mod tests {
                     if udp { flow(17, None, id, timeout) } else { flow(6, state, id, timeout) }
                 }).collect());
                 let open = flows.iter().flatten().any(|flow| flow.tcp == Some(TcpState::Established));
-                match drain.decide(flows.as_deref().map_or(Event::Unknown, Event::Flows), now) {
-                    Decision::Wait(next) => prop_assert!(now + next <= seconds(grace) && !next.is_zero()),
-                    Decision::Ended => prop_assert!(!open && flows.is_some() && now >= seconds(quiet)),
-                    Decision::Over => prop_assert!(now >= seconds(grace)),
+                match drain.decide(flows.as_deref().map_or(ConntrackSample::Unknown, ConntrackSample::Flows), now) {
+                    DrainDecision::Wait(next) => prop_assert!(now + next <= seconds(grace) && !next.is_zero()),
+                    DrainDecision::Ended => prop_assert!(!open && flows.is_some() && now >= seconds(quiet)),
+                    DrainDecision::Over => prop_assert!(now >= seconds(grace)),
                 }
             }
         }

@@ -19,9 +19,7 @@ pub const SRC_NAT: u32 = 1 << 4;
 /// port, as in the kernel's union, and protocols without any have zeros.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub struct Tuple {
-    /// Who sends.
     pub source: SocketAddr,
-    /// Who receives.
     pub destination: SocketAddr,
 }
 
@@ -44,7 +42,6 @@ pub enum TcpState {
     LastAck,
     /// Over; the entry only holds the ports for a while. A client that comes again by them gets another entry, by the rules of then.
     TimeWait,
-    /// Reset.
     Close,
     /// Both ends sent a SYN.
     SynSent2,
@@ -82,11 +79,9 @@ pub struct Flow {
     pub original: Tuple,
     /// What the other side answers: the target to the address and port that the client's packets were given.
     pub reply: Tuple,
-    /// TCP's state; nothing for other protocols.
     pub tcp: Option<TcpState>,
     /// `IPS_*` bits.
     pub status: u32,
-    /// The connection mark.
     pub mark: u32,
     /// Seconds until the entry ends unless another packet passes.
     pub timeout: u32,
@@ -101,7 +96,6 @@ impl Flow {
         self.status & DST_NAT != 0
     }
 
-    /// Whether it is TCP.
     #[must_use]
     pub fn is_tcp(&self) -> bool {
         self.proto == Proto::Tcp.number()
@@ -124,13 +118,11 @@ impl Flow {
 /// Which flows to ask the kernel for; what is not said is not asked.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FlowFilter {
-    /// Only this family.
     pub family: Option<Family>,
     /// Only flows whose destination was rewritten.
     pub forwarded: bool,
     /// Only flows that came to this port, of this protocol.
     pub key: Option<PortKey>,
-    /// Only flows that are not over.
     pub under_way: bool,
 }
 

@@ -28,14 +28,12 @@ const ROUNDS: u32 = 3;
 
 /// A call of the hook that has ended. Any client can make one, so alone it means nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Call {
-    /// When it began.
+pub struct HookCall {
     pub began: Duration,
-    /// When it ended.
     pub ended: Duration,
 }
 
-impl Call {
+impl HookCall {
     /// When the Pod's termination grace period began, as seen at SIGTERM: with this call, if SIGTERM follows it.
     #[must_use]
     pub fn grace_began(self, signalled: Duration) -> Option<Duration> {
@@ -45,7 +43,7 @@ impl Call {
 
 /// What one request to a service's health endpoint brought.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Probe {
+pub enum HealthProbe {
     /// An answer of a Pod with these addresses; none if it did not say.
     Answered(BTreeSet<IpAddr>),
     /// The connection was refused, or there is no route: no Pod serves it.
@@ -69,18 +67,17 @@ enum Routed {
 
 /// The verdict of the moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
+pub enum HookVerdict {
     /// These services lead here.
     Routed(Vec<Arc<str>>),
     /// No service is known to lead here; this is how long there has to be silence still.
     Settling(Duration),
-    /// Nothing leads here any more.
     Drained,
 }
 
 /// What a leaving Pod knows of its services.
 #[derive(Debug, Clone)]
-pub struct Leaving {
+pub struct DrainingServices {
     own: BTreeSet<IpAddr>,
     services: BTreeMap<Arc<str>, Routed>,
     /// When the services were last found to lead here.
@@ -88,7 +85,7 @@ pub struct Leaving {
     flows: Option<(u64, Duration)>,
 }
 
-impl Leaving {
+impl DrainingServices {
     /// A Pod with these addresses, and the services through which it is asked. Without any, nothing leads here that could be
     /// told from nothing at all, so it is drained at once.
     #[must_use]
@@ -105,20 +102,20 @@ impl Leaving {
 
     /// Whether an answer shows that a service leads here, so that no more need be asked in this round.
     #[must_use]
-    pub fn is_here(&self, probe: &Probe) -> bool {
-        matches!(probe, Probe::Answered(ips) if !ips.is_disjoint(&self.own))
+    pub fn is_here(&self, probe: &HealthProbe) -> bool {
+        matches!(probe, HealthProbe::Answered(ips) if !ips.is_disjoint(&self.own))
     }
 
     /// Takes in a round of probes of one service, all of them on connections of their own.
-    pub fn asked(&mut self, service: &str, probes: &[Probe]) {
+    pub fn probed(&mut self, service: &str, probes: &[HealthProbe]) {
         let here = probes.iter().any(|probe| self.is_here(probe));
-        let all = |wanted: fn(&Probe) -> bool| probes.iter().all(wanted);
+        let all = |wanted: fn(&HealthProbe) -> bool| probes.iter().all(wanted);
         let Some(routed) = self.services.get_mut(service) else { return };
         *routed = if here {
             Routed::Here
-        } else if all(|probe| matches!(probe, Probe::Answered(_))) {
+        } else if all(|probe| matches!(probe, HealthProbe::Answered(_))) {
             Routed::Elsewhere
-        } else if all(|probe| *probe == Probe::Refused) {
+        } else if all(|probe| *probe == HealthProbe::Refused) {
             match *routed {
                 Routed::Refused(rounds) if rounds + 1 >= ROUNDS => Routed::Elsewhere,
                 Routed::Refused(rounds) => Routed::Refused(rounds + 1),
@@ -142,15 +139,15 @@ impl Leaving {
     }
 
     /// What follows from everything taken in so far.
-    pub fn verdict(&mut self, now: Duration) -> Verdict {
+    pub fn verdict(&mut self, now: Duration) -> HookVerdict {
         if self.services.is_empty() {
-            return Verdict::Drained;
+            return HookVerdict::Drained;
         }
         let believed = |routed: &Routed| matches!(routed, Routed::Elsewhere) || matches!(routed, Routed::Unknown(n) if *n >= ROUNDS);
         let here: Vec<_> = self.services.iter().filter(|(_, routed)| !believed(routed)).map(|(name, _)| Arc::clone(name)).collect();
         if !here.is_empty() {
             self.routed_at = now;
-            return Verdict::Routed(here);
+            return HookVerdict::Routed(here);
         }
         let certain = self.services.values().all(|routed| *routed == Routed::Elsewhere);
         let (since, silence) = match self.flows {
@@ -158,8 +155,8 @@ impl Leaving {
             None => (self.routed_at, BLIND),
         };
         match (since + silence).saturating_sub(now) {
-            Duration::ZERO => Verdict::Drained,
-            left => Verdict::Settling(left),
+            Duration::ZERO => HookVerdict::Drained,
+            remaining => HookVerdict::Settling(remaining),
         }
     }
 }

@@ -15,7 +15,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::model::flows::flow::{Flow, TcpState};
-use crate::model::flows::tcp_segment::{End, Heard, Segment};
+use crate::model::flows::tcp_segment::{ObservedSegment, Segment, SegmentSender};
 
 /// When a flow is probed, counted from the start.
 ///
@@ -35,7 +35,7 @@ const fn ms(milliseconds: u64) -> Duration {
 
 /// What became of the flows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct Report {
+pub struct ResetReport {
     /// Both ends were sent resets with numbers that a live end gave.
     pub reset: usize,
     /// Both ends know of no such connection, or the target of one that was half-open knows of none.
@@ -46,7 +46,7 @@ pub struct Report {
     pub failed: usize,
 }
 
-impl AddAssign for Report {
+impl AddAssign for ResetReport {
     fn add_assign(&mut self, other: Self) {
         self.reset += other.reset;
         self.gone += other.gone;
@@ -57,10 +57,8 @@ impl AddAssign for Report {
 
 /// One end of a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Side {
-    /// The one that was connected to.
+enum FlowSide {
     Target,
-    /// The one that began.
     Client,
 }
 
@@ -68,7 +66,7 @@ enum Side {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Asked,
-    HalfGone(Side),
+    HalfGone(FlowSide),
     Answered,
     Gone,
     Failed,
@@ -76,7 +74,7 @@ enum Stage {
 
 /// A flow, as the two connections that its ends take it for.
 #[derive(Debug)]
-struct Case {
+struct PendingReset {
     /// What the target takes for the client.
     source: SocketAddr,
     target: SocketAddr,
@@ -97,10 +95,10 @@ enum Due {
 
 /// Flows on their way to an end.
 #[derive(Debug)]
-pub struct Resets {
-    cases: Vec<Case>,
+pub struct PendingResets {
+    cases: Vec<PendingReset>,
     /// By far end and our port: whose it is. A client can have connected to two addresses of ours by the same ports.
-    ends: HashMap<(SocketAddr, u16), Vec<(usize, Side)>>,
+    ends: HashMap<(SocketAddr, u16), Vec<(usize, FlowSide)>>,
     /// In order of time, then of entry.
     agenda: BTreeMap<(Duration, u64), Due>,
     entries: u64,
@@ -109,11 +107,11 @@ pub struct Resets {
     pending: usize,
 }
 
-impl Case {
-    fn toward(&self, side: Side, make: impl Fn(SocketAddr, SocketAddr) -> Segment) -> Segment {
+impl PendingReset {
+    fn toward(&self, side: FlowSide, make: impl Fn(SocketAddr, SocketAddr) -> Segment) -> Segment {
         match side {
-            Side::Target => make(self.source, self.target),
-            Side::Client => make(self.service, self.client),
+            FlowSide::Target => make(self.source, self.target),
+            FlowSide::Client => make(self.service, self.client),
         }
     }
 
@@ -122,7 +120,7 @@ impl Case {
     }
 }
 
-impl Resets {
+impl PendingResets {
     /// The TCP flows among these; `seed` is any number, so that probes cannot be foretold.
     #[must_use]
     pub fn new<'a>(flows: impl IntoIterator<Item = &'a Flow>, seed: u32) -> Self {
@@ -131,7 +129,7 @@ impl Resets {
         for flow in flows.into_iter().filter(|flow| flow.is_tcp()) {
             let (original, reply) = (flow.original, flow.reply);
             let case = resets.cases.len();
-            resets.cases.push(Case {
+            resets.cases.push(PendingReset {
                 source: reply.destination,
                 target: reply.source,
                 service: original.destination,
@@ -140,8 +138,8 @@ impl Resets {
                 half_open: flow.tcp.is_some_and(TcpState::is_half_open),
                 heeded: 0,
             });
-            resets.ends.entry((reply.source, reply.destination.port())).or_default().push((case, Side::Target));
-            resets.ends.entry((original.source, original.destination.port())).or_default().push((case, Side::Client));
+            resets.ends.entry((reply.source, reply.destination.port())).or_default().push((case, FlowSide::Target));
+            resets.ends.entry((original.source, original.destination.port())).or_default().push((case, FlowSide::Client));
             resets.enter(PROBES[0], Due::Probe { case, attempt: 0 });
             resets.open += 1;
         }
@@ -173,12 +171,12 @@ impl Resets {
     }
 
     /// Takes note of a segment that came in; one that belongs to none of the flows changes nothing.
-    pub fn hear(&mut self, heard: &Heard, now: Duration) {
+    pub fn hear(&mut self, heard: &ObservedSegment, now: Duration) {
         let Some(ends) = self.ends.get(&(heard.from, heard.port)).cloned() else { return };
         for (case, side) in ends {
             match heard.end {
-                End::Alive => self.answered(case, side, heard, now),
-                End::Gone => self.refused(case, side, now),
+                SegmentSender::Alive => self.answered(case, side, heard, now),
+                SegmentSender::Gone => self.refused(case, side, now),
             }
         }
     }
@@ -198,8 +196,8 @@ impl Resets {
 
     /// What became of the flows so far; who did not answer yet counts as unanswered.
     #[must_use]
-    pub fn report(&self) -> Report {
-        let mut report = Report::default();
+    pub fn report(&self) -> ResetReport {
+        let mut report = ResetReport::default();
         for case in &self.cases {
             match case.stage {
                 Stage::Asked | Stage::HalfGone(_) => report.unanswered += 1,
@@ -228,15 +226,15 @@ impl Resets {
         let offset = u32::try_from(index).unwrap_or(0).wrapping_mul(0x9e37_79b9);
         let sequence = self.seed.wrapping_add(offset).rotate_left(u32::try_from(attempt).unwrap_or(0));
         let make = |from, to| Segment::probe(from, to, sequence);
-        let (target, client) = (case.toward(Side::Target, make), case.toward(Side::Client, make));
+        let (target, client) = (case.toward(FlowSide::Target, make), case.toward(FlowSide::Client, make));
         let stage = case.stage;
         let now = PROBES.get(attempt).copied().unwrap_or_default();
         if let Some(at) = PROBES.get(attempt + 1) {
             self.enter(*at, Due::Probe { case: index, attempt: attempt + 1 });
         }
         match stage {
-            Stage::HalfGone(Side::Target) => return Some(client),
-            Stage::HalfGone(Side::Client) => {}
+            Stage::HalfGone(FlowSide::Target) => return Some(client),
+            Stage::HalfGone(FlowSide::Client) => {}
             _ if attempt > 0 && !half_open => self.enter(now, Due::Send(client)),
             _ => {}
         }
@@ -246,14 +244,14 @@ impl Resets {
     /// A live end showed its numbers: what it expects next is what a reset to it must have, and what it sends next is what the
     /// other end expects, or will once it has all that is under way. An end that misses some answers such a reset
     /// with an acknowledgment, and that is heard here again.
-    fn answered(&mut self, index: usize, side: Side, heard: &Heard, now: Duration) {
+    fn answered(&mut self, index: usize, side: FlowSide, heard: &ObservedSegment, now: Duration) {
         let Some(case) = self.cases.get_mut(index).filter(|case| case.heeded < HEEDED && case.stage != Stage::Failed) else { return };
         case.heeded += 1;
         let (sequence, acknowledgment) = (heard.sequence, heard.acknowledgment);
         let beyond = sequence.wrapping_add(heard.length);
         let (here, there) = match side {
-            Side::Target => (Side::Target, Side::Client),
-            Side::Client => (Side::Client, Side::Target),
+            FlowSide::Target => (FlowSide::Target, FlowSide::Client),
+            FlowSide::Client => (FlowSide::Client, FlowSide::Target),
         };
         let back = case.toward(here, |from, to| Segment::reset(from, to, acknowledgment, beyond));
         let on = case.toward(there, |from, to| Segment::reset(from, to, sequence, acknowledgment));
@@ -264,14 +262,14 @@ impl Resets {
         }
     }
 
-    fn refused(&mut self, index: usize, side: Side, now: Duration) {
+    fn refused(&mut self, index: usize, side: FlowSide, now: Duration) {
         let Some(case) = self.cases.get_mut(index) else { return };
         match case.stage {
             Stage::Asked if case.half_open => self.settle(index, Stage::Gone),
             Stage::Asked => {
                 case.stage = Stage::HalfGone(side);
                 let sequence = self.seed;
-                let other = if side == Side::Target { Side::Client } else { Side::Target };
+                let other = if side == FlowSide::Target { FlowSide::Client } else { FlowSide::Target };
                 let probe = case.toward(other, |from, to| Segment::probe(from, to, sequence));
                 self.enter(now, Due::Send(probe));
             }

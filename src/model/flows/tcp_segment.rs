@@ -23,10 +23,8 @@ pub struct Segment {
 
 /// What a segment that came in says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Heard {
-    /// Who sent it.
+pub struct ObservedSegment {
     pub from: SocketAddr,
-    /// The port that it was sent to.
     pub port: u16,
     /// Its first sequence number.
     pub sequence: u32,
@@ -34,13 +32,12 @@ pub struct Heard {
     pub acknowledgment: u32,
     /// How many sequence numbers it takes: its data, and one for a FIN.
     pub length: u32,
-    /// What its sender is.
-    pub end: End,
+    pub end: SegmentSender,
 }
 
 /// What the sender of a segment is to the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
+pub enum SegmentSender {
     /// It believes in the connection, and its numbers are good.
     Alive,
     /// It knows of none: it refused, or took the probe for the start of a new one.
@@ -118,7 +115,7 @@ impl Segment {
     }
 }
 
-impl Heard {
+impl ObservedSegment {
     /// Reads an IPv4 packet, as a raw socket hands it over; nothing if it is not a whole TCP header in a first fragment.
     #[must_use]
     pub fn in_ipv4(packet: &[u8]) -> Option<Self> {
@@ -146,7 +143,7 @@ impl Heard {
             sequence: u32_at(segment, 4)?,
             acknowledgment: u32_at(segment, 8)?,
             length: u32::try_from(data).ok()? + u32::from(flags & FIN != 0),
-            end: if alive { End::Alive } else { End::Gone },
+            end: if alive { SegmentSender::Alive } else { SegmentSender::Gone },
         })
     }
 }
@@ -183,9 +180,9 @@ mod tests {
     fn a_packet_is_read_as_it_was_built() {
         let probe = Segment::reset(address("10.0.0.1:4000"), address("100.64.0.2:5432"), 7, 9);
         let packet = probe.packet().expect("one family");
-        let heard = Heard::in_ipv4(&packet).expect("a segment");
+        let heard = ObservedSegment::in_ipv4(&packet).expect("a segment");
         assert_eq!((heard.from, heard.port, heard.sequence, heard.acknowledgment), (address("10.0.0.1:4000"), 5432, 7, 9));
-        assert_eq!((heard.end, heard.length), (End::Gone, 0));
+        assert_eq!((heard.end, heard.length), (SegmentSender::Gone, 0));
         assert_eq!(checksum(&[&packet[..20]]), 0, "the header's own checksum");
         assert_eq!(checksum(&[&packet[12..20], &[0, TCP, 0, 20], &packet[20..]]), 0, "the segment's checksum");
     }
@@ -204,10 +201,16 @@ mod tests {
 
     #[test]
     fn an_answer_to_a_probe_of_no_connection_is_not_taken_for_a_live_end() {
-        for (flags, end) in [(ACK, End::Alive), (ACK | FIN, End::Alive), (SYN | ACK, End::Gone), (RST | ACK, End::Gone), (SYN, End::Gone)] {
+        for (flags, end) in [
+            (ACK, SegmentSender::Alive),
+            (ACK | FIN, SegmentSender::Alive),
+            (SYN | ACK, SegmentSender::Gone),
+            (RST | ACK, SegmentSender::Gone),
+            (SYN, SegmentSender::Gone),
+        ] {
             let mut tcp = Segment::probe(address("10.0.0.1:1"), address("10.0.0.2:2"), 1).tcp().expect("one family");
             tcp[13] = flags;
-            assert_eq!(Heard::in_tcp(&tcp, address("10.0.0.1:1").ip()).map(|heard| heard.end), Some(end), "{flags:#x}");
+            assert_eq!(ObservedSegment::in_tcp(&tcp, address("10.0.0.1:1").ip()).map(|heard| heard.end), Some(end), "{flags:#x}");
         }
     }
 
@@ -219,11 +222,11 @@ mod tests {
         ) {
             let segment = Segment::reset(SocketAddr::from(from), SocketAddr::from(to), numbers.0, numbers.1);
             let mut packet = segment.packet().expect("one family");
-            prop_assert_eq!(Heard::in_ipv4(&packet[..cut]), None);
+            prop_assert_eq!(ObservedSegment::in_ipv4(&packet[..cut]), None);
             packet.extend(padding);
-            let heard = Heard::in_ipv4(&packet).expect("a segment");
+            let heard = ObservedSegment::in_ipv4(&packet).expect("a segment");
             prop_assert_eq!((heard.from, heard.port), (SocketAddr::from(from), to.1));
-            prop_assert_eq!((heard.sequence, heard.acknowledgment, heard.length, heard.end), (numbers.0, numbers.1, 0, End::Gone));
+            prop_assert_eq!((heard.sequence, heard.acknowledgment, heard.length, heard.end), (numbers.0, numbers.1, 0, SegmentSender::Gone));
         }
 
         /// Any header length, any flags: data is what the total length leaves beside the headers, and a FIN takes one number more.
@@ -238,7 +241,7 @@ mod tests {
                 bytes[9] = TCP;
             }
             let source = IpAddr::V4(Ipv4Addr::LOCALHOST);
-            if let Some(heard) = Heard::in_tcp(&bytes, source) {
+            if let Some(heard) = ObservedSegment::in_tcp(&bytes, source) {
                 prop_assert_eq!(heard.from, SocketAddr::new(source, u16::from_be_bytes([bytes[0], bytes[1]])));
                 prop_assert_eq!(heard.port, u16::from_be_bytes([bytes[2], bytes[3]]));
                 prop_assert_eq!(&heard.sequence.to_be_bytes(), &bytes[4..8]);
@@ -246,11 +249,11 @@ mod tests {
                 let header = usize::from(bytes[12] >> 4) * 4;
                 prop_assert_eq!(heard.length as usize, bytes.len() - header + usize::from(bytes[13] & FIN));
             }
-            if let Some(heard) = Heard::in_ipv4(&bytes) {
+            if let Some(heard) = ObservedSegment::in_ipv4(&bytes) {
                 let (header, total) = (usize::from(bytes[0] & 0x0f) * 4, usize::from(u16::from_be_bytes([bytes[2], bytes[3]])));
                 let source = IpAddr::from([bytes[12], bytes[13], bytes[14], bytes[15]]);
                 prop_assert!((bytes[0] >> 4, bytes[9]) == (4, TCP) && header >= 20);
-                prop_assert_eq!(Some(heard), Heard::in_tcp(&bytes[header..total.min(bytes.len())], source));
+                prop_assert_eq!(Some(heard), ObservedSegment::in_tcp(&bytes[header..total.min(bytes.len())], source));
             }
         }
     }

@@ -9,60 +9,57 @@ use std::time::Duration;
 
 /// How long things take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Terms {
+pub struct CertLeaderTerms {
     /// How often the Lease is looked at, and renewed by its holder.
     pub every: Duration,
     /// A holder that has not renewed it for so long is away.
     pub away: Duration,
 }
 
-impl Terms {
+impl CertLeaderTerms {
     /// Ten minutes: a node that restarts is back by then, and no renewal is in such a hurry.
     pub const DEFAULT: Self = Self { every: Duration::from_secs(15), away: Duration::from_mins(10) };
 }
 
-/// What a Lease says.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct LeaseView {
     /// Differs after every write.
     pub version: String,
     /// The replica that orders; empty if it was given back.
     pub holder: String,
     /// The first replica wants it back.
-    pub asked: bool,
+    pub handback: bool,
 }
 
 /// What to write into the Lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
+pub enum CertLeaderStep {
     /// One's own name and the time; and that nobody asks.
     Hold,
     /// No name: it is given back.
     Release,
     /// That the first replica wants it back.
     Ask,
-    /// Nothing.
     Wait,
 }
 
 /// A replica, as far as the Lease goes.
 #[derive(Debug, Clone)]
-pub struct Candidate {
+pub struct CertLeaderCandidate {
     name: String,
     ordinal: u32,
-    terms: Terms,
+    terms: CertLeaderTerms,
     /// What the Lease said last (nothing: there is none), since when it has said so, and how old it was then by the wall clock.
-    seen: Option<(Option<Seen>, Duration, Duration)>,
+    observed: Option<(Option<LeaseView>, Duration, Duration)>,
 }
 
-impl Candidate {
+impl CertLeaderCandidate {
     /// The replica of this name and ordinal.
     #[must_use]
-    pub fn new(name: impl Into<String>, ordinal: u32, terms: Terms) -> Self {
-        Self { name: name.into(), ordinal, terms, seen: None }
+    pub fn new(name: impl Into<String>, ordinal: u32, terms: CertLeaderTerms) -> Self {
+        Self { name: name.into(), ordinal, terms, observed: None }
     }
 
-    /// Its name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -74,55 +71,54 @@ impl Candidate {
         self.ordinal == 0
     }
 
-    /// Its terms.
     #[must_use]
-    pub fn terms(&self) -> Terms {
+    pub fn terms(&self) -> CertLeaderTerms {
         self.terms
     }
 
     /// The version of the Lease that was seen last; nothing if there is none.
     #[must_use]
     pub fn version(&self) -> Option<&str> {
-        self.seen.as_ref()?.0.as_ref().map(|seen| seen.version.as_str())
+        self.observed.as_ref()?.0.as_ref().map(|lease_now| lease_now.version.as_str())
     }
 
     /// The Lease was read, or written, at this time of one's own clock. `age` is how long ago it was last renewed, by the wall clock.
-    pub fn saw(&mut self, lease: Option<Seen>, age: Duration, at: Duration) {
-        if self.seen.as_ref().is_none_or(|(before, ..)| *before != lease) {
-            self.seen = Some((lease, at, age));
+    pub fn saw(&mut self, lease: Option<LeaseView>, age: Duration, at: Duration) {
+        if self.observed.as_ref().is_none_or(|(before, ..)| *before != lease) {
+            self.observed = Some((lease, at, age));
         }
     }
 
     /// Whether this replica is the one that orders.
     #[must_use]
     pub fn leads(&self) -> bool {
-        matches!(&self.seen, Some((Some(seen), ..)) if seen.holder == self.name)
+        matches!(&self.observed, Some((Some(lease_now), ..)) if lease_now.holder == self.name)
     }
 
     /// What to do now. `able` is whether this replica could order.
     #[must_use]
-    pub fn next(&self, able: bool, now: Duration) -> Step {
-        let Some((lease, since, age)) = self.seen.as_ref().filter(|_| able) else { return Step::Wait };
+    pub fn next(&self, able: bool, now: Duration) -> CertLeaderStep {
+        let Some((lease, since, age)) = self.observed.as_ref().filter(|_| able) else { return CertLeaderStep::Wait };
         let watched = now.saturating_sub(*since);
         // The wall clocks of two nodes are believed as far as it goes without harm: not at first sight.
         let unchanged = if watched < 2 * self.terms.every { watched } else { watched + *age };
         let first = self.is_first();
         // A lower one that is there has had time to take it.
         let gone = self.terms.away + self.ordinal.min(100) * 2 * self.terms.every;
-        let holder = lease.as_ref().map_or("", |seen| seen.holder.as_str());
+        let holder = lease.as_ref().map_or("", |lease_now| lease_now.holder.as_str());
         match lease {
-            Some(seen) if holder == self.name => {
-                if seen.asked && !first {
-                    Step::Release
+            Some(observed) if holder == self.name => {
+                if observed.handback && !first {
+                    CertLeaderStep::Release
                 } else {
-                    Step::Hold
+                    CertLeaderStep::Hold
                 }
             }
-            _ if first && holder.is_empty() => Step::Hold,
-            _ if first && watched >= 4 * self.terms.every => Step::Hold,
-            Some(seen) if first && !seen.asked => Step::Ask,
-            _ if !first && unchanged >= gone => Step::Hold,
-            _ => Step::Wait,
+            _ if first && holder.is_empty() => CertLeaderStep::Hold,
+            _ if first && watched >= 4 * self.terms.every => CertLeaderStep::Hold,
+            Some(found) if first && !found.handback => CertLeaderStep::Ask,
+            _ if !first && unchanged >= gone => CertLeaderStep::Hold,
+            _ => CertLeaderStep::Wait,
         }
     }
 }

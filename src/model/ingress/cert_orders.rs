@@ -23,10 +23,10 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use crate::model::base::backoff::Backoff;
 
 mod due;
-mod told;
+mod messages;
 
-pub use due::{Certificate, Validity, Window, renew_at, usable};
-pub use told::{Action, Event, Failed, Written};
+pub use due::{Certificate, RenewalWindow, Validity, renew_at, usable};
+pub use messages::{OrderAction, OrderEvent, OrderFailure, WriteResult};
 
 /// How many orders are under way at a time: an ACME server counts new orders by the hour.
 const AT_ONCE: usize = 8;
@@ -42,13 +42,12 @@ const OUTAGE: u32 = 3;
 pub struct Moment {
     /// Time since the process began.
     pub at: Duration,
-    /// The wall clock.
     pub wall: Timestamp,
 }
 
 /// How long things may take.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Terms {
+pub struct OrderTerms {
     /// Who began an order gives it up after so long, counted from before its note was sent.
     pub order: Duration,
     /// A note that nobody changed for so long says nothing any more. The difference to `order` is what clocks may run apart.
@@ -57,7 +56,7 @@ pub struct Terms {
     pub retry: Backoff,
 }
 
-impl Terms {
+impl OrderTerms {
     /// dns-01 takes seconds to minutes. A failure costs a part of what the server allows in a week.
     pub const ACME: Self = Self { order: Duration::from_mins(5), patience: Duration::from_mins(7), retry: Backoff::ACME };
 }
@@ -67,7 +66,6 @@ impl Terms {
 pub struct Note {
     /// The replica that orders; empty if none does.
     pub by: String,
-    /// Failures in a row.
     pub failures: u32,
     /// Nobody tries before this time.
     pub not_before: Option<Timestamp>,
@@ -75,7 +73,7 @@ pub struct Note {
 
 /// What all replicas know of a name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Record {
+pub struct NameRecord {
     /// Differs after every write.
     pub version: String,
     /// The certificate, if there is one that can be read and fits its key and name.
@@ -88,10 +86,10 @@ pub struct Record {
 #[derive(Debug, Clone)]
 pub struct Issuer {
     me: String,
-    terms: Terms,
+    terms: OrderTerms,
     leads: bool,
     wanted: BTreeSet<String>,
-    names: BTreeMap<String, Name>,
+    names: BTreeMap<String, NameProgress>,
     /// When a name is to be looked at though nothing happens.
     timers: BTreeMap<String, Duration>,
     /// Names that are due and wait for others' orders to end: the most urgent first.
@@ -99,26 +97,24 @@ pub struct Issuer {
     busy: BTreeSet<String>,
 }
 
-/// One name.
 #[derive(Debug, Clone, Default)]
-struct Name {
-    record: Option<Record>,
-    /// Since when the record has been as it is.
+struct NameProgress {
+    record: Option<NameRecord>,
     since: Duration,
     /// The record is known to be old: it was refused by the API.
     stale: bool,
     /// The version that the newest write was made against.
     against: String,
-    window: Option<Window>,
+    window: Option<RenewalWindow>,
     /// When this process saw the certificate take the place of another, or of none.
     renewed: Option<Duration>,
     /// When the server is asked for its window.
     ask: Option<Duration>,
-    doing: Doing,
+    doing: OrderPhase,
 }
 
 #[derive(Debug, Clone, Default, PartialEq)]
-enum Doing {
+enum OrderPhase {
     #[default]
     Nothing,
     /// The note is being written, since this time.
@@ -132,13 +128,13 @@ enum Doing {
 impl Issuer {
     /// A replica of this name, which no other process has at the same time.
     #[must_use]
-    pub fn new(me: impl Into<String>, terms: Terms) -> Self {
+    pub fn new(me: impl Into<String>, terms: OrderTerms) -> Self {
         let (wanted, names, timers) = (BTreeSet::new(), BTreeMap::new(), BTreeMap::new());
         Self { me: me.into(), terms, leads: false, wanted, names, timers, queue: BTreeSet::new(), busy: BTreeSet::new() }
     }
 
     /// What to do now that this happened. `random` is from 0 to 1.
-    pub fn step(&mut self, event: Event, now: Moment, random: f64) -> Vec<Action> {
+    pub fn step(&mut self, event: OrderEvent, now: Moment, random: f64) -> Vec<OrderAction> {
         let mut actions = Vec::new();
         for name in self.take_in(event, now, random, &mut actions) {
             self.look(&name, now, &mut actions);
@@ -151,7 +147,7 @@ impl Issuer {
         actions
     }
 
-    /// When to come back with [`Event::Tick`] though nothing happens.
+    /// When to come back with [`OrderEvent::Tick`] though nothing happens.
     #[must_use]
     pub fn wake(&self) -> Option<Duration> {
         self.timers.values().min().copied()
@@ -163,23 +159,22 @@ impl Issuer {
         self.certificate(name).is_some_and(|certificate| usable(certificate, wall))
     }
 
-    /// The certificate of a name.
     #[must_use]
     pub fn certificate(&self, name: &str) -> Option<&Certificate> {
         self.names.get(name)?.record.as_ref()?.certificate.as_ref()
     }
 
     /// Takes an event in; the names that it concerns.
-    fn take_in(&mut self, event: Event, now: Moment, random: f64, actions: &mut Vec<Action>) -> Vec<String> {
+    fn take_in(&mut self, event: OrderEvent, now: Moment, random: f64, actions: &mut Vec<OrderAction>) -> Vec<String> {
         match event {
-            Event::Tick => {
+            OrderEvent::Tick => {
                 let come: Vec<_> = self.timers.iter().filter(|(_, at)| **at <= now.at).map(|(name, _)| name.clone()).collect();
                 for name in &come {
                     self.timers.remove(name);
                 }
                 come
             }
-            Event::Wanted(wanted) => {
+            OrderEvent::Wanted(wanted) => {
                 let gone: Vec<_> = self.wanted.difference(&wanted).cloned().collect();
                 self.wanted = wanted;
                 for name in gone {
@@ -187,19 +182,19 @@ impl Issuer {
                 }
                 self.wanted.iter().cloned().collect()
             }
-            Event::Leads(leads) => {
+            OrderEvent::Leads(leads) => {
                 self.leads = leads;
                 self.queue.clear();
                 self.wanted.iter().cloned().collect()
             }
-            Event::Seen(name, record) => {
+            OrderEvent::Seen(name, record) => {
                 self.saw(&name, record, now.at);
                 vec![name]
             }
-            Event::Claimed(name, written) => self.claimed(name, written, now.at, actions),
-            Event::Ended(name, end) => self.ended(name, end, now, random),
-            Event::Stored(name, written) => self.stored(name, written, now.at),
-            Event::Suggested(name, window, again) => {
+            OrderEvent::Claimed(name, written) => self.claimed(name, written, now.at, actions),
+            OrderEvent::Ended(name, end) => self.ended(name, end, now, random),
+            OrderEvent::Stored(name, written) => self.stored(name, written, now.at),
+            OrderEvent::Suggested(name, window, again) => {
                 if let Some(one) = self.names.get_mut(&name) {
                     one.window = window.or(one.window.take());
                     one.ask = Some(now.at + again.unwrap_or(SUGGESTION));
@@ -209,12 +204,12 @@ impl Issuer {
         }
     }
 
-    fn saw(&mut self, name: &str, record: Option<Record>, at: Duration) {
+    fn saw(&mut self, name: &str, record: Option<NameRecord>, at: Duration) {
         let one = self.names.entry(name.to_owned()).or_default();
         if one.record == record {
             return;
         }
-        let id = |record: &Option<Record>| record.as_ref()?.certificate.as_ref().map(|held| held.id.clone());
+        let id = |record: &Option<NameRecord>| record.as_ref()?.certificate.as_ref().map(|certificate| certificate.id.clone());
         if id(&one.record) != id(&record) {
             (one.window, one.ask) = (None, Some(at));
             one.renewed = one.record.as_ref().map(|_| at);
@@ -222,55 +217,55 @@ impl Issuer {
         (one.record, one.since, one.stale) = (record, at, false);
     }
 
-    fn claimed(&mut self, name: String, written: Written, at: Duration, actions: &mut Vec<Action>) -> Vec<String> {
-        let Some(Doing::Claiming(sent)) = self.names.get(&name).map(|one| one.doing.clone()) else { return vec![name] };
+    fn claimed(&mut self, name: String, written: WriteResult, at: Duration, actions: &mut Vec<OrderAction>) -> Vec<String> {
+        let Some(OrderPhase::Claiming(sent)) = self.names.get(&name).map(|one| one.doing.clone()) else { return vec![name] };
         let until = sent + self.terms.order;
         match written {
-            Written::Done(record) => {
+            WriteResult::Done(record) => {
                 self.saw(&name, Some(record), at);
-                let replaces = self.certificate(&name).map(|held| held.id.clone());
-                self.set(&name, Doing::Ordering(until));
+                let replaces = self.certificate(&name).map(|certificate| certificate.id.clone());
+                self.set(&name, OrderPhase::Ordering(until));
                 self.timer(&name, until);
-                actions.push(Action::Order { name, replaces });
+                actions.push(OrderAction::Order { name, replaces });
                 Vec::new()
             }
-            Written::Conflict => {
-                self.set(&name, Doing::Nothing);
+            WriteResult::Conflict => {
+                self.set(&name, OrderPhase::Nothing);
                 self.refused(&name);
                 vec![name]
             }
-            Written::Failed => {
+            WriteResult::Failed => {
                 // Whether it was written is not known: what is seen next says so.
-                self.set(&name, Doing::Nothing);
+                self.set(&name, OrderPhase::Nothing);
                 self.timer(&name, at + AGAIN);
                 Vec::new()
             }
         }
     }
 
-    fn ended(&mut self, name: String, end: Result<Certificate, Failed>, now: Moment, random: f64) -> Vec<String> {
-        let Some(one) = self.names.get_mut(&name).filter(|one| matches!(one.doing, Doing::Ordering(_))) else { return Vec::new() };
+    fn ended(&mut self, name: String, end: Result<Certificate, OrderFailure>, now: Moment, random: f64) -> Vec<String> {
+        let Some(one) = self.names.get_mut(&name).filter(|one| matches!(one.doing, OrderPhase::Ordering(_))) else { return Vec::new() };
         let before = one.record.as_ref().map(|record| record.note.clone()).unwrap_or_default();
         let note = end.err().map(|failed| self.after(&before, now.wall, failed, random));
-        self.set(&name, Doing::Writing { note, sent: false });
+        self.set(&name, OrderPhase::Writing { note, sent: false });
         vec![name]
     }
 
-    fn stored(&mut self, name: String, written: Written, at: Duration) -> Vec<String> {
+    fn stored(&mut self, name: String, written: WriteResult, at: Duration) -> Vec<String> {
         let Some(one) = self.names.get_mut(&name) else { return Vec::new() };
-        let Doing::Writing { sent, .. } = &mut one.doing else { return vec![name] };
+        let OrderPhase::Writing { sent, .. } = &mut one.doing else { return vec![name] };
         *sent = false;
         match written {
-            Written::Done(record) => {
-                self.set(&name, Doing::Nothing);
+            WriteResult::Done(record) => {
+                self.set(&name, OrderPhase::Nothing);
                 self.saw(&name, Some(record), at);
                 vec![name]
             }
-            Written::Conflict => {
+            WriteResult::Conflict => {
                 self.refused(&name);
                 vec![name]
             }
-            Written::Failed => {
+            WriteResult::Failed => {
                 self.timer(&name, at + AGAIN);
                 Vec::new()
             }
@@ -285,28 +280,28 @@ impl Issuer {
     }
 
     /// Does with a name what its time has come for.
-    fn look(&mut self, name: &str, now: Moment, actions: &mut Vec<Action>) {
+    fn look(&mut self, name: &str, now: Moment, actions: &mut Vec<OrderAction>) {
         let Some(one) = self.names.get(name) else { return };
         match &one.doing {
-            Doing::Claiming(_) | Doing::Writing { sent: true, .. } => {}
-            Doing::Ordering(until) if now.at < *until => self.timer(name, *until),
-            Doing::Ordering(_) => {
-                actions.push(Action::Abandon(name.to_owned()));
-                self.set(name, Doing::Nothing);
+            OrderPhase::Claiming(_) | OrderPhase::Writing { sent: true, .. } => {}
+            OrderPhase::Ordering(until) if now.at < *until => self.timer(name, *until),
+            OrderPhase::Ordering(_) => {
+                actions.push(OrderAction::Abandon(name.to_owned()));
+                self.set(name, OrderPhase::Nothing);
                 self.consider(name, now, actions);
             }
-            Doing::Writing { .. } => self.write(name, now, actions),
-            Doing::Nothing => self.consider(name, now, actions),
+            OrderPhase::Writing { .. } => self.write(name, now, actions),
+            OrderPhase::Nothing => self.consider(name, now, actions),
         }
     }
 
     /// Writes what came of an order, for as long as the note is this replica's.
-    fn write(&mut self, name: &str, now: Moment, actions: &mut Vec<Action>) {
+    fn write(&mut self, name: &str, now: Moment, actions: &mut Vec<OrderAction>) {
         let Some(one) = self.names.get_mut(name).filter(|one| !one.stale) else { return };
-        let Doing::Writing { note, sent } = &mut one.doing else { return };
+        let OrderPhase::Writing { note, sent } = &mut one.doing else { return };
         let Some(record) = one.record.as_ref().filter(|record| record.note.by == self.me) else {
             // Somebody else was right to think that this replica is gone, or the Secret is. That one may be gone by now, too.
-            self.set(name, Doing::Nothing);
+            self.set(name, OrderPhase::Nothing);
             self.consider(name, now, actions);
             return;
         };
@@ -314,22 +309,22 @@ impl Issuer {
         let (name, version) = (name.to_owned(), record.version.clone());
         one.against.clone_from(&version);
         actions.push(match note {
-            None => Action::Store { name, version },
-            Some(note) => Action::Release { name, version, note: note.clone() },
+            None => OrderAction::Store { name, version },
+            Some(note) => OrderAction::Release { name, version, note: note.clone() },
         });
     }
 
     /// Has a name ordered if it is due, else looks again when it may be.
-    fn consider(&mut self, name: &str, now: Moment, actions: &mut Vec<Action>) {
+    fn consider(&mut self, name: &str, now: Moment, actions: &mut Vec<OrderAction>) {
         if !self.leads || !self.wanted.contains(name) {
             return;
         }
         let Some(one) = self.names.get_mut(name).filter(|one| !one.stale) else { return };
         let Some(record) = &one.record else { return };
-        let due = record.certificate.as_ref().map(|held| renew_at(held, one.window));
-        if let Some(held) = record.certificate.as_ref().filter(|_| one.ask.is_some_and(|ask| ask <= now.at)) {
+        let due = record.certificate.as_ref().map(|certificate| renew_at(certificate, one.window));
+        if let Some(existing) = record.certificate.as_ref().filter(|_| one.ask.is_some_and(|ask| ask <= now.at)) {
             one.ask = None;
-            actions.push(Action::Suggest { name: name.to_owned(), certificate: held.id.clone() });
+            actions.push(OrderAction::Suggest { name: name.to_owned(), certificate: existing.id.clone() });
         }
         let others = !record.note.by.is_empty() && record.note.by != self.me;
         let free = if others { one.since + self.terms.patience } else { now.at };
@@ -337,7 +332,7 @@ impl Issuer {
         let wait = Duration::try_from(wall.duration_since(now.wall)).unwrap_or_default();
         let pause = record.certificate.as_ref().map(due::min_pause).unwrap_or_default();
         let at = free.max(now.at + wait).max(one.renewed.map_or(Duration::ZERO, |renewed| renewed + pause));
-        let (ask, urgency) = (one.ask, record.certificate.as_ref().map(|held| held.until));
+        let (ask, urgency) = (one.ask, record.certificate.as_ref().map(|found| found.until));
         if at <= now.at {
             self.queue.insert((urgency, name.to_owned()));
         } else {
@@ -345,19 +340,20 @@ impl Issuer {
         }
     }
 
-    fn claim(&mut self, name: &str, now: Moment, actions: &mut Vec<Action>) {
+    fn claim(&mut self, name: &str, now: Moment, actions: &mut Vec<OrderAction>) {
         let Some(record) = self.names.get(name).and_then(|one| one.record.clone()) else { return };
-        self.set(name, Doing::Claiming(now.at));
+        self.set(name, OrderPhase::Claiming(now.at));
         if let Some(one) = self.names.get_mut(name) {
             one.against.clone_from(&record.version);
         }
-        let mut note = if record.note.by.is_empty() { record.note } else { self.after(&record.note, now.wall, Failed::default(), 0.0) };
+        let mut note =
+            if record.note.by.is_empty() { record.note } else { self.after(&record.note, now.wall, OrderFailure::default(), 0.0) };
         note.by.clone_from(&self.me);
-        actions.push(Action::Claim { name: name.to_owned(), version: record.version, note });
+        actions.push(OrderAction::Claim { name: name.to_owned(), version: record.version, note });
     }
 
     /// The note after an order that failed, or whose replica died over it.
-    fn after(&self, before: &Note, wall: Timestamp, failed: Failed, random: f64) -> Note {
+    fn after(&self, before: &Note, wall: Timestamp, failed: OrderFailure, random: f64) -> Note {
         let most = if failed.outage { OUTAGE.max(before.failures) } else { u32::MAX };
         let failures = before.failures.saturating_add(1).min(most);
         let pause = self.terms.retry.after(failures, random).max(failed.retry_after.unwrap_or_default());
@@ -365,19 +361,19 @@ impl Issuer {
         Note { by: String::new(), failures, not_before }
     }
 
-    fn let_go(&mut self, name: &str, actions: &mut Vec<Action>) {
+    fn let_go(&mut self, name: &str, actions: &mut Vec<OrderAction>) {
         if let Some(one) = self.names.get(name)
-            && matches!(one.doing, Doing::Ordering(_))
+            && matches!(one.doing, OrderPhase::Ordering(_))
         {
-            actions.push(Action::Abandon(name.to_owned()));
+            actions.push(OrderAction::Abandon(name.to_owned()));
         }
-        self.set(name, Doing::Nothing);
+        self.set(name, OrderPhase::Nothing);
         self.timers.remove(name);
         self.queue.retain(|(_, queued)| queued != name);
     }
 
-    fn set(&mut self, name: &str, doing: Doing) {
-        if matches!(doing, Doing::Nothing) {
+    fn set(&mut self, name: &str, doing: OrderPhase) {
+        if matches!(doing, OrderPhase::Nothing) {
             self.busy.remove(name)
         } else {
             self.busy.insert(name.to_owned())

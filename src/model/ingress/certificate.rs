@@ -18,7 +18,6 @@ use crate::model::ingress::cert_orders::Certificate;
 pub struct Pair {
     /// The leaf's certificate, then those that signed it.
     pub chain: Arc<[u8]>,
-    /// The leaf's key.
     pub key: Arc<[u8]>,
 }
 
@@ -34,7 +33,6 @@ pub struct Leaf {
 /// A pair cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CertificateError {
-    /// There is nothing yet.
     #[error("tls.crt or tls.key is empty")]
     Empty,
     /// The chain is no PEM text of certificates.
@@ -46,14 +44,8 @@ pub enum CertificateError {
     /// The key is another certificate's.
     #[error("tls.key is not the key of the first certificate in tls.crt")]
     Mismatch,
-    /// It is for other names.
     #[error("the certificate is for {}, and not for {name}", names.join(", "))]
-    Name {
-        /// The name that it should be for.
-        name: String,
-        /// Those that it is for.
-        names: Vec<String>,
-    },
+    Name { name: String, names: Vec<String> },
 }
 
 impl CertificateError {
@@ -94,7 +86,6 @@ impl Pair {
 }
 
 impl Leaf {
-    /// Whether it is for this name.
     pub fn is_for(&self, name: &str) -> Result<(), CertificateError> {
         let name = name.to_ascii_lowercase();
         let parent = name.split_once('.').map(|(_, parent)| format!("*.{parent}"));
@@ -108,7 +99,7 @@ impl Leaf {
 /// How an ACME server names it (RFC 9773, 4.1): the id of the key that signed, and the serial number.
 fn id(parsed: &X509Certificate<'_>) -> String {
     let signer = parsed.iter_extensions().find_map(|extension| match extension.parsed_extension() {
-        ParsedExtension::AuthorityKeyIdentifier(known) => known.key_identifier.as_ref().map(|id| id.0),
+        ParsedExtension::AuthorityKeyIdentifier(identifier) => identifier.key_identifier.as_ref().map(|id| id.0),
         _ => None,
     });
     let encode = |bytes| BASE64_URL_SAFE_NO_PAD.encode::<&[u8]>(bytes);

@@ -14,18 +14,14 @@ const SERVICE: &str = "kubernetes.io/service-name";
 /// A Service's port, as its slices name it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ServicePort {
-    /// The Service's namespace.
     pub namespace: String,
-    /// Its name.
     pub service: String,
-    /// The port's name; empty where it has none.
     pub port: String,
 }
 
 /// One Pod that answers.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Endpoint {
-    /// Where.
     pub address: SocketAddr,
     /// In which zone it runs, if that is told.
     pub zone: Option<String>,
@@ -46,25 +42,25 @@ impl Endpoint {
 /// All slices that are known, by namespace and name.
 #[derive(Debug, Clone, Default)]
 pub struct Slices {
-    known: BTreeMap<(String, String), BTreeMap<ServicePort, Vec<Endpoint>>>,
+    by_service: BTreeMap<(String, String), BTreeMap<ServicePort, Vec<Endpoint>>>,
 }
 
 impl Slices {
     /// A slice was made or changed. Says whether that changed anything.
     pub fn put(&mut self, slice: Value) -> bool {
         let Some((name, ports)) = read(slice) else { return false };
-        self.known.insert(name, ports.clone()) != Some(ports)
+        self.by_service.insert(name, ports.clone()) != Some(ports)
     }
 
     /// A slice is gone. Says whether that changed anything.
     pub fn gone(&mut self, slice: &Value) -> bool {
         let text = |field: &str| slice.pointer(field).and_then(Value::as_str).unwrap_or_default().to_owned();
-        self.known.remove(&(text("/metadata/namespace"), text("/metadata/name"))).is_some()
+        self.by_service.remove(&(text("/metadata/namespace"), text("/metadata/name"))).is_some()
     }
 
     /// Only these slices of the namespace exist: what else was known of it is gone.
     pub fn retain(&mut self, namespace: &str, listed: &Self) {
-        self.known.retain(|name, _| name.0 != namespace || listed.known.contains_key(name));
+        self.by_service.retain(|name, _| name.0 != namespace || listed.by_service.contains_key(name));
     }
 
     /// The namespace matters no more.
@@ -76,7 +72,7 @@ impl Slices {
     #[must_use]
     pub fn endpoints(&self) -> BTreeMap<ServicePort, Vec<Endpoint>> {
         let mut all: BTreeMap<ServicePort, Vec<Endpoint>> = BTreeMap::new();
-        for (port, endpoints) in self.known.values().flatten() {
+        for (port, endpoints) in self.by_service.values().flatten() {
             all.entry(port.clone()).or_default().extend_from_slice(endpoints);
         }
         for endpoints in all.values_mut() {

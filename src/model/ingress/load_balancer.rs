@@ -16,8 +16,7 @@ const MOST: Duration = Duration::from_secs(30);
 
 /// An endpoint as far as the choice goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Candidate {
-    /// It is in the own zone.
+pub struct EndpointCandidate {
     pub near: bool,
     /// Requests that it is answering for us.
     pub busy: usize,
@@ -27,13 +26,12 @@ pub struct Candidate {
 
 /// How an endpoint has done lately. Times are durations since any fixed moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Standing {
+pub struct EndpointHealth {
     failures: u32,
     until: Option<Duration>,
 }
 
-impl Standing {
-    /// It answered.
+impl EndpointHealth {
     pub fn answered(&mut self) {
         *self = Self::default();
     }
@@ -55,7 +53,7 @@ impl Standing {
 }
 
 /// The candidates to try, in this order: at most `tries`, none of those that are left alone. `random` gives numbers from 0 to 1.
-pub fn order(candidates: &[Candidate], tries: usize, mut random: impl FnMut() -> f64) -> Vec<usize> {
+pub fn order(candidates: &[EndpointCandidate], tries: usize, mut random: impl FnMut() -> f64) -> Vec<usize> {
     let (mut near, mut far): (Vec<usize>, Vec<usize>) =
         (0..candidates.len()).filter(|index| !candidates[*index].shunned).partition(|index| candidates[*index].near);
     let mut order = Vec::with_capacity(tries);
@@ -75,7 +73,7 @@ pub fn order(candidates: &[Candidate], tries: usize, mut random: impl FnMut() ->
 }
 
 /// The place of the less busy of two random ones.
-fn less_busy(among: &[usize], candidates: &[Candidate], random: &mut impl FnMut() -> f64) -> Option<usize> {
+fn less_busy(among: &[usize], candidates: &[EndpointCandidate], random: &mut impl FnMut() -> f64) -> Option<usize> {
     let first = pick(among.len(), random())?;
     let second = pick(among.len(), random())?;
     let busy = |at: usize| candidates[among[at]].busy;
@@ -94,8 +92,8 @@ mod tests {
 
     use super::*;
 
-    fn candidate(near: bool, busy: usize, shunned: bool) -> Candidate {
-        Candidate { near, busy, shunned }
+    fn candidate(near: bool, busy: usize, shunned: bool) -> EndpointCandidate {
+        EndpointCandidate { near, busy, shunned }
     }
 
     #[test]
@@ -141,7 +139,7 @@ mod tests {
 
     #[test]
     fn who_fails_is_left_alone_longer_each_time_and_forgiven_at_once() {
-        let mut standing = Standing::default();
+        let mut standing = EndpointHealth::default();
         let second = Duration::from_secs(1);
         standing.failed(Duration::ZERO);
         standing.failed(second / 2);
@@ -153,6 +151,6 @@ mod tests {
         }
         assert!(!standing.is_shunned(second * 2031));
         standing.answered();
-        assert_eq!(standing, Standing::default());
+        assert_eq!(standing, EndpointHealth::default());
     }
 }

@@ -15,13 +15,12 @@ const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
 /// The part of the header whose length is fixed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fixed {
-    family: Family,
-    /// The length of the rest.
+    family: HeaderFamily,
     pub rest: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Family {
+enum HeaderFamily {
     Ipv4,
     Ipv6,
     Untold,
@@ -61,16 +60,16 @@ impl Fixed {
             return Err(PreambleError::Signature);
         }
         let family = match (*command, *family) {
-            (0x21, 0x11) => Family::Ipv4,
-            (0x21, 0x21) => Family::Ipv6,
-            (0x20 | 0x21, _) => Family::Untold,
+            (0x21, 0x11) => HeaderFamily::Ipv4,
+            (0x21, 0x21) => HeaderFamily::Ipv6,
+            (0x20 | 0x21, _) => HeaderFamily::Untold,
             (other, _) => return Err(PreambleError::Command(other)),
         };
         let rest = usize::from(u16::from_be_bytes([*high, *low]));
         let least = match family {
-            Family::Ipv4 => 12,
-            Family::Ipv6 => 36,
-            Family::Untold => 0,
+            HeaderFamily::Ipv4 => 12,
+            HeaderFamily::Ipv6 => 36,
+            HeaderFamily::Untold => 0,
         };
         if rest < least || rest > MOST { Err(PreambleError::Length(rest)) } else { Ok(Self { family, rest }) }
     }
@@ -79,9 +78,9 @@ impl Fixed {
     #[must_use]
     pub fn client(self, rest: &[u8]) -> Option<SocketAddr> {
         let (ip, port): (IpAddr, _) = match self.family {
-            Family::Ipv4 => (Ipv4Addr::from(*rest.first_chunk::<4>()?).into(), rest.get(8..10)?),
-            Family::Ipv6 => (Ipv6Addr::from(*rest.first_chunk::<16>()?).to_canonical(), rest.get(32..34)?),
-            Family::Untold => return None,
+            HeaderFamily::Ipv4 => (Ipv4Addr::from(*rest.first_chunk::<4>()?).into(), rest.get(8..10)?),
+            HeaderFamily::Ipv6 => (Ipv6Addr::from(*rest.first_chunk::<16>()?).to_canonical(), rest.get(32..34)?),
+            HeaderFamily::Untold => return None,
         };
         Some(SocketAddr::new(ip, u16::from_be_bytes(port.try_into().ok()?)))
     }

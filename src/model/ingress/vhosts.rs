@@ -1,7 +1,7 @@
 //! What a replica serves over HTTP: sites, each of names, ports and routes, and what becomes of a request.
 //!
 //! A site is what one Tailscale Service leads to. It is read from our own routes or from a serve config as the Tailscale operator
-//! writes it ([`read`]), and decides by port, name and path ([`Site::decide`]). What is wrong with one site, or one route of it,
+//! writes it ([`read()`]), and decides by port, name and path ([`Vhost::decide`]). What is wrong with one site, or one route of it,
 //! is that one's fault alone. Never touches a socket, and never says who is behind a Service: that is told by its endpoints.
 
 use std::borrow::Cow;
@@ -18,52 +18,47 @@ pub mod path;
 mod read;
 pub mod shares;
 
-pub use read::{Read, SitesError, read};
+pub use read::{ReadVhosts, SitesError, read};
 
 /// The sites, by the name of the Tailscale Service.
-pub type Sites = BTreeMap<String, Arc<Site>>;
+pub type Vhosts = BTreeMap<String, Arc<Vhost>>;
 
 /// One site.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Site {
+pub struct Vhost {
     /// The names by which it is reached, in small letters, without a final dot.
     pub hosts: BTreeMap<String, Host>,
     /// What is served, by port.
     pub listeners: BTreeMap<u16, Listener>,
     /// The routes, the most particular first.
-    pub routes: Vec<Route>,
+    pub routes: Vec<VhostRoute>,
     /// Reached from the internet too.
     pub funnel: bool,
 }
 
 /// What answers a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Route {
-    /// Of this name alone.
+pub struct VhostRoute {
     pub host: Option<String>,
-    /// On this port alone.
     pub port: Option<u16>,
     /// The path, in the normal form of [`path::normal`]; without a final slash unless it is exact or all there is.
     pub path: String,
     /// That path alone, not those below it.
     pub exact: bool,
-    /// Who answers.
-    pub target: Target,
+    pub target: RouteTarget,
 }
 
 /// Who answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Target {
+pub enum RouteTarget {
     /// A cluster service.
     Backend(Proxied),
     /// Nobody here: the client is sent elsewhere.
     Redirect {
-        /// The status.
         status: u16,
         /// A URL with `${HOST}` and `${REQUEST_URI}`.
         to: String,
     },
-    /// A fixed text.
     Text(String),
     /// Nobody can: the route is wrong, and says how. Paths below it do not fall to a wider route.
     Nowhere(String),
@@ -72,7 +67,6 @@ pub enum Target {
 /// A backend and what it is told.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Proxied {
-    /// The backend.
     pub backend: Arc<Backend>,
     /// How the path is rewritten; nothing leaves it as it came.
     pub rewrite: Option<Rewrite>,
@@ -91,24 +85,21 @@ pub struct Rewrite {
 
 /// What becomes of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Decision<'a> {
+pub enum RouteDecision<'a> {
     /// It goes to this backend, with this path and query; borrowed if they are those that came.
     Proxy(&'a Proxied, Cow<'a, str>),
     /// The client is sent elsewhere.
     Redirect(u16, String),
-    /// It is answered with this text.
     Text(&'a str),
     /// The site has no such name.
     Misdirected,
     /// Servers resolve the path in different ways.
     Ambiguous,
-    /// No route leads there.
     NotFound,
-    /// The route is wrong.
     Broken(&'a str),
 }
 
-impl Site {
+impl Vhost {
     /// The site's name that a `Host` header or a TLS client means. A name without a dot means the one that begins with it, as
     /// people of a tailnet write it.
     #[must_use]
@@ -127,8 +118,8 @@ impl Site {
     /// What becomes of a request that came in on this port, for this name (`Host` or `:authority`), with this path and query; `*` is
     /// the server as a whole.
     #[must_use]
-    pub fn decide<'a>(&'a self, port: u16, named: &str, target: &'a str) -> Decision<'a> {
-        let Some(host) = self.host(named) else { return Decision::Misdirected };
+    pub fn decide<'a>(&'a self, port: u16, named: &str, target: &'a str) -> RouteDecision<'a> {
+        let Some(host) = self.host(named) else { return RouteDecision::Misdirected };
         let (raw, query) = match target.split_once('?') {
             _ if target == "*" => ("/", None),
             Some((path, query)) => (path, Some(query)),
@@ -136,35 +127,35 @@ impl Site {
         };
         let shown = if target == "*" { "/" } else { target };
         if self.listeners.get(&port) == Some(&Listener::Redirect) {
-            return Decision::Redirect(301, format!("https://{}{}{shown}", full(host, named), self.https_port()));
+            return RouteDecision::Redirect(301, format!("https://{}{}{shown}", full(host, named), self.https_port()));
         }
-        let Some(sent) = path::resolved(raw) else { return Decision::Ambiguous };
+        let Some(sent) = path::resolved(raw) else { return RouteDecision::Ambiguous };
         let path = path::normal(&sent);
-        let fits = |route: &&Route| {
+        let fits = |route: &&VhostRoute| {
             route.port.is_none_or(|only| only == port)
                 && route.host.as_deref().is_none_or(|only| only == host)
                 && if route.exact { route.path == path } else { path::is_below(&path, &route.path) }
         };
-        let Some(route) = self.routes.iter().find(fits) else { return Decision::NotFound };
+        let Some(route) = self.routes.iter().find(fits) else { return RouteDecision::NotFound };
         match &route.target {
-            Target::Backend(proxied) if target == "*" => Decision::Proxy(proxied, Cow::Borrowed(target)),
-            Target::Backend(proxied) => Decision::Proxy(
+            RouteTarget::Backend(proxied) if target == "*" => RouteDecision::Proxy(proxied, Cow::Borrowed(target)),
+            RouteTarget::Backend(proxied) => RouteDecision::Proxy(
                 proxied,
                 proxied.path(&sent, matches!(sent, Cow::Borrowed(_)), query).map_or(Cow::Borrowed(target), Cow::Owned),
             ),
-            Target::Redirect { status, to } => {
+            RouteTarget::Redirect { status, to } => {
                 let to = to.replace("${HOST}", &full(host, named)).replace("${REQUEST_URI}", shown);
-                Decision::Redirect(*status, to)
+                RouteDecision::Redirect(*status, to)
             }
-            Target::Text(text) => Decision::Text(text),
-            Target::Nowhere(why) => Decision::Broken(why),
+            RouteTarget::Text(text) => RouteDecision::Text(text),
+            RouteTarget::Nowhere(why) => RouteDecision::Broken(why),
         }
     }
 
     /// The backends that its routes lead to.
     pub fn backends(&self) -> impl Iterator<Item = &Arc<Backend>> {
         self.routes.iter().filter_map(|route| match &route.target {
-            Target::Backend(proxied) => Some(&proxied.backend),
+            RouteTarget::Backend(proxied) => Some(&proxied.backend),
             _ => None,
         })
     }
@@ -179,7 +170,7 @@ impl Site {
     /// one before a prefix.
     fn sort(&mut self) {
         self.routes.sort_by(|a, b| {
-            let rank = |route: &Route| (route.host.is_some(), route.path.len(), route.exact, route.port.is_some());
+            let rank = |route: &VhostRoute| (route.host.is_some(), route.path.len(), route.exact, route.port.is_some());
             rank(b).cmp(&rank(a))
         });
     }

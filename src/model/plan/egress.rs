@@ -9,10 +9,10 @@ use imbl::{OrdMap, OrdSet, ordset};
 use ipnet::IpNet;
 
 use super::{Egress, Planned, Reason};
-use crate::api::egress::{PortMap, Service, Target};
+use crate::api::egress::{EgressService, EgressTarget, PortMap};
 use crate::model::base::net::{Port, PortKey, Proto};
 use crate::model::base::netmap::{Fqdn, NetMap};
-use crate::model::base::small_set::Few;
+use crate::model::base::small_set::SortedSet;
 use crate::model::plan::world::World;
 
 type Name = Arc<str>;
@@ -21,21 +21,20 @@ type Name = Arc<str>;
 #[derive(Debug, Clone, Default)]
 pub(super) struct Index {
     /// The services that claim a match port; the first of them in the alphabet owns it.
-    claims: OrdMap<PortKey, Names>,
+    claims: OrdMap<PortKey, ServiceNames>,
     /// The services that lead to a name of the tailnet.
-    by_name: OrdMap<Fqdn, Names>,
-    /// The services that lead to an address.
-    by_address: OrdMap<IpAddr, Names>,
+    by_name: OrdMap<Fqdn, ServiceNames>,
+    by_address: OrdMap<IpAddr, ServiceNames>,
 }
 
 /// Services, at least one; of the tens of thousands of these sets nearly all have one and cost no tree.
 #[derive(Debug, Clone)]
-enum Names {
+enum ServiceNames {
     One(Name),
     Many(OrdSet<Name>),
 }
 
-impl Names {
+impl ServiceNames {
     fn iter(&self) -> impl Iterator<Item = &Name> {
         let (one, many) = match self {
             Self::One(name) => (Some(name), None),
@@ -105,7 +104,7 @@ fn rerouted(index: &Index, before: Option<&NetMap>, after: Option<&NetMap>) -> B
     let users = |prefix: IpNet| index.by_address.range(prefix.network()..=prefix.broadcast());
     let (Some(was), Some(is)) = (before, after) else {
         // Without a netmap there is nothing to say about any address.
-        let every = (before.is_some() != after.is_some()).then(|| index.by_address.values().flat_map(Names::iter).cloned());
+        let every = (before.is_some() != after.is_some()).then(|| index.by_address.values().flat_map(ServiceNames::iter).cloned());
         return every.into_iter().flatten().collect();
     };
     let changed = was.routes.diff(&is.routes).map(|item| match item {
@@ -118,7 +117,7 @@ fn rerouted(index: &Index, before: Option<&NetMap>, after: Option<&NetMap>) -> B
 /// The services that lead to an address which is this node's own in one world and not in the other.
 fn own(index: &Index, before: &World, after: &World) -> BTreeSet<Name> {
     let changed = before.node_addresses().chain(after.node_addresses()).filter(|ip| before.is_own(*ip) != after.is_own(*ip));
-    changed.filter_map(|ip| index.by_address.get(&ip)).flat_map(Names::iter).cloned().collect()
+    changed.filter_map(|ip| index.by_address.get(&ip)).flat_map(ServiceNames::iter).cloned().collect()
 }
 
 /// The services whose target's name leads elsewhere in another netmap.
@@ -126,7 +125,7 @@ fn renamed(index: &Index, before: Option<&NetMap>, after: Option<&NetMap>) -> BT
     let nothing = NetMap::default();
     let (before, after) = (before.unwrap_or(&nothing), after.unwrap_or(&nothing));
     let moved = |name: &Fqdn| before.resolve(name) != after.resolve(name);
-    let users = |name: &Fqdn| index.by_name.get(name).into_iter().flat_map(Names::iter).cloned().collect::<Vec<_>>();
+    let users = |name: &Fqdn| index.by_name.get(name).into_iter().flat_map(ServiceNames::iter).cloned().collect::<Vec<_>>();
     let changed = before.peers.diff(&after.peers).chain(before.records.diff(&after.records)).map(|item| match item {
         DiffItem::Add(name, _) | DiffItem::Remove(name, _) | DiffItem::Update { new: (name, _), .. } => name,
     });
@@ -140,13 +139,13 @@ fn renamed(index: &Index, before: Option<&NetMap>, after: Option<&NetMap>) -> BT
 fn reindex(next: &mut Planned, before: &World, name: &Name) -> BTreeSet<Name> {
     let (was, is) = (before.egress.services.get(name), next.world.egress.services.get(name));
     let index = &mut next.index;
-    let fqdn = |service: &Arc<Service>| Fqdn::new(&service.tailnet_target.fqdn);
+    let fqdn = |service: &Arc<EgressService>| Fqdn::new(&service.tailnet_target.fqdn);
     leave(&mut index.by_name, was.and_then(fqdn), name);
     join(&mut index.by_name, is.and_then(fqdn), name);
-    let address = |service: &Arc<Service>| parse_address(&service.tailnet_target.ip);
+    let address = |service: &Arc<EgressService>| parse_address(&service.tailnet_target.ip);
     leave(&mut index.by_address, was.and_then(address), name);
     join(&mut index.by_address, is.and_then(address), name);
-    let claimed = |service: Option<&Arc<Service>>| -> BTreeSet<PortKey> {
+    let claimed = |service: Option<&Arc<EgressService>>| -> BTreeSet<PortKey> {
         let ports = service.into_iter().flat_map(|service| service.ports.iter());
         ports.filter_map(|port| parse_port(port).ok()).map(|(key, _)| key).collect()
     };
@@ -154,20 +153,20 @@ fn reindex(next: &mut Planned, before: &World, name: &Name) -> BTreeSet<Name> {
     let touched: BTreeSet<_> = old.symmetric_difference(&new).copied().collect();
     let mut others = BTreeSet::new();
     for key in touched {
-        others.extend(index.claims.get(&key).into_iter().flat_map(Names::iter).cloned());
+        others.extend(index.claims.get(&key).into_iter().flat_map(ServiceNames::iter).cloned());
         leave(&mut index.claims, Some(key).filter(|key| !new.contains(key)), name);
         join(&mut index.claims, Some(key).filter(|key| new.contains(key)), name);
     }
     others
 }
 
-fn join<K: Ord + Clone>(index: &mut OrdMap<K, Names>, key: Option<K>, name: &Name) {
+fn join<K: Ord + Clone>(index: &mut OrdMap<K, ServiceNames>, key: Option<K>, name: &Name) {
     if let Some(key) = key {
-        index.entry(key).or_insert_with(|| Names::One(Arc::clone(name))).insert(name);
+        index.entry(key).or_insert_with(|| ServiceNames::One(Arc::clone(name))).insert(name);
     }
 }
 
-fn leave<K: Ord + Clone>(index: &mut OrdMap<K, Names>, key: Option<K>, name: &Name) {
+fn leave<K: Ord + Clone>(index: &mut OrdMap<K, ServiceNames>, key: Option<K>, name: &Name) {
     let Some(key) = key else { return };
     let Some(names) = index.get_mut(&key) else { return };
     if !names.remove(name) {
@@ -194,11 +193,11 @@ fn serve(next: &mut Planned, name: &Name) {
             ports: ports(next, name, service, &mut reasons),
             targets: targets(&service.tailnet_target, &next.world).unwrap_or_else(|reason| {
                 reasons.push(reason);
-                Few::default()
+                SortedSet::default()
             }),
         };
         // The protocols of a port mostly lead to the same place, and then share it.
-        let mut places: BTreeMap<Port, Few<SocketAddr>> = BTreeMap::new();
+        let mut places: BTreeMap<Port, SortedSet<SocketAddr>> = BTreeMap::new();
         for (key, port) in &egress.ports {
             let place = || egress.targets.iter().map(|ip| SocketAddr::new(*ip, port.get())).collect();
             next.ruleset.ports.insert(*key, places.entry(*port).or_insert_with(place).clone());
@@ -213,7 +212,7 @@ fn serve(next: &mut Planned, name: &Name) {
 }
 
 /// The ports that the service gets, and why it does not get the others. The order of the list does not matter.
-fn ports(next: &Planned, name: &Name, service: &Service, reasons: &mut Vec<Reason>) -> BTreeMap<PortKey, Port> {
+fn ports(next: &Planned, name: &Name, service: &EgressService, reasons: &mut Vec<Reason>) -> BTreeMap<PortKey, Port> {
     let mut ports = BTreeMap::new();
     let listed: BTreeSet<_> = service.ports.iter().collect();
     for listed in listed {
@@ -224,7 +223,7 @@ fn ports(next: &Planned, name: &Name, service: &Service, reasons: &mut Vec<Reaso
                 continue;
             }
         };
-        let owner = next.index.claims.get(&key).and_then(Names::first).unwrap_or(name);
+        let owner = next.index.claims.get(&key).and_then(ServiceNames::first).unwrap_or(name);
         if next.world.reserved.contains(&key) {
             reasons.push(Reason::Reserved(key));
         } else if owner != name {
@@ -243,7 +242,7 @@ fn parse_port(port: &PortMap) -> Result<(PortKey, Port), Reason> {
 }
 
 /// Every address of a target.
-fn targets(target: &Target, world: &World) -> Result<Few<IpAddr>, Reason> {
+fn targets(target: &EgressTarget, world: &World) -> Result<SortedSet<IpAddr>, Reason> {
     match (target.ip.as_str(), Fqdn::new(&target.fqdn)) {
         ("", Some(name)) => {
             let found = world.netmap.as_deref().map(|netmap| netmap.resolve(&name)).unwrap_or_default();

@@ -7,24 +7,23 @@ use std::sync::Arc;
 use imbl::OrdMap;
 
 use super::{Planned, Reason, egress};
-use crate::api::ingress::{Mapping, Service};
+use crate::api::ingress::{IngressService, Mapping};
 use crate::model::base::net::Family;
 use crate::model::base::netmap::NetMap;
-use crate::model::base::small_set::Few;
+use crate::model::base::small_set::SortedSet;
 use crate::model::config::IngressConfig;
 use crate::model::plan::world::{Single, World};
 
-type Name = Arc<str>;
-type Hosts = BTreeMap<IpAddr, Few<IpAddr>>;
+type Hosts = BTreeMap<IpAddr, SortedSet<IpAddr>>;
 
 /// What is served by address, and why the rest is not.
 #[derive(Default)]
-struct Served {
-    ingress: OrdMap<Name, Hosts>,
-    from_tailnet: OrdMap<IpAddr, Few<IpAddr>>,
-    pod: OrdMap<IpAddr, Few<IpAddr>>,
-    rejected: BTreeMap<Name, Vec<Reason>>,
-    owners: BTreeMap<IpAddr, Name>,
+struct ServedByAddress {
+    ingress: OrdMap<Arc<str>, Hosts>,
+    from_tailnet: OrdMap<IpAddr, SortedSet<IpAddr>>,
+    pod: OrdMap<IpAddr, SortedSet<IpAddr>>,
+    rejected: BTreeMap<Arc<str>, Vec<Reason>>,
+    owners: BTreeMap<IpAddr, Arc<str>>,
 }
 
 /// Brings the parts of a plan that go by address, made for `before`, up to `next.world`.
@@ -40,7 +39,7 @@ pub(super) fn update(next: &mut Planned, before: &World) {
     }
     let was: Vec<_> =
         before.ingress.services.keys().chain(before.ingress.malformed.keys()).cloned().chain(single_name(&before.single)).collect();
-    let mut served = Served::default();
+    let mut served = ServedByAddress::default();
     serve_group(&mut served, world);
     serve_single(&mut served, world);
     if world.via_ingress {
@@ -57,7 +56,7 @@ pub(super) fn update(next: &mut Planned, before: &World) {
     (next.plan.ingress, next.plan.pod) = (served.ingress, served.pod);
 }
 
-fn serve_group(served: &mut Served, world: &World) {
+fn serve_group(served: &mut ServedByAddress, world: &World) {
     for (name, fault) in &world.ingress.malformed {
         served.reject(name, Reason::Malformed(fault.clone()));
     }
@@ -83,7 +82,7 @@ pub fn names(config: &IngressConfig) -> impl Iterator<Item = &str> {
 
 /// Serves a service by the addresses of a DNS name: those of each family by the service's own address of that family. One whose
 /// name has no address yet is not served, so that nobody is led to it.
-fn serve_external(served: &mut Served, world: &World, name: &Name, service: &Service) {
+fn serve_external(served: &mut ServedByAddress, world: &World, name: &Arc<str>, service: &IngressService) {
     if !world.names.contains_key(&service.external_name) {
         return served.reject(name, Reason::NoAnswer(service.external_name.clone()));
     }
@@ -112,7 +111,7 @@ fn pair(mapping: &Mapping) -> Result<Option<(IpAddr, IpAddr)>, Reason> {
 }
 
 /// The name under which a single-proxy mode appears: that of its setting.
-fn single_name(single: &Single) -> Option<Name> {
+fn single_name(single: &Single) -> Option<Arc<str>> {
     let name = match single {
         Single::None => return None,
         Single::DestIp(_) => "TS_DEST_IP",
@@ -123,7 +122,7 @@ fn single_name(single: &Single) -> Option<Name> {
     Some(name.into())
 }
 
-fn serve_single(served: &mut Served, world: &World) {
+fn serve_single(served: &mut ServedByAddress, world: &World) {
     let Some(name) = single_name(&world.single) else { return };
     let own: BTreeSet<IpAddr> = world.node_addresses().collect();
     let (to, unresolved): (BTreeSet<IpAddr>, _) = match &world.single {
@@ -144,7 +143,7 @@ fn serve_single(served: &mut Served, world: &World) {
     let to_cluster = matches!(world.single, Single::DestIp(_) | Single::DestDns(_));
     let on = if to_cluster { &own } else { &world.pod_ips };
     for family in Family::ALL {
-        let of = |addresses: &BTreeSet<IpAddr>| addresses.iter().copied().filter(|ip| Family::of(*ip) == family).collect::<Few<_>>();
+        let of = |addresses: &BTreeSet<IpAddr>| addresses.iter().copied().filter(|ip| Family::of(*ip) == family).collect::<SortedSet<_>>();
         let (on, targets) = (of(on), of(&to));
         if on.is_empty() && !targets.is_empty() {
             served.reject(&name, Reason::NoAddress(family));
@@ -161,18 +160,18 @@ fn serve_single(served: &mut Served, world: &World) {
 }
 
 /// Leads the Pod's own addresses to the node's in the tailnet, where tailscaled listens for what it serves.
-fn serve_pod(served: &mut Served, world: &World) {
+fn serve_pod(served: &mut ServedByAddress, world: &World) {
     for pod in &world.pod_ips {
-        let to: Few<IpAddr> = world.node_addresses().filter(|ip| Family::of(*ip) == Family::of(*pod)).take(1).collect();
+        let to: SortedSet<IpAddr> = world.node_addresses().filter(|ip| Family::of(*ip) == Family::of(*pod)).take(1).collect();
         if !to.is_empty() {
             served.pod.insert(*pod, to);
         }
     }
 }
 
-impl Served {
+impl ServedByAddress {
     /// The addresses of a DNS name that may be targets; the others are rejected one by one.
-    fn answer(&mut self, name: &Name, world: &World, host: &str) -> BTreeSet<IpAddr> {
+    fn answer(&mut self, name: &Arc<str>, world: &World, host: &str) -> BTreeSet<IpAddr> {
         let mut allowed = world.names.get(host).cloned().unwrap_or_default();
         allowed.retain(|ip| {
             let refused = world.targets.refuses_answer(*ip, world.is_own(*ip));
@@ -181,7 +180,7 @@ impl Served {
         allowed
     }
 
-    fn serve(&mut self, name: &Name, from: IpAddr, to: Few<IpAddr>) {
+    fn serve(&mut self, name: &Arc<str>, from: IpAddr, to: SortedSet<IpAddr>) {
         if let Some(owner) = self.owners.get(&from).filter(|owner| *owner != name) {
             let owner = Arc::clone(owner);
             return self.reject(name, Reason::AddressTaken { address: from, owner });
@@ -191,7 +190,7 @@ impl Served {
         self.from_tailnet.insert(from, to);
     }
 
-    fn reject(&mut self, name: &Name, reason: Reason) {
+    fn reject(&mut self, name: &Arc<str>, reason: Reason) {
         self.rejected.entry(Arc::clone(name)).or_default().push(reason);
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::model::base::net::{Family, PortKey, UnknownProtocol};
-use crate::model::plan::targets::Range;
+use crate::model::plan::targets::ReservedRange;
 
 /// Why a service, or a part of it, is not served. Its [`kind`](Reason::reason) is what metrics and Events say.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -30,31 +30,19 @@ pub enum Reason {
     NoAnswer(String),
     /// The target's address is not forwarded to.
     #[error("{address} is {range}, and is no target: correct the target, or let an administrator allow it (TAILYARD_ALLOWED_TARGETS)")]
-    Forbidden {
-        /// The address.
-        address: IpAddr,
-        /// The range that it is in.
-        range: Range,
-    },
+    Forbidden { address: IpAddr, range: ReservedRange },
     /// No peer answers for the target's address.
     #[error(
         "no peer of this node's view of the tailnet has or routes {0}: connections to it are refused; check the address, the tailnet's access rules and its subnet routes"
     )]
     Unrouted(IpAddr),
-    /// The protocol is not forwarded.
     #[error("port {port}: {fault}")]
-    Protocol {
-        /// The match port.
-        port: u64,
-        /// What is wrong.
-        fault: UnknownProtocol,
-    },
+    Protocol { port: u64, fault: UnknownProtocol },
     /// A port is zero or above 65535.
     #[error("{field} {port} is not a port (1 to 65535)")]
     Port {
         /// The field that holds it.
         field: &'static str,
-        /// The number.
         port: u64,
     },
     /// The match port is the Pod's own.
@@ -62,20 +50,10 @@ pub enum Reason {
     Reserved(PortKey),
     /// The match port belongs to a service earlier in the alphabet.
     #[error("match port {key} already belongs to {owner:?}")]
-    Taken {
-        /// The match port.
-        key: PortKey,
-        /// Who has it.
-        owner: Arc<str>,
-    },
+    Taken { key: PortKey, owner: Arc<str> },
     /// Two services claim the same tailnet address.
     #[error("address {address} already belongs to {owner:?}")]
-    AddressTaken {
-        /// The address.
-        address: IpAddr,
-        /// Who has it.
-        owner: Arc<str>,
-    },
+    AddressTaken { address: IpAddr, owner: Arc<str> },
     /// A single-proxy target is of a family in which this node has no address.
     #[error("the target is {0}, but this node has no {0} address to serve it on")]
     NoAddress(Family),

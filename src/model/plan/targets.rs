@@ -14,13 +14,13 @@ use crate::model::base::netmap::in_tailscale_range;
 pub struct TargetPolicy {
     /// Allowed, whatever else is said of them but for the proxy's own addresses (`TAILYARD_ALLOWED_TARGETS`).
     pub allowed: Vec<IpNet>,
-    /// Refused besides the [`Range`]s (`TAILYARD_DENIED_TARGETS`), the API server (`KUBERNETES_SERVICE_HOST`) among them.
+    /// Refused besides the [`ReservedRange`]s (`TAILYARD_DENIED_TARGETS`), the API server (`KUBERNETES_SERVICE_HOST`) among them.
     pub denied: Vec<IpNet>,
 }
 
 /// A range of addresses that are not targets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Range {
+pub enum ReservedRange {
     /// Of the Pod or of its node of the tailnet.
     Own,
     /// `TAILYARD_DENIED_TARGETS`, or the API server.
@@ -41,19 +41,19 @@ pub enum Range {
     Tailnet,
 }
 
-const RANGES: [(IpNet, Range); 12] = [
-    (v4([0, 0, 0, 0], 8), Range::Unspecified),
-    (v4([127, 0, 0, 0], 8), Range::Loopback),
-    (v4([169, 254, 0, 0], 16), Range::LinkLocal),
-    (v4([168, 63, 129, 16], 32), Range::Metadata),
-    (v4([224, 0, 0, 0], 4), Range::Multicast),
-    (v4([255, 255, 255, 255], 32), Range::Broadcast),
-    (v6([0, 0, 0, 0, 0, 0, 0, 0], 128), Range::Unspecified),
-    (v6([0, 0, 0, 0, 0, 0, 0, 1], 128), Range::Loopback),
-    (v6([0xfe80, 0, 0, 0, 0, 0, 0, 0], 10), Range::LinkLocal),
-    (v6([0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254], 128), Range::Metadata),
-    (v6([0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254], 128), Range::Metadata),
-    (v6([0xff00, 0, 0, 0, 0, 0, 0, 0], 8), Range::Multicast),
+const RANGES: [(IpNet, ReservedRange); 12] = [
+    (v4([0, 0, 0, 0], 8), ReservedRange::Unspecified),
+    (v4([127, 0, 0, 0], 8), ReservedRange::Loopback),
+    (v4([169, 254, 0, 0], 16), ReservedRange::LinkLocal),
+    (v4([168, 63, 129, 16], 32), ReservedRange::Metadata),
+    (v4([224, 0, 0, 0], 4), ReservedRange::Multicast),
+    (v4([255, 255, 255, 255], 32), ReservedRange::Broadcast),
+    (v6([0, 0, 0, 0, 0, 0, 0, 0], 128), ReservedRange::Unspecified),
+    (v6([0, 0, 0, 0, 0, 0, 0, 1], 128), ReservedRange::Loopback),
+    (v6([0xfe80, 0, 0, 0, 0, 0, 0, 0], 10), ReservedRange::LinkLocal),
+    (v6([0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254], 128), ReservedRange::Metadata),
+    (v6([0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254], 128), ReservedRange::Metadata),
+    (v6([0xff00, 0, 0, 0, 0, 0, 0, 0], 8), ReservedRange::Multicast),
 ];
 
 const fn v4(octets: [u8; 4], length: u8) -> IpNet {
@@ -67,24 +67,24 @@ const fn v6(segments: [u16; 8], length: u8) -> IpNet {
 impl TargetPolicy {
     /// Why an address of the tailnet must not be a target.
     #[must_use]
-    pub fn refuses(&self, ip: IpAddr, is_own: bool) -> Option<Range> {
+    pub fn refuses(&self, ip: IpAddr, is_own: bool) -> Option<ReservedRange> {
         let ip = behind(ip);
         let within = |nets: &[IpNet]| nets.iter().any(|net| net.contains(&ip));
         if is_own {
-            return Some(Range::Own);
+            return Some(ReservedRange::Own);
         }
         if within(&self.allowed) {
             return None;
         }
-        let denied = within(&self.denied).then_some(Range::Denied);
+        let denied = within(&self.denied).then_some(ReservedRange::Denied);
         denied.or_else(|| RANGES.iter().find(|(net, _)| net.contains(&ip)).map(|(_, range)| *range))
     }
 
     /// The same for an address that DNS gave for a backend in the cluster or outside of it.
     #[must_use]
-    pub fn refuses_answer(&self, ip: IpAddr, is_own: bool) -> Option<Range> {
+    pub fn refuses_answer(&self, ip: IpAddr, is_own: bool) -> Option<ReservedRange> {
         let tailnet = || in_tailscale_range(behind(ip)) && !self.allowed.iter().any(|net| net.contains(&behind(ip)));
-        self.refuses(ip, is_own).or_else(|| tailnet().then_some(Range::Tailnet))
+        self.refuses(ip, is_own).or_else(|| tailnet().then_some(ReservedRange::Tailnet))
     }
 }
 
@@ -99,7 +99,7 @@ fn behind(ip: IpAddr) -> IpAddr {
     }
 }
 
-impl fmt::Display for Range {
+impl fmt::Display for ReservedRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Own => "an address of the proxy itself",
@@ -131,21 +131,21 @@ mod tests {
     fn each_range_is_refused_by_its_name() {
         let policy = TargetPolicy { allowed: Vec::new(), denied: nets(&["10.96.0.0/12"]) };
         let rows = [
-            ("10.96.0.1", Some(Range::Denied)),
-            ("0.0.0.0", Some(Range::Unspecified)),
-            ("::", Some(Range::Unspecified)),
-            ("127.0.0.53", Some(Range::Loopback)),
-            ("::1", Some(Range::Loopback)),
-            ("::ffff:127.0.0.1", Some(Range::Loopback)),
-            ("169.254.169.254", Some(Range::LinkLocal)),
-            ("::ffff:169.254.169.254", Some(Range::LinkLocal)),
-            ("64:ff9b::a9fe:a9fe", Some(Range::LinkLocal)),
-            ("fe80::1", Some(Range::LinkLocal)),
-            ("168.63.129.16", Some(Range::Metadata)),
-            ("fd00:ec2::254", Some(Range::Metadata)),
-            ("224.0.0.1", Some(Range::Multicast)),
-            ("ff02::1", Some(Range::Multicast)),
-            ("255.255.255.255", Some(Range::Broadcast)),
+            ("10.96.0.1", Some(ReservedRange::Denied)),
+            ("0.0.0.0", Some(ReservedRange::Unspecified)),
+            ("::", Some(ReservedRange::Unspecified)),
+            ("127.0.0.53", Some(ReservedRange::Loopback)),
+            ("::1", Some(ReservedRange::Loopback)),
+            ("::ffff:127.0.0.1", Some(ReservedRange::Loopback)),
+            ("169.254.169.254", Some(ReservedRange::LinkLocal)),
+            ("::ffff:169.254.169.254", Some(ReservedRange::LinkLocal)),
+            ("64:ff9b::a9fe:a9fe", Some(ReservedRange::LinkLocal)),
+            ("fe80::1", Some(ReservedRange::LinkLocal)),
+            ("168.63.129.16", Some(ReservedRange::Metadata)),
+            ("fd00:ec2::254", Some(ReservedRange::Metadata)),
+            ("224.0.0.1", Some(ReservedRange::Multicast)),
+            ("ff02::1", Some(ReservedRange::Multicast)),
+            ("255.255.255.255", Some(ReservedRange::Broadcast)),
             ("10.1.2.3", None),
             ("192.0.2.1", None),
             ("2001:db8::1", None),
@@ -155,7 +155,11 @@ mod tests {
             assert_eq!((policy.refuses(ip(text), false), policy.refuses_answer(ip(text), false)), (range, range), "{text}");
         }
         for text in ["100.64.0.3", "100.127.255.254", "fd7a:115c:a1e0::3"] {
-            assert_eq!((policy.refuses(ip(text), false), policy.refuses_answer(ip(text), false)), (None, Some(Range::Tailnet)), "{text}");
+            assert_eq!(
+                (policy.refuses(ip(text), false), policy.refuses_answer(ip(text), false)),
+                (None, Some(ReservedRange::Tailnet)),
+                "{text}"
+            );
         }
     }
 
@@ -164,9 +168,13 @@ mod tests {
         let policy =
             TargetPolicy { allowed: nets(&["100.100.0.0/16", "169.254.20.10/32", "10.96.0.10/32"]), denied: nets(&["10.96.0.0/12"]) };
         for text in ["100.100.7.7", "169.254.20.10", "10.96.0.10"] {
-            assert_eq!((policy.refuses_answer(ip(text), false), policy.refuses_answer(ip(text), true)), (None, Some(Range::Own)), "{text}");
+            assert_eq!(
+                (policy.refuses_answer(ip(text), false), policy.refuses_answer(ip(text), true)),
+                (None, Some(ReservedRange::Own)),
+                "{text}"
+            );
         }
-        assert_eq!(policy.refuses_answer(ip("169.254.169.254"), false), Some(Range::LinkLocal));
-        assert_eq!(policy.refuses_answer(ip("100.64.0.1"), false), Some(Range::Tailnet));
+        assert_eq!(policy.refuses_answer(ip("169.254.169.254"), false), Some(ReservedRange::LinkLocal));
+        assert_eq!(policy.refuses_answer(ip("100.64.0.1"), false), Some(ReservedRange::Tailnet));
     }
 }

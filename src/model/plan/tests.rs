@@ -187,7 +187,7 @@ fn a_name_outside_the_cluster_leads_to_all_of_its_addresses_and_is_followed() {
     world.names = Arc::new([("db.example.com".to_owned(), [ip("192.0.2.1"), ip("192.0.2.2")].into())].into());
     let known = unknown.next(&world);
     assert_eq!(known.ruleset.from_tailnet.get(&ip("100.99.1.2")), Some(&[ip("192.0.2.1"), ip("192.0.2.2")].into()));
-    assert_eq!(known.ruleset.from_tailnet.get(&ip("fd7a::99")), Some(&Few::default()), "a family without an address refuses");
+    assert_eq!(known.ruleset.from_tailnet.get(&ip("fd7a::99")), Some(&SortedSet::default()), "a family without an address refuses");
     assert_eq!(reasons(&known, "svc:db"), Vec::<&str>::new());
     world.names = Arc::new([("db.example.com".to_owned(), [ip("192.0.2.3")].into())].into());
     assert_eq!(known.next(&world).ruleset.from_tailnet.get(&ip("100.99.1.2")), Some(&[ip("192.0.2.3")].into()));
@@ -231,7 +231,7 @@ fn single_proxy_modes_go_by_whole_addresses() {
     assert_eq!(fqdn.ruleset.from_cluster, OrdMap::unit(ip("fd00::5"), [ip("fd7a::6")].into()));
     let dns = single(Single::DestDns("db.example".into()));
     assert_eq!(reasons(&dns, "TS_EXPERIMENTAL_DEST_DNS_NAME"), ["Unresolved"]);
-    assert_eq!(dns.ruleset.from_tailnet.get(&ip("fd7a::1")), Some(&Few::default()), "refuses while there is no answer");
+    assert_eq!(dns.ruleset.from_tailnet.get(&ip("fd7a::1")), Some(&SortedSet::default()), "refuses while there is no answer");
 }
 
 /// Any config of a few names over a few ports and targets, good and bad.

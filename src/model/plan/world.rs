@@ -33,7 +33,6 @@ pub enum Single {
 pub struct World {
     /// The interface behind which the tailnet is.
     pub interface: InterfaceName,
-    /// The Pod's own addresses.
     pub pod_ips: BTreeSet<IpAddr>,
     /// Ports that the Pod itself answers (health, metrics): no service may have them.
     pub reserved: BTreeSet<PortKey>,
@@ -42,11 +41,8 @@ pub struct World {
     /// The cluster reaches by the Pod's addresses what the node itself serves in the tailnet.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub via_ingress: bool,
-    /// Which addresses may be targets.
     pub targets: TargetPolicy,
-    /// The egress config in force.
     pub egress: Arc<EgressConfig>,
-    /// The ingress config in force.
     pub ingress: Arc<IngressConfig>,
     /// The tailnet; nothing before the first complete snapshot.
     pub netmap: Option<Arc<NetMap>>,

@@ -5,14 +5,14 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use super::read::api_server;
-use super::source::Source;
-use super::{CertShare, Fault, Pod, StateOut};
+use super::source::SettingSource;
+use super::{CertShare, Pod, SettingFault, StateOut};
 use crate::model::base::go_values;
 use crate::model::config::digest;
 use crate::model::tailnet::supervise::{DaemonSettings, Login, Secret, StateStore, TwoStep};
 
 /// What is known already when tailscaled's settings are read.
-pub(super) struct Context<'a> {
+pub(super) struct DaemonContext<'a> {
     /// Something is asked for that only works with a device of the kernel.
     pub(super) in_kernel: bool,
     pub(super) state: &'a StateOut,
@@ -31,7 +31,7 @@ const CONFIG_DIR: &str = "TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR";
 const FROM_API: &str = "TAILYARD_CONFIG_FROM_API";
 const GRO: &str = "TS_EXPERIMENTAL_ENABLE_FORWARDING_OPTIMIZATIONS";
 
-pub(super) fn settings(source: &mut Source<'_>, context: &Context<'_>) -> DaemonSettings {
+pub(super) fn settings(source: &mut SettingSource<'_>, context: &DaemonContext<'_>) -> DaemonSettings {
     let userspace = userspace(source, context.in_kernel);
     let extra_args = source.words("TS_TAILSCALED_EXTRA_ARGS");
     let own_debug = extra_args.iter().any(|arg| arg == "--debug" || arg.starts_with("--debug="));
@@ -83,7 +83,7 @@ fn lasting_port(pod: &Pod) -> u16 {
 
 /// Userspace networking is the default, but not where the kernel's forwarding is asked for: then only an explicit wish for
 /// both is a fault.
-fn userspace(source: &mut Source<'_>, in_kernel: bool) -> bool {
+fn userspace(source: &mut SettingSource<'_>, in_kernel: bool) -> bool {
     const NEED_THE_KERNEL: [&str; 9] = [
         "TS_DEST_IP",
         "TS_EXPERIMENTAL_DEST_DNS_NAME",
@@ -105,7 +105,7 @@ fn userspace(source: &mut Source<'_>, in_kernel: bool) -> bool {
     said
 }
 
-fn store(source: &Source<'_>, state: &StateOut) -> StateStore {
+fn store(source: &SettingSource<'_>, state: &StateOut) -> StateStore {
     let dir: Option<PathBuf> = source.path("TS_STATE_DIR");
     match (state, dir) {
         (StateOut::Secret(name), dir) => StateStore::KubeSecret { name: name.clone(), dir },
@@ -114,7 +114,7 @@ fn store(source: &Source<'_>, state: &StateOut) -> StateStore {
     }
 }
 
-fn login(source: &mut Source<'_>) -> Login {
+fn login(source: &mut SettingSource<'_>) -> Login {
     let steps = two_step(source);
     credentials(source);
     let Some(dir) = source.path(CONFIG_DIR) else { return Login::TwoStep(Box::new(steps)) };
@@ -131,19 +131,19 @@ fn login(source: &mut Source<'_>) -> Login {
     ];
     for (setting, said) in said_elsewhere {
         if said {
-            source.faults.push(Fault::Exclusive { first: setting.to_owned(), second: CONFIG_DIR.to_owned() });
+            source.faults.push(SettingFault::Exclusive { first: setting.to_owned(), second: CONFIG_DIR.to_owned() });
         }
     }
     Login::ConfigDir(dir)
 }
 
 /// Which of its two names the auth key has.
-fn auth_key_variable(source: &Source<'_>) -> &'static str {
+fn auth_key_variable(source: &SettingSource<'_>) -> &'static str {
     if source.text("TS_AUTHKEY").is_some() { "TS_AUTHKEY" } else { "TS_AUTH_KEY" }
 }
 
-fn two_step(source: &mut Source<'_>) -> TwoStep {
-    let secret = |source: &Source<'_>, variable: &str| source.text(variable).map(Secret::new);
+fn two_step(source: &mut SettingSource<'_>) -> TwoStep {
+    let secret = |source: &SettingSource<'_>, variable: &str| source.text(variable).map(Secret::new);
     let (extra_args, from_args) = go_values::accept_dns(source.text("TS_EXTRA_ARGS").unwrap_or_default());
     TwoStep {
         once: source.boolean("TS_AUTH_ONCE", false),
@@ -160,7 +160,7 @@ fn two_step(source: &mut Source<'_>) -> TwoStep {
 }
 
 /// One kind of credential at a time, and each with what it needs.
-fn credentials(source: &mut Source<'_>) {
+fn credentials(source: &mut SettingSource<'_>) {
     let client = source.text("TS_CLIENT_ID").is_some();
     source.needs("TS_ID_TOKEN", client, "TS_CLIENT_ID");
     source.needs("TS_AUDIENCE", client, "TS_CLIENT_ID");

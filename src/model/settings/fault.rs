@@ -4,36 +4,22 @@ use std::fmt;
 
 /// One thing that is wrong. Values of settings that hold secrets are never in it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Fault {
+pub enum SettingFault {
     /// A value is not of the expected form.
     #[error("{setting}={value:?} is not {want}")]
     Value {
         /// The variable or flag.
         setting: String,
-        /// Its value.
         value: String,
-        /// What it should be.
         want: &'static str,
     },
-    /// Settings that exclude each other.
     #[error("{first} and {second} exclude each other: unset one of them")]
-    Exclusive {
-        /// One.
-        first: String,
-        /// The other.
-        second: String,
-    },
-    /// A setting that needs another one.
+    Exclusive { first: String, second: String },
     #[error("{setting} needs {needs}")]
-    Needs {
-        /// The setting.
-        setting: String,
-        /// What it needs.
-        needs: &'static str,
-    },
+    Needs { setting: String, needs: &'static str },
 }
 
-impl Fault {
+impl SettingFault {
     /// A closed set of words for this fault.
     #[must_use]
     pub fn reason(&self) -> &'static str {
@@ -47,7 +33,7 @@ impl Fault {
 
 /// Everything that is wrong; never empty. Its text has one line for each fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Faults(pub Vec<Fault>);
+pub struct Faults(pub Vec<SettingFault>);
 
 impl fmt::Display for Faults {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

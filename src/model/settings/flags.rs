@@ -45,7 +45,6 @@ impl Flags {
         Some((self.setting(variable)?.flag, self.given.get(variable)?))
     }
 
-    /// The default of a variable; nothing if it has none.
     pub(super) fn default(&self, variable: &str) -> Option<&'static str> {
         self.setting(variable).map(|setting| setting.default).filter(|default| !default.is_empty())
     }

@@ -1,9 +1,9 @@
 //! Reading what the HTTP front end allows its clients.
 
-use super::{FrontEnd, source::Source};
+use super::{FrontEnd, source::SettingSource};
 use crate::model::ingress::vhosts::headers::Upgrades;
 
-pub(super) fn front_end(source: &mut Source<'_>) -> FrontEnd {
+pub(super) fn front_end(source: &mut SettingSource<'_>) -> FrontEnd {
     let upgrades = "names of protocols separated by commas such as websocket, and none of h2c, HTTP and TLS";
     let number = |text: &str| text.parse().ok().filter(|number| *number > 0);
     FrontEnd {

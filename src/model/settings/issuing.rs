@@ -1,12 +1,12 @@
 //! Reading how certificates are ordered.
 
-use super::{Issuing, source::Source};
-use crate::model::ingress::cert_leader::Terms;
+use super::{Issuing, source::SettingSource};
+use crate::model::ingress::cert_leader::CertLeaderTerms;
 
 /// Let's Encrypt.
 pub(super) const DIRECTORY: &str = "https://acme-v02.api.letsencrypt.org/directory";
 
-pub(super) fn issuing(source: &mut Source<'_>) -> Issuing {
+pub(super) fn issuing(source: &mut SettingSource<'_>) -> Issuing {
     let url = |text: &str| text.strip_prefix("https://").is_some_and(|rest| !rest.is_empty()).then(|| text.to_owned());
     let mut directory = |setting| source.parsed(setting, "a URL that begins with https://", url);
     let directory = directory("TAILYARD_ACME_DIRECTORY").or_else(|| directory("TS_DEBUG_ACME_DIRECTORY_URL"));
@@ -20,6 +20,6 @@ pub(super) fn issuing(source: &mut Source<'_>) -> Issuing {
         directory: directory.unwrap_or_else(|| DIRECTORY.to_owned()),
         ca: source.path("TAILYARD_ACME_CA"),
         account: secret.zip(field),
-        away: source.optional_duration("TAILYARD_CERT_LEADER_TIMEOUT").unwrap_or(Terms::DEFAULT.away),
+        away: source.optional_duration("TAILYARD_CERT_LEADER_TIMEOUT").unwrap_or(CertLeaderTerms::DEFAULT.away),
     }
 }

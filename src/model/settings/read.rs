@@ -7,9 +7,10 @@ use ipnet::IpNet;
 
 use super::front_end::front_end;
 use super::issuing::issuing;
-use super::source::Source;
+use super::source::SettingSource;
 use super::{
-    Backend, CertShare, Fault, Faults, Flags, Http, INIT, Init, Input, Kube, Log, ObjectName, Pod, Settings, StateOut, Tailnet, daemon,
+    CertShare, ConfigInput, Faults, FirewallMode, Flags, HttpListener, INIT, Init, Kube, Log, ObjectName, Pod, SettingFault, Settings,
+    StateOut, TailnetMode, daemon,
 };
 use crate::model::base::go_values;
 use crate::model::base::net::{Family, InterfaceName};
@@ -25,7 +26,7 @@ const WITHOUT_MEANING: [(&str, &str); 3] = [
 ];
 
 pub(super) fn settings(env: &BTreeMap<String, String>, flags: &Flags) -> Result<Settings, Faults> {
-    let mut source = Source::new(env, flags);
+    let mut source = SettingSource::new(env, flags);
     let source = &mut source;
     let pod = pod(source);
     let single = single(source);
@@ -41,7 +42,7 @@ pub(super) fn settings(env: &BTreeMap<String, String>, flags: &Flags) -> Result<
     let (kube, state) = (kube(source), state(source));
     let in_kernel = single != Single::None || egress.is_some() || ingress.is_some() || cluster_via_ingress;
     let whole_pod = matches!(single, Single::TailnetIp(_) | Single::TailnetFqdn(_));
-    let tailnet = tailnet(source, &daemon::Context { in_kernel, state: &state, cert_share, pod: &pod, whole_pod });
+    let tailnet = tailnet(source, &daemon::DaemonContext { in_kernel, state: &state, cert_share, pod: &pod, whole_pod });
     homes(source, kube.is_some(), &state, &tailnet);
     via_ingress(source, cluster_via_ingress);
     let http = http(source, egress.is_some());
@@ -88,11 +89,11 @@ fn init(text: &str) -> Option<Init> {
 }
 
 /// Whether the process is in a cluster: the kubelet sets this variable in every container.
-fn in_cluster(source: &Source<'_>) -> bool {
+fn in_cluster(source: &SettingSource<'_>) -> bool {
     source.text("KUBERNETES_SERVICE_HOST").is_some()
 }
 
-fn pod(source: &mut Source<'_>) -> Pod {
+fn pod(source: &mut SettingSource<'_>) -> Pod {
     let list = if source.text("POD_IPS").is_some() { "POD_IPS" } else { "POD_IP" };
     let one_of_each = |text: &str| -> Option<BTreeSet<IpAddr>> {
         let ips: Vec<IpAddr> = text.split(',').map(|ip| ip.trim().parse().ok()).collect::<Option<_>>()?;
@@ -110,7 +111,7 @@ fn pod(source: &mut Source<'_>) -> Pod {
     }
 }
 
-fn single(source: &mut Source<'_>) -> Single {
+fn single(source: &mut SettingSource<'_>) -> Single {
     const MODES: [&str; 4] = ["TS_DEST_IP", "TS_EXPERIMENTAL_DEST_DNS_NAME", "TS_TAILNET_TARGET_IP", "TS_TAILNET_TARGET_FQDN"];
     for (index, first) in MODES.iter().enumerate() {
         for second in MODES.iter().skip(index + 1) {
@@ -127,7 +128,7 @@ fn single(source: &mut Source<'_>) -> Single {
 }
 
 /// The API server is refused by its address, for the range of the cluster's Services is not told to a Pod.
-fn targets(source: &mut Source<'_>) -> TargetPolicy {
+fn targets(source: &mut SettingSource<'_>) -> TargetPolicy {
     let mut nets = |setting: &str| {
         let list = |text: &str| text.split(',').map(|net| net.trim().parse::<IpNet>().ok()).collect::<Option<Vec<_>>>();
         source.parsed(setting, "a list of CIDRs such as 10.96.0.0/12,fd00:96::/112", list).unwrap_or_default()
@@ -138,11 +139,11 @@ fn targets(source: &mut Source<'_>) -> TargetPolicy {
 }
 
 /// The API server as the kubelet names it to every container, where that is an address.
-pub(super) fn api_server(source: &Source<'_>) -> Option<IpAddr> {
+pub(super) fn api_server(source: &SettingSource<'_>) -> Option<IpAddr> {
     source.text("KUBERNETES_SERVICE_HOST")?.parse().ok()
 }
 
-fn input(source: &mut Source<'_>, path: &str, configmap: &str) -> Option<Input> {
+fn input(source: &mut SettingSource<'_>, path: &str, configmap: &str) -> Option<ConfigInput> {
     let name = |text: &str| {
         let (namespace, name) = text.split_once('/')?;
         let plain =
@@ -150,11 +151,11 @@ fn input(source: &mut Source<'_>, path: &str, configmap: &str) -> Option<Input> 
         (plain(namespace) && plain(name)).then(|| ObjectName { namespace: namespace.to_owned(), name: name.to_owned() })
     };
     let configmap = source.parsed(configmap, "a ConfigMap as NAMESPACE/NAME", name);
-    let input = Input { path: source.path(path), configmap };
-    (input != Input::default()).then_some(input)
+    let input = ConfigInput { path: source.path(path), configmap };
+    (input != ConfigInput::default()).then_some(input)
 }
 
-fn cert_share(source: &mut Source<'_>, pod: &Pod) -> CertShare {
+fn cert_share(source: &mut SettingSource<'_>, pod: &Pod) -> CertShare {
     if !source.boolean("TS_EXPERIMENTAL_CERT_SHARE", false) {
         return CertShare::Off;
     }
@@ -162,7 +163,7 @@ fn cert_share(source: &mut Source<'_>, pod: &Pod) -> CertShare {
     if first { CertShare::ReadWrite } else { CertShare::ReadOnly }
 }
 
-pub(super) fn kube(source: &mut Source<'_>) -> Option<Kube> {
+pub(super) fn kube(source: &mut SettingSource<'_>) -> Option<Kube> {
     let by_address = source.boolean("TS_KUBERNETES_READ_API_SERVER_ADDRESS_FROM_ENV", true);
     let host = source.text("KUBERNETES_SERVICE_HOST")?;
     let port = source.text("KUBERNETES_SERVICE_PORT_HTTPS").or_else(|| source.text("KUBERNETES_SERVICE_PORT"));
@@ -174,7 +175,7 @@ pub(super) fn kube(source: &mut Source<'_>) -> Option<Kube> {
     Some(Kube { server })
 }
 
-fn state(source: &mut Source<'_>) -> StateOut {
+fn state(source: &mut SettingSource<'_>) -> StateOut {
     if let Some(file) = source.path("TAILYARD_STATE_FILE") {
         return StateOut::File(file);
     }
@@ -190,21 +191,21 @@ fn state(source: &mut Source<'_>) -> StateOut {
     StateOut::Secret(secret)
 }
 
-fn tailnet(source: &mut Source<'_>, context: &daemon::Context<'_>) -> Tailnet {
+fn tailnet(source: &mut SettingSource<'_>, context: &daemon::DaemonContext<'_>) -> TailnetMode {
     let file = |text: &str| match text.split_once(':') {
         None if text == "tailscaled" => Some(None),
         Some(("static", file)) if !file.is_empty() => Some(Some(file.into())),
         _ => None,
     };
     match source.parsed("TAILYARD_TAILNET", "tailscaled or static:FILE", file).flatten() {
-        Some(file) => Tailnet::Static(file),
-        None => Tailnet::Tailscaled(Box::new(daemon::settings(source, context))),
+        Some(file) => TailnetMode::Static(file),
+        None => TailnetMode::Tailscaled(Box::new(daemon::settings(source, context))),
     }
 }
 
 /// What a config of a group needs: a place where the operator learns that it is in force, or a tailnet without an operator.
-fn homes(source: &mut Source<'_>, in_cluster: bool, state: &StateOut, tailnet: &Tailnet) {
-    let home = *state != StateOut::None || matches!(tailnet, Tailnet::Static(_));
+fn homes(source: &mut SettingSource<'_>, in_cluster: bool, state: &StateOut, tailnet: &TailnetMode) {
+    let home = *state != StateOut::None || matches!(tailnet, TailnetMode::Static(_));
     let needs = "a place for this replica's state: TS_KUBE_SECRET in a cluster, or --state-file";
     source.needs("TS_EGRESS_PROXIES_CONFIG_PATH", home, needs);
     source.needs("TS_INGRESS_PROXIES_CONFIG_PATH", home, needs);
@@ -212,7 +213,7 @@ fn homes(source: &mut Source<'_>, in_cluster: bool, state: &StateOut, tailnet: &
     source.needs("TAILYARD_INGRESS_CONFIGMAP", in_cluster, "a cluster (KUBERNETES_SERVICE_HOST is unset)");
 }
 
-fn via_ingress(source: &mut Source<'_>, on: bool) {
+fn via_ingress(source: &mut SettingSource<'_>, on: bool) {
     const SETTING: &str = "EXPERIMENTAL_ALLOW_PROXYING_CLUSTER_TRAFFIC_VIA_INGRESS";
     if on {
         source.needs(SETTING, source.text("TS_SERVE_CONFIG").is_some(), "TS_SERVE_CONFIG");
@@ -220,7 +221,7 @@ fn via_ingress(source: &mut Source<'_>, on: bool) {
     }
 }
 
-fn http(source: &mut Source<'_>, egress: bool) -> Option<Http> {
+fn http(source: &mut SettingSource<'_>, egress: bool) -> Option<HttpListener> {
     const ADDRESS: &str = "TS_LOCAL_ADDR_PORT";
     let flag = source.by_flag(ADDRESS);
     let metrics = source.boolean("TS_ENABLE_METRICS", false) || flag;
@@ -233,25 +234,25 @@ fn http(source: &mut Source<'_>, egress: bool) -> Option<Http> {
     let faults = source.faults.len();
     let address = source.address_port(ADDRESS, pod).unwrap_or(everywhere);
     let preshutdown = egress && has_hook(source);
-    (source.faults.len() == faults).then_some(Http { address, metrics, preshutdown })
+    (source.faults.len() == faults).then_some(HttpListener { address, metrics, preshutdown })
 }
 
 /// Whether the Pod has the preStop hook: one of the Tailscale operator's egress groups, not one of our reconciler's.
-fn has_hook(source: &mut Source<'_>) -> bool {
+fn has_hook(source: &mut SettingSource<'_>) -> bool {
     source.text("TS_INTERNAL_APP") == Some("k8s-operator-proxygroup-egress") && !source.boolean("TAILYARD_CONFIG_FROM_API", false)
 }
 
-fn health_addr(source: &mut Source<'_>) -> Option<SocketAddr> {
+fn health_addr(source: &mut SettingSource<'_>) -> Option<SocketAddr> {
     const SETTING: &str = "TS_HEALTHCHECK_ADDR_PORT";
     let address = source.address_port(SETTING, None)?;
     source.notes.push(format!("{SETTING} is deprecated: TS_ENABLE_HEALTH_CHECK and TS_LOCAL_ADDR_PORT took its place"));
     if source.boolean("TS_ENABLE_HEALTH_CHECK", false) {
-        source.faults.push(Fault::Exclusive { first: SETTING.to_owned(), second: "TS_ENABLE_HEALTH_CHECK".to_owned() });
+        source.faults.push(SettingFault::Exclusive { first: SETTING.to_owned(), second: "TS_ENABLE_HEALTH_CHECK".to_owned() });
     }
     Some(address)
 }
 
-fn admin_addr(source: &mut Source<'_>) -> Option<SocketAddr> {
+fn admin_addr(source: &mut SettingSource<'_>) -> Option<SocketAddr> {
     const SETTING: &str = "TAILYARD_ADMIN_ADDR";
     if source.raw(SETTING).is_some_and(str::is_empty) {
         return None;
@@ -260,20 +261,20 @@ fn admin_addr(source: &mut Source<'_>) -> Option<SocketAddr> {
 }
 
 /// A flag must be understood; a variable that is not counts as unset, since it is tailscaled's, which forgives as well.
-fn backend(source: &mut Source<'_>) -> Backend {
+fn backend(source: &mut SettingSource<'_>) -> FirewallMode {
     const SETTING: &str = "TS_DEBUG_FIREWALL_MODE";
-    let named = |text: &str| Backend::NAMES.iter().find(|(name, _)| *name == text).map(|(_, backend)| *backend);
+    let named = |text: &str| FirewallMode::NAMES.iter().find(|(name, _)| *name == text).map(|(_, backend)| *backend);
     if source.by_flag(SETTING) {
         return source.parsed(SETTING, "one of auto, nftables, iptables, iptables-nft, iptables-legacy", named).unwrap_or_default();
     }
     let text = source.text(SETTING).unwrap_or_default();
     named(text).unwrap_or_else(|| {
         source.notes.push(format!("{SETTING}={text:?} is not auto, nftables or iptables, and counts as unset"));
-        Backend::Auto
+        FirewallMode::Auto
     })
 }
 
-pub(super) fn log(source: &mut Source<'_>) -> Log {
+pub(super) fn log(source: &mut SettingSource<'_>) -> Log {
     let format = |text: &str| match text {
         "text" => Some(false),
         "json" => Some(true),

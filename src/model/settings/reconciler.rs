@@ -8,11 +8,11 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::source::Source;
-use super::{Fault, Faults, Flags, Kube, Log, read};
+use super::source::SettingSource;
+use super::{Faults, Flags, Kube, Log, SettingFault, read};
 use crate::api::proxygroup::ProxyGroupType;
-use crate::model::controller::ingress_spec::Owner;
-use crate::model::controller::match_ports::Range;
+use crate::model::controller::ingress_spec::ServiceOwner;
+use crate::model::controller::match_ports::MatchPortRange;
 use crate::model::controller::tailnet::TAILSCALE;
 use crate::model::controller::tenancy::DefaultTenancy;
 
@@ -36,7 +36,6 @@ pub struct Reconciler {
     pub service_namespaces: Vec<String>,
     /// Where the API is, if this is a Pod.
     pub kube: Option<Kube>,
-    /// A kubeconfig, which wins.
     pub kubeconfig: Option<PathBuf>,
     /// Who this is, among those that would lead: the Pod's name.
     pub name: Option<String>,
@@ -44,33 +43,27 @@ pub struct Reconciler {
     pub service_account: String,
     /// The cluster's domain; what the Pod's resolver says if nothing is said.
     pub cluster_domain: Option<String>,
-    /// The image of the proxies.
     pub image: String,
     /// Names of the pull Secrets of proxies whose class names none.
     pub image_pull_secrets: Vec<String>,
     /// The tags of devices of groups that name none.
     pub tags: Vec<String>,
-    /// The class of groups that name none.
     pub default_class: Option<String>,
     /// What holds the rules, for groups that do not say.
     pub firewall: Option<String>,
-    /// Where match ports are taken from.
-    pub ports: Range,
+    pub ports: MatchPortRange,
     /// How long a leaving replica forwards for the flows that it has.
     pub drain_timeout: Duration,
     /// The control plane of groups that name no Tailnet.
-    pub control: Control,
-    /// The types of the groups that are ours.
+    pub control: DefaultControlPlane,
     pub types: Vec<ProxyGroupType>,
     /// What namespaces may have of groups that name no tenants.
     pub tenancy: DefaultTenancy,
-    /// What is published and how.
     pub ingress: Ingress,
     /// How many groups are worked on at a time.
     pub workers: usize,
     /// The listener of health and metrics; nothing if it is turned off.
     pub admin_addr: Option<SocketAddr>,
-    /// How logs are written.
     pub log: Log,
     /// What was not understood or means nothing here: for the log at start.
     pub notes: Vec<String>,
@@ -82,42 +75,34 @@ pub struct Ingress {
     /// The class of the Ingresses that are ours.
     pub class: String,
     /// Who this cluster is among those that share names; the id is found out if it is empty.
-    pub owner: Owner,
+    pub owner: ServiceOwner,
     /// Whether replicas order certificates with one account for each tailnet; what is usual for their image if nothing is said.
     pub shared_account: Option<bool>,
     /// The URL of the ACME server's directory, for groups whose class says nothing; Let's Encrypt if it is not set.
     pub acme_directory: Option<String>,
 }
 
-/// The reconciler's own control plane.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Control {
-    /// Its URL.
+pub struct DefaultControlPlane {
     pub url: String,
     /// Who asks; nothing if every group names a Tailnet.
-    pub credentials: Option<Credentials>,
+    pub credentials: Option<DefaultCredentials>,
     /// More certificate authorities to believe.
     pub ca: Option<PathBuf>,
 }
 
 /// Who asks the reconciler's own control plane.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Credentials {
-    /// An OAuth client.
+pub enum DefaultCredentials {
     OAuth {
-        /// The file of its id.
         id: PathBuf,
-        /// The file of its secret.
         secret: PathBuf,
     },
     /// A federated client, with the token that the kubelet projects.
     Identity {
-        /// Its id.
         id: String,
-        /// The file of the token.
         token: PathBuf,
     },
-    /// headscale.
     Headscale {
         /// The file of its API key.
         key: PathBuf,
@@ -130,12 +115,14 @@ impl Reconciler {
 
     /// Reads the environment and the flags. The error holds every fault.
     pub fn read(env: &BTreeMap<String, String>, flags: &Flags) -> Result<Self, Faults> {
-        let mut source = Source::new(env, flags);
+        let mut source = SettingSource::new(env, flags);
         let source = &mut source;
         let kube = read::kube(source);
         let kubeconfig = source.path("KUBECONFIG");
         if kube.is_none() && kubeconfig.is_none() {
-            source.faults.push(Fault::Needs { setting: "tailyard reconciler outside a cluster".to_owned(), needs: "--kubeconfig FILE" });
+            source
+                .faults
+                .push(SettingFault::Needs { setting: "tailyard reconciler outside a cluster".to_owned(), needs: "--kubeconfig FILE" });
         }
         for variable in WITHOUT_MEANING {
             if source.text(variable).is_some() {
@@ -161,7 +148,9 @@ impl Reconciler {
             tags: tags(source),
             default_class: source.owned("PROXY_DEFAULT_CLASS"),
             firewall: firewall(source),
-            ports: source.parsed("TAILYARD_MATCH_PORT_RANGE", "a range of ports such as 10000-19999", ports).unwrap_or(Range::DEFAULT),
+            ports: source
+                .parsed("TAILYARD_MATCH_PORT_RANGE", "a range of ports such as 10000-19999", ports)
+                .unwrap_or(MatchPortRange::DEFAULT),
             drain_timeout: source.duration("TAILYARD_DRAIN_TIMEOUT"),
             control: control(source),
             tenancy: tenancy(source),
@@ -199,7 +188,7 @@ fn secret(text: &str) -> Option<String> {
     (!name.is_empty() && name.len() <= 253 && name.chars().all(inner)).then(|| name.to_owned())
 }
 
-fn tags(source: &mut Source<'_>) -> Vec<String> {
+fn tags(source: &mut SettingSource<'_>) -> Vec<String> {
     let tag = |text: &str| {
         let name = text.trim().strip_prefix("tag:")?;
         let fits = name.starts_with(|c: char| c.is_ascii_alphabetic()) && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
@@ -209,25 +198,25 @@ fn tags(source: &mut Source<'_>) -> Vec<String> {
     read.unwrap_or_default()
 }
 
-fn tenancy(source: &mut Source<'_>) -> DefaultTenancy {
-    let known = |text: &str| match text {
+fn tenancy(source: &mut SettingSource<'_>) -> DefaultTenancy {
+    let parsed = |text: &str| match text {
         "bounded" => Some(DefaultTenancy::Bounded),
         "open" => Some(DefaultTenancy::Open),
         _ => None,
     };
-    source.parsed("TAILYARD_TENANCY", "one of bounded, open", known).unwrap_or_default()
+    source.parsed("TAILYARD_TENANCY", "one of bounded, open", parsed).unwrap_or_default()
 }
 
 fn types(text: &str) -> Option<Vec<ProxyGroupType>> {
-    let known = |name: &str| match name.trim() {
+    let parsed = |name: &str| match name.trim() {
         "egress" => Some(ProxyGroupType::Egress),
         "ingress" => Some(ProxyGroupType::Ingress),
         _ => None,
     };
-    text.split(',').map(known).collect()
+    text.split(',').map(parsed).collect()
 }
 
-fn ingress(source: &mut Source<'_>) -> Ingress {
+fn ingress(source: &mut SettingSource<'_>) -> Ingress {
     let account = source.text("OPERATOR_SHARED_ACME_ACCOUNT_KEY").is_some();
     let shared = source.boolean("OPERATOR_SHARED_ACME_ACCOUNT_KEY", false);
     let former = source.owned("TAILYARD_PREVIOUS_CLUSTER_IDS").unwrap_or_default();
@@ -235,7 +224,7 @@ fn ingress(source: &mut Source<'_>) -> Ingress {
     let id = source.owned("TAILYARD_CLUSTER_ID").unwrap_or_default();
     Ingress {
         class: source.owned("OPERATOR_INGRESS_CLASS_NAME").unwrap_or_default(),
-        owner: Owner { id, former },
+        owner: ServiceOwner { id, former },
         shared_account: account.then_some(shared),
         acme_directory: source.parsed("TAILYARD_ACME_DIRECTORY", "a URL that begins with https://", |text| {
             text.strip_prefix("https://").is_some_and(|rest| !rest.is_empty()).then(|| text.to_owned())
@@ -243,21 +232,21 @@ fn ingress(source: &mut Source<'_>) -> Ingress {
     }
 }
 
-fn firewall(source: &mut Source<'_>) -> Option<String> {
-    let known = |text: &str| {
-        let known = ["auto", "nftables", "iptables", "iptables-nft", "iptables-legacy"].contains(&text);
-        known.then(|| text.to_owned())
+fn firewall(source: &mut SettingSource<'_>) -> Option<String> {
+    let parsed = |text: &str| {
+        let is_known = ["auto", "nftables", "iptables", "iptables-nft", "iptables-legacy"].contains(&text);
+        is_known.then(|| text.to_owned())
     };
-    let read = source.parsed("PROXY_FIREWALL_MODE", "one of auto, nftables, iptables, iptables-nft, iptables-legacy", known);
+    let read = source.parsed("PROXY_FIREWALL_MODE", "one of auto, nftables, iptables, iptables-nft, iptables-legacy", parsed);
     read.filter(|mode| mode != "auto")
 }
 
-fn ports(text: &str) -> Option<Range> {
+fn ports(text: &str) -> Option<MatchPortRange> {
     let (from, to) = text.split_once('-')?;
-    Range::new(from.trim().parse().ok()?, to.trim().parse().ok()?)
+    MatchPortRange::new(from.trim().parse().ok()?, to.trim().parse().ok()?)
 }
 
-fn control(source: &mut Source<'_>) -> Control {
+fn control(source: &mut SettingSource<'_>) -> DefaultControlPlane {
     const KEY: &str = "TAILYARD_HEADSCALE_KEY_FILE";
     for other in ["CLIENT_ID_FILE", "CLIENT_SECRET_FILE", "CLIENT_ID"] {
         source.exclusive(KEY, other);
@@ -272,16 +261,16 @@ fn control(source: &mut Source<'_>) -> Control {
     });
     source.needs(KEY, login.is_some(), "OPERATOR_LOGIN_SERVER");
     let credentials = match (source.path(KEY), id_file, secret_file, source.owned("CLIENT_ID")) {
-        (Some(key), ..) => Some(Credentials::Headscale { key }),
-        (_, Some(id), Some(secret), _) => Some(Credentials::OAuth { id, secret }),
-        (_, _, _, Some(id)) => Some(Credentials::Identity { id, token: Reconciler::IDENTITY_TOKEN.into() }),
+        (Some(key), ..) => Some(DefaultCredentials::Headscale { key }),
+        (_, Some(id), Some(secret), _) => Some(DefaultCredentials::OAuth { id, secret }),
+        (_, _, _, Some(id)) => Some(DefaultCredentials::Identity { id, token: Reconciler::IDENTITY_TOKEN.into() }),
         _ => None,
     };
-    Control { url: login.unwrap_or_else(|| TAILSCALE.to_owned()), credentials, ca: source.path("TAILYARD_CONTROL_CA") }
+    DefaultControlPlane { url: login.unwrap_or_else(|| TAILSCALE.to_owned()), credentials, ca: source.path("TAILYARD_CONTROL_CA") }
 }
 
 /// The whole Pod network may scrape it: it serves nothing that changes anything, and no secret.
-fn admin_addr(source: &mut Source<'_>) -> Option<SocketAddr> {
+fn admin_addr(source: &mut SettingSource<'_>) -> Option<SocketAddr> {
     const SETTING: &str = "TAILYARD_ADMIN_ADDR";
     if source.raw(SETTING).is_some_and(str::is_empty) {
         return None;
@@ -319,7 +308,7 @@ mod tests {
         assert_eq!(settings.tags, ["tag:k8s", "tag:prod"]);
         assert_eq!(settings.image_pull_secrets, ["pull", "mirror.example"]);
         assert_eq!(settings.control.url, TAILSCALE);
-        let files = Credentials::OAuth { id: "/oauth/client_id".into(), secret: "/oauth/client_secret".into() };
+        let files = DefaultCredentials::OAuth { id: "/oauth/client_id".into(), secret: "/oauth/client_secret".into() };
         assert_eq!(settings.control.credentials, Some(files));
         assert_eq!(settings.notes, ["APISERVER_PROXY means nothing here"]);
     }
@@ -349,10 +338,10 @@ mod tests {
         let control = read(&headscale).expect("settings").control;
         assert_eq!(
             (control.url.as_str(), control.credentials),
-            ("https://hs.example.com", Some(Credentials::Headscale { key: "/key".into() }))
+            ("https://hs.example.com", Some(DefaultCredentials::Headscale { key: "/key".into() }))
         );
         let identity = read(&[("CLIENT_ID", "abc")]).expect("settings").control.credentials;
-        assert_eq!(identity, Some(Credentials::Identity { id: "abc".into(), token: Reconciler::IDENTITY_TOKEN.into() }));
+        assert_eq!(identity, Some(DefaultCredentials::Identity { id: "abc".into(), token: Reconciler::IDENTITY_TOKEN.into() }));
         assert_eq!(read(&[]).expect("settings").control.credentials, None, "each group may name a Tailnet");
     }
 

@@ -5,20 +5,20 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{Fault, Flags};
+use super::{Flags, SettingFault};
 use crate::model::base::go_values;
 
 /// The environment, the flags, and what was found wrong so far.
-pub(super) struct Source<'a> {
+pub(super) struct SettingSource<'a> {
     env: &'a BTreeMap<String, String>,
     flags: &'a Flags,
     /// Faults, in the order found.
-    pub(super) faults: Vec<Fault>,
+    pub(super) faults: Vec<SettingFault>,
     /// What is tolerated but worth a line in the log.
     pub(super) notes: Vec<String>,
 }
 
-impl<'a> Source<'a> {
+impl<'a> SettingSource<'a> {
     pub(super) fn new(env: &'a BTreeMap<String, String>, flags: &'a Flags) -> Self {
         Self { env, flags, faults: Vec::new(), notes: Vec::new() }
     }
@@ -69,7 +69,6 @@ impl<'a> Source<'a> {
         read
     }
 
-    /// A boolean with a default.
     pub(super) fn boolean(&mut self, variable: &str, default: bool) -> bool {
         self.tristate(variable).unwrap_or(default)
     }
@@ -104,20 +103,20 @@ impl<'a> Source<'a> {
     /// Records that a value is not what it should be.
     pub(super) fn bad(&mut self, variable: &str, want: &'static str) {
         let value = self.raw(variable).unwrap_or_default().to_owned();
-        self.faults.push(Fault::Value { setting: self.spelled(variable), value, want });
+        self.faults.push(SettingFault::Value { setting: self.spelled(variable), value, want });
     }
 
     /// Records a fault if both settings are there.
     pub(super) fn exclusive(&mut self, first: &str, second: &str) {
         if self.text(first).is_some() && self.text(second).is_some() {
-            self.faults.push(Fault::Exclusive { first: self.spelled(first), second: self.spelled(second) });
+            self.faults.push(SettingFault::Exclusive { first: self.spelled(first), second: self.spelled(second) });
         }
     }
 
     /// Records a fault if the setting is there and what it needs is not.
     pub(super) fn needs(&mut self, variable: &str, met: bool, needs: &'static str) {
         if self.text(variable).is_some() && !met {
-            self.faults.push(Fault::Needs { setting: self.spelled(variable), needs });
+            self.faults.push(SettingFault::Needs { setting: self.spelled(variable), needs });
         }
     }
 }

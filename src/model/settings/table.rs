@@ -19,7 +19,7 @@ pub struct Setting {
 }
 
 /// Flag, variable, form, default and help.
-type Row = (&'static str, &'static str, &'static str, &'static str, &'static str);
+type SettingRow = (&'static str, &'static str, &'static str, &'static str, &'static str);
 
 /// The settings of `tailyard proxy`.
 pub fn proxy() -> impl Iterator<Item = Setting> {
@@ -31,9 +31,9 @@ pub fn reconciler() -> impl Iterator<Item = Setting> {
     settings(&RECONCILER)
 }
 
-fn settings(sections: &'static [(&'static str, &'static [Row])]) -> impl Iterator<Item = Setting> {
+fn settings(sections: &'static [(&'static str, &'static [SettingRow])]) -> impl Iterator<Item = Setting> {
     let of = |heading: &'static str| {
-        move |row: &Row| {
+        move |row: &SettingRow| {
             let (flag, variable, form, default, help) = *row;
             Setting { heading, flag, variable, form, default, help }
         }
@@ -43,7 +43,7 @@ fn settings(sections: &'static [(&'static str, &'static [Row])]) -> impl Iterato
 
 const FIREWALL_MODES: &str = "Firewall mode: auto, nftables, iptables, iptables-nft or iptables-legacy";
 
-const PROXY: [(&str, &[Row]); 6] = [
+const PROXY: [(&str, &[SettingRow]); 6] = [
     (
         "Tailnet",
         &[
@@ -155,7 +155,7 @@ const PROXY: [(&str, &[Row]); 6] = [
     ),
 ];
 
-const RECONCILER: [(&str, &[Row]); 5] = [
+const RECONCILER: [(&str, &[SettingRow]); 5] = [
     (
         "Cluster",
         &[

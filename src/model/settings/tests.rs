@@ -18,8 +18,8 @@ fn faults(pairs: &[(&str, &str)]) -> Vec<String> {
 
 fn daemon(settings: &Settings) -> &DaemonSettings {
     match &settings.tailnet {
-        Tailnet::Tailscaled(daemon) => daemon,
-        Tailnet::Static(file) => panic!("a static tailnet in {file:?}"),
+        TailnetMode::Tailscaled(daemon) => daemon,
+        TailnetMode::Static(file) => panic!("a static tailnet in {file:?}"),
     }
 }
 
@@ -69,7 +69,7 @@ fn an_egress_pod_of_the_operator() {
         single: Single::None,
         cluster_via_ingress: false,
         targets: TargetPolicy { allowed: Vec::new(), denied: vec!["10.96.0.1/32".parse().expect("a prefix")] },
-        egress: Some(Input { path: Some("/etc/proxies".into()), configmap: None }),
+        egress: Some(ConfigInput { path: Some("/etc/proxies".into()), configmap: None }),
         ingress: None,
         serve: None,
         node_sites: false,
@@ -84,8 +84,8 @@ fn an_egress_pod_of_the_operator() {
         state: StateOut::Secret("eg-0".into()),
         kube: Some(Kube { server: "https://10.96.0.1:443".into() }),
         front_end: FrontEnd::default(),
-        backend: Backend::Auto,
-        http: Some(Http { address: "10.0.0.5:9002".parse().expect("an address"), metrics: true, preshutdown: true }),
+        backend: FirewallMode::Auto,
+        http: Some(HttpListener { address: "10.0.0.5:9002".parse().expect("an address"), metrics: true, preshutdown: true }),
         health_addr: None,
         admin_addr: Some("127.0.0.1:9003".parse().expect("an address")),
         drain_timeout: Duration::from_secs(25),
@@ -225,8 +225,8 @@ fn a_flag_wins_over_its_variable_and_is_named_in_faults() {
         .with("--egress-config", Some("/lab/config".into()))
         .with("--log-format", None);
     let settings = Settings::read(&variables, &flags).expect("good settings");
-    assert_eq!((settings.backend, settings.admin_addr), (Backend::IptablesLegacy, None));
-    assert_eq!(settings.tailnet, Tailnet::Static("/lab/netmap.json".into()));
+    assert_eq!((settings.backend, settings.admin_addr), (FirewallMode::IptablesLegacy, None));
+    assert_eq!(settings.tailnet, TailnetMode::Static("/lab/netmap.json".into()));
 
     let flags = Flags::proxy().with("--firewall-mode", Some("pf".into())).with("--tailnet", Some("static:".into()));
     let found = Settings::read(&variables, &flags).expect_err("two faults").to_string();
@@ -242,7 +242,7 @@ fn the_http_flag_turns_everything_on() {
     let flags = Flags::proxy().with("--http-addr", Some("127.0.0.1:0".into()));
     let settings = Settings::read(&BTreeMap::new(), &flags).expect("good settings");
     let address = "127.0.0.1:0".parse().expect("an address");
-    assert_eq!(settings.http, Some(Http { address, metrics: true, preshutdown: false }));
+    assert_eq!(settings.http, Some(HttpListener { address, metrics: true, preshutdown: false }));
 }
 
 #[test]

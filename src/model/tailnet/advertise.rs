@@ -8,10 +8,8 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-/// What is to be advertised.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Advertised {
-    /// The Tailscale Services.
     pub services: BTreeSet<String>,
     /// The prefixes that are not, although the config names them: this replica does not serve them (yet).
     pub withheld: BTreeSet<IpNet>,
@@ -22,27 +20,26 @@ pub struct Advertised {
 
 /// How far a replica is with leaving.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Leaving {
+pub struct WithdrawalProgress {
     /// Nobody new is to be let in.
     pub shut: bool,
-    /// Nothing is to lead to it any more.
     pub withdrawn: bool,
 }
 
 /// Whether a service is in place, or why not.
-pub type Place = Result<(), String>;
+pub type Placement = Result<(), String>;
 
 /// What is known when it is decided.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Facts {
+pub struct AdvertiseInputs {
     /// The services that the config says are to be advertised.
     pub configured: BTreeSet<String>,
     /// How the services stand that somebody here answers for.
-    pub placed: BTreeMap<String, Place>,
+    pub placed: BTreeMap<String, Placement>,
     /// The addresses of services that the kernel forwards, and whether it does.
     pub addresses: BTreeMap<IpAddr, bool>,
     /// How far the replica is with leaving.
-    pub leaving: Leaving,
+    pub leaving: WithdrawalProgress,
 }
 
 impl Advertised {
@@ -53,7 +50,7 @@ impl Advertised {
     }
 }
 
-impl Facts {
+impl AdvertiseInputs {
     /// What follows.
     #[must_use]
     pub fn advertised(&self) -> Advertised {
@@ -82,14 +79,14 @@ impl Facts {
 mod tests {
     use super::*;
 
-    fn facts() -> Facts {
+    fn facts() -> AdvertiseInputs {
         let ip = |text: &str| text.parse::<IpAddr>().expect("an address");
-        Facts {
+        AdvertiseInputs {
             configured: ["svc:a", "svc:b", "svc:c"].map(str::to_owned).into(),
             placed: [("svc:a".to_owned(), Ok(())), ("svc:b".to_owned(), Err("no certificate".to_owned())), ("svc:d".to_owned(), Ok(()))]
                 .into(),
             addresses: [(ip("10.9.0.1"), true), (ip("fd00::1"), false)].into(),
-            leaving: Leaving::default(),
+            leaving: WithdrawalProgress::default(),
         }
     }
 
@@ -105,7 +102,7 @@ mod tests {
 
     #[test]
     fn who_leaves_lets_nobody_new_in_and_then_advertises_nothing() {
-        let leaving = |shut, withdrawn| Facts { leaving: Leaving { shut, withdrawn }, ..facts() }.advertised();
+        let leaving = |shut, withdrawn| AdvertiseInputs { leaving: WithdrawalProgress { shut, withdrawn }, ..facts() }.advertised();
         assert_eq!(leaving(true, false), Advertised { shut: true, ..facts().advertised() }, "whoever is in is still led here");
         let advertised = leaving(true, true);
         assert_eq!((advertised.services.len(), advertised.shut), (0, true));

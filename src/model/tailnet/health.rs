@@ -23,13 +23,12 @@ pub const BEHIND: Duration = Duration::from_secs(2);
 
 /// What health is judged by.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Facts {
-    /// It was told to leave.
+pub struct HealthInputs {
     pub leaving: bool,
     /// Configs that were asked for and never heard, by name (`egress`, `ingress`).
     pub unheard: Vec<&'static str>,
     /// What makes the tailnet.
-    pub daemon: Daemon,
+    pub daemon: DaemonHealth,
     /// A snapshot of the tailnet has come.
     pub netmap: bool,
     /// This node has an address in the tailnet.
@@ -51,7 +50,7 @@ pub struct Facts {
 
 /// What makes the tailnet.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum Daemon {
+pub enum DaemonHealth {
     /// Something that is not supervised here.
     #[default]
     Foreign,
@@ -67,7 +66,6 @@ pub enum Paths {
     /// They were tried, or nobody has to try them.
     #[default]
     Tried,
-    /// They were not, or not all.
     Untried {
         /// The targets that are being tried and have not answered yet.
         waiting: BTreeSet<IpAddr>,
@@ -80,7 +78,6 @@ pub enum Rules {
     /// Nothing is to be forwarded by the kernel.
     #[default]
     Unneeded,
-    /// Nothing yet.
     Missing {
         /// Why the last write failed, if it did: kind and message.
         fault: Option<(&'static str, String)>,
@@ -105,8 +102,7 @@ pub enum Rules {
 
 /// What a kernel holds that keeps a replica from serving.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Held {
-    /// Nothing yet.
+pub enum KernelContent {
     Nothing,
     /// What was asked for when it started; more has been asked for since.
     Beginning,
@@ -117,7 +113,6 @@ pub enum Held {
 /// One thing that is in the way of readiness.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Blocker {
-    /// It was told to leave.
     Leaving,
     /// A config was never heard.
     Config(&'static str),
@@ -136,13 +131,11 @@ pub enum Blocker {
     /// The kernel does not hold what a replica must hold to serve.
     Rules {
         /// What it holds instead.
-        held: Held,
+        content: KernelContent,
         /// Why the last write failed, if it did: kind and message.
         fault: Option<(&'static str, String)>,
     },
-    /// The kernel does not forward.
     Forwarding {
-        /// The command that turns it on.
         command: String,
     },
 }
@@ -152,7 +145,6 @@ pub enum Blocker {
 pub enum Remark {
     /// The kernel holds an older plan than the newest.
     Behind {
-        /// For how long.
         since: Duration,
         /// Why the last write failed, if it did: kind and message.
         fault: Option<(&'static str, String)>,
@@ -161,7 +153,6 @@ pub enum Remark {
     Barred {
         /// The Tailscale Service, or `node`.
         service: String,
-        /// Why.
         why: String,
     },
 }
@@ -220,11 +211,11 @@ impl fmt::Display for Blocker {
                 let waiting: Vec<_> = waiting.iter().map(|(name, why)| format!("{name} ({why})")).collect();
                 write!(f, "not advertised and approved yet: {}", waiting.join(", "))
             }
-            Self::Rules { held, fault } => {
-                let what = match held {
-                    Held::Nothing => "has no ruleset yet",
-                    Held::Beginning => "has not applied the newest ruleset of the start yet",
-                    Held::Damage => "has a ruleset that another program changed and that cannot be repaired",
+            Self::Rules { content, fault } => {
+                let what = match content {
+                    KernelContent::Nothing => "has no ruleset yet",
+                    KernelContent::Beginning => "has not applied the newest ruleset of the start yet",
+                    KernelContent::Damage => "has a ruleset that another program changed and that cannot be repaired",
                 };
                 write!(f, "the kernel {what}")?;
                 fault.as_ref().map_or(Ok(()), |(kind, message)| write!(f, ": {kind}: {message}"))
@@ -236,28 +227,30 @@ impl fmt::Display for Blocker {
 
 /// Everything that is in the way of new connections to this replica; nothing if it is ready.
 #[must_use]
-pub fn readiness(facts: &Facts) -> Vec<Blocker> {
+pub fn readiness(facts: &HealthInputs) -> Vec<Blocker> {
     let mut blockers = Vec::new();
     blockers.extend(facts.leaving.then_some(Blocker::Leaving));
     blockers.extend(facts.unheard.iter().map(|which| Blocker::Config(which)));
-    if let Daemon::Away(state) = &facts.daemon {
+    if let DaemonHealth::Away(state) = &facts.daemon {
         blockers.push(Blocker::Tailscaled(state.clone()));
     }
     blockers.extend((!facts.netmap).then_some(Blocker::Netmap));
     blockers.extend((facts.netmap && !facts.addressed).then_some(Blocker::Address));
     blockers.extend(facts.interface.clone().map(Blocker::Interface));
     // With a tailscaled that is away there are no ways to try.
-    if let (Daemon::Running, Paths::Untried { waiting }) = (&facts.daemon, &facts.paths) {
+    if let (DaemonHealth::Running, Paths::Untried { waiting }) = (&facts.daemon, &facts.paths) {
         blockers.push(Blocker::Paths(waiting.clone()));
     }
-    if facts.daemon == Daemon::Running && !facts.services.is_empty() {
+    if facts.daemon == DaemonHealth::Running && !facts.services.is_empty() {
         blockers.push(Blocker::Services(facts.services.clone()));
     }
     match &facts.rules {
-        Rules::Missing { fault } => blockers.push(Blocker::Rules { held: Held::Nothing, fault: fault.clone() }),
+        Rules::Missing { fault } => blockers.push(Blocker::Rules { content: KernelContent::Nothing, fault: fault.clone() }),
         // A start is over once it has caught up with what came while it wrote first; after that, being behind is told and no more.
-        Rules::Behind { first: true, fault, .. } => blockers.push(Blocker::Rules { held: Held::Beginning, fault: fault.clone() }),
-        Rules::Damaged { fault } => blockers.push(Blocker::Rules { held: Held::Damage, fault: Some(fault.clone()) }),
+        Rules::Behind { first: true, fault, .. } => {
+            blockers.push(Blocker::Rules { content: KernelContent::Beginning, fault: fault.clone() });
+        }
+        Rules::Damaged { fault } => blockers.push(Blocker::Rules { content: KernelContent::Damage, fault: Some(fault.clone()) }),
         Rules::Behind { .. } | Rules::Current | Rules::Unneeded => {}
     }
     blockers.extend(facts.switches.iter().map(|command| Blocker::Forwarding { command: command.clone() }));
@@ -266,7 +259,7 @@ pub fn readiness(facts: &Facts) -> Vec<Blocker> {
 
 /// What is wrong and in nobody's way.
 #[must_use]
-pub fn remarks(facts: &Facts) -> Vec<Remark> {
+pub fn remarks(facts: &HealthInputs) -> Vec<Remark> {
     let behind = match &facts.rules {
         Rules::Behind { since, fault, .. } if *since > BEHIND => Some(Remark::Behind { since: *since, fault: fault.clone() }),
         _ => None,
@@ -277,7 +270,7 @@ pub fn remarks(facts: &Facts) -> Vec<Remark> {
 
 /// Whether the Pod can forward: it is a node of the tailnet, and what it is to forward is in the kernel, be it an older plan.
 #[must_use]
-pub fn forwards(facts: &Facts) -> bool {
+pub fn forwards(facts: &HealthInputs) -> bool {
     facts.addressed && !matches!(facts.rules, Rules::Missing { .. } | Rules::Damaged { .. })
 }
 
@@ -285,51 +278,51 @@ pub fn forwards(facts: &Facts) -> bool {
 mod tests {
     use super::*;
 
-    fn good() -> Facts {
-        Facts { netmap: true, addressed: true, daemon: Daemon::Running, rules: Rules::Current, ..Facts::default() }
+    fn good() -> HealthInputs {
+        HealthInputs { netmap: true, addressed: true, daemon: DaemonHealth::Running, rules: Rules::Current, ..HealthInputs::default() }
     }
 
-    fn names(facts: &Facts) -> Vec<&'static str> {
+    fn names(facts: &HealthInputs) -> Vec<&'static str> {
         readiness(facts).iter().map(Blocker::name).collect()
     }
 
     #[test]
     fn everything_in_place_is_ready() {
         assert_eq!((names(&good()), forwards(&good())), (vec![], true));
-        assert_eq!(names(&Facts { daemon: Daemon::Foreign, rules: Rules::Unneeded, ..good() }), [""; 0]);
+        assert_eq!(names(&HealthInputs { daemon: DaemonHealth::Foreign, rules: Rules::Unneeded, ..good() }), [""; 0]);
     }
 
     #[test]
     fn a_start_names_all_that_is_missing() {
-        let start = Facts {
+        let start = HealthInputs {
             unheard: vec!["egress"],
-            daemon: Daemon::Away("Starting".into()),
+            daemon: DaemonHealth::Away("Starting".into()),
             rules: Rules::Missing { fault: None },
             switches: vec!["sysctl -w net.ipv4.ip_forward=1".into()],
-            ..Facts::default()
+            ..HealthInputs::default()
         };
         assert_eq!(names(&start), ["config", "tailscaled", "netmap", "ruleset", "forwarding"]);
         assert!(!forwards(&start));
-        assert_eq!(names(&Facts { addressed: false, ..good() }), ["tailnet-ip"]);
+        assert_eq!(names(&HealthInputs { addressed: false, ..good() }), ["tailnet-ip"]);
     }
 
     #[test]
     fn a_leaving_replica_is_unready_and_forwards() {
-        let leaving = Facts { leaving: true, ..good() };
+        let leaving = HealthInputs { leaving: true, ..good() };
         assert_eq!((names(&leaving), forwards(&leaving)), (vec!["draining"], true));
     }
 
     #[test]
     fn a_dead_tailscaled_is_in_the_way_at_once() {
-        let dead = Facts { daemon: Daemon::Away("down".into()), ..good() };
+        let dead = HealthInputs { daemon: DaemonHealth::Away("down".into()), ..good() };
         assert_eq!((names(&dead), forwards(&dead)), (vec!["tailscaled"], true));
     }
 
     #[test]
     fn rules_that_are_behind_are_told_and_in_nobodys_way() {
         let fault = Some(("nft", "no such file".into()));
-        let behind = |since| Facts { rules: Rules::Behind { first: false, since, fault: fault.clone() }, ..good() };
-        let starting = Facts { rules: Rules::Behind { first: true, since: Duration::ZERO, fault: fault.clone() }, ..good() };
+        let behind = |since| HealthInputs { rules: Rules::Behind { first: false, since, fault: fault.clone() }, ..good() };
+        let starting = HealthInputs { rules: Rules::Behind { first: true, since: Duration::ZERO, fault: fault.clone() }, ..good() };
         assert_eq!(names(&starting), ["ruleset"], "a start that has not caught up");
         assert_eq!((remarks(&behind(BEHIND)), names(&behind(BEHIND))), (vec![], vec![]));
         let late = behind(BEHIND * 2);
@@ -340,7 +333,7 @@ mod tests {
 
     #[test]
     fn rules_that_somebody_else_took_away_for_good_are_in_the_way() {
-        let damaged = Facts { rules: Rules::Damaged { fault: ("nft", "no such file".into()) }, ..good() };
+        let damaged = HealthInputs { rules: Rules::Damaged { fault: ("nft", "no such file".into()) }, ..good() };
         assert_eq!((names(&damaged), forwards(&damaged), remarks(&damaged)), (vec!["ruleset"], false, vec![]));
         let line = "ruleset: the kernel has a ruleset that another program changed and that cannot be repaired: nft: no such file";
         assert_eq!(readiness(&damaged)[0].to_string(), line);
@@ -349,44 +342,44 @@ mod tests {
     #[test]
     fn ways_that_were_not_tried_are_in_the_way_while_there_is_a_tailscaled_to_try_them() {
         let untried = |waiting: &[IpAddr]| Paths::Untried { waiting: waiting.iter().copied().collect() };
-        let trying = Facts { paths: untried(&[[100, 64, 0, 2].into()]), ..good() };
+        let trying = HealthInputs { paths: untried(&[[100, 64, 0, 2].into()]), ..good() };
         assert_eq!((names(&trying), forwards(&trying)), (vec!["peer-connectivity"], true));
         let line = "peer-connectivity: no answer through the tailnet yet from 100.64.0.2; ready after 7s at the latest";
         assert_eq!(readiness(&trying)[0].to_string(), line);
-        assert_eq!(names(&Facts { paths: untried(&[]), ..good() }), ["peer-connectivity"]);
-        assert_eq!(names(&Facts { daemon: Daemon::Away("Down".into()), ..trying }), ["tailscaled"]);
+        assert_eq!(names(&HealthInputs { paths: untried(&[]), ..good() }), ["peer-connectivity"]);
+        assert_eq!(names(&HealthInputs { daemon: DaemonHealth::Away("Down".into()), ..trying }), ["tailscaled"]);
     }
 
     #[test]
     fn services_that_do_not_lead_here_yet_are_in_the_way() {
         let services: BTreeMap<_, _> = [("svc:a".to_owned(), "the kernel holds no rules yet".to_owned())].into();
-        let starting = Facts { services: services.clone(), ..good() };
+        let starting = HealthInputs { services: services.clone(), ..good() };
         assert_eq!((names(&starting), forwards(&starting)), (vec!["services"], true));
         assert_eq!(readiness(&starting)[0].to_string(), "services: not advertised and approved yet: svc:a (the kernel holds no rules yet)");
-        assert_eq!(names(&Facts { daemon: Daemon::Away("Down".into()), ..starting }), ["tailscaled"]);
+        assert_eq!(names(&HealthInputs { daemon: DaemonHealth::Away("Down".into()), ..starting }), ["tailscaled"]);
     }
 
     #[test]
     fn a_site_that_the_internet_does_not_reach_is_told_and_in_nobodys_way() {
-        let facts = Facts { barred: [("svc:a".to_owned(), "it may not be".to_owned())].into(), ..good() };
+        let facts = HealthInputs { barred: [("svc:a".to_owned(), "it may not be".to_owned())].into(), ..good() };
         assert_eq!(names(&facts), [""; 0]);
         assert_eq!(remarks(&facts)[0].to_string(), "funnel: svc:a is not reachable from the internet: it may not be");
     }
 
     #[test]
     fn every_blocker_is_in_the_list_of_names_and_says_something() {
-        let all = Facts {
+        let all = HealthInputs {
             leaving: true,
             unheard: vec!["ingress"],
-            daemon: Daemon::Away("down".into()),
+            daemon: DaemonHealth::Away("down".into()),
             interface: Some("tailscale0 is down".into()),
             rules: Rules::Missing { fault: None },
             switches: vec!["x".into()],
-            ..Facts::default()
+            ..HealthInputs::default()
         };
         let mut seen = names(&all);
         let services = [("svc:a".to_owned(), "no certificate".to_owned())].into();
-        seen.extend(names(&Facts { addressed: false, paths: Paths::Untried { waiting: BTreeSet::new() }, services, ..good() }));
+        seen.extend(names(&HealthInputs { addressed: false, paths: Paths::Untried { waiting: BTreeSet::new() }, services, ..good() }));
         assert!(Blocker::NAMES.iter().all(|name| seen.contains(name)), "{seen:?}");
         assert!(readiness(&all).iter().all(|blocker| blocker.to_string().starts_with(&format!("{}: ", blocker.name()))));
     }

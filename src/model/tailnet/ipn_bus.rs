@@ -14,7 +14,7 @@ use ipnet::IpNet;
 use serde::Serialize;
 
 use self::peer::{Peer, self_node, self_status};
-use crate::api::localapi::{DnsConfig, DnsRecord, NodeId, Notify, Prefs, Status, Warning};
+use crate::api::localapi::{DaemonStatus, DnsConfig, DnsRecord, NodeId, Notify, Prefs, Warning};
 use crate::model::base::netmap::{Fqdn, NetMap, SelfNode};
 
 /// The health code that says that the login does not work any more.
@@ -34,7 +34,6 @@ pub enum BackendState {
     NeedsMachineAuth,
     /// It is told not to run.
     Stopped,
-    /// It connects.
     Starting,
     /// It is part of the tailnet.
     Running,
@@ -43,7 +42,6 @@ pub enum BackendState {
 /// What is known after some messages.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Snapshot {
-    /// What the daemon does.
     pub state: BackendState,
     /// The tailnet; nothing before the first complete one.
     pub netmap: Option<Arc<NetMap>>,
@@ -68,7 +66,7 @@ pub struct Effect {
 }
 
 /// The addresses of DNS records by name.
-type Records = imbl::OrdMap<Fqdn, BTreeSet<IpAddr>>;
+type DnsRecords = imbl::OrdMap<Fqdn, BTreeSet<IpAddr>>;
 
 /// The fold over a stream of messages.
 #[derive(Debug, Clone, Default)]
@@ -182,7 +180,7 @@ impl Fold {
     }
 
     /// Takes in the whole state: what is not in it is gone.
-    pub fn status(&mut self, status: &Status) -> bool {
+    pub fn status(&mut self, status: &DaemonStatus) -> bool {
         let state = set(&mut self.snapshot.state, BackendState::from_word(&status.backend_state));
         let state = set(&mut self.snapshot.have_node_key, status.have_node_key) || state;
         // Before a login there is a node without addresses: that is not a tailnet, and what is known of one stays.
@@ -199,7 +197,7 @@ impl Fold {
     }
 
     /// Sets DNS records, where they are told, and certificate domains.
-    fn names(&mut self, records: Option<Records>, certs: &[String]) -> bool {
+    fn names(&mut self, records: Option<DnsRecords>, certs: &[String]) -> bool {
         self.change(|map| {
             let changed = records.is_some_and(|records| set(&mut map.records, records));
             set(&mut map.cert_domains, certs.to_vec()) || changed
@@ -224,13 +222,13 @@ impl Fold {
         self.names.clear();
         self.holders.clear();
         if let Some(old) = self.snapshot.netmap.take() {
-            let kept = NetMap {
+            let netmap = NetMap {
                 node: old.node.clone(),
                 records: old.records.clone(),
                 cert_domains: old.cert_domains.clone(),
                 ..NetMap::default()
             };
-            self.snapshot.netmap = Some(Arc::new(kept));
+            self.snapshot.netmap = Some(Arc::new(netmap));
         }
     }
 
@@ -238,7 +236,7 @@ impl Fold {
         &mut self,
         node: Option<SelfNode>,
         peers: impl Iterator<Item = (NodeId, Peer)>,
-        records: Option<Records>,
+        records: Option<DnsRecords>,
         certs: &[String],
     ) -> bool {
         let before = self.snapshot.netmap.clone();
@@ -316,8 +314,8 @@ impl Fold {
     }
 }
 
-fn records(records: &[DnsRecord]) -> Records {
-    let mut by_name = Records::new();
+fn records(records: &[DnsRecord]) -> DnsRecords {
+    let mut by_name = DnsRecords::new();
     for record in records {
         if let (Some(name), Ok(ip)) = (Fqdn::new(&record.name), record.value.parse()) {
             by_name.entry(name).or_default().insert(ip);

@@ -48,14 +48,14 @@ pub fn settle(silent_since: Option<Timestamp>, now: Timestamp) -> Duration {
 pub fn targets(planned: &Planned) -> BTreeSet<IpAddr> {
     let Some(netmap) = &planned.world.netmap else { return BTreeSet::new() };
     let targets = planned.plan.egress.values().map(|egress| &egress.targets).chain(planned.plan.pod.values());
-    let mut seen = BTreeSet::new();
+    let mut unique = BTreeSet::new();
     let mut chosen = BTreeSet::new();
     for addresses in targets {
         if chosen.len() == MOST {
             break;
         }
         // A name's addresses belong to one node, and the first of them leads to it as well as the others.
-        if seen.insert(addresses) {
+        if unique.insert(addresses) {
             chosen.extend(addresses.iter().find(|ip| netmap.leads_to(**ip)));
         }
     }
@@ -64,9 +64,9 @@ pub fn targets(planned: &Planned) -> BTreeSet<IpAddr> {
 
 /// Of those whom a predecessor spoke with the ones that some peer still answers for.
 #[must_use]
-pub fn known(planned: &Planned, spoken: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
+pub fn recent_targets(planned: &Planned, recent: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
     let Some(netmap) = &planned.world.netmap else { return BTreeSet::new() };
-    spoken.iter().copied().filter(|ip| netmap.leads_to(*ip)).collect()
+    recent.iter().copied().filter(|ip| netmap.leads_to(*ip)).collect()
 }
 
 #[cfg(test)]
@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn of_those_who_were_spoken_with_the_ones_that_are_gone_are_not_tried() {
         let planned = Planned::new(&world(&[], 3));
-        assert_eq!(known(&planned, &ips(&["100.64.1.1", "100.64.1.9"])), ips(&["100.64.1.1"]));
+        assert_eq!(recent_targets(&planned, &ips(&["100.64.1.1", "100.64.1.9"])), ips(&["100.64.1.1"]));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
-use crate::api::localapi::Status;
+use crate::api::localapi::DaemonStatus;
 
 /// How many are remembered at most, the newest. They are all tried at once, so this bounds a burst.
 pub const MOST: usize = 64;
@@ -18,8 +18,8 @@ const LATE: SignedDuration = SignedDuration::from_mins(5);
 
 /// Of each peer with whom there was a handshake of late one address, its first.
 #[must_use]
-pub fn of_late(status: &Status, now: Timestamp) -> BTreeSet<IpAddr> {
-    let mut spoken: Vec<(Timestamp, IpAddr)> = status
+pub fn of_late(status: &DaemonStatus, now: Timestamp) -> BTreeSet<IpAddr> {
+    let mut recent: Vec<(Timestamp, IpAddr)> = status
         .peer
         .values()
         .filter_map(|peer| {
@@ -28,15 +28,15 @@ pub fn of_late(status: &Status, now: Timestamp) -> BTreeSet<IpAddr> {
             (now.duration_since(at) <= LATE).then_some((at, ip))
         })
         .collect();
-    spoken.sort_unstable_by(|one, other| other.cmp(one));
-    spoken.truncate(MOST);
-    spoken.into_iter().map(|(_, ip)| ip).collect()
+    recent.sort_unstable_by(|one, other| other.cmp(one));
+    recent.truncate(MOST);
+    recent.into_iter().map(|(_, ip)| ip).collect()
 }
 
 /// As it is written down.
 #[must_use]
-pub fn write(spoken: &BTreeSet<IpAddr>) -> Vec<u8> {
-    serde_json::to_vec(spoken).unwrap_or_default()
+pub fn write(recent: &BTreeSet<IpAddr>) -> Vec<u8> {
+    serde_json::to_vec(recent).unwrap_or_default()
 }
 
 /// What was written down; nobody where it cannot be read, and no more than [`MOST`].
@@ -49,7 +49,7 @@ pub fn read(text: &[u8]) -> BTreeSet<IpAddr> {
 mod tests {
     use super::*;
 
-    fn status(peers: &[(&str, &str)]) -> Status {
+    fn status(peers: &[(&str, &str)]) -> DaemonStatus {
         let peer = |(at, (ip, handshake)): (usize, &(&str, &str))| {
             format!(r#""key:{at}":{{"TailscaleIPs":["{ip}","fd7a:115c:a1e0::{at}"],"LastHandshake":"{handshake}"}}"#)
         };

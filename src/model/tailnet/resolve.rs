@@ -28,7 +28,7 @@ pub const IN_FLIGHT: usize = 16;
 
 /// The addresses of one family, as a server gave them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Records {
+pub struct FamilyRecords {
     /// The addresses; none if the name exists without addresses of this family.
     pub addresses: BTreeSet<IpAddr>,
     /// The shortest TTL on the way to them, aliases included.
@@ -37,8 +37,7 @@ pub struct Records {
 
 /// Why a lookup brought nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
-pub enum Failure {
-    /// The name does not exist.
+pub enum LookupFailure {
     #[error("no such name (NXDOMAIN)")]
     NoName,
     /// The name exists and has no addresses.
@@ -58,8 +57,7 @@ pub enum Failure {
     Name,
 }
 
-impl Failure {
-    /// Every failure.
+impl LookupFailure {
     pub const ALL: [Self; 6] = [Self::NoName, Self::Empty, Self::Server, Self::Timeout, Self::Network, Self::Name];
 
     /// A closed set of words for metric labels.
@@ -78,20 +76,17 @@ impl Failure {
 
 /// What came of one lookup, family by family.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Outcome {
-    /// The A records.
-    pub v4: Result<Records, Failure>,
-    /// The AAAA records.
-    pub v6: Result<Records, Failure>,
+pub struct LookupOutcome {
+    pub v4: Result<FamilyRecords, LookupFailure>,
+    pub v6: Result<FamilyRecords, LookupFailure>,
 }
 
 /// What happened.
 #[derive(Debug, Clone)]
-pub enum Event {
+pub enum ResolveEvent {
     /// These names are wanted, and no others.
     Wanted(BTreeSet<String>),
-    /// A lookup has ended.
-    Answered(Arc<str>, Outcome),
+    Answered(Arc<str>, LookupOutcome),
     /// Time has passed.
     Tick,
 }
@@ -101,39 +96,38 @@ pub enum Event {
 pub struct Actions {
     /// Names to look up now.
     pub lookup: Vec<Arc<str>>,
-    /// When to come back with [`Event::Tick`], if nothing else happens before.
+    /// When to come back with [`ResolveEvent::Tick`], if nothing else happens before.
     pub wake: Option<Instant>,
-    /// The addresses of some name changed.
     pub changed: bool,
 }
 
 /// What is known of one name.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Status {
+pub struct NameStatus {
     /// When the last answer came that could be used; nothing before the first.
     pub answered: Option<Instant>,
     /// What the last lookup failed with, if it did.
-    pub failure: Option<Failure>,
+    pub failure: Option<LookupFailure>,
 }
 
 /// All names, their answers and when they are due.
 #[derive(Debug, Clone)]
-pub struct Schedule {
-    entries: BTreeMap<Arc<str>, Entry>,
+pub struct ResolveSchedule {
+    entries: BTreeMap<Arc<str>, ScheduledName>,
     queue: BTreeSet<(Instant, Arc<str>)>,
     flying: BTreeSet<Arc<str>>,
     limit: usize,
-    failures: BTreeMap<Failure, u64>,
+    failures: BTreeMap<LookupFailure, u64>,
 }
 
 #[derive(Debug, Clone)]
-struct Entry {
+struct ScheduledName {
     addresses: BTreeSet<IpAddr>,
-    status: Status,
+    status: NameStatus,
     backoff: Backoff,
 }
 
-impl Schedule {
+impl ResolveSchedule {
     /// No names, and at most `limit` lookups at a time (at least one).
     #[must_use]
     pub fn new(limit: usize) -> Self {
@@ -142,16 +136,16 @@ impl Schedule {
             queue: BTreeSet::new(),
             flying: BTreeSet::new(),
             limit: limit.max(1),
-            failures: Failure::ALL.into_iter().map(|failure| (failure, 0)).collect(),
+            failures: LookupFailure::ALL.into_iter().map(|failure| (failure, 0)).collect(),
         }
     }
 
     /// Takes in what happened and says what to do. `random` gives numbers from 0 to 1.
-    pub fn step(&mut self, event: Event, now: Instant, random: &mut dyn FnMut() -> f64) -> Actions {
+    pub fn step(&mut self, event: ResolveEvent, now: Instant, random: &mut dyn FnMut() -> f64) -> Actions {
         let changed = match event {
-            Event::Wanted(names) => self.wanted(&names, now),
-            Event::Answered(name, outcome) => self.answered(&name, &outcome, now, random),
-            Event::Tick => false,
+            ResolveEvent::Wanted(names) => self.wanted(&names, now),
+            ResolveEvent::Answered(name, outcome) => self.answered(&name, &outcome, now, random),
+            ResolveEvent::Tick => false,
         };
         let lookup = self.take_due(now);
         let room = self.flying.len() < self.limit;
@@ -167,13 +161,13 @@ impl Schedule {
 
     /// What is known of every wanted name.
     #[must_use]
-    pub fn statuses(&self) -> BTreeMap<Arc<str>, Status> {
+    pub fn statuses(&self) -> BTreeMap<Arc<str>, NameStatus> {
         self.entries.iter().map(|(name, entry)| (Arc::clone(name), entry.status.clone())).collect()
     }
 
     /// How many lookups have failed so far, by reason.
     #[must_use]
-    pub fn failures(&self) -> &BTreeMap<Failure, u64> {
+    pub fn failures(&self) -> &BTreeMap<LookupFailure, u64> {
         &self.failures
     }
 
@@ -191,8 +185,8 @@ impl Schedule {
                 continue;
             }
             let name: Arc<str> = name.as_str().into();
-            let status = Status { answered: None, failure: None };
-            self.entries.insert(Arc::clone(&name), Entry { addresses: BTreeSet::new(), status, backoff: Backoff::DNS });
+            let status = NameStatus { answered: None, failure: None };
+            self.entries.insert(Arc::clone(&name), ScheduledName { addresses: BTreeSet::new(), status, backoff: Backoff::DNS });
             // A name that left and came back while its lookup is under way waits for that one.
             if !self.flying.contains(&name) {
                 self.queue.insert((now, name));
@@ -201,7 +195,7 @@ impl Schedule {
         changed
     }
 
-    fn answered(&mut self, name: &Arc<str>, outcome: &Outcome, now: Instant, random: &mut dyn FnMut() -> f64) -> bool {
+    fn answered(&mut self, name: &Arc<str>, outcome: &LookupOutcome, now: Instant, random: &mut dyn FnMut() -> f64) -> bool {
         if !self.flying.remove(name) {
             return false;
         }
@@ -248,13 +242,13 @@ impl Schedule {
 }
 
 /// What an outcome means.
-struct Verdict {
-    answer: Option<Answer>,
-    failure: Option<Failure>,
+struct OutcomeVerdict {
+    answer: Option<UsableAnswer>,
+    failure: Option<LookupFailure>,
 }
 
 /// The part of an outcome that can be used.
-struct Answer {
+struct UsableAnswer {
     addresses: BTreeSet<IpAddr>,
     /// The family whose lookup failed: what was known of it stays.
     keep: Option<Keep>,
@@ -267,40 +261,40 @@ enum Keep {
     V6,
 }
 
-impl Answer {
+impl UsableAnswer {
     fn over(&self, before: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
-        let kept = before.iter().filter(|ip| match self.keep {
+        let retained = before.iter().filter(|ip| match self.keep {
             None => false,
             Some(Keep::V4) => ip.is_ipv4(),
             Some(Keep::V6) => ip.is_ipv6(),
         });
-        kept.chain(&self.addresses).copied().collect()
+        retained.chain(&self.addresses).copied().collect()
     }
 }
 
-fn judge(outcome: &Outcome) -> Verdict {
-    let useful = |family: &Result<Records, Failure>| family.as_ref().is_ok_and(|records| !records.addresses.is_empty());
+fn judge(outcome: &LookupOutcome) -> OutcomeVerdict {
+    let useful = |family: &Result<FamilyRecords, LookupFailure>| family.as_ref().is_ok_and(|records| !records.addresses.is_empty());
     match (&outcome.v4, &outcome.v6) {
         (Ok(v4), Ok(v6)) if useful(&outcome.v4) || useful(&outcome.v6) => {
             let both = [v4, v6].into_iter().filter(|records| !records.addresses.is_empty());
             let ttl = both.map(|records| records.ttl).min().unwrap_or_default();
             let addresses = v4.addresses.union(&v6.addresses).copied().collect();
-            Verdict { answer: Some(Answer { addresses, keep: None, ttl }), failure: None }
+            OutcomeVerdict { answer: Some(UsableAnswer { addresses, keep: None, ttl }), failure: None }
         }
-        (Ok(_), Ok(_)) => Verdict { answer: None, failure: Some(Failure::Empty) },
+        (Ok(_), Ok(_)) => OutcomeVerdict { answer: None, failure: Some(LookupFailure::Empty) },
         (Ok(good), Err(failure)) if useful(&outcome.v4) => half(good, *failure, Keep::V6),
         (Err(failure), Ok(good)) if useful(&outcome.v6) => half(good, *failure, Keep::V4),
-        (Err(failure), _) | (_, Err(failure)) => Verdict { answer: None, failure: Some(*failure) },
+        (Err(failure), _) | (_, Err(failure)) => OutcomeVerdict { answer: None, failure: Some(*failure) },
     }
 }
 
 /// One family answered and the other failed. A server that says there is no such name in one family, and has addresses in
 /// the other, means that the first has none.
-fn half(good: &Records, failure: Failure, keep: Keep) -> Verdict {
-    let answer = Answer { addresses: good.addresses.clone(), keep: None, ttl: good.ttl };
+fn half(good: &FamilyRecords, failure: LookupFailure, keep: Keep) -> OutcomeVerdict {
+    let answer = UsableAnswer { addresses: good.addresses.clone(), keep: None, ttl: good.ttl };
     match failure {
-        Failure::NoName | Failure::Empty => Verdict { answer: Some(answer), failure: None },
-        failure => Verdict { answer: Some(Answer { keep: Some(keep), ..answer }), failure: Some(failure) },
+        LookupFailure::NoName | LookupFailure::Empty => OutcomeVerdict { answer: Some(answer), failure: None },
+        failure => OutcomeVerdict { answer: Some(UsableAnswer { keep: Some(keep), ..answer }), failure: Some(failure) },
     }
 }
 

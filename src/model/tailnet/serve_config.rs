@@ -11,23 +11,21 @@ use std::sync::Arc;
 use crate::api::ingress;
 use crate::api::routes::Listener;
 use crate::api::serve::{ServeConfig, ServiceConfig, TcpHandler};
-use crate::model::ingress::vhosts::{Site, Sites, node};
-use crate::model::tailnet::advertise::Leaving;
+use crate::model::ingress::vhosts::{Vhost, Vhosts, node};
+use crate::model::tailnet::advertise::WithdrawalProgress;
 
 /// The version of the PROXY protocol that the listeners read.
 const PROXY_PROTOCOL: u8 = 2;
 
 /// Where the ports of a site are answered on this replica.
-pub type Ports = BTreeMap<u16, SocketAddr>;
+pub type SitePorts = BTreeMap<u16, SocketAddr>;
 
-/// What there is to serve.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Wanted {
+pub struct ServeInputs {
     /// The listeners of Tailscale Services, by name.
-    pub sites: BTreeMap<String, Ports>,
+    pub sites: BTreeMap<String, SitePorts>,
     /// The listeners of the node itself, where the control plane has no Tailscale Services.
-    pub node: Ports,
-    /// The services that the kernel forwards.
+    pub node: SitePorts,
     pub kernel: BTreeMap<String, Forwarded>,
     /// The `host:port` that are reached from the internet.
     pub funnel: BTreeSet<String>,
@@ -36,9 +34,8 @@ pub struct Wanted {
 /// What of a service that the kernel forwards tailscaled forwards instead, with the client's address in front: the target by port.
 pub type Forwarded = BTreeMap<u16, SocketAddr>;
 
-/// The config that serves all of it.
 #[must_use]
-pub fn config(wanted: &Wanted) -> ServeConfig {
+pub fn config(wanted: &ServeInputs) -> ServeConfig {
     let sites = wanted.sites.iter().map(|(name, ports)| (name.clone(), ServiceConfig { tcp: handlers(ports), ..ServiceConfig::default() }));
     // Whoever forwards some ports cannot be told that the others are the kernel's, and needs not.
     let kernel = wanted
@@ -58,12 +55,12 @@ const CERT_DOMAIN: &str = "${TS_CERT_DOMAIN}";
 
 /// Adds what a serve config has that is none of our sites and that tailscaled serves by itself: services that it forwards, and what
 /// the node itself serves. The latter may name the node's certificate, and then waits until it may have one.
-pub fn pass(config: &mut ServeConfig, told: &ServeConfig, cert_domain: Option<&String>) {
-    let forwarded = told.services.iter().filter(|(_, service)| service.web.is_empty());
+pub fn pass(config: &mut ServeConfig, current: &ServeConfig, cert_domain: Option<&String>) {
+    let forwarded = current.services.iter().filter(|(_, service)| service.web.is_empty());
     for (name, service) in forwarded {
         config.services.entry(name.clone()).or_insert_with(|| service.clone());
     }
-    let own = ServeConfig { services: BTreeMap::new(), ..told.clone() };
+    let own = ServeConfig { services: BTreeMap::new(), ..current.clone() };
     let Ok(text) = serde_json::to_string(&own) else { return };
     let over_tls = own.tcp.values().any(|handler| handler.https);
     let own = match cert_domain {
@@ -80,7 +77,7 @@ pub fn pass(config: &mut ServeConfig, told: &ServeConfig, cert_domain: Option<&S
 
 /// Lets the internet reach what a site serves over TLS. What comes from there tailscaled looks for among the node's own ports, which
 /// are one site's: that which is first.
-pub fn to_internet(wanted: &mut Wanted, site: &Site, ports: &Ports) {
+pub fn to_internet(wanted: &mut ServeInputs, site: &Vhost, ports: &SitePorts) {
     for (port, at) in ports.iter().filter(|(port, _)| site.listeners.get(*port) == Some(&Listener::Https)) {
         if wanted.node.entry(*port).or_insert(*at) == at {
             wanted.funnel.extend(site.hosts.keys().map(|host| format!("{host}:{port}")));
@@ -90,7 +87,7 @@ pub fn to_internet(wanted: &mut Wanted, site: &Site, ports: &Ports) {
 
 /// Leads the internet here no more once a replica leaves. tailscaled takes no config with Funnel while its shields are up, and what is
 /// under way needs only what answers for it.
-pub fn leave(config: &mut ServeConfig, leaving: Leaving) {
+pub fn leave(config: &mut ServeConfig, leaving: WithdrawalProgress) {
     if leaving.shut || leaving.withdrawn {
         config.allow_funnel.clear();
     }
@@ -98,14 +95,14 @@ pub fn leave(config: &mut ServeConfig, leaving: Leaving) {
 
 /// Why the internet does not reach a site that asks for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Barred {
+pub enum FunnelError {
     /// The tailnet does not let this node be reached from the internet.
     NotAllowed,
     /// The port is another site's: what comes from the internet has one site for each.
     PortTaken,
 }
 
-impl Barred {
+impl FunnelError {
     /// A closed set of words for metric labels.
     #[must_use]
     pub fn reason(self) -> &'static str {
@@ -116,7 +113,7 @@ impl Barred {
     }
 }
 
-impl std::fmt::Display for Barred {
+impl std::fmt::Display for FunnelError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::NotAllowed => "the tailnet does not let this node be: give its tags the attribute `funnel` (nodeAttrs of the policy)",
@@ -129,18 +126,18 @@ impl std::fmt::Display for Barred {
 /// `allowed` says whether the tailnet lets this node be; on a node whose sites share its ports (`shared`) none takes them from
 /// another.
 #[must_use]
-pub fn barred(sites: &Sites, told: &ServeConfig, allowed: bool, shared: bool) -> BTreeMap<String, Barred> {
+pub fn barred(sites: &Vhosts, current: &ServeConfig, allowed: bool, shared: bool) -> BTreeMap<String, FunnelError> {
     let mut taken = BTreeSet::new();
-    let judge = |(name, site): (&String, &Arc<Site>)| {
+    let judge = |(name, site): (&String, &Arc<Vhost>)| {
         let ports: Vec<u16> = site.listeners.iter().filter(|(_, listener)| **listener == Listener::Https).map(|(port, _)| *port).collect();
         let free = shared || ports.iter().all(|port| !taken.contains(port));
         taken.extend(ports);
-        let why = if allowed { (!free).then_some(Barred::PortTaken) } else { Some(Barred::NotAllowed) };
+        let why = if allowed { (!free).then_some(FunnelError::PortTaken) } else { Some(FunnelError::NotAllowed) };
         Some((name.clone(), why?))
     };
     let mut barred: BTreeMap<_, _> = sites.iter().filter(|(_, site)| site.funnel).filter_map(judge).collect();
-    if !allowed && !told.tcp.is_empty() && told.allow_funnel.values().any(|on| *on) {
-        barred.insert(node::NAME.to_owned(), Barred::NotAllowed);
+    if !allowed && !current.tcp.is_empty() && current.allow_funnel.values().any(|on| *on) {
+        barred.insert(node::NAME.to_owned(), FunnelError::NotAllowed);
     }
     barred
 }
@@ -148,13 +145,13 @@ pub fn barred(sites: &Sites, told: &ServeConfig, allowed: bool, shared: bool) ->
 /// What of a service tailscaled forwards in the kernel's place, with the client's address in front: to the cluster's IPv4 address
 /// where there is one. Nothing of one that a DNS name stands for: tailscaled would resolve it once and for all.
 #[must_use]
-pub fn announced(service: &ingress::Service) -> Forwarded {
+pub fn announced(service: &ingress::IngressService) -> Forwarded {
     let mut mappings = [&service.ipv4, &service.ipv6].into_iter().flatten();
     let Some(to) = mappings.find_map(|mapping| mapping.cluster_ip.parse::<IpAddr>().ok()) else { return Forwarded::new() };
     service.proxy_protocol.iter().map(|port| (*port, SocketAddr::new(to, *port))).collect()
 }
 
-fn handlers(ports: &Ports) -> BTreeMap<u16, TcpHandler> {
+fn handlers(ports: &SitePorts) -> BTreeMap<u16, TcpHandler> {
     let handler = |to: &SocketAddr| TcpHandler { tcp_forward: to.to_string(), proxy_protocol: PROXY_PROTOCOL, ..TcpHandler::default() };
     ports.iter().map(|(port, to)| (*port, handler(to))).collect()
 }
@@ -180,19 +177,19 @@ fn compatible(before: &ServiceConfig, after: &ServiceConfig) -> bool {
 
 /// The way in which a port is served, as tailscaled tells them apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum PortMode {
     Https,
     Http,
     TerminatedTcp,
     Tcp,
 }
 
-fn way(handler: &TcpHandler) -> Way {
+fn way(handler: &TcpHandler) -> PortMode {
     match handler {
-        TcpHandler { https: true, .. } => Way::Https,
-        TcpHandler { http: true, .. } => Way::Http,
-        TcpHandler { terminate_tls, .. } if !terminate_tls.is_empty() => Way::TerminatedTcp,
-        _ => Way::Tcp,
+        TcpHandler { https: true, .. } => PortMode::Https,
+        TcpHandler { http: true, .. } => PortMode::Http,
+        TcpHandler { terminate_tls, .. } if !terminate_tls.is_empty() => PortMode::TerminatedTcp,
+        _ => PortMode::Tcp,
     }
 }
 
@@ -204,11 +201,11 @@ mod tests {
         SocketAddr::from(([127, 0, 0, 1], port))
     }
 
-    fn example() -> Wanted {
-        Wanted {
+    fn example() -> ServeInputs {
+        ServeInputs {
             sites: [("svc:web".to_owned(), [(443, at(8443)), (80, at(8080))].into())].into(),
             kernel: [("svc:db".to_owned(), Forwarded::new()), ("svc:mail".to_owned(), [(25, at(25))].into())].into(),
-            ..Wanted::default()
+            ..ServeInputs::default()
         }
     }
 
@@ -223,43 +220,43 @@ mod tests {
 
     #[test]
     fn one_site_has_the_port_by_which_the_internet_comes() {
-        let site = |name: &str| Site {
+        let site = |name: &str| Vhost {
             hosts: [(name.to_owned(), crate::api::routes::Host::default())].into(),
             listeners: [(443, Listener::Https), (80, Listener::Redirect)].into(),
             funnel: true,
-            ..Site::default()
+            ..Vhost::default()
         };
-        let mut wanted = Wanted::default();
+        let mut wanted = ServeInputs::default();
         to_internet(&mut wanted, &site("a.x.ts.net"), &[(443, at(1)), (80, at(2))].into());
         to_internet(&mut wanted, &site("b.x.ts.net"), &[(443, at(3))].into());
         let text = serde_json::to_string(&config(&wanted)).expect("JSON");
         assert_eq!(text, r#"{"TCP":{"443":{"TCPForward":"127.0.0.1:1","ProxyProtocol":2}},"AllowFunnel":{"a.x.ts.net:443":true}}"#);
-        let inside = Site { funnel: false, ..site("c.x.ts.net") };
-        let sites: Sites = [("svc:a", site("a.x.ts.net")), ("svc:b", site("b.x.ts.net")), ("svc:c", inside)]
+        let inside = Vhost { funnel: false, ..site("c.x.ts.net") };
+        let sites: Vhosts = [("svc:a", site("a.x.ts.net")), ("svc:b", site("b.x.ts.net")), ("svc:c", inside)]
             .into_iter()
             .map(|(name, site)| (name.to_owned(), Arc::new(site)))
             .collect();
         let barred = |allowed, shared| {
-            barred(&sites, &ServeConfig::default(), allowed, shared).into_values().map(Barred::reason).collect::<Vec<_>>()
+            barred(&sites, &ServeConfig::default(), allowed, shared).into_values().map(FunnelError::reason).collect::<Vec<_>>()
         };
         assert_eq!(barred(true, false), ["PortTaken"]);
         assert_eq!(barred(true, true), [""; 0]);
         assert_eq!(barred(false, false), ["NotAllowed", "NotAllowed"]);
         let own = r#"{"TCP":{"443":{"HTTPS":true}},"AllowFunnel":{"${TS_CERT_DOMAIN}:443":true}}"#;
         let own: ServeConfig = serde_json::from_str(own).expect("a config");
-        assert_eq!(super::barred(&Sites::new(), &own, false, false), [("node".to_owned(), Barred::NotAllowed)].into());
-        assert_eq!(super::barred(&Sites::new(), &own, true, false), BTreeMap::new());
+        assert_eq!(super::barred(&Vhosts::new(), &own, false, false), [("node".to_owned(), FunnelError::NotAllowed)].into());
+        assert_eq!(super::barred(&Vhosts::new(), &own, true, false), BTreeMap::new());
     }
 
     #[test]
     fn who_leaves_takes_the_internet_back_first_and_not_again_at_the_end() {
-        let open = Wanted { node: [(443, at(1))].into(), funnel: ["a.x.ts.net:443".to_owned()].into(), ..example() };
-        let closed = Wanted { funnel: BTreeSet::new(), ..open.clone() };
+        let open = ServeInputs { node: [(443, at(1))].into(), funnel: ["a.x.ts.net:443".to_owned()].into(), ..example() };
+        let closed = ServeInputs { funnel: BTreeSet::new(), ..open.clone() };
         // In order: as ever, the shields go up, services are taken back, the shields go down for whoever follows.
         let phases = [(false, false), (true, false), (true, true), (false, true)];
         let served = phases.map(|(shut, withdrawn)| {
             let mut served = config(&open);
-            leave(&mut served, Leaving { shut, withdrawn });
+            leave(&mut served, WithdrawalProgress { shut, withdrawn });
             served
         });
         assert_eq!(served, [config(&open), config(&closed), config(&closed), config(&closed)]);

@@ -13,7 +13,7 @@ use crate::api::state as keys;
 pub type Content = BTreeMap<String, Bytes>;
 
 /// Wanted values by key; nothing as a value means that the key is to be absent.
-pub type Changes = BTreeMap<String, Option<Bytes>>;
+pub type StateChanges = BTreeMap<String, Option<Bytes>>;
 
 /// As a JSON object of base64 by key.
 #[must_use]
@@ -34,7 +34,6 @@ pub fn from_json(text: &[u8]) -> Option<Content> {
 pub struct Start {
     /// Capability version of the tailscaled that will run; nothing if none will.
     pub capver: Option<u32>,
-    /// UID of the Pod, if it is told.
     pub pod_uid: Option<String>,
     /// The auth key of the mounted tailscaled config; empty if it has none.
     pub auth_key: String,
@@ -44,8 +43,8 @@ impl Start {
     /// What a starting container writes: its version and Pod, and the end of what its predecessor said.
     /// The device stays, for the operator deletes the old one by it. A request for a new auth key ends once the mounted key is another one.
     #[must_use]
-    pub fn changes(&self, found: &Content) -> Changes {
-        let mut changes: Changes = keys::STALE_AT_START.iter().map(|key| ((*key).to_owned(), None)).collect();
+    pub fn changes(&self, found: &Content) -> StateChanges {
+        let mut changes: StateChanges = keys::STALE_AT_START.iter().map(|key| ((*key).to_owned(), None)).collect();
         let mut set = |key: &str, value: String| drop(changes.insert(key.to_owned(), Some(value.into())));
         if let Some(capver) = self.capver {
             set(keys::CAPVER, capver.to_string());
@@ -53,8 +52,8 @@ impl Start {
         if let Some(uid) = self.pod_uid.as_ref().filter(|uid| !uid.is_empty()) {
             set(keys::POD_UID, uid.clone());
         }
-        let asked = found.get(keys::REISSUE_AUTHKEY);
-        if !self.auth_key.is_empty() && asked.is_some_and(|failed| failed != self.auth_key.as_bytes()) {
+        let reissue = found.get(keys::REISSUE_AUTHKEY);
+        if !self.auth_key.is_empty() && reissue.is_some_and(|failed| failed != self.auth_key.as_bytes()) {
             changes.insert(keys::REISSUE_AUTHKEY.to_owned(), None);
         }
         changes
@@ -63,13 +62,13 @@ impl Start {
 
 /// The wanted changes that the known content does not already show.
 #[must_use]
-pub fn outstanding(wanted: &Changes, known: &Changes) -> Changes {
-    wanted.iter().filter(|(key, value)| known.get(*key) != Some(value)).map(|(key, value)| (key.clone(), value.clone())).collect()
+pub fn outstanding(wanted: &StateChanges, current: &StateChanges) -> StateChanges {
+    wanted.iter().filter(|(key, value)| current.get(*key) != Some(value)).map(|(key, value)| (key.clone(), value.clone())).collect()
 }
 
 /// The content after the changes.
 #[must_use]
-pub fn applied(mut content: Content, changes: &Changes) -> Content {
+pub fn applied(mut content: Content, changes: &StateChanges) -> Content {
     for (key, value) in changes {
         match value {
             Some(value) => drop(content.insert(key.clone(), value.clone())),
@@ -81,7 +80,7 @@ pub fn applied(mut content: Content, changes: &Changes) -> Content {
 
 /// What makes tailscaled begin as a new device: the end of its keys, of its profile and of what was said of the device.
 #[must_use]
-pub fn forget_identity(found: &Content) -> Changes {
+pub fn forget_identity(found: &Content) -> StateChanges {
     let profile = found.get(keys::CURRENT_PROFILE).and_then(|name| std::str::from_utf8(name).ok());
     let profile = profile.filter(|name| name.starts_with(keys::PROFILE_PREFIX));
     keys::IDENTITY.into_iter().chain(profile).map(|key| (key.to_owned(), None)).collect()
@@ -143,7 +142,7 @@ mod tests {
         }
     }
 
-    fn changes() -> impl Strategy<Value = Changes> {
+    fn changes() -> impl Strategy<Value = StateChanges> {
         let value = proptest::collection::vec(0u8..3, 0..3).prop_map(Bytes::from);
         proptest::collection::btree_map("[a-d]", proptest::option::of(value), 0..5)
     }

@@ -2,7 +2,7 @@
 //!
 //! The operator sends a service's traffic to a replica whose status shows the service's ports and target exactly as it
 //! configured them, and nothing else of the status decides. So both are echoed, never derived; and a service that cannot be
-//! served yet is held back for a while ([`Patience`]), so that the replicas that can serve it get the traffic first. It
+//! served yet is held back for a while ([`ServeHistory`]), so that the replicas that can serve it get the traffic first. It
 //! is not held back for ever: a rollout waits until every service can be reached through the new Pod, and a name that
 //! nobody can resolve would stop it. From then on it is published without addresses, and its ports refuse.
 //! Never computed from anything but a plan that the kernel has accepted.
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use imbl::OrdMap;
 use serde::{Serialize, Serializer};
 
-use crate::api::egress::{ServiceStatus, Status};
+use crate::api::egress::{EgressStatus, ServiceStatus};
 use crate::api::ingress;
 use crate::model::base::gzip;
 use crate::model::config::{Config, EgressConfig, IngressConfig};
@@ -22,7 +22,7 @@ use crate::model::plan::{Plan, Reason};
 
 mod patience;
 
-pub use patience::{GRACE, Patience};
+pub use patience::{GRACE, ServeHistory};
 
 /// The Pod's own addresses, as the operator compares them with the Pod's.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -50,7 +50,7 @@ impl PodAddresses {
 
 /// The services that are published, each made when it is written: thousands of them at once are of no use to anybody.
 #[derive(Debug, Clone, Copy)]
-pub struct Published<'a> {
+pub struct PublishedServices<'a> {
     plan: &'a Plan,
     config: &'a EgressConfig,
     withheld: &'a BTreeSet<Arc<str>>,
@@ -58,7 +58,7 @@ pub struct Published<'a> {
     addresses: bool,
 }
 
-impl<'a> Published<'a> {
+impl<'a> PublishedServices<'a> {
     fn iter(self) -> impl Iterator<Item = (&'a str, ServiceStatus)> {
         let published = self.config.services.iter().filter(move |(name, _)| !self.withheld.contains(*name));
         published.map(move |(name, service)| {
@@ -73,7 +73,7 @@ impl<'a> Published<'a> {
     }
 }
 
-impl Serialize for Published<'_> {
+impl Serialize for PublishedServices<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_map(self.iter())
     }
@@ -86,20 +86,20 @@ pub fn egress_status<'a>(
     config: &'a EgressConfig,
     pod: PodAddresses,
     withheld: &'a BTreeSet<Arc<str>>,
-) -> Status<Published<'a>> {
-    let published = Published { plan, config, withheld, addresses: true };
+) -> EgressStatus<PublishedServices<'a>> {
+    let published = PublishedServices { plan, config, withheld, addresses: true };
     let (pod_ipv4, pod_ipv6) = pod.text();
-    Status {
+    EgressStatus {
         pod_ipv4,
         pod_ipv6,
         services: published.iter().next().map(|_| published),
         fingerprint: Some(config.fingerprint.clone()),
-        rejected: told(config, &plan.rejected),
+        rejected: rejected_reasons(config, &plan.rejected),
     }
 }
 
 /// In words, what is said of the services of this config.
-fn told<S>(config: &Config<S>, said: &OrdMap<Arc<str>, Vec<Reason>>) -> BTreeMap<String, Vec<String>> {
+fn rejected_reasons<S>(config: &Config<S>, said: &OrdMap<Arc<str>, Vec<Reason>>) -> BTreeMap<String, Vec<String>> {
     let configured = |name: &Arc<str>| config.services.contains_key(name) || config.malformed.contains_key(name);
     let said = said.iter().filter(|(name, _)| configured(name));
     said.map(|(name, words)| (name.to_string(), words.iter().map(ToString::to_string).collect())).collect()
@@ -108,15 +108,15 @@ fn told<S>(config: &Config<S>, said: &OrdMap<Arc<str>, Vec<Reason>>) -> BTreeMap
 /// The status of the L3 ingress services that the plan in force makes of this config: those of which some address is served,
 /// as configured. One of which nothing is served is left out, for what is published gets advertised.
 #[must_use]
-pub fn ingress_status(plan: &Plan, config: &IngressConfig, pod: PodAddresses) -> ingress::Status {
+pub fn ingress_status(plan: &Plan, config: &IngressConfig, pod: PodAddresses) -> ingress::IngressStatus {
     let served = config.services.iter().filter(|(name, _)| plan.ingress.get(*name).is_some_and(|hosts| !hosts.is_empty()));
     let (pod_ipv4, pod_ipv6) = pod.text();
-    ingress::Status {
-        configs: served.map(|(name, service)| (name.to_string(), ingress::Service::clone(service))).collect(),
+    ingress::IngressStatus {
+        configs: served.map(|(name, service)| (name.to_string(), ingress::IngressService::clone(service))).collect(),
         pod_ipv4,
         pod_ipv6,
         fingerprint: Some(config.fingerprint.clone()),
-        rejected: told(config, &plan.rejected),
+        rejected: rejected_reasons(config, &plan.rejected),
     }
 }
 
@@ -132,13 +132,12 @@ pub struct Encoded {
     /// the Tailscale operator, whose groups do not come to that size, does not know it.
     pub packed: Option<Vec<u8>>,
     /// What the plain text lacks.
-    pub left: Left,
+    pub omitted: Omitted,
 }
 
 /// What was left out of a plain status to make it fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Left {
-    /// Nothing.
+pub enum Omitted {
     Nothing,
     /// Why services are rejected; the metrics still say.
     Reasons,
@@ -150,30 +149,30 @@ pub enum Left {
 
 /// A status with no more in both its keys than fits in `room` bytes if anything can be left out.
 #[must_use]
-pub fn encode(mut status: Status<Published<'_>>, room: usize) -> Encoded {
-    let text = |status: &Status<Published<'_>>| serde_json::to_vec(status).unwrap_or_default();
+pub fn encode(mut status: EgressStatus<PublishedServices<'_>>, room: usize) -> Encoded {
+    let text = |status: &EgressStatus<PublishedServices<'_>>| serde_json::to_vec(status).unwrap_or_default();
     let whole = text(&status);
     if whole.len() <= room {
-        return Encoded { plain: whole, packed: None, left: Left::Nothing };
+        return Encoded { plain: whole, packed: None, omitted: Omitted::Nothing };
     }
     let packed = gzip::pack(&whole).ok().filter(|packed| packed.len() <= room / 2);
     drop(whole);
     let room = room - packed.as_ref().map_or(0, Vec::len);
     status.rejected.values_mut().for_each(Vec::clear);
-    let done = |plain, left| Encoded { plain, packed: packed.clone(), left };
+    let done = |plain, omitted| Encoded { plain, packed: packed.clone(), omitted };
     let shorter = text(&status);
     if shorter.len() <= room {
-        return done(shorter, Left::Reasons);
+        return done(shorter, Omitted::Reasons);
     }
     drop(shorter);
-    status.services = status.services.map(|services| Published { addresses: false, ..services });
+    status.services = status.services.map(|services| PublishedServices { addresses: false, ..services });
     let shorter = text(&status);
     if shorter.len() <= room {
-        return done(shorter, Left::Addresses);
+        return done(shorter, Omitted::Addresses);
     }
     drop(shorter);
     status.services = None;
-    done(text(&status), Left::Services)
+    done(text(&status), Omitted::Services)
 }
 
 #[cfg(test)]

@@ -11,5 +11,5 @@ pub mod settings;
 pub mod state_backup;
 
 pub use auth::{Auth, AuthEvent};
-pub use machine::{Action, At, Event, Machine, Phase, Seen, StateWrite};
+pub use machine::{At, BusState, DaemonAction, DaemonEvent, DaemonPhase, Machine, StateWrite};
 pub use settings::{DaemonSettings, Login, Secret, StateStore, TwoStep};

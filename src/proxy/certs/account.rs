@@ -9,8 +9,8 @@ use bytes::Bytes;
 use tokio::sync::Mutex;
 
 use super::act::IssueError;
-use crate::edge::acme::{AccountKey, Acme, Server};
-use crate::edge::kube::{Cluster, Noted, Refusal, Values};
+use crate::edge::acme::{AccountKey, Acme, AcmeServer};
+use crate::edge::kube::{ApiRefusal, Cluster, Values, VersionedSecret};
 use crate::model::base::hash::sha256_raw;
 
 /// How often somebody else may be faster at storing a key.
@@ -19,9 +19,7 @@ const TRIES: usize = 5;
 /// Where an account's key is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AccountAt {
-    /// The Secret.
     pub secret: String,
-    /// Its field.
     pub field: String,
 }
 
@@ -29,13 +27,13 @@ pub struct AccountAt {
 #[derive(Debug)]
 pub(super) struct Accounts {
     cluster: Cluster,
-    server: Server,
+    server: AcmeServer,
     at: AccountAt,
     current: Mutex<Option<Acme>>,
 }
 
 impl Accounts {
-    pub(super) fn new(cluster: Cluster, server: Server, at: AccountAt) -> Self {
+    pub(super) fn new(cluster: Cluster, server: AcmeServer, at: AccountAt) -> Self {
         Self { cluster, server, at, current: Mutex::default() }
     }
 
@@ -65,26 +63,26 @@ impl Accounts {
     /// The key that is stored; one is made if there is none, or only the one whose account is closed.
     async fn key(&self, closed: Option<&AccountKey>) -> Result<AccountKey, IssueError> {
         for _ in 0..TRIES {
-            let held = self.cluster.noted(&self.at.secret).await?;
-            let held = held.ok_or_else(|| IssueError::NoAccountSecret { secret: self.at.secret.clone() })?;
-            if let Some(key) = self.stored(&held)?
+            let secret = self.cluster.noted(&self.at.secret).await?;
+            let existing = secret.ok_or_else(|| IssueError::NoAccountSecret { secret: self.at.secret.clone() })?;
+            if let Some(key) = self.stored(&existing)?
                 && Some(&key) != closed
             {
                 return Ok(key);
             }
             let made = AccountKey::generate()?;
             let values = Values::from([(self.at.field.clone(), Bytes::from(made.pem().to_owned()))]);
-            match self.cluster.note(&self.at.secret, &held.version, &BTreeMap::new(), &values).await {
+            match self.cluster.note(&self.at.secret, &existing.version, &BTreeMap::new(), &values).await {
                 Ok(_) => return Ok(made),
-                Err(error) if error.refusal() == Some(Refusal::Conflict) => {}
+                Err(error) if error.refusal() == Some(ApiRefusal::Conflict) => {}
                 Err(error) => return Err(error.into()),
             }
         }
         Err(IssueError::AccountContended { secret: self.at.secret.clone() })
     }
 
-    fn stored(&self, held: &Noted) -> Result<Option<AccountKey>, IssueError> {
-        match held.values.get(&self.at.field).filter(|text| !text.is_empty()) {
+    fn stored(&self, secret: &VersionedSecret) -> Result<Option<AccountKey>, IssueError> {
+        match secret.values.get(&self.at.field).filter(|text| !text.is_empty()) {
             Some(text) => Ok(Some(AccountKey::read(text)?)),
             None => Ok(None),
         }

@@ -8,12 +8,12 @@ use tokio::task::JoinError;
 
 use super::account::{Accounts, fingerprint};
 use super::cert_store::{Issued, note_text};
-use super::{NOTE, Work};
+use super::{CertWork, NOTE};
 use crate::api::names::ACCOUNT_FINGERPRINT;
-use crate::edge::acme::{AcmeError, Failure};
-use crate::edge::kube::{KubeError, Noted, Refusal, Values};
+use crate::edge::acme::{AcmeError, RecordFailure};
+use crate::edge::kube::{ApiRefusal, KubeError, Values, VersionedSecret};
 use crate::edge::localapi::LocalApi;
-use crate::model::ingress::cert_orders::{Action, Event, Failed, Note, Window, Written};
+use crate::model::ingress::cert_orders::{Note, OrderAction, OrderEvent, OrderFailure, RenewalWindow, WriteResult};
 use crate::model::ingress::certificate::CertificateError;
 
 /// How soon a server that could not be asked is asked again when to renew.
@@ -24,16 +24,10 @@ const ASK_AGAIN: Duration = Duration::from_hours(1);
 pub(super) enum IssueError {
     /// The Secret of the account's key does not exist.
     #[error("the Secret {secret} of the ACME account does not exist; the reconciler makes it")]
-    NoAccountSecret {
-        /// The Secret.
-        secret: String,
-    },
+    NoAccountSecret { secret: String },
     /// Others write the account's key all the time.
     #[error("the ACME account's key in the Secret {secret} changes all the time; do two programs with different settings share it?")]
-    AccountContended {
-        /// The Secret.
-        secret: String,
-    },
+    AccountContended { secret: String },
     /// The account's key could not be read or stored.
     #[error("the ACME account's key: {0}")]
     Secret(#[from] KubeError),
@@ -58,47 +52,47 @@ impl IssueError {
         }
     }
 
-    fn failed(&self) -> Failed {
+    fn failed(&self) -> OrderFailure {
         match self {
-            Self::Acme(error) => Failed { retry_after: error.retry_after(), outage: error.is_outage() },
-            Self::Certificate(_) => Failed::default(),
-            _ => Failed { retry_after: None, outage: true },
+            Self::Acme(error) => OrderFailure { retry_after: error.retry_after(), outage: error.is_outage() },
+            Self::Certificate(_) => OrderFailure::default(),
+            _ => OrderFailure { retry_after: None, outage: true },
         }
     }
 }
 
 /// What came of something that was done.
 pub(super) enum Done {
-    Claimed(String, Result<Noted, KubeError>),
-    Stored(String, Result<Noted, KubeError>),
+    Claimed(String, Result<VersionedSecret, KubeError>),
+    Stored(String, Result<VersionedSecret, KubeError>),
     Ended(String, u64, Result<Issued, IssueError>),
-    Suggested(String, Option<(Window, Duration)>),
+    Suggested(String, Option<(RenewalWindow, Duration)>),
 }
 
-impl Work {
-    pub(super) fn act(&mut self, action: Action) {
+impl CertWork {
+    pub(super) fn act(&mut self, action: OrderAction) {
         match action {
-            Action::Claim { name, version, note } => self.write(name, &version, Some(&note), Values::new(), Done::Claimed),
-            Action::Release { name, version, note } => self.write(name, &version, Some(&note), Values::new(), Done::Stored),
-            Action::Store { name, version } => {
-                let values = self.kept.issued(&name).map(values).unwrap_or_default();
+            OrderAction::Claim { name, version, note } => self.write(name, &version, Some(&note), Values::new(), Done::Claimed),
+            OrderAction::Release { name, version, note } => self.write(name, &version, Some(&note), Values::new(), Done::Stored),
+            OrderAction::Store { name, version } => {
+                let values = self.store.issued(&name).map(values).unwrap_or_default();
                 self.write(name, &version, None, values, Done::Stored);
             }
-            Action::Order { name, replaces } => self.order(name, replaces),
-            Action::Abandon(name) => {
+            OrderAction::Order { name, replaces } => self.order(name, replaces),
+            OrderAction::Abandon(name) => {
                 if let Some((_, order)) = self.orders.remove(&name) {
                     order.abort();
                 }
             }
-            Action::Suggest { name, certificate } => {
+            OrderAction::Suggest { name, certificate } => {
                 let accounts = self.accounts.clone();
                 self.running.spawn(async move {
                     let ask = async { Ok::<_, IssueError>(accounts.get().await?.suggestion(&certificate).await?) };
-                    let told = ask.await.unwrap_or_else(|error| {
+                    let outcome = ask.await.unwrap_or_else(|error| {
                         tracing::debug!(reason = error.reason(), name, "{error}");
                         None
                     });
-                    Done::Suggested(name, told)
+                    Done::Suggested(name, outcome)
                 });
             }
         }
@@ -110,10 +104,10 @@ impl Work {
         version: &str,
         note: Option<&Note>,
         values: Values,
-        done: fn(String, Result<Noted, KubeError>) -> Done,
+        done: fn(String, Result<VersionedSecret, KubeError>) -> Done,
     ) {
-        let text = note.map(|note| note_text(note, self.kept.failure(&name)));
-        let (cluster, secret, version) = (self.cluster.clone(), self.kept.secret(&name), version.to_owned());
+        let text = note.map(|note| note_text(note, self.store.failure(&name)));
+        let (cluster, secret, version) = (self.cluster.clone(), self.store.secret(&name), version.to_owned());
         self.running.spawn(async move {
             let annotations = BTreeMap::from([(NOTE, text)]);
             done(name, cluster.note(&secret, &version, &annotations, &values).await)
@@ -123,14 +117,14 @@ impl Work {
     fn order(&mut self, name: String, replaces: Option<String>) {
         self.begun += 1;
         let number = self.begun;
-        let held = self.kept.reusable(&name);
-        let replaces = replaces.map(|id| (id, self.kept.fingerprint(&name)));
+        let reusable = self.store.reusable(&name);
+        let replaces = replaces.map(|id| (id, self.store.fingerprint(&name)));
         let (accounts, api) = (self.accounts.clone(), self.api.clone());
         let order = self.running.spawn({
             let name = name.clone();
             async move {
-                let ended = match held {
-                    Some(held) => Ok(held),
+                let ended = match reusable {
+                    Some(pair) => Ok(pair),
                     None => issue(&accounts, &api, &name, replaces).await,
                 };
                 Done::Ended(name, number, ended)
@@ -144,13 +138,13 @@ impl Work {
         // What was abandoned ends so.
         let Ok(done) = done else { return };
         match done {
-            Done::Claimed(name, told) => {
-                let written = self.written(&name, told);
-                self.step(Event::Claimed(name, written));
+            Done::Claimed(name, outcome) => {
+                let written = self.written(&name, outcome);
+                self.step(OrderEvent::Claimed(name, written));
             }
-            Done::Stored(name, told) => {
-                let written = self.written(&name, told);
-                self.step(Event::Stored(name, written));
+            Done::Stored(name, reported) => {
+                let written = self.written(&name, reported);
+                self.step(OrderEvent::Stored(name, written));
             }
             Done::Ended(name, number, ended) => {
                 if self.orders.get(&name).is_none_or(|(current, _)| *current != number) {
@@ -158,27 +152,27 @@ impl Work {
                 }
                 self.orders.remove(&name);
                 let end = ended.map_err(|error| (error.failed(), error));
-                let end = self.kept.ended(&name, end);
-                self.step(Event::Ended(name, end));
+                let end = self.store.ended(&name, end);
+                self.step(OrderEvent::Ended(name, end));
             }
-            Done::Suggested(name, told) => {
-                let (window, again) = told.map_or((None, Some(ASK_AGAIN)), |(window, again)| (Some(window), Some(again)));
-                self.step(Event::Suggested(name, window, again));
+            Done::Suggested(name, answer) => {
+                let (window, again) = answer.map_or((None, Some(ASK_AGAIN)), |(window, again)| (Some(window), Some(again)));
+                self.step(OrderEvent::Suggested(name, window, again));
             }
         }
     }
 
-    fn written(&mut self, name: &str, told: Result<Noted, KubeError>) -> Written {
-        match told {
+    fn written(&mut self, name: &str, outcome: Result<VersionedSecret, KubeError>) -> WriteResult {
+        match outcome {
             Ok(noted) => {
-                let secret = self.kept.secret(name);
-                self.kept.put(&secret, noted);
-                self.kept.record(name).map_or(Written::Failed, Written::Done)
+                let secret = self.store.secret(name);
+                self.store.put(&secret, noted);
+                self.store.record(name).map_or(WriteResult::Failed, WriteResult::Done)
             }
-            Err(error) if error.refusal() == Some(Refusal::Conflict) => Written::Conflict,
+            Err(error) if error.refusal() == Some(ApiRefusal::Conflict) => WriteResult::Conflict,
             Err(error) => {
                 tracing::warn!(reason = error.reason(), name, "{error}");
-                Written::Failed
+                WriteResult::Failed
             }
         }
     }
@@ -187,18 +181,18 @@ impl Work {
 /// Orders a certificate. `replaces` is the one to be replaced, with what tells whose order that was.
 async fn issue(accounts: &Accounts, api: &LocalApi, name: &str, replaces: Option<(String, Bytes)>) -> Result<Issued, IssueError> {
     tracing::info!(name, replaces = replaces.as_ref().map(|(id, _)| id), "ordering a certificate");
-    let set_txt = |record: String, value: String| -> std::pin::Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>> {
+    let set_txt = |record: String, value: String| -> std::pin::Pin<Box<dyn Future<Output = Result<(), RecordFailure>> + Send>> {
         let api = api.clone();
         Box::pin(async move { api.set_dns(&record, &value).await.map_err(Into::into) })
     };
     let mut acme = accounts.get().await?;
-    let known = |key: &[u8]| replaces.as_ref().filter(|(_, by)| by.is_empty() || by == key).map(|(id, _)| id.as_str());
-    let pair = match acme.order(name, known(&fingerprint(acme.key())), &set_txt).await {
+    let same_key = |key: &[u8]| replaces.as_ref().filter(|(_, by)| by.is_empty() || by == key).map(|(id, _)| id.as_str());
+    let pair = match acme.order(name, same_key(&fingerprint(acme.key())), &set_txt).await {
         Err(error) if error.is_account() => {
             // The account was closed since: once more, as another one.
             accounts.forget().await;
             acme = accounts.get().await?;
-            acme.order(name, known(&fingerprint(acme.key())), &set_txt).await?
+            acme.order(name, same_key(&fingerprint(acme.key())), &set_txt).await?
         }
         done => done?,
     };

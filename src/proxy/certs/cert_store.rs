@@ -9,12 +9,12 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::act::IssueError;
 use super::copy::from_copy;
-use super::{NOTE, Names, secret_of};
+use super::{NOTE, OrderedNames, secret_of};
 use crate::api::issuance;
 use crate::api::names::ACCOUNT_FINGERPRINT;
 use crate::api::routes::Host;
-use crate::edge::kube::Noted;
-use crate::model::ingress::cert_orders::{Certificate, Failed, Note, Record, Validity, renew_at, usable};
+use crate::edge::kube::VersionedSecret;
+use crate::model::ingress::cert_orders::{Certificate, NameRecord, Note, OrderFailure, Validity, renew_at, usable};
 use crate::model::ingress::certificate::{CertificateError, Leaf, Pair};
 
 /// What a certificate that cannot be had means for others.
@@ -23,7 +23,6 @@ const ALONE: &str = "a certificate that was loaded before stays in use, else TLS
 /// How everything stands.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct State {
-    /// By DNS name.
     pub names: BTreeMap<String, NameState>,
     /// Orders that were made here and came to an end, by what came of them: `issued` or the kind of the failure.
     pub orders: BTreeMap<&'static str, u64>,
@@ -38,7 +37,6 @@ pub struct NameState {
     pub issue: bool,
     /// The control server lets this node have a certificate for it.
     pub permitted: bool,
-    /// The certificate that is loaded.
     pub certificate: Option<Certificate>,
     /// The kind of what is wrong with what its Secret holds.
     pub fault: Option<&'static str>,
@@ -64,15 +62,15 @@ impl Issued {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Kept {
+pub(super) struct CertStore {
     wanted: Arc<BTreeMap<String, Host>>,
     permitted: BTreeSet<String>,
-    secrets: BTreeMap<String, Noted>,
+    secrets: BTreeMap<String, VersionedSecret>,
     /// Secrets that do not exist.
     absent: BTreeSet<String>,
     /// The faults of watches, by Secret.
     lost: BTreeMap<String, &'static str>,
-    names: BTreeMap<String, Known>,
+    names: BTreeMap<String, NamedCertificate>,
     orders: BTreeMap<&'static str, u64>,
     restored: u64,
     /// What an earlier container of this Pod served, by name.
@@ -81,18 +79,17 @@ pub(super) struct Kept {
 
 /// What is known of a name.
 #[derive(Debug, Default)]
-struct Known {
+struct NamedCertificate {
     /// What was last good in its Secret.
     good: Option<Issued>,
-    /// What was issued and is not stored yet.
     issued: Option<Issued>,
     /// What its Secret holds now, or what is wrong with it.
-    held: Option<Result<Certificate, CertificateError>>,
+    loaded: Option<Result<Certificate, CertificateError>>,
     /// The newest failure of an order here.
     failure: Option<(&'static str, String)>,
 }
 
-impl Kept {
+impl CertStore {
     /// Begins with what an earlier container of this Pod served. It serves until the Secrets are read; of them it says nothing.
     pub(super) fn recalling(copy: Option<&[u8]>) -> Self {
         let usable = |(name, pair): (String, Pair)| Some((name.clone(), Issued::new(&name, pair, Bytes::new()).ok()?));
@@ -101,7 +98,7 @@ impl Kept {
 
     /// Whether a certificate of an earlier container serves a name whose Secret was not read yet.
     pub(super) fn recalled(&self) -> bool {
-        self.names.values().any(|known| known.good.is_some() && known.held.is_none())
+        self.names.values().any(|entry| entry.good.is_some() && entry.loaded.is_none())
     }
 
     /// Keeps what is wanted, and forgets everything else. Returns the Secrets to follow.
@@ -127,16 +124,15 @@ impl Kept {
         secrets
     }
 
-    /// The names that are to be ordered for.
-    pub(super) fn ours(&self) -> Names {
+    pub(super) fn ours(&self) -> OrderedNames {
         let ours = self.wanted.iter().filter(|(name, host)| host.issue && self.permitted.contains(*name));
         ours.map(|(name, _)| name.clone()).collect()
     }
 
     /// Takes in a Secret; what is now known of its names. An older version than the one that is known changes nothing.
-    pub(super) fn put(&mut self, secret: &str, noted: Noted) -> Vec<(String, Option<Record>)> {
+    pub(super) fn put(&mut self, secret: &str, noted: VersionedSecret) -> Vec<(String, Option<NameRecord>)> {
         let number = |version: &str| version.parse::<u64>().unwrap_or_default();
-        if self.secrets.get(secret).is_some_and(|held| number(&noted.version) < number(&held.version)) {
+        if self.secrets.get(secret).is_some_and(|other| number(&noted.version) < number(&other.version)) {
             return Vec::new();
         }
         self.lost.remove(secret);
@@ -146,8 +142,7 @@ impl Kept {
         self.records_of(secret)
     }
 
-    /// A Secret is gone.
-    pub(super) fn gone(&mut self, secret: &str) -> Vec<(String, Option<Record>)> {
+    pub(super) fn gone(&mut self, secret: &str) -> Vec<(String, Option<NameRecord>)> {
         self.lost.remove(secret);
         self.secrets.remove(secret);
         let news = self.absent.insert(secret.to_owned());
@@ -156,20 +151,20 @@ impl Kept {
             if news && self.wanted.get(&name).is_some_and(|host| !host.issue) {
                 tracing::warn!(name, secret, "the Secret of a user-provided certificate does not exist: {ALONE}");
             }
-            self.names.entry(name).or_default().held = None;
+            self.names.entry(name).or_default().loaded = None;
         }
         self.records_of(secret)
     }
 
     /// Whether of every Secret it is known what it holds, or why that cannot be known.
     pub(super) fn heard(&self) -> bool {
-        let known = |secret: &str| self.secrets.contains_key(secret) || self.absent.contains(secret) || self.lost.contains_key(secret);
-        self.wanted.iter().all(|(name, host)| known(secret_of(name, host)))
+        let entry = |secret: &str| self.secrets.contains_key(secret) || self.absent.contains(secret) || self.lost.contains_key(secret);
+        self.wanted.iter().all(|(name, host)| entry(secret_of(name, host)))
     }
 
     /// A Secret cannot be followed; whether that is news.
     pub(super) fn lost(&mut self, secret: &str, kind: &'static str) -> bool {
-        let news = !self.lost.values().any(|told| *told == kind);
+        let news = !self.lost.values().any(|other| *other == kind);
         self.lost.insert(secret.to_owned(), kind);
         news
     }
@@ -180,28 +175,28 @@ impl Kept {
         let value = |key: &str| noted.values.get(key).cloned().unwrap_or_default();
         let (chain, key, by) = (value("tls.crt"), value("tls.key"), value(ACCOUNT_FINGERPRINT));
         for name in self.names_of(secret) {
-            let known = self.names.entry(name.clone()).or_default();
+            let entry = self.names.entry(name.clone()).or_default();
             let same = |good: &&Issued| *good.pair.chain == *chain && *good.pair.key == *key && good.by == by;
-            if let Some(good) = known.good.as_ref().filter(same) {
-                known.held = Some(Ok(good.leaf.certificate.clone()));
+            if let Some(good) = entry.good.as_ref().filter(same) {
+                entry.loaded = Some(Ok(good.leaf.certificate.clone()));
                 continue;
             }
             let pair = Pair { chain: chain.to_vec().into(), key: key.to_vec().into() };
-            let held = Issued::new(&name, pair, by.clone()).map(|loaded| {
+            let existing = Issued::new(&name, pair, by.clone()).map(|loaded| {
                 let certificate = loaded.leaf.certificate.clone();
                 if let Some(reason) = untimely(&certificate, Timestamp::now()) {
                     let Certificate { from, until, .. } = &certificate;
                     tracing::warn!(reason, name, secret, %from, %until, "the certificate is not valid now: handshakes for the name fail unless an older one is loaded; renew it, or correct the clock");
                 }
-                known.issued.take_if(|issued| *issued == loaded);
-                known.good = Some(loaded);
+                entry.issued.take_if(|issued| *issued == loaded);
+                entry.good = Some(loaded);
                 certificate
             });
             let ordered = self.wanted.get(&name).is_some_and(|host| host.issue);
-            if let Err(error) = &held {
-                known.tell((&name, secret), ordered, error);
+            if let Err(error) = &existing {
+                entry.tell((&name, secret), ordered, error);
             }
-            known.held = Some(held);
+            entry.loaded = Some(existing);
         }
     }
 
@@ -210,22 +205,22 @@ impl Kept {
         own.map(|(name, _)| name.clone()).collect()
     }
 
-    fn records_of(&self, secret: &str) -> Vec<(String, Option<Record>)> {
+    fn records_of(&self, secret: &str) -> Vec<(String, Option<NameRecord>)> {
         self.names_of(secret).into_iter().map(|name| (name.clone(), self.record(&name))).collect()
     }
 
     /// What is known of every name that is wanted and whose Secret was seen.
-    pub(super) fn records(&self) -> Vec<(String, Option<Record>)> {
+    pub(super) fn records(&self) -> Vec<(String, Option<NameRecord>)> {
         self.wanted.keys().filter_map(|name| Some((name.clone(), Some(self.record(name)?)))).collect()
     }
 
     /// What all replicas know of a name; nothing while its Secret does not exist, or was not seen.
-    pub(super) fn record(&self, name: &str) -> Option<Record> {
+    pub(super) fn record(&self, name: &str) -> Option<NameRecord> {
         let noted = self.secrets.get(&self.secret(name))?;
-        let certificate = self.names.get(name)?.held.clone()?.ok();
+        let certificate = self.names.get(name)?.loaded.clone()?.ok();
         let note = self.note(name);
         let note = Note { by: note.by, failures: note.failures, not_before: note.not_before };
-        Some(Record { version: noted.version.clone(), certificate, note })
+        Some(NameRecord { version: noted.version.clone(), certificate, note })
     }
 
     /// The note of a name. One that cannot be read says nothing: its writer is as good as dead.
@@ -246,11 +241,11 @@ impl Kept {
 
     /// A certificate for a name that is in memory and not in its Secret, and not due: it is not ordered, but stored.
     pub(super) fn reusable(&self, name: &str) -> Option<Issued> {
-        let known = self.names.get(name)?;
-        let held = known.held.as_ref().and_then(|held| held.as_ref().ok());
-        let lost = |found: &&Issued| held.is_none_or(|held| held.until < found.leaf.certificate.until);
+        let entry = self.names.get(name)?;
+        let loaded = entry.loaded.as_ref().and_then(|existing| existing.as_ref().ok());
+        let lost = |found: &&Issued| loaded.is_none_or(|item| item.until < found.leaf.certificate.until);
         let fresh = |found: &&Issued| Timestamp::now() < renew_at(&found.leaf.certificate, None);
-        [known.issued.as_ref(), known.good.as_ref()].into_iter().flatten().filter(lost).find(fresh).cloned()
+        [entry.issued.as_ref(), entry.good.as_ref()].into_iter().flatten().filter(lost).find(fresh).cloned()
     }
 
     /// What was issued for a name and is not stored yet.
@@ -264,25 +259,25 @@ impl Kept {
     }
 
     /// Takes in how an order ended.
-    pub(super) fn ended(&mut self, name: &str, end: Result<Issued, (Failed, IssueError)>) -> Result<Certificate, Failed> {
-        let known = self.names.entry(name.to_owned()).or_default();
+    pub(super) fn ended(&mut self, name: &str, end: Result<Issued, (OrderFailure, IssueError)>) -> Result<Certificate, OrderFailure> {
+        let entry = self.names.entry(name.to_owned()).or_default();
         match end {
             Ok(issued) => {
                 let certificate = issued.leaf.certificate.clone();
-                if known.good.as_ref() == Some(&issued) || known.issued.as_ref() == Some(&issued) {
+                if entry.good.as_ref() == Some(&issued) || entry.issued.as_ref() == Some(&issued) {
                     tracing::warn!(name, "restored a certificate that was missing from its Secret");
                     self.restored += 1;
                 } else {
                     tracing::info!(name, until = %certificate.until, "a certificate was issued");
                     *self.orders.entry("issued").or_default() += 1;
                 }
-                (known.issued, known.failure) = (Some(issued), None);
+                (entry.issued, entry.failure) = (Some(issued), None);
                 Ok(certificate)
             }
             Err((failed, error)) => {
                 tracing::warn!(reason = error.reason(), name, retry_after = ?failed.retry_after, "{error}");
                 *self.orders.entry(error.reason()).or_default() += 1;
-                known.failure = Some((error.reason(), error.to_string()));
+                entry.failure = Some((error.reason(), error.to_string()));
                 Err(failed)
             }
         }
@@ -290,13 +285,13 @@ impl Kept {
 
     /// The certificates that serve now.
     pub(super) fn pairs(&self, now: Timestamp) -> BTreeMap<String, Pair> {
-        let good = self.names.iter().filter_map(|(name, known)| Some((name, known.good.as_ref()?)));
+        let good = self.names.iter().filter_map(|(name, entry)| Some((name, entry.good.as_ref()?)));
         good.filter(|(_, good)| usable(&good.leaf.certificate, now)).map(|(name, good)| (name.clone(), good.pair.clone())).collect()
     }
 
     /// How long until the next certificate begins or ends to serve.
     pub(super) fn next_end(&self, now: Timestamp) -> Option<Duration> {
-        let good = self.names.values().filter_map(|known| known.good.as_ref());
+        let good = self.names.values().filter_map(|entry| entry.good.as_ref());
         let times = good.flat_map(|good| [good.leaf.certificate.from, good.leaf.certificate.until]);
         times.filter(|time| *time > now).min().and_then(|time| Duration::try_from(time.duration_since(now)).ok())
     }
@@ -309,15 +304,15 @@ impl Kept {
     /// How everything stands.
     pub(super) fn state(&self, now: Timestamp) -> State {
         let of = |(name, host): (&String, &Host)| {
-            let known = self.names.get(name);
-            let fault = known.and_then(|known| match known.held.as_ref()? {
-                Ok(held) => untimely(held, now),
+            let entry = self.names.get(name);
+            let fault = entry.and_then(|current| match current.loaded.as_ref()? {
+                Ok(loaded) => untimely(loaded, now),
                 Err(error) => Some(error.reason()),
             });
             let state = NameState {
                 issue: host.issue,
                 permitted: self.permitted.contains(name),
-                certificate: known.and_then(|known| known.good.as_ref()).map(|good| good.leaf.certificate.clone()),
+                certificate: entry.and_then(|existing| existing.good.as_ref()).map(|good| good.leaf.certificate.clone()),
                 fault: fault.or_else(|| self.fault_of(secret_of(name, host))),
                 note: self.note(name),
             };
@@ -336,12 +331,12 @@ fn untimely(certificate: &Certificate, now: Timestamp) -> Option<&'static str> {
     }
 }
 
-impl Known {
+impl NamedCertificate {
     /// Says what is wrong with what a Secret holds, if that is news; an empty one that is to be filled is not.
     fn tell(&self, (name, secret): (&str, &str), ordered: bool, error: &CertificateError) {
-        let known = self.held.as_ref().and_then(|held| held.as_ref().err()).map(CertificateError::reason) == Some(error.reason());
+        let unchanged = self.loaded.as_ref().and_then(|loaded| loaded.as_ref().err()).map(CertificateError::reason) == Some(error.reason());
         let awaited = ordered && *error == CertificateError::Empty;
-        if !known && !awaited {
+        if !unchanged && !awaited {
             tracing::warn!(reason = error.reason(), name, secret, "the Secret has an invalid certificate ({error}): {ALONE}");
         }
     }

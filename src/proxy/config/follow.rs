@@ -13,19 +13,18 @@ use futures_util::{FutureExt, future};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-use crate::edge::files::watch::View;
-use crate::edge::kube::Event;
-use crate::model::config::source::{Document, InForce, Keys, Link, Selection, Source};
+use crate::edge::files::watch::FilesView;
+use crate::edge::kube::ObjectEvent;
+use crate::model::config::source::{CopyKeys, CopySource, Document, InForce, Selection, WatchHealth};
 
 /// The API's events of one object.
-pub type Events = Pin<Box<dyn Stream<Item = Event> + Send>>;
+pub type ObjectEvents = Pin<Box<dyn Stream<Item = ObjectEvent> + Send>>;
 
 /// Where the copies come from; at least one of them.
-pub struct Sources {
-    /// The watch of the object.
-    pub api: Option<Events>,
+pub struct CopySources {
+    pub api: Option<ObjectEvents>,
     /// The mounted directory, and by what name a key lies there if not by its own (`--ingress-config FILE`).
-    pub mount: Option<(watch::Receiver<View>, Option<String>)>,
+    pub mount: Option<(watch::Receiver<FilesView>, Option<String>)>,
     /// How long the mounted copy waits for a lost watch; [`crate::model::config::source::HOLD`].
     pub hold: Duration,
     /// From when on times are told.
@@ -33,7 +32,7 @@ pub struct Sources {
 }
 
 /// Where it is told what is in force.
-pub struct Outputs<D: Document> {
+pub struct FollowOutputs<D: Document> {
     /// The services, for the plan: told when they change, and only then. Nothing before the first readable copy.
     pub services: watch::Sender<Option<Arc<D::Services>>>,
     /// The same and how it stands, for health, metrics and drain.
@@ -41,7 +40,7 @@ pub struct Outputs<D: Document> {
 }
 
 /// Follows the copies until nobody listens any more.
-pub async fn follow<D: Document>(mut sources: Sources, outputs: Outputs<D>) {
+pub async fn follow<D: Document>(mut sources: CopySources, outputs: FollowOutputs<D>) {
     let mut selection = Selection::<D>::new(sources.hold, sources.api.is_some());
     loop {
         let now = sources.now();
@@ -61,17 +60,17 @@ pub async fn follow<D: Document>(mut sources: Sources, outputs: Outputs<D>) {
 }
 
 /// What the sources give.
-enum Input {
-    Api(Event),
-    Mount(View, Option<String>),
+enum SourceInput {
+    Api(ObjectEvent),
+    Mount(FilesView, Option<String>),
 }
 
-impl Sources {
+impl CopySources {
     fn now(&self) -> Duration {
         self.start.elapsed()
     }
 
-    async fn next(&mut self) -> Input {
+    async fn next(&mut self) -> SourceInput {
         let api = async {
             let event = self.api.as_mut()?.next().await;
             if event.is_none() {
@@ -85,20 +84,20 @@ impl Sources {
             Some((views.borrow_and_update().clone(), name.clone()))
         };
         tokio::select! {
-            Some(event) = api => Input::Api(event),
-            Some((view, name)) = mount => Input::Mount(view, name),
+            Some(event) = api => SourceInput::Api(event),
+            Some((view, name)) = mount => SourceInput::Mount(view, name),
             else => future::pending().await,
         }
     }
 }
 
-fn take<D: Document>(selection: &mut Selection<D>, input: Input, now: Duration) {
+fn take<D: Document>(selection: &mut Selection<D>, input: SourceInput, now: Duration) {
     match input {
-        Input::Api(Event::Current(values)) => selection.delivered(values),
-        Input::Api(Event::Gone) => selection.absent(),
-        Input::Api(Event::Live) => selection.live(),
-        Input::Api(Event::Lost(error)) => selection.lost(now, error.reason(), error.to_string()),
-        Input::Mount(view, name) => {
+        SourceInput::Api(ObjectEvent::Current(values)) => selection.delivered(values),
+        SourceInput::Api(ObjectEvent::Gone) => selection.absent(),
+        SourceInput::Api(ObjectEvent::Live) => selection.live(),
+        SourceInput::Api(ObjectEvent::Lost(error)) => selection.lost(now, error.reason(), error.to_string()),
+        SourceInput::Mount(view, name) => {
             if let Some(snapshot) = view.snapshot {
                 selection.mounted(named::<D>(snapshot.files, name.as_deref()));
             }
@@ -110,7 +109,7 @@ fn take<D: Document>(selection: &mut Selection<D>, input: Input, now: Duration) 
 }
 
 /// The files as keys: a single file of any name stands for the document's key.
-fn named<D: Document>(mut files: Keys, name: Option<&str>) -> Keys {
+fn named<D: Document>(mut files: CopyKeys, name: Option<&str>) -> CopyKeys {
     match name.and_then(|name| files.remove(name)) {
         Some(content) => [(D::KEY.to_owned(), content)].into(),
         None => files,
@@ -124,23 +123,23 @@ async fn until(at: Option<Instant>) {
     }
 }
 
-impl<D: Document> Outputs<D> {
+impl<D: Document> FollowOutputs<D> {
     fn tell(&self, in_force: &InForce<D>) {
         let services = in_force.document.as_ref().map(|document| Arc::clone(document.services()));
-        self.services.send_if_modified(|told| {
-            let same = match (&*told, &services) {
-                (Some(told), Some(services)) => Arc::ptr_eq(told, services),
-                (told, services) => told.is_none() && services.is_none(),
+        self.services.send_if_modified(|current| {
+            let same = match (&*current, &services) {
+                (Some(reported), Some(services)) => Arc::ptr_eq(reported, services),
+                (outcome, services) => outcome.is_none() && services.is_none(),
             };
             if !same {
-                told.clone_from(&services);
+                current.clone_from(&services);
             }
             !same
         });
-        self.state.send_if_modified(|told| {
-            let before = std::mem::replace(told, in_force.clone());
-            log(&before, told);
-            !same(&before, told)
+        self.state.send_if_modified(|answer| {
+            let before = std::mem::replace(answer, in_force.clone());
+            log(&before, answer);
+            !same(&before, answer)
         });
     }
 
@@ -161,7 +160,7 @@ fn same<D>(a: &InForce<D>, b: &InForce<D>) -> bool {
 fn log<D: Document>(before: &InForce<D>, after: &InForce<D>) {
     let key = D::KEY;
     if let Some(document) = after.document.as_ref().filter(|_| after.since != before.since || before.document.is_none()) {
-        let source = after.source.map_or("none", Source::name);
+        let source = after.source.map_or("none", CopySource::name);
         tracing::info!(key, source, fingerprint = document.fingerprint(), "config in force");
     }
     match &after.fault {
@@ -170,9 +169,9 @@ fn log<D: Document>(before: &InForce<D>, after: &InForce<D>) {
         _ => {}
     }
     match (&before.link, &after.link) {
-        (Link::Lost { reason: was, .. }, Link::Lost { reason, .. }) if was == reason => {}
-        (_, Link::Lost { reason, message, .. }) => tracing::warn!(key, reason, "watch lost: {message}"),
-        (Link::Lost { .. } | Link::Connecting, Link::Live) => tracing::info!(key, "watch established"),
+        (WatchHealth::Lost { reason: was, .. }, WatchHealth::Lost { reason, .. }) if was == reason => {}
+        (_, WatchHealth::Lost { reason, message, .. }) => tracing::warn!(key, reason, "watch lost: {message}"),
+        (WatchHealth::Lost { .. } | WatchHealth::Connecting, WatchHealth::Live) => tracing::info!(key, "watch established"),
         _ => {}
     }
 }

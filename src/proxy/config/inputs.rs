@@ -11,18 +11,17 @@ use crate::edge::files::watch::{directory, file};
 use crate::edge::kube::{Cluster, SERVICE_ACCOUNT};
 use crate::model::base::backoff::Backoff;
 use crate::model::config::source::{Document, HOLD, InForce};
-use crate::model::settings::{Input, Kube};
+use crate::model::settings::{ConfigInput, Kube};
 use crate::runtime::tasks::Tasks;
 
-use crate::proxy::config::follow::{Outputs, Sources, follow};
+use crate::proxy::config::follow::{CopySources, FollowOutputs, follow};
 use crate::proxy::spawn;
 
 /// A config as the rest of the replica sees it.
 #[derive(Debug)]
-pub struct Config<D: Document> {
+pub struct FollowedConfig<D: Document> {
     /// The services in force; nothing before the first readable copy.
     pub services: watch::Receiver<Option<Arc<D::Services>>>,
-    /// How it stands.
     pub state: watch::Receiver<InForce<D>>,
 }
 
@@ -39,21 +38,27 @@ pub async fn cluster(kube: Option<&Kube>) -> Option<Cluster> {
 
 /// Follows a config; without any source it is one without services. A mounted path is that of the document's key itself, with its
 /// other keys beside it, or that of a single file of any name; for a config that is always mounted whole, that of the directory.
-pub fn config<D>(tasks: &mut Tasks, name: &'static str, input: Option<&Input>, cluster: Option<&Cluster>, is_file: bool) -> Config<D>
+pub fn config<D>(
+    tasks: &mut Tasks,
+    name: &'static str,
+    input: Option<&ConfigInput>,
+    cluster: Option<&Cluster>,
+    is_file: bool,
+) -> FollowedConfig<D>
 where
     D: Document + Send + Sync + 'static,
     D::Services: Default + Send + Sync + 'static,
 {
     let (services, services_seen) = watch::channel(None);
     let (state, state_seen) = watch::channel(InForce::default());
-    let config = Config { services: services_seen, state: state_seen };
+    let config = FollowedConfig { services: services_seen, state: state_seen };
     let Some(input) = input else {
         services.send_replace(Some(Arc::default()));
         return config;
     };
     let api = cluster.zip(input.configmap.as_ref()).map(|(cluster, map)| {
         let events = cluster.watch_config_map(&map.namespace, &map.name, Backoff::DAEMON);
-        events.boxed() as crate::proxy::config::follow::Events
+        events.boxed() as crate::proxy::config::follow::ObjectEvents
     });
     let mount = input.path.as_deref().map(|path| {
         let whole = path.parent().filter(|_| is_file && path.file_name().is_some_and(|name| name == D::KEY));
@@ -70,7 +75,7 @@ where
         spawn(tasks, "files", watcher.run());
         (views, name)
     });
-    let sources = Sources { api, mount, hold: HOLD, start: Instant::now() };
-    spawn(tasks, name, follow::<D>(sources, Outputs { services, state }));
+    let sources = CopySources { api, mount, hold: HOLD, start: Instant::now() };
+    spawn(tasks, name, follow::<D>(sources, FollowOutputs { services, state }));
     config
 }

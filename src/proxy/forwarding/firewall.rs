@@ -3,36 +3,35 @@
 use std::fmt;
 
 use crate::edge::iptables::{Iptables, IptablesError, Variant};
-use crate::edge::nft::{Changes, Nft, NftError};
+use crate::edge::nft::{Nft, NftError, NotificationStream};
 use crate::model::base::net::InterfaceName;
 use crate::model::firewall::ruleset::{Delta, Ruleset};
 use crate::model::firewall::{Audit, Traffic};
-use crate::model::settings::Backend;
+use crate::model::settings::FirewallMode;
 
-use crate::proxy::forwarding::ruleset_sync::Fault;
+use crate::proxy::forwarding::ruleset_sync::SyncFault;
 
 /// The firewall in use.
 #[derive(Debug, Clone)]
-pub enum Firewall {
-    /// nftables.
+pub enum ActiveFirewall {
     Nft(Nft),
     /// iptables, of either kind.
     Iptables(Iptables),
 }
 
-impl From<NftError> for Fault {
+impl From<NftError> for SyncFault {
     fn from(error: NftError) -> Self {
         Self { reason: error.reason(), message: error.to_string() }
     }
 }
 
-impl From<IptablesError> for Fault {
+impl From<IptablesError> for SyncFault {
     fn from(error: IptablesError) -> Self {
         Self { reason: error.reason(), message: error.to_string() }
     }
 }
 
-impl Firewall {
+impl ActiveFirewall {
     /// nftables, where that is the firewall in use.
     #[must_use]
     pub fn nft(&self) -> Option<Nft> {
@@ -50,15 +49,15 @@ impl Firewall {
     }
 
     /// The first firewall that works here of those that the setting allows; the fault is the last one's.
-    pub async fn choose(backend: Backend, interface: &InterfaceName) -> Result<Self, Fault> {
+    pub async fn choose(backend: FirewallMode, interface: &InterfaceName) -> Result<Self, SyncFault> {
         let candidates: &[Kind] = match backend {
-            Backend::Auto => &Kind::ALL,
-            Backend::Nftables => &[Kind::Nftables],
-            Backend::Iptables => &[Kind::Iptables(Variant::Nft), Kind::Iptables(Variant::Legacy)],
-            Backend::IptablesNft => &[Kind::Iptables(Variant::Nft)],
-            Backend::IptablesLegacy => &[Kind::Iptables(Variant::Legacy)],
+            FirewallMode::Auto => &Kind::ALL,
+            FirewallMode::Nftables => &[Kind::Nftables],
+            FirewallMode::Iptables => &[Kind::Iptables(Variant::Nft), Kind::Iptables(Variant::Legacy)],
+            FirewallMode::IptablesNft => &[Kind::Iptables(Variant::Nft)],
+            FirewallMode::IptablesLegacy => &[Kind::Iptables(Variant::Legacy)],
         };
-        let mut last = Fault { reason: "None", message: "no firewall is allowed by the settings".to_owned() };
+        let mut last = SyncFault { reason: "None", message: "no firewall is allowed by the settings".to_owned() };
         for kind in candidates {
             match kind.open(interface).await {
                 Ok(firewall) => return Ok(firewall),
@@ -82,7 +81,7 @@ impl Firewall {
     }
 
     /// Replaces everything of ours.
-    pub async fn rewrite(&mut self, ruleset: &Ruleset) -> Result<(), Fault> {
+    pub async fn rewrite(&mut self, ruleset: &Ruleset) -> Result<(), SyncFault> {
         match self {
             Self::Nft(nft) => nft.rewrite(ruleset).await?,
             Self::Iptables(iptables) => iptables.rewrite(ruleset).await?,
@@ -91,7 +90,7 @@ impl Firewall {
     }
 
     /// Changes what differs.
-    pub async fn patch(&mut self, before: &Ruleset, delta: &Delta, after: &Ruleset) -> Result<(), Fault> {
+    pub async fn patch(&mut self, before: &Ruleset, delta: &Delta, after: &Ruleset) -> Result<(), SyncFault> {
         match self {
             Self::Nft(nft) => nft.patch(before, delta, after).await?,
             Self::Iptables(iptables) => iptables.patch(before, delta, after).await?,
@@ -100,7 +99,7 @@ impl Firewall {
     }
 
     /// Looks at what was written, where an audit needs that.
-    pub async fn note(&mut self) -> Result<(), Fault> {
+    pub async fn note(&mut self) -> Result<(), SyncFault> {
         match self {
             Self::Nft(_) => Ok(()),
             Self::Iptables(iptables) => Ok(iptables.note().await?),
@@ -108,7 +107,7 @@ impl Firewall {
     }
 
     /// Whether the kernel still holds what was written.
-    pub async fn audit(&mut self, wanted: &Ruleset) -> Result<Audit, Fault> {
+    pub async fn audit(&mut self, wanted: &Ruleset) -> Result<Audit, SyncFault> {
         Ok(match self {
             Self::Nft(nft) => nft.audit(wanted).await?,
             Self::Iptables(iptables) => iptables.audit(wanted).await?,
@@ -116,7 +115,7 @@ impl Firewall {
     }
 
     /// What the kernel has counted, by match port.
-    pub async fn counters(&self) -> Result<Traffic, Fault> {
+    pub async fn counters(&self) -> Result<Traffic, SyncFault> {
         Ok(match self {
             Self::Nft(nft) => nft.counters().await?,
             Self::Iptables(iptables) => iptables.counters().await?,
@@ -125,7 +124,7 @@ impl Firewall {
 
     /// Tells of changes that somebody else makes; nothing where the kernel does not tell.
     #[must_use]
-    pub fn changes(&self) -> Option<Changes> {
+    pub fn changes(&self) -> Option<NotificationStream> {
         let changes = match self {
             Self::Nft(nft) => nft.changes(),
             // These rules are nftables underneath, and so are the notices.
@@ -140,7 +139,7 @@ impl Firewall {
     }
 }
 
-impl fmt::Display for Firewall {
+impl fmt::Display for ActiveFirewall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.kind().name())
     }
@@ -157,10 +156,10 @@ impl Kind {
     const ALL: [Self; 3] = [Self::Nftables, Self::Iptables(Variant::Nft), Self::Iptables(Variant::Legacy)];
 
     /// Removes our rules from it; one whose programs are missing holds none.
-    async fn remove(self) -> Result<(), Fault> {
+    async fn remove(self) -> Result<(), SyncFault> {
         let removed = match self {
-            Self::Nftables => Nft::open("nft")?.remove().await.map_err(Fault::from),
-            Self::Iptables(variant) => Iptables::open(variant).remove().await.map_err(Fault::from),
+            Self::Nftables => Nft::open("nft")?.remove().await.map_err(SyncFault::from),
+            Self::Iptables(variant) => Iptables::open(variant).remove().await.map_err(SyncFault::from),
         };
         removed.or_else(|fault| if fault.reason == "Missing" { Ok(()) } else { Err(fault) })
     }
@@ -173,17 +172,17 @@ impl Kind {
         }
     }
 
-    async fn open(self, interface: &InterfaceName) -> Result<Firewall, Fault> {
+    async fn open(self, interface: &InterfaceName) -> Result<ActiveFirewall, SyncFault> {
         match self {
             Self::Nftables => {
                 let nft = Nft::open("nft")?;
                 nft.probe(interface).await?;
-                Ok(Firewall::Nft(nft))
+                Ok(ActiveFirewall::Nft(nft))
             }
             Self::Iptables(variant) => {
                 let iptables = Iptables::open(variant);
                 iptables.probe(interface).await?;
-                Ok(Firewall::Iptables(iptables))
+                Ok(ActiveFirewall::Iptables(iptables))
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Ends tracked flows whose way has changed: after the rules are in force, never before, and beside their writer.
 //!
 //! A listing of the flow table takes a while on a large machine, and the next change of the rules does not wait for it: what comes
-//! into force meanwhile is judged together, by [`Past`]. A first change is carried out at once; while more of them come, all listings
+//! into force meanwhile is judged together, by [`RulesetHistory`]. A first change is carried out at once; while more of them come, all listings
 //! together take no more than a tenth of one processor. Rules that forward nothing any more are the last: they wait for nothing.
 
 use std::net::IpAddr;
@@ -13,13 +13,13 @@ use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::{self, timeout, timeout_at};
 
 use crate::edge::conntrack::{Conntrack, ConntrackError};
-use crate::edge::raw_tcp::{Probe, ProbeError};
+use crate::edge::raw_tcp::{ProbeError, RawTcpSockets};
 use crate::model::base::netmap::NetMap;
 use crate::model::firewall::ruleset::Ruleset;
-use crate::model::flows::cleanup::{Cuts, Past, Verdict};
+use crate::model::flows::cleanup::{FlowAction, FlowChanges, RulesetHistory};
 use crate::model::flows::flow::{Flow, FlowFilter};
 
-use crate::proxy::forwarding::ruleset_sync::Fault;
+use crate::proxy::forwarding::ruleset_sync::SyncFault;
 
 /// How long resets may be tried for a flow whose end does not answer.
 const RESET_WITHIN: Duration = Duration::from_secs(6);
@@ -32,7 +32,7 @@ const LONGEST_REST: Duration = Duration::from_millis(250);
 
 /// What has been ended so far, and the last failure.
 #[derive(Debug, Clone, Default)]
-pub struct Ended {
+pub struct TerminatedFlows {
     /// Entries deleted without a word (UDP, TCP flows whose ends know of none).
     pub deleted: u64,
     /// TCP flows ended with a reset at both ends.
@@ -44,50 +44,46 @@ pub struct Ended {
     /// Whether the rules by which flows were judged last forward anything; those of a process before may, until there are any.
     pub forwarding: bool,
     /// The last failure; cleared by the next success.
-    pub fault: Option<Fault>,
+    pub fault: Option<SyncFault>,
 }
 
 /// What has come into force.
 #[derive(Debug, Clone)]
 pub struct Applied {
-    /// The rules.
     pub rules: Ruleset,
     /// The tailnet that they were planned for.
     pub netmap: Option<Arc<NetMap>>,
 }
 
-/// Flows that end, each with how.
-type Ends = Vec<(Flow, Verdict)>;
+type Ends = Vec<(Flow, FlowAction)>;
 
 /// Flows to reset, and the socket for that, or why there is none.
-type Resets = (Vec<Flow>, Result<Probe, ProbeError>);
+type ResetQueue = (Vec<Flow>, Result<RawTcpSockets, ProbeError>);
 
 /// Ends flows; resets go on in the background.
 #[derive(Debug)]
-pub struct Surgeon {
+pub struct FlowCleaner {
     applied: mpsc::UnboundedReceiver<Applied>,
     /// Nothing until something is in force.
-    change: Option<Change>,
+    change: Option<PendingChanges>,
     resets: JoinSet<()>,
-    ended: watch::Sender<Ended>,
+    ended: watch::Sender<TerminatedFlows>,
 }
 
 /// Everything that changed since flows were last judged. Levels, not edges: a key that was gone meanwhile and leads where it did has not
 /// changed.
 #[derive(Debug, Clone)]
-struct Change {
+struct PendingChanges {
     /// What was in force since.
-    past: Past,
-    /// What is in force now.
+    past: RulesetHistory,
     now: Applied,
-    /// Whether flows were judged before.
     judged: bool,
 }
 
-impl Change {
+impl PendingChanges {
     /// What is in force alone.
     fn of(now: Applied, judged: bool) -> Self {
-        Self { past: Past::of(&now.rules, now.netmap.as_deref()), now, judged }
+        Self { past: RulesetHistory::of(&now.rules, now.netmap.as_deref()), now, judged }
     }
 
     fn add(&mut self, now: Applied) {
@@ -111,9 +107,9 @@ impl Change {
         let reachable = |ip| self.reachable(ip);
         let after = &self.now.rules;
         let delta = self.past.until(after);
-        let mut lists = vec![Cuts::new(&self.past, &delta, after, &reachable)];
+        let mut lists = vec![FlowChanges::new(&self.past, &delta, after, &reachable)];
         if self.is_audit() {
-            lists.push(Cuts::audit(after, &reachable));
+            lists.push(FlowChanges::audit(after, &reachable));
         }
         lists.retain(|cuts| !cuts.is_empty());
         let filter = match lists.as_slice() {
@@ -121,19 +117,19 @@ impl Change {
             [only] => only.filter(),
             _ => FlowFilter::under_way(),
         };
-        let worst = |flow: &Flow| lists.iter().map(|cuts| cuts.verdict(flow)).find(|verdict| *verdict != Verdict::Keep);
+        let worst = |flow: &Flow| lists.iter().map(|cuts| cuts.verdict(flow)).find(|verdict| *verdict != FlowAction::Keep);
         Ok(conntrack.flows(filter)?.into_iter().filter_map(|flow| worst(&flow).map(|verdict| (flow, verdict))).collect())
     }
 }
 
 /// Deletes what has to end, and says how many of them have nobody to be told. Those to be reset come first and are handed on at once:
 /// their ends wait, and of the others there may be many.
-fn cut(change: &Change, resets: oneshot::Sender<Resets>) -> Result<usize, ConntrackError> {
+fn cut(change: &PendingChanges, resets: oneshot::Sender<ResetQueue>) -> Result<usize, ConntrackError> {
     let mut conntrack = Conntrack::open()?;
-    let (reset, silent): (Ends, Ends) = change.ends(&mut conntrack)?.into_iter().partition(|(_, verdict)| *verdict == Verdict::Reset);
+    let (reset, silent): (Ends, Ends) = change.ends(&mut conntrack)?.into_iter().partition(|(_, verdict)| *verdict == FlowAction::Reset);
     if !reset.is_empty() {
         // It listens before the entries go: an end that sends gives its numbers away with its next packet, and only with that.
-        let probe = Probe::open();
+        let probe = RawTcpSockets::open();
         let deleted = conntrack.delete_all(reset.iter().map(|(flow, _)| flow));
         // Where some could not be deleted the others are gone all the same. Who listens waits for nothing else.
         let _ = resets.send((reset.into_iter().map(|(flow, _)| flow).collect(), probe));
@@ -143,11 +139,11 @@ fn cut(change: &Change, resets: oneshot::Sender<Resets>) -> Result<usize, Conntr
     Ok(silent.len())
 }
 
-impl Surgeon {
+impl FlowCleaner {
     /// A surgeon of the rules that are told to be in force, and what it has ended.
     #[must_use]
-    pub fn new(applied: mpsc::UnboundedReceiver<Applied>) -> (Self, watch::Receiver<Ended>) {
-        let (ended, state) = watch::channel(Ended { forwarding: true, ..Ended::default() });
+    pub fn new(applied: mpsc::UnboundedReceiver<Applied>) -> (Self, watch::Receiver<TerminatedFlows>) {
+        let (ended, state) = watch::channel(TerminatedFlows { forwarding: true, ..TerminatedFlows::default() });
         (Self { applied, change: None, resets: JoinSet::new(), ended }, state)
     }
 
@@ -178,7 +174,7 @@ impl Surgeon {
         let Some(applied) = self.applied.recv().await else { return false };
         match &mut self.change {
             Some(change) => change.add(applied),
-            none => *none = Some(Change::of(applied, false)),
+            none => *none = Some(PendingChanges::of(applied, false)),
         }
         true
     }
@@ -200,12 +196,12 @@ impl Surgeon {
         }
         let fault = match cutting.await {
             Ok(Ok(silent)) => {
-                self.change = Some(Change::of(now, true));
+                self.change = Some(PendingChanges::of(now, true));
                 self.ended.send_modify(|ended| ended.deleted += silent as u64);
                 None
             }
-            Ok(Err(error)) => Some(Fault { reason: error.reason(), message: error.to_string() }),
-            Err(error) => Some(Fault { reason: "Panicked", message: error.to_string() }),
+            Ok(Err(error)) => Some(SyncFault { reason: error.reason(), message: error.to_string() }),
+            Err(error) => Some(SyncFault { reason: "Panicked", message: error.to_string() }),
         };
         if let Some(fault) = &fault {
             tracing::error!(reason = fault.reason, "conntrack cleanup failed; existing flows still use the old target: {}", fault.message);
@@ -218,7 +214,7 @@ impl Surgeon {
         done
     }
 
-    fn reset(&mut self, (flows, probe): Resets) {
+    fn reset(&mut self, (flows, probe): ResetQueue) {
         self.ended.send_modify(|ended| ended.under_way += 1);
         let ended = self.ended.clone();
         self.resets.spawn_blocking(move || {
@@ -237,7 +233,7 @@ impl Surgeon {
                             flows = flows.len(),
                             "cannot open a raw socket; idle flows are reset only with their next packet: {error}"
                         );
-                        ended.fault = Some(Fault { reason: error.reason(), message: error.to_string() });
+                        ended.fault = Some(SyncFault { reason: error.reason(), message: error.to_string() });
                     }
                 }
             });
@@ -260,8 +256,8 @@ mod tests {
         };
         let applied = |netmap| Applied { rules: Ruleset::empty(InterfaceName::tailscale0()), netmap };
         let (one, both) = (netmap(&["10.1.0.0/16"]), netmap(&["10.1.0.0/16", "10.2.0.0/16"]));
-        assert!(Change::of(applied(one.clone()), false).is_audit());
-        let mut change = Change::of(applied(one.clone()), true);
+        assert!(PendingChanges::of(applied(one.clone()), false).is_audit());
+        let mut change = PendingChanges::of(applied(one.clone()), true);
         assert!(!change.is_audit());
         change.add(applied(both));
         assert!(!change.is_audit());

@@ -13,19 +13,16 @@ use crate::model::config::{EgressConfig, IngressConfig};
 use crate::model::plan::world::World;
 use crate::model::plan::{Planned, Reason};
 
-use crate::proxy::forwarding::resolve::Names;
+use crate::proxy::forwarding::resolve::ResolvedNames;
 
 /// Everything that can change while the proxy runs; nothing in a cell means not heard yet.
 #[derive(Debug, Clone)]
 pub struct Inputs {
-    /// The egress config in force.
     pub egress: watch::Receiver<Option<Arc<EgressConfig>>>,
-    /// The ingress config in force.
     pub ingress: watch::Receiver<Option<Arc<IngressConfig>>>,
-    /// The tailnet.
     pub netmap: watch::Receiver<Option<Arc<NetMap>>>,
     /// The DNS answers.
-    pub names: watch::Receiver<Names>,
+    pub names: watch::Receiver<ResolvedNames>,
 }
 
 /// Publishes the plan of the newest world; ends when all inputs' senders are gone.
@@ -57,13 +54,13 @@ fn log_refusals(before: Option<&Planned>, after: &Planned) {
     let nothing = OrdMap::new();
     let before = before.map_or(&nothing, |before| &before.plan.rejected);
     for item in before.diff(&after.plan.rejected) {
-        let (name, known, reasons) = match item {
+        let (name, current, reasons) = match item {
             DiffItem::Add(name, reasons) => (name, None, reasons),
-            DiffItem::Update { old: (_, known), new: (name, reasons) } => (name, Some(known), reasons),
+            DiffItem::Update { old: (_, existing), new: (name, reasons) } => (name, Some(existing), reasons),
             DiffItem::Remove(..) => continue,
         };
         let refused = reasons.iter().filter(|reason| matches!(reason, Reason::Forbidden { .. }));
-        for reason in refused.filter(|reason| known.is_none_or(|known| !known.contains(reason))) {
+        for reason in refused.filter(|reason| current.is_none_or(|entry| !entry.contains(reason))) {
             tracing::warn!(service = %name, reason = reason.reason(), "target rejected: {reason}");
         }
     }
@@ -90,7 +87,7 @@ mod tests {
         let (egress, rx_egress) = watch::channel(None);
         let (_ingress, rx_ingress) = watch::channel(Some(Arc::default()));
         let (netmap, rx_netmap) = watch::channel(None);
-        let (_names, rx_names) = watch::channel(Names::default());
+        let (_names, rx_names) = watch::channel(ResolvedNames::default());
         let (tx, mut planned) = watch::channel(None);
         let inputs = Inputs { egress: rx_egress, ingress: rx_ingress, netmap: rx_netmap, names: rx_names };
         tokio::spawn(run(World::empty(InterfaceName::tailscale0(), [].into()), inputs, tx));

@@ -14,29 +14,28 @@ use tokio::time::{Instant, sleep_until};
 use crate::edge::dns::Dns;
 use crate::model::config::IngressConfig;
 use crate::model::plan;
-use crate::model::tailnet::resolve::{Event, Failure, Outcome, Schedule, Status};
+use crate::model::tailnet::resolve::{LookupFailure, LookupOutcome, NameStatus, ResolveEvent, ResolveSchedule};
 use crate::runtime::tasks::Stop;
 use crate::runtime::watch_ext::put;
 
 /// The last good addresses of every name.
-pub type Names = Arc<BTreeMap<String, BTreeSet<IpAddr>>>;
+pub type ResolvedNames = Arc<BTreeMap<String, BTreeSet<IpAddr>>>;
 
 /// What is known of the names, for health and metrics.
 #[derive(Debug, Clone, Default)]
-pub struct Report {
-    /// Every wanted name.
-    pub names: BTreeMap<Arc<str>, Status>,
+pub struct ResolveReport {
+    pub names: BTreeMap<Arc<str>, NameStatus>,
     /// Failed lookups so far, by reason.
-    pub failures: BTreeMap<Failure, u64>,
+    pub failures: BTreeMap<LookupFailure, u64>,
 }
 
 /// Where the task publishes.
 #[derive(Debug)]
-pub struct Outputs {
+pub struct ResolveOutputs {
     /// The addresses; only changed when some of them do.
-    pub names: watch::Sender<Names>,
+    pub names: watch::Sender<ResolvedNames>,
     /// What is known; changed with every lookup.
-    pub report: watch::Sender<Arc<Report>>,
+    pub report: watch::Sender<Arc<ResolveReport>>,
 }
 
 /// What the task is told.
@@ -50,27 +49,31 @@ pub struct Inputs {
     pub in_flight: usize,
 }
 
-/// The channels of [`Outputs`], nothing in them yet.
+/// The channels of [`ResolveOutputs`], nothing in them yet.
 #[must_use]
-pub fn outputs() -> (Outputs, watch::Receiver<Names>, watch::Receiver<Arc<Report>>) {
-    let ((names, names_seen), (report, report_seen)) = (watch::channel(Names::default()), watch::channel(Arc::default()));
-    (Outputs { names, report }, names_seen, report_seen)
+pub fn outputs() -> (ResolveOutputs, watch::Receiver<ResolvedNames>, watch::Receiver<Arc<ResolveReport>>) {
+    let ((names, names_seen), (report, report_seen)) = (watch::channel(ResolvedNames::default()), watch::channel(Arc::default()));
+    (ResolveOutputs { names, report }, names_seen, report_seen)
 }
 
 /// Keeps the wanted names resolved until the stop is requested.
-pub async fn run(inputs: Inputs, outputs: Outputs, stop: Stop) {
+pub async fn run(inputs: Inputs, outputs: ResolveOutputs, stop: Stop) {
     let Inputs { resolv_conf, mut wanted, in_flight } = inputs;
-    let mut task =
-        Task { schedule: Schedule::new(in_flight), dns: Dns::new(&resolv_conf), lookups: JoinSet::new(), asked: BTreeMap::new() };
-    let mut event = Event::Wanted(wanted.borrow_and_update().clone());
+    let mut task = Task {
+        schedule: ResolveSchedule::new(in_flight),
+        dns: Dns::new(&resolv_conf),
+        lookups: JoinSet::new(),
+        in_flight: BTreeMap::new(),
+    };
+    let mut event = ResolveEvent::Wanted(wanted.borrow_and_update().clone());
     loop {
         let wake = task.step(event, &outputs).await;
         event = tokio::select! {
             biased;
             () = stop.requested() => return,
-            Ok(()) = wanted.changed() => Event::Wanted(wanted.borrow_and_update().clone()),
+            Ok(()) = wanted.changed() => ResolveEvent::Wanted(wanted.borrow_and_update().clone()),
             Some(answered) = task.answered() => answered,
-            () = wait(wake) => Event::Tick,
+            () = wait(wake) => ResolveEvent::Tick,
         };
     }
 }
@@ -89,20 +92,20 @@ pub async fn want(own: Option<String>, mut ingress: watch::Receiver<Option<Arc<I
 }
 
 struct Task {
-    schedule: Schedule,
+    schedule: ResolveSchedule,
     dns: Dns,
-    lookups: JoinSet<Outcome>,
-    asked: BTreeMap<Id, Arc<str>>,
+    lookups: JoinSet<LookupOutcome>,
+    in_flight: BTreeMap<Id, Arc<str>>,
 }
 
 impl Task {
     /// Takes an event in, publishes what changed and starts what is due. Returns when to come back.
-    async fn step(&mut self, event: Event, outputs: &Outputs) -> Option<std::time::Instant> {
+    async fn step(&mut self, event: ResolveEvent, outputs: &ResolveOutputs) -> Option<std::time::Instant> {
         let actions = self.schedule.step(event, Instant::now().into_std(), &mut fastrand::f64);
         if actions.changed {
             outputs.names.send_replace(Arc::new(self.schedule.answers()));
         }
-        let report = Report { names: self.schedule.statuses(), failures: self.schedule.failures().clone() };
+        let report = ResolveReport { names: self.schedule.statuses(), failures: self.schedule.failures().clone() };
         outputs.report.send_replace(Arc::new(report));
         if !actions.lookup.is_empty() {
             self.start(actions.lookup).await;
@@ -113,31 +116,31 @@ impl Task {
     async fn start(&mut self, names: Vec<Arc<str>>) {
         let client = self.dns.client().await.inspect_err(|error| tracing::warn!(reason = error.reason(), "{error}")).ok();
         for name in names {
-            let (client, asked) = (client.clone(), Arc::clone(&name));
+            let (client, in_flight) = (client.clone(), Arc::clone(&name));
             let lookup = self.lookups.spawn(async move {
                 match client {
-                    Some(client) => client.lookup(&asked).await,
-                    None => Outcome { v4: Err(Failure::Network), v6: Err(Failure::Network) },
+                    Some(client) => client.lookup(&in_flight).await,
+                    None => LookupOutcome { v4: Err(LookupFailure::Network), v6: Err(LookupFailure::Network) },
                 }
             });
-            self.asked.insert(lookup.id(), name);
+            self.in_flight.insert(lookup.id(), name);
         }
     }
 
     /// The next lookup that ends; nothing if none is under way.
-    async fn answered(&mut self) -> Option<Event> {
+    async fn answered(&mut self) -> Option<ResolveEvent> {
         let (id, outcome) = match self.lookups.join_next_with_id().await? {
             Ok(done) => done,
             // A lookup that panicked has been logged as such; to the name it is a failure like others.
-            Err(error) => (error.id(), Outcome { v4: Err(Failure::Network), v6: Err(Failure::Network) }),
+            Err(error) => (error.id(), LookupOutcome { v4: Err(LookupFailure::Network), v6: Err(LookupFailure::Network) }),
         };
-        let name = self.asked.remove(&id)?;
+        let name = self.in_flight.remove(&id)?;
         for (family, failure) in [("A", outcome.v4.as_ref().err()), ("AAAA", outcome.v6.as_ref().err())] {
             if let Some(failure) = failure {
                 tracing::debug!(%name, family, reason = failure.reason(), "lookup failed: {failure}");
             }
         }
-        Some(Event::Answered(name, outcome))
+        Some(ResolveEvent::Answered(name, outcome))
     }
 }
 

@@ -1,7 +1,7 @@
 //! The only writer of the kernel: keeps the firewall equal to the newest plan, one transaction at a time.
 //!
 //! It is fed by a latest-wins watch: however fast plans come, it takes the newest one when it is free, at most one per
-//! [`Pace::min_interval`]. After a failure nothing is assumed about the kernel and the next write is a whole one. It
+//! [`SyncPace::min_interval`]. After a failure nothing is assumed about the kernel and the next write is a whole one. It
 //! never reads the kernel to decide what to write, except to find out that somebody else has changed our rules.
 
 use std::sync::Arc;
@@ -19,23 +19,22 @@ mod tests;
 
 /// Why the kernel did not take the rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fault {
+pub struct SyncFault {
     /// One of a closed set of words; a metric label.
     pub reason: &'static str,
-    /// What happened and what to do.
     pub message: String,
 }
 
 /// The firewall of this network namespace, as the writer needs it.
 pub trait Kernel: Send {
     /// Replaces everything of ours, whatever is there; nothing that both hold is missing at any moment.
-    fn rewrite(&mut self, ruleset: &Ruleset) -> impl Future<Output = Result<(), Fault>> + Send;
+    fn rewrite(&mut self, ruleset: &Ruleset) -> impl Future<Output = Result<(), SyncFault>> + Send;
     /// Changes what differs, given that `before` is there; nothing that both hold is missing at any moment.
-    fn patch(&mut self, before: &Ruleset, delta: &Delta, after: &Ruleset) -> impl Future<Output = Result<(), Fault>> + Send;
+    fn patch(&mut self, before: &Ruleset, delta: &Delta, after: &Ruleset) -> impl Future<Output = Result<(), SyncFault>> + Send;
     /// Looks at what has just been written, if a later look has to be compared with it.
-    fn note(&mut self) -> impl Future<Output = Result<(), Fault>> + Send;
+    fn note(&mut self) -> impl Future<Output = Result<(), SyncFault>> + Send;
     /// Whether what is there is no longer what was written.
-    fn drifted(&mut self, wanted: &Ruleset) -> impl Future<Output = Result<bool, Fault>> + Send;
+    fn drifted(&mut self, wanted: &Ruleset) -> impl Future<Output = Result<bool, SyncFault>> + Send;
     /// Waits until somebody else may have changed our rules.
     fn disturbed(&mut self) -> impl Future<Output = ()> + Send;
     /// Told what is in force, for those who end flows whose way has changed; must not wait for them.
@@ -44,7 +43,7 @@ pub trait Kernel: Send {
 
 /// How often the kernel is written and looked at.
 #[derive(Debug, Clone, Copy)]
-pub struct Pace {
+pub struct SyncPace {
     /// The least time between two writes.
     pub min_interval: Duration,
     /// The time between two audits when nobody else writes.
@@ -69,10 +68,9 @@ pub struct Programmed {
     /// When the plan in force was written.
     pub at: Option<Instant>,
     /// The last failure, and when; cleared by the next success.
-    pub fault: Option<(Fault, Instant)>,
+    pub fault: Option<(SyncFault, Instant)>,
     /// Writes that the kernel took.
     pub writes: u64,
-    /// Keys changed by them.
     pub keys: u64,
     /// How long the last write took.
     pub took: Duration,
@@ -92,14 +90,14 @@ pub struct Inputs {
 }
 
 /// Keeps the kernel equal to the newest plan; ends when the inputs' senders are gone.
-pub async fn run<K: Kernel>(kernel: K, inputs: Inputs, state: watch::Sender<Programmed>, pace: Pace) {
+pub async fn run<K: Kernel>(kernel: K, inputs: Inputs, state: watch::Sender<Programmed>, pace: SyncPace) {
     let mut writer = Writer { kernel, inputs, state, retry: pace.retry, applied: None, trusted: false };
     let mut audit_at = Instant::now() + pace.audit;
     loop {
         let (rest, retry_at) = match writer.sync().await {
-            Outcome::Unchanged => (Duration::ZERO, None),
-            Outcome::Written => (pace.min_interval, None),
-            Outcome::Failed(again) => (pace.min_interval, Some(again)),
+            SyncOutcome::Unchanged => (Duration::ZERO, None),
+            SyncOutcome::Written => (pace.min_interval, None),
+            SyncOutcome::Failed(again) => (pace.min_interval, Some(again)),
         };
         sleep_until(Instant::now() + rest).await;
         let disturbed = tokio::select! {
@@ -120,7 +118,7 @@ pub async fn run<K: Kernel>(kernel: K, inputs: Inputs, state: watch::Sender<Prog
 }
 
 /// How a sync ended.
-enum Outcome {
+enum SyncOutcome {
     /// The kernel holds the newest plan already, or there is none.
     Unchanged,
     /// The kernel took the newest plan.
@@ -142,15 +140,15 @@ struct Writer<K> {
 
 impl<K: Kernel> Writer<K> {
     /// Brings the kernel to the newest plan.
-    async fn sync(&mut self) -> Outcome {
-        let Some(planned) = self.inputs.planned.borrow_and_update().clone() else { return Outcome::Unchanged };
+    async fn sync(&mut self) -> SyncOutcome {
+        let Some(planned) = self.inputs.planned.borrow_and_update().clone() else { return SyncOutcome::Unchanged };
         let closing = *self.inputs.closing.borrow_and_update();
         let wanted = wanted(&planned.ruleset, closing);
         let before = self.applied.clone().unwrap_or_else(|| Ruleset::empty(wanted.interface.clone()));
         let delta = diff(&before, &wanted);
         if self.trusted && delta.is_empty() {
             self.unchanged(planned, &wanted, closing);
-            return Outcome::Unchanged;
+            return SyncOutcome::Unchanged;
         }
         let started = Instant::now();
         let written = if self.trusted && !delta.rewrite {
@@ -173,7 +171,7 @@ impl<K: Kernel> Writer<K> {
         });
         // Nobody who goes by what is in force waits for this.
         match self.kernel.note().await {
-            Ok(()) => Outcome::Written,
+            Ok(()) => SyncOutcome::Written,
             Err(fault) => self.failed(fault),
         }
     }
@@ -187,14 +185,14 @@ impl<K: Kernel> Writer<K> {
         self.publish(|state| (state.planned, state.current, state.closed) = (Some(planned), true, closing));
     }
 
-    fn failed(&mut self, fault: Fault) -> Outcome {
+    fn failed(&mut self, fault: SyncFault) -> SyncOutcome {
         tracing::error!(reason = fault.reason, "cannot apply the ruleset; the previous one stays in force: {}", fault.message);
         self.trusted = false;
         self.publish(|state| {
             (state.current, state.fault) = (false, Some((fault, Instant::now())));
             state.failures += 1;
         });
-        Outcome::Failed(Instant::now() + self.retry.next(fastrand::f64()))
+        SyncOutcome::Failed(Instant::now() + self.retry.next(fastrand::f64()))
     }
 
     /// Looks whether somebody else has changed our rules; the sync that follows then rewrites them.

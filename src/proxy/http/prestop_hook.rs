@@ -12,9 +12,9 @@ use futures_util::stream;
 use hyper::StatusCode;
 use tokio::time::{Instant, sleep};
 
-use super::{Sources, lines};
-use crate::model::flows::prestop_hook::{Call, Leaving, Probe, Verdict};
-use crate::runtime::admin::{Answer, text};
+use super::{SnapshotSources, lines};
+use crate::model::flows::prestop_hook::{DrainingServices, HealthProbe, HookCall, HookVerdict};
+use crate::runtime::admin::{AdminResponse, text};
 
 /// Between two rounds.
 const ROUND: Duration = Duration::from_secs(1);
@@ -23,19 +23,19 @@ const AT_ONCE: usize = 64;
 
 /// A call in progress; its end is recorded, answered or not.
 struct Recording<'a> {
-    sources: &'a Sources,
+    sources: &'a SnapshotSources,
     began: Instant,
 }
 
 impl Drop for Recording<'_> {
     fn drop(&mut self) {
         let since_start = |at: Instant| at.saturating_duration_since(self.sources.start);
-        let call = Call { began: since_start(self.began), ended: since_start(Instant::now()) };
+        let call = HookCall { began: since_start(self.began), ended: since_start(Instant::now()) };
         *self.sources.hook.lock().unwrap_or_else(PoisonError::into_inner) = Some(call);
     }
 }
 
-impl Sources {
+impl SnapshotSources {
     /// When the Pod's termination grace period began, if it was before this moment, in which SIGTERM came: the kubelet calls the hook
     /// first. Calls of other clients do not count.
     #[must_use]
@@ -46,26 +46,26 @@ impl Sources {
     }
 }
 
-/// Waits until nothing leads here any more, at most for [`Sources::patience`].
-pub(super) async fn hook(sources: Arc<Sources>) -> Answer {
+/// Waits until nothing leads here any more, at most for [`SnapshotSources::patience`].
+pub(super) async fn hook(sources: Arc<SnapshotSources>) -> AdminResponse {
     let start = Instant::now();
     let _call = Recording { sources: &sources, began: start };
     let Some(endpoints) = endpoints(&sources) else { return text(StatusCode::OK, "safe to terminate") };
-    let mut leaving = Leaving::new(sources.own(), endpoints.keys().cloned(), start.elapsed());
+    let mut leaving = DrainingServices::new(sources.own(), endpoints.keys().cloned(), start.elapsed());
     loop {
         leaving.counted(sources.flows().await, start.elapsed());
-        let asked: Vec<(Arc<str>, Vec<Probe>)> = stream::iter(leaving.to_ask())
+        let probed: Vec<(Arc<str>, Vec<HealthProbe>)> = stream::iter(leaving.to_ask())
             .map(|service| ask(&sources, &leaving, service, &endpoints))
             .buffer_unordered(AT_ONCE)
             .collect()
             .await;
-        for (service, probes) in asked {
-            leaving.asked(&service, &probes);
+        for (service, probes) in probed {
+            leaving.probed(&service, &probes);
         }
         let (rest, still) = match leaving.verdict(start.elapsed()) {
-            Verdict::Drained => return text(StatusCode::OK, "safe to terminate"),
-            Verdict::Settling(left) => (left.min(ROUND), Vec::new()),
-            Verdict::Routed(services) => (ROUND, services),
+            HookVerdict::Drained => return text(StatusCode::OK, "safe to terminate"),
+            HookVerdict::Settling(remaining) => (remaining.min(ROUND), Vec::new()),
+            HookVerdict::Routed(services) => (ROUND, services),
         };
         if start.elapsed() + rest > sources.patience {
             tracing::warn!(services = still.len(), "drain deadline reached; services may still be advertised by this replica");
@@ -76,20 +76,25 @@ pub(super) async fn hook(sources: Arc<Sources>) -> Answer {
 }
 
 /// The health endpoints by service; nothing if there is no config at all.
-fn endpoints(sources: &Sources) -> Option<BTreeMap<Arc<str>, String>> {
+fn endpoints(sources: &SnapshotSources) -> Option<BTreeMap<Arc<str>, String>> {
     let state = sources.egress.as_ref()?.borrow().clone();
     let services = &state.document?.config.services;
-    let asked = services.iter().filter(|(_, service)| !service.health_check_endpoint.is_empty());
-    Some(asked.map(|(name, service)| (Arc::clone(name), service.health_check_endpoint.clone())).collect())
+    let probed = services.iter().filter(|(_, service)| !service.health_check_endpoint.is_empty());
+    Some(probed.map(|(name, service)| (Arc::clone(name), service.health_check_endpoint.clone())).collect())
 }
 
 /// One round of a service: as many requests as the operator asks for, or until one is answered by this Pod.
-async fn ask(sources: &Sources, leaving: &Leaving, service: Arc<str>, endpoints: &BTreeMap<Arc<str>, String>) -> (Arc<str>, Vec<Probe>) {
+async fn ask(
+    sources: &SnapshotSources,
+    leaving: &DrainingServices,
+    service: Arc<str>,
+    endpoints: &BTreeMap<Arc<str>, String>,
+) -> (Arc<str>, Vec<HealthProbe>) {
     let mut probes = Vec::new();
     for _ in 0..pings(sources) {
         let Some(url) = endpoints.get(&service) else { break };
         let probe = (sources.ping)(url.clone()).await;
-        let done = leaving.is_here(&probe) || probe == Probe::Silent;
+        let done = leaving.is_here(&probe) || probe == HealthProbe::Silent;
         probes.push(probe);
         if done {
             break;
@@ -99,6 +104,6 @@ async fn ask(sources: &Sources, leaving: &Leaving, service: Arc<str>, endpoints:
 }
 
 /// The operator's `hep-pings`: the number of replicas times three.
-fn pings(sources: &Sources) -> u32 {
+fn pings(sources: &SnapshotSources) -> u32 {
     sources.egress.as_ref().and_then(|state| state.borrow().document.as_ref().map(|document| document.hep_pings)).unwrap_or_default()
 }

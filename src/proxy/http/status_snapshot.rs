@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout};
 
-use crate::api::replica::Peers;
+use crate::api::replica::PeerCounts;
 use crate::edge::conntrack::{Conntrack, Pressure};
 use crate::edge::health_probe::ping;
 use crate::edge::link::LinkState;
@@ -19,22 +19,22 @@ use crate::model::base::net::InterfaceName;
 use crate::model::base::netmap::NetMap;
 use crate::model::config::source::{Document, EgressDocument, InForce, IngressDocument, ServeDocument};
 use crate::model::firewall::Traffic;
-use crate::model::flows::prestop_hook::{Call, Probe};
+use crate::model::flows::prestop_hook::{HealthProbe, HookCall};
 use crate::model::plan::Planned;
-use crate::model::tailnet::health::{Daemon, Facts, Paths, Rules, readiness};
-use crate::model::tailnet::serve_config::Barred;
-use crate::model::tailnet::supervise::machine::Phase;
-use crate::proxy::certs::Certs;
-use crate::proxy::forwarding::flow_cleanup::Ended;
-use crate::proxy::forwarding::resolve::Report;
+use crate::model::tailnet::health::{DaemonHealth, HealthInputs, Paths, Rules, readiness};
+use crate::model::tailnet::serve_config::FunnelError;
+use crate::model::tailnet::supervise::machine::DaemonPhase;
+use crate::proxy::certs::CertOutputs;
+use crate::proxy::forwarding::flow_cleanup::TerminatedFlows;
+use crate::proxy::forwarding::resolve::ResolveReport;
 use crate::proxy::forwarding::ruleset_sync::Programmed;
-use crate::proxy::ingress::advertise::Standing;
+use crate::proxy::ingress::advertise::AdvertiseStatus;
 use crate::proxy::ingress::l7::L7;
 use crate::proxy::metrics::{self, CertState, ConfigState, Metrics, ReportState, Snapshot};
 use crate::proxy::replica::Replica;
-use crate::proxy::state_secret::writer::Health;
+use crate::proxy::state_secret::writer::WriterHealth;
 use crate::proxy::tailnet::daemon::DaemonState;
-use crate::proxy::tailnet::peer_warmup::Tried;
+use crate::proxy::tailnet::peer_warmup::WarmupProgress;
 use crate::runtime::tasks::{Heartbeats, Stop, Tasks};
 
 /// How long the kernel's counters may take: a scrape must not hang with a tool that does.
@@ -49,11 +49,10 @@ const HOOK_SHARE: f64 = 0.6;
 pub type Fetch<T> = Arc<dyn Fn() -> BoxFuture<'static, Option<T>> + Send + Sync>;
 
 /// Asks a URL which Pod answers.
-pub type Ping = Arc<dyn Fn(String) -> BoxFuture<'static, Probe> + Send + Sync>;
+pub type HealthPing = Arc<dyn Fn(String) -> BoxFuture<'static, HealthProbe> + Send + Sync>;
 
 /// The newest state of every other task, and what is fetched on demand.
-pub struct Sources {
-    /// The families.
+pub struct SnapshotSources {
     pub metrics: Arc<Metrics>,
     /// The Pod's own addresses as the settings have them; see [`Self::own`].
     pub pod_ips: BTreeSet<IpAddr>,
@@ -63,26 +62,19 @@ pub struct Sources {
     pub start: Instant,
     /// The replica was told to leave.
     pub leaving: Stop,
-    /// The heartbeats of its tasks.
     pub heartbeats: Heartbeats,
-    /// The egress config, if there is to be one.
     pub egress: Option<watch::Receiver<InForce<EgressDocument>>>,
-    /// The ingress config, if there is to be one.
     pub ingress: Option<watch::Receiver<InForce<IngressDocument>>>,
-    /// The serve config, if there is to be one.
     pub serve: Option<watch::Receiver<InForce<ServeDocument>>>,
     /// tailscaled, if it is supervised.
     pub daemon: Option<watch::Receiver<DaemonState>>,
-    /// The tailnet.
     pub netmap: watch::Receiver<Option<Arc<NetMap>>>,
-    /// The DNS names.
-    pub names: watch::Receiver<Arc<Report>>,
+    pub names: watch::Receiver<Arc<ResolveReport>>,
     /// The newest plan.
     pub planned: watch::Receiver<Option<Arc<Planned>>>,
     /// What the kernel holds.
     pub programmed: watch::Receiver<Programmed>,
-    /// The flows that were ended.
-    pub ended: watch::Receiver<Ended>,
+    pub ended: watch::Receiver<TerminatedFlows>,
     /// How often this program crashed and was started again.
     pub crashes: u64,
     /// The name of the interface behind which the tailnet is.
@@ -90,31 +82,29 @@ pub struct Sources {
     /// That interface, if the kernel is to forward.
     pub link: Option<watch::Receiver<LinkState>>,
     /// The ways to the targets, if there is a tailscaled to try them.
-    pub paths: Option<watch::Receiver<Tried>>,
+    pub paths: Option<watch::Receiver<WarmupProgress>>,
     /// How the services stand that are to be advertised, if that is decided here.
-    pub standing: Option<watch::Receiver<Standing>>,
+    pub standing: Option<watch::Receiver<AdvertiseStatus>>,
     /// What to do for each forwarding switch that is off.
     pub switches: watch::Receiver<Vec<String>>,
-    /// The writing of the state, if there is any.
-    pub report: Option<watch::Receiver<Health>>,
-    /// The sites, if some are served here.
+    pub report: Option<watch::Receiver<WriterHealth>>,
     pub sites: Option<L7>,
     /// The certificates, if names are served with them.
-    pub certs: Option<Certs>,
+    pub certs: Option<CertOutputs>,
     /// The kernel's counters by match port.
     pub traffic: Fetch<Traffic>,
     /// How full the connection table is.
     pub pressure: Fetch<Pressure>,
     /// The peers that tailscaled talks to.
-    pub peers: Fetch<Peers>,
+    pub peers: Fetch<PeerCounts>,
     /// tailscaled's own metrics.
     pub usermetrics: Fetch<String>,
     /// Asks a service which Pod answers.
-    pub ping: Ping,
+    pub ping: HealthPing,
     /// How long the preStop hook may wait.
     pub patience: Duration,
     /// The call of the preStop hook that ended last; times are from [`Self::start`].
-    pub(super) hook: Mutex<Option<Call>>,
+    pub(super) hook: Mutex<Option<HookCall>>,
     /// How far the kernel is behind the newest plan.
     pub(super) lag: Mutex<Lag>,
 }
@@ -128,16 +118,22 @@ pub(super) struct Lag {
     caught_up: bool,
 }
 
-impl fmt::Debug for Sources {
+impl fmt::Debug for SnapshotSources {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Sources").field("facts", &self.facts()).finish_non_exhaustive()
     }
 }
 
-impl Sources {
+impl SnapshotSources {
     /// The sources of a running replica.
     #[must_use]
-    pub fn new(replica: &Replica, metrics: Arc<Metrics>, leaving: Stop, tasks: &Tasks, report: Option<watch::Receiver<Health>>) -> Self {
+    pub fn new(
+        replica: &Replica,
+        metrics: Arc<Metrics>,
+        leaving: Stop,
+        tasks: &Tasks,
+        report: Option<watch::Receiver<WriterHealth>>,
+    ) -> Self {
         let settings = &replica.settings;
         let sites = replica.publishing.as_ref().and_then(|publishing| publishing.sites.as_ref());
         Self {
@@ -150,7 +146,7 @@ impl Sources {
             egress: settings.egress.is_some().then(|| replica.egress.state.clone()),
             ingress: settings.ingress.is_some().then(|| replica.ingress.state.clone()),
             serve: settings.serve.is_some().then(|| replica.serve.state.clone()),
-            daemon: replica.daemon.as_ref().map(crate::proxy::tailnet::daemon::Daemon::state),
+            daemon: replica.daemon.as_ref().map(crate::proxy::tailnet::daemon::DaemonHandle::state),
             netmap: replica.netmap.clone(),
             names: replica.names.clone(),
             planned: replica.planned.clone(),
@@ -178,22 +174,22 @@ impl Sources {
 
     /// What health is judged by, now.
     #[must_use]
-    pub fn facts(&self) -> Facts {
+    pub fn facts(&self) -> HealthInputs {
         let netmap = self.netmap.borrow();
         let unheard = [
             ("egress", is_unheard(self.egress.as_ref())),
             ("ingress", is_unheard(self.ingress.as_ref())),
             ("serve", is_unheard(self.serve.as_ref())),
         ];
-        Facts {
+        HealthInputs {
             leaving: self.leaving.is_requested(),
             unheard: unheard.into_iter().filter(|(_, unheard)| *unheard).map(|(name, _)| name).collect(),
-            daemon: self.daemon.as_ref().map_or(Daemon::Foreign, |state| {
+            daemon: self.daemon.as_ref().map_or(DaemonHealth::Foreign, |state| {
                 let state = state.borrow();
                 match state.phase {
-                    Phase::Running => Daemon::Running,
-                    Phase::Starting if self.open(state.restarts) => Daemon::Running,
-                    phase => Daemon::Away(phase.to_string()),
+                    DaemonPhase::Running => DaemonHealth::Running,
+                    DaemonPhase::Starting if self.open(state.restarts) => DaemonHealth::Running,
+                    phase => DaemonHealth::Away(phase.to_string()),
                 }
             }),
             netmap: netmap.is_some(),
@@ -230,7 +226,7 @@ impl Sources {
     }
 
     /// The sites that are to be reached from the internet and are not.
-    pub(super) fn barred(&self) -> BTreeMap<String, Barred> {
+    pub(super) fn barred(&self) -> BTreeMap<String, FunnelError> {
         self.standing.as_ref().and_then(|standing| standing.borrow().barred.clone()).unwrap_or_default()
     }
 
@@ -336,9 +332,9 @@ impl Sources {
 
     fn config<D>(&self, state: &InForce<D>, now: Instant) -> ConfigState {
         ConfigState {
-            source: state.source.map(crate::model::config::source::Source::name),
+            source: state.source.map(crate::model::config::source::CopySource::name),
             age: now.saturating_duration_since(self.start).saturating_sub(state.since),
-            fault: state.fault.as_ref().map(crate::model::config::source::Fault::reason),
+            fault: state.fault.as_ref().map(crate::model::config::source::DocumentFault::reason),
         }
     }
 }
@@ -347,8 +343,8 @@ fn is_unheard<D: Document>(state: Option<&watch::Receiver<InForce<D>>>) -> bool 
     state.is_some_and(|state| state.borrow().document.is_none())
 }
 
-fn daemon(state: &DaemonState, now: Instant) -> metrics::DaemonState {
-    metrics::DaemonState {
+fn daemon(state: &DaemonState, now: Instant) -> metrics::DaemonSample {
+    metrics::DaemonSample {
         state: state.phase.to_string(),
         age: now.saturating_duration_since(state.since),
         restarts: state.restarts,
@@ -356,7 +352,7 @@ fn daemon(state: &DaemonState, now: Instant) -> metrics::DaemonState {
     }
 }
 
-fn report(health: &Health, now: Instant) -> ReportState {
+fn report(health: &WriterHealth, now: Instant) -> ReportState {
     let fault = health.fault.as_ref().map(|fault| (fault.reason, now.saturating_duration_since(fault.since)));
     ReportState { writes: health.writes, fault }
 }

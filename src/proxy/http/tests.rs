@@ -10,15 +10,15 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::*;
-use crate::api::replica::{Peers, Status};
+use crate::api::replica::{PeerCounts, ReplicaStatus};
 use crate::model::base::net::{InterfaceName, Port, PortKey, Proto};
 use crate::model::base::netmap::{NetMap, SelfNode};
 use crate::model::config::EgressConfig;
 use crate::model::config::source::{EgressDocument, InForce as Document};
 use crate::model::firewall::{Counters, Traffic};
-use crate::model::flows::prestop_hook::{Probe, SIGNAL_FOLLOWS};
-use crate::proxy::forwarding::flow_cleanup::Ended;
-use crate::proxy::forwarding::resolve::Report;
+use crate::model::flows::prestop_hook::{HealthProbe, SIGNAL_FOLLOWS};
+use crate::proxy::forwarding::flow_cleanup::TerminatedFlows;
+use crate::proxy::forwarding::resolve::ResolveReport;
 use crate::proxy::forwarding::ruleset_sync::Programmed;
 use crate::proxy::metrics::Metrics;
 use crate::runtime::tasks::{Heartbeats, Stopper, stop};
@@ -30,15 +30,15 @@ const CONFIG: &str = r#"{
 
 /// Sources whose every part is moved by hand.
 struct Lab {
-    sources: Arc<Sources>,
+    sources: Arc<SnapshotSources>,
     stopper: Stopper,
     netmap: watch::Sender<Option<Arc<NetMap>>>,
     planned: watch::Sender<Option<Arc<Planned>>>,
     programmed: watch::Sender<Programmed>,
     egress: watch::Sender<Document<EgressDocument>>,
     flows: Arc<AtomicU64>,
-    answers: Arc<Mutex<Probe>>,
-    _rest: (watch::Sender<Arc<Report>>, watch::Sender<Ended>, watch::Sender<Vec<String>>),
+    answers: Arc<Mutex<HealthProbe>>,
+    _rest: (watch::Sender<Arc<ResolveReport>>, watch::Sender<TerminatedFlows>, watch::Sender<Vec<String>>),
 }
 
 fn lab() -> Lab {
@@ -47,11 +47,11 @@ fn lab() -> Lab {
     let ((programmed, programmed_seen), (egress, egress_seen)) =
         (watch::channel(Programmed::default()), watch::channel(Document::default()));
     let ((names, names_seen), (ended, ended_seen), (switches, switches_seen)) =
-        (watch::channel(Arc::default()), watch::channel(Ended::default()), watch::channel(Vec::new()));
+        (watch::channel(Arc::default()), watch::channel(TerminatedFlows::default()), watch::channel(Vec::new()));
     let (flows, answers) = (Arc::new(AtomicU64::new(0)), Arc::new(Mutex::new(from(&[]))));
     let (counted, answering) = (Arc::clone(&flows), Arc::clone(&answers));
     let key = PortKey { proto: Proto::Tcp, port: Port::new(10001).expect("a port") };
-    let sources = Sources {
+    let sources = SnapshotSources {
         metrics: Arc::new(Metrics::new().expect("families")),
         crashes: 0,
         pod_ips: ["10.0.0.5", "fd00::5"].map(|ip| ip.parse().expect("an address")).into(),
@@ -82,7 +82,7 @@ fn lab() -> Lab {
             Box::pin(std::future::ready(Some(traffic)))
         }),
         pressure: Arc::new(|| Box::pin(std::future::pending())),
-        peers: Arc::new(|| Box::pin(std::future::ready(Some(Peers { direct: 2, relayed: 1 })))),
+        peers: Arc::new(|| Box::pin(std::future::ready(Some(PeerCounts { direct: 2, relayed: 1 })))),
         usermetrics: Arc::new(|| Box::pin(std::future::ready(Some("tailscaled_up 1".to_owned())))),
         ping: Arc::new(move |_| Box::pin(std::future::ready(answering.lock().expect("not poisoned").clone()))),
         patience: Duration::from_secs(25),
@@ -92,8 +92,8 @@ fn lab() -> Lab {
     Lab { sources: Arc::new(sources), stopper, netmap, planned, programmed, egress, flows, answers, _rest: (names, ended, switches) }
 }
 
-fn from(ips: &[&str]) -> Probe {
-    Probe::Answered(ips.iter().map(|ip| ip.parse().expect("an address")).collect())
+fn from(ips: &[&str]) -> HealthProbe {
+    HealthProbe::Answered(ips.iter().map(|ip| ip.parse().expect("an address")).collect())
 }
 
 impl Lab {
@@ -124,7 +124,7 @@ impl Lab {
     }
 }
 
-async fn body(answer: Answer) -> String {
+async fn body(answer: AdminResponse) -> String {
     let bytes: Bytes = answer.into_body().collect().await.expect("a body").to_bytes();
     String::from_utf8(bytes.into()).expect("text")
 }
@@ -212,7 +212,7 @@ async fn rules_that_somebody_took_away_and_that_cannot_be_written_again_make_it_
     lab.ready();
     lab.programmed.send_modify(|state| (state.current, state.damaged) = (true, true));
     assert_eq!(readyz(&lab.sources).status(), StatusCode::OK, "they are written again in a moment");
-    let fault = crate::proxy::forwarding::ruleset_sync::Fault { reason: "Missing", message: "cannot run nft".to_owned() };
+    let fault = crate::proxy::forwarding::ruleset_sync::SyncFault { reason: "Missing", message: "cannot run nft".to_owned() };
     lab.programmed.send_modify(|state| (state.current, state.fault) = (false, Some((fault, Instant::now()))));
     let answer = readyz(&lab.sources);
     assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
@@ -308,7 +308,7 @@ async fn only_the_admin_address_shows_the_plan() {
     let lab = lab();
     lab.ready();
     let listen = async |routes: Routes| {
-        let server = Server::bind("127.0.0.1:0".parse().expect("an address"), routes, Limits::default()).await.expect("a free port");
+        let server = AdminServer::bind("127.0.0.1:0".parse().expect("an address"), routes, Limits::default()).await.expect("a free port");
         let address = server.address();
         tokio::spawn(server.serve(std::future::pending()));
         address
@@ -351,19 +351,20 @@ async fn get(address: SocketAddr, path: &str) -> u16 {
 #[tokio::test(start_paused = true)]
 async fn the_status_tells_totals_and_what_is_in_the_way() {
     let lab = lab();
-    let told = async || -> Status { serde_json::from_str(&body(status::page(Arc::clone(&lab.sources)).await).await).expect("a status") };
+    let told =
+        async || -> ReplicaStatus { serde_json::from_str(&body(status::page(Arc::clone(&lab.sources)).await).await).expect("a status") };
     let before = told().await;
     assert!(before.blockers.iter().any(|blocker| blocker.starts_with("netmap: ")), "{before:?}");
     assert_eq!(
         (before.flows, before.peers),
-        (None, Some(Peers { direct: 2, relayed: 1 })),
+        (None, Some(PeerCounts { direct: 2, relayed: 1 })),
         "a table that does not answer is not waited for"
     );
     lab.ready();
     let after = told().await;
     assert_eq!((after.blockers, after.failure, after.version.as_str()), (Vec::new(), None, env!("CARGO_PKG_VERSION")));
     lab.programmed.send_modify(|state| {
-        let fault = crate::proxy::forwarding::ruleset_sync::Fault { reason: "Refused", message: "service default-db".into() };
+        let fault = crate::proxy::forwarding::ruleset_sync::SyncFault { reason: "Refused", message: "service default-db".into() };
         state.fault = Some((fault, Instant::now()));
     });
     assert_eq!(told().await.failure.as_deref(), Some("the kernel does not take the rules: Refused"), "no name of a service");

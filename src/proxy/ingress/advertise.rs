@@ -15,16 +15,16 @@ use crate::api::routes::Listener;
 use crate::api::serve::ServeConfig;
 use crate::model::base::netmap::NetMap;
 use crate::model::config::IngressConfig;
-use crate::model::config::source::Served;
-use crate::model::ingress::vhosts::{Site, node};
-use crate::model::tailnet::advertise::{Advertised, Facts, Leaving, Place};
-use crate::model::tailnet::serve_config::{self, Barred, Ports};
-use crate::model::tailnet::supervise::Phase;
+use crate::model::config::source::ServeContent;
+use crate::model::ingress::vhosts::{Vhost, node};
+use crate::model::tailnet::advertise::{AdvertiseInputs, Advertised, Placement, WithdrawalProgress};
+use crate::model::tailnet::serve_config::{self, FunnelError, SitePorts};
+use crate::model::tailnet::supervise::DaemonPhase;
 use crate::proxy::forwarding::ruleset_sync::Programmed;
 use crate::proxy::ingress::l7::InPlace;
-use crate::proxy::ingress::serve_config_writer::Serving;
+use crate::proxy::ingress::serve_config_writer::ServeStatus;
 use crate::proxy::tailnet::daemon::{DaemonState, changed};
-use crate::proxy::tailnet::peer_warmup::Tried;
+use crate::proxy::tailnet::peer_warmup::WarmupProgress;
 use crate::runtime::watch_ext::put;
 
 /// How long a replica that starts waits for what it should serve to be advertised and approved. A service that nobody approves,
@@ -39,27 +39,25 @@ const UNTOLD: &str = "tailscaled has no config file that could tell it to advert
 pub struct Inputs {
     /// How tailscaled fares, what its config names and what it advertises.
     pub daemon: watch::Receiver<DaemonState>,
-    /// The tailnet.
     pub netmap: watch::Receiver<Option<Arc<NetMap>>>,
     /// The serve config in force.
-    pub served: watch::Receiver<Option<Arc<Served>>>,
+    pub served: watch::Receiver<Option<Arc<ServeContent>>>,
     /// The L3 ingress config in force.
     pub ingress: watch::Receiver<Option<Arc<IngressConfig>>>,
     /// What the kernel holds.
     pub programmed: watch::Receiver<Programmed>,
     /// How the listeners of the sites stand.
     pub in_place: watch::Receiver<Arc<BTreeMap<String, InPlace>>>,
-    /// What tailscaled serves.
-    pub serving: watch::Receiver<Serving>,
+    pub serving: watch::Receiver<ServeStatus>,
     /// The ways to peers, if they are tried: before that nothing is advertised.
-    pub paths: Option<watch::Receiver<Tried>>,
+    pub paths: Option<watch::Receiver<WarmupProgress>>,
     /// How far the replica is with leaving.
-    pub leaving: watch::Receiver<Leaving>,
+    pub leaving: watch::Receiver<WithdrawalProgress>,
 }
 
 /// What of it is ours to decide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct How {
+pub struct AdvertiseMode {
     /// tailscaled's serve config is ours to write.
     pub serves: bool,
     /// Sites are served on the node's own addresses: the control plane has no Tailscale Services.
@@ -70,26 +68,21 @@ pub struct How {
 
 /// What it tells.
 #[derive(Debug)]
-pub struct Outputs {
-    /// What tailscaled is to serve.
+pub struct AdvertiseOutputs {
     pub wanted: watch::Sender<Option<Arc<ServeConfig>>>,
-    /// What it may advertise.
     pub advertised: watch::Sender<Advertised>,
-    /// How the services stand.
-    pub standing: watch::Sender<Standing>,
+    pub standing: watch::Sender<AdvertiseStatus>,
 }
 
 /// How the services stand that this replica should serve.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Standing {
+pub struct AdvertiseStatus {
     /// Those that are not advertised and approved, and why.
     pub waiting: BTreeMap<String, String>,
-    /// Those that are.
     pub approved: BTreeSet<String>,
-    /// Those that lead here still, or may.
     pub leading: BTreeSet<String>,
     /// The sites that are to be reached from the internet and are not; none while that is not known.
-    pub barred: Option<BTreeMap<String, Barred>>,
+    pub barred: Option<BTreeMap<String, FunnelError>>,
     /// For which start of tailscaled all of them were approved at some time, or were waited for long enough.
     pub settled: Option<u64>,
     /// tailscaled lets nobody new in.
@@ -97,25 +90,25 @@ pub struct Standing {
 }
 
 /// Decides anew whenever an input changes; ends when the sender of one is gone.
-pub async fn run(mut inputs: Inputs, how: How, outputs: Outputs) {
+pub async fn run(mut inputs: Inputs, how: AdvertiseMode, outputs: AdvertiseOutputs) {
     let mut deadline = None;
     loop {
-        let seen = inputs.seen(how);
-        if let Some(wanted) = seen.wanted() {
+        let view = inputs.view(how);
+        if let Some(wanted) = view.wanted() {
             put(&outputs.wanted, Some(Arc::new(wanted)));
         }
-        let facts = seen.facts();
-        if seen.heard() && seen.tried {
+        let facts = view.facts();
+        if view.heard() && view.tried {
             put(&outputs.advertised, facts.advertised());
         }
-        let start = (seen.daemon.phase == Phase::Running).then_some(seen.daemon.restarts);
+        let start = (view.daemon.phase == DaemonPhase::Running).then_some(view.daemon.restarts);
         if start.is_none() {
             deadline = None;
         }
         let due = start.map(|_| *deadline.get_or_insert_with(|| Instant::now() + BOUND));
         let late = due.is_some_and(|due| Instant::now() >= due);
-        let mut standing = seen.standing(&facts);
-        let done = seen.heard() && (standing.waiting.is_empty() || late);
+        let mut standing = view.standing(&facts);
+        let done = view.heard() && (standing.waiting.is_empty() || late);
         standing.follow(&outputs.standing.borrow(), start, done, late);
         put(&outputs.standing, standing);
         let wake = due.filter(|_| !late);
@@ -126,38 +119,38 @@ pub async fn run(mut inputs: Inputs, how: How, outputs: Outputs) {
     }
 }
 
-impl Standing {
+impl AdvertiseStatus {
     /// Takes over for which start of tailscaled all was settled, and says what is new since `told`.
-    fn follow(&mut self, told: &Self, start: Option<u64>, done: bool, late: bool) {
-        self.settled = start.filter(|start| done || told.settled == Some(*start));
-        if late && self.settled.is_some() && told.settled != self.settled && !self.waiting.is_empty() {
+    fn follow(&mut self, before: &Self, start: Option<u64>, done: bool, late: bool) {
+        self.settled = start.filter(|start| done || before.settled == Some(*start));
+        if late && self.settled.is_some() && before.settled != self.settled && !self.waiting.is_empty() {
             tracing::warn!(waiting = ?self.waiting, "services are not advertised and approved; no longer waiting for them");
         }
-        let held = |service: &String| told.barred.as_ref().and_then(|barred| barred.get(service));
-        for (service, why) in self.barred.iter().flatten().filter(|(service, why)| held(service) != Some(*why)) {
+        let unavailable = |service: &String| before.barred.as_ref().and_then(|barred| barred.get(service));
+        for (service, why) in self.barred.iter().flatten().filter(|(service, why)| unavailable(service) != Some(*why)) {
             tracing::warn!(service, reason = why.reason(), "not reachable from the internet: {why}");
         }
     }
 }
 
 /// Everything at one moment.
-struct Seen {
+struct AdvertiseView {
     daemon: DaemonState,
     netmap: Option<Arc<NetMap>>,
-    served: Option<Arc<Served>>,
+    served: Option<Arc<ServeContent>>,
     ingress: Option<Arc<IngressConfig>>,
     programmed: Programmed,
     in_place: Arc<BTreeMap<String, InPlace>>,
-    serving: Serving,
+    serving: ServeStatus,
     /// The ways to peers were tried once, or need not be.
     tried: bool,
-    leaving: Leaving,
-    how: How,
+    leaving: WithdrawalProgress,
+    how: AdvertiseMode,
 }
 
 impl Inputs {
-    fn seen(&mut self, how: How) -> Seen {
-        Seen {
+    fn view(&mut self, how: AdvertiseMode) -> AdvertiseView {
+        AdvertiseView {
             daemon: self.daemon.borrow_and_update().clone(),
             netmap: self.netmap.borrow_and_update().clone(),
             served: self.served.borrow_and_update().clone(),
@@ -186,7 +179,7 @@ impl Inputs {
     }
 }
 
-impl Seen {
+impl AdvertiseView {
     /// Whether every config has been heard: before that, nothing that is advertised already is taken back.
     fn heard(&self) -> bool {
         self.served.is_some() && self.ingress.is_some()
@@ -199,12 +192,12 @@ impl Seen {
             return None;
         }
         let kernel = ingress.services.iter().map(|(name, service)| (name.to_string(), serve_config::announced(service))).collect();
-        let mut wanted = serve_config::Wanted { kernel, ..serve_config::Wanted::default() };
+        let mut wanted = serve_config::ServeInputs { kernel, ..serve_config::ServeInputs::default() };
         if self.how.on_node {
             wanted.kernel.clear();
             wanted.node = self.ports(&node::merged(&served.sites).0, node::NAME).unwrap_or_default();
         } else {
-            let listened = |(name, site): (&String, &Arc<Site>)| Some((name.clone(), self.ports(site, name).ok()?));
+            let listened = |(name, site): (&String, &Arc<Vhost>)| Some((name.clone(), self.ports(site, name).ok()?));
             wanted.sites = served.sites.iter().filter_map(listened).collect();
         }
         for (name, site) in served.sites.iter().filter(|(_, site)| site.funnel) {
@@ -225,10 +218,11 @@ impl Seen {
 
     /// Where the ports of a site are listened on, or why it is not to be reached. One of whose names none has a certificate yet is
     /// reached where it is to be served without; a name that lacks its own holds nobody else's back.
-    fn ports(&self, site: &Site, name: &str) -> Result<Ports, String> {
+    fn ports(&self, site: &Vhost, name: &str) -> Result<SitePorts, String> {
         let place = self.in_place.get(name).ok_or("it is not listened on yet")?;
         let plain = |port: &u16| site.listeners.get(port) == Some(&Listener::Http);
-        let ports: Ports = place.ports.iter().filter(|(port, _)| place.certified || plain(port)).map(|(port, at)| (*port, *at)).collect();
+        let ports: SitePorts =
+            place.ports.iter().filter(|(port, _)| place.certified || plain(port)).map(|(port, at)| (*port, *at)).collect();
         if !ports.is_empty() {
             return Ok(ports);
         }
@@ -237,9 +231,12 @@ impl Seen {
         Err(missing.into_iter().chain(faults).collect::<Vec<_>>().join("; "))
     }
 
-    fn facts(&self) -> Facts {
-        let mut facts =
-            Facts { configured: self.daemon.configured.as_deref().cloned().unwrap_or_default(), leaving: self.leaving, ..Facts::default() };
+    fn facts(&self) -> AdvertiseInputs {
+        let mut facts = AdvertiseInputs {
+            configured: self.daemon.configured.as_deref().cloned().unwrap_or_default(),
+            leaving: self.leaving,
+            ..AdvertiseInputs::default()
+        };
         if self.how.unasked && !self.how.on_node {
             facts
                 .configured
@@ -264,13 +261,13 @@ impl Seen {
     }
 
     /// Whether tailscaled handles what comes for a service.
-    fn handled(&self, name: &str) -> Place {
+    fn handled(&self, name: &str) -> Placement {
         let has = self.serving.config.as_ref().is_some_and(|config| config.services.contains_key(name));
         if has { Ok(()) } else { Err("tailscaled has not taken its serve config yet".to_owned()) }
     }
 
     /// Whether the kernel forwards a service as it is configured now.
-    fn forwarded(&self, name: &str) -> Place {
+    fn forwarded(&self, name: &str) -> Placement {
         let configured = self.ingress.as_ref().and_then(|ingress| ingress.services.get(name));
         let programmed = &self.programmed;
         let Some(planned) = programmed.planned.as_ref().filter(|_| programmed.at.is_some()) else {
@@ -298,9 +295,10 @@ impl Seen {
         mappings.filter_map(|mapping| mapping.tailscale_service_ip.parse().ok()).collect()
     }
 
-    fn standing(&self, facts: &Facts) -> Standing {
-        let mut standing = Standing { waiting: facts.withheld(), barred: self.barred(), shut: self.daemon.shut, ..Standing::default() };
-        if self.daemon.phase != Phase::Running {
+    fn standing(&self, facts: &AdvertiseInputs) -> AdvertiseStatus {
+        let mut standing =
+            AdvertiseStatus { waiting: facts.withheld(), barred: self.barred(), shut: self.daemon.shut, ..AdvertiseStatus::default() };
+        if self.daemon.phase != DaemonPhase::Running {
             // Nothing comes by way of a tailscaled that is away, and nobody can be told.
             return standing;
         }
@@ -316,19 +314,20 @@ impl Seen {
                 standing.approved.insert(name.clone());
             }
         }
-        let led = |addresses: &BTreeSet<IpAddr>| node.is_some_and(|node| addresses.iter().any(|ip| node.routes.contains(&(*ip).into())));
+        let is_routed =
+            |addresses: &BTreeSet<IpAddr>| node.is_some_and(|node| addresses.iter().any(|ip| node.routes.contains(&(*ip).into())));
         let granted = node.iter().flat_map(|node| &node.services);
         standing.leading = self.daemon.advertised.iter().cloned().collect();
-        standing.leading.extend(granted.filter(|(_, addresses)| led(addresses)).map(|(name, _)| name.clone()));
+        standing.leading.extend(granted.filter(|(_, addresses)| is_routed(addresses)).map(|(name, _)| name.clone()));
         // Whatever way leads here by an address that the kernel forwards: as a Tailscale Service, or as a route of this node.
         let forwarded = self.ingress.iter().flat_map(|ingress| ingress.services.keys());
-        let led = |name: &&Arc<str>| led(&self.addresses(name).into_iter().collect());
-        standing.leading.extend(forwarded.filter(led).map(ToString::to_string));
+        let has_route = |name: &&Arc<str>| is_routed(&self.addresses(name).into_iter().collect());
+        standing.leading.extend(forwarded.filter(has_route).map(ToString::to_string));
         standing
     }
 
     /// The sites that are to be reached from the internet and are not; none while the tailnet has not told.
-    fn barred(&self) -> Option<BTreeMap<String, Barred>> {
+    fn barred(&self) -> Option<BTreeMap<String, FunnelError>> {
         let served = self.served.as_ref().filter(|_| self.how.serves)?;
         let node = self.netmap.as_ref()?.node.as_ref()?;
         Some(serve_config::barred(&served.sites, &served.config, node.funnel, self.how.on_node))
@@ -336,14 +335,23 @@ impl Seen {
 }
 
 /// Lets nobody new in (`shut`), or somebody again, and waits until tailscaled says so, at most for `within`. Whether it does.
-pub async fn shut(leaving: &watch::Sender<Leaving>, standing: &mut watch::Receiver<Standing>, shut: bool, within: Duration) -> bool {
+pub async fn shut(
+    leaving: &watch::Sender<WithdrawalProgress>,
+    standing: &mut watch::Receiver<AdvertiseStatus>,
+    shut: bool,
+    within: Duration,
+) -> bool {
     leaving.send_modify(|leaving| leaving.shut = shut);
     timeout(within, standing.wait_for(|standing| standing.shut == shut)).await.is_ok()
 }
 
 /// Takes everything back that is advertised, and waits until the control server leads nothing here any more, at most for `within`.
 /// Whether that is so.
-pub async fn withdraw(leaving: &watch::Sender<Leaving>, standing: &mut watch::Receiver<Standing>, within: Duration) -> bool {
+pub async fn withdraw(
+    leaving: &watch::Sender<WithdrawalProgress>,
+    standing: &mut watch::Receiver<AdvertiseStatus>,
+    within: Duration,
+) -> bool {
     let before = standing.borrow().leading.len();
     leaving.send_modify(|leaving| leaving.withdrawn = true);
     let began = Instant::now();

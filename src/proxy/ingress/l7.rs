@@ -18,15 +18,15 @@ use crate::model::flows::drain::Budget;
 use crate::model::ingress::certificate::Pair;
 use crate::model::ingress::vhosts::headers::Upgrades;
 use crate::model::ingress::vhosts::shares::Shares;
-use crate::model::ingress::vhosts::{Site, Sites};
+use crate::model::ingress::vhosts::{Vhost, Vhosts};
 use crate::model::settings::FrontEnd;
 use crate::runtime::watch_ext::put;
 
-use endpoints::Known;
-use identify::{Ask, Identify};
+use endpoints::UpstreamEndpoints;
+use identify::{Identify, WhoIsLookup};
 use listen::Listeners;
 use pool::Pools;
-use sources::Sources;
+use sources::ConnectionLimits;
 use stats::{Counts, Stats};
 
 mod activity;
@@ -44,7 +44,7 @@ pub mod stats;
 mod tunnel;
 mod upstream;
 
-pub use pool::Place;
+pub use pool::ReplicaLocation;
 
 /// How soon what could not be listened on is tried again.
 const RETRY: Duration = Duration::from_secs(5);
@@ -53,30 +53,24 @@ const SWEEP: Duration = Duration::from_secs(15);
 
 /// What the sites are made from.
 pub struct Inputs {
-    /// The sites.
-    pub sites: watch::Receiver<Arc<Sites>>,
-    /// The certificates, by DNS name.
+    pub sites: watch::Receiver<Arc<Vhosts>>,
     pub certificates: watch::Receiver<Arc<BTreeMap<String, Pair>>>,
     /// Who answers for the backends.
-    pub endpoints: watch::Receiver<Arc<Known>>,
+    pub endpoints: watch::Receiver<Arc<UpstreamEndpoints>>,
     /// What is to be taken still.
     pub closing: watch::Receiver<Closing>,
     /// Tells who a client is.
-    pub ask: Option<Ask>,
-    /// Where this replica is.
-    pub place: Place,
-    /// Where the listeners are.
+    pub ask: Option<WhoIsLookup>,
+    pub place: ReplicaLocation,
     pub loopback: Loopback,
     /// What a client may take.
     pub limits: Limits,
-    /// What connections may be upgraded to.
     pub upgrades: Upgrades,
 }
 
 /// What is taken still.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Closing {
-    /// Everything.
     #[default]
     Open,
     /// New connections, and on each that there is or comes one request: it is told to go with the answer to what it has asked.
@@ -143,16 +137,14 @@ pub struct L7 {
     pub in_place: watch::Receiver<Arc<BTreeMap<String, InPlace>>>,
     /// The kind of what is wrong with a certificate that came, by name.
     pub refused: watch::Receiver<Arc<BTreeMap<String, &'static str>>>,
-    /// What is counted.
     pub stats: Stats,
-    shared: Arc<Shared>,
+    shared: Arc<ListenerContext>,
 }
 
 /// What a scrape reads.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Sample {
-    /// What is counted, by site.
-    pub sites: BTreeMap<String, stats::Sample>,
+pub struct L7Sample {
+    pub sites: BTreeMap<String, stats::SiteCounts>,
     /// How each site stands.
     pub in_place: Arc<BTreeMap<String, InPlace>>,
     /// The kind of what is wrong with a certificate that came, by name.
@@ -165,17 +157,16 @@ pub struct Sample {
 
 /// What all listeners share.
 #[derive(Debug)]
-struct Shared {
+struct ListenerContext {
     pools: Pools,
     identify: Identify,
     certificates: Certificates,
     stats: Stats,
     limits: Limits,
     upgrades: Upgrades,
-    sources: Arc<Sources>,
+    sources: Arc<ConnectionLimits>,
     /// Room for connections of clients.
     connections: Arc<Semaphore>,
-    /// Room for requests.
     requests: Arc<Semaphore>,
     loopback: Loopback,
     closing: watch::Receiver<Closing>,
@@ -183,21 +174,20 @@ struct Shared {
 
 /// What is served on a port now.
 #[derive(Debug, Clone)]
-struct Served {
-    site: Arc<Site>,
+struct PortSnapshot {
+    site: Arc<Vhost>,
     acceptor: Option<Acceptor>,
 }
 
-/// One port of one site.
 #[derive(Debug)]
-struct Port {
+struct SitePort {
     service: String,
     number: u16,
     over_tls: bool,
-    site: watch::Receiver<Served>,
+    site: watch::Receiver<PortSnapshot>,
     counts: Arc<Counts>,
     room: Arc<Semaphore>,
-    shared: Arc<Shared>,
+    shared: Arc<ListenerContext>,
     /// Seen by connections that became something else: they hold it open, and end when it changes.
     tunnels: watch::Sender<()>,
 }
@@ -247,8 +237,8 @@ impl L7 {
 
     /// Everything that a scrape reads.
     #[must_use]
-    pub fn sample(&self) -> Sample {
-        Sample {
+    pub fn sample(&self) -> L7Sample {
+        L7Sample {
             sites: self.stats.sample(),
             in_place: Arc::clone(&self.in_place.borrow()),
             refused: Arc::clone(&self.refused.borrow()),
@@ -258,8 +248,8 @@ impl L7 {
     }
 }
 
-impl Served {
-    fn new(site: &Arc<Site>, certificates: &Certificates) -> Self {
+impl PortSnapshot {
+    fn new(site: &Arc<Vhost>, certificates: &Certificates) -> Self {
         let acceptor = certificates.acceptor(site.hosts.keys().cloned().collect());
         let acceptor = acceptor.inspect_err(|error| tracing::error!(reason = error.reason(), "{error}")).ok();
         Self { site: Arc::clone(site), acceptor }
@@ -271,14 +261,14 @@ impl Served {
 pub fn l7(inputs: Inputs) -> Result<(L7, impl Future<Output = ()> + Send + 'static), TlsError> {
     let limits = inputs.limits;
     let room = |most: usize| Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS)));
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(ListenerContext {
         pools: Pools::new(inputs.endpoints, inputs.place, Connector::new()?, room(limits.shares.upstream)),
         identify: Identify::new(inputs.ask),
         certificates: Certificates::new()?,
         stats: Stats::default(),
         limits,
         upgrades: inputs.upgrades,
-        sources: Sources::new(limits.shares.source),
+        sources: ConnectionLimits::new(limits.shares.source),
         connections: room(limits.shares.connections),
         requests: room(limits.shares.requests),
         loopback: inputs.loopback,
@@ -286,20 +276,20 @@ pub fn l7(inputs: Inputs) -> Result<(L7, impl Future<Output = ()> + Send + 'stat
     });
     let (placed, in_place) = watch::channel(Arc::default());
     let (refusing, refused) = watch::channel(Arc::default());
-    let seen = L7 { in_place, refused, stats: shared.stats.clone(), shared: Arc::clone(&shared) };
-    let cells = Cells { sites: inputs.sites, certificates: inputs.certificates, closing: inputs.closing };
-    Ok((seen, run(cells, shared, placed, refusing)))
+    let l7 = L7 { in_place, refused, stats: shared.stats.clone(), shared: Arc::clone(&shared) };
+    let cells = ListenerChannels { sites: inputs.sites, certificates: inputs.certificates, closing: inputs.closing };
+    Ok((l7, run(cells, shared, placed, refusing)))
 }
 
-struct Cells {
-    sites: watch::Receiver<Arc<Sites>>,
+struct ListenerChannels {
+    sites: watch::Receiver<Arc<Vhosts>>,
     certificates: watch::Receiver<Arc<BTreeMap<String, Pair>>>,
     closing: watch::Receiver<Closing>,
 }
 
 async fn run(
-    mut cells: Cells,
-    shared: Arc<Shared>,
+    mut cells: ListenerChannels,
+    shared: Arc<ListenerContext>,
     placed: watch::Sender<Arc<BTreeMap<String, InPlace>>>,
     refusing: watch::Sender<Arc<BTreeMap<String, &'static str>>>,
 ) {
@@ -331,7 +321,7 @@ async fn run(
 }
 
 /// Loads the certificates that the sites want, and says which cannot be used.
-fn load(certificates: &Certificates, sites: &Sites, pairs: &BTreeMap<String, Pair>) -> BTreeMap<String, &'static str> {
+fn load(certificates: &Certificates, sites: &Vhosts, pairs: &BTreeMap<String, Pair>) -> BTreeMap<String, &'static str> {
     let wanted = sites.values().filter(|site| site.is_over_tls()).flat_map(|site| site.hosts.keys().cloned()).collect();
     let faults = certificates.load(pairs, &wanted);
     for (name, error) in &faults {
@@ -343,8 +333,8 @@ fn load(certificates: &Certificates, sites: &Sites, pairs: &BTreeMap<String, Pai
 /// Says which names are left out of sites that are served, if that is news.
 fn tell(before: &BTreeMap<String, InPlace>, after: &BTreeMap<String, InPlace>) {
     for (service, now) in after.iter().filter(|(_, now)| now.certified) {
-        let known = before.get(service).filter(|before| before.certified).map(|before| &before.missing);
-        for name in now.missing.iter().filter(|name| known.is_none_or(|known| !known.contains(*name))) {
+        let before_missing = before.get(service).filter(|before| before.certified).map(|before| &before.missing);
+        for name in now.missing.iter().filter(|name| before_missing.is_none_or(|current| !current.contains(*name))) {
             tracing::warn!(service, name, "no certificate for the name: its TLS handshakes fail; other hosts are served");
         }
     }

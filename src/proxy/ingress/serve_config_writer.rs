@@ -12,7 +12,7 @@ use crate::api::serve::ServeConfig;
 use crate::edge::localapi::{LocalApi, LocalApiError};
 use crate::model::base::backoff::Backoff;
 use crate::model::tailnet::serve_config::steps;
-use crate::model::tailnet::supervise::Phase;
+use crate::model::tailnet::supervise::DaemonPhase;
 use crate::proxy::tailnet::daemon::DaemonState;
 
 /// How often it is looked whether somebody else has changed it.
@@ -29,7 +29,7 @@ pub struct Inputs {
 
 /// What tailscaled serves.
 #[derive(Debug, Clone, Default)]
-pub struct Serving {
+pub struct ServeStatus {
     /// What it serves; nothing before it was read from the process that runs.
     pub config: Option<Arc<ServeConfig>>,
     /// Which process that was: how often it was started again.
@@ -41,7 +41,7 @@ pub struct Serving {
 }
 
 /// Keeps tailscaled serving what is wanted; ends when an input's sender is gone.
-pub async fn run(api: LocalApi, mut inputs: Inputs, state: watch::Sender<Serving>) {
+pub async fn run(api: LocalApi, mut inputs: Inputs, state: watch::Sender<ServeStatus>) {
     let mut retry = Backoff::DAEMON;
     loop {
         let start = inputs.running();
@@ -83,16 +83,16 @@ impl Inputs {
 }
 
 fn running(state: &DaemonState) -> Option<u64> {
-    (state.phase == Phase::Running).then_some(state.restarts)
+    (state.phase == DaemonPhase::Running).then_some(state.restarts)
 }
 
 /// Waits until it is another start of tailscaled that runs, or none.
-async fn restarted(daemon: &mut watch::Receiver<DaemonState>, known: Option<u64>) -> Result<(), watch::error::RecvError> {
-    daemon.wait_for(|state| running(state) != known).await.map(drop)
+async fn restarted(daemon: &mut watch::Receiver<DaemonState>, started_at: Option<u64>) -> Result<(), watch::error::RecvError> {
+    daemon.wait_for(|state| running(state) != started_at).await.map(drop)
 }
 
 /// Reads what is served and writes what is to be; true once they are the same, false where somebody else came in between.
-async fn bring(api: &LocalApi, wanted: &Arc<ServeConfig>, start: u64, state: &watch::Sender<Serving>) -> Result<bool, LocalApiError> {
+async fn bring(api: &LocalApi, wanted: &Arc<ServeConfig>, start: u64, state: &watch::Sender<ServeStatus>) -> Result<bool, LocalApiError> {
     let found = api.serve_config().await?;
     let steps = steps(&found.config, wanted);
     let writes = steps.len() as u64;
@@ -111,20 +111,20 @@ async fn bring(api: &LocalApi, wanted: &Arc<ServeConfig>, start: u64, state: &wa
     state.send_if_modified(|state| {
         let same = state.config.as_ref() == Some(wanted) && state.start == start && state.fault.is_none() && writes == 0;
         let config = Some(Arc::clone(wanted));
-        *state = Serving { config, start, fault: None, writes: state.writes + writes };
+        *state = ServeStatus { config, start, fault: None, writes: state.writes + writes };
         !same
     });
     Ok(true)
 }
 
 /// What tailscaled served stays what it serves.
-fn failed(state: &watch::Sender<Serving>, error: &LocalApiError) {
+fn failed(state: &watch::Sender<ServeStatus>, error: &LocalApiError) {
     state.send_if_modified(|state| {
-        let known = state.fault.as_ref().is_some_and(|(kind, _)| *kind == error.reason());
-        if !known {
+        let unchanged = state.fault.as_ref().is_some_and(|(kind, _)| *kind == error.reason());
+        if !unchanged {
             tracing::warn!(reason = error.reason(), "cannot apply the serve config, retrying: {error}");
         }
         state.fault = Some((error.reason(), error.to_string()));
-        !known
+        !unchanged
     });
 }

@@ -6,41 +6,37 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use crate::api::routes::Host;
-use crate::model::config::source::Served;
+use crate::model::config::source::ServeContent;
 use crate::model::ingress::vhosts::shares::Shares;
-use crate::model::ingress::vhosts::{Sites, node};
-use crate::model::tailnet::advertise::{Advertised, Leaving};
+use crate::model::ingress::vhosts::{Vhosts, node};
+use crate::model::tailnet::advertise::{Advertised, WithdrawalProgress};
 use crate::runtime::resources;
 use crate::runtime::tasks::Tasks;
 use crate::runtime::watch_ext::put;
 
-use crate::proxy::certs::{self, Certs};
-use crate::proxy::ingress::advertise::{self, How, Standing};
-use crate::proxy::ingress::l7::{self, Closing, L7, Limits, Loopback, Place, endpoints, identify};
-use crate::proxy::ingress::serve_config_writer::{self, Serving};
+use crate::proxy::certs::{self, CertOutputs};
+use crate::proxy::ingress::advertise::{self, AdvertiseMode, AdvertiseStatus};
+use crate::proxy::ingress::l7::{self, Closing, L7, Limits, Loopback, ReplicaLocation, endpoints, identify};
+use crate::proxy::ingress::serve_config_writer::{self, ServeStatus};
 use crate::proxy::replica::Replica;
 use crate::proxy::spawn;
 
 /// How what is advertised stands, and how it is taken back.
 #[derive(Debug)]
-pub struct Publishing {
-    /// How the services stand.
-    pub standing: watch::Receiver<Standing>,
-    /// What tailscaled serves.
-    pub serving: watch::Receiver<Serving>,
+pub struct AdvertiseHandle {
+    pub standing: watch::Receiver<AdvertiseStatus>,
+    pub serving: watch::Receiver<ServeStatus>,
     /// How far the replica is with leaving.
-    pub leaving: watch::Sender<Leaving>,
-    /// The sites, if some are to be served here.
+    pub leaving: watch::Sender<WithdrawalProgress>,
     pub sites: Option<Listening>,
 }
 
 /// The listeners of sites.
 #[derive(Debug)]
 pub struct Listening {
-    /// What they tell.
     pub l7: L7,
     /// Their certificates, if there are Secrets to have them in.
-    pub certs: Option<Certs>,
+    pub certs: Option<CertOutputs>,
     /// What they are to take still.
     pub closing: watch::Sender<Closing>,
     /// Turns true when the last connection has ended after that.
@@ -51,12 +47,16 @@ impl Replica {
     /// Starts it; `advertised` tells tailscaled's supervision. Nothing where tailscaled's config alone says what is advertised.
     pub(in crate::proxy) fn publish(&mut self, advertised: watch::Sender<Advertised>, tasks: &mut Tasks) {
         let Some(daemon) = self.daemon.as_ref().filter(|_| self.settings.limits_advertising()) else { return };
-        let how = How { serves: self.settings.serve.is_some(), on_node: self.settings.node_sites, unasked: self.settings.auto_advertise };
+        let how = AdvertiseMode {
+            serves: self.settings.serve.is_some(),
+            on_node: self.settings.node_sites,
+            unasked: self.settings.auto_advertise,
+        };
         let sites = if how.serves { self.listen(identify::by(daemon.api().clone()), how.on_node, tasks) } else { None };
         let (wanted, to_serve) = watch::channel(None);
-        let (serving_in, serving) = watch::channel(Serving::default());
-        let (standing_in, standing) = watch::channel(Standing::default());
-        let (leaving, told_to_leave) = watch::channel(Leaving::default());
+        let (serving_in, serving) = watch::channel(ServeStatus::default());
+        let (standing_in, standing) = watch::channel(AdvertiseStatus::default());
+        let (leaving, told_to_leave) = watch::channel(WithdrawalProgress::default());
         let inputs = advertise::Inputs {
             daemon: daemon.state(),
             netmap: self.netmap.clone(),
@@ -68,20 +68,20 @@ impl Replica {
             paths: self.paths.clone(),
             leaving: told_to_leave,
         };
-        let outputs = advertise::Outputs { wanted, advertised, standing: standing_in };
+        let outputs = advertise::AdvertiseOutputs { wanted, advertised, standing: standing_in };
         spawn(tasks, "advertise", advertise::run(inputs, how, outputs));
         let inputs = serve_config_writer::Inputs { daemon: daemon.state(), wanted: to_serve };
         spawn(tasks, "serve", serve_config_writer::run(daemon.api().clone(), inputs, serving_in));
-        self.publishing = Some(Publishing { standing, serving, leaving, sites });
+        self.publishing = Some(AdvertiseHandle { standing, serving, leaving, sites });
     }
 
     /// Starts the listeners of the sites; nothing, which is told, if TLS cannot be set up.
-    fn listen(&self, ask: identify::Ask, on_node: bool, tasks: &mut Tasks) -> Option<Listening> {
-        let (told, sites) = watch::channel(Arc::default());
-        spawn(tasks, "sites", follow(self.serve.services.clone(), on_node, told));
-        let (known, endpoints) = watch::channel(Arc::default());
+    fn listen(&self, ask: identify::WhoIsLookup, on_node: bool, tasks: &mut Tasks) -> Option<Listening> {
+        let (sites_sender, sites) = watch::channel(Arc::default());
+        spawn(tasks, "sites", follow(self.serve.services.clone(), on_node, sites_sender));
+        let (endpoints_sender, endpoints) = watch::channel(Arc::default());
         if let Some(cluster) = self.cluster.clone() {
-            spawn(tasks, "endpoints", endpoints::follow(cluster, sites.clone(), known));
+            spawn(tasks, "endpoints", endpoints::follow(cluster, sites.clone(), endpoints_sender));
         }
         let front_end = &self.settings.front_end;
         let shares = Shares::of(resources::descriptors(), resources::memory(), front_end.max_connections);
@@ -106,7 +106,7 @@ impl Replica {
             endpoints,
             closing: told_to_close,
             ask: Some(ask),
-            place: Place { zone: None, node: self.settings.pod.node.clone() },
+            place: ReplicaLocation { zone: None, node: self.settings.pod.node.clone() },
             loopback: Loopback::Named,
             limits,
             upgrades: front_end.upgrades.clone(),
@@ -124,18 +124,18 @@ impl Replica {
     }
 
     /// Starts what has the certificates of the sites; nothing where there are no Secrets to have them in.
-    fn certify(&self, sites: &watch::Receiver<Arc<Sites>>, tasks: &mut Tasks) -> Option<Certs> {
+    fn certify(&self, sites: &watch::Receiver<Arc<Vhosts>>, tasks: &mut Tasks) -> Option<CertOutputs> {
         let (daemon, cluster) = (self.daemon.as_ref()?, self.cluster.clone()?);
         let settings = certs::Settings::of(&self.settings)?;
-        let (told, wanted) = watch::channel(Arc::default());
-        spawn(tasks, "names of sites", names(sites.clone(), told));
+        let (sender, wanted) = watch::channel(Arc::default());
+        spawn(tasks, "names of sites", names(sites.clone(), sender));
         let inputs = certs::Inputs { cluster, api: daemon.api().clone(), wanted, netmap: self.netmap.clone() };
         Some(certs::start(tasks, &settings, inputs))
     }
 }
 
 /// Keeps the names whose certificates are wanted equal to those of the sites that are served over TLS. Ends with the sites' sender.
-async fn names(mut sites: watch::Receiver<Arc<Sites>>, wanted: watch::Sender<Arc<BTreeMap<String, Host>>>) {
+async fn names(mut sites: watch::Receiver<Arc<Vhosts>>, wanted: watch::Sender<Arc<BTreeMap<String, Host>>>) {
     loop {
         let over_tls = sites.borrow_and_update().clone();
         let hosts = over_tls.values().filter(|site| site.is_over_tls()).flat_map(|site| site.hosts.clone());
@@ -147,7 +147,7 @@ async fn names(mut sites: watch::Receiver<Arc<Sites>>, wanted: watch::Sender<Arc
 }
 
 /// Keeps the sites equal to those of the config in force, as they are to be listened for. Ends with the config's sender.
-async fn follow(mut served: watch::Receiver<Option<Arc<Served>>>, on_node: bool, sites: watch::Sender<Arc<Sites>>) {
+async fn follow(mut served: watch::Receiver<Option<Arc<ServeContent>>>, on_node: bool, sites: watch::Sender<Arc<Vhosts>>) {
     loop {
         if let Some(served) = served.borrow_and_update().as_ref() {
             put(&sites, node::listened(&served.sites, on_node));

@@ -10,7 +10,7 @@ use crate::runtime::metrics::{Kind, Page, Registry, Sampled};
 const WEEK: SignedDuration = SignedDuration::from_hours(7 * 24);
 
 #[derive(Debug)]
-pub(super) struct Certs {
+pub(super) struct CertMetrics {
     loaded: Sampled<1>,
     expiry: Sampled<1>,
     failures: Sampled<1>,
@@ -21,7 +21,7 @@ pub(super) struct Certs {
     leader: Sampled<0>,
 }
 
-impl Certs {
+impl CertMetrics {
     pub(super) fn new(registry: &mut Registry) -> Self {
         let (gauge, counter) = (Kind::Gauge, Kind::Counter);
         Self {
@@ -64,11 +64,11 @@ impl Certs {
     pub(super) fn write(&self, page: &mut Page, snapshot: &Snapshot) {
         let Some(certs) = &snapshot.certs else { return };
         let (now, names) = (Timestamp::now(), &certs.state.names);
-        let held = || names.iter().filter_map(|(name, state)| Some((name.as_str(), state.certificate.as_ref()?)));
-        let serves = |name: &str| names[name].certificate.as_ref().is_some_and(|held| usable(held, now));
+        let certificates = || names.iter().filter_map(|(name, state)| Some((name.as_str(), state.certificate.as_ref()?)));
+        let serves = |name: &str| names[name].certificate.as_ref().is_some_and(|certificate| usable(certificate, now));
         page.write(&self.loaded, names.keys().map(|name| ([name.as_str()], flag(serves(name)))));
         #[allow(clippy::cast_precision_loss, reason = "a time of this century is far below 2^53")]
-        page.write(&self.expiry, held().map(|(name, held)| ([name], held.until.as_second() as f64)));
+        page.write(&self.expiry, certificates().map(|(name, existing)| ([name], existing.until.as_second() as f64)));
         let failures = names.iter().filter(|(_, state)| state.issue);
         page.write(&self.failures, failures.map(|(name, state)| ([name.as_str()], f64::from(state.note.failures))));
         let errors = names.iter().flat_map(|(name, state)| {
@@ -79,8 +79,8 @@ impl Certs {
         page.write(&self.error, errors);
         page.write(&self.orders, certs.state.orders.iter().map(|(result, count)| ([*result], number(*count))));
         one(page, &self.restored, number(certs.state.restored));
-        let young = |held: &crate::model::ingress::cert_orders::Certificate| now.duration_since(held.from) < WEEK;
-        one(page, &self.week, size(held().filter(|(name, held)| names[*name].issue && young(held)).count()));
+        let young = |found: &crate::model::ingress::cert_orders::Certificate| now.duration_since(found.from) < WEEK;
+        one(page, &self.week, size(certificates().filter(|(name, entry)| names[*name].issue && young(entry)).count()));
         one(page, &self.leader, flag(certs.leads));
     }
 }

@@ -13,7 +13,7 @@ use crate::model::plan::{Plan, Reason};
 #[derive(Debug, Default)]
 pub(super) struct LastErrors {
     services: BTreeMap<Arc<str>, LastError>,
-    seen: OrdMap<Arc<str>, Vec<Reason>>,
+    reasons: OrdMap<Arc<str>, Vec<Reason>>,
 }
 
 #[derive(Debug)]
@@ -26,7 +26,7 @@ struct LastError {
 impl LastErrors {
     /// Takes in a plan. Costs nothing if it rejects what the one before rejected.
     pub(super) fn planned(&mut self, plan: &Plan, now: Instant) {
-        if self.seen.ptr_eq(&plan.rejected) {
+        if self.reasons.ptr_eq(&plan.rejected) {
             return;
         }
         self.services.retain(|name, error| {
@@ -41,7 +41,7 @@ impl LastErrors {
                 self.services.insert(Arc::clone(name), LastError { reason, over: None });
             }
         }
-        self.seen = plan.rejected.clone();
+        self.reasons = plan.rejected.clone();
     }
 
     /// Each service's last error and how long it has been over; zero while it is in force.

@@ -1,6 +1,6 @@
 //! Readiness, configs, DNS, tailscaled and the state Secret.
 
-use super::{ConfigState, DaemonState, ReportState, Snapshot, flag, number, one, size};
+use super::{ConfigState, DaemonSample, ReportState, Snapshot, flag, number, one, size};
 use crate::model::tailnet::health::Blocker;
 use crate::runtime::metrics::{Kind, Page, Registry, Sampled};
 
@@ -101,9 +101,9 @@ impl Inputs {
     }
 
     fn write_configs(&self, page: &mut Page, snapshot: &Snapshot) {
-        let known = || snapshot.configs.iter().filter_map(|(name, config)| config.source.map(|source| (*name, source, config)));
-        page.write(&self.config_source, known().map(|(name, source, _)| ([name, source], 1.0)));
-        page.write(&self.config_loaded, known().map(|(name, _, config)| ([name], snapshot.at(config.age))));
+        let sources = || snapshot.configs.iter().filter_map(|(name, config)| config.source.map(|source| (*name, source, config)));
+        page.write(&self.config_source, sources().map(|(name, source, _)| ([name, source], 1.0)));
+        page.write(&self.config_loaded, sources().map(|(name, _, config)| ([name], snapshot.at(config.age))));
         let faulty = |(name, config): (&&'static str, &ConfigState)| config.fault.map(|reason| ([*name, reason], 1.0));
         page.write(&self.config_error, snapshot.configs.iter().filter_map(faulty));
     }
@@ -121,7 +121,7 @@ impl Inputs {
         page.write(&self.dns_failures, snapshot.names.failures.iter().map(|(failure, count)| ([failure.reason()], number(*count))));
     }
 
-    fn write_daemon(&self, page: &mut Page, daemon: &DaemonState, snapshot: &Snapshot) {
+    fn write_daemon(&self, page: &mut Page, daemon: &DaemonSample, snapshot: &Snapshot) {
         page.write(&self.daemon_state, [([daemon.state.as_str()], 1.0)]);
         one(page, &self.daemon_since, snapshot.at(daemon.age));
         one(page, &self.daemon_restarts, number(daemon.restarts));

@@ -8,7 +8,7 @@ use crate::runtime::metrics::{Counter, Histogram, Kind, MetricsError, Page, Regi
 const BOUNDS: [f64; 11] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0];
 
 #[derive(Debug)]
-pub(super) struct Kernel {
+pub(super) struct KernelMetrics {
     seconds: Histogram<0>,
     errors: Counter<1>,
     elements: Sampled<0>,
@@ -24,7 +24,7 @@ pub(super) struct Kernel {
     ended_error: Sampled<1>,
 }
 
-impl Kernel {
+impl KernelMetrics {
     pub(super) fn new(registry: &mut Registry) -> Result<Self, MetricsError> {
         let seconds = registry.histogram(
             "tailyard_ruleset_apply_duration_seconds",

@@ -2,12 +2,12 @@
 
 use super::{Snapshot, number, size};
 use crate::api::routes::Backend;
-use crate::proxy::ingress::l7::Sample;
+use crate::proxy::ingress::l7::L7Sample;
 use crate::proxy::ingress::l7::stats::CODES;
 use crate::runtime::metrics::{Kind, Page, Registry, Sampled};
 
 #[derive(Debug)]
-pub(super) struct Sites {
+pub(super) struct SiteMetrics {
     requests: Sampled<2>,
     latency: Sampled<1>,
     connections: Sampled<1>,
@@ -26,7 +26,7 @@ pub(super) struct Sites {
     barred: Sampled<2>,
 }
 
-impl Sites {
+impl SiteMetrics {
     pub(super) fn new(registry: &mut Registry) -> Self {
         let mut of = |name, kind, help| registry.sampled(name, kind, help, ["proxied_service"]);
         let (counter, gauge) = (Kind::Counter, Kind::Gauge);
@@ -100,11 +100,11 @@ impl Sites {
         page.write(&self.certificates, sample.refused.iter().map(|(name, kind)| ([name.as_str(), *kind], 1.0)));
         page.write(&self.unfollowed, sample.unfollowed.iter().map(|(namespace, kind)| ([namespace.as_str(), *kind], 1.0)));
         let backends: Vec<_> = sample.endpoints.iter().map(|(backend, counts)| (called(backend), *counts)).collect();
-        page.write(&self.endpoints, backends.iter().map(|(name, (known, _))| ([name.as_str()], size(*known))));
+        page.write(&self.endpoints, backends.iter().map(|(name, (endpoints, _))| ([name.as_str()], size(*endpoints))));
         page.write(&self.ejected, backends.iter().map(|(name, (_, ejected))| ([name.as_str()], size(*ejected))));
     }
 
-    fn write_counts(&self, page: &mut Page, sample: &Sample) {
+    fn write_counts(&self, page: &mut Page, sample: &L7Sample) {
         let sites = || sample.sites.iter().map(|(name, counts)| (name.as_str(), counts));
         let codes =
             sites().flat_map(|(name, counts)| CODES.into_iter().zip(counts.codes).map(move |(code, count)| ([name, code], number(count))));
@@ -113,7 +113,7 @@ impl Sites {
         page.write(&self.connections, sites().map(|(name, counts)| ([name], size(counts.open))));
         page.write(&self.fallbacks, sites().map(|(name, counts)| ([name], number(counts.fallbacks))));
         page.write(&self.upgrades, sites().map(|(name, counts)| ([name], number(counts.upgrades))));
-        let words = |of: fn(&crate::proxy::ingress::l7::stats::Sample) -> &std::collections::BTreeMap<&'static str, u64>| {
+        let words = |of: fn(&crate::proxy::ingress::l7::stats::SiteCounts) -> &std::collections::BTreeMap<&'static str, u64>| {
             sites().flat_map(move |(name, counts)| of(counts).iter().map(move |(word, count)| ([name, *word], number(*count))))
         };
         page.write(&self.handshakes, words(|counts| &counts.handshakes));

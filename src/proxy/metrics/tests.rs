@@ -7,8 +7,8 @@ use crate::model::base::netmap::NetMap;
 use crate::model::config::EgressConfig;
 use crate::model::firewall::Counters;
 use crate::model::plan::world::World;
-use crate::model::tailnet::resolve::{Failure, Status};
-use crate::proxy::forwarding::ruleset_sync::Fault;
+use crate::model::tailnet::resolve::{LookupFailure, NameStatus};
+use crate::proxy::forwarding::ruleset_sync::SyncFault;
 use crate::runtime::metrics::{Description, HistogramSample};
 
 const CONFIG: &str = r#"{
@@ -34,7 +34,7 @@ fn snapshot(now: Instant) -> Snapshot {
         programmed: Programmed::default(),
         traffic: None,
         pressure: None,
-        ended: Ended::default(),
+        ended: TerminatedFlows::default(),
         configs: BTreeMap::new(),
         names: Arc::default(),
         daemon: None,
@@ -129,7 +129,7 @@ async fn writes_and_failures_are_counted_as_they_happen() {
     let (_plans, planned) = watch::channel(None);
     let (state, programmed) = watch::channel(Programmed::default());
     let following = tokio::spawn(follow(Arc::clone(&metrics), planned, programmed));
-    let fault = Fault { reason: "Refused", message: String::new() };
+    let fault = SyncFault { reason: "Refused", message: String::new() };
     state.send_modify(|state| (state.writes, state.took) = (2, Duration::from_millis(3)));
     tokio::task::yield_now().await;
     state.send_modify(|state| (state.failures, state.fault) = (1, Some((fault, Instant::now()))));
@@ -146,15 +146,15 @@ async fn writes_and_failures_are_counted_as_they_happen() {
 async fn page_has_exactly_the_series_of_inputs_with_their_ages() {
     let metrics = Metrics::new().expect("families");
     let start = Instant::now();
-    let name = |answered, failure| Status { answered, failure };
-    let names = [("a.test".into(), name(Some(start.into_std()), None)), ("b.test".into(), name(None, Some(Failure::Server)))];
+    let name = |answered, failure| NameStatus { answered, failure };
+    let names = [("a.test".into(), name(Some(start.into_std()), None)), ("b.test".into(), name(None, Some(LookupFailure::Server)))];
     tokio::time::advance(Duration::from_secs(7)).await;
     let config = |source, fault| ConfigState { source, age: Duration::from_secs(9), fault };
     let shown = Snapshot {
         blockers: vec![Blocker::Leaving],
         configs: [("egress", config(Some("api"), None)), ("ingress", config(Some("file"), Some("Json")))].into(),
-        names: Arc::new(Report { names: names.into(), failures: [(Failure::Server, 3)].into() }),
-        daemon: Some(DaemonState { state: "Running".into(), age: Duration::from_secs(2), restarts: 4, fault: Some("exit") }),
+        names: Arc::new(ResolveReport { names: names.into(), failures: [(LookupFailure::Server, 3)].into() }),
+        daemon: Some(DaemonSample { state: "Running".into(), age: Duration::from_secs(2), restarts: 4, fault: Some("exit") }),
         report: Some(ReportState { writes: 5, fault: Some(("Unreachable", Duration::from_secs(8))) }),
         ..snapshot(Instant::now())
     };
@@ -223,28 +223,28 @@ fn names_and_units_follow_the_conventions() {
 #[tokio::test(start_paused = true)]
 async fn page_has_exactly_the_site_and_backend_series() {
     use crate::api::routes::Backend;
-    use crate::proxy::ingress::l7::{InPlace, Sample, stats};
+    use crate::proxy::ingress::l7::{InPlace, L7Sample, stats};
     let metrics = Metrics::new().expect("families");
     assert!(!metrics.page(&snapshot(Instant::now()), None).contains("tailyard_http_"), "a replica without sites has none");
-    let counts = stats::Sample {
+    let counts = stats::SiteCounts {
         codes: [0, 7, 0, 0, 1],
         latency: HistogramSample { bounds: &[0.1, 2.0], counts: vec![5, 2, 1], sum: 4.5 },
         handshakes: [("ok", 3), ("UnknownName", 1)].into(),
         failures: [("Connect", 2)].into(),
         aborted: [("Client", 5)].into(),
         open: 4,
-        ..stats::Sample::default()
+        ..stats::SiteCounts::default()
     };
     let placed = InPlace { missing: ["a.ts.net".to_owned()].into(), faults: [(80, "taken".to_owned())].into(), ..InPlace::default() };
     let backend = Backend { namespace: "ns".into(), service: "web".into(), port_name: "http".into(), ..Backend::default() };
-    let sample = Sample {
+    let sample = L7Sample {
         sites: [("svc:a".to_owned(), counts)].into(),
         in_place: Arc::new([("svc:a".to_owned(), placed)].into()),
         refused: Arc::new([("b.ts.net".to_owned(), "Pair")].into()),
         endpoints: [(Arc::new(backend), (3, 1))].into(),
         unfollowed: [("ns".to_owned(), "Forbidden")].into(),
     };
-    let barred = [("svc:a".to_owned(), crate::model::tailnet::serve_config::Barred::NotAllowed)].into();
+    let barred = [("svc:a".to_owned(), crate::model::tailnet::serve_config::FunnelError::NotAllowed)].into();
     let page = metrics.page(&Snapshot { sites: Some(sample), barred, ..snapshot(Instant::now()) }, None);
     let expected = [
         r#"tailyard_http_requests_total{proxied_service="svc:a",code="1xx"} 0"#,

@@ -6,7 +6,7 @@ use crate::api::state;
 use crate::edge::daemon;
 use crate::edge::kube::{Cluster, StateSecret};
 use crate::model::base::backoff::Backoff;
-use crate::model::settings::{Settings, StateOut, Tailnet};
+use crate::model::settings::{Settings, StateOut, TailnetMode};
 use crate::model::tailnet::state::Start;
 use crate::model::tailnet::status::{GRACE, PodAddresses, ROOM};
 use crate::model::tailnet::supervise::{DaemonSettings, Login, StateWrite, conffile};
@@ -14,17 +14,17 @@ use crate::runtime::tasks::Tasks;
 
 use crate::proxy::replica::Replica;
 use crate::proxy::spawn;
-use crate::proxy::state_secret::writer::{self, Health, LOOK, Ledger, Reporter, Rhythm, Store, reporter};
+use crate::proxy::state_secret::writer::{self, LOOK, Ledger, Reporter, Store, WriteIntervals, WriterHealth, reporter};
 use crate::proxy::tailnet::daemon::StateRequest;
-use crate::proxy::tailnet::recent_peers::{Left, Spoken};
+use crate::proxy::tailnet::recent_peers::{PredecessorPeers, RecentPeersWriter};
 
 impl Replica {
     /// Starts the writer of the state and those who tell it what to write; nothing where there is no place for it.
-    pub async fn start_report(&mut self, tasks: &mut Tasks) -> Option<watch::Receiver<Health>> {
+    pub async fn start_report(&mut self, tasks: &mut Tasks) -> Option<watch::Receiver<WriterHealth>> {
         let store = store(&self.settings, self.cluster.as_ref())?;
-        let (ledger, reporter) = writer::new(store, start(&self.settings).await, Rhythm { retry: Backoff::DAEMON, look: LOOK });
+        let (ledger, reporter) = writer::new(store, start(&self.settings).await, WriteIntervals { retry: Backoff::DAEMON, look: LOOK });
         let health = ledger.health();
-        let about = reporter::About {
+        let about = reporter::ReportInputs {
             pod: PodAddresses::of(self.settings.pod.ips.iter().copied()),
             egress: self.settings.egress.is_some(),
             ingress: self.settings.ingress.is_some(),
@@ -43,21 +43,22 @@ impl Replica {
             spawn(tasks, "reissue", serve(requests, ledger.clone()));
         }
         if let (Some(daemon), Some(publishing), true) = (&self.daemon, &self.publishing, self.paths.is_some()) {
-            let spoken = Spoken { api: daemon.api().clone(), ledger: ledger.clone(), known: self.known.clone() };
-            spawn(tasks, "recent-peers", spoken.clone().keep(publishing.standing.clone()));
-            self.spoken = Some(spoken);
+            let recent_peers =
+                RecentPeersWriter { api: daemon.api().clone(), ledger: ledger.clone(), predecessor: self.predecessor.clone() };
+            spawn(tasks, "recent-peers", recent_peers.clone().keep(publishing.standing.clone()));
+            self.recent_peers = Some(recent_peers);
         }
         self.ledger = Some(ledger);
-        spawn(tasks, "report", after(self.settings.forwards().then(|| self.known.subscribe()), reporter));
+        spawn(tasks, "report", after(self.settings.forwards().then(|| self.predecessor.subscribe()), reporter));
         Some(health)
     }
 }
 
 /// Writes once what the predecessor left was read, where somebody reads it.
-async fn after(known: Option<watch::Receiver<Option<Left>>>, reporter: Reporter) {
-    if let Some(mut known) = known {
+async fn after(predecessor: Option<watch::Receiver<Option<PredecessorPeers>>>, reporter: Reporter) {
+    if let Some(mut current) = predecessor {
         // It ends with the process only.
-        let _ = known.wait_for(Option::is_some).await;
+        let _ = current.wait_for(Option::is_some).await;
     }
     reporter.run().await;
 }
@@ -79,7 +80,7 @@ pub(in crate::proxy) fn store(settings: &Settings, cluster: Option<&Cluster>) ->
 /// What is known when a container starts. A daemon whose version is not to be had says so when it is started.
 async fn start(settings: &Settings) -> Start {
     let mut start = Start { pod_uid: settings.pod.uid.clone(), ..Start::default() };
-    if let Tailnet::Tailscaled(daemon) = &settings.tailnet {
+    if let TailnetMode::Tailscaled(daemon) = &settings.tailnet {
         start.capver = daemon::capver(&daemon.tailscale).await.ok();
         start.auth_key = start.capver.and_then(|capver| mounted_key(daemon, capver)).unwrap_or_default();
     }

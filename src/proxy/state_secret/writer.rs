@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 use crate::model::base::backoff::Backoff;
-use crate::model::tailnet::state::{Changes, Start, forget_identity, outstanding};
+use crate::model::tailnet::state::{Start, StateChanges, forget_identity, outstanding};
 
 pub mod reporter;
 mod store;
@@ -28,7 +28,7 @@ pub const LOOK: Duration = Duration::from_secs(40);
 
 /// When the writer acts without being told to.
 #[derive(Debug, Clone, Copy)]
-pub struct Rhythm {
+pub struct WriteIntervals {
     /// When to try again after a failure.
     pub retry: Backoff,
     /// [`LOOK`].
@@ -37,21 +37,21 @@ pub struct Rhythm {
 
 /// What is wanted of the state.
 #[derive(Debug, Clone, Default)]
-struct Wanted {
+struct DesiredState {
     /// Grows with each wish.
     generation: u64,
-    changes: Changes,
+    changes: StateChanges,
     /// How often the device was to be forgotten.
     forgets: u64,
 }
 
 /// How the writing stands.
 #[derive(Debug, Clone, Default)]
-pub struct Health {
+pub struct WriterHealth {
     /// When something was written last, or found to be there already.
     pub succeeded: Option<Instant>,
     /// What is wrong, and since when; nothing if the last attempt succeeded.
-    pub fault: Option<Fault>,
+    pub fault: Option<WriteFault>,
     /// How many writes succeeded.
     pub writes: u64,
     /// Up to which wish everything is written.
@@ -60,10 +60,9 @@ pub struct Health {
 
 /// Why the state cannot be written now.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fault {
+pub struct WriteFault {
     /// One of a closed set of words; a metric label.
     pub reason: &'static str,
-    /// What happened and what to do.
     pub message: String,
     /// Since when no attempt has succeeded.
     pub since: Instant,
@@ -72,21 +71,20 @@ pub struct Fault {
 /// Says what the state is to be. Cheap to clone; never blocks.
 #[derive(Debug, Clone)]
 pub struct Ledger {
-    wanted: watch::Sender<Wanted>,
-    health: watch::Receiver<Health>,
+    wanted: watch::Sender<DesiredState>,
+    health: watch::Receiver<WriterHealth>,
 }
 
-/// Writes what the ledger says.
 #[derive(Debug)]
 pub struct Reporter {
     store: Store,
     start: Start,
     retry: Backoff,
     look: Duration,
-    wanted: watch::Receiver<Wanted>,
-    health: watch::Sender<Health>,
+    wanted: watch::Receiver<DesiredState>,
+    health: watch::Sender<WriterHealth>,
     /// What is known to be there; nothing before the first reading.
-    known: Option<Changes>,
+    current: Option<StateChanges>,
     /// What tells the place that was read from another one; nothing if there was none.
     identity: Option<String>,
     forgotten: u64,
@@ -94,11 +92,11 @@ pub struct Reporter {
 
 /// A ledger and the writer that carries out what it says.
 #[must_use]
-pub fn new(store: Store, start: Start, rhythm: Rhythm) -> (Ledger, Reporter) {
-    let (wanted, wanted_rx) = watch::channel(Wanted::default());
-    let (health, health_rx) = watch::channel(Health::default());
-    let Rhythm { retry, look } = rhythm;
-    let reporter = Reporter { store, start, retry, look, wanted: wanted_rx, health, known: None, identity: None, forgotten: 0 };
+pub fn new(store: Store, start: Start, rhythm: WriteIntervals) -> (Ledger, Reporter) {
+    let (wanted, wanted_rx) = watch::channel(DesiredState::default());
+    let (health, health_rx) = watch::channel(WriterHealth::default());
+    let WriteIntervals { retry, look } = rhythm;
+    let reporter = Reporter { store, start, retry, look, wanted: wanted_rx, health, current: None, identity: None, forgotten: 0 };
     (Ledger { wanted, health: health_rx }, reporter)
 }
 
@@ -144,7 +142,7 @@ impl Ledger {
 
     /// How the writing stands.
     #[must_use]
-    pub fn health(&self) -> watch::Receiver<Health> {
+    pub fn health(&self) -> watch::Receiver<WriterHealth> {
         self.health.clone()
     }
 }
@@ -188,9 +186,9 @@ impl Reporter {
         }
         match self.store.identity().await {
             Ok(found) => {
-                if found.is_none() || self.identity.as_ref().is_some_and(|known| found.as_ref() != Some(known)) {
+                if found.is_none() || self.identity.as_ref().is_some_and(|identity| found.as_ref() != Some(identity)) {
                     tracing::warn!("the state Secret lost its content; writing it again");
-                    self.known = None;
+                    self.current = None;
                 }
                 self.identity = found;
             }
@@ -214,9 +212,9 @@ impl Reporter {
     }
 
     /// Writes what is not there; whether anything was to be written.
-    async fn attempt(&mut self, wanted: &Wanted) -> Result<bool, ReportError> {
-        let (mut todo, mut known) = match &self.known {
-            Some(known) => (outstanding(&wanted.changes, known), known.clone()),
+    async fn attempt(&mut self, wanted: &DesiredState) -> Result<bool, ReportError> {
+        let (mut todo, mut current) = match &self.current {
+            Some(existing) => (outstanding(&wanted.changes, existing), existing.clone()),
             None => self.begin(&wanted.changes).await?,
         };
         if wanted.forgets > self.forgotten {
@@ -227,26 +225,26 @@ impl Reporter {
         if !todo.is_empty() {
             // Should this fail because the Secret is gone: made anew, it will hold nothing of ours.
             let written = self.store.apply(&todo).await;
-            self.known = self.known.take().filter(|_| !written.as_ref().is_err_and(ReportError::is_missing));
+            self.current = self.current.take().filter(|_| !written.as_ref().is_err_and(ReportError::is_missing));
             written?;
         }
         let wrote = !todo.is_empty();
-        known.extend(todo);
-        self.known = Some(known);
+        current.extend(todo);
+        self.current = Some(current);
         self.forgotten = wanted.forgets;
         Ok(wrote)
     }
 
     /// What is to be written first, and what is there: what a start says and what is wanted already, as far as it is not found.
-    async fn begin(&mut self, wanted: &Changes) -> Result<(Changes, Changes), ReportError> {
+    async fn begin(&mut self, wanted: &StateChanges) -> Result<(StateChanges, StateChanges), ReportError> {
         self.store.permitted().await?;
         // Before the reading: a place that changes in between is found to have changed.
         self.identity = self.store.identity().await?;
         let found = self.store.read().await?;
         let mut first = self.start.changes(&found);
         first.extend(wanted.clone());
-        let known = first.keys().map(|key| (key.clone(), found.get(key).cloned())).collect();
-        Ok((outstanding(&first, &known), known))
+        let current = first.keys().map(|key| (key.clone(), found.get(key).cloned())).collect();
+        Ok((outstanding(&first, &current), current))
     }
 
     fn succeeded(&self, generation: u64, wrote: bool) {
@@ -267,7 +265,7 @@ impl Reporter {
             if health.fault.as_ref().is_none_or(|fault| fault.reason != error.reason()) {
                 tracing::warn!(reason = error.reason(), "cannot write the state Secret, retrying: {message}");
             }
-            health.fault = Some(Fault { reason: error.reason(), message, since });
+            health.fault = Some(WriteFault { reason: error.reason(), message, since });
         });
     }
 }

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use crate::api::names::CONFIG_SECRET_SUFFIX;
 use crate::edge::daemon;
-use crate::edge::kube::{Cluster, Event, Values};
+use crate::edge::kube::{Cluster, ObjectEvent, Values};
 use crate::model::base::backoff::Backoff;
 use crate::model::tailnet::supervise::{Secret, conffile};
 use crate::runtime::watch_ext::put;
@@ -29,7 +29,7 @@ pub fn follow(
 }
 
 /// A Secret that is gone or cannot be read takes no key and no file back.
-async fn run(events: impl Stream<Item = Event>, keys: watch::Sender<Option<Secret>>, fill: Option<PathBuf>) {
+async fn run(events: impl Stream<Item = ObjectEvent>, keys: watch::Sender<Option<Secret>>, fill: Option<PathBuf>) {
     let mut events = pin!(events);
     let mut lost = None;
     loop {
@@ -38,7 +38,7 @@ async fn run(events: impl Stream<Item = Event>, keys: watch::Sender<Option<Secre
             Some(event) = events.next() => event,
         };
         match event {
-            Event::Current(values) => {
+            ObjectEvent::Current(values) => {
                 if let Some(dir) = &fill {
                     write(dir, &values);
                 }
@@ -46,15 +46,15 @@ async fn run(events: impl Stream<Item = Event>, keys: watch::Sender<Option<Secre
                     put(&keys, Some(key));
                 }
             }
-            Event::Lost(error) if lost != Some(error.reason()) => {
+            ObjectEvent::Lost(error) if lost != Some(error.reason()) => {
                 lost = Some(error.reason());
                 tracing::warn!(
                     reason = error.reason(),
                     "cannot watch the config Secret; a new auth key takes effect when the kubelet mounts it: {error}"
                 );
             }
-            Event::Live => lost = None,
-            Event::Gone | Event::Lost(_) => {}
+            ObjectEvent::Live => lost = None,
+            ObjectEvent::Gone | ObjectEvent::Lost(_) => {}
         }
     }
 }
@@ -90,7 +90,7 @@ mod tests {
         pairs.iter().map(|(key, value)| ((*key).to_owned(), Bytes::from_static(value.as_bytes()))).collect()
     }
 
-    async fn told(events: Vec<Event>) -> Option<String> {
+    async fn told(events: Vec<ObjectEvent>) -> Option<String> {
         let (keys, mut seen) = watch::channel(None);
         tokio::spawn(run(stream::iter(events).chain(stream::pending()), keys, None));
         while timeout(Duration::from_secs(1), seen.changed()).await.is_ok_and(|changed| changed.is_ok()) {}
@@ -103,7 +103,7 @@ mod tests {
             ("cap-95.hujson", r#"{"Version":"alpha0","AuthKey":"old"}"#),
             ("cap-106.hujson", r#"{"Version":"alpha0","AuthKey":"new"} // of today"#),
         ]);
-        assert_eq!(told(vec![Event::Current(both)]).await.as_deref(), Some("new"));
+        assert_eq!(told(vec![ObjectEvent::Current(both)]).await.as_deref(), Some("new"));
     }
 
     #[tokio::test(start_paused = true)]
@@ -111,7 +111,13 @@ mod tests {
         let good = values(&[("cap-106.hujson", r#"{"Version":"alpha0","AuthKey":"k"}"#)]);
         let used = values(&[("cap-106.hujson", r#"{"Version":"alpha0"}"#)]);
         let broken = values(&[("cap-106.hujson", "{")]);
-        let events = vec![Event::Current(good), Event::Gone, Event::Current(used), Event::Current(broken), Event::Current(Values::new())];
+        let events = vec![
+            ObjectEvent::Current(good),
+            ObjectEvent::Gone,
+            ObjectEvent::Current(used),
+            ObjectEvent::Current(broken),
+            ObjectEvent::Current(Values::new()),
+        ];
         assert_eq!(told(events).await.as_deref(), Some("k"));
     }
 
@@ -128,17 +134,17 @@ mod tests {
         let two = values(&[("cap-95.hujson", "{}"), ("cap-106.hujson", r#"{"Version":"alpha0"}"#), ("../other", "x")]);
         let one = values(&[("cap-106.hujson", r#"{"Version":"alpha0","AuthKey":"k"}"#)]);
         let (keys, _seen) = watch::channel(None);
-        let events = |events: Vec<Event>| run(stream::iter(events), keys.clone(), Some(dir.clone()));
+        let events = |events: Vec<ObjectEvent>| run(stream::iter(events), keys.clone(), Some(dir.clone()));
         let ended = |work| timeout(Duration::from_secs(1), work);
-        assert!(ended(events(vec![Event::Current(two)])).await.is_err());
+        assert!(ended(events(vec![ObjectEvent::Current(two)])).await.is_err());
         assert_eq!(listed(), ["cap-106.hujson".to_owned(), "cap-95.hujson".to_owned()].into());
-        assert!(ended(events(vec![Event::Current(one), Event::Gone, Event::Current(Values::new())])).await.is_err());
+        assert!(ended(events(vec![ObjectEvent::Current(one), ObjectEvent::Gone, ObjectEvent::Current(Values::new())])).await.is_err());
         assert_eq!(listed(), ["cap-106.hujson".to_owned()].into());
         assert!(std::fs::read_to_string(dir.join("cap-106.hujson")).expect("a file").contains("AuthKey"));
     }
 
     #[tokio::test(start_paused = true)]
     async fn without_a_key_nothing_is_told() {
-        assert_eq!(told(vec![Event::Live, Event::Current(values(&[("other", "{}")])), Event::Gone]).await, None);
+        assert_eq!(told(vec![ObjectEvent::Live, ObjectEvent::Current(values(&[("other", "{}")])), ObjectEvent::Gone]).await, None);
     }
 }

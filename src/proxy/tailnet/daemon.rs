@@ -18,16 +18,16 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, interval, sleep_until};
 use tracing::info;
 
-use self::bus::{Reader, View};
+use self::bus::{BusView, Reader};
 use self::conf::Conf;
 use crate::api::localapi::{MaskedPrefs, Warning};
-use crate::edge::daemon::Daemon as Process;
+use crate::edge::daemon::RunningDaemon as Process;
 use crate::edge::localapi::{LocalApi, LocalApiError};
 use crate::model::base::netmap::NetMap;
 use crate::model::tailnet::advertise::Advertised;
 use crate::model::tailnet::ipn_bus::BackendState;
-use crate::model::tailnet::supervise::state_backup::Kept;
-use crate::model::tailnet::supervise::{AuthEvent, DaemonSettings, Event, Machine, Phase, Secret, Seen, StateWrite};
+use crate::model::tailnet::supervise::state_backup::StateBackup;
+use crate::model::tailnet::supervise::{AuthEvent, BusState, DaemonEvent, DaemonPhase, DaemonSettings, Machine, Secret, StateWrite};
 use crate::runtime::tasks::Stop;
 
 /// How often the config directory is looked at; one file of some hundred bytes is read.
@@ -39,7 +39,6 @@ const STORELESS: &str = "state-store-health";
 /// A write to the state Secret, for whoever writes it.
 #[derive(Debug)]
 pub struct StateRequest {
-    /// What to write.
     pub write: StateWrite,
     /// Told when it is written; dropped where it will not be, and then it is asked for again.
     pub done: oneshot::Sender<()>,
@@ -50,10 +49,9 @@ pub struct StateRequest {
 pub struct DaemonInputs {
     /// The newest key to log in with, where it is seen earlier than in the mounted config (a watch of the config Secret).
     pub keys: watch::Receiver<Option<Secret>>,
-    /// Who writes the state Secret.
     pub writes: mpsc::Sender<StateRequest>,
     /// What it kept in the state Secret.
-    pub kept: watch::Receiver<Kept>,
+    pub backup: watch::Receiver<StateBackup>,
     /// Whether the state Secret can be had; nothing where its state is elsewhere.
     pub reach: Option<state_backup::Reach>,
     /// What may be advertised of what the config names; nothing where the config alone says it.
@@ -65,11 +63,8 @@ pub struct DaemonInputs {
 /// How tailscaled fares.
 #[derive(Debug, Clone)]
 pub struct DaemonState {
-    /// Where it stands.
-    pub phase: Phase,
-    /// Since when.
+    pub phase: DaemonPhase,
     pub since: Instant,
-    /// What it says of itself.
     pub backend: BackendState,
     /// How the login stands, in words.
     pub login: String,
@@ -91,7 +86,6 @@ pub struct DaemonState {
     pub pid: Option<i32>,
     /// The Tailscale Services that its config names; nothing before the first good one.
     pub configured: Option<Arc<BTreeSet<String>>>,
-    /// Those that it advertises, as it says itself.
     pub advertised: Arc<BTreeSet<String>>,
     /// Whether it lets nobody new in, as it says itself.
     pub shut: bool,
@@ -104,19 +98,18 @@ pub struct NeverStarted(pub String);
 
 /// A handle to the task.
 #[derive(Debug, Clone)]
-pub struct Daemon {
+pub struct DaemonHandle {
     api: LocalApi,
-    commands: mpsc::Sender<Command>,
+    commands: mpsc::Sender<DaemonCommand>,
     state: watch::Receiver<DaemonState>,
     netmap: watch::Receiver<Option<Arc<NetMap>>>,
 }
 
 /// What a handle asks for.
 #[derive(Debug)]
-enum Command {
+enum DaemonCommand {
     /// Look at the config no more: what it advertises is being taken back.
     Freeze(oneshot::Sender<()>),
-    /// Stop the daemon.
     Stop(Duration),
 }
 
@@ -134,11 +127,11 @@ struct Supervisor {
     storeless: bool,
     /// Until when a daemon that was taken over advertises what it did before.
     advertises_until: Option<Instant>,
-    view: watch::Receiver<View>,
+    view: watch::Receiver<BusView>,
     api: LocalApi,
     inputs: DaemonInputs,
-    commands: mpsc::Receiver<Command>,
-    work: JoinSet<Option<Event>>,
+    commands: mpsc::Receiver<DaemonCommand>,
+    work: JoinSet<Option<DaemonEvent>>,
     conf: Option<Conf>,
     frozen: bool,
     wake: Option<Instant>,
@@ -146,19 +139,19 @@ struct Supervisor {
     state: watch::Sender<DaemonState>,
 }
 
-/// Makes the task and its handle. Once [`Daemon::stop`] has stopped the daemon, the task only waits for `stop`: leaving ends the
+/// Makes the task and its handle. Once [`DaemonHandle::stop`] has stopped the daemon, the task only waits for `stop`: leaving ends the
 /// daemon before everything else, and whoever reads what it published is not to take that for the end of all.
 pub fn daemon(
     settings: DaemonSettings,
     inputs: DaemonInputs,
     stop: Stop,
-) -> (Daemon, impl Future<Output = Result<(), NeverStarted>> + Send) {
+) -> (DaemonHandle, impl Future<Output = Result<(), NeverStarted>> + Send) {
     let api = LocalApi::new(&settings.socket);
     let (epoch, epoch_seen) = watch::channel(0);
-    let (view, view_seen) = watch::channel(View::default());
+    let (view, view_seen) = watch::channel(BusView::default());
     let (netmap, netmap_seen) = watch::channel(None);
     let (state, state_seen) = watch::channel(DaemonState::default());
-    let (commands, asked) = mpsc::channel(8);
+    let (commands, requests) = mpsc::channel(8);
     let reader = Reader { api: api.clone(), epoch: epoch_seen, view, netmap };
     let mut supervisor = Supervisor {
         machine: Machine::new(&settings),
@@ -175,7 +168,7 @@ pub fn daemon(
         view: view_seen,
         api: api.clone(),
         inputs,
-        commands: asked,
+        commands: requests,
         work: JoinSet::new(),
         frozen: false,
         wake: None,
@@ -190,11 +183,10 @@ pub fn daemon(
         stop.requested().await;
         Ok(())
     };
-    (Daemon { api, commands, state: state_seen, netmap: netmap_seen }, task)
+    (DaemonHandle { api, commands, state: state_seen, netmap: netmap_seen }, task)
 }
 
-impl Daemon {
-    /// The daemon's LocalAPI.
+impl DaemonHandle {
     #[must_use]
     pub fn api(&self) -> &LocalApi {
         &self.api
@@ -215,7 +207,7 @@ impl Daemon {
     /// Stops advertising Tailscale Services, for good: the config is not looked at any more. True if some were advertised.
     pub async fn stop_advertising(&self) -> Result<bool, LocalApiError> {
         let (done, frozen) = oneshot::channel();
-        if self.commands.send(Command::Freeze(done)).await.is_ok() {
+        if self.commands.send(DaemonCommand::Freeze(done)).await.is_ok() {
             drop(frozen.await);
         }
         if self.api.prefs().await?.advertise_services.is_empty() {
@@ -228,8 +220,8 @@ impl Daemon {
     /// Stops the daemon; after `grace` it is killed. Returns when it has ended. A second call can only shorten the grace.
     pub async fn stop(&self, grace: Duration) {
         let mut state = self.state.clone();
-        if self.commands.send(Command::Stop(grace)).await.is_ok() {
-            drop(state.wait_for(|state| state.phase == Phase::Exited).await);
+        if self.commands.send(DaemonCommand::Stop(grace)).await.is_ok() {
+            drop(state.wait_for(|state| state.phase == DaemonPhase::Exited).await);
         }
     }
 }
@@ -238,12 +230,12 @@ impl Supervisor {
     async fn run(&mut self) -> Result<(), NeverStarted> {
         self.prepare().await;
         let mut look = interval(LOOK);
-        self.happened(vec![Event::Tick]).await;
+        self.happened(vec![DaemonEvent::Tick]).await;
         loop {
             if let Some(fault) = self.gave_up.take() {
                 return Err(fault);
             }
-            if self.state.borrow().phase == Phase::Exited {
+            if self.state.borrow().phase == DaemonPhase::Exited {
                 return Ok(());
             }
             let events = tokio::select! {
@@ -252,10 +244,10 @@ impl Supervisor {
                 }
                 Ok(()) = self.view.changed() => self.viewed(),
                 Some(done) = self.work.join_next() => done.ok().flatten().into_iter().collect(),
-                () = async { match self.wake { Some(at) => sleep_until(at).await, None => std::future::pending().await } } => vec![Event::Tick],
+                () = async { match self.wake { Some(at) => sleep_until(at).await, None => std::future::pending().await } } => vec![DaemonEvent::Tick],
                 Some(command) = self.commands.recv() => match command {
-                    Command::Stop(grace) => vec![Event::Stop { grace }],
-                    Command::Freeze(done) => {
+                    DaemonCommand::Stop(grace) => vec![DaemonEvent::Stop { grace }],
+                    DaemonCommand::Freeze(done) => {
                         self.frozen = true;
                         let _ = done.send(());
                         continue;
@@ -265,7 +257,7 @@ impl Supervisor {
                     self.advertise();
                     continue;
                 }
-                Ok(()) = self.inputs.keys.changed() => self.inputs.keys.borrow_and_update().clone().map(Event::Key).into_iter().collect(),
+                Ok(()) = self.inputs.keys.changed() => self.inputs.keys.borrow_and_update().clone().map(DaemonEvent::Key).into_iter().collect(),
                 _ = look.tick(), if self.conf.is_some() && !self.frozen => {
                     self.compare();
                     match self.look() { Some(event) => vec![event], None => continue }
@@ -276,11 +268,11 @@ impl Supervisor {
     }
 
     /// Lets the machine decide about events and everything that follows at once from its decisions, and publishes where that leads.
-    async fn happened(&mut self, events: Vec<Event>) {
+    async fn happened(&mut self, events: Vec<DaemonEvent>) {
         self.wake = None;
         let mut events = VecDeque::from(events);
         if events.is_empty() {
-            events.push_back(Event::Tick); // what was asked to be woken for must be asked for again
+            events.push_back(DaemonEvent::Tick); // what was asked to be woken for must be asked for again
         }
         while let Some(event) = events.pop_front() {
             let actions = self.machine.step(event, self.begin.elapsed(), fastrand::f64());
@@ -291,16 +283,16 @@ impl Supervisor {
         self.publish();
     }
 
-    fn ended(&mut self, how: &str) -> Event {
+    fn ended(&mut self, how: &str) -> DaemonEvent {
         let pid = self.process.take().map(|process| process.pid());
         self.epoch.send_replace(0);
         info!(pid, how, "tailscaled has ended");
         self.state.send_modify(|state| state.last_exit = Some(how.to_owned()));
-        Event::Exited(how.to_owned())
+        DaemonEvent::Exited(how.to_owned())
     }
 
     /// What the reader knows now, as events; what it knew of an earlier process is none.
-    fn viewed(&mut self) -> Vec<Event> {
+    fn viewed(&mut self) -> Vec<DaemonEvent> {
         let view = self.view.borrow_and_update().clone();
         if view.epoch != self.epochs || self.process.is_none() {
             return Vec::new();
@@ -309,7 +301,7 @@ impl Supervisor {
             self.state.send_modify(|state| state.last_error = Some(fault));
         }
         if !view.connected {
-            return vec![Event::Disconnected];
+            return vec![DaemonEvent::Disconnected];
         }
         if let (Some(conf), Some(capver)) = (&mut self.conf, view.capver) {
             conf.capver = capver;
@@ -319,14 +311,14 @@ impl Supervisor {
             self.greet();
         }
         let snapshot = view.snapshot;
-        if snapshot.health.contains_key(STORELESS) && !self.from_file && self.inputs.kept.borrow().content.is_some() {
+        if snapshot.health.contains_key(STORELESS) && !self.from_file && self.inputs.backup.borrow().content.is_some() {
             // It keeps its state in memory alone and waits for a login; a copy of what it is not can be had.
             self.storeless = true;
             self.signal(Signal::SIGTERM);
         }
         let shut = snapshot.prefs.as_ref().is_some_and(|prefs| prefs.shields_up);
         let advertised: BTreeSet<String> = snapshot.prefs.iter().flat_map(|prefs| prefs.advertise_services.clone()).collect();
-        let seen = Seen { state: snapshot.state, login_broken: snapshot.login_broken(), have_node_key: snapshot.have_node_key };
+        let bus = BusState { state: snapshot.state, login_broken: snapshot.login_broken(), have_node_key: snapshot.have_node_key };
         self.state.send_modify(|state| {
             (state.capver, state.backend) = (view.capver, snapshot.state);
             (state.health, state.shut) = (snapshot.health, shut);
@@ -334,7 +326,7 @@ impl Supervisor {
                 state.advertised = Arc::new(advertised);
             }
         });
-        vec![Event::Connected, Event::Backend(seen)]
+        vec![DaemonEvent::Connected, DaemonEvent::Backend(bus)]
     }
 
     fn publish(&self) {
@@ -361,7 +353,7 @@ impl Supervisor {
 impl Default for DaemonState {
     fn default() -> Self {
         Self {
-            phase: Phase::Down,
+            phase: DaemonPhase::Down,
             since: Instant::now(),
             backend: BackendState::NoState,
             login: String::new(),

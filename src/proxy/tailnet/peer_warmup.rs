@@ -15,12 +15,12 @@ use futures_util::future::{BoxFuture, join_all};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::edge::localapi::{LocalApi, Ping};
+use crate::edge::localapi::{LocalApi, PingKind};
 use crate::model::plan::Planned;
-use crate::model::tailnet::peer_warmup::{BOUND, known, targets};
-use crate::model::tailnet::supervise::Phase;
+use crate::model::tailnet::peer_warmup::{BOUND, recent_targets, targets};
+use crate::model::tailnet::supervise::DaemonPhase;
 use crate::proxy::tailnet::daemon::DaemonState;
-use crate::proxy::tailnet::recent_peers::Left;
+use crate::proxy::tailnet::recent_peers::PredecessorPeers;
 
 /// How long the first question waits for its answer; each further one waits twice as long as the one before, up to [`LONGEST`].
 const PATIENCE: Duration = Duration::from_millis(300);
@@ -28,14 +28,13 @@ const PATIENCE: Duration = Duration::from_millis(300);
 const LONGEST: Duration = Duration::from_secs(1);
 
 /// Asks whether a target answers, within a time.
-pub type Ask = Arc<dyn Fn(IpAddr, Ping, Duration) -> BoxFuture<'static, bool> + Send + Sync>;
+pub type ReachabilityCheck = Arc<dyn Fn(IpAddr, PingKind, Duration) -> BoxFuture<'static, bool> + Send + Sync>;
 
 /// How far the trying has come.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Tried {
+pub struct WarmupProgress {
     /// The start of tailscaled whose ways have been tried, by how often it had been started again; nothing before the first.
     pub start: Option<u64>,
-    /// Whether all of them answered, and there was one.
     pub open: bool,
     /// The targets that have not answered yet, while they are tried.
     pub waiting: BTreeSet<IpAddr>,
@@ -43,7 +42,7 @@ pub struct Tried {
 
 /// Asks the daemon.
 #[must_use]
-pub fn asking(api: &LocalApi) -> Ask {
+pub fn asking(api: &LocalApi) -> ReachabilityCheck {
     let api = api.clone();
     Arc::new(move |ip, ping, limit| {
         let api = api.clone();
@@ -56,27 +55,28 @@ pub fn asking(api: &LocalApi) -> Ask {
 
 /// Tries once for each start of the daemon; ends when the senders are gone.
 pub async fn run(
-    ask: Ask,
+    ask: ReachabilityCheck,
     mut daemon: watch::Receiver<DaemonState>,
     mut planned: watch::Receiver<Option<Arc<Planned>>>,
-    mut left: watch::Receiver<Option<Left>>,
-    state: watch::Sender<Tried>,
+    mut predecessor: watch::Receiver<Option<PredecessorPeers>>,
+    state: watch::Sender<WarmupProgress>,
 ) {
     loop {
         let tried = state.borrow().start;
-        let connects = |phase| matches!(phase, Phase::Starting | Phase::Running);
+        let connects = |phase| matches!(phase, DaemonPhase::Starting | DaemonPhase::Running);
         let untried = |daemon: &DaemonState| connects(daemon.phase) && tried != Some(daemon.restarts);
         let Ok(start) = daemon.wait_for(untried).await.map(|daemon| daemon.restarts) else { return };
-        let Ok(Some(mut left)) = left.wait_for(Option::is_some).await.map(|left| left.clone()) else { return };
-        left.here |= start > 0;
+        let Ok(Some(mut remaining)) = predecessor.wait_for(Option::is_some).await.map(|rest| rest.clone()) else { return };
+        remaining.here |= start > 0;
         let wanted = planned.wait_for(Option::is_some).await.map(|planned| {
-            let wanted = planned.iter().flat_map(|planned| targets(planned).into_iter().chain(known(planned, &left.spoken)));
+            let wanted =
+                planned.iter().flat_map(|planned| targets(planned).into_iter().chain(recent_targets(planned, &remaining.addresses)));
             wanted.collect()
         });
         let Ok(wanted) = wanted else { return };
         let mut phase = daemon.clone();
         let open = tokio::select! {
-            open = attempt(&ask, wanted, &left, &mut phase, &state) => open,
+            open = attempt(&ask, wanted, &remaining, &mut phase, &state) => open,
             restarted = daemon.wait_for(|daemon| daemon.restarts != start) => {
                 if restarted.is_err() {
                     return;
@@ -84,34 +84,34 @@ pub async fn run(
                 false
             }
         };
-        state.send_modify(|state| *state = Tried { start: Some(start), open, waiting: BTreeSet::new() });
+        state.send_modify(|state| *state = WarmupProgress { start: Some(start), open, waiting: BTreeSet::new() });
     }
 }
 
 /// Asks all of them until each has answered, or until a connected daemon has had its time; whether there was one and all answered.
 async fn attempt(
-    ask: &Ask,
+    ask: &ReachabilityCheck,
     wanted: BTreeSet<IpAddr>,
-    left: &Left,
+    predecessor: &PredecessorPeers,
     daemon: &mut watch::Receiver<DaemonState>,
-    state: &watch::Sender<Tried>,
+    state: &watch::Sender<WarmupProgress>,
 ) -> bool {
     let began = Instant::now();
     let total = wanted.len();
     state.send_modify(|state| state.waiting.clone_from(&wanted));
     let each = wanted.into_iter().map(|ip| async move {
-        if !left.here {
-            answered(ask, ip, Ping::Disco).await;
-            sleep(left.settle()).await;
+        if !predecessor.here {
+            answered(ask, ip, PingKind::Disco).await;
+            sleep(predecessor.settle()).await;
         }
-        answered(ask, ip, Ping::Tsmp).await;
+        answered(ask, ip, PingKind::Tsmp).await;
         state.send_modify(|state| {
             state.waiting.remove(&ip);
         });
     });
     let over = async {
         // Who could tell is gone: nobody waits any more.
-        let _ = daemon.wait_for(|daemon| daemon.phase == Phase::Running).await;
+        let _ = daemon.wait_for(|daemon| daemon.phase == DaemonPhase::Running).await;
         sleep(BOUND).await;
     };
     tokio::select! {
@@ -127,7 +127,7 @@ async fn attempt(
     }
 }
 
-async fn answered(ask: &Ask, ip: IpAddr, ping: Ping) {
+async fn answered(ask: &ReachabilityCheck, ip: IpAddr, ping: PingKind) {
     let mut patience = PATIENCE;
     loop {
         let next = Instant::now() + patience;
@@ -159,9 +159,9 @@ mod tests {
     struct Bench {
         daemon: watch::Sender<DaemonState>,
         planned: watch::Sender<Option<Arc<Planned>>>,
-        left: watch::Sender<Option<Left>>,
-        state: watch::Receiver<Tried>,
-        asked: Arc<Mutex<Vec<(IpAddr, Ping)>>>,
+        left: watch::Sender<Option<PredecessorPeers>>,
+        state: watch::Receiver<WarmupProgress>,
+        asked: Arc<Mutex<Vec<(IpAddr, PingKind)>>>,
     }
 
     fn ip(last: u8) -> IpAddr {
@@ -172,11 +172,11 @@ mod tests {
     fn bench(answers: impl Fn(IpAddr, usize) -> bool + Send + Sync + 'static) -> Bench {
         let (daemon, daemon_seen) = watch::channel(DaemonState::default());
         let (planned, planned_seen) = watch::channel(None);
-        let (left, left_seen) = watch::channel(Some(Left::default()));
-        let (state, seen) = watch::channel(Tried::default());
-        let asked = Arc::<Mutex<Vec<(IpAddr, Ping)>>>::default();
+        let (left, left_seen) = watch::channel(Some(PredecessorPeers::default()));
+        let (state, seen) = watch::channel(WarmupProgress::default());
+        let asked = Arc::<Mutex<Vec<(IpAddr, PingKind)>>>::default();
         let log = Arc::clone(&asked);
-        let ask: Ask = Arc::new(move |ip, ping, _| {
+        let ask: ReachabilityCheck = Arc::new(move |ip, ping, _| {
             let mut log = log.lock().expect("not poisoned");
             let before = log.iter().filter(|(asked, _)| *asked == ip).count();
             log.push((ip, ping));
@@ -195,11 +195,11 @@ mod tests {
         }
 
         fn starting(&self) {
-            self.daemon.send_modify(|daemon| daemon.phase = Phase::Starting);
+            self.daemon.send_modify(|daemon| daemon.phase = DaemonPhase::Starting);
         }
 
         fn running(&self, restarts: u64) {
-            self.daemon.send_modify(|daemon| (daemon.phase, daemon.restarts) = (Phase::Running, restarts));
+            self.daemon.send_modify(|daemon| (daemon.phase, daemon.restarts) = (DaemonPhase::Running, restarts));
         }
 
         async fn tried(&mut self, start: u64) -> Duration {
@@ -214,20 +214,24 @@ mod tests {
         let mut bench = bench(|_, before| before != 0);
         bench.running(0);
         advance(BOUND * 2).await;
-        assert_eq!(*bench.state.borrow(), Tried::default(), "there is no plan yet");
+        assert_eq!(*bench.state.borrow(), WarmupProgress::default(), "there is no plan yet");
         bench.plan();
-        assert_eq!(bench.tried(0).await, PATIENCE + Left::default().settle(), "what does not answer is asked again, all at once");
+        assert_eq!(
+            bench.tried(0).await,
+            PATIENCE + PredecessorPeers::default().settle(),
+            "what does not answer is asked again, all at once"
+        );
         let asked = bench.asked.lock().expect("not poisoned").clone();
         for ip in [ip(2), ip(3)] {
             let of: Vec<_> = asked.iter().filter(|(asked, _)| *asked == ip).map(|(_, ping)| *ping).collect();
-            assert_eq!(of, [Ping::Disco, Ping::Disco, Ping::Tsmp]);
+            assert_eq!(of, [PingKind::Disco, PingKind::Disco, PingKind::Tsmp]);
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn where_a_predecessor_was_the_tunnel_is_asked_at_once() {
         let mut bench = bench(|_, before| before != 0);
-        bench.left.send_replace(Some(Left { here: true, ..Left::default() }));
+        bench.left.send_replace(Some(PredecessorPeers { here: true, ..PredecessorPeers::default() }));
         bench.plan();
         bench.running(0);
         assert_eq!(bench.tried(0).await, PATIENCE);
@@ -236,7 +240,7 @@ mod tests {
         again.running(1);
         assert_eq!(again.tried(1).await, PATIENCE, "a daemon that was started again is where it was");
         for bench in [bench, again] {
-            assert!(bench.asked.lock().expect("not poisoned").iter().all(|(_, ping)| *ping == Ping::Tsmp));
+            assert!(bench.asked.lock().expect("not poisoned").iter().all(|(_, ping)| *ping == PingKind::Tsmp));
         }
     }
 
@@ -247,8 +251,10 @@ mod tests {
         bench.plan();
         bench.running(0);
         advance(BOUND * 2).await;
-        assert_eq!(*bench.state.borrow(), Tried::default(), "who they are is not known yet");
-        bench.left.send_replace(Some(Left { spoken: [[100, 64, 0, 9].into(), ip(3)].into(), ..Left::default() }));
+        assert_eq!(*bench.state.borrow(), WarmupProgress::default(), "who they are is not known yet");
+        bench
+            .left
+            .send_replace(Some(PredecessorPeers { addresses: [[100, 64, 0, 9].into(), ip(3)].into(), ..PredecessorPeers::default() }));
         bench.tried(0).await;
         let asked = bench.asked.lock().expect("not poisoned").clone();
         assert_eq!(asked.iter().filter(|(asked, _)| *asked == ip(3)).count(), 2, "a target that was spoken with is asked like others");

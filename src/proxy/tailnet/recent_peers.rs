@@ -17,7 +17,7 @@ use crate::edge::localapi::LocalApi;
 use crate::model::tailnet::peer_warmup::settle;
 use crate::model::tailnet::recent_peers::{of_late, read, write};
 use crate::model::tailnet::state::Content;
-use crate::proxy::ingress::advertise::Standing;
+use crate::proxy::ingress::advertise::AdvertiseStatus;
 use crate::proxy::state_secret::writer::{Ledger, Store};
 use crate::runtime::watch_ext::put;
 
@@ -30,9 +30,9 @@ const PATIENCE: Duration = Duration::from_secs(3);
 
 /// What a predecessor left for whoever opens ways.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Left {
+pub struct PredecessorPeers {
     /// With whom it spoke of late.
-    pub spoken: BTreeSet<IpAddr>,
+    pub addresses: BTreeSet<IpAddr>,
     /// Since when its peers heard nothing of it outside the tunnel, if it had the time to write that down.
     pub silent_since: Option<Timestamp>,
     /// Whether it was where this one is: in the same Pod, whose address and port its peers go on sending to.
@@ -41,38 +41,36 @@ pub struct Left {
 
 /// Keeps it in the state.
 #[derive(Debug, Clone)]
-pub struct Spoken {
-    /// tailscaled.
+pub struct RecentPeersWriter {
     pub api: LocalApi,
-    /// The state.
     pub ledger: Ledger,
     /// What is known, for whoever opens ways.
-    pub known: watch::Sender<Option<Left>>,
+    pub predecessor: watch::Sender<Option<PredecessorPeers>>,
 }
 
 /// Reads what the predecessor left, if there is a place for it, and rests. Nobody is better than to wait. Whether the predecessor was
 /// in the Pod of this UID is known only until the writer of the state has begun.
-pub async fn recall(store: Option<Store>, pod: Option<String>, known: watch::Sender<Option<Left>>) {
+pub async fn recall(store: Option<Store>, pod: Option<String>, predecessor: watch::Sender<Option<PredecessorPeers>>) {
     let found = match store {
         Some(store) => timeout(PATIENCE, store.read()).await,
         None => Ok(Ok(Content::new())),
     };
-    let left = match found {
-        Ok(Ok(content)) => left(&content, pod.as_deref()),
+    let found_peers = match found {
+        Ok(Ok(content)) => read_predecessor(&content, pod.as_deref()),
         Ok(Err(error)) => {
             tracing::info!(reason = error.reason(), "cannot load the recent peers of the previous Pod: {error}");
-            Left::default()
+            PredecessorPeers::default()
         }
         Err(_) => {
             tracing::info!("cannot load the recent peers of the previous Pod: no answer within {PATIENCE:?}");
-            Left::default()
+            PredecessorPeers::default()
         }
     };
-    known.send_if_modified(|known| {
+    predecessor.send_if_modified(|current| {
         // Who speaks with this replica is newer.
-        let unknown = known.is_none();
+        let unknown = current.is_none();
         if unknown {
-            *known = Some(left);
+            *current = Some(found_peers);
         }
         unknown
     });
@@ -85,7 +83,7 @@ pub fn fall_silent(ledger: &Ledger) {
     ledger.set(SILENT_SINCE, Timestamp::now().to_string());
 }
 
-impl Left {
+impl PredecessorPeers {
     /// How long a peer that answers outside the tunnel is left alone now until it is asked for a handshake.
     #[must_use]
     pub fn settle(&self) -> Duration {
@@ -93,15 +91,15 @@ impl Left {
     }
 }
 
-fn left(content: &Content, pod: Option<&str>) -> Left {
+fn read_predecessor(content: &Content, pod: Option<&str>) -> PredecessorPeers {
     let since = content.get(SILENT_SINCE).and_then(|text| str::from_utf8(text).ok()?.parse().ok());
     let here = pod.is_some_and(|pod| content.get(POD_UID).is_some_and(|uid| uid == pod));
-    Left { spoken: content.get(SPOKEN_WITH).map(|text| read(text)).unwrap_or_default(), silent_since: since, here }
+    PredecessorPeers { addresses: content.get(SPOKEN_WITH).map(|text| read(text)).unwrap_or_default(), silent_since: since, here }
 }
 
-impl Spoken {
+impl RecentPeersWriter {
     /// Looks now and then for as long as something leads here; ends with the sender.
-    pub async fn keep(self, mut standing: watch::Receiver<Standing>) {
+    pub async fn keep(self, mut standing: watch::Receiver<AdvertiseStatus>) {
         while standing.wait_for(|standing| !standing.leading.is_empty()).await.is_ok() {
             let began = Instant::now();
             self.look().await;
@@ -115,9 +113,9 @@ impl Spoken {
             Ok((status, _)) => status,
             Err(error) => return tracing::debug!(reason = error.reason(), "cannot read the recent peers of this replica: {error}"),
         };
-        let spoken = of_late(&status, Timestamp::now());
-        let written = write(&spoken);
-        if put(&self.known, Some(Left { spoken, silent_since: None, here: true })) {
+        let recent = of_late(&status, Timestamp::now());
+        let written = write(&recent);
+        if put(&self.predecessor, Some(PredecessorPeers { addresses: recent, silent_since: None, here: true })) {
             self.ledger.set(SPOKEN_WITH, written);
         }
     }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Acted, Actor};
+use super::{Applier, ApplyResult};
 use crate::edge::control::{AuthKey, ControlError};
 use crate::edge::kube::KubeError;
 use crate::model::controller::objects::Manifest;
@@ -20,7 +20,7 @@ fn is_service(action: &ControlAction) -> bool {
     matches!(action, ControlAction::PublishService { .. } | ControlAction::ReleaseService { .. })
 }
 
-impl Actor {
+impl Applier {
     /// Asks the control plane. What it denies is remembered and returned, for the rest must go on; what the API denies ends the
     /// pass.
     ///
@@ -43,8 +43,8 @@ impl Actor {
                 }
             }
             // What the control plane is asked for ends with leading, as a write to the API server does.
-            let asked = Box::pin(self.ask(observed, action));
-            let Some(done) = self.writes.while_leading(asked).await.transpose()? else {
+            let call = Box::pin(self.ask(observed, action));
+            let Some(done) = self.writes.while_leading(call).await.transpose()? else {
                 return Ok((denied, news));
             };
             answers.insert(what, done.as_ref().err().map(Denied::lasting));
@@ -65,8 +65,8 @@ impl Actor {
         let replicas = observed.group.as_ref().and_then(|group| group.spec.replicas).and_then(|count| count.try_into().ok()).unwrap_or(2);
         match action {
             ControlAction::ListServices { since } => Ok(self.controls.list_services(tailnet, since).await),
-            ControlAction::PublishService { asked, recorded } => {
-                Ok(self.controls.publish_service(tailnet, &asked, &observed.settings.cluster, recorded).await)
+            ControlAction::PublishService { desired, recorded } => {
+                Ok(self.controls.publish_service(tailnet, &desired, &observed.settings.cluster, recorded).await)
             }
             ControlAction::ReleaseService { name } => Ok(self.controls.release_service(tailnet, &name, &observed.settings.cluster).await),
             ControlAction::ApproveRoutes { device, add, remove, .. } => {
@@ -97,7 +97,7 @@ impl Actor {
     /// Writes a new auth key where its replica finds it.
     async fn keep(&self, observed: &Observed, tailnet: Option<&str>, key: &AuthKey, secret: Manifest) -> Result<(), KubeError> {
         let written = self.apply_one(&observed.name, secret).await;
-        if !matches!(written, Ok(Acted::Done)) {
+        if !matches!(written, Ok(ApplyResult::Done)) {
             // A key that nobody can find is of no use to anybody honest.
             if let Err(error) = self.controls.revoke_key(tailnet, &key.id).await {
                 tracing::warn!(reason = error.reason(), key = %key.id, "cannot delete an unused auth key: {error}");

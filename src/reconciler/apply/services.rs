@@ -6,12 +6,12 @@ use std::sync::{Mutex, PoisonError};
 use futures_util::FutureExt;
 use serde_json::{Value, json};
 
-use super::setbacks::Setbacks;
-use super::{Actor, at_once, held};
-use crate::edge::kube::{KubeError, Part, Refusal, Resource};
-use crate::model::controller::ingress_spec::{Claimant, Source};
+use super::setbacks::PartialErrors;
+use super::{Applier, at_once, has_finalizer};
+use crate::edge::kube::{ApiRefusal, KubeError, ObjectPart, Resource};
+use crate::model::controller::ingress_spec::{PublishSource, Publisher};
 use crate::model::controller::proxygroup::{ObjectUpdate, Subject};
-use crate::reconciler::cache::Role;
+use crate::reconciler::cache::WatchRole;
 
 /// When something is done with a Service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,20 +25,20 @@ pub(super) enum When {
 }
 
 /// The versions of users' Services, which grow with each of our own writes to them.
-pub(super) type Versions = Mutex<BTreeMap<(Source, String, String), String>>;
+pub(super) type Versions = Mutex<BTreeMap<(PublishSource, String, String), String>>;
 
-impl Actor {
+impl Applier {
     /// Does with each Service what is to be done with it at this point.
     pub(super) async fn services(
         &self,
         all: &[ObjectUpdate],
         versions: &Versions,
         when: When,
-        setbacks: &Setbacks,
+        setbacks: &PartialErrors,
     ) -> Result<(), KubeError> {
         let one = async |update: &ObjectUpdate| {
             let (source, namespace, name) = (update.source, update.namespace.clone(), update.name.clone());
-            let subject = Subject::from(&Claimant { source, namespace, name });
+            let subject = Subject::from(&Publisher { source, namespace, name });
             setbacks.aside(subject, self.service(update, versions, when).await)
         };
         at_once(all.iter().map(|update| one(update).boxed()).collect()).await
@@ -48,44 +48,50 @@ impl Actor {
     /// and conditions when what they point to is there, and its finalizer's end when nothing of it is left.
     async fn service(&self, update: &ObjectUpdate, versions: &Versions, when: When) -> Result<(), KubeError> {
         let finalizers = update.finalizers.as_ref().filter(|all| match when {
-            When::Before => held(all),
+            When::Before => has_finalizer(all),
             When::Between => false,
-            When::After => !held(all),
+            When::After => !has_finalizer(all),
         });
         if let Some(finalizers) = finalizers {
-            self.change_service(update, versions, Part::Object, json!({"metadata": {"finalizers": finalizers}})).await?;
+            self.change_service(update, versions, ObjectPart::Object, json!({"metadata": {"finalizers": finalizers}})).await?;
         }
         if when != When::Between {
             return Ok(());
         }
         if let Some(name) = &update.external_name {
-            self.change_service(update, versions, Part::Object, json!({"spec": {"externalName": name}})).await?;
+            self.change_service(update, versions, ObjectPart::Object, json!({"spec": {"externalName": name}})).await?;
         }
         if let Some(conditions) = &update.conditions {
-            self.change_service(update, versions, Part::Status, json!({"status": {"conditions": conditions}})).await?;
+            self.change_service(update, versions, ObjectPart::Status, json!({"status": {"conditions": conditions}})).await?;
         }
         if let Some(balancer) = &update.load_balancer {
             // A merge patch leaves what is not named: the list is named even if it goes.
             let ingress = balancer.get("ingress").cloned().unwrap_or_default();
             let patch = json!({"status": {"loadBalancer": {"ingress": ingress}}});
-            self.change_service(update, versions, Part::Status, patch).await?;
+            self.change_service(update, versions, ObjectPart::Status, patch).await?;
         }
         Ok(())
     }
 
     /// Changes a Service that is still the one that was observed. One that is gone needs nothing any more.
-    async fn change_service(&self, update: &ObjectUpdate, versions: &Versions, part: Part, mut patch: Value) -> Result<(), KubeError> {
+    async fn change_service(
+        &self,
+        update: &ObjectUpdate,
+        versions: &Versions,
+        part: ObjectPart,
+        mut patch: Value,
+    ) -> Result<(), KubeError> {
         let id = (update.source, update.namespace.clone(), update.name.clone());
         let (resource, role) = match update.source {
-            Source::Ingress => (Resource::INGRESS, Role::Ingress),
-            Source::Service => (Resource::SERVICE, Role::Service),
+            PublishSource::Ingress => (Resource::INGRESS, WatchRole::Ingress),
+            PublishSource::Service => (Resource::SERVICE, WatchRole::Service),
         };
         let own = versions.lock().unwrap_or_else(PoisonError::into_inner).get(&id).cloned();
         let version = own.or_else(|| update.resource_version.clone());
         patch["metadata"]["resourceVersion"] = json!(version);
         patch["metadata"]["uid"] = json!(update.uid);
         let value = match self.writes.merge(resource, &update.namespace, &update.name, part, &patch).await {
-            Err(error) if error.refusal() == Some(Refusal::NotFound) => return Ok(()),
+            Err(error) if error.refusal() == Some(ApiRefusal::NotFound) => return Ok(()),
             done => done?,
         };
         if let Some(version) = value["metadata"]["resourceVersion"].as_str() {

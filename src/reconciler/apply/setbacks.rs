@@ -7,14 +7,14 @@
 use std::sync::{Mutex, PoisonError};
 
 use super::ActError;
-use crate::edge::kube::{KubeError, Refusal};
+use crate::edge::kube::{ApiRefusal, KubeError};
 use crate::model::controller::proxygroup::{Notice, Subject};
 
 /// The failures that were set aside.
 #[derive(Debug, Default)]
-pub(super) struct Setbacks(Mutex<Vec<(Subject, KubeError)>>);
+pub(super) struct PartialErrors(Mutex<Vec<(Subject, KubeError)>>);
 
-impl Setbacks {
+impl PartialErrors {
     /// The outcome of a call for one Service, unless it failed in a way that concerns only that one.
     pub(super) fn aside(&self, subject: Subject, done: Result<(), KubeError>) -> Result<(), KubeError> {
         match done {
@@ -29,7 +29,7 @@ impl Setbacks {
     /// What is to be told, and the failure that the pass ends with.
     pub(super) fn end(self) -> (Vec<Notice>, Result<(), ActError>) {
         let setbacks = self.0.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let lasting = setbacks.iter().filter(|(_, error)| error.refusal() != Some(Refusal::Conflict));
+        let lasting = setbacks.iter().filter(|(_, error)| error.refusal() != Some(ApiRefusal::Conflict));
         let notice = |(subject, error): &(Subject, KubeError)| {
             let (subject, message) = (subject.clone(), error.to_string());
             Notice { subject, warning: true, reason: "ConfigurationFailed", message }
@@ -43,10 +43,10 @@ impl Setbacks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::edge::kube::{Call, Fault, Verb};
+    use crate::edge::kube::{ApiCall, CallFault, Verb};
 
-    fn failed(fault: Fault) -> Result<(), KubeError> {
-        let call = Call { verb: Verb::Patch, kind: "Service", namespace: "u".into(), name: "s".into() };
+    fn failed(fault: CallFault) -> Result<(), KubeError> {
+        let call = ApiCall { verb: Verb::Patch, kind: "Service", namespace: "u".into(), name: "s".into() };
         Err(KubeError::Call { call, fault })
     }
 
@@ -56,14 +56,14 @@ mod tests {
 
     #[test]
     fn only_what_concerns_one_service_is_set_aside() {
-        let setbacks = Setbacks::default();
+        let setbacks = PartialErrors::default();
         for code in [403, 409, 422, 500] {
-            assert!(setbacks.aside(subject(), failed(Fault::Refused { code, message: "no".into() })).is_ok(), "{code}");
+            assert!(setbacks.aside(subject(), failed(CallFault::Refused { code, message: "no".into() })).is_ok(), "{code}");
         }
         for code in [401, 429, 503] {
-            assert!(setbacks.aside(subject(), failed(Fault::Refused { code, message: "no".into() })).is_err(), "{code}");
+            assert!(setbacks.aside(subject(), failed(CallFault::Refused { code, message: "no".into() })).is_err(), "{code}");
         }
-        assert!(setbacks.aside(subject(), failed(Fault::Timeout(std::time::Duration::from_secs(1)))).is_err());
+        assert!(setbacks.aside(subject(), failed(CallFault::Timeout(std::time::Duration::from_secs(1)))).is_err());
         let (told, ended) = setbacks.end();
         assert_eq!(told.len(), 3, "somebody else's write is worth no Event: {told:?}");
         assert_eq!(ended.expect_err("the first").reason(), "Forbidden");
@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn nothing_befell_anybody() {
-        let (told, ended) = Setbacks::default().end();
+        let (told, ended) = PartialErrors::default().end();
         assert!(told.is_empty() && ended.is_ok());
     }
 }

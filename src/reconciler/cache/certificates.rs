@@ -10,21 +10,21 @@ use k8s_openapi::ByteString;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Held, Role, World, id, version};
+use super::{ClusterCache, StoredObject, WatchRole, id, version};
 use crate::api::names;
-use crate::model::controller::ingress_spec::{Own, certificates};
+use crate::model::controller::ingress_spec::{UserCertificate, certificates};
 use crate::model::controller::tenancy::Patterns;
 use crate::model::ingress::certificate::Pair;
 
 /// What was read, by name: of which version, and what it came to.
-pub(super) type Read = BTreeMap<String, (u64, Own)>;
+pub(super) type Read = BTreeMap<String, (u64, UserCertificate)>;
 
-impl World {
+impl ClusterCache {
     /// The Secrets that the Ingresses of a group name, as far as they are there.
-    pub(super) fn own_certificates(&self, group: &str) -> BTreeMap<String, Own> {
-        let judged = self.named_secrets(group).map(|(name, held)| {
-            let read = self.published.read.get(name).filter(|(version, _)| *version >= held.version).map(|(_, own)| own.clone());
-            let own = if is_certificate(&held.value) { read.unwrap_or(Own::Unread) } else { Own::Unlabelled };
+    pub(super) fn own_certificates(&self, group: &str) -> BTreeMap<String, UserCertificate> {
+        let judged = self.named_secrets(group).map(|(name, stored)| {
+            let read = self.published.read.get(name).filter(|(version, _)| *version >= stored.version).map(|(_, own)| own.clone());
+            let own = if is_certificate(&stored.value) { read.unwrap_or(UserCertificate::Unread) } else { UserCertificate::Unlabelled };
             (name.clone(), own)
         });
         judged.collect()
@@ -32,8 +32,8 @@ impl World {
 
     /// Of them those that only some namespaces may name: which.
     pub(super) fn reserved_certificates(&self, group: &str) -> BTreeMap<String, Patterns> {
-        let reserved = self.named_secrets(group).filter_map(|(name, held)| {
-            let namespaces = held.value["metadata"]["annotations"][names::CERTIFICATE_NAMESPACES].as_str()?;
+        let reserved = self.named_secrets(group).filter_map(|(name, stored)| {
+            let namespaces = stored.value["metadata"]["annotations"][names::CERTIFICATE_NAMESPACES].as_str()?;
             Some((name.clone(), Patterns::parse(namespaces)))
         });
         reserved.collect()
@@ -42,37 +42,36 @@ impl World {
     /// Those of them that are to be read.
     #[must_use]
     pub fn unread_certificates(&self, group: &str) -> Vec<String> {
-        self.own_certificates(group).into_iter().filter(|(_, own)| *own == Own::Unread).map(|(name, _)| name).collect()
+        self.own_certificates(group).into_iter().filter(|(_, own)| *own == UserCertificate::Unread).map(|(name, _)| name).collect()
     }
 
-    /// One was read.
     pub fn read_certificate(&mut self, secret: &Value) {
         self.published.read.insert(id(secret).1, (version(secret), read(secret)));
     }
 
     /// The Secrets that the Ingresses of a group name, by name. There is one namespace among them: that of the proxies.
-    fn named_secrets(&self, group: &str) -> impl Iterator<Item = (&String, &Held)> {
+    fn named_secrets(&self, group: &str) -> impl Iterator<Item = (&String, &StoredObject)> {
         let ingresses = self.members.get(group).into_iter().flat_map(|members| members.ingresses.values());
         let named: BTreeSet<&str> = ingresses.flat_map(|ingress| certificates(ingress)).collect();
-        let secrets = self.shelves.get(&Role::Credentials).into_iter().flat_map(|shelf| &shelf.objects);
-        secrets.filter(move |((_, name), _)| named.contains(name.as_str())).map(|((_, name), held)| (name, held))
+        let secrets = self.shelves.get(&WatchRole::Credentials).into_iter().flat_map(|shelf| &shelf.objects);
+        secrets.filter(move |((_, name), _)| named.contains(name.as_str())).map(|((_, name), stored)| (name, stored))
     }
 }
 
 /// The certificate and key in a Secret; empty where there are none.
 pub(super) fn pair(secret: &Value) -> Pair {
     let bytes = |key: &str| -> Arc<[u8]> {
-        let held = secret.get("data").and_then(|data| data.get(key)).and_then(|value| ByteString::deserialize(value).ok());
-        held.unwrap_or_default().0.into()
+        let stored = secret.get("data").and_then(|data| data.get(key)).and_then(|value| ByteString::deserialize(value).ok());
+        stored.unwrap_or_default().0.into()
     };
     Pair { chain: bytes("tls.crt"), key: bytes("tls.key") }
 }
 
 /// What a Secret comes to as a certificate.
-fn read(secret: &Value) -> Own {
+fn read(secret: &Value) -> UserCertificate {
     match pair(secret).leaf() {
-        Ok(leaf) => Own::Leaf(leaf),
-        Err(error) => Own::Unusable(error.to_string()),
+        Ok(leaf) => UserCertificate::Leaf(leaf),
+        Err(error) => UserCertificate::Unusable(error.to_string()),
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::World;
+use super::ClusterCache;
 use crate::model::controller::objects::ObjectRef;
 
 /// How long it is believed that an object which no watch shows us is somebody else's.
@@ -18,7 +18,7 @@ const REFUSED: Duration = Duration::from_mins(10);
 /// How many node ports are asked for in a row.
 const TRIES: usize = 32;
 
-impl World {
+impl ClusterCache {
     /// An object that a group would make exists and is shown by no watch.
     pub fn found(&mut self, group: &str, object: ObjectRef, value: Value, now: Instant) {
         self.foreign.entry(group.to_owned()).or_default().insert(object, (Arc::new(value), now));

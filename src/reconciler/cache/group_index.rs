@@ -11,35 +11,33 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::Ingress;
 use serde_json::Value;
 
-use super::{Held, Id, Role, Typed, World};
+use super::{ClusterCache, Id, StoredObject, Typed, WatchRole};
 use crate::api::names;
 use crate::model::controller::objects::{Kind, ObjectRef};
 use crate::model::controller::proxygroup::{by_hand, concerns};
 
-/// The objects of a group.
 #[derive(Debug, Default)]
-pub(super) struct Members {
+pub(super) struct GroupObjects {
     /// Those that are labelled as being of it, but slices.
     pub(super) owned: OrdMap<ObjectRef, Arc<Value>>,
     /// The slices of its children, which are shown while some of them are written by hand.
     slices: OrdMap<ObjectRef, Arc<Value>>,
-    /// How many are.
     by_hand: usize,
     /// The users' Services that concern it, or of which it has a child.
     pub(super) services: OrdMap<Id, Arc<Service>>,
     /// The Ingresses that name it, or for which its config has something.
     pub(super) ingresses: OrdMap<Id, Arc<Ingress>>,
     /// What its replicas are made of: Pods and Secrets.
-    pub(super) replicas: BTreeSet<(Role, Id)>,
+    pub(super) replicas: BTreeSet<(WatchRole, Id)>,
 }
 
-impl Members {
+impl GroupObjects {
     fn is_empty(&self) -> bool {
         self.owned.is_empty() && self.slices.is_empty() && self.services.is_empty() && self.ingresses.is_empty() && self.replicas.is_empty()
     }
 }
 
-impl Members {
+impl GroupObjects {
     /// Whether its slices matter.
     pub(super) fn by_hand(&self) -> bool {
         self.by_hand > 0
@@ -67,27 +65,27 @@ impl Members {
     }
 }
 
-impl World {
-    pub(super) fn index(&mut self, role: Role, id: &Id, held: &Held) {
-        self.index_published(role, id, held, true);
-        if let Typed::Namespace(labels) = &held.typed {
+impl ClusterCache {
+    pub(super) fn index(&mut self, role: WatchRole, id: &Id, stored: &StoredObject) {
+        self.index_published(role, id, stored, true);
+        if let Typed::Namespace(labels) = &stored.typed {
             self.namespaces.insert(id.1.clone(), Arc::clone(labels));
         }
-        if let Typed::Service(service) = &held.typed {
+        if let Typed::Service(service) = &stored.typed {
             for group in self.concerned(id, service) {
                 self.members.entry(group).or_default().services.insert(id.clone(), Arc::clone(service));
             }
         }
-        for group in groups(role, &held.value) {
+        for group in groups(role, &stored.value) {
             let members = self.members.entry(group).or_default();
-            if let Role::Owned(kind) = role {
-                members.own(ObjectRef::new(kind, &id.0, id.1.clone()), &held.value);
+            if let WatchRole::Owned(kind) = role {
+                members.own(ObjectRef::new(kind, &id.0, id.1.clone()), &stored.value);
             }
-            if matches!(role, Role::Pod | Role::Owned(Kind::Secret)) {
+            if matches!(role, WatchRole::Pod | WatchRole::Owned(Kind::Secret)) {
                 members.replicas.insert((role, id.clone()));
             }
         }
-        if let Some((parent, group)) = child(role, &held.value) {
+        if let Some((parent, group)) = child(role, &stored.value) {
             if let Some(service) = self.service(&parent) {
                 self.members.entry(group.clone()).or_default().services.insert(parent.clone(), service);
             }
@@ -95,25 +93,25 @@ impl World {
         }
     }
 
-    pub(super) fn unindex(&mut self, role: Role, id: &Id, held: &Held) {
-        self.index_published(role, id, held, false);
-        if let Typed::Namespace(_) = &held.typed {
+    pub(super) fn unindex(&mut self, role: WatchRole, id: &Id, stored: &StoredObject) {
+        self.index_published(role, id, stored, false);
+        if let Typed::Namespace(_) = &stored.typed {
             self.namespaces.remove(&id.1);
         }
-        if let Typed::Service(service) = &held.typed {
+        if let Typed::Service(service) = &stored.typed {
             for group in self.concerned(id, service) {
                 self.change(&group, |members| drop(members.services.remove(id)));
             }
         }
-        for group in groups(role, &held.value) {
+        for group in groups(role, &stored.value) {
             self.change(&group, |members| {
-                if let Role::Owned(kind) = role {
+                if let WatchRole::Owned(kind) = role {
                     members.disown(&ObjectRef::new(kind, &id.0, id.1.clone()));
                 }
                 members.replicas.remove(&(role, id.clone()));
             });
         }
-        if let Some((parent, group)) = child(role, &held.value) {
+        if let Some((parent, group)) = child(role, &stored.value) {
             self.childless(&parent, &group);
         }
     }
@@ -134,7 +132,7 @@ impl World {
         }
     }
 
-    pub(super) fn change(&mut self, group: &str, change: impl FnOnce(&mut Members)) {
+    pub(super) fn change(&mut self, group: &str, change: impl FnOnce(&mut GroupObjects)) {
         let Some(members) = self.members.get_mut(group) else { return };
         change(members);
         if members.is_empty() {
@@ -150,7 +148,7 @@ impl World {
     }
 
     fn service(&self, id: &Id) -> Option<Arc<Service>> {
-        match &self.shelves.get(&Role::Service)?.objects.get(id)?.typed {
+        match &self.shelves.get(&WatchRole::Service)?.objects.get(id)?.typed {
             Typed::Service(service) => Some(Arc::clone(service)),
             _ => None,
         }
@@ -158,8 +156,8 @@ impl World {
 }
 
 /// The groups that an object is labelled as being of.
-pub(super) fn groups(role: Role, value: &Value) -> BTreeSet<String> {
-    if !matches!(role, Role::Owned(_) | Role::Pod) {
+pub(super) fn groups(role: WatchRole, value: &Value) -> BTreeSet<String> {
+    if !matches!(role, WatchRole::Owned(_) | WatchRole::Pod) {
         return BTreeSet::new();
     }
     let labels = &value["metadata"]["labels"];
@@ -180,8 +178,8 @@ pub fn parent(kind: Kind, value: &Value) -> Option<Id> {
 }
 
 /// The same, and the group that serves it.
-fn child(role: Role, value: &Value) -> Option<(Id, String)> {
-    let Role::Owned(kind) = role else { return None };
+fn child(role: WatchRole, value: &Value) -> Option<(Id, String)> {
+    let WatchRole::Owned(kind) = role else { return None };
     let group = value["metadata"]["labels"].get(names::PROXY_GROUP).and_then(Value::as_str)?;
     Some((parent(kind, value)?, group.to_owned()))
 }

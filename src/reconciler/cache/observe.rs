@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
-use super::{Id, Key, Members, Role, Typed, World, has_tenants};
+use super::{ClusterCache, GroupObjects, Id, Typed, WatchRole, WorkKey, has_tenants};
 use crate::api::names;
 use crate::api::proxyclass::ProxyClass;
 use crate::api::proxygroup::ProxyGroup;
@@ -16,26 +16,24 @@ use crate::api::tailnet::Tailnet;
 use crate::model::controller::identity::DeviceId;
 use crate::model::controller::objects::{Kind, ObjectRef, accounts_ref, domain_of};
 use crate::model::controller::proxyclass;
-use crate::model::controller::proxygroup::{Approved, Class, Denial, GroupSettings, Listed, Observed, Publishing, Replica, TailnetState};
+use crate::model::controller::proxygroup::{
+    Approved, Class, ControlPlaneError, GroupSettings, Observed, ObservedReplica, PublishInputs, ServiceList, TailnetState,
+};
 
 /// What is known of a group's control plane.
 #[derive(Debug)]
-pub struct Plane {
-    /// Whether it can be asked.
+pub struct ControlPlaneView {
     pub tailnet: TailnetState,
-    /// What it denied to the group.
-    pub denied: BTreeMap<String, Denial>,
-    /// Its Tailscale Services.
-    pub listed: Option<Arc<Listed>>,
-    /// The routes that it has approved.
+    pub denied: BTreeMap<String, ControlPlaneError>,
+    pub listed: Option<Arc<ServiceList>>,
     pub approved: BTreeMap<DeviceId, Approved>,
 }
 
-impl World {
+impl ClusterCache {
     /// A group as the stores have it.
     #[must_use]
-    pub fn observe(&self, name: &str, settings: Arc<GroupSettings>, plane: Plane, now: Timestamp) -> Observed {
-        let Plane { tailnet, denied, listed, approved } = plane;
+    pub fn observe(&self, name: &str, settings: Arc<GroupSettings>, plane: ControlPlaneView, now: Timestamp) -> Observed {
+        let ControlPlaneView { tailnet, denied, listed, approved } = plane;
         let group = self.group(name);
         let class = group.as_deref().and_then(|group| self.class_of(group)).map_or(Class::None, |name| self.judged(name));
         let namespace = settings.namespace.clone();
@@ -52,54 +50,50 @@ impl World {
             owned: self.with_shared(self.owned(name), name, &namespace),
             services: self.services(name),
             nodes: if wants_nodes {
-                self.typed(Role::Node, |typed| if let Typed::Node(node) = typed { Some(node) } else { None })
+                self.typed(WatchRole::Node, |typed| if let Typed::Node(node) = typed { Some(node) } else { None })
             } else {
                 Vec::new()
             },
             namespaces,
             node_ports: if wants_nodes { self.node_ports(name) } else { BTreeSet::new() },
-            publish: Publishing { listed, approved, ..self.publishing(name) },
+            publish: PublishInputs { listed, approved, ..self.publishing(name) },
             denied,
         }
     }
 
-    /// A group.
     #[must_use]
     pub fn group(&self, name: &str) -> Option<Arc<ProxyGroup>> {
-        match self.one(Role::Group, "", name)? {
+        match self.one(WatchRole::Group, "", name)? {
             Typed::Group(group) => Some(Arc::clone(group)),
             _ => None,
         }
     }
 
-    /// A class.
     #[must_use]
     pub fn class(&self, name: &str) -> Option<Arc<ProxyClass>> {
-        match self.one(Role::Class, "", name)? {
+        match self.one(WatchRole::Class, "", name)? {
             Typed::Class(class) => Some(Arc::clone(class)),
             _ => None,
         }
     }
 
-    /// A tailnet.
     #[must_use]
     pub fn tailnet(&self, name: &str) -> Option<Arc<Tailnet>> {
-        match self.one(Role::Tailnet, "", name)? {
+        match self.one(WatchRole::Tailnet, "", name)? {
             Typed::Tailnet(tailnet) => Some(Arc::clone(tailnet)),
             _ => None,
         }
     }
 
-    /// All groups.
     pub(super) fn groups(&self) -> impl Iterator<Item = (&String, &Arc<ProxyGroup>)> {
-        let objects = self.shelves.get(&Role::Group).into_iter().flat_map(|shelf| &shelf.objects);
-        objects.filter_map(|((_, name), held)| if let Typed::Group(group) = &held.typed { Some((name, group)) } else { None })
+        let objects = self.shelves.get(&WatchRole::Group).into_iter().flat_map(|shelf| &shelf.objects);
+        objects.filter_map(|((_, name), stored)| if let Typed::Group(group) = &stored.typed { Some((name, group)) } else { None })
     }
 
     /// All classes but one.
     #[must_use]
     pub fn other_classes(&self, name: &str) -> Vec<Arc<ProxyClass>> {
-        let all = self.typed(Role::Class, |typed| if let Typed::Class(class) = typed { Some(class) } else { None });
+        let all = self.typed(WatchRole::Class, |typed| if let Typed::Class(class) = typed { Some(class) } else { None });
         all.into_iter().filter(|class| class.metadata.name.as_deref() != Some(name)).collect()
     }
 
@@ -123,7 +117,7 @@ impl World {
 
     /// The Tailnets whose credentials are in a Secret.
     pub(super) fn users_of_secret(&self, name: &str) -> Vec<String> {
-        let all = self.typed(Role::Tailnet, |typed| if let Typed::Tailnet(tailnet) = typed { Some(tailnet) } else { None });
+        let all = self.typed(WatchRole::Tailnet, |typed| if let Typed::Tailnet(tailnet) = typed { Some(tailnet) } else { None });
         let users = all.into_iter().filter(|tailnet| tailnet.spec.credentials.secret_name == name);
         users.filter_map(|tailnet| tailnet.metadata.name.clone()).collect()
     }
@@ -140,7 +134,6 @@ impl World {
         self.groups().filter(|(_, group)| !self.serves(group)).count()
     }
 
-    /// The name of a group's class, if it has one.
     pub(super) fn class_of<'a>(&'a self, group: &'a ProxyGroup) -> Option<&'a str> {
         let own = group.spec.proxy_class.as_deref().filter(|name| !name.is_empty());
         own.or(self.default_class.as_deref())
@@ -148,10 +141,14 @@ impl World {
 
     /// Every key that there is anything of: groups that exist, groups that left something behind, classes and tailnets.
     #[must_use]
-    pub fn all(&self) -> BTreeSet<Key> {
+    pub fn all(&self) -> BTreeSet<WorkKey> {
         let names = |role| self.shelves.get(&role).into_iter().flat_map(|shelf| shelf.objects.keys().map(|(_, name)| name.clone()));
-        let groups = names(Role::Group).chain(self.members.keys().cloned()).map(Key::Group);
-        groups.chain([Key::Own]).chain(names(Role::Class).map(Key::Class)).chain(names(Role::Tailnet).map(Key::Tailnet)).collect()
+        let groups = names(WatchRole::Group).chain(self.members.keys().cloned()).map(WorkKey::Group);
+        groups
+            .chain([WorkKey::Own])
+            .chain(names(WatchRole::Class).map(WorkKey::Class))
+            .chain(names(WatchRole::Tailnet).map(WorkKey::Tailnet))
+            .collect()
     }
 
     /// What is recorded of a class, and still holds for what it says now.
@@ -164,7 +161,7 @@ impl World {
     }
 
     pub(super) fn owned(&self, group: &str) -> OrdMap<ObjectRef, Arc<Value>> {
-        let mut owned = self.members.get(group).map(Members::shown).unwrap_or_default();
+        let mut owned = self.members.get(group).map(GroupObjects::shown).unwrap_or_default();
         for (object, (value, _)) in self.foreign.get(group).into_iter().flatten() {
             owned.entry(object.clone()).or_insert_with(|| Arc::clone(value));
         }
@@ -174,27 +171,27 @@ impl World {
     /// The same and what is of no group alone: the Secret of the ACME accounts, and certificates of names that the group is
     /// asked for.
     fn with_shared(&self, mut owned: OrdMap<ObjectRef, Arc<Value>>, group: &str, namespace: &str) -> OrdMap<ObjectRef, Arc<Value>> {
-        let Some(secrets) = self.shelves.get(&Role::Owned(Kind::Secret)) else { return owned };
-        if let Some(held) = secrets.objects.get(&(namespace.to_owned(), names::ACCOUNTS.to_owned())) {
-            owned.insert(accounts_ref(namespace), Arc::clone(&held.value));
+        let Some(secrets) = self.shelves.get(&WatchRole::Owned(Kind::Secret)) else { return owned };
+        if let Some(stored) = secrets.objects.get(&(namespace.to_owned(), names::ACCOUNTS.to_owned())) {
+            owned.insert(accounts_ref(namespace), Arc::clone(&stored.value));
         }
         for label in self.asked_labels(group) {
             let begin = format!("{label}.");
             let same = secrets.objects.range((namespace.to_owned(), begin.clone())..).take_while(|((_, name), _)| name.starts_with(&begin));
-            for ((namespace, name), held) in same.filter(|(_, held)| domain_of(&held.value).is_some()) {
-                owned.entry(ObjectRef::new(Kind::Secret, namespace, name.clone())).or_insert_with(|| Arc::clone(&held.value));
+            for ((namespace, name), existing) in same.filter(|(_, found)| domain_of(&found.value).is_some()) {
+                owned.entry(ObjectRef::new(Kind::Secret, namespace, name.clone())).or_insert_with(|| Arc::clone(&existing.value));
             }
         }
         owned
     }
 
-    pub(super) fn replicas(&self, group: &str) -> BTreeMap<u32, Replica> {
-        let mut replicas: BTreeMap<u32, Replica> = BTreeMap::new();
+    pub(super) fn replicas(&self, group: &str) -> BTreeMap<u32, ObservedReplica> {
+        let mut replicas: BTreeMap<u32, ObservedReplica> = BTreeMap::new();
         for (role, id) in self.members.get(group).into_iter().flat_map(|members| &members.replicas) {
             let base = id.1.strip_suffix(names::CONFIG_SECRET_SUFFIX).unwrap_or(&id.1);
             let Some(ordinal) = base.strip_prefix(group).and_then(|rest| rest.strip_prefix('-')?.parse().ok()) else { continue };
-            let Some(held) = self.shelves.get(role).and_then(|shelf| shelf.objects.get(id)) else { continue };
-            match &held.typed {
+            let Some(stored) = self.shelves.get(role).and_then(|shelf| shelf.objects.get(id)) else { continue };
+            match &stored.typed {
                 Typed::Pod(pod) => replicas.entry(ordinal).or_default().pod = Some(Arc::clone(pod)),
                 Typed::State(state) => replicas.entry(ordinal).or_default().state = Some(Arc::clone(state)),
                 Typed::Config(config) => replicas.entry(ordinal).or_default().config = Some(Arc::clone(config)),
@@ -210,19 +207,19 @@ impl World {
 
     /// The node ports of Services of other groups, and those that the API server refused.
     fn node_ports(&self, group: &str) -> BTreeSet<u16> {
-        let services = self.shelves.get(&Role::Owned(Kind::Service)).into_iter().flat_map(|shelf| shelf.objects.values());
-        let others = services.filter(|held| held.value["metadata"]["labels"][names::PARENT] != group);
-        let ports = others.flat_map(|held| held.value["spec"]["ports"].as_array().into_iter().flatten());
-        let held = ports.filter_map(|port| port["nodePort"].as_u64()?.try_into().ok());
-        held.chain(self.refused_ports.keys().copied()).collect()
+        let services = self.shelves.get(&WatchRole::Owned(Kind::Service)).into_iter().flat_map(|shelf| shelf.objects.values());
+        let others = services.filter(|stored| stored.value["metadata"]["labels"][names::PARENT] != group);
+        let ports = others.flat_map(|existing| existing.value["spec"]["ports"].as_array().into_iter().flatten());
+        let node_ports = ports.filter_map(|port| port["nodePort"].as_u64()?.try_into().ok());
+        node_ports.chain(self.refused_ports.keys().copied()).collect()
     }
 
-    pub(super) fn one(&self, role: Role, namespace: &str, name: &str) -> Option<&Typed> {
-        self.shelves.get(&role)?.objects.get(&(namespace.to_owned(), name.to_owned())).map(|held| &held.typed)
+    pub(super) fn one(&self, role: WatchRole, namespace: &str, name: &str) -> Option<&Typed> {
+        self.shelves.get(&role)?.objects.get(&(namespace.to_owned(), name.to_owned())).map(|stored| &stored.typed)
     }
 
-    fn typed<T>(&self, role: Role, pick: impl Fn(&Typed) -> Option<&Arc<T>>) -> Vec<Arc<T>> {
+    fn typed<T>(&self, role: WatchRole, pick: impl Fn(&Typed) -> Option<&Arc<T>>) -> Vec<Arc<T>> {
         let objects = self.shelves.get(&role).into_iter().flat_map(|shelf| shelf.objects.values());
-        objects.filter_map(|held| pick(&held.typed).map(Arc::clone)).collect()
+        objects.filter_map(|stored| pick(&stored.typed).map(Arc::clone)).collect()
     }
 }

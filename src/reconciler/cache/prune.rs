@@ -6,7 +6,7 @@
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
-use super::Role;
+use super::WatchRole;
 use super::certificates::pair;
 use crate::api::names;
 use crate::model::controller::objects::{Kind, VALID_UNTIL, domain_of, filled};
@@ -15,8 +15,8 @@ use crate::model::controller::objects::{Kind, VALID_UNTIL, domain_of, filled};
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// Removes what not even an object's type reads: of a node all but labels and addresses, as its images and conditions are most of it.
-pub(super) fn trim(role: Role, value: &mut Value) {
-    if role == Role::Node {
+pub(super) fn trim(role: WatchRole, value: &mut Value) {
+    if role == WatchRole::Node {
         keep(value, &["metadata", "status"]);
         keep_in(value, "/metadata", &["name", "labels"]);
         keep_in(value, "/status", &["addresses"]);
@@ -24,22 +24,22 @@ pub(super) fn trim(role: Role, value: &mut Value) {
 }
 
 /// Takes away what nobody reads, once the object was read into its type.
-pub(super) fn lean(role: Role, value: &mut Value) {
+pub(super) fn lean(role: WatchRole, value: &mut Value) {
     if let Some(Value::Object(annotations)) = value.pointer_mut("/metadata/annotations") {
         annotations.remove(LAST_APPLIED);
     }
     match role {
         // Only their types are read.
-        Role::Service | Role::Ingress | Role::Backing | Role::Namespace => *value = Value::Null,
-        Role::Owned(Kind::Secret) if domain_of(value).is_some() => certificate(value),
-        Role::Pod => keep(value, &["metadata"]),
-        Role::Owned(Kind::EndpointSlice) => slice(value),
-        Role::Owned(Kind::Service) if value["metadata"]["labels"][names::SERVICE_TYPE] == names::EGRESS => {
+        WatchRole::Service | WatchRole::Ingress | WatchRole::Backing | WatchRole::Namespace => *value = Value::Null,
+        WatchRole::Owned(Kind::Secret) if domain_of(value).is_some() => certificate(value),
+        WatchRole::Pod => keep(value, &["metadata"]),
+        WatchRole::Owned(Kind::EndpointSlice) => slice(value),
+        WatchRole::Owned(Kind::Service) if value["metadata"]["labels"][names::SERVICE_TYPE] == names::EGRESS => {
             keep(value, &["metadata", "spec"]);
             keep_in(value, "/spec", &["selector", "ports"]);
         }
         // What a replica says is read; what tailscaled keeps there is no business of ours.
-        Role::Owned(Kind::Secret) if !name(value).ends_with(names::CONFIG_SECRET_SUFFIX) => {
+        WatchRole::Owned(Kind::Secret) if !name(value).ends_with(names::CONFIG_SECRET_SUFFIX) => {
             keep(value, &["metadata"]);
         }
         _ => {}
@@ -89,11 +89,11 @@ fn keep(value: &mut Value, keys: &[&str]) {
 }
 
 /// Whether a change is none to us: of a node, whose kubelet writes it every few minutes, and of a slice, as Pods come and go.
-pub(super) fn same(role: Role, old: &Value, new: &Value) -> bool {
-    let told = |node: &Value| (node["metadata"]["labels"].clone(), node["status"]["addresses"].clone());
+pub(super) fn same(role: WatchRole, old: &Value, new: &Value) -> bool {
+    let reported = |node: &Value| (node["metadata"]["labels"].clone(), node["status"]["addresses"].clone());
     match role {
-        Role::Node => told(old) == told(new),
-        Role::Owned(Kind::EndpointSlice) => old == new,
+        WatchRole::Node => reported(old) == reported(new),
+        WatchRole::Owned(Kind::EndpointSlice) => old == new,
         _ => false,
     }
 }
@@ -109,10 +109,10 @@ mod tests {
         let slice = |version: &str, ready: Value| {
             let mut slice = json!({"addressType": "IPv4", "metadata": {"name": "s", "resourceVersion": version, "annotations": {"t": version},
                 "labels": {"kubernetes.io/service-name": "c"}}, "endpoints": [{"addresses": ["10.0.0.1"], "conditions": {"ready": ready}}]});
-            lean(Role::Owned(Kind::EndpointSlice), &mut slice);
+            lean(WatchRole::Owned(Kind::EndpointSlice), &mut slice);
             slice
         };
-        let role = Role::Owned(Kind::EndpointSlice);
+        let role = WatchRole::Owned(Kind::EndpointSlice);
         assert!(same(role, &slice("1", json!(true)), &slice("2", Value::Null)), "not known counts as ready");
         assert!(!same(role, &slice("1", json!(true)), &slice("2", json!(false))));
         assert_eq!(slice("1", json!(true))["metadata"]["labels"]["kubernetes.io/service-name"], "c");
@@ -123,7 +123,7 @@ mod tests {
         let addresses = json!([{"type": "ExternalIP", "address": "198.51.100.1"}]);
         let mut node = json!({"metadata": {"name": "n1", "labels": {"a": "b"}, "annotations": {"c": "d"}},
             "status": {"addresses": addresses, "images": [{"names": ["x"]}], "conditions": [{"type": "Ready"}]}, "spec": {"podCIDR": "10.0.0.0/24"}});
-        trim(Role::Node, &mut node);
+        trim(WatchRole::Node, &mut node);
         assert_eq!(node, json!({"metadata": {"name": "n1", "labels": {"a": "b"}}, "status": {"addresses": addresses}}));
     }
 
@@ -132,7 +132,7 @@ mod tests {
         let labels = json!({"tailscale.com/svc-type": "egress"});
         let mut child = json!({"kind": "Service", "metadata": {"name": "c", "labels": labels, "annotations": {LAST_APPLIED: "{}"}},
             "spec": {"clusterIP": "10.0.0.1", "ports": [{"port": 80}], "selector": {"a": "b"}}, "status": {"loadBalancer": {}}});
-        lean(Role::Owned(Kind::Service), &mut child);
+        lean(WatchRole::Owned(Kind::Service), &mut child);
         let lean = json!({"metadata": {"name": "c", "labels": labels, "annotations": {}},
             "spec": {"ports": [{"port": 80}], "selector": {"a": "b"}}});
         assert_eq!(child, lean);
@@ -149,7 +149,7 @@ mod tests {
             [("tls.crt", chain), ("tls.key", key.serialize_pem())].map(|(key, text)| (key.to_owned(), ByteString(text.into_bytes())));
         let data = std::collections::BTreeMap::from(data);
         let mut secret = json!({"metadata": {"name": "a.ts.net", "labels": labels}, "type": "kubernetes.io/tls", "data": data});
-        lean(Role::Owned(Kind::Secret), &mut secret);
+        lean(WatchRole::Owned(Kind::Secret), &mut secret);
         let set = json!({"tls.crt": "set", "tls.key": "set"});
         let kept = json!({"metadata": {"name": "a.ts.net", "labels": labels}, "type": "kubernetes.io/tls", "data": set,
             "validUntil": "2027-04-01T00:00:00Z"});
@@ -160,8 +160,8 @@ mod tests {
     fn a_state_is_kept_as_it_was_read_and_a_config_whole() {
         let secret = |name: &str| json!({"metadata": {"name": name}, "data": {"egress-services": "e30="}});
         let (mut state, mut config) = (secret("g-0"), secret("g-0-config"));
-        lean(Role::Owned(Kind::Secret), &mut state);
-        lean(Role::Owned(Kind::Secret), &mut config);
+        lean(WatchRole::Owned(Kind::Secret), &mut state);
+        lean(WatchRole::Owned(Kind::Secret), &mut config);
         assert_eq!((state, config), (json!({"metadata": {"name": "g-0"}}), secret("g-0-config")));
     }
 }

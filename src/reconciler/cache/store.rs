@@ -12,7 +12,7 @@ const ENDS: usize = 1024;
 
 /// An object that is held.
 #[derive(Debug, Clone)]
-pub(super) struct Held {
+pub(super) struct StoredObject {
     pub(super) value: Arc<Value>,
     pub(super) version: u64,
     pub(super) typed: Typed,
@@ -20,8 +20,8 @@ pub(super) struct Held {
 
 /// The objects of a role.
 #[derive(Debug, Default)]
-pub(super) struct Shelf {
-    pub(super) objects: BTreeMap<Id, Held>,
+pub(super) struct ObjectStore {
+    pub(super) objects: BTreeMap<Id, StoredObject>,
     /// How many watches feed it.
     pub(super) watches: usize,
     /// The API has no such kind.
@@ -36,7 +36,7 @@ pub(super) struct Shelf {
     ended: VecDeque<Id>,
 }
 
-impl Shelf {
+impl ObjectStore {
     pub(super) fn begin(&mut self, namespace: Option<&str>) {
         self.naming.insert(namespace.map(str::to_owned), BTreeSet::new());
     }
@@ -61,13 +61,13 @@ impl Shelf {
 
     /// Whether what is held is newer than this version.
     pub(super) fn newer_than(&self, id: &Id, version: u64) -> bool {
-        self.objects.get(id).is_some_and(|held| held.version > version && held.version != u64::MAX)
+        self.objects.get(id).is_some_and(|stored| stored.version > version && stored.version != u64::MAX)
     }
 
     /// Whether what is held is this version, or newer, or the object has ended since.
     pub(super) fn holds(&self, id: &Id, version: u64) -> bool {
-        let held = self.objects.get(id).is_some_and(|held| held.version >= version && held.version != u64::MAX);
-        held || self.ends.get(id).is_some_and(|end| *end >= version)
+        let is_newer = self.objects.get(id).is_some_and(|stored| stored.version >= version && stored.version != u64::MAX);
+        is_newer || self.ends.get(id).is_some_and(|end| *end >= version)
     }
 
     /// Remembers that an object ended at this version, if it is one.
@@ -86,7 +86,7 @@ impl Shelf {
     }
 
     /// Returns what was held.
-    pub(super) fn put(&mut self, id: Id, held: Held) -> Option<Held> {
-        self.objects.insert(id, held)
+    pub(super) fn put(&mut self, id: Id, stored: StoredObject) -> Option<StoredObject> {
+        self.objects.insert(id, stored)
     }
 }

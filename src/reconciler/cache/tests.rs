@@ -3,10 +3,11 @@ use serde_json::json;
 use super::foreign::FOREIGN;
 use super::*;
 
-const ALL: [Role; 5] = [Role::Group, Role::Class, Role::Service, Role::Owned(Kind::Service), Role::Owned(Kind::Secret)];
+const ALL: [WatchRole; 5] =
+    [WatchRole::Group, WatchRole::Class, WatchRole::Service, WatchRole::Owned(Kind::Service), WatchRole::Owned(Kind::Secret)];
 
-fn world() -> World {
-    World::new(Some("usual".into()), ALL)
+fn world() -> ClusterCache {
+    ClusterCache::new(Some("usual".into()), ALL)
 }
 
 fn group(name: &str, version: u64) -> Value {
@@ -27,69 +28,69 @@ fn child(name: &str, version: u64, parent: &str, group: &str) -> Value {
     json!({"metadata": {"name": name, "namespace": "ts", "uid": name, "resourceVersion": version.to_string(), "labels": labels}})
 }
 
-fn groups_of(keys: &BTreeSet<Key>) -> Vec<&str> {
-    keys.iter().filter(|key| matches!(key, Key::Group(_))).map(Key::name).collect()
+fn groups_of(keys: &BTreeSet<WorkKey>) -> Vec<&str> {
+    keys.iter().filter(|key| matches!(key, WorkKey::Group(_))).map(WorkKey::name).collect()
 }
 
 #[test]
 fn older_news_counts_for_nothing() {
     let mut world = world();
-    assert_eq!(groups_of(&world.put(Role::Group, group("g", 5))), ["g"]);
-    assert!(world.put(Role::Group, group("g", 4)).is_empty());
-    assert!(world.gone(Role::Group, &group("g", 4)).is_empty(), "it was made again meanwhile");
+    assert_eq!(groups_of(&world.put(WatchRole::Group, group("g", 5))), ["g"]);
+    assert!(world.put(WatchRole::Group, group("g", 4)).is_empty());
+    assert!(world.gone(WatchRole::Group, &group("g", 4)).is_empty(), "it was made again meanwhile");
     assert!(world.group("g").is_some());
-    assert_eq!(groups_of(&world.gone(Role::Group, &group("g", 6))), ["g"]);
+    assert_eq!(groups_of(&world.gone(WatchRole::Group, &group("g", 6))), ["g"]);
     assert!(world.group("g").is_none());
 }
 
 #[test]
 fn a_list_drops_what_it_does_not_name_and_only_when_it_is_complete() {
     let mut world = world();
-    world.put(Role::Group, group("old", 1));
-    world.begin(Role::Group, None);
-    world.listed(Role::Group, None, group("new", 2));
+    world.put(WatchRole::Group, group("old", 1));
+    world.begin(WatchRole::Group, None);
+    world.listed(WatchRole::Group, None, group("new", 2));
     assert!(world.group("old").is_some());
-    assert_eq!(groups_of(&world.complete(Role::Group, None)), ["old"]);
+    assert_eq!(groups_of(&world.complete(WatchRole::Group, None)), ["old"]);
     assert!(world.group("old").is_none() && world.group("new").is_some());
 }
 
 #[test]
 fn lists_of_one_namespace_say_nothing_of_another() {
-    let mut world = World::new(None, [Role::Service, Role::Service]);
+    let mut world = ClusterCache::new(None, [WatchRole::Service, WatchRole::Service]);
     for namespace in ["u", "v"] {
-        world.begin(Role::Service, Some(namespace));
+        world.begin(WatchRole::Service, Some(namespace));
     }
-    world.listed(Role::Service, Some("u"), service("s", 1, Some("g")));
-    world.complete(Role::Service, Some("v"));
-    assert_eq!((world.count(Role::Service), world.missing()), (1, vec![Role::Service]));
-    world.complete(Role::Service, Some("u"));
+    world.listed(WatchRole::Service, Some("u"), service("s", 1, Some("g")));
+    world.complete(WatchRole::Service, Some("v"));
+    assert_eq!((world.count(WatchRole::Service), world.missing()), (1, vec![WatchRole::Service]));
+    world.complete(WatchRole::Service, Some("u"));
     assert!(world.missing().is_empty());
 }
 
 #[test]
 fn services_of_nobody_are_kept_as_digests() {
     let mut world = world();
-    assert!(world.put(Role::Service, service("s", 1, None)).is_empty());
-    assert_eq!((world.count(Role::Service), world.stored(Role::Service)), (0, 1));
-    let held = &world.shelves[&Role::Service].objects[&("u".to_owned(), "s".to_owned())];
+    assert!(world.put(WatchRole::Service, service("s", 1, None)).is_empty());
+    assert_eq!((world.count(WatchRole::Service), world.stored(WatchRole::Service)), (0, 1));
+    let held = &world.shelves[&WatchRole::Service].objects[&("u".to_owned(), "s".to_owned())];
     assert!(matches!(held.typed, Typed::Plain(_)) && held.value.is_null(), "{held:?}");
-    assert_eq!(groups_of(&world.put(Role::Service, service("s", 2, Some("g")))), ["g"]);
-    assert_eq!(groups_of(&world.put(Role::Service, service("s", 3, Some("h")))), ["g", "h"], "the old group is told too");
-    world.put(Role::Owned(Kind::Service), child("c", 4, "s", "g"));
-    assert_eq!(groups_of(&world.put(Role::Service, service("s", 5, None))), ["g", "h"]);
-    assert_eq!(world.count(Role::Service), 1, "there is a child of it");
+    assert_eq!(groups_of(&world.put(WatchRole::Service, service("s", 2, Some("g")))), ["g"]);
+    assert_eq!(groups_of(&world.put(WatchRole::Service, service("s", 3, Some("h")))), ["g", "h"], "the old group is told too");
+    world.put(WatchRole::Owned(Kind::Service), child("c", 4, "s", "g"));
+    assert_eq!(groups_of(&world.put(WatchRole::Service, service("s", 5, None))), ["g", "h"]);
+    assert_eq!(world.count(WatchRole::Service), 1, "there is a child of it");
 }
 
 #[test]
 fn what_belongs_to_a_group_is_shown_to_its_pass() {
     let mut world = world();
-    world.put(Role::Group, group("g", 1));
-    world.put(Role::Service, service("s", 2, Some("other")));
-    world.put(Role::Owned(Kind::Service), child("c", 3, "s", "g"));
+    world.put(WatchRole::Group, group("g", 1));
+    world.put(WatchRole::Service, service("s", 2, Some("other")));
+    world.put(WatchRole::Owned(Kind::Service), child("c", 3, "s", "g"));
     let labels = json!({"tailscale.com/parent-resource-type": "proxygroup", "tailscale.com/parent-resource": "g"});
     let secret = |name: &str| json!({"metadata": {"name": name, "namespace": "ts", "resourceVersion": "4", "labels": labels}});
     for name in ["g-0", "g-0-config", "g-11", "g-x"] {
-        world.put(Role::Owned(Kind::Secret), secret(name));
+        world.put(WatchRole::Owned(Kind::Secret), secret(name));
     }
     let replicas = world.replicas("g");
     assert_eq!(replicas.keys().copied().collect::<Vec<_>>(), [0, 11]);
@@ -97,21 +98,21 @@ fn what_belongs_to_a_group_is_shown_to_its_pass() {
     assert_eq!(world.owned("g").len(), 5);
     assert_eq!(world.services("g").len(), 1, "its child is ours");
     let all: Vec<_> = world.all().into_iter().collect();
-    assert_eq!(all, [Key::Group("g".into()), Key::Group("other".into()), Key::Own]);
+    assert_eq!(all, [WorkKey::Group("g".into()), WorkKey::Group("other".into()), WorkKey::Own]);
 }
 
 #[test]
 fn a_secret_that_changes_concerns_the_tailnets_whose_credentials_it_is() {
-    let mut world = World::new(None, [Role::Tailnet, Role::Credentials]);
+    let mut world = ClusterCache::new(None, [WatchRole::Tailnet, WatchRole::Credentials]);
     let tailnet = |name: &str, secret: &str| json!({"metadata": {"name": name, "resourceVersion": "1"}, "spec": {"credentials": {"secretName": secret}}});
     for (name, secret) in [("a", "one"), ("b", "two"), ("c", "one")] {
-        world.put(Role::Tailnet, tailnet(name, secret));
+        world.put(WatchRole::Tailnet, tailnet(name, secret));
     }
     let secret = |name: &str, version: u64| json!({"metadata": {"name": name, "namespace": "ts", "resourceVersion": version.to_string()}});
-    let concerned: Vec<_> = world.put(Role::Credentials, secret("one", 5)).into_iter().collect();
-    assert_eq!(concerned, [Key::Tailnet("a".into()), Key::Tailnet("c".into())]);
-    assert_eq!(world.gone(Role::Credentials, &secret("one", 6)).into_iter().collect::<Vec<_>>(), concerned);
-    assert!(world.put(Role::Credentials, secret("other", 7)).is_empty());
+    let concerned: Vec<_> = world.put(WatchRole::Credentials, secret("one", 5)).into_iter().collect();
+    assert_eq!(concerned, [WorkKey::Tailnet("a".into()), WorkKey::Tailnet("c".into())]);
+    assert_eq!(world.gone(WatchRole::Credentials, &secret("one", 6)).into_iter().collect::<Vec<_>>(), concerned);
+    assert!(world.put(WatchRole::Credentials, secret("other", 7)).is_empty());
 }
 
 #[test]
@@ -125,22 +126,22 @@ fn node_ports_that_were_refused_are_not_asked_for_again_for_a_while() {
 #[test]
 fn an_answer_that_comes_after_the_end_brings_nothing_back() {
     let mut world = world();
-    world.put(Role::Group, group("g", 5));
-    world.gone(Role::Group, &group("g", 7));
-    assert!(world.put(Role::Group, group("g", 6)).is_empty(), "our patch took its last finalizer away, and was answered late");
+    world.put(WatchRole::Group, group("g", 5));
+    world.gone(WatchRole::Group, &group("g", 7));
+    assert!(world.put(WatchRole::Group, group("g", 6)).is_empty(), "our patch took its last finalizer away, and was answered late");
     assert!(world.group("g").is_none());
-    assert_eq!(groups_of(&world.put(Role::Group, group("g", 8))), ["g"], "made anew");
+    assert_eq!(groups_of(&world.put(WatchRole::Group, group("g", 8))), ["g"], "made anew");
     for other in 0..3000 {
-        world.gone(Role::Group, &group(&format!("g{other}"), 10));
+        world.gone(WatchRole::Group, &group(&format!("g{other}"), 10));
     }
-    assert!(world.put(Role::Group, group("g2999", 9)).is_empty());
-    assert!(!world.put(Role::Group, group("g0", 9)).is_empty(), "ends are not remembered for ever");
+    assert!(world.put(WatchRole::Group, group("g2999", 9)).is_empty());
+    assert!(!world.put(WatchRole::Group, group("g0", 9)).is_empty(), "ends are not remembered for ever");
 }
 
 #[test]
 fn what_is_deleted_is_gone_unless_something_keeps_it() {
     let mut world = world();
-    world.put(Role::Owned(Kind::Service), child("c", 3, "s", "g"));
+    world.put(WatchRole::Owned(Kind::Service), child("c", 3, "s", "g"));
     let object = ObjectRef::new(Kind::Service, "ts", "c");
     world.deleted(&object, Some("another"));
     assert!(world.version(&object).is_some(), "another of that name was meant");
@@ -148,7 +149,7 @@ fn what_is_deleted_is_gone_unless_something_keeps_it() {
     assert!(world.version(&object).is_none());
     let mut kept = child("c", 9, "s", "g");
     kept["metadata"]["finalizers"] = json!(["f"]);
-    world.put(Role::Owned(Kind::Service), kept);
+    world.put(WatchRole::Owned(Kind::Service), kept);
     world.deleted(&object, Some("c"));
     assert!(world.version(&object).is_some());
 }
@@ -166,18 +167,18 @@ fn somebody_elses_object_is_shown_for_a_while() {
 #[test]
 fn a_class_wakes_the_groups_that_use_it() {
     let mut world = world();
-    world.put(Role::Group, group("g", 1));
+    world.put(WatchRole::Group, group("g", 1));
     let mut named = group("h", 2);
     named["spec"]["proxyClass"] = "special".into();
-    world.put(Role::Group, named);
+    world.put(WatchRole::Group, named);
     let class = |name: &str| json!({"metadata": {"name": name, "resourceVersion": "7"}, "spec": {}});
-    assert_eq!(groups_of(&world.put(Role::Class, class("usual"))), ["g"], "it is the default one");
-    assert_eq!(groups_of(&world.put(Role::Class, class("special"))), ["h"]);
+    assert_eq!(groups_of(&world.put(WatchRole::Class, class("usual"))), ["g"], "it is the default one");
+    assert_eq!(groups_of(&world.put(WatchRole::Class, class("special"))), ["h"]);
 }
 
 #[test]
 fn slices_matter_while_one_is_written_by_hand() {
-    let role = Role::Owned(Kind::EndpointSlice);
+    let role = WatchRole::Owned(Kind::EndpointSlice);
     let slice = |name: &str, version: u64, by: &str, ready: bool| {
         let labels =
             json!({"tailscale.com/managed": "true", "tailscale.com/proxy-group": "g", "endpointslice.kubernetes.io/managed-by": by});
@@ -185,7 +186,7 @@ fn slices_matter_while_one_is_written_by_hand() {
         json!({"metadata": metadata, "endpoints": [{"conditions": {"ready": ready}}]})
     };
     let (theirs, own) = ("tailscale.com", "endpointslice-controller.k8s.io");
-    let mut world = World::new(None, [role]);
+    let mut world = ClusterCache::new(None, [role]);
     assert!(world.put(role, slice("own", 1, own, false)).is_empty() && world.owned("g").is_empty());
     assert_eq!(groups_of(&world.put(role, slice("old", 2, theirs, true))), ["g"]);
     assert_eq!(world.owned("g").len(), 2, "all are shown");

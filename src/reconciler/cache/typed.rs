@@ -7,7 +7,7 @@ use k8s_openapi::api::networking::v1::Ingress;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Role, id, published};
+use super::{WatchRole, id, published};
 use crate::api::names;
 use crate::api::proxyclass::ProxyClass;
 use crate::api::proxygroup::ProxyGroup;
@@ -37,7 +37,7 @@ pub(super) enum Typed {
 }
 
 /// Reads an object of a role.
-pub(super) fn typed(role: Role, value: &Value) -> Typed {
+pub(super) fn typed(role: WatchRole, value: &Value) -> Typed {
     fn read<'de, T: Deserialize<'de>>(value: &'de Value, typed: impl FnOnce(T) -> Typed) -> Typed {
         T::deserialize(value).map_or_else(
             |error| {
@@ -49,30 +49,30 @@ pub(super) fn typed(role: Role, value: &Value) -> Typed {
         )
     }
     match role {
-        Role::Group => read(value, |group| Typed::Group(Arc::new(group))),
-        Role::Class => read(value, |class| Typed::Class(Arc::new(class))),
-        Role::Tailnet => read(value, |tailnet| Typed::Tailnet(Arc::new(tailnet))),
-        Role::Service => read(value, |service| Typed::Service(Arc::new(service))),
-        Role::Pod => read(value, |pod| Typed::Pod(Arc::new(pod))),
-        Role::Node => read(value, |node| Typed::Node(Arc::new(node))),
-        Role::Ingress => read(value, |ingress| Typed::Ingress(Arc::new(ingress))),
-        Role::Namespace => {
+        WatchRole::Group => read(value, |group| Typed::Group(Arc::new(group))),
+        WatchRole::Class => read(value, |class| Typed::Class(Arc::new(class))),
+        WatchRole::Tailnet => read(value, |tailnet| Typed::Tailnet(Arc::new(tailnet))),
+        WatchRole::Service => read(value, |service| Typed::Service(Arc::new(service))),
+        WatchRole::Pod => read(value, |pod| Typed::Pod(Arc::new(pod))),
+        WatchRole::Node => read(value, |node| Typed::Node(Arc::new(node))),
+        WatchRole::Ingress => read(value, |ingress| Typed::Ingress(Arc::new(ingress))),
+        WatchRole::Namespace => {
             let labels = &value["metadata"]["labels"];
             Typed::Namespace(Arc::new(Labels::deserialize(labels).unwrap_or_default()))
         }
-        Role::Backing => {
+        WatchRole::Backing => {
             let (service, ready) = published::slice(value);
             service.map_or(Typed::None, |service| Typed::Slice(service.into(), ready))
         }
-        Role::Owned(Kind::Secret) if domain_of(value).is_some() => Typed::None,
-        Role::Owned(Kind::Secret) => read(value, |secret: Secret| {
+        WatchRole::Owned(Kind::Secret) if domain_of(value).is_some() => Typed::None,
+        WatchRole::Owned(Kind::Secret) => read(value, |secret: Secret| {
             if id(value).1.ends_with(names::CONFIG_SECRET_SUFFIX) {
                 Typed::Config(Arc::new(ReplicaConfig::read(&secret)))
             } else {
                 Typed::State(Arc::new(ReplicaState::read(&secret)))
             }
         }),
-        Role::Owned(_) | Role::Credentials | Role::IngressClass => Typed::None,
+        WatchRole::Owned(_) | WatchRole::Credentials | WatchRole::IngressClass => Typed::None,
     }
 }
 

@@ -5,28 +5,27 @@ use std::sync::{Mutex, PoisonError};
 
 use k8s_openapi::jiff::Timestamp;
 
-use super::{Controls, Denied};
+use super::{ControlPlanes, Denied};
 use crate::model::controller::identity::DeviceId;
 use crate::model::controller::proxygroup::{Approved, ClaimedDevice};
 
 /// By Tailnet and stable id of the device.
 #[derive(Debug, Default)]
-pub(super) struct Routes(Mutex<BTreeMap<Option<String>, BTreeMap<DeviceId, Approved>>>);
+pub(super) struct ApprovedRoutes(Mutex<BTreeMap<Option<String>, BTreeMap<DeviceId, Approved>>>);
 
-impl Routes {
+impl ApprovedRoutes {
     /// A control plane is another one than it was.
     pub(super) fn forget(&self, tailnet: Option<&str>) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&tailnet.map(str::to_owned));
     }
 
-    /// A device is gone.
     pub(super) fn gone(&self, tailnet: Option<&str>, id: &DeviceId) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.get_mut(&tailnet.map(str::to_owned)).map(|devices| devices.remove(id));
     }
 }
 
-impl Controls {
+impl ControlPlanes {
     /// The approved routes of a tailnet's devices, where they were looked at.
     #[must_use]
     pub fn approved(&self, tailnet: Option<&str>) -> BTreeMap<DeviceId, Approved> {

@@ -8,16 +8,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use k8s_openapi::jiff::Timestamp;
 
-use super::{Controls, Denied};
+use super::{ControlPlanes, Denied};
 use crate::api::vip::VipService;
-use crate::edge::control::{Control, ControlError};
-use crate::model::controller::ingress_spec::{Asked, Owner, Release, Verdict, judge, release};
-use crate::model::controller::proxygroup::Listed;
+use crate::edge::control::{ControlClient, ControlError};
+use crate::model::controller::ingress_spec::{DesiredVipService, OwnershipVerdict, Release, ServiceOwner, judge, release};
+use crate::model::controller::proxygroup::ServiceList;
 
 /// The lists, by the name of the Tailnet.
 #[derive(Debug, Default)]
 pub(super) struct Lists {
-    known: Mutex<BTreeMap<Option<String>, Arc<Listed>>>,
+    lists: Mutex<BTreeMap<Option<String>, Arc<ServiceList>>>,
     /// Who lists: the others wait, and find it done.
     listing: tokio::sync::Mutex<()>,
 }
@@ -25,17 +25,17 @@ pub(super) struct Lists {
 impl Lists {
     /// A control plane is another one than it was.
     pub(super) fn forget(&self, tailnet: Option<&str>) {
-        self.known().remove(&tailnet.map(str::to_owned));
+        self.lists().remove(&tailnet.map(str::to_owned));
     }
 
-    fn get(&self, tailnet: Option<&str>) -> Option<Arc<Listed>> {
-        self.known().get(&tailnet.map(str::to_owned)).cloned()
+    fn get(&self, tailnet: Option<&str>) -> Option<Arc<ServiceList>> {
+        self.lists().get(&tailnet.map(str::to_owned)).cloned()
     }
 
     /// Takes a service as it was just read. Whether that is news.
     fn set(&self, tailnet: Option<&str>, name: &str, found: Option<VipService>) -> bool {
-        let mut known = self.known();
-        let Some(listed) = known.get_mut(&tailnet.map(str::to_owned)) else { return false };
+        let mut lists = self.lists();
+        let Some(listed) = lists.get_mut(&tailnet.map(str::to_owned)) else { return false };
         if listed.services.get(name) == found.as_ref() {
             return false;
         }
@@ -47,15 +47,15 @@ impl Lists {
         true
     }
 
-    fn known(&self) -> MutexGuard<'_, BTreeMap<Option<String>, Arc<Listed>>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lists(&self) -> MutexGuard<'_, BTreeMap<Option<String>, Arc<ServiceList>>> {
+        self.lists.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Controls {
+impl ControlPlanes {
     /// The Tailscale Services of a tailnet, as they were found last; none if nobody asked yet.
     #[must_use]
-    pub fn listed(&self, tailnet: Option<&str>) -> Option<Arc<Listed>> {
+    pub fn listed(&self, tailnet: Option<&str>) -> Option<Arc<ServiceList>> {
         self.listed.get(tailnet)
     }
 
@@ -68,26 +68,32 @@ impl Controls {
         }
         let at = Timestamp::now();
         let services = client.services().await?.into_iter().map(|service| (service.name.clone(), service)).collect();
-        self.listed.known().insert(tailnet.map(str::to_owned), Arc::new(Listed { at, services }));
+        self.listed.lists().insert(tailnet.map(str::to_owned), Arc::new(ServiceList { at, services }));
         Ok(true)
     }
 
     /// Has a service be as it must be. Whether what is known of it is other than before.
-    pub async fn publish_service(&self, tailnet: Option<&str>, asked: &Asked, owner: &Owner, recorded: bool) -> Result<bool, Denied> {
+    pub async fn publish_service(
+        &self,
+        tailnet: Option<&str>,
+        desired: &DesiredVipService,
+        owner: &ServiceOwner,
+        recorded: bool,
+    ) -> Result<bool, Denied> {
         let client = self.plane(tailnet)?;
-        let found = client.service(&asked.name).await?;
-        let found = match judge(found.as_ref(), asked, owner, recorded) {
-            Verdict::Settled | Verdict::Refused(_) => found,
-            Verdict::Write { service, .. } => written(&client, &service).await?,
+        let found = client.service(&desired.name).await?;
+        let found = match judge(found.as_ref(), desired, owner, recorded) {
+            OwnershipVerdict::Settled | OwnershipVerdict::Refused(_) => found,
+            OwnershipVerdict::Write { service, .. } => written(&client, &service).await?,
         };
-        Ok(self.listed.set(tailnet, &asked.name, found))
+        Ok(self.listed.set(tailnet, &desired.name, found))
     }
 
     /// Lets a service go. Whether what is known of it is other than before.
-    pub async fn release_service(&self, tailnet: Option<&str>, name: &str, owner: &Owner) -> Result<bool, Denied> {
+    pub async fn release_service(&self, tailnet: Option<&str>, name: &str, owner: &ServiceOwner) -> Result<bool, Denied> {
         let client = self.plane(tailnet)?;
         let found = client.service(name).await?;
-        let left = match release(found.as_ref(), owner) {
+        let remaining = match release(found.as_ref(), owner) {
             Release::Nothing => found,
             Release::Delete => {
                 client.delete_service(name).await?;
@@ -95,12 +101,12 @@ impl Controls {
             }
             Release::Write(service) => written(&client, &service).await?,
         };
-        Ok(self.listed.set(tailnet, name, left))
+        Ok(self.listed.set(tailnet, name, remaining))
     }
 }
 
 /// Writes a service, and reads what became of it: somebody else may have written at the same time.
-async fn written(client: &Control, service: &VipService) -> Result<Option<VipService>, ControlError> {
+async fn written(client: &ControlClient, service: &VipService) -> Result<Option<VipService>, ControlError> {
     client.put_service(service).await?;
     client.service(&service.name).await
 }

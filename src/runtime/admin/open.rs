@@ -12,19 +12,19 @@ use super::Limits;
 
 /// The open connections, oldest first.
 #[derive(Default)]
-pub(super) struct Open(Vec<Connection>);
+pub(super) struct Open(Vec<AdminConnection>);
 
-struct Connection {
+struct AdminConnection {
     source: IpAddr,
-    busy: Busy,
+    busy: ActiveRequest,
     task: AbortHandle,
 }
 
 /// Whether a connection has a request that is being answered.
 #[derive(Clone, Default)]
-pub(super) struct Busy(Arc<AtomicBool>);
+pub(super) struct ActiveRequest(Arc<AtomicBool>);
 
-impl Busy {
+impl ActiveRequest {
     /// Marks the connection busy while `work` runs.
     pub(super) async fn during<T>(&self, work: impl Future<Output = T>) -> T {
         self.0.store(true, Ordering::Relaxed);
@@ -36,8 +36,8 @@ impl Busy {
 
 impl Open {
     /// Adds the newest connection.
-    pub(super) fn add(&mut self, source: IpAddr, busy: Busy, task: AbortHandle) {
-        self.0.push(Connection { source, busy, task });
+    pub(super) fn add(&mut self, source: IpAddr, busy: ActiveRequest, task: AbortHandle) {
+        self.0.push(AdminConnection { source, busy, task });
     }
 
     /// Closes a connection if there would be too many with one more of this source.
@@ -47,7 +47,7 @@ impl Open {
         if !crowded && self.0.len() < limits.connections {
             return;
         }
-        let candidate = |open: &Connection| !crowded || open.source == source;
+        let candidate = |open: &AdminConnection| !crowded || open.source == source;
         let idle = self.0.iter().position(|open| candidate(open) && !open.busy.0.load(Ordering::Relaxed));
         if let Some(index) = idle.or_else(|| self.0.iter().position(candidate)) {
             self.0.remove(index).task.abort();

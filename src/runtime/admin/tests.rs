@@ -15,7 +15,7 @@ struct Running {
 }
 
 async fn start(routes: Routes, limits: Limits) -> Running {
-    let server = Server::bind("127.0.0.1:0".parse().expect("an address"), routes, limits).await.expect("a free port");
+    let server = AdminServer::bind("127.0.0.1:0".parse().expect("an address"), routes, limits).await.expect("a free port");
     let (stop, stopped) = oneshot::channel();
     let address = server.address();
     let done = tokio::spawn(server.serve(async { drop(stopped.await) }));
@@ -191,6 +191,6 @@ async fn request_that_does_not_finish_is_cut_off_after_the_drain_time() {
 #[tokio::test]
 async fn a_taken_address_is_a_typed_error() {
     let server = start(routes(), Limits::default()).await;
-    let error = Server::bind(server.address, routes(), Limits::default()).await.err().expect("taken");
+    let error = AdminServer::bind(server.address, routes(), Limits::default()).await.err().expect("taken");
     assert_eq!(error.reason(), "AddressInUse");
 }

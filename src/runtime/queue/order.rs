@@ -5,18 +5,18 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Depth, Ended, Key};
+use super::{Depth, QueueKey, WorkOutcome};
 
 /// Where a key is. A key that is nowhere has no entry, unless it failed last time.
 #[derive(Debug)]
-struct Entry {
-    place: Place,
+struct KeyEntry {
+    place: QueuePlace,
     /// How often it failed in a row.
     failures: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum QueuePlace {
     /// To be handed out at this time, in this order among those of one time.
     Due(Instant, u64),
     /// In a worker's hands, and to be handed out again at a time if it was asked for meanwhile.
@@ -25,14 +25,14 @@ enum Place {
 
 /// All keys and when they are due.
 #[derive(Debug)]
-pub(super) struct Order<K> {
-    entries: HashMap<K, Entry>,
+pub(super) struct QueueOrder<K> {
+    entries: HashMap<K, KeyEntry>,
     due: BTreeSet<(Instant, u64, K)>,
     /// Numbers wishes, so that keys of one time keep the order in which they came.
     count: u64,
 }
 
-impl<K: Key> Order<K> {
+impl<K: QueueKey> QueueOrder<K> {
     pub(super) fn new() -> Self {
         Self { entries: HashMap::new(), due: BTreeSet::new(), count: 0 }
     }
@@ -40,12 +40,12 @@ impl<K: Key> Order<K> {
     /// Asks for a key at a time.
     pub(super) fn add(&mut self, key: K, at: Instant) {
         let failures = match self.entries.get_mut(&key) {
-            Some(Entry { place: Place::Running(again), .. }) => {
+            Some(KeyEntry { place: QueuePlace::Running(again), .. }) => {
                 *again = Some(again.map_or(at, |earlier| earlier.min(at)));
                 return;
             }
-            Some(Entry { place: Place::Due(earlier, _), .. }) if *earlier <= at => return,
-            Some(Entry { place: Place::Due(later, number), failures }) => {
+            Some(KeyEntry { place: QueuePlace::Due(earlier, _), .. }) if *earlier <= at => return,
+            Some(KeyEntry { place: QueuePlace::Due(later, number), failures }) => {
                 let failures = *failures;
                 let old = (*later, *number, key.clone());
                 self.due.remove(&old);
@@ -62,7 +62,7 @@ impl<K: Key> Order<K> {
         self.due.remove(&first);
         let (.., key) = first;
         if let Some(entry) = self.entries.get_mut(&key) {
-            entry.place = Place::Running(None);
+            entry.place = QueuePlace::Running(None);
         }
         Some(key)
     }
@@ -73,22 +73,22 @@ impl<K: Key> Order<K> {
     }
 
     /// Takes a key back.
-    pub(super) fn end(&mut self, key: &K, now: Instant, ended: Ended, retry: &dyn Fn(u32) -> Duration) {
-        let Some(Entry { place: Place::Running(asked), failures }) = self.entries.remove(key) else { return };
+    pub(super) fn end(&mut self, key: &K, now: Instant, ended: WorkOutcome, retry: &dyn Fn(u32) -> Duration) {
+        let Some(KeyEntry { place: QueuePlace::Running(requested), failures }) = self.entries.remove(key) else { return };
         let (own, failures) = match ended {
-            Ended::Done => (None, 0),
-            Ended::Again(after) => (Some(now + after), 0),
-            Ended::Failed(least) => {
+            WorkOutcome::Done => (None, 0),
+            WorkOutcome::Again(after) => (Some(now + after), 0),
+            WorkOutcome::Failed(least) => {
                 let failures = failures.saturating_add(1);
                 (Some(now + retry(failures).max(least.unwrap_or_default())), failures)
             }
         };
         // A wish that came while a key was being worked on is granted, but does not shorten the delay after a failure:
         // what failed often writes its failure somewhere, and would ask for itself by that.
-        let at = match (asked, own) {
-            (Some(asked), Some(own)) if failures == 0 => Some(asked.min(own)),
+        let at = match (requested, own) {
+            (Some(begun), Some(own)) if failures == 0 => Some(begun.min(own)),
             (_, Some(own)) => Some(own),
-            (asked, None) => asked,
+            (pending, None) => pending,
         };
         if let Some(at) = at {
             self.put(key.clone(), at, failures);
@@ -109,6 +109,6 @@ impl<K: Key> Order<K> {
     fn put(&mut self, key: K, at: Instant, failures: u32) {
         self.count += 1;
         self.due.insert((at, self.count, key.clone()));
-        self.entries.insert(key, Entry { place: Place::Due(at, self.count), failures });
+        self.entries.insert(key, KeyEntry { place: QueuePlace::Due(at, self.count), failures });
     }
 }

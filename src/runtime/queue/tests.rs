@@ -12,7 +12,7 @@ fn queue() -> Queue<&'static str> {
     Queue::new(Arc::new(|failures| Duration::from_secs(1 << (failures - 1).min(5))))
 }
 
-async fn take(queue: &Queue<&'static str>) -> Work<&'static str> {
+async fn take(queue: &Queue<&'static str>) -> WorkItem<&'static str> {
     queue.next().await.expect("open")
 }
 
@@ -29,7 +29,7 @@ async fn a_key_is_there_once_and_in_the_order_of_the_first_wish() {
     let taken = [take(&queue).await, take(&queue).await, take(&queue).await];
     assert_eq!(taken.each_ref().map(|work| *work.key()), ["a", "b", "c"]);
     for work in taken {
-        work.end(Ended::Done);
+        work.end(WorkOutcome::Done);
     }
     nothing(&queue, Duration::from_hours(1)).await;
     assert_eq!(queue.depth(), Depth::default());
@@ -43,8 +43,8 @@ async fn a_key_in_work_is_not_handed_out_twice_and_not_forgotten() {
     queue.add("a");
     queue.add("a");
     nothing(&queue, Duration::from_hours(1)).await;
-    work.end(Ended::Done);
-    take(&queue).await.end(Ended::Done);
+    work.end(WorkOutcome::Done);
+    take(&queue).await.end(WorkOutcome::Done);
     nothing(&queue, Duration::from_hours(1)).await;
 }
 
@@ -55,9 +55,9 @@ async fn the_earliest_wish_counts() {
     queue.add_after("a", Duration::from_mins(1));
     queue.add_after("a", Duration::from_secs(5));
     queue.add_after("a", Duration::from_secs(30));
-    take(&queue).await.end(Ended::Again(Duration::from_secs(7)));
+    take(&queue).await.end(WorkOutcome::Again(Duration::from_secs(7)));
     assert_eq!(begin.elapsed().as_secs(), 5);
-    take(&queue).await.end(Ended::Done);
+    take(&queue).await.end(WorkOutcome::Done);
     assert_eq!(begin.elapsed().as_secs(), 12);
     nothing(&queue, Duration::from_hours(1)).await;
 }
@@ -67,17 +67,17 @@ async fn failures_wait_longer_and_longer_until_one_success() {
     let queue = queue();
     queue.add("a");
     for seconds in [1, 2, 4, 8] {
-        take(&queue).await.end(Ended::Failed(None));
+        take(&queue).await.end(WorkOutcome::Failed(None));
         let begin = Instant::now();
         let work = take(&queue).await;
         assert_eq!(begin.elapsed().as_secs(), seconds);
         drop(work);
         // Dropping is failing, too; the next turn of the loop starts from a success.
-        take(&queue).await.end(Ended::Done);
+        take(&queue).await.end(WorkOutcome::Done);
         assert_eq!(queue.depth().failing, 0);
         queue.add("a");
         for _ in 0..=seconds.ilog2() {
-            take(&queue).await.end(Ended::Failed(None));
+            take(&queue).await.end(WorkOutcome::Failed(None));
         }
     }
 }
@@ -88,12 +88,12 @@ async fn what_failed_is_not_hurried_by_wishes_that_came_meanwhile_but_by_later_o
     queue.add("a");
     let work = take(&queue).await;
     queue.add("a");
-    work.end(Ended::Failed(Some(Duration::from_secs(20))));
+    work.end(WorkOutcome::Failed(Some(Duration::from_secs(20))));
     nothing(&queue, Duration::from_secs(19)).await;
     assert_eq!(queue.depth(), Depth { waiting: 1, failing: 1, ..Depth::default() });
     queue.add("a");
     assert_eq!(queue.depth().ready, 1);
-    take(&queue).await.end(Ended::Done);
+    take(&queue).await.end(WorkOutcome::Done);
 }
 
 #[tokio::test(start_paused = true)]
@@ -108,7 +108,7 @@ async fn workers_share_the_keys_and_end_with_the_queue() {
                     most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
                     tokio::time::sleep(Duration::from_secs(1)).await;
                     now.fetch_sub(1, Ordering::SeqCst);
-                    work.end(Ended::Done);
+                    work.end(WorkOutcome::Done);
                 }
             })
         })
@@ -132,12 +132,16 @@ async fn workers_share_the_keys_and_end_with_the_queue() {
 enum Step {
     Add(u8, u64),
     Take,
-    End(usize, Ended),
+    End(usize, WorkOutcome),
     Pass(u64),
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let ended = prop_oneof![Just(Ended::Done), (0..50_u64).prop_map(|s| Ended::Again(Duration::from_secs(s))), Just(Ended::Failed(None))];
+    let ended = prop_oneof![
+        Just(WorkOutcome::Done),
+        (0..50_u64).prop_map(|s| WorkOutcome::Again(Duration::from_secs(s))),
+        Just(WorkOutcome::Failed(None))
+    ];
     let step = prop_oneof![
         (0..5_u8, 0..20_u64).prop_map(|(key, after)| Step::Add(key, after)),
         Just(Step::Take),
@@ -151,7 +155,7 @@ proptest! {
     /// A key that was asked for after its last turn began gets another turn, and no key has two turns at once.
     #[test]
     fn no_wish_is_lost(steps in steps()) {
-        let mut order = Order::new();
+        let mut order = QueueOrder::new();
         let mut now = Instant::now();
         let mut running = BTreeSet::new();
         let mut wished: BTreeMap<u8, bool> = BTreeMap::new();
@@ -176,12 +180,12 @@ proptest! {
             }
         }
         for key in std::mem::take(&mut running) {
-            order.end(&key, now, Ended::Done, &|_| Duration::ZERO);
+            order.end(&key, now, WorkOutcome::Done, &|_| Duration::ZERO);
         }
         now += Duration::from_hours(24);
         while let Some(key) = order.take(now) {
             wished.insert(key, false);
-            order.end(&key, now, Ended::Done, &|_| Duration::ZERO);
+            order.end(&key, now, WorkOutcome::Done, &|_| Duration::ZERO);
         }
         prop_assert!(wished.values().all(|wish| !wish), "{wished:?}");
         prop_assert_eq!(order.depth(now), Depth::default());

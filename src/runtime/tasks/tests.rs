@@ -58,7 +58,7 @@ async fn a_second_signal_does_not_wait() {
     let mut tasks = Tasks::new();
     tasks.run_forever("deaf", std::future::pending());
     let stopper = tasks.stopper();
-    assert_eq!((stopper.escalate(), stopper.escalate()), (Phase::Stopping, Phase::Aborting));
+    assert_eq!((stopper.escalate(), stopper.escalate()), (StopPhase::Stopping, StopPhase::Aborting));
     let before = tokio::time::Instant::now();
     assert!(matches!(tasks.run(GRACE).await, Err(TaskError::CutOff { .. })));
     assert_eq!(before.elapsed(), Duration::ZERO);
@@ -69,7 +69,7 @@ async fn a_stop_never_goes_back() {
     let (stopper, stop) = stop();
     stopper.abort();
     stopper.stop();
-    assert_eq!(stop.phase(), Phase::Aborting);
+    assert_eq!(stop.phase(), StopPhase::Aborting);
 }
 
 #[tokio::test]

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tailyard::edge::files::watch::directory;
-use tailyard::edge::kube::{Cluster as Client, Event};
+use tailyard::edge::kube::{Cluster as Client, ObjectEvent};
 use tailyard::model::base::backoff::Backoff;
 use tailyard::model::config::EgressConfig;
-use tailyard::model::config::source::{Document, EgressDocument, Fault, InForce, Link, Source};
-use tailyard::proxy::config::follow::{Outputs, Sources, follow};
+use tailyard::model::config::source::{CopySource, Document, DocumentFault, EgressDocument, InForce, WatchHealth};
+use tailyard::proxy::config::follow::{CopySources, FollowOutputs, follow};
 use tempfile::TempDir;
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -52,8 +52,8 @@ impl Replica {
         let (watcher, view) = directory(replica.mount.path(), EgressDocument::KEYS);
         tokio::spawn(watcher.run());
         let api = Box::pin(client.watch_config_map(NAMESPACE, NAME, retry()));
-        let sources = Sources { api: Some(api), mount: Some((view, None)), hold, start: tokio::time::Instant::now() };
-        tokio::spawn(follow::<EgressDocument>(sources, Outputs { services, state }));
+        let sources = CopySources { api: Some(api), mount: Some((view, None)), hold, start: tokio::time::Instant::now() };
+        tokio::spawn(follow::<EgressDocument>(sources, FollowOutputs { services, state }));
         replica
     }
 
@@ -90,7 +90,7 @@ fn an_edit_is_in_force_at_once_and_the_mount_is_of_no_account() {
         cluster.write_config(NAME, &[("egress-services", &config("first")), ("hep-pings", "6")]).await;
         let mut replica = Replica::start(&cluster.pod().await, "mounted", DEADLINE);
         replica.becomes("first").await;
-        replica.until("live", |state| state.link == Link::Live && state.source == Some(Source::Api)).await;
+        replica.until("live", |state| state.link == WatchHealth::Live && state.source == Some(CopySource::Api)).await;
         assert_eq!(replica.state.borrow().document.as_ref().map(|document| document.hep_pings), Some(6));
         replica.project("mounted-later");
         let mut slowest = Duration::ZERO;
@@ -132,14 +132,14 @@ fn the_watch_survives_a_restart_of_the_api() {
         cluster.write_config(NAME, &[("egress-services", &config("before"))]).await;
         let mut replica = Replica::start(&cluster.pod().await, "mounted", DEADLINE);
         replica.becomes("before").await;
-        replica.until("live", |state| state.link == Link::Live).await;
+        replica.until("live", |state| state.link == WatchHealth::Live).await;
         cluster.kill_server();
-        replica.until("lost", |state| matches!(state.link, Link::Lost { reason: "Unreachable", .. })).await;
-        assert_eq!((replica.service(), replica.state.borrow().source), ("before".into(), Some(Source::Api)));
+        replica.until("lost", |state| matches!(state.link, WatchHealth::Lost { reason: "Unreachable", .. })).await;
+        assert_eq!((replica.service(), replica.state.borrow().source), ("before".into(), Some(CopySource::Api)));
         cluster.start_server().await;
         cluster.write_config(NAME, &[("egress-services", &config("after"))]).await;
         replica.becomes("after").await;
-        replica.until("live again", |state| state.link == Link::Live).await;
+        replica.until("live again", |state| state.link == WatchHealth::Live).await;
     });
 }
 
@@ -170,12 +170,12 @@ fn a_start_without_the_api_uses_the_mount_until_the_watch_takes_over() {
         let mut replica = Replica::start(&pod, "mounted", DEADLINE);
         replica.becomes("mounted").await;
         assert!(begin.elapsed() < Duration::from_secs(5), "the API is not waited for: {:?}", begin.elapsed());
-        replica.until("unreachable", |state| matches!(state.link, Link::Lost { reason: "Unreachable", .. })).await;
+        replica.until("unreachable", |state| matches!(state.link, WatchHealth::Lost { reason: "Unreachable", .. })).await;
         replica.project("mounted-2");
         replica.becomes("mounted-2").await;
         cluster.start_server().await;
         replica.becomes("watched").await;
-        replica.until("from the API", |state| state.source == Some(Source::Api)).await;
+        replica.until("from the API", |state| state.source == Some(CopySource::Api)).await;
     });
 }
 
@@ -187,9 +187,9 @@ fn a_mount_that_moves_on_is_followed_when_the_watch_is_long_gone() {
         let hold = Duration::from_secs(6);
         let mut replica = Replica::start(&cluster.pod().await, "old", hold);
         replica.becomes("watched").await;
-        replica.until("live", |state| state.link == Link::Live).await;
+        replica.until("live", |state| state.link == WatchHealth::Live).await;
         cluster.kill_server();
-        replica.until("lost", |state| matches!(state.link, Link::Lost { .. })).await;
+        replica.until("lost", |state| matches!(state.link, WatchHealth::Lost { .. })).await;
         let lost = Instant::now();
         replica.project("watched");
         replica.project("newer");
@@ -208,15 +208,15 @@ fn a_deleted_or_broken_object_leaves_the_last_good_config() {
         let mut replica = Replica::start(&cluster.pod().await, "mounted", DEADLINE);
         replica.becomes("good").await;
         cluster.write_config(NAME, &[("egress-services", r#"{"cut":{"#)]).await;
-        replica.until("unreadable", |state| state.fault.as_ref().map(Fault::reason) == Some("Unreadable")).await;
+        replica.until("unreadable", |state| state.fault.as_ref().map(DocumentFault::reason) == Some("Unreadable")).await;
         cluster.delete_config(NAME).await;
-        replica.until("deleted", |state| state.fault == Some(Fault::Deleted)).await;
+        replica.until("deleted", |state| state.fault == Some(DocumentFault::Deleted)).await;
         assert_eq!(replica.service(), "good");
         cluster.write_config(NAME, &[("egress-services", &config("again"))]).await;
         replica.becomes("again").await;
         assert_eq!(replica.state.borrow().fault, None);
         cluster.delete_config(NAME).await;
-        replica.until("deleted", |state| state.fault == Some(Fault::Deleted)).await;
+        replica.until("deleted", |state| state.fault == Some(DocumentFault::Deleted)).await;
         assert_eq!(replica.service(), "again");
     });
 }
@@ -229,7 +229,7 @@ fn without_permission_the_mount_is_used_and_the_missing_rule_is_named() {
         let mut replica = Replica::start(&client, "mounted", DEADLINE);
         replica.becomes("mounted").await;
         let rule = r#"{apiGroups: [""], resources: ["configmaps"], resourceNames: ["eg-egress-config"], verbs: ["list"]}"#;
-        let named = |link: &Link| matches!(link, Link::Lost { reason: "Forbidden", message, .. } if message.contains(rule));
+        let named = |link: &WatchHealth| matches!(link, WatchHealth::Lost { reason: "Forbidden", message, .. } if message.contains(rule));
         replica.until("forbidden", |state| named(&state.link)).await;
         may_watch(&cluster).await;
         replica.becomes("watched").await;
@@ -245,8 +245,8 @@ fn a_new_auth_key_is_seen_in_the_config_secret() {
         let mut events = Box::pin(cluster.pod().await.watch_secret("eg-0-config", retry()));
         let mut next = async || loop {
             match timeout(DEADLINE, events.next()).await.expect("in time").expect("it never ends") {
-                Event::Current(values) => return String::from_utf8(values["cap-106.hujson"].to_vec()).expect("text"),
-                Event::Lost(_) | Event::Live | Event::Gone => {}
+                ObjectEvent::Current(values) => return String::from_utf8(values["cap-106.hujson"].to_vec()).expect("text"),
+                ObjectEvent::Lost(_) | ObjectEvent::Live | ObjectEvent::Gone => {}
             }
         };
         assert_eq!(next().await, r#"{"AuthKey":"old"}"#);

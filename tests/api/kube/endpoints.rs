@@ -8,7 +8,7 @@ use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::json;
 use tailyard::model::ingress::endpoints::ServicePort;
 use tailyard::model::ingress::vhosts::read;
-use tailyard::proxy::ingress::l7::endpoints::{Known, follow};
+use tailyard::proxy::ingress::l7::endpoints::{UpstreamEndpoints, follow};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
@@ -24,7 +24,7 @@ fn slice(name: &str, address: &str) -> EndpointSlice {
 }
 
 /// Waits until these answer.
-async fn answers(known: &mut watch::Receiver<Arc<Known>>, expected: &[&str]) {
+async fn answers(known: &mut watch::Receiver<Arc<UpstreamEndpoints>>, expected: &[&str]) {
     let port = ServicePort { namespace: NAMESPACE.into(), service: "web".into(), port: "http".into() };
     let wait = known.wait_for(|known| {
         let endpoints = known.endpoints.get(&port).map(Vec::as_slice).unwrap_or_default();
@@ -57,7 +57,7 @@ fn endpoints_are_followed_as_soon_as_that_is_allowed() {
         slices.delete("web-2", &DeleteParams::default()).await.expect("deleted");
         answers(&mut known, &[]).await;
         sites.send_replace(Arc::default());
-        let forgotten = known.wait_for(|known| **known == Known::default());
+        let forgotten = known.wait_for(|known| **known == UpstreamEndpoints::default());
         drop(timeout(DEADLINE, forgotten).await.expect("forgotten in time").expect("followed"));
         following.abort();
     });

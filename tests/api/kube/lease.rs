@@ -6,7 +6,7 @@ use k8s_openapi::api::coordination::v1::Lease as Object;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::json;
 use tailyard::edge::kube::{Leading, Lease};
-use tailyard::model::controller::leader::{Candidate, Terms};
+use tailyard::model::controller::leader::{LeaseCandidate, LeaseTerms};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -24,7 +24,7 @@ struct One {
 
 impl One {
     async fn start(cluster: &Cluster, name: &str) -> Self {
-        let lease = Lease::new(cluster.pod().await, NAME, Candidate::new(name, Terms::RECONCILER));
+        let lease = Lease::new(cluster.pod().await, NAME, LeaseCandidate::new(name, LeaseTerms::RECONCILER));
         let (sender, leading) = watch::channel(None);
         let (stop, stopped) = oneshot::channel::<()>();
         let task = tokio::spawn(lease.hold(sender, async move { drop(stopped.await) }));
@@ -63,7 +63,7 @@ fn one_of_two_leads_and_gives_the_lease_back() {
         tokio::time::timeout(Duration::from_secs(5), second.until(true)).await.expect_err("somebody leads already");
         assert!(first.leads() && !second.leads());
         first.stop().await;
-        assert!(second.until(true).await < Terms::RECONCILER.duration, "a Lease that was given back is not waited for");
+        assert!(second.until(true).await < LeaseTerms::RECONCILER.duration, "a Lease that was given back is not waited for");
     });
 }
 
@@ -108,7 +108,7 @@ fn without_an_api_server_nobody_leads_before_the_lease_has_run_out() {
         first.until(true).await;
         cluster.freeze_server();
         let ended = first.until(false).await;
-        assert!(ended <= Terms::RECONCILER.duration, "{ended:?} is after somebody else may lead");
+        assert!(ended <= LeaseTerms::RECONCILER.duration, "{ended:?} is after somebody else may lead");
         assert!(!first.leads());
         cluster.thaw_server();
         first.until(true).await;

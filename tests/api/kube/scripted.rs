@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::stream::BoxStream;
-use tailyard::edge::kube::{Cluster as Client, Event, StateSecret};
+use tailyard::edge::kube::{Cluster as Client, ObjectEvent, StateSecret};
 use tailyard::edge::netns::Namespace;
 use tailyard::model::base::backoff::Backoff;
 use tempfile::TempDir;
@@ -117,15 +117,15 @@ impl Script {
 }
 
 /// What a watch tells, as text.
-struct Told(BoxStream<'static, Event>);
+struct Told(BoxStream<'static, ObjectEvent>);
 
 impl Told {
     async fn next(&mut self) -> String {
         match timeout(DEADLINE, self.0.next()).await.expect("in time").expect("it never ends") {
-            Event::Current(values) => String::from_utf8(values["egress-services"].to_vec()).expect("text"),
-            Event::Gone => "gone".into(),
-            Event::Live => "live".into(),
-            Event::Lost(error) => format!("lost: {}", error.reason()),
+            ObjectEvent::Current(values) => String::from_utf8(values["egress-services"].to_vec()).expect("text"),
+            ObjectEvent::Gone => "gone".into(),
+            ObjectEvent::Live => "live".into(),
+            ObjectEvent::Lost(error) => format!("lost: {}", error.reason()),
         }
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tailyard::edge::kube::{StateSecret, Verb};
 use tailyard::model::base::backoff::Backoff;
 use tailyard::model::tailnet::state::{Start, consistent};
-use tailyard::proxy::state_secret::writer::{self, Health, Ledger, Rhythm, Store};
+use tailyard::proxy::state_secret::writer::{self, Ledger, Store, WriteIntervals, WriterHealth};
 use tokio::time::timeout;
 
 use kit::apiserver::{Cluster, DEADLINE, cluster};
@@ -18,9 +18,9 @@ async fn may_write(cluster: &Cluster) {
     cluster.allow("secrets", &[NAME], &["get", "patch", "update"]).await;
 }
 
-fn rhythm() -> Rhythm {
+fn rhythm() -> WriteIntervals {
     let retry = Backoff::new(Duration::from_millis(100), Duration::from_secs(1), 0.2).expect("bounds");
-    Rhythm { retry, look: Duration::from_millis(300) }
+    WriteIntervals { retry, look: Duration::from_millis(300) }
 }
 
 async fn report(cluster: &Cluster) -> Ledger {
@@ -35,8 +35,8 @@ async fn written(ledger: &Ledger) {
     assert!(timeout(DEADLINE, ledger.written()).await.is_ok(), "never written: {:?}", ledger.health().borrow());
 }
 
-async fn fails(ledger: &Ledger, kinds: &[&str]) -> Health {
-    let holds = |health: &Health| health.fault.as_ref().is_some_and(|fault| kinds.contains(&fault.reason));
+async fn fails(ledger: &Ledger, kinds: &[&str]) -> WriterHealth {
+    let holds = |health: &WriterHealth| health.fault.as_ref().is_some_and(|fault| kinds.contains(&fault.reason));
     let found = timeout(DEADLINE, async { ledger.health().wait_for(holds).await.expect("running").clone() }).await;
     found.unwrap_or_else(|_| panic!("never {kinds:?}: {:?}", ledger.health().borrow()))
 }

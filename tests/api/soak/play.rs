@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use tailyard::demo::replicas::Replica;
-use tailyard::demo::scenario::{Blow, Script, ScriptError};
+use tailyard::demo::replicas::ReplicaProcess;
+use tailyard::demo::scenario::{FaultInjection, Script, ScriptError};
 use tailyard::demo::scoreboard::look;
 use tailyard::demo::swap::catch_up;
 use tokio::task::JoinHandle;
@@ -77,7 +77,7 @@ impl<'s, 't> Play<'s, 't> {
             }
             if self.script.now() >= measure_at {
                 measure_at = self.script.now() + SAMPLES;
-                for pid in self.script.replicas.iter().filter_map(Replica::pid) {
+                for pid in self.script.replicas.iter().filter_map(ReplicaProcess::pid) {
                     samples.entry(pid).or_default().extend(sample(pid, self.script.now()));
                 }
             }
@@ -97,11 +97,13 @@ impl<'s, 't> Play<'s, 't> {
 
     fn can(&self, trouble: Trouble) -> bool {
         match trouble {
-            Trouble::Replica(blow @ Blow::Revive(_)) => self.script.can(blow),
-            Trouble::Replica(blow @ (Blow::Kill(number) | Blow::Leave(number))) => self.is_sure(number) && self.script.can(blow),
+            Trouble::Replica(blow @ FaultInjection::Revive(_)) => self.script.can(blow),
+            Trouble::Replica(blow @ (FaultInjection::Kill(number) | FaultInjection::Leave(number))) => {
+                self.is_sure(number) && self.script.can(blow)
+            }
             Trouble::DaemonKilled(number) | Trouble::DaemonHangs(number, _) => {
                 let is_there = self.script.replicas.get(number).is_some_and(|replica| replica.pid().is_some());
-                is_there && self.is_sure(number) && self.script.can(Blow::Leave(number))
+                is_there && self.is_sure(number) && self.script.can(FaultInjection::Leave(number))
             }
             // Nobody but its tailscaled tells a replica of names: one that hangs may be answering again and not have told yet.
             Trouble::Renamed => self.hangs.iter().all(JoinHandle::is_finished),
@@ -146,7 +148,7 @@ impl<'s, 't> Play<'s, 't> {
             Trouble::DaemonHangs(number, lasts) => {
                 self.doubt(number, lasts + NOTICED);
                 self.hangs.retain(|hang| !hang.is_finished());
-                let replica = self.script.replicas.get(number).and_then(Replica::pid);
+                let replica = self.script.replicas.get(number).and_then(ReplicaProcess::pid);
                 self.hangs.extend(replica.map(|replica| tokio::spawn(daemon::hang(replica, lasts))));
             }
             Trouble::Api(outage) => {
@@ -198,7 +200,7 @@ impl<'s, 't> Play<'s, 't> {
 }
 
 fn is_revival(trouble: Trouble) -> bool {
-    matches!(trouble, Trouble::Replica(Blow::Revive(_)))
+    matches!(trouble, Trouble::Replica(FaultInjection::Revive(_)))
 }
 
 /// Has the API server suffer an outage. While it is killed, a tailscaled that starts cannot have what it keeps in the state Secret.

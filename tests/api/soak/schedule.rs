@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use fastrand::Rng;
-use tailyard::demo::scenario::{Blow, Step};
+use tailyard::demo::scenario::{FaultInjection, ScenarioStep};
 
 use crate::soak::daemon::OTHERS;
 
@@ -34,7 +34,7 @@ const LAST: Duration = Duration::from_secs(6);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Trouble {
     /// A replica's process is struck.
-    Replica(Blow),
+    Replica(FaultInjection),
     /// What is mounted is no config for a moment.
     BadConfig,
     /// The tailnet has so many peers whom no service concerns, and the stream of its news is cut.
@@ -62,7 +62,7 @@ pub(crate) enum Outage {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Schedule {
     /// Changes of the config.
-    pub(crate) changes: Vec<(Duration, Step)>,
+    pub(crate) changes: Vec<(Duration, ScenarioStep)>,
     /// Troubles. One that takes a replica away waits until the others can do without it, and those after it with it.
     pub(crate) troubles: Vec<(Duration, Trouble)>,
 }
@@ -93,12 +93,12 @@ fn moments(dice: &mut Rng, apart: Range<u64>, from: Duration, to: Duration) -> V
 }
 
 /// As many services come as go: memory is to be compared, so the config must not grow.
-fn step(dice: &mut Rng) -> Step {
+fn step(dice: &mut Rng) -> ScenarioStep {
     match dice.u8(..10) {
-        0..=4 => Step::Retarget,
-        5 | 6 => Step::Add,
-        7 | 8 => Step::Remove,
-        _ => Step::All,
+        0..=4 => ScenarioStep::Retarget,
+        5 | 6 => ScenarioStep::Add,
+        7 | 8 => ScenarioStep::Remove,
+        _ => ScenarioStep::All,
     }
 }
 
@@ -114,9 +114,9 @@ fn trouble(dice: &mut Rng) -> Trouble {
 }
 
 /// What takes a replica away.
-fn blow(dice: &mut Rng) -> Blow {
+fn blow(dice: &mut Rng) -> FaultInjection {
     let number = dice.usize(..STRUCK);
-    if dice.bool() { Blow::Kill(number) } else { Blow::Leave(number) }
+    if dice.bool() { FaultInjection::Kill(number) } else { FaultInjection::Leave(number) }
 }
 
 /// Outages of the API server, of either kind in turn, each some time after it is back from the one before.
@@ -139,7 +139,9 @@ fn outages(dice: &mut Rng, from: Duration, to: Duration) -> Vec<(Duration, Troub
 /// again, and a replica goes.
 fn aftermath(dice: &mut Rng, at: Duration, trouble: Trouble) -> Vec<(Duration, Trouble)> {
     match trouble {
-        Trouble::Replica(Blow::Kill(number)) => vec![(at + Duration::from_millis(dice.u64(AWAY)), Trouble::Replica(Blow::Revive(number)))],
+        Trouble::Replica(FaultInjection::Kill(number)) => {
+            vec![(at + Duration::from_millis(dice.u64(AWAY)), Trouble::Replica(FaultInjection::Revive(number)))]
+        }
         Trouble::Api(_) => {
             let daemon = (at + Duration::from_millis(dice.u64(INTO_OUTAGE)), Trouble::DaemonKilled(dice.usize(..usize::from(REPLICAS))));
             let replica = (daemon.0 + Duration::from_millis(dice.u64(INTO_OUTAGE)), Trouble::Replica(blow(dice)));
@@ -157,8 +159,8 @@ fn a_schedule_is_its_seed_and_its_length() {
     assert_ne!(schedule, Schedule::of(2, hour));
     assert!(schedule.changes.is_sorted_by_key(|(at, _)| *at) && schedule.troubles.is_sorted_by_key(|(at, _)| *at));
     let last = schedule.troubles.last().expect("troubles").0;
-    let count = |wanted: Step| schedule.changes.iter().filter(|(_, step)| *step == wanted).count();
-    assert!(count(Step::Add).abs_diff(count(Step::Remove)) < 300, "services neither pile up nor run out");
+    let count = |wanted: ScenarioStep| schedule.changes.iter().filter(|(_, step)| *step == wanted).count();
+    assert!(count(ScenarioStep::Add).abs_diff(count(ScenarioStep::Remove)) < 300, "services neither pile up nor run out");
     assert!(last < hour && last + 2 * LAST > hour, "{last:?}");
 }
 
@@ -170,7 +172,7 @@ fn a_tailscaled_and_a_replica_go_while_the_api_server_is_away() {
             let Trouble::Api(Outage::Hangs(lasts) | Outage::Killed(lasts)) = trouble else { continue };
             let [(_, first), (last, second)] = [troubles[number + 1], troubles[number + 2]];
             assert!(matches!(first, Trouble::DaemonKilled(_)), "{first:?}");
-            assert!(matches!(second, Trouble::Replica(Blow::Kill(_) | Blow::Leave(_))), "{second:?}");
+            assert!(matches!(second, Trouble::Replica(FaultInjection::Kill(_) | FaultInjection::Leave(_))), "{second:?}");
             assert!(last < *at + *lasts + API_START, "{last:?}");
         }
     }
@@ -190,13 +192,13 @@ fn who_is_killed_is_revived_before_anything_else_happens() {
     for seed in 0..50 {
         let troubles: Vec<_> = Schedule::of(seed, Duration::from_mins(10)).troubles.into_iter().map(|(_, trouble)| trouble).collect();
         for (number, trouble) in troubles.iter().enumerate() {
-            if let Trouble::Replica(Blow::Kill(killed)) = trouble {
-                assert_eq!(troubles.get(number + 1), Some(&Trouble::Replica(Blow::Revive(*killed))));
+            if let Trouble::Replica(FaultInjection::Kill(killed)) = trouble {
+                assert_eq!(troubles.get(number + 1), Some(&Trouble::Replica(FaultInjection::Revive(*killed))));
             }
         }
         let kinds = |wanted: fn(&Trouble) -> bool| troubles.iter().filter(|trouble| wanted(trouble)).count();
-        assert!(kinds(|trouble| matches!(trouble, Trouble::Replica(Blow::Leave(_)))) > 5);
-        assert!(kinds(|trouble| matches!(trouble, Trouble::Replica(Blow::Kill(_)))) > 5);
+        assert!(kinds(|trouble| matches!(trouble, Trouble::Replica(FaultInjection::Leave(_)))) > 5);
+        assert!(kinds(|trouble| matches!(trouble, Trouble::Replica(FaultInjection::Kill(_)))) > 5);
         assert!(kinds(|trouble| matches!(trouble, Trouble::DaemonKilled(_))) > 5);
         assert!(kinds(|trouble| matches!(trouble, Trouble::DaemonHangs(..))) > 5);
         assert!(kinds(|trouble| *trouble == Trouble::Renamed) > 10);

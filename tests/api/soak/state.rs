@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tailyard::api::egress::{KEY, PortMap, Status};
+use tailyard::api::egress::{EgressStatus, KEY, PortMap};
 use tailyard::api::state::DEVICE_ID;
-use tailyard::demo::scoreboard::Board;
-use tailyard::demo::services::{Service, of_family};
+use tailyard::demo::scoreboard::Scoreboard;
+use tailyard::demo::services::{DemoService, of_family};
 use tailyard::demo::topology::{FIRST_REPLICA, FIRST_TARGET, tailnet_nets};
 
 use crate::soak::api::{KEPT, State};
@@ -15,15 +15,15 @@ type Led = (BTreeSet<String>, BTreeSet<PortMap>);
 
 /// Whether a replica says that it is the node that it is, and where every service leads now, and of no other service; what its
 /// tailscaled keeps is there too.
-pub(crate) fn is_current(board: &Board, replica: u8, state: &State) -> bool {
+pub(crate) fn is_current(board: &Scoreboard, replica: u8, state: &State) -> bool {
     let Some(member) = board.members.get(usize::from(replica)) else { return false };
     let own = format!("n{}", FIRST_REPLICA + replica);
-    let Some(status) = state.get(KEY).and_then(|text| serde_json::from_str::<Status>(text).ok()) else { return false };
+    let Some(status) = state.get(KEY).and_then(|text| serde_json::from_str::<EgressStatus>(text).ok()) else { return false };
     let kept = KEPT.iter().all(|(key, value)| state.get(*key).is_some_and(|found| found == value));
     kept && state.get(DEVICE_ID) == Some(&own) && status.pod_ipv4 == member.pod[0].to_string() && told(status) == wanted(board)
 }
 
-fn told(status: Status) -> BTreeMap<String, Led> {
+fn told(status: EgressStatus) -> BTreeMap<String, Led> {
     let services = status.services.unwrap_or_default().into_iter();
     let led = services.map(|(name, service)| {
         (name, (service.tailnet_target_ips.unwrap_or_default().into_iter().collect(), service.ports.into_iter().collect()))
@@ -31,11 +31,11 @@ fn told(status: Status) -> BTreeMap<String, Led> {
     led.collect()
 }
 
-fn wanted(board: &Board) -> BTreeMap<String, Led> {
+fn wanted(board: &Scoreboard) -> BTreeMap<String, Led> {
     board.rows.values().map(|row| (row.service.name(), leads(board, row.service))).collect()
 }
 
-fn leads(board: &Board, service: Service) -> Led {
+fn leads(board: &Scoreboard, service: DemoService) -> Led {
     let identity = board.identity(service);
     let site = tailnet_nets(FIRST_TARGET + u8::try_from(identity.target).expect("few targets")).map(|net| net.addr());
     let addresses = service.families().iter().map(|family| of_family(site, *family).to_string());

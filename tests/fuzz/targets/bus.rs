@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use libfuzzer_sys::fuzz_target;
-use tailyard::api::localapi::{DnsConfig, Notify, Status};
+use tailyard::api::localapi::{DnsConfig, Notify, DaemonStatus};
 use tailyard::model::base::netmap::via6;
 use tailyard::model::tailnet::ipn_bus::Fold;
 
@@ -21,7 +21,7 @@ fuzz_target!(|data: &[u8]| {
             let _ = fold.fold(message);
             assert_eq!(fold.snapshot(), once);
         }
-        if let Ok(status) = serde_json::from_slice::<Status>(line) {
+        if let Ok(status) = serde_json::from_slice::<DaemonStatus>(line) {
             let _ = fold.status(&status);
             assert!(!fold.status(&status));
         }

@@ -7,7 +7,7 @@ use libfuzzer_sys::fuzz_target;
 use tailyard::api::issuance::Note;
 use tailyard::edge::acme::AccountKey;
 use tailyard::edge::tls::Certificates;
-use tailyard::model::ingress::cert_orders::{Window, renew_at, usable};
+use tailyard::model::ingress::cert_orders::{RenewalWindow, renew_at, usable};
 use tailyard::model::ingress::certificate::Pair;
 
 /// A certificate of `a.ts.net` and `*.b.ts.net`, and its key, which is nobody's.
@@ -29,7 +29,7 @@ fn read(certificates: &Certificates, pair: Pair) -> bool {
     for name in leaf.names.iter().filter(|name| !name.starts_with("*.")) {
         assert!(leaf.is_for(name).is_ok(), "{leaf:?}");
     }
-    let window = Window { start: leaf.certificate.until, end: leaf.certificate.from };
+    let window = RenewalWindow { start: leaf.certificate.until, end: leaf.certificate.from };
     for window in [None, Some(window)] {
         let at = renew_at(&leaf.certificate, window);
         assert!(leaf.certificate.until < leaf.certificate.from || at <= leaf.certificate.until, "{at}: {leaf:?}");

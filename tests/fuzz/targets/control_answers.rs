@@ -2,13 +2,13 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tailyard::api::control::{CreatedKey, NodeAnswer, Refusal, TailscaleDevice, TokenAnswer};
+use tailyard::api::control::{CreatedKey, NodeAnswer, ControlRefusal, TailscaleDevice, TokenAnswer};
 use tailyard::api::vip::{VipService, VipServices};
 use tailyard::model::controller::identity::{DeviceName, KeyId};
-use tailyard::model::controller::ingress_spec::{Asked, Owner, judge, release};
+use tailyard::model::controller::ingress_spec::{DesiredVipService, ServiceOwner, judge, release};
 
 fuzz_target!(|data: &[u8]| {
-    let _ = (serde_json::from_slice::<TokenAnswer>(data), serde_json::from_slice::<Refusal>(data));
+    let _ = (serde_json::from_slice::<TokenAnswer>(data), serde_json::from_slice::<ControlRefusal>(data));
     let _ = (serde_json::from_slice::<NodeAnswer>(data), serde_json::from_slice::<VipServices>(data));
     if let Ok(key) = serde_json::from_slice::<CreatedKey>(data) {
         let _ = KeyId::parse(&key.id);
@@ -19,9 +19,9 @@ fuzz_target!(|data: &[u8]| {
         assert_eq!(DeviceName::parse(name.as_str()), Some(name));
     }
     if let Ok(service) = serde_json::from_slice::<VipService>(data) {
-        let owner = Owner { id: "here".to_owned(), ..Owner::default() };
+        let owner = ServiceOwner { id: "here".to_owned(), ..ServiceOwner::default() };
         let asked =
-            Asked { name: "svc:a".to_owned(), group: "g".to_owned(), tags: Vec::new(), ports: Vec::new(), share: false, adopt: true };
+            DesiredVipService { name: "svc:a".to_owned(), group: "g".to_owned(), tags: Vec::new(), ports: Vec::new(), share: false, adopt: true };
         let _ = (judge(Some(&service), &asked, &owner, false), release(Some(&service), &owner));
     }
 });

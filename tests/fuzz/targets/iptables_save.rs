@@ -3,7 +3,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use tailyard::model::base::net::{Family, InterfaceName, Port, PortKey, Proto};
-use tailyard::model::firewall::iptables::{Found, PREFIX, chains_in, ours, remove, traffic};
+use tailyard::model::firewall::iptables::{LeftoverRules, PREFIX, chains_in, ours, remove, traffic};
 use tailyard::model::firewall::ruleset::Ruleset;
 
 fuzz_target!(|data: &[u8]| {
@@ -14,7 +14,7 @@ fuzz_target!(|data: &[u8]| {
     for family in Family::ALL {
         assert!(traffic(&ruleset, family, dump).keys().all(|counted| *counted == key));
     }
-    let found = Found { chains: chains_in(dump).collect(), ..Found::default() };
+    let found = LeftoverRules { chains: chains_in(dump).collect(), ..LeftoverRules::default() };
     assert!(found.chains.iter().all(|(_, name)| name.starts_with(PREFIX)));
     let _ = (ours(dump), remove(&found));
 });

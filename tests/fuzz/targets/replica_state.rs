@@ -4,7 +4,7 @@
 use libfuzzer_sys::fuzz_target;
 use serde_json::json;
 use tailyard::api::{egress, ingress, names, state};
-use tailyard::model::controller::proxygroup::{Replica, ReplicaConfig, ReplicaState};
+use tailyard::model::controller::proxygroup::{ObservedReplica, ReplicaConfig, ReplicaState};
 
 fuzz_target!(|data: &[u8]| {
     let (kind, value) = data.split_first().unwrap_or((&0, data));
@@ -27,7 +27,7 @@ fuzz_target!(|data: &[u8]| {
     let bytes = || k8s_openapi::ByteString(value.to_vec());
     secret.data = Some([(key.to_owned(), bytes()), ("profile-1".to_owned(), bytes())].into());
     let config = ReplicaConfig::read(&secret);
-    let replica = Replica::new(None, Some(&secret), Some(&secret));
+    let replica = ObservedReplica::new(None, Some(&secret), Some(&secret));
     let claimed = ReplicaState::read(&secret).device_id;
     for id in claimed.iter().chain(replica.device().map(|record| &record.id)) {
         assert!(id.as_str().bytes().all(|byte| byte.is_ascii_alphanumeric()) && !id.as_str().is_empty());

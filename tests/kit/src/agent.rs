@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
-use tailyard::model::tailnet::supervise::state_backup::Kept;
+use tailyard::model::tailnet::supervise::state_backup::StateBackup;
 use tailyard::model::tailnet::supervise::{DaemonSettings, Login, Secret, StateStore, TwoStep};
 use tailyard::proxy::tailnet::daemon::{DaemonInputs, daemon};
 use tailyard::runtime::tasks;
@@ -115,7 +115,14 @@ pub async fn run() {
     let (stopper, stop) = tasks::stop();
     let (daemon, task) = daemon(
         settings,
-        DaemonInputs { keys, writes: requests, kept: watch::channel(Kept::default()).1, reach: None, advertise: None, outlives: false },
+        DaemonInputs {
+            keys,
+            writes: requests,
+            backup: watch::channel(StateBackup::default()).1,
+            reach: None,
+            advertise: None,
+            outlives: false,
+        },
         stop,
     );
     let task = tokio::spawn(task);

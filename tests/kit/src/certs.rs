@@ -7,14 +7,14 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::api::{ObjectMeta, PostParams};
 use tailyard::api::names::ACCOUNTS;
 use tailyard::api::routes::Host;
-use tailyard::edge::acme::Server;
+use tailyard::edge::acme::AcmeServer;
 use tailyard::edge::localapi::{LocalApi, MASK};
 use tailyard::model::base::netmap::NetMap;
 use tailyard::model::ingress::cert_leader;
-use tailyard::model::ingress::cert_orders::Terms;
+use tailyard::model::ingress::cert_orders::OrderTerms;
 use tailyard::model::ingress::certificate::Pair;
 use tailyard::model::tailnet::ipn_bus::Fold;
-use tailyard::proxy::certs::{self, AccountAt, Certs, Inputs, Settings, State};
+use tailyard::proxy::certs::{self, AccountAt, CertOutputs, Inputs, Settings, State};
 use tailyard::runtime::tasks::Tasks;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -33,8 +33,8 @@ pub const FIELD: &str = "_default.acme-account.key.pem";
 pub struct Stage {
     pub cluster: Cluster,
     pub pebble: Pebble,
-    pub terms: Terms,
-    pub lead: cert_leader::Terms,
+    pub terms: OrderTerms,
+    pub lead: cert_leader::CertLeaderTerms,
     names: Vec<String>,
     machine: Machine,
     _tailscaled: Process,
@@ -43,7 +43,7 @@ pub struct Stage {
 
 /// A replica, until it is dropped.
 pub struct Replica {
-    pub certs: Certs,
+    pub certs: CertOutputs,
     wanted: watch::Sender<Arc<BTreeMap<String, Host>>>,
     tasks: JoinHandle<()>,
     netmap: JoinHandle<()>,
@@ -74,8 +74,8 @@ pub fn stage_with(names: &[&str], manner: Manner, test: impl AsyncFnOnce(Stage) 
         test(Stage {
             cluster,
             pebble,
-            terms: Terms::ACME,
-            lead: cert_leader::Terms::DEFAULT,
+            terms: OrderTerms::ACME,
+            lead: cert_leader::CertLeaderTerms::DEFAULT,
             names,
             machine,
             _tailscaled: tailscaled,
@@ -100,7 +100,7 @@ impl Stage {
         let netmap = tokio::spawn(follow(api.clone(), netmap));
         let settings = Settings {
             pod: format!("g-{ordinal}"),
-            server: Server { directory: directory.to_owned(), ca: Some(self.pebble.ca()) },
+            server: AcmeServer { directory: directory.to_owned(), ca: Some(self.pebble.ca()) },
             account: AccountAt { secret: ACCOUNTS.to_owned(), field: FIELD.to_owned() },
             terms: self.terms,
             lead: self.lead,

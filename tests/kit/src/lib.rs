@@ -8,7 +8,6 @@
     clippy::print_stdout,
     clippy::print_stderr,
     clippy::must_use_candidate,
-    missing_docs,
     clippy::missing_panics_doc,
     clippy::new_without_default,
     clippy::return_self_not_must_use,

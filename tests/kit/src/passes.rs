@@ -12,7 +12,8 @@ use tailyard::api::egress;
 use tailyard::model::controller::identity::DeviceId;
 use tailyard::model::controller::objects::{Kind, egress_config};
 use tailyard::model::controller::proxygroup::{
-    Capabilities, Class, GroupSettings, Memory, ObjectUpdate, Observed, Pass, Publishing, Replica, ReplicaState, TailnetState, pass_after,
+    Class, GroupCapabilities, GroupPlan, GroupSettings, Memory, ObjectUpdate, Observed, ObservedReplica, PublishInputs, ReplicaState,
+    TailnetState, pass_after,
 };
 use tailyard::model::controller::tenancy::DefaultTenancy;
 
@@ -27,7 +28,7 @@ impl Rest {
     pub fn of(size: usize) -> Result<Self> {
         let spec = json!({"type": "egress", "replicas": 1, "tailyard": {"matchPortRange": {"start": 10_000, "end": 39_999}}});
         let group = json!({"metadata": {"name": "g", "uid": "u", "finalizers": ["tailscale.com/finalizer"]}, "spec": spec});
-        let capabilities = Capabilities { keys: false, devices: false, services: true };
+        let capabilities = GroupCapabilities { keys: false, devices: false, services: true };
         let observed = Observed {
             group: Some(Arc::new(serde_json::from_value(group)?)),
             tailnet: TailnetState::Ready { server_url: String::new(), capabilities },
@@ -45,12 +46,12 @@ impl Rest {
     }
 
     /// One pass.
-    pub fn pass(&mut self) -> Pass {
+    pub fn pass(&mut self) -> GroupPlan {
         pass_after(&self.observed, &mut self.memory)
     }
 
     /// One pass of a process that has just begun to lead.
-    pub fn first_pass(&self) -> Pass {
+    pub fn first_pass(&self) -> GroupPlan {
         pass_after(&self.observed, &mut Memory::default())
     }
 
@@ -63,7 +64,7 @@ impl Rest {
     }
 
     /// Does what a pass came to.
-    pub fn carry_out(&mut self, pass: Pass) -> Result<()> {
+    pub fn carry_out(&mut self, pass: GroupPlan) -> Result<()> {
         self.observed.owned.extend(pass.apply.into_iter().map(|manifest| (manifest.object, Arc::new(manifest.value))));
         for ObjectUpdate { namespace, name, finalizers, external_name, conditions, .. } in pass.services {
             let held = self.observed.services.get_mut(&(namespace, name)).context("a Service")?;
@@ -82,17 +83,18 @@ impl Rest {
     /// The replica holds the config.
     pub fn acknowledge(&mut self) -> Result<()> {
         let config = self.observed.owned.iter().find(|(object, _)| object.kind == Kind::ConfigMap).context("a config")?.1;
-        let served = |service: egress::Service| egress::ServiceStatus {
+        let served = |service: egress::EgressService| egress::ServiceStatus {
             ports: service.ports,
             tailnet_target_ips: Some(vec!["100.64.0.9".to_owned()]),
             tailnet_target: service.tailnet_target,
         };
         let services: BTreeMap<_, _> = egress_config(config).into_iter().map(|(key, service)| (key, served(service))).collect();
-        let egress = Some(egress::Status { pod_ipv4: "10.0.0.1".to_owned(), services: Some(services), ..egress::Status::default() });
+        let egress =
+            Some(egress::EgressStatus { pod_ipv4: "10.0.0.1".to_owned(), services: Some(services), ..egress::EgressStatus::default() });
         let status = json!({"podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]});
         let pod: Pod = serde_json::from_value(json!({"metadata": {"name": "g-0"}, "status": status}))?;
         let state = ReplicaState { device_id: DeviceId::parse("n"), egress, ..ReplicaState::default() };
-        self.observed.replicas = [(0, Replica { pod: Some(Arc::new(pod)), state: Some(Arc::new(state)), config: None })].into();
+        self.observed.replicas = [(0, ObservedReplica { pod: Some(Arc::new(pod)), state: Some(Arc::new(state)), config: None })].into();
         Ok(())
     }
 }
@@ -115,7 +117,7 @@ fn nothing() -> Observed {
         nodes: Vec::new(),
         namespaces: OrdMap::new(),
         node_ports: [].into(),
-        publish: Publishing::default(),
+        publish: PublishInputs::default(),
         denied: BTreeMap::new(),
     }
 }

@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 use tailyard::api::proxygroup::ProxyGroup;
 use tailyard::model::base::gzip;
-use tailyard::model::config::source::{Document, EgressDocument, Keys};
+use tailyard::model::config::source::{CopyKeys, Document, EgressDocument};
 use tailyard::model::tailnet::status::ROOM;
 use tempfile::TempDir;
 
@@ -276,7 +276,7 @@ impl Stage {
     }
 
     /// The keys of a group's egress config as they are mounted.
-    pub async fn keys(&self, group: &str) -> Keys {
+    pub async fn keys(&self, group: &str) -> CopyKeys {
         let config = self.here::<ConfigMap>().get_opt(&format!("{group}-egress-config")).await.expect("an answer");
         let data = config.and_then(|config| config.binary_data).unwrap_or_default();
         data.into_iter().map(|(key, ByteString(value))| (key, value.into())).collect()

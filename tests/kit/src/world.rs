@@ -17,9 +17,9 @@ pub fn config(mappings: u32, elsewhere: Option<u32>) -> Result<Vec<u8>> {
         match_port: u64::from(number) + 1_000,
         target_port: u64::from(number % 100) + 7_000,
     };
-    let service = |number: u32| egress::Service {
+    let service = |number: u32| egress::EgressService {
         health_check_endpoint: String::new(),
-        tailnet_target: egress::Target { ip: String::new(), fqdn: target((number + u32::from(elsewhere == Some(number))) % 3) },
+        tailnet_target: egress::EgressTarget { ip: String::new(), fqdn: target((number + u32::from(elsewhere == Some(number))) % 3) },
         ports: vec![port("TCP", number), port("UDP", number)],
     };
     let services: BTreeMap<String, _> = (0..mappings / 2).map(|number| (format!("default-service-{number}"), service(number))).collect();

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use tailyard::model::base::net::{Family, Proto};
 use tailyard::model::firewall::ruleset::Ruleset;
 use tailyard::model::flows::flow::{Flow, FlowFilter};
-use tailyard::model::flows::tcp_reset::Report;
+use tailyard::model::flows::tcp_reset::ResetReport;
 
 use self::stage::{Stage, answer, ask, echo, is_reset, key, udp};
 use crate::kernel::entries::{Entry, some_client, track};
@@ -132,7 +132,7 @@ fn reset_passes_a_cluster_address_in_front_of_the_pod(sends: Option<bool>) {
 }
 
 /// Both ends are reset soon after the change: with nothing under way, or while the first or the second of them sends.
-fn ends_at_both_ends((one, other): (TcpStream, TcpStream), sends: Option<bool>, change: impl FnOnce() -> (usize, Report)) {
+fn ends_at_both_ends((one, other): (TcpStream, TcpStream), sends: Option<bool>, change: impl FnOnce() -> (usize, ResetReport)) {
     let (one, other) = if sends == Some(false) { (other, one) } else { (one, other) };
     let sent = Arc::new(AtomicUsize::new(0));
     // A reset is told once: to whom reads or to whom writes.

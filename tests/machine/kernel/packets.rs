@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use socket2::SockRef;
 use tailyard::model::base::net::{Family, InterfaceName, Port, PortKey, Proto};
-use tailyard::model::base::small_set::Few;
-use tailyard::model::firewall::eval::{Packet, Source, Verdict, evaluate};
+use tailyard::model::base::small_set::SortedSet;
+use tailyard::model::firewall::eval::{FlowVerdict, Packet, SourceAddress, evaluate};
 use tailyard::model::firewall::ruleset::Ruleset;
 use tailyard::model::firewall::{Audit, Counters, Traffic};
 
@@ -74,7 +74,7 @@ impl Scene {
     }
 
     /// The targets' sockets of the given numbers.
-    fn targets(&self, which: &[usize], families: &[Family]) -> Few<SocketAddr> {
+    fn targets(&self, which: &[usize], families: &[Family]) -> SortedSet<SocketAddr> {
         let one = |(family, i): (&Family, &usize)| SocketAddr::new(self.lab.targets[*i].tailnet[family], SERVICE);
         families.iter().flat_map(|family| which.iter().map(move |i| (family, i))).map(one).collect()
     }
@@ -86,7 +86,7 @@ impl Scene {
         for proto in Proto::ALL {
             let mut map = |port, targets| ruleset.ports.insert(key(proto, port), targets);
             map(10_001, self.targets(&[0], &Family::ALL));
-            map(10_002, Few::default());
+            map(10_002, SortedSet::default());
             map(10_003, self.targets(&[1], &[Family::V4]));
             map(10_004, self.targets(&[0, 1, 2], &Family::ALL));
             let both = [self.targets(&[0, 1], &[Family::V4]), self.targets(&[2], &[Family::V6])];
@@ -95,7 +95,7 @@ impl Scene {
         let backends = |which: &[usize], family| which.iter().map(|i| self.lab.clients[*i].cluster[&family]).collect();
         for family in Family::ALL {
             ruleset.from_tailnet.insert(vip(family, 2), backends(&[0], family));
-            ruleset.from_tailnet.insert(vip(family, 3), Few::default());
+            ruleset.from_tailnet.insert(vip(family, 3), SortedSet::default());
             ruleset.from_tailnet.insert(vip(family, 4), backends(&[0, 1], family));
         }
         ruleset
@@ -116,18 +116,18 @@ impl Scene {
         let packet = Packet { from_tailnet: side == Side::Tailnet, dst, to_pod, proto, port: Port::new(port).expect("not zero") };
         let verdict = evaluate(ruleset, &packet);
         match (&verdict, expect) {
-            (Verdict::Dnat { to, source }, Expect::Relayed(names)) => {
+            (FlowVerdict::Dnat { to, source }, Expect::Relayed(names)) => {
                 let names: BTreeSet<&str> = names.iter().copied().collect();
                 assert_eq!(to.iter().map(|to| self.owner(to.ip())).collect::<BTreeSet<_>>(), names, "{row}: the evaluator's targets");
                 self.check_relayed(&row, &names, *source, side, dst, proto, port);
             }
-            (Verdict::Refuse, Expect::Refused) => {
+            (FlowVerdict::Refuse, Expect::Refused) => {
                 let (answer, took) = self.ask(side, dst, proto, port);
                 let kind = answer.as_ref().map_err(io::Error::kind);
                 assert_eq!(kind.err(), Some(io::ErrorKind::ConnectionRefused), "{row}: {answer:?}");
                 assert!(took < AT_ONCE, "{row}: took {took:?}");
             }
-            (Verdict::Pass, Expect::Own) => {
+            (FlowVerdict::Pass, Expect::Own) => {
                 let (answer, _) = self.ask(side, dst, proto, port);
                 assert_eq!(answer.as_ref().map(|greeting| greeting.name.as_str()).ok(), Some("proxy0"), "{row}: {answer:?}");
             }
@@ -136,11 +136,11 @@ impl Scene {
     }
 
     #[allow(clippy::too_many_arguments)]
-    fn check_relayed(&self, row: &str, names: &BTreeSet<&str>, source: Source, side: Side, dst: IpAddr, proto: Proto, port: u16) {
+    fn check_relayed(&self, row: &str, names: &BTreeSet<&str>, source: SourceAddress, side: Side, dst: IpAddr, proto: Proto, port: u16) {
         let near = if side == Side::Cluster { &self.proxy().tailnet } else { &self.proxy().cluster };
         let seen_as = match source {
-            Source::Own(own) => own,
-            Source::Masquerade => near[&Family::of(dst)],
+            SourceAddress::Own(own) => own,
+            SourceAddress::Masquerade => near[&Family::of(dst)],
         };
         // The chance that one of three targets is missed by 60 flows is one in ten thousand million.
         let flows = if names.len() == 1 { 1 } else { 60 };
@@ -218,7 +218,7 @@ fn a_whole_address_but_for_the_reserved_ports(backend: Backend) {
     ruleset.reserved = Proto::ALL.map(|proto| key(proto, 9002)).into();
     for family in Family::ALL {
         let target = scene.lab.targets[1].tailnet[&family];
-        ruleset.from_cluster.insert(scene.proxy().cluster[&family], Few::from([target]));
+        ruleset.from_cluster.insert(scene.proxy().cluster[&family], SortedSet::from([target]));
     }
     let mut firewall = Firewall::load(backend, scene.proxy(), ruleset);
     let check = |firewall: &Firewall, port, expect| {
@@ -228,7 +228,7 @@ fn a_whole_address_but_for_the_reserved_ports(backend: Backend) {
     };
     check(&firewall, SERVICE, Relayed(&["target1"]));
     check(&firewall, 9002, Own);
-    let of = |which: &'static [usize], family| which.iter().map(|i| scene.lab.targets[*i].tailnet[&family]).collect::<Few<IpAddr>>();
+    let of = |which: &'static [usize], family| which.iter().map(|i| scene.lab.targets[*i].tailnet[&family]).collect::<SortedSet<IpAddr>>();
     let retarget = |ruleset: &mut Ruleset, which| {
         for family in Family::ALL {
             ruleset.from_cluster.insert(scene.proxy().cluster[&family], of(which, family));
@@ -304,7 +304,7 @@ fn segments_fit_the_tailnet_in_both_directions(backend: Backend) {
         let any = SocketAddr::new(if family == Family::V4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }, port);
         let listener = target.ns.run(|| TcpListener::bind(any)).expect("the namespace").expect("a listener");
         let mut firewall = Firewall::load(backend, scene.proxy(), scene.ruleset());
-        let to = Few::from([SocketAddr::new(target.tailnet[&family], port)]);
+        let to = SortedSet::from([SocketAddr::new(target.tailnet[&family], port)]);
         firewall.change(|ruleset| drop(ruleset.ports.insert(key(Proto::Tcp, 10_007), to)));
         let pod = SocketAddr::new(scene.proxy().cluster[&family], 10_007);
         let client = scene.lab.clients[0].connect(pod, PATIENCE).unwrap_or_else(|fault| panic!("{pod}: {fault}"));
@@ -518,7 +518,7 @@ fn ten_thousand_ports(backend: Backend) {
     let scene = Scene::build();
     let mut ruleset = scene.ruleset();
     let nowhere = |i: u16| SocketAddr::from(([100, 64, 9, 9], i));
-    ruleset.ports.extend((20_000..30_000).map(|port| (key(Proto::Tcp, port), Few::from([nowhere(port)]))));
+    ruleset.ports.extend((20_000..30_000).map(|port| (key(Proto::Tcp, port), SortedSet::from([nowhere(port)]))));
     let start = Instant::now();
     let mut firewall = Firewall::load(backend, scene.proxy(), ruleset);
     let loaded = start.elapsed();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tailyard::edge::iptables::{Iptables, Variant};
 use tailyard::edge::nft::{Nft, NftError};
 use tailyard::model::base::net::{Family, InterfaceName, Port, PortKey, Proto};
-use tailyard::model::base::small_set::Few;
+use tailyard::model::base::small_set::SortedSet;
 use tailyard::model::firewall::Audit;
 use tailyard::model::firewall::iptables;
 use tailyard::model::firewall::nft;
@@ -42,7 +42,7 @@ impl Scene {
     fn ruleset(&self) -> Ruleset {
         let mut ruleset = Ruleset::empty(InterfaceName::tailscale0());
         ruleset.source = self.proxy().tailnet.clone().into();
-        let to: Few<SocketAddr> = self.lab.targets[0].tailnet.values().map(|ip| SocketAddr::new(*ip, 7001)).collect();
+        let to: SortedSet<SocketAddr> = self.lab.targets[0].tailnet.values().map(|ip| SocketAddr::new(*ip, 7001)).collect();
         ruleset.ports.insert(key(10_001), to.clone());
         ruleset.ports.insert(key(10_002), to);
         ruleset
@@ -119,7 +119,7 @@ fn what_is_not_ours_is_nobodys_business(backend: Backend) {
 fn a_new_process_takes_over_what_an_old_one_left(backend: Backend) {
     let scene = Scene::build();
     let mut more = scene.ruleset();
-    more.ports.extend((30_000..30_100).map(|port| (key(port), Few::default())));
+    more.ports.extend((30_000..30_100).map(|port| (key(port), SortedSet::default())));
     drop(Firewall::load(backend, scene.proxy(), more));
     let firewall = Firewall::load(backend, scene.proxy(), scene.ruleset());
     assert_eq!(scene.served(), Family::ALL);

@@ -9,7 +9,7 @@ use hyper::body::Frame;
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::json;
-use tailyard::model::ingress::vhosts::identity::{Identity, User};
+use tailyard::model::ingress::vhosts::identity::{ClientIdentity, User};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -146,8 +146,8 @@ async fn backends_over_tls_are_asked_in_what_they_speak() {
 async fn backends_are_told_who_asks() {
     let backend = Backend::new("a").await;
     let alice = User { login: "alice@example.com".into(), name: "Älice".into(), picture: "https://example.com/a.png".into() };
-    let identity = Identity { user: Some(alice), ..Identity::default() };
-    let ask: tailyard::proxy::ingress::l7::identify::Ask = Arc::new(move |client| {
+    let identity = ClientIdentity { user: Some(alice), ..ClientIdentity::default() };
+    let ask: tailyard::proxy::ingress::l7::identify::WhoIsLookup = Arc::new(move |client| {
         assert_eq!(client.to_string(), CLIENT);
         let identity = identity.clone();
         Box::pin(async move { Ok(Some(identity)) })

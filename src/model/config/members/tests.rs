@@ -15,7 +15,7 @@ fn changes(before: &str, after: &str) -> Vec<String> {
 /// Whether the text that follows is taken apart, and not read whole.
 fn is_spliced(before: &str, after: &str) -> bool {
     let (before, after) = (read(before), Bytes::copy_from_slice(after.as_bytes()));
-    before.kept(&after).and_then(|kept| before.splice(&after, kept)).is_some()
+    before.ends(&after).and_then(|kept| before.splice(&after, kept)).is_some()
 }
 
 const FOUR: &str = r#"{"a":{"x":1},"b":2,"c":[3],"d":"4"}"#;

@@ -6,35 +6,22 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde::Serialize;
 
-use super::{Keys, Source};
+use super::{CopyKeys, CopySource};
 use crate::api::serve::ServeConfig;
 use crate::api::{egress, ingress, routes, serve};
 use crate::model::base::gzip;
 use crate::model::config::{ConfigError, EgressConfig, IngressConfig, fingerprint};
-use crate::model::ingress::vhosts::{self, Read, Sites};
+use crate::model::ingress::vhosts::{self, ReadVhosts, Vhosts};
 
 /// Why the copy that should be in force is not. What was in force stays.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Fault {
+pub enum DocumentFault {
     /// The document is not JSON of the expected kind.
     #[error("the {from} copy of {key:?} cannot be used, the last good config stays in force: {reason}")]
-    Unreadable {
-        /// Which copy.
-        from: Source,
-        /// Which key.
-        key: &'static str,
-        /// What the parser says.
-        reason: String,
-    },
-    /// The document was there and its key is not any more.
+    Unreadable { from: CopySource, key: &'static str, reason: String },
     #[error("key {key:?} is missing from the {from} copy, the last good config stays in force; write {{}} to end all services")]
-    KeyMissing {
-        /// Which copy.
-        from: Source,
-        /// Which key.
-        key: &'static str,
-    },
+    KeyMissing { from: CopySource, key: &'static str },
     /// The object does not exist.
     #[error("the ConfigMap does not exist, the last good config stays in force; create it (write {{}} to end all services)")]
     Deleted,
@@ -43,7 +30,7 @@ pub enum Fault {
     Mount(String),
 }
 
-impl Fault {
+impl DocumentFault {
     /// A closed set of words for metric labels and Event reasons.
     #[must_use]
     pub fn reason(&self) -> &'static str {
@@ -67,22 +54,21 @@ pub trait Document: Clone {
 
     /// The keys as they are read: nothing is packed any more.
     #[must_use]
-    fn unpacked(keys: Keys) -> Keys {
+    fn unpacked(keys: CopyKeys) -> CopyKeys {
         keys
     }
 
     /// Reads the document that follows `last`; what did not change of it is not read again.
-    fn read(keys: &Keys, last: Option<&Self>) -> Result<Self, ConfigError>;
+    fn read(keys: &CopyKeys, last: Option<&Self>) -> Result<Self, ConfigError>;
 
     /// What a plan is made from; the same value as long as the text is the same.
     fn services(&self) -> &Arc<Self::Services>;
 
-    /// Says which document it is.
     fn fingerprint(&self) -> &str;
 }
 
 /// Has a text that came packed under its own key. What cannot be unpacked is no JSON either, and is told as such.
-fn unpacked(mut keys: Keys, key: &str, compressed: &str) -> Keys {
+fn unpacked(mut keys: CopyKeys, key: &str, compressed: &str) -> CopyKeys {
     if let Some(packed) = keys.remove(compressed) {
         let text = gzip::unpack(&packed, gzip::MAX_CONFIG_SIZE).map_or(packed, Bytes::from);
         keys.insert(key.to_owned(), text);
@@ -93,7 +79,6 @@ fn unpacked(mut keys: Keys, key: &str, compressed: &str) -> Keys {
 /// The egress services and how many pings a drain sends for each of them at a time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct EgressDocument {
-    /// The services.
     pub config: Arc<EgressConfig>,
     /// Pings to a health endpoint that must all miss this Pod; 0 if the writer gave none.
     pub hep_pings: u32,
@@ -105,11 +90,11 @@ impl Document for EgressDocument {
     const KEYS: &'static [&'static str] = &[egress::KEY, egress::KEY_COMPRESSED, egress::KEY_HEP_PINGS];
     const KEY: &'static str = egress::KEY;
 
-    fn unpacked(keys: Keys) -> Keys {
+    fn unpacked(keys: CopyKeys) -> CopyKeys {
         unpacked(keys, egress::KEY, egress::KEY_COMPRESSED)
     }
 
-    fn read(keys: &Keys, last: Option<&Self>) -> Result<Self, ConfigError> {
+    fn read(keys: &CopyKeys, last: Option<&Self>) -> Result<Self, ConfigError> {
         let pings = keys.get(egress::KEY_HEP_PINGS).and_then(|bytes| std::str::from_utf8(bytes).ok()?.trim().parse().ok());
         let config = match last {
             Some(last) => last.config.next(&bytes(keys, egress::KEY))?,
@@ -130,7 +115,6 @@ impl Document for EgressDocument {
 /// The L3 ingress services.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct IngressDocument {
-    /// The services.
     pub config: Arc<IngressConfig>,
 }
 
@@ -140,11 +124,11 @@ impl Document for IngressDocument {
     const KEYS: &'static [&'static str] = &[ingress::KEY, ingress::KEY_COMPRESSED];
     const KEY: &'static str = ingress::KEY;
 
-    fn unpacked(keys: Keys) -> Keys {
+    fn unpacked(keys: CopyKeys) -> CopyKeys {
         unpacked(keys, ingress::KEY, ingress::KEY_COMPRESSED)
     }
 
-    fn read(keys: &Keys, last: Option<&Self>) -> Result<Self, ConfigError> {
+    fn read(keys: &CopyKeys, last: Option<&Self>) -> Result<Self, ConfigError> {
         let config = match last {
             Some(last) => last.config.next(&bytes(keys, ingress::KEY))?,
             None => IngressConfig::default().next(&bytes(keys, ingress::KEY))?,
@@ -164,41 +148,38 @@ impl Document for IngressDocument {
 /// What is to be served of requests: the serve config, and our own routes where there are some.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ServeDocument {
-    /// Both.
-    pub served: Arc<Served>,
-    /// Says which document it is.
+    pub served: Arc<ServeContent>,
     pub fingerprint: String,
 }
 
 /// What a [`ServeDocument`] says.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Served {
-    /// The serve config.
+pub struct ServeContent {
     pub config: ServeConfig,
     /// The sites, of our own routes where there are some.
     #[serde(skip)]
-    pub sites: Arc<Sites>,
+    pub sites: Arc<Vhosts>,
     /// What is wrong with sites, by name; they may be served all the same, but for what is wrong.
     pub faults: BTreeMap<String, Vec<String>>,
 }
 
 impl Document for ServeDocument {
-    type Services = Served;
+    type Services = ServeContent;
 
     const KEYS: &'static [&'static str] = &[serve::KEY, serve::KEY_COMPRESSED, routes::KEY, routes::KEY_COMPRESSED];
     const KEY: &'static str = serve::KEY;
 
-    fn unpacked(keys: Keys) -> Keys {
+    fn unpacked(keys: CopyKeys) -> CopyKeys {
         unpacked(unpacked(keys, serve::KEY, serve::KEY_COMPRESSED), routes::KEY, routes::KEY_COMPRESSED)
     }
 
-    fn read(keys: &Keys, last: Option<&Self>) -> Result<Self, ConfigError> {
+    fn read(keys: &CopyKeys, last: Option<&Self>) -> Result<Self, ConfigError> {
         let text = bytes(keys, serve::KEY);
         let text = if text.iter().all(u8::is_ascii_whitespace) { Bytes::from_static(b"{}") } else { text };
         let routes = keys.get(routes::KEY);
         let config: Option<ServeConfig> = serde_json::from_slice(&text)?;
-        let Read { sites, faults } = vhosts::read(routes.map(AsRef::as_ref), Some(&text)).map_err(serde_json::Error::from)?;
-        let served = Served { config: config.unwrap_or_default(), sites: Arc::new(sites), faults };
+        let ReadVhosts { sites, faults } = vhosts::read(routes.map(AsRef::as_ref), Some(&text)).map_err(serde_json::Error::from)?;
+        let served = ServeContent { config: config.unwrap_or_default(), sites: Arc::new(sites), faults };
         let fingerprint = fingerprint(&[&text[..], routes.map(AsRef::as_ref).unwrap_or_default()].concat());
         let same = last.map(|last| &last.served).filter(|last| ***last == served);
         Ok(Self { served: same.cloned().unwrap_or_else(|| Arc::new(served)), fingerprint })
@@ -213,6 +194,6 @@ impl Document for ServeDocument {
     }
 }
 
-fn bytes(keys: &Keys, key: &str) -> Bytes {
+fn bytes(keys: &CopyKeys, key: &str) -> Bytes {
     keys.get(key).cloned().unwrap_or_default()
 }

@@ -5,22 +5,20 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::{Copies, Document, Fault, Keys, Source, Version};
+use super::{ConfigCopies, CopyKeys, CopySource, CopyVersion, Document, DocumentFault};
 
 /// How the watch of the API stands.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Link {
+pub enum WatchHealth {
     /// There is none: the mounted copy alone is used.
     Off,
     /// Not established yet.
     #[default]
     Connecting,
-    /// Established.
     Live,
     /// Lost, or never got.
     Lost {
-        /// Since when; a duration since the start.
         since: Duration,
         /// Why, by a closed set of words.
         reason: &'static str,
@@ -34,26 +32,23 @@ pub enum Link {
 pub struct InForce<D> {
     /// The document; nothing before the first readable copy.
     pub document: Option<Arc<D>>,
-    /// Where it came from.
-    pub source: Option<Source>,
-    /// Since when; a duration since the start.
+    pub source: Option<CopySource>,
     pub since: Duration,
     /// What is wrong with the copy that should be in force instead.
-    pub fault: Option<Fault>,
-    /// How the watch stands.
-    pub link: Link,
+    pub fault: Option<DocumentFault>,
+    pub link: WatchHealth,
 }
 
 impl<D> Default for InForce<D> {
     fn default() -> Self {
-        Self { document: None, source: None, since: Duration::ZERO, fault: None, link: Link::default() }
+        Self { document: None, source: None, since: Duration::ZERO, fault: None, link: WatchHealth::default() }
     }
 }
 
 /// Chooses among the copies and keeps the last good document.
 #[derive(Debug, Clone)]
 pub struct Selection<D> {
-    copies: Copies,
+    copies: ConfigCopies,
     in_force: InForce<D>,
     /// Which copy the document in force was read from.
     used: Option<u64>,
@@ -65,19 +60,18 @@ impl<D: Document> Selection<D> {
     /// Nothing in force yet.
     #[must_use]
     pub fn new(hold: Duration, watched: bool) -> Self {
-        let link = if watched { Link::Connecting } else { Link::Off };
+        let link = if watched { WatchHealth::Connecting } else { WatchHealth::Off };
         let in_force = InForce { link, ..InForce::default() };
-        Self { copies: Copies::new(hold), in_force, used: None, deleted: false, mount: None }
+        Self { copies: ConfigCopies::new(hold), in_force, used: None, deleted: false, mount: None }
     }
 
-    /// What is in force.
     #[must_use]
     pub fn in_force(&self) -> &InForce<D> {
         &self.in_force
     }
 
     /// The watch delivered the object.
-    pub fn delivered(&mut self, keys: Keys) {
+    pub fn delivered(&mut self, keys: CopyKeys) {
         self.deleted = false;
         self.copies.delivered(Arc::new(only::<D>(keys)));
     }
@@ -90,19 +84,19 @@ impl<D: Document> Selection<D> {
 
     /// The watch is established.
     pub fn live(&mut self) {
-        self.in_force.link = Link::Live;
+        self.in_force.link = WatchHealth::Live;
         self.copies.live();
     }
 
     /// The watch is lost.
     pub fn lost(&mut self, now: Duration, reason: &'static str, message: String) {
-        let since = if let Link::Lost { since, .. } = self.in_force.link { since } else { now };
-        self.in_force.link = Link::Lost { since, reason, message };
+        let since = if let WatchHealth::Lost { since, .. } = self.in_force.link { since } else { now };
+        self.in_force.link = WatchHealth::Lost { since, reason, message };
         self.copies.lost(now);
     }
 
     /// The mount shows this.
-    pub fn mounted(&mut self, keys: Keys) {
+    pub fn mounted(&mut self, keys: CopyKeys) {
         self.mount = None;
         self.copies.mounted(Arc::new(only::<D>(keys)));
     }
@@ -122,7 +116,7 @@ impl<D: Document> Selection<D> {
     pub fn settle(&mut self, now: Duration) {
         let copies: Vec<_> = self.copies.ranked(now).into_iter().map(|(from, copy)| (from, copy.clone())).collect();
         let mut fault = None;
-        for (from, Version { keys, id }) in copies {
+        for (from, CopyVersion { keys, id }) in copies {
             if self.used == Some(id) {
                 self.in_force.source = Some(from);
                 break;
@@ -140,25 +134,29 @@ impl<D: Document> Selection<D> {
                 break;
             }
         }
-        self.in_force.fault = if self.deleted { Some(Fault::Deleted) } else { fault.or_else(|| self.mount_fault()) };
+        self.in_force.fault = if self.deleted { Some(DocumentFault::Deleted) } else { fault.or_else(|| self.mount_fault()) };
     }
 
     /// A key that is absent from the first copy means no services yet; one that vanishes later means nothing at all.
-    fn read(&self, from: Source, keys: &Keys) -> Result<D, Fault> {
+    fn read(&self, from: CopySource, keys: &CopyKeys) -> Result<D, DocumentFault> {
         if self.in_force.document.is_some() && !keys.contains_key(D::KEY) {
-            return Err(Fault::KeyMissing { from, key: D::KEY });
+            return Err(DocumentFault::KeyMissing { from, key: D::KEY });
         }
-        D::read(keys, self.in_force.document.as_deref()).map_err(|error| Fault::Unreadable { from, key: D::KEY, reason: error.to_string() })
+        D::read(keys, self.in_force.document.as_deref()).map_err(|error| DocumentFault::Unreadable {
+            from,
+            key: D::KEY,
+            reason: error.to_string(),
+        })
     }
 
     /// A mount that cannot be read is of no interest while the watch is live.
-    fn mount_fault(&self) -> Option<Fault> {
-        self.mount.clone().filter(|_| self.in_force.link != Link::Live).map(Fault::Mount)
+    fn mount_fault(&self) -> Option<DocumentFault> {
+        self.mount.clone().filter(|_| self.in_force.link != WatchHealth::Live).map(DocumentFault::Mount)
     }
 }
 
 /// The keys that the document is read from; changes of others are none of its business.
-fn only<D: Document>(mut keys: Keys) -> Keys {
+fn only<D: Document>(mut keys: CopyKeys) -> CopyKeys {
     keys.retain(|key, _| D::KEYS.contains(&key.as_str()));
     D::unpacked(keys)
 }

@@ -4,11 +4,11 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn keys(version: usize) -> Keys {
+fn keys(version: usize) -> CopyKeys {
     [("egress-services".to_owned(), Bytes::from(format!(r#"{{"v{version}":{{}}}}"#)))].into()
 }
 
-fn text(text: &'static str) -> Keys {
+fn text(text: &'static str) -> CopyKeys {
     [("egress-services".to_owned(), Bytes::from_static(text.as_bytes()))].into()
 }
 
@@ -16,8 +16,8 @@ fn secs(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-fn chosen(copies: &Copies, now: u64) -> Option<(Source, Keys)> {
-    copies.ranked(secs(now)).first().map(|(source, version)| (*source, Keys::clone(&version.keys)))
+fn chosen(copies: &ConfigCopies, now: u64) -> Option<(CopySource, CopyKeys)> {
+    copies.ranked(secs(now)).first().map(|(source, version)| (*source, CopyKeys::clone(&version.keys)))
 }
 
 fn versions(selection: &Selection<EgressDocument>) -> Option<Vec<String>> {
@@ -28,14 +28,14 @@ fn versions(selection: &Selection<EgressDocument>) -> Option<Vec<String>> {
 #[test]
 fn a_packed_config_is_read_as_the_text_that_it_holds() {
     let mut selection = Selection::<EgressDocument>::new(secs(120), true);
-    let packed = |text: &[u8]| Keys::from([("egress-services.gz".to_owned(), Bytes::copy_from_slice(text))]);
+    let packed = |text: &[u8]| CopyKeys::from([("egress-services.gz".to_owned(), Bytes::copy_from_slice(text))]);
     selection.delivered(packed(&crate::model::base::gzip::pack(br#"{"a":{}}"#).expect("packed")));
     selection.settle(secs(0));
     assert_eq!(versions(&selection), Some(vec!["a".to_owned()]));
     selection.delivered(packed(b"cut off"));
     selection.settle(secs(1));
     assert_eq!(versions(&selection), Some(vec!["a".to_owned()]), "the last good one");
-    assert_eq!(selection.in_force().fault.as_ref().map(Fault::reason), Some("Unreadable"));
+    assert_eq!(selection.in_force().fault.as_ref().map(DocumentFault::reason), Some("Unreadable"));
     selection.delivered(keys(7));
     selection.settle(secs(2));
     assert_eq!(versions(&selection), Some(vec!["v7".to_owned()]));
@@ -43,21 +43,21 @@ fn a_packed_config_is_read_as_the_text_that_it_holds() {
 
 #[test]
 fn the_mount_starts_and_the_watch_takes_over() {
-    let mut copies = Copies::new(secs(120));
+    let mut copies = ConfigCopies::new(secs(120));
     assert_eq!(chosen(&copies, 0), None);
     copies.mounted(keys(1).into());
-    assert_eq!(chosen(&copies, 0), Some((Source::File, keys(1))));
+    assert_eq!(chosen(&copies, 0), Some((CopySource::File, keys(1))));
     copies.mounted(keys(2).into());
-    assert_eq!(chosen(&copies, 0), Some((Source::File, keys(2))), "no watch yet: changes of the mount are taken at once");
+    assert_eq!(chosen(&copies, 0), Some((CopySource::File, keys(2))), "no watch yet: changes of the mount are taken at once");
     copies.delivered(keys(3).into());
-    assert_eq!(chosen(&copies, 0), Some((Source::Api, keys(3))));
+    assert_eq!(chosen(&copies, 0), Some((CopySource::Api, keys(3))));
     copies.mounted(keys(1).into());
-    assert_eq!(chosen(&copies, 9999), Some((Source::Api, keys(3))), "while the watch lives the mount is of no account");
+    assert_eq!(chosen(&copies, 9999), Some((CopySource::Api, keys(3))), "while the watch lives the mount is of no account");
 }
 
 #[test]
 fn a_kubelet_that_catches_up_is_not_news() {
-    let mut copies = Copies::new(secs(120));
+    let mut copies = ConfigCopies::new(secs(120));
     copies.mounted(keys(1).into());
     for version in 1..=3 {
         copies.delivered(keys(version).into());
@@ -65,40 +65,40 @@ fn a_kubelet_that_catches_up_is_not_news() {
     copies.lost(secs(10));
     for version in 2..=3 {
         copies.mounted(keys(version).into());
-        assert_eq!(chosen(&copies, 9999), Some((Source::Api, keys(3))));
+        assert_eq!(chosen(&copies, 9999), Some((CopySource::Api, keys(3))));
         assert_eq!(copies.due(secs(10)), None);
     }
 }
 
 #[test]
 fn a_mount_that_moves_on_wins_after_the_hold_and_until_the_watch_is_back() {
-    let mut copies = Copies::new(secs(120));
+    let mut copies = ConfigCopies::new(secs(120));
     copies.mounted(keys(1).into());
     copies.delivered(keys(1).into());
     copies.lost(secs(10));
     copies.mounted(keys(2).into());
-    assert_eq!(chosen(&copies, 129), Some((Source::Api, keys(1))));
+    assert_eq!(chosen(&copies, 129), Some((CopySource::Api, keys(1))));
     assert_eq!(copies.due(secs(20)), Some(secs(130)));
-    assert_eq!(chosen(&copies, 130), Some((Source::File, keys(2))));
+    assert_eq!(chosen(&copies, 130), Some((CopySource::File, keys(2))));
     copies.mounted(keys(3).into());
-    assert_eq!(chosen(&copies, 131), Some((Source::File, keys(3))));
+    assert_eq!(chosen(&copies, 131), Some((CopySource::File, keys(3))));
     copies.delivered(keys(2).into());
-    assert_eq!(chosen(&copies, 132), Some((Source::Api, keys(2))));
+    assert_eq!(chosen(&copies, 132), Some((CopySource::Api, keys(2))));
     copies.lost(secs(140));
-    assert_eq!(chosen(&copies, 9999), Some((Source::Api, keys(2))), "the mount has not moved since the watch was live");
+    assert_eq!(chosen(&copies, 9999), Some((CopySource::Api, keys(2))), "the mount has not moved since the watch was live");
 }
 
 #[test]
 fn a_revert_that_only_the_mount_shows_is_news() {
-    let mut copies = Copies::new(secs(120));
+    let mut copies = ConfigCopies::new(secs(120));
     copies.mounted(keys(1).into());
     copies.delivered(keys(1).into());
     copies.delivered(keys(2).into());
     copies.lost(secs(0));
     copies.mounted(keys(2).into());
-    assert_eq!(chosen(&copies, 500), Some((Source::Api, keys(2))));
+    assert_eq!(chosen(&copies, 500), Some((CopySource::Api, keys(2))));
     copies.mounted(keys(1).into());
-    assert_eq!(chosen(&copies, 500), Some((Source::File, keys(1))));
+    assert_eq!(chosen(&copies, 500), Some((CopySource::File, keys(1))));
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn an_unreadable_copy_leaves_the_last_good_one() {
     selection.delivered(text(r#"{"cut":{"#));
     selection.settle(secs(1));
     assert_eq!(versions(&selection), None);
-    assert_eq!(selection.in_force().fault.as_ref().map(Fault::reason), Some("Unreadable"));
+    assert_eq!(selection.in_force().fault.as_ref().map(DocumentFault::reason), Some("Unreadable"));
     selection.mounted(keys(1));
     selection.settle(secs(2));
     assert_eq!(versions(&selection), Some(vec!["v1".into()]), "an older readable copy is better than none");
@@ -128,10 +128,10 @@ fn a_deleted_object_and_a_vanished_key_change_nothing_and_say_so() {
     selection.settle(secs(0));
     selection.absent();
     selection.settle(secs(1));
-    assert_eq!((versions(&selection), selection.in_force().fault.clone()), (Some(vec!["v1".into()]), Some(Fault::Deleted)));
-    selection.delivered(Keys::new());
+    assert_eq!((versions(&selection), selection.in_force().fault.clone()), (Some(vec!["v1".into()]), Some(DocumentFault::Deleted)));
+    selection.delivered(CopyKeys::new());
     selection.settle(secs(2));
-    let missing = Fault::KeyMissing { from: Source::Api, key: "egress-services" };
+    let missing = DocumentFault::KeyMissing { from: CopySource::Api, key: "egress-services" };
     assert_eq!((versions(&selection), selection.in_force().fault.clone()), (Some(vec!["v1".into()]), Some(missing)));
     selection.delivered(text("{}"));
     selection.settle(secs(3));
@@ -186,7 +186,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 /// A cluster whose kubelet is never later than the hold.
 #[derive(Default)]
 struct World {
-    copies: Copies,
+    copies: ConfigCopies,
     edited: Vec<u64>,
     mounted: usize,
     live: bool,
@@ -232,7 +232,7 @@ proptest! {
     /// and a mount that has the newest version while the watch is long gone is followed too.
     #[test]
     fn the_choice_never_goes_back(steps in steps()) {
-        let mut world = World { copies: Copies::new(secs(120)), edited: vec![0], ..World::default() };
+        let mut world = World { copies: ConfigCopies::new(secs(120)), edited: vec![0], ..World::default() };
         world.copies.mounted(keys(0).into());
         let (mut before, mut lost_at) = (world.version(), 0);
         for step in &steps {

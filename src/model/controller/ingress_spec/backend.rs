@@ -3,8 +3,8 @@
 use k8s_openapi::api::core::v1::{Service, ServicePort};
 use k8s_openapi::api::networking::v1::{Ingress, IngressBackend};
 
-use super::Context;
-use crate::api::routes::{Backend, Protocol};
+use super::SpecContext;
+use crate::api::routes::{Backend, BackendProtocol};
 
 /// The Services that an Ingress names as backends, in its own namespace.
 pub fn backends(ingress: &Ingress) -> impl Iterator<Item = &str> {
@@ -16,7 +16,7 @@ pub fn backends(ingress: &Ingress) -> impl Iterator<Item = &str> {
 }
 
 /// A backend of an Ingress in this namespace. The error says what to do.
-pub(super) fn backend(namespace: &str, wanted: &IngressBackend, context: &Context<'_>) -> Result<Backend, String> {
+pub(super) fn backend(namespace: &str, wanted: &IngressBackend, context: &SpecContext<'_>) -> Result<Backend, String> {
     let Some(named) = &wanted.service else {
         return Err("a backend that is no Service is not served: name a Service.".to_owned());
     };
@@ -29,8 +29,9 @@ pub(super) fn backend(namespace: &str, wanted: &IngressBackend, context: &Contex
         None => wanted.and_then(|wanted| wanted.number) == Some(port.port),
     };
     let port = ports.iter().find(is).ok_or_else(|| {
-        let asked = wanted.map_or_else(String::new, |port| port.name.clone().or(port.number.map(|n| n.to_string())).unwrap_or_default());
-        format!("Service {namespace}/{name} has no port {asked:?}: name one that it has.")
+        let port_name =
+            wanted.map_or_else(String::new, |port| port.name.clone().or(port.number.map(|n| n.to_string())).unwrap_or_default());
+        format!("Service {namespace}/{name} has no port {port_name:?}: name one that it has.")
     })?;
     if port.protocol.as_deref().is_some_and(|protocol| protocol != "TCP") {
         return Err(format!("port {} of Service {namespace}/{name} is not TCP: name one that is.", port.port));
@@ -60,14 +61,14 @@ fn address(service: &Service, port: i32) -> Option<String> {
 }
 
 /// What a port speaks: what it says itself, else what its name says, else what its number is usual for.
-fn protocol(port: &ServicePort) -> Protocol {
-    let known = |text: &str| match text.to_ascii_lowercase().as_str() {
-        "https" | "kubernetes.io/wss" | "tls" => Some(Protocol::Https),
-        "h2c" | "kubernetes.io/h2c" | "grpc" | "http2" => Some(Protocol::H2c),
-        "http" | "kubernetes.io/ws" => Some(Protocol::Http),
+fn protocol(port: &ServicePort) -> BackendProtocol {
+    let protocol = |text: &str| match text.to_ascii_lowercase().as_str() {
+        "https" | "kubernetes.io/wss" | "tls" => Some(BackendProtocol::Https),
+        "h2c" | "kubernetes.io/h2c" | "grpc" | "http2" => Some(BackendProtocol::H2c),
+        "http" | "kubernetes.io/ws" => Some(BackendProtocol::Http),
         _ => None,
     };
-    let said = port.app_protocol.as_deref().and_then(known);
-    let named = || port.name.as_deref().and_then(known);
-    said.or_else(named).unwrap_or(if port.port == 443 { Protocol::Https } else { Protocol::Http })
+    let said = port.app_protocol.as_deref().and_then(protocol);
+    let named = || port.name.as_deref().and_then(protocol);
+    said.or_else(named).unwrap_or(if port.port == 443 { BackendProtocol::Https } else { BackendProtocol::Http })
 }

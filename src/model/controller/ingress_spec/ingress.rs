@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::networking::v1::{Ingress, IngressBackend};
 
 use super::backend::backend;
-use super::{Context, Flaw, Own, Target, Wish, annotation, common, ingress_label, text, truth};
+use super::{CertificateIssue, PublishSpec, PublishTarget, SpecContext, UserCertificate, annotation, common, ingress_label, text, truth};
 use crate::api::names;
 use crate::api::routes::{Host, Listener, Route, Site};
 use crate::model::ingress::cert_orders::Validity;
@@ -18,19 +18,19 @@ const HTTP: u16 = 80;
 /// A site while its routes are found.
 struct Routing<'a, 'b> {
     namespace: &'a str,
-    context: &'a Context<'b>,
+    context: &'a SpecContext<'b>,
     routes: BTreeMap<(String, String, bool), Route>,
     notes: Vec<String>,
 }
 
 /// Reads an Ingress. The error is everything that is wrong with it, each a sentence that says what to do.
-pub fn ingress(ingress: &Ingress, context: &Context<'_>) -> Result<Wish, Vec<String>> {
+pub fn ingress(ingress: &Ingress, context: &SpecContext<'_>) -> Result<PublishSpec, Vec<String>> {
     let mut wrong = Vec::new();
     let annotations = ingress.metadata.annotations.as_ref();
     let label = ingress_label(ingress);
     let tags = common(annotations, &label, &mut wrong);
     let dns = format!("{label}.{}", context.suffix);
-    let Hosts { served: hosts, flaws, mut notes, warnings } = hosts(ingress, (&dns, &label), context);
+    let SiteNames { served: hosts, flaws, mut notes, warnings } = hosts(ingress, (&dns, &label), context);
     if annotation(annotations, names::PROXY_PROTOCOL).is_some() {
         notes.push(format!("{} is for Services: backends of an Ingress get the client's address in headers.", names::PROXY_PROTOCOL));
     }
@@ -54,7 +54,7 @@ pub fn ingress(ingress: &Ingress, context: &Context<'_>) -> Result<Wish, Vec<Str
     let ports = listeners.keys().rev().map(|port| format!("tcp:{port}")).collect();
     let funnel = annotation(annotations, names::FUNNEL).is_some_and(truth);
     let site = Site { hosts, listeners, routes: routes.into_values().collect(), funnel };
-    Ok(Wish { label, tags, ports, target: Target::Site(site), notes, flaws, warnings })
+    Ok(PublishSpec { label, tags, ports, target: PublishTarget::Site(site), notes, flaws, warnings })
 }
 
 /// The Secrets that an Ingress names as certificates.
@@ -65,8 +65,8 @@ pub fn certificates(ingress: &Ingress) -> impl Iterator<Item = &str> {
 
 /// The names of a site: that of its Tailscale Service, and those of its own for which it names a certificate. With what is wrong with
 /// the latter, and of which.
-fn hosts(ingress: &Ingress, (dns, label): (&str, &str), context: &Context<'_>) -> Hosts {
-    let mut hosts = Hosts::default();
+fn hosts(ingress: &Ingress, (dns, label): (&str, &str), context: &SpecContext<'_>) -> SiteNames {
+    let mut hosts = SiteNames::default();
     hosts.served.insert(dns.to_owned(), Host { secret: dns.to_owned(), issue: true });
     let tls = ingress.spec.as_ref().and_then(|spec| spec.tls.as_deref()).unwrap_or_default();
     for (at, entry) in tls.iter().enumerate() {
@@ -78,7 +78,7 @@ fn hosts(ingress: &Ingress, (dns, label): (&str, &str), context: &Context<'_>) -
                 Some(secret)
                     if context.reserved.get(secret).is_some_and(|those| !those.matches(text(ingress.metadata.namespace.as_ref()))) =>
                 {
-                    hosts.flaws.insert(host.to_ascii_lowercase(), Flaw::Lacking);
+                    hosts.flaws.insert(host.to_ascii_lowercase(), CertificateIssue::Lacking);
                     let why = format!("its annotation {} does not name this namespace", names::CERTIFICATE_NAMESPACES);
                     hosts
                         .notes
@@ -96,53 +96,58 @@ fn hosts(ingress: &Ingress, (dns, label): (&str, &str), context: &Context<'_>) -
 
 /// The names of a site while they are found.
 #[derive(Default)]
-struct Hosts {
+struct SiteNames {
     served: BTreeMap<String, Host>,
-    flaws: BTreeMap<String, Flaw>,
+    flaws: BTreeMap<String, CertificateIssue>,
     notes: Vec<String>,
     warnings: Vec<String>,
 }
 
-impl Hosts {
+impl SiteNames {
     /// A host whose certificate is a Secret of the user's. One that cannot be shown now is named to the replicas all the same, which may
     /// hold the one before.
-    fn of_its_own(&mut self, host: &str, secret: &str, context: &Context<'_>) {
+    fn of_its_own(&mut self, host: &str, secret: &str, context: &SpecContext<'_>) {
         let at = format!("Secret {}/{secret}", context.namespace);
         let own = context.certificates.get(secret);
-        if !matches!(own, None | Some(Own::Unlabelled)) {
+        if !matches!(own, None | Some(UserCertificate::Unlabelled)) {
             self.served.entry(host.to_owned()).or_insert_with(|| Host { secret: secret.to_owned(), issue: false });
         }
         let (flaw, why) = match own {
             None => (
-                Flaw::Lacking,
+                CertificateIssue::Lacking,
                 format!(
                     "is not served: there is no Secret {secret} in the namespace {} of the proxies (one in the Ingress's own namespace is \
                      not looked at).",
                     context.namespace
                 ),
             ),
-            Some(Own::Unlabelled) => {
-                (Flaw::Lacking, format!("is not served: {at} lacks the label {}=true, by which it may be shown.", names::OWN_CERTIFICATE))
+            Some(UserCertificate::Unlabelled) => (
+                CertificateIssue::Lacking,
+                format!("is not served: {at} lacks the label {}=true, by which it may be shown.", names::OWN_CERTIFICATE),
+            ),
+            Some(UserCertificate::Unread) => return,
+            Some(UserCertificate::Unusable(why)) => {
+                (CertificateIssue::Lacking, format!("has no certificate: {at} cannot be used, as {why}."))
             }
-            Some(Own::Unread) => return,
-            Some(Own::Unusable(why)) => (Flaw::Lacking, format!("has no certificate: {at} cannot be used, as {why}.")),
-            Some(Own::Leaf(leaf)) => match leaf.is_for(host) {
-                Err(why) => (Flaw::Lacking, format!("has no certificate: in {at} {why}.")),
+            Some(UserCertificate::Leaf(leaf)) => match leaf.is_for(host) {
+                Err(why) => (CertificateIssue::Lacking, format!("has no certificate: in {at} {why}.")),
                 Ok(()) => match Validity::of(&leaf.certificate, context.now).0 {
                     Validity::Valid => return,
                     Validity::Early(from) => {
-                        (Flaw::Invalid, format!("is refused by clients: the certificate in {at} is not valid before {from}."))
+                        (CertificateIssue::Invalid, format!("is refused by clients: the certificate in {at} is not valid before {from}."))
                     }
                     Validity::Ended(until) => {
-                        (Flaw::Invalid, format!("is refused by clients: the certificate in {at} ended at {until}. Renew it."))
+                        (CertificateIssue::Invalid, format!("is refused by clients: the certificate in {at} ended at {until}. Renew it."))
                     }
-                    Validity::Ending(until) => (Flaw::Ending, format!("has a certificate, in {at}, that ends at {until}. Renew it.")),
+                    Validity::Ending(until) => {
+                        (CertificateIssue::Ending, format!("has a certificate, in {at}, that ends at {until}. Renew it."))
+                    }
                 },
             },
         };
         self.flaws.insert(host.to_owned(), flaw);
-        let told = if flaw == Flaw::Ending { &mut self.warnings } else { &mut self.notes };
-        told.push(format!("host {host} {why}"));
+        let list = if flaw == CertificateIssue::Ending { &mut self.warnings } else { &mut self.notes };
+        list.push(format!("host {host} {why}"));
     }
 }
 

@@ -10,7 +10,7 @@ use crate::api::vip::{self, OwnerRef, Owners, VipService};
 
 /// Who we are among the owners.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Owner {
+pub struct ServiceOwner {
     /// What tells this cluster from every other.
     pub id: String,
     /// What it was called before: references by these names are ours, and are written anew.
@@ -19,14 +19,11 @@ pub struct Owner {
 
 /// What a Tailscale Service is to be.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Asked {
+pub struct DesiredVipService {
     /// Its name, with `svc:`.
     pub name: String,
-    /// The group that publishes it.
     pub group: String,
-    /// Its tags.
     pub tags: Vec<String>,
-    /// Its ports.
     pub ports: Vec<String>,
     /// It may join a name that another cluster has: an administrator's word, not a tenant's.
     pub share: bool,
@@ -36,26 +33,23 @@ pub struct Asked {
 
 /// What follows for it.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Verdict {
-    /// It is as it must be.
+pub enum OwnershipVerdict {
     Settled,
     /// It is to be written so. `ours` tells whether it was ours before.
     Write {
-        /// The service whole.
         service: Box<VipService>,
         /// It was ours already, and is served meanwhile.
         ours: bool,
     },
     /// It is not ours to write.
-    Refused(Refusal),
+    Refused(OwnershipRefusal),
 }
 
 /// Why a Tailscale Service is not ours to write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refusal {
+pub enum OwnershipRefusal {
     /// It has no owner that we know of: somebody made it by hand.
     Foreign,
-    /// One object owns it alone.
     Alone,
     /// Another cluster has it, and its namespace may not share names.
     Twin,
@@ -64,7 +58,6 @@ pub enum Refusal {
 /// What is to be done to let one go.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Release {
-    /// It is not there, or not ours.
     Nothing,
     /// Nobody else owns it.
     Delete,
@@ -72,13 +65,13 @@ pub enum Release {
     Write(Box<VipService>),
 }
 
-impl Owner {
+impl ServiceOwner {
     fn is(&self, reference: &OwnerRef) -> bool {
         reference.operator_id == self.id || self.former.contains(&reference.operator_id)
     }
 }
 
-impl Refusal {
+impl OwnershipRefusal {
     /// A sentence that says what to do.
     #[must_use]
     pub fn message(self, name: &str) -> String {
@@ -97,17 +90,18 @@ impl Refusal {
 
 /// Judges a service as it was found. `recorded` tells that this cluster has published it: one that lost its owners is ours still.
 #[must_use]
-pub fn judge(found: Option<&VipService>, asked: &Asked, owner: &Owner, recorded: bool) -> Verdict {
-    let own = OwnerRef { operator_id: owner.id.clone(), rest: [(vip::GROUP.to_owned(), asked.group.clone().into())].into_iter().collect() };
+pub fn judge(found: Option<&VipService>, desired: &DesiredVipService, owner: &ServiceOwner, recorded: bool) -> OwnershipVerdict {
+    let own =
+        OwnerRef { operator_id: owner.id.clone(), rest: [(vip::GROUP.to_owned(), desired.group.clone().into())].into_iter().collect() };
     let Some(found) = found else {
         let fresh = VipService {
-            name: asked.name.clone(),
+            name: desired.name.clone(),
             comment: vip::COMMENT.to_owned(),
-            ports: asked.ports.clone(),
-            tags: asked.tags.clone(),
+            ports: desired.ports.clone(),
+            tags: desired.tags.clone(),
             ..VipService::default()
         };
-        return Verdict::Write { service: Box::new(owned(fresh, &[own])), ours: false };
+        return OwnershipVerdict::Write { service: Box::new(owned(fresh, &[own])), ours: false };
     };
     let (refs, unreadable) = match references(found) {
         Some(refs) => (refs, false),
@@ -115,21 +109,21 @@ pub fn judge(found: Option<&VipService>, asked: &Asked, owner: &Owner, recorded:
     };
     let ours = refs.iter().any(|reference| owner.is(reference));
     let others: Vec<OwnerRef> = refs.iter().filter(|reference| !owner.is(reference)).cloned().collect();
-    if refs.is_empty() && (unreadable || !(asked.adopt || recorded)) {
-        return Verdict::Refused(Refusal::Foreign);
+    if refs.is_empty() && (unreadable || !(desired.adopt || recorded)) {
+        return OwnershipVerdict::Refused(OwnershipRefusal::Foreign);
     }
     if refs.first().is_some_and(|first| first.rest.contains_key("resource")) {
-        return Verdict::Refused(Refusal::Alone);
+        return OwnershipVerdict::Refused(OwnershipRefusal::Alone);
     }
-    if !ours && !others.is_empty() && !asked.share {
-        return Verdict::Refused(Refusal::Twin);
+    if !ours && !others.is_empty() && !desired.share {
+        return OwnershipVerdict::Refused(OwnershipRefusal::Twin);
     }
     let mut wanted = found.clone();
     let shared = !others.is_empty();
-    wanted.ports = ports(&found.ports, &asked.ports, shared);
+    wanted.ports = ports(&found.ports, &desired.ports, shared);
     // Of several clusters the first one says which policies hold: two that write in turn would never end.
     if !shared || found.tags.is_empty() {
-        wanted.tags = merged(&found.tags, &asked.tags);
+        wanted.tags = merged(&found.tags, &desired.tags);
     }
     if refs.is_empty() && !recorded {
         wanted.annotations.insert(names::ADOPTED.to_owned(), "true".to_owned());
@@ -139,12 +133,12 @@ pub fn judge(found: Option<&VipService>, asked: &Asked, owner: &Owner, recorded:
     if !named || old {
         wanted = owned(wanted, &[others.as_slice(), &[own]].concat());
     }
-    if wanted == *found { Verdict::Settled } else { Verdict::Write { service: Box::new(wanted), ours } }
+    if wanted == *found { OwnershipVerdict::Settled } else { OwnershipVerdict::Write { service: Box::new(wanted), ours } }
 }
 
 /// What is to be done to let a service go.
 #[must_use]
-pub fn release(found: Option<&VipService>, owner: &Owner) -> Release {
+pub fn release(found: Option<&VipService>, owner: &ServiceOwner) -> Release {
     let Some((found, refs)) = found.and_then(|found| Some((found, references(found)?))) else { return Release::Nothing };
     let (ours, others): (Vec<_>, Vec<_>) = refs.into_iter().partition(|reference| owner.is(reference));
     match (ours.is_empty(), others.is_empty()) {
@@ -161,15 +155,19 @@ pub fn release(found: Option<&VipService>, owner: &Owner) -> Release {
 }
 
 /// The services that a group of this cluster publishes, by what the control plane has on record.
-pub fn of_group<'a>(services: impl IntoIterator<Item = &'a VipService>, owner: &Owner, group: &str) -> impl Iterator<Item = &'a str> {
-    let mine = move |reference: &OwnerRef| owner.is(reference) && reference.rest.get(vip::GROUP).is_some_and(|held| held == group);
-    let published = services.into_iter().filter(move |service| references(service).into_iter().flatten().any(|held| mine(&held)));
+pub fn of_group<'a>(
+    services: impl IntoIterator<Item = &'a VipService>,
+    owner: &ServiceOwner,
+    group: &str,
+) -> impl Iterator<Item = &'a str> {
+    let mine = move |reference: &OwnerRef| owner.is(reference) && reference.rest.get(vip::GROUP).is_some_and(|value| value == group);
+    let published = services.into_iter().filter(move |service| references(service).into_iter().flatten().any(|existing| mine(&existing)));
     published.map(|service| &*service.name)
 }
 
 /// The clusters that own a service beside this one.
 #[must_use]
-pub fn others(found: &VipService, owner: &Owner) -> usize {
+pub fn others(found: &VipService, owner: &ServiceOwner) -> usize {
     references(found).into_iter().flatten().filter(|reference| !owner.is(reference)).count()
 }
 

@@ -1,7 +1,7 @@
 //! A site as tailscaled's serve config says it, for the Tailscale operator's proxy: one name, prefixes only, the cluster's
 //! addresses of backends.
 
-use crate::api::routes::{Listener, Protocol, Route, Site};
+use crate::api::routes::{BackendProtocol, Listener, Route, Site};
 use crate::api::serve::{HttpHandler, ServiceConfig, TcpHandler, WebServer};
 
 /// The serve config of a site whose name in the tailnet is `dns`.
@@ -36,8 +36,8 @@ pub fn tun() -> ServiceConfig {
 
 fn proxy(route: &Route) -> String {
     let scheme = match route.backend.protocol {
-        Protocol::Https => "https+insecure",
-        Protocol::Http | Protocol::H2c => "http",
+        BackendProtocol::Https => "https+insecure",
+        BackendProtocol::Http | BackendProtocol::H2c => "http",
     };
     format!("{scheme}://{}{}", route.backend.address, route.path)
 }

@@ -5,17 +5,17 @@ use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::{Service, ServicePort};
 
-use super::{Target, Whole, Wish, annotation, common, service_label, truth};
+use super::{L4Service, PublishSpec, PublishTarget, annotation, common, service_label, truth};
 use crate::api::names;
 use crate::api::vip::ANY_PORT;
 
 /// Reads a Service. The error is everything that is wrong with it, each a sentence that says what to do.
-pub fn service(service: &Service) -> Result<Wish, Vec<String>> {
+pub fn service(service: &Service) -> Result<PublishSpec, Vec<String>> {
     let mut wrong = Vec::new();
     let label = service_label(service);
     let tags = common(service.metadata.annotations.as_ref(), &label, &mut wrong);
     let kind = service.spec.as_ref().and_then(|spec| spec.type_.as_deref()).unwrap_or("ClusterIP");
-    let mut whole = Whole { proxy_protocol: announced(service, &mut wrong), ..Whole::default() };
+    let mut whole = L4Service { proxy_protocol: announced(service, &mut wrong), ..L4Service::default() };
     if kind == "ExternalName" {
         whole.external_name = external_name(service, &mut wrong);
         if annotation(service.metadata.annotations.as_ref(), names::PROXY_PROTOCOL).is_some() {
@@ -33,7 +33,7 @@ pub fn service(service: &Service) -> Result<Wish, Vec<String>> {
         return Err(wrong);
     }
     let ports = vec![ANY_PORT.to_owned()];
-    Ok(Wish { label, tags, ports, target: Target::Whole(whole), notes: Vec::new(), flaws: [].into(), warnings: Vec::new() })
+    Ok(PublishSpec { label, tags, ports, target: PublishTarget::Whole(whole), notes: Vec::new(), flaws: [].into(), warnings: Vec::new() })
 }
 
 /// The addresses of a Service in the cluster, the first of each family.
@@ -42,7 +42,7 @@ fn addresses(service: &Service) -> Vec<IpAddr> {
     let all = spec.cluster_ips.iter().flatten().chain(spec.cluster_ip.iter()).filter_map(|ip| ip.parse::<IpAddr>().ok());
     let mut found: Vec<IpAddr> = Vec::new();
     for ip in all {
-        if !found.iter().any(|held| held.is_ipv4() == ip.is_ipv4()) {
+        if !found.iter().any(|other| other.is_ipv4() == ip.is_ipv4()) {
             found.push(ip);
         }
     }
@@ -62,21 +62,22 @@ fn external_name(service: &Service, wrong: &mut Vec<String>) -> String {
 
 /// The TCP ports that are to get the client's address in front.
 fn announced(service: &Service, wrong: &mut Vec<String>) -> BTreeSet<u16> {
-    let Some(asked) = annotation(service.metadata.annotations.as_ref(), names::PROXY_PROTOCOL).filter(|asked| !untruth(asked)) else {
+    let Some(setting) = annotation(service.metadata.annotations.as_ref(), names::PROXY_PROTOCOL).filter(|requested| !untruth(requested))
+    else {
         return BTreeSet::new();
     };
     let spec = service.spec.as_ref();
     let is_tcp = |port: &&ServicePort| port.protocol.as_deref().unwrap_or("TCP") == "TCP";
     let ports: Vec<&ServicePort> = spec.and_then(|spec| spec.ports.as_ref()).into_iter().flatten().filter(is_tcp).collect();
     let number = |port: &ServicePort| u16::try_from(port.port).ok();
-    if truth(asked) {
+    if truth(setting) {
         if ports.is_empty() {
             wrong.push(format!("{}: it has no TCP port, and other protocols have no such header.", names::PROXY_PROTOCOL));
         }
         return ports.into_iter().filter_map(number).collect();
     }
     let mut chosen = BTreeSet::new();
-    for wanted in asked.split(',').map(str::trim) {
+    for wanted in setting.split(',').map(str::trim) {
         let is = |port: &&&ServicePort| port.name.as_deref() == Some(wanted) || port.port.to_string() == wanted;
         match ports.iter().find(is).and_then(|port| number(port)) {
             Some(port) => chosen.extend([port]),

@@ -4,7 +4,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::api::routes::{Listener, Protocol};
+use crate::api::routes::{BackendProtocol, Listener};
 use crate::model::controller::tenancy::Patterns;
 use crate::model::ingress::cert_orders::Certificate;
 
@@ -18,7 +18,7 @@ fn object(name: &str, spec: Value) -> Service {
 }
 
 /// What an Ingress comes to, with three backends.
-fn read(annotations: Value, spec: Value) -> Result<Wish, Vec<String>> {
+fn read(annotations: Value, spec: Value) -> Result<PublishSpec, Vec<String>> {
     let ports = json!([{"name": "web", "port": 80}, {"name": "tls", "port": 8443, "appProtocol": "https"}, {"name": "rpc", "port": 50, "appProtocol": "kubernetes.io/h2c"}]);
     let plain = object("web", json!({"clusterIP": "10.96.0.20", "ports": ports}));
     let headless = object("headless", json!({"clusterIP": "None", "ports": [{"name": "web", "port": 80}]}));
@@ -30,7 +30,7 @@ fn read(annotations: Value, spec: Value) -> Result<Wish, Vec<String>> {
     let day = |day: i64| Timestamp::from_second(day * 24 * 60 * 60).expect("a time");
     let between = |from, until, name: &str| {
         let certificate = Certificate { id: String::new(), from: day(from), until: day(until) };
-        Own::Leaf(Leaf { certificate, names: vec![name.to_owned()] })
+        UserCertificate::Leaf(Leaf { certificate, names: vec![name.to_owned()] })
     };
     let own = [
         ("www", between(0, 90, "www.example.com")),
@@ -38,9 +38,9 @@ fn read(annotations: Value, spec: Value) -> Result<Wish, Vec<String>> {
         ("early", between(4, 90, "www.example.com")),
         ("ending", between(-80, 10, "www.example.com")),
         ("ended", between(-90, 2, "www.example.com")),
-        ("broken", Own::Unusable("tls.crt or tls.key is empty".into())),
-        ("unlabelled", Own::Unlabelled),
-        ("unread", Own::Unread),
+        ("broken", UserCertificate::Unusable("tls.crt or tls.key is empty".into())),
+        ("unlabelled", UserCertificate::Unlabelled),
+        ("unread", UserCertificate::Unread),
         ("theirs", between(0, 90, "www.example.com")),
         ("ours", between(0, 90, "www.example.com")),
     ];
@@ -48,7 +48,7 @@ fn read(annotations: Value, spec: Value) -> Result<Wish, Vec<String>> {
     let reserved = [("theirs", "v, uu-*"), ("ours", "v,u*")].map(|(secret, those)| (secret.to_owned(), Patterns::parse(those))).into();
     ingress(
         &parsed,
-        &Context { suffix: SUFFIX, services: &found, namespace: "ts", certificates: &certificates, reserved: &reserved, now: day(3) },
+        &SpecContext { suffix: SUFFIX, services: &found, namespace: "ts", certificates: &certificates, reserved: &reserved, now: day(3) },
     )
 }
 
@@ -56,10 +56,10 @@ fn to(service: &str, port: Value) -> Value {
     json!({"service": {"name": service, "port": port}})
 }
 
-fn site(wish: &Wish) -> &Site {
+fn site(wish: &PublishSpec) -> &Site {
     match &wish.target {
-        Target::Site(site) => site,
-        Target::Whole(_) => panic!("not a site"),
+        PublishTarget::Site(site) => site,
+        PublishTarget::Whole(_) => panic!("not a site"),
     }
 }
 
@@ -75,7 +75,7 @@ fn an_ingress_becomes_a_site_and_the_other_operators_serve_config() {
     let site = site(&wish);
     assert_eq!(site.listeners, BTreeMap::from([(80, Listener::Redirect), (443, Listener::Https)]));
     let routes: Vec<_> = site.routes.iter().map(|route| (route.path.as_str(), route.exact, route.backend.protocol)).collect();
-    assert_eq!(routes, [("/", false, Protocol::Http), ("/rpc", true, Protocol::H2c)]);
+    assert_eq!(routes, [("/", false, BackendProtocol::Http), ("/rpc", true, BackendProtocol::H2c)]);
     let dns = format!("my-app.{SUFFIX}");
     let handlers = json!({"/": {"Proxy": "http://10.96.0.20:80/"}, "/rpc": {"Proxy": "http://10.96.0.20:50/rpc"}});
     let redirects =
@@ -96,7 +96,7 @@ fn names_with_certificates_of_their_own_are_served_beside_it() {
     let hosts: Vec<_> = site.hosts.iter().map(|(name, host)| (name.as_str(), host.secret.as_str(), host.issue)).collect();
     assert_eq!(hosts, [(dns.as_str(), dns.as_str(), true), ("www.example.com", "www", false)]);
     let routes: Vec<_> = site.routes.iter().map(|route| (route.host.as_str(), route.backend.protocol)).collect();
-    assert_eq!(routes, [(dns.as_str(), Protocol::Https), ("www.example.com", Protocol::Https)]);
+    assert_eq!(routes, [(dns.as_str(), BackendProtocol::Https), ("www.example.com", BackendProtocol::Https)]);
     assert_eq!(wish.notes.len(), 2, "{:?}", wish.notes);
 }
 

@@ -41,7 +41,7 @@ fn merge(into: &mut Value, from: &Value) {
     let (Some(into), Some(from)) = (into.as_object_mut(), from.as_object()) else { return };
     for (key, value) in from {
         match into.get_mut(key) {
-            Some(held) => merge(held, value),
+            Some(existing) => merge(existing, value),
             None => drop(into.insert(key.clone(), value.clone())),
         }
     }

@@ -11,16 +11,15 @@ use serde_json::Value;
 
 use super::{Kind, Manifest, ObjectRef, Owner, digest, label_value};
 use crate::api::names;
-use crate::model::controller::ingress_spec::Claimant;
+use crate::model::controller::ingress_spec::Publisher;
 
 /// The type of the Secret.
 const TLS: &str = "kubernetes.io/tls";
-/// Its fields.
 const FIELDS: [&str; 2] = ["tls.crt", "tls.key"];
 
 /// The Secret of a name's certificate; `held` is it as it is.
 #[must_use]
-pub fn certificate(owner: &Owner, dns: &str, claimant: &Claimant, held: Option<&Value>) -> Manifest {
+pub fn certificate(owner: &Owner, dns: &str, claimant: &Publisher, existing: Option<&Value>) -> Manifest {
     let labels = [
         (names::MANAGED, "true".to_owned()),
         (names::PARENT_TYPE, names::PARENT_INGRESS.to_owned()),
@@ -35,15 +34,14 @@ pub fn certificate(owner: &Owner, dns: &str, claimant: &Claimant, held: Option<&
         ObjectMeta { name: Some(dns.to_owned()), namespace: Some(owner.namespace.clone()), labels: Some(labels), ..ObjectMeta::default() };
     let hash = digest(serde_json::to_string(&metadata).unwrap_or_default().as_bytes());
     // A replica may fill it this very moment: then this is refused, and looked at again.
-    metadata.resource_version = held.and_then(|held| held["metadata"]["resourceVersion"].as_str().map(str::to_owned));
+    metadata.resource_version = existing.and_then(|found| found["metadata"]["resourceVersion"].as_str().map(str::to_owned));
     let empty = || FIELDS.map(|field| (field.to_owned(), ByteString(Vec::new()))).into();
-    let data = (!held.is_some_and(filled)).then(empty);
+    let data = (!existing.is_some_and(filled)).then(empty);
     let secret = Secret { metadata, type_: Some(TLS.to_owned()), data, ..Secret::default() };
     let value = serde_json::to_value(&secret).unwrap_or_default();
-    Manifest { yields: !held.is_some_and(filled), ..Manifest::with_hash(Kind::Secret, value, hash) }
+    Manifest { yields: !existing.is_some_and(filled), ..Manifest::with_hash(Kind::Secret, value, hash) }
 }
 
-/// Whether there is a certificate in the Secret.
 #[must_use]
 pub fn filled(secret: &Value) -> bool {
     FIELDS.iter().all(|field| secret["data"][field].as_str().is_some_and(|value| !value.is_empty()))
@@ -65,7 +63,6 @@ pub fn domain_of(secret: &Value) -> Option<&str> {
     secret["metadata"]["name"].as_str().filter(|_| is)
 }
 
-/// Which object the certificate of a name is.
 #[must_use]
 pub fn certificate_ref(owner: &Owner, dns: &str) -> ObjectRef {
     ObjectRef::new(Kind::Secret, &owner.namespace, dns)
@@ -91,7 +88,6 @@ pub fn accounts(namespace: &str) -> Manifest {
     Manifest::of(Kind::Secret, &Secret { metadata, ..Secret::default() })
 }
 
-/// Which object that is.
 #[must_use]
 pub fn accounts_ref(namespace: &str) -> ObjectRef {
     ObjectRef::new(Kind::Secret, namespace, names::ACCOUNTS)

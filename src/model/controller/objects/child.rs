@@ -23,20 +23,15 @@ const UNNAMED: &str = "tailscale-unnamed";
 const HEALTH_PORTS: std::ops::RangeInclusive<u16> = HEALTH..=10_002;
 
 /// Whether a port is TCP's or UDP's, in Kubernetes' spelling.
-pub type Protocol = &'static str;
+pub type PortProtocol = &'static str;
 
-/// A child.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Child {
-    /// Its own name.
+pub struct ChildService {
     pub name: String,
-    /// Its namespace: that of the proxies.
     pub namespace: String,
     /// The user's Service: namespace and name.
     pub parent: (String, String),
-    /// The group.
     pub group: String,
-    /// The user's ports.
     pub ports: Vec<ChildPort>,
     /// Where the health check is found, on a port that is none of the user's.
     pub health: u16,
@@ -44,16 +39,13 @@ pub struct Child {
     pub health_target: u16,
 }
 
-/// One port of a child.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChildPort {
     /// Its name; empty if the user gave none.
     pub name: String,
-    /// Its protocol.
-    pub protocol: Protocol,
+    pub protocol: PortProtocol,
     /// The user's port, which is the target's too.
     pub port: u16,
-    /// The port of the proxies.
     pub match_port: u16,
 }
 
@@ -68,12 +60,11 @@ pub fn child_name(namespace: &str, name: &str, group: &str) -> String {
 
 /// The health port: the one held if the user does not use it, else the first that he does not.
 #[must_use]
-pub fn health_port(held: Option<u16>, used: impl Fn(u16) -> bool) -> u16 {
-    held.filter(|port| !used(*port)).or_else(|| HEALTH_PORTS.clone().find(|port| !used(*port))).unwrap_or(HEALTH)
+pub fn health_port(recorded: Option<u16>, used: impl Fn(u16) -> bool) -> u16 {
+    recorded.filter(|port| !used(*port)).or_else(|| HEALTH_PORTS.clone().find(|port| !used(*port))).unwrap_or(HEALTH)
 }
 
-impl Child {
-    /// Which object it is.
+impl ChildService {
     #[must_use]
     pub fn object(&self) -> ObjectRef {
         ObjectRef::new(Kind::Service, &self.namespace, self.name.clone())
@@ -100,18 +91,18 @@ impl Child {
         let (labels, selector, ports) = (&observed["metadata"]["labels"], &spec["selector"], &spec["ports"]);
         let labelled = self.labels().iter().all(|(key, value)| labels[*key] == *value);
         let wanted = selector_labels(&self.group);
-        let selects = selector.as_object().is_some_and(|held| held.len() == wanted.len())
+        let selects = selector.as_object().is_some_and(|found| found.len() == wanted.len())
             && wanted.iter().all(|(key, value)| selector[*key] == *value);
-        let Some(held) = ports.as_array() else { return false };
+        let Some(existing) = ports.as_array() else { return false };
         // Ports are found where they were put, unless somebody has put them elsewhere.
         let has = |at: usize, name: &str, protocol: &str, port: u16, target: u16| {
-            let same = |held: &Value| held["name"] == name && held["port"] == port && held["targetPort"] == target;
-            let same = |held: &Value| same(held) && held["protocol"].as_str().unwrap_or("TCP") == protocol;
-            held.get(at).is_some_and(same) || held.iter().any(same)
+            let same = |entry: &Value| entry["name"] == name && entry["port"] == port && entry["targetPort"] == target;
+            let same = |existing_port: &Value| same(existing_port) && existing_port["protocol"].as_str().unwrap_or("TCP") == protocol;
+            existing.get(at).is_some_and(same) || existing.iter().any(same)
         };
         labelled
             && selects
-            && held.len() == self.ports.len() + 1
+            && existing.len() == self.ports.len() + 1
             && has(self.ports.len(), HEALTH_PORT, "TCP", self.health, self.health_target)
             && self.ports.iter().enumerate().all(|(at, port)| has(at, shown(&port.name), port.protocol, port.port, port.match_port))
     }
@@ -127,7 +118,6 @@ impl Child {
         ]
     }
 
-    /// Its manifest.
     #[must_use]
     pub fn manifest(&self) -> Manifest {
         let owned = |labels: &[(&str, &str)]| -> BTreeMap<String, String> {
@@ -140,7 +130,7 @@ impl Child {
             target_port: Some(IntOrString::Int(target.into())),
             ..ServicePort::default()
         };
-        let users = self.ports.iter().map(|held| port(shown(&held.name), held.protocol, held.port, held.match_port));
+        let users = self.ports.iter().map(|mapped| port(shown(&mapped.name), mapped.protocol, mapped.port, mapped.match_port));
         let health = port(HEALTH_PORT, "TCP", self.health, self.health_target);
         let service = Service {
             metadata: ObjectMeta {
@@ -170,10 +160,8 @@ fn shown(name: &str) -> &str {
     if name.is_empty() { UNNAMED } else { name }
 }
 
-/// A child as it is recorded.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Record<'a> {
-    /// Its name.
+pub struct ChildRecord<'a> {
     pub name: &'a str,
     /// The user's Service: namespace and name.
     pub parent: (&'a str, &'a str),
@@ -183,7 +171,7 @@ pub struct Record<'a> {
     pub health: Option<u16>,
 }
 
-impl<'a> Record<'a> {
+impl<'a> ChildRecord<'a> {
     /// Reads a Service; none if it is no child of this group.
     #[must_use]
     pub fn read(object: &'a Value, group: &str) -> Option<Self> {

@@ -4,11 +4,11 @@ use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetSpec}
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use super::{Kind, Manifest, Shape};
+use super::{Kind, Manifest, RenderContext};
 
 /// The `PodDisruptionBudget`.
 #[must_use]
-pub fn disruption_budget(shape: &Shape<'_>) -> Manifest {
+pub fn disruption_budget(shape: &RenderContext<'_>) -> Manifest {
     let selector = LabelSelector { match_labels: Some(shape.owner.labels()), ..LabelSelector::default() };
     let budget = PodDisruptionBudget {
         metadata: shape.owner.metadata(shape.owner.group.clone(), None),

@@ -4,13 +4,13 @@
 
 use k8s_openapi::api::core::v1::{EnvVar, EnvVarSource, ObjectFieldSelector};
 
-use super::Shape;
+use super::RenderContext;
 use super::shape::{DEBUG, HEALTH};
 use crate::api;
 use crate::model::flows::drain::Budget;
 
 /// The environment of the proxy's container; `configs` and `services` are where the configs are found.
-pub(super) fn of(shape: &Shape<'_>, configs: &str, services: &str) -> Vec<EnvVar> {
+pub(super) fn of(shape: &RenderContext<'_>, configs: &str, services: &str) -> Vec<EnvVar> {
     let mut env = vec![
         value("TS_USERSPACE", "false"),
         field("POD_IP", "status.podIP"),
@@ -57,7 +57,7 @@ fn egress(services: &str) -> Vec<EnvVar> {
     vec![value("TS_EGRESS_PROXIES_CONFIG_PATH", services), value("TS_INTERNAL_APP", "k8s-operator-proxygroup-egress")]
 }
 
-fn ingress(shape: &Shape<'_>, services: &str) -> Vec<EnvVar> {
+fn ingress(shape: &RenderContext<'_>, services: &str) -> Vec<EnvVar> {
     let mut env = vec![value("TS_INTERNAL_APP", "k8s-operator-proxygroup-ingress")];
     if !shape.userspace() {
         env.push(value("TS_INGRESS_PROXIES_CONFIG_PATH", &format!("{services}/{}", api::ingress::KEY)));
@@ -77,7 +77,7 @@ fn ingress(shape: &Shape<'_>, services: &str) -> Vec<EnvVar> {
 
 /// The firewall mode in the words of the image. The Tailscale operator's proxy takes iptables if it is not told to look, and
 /// there it ends at a target that has an IPv6 address; it knows one iptables.
-fn firewall<'a>(shape: &'a Shape<'_>) -> Option<&'a str> {
+fn firewall<'a>(shape: &'a RenderContext<'_>) -> Option<&'a str> {
     match shape.firewall() {
         None if shape.stock() => Some("auto"),
         Some("iptables-nft" | "iptables-legacy") if shape.stock() => Some("iptables"),
@@ -87,8 +87,8 @@ fn firewall<'a>(shape: &'a Shape<'_>) -> Option<&'a str> {
 
 /// Puts a variable in the place of the one of its name, or at the end.
 pub(super) fn set(env: &mut Vec<EnvVar>, variable: EnvVar) {
-    match env.iter_mut().find(|held| held.name == variable.name) {
-        Some(held) => *held = variable,
+    match env.iter_mut().find(|other| other.name == variable.name) {
+        Some(existing) => *existing = variable,
         None => env.push(variable),
     }
 }

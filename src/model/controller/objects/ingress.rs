@@ -20,17 +20,14 @@ use crate::model::base::gzip;
 
 /// What a group publishes, by the name of the Tailscale Service.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct IngressConfig {
-    /// As tailscaled would serve it.
+pub struct IngressConfigMap {
     pub serve: BTreeMap<String, ServiceConfig>,
     /// The addresses of services that go to the kernel whole.
-    pub mappings: BTreeMap<String, ingress::Service>,
-    /// The sites.
+    pub mappings: BTreeMap<String, ingress::IngressService>,
     pub routes: BTreeMap<String, Site>,
-    /// For whom.
     pub origins: BTreeMap<String, Origin>,
     /// What was told to whom as an Event and still holds: fingerprints of the words, by kind, namespace and name.
-    pub told: BTreeMap<String, String>,
+    pub reported_events: BTreeMap<String, String>,
     /// Certificates that were ordered within a week and whose Secrets are gone, by namespace.
     pub orders: BTreeMap<String, Ordered>,
 }
@@ -38,7 +35,7 @@ pub struct IngressConfig {
 /// Certificates by when their Secrets were made, in seconds since 1970, and their DNS names.
 pub type Ordered = BTreeSet<(i64, String)>;
 
-impl IngressConfig {
+impl IngressConfigMap {
     /// Its texts by the keys of the `ConfigMap`.
     fn texts(&self) -> impl Iterator<Item = (&'static str, ByteString)> {
         let serve = ServeConfig { services: self.serve.clone(), ..ServeConfig::default() };
@@ -48,9 +45,9 @@ impl IngressConfig {
             (routes::KEY, text(&self.routes)),
             (routes::ORIGINS, text(&self.origins)),
         ];
-        let told = (!self.told.is_empty()).then(|| (routes::TOLD, text(&self.told)));
+        let events = (!self.reported_events.is_empty()).then(|| (routes::TOLD, text(&self.reported_events)));
         let orders = (!self.orders.is_empty()).then(|| (routes::ORDERS, text(&self.orders)));
-        data.into_iter().chain(told).chain(orders)
+        data.into_iter().chain(events).chain(orders)
     }
 
     /// Size of its texts, in bytes, as they are or packed: the API server takes a `ConfigMap` of 1 MiB.
@@ -79,7 +76,7 @@ impl IngressConfig {
             mappings: part(config_map, ingress::KEY),
             routes: part(config_map, routes::KEY),
             origins: Self::origins(config_map),
-            told: part(config_map, routes::TOLD),
+            reported_events: part(config_map, routes::TOLD),
             orders: part(config_map, routes::ORDERS),
         }
     }
@@ -98,14 +95,13 @@ impl IngressConfig {
 
     /// Takes a service over from another config as it is there, if it is.
     pub fn keep(&mut self, name: &str, from: &Self) {
-        self.serve.extend(from.serve.get_key_value(name).map(|(name, held)| (name.clone(), held.clone())));
-        self.mappings.extend(from.mappings.get_key_value(name).map(|(name, held)| (name.clone(), held.clone())));
-        self.routes.extend(from.routes.get_key_value(name).map(|(name, held)| (name.clone(), held.clone())));
-        self.origins.extend(from.origins.get_key_value(name).map(|(name, held)| (name.clone(), held.clone())));
+        self.serve.extend(from.serve.get_key_value(name).map(|(name, value)| (name.clone(), value.clone())));
+        self.mappings.extend(from.mappings.get_key_value(name).map(|(name, existing)| (name.clone(), existing.clone())));
+        self.routes.extend(from.routes.get_key_value(name).map(|(name, found)| (name.clone(), found.clone())));
+        self.origins.extend(from.origins.get_key_value(name).map(|(name, entry)| (name.clone(), entry.clone())));
     }
 }
 
-/// Which object the ingress config is.
 #[must_use]
 pub fn ingress_config_ref(owner: &Owner) -> ObjectRef {
     ObjectRef::new(Kind::ConfigMap, &owner.namespace, names::ingress_config(&owner.group))

@@ -6,21 +6,18 @@ use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde_json::json;
 
-use super::{Kind, Manifest, ObjectRef, Owner, Shape, digest};
+use super::{Kind, Manifest, ObjectRef, Owner, RenderContext, digest};
 use crate::api::names;
 
 /// The label of the job, and those that are carried over to each sample.
 const JOB: &str = "ts_prom_job";
-/// The type of what the metrics are of.
 pub(super) const PROXY_TYPE: &str = "ts_proxy_type";
-/// The name of what the metrics are of.
 pub(super) const PROXY_PARENT: &str = "ts_proxy_parent_name";
-/// The namespace of what the metrics are of, if that has one.
 const PROXY_PARENT_NAMESPACE: &str = "ts_proxy_parent_namespace";
 
 /// The Service, and the `ServiceMonitor` if it is asked for and known; nothing if there are no metrics.
 #[must_use]
-pub fn metrics(shape: &Shape<'_>) -> Vec<Manifest> {
+pub fn metrics(shape: &RenderContext<'_>) -> Vec<Manifest> {
     let Some(metrics) = shape.class.and_then(|class| class.metrics.as_ref()).filter(|metrics| metrics.enable) else {
         return Vec::new();
     };

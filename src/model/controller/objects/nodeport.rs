@@ -25,7 +25,6 @@ pub fn node_port(owner: &Owner, ordinal: u32, wireguard: u16, node_port: u16) ->
     Manifest::of(Kind::Service, &Service { metadata, spec: Some(spec), ..Service::default() })
 }
 
-/// Which object it is.
 #[must_use]
 pub fn node_port_ref(owner: &Owner, ordinal: u32) -> ObjectRef {
     ObjectRef::new(Kind::Service, &owner.namespace, name(&owner.group, ordinal))

@@ -9,11 +9,11 @@ use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 
 use super::statefulset::{PROXY, SYSCTLER};
-use super::{Shape, env};
+use super::{RenderContext, env};
 use crate::api::proxyclass::{ClassContainer, ClassPod};
 
 /// Shapes the `StatefulSet`.
-pub(super) fn overlay(set: &mut StatefulSet, shape: &Shape<'_>) {
+pub(super) fn overlay(set: &mut StatefulSet, shape: &RenderContext<'_>) {
     let Some(class) = shape.class.and_then(|class| class.stateful_set.as_ref()) else { return };
     add(&mut set.metadata.labels, &class.labels);
     add(&mut set.metadata.annotations, &class.annotations);
@@ -49,9 +49,9 @@ fn shaped(spec: &mut PodSpec, pod: &ClassPod) {
     let sysctls = spec.security_context.as_mut().and_then(|context| context.sysctls.take());
     replace(&mut spec.security_context, pod.security_context.as_ref());
     if let (Some(context), Some(sysctls)) = (spec.security_context.as_mut(), sysctls) {
-        let held = context.sysctls.get_or_insert_default();
-        let new: Vec<_> = sysctls.into_iter().filter(|sysctl| held.iter().all(|held| held.name != sysctl.name)).collect();
-        held.extend(new);
+        let existing = context.sysctls.get_or_insert_default();
+        let new: Vec<_> = sysctls.into_iter().filter(|sysctl| existing.iter().all(|other| other.name != sysctl.name)).collect();
+        existing.extend(new);
     }
     replace(&mut spec.affinity, pod.affinity.as_ref());
     replace(&mut spec.node_name, pod.node_name.as_ref());
@@ -80,13 +80,13 @@ fn contained(container: &mut Container, class: &ClassContainer) {
     replace(&mut container.image_pull_policy, class.image_pull_policy.as_ref());
     replace(&mut container.security_context, class.security_context.as_ref());
     if let Some(resources) = class.resources.as_ref() {
-        let held = container.resources.get_or_insert_default();
-        replace(&mut held.requests, resources.requests.as_ref());
-        replace(&mut held.claims, resources.claims.as_ref());
+        let existing = container.resources.get_or_insert_default();
+        replace(&mut existing.requests, resources.requests.as_ref());
+        replace(&mut existing.claims, resources.claims.as_ref());
         // The device of the TUN stays: without it the container has none.
-        let device = held.limits.take();
+        let device = existing.limits.take();
         if device.is_some() || resources.limits.is_some() {
-            held.limits = Some(device.into_iter().chain(resources.limits.clone()).flatten().collect());
+            existing.limits = Some(device.into_iter().chain(resources.limits.clone()).flatten().collect());
         }
     }
     // Of the proxy's container they are in already, in the place of ours.

@@ -6,12 +6,12 @@
 use k8s_openapi::api::core::v1::ServiceAccount;
 use k8s_openapi::api::rbac::v1::{PolicyRule, Role, RoleBinding, RoleRef, Subject};
 
-use super::{Kind, Manifest, Owner, Shape};
+use super::{Kind, Manifest, Owner, RenderContext};
 use crate::api::names;
 
 /// The `ServiceAccount`, the `Role` and the `RoleBinding`, all named as the group.
 #[must_use]
-pub fn rbac(shape: &Shape<'_>) -> [Manifest; 3] {
+pub fn rbac(shape: &RenderContext<'_>) -> [Manifest; 3] {
     let owner = &shape.owner;
     let metadata = || owner.metadata(owner.group.clone(), None);
     let account = ServiceAccount { metadata: metadata(), ..ServiceAccount::default() };
@@ -39,7 +39,7 @@ fn subject(owner: &Owner) -> Subject {
     Subject { kind: "ServiceAccount".to_owned(), name: owner.group.clone(), namespace: Some(owner.namespace.clone()), ..Subject::default() }
 }
 
-fn rules(shape: &Shape<'_>) -> Vec<PolicyRule> {
+fn rules(shape: &RenderContext<'_>) -> Vec<PolicyRule> {
     let group = &shape.owner.group;
     let list = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
     let rule = |resource: &str, verbs: &[&str], names: Vec<String>| PolicyRule {

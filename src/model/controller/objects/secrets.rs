@@ -11,9 +11,7 @@ use crate::model::controller::identity::{DeviceRecord, KeyId};
 /// A replica's config Secret. It never decides whether there is a key in it: see [`crate::model::controller::proxygroup`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct ReplicaSecret {
-    /// Whose it is.
     pub owner: Owner,
-    /// Of which replica.
     pub ordinal: u32,
     /// The config without an auth key: a JSON object in tailscaled's format `alpha0`.
     pub document: Map<String, Value>,
@@ -49,13 +47,11 @@ pub fn state(owner: &Owner, ordinal: u32) -> Manifest {
     Manifest::of(Kind::Secret, &Secret { metadata, ..Secret::default() })
 }
 
-/// Which object a replica's config Secret is.
 #[must_use]
 pub fn config_ref(owner: &Owner, ordinal: u32) -> ObjectRef {
     ObjectRef::new(Kind::Secret, &owner.namespace, names::replica_config(&owner.group, ordinal))
 }
 
-/// Which object a replica's state Secret is.
 #[must_use]
 pub fn state_ref(owner: &Owner, ordinal: u32) -> ObjectRef {
     ObjectRef::new(Kind::Secret, &owner.namespace, names::replica(&owner.group, ordinal))

@@ -21,7 +21,7 @@ pub const ROOM: usize = 900 << 10;
 
 /// The egress config of a group.
 #[derive(Debug, Clone)]
-pub struct EgressConfig {
+pub struct EgressConfigMap {
     owner: Owner,
     /// The services, as a JSON object.
     text: Vec<u8>,
@@ -33,7 +33,7 @@ pub struct EgressConfig {
     packed: OnceLock<Option<Vec<u8>>>,
 }
 
-impl EgressConfig {
+impl EgressConfigMap {
     /// The config of these services. `next_port` is from where the next port is looked for.
     #[must_use]
     pub fn new(owner: &Owner, services: &BTreeMap<impl Serialize, impl Serialize>, replicas: u32, next_port: u16) -> Self {
@@ -74,7 +74,7 @@ impl EgressConfig {
     #[must_use]
     pub fn holds(&self, observed: &Value) -> bool {
         // What was packed here need not be unpacked.
-        let packed = || bytes(observed, egress::KEY_COMPRESSED).is_some_and(|held| Some(&held) == self.packed());
+        let packed = || bytes(observed, egress::KEY_COMPRESSED).is_some_and(|existing| Some(&existing) == self.packed());
         applied(observed) == Some(&self.hash)
             && (packed() || egress_text(observed).as_deref() == Some(&self.text))
             && bytes(observed, egress::KEY_HEP_PINGS).as_deref() == Some(self.pings().as_bytes())
@@ -97,7 +97,6 @@ impl EgressConfig {
     }
 }
 
-/// Compressed, if it must be.
 fn compressed(text: &[u8]) -> Option<Vec<u8>> {
     if text.len() > ROOM { gzip::pack(text).ok() } else { None }
 }
@@ -113,7 +112,6 @@ pub fn egress_text(config_map: &Value) -> Option<Vec<u8>> {
     gzip::unpack(&packed, gzip::MAX_CONFIG_SIZE).ok()
 }
 
-/// Which object the egress config is.
 #[must_use]
 pub fn egress_config_ref(owner: &Owner) -> ObjectRef {
     ObjectRef::new(Kind::ConfigMap, &owner.namespace, names::egress_config(&owner.group))
@@ -121,7 +119,7 @@ pub fn egress_config_ref(owner: &Owner) -> ObjectRef {
 
 /// The services that a `ConfigMap` holds. What cannot be read counts as absent.
 #[must_use]
-pub fn egress_config(config_map: &Value) -> BTreeMap<String, egress::Service> {
+pub fn egress_config(config_map: &Value) -> BTreeMap<String, egress::EgressService> {
     egress_text(config_map).and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
 }
 
@@ -139,10 +137,10 @@ mod tests {
         Owner { group: "pg".into(), uid: "u".into(), namespace: "ts".into() }
     }
 
-    fn services(count: u64) -> BTreeMap<String, egress::Service> {
-        let service = |port: u64| egress::Service {
+    fn services(count: u64) -> BTreeMap<String, egress::EgressService> {
+        let service = |port: u64| egress::EgressService {
             health_check_endpoint: format!("http://ts-service-{port}.tailscale.svc.cluster.local:9002/healthz"),
-            tailnet_target: egress::Target { fqdn: format!("host-{port}.tail1234.ts.net"), ..egress::Target::default() },
+            tailnet_target: egress::EgressTarget { fqdn: format!("host-{port}.tail1234.ts.net"), ..egress::EgressTarget::default() },
             ports: vec![egress::PortMap { protocol: "TCP".into(), match_port: 10_000 + port, target_port: 443 }],
         };
         (0..count).map(|port| (format!("default-service-{port}"), service(port))).collect()
@@ -152,7 +150,7 @@ mod tests {
     fn a_config_of_ten_thousand_services_fits_and_comes_back() {
         for (count, key) in [(3, egress::KEY), (10_000, egress::KEY_COMPRESSED)] {
             let wanted = services(count);
-            let config = EgressConfig::new(&owner(), &wanted, 2, 10_003);
+            let config = EgressConfigMap::new(&owner(), &wanted, 2, 10_003);
             let manifest = config.manifest();
             assert!(config.holds(&manifest.value) && bytes(&manifest.value, key).is_some_and(|text| text.len() < ROOM), "{count}");
             assert_eq!((egress_config(&manifest.value), next_port(&manifest.value)), (wanted, Some(10_003)));
@@ -161,12 +159,12 @@ mod tests {
 
     #[test]
     fn a_lost_key_is_noticed() {
-        let config = EgressConfig::new(&owner(), &services(2), 2, 10_003);
+        let config = EgressConfigMap::new(&owner(), &services(2), 2, 10_003);
         for key in [egress::KEY, egress::KEY_HEP_PINGS] {
             let mut observed = config.manifest().value;
             observed["binaryData"].as_object_mut().expect("data").remove(key);
             assert!(!config.holds(&observed), "{key}");
         }
-        assert!(!EgressConfig::new(&owner(), &services(2), 3, 10_003).holds(&config.manifest().value));
+        assert!(!EgressConfigMap::new(&owner(), &services(2), 3, 10_003).holds(&config.manifest().value));
     }
 }

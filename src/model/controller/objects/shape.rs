@@ -12,7 +12,7 @@ use crate::api::names;
 use crate::api::proxyclass::{ClassContainer, ClassPod, ProxyClassSpec};
 use crate::api::proxygroup::{Firewall, ProxyGroupSpec, ProxyGroupType, Tailyard};
 use crate::model::base::go_values::boolean;
-use crate::model::controller::match_ports::Range;
+use crate::model::controller::match_ports::MatchPortRange;
 use crate::model::controller::proxygroup::GroupSettings;
 
 /// The port of a replica's health, metrics and drain hook.
@@ -30,25 +30,18 @@ const LONGEST_GRACE: i64 = 86_400;
 
 /// Where the account is kept that certificates are ordered with.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Account {
-    /// Name of the Secret.
+pub struct AccountLocation {
     pub secret: String,
-    /// Its field: one for each tailnet.
     pub field: String,
-    /// Groups share it.
     pub shared: bool,
 }
 
 /// What a group is to be.
 #[derive(Debug, Clone)]
-pub struct Shape<'a> {
-    /// The group.
+pub struct RenderContext<'a> {
     pub owner: Owner,
-    /// Its spec.
     pub spec: &'a ProxyGroupSpec,
-    /// Its class, if it has one.
     pub class: Option<&'a ProxyClassSpec>,
-    /// What holds for every group.
     pub settings: &'a GroupSettings,
     /// How many replicas are wanted.
     pub replicas: u32,
@@ -66,8 +59,7 @@ pub struct Shape<'a> {
     pub certificates: BTreeSet<String>,
 }
 
-impl Shape<'_> {
-    /// How the class shapes the Pods.
+impl RenderContext<'_> {
     #[must_use]
     pub fn pod(&self) -> Option<&ClassPod> {
         self.class?.stateful_set.as_ref()?.pod.as_ref()
@@ -116,7 +108,7 @@ impl Shape<'_> {
 
     /// Where the replicas keep the account that they order certificates with; `None` where each has one of its own.
     #[must_use]
-    pub fn account(&self) -> Option<Account> {
+    pub fn account(&self) -> Option<AccountLocation> {
         let shared = self.share_account.or(self.settings.shared_account).unwrap_or(false);
         let secret = match (shared, self.stock()) {
             (true, _) => names::ACCOUNTS.to_owned(),
@@ -124,7 +116,7 @@ impl Shape<'_> {
             (false, true) => return None,
         };
         let tailnet = self.spec.tailnet.as_deref().unwrap_or("_default");
-        self.ingress().then(|| Account { secret, field: format!("{tailnet}.acme-account.key.pem"), shared })
+        self.ingress().then(|| AccountLocation { secret, field: format!("{tailnet}.acme-account.key.pem"), shared })
     }
 
     /// The URL of the ACME server's directory, if it is another one than the replicas would take.
@@ -155,9 +147,9 @@ impl Shape<'_> {
 
     /// Where match ports are taken from.
     #[must_use]
-    pub fn ports(&self) -> Range {
+    pub fn ports(&self) -> MatchPortRange {
         let own = self.own().and_then(|own| own.match_port_range);
-        let own = own.and_then(|ports| Range::new(ports.start.try_into().ok()?, ports.end.try_into().ok()?));
+        let own = own.and_then(|ports| MatchPortRange::new(ports.start.try_into().ok()?, ports.end.try_into().ok()?));
         own.unwrap_or(self.settings.ports)
     }
 

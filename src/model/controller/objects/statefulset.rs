@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use super::overlay::overlay;
 use super::shape::DEBUG;
-use super::{Kind, Manifest, Shape, env};
+use super::{Kind, Manifest, RenderContext, env};
 use crate::api::names;
 
 /// The proxy's container.
@@ -40,7 +40,7 @@ const STOCK_SYSCTL: &str = "echo 1 > /proc/sys/net/ipv4/ip_forward; \
 
 /// The `StatefulSet`. `observed` is it as it is, for what cannot be changed.
 #[must_use]
-pub fn stateful_set(shape: &Shape<'_>, observed: Option<&Value>) -> Manifest {
+pub fn stateful_set(shape: &RenderContext<'_>, observed: Option<&Value>) -> Manifest {
     let labels = shape.owner.labels();
     let policy = observed.map(|observed| observed["spec"]["podManagementPolicy"].as_str().unwrap_or("OrderedReady"));
     let mut set = StatefulSet {
@@ -66,7 +66,7 @@ pub fn stateful_set(shape: &Shape<'_>, observed: Option<&Value>) -> Manifest {
 
 /// Leaves the init container out where the proxy may switch forwarding on by itself, or forwards nothing: it would only make each start
 /// longer.
-fn spare_sysctler(set: &mut StatefulSet, shape: &Shape<'_>) {
+fn spare_sysctler(set: &mut StatefulSet, shape: &RenderContext<'_>) {
     let class = shape.class.and_then(|class| class.stateful_set.as_ref()?.pod.as_ref());
     if class.is_some_and(|pod| pod.tailscale_init_container.is_some()) {
         return;
@@ -78,7 +78,7 @@ fn spare_sysctler(set: &mut StatefulSet, shape: &Shape<'_>) {
     }
 }
 
-fn pod(shape: &Shape<'_>) -> PodSpec {
+fn pod(shape: &RenderContext<'_>) -> PodSpec {
     let by_pod = shape.own().and_then(|own| own.use_pod_sysctls).unwrap_or(false);
     let sysctl = |name: &str| Sysctl { name: name.to_owned(), value: "1".to_owned() };
     let sysctls = || vec![sysctl("net.ipv4.ip_forward"), sysctl("net.ipv6.conf.all.forwarding")];
@@ -101,11 +101,11 @@ fn pod(shape: &Shape<'_>) -> PodSpec {
     }
 }
 
-fn siblings(shape: &Shape<'_>) -> LabelSelector {
+fn siblings(shape: &RenderContext<'_>) -> LabelSelector {
     LabelSelector { match_labels: Some(shape.owner.labels()), ..LabelSelector::default() }
 }
 
-fn over_nodes(shape: &Shape<'_>) -> TopologySpreadConstraint {
+fn over_nodes(shape: &RenderContext<'_>) -> TopologySpreadConstraint {
     TopologySpreadConstraint {
         max_skew: 1,
         topology_key: "kubernetes.io/hostname".to_owned(),
@@ -116,7 +116,7 @@ fn over_nodes(shape: &Shape<'_>) -> TopologySpreadConstraint {
 }
 
 /// No constraint like that over nodes: beside one whose key a node does not have, the scheduler takes no heed of any.
-fn over_zones(shape: &Shape<'_>) -> Affinity {
+fn over_zones(shape: &RenderContext<'_>) -> Affinity {
     let term = PodAffinityTerm {
         topology_key: "topology.kubernetes.io/zone".to_owned(),
         label_selector: Some(siblings(shape)),
@@ -127,7 +127,7 @@ fn over_zones(shape: &Shape<'_>) -> Affinity {
     Affinity { pod_anti_affinity: Some(apart), ..Affinity::default() }
 }
 
-fn sysctler(shape: &Shape<'_>) -> Container {
+fn sysctler(shape: &RenderContext<'_>) -> Container {
     let words: &[&str] = if shape.stock() { &["/bin/sh", "-c", STOCK_SYSCTL] } else { &["tailyard", "enable-ip-forwarding"] };
     Container {
         name: SYSCTLER.to_owned(),
@@ -140,13 +140,13 @@ fn sysctler(shape: &Shape<'_>) -> Container {
 }
 
 /// The extended resource by which the proxy gets its TUN device.
-fn tun<'a>(shape: &'a Shape<'_>) -> Option<&'a str> {
+fn tun<'a>(shape: &'a RenderContext<'_>) -> Option<&'a str> {
     shape.own()?.tun_device_resource.as_deref().filter(|resource| !resource.is_empty())
 }
 
 /// What the proxy may do: everything where it makes its TUN device itself, else what forwarding takes. The other image writes to its
 /// root file system.
-fn security(shape: &Shape<'_>) -> SecurityContext {
+fn security(shape: &RenderContext<'_>) -> SecurityContext {
     if tun(shape).is_none() {
         return SecurityContext { privileged: Some(true), ..SecurityContext::default() };
     }
@@ -164,7 +164,7 @@ fn security(shape: &Shape<'_>) -> SecurityContext {
     context
 }
 
-fn proxy(shape: &Shape<'_>) -> Container {
+fn proxy(shape: &RenderContext<'_>) -> Container {
     let mut resources = requests("50m", "64Mi");
     resources.limits = tun(shape).map(|resource| [(resource.to_owned(), Quantity("1".to_owned()))].into());
     let mut ports = Vec::new();
@@ -205,7 +205,7 @@ fn proxy(shape: &Shape<'_>) -> Container {
     }
 }
 
-fn get(path: &str, shape: &Shape<'_>) -> HTTPGetAction {
+fn get(path: &str, shape: &RenderContext<'_>) -> HTTPGetAction {
     HTTPGetAction { path: Some(path.to_owned()), port: IntOrString::Int(shape.health_port().into()), ..HTTPGetAction::default() }
 }
 
@@ -224,8 +224,7 @@ fn requests(cpu: &str, memory: &str) -> ResourceRequirements {
     ResourceRequirements { requests: Some(requests.into()), ..ResourceRequirements::default() }
 }
 
-/// The volumes and where they are mounted.
-fn volumes(shape: &Shape<'_>) -> (Vec<Volume>, Vec<VolumeMount>) {
+fn volumes(shape: &RenderContext<'_>) -> (Vec<Volume>, Vec<VolumeMount>) {
     let group = &shape.owner.group;
     let mount = |name: &str, path: &str, read_only: bool| VolumeMount {
         name: name.to_owned(),

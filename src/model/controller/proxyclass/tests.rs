@@ -31,7 +31,7 @@ fn a_valid_class_is_ready_and_is_told_so_once() {
     assert!(!is_ready(&class));
     class.status = judge(&class, &[], &[], false, Timestamp::UNIX_EPOCH).status;
     assert!(is_ready(&class), "{:?}", class.status);
-    assert_eq!(judge(&class, &[], &[], false, Timestamp::UNIX_EPOCH), Judged::default());
+    assert_eq!(judge(&class, &[], &[], false, Timestamp::UNIX_EPOCH), ClassValidation::default());
     class.metadata.generation = Some(4);
     assert!(!is_ready(&class), "what it says now was not looked at");
 }
@@ -78,7 +78,7 @@ fn a_class_in_use_stays_until_it_is_not() {
     assert_eq!(finalizers, Some(vec![FINALIZER.to_owned()]));
     class.metadata.finalizers = finalizers;
     class.metadata.deletion_timestamp = Some(conditions::seconds(Timestamp::UNIX_EPOCH));
-    assert_eq!(judge(&class, &[], &["g".to_owned()], false, Timestamp::UNIX_EPOCH), Judged::default());
+    assert_eq!(judge(&class, &[], &["g".to_owned()], false, Timestamp::UNIX_EPOCH), ClassValidation::default());
     assert_eq!(judge(&class, &[], &[], false, Timestamp::UNIX_EPOCH).finalizers, Some(Vec::new()));
 }
 

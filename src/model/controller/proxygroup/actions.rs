@@ -15,12 +15,12 @@ use serde_json::Value;
 
 use crate::api::proxygroup::ProxyGroupStatus;
 use crate::model::controller::identity::{DeviceId, DeviceRecord, ExpectedDevice, KeyId};
-use crate::model::controller::ingress_spec::{Asked, Claimant, Source};
+use crate::model::controller::ingress_spec::{DesiredVipService, PublishSource, Publisher};
 use crate::model::controller::objects::{Manifest, ObjectRef, ReplicaSecret};
 
 /// What is to be done.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Pass {
+pub struct GroupPlan {
     /// Objects that are not as they must be, in order. Empty when nothing changed.
     pub apply: Vec<Manifest>,
     /// Objects that must go, in order.
@@ -40,9 +40,7 @@ pub struct Pass {
 /// An object that must go.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Delete {
-    /// Which.
     pub object: ObjectRef,
-    /// Only if it is still this one.
     pub uid: Option<String>,
 }
 
@@ -52,11 +50,8 @@ pub enum ControlAction {
     /// A single-use, preauthorized, tagged key that does not make the device ephemeral. It is written at once, with
     /// [`ConfigDraft::with_key`]; if that write fails for good the key is revoked.
     MintKey {
-        /// For which replica.
         ordinal: u32,
-        /// The tags of its device.
         tags: Vec<String>,
-        /// What to write it into.
         draft: Box<ConfigDraft>,
         /// The replica asked for another key, so this counts against the group's rate.
         reissue: bool,
@@ -65,15 +60,12 @@ pub enum ControlAction {
     },
     /// The device that a replica claims is read and checked, then recorded with [`ConfigDraft::with_device`].
     RecordDevice {
-        /// The replica.
         ordinal: u32,
-        /// The device.
         device: ClaimedDevice,
         /// Domain that the replica claims, for a control plane that reports none.
         domain: Option<String>,
         /// The record so far; it is replaced only if its device is gone or is the claimed one.
         recorded: Option<DeviceId>,
-        /// What to write it into.
         draft: Box<ConfigDraft>,
     },
     /// All Tailscale Services of the tailnet are listed, unless they were since then.
@@ -83,32 +75,23 @@ pub enum ControlAction {
     },
     /// A Tailscale Service is as it must be: read, judged, written and read again.
     PublishService {
-        /// What it is to be.
-        asked: Asked,
+        desired: DesiredVipService,
         /// This cluster has published it.
         recorded: bool,
     },
     /// This cluster lets a Tailscale Service go.
-    ReleaseService {
-        /// Its name.
-        name: String,
-    },
+    ReleaseService { name: String },
     /// The control plane leads these routes to a device, and these no more; what others approved stays.
     ApproveRoutes {
-        /// The replica whose it is.
         ordinal: u32,
-        /// The device.
         device: ClaimedDevice,
         /// Prefixes that it is to approve.
         add: BTreeSet<String>,
         /// Prefixes that it is to approve no more.
         remove: BTreeSet<String>,
     },
-    /// A device goes.
     DeleteDevice {
-        /// The replica whose it is.
         ordinal: u32,
-        /// The device.
         device: ClaimedDevice,
         /// What goes after it, and stays for as long as it does: the record of it.
         then: Vec<Delete>,
@@ -117,7 +100,6 @@ pub enum ControlAction {
     RevokeKey {
         /// The replica for which it was minted.
         ordinal: u32,
-        /// Its id.
         id: KeyId,
         /// What goes after it, and stays for as long as it does: the record of it.
         then: Vec<Delete>,
@@ -127,7 +109,6 @@ pub enum ControlAction {
 /// A device that is touched only if the control plane describes it as expected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClaimedDevice {
-    /// Stable ID.
     pub id: DeviceId,
     /// What it must look like.
     pub expected: ExpectedDevice,
@@ -152,13 +133,9 @@ pub struct GroupUpdate {
 /// A change of a user's Service or Ingress.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ObjectUpdate {
-    /// Its kind.
-    pub source: Source,
-    /// Its namespace.
+    pub source: PublishSource,
     pub namespace: String,
-    /// Its name.
     pub name: String,
-    /// Only if it is still this one.
     pub uid: Option<String>,
     /// Only if it is still as it was when it was observed; a conflict has the pass made again.
     pub resource_version: Option<String>,
@@ -175,34 +152,18 @@ pub struct ObjectUpdate {
 /// What an Event is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Subject {
-    /// The group.
     Group,
-    /// A user's Service.
-    Service {
-        /// Its namespace.
-        namespace: String,
-        /// Its name.
-        name: String,
-    },
-    /// An Ingress.
-    Ingress {
-        /// Its namespace.
-        namespace: String,
-        /// Its name.
-        name: String,
-    },
+    Service { namespace: String, name: String },
+    Ingress { namespace: String, name: String },
 }
 
 /// Something to tell as an Event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Notice {
-    /// About what.
     pub subject: Subject,
-    /// Whether it is a warning.
     pub warning: bool,
     /// The reason, of a closed set.
     pub reason: &'static str,
-    /// A sentence that says what to do.
     pub message: String,
 }
 
@@ -213,7 +174,7 @@ impl ControlAction {
         match self {
             Self::MintKey { ordinal, .. } => format!("an auth key for replica {ordinal}"),
             Self::ListServices { .. } => "the list of Tailscale Services".to_owned(),
-            Self::PublishService { asked, .. } => format!("Tailscale Service {}", asked.name),
+            Self::PublishService { desired, .. } => format!("Tailscale Service {}", desired.name),
             Self::ReleaseService { name } => format!("the end of Tailscale Service {name}"),
             Self::RecordDevice { ordinal, .. } => device_of_replica(*ordinal),
             Self::ApproveRoutes { device, .. } => format!("the routes of device {}", device.id),
@@ -242,12 +203,12 @@ impl ConfigDraft {
     }
 }
 
-impl From<&Claimant> for Subject {
-    fn from(claimant: &Claimant) -> Self {
-        let Claimant { source, namespace, name } = claimant.clone();
+impl From<&Publisher> for Subject {
+    fn from(claimant: &Publisher) -> Self {
+        let Publisher { source, namespace, name } = claimant.clone();
         match source {
-            Source::Ingress => Self::Ingress { namespace, name },
-            Source::Service => Self::Service { namespace, name },
+            PublishSource::Ingress => Self::Ingress { namespace, name },
+            PublishSource::Service => Self::Service { namespace, name },
         }
     }
 }

@@ -9,9 +9,9 @@ use std::ops::RangeInclusive;
 
 use k8s_openapi::api::core::v1::Node;
 
-use super::work::Work;
+use super::work::GroupPass;
 use crate::api::proxyclass::NodePorts;
-use crate::model::controller::objects::{Kind, Owner, Shape, held_ports, node_port, node_port_ref};
+use crate::model::controller::objects::{Kind, Owner, RenderContext, held_ports, node_port, node_port_ref};
 
 /// The most addresses that a replica is told to advertise, as tailscaled allows.
 const ADDRESSES: usize = 2;
@@ -22,38 +22,40 @@ const FAILED: &str = "ProxyGroupCreationFailed";
 
 /// The port of tailscaled for a group that wants static endpoints: the one that its Services hold, else one that follows
 /// from its name and is neither a match port nor one of the replica's own.
-pub(super) fn wireguard(work: &Work<'_>, shape: &Shape<'_>) -> Option<u16> {
+pub(super) fn wireguard(work: &GroupPass<'_>, shape: &RenderContext<'_>) -> Option<u16> {
     shape.class?.static_endpoints.as_ref()?;
     let services = work.observed.of(Kind::Service).filter(|(object, _)| object.name.ends_with("-nodeport"));
-    let held = services.filter_map(|(_, service)| held_ports(service)).map(|(wireguard, _)| wireguard).next();
+    let taken_ports = services.filter_map(|(_, service)| held_ports(service)).map(|(wireguard, _)| wireguard).next();
     let hash = shape.owner.group.bytes().fold(0u16, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into()));
     let reserved = shape.reserved();
     let free = |port: &u16| !shape.ports().contains(*port) && !reserved.contains(port);
     let usual = (0..10_000).map(|step| 20_000 + hash.wrapping_add(step) % 10_000);
-    held.or_else(|| usual.chain(30_000..=u16::MAX).find(free))
+    taken_ports.or_else(|| usual.chain(30_000..=u16::MAX).find(free))
 }
 
 /// Wants the Services, and says which endpoints each replica has.
-pub(super) fn endpoints(work: &mut Work<'_>, shape: &Shape<'_>) -> BTreeMap<u32, Vec<String>> {
-    let asked = shape.class.and_then(|class| class.static_endpoints.as_ref()).zip(shape.wireguard);
-    let Some((asked, wireguard)) = asked else {
+pub(super) fn endpoints(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) -> BTreeMap<u32, Vec<String>> {
+    let endpoints = shape.class.and_then(|class| class.static_endpoints.as_ref()).zip(shape.wireguard);
+    let Some((requested, wireguard)) = endpoints else {
         surplus(work, &shape.owner, 0);
         return BTreeMap::new();
     };
-    let addresses = addresses(work, shape, &asked.node_port);
+    let addresses = addresses(work, shape, &requested.node_port);
     if addresses.is_empty() {
         let message = "No node that spec.staticEndpoints of the ProxyClass selects has an address of type ExternalIP: change the selector.";
         work.fault(FAILED, message.into());
     }
-    let held = |ordinal: u32| work.owned(&node_port_ref(&shape.owner, ordinal)).and_then(|held| held_ports(held)).map(|(_, port)| port);
-    let allowed =
-        |port: u16| asked.node_port.ports.iter().any(|range| (range.port..=range.end_port.unwrap_or(range.port)).contains(&port.into()));
-    let kept: BTreeMap<u32, u16> =
-        (0..shape.replicas).filter_map(|ordinal| Some((ordinal, held(ordinal).filter(|port| allowed(*port))?))).collect();
-    let mut taken: BTreeSet<u16> = kept.values().chain(&work.observed.node_ports).copied().collect();
+    let current_port =
+        |ordinal: u32| work.owned(&node_port_ref(&shape.owner, ordinal)).and_then(|existing| held_ports(existing)).map(|(_, port)| port);
+    let allowed = |port: u16| {
+        requested.node_port.ports.iter().any(|range| (range.port..=range.end_port.unwrap_or(range.port)).contains(&port.into()))
+    };
+    let reused: BTreeMap<u32, u16> =
+        (0..shape.replicas).filter_map(|ordinal| Some((ordinal, current_port(ordinal).filter(|port| allowed(*port))?))).collect();
+    let mut taken: BTreeSet<u16> = reused.values().chain(&work.observed.node_ports).copied().collect();
     let mut found = BTreeMap::new();
     for ordinal in 0..shape.replicas {
-        let Some(port) = kept.get(&ordinal).copied().or_else(|| free(&asked.node_port, &taken)) else {
+        let Some(port) = reused.get(&ordinal).copied().or_else(|| free(&requested.node_port, &taken)) else {
             let message = "All ports of spec.staticEndpoints of the ProxyClass are taken, or the API server refuses them \
                 (its --service-node-port-range): change its ranges.";
             work.fault(FAILED, message.into());
@@ -67,15 +69,15 @@ pub(super) fn endpoints(work: &mut Work<'_>, shape: &Shape<'_>) -> BTreeMap<u32,
 }
 
 /// A port that nobody has. What an API server allows that was told nothing else comes first: which range it has cannot be asked.
-fn free(asked: &NodePorts, taken: &BTreeSet<u16>) -> Option<u16> {
-    let asked = || asked.ports.iter().flat_map(|range| range.port..=range.end_port.unwrap_or(range.port));
-    let ports = || asked().filter_map(|port| u16::try_from(port).ok());
+fn free(requested: &NodePorts, taken: &BTreeSet<u16>) -> Option<u16> {
+    let candidates = || requested.ports.iter().flat_map(|range| range.port..=range.end_port.unwrap_or(range.port));
+    let ports = || candidates().filter_map(|port| u16::try_from(port).ok());
     let usual = ports().filter(|port| USUAL.contains(port));
     usual.chain(ports().filter(|port| !USUAL.contains(port))).find(|port| *port > 0 && !taken.contains(port))
 }
 
 /// Has the Services of replicas from `from` on go.
-pub(super) fn surplus(work: &mut Work<'_>, owner: &Owner, from: u32) {
+pub(super) fn surplus(work: &mut GroupPass<'_>, owner: &Owner, from: u32) {
     let prefix = format!("{}-", owner.group);
     let ordinal = |name: &str| name.strip_prefix(&prefix)?.strip_suffix("-nodeport")?.parse::<u32>().ok();
     let services = work.observed.of(Kind::Service).map(|(object, _)| object);
@@ -88,10 +90,10 @@ pub(super) fn surplus(work: &mut Work<'_>, owner: &Owner, from: u32) {
 }
 
 /// The nodes' addresses that replicas advertise: those in use first, in their order.
-fn addresses(work: &Work<'_>, shape: &Shape<'_>, asked: &NodePorts) -> Vec<IpAddr> {
+fn addresses(work: &GroupPass<'_>, shape: &RenderContext<'_>, endpoints: &NodePorts) -> Vec<IpAddr> {
     let selected = |node: &&std::sync::Arc<Node>| {
         let label = |key: &String| node.metadata.labels.as_ref().and_then(|labels| labels.get(key));
-        asked.selector.iter().all(|(key, value)| label(key) == Some(value))
+        endpoints.selector.iter().all(|(key, value)| label(key) == Some(value))
     };
     let there: BTreeSet<IpAddr> = work.observed.nodes.iter().filter(selected).flat_map(|node| external(node)).collect();
     let replicas = work.observed.replicas.range(..shape.replicas).filter_map(|(_, replica)| replica.config.as_ref()?.document.as_ref());

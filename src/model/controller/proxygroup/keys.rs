@@ -6,12 +6,11 @@
 
 /// What is known of a replica's login.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Login<'a> {
+pub struct ReplicaLogin<'a> {
     /// The key in its config, if it has a config and that has one.
     pub key: Option<&'a str>,
     /// The key of which it says that it failed; empty if it had none.
     pub reissue: Option<&'a str>,
-    /// Whether it has a device.
     pub device: bool,
     /// Whether it is time for a first key: its Pod is there and reads its config live, or its image reads it at the start only.
     pub due: bool,
@@ -19,26 +18,23 @@ pub struct Login<'a> {
 
 /// What becomes of a replica's key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Decision {
-    /// The first one is minted.
+pub enum KeyDecision {
     Mint,
     /// Another one is minted, after the device is deleted if there is one.
     Reissue,
-    /// It stays as it is.
     Keep,
     /// It is taken out of the config: it did its work.
     Drop,
 }
 
-/// Decides.
 #[must_use]
-pub fn decide(login: &Login<'_>) -> Decision {
+pub fn decide(login: &ReplicaLogin<'_>) -> KeyDecision {
     let key = login.key.unwrap_or_default();
     match (login.reissue, login.device) {
-        (Some(failed), _) if key.is_empty() || failed == key => Decision::Reissue,
-        (None, true) if !key.is_empty() => Decision::Drop,
-        (None, false) if key.is_empty() && login.due => Decision::Mint,
-        _ => Decision::Keep,
+        (Some(failed), _) if key.is_empty() || failed == key => KeyDecision::Reissue,
+        (None, true) if !key.is_empty() => KeyDecision::Drop,
+        (None, false) if key.is_empty() && login.due => KeyDecision::Mint,
+        _ => KeyDecision::Keep,
     }
 }
 
@@ -48,9 +44,9 @@ mod tests {
 
     #[test]
     fn the_table() {
-        use Decision::{Drop, Keep, Mint, Reissue};
+        use KeyDecision::{Drop, Keep, Mint, Reissue};
         // key, reissue, device, due → decision
-        type Row = (&'static str, Option<&'static str>, bool, bool, Decision);
+        type Row = (&'static str, Option<&'static str>, bool, bool, KeyDecision);
         let table: [Row; 12] = [
             ("", None, false, false, Keep),
             ("", Some("K"), false, true, Reissue),
@@ -66,7 +62,7 @@ mod tests {
             ("", None, true, true, Keep),
         ];
         for (key, reissue, device, due, wanted) in table {
-            let login = Login { key: Some(key), reissue, device, due };
+            let login = ReplicaLogin { key: Some(key), reissue, device, due };
             assert_eq!(decide(&login), wanted, "{login:?}");
         }
     }
@@ -75,8 +71,8 @@ mod tests {
     fn a_key_once_minted_is_not_minted_again() {
         for reissue in [None, Some(""), Some("old")] {
             for device in [false, true] {
-                let login = Login { key: Some("new"), reissue, device, due: true };
-                assert!(!matches!(decide(&login), Decision::Mint | Decision::Reissue), "{login:?}");
+                let login = ReplicaLogin { key: Some("new"), reissue, device, due: true };
+                assert!(!matches!(decide(&login), KeyDecision::Mint | KeyDecision::Reissue), "{login:?}");
             }
         }
     }

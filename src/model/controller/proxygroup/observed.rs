@@ -21,8 +21,8 @@ use crate::api::vip::VipService;
 use crate::api::{egress, ingress, names, state};
 use crate::model::base::gzip;
 use crate::model::controller::identity::{DeviceId, DeviceName, DeviceRecord, KeyId};
-use crate::model::controller::ingress_spec::{Claimant, Own, Owner};
-use crate::model::controller::match_ports::Range;
+use crate::model::controller::ingress_spec::{Publisher, ServiceOwner, UserCertificate};
+use crate::model::controller::match_ports::MatchPortRange;
 use crate::model::controller::objects::{Kind, ObjectRef};
 use crate::model::controller::tenancy::{DefaultTenancy, Labels, Patterns};
 
@@ -41,7 +41,6 @@ pub struct Observed {
     pub name: String,
     /// The time. Conditions and waits are reckoned by it.
     pub now: Timestamp,
-    /// What holds for every group.
     pub settings: Arc<GroupSettings>,
     /// The group itself, if it exists.
     pub group: Option<Arc<ProxyGroup>>,
@@ -50,7 +49,7 @@ pub struct Observed {
     /// Its control plane.
     pub tailnet: TailnetState,
     /// Its replicas by ordinal: every ordinal of which a Pod, a state Secret or a config Secret exists.
-    pub replicas: BTreeMap<u32, Replica>,
+    pub replicas: BTreeMap<u32, ObservedReplica>,
     /// Every object in the namespace of the proxies that is labelled as this group's or as an egress child of it, or that has
     /// the name of one that we would make (for a foreign one is not overwritten). As the API server has it; `managedFields`
     /// may be left out, and so may whatever of it no pass reads; slices are there only while one of them is written by hand.
@@ -65,30 +64,29 @@ pub struct Observed {
     /// The node ports that Services of other groups hold, and those that the API server has refused.
     pub node_ports: BTreeSet<u16>,
     /// What is asked to be published by the group.
-    pub publish: Publishing,
+    pub publish: PublishInputs,
     /// What the control plane was asked for and denied, by [`ControlAction::what`](super::ControlAction::what).
-    pub denied: BTreeMap<String, Denial>,
+    pub denied: BTreeMap<String, ControlPlaneError>,
 }
 
 /// What is asked to be published by a group, and what is known of it elsewhere.
 #[derive(Debug, Clone, Default)]
-pub struct Publishing {
+pub struct PublishInputs {
     /// What is wrong with the class of the Ingresses: then they are left as they are. None if nothing is.
     pub class_fault: Option<String>,
     /// The Ingresses that name the group, or for which its config has a service.
     pub ingresses: OrdMap<(String, String), Arc<Ingress>>,
     /// The Secrets in the namespace of the proxies that these Ingresses name as certificates, as far as they are there.
-    pub certificates: BTreeMap<String, Own>,
+    pub certificates: BTreeMap<String, UserCertificate>,
     /// Of these Secrets those that only some namespaces may name: which.
     pub reserved: BTreeMap<String, Patterns>,
-    /// The Services that these Ingresses name as backends.
     pub backends: BTreeMap<(String, String), Arc<Service>>,
     /// Of the Services that ask to be published, those that have an endpoint which gets traffic.
     pub backed: BTreeSet<(String, String)>,
     /// Who else in the tailnet wants the name of a Tailscale Service that this group has or is asked for.
-    pub rivals: BTreeMap<String, Vec<Rival>>,
+    pub rivals: BTreeMap<String, Vec<NameConflict>>,
     /// The Tailscale Services of the tailnet; none if they were not asked for yet.
-    pub listed: Option<Arc<Listed>>,
+    pub listed: Option<Arc<ServiceList>>,
     /// The routes that the control plane has approved, by the stable id of the device, where they were looked at.
     pub approved: BTreeMap<DeviceId, Approved>,
 }
@@ -96,18 +94,14 @@ pub struct Publishing {
 /// The routes of a device that its control plane leads to it, as they were at a time.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Approved {
-    /// When they were looked at.
     pub at: Timestamp,
-    /// The prefixes.
     pub routes: BTreeSet<String>,
 }
 
 /// An object that asks another group of the same tailnet for a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Rival {
-    /// Which.
-    pub claimant: Claimant,
-    /// The group that it names.
+pub struct NameConflict {
+    pub claimant: Publisher,
     pub group: String,
     /// When it was made, in seconds.
     pub created: i64,
@@ -117,16 +111,14 @@ pub struct Rival {
 
 /// The Tailscale Services of a tailnet, as they were at a time.
 #[derive(Debug, Clone, Default)]
-pub struct Listed {
-    /// When all were listed.
+pub struct ServiceList {
     pub at: Timestamp,
-    /// By name.
     pub services: OrdMap<String, VipService>,
 }
 
 /// A control plane's refusal that stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Denial {
+pub struct ControlPlaneError {
     /// Since when it has been refused without a pause.
     pub since: Timestamp,
     /// Why, in a sentence that is the same each time.
@@ -138,18 +130,16 @@ pub struct Denial {
 pub struct GroupSettings {
     /// The namespace of the proxies, in which everything is made.
     pub namespace: String,
-    /// The image of the proxies.
     pub image: String,
     /// Names of the pull Secrets of proxies whose class names none.
     pub image_pull_secrets: Vec<String>,
-    /// The tags of devices of groups that name none.
     pub tags: Vec<String>,
     /// The firewall mode of groups that name none; `None` lets the proxy find out.
     pub firewall: Option<String>,
     /// The cluster's domain, such as `cluster.local`.
     pub cluster_domain: String,
     /// Where match ports are taken from unless the group says otherwise.
-    pub ports: Range,
+    pub ports: MatchPortRange,
     /// How long a leaving replica forwards for the flows it has.
     pub drain_timeout: Duration,
     /// The types of the groups that are ours; others are somebody else's.
@@ -157,7 +147,7 @@ pub struct GroupSettings {
     /// The name of the class of the Ingresses that are ours.
     pub ingress_class: String,
     /// Who this cluster is among those that share Tailscale Services.
-    pub cluster: Owner,
+    pub cluster: ServiceOwner,
     /// Whether replicas order certificates with the account of all groups of their tailnet; what is usual for their image if
     /// nothing is said.
     pub shared_account: Option<bool>,
@@ -172,14 +162,10 @@ pub struct GroupSettings {
     pub linger: Duration,
 }
 
-/// The class of a group.
 #[derive(Debug, Clone)]
 pub enum Class {
-    /// None is named and there is no default one.
     None,
-    /// It is there and valid.
     Ready(Arc<ProxyClass>),
-    /// The class of this name does not exist.
     Missing(String),
     /// The class of this name is not valid, or not looked at yet.
     NotReady(String),
@@ -188,12 +174,10 @@ pub enum Class {
 /// The control plane of a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TailnetState {
-    /// It can be asked.
     Ready {
         /// What a proxy logs in to.
         server_url: String,
-        /// What it can do.
-        capabilities: Capabilities,
+        capabilities: GroupCapabilities,
     },
     /// Nobody has asked it yet: what was said of it before still holds.
     Asking,
@@ -203,19 +187,15 @@ pub enum TailnetState {
 
 /// What a control plane can do for us.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Capabilities {
+pub struct GroupCapabilities {
     /// Auth keys are minted.
     pub keys: bool,
-    /// Devices are deleted.
     pub devices: bool,
-    /// It has Tailscale Services.
     pub services: bool,
 }
 
-/// A replica as it is observed.
 #[derive(Debug, Clone, Default)]
-pub struct Replica {
-    /// Its Pod.
+pub struct ObservedReplica {
     pub pod: Option<Arc<Pod>>,
     /// Its state Secret, read.
     pub state: Option<Arc<ReplicaState>>,
@@ -228,7 +208,6 @@ pub struct Replica {
 pub struct ReplicaState {
     /// Stable ID of its device, as the replica claims; see [`crate::model::controller::identity`].
     pub device_id: Option<DeviceId>,
-    /// Name of its device, as the replica claims.
     pub device_name: Option<DeviceName>,
     /// Addresses of its node.
     pub device_ips: Vec<String>,
@@ -237,9 +216,9 @@ pub struct ReplicaState {
     /// The key that failed; empty if it had none. Present means that it asks for another one.
     pub reissue: Option<String>,
     /// The egress services that it holds.
-    pub egress: Option<egress::Status>,
+    pub egress: Option<egress::EgressStatus>,
     /// The ingress services that it holds.
-    pub ingress: Option<ingress::Status>,
+    pub ingress: Option<ingress::IngressStatus>,
     /// The sites that the internet is to reach and does not, by service name, and why.
     pub barred: BTreeMap<String, String>,
     /// The tailnet gives no certificates, as HTTPS is disabled in it.
@@ -262,7 +241,6 @@ pub struct ReplicaConfig {
 }
 
 impl Observed {
-    /// The objects of a kind.
     pub(super) fn of(&self, kind: Kind) -> impl Iterator<Item = (&ObjectRef, &Arc<Value>)> {
         self.owned.range(ObjectRef::new(kind, "", "")..).take_while(move |(object, _)| object.kind == kind)
     }
@@ -279,11 +257,11 @@ impl GroupSettings {
             tags: Vec::new(),
             firewall: None,
             cluster_domain: "cluster.local".to_owned(),
-            ports: Range::DEFAULT,
+            ports: MatchPortRange::DEFAULT,
             drain_timeout: Duration::from_secs(45),
             types: ProxyGroupType::SERVED.to_vec(),
             ingress_class: "tailscale".to_owned(),
-            cluster: Owner::default(),
+            cluster: ServiceOwner::default(),
             shared_account: None,
             tenancy: DefaultTenancy::default(),
             acme_directory: None,
@@ -293,7 +271,7 @@ impl GroupSettings {
     }
 }
 
-impl Replica {
+impl ObservedReplica {
     /// A replica of its parts. The Secrets are parsed: a caller with many passes keeps what came out for as long as they do not
     /// change.
     #[must_use]
@@ -357,7 +335,6 @@ fn profile<'a>(bytes: &impl Fn(&str) -> Option<&'a [u8]>) -> Profile {
 }
 
 impl ReplicaConfig {
-    /// Reads a config Secret.
     #[must_use]
     pub fn read(secret: &Secret) -> Self {
         let text = secret.data.as_ref().and_then(|data| data.get(names::CONFIG_KEY));

@@ -5,14 +5,14 @@
 
 use std::collections::BTreeSet;
 
-use super::claims::{Role, claims};
-use super::work::Work;
+use super::claims::{ServiceRole, claims};
+use super::work::GroupPass;
 use super::{Class, GroupUpdate, TailnetState, egress, endpoints, ingress, replicas, services, status, validate};
 use crate::api::names;
 use crate::api::proxyclass::ProxyClassSpec;
 use crate::api::proxygroup::ProxyGroup;
 use crate::model::controller::objects::{
-    Kind, ObjectRef, Owner, Shape, config_ref, disruption_budget, metrics, metrics_refs, rbac, stateful_set,
+    Kind, ObjectRef, Owner, RenderContext, config_ref, disruption_budget, metrics, metrics_refs, rbac, stateful_set,
 };
 
 /// How many replicas a group has that names no number.
@@ -23,7 +23,7 @@ const WAITS: &str = " The deletion waits for that for five minutes, and then goe
 const LOOK: std::time::Duration = std::time::Duration::from_secs(30);
 
 /// The group as the owner of its objects.
-pub(super) fn owner(work: &Work<'_>, group: Option<&ProxyGroup>) -> Owner {
+pub(super) fn owner(work: &GroupPass<'_>, group: Option<&ProxyGroup>) -> Owner {
     Owner {
         group: work.observed.name.clone(),
         uid: group.and_then(|group| group.metadata.uid.clone()).unwrap_or_default(),
@@ -32,7 +32,7 @@ pub(super) fn owner(work: &Work<'_>, group: Option<&ProxyGroup>) -> Owner {
 }
 
 /// Wants everything that a group consists of.
-pub(super) fn provision(work: &mut Work<'_>, group: &ProxyGroup) {
+pub(super) fn provision(work: &mut GroupPass<'_>, group: &ProxyGroup) {
     let owner = owner(work, Some(group));
     let observed = work.observed;
     let (usable, class) = class(work);
@@ -41,7 +41,7 @@ pub(super) fn provision(work: &mut Work<'_>, group: &ProxyGroup) {
     let (spec, settings) = (&group.spec, &*observed.settings);
     let share_account = group.metadata.annotations.as_ref().and_then(|all| all.get(names::SHARE_ACCOUNT)).map(|text| text == "true");
     let certificates = BTreeSet::new();
-    let mut shape = Shape {
+    let mut shape = RenderContext {
         owner,
         spec,
         class,
@@ -95,14 +95,14 @@ pub(super) fn provision(work: &mut Work<'_>, group: &ProxyGroup) {
 }
 
 /// What runs, and what is scraped of it.
-fn pods(work: &mut Work<'_>, shape: &Shape<'_>) {
+fn pods(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
     work.want(&shape.owner, disruption_budget(shape));
     let set = ObjectRef::new(Kind::StatefulSet, &shape.owner.namespace, shape.owner.group.clone());
-    let held = work.owned(&set).map(|held| &**held);
+    let existing = work.owned(&set).map(|finalizer| &**finalizer);
     // The Tailscale operator's image reads its config at the start and gives up without one.
-    let told = |ordinal| work.owned(&config_ref(&shape.owner, ordinal)).is_some();
-    if held.is_some() || !shape.stock() || (0..shape.replicas).all(told) {
-        work.want(&shape.owner, stateful_set(shape, held));
+    let configured = |ordinal| work.owned(&config_ref(&shape.owner, ordinal)).is_some();
+    if existing.is_some() || !shape.stock() || (0..shape.replicas).all(configured) {
+        work.want(&shape.owner, stateful_set(shape, existing));
     }
     let scraped = metrics(shape);
     for object in metrics_refs(&shape.owner) {
@@ -116,7 +116,7 @@ fn pods(work: &mut Work<'_>, shape: &Shape<'_>) {
 }
 
 /// Whether the group can be made with the class it has, and its spec if it has one.
-fn class<'a>(work: &mut Work<'a>) -> (bool, Option<&'a ProxyClassSpec>) {
+fn class<'a>(work: &mut GroupPass<'a>) -> (bool, Option<&'a ProxyClassSpec>) {
     match &work.observed.class {
         Class::None => return (true, None),
         Class::Ready(class) => return (true, Some(&class.spec)),
@@ -130,18 +130,17 @@ fn class<'a>(work: &mut Work<'a>) -> (bool, Option<&'a ProxyClassSpec>) {
     (false, None)
 }
 
-/// Has the finalizer of the group be there or not.
-fn finalizer(work: &mut Work<'_>, group: &ProxyGroup, wanted: bool) {
-    let held = group.metadata.finalizers.as_deref().unwrap_or_default();
-    if held.iter().any(|held| held == names::FINALIZER) != wanted {
-        let others = held.iter().filter(|held| *held != names::FINALIZER).cloned();
+fn finalizer(work: &mut GroupPass<'_>, group: &ProxyGroup, wanted: bool) {
+    let finalizer = group.metadata.finalizers.as_deref().unwrap_or_default();
+    if finalizer.iter().any(|existing| existing == names::FINALIZER) != wanted {
+        let others = finalizer.iter().filter(|found| *found != names::FINALIZER).cloned();
         let finalizers = others.chain(wanted.then(|| names::FINALIZER.to_owned())).collect();
         work.pass.group.get_or_insert_with(GroupUpdate::default).finalizers = Some(finalizers);
     }
 }
 
 /// Ends a group: its Pods, then its devices, then its finalizer. The rest goes by its owner.
-pub(super) fn end(work: &mut Work<'_>, group: &ProxyGroup) {
+pub(super) fn end(work: &mut GroupPass<'_>, group: &ProxyGroup) {
     let owner = owner(work, Some(group));
     without(work, &owner, Some("is being deleted: name another group."));
     work.delete(&owner, &ObjectRef::new(Kind::StatefulSet, &owner.namespace, owner.group.clone()));
@@ -165,7 +164,7 @@ pub(super) fn end(work: &mut Work<'_>, group: &ProxyGroup) {
 }
 
 /// Tells what the control plane has denied of that which is asked of it again.
-fn denials(work: &mut Work<'_>, more: &str) {
+fn denials(work: &mut GroupPass<'_>, more: &str) {
     let denied = work.pass.control.iter().filter_map(|action| work.observed.denied.get(&action.what()));
     let why: Vec<_> = denied.map(|denial| format!("{}{more}", denial.why)).collect();
     for why in why {
@@ -174,7 +173,7 @@ fn denials(work: &mut Work<'_>, more: &str) {
 }
 
 /// The Services of a name that is no group which could take them.
-pub(super) fn orphans(work: &mut Work<'_>) {
+pub(super) fn orphans(work: &mut GroupPass<'_>) {
     let owner = owner(work, None);
     without(work, &owner, Some("does not exist: make it, or name another group."));
     let message = format!("ProxyGroup {} does not exist: make it, or name another group.", owner.group);
@@ -182,17 +181,17 @@ pub(super) fn orphans(work: &mut Work<'_>) {
 }
 
 /// Lets Services go that are not wanted any more, and tells the others why nobody serves them, if it is for us to say.
-pub(super) fn without(work: &mut Work<'_>, owner: &Owner, why: Option<&str>) {
+pub(super) fn without(work: &mut GroupPass<'_>, owner: &Owner, why: Option<&str>) {
     let message = why.map(|why| format!("ProxyGroup {} {why}", owner.group));
     for claim in &claims(work.observed, work.memory) {
         match (claim.role, claim.service) {
-            (Role::Serve | Role::Hold, _) => {
+            (ServiceRole::Serve | ServiceRole::Hold, _) => {
                 if let Some(message) = &message {
                     services::waiting(work, claim, message);
                 }
             }
-            (Role::Moved, _) => {}
-            (Role::Release, service) => {
+            (ServiceRole::Moved, _) => {}
+            (ServiceRole::Release, service) => {
                 egress::release(work, owner, claim);
                 if let Some(service) = service {
                     services::released(work, service, claim);

@@ -2,23 +2,23 @@
 
 use std::collections::BTreeMap;
 
-use super::claims::{Claim, Key, Role, created};
+use super::claims::{ServiceClaim, ServiceKey, ServiceRole, created};
 use crate::model::controller::tenancy::Tenancy;
 
 /// Leaves the Services as they are whose namespace may not use the group: those that are served go on as they were.
-pub(super) fn deny(claims: &mut [Claim<'_>], tenancy: &Tenancy, group: &str) {
-    for claim in claims.iter_mut().filter(|claim| claim.role == Role::Serve && claim.known.is_none()) {
+pub(super) fn deny(claims: &mut [ServiceClaim<'_>], tenancy: &Tenancy, group: &str) {
+    for claim in claims.iter_mut().filter(|claim| claim.role == ServiceRole::Serve && claim.served.is_none()) {
         if let Err(why) = tenancy.allowance(claim.key.0, group) {
-            claim.role = Role::Hold;
+            claim.role = ServiceRole::Hold;
             claim.wrong = vec![why];
         }
     }
 }
 
 /// The Services that want more ports than their namespace may have, and what they are told. Those that are served come first, then the oldest.
-pub(super) fn exceeding<'a>(claims: &[Claim<'a>], tenancy: &Tenancy, group: &str) -> BTreeMap<Key<'a>, String> {
+pub(super) fn exceeding<'a>(claims: &[ServiceClaim<'a>], tenancy: &Tenancy, group: &str) -> BTreeMap<ServiceKey<'a>, String> {
     let mut exceeding = BTreeMap::new();
-    if claims.iter().all(|claim| claim.known.is_some()) {
+    if claims.iter().all(|claim| claim.served.is_some()) {
         return exceeding;
     }
     for tenant in claims.chunk_by(|one, other| one.key.0 == other.key.0) {
@@ -29,11 +29,11 @@ pub(super) fn exceeding<'a>(claims: &[Claim<'a>], tenancy: &Tenancy, group: &str
         }
         let mut order: Vec<_> = tenant.iter().collect();
         order.sort_by_key(|claim| (claim.object.is_none(), created(claim), claim.key));
-        let mut used: usize = order.iter().map(|claim| held(claim)).sum();
+        let mut used: usize = order.iter().map(|claim| current_ports(claim)).sum();
         for claim in order {
-            let (held, wanted) = (held(claim), wanted(claim));
-            if wanted <= held || used - held + wanted <= most {
-                used = used - held + wanted;
+            let (ports_now, wanted) = (current_ports(claim), wanted(claim));
+            if wanted <= ports_now || used - ports_now + wanted <= most {
+                used = used - ports_now + wanted;
                 continue;
             }
             let message = format!(
@@ -46,13 +46,13 @@ pub(super) fn exceeding<'a>(claims: &[Claim<'a>], tenancy: &Tenancy, group: &str
     exceeding
 }
 
-/// The ports that a Service has.
-fn held(claim: &Claim<'_>) -> usize {
-    claim.known.as_ref().map_or(claim.kept.len(), |known| known.child.ports.len())
+fn current_ports(claim: &ServiceClaim<'_>) -> usize {
+    claim.served.as_ref().map_or(claim.reserved.len(), |served| served.child.ports.len())
 }
 
 /// The ports that it is to have.
-fn wanted(claim: &Claim<'_>) -> usize {
-    let spec = claim.service.filter(|_| claim.known.is_none() && claim.role == Role::Serve).and_then(|service| service.spec.as_ref());
-    spec.map_or_else(|| held(claim), |spec| spec.ports.as_ref().map_or(0, Vec::len))
+fn wanted(claim: &ServiceClaim<'_>) -> usize {
+    let spec =
+        claim.service.filter(|_| claim.served.is_none() && claim.role == ServiceRole::Serve).and_then(|service| service.spec.as_ref());
+    spec.map_or_else(|| current_ports(claim), |spec| spec.ports.as_ref().map_or(0, Vec::len))
 }

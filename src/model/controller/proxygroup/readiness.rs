@@ -11,8 +11,8 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 
-use super::memo::Stood;
-use super::{Observed, Replica, ReplicaState};
+use super::memo::AckSummary;
+use super::{Observed, ObservedReplica, ReplicaState};
 use crate::api::egress;
 use crate::model::controller::objects::{Kind, ObjectRef};
 
@@ -22,15 +22,14 @@ pub(super) const PATIENCE: Duration = Duration::from_mins(1);
 
 /// The replicas of a group as far as forwarding goes.
 #[derive(Debug)]
-pub(super) struct Standing {
-    replicas: Vec<One>,
+pub(super) struct ReplicaAcks {
+    replicas: Vec<ReplicaAck>,
     /// Of the config that they are to hold.
     fingerprint: String,
 }
 
-/// One replica.
 #[derive(Debug)]
-struct One {
+struct ReplicaAck {
     /// What it says, if the Pod that said it is the one there is.
     says: Option<Arc<ReplicaState>>,
     /// Whether its Pod gets traffic.
@@ -39,16 +38,16 @@ struct One {
     silent: bool,
 }
 
-impl Standing {
+impl ReplicaAcks {
     pub(super) fn of(observed: &Observed, wanted: u32, fingerprint: String) -> Self {
         let long = |since: Timestamp| elapsed(since, observed.now) >= PATIENCE;
         let still = still(observed, wanted).is_some_and(long);
         let one = |ordinal: u32| {
             let replica = observed.replicas.get(&ordinal).filter(|replica| replica.pod.is_some());
             // One that was never made, as for want of room or of quota, keeps the others waiting while something else moves.
-            let Some(replica) = replica else { return One { says: None, ready: false, silent: still } };
+            let Some(replica) = replica else { return ReplicaAck { says: None, ready: false, silent: still } };
             let (ready, since) = readiness(replica.pod.as_deref());
-            One { says: said(replica).cloned(), ready, silent: !ready && since.is_some_and(long) }
+            ReplicaAck { says: said(replica).cloned(), ready, silent: !ready && since.is_some_and(long) }
         };
         Self { replicas: (0..wanted).map(one).collect(), fingerprint }
     }
@@ -60,24 +59,24 @@ impl Standing {
 
     /// How the replicas stand to a service. Its name may point to the group if every replica that is waited for holds it, and
     /// one at least.
-    pub(super) fn to(&self, key: &str, service: &egress::Service, written: bool) -> Stood {
-        let mut stood = Stood { written, all: self.replicas.iter().any(|one| !one.silent), ready: 0, wanted: self.replicas.len() };
+    pub(super) fn to(&self, key: &str, service: &egress::EgressService, written: bool) -> AckSummary {
+        let mut acks = AckSummary { written, all: self.replicas.iter().any(|one| !one.silent), ready: 0, wanted: self.replicas.len() };
         for one in &self.replicas {
             let holds = self.holds(one, key, service);
-            stood.all &= one.silent || holds;
-            stood.ready += usize::from(one.ready && holds);
+            acks.all &= one.silent || holds;
+            acks.ready += usize::from(one.ready && holds);
         }
-        stood
+        acks
     }
 
-    fn holds(&self, one: &One, key: &str, service: &egress::Service) -> bool {
+    fn holds(&self, one: &ReplicaAck, key: &str, service: &egress::EgressService) -> bool {
         one.status().is_some_and(|status| holds(status, &self.fingerprint, key, service))
     }
 
     /// Whether every service stands to these as to those.
     pub(super) fn same(&self, other: &Self) -> bool {
-        let whole = |one: &One| one.status().is_some_and(|status| status.services.is_none());
-        let equal = |(one, other): (&One, &One)| {
+        let whole = |one: &ReplicaAck| one.status().is_some_and(|status| status.services.is_none());
+        let equal = |(one, other): (&ReplicaAck, &ReplicaAck)| {
             let said = match (&one.says, &other.says) {
                 (Some(one), Some(other)) => Arc::ptr_eq(one, other),
                 (one, other) => one.is_none() && other.is_none(),
@@ -90,19 +89,19 @@ impl Standing {
     }
 }
 
-impl One {
-    fn status(&self) -> Option<&egress::Status> {
+impl ReplicaAck {
+    fn status(&self) -> Option<&egress::EgressStatus> {
         self.says.as_ref()?.egress.as_ref()
     }
 }
 
 /// Whether a replica that says this holds a service of the config with this fingerprint.
 #[must_use]
-pub fn holds(status: &egress::Status, fingerprint: &str, key: &str, service: &egress::Service) -> bool {
+pub fn holds(status: &egress::EgressStatus, fingerprint: &str, key: &str, service: &egress::EgressService) -> bool {
     match status.services.as_ref() {
-        Some(services) => services.get(key).is_some_and(|held| {
-            let resolved = held.tailnet_target_ips.as_ref().is_some_and(|ips| !ips.is_empty());
-            resolved && held.tailnet_target == service.tailnet_target && same(&held.ports, &service.ports)
+        Some(services) => services.get(key).is_some_and(|entry| {
+            let resolved = entry.tailnet_target_ips.as_ref().is_some_and(|ips| !ips.is_empty());
+            resolved && entry.tailnet_target == service.tailnet_target && same(&entry.ports, &service.ports)
         }),
         // With very many services a replica names the config as a whole, and what of it is not served.
         None => status.fingerprint.as_deref() == Some(fingerprint) && !status.rejected.contains_key(key),
@@ -122,14 +121,14 @@ fn same(one: &[egress::PortMap], other: &[egress::PortMap]) -> bool {
 }
 
 /// What a replica says, if its Pod has the addresses of the one that said it.
-fn said(replica: &Replica) -> Option<&Arc<ReplicaState>> {
+fn said(replica: &ObservedReplica) -> Option<&Arc<ReplicaState>> {
     let state = replica.state.as_ref()?;
     speaks_for(state.egress.as_ref()?, replica.pod.as_ref()?).then_some(state)
 }
 
 /// Whether the Pod has the addresses of the one that said this.
 #[must_use]
-pub fn speaks_for(status: &egress::Status, pod: &Pod) -> bool {
+pub fn speaks_for(status: &egress::EgressStatus, pod: &Pod) -> bool {
     speaks(&status.pod_ipv4, &status.pod_ipv6, pod)
 }
 

@@ -7,21 +7,20 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value, json};
 
-use super::ingress::Plan;
-use super::keys::{Decision, Login, decide};
-use super::work::{Whose, Work, deletion, whose};
-use super::{ClaimedDevice, ConfigDraft, ControlAction, Delete, GroupSettings, Replica, ReplicaConfig, Subject, TailnetState};
+use super::ingress::IngressPlan;
+use super::keys::{KeyDecision, ReplicaLogin, decide};
+use super::work::{GroupPass, Ownership, deletion, whose};
+use super::{ClaimedDevice, ConfigDraft, ControlAction, Delete, GroupSettings, ObservedReplica, ReplicaConfig, Subject, TailnetState};
 use crate::api::names;
 use crate::api::proxygroup::ProxyGroupSpec;
 use crate::model::controller::identity::{DeviceRecord, ExpectedDevice};
 use crate::model::controller::objects::{
-    Kind, ObjectRef, Owner, ReplicaSecret, Shape, applied, config_ref, node_port_ref, state, state_ref,
+    Kind, ObjectRef, Owner, RenderContext, ReplicaSecret, applied, config_ref, node_port_ref, state, state_ref,
 };
 
 /// What a replica is told beside the rest.
 #[derive(Debug, Default)]
-struct Told<'a> {
-    /// Its static endpoints.
+struct ReplicaInputs<'a> {
     endpoints: Option<&'a Vec<String>>,
     /// The names and the routes that it advertises, if that is for us to say.
     advertised: Option<[BTreeSet<String>; 2]>,
@@ -29,8 +28,13 @@ struct Told<'a> {
 
 /// Wants the Secrets of every replica that is wanted. `endpoints` are their static endpoints by ordinal.
 /// `plan` is what the group publishes, if that is what it is for.
-pub(super) fn secrets(work: &mut Work<'_>, shape: &Shape<'_>, endpoints: &BTreeMap<u32, Vec<String>>, plan: Option<&Plan<'_>>) {
-    let none = Replica::default();
+pub(super) fn secrets(
+    work: &mut GroupPass<'_>,
+    shape: &RenderContext<'_>,
+    endpoints: &BTreeMap<u32, Vec<String>>,
+    plan: Option<&IngressPlan<'_>>,
+) {
+    let none = ObservedReplica::default();
     for ordinal in 0..shape.replicas {
         work.want(&shape.owner, state(&shape.owner, ordinal));
         // What a replica wrote is its own: nothing of it is ever taken over.
@@ -39,28 +43,28 @@ pub(super) fn secrets(work: &mut Work<'_>, shape: &Shape<'_>, endpoints: &BTreeM
         }
         let replica = work.observed.replicas.get(&ordinal).unwrap_or(&none);
         let advertised = plan.map(|plan| [plan.advertised(work, shape, replica), plan.routes(work, shape, replica)]);
-        config(work, shape, ordinal, replica, Told { endpoints: endpoints.get(&ordinal), advertised });
+        config(work, shape, ordinal, replica, ReplicaInputs { endpoints: endpoints.get(&ordinal), advertised });
     }
 }
 
-fn config(work: &mut Work<'_>, shape: &Shape<'_>, ordinal: u32, replica: &Replica, told: Told<'_>) {
-    let held = replica.config.as_deref();
-    let Some(document) = document(&work.observed.tailnet, shape, ordinal, held, told) else { return };
+fn config(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, ordinal: u32, replica: &ObservedReplica, inputs: ReplicaInputs<'_>) {
+    let config = replica.config.as_deref();
+    let Some(document) = document(&work.observed.tailnet, shape, ordinal, config, inputs) else { return };
     let recorded = replica.device();
     let secret = ReplicaSecret { owner: shape.owner.clone(), ordinal, document, device: recorded.cloned() };
     let state = replica.state.as_deref();
-    let key = held.and_then(ReplicaConfig::auth_key);
+    let key = config.and_then(ReplicaConfig::auth_key);
     let due = shape.stock() || replica.pod.is_some();
     let has_device = state.is_some_and(|state| state.device_id.is_some());
-    let login = Login { key, reissue: state.and_then(|state| state.reissue.as_deref()), device: has_device, due };
-    let id = held.and_then(|held| held.key_id.as_ref());
+    let login = ReplicaLogin { key, reissue: state.and_then(|state| state.reissue.as_deref()), device: has_device, due };
+    let id = config.and_then(|existing| existing.key_id.as_ref());
     let decision = decide(&login);
-    if let Decision::Keep | Decision::Drop = decision {
-        let kept = key.filter(|_| decision == Decision::Keep);
-        work.want(&shape.owner, secret.manifest(kept.map(|key| (key, id)), false));
+    if let KeyDecision::Keep | KeyDecision::Drop = decision {
+        let reused_key = key.filter(|_| decision == KeyDecision::Keep);
+        work.want(&shape.owner, secret.manifest(reused_key.map(|key| (key, id)), false));
         return record(work, shape, ordinal, replica, secret);
     }
-    let reissue = decision == Decision::Reissue;
+    let reissue = decision == KeyDecision::Reissue;
     if !can(work, |capabilities| capabilities.keys) {
         // Without a key the replica waits for one; with the one it complains of it has at least the rest of its config.
         work.want(&shape.owner, secret.manifest(key.map(|key| (key, id)), false));
@@ -79,9 +83,9 @@ fn config(work: &mut Work<'_>, shape: &Shape<'_>, ordinal: u32, replica: &Replic
     work.pass.control.push(ControlAction::MintKey { ordinal, tags, draft, reissue, replaces });
 }
 
-fn draft(work: &Work<'_>, shape: &Shape<'_>, inputs: ReplicaSecret) -> Box<ConfigDraft> {
+fn draft(work: &GroupPass<'_>, shape: &RenderContext<'_>, inputs: ReplicaSecret) -> Box<ConfigDraft> {
     let observed = work.owned(&config_ref(&shape.owner, inputs.ordinal));
-    let adopt = observed.is_some_and(|held| applied(held).is_none());
+    let adopt = observed.is_some_and(|object| applied(object).is_none());
     Box::new(ConfigDraft { inputs, adopt })
 }
 
@@ -91,15 +95,15 @@ fn tags<'a>(settings: &'a GroupSettings, spec: &'a ProxyGroupSpec) -> &'a [Strin
 }
 
 /// The replicas whose devices were seen with other tags than those of the group. tailscaled takes tags with its key alone.
-pub(super) fn other_tags(work: &Work<'_>, spec: &ProxyGroupSpec, wanted: u32) -> Vec<String> {
+pub(super) fn other_tags(work: &GroupPass<'_>, spec: &ProxyGroupSpec, wanted: u32) -> Vec<String> {
     let tags: BTreeSet<_> = tags(&work.observed.settings, spec).iter().collect();
-    let differs = |replica: &Replica| replica.device().is_some_and(|record| record.tags.iter().collect::<BTreeSet<_>>() != tags);
+    let differs = |replica: &ObservedReplica| replica.device().is_some_and(|record| record.tags.iter().collect::<BTreeSet<_>>() != tags);
     let others = work.observed.replicas.range(..wanted).filter(|(_, replica)| differs(replica));
     others.map(|(ordinal, _)| names::replica(&work.observed.name, *ordinal)).collect()
 }
 
 /// Records the device that a replica claims, unless the record says the same.
-fn record(work: &mut Work<'_>, shape: &Shape<'_>, ordinal: u32, replica: &Replica, secret: ReplicaSecret) {
+fn record(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, ordinal: u32, replica: &ObservedReplica, secret: ReplicaSecret) {
     let Some(state) = replica.state.as_deref().filter(|state| state.reissue.is_none()) else { return };
     let Some(id) = state.device_id.clone().filter(|_| can(work, |capabilities| capabilities.devices)) else { return };
     let domain = state.device_name.as_ref().map(|name| name.domain().to_owned());
@@ -114,14 +118,14 @@ fn record(work: &mut Work<'_>, shape: &Shape<'_>, ordinal: u32, replica: &Replic
 }
 
 /// The device of a replica: the recorded one, else the one that it claims. The control plane is asked about it before it is touched.
-pub(super) fn claimed_device(work: &Work<'_>, owner: &Owner, ordinal: u32, replica: &Replica) -> Option<ClaimedDevice> {
+pub(super) fn claimed_device(work: &GroupPass<'_>, owner: &Owner, ordinal: u32, replica: &ObservedReplica) -> Option<ClaimedDevice> {
     let recorded = replica.device().map(|record| record.id.clone());
     let id = recorded.or_else(|| replica.state.as_ref()?.device_id.clone())?;
     Some(ClaimedDevice { id, expected: expected_device(work, owner, ordinal, replica) })
 }
 
 /// What a replica's device must look like: the host name of its config or of its group, and a tag of the group or of the record.
-fn expected_device(work: &Work<'_>, owner: &Owner, ordinal: u32, replica: &Replica) -> ExpectedDevice {
+fn expected_device(work: &GroupPass<'_>, owner: &Owner, ordinal: u32, replica: &ObservedReplica) -> ExpectedDevice {
     let spec = work.observed.group.as_ref().map(|group| &group.spec);
     let written = replica.config.as_ref().and_then(|config| config.document.as_ref()?.get("Hostname")?.as_str());
     let hostnames = written.map(str::to_owned).into_iter().chain(spec.map(|spec| hostname(owner, spec, ordinal))).collect();
@@ -136,22 +140,22 @@ fn hostname(owner: &Owner, spec: &ProxyGroupSpec, ordinal: u32) -> String {
     format!("{prefix}-{ordinal}")
 }
 
-fn can(work: &Work<'_>, what: impl Fn(&super::Capabilities) -> bool) -> bool {
+fn can(work: &GroupPass<'_>, what: impl Fn(&super::GroupCapabilities) -> bool) -> bool {
     matches!(&work.observed.tailnet, TailnetState::Ready { capabilities, .. } if what(capabilities))
 }
 
 /// A replica's config without its key; none if it cannot be known now: then what there is stays.
 fn document(
     tailnet: &TailnetState,
-    shape: &Shape<'_>,
+    shape: &RenderContext<'_>,
     ordinal: u32,
-    held: Option<&ReplicaConfig>,
-    Told { endpoints, advertised }: Told<'_>,
+    existing: Option<&ReplicaConfig>,
+    ReplicaInputs { endpoints, advertised }: ReplicaInputs<'_>,
 ) -> Option<Map<String, Value>> {
-    let held = held.and_then(|held| held.document.as_ref());
+    let found = existing.and_then(|entry| entry.document.as_ref());
     let server = match tailnet {
         TailnetState::Ready { server_url, .. } => server_url.as_str(),
-        TailnetState::Asking | TailnetState::Unavailable(_) => held?.get("ServerURL")?.as_str()?,
+        TailnetState::Asking | TailnetState::Unavailable(_) => found?.get("ServerURL")?.as_str()?,
     };
     let accept_routes = shape.class.and_then(|class| class.tailscale.as_ref()).is_some_and(|tailscale| tailscale.accept_routes);
     let fixed = json!({
@@ -164,7 +168,7 @@ fn document(
     });
     let Value::Object(mut document) = fixed else { return None };
     // What a group publishes that is not for that is written by others: it is carried over as it is.
-    let carried = |field: &str| held.and_then(|held| held.get(field)).cloned();
+    let carried = |field: &str| found.and_then(|item| item.get(field)).cloned();
     let (services, routes) = match advertised {
         None => (carried("AdvertiseServices"), carried("AdvertiseRoutes")),
         Some([names, routes]) => {
@@ -180,25 +184,25 @@ fn document(
 }
 
 /// Has every replica from `from` on leave. Whether all have left.
-pub(super) fn departures(work: &mut Work<'_>, owner: &Owner, from: u32) -> bool {
+pub(super) fn departures(work: &mut GroupPass<'_>, owner: &Owner, from: u32) -> bool {
     let set = work.owned(&ObjectRef::new(Kind::StatefulSet, &owner.namespace, owner.group.clone()));
     let number = |pointer: &str| set.and_then(|set| set.pointer(pointer)).and_then(Value::as_u64);
     let lowered = number("/spec/replicas").unwrap_or(0).max(number("/status/replicas").unwrap_or(0));
-    let mut left = true;
+    let mut all_gone = true;
     for (ordinal, replica) in work.observed.replicas.range(from..) {
         if replica.pod.is_some() || u64::from(*ordinal) < lowered {
-            left = false;
+            all_gone = false;
         } else {
-            left &= departure(work, owner, *ordinal, replica);
+            all_gone &= departure(work, owner, *ordinal, replica);
         }
     }
-    left
+    all_gone
 }
 
 /// Whether nothing of the replica is left that only we can undo.
-fn departure(work: &mut Work<'_>, owner: &Owner, ordinal: u32, replica: &Replica) -> bool {
+fn departure(work: &mut GroupPass<'_>, owner: &Owner, ordinal: u32, replica: &ObservedReplica) -> bool {
     let secrets = [state_ref(owner, ordinal), config_ref(owner, ordinal)];
-    let mine = |object: &ObjectRef| work.owned(object).filter(|held| whose(owner, held) == Whose::Ours);
+    let mine = |object: &ObjectRef| work.owned(object).filter(|existing| whose(owner, existing) == Ownership::Ours);
     let then: Vec<Delete> = secrets.iter().filter_map(|object| Some(deletion(object, mine(object)?))).collect();
     work.delete(owner, &node_port_ref(owner, ordinal));
     let device = claimed_device(work, owner, ordinal, replica);
@@ -232,7 +236,7 @@ fn departure(work: &mut Work<'_>, owner: &Owner, ordinal: u32, replica: &Replica
 }
 
 /// Lets the record of something go that the control plane goes on having.
-fn left_behind(work: &mut Work<'_>, ordinal: u32, what: &str, why: &str, record: Vec<Delete>) {
+fn left_behind(work: &mut GroupPass<'_>, ordinal: u32, what: &str, why: &str, record: Vec<Delete>) {
     let replica = names::replica(&work.observed.name, ordinal);
     let message = format!("The control plane still has {what} of replica {replica}: remove it there. It was not removed, as {why}");
     work.warn(Subject::Group, "DeviceOrphaned", message);

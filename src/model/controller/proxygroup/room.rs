@@ -6,11 +6,11 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::claims::{Claim, created};
-use super::egress::{Outcome, Serving};
+use super::claims::{ServiceClaim, created};
+use super::egress::{ServiceOutcome, ServingChild};
 use super::memo::Entries;
-use super::work::Work;
-use crate::model::controller::objects::{EgressConfig, Shape};
+use super::work::GroupPass;
+use crate::model::controller::objects::{EgressConfigMap, RenderContext};
 
 /// What those are told for whom there is no room.
 const FULL: &str = "The egress config of the ProxyGroup is full: use another ProxyGroup.";
@@ -19,14 +19,14 @@ const FULL_STOCK: &str =
     "The egress config of the ProxyGroup is full: use another ProxyGroup, or Tailyard's own image, whose limit is higher.";
 
 /// The entries that fit; `before` are those that are in the config.
-pub(super) fn fitting(claims: &[Claim<'_>], before: &Entries, entries: &Entries, shape: &Shape<'_>) -> Entries {
+pub(super) fn fitting(claims: &[ServiceClaim<'_>], before: &Entries, entries: &Entries, shape: &RenderContext<'_>) -> Entries {
     let mut order: Vec<_> = claims.iter().collect();
     order.sort_by_cached_key(|claim| (!before.contains_key(&claim.name), claim.object.is_none(), created(claim), claim.key));
     let wanted = order.into_iter().filter_map(|claim| entries.get_key_value(&claim.name));
     let wanted: Vec<_> = wanted.map(|(name, entry)| (Arc::clone(name), Arc::clone(entry))).collect();
     let stay = wanted.iter().take_while(|(name, _)| before.contains_key(name)).count();
     let first = |count: usize| -> Entries { wanted.iter().take(count).cloned().collect() };
-    let fits = |count: usize| EgressConfig::new(&shape.owner, &first(count), shape.replicas, 0).fits(shape.stock());
+    let fits = |count: usize| EgressConfigMap::new(&shape.owner, &first(count), shape.replicas, 0).fits(shape.stock());
     first(most(stay, wanted.len(), fits))
 }
 
@@ -44,14 +44,20 @@ fn most(mut least: usize, mut over: usize, fits: impl Fn(usize) -> bool) -> usiz
 }
 
 /// Refuses whoever is not among these entries, and takes back what was to be made for them.
-pub(super) fn refuse(work: &mut Work<'_>, claims: &[Claim<'_>], entries: &Entries, outcomes: &mut [Outcome], stock: bool) {
+pub(super) fn refuse(
+    work: &mut GroupPass<'_>,
+    claims: &[ServiceClaim<'_>],
+    entries: &Entries,
+    outcomes: &mut [ServiceOutcome],
+    stock: bool,
+) {
     let mut taken_back = BTreeSet::new();
     for (_, outcome) in claims.iter().zip(outcomes).filter(|(claim, _)| !entries.contains_key(&claim.name)) {
-        if let Outcome::Served(Serving { child, .. }) = outcome {
+        if let ServiceOutcome::Served(ServingChild { child, .. }) = outcome {
             taken_back.insert(child.object());
         }
-        if let Outcome::Known | Outcome::Served(_) = outcome {
-            *outcome = Outcome::Refused(if stock { FULL_STOCK } else { FULL }.to_owned());
+        if let ServiceOutcome::Known | ServiceOutcome::Served(_) = outcome {
+            *outcome = ServiceOutcome::Refused(if stock { FULL_STOCK } else { FULL }.to_owned());
         }
     }
     work.pass.apply.retain(|manifest| !taken_back.contains(&manifest.object));

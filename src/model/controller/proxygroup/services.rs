@@ -8,46 +8,44 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde::Serialize;
 
-use super::claims::{Claim, Key, Role};
-use super::egress::{Outcome, Serving, host};
-use super::memo::{Known, Stood};
-use super::readiness::{PATIENCE, Standing};
+use super::claims::{ServiceClaim, ServiceKey, ServiceRole};
+use super::egress::{ServiceOutcome, ServingChild, host};
+use super::memo::{AckSummary, ServedService};
+use super::readiness::{PATIENCE, ReplicaAcks};
 use super::validate::annotation;
-use super::work::Work;
+use super::work::GroupPass;
 use super::{ObjectUpdate, Subject};
 use crate::api::condition::{EGRESS_SVC_CONFIGURED, EGRESS_SVC_READY, EGRESS_SVC_VALID};
 use crate::api::{egress, names};
-use crate::model::base::conditions::{self, Status, Wanted};
+use crate::model::base::conditions::{self, ConditionStatus, DesiredCondition};
 use crate::model::base::hash::sha256;
-use crate::model::controller::ingress_spec::Source;
+use crate::model::controller::ingress_spec::PublishSource;
 
 /// What the telling depends on beside the Service itself.
 #[derive(Debug)]
-pub(super) struct Told<'a> {
-    /// Whether the config is as it must be.
+pub(super) struct ReportContext<'a> {
     pub(super) written: bool,
-    /// The replicas.
-    pub(super) standing: &'a Standing,
+    pub(super) standing: &'a ReplicaAcks,
     /// Whether they stand as they did in the pass before.
     pub(super) same: bool,
 }
 
 /// A Service while it is told.
-struct Telling<'a> {
+struct ConditionWriter<'a> {
     service: &'a Service,
     conditions: Vec<Condition>,
     now: k8s_openapi::jiff::Timestamp,
     changed: bool,
 }
 
-impl<'a> Telling<'a> {
-    fn new(work: &Work<'_>, service: &'a Service) -> Self {
+impl<'a> ConditionWriter<'a> {
+    fn new(work: &GroupPass<'_>, service: &'a Service) -> Self {
         let conditions = service.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default();
         Self { service, conditions, now: work.observed.now, changed: false }
     }
 
-    fn set(&mut self, kind: &'static str, status: Status, reason: &str, message: String) -> bool {
-        let changed = conditions::set(&mut self.conditions, &Wanted { kind, status, reason, message, generation: 0 }, self.now);
+    fn set(&mut self, kind: &'static str, status: ConditionStatus, reason: &str, message: String) -> bool {
+        let changed = conditions::set(&mut self.conditions, &DesiredCondition { kind, status, reason, message, generation: 0 }, self.now);
         self.changed |= changed;
         changed
     }
@@ -57,12 +55,12 @@ impl<'a> Telling<'a> {
     }
 
     /// What is to change; whether there is anything.
-    fn update(self, work: &mut Work<'_>, finalized: bool, external_name: Option<String>) -> bool {
+    fn update(self, work: &mut GroupPass<'_>, finalized: bool, external_name: Option<String>) -> bool {
         let metadata = &self.service.metadata;
-        let held = metadata.finalizers.as_deref().unwrap_or_default();
-        let has = held.iter().any(|held| held == names::FINALIZER);
+        let before = metadata.finalizers.as_deref().unwrap_or_default();
+        let has = before.iter().any(|name| name == names::FINALIZER);
         let finalizers = (has != finalized).then(|| {
-            let others = held.iter().filter(|held| *held != names::FINALIZER).cloned();
+            let others = before.iter().filter(|name| *name != names::FINALIZER).cloned();
             others.chain(finalized.then(|| names::FINALIZER.to_owned())).collect()
         });
         let conditions = self.changed.then_some(self.conditions);
@@ -70,7 +68,7 @@ impl<'a> Telling<'a> {
             return false;
         }
         work.pass.services.push(ObjectUpdate {
-            source: Source::Service,
+            source: PublishSource::Service,
             namespace: metadata.namespace.clone().unwrap_or_default(),
             name: metadata.name.clone().unwrap_or_default(),
             uid: metadata.uid.clone(),
@@ -85,104 +83,121 @@ impl<'a> Telling<'a> {
 }
 
 /// Tells one Service. How the replicas stand to it, if it stands for its child and there was nothing to tell.
-pub(super) fn tell(work: &mut Work<'_>, claim: &Claim<'_>, outcome: &Outcome, told: &Told<'_>) -> Option<Stood> {
+pub(super) fn tell(
+    work: &mut GroupPass<'_>,
+    claim: &ServiceClaim<'_>,
+    outcome: &ServiceOutcome,
+    context: &ReportContext<'_>,
+) -> Option<AckSummary> {
     let service = claim.service?;
-    match (outcome, &claim.known) {
-        (Outcome::Known, Some(known)) => return still(known, claim, told).or_else(|| serving(work, claim, &known.serving(), told)),
-        (Outcome::Served(served), _) => return serving(work, claim, served, told),
-        (Outcome::Refused(message), _) => refused(work, claim.key, service, claim, message),
-        (Outcome::Held, _) if claim.role == Role::Hold => invalid(work, claim.key, service, claim),
-        (Outcome::Released, _) if claim.role == Role::Release => released(work, service, claim),
-        (Outcome::Known | Outcome::Held | Outcome::Released, _) => {}
+    match (outcome, &claim.served) {
+        (ServiceOutcome::Known, Some(current)) => {
+            return still(current, claim, context).or_else(|| serving(work, claim, &current.serving(), context));
+        }
+        (ServiceOutcome::Served(served), _) => return serving(work, claim, served, context),
+        (ServiceOutcome::Refused(message), _) => refused(work, claim.key, service, claim, message),
+        (ServiceOutcome::Held, _) if claim.role == ServiceRole::Hold => invalid(work, claim.key, service, claim),
+        (ServiceOutcome::Released, _) if claim.role == ServiceRole::Release => released(work, service, claim),
+        (ServiceOutcome::Known | ServiceOutcome::Held | ServiceOutcome::Released, _) => {}
     }
     None
 }
 
 /// How the replicas stood to a Service that was told so, if there is nothing else to tell.
-fn still(known: &Known, claim: &Claim<'_>, told: &Told<'_>) -> Option<Stood> {
-    let held = known.told?;
-    let stood = if told.same { Stood { written: told.written, ..held } } else { told.standing.to(&claim.name, &known.entry, told.written) };
+fn still(served: &ServedService, claim: &ServiceClaim<'_>, context: &ReportContext<'_>) -> Option<AckSummary> {
+    let acks = served.acks?;
+    let now = if context.same {
+        AckSummary { written: context.written, ..acks }
+    } else {
+        context.standing.to(&claim.name, &served.entry, context.written)
+    };
     // That a config is being written is nothing to tell one that was told of it when it was written.
-    (held == stood || held == Stood { written: true, ..stood }).then_some(held)
+    (acks == now || acks == AckSummary { written: true, ..now }).then_some(acks)
 }
 
 /// The same for one that is told now.
-fn serving(work: &mut Work<'_>, claim: &Claim<'_>, serving: &Serving, told: &Told<'_>) -> Option<Stood> {
-    let stood = told.standing.to(&claim.name, &serving.entry, told.written);
-    served(work, claim.service?, serving, stood, told.standing).then_some(stood)
+fn serving(work: &mut GroupPass<'_>, claim: &ServiceClaim<'_>, serving: &ServingChild, context: &ReportContext<'_>) -> Option<AckSummary> {
+    let acks = context.standing.to(&claim.name, &serving.entry, context.written);
+    served(work, claim.service?, serving, acks, context.standing).then_some(acks)
 }
 
 /// Whether the Service stands for its child and there was nothing to tell.
-fn served(work: &mut Work<'_>, service: &Service, Serving { child, settled, .. }: &Serving, stood: Stood, standing: &Standing) -> bool {
+fn served(
+    work: &mut GroupPass<'_>,
+    service: &Service,
+    ServingChild { child, settled, .. }: &ServingChild,
+    acks: AckSummary,
+    standing: &ReplicaAcks,
+) -> bool {
     let group = work.observed.name.clone();
     let host = host(work, &child.name);
-    let mut telling = Telling::new(work, service);
-    telling.set(EGRESS_SVC_VALID, Status::True, "EgressSvcValid", "The Service is valid.".into());
+    let mut telling = ConditionWriter::new(work, service);
+    telling.set(EGRESS_SVC_VALID, ConditionStatus::True, "EgressSvcValid", "The Service is valid.".into());
     let points = service.spec.as_ref().and_then(|spec| spec.external_name.as_deref()) == Some(&host);
-    let settled = *settled && stood.written;
+    let settled = *settled && acks.written;
     // A name that was pointed at this very config before is restored at once: another tool reverted it, and some replicas serve it.
     let reason = format!("ConfiguredFor:{}", record(service, &group));
-    let switch = !points && settled && (stood.all || configured_for(service, &reason));
+    let switch = !points && settled && (acks.all || configured_for(service, &reason));
     if !points && !switch && standing.waiting() {
         work.again(PATIENCE);
     }
     if (points || switch) && settled {
-        telling.set(EGRESS_SVC_CONFIGURED, Status::True, &reason, format!("The Service stands for {host}."));
+        telling.set(EGRESS_SVC_CONFIGURED, ConditionStatus::True, &reason, format!("The Service stands for {host}."));
     }
-    let Stood { ready, wanted, .. } = stood;
+    let AckSummary { ready, wanted, .. } = acks;
     let counts = || format!("{ready} out of {wanted} replicas are ready to route traffic");
     let (status, reason, message) = match (ready, wanted) {
-        (_, 0) => (Status::False, "NoProxiesConfigured", format!("ProxyGroup {group} has no replicas: set its spec.replicas.")),
+        (_, 0) => (ConditionStatus::False, "NoProxiesConfigured", format!("ProxyGroup {group} has no replicas: set its spec.replicas.")),
         _ if !points && !switch => {
             let message = format!("The name is pointed at ProxyGroup {group} when all its replicas have taken up the Service.");
-            (Status::False, "NotReadyToRouteTraffic", message)
+            (ConditionStatus::False, "NotReadyToRouteTraffic", message)
         }
-        (0, _) => (Status::False, "NotReadyToRouteTraffic", counts()),
-        _ if ready < wanted => (Status::True, "PartiallyReadyToRouteTraffic", counts()),
-        _ => (Status::True, "ReadyToRouteTraffic", counts()),
+        (0, _) => (ConditionStatus::False, "NotReadyToRouteTraffic", counts()),
+        _ if ready < wanted => (ConditionStatus::True, "PartiallyReadyToRouteTraffic", counts()),
+        _ => (ConditionStatus::True, "ReadyToRouteTraffic", counts()),
     };
     telling.set(EGRESS_SVC_READY, status, reason, message);
     !telling.update(work, true, switch.then_some(host)) && points
 }
 
-fn refused(work: &mut Work<'_>, key: Key<'_>, service: &Service, claim: &Claim<'_>, message: &str) {
-    let mut telling = Telling::new(work, service);
-    telling.set(EGRESS_SVC_VALID, Status::True, "EgressSvcValid", "The Service is valid.".into());
+fn refused(work: &mut GroupPass<'_>, key: ServiceKey<'_>, service: &Service, claim: &ServiceClaim<'_>, message: &str) {
+    let mut telling = ConditionWriter::new(work, service);
+    telling.set(EGRESS_SVC_VALID, ConditionStatus::True, "EgressSvcValid", "The Service is valid.".into());
     let reason = format!("ConfigurationFailed:{}", record(service, &work.observed.name));
-    if telling.set(EGRESS_SVC_CONFIGURED, Status::False, &reason, message.to_owned()) {
+    if telling.set(EGRESS_SVC_CONFIGURED, ConditionStatus::False, &reason, message.to_owned()) {
         work.warn(subject(key), "ConfigurationFailed", message.to_owned());
     }
-    telling.set(EGRESS_SVC_READY, Status::False, "ClusterResourcesNotReady", message.to_owned());
+    telling.set(EGRESS_SVC_READY, ConditionStatus::False, "ClusterResourcesNotReady", message.to_owned());
     telling.update(work, finalized(service, claim), None);
 }
 
-fn invalid(work: &mut Work<'_>, key: Key<'_>, service: &Service, claim: &Claim<'_>) {
+fn invalid(work: &mut GroupPass<'_>, key: ServiceKey<'_>, service: &Service, claim: &ServiceClaim<'_>) {
     let message = format!("The Service is not valid: {}", claim.wrong.join(" "));
-    let mut telling = Telling::new(work, service);
-    if telling.set(EGRESS_SVC_VALID, Status::False, "EgressSvcInvalid", message.clone()) {
+    let mut telling = ConditionWriter::new(work, service);
+    if telling.set(EGRESS_SVC_VALID, ConditionStatus::False, "EgressSvcInvalid", message.clone()) {
         work.warn(subject(key), "INVALIDSERVICE", message.clone());
     }
     telling.remove(EGRESS_SVC_CONFIGURED);
-    telling.set(EGRESS_SVC_READY, Status::False, "ClusterResourcesNotReady", message);
+    telling.set(EGRESS_SVC_READY, ConditionStatus::False, "ClusterResourcesNotReady", message);
     telling.update(work, finalized(service, claim), None);
 }
 
 /// Tells a Service whose group cannot take it; what it has stays.
-pub(super) fn waiting(work: &mut Work<'_>, claim: &Claim<'_>, message: &str) {
+pub(super) fn waiting(work: &mut GroupPass<'_>, claim: &ServiceClaim<'_>, message: &str) {
     let Some(service) = claim.service else { return };
-    let mut telling = Telling::new(work, service);
-    telling.set(EGRESS_SVC_VALID, Status::Unknown, "ProxyGroupNotReady", message.to_owned());
+    let mut telling = ConditionWriter::new(work, service);
+    telling.set(EGRESS_SVC_VALID, ConditionStatus::Unknown, "ProxyGroupNotReady", message.to_owned());
     telling.remove(EGRESS_SVC_CONFIGURED);
-    telling.set(EGRESS_SVC_READY, Status::False, "ClusterResourcesNotReady", message.to_owned());
+    telling.set(EGRESS_SVC_READY, ConditionStatus::False, "ClusterResourcesNotReady", message.to_owned());
     telling.update(work, finalized(service, claim), None);
 }
 
 /// Lets a Service go, once its child has gone.
-pub(super) fn released(work: &mut Work<'_>, service: &Service, claim: &Claim<'_>) {
+pub(super) fn released(work: &mut GroupPass<'_>, service: &Service, claim: &ServiceClaim<'_>) {
     if claim.object.is_some() {
         return;
     }
-    let mut telling = Telling::new(work, service);
+    let mut telling = ConditionWriter::new(work, service);
     if service.metadata.deletion_timestamp.is_none() {
         for kind in [EGRESS_SVC_VALID, EGRESS_SVC_CONFIGURED, EGRESS_SVC_READY] {
             telling.remove(kind);
@@ -193,7 +208,7 @@ pub(super) fn released(work: &mut Work<'_>, service: &Service, claim: &Claim<'_>
 }
 
 /// Says once that the name of a Service that is let go leads nowhere. The name itself is left: what it was before is not known.
-fn dead_name(work: &mut Work<'_>, service: &Service, news: bool) {
+fn dead_name(work: &mut GroupPass<'_>, service: &Service, news: bool) {
     let name = service.spec.as_ref().and_then(|spec| spec.external_name.as_deref()).unwrap_or_default();
     let ours = name.strip_suffix(&host(work, "")).is_some_and(|child| !child.is_empty() && !child.contains('.'));
     if news && ours {
@@ -208,18 +223,18 @@ fn dead_name(work: &mut Work<'_>, service: &Service, news: bool) {
 }
 
 /// A finalizer stays while there is a child to take away.
-fn finalized(service: &Service, claim: &Claim<'_>) -> bool {
-    claim.object.is_some() || service.metadata.finalizers.iter().flatten().any(|held| held == names::FINALIZER)
+fn finalized(service: &Service, claim: &ServiceClaim<'_>) -> bool {
+    claim.object.is_some() || service.metadata.finalizers.iter().flatten().any(|finalizer| finalizer == names::FINALIZER)
 }
 
-fn subject(key: Key<'_>) -> Subject {
+fn subject(key: ServiceKey<'_>) -> Subject {
     Subject::Service { namespace: key.0.to_owned(), name: key.1.to_owned() }
 }
 
 /// A port as the Tailscale operator spells it, field for field and in its order: a hash is made of it.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Spelled<'a> {
+struct SpelledPort<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -234,9 +249,9 @@ struct Spelled<'a> {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Config<'a> {
-    ports: Option<Vec<Spelled<'a>>>,
-    tailnet_target: egress::Target,
+struct ConfigFingerprint<'a> {
+    ports: Option<Vec<SpelledPort<'a>>>,
+    tailnet_target: egress::EgressTarget,
     proxy_group: &'a str,
 }
 
@@ -245,20 +260,20 @@ fn record(service: &Service, group: &str) -> String {
     let text = |key: &str| annotation(service, key).unwrap_or_default().to_owned();
     let ports = service.spec.as_ref().and_then(|spec| spec.ports.as_ref());
     let port = |port: &'_ ServicePort| IntOrString::clone(port.target_port.as_ref().unwrap_or(&IntOrString::Int(0)));
-    let config = Config {
+    let config = ConfigFingerprint {
         ports: ports.map(|ports| {
             let filled = |text: &'_ Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
-            let ports = ports.iter().map(|held| Spelled {
-                name: held.name.as_deref().filter(|_| filled(&held.name)),
-                protocol: held.protocol.as_deref().filter(|_| filled(&held.protocol)),
-                app_protocol: held.app_protocol.as_deref(),
-                port: held.port,
-                target_port: port(held),
-                node_port: held.node_port.filter(|port| *port != 0),
+            let ports = ports.iter().map(|mapped| SpelledPort {
+                name: mapped.name.as_deref().filter(|_| filled(&mapped.name)),
+                protocol: mapped.protocol.as_deref().filter(|_| filled(&mapped.protocol)),
+                app_protocol: mapped.app_protocol.as_deref(),
+                port: mapped.port,
+                target_port: port(mapped),
+                node_port: mapped.node_port.filter(|port| *port != 0),
             });
             ports.collect()
         }),
-        tailnet_target: egress::Target { ip: text(names::TAILNET_IP), fqdn: text(names::TAILNET_FQDN) },
+        tailnet_target: egress::EgressTarget { ip: text(names::TAILNET_IP), fqdn: text(names::TAILNET_FQDN) },
         proxy_group: group,
     };
     let hash = sha256(&serde_json::to_vec(&config).unwrap_or_default());
@@ -268,7 +283,7 @@ fn record(service: &Service, group: &str) -> String {
 /// Whether the Service's condition says that its name was pointed at this config.
 fn configured_for(service: &Service, reason: &str) -> bool {
     let conditions = service.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
-    conditions::get(conditions, EGRESS_SVC_CONFIGURED).is_some_and(|held| held.status == "True" && held.reason == reason)
+    conditions::get(conditions, EGRESS_SVC_CONFIGURED).is_some_and(|condition| condition.status == "True" && condition.reason == reason)
 }
 
 /// The group that a condition's reason records.

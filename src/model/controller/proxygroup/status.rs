@@ -4,42 +4,42 @@
 //! the first fault found is the one that is told.
 
 use super::replicas::other_tags;
-use super::work::{Fault, Work};
+use super::work::{GroupFault, GroupPass};
 use super::{GroupUpdate, Subject, TailnetState, readiness};
 use crate::api::condition::{CERTIFIED, PROXY_GROUP_AVAILABLE, PROXY_GROUP_READY, PUBLISHED};
 use crate::api::proxygroup::{ProxyGroup, ProxyGroupStatus, TailnetDevice};
-use crate::model::base::conditions::{self, Status, Wanted};
-use crate::model::controller::proxygroup::Replica;
+use crate::model::base::conditions::{self, ConditionStatus, DesiredCondition};
+use crate::model::controller::proxygroup::ObservedReplica;
 
 /// The reasons that come first, whatever was found before them.
 const WEIGHT: [&str; 2] = ["ProxyGroupInvalid", UNAVAILABLE];
 /// The reason while the control plane cannot be asked.
 const UNAVAILABLE: &str = "ProxyGroupTailnetUnavailable";
 
-/// Has the status say how the group is.
-pub(super) fn status(work: &mut Work<'_>, group: &ProxyGroup, wanted: u32) {
-    let held = group.status.clone().unwrap_or_default();
+pub(super) fn status(work: &mut GroupPass<'_>, group: &ProxyGroup, wanted: u32) {
+    let before = group.status.clone().unwrap_or_default();
     let devices: Vec<_> = work.observed.replicas.range(..wanted).filter_map(|(_, replica)| device(replica)).collect();
     let running = u32::try_from(devices.len()).unwrap_or(u32::MAX);
     let extra = work.observed.replicas.range(wanted..).filter(|(_, replica)| replica.pod.is_some()).count();
-    let mut status = ProxyGroupStatus { devices, ..held.clone() };
+    let mut status = ProxyGroupStatus { devices, ..before.clone() };
     let message = format!("{running}/{wanted} ProxyGroup pods running");
     let reason = if running == wanted { "ProxyGroupAvailable" } else { "ProxyGroupCreating" };
-    let available = if running > 0 { Status::True } else { Status::False };
+    let available = if running > 0 { ConditionStatus::True } else { ConditionStatus::False };
     let now = work.observed.now;
-    let condition = Wanted { kind: PROXY_GROUP_AVAILABLE, status: available, reason, message: message.clone(), generation: 0 };
+    let condition = DesiredCondition { kind: PROXY_GROUP_AVAILABLE, status: available, reason, message: message.clone(), generation: 0 };
     conditions::set(&mut status.conditions, &condition, now);
-    let weight = |fault: &&Fault| WEIGHT.iter().position(|reason| *reason == fault.reason).unwrap_or(WEIGHT.len());
+    let weight = |fault: &&GroupFault| WEIGHT.iter().position(|reason| *reason == fault.reason).unwrap_or(WEIGHT.len());
     let (ready, reason, message) = match work.faults.iter().min_by_key(weight) {
-        Some(fault) => (Status::False, fault.reason, fault.message.clone()),
-        None if running < wanted => (Status::False, "ProxyGroupCreating", message),
-        None if extra > 0 => (Status::False, "ProxyGroupCreating", format!("waiting for {extra} ProxyGroup pods to shut down")),
-        None => (Status::True, "ProxyGroupReady", message),
+        Some(fault) => (ConditionStatus::False, fault.reason, fault.message.clone()),
+        None if running < wanted => (ConditionStatus::False, "ProxyGroupCreating", message),
+        None if extra > 0 => (ConditionStatus::False, "ProxyGroupCreating", format!("waiting for {extra} ProxyGroup pods to shut down")),
+        None => (ConditionStatus::True, "ProxyGroupReady", message),
     };
     let generation = group.metadata.generation.unwrap_or(0);
-    let condition = Wanted { kind: PROXY_GROUP_READY, status: ready, reason, message: message.clone(), generation };
-    let edited = conditions::get(&held.conditions, PROXY_GROUP_READY).is_some_and(|held| held.observed_generation != Some(generation));
-    let told = conditions::set(&mut status.conditions, &condition, now);
+    let condition = DesiredCondition { kind: PROXY_GROUP_READY, status: ready, reason, message: message.clone(), generation };
+    let edited =
+        conditions::get(&before.conditions, PROXY_GROUP_READY).is_some_and(|existing| existing.observed_generation != Some(generation));
+    let changed = conditions::set(&mut status.conditions, &condition, now);
     let others = if edited { other_tags(work, &group.spec, wanted) } else { Vec::new() };
     if !others.is_empty() {
         let message = format!(
@@ -50,20 +50,20 @@ pub(super) fn status(work: &mut Work<'_>, group: &ProxyGroup, wanted: u32) {
         work.warn(Subject::Group, "TagsNotApplied", message);
     }
     published(work, &mut status);
-    if told && !work.faults.is_empty() {
+    if changed && !work.faults.is_empty() {
         work.warn(Subject::Group, reason, message);
     }
-    if status != held {
+    if status != before {
         work.pass.group.get_or_insert_with(GroupUpdate::default).status = Some(status);
     }
 }
 
 /// Says how what the group publishes fares, if it publishes.
-fn published(work: &Work<'_>, status: &mut ProxyGroupStatus) {
+fn published(work: &GroupPass<'_>, status: &mut ProxyGroupStatus) {
     for kind in [PUBLISHED, CERTIFIED] {
-        let held = conditions::get(&status.conditions, kind).is_some();
+        let present = conditions::get(&status.conditions, kind).is_some();
         match work.conditions.iter().find(|wanted| wanted.kind == kind) {
-            Some(_) if held && work.keeps_conditions => {}
+            Some(_) if present && work.keeps_conditions => {}
             Some(wanted) => drop(conditions::set(&mut status.conditions, wanted, work.observed.now)),
             None => drop(conditions::remove(&mut status.conditions, kind)),
         }
@@ -71,14 +71,14 @@ fn published(work: &Work<'_>, status: &mut ProxyGroupStatus) {
 }
 
 /// Tells what is wrong with the control plane. One that nobody has asked yet is as it was told to be.
-pub(super) fn tailnet(work: &mut Work<'_>, group: &ProxyGroup) {
-    let held = || {
+pub(super) fn tailnet(work: &mut GroupPass<'_>, group: &ProxyGroup) {
+    let previous = || {
         let conditions = group.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
         conditions::get(conditions, PROXY_GROUP_READY).filter(|ready| ready.reason == UNAVAILABLE).map(|ready| ready.message.clone())
     };
     let why = match &work.observed.tailnet {
         TailnetState::Ready { .. } => None,
-        TailnetState::Asking => held(),
+        TailnetState::Asking => previous(),
         TailnetState::Unavailable(why) => Some(why.clone()),
     };
     if let Some(why) = why {
@@ -87,7 +87,7 @@ pub(super) fn tailnet(work: &mut Work<'_>, group: &ProxyGroup) {
 }
 
 /// The device of a replica that is alive and in the tailnet.
-fn device(replica: &Replica) -> Option<TailnetDevice> {
+fn device(replica: &ObservedReplica) -> Option<TailnetDevice> {
     let (pod, state) = (replica.pod.as_deref()?, replica.state.as_deref()?);
     let name = state.device_name.as_ref()?;
     let same = state.pod_uid.as_deref()?.eq_ignore_ascii_case(pod.metadata.uid.as_deref()?);

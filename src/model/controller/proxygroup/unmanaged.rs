@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::provision::{owner, without};
 use super::readiness::elapsed;
 use super::status;
-use super::work::Work;
+use super::work::GroupPass;
 use crate::api::proxygroup::ProxyGroup;
 
 /// How long somebody else is given to take up a group before we say that nobody has.
@@ -18,7 +18,7 @@ const MESSAGE: &str = "Groups of this type are not served by this version of Tai
      ProxyGroup to the Tailscale operator.";
 
 /// Looks after what is ours: the Services that name the group for egress.
-pub(super) fn elsewhere(work: &mut Work<'_>, group: &ProxyGroup) {
+pub(super) fn elsewhere(work: &mut GroupPass<'_>, group: &ProxyGroup) {
     let owner = owner(work, Some(group));
     if taken_up(group) || group.metadata.deletion_timestamp.is_some() {
         without(work, &owner, None);

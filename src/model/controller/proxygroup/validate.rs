@@ -12,8 +12,8 @@ use crate::api::proxygroup::ProxyGroup;
 use crate::model::base::net::Family;
 use crate::model::base::netmap::tailnet_range;
 use crate::model::controller::ingress_spec::{dns_label, is_tag};
-use crate::model::controller::match_ports::Range;
-use crate::model::controller::objects::{Shape, image_path};
+use crate::model::controller::match_ports::MatchPortRange;
+use crate::model::controller::objects::{RenderContext, image_path};
 
 /// The longest name of a group: its `StatefulSet` labels each Pod with it and eleven bytes more.
 const LONGEST_GROUP: usize = 52;
@@ -21,7 +21,7 @@ const LONGEST_GROUP: usize = 52;
 const RESERVED: &str = "kube-apiserver-auth-proxy";
 
 /// What is wrong with a group.
-pub(super) fn group(group: &ProxyGroup, shape: &Shape<'_>) -> Option<String> {
+pub(super) fn group(group: &ProxyGroup, shape: &RenderContext<'_>) -> Option<String> {
     let name = &shape.owner.group;
     if name == RESERVED {
         return Some(format!("The name {RESERVED} is kept for the Tailscale operator: give the ProxyGroup another name."));
@@ -34,7 +34,7 @@ pub(super) fn group(group: &ProxyGroup, shape: &Shape<'_>) -> Option<String> {
     }
     let own = group.spec.tailyard.as_ref();
     if let Some(ports) = own.and_then(|own| own.match_port_range) {
-        let range = Range::new(ports.start.try_into().unwrap_or(0), ports.end.try_into().unwrap_or(0));
+        let range = MatchPortRange::new(ports.start.try_into().unwrap_or(0), ports.end.try_into().unwrap_or(0));
         if range.is_none() {
             return Some(
                 "spec.tailyard.matchPortRange must be a range of ports between 1 and 65535 whose start is not above its end.".into(),

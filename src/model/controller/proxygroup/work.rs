@@ -9,9 +9,9 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::readiness::elapsed;
-use super::{Delete, Denial, Memory, Notice, Observed, Pass, Subject};
+use super::{ControlPlaneError, Delete, GroupPlan, Memory, Notice, Observed, Subject};
 use crate::api::names;
-use crate::model::base::conditions::Wanted;
+use crate::model::base::conditions::DesiredCondition;
 use crate::model::controller::objects::{Manifest, ObjectRef, Owner, applied};
 
 /// How long the deletion of a group waits for a control plane that cannot be asked.
@@ -19,33 +19,31 @@ pub(super) const AWAY: Duration = Duration::from_mins(5);
 
 /// Why the group is not as it should be. The first one found is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Fault {
+pub(super) struct GroupFault {
     /// Reason of the condition, and of the Event.
     pub(super) reason: &'static str,
-    /// A sentence that says what to do.
     pub(super) message: String,
 }
 
 /// A pass in the making.
 #[derive(Debug)]
-pub(super) struct Work<'a> {
+pub(super) struct GroupPass<'a> {
     pub(super) observed: &'a Observed,
     pub(super) memory: &'a mut Memory,
-    pub(super) pass: Pass,
-    pub(super) faults: Vec<Fault>,
+    pub(super) pass: GroupPlan,
+    pub(super) faults: Vec<GroupFault>,
     /// What the group says of itself beside whether it is ready.
-    pub(super) conditions: Vec<Wanted<'static>>,
+    pub(super) conditions: Vec<DesiredCondition<'static>>,
     /// What it said before holds still.
     pub(super) keeps_conditions: bool,
 }
 
-impl<'a> Work<'a> {
+impl<'a> GroupPass<'a> {
     pub(super) fn new(observed: &'a Observed, memory: &'a mut Memory) -> Self {
         memory.summary = None;
-        Self { observed, memory, pass: Pass::default(), faults: Vec::new(), conditions: Vec::new(), keeps_conditions: false }
+        Self { observed, memory, pass: GroupPlan::default(), faults: Vec::new(), conditions: Vec::new(), keeps_conditions: false }
     }
 
-    /// The object as it is.
     pub(super) fn owned(&self, object: &ObjectRef) -> Option<&'a Arc<Value>> {
         self.observed.owned.get(object)
     }
@@ -53,7 +51,7 @@ impl<'a> Work<'a> {
     /// Wants an object. Whether it already is as it must be.
     pub(super) fn want(&mut self, owner: &Owner, manifest: Manifest) -> bool {
         match self.owned(&manifest.object) {
-            Some(held) if manifest.holds(held) => true,
+            Some(existing) if manifest.holds(existing) => true,
             _ => self.write(owner, manifest),
         }
     }
@@ -62,10 +60,10 @@ impl<'a> Work<'a> {
     pub(super) fn write(&mut self, owner: &Owner, manifest: Manifest) -> bool {
         match self.owned(&manifest.object) {
             None => self.pass.apply.push(manifest),
-            Some(held) => match whose(owner, held) {
-                Whose::Going => {}
-                Whose::Foreign => self.faults.push(in_the_way(&manifest.object)),
-                Whose::Ours => self.pass.apply.push(Manifest { adopt: manifest.adopt || applied(held).is_none(), ..manifest }),
+            Some(existing) => match whose(owner, existing) {
+                Ownership::Going => {}
+                Ownership::Foreign => self.faults.push(in_the_way(&manifest.object)),
+                Ownership::Ours => self.pass.apply.push(Manifest { adopt: manifest.adopt || applied(existing).is_none(), ..manifest }),
             },
         }
         false
@@ -73,23 +71,23 @@ impl<'a> Work<'a> {
 
     /// Whether the object of this name is somebody else's.
     pub(super) fn foreign(&self, owner: &Owner, object: &ObjectRef) -> bool {
-        self.owned(object).is_some_and(|held| whose(owner, held) == Whose::Foreign)
+        self.owned(object).is_some_and(|existing| whose(owner, existing) == Ownership::Foreign)
     }
 
     /// Has an object go, if it is there and the group's.
     pub(super) fn delete(&mut self, owner: &Owner, object: &ObjectRef) {
-        if let Some(held) = self.owned(object).filter(|held| whose(owner, held) == Whose::Ours) {
-            self.pass.delete.push(deletion(object, held));
+        if let Some(existing) = self.owned(object).filter(|found| whose(owner, found) == Ownership::Ours) {
+            self.pass.delete.push(deletion(object, existing));
         }
     }
 
     /// Looks again after this long at the latest.
     pub(super) fn again(&mut self, after: Duration) {
-        self.pass.again = Some(self.pass.again.map_or(after, |held| held.min(after)));
+        self.pass.again = Some(self.pass.again.map_or(after, |earlier| earlier.min(after)));
     }
 
     /// Whether the group is being deleted and something has been denied for so long that the deletion goes on without it.
-    pub(super) fn given_up(&self, denial: &Denial) -> bool {
+    pub(super) fn given_up(&self, denial: &ControlPlaneError) -> bool {
         self.waited() && elapsed(denial.since, self.observed.now) >= AWAY
     }
 
@@ -100,7 +98,7 @@ impl<'a> Work<'a> {
     }
 
     pub(super) fn fault(&mut self, reason: &'static str, message: String) {
-        self.faults.push(Fault { reason, message });
+        self.faults.push(GroupFault { reason, message });
     }
 
     pub(super) fn warn(&mut self, subject: Subject, reason: &'static str, message: String) {
@@ -109,19 +107,17 @@ impl<'a> Work<'a> {
 }
 
 /// That this object goes, if it is still the same.
-pub(super) fn deletion(object: &ObjectRef, held: &Value) -> Delete {
-    Delete { object: object.clone(), uid: held["metadata"]["uid"].as_str().map(str::to_owned) }
+pub(super) fn deletion(object: &ObjectRef, existing: &Value) -> Delete {
+    Delete { object: object.clone(), uid: existing["metadata"]["uid"].as_str().map(str::to_owned) }
 }
 
-/// Whether an object is going.
 pub(super) fn going(object: &Value) -> bool {
     object["metadata"]["deletionTimestamp"].is_string()
 }
 
 /// Whose an object is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Whose {
-    /// The group's.
+pub(super) enum Ownership {
     Ours,
     /// Nobody's for long: it is going, and is waited for.
     Going,
@@ -130,23 +126,23 @@ pub(super) enum Whose {
 }
 
 /// Whose an object is: its controller's, else its labels say.
-pub(super) fn whose(owner: &Owner, held: &Value) -> Whose {
-    let metadata = &held["metadata"];
+pub(super) fn whose(owner: &Owner, existing: &Value) -> Ownership {
+    let metadata = &existing["metadata"];
     let controller = metadata["ownerReferences"].as_array().into_iter().flatten().find(|reference| reference["controller"] == true);
     let ours = match controller {
         Some(reference) => reference["uid"] == *owner.uid,
         None => metadata["labels"].as_object().is_some_and(|labels| labelled(owner, labels)),
     };
-    match (going(held), ours) {
-        (true, _) => Whose::Going,
-        (false, true) => Whose::Ours,
-        (false, false) => Whose::Foreign,
+    match (going(existing), ours) {
+        (true, _) => Ownership::Going,
+        (false, true) => Ownership::Ours,
+        (false, false) => Ownership::Foreign,
     }
 }
 
-fn in_the_way(object: &ObjectRef) -> Fault {
+fn in_the_way(object: &ObjectRef) -> GroupFault {
     let message = format!("{object} is in the way: it was not made for this ProxyGroup. Delete it, or give the ProxyGroup another name.");
-    Fault { reason: "ProxyGroupCreationFailed", message }
+    GroupFault { reason: "ProxyGroupCreationFailed", message }
 }
 
 fn labelled(owner: &Owner, labels: &serde_json::Map<String, Value>) -> bool {

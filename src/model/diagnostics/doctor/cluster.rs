@@ -7,59 +7,49 @@ use serde_json::Value;
 
 use super::control;
 use super::rights::{self, Right};
-use super::{Check, Read, network, page};
+use super::{Check, ReadResult, network, page};
 use crate::model::controller::objects::image_path;
 use crate::model::diagnostics::overview::stuck;
 
-pub use super::control::{Outcome, Place, Tried, credentials, places};
+pub use super::control::{CredentialCheck, CredentialLocation, CredentialOutcome, credentials, places};
 
 /// The definitions that are needed; without the first there is nothing to do.
 pub const DEFINITIONS: [&str; 3] = ["proxygroups.tailscale.com", "proxyclasses.tailscale.com", "tailnets.tailscale.com"];
-/// The version of them.
 const VERSION: &str = "v1alpha1";
 /// How definitions are installed.
 const INSTALL: &str = "tailyard crd | kubectl apply --server-side --force-conflicts -f -";
 
 /// What was read of a cluster. Objects are as the API server has them.
 #[derive(Debug, Clone)]
-pub struct Facts {
+pub struct ClusterFacts {
     /// The namespace of the reconciler and the proxies.
     pub namespace: String,
     /// The version of the API server.
     pub server: String,
     /// The definitions of our kinds, by name; none if one is not installed.
-    pub definitions: BTreeMap<&'static str, Read<Option<Value>>>,
+    pub definitions: BTreeMap<&'static str, ReadResult<Option<Value>>>,
     /// What an account is not allowed and should be, by whose account it is.
-    pub denied: BTreeMap<String, Read<Vec<Right>>>,
-    /// Every Deployment.
-    pub deployments: Read<Vec<Value>>,
-    /// Every ProxyGroup.
-    pub groups: Read<Vec<Value>>,
+    pub denied: BTreeMap<String, ReadResult<Vec<Right>>>,
+    pub deployments: ReadResult<Vec<Value>>,
+    pub groups: ReadResult<Vec<Value>>,
     /// Objects that only the Tailscale operator reconciles, by kind.
-    pub unreconciled: BTreeMap<&'static str, Read<Vec<Value>>>,
-    /// The Lease of the reconcilers.
-    pub lease: Read<Option<Value>>,
+    pub unreconciled: BTreeMap<&'static str, ReadResult<Vec<Value>>>,
+    pub lease: ReadResult<Option<Value>>,
     /// Whether that was renewed while we looked: clocks differ, so its time alone tells nothing.
     pub renewed: bool,
-    /// The Pods of the proxies.
-    pub pods: Read<Vec<Value>>,
-    /// The nodes.
-    pub nodes: Read<Vec<Value>>,
+    pub pods: ReadResult<Vec<Value>>,
+    pub nodes: ReadResult<Vec<Value>>,
     /// The ranges that Services have their addresses from.
-    pub ranges: Read<Vec<Value>>,
-    /// The Service of the cluster's DNS.
-    pub dns: Read<Option<Value>>,
-    /// The config of kube-proxy.
-    pub kube_proxy: Read<Option<Value>>,
-    /// The config of Cilium.
-    pub cilium: Read<Option<Value>>,
+    pub ranges: ReadResult<Vec<Value>>,
+    pub dns: ReadResult<Option<Value>>,
+    pub kube_proxy: ReadResult<Option<Value>>,
+    pub cilium: ReadResult<Option<Value>>,
     /// The credentials of control planes.
-    pub credentials: Read<Vec<Tried>>,
+    pub credentials: ReadResult<Vec<CredentialCheck>>,
 }
 
-/// Every check of a cluster.
 #[must_use]
-pub fn checks(facts: &Facts) -> Vec<Check> {
+pub fn checks(facts: &ClusterFacts) -> Vec<Check> {
     let mut checks = vec![Check::ok("api-server", format!("answers, version {}", facts.server))];
     checks.extend(definitions(facts));
     checks.extend(permissions(facts));
@@ -71,7 +61,7 @@ pub fn checks(facts: &Facts) -> Vec<Check> {
     checks
 }
 
-fn definitions(facts: &Facts) -> Vec<Check> {
+fn definitions(facts: &ClusterFacts) -> Vec<Check> {
     const NAME: &str = "definitions";
     let mut checks = Vec::new();
     for (definition, found) in &facts.definitions {
@@ -106,7 +96,7 @@ fn knows_tailyard(definition: &Value) -> bool {
     versions.any(|version| !version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["tailyard"].is_null())
 }
 
-fn permissions(facts: &Facts) -> Vec<Check> {
+fn permissions(facts: &ClusterFacts) -> Vec<Check> {
     const NAME: &str = "permissions";
     let mut checks = Vec::new();
     for (account, denied) in &facts.denied {
@@ -117,7 +107,7 @@ fn permissions(facts: &Facts) -> Vec<Check> {
             }
             Ok(denied) if denied.is_empty() => checks.push(Check::ok(NAME, format!("{account} may do all that it must"))),
             Ok(denied) => {
-                let what = format!("{account} may not: {}", rights::told(denied));
+                let what = format!("{account} may not: {}", rights::text_of(denied));
                 let fix = format!("upgrade the chart, or apply config/rbac ({})", page("permissions.md"));
                 let harmless = denied.iter().all(Right::optional);
                 checks.push(if harmless { Check::warn(NAME, what, fix) } else { Check::bad(NAME, what, fix) });
@@ -127,7 +117,6 @@ fn permissions(facts: &Facts) -> Vec<Check> {
     checks
 }
 
-/// Whether a Deployment is one of reconcilers.
 #[must_use]
 pub fn is_reconciler(deployment: &Value) -> bool {
     let labels = &deployment["spec"]["template"]["metadata"]["labels"];
@@ -157,7 +146,7 @@ fn wanted(deployment: &Value) -> i64 {
     deployment["spec"]["replicas"].as_i64().unwrap_or(1)
 }
 
-fn reconciler(facts: &Facts) -> Check {
+fn reconciler(facts: &ClusterFacts) -> Check {
     const NAME: &str = "reconciler";
     let lease = match &facts.lease {
         Ok(lease) => lease.as_ref(),
@@ -191,7 +180,7 @@ fn reconciler(facts: &Facts) -> Check {
     }
 }
 
-fn operators(facts: &Facts) -> Check {
+fn operators(facts: &ClusterFacts) -> Check {
     const NAME: &str = "operators";
     let all = match &facts.deployments {
         Ok(all) => all,
@@ -212,7 +201,7 @@ fn operators(facts: &Facts) -> Check {
 }
 
 /// Both operators run, which is harmless only while no group is of a type that ours serves: the other one serves all types.
-fn both_run(facts: &Facts, ours: &Value, theirs: &Value) -> Check {
+fn both_run(facts: &ClusterFacts, ours: &Value, theirs: &Value) -> Check {
     const NAME: &str = "operators";
     let types = variable(ours, "TAILYARD_PROXY_GROUP_TYPES").unwrap_or("egress,ingress");
     let (ours, theirs) = (named(ours), named(theirs));
@@ -233,7 +222,7 @@ fn both_run(facts: &Facts, ours: &Value, theirs: &Value) -> Check {
 }
 
 /// The kinds of which there are objects that nothing reconciles without the Tailscale operator, each with their names.
-fn unreconciled(facts: &Facts) -> Vec<String> {
+fn unreconciled(facts: &ClusterFacts) -> Vec<String> {
     let there = facts.unreconciled.iter().filter_map(|(kind, objects)| Some((kind, objects.as_ref().ok()?)));
     let named = there.filter(|(_, objects)| !objects.is_empty()).map(|(kind, objects)| {
         let names = objects.iter().filter_map(|object| object["metadata"]["name"].as_str());
@@ -242,7 +231,7 @@ fn unreconciled(facts: &Facts) -> Vec<String> {
     named.collect()
 }
 
-fn pods(facts: &Facts) -> Check {
+fn pods(facts: &ClusterFacts) -> Check {
     const NAME: &str = "pods";
     let pods = match &facts.pods {
         Ok(pods) => pods,

@@ -7,50 +7,40 @@ use serde::Deserialize as _;
 use serde_json::Value;
 
 use super::cluster::is_reconciler;
-use super::{Check, Read, page};
+use super::{Check, ReadResult, page};
 use crate::api::tailnet::Tailnet;
 use crate::model::controller::tailnet::{self, Credentials, TAILSCALE};
 use crate::model::diagnostics::overview::Gap;
 use crate::model::tailnet::supervise::Secret;
 
-/// Where credentials are.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
-    /// Whose they are, in words.
+pub struct CredentialLocation {
     pub whose: String,
-    /// The Secret.
     pub secret: String,
-    /// The control plane's URL.
     pub url: String,
-    keys: Keys,
+    keys: CredentialKeys,
 }
 
 /// Under which keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Keys {
-    /// As a Tailnet has them.
+enum CredentialKeys {
     Tailnet,
     /// An OAuth client: id and secret.
     OAuth(String, String),
-    /// An API key of headscale.
     Headscale(String),
 }
 
 /// What came of credentials.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Tried {
-    /// Whose they are.
+pub struct CredentialCheck {
     pub whose: String,
-    /// The Secret.
     pub secret: String,
-    /// What came of them.
-    pub outcome: Outcome,
+    pub outcome: CredentialOutcome,
 }
 
 /// What came of credentials.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
-    /// They work.
+pub enum CredentialOutcome {
     Works,
     /// The Secret could not be read.
     Unread(Gap),
@@ -66,34 +56,34 @@ pub enum Outcome {
 
 /// Where the reconciler and the Tailnets have their credentials.
 #[must_use]
-pub fn places(deployments: &[Value], tailnets: &[Value]) -> Vec<Place> {
+pub fn places(deployments: &[Value], tailnets: &[Value]) -> Vec<CredentialLocation> {
     let own = deployments.iter().find(|deployment| is_reconciler(deployment)).and_then(own);
     let tailnets = tailnets.iter().filter_map(|tailnet| {
         let tailnet: Tailnet = serde_json::from_value(tailnet.clone()).ok()?;
-        Some(Place {
+        Some(CredentialLocation {
             whose: format!("Tailnet {}", tailnet.metadata.name.as_deref()?),
             secret: tailnet.spec.credentials.secret_name.clone(),
             url: tailnet::url(&tailnet).to_owned(),
-            keys: Keys::Tailnet,
+            keys: CredentialKeys::Tailnet,
         })
     });
     own.into_iter().chain(tailnets).collect()
 }
 
 /// Where a reconciler's Deployment mounts its own from.
-fn own(deployment: &Value) -> Option<Place> {
+fn own(deployment: &Value) -> Option<CredentialLocation> {
     let pod = &deployment["spec"]["template"]["spec"];
     let container = pod["containers"].as_array()?.first()?;
     let set = |name: &str| container["env"].as_array()?.iter().find(|variable| variable["name"] == name)?["value"].as_str();
     let url = set("OPERATOR_LOGIN_SERVER").filter(|url| !url.is_empty()).unwrap_or(TAILSCALE).to_owned();
     let (secret, keys) = if let Some(file) = set("TAILYARD_HEADSCALE_KEY_FILE") {
         let (secret, key) = mounted(pod, container, file)?;
-        (secret, Keys::Headscale(key))
+        (secret, CredentialKeys::Headscale(key))
     } else {
         let (secret, id) = mounted(pod, container, set("CLIENT_ID_FILE")?)?;
-        (secret, Keys::OAuth(id, mounted(pod, container, set("CLIENT_SECRET_FILE")?)?.1))
+        (secret, CredentialKeys::OAuth(id, mounted(pod, container, set("CLIENT_SECRET_FILE")?)?.1))
     };
-    Some(Place { whose: "the reconciler".to_owned(), secret, url, keys })
+    Some(CredentialLocation { whose: "the reconciler".to_owned(), secret, url, keys })
 }
 
 /// The Secret and the key of it that a file of a container is.
@@ -107,21 +97,20 @@ fn mounted(pod: &Value, container: &Value, file: &str) -> Option<(String, String
 }
 
 /// The credentials that a Secret holds. The error says what is missing.
-pub fn credentials(place: &Place, secret: &Value) -> Result<Credentials<String>, String> {
+pub fn credentials(place: &CredentialLocation, secret: &Value) -> Result<Credentials<String>, String> {
     let data = secret.get("data").map(BTreeMap::<String, ByteString>::deserialize).and_then(Result::ok).unwrap_or_default();
     let text = |key: &String| {
         let text = data.get(key).and_then(|value| std::str::from_utf8(&value.0).ok()).map(str::trim);
         text.filter(|text| !text.is_empty()).map(str::to_owned).ok_or_else(|| format!("has no {key}"))
     };
     match &place.keys {
-        Keys::Tailnet => tailnet::credentials(&data),
-        Keys::OAuth(id, secret) => Ok(Credentials::OAuth { client_id: text(id)?, client_secret: Secret::new(text(secret)?) }),
-        Keys::Headscale(key) => Ok(Credentials::Headscale { api_key: Secret::new(text(key)?) }),
+        CredentialKeys::Tailnet => tailnet::credentials(&data),
+        CredentialKeys::OAuth(id, secret) => Ok(Credentials::OAuth { client_id: text(id)?, client_secret: Secret::new(text(secret)?) }),
+        CredentialKeys::Headscale(key) => Ok(Credentials::Headscale { api_key: Secret::new(text(key)?) }),
     }
 }
 
-/// The checks.
-pub(super) fn checks(tried: &Read<Vec<Tried>>) -> Vec<Check> {
+pub(super) fn checks(tried: &ReadResult<Vec<CredentialCheck>>) -> Vec<Check> {
     const NAME: &str = "credentials";
     let tried = match tried {
         Ok(tried) => tried,
@@ -131,17 +120,19 @@ pub(super) fn checks(tried: &Read<Vec<Tried>>) -> Vec<Check> {
         let fix = "give the reconciler credentials, or make a Tailnet and name it in spec.tailnet of every group";
         return vec![Check::warn(NAME, "no Secret with credentials is named anywhere", fix)];
     }
-    let one = |Tried { whose, secret, outcome }: &Tried| {
+    let one = |CredentialCheck { whose, secret, outcome }: &CredentialCheck| {
         let of = format!("those of {whose} (Secret {secret})");
         match outcome {
-            Outcome::Works => Check::ok(NAME, format!("{of} work")),
-            Outcome::Unasked => Check::ok(NAME, format!("{of} are there; only the reconciler itself can try them")),
-            Outcome::Unread(gap) => Check::unread(NAME, &of, gap, "get secrets in the reconciler's namespace"),
-            Outcome::Missing(why) => Check::bad(NAME, format!("{of}: {why}"), format!("make the Secret ({})", page("quickstart.md"))),
-            Outcome::Refused(why) => {
+            CredentialOutcome::Works => Check::ok(NAME, format!("{of} work")),
+            CredentialOutcome::Unasked => Check::ok(NAME, format!("{of} are there; only the reconciler itself can try them")),
+            CredentialOutcome::Unread(gap) => Check::unread(NAME, &of, gap, "get secrets in the reconciler's namespace"),
+            CredentialOutcome::Missing(why) => {
+                Check::bad(NAME, format!("{of}: {why}"), format!("make the Secret ({})", page("quickstart.md")))
+            }
+            CredentialOutcome::Refused(why) => {
                 Check::bad(NAME, format!("{of} are refused: {why}"), "make new credentials, with the scopes and tags in use")
             }
-            Outcome::Unreachable(why) => Check::warn(
+            CredentialOutcome::Unreachable(why) => Check::warn(
                 NAME,
                 format!("{of} could not be tried from here: {why}"),
                 "run tailyard doctor where the control plane is reached, with --control-ca FILE where its authority is not a public one",

@@ -6,23 +6,22 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use serde_json::Value;
 
-use super::cluster::Facts;
-use super::{Check, Read};
+use super::cluster::ClusterFacts;
+use super::{Check, ReadResult};
 use crate::model::base::net::Family;
 use crate::model::base::netmap::tailnet_range;
 
 /// What tailnets have their addresses from.
 const TAILNET: [&str; 2] = [tailnet_range(Family::V4), tailnet_range(Family::V6)];
 /// The first kernel whose nftables refuse a connection where it is decided, before routing.
-const REFUSES: Kernel = Kernel(5, 9, 0);
+const REFUSES: KernelVersion = KernelVersion(5, 9, 0);
 /// Kernels that send joined UDP packets wrongly: the first, and the first that does not.
-const GSO: (Kernel, Kernel) = (Kernel(7, 0, 0), Kernel(7, 1, 5));
+const GSO: (KernelVersion, KernelVersion) = (KernelVersion(7, 0, 0), KernelVersion(7, 1, 5));
 
-/// A version of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Kernel(u32, u32, u32);
+pub(super) struct KernelVersion(u32, u32, u32);
 
-impl Kernel {
+impl KernelVersion {
     /// Reads what `uname -r` says, such as `6.8.0-45-generic`.
     pub(super) fn read(text: &str) -> Option<Self> {
         let mut numbers = text.split(|character: char| !character.is_ascii_digit()).map(str::parse::<u32>);
@@ -43,12 +42,11 @@ impl Kernel {
     }
 }
 
-/// The checks.
-pub(super) fn checks(facts: &Facts) -> Vec<Check> {
+pub(super) fn checks(facts: &ClusterFacts) -> Vec<Check> {
     vec![addresses(facts), kube_proxy(facts), cilium(&facts.cilium), nodes(&facts.nodes)]
 }
 
-fn addresses(facts: &Facts) -> Check {
+fn addresses(facts: &ClusterFacts) -> Check {
     const NAME: &str = "addresses";
     let texts =
         |value: &Value| value.as_array().into_iter().flatten().filter_map(|text| text.as_str().map(str::to_owned)).collect::<Vec<_>>();
@@ -100,7 +98,7 @@ fn overlap(one: &IpNet, other: &IpNet) -> bool {
     one.contains(other) || other.contains(one)
 }
 
-fn kube_proxy(facts: &Facts) -> Check {
+fn kube_proxy(facts: &ClusterFacts) -> Check {
     const NAME: &str = "kube-proxy";
     let config = match &facts.kube_proxy {
         Ok(Some(config)) => config["data"]["config.conf"].as_str().unwrap_or_default(),
@@ -117,12 +115,12 @@ fn kube_proxy(facts: &Facts) -> Check {
 }
 
 /// Whether Cilium stands in for kube-proxy.
-fn replaces(cilium: &Read<Option<Value>>) -> bool {
+fn replaces(cilium: &ReadResult<Option<Value>>) -> bool {
     let config = cilium.as_ref().ok().and_then(Option::as_ref).map(|config| &config["data"]["kube-proxy-replacement"]);
     config.and_then(Value::as_str).is_some_and(|mode| matches!(mode, "true" | "strict"))
 }
 
-fn cilium(cilium: &Read<Option<Value>>) -> Check {
+fn cilium(cilium: &ReadResult<Option<Value>>) -> Check {
     const NAME: &str = "cilium";
     let config = match cilium {
         Ok(Some(config)) => &config["data"],
@@ -137,7 +135,7 @@ fn cilium(cilium: &Read<Option<Value>>) -> Check {
     Check::ok(NAME, "its settings are fit for proxies")
 }
 
-fn nodes(nodes: &Read<Vec<Value>>) -> Check {
+fn nodes(nodes: &ReadResult<Vec<Value>>) -> Check {
     const NAME: &str = "nodes";
     let nodes = match nodes {
         Ok(nodes) => nodes,
@@ -149,7 +147,7 @@ fn nodes(nodes: &Read<Vec<Value>>) -> Check {
     let (mut kinds, mut remarks, mut fixes) = (BTreeMap::<_, usize>::new(), Vec::new(), BTreeSet::new());
     for node in linux {
         let kernel = info(node, "kernelVersion");
-        if let Some((remark, fix)) = Kernel::read(&kernel).and_then(Kernel::remark) {
+        if let Some((remark, fix)) = KernelVersion::read(&kernel).and_then(KernelVersion::remark) {
             remarks.push(format!("{} (kernel {kernel}): {remark}", name(node)));
             fixes.insert(fix);
         }

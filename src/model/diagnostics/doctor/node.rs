@@ -1,6 +1,6 @@
 //! Checks of a machine or Pod that proxies run on.
 
-use super::network::Kernel;
+use super::network::KernelVersion;
 use super::{Check, page};
 
 /// tailscaled's interface carries so many bytes; what comes to it over a smaller one is cut in two.
@@ -13,20 +13,19 @@ const FULL: f64 = 0.8;
 const SMALL: u32 = 32_768;
 
 /// A firewall by name, and why it does not work if it does not.
-pub type Firewall = (&'static str, Result<(), String>);
+pub type NamedFirewall = (&'static str, Result<(), String>);
 
 /// What was tried and read.
 #[derive(Debug, Clone)]
-pub struct Facts {
+pub struct NodeFacts {
     /// What `uname -r` says.
     pub kernel: Option<String>,
     /// Whether the firewalls could be tried in a namespace of their own.
     pub namespace: Result<(), String>,
     /// The firewalls in the order of preference, and why each does not work, if it does not.
-    pub firewalls: Vec<Firewall>,
+    pub firewalls: Vec<NamedFirewall>,
     /// Why there is no TUN device, if there is none.
     pub tun: Result<(), String>,
-    /// The links and their MTU.
     pub links: Vec<(String, u32)>,
     /// Entries of the table of connections, and the most there may be.
     pub connections: Result<(u32, u32), String>,
@@ -36,20 +35,20 @@ pub struct Facts {
 
 /// Every check of a machine or Pod.
 #[must_use]
-pub fn checks(facts: &Facts) -> Vec<Check> {
+pub fn checks(facts: &NodeFacts) -> Vec<Check> {
     vec![kernel(facts), firewall(facts), tun(facts), mtu(facts), offloads(facts), connections(facts)]
 }
 
-fn kernel(facts: &Facts) -> Check {
+fn kernel(facts: &NodeFacts) -> Check {
     const NAME: &str = "kernel";
     let Some(kernel) = &facts.kernel else { return Check::warn(NAME, "its version cannot be read", "look at uname -r") };
-    match Kernel::read(kernel).and_then(Kernel::remark) {
+    match KernelVersion::read(kernel).and_then(KernelVersion::remark) {
         Some((remark, fix)) => Check::warn(NAME, format!("{kernel}: {remark}"), fix),
         None => Check::ok(NAME, kernel.clone()),
     }
 }
 
-fn firewall(facts: &Facts) -> Check {
+fn firewall(facts: &NodeFacts) -> Check {
     const NAME: &str = "firewall";
     if let Err(why) = &facts.namespace {
         let fix = "run it as root on the node, or look at /readyz of a replica, which names a firewall that does not work";
@@ -73,7 +72,7 @@ fn firewall(facts: &Facts) -> Check {
     }
 }
 
-fn tun(facts: &Facts) -> Check {
+fn tun(facts: &NodeFacts) -> Check {
     match &facts.tun {
         Ok(()) => Check::ok("tun", "/dev/net/tun can be opened"),
         Err(why) => Check::bad(
@@ -87,7 +86,7 @@ fn tun(facts: &Facts) -> Check {
     }
 }
 
-fn mtu(facts: &Facts) -> Check {
+fn mtu(facts: &NodeFacts) -> Check {
     const NAME: &str = "mtu";
     let outside = |name: &str| name != "lo" && !name.starts_with("tailscale");
     let small = facts.links.iter().filter(|(name, mtu)| outside(name) && *mtu < MTU + TUNNEL);
@@ -100,7 +99,7 @@ fn mtu(facts: &Facts) -> Check {
     Check::warn(NAME, what, "raise the MTU of the Pod network, or set TS_DEBUG_MTU by the ProxyClass to 80 less than it")
 }
 
-fn offloads(facts: &Facts) -> Check {
+fn offloads(facts: &NodeFacts) -> Check {
     const NAME: &str = "udp-offloads";
     match &facts.offloads {
         None => Check::ok(NAME, "no tailscaled runs here"),
@@ -114,7 +113,7 @@ fn offloads(facts: &Facts) -> Check {
     }
 }
 
-fn connections(facts: &Facts) -> Check {
+fn connections(facts: &NodeFacts) -> Check {
     const NAME: &str = "connections";
     let fix = "raise net.netfilter.nf_conntrack_max on the node; a Pod cannot";
     match &facts.connections {

@@ -7,15 +7,11 @@ use std::collections::BTreeMap;
 pub struct Right {
     /// The API group; the core group's is empty.
     pub group: String,
-    /// The resource, as in URLs.
     pub resource: String,
-    /// Its subresource; empty if none.
     pub subresource: String,
-    /// What is to be done.
     pub verb: String,
     /// With which object; empty for any.
     pub name: String,
-    /// In which namespace; empty for all.
     pub namespace: String,
 }
 
@@ -77,18 +73,17 @@ const NAMED: usize = 6;
 
 /// Rights in words: the verbs of each kind of object together.
 #[must_use]
-pub fn told(rights: &[Right]) -> String {
+pub fn text_of(rights: &[Right]) -> String {
     let mut verbs: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for right in rights {
         verbs.entry(right.object()).or_default().push(&right.verb);
     }
-    let told: Vec<_> = verbs.iter().take(NAMED).map(|(object, verbs)| format!("{} {object}", verbs.join("/"))).collect();
+    let listed: Vec<_> = verbs.iter().take(NAMED).map(|(object, verbs)| format!("{} {object}", verbs.join("/"))).collect();
     let more = verbs.len().saturating_sub(NAMED);
-    if more == 0 { told.join(", ") } else { format!("{}, and {more} kinds of objects more", told.join(", ")) }
+    if more == 0 { listed.join(", ") } else { format!("{}, and {more} kinds of objects more", listed.join(", ")) }
 }
 
 impl Right {
-    /// With what it is about.
     fn object(&self) -> String {
         let part = |before: &str, text: &str| if text.is_empty() { String::new() } else { format!("{before}{text}") };
         let (subresource, group) = (part("/", &self.subresource), part(".", &self.group));
@@ -227,9 +222,9 @@ mod tests {
         let all = reconciler("ts", &[]);
         let of = |resource: &str| all.iter().filter(|right| right.resource == resource).cloned().collect::<Vec<_>>();
         assert_eq!(
-            told(&of("leases")),
+            text_of(&of("leases")),
             "create/get/patch/update leases.coordination.k8s.io in ts, get/patch leases.coordination.k8s.io tailyard-reconciler in ts"
         );
-        assert!(told(&all).ends_with(" kinds of objects more"), "{}", told(&all));
+        assert!(text_of(&all).ends_with(" kinds of objects more"), "{}", text_of(&all));
     }
 }

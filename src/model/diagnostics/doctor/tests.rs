@@ -3,7 +3,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::cluster::{DEFINITIONS, Outcome, Tried, credentials, places};
+use super::cluster::{CredentialCheck, CredentialOutcome, DEFINITIONS, credentials, places};
 use super::*;
 use crate::model::controller::tailnet::Credentials;
 
@@ -28,10 +28,9 @@ fn group(name: &str, type_: &str) -> Value {
     json!({"metadata": {"name": name}, "spec": {"type": type_}})
 }
 
-/// A cluster where all is well.
-fn well() -> cluster::Facts {
-    let tried = Tried { whose: "the reconciler".into(), secret: "oauth".into(), outcome: Outcome::Works };
-    cluster::Facts {
+fn well() -> cluster::ClusterFacts {
+    let tried = CredentialCheck { whose: "the reconciler".into(), secret: "oauth".into(), outcome: CredentialOutcome::Works };
+    cluster::ClusterFacts {
         namespace: "ts".into(),
         server: "v1.36.0".into(),
         definitions: DEFINITIONS.map(|name| (name, Ok(Some(definition(true))))).into(),
@@ -52,15 +51,15 @@ fn well() -> cluster::Facts {
 }
 
 /// One where everything is wrong that can be.
-fn ill() -> cluster::Facts {
+fn ill() -> cluster::ClusterFacts {
     let mut definitions: BTreeMap<_, _> = DEFINITIONS.map(|name| (name, Ok(None))).into();
     definitions.insert(DEFINITIONS[0], Ok(Some(definition(false))));
     let rights = rights::reconciler("ts", &[]);
     let of =
         |resource: &str, verb: &str| rights.iter().find(|right| right.resource == resource && right.verb == verb).expect("a right").clone();
-    let tried = |whose: &str, outcome| Tried { whose: whose.into(), secret: "s".into(), outcome };
+    let tried = |whose: &str, outcome| CredentialCheck { whose: whose.into(), secret: "s".into(), outcome };
     let unscheduled = json!({"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available: 2 Insufficient cpu."});
-    cluster::Facts {
+    cluster::ClusterFacts {
         definitions,
         denied: [
             ("ts/eg".to_owned(), Err(Gap::Forbidden)),
@@ -77,19 +76,19 @@ fn ill() -> cluster::Facts {
         cilium: Ok(Some(json!({"data": {"kube-proxy-replacement": "true"}}))),
         kube_proxy: Ok(None),
         credentials: Ok(vec![
-            tried("the reconciler", Outcome::Missing("it does not exist".into())),
-            tried("Tailnet a", Outcome::Refused("the control plane refuses the credentials (401)".into())),
-            tried("Tailnet b", Outcome::Unreachable("no answer within 10s".into())),
-            tried("Tailnet c", Outcome::Unasked),
-            tried("Tailnet d", Outcome::Unread(Gap::Forbidden)),
+            tried("the reconciler", CredentialOutcome::Missing("it does not exist".into())),
+            tried("Tailnet a", CredentialOutcome::Refused("the control plane refuses the credentials (401)".into())),
+            tried("Tailnet b", CredentialOutcome::Unreachable("no answer within 10s".into())),
+            tried("Tailnet c", CredentialOutcome::Unasked),
+            tried("Tailnet d", CredentialOutcome::Unread(Gap::Forbidden)),
         ]),
         ..well()
     }
 }
 
 /// One of which nothing may be read.
-fn closed() -> cluster::Facts {
-    cluster::Facts {
+fn closed() -> cluster::ClusterFacts {
+    cluster::ClusterFacts {
         namespace: "ts".into(),
         server: "v1.36.0".into(),
         definitions: DEFINITIONS.map(|name| (name, Err(Gap::Forbidden))).into(),
@@ -109,8 +108,8 @@ fn closed() -> cluster::Facts {
     }
 }
 
-fn machine() -> node::Facts {
-    node::Facts {
+fn machine() -> node::NodeFacts {
+    node::NodeFacts {
         kernel: Some("6.8.0-45-generic".into()),
         namespace: Ok(()),
         firewalls: vec![("nftables", Ok(())), ("iptables-nft", Ok(())), ("iptables-legacy", Err("no program".into()))],
@@ -121,8 +120,8 @@ fn machine() -> node::Facts {
     }
 }
 
-fn broken() -> node::Facts {
-    node::Facts {
+fn broken() -> node::NodeFacts {
+    node::NodeFacts {
         kernel: None,
         namespace: Ok(()),
         firewalls: vec![
@@ -167,7 +166,7 @@ fn every_check_is_in_the_documentation_with_its_fix() {
 }
 
 /// One fact is another one, and the check of this name finds that.
-fn finds(facts: &cluster::Facts, name: &str, finding: Finding, word: &str) {
+fn finds(facts: &cluster::ClusterFacts, name: &str, finding: Finding, word: &str) {
     let checks = cluster::checks(facts);
     assert!(
         checks.iter().any(|check| check.name == name && check.finding == finding && check.what.contains(word)),
@@ -177,19 +176,19 @@ fn finds(facts: &cluster::Facts, name: &str, finding: Finding, word: &str) {
 
 #[test]
 fn a_reconciler_leads_if_its_lease_is_renewed_however_clocks_go() {
-    finds(&cluster::Facts { renewed: false, ..well() }, "reconciler", Finding::Bad, "no leader");
-    finds(&cluster::Facts { deployments: Ok(Vec::new()), ..well() }, "reconciler", Finding::Ok, "tailyard-reconciler-abc leads");
+    finds(&cluster::ClusterFacts { renewed: false, ..well() }, "reconciler", Finding::Bad, "no leader");
+    finds(&cluster::ClusterFacts { deployments: Ok(Vec::new()), ..well() }, "reconciler", Finding::Ok, "tailyard-reconciler-abc leads");
     finds(
-        &cluster::Facts { deployments: Ok(Vec::new()), lease: Ok(None), renewed: false, ..well() },
+        &cluster::ClusterFacts { deployments: Ok(Vec::new()), lease: Ok(None), renewed: false, ..well() },
         "reconciler",
         Finding::Bad,
         "none runs",
     );
     let one = vec![deployment("ts", "tailyard-reconciler", "x", 1)];
-    finds(&cluster::Facts { deployments: Ok(one), ..well() }, "reconciler", Finding::Warn, "without a standby");
+    finds(&cluster::ClusterFacts { deployments: Ok(one), ..well() }, "reconciler", Finding::Warn, "without a standby");
     let none = vec![deployment("ts", "tailyard-reconciler", "x", 0)];
     finds(
-        &cluster::Facts { deployments: Ok(none), renewed: false, ..well() },
+        &cluster::ClusterFacts { deployments: Ok(none), renewed: false, ..well() },
         "reconciler",
         Finding::Bad,
         "no Pod of ts/tailyard-reconciler",
@@ -201,7 +200,7 @@ fn two_operators_are_bad_only_where_both_write_a_group() {
     let mut reconciler = deployment("ts", "tailyard-reconciler", "x", 2);
     reconciler["spec"]["template"]["spec"]["containers"][0]["env"] = json!([{"name": "TAILYARD_PROXY_GROUP_TYPES", "value": "egress"}]);
     let both = vec![reconciler, deployment("tailscale", "operator", "docker.io/tailscale/k8s-operator:v1.102.3", 1)];
-    let with = |groups| cluster::Facts { deployments: Ok(both.clone()), groups, ..well() };
+    let with = |groups| cluster::ClusterFacts { deployments: Ok(both.clone()), groups, ..well() };
     let two = vec![group("web", "ingress"), group("eg", "egress"), group("other", "egress")];
     finds(&with(Ok(two)), "operators", Finding::Bad, "write the ProxyGroups eg, other");
     finds(&with(Ok(vec![group("web", "ingress")])), "operators", Finding::Warn, "no ProxyGroup is of type egress");
@@ -212,7 +211,7 @@ fn two_operators_are_bad_only_where_both_write_a_group() {
 fn objects_that_only_the_other_operator_reconciles_are_named_while_it_is_away() {
     let objects = |names: &[&str]| Ok(names.iter().map(|name| json!({"metadata": {"name": name}})).collect());
     let unreconciled = [("DNSConfig", objects(&["ts-dns"])), ("Recorder", objects(&["a", "b"])), ("Connector", objects(&[]))];
-    let facts = cluster::Facts { unreconciled: unreconciled.into(), ..well() };
+    let facts = cluster::ClusterFacts { unreconciled: unreconciled.into(), ..well() };
     finds(&facts, "operators", Finding::Warn, "nothing else reconciles DNSConfig ts-dns, Recorder a b");
 }
 
@@ -236,12 +235,12 @@ fn a_missing_definition_of_groups_is_bad_and_an_optional_right_is_not() {
 #[test]
 fn tailnet_addresses_are_found_wherever_they_are() {
     let ranges = |cidr: &str| Ok(vec![json!({"spec": {"cidrs": [cidr]}})]);
-    finds(&cluster::Facts { ranges: ranges("fd7a:115c:a1e0:1::/112"), ..well() }, "addresses", Finding::Warn, "Services");
-    finds(&cluster::Facts { ranges: ranges("100.0.0.0/8"), ..well() }, "addresses", Finding::Warn, "Services have 100.0.0.0/8");
+    finds(&cluster::ClusterFacts { ranges: ranges("fd7a:115c:a1e0:1::/112"), ..well() }, "addresses", Finding::Warn, "Services");
+    finds(&cluster::ClusterFacts { ranges: ranges("100.0.0.0/8"), ..well() }, "addresses", Finding::Warn, "Services have 100.0.0.0/8");
     let pods = Ok(vec![node("n1", "6.8.0", "100.65.0.0/16")]);
-    finds(&cluster::Facts { nodes: pods, ..well() }, "addresses", Finding::Warn, "Pods have 100.65.0.0/16");
+    finds(&cluster::ClusterFacts { nodes: pods, ..well() }, "addresses", Finding::Warn, "Pods have 100.65.0.0/16");
     let dns = Ok(Some(json!({"spec": {"clusterIPs": ["100.100.2.136"]}})));
-    finds(&cluster::Facts { dns, ..well() }, "addresses", Finding::Warn, "DNS have 100.100.2.136");
+    finds(&cluster::ClusterFacts { dns, ..well() }, "addresses", Finding::Warn, "DNS have 100.100.2.136");
 }
 
 #[test]

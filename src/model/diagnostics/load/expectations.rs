@@ -6,11 +6,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::{Identity, Lane};
+use super::{Lane, TargetIdentity};
 
 /// What the ledger says of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum AnswerVerdict {
     /// The right target at that moment.
     Right,
     /// The lane's target of before, though the change was already in force when the attempt began.
@@ -24,9 +24,9 @@ pub enum Verdict {
 
 /// What a lane leads to from some moment on.
 #[derive(Debug, Clone, Copy)]
-struct Era {
+struct ExpectedSpan {
     /// Who is to answer; nobody if the service is removed.
-    target: Option<Identity>,
+    target: Option<TargetIdentity>,
     /// When the change was asked for.
     written: Duration,
     /// When it was first seen in force.
@@ -35,14 +35,14 @@ struct Era {
 
 /// The history of every lane.
 #[derive(Debug, Clone, Default)]
-pub struct Ledger {
-    lanes: BTreeMap<Lane, Vec<Era>>,
+pub struct Expectations {
+    lanes: BTreeMap<Lane, Vec<ExpectedSpan>>,
 }
 
-impl Ledger {
+impl Expectations {
     /// A change was asked for: from now on this target may answer, and the one before still may.
-    pub fn write(&mut self, lane: Lane, target: Option<Identity>, at: Duration) {
-        self.lanes.entry(lane).or_default().push(Era { target, written: at, settled: None });
+    pub fn write(&mut self, lane: Lane, target: Option<TargetIdentity>, at: Duration) {
+        self.lanes.entry(lane).or_default().push(ExpectedSpan { target, written: at, settled: None });
     }
 
     /// The lane's last change was seen in force: what begins from now on may only be answered by its target.
@@ -61,7 +61,7 @@ impl Ledger {
 
     /// Who the lane's last change leads to.
     #[must_use]
-    pub fn target(&self, lane: Lane) -> Option<Identity> {
+    pub fn target(&self, lane: Lane) -> Option<TargetIdentity> {
         self.lanes.get(&lane)?.last()?.target
     }
 
@@ -79,15 +79,15 @@ impl Ledger {
 
     /// Judges an answer to something begun and ended at these moments.
     #[must_use]
-    pub fn judge(&self, lane: Lane, began: Duration, ended: Duration, answer: Identity) -> Verdict {
+    pub fn judge(&self, lane: Lane, began: Duration, ended: Duration, answer: TargetIdentity) -> AnswerVerdict {
         let eras = self.lanes.get(&lane).map_or(&[][..], Vec::as_slice);
-        let mut verdict = Verdict::Wrong;
+        let mut verdict = AnswerVerdict::Wrong;
         // When an era was superseded in force; the latest era never is.
         let ends = eras.iter().skip(1).map(|next| next.settled).chain([None]);
         for (era, end) in eras.iter().zip(ends).filter(|(era, _)| era.target == Some(answer) && era.written <= ended) {
             match end {
-                Some(end) if began >= end => verdict = Verdict::Stale { by: began.saturating_sub(end) },
-                _ => return Verdict::Right,
+                Some(end) if began >= end => verdict = AnswerVerdict::Stale { by: began.saturating_sub(end) },
+                _ => return AnswerVerdict::Right,
             }
             debug_assert!(era.target.is_some(), "only a target can answer");
         }

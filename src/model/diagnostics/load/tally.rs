@@ -6,7 +6,7 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use super::{Failure, Lane, Report};
+use super::{AttemptFailure, AttemptReport, Lane};
 use crate::model::base::net::Proto;
 
 /// How many failures are kept one by one; beyond, they are only counted.
@@ -17,23 +17,18 @@ const HOUR: u64 = 3_600 * 1_000_000_000;
 
 /// One failure.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Fault {
+pub struct FailedAttempt {
     /// When its attempt was due, in seconds since the start.
     #[serde(serialize_with = "seconds")]
     pub at: Duration,
-    /// When it was begun.
     #[serde(serialize_with = "seconds")]
     pub began: Duration,
-    /// When it had failed.
     #[serde(serialize_with = "seconds")]
     pub ended: Duration,
-    /// Whom it was for.
     #[serde(flatten)]
     pub lane: Lane,
-    /// Over what.
     pub proto: Proto,
-    /// How it failed.
-    pub failure: Failure,
+    pub failure: AttemptFailure,
     /// Whether it fell into a window in which failures are documented.
     pub excused: bool,
 }
@@ -57,10 +52,10 @@ pub struct Percentiles {
 #[derive(Debug, Clone)]
 pub struct Tally {
     answered: BTreeMap<Proto, u64>,
-    failed: BTreeMap<Failure, u64>,
-    excused: BTreeMap<Failure, u64>,
+    failed: BTreeMap<AttemptFailure, u64>,
+    excused: BTreeMap<AttemptFailure, u64>,
     resent: u64,
-    faults: Vec<Fault>,
+    faults: Vec<FailedAttempt>,
     connect: Histogram<u64>,
     answer: Histogram<u64>,
 }
@@ -81,7 +76,7 @@ impl Default for Tally {
 
 impl Tally {
     /// Counts one attempt. `excused`: it fell into a window in which failures are documented.
-    pub fn record(&mut self, report: &Report, excused: bool) {
+    pub fn record(&mut self, report: &AttemptReport, excused: bool) {
         let latency = |at: Duration| at.saturating_sub(report.due);
         if report.attempt.proto == Proto::Tcp
             && let Some(connected) = report.connected
@@ -98,8 +93,8 @@ impl Tally {
                 let counts = if excused { &mut self.excused } else { &mut self.failed };
                 *counts.entry(failure).or_default() += 1;
                 if self.faults.len() < KEPT {
-                    let Report { attempt, due, began, ended, .. } = *report;
-                    self.faults.push(Fault { at: due, began, ended, lane: attempt.lane, proto: attempt.proto, failure, excused });
+                    let AttemptReport { attempt, due, began, ended, .. } = *report;
+                    self.faults.push(FailedAttempt { at: due, began, ended, lane: attempt.lane, proto: attempt.proto, failure, excused });
                 }
             }
         }
@@ -125,19 +120,19 @@ impl Tally {
 
     /// Failures outside every documented window, by kind.
     #[must_use]
-    pub fn failed(&self) -> &BTreeMap<Failure, u64> {
+    pub fn failed(&self) -> &BTreeMap<AttemptFailure, u64> {
         &self.failed
     }
 
     /// Failures within a documented window, by kind.
     #[must_use]
-    pub fn excused(&self) -> &BTreeMap<Failure, u64> {
+    pub fn excused(&self) -> &BTreeMap<AttemptFailure, u64> {
         &self.excused
     }
 
     /// The first failures one by one, in the order in which they ended.
     #[must_use]
-    pub fn faults(&self) -> &[Fault] {
+    pub fn faults(&self) -> &[FailedAttempt] {
         &self.faults
     }
 

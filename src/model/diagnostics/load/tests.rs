@@ -5,70 +5,70 @@ use proptest::prelude::*;
 use super::*;
 use crate::model::base::net::Proto;
 
-const A: Identity = Identity { target: 0, port: 7000 };
-const B: Identity = Identity { target: 1, port: 7000 };
-const C: Identity = Identity { target: 2, port: 7000 };
+const A: TargetIdentity = TargetIdentity { target: 0, port: 7000 };
+const B: TargetIdentity = TargetIdentity { target: 1, port: 7000 };
+const C: TargetIdentity = TargetIdentity { target: 2, port: 7000 };
 const LANE: Lane = Lane { service: 3, replica: 1 };
 
 fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }
 
-fn report(due: u64, connected: Option<u64>, ended: u64, outcome: Result<Identity, Failure>) -> Report {
+fn report(due: u64, connected: Option<u64>, ended: u64, outcome: Result<TargetIdentity, AttemptFailure>) -> AttemptReport {
     let to = SocketAddr::from(([10, 0, 0, 1], 1));
     let attempt = Attempt { lane: LANE, proto: Proto::Tcp, to };
-    Report { attempt, due: ms(due), began: ms(due + 1), connected: connected.map(ms), ended: ms(ended), resent: 0, outcome }
+    AttemptReport { attempt, due: ms(due), began: ms(due + 1), connected: connected.map(ms), ended: ms(ended), resent: 0, outcome }
 }
 
 #[test]
 fn both_sides_of_a_change_are_right_until_it_is_seen_in_force() {
-    let mut ledger = Ledger::default();
+    let mut ledger = Expectations::default();
     ledger.write(LANE, Some(A), ms(0));
     ledger.settle(LANE, ms(1));
     ledger.write(LANE, Some(B), ms(100));
-    let judge = |ledger: &Ledger, began, answer| ledger.judge(LANE, ms(began), ms(began + 1), answer);
+    let judge = |ledger: &Expectations, began, answer| ledger.judge(LANE, ms(began), ms(began + 1), answer);
     assert!(!ledger.is_settled(LANE));
-    assert_eq!(judge(&ledger, 50, A), Verdict::Right);
-    assert_eq!(judge(&ledger, 50, B), Verdict::Wrong, "not before it was written");
-    assert_eq!(judge(&ledger, 150, A), Verdict::Right);
-    assert_eq!(judge(&ledger, 150, B), Verdict::Right);
+    assert_eq!(judge(&ledger, 50, A), AnswerVerdict::Right);
+    assert_eq!(judge(&ledger, 50, B), AnswerVerdict::Wrong, "not before it was written");
+    assert_eq!(judge(&ledger, 150, A), AnswerVerdict::Right);
+    assert_eq!(judge(&ledger, 150, B), AnswerVerdict::Right);
     ledger.settle(LANE, ms(110));
-    assert_eq!(judge(&ledger, 109, A), Verdict::Right, "begun before");
-    assert_eq!(judge(&ledger, 150, A), Verdict::Stale { by: ms(40) });
-    assert_eq!(judge(&ledger, 150, B), Verdict::Right);
-    assert_eq!(judge(&ledger, 150, C), Verdict::Wrong);
-    assert_eq!(ledger.judge(Lane { service: 4, replica: 1 }, ms(0), ms(1), A), Verdict::Wrong, "an unknown lane");
+    assert_eq!(judge(&ledger, 109, A), AnswerVerdict::Right, "begun before");
+    assert_eq!(judge(&ledger, 150, A), AnswerVerdict::Stale { by: ms(40) });
+    assert_eq!(judge(&ledger, 150, B), AnswerVerdict::Right);
+    assert_eq!(judge(&ledger, 150, C), AnswerVerdict::Wrong);
+    assert_eq!(ledger.judge(Lane { service: 4, replica: 1 }, ms(0), ms(1), A), AnswerVerdict::Wrong, "an unknown lane");
 }
 
 #[test]
 fn a_change_back_makes_the_old_target_right_again() {
-    let mut ledger = Ledger::default();
+    let mut ledger = Expectations::default();
     for (target, at) in [(Some(A), 0), (Some(B), 100), (Some(A), 200), (None, 300)] {
         ledger.write(LANE, target, ms(at));
         ledger.settle(LANE, ms(at + 5));
     }
-    assert_eq!(ledger.judge(LANE, ms(250), ms(251), A), Verdict::Right);
-    assert_eq!(ledger.judge(LANE, ms(150), ms(151), A), Verdict::Stale { by: ms(45) });
-    assert_eq!(ledger.judge(LANE, ms(320), ms(321), A), Verdict::Stale { by: ms(15) }, "nobody answers for a removed service");
+    assert_eq!(ledger.judge(LANE, ms(250), ms(251), A), AnswerVerdict::Right);
+    assert_eq!(ledger.judge(LANE, ms(150), ms(151), A), AnswerVerdict::Stale { by: ms(45) });
+    assert_eq!(ledger.judge(LANE, ms(320), ms(321), A), AnswerVerdict::Stale { by: ms(15) }, "nobody answers for a removed service");
     assert_eq!(ledger.target(LANE), None);
 }
 
 #[test]
 fn only_changes_that_are_old_enough_settle_with_a_replicas_readiness() {
-    let mut ledger = Ledger::default();
+    let mut ledger = Expectations::default();
     for (target, at) in [(A, 0), (B, 100), (C, 200)] {
         ledger.write(LANE, Some(target), ms(at));
     }
     ledger.settle_until(LANE, ms(150), ms(210));
     assert!(!ledger.is_settled(LANE), "the last change is too young");
-    assert_eq!(ledger.judge(LANE, ms(220), ms(221), A), Verdict::Stale { by: ms(10) });
-    assert_eq!(ledger.judge(LANE, ms(220), ms(221), B), Verdict::Right);
-    assert_eq!(ledger.judge(LANE, ms(220), ms(221), C), Verdict::Right);
+    assert_eq!(ledger.judge(LANE, ms(220), ms(221), A), AnswerVerdict::Stale { by: ms(10) });
+    assert_eq!(ledger.judge(LANE, ms(220), ms(221), B), AnswerVerdict::Right);
+    assert_eq!(ledger.judge(LANE, ms(220), ms(221), C), AnswerVerdict::Right);
 }
 
 #[test]
 fn a_lane_serves_once_it_was_seen_in_force_and_not_when_it_was_asked_for() {
-    let mut ledger = Ledger::default();
+    let mut ledger = Expectations::default();
     ledger.write(LANE, Some(A), ms(0));
     assert!(!ledger.has_served(LANE));
     ledger.settle(LANE, ms(10));
@@ -88,19 +88,19 @@ fn latency_counts_from_the_moment_the_attempt_was_due() {
 #[test]
 fn every_failure_is_kept_with_its_time_and_kind() {
     let mut tally = Tally::default();
-    tally.record(&report(5, None, 3005, Err(Failure::Timeout)), false);
-    tally.record(&report(6, Some(7), 8, Err(Failure::Reset)), true);
-    assert_eq!(tally.failed()[&Failure::Timeout], 1);
-    assert_eq!(tally.excused()[&Failure::Reset], 1);
+    tally.record(&report(5, None, 3005, Err(AttemptFailure::Timeout)), false);
+    tally.record(&report(6, Some(7), 8, Err(AttemptFailure::Reset)), true);
+    assert_eq!(tally.failed()[&AttemptFailure::Timeout], 1);
+    assert_eq!(tally.excused()[&AttemptFailure::Reset], 1);
     let kept: Vec<_> = tally.faults().iter().map(|fault| (fault.at, fault.failure, fault.excused)).collect();
-    assert_eq!(kept, [(ms(5), Failure::Timeout, false), (ms(6), Failure::Reset, true)]);
+    assert_eq!(kept, [(ms(5), AttemptFailure::Timeout, false), (ms(6), AttemptFailure::Reset, true)]);
     assert_eq!(tally.connect().count, 1, "a connection that stood counts, whatever came of it");
 }
 
 proptest! {
     #[test]
     fn a_schedule_keeps_its_rate(rate in 1..100_000_u32, number in 0..10_000_000_u64) {
-        let schedule = Schedule::new(NonZeroU32::new(rate).expect("not zero"));
+        let schedule = LoadSchedule::new(NonZeroU32::new(rate).expect("not zero"));
         let due = schedule.due(number);
         prop_assert!(schedule.due(number + 1) >= due);
         prop_assert_eq!(schedule.due(number + u64::from(rate)), due + Duration::from_secs(1));

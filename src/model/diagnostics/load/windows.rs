@@ -10,12 +10,11 @@ const APART: Duration = Duration::from_secs(1);
 
 /// A span in which attempts failed.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Window {
+pub struct FailureWindow {
     /// When the first attempt that failed was due, in seconds since the start.
     pub from: f64,
     /// When the last one was due.
     pub to: f64,
-    /// How many failed.
     pub failed: u64,
 }
 
@@ -34,7 +33,7 @@ impl Windows {
 
     /// The spans, in the order of time.
     #[must_use]
-    pub fn all(&self) -> Vec<Window> {
+    pub fn all(&self) -> Vec<FailureWindow> {
         let mut spans: Vec<(Duration, Duration, u64)> = Vec::new();
         for (from, to, failed) in self.seconds.values().copied() {
             match spans.last_mut() {
@@ -42,7 +41,7 @@ impl Windows {
                 _ => spans.push((from, to, failed)),
             }
         }
-        spans.into_iter().map(|(from, to, failed)| Window { from: from.as_secs_f64(), to: to.as_secs_f64(), failed }).collect()
+        spans.into_iter().map(|(from, to, failed)| FailureWindow { from: from.as_secs_f64(), to: to.as_secs_f64(), failed }).collect()
     }
 }
 

@@ -5,41 +5,32 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use serde::Serialize;
 
-use super::seen::{Config, Gap, Part, Seen, image, stock};
+use super::snapshot::{ClusterView, Gap, GroupConfig, StatusPart, image, stock};
 use super::{desired, name};
 use crate::api::proxygroup::ProxyGroup;
-use crate::api::replica::Peers;
+use crate::api::replica::PeerCounts;
 use crate::api::{egress, names};
 use crate::model::controller::proxygroup::{ReplicaState, holds, is_ready, speaks_for};
 
-/// A replica.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Replica {
-    /// The name of its Pod.
+pub struct ReplicaOverview {
     pub name: String,
-    /// Its group.
     pub group: String,
     /// Whether it gets traffic.
     pub ready: bool,
     /// How its Pod is, in a word; none if nobody knows.
     pub state: Option<String>,
-    /// The node that it runs on.
     pub node: Option<String>,
-    /// Its addresses in the tailnet.
     pub addresses: Vec<String>,
-    /// Its name in the tailnet.
     pub tailnet_name: Option<String>,
     /// The ways to the peers that it talks to; none if nobody knows.
-    pub peers: Option<Peers>,
-    /// What it holds of its group's config.
+    pub peers: Option<PeerCounts>,
     pub config: Holding,
     /// Entries of its table of connections; none if nobody knows.
     pub flows: Option<u32>,
-    /// Its image.
     pub image: Option<String>,
-    /// The program's version.
-    pub version: Version,
+    pub version: ProgramVersion,
     /// What failed last.
     pub failure: Option<String>,
 }
@@ -51,48 +42,43 @@ pub enum Holding {
     /// Nobody knows.
     #[default]
     Unknown,
-    /// All of it as it is.
     Acknowledged,
-    /// A part of it.
     #[serde(rename_all = "camelCase")]
     Behind {
         /// Services that it holds as they are configured.
-        held: usize,
-        /// Services that are configured.
+        up_to_date: usize,
         configured: usize,
     },
 }
 
-/// The version of a replica's program.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Version {
+pub enum ProgramVersion {
     /// Nobody knows.
     #[default]
     Unknown,
     /// The Tailscale operator's proxy image, which has no page that says.
     Stock,
-    /// Ours.
     #[serde(untagged)]
     Of(String),
 }
 
 /// The replicas of a group that are wanted, and those that are still there.
-pub(super) fn replicas(seen: &Seen, group: &ProxyGroup, config: Option<&Config>) -> Vec<Replica> {
+pub(super) fn replicas(view: &ClusterView, group: &ProxyGroup, config: Option<&GroupConfig>) -> Vec<ReplicaOverview> {
     let ordinal = |pod: &String| pod.strip_prefix(name(group))?.strip_prefix('-')?.parse::<u32>().ok();
     let of_group =
         |pod: &Pod| pod.metadata.labels.as_ref().and_then(|labels| labels.get(names::PARENT)).is_some_and(|of| of == name(group));
-    let there = seen.pods.iter().filter(|(_, pod)| of_group(pod)).filter_map(|(name, _)| ordinal(name));
+    let there = view.pods.iter().filter(|(_, pod)| of_group(pod)).filter_map(|(name, _)| ordinal(name));
     let ordinals: BTreeSet<u32> = (0..desired(group)).chain(there).collect();
-    ordinals.into_iter().map(|ordinal| one(seen, group, ordinal, config)).collect()
+    ordinals.into_iter().map(|ordinal| one(view, group, ordinal, config)).collect()
 }
 
-fn one(seen: &Seen, group: &ProxyGroup, ordinal: u32, config: Option<&Config>) -> Replica {
+fn one(view: &ClusterView, group: &ProxyGroup, ordinal: u32, config: Option<&GroupConfig>) -> ReplicaOverview {
     let replica = names::replica(name(group), ordinal);
-    let (pod, state) = (seen.pods.get(&replica), seen.states.get(&replica));
-    let live = seen.live.get(&replica);
+    let (pod, state) = (view.pods.get(&replica), view.states.get(&replica));
+    let live = view.live.get(&replica);
     let said = live.and_then(|live| live.as_ref().ok());
-    let unread = seen.gaps.contains_key(&Part::Pods);
+    let unread = view.gaps.contains_key(&StatusPart::Pods);
     let device = || {
         let prefix = format!("{}-{ordinal}", group.spec.hostname_prefix.as_deref().unwrap_or(name(group)));
         group.status.as_ref()?.devices.iter().find(|device| device.hostname == prefix)
@@ -101,7 +87,7 @@ fn one(seen: &Seen, group: &ProxyGroup, ordinal: u32, config: Option<&Config>) -
         Some(state) => state.device_ips.clone(),
         None => device().map(|device| device.tailnet_ips.clone()).unwrap_or_default(),
     };
-    Replica {
+    ReplicaOverview {
         group: name(group).to_owned(),
         ready: pod.is_some_and(is_ready),
         state: (!unread).then(|| pod.map_or_else(|| "Missing".to_owned(), phase)),
@@ -109,28 +95,29 @@ fn one(seen: &Seen, group: &ProxyGroup, ordinal: u32, config: Option<&Config>) -
         addresses,
         tailnet_name: state.and_then(|state| state.device_name.as_ref()).map(|name| name.as_str().to_owned()),
         peers: said.and_then(|said| said.peers),
-        config: holding(seen, pod, state, config),
+        config: holding(view, pod, state, config),
         flows: said.and_then(|said| said.flows),
         image: pod.and_then(image).map(str::to_owned),
         version: match (said, pod.is_some_and(stock)) {
-            (Some(said), _) => Version::Of(said.version.clone()),
-            (None, true) => Version::Stock,
-            (None, false) => Version::Unknown,
+            (Some(said), _) => ProgramVersion::Of(said.version.clone()),
+            (None, true) => ProgramVersion::Stock,
+            (None, false) => ProgramVersion::Unknown,
         },
         failure: failure(pod, state, live),
         name: replica,
     }
 }
 
-fn holding(seen: &Seen, pod: Option<&Pod>, state: Option<&ReplicaState>, config: Option<&Config>) -> Holding {
-    let Some(config) = config.filter(|_| !seen.gaps.contains_key(&Part::States) && !seen.gaps.contains_key(&Part::Pods)) else {
+fn holding(view: &ClusterView, pod: Option<&Pod>, state: Option<&ReplicaState>, config: Option<&GroupConfig>) -> Holding {
+    let Some(config) = config.filter(|_| !view.gaps.contains_key(&StatusPart::States) && !view.gaps.contains_key(&StatusPart::Pods)) else {
         return Holding::Unknown;
     };
     let status = state.and_then(|state| state.egress.as_ref()).filter(|status| pod.is_some_and(|pod| speaks_for(status, pod)));
     let named = status.is_some_and(|status| status.fingerprint.as_ref() == Some(&config.fingerprint));
-    let held = |(key, service): &(&String, &egress::Service)| status.is_some_and(|status| holds(status, &config.fingerprint, key, service));
-    let (held, configured) = (config.services.iter().filter(held).count(), config.services.len());
-    if named || (status.is_some() && held == configured) { Holding::Acknowledged } else { Holding::Behind { held, configured } }
+    let is_up_to_date =
+        |(key, service): &(&String, &egress::EgressService)| status.is_some_and(|status| holds(status, &config.fingerprint, key, service));
+    let (up_to_date, configured) = (config.services.iter().filter(is_up_to_date).count(), config.services.len());
+    if named || (status.is_some() && up_to_date == configured) { Holding::Acknowledged } else { Holding::Behind { up_to_date, configured } }
 }
 
 /// How a Pod is, in the word that kubectl has for it.
@@ -150,7 +137,11 @@ fn phase(pod: &Pod) -> String {
 }
 
 /// What failed last: what it says itself, else what the kubelet or the scheduler says of its Pod.
-fn failure(pod: Option<&Pod>, state: Option<&ReplicaState>, live: Option<&Result<crate::api::replica::Status, Gap>>) -> Option<String> {
+fn failure(
+    pod: Option<&Pod>,
+    state: Option<&ReplicaState>,
+    live: Option<&Result<crate::api::replica::ReplicaStatus, Gap>>,
+) -> Option<String> {
     let said = live.and_then(|live| live.as_ref().ok());
     let own =
         said.and_then(|said| said.failure.clone().or_else(|| said.blockers.first().cloned()).or_else(|| said.remarks.first().cloned()));
@@ -175,7 +166,7 @@ pub fn stuck(pod: &Pod) -> Option<String> {
         let message = waiting.message.as_deref().map(|message| format!(": {message}")).unwrap_or_default();
         Some(format!("container {} waits, {}{message}", container.name, waiting.reason.as_deref().unwrap_or("for no given reason")))
     });
-    waiting.find(|told| !told.contains("ContainerCreating") && !told.contains("PodInitializing"))
+    waiting.find(|reason| !reason.contains("ContainerCreating") && !reason.contains("PodInitializing"))
 }
 
 /// How its container ended last, if it was started again.

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::Service as Object;
 use serde::Serialize;
 
-use super::seen::{Config, Part, Seen};
-use super::{Unwell, desired, name};
+use super::snapshot::{ClusterView, GroupConfig, StatusPart};
+use super::{UnhealthyCondition, desired, name};
 use crate::api::names;
 use crate::model::controller::objects::child_name;
 use crate::model::controller::proxygroup::{concerns, holds, is_ready, speaks_for};
@@ -14,31 +14,26 @@ use crate::model::controller::proxygroup::{concerns, holds, is_ready, speaks_for
 /// A Service of a user.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Service {
-    /// Its namespace.
+pub struct ServiceOverview {
     pub namespace: String,
-    /// Its name.
     pub name: String,
-    /// Its group.
     pub group: String,
     /// The tailnet name or address that it leads to.
     pub target: String,
     /// Replicas that forward it and get traffic; none if nobody knows.
     pub ready: Option<usize>,
-    /// Replicas that should.
     pub desired: u32,
     /// What is wrong: what replicas say of it, else its conditions that are not true.
     pub error: Option<String>,
 }
 
-/// The Services of these groups, and those that name a group that is not there.
-pub(super) fn services(seen: &Seen, configs: &BTreeMap<&str, Config>, only: Option<&str>) -> Vec<Service> {
-    let mut all: Vec<_> = seen.services.iter().filter_map(|service| one(seen, configs, service, only)).collect();
+pub(super) fn services(view: &ClusterView, configs: &BTreeMap<&str, GroupConfig>, only: Option<&str>) -> Vec<ServiceOverview> {
+    let mut all: Vec<_> = view.services.iter().filter_map(|service| one(view, configs, service, only)).collect();
     all.sort_by(|one, other| (&one.namespace, &one.name).cmp(&(&other.namespace, &other.name)));
     all
 }
 
-fn one(seen: &Seen, configs: &BTreeMap<&str, Config>, service: &Object, only: Option<&str>) -> Option<Service> {
+fn one(view: &ClusterView, configs: &BTreeMap<&str, GroupConfig>, service: &Object, only: Option<&str>) -> Option<ServiceOverview> {
     let annotation = |key: &str| service.metadata.annotations.as_ref().and_then(|all| all.get(key)).filter(|text| !text.is_empty());
     let recorded = || concerns(service).into_iter().next();
     let group = annotation(names::PROXY_GROUP).cloned().or_else(recorded)?;
@@ -47,26 +42,26 @@ fn one(seen: &Seen, configs: &BTreeMap<&str, Config>, service: &Object, only: Op
     }
     let text = |text: &Option<String>| text.clone().unwrap_or_default();
     let (namespace, named) = (text(&service.metadata.namespace), text(&service.metadata.name));
-    let desired = seen.groups.iter().find(|held| name(held) == group).map_or(0, desired);
+    let desired = view.groups.iter().find(|other| name(other) == group).map_or(0, desired);
     let replicas = || (0..desired).map(|ordinal| names::replica(&group, ordinal));
     let config = configs.get(group.as_str());
     let entry = config.and_then(|config| entry(config, &namespace, &named));
     let forwards = |replica: &String| {
-        let (Some(config), Some((key, service)), Some(pod)) = (config, entry, seen.pods.get(replica)) else { return false };
-        let status = seen.states.get(replica).and_then(|state| state.egress.as_ref());
+        let (Some(config), Some((key, service)), Some(pod)) = (config, entry, view.pods.get(replica)) else { return false };
+        let status = view.states.get(replica).and_then(|state| state.egress.as_ref());
         is_ready(pod) && status.is_some_and(|status| speaks_for(status, pod) && holds(status, &config.fingerprint, key, service))
     };
-    let known = [Part::Pods, Part::States, Part::Configs].iter().all(|part| !seen.gaps.contains_key(part));
+    let complete = [StatusPart::Pods, StatusPart::States, StatusPart::Configs].iter().all(|part| !view.gaps.contains_key(part));
     let rejected = |replica: String| {
-        let status = seen.states.get(&replica)?.egress.as_ref()?;
-        let told = status.rejected.get(entry?.0)?;
-        Some(format!("{replica}: {}", told.join("; ")))
+        let status = view.states.get(&replica)?.egress.as_ref()?;
+        let reported = status.rejected.get(entry?.0)?;
+        Some(format!("{replica}: {}", reported.join("; ")))
     };
     let conditions = service.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
-    let unwell = || Unwell::of(conditions).into_iter().next().map(|unwell| format!("{}: {}", unwell.reason, unwell.message));
+    let unwell = || UnhealthyCondition::of(conditions).into_iter().next().map(|unwell| format!("{}: {}", unwell.reason, unwell.message));
     let unseen = || conditions.is_empty().then(|| "no reconciler has looked at it yet".to_owned());
-    Some(Service {
-        ready: known.then(|| replicas().filter(forwards).count()),
+    Some(ServiceOverview {
+        ready: complete.then(|| replicas().filter(forwards).count()),
         error: replicas().find_map(rejected).or_else(unwell).or_else(unseen),
         target: annotation(names::TAILNET_FQDN).or_else(|| annotation(names::TAILNET_IP)).cloned().unwrap_or_default(),
         desired,
@@ -77,7 +72,7 @@ fn one(seen: &Seen, configs: &BTreeMap<&str, Config>, service: &Object, only: Op
 }
 
 /// A Service in the config: under the key of its own where its name runs together with another's.
-fn entry<'a>(config: &'a Config, namespace: &str, name: &str) -> Option<(&'a String, &'a crate::api::egress::Service)> {
+fn entry<'a>(config: &'a GroupConfig, namespace: &str, name: &str) -> Option<(&'a String, &'a crate::api::egress::EgressService)> {
     let own = config.services.get_key_value(&child_name(namespace, name, ""));
     own.or_else(|| config.services.get_key_value(&format!("{namespace}-{name}")))
 }

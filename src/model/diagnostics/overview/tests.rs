@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::api::replica::{Peers, Status};
+use crate::api::replica::{PeerCounts, ReplicaStatus};
 use crate::model::config::fingerprint;
 
 const CONFIG: &str = concat!(
@@ -48,11 +48,16 @@ fn service(name: &str, group: &str, target: (&str, &str), conditions: &[Value]) 
         "spec": {}, "status": {"conditions": conditions}})
 }
 
-fn seen(groups: &[Value], pods: &[Value], states: &[Value], services: &[Value]) -> Seen {
+fn seen(groups: &[Value], pods: &[Value], states: &[Value], services: &[Value]) -> ClusterView {
     let config = json!({"metadata": {"name": "eg-egress-config"}, "binaryData": {"egress-services": base64(CONFIG)}});
-    let mut seen = Seen::new("ts");
-    let parts =
-        [(Part::Groups, groups), (Part::Pods, pods), (Part::States, states), (Part::Configs, &[config]), (Part::Services, services)];
+    let mut seen = ClusterView::new("ts");
+    let parts = [
+        (StatusPart::Groups, groups),
+        (StatusPart::Pods, pods),
+        (StatusPart::States, states),
+        (StatusPart::Configs, &[config]),
+        (StatusPart::Services, services),
+    ];
     for (part, objects) in parts {
         seen.take(part, objects.iter());
     }
@@ -65,7 +70,7 @@ fn group(replicas: u32, conditions: &[Value]) -> Value {
 }
 
 /// Two replicas, all well; a Service that nobody needs to hear of is left out.
-fn well() -> Seen {
+fn well() -> ClusterView {
     let image = "localhost/tailyard:0.1.0";
     let ready = condition("TailscaleEgressSvcReady", "True", "ReadyToRouteTraffic", "");
     let services = [
@@ -80,15 +85,15 @@ fn well() -> Seen {
         &states,
         &services,
     );
-    for (ordinal, peers) in [(0, Peers { direct: 2, relayed: 0 }), (1, Peers { direct: 1, relayed: 1 })] {
-        let told = Status { version: "0.1.0".into(), flows: Some(40 + ordinal), peers: Some(peers), ..Status::default() };
+    for (ordinal, peers) in [(0, PeerCounts { direct: 2, relayed: 0 }), (1, PeerCounts { direct: 1, relayed: 1 })] {
+        let told = ReplicaStatus { version: "0.1.0".into(), flows: Some(40 + ordinal), peers: Some(peers), ..ReplicaStatus::default() };
         seen.live.insert(format!("eg-{ordinal}"), Ok(told));
     }
     seen
 }
 
 /// A replica that is behind, one that does not get a node, a group that nobody looks at, a Service of no group.
-fn troubled() -> Seen {
+fn troubled() -> ClusterView {
     let message = "1/3 ProxyGroup pods running";
     let rejected = json!({"default-db": ["TCP 10001: nobody in the tailnet is named db.tail1234.ts.net"]});
     let mut some = held();
@@ -129,18 +134,20 @@ fn troubled() -> Seen {
         ],
     );
     let failure = Some("tailscaled: Exited, started again 3 times".to_owned());
-    let status = Status { version: "0.1.0".into(), flows: Some(7), peers: Some(Peers::default()), failure, ..Status::default() };
+    let status =
+        ReplicaStatus { version: "0.1.0".into(), flows: Some(7), peers: Some(PeerCounts::default()), failure, ..ReplicaStatus::default() };
     seen.live.insert("eg-0".into(), Ok(status));
     seen
 }
 
 /// As a user sees it who may list groups and Services and nothing else.
-fn unread() -> Seen {
-    let mut seen = Seen { pods: BTreeMap::new(), states: BTreeMap::new(), configs: BTreeMap::new(), live: BTreeMap::new(), ..well() };
-    for part in [Part::Pods, Part::States, Part::Configs] {
+fn unread() -> ClusterView {
+    let mut seen =
+        ClusterView { pods: BTreeMap::new(), states: BTreeMap::new(), configs: BTreeMap::new(), live: BTreeMap::new(), ..well() };
+    for part in [StatusPart::Pods, StatusPart::States, StatusPart::Configs] {
         seen.gaps.insert(part, Gap::Forbidden);
     }
-    seen.gaps.insert(Part::Pages, Gap::Failed("eg-0: the API server did not answer within 5s".into()));
+    seen.gaps.insert(StatusPart::Pages, Gap::Failed("eg-0: the API server did not answer within 5s".into()));
     seen
 }
 
@@ -170,11 +177,11 @@ fn a_config_is_acknowledged_by_its_fingerprint_too_and_only_by_the_pod_that_says
     let mut seen = well();
     let state = seen.states.get_mut("eg-0").and_then(|state| state.egress.as_mut()).expect("a status");
     (state.services, state.fingerprint) = (None, Some(fingerprint(CONFIG.as_bytes())));
-    let holding = |seen: &Seen| Overview::of(seen, None).replicas[0].config;
+    let holding = |seen: &ClusterView| Overview::of(seen, None).replicas[0].config;
     assert_eq!(holding(&seen), Holding::Acknowledged);
     assert_eq!(Overview::of(&seen, None).services[0].ready, Some(2));
     seen.states.get_mut("eg-0").and_then(|state| state.egress.as_mut()).expect("a status").pod_ipv4 = "10.1.0.9".into();
-    assert_eq!(holding(&seen), Holding::Behind { held: 0, configured: 2 });
+    assert_eq!(holding(&seen), Holding::Behind { up_to_date: 0, configured: 2 });
     assert_eq!(Overview::of(&seen, None).services[0].ready, Some(1));
 }
 

@@ -1,6 +1,6 @@
 //! An overview as text: three tables, and below them what could not be read.
 
-use super::{Group, Holding, Overview, Part, Replica, Service, Unwell, Version};
+use super::{Group, Holding, Overview, ProgramVersion, ReplicaOverview, ServiceOverview, StatusPart, UnhealthyCondition};
 use crate::model::base::text_table::table;
 
 /// How much is shown.
@@ -9,7 +9,6 @@ pub enum Width {
     /// What fits most terminals.
     #[default]
     Narrow,
-    /// Everything.
     Wide,
 }
 
@@ -30,11 +29,11 @@ pub fn text(overview: &Overview, width: Width) -> String {
     let groups: Vec<_> = overview.groups.iter().map(group_row).collect();
     let services: Vec<_> = overview.services.iter().map(service_row).collect();
     let tables = [
-        ("ProxyGroups", Part::Groups, table(&GROUPS, &groups), groups.len()),
-        ("replicas", Part::Pods, table(columns, &replicas), replicas.len()),
-        ("Services", Part::Services, table(&SERVICES, &services), services.len()),
+        ("ProxyGroups", StatusPart::Groups, table(&GROUPS, &groups), groups.len()),
+        ("replicas", StatusPart::Pods, table(columns, &replicas), replicas.len()),
+        ("Services", StatusPart::Services, table(&SERVICES, &services), services.len()),
     ];
-    let unread = |part: Part| overview.gaps.iter().any(|gap| gap.part == part);
+    let unread = |part: StatusPart| overview.gaps.iter().any(|gap| gap.part == part);
     let shown = tables.into_iter().map(|(what, part, table, rows)| match rows {
         0 if unread(part) => format!("{UNKNOWN} {what}\n"),
         0 => format!("no {what}\n"),
@@ -50,15 +49,15 @@ pub fn text(overview: &Overview, width: Width) -> String {
 
 pub(super) fn group_row(group: &Group) -> Vec<String> {
     let ready = group.ready.map_or(UNKNOWN.to_owned(), |ready| ready.to_string());
-    let told = |unwell: &Unwell| format!("{} {} {}: {}", unwell.type_, unwell.status, unwell.reason, unwell.message);
-    let conditions: Vec<_> = group.conditions.iter().map(told).collect();
+    let line = |unwell: &UnhealthyCondition| format!("{} {} {}: {}", unwell.type_, unwell.status, unwell.reason, unwell.message);
+    let conditions: Vec<_> = group.conditions.iter().map(line).collect();
     vec![group.name.clone(), group.type_.clone(), format!("{ready}/{}", group.desired), conditions.join("; ")]
 }
 
-pub(super) fn replica_row(replica: &Replica, width: Width) -> Vec<String> {
+pub(super) fn replica_row(replica: &ReplicaOverview, width: Width) -> Vec<String> {
     let or = |text: &Option<String>| text.clone().unwrap_or_default();
     let number = |number: Option<u32>| number.map_or(UNKNOWN.to_owned(), |number| number.to_string());
-    let own = replica.version != Version::Stock;
+    let own = replica.version != ProgramVersion::Stock;
     let peers = replica.peers.map_or(UNKNOWN.to_owned(), |peers| match (peers.direct, peers.relayed) {
         (0, 0) => "idle".to_owned(),
         (direct, 0) => format!("{direct} direct"),
@@ -69,13 +68,13 @@ pub(super) fn replica_row(replica: &Replica, width: Width) -> Vec<String> {
         Holding::Unknown => UNKNOWN.to_owned(),
         Holding::Acknowledged => "acknowledged".to_owned(),
         Holding::Behind { configured: 0, .. } => "silent".to_owned(),
-        Holding::Behind { held, configured } => format!("behind, {held} of {configured}"),
+        Holding::Behind { up_to_date, configured } => format!("behind, {up_to_date} of {configured}"),
     };
     let (peers, flows) = if own { (peers, number(replica.flows)) } else { (String::new(), String::new()) };
     let version = match &replica.version {
-        Version::Unknown => UNKNOWN.to_owned(),
-        Version::Stock => "stock".to_owned(),
-        Version::Of(version) => version.clone(),
+        ProgramVersion::Unknown => UNKNOWN.to_owned(),
+        ProgramVersion::Stock => "stock".to_owned(),
+        ProgramVersion::Of(version) => version.clone(),
     };
     let state = replica.state.clone().unwrap_or_else(|| UNKNOWN.to_owned());
     let head = [replica.name.clone(), if replica.ready { "Ready".to_owned() } else { state }, or(&replica.node)];
@@ -89,7 +88,7 @@ pub(super) fn replica_row(replica: &Replica, width: Width) -> Vec<String> {
     head.into_iter().chain(tail).collect()
 }
 
-pub(super) fn service_row(service: &Service) -> Vec<String> {
+pub(super) fn service_row(service: &ServiceOverview) -> Vec<String> {
     let ready = service.ready.map_or(UNKNOWN.to_owned(), |ready| ready.to_string());
     let error = service.error.clone().unwrap_or_default();
     let name = format!("{}/{}", service.namespace, service.name);

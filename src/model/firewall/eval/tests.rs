@@ -71,18 +71,18 @@ fn packet(dst: &str, port: u16) -> Packet {
 fn a_match_port_is_relayed_in_its_family_and_refused_in_the_other() {
     let ruleset = one(&[("tcp", 10_042, &["100.64.0.2:5432"])]);
     let to = BTreeSet::from(["100.64.0.2:5432".parse().expect("a target")]);
-    let source = Source::Own("100.64.0.1".parse().expect("an address"));
-    assert_eq!(evaluate(&ruleset, &packet("10.42.0.2", 10_042)), Verdict::Dnat { to, source });
-    assert_eq!(evaluate(&ruleset, &packet("fd42::2", 10_042)), Verdict::Refuse);
-    assert_eq!(evaluate(&ruleset, &packet("10.42.0.2", 10_043)), Verdict::Pass);
-    assert_eq!(evaluate(&ruleset, &Packet { proto: Proto::Udp, ..packet("10.42.0.2", 10_042) }), Verdict::Pass);
+    let source = SourceAddress::Own("100.64.0.1".parse().expect("an address"));
+    assert_eq!(evaluate(&ruleset, &packet("10.42.0.2", 10_042)), FlowVerdict::Dnat { to, source });
+    assert_eq!(evaluate(&ruleset, &packet("fd42::2", 10_042)), FlowVerdict::Refuse);
+    assert_eq!(evaluate(&ruleset, &packet("10.42.0.2", 10_043)), FlowVerdict::Pass);
+    assert_eq!(evaluate(&ruleset, &Packet { proto: Proto::Udp, ..packet("10.42.0.2", 10_042) }), FlowVerdict::Pass);
 }
 
 #[test]
 fn a_match_port_is_nobodys_from_the_tailnet_or_for_other_hosts() {
     let ruleset = one(&[("tcp", 10_042, &["100.64.0.2:5432"])]);
-    assert_eq!(evaluate(&ruleset, &Packet { from_tailnet: true, ..packet("100.64.0.1", 10_042) }), Verdict::Pass);
-    assert_eq!(evaluate(&ruleset, &Packet { to_pod: false, ..packet("10.42.0.3", 10_042) }), Verdict::Pass);
+    assert_eq!(evaluate(&ruleset, &Packet { from_tailnet: true, ..packet("100.64.0.1", 10_042) }), FlowVerdict::Pass);
+    assert_eq!(evaluate(&ruleset, &Packet { to_pod: false, ..packet("10.42.0.3", 10_042) }), FlowVerdict::Pass);
 }
 
 #[test]
@@ -91,8 +91,8 @@ fn a_whole_address_leaves_match_ports_and_reserved_ports_alone() {
     let pod: IpAddr = "10.42.0.2".parse().expect("an address");
     ruleset.from_cluster.insert(pod, ["100.64.0.9".parse().expect("an address")].into());
     ruleset.reserved.insert(PortKey { proto: Proto::Tcp, port: Port::new(9002).expect("not zero") });
-    assert_eq!(evaluate(&ruleset, &packet("10.42.0.2", 10_042)), Verdict::Refuse);
-    assert_eq!(evaluate(&ruleset, &packet("10.42.0.2", 9002)), Verdict::Pass);
-    let Verdict::Dnat { to, .. } = evaluate(&ruleset, &packet("10.42.0.2", 80)) else { panic!("relayed") };
+    assert_eq!(evaluate(&ruleset, &packet("10.42.0.2", 10_042)), FlowVerdict::Refuse);
+    assert_eq!(evaluate(&ruleset, &packet("10.42.0.2", 9002)), FlowVerdict::Pass);
+    let FlowVerdict::Dnat { to, .. } = evaluate(&ruleset, &packet("10.42.0.2", 80)) else { panic!("relayed") };
     assert_eq!(to, BTreeSet::from(["100.64.0.9:80".parse().expect("a target")]));
 }

@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 
 use crate::model::base::net::{Family, Port, PortKey, Proto};
 use crate::model::base::netmap::tailnet_range;
-use crate::model::base::small_set::Few;
+use crate::model::base::small_set::SortedSet;
 use crate::model::firewall::ruleset::{PROBE_MARK, Ruleset, SLOTS};
 
 /// What the names of all our chains begin with.
@@ -23,11 +23,9 @@ const DEPTH: u8 = 3;
 pub enum Table {
     /// Before connection tracking.
     Raw,
-    /// Refusing.
     Filter,
     /// Clamping, marking, counting.
     Mangle,
-    /// Relaying.
     Nat,
 }
 
@@ -35,7 +33,6 @@ impl Table {
     /// All of them, in order.
     pub const ALL: [Self; 4] = [Self::Raw, Self::Filter, Self::Mangle, Self::Nat];
 
-    /// Its name.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -53,24 +50,20 @@ pub struct Branch {
     proto: Proto,
     /// How many digits, 0 to [`DEPTH`].
     depth: u8,
-    /// These digits as a number.
     digits: u16,
 }
 
 /// One of our chains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Chain {
-    /// raw: from OUTPUT.
     Output,
     /// filter: from INPUT and FORWARD.
     Filter,
-    /// mangle: from FORWARD.
     Forward,
     /// mangle: counts the packets of relayed flows by match port.
     Count(Branch),
     /// mangle: from the leaves of [`Self::Count`]; drops what came by a match port and would leave by another interface than the tailnet's.
     Stray,
-    /// nat: from PREROUTING.
     Prerouting,
     /// nat: what comes from the cluster to the Pod.
     Cluster,
@@ -80,7 +73,6 @@ pub enum Chain {
     Refuse,
     /// nat: match ports.
     Ports(Branch),
-    /// nat: from POSTROUTING.
     Postrouting,
 }
 
@@ -89,7 +81,6 @@ impl Branch {
         Self { proto, depth: 0, digits: 0 }
     }
 
-    /// The branch of this depth that a port is on.
     fn of(key: PortKey, depth: u8) -> Self {
         let digits = key.port.get().checked_shr(16 - 4 * u32::from(depth)).unwrap_or(0);
         Self { proto: key.proto, depth, digits }
@@ -103,7 +94,7 @@ impl Branch {
     }
 
     /// The keys of a ruleset that are on it, with their targets.
-    fn keys(self, ruleset: &Ruleset) -> impl Iterator<Item = (&PortKey, &Few<SocketAddr>)> {
+    fn keys(self, ruleset: &Ruleset) -> impl Iterator<Item = (&PortKey, &SortedSet<SocketAddr>)> {
         let key = |port: u16| Port::new(port.max(1)).map(|port| PortKey { proto: self.proto, port });
         let range = key(*self.ports().start()).zip(key(*self.ports().end()));
         range.into_iter().flat_map(|(first, last)| ruleset.ports.range(first..=last))
@@ -161,7 +152,6 @@ pub(super) fn way(key: PortKey) -> impl Iterator<Item = Chain> {
 }
 
 impl Chain {
-    /// The table that it is in.
     #[must_use]
     pub fn table(self) -> Table {
         match self {
@@ -172,7 +162,6 @@ impl Chain {
         }
     }
 
-    /// Whether a ruleset has it.
     pub(super) fn exists(self, ruleset: &Ruleset) -> bool {
         match self {
             Self::Count(branch) | Self::Ports(branch) => branch.depth == 0 || branch.keys(ruleset).next().is_some(),
@@ -190,7 +179,7 @@ impl Chain {
         match self {
             Self::Count(branch) => branch.keys(ruleset).map(|(key, _)| Some(*key)).collect(),
             Self::Ports(branch) => {
-                let rules = |(key, targets): (&PortKey, &Few<SocketAddr>)| match of_family(targets, family).len() {
+                let rules = |(key, targets): (&PortKey, &SortedSet<SocketAddr>)| match of_family(targets, family).len() {
                     0 => vec![None],
                     count => vec![Some(*key); count],
                 };
@@ -297,14 +286,14 @@ fn host(ip: IpAddr, targets: &[IpAddr], family: Family) -> Vec<String> {
 
 /// Rules that give each target the same share of what a test selects; without a target, it is refused.
 fn spread<T: fmt::Display>(test: &str, targets: &[T]) -> Vec<String> {
-    let left = (1..=targets.len()).rev();
-    let rule = |(to, left): (&T, usize)| {
-        let left = u32::try_from(left).unwrap_or(u32::MAX);
-        let share = format!(" -m statistic --mode random --probability {:.10}", 1.0 / f64::from(left));
-        format!("{test}{} -j DNAT --to-destination {to}", if left == 1 { "" } else { &share })
+    let remaining = (1..=targets.len()).rev();
+    let rule = |(to, rest): (&T, usize)| {
+        let others = u32::try_from(rest).unwrap_or(u32::MAX);
+        let share = format!(" -m statistic --mode random --probability {:.10}", 1.0 / f64::from(others));
+        format!("{test}{} -j DNAT --to-destination {to}", if others == 1 { "" } else { &share })
     };
     match targets {
         [] => vec![format!("{test} -j {}", Chain::Refuse)],
-        _ => targets.iter().zip(left).map(rule).collect(),
+        _ => targets.iter().zip(remaining).map(rule).collect(),
     }
 }

@@ -5,9 +5,9 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::model::base::net::{Port, PortKey, Proto};
-use crate::model::base::small_set::Few;
+use crate::model::base::small_set::SortedSet;
 use crate::model::firewall::eval::tests::{packets, rulesets};
-use crate::model::firewall::eval::{Packet, Source, Verdict, evaluate};
+use crate::model::firewall::eval::{FlowVerdict, Packet, SourceAddress, evaluate};
 use crate::model::firewall::ruleset::diff;
 
 /// What `iptables-restore --noflush` makes of texts: chains by table and name. Refuses what it would refuse.
@@ -47,8 +47,8 @@ impl Kernel {
     }
 
     /// What a look at it finds of ours.
-    fn found(&self) -> Found {
-        Found { chains: self.0.keys().filter_map(own_chain).collect(), jumps: Jump::ALL.into_iter().collect() }
+    fn found(&self) -> LeftoverRules {
+        LeftoverRules { chains: self.0.keys().filter_map(own_chain).collect(), jumps: Jump::ALL.into_iter().collect() }
     }
 
     /// Every chain that is jumped to stands.
@@ -156,26 +156,26 @@ fn loaded(ruleset: &Ruleset, family: Family) -> Kernel {
 }
 
 /// The verdict that the chains come to.
-fn verdict(kernel: &Kernel, packet: &Packet) -> Verdict {
+fn verdict(kernel: &Kernel, packet: &Packet) -> FlowVerdict {
     let refused = || {
         let mut marked = Vec::new();
         kernel.step("PREROUTING", packet, 1.0, &mut BTreeMap::new(), &mut marked);
         marked.iter().any(|(rule, taken)| *taken && rule.contains("MARK"))
     };
-    let Some(fates) = kernel.walk(packet) else { return Verdict::Pass };
+    let Some(fates) = kernel.walk(packet) else { return FlowVerdict::Pass };
     if fates.is_empty() {
         assert!(refused(), "accepted without a mark");
-        return Verdict::Refuse;
+        return FlowVerdict::Refuse;
     }
     let fair = 1.0 / f64::from(u32::try_from(fates.len()).expect("few"));
     // A target may stand for one address with several ports of the same whole-address mapping: all are told apart here.
     assert!(fates.values().all(|share| (share - fair).abs() < 1e-6), "{fates:?}");
     let own = kernel.0[&("nat".to_owned(), format!("{PREFIX}POSTROUTING"))].iter().find_map(|rule| rule.split("--to-source ").nth(1));
     let source = match own.filter(|_| !packet.from_tailnet) {
-        Some(own) => Source::Own(own.parse().expect("an address")),
-        None => Source::Masquerade,
+        Some(own) => SourceAddress::Own(own.parse().expect("an address")),
+        None => SourceAddress::Masquerade,
     };
-    Verdict::Dnat { to: fates.into_keys().collect(), source }
+    FlowVerdict::Dnat { to: fates.into_keys().collect(), source }
 }
 
 proptest! {
@@ -231,7 +231,7 @@ proptest! {
                 let ends = [evaluate(&before, packet), evaluate(&after, packet)];
                 let same_map = before.ports.contains_key(&key) == after.ports.contains_key(&key) && before.reserved == after.reserved;
                 if Family::of(packet.dst) == family && same_map {
-                    let to = |verdict: &Verdict| if let Verdict::Dnat { to, .. } = verdict { Ok(to.clone()) } else { Err(verdict.clone()) };
+                    let to = |verdict: &FlowVerdict| if let FlowVerdict::Dnat { to, .. } = verdict { Ok(to.clone()) } else { Err(verdict.clone()) };
                     let (now, ends) = (to(&verdict(kernel, packet)), ends.each_ref().map(to));
                     prop_assert!(ends.contains(&now), "{packet:?}: {now:?}, neither of {ends:?}");
                 }
@@ -264,7 +264,7 @@ fn key(proto: Proto, port: u16) -> PortKey {
 
 fn large(count: u16) -> Ruleset {
     let to = |i: u16| SocketAddr::from(([100, 64, (i >> 8) as u8, (i & 255) as u8], 5432));
-    let ports = (0..count).map(|i| (key(Proto::Tcp, 10_000 + i), Few::from([to(i)]))).collect();
+    let ports = (0..count).map(|i| (key(Proto::Tcp, 10_000 + i), SortedSet::from([to(i)]))).collect();
     Ruleset { ports, ..Ruleset::empty(InterfaceName::tailscale0()) }
 }
 
@@ -275,7 +275,7 @@ fn a_lookup_among_ten_thousand_ports_tests_few_rules() {
         let dst: IpAddr = "10.42.0.2".parse().expect("an address");
         let port = Port::new(port).expect("not zero");
         let packet = Packet { from_tailnet: false, dst, to_pod: true, proto: Proto::Tcp, port };
-        assert!(matches!(verdict(&kernel, &packet), Verdict::Dnat { .. }));
+        assert!(matches!(verdict(&kernel, &packet), FlowVerdict::Dnat { .. }));
     }
 }
 
@@ -283,7 +283,7 @@ fn a_lookup_among_ten_thousand_ports_tests_few_rules() {
 fn a_retarget_sends_one_rule_and_keeps_what_counts() {
     let before = large(10_000);
     let mut after = before.clone();
-    after.ports.insert(key(Proto::Tcp, 10_010), Few::from(["100.64.9.9:1".parse().expect("a target")]));
+    after.ports.insert(key(Proto::Tcp, 10_010), SortedSet::from(["100.64.9.9:1".parse().expect("a target")]));
     let text = delta(&before, &diff(&before, &after), &after, Family::V4).expect("a change");
     let rule = "-p tcp -m tcp --dport 10010 -j DNAT --to-destination 100.64.9.9:1";
     assert_eq!(text, format!("*nat\n-D TAILYARD-tcp-271 11\n-I TAILYARD-tcp-271 11 {rule}\nCOMMIT\n"));
@@ -300,7 +300,7 @@ fn one_more_deletes_nothing() {
 #[test]
 fn brackets_stand_where_ip6tables_wants_them() {
     let mut ruleset = large(0);
-    ruleset.ports.insert(key(Proto::Udp, 53), Few::from(["[fd7a:115c:a1e0::2]:5353".parse().expect("a target")]));
+    ruleset.ports.insert(key(Proto::Udp, 53), SortedSet::from(["[fd7a:115c:a1e0::2]:5353".parse().expect("a target")]));
     let text = restore(&ruleset, Family::V6);
     assert!(text.contains("-A TAILYARD-udp-003 -p udp -m udp --dport 53 -j DNAT --to-destination [fd7a:115c:a1e0::2]:5353\n"), "{text}");
     assert!(restore(&ruleset, Family::V4).contains("-A TAILYARD-udp-003 -p udp -m udp --dport 53 -j TAILYARD-REFUSE\n"));

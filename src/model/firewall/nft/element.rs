@@ -24,46 +24,39 @@ pub enum Set {
     Traffic(Proto),
     /// Ports of the Pod's own.
     Reserved,
-    /// Whole address → target, of one [`Side`].
-    Host(Side, Family),
+    /// Whole address → target, of one [`PacketSide`].
+    Host(PacketSide, Family),
     /// Whole addresses with several targets.
-    HostMany(Side, Family),
+    HostMany(PacketSide, Family),
     /// Whole address and slot → target.
-    HostSlot(Side, Family),
+    HostSlot(PacketSide, Family),
     /// Whole addresses without a target: refused.
-    HostNone(Side, Family),
+    HostNone(PacketSide, Family),
 }
 
 /// Where the packets to a whole address come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Side {
+pub enum PacketSide {
     /// From the cluster, to an address of the Pod.
     Cluster,
-    /// From the tailnet.
     Tailnet,
 }
 
 /// What an element is found by.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Key {
-    /// An interface's name.
+pub enum ElementKey {
     Interface(InterfaceName),
     /// A port of the set's protocol.
     Number(Port),
-    /// Protocol and port.
     Port(PortKey),
-    /// Protocol, port and slot.
     PortSlot(PortKey, u32),
-    /// An address.
     Host(IpAddr),
-    /// An address and slot.
     HostSlot(IpAddr, u32),
 }
 
 /// What an element of a map leads to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Value {
-    /// An address.
     Address(IpAddr),
     /// An address and port.
     Socket(SocketAddr),
@@ -72,10 +65,8 @@ pub enum Value {
 /// An element of one of the sets.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Element {
-    /// Where it is.
     pub set: Set,
-    /// Its key.
-    pub key: Key,
+    pub key: ElementKey,
     /// Its value, if the set is a map.
     pub value: Option<Value>,
 }
@@ -93,7 +84,7 @@ impl Set {
     /// All of them, in order.
     pub const ALL: [Self; 26] = {
         use Family::{V4, V6};
-        use Side::{Cluster, Tailnet};
+        use PacketSide::{Cluster, Tailnet};
         [
             Self::Source(V4),
             Self::Source(V6),
@@ -128,7 +119,7 @@ impl Set {
     #[must_use]
     pub fn name(self) -> &'static str {
         use Family::{V4, V6};
-        use Side::{Cluster, Tailnet};
+        use PacketSide::{Cluster, Tailnet};
         match self {
             Self::Source(V4) => "source4",
             Self::Source(V6) => "source6",
@@ -187,7 +178,6 @@ impl Set {
         matches!(self, Self::Source(_) | Self::Port(_) | Self::PortSlot(_) | Self::Host(..) | Self::HostSlot(..))
     }
 
-    /// Whether its elements have counters.
     #[must_use]
     pub fn counts(self) -> bool {
         matches!(self, Self::Port(_) | Self::PortSlot(_) | Self::Traffic(_))
@@ -199,11 +189,11 @@ impl Set {
 pub fn elements(ruleset: &Ruleset) -> Vec<Element> {
     let mut list = Vec::with_capacity(3 * ruleset.ports.len() + 16);
     list.extend(ruleset.source.iter().map(|(family, ip)| source(&ruleset.interface, *family, *ip)));
-    list.extend(ruleset.reserved.iter().map(|key| Element { set: Set::Reserved, key: Key::Port(*key), value: None }));
+    list.extend(ruleset.reserved.iter().map(|key| Element { set: Set::Reserved, key: ElementKey::Port(*key), value: None }));
     for (key, targets) in &ruleset.ports {
         port(&mut list, *key, targets);
     }
-    for (side, map) in [(Side::Cluster, &ruleset.from_cluster), (Side::Tailnet, &ruleset.from_tailnet)] {
+    for (side, map) in [(PacketSide::Cluster, &ruleset.from_cluster), (PacketSide::Tailnet, &ruleset.from_tailnet)] {
         for (ip, targets) in map {
             host(&mut list, side, *ip, targets);
         }
@@ -228,7 +218,7 @@ pub fn edits(before: &Ruleset, delta: &Delta, after: &Ruleset) -> Edits {
             }
         }
     }
-    for (side, map) in [(Side::Cluster, &delta.from_cluster), (Side::Tailnet, &delta.from_tailnet)] {
+    for (side, map) in [(PacketSide::Cluster, &delta.from_cluster), (PacketSide::Tailnet, &delta.from_tailnet)] {
         for (ip, Edit { before, after }) in map {
             for (list, targets) in [(&mut old, before), (&mut new, after)] {
                 if let Some(targets) = targets {
@@ -242,31 +232,32 @@ pub fn edits(before: &Ruleset, delta: &Delta, after: &Ruleset) -> Edits {
 }
 
 fn source(interface: &InterfaceName, family: Family, ip: IpAddr) -> Element {
-    Element { set: Set::Source(family), key: Key::Interface(interface.clone()), value: Some(Value::Address(ip)) }
+    Element { set: Set::Source(family), key: ElementKey::Interface(interface.clone()), value: Some(Value::Address(ip)) }
 }
 
 fn port(list: &mut Vec<Element>, key: PortKey, targets: &[SocketAddr]) {
-    list.push(Element { set: Set::Traffic(key.proto), key: Key::Number(key.port), value: None });
+    list.push(Element { set: Set::Traffic(key.proto), key: ElementKey::Number(key.port), value: None });
     let mut many = false;
     for family in Family::ALL {
         let targets: Vec<SocketAddr> = targets.iter().copied().filter(|to| Family::of(to.ip()) == family).collect();
         if let [target] = targets[..] {
-            list.push(Element { set: Set::Port(family), key: Key::Port(key), value: Some(Value::Socket(target)) });
+            list.push(Element { set: Set::Port(family), key: ElementKey::Port(key), value: Some(Value::Socket(target)) });
         } else {
             many |= !targets.is_empty();
-            let slot = |(slot, to)| Element { set: Set::PortSlot(family), key: Key::PortSlot(key, slot), value: Some(Value::Socket(to)) };
+            let slot =
+                |(slot, to)| Element { set: Set::PortSlot(family), key: ElementKey::PortSlot(key, slot), value: Some(Value::Socket(to)) };
             list.extend(deal(&targets).map(slot));
         }
     }
     if many {
-        list.push(Element { set: Set::PortMany, key: Key::Port(key), value: None });
+        list.push(Element { set: Set::PortMany, key: ElementKey::Port(key), value: None });
     }
 }
 
-fn host(list: &mut Vec<Element>, side: Side, ip: IpAddr, targets: &[IpAddr]) {
+fn host(list: &mut Vec<Element>, side: PacketSide, ip: IpAddr, targets: &[IpAddr]) {
     let family = Family::of(ip);
     let targets: Vec<IpAddr> = targets.iter().copied().filter(|to| Family::of(*to) == family).collect();
-    let key = Key::Host(ip);
+    let key = ElementKey::Host(ip);
     match targets[..] {
         [] => list.push(Element { set: Set::HostNone(side, family), key, value: None }),
         [target] => list.push(Element { set: Set::Host(side, family), key, value: Some(Value::Address(target)) }),
@@ -274,7 +265,7 @@ fn host(list: &mut Vec<Element>, side: Side, ip: IpAddr, targets: &[IpAddr]) {
             list.push(Element { set: Set::HostMany(side, family), key, value: None });
             list.extend(deal(&targets).map(|(slot, to)| Element {
                 set: Set::HostSlot(side, family),
-                key: Key::HostSlot(ip, slot),
+                key: ElementKey::HostSlot(ip, slot),
                 value: Some(Value::Address(to)),
             }));
         }
@@ -288,6 +279,6 @@ fn deal<T: Copy>(targets: &[T]) -> impl Iterator<Item = (u32, T)> {
 
 /// The elements of one set, by key: how a test or an audit looks something up.
 #[must_use]
-pub fn index(elements: impl IntoIterator<Item = Element>) -> BTreeMap<(Set, Key), Option<Value>> {
+pub fn index(elements: impl IntoIterator<Item = Element>) -> BTreeMap<(Set, ElementKey), Option<Value>> {
     elements.into_iter().map(|element| ((element.set, element.key), element.value)).collect()
 }

@@ -5,7 +5,7 @@ use nftables::schema::{Element as Command, NfCmd, NfListObject, NfObject, Nftabl
 use nftables::types::NfFamily;
 
 use super::TABLE;
-use super::element::{Edits, Element, Key, Set, Value, edits};
+use super::element::{Edits, Element, ElementKey, Set, Value, edits};
 use crate::model::firewall::ruleset::{Delta, Ruleset};
 
 /// The change as one transaction: deletions first, one command for each set that changes.
@@ -33,12 +33,12 @@ fn expression(element: &Element, values: bool) -> Expression<'static> {
     let text = |text: &dyn std::fmt::Display| Expression::String(text.to_string().into());
     let number = |number: u16| Expression::Number(number.into());
     let key = match &element.key {
-        Key::Interface(name) => text(name),
-        Key::Number(port) => number(port.get()),
-        Key::Port(key) => concat(vec![text(&key.proto), number(key.port.get())]),
-        Key::PortSlot(key, slot) => concat(vec![text(&key.proto), number(key.port.get()), Expression::Number(*slot)]),
-        Key::Host(ip) => text(ip),
-        Key::HostSlot(ip, slot) => concat(vec![text(ip), Expression::Number(*slot)]),
+        ElementKey::Interface(name) => text(name),
+        ElementKey::Number(port) => number(port.get()),
+        ElementKey::Port(key) => concat(vec![text(&key.proto), number(key.port.get())]),
+        ElementKey::PortSlot(key, slot) => concat(vec![text(&key.proto), number(key.port.get()), Expression::Number(*slot)]),
+        ElementKey::Host(ip) => text(ip),
+        ElementKey::HostSlot(ip, slot) => concat(vec![text(ip), Expression::Number(*slot)]),
     };
     match element.value.filter(|_| values) {
         Some(Value::Address(ip)) => Expression::List(vec![key, text(&ip)]),

@@ -5,53 +5,54 @@ use proptest::prelude::*;
 use super::element::{Edits, index};
 use super::*;
 use crate::model::base::net::{Family, Port, PortKey, Proto};
-use crate::model::base::small_set::Few;
+use crate::model::base::small_set::SortedSet;
 use crate::model::firewall::eval::tests::{packets, rulesets};
-use crate::model::firewall::eval::{Packet, Source, Verdict, evaluate};
+use crate::model::firewall::eval::{FlowVerdict, Packet, SourceAddress, evaluate};
 use crate::model::firewall::ruleset::diff;
 
-use super::element::Side;
+use super::element::PacketSide;
 use std::net::SocketAddr;
 
 /// The static rules, by hand, over looked-up elements: a second reading of the table that shares no code with the first.
-fn walk(interface: &InterfaceName, held: &BTreeMap<(Set, Key), Option<Value>>, packet: &Packet) -> Verdict {
+fn walk(interface: &InterfaceName, held: &BTreeMap<(Set, ElementKey), Option<Value>>, packet: &Packet) -> FlowVerdict {
     let family = Family::of(packet.dst);
     let key = PortKey { proto: packet.proto, port: packet.port };
     let has = |set, key| held.contains_key(&(set, key));
-    let source = match held.get(&(Set::Source(family), Key::Interface(interface.clone()))) {
-        Some(Some(Value::Address(own))) => Source::Own(*own),
-        _ => Source::Masquerade,
+    let source = match held.get(&(Set::Source(family), ElementKey::Interface(interface.clone()))) {
+        Some(Some(Value::Address(own))) => SourceAddress::Own(*own),
+        _ => SourceAddress::Masquerade,
     };
     let to = |value: &Option<Value>| match value.expect("a value") {
         Value::Address(ip) => SocketAddr::new(ip, packet.port.get()),
         Value::Socket(to) => to,
     };
     let one = |set, key| held.get(&(set, key)).map(|value| BTreeSet::from([to(value)]));
-    let many = |has: bool, set, key: &dyn Fn(u32) -> Key| {
+    let many = |has: bool, set, key: &dyn Fn(u32) -> ElementKey| {
         let slots = || (0..60).map(|slot| held.get(&(set, key(slot))).map(to)).collect::<Option<BTreeSet<_>>>();
         has.then(slots).flatten()
     };
     let whole = |side, source| {
-        let host = Key::Host(packet.dst);
-        let slots = |slot| Key::HostSlot(packet.dst, slot);
+        let host = ElementKey::Host(packet.dst);
+        let slots = |slot| ElementKey::HostSlot(packet.dst, slot);
         one(Set::Host(side, family), host.clone())
             .or_else(|| many(has(Set::HostMany(side, family), host.clone()), Set::HostSlot(side, family), &slots))
-            .map(|to| Verdict::Dnat { to, source })
-            .unwrap_or(if has(Set::HostNone(side, family), host) { Verdict::Refuse } else { Verdict::Pass })
+            .map(|to| FlowVerdict::Dnat { to, source })
+            .unwrap_or(if has(Set::HostNone(side, family), host) { FlowVerdict::Refuse } else { FlowVerdict::Pass })
     };
     if packet.from_tailnet {
-        return whole(Side::Tailnet, Source::Masquerade);
+        return whole(PacketSide::Tailnet, SourceAddress::Masquerade);
     }
     if !packet.to_pod {
-        return Verdict::Pass;
+        return FlowVerdict::Pass;
     }
-    let slots = |slot| Key::PortSlot(key, slot);
-    let port = one(Set::Port(family), Key::Port(key)).or_else(|| many(has(Set::PortMany, Key::Port(key)), Set::PortSlot(family), &slots));
+    let slots = |slot| ElementKey::PortSlot(key, slot);
+    let port = one(Set::Port(family), ElementKey::Port(key))
+        .or_else(|| many(has(Set::PortMany, ElementKey::Port(key)), Set::PortSlot(family), &slots));
     match port {
-        Some(to) => Verdict::Dnat { to, source },
-        None if has(Set::Traffic(key.proto), Key::Number(key.port)) => Verdict::Refuse,
-        None if has(Set::Reserved, Key::Port(key)) => Verdict::Pass,
-        None => whole(Side::Cluster, source),
+        Some(to) => FlowVerdict::Dnat { to, source },
+        None if has(Set::Traffic(key.proto), ElementKey::Number(key.port)) => FlowVerdict::Refuse,
+        None if has(Set::Reserved, ElementKey::Port(key)) => FlowVerdict::Pass,
+        None => whole(PacketSide::Cluster, source),
     }
 }
 
@@ -85,7 +86,7 @@ proptest! {
 
     #[test]
     fn a_retarget_keeps_the_traffic_counters(before in rulesets(), after in rulesets()) {
-        let targets: Few<SocketAddr> = after.ports.values().flatten().copied().collect();
+        let targets: SortedSet<SocketAddr> = after.ports.values().flatten().copied().collect();
         let after = Ruleset { ports: before.ports.keys().map(|key| (*key, targets.clone())).collect(), ..before.clone() };
         let Edits { delete, add } = edits(&before, &diff(&before, &after), &after);
         prop_assert!(!delete.iter().chain(&add).any(|element| matches!(element.set, Set::Traffic(_))));
@@ -112,7 +113,7 @@ fn the_operations_do_not_depend_on_the_size() {
         let before = large(size);
         let mut after = before.clone();
         let key = *before.ports.keys().next().expect("a port");
-        after.ports.insert(key, Few::from(["100.64.9.9:1".parse().expect("a target")]));
+        after.ports.insert(key, SortedSet::from(["100.64.9.9:1".parse().expect("a target")]));
         assert_eq!(operations(&before, &diff(&before, &before), &before), 0);
         assert_eq!(operations(&before, &diff(&before, &after), &after), 2, "one deleted, one added");
         after.ports.remove(&key);
@@ -125,7 +126,7 @@ fn a_delta_is_what_nft_reads() {
     let before = large(1);
     let mut after = before.clone();
     let key = *before.ports.keys().next().expect("a port");
-    after.ports.insert(key, Few::from(["[fd7a::2]:53".parse().expect("a target")]));
+    after.ports.insert(key, SortedSet::from(["[fd7a::2]:53".parse().expect("a target")]));
     let text = serde_json::to_string(&delta(&before, &diff(&before, &after), &after)).expect("plain data");
     let expected = concat!(
         r#"{"nftables":[{"delete":{"element":{"family":"inet","table":"tailyard","name":"port4","elem":[{"concat":["tcp",10000]}]}}},"#,
@@ -138,7 +139,7 @@ fn a_delta_is_what_nft_reads() {
 #[test]
 fn slots_are_dealt_evenly() {
     let ruleset = large(1);
-    let targets: Few<SocketAddr> = (1..=4).map(|i| SocketAddr::from(([100, 64, 0, i], 80))).collect();
+    let targets: SortedSet<SocketAddr> = (1..=4).map(|i| SocketAddr::from(([100, 64, 0, i], 80))).collect();
     let ruleset = Ruleset { ports: ruleset.ports.keys().map(|key| (*key, targets.clone())).collect(), ..ruleset };
     let mut shares: BTreeMap<Value, usize> = BTreeMap::new();
     for element in elements(&ruleset).into_iter().filter(|element| element.set == Set::PortSlot(Family::V4)) {

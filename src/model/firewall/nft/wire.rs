@@ -7,7 +7,7 @@
 use std::net::IpAddr;
 
 use super::TABLE;
-use super::element::{Edits, Element, Key, Set, Value};
+use super::element::{Edits, Element, ElementKey, Set, Value};
 use crate::model::base::net::{Port, PortKey, Proto};
 use crate::model::firewall::nlattr::{Attributes, find, nest, put};
 
@@ -48,14 +48,12 @@ pub enum Message {
     Elements(Vec<Counted>),
     /// The number of the last transaction of anybody in this network namespace.
     Generation {
-        /// The number.
         id: u32,
         /// In a notice: the netlink port that the transaction came from.
         port: u32,
     },
     /// Anything else of `nf_tables`: a chain or a rule of a dump, or a notice of a change.
     Object {
-        /// The name of the table that it belongs to.
         table: Vec<u8>,
         /// The message type and its attributes as they came.
         body: Vec<u8>,
@@ -65,13 +63,10 @@ pub enum Message {
 /// An element as the kernel tells it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counted {
-    /// The key's bytes.
     pub key: Vec<u8>,
     /// The value's bytes; none in a set.
     pub value: Vec<u8>,
-    /// Packets counted.
     pub packets: u64,
-    /// Bytes counted.
     pub bytes: u64,
 }
 
@@ -250,16 +245,16 @@ pub fn key(element: &Element) -> Vec<u8> {
         bytes
     };
     match &element.key {
-        Key::Interface(name) => {
+        ElementKey::Interface(name) => {
             let mut bytes = name.as_str().as_bytes().to_vec();
             bytes.resize(16, 0);
             bytes
         }
-        Key::Number(port) => port.get().to_be_bytes().to_vec(),
-        Key::Port(key) => port(key),
-        Key::PortSlot(key, mark) => slot(port(key), *mark),
-        Key::Host(ip) => octets(*ip),
-        Key::HostSlot(ip, mark) => slot(octets(*ip), *mark),
+        ElementKey::Number(port) => port.get().to_be_bytes().to_vec(),
+        ElementKey::Port(key) => port(key),
+        ElementKey::PortSlot(key, mark) => slot(port(key), *mark),
+        ElementKey::Host(ip) => octets(*ip),
+        ElementKey::HostSlot(ip, mark) => slot(octets(*ip), *mark),
     }
 }
 

@@ -10,21 +10,20 @@ use imbl::OrdMap;
 use imbl::ordset::DiffItem;
 
 use crate::model::base::netmap::{NetMap, in_tailscale_range};
-use crate::model::base::small_set::Few;
+use crate::model::base::small_set::SortedSet;
 use crate::model::firewall::ruleset::{Delta, Edit, Ruleset, diff};
 
 /// All of it as one: what it holds does not grow with the number of changes, but with that of the keys.
 #[derive(Debug, Clone)]
-pub struct Past {
+pub struct RulesetHistory {
     /// Each key with every target that it led to.
     pub(super) rules: Ruleset,
-    /// Every own address.
     pub(super) own: BTreeSet<IpAddr>,
     /// Who was there, by routes alone.
     tailnet: NetMap,
 }
 
-impl Past {
+impl RulesetHistory {
     /// What is in force alone, and the tailnet that it was planned for.
     #[must_use]
     pub fn of(rules: &Ruleset, netmap: Option<&NetMap>) -> Self {
@@ -68,7 +67,7 @@ impl Past {
 }
 
 /// Adds to each key what it leads to now.
-fn join<K: Ord + Clone, T: Ord + Copy>(map: &mut OrdMap<K, Few<T>>, edits: BTreeMap<K, Edit<Few<T>>>) {
+fn join<K: Ord + Clone, T: Ord + Copy>(map: &mut OrdMap<K, SortedSet<T>>, edits: BTreeMap<K, Edit<SortedSet<T>>>) {
     for (key, edit) in edits {
         if let Some(after) = edit.after {
             map.insert(key, edit.before.iter().flatten().chain(&after).copied().collect());

@@ -14,7 +14,7 @@ fn ip(text: &str) -> IpAddr {
     text.parse().expect("an address")
 }
 
-fn add<T: Ord + Copy>(few: &mut Few<T>, value: T) {
+fn add<T: Ord + Copy>(few: &mut SortedSet<T>, value: T) {
     *few = few.iter().copied().chain([value]).collect();
 }
 
@@ -25,7 +25,8 @@ fn key(proto: Proto, port: u16) -> PortKey {
 fn ruleset(ports: &[(PortKey, &[&str])]) -> Ruleset {
     let mut ruleset = Ruleset::empty(InterfaceName::tailscale0());
     ruleset.source.insert(Family::V4, ip("100.64.0.1"));
-    ruleset.ports = ports.iter().map(|(key, targets)| (*key, targets.iter().map(|target| address(target)).collect::<Few<_>>())).collect();
+    ruleset.ports =
+        ports.iter().map(|(key, targets)| (*key, targets.iter().map(|target| address(target)).collect::<SortedSet<_>>())).collect();
     ruleset
 }
 
@@ -42,19 +43,19 @@ fn flow(key: PortKey, target: &str) -> Flow {
     }
 }
 
-fn verdict(before: &Ruleset, after: &Ruleset, flow: &Flow, reachable: bool) -> Verdict {
+fn verdict(before: &Ruleset, after: &Ruleset, flow: &Flow, reachable: bool) -> FlowAction {
     since(&[before], after, flow, reachable)
 }
 
 /// The same where these were in force since, one after the other.
-fn since(before: &[&Ruleset], after: &Ruleset, flow: &Flow, reachable: bool) -> Verdict {
+fn since(before: &[&Ruleset], after: &Ruleset, flow: &Flow, reachable: bool) -> FlowAction {
     let past = past(before.iter().copied().chain([after]));
-    Cuts::new(&past, &past.until(after), after, &|_| reachable).verdict(flow)
+    FlowChanges::new(&past, &past.until(after), after, &|_| reachable).verdict(flow)
 }
 
-fn past<'a>(rules: impl IntoIterator<Item = &'a Ruleset>) -> Past {
+fn past<'a>(rules: impl IntoIterator<Item = &'a Ruleset>) -> RulesetHistory {
     let mut rules = rules.into_iter();
-    let mut past = Past::of(rules.next().expect("some rules"), None);
+    let mut past = RulesetHistory::of(rules.next().expect("some rules"), None);
     rules.for_each(|rules| past.add(rules, None));
     past
 }
@@ -66,39 +67,39 @@ const B: &str = "100.64.0.3:80";
 fn flows_of_a_removed_key_end() {
     let (tcp, udp) = (key(Proto::Tcp, 1), key(Proto::Udp, 1));
     let (before, after) = (ruleset(&[(tcp, &[A]), (udp, &[A])]), ruleset(&[]));
-    assert_eq!(verdict(&before, &after, &flow(tcp, A), true), Verdict::Reset);
-    assert_eq!(verdict(&before, &after, &flow(udp, A), true), Verdict::Delete);
-    assert_eq!(verdict(&before, &after, &flow(tcp, B), true), Verdict::Reset, "one that drained on an older target, too");
+    assert_eq!(verdict(&before, &after, &flow(tcp, A), true), FlowAction::Reset);
+    assert_eq!(verdict(&before, &after, &flow(udp, A), true), FlowAction::Delete);
+    assert_eq!(verdict(&before, &after, &flow(tcp, B), true), FlowAction::Reset, "one that drained on an older target, too");
 }
 
 #[test]
 fn a_retargeted_key_moves_udp_at_once_and_lets_tcp_drain_while_its_target_lives() {
     let (tcp, udp) = (key(Proto::Tcp, 1), key(Proto::Udp, 1));
     let (before, after) = (ruleset(&[(tcp, &[A]), (udp, &[A])]), ruleset(&[(tcp, &[B]), (udp, &[B])]));
-    assert_eq!(verdict(&before, &after, &flow(udp, A), true), Verdict::Delete);
-    assert_eq!(verdict(&before, &after, &flow(udp, B), true), Verdict::Keep);
-    assert_eq!(verdict(&before, &after, &flow(tcp, A), true), Verdict::Keep);
-    assert_eq!(verdict(&before, &after, &flow(tcp, A), false), Verdict::Reset);
+    assert_eq!(verdict(&before, &after, &flow(udp, A), true), FlowAction::Delete);
+    assert_eq!(verdict(&before, &after, &flow(udp, B), true), FlowAction::Keep);
+    assert_eq!(verdict(&before, &after, &flow(tcp, A), true), FlowAction::Keep);
+    assert_eq!(verdict(&before, &after, &flow(tcp, A), false), FlowAction::Reset);
 }
 
 #[test]
 fn one_of_several_targets_that_goes_takes_only_its_own_flows() {
     let udp = key(Proto::Udp, 1);
     let (before, after) = (ruleset(&[(udp, &[A, B])]), ruleset(&[(udp, &[B])]));
-    assert_eq!(verdict(&before, &after, &flow(udp, A), true), Verdict::Delete);
-    assert_eq!(verdict(&before, &after, &flow(udp, B), true), Verdict::Keep);
+    assert_eq!(verdict(&before, &after, &flow(udp, A), true), FlowAction::Delete);
+    assert_eq!(verdict(&before, &after, &flow(udp, B), true), FlowAction::Keep);
 }
 
 #[test]
 fn a_key_that_came_and_went_leaves_no_flow_and_one_that_went_and_came_costs_none() {
     let (tcp, udp) = (key(Proto::Tcp, 1), key(Proto::Udp, 1));
     let (nothing, there) = (ruleset(&[]), ruleset(&[(tcp, &[A]), (udp, &[A])]));
-    assert_eq!(since(&[&nothing, &there], &nothing, &flow(tcp, A), true), Verdict::Reset);
-    assert_eq!(since(&[&there, &nothing], &there, &flow(udp, A), true), Verdict::Keep);
+    assert_eq!(since(&[&nothing, &there], &nothing, &flow(tcp, A), true), FlowAction::Reset);
+    assert_eq!(since(&[&there, &nothing], &there, &flow(udp, A), true), FlowAction::Keep);
     let elsewhere = ruleset(&[(tcp, &[B]), (udp, &[B])]);
-    assert_eq!(since(&[&there, &elsewhere], &there, &flow(udp, B), true), Verdict::Delete);
-    assert_eq!(since(&[&there, &elsewhere], &there, &flow(udp, A), true), Verdict::Keep);
-    assert_eq!(since(&[&there, &elsewhere], &there, &flow(tcp, B), false), Verdict::Reset);
+    assert_eq!(since(&[&there, &elsewhere], &there, &flow(udp, B), true), FlowAction::Delete);
+    assert_eq!(since(&[&there, &elsewhere], &there, &flow(udp, A), true), FlowAction::Keep);
+    assert_eq!(since(&[&there, &elsewhere], &there, &flow(tcp, B), false), FlowAction::Reset);
 }
 
 #[test]
@@ -106,8 +107,8 @@ fn what_has_no_two_ends_is_only_deleted() {
     let tcp = key(Proto::Tcp, 1);
     let (before, after) = (ruleset(&[(tcp, &[A])]), ruleset(&[]));
     let ended = |state| verdict(&before, &after, &Flow { tcp: Some(state), ..flow(tcp, A) }, true);
-    assert_eq!(ended(TcpState::Close), Verdict::Delete);
-    assert_eq!(ended(TcpState::SynSent), Verdict::Reset, "the answer may be under way");
+    assert_eq!(ended(TcpState::Close), FlowAction::Delete);
+    assert_eq!(ended(TcpState::SynSent), FlowAction::Reset, "the answer may be under way");
 }
 
 #[test]
@@ -115,9 +116,9 @@ fn what_is_over_is_neither_listed_nor_ended() {
     let tcp = key(Proto::Tcp, 1);
     let (before, after) = (ruleset(&[(tcp, &[A])]), ruleset(&[]));
     let over = Flow { tcp: Some(TcpState::TimeWait), ..flow(tcp, A) };
-    assert_eq!(verdict(&before, &after, &over, false), Verdict::Keep);
+    assert_eq!(verdict(&before, &after, &over, false), FlowAction::Keep);
     let past = past([&before]);
-    let filter = Cuts::new(&past, &past.until(&after), &after, &|_| true).filter();
+    let filter = FlowChanges::new(&past, &past.until(&after), &after, &|_| true).filter();
     assert!(!filter.admits(&over) && filter.admits(&flow(tcp, A)));
 }
 
@@ -127,9 +128,9 @@ fn an_own_address_that_goes_takes_the_flows_that_leave_by_it() {
     let before = ruleset(&[(tcp, &[A])]);
     let mut after = before.clone();
     after.source.insert(Family::V4, ip("100.64.0.7"));
-    assert_eq!(verdict(&before, &after, &flow(tcp, A), true), Verdict::Reset);
+    assert_eq!(verdict(&before, &after, &flow(tcp, A), true), FlowAction::Reset);
     let moved = Flow { reply: Tuple { destination: address("100.64.0.7:1"), ..flow(tcp, A).reply }, ..flow(tcp, A) };
-    assert_eq!(verdict(&before, &after, &moved, true), Verdict::Keep);
+    assert_eq!(verdict(&before, &after, &moved, true), FlowAction::Keep);
 }
 
 #[test]
@@ -141,11 +142,11 @@ fn a_flow_from_the_tailnet_hangs_on_its_address_and_not_on_a_match_port() {
     ingress.original.destination.set_ip(vip);
     let mut after = before.clone();
     after.ports.clear();
-    assert_eq!(verdict(&before, &after, &ingress, true), Verdict::Keep);
+    assert_eq!(verdict(&before, &after, &ingress, true), FlowAction::Keep);
     after.from_tailnet.clear();
-    assert_eq!(verdict(&before, &after, &ingress, true), Verdict::Reset);
+    assert_eq!(verdict(&before, &after, &ingress, true), FlowAction::Reset);
     let ping = Flow { proto: 1, tcp: None, ..ingress };
-    assert_eq!(verdict(&before, &after, &ping, true), Verdict::Delete);
+    assert_eq!(verdict(&before, &after, &ping, true), FlowAction::Delete);
 }
 
 #[test]
@@ -155,8 +156,8 @@ fn a_whole_address_of_the_cluster_is_asked_after_the_ports() {
     before.from_cluster.insert(pod, [ip("100.64.0.2")].into());
     let mut after = before.clone();
     after.from_cluster.clear();
-    assert_eq!(verdict(&before, &after, &flow(other, "100.64.0.2:2"), true), Verdict::Reset);
-    assert_eq!(verdict(&before, &after, &flow(tcp, A), true), Verdict::Keep);
+    assert_eq!(verdict(&before, &after, &flow(other, "100.64.0.2:2"), true), FlowAction::Reset);
+    assert_eq!(verdict(&before, &after, &flow(tcp, A), true), FlowAction::Keep);
 }
 
 #[test]
@@ -164,10 +165,10 @@ fn an_audit_finds_flows_that_drain_on_a_target_which_has_left() {
     let tcp = key(Proto::Tcp, 1);
     let now = ruleset(&[(tcp, &[B])]);
     let gone = |address: IpAddr| address != ip("100.64.0.2");
-    let cuts = Cuts::audit(&now, &gone);
-    assert_eq!(cuts.verdict(&flow(tcp, A)), Verdict::Reset);
-    assert_eq!(cuts.verdict(&flow(tcp, B)), Verdict::Keep);
-    assert_eq!(cuts.verdict(&flow(key(Proto::Tcp, 9), A)), Verdict::Keep, "not ours to judge");
+    let cuts = FlowChanges::audit(&now, &gone);
+    assert_eq!(cuts.verdict(&flow(tcp, A)), FlowAction::Reset);
+    assert_eq!(cuts.verdict(&flow(tcp, B)), FlowAction::Keep);
+    assert_eq!(cuts.verdict(&flow(key(Proto::Tcp, 9), A)), FlowAction::Keep, "not ours to judge");
 }
 
 #[test]
@@ -175,13 +176,13 @@ fn what_only_adds_needs_no_listing_and_one_key_needs_a_small_one() {
     let (one, two) = (key(Proto::Tcp, 1), key(Proto::Udp, 2));
     let (before, after) = (ruleset(&[(one, &[A])]), ruleset(&[(one, &[A, B]), (two, &[A])]));
     let (few, many) = (past([&before]), past([&after]));
-    assert!(Cuts::new(&few, &few.until(&after), &after, &|_| true).is_empty());
+    assert!(FlowChanges::new(&few, &few.until(&after), &after, &|_| true).is_empty());
     let back = many.until(&before);
-    let filter = |reachable: bool| Cuts::new(&many, &back, &before, &|_| reachable).filter();
+    let filter = |reachable: bool| FlowChanges::new(&many, &back, &before, &|_| reachable).filter();
     assert_eq!(filter(false), FlowFilter::under_way());
     assert_eq!(filter(true).key, Some(two), "connections drain on a target that lives");
     let less = ruleset(&[(one, &[A, B])]);
-    assert_eq!(Cuts::new(&many, &many.until(&less), &less, &|_| true).filter().key, Some(two));
+    assert_eq!(FlowChanges::new(&many, &many.until(&less), &less, &|_| true).filter().key, Some(two));
 }
 
 fn any_ruleset() -> impl Strategy<Value = Ruleset> {
@@ -194,8 +195,10 @@ fn any_ruleset() -> impl Strategy<Value = Ruleset> {
         let proto = |tcp| if tcp { Proto::Tcp } else { Proto::Udp };
         ruleset.ports = ports.into_iter().map(|((port, tcp), targets)| (key(proto(tcp), port), targets)).collect();
         let address = |host| IpAddr::from([100, 64, 0, host]);
-        ruleset.from_tailnet =
-            hosts.into_iter().map(|(vip, to)| (IpAddr::from([100, 99, 0, vip]), to.into_iter().map(address).collect::<Few<_>>())).collect();
+        ruleset.from_tailnet = hosts
+            .into_iter()
+            .map(|(vip, to)| (IpAddr::from([100, 99, 0, vip]), to.into_iter().map(address).collect::<SortedSet<_>>()))
+            .collect();
         ruleset
     })
 }
@@ -230,7 +233,7 @@ proptest! {
         let past = past([&before]);
         let delta = past.until(&after);
         let alive = move |_: IpAddr| reachable;
-        let cuts = Cuts::new(&past, &delta, &after, &alive);
+        let cuts = FlowChanges::new(&past, &delta, &after, &alive);
         let verdict = cuts.verdict(&flow);
         let same_source = before.source == after.source;
         let key_stays = match vip {
@@ -238,10 +241,10 @@ proptest! {
             None => after.ports.contains_key(&key),
         };
         let drains = tcp && reachable && key_stays;
-        prop_assert_eq!(verdict == Verdict::Keep, same_source && (makes(&after) || drains));
-        prop_assert!(verdict == Verdict::Keep || (!cuts.is_empty() && cuts.filter().admits(&flow)));
+        prop_assert_eq!(verdict == FlowAction::Keep, same_source && (makes(&after) || drains));
+        prop_assert!(verdict == FlowAction::Keep || (!cuts.is_empty() && cuts.filter().admits(&flow)));
         let nothing = past.until(&before);
-        prop_assert!(Cuts::new(&past, &nothing, &before, &alive).is_empty());
+        prop_assert!(FlowChanges::new(&past, &nothing, &before, &alive).is_empty());
     }
 
     /// Rules that were in force one after the other end together what each of them would have.
@@ -256,7 +259,7 @@ proptest! {
             flow.original.destination.set_ip([100, 99, 0, vip].into());
         }
         let rules: Vec<_> = rules.iter().collect();
-        let each = rules.iter().any(|before| verdict(before, &after, &flow, reachable) != Verdict::Keep);
-        prop_assert_eq!(since(&rules, &after, &flow, reachable) != Verdict::Keep, each);
+        let each = rules.iter().any(|before| verdict(before, &after, &flow, reachable) != FlowAction::Keep);
+        prop_assert_eq!(since(&rules, &after, &flow, reachable) != FlowAction::Keep, each);
     }
 }

@@ -22,49 +22,49 @@ fn flow(port: u16) -> Flow {
     }
 }
 
-fn heard(from: &str, port: u16, end: End) -> Heard {
-    Heard { from: address(from), port, sequence: 1_000, acknowledgment: 2_000, length: 0, end }
+fn heard(from: &str, port: u16, end: SegmentSender) -> ObservedSegment {
+    ObservedSegment { from: address(from), port, sequence: 1_000, acknowledgment: 2_000, length: 0, end }
 }
 
-fn all(resets: &mut Resets, now: Duration) -> Vec<Segment> {
+fn all(resets: &mut PendingResets, now: Duration) -> Vec<Segment> {
     std::iter::from_fn(|| resets.take(now)).collect()
 }
 
 #[test]
 fn an_answer_of_the_target_ends_both_ends_with_its_numbers() {
-    let mut resets = Resets::new([&flow(4_000)], 7);
+    let mut resets = PendingResets::new([&flow(4_000)], 7);
     assert_eq!(all(&mut resets, ms(0)).iter().map(Segment::to).collect::<Vec<_>>(), [address("100.64.0.2:80")]);
-    resets.hear(&heard("100.64.0.2:80", 4_000, End::Alive), ms(3));
+    resets.hear(&heard("100.64.0.2:80", 4_000, SegmentSender::Alive), ms(3));
     let to_target = Segment::reset(address("100.64.0.1:4000"), address("100.64.0.2:80"), 2_000, 1_000);
     let to_client = Segment::reset(address("10.0.0.1:10042"), address("10.0.0.9:4000"), 1_000, 2_000);
     assert_eq!(all(&mut resets, ms(3)), [to_target, to_client]);
     assert!(!resets.is_over(), "each is sent again");
     assert_eq!(all(&mut resets, ms(43)), [to_target, to_client]);
     assert!(resets.is_over());
-    assert_eq!(resets.report(), Report { reset: 1, ..Report::default() });
+    assert_eq!(resets.report(), ResetReport { reset: 1, ..ResetReport::default() });
 }
 
 #[test]
 fn a_silent_target_is_asked_again_and_the_client_too() {
-    let mut resets = Resets::new([&flow(4_000)], 7);
+    let mut resets = PendingResets::new([&flow(4_000)], 7);
     assert_eq!(all(&mut resets, ms(0)).len(), 1);
     assert_eq!(all(&mut resets, ms(119)).len(), 0);
     let mut asked: Vec<_> = all(&mut resets, ms(120)).iter().map(Segment::to).collect();
     asked.sort();
     assert_eq!(asked, [address("10.0.0.9:4000"), address("100.64.0.2:80")]);
     assert_eq!(resets.report().unanswered, 1);
-    resets.hear(&heard("10.0.0.9:4000", 10_042, End::Alive), ms(130));
+    resets.hear(&heard("10.0.0.9:4000", 10_042, SegmentSender::Alive), ms(130));
     let sent = all(&mut resets, ms(130));
     assert!(sent.contains(&Segment::reset(address("10.0.0.1:10042"), address("10.0.0.9:4000"), 2_000, 1_000)), "{sent:?}");
 }
 
 #[test]
 fn a_target_without_the_connection_leaves_the_client_to_be_asked() {
-    let mut resets = Resets::new([&flow(4_000)], 7);
+    let mut resets = PendingResets::new([&flow(4_000)], 7);
     all(&mut resets, ms(0));
-    resets.hear(&heard("100.64.0.2:80", 4_000, End::Gone), ms(1));
+    resets.hear(&heard("100.64.0.2:80", 4_000, SegmentSender::Gone), ms(1));
     assert_eq!(all(&mut resets, ms(1)).iter().map(Segment::to).collect::<Vec<_>>(), [address("10.0.0.9:4000")]);
-    resets.hear(&heard("10.0.0.9:4000", 10_042, End::Gone), ms(2));
+    resets.hear(&heard("10.0.0.9:4000", 10_042, SegmentSender::Gone), ms(2));
     assert!(resets.is_over());
     assert_eq!(resets.report().gone, 1);
 }
@@ -72,27 +72,27 @@ fn a_target_without_the_connection_leaves_the_client_to_be_asked() {
 #[test]
 fn only_the_target_of_a_half_open_flow_is_asked_and_not_for_long() {
     let half_open = Flow { tcp: Some(TcpState::SynSent), ..flow(4_000) };
-    let mut resets = Resets::new([&half_open], 7);
+    let mut resets = PendingResets::new([&half_open], 7);
     for at in [0, 120, 350] {
         assert_eq!(all(&mut resets, ms(at)).iter().map(Segment::to).collect::<Vec<_>>(), [address("100.64.0.2:80")], "at {at} ms");
     }
     assert_eq!(all(&mut resets, ms(700)), []);
     assert!(resets.is_over());
     assert_eq!(resets.report().gone, 1);
-    for end in [End::Gone, End::Alive] {
-        let mut resets = Resets::new([&half_open], 7);
+    for end in [SegmentSender::Gone, SegmentSender::Alive] {
+        let mut resets = PendingResets::new([&half_open], 7);
         all(&mut resets, ms(0));
         resets.hear(&heard("100.64.0.2:80", 4_000, end), ms(3));
         let to: Vec<_> = all(&mut resets, ms(60)).iter().map(Segment::to).collect();
         let (target, client) = (address("100.64.0.2:80"), address("10.0.0.9:4000"));
-        assert_eq!(to, if end == End::Alive { vec![target, client, target, client] } else { vec![] });
+        assert_eq!(to, if end == SegmentSender::Alive { vec![target, client, target, client] } else { vec![] });
         assert!(resets.is_over());
     }
 }
 
 #[test]
 fn what_the_network_refuses_is_not_waited_for() {
-    let mut resets = Resets::new([&flow(4_000)], 7);
+    let mut resets = PendingResets::new([&flow(4_000)], 7);
     let probe = resets.take(ms(0)).expect("a probe");
     resets.failed(&probe);
     assert!(resets.is_over());
@@ -107,15 +107,15 @@ proptest! {
         talk in prop::collection::vec((1_u16..60, any::<bool>(), any::<bool>(), any::<u32>(), any::<u32>(), 0_u32..3_000), 0..60),
     ) {
         let flows: Vec<_> = ports.iter().map(|port| flow(*port)).collect();
-        let mut resets = Resets::new(&flows, 1);
+        let mut resets = PendingResets::new(&flows, 1);
         let mut sent = 0;
         for (step, (port, target, alive, sequence, acknowledgment, length)) in talk.into_iter().enumerate() {
             let now = ms(step as u64 * 200);
             sent += all(&mut resets, now).len();
-            let end = if alive { End::Alive } else { End::Gone };
+            let end = if alive { SegmentSender::Alive } else { SegmentSender::Gone };
             let (from, to) = if target { (address("100.64.0.2:80"), port) } else { (SocketAddr::new(address("10.0.0.9:1").ip(), port), 10_042) };
             let open = resets.open;
-            resets.hear(&Heard { from, port: to, sequence, acknowledgment, length, end }, now);
+            resets.hear(&ObservedSegment { from, port: to, sequence, acknowledgment, length, end }, now);
             prop_assert!(ports.contains(&port) || resets.open == open);
         }
         sent += all(&mut resets, ms(60_000)).len();

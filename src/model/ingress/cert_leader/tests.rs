@@ -2,15 +2,15 @@
 
 use super::*;
 
-const EVERY: Duration = Terms::DEFAULT.every;
+const EVERY: Duration = CertLeaderTerms::DEFAULT.every;
 
 /// Replicas that look at a Lease by turns.
 struct World {
     now: Duration,
-    lease: Option<Seen>,
+    lease: Option<LeaseView>,
     renewed: Duration,
     versions: u32,
-    replicas: Vec<Option<Candidate>>,
+    replicas: Vec<Option<CertLeaderCandidate>>,
     able: Vec<bool>,
 }
 
@@ -28,16 +28,16 @@ impl World {
             let Some(replica) = &mut self.replicas[ordinal] else { continue };
             replica.saw(self.lease.clone(), age, self.now);
             let (holder, asked) = match replica.next(able, self.now) {
-                Step::Hold => (replica.name().to_owned(), false),
-                Step::Release => (String::new(), false),
-                Step::Ask => (self.lease.as_ref().map(|seen| seen.holder.clone()).unwrap_or_default(), true),
-                Step::Wait => continue,
+                CertLeaderStep::Hold => (replica.name().to_owned(), false),
+                CertLeaderStep::Release => (String::new(), false),
+                CertLeaderStep::Ask => (self.lease.as_ref().map(|seen| seen.holder.clone()).unwrap_or_default(), true),
+                CertLeaderStep::Wait => continue,
             };
             self.versions += 1;
             if !asked {
                 self.renewed = self.now;
             }
-            self.lease = Some(Seen { version: self.versions.to_string(), holder, asked });
+            self.lease = Some(LeaseView { version: self.versions.to_string(), holder, handback: asked });
             replica.saw(self.lease.clone(), Duration::ZERO, self.now);
         }
     }
@@ -50,12 +50,12 @@ impl World {
     }
 
     fn leaders(&self) -> Vec<&str> {
-        self.replicas.iter().flatten().filter(|replica| replica.leads()).map(Candidate::name).collect()
+        self.replicas.iter().flatten().filter(|replica| replica.leads()).map(CertLeaderCandidate::name).collect()
     }
 }
 
-fn candidate(ordinal: u32) -> Candidate {
-    Candidate::new(format!("g-{ordinal}"), ordinal, Terms::DEFAULT)
+fn candidate(ordinal: u32) -> CertLeaderCandidate {
+    CertLeaderCandidate::new(format!("g-{ordinal}"), ordinal, CertLeaderTerms::DEFAULT)
 }
 
 #[test]
@@ -126,10 +126,10 @@ fn one_that_starts_anew_remembers_by_the_leases_own_time() {
 #[test]
 fn at_first_sight_nobody_is_gone() {
     let mut late = candidate(1);
-    let lease = Seen { version: "7".into(), holder: "g-0".into(), asked: false };
+    let lease = LeaseView { version: "7".into(), holder: "g-0".into(), handback: false };
     late.saw(Some(lease), Duration::from_hours(1), Duration::ZERO);
-    assert_eq!(late.next(true, EVERY), Step::Wait);
-    assert_eq!(late.next(true, 2 * EVERY), Step::Hold);
-    assert_eq!(late.next(false, 2 * EVERY), Step::Wait);
-    assert_eq!(candidate(0).next(true, Duration::from_hours(9)), Step::Wait, "what was not seen is not written");
+    assert_eq!(late.next(true, EVERY), CertLeaderStep::Wait);
+    assert_eq!(late.next(true, 2 * EVERY), CertLeaderStep::Hold);
+    assert_eq!(late.next(false, 2 * EVERY), CertLeaderStep::Wait);
+    assert_eq!(candidate(0).next(true, Duration::from_hours(9)), CertLeaderStep::Wait, "what was not seen is not written");
 }

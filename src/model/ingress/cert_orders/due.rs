@@ -19,7 +19,7 @@ pub struct Certificate {
 
 /// When an ACME server suggests that a certificate be replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Window {
+pub struct RenewalWindow {
     /// Not before this time.
     pub start: Timestamp,
     /// Not after this time.
@@ -47,7 +47,6 @@ pub fn usable(certificate: &Certificate, wall: Timestamp) -> bool {
 pub enum Validity {
     /// It is not valid before this time.
     Early(Timestamp),
-    /// It is valid.
     Valid,
     /// It is valid until this time, and should have been renewed by now.
     Ending(Timestamp),
@@ -84,7 +83,7 @@ fn latest(certificate: &Certificate) -> Timestamp {
 /// When a certificate is to be replaced: at its own point of the window that is suggested, else between three fifths and two
 /// thirds of its lifetime. Never later than that, whatever is suggested.
 #[must_use]
-pub fn renew_at(certificate: &Certificate, window: Option<Window>) -> Timestamp {
+pub fn renew_at(certificate: &Certificate, window: Option<RenewalWindow>) -> Timestamp {
     let lifetime = certificate.until.duration_since(certificate.from);
     let own = chance(&certificate.id);
     let at = match window {

@@ -95,46 +95,46 @@ fn an_acme_server_that_is_away_for_an_hour_costs_some_minutes_more() {
 
 #[test]
 fn a_servers_pause_is_kept() {
-    let mut issuer = Issuer::new("g-0", Terms::ACME);
+    let mut issuer = Issuer::new("g-0", OrderTerms::ACME);
     let at = |seconds: u64| Moment { at: Duration::from_secs(seconds), wall: wall(i64::try_from(seconds).expect("small")) };
-    issuer.step(Event::Wanted(["a".to_owned()].into()), at(0), 0.5);
-    issuer.step(Event::Leads(true), at(0), 0.5);
-    let claim = issuer.step(Event::Seen("a".into(), Some(Record { version: "1".into(), ..Record::default() })), at(0), 0.5);
-    let Some(Action::Claim { note, .. }) = claim.first() else { panic!("{claim:?}") };
-    let mine = Record { version: "2".into(), note: note.clone(), ..Record::default() };
-    let order = issuer.step(Event::Claimed("a".into(), Written::Done(mine)), at(1), 0.5);
-    assert_eq!(order, [Action::Order { name: "a".into(), replaces: None }]);
-    let failed = Failed { retry_after: Some(Duration::from_hours(3)), outage: false };
-    let release = issuer.step(Event::Ended("a".into(), Err(failed)), at(2), 0.5);
-    let Some(Action::Release { note, version, .. }) = release.first() else { panic!("{release:?}") };
+    issuer.step(OrderEvent::Wanted(["a".to_owned()].into()), at(0), 0.5);
+    issuer.step(OrderEvent::Leads(true), at(0), 0.5);
+    let claim = issuer.step(OrderEvent::Seen("a".into(), Some(NameRecord { version: "1".into(), ..NameRecord::default() })), at(0), 0.5);
+    let Some(OrderAction::Claim { note, .. }) = claim.first() else { panic!("{claim:?}") };
+    let mine = NameRecord { version: "2".into(), note: note.clone(), ..NameRecord::default() };
+    let order = issuer.step(OrderEvent::Claimed("a".into(), WriteResult::Done(mine)), at(1), 0.5);
+    assert_eq!(order, [OrderAction::Order { name: "a".into(), replaces: None }]);
+    let failed = OrderFailure { retry_after: Some(Duration::from_hours(3)), outage: false };
+    let release = issuer.step(OrderEvent::Ended("a".into(), Err(failed)), at(2), 0.5);
+    let Some(OrderAction::Release { note, version, .. }) = release.first() else { panic!("{release:?}") };
     assert_eq!((version.as_str(), note.not_before, note.failures), ("2", Some(wall(2 + 3 * 3600)), 1));
 }
 
 #[test]
 fn a_refusal_that_comes_after_the_newer_record_stops_nothing() {
-    let mut issuer = Issuer::new("g-0", Terms::ACME);
+    let mut issuer = Issuer::new("g-0", OrderTerms::ACME);
     let at = |seconds: u64| Moment { at: Duration::from_secs(seconds), wall: wall(i64::try_from(seconds).expect("small")) };
-    let record = |version: &str, by: &str| Record {
+    let record = |version: &str, by: &str| NameRecord {
         version: version.to_owned(),
         note: Note { by: by.to_owned(), ..Note::default() },
-        ..Record::default()
+        ..NameRecord::default()
     };
-    issuer.step(Event::Wanted(["a".to_owned()].into()), at(0), 0.5);
-    issuer.step(Event::Leads(true), at(0), 0.5);
-    assert_eq!(issuer.step(Event::Seen("a".into(), Some(record("1", ""))), at(0), 0.5).len(), 1, "it is claimed");
-    issuer.step(Event::Seen("a".into(), Some(record("2", "g-1"))), at(1), 0.5);
-    issuer.step(Event::Claimed("a".into(), Written::Conflict), at(2), 0.5);
+    issuer.step(OrderEvent::Wanted(["a".to_owned()].into()), at(0), 0.5);
+    issuer.step(OrderEvent::Leads(true), at(0), 0.5);
+    assert_eq!(issuer.step(OrderEvent::Seen("a".into(), Some(record("1", ""))), at(0), 0.5).len(), 1, "it is claimed");
+    issuer.step(OrderEvent::Seen("a".into(), Some(record("2", "g-1"))), at(1), 0.5);
+    issuer.step(OrderEvent::Claimed("a".into(), WriteResult::Conflict), at(2), 0.5);
     let wake = issuer.wake().expect("the other may be gone");
-    let claim = issuer.step(Event::Tick, Moment { at: wake, ..at(500) }, 0.5);
-    assert!(matches!(&claim[..], [Action::Claim { version, .. }] if version == "2"), "{claim:?}");
+    let claim = issuer.step(OrderEvent::Tick, Moment { at: wake, ..at(500) }, 0.5);
+    assert!(matches!(&claim[..], [OrderAction::Claim { version, .. }] if version == "2"), "{claim:?}");
 }
 
 #[test]
 fn an_outage_makes_no_long_pauses_and_forgets_no_longer_one() {
-    let issuer = Issuer::new("g-0", Terms::ACME);
+    let issuer = Issuer::new("g-0", OrderTerms::ACME);
     let pause = |failures, outage| {
         let before = Note { failures, ..Note::default() };
-        let note = issuer.after(&before, wall(0), Failed { retry_after: None, outage }, 0.0);
+        let note = issuer.after(&before, wall(0), OrderFailure { retry_after: None, outage }, 0.0);
         (note.failures, note.not_before.expect("a time").duration_since(wall(0)).as_secs() / 60)
     };
     assert_eq!([0, 1, 2, 3].map(|failures| pause(failures, true)), [(1, 1), (2, 2), (3, 4), (3, 4)]);
@@ -144,24 +144,24 @@ fn an_outage_makes_no_long_pauses_and_forgets_no_longer_one() {
 
 #[test]
 fn new_certificate_is_not_replaced_for_a_day_whatever_the_server_suggests() {
-    let mut issuer = Issuer::new("g-0", Terms::ACME);
+    let mut issuer = Issuer::new("g-0", OrderTerms::ACME);
     let at = |seconds: i64| Moment { at: Duration::from_secs(seconds.unsigned_abs()), wall: wall(seconds) };
-    let record = |version: &str, id: &str| Record {
+    let record = |version: &str, id: &str| NameRecord {
         version: version.to_owned(),
         certificate: Some(Certificate { id: id.to_owned(), from: wall(0), until: wall(90 * DAY) }),
-        ..Record::default()
+        ..NameRecord::default()
     };
-    issuer.step(Event::Wanted(["a".to_owned()].into()), at(0), 0.5);
-    issuer.step(Event::Leads(true), at(0), 0.5);
-    issuer.step(Event::Seen("a".into(), Some(record("1", "old"))), at(0), 0.5);
-    issuer.step(Event::Seen("a".into(), Some(record("2", "new"))), at(10), 0.5);
-    let past = Window { start: wall(-2 * DAY), end: wall(-DAY) };
-    let claims = |actions: &[Action]| actions.iter().any(|action| matches!(action, Action::Claim { .. }));
-    assert!(!claims(&issuer.step(Event::Suggested("a".into(), Some(past), None), at(20), 0.5)));
-    assert!(!claims(&issuer.step(Event::Tick, at(DAY), 0.5)));
+    issuer.step(OrderEvent::Wanted(["a".to_owned()].into()), at(0), 0.5);
+    issuer.step(OrderEvent::Leads(true), at(0), 0.5);
+    issuer.step(OrderEvent::Seen("a".into(), Some(record("1", "old"))), at(0), 0.5);
+    issuer.step(OrderEvent::Seen("a".into(), Some(record("2", "new"))), at(10), 0.5);
+    let past = RenewalWindow { start: wall(-2 * DAY), end: wall(-DAY) };
+    let claims = |actions: &[OrderAction]| actions.iter().any(|action| matches!(action, OrderAction::Claim { .. }));
+    assert!(!claims(&issuer.step(OrderEvent::Suggested("a".into(), Some(past), None), at(20), 0.5)));
+    assert!(!claims(&issuer.step(OrderEvent::Tick, at(DAY), 0.5)));
     let wake = issuer.wake().expect("it is due").as_secs().max(DAY.unsigned_abs() + 10);
     let wake = i64::try_from(wake).expect("small");
-    assert!(claims(&issuer.step(Event::Tick, at(wake), 0.5)), "a day later it is replaced");
+    assert!(claims(&issuer.step(OrderEvent::Tick, at(wake), 0.5)), "a day later it is replaced");
 }
 
 #[test]
@@ -183,13 +183,13 @@ fn a_lifetime_ends_at_two_thirds_or_where_the_server_wants_it() {
     let days = |at: Timestamp| (at.as_second() - wall(0).as_second()) / DAY;
     let all: BTreeSet<_> = (0..50).map(|n| days(renew_at(&certificate(&n.to_string()), None))).collect();
     assert!(all.iter().all(|day| (54..=60).contains(day)) && all.len() > 3, "not all at once: {all:?}");
-    let window = Window { start: wall(30 * DAY), end: wall(32 * DAY) };
+    let window = RenewalWindow { start: wall(30 * DAY), end: wall(32 * DAY) };
     assert!((30..=32).contains(&days(renew_at(&certificate("a"), Some(window)))));
-    let late = Window { start: wall(300 * DAY), end: wall(320 * DAY) };
+    let late = RenewalWindow { start: wall(300 * DAY), end: wall(320 * DAY) };
     assert_eq!(days(renew_at(&certificate("a"), Some(late))), 75, "a server does not talk anybody into an expired certificate");
-    let inverted = Window { start: wall(32 * DAY), end: wall(30 * DAY) };
+    let inverted = RenewalWindow { start: wall(32 * DAY), end: wall(30 * DAY) };
     assert_eq!(days(renew_at(&certificate("a"), Some(inverted))), 32, "a window that ends before it starts is its start");
-    let empty = Window { start: wall(30 * DAY), end: wall(30 * DAY) };
+    let empty = RenewalWindow { start: wall(30 * DAY), end: wall(30 * DAY) };
     assert_eq!(days(renew_at(&certificate("a"), Some(empty))), 30);
 }
 

@@ -10,7 +10,7 @@ use http::header::{
 };
 use http::{HeaderMap, Version};
 
-use super::identity::{Identity, encoded};
+use super::identity::{ClientIdentity, encoded};
 
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
@@ -74,15 +74,13 @@ pub struct Upgrades(Vec<HeaderValue>);
 
 /// What is known of a request besides its headers.
 #[derive(Debug, Clone, Copy)]
-pub struct About<'a> {
-    /// Who it is from.
+pub struct RequestInfo<'a> {
     pub client: Option<IpAddr>,
     /// The name that it is for, as the client wrote it.
     pub host: &'a str,
-    /// It came over TLS.
     pub over_tls: bool,
     /// Who that is, if the tailnet knows.
-    pub identity: Option<&'a Identity>,
+    pub identity: Option<&'a ClientIdentity>,
     /// The application capabilities that the backend wants to be told.
     pub app_caps: &'a [String],
 }
@@ -112,7 +110,7 @@ impl Upgrades {
     /// plain request.
     #[must_use]
     pub fn wanted(&self, headers: &HeaderMap) -> Option<HeaderValue> {
-        let first = || tokens(headers, &UPGRADE).find_map(|token| self.0.iter().find(|known| is_same(known, token)));
+        let first = || tokens(headers, &UPGRADE).find_map(|token| self.0.iter().find(|expected| is_same(expected, token)));
         let listed = || tokens(headers, &CONNECTION).any(|token| token.eq_ignore_ascii_case("upgrade"));
         if headers.contains_key(UPGRADE) && listed() { first().cloned() } else { None }
     }
@@ -125,16 +123,16 @@ pub fn upgrades_to(protocol: &HeaderValue, headers: &HeaderMap) -> bool {
     named.next().is_some_and(|token| is_same(protocol, token)) && named.next().is_none()
 }
 
-fn is_same(known: &HeaderValue, token: &str) -> bool {
-    known.as_bytes().eq_ignore_ascii_case(token.as_bytes())
+fn is_same(expected: &HeaderValue, token: &str) -> bool {
+    expected.as_bytes().eq_ignore_ascii_case(token.as_bytes())
 }
 
 /// Takes away what concerns one connection alone; `te: trailers`, by which gRPC is told, stays.
 pub fn end_to_end(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = tokens(headers, &CONNECTION).filter_map(|token| token.parse().ok()).collect();
     let trailers = tokens(headers, &TE).any(|token| token.eq_ignore_ascii_case("trailers"));
-    let known = [CONNECTION, KEEP_ALIVE, PROXY_CONNECTION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE];
-    for name in named.into_iter().filter(|name| *name != TRAILER).chain(known).chain([HTTP2_SETTINGS]) {
+    let expected = [CONNECTION, KEEP_ALIVE, PROXY_CONNECTION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE];
+    for name in named.into_iter().filter(|name| *name != TRAILER).chain(expected).chain([HTTP2_SETTINGS]) {
         headers.remove(name);
     }
     if trailers {
@@ -152,7 +150,7 @@ pub fn trailers(headers: &mut HeaderMap) {
 }
 
 /// Makes of a request's headers those that the backend gets.
-pub fn forward(headers: &mut HeaderMap, about: About<'_>) {
+pub fn forward(headers: &mut HeaderMap, about: RequestInfo<'_>) {
     end_to_end(headers);
     without_claims(headers);
     let client = about.client.map(|client| client.to_string());
@@ -182,11 +180,11 @@ pub fn join_cookies(headers: &mut HeaderMap, from: Version) {
 /// Whether only this proxy may send the header. Servers take other characters for `-`, so all that are neither letter nor digit count
 /// as one.
 fn is_claim(name: &str) -> bool {
-    let begins = |known: &str| {
+    let begins = |expected: &str| {
         let spelled = name.bytes().map(|byte| if byte.is_ascii_alphanumeric() { byte } else { b'-' });
-        name.len() >= known.len() && spelled.zip(known.bytes()).all(|(byte, known)| byte == known)
+        name.len() >= expected.len() && spelled.zip(expected.bytes()).all(|(byte, current)| byte == current)
     };
-    CLAIMS.into_iter().any(begins) || OTHER_CLAIMS.into_iter().any(|known| known.len() == name.len() && begins(known))
+    CLAIMS.into_iter().any(begins) || OTHER_CLAIMS.into_iter().any(|existing| existing.len() == name.len() && begins(existing))
 }
 
 fn without_claims(headers: &mut HeaderMap) {
@@ -215,8 +213,8 @@ mod tests {
         list.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))).collect()
     }
 
-    fn about(identity: Option<&Identity>) -> About<'_> {
-        About { client: "100.64.0.9".parse().ok(), host: "web.tail.ts.net", over_tls: true, identity, app_caps: &[] }
+    fn about(identity: Option<&ClientIdentity>) -> RequestInfo<'_> {
+        RequestInfo { client: "100.64.0.9".parse().ok(), host: "web.tail.ts.net", over_tls: true, identity, app_caps: &[] }
     }
 
     #[test]
@@ -253,9 +251,9 @@ mod tests {
     #[test]
     fn backends_are_told_who_asks() {
         let user = User { login: "alice@example.com".into(), name: "Älice".into(), picture: String::new() };
-        let identity = Identity { user: Some(user), caps: [("a".to_owned(), vec![1.into()])].into() };
+        let identity = ClientIdentity { user: Some(user), caps: [("a".to_owned(), vec![1.into()])].into() };
         let mut sent = HeaderMap::new();
-        forward(&mut sent, About { app_caps: &["a".to_owned()], ..about(Some(&identity)) });
+        forward(&mut sent, RequestInfo { app_caps: &["a".to_owned()], ..about(Some(&identity)) });
         let value = |name: &str| sent.get(name).and_then(|value| value.to_str().ok());
         assert_eq!(value("tailscale-user-login"), Some("alice@example.com"));
         assert_eq!(value("tailscale-user-name"), Some("=?utf-8?q?=C3=84lice?="));

@@ -13,7 +13,7 @@ const WORD: usize = 75;
 
 /// Who asks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Identity {
+pub struct ClientIdentity {
     /// The person; nothing if the node is tagged.
     pub user: Option<User>,
     /// The application capabilities that the tailnet's policy grants.
@@ -25,20 +25,19 @@ pub struct Identity {
 pub struct User {
     /// Such as `alice@example.com`.
     pub login: String,
-    /// As shown.
     pub name: String,
     /// The URL of a picture; may be empty.
     pub picture: String,
 }
 
-impl Identity {
+impl ClientIdentity {
     /// What tailscaled says.
     #[must_use]
-    pub fn of(told: WhoIs) -> Self {
-        let tagged = !told.node.tags.is_empty();
-        let profile = told.user_profile;
+    pub fn of(whois: WhoIs) -> Self {
+        let tagged = !whois.node.tags.is_empty();
+        let profile = whois.user_profile;
         let user = User { login: profile.login_name, name: profile.display_name, picture: profile.profile_pic_url };
-        Self { user: (!tagged && !user.login.is_empty()).then_some(user), caps: told.cap_map }
+        Self { user: (!tagged && !user.login.is_empty()).then_some(user), caps: whois.cap_map }
     }
 
     /// Those of its capabilities that a backend wants, as JSON; nothing if there are none.
@@ -96,12 +95,12 @@ mod tests {
     fn people_are_told_and_tagged_nodes_are_nobody() {
         let text = r#"{"Node":{"Name":"laptop.tail.ts.net."},"UserProfile":{"ID":1,"LoginName":"alice@example.com","DisplayName":"Alice","ProfilePicURL":""},"CapMap":{"example.com/cap/a":[{"role":"x"}],"example.com/cap/b":null}}"#;
         let told: WhoIs = serde_json::from_str(text).expect("readable");
-        let alice = Identity::of(told.clone());
+        let alice = ClientIdentity::of(told.clone());
         assert_eq!(alice.user.as_ref().map(|user| user.login.as_str()), Some("alice@example.com"));
         assert_eq!(alice.caps(&["example.com/cap/a".to_owned()]).as_deref(), Some(r#"{"example.com/cap/a":[{"role":"x"}]}"#));
         assert_eq!(alice.caps(&[]), None);
         let mut tagged = told;
         tagged.node.tags = vec!["tag:k8s".to_owned()];
-        assert_eq!(Identity::of(tagged).user, None);
+        assert_eq!(ClientIdentity::of(tagged).user, None);
     }
 }

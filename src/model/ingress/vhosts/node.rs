@@ -6,15 +6,15 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Route, Site, Sites};
+use super::{Vhost, VhostRoute, Vhosts};
 
 /// The name of that site.
 pub const NAME: &str = "node";
 
 /// The node's site, and what of which sites is not in it and why.
 #[must_use]
-pub fn merged(sites: &Sites) -> (Site, BTreeMap<String, Vec<String>>) {
-    let mut node = Site::default();
+pub fn merged(sites: &Vhosts) -> (Vhost, BTreeMap<String, Vec<String>>) {
+    let mut node = Vhost::default();
     let mut faults: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (name, site) in sites {
         let mut fault = |what: String| faults.entry(name.clone()).or_default().push(what);
@@ -30,7 +30,7 @@ pub fn merged(sites: &Sites) -> (Site, BTreeMap<String, Vec<String>>) {
             }
             node.hosts.insert(host.clone(), how.clone());
             let own = site.routes.iter().filter(|route| route.host.as_ref().is_none_or(|only| only == host));
-            node.routes.extend(own.map(|route| Route { host: Some(host.clone()), ..route.clone() }));
+            node.routes.extend(own.map(|route| VhostRoute { host: Some(host.clone()), ..route.clone() }));
         }
         node.funnel |= site.funnel;
     }
@@ -38,9 +38,8 @@ pub fn merged(sites: &Sites) -> (Site, BTreeMap<String, Vec<String>>) {
     (node, faults)
 }
 
-/// The sites as they are to be listened for.
 #[must_use]
-pub fn listened(sites: &Arc<Sites>, on_node: bool) -> Arc<Sites> {
+pub fn listened(sites: &Arc<Vhosts>, on_node: bool) -> Arc<Vhosts> {
     if !on_node || sites.is_empty() {
         return Arc::clone(sites);
     }
@@ -50,7 +49,7 @@ pub fn listened(sites: &Arc<Sites>, on_node: bool) -> Arc<Sites> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::ingress::vhosts::{Decision, read};
+    use crate::model::ingress::vhosts::{RouteDecision, read};
 
     #[test]
     fn sites_share_a_node_and_are_told_apart_by_name() {
@@ -70,11 +69,11 @@ mod tests {
         let sites = read(Some(text.as_bytes()), None).expect("readable").sites;
         let (node, faults) = merged(&sites);
         let asked = |name: &str| match node.decide(443, name, "/x") {
-            Decision::Proxy(proxied, _) => proxied.backend.address.clone(),
+            RouteDecision::Proxy(proxied, _) => proxied.backend.address.clone(),
             other => panic!("{other:?}"),
         };
         assert_eq!((asked("a.tail.lab"), asked("b.tail.lab")), ("10.0.0.1:80".to_owned(), "10.0.0.2:80".to_owned()));
-        assert_eq!(node.decide(443, "c.tail.lab", "/"), Decision::Misdirected);
+        assert_eq!(node.decide(443, "c.tail.lab", "/"), RouteDecision::Misdirected);
         assert_eq!(faults.into_iter().collect::<Vec<_>>(), [("svc:c".to_owned(), vec!["a.tail.lab is another site's name".to_owned()])]);
     }
 }

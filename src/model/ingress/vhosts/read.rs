@@ -5,15 +5,13 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::{Proxied, Rewrite, Route, Site, Sites, Target, bare, path};
-use crate::api::routes::{self, Backend, Host, Listener, Protocol};
+use super::{Proxied, Rewrite, RouteTarget, Vhost, VhostRoute, Vhosts, bare, path};
+use crate::api::routes::{self, Backend, BackendProtocol, Host, Listener};
 use crate::api::serve::{HttpHandler, ServeConfig, ServiceConfig};
 
-/// What was read.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Read {
-    /// The sites.
-    pub sites: Sites,
+pub struct ReadVhosts {
+    pub sites: Vhosts,
     /// What is wrong, by the name of the Tailscale Service; a site may be served all the same, but for what is wrong.
     pub faults: BTreeMap<String, Vec<String>>,
 }
@@ -34,7 +32,7 @@ impl From<SitesError> for serde_json::Error {
 
 /// Reads the sites: those of our own routes where there is such a text, else those of the serve config; no text is no sites.
 /// Fails if the text that counts is no JSON of its kind.
-pub fn read(routes: Option<&[u8]>, serve: Option<&[u8]>) -> Result<Read, SitesError> {
+pub fn read(routes: Option<&[u8]>, serve: Option<&[u8]>) -> Result<ReadVhosts, SitesError> {
     match (routes, serve) {
         (Some(text), _) => {
             let sites: BTreeMap<String, Value> = serde_json::from_slice(text).map_err(|source| SitesError { key: routes::KEY, source })?;
@@ -45,19 +43,19 @@ pub fn read(routes: Option<&[u8]>, serve: Option<&[u8]>) -> Result<Read, SitesEr
                 serde_json::from_slice(text).map_err(|source| SitesError { key: crate::api::serve::KEY, source })?;
             Ok(of_serve(config.unwrap_or_default()))
         }
-        (None, None) => Ok(Read::default()),
+        (None, None) => Ok(ReadVhosts::default()),
     }
 }
 
-fn of_routes(texts: BTreeMap<String, Value>) -> Read {
-    let mut read = Read::default();
+fn of_routes(texts: BTreeMap<String, Value>) -> ReadVhosts {
+    let mut read = ReadVhosts::default();
     for (name, text) in texts {
         let mut faults = Vec::new();
         match serde_json::from_value::<routes::Site>(text) {
-            Ok(told) => {
-                let mut site = Site { listeners: told.listeners, funnel: told.funnel, ..Site::default() };
-                site.hosts = told.hosts.into_iter().map(|(host, how)| (bare(&host), how)).collect();
-                site.routes = told.routes.into_iter().map(|route| of_route(route, &mut faults)).collect();
+            Ok(reported) => {
+                let mut site = Vhost { listeners: reported.listeners, funnel: reported.funnel, ..Vhost::default() };
+                site.hosts = reported.hosts.into_iter().map(|(host, how)| (bare(&host), how)).collect();
+                site.routes = reported.routes.into_iter().map(|route| of_route(route, &mut faults)).collect();
                 read.enter(name.clone(), site);
             }
             Err(error) => faults.push(format!("the site cannot be read: {error}")),
@@ -67,21 +65,21 @@ fn of_routes(texts: BTreeMap<String, Value>) -> Read {
     read
 }
 
-fn of_route(route: routes::Route, faults: &mut Vec<String>) -> Route {
+fn of_route(route: routes::Route, faults: &mut Vec<String>) -> VhostRoute {
     let backend = route.backend;
     let target = if has_port(&backend.address) {
-        Target::Backend(Proxied { backend: Arc::new(backend), ..Proxied::default() })
+        RouteTarget::Backend(Proxied { backend: Arc::new(backend), ..Proxied::default() })
     } else {
         let why = format!("{}: {:?} is not address:port", route.path, backend.address);
         faults.push(why.clone());
-        Target::Nowhere(why)
+        RouteTarget::Nowhere(why)
     };
     let host = (!route.host.is_empty()).then(|| bare(&route.host));
-    Route { host, port: None, path: mount(&route.path, route.exact), exact: route.exact, target }
+    VhostRoute { host, port: None, path: mount(&route.path, route.exact), exact: route.exact, target }
 }
 
-fn of_serve(config: ServeConfig) -> Read {
-    let mut read = Read::default();
+fn of_serve(config: ServeConfig) -> ReadVhosts {
+    let mut read = ReadVhosts::default();
     for (name, service) in config.services {
         if service.tun || service.web.is_empty() {
             continue;
@@ -95,8 +93,8 @@ fn of_serve(config: ServeConfig) -> Read {
     read
 }
 
-fn of_service(service: ServiceConfig, faults: &mut Vec<String>) -> Site {
-    let mut site = Site::default();
+fn of_service(service: ServiceConfig, faults: &mut Vec<String>) -> Vhost {
+    let mut site = Vhost::default();
     for (port, handler) in &service.tcp {
         match (handler.https, handler.http) {
             (true, _) => drop(site.listeners.insert(*port, Listener::Https)),
@@ -110,40 +108,44 @@ fn of_service(service: ServiceConfig, faults: &mut Vec<String>) -> Site {
             continue;
         };
         let over_tls = site.listeners.get(&port) == Some(&Listener::Https);
-        let known = site.hosts.entry(host.clone()).or_default();
+        let routes_of_host = site.hosts.entry(host.clone()).or_default();
         if over_tls {
-            *known = Host { secret: host.clone(), issue: true };
+            *routes_of_host = Host { secret: host.clone(), issue: true };
         }
         for (path, handler) in web.handlers {
             let target = of_handler(&path, handler).unwrap_or_else(|why| {
                 faults.push(why.clone());
-                Target::Nowhere(why)
+                RouteTarget::Nowhere(why)
             });
-            site.routes.push(Route { host: Some(host.clone()), port: Some(port), path: mount(&path, false), exact: false, target });
+            site.routes.push(VhostRoute { host: Some(host.clone()), port: Some(port), path: mount(&path, false), exact: false, target });
         }
     }
     site
 }
 
-fn of_handler(path: &str, handler: HttpHandler) -> Result<Target, String> {
+fn of_handler(path: &str, handler: HttpHandler) -> Result<RouteTarget, String> {
     if !handler.proxy.is_empty() {
-        return of_proxy(path, &handler.proxy, handler.accept_app_caps).map(Target::Backend);
+        return of_proxy(path, &handler.proxy, handler.accept_app_caps).map(RouteTarget::Backend);
     }
     if !handler.redirect.is_empty() {
-        let told = handler.redirect.split_once(':').and_then(|(status, to)| Some((status.parse::<u16>().ok()?, to)));
-        let (status, to) = told.unwrap_or((302, handler.redirect.as_str()));
+        let redirect = handler.redirect.split_once(':').and_then(|(status, to)| Some((status.parse::<u16>().ok()?, to)));
+        let (status, to) = redirect.unwrap_or((302, handler.redirect.as_str()));
         let is_one = matches!(status, 301..=303 | 307 | 308);
-        return if is_one { Ok(Target::Redirect { status, to: to.to_owned() }) } else { Err(format!("{path}: {status} is no redirect")) };
+        return if is_one {
+            Ok(RouteTarget::Redirect { status, to: to.to_owned() })
+        } else {
+            Err(format!("{path}: {status} is no redirect"))
+        };
     }
-    if handler.text.is_empty() { Err(format!("{path}: no handler")) } else { Ok(Target::Text(handler.text)) }
+    if handler.text.is_empty() { Err(format!("{path}: no handler")) } else { Ok(RouteTarget::Text(handler.text)) }
 }
 
 /// A backend's URL.
 fn of_proxy(path: &str, url: &str, app_caps: Vec<String>) -> Result<Proxied, String> {
     let (scheme, rest) = url.split_once("://").unwrap_or(("http", url));
     let (protocol, default) = match scheme {
-        "http" => (Protocol::Http, 80),
-        "https+insecure" => (Protocol::Https, 443),
+        "http" => (BackendProtocol::Http, 80),
+        "https+insecure" => (BackendProtocol::Https, 443),
         other => return Err(format!("{path}: the backend {url:?} is of {other}, and only http and https+insecure can be asked")),
     };
     let (authority, base) = rest.find('/').map_or((rest, ""), |at| rest.split_at(at));
@@ -173,8 +175,8 @@ fn has_port(address: &str) -> bool {
     })
 }
 
-impl Read {
-    fn enter(&mut self, name: String, mut site: Site) {
+impl ReadVhosts {
+    fn enter(&mut self, name: String, mut site: Vhost) {
         site.sort();
         self.sites.insert(name, Arc::new(site));
     }

@@ -15,7 +15,6 @@ const CONNECTION: usize = 128 << 10;
 /// How much there may be at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shares {
-    /// Connections of clients.
     pub connections: usize,
     /// Connections of clients of one site.
     pub site: usize,

@@ -1,7 +1,7 @@
 //! Sites from both texts, and what becomes of requests.
 
 use super::*;
-use crate::api::routes::Protocol;
+use crate::api::routes::BackendProtocol;
 
 const OPERATOR: &str = r#"{"Services":{
   "svc:my-app":{"TCP":{"80":{"HTTP":true},"443":{"HTTPS":true}},"Web":{
@@ -20,14 +20,14 @@ const ROUTES: &str = r#"{
       {"path":"/broken","backend":{"address":"nowhere"}}]},
   "svc:bad":{"listeners":"x"}}"#;
 
-fn of(routes: Option<&str>, serve: Option<&str>) -> Read {
+fn of(routes: Option<&str>, serve: Option<&str>) -> ReadVhosts {
     read(routes.map(str::as_bytes), serve.map(str::as_bytes)).expect("readable")
 }
 
 /// Where a request goes: the backend's address and path.
-fn goes(site: &Site, port: u16, host: &str, target: &str) -> String {
+fn goes(site: &Vhost, port: u16, host: &str, target: &str) -> String {
     match site.decide(port, host, target) {
-        Decision::Proxy(proxied, path) => format!("{} {path}", proxied.backend.address),
+        RouteDecision::Proxy(proxied, path) => format!("{} {path}", proxied.backend.address),
         other => format!("{other:?}"),
     }
 }
@@ -43,10 +43,10 @@ fn a_serve_config_of_the_operator_is_served() {
     assert_eq!(goes(site, 443, name, "/api"), "10.96.0.21:443 /api");
     assert_eq!(goes(site, 443, name, "/api/v1/"), "10.96.0.21:443 /api/v1/");
     assert_eq!(goes(site, 443, name, "/apis"), "10.96.0.20:80 /apis");
-    assert_eq!(site.backends().filter(|backend| backend.protocol == Protocol::Https).count(), 1);
-    let redirect = Decision::Redirect(301, "https://my-app.tail1234.ts.net/x?y=1".to_owned());
+    assert_eq!(site.backends().filter(|backend| backend.protocol == BackendProtocol::Https).count(), 1);
+    let redirect = RouteDecision::Redirect(301, "https://my-app.tail1234.ts.net/x?y=1".to_owned());
     assert_eq!(site.decide(80, "MY-APP", "/x?y=1"), redirect);
-    assert_eq!(site.decide(443, "other.tail1234.ts.net", "/"), Decision::Misdirected);
+    assert_eq!(site.decide(443, "other.tail1234.ts.net", "/"), RouteDecision::Misdirected);
 }
 
 #[test]
@@ -62,10 +62,10 @@ fn our_routes_win_over_the_serve_config_and_say_more() {
     assert_eq!(goes(site, 443, "WEB.tail.ts.net.:443", "/static/../api"), "10.96.0.2:80 /api");
     assert_eq!(goes(site, 443, "shop.example.com", "/api/v1/x"), "10.96.0.4:443 /api/v1/x");
     assert_eq!(goes(site, 443, "a.wild.example.com", "/"), "10.96.0.1:80 /");
-    assert_eq!(site.decide(443, "a.b.wild.example.com", "/"), Decision::Misdirected);
-    assert!(matches!(site.decide(443, name, "/broken/x"), Decision::Broken(_)), "no wider route takes it");
-    assert_eq!(site.decide(80, "web", "/a?b"), Decision::Redirect(301, "https://web.tail.ts.net/a?b".to_owned()));
-    assert_eq!(site.decide(80, "x.wild.example.com", "/"), Decision::Redirect(301, "https://x.wild.example.com/".to_owned()));
+    assert_eq!(site.decide(443, "a.b.wild.example.com", "/"), RouteDecision::Misdirected);
+    assert!(matches!(site.decide(443, name, "/broken/x"), RouteDecision::Broken(_)), "no wider route takes it");
+    assert_eq!(site.decide(80, "web", "/a?b"), RouteDecision::Redirect(301, "https://web.tail.ts.net/a?b".to_owned()));
+    assert_eq!(site.decide(80, "x.wild.example.com", "/"), RouteDecision::Redirect(301, "https://x.wild.example.com/".to_owned()));
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn path_is_rewritten_by_what_was_matched() {
 fn wildcard_stands_for_a_label_and_nothing_else() {
     let site = &of(Some(ROUTES), None).sites["svc:web"];
     for name in ["a/b.wild.example.com", "a@b.wild.example.com", "a b.wild.example.com", ".wild.example.com"] {
-        assert_eq!(site.decide(443, name, "/"), Decision::Misdirected, "{name}");
+        assert_eq!(site.decide(443, name, "/"), RouteDecision::Misdirected, "{name}");
     }
 }
 
@@ -123,6 +123,6 @@ fn what_is_no_text_of_its_kind_fails_whole() {
     assert!(read(Some(b"{"), None).is_err());
     let error = read(None, Some(b"[1]")).expect_err("no object").to_string();
     assert!(error.starts_with("serve-config.json is not readable"), "{error}");
-    assert_eq!(of(None, None), Read::default());
-    assert_eq!(of(None, Some("null")), Read::default());
+    assert_eq!(of(None, None), ReadVhosts::default());
+    assert_eq!(of(None, Some("null")), ReadVhosts::default());
 }

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use serde::Deserialize;
 
-use crate::api::localapi::{CapMap, Node, PeerStatus};
+use crate::api::localapi::{CapMap, PeerNode, PeerStatus};
 use crate::model::base::netmap::{Fqdn, SelfNode, in_tailscale_range};
 
 /// What a peer contributes.
@@ -21,7 +21,7 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    pub(super) fn of_node(node: &Node) -> Self {
+    pub(super) fn of_node(node: &PeerNode) -> Self {
         Self::new(&node.name, &node.addresses, node.allowed_ips.as_deref(), node.expired)
     }
 
@@ -55,11 +55,10 @@ fn prefix(text: &str) -> Option<IpNet> {
 }
 
 /// This node, as a message of the bus has it.
-pub(super) fn self_node(node: &Node) -> SelfNode {
+pub(super) fn self_node(node: &PeerNode) -> SelfNode {
     this(&node.stable_id, &node.name, &node.addresses, node.allowed_ips.as_deref(), &node.cap_map)
 }
 
-/// This node, as the status has it.
 pub(super) fn self_status(node: &PeerStatus) -> SelfNode {
     this(&node.stable_id, &node.dns_name, &node.tailscale_ips, node.allowed_ips.as_deref(), &node.cap_map)
 }

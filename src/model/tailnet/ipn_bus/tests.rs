@@ -227,7 +227,6 @@ fn nodes() -> impl Strategy<Value = Value> {
     )
 }
 
-/// A node as a status has it.
 fn status_nodes() -> impl Strategy<Value = Value> {
     nodes().prop_map(|node| {
         json!({"ID": node["StableID"], "NodeID": node["ID"], "DNSName": node["Name"], "TailscaleIPs": node["Addresses"], "AllowedIPs": node["AllowedIPs"], "Expired": node["Expired"]})

@@ -4,7 +4,7 @@ use super::*;
 
 /// A schedule with a clock that is set by hand and randomness that is always the same.
 struct Lab {
-    schedule: Schedule,
+    schedule: ResolveSchedule,
     start: Instant,
     now: Instant,
     random: f64,
@@ -12,37 +12,37 @@ struct Lab {
 
 fn lab(limit: usize) -> Lab {
     let now = Instant::now();
-    Lab { schedule: Schedule::new(limit), start: now, now, random: 1.0 }
+    Lab { schedule: ResolveSchedule::new(limit), start: now, now, random: 1.0 }
 }
 
 fn ips(list: &[&str]) -> BTreeSet<IpAddr> {
     list.iter().map(|ip| ip.parse().expect("an address")).collect()
 }
 
-fn records(list: &[&str], ttl: u64) -> Records {
-    Records { addresses: ips(list), ttl: Duration::from_secs(ttl) }
+fn records(list: &[&str], ttl: u64) -> FamilyRecords {
+    FamilyRecords { addresses: ips(list), ttl: Duration::from_secs(ttl) }
 }
 
-fn v4(list: &[&str], ttl: u64) -> Outcome {
-    Outcome { v4: Ok(records(list, ttl)), v6: Ok(records(&[], 0)) }
+fn v4(list: &[&str], ttl: u64) -> LookupOutcome {
+    LookupOutcome { v4: Ok(records(list, ttl)), v6: Ok(records(&[], 0)) }
 }
 
-fn failed(failure: Failure) -> Outcome {
-    Outcome { v4: Err(failure), v6: Err(failure) }
+fn failed(failure: LookupFailure) -> LookupOutcome {
+    LookupOutcome { v4: Err(failure), v6: Err(failure) }
 }
 
 impl Lab {
-    fn step(&mut self, event: Event) -> Actions {
+    fn step(&mut self, event: ResolveEvent) -> Actions {
         let random = self.random;
         self.schedule.step(event, self.now, &mut || random)
     }
 
     fn want(&mut self, names: &[&str]) -> Actions {
-        self.step(Event::Wanted(names.iter().map(|name| (*name).to_owned()).collect()))
+        self.step(ResolveEvent::Wanted(names.iter().map(|name| (*name).to_owned()).collect()))
     }
 
-    fn answer(&mut self, name: &str, outcome: Outcome) -> Actions {
-        self.step(Event::Answered(name.into(), outcome))
+    fn answer(&mut self, name: &str, outcome: LookupOutcome) -> Actions {
+        self.step(ResolveEvent::Answered(name.into(), outcome))
     }
 
     /// Goes to the next wake and says how long that took.
@@ -50,7 +50,7 @@ impl Lab {
         let wake = actions.wake.expect("a wake");
         let passed = wake - self.now;
         self.now = wake;
-        (passed, self.step(Event::Tick))
+        (passed, self.step(ResolveEvent::Tick))
     }
 
     fn addresses(&self, name: &str) -> BTreeSet<IpAddr> {
@@ -80,7 +80,7 @@ fn ttls_are_bounded() {
 
 #[test]
 fn the_last_good_answer_outlives_every_failure() {
-    for failure in Failure::ALL {
+    for failure in LookupFailure::ALL {
         let mut lab = lab(1);
         lab.want(&["a"]);
         let actions = lab.answer("a", v4(&["10.0.0.1"], 5));
@@ -103,7 +103,7 @@ fn failures_are_retried_less_and_less_often_until_it_works() {
     lab.want(&["a"]);
     let mut delays = Vec::new();
     for _ in 0..8 {
-        let actions = lab.answer("a", failed(Failure::Timeout));
+        let actions = lab.answer("a", failed(LookupFailure::Timeout));
         let (passed, actions) = lab.wake(&actions);
         assert_eq!(actions.lookup.len(), 1);
         delays.push(passed.as_secs());
@@ -113,8 +113,8 @@ fn failures_are_retried_less_and_less_often_until_it_works() {
     let status = lab.schedule.statuses().remove("a").expect("known");
     assert_eq!(status.failure, None);
     lab.now += CEILING;
-    lab.step(Event::Tick);
-    let actions = lab.answer("a", failed(Failure::Timeout));
+    lab.step(ResolveEvent::Tick);
+    let actions = lab.answer("a", failed(LookupFailure::Timeout));
     assert_eq!(lab.wake(&actions).0, Duration::from_secs(1), "the count starts again");
 }
 
@@ -122,15 +122,15 @@ fn failures_are_retried_less_and_less_often_until_it_works() {
 fn an_answer_without_addresses_is_a_failure_but_one_family_without_is_not() {
     let mut lab = lab(1);
     lab.want(&["a"]);
-    let actions = lab.answer("a", Outcome { v4: Ok(records(&["10.0.0.1"], 5)), v6: Ok(records(&["fd00::1"], 50)) });
+    let actions = lab.answer("a", LookupOutcome { v4: Ok(records(&["10.0.0.1"], 5)), v6: Ok(records(&["fd00::1"], 50)) });
     let (passed, _) = lab.wake(&actions);
     assert!(passed < Duration::from_secs(6), "the shorter TTL counts");
     lab.answer("a", v4(&[], 300));
     assert_eq!(lab.addresses("a"), ips(&["10.0.0.1", "fd00::1"]));
-    assert_eq!(lab.schedule.failures()[&Failure::Empty], 1);
+    assert_eq!(lab.schedule.failures()[&LookupFailure::Empty], 1);
     lab.now += CEILING;
-    lab.step(Event::Tick);
-    assert!(lab.answer("a", Outcome { v4: Ok(records(&[], 0)), v6: Ok(records(&["fd00::1"], 300)) }).changed);
+    lab.step(ResolveEvent::Tick);
+    assert!(lab.answer("a", LookupOutcome { v4: Ok(records(&[], 0)), v6: Ok(records(&["fd00::1"], 300)) }).changed);
     assert_eq!(lab.addresses("a"), ips(&["fd00::1"]));
 }
 
@@ -138,16 +138,16 @@ fn an_answer_without_addresses_is_a_failure_but_one_family_without_is_not() {
 fn a_family_that_fails_keeps_what_was_known_of_it() {
     let mut lab = lab(1);
     lab.want(&["a"]);
-    lab.answer("a", Outcome { v4: Ok(records(&["10.0.0.1"], 300)), v6: Ok(records(&["fd00::1"], 300)) });
+    lab.answer("a", LookupOutcome { v4: Ok(records(&["10.0.0.1"], 300)), v6: Ok(records(&["fd00::1"], 300)) });
     lab.now += CEILING;
-    lab.step(Event::Tick);
-    let actions = lab.answer("a", Outcome { v4: Ok(records(&["10.0.0.2"], 300)), v6: Err(Failure::Server) });
+    lab.step(ResolveEvent::Tick);
+    let actions = lab.answer("a", LookupOutcome { v4: Ok(records(&["10.0.0.2"], 300)), v6: Err(LookupFailure::Server) });
     assert_eq!(lab.addresses("a"), ips(&["10.0.0.2", "fd00::1"]));
     assert!(lab.wake(&actions).0 <= Duration::from_secs(1), "retried as a failure is");
-    let actions = lab.answer("a", Outcome { v4: Err(Failure::Timeout), v6: Ok(records(&["fd00::2"], 300)) });
+    let actions = lab.answer("a", LookupOutcome { v4: Err(LookupFailure::Timeout), v6: Ok(records(&["fd00::2"], 300)) });
     assert_eq!(lab.addresses("a"), ips(&["10.0.0.2", "fd00::2"]));
     lab.wake(&actions);
-    lab.answer("a", Outcome { v4: Ok(records(&["10.0.0.2"], 300)), v6: Err(Failure::NoName) });
+    lab.answer("a", LookupOutcome { v4: Ok(records(&["10.0.0.2"], 300)), v6: Err(LookupFailure::NoName) });
     assert_eq!(lab.addresses("a"), ips(&["10.0.0.2"]), "no such name in one family means no addresses in it");
 }
 
@@ -156,8 +156,8 @@ fn lookups_are_bounded_and_the_rest_waits_in_order() {
     let mut lab = lab(2);
     let actions = lab.want(&["a", "b", "c", "d", "e"]);
     assert_eq!((actions.lookup.as_slice(), actions.wake), (&["a".into(), "b".into()][..], None));
-    assert_eq!(lab.step(Event::Tick).lookup, Vec::<Arc<str>>::new());
-    assert_eq!(lab.answer("b", failed(Failure::Server)).lookup, ["c".into()]);
+    assert_eq!(lab.step(ResolveEvent::Tick).lookup, Vec::<Arc<str>>::new());
+    assert_eq!(lab.answer("b", failed(LookupFailure::Server)).lookup, ["c".into()]);
     assert_eq!(lab.answer("a", v4(&["10.0.0.1"], 60)).lookup, ["d".into()]);
     // A retry that is due does not overtake a name that has waited longer.
     lab.now += Duration::from_mins(1);
@@ -190,17 +190,17 @@ fn a_name_that_comes_back_while_it_is_looked_up_is_not_looked_up_twice() {
     assert_eq!(lab.addresses("a"), ips(&["10.0.0.1"]));
 }
 
-fn any_outcome() -> impl Strategy<Value = Outcome> {
+fn any_outcome() -> impl Strategy<Value = LookupOutcome> {
     let family = |prefix: &'static str| {
         prop_oneof![
-            (prop::collection::btree_set(0..4_u8, 0..3), 0..100_000_u64).prop_map(move |(hosts, ttl)| Ok(Records {
+            (prop::collection::btree_set(0..4_u8, 0..3), 0..100_000_u64).prop_map(move |(hosts, ttl)| Ok(FamilyRecords {
                 addresses: hosts.into_iter().map(|host| format!("{prefix}{host}").parse().expect("an address")).collect(),
                 ttl: Duration::from_secs(ttl),
             })),
-            prop::sample::select(&Failure::ALL[..]).prop_map(Err),
+            prop::sample::select(&LookupFailure::ALL[..]).prop_map(Err),
         ]
     };
-    (family("10.0.0."), family("fd00::")).prop_map(|(v4, v6)| Outcome { v4, v6 })
+    (family("10.0.0."), family("fd00::")).prop_map(|(v4, v6)| LookupOutcome { v4, v6 })
 }
 
 proptest! {
@@ -218,7 +218,7 @@ proptest! {
             let flying = lab.schedule.flying.clone();
             match names.get(usize::from(choice)) {
                 Some(name) => drop(lab.answer(name, outcome)),
-                None => drop(lab.step(Event::Tick)),
+                None => drop(lab.step(ResolveEvent::Tick)),
             }
             prop_assert!(lab.schedule.flying.len() <= 2);
             prop_assert_eq!(lab.schedule.flying.len() + lab.schedule.queue.len(), names.len());

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::api::egress::Target;
+use crate::api::egress::EgressTarget;
 use crate::model::config::EgressConfig;
 use crate::model::plan::Plan;
 
@@ -18,9 +18,9 @@ pub const GRACE: Duration = Duration::from_secs(45);
 /// - resolved once and lost: held back until it is resolved again. If it is lost here only, the other replicas take over;
 ///   if it is lost everywhere, the cluster refuses in place of this Pod. No rollout waits for it, as this Pod has been verified.
 #[derive(Debug, Clone)]
-pub struct Patience {
+pub struct ServeHistory {
     grace: Duration,
-    services: BTreeMap<Arc<str>, (Target, State)>,
+    services: BTreeMap<Arc<str>, (EgressTarget, State)>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -30,7 +30,7 @@ enum State {
     Waiting(Duration),
 }
 
-impl Patience {
+impl ServeHistory {
     /// With this grace; [`GRACE`] is meant.
     #[must_use]
     pub fn new(grace: Duration) -> Self {
@@ -51,12 +51,12 @@ impl Patience {
             };
             self.services.insert(Arc::clone(name), (service.tailnet_target.clone(), state));
         }
-        let held = self.services.iter().filter(|(_, (_, state))| match state {
+        let existing = self.services.iter().filter(|(_, (_, state))| match state {
             State::Served => false,
             State::Lost => true,
             State::Waiting(since) => now < since.saturating_add(self.grace),
         });
-        held.map(|(name, _)| Arc::clone(name)).collect()
+        existing.map(|(name, _)| Arc::clone(name)).collect()
     }
 
     /// When a service that is held back will be published without anything else changing.

@@ -52,15 +52,15 @@ fn planned(egress: &str, names: &[(&str, &[&str])]) -> Planned {
 const KNOWN: &[(&str, &[&str])] = &[("db.tail.lab", &["100.64.0.2", "fd7a:115c:a1e0::2"])];
 
 /// The status as others read it.
-fn read(status: &Status<Published<'_>>) -> Status {
+fn read(status: &EgressStatus<PublishedServices<'_>>) -> EgressStatus {
     serde_json::from_slice(&serde_json::to_vec(status).expect("text")).expect("a status")
 }
 
-fn services(status: &Status) -> Vec<&str> {
+fn services(status: &EgressStatus) -> Vec<&str> {
     status.services.iter().flat_map(BTreeMap::keys).map(String::as_str).collect()
 }
 
-fn withheld(patience: &mut Patience, planned: &Planned, now: u64) -> Vec<String> {
+fn withheld(patience: &mut ServeHistory, planned: &Planned, now: u64) -> Vec<String> {
     patience.withheld(&planned.plan, &planned.world.egress, Duration::from_secs(now)).iter().map(ToString::to_string).collect()
 }
 
@@ -69,10 +69,10 @@ fn egress_is_told_in_the_operators_words() {
     let planned = planned(EGRESS, KNOWN);
     let nobody = BTreeSet::new();
     let status = egress_status(&planned.plan, &planned.world.egress, pod(), &nobody);
-    let Encoded { plain: text, packed, left } = encode(status, ROOM);
+    let Encoded { plain: text, packed, omitted: left } = encode(status, ROOM);
     assert_eq!(packed, None);
     assert_eq!(String::from_utf8(text).expect("text"), include_str!("../../../../tests/golden/status/egress.json").trim_end());
-    assert_eq!(left, Left::Nothing);
+    assert_eq!(left, Omitted::Nothing);
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn no_services_and_no_ipv6_are_told_as_the_peer_does() {
     let planned = planned("{}", &[]);
     let nobody = BTreeSet::new();
     let status = egress_status(&planned.plan, &planned.world.egress, PodAddresses::of([ip("10.0.0.5")]), &nobody);
-    let peer = serde_json::to_string(&Status { fingerprint: None, ..status }).expect("text");
+    let peer = serde_json::to_string(&EgressStatus { fingerprint: None, ..status }).expect("text");
     assert_eq!(peer, r#"{"podIPv4":"10.0.0.5","services":null}"#);
 }
 
@@ -105,7 +105,7 @@ fn what_was_configured_is_echoed_unchanged() {
 
 #[test]
 fn what_was_never_resolved_is_held_back_for_the_grace() {
-    let mut patience = Patience::new(GRACE);
+    let mut patience = ServeHistory::new(GRACE);
     let unresolved = planned(EGRESS, &[]);
     assert_eq!(withheld(&mut patience, &unresolved, 10), ["default-db", "sctp", "typo"]);
     assert_eq!(patience.due(Duration::from_secs(10)), Some(Duration::from_secs(55)));
@@ -122,7 +122,7 @@ fn what_was_never_resolved_is_held_back_for_the_grace() {
 
 #[test]
 fn what_was_lost_is_held_back_until_it_is_found_again() {
-    let mut patience = Patience::new(GRACE);
+    let mut patience = ServeHistory::new(GRACE);
     let (found, lost) = (planned(EGRESS, KNOWN), planned(EGRESS, &[]));
     withheld(&mut patience, &found, 0);
     assert!(withheld(&mut patience, &lost, 1).contains(&"default-db".to_owned()));
@@ -141,14 +141,14 @@ fn a_status_that_is_too_large_loses_what_nobody_decides_by() {
     let whole = encode(status.clone(), ROOM).plain.len();
     let mut seen = Vec::new();
     for room in (1..=whole).rev() {
-        let Encoded { plain, packed, left } = encode(status.clone(), room);
+        let Encoded { plain, packed, omitted: left } = encode(status.clone(), room);
         seen.push(left);
-        let told: Status = serde_json::from_slice(&plain).expect("a status");
+        let told: EgressStatus = serde_json::from_slice(&plain).expect("a status");
         assert_eq!(told.rejected.keys().collect::<Vec<_>>(), read(&status).rejected.keys().collect::<Vec<_>>());
-        assert_eq!((told.services.is_some(), &told.fingerprint), (left != Left::Services, &status.fingerprint));
-        assert!(left == Left::Services || plain.len() + packed.map_or(0, |packed| packed.len()) <= room);
+        assert_eq!((told.services.is_some(), &told.fingerprint), (left != Omitted::Services, &status.fingerprint));
+        assert!(left == Omitted::Services || plain.len() + packed.map_or(0, |packed| packed.len()) <= room);
     }
-    assert!([Left::Nothing, Left::Reasons, Left::Addresses, Left::Services].iter().all(|left| seen.contains(left)));
+    assert!([Omitted::Nothing, Omitted::Reasons, Omitted::Addresses, Omitted::Services].iter().all(|left| seen.contains(left)));
 }
 
 #[test]
@@ -166,6 +166,6 @@ fn ten_thousand_services_are_told_one_by_one() {
     let Encoded { plain, packed, .. } = encode(status.clone(), ROOM);
     let packed = packed.expect("it does not fit as it is");
     assert!(plain.len() + packed.len() <= ROOM, "{} and {}", plain.len(), packed.len());
-    let told: Status = serde_json::from_slice(&gzip::unpack(&packed, gzip::MAX_CONFIG_SIZE).expect("packed")).expect("a status");
+    let told: EgressStatus = serde_json::from_slice(&gzip::unpack(&packed, gzip::MAX_CONFIG_SIZE).expect("packed")).expect("a status");
     assert_eq!(told, read(&status));
 }

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::machine::{Action, At, Seen, StateWrite};
+use super::machine::{At, BusState, DaemonAction, StateWrite};
 use super::settings::Secret;
 use crate::model::base::backoff::Backoff;
 use crate::model::tailnet::ipn_bus::BackendState;
@@ -26,7 +26,6 @@ const LOGIN_PAUSE: Duration = Duration::from_secs(10);
 pub enum AuthEvent {
     /// The control server was left, or the call for it failed, which makes no difference.
     Left,
-    /// The state Secret was written.
     Written(StateWrite),
     /// The call for a login was taken (or why not).
     LoggedIn(Result<(), String>),
@@ -36,29 +35,42 @@ pub enum AuthEvent {
 
 /// How far a login is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Step {
-    /// Nothing to do.
+enum AuthStep {
     Idle,
     /// The login is reported broken; until then it may heal.
-    Doubting { until: At },
+    Doubting {
+        until: At,
+    },
     /// Leaving the control server.
-    Leaving { failed: Secret },
-    /// Marking the state Secret.
-    Marking { failed: Secret },
+    Leaving {
+        failed: Secret,
+    },
+    Marking {
+        failed: Secret,
+    },
     /// Waiting for the operator, or whoever writes the config, to give another key.
-    AwaitingKey { failed: Secret },
+    AwaitingKey {
+        failed: Secret,
+    },
     /// The marker is being cleared.
     Clearing,
     /// The key was given to the daemon.
-    Applying { until: At },
-    /// The daemon has to end.
-    Ending { until: At },
+    Applying {
+        until: At,
+    },
+    Ending {
+        until: At,
+    },
     /// The old device's identity has to be forgotten before the daemon starts.
-    Forgetting { asked: bool },
+    Forgetting {
+        requested: bool,
+    },
     /// A two-step login or its preferences are on their way.
     LoggingIn,
     /// The next two-step login is not due.
-    Resting { until: At },
+    Resting {
+        until: At,
+    },
 }
 
 /// The mode of login.
@@ -73,12 +85,12 @@ enum Mode {
 pub struct Auth {
     mode: Mode,
     in_secret: bool,
-    step: Step,
+    step: AuthStep,
     /// The newest key that is known.
-    known: Secret,
+    current: Secret,
     /// The key that the daemon has tried.
     tried: Secret,
-    told: bool,
+    prefs_sent: bool,
     removed: bool,
     retry: Backoff,
 }
@@ -97,192 +109,195 @@ impl Auth {
     }
 
     fn new(mode: Mode, in_secret: bool) -> Self {
-        let (known, tried) = (Secret::default(), Secret::default());
-        Self { mode, in_secret, step: Step::Idle, known, tried, told: false, removed: false, retry: Backoff::DAEMON }
+        let (current, tried) = (Secret::default(), Secret::default());
+        Self { mode, in_secret, step: AuthStep::Idle, current, tried, prefs_sent: false, removed: false, retry: Backoff::DAEMON }
     }
 
     /// A key is known: the config file's or a newer one.
     pub fn key(&mut self, key: Secret) {
-        self.known = key;
+        self.current = key;
     }
 
     /// Whether another key is being waited for.
     #[must_use]
     pub fn awaits_key(&self) -> bool {
-        matches!(self.step, Step::Leaving { .. } | Step::Marking { .. } | Step::AwaitingKey { .. })
+        matches!(self.step, AuthStep::Leaving { .. } | AuthStep::Marking { .. } | AuthStep::AwaitingKey { .. })
     }
 
     /// Whether the daemon may not be started yet.
     #[must_use]
     pub(super) fn holds_start(&self) -> bool {
-        matches!(self.step, Step::Forgetting { .. })
+        matches!(self.step, AuthStep::Forgetting { .. })
     }
 
     /// The daemon starts: it reads its config file, and the key in it, anew.
     pub(super) fn started(&mut self) {
-        (self.tried, self.told) = (self.known.clone(), false);
+        (self.tried, self.prefs_sent) = (self.current.clone(), false);
     }
 
     /// The daemon has ended; true where that was wanted here.
     pub(super) fn ended(&mut self) -> bool {
-        let wanted = matches!(self.step, Step::Ending { .. });
-        self.step = match std::mem::replace(&mut self.step, Step::Idle) {
-            Step::Ending { .. } if self.in_secret => Step::Forgetting { asked: false },
-            Step::Ending { .. } | Step::Doubting { .. } | Step::Applying { .. } | Step::LoggingIn | Step::Resting { .. } => Step::Idle,
+        let wanted = matches!(self.step, AuthStep::Ending { .. });
+        self.step = match std::mem::replace(&mut self.step, AuthStep::Idle) {
+            AuthStep::Ending { .. } if self.in_secret => AuthStep::Forgetting { requested: false },
+            AuthStep::Ending { .. }
+            | AuthStep::Doubting { .. }
+            | AuthStep::Applying { .. }
+            | AuthStep::LoggingIn
+            | AuthStep::Resting { .. } => AuthStep::Idle,
             going_on => going_on,
         };
         wanted
     }
 
     /// Takes an answer in.
-    pub(super) fn done(&mut self, event: AuthEvent, now: At, random: f64, actions: &mut Vec<Action>) {
-        self.step = match (std::mem::replace(&mut self.step, Step::Idle), event) {
-            (Step::Leaving { failed }, AuthEvent::Left) => {
-                actions.push(Action::Write(StateWrite::RequestReissue { failed: failed.clone() }));
-                Step::Marking { failed }
+    pub(super) fn done(&mut self, event: AuthEvent, now: At, random: f64, actions: &mut Vec<DaemonAction>) {
+        self.step = match (std::mem::replace(&mut self.step, AuthStep::Idle), event) {
+            (AuthStep::Leaving { failed }, AuthEvent::Left) => {
+                actions.push(DaemonAction::Write(StateWrite::RequestReissue { failed: failed.clone() }));
+                AuthStep::Marking { failed }
             }
-            (Step::Marking { failed }, AuthEvent::Written(StateWrite::RequestReissue { .. })) => Step::AwaitingKey { failed },
-            (Step::Clearing, AuthEvent::Written(StateWrite::ClearReissue { .. })) => self.apply(now, actions),
-            (Step::Applying { .. }, AuthEvent::LoggedIn(Err(_))) => end(now, actions),
-            (Step::LoggingIn, AuthEvent::LoggedIn(answer)) => {
+            (AuthStep::Marking { failed }, AuthEvent::Written(StateWrite::RequestReissue { .. })) => AuthStep::AwaitingKey { failed },
+            (AuthStep::Clearing, AuthEvent::Written(StateWrite::ClearReissue { .. })) => self.apply(now, actions),
+            (AuthStep::Applying { .. }, AuthEvent::LoggedIn(Err(_))) => end(now, actions),
+            (AuthStep::LoggingIn, AuthEvent::LoggedIn(answer)) => {
                 let pause = self.retry.next(random);
-                Step::Resting { until: now + if answer.is_ok() { pause.max(LOGIN_PAUSE) } else { pause } }
+                AuthStep::Resting { until: now + if answer.is_ok() { pause.max(LOGIN_PAUSE) } else { pause } }
             }
-            (Step::Forgetting { .. }, AuthEvent::Written(StateWrite::ClearReissue { .. })) | (Step::LoggingIn, AuthEvent::Told(Ok(()))) => {
-                Step::Idle
-            }
-            (Step::LoggingIn, AuthEvent::Told(Err(_))) => {
-                self.told = false;
-                Step::Resting { until: now + self.retry.next(random) }
+            (AuthStep::Forgetting { .. }, AuthEvent::Written(StateWrite::ClearReissue { .. }))
+            | (AuthStep::LoggingIn, AuthEvent::Told(Ok(()))) => AuthStep::Idle,
+            (AuthStep::LoggingIn, AuthEvent::Told(Err(_))) => {
+                self.prefs_sent = false;
+                AuthStep::Resting { until: now + self.retry.next(random) }
             }
             (step, _) => step,
         };
     }
 
     /// What the state demands of a daemon that was seen like this (`None`: it has not said anything).
-    pub(super) fn proceed(&mut self, seen: Option<Seen>, now: At, actions: &mut Vec<Action>) {
-        if let Step::Forgetting { asked } = &mut self.step {
-            if !std::mem::replace(asked, true) {
-                actions.push(Action::Write(StateWrite::ClearReissue { identity: true }));
+    pub(super) fn proceed(&mut self, bus: Option<BusState>, now: At, actions: &mut Vec<DaemonAction>) {
+        if let AuthStep::Forgetting { requested } = &mut self.step {
+            if !std::mem::replace(requested, true) {
+                actions.push(DaemonAction::Write(StateWrite::ClearReissue { identity: true }));
             }
             return;
         }
-        let Some(seen) = seen else { return };
-        if seen.state == BackendState::Running {
+        let Some(observed) = bus else { return };
+        if observed.state == BackendState::Running {
             self.retry.reset();
         }
         match self.mode {
-            Mode::OneStep => self.one(seen, now, actions),
-            Mode::TwoStep { once } => self.two(seen, once, now, actions),
+            Mode::OneStep => self.one(observed, now, actions),
+            Mode::TwoStep { once } => self.two(observed, once, now, actions),
         }
     }
 
-    fn one(&mut self, seen: Seen, now: At, actions: &mut Vec<Action>) {
-        let running = seen.state == BackendState::Running;
-        let broken = seen.login_broken && !seen.have_node_key && !running;
-        self.step = match std::mem::replace(&mut self.step, Step::Idle) {
-            Step::Idle | Step::Doubting { .. } if seen.state == BackendState::NeedsLogin => self.fail(now, actions),
-            Step::Idle if broken => wait(now + DOUBT, actions, |until| Step::Doubting { until }),
-            Step::Doubting { .. } if !broken => Step::Idle,
-            Step::Doubting { until } if now >= until => self.fail(now, actions),
-            Step::Doubting { until } => wait(until, actions, |until| Step::Doubting { until }),
-            Step::AwaitingKey { failed } if running || (!self.known.is_empty() && self.known != failed) => {
+    fn one(&mut self, bus: BusState, now: At, actions: &mut Vec<DaemonAction>) {
+        let running = bus.state == BackendState::Running;
+        let broken = bus.login_broken && !bus.have_node_key && !running;
+        self.step = match std::mem::replace(&mut self.step, AuthStep::Idle) {
+            AuthStep::Idle | AuthStep::Doubting { .. } if bus.state == BackendState::NeedsLogin => self.fail(now, actions),
+            AuthStep::Idle if broken => wait(now + DOUBT, actions, |until| AuthStep::Doubting { until }),
+            AuthStep::Doubting { .. } if !broken => AuthStep::Idle,
+            AuthStep::Doubting { until } if now >= until => self.fail(now, actions),
+            AuthStep::Doubting { until } => wait(until, actions, |until| AuthStep::Doubting { until }),
+            AuthStep::AwaitingKey { failed } if running || (!self.current.is_empty() && self.current != failed) => {
                 self.clear(now, running, actions)
             }
-            Step::Applying { .. } if running => Step::Idle,
-            Step::Applying { until } if now >= until => end(now, actions),
-            Step::Applying { until } => wait(until, actions, |until| Step::Applying { until }),
-            Step::Ending { until } => {
-                actions.push(if now >= until { Action::Kill } else { Action::Wake(until) });
-                Step::Ending { until }
+            AuthStep::Applying { .. } if running => AuthStep::Idle,
+            AuthStep::Applying { until } if now >= until => end(now, actions),
+            AuthStep::Applying { until } => wait(until, actions, |until| AuthStep::Applying { until }),
+            AuthStep::Ending { until } => {
+                actions.push(if now >= until { DaemonAction::Kill } else { DaemonAction::Wake(until) });
+                AuthStep::Ending { until }
             }
             step => step,
         };
     }
 
     /// The key that was tried does not work: take a newer one, or ask for one.
-    fn fail(&mut self, now: At, actions: &mut Vec<Action>) -> Step {
-        if !self.known.is_empty() && self.known != self.tried {
+    fn fail(&mut self, now: At, actions: &mut Vec<DaemonAction>) -> AuthStep {
+        if !self.current.is_empty() && self.current != self.tried {
             return self.apply(now, actions);
         }
         let failed = self.tried.clone();
         if !self.in_secret {
-            return Step::AwaitingKey { failed };
+            return AuthStep::AwaitingKey { failed };
         }
-        actions.push(Action::DisconnectControl);
-        Step::Leaving { failed }
+        actions.push(DaemonAction::DisconnectControl);
+        AuthStep::Leaving { failed }
     }
 
     /// There is another key, or the node runs without.
-    fn clear(&mut self, now: At, running: bool, actions: &mut Vec<Action>) -> Step {
+    fn clear(&mut self, now: At, running: bool, actions: &mut Vec<DaemonAction>) -> AuthStep {
         match (self.in_secret, running) {
-            (false, true) => Step::Idle,
+            (false, true) => AuthStep::Idle,
             (false, false) => self.apply(now, actions),
             (true, _) => {
-                actions.push(Action::Write(StateWrite::ClearReissue { identity: false }));
-                Step::Clearing
+                actions.push(DaemonAction::Write(StateWrite::ClearReissue { identity: false }));
+                AuthStep::Clearing
             }
         }
     }
 
-    fn apply(&mut self, now: At, actions: &mut Vec<Action>) -> Step {
-        self.tried = self.known.clone();
-        actions.push(Action::LoginWith(self.known.clone()));
-        wait(now + APPLY, actions, |until| Step::Applying { until })
+    fn apply(&mut self, now: At, actions: &mut Vec<DaemonAction>) -> AuthStep {
+        self.tried = self.current.clone();
+        actions.push(DaemonAction::LoginWith(self.current.clone()));
+        wait(now + APPLY, actions, |until| AuthStep::Applying { until })
     }
 
-    fn two(&mut self, seen: Seen, once: bool, now: At, actions: &mut Vec<Action>) {
-        if let Step::Resting { until } = self.step
+    fn two(&mut self, bus: BusState, once: bool, now: At, actions: &mut Vec<DaemonAction>) {
+        if let AuthStep::Resting { until } = self.step
             && now >= until
         {
-            self.step = Step::Idle;
+            self.step = AuthStep::Idle;
         }
-        let running = seen.state == BackendState::Running;
+        let running = bus.state == BackendState::Running;
         match self.step {
-            Step::Resting { .. } if running && self.told => self.step = Step::Idle,
-            Step::Resting { until } => actions.push(Action::Wake(until)),
-            Step::Idle if seen.state == BackendState::NeedsLogin => {
-                actions.push(Action::Login);
-                (self.step, self.told) = (Step::LoggingIn, true);
+            AuthStep::Resting { .. } if running && self.prefs_sent => self.step = AuthStep::Idle,
+            AuthStep::Resting { until } => actions.push(DaemonAction::Wake(until)),
+            AuthStep::Idle if bus.state == BackendState::NeedsLogin => {
+                actions.push(DaemonAction::Login);
+                (self.step, self.prefs_sent) = (AuthStep::LoggingIn, true);
             }
-            Step::Idle if !self.told && (running || !once) => {
-                actions.push(Action::TellPrefs);
-                (self.step, self.told) = (Step::LoggingIn, true);
+            AuthStep::Idle if !self.prefs_sent && (running || !once) => {
+                actions.push(DaemonAction::TellPrefs);
+                (self.step, self.prefs_sent) = (AuthStep::LoggingIn, true);
             }
             _ => {}
         }
         if running && once && self.in_secret && !std::mem::replace(&mut self.removed, true) {
-            actions.push(Action::Write(StateWrite::RemoveAuthKey));
+            actions.push(DaemonAction::Write(StateWrite::RemoveAuthKey));
         }
     }
 }
 
 /// Ends the daemon, so that it starts anew.
-fn end(now: At, actions: &mut Vec<Action>) -> Step {
-    actions.push(Action::Terminate);
-    wait(now + END, actions, |until| Step::Ending { until })
+fn end(now: At, actions: &mut Vec<DaemonAction>) -> AuthStep {
+    actions.push(DaemonAction::Terminate);
+    wait(now + END, actions, |until| AuthStep::Ending { until })
 }
 
 /// Waits until then in the step that is made of it.
-fn wait(until: At, actions: &mut Vec<Action>, step: impl FnOnce(At) -> Step) -> Step {
-    actions.push(Action::Wake(until));
+fn wait(until: At, actions: &mut Vec<DaemonAction>, step: impl FnOnce(At) -> AuthStep) -> AuthStep {
+    actions.push(DaemonAction::Wake(until));
     step(until)
 }
 
 impl fmt::Display for Auth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.step {
-            Step::Idle => "settled",
-            Step::Doubting { .. } => "in doubt",
-            Step::Leaving { .. } => "leaving the control server",
-            Step::Marking { .. } => "asking for another key",
-            Step::AwaitingKey { .. } => "waiting for another key",
-            Step::Clearing => "clearing the request",
-            Step::Applying { .. } => "trying another key",
-            Step::Ending { .. } => "ending the daemon",
-            Step::Forgetting { .. } => "forgetting the device",
-            Step::LoggingIn => "logging in",
-            Step::Resting { .. } => "waiting to log in again",
+            AuthStep::Idle => "settled",
+            AuthStep::Doubting { .. } => "in doubt",
+            AuthStep::Leaving { .. } => "leaving the control server",
+            AuthStep::Marking { .. } => "asking for another key",
+            AuthStep::AwaitingKey { .. } => "waiting for another key",
+            AuthStep::Clearing => "clearing the request",
+            AuthStep::Applying { .. } => "trying another key",
+            AuthStep::Ending { .. } => "ending the daemon",
+            AuthStep::Forgetting { .. } => "forgetting the device",
+            AuthStep::LoggingIn => "logging in",
+            AuthStep::Resting { .. } => "waiting to log in again",
         })
     }
 }

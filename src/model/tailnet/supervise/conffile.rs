@@ -42,7 +42,6 @@ pub enum ConfFault {
     /// Not `HuJSON`.
     #[error("the config file is not HuJSON: {0}")]
     Syntax(String),
-    /// Not an object.
     #[error("the config file holds no JSON object")]
     Shape,
     /// A version that no daemon reads.
@@ -50,12 +49,7 @@ pub enum ConfFault {
     Version(String),
     /// A field is of the wrong type.
     #[error("the config file's {field} must be {wanted}")]
-    Type {
-        /// Which field.
-        field: &'static str,
-        /// What it should be.
-        wanted: &'static str,
-    },
+    Type { field: &'static str, wanted: &'static str },
 }
 
 impl ConfFault {
@@ -146,8 +140,8 @@ pub fn advertising(bytes: &[u8], advertised: &Advertised) -> Vec<u8> {
         changes.push((inside, inside, format!("\"{SHIELDS}\":{shut},")));
     }
     changes.extend(fields(&object, ROUTES).map(|field| {
-        let kept: Vec<&str> = texts(&field.value).filter(|text| !advertised.withholds(text)).collect();
-        (field.value.range().start, field.value.range().end, list(&kept))
+        let retained: Vec<&str> = texts(&field.value).filter(|text| !advertised.withholds(text)).collect();
+        (field.value.range().start, field.value.range().end, list(&retained))
     }));
     changes.sort_unstable();
     let mut text = text.to_owned();

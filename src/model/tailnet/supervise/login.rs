@@ -11,7 +11,6 @@ use crate::api::localapi::MaskedPrefs;
 pub enum LoginPlan {
     /// By LocalAPI.
     Direct {
-        /// What the node is to be.
         prefs: Box<MaskedPrefs>,
         /// What to log in with; may be `file:PATH`.
         auth_key: Option<Secret>,

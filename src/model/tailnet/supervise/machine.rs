@@ -26,13 +26,12 @@ const STEADY: Duration = Duration::from_mins(1);
 
 /// Where the daemon stands, for readiness, status and metrics.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize)]
-pub enum Phase {
+pub enum DaemonPhase {
     /// No process; the next start is due.
     #[default]
     Down,
     /// A process that does not answer yet.
     Spawned,
-    /// It answers, and has not said what it does.
     SocketUp,
     /// It has not decided yet.
     NoState,
@@ -42,7 +41,6 @@ pub enum Phase {
     NeedsMachineAuth,
     /// It is told not to run.
     Stopped,
-    /// It connects.
     Starting,
     /// The node is part of the tailnet.
     Running,
@@ -50,13 +48,12 @@ pub enum Phase {
     Degraded,
     /// It is being stopped.
     Draining,
-    /// It was stopped.
     Exited,
 }
 
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Event {
+pub enum DaemonEvent {
     /// The process began, or a time that was asked for has come.
     Tick,
     /// The daemon's process runs.
@@ -69,13 +66,11 @@ pub enum Event {
     Connected,
     /// The bus is closed.
     Disconnected,
-    /// The daemon told what it does.
-    Backend(Seen),
+    Backend(BusState),
     /// A key to log in with is known: that of the config file, or a newer one seen by the API.
     Key(Secret),
     /// Something that [`Auth`] waits for.
     Auth(AuthEvent),
-    /// Stop the daemon, now.
     Stop {
         /// How long it may take before it is killed.
         grace: Duration,
@@ -84,8 +79,7 @@ pub enum Event {
 
 /// What the bus says of the login.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Seen {
-    /// The daemon's state.
+pub struct BusState {
     pub state: BackendState,
     /// It reports that its login fails.
     pub login_broken: bool,
@@ -95,14 +89,14 @@ pub struct Seen {
 
 /// Something to do.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Action {
+pub enum DaemonAction {
     /// Start the daemon's process.
     Spawn,
     /// Ask the daemon to end.
     Terminate,
     /// End the daemon's process.
     Kill,
-    /// Come back with [`Event::Tick`] at this time, at the latest.
+    /// Come back with [`DaemonEvent::Tick`] at this time, at the latest.
     Wake(At),
     /// Tell the daemon what a node of two steps is to be, by preferences.
     TellPrefs,
@@ -124,10 +118,7 @@ pub enum Action {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StateWrite {
     /// Ask the operator for another key: set `reissue_authkey` to the one that failed (may be empty).
-    RequestReissue {
-        /// The key that failed.
-        failed: Secret,
-    },
+    RequestReissue { failed: Secret },
     /// The other key is there: delete `reissue_authkey`, `device_id`, `device_fqdn` and `device_ips`, and with `identity` also
     /// the daemon's own `_machinekey`, `_current-profile`, `_profiles` and the profile that is the current one.
     ClearReissue {
@@ -140,7 +131,7 @@ pub enum StateWrite {
 
 /// The daemon's process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-enum Child {
+enum ChildProcess {
     Down { until: At },
     Starting,
     Alive { since: At },
@@ -150,10 +141,10 @@ enum Child {
 /// The state.
 #[derive(Debug, Clone)]
 pub struct Machine {
-    child: Child,
+    child: ChildProcess,
     /// Since when the bus is open or closed.
     bus: (bool, At),
-    seen: Option<Seen>,
+    last_state: Option<BusState>,
     auth: Auth,
     retry: Backoff,
     restarts: u64,
@@ -166,7 +157,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// A machine that has done nothing yet; its first event is [`Event::Tick`].
+    /// A machine that has done nothing yet; its first event is [`DaemonEvent::Tick`].
     #[must_use]
     pub fn new(settings: &DaemonSettings) -> Self {
         let in_secret = matches!(settings.state, StateStore::KubeSecret { .. });
@@ -175,9 +166,9 @@ impl Machine {
             Login::TwoStep(two) => Auth::two_step(two.once, in_secret),
         };
         Self {
-            child: Child::Down { until: At::ZERO },
+            child: ChildProcess::Down { until: At::ZERO },
             bus: (false, At::ZERO),
-            seen: None,
+            last_state: None,
             auth,
             retry: Backoff::DAEMON,
             restarts: 0,
@@ -190,29 +181,29 @@ impl Machine {
     }
 
     /// Takes an event in.
-    pub fn step(&mut self, event: Event, now: At, random: f64) -> Vec<Action> {
+    pub fn step(&mut self, event: DaemonEvent, now: At, random: f64) -> Vec<DaemonAction> {
         let mut actions = Vec::new();
         match event {
-            Event::Tick => {}
-            Event::Spawned => {
-                self.child = Child::Alive { since: now };
+            DaemonEvent::Tick => {}
+            DaemonEvent::Spawned => {
+                self.child = ChildProcess::Alive { since: now };
                 self.auth.started();
-                actions.extend(self.kill_at.map(|_| Action::Terminate));
+                actions.extend(self.kill_at.map(|_| DaemonAction::Terminate));
             }
-            Event::SpawnFailed(_) | Event::Exited(_) => self.ended(now, random),
-            Event::Connected => {
+            DaemonEvent::SpawnFailed(_) | DaemonEvent::Exited(_) => self.ended(now, random),
+            DaemonEvent::Connected => {
                 self.bus = (true, now);
                 self.answered = true;
             }
-            Event::Disconnected => {
+            DaemonEvent::Disconnected => {
                 if self.bus.0 {
                     self.bus = (false, now);
                 }
             }
-            Event::Backend(seen) => self.backend(seen),
-            Event::Key(key) => self.auth.key(key),
-            Event::Auth(event) => self.auth.done(event, now, random, &mut actions),
-            Event::Stop { grace } => self.stop(now, grace, &mut actions),
+            DaemonEvent::Backend(last_state) => self.backend(last_state),
+            DaemonEvent::Key(key) => self.auth.key(key),
+            DaemonEvent::Auth(event) => self.auth.done(event, now, random, &mut actions),
+            DaemonEvent::Stop { grace } => self.stop(now, grace, &mut actions),
         }
         self.proceed(now, &mut actions);
         actions
@@ -220,25 +211,25 @@ impl Machine {
 
     /// Where the daemon stands.
     #[must_use]
-    pub fn phase(&self, now: At) -> Phase {
+    pub fn phase(&self, now: At) -> DaemonPhase {
         match self.child {
-            Child::Gone => return Phase::Exited,
-            _ if self.kill_at.is_some() => return Phase::Draining,
-            Child::Down { .. } | Child::Starting => return Phase::Down,
-            Child::Alive { .. } => {}
+            ChildProcess::Gone => return DaemonPhase::Exited,
+            _ if self.kill_at.is_some() => return DaemonPhase::Draining,
+            ChildProcess::Down { .. } | ChildProcess::Starting => return DaemonPhase::Down,
+            ChildProcess::Alive { .. } => {}
         }
         let (open, since) = self.bus;
-        let Some(seen) = self.seen else { return if open { Phase::SocketUp } else { Phase::Spawned } };
-        if self.fresh && (seen.state != BackendState::Running || (!open && now.saturating_sub(since) >= GAP)) {
-            return Phase::Degraded;
+        let Some(last_state) = self.last_state else { return if open { DaemonPhase::SocketUp } else { DaemonPhase::Spawned } };
+        if self.fresh && (last_state.state != BackendState::Running || (!open && now.saturating_sub(since) >= GAP)) {
+            return DaemonPhase::Degraded;
         }
-        match seen.state {
-            BackendState::NoState => Phase::NoState,
-            BackendState::NeedsLogin => Phase::NeedsLogin,
-            BackendState::NeedsMachineAuth | BackendState::InUseOtherUser => Phase::NeedsMachineAuth,
-            BackendState::Stopped => Phase::Stopped,
-            BackendState::Starting => Phase::Starting,
-            BackendState::Running => Phase::Running,
+        match last_state.state {
+            BackendState::NoState => DaemonPhase::NoState,
+            BackendState::NeedsLogin => DaemonPhase::NeedsLogin,
+            BackendState::NeedsMachineAuth | BackendState::InUseOtherUser => DaemonPhase::NeedsMachineAuth,
+            BackendState::Stopped => DaemonPhase::Stopped,
+            BackendState::Starting => DaemonPhase::Starting,
+            BackendState::Running => DaemonPhase::Running,
         }
     }
 
@@ -254,77 +245,77 @@ impl Machine {
         &self.auth
     }
 
-    fn backend(&mut self, seen: Seen) {
-        if matches!(self.child, Child::Alive { .. }) {
-            self.seen = Some(seen);
-            self.fresh |= seen.state == BackendState::Running;
+    fn backend(&mut self, last_state: BusState) {
+        if matches!(self.child, ChildProcess::Alive { .. }) {
+            self.last_state = Some(last_state);
+            self.fresh |= last_state.state == BackendState::Running;
         }
     }
 
     fn ended(&mut self, now: At, random: f64) {
         let worked = self.fresh;
-        if let Child::Alive { since } = self.child
+        if let ChildProcess::Alive { since } = self.child
             && now.saturating_sub(since) >= STEADY
             && worked
         {
             self.retry.reset();
         }
-        (self.bus, self.seen, self.fresh) = ((false, now), None, false);
+        (self.bus, self.last_state, self.fresh) = ((false, now), None, false);
         let wanted = self.auth.ended();
         if self.kill_at.is_some() {
-            self.child = Child::Gone;
+            self.child = ChildProcess::Gone;
             return;
         }
         // One that worked is away for as short as can be; one that ends again soon, or never worked, waits longer each time.
         let first = worked && self.retry.failures() == 0;
         let wait = if wanted { Duration::ZERO } else { self.retry.next(random) };
-        self.child = Child::Down { until: if first { now } else { now + wait } };
+        self.child = ChildProcess::Down { until: if first { now } else { now + wait } };
     }
 
-    fn stop(&mut self, now: At, grace: Duration, actions: &mut Vec<Action>) {
+    fn stop(&mut self, now: At, grace: Duration, actions: &mut Vec<DaemonAction>) {
         let at = now + grace;
         self.kill_at = Some(self.kill_at.map_or(at, |before| before.min(at)));
         match self.child {
-            Child::Alive { .. } => actions.push(Action::Terminate),
-            Child::Down { .. } => self.child = Child::Gone,
-            Child::Starting | Child::Gone => {}
+            ChildProcess::Alive { .. } => actions.push(DaemonAction::Terminate),
+            ChildProcess::Down { .. } => self.child = ChildProcess::Gone,
+            ChildProcess::Starting | ChildProcess::Gone => {}
         }
     }
 
     /// What the state itself demands, whatever the event was.
-    fn proceed(&mut self, now: At, actions: &mut Vec<Action>) {
+    fn proceed(&mut self, now: At, actions: &mut Vec<DaemonAction>) {
         match self.child {
-            Child::Gone | Child::Starting => {}
-            Child::Down { until } => self.down(until, now, actions),
-            Child::Alive { since } => self.alive(since, now, actions),
+            ChildProcess::Gone | ChildProcess::Starting => {}
+            ChildProcess::Down { until } => self.down(until, now, actions),
+            ChildProcess::Alive { since } => self.alive(since, now, actions),
         }
     }
 
-    fn down(&mut self, until: At, now: At, actions: &mut Vec<Action>) {
+    fn down(&mut self, until: At, now: At, actions: &mut Vec<DaemonAction>) {
         self.auth.proceed(None, now, actions);
         if self.auth.holds_start() {
             return;
         }
         if !self.answered && self.started && now >= self.boot_deadline {
             let limit = self.boot_deadline;
-            actions.push(Action::GiveUp(format!(
+            actions.push(DaemonAction::GiveUp(format!(
                 "tailscaled did not answer within {limit:?} of the start (TS_BOOT_TIMEOUT); its log says why"
             )));
         } else if now < until {
-            actions.push(Action::Wake(until));
+            actions.push(DaemonAction::Wake(until));
         } else {
             self.restarts += u64::from(std::mem::replace(&mut self.started, true));
-            (self.child, self.bus) = (Child::Starting, (false, now));
-            actions.push(Action::Spawn);
+            (self.child, self.bus) = (ChildProcess::Starting, (false, now));
+            actions.push(DaemonAction::Spawn);
         }
     }
 
-    fn alive(&mut self, since: At, now: At, actions: &mut Vec<Action>) {
+    fn alive(&mut self, since: At, now: At, actions: &mut Vec<DaemonAction>) {
         if let Some(at) = self.kill_at {
-            actions.push(if now >= at { Action::Kill } else { Action::Wake(at) });
+            actions.push(if now >= at { DaemonAction::Kill } else { DaemonAction::Wake(at) });
             return;
         }
-        self.auth.proceed(self.seen, now, actions);
+        self.auth.proceed(self.last_state, now, actions);
         let (open, changed) = self.bus;
         if open {
             return;
@@ -332,14 +323,14 @@ impl Machine {
         let silent_since = changed.max(since);
         let limit = if self.answered { silent_since + SILENCE } else { (silent_since + SILENCE).min(self.boot_deadline) };
         if now >= limit {
-            actions.push(Action::Kill);
+            actions.push(DaemonAction::Kill);
         } else {
-            actions.push(Action::Wake(if now < changed + GAP { limit.min(changed + GAP) } else { limit }));
+            actions.push(DaemonAction::Wake(if now < changed + GAP { limit.min(changed + GAP) } else { limit }));
         }
     }
 }
 
-impl fmt::Display for Phase {
+impl fmt::Display for DaemonPhase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(self, f)
     }

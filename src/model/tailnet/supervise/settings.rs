@@ -56,12 +56,10 @@ pub struct DaemonSettings {
 pub enum StateStore {
     /// In the Secret of this name; certificates and the like in the directory, if any, else in `/tmp`.
     KubeSecret {
-        /// The Secret's name.
         name: String,
         /// `TS_STATE_DIR`.
         dir: Option<PathBuf>,
     },
-    /// In a directory.
     Dir(PathBuf),
     /// In memory: each start is a new device.
     Memory,

@@ -6,22 +6,22 @@
 //! In the Secret each of its keys is a key of its own, beside those of others, with `_` for what a Secret's key may not have; in a file
 //! they are one JSON object of base64 by key (`ipn/store` of tailscaled). Here they are called as in the Secret.
 
-use crate::model::tailnet::state::{Changes, Content, from_json, to_json};
+use crate::model::tailnet::state::{Content, StateChanges, from_json, to_json};
 
 /// A copy, and where it stands to what it was made of.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Kept {
+pub struct StateBackup {
     /// What the Secret held of tailscaled's, as far as is known.
     pub content: Option<Content>,
     /// What a tailscaled that was started from a file has written there is in the Secret, too.
     pub given_back: bool,
 }
 
-impl Kept {
+impl StateBackup {
     /// What an earlier container of this Pod has left: the file that its tailscaled used in place of the Secret, and the copy of
     /// the Secret. The first is newer, and may be nowhere else.
     #[must_use]
-    pub fn left(used: Option<&[u8]>, copy: Option<&[u8]>) -> Self {
+    pub fn remaining(used: Option<&[u8]>, copy: Option<&[u8]>) -> Self {
         let read = |text: Option<&[u8]>| text.and_then(from_file).filter(|content| !content.is_empty());
         match read(used) {
             Some(content) => Self { content: Some(content), given_back: false },
@@ -43,7 +43,6 @@ pub fn of_daemon(secret: &Content) -> Content {
     secret.iter().filter(|(key, _)| own(key)).map(|(key, value)| (key.clone(), value.clone())).collect()
 }
 
-/// The file.
 #[must_use]
 pub fn to_file(content: &Content) -> Vec<u8> {
     // Of its keys only those of serve configs have a character that a Secret's key may not have.
@@ -60,10 +59,10 @@ pub fn from_file(text: &[u8]) -> Option<Content> {
 
 /// What makes of the Secret what the file is.
 #[must_use]
-pub fn changes(file: &Content, secret: &Content) -> Changes {
-    let (file, held) = (of_daemon(file), of_daemon(secret));
-    let gone = held.keys().filter(|key| !file.contains_key(*key)).map(|key| (key.clone(), None));
-    let new = file.iter().filter(|(key, value)| held.get(*key) != Some(value)).map(|(key, value)| (key.clone(), Some(value.clone())));
+pub fn changes(file: &Content, secret: &Content) -> StateChanges {
+    let (file, existing) = (of_daemon(file), of_daemon(secret));
+    let gone = existing.keys().filter(|key| !file.contains_key(*key)).map(|key| (key.clone(), None));
+    let new = file.iter().filter(|(key, value)| existing.get(*key) != Some(value)).map(|(key, value)| (key.clone(), Some(value.clone())));
     gone.chain(new).collect()
 }
 
@@ -98,7 +97,7 @@ mod tests {
     fn file_of_an_earlier_container_is_newer_than_its_copy_of_the_secret() {
         let (old, new) = (content(&[("_machinekey", "old")]), content(&[("_machinekey", "new")]));
         let left = |used: Option<&[u8]>, copy: Option<&[u8]>| {
-            let kept = Kept::left(used, copy);
+            let kept = StateBackup::remaining(used, copy);
             (kept.is_ahead(), kept.content)
         };
         let (old_file, new_file) = (to_file(&old), to_file(&new));
@@ -114,7 +113,7 @@ mod tests {
         let secret = content(&[("_machinekey", "k"), ("profile-1", "old"), ("profile-2", "x"), ("device_id", "n1")]);
         let file = content(&[("_machinekey", "k"), ("profile-1", "new"), ("_profiles", "p")]);
         let wanted = [("_profiles", Some("p")), ("profile-1", Some("new")), ("profile-2", None)];
-        let wanted: Changes = wanted.into_iter().map(|(key, value)| (key.to_owned(), value.map(Into::into))).collect();
+        let wanted: StateChanges = wanted.into_iter().map(|(key, value)| (key.to_owned(), value.map(Into::into))).collect();
         assert_eq!(changes(&file, &secret), wanted);
     }
 }

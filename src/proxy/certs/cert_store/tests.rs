@@ -1,16 +1,16 @@
 use super::*;
 use crate::proxy::certs::copy::to_copy;
 
-fn noted(version: &str, values: &[(&str, &str)]) -> Noted {
+fn noted(version: &str, values: &[(&str, &str)]) -> VersionedSecret {
     let values = values.iter().map(|(key, value)| ((*key).to_owned(), Bytes::copy_from_slice(value.as_bytes()))).collect();
-    Noted { version: version.to_owned(), annotations: BTreeMap::new(), values }
+    VersionedSecret { version: version.to_owned(), annotations: BTreeMap::new(), values }
 }
 
 #[test]
 fn each_secret_is_heard_of_and_what_is_wrong_with_a_users_own_is_told_by_its_name() {
     let own = |secret: &str| Host { secret: secret.to_owned(), issue: false };
     let wanted = BTreeMap::from([("a.example.com".to_owned(), own("a")), ("b.example.com".to_owned(), own("b"))]);
-    let mut kept = Kept::default();
+    let mut kept = CertStore::default();
     assert_eq!(kept.want(Arc::new(wanted), BTreeSet::new()).len(), 2);
     let made = rcgen::generate_simple_self_signed(vec!["a.example.com".to_owned()]).expect("a certificate");
     let (chain, key) = (made.cert.pem(), made.signing_key.serialize_pem());
@@ -18,7 +18,7 @@ fn each_secret_is_heard_of_and_what_is_wrong_with_a_users_own_is_told_by_its_nam
     assert!(!kept.heard(), "the other may be about to come");
     kept.gone("b");
     assert!(kept.heard());
-    let faults = |kept: &Kept| kept.state(Timestamp::now()).names.into_values().map(|state| state.fault).collect::<Vec<_>>();
+    let faults = |kept: &CertStore| kept.state(Timestamp::now()).names.into_values().map(|state| state.fault).collect::<Vec<_>>();
     assert_eq!(faults(&kept), [None, Some("NoSecret")]);
     kept.put("b", noted("2", &[("tls.crt", &chain), ("tls.key", &key)]));
     assert_eq!(faults(&kept), [None, Some("Name")], "it is there, and another name's");
@@ -38,12 +38,12 @@ fn certificates_of_an_earlier_container_serve_until_their_secrets_are_read() {
     let wanted = || Arc::new([(name.to_owned(), Host { secret: "a".to_owned(), issue: true })].into());
     let holding = |(chain, key): &(String, String)| noted("1", &[("tls.crt", chain), ("tls.key", key)]);
     let (old, new) = (made(name), made(name));
-    let mut first = Kept::default();
+    let mut first = CertStore::default();
     first.want(wanted(), BTreeSet::new());
     first.put("a", holding(&old));
     let copy = to_copy(&first.pairs(now));
 
-    let mut next = Kept::recalling(Some(&copy));
+    let mut next = CertStore::recalling(Some(&copy));
     assert!(next.pairs(now).is_empty() && !next.recalled(), "nobody asked for it");
     next.want(wanted(), BTreeSet::new());
     next.lost("a", "Timeout");
@@ -52,10 +52,10 @@ fn certificates_of_an_earlier_container_serve_until_their_secrets_are_read() {
     next.put("a", holding(&new));
     assert_eq!((&*next.pairs(now)[name].chain, next.recalled()), (new.0.as_bytes(), false));
     for bad in [None, Some(&b"{"[..]), Some(&br#"{"a.example.com.crt":"aw=="}"#[..]), Some(&copy[..copy.len() / 2])] {
-        assert_eq!(Kept::recalling(bad).recalled.len(), 0, "{bad:?}");
+        assert_eq!(CertStore::recalling(bad).recalled.len(), 0, "{bad:?}");
     }
     let swapped = String::from_utf8(copy).expect("a text").replace("a.example", "b.example");
-    assert_eq!(Kept::recalling(Some(swapped.as_bytes())).recalled.len(), 0, "it is for another name");
+    assert_eq!(CertStore::recalling(Some(swapped.as_bytes())).recalled.len(), 0, "it is for another name");
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn expired_certificate_is_reported_and_not_served() {
     let name = "a.example.com";
     let made = rcgen::generate_simple_self_signed(vec![name.to_owned()]).expect("a certificate");
     let (chain, key) = (made.cert.pem(), made.signing_key.serialize_pem());
-    let mut kept = Kept::default();
+    let mut kept = CertStore::default();
     kept.want(Arc::new([(name.to_owned(), Host { secret: "a".to_owned(), issue: false })].into()), BTreeSet::new());
     kept.put("a", noted("1", &[("tls.crt", &chain), ("tls.key", &key)]));
     for (year, fault, served) in [("1970", Some("Early"), 0), ("2026", None, 1), ("5000", Some("Expired"), 0)] {

@@ -5,7 +5,7 @@ use tokio::sync::mpsc;
 
 use super::*;
 use crate::edge::files::Snapshot;
-use crate::edge::kube::{Call, Fault, KubeError, Verb};
+use crate::edge::kube::{ApiCall, CallFault, KubeError, Verb};
 use crate::model;
 use crate::model::config::EgressConfig;
 use crate::model::config::source::EgressDocument;
@@ -14,39 +14,40 @@ const HOLD: Duration = Duration::from_mins(2);
 
 /// A watch and a mount played by hand, and what comes out.
 struct Play {
-    api: mpsc::UnboundedSender<Event>,
-    mount: watch::Sender<View>,
+    api: mpsc::UnboundedSender<ObjectEvent>,
+    mount: watch::Sender<FilesView>,
     services: watch::Receiver<Option<Arc<EgressConfig>>>,
     state: watch::Receiver<InForce<EgressDocument>>,
 }
 
 fn play() -> Play {
     let (api, events) = mpsc::unbounded_channel();
-    let (mount, view) = watch::channel(View::default());
+    let (mount, view) = watch::channel(FilesView::default());
     let (services, services_rx) = watch::channel(None);
     let (state, state_rx) = watch::channel(InForce::default());
-    let api_stream: Events = Box::pin(stream::unfold(events, |mut events| async { events.recv().await.map(|event| (event, events)) }));
-    let sources = Sources { api: Some(api_stream), mount: Some((view, None)), hold: HOLD, start: Instant::now() };
-    tokio::spawn(follow::<EgressDocument>(sources, Outputs { services, state }));
+    let api_stream: ObjectEvents =
+        Box::pin(stream::unfold(events, |mut events| async { events.recv().await.map(|event| (event, events)) }));
+    let sources = CopySources { api: Some(api_stream), mount: Some((view, None)), hold: HOLD, start: Instant::now() };
+    tokio::spawn(follow::<EgressDocument>(sources, FollowOutputs { services, state }));
     Play { api, mount, services: services_rx, state: state_rx }
 }
 
-fn keys(version: u32) -> Keys {
+fn keys(version: u32) -> CopyKeys {
     [("egress-services".to_owned(), Bytes::from(format!(r#"{{"v{version}":{{}}}}"#)))].into()
 }
 
-fn lost() -> Event {
-    let call = Call { verb: Verb::Watch, kind: "ConfigMap", namespace: "ts".into(), name: "eg-egress-config".into() };
-    Event::Lost(KubeError::Call { call, fault: Fault::Timeout(Duration::from_secs(1)) })
+fn lost() -> ObjectEvent {
+    let call = ApiCall { verb: Verb::Watch, kind: "ConfigMap", namespace: "ts".into(), name: "eg-egress-config".into() };
+    ObjectEvent::Lost(KubeError::Call { call, fault: CallFault::Timeout(Duration::from_secs(1)) })
 }
 
 impl Play {
     fn show(&self, version: u32) {
         let snapshot = Some(Snapshot { files: keys(version), projected: true });
-        self.mount.send_replace(View { snapshot, fault: None, notified: true });
+        self.mount.send_replace(FilesView { snapshot, fault: None, notified: true });
     }
 
-    fn say(&self, event: Event) {
+    fn say(&self, event: ObjectEvent) {
         self.api.send(event).expect("followed");
     }
 
@@ -67,31 +68,32 @@ async fn the_mount_starts_the_watch_takes_over_and_a_lost_watch_gives_way_after_
     let mut play = play();
     play.show(1);
     play.becomes(1).await;
-    play.say(Event::Current(keys(2)));
-    play.say(Event::Live);
+    play.say(ObjectEvent::Current(keys(2)));
+    play.say(ObjectEvent::Live);
     play.becomes(2).await;
-    play.until("live", |state| state.link == Link::Live && state.source == Some(Source::Api)).await;
+    play.until("live", |state| state.link == WatchHealth::Live && state.source == Some(CopySource::Api)).await;
     play.say(lost());
     play.show(3);
     let before = Instant::now();
     play.becomes(3).await;
     assert!(before.elapsed() >= HOLD && before.elapsed() < 2 * HOLD, "{:?}", before.elapsed());
-    play.until("lost", |state| matches!(state.link, Link::Lost { reason: "Timeout", .. }) && state.source == Some(Source::File)).await;
-    play.say(Event::Current(keys(4)));
+    play.until("lost", |state| matches!(state.link, WatchHealth::Lost { reason: "Timeout", .. }) && state.source == Some(CopySource::File))
+        .await;
+    play.say(ObjectEvent::Current(keys(4)));
     play.becomes(4).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_fault_is_told_and_the_services_are_not_told_again() {
     let mut play = play();
-    play.say(Event::Current(keys(1)));
+    play.say(ObjectEvent::Current(keys(1)));
     play.becomes(1).await;
     play.services.mark_unchanged();
-    play.say(Event::Current([("egress-services".to_owned(), Bytes::from_static(b"{"))].into()));
-    play.until("unreadable", |state| state.fault.as_ref().map(model::config::source::Fault::reason) == Some("Unreadable")).await;
-    play.say(Event::Gone);
-    play.until("deleted", |state| state.fault == Some(model::config::source::Fault::Deleted)).await;
-    play.say(Event::Current(keys(1)));
+    play.say(ObjectEvent::Current([("egress-services".to_owned(), Bytes::from_static(b"{"))].into()));
+    play.until("unreadable", |state| state.fault.as_ref().map(model::config::source::DocumentFault::reason) == Some("Unreadable")).await;
+    play.say(ObjectEvent::Gone);
+    play.until("deleted", |state| state.fault == Some(model::config::source::DocumentFault::Deleted)).await;
+    play.say(ObjectEvent::Current(keys(1)));
     play.until("well", |state| state.fault.is_none()).await;
     assert!(!play.services.has_changed().expect("followed"), "the document in force never changed");
 }
@@ -100,7 +102,7 @@ async fn a_fault_is_told_and_the_services_are_not_told_again() {
 async fn what_piles_up_is_read_once() {
     let mut play = play();
     for version in 0..=500 {
-        play.say(Event::Current(keys(version)));
+        play.say(ObjectEvent::Current(keys(version)));
     }
     let mut told = 0;
     while play.services.borrow_and_update().as_ref().is_none_or(|config| !config.services.contains_key("v500")) {
@@ -123,7 +125,7 @@ async fn it_ends_with_its_listeners_and_survives_its_sources() {
 
 #[test]
 fn a_file_of_any_name_stands_for_the_key() {
-    let files: Keys = [("my.json".to_owned(), Bytes::from_static(b"{}"))].into();
+    let files: CopyKeys = [("my.json".to_owned(), Bytes::from_static(b"{}"))].into();
     assert_eq!(named::<EgressDocument>(files, Some("my.json")), [("egress-services".to_owned(), Bytes::from_static(b"{}"))].into());
     assert_eq!(named::<EgressDocument>(keys(1), None), keys(1));
 }

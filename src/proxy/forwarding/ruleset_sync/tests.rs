@@ -25,10 +25,10 @@ struct Memory {
 struct Handle(Arc<Mutex<Memory>>);
 
 impl Memory {
-    fn take(&mut self, ruleset: &Ruleset) -> Result<(), Fault> {
+    fn take(&mut self, ruleset: &Ruleset) -> Result<(), SyncFault> {
         if self.refuse > 0 {
             self.refuse -= 1;
-            return Err(Fault { reason: "Refused", message: "as told".into() });
+            return Err(SyncFault { reason: "Refused", message: "as told".into() });
         }
         (self.holds, self.tampered) = (Some(ruleset.clone()), false);
         Ok(())
@@ -36,13 +36,13 @@ impl Memory {
 }
 
 impl Kernel for Handle {
-    async fn rewrite(&mut self, ruleset: &Ruleset) -> Result<(), Fault> {
+    async fn rewrite(&mut self, ruleset: &Ruleset) -> Result<(), SyncFault> {
         let mut memory = self.0.lock().expect("one thread");
         memory.rewrites += 1;
         memory.take(ruleset)
     }
 
-    async fn patch(&mut self, before: &Ruleset, delta: &Delta, after: &Ruleset) -> Result<(), Fault> {
+    async fn patch(&mut self, before: &Ruleset, delta: &Delta, after: &Ruleset) -> Result<(), SyncFault> {
         let mut memory = self.0.lock().expect("one thread");
         memory.patches += 1;
         assert_eq!(memory.holds.as_ref(), Some(before), "a patch stands on what is there");
@@ -50,14 +50,14 @@ impl Kernel for Handle {
         memory.take(after)
     }
 
-    async fn note(&mut self) -> Result<(), Fault> {
+    async fn note(&mut self) -> Result<(), SyncFault> {
         let mut memory = self.0.lock().expect("one thread");
         assert!(memory.told > memory.noted, "what is in force is told before it is looked at");
         memory.noted = memory.told;
         Ok(())
     }
 
-    async fn drifted(&mut self, _: &Ruleset) -> Result<bool, Fault> {
+    async fn drifted(&mut self, _: &Ruleset) -> Result<bool, SyncFault> {
         Ok(self.0.lock().expect("one thread").tampered)
     }
 
@@ -84,7 +84,7 @@ impl Bench {
         let (planned, rx_planned) = watch::channel(None);
         let (closing, rx_closing) = watch::channel(false);
         let (tx, state) = watch::channel(Programmed::default());
-        let pace = Pace {
+        let pace = SyncPace {
             min_interval: Duration::from_millis(20),
             audit: Duration::from_secs(30),
             settle: Duration::from_millis(200),

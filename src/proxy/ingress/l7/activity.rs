@@ -34,7 +34,6 @@ struct Request {
 pub(super) enum Turn {
     /// The head of its answer, which has a deadline of its own.
     Head,
-    /// The backend, for more of the answer.
     Backend,
     /// The client, to take what there is of the answer.
     Client,
@@ -50,8 +49,7 @@ pub(super) struct Progress(Activity, u64);
 
 /// How long a connection may be without a request.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Patience {
-    /// Before the first one.
+pub(super) struct IdleTimeouts {
     pub(super) first: Duration,
     /// Between two.
     pub(super) next: Duration,
@@ -75,14 +73,14 @@ impl Activity {
     }
 
     /// Returns once a request has begun. One may wait.
-    pub(super) async fn asked(&self) {
+    pub(super) async fn request_began(&self) {
         while self.with(|state| state.begun) == 0 {
             self.0.1.notified().await;
         }
     }
 
     /// When patience will be at its end, if nothing happens; nothing while a request is being answered.
-    pub(super) fn until(&self, patience: Patience) -> Option<Instant> {
+    pub(super) fn until(&self, patience: IdleTimeouts) -> Option<Instant> {
         self.with(|state| {
             let limit = if state.begun > 0 { patience.next } else { patience.first };
             state.in_flight.is_empty().then_some(state.since + limit)

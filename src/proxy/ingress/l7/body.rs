@@ -15,7 +15,7 @@ use tokio::time::{Instant, Sleep, sleep};
 use crate::model::ingress::vhosts::headers;
 
 use super::activity::{InFlight, Progress, Turn};
-use super::upstream::Busy;
+use super::upstream::InFlightGuard;
 
 /// A request's body on its way to a backend.
 #[derive(Debug)]
@@ -160,24 +160,22 @@ impl Body for Upload {
 /// An answer's body on its way to the client.
 #[derive(Debug)]
 pub(super) enum Download {
-    /// A backend's.
-    Stream(Incoming, Held),
-    /// A text of our own.
+    Stream(Incoming, ResponseGuard),
     Text(Bytes),
 }
 
 /// What is held until an answer's body has passed.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct ResponseGuard {
     pub(super) in_flight: InFlight,
-    pub(super) _busy: Busy,
+    pub(super) _busy: InFlightGuard,
     pub(super) _uploading: Uploading,
     pub(super) _room: OwnedSemaphorePermit,
 }
 
 impl Download {
-    pub(super) fn stream(body: Incoming, held: Held) -> Self {
-        if body.is_end_stream() { Self::Text(Bytes::new()) } else { Self::Stream(body, held) }
+    pub(super) fn stream(body: Incoming, guard: ResponseGuard) -> Self {
+        if body.is_end_stream() { Self::Text(Bytes::new()) } else { Self::Stream(body, guard) }
     }
 
     /// Without a text of our own: what a HEAD is answered with. HTTP/2 would send it.
@@ -192,10 +190,10 @@ impl Body for Download {
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         match &mut *self {
-            Self::Stream(body, held) => {
+            Self::Stream(body, guard) => {
                 let polled = Pin::new(body).poll_frame(cx);
                 // More is asked for when the client has taken what there was.
-                held.in_flight.turn(if polled.is_ready() { Turn::Client } else { Turn::Backend });
+                guard.in_flight.turn(if polled.is_ready() { Turn::Client } else { Turn::Backend });
                 polled.map_err(BodyError::Broken)
             }
             Self::Text(bytes) if bytes.is_empty() => Poll::Ready(None),

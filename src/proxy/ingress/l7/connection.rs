@@ -22,20 +22,20 @@ use tokio::time::{Instant, sleep_until, timeout};
 use crate::edge::tls::{TlsError, is_http2};
 use crate::model::ingress::proxy_protocol::{FIXED, Fixed, PreambleError};
 
-use super::activity::{Activity, Patience, Turn};
+use super::activity::{Activity, IdleTimeouts, Turn};
 use super::linger_close::lend;
-use super::listen::Room;
+use super::listen::ConnectionBudget;
 use super::request::answer;
-use super::sources::Place;
-use super::stats::Open;
-use super::{Closing, Limits, Port};
+use super::sources::ConnectionSlot;
+use super::stats::OpenGuard;
+use super::{Closing, Limits, SitePort};
 
 /// How long a client that was told to leave may take to do so when it has no request open.
 const FAREWELL: Duration = Duration::from_secs(5);
 
 /// Why a connection was not taken.
 #[derive(Debug, thiserror::Error)]
-enum Refused {
+enum RejectedConnection {
     #[error("the PROXY header did not come in time")]
     Late,
     #[error("the connection broke before its PROXY header was whole: {0}")]
@@ -44,7 +44,7 @@ enum Refused {
     Preamble(#[from] PreambleError),
 }
 
-impl Refused {
+impl RejectedConnection {
     fn reason(&self) -> &'static str {
         match self {
             Self::Late => "Late",
@@ -56,21 +56,26 @@ impl Refused {
 
 /// A connection from a client, as its requests and what it may have become see it.
 #[derive(Debug)]
-pub(super) struct Connection {
-    pub(super) port: Arc<Port>,
+pub(super) struct ClientConnection {
+    pub(super) port: Arc<SitePort>,
     pub(super) client: Option<SocketAddr>,
-    _open: Open,
-    _place: Place,
-    _room: Arc<Room>,
+    _open: OpenGuard,
+    _place: ConnectionSlot,
+    _room: Arc<ConnectionBudget>,
 }
 
 /// Serves a connection until it ends; once `closing`, no new requests are taken. Returns it if TLS has ended and it is still to be closed.
-pub(super) async fn serve(mut stream: TcpStream, port: Arc<Port>, room: Arc<Room>, closing: watch::Receiver<bool>) -> Option<TcpStream> {
+pub(super) async fn serve(
+    mut stream: TcpStream,
+    port: Arc<SitePort>,
+    room: Arc<ConnectionBudget>,
+    closing: watch::Receiver<bool>,
+) -> Option<TcpStream> {
     // Not to have it costs latency, nothing else.
     let _ = stream.set_nodelay(true);
     let open = port.shared.stats.opened(&port.counts);
     let limits = &port.shared.limits;
-    let client = match timeout(limits.preamble, preamble(&mut stream)).await.unwrap_or(Err(Refused::Late)) {
+    let client = match timeout(limits.preamble, preamble(&mut stream)).await.unwrap_or(Err(RejectedConnection::Late)) {
         Ok(client) => client,
         Err(error) => {
             port.counts.refused(error.reason());
@@ -79,7 +84,7 @@ pub(super) async fn serve(mut stream: TcpStream, port: Arc<Port>, room: Arc<Room
         }
     };
     let place = port.shared.sources.enter(client).inspect_err(|news| too_many(&port, client, *news)).ok()?;
-    let connection = Connection { port: Arc::clone(&port), client, _open: open, _place: place, _room: room };
+    let connection = ClientConnection { port: Arc::clone(&port), client, _open: open, _place: place, _room: room };
     if !port.over_tls {
         requests(stream, None, connection, closing).await;
         return None;
@@ -98,7 +103,7 @@ pub(super) async fn serve(mut stream: TcpStream, port: Arc<Port>, room: Arc<Room
     given_back.try_recv().ok()
 }
 
-fn too_many(port: &Port, client: Option<SocketAddr>, news: bool) {
+fn too_many(port: &SitePort, client: Option<SocketAddr>, news: bool) {
     port.counts.refused("Source");
     if let Some(client) = client.filter(|_| news) {
         let (service, most) = (&port.service, port.shared.limits.shares.source);
@@ -106,23 +111,23 @@ fn too_many(port: &Port, client: Option<SocketAddr>, news: bool) {
     }
 }
 
-fn shaken_off(port: &Port, error: &TlsError) {
+fn shaken_off(port: &SitePort, error: &TlsError) {
     port.counts.handshake(error.reason());
     tracing::debug!(service = port.service, reason = error.reason(), "{error}");
 }
 
 /// Reads the PROXY header and not a byte more.
-async fn preamble(stream: &mut TcpStream) -> Result<Option<SocketAddr>, Refused> {
+async fn preamble(stream: &mut TcpStream) -> Result<Option<SocketAddr>, RejectedConnection> {
     let mut fixed = [0; FIXED];
-    stream.read_exact(&mut fixed).await.map_err(Refused::Broken)?;
+    stream.read_exact(&mut fixed).await.map_err(RejectedConnection::Broken)?;
     let fixed = Fixed::read(&fixed)?;
     let mut rest = vec![0; fixed.rest];
-    stream.read_exact(&mut rest).await.map_err(Refused::Broken)?;
+    stream.read_exact(&mut rest).await.map_err(RejectedConnection::Broken)?;
     Ok(fixed.client(&rest))
 }
 
 /// Serves requests of HTTP/2 or HTTP/1.1, or of whichever the client begins with.
-async fn requests<S>(stream: S, is_http2: Option<bool>, connection: Connection, mut closing: watch::Receiver<bool>)
+async fn requests<S>(stream: S, is_http2: Option<bool>, connection: ClientConnection, mut closing: watch::Receiver<bool>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -143,7 +148,7 @@ where
             async move { Ok::<_, Infallible>(answer(connection, in_flight, request).await) }
         })
     };
-    let patience = Patience { first: limits.first, next: limits.idle };
+    let patience = IdleTimeouts { first: limits.first, next: limits.idle };
     let stall = |turn| match turn {
         Turn::Head => None,
         Turn::Client => Some(limits.body),
@@ -153,7 +158,7 @@ where
     let look = limits.body.min(limits.answer);
     let mut connection = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
     let mut finishing = port.shared.closing.clone();
-    let (mut told, mut over) = (false, Instant::now() + limits.first.min(look));
+    let (mut draining, mut over) = (false, Instant::now() + limits.first.min(look));
     loop {
         tokio::select! {
             ended = connection.as_mut() => {
@@ -162,9 +167,9 @@ where
                 }
                 return;
             }
-            () = told_to_go(&mut closing, &mut finishing, &activity), if !told => {
+            () = told_to_go(&mut closing, &mut finishing, &activity), if !draining => {
                 connection.as_mut().graceful_shutdown();
-                (told, over) = (true, Instant::now() + FAREWELL);
+                (draining, over) = (true, Instant::now() + FAREWELL);
             }
             () = sleep_until(over) => {
                 if activity.end_stalled(stall, |turn| port.counts.aborted(if turn == Turn::Client { "Client" } else { "Backend" })) {
@@ -173,12 +178,12 @@ where
                 let now = Instant::now();
                 match activity.until(patience) {
                     // A request is being answered, or was until a moment ago.
-                    None => over = now + if told { FAREWELL } else { limits.idle }.min(look),
-                    Some(until) if !told && until > now => over = until.min(now + look),
-                    Some(_) if told => return,
+                    None => over = now + if draining { FAREWELL } else { limits.idle }.min(look),
+                    Some(until) if !draining && until > now => over = until.min(now + look),
+                    Some(_) if draining => return,
                     Some(_) => {
                         connection.as_mut().graceful_shutdown();
-                        (told, over) = (true, now + FAREWELL);
+                        (draining, over) = (true, now + FAREWELL);
                     }
                 }
             }
@@ -193,7 +198,7 @@ async fn told_to_go(closing: &mut watch::Receiver<bool>, finishing: &mut watch::
         if finishing.wait_for(|closing| *closing >= Closing::Finishing).await.is_err() {
             pending::<()>().await;
         }
-        activity.asked().await;
+        activity.request_began().await;
     };
     tokio::select! {
         _ = closing.wait_for(|closing| *closing) => {}

@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
-use crate::api::routes::Protocol;
+use crate::api::routes::BackendProtocol;
 use crate::edge::tls::{Connector, TlsError};
 
 use super::body::Upload;
@@ -27,9 +27,7 @@ const WINDOW: u32 = 1 << 20;
 
 /// A connection to a backend, ready for a request.
 pub(super) enum Sender {
-    /// For one request at a time.
     Http1(http1::SendRequest<Upload>),
-    /// For many.
     Http2(http2::SendRequest<Upload>),
 }
 
@@ -67,7 +65,7 @@ impl DialError {
 /// alone can. `name` is what TLS asks for.
 pub(super) async fn dial(
     address: SocketAddr,
-    protocol: Protocol,
+    protocol: BackendProtocol,
     name: &str,
     tls: &Connector,
     room: Option<OwnedSemaphorePermit>,
@@ -77,8 +75,8 @@ pub(super) async fn dial(
         let stream = TcpStream::connect(address).await.map_err(|source| DialError::Connect { address, source })?;
         // Not to have it costs latency, nothing else.
         let _ = stream.set_nodelay(true);
-        if protocol != Protocol::Https {
-            return shake(address, stream, protocol == Protocol::H2c && !upgradable, room).await;
+        if protocol != BackendProtocol::Https {
+            return shake(address, stream, protocol == BackendProtocol::H2c && !upgradable, room).await;
         }
         let opened = tls.connect(name, stream, !upgradable).await;
         let (stream, http2) = opened.map_err(|source| DialError::Tls { address, source })?;

@@ -10,17 +10,16 @@ use futures_util::StreamExt;
 use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
 
-use crate::edge::kube::{Change, Cluster, Follow, Resource};
+use crate::edge::kube::{Cluster, Follow, Resource, WatchChange};
 use crate::model::base::backoff::Backoff;
 use crate::model::controller::objects::Kind;
 use crate::model::ingress::endpoints::{Endpoint, ServicePort, Slices};
-use crate::model::ingress::vhosts::Sites;
+use crate::model::ingress::vhosts::Vhosts;
 use crate::runtime::watch_ext::put;
 
 /// Who answers, as far as it is known.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Known {
-    /// By Service and port.
+pub struct UpstreamEndpoints {
     pub endpoints: BTreeMap<ServicePort, Vec<Endpoint>>,
     /// The kind of what keeps a namespace's slices from being read.
     pub faults: BTreeMap<String, &'static str>,
@@ -35,7 +34,7 @@ struct Following {
 }
 
 /// Follows the endpoints of all backends of these sites. Ends when the sites' sender is gone.
-pub async fn follow(cluster: Cluster, mut sites: watch::Receiver<Arc<Sites>>, known: watch::Sender<Arc<Known>>) {
+pub async fn follow(cluster: Cluster, mut sites: watch::Receiver<Arc<Vhosts>>, endpoints: watch::Sender<Arc<UpstreamEndpoints>>) {
     let (sender, mut changes) = mpsc::channel(64);
     let mut watches: BTreeMap<String, AbortHandle> = BTreeMap::new();
     // Whatever is followed ends with this.
@@ -54,7 +53,7 @@ pub async fn follow(cluster: Cluster, mut sites: watch::Receiver<Arc<Sites>>, kn
         for namespace in wanted {
             watches.entry(namespace.clone()).or_insert_with(|| tasks.spawn(one(cluster.clone(), namespace, sender.clone())));
         }
-        following.publish(&known);
+        following.publish(&endpoints);
         loop {
             tokio::select! {
                 news = sites.changed() => {
@@ -65,7 +64,7 @@ pub async fn follow(cluster: Cluster, mut sites: watch::Receiver<Arc<Sites>>, kn
                 }
                 Some((namespace, change)) = changes.recv() => {
                     if watches.contains_key(&namespace) && following.take(&namespace, change) && changes.is_empty() {
-                        following.publish(&known);
+                        following.publish(&endpoints);
                     }
                 }
             }
@@ -73,7 +72,7 @@ pub async fn follow(cluster: Cluster, mut sites: watch::Receiver<Arc<Sites>>, kn
     }
 }
 
-async fn one(cluster: Cluster, namespace: String, sender: mpsc::Sender<(String, Change)>) {
+async fn one(cluster: Cluster, namespace: String, sender: mpsc::Sender<(String, WatchChange)>) {
     let what =
         Follow { resource: Resource::from(Kind::EndpointSlice), namespace: Some(namespace.clone()), labels: None, names_only: false };
     let mut changes = std::pin::pin!(cluster.follow(&what, Backoff::WATCH));
@@ -85,7 +84,7 @@ async fn one(cluster: Cluster, namespace: String, sender: mpsc::Sender<(String, 
 }
 
 /// The namespaces in which backends are.
-fn namespaces(sites: &Sites) -> BTreeSet<String> {
+fn namespaces(sites: &Vhosts) -> BTreeSet<String> {
     let backends = sites.values().flat_map(|site| site.backends());
     backends
         .filter(|backend| !backend.service.is_empty() && !backend.namespace.is_empty())
@@ -101,30 +100,30 @@ impl Following {
     }
 
     /// Says whether there is something to publish.
-    fn take(&mut self, namespace: &str, change: Change) -> bool {
+    fn take(&mut self, namespace: &str, change: WatchChange) -> bool {
         match change {
-            Change::Begin => {
+            WatchChange::Begin => {
                 self.listing.insert(namespace.to_owned(), Slices::default());
                 false
             }
-            Change::Listed(slice) => {
+            WatchChange::Listed(slice) => {
                 if let Some(listing) = self.listing.get_mut(namespace) {
                     listing.put(slice.clone());
                 }
                 self.slices.put(slice);
                 false
             }
-            Change::Complete => {
+            WatchChange::Complete => {
                 if let Some(listing) = self.listing.remove(namespace) {
                     self.slices.retain(namespace, &listing);
                 }
                 self.faults.remove(namespace);
                 true
             }
-            Change::Put(slice) => self.slices.put(slice),
-            Change::Gone(slice) => self.slices.gone(&slice),
-            Change::Unknown => self.faults.insert(namespace.to_owned(), "Unknown") != Some("Unknown"),
-            Change::Lost(error) => {
+            WatchChange::Put(slice) => self.slices.put(slice),
+            WatchChange::Gone(slice) => self.slices.gone(&slice),
+            WatchChange::Unknown => self.faults.insert(namespace.to_owned(), "Unknown") != Some("Unknown"),
+            WatchChange::Lost(error) => {
                 let reason = error.reason();
                 let news = self.faults.insert(namespace.to_owned(), reason) != Some(reason);
                 if news {
@@ -135,8 +134,8 @@ impl Following {
         }
     }
 
-    fn publish(&self, known: &watch::Sender<Arc<Known>>) {
-        let now = Known { endpoints: self.slices.endpoints(), faults: self.faults.clone() };
-        put(known, Arc::new(now));
+    fn publish(&self, endpoints: &watch::Sender<Arc<UpstreamEndpoints>>) {
+        let now = UpstreamEndpoints { endpoints: self.slices.endpoints(), faults: self.faults.clone() };
+        put(endpoints, Arc::new(now));
     }
 }

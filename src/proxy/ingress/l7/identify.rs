@@ -9,7 +9,7 @@ use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
 use crate::edge::localapi::{LocalApi, LocalApiError};
-use crate::model::ingress::vhosts::identity::Identity;
+use crate::model::ingress::vhosts::identity::ClientIdentity;
 
 /// How long an answer counts. A node that changes hands, or a grant that is taken back, is noticed after so long.
 const FRESH: Duration = Duration::from_secs(20);
@@ -17,15 +17,15 @@ const FRESH: Duration = Duration::from_secs(20);
 const MOST: usize = 4096;
 
 /// Asks who an address is; nothing if nobody is known.
-pub type Ask = Arc<dyn Fn(SocketAddr) -> BoxFuture<'static, Result<Option<Identity>, LocalApiError>> + Send + Sync>;
+pub type WhoIsLookup = Arc<dyn Fn(SocketAddr) -> BoxFuture<'static, Result<Option<ClientIdentity>, LocalApiError>> + Send + Sync>;
 
 /// What was told, and when.
-type Told = (Instant, Option<Arc<Identity>>);
+type CachedIdentity = (Instant, Option<Arc<ClientIdentity>>);
 
 /// Who clients are.
 pub(super) struct Identify {
-    ask: Option<Ask>,
-    known: Mutex<HashMap<IpAddr, Told>>,
+    ask: Option<WhoIsLookup>,
+    cache: Mutex<HashMap<IpAddr, CachedIdentity>>,
 }
 
 impl std::fmt::Debug for Identify {
@@ -36,24 +36,24 @@ impl std::fmt::Debug for Identify {
 
 /// Asks this tailscaled.
 #[must_use]
-pub fn by(api: LocalApi) -> Ask {
+pub fn by(api: LocalApi) -> WhoIsLookup {
     Arc::new(move |client| {
         let api = api.clone();
-        Box::pin(async move { Ok(api.whois(client).await?.map(Identity::of)) })
+        Box::pin(async move { Ok(api.whois(client).await?.map(ClientIdentity::of)) })
     })
 }
 
 impl Identify {
     /// Without anybody to ask, nobody is known.
-    pub(super) fn new(ask: Option<Ask>) -> Self {
-        Self { ask, known: Mutex::default() }
+    pub(super) fn new(ask: Option<WhoIsLookup>) -> Self {
+        Self { ask, cache: Mutex::default() }
     }
 
     /// Who that is. Nobody, where tailscaled cannot be asked: what is not known is not told.
-    pub(super) async fn who(&self, client: SocketAddr) -> Option<Arc<Identity>> {
+    pub(super) async fn who(&self, client: SocketAddr) -> Option<Arc<ClientIdentity>> {
         let ask = self.ask.as_ref()?;
-        if let Some((asked, identity)) = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(&client.ip())
-            && asked.elapsed() < FRESH
+        if let Some((at, identity)) = self.cache.lock().unwrap_or_else(PoisonError::into_inner).get(&client.ip())
+            && at.elapsed() < FRESH
         {
             return identity.clone();
         }
@@ -64,12 +64,12 @@ impl Identify {
                 return None;
             }
         };
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.len() >= MOST {
-            known.retain(|_, (asked, _)| asked.elapsed() < FRESH);
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        if cache.len() >= MOST {
+            cache.retain(|_, (requested, _)| requested.elapsed() < FRESH);
         }
-        if known.len() < MOST {
-            known.insert(client.ip(), (Instant::now(), identity.clone()));
+        if cache.len() < MOST {
+            cache.insert(client.ip(), (Instant::now(), identity.clone()));
         }
         identity
     }

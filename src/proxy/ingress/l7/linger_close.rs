@@ -18,15 +18,15 @@ use tokio::time::sleep;
 
 /// A connection that is given back when whoever has it would close it.
 #[derive(Debug)]
-pub(super) struct Lent {
+pub(super) struct LingerGuard {
     stream: Option<TcpStream>,
     back: Option<oneshot::Sender<TcpStream>>,
 }
 
 /// Lends a connection. Once the receiver is gone, it is the borrower's, who then closes it as any other.
-pub(super) fn lend(stream: TcpStream) -> (Lent, oneshot::Receiver<TcpStream>) {
+pub(super) fn lend(stream: TcpStream) -> (LingerGuard, oneshot::Receiver<TcpStream>) {
     let (back, given_back) = oneshot::channel();
-    (Lent { stream: Some(stream), back: Some(back) }, given_back)
+    (LingerGuard { stream: Some(stream), back: Some(back) }, given_back)
 }
 
 /// Waits until the client has closed, or for so long, or until there is no time left for it; then closes.
@@ -42,13 +42,13 @@ pub(super) async fn part(mut stream: TcpStream, limit: Duration, mut closing: wa
     }
 }
 
-impl Lent {
+impl LingerGuard {
     fn writer(&mut self) -> io::Result<Pin<&mut TcpStream>> {
         self.stream.as_mut().map(Pin::new).ok_or_else(|| ErrorKind::BrokenPipe.into())
     }
 }
 
-impl AsyncRead for Lent {
+impl AsyncRead for LingerGuard {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         match &mut self.get_mut().stream {
             Some(stream) => Pin::new(stream).poll_read(cx, buf),
@@ -57,7 +57,7 @@ impl AsyncRead for Lent {
     }
 }
 
-impl AsyncWrite for Lent {
+impl AsyncWrite for LingerGuard {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         self.get_mut().writer()?.poll_write(cx, buf)
     }

@@ -13,18 +13,18 @@ use tokio::time::{sleep, timeout};
 
 use crate::api::routes::Listener;
 use crate::model::ingress::vhosts::loopback;
-use crate::model::ingress::vhosts::{Site, Sites};
+use crate::model::ingress::vhosts::{Vhost, Vhosts};
 
 use super::connection::serve;
 use super::linger_close::part;
-use super::{InPlace, Loopback, Port, Served, Shared};
+use super::{InPlace, ListenerContext, Loopback, PortSnapshot, SitePort};
 
 /// How long nothing is accepted after that failed: the usual reason, no file descriptors, does not go away at once.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Room for one connection: of its site, and of the process. Held as long as anything of the connection is left.
 #[derive(Debug)]
-pub(super) struct Room {
+pub(super) struct ConnectionBudget {
     _site: OwnedSemaphorePermit,
     _process: OwnedSemaphorePermit,
 }
@@ -33,24 +33,23 @@ pub(super) struct Room {
 #[derive(Debug, Default)]
 pub(super) struct Listeners {
     addresses: BTreeMap<String, Ipv4Addr>,
-    sites: BTreeMap<String, Opened>,
+    sites: BTreeMap<String, BoundListener>,
     tasks: JoinSet<()>,
 }
 
 /// What is open for one site.
 #[derive(Debug)]
-struct Opened {
-    served: watch::Sender<Served>,
+struct BoundListener {
+    served: watch::Sender<PortSnapshot>,
     ports: BTreeMap<u16, (Listener, SocketAddr, watch::Sender<bool>)>,
     faults: BTreeMap<u16, String>,
-    /// Room for connections.
     room: Arc<Semaphore>,
 }
 
 impl Listeners {
     /// Opens what is missing and closes what is not wanted; what stays is not touched. Returns whether something could not be
     /// opened and is to be tried again.
-    pub(super) async fn follow(&mut self, sites: &Sites, shared: &Arc<Shared>) -> bool {
+    pub(super) async fn follow(&mut self, sites: &Vhosts, shared: &Arc<ListenerContext>) -> bool {
         while self.tasks.try_join_next().is_some() {}
         self.sites.retain(|name, opened| {
             let stays = sites.contains_key(name);
@@ -63,8 +62,8 @@ impl Listeners {
         loopback::assign(&mut self.addresses, &sites.keys().map(String::as_str).collect());
         let mut failed = false;
         for (name, site) in sites {
-            let served = Served::new(site, &shared.certificates);
-            let opened = self.sites.entry(name.clone()).or_insert_with(|| Opened::new(served.clone(), shared.limits.shares.site));
+            let served = PortSnapshot::new(site, &shared.certificates);
+            let opened = self.sites.entry(name.clone()).or_insert_with(|| BoundListener::new(served.clone(), shared.limits.shares.site));
             if opened.served.borrow().site != served.site {
                 opened.served.send_replace(served);
             }
@@ -77,7 +76,7 @@ impl Listeners {
 
     /// Takes no new connections and no new requests; those that there are go on.
     pub(super) fn close(&mut self) {
-        self.sites.values().for_each(Opened::close);
+        self.sites.values().for_each(BoundListener::close);
     }
 
     /// Waits until the last connection has ended.
@@ -86,8 +85,8 @@ impl Listeners {
     }
 
     /// What is open, by site.
-    pub(super) fn in_place(&self, shared: &Shared) -> BTreeMap<String, InPlace> {
-        let place = |(name, opened): (&String, &Opened)| {
+    pub(super) fn in_place(&self, shared: &ListenerContext) -> BTreeMap<String, InPlace> {
+        let place = |(name, opened): (&String, &BoundListener)| {
             let site = Arc::clone(&opened.served.borrow().site);
             let over_tls = site.is_over_tls();
             let missing: BTreeSet<_> = site.hosts.keys().filter(|host| over_tls && !shared.certificates.has(host)).cloned().collect();
@@ -99,8 +98,8 @@ impl Listeners {
     }
 }
 
-impl Opened {
-    fn new(served: Served, room: usize) -> Self {
+impl BoundListener {
+    fn new(served: PortSnapshot, room: usize) -> Self {
         let room = Arc::new(Semaphore::new(room.min(Semaphore::MAX_PERMITS)));
         Self { served: watch::Sender::new(served), ports: BTreeMap::new(), faults: BTreeMap::new(), room }
     }
@@ -111,7 +110,7 @@ impl Opened {
         }
     }
 
-    async fn open(&mut self, name: &str, site: &Site, address: Option<Ipv4Addr>, shared: &Arc<Shared>, tasks: &mut JoinSet<()>) {
+    async fn open(&mut self, name: &str, site: &Vhost, address: Option<Ipv4Addr>, shared: &Arc<ListenerContext>, tasks: &mut JoinSet<()>) {
         self.faults.clear();
         self.ports.retain(|port, (kind, _, closing)| {
             let stays = site.listeners.get(port).is_some_and(|wanted| is_over_tls(*wanted) == is_over_tls(*kind));
@@ -125,7 +124,7 @@ impl Opened {
             match bind(shared.loopback, address, port).await {
                 Ok((listener, at)) => {
                     let (closing, closed) = watch::channel(false);
-                    let port_of = Port {
+                    let port_of = SitePort {
                         service: name.to_owned(),
                         number: port,
                         over_tls: is_over_tls(kind),
@@ -165,7 +164,7 @@ async fn bind(loopback: Loopback, address: Option<Ipv4Addr>, port: u16) -> std::
 }
 
 /// The next connection, once there is room for it; nothing if accepting failed. Those that come meanwhile wait in the kernel.
-async fn accept(listener: &TcpListener, port: &Port) -> Option<(TcpStream, Room)> {
+async fn accept(listener: &TcpListener, port: &SitePort) -> Option<(TcpStream, ConnectionBudget)> {
     let stream = match listener.accept().await {
         Ok((stream, _)) => stream,
         Err(error) => {
@@ -177,11 +176,11 @@ async fn accept(listener: &TcpListener, port: &Port) -> Option<(TcpStream, Room)
     // First that of the site: who waits for it takes nothing from others.
     let site = Arc::clone(&port.room).acquire_owned().await.ok()?;
     let process = Arc::clone(&port.shared.connections).acquire_owned().await.ok()?;
-    Some((stream, Room { _site: site, _process: process }))
+    Some((stream, ConnectionBudget { _site: site, _process: process }))
 }
 
 /// Takes connections until told to close, then waits for those that there are, and for those that became something else.
-async fn listen(listener: TcpListener, port: Arc<Port>, mut closing: watch::Receiver<bool>) {
+async fn listen(listener: TcpListener, port: Arc<SitePort>, mut closing: watch::Receiver<bool>) {
     let mut connections = JoinSet::new();
     loop {
         let accepted = {

@@ -13,11 +13,11 @@ use tokio::time::{Instant, timeout};
 use crate::api::routes::Backend;
 use crate::edge::tls::Connector;
 use crate::model::ingress::endpoints::{Endpoint, ServicePort};
-use crate::model::ingress::load_balancer::{Candidate, order};
+use crate::model::ingress::load_balancer::{EndpointCandidate, order};
 
 use super::dial::DialError;
-use super::endpoints::Known;
-use super::upstream::Peer;
+use super::endpoints::UpstreamEndpoints;
+use super::upstream::Upstream;
 
 /// Endpoints that one request tries, at most, before it goes to the `ClusterIP`.
 const TRIES: usize = 3;
@@ -25,12 +25,10 @@ const TRIES: usize = 3;
 /// How long a request waits for room for its connection.
 const WAIT: Duration = Duration::from_secs(1);
 
-/// Where this replica is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct ReplicaLocation {
     /// Its zone; where it is not told, that of endpoints on the same node.
     pub zone: Option<String>,
-    /// Its node.
     pub node: Option<String>,
 }
 
@@ -38,8 +36,8 @@ pub struct Place {
 #[derive(Debug)]
 pub(super) struct Pools {
     by_backend: Mutex<BTreeMap<Arc<Backend>, Arc<Pool>>>,
-    known: watch::Receiver<Arc<Known>>,
-    place: Place,
+    endpoints: watch::Receiver<Arc<UpstreamEndpoints>>,
+    place: ReplicaLocation,
     tls: Connector,
     /// Room for connections to backends.
     room: Arc<Semaphore>,
@@ -52,20 +50,25 @@ pub(super) struct Pool {
     backend: Arc<Backend>,
     /// What TLS asks for: the Service's name in the cluster, else its address.
     name: String,
-    peers: Mutex<Peers>,
+    peers: Mutex<UpstreamSet>,
 }
 
 #[derive(Debug, Default)]
-struct Peers {
+struct UpstreamSet {
     /// What the list was made from.
-    known: Option<Arc<Known>>,
-    list: Vec<Arc<Peer>>,
-    fallback: BTreeMap<SocketAddr, Arc<Peer>>,
+    endpoints: Option<Arc<UpstreamEndpoints>>,
+    list: Vec<Arc<Upstream>>,
+    fallback: BTreeMap<SocketAddr, Arc<Upstream>>,
 }
 
 impl Pools {
-    pub(super) fn new(known: watch::Receiver<Arc<Known>>, place: Place, tls: Connector, room: Arc<Semaphore>) -> Self {
-        Self { by_backend: Mutex::default(), known, place, tls, room, start: Instant::now() }
+    pub(super) fn new(
+        endpoints: watch::Receiver<Arc<UpstreamEndpoints>>,
+        place: ReplicaLocation,
+        tls: Connector,
+        room: Arc<Semaphore>,
+    ) -> Self {
+        Self { by_backend: Mutex::default(), endpoints, place, tls, room, start: Instant::now() }
     }
 
     pub(super) fn of(&self, backend: &Arc<Backend>) -> Arc<Pool> {
@@ -92,20 +95,20 @@ impl Pools {
     pub(super) fn sweep(&self, idle: Duration) {
         let pools: Vec<_> = self.by_backend.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
         for pool in pools {
-            let mut peers = pool.refreshed(&self.known.borrow(), &self.place);
+            let mut peers = pool.refreshed(&self.endpoints.borrow(), &self.place);
             peers.list.iter().chain(peers.fallback.values()).for_each(|peer| peer.sweep(idle));
             peers.fallback.retain(|_, peer| peer.is_used());
         }
     }
 
     /// The endpoints to try for a request, the best first. None if nothing is known, or all are left alone.
-    pub(super) fn choices(&self, pool: &Pool) -> Vec<Arc<Peer>> {
+    pub(super) fn choices(&self, pool: &Pool) -> Vec<Arc<Upstream>> {
         let now = self.start.elapsed();
-        let peers = pool.refreshed(&self.known.borrow(), &self.place);
+        let peers = pool.refreshed(&self.endpoints.borrow(), &self.place);
         let candidates: Vec<_> = peers
             .list
             .iter()
-            .map(|peer| Candidate { near: peer.near, busy: peer.busy(), shunned: peer.standing().is_shunned(now) })
+            .map(|peer| EndpointCandidate { near: peer.near, busy: peer.busy(), shunned: peer.standing().is_shunned(now) })
             .collect();
         let order = order(&candidates, TRIES, fastrand::f64);
         order.into_iter().map(|index| Arc::clone(&peers.list[index])).collect()
@@ -116,14 +119,14 @@ impl Pools {
     }
 
     /// Notes whether an endpoint could be reached.
-    pub(super) fn note(&self, peer: &Peer, reached: bool) {
+    pub(super) fn note(&self, peer: &Upstream, reached: bool) {
         let mut standing = peer.standing();
         if reached { standing.answered() } else { standing.failed(self.start.elapsed()) }
     }
 
     /// The kind of what keeps a namespace's endpoints from being followed.
     pub(super) fn unfollowed(&self) -> BTreeMap<String, &'static str> {
-        self.known.borrow().faults.clone()
+        self.endpoints.borrow().faults.clone()
     }
 
     /// How many endpoints each backend has, and how many of them are left alone.
@@ -131,7 +134,7 @@ impl Pools {
         let now = self.start.elapsed();
         let pools: Vec<_> = self.by_backend.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
         let count = |pool: &Arc<Pool>| {
-            let peers = pool.refreshed(&self.known.borrow(), &self.place);
+            let peers = pool.refreshed(&self.endpoints.borrow(), &self.place);
             (peers.list.len(), peers.list.iter().filter(|peer| peer.standing().is_shunned(now)).count())
         };
         pools.iter().map(|pool| (Arc::clone(&pool.backend), count(pool))).collect()
@@ -157,7 +160,7 @@ impl Pool {
     }
 
     /// The `ClusterIP`, whose name, if it is one, is looked up.
-    pub(super) async fn fallback(&self) -> Result<Arc<Peer>, DialError> {
+    pub(super) async fn fallback(&self) -> Result<Arc<Upstream>, DialError> {
         let name = &self.backend.address;
         let address = if let Ok(address) = name.parse() {
             address
@@ -167,28 +170,28 @@ impl Pool {
             found.next().ok_or_else(|| fail(io::Error::other("it has no address")))?
         };
         let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(Arc::clone(peers.fallback.entry(address).or_insert_with(|| Arc::new(Peer::new(address, false)))))
+        Ok(Arc::clone(peers.fallback.entry(address).or_insert_with(|| Arc::new(Upstream::new(address, false)))))
     }
 
     /// The peers as the endpoints are now; those that stay keep their connections.
-    fn refreshed(&self, known: &Arc<Known>, place: &Place) -> std::sync::MutexGuard<'_, Peers> {
+    fn refreshed(&self, current: &Arc<UpstreamEndpoints>, place: &ReplicaLocation) -> std::sync::MutexGuard<'_, UpstreamSet> {
         let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        if peers.known.as_ref().is_some_and(|before| Arc::ptr_eq(before, known)) {
+        if peers.endpoints.as_ref().is_some_and(|before| Arc::ptr_eq(before, current)) {
             return peers;
         }
         let Backend { namespace, service, port_name, .. } = &*self.backend;
         let port = ServicePort { namespace: namespace.clone(), service: service.clone(), port: port_name.clone() };
-        let endpoints = known.endpoints.get(&port).map(Vec::as_slice).unwrap_or_default();
+        let endpoints = current.endpoints.get(&port).map(Vec::as_slice).unwrap_or_default();
         let zone = place.zone.as_ref().or_else(|| learned(endpoints, place.node.as_ref()?));
         let had: BTreeMap<_, _> = peers.list.drain(..).map(|peer| ((peer.address, peer.near), peer)).collect();
         peers.list = endpoints
             .iter()
             .map(|endpoint| {
                 let near = zone.is_some_and(|zone| endpoint.is_near(zone));
-                had.get(&(endpoint.address, near)).cloned().unwrap_or_else(|| Arc::new(Peer::new(endpoint.address, near)))
+                had.get(&(endpoint.address, near)).cloned().unwrap_or_else(|| Arc::new(Upstream::new(endpoint.address, near)))
             })
             .collect();
-        peers.known = Some(Arc::clone(known));
+        peers.endpoints = Some(Arc::clone(current));
         peers
     }
 }

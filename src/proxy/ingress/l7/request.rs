@@ -12,23 +12,23 @@ use http::{Method, Request, Response, StatusCode, Version};
 use hyper::body::{Body as _, Incoming};
 use tokio::time::{Instant, sleep_until};
 
-use crate::api::routes::Protocol;
-use crate::model::ingress::vhosts::headers::{self, About};
-use crate::model::ingress::vhosts::{Decision, Proxied, Site};
+use crate::api::routes::BackendProtocol;
+use crate::model::ingress::vhosts::headers::{self, RequestInfo};
+use crate::model::ingress::vhosts::{Proxied, RouteDecision, Vhost};
 
-use super::Port;
+use super::SitePort;
 use super::activity::{InFlight, Progress, Turn};
-use super::body::{ClientFault, Download, Held, Upload, Uploading};
-use super::connection::Connection;
+use super::body::{ClientFault, Download, ResponseGuard, Upload, Uploading};
+use super::connection::ClientConnection;
 use super::dial::DialError;
 use super::pool::Pool;
 use super::tunnel;
-use super::upstream::{Aim, Busy, Failed, Peer};
+use super::upstream::{InFlightGuard, SendError, Upstream, UpstreamRequest};
 
-pub(super) type Answer = Response<Download>;
+pub(super) type ProxiedResponse = Response<Download>;
 
 /// Answers a request that came in on this connection.
-pub(super) async fn answer(connection: Arc<Connection>, in_flight: InFlight, request: Request<Incoming>) -> Answer {
+pub(super) async fn answer(connection: Arc<ClientConnection>, in_flight: InFlight, request: Request<Incoming>) -> ProxiedResponse {
     let began = Instant::now();
     let head = request.method() == Method::HEAD;
     let mut answer = routed(&connection, in_flight, request).await;
@@ -39,7 +39,7 @@ pub(super) async fn answer(connection: Arc<Connection>, in_flight: InFlight, req
     answer
 }
 
-async fn routed(connection: &Arc<Connection>, in_flight: InFlight, request: Request<Incoming>) -> Answer {
+async fn routed(connection: &Arc<ClientConnection>, in_flight: InFlight, request: Request<Incoming>) -> ProxiedResponse {
     let port = &connection.port;
     let site = Arc::clone(&port.site.borrow().site);
     if request.method() == Method::CONNECT {
@@ -52,12 +52,12 @@ async fn routed(connection: &Arc<Connection>, in_flight: InFlight, request: Requ
         Ok(decided) => decided,
         Err(answer) => return *answer,
     };
-    let over_tls = proxied.backend.protocol == Protocol::Https;
+    let over_tls = proxied.backend.protocol == BackendProtocol::Https;
     // An upgrade belongs to HTTP/1.1 (RFC 9110, 7.8), and what follows it must be told from a body.
     let may_upgrade = request.version() == Version::HTTP_11 && request.body().is_end_stream();
     let upgrade = if may_upgrade { port.shared.upgrades.wanted(request.headers()) } else { None };
-    let aim = Aim { host: host.clone(), path, over_tls, from: request.version(), upgrade: upgrade.is_some() };
-    proxy(Way { connection, port, proxied, aim, name, upgrade }, in_flight, request).await
+    let aim = UpstreamRequest { host: host.clone(), path, over_tls, from: request.version(), upgrade: upgrade.is_some() };
+    proxy(UpstreamRoute { connection, port, proxied, aim, name, upgrade }, in_flight, request).await
 }
 
 /// Path and query of a request, or `*`; nothing if it has none, or `*` where that cannot be.
@@ -73,21 +73,26 @@ fn target(request: &Request<Incoming>) -> Option<PathAndQuery> {
 }
 
 /// The backend and the path for it; or the answer, where no backend is asked.
-fn decided<'a>(site: &'a Site, port: &Port, name: &str, target: &'a PathAndQuery) -> Result<(&'a Proxied, PathAndQuery), Box<Answer>> {
+fn decided<'a>(
+    site: &'a Vhost,
+    port: &SitePort,
+    name: &str,
+    target: &'a PathAndQuery,
+) -> Result<(&'a Proxied, PathAndQuery), Box<ProxiedResponse>> {
     Err(Box::new(match site.decide(port.number, name, target.as_str()) {
-        Decision::Proxy(proxied, Cow::Borrowed(_)) => return Ok((proxied, target.clone())),
-        Decision::Proxy(proxied, Cow::Owned(path)) => match path.try_into() {
+        RouteDecision::Proxy(proxied, Cow::Borrowed(_)) => return Ok((proxied, target.clone())),
+        RouteDecision::Proxy(proxied, Cow::Owned(path)) => match path.try_into() {
             Ok(path) => return Ok((proxied, path)),
             Err(_) => text(StatusCode::BAD_REQUEST, "the path cannot be sent on\n"),
         },
-        Decision::Redirect(status, to) => redirect(status, &to),
-        Decision::Text(words) => text(StatusCode::OK, words.to_owned()),
-        Decision::Misdirected => text(StatusCode::MISDIRECTED_REQUEST, "no site of that name is served here\n"),
-        Decision::Ambiguous => {
+        RouteDecision::Redirect(status, to) => redirect(status, &to),
+        RouteDecision::Text(words) => text(StatusCode::OK, words.to_owned()),
+        RouteDecision::Misdirected => text(StatusCode::MISDIRECTED_REQUEST, "no site of that name is served here\n"),
+        RouteDecision::Ambiguous => {
             text(StatusCode::BAD_REQUEST, "servers resolve this path in different ways; write it without dot segments\n")
         }
-        Decision::NotFound => text(StatusCode::NOT_FOUND, "no route leads there\n"),
-        Decision::Broken(why) => {
+        RouteDecision::NotFound => text(StatusCode::NOT_FOUND, "no route leads there\n"),
+        RouteDecision::Broken(why) => {
             tracing::debug!(service = port.service, why, "a request met a broken route");
             text(StatusCode::BAD_GATEWAY, "the route is broken: its service's events and the replica's metrics say how\n")
         }
@@ -95,23 +100,23 @@ fn decided<'a>(site: &'a Site, port: &Port, name: &str, target: &'a PathAndQuery
 }
 
 /// The way of a request to a backend.
-struct Way<'a> {
-    connection: &'a Arc<Connection>,
-    port: &'a Port,
+struct UpstreamRoute<'a> {
+    connection: &'a Arc<ClientConnection>,
+    port: &'a SitePort,
     proxied: &'a Proxied,
-    aim: Aim,
+    aim: UpstreamRequest,
     name: &'a str,
     upgrade: Option<HeaderValue>,
 }
 
-async fn proxy(way: Way<'_>, in_flight: InFlight, mut request: Request<Incoming>) -> Answer {
+async fn proxy(way: UpstreamRoute<'_>, in_flight: InFlight, mut request: Request<Incoming>) -> ProxiedResponse {
     let (shared, client) = (&way.port.shared, way.connection.client);
     let Ok(room) = Arc::clone(&shared.requests).try_acquire_owned() else { return way.end(Unanswered::Full) };
     let identity = match client {
         Some(client) => shared.identify.who(client).await,
         None => None,
     };
-    let about = About {
+    let about = RequestInfo {
         client: client.map(|client| client.ip()),
         host: way.name,
         over_tls: way.port.over_tls,
@@ -132,16 +137,16 @@ async fn proxy(way: Way<'_>, in_flight: InFlight, mut request: Request<Incoming>
         sent.headers_mut().insert(UPGRADE, protocol.clone());
     }
     let pool = shared.pools.of(&way.proxied.backend);
-    let asked = in_time(in_flight.progress(), shared.limits.answer, ask(&way, &pool, sent, &uploading)).await;
-    let (answer, busy) = match asked.unwrap_or(Err(Unanswered::Late)) {
+    let response = in_time(in_flight.progress(), shared.limits.answer, ask(&way, &pool, sent, &uploading)).await;
+    let (answer, busy) = match response.unwrap_or(Err(Unanswered::Late)) {
         Ok(answered) => answered,
         Err(unanswered) => return way.end(unanswered),
     };
-    let held = Held { in_flight, _busy: busy, _uploading: uploading, _room: room };
+    let guard = ResponseGuard { in_flight, _busy: busy, _uploading: uploading, _room: room };
     match (&way.upgrade, theirs) {
-        _ if answer.status() != StatusCode::SWITCHING_PROTOCOLS => passed(answer, held),
+        _ if answer.status() != StatusCode::SWITCHING_PROTOCOLS => passed(answer, guard),
         (Some(protocol), Some(theirs)) if headers::upgrades_to(protocol, answer.headers()) => {
-            tunnel::join(way.connection, answer, theirs, held)
+            tunnel::join(way.connection, answer, theirs, guard)
         }
         _ => {
             way.port.counts.failed("Upgrade");
@@ -150,9 +155,9 @@ async fn proxy(way: Way<'_>, in_flight: InFlight, mut request: Request<Incoming>
     }
 }
 
-impl Way<'_> {
+impl UpstreamRoute<'_> {
     /// Answers in place of a backend.
-    fn end(&self, unanswered: Unanswered) -> Answer {
+    fn end(&self, unanswered: Unanswered) -> ProxiedResponse {
         if let Some(reason) = unanswered.reason() {
             self.port.counts.aborted(reason);
         }
@@ -176,7 +181,7 @@ enum Unanswered {
 }
 
 impl Unanswered {
-    fn answer(self) -> Answer {
+    fn answer(self) -> ProxiedResponse {
         match self {
             Self::Client(ClientFault::Broken) => text(StatusCode::BAD_REQUEST, "the body is malformed or not whole\n"),
             Self::Client(ClientFault::Stalled) => text(StatusCode::REQUEST_TIMEOUT, "the rest of the body did not come\n"),
@@ -215,11 +220,11 @@ async fn in_time<T>(progress: &Progress, limit: Duration, work: impl Future<Outp
 
 /// Asks endpoints, one after the other as long as nothing was sent, at last the `ClusterIP`.
 async fn ask(
-    way: &Way<'_>,
+    way: &UpstreamRoute<'_>,
     pool: &Arc<Pool>,
     request: Request<Upload>,
     uploading: &Uploading,
-) -> Result<(Response<Incoming>, Busy), Unanswered> {
+) -> Result<(Response<Incoming>, InFlightGuard), Unanswered> {
     let (pools, counts) = (&way.port.shared.pools, &way.port.counts);
     let mut request = Box::new(request);
     let again = repeatable(&request);
@@ -229,11 +234,11 @@ async fn ask(
                 pools.note(&peer, true);
                 return Ok(answered);
             }
-            Err(Failed::Unsent(unsent, error)) => {
+            Err(SendError::Unsent(unsent, error)) => {
                 failed(way, &peer, &error)?;
                 request = unsent;
             }
-            Err(Failed::Sent(error)) => {
+            Err(SendError::Sent(error)) => {
                 let unanswered = broken(way, &peer, &error, uploading.fault());
                 // Asked again, it does the same, wherever: that is what the method says.
                 *request = again.as_ref().map(copy).ok_or(unanswered)?;
@@ -247,16 +252,16 @@ async fn ask(
     counts.fell_back();
     match peer.send(*request, &way.aim, pool, pools).await {
         Ok(answered) => Ok(answered),
-        Err(Failed::Unsent(_, error)) => {
+        Err(SendError::Unsent(_, error)) => {
             failed(way, &peer, &error)?;
             Err(if matches!(error, DialError::Deadline(_)) { Unanswered::Deadline } else { Unanswered::Unreachable })
         }
-        Err(Failed::Sent(error)) => Err(broken(way, &peer, &error, uploading.fault())),
+        Err(SendError::Sent(error)) => Err(broken(way, &peer, &error, uploading.fault())),
     }
 }
 
 /// A request was sent and not answered: by whose fault.
-fn broken(way: &Way<'_>, peer: &Peer, error: &hyper::Error, by_client: Option<ClientFault>) -> Unanswered {
+fn broken(way: &UpstreamRoute<'_>, peer: &Upstream, error: &hyper::Error, by_client: Option<ClientFault>) -> Unanswered {
     let service = &way.port.service;
     if let Some(fault) = by_client {
         tracing::debug!(service, ?fault, %error, "a client broke off a request");
@@ -268,7 +273,7 @@ fn broken(way: &Way<'_>, peer: &Peer, error: &hyper::Error, by_client: Option<Cl
 }
 
 /// Notes that an endpoint cannot be reached. Fails if that is not the endpoint's fault.
-fn failed(way: &Way<'_>, peer: &Peer, error: &DialError) -> Result<(), Unanswered> {
+fn failed(way: &UpstreamRoute<'_>, peer: &Upstream, error: &DialError) -> Result<(), Unanswered> {
     way.port.counts.failed(error.reason());
     tracing::debug!(service = way.port.service, reason = error.reason(), "an endpoint cannot be reached: {error}");
     if matches!(error, DialError::Full) {
@@ -297,13 +302,13 @@ fn copied<A, B>(request: &Request<A>, body: B) -> Request<B> {
 }
 
 /// A backend's answer as the client gets it.
-fn passed(answer: Response<Incoming>, held: Held) -> Answer {
+fn passed(answer: Response<Incoming>, guard: ResponseGuard) -> ProxiedResponse {
     let (mut parts, body) = answer.into_parts();
     headers::end_to_end(&mut parts.headers);
     parts.version = Version::default();
     parts.extensions.clear();
-    held.in_flight.turn(Turn::Backend);
-    Response::from_parts(parts, Download::stream(body, held))
+    guard.in_flight.turn(Turn::Backend);
+    Response::from_parts(parts, Download::stream(body, guard))
 }
 
 /// The name that a request is for: that of its URI, which HTTP/2 always has, else the header's. Nothing if there is none, or if
@@ -322,7 +327,7 @@ fn named(request: &Request<Incoming>) -> Option<HeaderValue> {
     HeaderValue::from_str(authority.as_str()).ok()
 }
 
-fn redirect(status: u16, to: &str) -> Answer {
+fn redirect(status: u16, to: &str) -> ProxiedResponse {
     let mut answer = text(StatusCode::from_u16(status).unwrap_or(StatusCode::FOUND), "");
     match HeaderValue::from_str(to) {
         Ok(to) => drop(answer.headers_mut().insert(LOCATION, to)),
@@ -332,7 +337,7 @@ fn redirect(status: u16, to: &str) -> Answer {
 }
 
 /// An answer of our own.
-pub(super) fn text(status: StatusCode, words: impl Into<Bytes>) -> Answer {
+pub(super) fn text(status: StatusCode, words: impl Into<Bytes>) -> ProxiedResponse {
     let mut answer = Response::new(Download::Text(words.into()));
     *answer.status_mut() = status;
     answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));

@@ -14,46 +14,46 @@ const TELL: Duration = Duration::from_mins(1);
 
 /// The connections of all clients.
 #[derive(Debug)]
-pub(super) struct Sources {
+pub(super) struct ConnectionLimits {
     most: usize,
-    open: Mutex<Open>,
+    open: Mutex<SourceConnections>,
 }
 
 #[derive(Debug, Default)]
-struct Open {
+struct SourceConnections {
     by_source: HashMap<IpAddr, usize>,
-    told: Option<Instant>,
+    logged_at: Option<Instant>,
 }
 
 /// A connection of a client, as long as this lives.
 #[derive(Debug)]
-pub(super) struct Place(Arc<Sources>, Option<IpAddr>);
+pub(super) struct ConnectionSlot(Arc<ConnectionLimits>, Option<IpAddr>);
 
-impl Sources {
+impl ConnectionLimits {
     pub(super) fn new(most: usize) -> Arc<Self> {
         Arc::new(Self { most, open: Mutex::default() })
     }
 
     /// Counts a connection of this client. Fails if it has as many as it may have, and says whether that is worth a line.
-    pub(super) fn enter(self: &Arc<Self>, client: Option<SocketAddr>) -> Result<Place, bool> {
+    pub(super) fn enter(self: &Arc<Self>, client: Option<SocketAddr>) -> Result<ConnectionSlot, bool> {
         let source = client.map(|client| source(client.ip()));
         if let Some(source) = source {
             let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
             let count = open.by_source.entry(source).or_default();
             if *count >= self.most {
-                let news = open.told.is_none_or(|told| told.elapsed() >= TELL);
+                let news = open.logged_at.is_none_or(|logged_at| logged_at.elapsed() >= TELL);
                 if news {
-                    open.told = Some(Instant::now());
+                    open.logged_at = Some(Instant::now());
                 }
                 return Err(news);
             }
             *count += 1;
         }
-        Ok(Place(Arc::clone(self), source))
+        Ok(ConnectionSlot(Arc::clone(self), source))
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         let Some(source) = self.1 else { return };
         let mut open = self.0.open.lock().unwrap_or_else(PoisonError::into_inner);

@@ -43,7 +43,7 @@ struct Words(Mutex<BTreeMap<&'static str, u64>>);
 
 /// The counts of one site at one moment.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Sample {
+pub struct SiteCounts {
     /// Requests by [`CODES`].
     pub codes: [u64; 5],
     /// The time until the head of their response.
@@ -60,7 +60,6 @@ pub struct Sample {
     pub refused: BTreeMap<&'static str, u64>,
     /// Requests and tunnels that were ended before their time, by who was waited for.
     pub aborted: BTreeMap<&'static str, u64>,
-    /// Connections that are open.
     pub open: usize,
 }
 
@@ -73,7 +72,7 @@ pub struct Stats {
 
 /// A connection that is open as long as this lives.
 #[derive(Debug)]
-pub(super) struct Open {
+pub(super) struct OpenGuard {
     counts: Arc<Counts>,
     all: watch::Sender<usize>,
 }
@@ -136,8 +135,8 @@ impl Counts {
         self.upgrades.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn sample(&self) -> Sample {
-        Sample {
+    fn sample(&self) -> SiteCounts {
+        SiteCounts {
             codes: self.codes.each_ref().map(|count| count.load(Ordering::Relaxed)),
             latency: self.latency.sample(),
             handshakes: self.handshakes.read(),
@@ -160,7 +159,7 @@ impl Default for Stats {
 impl Stats {
     /// The counts of all sites now.
     #[must_use]
-    pub fn sample(&self) -> BTreeMap<String, Sample> {
+    pub fn sample(&self) -> BTreeMap<String, SiteCounts> {
         let sites = self.sites.lock().unwrap_or_else(PoisonError::into_inner);
         sites.iter().map(|(name, counts)| (name.clone(), counts.sample())).collect()
     }
@@ -181,14 +180,14 @@ impl Stats {
         self.sites.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
     }
 
-    pub(super) fn opened(&self, counts: &Arc<Counts>) -> Open {
+    pub(super) fn opened(&self, counts: &Arc<Counts>) -> OpenGuard {
         counts.open.fetch_add(1, Ordering::Relaxed);
         self.open.send_modify(|open| *open += 1);
-        Open { counts: Arc::clone(counts), all: self.open.clone() }
+        OpenGuard { counts: Arc::clone(counts), all: self.open.clone() }
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenGuard {
     fn drop(&mut self) {
         self.counts.open.fetch_sub(1, Ordering::Relaxed);
         self.all.send_modify(|open| *open = open.saturating_sub(1));

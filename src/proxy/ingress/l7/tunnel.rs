@@ -17,12 +17,17 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::model::ingress::vhosts::headers;
 
-use super::body::{Download, Held};
-use super::connection::Connection;
-use super::request::Answer;
+use super::body::{Download, ResponseGuard};
+use super::connection::ClientConnection;
+use super::request::ProxiedResponse;
 
 /// Joins the client to the backend that agreed, and tells the client.
-pub(super) fn join(connection: &Arc<Connection>, mut answer: Response<Incoming>, theirs: OnUpgrade, held: Held) -> Answer {
+pub(super) fn join(
+    connection: &Arc<ClientConnection>,
+    mut answer: Response<Incoming>,
+    theirs: OnUpgrade,
+    guard: ResponseGuard,
+) -> ProxiedResponse {
     let ours = hyper::upgrade::on(&mut answer);
     let protocol = answer.headers().get(UPGRADE).cloned();
     let (mut parts, _) = answer.into_parts();
@@ -50,7 +55,7 @@ pub(super) fn join(connection: &Arc<Connection>, mut answer: Response<Incoming>,
             },
             _ = ended.changed() => {}
         }
-        drop(held);
+        drop(guard);
     });
     Response::from_parts(parts, Download::Text(bytes::Bytes::new()))
 }

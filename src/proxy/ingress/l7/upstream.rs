@@ -13,8 +13,8 @@ use hyper::client::conn::{http1, http2};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
-use crate::api::routes::Protocol;
-use crate::model::ingress::load_balancer::Standing;
+use crate::api::routes::BackendProtocol;
+use crate::model::ingress::load_balancer::EndpointHealth;
 use crate::model::ingress::vhosts::headers::join_cookies;
 
 use super::body::Upload;
@@ -28,34 +28,34 @@ const KEPT: usize = 128;
 
 /// One address.
 #[derive(Debug)]
-pub(super) struct Peer {
+pub(super) struct Upstream {
     pub(super) address: SocketAddr,
     pub(super) near: bool,
     busy: AtomicUsize,
-    standing: Mutex<Standing>,
-    http1: Mutex<Vec<Kept>>,
+    standing: Mutex<EndpointHealth>,
+    http1: Mutex<Vec<IdleConnection>>,
     http2: Mutex<Option<(http2::SendRequest<Upload>, Instant)>>,
     /// Held while an HTTP/2 connection is opened, which then serves all who waited.
     opening: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug)]
-struct Kept {
+struct IdleConnection {
     sender: http1::SendRequest<Upload>,
     used: Instant,
 }
 
 /// A request that the peer is answering, its body included.
 #[derive(Debug)]
-pub(super) struct Busy {
-    peer: Arc<Peer>,
+pub(super) struct InFlightGuard {
+    peer: Arc<Upstream>,
     /// That of its connection, where this may become something else and live on as such.
     room: Option<OwnedSemaphorePermit>,
 }
 
 /// What a request says beside headers and body, in the form that every HTTP version needs.
 #[derive(Debug)]
-pub(super) struct Aim {
+pub(super) struct UpstreamRequest {
     pub(super) host: HeaderValue,
     pub(super) path: PathAndQuery,
     pub(super) over_tls: bool,
@@ -64,20 +64,20 @@ pub(super) struct Aim {
 }
 
 /// A request that was not answered.
-pub(super) enum Failed {
+pub(super) enum SendError {
     /// It was not sent: another may be asked.
     Unsent(Box<Request<Upload>>, DialError),
     /// It was sent, at least in part.
     Sent(hyper::Error),
 }
 
-impl Drop for Busy {
+impl Drop for InFlightGuard {
     fn drop(&mut self) {
         self.peer.busy.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl Peer {
+impl Upstream {
     pub(super) fn new(address: SocketAddr, near: bool) -> Self {
         Self {
             address,
@@ -94,18 +94,19 @@ impl Peer {
         self.busy.load(Ordering::Relaxed)
     }
 
-    pub(super) fn standing(&self) -> MutexGuard<'_, Standing> {
+    pub(super) fn standing(&self) -> MutexGuard<'_, EndpointHealth> {
         self.standing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether there are connections or requests.
     pub(super) fn is_used(&self) -> bool {
-        self.busy() > 0 || !self.kept().is_empty() || self.multiplexed().is_some()
+        self.busy() > 0 || !self.idle_now().is_empty() || self.multiplexed().is_some()
     }
 
     /// Lets connections go that have waited for `idle` or are closed.
     pub(super) fn sweep(&self, idle: Duration) {
-        self.kept().retain(|kept| !kept.sender.is_closed() && (!kept.sender.is_ready() || kept.used.elapsed() < idle));
+        self.idle_now()
+            .retain(|connection| !connection.sender.is_closed() && (!connection.sender.is_ready() || connection.used.elapsed() < idle));
         let mut http2 = self.multiplexed();
         let over =
             |(sender, used): &(http2::SendRequest<Upload>, Instant)| sender.is_closed() || (self.busy() == 0 && used.elapsed() >= idle);
@@ -114,20 +115,20 @@ impl Peer {
         }
     }
 
-    /// Asks it; the answer's body is the peer's business until it has passed ([`Busy`]).
+    /// Asks it; the answer's body is the peer's business until it has passed ([`InFlightGuard`]).
     pub(super) async fn send(
         self: &Arc<Self>,
         mut request: Request<Upload>,
-        aim: &Aim,
+        aim: &UpstreamRequest,
         pool: &Pool,
         pools: &Pools,
-    ) -> Result<(Response<Incoming>, Busy), Failed> {
+    ) -> Result<(Response<Incoming>, InFlightGuard), SendError> {
         self.busy.fetch_add(1, Ordering::Relaxed);
-        let mut busy = Busy { peer: Arc::clone(self), room: None };
+        let mut busy = InFlightGuard { peer: Arc::clone(self), room: None };
         loop {
             let (sender, reused) = match self.sender(aim, pool, pools, &mut busy).await {
                 Ok(sender) => sender,
-                Err(error) => return Err(Failed::Unsent(Box::new(request), error)),
+                Err(error) => return Err(SendError::Unsent(Box::new(request), error)),
             };
             let (error, back) = match sender {
                 Sender::Http1(mut sender) => {
@@ -158,15 +159,21 @@ impl Peer {
                 }
                 Some(unsent) => {
                     let error = DialError::Http { address: self.address, source: back };
-                    return Err(Failed::Unsent(Box::new(unsent), error));
+                    return Err(SendError::Unsent(Box::new(unsent), error));
                 }
-                None => return Err(Failed::Sent(back)),
+                None => return Err(SendError::Sent(back)),
             }
         }
     }
 
     /// A connection for one request, and whether it was open before.
-    async fn sender(&self, aim: &Aim, pool: &Pool, pools: &Pools, busy: &mut Busy) -> Result<(Sender, bool), DialError> {
+    async fn sender(
+        &self,
+        aim: &UpstreamRequest,
+        pool: &Pool,
+        pools: &Pools,
+        busy: &mut InFlightGuard,
+    ) -> Result<(Sender, bool), DialError> {
         if aim.upgrade {
             busy.room = Some(pools.room().await?);
             return Ok((self.dialled(None, pool, pools).await?, false));
@@ -175,7 +182,7 @@ impl Peer {
             return Ok((open, true));
         }
         // Others who want an HTTP/2 connection wait for this one.
-        let _opening = if pool.backend().protocol == Protocol::H2c { Some(self.opening.lock().await) } else { None };
+        let _opening = if pool.backend().protocol == BackendProtocol::H2c { Some(self.opening.lock().await) } else { None };
         match self.open() {
             Some(open) => Ok((open, true)),
             None => Ok((self.dialled(Some(pools.room().await?), pool, pools).await?, false)),
@@ -202,21 +209,21 @@ impl Peer {
         }
         *http2 = None;
         drop(http2);
-        let mut kept = self.kept();
-        kept.retain(|kept| !kept.sender.is_closed());
-        let at = kept.iter().rposition(|kept| kept.sender.is_ready() && kept.used.elapsed() < IDLE)?;
-        Some(Sender::Http1(kept.swap_remove(at).sender))
+        let mut idle_now = self.idle_now();
+        idle_now.retain(|connection| !connection.sender.is_closed());
+        let at = idle_now.iter().rposition(|retained| retained.sender.is_ready() && retained.used.elapsed() < IDLE)?;
+        Some(Sender::Http1(idle_now.swap_remove(at).sender))
     }
 
     /// Keeps a connection whose answer is still coming: it is free when that has passed.
     fn keep(&self, sender: http1::SendRequest<Upload>) {
-        let mut kept = self.kept();
-        if kept.len() < KEPT {
-            kept.push(Kept { sender, used: Instant::now() });
+        let mut idle_now = self.idle_now();
+        if idle_now.len() < KEPT {
+            idle_now.push(IdleConnection { sender, used: Instant::now() });
         }
     }
 
-    fn kept(&self) -> MutexGuard<'_, Vec<Kept>> {
+    fn idle_now(&self) -> MutexGuard<'_, Vec<IdleConnection>> {
         self.http1.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -226,7 +233,7 @@ impl Peer {
 }
 
 /// Brings a request into the form of an HTTP version.
-fn shape(request: &mut Request<Upload>, aim: &Aim, http2: bool) {
+fn shape(request: &mut Request<Upload>, aim: &UpstreamRequest, http2: bool) {
     let mut uri = http::uri::Parts::default();
     uri.path_and_query = Some(aim.path.clone());
     // Its length is that of the body that came, which is all that counts: hyper drops a GET's body of which it does not know.

@@ -12,33 +12,28 @@ use crate::api::serve::ServeConfig;
 use crate::api::{egress, ingress, state};
 use crate::model::base::netmap::{NetMap, SelfNode};
 use crate::model::plan::Planned;
-use crate::model::tailnet::serve_config::Barred;
-use crate::model::tailnet::status::{Encoded, Left, Patience, PodAddresses, egress_status, encode, ingress_status};
+use crate::model::tailnet::serve_config::FunnelError;
+use crate::model::tailnet::status::{Encoded, Omitted, PodAddresses, ServeHistory, egress_status, encode, ingress_status};
 use crate::proxy::forwarding::ruleset_sync::Programmed;
-use crate::proxy::ingress::advertise::Standing;
-use crate::proxy::ingress::serve_config_writer::Serving;
+use crate::proxy::ingress::advertise::AdvertiseStatus;
+use crate::proxy::ingress::serve_config_writer::ServeStatus;
 
 /// What the statuses are made from.
 #[derive(Debug)]
 pub struct Inputs {
     /// What the kernel holds.
     pub programmed: watch::Receiver<Programmed>,
-    /// The tailnet.
     pub netmap: watch::Receiver<Option<Arc<NetMap>>>,
     /// What tailscaled serves, where that is decided here; else a cell whose sender may be gone.
-    pub serving: watch::Receiver<Serving>,
-    /// How what is advertised stands, likewise.
-    pub standing: watch::Receiver<Standing>,
+    pub serving: watch::Receiver<ServeStatus>,
+    pub standing: watch::Receiver<AdvertiseStatus>,
 }
 
 /// What there is to tell.
 #[derive(Debug, Clone, Copy)]
-pub struct About {
-    /// The Pod's addresses.
+pub struct ReportInputs {
     pub pod: PodAddresses,
-    /// Whether there is an egress config.
     pub egress: bool,
-    /// Whether there is an ingress config.
     pub ingress: bool,
     /// How long an unresolved service is held back; [`crate::model::tailnet::status::GRACE`].
     pub grace: Duration,
@@ -50,17 +45,17 @@ pub struct About {
 ///
 /// The first status that says anything is told at once: under the Tailscale operator the replica before may be gone already, and
 /// until this one is told of, nobody serves. So nothing is told of a world without the tailnet, for what follows would have to wait.
-pub async fn run(mut inputs: Inputs, about: About, ledger: Ledger) {
+pub async fn run(mut inputs: Inputs, about: ReportInputs, ledger: Ledger) {
     let start = Instant::now();
-    let mut patience = Patience::new(about.grace);
+    let mut patience = ServeHistory::new(about.grace);
     loop {
         let now = start.elapsed();
         if let Some(node) = inputs.netmap.borrow_and_update().as_ref().and_then(|netmap| netmap.node.as_ref()) {
             device(&ledger, node);
         }
         let programmed = inputs.programmed.borrow_and_update().clone();
-        let told = programmed.planned.filter(|planned| programmed.current && planned.world.netmap.is_some());
-        if let Some(planned) = &told {
+        let reported = programmed.planned.filter(|planned| programmed.current && planned.world.netmap.is_some());
+        if let Some(planned) = &reported {
             accepted(&ledger, about, planned, &mut patience, now);
         }
         served(&ledger, inputs.serving.borrow_and_update().config.as_deref(), inputs.netmap.borrow().as_deref());
@@ -76,7 +71,7 @@ pub async fn run(mut inputs: Inputs, about: About, ledger: Ledger) {
         if changed.is_err() {
             return;
         }
-        if told.is_some() {
+        if reported.is_some() {
             sleep(PACE.saturating_sub(start.elapsed().saturating_sub(now))).await;
         }
     }
@@ -90,7 +85,7 @@ fn device(ledger: &Ledger, node: &SelfNode) {
 }
 
 /// A name and addresses mean that the device can be reached, so they are told after the rules.
-fn accepted(ledger: &Ledger, about: About, planned: &Planned, patience: &mut Patience, now: Duration) {
+fn accepted(ledger: &Ledger, about: ReportInputs, planned: &Planned, patience: &mut ServeHistory, now: Duration) {
     let (plan, world) = (&planned.plan, &planned.world);
     if let Some(node) = world.netmap.as_ref().and_then(|netmap| netmap.node.as_ref()).filter(|node| !node.name.is_empty()) {
         let ips: Vec<_> = node.addresses.iter().map(ToString::to_string).collect();
@@ -99,9 +94,9 @@ fn accepted(ledger: &Ledger, about: About, planned: &Planned, patience: &mut Pat
     }
     if about.egress {
         let withheld = patience.withheld(plan, &world.egress, now);
-        let Encoded { plain, packed, left } = encode(egress_status(plan, &world.egress, about.pod, &withheld), about.room);
-        if left != Left::Nothing && packed.is_none() {
-            tracing::warn!(bytes = plain.len(), ?left, "the egress status exceeds the size of its Secret; truncating it");
+        let Encoded { plain, packed, omitted } = encode(egress_status(plan, &world.egress, about.pod, &withheld), about.room);
+        if omitted != Omitted::Nothing && packed.is_none() {
+            tracing::warn!(bytes = plain.len(), ?omitted, "the egress status exceeds the size of its Secret; truncating it");
         }
         ledger.set(egress::KEY, plain);
         match packed {
@@ -123,7 +118,7 @@ fn served(ledger: &Ledger, config: Option<&ServeConfig>, netmap: Option<&NetMap>
 }
 
 /// The reconciler tells those who asked for it. While nobody knows, what was said before stays.
-fn barred(ledger: &Ledger, barred: Option<&BTreeMap<String, Barred>>) {
+fn barred(ledger: &Ledger, barred: Option<&BTreeMap<String, FunnelError>>) {
     match barred {
         Some(barred) if barred.is_empty() => ledger.remove(state::BARRED),
         Some(barred) => {

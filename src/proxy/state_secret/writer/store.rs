@@ -3,13 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use crate::edge::files::{self, FilesError};
-use crate::edge::kube::{Call, KubeError, Refusal, StateSecret, Verb};
-use crate::model::tailnet::state::{Changes, Content, applied};
+use crate::edge::kube::{ApiCall, ApiRefusal, KubeError, StateSecret, Verb};
+use crate::model::tailnet::state::{Content, StateChanges, applied};
 
 /// Where the state is kept.
 #[derive(Debug)]
 pub enum Store {
-    /// The Pod's state Secret.
     Secret(StateSecret),
     /// A JSON object of text by key, replaced whole.
     File(PathBuf),
@@ -18,34 +17,18 @@ pub enum Store {
 /// The state could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
-    /// The API failed.
     #[error(transparent)]
     Api(#[from] KubeError),
     /// The API said beforehand that it would.
     #[error("the Pod's ServiceAccount may not use Secret {name:?}; nothing is written until its Role has: {}", rules.join(", "))]
-    Denied {
-        /// The Secret.
-        name: String,
-        /// The rules that are missing.
-        rules: Vec<String>,
-    },
-    /// There is no Secret.
+    Denied { name: String, rules: Vec<String> },
     #[error("Secret {name:?} does not exist; the operator makes it, and tailscaled too if it may")]
-    Missing {
-        /// The Secret.
-        name: String,
-    },
-    /// The file failed.
+    Missing { name: String },
     #[error(transparent)]
     File(#[from] FilesError),
     /// The file holds something else.
     #[error("{path} is not a JSON object of text by key: {source}; remove it or choose another --state-file")]
-    Content {
-        /// The file.
-        path: PathBuf,
-        /// What the parser says.
-        source: serde_json::Error,
-    },
+    Content { path: PathBuf, source: serde_json::Error },
 }
 
 impl ReportError {
@@ -66,7 +49,7 @@ impl ReportError {
     pub fn is_missing(&self) -> bool {
         match self {
             Self::Missing { .. } => true,
-            Self::Api(error) => error.refusal() == Some(Refusal::NotFound),
+            Self::Api(error) => error.refusal() == Some(ApiRefusal::NotFound),
             _ => false,
         }
     }
@@ -82,7 +65,7 @@ impl Store {
         }
         if permissions.denies(Verb::Get) || permissions.denies(Verb::Patch) {
             let needed = permissions.denied.iter().filter(|call| call.verb != Verb::Create);
-            return Err(ReportError::Denied { name: secret.name().to_owned(), rules: needed.map(Call::rule).collect() });
+            return Err(ReportError::Denied { name: secret.name().to_owned(), rules: needed.map(ApiCall::rule).collect() });
         }
         Ok(())
     }
@@ -106,7 +89,7 @@ impl Store {
         }
     }
 
-    pub(super) async fn apply(&self, changes: &Changes) -> Result<(), ReportError> {
+    pub(super) async fn apply(&self, changes: &StateChanges) -> Result<(), ReportError> {
         match self {
             Self::Secret(secret) => Ok(secret.patch(changes).await?),
             Self::File(path) => {

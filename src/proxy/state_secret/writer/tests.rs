@@ -13,8 +13,8 @@ fn start() -> Start {
     Start { capver: Some(138), pod_uid: Some("u-1".into()), auth_key: String::new() }
 }
 
-fn rhythm() -> Rhythm {
-    Rhythm { retry: Backoff::new(Duration::from_secs(1), Duration::from_secs(30), 0.2).expect("bounds"), look: LOOK }
+fn rhythm() -> WriteIntervals {
+    WriteIntervals { retry: Backoff::new(Duration::from_secs(1), Duration::from_secs(30), 0.2).expect("bounds"), look: LOOK }
 }
 
 fn report(path: PathBuf) -> Ledger {

@@ -8,8 +8,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep};
 use tracing::{error, info, warn};
 
-use super::conf::{Look, key};
-use super::{Advertised, AuthEvent, Event, NeverStarted, Process, StateRequest, StateWrite, Supervisor};
+use super::conf::{ConfReading, key};
+use super::{Advertised, AuthEvent, DaemonEvent, NeverStarted, Process, StateRequest, StateWrite, Supervisor};
 use crate::api::localapi::{MaskedPrefs, StartOptions};
 use crate::edge::daemon::{self, DaemonError};
 use crate::edge::dns;
@@ -19,7 +19,7 @@ use crate::model::base::backoff::Backoff;
 use crate::model::tailnet::supervise::argv::command_line;
 use crate::model::tailnet::supervise::login::{LoginPlan, plan, prefs};
 use crate::model::tailnet::supervise::state_backup::to_file;
-use crate::model::tailnet::supervise::{Action, Login, Phase, Secret, TwoStep};
+use crate::model::tailnet::supervise::{DaemonAction, DaemonPhase, Login, Secret, TwoStep};
 
 /// `NetfilterMode` that makes tailscaled's own chains but no jumps to them.
 const NODIVERT: i64 = 1;
@@ -31,7 +31,7 @@ const WELL_KNOWN: &str = "/var/run/tailscale/tailscaled.sock";
 impl Supervisor {
     /// What is done once, before the first start.
     pub(super) async fn prepare(&mut self) {
-        self.from_file = self.inputs.kept.borrow().is_ahead();
+        self.from_file = self.inputs.backup.borrow().is_ahead();
         if !self.settings.userspace
             && let Err(fault) = daemon::ensure_tun(Path::new("/dev/net/tun"))
         {
@@ -49,39 +49,39 @@ impl Supervisor {
     }
 
     /// Does one thing; returns what happened at once.
-    pub(super) async fn act(&mut self, action: Action) -> Option<Event> {
+    pub(super) async fn act(&mut self, action: DaemonAction) -> Option<DaemonEvent> {
         let api = self.api.clone();
         match action {
-            Action::Spawn => return Some(self.spawn().await),
-            Action::Terminate => self.signal(Signal::SIGTERM),
-            Action::Kill => self.signal(Signal::SIGKILL),
-            Action::Wake(at) => {
+            DaemonAction::Spawn => return Some(self.spawn().await),
+            DaemonAction::Terminate => self.signal(Signal::SIGTERM),
+            DaemonAction::Kill => self.signal(Signal::SIGKILL),
+            DaemonAction::Wake(at) => {
                 let at = self.begin + at;
                 self.wake = Some(self.wake.map_or(at, |before| before.min(at)));
             }
-            Action::TellPrefs => {
-                let told = self.two_step().and_then(prefs);
-                self.work.spawn(async move { Some(Event::Auth(AuthEvent::Told(tell(&api, told).await))) });
+            DaemonAction::TellPrefs => {
+                let reported = self.two_step().and_then(prefs);
+                self.work.spawn(async move { Some(DaemonEvent::Auth(AuthEvent::Told(tell(&api, reported).await))) });
             }
-            Action::Login => self.login(),
-            Action::LoginWith(key) => {
+            DaemonAction::Login => self.login(),
+            DaemonAction::LoginWith(key) => {
                 info!("trying another key");
-                self.work.spawn(async move { Some(Event::Auth(AuthEvent::LoggedIn(login_with(&api, &key).await))) });
+                self.work.spawn(async move { Some(DaemonEvent::Auth(AuthEvent::LoggedIn(login_with(&api, &key).await))) });
             }
-            Action::DisconnectControl => {
+            DaemonAction::DisconnectControl => {
                 warn!("the key to log in with has failed; asking for another");
                 self.work.spawn(async move {
                     if let Err(fault) = api.disconnect_control().await {
                         info!(%fault, "leaving the control server");
                     }
-                    Some(Event::Auth(AuthEvent::Left))
+                    Some(DaemonEvent::Auth(AuthEvent::Left))
                 });
             }
-            Action::Write(write) => {
+            DaemonAction::Write(write) => {
                 let writes = self.inputs.writes.clone();
                 self.work.spawn(async move { ask_to_write(&writes, write).await });
             }
-            Action::GiveUp(text) => {
+            DaemonAction::GiveUp(text) => {
                 error!("{text}");
                 self.gave_up = Some(NeverStarted(text));
             }
@@ -89,24 +89,24 @@ impl Supervisor {
         None
     }
 
-    async fn spawn(&mut self) -> Event {
+    async fn spawn(&mut self) -> DaemonEvent {
         // The newest config counts, and its key has to be known before the daemon tries it.
-        if let Some(event @ Event::Key(_)) = self.look() {
+        if let Some(event @ DaemonEvent::Key(_)) = self.look() {
             self.machine.step(event, self.begin.elapsed(), 0.0);
         }
         let config = match &mut self.conf {
             None => None,
             Some(conf) => match conf.for_start() {
                 Ok(Some(path)) => Some(path.to_owned()),
-                Ok(None) => return Event::SpawnFailed(conf.fault().unwrap_or("there is no config yet").to_owned()),
+                Ok(None) => return DaemonEvent::SpawnFailed(conf.fault().unwrap_or("there is no config yet").to_owned()),
                 Err(fault) => {
                     self.fault(fault.reason(), &fault);
-                    return Event::SpawnFailed(fault.to_string());
+                    return DaemonEvent::SpawnFailed(fault.to_string());
                 }
             },
         };
-        let left = if self.inputs.outlives && self.epochs == 0 { Process::left() } else { None };
-        if let Some((process, args)) = left {
+        let orphan = if self.inputs.outlives && self.epochs == 0 { Process::orphan() } else { None };
+        if let Some((process, args)) = orphan {
             return self.take_over(process, &args, config.as_deref());
         }
         let state = self.stand_in().await;
@@ -118,20 +118,20 @@ impl Supervisor {
             }
             Err(fault) => {
                 self.fault(fault.reason(), &fault);
-                Event::SpawnFailed(fault.to_string())
+                DaemonEvent::SpawnFailed(fault.to_string())
             }
         }
     }
 
-    fn begin(&mut self, process: Process) -> Event {
+    fn begin(&mut self, process: Process) -> DaemonEvent {
         self.process = Some(process);
         self.epochs += 1;
         self.epoch.send_replace(self.epochs);
-        Event::Spawned
+        DaemonEvent::Spawned
     }
 
     /// Goes on with the daemon that the process before this one has left; one that was started in another way than now is ended, and then started anew.
-    fn take_over(&mut self, process: Process, args: &str, config: Option<&Path>) -> Event {
+    fn take_over(&mut self, process: Process, args: &str, config: Option<&Path>) -> DaemonEvent {
         let line = |state: Option<PathBuf>| command_line(&self.settings, config, state.as_deref()).join(" ");
         let file = self.settings.state_file();
         let from_file = file.is_some_and(|file| args == line(Some(file)));
@@ -150,16 +150,16 @@ impl Supervisor {
     /// cannot have it, or where what it wrote is nowhere else.
     async fn stand_in(&mut self) -> Option<PathBuf> {
         let file = self.settings.state_file()?;
-        let kept = self.inputs.kept.borrow().clone();
+        let backup = self.inputs.backup.borrow().clone();
         let before = self.from_file;
         let answered = (self.epochs == 0 || self.greeted == self.epochs) && !std::mem::take(&mut self.storeless);
-        let alone = self.from_file && !kept.given_back;
+        let alone = self.from_file && !backup.given_back;
         // Where the rest has decided already, nobody is waited for.
         let away = match &self.inputs.reach {
-            Some(reach) if kept.content.is_some() && answered && !alone => !reach.ask().await,
+            Some(reach) if backup.content.is_some() && answered && !alone => !reach.ask().await,
             _ => false,
         };
-        self.from_file = match (self.from_file, kept.content) {
+        self.from_file = match (self.from_file, backup.content) {
             (true, _) => answered && (away || alone),
             (false, Some(content)) if away || !answered => match replace_private(&file, &to_file(&content)) {
                 Ok(()) => true,
@@ -203,23 +203,23 @@ impl Supervisor {
     }
 
     /// Looks at the config; a good new one is given to the daemon, and its key is known.
-    pub(super) fn look(&mut self) -> Option<Event> {
+    pub(super) fn look(&mut self) -> Option<DaemonEvent> {
         match self.conf.as_mut()?.look() {
-            Look::Same => None,
-            Look::Fault(fault) => {
+            ConfReading::Same => None,
+            ConfReading::Fault(fault) => {
                 self.fault(fault.reason(), &fault);
-                Some(Event::Tick)
+                Some(DaemonEvent::Tick)
             }
-            Look::Changed(file) => {
+            ConfReading::Changed(file) => {
                 info!("the config file has changed");
                 if self.process.is_some() {
                     self.reload();
                 }
                 match key(&file) {
-                    Ok(key) => Some(Event::Key(key)),
+                    Ok(key) => Some(DaemonEvent::Key(key)),
                     Err(fault) => {
                         self.fault(fault.reason(), &fault);
-                        Some(Event::Tick)
+                        Some(DaemonEvent::Tick)
                     }
                 }
             }
@@ -243,7 +243,7 @@ impl Supervisor {
     pub(super) fn compare(&mut self) {
         let state = self.state.borrow();
         let differs = self.conf.as_ref().is_some_and(|conf| conf.differs(&state));
-        let running = state.phase == Phase::Running;
+        let running = state.phase == DaemonPhase::Running;
         drop(state);
         if differs && running && self.work.is_empty() && !self.advertises_on() {
             self.reload();
@@ -287,7 +287,7 @@ impl Supervisor {
             if let Err(text) = &answer {
                 warn!(text, "login failed; it will be tried again");
             }
-            Some(Event::Auth(AuthEvent::LoggedIn(answer)))
+            Some(DaemonEvent::Auth(AuthEvent::LoggedIn(answer)))
         });
     }
 
@@ -324,7 +324,7 @@ async fn login_with(api: &LocalApi, secret: &Secret) -> Result<(), String> {
 }
 
 /// Asks for a write until it is done; nobody there to write means that there is nothing to wait for.
-async fn ask_to_write(writes: &mpsc::Sender<StateRequest>, write: StateWrite) -> Option<Event> {
+async fn ask_to_write(writes: &mpsc::Sender<StateRequest>, write: StateWrite) -> Option<DaemonEvent> {
     let mut retry = Backoff::DAEMON;
     loop {
         let (done, written) = oneshot::channel();
@@ -333,7 +333,7 @@ async fn ask_to_write(writes: &mpsc::Sender<StateRequest>, write: StateWrite) ->
             return None;
         }
         if written.await.is_ok() {
-            return Some(Event::Auth(AuthEvent::Written(write)));
+            return Some(DaemonEvent::Auth(AuthEvent::Written(write)));
         }
         sleep(retry.next(fastrand::f64())).await;
     }

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{debug, warn};
 
-use crate::api::localapi::{DnsConfig, Notify, Status};
+use crate::api::localapi::{DaemonStatus, DnsConfig, Notify};
 use crate::edge::localapi::{Bus, LocalApi, LocalApiError, MASK, MASK_OLD};
 use crate::model::base::backoff::Backoff;
 use crate::model::base::netmap::NetMap;
@@ -32,7 +32,7 @@ const BATCH: usize = 256;
 
 /// What the reader knows.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct View {
+pub(super) struct BusView {
     /// Which daemon process this is about.
     pub(super) epoch: u64,
     /// The stream is open.
@@ -45,23 +45,22 @@ pub(super) struct View {
     pub(super) fault: Option<(&'static str, String)>,
 }
 
-/// The reader.
 pub(super) struct Reader {
     pub(super) api: LocalApi,
     /// Which daemon process is there; zero for none.
     pub(super) epoch: watch::Receiver<u64>,
-    pub(super) view: watch::Sender<View>,
+    pub(super) view: watch::Sender<BusView>,
     pub(super) netmap: watch::Sender<Option<Arc<NetMap>>>,
 }
 
 /// An answer that the reader asked for beside the stream.
-enum Answer {
-    Status(Result<Box<Status>, LocalApiError>),
+enum BusReply {
+    Status(Result<Box<DaemonStatus>, LocalApiError>),
     Dns(Result<DnsConfig, LocalApiError>),
 }
 
 /// Why a stream was left.
-enum End {
+enum StreamEnd {
     /// The daemon ended it or the connection broke.
     Lost(Option<LocalApiError>),
     /// The daemon is too old for the mask.
@@ -93,7 +92,7 @@ impl Reader {
     /// Reads from one daemon process, until dropped.
     async fn of_daemon(
         api: &LocalApi,
-        view: &watch::Sender<View>,
+        view: &watch::Sender<BusView>,
         netmap: &watch::Sender<Option<Arc<NetMap>>>,
         fold: &mut Fold,
         epoch: u64,
@@ -106,19 +105,19 @@ impl Reader {
                     let opened = Instant::now();
                     view.send_modify(|view| {
                         let snapshot = Snapshot { netmap: None, ..fold.snapshot() };
-                        *view = View { epoch, connected: true, capver: bus.capver(), snapshot, fault: view.fault.take() };
+                        *view = BusView { epoch, connected: true, capver: bus.capver(), snapshot, fault: view.fault.take() };
                     });
-                    let mut stream = Stream { api, view, netmap, fold, asked: None, stale: false };
+                    let mut stream = Stream { api, view, netmap, fold, pending: None, stale: false };
                     let end = stream.read(bus, mask).await;
                     if opened.elapsed() >= STEADY {
                         retry.reset();
                     }
                     match end {
-                        End::Old => {
+                        StreamEnd::Old => {
                             mask = MASK_OLD;
                             continue;
                         }
-                        End::Lost(fault) => fault,
+                        StreamEnd::Lost(fault) => fault,
                     }
                 }
                 // That nobody listens yet is no fault: the phase says as much.
@@ -139,27 +138,27 @@ impl Reader {
 /// One subscription.
 struct Stream<'a> {
     api: &'a LocalApi,
-    view: &'a watch::Sender<View>,
+    view: &'a watch::Sender<BusView>,
     netmap: &'a watch::Sender<Option<Arc<NetMap>>>,
     fold: &'a mut Fold,
-    asked: Option<BoxFuture<'static, Answer>>,
+    pending: Option<BoxFuture<'static, BusReply>>,
     /// What is being asked for is already too old.
     stale: bool,
 }
 
 impl Stream<'_> {
-    async fn read(&mut self, mut bus: Bus, mask: u32) -> End {
+    async fn read(&mut self, mut bus: Bus, mask: u32) -> StreamEnd {
         match timeout(FIRST, bus.next()).await {
             Ok(Ok(Some(message))) => {
                 if mask == MASK && message.initial_status.is_none() {
-                    return End::Old;
+                    return StreamEnd::Old;
                 }
                 if let Err(end) = self.take(message) {
                     return end;
                 }
             }
-            Ok(Ok(None)) | Err(_) => return End::Lost(None),
-            Ok(Err(fault)) => return End::Lost(Some(fault)),
+            Ok(Ok(None)) | Err(_) => return StreamEnd::Lost(None),
+            Ok(Err(fault)) => return StreamEnd::Lost(Some(fault)),
         }
         self.publish();
         let mut compare = Instant::now() + COMPARE;
@@ -171,8 +170,8 @@ impl Stream<'_> {
                         return end;
                     }
                 }
-                answer = async { match &mut self.asked { Some(asked) => asked.await, None => std::future::pending().await } } => {
-                    self.asked = None;
+                answer = async { match &mut self.pending { Some(pending) => pending.await, None => std::future::pending().await } } => {
+                    self.pending = None;
                     if let Err(fault) = self.answered(answer) {
                         warn!(%fault, "tailscaled did not answer; asking for the whole status again");
                         self.view.send_modify(|view| view.fault = Some((fault.reason(), fault.to_string())));
@@ -181,7 +180,7 @@ impl Stream<'_> {
                 }
                 lives = &mut pulse => match lives {
                     Ok(()) => pulse = self::pulse(self.api),
-                    Err(fault) => return End::Lost(Some(fault)),
+                    Err(fault) => return StreamEnd::Lost(Some(fault)),
                 },
                 () = sleep_until(compare) => {
                     compare = Instant::now() + COMPARE;
@@ -193,18 +192,18 @@ impl Stream<'_> {
     }
 
     /// Takes a message in and all that have already arrived behind it.
-    fn batch(&mut self, first: Result<Option<Notify>, LocalApiError>, bus: &mut Bus) -> Result<(), End> {
+    fn batch(&mut self, first: Result<Option<Notify>, LocalApiError>, bus: &mut Bus) -> Result<(), StreamEnd> {
         let mut message = first;
         for _ in 0..BATCH {
             match message {
                 Ok(Some(message)) => self.take(message)?,
-                Ok(None) => return Err(End::Lost(None)),
+                Ok(None) => return Err(StreamEnd::Lost(None)),
                 Err(fault) if fault.stream_goes_on() => {
                     warn!(%fault, "a message of the bus was not understood; asking for the whole status");
                     self.view.send_modify(|view| view.fault = Some((fault.reason(), fault.to_string())));
                     self.ask();
                 }
-                Err(fault) => return Err(End::Lost(Some(fault))),
+                Err(fault) => return Err(StreamEnd::Lost(Some(fault))),
             }
             match bus.next().now_or_never() {
                 Some(next) => message = next,
@@ -214,7 +213,7 @@ impl Stream<'_> {
         Ok(())
     }
 
-    fn take(&mut self, message: Notify) -> Result<(), End> {
+    fn take(&mut self, message: Notify) -> Result<(), StreamEnd> {
         let effect = self.fold.fold(message);
         if effect.ask_status {
             self.ask();
@@ -223,7 +222,7 @@ impl Stream<'_> {
             Some(text) => {
                 warn!(text, "tailscaled reports a fault on the bus; subscribing again");
                 self.view.send_modify(|view| view.fault = Some(("Lost", text)));
-                Err(End::Lost(None))
+                Err(StreamEnd::Lost(None))
             }
             None => Ok(()),
         }
@@ -232,24 +231,24 @@ impl Stream<'_> {
     /// Asks for the whole status beside the stream; one question at a time, and once more where something changed meanwhile.
     fn ask(&mut self) {
         let api = self.api.clone();
-        if self.asked.is_some() {
+        if self.pending.is_some() {
             self.stale = true;
         } else {
-            self.asked = Some(async move { Answer::Status(api.status().await.map(|(status, _)| Box::new(status))) }.boxed());
+            self.pending = Some(async move { BusReply::Status(api.status().await.map(|(status, _)| Box::new(status))) }.boxed());
         }
     }
 
-    fn answered(&mut self, answer: Answer) -> Result<(), LocalApiError> {
+    fn answered(&mut self, answer: BusReply) -> Result<(), LocalApiError> {
         match answer {
-            Answer::Status(status) => {
+            BusReply::Status(status) => {
                 let status = status?;
                 self.fold.status(&status);
                 if status.extra_records.is_none() {
                     let api = self.api.clone();
-                    self.asked = Some(async move { Answer::Dns(api.dns_config().await) }.boxed());
+                    self.pending = Some(async move { BusReply::Dns(api.dns_config().await) }.boxed());
                 }
             }
-            Answer::Dns(dns) => {
+            BusReply::Dns(dns) => {
                 self.fold.dns(&dns?);
             }
         }
@@ -263,13 +262,13 @@ impl Stream<'_> {
     fn publish(&mut self) {
         let mut snapshot = self.fold.snapshot();
         let netmap = snapshot.netmap.take();
-        self.netmap.send_if_modified(|held| {
-            let same = match (&*held, &netmap) {
-                (Some(held), Some(new)) => Arc::ptr_eq(held, new),
+        self.netmap.send_if_modified(|current| {
+            let same = match (&*current, &netmap) {
+                (Some(existing), Some(new)) => Arc::ptr_eq(existing, new),
                 (_, new) => new.is_none(),
             };
             if !same {
-                *held = netmap;
+                *current = netmap;
             }
             !same
         });

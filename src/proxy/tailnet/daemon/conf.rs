@@ -21,7 +21,7 @@ pub(super) struct Conf {
     copy: PathBuf,
     /// The daemon's capability version.
     pub(super) capver: u32,
-    good: Option<Good>,
+    good: Option<AcceptedConf>,
     /// Whether the daemon reads the copy.
     copied: bool,
     fault: Option<String>,
@@ -30,7 +30,7 @@ pub(super) struct Conf {
 }
 
 #[derive(Debug)]
-struct Good {
+struct AcceptedConf {
     path: PathBuf,
     bytes: Vec<u8>,
     services: Arc<BTreeSet<String>>,
@@ -39,8 +39,7 @@ struct Good {
 
 /// What a look at the directory has found.
 #[derive(Debug)]
-pub(super) enum Look {
-    /// Nothing new.
+pub(super) enum ConfReading {
     Same,
     /// A good file that differs from the last good one.
     Changed(ConfFile),
@@ -61,22 +60,22 @@ impl Conf {
     }
 
     /// Looks whether the file has changed.
-    pub(super) fn look(&mut self) -> Look {
+    pub(super) fn look(&mut self) -> ConfReading {
         let found = daemon::config(&self.dir, self.capver).and_then(|(path, bytes)| Ok((check(&bytes)?, path, bytes)));
         match found {
             Ok((file, path, bytes)) => {
                 self.fault = None;
                 if self.good.as_ref().is_some_and(|good| good.path == path && good.bytes == bytes) {
-                    return Look::Same;
+                    return ConfReading::Same;
                 }
-                self.good = Some(Good { path, bytes, services: Arc::new(file.services.clone()), shields_up: file.shields_up });
-                Look::Changed(file)
+                self.good = Some(AcceptedConf { path, bytes, services: Arc::new(file.services.clone()), shields_up: file.shields_up });
+                ConfReading::Changed(file)
             }
             Err(fault) => {
                 let text = fault.to_string();
-                let known = self.fault.as_ref() == Some(&text);
+                let unchanged = self.fault.as_ref() == Some(&text);
                 self.fault = Some(text);
-                if known { Look::Same } else { Look::Fault(fault) }
+                if unchanged { ConfReading::Same } else { ConfReading::Fault(fault) }
             }
         }
     }
@@ -106,7 +105,7 @@ impl Conf {
         }
     }
 
-    fn text<'a>(&self, good: &'a Good) -> Cow<'a, [u8]> {
+    fn text<'a>(&self, good: &'a AcceptedConf) -> Cow<'a, [u8]> {
         self.limit.as_ref().map_or(Cow::Borrowed(&good.bytes), |limit| conffile::advertising(&good.bytes, limit).into())
     }
 

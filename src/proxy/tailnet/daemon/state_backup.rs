@@ -17,8 +17,8 @@ use super::DaemonState;
 use crate::edge::files;
 use crate::edge::kube::{KubeError, StateSecret};
 use crate::model::tailnet::state::{Content, consistent};
-use crate::model::tailnet::supervise::state_backup::{Kept, changes, from_file, of_daemon, to_file};
-use crate::model::tailnet::supervise::{DaemonSettings, Phase};
+use crate::model::tailnet::supervise::state_backup::{StateBackup, changes, from_file, of_daemon, to_file};
+use crate::model::tailnet::supervise::{DaemonPhase, DaemonSettings};
 
 /// How long a node that has become part of the tailnet may take to write down what it is.
 const SETTLED: Duration = Duration::from_secs(2);
@@ -42,7 +42,6 @@ impl fmt::Debug for Reach {
 }
 
 impl Reach {
-    /// Asks by this.
     #[must_use]
     pub fn new(ask: impl Fn() -> BoxFuture<'static, bool> + Send + Sync + 'static) -> Self {
         Self(Arc::new(ask))
@@ -66,40 +65,38 @@ impl Reach {
 
 /// What an earlier container of this Pod has left. Blocks.
 #[must_use]
-pub fn left(settings: &DaemonSettings) -> Kept {
+pub fn load(settings: &DaemonSettings) -> StateBackup {
     if settings.pod_dir().is_none() {
-        return Kept::default();
+        return StateBackup::default();
     }
     // What cannot be read is not there: the Secret has it, unless the API server is away too.
     let read = |path: Option<PathBuf>| path.and_then(|path| files::read_one(&path).ok().flatten());
-    Kept::left(read(settings.state_file()).as_deref(), read(settings.state_copy()).as_deref())
+    StateBackup::remaining(read(settings.state_file()).as_deref(), read(settings.state_copy()).as_deref())
 }
 
 /// The copies of what is in the Secret.
 #[derive(Debug, Clone)]
-pub struct Copies {
-    /// The Secret.
+pub struct StateCopies {
     pub secret: StateSecret,
     /// What a tailscaled uses that was started without the Secret.
     pub used: PathBuf,
     /// The file for the next container; nothing where none finds it.
     pub copy: Option<PathBuf>,
-    /// The copy in memory.
-    pub kept: watch::Sender<Kept>,
+    pub backup: watch::Sender<StateBackup>,
 }
 
-impl Copies {
+impl StateCopies {
     /// Copies until nobody tells how the daemon fares.
     pub async fn run(self, mut daemon: watch::Receiver<DaemonState>) {
         let (mut saved, mut fault) = (None, None);
         loop {
             let Ok((restarts, from_file)) =
-                daemon.wait_for(|daemon| daemon.phase == Phase::Running).await.map(|daemon| (daemon.restarts, daemon.from_file))
+                daemon.wait_for(|daemon| daemon.phase == DaemonPhase::Running).await.map(|daemon| (daemon.restarts, daemon.from_file))
             else {
                 return;
             };
             // A device that was one before has written all already.
-            if self.kept.borrow().content.is_none() {
+            if self.backup.borrow().content.is_none() {
                 // What cannot be had now is told by the look that follows.
                 let _ = self.take().await;
                 self.save(&mut saved);
@@ -122,7 +119,7 @@ impl Copies {
                 }
             };
             fault = done.err().map(|error| error.reason());
-            let changed = daemon.wait_for(|daemon| daemon.phase != Phase::Running || daemon.restarts != restarts);
+            let changed = daemon.wait_for(|daemon| daemon.phase != DaemonPhase::Running || daemon.restarts != restarts);
             if timeout(rest, changed).await.is_ok_and(|changed| changed.is_err()) {
                 return;
             }
@@ -133,7 +130,7 @@ impl Copies {
     async fn take(&self) -> Result<(), KubeError> {
         let whole = self.secret.get().await?.filter(consistent).map(|values| of_daemon(&values)).filter(|own| !own.is_empty());
         if whole.is_some() {
-            self.kept.send_modify(|kept| kept.content = whole);
+            self.backup.send_modify(|backup| backup.content = whole);
         }
         Ok(())
     }
@@ -141,7 +138,7 @@ impl Copies {
     /// Writes the copy for the next container, if it has changed.
     fn save(&self, saved: &mut Option<Content>) {
         let Some(copy) = &self.copy else { return };
-        let Some(content) = self.kept.borrow().content.clone().filter(|content| saved.as_ref() != Some(content)) else { return };
+        let Some(content) = self.backup.borrow().content.clone().filter(|content| saved.as_ref() != Some(content)) else { return };
         match files::replace_private(copy, &to_file(&content)) {
             Ok(()) => *saved = Some(content),
             Err(fault) => tracing::warn!(
@@ -155,13 +152,13 @@ impl Copies {
     pub async fn give_back(&self) -> Result<(), KubeError> {
         // It is replaced whole, so what is read is whole; what cannot be read now can be a moment later.
         let Some(written) = files::read_one(&self.used).ok().flatten().and_then(|text| from_file(&text)) else { return Ok(()) };
-        let Some(held) = self.secret.get().await? else { return Ok(()) };
-        let changes = changes(&written, &held);
+        let Some(secret) = self.secret.get().await? else { return Ok(()) };
+        let changes = changes(&written, &secret);
         if !changes.is_empty() {
-            self.kept.send_modify(|kept| kept.given_back = false);
+            self.backup.send_modify(|backup| backup.given_back = false);
             self.secret.patch(&changes).await?;
         }
-        self.kept.send_modify(|kept| *kept = Kept { content: Some(of_daemon(&written)), given_back: true });
+        self.backup.send_modify(|retained| *retained = StateBackup { content: Some(of_daemon(&written)), given_back: true });
         Ok(())
     }
 }

@@ -19,10 +19,10 @@ use tailyard::model::ingress::certificate::Pair;
 use tailyard::model::ingress::endpoints::{Endpoint, ServicePort};
 use tailyard::model::ingress::proxy_protocol;
 use tailyard::model::ingress::vhosts::headers::Upgrades;
-use tailyard::model::ingress::vhosts::{Sites, read};
-use tailyard::proxy::ingress::l7::endpoints::Known;
-use tailyard::proxy::ingress::l7::identify::Ask;
-use tailyard::proxy::ingress::l7::{Closing, InPlace, Inputs, L7, Limits, Loopback, Place, l7};
+use tailyard::model::ingress::vhosts::{Vhosts, read};
+use tailyard::proxy::ingress::l7::endpoints::UpstreamEndpoints;
+use tailyard::proxy::ingress::l7::identify::WhoIsLookup;
+use tailyard::proxy::ingress::l7::{Closing, InPlace, Inputs, L7, Limits, Loopback, ReplicaLocation, l7};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -89,9 +89,9 @@ fn client(authority: &str, alpn: &str) -> TlsConnector {
 /// A running terminator.
 pub struct Front {
     pub l7: L7,
-    pub sites: watch::Sender<Arc<Sites>>,
+    pub sites: watch::Sender<Arc<Vhosts>>,
     pub certificates: watch::Sender<Arc<BTreeMap<String, Pair>>>,
-    pub endpoints: watch::Sender<Arc<Known>>,
+    pub endpoints: watch::Sender<Arc<UpstreamEndpoints>>,
     pub closing: watch::Sender<Closing>,
     pub authority: Authority,
     pub work: JoinHandle<()>,
@@ -102,8 +102,8 @@ pub struct Front {
 pub struct Options {
     pub limits: Limits,
     pub upgrades: Upgrades,
-    pub ask: Option<Ask>,
-    pub place: Place,
+    pub ask: Option<WhoIsLookup>,
+    pub place: ReplicaLocation,
 }
 
 impl Front {
@@ -164,7 +164,7 @@ impl Front {
             hints: Vec::new(),
         };
         let endpoints = addresses.iter().map(endpoint).collect();
-        self.endpoints.send_replace(Arc::new(Known { endpoints: [(port, endpoints)].into(), ..Known::default() }));
+        self.endpoints.send_replace(Arc::new(UpstreamEndpoints { endpoints: [(port, endpoints)].into(), ..UpstreamEndpoints::default() }));
     }
 
     /// Waits until a site stands so.

@@ -7,7 +7,7 @@ use tailyard::model::flows::flow::{FlowFilter, TcpState};
 
 use tailyard::model::base::net::{Family, Proto};
 use tailyard::model::firewall::ruleset::Ruleset;
-use tailyard::proxy::forwarding::flow_cleanup::{Applied, Ended, Surgeon};
+use tailyard::proxy::forwarding::flow_cleanup::{Applied, FlowCleaner, TerminatedFlows};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
@@ -18,9 +18,9 @@ use kit::wait::eventually;
 const SOON: Duration = Duration::from_secs(10);
 
 /// Has flows judged by the first rules alone, and then by all others at once.
-async fn judged(first: Ruleset, others: [Ruleset; 2]) -> Ended {
+async fn judged(first: Ruleset, others: [Ruleset; 2]) -> TerminatedFlows {
     let (applied, in_force) = mpsc::unbounded_channel();
-    let (surgeon, mut ended) = Surgeon::new(in_force);
+    let (surgeon, mut ended) = FlowCleaner::new(in_force);
     tokio::spawn(surgeon.run());
     let tell = |rules| applied.send(Applied { rules, netmap: None }).expect("somebody listens");
     tell(first);

@@ -5,12 +5,12 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
 use tailyard::edge::conntrack::Conntrack;
-use tailyard::edge::raw_tcp::Probe;
+use tailyard::edge::raw_tcp::RawTcpSockets;
 use tailyard::model::base::net::{Family, InterfaceName, Port, PortKey, Proto};
 use tailyard::model::firewall::ruleset::Ruleset;
-use tailyard::model::flows::cleanup::{Cuts, Past, Verdict};
+use tailyard::model::flows::cleanup::{FlowAction, FlowChanges, RulesetHistory};
 use tailyard::model::flows::flow::{Flow, FlowFilter};
-use tailyard::model::flows::tcp_reset::Report;
+use tailyard::model::flows::tcp_reset::ResetReport;
 
 use crate::kernel::firewall::{Backend, Firewall};
 use kit::netns::{Lab, Node, Shape};
@@ -67,12 +67,12 @@ impl Stage {
     }
 
     /// Points a key at targets; what that ends.
-    pub(crate) fn point(&mut self, key: PortKey, targets: &[SocketAddr]) -> (usize, Report) {
+    pub(crate) fn point(&mut self, key: PortKey, targets: &[SocketAddr]) -> (usize, ResetReport) {
         self.change(|rules| drop(rules.ports.insert(key, targets.iter().copied().collect())))
     }
 
     /// Takes a key away; what that ends.
-    pub(crate) fn remove(&mut self, key: PortKey) -> (usize, Report) {
+    pub(crate) fn remove(&mut self, key: PortKey) -> (usize, ResetReport) {
         self.change(|rules| drop(rules.ports.remove(&key)))
     }
 
@@ -82,7 +82,7 @@ impl Stage {
     }
 
     /// Changes the rules and does the surgery that goes with it: how many entries it deleted, and what became of the flows to reset.
-    pub(crate) fn change(&mut self, change: impl FnOnce(&mut Ruleset)) -> (usize, Report) {
+    pub(crate) fn change(&mut self, change: impl FnOnce(&mut Ruleset)) -> (usize, ResetReport) {
         self.change_knowing(&|_| true, change)
     }
 
@@ -91,7 +91,7 @@ impl Stage {
         &mut self,
         reachable: &(dyn Fn(IpAddr) -> bool + Sync),
         change: impl FnOnce(&mut Ruleset),
-    ) -> (usize, Report) {
+    ) -> (usize, ResetReport) {
         self.change_while(reachable, change, |_| ())
     }
 
@@ -101,13 +101,13 @@ impl Stage {
         reachable: &(dyn Fn(IpAddr) -> bool + Sync),
         change: impl FnOnce(&mut Ruleset),
         meanwhile: impl FnOnce(&Self),
-    ) -> (usize, Report) {
-        let past = Past::of(&self.firewall.ruleset, None);
+    ) -> (usize, ResetReport) {
+        let past = RulesetHistory::of(&self.firewall.ruleset, None);
         let after = self.write(change);
         let delta = past.until(&after);
-        let cuts = Cuts::new(&past, &delta, &after, reachable);
+        let cuts = FlowChanges::new(&past, &delta, &after, reachable);
         if cuts.is_empty() {
-            return (0, Report::default());
+            return (0, ResetReport::default());
         }
         let flows = self.flows(cuts.filter());
         meanwhile(self);
@@ -144,11 +144,11 @@ impl Stage {
 }
 
 /// Judges, deletes, resets.
-fn end(cuts: &Cuts<'_>, flows: &[Flow]) -> (usize, Report) {
+fn end(cuts: &FlowChanges<'_>, flows: &[Flow]) -> (usize, ResetReport) {
     let mut conntrack = Conntrack::open().expect("open");
-    let ending: Vec<_> = flows.iter().filter(|flow| cuts.verdict(flow) != Verdict::Keep).collect();
-    let resets: Vec<_> = ending.iter().copied().filter(|flow| cuts.verdict(flow) == Verdict::Reset).cloned().collect();
-    let probe = Probe::open().expect("open");
+    let ending: Vec<_> = flows.iter().filter(|flow| cuts.verdict(flow) != FlowAction::Keep).collect();
+    let resets: Vec<_> = ending.iter().copied().filter(|flow| cuts.verdict(flow) == FlowAction::Reset).cloned().collect();
+    let probe = RawTcpSockets::open().expect("open");
     let deleted = conntrack.delete_all(ending).expect("deleted");
     (deleted, probe.reset(&resets, Instant::now() + PATIENCE).expect("sent"))
 }

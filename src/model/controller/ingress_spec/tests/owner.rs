@@ -3,8 +3,8 @@
 use super::*;
 use crate::api::vip::{OWNERS, VipService};
 
-fn asked() -> Asked {
-    Asked {
+fn asked() -> DesiredVipService {
+    DesiredVipService {
         name: "svc:a".into(),
         group: "g".into(),
         tags: vec!["tag:k8s".into()],
@@ -14,13 +14,13 @@ fn asked() -> Asked {
     }
 }
 
-fn me() -> Owner {
-    Owner { id: "me".into(), former: vec!["old".into()] }
+fn me() -> ServiceOwner {
+    ServiceOwner { id: "me".into(), former: vec!["old".into()] }
 }
 
 fn held(owners: &str) -> VipService {
     let annotations = [(OWNERS.to_owned(), owners.to_owned())].into();
-    let Asked { name, tags, ports, .. } = asked();
+    let DesiredVipService { name, tags, ports, .. } = asked();
     VipService { name, tags, ports, annotations, addrs: vec!["100.99.0.1".into()], ..VipService::default() }
 }
 
@@ -30,9 +30,9 @@ fn refs(ids: &[&str]) -> String {
     json!({"ownerRefs": ids.iter().map(reference).collect::<Vec<_>>()}).to_string()
 }
 
-fn written(verdict: Verdict) -> VipService {
+fn written(verdict: OwnershipVerdict) -> VipService {
     match verdict {
-        Verdict::Write { service, .. } => *service,
+        OwnershipVerdict::Write { service, .. } => *service,
         other => panic!("{other:?}"),
     }
 }
@@ -41,13 +41,13 @@ fn written(verdict: Verdict) -> VipService {
 fn a_service_is_made_joined_and_left_by_clusters() {
     let made = written(judge(None, &asked(), &me(), false));
     assert_eq!((made.annotations[OWNERS].as_str(), made.addrs.len()), (refs(&["me"]).as_str(), 0));
-    assert_eq!(judge(Some(&held(&refs(&["me"]))), &asked(), &me(), false), Verdict::Settled);
+    assert_eq!(judge(Some(&held(&refs(&["me"]))), &asked(), &me(), false), OwnershipVerdict::Settled);
     let joined = written(judge(Some(&held(&refs(&["them"]))), &asked(), &me(), false));
     assert_eq!((joined.annotations[OWNERS].as_str(), joined.addrs.len()), (refs(&["them", "me"]).as_str(), 1));
     let taken = written(judge(Some(&held(&refs(&["old"]))), &asked(), &me(), false));
     assert_eq!(taken.annotations[OWNERS], refs(&["me"]), "what we were called before is ours");
 
-    let moved = Asked { group: "h".into(), ..asked() };
+    let moved = DesiredVipService { group: "h".into(), ..asked() };
     let service = written(judge(Some(&held(&refs(&["them", "me"]))), &moved, &me(), false));
     let of = |group: &'static str| of_group([&service, &made], &me(), group).map(str::to_owned).collect::<Vec<_>>();
     assert_eq!((of("h"), of("g"), of("")), (vec!["svc:a".to_owned()], vec!["svc:a".to_owned()], Vec::new()), "each names its group");
@@ -62,35 +62,41 @@ fn a_service_is_made_joined_and_left_by_clusters() {
 #[test]
 fn what_is_not_ours_is_left_alone() {
     let foreign = VipService { annotations: BTreeMap::new(), ..held("") };
-    assert_eq!(judge(Some(&foreign), &asked(), &me(), false), Verdict::Refused(Refusal::Foreign));
-    assert_eq!(judge(Some(&held("not JSON")), &Asked { adopt: true, ..asked() }, &me(), true), Verdict::Refused(Refusal::Foreign));
-    let adopted = written(judge(Some(&foreign), &Asked { adopt: true, ..asked() }, &me(), false));
+    assert_eq!(judge(Some(&foreign), &asked(), &me(), false), OwnershipVerdict::Refused(OwnershipRefusal::Foreign));
+    assert_eq!(
+        judge(Some(&held("not JSON")), &DesiredVipService { adopt: true, ..asked() }, &me(), true),
+        OwnershipVerdict::Refused(OwnershipRefusal::Foreign)
+    );
+    let adopted = written(judge(Some(&foreign), &DesiredVipService { adopt: true, ..asked() }, &me(), false));
     assert_eq!(adopted.annotations[OWNERS], refs(&["me"]));
     assert_eq!(release(Some(&adopted), &me()), Release::Write(Box::new(VipService { annotations: BTreeMap::new(), ..adopted.clone() })));
-    let again = judge(Some(&adopted), &Asked { adopt: true, ..asked() }, &me(), true);
-    assert_eq!(again, Verdict::Settled, "it stays marked");
+    let again = judge(Some(&adopted), &DesiredVipService { adopt: true, ..asked() }, &me(), true);
+    assert_eq!(again, OwnershipVerdict::Settled, "it stays marked");
     assert_eq!(written(judge(Some(&foreign), &asked(), &me(), true)).annotations[OWNERS], refs(&["me"]), "its owners got lost");
     let alone = r#"{"ownerRefs":[{"operatorID":"them","resource":{"kind":"ProxyGroup","name":"g","uid":"u"}}]}"#;
-    assert_eq!(judge(Some(&held(alone)), &asked(), &me(), false), Verdict::Refused(Refusal::Alone));
+    assert_eq!(judge(Some(&held(alone)), &asked(), &me(), false), OwnershipVerdict::Refused(OwnershipRefusal::Alone));
     let twin = held(&refs(&["them"]));
-    assert_eq!(judge(Some(&twin), &Asked { share: false, ..asked() }, &me(), false), Verdict::Refused(Refusal::Twin));
-    assert!(matches!(judge(Some(&twin), &asked(), &me(), false), Verdict::Write { ours: false, .. }));
+    assert_eq!(
+        judge(Some(&twin), &DesiredVipService { share: false, ..asked() }, &me(), false),
+        OwnershipVerdict::Refused(OwnershipRefusal::Twin)
+    );
+    assert!(matches!(judge(Some(&twin), &asked(), &me(), false), OwnershipVerdict::Write { ours: false, .. }));
 }
 
 #[test]
 fn clusters_that_want_different_things_come_to_rest() {
-    let other = Asked { ports: vec!["tcp:443".into(), "tcp:80".into()], tags: vec!["tag:other".into()], ..asked() };
-    let them = Owner { id: "them".into(), ..Owner::default() };
+    let other = DesiredVipService { ports: vec!["tcp:443".into(), "tcp:80".into()], tags: vec!["tag:other".into()], ..asked() };
+    let them = ServiceOwner { id: "them".into(), ..ServiceOwner::default() };
     let mut service = written(judge(None, &asked(), &me(), false));
     for _ in 0..3 {
         for (asked, owner) in [(&other, &them), (&asked(), &me())] {
-            if let Verdict::Write { service: written, .. } = judge(Some(&service), asked, owner, true) {
+            if let OwnershipVerdict::Write { service: written, .. } = judge(Some(&service), asked, owner, true) {
                 service = *written;
             }
         }
     }
     assert_eq!((service.ports.as_slice(), service.tags.as_slice()), (other.ports.as_slice(), asked().tags.as_slice()));
     for (asked, owner) in [(&other, &them), (&asked(), &me())] {
-        assert_eq!(judge(Some(&service), asked, owner, true), Verdict::Settled);
+        assert_eq!(judge(Some(&service), asked, owner, true), OwnershipVerdict::Settled);
     }
 }

@@ -8,7 +8,7 @@ fn a_service_is_published_by_its_addresses() {
     let read = |spec: Value| ingress_spec::service(&object("web", spec));
     let both = read(json!({"clusterIP": "10.0.0.1", "clusterIPs": ["10.0.0.1", "fd00::1"]})).expect("valid");
     let addresses = vec!["10.0.0.1".parse().expect("an IP"), "fd00::1".parse().expect("an IP")];
-    assert_eq!(both.target, Target::Whole(Whole { addresses, ..Whole::default() }));
+    assert_eq!(both.target, PublishTarget::Whole(L4Service { addresses, ..L4Service::default() }));
     assert_eq!((both.label.as_str(), both.ports), ("u-web", vec!["do-not-validate".to_owned()]));
     for spec in [json!({"clusterIP": "None"}), json!({})] {
         assert!(read(spec).expect_err("no address")[0].contains("no address"));
@@ -16,7 +16,7 @@ fn a_service_is_published_by_its_addresses() {
 }
 
 /// What a Service comes to that asks for the client's address so.
-fn announced(asked: &str, spec: Value) -> Result<Wish, Vec<String>> {
+fn announced(asked: &str, spec: Value) -> Result<PublishSpec, Vec<String>> {
     let mut service = object("web", spec);
     service.metadata.annotations = Some([("tailyard.io/proxy-protocol".to_owned(), asked.to_owned())].into());
     ingress_spec::service(&service)
@@ -26,7 +26,7 @@ fn announced(asked: &str, spec: Value) -> Result<Wish, Vec<String>> {
 fn a_name_outside_the_cluster_is_published_as_it_is() {
     let read = |name: Value| ingress_spec::service(&object("web", json!({"type": "ExternalName", "externalName": name})));
     let wish = read(json!("DB.example.com.")).expect("valid");
-    assert_eq!(wish.target, Target::Whole(Whole { external_name: "db.example.com".into(), ..Whole::default() }));
+    assert_eq!(wish.target, PublishTarget::Whole(L4Service { external_name: "db.example.com".into(), ..L4Service::default() }));
     for bad in [json!("10.0.0.1"), json!("a..b"), json!(""), json!("x y")] {
         let wrong = read(bad.clone()).expect_err("no name");
         assert!(wrong.len() == 1 && wrong[0].contains("is no DNS name"), "{bad}: {wrong:?}");
@@ -42,7 +42,7 @@ fn ports_are_told_the_clients_address_where_that_is_asked_for() {
         json!({"clusterIP": "10.0.0.1", "ports": ports})
     };
     for (asked, ports) in [("true", vec![25, 465]), ("smtp", vec![25]), ("25, 465", vec![25, 465]), ("false", vec![])] {
-        let Target::Whole(whole) = announced(asked, spec()).expect("valid").target else { panic!("it is a Service") };
+        let PublishTarget::Whole(whole) = announced(asked, spec()).expect("valid").target else { panic!("it is a Service") };
         assert_eq!(whole.proxy_protocol, ports.into_iter().collect(), "{asked}");
     }
     for bad in ["53", "dns", "26", "v3"] {

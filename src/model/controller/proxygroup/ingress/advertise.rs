@@ -7,48 +7,53 @@ use std::collections::BTreeSet;
 
 use super::config::mapping;
 use super::teardown::awaited;
-use super::{Item, Plan, Standing};
+use super::{IngressPlan, Item, ServiceState};
 use crate::api::routes::Listener;
-use crate::model::controller::ingress_spec::Target;
-use crate::model::controller::objects::Shape;
-use crate::model::controller::proxygroup::work::Work;
-use crate::model::controller::proxygroup::{Replica, readiness};
+use crate::model::controller::ingress_spec::PublishTarget;
+use crate::model::controller::objects::RenderContext;
+use crate::model::controller::proxygroup::work::GroupPass;
+use crate::model::controller::proxygroup::{ObservedReplica, readiness};
 
-impl Plan<'_> {
+impl IngressPlan<'_> {
     /// The names that a replica is told to advertise.
-    pub(in super::super) fn advertised(&self, work: &Work<'_>, shape: &Shape<'_>, replica: &Replica) -> BTreeSet<String> {
-        let told: BTreeSet<&str> = replica.config.iter().flat_map(|config| config.advertises()).collect();
-        let stays = |name: &&String| told.contains(name.as_str());
-        let held = self.held.iter().filter(stays);
+    pub(in super::super) fn advertised(
+        &self,
+        work: &GroupPass<'_>,
+        shape: &RenderContext<'_>,
+        replica: &ObservedReplica,
+    ) -> BTreeSet<String> {
+        let before: BTreeSet<&str> = replica.config.iter().flat_map(|config| config.advertises()).collect();
+        let stays = |name: &&String| before.contains(name.as_str());
+        let unchanged = self.unchanged.iter().filter(stays);
         let staying = self.leaving.iter().filter(|name| stays(name) && awaited(work, name));
         let items = self.items.iter().filter(|(name, item)| match &item.standing {
-            Standing::Unknown => told.contains(name.as_str()),
-            Standing::Ours(addresses) => self.ready(work, shape, replica, (name, item), addresses),
-            Standing::Made | Standing::Theirs(_) | Standing::Routed(_) | Standing::Never => false,
+            ServiceState::Unknown => before.contains(name.as_str()),
+            ServiceState::Owned(addresses) => self.ready(work, shape, replica, (name, item), addresses),
+            ServiceState::Creating | ServiceState::Conflict(_) | ServiceState::ByRoute(_) | ServiceState::Unsupported => false,
         });
-        held.chain(staying).chain(items.map(|(name, _)| name)).cloned().collect()
+        unchanged.chain(staying).chain(items.map(|(name, _)| name)).cloned().collect()
     }
 
     /// Whether a replica may advertise a name whose Tailscale Service is there.
     pub(super) fn ready(
         &self,
-        work: &Work<'_>,
-        shape: &Shape<'_>,
-        replica: &Replica,
+        work: &GroupPass<'_>,
+        shape: &RenderContext<'_>,
+        replica: &ObservedReplica,
         (name, item): (&String, &Item),
         own: &[String],
     ) -> bool {
         match &item.wish.target {
-            Target::Site(site) => {
+            PublishTarget::Site(site) => {
                 let plain = site.listeners.values().any(|listener| *listener != Listener::Https);
                 let certified = || plain || Self::certified(work, &shape.owner, &item.dns);
                 self.before.routes.contains_key(name) && (!shape.stock() || certified())
             }
-            Target::Whole(whole) => {
+            PublishTarget::Whole(whole) => {
                 let id = (item.claimant.namespace.clone(), item.claimant.name.clone());
                 let wanted = mapping(own, whole);
                 let written = wanted.is_some() && self.before.mappings.get(name) == wanted.as_ref();
-                let held = || {
+                let unchanged = || {
                     let status = replica.state.as_ref().and_then(|state| state.ingress.as_ref());
                     let status = status.filter(|status| {
                         replica.pod.as_ref().is_some_and(|pod| readiness::speaks(&status.pod_ipv4, &status.pod_ipv6, pod))
@@ -57,7 +62,7 @@ impl Plan<'_> {
                 };
                 // Nobody here knows who is behind a name: its replicas do.
                 let backed = !whole.external_name.is_empty() || work.observed.publish.backed.contains(&id);
-                backed && written && (!shape.stock() || held())
+                backed && written && (!shape.stock() || unchanged())
             }
         }
     }
@@ -65,22 +70,22 @@ impl Plan<'_> {
 
 /// Whether a replica that gets traffic advertises a name.
 #[must_use]
-pub fn serves(replica: &Replica, name: &str) -> bool {
+pub fn serves(replica: &ObservedReplica, name: &str) -> bool {
     live(replica) && says(replica, name)
 }
 
 /// Whether a replica gets traffic, and what it says is its own.
-pub(super) fn live(replica: &Replica) -> bool {
+pub(super) fn live(replica: &ObservedReplica) -> bool {
     alive(replica) && replica.pod.as_deref().is_some_and(readiness::is_ready)
 }
 
 /// Whether a replica's tailscaled was last seen to advertise a name.
-pub(super) fn says(replica: &Replica, name: &str) -> bool {
+pub(super) fn says(replica: &ObservedReplica, name: &str) -> bool {
     replica.state.as_ref().is_some_and(|state| state.advertises.contains(name))
 }
 
 /// Whether what a replica says is said by the Pod that there is.
-fn alive(replica: &Replica) -> bool {
+fn alive(replica: &ObservedReplica) -> bool {
     let uid = replica.pod.as_ref().and_then(|pod| pod.metadata.uid.as_deref());
     let said = replica.state.as_ref().and_then(|state| state.pod_uid.as_deref());
     uid.zip(said).is_some_and(|(uid, said)| uid.eq_ignore_ascii_case(said))

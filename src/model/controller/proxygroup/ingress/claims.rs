@@ -7,37 +7,34 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::Ingress;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::{Refused, TAKEN};
+use super::{Rejection, TAKEN};
 use crate::api::routes::Origin;
 use crate::model::controller::ingress_spec::{
-    self, Claimant, Context, Source, Wish, ingress_group, ingress_label, service_group, service_label, service_name,
+    self, PublishSource, PublishSpec, Publisher, SpecContext, ingress_group, ingress_label, service_group, service_label, service_name,
 };
-use crate::model::controller::objects::IngressConfig;
+use crate::model::controller::objects::IngressConfigMap;
 use crate::model::controller::proxygroup::Observed;
 
-/// A user's object.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Object<'a> {
+pub(super) enum UserObject<'a> {
     Ingress(&'a Arc<Ingress>),
     Service(&'a Arc<Service>),
 }
 
 /// One that asks, or did.
 #[derive(Debug)]
-pub(super) struct Claim<'a> {
-    pub(super) claimant: Claimant,
-    pub(super) object: Object<'a>,
+pub(super) struct IngressClaim<'a> {
+    pub(super) claimant: Publisher,
+    pub(super) object: UserObject<'a>,
     /// It asks this group now.
     pub(super) asks: bool,
     /// It is for this group to tell it anything: no other one is asked.
     pub(super) ours: bool,
-    /// The label that it asks for.
     pub(super) label: String,
-    /// The names that are recorded as its own.
     pub(super) recorded: Vec<String>,
 }
 
-impl Object<'_> {
+impl UserObject<'_> {
     pub(super) fn metadata(&self) -> &ObjectMeta {
         match self {
             Self::Ingress(ingress) => &ingress.metadata,
@@ -46,7 +43,7 @@ impl Object<'_> {
     }
 }
 
-impl Claim<'_> {
+impl IngressClaim<'_> {
     /// When it was made, in seconds.
     pub(super) fn created(&self) -> i64 {
         created(self.object.metadata())
@@ -54,7 +51,7 @@ impl Claim<'_> {
 }
 
 /// An object as the config records it.
-pub(super) fn origin(claimant: &Claimant) -> Origin {
+pub(super) fn origin(claimant: &Publisher) -> Origin {
     Origin { kind: claimant.source.kind().to_owned(), namespace: claimant.namespace.clone(), name: claimant.name.clone() }
 }
 
@@ -64,7 +61,7 @@ pub(super) fn created(metadata: &ObjectMeta) -> i64 {
 }
 
 /// Everybody who asks the group, or has something of it.
-pub(super) fn claims<'a>(observed: &'a Observed, before: &IngressConfig) -> Vec<Claim<'a>> {
+pub(super) fn claims<'a>(observed: &'a Observed, before: &IngressConfigMap) -> Vec<IngressClaim<'a>> {
     let group = &*observed.name;
     let class = &observed.settings.ingress_class;
     let mut claims = Vec::new();
@@ -72,14 +69,14 @@ pub(super) fn claims<'a>(observed: &'a Observed, before: &IngressConfig) -> Vec<
     for (name, origin) in &before.origins {
         records.entry(origin).or_default().push(name);
     }
-    let mut add = |source: Source, object: Object<'a>, named: Option<&str>, label: String| {
+    let mut add = |source: PublishSource, object: UserObject<'a>, named: Option<&str>, label: String| {
         let metadata = object.metadata();
         let text = |text: &Option<String>| text.clone().unwrap_or_default();
-        let claimant = Claimant { source, namespace: text(&metadata.namespace), name: text(&metadata.name) };
+        let claimant = Publisher { source, namespace: text(&metadata.namespace), name: text(&metadata.name) };
         let going = metadata.deletion_timestamp.is_some();
         let ours = named.is_none_or(|named| named == group);
-        let finalized = metadata.finalizers.iter().flatten().any(|held| held == source.finalizer());
-        let told = matches!(object, Object::Service(service) if ingress_spec::told(service));
+        let finalized = metadata.finalizers.iter().flatten().any(|finalizer| finalizer == source.finalizer());
+        let has_conditions = matches!(object, UserObject::Service(service) if ingress_spec::has_conditions(service));
         let origin = origin(&claimant);
         let mut recorded: Vec<String> = records.get(&origin).into_iter().flatten().map(|name| (*name).clone()).collect();
         // The Tailscale operator keeps no record: there the name tells.
@@ -87,23 +84,23 @@ pub(super) fn claims<'a>(observed: &'a Observed, before: &IngressConfig) -> Vec<
         if !before.origins.contains_key(&own) && (before.serve.contains_key(&own) || before.mappings.contains_key(&own)) {
             recorded.push(own);
         }
-        let claim = Claim { claimant, object, asks: named == Some(group) && !going, ours, label, recorded };
-        if claim.asks || (ours && (finalized || told)) || !claim.recorded.is_empty() {
+        let claim = IngressClaim { claimant, object, asks: named == Some(group) && !going, ours, label, recorded };
+        if claim.asks || (ours && (finalized || has_conditions)) || !claim.recorded.is_empty() {
             claims.push(claim);
         }
     };
     for ingress in observed.publish.ingresses.values() {
-        add(Source::Ingress, Object::Ingress(ingress), ingress_group(ingress, class), ingress_label(ingress));
+        add(PublishSource::Ingress, UserObject::Ingress(ingress), ingress_group(ingress, class), ingress_label(ingress));
     }
     for service in observed.services.values() {
-        add(Source::Service, Object::Service(service), service_group(service), service_label(service));
+        add(PublishSource::Service, UserObject::Service(service), service_group(service), service_label(service));
     }
     claims
 }
 
 /// The first that wants each label, in whichever group: of several the oldest has it.
-pub(super) fn firsts<'a>(observed: &'a Observed, claims: &'a [Claim<'_>]) -> BTreeMap<&'a str, (i64, &'a Claimant)> {
-    let mut firsts: BTreeMap<&str, (i64, &Claimant)> = BTreeMap::new();
+pub(super) fn firsts<'a>(observed: &'a Observed, claims: &'a [IngressClaim<'_>]) -> BTreeMap<&'a str, (i64, &'a Publisher)> {
+    let mut firsts: BTreeMap<&str, (i64, &Publisher)> = BTreeMap::new();
     for claim in claims.iter().filter(|claim| claim.asks) {
         let others = observed.publish.rivals.get(&service_name(&claim.label)).into_iter().flatten();
         let others = others.map(|rival| (rival.created, &rival.claimant));
@@ -115,28 +112,27 @@ pub(super) fn firsts<'a>(observed: &'a Observed, claims: &'a [Claim<'_>]) -> BTr
     firsts
 }
 
-/// Whether a name is this one's.
-pub(super) fn contest(firsts: &BTreeMap<&str, (i64, &Claimant)>, claim: &Claim<'_>) -> Result<(), Refused> {
+pub(super) fn contest(firsts: &BTreeMap<&str, (i64, &Publisher)>, claim: &IngressClaim<'_>) -> Result<(), Rejection> {
     let Some((_, first)) = firsts.get(claim.label.as_str()).filter(|(_, first)| **first != claim.claimant) else { return Ok(()) };
     let message =
         format!("{first} has the name {} already: give this one another name in the tailnet, or remove one of them.", claim.label);
-    Err(Refused::new(TAKEN, message))
+    Err(Rejection::new(TAKEN, message))
 }
 
 /// Reads what it asks for.
-pub(super) fn read(observed: &Observed, claim: &Claim<'_>, suffix: &str) -> Result<Wish, Refused> {
+pub(super) fn read(observed: &Observed, claim: &IngressClaim<'_>, suffix: &str) -> Result<PublishSpec, Rejection> {
     let services =
         |namespace: &str, name: &str| observed.publish.backends.get(&(namespace.to_owned(), name.to_owned())).map(|service| &**service);
     let (namespace, certificates) = (&*observed.settings.namespace, &observed.publish.certificates);
     let reserved = &observed.publish.reserved;
-    let context = Context { suffix, services: &services, namespace, certificates, reserved, now: observed.now };
+    let context = SpecContext { suffix, services: &services, namespace, certificates, reserved, now: observed.now };
     let (read, reason) = match claim.object {
-        Object::Ingress(_) if observed.publish.class_fault.is_some() => {
+        UserObject::Ingress(_) if observed.publish.class_fault.is_some() => {
             let why = observed.publish.class_fault.clone().unwrap_or_default();
-            return Err(Refused::new("InvalidIngressClass", why));
+            return Err(Rejection::new("InvalidIngressClass", why));
         }
-        Object::Ingress(ingress) => (ingress_spec::ingress(ingress, &context), "InvalidIngressConfiguration"),
-        Object::Service(service) => (ingress_spec::service(service), "IngressSvcInvalid"),
+        UserObject::Ingress(ingress) => (ingress_spec::ingress(ingress, &context), "InvalidIngressConfiguration"),
+        UserObject::Service(service) => (ingress_spec::service(service), "IngressSvcInvalid"),
     };
-    read.map_err(|wrong| Refused::new(reason, wrong.join(" ")))
+    read.map_err(|wrong| Rejection::new(reason, wrong.join(" ")))
 }

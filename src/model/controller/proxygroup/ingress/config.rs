@@ -4,48 +4,50 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use super::claims::origin;
-use super::{Item, Plan, Standing};
-use crate::api::ingress::{Mapping, Service};
+use super::{IngressPlan, Item, ServiceState};
+use crate::api::ingress::{IngressService, Mapping};
 use crate::api::routes::Site;
-use crate::model::controller::ingress_spec::{Target, Whole, serve, tun};
-use crate::model::controller::objects::IngressConfig;
+use crate::model::controller::ingress_spec::{L4Service, PublishTarget, serve, tun};
+use crate::model::controller::objects::IngressConfigMap;
 
 /// The config; `gone` are the names of which nothing is left.
-pub(super) fn config(plan: &Plan<'_>, gone: &BTreeSet<String>) -> IngressConfig {
-    let mut config = IngressConfig::default();
-    for name in plan.held.iter().chain(plan.leaving.difference(gone)) {
+pub(super) fn config(plan: &IngressPlan<'_>, gone: &BTreeSet<String>) -> IngressConfigMap {
+    let mut config = IngressConfigMap::default();
+    for name in plan.unchanged.iter().chain(plan.leaving.difference(gone)) {
         config.keep(name, &plan.before);
     }
     for (name, item) in &plan.items {
         match &item.standing {
             // What is advertised is served until it is not.
-            Standing::Theirs(_) if plan.told.contains(name) => config.keep(name, &plan.before),
-            Standing::Theirs(_) => {}
+            ServiceState::Conflict(_) if plan.advertised.contains(name) => config.keep(name, &plan.before),
+            ServiceState::Conflict(_) => {}
             // What is somebody else's would be served as if it were not.
-            Standing::Unknown if !plan.recorded(name) => {}
-            Standing::Never => put_node(&mut config, name, item),
-            Standing::Unknown | Standing::Made | Standing::Ours(_) | Standing::Routed(_) => put(&mut config, &plan.before, name, item),
+            ServiceState::Unknown if !plan.recorded(name) => {}
+            ServiceState::Unsupported => put_node(&mut config, name, item),
+            ServiceState::Unknown | ServiceState::Creating | ServiceState::Owned(_) | ServiceState::ByRoute(_) => {
+                put(&mut config, &plan.before, name, item);
+            }
         }
     }
     config
 }
 
-pub(super) fn put(config: &mut IngressConfig, before: &IngressConfig, name: &str, item: &Item) {
+pub(super) fn put(config: &mut IngressConfigMap, before: &IngressConfigMap, name: &str, item: &Item) {
     config.origins.insert(name.to_owned(), origin(&item.claimant));
     match &item.wish.target {
-        Target::Site(site) => {
+        PublishTarget::Site(site) => {
             config.serve.insert(name.to_owned(), serve(site, &item.dns));
             config.routes.insert(name.to_owned(), site.clone());
         }
-        Target::Whole(whole) => {
+        PublishTarget::Whole(whole) => {
             // tailscaled knows nothing of what comes by a route.
-            if !matches!(item.standing, Standing::Routed(_)) {
+            if !matches!(item.standing, ServiceState::ByRoute(_)) {
                 config.serve.insert(name.to_owned(), tun());
             }
-            let held = before.mappings.get(name).cloned();
+            let existing = before.mappings.get(name).cloned();
             let mapping = match &item.standing {
-                Standing::Ours(own) | Standing::Routed(own) => mapping(own, whole),
-                _ => held,
+                ServiceState::Owned(own) | ServiceState::ByRoute(own) => mapping(own, whole),
+                _ => existing,
             };
             config.mappings.extend(mapping.map(|mapping| (name.to_owned(), mapping)));
         }
@@ -53,7 +55,7 @@ pub(super) fn put(config: &mut IngressConfig, before: &IngressConfig, name: &str
 }
 
 /// A site on the replicas' own addresses: it has the names for which there is a certificate, and is never advertised.
-fn put_node(config: &mut IngressConfig, name: &str, item: &Item) {
+fn put_node(config: &mut IngressConfigMap, name: &str, item: &Item) {
     if let Some(site) = node_site(item) {
         config.origins.insert(name.to_owned(), origin(&item.claimant));
         config.routes.insert(name.to_owned(), site);
@@ -62,7 +64,7 @@ fn put_node(config: &mut IngressConfig, name: &str, item: &Item) {
 
 /// What of a site can be served where the control plane has neither Tailscale Services nor certificates; none if nothing.
 pub(super) fn node_site(item: &Item) -> Option<Site> {
-    let Target::Site(site) = &item.wish.target else { return None };
+    let PublishTarget::Site(site) = &item.wish.target else { return None };
     let mut site = site.clone();
     site.hosts.retain(|_, host| !host.issue);
     // Sites share the addresses of the replicas and are told apart by their names.
@@ -77,7 +79,7 @@ pub(super) fn node_site(item: &Item) -> Option<Site> {
 }
 
 /// The pairs of addresses of a service; none without one. Where a name stands for it, every address of its own leads there.
-pub(super) fn mapping(own: &[String], whole: &Whole) -> Option<Service> {
+pub(super) fn mapping(own: &[String], whole: &L4Service) -> Option<IngressService> {
     let pair = |v4: bool| {
         let service = own.iter().find(|ip| ip.parse::<IpAddr>().is_ok_and(|ip| ip.is_ipv4() == v4))?;
         let cluster_ip =
@@ -86,5 +88,5 @@ pub(super) fn mapping(own: &[String], whole: &Whole) -> Option<Service> {
     };
     let (ipv4, ipv6) = (pair(true), pair(false));
     let (external_name, proxy_protocol) = (whole.external_name.clone(), whole.proxy_protocol.clone());
-    (ipv4.is_some() || ipv6.is_some()).then_some(Service { ipv4, ipv6, external_name, proxy_protocol })
+    (ipv4.is_some() || ipv6.is_some()).then_some(IngressService { ipv4, ipv6, external_name, proxy_protocol })
 }

@@ -2,26 +2,27 @@
 
 use std::collections::BTreeSet;
 
-use super::Plan;
+use super::IngressPlan;
 use crate::api::names;
 use crate::api::routes::Site;
-use crate::model::controller::ingress_spec::Target;
-use crate::model::controller::objects::{Kind, Shape, endpoints};
-use crate::model::controller::proxygroup::work::Work;
+use crate::model::controller::ingress_spec::PublishTarget;
+use crate::model::controller::objects::{Kind, RenderContext, endpoints};
+use crate::model::controller::proxygroup::work::GroupPass;
 
-impl Plan<'_> {
+impl IngressPlan<'_> {
     /// Wants the right where it is needed, and takes it back where nothing is served from any more.
-    pub(in super::super) fn endpoints(&self, work: &mut Work<'_>, shape: &Shape<'_>) {
+    pub(in super::super) fn endpoints(&self, work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
         let owner = &shape.owner;
-        let sites = self.items.values().filter_map(|item| if let Target::Site(site) = &item.wish.target { Some(site) } else { None });
+        let sites =
+            self.items.values().filter_map(|item| if let PublishTarget::Site(site) = &item.wish.target { Some(site) } else { None });
         let wanted: BTreeSet<&str> = sites.filter(|_| !shape.stock()).flat_map(namespaces).collect();
         let served: BTreeSet<&str> = self.before.routes.values().flat_map(namespaces).collect();
         for namespace in &wanted {
             work.want(owner, endpoints(owner, namespace, true));
         }
         let name = names::endpoints(&owner.group);
-        let held = work.observed.of(Kind::RoleBinding).map(|(object, _)| object).filter(|object| object.name == name);
-        for object in held.filter(|object| !wanted.contains(&*object.namespace) && !served.contains(&*object.namespace)) {
+        let bindings = work.observed.of(Kind::RoleBinding).map(|(object, _)| object).filter(|object| object.name == name);
+        for object in bindings.filter(|object| !wanted.contains(&*object.namespace) && !served.contains(&*object.namespace)) {
             work.want(owner, endpoints(owner, &object.namespace, false));
         }
     }

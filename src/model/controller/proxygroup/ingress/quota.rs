@@ -6,13 +6,13 @@ use std::time::Duration;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
-use super::claims::Claim;
+use super::claims::IngressClaim;
 use super::room::by_age;
-use super::{Item, Plan, Refused, Standing, teardown};
+use super::{IngressPlan, Item, Rejection, ServiceState, teardown};
 use crate::api::names;
-use crate::model::controller::ingress_spec::{Target, Wish};
-use crate::model::controller::objects::{Kind, Ordered, Shape, certificate_ref, domain_of};
-use crate::model::controller::proxygroup::work::Work;
+use crate::model::controller::ingress_spec::{PublishSpec, PublishTarget};
+use crate::model::controller::objects::{Kind, Ordered, RenderContext, certificate_ref, domain_of};
+use crate::model::controller::proxygroup::work::GroupPass;
 use crate::model::controller::tenancy::Tenancy;
 
 /// Over how long ordered certificates are counted: Let's Encrypt's own limits are per week.
@@ -21,22 +21,22 @@ const WEEK: Duration = Duration::from_hours(7 * 24);
 const MAX_RECORDED: usize = 1_000;
 
 /// Whether an object may have what it asks for; if so, whether its name may be another cluster's too.
-pub(super) fn admit(tenancy: &Tenancy, claim: &Claim<'_>, group: &str, wish: &Wish) -> Result<bool, Refused> {
+pub(super) fn admit(tenancy: &Tenancy, claim: &IngressClaim<'_>, group: &str, wish: &PublishSpec) -> Result<bool, Rejection> {
     let namespace = &claim.claimant.namespace;
     let allowed = tenancy.allowance(namespace, group).and_then(|allowance| {
         allowance.allows(namespace, group, &wish.label, &wish.tags)?;
         Ok(allowance.shares(&wish.label))
     });
-    allowed.map_err(|why| Refused::new("NotAllowed", why))
+    allowed.map_err(|why| Rejection::new("NotAllowed", why))
 }
 
 /// Refuses new names beyond what their namespaces may have; the oldest objects come first.
-pub(super) fn limit(work: &mut Work<'_>, shape: &Shape<'_>, plan: &mut Plan<'_>) {
+pub(super) fn limit(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, plan: &mut IngressPlan<'_>) {
     if plan.items.keys().all(|name| plan.recorded(name)) {
         return;
     }
     let now = work.observed.now;
-    let secrets = work.observed.of(Kind::Secret).map(|(_, held)| &**held);
+    let secrets = work.observed.of(Kind::Secret).map(|(_, object)| &**object);
     let (mut used, mut orders) = (names_used(plan), recent(&plan.before.orders, secrets, now));
     for name in by_age(plan).iter().filter(|name| !plan.recorded(name)).collect::<Vec<_>>() {
         let item = &plan.items[name];
@@ -68,26 +68,26 @@ pub(super) fn limit(work: &mut Work<'_>, shape: &Shape<'_>, plan: &mut Plan<'_>)
             let message = format!(
                 "Namespace {namespace} {what}: wait, remove some, or have an administrator raise {field} in spec.tailyard.tenants."
             );
-            plan.refused.insert(item.claimant.clone(), Refused::new(reason, message));
+            plan.refused.insert(item.claimant.clone(), Rejection::new(reason, message));
             plan.items.remove(name);
         }
     }
 }
 
-impl Plan<'_> {
+impl IngressPlan<'_> {
     /// The record of orders whose Secrets are gone, with those that go now.
-    pub(super) fn record_orders(&self, work: &Work<'_>, gone: &BTreeSet<String>) -> BTreeMap<String, Ordered> {
-        let going = teardown::gone_certificates(work, gone).map(|(_, held)| &**held);
+    pub(super) fn record_orders(&self, work: &GroupPass<'_>, gone: &BTreeSet<String>) -> BTreeMap<String, Ordered> {
+        let going = teardown::gone_certificates(work, gone).map(|(_, object)| &**object);
         let orders = recent(&self.before.orders, going, work.observed.now);
         let mut newest: Vec<_> = orders.iter().flat_map(|(namespace, orders)| orders.iter().map(move |order| (order, namespace))).collect();
         if newest.len() <= MAX_RECORDED {
             return orders;
         }
         newest.sort();
-        let kept = newest.split_off(newest.len() - MAX_RECORDED);
-        kept.into_iter().fold(BTreeMap::new(), |mut kept, (order, namespace)| {
-            kept.entry(namespace.clone()).or_insert_with(Ordered::new).insert(order.clone());
-            kept
+        let newest_orders = newest.split_off(newest.len() - MAX_RECORDED);
+        newest_orders.into_iter().fold(BTreeMap::new(), |mut all, (order, namespace)| {
+            all.entry(namespace.clone()).or_insert_with(Ordered::new).insert(order.clone());
+            all
         })
     }
 }
@@ -95,11 +95,12 @@ impl Plan<'_> {
 /// Whether the group orders a certificate for a new name, or would once the control plane has answered: what was refused stays refused
 /// while that is away.
 fn issues(item: &Item) -> bool {
-    matches!(item.wish.target, Target::Site(_)) && matches!(item.standing, Standing::Ours(_) | Standing::Made | Standing::Unknown)
+    matches!(item.wish.target, PublishTarget::Site(_))
+        && matches!(item.standing, ServiceState::Owned(_) | ServiceState::Creating | ServiceState::Unknown)
 }
 
 /// How many names each namespace has, those included that are on their way out.
-fn names_used(plan: &Plan<'_>) -> BTreeMap<String, usize> {
+fn names_used(plan: &IngressPlan<'_>) -> BTreeMap<String, usize> {
     let mut used = BTreeMap::new();
     for origin in plan.before.origins.values() {
         *used.entry(origin.namespace.clone()).or_default() += 1;

@@ -8,51 +8,57 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde_json::{Value, json};
 
 use super::advertise::{live, serves};
-use super::claims::{Claim, Object};
+use super::claims::{IngressClaim, UserObject};
 use super::config::node_site;
-use super::summary::{Account, Extent};
-use super::{Item, Plan, Refused, Standing, routes, subject};
+use super::summary::{Extent, SummaryBuilder};
+use super::{IngressPlan, Item, Rejection, ServiceState, routes, subject};
 use crate::api::condition::{INGRESS_SVC_CONFIGURED, INGRESS_SVC_VALID};
-use crate::model::base::conditions::{self, Status, Wanted};
-use crate::model::controller::ingress_spec::{Source, Target, service_name};
-use crate::model::controller::objects::{Shape, covers};
-use crate::model::controller::proxygroup::work::Work;
-use crate::model::controller::proxygroup::{ObjectUpdate, Replica, TailnetState};
+use crate::model::base::conditions::{self, ConditionStatus, DesiredCondition};
+use crate::model::controller::ingress_spec::{PublishSource, PublishTarget, service_name};
+use crate::model::controller::objects::{RenderContext, covers};
+use crate::model::controller::proxygroup::work::GroupPass;
+use crate::model::controller::proxygroup::{ObjectUpdate, ObservedReplica, TailnetState};
 
 /// What is said of a Service: type, status, reason, message.
-type Said = (&'static str, Status, &'static str, String);
+type Said = (&'static str, ConditionStatus, &'static str, String);
 
-impl Plan<'_> {
+impl IngressPlan<'_> {
     /// Tells everybody. `gone` are the names of which nothing is left. What is wrong, as it was told, by whom it concerns.
-    pub(super) fn tell(&self, work: &mut Work<'_>, shape: &Shape<'_>, gone: &BTreeSet<String>) -> BTreeMap<String, String> {
-        let mut account = Account::default();
+    pub(super) fn tell(&self, work: &mut GroupPass<'_>, shape: &RenderContext<'_>, gone: &BTreeSet<String>) -> BTreeMap<String, String> {
+        let mut account = SummaryBuilder::default();
         for claim in &self.claims {
             let item = self.items.get(&service_name(&claim.label)).filter(|item| claim.asks && item.claimant == claim.claimant);
             match item {
                 Some(item) => self.published(work, shape, (claim, item), &mut account),
                 None if claim.ours => {
-                    let left = claim.recorded.iter().any(|name| !gone.contains(name));
+                    let remaining = claim.recorded.iter().any(|name| !gone.contains(name));
                     let refused = self.refused.get(&claim.claimant);
                     if claim.asks {
                         account.name(&claim.claimant, refused.map(|refused| (Extent::Whole, refused)), false);
                         self.news(work, claim, refused, &account);
                     }
-                    unserved(work, claim, refused, left);
+                    unserved(work, claim, refused, remaining);
                 }
                 None => {}
             }
         }
-        let told = account.faults().clone();
+        let faults = account.faults().clone();
         account.give(work);
-        told
+        faults
     }
 
-    fn published(&self, work: &mut Work<'_>, shape: &Shape<'_>, (claim, item): (&Claim<'_>, &Item), account: &mut Account) {
+    fn published(
+        &self,
+        work: &mut GroupPass<'_>,
+        shape: &RenderContext<'_>,
+        (claim, item): (&IngressClaim<'_>, &Item),
+        account: &mut SummaryBuilder,
+    ) {
         account.certificates(work, &shape.owner, item);
         if undecided(work, shape, item) {
             account.still(&claim.claimant, self);
             // Nobody is waited for who cannot be asked.
-            if matches!(item.standing, Standing::Routed(_)) || !matches!(work.observed.tailnet, TailnetState::Unavailable(_)) {
+            if matches!(item.standing, ServiceState::ByRoute(_)) || !matches!(work.observed.tailnet, TailnetState::Unavailable(_)) {
                 account.unknown();
                 return update(work, claim, true, None, balancer(claim));
             }
@@ -63,43 +69,43 @@ impl Plan<'_> {
         let remark = remark(work, shape, item, &name);
         let status = if serving > 0 && balances(claim) { Self::status(work, shape, item) } else { json!({}) };
         let mut said: Vec<Said> = Vec::new();
-        if matches!(claim.object, Object::Service(_)) {
-            said.push((INGRESS_SVC_VALID, Status::True, "IngressSvcValid", "The Service is valid.".to_owned()));
+        if matches!(claim.object, UserObject::Service(_)) {
+            said.push((INGRESS_SVC_VALID, ConditionStatus::True, "IngressSvcValid", "The Service is valid.".to_owned()));
             said.push(configured(serving, shape.replicas, fault.as_ref(), &beside(work, item, &name, serving)));
         }
-        let told = fault.as_ref().map(|fault| (Extent::Whole, fault)).or(remark.as_ref().map(|(extent, remark)| (*extent, remark)));
-        account.name(&claim.claimant, told, serving > 0);
-        self.news(work, claim, told.map(|(_, told)| told), account);
+        let shown = fault.as_ref().map(|fault| (Extent::Whole, fault)).or(remark.as_ref().map(|(extent, remark)| (*extent, remark)));
+        account.name(&claim.claimant, shown, serving > 0);
+        self.news(work, claim, shown.map(|(_, rejection)| rejection), account);
         update(work, claim, true, Some(said), status);
     }
 
     /// Tells an Event, unless it was told before: the config has the record of it.
-    fn news(&self, work: &mut Work<'_>, claim: &Claim<'_>, fault: Option<&Refused>, account: &Account) {
+    fn news(&self, work: &mut GroupPass<'_>, claim: &IngressClaim<'_>, fault: Option<&Rejection>, account: &SummaryBuilder) {
         let key = claim.claimant.to_string();
-        let news = account.faults().get(&key) != self.before.told.get(&key);
-        if let Some(Refused { reason, message }) = fault.filter(|_| news) {
+        let news = account.faults().get(&key) != self.before.reported_events.get(&key);
+        if let Some(Rejection { reason, message }) = fault.filter(|_| news) {
             work.warn(subject(&claim.claimant), reason, message.clone());
         }
     }
 
     /// Where it is reached.
-    fn status(work: &Work<'_>, shape: &Shape<'_>, item: &Item) -> Value {
+    fn status(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item) -> Value {
         match (&item.wish.target, &item.standing) {
-            (Target::Site(_), Standing::Never) => node_status(work, shape, item),
-            (Target::Site(site), _) => {
+            (PublishTarget::Site(_), ServiceState::Unsupported) => node_status(work, shape, item),
+            (PublishTarget::Site(site), _) => {
                 let certified = Self::certified(work, &shape.owner, &item.dns);
                 let shown = site.listeners.keys().rev().filter(|port| certified || **port != 443);
                 let ports: Vec<_> = shown.map(|port| json!({"port": port, "protocol": "TCP"})).collect();
                 if ports.is_empty() { json!({}) } else { json!({"ingress": [{"hostname": item.dns, "ports": ports}]}) }
             }
-            (Target::Whole(whole), Standing::Routed(own)) => {
+            (PublishTarget::Whole(whole), ServiceState::ByRoute(own)) => {
                 // Its address in the cluster is no news to anybody, and not to be served twice.
                 let in_cluster = |ip: &String| ip.parse().is_ok_and(|ip| whole.addresses.contains(&ip));
                 let entries: Vec<_> = own.iter().filter(|ip| !in_cluster(ip)).map(|ip| json!({"ip": ip})).collect();
                 if entries.is_empty() { json!({}) } else { json!({"ingress": entries}) }
             }
-            (Target::Whole(_), standing) => {
-                let own = if let Standing::Ours(own) = standing { own.as_slice() } else { &[] };
+            (PublishTarget::Whole(_), standing) => {
+                let own = if let ServiceState::Owned(own) = standing { own.as_slice() } else { &[] };
                 let v4 = own.iter().find(|ip| ip.parse::<std::net::Ipv4Addr>().is_ok());
                 let ip = v4.or(own.first());
                 let entry = ip.map_or_else(|| json!({"hostname": item.dns}), |ip| json!({"hostname": item.dns, "ip": ip}));
@@ -109,25 +115,24 @@ impl Plan<'_> {
     }
 }
 
-/// What is said where the control plane has no Tailscale Services.
 const NEVER: &str = "The control plane of this ProxyGroup has no Tailscale Services, by which one name is published from several replicas, \
      and issues no certificates. An Ingress is served on the replicas' own addresses if it names a certificate of its own for its hosts in \
      spec.tls[].secretName, and no older Ingress names the same hosts.";
 
 /// Whether what decides how a name stands has not been asked for yet.
-fn undecided(work: &Work<'_>, shape: &Shape<'_>, item: &Item) -> bool {
+fn undecided(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item) -> bool {
     match &item.standing {
-        Standing::Unknown => true,
-        Standing::Routed(own) => routes::denied(work, shape.replicas, own).is_none() && routes::unasked(work, shape.replicas, own),
+        ServiceState::Unknown => true,
+        ServiceState::ByRoute(own) => routes::denied(work, shape.replicas, own).is_none() && routes::unasked(work, shape.replicas, own),
         _ => false,
     }
 }
 
 /// How many replicas serve a name.
-fn serving(work: &Work<'_>, shape: &Shape<'_>, item: &Item, name: &str) -> usize {
-    let node = matches!(item.standing, Standing::Never) && node_site(item).is_some();
-    let serves = |replica: &Replica| match &item.standing {
-        Standing::Routed(own) => routes::reached(work, replica, own),
+fn serving(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item, name: &str) -> usize {
+    let node = matches!(item.standing, ServiceState::Unsupported) && node_site(item).is_some();
+    let serves = |replica: &ObservedReplica| match &item.standing {
+        ServiceState::ByRoute(own) => routes::reached(work, replica, own),
         _ if node => live(replica),
         _ => serves(replica, name),
     };
@@ -135,20 +140,20 @@ fn serving(work: &Work<'_>, shape: &Shape<'_>, item: &Item, name: &str) -> usize
 }
 
 /// What is in the way of a name that is valid.
-fn fault(work: &Work<'_>, shape: &Shape<'_>, item: &Item, name: &str) -> Option<Refused> {
+fn fault(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item, name: &str) -> Option<Rejection> {
     let denied = work.observed.denied.get(&format!("Tailscale Service {name}"));
     match &item.standing {
-        Standing::Never if node_site(item).is_some() => None,
-        Standing::Theirs(why) => Some(Refused::new("InvalidTailscaleService", why.message(name))),
-        Standing::Never => Some(Refused::new("NoTailscaleServices", NEVER.to_owned())),
-        Standing::Routed(own) => routes::denied(work, shape.replicas, own),
-        _ => denied.map(|denial| Refused::new("TailscaleServiceDenied", denial.why.clone())),
+        ServiceState::Unsupported if node_site(item).is_some() => None,
+        ServiceState::Conflict(why) => Some(Rejection::new("InvalidTailscaleService", why.message(name))),
+        ServiceState::Unsupported => Some(Rejection::new("NoTailscaleServices", NEVER.to_owned())),
+        ServiceState::ByRoute(own) => routes::denied(work, shape.replicas, own),
+        _ => denied.map(|denial| Rejection::new("TailscaleServiceDenied", denial.why.clone())),
     }
 }
 
 /// What is said of a Service beside how many replicas serve it.
-fn beside(work: &Work<'_>, item: &Item, name: &str, serving: usize) -> String {
-    let Standing::Routed(own) = &item.standing else { return rejected(work, name, serving) };
+fn beside(work: &GroupPass<'_>, item: &Item, name: &str, serving: usize) -> String {
+    let ServiceState::ByRoute(own) = &item.standing else { return rejected(work, name, serving) };
     let own = own.join(" and ");
     format!(
         ", by a route to {own}: the control plane has no Tailscale Services, so there is no name for it, and clients must accept routes{}",
@@ -157,70 +162,70 @@ fn beside(work: &Work<'_>, item: &Item, name: &str, serving: usize) -> String {
 }
 
 /// What is wrong with a part of a name that is published, or will be; all of it is told together.
-fn remark(work: &Work<'_>, shape: &Shape<'_>, item: &Item, name: &str) -> Option<(Extent, Refused)> {
+fn remark(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item, name: &str) -> Option<(Extent, Rejection)> {
     let notes: Vec<_> = item.wish.notes.iter().cloned().chain(barred(work, shape, item, name)).collect();
     let (extent, reason) = if notes.is_empty() { (Extent::Nothing, "CertificateExpiring") } else { (Extent::Part, "PartiallyAdvertised") };
     let all: Vec<_> = notes.into_iter().chain(item.wish.warnings.iter().cloned()).collect();
-    (!all.is_empty()).then(|| (extent, Refused::new(reason, all.join(" "))))
+    (!all.is_empty()).then(|| (extent, Rejection::new(reason, all.join(" "))))
 }
 
 /// Why the internet does not reach a site that asks for it, as the first replica says that was refused.
-fn barred(work: &Work<'_>, shape: &Shape<'_>, item: &Item, name: &str) -> Option<String> {
-    let asks = matches!(&item.wish.target, Target::Site(site) if site.funnel);
+fn barred(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item, name: &str) -> Option<String> {
+    let asks = matches!(&item.wish.target, PublishTarget::Site(site) if site.funnel);
     let states = work.observed.replicas.range(..shape.replicas).filter_map(|(_, replica)| replica.state.as_ref());
     let why = states.filter(|_| asks).find_map(|state| state.barred.get(name))?;
     Some(format!("It is not reached from the internet (Funnel), as {why}."))
 }
 
 /// Why no replica serves it, as the first says that can speak.
-fn rejected(work: &Work<'_>, name: &str, serving: usize) -> String {
+fn rejected(work: &GroupPass<'_>, name: &str, serving: usize) -> String {
     let states = work.observed.replicas.values().filter(|replica| replica.pod.is_some()).filter_map(|replica| replica.state.as_ref());
     let mut why = states.filter_map(|state| state.ingress.as_ref()?.rejected.get(name)).filter(|why| !why.is_empty());
     why.next().filter(|_| serving == 0).map_or_else(String::new, |why| format!("; {}", why.join("; ")))
 }
 
-fn configured(serving: usize, wanted: u32, fault: Option<&Refused>, beside: &str) -> Said {
+fn configured(serving: usize, wanted: u32, fault: Option<&Rejection>, beside: &str) -> Said {
     let counts = format!("{serving}/{wanted} proxy backends ready and advertising{beside}");
     match fault {
-        Some(fault) => (INGRESS_SVC_CONFIGURED, Status::False, fault.reason, fault.message.clone()),
-        None if serving > 0 => (INGRESS_SVC_CONFIGURED, Status::True, "IngressSvcConfigured", counts),
-        None => (INGRESS_SVC_CONFIGURED, Status::False, "IngressSvcNoBackendsConfigured", counts),
+        Some(fault) => (INGRESS_SVC_CONFIGURED, ConditionStatus::False, fault.reason, fault.message.clone()),
+        None if serving > 0 => (INGRESS_SVC_CONFIGURED, ConditionStatus::True, "IngressSvcConfigured", counts),
+        None => (INGRESS_SVC_CONFIGURED, ConditionStatus::False, "IngressSvcNoBackendsConfigured", counts),
     }
 }
 
 /// Tells one for whom nothing is published; `left` tells that something of it still is there.
-pub(super) fn unserved(work: &mut Work<'_>, claim: &Claim<'_>, refused: Option<&Refused>, left: bool) {
+pub(super) fn unserved(work: &mut GroupPass<'_>, claim: &IngressClaim<'_>, refused: Option<&Rejection>, remaining: bool) {
     let mut said: Vec<Said> = Vec::new();
-    if let (Object::Service(_), Some(Refused { reason, message })) = (claim.object, refused) {
+    if let (UserObject::Service(_), Some(Rejection { reason, message })) = (claim.object, refused) {
         let invalid = *reason == "IngressSvcInvalid" || *reason == super::TAKEN;
-        let (status, kind) = if invalid { (Status::False, "IngressSvcInvalid") } else { (Status::Unknown, *reason) };
+        let (status, kind) = if invalid { (ConditionStatus::False, "IngressSvcInvalid") } else { (ConditionStatus::Unknown, *reason) };
         said.push((INGRESS_SVC_VALID, status, kind, message.clone()));
     }
-    let held = balancer(claim);
+    let existing = balancer(claim);
     // What the last good one is reached by stays while it is served.
-    let balancer = if left { held } else { json!({}) };
-    update(work, claim, left, Some(said), balancer);
+    let balancer = if remaining { existing } else { json!({}) };
+    update(work, claim, remaining, Some(said), balancer);
 }
 
 /// Whether the API bears an address in the status of such an object.
-fn balances(claim: &Claim<'_>) -> bool {
+fn balances(claim: &IngressClaim<'_>) -> bool {
     match claim.object {
-        Object::Ingress(_) => true,
-        Object::Service(service) => service.spec.as_ref().is_some_and(|spec| spec.type_.as_deref() == Some("LoadBalancer")),
+        UserObject::Ingress(_) => true,
+        UserObject::Service(service) => service.spec.as_ref().is_some_and(|spec| spec.type_.as_deref() == Some("LoadBalancer")),
     }
 }
 
 /// Whether the status says what is wanted; the API adds to that of a Service.
-fn same(source: Source, held: &Value, wanted: &Value) -> bool {
-    if source == Source::Ingress {
-        return held == wanted;
+fn same(source: PublishSource, existing: &Value, wanted: &Value) -> bool {
+    if source == PublishSource::Ingress {
+        return existing == wanted;
     }
     let count = |status: &Value| status["ingress"].as_array().map_or(0, Vec::len);
-    count(held) == count(wanted) && covers(held, wanted)
+    count(existing) == count(wanted) && covers(existing, wanted)
 }
 
 /// Where a site on the replicas' own addresses is reached.
-fn node_status(work: &Work<'_>, shape: &Shape<'_>, item: &Item) -> Value {
+fn node_status(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item) -> Value {
     let Some(site) = node_site(item) else { return json!({}) };
     let ports: Vec<_> = site.listeners.keys().rev().map(|port| json!({"port": port, "protocol": "TCP"})).collect();
     let live = work.observed.replicas.range(..shape.replicas).filter(|(_, replica)| live(replica));
@@ -230,24 +235,28 @@ fn node_status(work: &Work<'_>, shape: &Shape<'_>, item: &Item) -> Value {
 }
 
 /// `status.loadBalancer` as it is.
-fn balancer(claim: &Claim<'_>) -> Value {
+fn balancer(claim: &IngressClaim<'_>) -> Value {
     let value = match claim.object {
-        Object::Ingress(ingress) => ingress.status.as_ref().and_then(|status| serde_json::to_value(status.load_balancer.as_ref()?).ok()),
-        Object::Service(service) => service.status.as_ref().and_then(|status| serde_json::to_value(status.load_balancer.as_ref()?).ok()),
+        UserObject::Ingress(ingress) => {
+            ingress.status.as_ref().and_then(|status| serde_json::to_value(status.load_balancer.as_ref()?).ok())
+        }
+        UserObject::Service(service) => {
+            service.status.as_ref().and_then(|status| serde_json::to_value(status.load_balancer.as_ref()?).ok())
+        }
     };
     value.unwrap_or_else(|| json!({}))
 }
 
 /// Has the object be so. Without anything `said`, its conditions stay as they are.
-fn update(work: &mut Work<'_>, claim: &Claim<'_>, finalized: bool, said: Option<Vec<Said>>, wanted: Value) {
+fn update(work: &mut GroupPass<'_>, claim: &IngressClaim<'_>, finalized: bool, said: Option<Vec<Said>>, wanted: Value) {
     let metadata = claim.object.metadata();
     let own = claim.claimant.source.finalizer();
-    let held = metadata.finalizers.as_deref().unwrap_or_default();
+    let before = metadata.finalizers.as_deref().unwrap_or_default();
     // One that is being deleted gets no new one.
-    let has = held.iter().any(|held| held == own);
+    let has = before.iter().any(|name| name == own);
     let wanted_finalizer = finalized && (has || metadata.deletion_timestamp.is_none());
     let finalizers = (has != wanted_finalizer).then(|| {
-        let others = held.iter().filter(|held| *held != own).cloned();
+        let others = before.iter().filter(|found| *found != own).cloned();
         others.chain(wanted_finalizer.then(|| own.to_owned())).collect()
     });
     let conditions = said.and_then(|said| said_conditions(claim, said, work.observed.now));
@@ -269,8 +278,8 @@ fn update(work: &mut Work<'_>, claim: &Claim<'_>, finalized: bool, said: Option<
 }
 
 /// The conditions of a Service, if they are to change. One of ours that is not said any more goes.
-fn said_conditions(claim: &Claim<'_>, said: Vec<Said>, now: k8s_openapi::jiff::Timestamp) -> Option<Vec<Condition>> {
-    let Object::Service(service) = claim.object else { return None };
+fn said_conditions(claim: &IngressClaim<'_>, said: Vec<Said>, now: k8s_openapi::jiff::Timestamp) -> Option<Vec<Condition>> {
+    let UserObject::Service(service) = claim.object else { return None };
     let mut all = service.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default();
     let mut changed = false;
     for kind in [INGRESS_SVC_VALID, INGRESS_SVC_CONFIGURED] {
@@ -279,7 +288,7 @@ fn said_conditions(claim: &Claim<'_>, said: Vec<Said>, now: k8s_openapi::jiff::T
         }
     }
     for (kind, status, reason, message) in said {
-        changed |= conditions::set(&mut all, &Wanted { kind, status, reason, message, generation: 0 }, now);
+        changed |= conditions::set(&mut all, &DesiredCondition { kind, status, reason, message, generation: 0 }, now);
     }
     changed.then_some(all)
 }

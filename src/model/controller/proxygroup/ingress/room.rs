@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
 use super::config::put;
-use super::{Plan, Refused, Standing};
+use super::{IngressPlan, Rejection, ServiceState};
 use crate::api::routes::{Listener, Site};
-use crate::model::controller::ingress_spec::{Claimant, Target};
-use crate::model::controller::objects::{CONFIG_ROOM, IngressConfig};
+use crate::model::controller::ingress_spec::{PublishTarget, Publisher};
+use crate::model::controller::objects::{CONFIG_ROOM, IngressConfigMap};
 
 /// Upper bound of what a route takes beside its path and host, in bytes: the serve config has it again.
 const ROUTE_SIZE: usize = 1 << 10;
@@ -19,7 +19,7 @@ const ESCAPED: usize = 6;
 const FULL: &str = "The ingress config of the ProxyGroup is full: use another ProxyGroup, or fewer and shorter paths.";
 
 /// Takes from the younger objects what older ones have. `packs`: the config is packed if it is too large as it is.
-pub(super) fn settle(plan: &mut Plan<'_>, packs: bool) {
+pub(super) fn settle(plan: &mut IngressPlan<'_>, packs: bool) {
     let order = by_age(plan);
     share_hosts(plan, &order);
     share_internet_ports(plan, &order);
@@ -29,19 +29,19 @@ pub(super) fn settle(plan: &mut Plan<'_>, packs: bool) {
 }
 
 /// The published names, those of the oldest objects first.
-pub(super) fn by_age(plan: &Plan<'_>) -> Vec<String> {
-    let created: BTreeMap<&Claimant, i64> = plan.claims.iter().map(|claim| (&claim.claimant, claim.created())).collect();
+pub(super) fn by_age(plan: &IngressPlan<'_>) -> Vec<String> {
+    let created: BTreeMap<&Publisher, i64> = plan.claims.iter().map(|claim| (&claim.claimant, claim.created())).collect();
     let mut order: Vec<_> = plan.items.iter().map(|(name, item)| (created.get(&item.claimant), &item.claimant, name)).collect();
     order.sort();
     order.into_iter().map(|(_, _, name)| name.clone()).collect()
 }
 
 /// Gives each host on the replicas' own addresses to one site.
-fn share_hosts(plan: &mut Plan<'_>, order: &[String]) {
-    let mut owners: BTreeMap<String, Claimant> = BTreeMap::new();
+fn share_hosts(plan: &mut IngressPlan<'_>, order: &[String]) {
+    let mut owners: BTreeMap<String, Publisher> = BTreeMap::new();
     for name in order {
-        let Some(item) = plan.items.get_mut(name).filter(|item| matches!(item.standing, Standing::Never)) else { continue };
-        let Target::Site(site) = &mut item.wish.target else { continue };
+        let Some(item) = plan.items.get_mut(name).filter(|item| matches!(item.standing, ServiceState::Unsupported)) else { continue };
+        let PublishTarget::Site(site) = &mut item.wish.target else { continue };
         let named: Vec<String> = site.hosts.iter().filter(|(_, how)| !how.issue).map(|(host, _)| host.clone()).collect();
         for host in named {
             match owners.entry(host) {
@@ -57,11 +57,11 @@ fn share_hosts(plan: &mut Plan<'_>, order: &[String]) {
 }
 
 /// Gives each port that the internet reaches to one site.
-fn share_internet_ports(plan: &mut Plan<'_>, order: &[String]) {
-    let mut owners: BTreeMap<u16, Claimant> = BTreeMap::new();
+fn share_internet_ports(plan: &mut IngressPlan<'_>, order: &[String]) {
+    let mut owners: BTreeMap<u16, Publisher> = BTreeMap::new();
     for name in order {
-        let Some(item) = plan.items.get_mut(name).filter(|item| !matches!(item.standing, Standing::Never)) else { continue };
-        let Target::Site(site) = &mut item.wish.target else { continue };
+        let Some(item) = plan.items.get_mut(name).filter(|item| !matches!(item.standing, ServiceState::Unsupported)) else { continue };
+        let PublishTarget::Site(site) = &mut item.wish.target else { continue };
         if !site.funnel {
             continue;
         }
@@ -82,32 +82,32 @@ fn https_ports(site: &Site) -> Vec<u16> {
 }
 
 /// No less than the size of the config, without making it.
-fn upper_bound(plan: &Plan<'_>) -> usize {
+fn upper_bound(plan: &IngressPlan<'_>) -> usize {
     let site = |site: &Site| {
         let hosts: usize = site.hosts.keys().map(|host| ROUTE_SIZE + 2 * host.len()).sum();
         let routes = site.routes.iter().map(|route| ROUTE_SIZE + 2 * ESCAPED * (route.path.len() + route.host.len()));
         ROUTE_SIZE + hosts + routes.sum::<usize>()
     };
     let items = plan.items.values().map(|item| match &item.wish.target {
-        Target::Site(wanted) => site(wanted),
-        Target::Whole(_) => 2 * ROUTE_SIZE,
+        PublishTarget::Site(wanted) => site(wanted),
+        PublishTarget::Whole(_) => 2 * ROUTE_SIZE,
     });
-    let kept = plan.held.iter().chain(&plan.leaving).map(|name| plan.before.routes.get(name).map_or(2 * ROUTE_SIZE, site));
-    items.chain(kept).sum()
+    let unchanged = plan.unchanged.iter().chain(&plan.leaving).map(|name| plan.before.routes.get(name).map_or(2 * ROUTE_SIZE, site));
+    items.chain(unchanged).sum()
 }
 
 /// Refuses what does not fit. What is in the config stays as it is; then come the others, the oldest first.
-fn fit(plan: &mut Plan<'_>, order: Vec<String>, packs: bool) {
+fn fit(plan: &mut IngressPlan<'_>, order: Vec<String>, packs: bool) {
     let before = |name: &String| {
-        let mut config = IngressConfig::default();
+        let mut config = IngressConfigMap::default();
         config.keep(name, &plan.before);
         config.size(packs)
     };
     let (recorded, new): (Vec<String>, Vec<String>) = order.into_iter().partition(|name| plan.recorded(name));
     let sizes: BTreeMap<String, usize> = recorded.iter().map(|name| (name.clone(), before(name))).collect();
-    let mut size: usize = plan.held.iter().chain(&plan.leaving).map(before).chain(sizes.values().copied()).sum();
+    let mut size: usize = plan.unchanged.iter().chain(&plan.leaving).map(before).chain(sizes.values().copied()).sum();
     for name in recorded.iter().chain(&new) {
-        let mut wanted = IngressConfig::default();
+        let mut wanted = IngressConfigMap::default();
         put(&mut wanted, &plan.before, name, &plan.items[name]);
         let without = size - sizes.get(name).copied().unwrap_or_default();
         let with = without + wanted.size(packs);
@@ -116,10 +116,10 @@ fn fit(plan: &mut Plan<'_>, order: Vec<String>, packs: bool) {
             continue;
         }
         if let Some(item) = plan.items.remove(name) {
-            plan.refused.insert(item.claimant, Refused::new("ConfigFull", FULL.to_owned()));
+            plan.refused.insert(item.claimant, Rejection::new("ConfigFull", FULL.to_owned()));
         }
         if plan.recorded(name) {
-            plan.held.insert(name.clone());
+            plan.unchanged.insert(name.clone());
         }
     }
 }

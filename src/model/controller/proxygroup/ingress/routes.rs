@@ -10,21 +10,20 @@ use ipnet::IpNet;
 
 use super::advertise::live;
 use super::service_state::OLD;
-use super::{Item, Plan, Refused, Standing, lacks_services};
-use crate::api::ingress::Service;
-use crate::model::controller::ingress_spec::Whole;
-use crate::model::controller::objects::Shape;
+use super::{IngressPlan, Item, Rejection, ServiceState, lacks_services};
+use crate::api::ingress::IngressService;
+use crate::model::controller::ingress_spec::L4Service;
+use crate::model::controller::objects::RenderContext;
 use crate::model::controller::proxygroup::readiness::elapsed;
 use crate::model::controller::proxygroup::replicas::claimed_device;
-use crate::model::controller::proxygroup::work::Work;
-use crate::model::controller::proxygroup::{ControlAction, Replica};
+use crate::model::controller::proxygroup::work::GroupPass;
+use crate::model::controller::proxygroup::{ControlAction, ObservedReplica};
 
 /// The addresses in the tailnet that a mapping has.
-pub(super) fn addresses(mapping: &Service) -> impl Iterator<Item = IpAddr> {
+pub(super) fn addresses(mapping: &IngressService) -> impl Iterator<Item = IpAddr> {
     [&mapping.ipv4, &mapping.ipv6].into_iter().flatten().filter_map(|pair| pair.tailscale_service_ip.parse().ok())
 }
 
-/// An address as a route.
 fn route(address: IpAddr) -> String {
     IpNet::from(address).to_string()
 }
@@ -37,12 +36,12 @@ fn routes(own: &[String]) -> BTreeSet<String> {
 /// The addresses by which a Service is reached: of the group's own prefixes, where it has some, the ones that it has already or the
 /// first that are free; else those of the cluster.
 pub(super) fn allot(
-    shape: &Shape<'_>,
-    before: Option<&Service>,
-    whole: &Whole,
+    shape: &RenderContext<'_>,
+    before: Option<&IngressService>,
+    whole: &L4Service,
     taken: &mut BTreeSet<IpAddr>,
-) -> Result<Vec<String>, Refused> {
-    let refused = |message: &str| Refused::new("NoAddress", message.to_owned());
+) -> Result<Vec<String>, Rejection> {
+    let refused = |message: &str| Rejection::new("NoAddress", message.to_owned());
     let prefixes = shape.service_cidrs();
     let external = !whole.external_name.is_empty();
     if prefixes.is_empty() {
@@ -61,9 +60,9 @@ pub(super) fn allot(
         if of_family.is_empty() || !(external || whole.addresses.iter().any(same)) {
             continue;
         }
-        let held = before.into_iter().flat_map(addresses).find(|ip| of_family.iter().any(|net| net.contains(ip)));
+        let former = before.into_iter().flat_map(addresses).find(|ip| of_family.iter().any(|net| net.contains(ip)));
         let free = || of_family.iter().flat_map(|net| usable(net)).find(|ip| !taken.contains(ip));
-        let address = held
+        let address = former
             .or_else(free)
             .ok_or_else(|| refused("Every address of the ProxyGroup's spec.tailyard.serviceCIDRs is another Service's: add a prefix."))?;
         taken.insert(address);
@@ -83,15 +82,15 @@ fn usable(net: &IpNet) -> impl Iterator<Item = IpAddr> + use<> {
     net.hosts().filter(move |ip| alone || *ip != own)
 }
 
-impl Plan<'_> {
+impl IngressPlan<'_> {
     /// The routes that a replica is told to advertise.
-    pub(in super::super) fn routes(&self, work: &Work<'_>, shape: &Shape<'_>, replica: &Replica) -> BTreeSet<String> {
-        let told: BTreeSet<&str> = replica.config.iter().flat_map(|config| config.routes()).collect();
-        let unknown = self.items.iter().filter(|(_, item)| matches!(item.standing, Standing::Unknown)).map(|(name, _)| name);
-        let staying = self.held.iter().chain(unknown).flat_map(|name| self.recorded_routes(name));
-        let staying = staying.filter(|route| told.contains(route.as_str()));
+    pub(in super::super) fn routes(&self, work: &GroupPass<'_>, shape: &RenderContext<'_>, replica: &ObservedReplica) -> BTreeSet<String> {
+        let advertised: BTreeSet<&str> = replica.config.iter().flat_map(|config| config.routes()).collect();
+        let unknown = self.items.iter().filter(|(_, item)| matches!(item.standing, ServiceState::Unknown)).map(|(name, _)| name);
+        let staying = self.unchanged.iter().chain(unknown).flat_map(|name| self.recorded_routes(name));
+        let staying = staying.filter(|route| advertised.contains(route.as_str()));
         let items = self.items.iter().filter_map(|(name, item)| match &item.standing {
-            Standing::Routed(own) if self.ready(work, shape, replica, (name, item), own) => Some(routes(own)),
+            ServiceState::ByRoute(own) if self.ready(work, shape, replica, (name, item), own) => Some(routes(own)),
             _ => None,
         });
         items.flatten().chain(staying).collect()
@@ -105,7 +104,7 @@ impl Plan<'_> {
     /// The routes of a name that is let go, but for those that another one has now.
     pub(super) fn former_routes(&self, name: &str) -> BTreeSet<String> {
         let mut former = self.recorded_routes(name);
-        let now = |item: &Item| if let Standing::Routed(own) = &item.standing { routes(own) } else { BTreeSet::new() };
+        let now = |item: &Item| if let ServiceState::ByRoute(own) = &item.standing { routes(own) } else { BTreeSet::new() };
         for route in self.items.values().flat_map(now) {
             former.remove(&route);
         }
@@ -113,7 +112,7 @@ impl Plan<'_> {
     }
 
     /// Has the control plane lead to the replicas what they are told to advertise, and no more what has `gone`.
-    pub(super) fn approve(&self, work: &mut Work<'_>, shape: &Shape<'_>, gone: &BTreeSet<String>) {
+    pub(super) fn approve(&self, work: &mut GroupPass<'_>, shape: &RenderContext<'_>, gone: &BTreeSet<String>) {
         if !lacks_services(work) {
             return;
         }
@@ -123,11 +122,11 @@ impl Plan<'_> {
             // The claimed device of a replica with a record is the recorded one.
             let Some(record) = replica.device() else { continue };
             let add = self.routes(work, shape, replica);
-            let known = observed.publish.approved.get(&record.id);
-            let age = known.map(|known| elapsed(known.at, observed.now));
-            let lacks = known.is_none_or(|known| !add.is_subset(&known.routes));
+            let approved = observed.publish.approved.get(&record.id);
+            let age = approved.map(|current| elapsed(current.at, observed.now));
+            let lacks = approved.is_none_or(|existing| !add.is_subset(&existing.routes));
             let remove: BTreeSet<String> =
-                former.iter().filter(|route| known.is_none_or(|known| known.routes.contains(*route))).cloned().collect();
+                former.iter().filter(|route| approved.is_none_or(|entry| entry.routes.contains(*route))).cloned().collect();
             if !remove.is_empty() || (!add.is_empty() && (lacks || age.is_some_and(|age| age >= OLD))) {
                 let device = claimed_device(work, &shape.owner, *ordinal, replica);
                 work.pass.control.extend(device.map(|device| ControlAction::ApproveRoutes { ordinal: *ordinal, device, add, remove }));
@@ -139,7 +138,7 @@ impl Plan<'_> {
 }
 
 /// Whether a replica that gets traffic advertises these addresses as routes, and they are led to it or would be.
-pub(super) fn reached(work: &Work<'_>, replica: &Replica, own: &[String]) -> bool {
+pub(super) fn reached(work: &GroupPass<'_>, replica: &ObservedReplica, own: &[String]) -> bool {
     let Some(state) = replica.state.as_ref().filter(|_| live(replica)) else { return false };
     let approved = replica.device().and_then(|record| work.observed.publish.approved.get(&record.id));
     let routes = routes(own);
@@ -147,7 +146,7 @@ pub(super) fn reached(work: &Work<'_>, replica: &Replica, own: &[String]) -> boo
 }
 
 /// Whether a replica advertises these addresses of which nobody has asked yet what is approved.
-pub(super) fn unasked(work: &Work<'_>, replicas: u32, own: &[String]) -> bool {
+pub(super) fn unasked(work: &GroupPass<'_>, replicas: u32, own: &[String]) -> bool {
     let routes = routes(own);
     work.observed.replicas.range(..replicas).filter(|(_, replica)| live(replica)).any(|(_, replica)| {
         let state = replica.state.as_ref().filter(|state| routes.is_subset(&state.routes));
@@ -156,7 +155,7 @@ pub(super) fn unasked(work: &Work<'_>, replicas: u32, own: &[String]) -> bool {
 }
 
 /// Why the control plane does not approve the routes of a replica, and what an admin can do.
-pub(super) fn denied(work: &Work<'_>, replicas: u32, own: &[String]) -> Option<Refused> {
+pub(super) fn denied(work: &GroupPass<'_>, replicas: u32, own: &[String]) -> Option<Rejection> {
     let devices = work.observed.replicas.range(..replicas).filter_map(|(_, replica)| Some(&replica.device()?.id));
     let routes = routes(own).into_iter().collect::<Vec<_>>().join(",");
     let mut denied = devices.filter_map(|id| Some((id, work.observed.denied.get(&format!("the routes of device {id}"))?)));
@@ -166,6 +165,6 @@ pub(super) fn denied(work: &Work<'_>, replicas: u32, own: &[String]) -> Option<R
              --routes {routes}, for each replica and with what it has already), or by autoApprovers.routes in the policy.",
             denial.why
         );
-        Refused::new("RouteNotApproved", message)
+        Rejection::new("RouteNotApproved", message)
     })
 }

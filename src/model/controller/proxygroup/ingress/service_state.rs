@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::Standing;
+use super::ServiceState;
 use crate::api::names;
-use crate::model::controller::ingress_spec::{Asked, Target, Verdict, Wish, judge};
-use crate::model::controller::objects::Shape;
+use crate::model::controller::ingress_spec::{DesiredVipService, OwnershipVerdict, PublishSpec, PublishTarget, judge};
+use crate::model::controller::objects::RenderContext;
 use crate::model::controller::proxygroup::readiness;
-use crate::model::controller::proxygroup::work::Work;
-use crate::model::controller::proxygroup::{ControlAction, Listed, TailnetState};
+use crate::model::controller::proxygroup::work::GroupPass;
+use crate::model::controller::proxygroup::{ControlAction, ServiceList, TailnetState};
 
 /// How old what a control plane was asked for may become: another cluster may have written over our part of a Tailscale Service, and
 /// somebody may have taken the approval of a route back.
@@ -17,51 +17,51 @@ pub(super) const OLD: Duration = Duration::from_mins(5);
 
 /// How the Tailscale Service of a name stands; what has to be asked of the control plane is.
 pub(super) fn standing(
-    work: &mut Work<'_>,
-    shape: &Shape<'_>,
-    (listed, told): (Option<&Listed>, &BTreeSet<String>),
+    work: &mut GroupPass<'_>,
+    shape: &RenderContext<'_>,
+    (listed, reported): (Option<&ServiceList>, &BTreeSet<String>),
     name: &str,
-    wish: &Wish,
+    wish: &PublishSpec,
     joins: bool,
-) -> Standing {
+) -> ServiceState {
     let observed = work.observed;
-    let known = listed.and_then(|listed| listed.services.get(name));
+    let entry = listed.and_then(|listed| listed.services.get(name));
     let answers = match &observed.tailnet {
-        TailnetState::Ready { capabilities, .. } if !capabilities.services => return Standing::Never,
+        TailnetState::Ready { capabilities, .. } if !capabilities.services => return ServiceState::Unsupported,
         TailnetState::Ready { .. } => true,
         TailnetState::Asking | TailnetState::Unavailable(_) => false,
     };
-    if listed.is_none() || (known.is_none() && !answers) {
-        return Standing::Unknown;
+    if listed.is_none() || (entry.is_none() && !answers) {
+        return ServiceState::Unknown;
     }
     let tags = if wish.tags.is_empty() { shape.settings.tags.clone() } else { wish.tags.clone() };
     let (name, group) = (name.to_owned(), shape.owner.group.clone());
-    let asked = Asked { name, group, tags, ports: wish.ports.clone(), share: joins, adopt: adopts(work, &wish.label) };
+    let desired = DesiredVipService { name, group, tags, ports: wish.ports.clone(), share: joins, adopt: adopts(work, &wish.label) };
     // Only of what was ours a replica was ever told.
-    let recorded = told.contains(&asked.name);
-    match judge(known, &asked, &observed.settings.cluster, recorded) {
-        Verdict::Refused(why) => Standing::Theirs(why),
+    let recorded = reported.contains(&desired.name);
+    match judge(entry, &desired, &observed.settings.cluster, recorded) {
+        OwnershipVerdict::Refused(why) => ServiceState::Conflict(why),
         verdict => {
-            let settled = verdict == Verdict::Settled;
-            let ours = settled || matches!(verdict, Verdict::Write { ours: true, .. });
-            let addrs = known.map(|known| known.addrs.clone()).unwrap_or_default();
+            let settled = verdict == OwnershipVerdict::Settled;
+            let ours = settled || matches!(verdict, OwnershipVerdict::Write { ours: true, .. });
+            let addrs = entry.map(|current| current.addrs.clone()).unwrap_or_default();
             // It may take a moment until a new one has its addresses.
-            if answers && (!settled || (matches!(wish.target, Target::Whole(_)) && addrs.is_empty())) {
-                work.pass.control.push(ControlAction::PublishService { asked, recorded });
+            if answers && (!settled || (matches!(wish.target, PublishTarget::Whole(_)) && addrs.is_empty())) {
+                work.pass.control.push(ControlAction::PublishService { desired, recorded });
             }
-            if ours { Standing::Ours(addrs) } else { Standing::Made }
+            if ours { ServiceState::Owned(addrs) } else { ServiceState::Creating }
         }
     }
 }
 
 /// Whether the group takes over the Tailscale Service of a label although no cluster owns it: an administrator's word, not a tenant's.
-fn adopts(work: &Work<'_>, label: &str) -> bool {
+fn adopts(work: &GroupPass<'_>, label: &str) -> bool {
     let annotations = work.observed.group.as_ref().and_then(|group| group.metadata.annotations.as_ref());
     annotations.and_then(|all| all.get(names::ADOPT)).is_some_and(|named| named.split(',').any(|named| named.trim() == label))
 }
 
 /// The list of Tailscale Services; one that is old is asked for anew, where there are such.
-pub(super) fn listed<'a>(work: &mut Work<'a>) -> Option<&'a Listed> {
+pub(super) fn listed<'a>(work: &mut GroupPass<'a>) -> Option<&'a ServiceList> {
     let listed = work.observed.publish.listed.as_deref();
     let now = work.observed.now;
     if !matches!(&work.observed.tailnet, TailnetState::Ready { capabilities, .. } if capabilities.services) {

@@ -4,21 +4,21 @@
 
 use std::collections::BTreeMap;
 
-use super::{Item, Plan, Refused, Standing};
+use super::{IngressPlan, Item, Rejection, ServiceState};
 use crate::api::condition::{CERTIFIED, PUBLISHED};
 use crate::api::issuance::Note;
 use crate::api::names;
-use crate::model::base::conditions::{Status, Wanted};
-use crate::model::controller::ingress_spec::{Claimant, Flaw, Target};
+use crate::model::base::conditions::{ConditionStatus, DesiredCondition};
+use crate::model::controller::ingress_spec::{CertificateIssue, PublishTarget, Publisher};
 use crate::model::controller::objects::{Owner, certificate_ref, digest, filled, valid_until};
-use crate::model::controller::proxygroup::work::Work;
+use crate::model::controller::proxygroup::work::GroupPass;
 
 /// How many of those in trouble are named.
 const NAMED: usize = 5;
 
 /// How a name stands that somebody asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Published {
+pub enum PublishState {
     /// A replica that gets traffic serves it.
     Whole,
     /// The same, but for a part that cannot be served.
@@ -32,7 +32,6 @@ pub enum Published {
 /// How a certificate stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Certified {
-    /// It is there.
     Issued,
     /// It is being ordered, or will be.
     Waiting,
@@ -48,15 +47,12 @@ pub enum Certified {
 
 /// How many there are of each.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Summary {
-    /// The names.
-    pub published: BTreeMap<Published, usize>,
-    /// The certificates.
+pub struct IngressSummary {
+    pub published: BTreeMap<PublishState, usize>,
     pub certified: BTreeMap<Certified, usize>,
 }
 
-impl Published {
-    /// All of them.
+impl PublishState {
     pub const ALL: [Self; 4] = [Self::Whole, Self::Partly, Self::Waiting, Self::Refused];
 
     /// In a word, for metrics.
@@ -72,7 +68,6 @@ impl Published {
 }
 
 impl Certified {
-    /// All of them.
     pub const ALL: [Self; 6] = [Self::Issued, Self::Waiting, Self::Failing, Self::Lacking, Self::Invalid, Self::Ending];
 
     /// In a word, for metrics.
@@ -92,18 +87,15 @@ impl Certified {
 /// How much of what is asked for is not published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Extent {
-    /// All of it.
     Whole,
-    /// Some of it.
     Part,
-    /// None yet.
     Nothing,
 }
 
 /// The account while it is made.
 #[derive(Debug, Default)]
-pub(super) struct Account {
-    names: BTreeMap<Claimant, (Published, &'static str)>,
+pub(super) struct SummaryBuilder {
+    names: BTreeMap<Publisher, (PublishState, &'static str)>,
     certificates: BTreeMap<String, (Certified, String)>,
     /// What is wrong, as it is told.
     faults: BTreeMap<String, String>,
@@ -111,17 +103,17 @@ pub(super) struct Account {
     unknown: bool,
 }
 
-impl Account {
+impl SummaryBuilder {
     /// How one that asks fares: what it is told and what of it that concerns, and whether a replica serves it.
-    pub(super) fn name(&mut self, claimant: &Claimant, told: Option<(Extent, &Refused)>, served: bool) {
-        let state = match told {
-            Some((Extent::Whole, _)) => Published::Refused,
-            _ if !served => Published::Waiting,
-            Some((Extent::Part, _)) => Published::Partly,
-            Some((Extent::Nothing, _)) | None => Published::Whole,
+    pub(super) fn name(&mut self, claimant: &Publisher, rejection: Option<(Extent, &Rejection)>, served: bool) {
+        let state = match rejection {
+            Some((Extent::Whole, _)) => PublishState::Refused,
+            _ if !served => PublishState::Waiting,
+            Some((Extent::Part, _)) => PublishState::Partly,
+            Some((Extent::Nothing, _)) | None => PublishState::Whole,
         };
-        self.names.insert(claimant.clone(), (state, told.map_or("NoReplica", |(_, told)| told.reason)));
-        self.faults.extend(told.map(|(_, told)| (claimant.to_string(), fingerprint(&told.message))));
+        self.names.insert(claimant.clone(), (state, rejection.map_or("NoReplica", |(_, reported)| reported.reason)));
+        self.faults.extend(rejection.map(|(_, outcome)| (claimant.to_string(), fingerprint(&outcome.message))));
     }
 
     /// One of which nobody can say yet how it fares. What was said before holds.
@@ -130,24 +122,24 @@ impl Account {
     }
 
     /// What was told of one before still holds.
-    pub(super) fn still(&mut self, claimant: &Claimant, plan: &Plan<'_>) {
+    pub(super) fn still(&mut self, claimant: &Publisher, plan: &IngressPlan<'_>) {
         let key = claimant.to_string();
-        self.faults.extend(plan.before.told.get(&key).cloned().map(|told| (key, told)));
+        self.faults.extend(plan.before.reported_events.get(&key).cloned().map(|event| (key, event)));
     }
 
     /// The certificates of a site.
-    pub(super) fn certificates(&mut self, work: &Work<'_>, owner: &Owner, item: &Item) {
-        let Target::Site(site) = &item.wish.target else { return };
-        let theirs = matches!(item.standing, Standing::Never | Standing::Theirs(_));
+    pub(super) fn certificates(&mut self, work: &GroupPass<'_>, owner: &Owner, item: &Item) {
+        let PublishTarget::Site(site) = &item.wish.target else { return };
+        let theirs = matches!(item.standing, ServiceState::Unsupported | ServiceState::Conflict(_));
         for (host, how) in site.hosts.iter().filter(|(_, how)| !(how.issue && theirs)) {
             let state = if how.issue { issued(work, owner, host) } else { (Certified::Issued, String::new()) };
             self.certificates.insert(host.clone(), state);
         }
         for (host, flaw) in &item.wish.flaws {
             let state = match flaw {
-                Flaw::Lacking => Certified::Lacking,
-                Flaw::Invalid => Certified::Invalid,
-                Flaw::Ending => Certified::Ending,
+                CertificateIssue::Lacking => Certified::Lacking,
+                CertificateIssue::Invalid => Certified::Invalid,
+                CertificateIssue::Ending => Certified::Ending,
             };
             self.certificates.insert(host.clone(), (state, item.claimant.to_string()));
         }
@@ -159,8 +151,8 @@ impl Account {
     }
 
     /// Gives the account: what the group is to say of itself, and the figures.
-    pub(super) fn give(self, work: &mut Work<'_>) {
-        let mut summary = Summary::default();
+    pub(super) fn give(self, work: &mut GroupPass<'_>) {
+        let mut summary = IngressSummary::default();
         for (state, _) in self.names.values() {
             *summary.published.entry(*state).or_default() += 1;
         }
@@ -172,27 +164,27 @@ impl Account {
         work.conditions = vec![self.published(), self.certified()];
     }
 
-    fn published(&self) -> Wanted<'static> {
-        let of = |states: &[Published]| -> Vec<String> {
+    fn published(&self) -> DesiredCondition<'static> {
+        let of = |states: &[PublishState]| -> Vec<String> {
             let those = self.names.iter().filter(|(_, (state, _))| states.contains(state));
             those.map(|(claimant, (_, reason))| format!("{claimant} ({reason})")).collect()
         };
         let all = self.names.len();
-        let (refused, waiting) = (of(&[Published::Refused, Published::Partly]), of(&[Published::Waiting]));
+        let (refused, waiting) = (of(&[PublishState::Refused, PublishState::Partly]), of(&[PublishState::Waiting]));
         let (status, reason, message) = if !refused.is_empty() {
             let why = "Their Events say why, and the conditions of Services.";
             let message = format!("{} of {all} are not published as they ask: {}. {why}", refused.len(), list(&refused));
-            (Status::False, "ServicesRejected", message)
+            (ConditionStatus::False, "ServicesRejected", message)
         } else if !waiting.is_empty() {
             let message = format!("{} of {all} are not served by any replica yet: {}.", waiting.len(), list(&waiting));
-            (Status::False, "ServicesPending", message)
+            (ConditionStatus::False, "ServicesPending", message)
         } else {
-            (Status::True, "ServicesAdvertised", format!("{all} of {all} are published."))
+            (ConditionStatus::True, "ServicesAdvertised", format!("{all} of {all} are published."))
         };
-        Wanted { kind: PUBLISHED, status, reason, message, generation: 0 }
+        DesiredCondition { kind: PUBLISHED, status, reason, message, generation: 0 }
     }
 
-    fn certified(&self) -> Wanted<'static> {
+    fn certified(&self) -> DesiredCondition<'static> {
         let of = |wanted: Certified| -> Vec<String> {
             let those = self.certificates.iter().filter(|(_, (state, _))| *state == wanted);
             those.map(|(name, (_, why))| if why.is_empty() { name.clone() } else { format!("{name} ({why})") }).collect()
@@ -209,23 +201,23 @@ impl Account {
             order.into_iter().map(|(state, reason, what)| (state, reason, what, of(state))).filter(|(.., those)| !those.is_empty());
         let (status, reason, message) = match bad.next() {
             Some((state, reason, what, those)) => {
-                let status = if state == Certified::Ending { Status::True } else { Status::False };
+                let status = if state == Certified::Ending { ConditionStatus::True } else { ConditionStatus::False };
                 (status, reason, format!("{} of {all} certificates {what}: {}.", those.len(), list(&those)))
             }
-            None => (Status::True, "CertificatesIssued", format!("{all} of {all} certificates are there.")),
+            None => (ConditionStatus::True, "CertificatesIssued", format!("{all} of {all} certificates are there.")),
         };
-        Wanted { kind: CERTIFIED, status, reason, message, generation: 0 }
+        DesiredCondition { kind: CERTIFIED, status, reason, message, generation: 0 }
     }
 }
 
 /// How a certificate stands that the group orders, and the kind of the failure if it failed last.
-fn issued(work: &Work<'_>, owner: &Owner, dns: &str) -> (Certified, String) {
-    let Some(held) = work.owned(&certificate_ref(owner, dns)) else { return (Certified::Waiting, String::new()) };
-    let note = held["metadata"]["annotations"][names::ISSUANCE].as_str().and_then(|text| serde_json::from_str::<Note>(text).ok());
+fn issued(work: &GroupPass<'_>, owner: &Owner, dns: &str) -> (Certified, String) {
+    let Some(secret) = work.owned(&certificate_ref(owner, dns)) else { return (Certified::Waiting, String::new()) };
+    let note = secret["metadata"]["annotations"][names::ISSUANCE].as_str().and_then(|text| serde_json::from_str::<Note>(text).ok());
     match note.filter(|note| note.failures > 0) {
         Some(note) => (Certified::Failing, note.reason),
-        None if valid_until(held).is_some_and(|until| until <= work.observed.now) => (Certified::Invalid, "Ended".to_owned()),
-        None if filled(held) => (Certified::Issued, String::new()),
+        None if valid_until(secret).is_some_and(|until| until <= work.observed.now) => (Certified::Invalid, "Ended".to_owned()),
+        None if filled(secret) => (Certified::Issued, String::new()),
         None if work.observed.replicas.values().any(|replica| replica.state.as_ref().is_some_and(|state| state.no_https)) => {
             (Certified::Failing, "HTTPSDisabled".to_owned())
         }

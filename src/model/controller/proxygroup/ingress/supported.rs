@@ -1,14 +1,14 @@
 //! What of a valid wish a group cannot do, for what its replicas run or for its control plane.
 
-use super::{Refused, lacks_services};
+use super::{Rejection, lacks_services};
 use crate::api::names;
-use crate::model::controller::ingress_spec::{Target, Wish};
-use crate::model::controller::objects::Shape;
-use crate::model::controller::proxygroup::work::Work;
+use crate::model::controller::ingress_spec::{PublishSpec, PublishTarget};
+use crate::model::controller::objects::RenderContext;
+use crate::model::controller::proxygroup::work::GroupPass;
 
 /// Whether the group can do what is asked; else what to do.
-pub(super) fn fits(work: &Work<'_>, shape: &Shape<'_>, wish: &Wish) -> Result<(), Refused> {
-    let Target::Whole(whole) = &wish.target else { return Ok(()) };
+pub(super) fn fits(work: &GroupPass<'_>, shape: &RenderContext<'_>, wish: &PublishSpec) -> Result<(), Rejection> {
+    let PublishTarget::Whole(whole) = &wish.target else { return Ok(()) };
     let announced = !whole.proxy_protocol.is_empty();
     let wrong = if shape.userspace() {
         "The ProxyClass of the ProxyGroup sets TS_USERSPACE, so that its replicas forward nothing: publish it by an Ingress, or by a \
@@ -28,5 +28,5 @@ pub(super) fn fits(work: &Work<'_>, shape: &Shape<'_>, wish: &Wish) -> Result<()
     } else {
         return Ok(());
     };
-    Err(Refused::new("IngressSvcInvalid", wrong))
+    Err(Rejection::new("IngressSvcInvalid", wrong))
 }

@@ -6,29 +6,29 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::advertise::says;
-use super::claims::{Object, claims};
-use super::{Plan, Refused, lacks_services, recorded, subject};
+use super::claims::{UserObject, claims};
+use super::{IngressPlan, Rejection, lacks_services, recorded, subject};
 use crate::model::controller::ingress_spec::{Release, release, service_group, service_name};
-use crate::model::controller::objects::{IngressConfig, Kind, ObjectRef, Owner, Shape, domain_of, ingress_config_ref};
+use crate::model::controller::objects::{IngressConfigMap, Kind, ObjectRef, Owner, RenderContext, domain_of, ingress_config_ref};
 use crate::model::controller::proxygroup::readiness::{self, PATIENCE};
-use crate::model::controller::proxygroup::work::{Work, deletion};
-use crate::model::controller::proxygroup::{ControlAction, Listed, Replica, Subject, TailnetState};
+use crate::model::controller::proxygroup::work::{GroupPass, deletion};
+use crate::model::controller::proxygroup::{ControlAction, ObservedReplica, ServiceList, Subject, TailnetState};
 
 /// How soon it is looked whether the group that a name moved to serves it.
 const LOOK: std::time::Duration = std::time::Duration::from_secs(5);
 
-impl Plan<'_> {
+impl IngressPlan<'_> {
     /// Lets names go as far as they can. Those of which nothing is left.
-    pub(super) fn withdraw(&self, work: &mut Work<'_>, shape: &Shape<'_>) -> BTreeSet<String> {
+    pub(super) fn withdraw(&self, work: &mut GroupPass<'_>, shape: &RenderContext<'_>) -> BTreeSet<String> {
         let mut gone = BTreeSet::new();
         if self.leaving.is_empty() {
             return gone;
         }
-        let told = told(work);
+        let advertised = advertised_by_pods(work);
         for name in &self.leaving {
             if awaited(work, name) {
                 work.again(LOOK);
-            } else if !withdrawn(work, &told, name, &self.former_routes(name)) {
+            } else if !withdrawn(work, &advertised, name, &self.former_routes(name)) {
                 work.again(PATIENCE);
             } else if released(work, self.listed, name) {
                 gone.insert(name.clone());
@@ -40,30 +40,32 @@ impl Plan<'_> {
 }
 
 /// The names and routes that some replica is told to advertise while it is there.
-fn told(work: &Work<'_>) -> BTreeSet<String> {
+fn advertised_by_pods(work: &GroupPass<'_>) -> BTreeSet<String> {
     let there = work.observed.replicas.values().filter(|replica| replica.pod.is_some());
-    let told = there.filter_map(|replica| replica.config.as_ref());
-    told.flat_map(|config| config.advertises().chain(config.routes()).map(str::to_owned)).collect()
+    let configs = there.filter_map(|replica| replica.config.as_ref());
+    configs.flat_map(|config| config.advertises().chain(config.routes()).map(str::to_owned)).collect()
 }
 
 /// Whether a name goes on being served until another group serves it.
-pub(super) fn awaited(work: &Work<'_>, name: &str) -> bool {
+pub(super) fn awaited(work: &GroupPass<'_>, name: &str) -> bool {
     let rivals = work.observed.publish.rivals.get(name).map(Vec::as_slice).unwrap_or_default();
     // Without Tailscale Services each group has it at an address of its own.
     !rivals.is_empty() && !lacks_services(work) && rivals.iter().all(|rival| !rival.serving)
 }
 
 /// Whether no replica advertises a name or its routes any more, as far as those say that can speak.
-fn withdrawn(work: &Work<'_>, told: &BTreeSet<String>, name: &str, routes: &BTreeSet<String>) -> bool {
+fn withdrawn(work: &GroupPass<'_>, advertised: &BTreeSet<String>, name: &str, routes: &BTreeSet<String>) -> bool {
     let now = work.observed.now;
-    let silent = |replica: &Replica| replica.pod.as_deref().is_none_or(|pod| readiness::long_unready(pod, now));
-    let by_route = |replica: &Replica| replica.state.as_ref().is_some_and(|state| !state.routes.is_disjoint(routes));
-    let leads = |replica: &Replica| says(replica, name) || by_route(replica);
-    !told.contains(name) && told.is_disjoint(routes) && work.observed.replicas.values().all(|replica| !leads(replica) || silent(replica))
+    let silent = |replica: &ObservedReplica| replica.pod.as_deref().is_none_or(|pod| readiness::long_unready(pod, now));
+    let by_route = |replica: &ObservedReplica| replica.state.as_ref().is_some_and(|state| !state.routes.is_disjoint(routes));
+    let leads = |replica: &ObservedReplica| says(replica, name) || by_route(replica);
+    !advertised.contains(name)
+        && advertised.is_disjoint(routes)
+        && work.observed.replicas.values().all(|replica| !leads(replica) || silent(replica))
 }
 
 /// Whether this cluster has no part in a Tailscale Service any more; what has to be asked of the control plane is.
-fn released(work: &mut Work<'_>, listed: Option<&Listed>, name: &str) -> bool {
+fn released(work: &mut GroupPass<'_>, listed: Option<&ServiceList>, name: &str) -> bool {
     // One that does not serve it may never do: it makes it anew if it does.
     if work.observed.publish.rivals.get(name).is_some_and(|rivals| rivals.iter().any(|rival| rival.serving)) {
         return true;
@@ -94,63 +96,66 @@ fn released(work: &mut Work<'_>, listed: Option<&Listed>, name: &str) -> bool {
     false
 }
 
-fn left_behind(work: &mut Work<'_>, name: &str, why: &str) {
+fn left_behind(work: &mut GroupPass<'_>, name: &str, why: &str) {
     let message =
         format!("The control plane still has Tailscale Service {name}: remove it there, or its part of this cluster. It was not, as {why}");
     work.warn(Subject::Group, "TailscaleServiceOrphaned", message);
 }
 
 /// The Secrets of certificates of names that nobody asks for.
-pub(super) fn gone_certificates<'a>(work: &Work<'a>, gone: &BTreeSet<String>) -> impl Iterator<Item = (&'a ObjectRef, &'a Arc<Value>)> {
+pub(super) fn gone_certificates<'a>(
+    work: &GroupPass<'a>,
+    gone: &BTreeSet<String>,
+) -> impl Iterator<Item = (&'a ObjectRef, &'a Arc<Value>)> {
     let rivals = &work.observed.publish.rivals;
     let goes = move |dns: &str| {
         let name = dns.split_once('.').map(|(label, _)| service_name(label));
         name.is_some_and(|name| gone.contains(&name) && rivals.get(&name).is_none_or(Vec::is_empty))
     };
-    work.observed.of(Kind::Secret).filter(move |(_, held)| domain_of(held).is_some_and(&goes))
+    work.observed.of(Kind::Secret).filter(move |(_, secret)| domain_of(secret).is_some_and(&goes))
 }
 
 /// Has the certificates of names go that nobody asks for, and the rights that the Tailscale operator made for each.
-fn certificates(work: &mut Work<'_>, owner: &Owner, gone: &BTreeSet<String>) {
+fn certificates(work: &mut GroupPass<'_>, owner: &Owner, gone: &BTreeSet<String>) {
     let secrets: Vec<_> = gone_certificates(work, gone).collect();
-    for (object, held) in secrets {
+    for (object, secret) in secrets {
         for kind in [Kind::RoleBinding, Kind::Role] {
             let object = ObjectRef::new(kind, &owner.namespace, object.name.clone());
-            if let Some(held) = work.owned(&object) {
-                work.pass.delete.push(deletion(&object, held));
+            if let Some(existing) = work.owned(&object) {
+                work.pass.delete.push(deletion(&object, existing));
             }
         }
-        work.pass.delete.push(deletion(object, held));
+        work.pass.delete.push(deletion(object, secret));
     }
 }
 
 /// Lets everything go that a group publishes which is being deleted. Whether nothing is left.
-pub(in super::super) fn end(work: &mut Work<'_>, owner: &Owner) -> bool {
-    let before = work.owned(&ingress_config_ref(owner)).map(|held| IngressConfig::read(held)).unwrap_or_default();
+pub(in super::super) fn end(work: &mut GroupPass<'_>, owner: &Owner) -> bool {
+    let before = work.owned(&ingress_config_ref(owner)).map(|config| IngressConfigMap::read(config)).unwrap_or_default();
     let names = recorded(work, &before);
     let pods = work.observed.replicas.values().any(|replica| replica.pod.is_some());
-    let mut left = pods;
+    let mut remaining = pods;
     if !pods && !names.is_empty() {
         let listed = super::listed(work);
         let gone = names.iter().filter(|name| released(work, listed, name)).cloned().collect();
-        left = gone != names;
+        remaining = gone != names;
         certificates(work, owner, &gone);
     }
     let message = format!("ProxyGroup {} is being deleted: name another group.", owner.group);
-    forsaken(work, &before, !left, &message);
-    !left
+    forsaken(work, &before, !remaining, &message);
+    !remaining
 }
 
 /// Tells those who ask for a group that is none.
-pub(in super::super) fn orphans(work: &mut Work<'_>, message: &str) {
-    forsaken(work, &IngressConfig::default(), true, message);
+pub(in super::super) fn orphans(work: &mut GroupPass<'_>, message: &str) {
+    forsaken(work, &IngressConfigMap::default(), true, message);
 }
 
 /// Tells those who ask for a group that is for something else.
-pub(in super::super) fn elsewhere(work: &mut Work<'_>, message: &str) {
+pub(in super::super) fn elsewhere(work: &mut GroupPass<'_>, message: &str) {
     let (observed, group) = (work.observed, &*work.observed.name);
     // One of an egress group that is known asks for nothing else.
-    let mut others = observed.services.values().filter(|service| work.memory.known(service).is_none());
+    let mut others = observed.services.values().filter(|service| work.memory.served(service).is_none());
     let asks = others.any(|service| service_group(service) == Some(group));
     if asks || !observed.publish.ingresses.is_empty() {
         orphans(work, message);
@@ -158,14 +163,14 @@ pub(in super::super) fn elsewhere(work: &mut Work<'_>, message: &str) {
 }
 
 /// Tells everybody that nothing is published for him, and lets him go once that is so.
-fn forsaken(work: &mut Work<'_>, before: &IngressConfig, done: bool, message: &str) {
+fn forsaken(work: &mut GroupPass<'_>, before: &IngressConfigMap, done: bool, message: &str) {
     for claim in claims(work.observed, before) {
         if claim.ours {
-            let refused = claim.asks.then(|| Refused::new("ProxyGroupNotReady", message.to_owned()));
-            let quiet = matches!(claim.object, Object::Ingress(_)) && !done;
+            let refused = claim.asks.then(|| Rejection::new("ProxyGroupNotReady", message.to_owned()));
+            let quiet = matches!(claim.object, UserObject::Ingress(_)) && !done;
             let refused = refused.as_ref().filter(|_| !quiet);
-            if work.memory.told(&claim.claimant, refused.map(|refused| refused.message.as_str()))
-                && let Some(Refused { reason, message }) = refused
+            if work.memory.is_new_message(&claim.claimant, refused.map(|refused| refused.message.as_str()))
+                && let Some(Rejection { reason, message }) = refused
             {
                 work.warn(subject(&claim.claimant), reason, message.clone());
             }

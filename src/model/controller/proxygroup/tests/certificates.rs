@@ -5,7 +5,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::publish::{ingress, publishing};
 use super::*;
 use crate::api::condition::{CERTIFIED, PUBLISHED};
-use crate::model::controller::ingress_spec::Own;
+use crate::model::controller::ingress_spec::UserCertificate;
 use crate::model::ingress::cert_orders::Certificate;
 use crate::model::ingress::certificate::Leaf;
 
@@ -30,7 +30,7 @@ fn shows(world: &mut World, name: &str, secret: &str) {
 /// The user's Secret holds a certificate that is valid between these days.
 fn own(world: &mut World, secret: &str, from: i64, until: i64) {
     let certificate = Certificate { id: String::new(), from: day(from), until: day(until) };
-    world.own_certificates.insert(secret.into(), Own::Leaf(Leaf { certificate, names: vec![format!("{secret}.example.com")] }));
+    world.own_certificates.insert(secret.into(), UserCertificate::Leaf(Leaf { certificate, names: vec![format!("{secret}.example.com")] }));
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn the_end_of_a_certificate_that_the_group_does_not_renew_is_told_before_it_come
 fn a_group_is_looked_at_when_a_certificate_comes_nearer_to_its_end() {
     let mut world = publishing(ingress());
     // Where nothing else is asked for anew every few minutes.
-    let capabilities = Capabilities { keys: true, devices: true, services: false };
+    let capabilities = GroupCapabilities { keys: true, devices: true, services: false };
     world.tailnet = TailnetState::Ready { server_url: "https://headscale.example.com".into(), capabilities };
     shows(&mut world, "app", "www");
     own(&mut world, "www", -1, 89);
@@ -139,7 +139,7 @@ fn a_group_is_looked_at_when_a_certificate_comes_nearer_to_its_end() {
 #[test]
 fn older_object_has_a_host_on_the_replicas_own_addresses() {
     let mut world = publishing(ingress());
-    let capabilities = Capabilities { keys: true, devices: true, services: false };
+    let capabilities = GroupCapabilities { keys: true, devices: true, services: false };
     world.tailnet = TailnetState::Ready { server_url: "https://headscale.example.com".into(), capabilities };
     own(&mut world, "www", -1, 89);
     for name in ["shop", "aaa"] {

@@ -7,18 +7,15 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::*;
-use crate::model::controller::ingress_spec::{Asked, Owner, service_name};
+use crate::model::controller::ingress_spec::{DesiredVipService, ServiceOwner, service_name};
 use crate::model::controller::objects::{accounts_ref, domain_of, filled};
 
-/// The group.
 const GROUP: &str = "in";
 
 /// Something that happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
-    /// A user deletes the Ingress of a name.
     DeleteIngress(usize),
-    /// A user deletes the group.
     DeleteGroup,
     /// The Pod of a replica ends, and says nothing any more.
     Kill(u32),
@@ -64,7 +61,6 @@ enum Other {
     Leader,
     /// Pods end.
     Killer,
-    /// The group is deleted.
     Group,
 }
 
@@ -88,8 +84,8 @@ fn ingress(world: &World, name: usize) -> Option<&k8s_openapi::api::networking::
     world.ingresses.get(&("default".to_owned(), format!("a{name}")))
 }
 
-fn them() -> Owner {
-    Owner { id: "them".into(), ..Owner::default() }
+fn them() -> ServiceOwner {
+    ServiceOwner { id: "them".into(), ..ServiceOwner::default() }
 }
 
 /// The owners of a Tailscale Service; none if it is not there.
@@ -200,7 +196,14 @@ impl Step {
             Self::DeleteSecret(name) => drop(secret(world, name).map(|object| world.objects.remove(&object))),
             // What we had listed does not tell of it.
             Self::Join(name) => elsewhere(world, |hosted| {
-                let asked = Asked { name: vip(name), group: "g".into(), tags: Vec::new(), ports: Vec::new(), share: true, adopt: false };
+                let asked = DesiredVipService {
+                    name: vip(name),
+                    group: "g".into(),
+                    tags: Vec::new(),
+                    ports: Vec::new(),
+                    share: true,
+                    adopt: false,
+                };
                 hosted.publish(&asked, &them(), true);
             }),
             Self::Leave(name) => elsewhere(world, |hosted| hosted.release(&vip(name), &them())),
@@ -272,7 +275,7 @@ fn key(world: &World) -> String {
 }
 
 /// A replica as far as a pass looks at it.
-fn said(replica: &Replica) -> impl std::fmt::Debug + use<> {
+fn said(replica: &ObservedReplica) -> impl std::fmt::Debug + use<> {
     let uid = replica.pod.as_ref().map(|pod| pod.metadata.uid.clone());
     let state = replica.state.as_deref();
     let own = uid.clone().map(|uid| state.is_some_and(|state| state.pod_uid == uid));

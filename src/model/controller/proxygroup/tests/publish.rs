@@ -179,7 +179,7 @@ fn a_group_says_who_is_not_published_and_a_restart_tells_nobody_anew() {
     world.settle();
     assert_eq!(world.says("in", PUBLISHED).2, "3 of 3 are published.");
     let summary = world.memories["in"].summary().expect("a summary").clone();
-    assert_eq!((summary.published[&Published::Whole], summary.certified[&Certified::Issued]), (3, 2));
+    assert_eq!((summary.published[&PublishState::Whole], summary.certified[&Certified::Issued]), (3, 2));
 }
 
 #[test]

@@ -5,7 +5,9 @@ use proptest::test_runner::RngSeed;
 
 use super::*;
 use crate::api::routes::Origin;
-use crate::model::controller::ingress_spec::{Own, Source, ingress_group, ingress_label, service_group, service_label, service_name};
+use crate::model::controller::ingress_spec::{
+    PublishSource, UserCertificate, ingress_group, ingress_label, service_group, service_label, service_name,
+};
 use crate::model::controller::objects::accounts_ref;
 
 /// Something that users and clusters do. Groups 0 and 1 publish, group 2 is of the other direction.
@@ -140,7 +142,7 @@ impl Act {
                 };
             }
             Self::Own(how) => {
-                let own = [Own::Unlabelled, Own::Unread, Own::Unusable("it is empty".into())];
+                let own = [UserCertificate::Unlabelled, UserCertificate::Unread, UserCertificate::Unusable("it is empty".into())];
                 world.own_certificates.insert("own".into(), own[usize::from(*how)].clone());
             }
             // Replicas' own Secrets are their identity, and a config that is lost is a record that is lost.
@@ -173,7 +175,7 @@ fn asking(world: &World) -> Vec<(Origin, String, String, i64, bool)> {
     let made = |metadata: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta| {
         metadata.creation_timestamp.as_ref().expect("it was made").0.as_second()
     };
-    let origin = |source: Source, (namespace, name): &(String, String)| Origin {
+    let origin = |source: PublishSource, (namespace, name): &(String, String)| Origin {
         kind: source.kind().to_owned(),
         namespace: namespace.clone(),
         name: name.clone(),
@@ -181,7 +183,13 @@ fn asking(world: &World) -> Vec<(Origin, String, String, i64, bool)> {
     let ingresses = world.ingresses.iter().filter_map(|(key, held)| {
         let spec = held.spec.as_ref()?;
         let good = spec.default_backend.as_ref()?.service.as_ref()?.name == "web";
-        Some((origin(Source::Ingress, key), ingress_group(held, "tailscale")?.to_owned(), ingress_label(held), made(&held.metadata), good))
+        Some((
+            origin(PublishSource::Ingress, key),
+            ingress_group(held, "tailscale")?.to_owned(),
+            ingress_label(held),
+            made(&held.metadata),
+            good,
+        ))
     });
     let services = world.services.iter().filter_map(|(key, held)| {
         let label = service_label(held);
@@ -189,7 +197,7 @@ fn asking(world: &World) -> Vec<(Origin, String, String, i64, bool)> {
         let external = held.spec.as_ref()?.external_name.is_some();
         let routed = !matches!(&world.tailnet, TailnetState::Ready { capabilities, .. } if capabilities.services);
         let good = good && (backed || external) && !(external && routed);
-        Some((origin(Source::Service, key), service_group(held)?.to_owned(), label, made(&held.metadata), good))
+        Some((origin(PublishSource::Service, key), service_group(held)?.to_owned(), label, made(&held.metadata), good))
     });
     ingresses.chain(services).filter(|(_, group, ..)| world.groups.contains_key(group)).collect()
 }
@@ -304,7 +312,7 @@ proptest! {
         order in prop::collection::vec((any::<u8>(), 0u8..4), 1..12),
     ) {
         let mut world = World::new();
-        let capabilities = Capabilities { keys: true, devices: true, services: false };
+        let capabilities = GroupCapabilities { keys: true, devices: true, services: false };
         world.tailnet = TailnetState::Ready { server_url: "https://headscale.example.com".into(), capabilities };
         run(world, acts, &order)?;
     }

@@ -6,7 +6,7 @@ use super::*;
 
 /// From now on the control plane denies this.
 fn deny(world: &mut World, what: &str) {
-    let denial = Denial { since: world.time(), why: format!("{what}: the control plane answers 403: no.") };
+    let denial = ControlPlaneError { since: world.time(), why: format!("{what}: the control plane answers 403: no.") };
     world.denied.insert(what.to_owned(), denial);
 }
 

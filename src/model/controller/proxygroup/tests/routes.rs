@@ -9,7 +9,7 @@ use crate::api::condition::{INGRESS_SVC_CONFIGURED, INGRESS_SVC_VALID};
 /// The control plane has no Tailscale Services.
 fn headscale(spec: serde_json::Value) -> World {
     let mut world = publishing(spec);
-    let capabilities = Capabilities { keys: true, devices: true, services: false };
+    let capabilities = GroupCapabilities { keys: true, devices: true, services: false };
     world.tailnet = TailnetState::Ready { server_url: "https://headscale.example.com".into(), capabilities };
     world.settle();
     world
@@ -113,9 +113,10 @@ fn what_cannot_be_done_by_a_route_is_said() {
 fn a_route_that_is_not_approved_names_the_command() {
     let mut world = headscale(json!({"type": "ingress"}));
     let what = "the routes of device nin0".to_owned();
-    world
-        .denied
-        .insert(what, Denial { since: world.time(), why: "approve routes of a node: the control plane answers 404: Not Found.".into() });
+    world.denied.insert(
+        what,
+        ControlPlaneError { since: world.time(), why: "approve routes of a node: the control plane answers 404: Not Found.".into() },
+    );
     expose(&mut world, "db", json!({}), address(30));
     world.settle_denied("in");
     let configured = world.condition("db", INGRESS_SVC_CONFIGURED).expect("a condition");

@@ -18,11 +18,11 @@ use crate::api::proxyclass::ProxyClass;
 use crate::api::proxygroup::ProxyGroup;
 use crate::api::{egress, names};
 use crate::model::controller::identity::{Device, DeviceId, DeviceRecord, KeyId};
-use crate::model::controller::ingress_spec::{Own, Owner, Source};
-use crate::model::controller::objects::{IngressConfig, Kind, Manifest, ObjectRef, egress_config, group_of};
+use crate::model::controller::ingress_spec::{PublishSource, ServiceOwner, UserCertificate};
+use crate::model::controller::objects::{IngressConfigMap, Kind, Manifest, ObjectRef, egress_config, group_of};
 use crate::model::controller::proxygroup::{
-    Capabilities, ClaimedDevice, Class, ControlAction, Delete, Denial, GroupSettings, Memory, ObjectUpdate, Observed, Pass, Replica,
-    TailnetState, concerns, pass, pass_after,
+    ClaimedDevice, Class, ControlAction, ControlPlaneError, Delete, GroupCapabilities, GroupPlan, GroupSettings, Memory, ObjectUpdate,
+    Observed, ObservedReplica, TailnetState, concerns, pass, pass_after,
 };
 use crate::model::controller::tenancy::{DefaultTenancy, Labels};
 
@@ -48,10 +48,8 @@ pub(super) struct World {
     pub(super) services: BTreeMap<(String, String), Service>,
     pub(super) objects: BTreeMap<ObjectRef, Arc<Value>>,
     pub(super) pods: BTreeMap<String, Pod>,
-    /// Devices of the tailnet.
     pub(super) devices: BTreeMap<DeviceId, Device>,
-    /// What the control plane denies.
-    pub(super) denied: BTreeMap<String, Denial>,
+    pub(super) denied: BTreeMap<String, ControlPlaneError>,
     /// Keys that were minted and neither used nor revoked.
     pub(super) keys: BTreeSet<KeyId>,
     /// Replicas that do not look at their config.
@@ -67,16 +65,12 @@ pub(super) struct World {
     pub(super) memories: BTreeMap<String, Memory>,
     /// What was read of objects, by their place in memory, which is nobody else's as long as they are held here.
     read: Rc<RefCell<Read>>,
-    /// How many writes there were.
     pub(super) writes: u64,
-    /// Users' Ingresses.
     pub(super) ingresses: BTreeMap<(String, String), Ingress>,
     /// What the control plane has of what is published.
     pub(super) hosted: Hosted,
-    /// The labels of namespaces.
     pub(super) namespaces: imbl::OrdMap<String, Arc<Labels>>,
-    /// Secrets of users' own certificates.
-    pub(super) own_certificates: BTreeMap<String, Own>,
+    pub(super) own_certificates: BTreeMap<String, UserCertificate>,
 }
 
 /// The Secrets of a replica: that of its state and that of its config.
@@ -85,19 +79,19 @@ type Secrets = [Option<Arc<Value>>; 2];
 /// What was read of objects that are still the very same.
 #[derive(Debug, Default)]
 struct Read {
-    replicas: HashMap<[usize; 2], (Replica, Secrets)>,
-    configs: HashMap<usize, (IngressConfig, Arc<Value>)>,
+    replicas: HashMap<[usize; 2], (ObservedReplica, Secrets)>,
+    configs: HashMap<usize, (IngressConfigMap, Arc<Value>)>,
 }
 
 pub(super) fn settings() -> GroupSettings {
     let image = "ghcr.io/tailyard/tailyard:1".to_owned();
-    let cluster = Owner { id: "here".into(), ..Owner::default() };
+    let cluster = ServiceOwner { id: "here".into(), ..ServiceOwner::default() };
     let tenancy = DefaultTenancy::Open;
     GroupSettings { tags: vec!["tag:k8s".into()], service_monitors: true, cluster, tenancy, ..GroupSettings::new(NS.into(), image) }
 }
 
 pub(super) fn ready() -> TailnetState {
-    let capabilities = Capabilities { keys: true, devices: true, services: true };
+    let capabilities = GroupCapabilities { keys: true, devices: true, services: true };
     TailnetState::Ready { server_url: "https://controlplane.tailscale.com".into(), capabilities }
 }
 
@@ -245,7 +239,7 @@ impl World {
             (label(names::PARENT_NAMESPACE), label(names::PARENT))
         };
         let parents: BTreeSet<_> = owned.values().map(|held| parent(held)).collect();
-        let published = |key: &(String, String)| self.publishers(&claimant(Source::Service, key)).contains(name);
+        let published = |key: &(String, String)| self.publishers(&claimant(PublishSource::Service, key)).contains(name);
         let mine = |key: &(String, String), held: &Service| concerns(held).contains(name) || parents.contains(key) || published(key);
         let services = self.services.iter().filter(|(key, held)| mine(key, held)).map(|(key, held)| (key.clone(), self.show(key, held)));
         Observed {
@@ -266,27 +260,26 @@ impl World {
         }
     }
 
-    pub(super) fn observed_replicas(&self, name: &str) -> BTreeMap<u32, Replica> {
+    pub(super) fn observed_replicas(&self, name: &str) -> BTreeMap<u32, ObservedReplica> {
         let secret = |secret: String| self.objects.get(&ObjectRef::new(Kind::Secret, NS, secret)).cloned();
         let mut replicas = BTreeMap::new();
         for ordinal in 0..20 {
             let pod = self.pods.get(&names::replica(name, ordinal)).cloned().map(Arc::new);
             let (state, config) = (secret(names::replica(name, ordinal)), secret(names::replica_config(name, ordinal)));
             if pod.is_some() || state.is_some() || config.is_some() {
-                replicas.insert(ordinal, Replica { pod, ..self.replica_by([state, config]) });
+                replicas.insert(ordinal, ObservedReplica { pod, ..self.replica_by([state, config]) });
             }
         }
         replicas
     }
 
-    /// A replica by its Secrets.
-    fn replica_by(&self, secrets: Secrets) -> Replica {
+    fn replica_by(&self, secrets: Secrets) -> ObservedReplica {
         let place = secrets.each_ref().map(|held| held.as_ref().map_or(0, |held| Arc::as_ptr(held).addr()));
         let mut read = self.read.borrow_mut();
         let (replica, _) = read.replicas.entry(place).or_insert_with(|| {
             let secret = |held: &Option<Arc<Value>>| held.as_ref().map(|held| secret(held));
             let [state, config] = secrets.each_ref().map(secret);
-            (Replica::new(None, state.as_ref(), config.as_ref()), secrets)
+            (ObservedReplica::new(None, state.as_ref(), config.as_ref()), secrets)
         });
         replica.clone()
     }
@@ -296,7 +289,7 @@ impl World {
         for _ in 0..10 {
             self.round();
         }
-        let Pass { control, apply, delete, group, services, events, .. } = self.pass(name);
+        let GroupPlan { control, apply, delete, group, services, events, .. } = self.pass(name);
         assert!(control.iter().all(|action| self.denied.contains_key(&action.what())), "{control:?}");
         let rest = (apply.len(), delete.len(), group, services.len(), events.len());
         assert_eq!(rest, (0, 0, None, 0, 0), "nothing else is left to do");
@@ -340,8 +333,8 @@ impl World {
 }
 
 /// Whether a pass came to nothing.
-pub(super) fn idle(made: &Pass) -> bool {
-    Pass { again: None, ..made.clone() } == Pass::default()
+pub(super) fn idle(made: &GroupPlan) -> bool {
+    GroupPlan { again: None, ..made.clone() } == GroupPlan::default()
 }
 
 fn secret(held: &Value) -> Secret {

@@ -4,8 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::model::firewall::eval::tests::rulesets;
+use crate::model::firewall::nft::dump::{DumpedElements, drift, traffic};
 use crate::model::firewall::nft::element::{edits, elements};
-use crate::model::firewall::nft::held::{Held, drift, traffic};
 use crate::model::firewall::ruleset::{Ruleset, diff};
 
 /// The messages of a batch: type, and for element messages the set's name and the decoded elements.
@@ -57,7 +57,7 @@ proptest! {
 
     #[test]
     fn a_kernel_that_holds_the_elements_has_not_drifted(ruleset in rulesets(), pick in any::<prop::sample::Index>()) {
-        let mut held = Held::new();
+        let mut held = DumpedElements::new();
         for element in elements(&ruleset) {
             held.entry(element.set).or_default().push(Counted { key: key(&element), value: value(&element), packets: 1, bytes: 60 });
         }
@@ -88,7 +88,7 @@ fn long_lists_are_parted_into_messages_that_fit() {
 fn the_kernel_is_answered_in_its_own_byte_order() {
     let element = Element {
         set: Set::PortSlot(crate::model::base::net::Family::V4),
-        key: Key::PortSlot(PortKey { proto: Proto::Tcp, port: Port::new(10_042).expect("not zero") }, 3),
+        key: ElementKey::PortSlot(PortKey { proto: Proto::Tcp, port: Port::new(10_042).expect("not zero") }, 3),
         value: Some(Value::Socket("100.64.0.2:5432".parse().expect("a target"))),
     };
     let slot = 3u32.to_ne_bytes();

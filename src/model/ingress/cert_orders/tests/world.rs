@@ -10,7 +10,7 @@ const BOUND: i64 = 7 * 60 + 5 * 60 + 3 * 60 * 60 / 24 + 30;
 /// Who does what, and what of it arrives when.
 pub(super) struct World {
     pub(super) now: i64,
-    pub(super) records: BTreeMap<String, Record>,
+    pub(super) records: BTreeMap<String, NameRecord>,
     versions: u64,
     pub(super) replicas: Vec<Replica>,
     pub(super) orders: u64,
@@ -38,8 +38,7 @@ pub(super) struct Replica {
     /// It can reach the API server.
     pub(super) linked: bool,
     /// What is under way: when it ends, and what it is.
-    pub(super) under_way: Vec<(i64, Action)>,
-    /// Certificates that were issued and not stored.
+    pub(super) under_way: Vec<(i64, OrderAction)>,
     issued: BTreeMap<String, Certificate>,
     wanted: BTreeSet<String>,
     leads: bool,
@@ -58,7 +57,7 @@ fn name(replica: usize) -> String {
 impl World {
     pub(super) fn new(replicas: usize, names: usize) -> Self {
         let wanted: BTreeSet<_> = (0..names).map(|n| format!("n{n}.tail1234.ts.net")).collect();
-        let records = wanted.iter().map(|name| (name.clone(), Record { version: "0".into(), ..Record::default() })).collect();
+        let records = wanted.iter().map(|name| (name.clone(), NameRecord { version: "0".into(), ..NameRecord::default() })).collect();
         let mut world = Self {
             now: 0,
             records,
@@ -76,7 +75,7 @@ impl World {
         };
         for ordinal in 0..replicas {
             world.replicas.push(Replica {
-                issuer: Issuer::new(name(ordinal), Terms::ACME),
+                issuer: Issuer::new(name(ordinal), OrderTerms::ACME),
                 begun: 0,
                 alive: false,
                 linked: true,
@@ -93,25 +92,25 @@ impl World {
 
     pub(super) fn start(&mut self, ordinal: usize) {
         let replica = &mut self.replicas[ordinal];
-        replica.issuer = Issuer::new(name(ordinal), Terms::ACME);
+        replica.issuer = Issuer::new(name(ordinal), OrderTerms::ACME);
         (replica.alive, replica.begun, replica.leads, replica.well_since) = (true, self.now, false, self.now);
         replica.under_way.clear();
         replica.issued.clear();
         let wanted = replica.wanted.clone();
-        self.tell(ordinal, Event::Wanted(wanted));
+        self.tell(ordinal, OrderEvent::Wanted(wanted));
         self.show(ordinal);
     }
 
     /// A replica's watch brings what there is.
     pub(super) fn show(&mut self, ordinal: usize) {
         for (name, record) in self.records.clone() {
-            self.tell(ordinal, Event::Seen(name, Some(record)));
+            self.tell(ordinal, OrderEvent::Seen(name, Some(record)));
         }
     }
 
     pub(super) fn lead(&mut self, ordinal: usize, leads: bool) {
         self.replicas[ordinal].leads = leads;
-        self.tell(ordinal, Event::Leads(leads));
+        self.tell(ordinal, OrderEvent::Leads(leads));
     }
 
     fn chance(&mut self) -> f64 {
@@ -119,7 +118,7 @@ impl World {
         f64::from(u32::try_from(self.random >> 33).expect("31 bits")) / f64::from(1_u32 << 31)
     }
 
-    fn tell(&mut self, ordinal: usize, event: Event) {
+    fn tell(&mut self, ordinal: usize, event: OrderEvent) {
         let (random, now) = (self.chance(), self.now);
         let replica = &mut self.replicas[ordinal];
         if !replica.alive {
@@ -129,12 +128,12 @@ impl World {
         let actions = replica.issuer.step(event, Moment { at, wall: wall(now) }, random);
         for action in actions {
             let takes = match &action {
-                Action::Order { .. } => {
+                OrderAction::Order { .. } => {
                     self.orders += 1;
                     self.slow
                 }
-                Action::Abandon(name) => {
-                    let of = |action: &Action| matches!(action, Action::Order { name: other, .. } if other == name);
+                OrderAction::Abandon(name) => {
+                    let of = |action: &OrderAction| matches!(action, OrderAction::Order { name: other, .. } if other == name);
                     self.replicas[ordinal].under_way.retain(|(_, action)| !of(action));
                     continue;
                 }
@@ -148,7 +147,7 @@ impl World {
     fn check(&self) {
         for name in self.records.keys() {
             let ordering = |replica: &&Replica| {
-                let of = |(_, action): &(i64, Action)| matches!(action, Action::Order { name: other, .. } if other == name);
+                let of = |(_, action): &(i64, OrderAction)| matches!(action, OrderAction::Order { name: other, .. } if other == name);
                 replica.alive && replica.under_way.iter().any(of)
             };
             assert!(self.replicas.iter().filter(ordering).count() <= 1, "two orders of {name} at {}", self.now);
@@ -165,7 +164,7 @@ impl World {
     /// has taken orders and some replica has been well for longer than [`BOUND`], since others last did something about it.
     pub(super) fn late(&self) -> Vec<&String> {
         let well = |replica: &Replica| replica.alive && replica.linked && replica.leads;
-        let late = |(name, record): &(&String, &Record)| {
+        let late = |(name, record): &(&String, &NameRecord)| {
             let due = record.certificate.as_ref().map_or(0, |held| renew_at(held, None).as_second() - wall(0).as_second());
             let pause = record.note.not_before.map_or(0, |until| until.as_second() - wall(0).as_second());
             let able = self.replicas.iter().enumerate().filter(|(_, replica)| well(replica)).map(|(ordinal, replica)| {
@@ -190,56 +189,58 @@ impl World {
             let now = self.now;
             let (ends, stay) = std::mem::take(&mut self.replicas[ordinal].under_way).into_iter().partition(|(end, _)| *end <= now);
             self.replicas[ordinal].under_way = stay;
-            let ends: Vec<(i64, Action)> = ends;
+            let ends: Vec<(i64, OrderAction)> = ends;
             for (_, action) in ends {
                 self.end(ordinal, action);
             }
             let replica = &self.replicas[ordinal];
             let at = Duration::from_secs(u64::try_from(now - replica.begun).expect("time goes on"));
             if replica.issuer.wake().is_some_and(|wake| wake <= at) {
-                self.tell(ordinal, Event::Tick);
+                self.tell(ordinal, OrderEvent::Tick);
             }
         }
     }
 
     /// Something that a replica did comes to its end.
-    fn end(&mut self, ordinal: usize, action: Action) {
+    fn end(&mut self, ordinal: usize, action: OrderAction) {
         let event = match action {
-            Action::Claim { name, version, note } => {
+            OrderAction::Claim { name, version, note } => {
                 let written = self.write(ordinal, &name, &version, |record| record.note = note);
-                Event::Claimed(name, written)
+                OrderEvent::Claimed(name, written)
             }
-            Action::Store { name, version } => {
+            OrderAction::Store { name, version } => {
                 let certificate = self.replicas[ordinal].issued.get(&name).cloned();
                 let written =
                     self.write(ordinal, &name, &version, |record| (record.certificate, record.note) = (certificate, Note::default()));
-                Event::Stored(name, written)
+                OrderEvent::Stored(name, written)
             }
-            Action::Release { name, version, note } => {
+            OrderAction::Release { name, version, note } => {
                 let written = self.write(ordinal, &name, &version, |record| record.note = note);
-                Event::Stored(name, written)
+                OrderEvent::Stored(name, written)
             }
-            Action::Order { name, .. } if self.away => Event::Ended(name, Err(Failed { outage: true, ..Failed::default() })),
-            Action::Order { name, .. } if self.acme => {
+            OrderAction::Order { name, .. } if self.away => {
+                OrderEvent::Ended(name, Err(OrderFailure { outage: true, ..OrderFailure::default() }))
+            }
+            OrderAction::Order { name, .. } if self.acme => {
                 let until = wall(self.now + self.lifetime);
                 let certificate = Certificate { id: format!("{name} {}", self.orders), from: wall(self.now), until };
                 self.replicas[ordinal].issued.insert(name.clone(), certificate.clone());
-                Event::Ended(name, Ok(certificate))
+                OrderEvent::Ended(name, Ok(certificate))
             }
-            Action::Order { name, .. } => Event::Ended(name, Err(Failed::default())),
-            Action::Suggest { name, .. } => Event::Suggested(name, None, None),
-            Action::Abandon(_) => return,
+            OrderAction::Order { name, .. } => OrderEvent::Ended(name, Err(OrderFailure::default())),
+            OrderAction::Suggest { name, .. } => OrderEvent::Suggested(name, None, None),
+            OrderAction::Abandon(_) => return,
         };
         self.tell(ordinal, event);
     }
 
-    fn write(&mut self, ordinal: usize, name: &str, version: &str, change: impl FnOnce(&mut Record)) -> Written {
+    fn write(&mut self, ordinal: usize, name: &str, version: &str, change: impl FnOnce(&mut NameRecord)) -> WriteResult {
         if !self.replicas[ordinal].linked {
-            return Written::Failed;
+            return WriteResult::Failed;
         }
         let record = self.records.get_mut(name).expect("a record");
         if record.version != version {
-            return Written::Conflict;
+            return WriteResult::Conflict;
         }
         self.versions += 1;
         change(record);
@@ -249,10 +250,10 @@ impl World {
         self.changed.insert(name.to_owned(), (self.now, ordinal));
         for other in 0..self.replicas.len() {
             if other != ordinal && self.replicas[other].linked {
-                self.tell(other, Event::Seen(name.to_owned(), Some(record.clone())));
+                self.tell(other, OrderEvent::Seen(name.to_owned(), Some(record.clone())));
             }
         }
-        Written::Done(record)
+        WriteResult::Done(record)
     }
 
     pub(super) fn run(&mut self, seconds: i64) {

@@ -10,8 +10,8 @@ struct Lab {
     now: At,
 }
 
-fn seen(state: BackendState) -> Event {
-    Event::Backend(Seen { state, login_broken: false, have_node_key: true })
+fn seen(state: BackendState) -> DaemonEvent {
+    DaemonEvent::Backend(BusState { state, login_broken: false, have_node_key: true })
 }
 
 impl Lab {
@@ -30,28 +30,28 @@ impl Lab {
     }
 
     /// What an event leads to, without the wake-ups.
-    fn on(&mut self, event: Event) -> Vec<Action> {
+    fn on(&mut self, event: DaemonEvent) -> Vec<DaemonAction> {
         let mut actions = self.machine.step(event, self.now, 0.0);
-        actions.retain(|action| !matches!(action, Action::Wake(_)));
+        actions.retain(|action| !matches!(action, DaemonAction::Wake(_)));
         actions
     }
 
-    fn after(&mut self, wait: Duration, event: Event) -> Vec<Action> {
+    fn after(&mut self, wait: Duration, event: DaemonEvent) -> Vec<DaemonAction> {
         self.now += wait;
         self.on(event)
     }
 
-    fn phase(&self) -> Phase {
+    fn phase(&self) -> DaemonPhase {
         self.machine.phase(self.now)
     }
 
     /// A daemon that runs.
     fn running(mut self) -> Self {
-        assert_eq!(self.on(Event::Tick), [Action::Spawn]);
-        for event in [Event::Spawned, Event::Connected, seen(BackendState::Running)] {
+        assert_eq!(self.on(DaemonEvent::Tick), [DaemonAction::Spawn]);
+        for event in [DaemonEvent::Spawned, DaemonEvent::Connected, seen(BackendState::Running)] {
             self.on(event);
         }
-        assert_eq!(self.phase(), Phase::Running);
+        assert_eq!(self.phase(), DaemonPhase::Running);
         self
     }
 }
@@ -61,16 +61,16 @@ const SECOND: Duration = Duration::from_secs(1);
 #[test]
 fn a_daemon_comes_up_step_by_step() {
     let mut lab = Lab::new(&settings());
-    assert_eq!(lab.phase(), Phase::Down);
-    assert_eq!(lab.on(Event::Tick), [Action::Spawn]);
+    assert_eq!(lab.phase(), DaemonPhase::Down);
+    assert_eq!(lab.on(DaemonEvent::Tick), [DaemonAction::Spawn]);
     let steps = [
-        (Event::Spawned, Phase::Spawned),
-        (Event::Connected, Phase::SocketUp),
-        (seen(BackendState::NoState), Phase::NoState),
-        (seen(BackendState::Starting), Phase::Starting),
-        (seen(BackendState::Running), Phase::Running),
-        (seen(BackendState::Stopped), Phase::Degraded),
-        (seen(BackendState::Running), Phase::Running),
+        (DaemonEvent::Spawned, DaemonPhase::Spawned),
+        (DaemonEvent::Connected, DaemonPhase::SocketUp),
+        (seen(BackendState::NoState), DaemonPhase::NoState),
+        (seen(BackendState::Starting), DaemonPhase::Starting),
+        (seen(BackendState::Running), DaemonPhase::Running),
+        (seen(BackendState::Stopped), DaemonPhase::Degraded),
+        (seen(BackendState::Running), DaemonPhase::Running),
     ];
     for (event, phase) in steps {
         assert_eq!(lab.on(event), []);
@@ -81,44 +81,44 @@ fn a_daemon_comes_up_step_by_step() {
 #[test]
 fn a_crash_of_what_worked_is_mended_at_once() {
     let mut lab = Lab::new(&settings()).running();
-    assert_eq!(lab.on(Event::Exited("signal: 9".into())), [Action::Spawn]);
-    assert_eq!((lab.phase(), lab.machine.restarts()), (Phase::Down, 1));
-    for event in [Event::Spawned, Event::Connected, seen(BackendState::Running)] {
+    assert_eq!(lab.on(DaemonEvent::Exited("signal: 9".into())), [DaemonAction::Spawn]);
+    assert_eq!((lab.phase(), lab.machine.restarts()), (DaemonPhase::Down, 1));
+    for event in [DaemonEvent::Spawned, DaemonEvent::Connected, seen(BackendState::Running)] {
         lab.on(event);
     }
-    assert_eq!(lab.on(Event::Exited("signal: 9".into())), [], "not again and again");
-    assert_eq!(lab.after(Duration::from_millis(399), Event::Tick), []);
-    assert_eq!(lab.after(Duration::from_millis(1), Event::Tick), [Action::Spawn]);
+    assert_eq!(lab.on(DaemonEvent::Exited("signal: 9".into())), [], "not again and again");
+    assert_eq!(lab.after(Duration::from_millis(399), DaemonEvent::Tick), []);
+    assert_eq!(lab.after(Duration::from_millis(1), DaemonEvent::Tick), [DaemonAction::Spawn]);
 }
 
 #[test]
 fn a_crash_of_what_never_worked_waits() {
     let mut lab = Lab::new(&settings());
-    assert_eq!(lab.on(Event::Tick), [Action::Spawn]);
-    lab.on(Event::Spawned);
-    assert_eq!(lab.on(Event::Exited("1".into())), []);
-    assert_eq!(lab.after(Duration::from_millis(200), Event::Tick), [Action::Spawn]);
+    assert_eq!(lab.on(DaemonEvent::Tick), [DaemonAction::Spawn]);
+    lab.on(DaemonEvent::Spawned);
+    assert_eq!(lab.on(DaemonEvent::Exited("1".into())), []);
+    assert_eq!(lab.after(Duration::from_millis(200), DaemonEvent::Tick), [DaemonAction::Spawn]);
 }
 
 #[test]
 fn crashes_in_a_row_slow_down_and_a_steady_run_forgives() {
     let mut lab = Lab::new(&settings()).running();
-    assert_eq!(lab.on(Event::Exited("1".into())), [Action::Spawn]);
-    lab.on(Event::Spawned);
+    assert_eq!(lab.on(DaemonEvent::Exited("1".into())), [DaemonAction::Spawn]);
+    lab.on(DaemonEvent::Spawned);
     let mut waits = Vec::new();
     for _ in 0..12 {
-        let actions = lab.machine.step(Event::Exited("1".into()), lab.now, 0.0);
-        let Some(Action::Wake(at)) = actions.last() else { panic!("{actions:?}") };
+        let actions = lab.machine.step(DaemonEvent::Exited("1".into()), lab.now, 0.0);
+        let Some(DaemonAction::Wake(at)) = actions.last() else { panic!("{actions:?}") };
         waits.push(at.saturating_sub(lab.now).as_millis());
         lab.now = *at;
-        assert_eq!(lab.on(Event::Tick), [Action::Spawn], "it never gives up");
-        lab.on(Event::Spawned);
+        assert_eq!(lab.on(DaemonEvent::Tick), [DaemonAction::Spawn], "it never gives up");
+        lab.on(DaemonEvent::Spawned);
     }
     assert_eq!(waits, [400, 800, 1600, 3200, 6400, 12800, 25600, 30000, 30000, 30000, 30000, 30000]);
-    lab.on(Event::Connected);
+    lab.on(DaemonEvent::Connected);
     lab.on(seen(BackendState::Running));
     lab.now += STEADY;
-    assert_eq!(lab.on(Event::Exited("1".into())), [Action::Spawn]);
+    assert_eq!(lab.on(DaemonEvent::Exited("1".into())), [DaemonAction::Spawn]);
 }
 
 #[test]
@@ -126,171 +126,183 @@ fn a_daemon_that_never_answered_ends_the_process_at_the_boot_timeout() {
     let mut lab = Lab::new(&settings());
     let mut last = Vec::new();
     for _ in 0..100 {
-        last = lab.after(SECOND, Event::Tick);
-        if last == [Action::Spawn] {
-            lab.on(Event::SpawnFailed("no such file".into()));
+        last = lab.after(SECOND, DaemonEvent::Tick);
+        if last == [DaemonAction::Spawn] {
+            lab.on(DaemonEvent::SpawnFailed("no such file".into()));
         } else if !last.is_empty() {
             break;
         }
     }
-    assert!(matches!(last.as_slice(), [Action::GiveUp(text)] if text.contains("TS_BOOT_TIMEOUT")), "{last:?}");
+    assert!(matches!(last.as_slice(), [DaemonAction::GiveUp(text)] if text.contains("TS_BOOT_TIMEOUT")), "{last:?}");
     assert!((60..62).contains(&lab.now.as_secs()));
 }
 
 #[test]
 fn a_silent_daemon_is_killed_and_a_short_gap_of_the_bus_is_nothing() {
     let mut lab = Lab::new(&settings()).running();
-    lab.on(Event::Disconnected);
+    lab.on(DaemonEvent::Disconnected);
     lab.now += Duration::from_millis(999);
-    assert_eq!(lab.phase(), Phase::Running);
+    assert_eq!(lab.phase(), DaemonPhase::Running);
     lab.now += Duration::from_millis(1);
-    assert_eq!(lab.phase(), Phase::Degraded);
-    assert_eq!(lab.after(SECOND, Event::Tick), []);
-    assert_eq!(lab.after(SECOND * 87, Event::Tick), []);
-    assert_eq!(lab.after(SECOND, Event::Tick), [Action::Kill]);
-    lab.on(Event::Connected);
-    assert_eq!(lab.phase(), Phase::Running);
+    assert_eq!(lab.phase(), DaemonPhase::Degraded);
+    assert_eq!(lab.after(SECOND, DaemonEvent::Tick), []);
+    assert_eq!(lab.after(SECOND * 87, DaemonEvent::Tick), []);
+    assert_eq!(lab.after(SECOND, DaemonEvent::Tick), [DaemonAction::Kill]);
+    lab.on(DaemonEvent::Connected);
+    assert_eq!(lab.phase(), DaemonPhase::Running);
 }
 
 #[test]
 fn a_stop_terminates_then_kills_and_starts_nothing_any_more() {
     let mut lab = Lab::new(&settings()).running();
-    assert_eq!(lab.on(Event::Stop { grace: SECOND * 5 }), [Action::Terminate]);
-    assert_eq!(lab.phase(), Phase::Draining);
-    assert_eq!(lab.after(SECOND * 5, Event::Tick), [Action::Kill]);
-    assert_eq!(lab.on(Event::Exited("killed".into())), []);
-    assert_eq!(lab.phase(), Phase::Exited);
-    assert_eq!(lab.after(SECOND * 60, Event::Tick), []);
+    assert_eq!(lab.on(DaemonEvent::Stop { grace: SECOND * 5 }), [DaemonAction::Terminate]);
+    assert_eq!(lab.phase(), DaemonPhase::Draining);
+    assert_eq!(lab.after(SECOND * 5, DaemonEvent::Tick), [DaemonAction::Kill]);
+    assert_eq!(lab.on(DaemonEvent::Exited("killed".into())), []);
+    assert_eq!(lab.phase(), DaemonPhase::Exited);
+    assert_eq!(lab.after(SECOND * 60, DaemonEvent::Tick), []);
 }
 
 #[test]
 fn a_stop_while_down_or_starting_is_a_stop() {
     let mut down = Lab::new(&settings());
-    down.on(Event::Tick);
-    down.on(Event::Spawned);
-    down.on(Event::Exited("1".into()));
-    assert_eq!(down.on(Event::Stop { grace: SECOND }), []);
-    assert_eq!(down.phase(), Phase::Exited);
+    down.on(DaemonEvent::Tick);
+    down.on(DaemonEvent::Spawned);
+    down.on(DaemonEvent::Exited("1".into()));
+    assert_eq!(down.on(DaemonEvent::Stop { grace: SECOND }), []);
+    assert_eq!(down.phase(), DaemonPhase::Exited);
     let mut starting = Lab::new(&settings());
-    starting.on(Event::Tick);
-    assert_eq!(starting.on(Event::Stop { grace: SECOND }), []);
-    assert_eq!(starting.on(Event::Spawned), [Action::Terminate]);
+    starting.on(DaemonEvent::Tick);
+    assert_eq!(starting.on(DaemonEvent::Stop { grace: SECOND }), []);
+    assert_eq!(starting.on(DaemonEvent::Spawned), [DaemonAction::Terminate]);
 }
 
 #[test]
 fn a_failed_key_is_asked_for_marked_awaited_cleared_and_applied_in_place() {
     let (old, new) = (Secret::new("old"), Secret::new("new"));
     let mut lab = Lab::in_secret();
-    lab.on(Event::Key(old.clone()));
-    lab.on(Event::Tick);
-    lab.on(Event::Spawned);
-    lab.on(Event::Connected);
-    assert_eq!(lab.on(seen(BackendState::NeedsLogin)), [Action::DisconnectControl]);
+    lab.on(DaemonEvent::Key(old.clone()));
+    lab.on(DaemonEvent::Tick);
+    lab.on(DaemonEvent::Spawned);
+    lab.on(DaemonEvent::Connected);
+    assert_eq!(lab.on(seen(BackendState::NeedsLogin)), [DaemonAction::DisconnectControl]);
     let request = StateWrite::RequestReissue { failed: old.clone() };
-    assert_eq!(lab.on(Event::Auth(AuthEvent::Left)), [Action::Write(request.clone())]);
-    assert_eq!(lab.on(Event::Auth(AuthEvent::Written(request))), []);
+    assert_eq!(lab.on(DaemonEvent::Auth(AuthEvent::Left)), [DaemonAction::Write(request.clone())]);
+    assert_eq!(lab.on(DaemonEvent::Auth(AuthEvent::Written(request))), []);
     assert!(lab.machine.auth().awaits_key());
-    assert_eq!(lab.after(SECOND * 300, Event::Key(old)), [], "the same key is no other");
+    assert_eq!(lab.after(SECOND * 300, DaemonEvent::Key(old)), [], "the same key is no other");
     let clear = StateWrite::ClearReissue { identity: false };
-    assert_eq!(lab.on(Event::Key(new.clone())), [Action::Write(clear.clone())]);
-    assert_eq!(lab.on(Event::Auth(AuthEvent::Written(clear))), [Action::LoginWith(new)]);
-    assert_eq!(lab.on(Event::Auth(AuthEvent::LoggedIn(Ok(())))), []);
+    assert_eq!(lab.on(DaemonEvent::Key(new.clone())), [DaemonAction::Write(clear.clone())]);
+    assert_eq!(lab.on(DaemonEvent::Auth(AuthEvent::Written(clear))), [DaemonAction::LoginWith(new)]);
+    assert_eq!(lab.on(DaemonEvent::Auth(AuthEvent::LoggedIn(Ok(())))), []);
     assert_eq!(lab.on(seen(BackendState::Running)), []);
-    assert_eq!((lab.phase(), lab.machine.auth().to_string()), (Phase::Running, "settled".into()));
+    assert_eq!((lab.phase(), lab.machine.auth().to_string()), (DaemonPhase::Running, "settled".into()));
 }
 
 #[test]
 fn a_key_that_leads_nowhere_makes_the_daemon_start_anew_as_another_device() {
     let mut lab = Lab::in_secret();
-    for event in [Event::Tick, Event::Spawned, Event::Connected, seen(BackendState::NeedsLogin), Event::Auth(AuthEvent::Left)] {
+    for event in [
+        DaemonEvent::Tick,
+        DaemonEvent::Spawned,
+        DaemonEvent::Connected,
+        seen(BackendState::NeedsLogin),
+        DaemonEvent::Auth(AuthEvent::Left),
+    ] {
         lab.on(event);
     }
-    lab.on(Event::Auth(AuthEvent::Written(StateWrite::RequestReissue { failed: Secret::default() })));
-    lab.on(Event::Key(Secret::new("new")));
-    lab.on(Event::Auth(AuthEvent::Written(StateWrite::ClearReissue { identity: false })));
-    assert_eq!(lab.on(Event::Auth(AuthEvent::LoggedIn(Err("500".into())))), [Action::Terminate]);
+    lab.on(DaemonEvent::Auth(AuthEvent::Written(StateWrite::RequestReissue { failed: Secret::default() })));
+    lab.on(DaemonEvent::Key(Secret::new("new")));
+    lab.on(DaemonEvent::Auth(AuthEvent::Written(StateWrite::ClearReissue { identity: false })));
+    assert_eq!(lab.on(DaemonEvent::Auth(AuthEvent::LoggedIn(Err("500".into())))), [DaemonAction::Terminate]);
     let forget = StateWrite::ClearReissue { identity: true };
-    assert_eq!(lab.on(Event::Exited("0".into())), [Action::Write(forget.clone())]);
-    assert_eq!(lab.after(SECOND * 60, Event::Tick), [], "not before the old identity is forgotten");
-    assert_eq!(lab.on(Event::Auth(AuthEvent::Written(forget))), [Action::Spawn]);
+    assert_eq!(lab.on(DaemonEvent::Exited("0".into())), [DaemonAction::Write(forget.clone())]);
+    assert_eq!(lab.after(SECOND * 60, DaemonEvent::Tick), [], "not before the old identity is forgotten");
+    assert_eq!(lab.on(DaemonEvent::Auth(AuthEvent::Written(forget))), [DaemonAction::Spawn]);
 }
 
 #[test]
 fn a_crash_while_a_key_is_awaited_does_not_ask_twice() {
     let mut lab = Lab::in_secret();
-    for event in [Event::Tick, Event::Spawned, Event::Connected, seen(BackendState::NeedsLogin), Event::Auth(AuthEvent::Left)] {
+    for event in [
+        DaemonEvent::Tick,
+        DaemonEvent::Spawned,
+        DaemonEvent::Connected,
+        seen(BackendState::NeedsLogin),
+        DaemonEvent::Auth(AuthEvent::Left),
+    ] {
         lab.on(event);
     }
-    lab.on(Event::Exited("9".into()));
-    lab.on(Event::Auth(AuthEvent::Written(StateWrite::RequestReissue { failed: Secret::default() })));
-    assert_eq!(lab.after(SECOND, Event::Tick), [Action::Spawn]);
-    for event in [Event::Spawned, Event::Connected, seen(BackendState::NeedsLogin)] {
+    lab.on(DaemonEvent::Exited("9".into()));
+    lab.on(DaemonEvent::Auth(AuthEvent::Written(StateWrite::RequestReissue { failed: Secret::default() })));
+    assert_eq!(lab.after(SECOND, DaemonEvent::Tick), [DaemonAction::Spawn]);
+    for event in [DaemonEvent::Spawned, DaemonEvent::Connected, seen(BackendState::NeedsLogin)] {
         assert_eq!(lab.on(event), []);
     }
 }
 
 #[test]
 fn a_broken_login_is_doubted_before_the_key_is_given_up() {
-    let broken = |have_node_key| Event::Backend(Seen { state: BackendState::Starting, login_broken: true, have_node_key });
+    let broken = |have_node_key| DaemonEvent::Backend(BusState { state: BackendState::Starting, login_broken: true, have_node_key });
     let mut lab = Lab::in_secret();
-    for event in [Event::Tick, Event::Spawned, Event::Connected, broken(true)] {
+    for event in [DaemonEvent::Tick, DaemonEvent::Spawned, DaemonEvent::Connected, broken(true)] {
         lab.on(event);
     }
     assert_eq!(lab.after(SECOND * 300, broken(true)), [], "a control server that is away breaks the login of a node that has one");
     assert_eq!(lab.on(broken(false)), []);
-    assert_eq!(lab.after(SECOND * 9, Event::Tick), []);
-    assert_eq!(lab.after(SECOND, Event::Tick), [Action::DisconnectControl]);
+    assert_eq!(lab.after(SECOND * 9, DaemonEvent::Tick), []);
+    assert_eq!(lab.after(SECOND, DaemonEvent::Tick), [DaemonAction::DisconnectControl]);
 }
 
 #[test]
 fn outside_a_secret_another_key_is_simply_tried() {
     let mut lab = Lab::new(&settings());
-    lab.on(Event::Key(Secret::new("old")));
-    for event in [Event::Tick, Event::Spawned, Event::Connected] {
+    lab.on(DaemonEvent::Key(Secret::new("old")));
+    for event in [DaemonEvent::Tick, DaemonEvent::Spawned, DaemonEvent::Connected] {
         lab.on(event);
     }
     assert_eq!(lab.on(seen(BackendState::NeedsLogin)), []);
-    assert_eq!(lab.on(Event::Key(Secret::new("new"))), [Action::LoginWith(Secret::new("new"))]);
+    assert_eq!(lab.on(DaemonEvent::Key(Secret::new("new"))), [DaemonAction::LoginWith(Secret::new("new"))]);
 }
 
 #[test]
 fn two_steps_always_tells_prefs_at_each_start_and_logs_in_where_needed() {
     let mut lab = Lab::two_step(false);
-    for event in [Event::Tick, Event::Spawned, Event::Connected] {
+    for event in [DaemonEvent::Tick, DaemonEvent::Spawned, DaemonEvent::Connected] {
         lab.on(event);
     }
-    assert_eq!(lab.on(seen(BackendState::NeedsLogin)), [Action::Login]);
-    assert_eq!(lab.on(Event::Auth(AuthEvent::LoggedIn(Err("refused".into())))), []);
-    assert_eq!(lab.after(Duration::from_millis(200), Event::Tick), [Action::Login]);
-    lab.on(Event::Auth(AuthEvent::LoggedIn(Ok(()))));
+    assert_eq!(lab.on(seen(BackendState::NeedsLogin)), [DaemonAction::Login]);
+    assert_eq!(lab.on(DaemonEvent::Auth(AuthEvent::LoggedIn(Err("refused".into())))), []);
+    assert_eq!(lab.after(Duration::from_millis(200), DaemonEvent::Tick), [DaemonAction::Login]);
+    lab.on(DaemonEvent::Auth(AuthEvent::LoggedIn(Ok(()))));
     assert_eq!(lab.after(SECOND * 3, seen(BackendState::NeedsLogin)), [], "it takes a while");
     assert_eq!(lab.on(seen(BackendState::Running)), []);
-    assert_eq!(lab.on(Event::Exited("1".into())), [Action::Spawn]);
-    lab.on(Event::Spawned);
-    lab.on(Event::Connected);
-    assert_eq!(lab.on(seen(BackendState::Starting)), [Action::TellPrefs]);
+    assert_eq!(lab.on(DaemonEvent::Exited("1".into())), [DaemonAction::Spawn]);
+    lab.on(DaemonEvent::Spawned);
+    lab.on(DaemonEvent::Connected);
+    assert_eq!(lab.on(seen(BackendState::Starting)), [DaemonAction::TellPrefs]);
 }
 
 #[test]
 fn two_steps_once_leaves_a_logged_in_node_alone_until_it_runs() {
     let mut lab = Lab::two_step(true);
-    for event in [Event::Tick, Event::Spawned, Event::Connected, seen(BackendState::Starting)] {
+    for event in [DaemonEvent::Tick, DaemonEvent::Spawned, DaemonEvent::Connected, seen(BackendState::Starting)] {
         lab.on(event);
     }
-    assert_eq!(lab.on(seen(BackendState::Running)), [Action::TellPrefs]);
-    assert_eq!(lab.on(Event::Auth(AuthEvent::Told(Ok(())))), []);
+    assert_eq!(lab.on(seen(BackendState::Running)), [DaemonAction::TellPrefs]);
+    assert_eq!(lab.on(DaemonEvent::Auth(AuthEvent::Told(Ok(())))), []);
 }
 
-fn events() -> impl Strategy<Value = Event> {
+fn events() -> impl Strategy<Value = DaemonEvent> {
     let states = (0..7_i64, any::<bool>(), any::<bool>());
     prop_oneof![
-        4 => Just(Event::Tick),
-        2 => Just(Event::Connected),
-        1 => Just(Event::Disconnected),
-        4 => states.prop_map(|(state, login_broken, have_node_key)| Event::Backend(Seen { state: BackendState::from_number(state), login_broken, have_node_key })),
-        1 => "[a-c]".prop_map(|key| Event::Key(Secret::new(key))),
-        1 => Just(Event::Auth(AuthEvent::LoggedIn(Err("no".into())))),
-        1 => Just(Event::Auth(AuthEvent::LoggedIn(Ok(())))),
+        4 => Just(DaemonEvent::Tick),
+        2 => Just(DaemonEvent::Connected),
+        1 => Just(DaemonEvent::Disconnected),
+        4 => states.prop_map(|(state, login_broken, have_node_key)| DaemonEvent::Backend(BusState { state: BackendState::from_number(state), login_broken, have_node_key })),
+        1 => "[a-c]".prop_map(|key| DaemonEvent::Key(Secret::new(key))),
+        1 => Just(DaemonEvent::Auth(AuthEvent::LoggedIn(Err("no".into())))),
+        1 => Just(DaemonEvent::Auth(AuthEvent::LoggedIn(Ok(())))),
     ]
 }
 
@@ -306,23 +318,23 @@ proptest! {
             queue.push(event);
             if alive && dies {
                 alive = false;
-                queue.push(Event::Exited("x".into()));
+                queue.push(DaemonEvent::Exited("x".into()));
             }
             while let Some(event) = queue.pop() {
                 for action in lab.on(event) {
                     match action {
-                        Action::Spawn => {
+                        DaemonAction::Spawn => {
                             prop_assert!(!alive, "two at once");
                             alive = true;
-                            queue.push(Event::Spawned);
+                            queue.push(DaemonEvent::Spawned);
                         }
-                        Action::Kill | Action::Terminate if alive => {
+                        DaemonAction::Kill | DaemonAction::Terminate if alive => {
                             alive = false;
-                            queue.push(Event::Exited("asked".into()));
+                            queue.push(DaemonEvent::Exited("asked".into()));
                         }
-                        Action::DisconnectControl => queue.push(Event::Auth(AuthEvent::Left)),
-                        Action::Write(write) => queue.push(Event::Auth(AuthEvent::Written(write))),
-                        Action::GiveUp(_) => return Ok(()),
+                        DaemonAction::DisconnectControl => queue.push(DaemonEvent::Auth(AuthEvent::Left)),
+                        DaemonAction::Write(write) => queue.push(DaemonEvent::Auth(AuthEvent::Written(write))),
+                        DaemonAction::GiveUp(_) => return Ok(()),
                         _ => {}
                     }
                 }
@@ -330,12 +342,12 @@ proptest! {
         }
         for _ in 0..40 {
             lab.now += SECOND;
-            alive |= lab.on(Event::Tick).contains(&Action::Spawn);
+            alive |= lab.on(DaemonEvent::Tick).contains(&DaemonAction::Spawn);
         }
         prop_assert!(alive || !lab.machine.answered, "{}", lab.machine);
-        lab.on(Event::Stop { grace: SECOND });
-        lab.on(Event::Exited("x".into()));
-        prop_assert_eq!(lab.phase(), Phase::Exited);
-        prop_assert_eq!(lab.after(SECOND * 100, Event::Tick), []);
+        lab.on(DaemonEvent::Stop { grace: SECOND });
+        lab.on(DaemonEvent::Exited("x".into()));
+        prop_assert_eq!(lab.phase(), DaemonPhase::Exited);
+        prop_assert_eq!(lab.after(SECOND * 100, DaemonEvent::Tick), []);
     }
 }

@@ -22,8 +22,8 @@ struct Play {
     ledger: Ledger,
     programmed: watch::Sender<Programmed>,
     netmap: watch::Sender<Option<Arc<NetMap>>>,
-    serving: watch::Sender<Serving>,
-    standing: watch::Sender<Standing>,
+    serving: watch::Sender<ServeStatus>,
+    standing: watch::Sender<AdvertiseStatus>,
 }
 
 fn play() -> Play {
@@ -31,14 +31,14 @@ fn play() -> Play {
     let (ledger, reporter) = writer::new(
         Store::File(place.path().join("state.json")),
         Start::default(),
-        writer::Rhythm { retry: Backoff::DAEMON, look: writer::LOOK },
+        writer::WriteIntervals { retry: Backoff::DAEMON, look: writer::LOOK },
     );
     let (programmed, programmed_rx) = watch::channel(Programmed::default());
     let (netmap, netmap_rx) = watch::channel(None);
-    let (serving, serving_rx) = watch::channel(Serving::default());
-    let (standing, standing_rx) = watch::channel(Standing::default());
+    let (serving, serving_rx) = watch::channel(ServeStatus::default());
+    let (standing, standing_rx) = watch::channel(AdvertiseStatus::default());
     let pod = PodAddresses::of(["10.244.2.3".parse::<IpAddr>().expect("an address")]);
-    let about = About { pod, egress: true, ingress: true, grace: GRACE, room: ROOM };
+    let about = ReportInputs { pod, egress: true, ingress: true, grace: GRACE, room: ROOM };
     tokio::spawn(reporter.run());
     let inputs = Inputs { programmed: programmed_rx, netmap: netmap_rx, serving: serving_rx, standing: standing_rx };
     tokio::spawn(run(inputs, about, ledger.clone()));
@@ -83,7 +83,7 @@ impl Play {
         serde_json::from_slice(&file).expect("an object of text")
     }
 
-    async fn status(&self) -> egress::Status {
+    async fn status(&self) -> egress::EgressStatus {
         serde_json::from_str(&self.told().await["egress-services"]).expect("a status")
     }
 }
@@ -108,7 +108,7 @@ async fn the_name_for_https_is_told_once_something_is_served() {
     let play = play();
     let serve = |text: &str| {
         let config = Some(Arc::new(serde_json::from_str(text).expect("a config")));
-        play.serving.send_replace(Serving { config, ..Serving::default() });
+        play.serving.send_replace(ServeStatus { config, ..ServeStatus::default() });
     };
     play.netmap.send_replace(Some(netmap(true)));
     serve("{}");
@@ -118,15 +118,15 @@ async fn the_name_for_https_is_told_once_something_is_served() {
     let certified = NetMap { cert_domains: vec!["eg-0.tail.lab".to_owned(), "web.tail.lab".to_owned()], ..NetMap::clone(&netmap(true)) };
     play.netmap.send_replace(Some(Arc::new(certified)));
     assert_eq!(play.told().await["https_endpoint"], "eg-0.tail.lab");
-    play.serving.send_replace(Serving::default());
+    play.serving.send_replace(ServeStatus::default());
     assert_eq!(play.told().await["https_endpoint"], "eg-0.tail.lab", "a tailscaled that starts again takes nothing back");
 }
 
 #[tokio::test(start_paused = true)]
 async fn who_is_not_reached_from_the_internet_is_told_until_it_is_known_to_be() {
     let play = play();
-    let stand = |barred| play.standing.send_replace(Standing { barred, ..Standing::default() });
-    stand(Some([("svc:web".to_owned(), Barred::NotAllowed)].into()));
+    let stand = |barred| play.standing.send_replace(AdvertiseStatus { barred, ..AdvertiseStatus::default() });
+    stand(Some([("svc:web".to_owned(), FunnelError::NotAllowed)].into()));
     let told = play.told().await["tailyard-funnel-errors.json"].clone();
     assert!(told.starts_with(r#"{"svc:web":"the tailnet does not let this node be"#), "{told}");
     stand(None);

@@ -53,7 +53,7 @@ impl World {
         self.objects.iter().filter(|(object, held)| object.kind == Kind::Service && child(held)).map(|(object, _)| object).collect()
     }
 
-    pub(in super::super) fn entries(&self, group: &str) -> BTreeMap<String, egress::Service> {
+    pub(in super::super) fn entries(&self, group: &str) -> BTreeMap<String, egress::EgressService> {
         self.objects
             .get(&ObjectRef::new(Kind::ConfigMap, NS, names::egress_config(group)))
             .map(|held| egress_config(held))

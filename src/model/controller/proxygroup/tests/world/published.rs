@@ -3,18 +3,18 @@
 use super::*;
 use crate::api::routes::Origin;
 use crate::api::vip::VipService;
-use crate::model::controller::ingress_spec::{Asked, Claimant, Release, Verdict, backends, certificates, judge, release, told};
+use crate::model::controller::ingress_spec::{
+    DesiredVipService, OwnershipVerdict, Publisher, Release, backends, certificates, has_conditions, judge, release,
+};
 use crate::model::controller::ingress_spec::{ingress_group, ingress_label, service_group, service_label, service_name};
 use crate::model::controller::objects::{accounts_ref, domain_of};
-use crate::model::controller::proxygroup::{Approved, Listed, Publishing, Rival, serves};
+use crate::model::controller::proxygroup::{Approved, NameConflict, PublishInputs, ServiceList, serves};
 
 /// What the control plane has of what is published.
 #[derive(Debug, Clone, Default)]
 pub(in super::super) struct Hosted {
-    /// The Tailscale Services.
     pub(in super::super) vips: BTreeMap<String, VipService>,
-    /// They as they were listed last.
-    pub(in super::super) listed: Option<Arc<Listed>>,
+    pub(in super::super) listed: Option<Arc<ServiceList>>,
     /// The routes that are led to devices.
     pub(in super::super) approved: BTreeMap<DeviceId, Approved>,
     /// Services behind which there is nobody.
@@ -30,8 +30,8 @@ pub(in super::super) struct Hosted {
 }
 
 /// An object that asks.
-pub(in super::super) fn claimant(source: Source, (namespace, name): &(String, String)) -> Claimant {
-    Claimant { source, namespace: namespace.clone(), name: name.clone() }
+pub(in super::super) fn claimant(source: PublishSource, (namespace, name): &(String, String)) -> Publisher {
+    Publisher { source, namespace: namespace.clone(), name: name.clone() }
 }
 
 impl Hosted {
@@ -44,12 +44,12 @@ impl Hosted {
     }
 
     pub(super) fn list(&mut self, at: Timestamp) {
-        self.listed = Some(Arc::new(Listed { at, services: self.vips.clone().into_iter().collect() }));
+        self.listed = Some(Arc::new(ServiceList { at, services: self.vips.clone().into_iter().collect() }));
     }
 
-    pub(in super::super) fn publish(&mut self, asked: &Asked, owner: &Owner, recorded: bool) {
+    pub(in super::super) fn publish(&mut self, asked: &DesiredVipService, owner: &ServiceOwner, recorded: bool) {
         let number = self.vips.len();
-        if let Verdict::Write { service, .. } = judge(self.vips.get(&asked.name), asked, owner, recorded) {
+        if let OwnershipVerdict::Write { service, .. } = judge(self.vips.get(&asked.name), asked, owner, recorded) {
             self.vips.insert(asked.name.clone(), *service);
         }
         if self.late > 0 {
@@ -61,7 +61,7 @@ impl Hosted {
         self.seen(&asked.name);
     }
 
-    pub(in super::super) fn release(&mut self, name: &str, owner: &Owner) {
+    pub(in super::super) fn release(&mut self, name: &str, owner: &ServiceOwner) {
         match release(self.vips.get(name), owner) {
             Release::Nothing => {}
             Release::Delete => drop(self.vips.remove(name)),
@@ -77,7 +77,6 @@ impl Hosted {
 }
 
 impl World {
-    /// An Ingress with a backend of this name, at this label.
     pub(in super::super) fn ingress(&mut self, name: &str, group: &str, (label, backend): (&str, &str)) {
         let backend = json!({"service": {"name": backend, "port": {"number": 80}}});
         self.put_ingress(
@@ -125,29 +124,29 @@ impl World {
     }
 
     /// Everybody who may ask.
-    pub(super) fn claimants(&self) -> Vec<Claimant> {
-        let ingresses = self.ingresses.keys().map(|key| claimant(Source::Ingress, key));
-        ingresses.chain(self.services.keys().map(|key| claimant(Source::Service, key))).collect()
+    pub(super) fn claimants(&self) -> Vec<Publisher> {
+        let ingresses = self.ingresses.keys().map(|key| claimant(PublishSource::Ingress, key));
+        ingresses.chain(self.services.keys().map(|key| claimant(PublishSource::Service, key))).collect()
     }
 
     /// What is recorded of a group.
-    pub(in super::super) fn config(&self, group: &str) -> IngressConfig {
+    pub(in super::super) fn config(&self, group: &str) -> IngressConfigMap {
         let object = ObjectRef::new(Kind::ConfigMap, NS, names::ingress_config(group));
-        let Some(held) = self.objects.get(&object) else { return IngressConfig::default() };
+        let Some(held) = self.objects.get(&object) else { return IngressConfigMap::default() };
         let mut read = self.read.borrow_mut();
         let read = read.configs.entry(Arc::as_ptr(held).addr());
-        read.or_insert_with(|| (IngressConfig::read(held), Arc::clone(held))).0.clone()
+        read.or_insert_with(|| (IngressConfigMap::read(held), Arc::clone(held))).0.clone()
     }
 
     /// The group that one names, its label, and when it was made; none if it is not there or is going.
-    fn asks(&self, claimant: &Claimant) -> Option<(String, String, i64)> {
+    fn asks(&self, claimant: &Publisher) -> Option<(String, String, i64)> {
         let key = (claimant.namespace.clone(), claimant.name.clone());
         let (group, label, metadata) = match claimant.source {
-            Source::Ingress => {
+            PublishSource::Ingress => {
                 let held = self.ingresses.get(&key)?;
                 (ingress_group(held, "tailscale"), ingress_label(held), &held.metadata)
             }
-            Source::Service => {
+            PublishSource::Service => {
                 let held = self.services.get(&key)?;
                 (service_group(held), service_label(held), &held.metadata)
             }
@@ -157,30 +156,30 @@ impl World {
     }
 
     /// The groups that one concerns; the empty name for one that is to be let go.
-    pub(super) fn publishers(&self, claimant: &Claimant) -> BTreeSet<String> {
+    pub(super) fn publishers(&self, claimant: &Publisher) -> BTreeSet<String> {
         let named = self.asks(claimant).map(|(group, ..)| group);
         let origin = Origin { kind: claimant.source.kind().into(), namespace: claimant.namespace.clone(), name: claimant.name.clone() };
         let recorded = self.groups.keys().filter(|group| self.config(group).origins.values().any(|held| *held == origin)).cloned();
         let mut groups: BTreeSet<String> = named.into_iter().chain(recorded).collect();
         let key = (claimant.namespace.clone(), claimant.name.clone());
         let (metadata, service) = match claimant.source {
-            Source::Ingress => (self.ingresses.get(&key).map(|held| &held.metadata), None),
-            Source::Service => (self.services.get(&key).map(|held| &held.metadata), self.services.get(&key)),
+            PublishSource::Ingress => (self.ingresses.get(&key).map(|held| &held.metadata), None),
+            PublishSource::Service => (self.services.get(&key).map(|held| &held.metadata), self.services.get(&key)),
         };
         let finalized =
             metadata.and_then(|held| held.finalizers.as_ref()).into_iter().flatten().any(|held| held == claimant.source.finalizer());
-        if groups.is_empty() && (finalized || service.is_some_and(told)) {
+        if groups.is_empty() && (finalized || service.is_some_and(has_conditions)) {
             groups.insert(String::new());
         }
         groups
     }
 
-    pub(super) fn publishing(&self, group: &str) -> Publishing {
+    pub(super) fn publishing(&self, group: &str) -> PublishInputs {
         let mine = |source, key: &(String, String)| self.publishers(&claimant(source, key)).contains(group);
         let ingresses: imbl::OrdMap<_, _> = self
             .ingresses
             .iter()
-            .filter(|(key, _)| mine(Source::Ingress, key))
+            .filter(|(key, _)| mine(PublishSource::Ingress, key))
             .map(|(key, held)| (key.clone(), Arc::new(held.clone())))
             .collect();
         let named = |((namespace, _), held): (&(String, String), &Arc<Ingress>)| -> Vec<(String, String)> {
@@ -192,7 +191,7 @@ impl World {
         let labels = self.claimants().into_iter().filter_map(|claimant| self.asks(&claimant)).map(|(_, label, _)| label);
         let labels: BTreeSet<String> = labels.collect();
         let rivals = labels.iter().map(|label| (service_name(label), self.rivals(group, label)));
-        Publishing {
+        PublishInputs {
             certificates: self
                 .own_certificates
                 .iter()
@@ -205,17 +204,17 @@ impl World {
             listed: self.hosted.listed.clone(),
             approved: self.hosted.approved.clone(),
             ingresses,
-            ..Publishing::default()
+            ..PublishInputs::default()
         }
     }
 
-    fn rivals(&self, group: &str, label: &str) -> Vec<Rival> {
-        let rival = |claimant: Claimant| {
+    fn rivals(&self, group: &str, label: &str) -> Vec<NameConflict> {
+        let rival = |claimant: Publisher| {
             let (other, wanted, created) = self.asks(&claimant)?;
             let ours = other == group || wanted != label || created == i64::MIN || !self.groups.contains_key(&other);
             let name = service_name(label);
             let serving = !ours && self.observed_replicas(&other).values().any(|replica| serves(replica, &name));
-            (!ours).then_some(Rival { claimant, group: other, created, serving })
+            (!ours).then_some(NameConflict { claimant, group: other, created, serving })
         };
         self.claimants().into_iter().filter_map(rival).collect()
     }
@@ -246,7 +245,7 @@ impl World {
         let known = config.names();
         let services: Vec<_> = told.advertises().filter(|name| known.contains(*name)).collect();
         let profile = json!({"AdvertiseServices": services, "AdvertiseRoutes": told.routes().collect::<Vec<_>>()});
-        let status = crate::api::ingress::Status { configs: config.mappings, ..crate::api::ingress::Status::default() };
+        let status = crate::api::ingress::IngressStatus { configs: config.mappings, ..crate::api::ingress::IngressStatus::default() };
         vec![
             ("_current-profile", "profile-1".to_owned()),
             ("profile-1", profile.to_string()),

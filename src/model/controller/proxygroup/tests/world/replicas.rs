@@ -48,7 +48,7 @@ impl World {
             (ObjectRef::new(Kind::Secret, NS, name.clone()), ObjectRef::new(Kind::Secret, NS, names::replica_config(group, ordinal)));
         let (Some(held), Some(config)) = (self.objects.get(&state), self.objects.get(&config)) else { return };
         let mut secret: Secret = serde_json::from_value(Value::clone(held)).expect("a Secret");
-        let replica = Replica::new(None, Some(&secret), Some(&serde_json::from_value(Value::clone(config)).expect("a Secret")));
+        let replica = ObservedReplica::new(None, Some(&secret), Some(&serde_json::from_value(Value::clone(config)).expect("a Secret")));
         let (known, told) = (replica.state.expect("it is there"), replica.config.expect("it is there"));
         let data = secret.data.get_or_insert_default();
         let mut put = |key: &str, text: String| data.insert(key.to_owned(), k8s_openapi::ByteString(text.into_bytes()));
@@ -70,13 +70,14 @@ impl World {
         put("pod_uid", pod.metadata.uid.clone().expect("a UID"));
         let config = self.objects.get(&ObjectRef::new(Kind::ConfigMap, NS, names::egress_config(group)));
         let entries = config.map(|held| egress_config(held)).unwrap_or_default();
-        let served = |service: egress::Service| egress::ServiceStatus {
+        let served = |service: egress::EgressService| egress::ServiceStatus {
             ports: service.ports,
             tailnet_target_ips: Some(vec!["100.64.0.9".into()]),
             tailnet_target: service.tailnet_target,
         };
         let services: BTreeMap<_, _> = entries.into_iter().map(|(key, service)| (key, served(service))).collect();
-        let status: egress::Status = egress::Status { pod_ipv4: ip, services: Some(services), ..egress::Status::default() };
+        let status: egress::EgressStatus =
+            egress::EgressStatus { pod_ipv4: ip, services: Some(services), ..egress::EgressStatus::default() };
         put(egress::KEY, serde_json::to_string(&status).expect("JSON"));
         for (key, text) in self.serve(group, &told) {
             secret.data.get_or_insert_default().insert(key.to_owned(), k8s_openapi::ByteString(text.into_bytes()));
@@ -99,7 +100,7 @@ impl World {
             }
             let state = &self.objects[&ObjectRef::new(Kind::Secret, NS, names::replica(group, ordinal))];
             let state: Secret = serde_json::from_value(Value::clone(state)).expect("a Secret");
-            let status: egress::Status = serde_json::from_slice(&state.data.expect("data")[egress::KEY].0).expect("a status");
+            let status: egress::EgressStatus = serde_json::from_slice(&state.data.expect("data")[egress::KEY].0).expect("a status");
             let mapped: BTreeSet<_> =
                 status.services.iter().flatten().flat_map(|(_, held)| &held.ports).map(|port| port.match_port).collect();
             assert!(wanted.is_subset(&mapped), "{host}: {wanted:?} not in {mapped:?} of {group}-{ordinal}");
@@ -107,7 +108,6 @@ impl World {
     }
 }
 
-/// The ID of the device of a replica.
 pub(in super::super) fn device_id(replica: &str) -> DeviceId {
     DeviceId::parse(&format!("n{}", replica.replace('-', ""))).expect("letters and digits")
 }

@@ -4,13 +4,13 @@ use super::*;
 
 impl World {
     /// Makes one pass over a group and does what it came to.
-    pub(in super::super) fn pass(&mut self, name: &str) -> Pass {
+    pub(in super::super) fn pass(&mut self, name: &str) -> GroupPlan {
         let observed = self.observe(name);
         let made = pass_after(&observed, self.memories.entry(name.to_owned()).or_default());
         let fresh = pass(&observed);
         assert_eq!(
-            Pass { events: Vec::new(), ..made.clone() },
-            Pass { events: Vec::new(), ..fresh.clone() },
+            GroupPlan { events: Vec::new(), ..made.clone() },
+            GroupPlan { events: Vec::new(), ..fresh.clone() },
             "a memory saves time and changes nothing"
         );
         assert!(made.events.iter().all(|event| fresh.events.contains(event)), "but what was told already");
@@ -19,7 +19,7 @@ impl World {
     }
 
     /// Does what a pass came to.
-    pub(in super::super) fn act(&mut self, name: &str, made: &Pass) {
+    pub(in super::super) fn act(&mut self, name: &str, made: &GroupPlan) {
         if let Some(finalizers) = made.group.as_ref().and_then(|update| update.finalizers.clone())
             && let Some(group) = self.groups.get_mut(name)
         {
@@ -48,7 +48,7 @@ impl World {
                     self.apply(&draft.with_key(&id, &key));
                 }
                 ControlAction::ListServices { .. } => self.hosted.list(self.time()),
-                ControlAction::PublishService { asked, recorded } => self.hosted.publish(asked, &self.settings.cluster, *recorded),
+                ControlAction::PublishService { desired: asked, recorded } => self.hosted.publish(asked, &self.settings.cluster, *recorded),
                 ControlAction::ReleaseService { name } => self.hosted.release(name, &self.settings.cluster),
                 ControlAction::RecordDevice { .. } => self.record_device(action),
                 ControlAction::ApproveRoutes { device, add, remove, .. } => {
@@ -120,7 +120,7 @@ impl World {
             self.acknowledged(group, host);
         }
         let key = (update.namespace.clone(), update.name.clone());
-        if update.source == Source::Ingress {
+        if update.source == PublishSource::Ingress {
             let Some(ingress) = self.ingresses.get_mut(&key) else { return };
             if let Some(finalizers) = &update.finalizers {
                 self.writes += 1;

@@ -7,19 +7,18 @@ use super::wire::{Counted, key, match_port, value};
 use crate::model::firewall::Traffic;
 use crate::model::firewall::ruleset::Ruleset;
 
-/// The elements of some sets, as dumped.
-pub type Held = BTreeMap<Set, Vec<Counted>>;
+pub type DumpedElements = BTreeMap<Set, Vec<Counted>>;
 
 /// The first difference between what the table's sets should hold and what they do; nothing if they agree.
 #[must_use]
-pub fn drift(ruleset: &Ruleset, held: &Held) -> Option<String> {
+pub fn drift(ruleset: &Ruleset, dumped: &DumpedElements) -> Option<String> {
     let mut wanted: BTreeMap<Set, BTreeMap<Vec<u8>, Element>> = BTreeMap::new();
     for element in elements(ruleset) {
         wanted.entry(element.set).or_default().insert(key(&element), element);
     }
     Set::ALL.into_iter().find_map(|set| {
         let mut wanted = wanted.remove(&set).unwrap_or_default();
-        for found in held.get(&set).into_iter().flatten() {
+        for found in dumped.get(&set).into_iter().flatten() {
             match wanted.remove(&found.key) {
                 None => return Some(format!("{}: an element that is not ours", set.name())),
                 Some(element) if value(&element) != found.value => return Some(format!("{}: {element} leads elsewhere", set.name())),
@@ -30,16 +29,15 @@ pub fn drift(ruleset: &Ruleset, held: &Held) -> Option<String> {
     })
 }
 
-/// The sets that count.
 pub fn counting() -> impl Iterator<Item = Set> {
     Set::ALL.into_iter().filter(|set| set.counts())
 }
 
 /// The counters by match port: flows from the maps, which see the first packet of each; packets and bytes from the traffic sets.
 #[must_use]
-pub fn traffic(held: &Held) -> Traffic {
+pub fn traffic(dumped: &DumpedElements) -> Traffic {
     let mut traffic = Traffic::new();
-    for (set, elements) in held {
+    for (set, elements) in dumped {
         for element in elements {
             let Some(port) = match_port(*set, &element.key) else { continue };
             let counters = traffic.entry(port).or_default();

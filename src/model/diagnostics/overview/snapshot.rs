@@ -19,16 +19,12 @@ const HEALTH: u16 = 9002;
 /// What is read, one after another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Part {
-    /// The groups.
+pub enum StatusPart {
     Groups,
-    /// The Pods of their replicas.
     Pods,
     /// The state Secrets of their replicas.
     States,
-    /// Their egress configs.
     Configs,
-    /// The Services of users.
     Services,
     /// What replicas say themselves, by the API server's way to their Pods.
     Pages,
@@ -37,7 +33,6 @@ pub enum Part {
 /// Why a part could not be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Gap {
-    /// It is not allowed.
     Forbidden,
     /// The cluster has no such kind.
     Unknown,
@@ -46,37 +41,33 @@ pub enum Gap {
 }
 
 /// What a replica said itself, or why it did not.
-pub type Live = Result<replica::Status, Gap>;
+pub type LiveStatus = Result<replica::ReplicaStatus, Gap>;
 
 /// A group's egress config.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Config {
-    pub(super) services: BTreeMap<String, egress::Service>,
+pub(super) struct GroupConfig {
+    pub(super) services: BTreeMap<String, egress::EgressService>,
     pub(super) fingerprint: String,
 }
 
 /// What was read.
 #[derive(Debug, Clone, Default)]
-pub struct Seen {
-    /// The namespace of the proxies.
+pub struct ClusterView {
     pub namespace: String,
-    /// The groups.
     pub groups: Vec<ProxyGroup>,
-    /// Pods, by name.
     pub pods: BTreeMap<String, Pod>,
     /// What replicas keep in their state Secrets, by name.
     pub states: BTreeMap<String, ReplicaState>,
-    /// Egress configs as they are, by name.
     pub configs: BTreeMap<String, Value>,
     /// Services that concern a group.
     pub services: Vec<Service>,
     /// What replicas say, by Pod.
-    pub live: BTreeMap<String, Live>,
+    pub live: BTreeMap<String, LiveStatus>,
     /// What could not be read.
-    pub gaps: BTreeMap<Part, Gap>,
+    pub gaps: BTreeMap<StatusPart, Gap>,
 }
 
-impl Part {
+impl StatusPart {
     /// All of them that are read as objects.
     pub const OBJECTS: [Self; 5] = [Self::Groups, Self::Pods, Self::States, Self::Configs, Self::Services];
 
@@ -123,7 +114,7 @@ impl Part {
 impl Gap {
     /// What could not be read, what is not shown for that, and what is needed.
     #[must_use]
-    pub fn sentence(&self, part: Part, namespace: &str) -> String {
+    pub fn sentence(&self, part: StatusPart, namespace: &str) -> String {
         let (what, without) = (part.what(), part.without());
         let why = match self {
             Self::Forbidden => format!("you are not allowed to; the rule {} would allow it", part.rule(namespace)),
@@ -134,7 +125,7 @@ impl Gap {
     }
 }
 
-impl Seen {
+impl ClusterView {
     /// Nothing read yet, of replicas in this namespace.
     #[must_use]
     pub fn new(namespace: &str) -> Self {
@@ -143,22 +134,22 @@ impl Seen {
 
     /// Takes in the objects of a part, as the API server has them. One that cannot be understood is left out: the server that
     /// took it has checked it, so that is a kind of a later version.
-    pub fn take<'a>(&mut self, part: Part, objects: impl Iterator<Item = &'a Value>) {
+    pub fn take<'a>(&mut self, part: StatusPart, objects: impl Iterator<Item = &'a Value>) {
         for object in objects {
             let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
             match part {
-                Part::Groups => self.groups.extend(ProxyGroup::deserialize(object)),
-                Part::Pods => self.pods.extend(Pod::deserialize(object).map(|pod| (name, pod))),
-                Part::States => {
+                StatusPart::Groups => self.groups.extend(ProxyGroup::deserialize(object)),
+                StatusPart::Pods => self.pods.extend(Pod::deserialize(object).map(|pod| (name, pod))),
+                StatusPart::States => {
                     let state = Secret::deserialize(object).map(|secret| ReplicaState::read(&secret));
                     self.states.extend(state.map(|state| (name, state)));
                 }
-                Part::Configs => drop(self.configs.insert(name, object.clone())),
-                Part::Services => {
+                StatusPart::Configs => drop(self.configs.insert(name, object.clone())),
+                StatusPart::Services => {
                     let service = Service::deserialize(object);
                     self.services.extend(service.ok().filter(|service| !concerns(service).is_empty()));
                 }
-                Part::Pages => {}
+                StatusPart::Pages => {}
             }
         }
     }
@@ -173,13 +164,13 @@ impl Seen {
     }
 
     /// The egress config of a group, if it could be read.
-    pub(super) fn config(&self, group: &str) -> Option<Config> {
-        if self.gaps.contains_key(&Part::Configs) {
+    pub(super) fn config(&self, group: &str) -> Option<GroupConfig> {
+        if self.gaps.contains_key(&StatusPart::Configs) {
             return None;
         }
-        let held = self.configs.get(&names::egress_config(group));
-        let text = held.and_then(egress_text).unwrap_or_else(|| b"{}".to_vec());
-        Some(Config { services: held.map(egress_config).unwrap_or_default(), fingerprint: fingerprint(&text) })
+        let object = self.configs.get(&names::egress_config(group));
+        let text = object.and_then(egress_text).unwrap_or_else(|| b"{}".to_vec());
+        Some(GroupConfig { services: object.map(egress_config).unwrap_or_default(), fingerprint: fingerprint(&text) })
     }
 }
 
