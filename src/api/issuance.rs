@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Note {
+pub struct IssuanceNote {
     /// The Pod that is ordering; absent if none is.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub by: String,

@@ -106,7 +106,7 @@ impl Replica {
         let (mut link, mut paths) = (None, None);
         if settings.forwards() {
             link = start_link(&settings, tasks).await;
-            spawn(tasks, "recall", recent_peers::recall(store(&settings, cluster.as_ref()), settings.pod.uid.clone(), predecessor.clone()));
+            recall_predecessor(&settings, cluster.as_ref(), copies.as_ref(), &predecessor, tasks);
             paths = daemon.as_ref().map(|daemon| start_paths(daemon, &planned, predecessor.subscribe(), tasks));
             let inputs = ruleset_sync::Inputs { planned: planned.clone(), closing: closing_seen };
             spawn(tasks, "program", ruleset_sync::run(live, inputs, programmed_in, PACE));
@@ -194,6 +194,18 @@ fn start_tailnet(
             (None, netmap, None)
         }
     }
+}
+
+fn recall_predecessor(
+    settings: &Settings,
+    cluster: Option<&Cluster>,
+    copies: Option<&StateCopies>,
+    predecessor: &watch::Sender<Option<PredecessorPeers>>,
+    tasks: &mut Tasks,
+) {
+    // Without an API server the files of an earlier container are all that says so.
+    let restarted = copies.is_some_and(StateCopies::are_there);
+    spawn(tasks, "recall", recent_peers::recall(store(settings, cluster), settings.pod.uid.clone(), restarted, predecessor.clone()));
 }
 
 fn start_paths(

@@ -63,7 +63,7 @@ impl OrderTerms {
 
 /// Who is ordering a certificate, and how often that failed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Note {
+pub struct OrderNote {
     /// The replica that orders; empty if none does.
     pub by: String,
     pub failures: u32,
@@ -79,7 +79,7 @@ pub struct NameRecord {
     /// The certificate, if there is one that can be read and fits its key and name.
     pub certificate: Option<Certificate>,
     /// Who is ordering another.
-    pub note: Note,
+    pub note: OrderNote,
 }
 
 /// One replica, as far as certificates go.
@@ -122,7 +122,7 @@ enum OrderPhase {
     /// An order is under way, until this time at the latest.
     Ordering(Duration),
     /// A write of what came of it is to be made, or under way.
-    Writing { note: Option<Note>, sent: bool },
+    Writing { note: Option<OrderNote>, sent: bool },
 }
 
 impl Issuer {
@@ -353,12 +353,12 @@ impl Issuer {
     }
 
     /// The note after an order that failed, or whose replica died over it.
-    fn after(&self, before: &Note, wall: Timestamp, failed: OrderFailure, random: f64) -> Note {
+    fn after(&self, before: &OrderNote, wall: Timestamp, failed: OrderFailure, random: f64) -> OrderNote {
         let most = if failed.outage { OUTAGE.max(before.failures) } else { u32::MAX };
         let failures = before.failures.saturating_add(1).min(most);
         let pause = self.terms.retry.after(failures, random).max(failed.retry_after.unwrap_or_default());
         let not_before = wall.checked_add(SignedDuration::try_from(pause).unwrap_or(SignedDuration::MAX)).ok();
-        Note { by: String::new(), failures, not_before }
+        OrderNote { by: String::new(), failures, not_before }
     }
 
     fn let_go(&mut self, name: &str, actions: &mut Vec<OrderAction>) {

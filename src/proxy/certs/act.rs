@@ -13,7 +13,7 @@ use crate::api::names::ACCOUNT_FINGERPRINT;
 use crate::edge::acme::{AcmeError, RecordFailure};
 use crate::edge::kube::{ApiRefusal, KubeError, Values, VersionedSecret};
 use crate::edge::localapi::LocalApi;
-use crate::model::ingress::cert_orders::{Note, OrderAction, OrderEvent, OrderFailure, RenewalWindow, WriteResult};
+use crate::model::ingress::cert_orders::{OrderAction, OrderEvent, OrderFailure, OrderNote, RenewalWindow, WriteResult};
 use crate::model::ingress::certificate::CertificateError;
 
 /// How soon a server that could not be asked is asked again when to renew.
@@ -102,7 +102,7 @@ impl CertWork {
         &mut self,
         name: String,
         version: &str,
-        note: Option<&Note>,
+        note: Option<&OrderNote>,
         values: Values,
         done: fn(String, Result<VersionedSecret, KubeError>) -> Done,
     ) {

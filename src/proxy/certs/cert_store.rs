@@ -14,7 +14,7 @@ use crate::api::issuance;
 use crate::api::names::ACCOUNT_FINGERPRINT;
 use crate::api::routes::Host;
 use crate::edge::kube::VersionedSecret;
-use crate::model::ingress::cert_orders::{Certificate, NameRecord, Note, OrderFailure, Validity, renew_at, usable};
+use crate::model::ingress::cert_orders::{Certificate, NameRecord, OrderFailure, OrderNote, Validity, renew_at, usable};
 use crate::model::ingress::certificate::{CertificateError, Leaf, Pair};
 
 /// What a certificate that cannot be had means for others.
@@ -41,7 +41,7 @@ pub struct NameState {
     /// The kind of what is wrong with what its Secret holds.
     pub fault: Option<&'static str>,
     /// Who orders, and what came of the order before.
-    pub note: issuance::Note,
+    pub note: issuance::IssuanceNote,
 }
 
 /// A certificate that was issued here or loaded.
@@ -219,12 +219,12 @@ impl CertStore {
         let noted = self.secrets.get(&self.secret(name))?;
         let certificate = self.names.get(name)?.loaded.clone()?.ok();
         let note = self.note(name);
-        let note = Note { by: note.by, failures: note.failures, not_before: note.not_before };
+        let note = OrderNote { by: note.by, failures: note.failures, not_before: note.not_before };
         Some(NameRecord { version: noted.version.clone(), certificate, note })
     }
 
     /// The note of a name. One that cannot be read says nothing: its writer is as good as dead.
-    fn note(&self, name: &str) -> issuance::Note {
+    fn note(&self, name: &str) -> issuance::IssuanceNote {
         let text = self.secrets.get(&self.secret(name)).and_then(|noted| noted.annotations.get(NOTE));
         text.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
     }
@@ -343,10 +343,10 @@ impl NamedCertificate {
 }
 
 /// A note as it is written, with the failure that it tells of.
-pub(super) fn note_text(note: &Note, failure: Option<&(&'static str, String)>) -> String {
+pub(super) fn note_text(note: &OrderNote, failure: Option<&(&'static str, String)>) -> String {
     let (reason, message) =
         failure.filter(|_| note.failures > 0).map(|(kind, text)| ((*kind).to_owned(), text.clone())).unwrap_or_default();
-    let note = issuance::Note { by: note.by.clone(), failures: note.failures, not_before: note.not_before, reason, message };
+    let note = issuance::IssuanceNote { by: note.by.clone(), failures: note.failures, not_before: note.not_before, reason, message };
     serde_json::to_string(&note).unwrap_or_default()
 }
 

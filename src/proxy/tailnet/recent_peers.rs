@@ -27,6 +27,9 @@ const EVERY: Duration = Duration::from_mins(1);
 const REST: u32 = 200;
 /// How long what the predecessor left is waited for; nobody is to wait for an API server that is away.
 const PATIENCE: Duration = Duration::from_secs(3);
+/// The same in a container that starts again: its peers have to learn of the new tailscaled through the tunnel before the control
+/// server tells them, and tailscaled does not wait longer for the Secret either.
+const RESTART_PATIENCE: Duration = Duration::from_millis(500);
 
 /// What a predecessor left for whoever opens ways.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -49,23 +52,26 @@ pub struct RecentPeersWriter {
 }
 
 /// Reads what the predecessor left, if there is a place for it, and rests. Nobody is better than to wait. Whether the predecessor was
-/// in the Pod of this UID is known only until the writer of the state has begun.
-pub async fn recall(store: Option<Store>, pod: Option<String>, predecessor: watch::Sender<Option<PredecessorPeers>>) {
+/// in the Pod of this UID is known from the state only until its writer has begun; `restarted` says that an earlier container of the
+/// Pod is known by what it left on the disk.
+pub async fn recall(store: Option<Store>, pod: Option<String>, restarted: bool, predecessor: watch::Sender<Option<PredecessorPeers>>) {
+    let limit = if restarted { RESTART_PATIENCE } else { PATIENCE };
     let found = match store {
-        Some(store) => timeout(PATIENCE, store.read()).await,
+        Some(store) => timeout(limit, store.read()).await,
         None => Ok(Ok(Content::new())),
     };
-    let found_peers = match found {
+    let mut found_peers = match found {
         Ok(Ok(content)) => read_predecessor(&content, pod.as_deref()),
         Ok(Err(error)) => {
             tracing::info!(reason = error.reason(), "cannot load the recent peers of the previous Pod: {error}");
             PredecessorPeers::default()
         }
         Err(_) => {
-            tracing::info!("cannot load the recent peers of the previous Pod: no answer within {PATIENCE:?}");
+            tracing::info!("cannot load the recent peers of the previous Pod: no answer within {limit:?}");
             PredecessorPeers::default()
         }
     };
+    found_peers.here |= restarted;
     predecessor.send_if_modified(|current| {
         // Who speaks with this replica is newer.
         let unknown = current.is_none();
@@ -118,5 +124,25 @@ impl RecentPeersWriter {
         if put(&self.predecessor, Some(PredecessorPeers { addresses: recent, silent_since: None, here: true })) {
             self.ledger.set(SPOKEN_WITH, written);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is published for whoever opens ways while the state cannot be read.
+    async fn without_state(restarted: bool) -> PredecessorPeers {
+        let predecessor = watch::Sender::new(None);
+        let mut published = predecessor.subscribe();
+        let path = std::env::temp_dir();
+        tokio::spawn(recall(Some(Store::File(path)), Some("uid".to_owned()), restarted, predecessor));
+        published.wait_for(Option::is_some).await.expect("published").clone().expect("some")
+    }
+
+    #[tokio::test]
+    async fn a_container_that_starts_again_is_where_its_predecessor_was_also_if_the_state_cannot_be_read() {
+        let of = |here| PredecessorPeers { here, ..PredecessorPeers::default() };
+        assert_eq!([without_state(true).await, without_state(false).await], [of(true), of(false)]);
     }
 }

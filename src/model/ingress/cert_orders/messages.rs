@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::{Certificate, NameRecord, Note, RenewalWindow};
+use super::{Certificate, NameRecord, OrderNote, RenewalWindow};
 
 /// What came of a write.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,7 +47,7 @@ pub enum OrderEvent {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OrderAction {
     /// Write this note, if the record is still of this version; answer with [`OrderEvent::Claimed`].
-    Claim { name: String, version: String, note: Note },
+    Claim { name: String, version: String, note: OrderNote },
     /// Order a certificate; answer with [`OrderEvent::Ended`].
     Order { name: String, replaces: Option<String> },
     /// Give the order up: its end is not waited for.
@@ -56,7 +56,7 @@ pub enum OrderAction {
     /// [`OrderEvent::Stored`].
     Store { name: String, version: String },
     /// Write this note of a failure; answer with [`OrderEvent::Stored`].
-    Release { name: String, version: String, note: Note },
+    Release { name: String, version: String, note: OrderNote },
     /// Ask the server when this certificate should be replaced; answer with [`OrderEvent::Suggested`].
     Suggest { name: String, certificate: String },
 }

@@ -72,7 +72,7 @@ fn failures_are_remembered_by_all() {
     world.acme = true;
     world.run(2 * 3600);
     assert!(world.all_serve());
-    assert_eq!(world.records.values().next().expect("a record").note, Note::default());
+    assert_eq!(world.records.values().next().expect("a record").note, OrderNote::default());
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn a_refusal_that_comes_after_the_newer_record_stops_nothing() {
     let at = |seconds: u64| Moment { at: Duration::from_secs(seconds), wall: wall(i64::try_from(seconds).expect("small")) };
     let record = |version: &str, by: &str| NameRecord {
         version: version.to_owned(),
-        note: Note { by: by.to_owned(), ..Note::default() },
+        note: OrderNote { by: by.to_owned(), ..OrderNote::default() },
         ..NameRecord::default()
     };
     issuer.step(OrderEvent::Wanted(["a".to_owned()].into()), at(0), 0.5);
@@ -133,7 +133,7 @@ fn a_refusal_that_comes_after_the_newer_record_stops_nothing() {
 fn an_outage_makes_no_long_pauses_and_forgets_no_longer_one() {
     let issuer = Issuer::new("g-0", OrderTerms::ACME);
     let pause = |failures, outage| {
-        let before = Note { failures, ..Note::default() };
+        let before = OrderNote { failures, ..OrderNote::default() };
         let note = issuer.after(&before, wall(0), OrderFailure { retry_after: None, outage }, 0.0);
         (note.failures, note.not_before.expect("a time").duration_since(wall(0)).as_secs() / 60)
     };

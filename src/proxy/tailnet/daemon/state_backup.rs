@@ -126,6 +126,12 @@ impl StateCopies {
         }
     }
 
+    /// A tailscaled has run in this Pod and left its state.
+    #[must_use]
+    pub fn are_there(&self) -> bool {
+        self.backup.borrow().content.is_some()
+    }
+
     /// Takes a copy of the Secret, once all is there that makes a device.
     async fn take(&self) -> Result<(), KubeError> {
         let whole = self.secret.get().await?.filter(consistent).map(|values| of_daemon(&values)).filter(|own| !own.is_empty());

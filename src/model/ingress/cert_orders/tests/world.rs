@@ -211,7 +211,7 @@ impl World {
             OrderAction::Store { name, version } => {
                 let certificate = self.replicas[ordinal].issued.get(&name).cloned();
                 let written =
-                    self.write(ordinal, &name, &version, |record| (record.certificate, record.note) = (certificate, Note::default()));
+                    self.write(ordinal, &name, &version, |record| (record.certificate, record.note) = (certificate, OrderNote::default()));
                 OrderEvent::Stored(name, written)
             }
             OrderAction::Release { name, version, note } => {
