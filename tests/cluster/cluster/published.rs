@@ -49,7 +49,7 @@ fn group() -> Value {
 }
 
 fn backend() -> Value {
-    let serve = ["nc", "-ll", "-p", &PORT.to_string(), "-e", "echo", ANSWER];
+    let serve = ["greeter", &PORT.to_string(), ANSWER];
     let container = json!({"name": "orders", "image": TOOLS, "imagePullPolicy": "Never", "command": serve});
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "orders", "namespace": "default", "labels": {"app": "orders"}},
         "spec": {"terminationGracePeriodSeconds": 0, "containers": [container]}})

@@ -66,7 +66,7 @@ fn group(name: &str, kind: &str) -> Value {
 
 /// Pods that answer whoever connects.
 fn backend() -> Value {
-    let serve = ["nc", "-ll", "-p", &PORT.to_string(), "-e", "echo", ANSWER];
+    let serve = ["greeter", &PORT.to_string(), ANSWER];
     let container = json!({"name": "orders", "image": TOOLS, "imagePullPolicy": "Never", "command": serve});
     let template =
         json!({"metadata": {"labels": {"app": "orders"}}, "spec": {"terminationGracePeriodSeconds": 0, "containers": [container]}});

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use super::text;
 
-/// What the Pods of tests run: a shell and its tools; it is also what holds a Pod's namespaces.
+/// What the Pods of tests run: a shell and its tools, and what answers clients; it is also what holds a Pod's namespaces.
 pub const TOOLS: &str = "localhost/tools:1";
 /// The cluster's DNS server.
 pub const COREDNS: &str = "localhost/coredns:1";
@@ -28,6 +28,7 @@ pub fn common(dir: &Path, servers: &Path) -> Vec<PathBuf> {
     let (tools, coredns) = (dir.join("tools.tar"), dir.join("coredns.tar"));
     let mut command = plain(TOOLS, &tools);
     command.args(["--program", "/usr/bin/busybox", "--program", "/usr/bin/curl"]);
+    command.args(["--program", &format!("{}=/usr/bin/greeter", text(&crate::program("greeter")))]);
     for applet in APPLETS {
         command.args(["--link", &format!("/usr/bin/{applet}=busybox")]);
     }

@@ -11,9 +11,8 @@ pub const GREETS: u16 = 7000;
 
 /// Pods of this name, which answer this, and their Service.
 pub fn backends(name: &str, answer: &str) -> [Value; 2] {
-    let serve = format!(
-        "mkdir -p /tmp/www && echo {answer} > /tmp/www/index.html; nc -ll -p {GREETS} -e echo {answer} & exec httpd -f -p 8080 -h /tmp/www"
-    );
+    let serve =
+        format!("mkdir -p /tmp/www && echo {answer} > /tmp/www/index.html; greeter {GREETS} {answer} & exec httpd -f -p 8080 -h /tmp/www");
     let container = json!({"name": "web", "image": TOOLS, "imagePullPolicy": "Never", "command": ["sh", "-c", serve]});
     let template = json!({"metadata": {"labels": {"app": name}}, "spec": {"terminationGracePeriodSeconds": 0, "containers": [container]}});
     [
