@@ -111,7 +111,8 @@ impl Question {
             return Ok(format!("{before}Not measured yet: `{command}` does it.\n{after}\n"));
         };
         let plot = if plotted { format!("![{}](benchmarks/{}.svg)\n\n", sheet.question, self.name) } else { String::new() };
-        Ok(format!("{before}{plot}{}{}\n{after}\n", table::of(sheet), conditions(&sheet.conditions)))
+        let figures = format!("[all figures](../bench/results/{}.json)", self.name);
+        Ok(format!("{before}{plot}{}{}, {figures}\n\n{after}\n", table::of(sheet), conditions(&sheet.conditions)))
     }
 
     /// What was aimed at, and what was reached.
@@ -129,5 +130,5 @@ fn conditions(conditions: &Conditions) -> String {
     let versions: Vec<_> = versions.iter().map(|(of, is)| format!("{of} {is}")).collect();
     let busy = busy.map_or_else(String::new, |busy| format!("; {busy} processes wanted a processor in the minute before"));
     let trial = if *trial { "**A trial: the figures say nothing.** " } else { "" };
-    format!("{trial}*Measured {date} on {processor}, Linux {kernel}, {distribution}; {}{busy}.* `{command}`\n", versions.join(", "))
+    format!("{trial}*Measured {date} on {processor}, Linux {kernel}, {distribution}; {}{busy}.* `{command}`", versions.join(", "))
 }
