@@ -69,11 +69,11 @@ fn decide(size: usize, args: &Args, sheet: &mut Sheet) -> Result<()> {
         group.retarget(number % size)?;
         let (took, pass) = milliseconds(|| group.pass());
         changed.push(took);
-        group.carry_out(pass)?;
+        group.apply_plan(pass)?;
         group.acknowledge()?;
         let (took, pass) = milliseconds(|| group.pass());
         acknowledged.push(took);
-        group.carry_out(pass)?;
+        group.apply_plan(pass)?;
     }
     sheet.plot(point("a pass with nothing remembered", size), "ms", first, None);
     sheet.plot(point("a pass, nothing changed", size), "ms", same, None);

@@ -198,6 +198,14 @@ pub async fn udp_from(port: u16, attempt: Attempt) -> io::Result<UdpSocket> {
     Ok(socket)
 }
 
+/// The only target of a server that does not say who it is.
+const ANYBODY: TargetIdentity = TargetIdentity { target: 0, port: 0 };
+
+/// The target behind an answer, if it begins with the expected text.
+fn greeted(expected: &[u8], answer: &[u8]) -> Result<TargetIdentity, AttemptFailure> {
+    answer.starts_with(expected).then_some(ANYBODY).ok_or(AttemptFailure::WrongTarget)
+}
+
 /// What an error says of the network, or that it says nothing of it.
 #[must_use]
 pub fn failure_of(error: &io::Error) -> AttemptFailure {

@@ -59,8 +59,7 @@ pub async fn run(settings: Settings) -> Result<(), ProxyError> {
     spawn(&mut tasks, "signals", tasks::signals(leaver).map_err(ProxyError::Signals)?);
     let metrics = Arc::new(Metrics::new()?);
     let mut replica = Replica::start(settings, &mut tasks).await;
-    let report = replica.start_report(&mut tasks).await;
-    let sources = Arc::new(http::SnapshotSources::new(&replica, metrics, leave.clone(), &tasks, report));
+    let sources = Arc::new(http::SnapshotSources::new(&replica, metrics, leave.clone(), &tasks));
     http::start(&mut tasks, &replica.settings, &sources);
     let (stopper, stop) = (tasks.stopper(), tasks.stop());
     tasks.run_forever("leave", async move {

@@ -13,8 +13,8 @@ pub struct ReplicaStatus {
     pub version: String,
     /// What is in the way of readiness, as `/readyz` has it.
     pub blockers: Vec<String>,
-    /// What is not well and in nobody's way, as `/readyz` has it.
-    pub remarks: Vec<String>,
+    /// What does not block readiness and needs attention, as `/readyz` has it.
+    pub warnings: Vec<String>,
     /// Entries of the Pod's table of connections; none if it cannot be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub flows: Option<u32>,
@@ -23,7 +23,7 @@ pub struct ReplicaStatus {
     pub peers: Option<PeerCounts>,
     /// What failed last and has not been mended, or how tailscaled failed last; none if nothing did.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub failure: Option<String>,
+    pub last_error: Option<String>,
 }
 
 /// Peers with whom traffic was exchanged of late, by the way that it takes.

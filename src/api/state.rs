@@ -29,7 +29,7 @@ pub const SPOKEN_WITH: &str = "tailyard-recent-peers";
 pub const SILENT_SINCE: &str = "tailyard-disco-muted-since";
 /// Ours, additive: JSON object of the sites that are to be reached from the internet and are not, why in a sentence by the Tailscale
 /// Service's name. Absent while there are none; it outlives the container that wrote it, until another one knows better.
-pub const BARRED: &str = "tailyard-funnel-errors.json";
+pub const FUNNEL_ERRORS: &str = "tailyard-funnel-errors.json";
 /// An auth key that a user put there.
 pub const AUTHKEY: &str = "authkey";
 /// tailscaled's machine key.

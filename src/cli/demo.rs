@@ -26,7 +26,7 @@ const SEED: u64 = 7;
 #[derive(Debug, clap::Args)]
 pub(super) struct DemoArgs {
     /// Egress services at the start
-    #[arg(long, default_value_t = 10, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(services::MOST)))]
+    #[arg(long, default_value_t = 10, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(services::MAX_SERVICES)))]
     services: u16,
     /// Duration of the load
     #[arg(long, default_value = "20s", value_name = "TIME", value_parser = length(Duration::from_secs(1), Duration::from_hours(1)))]

@@ -112,7 +112,7 @@ fn broken(board: &mut Scoreboard, attempt: Attempt, failure: AttemptFailure) {
     let orderly = attempt.proto == Proto::Udp || matches!(failure, AttemptFailure::Reset | AttemptFailure::Closed);
     if leaving && orderly {
         board.flows.handed_over += 1;
-        board.tell(format!("a {} flow was ended by its leaving replica {} and is reopened", attempt.proto, attempt.lane.replica));
+        board.add_event(format!("a {} flow was ended by its leaving replica {} and is reopened", attempt.proto, attempt.lane.replica));
         return;
     }
     board.flows.broken += 1;
@@ -130,7 +130,7 @@ pub async fn listen(board: SharedScoreboard, replica: usize, admin: std::net::So
         ticks.tick().await;
         let began = look(&board).now();
         let ready = is_ready(admin).await;
-        look(&board).hear(replica, began, ready);
+        look(&board).record_probe(replica, began, ready);
     }
 }
 

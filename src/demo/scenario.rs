@@ -150,13 +150,13 @@ impl Script<'_> {
                     if hung > 0 {
                         board.faults.push(format!("replica {number} left {hung} connections behind without a reset"));
                     }
-                    board.tell(format!("replica {number} has left; it is started again"));
+                    board.add_event(format!("replica {number} has left; it is started again"));
                     set_life(&mut board, number, ReplicaPhase::Restarting);
                     replica.start(&self.launch)?;
                 }
                 ReplicaPhase::Running | ReplicaPhase::Restarting => {
                     board.faults.push(format!("replica {number} ended by itself: {status}"));
-                    board.tell(format!("replica {number} ended by itself: {status}"));
+                    board.add_event(format!("replica {number} ended by itself: {status}"));
                     set_life(&mut board, number, ReplicaPhase::Killed);
                 }
             }
@@ -186,17 +186,17 @@ impl Script<'_> {
             FaultInjection::Kill(_) => {
                 board.open_window(number);
                 replica.signal(Signal::SIGKILL);
-                board.tell(format!("replica {number} is killed (SIGKILL)"));
+                board.add_event(format!("replica {number} is killed (SIGKILL)"));
             }
             FaultInjection::Revive(_) => {
                 set_life(&mut board, number, ReplicaPhase::Restarting);
                 replica.start(&self.launch)?;
-                board.tell(format!("replica {number} is started again"));
+                board.add_event(format!("replica {number} is started again"));
             }
             FaultInjection::Leave(_) => {
                 set_life(&mut board, number, ReplicaPhase::Leaving);
                 replica.signal(Signal::SIGTERM);
-                board.tell(format!("replica {number} is asked to leave (SIGTERM)"));
+                board.add_event(format!("replica {number} is asked to leave (SIGTERM)"));
             }
         }
         Ok(())

@@ -170,7 +170,7 @@ impl Scoreboard {
     }
 
     /// Says what happens.
-    pub fn tell(&mut self, event: String) {
+    pub fn add_event(&mut self, event: String) {
         self.events.push_back((self.now(), event));
         if self.events.len() > EVENTS {
             self.events.pop_front();
@@ -318,7 +318,7 @@ impl Scoreboard {
     }
 
     /// The cluster asked a replica for its readiness, beginning at this moment, and this was the answer.
-    pub fn hear(&mut self, replica: usize, began: Duration, ready: bool) {
+    pub fn record_probe(&mut self, replica: usize, began: Duration, ready: bool) {
         let now = self.now();
         let Some(member) = self.members.get_mut(replica) else { return };
         if member.ready == ready {
@@ -338,7 +338,7 @@ impl Scoreboard {
             }
             "is out of rotation"
         };
-        self.tell(format!("replica {replica} {text}"));
+        self.add_event(format!("replica {replica} {text}"));
     }
 
     /// Every lane of a replica is in force as it was written up to that moment.
@@ -394,9 +394,9 @@ mod tests {
         assert!(wrong(&board, FOLLOWS * 2) && !wrong(&board, FOLLOWS / 2));
         board.open_window(0);
         assert!(!wrong(&board, FOLLOWS * 2), "nobody is there to end it");
-        board.hear(0, board.now(), false);
+        board.record_probe(0, board.now(), false);
         board.members[0].life = ReplicaPhase::Restarting;
-        board.hear(0, board.now(), true);
+        board.record_probe(0, board.now(), true);
         board.members[0].back = FOLLOWS;
         assert!(!wrong(&board, FOLLOWS + SECOND) && wrong(&board, FOLLOWS * 3));
     }
@@ -407,14 +407,14 @@ mod tests {
         let start = Instant::now().checked_sub(READY_COVERS * 2).expect("the machine runs for longer");
         let mut board = Scoreboard::new(start, &topology, [DemoService { number: 0, target: 0 }]);
         board.members[1].life = ReplicaPhase::Leaving;
-        board.hear(1, board.now(), false);
+        board.record_probe(1, board.now(), false);
         assert!(board.can_spare(1) && !board.can_spare(0), "the only one that is ready is not taken away");
         board.members[1].life = ReplicaPhase::Restarting;
         let added = DemoService { number: 1, target: 0 };
         board.write(added);
         board.ledger.settle(Lane { service: 1, replica: 0 }, board.now());
         board.activate(1);
-        board.hear(1, board.now(), true);
+        board.record_probe(1, board.now(), true);
         assert_eq!((board.members[1].life, board.can_spare(0)), (ReplicaPhase::Running, false));
         assert_eq!(replicas_of(&mut board, 0), [0, 1], "the replica is back");
         assert_eq!(replicas_of(&mut board, 1), [0], "its config may be of a moment before");

@@ -21,7 +21,7 @@ pub const FIRST_TARGET_PORT: u16 = 7_000;
 /// How many ports each target serves; services share them.
 pub const TARGET_PORTS: u16 = 16;
 /// The most services that fit: match ports stay below the usual range of ephemeral ports.
-pub const MOST: u16 = 20_000;
+pub const MAX_SERVICES: u16 = 20_000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DemoService {
@@ -40,7 +40,7 @@ impl DemoService {
     /// The port of the proxies that leads to it, TCP and UDP.
     #[must_use]
     pub fn match_port(self) -> u16 {
-        FIRST_MATCH_PORT + self.number % MOST
+        FIRST_MATCH_PORT + self.number % MAX_SERVICES
     }
 
     /// Who is to answer.

@@ -16,7 +16,7 @@ use crate::model::diagnostics::load::{Attempt, AttemptFailure, Lane, TargetIdent
 /// How long a change may take before it counts as lost.
 const LIMIT: Duration = Duration::from_secs(10);
 /// How long a probe waits for an answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 /// How many probes follow one another at once; later ones are a millisecond apart.
 const EAGER: u64 = 16;
 
@@ -81,7 +81,7 @@ async fn probe_lane(board: &SharedScoreboard, lane: Lane, written: Duration) -> 
 async fn probe(board: &SharedScoreboard, attempt: Attempt, expected: Option<TargetIdentity>, start: Instant) -> Result<Duration, String> {
     let begun = Instant::now();
     for nonce in 0.. {
-        let report = make(Talk::Identity, attempt, nonce, start, start.elapsed(), PATIENCE).await;
+        let report = make(Talk::Identity, attempt, nonce, start, start.elapsed(), TIMEOUT).await;
         match look(board).judged(&report).outcome {
             Ok(answer) if Some(answer) == expected => return Ok(report.ended),
             Err(AttemptFailure::Refused) if expected.is_none() => return Ok(report.ended),

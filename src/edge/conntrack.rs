@@ -29,7 +29,7 @@ const BATCH: usize = 64;
 const ATTEMPTS: usize = 4;
 
 /// The kernel answers before the request returns; a message that went missing must not hold a thread for ever.
-const PATIENCE: TimeVal = TimeVal::new(5, 0);
+const TIMEOUT: TimeVal = TimeVal::new(5, 0);
 
 /// A socket to connection tracking.
 pub struct Conntrack {
@@ -237,7 +237,7 @@ fn connect() -> io::Result<Socket> {
     // Acknowledgments without a copy of the request.
     socket.set_cap_ack(true)?;
     setsockopt(&socket, sockopt::RcvBufForce, &SOCKET_BUFFER).or_else(|_| setsockopt(&socket, sockopt::RcvBuf, &SOCKET_BUFFER))?;
-    setsockopt(&socket, sockopt::ReceiveTimeout, &PATIENCE)?;
+    setsockopt(&socket, sockopt::ReceiveTimeout, &TIMEOUT)?;
     Ok(socket)
 }
 

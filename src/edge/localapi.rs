@@ -38,7 +38,7 @@ const READ: Duration = Duration::from_secs(5);
 /// How long a change may take: the daemon may be writing its state to an API server that is slow.
 const WRITE: Duration = Duration::from_secs(35);
 /// The longest message or answer: a status of some 40,000 peers.
-const MOST: usize = 64 << 20;
+const MAX_BYTES: usize = 64 << 20;
 /// The capability version that this reader claims; informational.
 const CAPVER: &str = "142";
 
@@ -89,7 +89,7 @@ pub enum LocalApiError {
     #[error("{call}: not understood: {source}")]
     Json { call: &'static str, source: serde_json::Error },
     /// The answer or message is longer than this reader takes.
-    #[error("{call}: more than {MOST} bytes at once")]
+    #[error("{call}: more than {MAX_BYTES} bytes at once")]
     TooLong { call: &'static str },
     /// The request could not be put into words.
     #[error("{call}: {source}")]
@@ -274,7 +274,7 @@ impl LocalApi {
             let talk = async move {
                 let answer = sender.send_request(request).await.map_err(|source| LocalApiError::Connection { call, source })?;
                 let (head, body) = answer.into_parts();
-                let body = Limited::new(body, MOST).collect().await.map_err(|fault| match fault.downcast::<hyper::Error>() {
+                let body = Limited::new(body, MAX_BYTES).collect().await.map_err(|fault| match fault.downcast::<hyper::Error>() {
                     Ok(source) => LocalApiError::Connection { call, source: *source },
                     Err(_) => LocalApiError::TooLong { call },
                 })?;
@@ -310,7 +310,7 @@ impl Bus {
                 }
                 return json(CALL, &line).map(Some);
             }
-            if self.buffer.len() > MOST {
+            if self.buffer.len() > MAX_BYTES {
                 return Err(LocalApiError::TooLong { call: CALL });
             }
             tokio::select! {

@@ -26,7 +26,7 @@ use crate::model::firewall::{Audit, Traffic};
 pub use self::notices::NotificationStream;
 
 /// How long one run of nft may take; a load of 100,000 mappings takes about a second.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Our table in the network namespace of the thread that opened it.
 #[derive(Debug, Clone)]
@@ -42,7 +42,7 @@ pub enum NftError {
     #[error("cannot run {program:?}: {source}; install nftables in the image, or choose an iptables backend")]
     Missing { program: PathBuf, source: io::Error },
     /// The program did not end in time.
-    #[error("{program:?} did not end within {PATIENCE:?} and was killed")]
+    #[error("{program:?} did not end within {TIMEOUT:?} and was killed")]
     Timeout { program: PathBuf },
     /// The program refused the text.
     #[error("nft refused to {what} ({status}): {stderr}")]
@@ -149,14 +149,14 @@ impl Nft {
     }
 
     /// Keeps back what tailscaled says to its peers outside the tunnel, or lets it speak again.
-    pub async fn hush(&self, on: bool) -> Result<(), NftError> {
-        let text = if on { nft::hush() } else { nft::speak() };
+    pub async fn mute(&self, on: bool) -> Result<(), NftError> {
+        let text = if on { nft::mute() } else { nft::unmute() };
         run(&self.program, &["-f", "-"], "keep back packets outside the tunnel", text).await
     }
 
-    /// Removes the table and what [`Self::hush`] made, if they are there.
+    /// Removes the table and what [`Self::mute`] made, if they are there.
     pub async fn remove(&self) -> Result<(), NftError> {
-        run(&self.program, &["-f", "-"], "remove the table", nft::removal() + &nft::speak()).await
+        run(&self.program, &["-f", "-"], "remove the table", nft::removal() + &nft::unmute()).await
     }
 
     /// What was counted for each match port since its element was made; a retarget starts its flows anew, its bytes go on.

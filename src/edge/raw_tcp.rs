@@ -123,7 +123,7 @@ impl Wire {
                 }
             }
             while let Some(heard) = self.receive(MsgFlags::MSG_DONTWAIT)? {
-                resets.hear(&heard, now);
+                resets.observe(&heard, now);
             }
             now = start.elapsed();
             if now >= limit {
@@ -134,7 +134,7 @@ impl Wire {
             if patience > Duration::from_micros(1) {
                 self.receiver.set_read_timeout(Some(patience)).map_err(ProbeError::Receive)?;
                 if let Some(heard) = self.receive(MsgFlags::empty())? {
-                    resets.hear(&heard, start.elapsed());
+                    resets.observe(&heard, start.elapsed());
                 }
             }
         }

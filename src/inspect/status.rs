@@ -1,7 +1,7 @@
 //! `tailyard status`: an overview, once or again at each change.
 //!
 //! Objects come by watches. What only a replica knows (ways, flows) is asked of its Pod for each drawing, for there is no watch
-//! on it; so that it does not grow old, that is also done when nothing has changed for [`LOOK`].
+//! on it; so that it does not grow old, that is also done when nothing has changed for [`POLL_INTERVAL`].
 
 use std::io::Write;
 use std::time::Duration;
@@ -19,7 +19,7 @@ const FIRST: Duration = Duration::from_secs(20);
 /// The least time between two drawings.
 const PACE: Duration = Duration::from_secs(1);
 /// How long a drawing stands when nothing changes in the cluster.
-const LOOK: Duration = Duration::from_secs(10);
+const POLL_INTERVAL: Duration = Duration::from_secs(10);
 /// How long one replica may take to say how it is.
 const PAGE: Duration = Duration::from_secs(5);
 /// How many replicas are asked at a time.
@@ -95,7 +95,7 @@ async fn first(changes: &mut BoxStream<'static, (StatusPart, WatchChange)>, gath
 
 /// Waits for something to see, and for the least time between two drawings.
 async fn settle(changes: &mut BoxStream<'static, (StatusPart, WatchChange)>, gathered: &mut InspectCache, begin: Instant) {
-    let (mut news, mut end) = (false, begin + LOOK);
+    let (mut news, mut end) = (false, begin + POLL_INTERVAL);
     loop {
         tokio::select! {
             () = sleep_until(end) => return,

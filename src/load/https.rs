@@ -13,7 +13,7 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
 use super::failure_of;
-use super::protocol::greeted;
+use super::greeted;
 use crate::edge::tls::Checked;
 use crate::model::diagnostics::load::{AttemptFailure, TargetIdentity};
 

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::failure_of;
 use super::https::Https;
 use super::identity_protocol;
+use super::{ANYBODY, failure_of, greeted};
 use crate::model::diagnostics::load::{AttemptFailure, TargetIdentity};
 
 /// The longest first line that a server may say, in bytes.
@@ -29,9 +29,6 @@ pub enum Talk {
     /// With servers of HTTPS: one question for each new connection.
     Https(Https),
 }
-
-/// The only target of a server that does not say who it is.
-const ANYBODY: TargetIdentity = TargetIdentity { target: 0, port: 0 };
 
 impl Talk {
     /// What is asked over UDP.
@@ -111,10 +108,6 @@ async fn read_exactly(stream: &mut TcpStream, buffer: &mut [u8]) -> Result<usize
         }
     }
     Ok(filled)
-}
-
-pub(super) fn greeted(expected: &[u8], said: &[u8]) -> Result<TargetIdentity, AttemptFailure> {
-    said.starts_with(expected).then_some(ANYBODY).ok_or(AttemptFailure::WrongTarget)
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 /// How often a name is looked up.
-const AGAIN: Duration = Duration::from_secs(1);
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A name or an address, and a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -113,7 +113,7 @@ impl FoundAddresses {
     /// Looks it up for ever.
     pub async fn follow(self: Arc<Self>) {
         loop {
-            sleep(AGAIN).await;
+            sleep(RETRY_INTERVAL).await;
             if let Ok(addresses) = look_up(&self.aim).await {
                 *self.addresses.lock().unwrap_or_else(PoisonError::into_inner) = addresses;
             }

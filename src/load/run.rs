@@ -44,14 +44,14 @@ pub struct LoadOptions {
     pub interval: Duration,
 }
 
-/// Offers the load from the calling thread's network namespace until its time is over or `stop` is ready. `tell` gets every line
+/// Offers the load from the calling thread's network namespace until its time is over or `stop` is ready. `print` gets every line
 /// at once, and must not block. Fails if a name leads nowhere at the start.
-pub async fn run(options: &LoadOptions, mut tell: impl FnMut(Line), stop: impl Future<Output = ()>) -> Result<LoadSummary, NameError> {
+pub async fn run(options: &LoadOptions, mut print: impl FnMut(Line), stop: impl Future<Output = ()>) -> Result<LoadSummary, NameError> {
     let mut around = JoinSet::new();
     let sought: Vec<HostPort> = options.aims.iter().map(|aim| options.connect.map_or_else(|| aim.clone(), |ip| aim.at(ip))).collect();
     let found = find(&sought, &mut around).await?;
     let start = Instant::now();
-    tell(begin(options));
+    print(begin(options));
     let board = RefCell::new(Board::default());
     let (events, mut happened) = mpsc::unbounded_channel();
     let (over, last) = watch::channel(false);
@@ -87,19 +87,19 @@ pub async fn run(options: &LoadOptions, mut tell: impl FnMut(Line), stop: impl F
                 // If it has ended by itself nobody is there to be told.
                 let _ = halt.send(());
             },
-            _ = seconds.tick() => tell(board.borrow_mut().tick(start.elapsed())),
-            Some(line) = printed.recv() => tell(line),
-            Some(event) = happened.recv() => board.borrow_mut().flow(event).into_iter().for_each(&mut tell),
+            _ = seconds.tick() => print(board.borrow_mut().tick(start.elapsed())),
+            Some(line) = printed.recv() => print(line),
+            Some(event) = happened.recv() => board.borrow_mut().flow(event).into_iter().for_each(&mut print),
         }
     };
-    std::iter::from_fn(|| printed.try_recv().ok()).for_each(&mut tell);
-    std::iter::from_fn(|| happened.try_recv().ok()).filter_map(|event| board.borrow_mut().flow(event)).for_each(&mut tell);
+    std::iter::from_fn(|| printed.try_recv().ok()).for_each(&mut print);
+    std::iter::from_fn(|| happened.try_recv().ok()).filter_map(|event| board.borrow_mut().flow(event)).for_each(&mut print);
     let summary = board.borrow().summary(lasted);
-    tell(Line::Summary(summary.clone()));
+    print(Line::Summary(summary.clone()));
     Ok(summary)
 }
 
-/// Returns when it is told; never if nobody can tell it any more.
+/// Returns when it is told; never if nobody can print it any more.
 async fn heard(halted: oneshot::Receiver<()>) {
     if halted.await.is_err() {
         std::future::pending::<()>().await;
@@ -161,15 +161,15 @@ impl HeldConnection {
             let note = |interval| match interval {
                 FlowUpdate::Open { said } => {
                     open = true;
-                    self.tell(attempt, Some(LoadEvent::Open { said }));
+                    self.report(attempt, Some(LoadEvent::Open { said }));
                 }
-                FlowUpdate::Answered { .. } => self.tell(attempt, None),
+                FlowUpdate::Answered { .. } => self.report(attempt, None),
                 FlowUpdate::Lost => {}
             };
             match hold(attempt, &talk, rhythm.clone(), self.start, note).await {
-                Ok(()) => return self.tell(attempt, Some(LoadEvent::Kept)),
-                Err(failure) if open => self.tell(attempt, Some(LoadEvent::Ended(failure))),
-                Err(failure) => self.tell(attempt, Some(LoadEvent::NotOpened(failure))),
+                Ok(()) => return self.report(attempt, Some(LoadEvent::Kept)),
+                Err(failure) if open => self.report(attempt, Some(LoadEvent::Ended(failure))),
+                Err(failure) => self.report(attempt, Some(LoadEvent::NotOpened(failure))),
             }
             if *rhythm.last.borrow() {
                 return;
@@ -178,7 +178,7 @@ impl HeldConnection {
         }
     }
 
-    fn tell(&self, attempt: Attempt, what: Option<LoadEvent>) {
+    fn report(&self, attempt: Attempt, what: Option<LoadEvent>) {
         // Nobody listens any more once the load is over.
         let _ = self.events.send(FlowEvent { at: self.start.elapsed(), flow: self.flow, idle: self.idle, to: attempt.to, what });
     }

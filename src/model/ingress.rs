@@ -2,6 +2,7 @@
 
 pub mod cert_leader;
 pub mod cert_orders;
+pub mod cert_store;
 pub mod certificate;
 pub mod endpoints;
 pub mod load_balancer;

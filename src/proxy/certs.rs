@@ -6,8 +6,8 @@
 //! twice because it was lost. In a Pod of ours a file holds what serves, so that a container that starts again serves it without
 //! the API server.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use futures_util::StreamExt as _;
@@ -20,12 +20,13 @@ use crate::api::names;
 use crate::api::routes::Host;
 use crate::edge::acme::AcmeServer;
 use crate::edge::files;
-use crate::edge::kube::{Cluster, ObjectEvent as Told, VersionedSecret};
+use crate::edge::kube::{Cluster, ObjectEvent, VersionedSecret};
 use crate::edge::localapi::LocalApi;
 use crate::model::base::backoff::Backoff;
 use crate::model::base::netmap::NetMap;
 use crate::model::ingress::cert_leader::{self, CertLeaderCandidate};
 use crate::model::ingress::cert_orders::{Issuer, Moment, OrderEvent, OrderTerms};
+use crate::model::ingress::cert_store::{CertNotice, CertStore, CertStoreState};
 use crate::model::ingress::certificate::Pair;
 use crate::model::settings::{self, StateOut, TailnetMode};
 use crate::runtime::tasks::Tasks;
@@ -33,16 +34,12 @@ use crate::runtime::watch_ext::put;
 
 mod account;
 mod act;
-mod cert_store;
 mod copy;
 mod leader;
 
 pub use account::AccountAt;
-pub use cert_store::{NameState, State};
-
 use account::Accounts;
 use act::Done;
-use cert_store::CertStore;
 
 /// What is set.
 #[derive(Debug, Clone)]
@@ -102,7 +99,7 @@ pub struct Inputs {
 pub struct CertOutputs {
     /// The certificates that serve now, by DNS name.
     pub pairs: watch::Receiver<Arc<BTreeMap<String, Pair>>>,
-    pub state: watch::Receiver<Arc<State>>,
+    pub state: watch::Receiver<Arc<CertStoreState>>,
     /// Whether this replica is the one that orders.
     pub leads: watch::Receiver<bool>,
 }
@@ -122,7 +119,7 @@ pub fn start(tasks: &mut Tasks, settings: &Settings, inputs: Inputs) -> CertOutp
     let accounts = Accounts::new(inputs.cluster.clone(), settings.server.clone(), settings.account.clone());
     let work = CertWork {
         issuer: Issuer::new(settings.pod.clone(), settings.terms),
-        store: CertStore::recalling(settings.copy.as_deref().and_then(|copy| files::read_one(copy).ok().flatten()).as_deref()),
+        store: CertStore::with_backup(settings.copy.as_deref().map(load_copy).unwrap_or_default()),
         copy: settings.copy.clone(),
         accounts: Arc::new(accounts),
         cluster: inputs.cluster,
@@ -141,7 +138,7 @@ pub fn start(tasks: &mut Tasks, settings: &Settings, inputs: Inputs) -> CertOutp
 }
 
 /// What a watch of a Secret told.
-type SecretEvent = (String, Told<VersionedSecret>);
+type SecretEvent = (String, ObjectEvent<VersionedSecret>);
 
 struct CertWork {
     issuer: Issuer,
@@ -158,7 +155,7 @@ struct CertWork {
     orders: BTreeMap<String, (u64, AbortHandle)>,
     begun: u64,
     pairs: watch::Sender<Arc<BTreeMap<String, Pair>>>,
-    state: watch::Sender<Arc<State>>,
+    state: watch::Sender<Arc<CertStoreState>>,
 }
 
 /// A task that ends with the value.
@@ -201,7 +198,7 @@ impl CertWork {
     /// Follows the Secrets of these names and no others, and orders for those of them that may have a certificate.
     fn want(&mut self, wanted: &Arc<BTreeMap<String, Host>>, netmap: Option<&NetMap>) {
         let permitted = netmap.map(|netmap| netmap.cert_domains.iter().cloned().collect()).unwrap_or_default();
-        let secrets = self.store.want(wanted.clone(), permitted);
+        let secrets = self.store.want(wanted.clone(), permitted, Timestamp::now());
         self.watches.retain(|secret, _| secrets.contains(secret));
         for secret in secrets {
             if !self.watches.contains_key(&secret) {
@@ -229,12 +226,12 @@ impl CertWork {
         SecretWatch(tokio::spawn(work).abort_handle())
     }
 
-    fn saw(&mut self, secret: &str, event: Told<VersionedSecret>) {
+    fn saw(&mut self, secret: &str, event: ObjectEvent<VersionedSecret>) {
         let records = match event {
-            Told::Current(noted) => self.store.put(secret, noted),
-            Told::Gone => self.store.gone(secret),
-            Told::Live => return,
-            Told::Lost(error) => {
+            ObjectEvent::Current(noted) => self.store.put(secret, noted, Timestamp::now()),
+            ObjectEvent::Gone => self.store.gone(secret),
+            ObjectEvent::Live => return,
+            ObjectEvent::Lost(error) => {
                 if self.store.lost(secret, error.reason()) {
                     tracing::warn!(reason = error.reason(), "cannot read certificate Secrets; loaded certificates stay in use: {error}");
                 }
@@ -262,11 +259,12 @@ impl CertWork {
         own.into_iter().chain(ends).fold(far, Ord::min)
     }
 
-    fn publish(&self) {
+    fn publish(&mut self) {
+        self.store.take_notices().iter().for_each(log);
         let now = Timestamp::now();
         let pairs = Arc::new(self.store.pairs(now));
         // The first are told together: a site of several names is reached with the first of them.
-        let begun = self.store.heard() || self.store.recalled() || !self.pairs.borrow().is_empty();
+        let begun = self.store.is_loaded() || self.store.serves_backup() || !self.pairs.borrow().is_empty();
         if begun && put(&self.pairs, pairs.clone()) {
             self.save(&pairs);
         }
@@ -282,12 +280,32 @@ impl CertWork {
     }
 }
 
-fn secret_of<'a>(name: &'a str, host: &'a Host) -> &'a str {
-    if host.secret.is_empty() { name } else { &host.secret }
+/// What a certificate that cannot be had means for others.
+const ALONE: &str = "a certificate that was loaded before stays in use, else TLS handshakes for this name fail";
+
+fn log(notice: &CertNotice) {
+    match notice {
+        CertNotice::Absent { name, secret } => {
+            tracing::warn!(name, secret, "the Secret of a user-provided certificate does not exist: {ALONE}");
+        }
+        CertNotice::Invalid { name, secret, error } => {
+            tracing::warn!(reason = error.reason(), name, secret, "the Secret has an invalid certificate ({error}): {ALONE}");
+        }
+        CertNotice::Untimely { name, secret, reason, from, until } => {
+            tracing::warn!(reason, name, secret, %from, %until, "the certificate is not valid now: handshakes for the name fail unless an older one is loaded; renew it, or correct the clock");
+        }
+        CertNotice::Restored { name } => tracing::warn!(name, "restored a certificate that was missing from its Secret"),
+        CertNotice::Issued { name, until } => tracing::info!(name, %until, "a certificate was issued"),
+        CertNotice::Failed { name, failure, reason, message } => {
+            tracing::warn!(reason, name, retry_after = ?failure.retry_after, "{message}");
+        }
+    }
 }
 
-/// The names whose certificates the group orders.
-type OrderedNames = BTreeSet<String>;
+/// What an earlier container of this Pod served; nothing if it cannot be read.
+fn load_copy(path: &Path) -> BTreeMap<String, Pair> {
+    files::read_one(path).ok().flatten().map(|text| copy::from_copy(&text)).unwrap_or_default()
+}
 
 /// The annotation of a note.
 const NOTE: &str = names::ISSUANCE;

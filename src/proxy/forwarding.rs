@@ -1,11 +1,13 @@
 //! Sees to it that the kernel forwards at all, and says with which command it would where it may not be told to.
 
 pub mod backend;
+pub mod drain;
 pub mod firewall;
 pub mod flow_cleanup;
 pub mod planner;
 pub mod resolve;
 pub mod ruleset_sync;
+pub mod start;
 
 use std::time::Duration;
 
@@ -17,15 +19,15 @@ use crate::edge::sysctl::{Forwarding, forward};
 use crate::model::base::net::Family;
 
 /// Between two looks while a switch is off.
-const AGAIN: Duration = Duration::from_secs(5);
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// Between two looks when all is well: somebody may switch it off.
-const LOOK: Duration = Duration::from_secs(30);
+const POLL_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Keeps the switches on; publishes, for each that is off, what to do.
 pub async fn run(off: watch::Sender<Vec<String>>) {
     loop {
         let faults = spawn_blocking(|| Family::ALL.into_iter().filter_map(switch_on).collect::<Vec<_>>()).await.unwrap_or_default();
-        let rest = if faults.is_empty() { LOOK } else { AGAIN };
+        let rest = if faults.is_empty() { POLL_INTERVAL } else { RETRY_INTERVAL };
         off.send_if_modified(|current| {
             let changed = *current != faults;
             if changed {

@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use hyper::StatusCode;
 use hyper::header::{HeaderName, HeaderValue};
 use serde::Serialize;
@@ -26,9 +27,13 @@ use crate::runtime::tasks::{Stop, Tasks};
 
 pub use status_snapshot::SnapshotSources;
 
+mod peer_counts;
 mod prestop_hook;
 mod status;
 pub mod status_snapshot;
+
+/// Something that is fetched when it is asked for; nothing if it cannot be had.
+pub type Fetch<T> = Arc<dyn Fn() -> BoxFuture<'static, Option<T>> + Send + Sync>;
 
 /// How long tailscaled's own metrics may take: a scrape must not hang with a daemon that does.
 const USERMETRICS: Duration = Duration::from_secs(2);
@@ -152,11 +157,11 @@ fn healthz(sources: &SnapshotSources) -> AdminResponse {
 
 fn readyz(sources: &SnapshotSources) -> AdminResponse {
     let facts = sources.facts();
-    let (blockers, remarks) = (health::readiness(&facts), lines(&health::remarks(&facts)));
+    let (blockers, warnings) = (health::readiness(&facts), lines(&health::warnings(&facts)));
     if blockers.is_empty() {
-        return text(StatusCode::OK, format!("ready\n{remarks}"));
+        return text(StatusCode::OK, format!("ready\n{warnings}"));
     }
-    text(StatusCode::SERVICE_UNAVAILABLE, lines(&blockers) + &remarks)
+    text(StatusCode::SERVICE_UNAVAILABLE, lines(&blockers) + &warnings)
 }
 
 fn lines<T: std::fmt::Display>(items: &[T]) -> String {

@@ -81,7 +81,7 @@ pub struct Snapshot {
     /// The sites, if this replica serves any over HTTP.
     pub sites: Option<l7::L7Sample>,
     /// The sites that are to be reached from the internet and are not.
-    pub barred: BTreeMap<String, FunnelError>,
+    pub funnel_errors: BTreeMap<String, FunnelError>,
     /// The certificates, if names are served with them.
     pub certs: Option<CertState>,
 }
@@ -100,7 +100,7 @@ pub struct ConfigState {
 /// How the certificates stand.
 #[derive(Debug, Clone, Default)]
 pub struct CertState {
-    pub state: Arc<crate::proxy::certs::State>,
+    pub state: Arc<crate::model::ingress::cert_store::CertStoreState>,
     /// This replica is the one that orders.
     pub leads: bool,
 }

@@ -4,6 +4,7 @@ pub mod auth_key_watch;
 pub mod daemon;
 pub mod peer_warmup;
 pub mod recent_peers;
+pub mod start;
 
 use std::path::Path;
 use std::sync::Arc;

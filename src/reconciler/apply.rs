@@ -88,7 +88,7 @@ impl ActError {
 pub enum ApplyResult {
     Done,
     /// Something was in the way that the stores did not show; they do now.
-    Surprised,
+    Conflict,
 }
 
 /// Does what passes come to.
@@ -117,7 +117,7 @@ impl Applier {
     }
 
     /// Carries out a pass over what was observed.
-    pub async fn carry_out(&self, observed: &Observed, pass: GroupPlan) -> Result<ApplyResult, ActError> {
+    pub async fn apply_plan(&self, observed: &Observed, pass: GroupPlan) -> Result<ApplyResult, ActError> {
         let update = pass.group.unwrap_or_default();
         let (added, dropped) =
             update.finalizers.as_ref().map_or((None, None), |all| if has_finalizer(all) { (Some(all), None) } else { (None, Some(all)) });
@@ -126,8 +126,8 @@ impl Applier {
         }
         let (versions, setbacks) = (Versions::default(), PartialErrors::default());
         self.services(&pass.services, &versions, When::Before, &setbacks).await?;
-        if self.apply(&observed.name, pass.apply, &setbacks).await? == ApplyResult::Surprised {
-            return Ok(ApplyResult::Surprised);
+        if self.apply(&observed.name, pass.apply, &setbacks).await? == ApplyResult::Conflict {
+            return Ok(ApplyResult::Conflict);
         }
         self.services(&pass.services, &versions, When::Between, &setbacks).await?;
         for run in runs(pass.delete, |delete: &Delete| delete.object.kind) {
@@ -140,11 +140,8 @@ impl Applier {
         }
         self.group_status(observed, &update).await?;
         let (failures, ended) = setbacks.end();
-        self.tell(observed, pass.events.into_iter().chain(failures).collect()).await;
-        denied
-            .map_or(Ok(()), |denied| Err(denied.into()))
-            .and(ended)
-            .map(|()| if news { ApplyResult::Surprised } else { ApplyResult::Done })
+        self.write_events(observed, pass.events.into_iter().chain(failures).collect()).await;
+        denied.map_or(Ok(()), |denied| Err(denied.into())).and(ended).map(|()| if news { ApplyResult::Conflict } else { ApplyResult::Done })
     }
 
     /// Has a group say that the API refuses something of it. Nothing is written if it says so already.
@@ -159,14 +156,14 @@ impl Applier {
             return Ok(());
         }
         self.group_status(observed, &GroupUpdate { status: Some(status), ..GroupUpdate::default() }).await?;
-        self.tell(observed, vec![Notice { subject: Subject::Group, warning: true, reason, message }]).await;
+        self.write_events(observed, vec![Notice { subject: Subject::Group, warning: true, reason, message }]).await;
         Ok(())
     }
 
     /// Tells an Event about an object. A failure is logged.
     pub async fn notice(&self, about: Regarding, notice: Notice) {
         let Notice { warning, reason, message, .. } = notice;
-        if let Err(error) = self.events.tell(EventSpec { about, warning, reason, message }).await {
+        if let Err(error) = self.events.write_event(EventSpec { about, warning, reason, message }).await {
             tracing::warn!(reason = error.reason(), "cannot write an Event: {error}");
         }
     }
@@ -199,7 +196,7 @@ impl Applier {
             // Without it replicas go by the addresses of Services.
             let apart = parent.or_else(|| (manifest.object.name == endpoints(group)).then_some(Subject::Group));
             let done = self.apply_one(group, manifest).await;
-            surprised.fetch_or(matches!(done, Ok(ApplyResult::Surprised)), Ordering::Relaxed);
+            surprised.fetch_or(matches!(done, Ok(ApplyResult::Conflict)), Ordering::Relaxed);
             match apart {
                 Some(subject) => setbacks.aside(subject, done.map(drop)),
                 None => done.map(drop),
@@ -208,7 +205,7 @@ impl Applier {
         for run in runs(manifests, |manifest: &Manifest| manifest.object.kind) {
             at_once(run.into_iter().map(|manifest| one(manifest).boxed()).collect()).await?;
         }
-        Ok(if surprised.into_inner() { ApplyResult::Surprised } else { ApplyResult::Done })
+        Ok(if surprised.into_inner() { ApplyResult::Conflict } else { ApplyResult::Done })
     }
 
     async fn apply_one(&self, group: &str, manifest: Manifest) -> Result<ApplyResult, KubeError> {
@@ -219,7 +216,7 @@ impl Applier {
             None => {
                 if let Some(found) = self.writes.look(object).await? {
                     self.stores.found(group, object.clone(), found, Instant::now());
-                    return Ok(ApplyResult::Surprised);
+                    return Ok(ApplyResult::Conflict);
                 }
             }
             Some(version) => {
@@ -232,7 +229,7 @@ impl Applier {
         let object = object.clone();
         let value = match self.writes.apply(&manifest).await {
             Err(error) if error.refusal() == Some(ApiRefusal::Invalid) && self.another_port(&manifest) => {
-                return Ok(ApplyResult::Surprised);
+                return Ok(ApplyResult::Conflict);
             }
             done => done?,
         };
@@ -265,7 +262,7 @@ impl Applier {
         Ok(())
     }
 
-    async fn tell(&self, observed: &Observed, notices: Vec<Notice>) {
+    async fn write_events(&self, observed: &Observed, notices: Vec<Notice>) {
         let one = async |notice: Notice| {
             let about = match &notice.subject {
                 Subject::Group => {

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use crate::api::proxygroup::{ProxyGroup, ProxyGroupType};
 use crate::model::controller::objects::{Kind, ObjectRef};
-use crate::model::controller::proxygroup::{by_hand, concerns};
+use crate::model::controller::proxygroup::{concerns, is_manual};
 use crate::model::controller::tenancy::Labels;
 
 use group_index::GroupObjects;
@@ -44,7 +44,7 @@ pub enum WorkKey {
     /// A `Tailnet`.
     Tailnet(String),
     /// The control plane of groups that name no Tailnet.
-    Own,
+    DefaultControlPlane,
 }
 
 impl WorkKey {
@@ -55,7 +55,7 @@ impl WorkKey {
             Self::Group(_) => "ProxyGroup",
             Self::Class(_) => "ProxyClass",
             Self::Tailnet(_) => "Tailnet",
-            Self::Own => "ControlPlane",
+            Self::DefaultControlPlane => "ControlPlane",
         }
     }
 
@@ -64,7 +64,7 @@ impl WorkKey {
     pub fn name(&self) -> &str {
         match self {
             Self::Group(name) | Self::Class(name) | Self::Tailnet(name) => name,
-            Self::Own => "",
+            Self::DefaultControlPlane => "",
         }
     }
 }
@@ -88,7 +88,7 @@ pub enum WatchRole {
     /// The classes of Ingresses.
     IngressClass,
     /// Slices of the endpoints of users' Services.
-    Backing,
+    BackendSlice,
     /// Secrets that we did not make, without what is in them: some of them are credentials of Tailnets.
     Credentials,
 }
@@ -203,8 +203,8 @@ impl ClusterCache {
         let (role, id) = (WatchRole::Owned(object.kind), (object.namespace.clone(), object.name.clone()));
         let same = |stored: &StoredObject| uid.is_none_or(|uid| stored.value["metadata"]["uid"] == uid);
         // One with finalizers stays until they are dropped; its watch says when.
-        let ends = |existing: &StoredObject| existing.value["metadata"]["finalizers"].as_array().is_none_or(Vec::is_empty);
-        if !self.shelf(role).objects.get(&id).is_some_and(|found| same(found) && ends(found)) {
+        let ends = |stored: &StoredObject| stored.value["metadata"]["finalizers"].as_array().is_none_or(Vec::is_empty);
+        if !self.shelf(role).objects.get(&id).is_some_and(|stored| same(stored) && ends(stored)) {
             return BTreeSet::new();
         }
         self.drop_held(role, &id)
@@ -310,8 +310,8 @@ impl ClusterCache {
                 };
                 self.groups().filter(|(_, group)| wants(group)).map(|(name, _)| WorkKey::Group(name.clone())).collect()
             }
-            _ if role == WatchRole::Owned(Kind::EndpointSlice) && !by_hand(&stored.value) => {
-                let minded = |group: &String| self.members.get(group).is_some_and(GroupObjects::by_hand);
+            _ if role == WatchRole::Owned(Kind::EndpointSlice) && !is_manual(&stored.value) => {
+                let minded = |group: &String| self.members.get(group).is_some_and(GroupObjects::is_manual);
                 group_index::groups(role, &stored.value).into_iter().filter(minded).map(WorkKey::Group).collect()
             }
             _ => group_index::groups(role, &stored.value).into_iter().map(WorkKey::Group).collect(),

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::cache::WorkKey;
 use super::informers::Stores;
-use super::tailnets::{DEADLINE, LOOK, RETRY};
+use super::tailnets::{DEADLINE, POLL_INTERVAL, RETRY};
 use super::worker::Worker;
 use crate::edge::control::{ClientCredentials, ControlSettings, IdentityToken, Rate};
 use crate::edge::files::{self, watch};
@@ -40,7 +40,7 @@ pub async fn reconcile(worker: &Worker) -> WorkOutcome {
             worker.stores.queue().add(WorkKey::Group(group));
         }
     }
-    WorkOutcome::Again(if matches!(verdict, ControlPlaneVerdict::Valid(_)) { LOOK } else { RETRY })
+    WorkOutcome::RequeueAfter(if matches!(verdict, ControlPlaneVerdict::Valid(_)) { POLL_INTERVAL } else { RETRY })
 }
 
 /// Has it looked at whenever one of its files changes.
@@ -57,7 +57,7 @@ pub async fn follow(control: DefaultControlPlane, stores: Stores) {
             let (watcher, mut view, _) = watch::file(&path);
             let changes = async {
                 while view.changed().await.is_ok() {
-                    stores.queue().add(WorkKey::Own);
+                    stores.queue().add(WorkKey::DefaultControlPlane);
                 }
             };
             tokio::join!(watcher.run(), changes)

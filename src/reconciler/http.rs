@@ -107,7 +107,7 @@ fn name(role: WatchRole) -> &'static str {
         WatchRole::Pod => "Pod",
         WatchRole::Ingress => "Ingress",
         WatchRole::IngressClass => "IngressClass",
-        WatchRole::Backing => "EndpointSlice of users",
+        WatchRole::BackendSlice => "EndpointSlice of users",
         WatchRole::Node => "Node",
         WatchRole::Namespace => "Namespace",
         WatchRole::Credentials => "Secret of others",

@@ -18,7 +18,7 @@ use crate::model::controller::objects::{Kind, ObjectRef};
 use crate::runtime::queue::Queue;
 
 /// Changes that come together are looked at together.
-const GATHER: Duration = Duration::from_millis(20);
+const DEBOUNCE: Duration = Duration::from_millis(20);
 /// Changes of what takes long to look at gather for so many times as long, so that looks take a fifth of a processor at most.
 const SHARE: u32 = 4;
 /// But no longer than this.
@@ -95,7 +95,7 @@ pub fn watches(namespace: &str, service_namespaces: &[String]) -> Vec<InformerWa
     let users = [
         (WatchRole::Service, Resource::SERVICE),
         (WatchRole::Ingress, Resource::INGRESS),
-        (WatchRole::Backing, Resource::from(Kind::EndpointSlice)),
+        (WatchRole::BackendSlice, Resource::from(Kind::EndpointSlice)),
     ];
     if service_namespaces.is_empty() {
         all.extend(users.map(|(role, resource)| everywhere(role, resource)));
@@ -214,7 +214,7 @@ impl Stores {
     pub fn paced(&self, key: WorkKey, took: Duration) {
         let pace = (took * SHARE).min(LONGEST);
         let mut paces = self.paces.lock().unwrap_or_else(PoisonError::into_inner);
-        if pace > GATHER {
+        if pace > DEBOUNCE {
             paces.insert(key, pace);
         } else {
             paces.remove(&key);
@@ -224,7 +224,7 @@ impl Stores {
     fn ask(&self, keys: BTreeSet<WorkKey>) {
         for key in keys {
             let pace = self.paces.lock().unwrap_or_else(PoisonError::into_inner).get(&key).copied();
-            self.queue.add_after(key, pace.unwrap_or(GATHER));
+            self.queue.add_after(key, pace.unwrap_or(DEBOUNCE));
         }
     }
 }

@@ -8,7 +8,7 @@ use super::cache::WatchRole;
 use super::worker::Worker;
 use crate::edge::kube::{ApiRefusal, KubeError, ObjectPart, Resource};
 use crate::model::controller::objects::Kind;
-use crate::model::controller::proxyclass::judge;
+use crate::model::controller::proxyclass::validate;
 use crate::model::controller::proxygroup::{Notice, Subject};
 use crate::runtime::queue::WorkOutcome;
 
@@ -18,7 +18,7 @@ pub async fn reconcile(worker: &Worker, name: &str) -> Result<WorkOutcome, ActEr
         let world = worker.stores.world();
         let Some(class) = world.class(name) else { return Ok(WorkOutcome::Done) };
         let monitors = world.has(WatchRole::Owned(Kind::ServiceMonitor));
-        let judged = judge(&class, &world.other_classes(name), &world.users_of_class(name), monitors, Timestamp::now());
+        let judged = validate(&class, &world.other_classes(name), &world.users_of_class(name), monitors, Timestamp::now());
         (class, judged)
     };
     if let Some(status) = judged.status {

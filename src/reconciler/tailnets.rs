@@ -24,12 +24,12 @@ use crate::edge::control::{ControlSettings, IdentityToken, Rate};
 use crate::edge::kube::{Cluster, KubeError, ObjectPart, Resource};
 use crate::model::controller::objects::{Kind, ObjectRef, digest};
 use crate::model::controller::proxygroup::{Notice, Subject};
-use crate::model::controller::tailnet::{self, ControlPlaneVerdict, judge};
+use crate::model::controller::tailnet::{self, ControlPlaneVerdict, validate};
 use crate::model::tailnet::supervise::Secret;
 use crate::runtime::queue::WorkOutcome;
 
 /// How often a Tailnet is looked at.
-pub(super) const LOOK: Duration = Duration::from_mins(1);
+pub(super) const POLL_INTERVAL: Duration = Duration::from_mins(1);
 /// How often one is that does not work.
 pub(super) const RETRY: Duration = Duration::from_secs(30);
 /// A token is asked for again when it has been held for so long; it holds twice as long.
@@ -103,7 +103,7 @@ pub async fn reconcile(worker: &Worker, name: &str) -> Result<WorkOutcome, ActEr
     let going = tailnet.metadata.deletion_timestamp.is_some();
     let unused = going && users.is_empty();
     let verdict = if unused { ControlPlaneVerdict::Refused(String::new()) } else { examine(worker, name, &tailnet).await? };
-    let judged = judge(&tailnet, &verdict, &users, Timestamp::now());
+    let judged = validate(&tailnet, &verdict, &users, Timestamp::now());
     if let Some(status) = judged.status {
         write(worker, Resource::TAILNET, WatchRole::Tailnet, name, ObjectPart::Status, &json!({ "status": whole(&status) })).await?;
     }
@@ -118,7 +118,7 @@ pub async fn reconcile(worker: &Worker, name: &str) -> Result<WorkOutcome, ActEr
         forget(worker, name);
         return Ok(WorkOutcome::Done);
     }
-    Ok(WorkOutcome::Again(if matches!(verdict, ControlPlaneVerdict::Valid(_)) { LOOK } else { RETRY }))
+    Ok(WorkOutcome::RequeueAfter(if matches!(verdict, ControlPlaneVerdict::Valid(_)) { POLL_INTERVAL } else { RETRY }))
 }
 
 /// Reads the credentials and tries them.

@@ -25,7 +25,7 @@ use crate::model::settings::reconciler::DefaultControlPlane;
 use crate::runtime::queue::WorkOutcome;
 
 /// How soon a group is looked at again when something was found that the stores did not show.
-const SURPRISE: Duration = Duration::from_millis(10);
+const CONFLICT_REQUEUE: Duration = Duration::from_millis(10);
 /// How often it is looked whether somebody else's object still has the name of one of ours.
 const IN_THE_WAY: Duration = Duration::from_secs(31);
 /// How soon a write that may not be made is thought of again: when the next leader is known.
@@ -64,15 +64,15 @@ impl Worker {
             WorkKey::Group(name) => self.group(name).await,
             WorkKey::Class(name) => proxyclass::reconcile(self, name).await,
             WorkKey::Tailnet(name) => tailnets::reconcile(self, name).await,
-            WorkKey::Own => Ok(default_control_plane::reconcile(self).await),
+            WorkKey::DefaultControlPlane => Ok(default_control_plane::reconcile(self).await),
         };
         self.metrics.reconciled(key.kind(), begin.elapsed(), done.as_ref().err().map(ActError::reason));
         match done {
             Ok(ended) => ended,
-            Err(error) if error.is_not_leading() => WorkOutcome::Again(NOT_LEADING),
+            Err(error) if error.is_not_leading() => WorkOutcome::RequeueAfter(NOT_LEADING),
             Err(error) => {
                 tracing::warn!(reason = error.reason(), kind = key.kind(), name = key.name(), "{error}");
-                WorkOutcome::Failed(error.retry_after())
+                WorkOutcome::Retry(error.retry_after())
             }
         }
     }
@@ -122,7 +122,7 @@ impl Worker {
     fn pass(&self, name: &str, observed: &Observed) -> GroupPlan {
         let memories = || self.memories.lock().unwrap_or_else(PoisonError::into_inner);
         let mut memory = memories().remove(name).unwrap_or_default();
-        let pass = proxygroup::pass_after(observed, &mut memory);
+        let pass = proxygroup::plan_with_memo(observed, &mut memory);
         self.metrics.publishes(name, memory.summary());
         if !memory.is_empty() {
             memories().insert(name.to_owned(), memory);
@@ -154,9 +154,9 @@ impl Worker {
         let pass = self.pass(name, &observed);
         self.stores.paced(WorkKey::Group(name.to_owned()), begin.elapsed());
         let again = pass.again;
-        match self.actor.carry_out(&observed, pass).await {
+        match self.actor.apply_plan(&observed, pass).await {
             Ok(ApplyResult::Done) => {}
-            Ok(ApplyResult::Surprised) => return Ok(WorkOutcome::Again(SURPRISE)),
+            Ok(ApplyResult::Conflict) => return Ok(WorkOutcome::RequeueAfter(CONFLICT_REQUEUE)),
             Err(error) => {
                 // What the API refuses it will refuse again: somebody has to be told.
                 if matches!(error, ActError::Write(_)) && matches!(error.refusal(), Some(ApiRefusal::Invalid | ApiRefusal::Forbidden)) {
@@ -167,6 +167,6 @@ impl Worker {
         }
         let contested = contested.then_some(IN_THE_WAY);
         let soonest = again.into_iter().chain(contested).min();
-        Ok(soonest.map_or(WorkOutcome::Done, WorkOutcome::Again))
+        Ok(soonest.map_or(WorkOutcome::Done, WorkOutcome::RequeueAfter))
     }
 }

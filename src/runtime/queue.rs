@@ -28,9 +28,9 @@ pub enum WorkOutcome {
     /// It is done until it is asked for again.
     Done,
     /// It went well and is to be looked at again after this time.
-    Again(Duration),
+    RequeueAfter(Duration),
     /// It failed: again after the retry delay, or after this time if that is longer.
-    Failed(Option<Duration>),
+    Retry(Option<Duration>),
 }
 
 /// How the queue stands.
@@ -168,7 +168,7 @@ impl<K: QueueKey> WorkItem<K> {
 impl<K: QueueKey> Drop for WorkItem<K> {
     fn drop(&mut self) {
         if !self.ended {
-            self.give_back(WorkOutcome::Failed(None));
+            self.give_back(WorkOutcome::Retry(None));
         }
     }
 }

@@ -13,7 +13,7 @@ use tailyard::api::issuance::IssuanceNote;
 use tailyard::api::names::{ACCOUNT_FINGERPRINT, ACCOUNTS, ISSUANCE};
 use tailyard::model::base::backoff::Backoff;
 use tailyard::model::ingress::cert_leader;
-use tailyard::proxy::certs::{NameState, State};
+use tailyard::model::ingress::cert_store::{CertStoreState, NameState};
 
 use front::Front;
 use kit::certs::{FIELD, Stage, make_secret, stage, stage_with};
@@ -32,7 +32,7 @@ fn refs(names: &[String]) -> Vec<&str> {
 }
 
 /// How a name stands, if it is known.
-fn named(state: &State, name: &str) -> NameState {
+fn named(state: &CertStoreState, name: &str) -> NameState {
     state.names.get(name).cloned().unwrap_or_default()
 }
 

@@ -104,7 +104,7 @@ fn passed(services: u32) -> Passed {
     let mut writes = Vec::new();
     while !pass.apply.is_empty() || !pass.services.is_empty() {
         writes.push((pass.apply.len(), pass.services.len()));
-        group.carry_out(pass).expect("carried out");
+        group.apply_plan(pass).expect("carried out");
         group.acknowledge().expect("taken up");
         pass = group.pass();
     }

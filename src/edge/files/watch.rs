@@ -19,7 +19,7 @@ use super::fingerprint::Stamp;
 use super::{DATA, FilesError, Snapshot, read};
 
 /// Between two looks beside inotify.
-const LOOK: Duration = Duration::from_secs(5);
+const POLL_INTERVAL: Duration = Duration::from_secs(5);
 /// Between two looks while there is no inotify, or no directory.
 const LOOK_ALONE: Duration = Duration::from_millis(250);
 /// After a change, the next one is not looked for before this time: a burst is one change more.
@@ -54,7 +54,7 @@ pub struct FileWatcher {
 pub fn directory(directory: impl Into<PathBuf>, names: &[&str]) -> (FileWatcher, watch::Receiver<FilesView>) {
     let (view, receiver) = watch::channel(FilesView::default());
     let names = names.iter().map(|name| (*name).to_owned()).collect();
-    (FileWatcher { directory: directory.into(), names, view, inotify: true, poll_interval: LOOK }, receiver)
+    (FileWatcher { directory: directory.into(), names, view, inotify: true, poll_interval: POLL_INTERVAL }, receiver)
 }
 
 /// A single file. In the snapshot it stands under its own name, which is returned too.
@@ -119,36 +119,36 @@ impl FileWatcher {
         match read {
             None => {
                 *stamp = found;
-                (false, self.tell_unchanged(notified))
+                (false, self.publish_unchanged(notified))
             }
             Some(Ok(snapshot)) if snapshot.half_written() && !settled && self.view.borrow().snapshot.as_ref() != Some(&snapshot) => {
                 (true, false)
             }
             Some(Ok(snapshot)) => {
                 *stamp = found;
-                (false, self.tell(snapshot, notified))
+                (false, self.publish(snapshot, notified))
             }
             Some(Err(fault)) => {
-                self.tell_fault(fault, notified);
+                self.publish_fault(fault, notified);
                 (false, false)
             }
         }
     }
 
-    fn tell(&self, snapshot: Snapshot, notified: bool) -> bool {
+    fn publish(&self, snapshot: Snapshot, notified: bool) -> bool {
         if self.view.borrow().snapshot.as_ref() == Some(&snapshot) && self.view.borrow().fault.is_none() {
-            return self.tell_unchanged(notified);
+            return self.publish_unchanged(notified);
         }
         self.view.send_replace(FilesView { snapshot: Some(snapshot), fault: None, notified });
         true
     }
 
     /// What is known stays, in the memory that others share.
-    fn tell_unchanged(&self, notified: bool) -> bool {
+    fn publish_unchanged(&self, notified: bool) -> bool {
         self.view.send_if_modified(|view| std::mem::replace(&mut view.notified, notified) != notified)
     }
 
-    fn tell_fault(&self, fault: FilesError, notified: bool) {
+    fn publish_fault(&self, fault: FilesError, notified: bool) {
         self.view.send_if_modified(|view| {
             let same = view.fault.as_ref().is_some_and(|last| last.to_string() == fault.to_string());
             view.fault = Some(Arc::new(fault));

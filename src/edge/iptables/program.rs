@@ -10,7 +10,7 @@ use crate::model::firewall::iptables::Jump;
 use crate::runtime::command::{self, CommandError, complaint};
 
 /// How long one run may take, the wait for the lock that all of iptables-legacy shares included.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// How many seconds of it may be spent on that lock.
 const LOCK_SECONDS: &str = "20";
 
@@ -30,7 +30,7 @@ pub enum IptablesError {
     #[error("cannot run {program}: {source}; install iptables in the image, or choose another backend")]
     Missing { program: String, source: io::Error },
     /// The program did not end in time.
-    #[error("{program} did not end within {PATIENCE:?} and was killed")]
+    #[error("{program} did not end within {TIMEOUT:?} and was killed")]
     Timeout { program: String },
     #[error("{program} refused to {what} ({status}): {stderr}; CAP_NET_ADMIN and the kernel's support of this iptables are needed")]
     Refused {
@@ -111,7 +111,7 @@ impl Programs {
 
 async fn run(program: &str, arguments: &[&str], input: String) -> Result<Output, IptablesError> {
     let program = || program.to_owned();
-    command::run(program(), arguments, &input, PATIENCE).await.map_err(|error| match error {
+    command::run(program(), arguments, &input, TIMEOUT).await.map_err(|error| match error {
         CommandError::Run(source) => IptablesError::Missing { program: program(), source },
         CommandError::Timeout(_) => IptablesError::Timeout { program: program() },
     })

@@ -12,35 +12,19 @@ use serde_json::{Value, json};
 use super::{CallFault, Cluster, Keyed as _, KubeError, Values, Verb, within};
 use crate::api::names::FIELD_MANAGER;
 
-/// A Secret, as far as a conditional write goes.
-#[derive(Clone, PartialEq, Eq)]
-pub struct VersionedSecret {
-    /// Differs after every write.
-    pub version: String,
-    pub annotations: BTreeMap<String, String>,
-    pub values: Values,
-}
+pub use crate::model::ingress::cert_store::VersionedSecret;
 
-impl std::fmt::Debug for VersionedSecret {
-    /// Never the values.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Noted").field("version", &self.version).field("annotations", &self.annotations).finish_non_exhaustive()
-    }
-}
-
-impl VersionedSecret {
-    pub(super) fn of(mut secret: Secret) -> Self {
-        let version = secret.metadata.resource_version.take().unwrap_or_default();
-        let annotations = std::mem::take(secret.annotations_mut());
-        Self { version, annotations, values: secret.values() }
-    }
+pub(super) fn versioned(mut secret: Secret) -> VersionedSecret {
+    let version = secret.metadata.resource_version.take().unwrap_or_default();
+    let annotations = std::mem::take(secret.annotations_mut());
+    VersionedSecret { version, annotations, values: secret.values() }
 }
 
 impl Cluster {
     /// A Secret of the own namespace; nothing if it does not exist.
     pub async fn noted(&self, name: &str) -> Result<Option<VersionedSecret>, KubeError> {
         match within(|| self.call(Verb::Get, "Secret", name), self.secrets().get(name)).await {
-            Ok(secret) => Ok(Some(VersionedSecret::of(secret))),
+            Ok(secret) => Ok(Some(versioned(secret))),
             Err(KubeError::Call { fault: CallFault::Refused { code: 404, .. }, .. }) => Ok(None),
             Err(error) => Err(error),
         }
@@ -66,6 +50,6 @@ impl Cluster {
         }
         let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         let call = || self.call(Verb::Patch, "Secret", name);
-        within(call, self.secrets().patch(name, &parameters, &Patch::Merge(patch))).await.map(VersionedSecret::of)
+        within(call, self.secrets().patch(name, &parameters, &Patch::Merge(patch))).await.map(versioned)
     }
 }

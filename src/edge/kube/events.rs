@@ -71,7 +71,7 @@ impl EventWriter {
     }
 
     /// Tells it. Where that is not allowed the first try fails, and others for the next hour are not made.
-    pub async fn tell(&self, spec: EventSpec) -> Result<(), KubeError> {
+    pub async fn write_event(&self, spec: EventSpec) -> Result<(), KubeError> {
         let namespace = if spec.about.namespace.is_empty() { CLUSTER_SCOPED.to_owned() } else { spec.about.namespace.clone() };
         let closed = |since: &Instant| since.elapsed() < CLOSED;
         if self.closed.lock().unwrap_or_else(PoisonError::into_inner).get(&namespace).is_some_and(closed) {

@@ -9,7 +9,7 @@ use super::{ApiCall, CallFault, Cluster, KubeError, Resource, Verb, leader_clien
 use crate::api::replica;
 
 /// Objects in one answer; who looks once has no use for more than a cluster of usual size.
-const MOST: u32 = 5_000;
+const MAX_ITEMS: u32 = 5_000;
 
 impl Cluster {
     /// What a replica says of itself at this port; needs `get` on `pods/proxy` in the own namespace.
@@ -33,7 +33,7 @@ impl Cluster {
     pub async fn list(&self, resource: Resource, namespace: Option<&str>, labels: Option<&str>) -> Result<Vec<Value>, KubeError> {
         let call =
             || ApiCall { verb: Verb::List, kind: resource.kind, namespace: namespace.unwrap_or_default().to_owned(), name: String::new() };
-        let mut parameters = ListParams::default().limit(MOST);
+        let mut parameters = ListParams::default().limit(MAX_ITEMS);
         parameters.label_selector = labels.map(str::to_owned);
         let list = within(call, self.dynamic(resource, namespace).list(&parameters)).await?;
         Ok(list.items.into_iter().map(leader_client::plain).collect())

@@ -14,6 +14,7 @@ use kube::{Api, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep, timeout};
 
+use super::conditional_secret::versioned;
 use super::{ApiCall, CALL, CallFault, Cluster, Keyed, KubeError, Values, Verb, VersionedSecret, within};
 use crate::model::base::backoff::Backoff;
 
@@ -51,7 +52,7 @@ impl Cluster {
 
     /// The same, told with what a conditional write needs.
     pub fn watch_note(&self, name: &str, backoff: Backoff) -> impl Stream<Item = ObjectEvent<VersionedSecret>> + Send + use<> {
-        follow(self.secrets(), self.call(Verb::List, Secret::KIND, name), backoff, VersionedSecret::of)
+        follow(self.secrets(), self.call(Verb::List, Secret::KIND, name), backoff, versioned)
     }
 }
 

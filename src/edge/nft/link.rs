@@ -23,7 +23,7 @@ pub(super) const SMALL: usize = 2000;
 /// How large a transaction may be where the buffer may be raised at will: some 200,000 elements.
 const BUFFER: usize = 16 << 20;
 /// The kernel answers within the call; only a kernel gone wrong lets us wait.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// The kernel fills at most 32 KiB of a dump at once.
 const READ: usize = 64 << 10;
 /// How often a reading that somebody else's writing disturbed is begun again.
@@ -54,7 +54,7 @@ impl NftSocket {
         let port = socket.bind_auto().map_err(fault)?.port_number();
         socket.connect(&SocketAddr::new(0, 0)).map_err(fault)?;
         socket.set_cap_ack(true).map_err(fault)?;
-        let patience = TimeVal::new(PATIENCE.as_secs().cast_signed(), 0);
+        let patience = TimeVal::new(TIMEOUT.as_secs().cast_signed(), 0);
         setsockopt(&socket, sockopt::ReceiveTimeout, &patience).map_err(|errno| fault(errno.into()))?;
         let roomy = setsockopt(&socket, sockopt::SndBufForce, &BUFFER).is_ok();
         if !roomy {

@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use super::{NftError, PATIENCE};
+use super::{NftError, TIMEOUT};
 use crate::runtime::command::{self, CommandError, complaint};
 
 /// Runs nft with this standard input; what it says on failure is kept for people, not read.
 pub(super) async fn run(program: &Path, arguments: &[&str], what: &'static str, input: String) -> Result<(), NftError> {
-    let output = command::run(program, arguments, &input, PATIENCE).await.map_err(|error| match error {
+    let output = command::run(program, arguments, &input, TIMEOUT).await.map_err(|error| match error {
         CommandError::Run(source) => NftError::Missing { program: program.to_owned(), source },
         CommandError::Timeout(_) => NftError::Timeout { program: program.to_owned() },
     })?;

@@ -14,8 +14,9 @@ use crate::inspect::gap;
 use crate::model::controller::tailnet;
 use crate::model::diagnostics::doctor::ReadResult;
 use crate::model::diagnostics::doctor::cluster::{
-    ClusterFacts, CredentialCheck, CredentialLocation, CredentialOutcome, DEFINITIONS, credentials, is_reconciler, places, variable,
+    ClusterFacts, CredentialCheck, CredentialLocation, CredentialOutcome, DEFINITIONS, credentials, places, variable,
 };
+use crate::model::diagnostics::doctor::is_reconciler;
 use crate::model::diagnostics::doctor::rights::{self, Right};
 
 const ACCOUNT: &str = "tailyard-reconciler";
@@ -23,7 +24,7 @@ const LEASE: &str = "tailyard-reconciler";
 /// A Lease that is not renewed for so long has no holder: others take it sooner.
 const RENEWED: Duration = Duration::from_secs(15);
 /// How often it is looked at meanwhile.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Where a cluster's own programs are.
 const SYSTEM: &str = "kube-system";
 /// What belongs to a group itself carries these labels.
@@ -91,7 +92,7 @@ async fn lease(cluster: &Cluster) -> (ReadResult<Option<Value>>, bool) {
     let Some(before) = time(&first) else { return (first, false) };
     let end = Instant::now() + RENEWED;
     while Instant::now() < end {
-        sleep(LOOK).await;
+        sleep(POLL_INTERVAL).await;
         let now = look().await;
         if time(&now).is_some_and(|now| now != before) {
             return (now, true);

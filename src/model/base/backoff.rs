@@ -68,12 +68,6 @@ impl Backoff {
         full.mul_f64(1.0 - self.jitter * random)
     }
 
-    /// As [`Self::next`], but not before the server wants it (`Retry-After`).
-    pub fn next_after(&mut self, random: f64, retry_after: Option<Duration>) -> Duration {
-        let own = self.next(random);
-        retry_after.map_or(own, |wanted| wanted.max(own))
-    }
-
     /// It worked: the next failure is the first.
     pub fn reset(&mut self) {
         self.failures = 0;
@@ -119,13 +113,6 @@ mod tests {
                 let delay = backoff.next(random);
                 prop_assert!(delay <= max && delay >= min.mul_f64(1.0 - jitter).saturating_sub(Duration::from_nanos(1)));
             }
-        }
-
-        #[test]
-        fn a_server_that_wants_longer_is_obeyed(wanted in 0..1_000_u64, random in 0.0..=1.0_f64, failures in 0..40_u32) {
-            let mut backoff = Backoff { failures, ..Backoff::DAEMON };
-            let wanted = Duration::from_secs(wanted);
-            prop_assert!(backoff.next_after(random, Some(wanted)) >= wanted);
         }
     }
 }

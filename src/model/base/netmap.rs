@@ -82,13 +82,13 @@ impl NetMap {
                 return answered;
             }
         }
-        via6(name).map(IpAddr::V6).filter(|ip| self.leads_to(*ip)).into_iter().collect()
+        via6(name).map(IpAddr::V6).filter(|ip| self.routes_to(*ip)).into_iter().collect()
     }
 
     /// Whether some peer answers for the address. Costs one lookup for each prefix length, not one for each peer. That a peer is an
     /// exit node (routes everything) does not count: a proxy uses none.
     #[must_use]
-    pub fn leads_to(&self, ip: IpAddr) -> bool {
+    pub fn routes_to(&self, ip: IpAddr) -> bool {
         let longest = if ip.is_ipv4() { 32 } else { 128 };
         (1..=longest).any(|length| IpNet::new(ip, length).is_ok_and(|net| self.routes.contains(&net.trunc())))
     }
@@ -256,11 +256,11 @@ mod tests {
     #[test]
     fn routes_cover_what_is_inside_them() {
         let ip = |text: &str| text.parse().expect("an address");
-        assert!(example().leads_to(ip("10.1.255.1")));
-        assert!(!example().leads_to(ip("10.2.0.1")));
+        assert!(example().routes_to(ip("10.1.255.1")));
+        assert!(!example().routes_to(ip("10.2.0.1")));
         let mut exit = example();
         exit.routes.extend(["0.0.0.0/0", "::/0"].map(|text| text.parse::<IpNet>().expect("a prefix")));
-        assert!(!exit.leads_to(ip("10.2.0.1")), "an exit node is not a way to an address");
+        assert!(!exit.routes_to(ip("10.2.0.1")), "an exit node is not a way to an address");
         assert_eq!(exit.resolve(&name("192-168-1-10-via-8")).len(), 0, "nor to a site");
     }
 

@@ -25,7 +25,7 @@ mod service;
 
 pub use backend::backends;
 pub use ingress::{certificates, ingress};
-pub use owner::{DesiredVipService, OwnershipRefusal, OwnershipVerdict, Release, ServiceOwner, judge, of_group, others, release};
+pub use owner::{DesiredVipService, OwnershipRefusal, OwnershipVerdict, Release, ServiceOwner, of_group, others, release, verify_owner};
 pub use serve::{serve, tun};
 pub use service::service;
 

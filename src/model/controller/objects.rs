@@ -44,6 +44,11 @@ pub use services::{EgressConfigMap, egress_config, egress_config_ref, egress_tex
 pub use shape::{RenderContext, image_path};
 pub use statefulset::stateful_set;
 
+/// The proxy's container.
+const PROXY: &str = "tailscale";
+/// The init container that switches forwarding on.
+const SYSCTLER: &str = "sysctler";
+
 /// The field manager under which the reconciler applies.
 pub const FIELD_MANAGER: &str = "tailyard";
 /// The annotation that holds the hash of the [`Manifest`] last applied. It tells a field that we stopped wanting from one

@@ -33,18 +33,24 @@ pub fn is_ready(class: &ProxyClass) -> bool {
 
 /// Judges a class beside the others. `users` are the groups that use it: one that is in use stays until it is not.
 #[must_use]
-pub fn judge(class: &ProxyClass, others: &[Arc<ProxyClass>], users: &[String], service_monitors: bool, now: Timestamp) -> ClassValidation {
+pub fn validate(
+    class: &ProxyClass,
+    others: &[Arc<ProxyClass>],
+    users: &[String],
+    service_monitors: bool,
+    now: Timestamp,
+) -> ClassValidation {
     let finalizers = class.metadata.finalizers.clone().unwrap_or_default();
     let ours = finalizers.iter().any(|name| name == FINALIZER);
-    let mut judged = ClassValidation::default();
+    let mut validation = ClassValidation::default();
     if class.metadata.deletion_timestamp.is_some() {
         if ours && users.is_empty() {
-            judged.finalizers = Some(finalizers.into_iter().filter(|name| name != FINALIZER).collect());
+            validation.finalizers = Some(finalizers.into_iter().filter(|name| name != FINALIZER).collect());
         }
-        return judged;
+        return validation;
     }
     if !ours {
-        judged.finalizers = Some(finalizers.into_iter().chain([FINALIZER.to_owned()]).collect());
+        validation.finalizers = Some(finalizers.into_iter().chain([FINALIZER.to_owned()]).collect());
     }
     let faults = faults(&class.spec, others, service_monitors);
     let (status, reason, message) = if faults.is_empty() {
@@ -56,15 +62,15 @@ pub fn judge(class: &ProxyClass, others: &[Arc<ProxyClass>], users: &[String], s
     let generation = class.metadata.generation.unwrap_or_default();
     let wanted = DesiredCondition { kind: PROXY_CLASS_READY, status, reason, message: message.clone(), generation };
     if conditions::set(&mut conditions, &wanted, now) {
-        judged.status = Some(ProxyClassStatus { conditions });
+        validation.status = Some(ProxyClassStatus { conditions });
         if !faults.is_empty() {
-            judged.warnings.push(("ProxyClassInvalid", message));
+            validation.warnings.push(("ProxyClassInvalid", message));
         }
-        judged.warnings.extend(own_variables(&class.spec).map(|name| {
+        validation.warnings.extend(own_variables(&class.spec).map(|name| {
             ("CustomTSEnvVar", format!("the class sets {name}: such variables are Tailyard's own, and setting them is at your own risk"))
         }));
     }
-    judged
+    validation
 }
 
 fn containers(spec: &ProxyClassSpec) -> impl Iterator<Item = (&'static str, &ClassContainer)> {

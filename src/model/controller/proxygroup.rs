@@ -30,7 +30,7 @@ mod validate;
 mod work;
 
 pub use actions::{ClaimedDevice, ConfigDraft, ControlAction, Delete, GroupPlan, GroupUpdate, Notice, ObjectUpdate, Subject};
-pub use egress::by_hand;
+pub use egress::is_manual;
 pub use ingress::{Certified, IngressSummary, PublishState, serves};
 pub use keys::{KeyDecision, ReplicaLogin, decide};
 pub use memo::Memory;
@@ -38,17 +38,17 @@ pub use observed::{
     Approved, Class, ControlPlaneError, GroupCapabilities, GroupSettings, NameConflict, Observed, ObservedReplica, PublishInputs,
     ReplicaConfig, ReplicaState, ServiceList, TailnetState,
 };
-pub use readiness::{holds, is_ready, speaks_for};
+pub use readiness::{holds, is_from_pod, is_ready};
 
 /// What is to be done for a group.
 #[must_use]
 pub fn pass(observed: &Observed) -> GroupPlan {
-    pass_after(observed, &mut Memory::default())
+    plan_with_memo(observed, &mut Memory::default())
 }
 
 /// The same, with what an earlier pass over this group remembered, which saves time and changes nothing.
 #[must_use]
-pub fn pass_after(observed: &Observed, memory: &mut Memory) -> GroupPlan {
+pub fn plan_with_memo(observed: &Observed, memory: &mut Memory) -> GroupPlan {
     let mut work = work::GroupPass::new(observed, memory);
     match observed.group.as_deref() {
         None => provision::orphans(&mut work),

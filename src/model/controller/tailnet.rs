@@ -96,18 +96,18 @@ pub fn url(tailnet: &Tailnet) -> &str {
 
 /// What follows for the object. `users` are the groups that join it: while there are some it stays.
 #[must_use]
-pub fn judge(tailnet: &Tailnet, verdict: &ControlPlaneVerdict, users: &[String], now: Timestamp) -> TailnetValidation {
+pub fn validate(tailnet: &Tailnet, verdict: &ControlPlaneVerdict, users: &[String], now: Timestamp) -> TailnetValidation {
     let finalizers = tailnet.metadata.finalizers.clone().unwrap_or_default();
     let ours = finalizers.iter().any(|name| name == FINALIZER);
     let going = tailnet.metadata.deletion_timestamp.is_some();
-    let mut judged = TailnetValidation::default();
+    let mut validation = TailnetValidation::default();
     if going && users.is_empty() {
-        judged.finalizers = ours.then(|| finalizers.into_iter().filter(|name| name != FINALIZER).collect());
-        judged.ends = true;
-        return judged;
+        validation.finalizers = ours.then(|| finalizers.into_iter().filter(|name| name != FINALIZER).collect());
+        validation.ends = true;
+        return validation;
     }
     if !ours && !going {
-        judged.finalizers = Some(finalizers.into_iter().chain([FINALIZER.to_owned()]).collect());
+        validation.finalizers = Some(finalizers.into_iter().chain([FINALIZER.to_owned()]).collect());
     }
     let (status, reason, mut message) = match verdict {
         ControlPlaneVerdict::Valid(capabilities) => {
@@ -124,10 +124,10 @@ pub fn judge(tailnet: &Tailnet, verdict: &ControlPlaneVerdict, users: &[String],
     let generation = tailnet.metadata.generation.unwrap_or_default();
     let wanted = DesiredCondition { kind: TAILNET_READY, status, reason, message: message.clone(), generation };
     if conditions::set(&mut conditions, &wanted, now) {
-        judged.status = Some(TailnetStatus { conditions });
-        judged.warning = (status != ConditionStatus::True || going).then_some((reason, message));
+        validation.status = Some(TailnetStatus { conditions });
+        validation.warning = (status != ConditionStatus::True || going).then_some((reason, message));
     }
-    judged
+    validation
 }
 
 #[cfg(test)]
@@ -164,21 +164,21 @@ mod tests {
     #[test]
     fn a_verdict_becomes_a_condition_once() {
         let mut tailnet = tailnet();
-        let judged = judge(&tailnet, &WORKS, &[], Timestamp::UNIX_EPOCH);
-        assert_eq!((judged.finalizers.clone(), judged.warning), (Some(vec![FINALIZER.to_owned()]), None));
-        tailnet.status = judged.status;
-        tailnet.metadata.finalizers = judged.finalizers;
-        assert_eq!(judge(&tailnet, &WORKS, &[], Timestamp::UNIX_EPOCH), TailnetValidation::default());
-        let refused = judge(&tailnet, &ControlPlaneVerdict::Refused("no".into()), &[], Timestamp::UNIX_EPOCH);
+        let validation = validate(&tailnet, &WORKS, &[], Timestamp::UNIX_EPOCH);
+        assert_eq!((validation.finalizers.clone(), validation.warning), (Some(vec![FINALIZER.to_owned()]), None));
+        tailnet.status = validation.status;
+        tailnet.metadata.finalizers = validation.finalizers;
+        assert_eq!(validate(&tailnet, &WORKS, &[], Timestamp::UNIX_EPOCH), TailnetValidation::default());
+        let refused = validate(&tailnet, &ControlPlaneVerdict::Refused("no".into()), &[], Timestamp::UNIX_EPOCH);
         assert_eq!(refused.warning, Some(("InvalidOAuth", "no".to_owned())));
         assert_eq!(refused.status.expect("news").conditions[0].reason, "InvalidOAuth");
     }
 
     #[test]
     fn what_a_control_plane_lacks_is_said_where_it_works() {
-        let judged = judge(&tailnet(), &ControlPlaneVerdict::Valid(Capabilities::HEADSCALE), &[], Timestamp::UNIX_EPOCH);
-        let condition = judged.status.expect("news").conditions.remove(0);
-        assert_eq!((condition.status.as_str(), condition.reason.as_str(), judged.warning), ("True", "TailnetValid", None));
+        let validation = validate(&tailnet(), &ControlPlaneVerdict::Valid(Capabilities::HEADSCALE), &[], Timestamp::UNIX_EPOCH);
+        let condition = validation.status.expect("news").conditions.remove(0);
+        assert_eq!((condition.status.as_str(), condition.reason.as_str(), validation.warning), ("True", "TailnetValid", None));
         assert!(condition.message.contains("no Tailscale Services and issues no certificates"), "{}", condition.message);
     }
 
@@ -195,10 +195,10 @@ mod tests {
         let mut tailnet = tailnet();
         tailnet.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
         tailnet.metadata.deletion_timestamp = Some(conditions::seconds(Timestamp::UNIX_EPOCH));
-        let judged = judge(&tailnet, &WORKS, &["g".to_owned()], Timestamp::UNIX_EPOCH);
-        assert!(!judged.ends && judged.finalizers.is_none());
-        assert!(judged.status.expect("news").conditions[0].message.contains("ProxyGroups"), "it says why it stays");
-        let judged = judge(&tailnet, &ControlPlaneVerdict::InvalidSecret("gone".into()), &[], Timestamp::UNIX_EPOCH);
-        assert_eq!((judged.ends, judged.finalizers), (true, Some(Vec::new())));
+        let validation = validate(&tailnet, &WORKS, &["g".to_owned()], Timestamp::UNIX_EPOCH);
+        assert!(!validation.ends && validation.finalizers.is_none());
+        assert!(validation.status.expect("news").conditions[0].message.contains("ProxyGroups"), "it says why it stays");
+        let validation = validate(&tailnet, &ControlPlaneVerdict::InvalidSecret("gone".into()), &[], Timestamp::UNIX_EPOCH);
+        assert_eq!((validation.ends, validation.finalizers), (true, Some(Vec::new())));
     }
 }

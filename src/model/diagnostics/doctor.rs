@@ -4,12 +4,14 @@
 //! its name. Nothing is fetched or tried here.
 
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::model::base::text_table::table;
 use crate::model::diagnostics::overview::Gap;
 
 pub mod cluster;
 mod control;
+mod facts;
 mod network;
 pub mod node;
 pub mod rights;
@@ -110,6 +112,13 @@ pub fn text(checks: &[Check]) -> String {
         }
     }
     if fixes.is_empty() { text } else { format!("{text}\nWhat to do (more in {}):\n{}", page("doctor.md"), fixes.concat()) }
+}
+
+#[must_use]
+pub fn is_reconciler(deployment: &Value) -> bool {
+    let labels = &deployment["spec"]["template"]["metadata"]["labels"];
+    let labelled = labels["app.kubernetes.io/name"] == "tailyard" && labels["app.kubernetes.io/component"] == "reconciler";
+    labelled || deployment["metadata"]["name"] == "tailyard-reconciler"
 }
 
 #[cfg(test)]

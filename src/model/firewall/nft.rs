@@ -50,17 +50,17 @@ pub fn removal() -> String {
 /// own), in a table beside ours, whether or not it is there; see [`crate::model::flows::drain::HUSH`]. A packet is spoilt and not dropped: a sender
 /// who is refused makes itself new sockets.
 #[must_use]
-pub fn hush() -> String {
+pub fn mute() -> String {
     let rule = "meta l4proto udp @th,64,48 0x5453f09f92ac @th,64,8 set 0";
     format!(
         "{}table inet {TABLE}-disco-mute {{\n\tchain output {{\n\t\ttype filter hook output priority filter;\n\t\t{rule}\n\t}}\n}}\n",
-        speak()
+        unmute()
     )
 }
 
-/// The text that takes [`hush`] back, whether or not it is there.
+/// The text that takes [`mute`] back, whether or not it is there.
 #[must_use]
-pub fn speak() -> String {
+pub fn unmute() -> String {
     removal().replace(&format!("inet {TABLE}"), &format!("inet {TABLE}-disco-mute"))
 }
 
@@ -70,7 +70,7 @@ pub fn speak() -> String {
 pub fn trial(interface: &InterfaceName) -> String {
     let name = format!("table inet {TABLE}-trial");
     let whole = table(&Ruleset::empty(interface.clone())).replace(&format!("table inet {TABLE}"), &name);
-    format!("{whole}delete {name}\n{}", speak())
+    format!("{whole}delete {name}\n{}", unmute())
 }
 
 fn render<'a>(ruleset: &Ruleset, elements: impl Iterator<Item = &'a Element>) -> String {

@@ -171,11 +171,11 @@ impl PendingResets {
     }
 
     /// Takes note of a segment that came in; one that belongs to none of the flows changes nothing.
-    pub fn hear(&mut self, heard: &ObservedSegment, now: Duration) {
-        let Some(ends) = self.ends.get(&(heard.from, heard.port)).cloned() else { return };
+    pub fn observe(&mut self, segment: &ObservedSegment, now: Duration) {
+        let Some(ends) = self.ends.get(&(segment.from, segment.port)).cloned() else { return };
         for (case, side) in ends {
-            match heard.end {
-                SegmentSender::Alive => self.answered(case, side, heard, now),
+            match segment.end {
+                SegmentSender::Alive => self.answered(case, side, segment, now),
                 SegmentSender::Gone => self.refused(case, side, now),
             }
         }
@@ -243,12 +243,12 @@ impl PendingResets {
 
     /// A live end showed its numbers: what it expects next is what a reset to it must have, and what it sends next is what the
     /// other end expects, or will once it has all that is under way. An end that misses some answers such a reset
-    /// with an acknowledgment, and that is heard here again.
-    fn answered(&mut self, index: usize, side: FlowSide, heard: &ObservedSegment, now: Duration) {
+    /// with an acknowledgment, and that is segment here again.
+    fn answered(&mut self, index: usize, side: FlowSide, segment: &ObservedSegment, now: Duration) {
         let Some(case) = self.cases.get_mut(index).filter(|case| case.heeded < HEEDED && case.stage != Stage::Failed) else { return };
         case.heeded += 1;
-        let (sequence, acknowledgment) = (heard.sequence, heard.acknowledgment);
-        let beyond = sequence.wrapping_add(heard.length);
+        let (sequence, acknowledgment) = (segment.sequence, segment.acknowledgment);
+        let beyond = sequence.wrapping_add(segment.length);
         let (here, there) = match side {
             FlowSide::Target => (FlowSide::Target, FlowSide::Client),
             FlowSide::Client => (FlowSide::Client, FlowSide::Target),

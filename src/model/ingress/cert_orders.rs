@@ -31,7 +31,7 @@ pub use messages::{OrderAction, OrderEvent, OrderFailure, WriteResult};
 /// How many orders are under way at a time: an ACME server counts new orders by the hour.
 const AT_ONCE: usize = 8;
 /// How soon a write is tried again that could not be made.
-const AGAIN: Duration = Duration::from_secs(5);
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// How often the server is asked for its window, unless it says.
 const SUGGESTION: Duration = Duration::from_hours(6);
 /// An outage makes the pauses no longer than those after so many failures.
@@ -237,7 +237,7 @@ impl Issuer {
             WriteResult::Failed => {
                 // Whether it was written is not known: what is seen next says so.
                 self.set(&name, OrderPhase::Nothing);
-                self.timer(&name, at + AGAIN);
+                self.timer(&name, at + RETRY_INTERVAL);
                 Vec::new()
             }
         }
@@ -266,7 +266,7 @@ impl Issuer {
                 vec![name]
             }
             WriteResult::Failed => {
-                self.timer(&name, at + AGAIN);
+                self.timer(&name, at + RETRY_INTERVAL);
                 Vec::new()
             }
         }

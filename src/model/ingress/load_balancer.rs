@@ -12,7 +12,7 @@ const SPILL: usize = 16;
 /// How long an endpoint is left alone after its first failure.
 const FIRST: Duration = Duration::from_secs(1);
 /// How long at most.
-const MOST: Duration = Duration::from_secs(30);
+const MAX_EJECTION: Duration = Duration::from_secs(30);
 
 /// An endpoint as far as the choice goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,7 +39,7 @@ impl EndpointHealth {
     /// It could not be reached. Failures while it is left alone are those of requests that began before, and count once.
     pub fn failed(&mut self, now: Duration) {
         if !self.is_shunned(now) {
-            let rest = FIRST.saturating_mul(2_u32.saturating_pow(self.failures)).min(MOST);
+            let rest = FIRST.saturating_mul(2_u32.saturating_pow(self.failures)).min(MAX_EJECTION);
             self.failures = self.failures.saturating_add(1);
             self.until = Some(now.saturating_add(rest));
         }

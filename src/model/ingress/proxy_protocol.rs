@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 /// The length of the part whose length is fixed; it says how long the rest is.
 pub const FIXED: usize = 16;
 /// The longest rest that is read: two IPv6 addresses and some extensions. The format would allow 65535.
-pub const MOST: usize = 1024;
+pub const MAX_BYTES: usize = 1024;
 
 const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
 
@@ -35,7 +35,7 @@ pub enum PreambleError {
     /// The version or the command is none that there is.
     #[error("a PROXY header of version and command {0:#04x}; version 2, LOCAL or PROXY is expected")]
     Command(u8),
-    /// The rest is too short for the addresses that it announces, or longer than [`MOST`].
+    /// The rest is too short for the addresses that it announces, or longer than [`MAX_BYTES`].
     #[error("a PROXY header with {0} bytes of addresses and extensions")]
     Length(usize),
 }
@@ -71,7 +71,7 @@ impl Fixed {
             HeaderFamily::Ipv6 => 36,
             HeaderFamily::Untold => 0,
         };
-        if rest < least || rest > MOST { Err(PreambleError::Length(rest)) } else { Ok(Self { family, rest }) }
+        if rest < least || rest > MAX_BYTES { Err(PreambleError::Length(rest)) } else { Ok(Self { family, rest }) }
     }
 
     /// The client's address, from the rest: [`Self::rest`] bytes. Nothing if the header tells none, as for a health check.

@@ -100,7 +100,7 @@ fn changed_services(before: &World, after: &World) -> BTreeSet<Name> {
 
 /// The services that lead to an address which somebody answers for in one netmap and nobody in the other.
 fn rerouted(index: &Index, before: Option<&NetMap>, after: Option<&NetMap>) -> BTreeSet<Name> {
-    let leads = |netmap: Option<&NetMap>, ip| netmap.map(|netmap| netmap.leads_to(ip));
+    let leads = |netmap: Option<&NetMap>, ip| netmap.map(|netmap| netmap.routes_to(ip));
     let users = |prefix: IpNet| index.by_address.range(prefix.network()..=prefix.broadcast());
     let (Some(was), Some(is)) = (before, after) else {
         // Without a netmap there is nothing to say about any address.
@@ -261,7 +261,7 @@ pub(super) fn address(ip: IpAddr, world: &World) -> Result<IpAddr, Reason> {
     if let Some(range) = world.targets.refuses(ip, world.is_own(ip)) {
         return Err(Reason::Forbidden { address: ip, range });
     }
-    let routed = world.netmap.as_ref().is_none_or(|netmap| netmap.leads_to(ip));
+    let routed = world.netmap.as_ref().is_none_or(|netmap| netmap.routes_to(ip));
     if routed { Ok(ip) } else { Err(Reason::Unrouted(ip)) }
 }
 

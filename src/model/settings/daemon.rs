@@ -1,10 +1,9 @@
 //! Reading what is tailscaled's: how it is started and how it logs in.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
-use super::read::api_server;
 use super::source::SettingSource;
 use super::{CertShare, Pod, SettingFault, StateOut};
 use crate::model::base::go_values;
@@ -170,4 +169,9 @@ fn credentials(source: &mut SettingSource<'_>) {
     for other in ["TS_CLIENT_ID", "TS_CLIENT_SECRET", "TS_ID_TOKEN", "TS_AUDIENCE"] {
         source.exclusive(auth_key_variable(source), other);
     }
+}
+
+/// The API server as the kubelet names it to every container, where that is an address.
+pub(super) fn api_server(source: &SettingSource<'_>) -> Option<IpAddr> {
+    source.text("KUBERNETES_SERVICE_HOST")?.parse().ok()
 }

@@ -134,13 +134,8 @@ fn targets(source: &mut SettingSource<'_>) -> TargetPolicy {
         source.parsed(setting, "a list of CIDRs such as 10.96.0.0/12,fd00:96::/112", list).unwrap_or_default()
     };
     let (allowed, mut denied) = (nets("TAILYARD_ALLOWED_TARGETS"), nets("TAILYARD_DENIED_TARGETS"));
-    denied.extend(api_server(source).map(IpNet::from));
+    denied.extend(daemon::api_server(source).map(IpNet::from));
     TargetPolicy { allowed, denied }
-}
-
-/// The API server as the kubelet names it to every container, where that is an address.
-pub(super) fn api_server(source: &SettingSource<'_>) -> Option<IpAddr> {
-    source.text("KUBERNETES_SERVICE_HOST")?.parse().ok()
 }
 
 fn input(source: &mut SettingSource<'_>, path: &str, configmap: &str) -> Option<ConfigInput> {

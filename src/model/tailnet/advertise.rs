@@ -8,6 +8,10 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
+mod view;
+
+pub use view::{AdvertiseMode, AdvertiseStatus, AdvertiseView, AppliedRuleset, DaemonReport, SiteStatus};
+
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Advertised {
     pub services: BTreeSet<String>,

@@ -8,14 +8,14 @@
 //! That the state Secret cannot be written is in nobody's way: a replica that starts while the API server is away serves.
 //! Nor is it that the kernel does not take a newer plan: the rules of the one before go on serving, and what keeps the kernel from
 //! taking it (a program that the image lacks, a config that it refuses) is likely to be the same in every replica, so that going
-//! unready would turn a change that does not arrive into an outage of all that works. It is told instead: [`remarks`].
+//! unready would turn a change that does not arrive into an outage of all that works. It is told instead: [`warnings`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use crate::model::tailnet::peer_warmup::BOUND;
+use crate::model::tailnet::peer_warmup::LIMIT;
 
 /// How long the kernel may be behind the newest plan before it is worth a word. A change is written within milliseconds; one
 /// that takes longer than this is not being written.
@@ -26,7 +26,7 @@ pub const BEHIND: Duration = Duration::from_secs(2);
 pub struct HealthInputs {
     pub leaving: bool,
     /// Configs that were asked for and never heard, by name (`egress`, `ingress`).
-    pub unheard: Vec<&'static str>,
+    pub missing_configs: Vec<&'static str>,
     /// What makes the tailnet.
     pub daemon: DaemonHealth,
     /// A snapshot of the tailnet has come.
@@ -41,7 +41,7 @@ pub struct HealthInputs {
     /// and why; empty once they were, or were waited for long enough.
     pub services: BTreeMap<String, String>,
     /// The sites that are to be reached from the internet and are not, and why.
-    pub barred: BTreeMap<String, String>,
+    pub funnel_errors: BTreeMap<String, String>,
     /// What the kernel holds.
     pub rules: Rules,
     /// For each forwarding switch of the kernel that is needed and off: the command that turns it on.
@@ -100,6 +100,49 @@ pub enum Rules {
     },
 }
 
+/// How the ruleset writer stands. Times are durations since any fixed moment.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RulesetWrites {
+    /// When the rules in force were written; nothing before the first write.
+    pub written_at: Option<Duration>,
+    /// How many writes the kernel took.
+    pub count: u64,
+    /// The rules in force are of the newest plan.
+    pub newest: bool,
+    /// Another program has changed them, and they have not been written again yet.
+    pub damaged: bool,
+    /// Why the last write failed, if it did: kind and message.
+    pub fault: Option<(&'static str, String)>,
+}
+
+/// Since when the kernel has been behind the newest plan.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RulesetLag {
+    since: Option<Duration>,
+    /// The kernel has held the newest plan at some time.
+    caught_up: bool,
+}
+
+impl RulesetLag {
+    /// The state of the kernel's rules; remembers since when they have been behind.
+    pub fn observe(&mut self, writes: RulesetWrites, now: Duration) -> Rules {
+        let RulesetWrites { written_at, count, newest, damaged, fault } = writes;
+        let Some(written_at) = written_at else { return Rules::Missing { fault } };
+        match fault {
+            Some(fault) if damaged => Rules::Damaged { fault },
+            _ if newest => {
+                *self = Self { since: None, caught_up: true };
+                Rules::Current
+            }
+            fault => {
+                // While one change after another is written, however fast they come, the kernel is behind by one write at most.
+                let since = (*self.since.get_or_insert(now)).max(written_at);
+                Rules::Behind { first: !self.caught_up && count < 2, since: now.saturating_sub(since), fault }
+            }
+        }
+    }
+}
+
 /// What a kernel holds that keeps a replica from serving.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KernelContent {
@@ -124,7 +167,7 @@ pub enum Blocker {
     Address,
     /// The interface behind which the tailnet is cannot carry anything.
     Interface(String),
-    /// The ways to the targets have not been tried, which takes [`crate::model::tailnet::peer_warmup::BOUND`] at most.
+    /// The ways to the targets have not been tried, which takes [`crate::model::tailnet::peer_warmup::LIMIT`] at most.
     Paths(BTreeSet<IpAddr>),
     /// Services that are to lead here do not yet, which is waited for only so long.
     Services(BTreeMap<String, String>),
@@ -142,7 +185,7 @@ pub enum Blocker {
 
 /// Something that is wrong and does not keep connections away.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Remark {
+pub enum ReadinessWarning {
     /// The kernel holds an older plan than the newest.
     Behind {
         since: Duration,
@@ -150,21 +193,21 @@ pub enum Remark {
         fault: Option<(&'static str, String)>,
     },
     /// A site is not reached from the internet, as it is to be.
-    Barred {
+    FunnelBlocked {
         /// The Tailscale Service, or `node`.
         service: String,
         why: String,
     },
 }
 
-impl fmt::Display for Remark {
+impl fmt::Display for ReadinessWarning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Behind { since, fault } => {
                 write!(f, "ruleset-lag: the ruleset has been older than the newest plan for {} s", since.as_secs())?;
                 fault.as_ref().map_or(Ok(()), |(kind, message)| write!(f, ": {kind}: {message}"))
             }
-            Self::Barred { service, why } => write!(f, "funnel: {service} is not reachable from the internet: {why}"),
+            Self::FunnelBlocked { service, why } => write!(f, "funnel: {service} is not reachable from the internet: {why}"),
         }
     }
 }
@@ -205,7 +248,7 @@ impl fmt::Display for Blocker {
             Self::Paths(waiting) if waiting.is_empty() => f.write_str("connectivity to the targets is not tested yet"),
             Self::Paths(waiting) => {
                 let waiting: Vec<_> = waiting.iter().map(ToString::to_string).collect();
-                write!(f, "no answer through the tailnet yet from {}; ready after {BOUND:?} at the latest", waiting.join(", "))
+                write!(f, "no answer through the tailnet yet from {}; ready after {LIMIT:?} at the latest", waiting.join(", "))
             }
             Self::Services(waiting) => {
                 let waiting: Vec<_> = waiting.iter().map(|(name, why)| format!("{name} ({why})")).collect();
@@ -230,7 +273,7 @@ impl fmt::Display for Blocker {
 pub fn readiness(facts: &HealthInputs) -> Vec<Blocker> {
     let mut blockers = Vec::new();
     blockers.extend(facts.leaving.then_some(Blocker::Leaving));
-    blockers.extend(facts.unheard.iter().map(|which| Blocker::Config(which)));
+    blockers.extend(facts.missing_configs.iter().map(|which| Blocker::Config(which)));
     if let DaemonHealth::Away(state) = &facts.daemon {
         blockers.push(Blocker::Tailscaled(state.clone()));
     }
@@ -259,13 +302,14 @@ pub fn readiness(facts: &HealthInputs) -> Vec<Blocker> {
 
 /// What is wrong and in nobody's way.
 #[must_use]
-pub fn remarks(facts: &HealthInputs) -> Vec<Remark> {
+pub fn warnings(facts: &HealthInputs) -> Vec<ReadinessWarning> {
     let behind = match &facts.rules {
-        Rules::Behind { since, fault, .. } if *since > BEHIND => Some(Remark::Behind { since: *since, fault: fault.clone() }),
+        Rules::Behind { since, fault, .. } if *since > BEHIND => Some(ReadinessWarning::Behind { since: *since, fault: fault.clone() }),
         _ => None,
     };
-    let barred = facts.barred.iter().map(|(service, why)| Remark::Barred { service: service.clone(), why: why.clone() });
-    behind.into_iter().chain(barred).collect()
+    let funnel_errors =
+        facts.funnel_errors.iter().map(|(service, why)| ReadinessWarning::FunnelBlocked { service: service.clone(), why: why.clone() });
+    behind.into_iter().chain(funnel_errors).collect()
 }
 
 /// Whether the Pod can forward: it is a node of the tailnet, and what it is to forward is in the kernel, be it an older plan.
@@ -275,112 +319,4 @@ pub fn forwards(facts: &HealthInputs) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn good() -> HealthInputs {
-        HealthInputs { netmap: true, addressed: true, daemon: DaemonHealth::Running, rules: Rules::Current, ..HealthInputs::default() }
-    }
-
-    fn names(facts: &HealthInputs) -> Vec<&'static str> {
-        readiness(facts).iter().map(Blocker::name).collect()
-    }
-
-    #[test]
-    fn everything_in_place_is_ready() {
-        assert_eq!((names(&good()), forwards(&good())), (vec![], true));
-        assert_eq!(names(&HealthInputs { daemon: DaemonHealth::Foreign, rules: Rules::Unneeded, ..good() }), [""; 0]);
-    }
-
-    #[test]
-    fn a_start_names_all_that_is_missing() {
-        let start = HealthInputs {
-            unheard: vec!["egress"],
-            daemon: DaemonHealth::Away("Starting".into()),
-            rules: Rules::Missing { fault: None },
-            switches: vec!["sysctl -w net.ipv4.ip_forward=1".into()],
-            ..HealthInputs::default()
-        };
-        assert_eq!(names(&start), ["config", "tailscaled", "netmap", "ruleset", "forwarding"]);
-        assert!(!forwards(&start));
-        assert_eq!(names(&HealthInputs { addressed: false, ..good() }), ["tailnet-ip"]);
-    }
-
-    #[test]
-    fn a_leaving_replica_is_unready_and_forwards() {
-        let leaving = HealthInputs { leaving: true, ..good() };
-        assert_eq!((names(&leaving), forwards(&leaving)), (vec!["draining"], true));
-    }
-
-    #[test]
-    fn a_dead_tailscaled_is_in_the_way_at_once() {
-        let dead = HealthInputs { daemon: DaemonHealth::Away("down".into()), ..good() };
-        assert_eq!((names(&dead), forwards(&dead)), (vec!["tailscaled"], true));
-    }
-
-    #[test]
-    fn rules_that_are_behind_are_told_and_in_nobodys_way() {
-        let fault = Some(("nft", "no such file".into()));
-        let behind = |since| HealthInputs { rules: Rules::Behind { first: false, since, fault: fault.clone() }, ..good() };
-        let starting = HealthInputs { rules: Rules::Behind { first: true, since: Duration::ZERO, fault: fault.clone() }, ..good() };
-        assert_eq!(names(&starting), ["ruleset"], "a start that has not caught up");
-        assert_eq!((remarks(&behind(BEHIND)), names(&behind(BEHIND))), (vec![], vec![]));
-        let late = behind(BEHIND * 2);
-        assert_eq!((names(&late), forwards(&late)), (vec![], true), "an older plan forwards");
-        let line = "ruleset-lag: the ruleset has been older than the newest plan for 4 s: nft: no such file";
-        assert_eq!(remarks(&late).iter().map(ToString::to_string).collect::<Vec<_>>(), [line]);
-    }
-
-    #[test]
-    fn rules_that_somebody_else_took_away_for_good_are_in_the_way() {
-        let damaged = HealthInputs { rules: Rules::Damaged { fault: ("nft", "no such file".into()) }, ..good() };
-        assert_eq!((names(&damaged), forwards(&damaged), remarks(&damaged)), (vec!["ruleset"], false, vec![]));
-        let line = "ruleset: the kernel has a ruleset that another program changed and that cannot be repaired: nft: no such file";
-        assert_eq!(readiness(&damaged)[0].to_string(), line);
-    }
-
-    #[test]
-    fn ways_that_were_not_tried_are_in_the_way_while_there_is_a_tailscaled_to_try_them() {
-        let untried = |waiting: &[IpAddr]| Paths::Untried { waiting: waiting.iter().copied().collect() };
-        let trying = HealthInputs { paths: untried(&[[100, 64, 0, 2].into()]), ..good() };
-        assert_eq!((names(&trying), forwards(&trying)), (vec!["peer-connectivity"], true));
-        let line = "peer-connectivity: no answer through the tailnet yet from 100.64.0.2; ready after 7s at the latest";
-        assert_eq!(readiness(&trying)[0].to_string(), line);
-        assert_eq!(names(&HealthInputs { paths: untried(&[]), ..good() }), ["peer-connectivity"]);
-        assert_eq!(names(&HealthInputs { daemon: DaemonHealth::Away("Down".into()), ..trying }), ["tailscaled"]);
-    }
-
-    #[test]
-    fn services_that_do_not_lead_here_yet_are_in_the_way() {
-        let services: BTreeMap<_, _> = [("svc:a".to_owned(), "the kernel holds no rules yet".to_owned())].into();
-        let starting = HealthInputs { services: services.clone(), ..good() };
-        assert_eq!((names(&starting), forwards(&starting)), (vec!["services"], true));
-        assert_eq!(readiness(&starting)[0].to_string(), "services: not advertised and approved yet: svc:a (the kernel holds no rules yet)");
-        assert_eq!(names(&HealthInputs { daemon: DaemonHealth::Away("Down".into()), ..starting }), ["tailscaled"]);
-    }
-
-    #[test]
-    fn a_site_that_the_internet_does_not_reach_is_told_and_in_nobodys_way() {
-        let facts = HealthInputs { barred: [("svc:a".to_owned(), "it may not be".to_owned())].into(), ..good() };
-        assert_eq!(names(&facts), [""; 0]);
-        assert_eq!(remarks(&facts)[0].to_string(), "funnel: svc:a is not reachable from the internet: it may not be");
-    }
-
-    #[test]
-    fn every_blocker_is_in_the_list_of_names_and_says_something() {
-        let all = HealthInputs {
-            leaving: true,
-            unheard: vec!["ingress"],
-            daemon: DaemonHealth::Away("down".into()),
-            interface: Some("tailscale0 is down".into()),
-            rules: Rules::Missing { fault: None },
-            switches: vec!["x".into()],
-            ..HealthInputs::default()
-        };
-        let mut seen = names(&all);
-        let services = [("svc:a".to_owned(), "no certificate".to_owned())].into();
-        seen.extend(names(&HealthInputs { addressed: false, paths: Paths::Untried { waiting: BTreeSet::new() }, services, ..good() }));
-        assert!(Blocker::NAMES.iter().all(|name| seen.contains(name)), "{seen:?}");
-        assert!(readiness(&all).iter().all(|blocker| blocker.to_string().starts_with(&format!("{}: ", blocker.name()))));
-    }
-}
+mod tests;

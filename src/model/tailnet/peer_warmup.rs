@@ -4,7 +4,7 @@
 //! sending to where that one was (tailscaled trusts an address for 6.5 s after its last answer, [`TRUST`]). Where that is another place, the
 //! peer's half of the first handshake is lost, and `WireGuard` tries again only 5 s later: until then every connection hangs. So
 //! the ways to the targets are tried before connections come: first outside the tunnel, which a peer answers as soon as it has
-//! heard of this start, and then through it. A target that does not answer holds nobody up for longer than [`BOUND`]: it may be
+//! heard of this start, and then through it. A target that does not answer holds nobody up for longer than [`LIMIT`]: it may be
 //! the target that is away, and other services do not wait for it. The same holds for those who come by themselves, as far as it is
 //! known who they are ([`crate::model::tailnet::recent_peers`]).
 //!
@@ -22,10 +22,10 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use crate::model::plan::Planned;
 
 /// How many targets are tried at most, beside those whom a predecessor spoke with. They are tried at once, so this bounds a burst and not a time.
-pub const MOST: usize = 16;
+pub const MAX_TARGETS: usize = 16;
 /// How long all of them together may keep a replica from being ready. Long enough for a handshake that was lost all the same:
 /// `WireGuard` repeats it after 5 s and up to a third of a second, and it is not asked for in the first one.
-pub const BOUND: Duration = Duration::from_secs(7);
+pub const LIMIT: Duration = Duration::from_secs(7);
 
 /// For how long a peer's tailscaled sends to the address at which it last heard a node and nowhere else (`trustUDPAddrDuration` of
 /// `wgengine/magicsock`), and a little more for what is under way.
@@ -43,7 +43,7 @@ pub fn settle(silent_since: Option<Timestamp>, now: Timestamp) -> Duration {
     Duration::try_from((TRUST - age).min(TRUST)).unwrap_or_default()
 }
 
-/// The addresses to try: one for each distinct target, at most [`MOST`]; none that no peer answers for.
+/// The addresses to try: one for each distinct target, at most [`MAX_TARGETS`]; none that no peer answers for.
 #[must_use]
 pub fn targets(planned: &Planned) -> BTreeSet<IpAddr> {
     let Some(netmap) = &planned.world.netmap else { return BTreeSet::new() };
@@ -51,12 +51,12 @@ pub fn targets(planned: &Planned) -> BTreeSet<IpAddr> {
     let mut unique = BTreeSet::new();
     let mut chosen = BTreeSet::new();
     for addresses in targets {
-        if chosen.len() == MOST {
+        if chosen.len() == MAX_TARGETS {
             break;
         }
         // A name's addresses belong to one node, and the first of them leads to it as well as the others.
         if unique.insert(addresses) {
-            chosen.extend(addresses.iter().find(|ip| netmap.leads_to(**ip)));
+            chosen.extend(addresses.iter().find(|ip| netmap.routes_to(**ip)));
         }
     }
     chosen
@@ -66,7 +66,7 @@ pub fn targets(planned: &Planned) -> BTreeSet<IpAddr> {
 #[must_use]
 pub fn recent_targets(planned: &Planned, recent: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
     let Some(netmap) = &planned.world.netmap else { return BTreeSet::new() };
-    recent.iter().copied().filter(|ip| netmap.leads_to(*ip)).collect()
+    recent.iter().copied().filter(|ip| netmap.routes_to(*ip)).collect()
 }
 
 #[cfg(test)]
@@ -140,7 +140,7 @@ mod tests {
     #[test]
     fn a_burst_is_bounded() {
         let services: Vec<_> = (0..40).map(|i| service(&format!("s{i}"), &format!(r#"{{"fqdn":"n{i}.lab"}}"#))).collect();
-        assert_eq!(targets(&Planned::new(&world(&services, 40))).len(), MOST);
+        assert_eq!(targets(&Planned::new(&world(&services, 40))).len(), MAX_TARGETS);
     }
 
     #[test]

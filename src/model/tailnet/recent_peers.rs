@@ -12,7 +12,7 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use crate::api::localapi::DaemonStatus;
 
 /// How many are remembered at most, the newest. They are all tried at once, so this bounds a burst.
-pub const MOST: usize = 64;
+pub const MAX_PEERS: usize = 64;
 /// How long ago a handshake may be. `WireGuard` makes a new one after 2 min where something is to be sent.
 const LATE: SignedDuration = SignedDuration::from_mins(5);
 
@@ -29,7 +29,7 @@ pub fn of_late(status: &DaemonStatus, now: Timestamp) -> BTreeSet<IpAddr> {
         })
         .collect();
     recent.sort_unstable_by(|one, other| other.cmp(one));
-    recent.truncate(MOST);
+    recent.truncate(MAX_PEERS);
     recent.into_iter().map(|(_, ip)| ip).collect()
 }
 
@@ -39,10 +39,10 @@ pub fn write(recent: &BTreeSet<IpAddr>) -> Vec<u8> {
     serde_json::to_vec(recent).unwrap_or_default()
 }
 
-/// What was written down; nobody where it cannot be read, and no more than [`MOST`].
+/// What was written down; nobody where it cannot be read, and no more than [`MAX_PEERS`].
 #[must_use]
 pub fn read(text: &[u8]) -> BTreeSet<IpAddr> {
-    serde_json::from_slice::<BTreeSet<IpAddr>>(text).unwrap_or_default().into_iter().take(MOST).collect()
+    serde_json::from_slice::<BTreeSet<IpAddr>>(text).unwrap_or_default().into_iter().take(MAX_PEERS).collect()
 }
 
 #[cfg(test)]
@@ -82,7 +82,7 @@ mod tests {
         let peers: Vec<_> = (0..100).map(|i| (format!("100.64.1.{i}"), format!("2026-05-01T12:08:{:02}.{i:02}Z", i / 2))).collect();
         let peers: Vec<_> = peers.iter().map(|(ip, at)| (ip.as_str(), at.as_str())).collect();
         let spoken = of_late(&status(&peers), now());
-        assert_eq!(spoken.len(), MOST);
+        assert_eq!(spoken.len(), MAX_PEERS);
         assert_eq!(spoken.first(), Some(&[100, 64, 1, 36].into()));
     }
 

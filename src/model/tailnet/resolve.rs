@@ -199,7 +199,7 @@ impl ResolveSchedule {
         if !self.flying.remove(name) {
             return false;
         }
-        let verdict = judge(outcome);
+        let verdict = classify(outcome);
         if let Some(failure) = verdict.failure {
             *self.failures.entry(failure).or_default() += 1;
         }
@@ -272,7 +272,7 @@ impl UsableAnswer {
     }
 }
 
-fn judge(outcome: &LookupOutcome) -> OutcomeVerdict {
+fn classify(outcome: &LookupOutcome) -> OutcomeVerdict {
     let useful = |family: &Result<FamilyRecords, LookupFailure>| family.as_ref().is_ok_and(|records| !records.addresses.is_empty());
     match (&outcome.v4, &outcome.v6) {
         (Ok(v4), Ok(v6)) if useful(&outcome.v4) || useful(&outcome.v6) => {

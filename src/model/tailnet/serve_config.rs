@@ -126,20 +126,20 @@ impl std::fmt::Display for FunnelError {
 /// `allowed` says whether the tailnet lets this node be; on a node whose sites share its ports (`shared`) none takes them from
 /// another.
 #[must_use]
-pub fn barred(sites: &Vhosts, current: &ServeConfig, allowed: bool, shared: bool) -> BTreeMap<String, FunnelError> {
+pub fn funnel_errors(sites: &Vhosts, current: &ServeConfig, allowed: bool, shared: bool) -> BTreeMap<String, FunnelError> {
     let mut taken = BTreeSet::new();
-    let judge = |(name, site): (&String, &Arc<Vhost>)| {
+    let funnel_error = |(name, site): (&String, &Arc<Vhost>)| {
         let ports: Vec<u16> = site.listeners.iter().filter(|(_, listener)| **listener == Listener::Https).map(|(port, _)| *port).collect();
         let free = shared || ports.iter().all(|port| !taken.contains(port));
         taken.extend(ports);
         let why = if allowed { (!free).then_some(FunnelError::PortTaken) } else { Some(FunnelError::NotAllowed) };
         Some((name.clone(), why?))
     };
-    let mut barred: BTreeMap<_, _> = sites.iter().filter(|(_, site)| site.funnel).filter_map(judge).collect();
+    let mut funnel_errors: BTreeMap<_, _> = sites.iter().filter(|(_, site)| site.funnel).filter_map(funnel_error).collect();
     if !allowed && !current.tcp.is_empty() && current.allow_funnel.values().any(|on| *on) {
-        barred.insert(node::NAME.to_owned(), FunnelError::NotAllowed);
+        funnel_errors.insert(node::NAME.to_owned(), FunnelError::NotAllowed);
     }
-    barred
+    funnel_errors
 }
 
 /// What of a service tailscaled forwards in the kernel's place, with the client's address in front: to the cluster's IPv4 address
@@ -236,16 +236,16 @@ mod tests {
             .into_iter()
             .map(|(name, site)| (name.to_owned(), Arc::new(site)))
             .collect();
-        let barred = |allowed, shared| {
-            barred(&sites, &ServeConfig::default(), allowed, shared).into_values().map(FunnelError::reason).collect::<Vec<_>>()
+        let funnel_errors = |allowed, shared| {
+            funnel_errors(&sites, &ServeConfig::default(), allowed, shared).into_values().map(FunnelError::reason).collect::<Vec<_>>()
         };
-        assert_eq!(barred(true, false), ["PortTaken"]);
-        assert_eq!(barred(true, true), [""; 0]);
-        assert_eq!(barred(false, false), ["NotAllowed", "NotAllowed"]);
+        assert_eq!(funnel_errors(true, false), ["PortTaken"]);
+        assert_eq!(funnel_errors(true, true), [""; 0]);
+        assert_eq!(funnel_errors(false, false), ["NotAllowed", "NotAllowed"]);
         let own = r#"{"TCP":{"443":{"HTTPS":true}},"AllowFunnel":{"${TS_CERT_DOMAIN}:443":true}}"#;
         let own: ServeConfig = serde_json::from_str(own).expect("a config");
-        assert_eq!(super::barred(&Vhosts::new(), &own, false, false), [("node".to_owned(), FunnelError::NotAllowed)].into());
-        assert_eq!(super::barred(&Vhosts::new(), &own, true, false), BTreeMap::new());
+        assert_eq!(super::funnel_errors(&Vhosts::new(), &own, false, false), [("node".to_owned(), FunnelError::NotAllowed)].into());
+        assert_eq!(super::funnel_errors(&Vhosts::new(), &own, true, false), BTreeMap::new());
     }
 
     #[test]

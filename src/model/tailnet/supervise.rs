@@ -2,6 +2,7 @@
 //!
 //! Nothing here starts, stops or asks anything: decisions are values, and `proxy::tailnet::daemon` carries them out.
 
+pub mod actions;
 pub mod argv;
 pub mod auth;
 pub mod conffile;
@@ -10,6 +11,7 @@ pub mod machine;
 pub mod settings;
 pub mod state_backup;
 
+pub use actions::{At, BusState, DaemonAction, StateWrite};
 pub use auth::{Auth, AuthEvent};
-pub use machine::{At, BusState, DaemonAction, DaemonEvent, DaemonPhase, Machine, StateWrite};
+pub use machine::{DaemonEvent, DaemonPhase, Machine};
 pub use settings::{DaemonSettings, Login, Secret, StateStore, TwoStep};

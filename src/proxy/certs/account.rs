@@ -8,10 +8,12 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use tokio::sync::Mutex;
 
-use super::act::IssueError;
-use crate::edge::acme::{AccountKey, Acme, AcmeServer};
-use crate::edge::kube::{ApiRefusal, Cluster, Values, VersionedSecret};
+use crate::edge::acme::{AccountKey, Acme, AcmeError, AcmeServer};
+use crate::edge::kube::{ApiRefusal, Cluster, KubeError, Values, VersionedSecret};
 use crate::model::base::hash::sha256_raw;
+use crate::model::ingress::cert_orders::OrderFailure;
+use crate::model::ingress::cert_store::FailedOrder;
+use crate::model::ingress::certificate::CertificateError;
 
 /// How often somebody else may be faster at storing a key.
 const TRIES: usize = 5;
@@ -21,6 +23,49 @@ const TRIES: usize = 5;
 pub struct AccountAt {
     pub secret: String,
     pub field: String,
+}
+
+/// A certificate could not be had.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum IssueError {
+    /// The Secret of the account's key does not exist.
+    #[error("the Secret {secret} of the ACME account does not exist; the reconciler makes it")]
+    NoAccountSecret { secret: String },
+    /// Others write the account's key all the time.
+    #[error("the ACME account's key in the Secret {secret} changes all the time; do two programs with different settings share it?")]
+    AccountContended { secret: String },
+    /// The account's key could not be read or stored.
+    #[error("the ACME account's key: {0}")]
+    Secret(#[from] KubeError),
+    /// The server was asked in vain.
+    #[error(transparent)]
+    Acme(#[from] AcmeError),
+    /// What the server issued cannot be used.
+    #[error("the certificate that was issued cannot be used: {0}")]
+    Certificate(#[from] CertificateError),
+}
+
+impl IssueError {
+    /// A closed set of words for metric labels and Event reasons.
+    #[must_use]
+    pub(super) fn reason(&self) -> &'static str {
+        match self {
+            Self::NoAccountSecret { .. } => "NoAccountSecret",
+            Self::AccountContended { .. } => "AccountContended",
+            Self::Secret(error) => error.reason(),
+            Self::Acme(error) => error.reason(),
+            Self::Certificate(_) => "BadCertificate",
+        }
+    }
+
+    pub(super) fn failed(&self) -> FailedOrder {
+        let failure = match self {
+            Self::Acme(error) => OrderFailure { retry_after: error.retry_after(), outage: error.is_outage() },
+            Self::Certificate(_) => OrderFailure::default(),
+            _ => OrderFailure { retry_after: None, outage: true },
+        };
+        FailedOrder { failure, reason: self.reason(), message: self.to_string() }
+    }
 }
 
 /// The account in use.
@@ -64,15 +109,15 @@ impl Accounts {
     async fn key(&self, closed: Option<&AccountKey>) -> Result<AccountKey, IssueError> {
         for _ in 0..TRIES {
             let secret = self.cluster.noted(&self.at.secret).await?;
-            let existing = secret.ok_or_else(|| IssueError::NoAccountSecret { secret: self.at.secret.clone() })?;
-            if let Some(key) = self.stored(&existing)?
+            let secret = secret.ok_or_else(|| IssueError::NoAccountSecret { secret: self.at.secret.clone() })?;
+            if let Some(key) = self.stored(&secret)?
                 && Some(&key) != closed
             {
                 return Ok(key);
             }
             let made = AccountKey::generate()?;
             let values = Values::from([(self.at.field.clone(), Bytes::from(made.pem().to_owned()))]);
-            match self.cluster.note(&self.at.secret, &existing.version, &BTreeMap::new(), &values).await {
+            match self.cluster.note(&self.at.secret, &secret.version, &BTreeMap::new(), &values).await {
                 Ok(_) => return Ok(made),
                 Err(error) if error.refusal() == Some(ApiRefusal::Conflict) => {}
                 Err(error) => return Err(error.into()),

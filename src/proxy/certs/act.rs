@@ -4,62 +4,20 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytes::Bytes;
+use k8s_openapi::jiff::Timestamp;
 use tokio::task::JoinError;
 
-use super::account::{Accounts, fingerprint};
-use super::cert_store::{Issued, note_text};
+use super::account::{Accounts, IssueError, fingerprint};
 use super::{CertWork, NOTE};
 use crate::api::names::ACCOUNT_FINGERPRINT;
-use crate::edge::acme::{AcmeError, RecordFailure};
+use crate::edge::acme::RecordFailure;
 use crate::edge::kube::{ApiRefusal, KubeError, Values, VersionedSecret};
 use crate::edge::localapi::LocalApi;
-use crate::model::ingress::cert_orders::{OrderAction, OrderEvent, OrderFailure, OrderNote, RenewalWindow, WriteResult};
-use crate::model::ingress::certificate::CertificateError;
+use crate::model::ingress::cert_orders::{OrderAction, OrderEvent, OrderNote, RenewalWindow, WriteResult};
+use crate::model::ingress::cert_store::{Issued, note_text};
 
 /// How soon a server that could not be asked is asked again when to renew.
 const ASK_AGAIN: Duration = Duration::from_hours(1);
-
-/// A certificate could not be had.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum IssueError {
-    /// The Secret of the account's key does not exist.
-    #[error("the Secret {secret} of the ACME account does not exist; the reconciler makes it")]
-    NoAccountSecret { secret: String },
-    /// Others write the account's key all the time.
-    #[error("the ACME account's key in the Secret {secret} changes all the time; do two programs with different settings share it?")]
-    AccountContended { secret: String },
-    /// The account's key could not be read or stored.
-    #[error("the ACME account's key: {0}")]
-    Secret(#[from] KubeError),
-    /// The server was asked in vain.
-    #[error(transparent)]
-    Acme(#[from] AcmeError),
-    /// What the server issued cannot be used.
-    #[error("the certificate that was issued cannot be used: {0}")]
-    Certificate(#[from] CertificateError),
-}
-
-impl IssueError {
-    /// A closed set of words for metric labels and Event reasons.
-    #[must_use]
-    pub(super) fn reason(&self) -> &'static str {
-        match self {
-            Self::NoAccountSecret { .. } => "NoAccountSecret",
-            Self::AccountContended { .. } => "AccountContended",
-            Self::Secret(error) => error.reason(),
-            Self::Acme(error) => error.reason(),
-            Self::Certificate(_) => "BadCertificate",
-        }
-    }
-
-    fn failed(&self) -> OrderFailure {
-        match self {
-            Self::Acme(error) => OrderFailure { retry_after: error.retry_after(), outage: error.is_outage() },
-            Self::Certificate(_) => OrderFailure::default(),
-            _ => OrderFailure { retry_after: None, outage: true },
-        }
-    }
-}
 
 /// What came of something that was done.
 pub(super) enum Done {
@@ -117,7 +75,7 @@ impl CertWork {
     fn order(&mut self, name: String, replaces: Option<String>) {
         self.begun += 1;
         let number = self.begun;
-        let reusable = self.store.reusable(&name);
+        let reusable = self.store.reusable(&name, Timestamp::now());
         let replaces = replaces.map(|id| (id, self.store.fingerprint(&name)));
         let (accounts, api) = (self.accounts.clone(), self.api.clone());
         let order = self.running.spawn({
@@ -142,8 +100,8 @@ impl CertWork {
                 let written = self.written(&name, outcome);
                 self.step(OrderEvent::Claimed(name, written));
             }
-            Done::Stored(name, reported) => {
-                let written = self.written(&name, reported);
+            Done::Stored(name, outcome) => {
+                let written = self.written(&name, outcome);
                 self.step(OrderEvent::Stored(name, written));
             }
             Done::Ended(name, number, ended) => {
@@ -151,7 +109,7 @@ impl CertWork {
                     return;
                 }
                 self.orders.remove(&name);
-                let end = ended.map_err(|error| (error.failed(), error));
+                let end = ended.map_err(|error| error.failed());
                 let end = self.store.ended(&name, end);
                 self.step(OrderEvent::Ended(name, end));
             }
@@ -166,7 +124,7 @@ impl CertWork {
         match outcome {
             Ok(noted) => {
                 let secret = self.store.secret(name);
-                self.store.put(&secret, noted);
+                self.store.put(&secret, noted, Timestamp::now());
                 self.store.record(name).map_or(WriteResult::Failed, WriteResult::Done)
             }
             Err(error) if error.refusal() == Some(ApiRefusal::Conflict) => WriteResult::Conflict,

@@ -29,3 +29,19 @@ pub(super) fn from_copy(text: &[u8]) -> BTreeMap<String, Pair> {
     };
     values.iter().filter_map(pair).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_copy_has_no_certificates() {
+        let pair = Pair { chain: b"chain".to_vec().into(), key: b"key".to_vec().into() };
+        let pairs = BTreeMap::from([("a.example.com".to_owned(), pair)]);
+        let copy = to_copy(&pairs);
+        assert_eq!(from_copy(&copy), pairs);
+        for bad in [&b"{"[..], br#"{"a.example.com.crt":"aw=="}"#, &copy[..copy.len() / 2]] {
+            assert_eq!(from_copy(bad), BTreeMap::new(), "{}", String::from_utf8_lossy(bad));
+        }
+    }
+}

@@ -48,7 +48,7 @@ async fn turn(cluster: &Cluster, lease: &str, candidate: &mut CertLeaderCandidat
     let read = cluster.issuer(lease).await?;
     let renewed = read.as_ref().and_then(|(_, renewed)| *renewed);
     let age = renewed.and_then(|time| Duration::try_from(Timestamp::now().duration_since(time)).ok()).unwrap_or_default();
-    candidate.saw(read.map(|(observed, _)| observed), age, begin.elapsed());
+    candidate.saw(read.map(|(lease, _)| lease), age, begin.elapsed());
     let step = candidate.next(able, begin.elapsed());
     if step != CertLeaderStep::Wait {
         let written = cluster.set_issuer(lease, candidate.version(), step, candidate.name()).await?;

@@ -45,7 +45,7 @@ pub async fn follow<D: Document>(mut sources: CopySources, outputs: FollowOutput
     loop {
         let now = sources.now();
         selection.settle(now);
-        outputs.tell(selection.in_force());
+        outputs.publish(selection.in_force());
         let due = selection.due(now).map(|at| sources.start + at);
         tokio::select! {
             () = outputs.closed() => return,
@@ -124,7 +124,7 @@ async fn until(at: Option<Instant>) {
 }
 
 impl<D: Document> FollowOutputs<D> {
-    fn tell(&self, in_force: &InForce<D>) {
+    fn publish(&self, in_force: &InForce<D>) {
         let services = in_force.document.as_ref().map(|document| Arc::clone(document.services()));
         self.services.send_if_modified(|current| {
             let same = match (&*current, &services) {

@@ -1,4 +1,4 @@
-//! Starts what the inputs come from: configs by watch and mount, the tailnet, DNS names.
+//! Starts following the configs of a replica, by watch and by mount.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use tokio::time::Instant;
 use crate::edge::files::watch::{directory, file};
 use crate::edge::kube::{Cluster, SERVICE_ACCOUNT};
 use crate::model::base::backoff::Backoff;
-use crate::model::config::source::{Document, HOLD, InForce};
-use crate::model::settings::{ConfigInput, Kube};
+use crate::model::config::source::{Document, EgressDocument, HOLD, InForce, IngressDocument, ServeDocument};
+use crate::model::settings::{ConfigInput, Kube, Settings};
 use crate::runtime::tasks::Tasks;
 
 use crate::proxy::config::follow::{CopySources, FollowOutputs, follow};
@@ -23,6 +23,25 @@ pub struct FollowedConfig<D: Document> {
     /// The services in force; nothing before the first readable copy.
     pub services: watch::Receiver<Option<Arc<D::Services>>>,
     pub state: watch::Receiver<InForce<D>>,
+}
+
+/// All configs of a replica.
+#[derive(Debug)]
+pub struct ConfigPart {
+    pub egress: FollowedConfig<EgressDocument>,
+    pub ingress: FollowedConfig<IngressDocument>,
+    pub serve: FollowedConfig<ServeDocument>,
+}
+
+impl ConfigPart {
+    /// Starts following each; one without a source has no services.
+    pub fn start(settings: &Settings, cluster: Option<&Cluster>, tasks: &mut Tasks) -> Self {
+        Self {
+            egress: config(tasks, "egress config", settings.egress.as_ref(), cluster, false),
+            ingress: config(tasks, "ingress config", settings.ingress.as_ref(), cluster, true),
+            serve: config(tasks, "serve config", settings.serve.as_ref(), cluster, true),
+        }
+    }
 }
 
 /// The Kubernetes API, if this Pod is in a cluster. A cluster that cannot be used is told and done without.
@@ -38,7 +57,7 @@ pub async fn cluster(kube: Option<&Kube>) -> Option<Cluster> {
 
 /// Follows a config; without any source it is one without services. A mounted path is that of the document's key itself, with its
 /// other keys beside it, or that of a single file of any name; for a config that is always mounted whole, that of the directory.
-pub fn config<D>(
+fn config<D>(
     tasks: &mut Tasks,
     name: &'static str,
     input: Option<&ConfigInput>,

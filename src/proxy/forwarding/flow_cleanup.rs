@@ -24,9 +24,9 @@ use crate::proxy::forwarding::ruleset_sync::SyncFault;
 /// How long resets may be tried for a flow whose end does not answer.
 const RESET_WITHIN: Duration = Duration::from_secs(6);
 /// How long to wait after a failure.
-const AGAIN: Duration = Duration::from_secs(1);
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// How much longer than a listing took the next one waits.
-const REST: u32 = 9;
+const COOLDOWN: u32 = 9;
 /// The longest that it waits, however large the table is: flows of a changed key go on to where they went until then.
 const LONGEST_REST: Duration = Duration::from_millis(250);
 
@@ -93,7 +93,7 @@ impl PendingChanges {
 
     /// Whether an address is still somebody's: of the tailnet's addresses those that it still has, of others all.
     fn reachable(&self, ip: IpAddr) -> bool {
-        !self.past.knows(ip) || self.now.netmap.as_ref().is_some_and(|netmap| netmap.leads_to(ip))
+        !self.past.knows(ip) || self.now.netmap.as_ref().is_some_and(|netmap| netmap.routes_to(ip))
     }
 
     /// Whether all flows are compared with what is in force, those that drain elsewhere too: where an address has left the tailnet, and
@@ -140,37 +140,37 @@ fn cut(change: &PendingChanges, resets: oneshot::Sender<ResetQueue>) -> Result<u
 }
 
 impl FlowCleaner {
-    /// A surgeon of the rules that are told to be in force, and what it has ended.
+    /// A cleaner that follows the rulesets in force, and what it has ended.
     #[must_use]
     pub fn new(applied: mpsc::UnboundedReceiver<Applied>) -> (Self, watch::Receiver<TerminatedFlows>) {
         let (ended, state) = watch::channel(TerminatedFlows { forwarding: true, ..TerminatedFlows::default() });
         (Self { applied, change: None, resets: JoinSet::new(), ended }, state)
     }
 
-    /// Judges the flows after each change; ends when nobody tells of changes any more. What failed is tried again.
+    /// Checks the flows after each change; ends with the sender of changes. Retries failures.
     pub async fn run(mut self) {
         let mut rested = time::Instant::now();
-        while self.hear().await {
+        while self.receive().await {
             while self.is_forwarding()
-                && let Ok(heard) = timeout_at(rested, self.hear()).await
+                && let Ok(more) = timeout_at(rested, self.receive()).await
             {
-                if !heard {
+                if !more {
                     return;
                 }
             }
             let begun = time::Instant::now();
-            while !self.judge().await {
+            while !self.clean_up().await {
                 // With what has come into force by then.
-                if timeout(AGAIN, self.hear()).await == Ok(false) {
+                if timeout(RETRY_INTERVAL, self.receive()).await == Ok(false) {
                     return;
                 }
             }
-            rested = time::Instant::now() + begun.elapsed().saturating_mul(REST).min(LONGEST_REST);
+            rested = time::Instant::now() + begun.elapsed().saturating_mul(COOLDOWN).min(LONGEST_REST);
         }
     }
 
-    /// Takes note of what comes into force next; false if nothing does any more.
-    async fn hear(&mut self) -> bool {
+    /// Adds the next change; false after the last one.
+    async fn receive(&mut self) -> bool {
         let Some(applied) = self.applied.recv().await else { return false };
         match &mut self.change {
             Some(change) => change.add(applied),
@@ -184,7 +184,7 @@ impl FlowCleaner {
     }
 
     /// Deletes the entries of all flows that end; their resets follow at once, in the background. False if it could not.
-    async fn judge(&mut self) -> bool {
+    async fn clean_up(&mut self) -> bool {
         while self.resets.try_join_next().is_some() {}
         let Some(change) = self.change.clone() else { return true };
         let now = change.now.clone();

@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout};
 
+use super::Fetch;
 use crate::api::replica::PeerCounts;
 use crate::edge::conntrack::{Conntrack, Pressure};
 use crate::edge::health_probe::ping;
@@ -21,20 +22,22 @@ use crate::model::config::source::{Document, EgressDocument, InForce, IngressDoc
 use crate::model::firewall::Traffic;
 use crate::model::flows::prestop_hook::{HealthProbe, HookCall};
 use crate::model::plan::Planned;
-use crate::model::tailnet::health::{DaemonHealth, HealthInputs, Paths, Rules, readiness};
+use crate::model::tailnet::advertise::AdvertiseStatus;
+use crate::model::tailnet::health::{DaemonHealth, HealthInputs, Paths, Rules, RulesetLag, RulesetWrites, readiness};
 use crate::model::tailnet::serve_config::FunnelError;
 use crate::model::tailnet::supervise::machine::DaemonPhase;
 use crate::proxy::certs::CertOutputs;
 use crate::proxy::forwarding::flow_cleanup::TerminatedFlows;
 use crate::proxy::forwarding::resolve::ResolveReport;
 use crate::proxy::forwarding::ruleset_sync::Programmed;
-use crate::proxy::ingress::advertise::AdvertiseStatus;
+use crate::proxy::forwarding::start::ForwardingPart;
 use crate::proxy::ingress::l7::L7;
 use crate::proxy::metrics::{self, CertState, ConfigState, Metrics, ReportState, Snapshot};
 use crate::proxy::replica::Replica;
 use crate::proxy::state_secret::writer::WriterHealth;
 use crate::proxy::tailnet::daemon::DaemonState;
 use crate::proxy::tailnet::peer_warmup::WarmupProgress;
+use crate::proxy::tailnet::start::TailnetPart;
 use crate::runtime::tasks::{Heartbeats, Stop, Tasks};
 
 /// How long the kernel's counters may take: a scrape must not hang with a tool that does.
@@ -44,9 +47,6 @@ const PING: Duration = Duration::from_secs(3);
 
 /// The hook's share of the grace; the rest is for the flows that are left after it.
 const HOOK_SHARE: f64 = 0.6;
-
-/// Something that is fetched when it is asked for; nothing if it cannot be had.
-pub type Fetch<T> = Arc<dyn Fn() -> BoxFuture<'static, Option<T>> + Send + Sync>;
 
 /// Asks a URL which Pod answers.
 pub type HealthPing = Arc<dyn Fn(String) -> BoxFuture<'static, HealthProbe> + Send + Sync>;
@@ -106,16 +106,7 @@ pub struct SnapshotSources {
     /// The call of the preStop hook that ended last; times are from [`Self::start`].
     pub(super) hook: Mutex<Option<HookCall>>,
     /// How far the kernel is behind the newest plan.
-    pub(super) lag: Mutex<Lag>,
-}
-
-/// How the kernel has followed the plans so far.
-#[derive(Debug, Default)]
-pub(super) struct Lag {
-    /// Since when it has been behind the newest one; nothing if it is not.
-    since: Option<Instant>,
-    /// It has held the newest one at some time.
-    caught_up: bool,
+    pub(super) lag: Mutex<RulesetLag>,
 }
 
 impl fmt::Debug for SnapshotSources {
@@ -127,44 +118,38 @@ impl fmt::Debug for SnapshotSources {
 impl SnapshotSources {
     /// The sources of a running replica.
     #[must_use]
-    pub fn new(
-        replica: &Replica,
-        metrics: Arc<Metrics>,
-        leaving: Stop,
-        tasks: &Tasks,
-        report: Option<watch::Receiver<WriterHealth>>,
-    ) -> Self {
-        let settings = &replica.settings;
-        let sites = replica.publishing.as_ref().and_then(|publishing| publishing.sites.as_ref());
+    pub fn new(replica: &Replica, metrics: Arc<Metrics>, leaving: Stop, tasks: &Tasks) -> Self {
+        let Replica { settings, configs, tailnet, forwarding, ingress, state } = replica;
+        let sites = ingress.as_ref().and_then(|ingress| ingress.sites.as_ref());
         Self {
             metrics,
             pod_ips: settings.pod.ips.clone(),
-            forwards: settings.forwards(),
+            forwards: forwarding.enabled,
             start: Instant::now(),
             leaving,
             heartbeats: tasks.heartbeats(),
-            egress: settings.egress.is_some().then(|| replica.egress.state.clone()),
-            ingress: settings.ingress.is_some().then(|| replica.ingress.state.clone()),
-            serve: settings.serve.is_some().then(|| replica.serve.state.clone()),
-            daemon: replica.daemon.as_ref().map(crate::proxy::tailnet::daemon::DaemonHandle::state),
-            netmap: replica.netmap.clone(),
-            names: replica.names.clone(),
-            planned: replica.planned.clone(),
-            programmed: replica.programmed.clone(),
-            ended: replica.ended.clone(),
+            egress: settings.egress.is_some().then(|| configs.egress.state.clone()),
+            ingress: settings.ingress.is_some().then(|| configs.ingress.state.clone()),
+            serve: settings.serve.is_some().then(|| configs.serve.state.clone()),
+            daemon: tailnet.daemon.as_ref().map(crate::proxy::tailnet::daemon::DaemonHandle::state),
+            netmap: tailnet.netmap.clone(),
+            names: forwarding.names.clone(),
+            planned: forwarding.planned.clone(),
+            programmed: forwarding.programmed.clone(),
+            ended: forwarding.ended.clone(),
             crashes: settings.init.as_ref().map_or(0, |init| init.restarts),
             interface: settings.interface.clone(),
-            link: replica.link.clone(),
-            paths: replica.paths.clone(),
-            standing: replica.publishing.as_ref().map(|publishing| publishing.standing.clone()),
-            switches: replica.switches.clone(),
-            report,
+            link: forwarding.link.clone(),
+            paths: forwarding.warmup.clone(),
+            standing: ingress.as_ref().map(|ingress| ingress.standing.clone()),
+            switches: forwarding.switches.clone(),
+            report: state.as_ref().map(|state| state.health.clone()),
             sites: sites.map(|sites| sites.l7.clone()),
             certs: sites.and_then(|sites| sites.certs.clone()),
-            traffic: traffic(replica),
+            traffic: traffic(forwarding),
             pressure: Arc::new(|| Box::pin(pressure())),
-            peers: super::status::peers(replica),
-            usermetrics: usermetrics(replica),
+            peers: super::peer_counts::peers(tailnet),
+            usermetrics: usermetrics(tailnet),
             ping: Arc::new(|url| Box::pin(async move { ping(&url, PING).await })),
             patience: settings.drain_timeout.mul_f64(HOOK_SHARE),
             hook: Mutex::default(),
@@ -176,14 +161,14 @@ impl SnapshotSources {
     #[must_use]
     pub fn facts(&self) -> HealthInputs {
         let netmap = self.netmap.borrow();
-        let unheard = [
-            ("egress", is_unheard(self.egress.as_ref())),
-            ("ingress", is_unheard(self.ingress.as_ref())),
-            ("serve", is_unheard(self.serve.as_ref())),
+        let missing_configs = [
+            ("egress", is_missing(self.egress.as_ref())),
+            ("ingress", is_missing(self.ingress.as_ref())),
+            ("serve", is_missing(self.serve.as_ref())),
         ];
         HealthInputs {
             leaving: self.leaving.is_requested(),
-            unheard: unheard.into_iter().filter(|(_, unheard)| *unheard).map(|(name, _)| name).collect(),
+            missing_configs: missing_configs.into_iter().filter(|(_, missing_configs)| *missing_configs).map(|(name, _)| name).collect(),
             daemon: self.daemon.as_ref().map_or(DaemonHealth::Foreign, |state| {
                 let state = state.borrow();
                 match state.phase {
@@ -197,7 +182,7 @@ impl SnapshotSources {
             interface: self.link.as_ref().and_then(|link| ailing(&self.interface, &link.borrow())),
             paths: self.paths(),
             services: self.services(),
-            barred: self.barred().into_iter().map(|(service, why)| (service, why.to_string())).collect(),
+            funnel_errors: self.funnel_errors().into_iter().map(|(service, why)| (service, why.to_string())).collect(),
             rules: self.rules(Instant::now()),
             switches: if self.forwards { self.switches.borrow().clone() } else { Vec::new() },
         }
@@ -226,8 +211,8 @@ impl SnapshotSources {
     }
 
     /// The sites that are to be reached from the internet and are not.
-    pub(super) fn barred(&self) -> BTreeMap<String, FunnelError> {
-        self.standing.as_ref().and_then(|standing| standing.borrow().barred.clone()).unwrap_or_default()
+    pub(super) fn funnel_errors(&self) -> BTreeMap<String, FunnelError> {
+        self.standing.as_ref().and_then(|standing| standing.borrow().funnel_errors.clone()).unwrap_or_default()
     }
 
     /// How the kernel stands to the newest plan. Remembers since when it has been behind.
@@ -237,22 +222,17 @@ impl SnapshotSources {
         }
         let programmed = self.programmed.borrow().clone();
         let newest = self.planned.borrow().clone();
-        let fault = programmed.fault.map(|(fault, _)| (fault.reason, fault.message));
-        let damage = fault.clone().filter(|_| programmed.damaged);
-        let Some(in_force) = programmed.planned.filter(|_| programmed.at.is_some()) else { return Rules::Missing { fault } };
-        if let Some(fault) = damage {
-            return Rules::Damaged { fault };
-        }
-        let current = programmed.current && newest.is_none_or(|newest| Arc::ptr_eq(&newest, &in_force));
+        let in_force = programmed.planned.as_ref().filter(|_| programmed.at.is_some());
+        let is_newest = |in_force: &Arc<Planned>| newest.as_ref().is_none_or(|newest| Arc::ptr_eq(newest, in_force));
+        let writes = RulesetWrites {
+            written_at: in_force.and(programmed.at).map(|at| at.saturating_duration_since(self.start)),
+            count: programmed.writes,
+            newest: programmed.current && in_force.is_some_and(is_newest),
+            damaged: programmed.damaged,
+            fault: programmed.fault.as_ref().map(|(fault, _)| (fault.reason, fault.message.clone())),
+        };
         let mut lag = self.lag.lock().unwrap_or_else(PoisonError::into_inner);
-        if current {
-            *lag = Lag { since: None, caught_up: true };
-            return Rules::Current;
-        }
-        // While one change after another is written, however fast they come, the kernel is behind by one write at most.
-        let since = (*lag.since.get_or_insert(now)).max(programmed.at.unwrap_or(now));
-        let first = !lag.caught_up && programmed.writes < 2;
-        Rules::Behind { first, since: now.saturating_duration_since(since), fault }
+        lag.observe(writes, now.saturating_duration_since(self.start))
     }
 
     /// For how long the kernel has been behind the newest plan; zero while it holds it, nothing before the first write.
@@ -298,7 +278,7 @@ impl SnapshotSources {
             crashes: self.crashes,
             report: self.report.as_ref().map(|health| report(&health.borrow(), now)),
             sites: self.sites.as_ref().map(L7::sample),
-            barred: self.barred(),
+            funnel_errors: self.funnel_errors(),
             certs: self.certs.as_ref().map(|certs| CertState { state: Arc::clone(&certs.state.borrow()), leads: *certs.leads.borrow() }),
         }
     }
@@ -339,7 +319,7 @@ impl SnapshotSources {
     }
 }
 
-fn is_unheard<D: Document>(state: Option<&watch::Receiver<InForce<D>>>) -> bool {
+fn is_missing<D: Document>(state: Option<&watch::Receiver<InForce<D>>>) -> bool {
     state.is_some_and(|state| state.borrow().document.is_none())
 }
 
@@ -357,8 +337,8 @@ fn report(health: &WriterHealth, now: Instant) -> ReportState {
     ReportState { writes: health.writes, fault }
 }
 
-fn traffic(replica: &Replica) -> Fetch<Traffic> {
-    let firewall = replica.firewall.clone();
+fn traffic(forwarding: &ForwardingPart) -> Fetch<Traffic> {
+    let firewall = forwarding.firewall.clone();
     Arc::new(move || {
         let firewall = firewall.borrow().clone();
         Box::pin(async move {
@@ -373,8 +353,8 @@ async fn pressure() -> Option<Pressure> {
     read.inspect_err(|error| tracing::debug!(reason = error.reason(), "the connection table cannot be read: {error}")).ok()
 }
 
-fn usermetrics(replica: &Replica) -> Fetch<String> {
-    let api = replica.daemon.as_ref().map(|daemon| daemon.api().clone());
+fn usermetrics(tailnet: &TailnetPart) -> Fetch<String> {
+    let api = tailnet.daemon.as_ref().map(|daemon| daemon.api().clone());
     Arc::new(move || {
         let api = api.clone();
         Box::pin(async move {

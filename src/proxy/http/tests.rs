@@ -362,10 +362,10 @@ async fn the_status_tells_totals_and_what_is_in_the_way() {
     );
     lab.ready();
     let after = told().await;
-    assert_eq!((after.blockers, after.failure, after.version.as_str()), (Vec::new(), None, env!("CARGO_PKG_VERSION")));
+    assert_eq!((after.blockers, after.last_error, after.version.as_str()), (Vec::new(), None, env!("CARGO_PKG_VERSION")));
     lab.programmed.send_modify(|state| {
         let fault = crate::proxy::forwarding::ruleset_sync::SyncFault { reason: "Refused", message: "service default-db".into() };
         state.fault = Some((fault, Instant::now()));
     });
-    assert_eq!(told().await.failure.as_deref(), Some("the kernel does not take the rules: Refused"), "no name of a service");
+    assert_eq!(told().await.last_error.as_deref(), Some("the kernel does not take the rules: Refused"), "no name of a service");
 }

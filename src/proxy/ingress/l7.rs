@@ -1,11 +1,10 @@
 //! The sites of an ingress group: TLS ends here, and requests go to the endpoints of cluster services.
 //!
 //! tailscaled forwards each port of a Tailscale Service to a listener on the loopback network, with a PROXY header of version 2 in
-//! front ([`InPlace`] says where). Sites, certificates and endpoints are latest-wins cells: what changes holds for the next request or
+//! front ([`SiteStatus`] says where). Sites, certificates and endpoints are latest-wins cells: what changes holds for the next request or
 //! handshake, and ends no connection. Nothing here asks for a certificate, and none of it touches tailscaled's own config.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +19,7 @@ use crate::model::ingress::vhosts::headers::Upgrades;
 use crate::model::ingress::vhosts::shares::Shares;
 use crate::model::ingress::vhosts::{Vhost, Vhosts};
 use crate::model::settings::FrontEnd;
+use crate::model::tailnet::advertise::SiteStatus;
 use crate::runtime::watch_ext::put;
 
 use endpoints::UpstreamEndpoints;
@@ -31,6 +31,7 @@ use stats::{Counts, Stats};
 
 mod activity;
 mod body;
+mod client;
 mod connection;
 mod dial;
 pub mod endpoints;
@@ -117,24 +118,11 @@ pub struct Limits {
     pub grace: Duration,
 }
 
-/// How a site stands.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct InPlace {
-    /// Where its ports are listened on: what tailscaled is to forward to.
-    pub ports: BTreeMap<u16, SocketAddr>,
-    /// Names that need a certificate and have none yet: handshakes for them are refused.
-    pub missing: BTreeSet<String>,
-    /// A name has its certificate, or none needs one: what is served over TLS may be reached.
-    pub certified: bool,
-    /// Why a port is not listened on.
-    pub faults: BTreeMap<u16, String>,
-}
-
 /// What the rest of the replica sees.
 #[derive(Debug, Clone)]
 pub struct L7 {
     /// How each site stands, by the name of the Tailscale Service.
-    pub in_place: watch::Receiver<Arc<BTreeMap<String, InPlace>>>,
+    pub in_place: watch::Receiver<Arc<BTreeMap<String, SiteStatus>>>,
     /// The kind of what is wrong with a certificate that came, by name.
     pub refused: watch::Receiver<Arc<BTreeMap<String, &'static str>>>,
     pub stats: Stats,
@@ -146,7 +134,7 @@ pub struct L7 {
 pub struct L7Sample {
     pub sites: BTreeMap<String, stats::SiteCounts>,
     /// How each site stands.
-    pub in_place: Arc<BTreeMap<String, InPlace>>,
+    pub in_place: Arc<BTreeMap<String, SiteStatus>>,
     /// The kind of what is wrong with a certificate that came, by name.
     pub refused: Arc<BTreeMap<String, &'static str>>,
     /// How many endpoints each backend has, and how many of them are left alone.
@@ -220,14 +208,6 @@ impl Limits {
     }
 }
 
-impl InPlace {
-    /// Whether everything of the site is: each port is listened on, each name has its certificate.
-    #[must_use]
-    pub fn is_whole(&self) -> bool {
-        self.missing.is_empty() && self.faults.is_empty()
-    }
-}
-
 impl L7 {
     /// How many endpoints each backend has, and how many of them are left alone.
     #[must_use]
@@ -290,7 +270,7 @@ struct ListenerChannels {
 async fn run(
     mut cells: ListenerChannels,
     shared: Arc<ListenerContext>,
-    placed: watch::Sender<Arc<BTreeMap<String, InPlace>>>,
+    placed: watch::Sender<Arc<BTreeMap<String, SiteStatus>>>,
     refusing: watch::Sender<Arc<BTreeMap<String, &'static str>>>,
 ) {
     let mut listeners = Listeners::default();
@@ -331,7 +311,7 @@ fn load(certificates: &Certificates, sites: &Vhosts, pairs: &BTreeMap<String, Pa
 }
 
 /// Says which names are left out of sites that are served, if that is news.
-fn tell(before: &BTreeMap<String, InPlace>, after: &BTreeMap<String, InPlace>) {
+fn tell(before: &BTreeMap<String, SiteStatus>, after: &BTreeMap<String, SiteStatus>) {
     for (service, now) in after.iter().filter(|(_, now)| now.certified) {
         let before_missing = before.get(service).filter(|before| before.certified).map(|before| &before.missing);
         for name in now.missing.iter().filter(|name| before_missing.is_none_or(|current| !current.contains(*name))) {

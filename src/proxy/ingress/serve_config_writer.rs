@@ -16,7 +16,7 @@ use crate::model::tailnet::supervise::DaemonPhase;
 use crate::proxy::tailnet::daemon::DaemonState;
 
 /// How often it is looked whether somebody else has changed it.
-const LOOK: Duration = Duration::from_secs(30);
+const POLL_INTERVAL: Duration = Duration::from_secs(30);
 
 /// What the writer goes by.
 #[derive(Debug)]
@@ -54,7 +54,7 @@ pub async fn run(api: LocalApi, mut inputs: Inputs, state: watch::Sender<ServeSt
             let rest = match bring(&api, &wanted, start, &state).await {
                 Ok(true) => {
                     retry.reset();
-                    LOOK
+                    POLL_INTERVAL
                 }
                 Ok(false) => Duration::ZERO,
                 Err(error) => {

@@ -6,29 +6,45 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use crate::api::routes::Host;
+use crate::edge::kube::Cluster;
 use crate::model::config::source::ServeContent;
 use crate::model::ingress::vhosts::shares::Shares;
 use crate::model::ingress::vhosts::{Vhosts, node};
-use crate::model::tailnet::advertise::{Advertised, WithdrawalProgress};
+use crate::model::settings::Settings;
+use crate::model::tailnet::advertise::{AdvertiseMode, AdvertiseStatus, Advertised, WithdrawalProgress};
 use crate::runtime::resources;
 use crate::runtime::tasks::Tasks;
 use crate::runtime::watch_ext::put;
 
 use crate::proxy::certs::{self, CertOutputs};
-use crate::proxy::ingress::advertise::{self, AdvertiseMode, AdvertiseStatus};
+use crate::proxy::config::inputs::ConfigPart;
+use crate::proxy::forwarding::start::ForwardingPart;
+use crate::proxy::ingress::advertise;
 use crate::proxy::ingress::l7::{self, Closing, L7, Limits, Loopback, ReplicaLocation, endpoints, identify};
 use crate::proxy::ingress::serve_config_writer::{self, ServeStatus};
-use crate::proxy::replica::Replica;
 use crate::proxy::spawn;
+use crate::proxy::tailnet::daemon::DaemonHandle;
+use crate::proxy::tailnet::start::TailnetPart;
 
-/// How what is advertised stands, and how it is taken back.
+/// Ingress, as the rest of the replica sees it: what is advertised, and the HTTP front end.
 #[derive(Debug)]
-pub struct AdvertiseHandle {
+pub struct IngressPart {
     pub standing: watch::Receiver<AdvertiseStatus>,
     pub serving: watch::Receiver<ServeStatus>,
-    /// How far the replica is with leaving.
-    pub leaving: watch::Sender<WithdrawalProgress>,
+    /// The HTTP front end, if it can serve.
     pub sites: Option<Listening>,
+    /// How far the replica is with leaving.
+    pub(super) leaving: watch::Sender<WithdrawalProgress>,
+}
+
+/// The parts that ingress stands on.
+#[derive(Debug, Clone, Copy)]
+pub struct IngressInputs<'a> {
+    pub settings: &'a Settings,
+    pub cluster: Option<&'a Cluster>,
+    pub configs: &'a ConfigPart,
+    pub tailnet: &'a TailnetPart,
+    pub forwarding: &'a ForwardingPart,
 }
 
 /// The listeners of sites.
@@ -43,47 +59,47 @@ pub struct Listening {
     pub closed: watch::Receiver<bool>,
 }
 
-impl Replica {
-    /// Starts it; `advertised` tells tailscaled's supervision. Nothing where tailscaled's config alone says what is advertised.
-    pub(in crate::proxy) fn publish(&mut self, advertised: watch::Sender<Advertised>, tasks: &mut Tasks) {
-        let Some(daemon) = self.daemon.as_ref().filter(|_| self.settings.limits_advertising()) else { return };
-        let how = AdvertiseMode {
-            serves: self.settings.serve.is_some(),
-            on_node: self.settings.node_sites,
-            unasked: self.settings.auto_advertise,
-        };
-        let sites = if how.serves { self.listen(identify::by(daemon.api().clone()), how.on_node, tasks) } else { None };
+impl IngressPart {
+    /// Starts it; `advertised` is what tailscaled's supervision follows. Nothing where tailscaled's config alone says what is advertised.
+    pub fn start(inputs: IngressInputs<'_>, advertised: watch::Sender<Advertised>, tasks: &mut Tasks) -> Option<Self> {
+        let IngressInputs { settings, configs, tailnet, forwarding, .. } = inputs;
+        let daemon = tailnet.daemon.as_ref().filter(|_| settings.limits_advertising())?;
+        let how = AdvertiseMode { serves: settings.serve.is_some(), on_node: settings.node_sites, unasked: settings.auto_advertise };
+        let sites = if how.serves { Listening::start(inputs, daemon, tasks) } else { None };
         let (wanted, to_serve) = watch::channel(None);
         let (serving_in, serving) = watch::channel(ServeStatus::default());
         let (standing_in, standing) = watch::channel(AdvertiseStatus::default());
         let (leaving, told_to_leave) = watch::channel(WithdrawalProgress::default());
         let inputs = advertise::Inputs {
             daemon: daemon.state(),
-            netmap: self.netmap.clone(),
-            served: self.serve.services.clone(),
-            ingress: self.ingress.services.clone(),
-            programmed: self.programmed.clone(),
+            netmap: tailnet.netmap.clone(),
+            served: configs.serve.services.clone(),
+            ingress: configs.ingress.services.clone(),
+            programmed: forwarding.programmed.clone(),
             in_place: sites.as_ref().map_or_else(|| watch::channel(Arc::default()).1, |sites| sites.l7.in_place.clone()),
             serving: serving.clone(),
-            paths: self.paths.clone(),
+            paths: forwarding.warmup.clone(),
             leaving: told_to_leave,
         };
         let outputs = advertise::AdvertiseOutputs { wanted, advertised, standing: standing_in };
         spawn(tasks, "advertise", advertise::run(inputs, how, outputs));
         let inputs = serve_config_writer::Inputs { daemon: daemon.state(), wanted: to_serve };
         spawn(tasks, "serve", serve_config_writer::run(daemon.api().clone(), inputs, serving_in));
-        self.publishing = Some(AdvertiseHandle { standing, serving, leaving, sites });
+        Some(Self { standing, serving, sites, leaving })
     }
+}
 
-    /// Starts the listeners of the sites; nothing, which is told, if TLS cannot be set up.
-    fn listen(&self, ask: identify::WhoIsLookup, on_node: bool, tasks: &mut Tasks) -> Option<Listening> {
+impl Listening {
+    /// Starts the listeners of the sites; nothing, which is logged, if TLS cannot be set up.
+    fn start(inputs: IngressInputs<'_>, daemon: &DaemonHandle, tasks: &mut Tasks) -> Option<Self> {
+        let IngressInputs { settings, cluster, configs, tailnet, .. } = inputs;
         let (sites_sender, sites) = watch::channel(Arc::default());
-        spawn(tasks, "sites", follow(self.serve.services.clone(), on_node, sites_sender));
+        spawn(tasks, "sites", follow(configs.serve.services.clone(), settings.node_sites, sites_sender));
         let (endpoints_sender, endpoints) = watch::channel(Arc::default());
-        if let Some(cluster) = self.cluster.clone() {
+        if let Some(cluster) = cluster.cloned() {
             spawn(tasks, "endpoints", endpoints::follow(cluster, sites.clone(), endpoints_sender));
         }
-        let front_end = &self.settings.front_end;
+        let front_end = &settings.front_end;
         let shares = Shares::of(resources::descriptors(), resources::memory(), front_end.max_connections);
         tracing::info!(
             shares.connections,
@@ -96,17 +112,17 @@ impl Replica {
             answer: front_end.answer_timeout,
             tunnel: front_end.tunnel_timeout,
             shares,
-            ..Limits::of(self.settings.drain_timeout)
+            ..Limits::of(settings.drain_timeout)
         };
         let (closing, told_to_close) = watch::channel(Closing::default());
-        let certs = self.certify(&sites, tasks);
+        let certs = cluster.and_then(|cluster| certify(settings, cluster, daemon, tailnet, &sites, tasks));
         let inputs = l7::Inputs {
             certificates: certs.as_ref().map_or_else(|| watch::channel(Arc::default()).1, |certs| certs.pairs.clone()),
             sites,
             endpoints,
             closing: told_to_close,
-            ask: Some(ask),
-            place: ReplicaLocation { zone: None, node: self.settings.pod.node.clone() },
+            ask: Some(identify::by(daemon.api().clone())),
+            place: ReplicaLocation { zone: None, node: settings.pod.node.clone() },
             loopback: Loopback::Named,
             limits,
             upgrades: front_end.upgrades.clone(),
@@ -120,18 +136,24 @@ impl Replica {
             // The sender stays: whoever waits for the end may look later.
             std::future::pending::<()>().await;
         });
-        Some(Listening { l7, certs, closing, closed })
+        Some(Self { l7, certs, closing, closed })
     }
+}
 
-    /// Starts what has the certificates of the sites; nothing where there are no Secrets to have them in.
-    fn certify(&self, sites: &watch::Receiver<Arc<Vhosts>>, tasks: &mut Tasks) -> Option<CertOutputs> {
-        let (daemon, cluster) = (self.daemon.as_ref()?, self.cluster.clone()?);
-        let settings = certs::Settings::of(&self.settings)?;
-        let (sender, wanted) = watch::channel(Arc::default());
-        spawn(tasks, "names of sites", names(sites.clone(), sender));
-        let inputs = certs::Inputs { cluster, api: daemon.api().clone(), wanted, netmap: self.netmap.clone() };
-        Some(certs::start(tasks, &settings, inputs))
-    }
+/// Starts the orders and copies of the sites' certificates; nothing where there are no Secrets to keep them in.
+fn certify(
+    settings: &Settings,
+    cluster: &Cluster,
+    daemon: &DaemonHandle,
+    tailnet: &TailnetPart,
+    sites: &watch::Receiver<Arc<Vhosts>>,
+    tasks: &mut Tasks,
+) -> Option<CertOutputs> {
+    let settings = certs::Settings::of(settings)?;
+    let (sender, wanted) = watch::channel(Arc::default());
+    spawn(tasks, "names of sites", names(sites.clone(), sender));
+    let inputs = certs::Inputs { cluster: cluster.clone(), api: daemon.api().clone(), wanted, netmap: tailnet.netmap.clone() };
+    Some(certs::start(tasks, &settings, inputs))
 }
 
 /// Keeps the names whose certificates are wanted equal to those of the sites that are served over TLS. Ends with the sites' sender.

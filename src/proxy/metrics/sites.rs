@@ -23,7 +23,7 @@ pub(super) struct SiteMetrics {
     endpoints: Sampled<1>,
     ejected: Sampled<1>,
     unfollowed: Sampled<2>,
-    barred: Sampled<2>,
+    funnel_errors: Sampled<2>,
 }
 
 impl SiteMetrics {
@@ -52,7 +52,7 @@ impl SiteMetrics {
         let help = "Failed attempts to send a request to an endpoint; a retry may have succeeded";
         let failures = by("tailyard_http_upstream_errors_total", counter, help, "reason");
         let missing = by("tailyard_certificate_missing", gauge, "1 for each host without a certificate", "name");
-        let barred = by("tailyard_funnel_unavailable", gauge, "1 for each Funnel host that the internet cannot reach", "reason");
+        let funnel_errors = by("tailyard_funnel_unavailable", gauge, "1 for each Funnel host that the internet cannot reach", "reason");
         let faults = by("tailyard_http_listener_error", gauge, "1 for each port that cannot be listened on", "port");
         let mut pair = |name, help, labels| registry.sampled(name, gauge, help, labels);
         let certificates = pair(
@@ -84,12 +84,12 @@ impl SiteMetrics {
             endpoints,
             ejected,
             unfollowed,
-            barred,
+            funnel_errors,
         }
     }
 
     pub(super) fn write(&self, page: &mut Page, snapshot: &Snapshot) {
-        page.write(&self.barred, snapshot.barred.iter().map(|(name, why)| ([name.as_str(), why.reason()], 1.0)));
+        page.write(&self.funnel_errors, snapshot.funnel_errors.iter().map(|(name, why)| ([name.as_str(), why.reason()], 1.0)));
         let Some(sample) = &snapshot.sites else { return };
         self.write_counts(page, sample);
         let of_sites = || sample.in_place.iter().map(|(name, placed)| (name.as_str(), placed));

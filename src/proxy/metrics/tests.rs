@@ -41,7 +41,7 @@ fn snapshot(now: Instant) -> Snapshot {
         report: None,
         sites: None,
         crashes: 0,
-        barred: BTreeMap::new(),
+        funnel_errors: BTreeMap::new(),
         certs: None,
     }
 }
@@ -223,7 +223,8 @@ fn names_and_units_follow_the_conventions() {
 #[tokio::test(start_paused = true)]
 async fn page_has_exactly_the_site_and_backend_series() {
     use crate::api::routes::Backend;
-    use crate::proxy::ingress::l7::{InPlace, L7Sample, stats};
+    use crate::model::tailnet::advertise::SiteStatus;
+    use crate::proxy::ingress::l7::{L7Sample, stats};
     let metrics = Metrics::new().expect("families");
     assert!(!metrics.page(&snapshot(Instant::now()), None).contains("tailyard_http_"), "a replica without sites has none");
     let counts = stats::SiteCounts {
@@ -235,7 +236,7 @@ async fn page_has_exactly_the_site_and_backend_series() {
         open: 4,
         ..stats::SiteCounts::default()
     };
-    let placed = InPlace { missing: ["a.ts.net".to_owned()].into(), faults: [(80, "taken".to_owned())].into(), ..InPlace::default() };
+    let placed = SiteStatus { missing: ["a.ts.net".to_owned()].into(), faults: [(80, "taken".to_owned())].into(), ..SiteStatus::default() };
     let backend = Backend { namespace: "ns".into(), service: "web".into(), port_name: "http".into(), ..Backend::default() };
     let sample = L7Sample {
         sites: [("svc:a".to_owned(), counts)].into(),
@@ -244,8 +245,8 @@ async fn page_has_exactly_the_site_and_backend_series() {
         endpoints: [(Arc::new(backend), (3, 1))].into(),
         unfollowed: [("ns".to_owned(), "Forbidden")].into(),
     };
-    let barred = [("svc:a".to_owned(), crate::model::tailnet::serve_config::FunnelError::NotAllowed)].into();
-    let page = metrics.page(&Snapshot { sites: Some(sample), barred, ..snapshot(Instant::now()) }, None);
+    let funnel_errors = [("svc:a".to_owned(), crate::model::tailnet::serve_config::FunnelError::NotAllowed)].into();
+    let page = metrics.page(&Snapshot { sites: Some(sample), funnel_errors, ..snapshot(Instant::now()) }, None);
     let expected = [
         r#"tailyard_http_requests_total{proxied_service="svc:a",code="1xx"} 0"#,
         r#"tailyard_http_requests_total{proxied_service="svc:a",code="2xx"} 7"#,
@@ -282,7 +283,7 @@ async fn page_has_exactly_the_site_and_backend_series() {
 #[test]
 fn page_has_exactly_the_certificate_series_of_each_name() {
     use crate::model::ingress::cert_orders::Certificate;
-    use crate::proxy::certs::{NameState, State};
+    use crate::model::ingress::cert_store::{CertStoreState, NameState};
     use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
     let now = Timestamp::now();
@@ -295,7 +296,7 @@ fn page_has_exactly_the_certificate_series_of_each_name() {
     let old = Certificate { from: now - SignedDuration::from_hours(400), ..certificate };
     let theirs = NameState { certificate: Some(old), ..NameState::default() };
     let names = [("good", good), ("late", late), ("theirs", theirs)].map(|(name, state)| (name.to_owned(), state));
-    let state = State { names: names.into(), orders: [("issued", 3), ("RateLimited", 2)].into(), restored: 1 };
+    let state = CertStoreState { names: names.into(), orders: [("issued", 3), ("RateLimited", 2)].into(), restored: 1 };
     let certs = Some(CertState { state: Arc::new(state), leads: true });
     let page = Metrics::new().expect("families").page(&Snapshot { certs, ..snapshot(Instant::now()) }, None);
     let expected = [

@@ -4,7 +4,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::api::state;
 use crate::edge::daemon;
-use crate::edge::kube::{Cluster, StateSecret};
+use crate::edge::kube::Cluster;
 use crate::model::base::backoff::Backoff;
 use crate::model::settings::{Settings, StateOut, TailnetMode};
 use crate::model::tailnet::state::Start;
@@ -12,46 +12,78 @@ use crate::model::tailnet::status::{GRACE, PodAddresses, ROOM};
 use crate::model::tailnet::supervise::{DaemonSettings, Login, StateWrite, conffile};
 use crate::runtime::tasks::Tasks;
 
-use crate::proxy::replica::Replica;
+use crate::proxy::forwarding::start::ForwardingPart;
+use crate::proxy::ingress::start::IngressPart;
 use crate::proxy::spawn;
-use crate::proxy::state_secret::writer::{self, LOOK, Ledger, Reporter, Store, WriteIntervals, WriterHealth, reporter};
+use crate::proxy::state_secret::writer::{self, Ledger, POLL_INTERVAL, Reporter, Store, WriteIntervals, WriterHealth, reporter};
 use crate::proxy::tailnet::daemon::StateRequest;
-use crate::proxy::tailnet::recent_peers::{PredecessorPeers, RecentPeersWriter};
+use crate::proxy::tailnet::recent_peers::{PredecessorPeers, RecentPeersWriter, record_mute_start};
+use crate::proxy::tailnet::start::TailnetPart;
 
-impl Replica {
-    /// Starts the writer of the state and those who tell it what to write; nothing where there is no place for it.
-    pub async fn start_report(&mut self, tasks: &mut Tasks) -> Option<watch::Receiver<WriterHealth>> {
-        let store = store(&self.settings, self.cluster.as_ref())?;
-        let (ledger, reporter) = writer::new(store, start(&self.settings).await, WriteIntervals { retry: Backoff::DAEMON, look: LOOK });
-        let health = ledger.health();
+/// The state of this replica, as the rest of it sees it.
+#[derive(Debug)]
+pub struct StatePart {
+    /// The desired content.
+    pub ledger: Ledger,
+    pub health: watch::Receiver<WriterHealth>,
+    /// Records the peers of this replica, if something may lead here.
+    pub recent_peers: Option<RecentPeersWriter>,
+}
+
+/// The parts whose state is written.
+#[derive(Debug, Clone, Copy)]
+pub struct StateInputs<'a> {
+    pub settings: &'a Settings,
+    pub cluster: Option<&'a Cluster>,
+    pub tailnet: &'a TailnetPart,
+    pub forwarding: &'a ForwardingPart,
+    pub ingress: Option<&'a IngressPart>,
+}
+
+impl StatePart {
+    /// Starts the writer of the state and those who fill it; nothing where there is no place for it. `requests` are the writes that
+    /// supervision of tailscaled asks for.
+    pub async fn start(inputs: StateInputs<'_>, requests: mpsc::Receiver<StateRequest>, tasks: &mut Tasks) -> Option<Self> {
+        let StateInputs { settings, cluster, tailnet, forwarding, ingress } = inputs;
+        let store = Store::of(settings, cluster)?;
+        let (ledger, reporter) = writer::new(store, start(settings).await, WriteIntervals { retry: Backoff::DAEMON, look: POLL_INTERVAL });
         let about = reporter::ReportInputs {
-            pod: PodAddresses::of(self.settings.pod.ips.iter().copied()),
-            egress: self.settings.egress.is_some(),
-            ingress: self.settings.ingress.is_some(),
+            pod: PodAddresses::of(settings.pod.ips.iter().copied()),
+            egress: settings.egress.is_some(),
+            ingress: settings.ingress.is_some(),
             grace: GRACE,
             // A file has no bound.
-            room: if matches!(self.settings.state, StateOut::Secret(_)) { ROOM } else { usize::MAX },
+            room: if matches!(settings.state, StateOut::Secret(_)) { ROOM } else { usize::MAX },
         };
-        let inputs = reporter::Inputs {
-            programmed: self.programmed.clone(),
-            netmap: self.netmap.clone(),
-            serving: self.publishing.as_ref().map_or_else(unheard, |publishing| publishing.serving.clone()),
-            standing: self.publishing.as_ref().map_or_else(unheard, |publishing| publishing.standing.clone()),
+        let published = reporter::Inputs {
+            programmed: forwarding.programmed.clone(),
+            netmap: tailnet.netmap.clone(),
+            serving: ingress.map_or_else(unset, |ingress| ingress.serving.clone()),
+            standing: ingress.map_or_else(unset, |ingress| ingress.standing.clone()),
         };
-        spawn(tasks, "reporter", reporter::run(inputs, about, ledger.clone()));
-        if let Some(requests) = self.requests.take() {
+        spawn(tasks, "reporter", reporter::run(published, about, ledger.clone()));
+        if tailnet.daemon.is_some() {
             spawn(tasks, "reissue", serve(requests, ledger.clone()));
         }
-        if let (Some(daemon), Some(publishing), true) = (&self.daemon, &self.publishing, self.paths.is_some()) {
-            let recent_peers =
-                RecentPeersWriter { api: daemon.api().clone(), ledger: ledger.clone(), predecessor: self.predecessor.clone() };
-            spawn(tasks, "recent-peers", recent_peers.clone().keep(publishing.standing.clone()));
-            self.recent_peers = Some(recent_peers);
-        }
-        self.ledger = Some(ledger);
-        spawn(tasks, "report", after(self.settings.forwards().then(|| self.predecessor.subscribe()), reporter));
-        Some(health)
+        let recent_peers = record_peers(inputs, &ledger, tasks);
+        let health = ledger.health();
+        spawn(tasks, "report", after(forwarding.enabled.then(|| forwarding.predecessor.subscribe()), reporter));
+        Some(Self { ledger, health, recent_peers })
     }
+
+    /// Records for the next Pod that from now on peers hear nothing of this one.
+    pub fn record_mute_start(&self) {
+        record_mute_start(&self.ledger);
+    }
+}
+
+/// Starts recording the peers, where services may lead here and peers are warmed up.
+fn record_peers(inputs: StateInputs<'_>, ledger: &Ledger, tasks: &mut Tasks) -> Option<RecentPeersWriter> {
+    let StateInputs { tailnet, forwarding, ingress, .. } = inputs;
+    let daemon = tailnet.daemon.as_ref().filter(|_| forwarding.warmup.is_some())?;
+    let writer = RecentPeersWriter { api: daemon.api().clone(), ledger: ledger.clone(), predecessor: forwarding.predecessor.clone() };
+    spawn(tasks, "recent-peers", writer.clone().keep(ingress?.standing.clone()));
+    Some(writer)
 }
 
 /// Writes once what the predecessor left was read, where somebody reads it.
@@ -64,17 +96,8 @@ async fn after(predecessor: Option<watch::Receiver<Option<PredecessorPeers>>>, r
 }
 
 /// A cell in which nobody says anything.
-fn unheard<T: Default>() -> watch::Receiver<T> {
+fn unset<T: Default>() -> watch::Receiver<T> {
     watch::channel(T::default()).1
-}
-
-/// Where the state is kept, if anywhere.
-pub(in crate::proxy) fn store(settings: &Settings, cluster: Option<&Cluster>) -> Option<Store> {
-    match &settings.state {
-        StateOut::None => None,
-        StateOut::File(path) => Some(Store::File(path.clone())),
-        StateOut::Secret(name) => cluster.map(|cluster| Store::Secret(StateSecret::new(cluster.clone(), name.clone()))),
-    }
 }
 
 /// What is known when a container starts. A daemon whose version is not to be had says so when it is started.

@@ -2,7 +2,7 @@
 //!
 //! Anybody says what a key is to be, by a [`Ledger`], and goes on at once. The writer takes the newest wishes, writes what is not
 //! there yet in one call, at most once in [`PACE`], and tries again for ever. It reads the Secret when it starts, when it is
-//! another one than before (which is looked for about once in [`LOOK`]) and before it forgets the device, and never otherwise;
+//! another one than before (which is looked for about once in [`POLL_INTERVAL`]) and before it forgets the device, and never otherwise;
 //! tailscaled's keys are left alone but for that.
 
 use std::time::Duration;
@@ -24,14 +24,14 @@ pub const PACE: Duration = Duration::from_secs(1);
 
 /// How long the Secret is left alone before it is looked whether it is still the same, half as long again at most. One that was
 /// deleted and made anew between two writes holds nothing of ours, and nobody else says so: a replica may not watch it.
-pub const LOOK: Duration = Duration::from_secs(40);
+pub const POLL_INTERVAL: Duration = Duration::from_secs(40);
 
 /// When the writer acts without being told to.
 #[derive(Debug, Clone, Copy)]
 pub struct WriteIntervals {
     /// When to try again after a failure.
     pub retry: Backoff,
-    /// [`LOOK`].
+    /// [`POLL_INTERVAL`].
     pub look: Duration,
 }
 

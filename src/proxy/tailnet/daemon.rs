@@ -31,7 +31,7 @@ use crate::model::tailnet::supervise::{AuthEvent, BusState, DaemonEvent, DaemonP
 use crate::runtime::tasks::Stop;
 
 /// How often the config directory is looked at; one file of some hundred bytes is read.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What tailscaled says of its health when it cannot have what it keeps, and begins with nothing (1.90 and newer).
 const STORELESS: &str = "state-store-health";
@@ -229,7 +229,7 @@ impl DaemonHandle {
 impl Supervisor {
     async fn run(&mut self) -> Result<(), NeverStarted> {
         self.prepare().await;
-        let mut look = interval(LOOK);
+        let mut look = interval(POLL_INTERVAL);
         self.happened(vec![DaemonEvent::Tick]).await;
         loop {
             if let Some(fault) = self.gave_up.take() {

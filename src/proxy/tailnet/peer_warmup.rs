@@ -17,13 +17,13 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::edge::localapi::{LocalApi, PingKind};
 use crate::model::plan::Planned;
-use crate::model::tailnet::peer_warmup::{BOUND, recent_targets, targets};
+use crate::model::tailnet::peer_warmup::{LIMIT, recent_targets, targets};
 use crate::model::tailnet::supervise::DaemonPhase;
 use crate::proxy::tailnet::daemon::DaemonState;
 use crate::proxy::tailnet::recent_peers::PredecessorPeers;
 
 /// How long the first question waits for its answer; each further one waits twice as long as the one before, up to [`LONGEST`].
-const PATIENCE: Duration = Duration::from_millis(300);
+const TIMEOUT: Duration = Duration::from_millis(300);
 /// The longest that one waits.
 const LONGEST: Duration = Duration::from_secs(1);
 
@@ -66,17 +66,16 @@ pub async fn run(
         let connects = |phase| matches!(phase, DaemonPhase::Starting | DaemonPhase::Running);
         let untried = |daemon: &DaemonState| connects(daemon.phase) && tried != Some(daemon.restarts);
         let Ok(start) = daemon.wait_for(untried).await.map(|daemon| daemon.restarts) else { return };
-        let Ok(Some(mut remaining)) = predecessor.wait_for(Option::is_some).await.map(|rest| rest.clone()) else { return };
-        remaining.here |= start > 0;
+        let Ok(Some(mut before)) = predecessor.wait_for(Option::is_some).await.map(|found| found.clone()) else { return };
+        before.here |= start > 0;
         let wanted = planned.wait_for(Option::is_some).await.map(|planned| {
-            let wanted =
-                planned.iter().flat_map(|planned| targets(planned).into_iter().chain(recent_targets(planned, &remaining.addresses)));
+            let wanted = planned.iter().flat_map(|planned| targets(planned).into_iter().chain(recent_targets(planned, &before.addresses)));
             wanted.collect()
         });
         let Ok(wanted) = wanted else { return };
         let mut phase = daemon.clone();
         let open = tokio::select! {
-            open = attempt(&ask, wanted, &remaining, &mut phase, &state) => open,
+            open = attempt(&ask, wanted, &before, &mut phase, &state) => open,
             restarted = daemon.wait_for(|daemon| daemon.restarts != start) => {
                 if restarted.is_err() {
                     return;
@@ -112,7 +111,7 @@ async fn attempt(
     let over = async {
         // Who could tell is gone: nobody waits any more.
         let _ = daemon.wait_for(|daemon| daemon.phase == DaemonPhase::Running).await;
-        sleep(BOUND).await;
+        sleep(LIMIT).await;
     };
     tokio::select! {
         _ = join_all(each) => {
@@ -128,7 +127,7 @@ async fn attempt(
 }
 
 async fn answered(ask: &ReachabilityCheck, ip: IpAddr, ping: PingKind) {
-    let mut patience = PATIENCE;
+    let mut patience = TIMEOUT;
     loop {
         let next = Instant::now() + patience;
         if ask(ip, ping, patience).await {
@@ -213,12 +212,12 @@ mod tests {
     async fn every_target_is_asked_outside_the_tunnel_and_then_through_it() {
         let mut bench = bench(|_, before| before != 0);
         bench.running(0);
-        advance(BOUND * 2).await;
+        advance(LIMIT * 2).await;
         assert_eq!(*bench.state.borrow(), WarmupProgress::default(), "there is no plan yet");
         bench.plan();
         assert_eq!(
             bench.tried(0).await,
-            PATIENCE + PredecessorPeers::default().settle(),
+            TIMEOUT + PredecessorPeers::default().settle(),
             "what does not answer is asked again, all at once"
         );
         let asked = bench.asked.lock().expect("not poisoned").clone();
@@ -234,11 +233,11 @@ mod tests {
         bench.left.send_replace(Some(PredecessorPeers { here: true, ..PredecessorPeers::default() }));
         bench.plan();
         bench.running(0);
-        assert_eq!(bench.tried(0).await, PATIENCE);
+        assert_eq!(bench.tried(0).await, TIMEOUT);
         let mut again = self::bench(|_, before| before != 0);
         again.plan();
         again.running(1);
-        assert_eq!(again.tried(1).await, PATIENCE, "a daemon that was started again is where it was");
+        assert_eq!(again.tried(1).await, TIMEOUT, "a daemon that was started again is where it was");
         for bench in [bench, again] {
             assert!(bench.asked.lock().expect("not poisoned").iter().all(|(_, ping)| *ping == PingKind::Tsmp));
         }
@@ -250,7 +249,7 @@ mod tests {
         bench.left.send_replace(None);
         bench.plan();
         bench.running(0);
-        advance(BOUND * 2).await;
+        advance(LIMIT * 2).await;
         assert_eq!(*bench.state.borrow(), WarmupProgress::default(), "who they are is not known yet");
         bench
             .left
@@ -266,15 +265,15 @@ mod tests {
         let mut bench = bench(|_, before| before > 20);
         bench.plan();
         bench.starting();
-        assert!(bench.tried(0).await > BOUND, "however long it takes");
+        assert!(bench.tried(0).await > LIMIT, "however long it takes");
         assert!(bench.state.borrow().open);
         let mut bench = self::bench(|asked, _| asked == ip(2));
         bench.plan();
         bench.starting();
-        advance(BOUND * 2).await;
+        advance(LIMIT * 2).await;
         assert_eq!(bench.state.borrow().start, None);
         bench.running(0);
-        assert_eq!(bench.tried(0).await, BOUND, "from when it is connected");
+        assert_eq!(bench.tried(0).await, LIMIT, "from when it is connected");
         assert!(!bench.state.borrow().open);
     }
 
@@ -284,7 +283,7 @@ mod tests {
         bench.running(0);
         bench.plan();
         bench.state.wait_for(|state| state.waiting == [ip(3)].into()).await.expect("the task lives");
-        assert!(bench.tried(0).await <= BOUND);
+        assert!(bench.tried(0).await <= LIMIT);
         assert_eq!(bench.state.borrow().waiting, BTreeSet::new(), "nobody waits for it any more");
     }
 

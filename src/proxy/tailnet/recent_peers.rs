@@ -14,22 +14,22 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::api::state::{POD_UID, SILENT_SINCE, SPOKEN_WITH};
 use crate::edge::localapi::LocalApi;
+use crate::model::tailnet::advertise::AdvertiseStatus;
 use crate::model::tailnet::peer_warmup::settle;
 use crate::model::tailnet::recent_peers::{of_late, read, write};
 use crate::model::tailnet::state::Content;
-use crate::proxy::ingress::advertise::AdvertiseStatus;
 use crate::proxy::state_secret::writer::{Ledger, Store};
 use crate::runtime::watch_ext::put;
 
 /// How often it is looked for at most.
 const EVERY: Duration = Duration::from_mins(1);
 /// How many times as long as a look took nothing is looked for: the status of a large tailnet is megabytes.
-const REST: u32 = 200;
+const COOLDOWN: u32 = 200;
 /// How long what the predecessor left is waited for; nobody is to wait for an API server that is away.
-const PATIENCE: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(3);
 /// The same in a container that starts again: its peers have to learn of the new tailscaled through the tunnel before the control
 /// server tells them, and tailscaled does not wait longer for the Secret either.
-const RESTART_PATIENCE: Duration = Duration::from_millis(500);
+const RESTART_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// What a predecessor left for whoever opens ways.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -54,8 +54,8 @@ pub struct RecentPeersWriter {
 /// Reads what the predecessor left, if there is a place for it, and rests. Nobody is better than to wait. Whether the predecessor was
 /// in the Pod of this UID is known from the state only until its writer has begun; `restarted` says that an earlier container of the
 /// Pod is known by what it left on the disk.
-pub async fn recall(store: Option<Store>, pod: Option<String>, restarted: bool, predecessor: watch::Sender<Option<PredecessorPeers>>) {
-    let limit = if restarted { RESTART_PATIENCE } else { PATIENCE };
+pub async fn load(store: Option<Store>, pod: Option<String>, restarted: bool, predecessor: watch::Sender<Option<PredecessorPeers>>) {
+    let limit = if restarted { RESTART_TIMEOUT } else { TIMEOUT };
     let found = match store {
         Some(store) => timeout(limit, store.read()).await,
         None => Ok(Ok(Content::new())),
@@ -85,7 +85,7 @@ pub async fn recall(store: Option<Store>, pod: Option<String>, restarted: bool, 
 }
 
 /// Writes down for the successor that from now on peers hear nothing of this replica outside the tunnel.
-pub fn fall_silent(ledger: &Ledger) {
+pub fn record_mute_start(ledger: &Ledger) {
     ledger.set(SILENT_SINCE, Timestamp::now().to_string());
 }
 
@@ -109,7 +109,7 @@ impl RecentPeersWriter {
         while standing.wait_for(|standing| !standing.leading.is_empty()).await.is_ok() {
             let began = Instant::now();
             self.look().await;
-            sleep(EVERY.max(began.elapsed() * REST)).await;
+            sleep(EVERY.max(began.elapsed() * COOLDOWN)).await;
         }
     }
 
@@ -136,7 +136,7 @@ mod tests {
         let predecessor = watch::Sender::new(None);
         let mut published = predecessor.subscribe();
         let path = std::env::temp_dir();
-        tokio::spawn(recall(Some(Store::File(path)), Some("uid".to_owned()), restarted, predecessor));
+        tokio::spawn(load(Some(Store::File(path)), Some("uid".to_owned()), restarted, predecessor));
         published.wait_for(Option::is_some).await.expect("published").clone().expect("some")
     }
 

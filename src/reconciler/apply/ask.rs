@@ -112,7 +112,7 @@ impl Applier {
         let message = deleted.err().map(|error| error.lasting()).unwrap_or_default();
         tracing::warn!(group = observed.name, "{message}");
         let notice = Notice { subject: Subject::Group, warning: true, reason: "DeviceOrphaned", message };
-        self.tell(observed, vec![notice]).await;
+        self.write_events(observed, vec![notice]).await;
         Ok(())
     }
 

@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::{ClusterCache, Id, StoredObject, Typed, WatchRole};
 use crate::api::names;
 use crate::model::controller::objects::{Kind, ObjectRef};
-use crate::model::controller::proxygroup::{by_hand, concerns};
+use crate::model::controller::proxygroup::{concerns, is_manual};
 
 #[derive(Debug, Default)]
 pub(super) struct GroupObjects {
@@ -22,7 +22,7 @@ pub(super) struct GroupObjects {
     pub(super) owned: OrdMap<ObjectRef, Arc<Value>>,
     /// The slices of its children, which are shown while some of them are written by hand.
     slices: OrdMap<ObjectRef, Arc<Value>>,
-    by_hand: usize,
+    is_manual: usize,
     /// The users' Services that concern it, or of which it has a child.
     pub(super) services: OrdMap<Id, Arc<Service>>,
     /// The Ingresses that name it, or for which its config has something.
@@ -39,18 +39,18 @@ impl GroupObjects {
 
 impl GroupObjects {
     /// Whether its slices matter.
-    pub(super) fn by_hand(&self) -> bool {
-        self.by_hand > 0
+    pub(super) fn is_manual(&self) -> bool {
+        self.is_manual > 0
     }
 
     /// What a pass is shown of what it has.
     pub(super) fn shown(&self) -> OrdMap<ObjectRef, Arc<Value>> {
-        if self.by_hand() { self.owned.clone().union(self.slices.clone()) } else { self.owned.clone() }
+        if self.is_manual() { self.owned.clone().union(self.slices.clone()) } else { self.owned.clone() }
     }
 
     fn own(&mut self, object: ObjectRef, value: &Arc<Value>) {
         if object.kind == Kind::EndpointSlice {
-            self.by_hand += usize::from(by_hand(value));
+            self.is_manual += usize::from(is_manual(value));
             self.slices.insert(object, Arc::clone(value));
         } else {
             self.owned.insert(object, Arc::clone(value));
@@ -59,8 +59,8 @@ impl GroupObjects {
 
     fn disown(&mut self, object: &ObjectRef) {
         self.owned.remove(object);
-        if self.slices.remove(object).is_some_and(|slice| by_hand(&slice)) {
-            self.by_hand -= 1;
+        if self.slices.remove(object).is_some_and(|slice| is_manual(&slice)) {
+            self.is_manual -= 1;
         }
     }
 }

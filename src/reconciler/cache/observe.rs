@@ -145,7 +145,7 @@ impl ClusterCache {
         let names = |role| self.shelves.get(&role).into_iter().flat_map(|shelf| shelf.objects.keys().map(|(_, name)| name.clone()));
         let groups = names(WatchRole::Group).chain(self.members.keys().cloned()).map(WorkKey::Group);
         groups
-            .chain([WorkKey::Own])
+            .chain([WorkKey::DefaultControlPlane])
             .chain(names(WatchRole::Class).map(WorkKey::Class))
             .chain(names(WatchRole::Tailnet).map(WorkKey::Tailnet))
             .collect()
@@ -178,8 +178,8 @@ impl ClusterCache {
         for label in self.asked_labels(group) {
             let begin = format!("{label}.");
             let same = secrets.objects.range((namespace.to_owned(), begin.clone())..).take_while(|((_, name), _)| name.starts_with(&begin));
-            for ((namespace, name), existing) in same.filter(|(_, found)| domain_of(&found.value).is_some()) {
-                owned.entry(ObjectRef::new(Kind::Secret, namespace, name.clone())).or_insert_with(|| Arc::clone(&existing.value));
+            for ((namespace, name), stored) in same.filter(|(_, stored)| domain_of(&stored.value).is_some()) {
+                owned.entry(ObjectRef::new(Kind::Secret, namespace, name.clone())).or_insert_with(|| Arc::clone(&stored.value));
             }
         }
         owned
@@ -209,7 +209,7 @@ impl ClusterCache {
     fn node_ports(&self, group: &str) -> BTreeSet<u16> {
         let services = self.shelves.get(&WatchRole::Owned(Kind::Service)).into_iter().flat_map(|shelf| shelf.objects.values());
         let others = services.filter(|stored| stored.value["metadata"]["labels"][names::PARENT] != group);
-        let ports = others.flat_map(|existing| existing.value["spec"]["ports"].as_array().into_iter().flatten());
+        let ports = others.flat_map(|stored| stored.value["spec"]["ports"].as_array().into_iter().flatten());
         let node_ports = ports.filter_map(|port| port["nodePort"].as_u64()?.try_into().ok());
         node_ports.chain(self.refused_ports.keys().copied()).collect()
     }

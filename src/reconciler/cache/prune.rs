@@ -30,7 +30,7 @@ pub(super) fn lean(role: WatchRole, value: &mut Value) {
     }
     match role {
         // Only their types are read.
-        WatchRole::Service | WatchRole::Ingress | WatchRole::Backing | WatchRole::Namespace => *value = Value::Null,
+        WatchRole::Service | WatchRole::Ingress | WatchRole::BackendSlice | WatchRole::Namespace => *value = Value::Null,
         WatchRole::Owned(Kind::Secret) if domain_of(value).is_some() => certificate(value),
         WatchRole::Pod => keep(value, &["metadata"]),
         WatchRole::Owned(Kind::EndpointSlice) => slice(value),

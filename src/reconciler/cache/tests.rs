@@ -98,7 +98,7 @@ fn what_belongs_to_a_group_is_shown_to_its_pass() {
     assert_eq!(world.owned("g").len(), 5);
     assert_eq!(world.services("g").len(), 1, "its child is ours");
     let all: Vec<_> = world.all().into_iter().collect();
-    assert_eq!(all, [WorkKey::Group("g".into()), WorkKey::Group("other".into()), WorkKey::Own]);
+    assert_eq!(all, [WorkKey::Group("g".into()), WorkKey::Group("other".into()), WorkKey::DefaultControlPlane]);
 }
 
 #[test]

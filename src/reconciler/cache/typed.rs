@@ -60,7 +60,7 @@ pub(super) fn typed(role: WatchRole, value: &Value) -> Typed {
             let labels = &value["metadata"]["labels"];
             Typed::Namespace(Arc::new(Labels::deserialize(labels).unwrap_or_default()))
         }
-        WatchRole::Backing => {
+        WatchRole::BackendSlice => {
             let (service, ready) = published::slice(value);
             service.map_or(Typed::None, |service| Typed::Slice(service.into(), ready))
         }

@@ -11,7 +11,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::{ControlPlanes, Denied};
 use crate::api::vip::VipService;
 use crate::edge::control::{ControlClient, ControlError};
-use crate::model::controller::ingress_spec::{DesiredVipService, OwnershipVerdict, Release, ServiceOwner, judge, release};
+use crate::model::controller::ingress_spec::{DesiredVipService, OwnershipVerdict, Release, ServiceOwner, release, verify_owner};
 use crate::model::controller::proxygroup::ServiceList;
 
 /// The lists, by the name of the Tailnet.
@@ -82,7 +82,7 @@ impl ControlPlanes {
     ) -> Result<bool, Denied> {
         let client = self.plane(tailnet)?;
         let found = client.service(&desired.name).await?;
-        let found = match judge(found.as_ref(), desired, owner, recorded) {
+        let found = match verify_owner(found.as_ref(), desired, owner, recorded) {
             OwnershipVerdict::Settled | OwnershipVerdict::Refused(_) => found,
             OwnershipVerdict::Write { service, .. } => written(&client, &service).await?,
         };

@@ -77,8 +77,8 @@ impl<K: QueueKey> QueueOrder<K> {
         let Some(KeyEntry { place: QueuePlace::Running(requested), failures }) = self.entries.remove(key) else { return };
         let (own, failures) = match ended {
             WorkOutcome::Done => (None, 0),
-            WorkOutcome::Again(after) => (Some(now + after), 0),
-            WorkOutcome::Failed(least) => {
+            WorkOutcome::RequeueAfter(after) => (Some(now + after), 0),
+            WorkOutcome::Retry(least) => {
                 let failures = failures.saturating_add(1);
                 (Some(now + retry(failures).max(least.unwrap_or_default())), failures)
             }

@@ -55,7 +55,7 @@ async fn the_earliest_wish_counts() {
     queue.add_after("a", Duration::from_mins(1));
     queue.add_after("a", Duration::from_secs(5));
     queue.add_after("a", Duration::from_secs(30));
-    take(&queue).await.end(WorkOutcome::Again(Duration::from_secs(7)));
+    take(&queue).await.end(WorkOutcome::RequeueAfter(Duration::from_secs(7)));
     assert_eq!(begin.elapsed().as_secs(), 5);
     take(&queue).await.end(WorkOutcome::Done);
     assert_eq!(begin.elapsed().as_secs(), 12);
@@ -67,7 +67,7 @@ async fn failures_wait_longer_and_longer_until_one_success() {
     let queue = queue();
     queue.add("a");
     for seconds in [1, 2, 4, 8] {
-        take(&queue).await.end(WorkOutcome::Failed(None));
+        take(&queue).await.end(WorkOutcome::Retry(None));
         let begin = Instant::now();
         let work = take(&queue).await;
         assert_eq!(begin.elapsed().as_secs(), seconds);
@@ -77,7 +77,7 @@ async fn failures_wait_longer_and_longer_until_one_success() {
         assert_eq!(queue.depth().failing, 0);
         queue.add("a");
         for _ in 0..=seconds.ilog2() {
-            take(&queue).await.end(WorkOutcome::Failed(None));
+            take(&queue).await.end(WorkOutcome::Retry(None));
         }
     }
 }
@@ -88,7 +88,7 @@ async fn what_failed_is_not_hurried_by_wishes_that_came_meanwhile_but_by_later_o
     queue.add("a");
     let work = take(&queue).await;
     queue.add("a");
-    work.end(WorkOutcome::Failed(Some(Duration::from_secs(20))));
+    work.end(WorkOutcome::Retry(Some(Duration::from_secs(20))));
     nothing(&queue, Duration::from_secs(19)).await;
     assert_eq!(queue.depth(), Depth { waiting: 1, failing: 1, ..Depth::default() });
     queue.add("a");
@@ -139,8 +139,8 @@ enum Step {
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let ended = prop_oneof![
         Just(WorkOutcome::Done),
-        (0..50_u64).prop_map(|s| WorkOutcome::Again(Duration::from_secs(s))),
-        Just(WorkOutcome::Failed(None))
+        (0..50_u64).prop_map(|s| WorkOutcome::RequeueAfter(Duration::from_secs(s))),
+        Just(WorkOutcome::Retry(None))
     ];
     let step = prop_oneof![
         (0..5_u8, 0..20_u64).prop_map(|(key, after)| Step::Add(key, after)),

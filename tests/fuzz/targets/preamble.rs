@@ -3,12 +3,12 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tailyard::model::ingress::proxy_protocol::{FIXED, Fixed, MOST, header};
+use tailyard::model::ingress::proxy_protocol::{FIXED, Fixed, MAX_BYTES, header};
 
 fuzz_target!(|data: &[u8]| {
     let Some(first) = data.first_chunk::<FIXED>() else { return };
     let Ok(fixed) = Fixed::read(first) else { return };
-    assert!(fixed.rest <= MOST);
+    assert!(fixed.rest <= MAX_BYTES);
     let rest = &data[FIXED..];
     // However little of the rest there is.
     let client = fixed.client(rest);

@@ -13,7 +13,7 @@ fuzz_target!(|data: &[u8]| {
         state::DEVICE_FQDN,
         state::DEVICE_IPS,
         state::REISSUE_AUTHKEY,
-        state::BARRED,
+        state::FUNNEL_ERRORS,
         state::CURRENT_PROFILE,
         egress::KEY,
         egress::KEY_COMPRESSED,

@@ -12,9 +12,10 @@ use tailyard::edge::localapi::{LocalApi, MASK};
 use tailyard::model::base::netmap::NetMap;
 use tailyard::model::ingress::cert_leader;
 use tailyard::model::ingress::cert_orders::OrderTerms;
+use tailyard::model::ingress::cert_store::CertStoreState;
 use tailyard::model::ingress::certificate::Pair;
 use tailyard::model::tailnet::ipn_bus::Fold;
-use tailyard::proxy::certs::{self, AccountAt, CertOutputs, Inputs, Settings, State};
+use tailyard::proxy::certs::{self, AccountAt, CertOutputs, Inputs, Settings};
 use tailyard::runtime::tasks::Tasks;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -136,7 +137,7 @@ impl Replica {
     }
 
     /// Waits until it is so.
-    pub async fn until(&self, what: &str, holds: impl Fn(&State) -> bool) {
+    pub async fn until(&self, what: &str, holds: impl Fn(&CertStoreState) -> bool) {
         wait_for_value(what, DEADLINE, &mut self.certs.state.clone(), |state| holds(state)).await;
     }
 

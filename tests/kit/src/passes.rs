@@ -13,7 +13,7 @@ use tailyard::model::controller::identity::DeviceId;
 use tailyard::model::controller::objects::{Kind, egress_config};
 use tailyard::model::controller::proxygroup::{
     Class, GroupCapabilities, GroupPlan, GroupSettings, Memory, ObjectUpdate, Observed, ObservedReplica, PublishInputs, ReplicaState,
-    TailnetState, pass_after,
+    TailnetState, plan_with_memo,
 };
 use tailyard::model::controller::tenancy::DefaultTenancy;
 
@@ -38,7 +38,7 @@ impl Rest {
         let mut rest = Self { observed, memory: Memory::default() };
         for _ in 0..6 {
             let pass = rest.pass();
-            rest.carry_out(pass)?;
+            rest.apply_plan(pass)?;
             rest.acknowledge()?;
         }
         anyhow::ensure!(rest.pass().services.is_empty(), "the group finds no rest");
@@ -47,12 +47,12 @@ impl Rest {
 
     /// One pass.
     pub fn pass(&mut self) -> GroupPlan {
-        pass_after(&self.observed, &mut self.memory)
+        plan_with_memo(&self.observed, &mut self.memory)
     }
 
     /// One pass of a process that has just begun to lead.
     pub fn first_pass(&self) -> GroupPlan {
-        pass_after(&self.observed, &mut Memory::default())
+        plan_with_memo(&self.observed, &mut Memory::default())
     }
 
     /// The Service of this number leads elsewhere.
@@ -64,7 +64,7 @@ impl Rest {
     }
 
     /// Does what a pass came to.
-    pub fn carry_out(&mut self, pass: GroupPlan) -> Result<()> {
+    pub fn apply_plan(&mut self, pass: GroupPlan) -> Result<()> {
         self.observed.owned.extend(pass.apply.into_iter().map(|manifest| (manifest.object, Arc::new(manifest.value))));
         for ObjectUpdate { namespace, name, finalizers, external_name, conditions, .. } in pass.services {
             let held = self.observed.services.get_mut(&(namespace, name)).context("a Service")?;

@@ -186,11 +186,11 @@ fn a_probe_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_hushed_replica_says_nothing_outside_the_tunnel_and_all_else_as_before() {
-    let node = Node::make("hushed".to_owned());
+fn muted_replica_sends_no_disco_packets_and_all_else_as_before() {
+    let node = Node::make("muted".to_owned());
     node.feed(&["ip", "link", "set", "lo", "up"], "");
     let nft = node.ns.run(|| Nft::open("nft")).expect("the namespace").expect("a socket");
-    let hush = |on| node.ns.block_on(|| async { nft.hush(on).await }).expect("the namespace").expect("nftables works here");
+    let mute = |on| node.ns.block_on(|| async { nft.mute(on).await }).expect("the namespace").expect("nftables works here");
     // Disco begins with these six bytes; `WireGuard` with a small number.
     let heard = || {
         let listener = UdpSocket::bind("127.0.0.1:0").expect("a port");
@@ -208,12 +208,12 @@ fn a_hushed_replica_says_nothing_outside_the_tunnel_and_all_else_as_before() {
     let heard = || node.ns.run(heard).expect("the namespace");
     assert_eq!(heard(), 2);
     for _ in 0..2 {
-        hush(true);
+        mute(true);
         assert_eq!(heard(), 1, "what only begins alike is somebody else's");
     }
-    hush(false);
+    mute(false);
     assert_eq!(heard(), 2);
-    hush(true);
+    mute(true);
     node.ns.block_on(|| async { nft.probe(&InterfaceName::tailscale0()).await }).expect("the namespace").expect("nftables works here");
     assert_eq!(node.feed(&["nft", "list", "ruleset"], ""), "", "a start takes back what a predecessor left");
 }

@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
 use kit::l7::backend::Backend;
-use kit::l7::front::{DEADLINE, Front, Options, get1, get2, got, service, site};
+use kit::l7::front::{DEADLINE, Front, Options, get1, get2, got, is_complete, service, site};
 use kit::wait::until_async;
 
 const NAME: &str = "web.tail.ts.net";
@@ -57,13 +57,13 @@ async fn a_name_without_a_certificate_is_told_and_the_others_are_served() {
     let mut two = site(NAME, &service(backend.address, "http"));
     two["hosts"]["new.tail.ts.net"] = json!({"secret": "new", "issue": true});
     front.route(&json!({"svc:web": two}));
-    let placed = front.placed("svc:web", |placed| !placed.is_whole()).await;
+    let placed = front.placed("svc:web", |placed| !is_complete(placed)).await;
     assert_eq!(placed.missing.iter().collect::<Vec<_>>(), ["new.tail.ts.net"]);
     assert!(placed.certified, "the other name is reached");
     assert!(front.tls("svc:web", "new.tail.ts.net", "h2").await.is_err());
     assert_eq!(front.get("svc:web", URL).await.status, StatusCode::OK);
     front.renew("new.tail.ts.net");
-    front.placed("svc:web", tailyard::proxy::ingress::l7::InPlace::is_whole).await;
+    front.placed("svc:web", is_complete).await;
     assert_eq!(front.get("svc:web", "https://new.tail.ts.net/").await.status, StatusCode::OK);
     front.route(&json!({"svc:web": two, "svc:late": site("late.tail.ts.net", &service(backend.address, "http"))}));
     let placed = front.placed("svc:late", |placed| !placed.ports.is_empty()).await;

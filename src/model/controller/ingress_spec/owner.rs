@@ -90,7 +90,7 @@ impl OwnershipRefusal {
 
 /// Judges a service as it was found. `recorded` tells that this cluster has published it: one that lost its owners is ours still.
 #[must_use]
-pub fn judge(found: Option<&VipService>, desired: &DesiredVipService, owner: &ServiceOwner, recorded: bool) -> OwnershipVerdict {
+pub fn verify_owner(found: Option<&VipService>, desired: &DesiredVipService, owner: &ServiceOwner, recorded: bool) -> OwnershipVerdict {
     let own =
         OwnerRef { operator_id: owner.id.clone(), rest: [(vip::GROUP.to_owned(), desired.group.clone().into())].into_iter().collect() };
     let Some(found) = found else {

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 
-use super::statefulset::{PROXY, SYSCTLER};
+use super::{PROXY, SYSCTLER};
 use super::{RenderContext, env};
 use crate::api::proxyclass::{ClassContainer, ClassPod};
 

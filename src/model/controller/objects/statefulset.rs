@@ -18,13 +18,9 @@ use serde_json::Value;
 
 use super::overlay::overlay;
 use super::shape::DEBUG;
-use super::{Kind, Manifest, RenderContext, env};
+use super::{Kind, Manifest, PROXY, RenderContext, SYSCTLER, env};
 use crate::api::names;
 
-/// The proxy's container.
-pub(super) const PROXY: &str = "tailscale";
-/// The init container that switches forwarding on.
-pub(super) const SYSCTLER: &str = "sysctler";
 /// Where the replicas' configs are, each in a folder of its name.
 const CONFIGS: &str = "/etc/tsconfig";
 /// Where the egress config is mounted.

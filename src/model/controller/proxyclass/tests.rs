@@ -11,7 +11,7 @@ fn class(spec: serde_json::Value) -> ProxyClass {
 }
 
 fn message(class: &ProxyClass, others: &[Arc<ProxyClass>]) -> String {
-    let status = judge(class, others, &[], false, Timestamp::UNIX_EPOCH).status.expect("news");
+    let status = validate(class, others, &[], false, Timestamp::UNIX_EPOCH).status.expect("news");
     status.conditions.last().expect("a condition").message.clone()
 }
 
@@ -29,9 +29,9 @@ fn a_valid_class_is_ready_and_is_told_so_once() {
         .expect("a container")
         .image = Some("r.io:5000/a/b:1".into());
     assert!(!is_ready(&class));
-    class.status = judge(&class, &[], &[], false, Timestamp::UNIX_EPOCH).status;
+    class.status = validate(&class, &[], &[], false, Timestamp::UNIX_EPOCH).status;
     assert!(is_ready(&class), "{:?}", class.status);
-    assert_eq!(judge(&class, &[], &[], false, Timestamp::UNIX_EPOCH), ClassValidation::default());
+    assert_eq!(validate(&class, &[], &[], false, Timestamp::UNIX_EPOCH), ClassValidation::default());
     class.metadata.generation = Some(4);
     assert!(!is_ready(&class), "what it says now was not looked at");
 }
@@ -63,7 +63,7 @@ fn node_ports_of_a_class_in_use_are_taken() {
     let mut other = class(spec.clone());
     other.metadata.name = Some("other".into());
     assert_eq!(message(&class(spec.clone()), &[Arc::new(other.clone())]), "the class can be used", "one that is not ready holds nothing");
-    other.status = judge(&other, &[], &[], false, Timestamp::UNIX_EPOCH).status;
+    other.status = validate(&other, &[], &[], false, Timestamp::UNIX_EPOCH).status;
     let mut mine = class(spec);
     assert!(message(&mine, &[Arc::new(other.clone())]).contains("overlaps a range of ProxyClass other"));
     mine.spec.static_endpoints.as_mut().expect("endpoints").node_port.ports = vec![PortRange { port: 31011, end_port: None }];
@@ -74,18 +74,18 @@ fn node_ports_of_a_class_in_use_are_taken() {
 fn a_class_in_use_stays_until_it_is_not() {
     let mut class = class(json!({}));
     class.metadata.finalizers = None;
-    let finalizers = judge(&class, &[], &[], false, Timestamp::UNIX_EPOCH).finalizers;
+    let finalizers = validate(&class, &[], &[], false, Timestamp::UNIX_EPOCH).finalizers;
     assert_eq!(finalizers, Some(vec![FINALIZER.to_owned()]));
     class.metadata.finalizers = finalizers;
     class.metadata.deletion_timestamp = Some(conditions::seconds(Timestamp::UNIX_EPOCH));
-    assert_eq!(judge(&class, &[], &["g".to_owned()], false, Timestamp::UNIX_EPOCH), ClassValidation::default());
-    assert_eq!(judge(&class, &[], &[], false, Timestamp::UNIX_EPOCH).finalizers, Some(Vec::new()));
+    assert_eq!(validate(&class, &[], &["g".to_owned()], false, Timestamp::UNIX_EPOCH), ClassValidation::default());
+    assert_eq!(validate(&class, &[], &[], false, Timestamp::UNIX_EPOCH).finalizers, Some(Vec::new()));
 }
 
 #[test]
 fn variables_of_our_own_are_warned_of() {
     let spec =
         json!({"statefulSet": {"pod": {"tailscaleContainer": {"env": [{"name": "TS_USERSPACE", "value": "true"}, {"name": "HOME"}]}}}});
-    let warnings = judge(&class(spec), &[], &[], false, Timestamp::UNIX_EPOCH).warnings;
+    let warnings = validate(&class(spec), &[], &[], false, Timestamp::UNIX_EPOCH).warnings;
     assert_eq!(warnings.iter().map(|(reason, _)| *reason).collect::<Vec<_>>(), ["CustomTSEnvVar"]);
 }

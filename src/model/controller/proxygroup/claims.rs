@@ -58,15 +58,10 @@ pub(super) fn claims<'a>(observed: &'a Observed, memory: &Memory) -> Vec<Service
     let mut claims = Vec::with_capacity(observed.services.len());
     for ((namespace, name), service) in &observed.services {
         let (key, served) = ((namespace.as_str(), name.as_str()), memory.served(service));
-        let as_it_was = served.and_then(|current| Some((current, children.remove(&address(&current.object))?)));
-        if let Some((existing, object)) = as_it_was {
-            let (name, entry) = (Arc::clone(&existing.name), Some(Arc::clone(existing)));
-            claims.push(ServiceClaim {
-                name,
-                served: entry,
-                object: Some(object),
-                ..ServiceClaim::new(key, ServiceRole::Serve, Some(service))
-            });
+        let as_it_was = served.and_then(|served| Some((served, children.remove(&address(&served.object))?)));
+        if let Some((served, object)) = as_it_was {
+            let (name, served) = (Arc::clone(&served.name), Some(Arc::clone(served)));
+            claims.push(ServiceClaim { name, served, object: Some(object), ..ServiceClaim::new(key, ServiceRole::Serve, Some(service)) });
         } else if let Some(role) = role(&observed.name, service) {
             let wrong = if role == ServiceRole::Serve && served.is_none() { validate::service(service) } else { Vec::new() };
             let role = if wrong.is_empty() { role } else { ServiceRole::Hold };
@@ -142,8 +137,8 @@ impl<'a> ServiceClaim<'a> {
         let mapped_ports: Vec<_> = self.record.as_ref().map_or_else(configured, |record| record.ports.clone());
         let mine = mapped_ports
             .into_iter()
-            .filter(|match_port| ports.keep(match_port.2))
-            .map(|(name, port, recorded)| (protocol(Some(name)), port, recorded));
+            .filter(|mapped| ports.keep(mapped.2))
+            .map(|(name, port, match_port)| (protocol(Some(name)), port, match_port));
         self.reserved = mine.collect();
     }
 }

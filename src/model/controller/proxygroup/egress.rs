@@ -9,40 +9,16 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::claims::{self, ServiceClaim, ServiceRole, claims};
-use super::memo::{AckSummary, Entries, ServedService};
+use super::memo::{Entries, ServedService};
+use super::readiness::AckSummary;
+use super::services::{self, ServiceOutcome, ServingChild, host};
 use super::work::GroupPass;
-use super::{quota, readiness, room, services};
+use super::{quota, readiness, room};
 use crate::api::{egress, names};
 use crate::model::base::conditions;
 use crate::model::controller::match_ports::MatchPorts;
 use crate::model::controller::objects::{ChildService, Kind, ObjectRef, Owner, RenderContext, egress_config, egress_config_ref, next_port};
 use crate::model::controller::tenancy::Tenancy;
-
-/// What came of a Service.
-#[derive(Debug)]
-pub(super) enum ServiceOutcome {
-    Known,
-    /// It is served, or will be once everything is written and taken up.
-    Served(ServingChild),
-    /// It cannot be served; why, and what to do.
-    Refused(String),
-    Held,
-    /// It is let go.
-    Released,
-}
-
-#[derive(Debug)]
-pub(super) struct ServingChild {
-    pub(super) child: Arc<ChildService>,
-    pub(super) entry: Arc<egress::EgressService>,
-    pub(super) settled: bool,
-}
-
-impl ServedService {
-    pub(super) fn serving(&self) -> ServingChild {
-        ServingChild { child: Arc::clone(&self.child), entry: Arc::clone(&self.entry), settled: true }
-    }
-}
 
 /// Wants everything that the Services need, and tells their users.
 pub(super) fn egress(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
@@ -80,7 +56,7 @@ pub(super) fn egress(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) {
     }
     let written = work.memory.has_config(observed) || work.write(&shape.owner, config.manifest());
     let standing = readiness::ReplicaAcks::of(work.observed, shape.replicas, config.fingerprint().to_owned());
-    tell(work, claims, outcomes, written, standing);
+    update_statuses(work, claims, outcomes, written, standing);
     slices(work, &shape.owner);
 }
 
@@ -101,28 +77,28 @@ fn named((claim, outcome): (&ServiceClaim<'_>, &ServiceOutcome), before: &Entrie
 }
 
 /// Tells the users, and remembers what became of their Services.
-fn tell(
+fn update_statuses(
     work: &mut GroupPass<'_>,
     claims: Vec<ServiceClaim<'_>>,
     outcomes: Vec<ServiceOutcome>,
     written: bool,
     standing: readiness::ReplicaAcks,
 ) {
-    let judged = claims.iter().filter(|claim| claim.served.is_none()).count();
+    let pending = claims.iter().filter(|claim| claim.served.is_none()).count();
     let context = services::ReportContext { written, same: work.memory.stands(&standing), standing: &standing };
     let mut served = Vec::with_capacity(claims.len());
     for (claim, outcome) in claims.into_iter().zip(outcomes) {
-        let acks = services::tell(work, &claim, &outcome, &context);
+        let acks = services::update_status(work, &claim, &outcome, &context);
         served.extend(remembered(claim, outcome, acks));
     }
-    work.memory.keep(served, judged, standing);
+    work.memory.keep(served, pending, standing);
 }
 
 /// What is remembered of a Service that is served, and whose child is as it must be.
 fn remembered(claim: ServiceClaim<'_>, outcome: ServiceOutcome, acks: Option<AckSummary>) -> Option<Arc<ServedService>> {
     match (outcome, claim.served, claim.service, claim.object) {
         (ServiceOutcome::Known, Some(served), ..) if served.acks == acks => Some(served),
-        (ServiceOutcome::Known, Some(current), ..) => Some(Arc::new(ServedService { acks, ..(*current).clone() })),
+        (ServiceOutcome::Known, Some(served), ..) => Some(Arc::new(ServedService { acks, ..(*served).clone() })),
         (ServiceOutcome::Served(ServingChild { child, entry, settled: true }), _, Some(service), Some(object)) => {
             let (service, object, name) = (Arc::clone(service), Arc::clone(object), claim.name);
             (name == claims::plain(claim.key)).then(|| Arc::new(ServedService { service, object, child, entry, name, acks }))
@@ -184,12 +160,6 @@ fn retired(work: &mut GroupPass<'_>, claim: &ServiceClaim<'_>) -> bool {
     since >= linger
 }
 
-/// The name of a child in the cluster's DNS.
-pub(super) fn host(work: &GroupPass<'_>, child: &str) -> String {
-    let settings = &work.observed.settings;
-    format!("{child}.{}.svc.{}", settings.namespace, settings.cluster_domain)
-}
-
 fn entry(work: &GroupPass<'_>, service: &k8s_openapi::api::core::v1::Service, child: &ChildService) -> egress::EgressService {
     let text = |key: &str| super::validate::annotation(service, key).unwrap_or_default().to_owned();
     let port = |port: &crate::model::controller::objects::ChildPort| egress::PortMap {
@@ -210,7 +180,7 @@ fn managed_by(slice: &Value, who: &str) -> bool {
 
 /// Whether a slice is one that the Tailscale operator wrote by hand.
 #[must_use]
-pub fn by_hand(slice: &Value) -> bool {
+pub fn is_manual(slice: &Value) -> bool {
     managed_by(slice, "tailscale.com")
 }
 
@@ -218,7 +188,7 @@ pub fn by_hand(slice: &Value) -> bool {
 fn slices(work: &mut GroupPass<'_>, owner: &Owner) {
     let slices = || work.observed.of(Kind::EndpointSlice);
     let label = |slice: &'_ Value, key: &str| slice["metadata"]["labels"][key].as_str().map(str::to_owned);
-    if !slices().any(|(_, slice)| by_hand(slice)) {
+    if !slices().any(|(_, slice)| is_manual(slice)) {
         return;
     }
     let ready = |slice: &Value| {
@@ -228,7 +198,7 @@ fn slices(work: &mut GroupPass<'_>, owner: &Owner) {
     let of = |slice: &Value| label(slice, "kubernetes.io/service-name");
     let served: BTreeSet<_> = slices().filter(|(_, slice)| ready(slice)).filter_map(|(_, slice)| of(slice)).collect();
     let there = |child: &str| work.observed.owned.contains_key(&ObjectRef::new(Kind::Service, &owner.namespace, child));
-    let old = slices().filter(|(_, slice)| by_hand(slice));
+    let old = slices().filter(|(_, slice)| is_manual(slice));
     let gone = old.filter(|(_, slice)| of(slice).is_none_or(|child| served.contains(&child) || !there(&child)));
     let gone: Vec<_> = gone.map(|(object, _)| object.clone()).collect();
     for object in gone {

@@ -267,7 +267,7 @@ impl<'a> IngressPlan<'a> {
         self.approve(work, shape, &gone);
         let mut config = config::config(&self, &gone);
         config.orders = self.record_orders(work, &gone);
-        config.reported_events = self.tell(work, shape, &gone);
+        config.reported_events = self.report(work, shape, &gone);
         expiries(work);
         work.want(owner, config.manifest(owner, !shape.stock()));
     }

@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::Service;
 use serde_json::Value;
 
 use super::IngressSummary;
-use super::readiness::ReplicaAcks;
+use super::readiness::{AckSummary, ReplicaAcks};
 use crate::api::egress;
 use crate::model::controller::ingress_spec::Publisher;
 use crate::model::controller::objects::{ChildService, EgressConfigMap, Owner, RenderContext};
@@ -25,7 +25,7 @@ pub struct Memory {
     services: HashMap<usize, Arc<ServedService>>,
     standing: Option<ReplicaAcks>,
     config: Option<CachedConfig>,
-    judged: u64,
+    evaluated: u64,
     /// What was told last to those who ask a group to be published that publishes nothing. To lose it is to tell it once more.
     messages: HashMap<Publisher, String>,
     /// What became of what the group is asked to publish, by the newest pass; none if it publishes nothing.
@@ -53,17 +53,6 @@ pub(super) struct ServedService {
     pub(super) acks: Option<AckSummary>,
 }
 
-/// How the replicas stand to a Service.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct AckSummary {
-    pub(super) written: bool,
-    /// Every replica that is waited for holds it.
-    pub(super) all: bool,
-    /// So many forward it now.
-    pub(super) ready: usize,
-    pub(super) wanted: usize,
-}
-
 /// The egress config, and what it was made from.
 #[derive(Debug)]
 struct CachedConfig {
@@ -76,10 +65,10 @@ struct CachedConfig {
 pub(super) type Entries = BTreeMap<Arc<str>, Arc<egress::EgressService>>;
 
 impl Memory {
-    /// How many Services were judged anew, of all that were looked at.
+    /// How many Services were evaluated anew, of all that were looked at.
     #[must_use]
-    pub fn judged(&self) -> u64 {
-        self.judged
+    pub fn evaluated(&self) -> u64 {
+        self.evaluated
     }
 
     /// What became of what the group is asked to publish, by the newest pass; none if it publishes nothing.
@@ -115,7 +104,7 @@ impl Memory {
             tenancy: tenancy.clone(),
         };
         if self.base != base {
-            *self = Self { base, judged: self.judged, ..Self::default() };
+            *self = Self { base, evaluated: self.evaluated, ..Self::default() };
         }
     }
 
@@ -130,10 +119,10 @@ impl Memory {
     }
 
     /// Keeps this of the Services, and nothing else.
-    pub(super) fn keep(&mut self, served: Vec<Arc<ServedService>>, judged: usize, standing: ReplicaAcks) {
-        self.services = served.into_iter().map(|current| (address(&current.service), current)).collect();
+    pub(super) fn keep(&mut self, served: Vec<Arc<ServedService>>, evaluated: usize, standing: ReplicaAcks) {
+        self.services = served.into_iter().map(|one| (address(&one.service), one)).collect();
         self.standing = Some(standing);
-        self.judged += u64::try_from(judged).unwrap_or(u64::MAX);
+        self.evaluated += u64::try_from(evaluated).unwrap_or(u64::MAX);
     }
 
     /// The config of these services: the one that there is, if they are the same.

@@ -220,7 +220,7 @@ pub struct ReplicaState {
     /// The ingress services that it holds.
     pub ingress: Option<ingress::IngressStatus>,
     /// The sites that the internet is to reach and does not, by service name, and why.
-    pub barred: BTreeMap<String, String>,
+    pub funnel_errors: BTreeMap<String, String>,
     /// The tailnet gives no certificates, as HTTPS is disabled in it.
     pub no_https: bool,
     /// The Tailscale Services that its tailscaled advertises.
@@ -272,6 +272,11 @@ impl GroupSettings {
 }
 
 impl ObservedReplica {
+    /// Its tailscaled last reported that it advertises a name.
+    pub(super) fn advertises(&self, name: &str) -> bool {
+        self.state.as_ref().is_some_and(|state| state.advertises.contains(name))
+    }
+
     /// A replica of its parts. The Secrets are parsed: a caller with many passes keeps what came out for as long as they do not
     /// change.
     #[must_use]
@@ -304,7 +309,7 @@ impl ReplicaState {
             pod_uid: filled(state::POD_UID),
             reissue: text(state::REISSUE_AUTHKEY),
             ingress: bytes(ingress::KEY).and_then(parse),
-            barred: bytes(state::BARRED).and_then(parse).unwrap_or_default(),
+            funnel_errors: bytes(state::FUNNEL_ERRORS).and_then(parse).unwrap_or_default(),
             no_https: text(state::HTTPS_ENDPOINT).as_deref() == Some(state::NO_HTTPS),
             advertises: advertise_services.unwrap_or_default(),
             routes: advertise_routes.unwrap_or_default(),

@@ -20,7 +20,7 @@ const REPLICAS: i32 = 2;
 /// What a deletion says that waits for a control plane.
 const WAITS: &str = " The deletion waits for that for five minutes, and then goes on without it.";
 /// How often a deletion is looked at that waits for a control plane.
-const LOOK: std::time::Duration = std::time::Duration::from_secs(30);
+const POLL_INTERVAL: std::time::Duration = std::time::Duration::from_secs(30);
 
 /// The group as the owner of its objects.
 pub(super) fn owner(work: &GroupPass<'_>, group: Option<&ProxyGroup>) -> Owner {
@@ -159,7 +159,7 @@ pub(super) fn end(work: &mut GroupPass<'_>, group: &ProxyGroup) {
     denials(work, WAITS);
     if !work.faults.is_empty() {
         status::status(work, group, 0);
-        work.again(LOOK);
+        work.again(POLL_INTERVAL);
     }
 }
 

@@ -11,14 +11,13 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 
-use super::memo::AckSummary;
 use super::{Observed, ObservedReplica, ReplicaState};
 use crate::api::egress;
 use crate::model::controller::objects::{Kind, ObjectRef};
 
 /// How long a Pod that is not ready, or is not there, is waited for before the others go on without it. It gets no traffic
 /// meanwhile, and is ready only once it holds the config, that service included.
-pub(super) const PATIENCE: Duration = Duration::from_mins(1);
+pub(super) const TIMEOUT: Duration = Duration::from_mins(1);
 
 /// The replicas of a group as far as forwarding goes.
 #[derive(Debug)]
@@ -38,9 +37,20 @@ struct ReplicaAck {
     silent: bool,
 }
 
+/// How the replicas stand to a Service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct AckSummary {
+    pub(super) written: bool,
+    /// Every replica that is waited for holds it.
+    pub(super) all: bool,
+    /// So many forward it now.
+    pub(super) ready: usize,
+    pub(super) wanted: usize,
+}
+
 impl ReplicaAcks {
     pub(super) fn of(observed: &Observed, wanted: u32, fingerprint: String) -> Self {
-        let long = |since: Timestamp| elapsed(since, observed.now) >= PATIENCE;
+        let long = |since: Timestamp| elapsed(since, observed.now) >= TIMEOUT;
         let still = still(observed, wanted).is_some_and(long);
         let one = |ordinal: u32| {
             let replica = observed.replicas.get(&ordinal).filter(|replica| replica.pod.is_some());
@@ -123,12 +133,12 @@ fn same(one: &[egress::PortMap], other: &[egress::PortMap]) -> bool {
 /// What a replica says, if its Pod has the addresses of the one that said it.
 fn said(replica: &ObservedReplica) -> Option<&Arc<ReplicaState>> {
     let state = replica.state.as_ref()?;
-    speaks_for(state.egress.as_ref()?, replica.pod.as_ref()?).then_some(state)
+    is_from_pod(state.egress.as_ref()?, replica.pod.as_ref()?).then_some(state)
 }
 
 /// Whether the Pod has the addresses of the one that said this.
 #[must_use]
-pub fn speaks_for(status: &egress::EgressStatus, pod: &Pod) -> bool {
+pub fn is_from_pod(status: &egress::EgressStatus, pod: &Pod) -> bool {
     speaks(&status.pod_ipv4, &status.pod_ipv6, pod)
 }
 
@@ -147,7 +157,7 @@ pub(super) fn speaks(ipv4: &str, ipv6: &str, pod: &Pod) -> bool {
 /// Whether a Pod has been getting no traffic for so long that nobody waits for it.
 pub(super) fn long_unready(pod: &Pod, now: Timestamp) -> bool {
     let (ready, since) = readiness(Some(pod));
-    !ready && since.is_some_and(|since| elapsed(since, now) >= PATIENCE)
+    !ready && since.is_some_and(|since| elapsed(since, now) >= TIMEOUT)
 }
 
 /// Whether a Pod gets traffic, and since when it does not.

@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::claims::{ServiceClaim, created};
-use super::egress::{ServiceOutcome, ServingChild};
 use super::memo::Entries;
+use super::services::{ServiceOutcome, ServingChild};
 use super::work::GroupPass;
 use crate::model::controller::objects::{EgressConfigMap, RenderContext};
 

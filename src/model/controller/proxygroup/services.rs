@@ -3,15 +3,16 @@
 //! The name is pointed at a child only when every replica that counts has taken the Service up, and is never taken away from
 //! one that serves. Written only by the pass of the group that the Service names.
 
+use std::sync::Arc;
+
 use k8s_openapi::api::core::v1::{Service, ServicePort};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde::Serialize;
 
 use super::claims::{ServiceClaim, ServiceKey, ServiceRole};
-use super::egress::{ServiceOutcome, ServingChild, host};
-use super::memo::{AckSummary, ServedService};
-use super::readiness::{PATIENCE, ReplicaAcks};
+use super::memo::ServedService;
+use super::readiness::{AckSummary, ReplicaAcks, TIMEOUT};
 use super::validate::annotation;
 use super::work::GroupPass;
 use super::{ObjectUpdate, Subject};
@@ -20,6 +21,39 @@ use crate::api::{egress, names};
 use crate::model::base::conditions::{self, ConditionStatus, DesiredCondition};
 use crate::model::base::hash::sha256;
 use crate::model::controller::ingress_spec::PublishSource;
+use crate::model::controller::objects::ChildService;
+
+/// The outcome of a pass for a Service.
+#[derive(Debug)]
+pub(super) enum ServiceOutcome {
+    Known,
+    /// It is served, or will be once everything is written and taken up.
+    Served(ServingChild),
+    /// It cannot be served; why, and what to do.
+    Refused(String),
+    Held,
+    /// It is released.
+    Released,
+}
+
+#[derive(Debug)]
+pub(super) struct ServingChild {
+    pub(super) child: Arc<ChildService>,
+    pub(super) entry: Arc<egress::EgressService>,
+    pub(super) settled: bool,
+}
+
+impl ServedService {
+    pub(super) fn serving(&self) -> ServingChild {
+        ServingChild { child: Arc::clone(&self.child), entry: Arc::clone(&self.entry), settled: true }
+    }
+}
+
+/// The name of a child in the cluster's DNS.
+pub(super) fn host(work: &GroupPass<'_>, child: &str) -> String {
+    let settings = &work.observed.settings;
+    format!("{child}.{}.svc.{}", settings.namespace, settings.cluster_domain)
+}
 
 /// What the telling depends on beside the Service itself.
 #[derive(Debug)]
@@ -83,7 +117,7 @@ impl<'a> ConditionWriter<'a> {
 }
 
 /// Tells one Service. How the replicas stand to it, if it stands for its child and there was nothing to tell.
-pub(super) fn tell(
+pub(super) fn update_status(
     work: &mut GroupPass<'_>,
     claim: &ServiceClaim<'_>,
     outcome: &ServiceOutcome,
@@ -139,7 +173,7 @@ fn served(
     let reason = format!("ConfiguredFor:{}", record(service, &group));
     let switch = !points && settled && (acks.all || configured_for(service, &reason));
     if !points && !switch && standing.waiting() {
-        work.again(PATIENCE);
+        work.again(TIMEOUT);
     }
     if (points || switch) && settled {
         telling.set(EGRESS_SVC_CONFIGURED, ConditionStatus::True, &reason, format!("The Service stands for {host}."));

@@ -12,7 +12,7 @@ use super::work::GroupPass;
 use crate::api::proxygroup::ProxyGroup;
 
 /// How long somebody else is given to take up a group before we say that nobody has.
-const PATIENCE: Duration = Duration::from_mins(5);
+const TIMEOUT: Duration = Duration::from_mins(5);
 /// What is told then.
 const MESSAGE: &str = "Groups of this type are not served by this version of Tailyard, and no other controller manages this one: leave the \
      ProxyGroup to the Tailscale operator.";
@@ -25,7 +25,7 @@ pub(super) fn elsewhere(work: &mut GroupPass<'_>, group: &ProxyGroup) {
         return;
     }
     let age = group.metadata.creation_timestamp.as_ref().map(|created| elapsed(created.0, work.observed.now));
-    if let Some(rest) = age.and_then(|age| PATIENCE.checked_sub(age)).filter(|rest| !rest.is_zero()) {
+    if let Some(rest) = age.and_then(|age| TIMEOUT.checked_sub(age)).filter(|rest| !rest.is_zero()) {
         without(work, &owner, None);
         work.again(rest);
         return;

@@ -1,52 +1,22 @@
 //! Checks of a cluster.
 
-use std::collections::BTreeMap;
-
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::Value;
 
 use super::control;
 use super::rights::{self, Right};
-use super::{Check, ReadResult, network, page};
+use super::{Check, is_reconciler, network, page};
 use crate::model::controller::objects::image_path;
 use crate::model::diagnostics::overview::stuck;
 
 pub use super::control::{CredentialCheck, CredentialLocation, CredentialOutcome, credentials, places};
+pub use super::facts::ClusterFacts;
 
 /// The definitions that are needed; without the first there is nothing to do.
 pub const DEFINITIONS: [&str; 3] = ["proxygroups.tailscale.com", "proxyclasses.tailscale.com", "tailnets.tailscale.com"];
 const VERSION: &str = "v1alpha1";
 /// How definitions are installed.
 const INSTALL: &str = "tailyard crd | kubectl apply --server-side --force-conflicts -f -";
-
-/// What was read of a cluster. Objects are as the API server has them.
-#[derive(Debug, Clone)]
-pub struct ClusterFacts {
-    /// The namespace of the reconciler and the proxies.
-    pub namespace: String,
-    /// The version of the API server.
-    pub server: String,
-    /// The definitions of our kinds, by name; none if one is not installed.
-    pub definitions: BTreeMap<&'static str, ReadResult<Option<Value>>>,
-    /// What an account is not allowed and should be, by whose account it is.
-    pub denied: BTreeMap<String, ReadResult<Vec<Right>>>,
-    pub deployments: ReadResult<Vec<Value>>,
-    pub groups: ReadResult<Vec<Value>>,
-    /// Objects that only the Tailscale operator reconciles, by kind.
-    pub unreconciled: BTreeMap<&'static str, ReadResult<Vec<Value>>>,
-    pub lease: ReadResult<Option<Value>>,
-    /// Whether that was renewed while we looked: clocks differ, so its time alone tells nothing.
-    pub renewed: bool,
-    pub pods: ReadResult<Vec<Value>>,
-    pub nodes: ReadResult<Vec<Value>>,
-    /// The ranges that Services have their addresses from.
-    pub ranges: ReadResult<Vec<Value>>,
-    pub dns: ReadResult<Option<Value>>,
-    pub kube_proxy: ReadResult<Option<Value>>,
-    pub cilium: ReadResult<Option<Value>>,
-    /// The credentials of control planes.
-    pub credentials: ReadResult<Vec<CredentialCheck>>,
-}
 
 #[must_use]
 pub fn checks(facts: &ClusterFacts) -> Vec<Check> {
@@ -115,13 +85,6 @@ fn permissions(facts: &ClusterFacts) -> Vec<Check> {
         }
     }
     checks
-}
-
-#[must_use]
-pub fn is_reconciler(deployment: &Value) -> bool {
-    let labels = &deployment["spec"]["template"]["metadata"]["labels"];
-    let labelled = labels["app.kubernetes.io/name"] == "tailyard" && labels["app.kubernetes.io/component"] == "reconciler";
-    labelled || deployment["metadata"]["name"] == "tailyard-reconciler"
 }
 
 /// A variable of a Deployment's first container.

@@ -6,7 +6,7 @@ use k8s_openapi::ByteString;
 use serde::Deserialize as _;
 use serde_json::Value;
 
-use super::cluster::is_reconciler;
+use super::is_reconciler;
 use super::{Check, ReadResult, page};
 use crate::api::tailnet::Tailnet;
 use crate::model::controller::tailnet::{self, Credentials, TAILSCALE};

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use serde_json::Value;
 
-use super::cluster::ClusterFacts;
+use super::facts::ClusterFacts;
 use super::{Check, ReadResult};
 use crate::model::base::net::Family;
 use crate::model::base::netmap::tailnet_range;

@@ -10,7 +10,7 @@ use super::{desired, name};
 use crate::api::proxygroup::ProxyGroup;
 use crate::api::replica::PeerCounts;
 use crate::api::{egress, names};
-use crate::model::controller::proxygroup::{ReplicaState, holds, is_ready, speaks_for};
+use crate::model::controller::proxygroup::{ReplicaState, holds, is_from_pod, is_ready};
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -32,7 +32,7 @@ pub struct ReplicaOverview {
     pub image: Option<String>,
     pub version: ProgramVersion,
     /// What failed last.
-    pub failure: Option<String>,
+    pub last_error: Option<String>,
 }
 
 /// What a replica holds of its group's config.
@@ -103,7 +103,7 @@ fn one(view: &ClusterView, group: &ProxyGroup, ordinal: u32, config: Option<&Gro
             (None, true) => ProgramVersion::Stock,
             (None, false) => ProgramVersion::Unknown,
         },
-        failure: failure(pod, state, live),
+        last_error: last_error(pod, state, live),
         name: replica,
     }
 }
@@ -112,7 +112,7 @@ fn holding(view: &ClusterView, pod: Option<&Pod>, state: Option<&ReplicaState>, 
     let Some(config) = config.filter(|_| !view.gaps.contains_key(&StatusPart::States) && !view.gaps.contains_key(&StatusPart::Pods)) else {
         return Holding::Unknown;
     };
-    let status = state.and_then(|state| state.egress.as_ref()).filter(|status| pod.is_some_and(|pod| speaks_for(status, pod)));
+    let status = state.and_then(|state| state.egress.as_ref()).filter(|status| pod.is_some_and(|pod| is_from_pod(status, pod)));
     let named = status.is_some_and(|status| status.fingerprint.as_ref() == Some(&config.fingerprint));
     let is_up_to_date =
         |(key, service): &(&String, &egress::EgressService)| status.is_some_and(|status| holds(status, &config.fingerprint, key, service));
@@ -137,14 +137,14 @@ fn phase(pod: &Pod) -> String {
 }
 
 /// What failed last: what it says itself, else what the kubelet or the scheduler says of its Pod.
-fn failure(
+fn last_error(
     pod: Option<&Pod>,
     state: Option<&ReplicaState>,
     live: Option<&Result<crate::api::replica::ReplicaStatus, Gap>>,
 ) -> Option<String> {
     let said = live.and_then(|live| live.as_ref().ok());
     let own =
-        said.and_then(|said| said.failure.clone().or_else(|| said.blockers.first().cloned()).or_else(|| said.remarks.first().cloned()));
+        said.and_then(|said| said.last_error.clone().or_else(|| said.blockers.first().cloned()).or_else(|| said.warnings.first().cloned()));
     let reissue = || {
         state?.reissue.as_ref()?;
         Some("its auth key was refused, it waits for another one".to_owned())

@@ -9,7 +9,7 @@ use super::snapshot::{ClusterView, GroupConfig, StatusPart};
 use super::{UnhealthyCondition, desired, name};
 use crate::api::names;
 use crate::model::controller::objects::child_name;
-use crate::model::controller::proxygroup::{concerns, holds, is_ready, speaks_for};
+use crate::model::controller::proxygroup::{concerns, holds, is_from_pod, is_ready};
 
 /// A Service of a user.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -49,7 +49,7 @@ fn one(view: &ClusterView, configs: &BTreeMap<&str, GroupConfig>, service: &Obje
     let forwards = |replica: &String| {
         let (Some(config), Some((key, service)), Some(pod)) = (config, entry, view.pods.get(replica)) else { return false };
         let status = view.states.get(replica).and_then(|state| state.egress.as_ref());
-        is_ready(pod) && status.is_some_and(|status| speaks_for(status, pod) && holds(status, &config.fingerprint, key, service))
+        is_ready(pod) && status.is_some_and(|status| is_from_pod(status, pod) && holds(status, &config.fingerprint, key, service))
     };
     let complete = [StatusPart::Pods, StatusPart::States, StatusPart::Configs].iter().all(|part| !view.gaps.contains_key(part));
     let rejected = |replica: String| {

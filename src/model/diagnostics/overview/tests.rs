@@ -133,9 +133,14 @@ fn troubled() -> ClusterView {
             ),
         ],
     );
-    let failure = Some("tailscaled: Exited, started again 3 times".to_owned());
-    let status =
-        ReplicaStatus { version: "0.1.0".into(), flows: Some(7), peers: Some(PeerCounts::default()), failure, ..ReplicaStatus::default() };
+    let last_error = Some("tailscaled: Exited, started again 3 times".to_owned());
+    let status = ReplicaStatus {
+        version: "0.1.0".into(),
+        flows: Some(7),
+        peers: Some(PeerCounts::default()),
+        last_error,
+        ..ReplicaStatus::default()
+    };
     seen.live.insert("eg-0".into(), Ok(status));
     seen
 }

@@ -78,11 +78,11 @@ pub(super) fn replica_row(replica: &ReplicaOverview, width: Width) -> Vec<String
     };
     let state = replica.state.clone().unwrap_or_else(|| UNKNOWN.to_owned());
     let head = [replica.name.clone(), if replica.ready { "Ready".to_owned() } else { state }, or(&replica.node)];
-    let failure = or(&replica.failure);
+    let last_error = or(&replica.last_error);
     let tail = match width {
-        Width::Narrow => vec![replica.addresses.first().cloned().unwrap_or_default(), peers, config, flows, failure],
+        Width::Narrow => vec![replica.addresses.first().cloned().unwrap_or_default(), peers, config, flows, last_error],
         Width::Wide => {
-            vec![replica.addresses.join(","), or(&replica.tailnet_name), peers, config, flows, version, or(&replica.image), failure]
+            vec![replica.addresses.join(","), or(&replica.tailnet_name), peers, config, flows, version, or(&replica.image), last_error]
         }
     };
     head.into_iter().chain(tail).collect()

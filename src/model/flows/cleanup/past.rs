@@ -56,7 +56,7 @@ impl RulesetHistory {
     /// Whether an address is, or was, one of the tailnet.
     #[must_use]
     pub fn knows(&self, ip: IpAddr) -> bool {
-        in_tailscale_range(ip) || self.tailnet.leads_to(ip)
+        in_tailscale_range(ip) || self.tailnet.routes_to(ip)
     }
 
     /// Whether the tailnet has lost an address since.

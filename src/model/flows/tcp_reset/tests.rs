@@ -22,7 +22,7 @@ fn flow(port: u16) -> Flow {
     }
 }
 
-fn heard(from: &str, port: u16, end: SegmentSender) -> ObservedSegment {
+fn segment(from: &str, port: u16, end: SegmentSender) -> ObservedSegment {
     ObservedSegment { from: address(from), port, sequence: 1_000, acknowledgment: 2_000, length: 0, end }
 }
 
@@ -34,7 +34,7 @@ fn all(resets: &mut PendingResets, now: Duration) -> Vec<Segment> {
 fn an_answer_of_the_target_ends_both_ends_with_its_numbers() {
     let mut resets = PendingResets::new([&flow(4_000)], 7);
     assert_eq!(all(&mut resets, ms(0)).iter().map(Segment::to).collect::<Vec<_>>(), [address("100.64.0.2:80")]);
-    resets.hear(&heard("100.64.0.2:80", 4_000, SegmentSender::Alive), ms(3));
+    resets.observe(&segment("100.64.0.2:80", 4_000, SegmentSender::Alive), ms(3));
     let to_target = Segment::reset(address("100.64.0.1:4000"), address("100.64.0.2:80"), 2_000, 1_000);
     let to_client = Segment::reset(address("10.0.0.1:10042"), address("10.0.0.9:4000"), 1_000, 2_000);
     assert_eq!(all(&mut resets, ms(3)), [to_target, to_client]);
@@ -53,7 +53,7 @@ fn a_silent_target_is_asked_again_and_the_client_too() {
     asked.sort();
     assert_eq!(asked, [address("10.0.0.9:4000"), address("100.64.0.2:80")]);
     assert_eq!(resets.report().unanswered, 1);
-    resets.hear(&heard("10.0.0.9:4000", 10_042, SegmentSender::Alive), ms(130));
+    resets.observe(&segment("10.0.0.9:4000", 10_042, SegmentSender::Alive), ms(130));
     let sent = all(&mut resets, ms(130));
     assert!(sent.contains(&Segment::reset(address("10.0.0.1:10042"), address("10.0.0.9:4000"), 2_000, 1_000)), "{sent:?}");
 }
@@ -62,9 +62,9 @@ fn a_silent_target_is_asked_again_and_the_client_too() {
 fn a_target_without_the_connection_leaves_the_client_to_be_asked() {
     let mut resets = PendingResets::new([&flow(4_000)], 7);
     all(&mut resets, ms(0));
-    resets.hear(&heard("100.64.0.2:80", 4_000, SegmentSender::Gone), ms(1));
+    resets.observe(&segment("100.64.0.2:80", 4_000, SegmentSender::Gone), ms(1));
     assert_eq!(all(&mut resets, ms(1)).iter().map(Segment::to).collect::<Vec<_>>(), [address("10.0.0.9:4000")]);
-    resets.hear(&heard("10.0.0.9:4000", 10_042, SegmentSender::Gone), ms(2));
+    resets.observe(&segment("10.0.0.9:4000", 10_042, SegmentSender::Gone), ms(2));
     assert!(resets.is_over());
     assert_eq!(resets.report().gone, 1);
 }
@@ -82,7 +82,7 @@ fn only_the_target_of_a_half_open_flow_is_asked_and_not_for_long() {
     for end in [SegmentSender::Gone, SegmentSender::Alive] {
         let mut resets = PendingResets::new([&half_open], 7);
         all(&mut resets, ms(0));
-        resets.hear(&heard("100.64.0.2:80", 4_000, end), ms(3));
+        resets.observe(&segment("100.64.0.2:80", 4_000, end), ms(3));
         let to: Vec<_> = all(&mut resets, ms(60)).iter().map(Segment::to).collect();
         let (target, client) = (address("100.64.0.2:80"), address("10.0.0.9:4000"));
         assert_eq!(to, if end == SegmentSender::Alive { vec![target, client, target, client] } else { vec![] });
@@ -115,7 +115,7 @@ proptest! {
             let end = if alive { SegmentSender::Alive } else { SegmentSender::Gone };
             let (from, to) = if target { (address("100.64.0.2:80"), port) } else { (SocketAddr::new(address("10.0.0.9:1").ip(), port), 10_042) };
             let open = resets.open;
-            resets.hear(&ObservedSegment { from, port: to, sequence, acknowledgment, length, end }, now);
+            resets.observe(&ObservedSegment { from, port: to, sequence, acknowledgment, length, end }, now);
             prop_assert!(ports.contains(&port) || resets.open == open);
         }
         sent += all(&mut resets, ms(60_000)).len();

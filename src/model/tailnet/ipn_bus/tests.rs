@@ -65,10 +65,10 @@ fn a_peer_comes_moves_and_leaves() {
             .changed
     );
     assert_eq!(targets(&fold, "app.tail.lab"), ["100.64.0.3", "fd7a:115c:a1e0::3"]);
-    assert!(map(&fold).leads_to("100.64.0.3".parse().expect("ip")), "absent AllowedIPs are the addresses");
+    assert!(map(&fold).routes_to("100.64.0.3".parse().expect("ip")), "absent AllowedIPs are the addresses");
     assert!(fold.fold(notify(r#"{"PeersChanged":[{"ID":3,"Name":"app.tail.lab.","Addresses":["100.64.0.9/32"]}]}"#)).changed);
     assert_eq!(targets(&fold, "app.tail.lab"), ["100.64.0.9"]);
-    assert!(!map(&fold).leads_to("100.64.0.3".parse().expect("ip")));
+    assert!(!map(&fold).routes_to("100.64.0.3".parse().expect("ip")));
     assert!(fold.fold(notify(r#"{"PeersRemoved":[3]}"#)).changed);
     assert!(targets(&fold, "app.tail.lab").is_empty());
     assert_eq!(targets(&fold, "db.tail.lab"), ["100.64.0.2"]);
@@ -105,7 +105,7 @@ fn patches_profiles_and_nameless_peers_disturb_nothing() {
     assert!(Arc::ptr_eq(&before, &map(&fold)));
     fold.fold(notify(r#"{"PeersChanged":[{"ID":8,"Addresses":["100.64.0.8/32"]},{"ID":9,"Name":null,"Addresses":null}]}"#));
     assert_eq!(map(&fold).peers.len(), 1);
-    assert!(map(&fold).leads_to("100.64.0.8".parse().expect("ip")));
+    assert!(map(&fold).routes_to("100.64.0.8".parse().expect("ip")));
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn subnets_count_only_where_routes_are_accepted() {
     let mut fold = started();
     let router = r#"{"PeersChanged":[{"ID":5,"Name":"r.tail.lab.","Addresses":["100.64.0.5/32"],"AllowedIPs":["100.64.0.5/32","10.0.0.0/8","0.0.0.0/0","100.99.1.7/32"]}]}"#;
     fold.fold(notify(router));
-    let leads = |fold: &Fold, ip: &str| map(fold).leads_to(ip.parse().expect("ip"));
+    let leads = |fold: &Fold, ip: &str| map(fold).routes_to(ip.parse().expect("ip"));
     assert!(leads(&fold, "10.1.1.1") && !leads(&fold, "192.0.2.1"), "an exit node is no route of everybody");
     assert!(fold.fold(notify(r#"{"Prefs":{"RouteAll":false}}"#)).changed);
     assert!(!leads(&fold, "10.1.1.1"));

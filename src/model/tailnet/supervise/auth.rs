@@ -7,7 +7,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::machine::{At, BusState, DaemonAction, StateWrite};
+use super::actions::{At, BusState, DaemonAction, StateWrite};
 use super::settings::Secret;
 use crate::model::base::backoff::Backoff;
 use crate::model::tailnet::ipn_bus::BackendState;
@@ -30,7 +30,7 @@ pub enum AuthEvent {
     /// The call for a login was taken (or why not).
     LoggedIn(Result<(), String>),
     /// The preferences were taken (or why not).
-    Told(Result<(), String>),
+    Applied(Result<(), String>),
 }
 
 /// How far a login is.
@@ -165,8 +165,8 @@ impl Auth {
                 AuthStep::Resting { until: now + if answer.is_ok() { pause.max(LOGIN_PAUSE) } else { pause } }
             }
             (AuthStep::Forgetting { .. }, AuthEvent::Written(StateWrite::ClearReissue { .. }))
-            | (AuthStep::LoggingIn, AuthEvent::Told(Ok(()))) => AuthStep::Idle,
-            (AuthStep::LoggingIn, AuthEvent::Told(Err(_))) => {
+            | (AuthStep::LoggingIn, AuthEvent::Applied(Ok(()))) => AuthStep::Idle,
+            (AuthStep::LoggingIn, AuthEvent::Applied(Err(_))) => {
                 self.prefs_sent = false;
                 AuthStep::Resting { until: now + self.retry.next(random) }
             }

@@ -8,13 +8,11 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use super::actions::{At, BusState, DaemonAction};
 use super::auth::{Auth, AuthEvent};
 use super::settings::{DaemonSettings, Login, Secret, StateStore};
 use crate::model::base::backoff::Backoff;
 use crate::model::tailnet::ipn_bus::BackendState;
-
-/// Time since the process began.
-pub type At = Duration;
 
 /// How long a daemon may leave its socket unanswered before it is taken for hung. It waits up to 30 s for an API server with
 /// everything locked, and forwards all the while.
@@ -75,58 +73,6 @@ pub enum DaemonEvent {
         /// How long it may take before it is killed.
         grace: Duration,
     },
-}
-
-/// What the bus says of the login.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct BusState {
-    pub state: BackendState,
-    /// It reports that its login fails.
-    pub login_broken: bool,
-    /// There has been a login that it still holds.
-    pub have_node_key: bool,
-}
-
-/// Something to do.
-#[derive(Debug, Clone, PartialEq)]
-pub enum DaemonAction {
-    /// Start the daemon's process.
-    Spawn,
-    /// Ask the daemon to end.
-    Terminate,
-    /// End the daemon's process.
-    Kill,
-    /// Come back with [`DaemonEvent::Tick`] at this time, at the latest.
-    Wake(At),
-    /// Tell the daemon what a node of two steps is to be, by preferences.
-    TellPrefs,
-    /// Log a node of two steps in; answer with [`AuthEvent::LoggedIn`].
-    Login,
-    /// Log in with this key; answer with [`AuthEvent::LoggedIn`].
-    LoginWith(Secret),
-    /// Leave the control server; answer with [`AuthEvent::Left`].
-    DisconnectControl,
-    /// Write to the state Secret, for as long as it takes; answer with [`AuthEvent::Written`].
-    Write(StateWrite),
-    /// It cannot be started at all: end the process with this message.
-    GiveUp(String),
-}
-
-/// A change of the state Secret that supervision needs (`dataplane` §1.5).
-///
-/// After either of the two that clear, whoever writes the device's fields has to write them anew with the next netmap.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum StateWrite {
-    /// Ask the operator for another key: set `reissue_authkey` to the one that failed (may be empty).
-    RequestReissue { failed: Secret },
-    /// The other key is there: delete `reissue_authkey`, `device_id`, `device_fqdn` and `device_ips`, and with `identity` also
-    /// the daemon's own `_machinekey`, `_current-profile`, `_profiles` and the profile that is the current one.
-    ClearReissue {
-        /// Whether the daemon starts anew as another device.
-        identity: bool,
-    },
-    /// Logged in once and for all (`TS_AUTH_ONCE`): delete `authkey`.
-    RemoveAuthKey,
 }
 
 /// The daemon's process.

@@ -21,7 +21,7 @@ impl StateBackup {
     /// What an earlier container of this Pod has left: the file that its tailscaled used in place of the Secret, and the copy of
     /// the Secret. The first is newer, and may be nowhere else.
     #[must_use]
-    pub fn remaining(used: Option<&[u8]>, copy: Option<&[u8]>) -> Self {
+    pub fn from_files(used: Option<&[u8]>, copy: Option<&[u8]>) -> Self {
         let read = |text: Option<&[u8]>| text.and_then(from_file).filter(|content| !content.is_empty());
         match read(used) {
             Some(content) => Self { content: Some(content), given_back: false },
@@ -97,7 +97,7 @@ mod tests {
     fn file_of_an_earlier_container_is_newer_than_its_copy_of_the_secret() {
         let (old, new) = (content(&[("_machinekey", "old")]), content(&[("_machinekey", "new")]));
         let left = |used: Option<&[u8]>, copy: Option<&[u8]>| {
-            let kept = StateBackup::remaining(used, copy);
+            let kept = StateBackup::from_files(used, copy);
             (kept.is_ahead(), kept.content)
         };
         let (old_file, new_file) = (to_file(&old), to_file(&new));

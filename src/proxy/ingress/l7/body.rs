@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::task::AtomicWaker;
+use hyper::Response;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep, sleep};
@@ -16,6 +17,9 @@ use crate::model::ingress::vhosts::headers;
 
 use super::activity::{InFlight, Progress, Turn};
 use super::upstream::InFlightGuard;
+
+/// The answer to a client.
+pub(super) type ProxiedResponse = Response<Download>;
 
 /// A request's body on its way to a backend.
 #[derive(Debug)]

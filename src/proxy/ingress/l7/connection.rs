@@ -23,11 +23,9 @@ use crate::edge::tls::{TlsError, is_http2};
 use crate::model::ingress::proxy_protocol::{FIXED, Fixed, PreambleError};
 
 use super::activity::{Activity, IdleTimeouts, Turn};
+use super::client::{ClientConnection, ConnectionBudget};
 use super::linger_close::lend;
-use super::listen::ConnectionBudget;
 use super::request::answer;
-use super::sources::ConnectionSlot;
-use super::stats::OpenGuard;
 use super::{Closing, Limits, SitePort};
 
 /// How long a client that was told to leave may take to do so when it has no request open.
@@ -52,16 +50,6 @@ impl RejectedConnection {
             Self::Preamble(error) => error.reason(),
         }
     }
-}
-
-/// A connection from a client, as its requests and what it may have become see it.
-#[derive(Debug)]
-pub(super) struct ClientConnection {
-    pub(super) port: Arc<SitePort>,
-    pub(super) client: Option<SocketAddr>,
-    _open: OpenGuard,
-    _place: ConnectionSlot,
-    _room: Arc<ConnectionBudget>,
 }
 
 /// Serves a connection until it ends; once `closing`, no new requests are taken. Returns it if TLS has ended and it is still to be closed.

@@ -14,7 +14,7 @@ use crate::model::ingress::vhosts::identity::ClientIdentity;
 /// How long an answer counts. A node that changes hands, or a grant that is taken back, is noticed after so long.
 const FRESH: Duration = Duration::from_secs(20);
 /// How many are remembered.
-const MOST: usize = 4096;
+const MAX_CLIENTS: usize = 4096;
 
 /// Asks who an address is; nothing if nobody is known.
 pub type WhoIsLookup = Arc<dyn Fn(SocketAddr) -> BoxFuture<'static, Result<Option<ClientIdentity>, LocalApiError>> + Send + Sync>;
@@ -65,10 +65,10 @@ impl Identify {
             }
         };
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        if cache.len() >= MOST {
-            cache.retain(|_, (requested, _)| requested.elapsed() < FRESH);
+        if cache.len() >= MAX_CLIENTS {
+            cache.retain(|_, (at, _)| at.elapsed() < FRESH);
         }
-        if cache.len() < MOST {
+        if cache.len() < MAX_CLIENTS {
             cache.insert(client.ip(), (Instant::now(), identity.clone()));
         }
         identity

@@ -7,27 +7,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::api::routes::Listener;
 use crate::model::ingress::vhosts::loopback;
 use crate::model::ingress::vhosts::{Vhost, Vhosts};
+use crate::model::tailnet::advertise::SiteStatus;
 
+use super::client::ConnectionBudget;
 use super::connection::serve;
 use super::linger_close::part;
-use super::{InPlace, ListenerContext, Loopback, PortSnapshot, SitePort};
+use super::{ListenerContext, Loopback, PortSnapshot, SitePort};
 
 /// How long nothing is accepted after that failed: the usual reason, no file descriptors, does not go away at once.
 const PAUSE: Duration = Duration::from_millis(100);
-
-/// Room for one connection: of its site, and of the process. Held as long as anything of the connection is left.
-#[derive(Debug)]
-pub(super) struct ConnectionBudget {
-    _site: OwnedSemaphorePermit,
-    _process: OwnedSemaphorePermit,
-}
 
 /// The listeners of all sites.
 #[derive(Debug, Default)]
@@ -85,14 +80,14 @@ impl Listeners {
     }
 
     /// What is open, by site.
-    pub(super) fn in_place(&self, shared: &ListenerContext) -> BTreeMap<String, InPlace> {
+    pub(super) fn in_place(&self, shared: &ListenerContext) -> BTreeMap<String, SiteStatus> {
         let place = |(name, opened): (&String, &BoundListener)| {
             let site = Arc::clone(&opened.served.borrow().site);
             let over_tls = site.is_over_tls();
             let missing: BTreeSet<_> = site.hosts.keys().filter(|host| over_tls && !shared.certificates.has(host)).cloned().collect();
             let certified = missing.is_empty() || missing.len() < site.hosts.len();
             let ports = opened.ports.iter().map(|(port, (_, address, _))| (*port, *address)).collect();
-            (name.clone(), InPlace { ports, missing, certified, faults: opened.faults.clone() })
+            (name.clone(), SiteStatus { ports, missing, certified, faults: opened.faults.clone() })
         };
         self.sites.iter().map(place).collect()
     }

@@ -18,14 +18,12 @@ use crate::model::ingress::vhosts::{Proxied, RouteDecision, Vhost};
 
 use super::SitePort;
 use super::activity::{InFlight, Progress, Turn};
-use super::body::{ClientFault, Download, ResponseGuard, Upload, Uploading};
-use super::connection::ClientConnection;
+use super::body::{ClientFault, Download, ProxiedResponse, ResponseGuard, Upload, Uploading};
+use super::client::ClientConnection;
 use super::dial::DialError;
 use super::pool::Pool;
 use super::tunnel;
 use super::upstream::{InFlightGuard, SendError, Upstream, UpstreamRequest};
-
-pub(super) type ProxiedResponse = Response<Download>;
 
 /// Answers a request that came in on this connection.
 pub(super) async fn answer(connection: Arc<ClientConnection>, in_flight: InFlight, request: Request<Incoming>) -> ProxiedResponse {

@@ -17,9 +17,9 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::model::ingress::vhosts::headers;
 
+use super::body::ProxiedResponse;
 use super::body::{Download, ResponseGuard};
-use super::connection::ClientConnection;
-use super::request::ProxiedResponse;
+use super::client::ClientConnection;
 
 /// Joins the client to the backend that agreed, and tells the client.
 pub(super) fn join(

@@ -12,10 +12,10 @@ use crate::api::serve::ServeConfig;
 use crate::api::{egress, ingress, state};
 use crate::model::base::netmap::{NetMap, SelfNode};
 use crate::model::plan::Planned;
+use crate::model::tailnet::advertise::AdvertiseStatus;
 use crate::model::tailnet::serve_config::FunnelError;
 use crate::model::tailnet::status::{Encoded, Omitted, PodAddresses, ServeHistory, egress_status, encode, ingress_status};
 use crate::proxy::forwarding::ruleset_sync::Programmed;
-use crate::proxy::ingress::advertise::AdvertiseStatus;
 use crate::proxy::ingress::serve_config_writer::ServeStatus;
 
 /// What the statuses are made from.
@@ -59,7 +59,7 @@ pub async fn run(mut inputs: Inputs, about: ReportInputs, ledger: Ledger) {
             accepted(&ledger, about, planned, &mut patience, now);
         }
         served(&ledger, inputs.serving.borrow_and_update().config.as_deref(), inputs.netmap.borrow().as_deref());
-        barred(&ledger, inputs.standing.borrow_and_update().barred.as_ref());
+        funnel_errors(&ledger, inputs.standing.borrow_and_update().funnel_errors.as_ref());
         let due = patience.due(now).map(|at| start + at);
         let changed = tokio::select! {
             changed = inputs.programmed.changed() => changed,
@@ -118,12 +118,12 @@ fn served(ledger: &Ledger, config: Option<&ServeConfig>, netmap: Option<&NetMap>
 }
 
 /// The reconciler tells those who asked for it. While nobody knows, what was said before stays.
-fn barred(ledger: &Ledger, barred: Option<&BTreeMap<String, FunnelError>>) {
-    match barred {
-        Some(barred) if barred.is_empty() => ledger.remove(state::BARRED),
-        Some(barred) => {
-            let why: BTreeMap<_, _> = barred.iter().map(|(service, why)| (service, why.to_string())).collect();
-            ledger.set(state::BARRED, json(&why));
+fn funnel_errors(ledger: &Ledger, funnel_errors: Option<&BTreeMap<String, FunnelError>>) {
+    match funnel_errors {
+        Some(funnel_errors) if funnel_errors.is_empty() => ledger.remove(state::FUNNEL_ERRORS),
+        Some(funnel_errors) => {
+            let why: BTreeMap<_, _> = funnel_errors.iter().map(|(service, why)| (service, why.to_string())).collect();
+            ledger.set(state::FUNNEL_ERRORS, json(&why));
         }
         None => {}
     }

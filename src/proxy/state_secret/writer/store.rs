@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use crate::edge::files::{self, FilesError};
-use crate::edge::kube::{ApiCall, ApiRefusal, KubeError, StateSecret, Verb};
+use crate::edge::kube::{ApiCall, ApiRefusal, Cluster, KubeError, StateSecret, Verb};
+use crate::model::settings::{Settings, StateOut};
 use crate::model::tailnet::state::{Content, StateChanges, applied};
 
 /// Where the state is kept.
@@ -56,6 +57,16 @@ impl ReportError {
 }
 
 impl Store {
+    /// The place that the settings name, if any; the Secret only where there is a cluster.
+    #[must_use]
+    pub fn of(settings: &Settings, cluster: Option<&Cluster>) -> Option<Self> {
+        match &settings.state {
+            StateOut::None => None,
+            StateOut::File(path) => Some(Self::File(path.clone())),
+            StateOut::Secret(name) => cluster.map(|cluster| Self::Secret(StateSecret::new(cluster.clone(), name.clone()))),
+        }
+    }
+
     /// Fails if the API says that what is needed is not allowed. tailscaled needs to update, we need not.
     pub(super) async fn permitted(&self) -> Result<(), ReportError> {
         let Self::Secret(secret) = self else { return Ok(()) };

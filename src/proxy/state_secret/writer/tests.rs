@@ -14,7 +14,7 @@ fn start() -> Start {
 }
 
 fn rhythm() -> WriteIntervals {
-    WriteIntervals { retry: Backoff::new(Duration::from_secs(1), Duration::from_secs(30), 0.2).expect("bounds"), look: LOOK }
+    WriteIntervals { retry: Backoff::new(Duration::from_secs(1), Duration::from_secs(30), 0.2).expect("bounds"), look: POLL_INTERVAL }
 }
 
 fn report(path: PathBuf) -> Ledger {

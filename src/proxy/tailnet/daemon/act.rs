@@ -60,8 +60,8 @@ impl Supervisor {
                 self.wake = Some(self.wake.map_or(at, |before| before.min(at)));
             }
             DaemonAction::TellPrefs => {
-                let reported = self.two_step().and_then(prefs);
-                self.work.spawn(async move { Some(DaemonEvent::Auth(AuthEvent::Told(tell(&api, reported).await))) });
+                let wanted = self.two_step().and_then(prefs);
+                self.work.spawn(async move { Some(DaemonEvent::Auth(AuthEvent::Applied(log_in(&api, wanted).await))) });
             }
             DaemonAction::Login => self.login(),
             DaemonAction::LoginWith(key) => {
@@ -279,7 +279,7 @@ impl Supervisor {
                 LoginPlan::Command { args, stdin } => {
                     daemon::login(&tailscale, &args, stdin.as_ref()).await.map_err(|fault| fault.to_string())
                 }
-                LoginPlan::Direct { prefs, auth_key } => match tell(&api, Some(*prefs)).await {
+                LoginPlan::Direct { prefs, auth_key } => match log_in(&api, Some(*prefs)).await {
                     Ok(()) => login_with(&api, &auth_key.unwrap_or_default()).await,
                     refused => refused,
                 },
@@ -310,7 +310,7 @@ impl Supervisor {
     }
 }
 
-async fn tell(api: &LocalApi, prefs: Option<MaskedPrefs>) -> Result<(), String> {
+async fn log_in(api: &LocalApi, prefs: Option<MaskedPrefs>) -> Result<(), String> {
     let Some(prefs) = prefs else { return Ok(()) };
     api.edit_prefs(&prefs).await.map(drop).map_err(|fault| fault.to_string())
 }

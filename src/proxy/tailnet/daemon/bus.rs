@@ -24,7 +24,7 @@ const PULSE: Duration = Duration::from_secs(3);
 /// How long a stream has to last for the next one to be opened at once.
 const STEADY: Duration = Duration::from_secs(5);
 /// How soon to ask again for what was not answered.
-const AGAIN: Duration = Duration::from_secs(1);
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// How long the daemon may take to send the first message.
 const FIRST: Duration = Duration::from_secs(10);
 /// How long to go on reading before publishing, when messages come without pause.
@@ -175,7 +175,7 @@ impl Stream<'_> {
                     if let Err(fault) = self.answered(answer) {
                         warn!(%fault, "tailscaled did not answer; asking for the whole status again");
                         self.view.send_modify(|view| view.fault = Some((fault.reason(), fault.to_string())));
-                        compare = Instant::now() + AGAIN;
+                        compare = Instant::now() + RETRY_INTERVAL;
                     }
                 }
                 lives = &mut pulse => match lives {

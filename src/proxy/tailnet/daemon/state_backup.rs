@@ -23,7 +23,7 @@ use crate::model::tailnet::supervise::{DaemonPhase, DaemonSettings};
 /// How long a node that has become part of the tailnet may take to write down what it is.
 const SETTLED: Duration = Duration::from_secs(2);
 /// How soon to try again what failed, and how often what is written into the file is looked for.
-const AGAIN: Duration = Duration::from_secs(5);
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// How old a copy may become.
 const OLD: Duration = Duration::from_mins(10);
 
@@ -71,7 +71,7 @@ pub fn load(settings: &DaemonSettings) -> StateBackup {
     }
     // What cannot be read is not there: the Secret has it, unless the API server is away too.
     let read = |path: Option<PathBuf>| path.and_then(|path| files::read_one(&path).ok().flatten());
-    StateBackup::remaining(read(settings.state_file()).as_deref(), read(settings.state_copy()).as_deref())
+    StateBackup::from_files(read(settings.state_file()).as_deref(), read(settings.state_copy()).as_deref())
 }
 
 /// The copies of what is in the Secret.
@@ -106,7 +106,7 @@ impl StateCopies {
             self.save(&mut saved);
             let rest = match done {
                 Ok(()) if !from_file => OLD,
-                Ok(()) => AGAIN,
+                Ok(()) => RETRY_INTERVAL,
                 Err(ref error) => {
                     if fault != Some(error.reason()) {
                         tracing::warn!(
@@ -115,7 +115,7 @@ impl StateCopies {
                             "tailscaled's state and its Secret cannot be made equal: {error}"
                         );
                     }
-                    AGAIN
+                    RETRY_INTERVAL
                 }
             };
             fault = done.err().map(|error| error.reason());

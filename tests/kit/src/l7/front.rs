@@ -20,9 +20,10 @@ use tailyard::model::ingress::endpoints::{Endpoint, ServicePort};
 use tailyard::model::ingress::proxy_protocol;
 use tailyard::model::ingress::vhosts::headers::Upgrades;
 use tailyard::model::ingress::vhosts::{Vhosts, read};
+use tailyard::model::tailnet::advertise::SiteStatus;
 use tailyard::proxy::ingress::l7::endpoints::UpstreamEndpoints;
 use tailyard::proxy::ingress::l7::identify::WhoIsLookup;
-use tailyard::proxy::ingress::l7::{Closing, InPlace, Inputs, L7, Limits, Loopback, ReplicaLocation, l7};
+use tailyard::proxy::ingress::l7::{Closing, Inputs, L7, Limits, Loopback, ReplicaLocation, l7};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -35,6 +36,12 @@ use tokio_rustls::client::TlsStream;
 pub const DEADLINE: Duration = Duration::from_mins(1);
 /// Where all clients come from.
 pub const CLIENT: &str = "100.64.0.9:51234";
+
+/// Every port of a site is listened on, and each of its names has its certificate.
+#[must_use]
+pub fn is_complete(status: &SiteStatus) -> bool {
+    status.missing.is_empty() && status.faults.is_empty()
+}
 
 /// An authority that clients trust.
 pub struct Authority {
@@ -136,7 +143,7 @@ impl Front {
         front.certificates.send_replace(Arc::new(pairs));
         let services: Vec<String> = front.sites.borrow().keys().cloned().collect();
         for service in services {
-            front.placed(&service, InPlace::is_whole).await;
+            front.placed(&service, is_complete).await;
         }
         front
     }
@@ -168,7 +175,7 @@ impl Front {
     }
 
     /// Waits until a site stands so.
-    pub async fn placed(&mut self, service: &str, so: impl Fn(&InPlace) -> bool) -> InPlace {
+    pub async fn placed(&mut self, service: &str, so: impl Fn(&SiteStatus) -> bool) -> SiteStatus {
         let wait = self.l7.in_place.wait_for(|sites| sites.get(service).is_some_and(&so));
         timeout(DEADLINE, wait).await.expect("in time").expect("a terminator")[service].clone()
     }

@@ -39,16 +39,16 @@ fn written(verdict: OwnershipVerdict) -> VipService {
 
 #[test]
 fn a_service_is_made_joined_and_left_by_clusters() {
-    let made = written(judge(None, &asked(), &me(), false));
+    let made = written(verify_owner(None, &asked(), &me(), false));
     assert_eq!((made.annotations[OWNERS].as_str(), made.addrs.len()), (refs(&["me"]).as_str(), 0));
-    assert_eq!(judge(Some(&held(&refs(&["me"]))), &asked(), &me(), false), OwnershipVerdict::Settled);
-    let joined = written(judge(Some(&held(&refs(&["them"]))), &asked(), &me(), false));
+    assert_eq!(verify_owner(Some(&held(&refs(&["me"]))), &asked(), &me(), false), OwnershipVerdict::Settled);
+    let joined = written(verify_owner(Some(&held(&refs(&["them"]))), &asked(), &me(), false));
     assert_eq!((joined.annotations[OWNERS].as_str(), joined.addrs.len()), (refs(&["them", "me"]).as_str(), 1));
-    let taken = written(judge(Some(&held(&refs(&["old"]))), &asked(), &me(), false));
+    let taken = written(verify_owner(Some(&held(&refs(&["old"]))), &asked(), &me(), false));
     assert_eq!(taken.annotations[OWNERS], refs(&["me"]), "what we were called before is ours");
 
     let moved = DesiredVipService { group: "h".into(), ..asked() };
-    let service = written(judge(Some(&held(&refs(&["them", "me"]))), &moved, &me(), false));
+    let service = written(verify_owner(Some(&held(&refs(&["them", "me"]))), &moved, &me(), false));
     let of = |group: &'static str| of_group([&service, &made], &me(), group).map(str::to_owned).collect::<Vec<_>>();
     assert_eq!((of("h"), of("g"), of("")), (vec!["svc:a".to_owned()], vec!["svc:a".to_owned()], Vec::new()), "each names its group");
 
@@ -62,41 +62,41 @@ fn a_service_is_made_joined_and_left_by_clusters() {
 #[test]
 fn what_is_not_ours_is_left_alone() {
     let foreign = VipService { annotations: BTreeMap::new(), ..held("") };
-    assert_eq!(judge(Some(&foreign), &asked(), &me(), false), OwnershipVerdict::Refused(OwnershipRefusal::Foreign));
+    assert_eq!(verify_owner(Some(&foreign), &asked(), &me(), false), OwnershipVerdict::Refused(OwnershipRefusal::Foreign));
     assert_eq!(
-        judge(Some(&held("not JSON")), &DesiredVipService { adopt: true, ..asked() }, &me(), true),
+        verify_owner(Some(&held("not JSON")), &DesiredVipService { adopt: true, ..asked() }, &me(), true),
         OwnershipVerdict::Refused(OwnershipRefusal::Foreign)
     );
-    let adopted = written(judge(Some(&foreign), &DesiredVipService { adopt: true, ..asked() }, &me(), false));
+    let adopted = written(verify_owner(Some(&foreign), &DesiredVipService { adopt: true, ..asked() }, &me(), false));
     assert_eq!(adopted.annotations[OWNERS], refs(&["me"]));
     assert_eq!(release(Some(&adopted), &me()), Release::Write(Box::new(VipService { annotations: BTreeMap::new(), ..adopted.clone() })));
-    let again = judge(Some(&adopted), &DesiredVipService { adopt: true, ..asked() }, &me(), true);
+    let again = verify_owner(Some(&adopted), &DesiredVipService { adopt: true, ..asked() }, &me(), true);
     assert_eq!(again, OwnershipVerdict::Settled, "it stays marked");
-    assert_eq!(written(judge(Some(&foreign), &asked(), &me(), true)).annotations[OWNERS], refs(&["me"]), "its owners got lost");
+    assert_eq!(written(verify_owner(Some(&foreign), &asked(), &me(), true)).annotations[OWNERS], refs(&["me"]), "its owners got lost");
     let alone = r#"{"ownerRefs":[{"operatorID":"them","resource":{"kind":"ProxyGroup","name":"g","uid":"u"}}]}"#;
-    assert_eq!(judge(Some(&held(alone)), &asked(), &me(), false), OwnershipVerdict::Refused(OwnershipRefusal::Alone));
+    assert_eq!(verify_owner(Some(&held(alone)), &asked(), &me(), false), OwnershipVerdict::Refused(OwnershipRefusal::Alone));
     let twin = held(&refs(&["them"]));
     assert_eq!(
-        judge(Some(&twin), &DesiredVipService { share: false, ..asked() }, &me(), false),
+        verify_owner(Some(&twin), &DesiredVipService { share: false, ..asked() }, &me(), false),
         OwnershipVerdict::Refused(OwnershipRefusal::Twin)
     );
-    assert!(matches!(judge(Some(&twin), &asked(), &me(), false), OwnershipVerdict::Write { ours: false, .. }));
+    assert!(matches!(verify_owner(Some(&twin), &asked(), &me(), false), OwnershipVerdict::Write { ours: false, .. }));
 }
 
 #[test]
 fn clusters_that_want_different_things_come_to_rest() {
     let other = DesiredVipService { ports: vec!["tcp:443".into(), "tcp:80".into()], tags: vec!["tag:other".into()], ..asked() };
     let them = ServiceOwner { id: "them".into(), ..ServiceOwner::default() };
-    let mut service = written(judge(None, &asked(), &me(), false));
+    let mut service = written(verify_owner(None, &asked(), &me(), false));
     for _ in 0..3 {
         for (asked, owner) in [(&other, &them), (&asked(), &me())] {
-            if let OwnershipVerdict::Write { service: written, .. } = judge(Some(&service), asked, owner, true) {
+            if let OwnershipVerdict::Write { service: written, .. } = verify_owner(Some(&service), asked, owner, true) {
                 service = *written;
             }
         }
     }
     assert_eq!((service.ports.as_slice(), service.tags.as_slice()), (other.ports.as_slice(), asked().tags.as_slice()));
     for (asked, owner) in [(&other, &them), (&asked(), &me())] {
-        assert_eq!(judge(Some(&service), asked, owner, true), OwnershipVerdict::Settled);
+        assert_eq!(verify_owner(Some(&service), asked, owner, true), OwnershipVerdict::Settled);
     }
 }

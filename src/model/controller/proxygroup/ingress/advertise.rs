@@ -6,8 +6,7 @@
 use std::collections::BTreeSet;
 
 use super::config::mapping;
-use super::teardown::awaited;
-use super::{IngressPlan, Item, ServiceState};
+use super::{IngressPlan, Item, ServiceState, lacks_services};
 use crate::api::routes::Listener;
 use crate::model::controller::ingress_spec::PublishTarget;
 use crate::model::controller::objects::RenderContext;
@@ -71,7 +70,7 @@ impl IngressPlan<'_> {
 /// Whether a replica that gets traffic advertises a name.
 #[must_use]
 pub fn serves(replica: &ObservedReplica, name: &str) -> bool {
-    live(replica) && says(replica, name)
+    live(replica) && replica.advertises(name)
 }
 
 /// Whether a replica gets traffic, and what it says is its own.
@@ -79,9 +78,11 @@ pub(super) fn live(replica: &ObservedReplica) -> bool {
     alive(replica) && replica.pod.as_deref().is_some_and(readiness::is_ready)
 }
 
-/// Whether a replica's tailscaled was last seen to advertise a name.
-pub(super) fn says(replica: &ObservedReplica, name: &str) -> bool {
-    replica.state.as_ref().is_some_and(|state| state.advertises.contains(name))
+/// Whether a name goes on being served until another group serves it.
+pub(super) fn awaited(work: &GroupPass<'_>, name: &str) -> bool {
+    let rivals = work.observed.publish.rivals.get(name).map(Vec::as_slice).unwrap_or_default();
+    // Without Tailscale Services each group has it at an address of its own.
+    !rivals.is_empty() && !lacks_services(work) && rivals.iter().all(|rival| !rival.serving)
 }
 
 /// Whether what a replica says is said by the Pod that there is.

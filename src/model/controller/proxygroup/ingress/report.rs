@@ -24,7 +24,7 @@ type Said = (&'static str, ConditionStatus, &'static str, String);
 
 impl IngressPlan<'_> {
     /// Tells everybody. `gone` are the names of which nothing is left. What is wrong, as it was told, by whom it concerns.
-    pub(super) fn tell(&self, work: &mut GroupPass<'_>, shape: &RenderContext<'_>, gone: &BTreeSet<String>) -> BTreeMap<String, String> {
+    pub(super) fn report(&self, work: &mut GroupPass<'_>, shape: &RenderContext<'_>, gone: &BTreeSet<String>) -> BTreeMap<String, String> {
         let mut account = SummaryBuilder::default();
         for claim in &self.claims {
             let item = self.items.get(&service_name(&claim.label)).filter(|item| claim.asks && item.claimant == claim.claimant);
@@ -163,17 +163,17 @@ fn beside(work: &GroupPass<'_>, item: &Item, name: &str, serving: usize) -> Stri
 
 /// What is wrong with a part of a name that is published, or will be; all of it is told together.
 fn remark(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item, name: &str) -> Option<(Extent, Rejection)> {
-    let notes: Vec<_> = item.wish.notes.iter().cloned().chain(barred(work, shape, item, name)).collect();
+    let notes: Vec<_> = item.wish.notes.iter().cloned().chain(funnel_errors(work, shape, item, name)).collect();
     let (extent, reason) = if notes.is_empty() { (Extent::Nothing, "CertificateExpiring") } else { (Extent::Part, "PartiallyAdvertised") };
     let all: Vec<_> = notes.into_iter().chain(item.wish.warnings.iter().cloned()).collect();
     (!all.is_empty()).then(|| (extent, Rejection::new(reason, all.join(" "))))
 }
 
 /// Why the internet does not reach a site that asks for it, as the first replica says that was refused.
-fn barred(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item, name: &str) -> Option<String> {
+fn funnel_errors(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item, name: &str) -> Option<String> {
     let asks = matches!(&item.wish.target, PublishTarget::Site(site) if site.funnel);
     let states = work.observed.replicas.range(..shape.replicas).filter_map(|(_, replica)| replica.state.as_ref());
-    let why = states.filter(|_| asks).find_map(|state| state.barred.get(name))?;
+    let why = states.filter(|_| asks).find_map(|state| state.funnel_errors.get(name))?;
     Some(format!("It is not reached from the internet (Funnel), as {why}."))
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::ServiceState;
 use crate::api::names;
-use crate::model::controller::ingress_spec::{DesiredVipService, OwnershipVerdict, PublishSpec, PublishTarget, judge};
+use crate::model::controller::ingress_spec::{DesiredVipService, OwnershipVerdict, PublishSpec, PublishTarget, verify_owner};
 use crate::model::controller::objects::RenderContext;
 use crate::model::controller::proxygroup::readiness;
 use crate::model::controller::proxygroup::work::GroupPass;
@@ -39,7 +39,7 @@ pub(super) fn standing(
     let desired = DesiredVipService { name, group, tags, ports: wish.ports.clone(), share: joins, adopt: adopts(work, &wish.label) };
     // Only of what was ours a replica was ever told.
     let recorded = reported.contains(&desired.name);
-    match judge(entry, &desired, &observed.settings.cluster, recorded) {
+    match verify_owner(entry, &desired, &observed.settings.cluster, recorded) {
         OwnershipVerdict::Refused(why) => ServiceState::Conflict(why),
         verdict => {
             let settled = verdict == OwnershipVerdict::Settled;

@@ -5,17 +5,17 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::advertise::says;
+use super::advertise::awaited;
 use super::claims::{UserObject, claims};
-use super::{IngressPlan, Rejection, lacks_services, recorded, subject};
+use super::{IngressPlan, Rejection, recorded, subject};
 use crate::model::controller::ingress_spec::{Release, release, service_group, service_name};
 use crate::model::controller::objects::{IngressConfigMap, Kind, ObjectRef, Owner, RenderContext, domain_of, ingress_config_ref};
-use crate::model::controller::proxygroup::readiness::{self, PATIENCE};
+use crate::model::controller::proxygroup::readiness::{self, TIMEOUT};
 use crate::model::controller::proxygroup::work::{GroupPass, deletion};
 use crate::model::controller::proxygroup::{ControlAction, ObservedReplica, ServiceList, Subject, TailnetState};
 
 /// How soon it is looked whether the group that a name moved to serves it.
-const LOOK: std::time::Duration = std::time::Duration::from_secs(5);
+const POLL_INTERVAL: std::time::Duration = std::time::Duration::from_secs(5);
 
 impl IngressPlan<'_> {
     /// Lets names go as far as they can. Those of which nothing is left.
@@ -27,9 +27,9 @@ impl IngressPlan<'_> {
         let advertised = advertised_by_pods(work);
         for name in &self.leaving {
             if awaited(work, name) {
-                work.again(LOOK);
+                work.again(POLL_INTERVAL);
             } else if !withdrawn(work, &advertised, name, &self.former_routes(name)) {
-                work.again(PATIENCE);
+                work.again(TIMEOUT);
             } else if released(work, self.listed, name) {
                 gone.insert(name.clone());
             }
@@ -46,19 +46,12 @@ fn advertised_by_pods(work: &GroupPass<'_>) -> BTreeSet<String> {
     configs.flat_map(|config| config.advertises().chain(config.routes()).map(str::to_owned)).collect()
 }
 
-/// Whether a name goes on being served until another group serves it.
-pub(super) fn awaited(work: &GroupPass<'_>, name: &str) -> bool {
-    let rivals = work.observed.publish.rivals.get(name).map(Vec::as_slice).unwrap_or_default();
-    // Without Tailscale Services each group has it at an address of its own.
-    !rivals.is_empty() && !lacks_services(work) && rivals.iter().all(|rival| !rival.serving)
-}
-
 /// Whether no replica advertises a name or its routes any more, as far as those say that can speak.
 fn withdrawn(work: &GroupPass<'_>, advertised: &BTreeSet<String>, name: &str, routes: &BTreeSet<String>) -> bool {
     let now = work.observed.now;
     let silent = |replica: &ObservedReplica| replica.pod.as_deref().is_none_or(|pod| readiness::long_unready(pod, now));
     let by_route = |replica: &ObservedReplica| replica.state.as_ref().is_some_and(|state| !state.routes.is_disjoint(routes));
-    let leads = |replica: &ObservedReplica| says(replica, name) || by_route(replica);
+    let leads = |replica: &ObservedReplica| replica.advertises(name) || by_route(replica);
     !advertised.contains(name)
         && advertised.is_disjoint(routes)
         && work.observed.replicas.values().all(|replica| !leads(replica) || silent(replica))

@@ -38,7 +38,7 @@ fn one_change_among_many_services_is_one_change() {
     assert!(port.services.len() <= 1 && port.delete.is_empty());
 }
 
-/// What one change of one Service among so many takes: Services judged anew, objects written, changes of users' Services.
+/// What one change of one Service among so many takes: Services evaluated anew, objects written, changes of users' Services.
 fn one_change(services: usize) -> [Vec<(u64, usize, usize)>; 2] {
     let mut world = World::new();
     world.group("pg", json!({"type": "egress"}));
@@ -52,9 +52,9 @@ fn one_change(services: usize) -> [Vec<(u64, usize, usize)>; 2] {
         world.service("s7", annotations, if how == "retargeted" { &[80] } else { &[80, 81] });
         let mut passes = Vec::new();
         loop {
-            let before = world.memories["pg"].judged();
+            let before = world.memories["pg"].evaluated();
             let made = world.pass("pg");
-            passes.push((world.memories["pg"].judged() - before, made.apply.len(), made.services.len()));
+            passes.push((world.memories["pg"].evaluated() - before, made.apply.len(), made.services.len()));
             if idle(&made) {
                 return passes;
             }
@@ -67,8 +67,8 @@ fn one_change(services: usize) -> [Vec<(u64, usize, usize)>; 2] {
 fn one_change_costs_the_same_at_any_size() {
     let few = one_change(10);
     assert_eq!(few, one_change(400));
-    assert!(few.iter().flatten().all(|(judged, ..)| *judged <= 1), "{few:?}");
-    assert!(few.iter().flatten().any(|(judged, ..)| *judged == 1), "{few:?}");
+    assert!(few.iter().flatten().all(|(evaluated, ..)| *evaluated <= 1), "{few:?}");
+    assert!(few.iter().flatten().any(|(evaluated, ..)| *evaluated == 1), "{few:?}");
 }
 
 #[test]
@@ -79,10 +79,10 @@ fn at_rest_nothing_is_judged() {
         world.service(&format!("s{index}"), to("pg"), &[80]);
     }
     world.settle();
-    let before = world.memories["pg"].judged();
+    let before = world.memories["pg"].evaluated();
     assert!(before >= 20);
     for _ in 0..100 {
         assert!(idle(&world.pass("pg")));
     }
-    assert_eq!(world.memories["pg"].judged(), before);
+    assert_eq!(world.memories["pg"].evaluated(), before);
 }

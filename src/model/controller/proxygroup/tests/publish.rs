@@ -189,7 +189,7 @@ fn who_asks_for_the_internet_and_is_not_reached_from_there_is_told_once() {
     world.put_ingress("app", json!({"tailscale.com/proxy-group": "in", "tailscale.com/funnel": "true"}), backend());
     world.ingress("inside", "in", ("inside", "web"));
     let why = "the tailnet does not let this node be";
-    world.hosted.barred = [("svc:app".into(), why.into()), ("svc:inside".into(), why.into())].into();
+    world.hosted.funnel_errors = [("svc:app".into(), why.into()), ("svc:inside".into(), why.into())].into();
     world.settle();
     let published = world.says("in", PUBLISHED).2;
     assert!(published.starts_with("1 of 2 are not published as they ask: Ingress default/app (PartiallyAdvertised)"), "{published}");
@@ -197,7 +197,7 @@ fn who_asks_for_the_internet_and_is_not_reached_from_there_is_told_once() {
     world.memories.clear();
     world.settle();
     assert_eq!(world.told("PartiallyAdvertised"), 1, "not by one who begins anew");
-    world.hosted.barred.clear();
+    world.hosted.funnel_errors.clear();
     world.settle();
     assert_eq!((world.says("in", PUBLISHED).2, world.told("PartiallyAdvertised")), ("2 of 2 are published.".to_owned(), 1));
 }

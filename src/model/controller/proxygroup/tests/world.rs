@@ -22,7 +22,7 @@ use crate::model::controller::ingress_spec::{PublishSource, ServiceOwner, UserCe
 use crate::model::controller::objects::{IngressConfigMap, Kind, Manifest, ObjectRef, egress_config, group_of};
 use crate::model::controller::proxygroup::{
     ClaimedDevice, Class, ControlAction, ControlPlaneError, Delete, GroupCapabilities, GroupPlan, GroupSettings, Memory, ObjectUpdate,
-    Observed, ObservedReplica, TailnetState, concerns, pass, pass_after,
+    Observed, ObservedReplica, TailnetState, concerns, pass, plan_with_memo,
 };
 use crate::model::controller::tenancy::{DefaultTenancy, Labels};
 

@@ -97,20 +97,20 @@ impl World {
         replica.under_way.clear();
         replica.issued.clear();
         let wanted = replica.wanted.clone();
-        self.tell(ordinal, OrderEvent::Wanted(wanted));
+        self.step(ordinal, OrderEvent::Wanted(wanted));
         self.show(ordinal);
     }
 
     /// A replica's watch brings what there is.
     pub(super) fn show(&mut self, ordinal: usize) {
         for (name, record) in self.records.clone() {
-            self.tell(ordinal, OrderEvent::Seen(name, Some(record)));
+            self.step(ordinal, OrderEvent::Seen(name, Some(record)));
         }
     }
 
     pub(super) fn lead(&mut self, ordinal: usize, leads: bool) {
         self.replicas[ordinal].leads = leads;
-        self.tell(ordinal, OrderEvent::Leads(leads));
+        self.step(ordinal, OrderEvent::Leads(leads));
     }
 
     fn chance(&mut self) -> f64 {
@@ -118,7 +118,7 @@ impl World {
         f64::from(u32::try_from(self.random >> 33).expect("31 bits")) / f64::from(1_u32 << 31)
     }
 
-    fn tell(&mut self, ordinal: usize, event: OrderEvent) {
+    fn step(&mut self, ordinal: usize, event: OrderEvent) {
         let (random, now) = (self.chance(), self.now);
         let replica = &mut self.replicas[ordinal];
         if !replica.alive {
@@ -196,7 +196,7 @@ impl World {
             let replica = &self.replicas[ordinal];
             let at = Duration::from_secs(u64::try_from(now - replica.begun).expect("time goes on"));
             if replica.issuer.wake().is_some_and(|wake| wake <= at) {
-                self.tell(ordinal, OrderEvent::Tick);
+                self.step(ordinal, OrderEvent::Tick);
             }
         }
     }
@@ -231,7 +231,7 @@ impl World {
             OrderAction::Suggest { name, .. } => OrderEvent::Suggested(name, None, None),
             OrderAction::Abandon(_) => return,
         };
-        self.tell(ordinal, event);
+        self.step(ordinal, event);
     }
 
     fn write(&mut self, ordinal: usize, name: &str, version: &str, change: impl FnOnce(&mut NameRecord)) -> WriteResult {
@@ -250,7 +250,7 @@ impl World {
         self.changed.insert(name.to_owned(), (self.now, ordinal));
         for other in 0..self.replicas.len() {
             if other != ordinal && self.replicas[other].linked {
-                self.tell(other, OrderEvent::Seen(name.to_owned(), Some(record.clone())));
+                self.step(other, OrderEvent::Seen(name.to_owned(), Some(record.clone())));
             }
         }
         WriteResult::Done(record)

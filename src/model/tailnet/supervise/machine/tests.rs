@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::model::tailnet::supervise::StateWrite;
 use crate::model::tailnet::supervise::TwoStep;
 use crate::model::tailnet::supervise::settings::tests::settings;
 
@@ -290,7 +291,7 @@ fn two_steps_once_leaves_a_logged_in_node_alone_until_it_runs() {
         lab.on(event);
     }
     assert_eq!(lab.on(seen(BackendState::Running)), [DaemonAction::TellPrefs]);
-    assert_eq!(lab.on(DaemonEvent::Auth(AuthEvent::Told(Ok(())))), []);
+    assert_eq!(lab.on(DaemonEvent::Auth(AuthEvent::Applied(Ok(())))), []);
 }
 
 fn events() -> impl Strategy<Value = DaemonEvent> {

@@ -31,7 +31,7 @@ fn play() -> Play {
     let (ledger, reporter) = writer::new(
         Store::File(place.path().join("state.json")),
         Start::default(),
-        writer::WriteIntervals { retry: Backoff::DAEMON, look: writer::LOOK },
+        writer::WriteIntervals { retry: Backoff::DAEMON, look: writer::POLL_INTERVAL },
     );
     let (programmed, programmed_rx) = watch::channel(Programmed::default());
     let (netmap, netmap_rx) = watch::channel(None);
@@ -125,7 +125,7 @@ async fn the_name_for_https_is_told_once_something_is_served() {
 #[tokio::test(start_paused = true)]
 async fn who_is_not_reached_from_the_internet_is_told_until_it_is_known_to_be() {
     let play = play();
-    let stand = |barred| play.standing.send_replace(AdvertiseStatus { barred, ..AdvertiseStatus::default() });
+    let stand = |funnel_errors| play.standing.send_replace(AdvertiseStatus { funnel_errors, ..AdvertiseStatus::default() });
     stand(Some([("svc:web".to_owned(), FunnelError::NotAllowed)].into()));
     let told = play.told().await["tailyard-funnel-errors.json"].clone();
     assert!(told.starts_with(r#"{"svc:web":"the tailnet does not let this node be"#), "{told}");

@@ -4,7 +4,7 @@ use super::*;
 use crate::api::routes::Origin;
 use crate::api::vip::VipService;
 use crate::model::controller::ingress_spec::{
-    DesiredVipService, OwnershipVerdict, Publisher, Release, backends, certificates, has_conditions, judge, release,
+    DesiredVipService, OwnershipVerdict, Publisher, Release, backends, certificates, has_conditions, release, verify_owner,
 };
 use crate::model::controller::ingress_spec::{ingress_group, ingress_label, service_group, service_label, service_name};
 use crate::model::controller::objects::{accounts_ref, domain_of};
@@ -20,7 +20,7 @@ pub(in super::super) struct Hosted {
     /// Services behind which there is nobody.
     pub(in super::super) unbacked: BTreeSet<(String, String)>,
     /// Sites that the tailnet does not let the internet reach, and why.
-    pub(in super::super) barred: BTreeMap<String, String>,
+    pub(in super::super) funnel_errors: BTreeMap<String, String>,
     /// How many more times Tailscale Services are written or read before they have addresses.
     pub(in super::super) late: usize,
     /// Tailscale Services have an IPv6 address alone.
@@ -49,7 +49,7 @@ impl Hosted {
 
     pub(in super::super) fn publish(&mut self, asked: &DesiredVipService, owner: &ServiceOwner, recorded: bool) {
         let number = self.vips.len();
-        if let OwnershipVerdict::Write { service, .. } = judge(self.vips.get(&asked.name), asked, owner, recorded) {
+        if let OwnershipVerdict::Write { service, .. } = verify_owner(self.vips.get(&asked.name), asked, owner, recorded) {
             self.vips.insert(asked.name.clone(), *service);
         }
         if self.late > 0 {
@@ -251,7 +251,7 @@ impl World {
             ("profile-1", profile.to_string()),
             (crate::api::ingress::KEY, serde_json::to_string(&status).expect("JSON")),
             (crate::api::state::HTTPS_ENDPOINT, if self.hosted.no_https { crate::api::state::NO_HTTPS } else { "" }.to_owned()),
-            (crate::api::state::BARRED, json!(self.hosted.barred).to_string()),
+            (crate::api::state::FUNNEL_ERRORS, json!(self.hosted.funnel_errors).to_string()),
         ]
     }
 

@@ -6,7 +6,7 @@ impl World {
     /// Makes one pass over a group and does what it came to.
     pub(in super::super) fn pass(&mut self, name: &str) -> GroupPlan {
         let observed = self.observe(name);
-        let made = pass_after(&observed, self.memories.entry(name.to_owned()).or_default());
+        let made = plan_with_memo(&observed, self.memories.entry(name.to_owned()).or_default());
         let fresh = pass(&observed);
         assert_eq!(
             GroupPlan { events: Vec::new(), ..made.clone() },

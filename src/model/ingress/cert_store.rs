@@ -1,4 +1,7 @@
-//! What is known of each name: the Secret as it was last seen, and the certificate that was last good in it.
+//! The certificates of a replica by DNS name: the Secret as it was last read, and the certificate that was last valid in it.
+//!
+//! What was once loaded stays loaded while its Secret is away or unreadable. Never reads the clock, and logs nothing: what is worth a
+//! line is a [`CertNotice`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -7,22 +10,19 @@ use std::time::Duration;
 use bytes::Bytes;
 use k8s_openapi::jiff::Timestamp;
 
-use super::act::IssueError;
-use super::copy::from_copy;
-use super::{NOTE, OrderedNames, secret_of};
 use crate::api::issuance;
-use crate::api::names::ACCOUNT_FINGERPRINT;
+use crate::api::names::{ACCOUNT_FINGERPRINT, ISSUANCE};
 use crate::api::routes::Host;
-use crate::edge::kube::VersionedSecret;
 use crate::model::ingress::cert_orders::{Certificate, NameRecord, OrderFailure, OrderNote, Validity, renew_at, usable};
 use crate::model::ingress::certificate::{CertificateError, Leaf, Pair};
 
-/// What a certificate that cannot be had means for others.
-const ALONE: &str = "a certificate that was loaded before stays in use, else TLS handshakes for this name fail";
+mod notice;
+
+pub use notice::{CertNotice, FailedOrder, VersionedSecret};
 
 /// How everything stands.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct State {
+pub struct CertStoreState {
     pub names: BTreeMap<String, NameState>,
     /// Orders that were made here and came to an end, by what came of them: `issued` or the kind of the failure.
     pub orders: BTreeMap<&'static str, u64>,
@@ -46,23 +46,24 @@ pub struct NameState {
 
 /// A certificate that was issued here or loaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Issued {
-    pub(super) pair: Pair,
+pub struct Issued {
+    pub pair: Pair,
     leaf: Leaf,
     /// Which account ordered it.
-    pub(super) by: Bytes,
+    pub by: Bytes,
 }
 
 impl Issued {
-    pub(super) fn new(name: &str, pair: Pair, by: Bytes) -> Result<Self, CertificateError> {
+    pub fn new(name: &str, pair: Pair, by: Bytes) -> Result<Self, CertificateError> {
         let leaf = pair.leaf()?;
         leaf.is_for(name)?;
         Ok(Self { pair, leaf, by })
     }
 }
 
+/// The certificates, and what is known of their Secrets.
 #[derive(Debug, Default)]
-pub(super) struct CertStore {
+pub struct CertStore {
     wanted: Arc<BTreeMap<String, Host>>,
     permitted: BTreeSet<String>,
     secrets: BTreeMap<String, VersionedSecret>,
@@ -74,7 +75,8 @@ pub(super) struct CertStore {
     orders: BTreeMap<&'static str, u64>,
     restored: u64,
     /// What an earlier container of this Pod served, by name.
-    recalled: BTreeMap<String, Issued>,
+    backup: BTreeMap<String, Issued>,
+    notices: Vec<CertNotice>,
 }
 
 /// What is known of a name.
@@ -91,18 +93,25 @@ struct NamedCertificate {
 
 impl CertStore {
     /// Begins with what an earlier container of this Pod served. It serves until the Secrets are read; of them it says nothing.
-    pub(super) fn recalling(copy: Option<&[u8]>) -> Self {
+    #[must_use]
+    pub fn with_backup(copy: BTreeMap<String, Pair>) -> Self {
         let usable = |(name, pair): (String, Pair)| Some((name.clone(), Issued::new(&name, pair, Bytes::new()).ok()?));
-        Self { recalled: copy.map(from_copy).unwrap_or_default().into_iter().filter_map(usable).collect(), ..Self::default() }
+        Self { backup: copy.into_iter().filter_map(usable).collect(), ..Self::default() }
+    }
+
+    /// What has happened since the last call, oldest first.
+    pub fn take_notices(&mut self) -> Vec<CertNotice> {
+        std::mem::take(&mut self.notices)
     }
 
     /// Whether a certificate of an earlier container serves a name whose Secret was not read yet.
-    pub(super) fn recalled(&self) -> bool {
+    #[must_use]
+    pub fn serves_backup(&self) -> bool {
         self.names.values().any(|entry| entry.good.is_some() && entry.loaded.is_none())
     }
 
     /// Keeps what is wanted, and forgets everything else. Returns the Secrets to follow.
-    pub(super) fn want(&mut self, wanted: Arc<BTreeMap<String, Host>>, permitted: BTreeSet<String>) -> BTreeSet<String> {
+    pub fn want(&mut self, wanted: Arc<BTreeMap<String, Host>>, permitted: BTreeSet<String>, now: Timestamp) -> BTreeSet<String> {
         let secrets: BTreeSet<_> = wanted.iter().map(|(name, host)| secret_of(name, host).to_owned()).collect();
         let moved = |name: &String| {
             let of = |hosts: &BTreeMap<String, Host>| hosts.get(name).map(|host| secret_of(name, host).to_owned());
@@ -113,24 +122,26 @@ impl CertStore {
         self.absent.retain(|secret| secrets.contains(secret));
         self.lost.retain(|secret, _| secrets.contains(secret));
         for name in wanted.keys() {
-            if let Some(good) = self.recalled.remove(name) {
+            if let Some(good) = self.backup.remove(name) {
                 self.names.entry(name.clone()).or_default().good.get_or_insert(good);
             }
         }
         (self.wanted, self.permitted) = (wanted, permitted);
         for secret in &secrets {
-            self.look(secret);
+            self.read(secret, now);
         }
         secrets
     }
 
-    pub(super) fn ours(&self) -> OrderedNames {
+    /// The names whose certificates the group orders.
+    #[must_use]
+    pub fn ours(&self) -> BTreeSet<String> {
         let ours = self.wanted.iter().filter(|(name, host)| host.issue && self.permitted.contains(*name));
         ours.map(|(name, _)| name.clone()).collect()
     }
 
     /// Takes in a Secret; what is now known of its names. An older version than the one that is known changes nothing.
-    pub(super) fn put(&mut self, secret: &str, noted: VersionedSecret) -> Vec<(String, Option<NameRecord>)> {
+    pub fn put(&mut self, secret: &str, noted: VersionedSecret, now: Timestamp) -> Vec<(String, Option<NameRecord>)> {
         let number = |version: &str| version.parse::<u64>().unwrap_or_default();
         if self.secrets.get(secret).is_some_and(|other| number(&noted.version) < number(&other.version)) {
             return Vec::new();
@@ -138,18 +149,18 @@ impl CertStore {
         self.lost.remove(secret);
         self.absent.remove(secret);
         self.secrets.insert(secret.to_owned(), noted);
-        self.look(secret);
+        self.read(secret, now);
         self.records_of(secret)
     }
 
-    pub(super) fn gone(&mut self, secret: &str) -> Vec<(String, Option<NameRecord>)> {
+    pub fn gone(&mut self, secret: &str) -> Vec<(String, Option<NameRecord>)> {
         self.lost.remove(secret);
         self.secrets.remove(secret);
         let news = self.absent.insert(secret.to_owned());
         for name in self.names_of(secret) {
             // Those of the group itself are made by the reconciler, which is told by the metric alone.
             if news && self.wanted.get(&name).is_some_and(|host| !host.issue) {
-                tracing::warn!(name, secret, "the Secret of a user-provided certificate does not exist: {ALONE}");
+                self.notices.push(CertNotice::Absent { name: name.clone(), secret: secret.to_owned() });
             }
             self.names.entry(name).or_default().loaded = None;
         }
@@ -157,20 +168,21 @@ impl CertStore {
     }
 
     /// Whether of every Secret it is known what it holds, or why that cannot be known.
-    pub(super) fn heard(&self) -> bool {
-        let entry = |secret: &str| self.secrets.contains_key(secret) || self.absent.contains(secret) || self.lost.contains_key(secret);
-        self.wanted.iter().all(|(name, host)| entry(secret_of(name, host)))
+    #[must_use]
+    pub fn is_loaded(&self) -> bool {
+        let is_listed = |secret: &str| self.secrets.contains_key(secret) || self.absent.contains(secret) || self.lost.contains_key(secret);
+        self.wanted.iter().all(|(name, host)| is_listed(secret_of(name, host)))
     }
 
     /// A Secret cannot be followed; whether that is news.
-    pub(super) fn lost(&mut self, secret: &str, kind: &'static str) -> bool {
+    pub fn lost(&mut self, secret: &str, kind: &'static str) -> bool {
         let news = !self.lost.values().any(|other| *other == kind);
         self.lost.insert(secret.to_owned(), kind);
         news
     }
 
     /// Reads what a Secret holds, for each of its names.
-    fn look(&mut self, secret: &str) {
+    fn read(&mut self, secret: &str, now: Timestamp) {
         let Some(noted) = self.secrets.get(secret) else { return };
         let value = |key: &str| noted.values.get(key).cloned().unwrap_or_default();
         let (chain, key, by) = (value("tls.crt"), value("tls.key"), value(ACCOUNT_FINGERPRINT));
@@ -182,21 +194,23 @@ impl CertStore {
                 continue;
             }
             let pair = Pair { chain: chain.to_vec().into(), key: key.to_vec().into() };
-            let existing = Issued::new(&name, pair, by.clone()).map(|loaded| {
+            let checked = Issued::new(&name, pair, by.clone()).map(|loaded| {
                 let certificate = loaded.leaf.certificate.clone();
-                if let Some(reason) = untimely(&certificate, Timestamp::now()) {
-                    let Certificate { from, until, .. } = &certificate;
-                    tracing::warn!(reason, name, secret, %from, %until, "the certificate is not valid now: handshakes for the name fail unless an older one is loaded; renew it, or correct the clock");
+                if let Some(reason) = untimely(&certificate, now) {
+                    let Certificate { from, until, .. } = certificate;
+                    self.notices.push(CertNotice::Untimely { name: name.clone(), secret: secret.to_owned(), reason, from, until });
                 }
                 entry.issued.take_if(|issued| *issued == loaded);
                 entry.good = Some(loaded);
                 certificate
             });
             let ordered = self.wanted.get(&name).is_some_and(|host| host.issue);
-            if let Err(error) = &existing {
-                entry.tell((&name, secret), ordered, error);
+            if let Err(error) = checked.as_ref()
+                && entry.is_news(ordered, error)
+            {
+                self.notices.push(CertNotice::Invalid { name: name.clone(), secret: secret.to_owned(), error: error.clone() });
             }
-            entry.loaded = Some(existing);
+            entry.loaded = Some(checked);
         }
     }
 
@@ -210,12 +224,14 @@ impl CertStore {
     }
 
     /// What is known of every name that is wanted and whose Secret was seen.
-    pub(super) fn records(&self) -> Vec<(String, Option<NameRecord>)> {
+    #[must_use]
+    pub fn records(&self) -> Vec<(String, Option<NameRecord>)> {
         self.wanted.keys().filter_map(|name| Some((name.clone(), Some(self.record(name)?)))).collect()
     }
 
     /// What all replicas know of a name; nothing while its Secret does not exist, or was not seen.
-    pub(super) fn record(&self, name: &str) -> Option<NameRecord> {
+    #[must_use]
+    pub fn record(&self, name: &str) -> Option<NameRecord> {
         let noted = self.secrets.get(&self.secret(name))?;
         let certificate = self.names.get(name)?.loaded.clone()?.ok();
         let note = self.note(name);
@@ -225,72 +241,80 @@ impl CertStore {
 
     /// The note of a name. One that cannot be read says nothing: its writer is as good as dead.
     fn note(&self, name: &str) -> issuance::IssuanceNote {
-        let text = self.secrets.get(&self.secret(name)).and_then(|noted| noted.annotations.get(NOTE));
+        let text = self.secrets.get(&self.secret(name)).and_then(|noted| noted.annotations.get(ISSUANCE));
         text.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
     }
 
-    pub(super) fn secret(&self, name: &str) -> String {
+    #[must_use]
+    pub fn secret(&self, name: &str) -> String {
         self.wanted.get(name).map_or(name, |host| secret_of(name, host)).to_owned()
     }
 
     /// Which account ordered the certificate of a name; empty where that is not known.
-    pub(super) fn fingerprint(&self, name: &str) -> Bytes {
+    #[must_use]
+    pub fn fingerprint(&self, name: &str) -> Bytes {
         let noted = self.secrets.get(&self.secret(name));
         noted.and_then(|noted| noted.values.get(ACCOUNT_FINGERPRINT).cloned()).unwrap_or_default()
     }
 
     /// A certificate for a name that is in memory and not in its Secret, and not due: it is not ordered, but stored.
-    pub(super) fn reusable(&self, name: &str) -> Option<Issued> {
+    #[must_use]
+    pub fn reusable(&self, name: &str, now: Timestamp) -> Option<Issued> {
         let entry = self.names.get(name)?;
-        let loaded = entry.loaded.as_ref().and_then(|existing| existing.as_ref().ok());
-        let lost = |found: &&Issued| loaded.is_none_or(|item| item.until < found.leaf.certificate.until);
-        let fresh = |found: &&Issued| Timestamp::now() < renew_at(&found.leaf.certificate, None);
+        let loaded = entry.loaded.as_ref().and_then(|loaded| loaded.as_ref().ok());
+        let lost = |found: &&Issued| loaded.is_none_or(|loaded| loaded.until < found.leaf.certificate.until);
+        let fresh = |found: &&Issued| now < renew_at(&found.leaf.certificate, None);
         [entry.issued.as_ref(), entry.good.as_ref()].into_iter().flatten().filter(lost).find(fresh).cloned()
     }
 
     /// What was issued for a name and is not stored yet.
-    pub(super) fn issued(&self, name: &str) -> Option<&Issued> {
+    #[must_use]
+    pub fn issued(&self, name: &str) -> Option<&Issued> {
         self.names.get(name)?.issued.as_ref()
     }
 
     /// The newest failure of a name's orders.
-    pub(super) fn failure(&self, name: &str) -> Option<&(&'static str, String)> {
+    #[must_use]
+    pub fn failure(&self, name: &str) -> Option<&(&'static str, String)> {
         self.names.get(name)?.failure.as_ref()
     }
 
     /// Takes in how an order ended.
-    pub(super) fn ended(&mut self, name: &str, end: Result<Issued, (OrderFailure, IssueError)>) -> Result<Certificate, OrderFailure> {
+    pub fn ended(&mut self, name: &str, end: Result<Issued, FailedOrder>) -> Result<Certificate, OrderFailure> {
         let entry = self.names.entry(name.to_owned()).or_default();
+        let name = name.to_owned();
         match end {
             Ok(issued) => {
                 let certificate = issued.leaf.certificate.clone();
                 if entry.good.as_ref() == Some(&issued) || entry.issued.as_ref() == Some(&issued) {
-                    tracing::warn!(name, "restored a certificate that was missing from its Secret");
+                    self.notices.push(CertNotice::Restored { name });
                     self.restored += 1;
                 } else {
-                    tracing::info!(name, until = %certificate.until, "a certificate was issued");
+                    self.notices.push(CertNotice::Issued { name, until: certificate.until });
                     *self.orders.entry("issued").or_default() += 1;
                 }
                 (entry.issued, entry.failure) = (Some(issued), None);
                 Ok(certificate)
             }
-            Err((failed, error)) => {
-                tracing::warn!(reason = error.reason(), name, retry_after = ?failed.retry_after, "{error}");
-                *self.orders.entry(error.reason()).or_default() += 1;
-                entry.failure = Some((error.reason(), error.to_string()));
-                Err(failed)
+            Err(FailedOrder { failure, reason, message }) => {
+                *self.orders.entry(reason).or_default() += 1;
+                entry.failure = Some((reason, message.clone()));
+                self.notices.push(CertNotice::Failed { name, failure, reason, message });
+                Err(failure)
             }
         }
     }
 
     /// The certificates that serve now.
-    pub(super) fn pairs(&self, now: Timestamp) -> BTreeMap<String, Pair> {
+    #[must_use]
+    pub fn pairs(&self, now: Timestamp) -> BTreeMap<String, Pair> {
         let good = self.names.iter().filter_map(|(name, entry)| Some((name, entry.good.as_ref()?)));
         good.filter(|(_, good)| usable(&good.leaf.certificate, now)).map(|(name, good)| (name.clone(), good.pair.clone())).collect()
     }
 
     /// How long until the next certificate begins or ends to serve.
-    pub(super) fn next_end(&self, now: Timestamp) -> Option<Duration> {
+    #[must_use]
+    pub fn next_end(&self, now: Timestamp) -> Option<Duration> {
         let good = self.names.values().filter_map(|entry| entry.good.as_ref());
         let times = good.flat_map(|good| [good.leaf.certificate.from, good.leaf.certificate.until]);
         times.filter(|time| *time > now).min().and_then(|time| Duration::try_from(time.duration_since(now)).ok())
@@ -302,23 +326,24 @@ impl CertStore {
     }
 
     /// How everything stands.
-    pub(super) fn state(&self, now: Timestamp) -> State {
+    #[must_use]
+    pub fn state(&self, now: Timestamp) -> CertStoreState {
         let of = |(name, host): (&String, &Host)| {
             let entry = self.names.get(name);
-            let fault = entry.and_then(|current| match current.loaded.as_ref()? {
+            let fault = entry.and_then(|entry| match entry.loaded.as_ref()? {
                 Ok(loaded) => untimely(loaded, now),
                 Err(error) => Some(error.reason()),
             });
             let state = NameState {
                 issue: host.issue,
                 permitted: self.permitted.contains(name),
-                certificate: entry.and_then(|existing| existing.good.as_ref()).map(|good| good.leaf.certificate.clone()),
+                certificate: entry.and_then(|entry| entry.good.as_ref()).map(|good| good.leaf.certificate.clone()),
                 fault: fault.or_else(|| self.fault_of(secret_of(name, host))),
                 note: self.note(name),
             };
             (name.clone(), state)
         };
-        State { names: self.wanted.iter().map(of).collect(), orders: self.orders.clone(), restored: self.restored }
+        CertStoreState { names: self.wanted.iter().map(of).collect(), orders: self.orders.clone(), restored: self.restored }
     }
 }
 
@@ -332,18 +357,22 @@ fn untimely(certificate: &Certificate, now: Timestamp) -> Option<&'static str> {
 }
 
 impl NamedCertificate {
-    /// Says what is wrong with what a Secret holds, if that is news; an empty one that is to be filled is not.
-    fn tell(&self, (name, secret): (&str, &str), ordered: bool, error: &CertificateError) {
+    /// Whether it is news that its Secret is invalid; an empty one that is to be filled is not.
+    fn is_news(&self, ordered: bool, error: &CertificateError) -> bool {
         let unchanged = self.loaded.as_ref().and_then(|loaded| loaded.as_ref().err()).map(CertificateError::reason) == Some(error.reason());
         let awaited = ordered && *error == CertificateError::Empty;
-        if !unchanged && !awaited {
-            tracing::warn!(reason = error.reason(), name, secret, "the Secret has an invalid certificate ({error}): {ALONE}");
-        }
+        !unchanged && !awaited
     }
 }
 
+/// The Secret of a name's certificate.
+fn secret_of<'a>(name: &'a str, host: &'a Host) -> &'a str {
+    if host.secret.is_empty() { name } else { &host.secret }
+}
+
 /// A note as it is written, with the failure that it tells of.
-pub(super) fn note_text(note: &OrderNote, failure: Option<&(&'static str, String)>) -> String {
+#[must_use]
+pub fn note_text(note: &OrderNote, failure: Option<&(&'static str, String)>) -> String {
     let (reason, message) =
         failure.filter(|_| note.failures > 0).map(|(kind, text)| ((*kind).to_owned(), text.clone())).unwrap_or_default();
     let note = issuance::IssuanceNote { by: note.by.clone(), failures: note.failures, not_before: note.not_before, reason, message };

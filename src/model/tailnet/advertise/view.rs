@@ -1,0 +1,268 @@
+//! What tailscaled is to serve and to advertise, decided from the configs, the kernel's rules and the listeners at one moment.
+//!
+//! Handlers come before traffic and go after it: a service is advertised once tailscaled serves it, and tailscaled serves it for as
+//! long as it reports that it advertises it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use crate::api::routes::Listener;
+use crate::api::serve::ServeConfig;
+use crate::model::base::netmap::NetMap;
+use crate::model::config::IngressConfig;
+use crate::model::config::source::ServeContent;
+use crate::model::ingress::vhosts::{Vhost, node};
+use crate::model::plan::Planned;
+use crate::model::tailnet::serve_config::{self, FunnelError, SitePorts};
+
+use super::{AdvertiseInputs, Placement, WithdrawalProgress};
+
+/// Why a service is not advertised by a tailscaled that no config file tells to.
+const NO_CONFIG_FILE: &str = "tailscaled has no config file that could tell it to advertise: give it one (TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR), or advertise nothing (TS_EXPERIMENTAL_SERVICE_AUTO_ADVERTISEMENT=false)";
+
+/// What of it is ours to decide.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct AdvertiseMode {
+    /// tailscaled's serve config is ours to write.
+    pub serves: bool,
+    /// Sites are served on the node's own addresses: the control plane has no Tailscale Services.
+    pub on_node: bool,
+    /// What the serve config serves is advertised though tailscaled's config does not name it.
+    pub unasked: bool,
+}
+
+/// How the services stand that this replica should serve.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct AdvertiseStatus {
+    /// Those that are not advertised and approved, and why.
+    pub waiting: BTreeMap<String, String>,
+    pub approved: BTreeSet<String>,
+    pub leading: BTreeSet<String>,
+    /// The sites that are to be reached from the internet and are not; none while that is not known.
+    pub funnel_errors: Option<BTreeMap<String, FunnelError>>,
+    /// For which start of tailscaled all of them were approved at some time, or were waited for long enough.
+    pub settled: Option<u64>,
+    /// tailscaled lets nobody new in.
+    pub shut: bool,
+}
+
+/// How the listeners of a site stand.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SiteStatus {
+    /// Where its ports are listened on: what tailscaled is to forward to.
+    pub ports: BTreeMap<u16, SocketAddr>,
+    /// Names that need a certificate and have none yet: handshakes for them are refused.
+    pub missing: BTreeSet<String>,
+    /// A name has its certificate, or none needs one: what is served over TLS may be reached.
+    pub certified: bool,
+    /// Why a port is not listened on.
+    pub faults: BTreeMap<u16, String>,
+}
+
+/// What tailscaled reports of itself.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DaemonReport {
+    /// It is connected to the tailnet.
+    pub running: bool,
+    /// The Tailscale Services that its config names; nothing before the first valid config, or without one.
+    pub configured: Option<Arc<BTreeSet<String>>>,
+    pub advertised: Arc<BTreeSet<String>>,
+    /// Shields-up is on.
+    pub shut: bool,
+}
+
+/// The ruleset in the kernel.
+#[derive(Debug, Clone, Default)]
+pub struct AppliedRuleset {
+    /// Its plan; nothing before the first write.
+    pub planned: Option<Arc<Planned>>,
+    /// Another program has changed it, and it has not been written again yet.
+    pub damaged: bool,
+    /// Why the last write failed, if it did.
+    pub fault: Option<String>,
+}
+
+/// Everything that decides, at one moment. Configs are absent until the first readable copy.
+#[derive(Debug, Clone, Default)]
+pub struct AdvertiseView {
+    pub mode: AdvertiseMode,
+    pub leaving: WithdrawalProgress,
+    pub daemon: DaemonReport,
+    pub netmap: Option<Arc<NetMap>>,
+    pub served: Option<Arc<ServeContent>>,
+    pub ingress: Option<Arc<IngressConfig>>,
+    pub ruleset: AppliedRuleset,
+    /// The listeners of each site.
+    pub sites: Arc<BTreeMap<String, SiteStatus>>,
+    /// The serve config that tailscaled reports; nothing before it was read.
+    pub serving: Option<Arc<ServeConfig>>,
+}
+
+impl AdvertiseView {
+    /// Every config has been read: before that, nothing that is advertised already is withdrawn.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        self.served.is_some() && self.ingress.is_some()
+    }
+
+    /// The serve config that tailscaled is to have; nothing while it is not known or not ours.
+    #[must_use]
+    pub fn serve_config(&self) -> Option<ServeConfig> {
+        let (served, ingress) = (self.served.as_ref()?, self.ingress.as_ref()?);
+        if !self.mode.serves {
+            return None;
+        }
+        let kernel = ingress.services.iter().map(|(name, service)| (name.to_string(), serve_config::announced(service))).collect();
+        let mut wanted = serve_config::ServeInputs { kernel, ..serve_config::ServeInputs::default() };
+        if self.mode.on_node {
+            wanted.kernel.clear();
+            wanted.node = self.ports(&node::merged(&served.sites).0, node::NAME).unwrap_or_default();
+        } else {
+            let listened = |(name, site): (&String, &Arc<Vhost>)| Some((name.clone(), self.ports(site, name).ok()?));
+            wanted.sites = served.sites.iter().filter_map(listened).collect();
+        }
+        for (name, site) in served.sites.iter().filter(|(_, site)| site.funnel) {
+            let ports = if self.mode.on_node { wanted.node.clone() } else { wanted.sites.get(name).cloned().unwrap_or_default() };
+            serve_config::to_internet(&mut wanted, site, &ports);
+        }
+        let mut config = serve_config::config(&wanted);
+        serve_config::pass(&mut config, &served.config, self.netmap.as_deref().and_then(|netmap| netmap.cert_domains.first()));
+        serve_config::leave(&mut config, self.leaving);
+        // What is still advertised keeps what answers for it.
+        for (name, service) in self.serving.iter().flat_map(|config| &config.services) {
+            if self.daemon.advertised.contains(name) && !config.services.contains_key(name) {
+                config.services.insert(name.clone(), service.clone());
+            }
+        }
+        Some(config)
+    }
+
+    /// Where the ports of a site are listened on, or why it is not to be reached. One of whose names none has a certificate yet is
+    /// reached where it is to be served without; a name that lacks its own holds nobody else's back.
+    fn ports(&self, site: &Vhost, name: &str) -> Result<SitePorts, String> {
+        let place = self.sites.get(name).ok_or("it is not listened on yet")?;
+        let plain = |port: &u16| site.listeners.get(port) == Some(&Listener::Http);
+        let ports: SitePorts =
+            place.ports.iter().filter(|(port, _)| place.certified || plain(port)).map(|(port, at)| (*port, *at)).collect();
+        if !ports.is_empty() {
+            return Ok(ports);
+        }
+        let missing: Vec<_> = place.missing.iter().map(|host| format!("no certificate for {host} yet")).collect();
+        let faults = place.faults.values().cloned();
+        Err(missing.into_iter().chain(faults).collect::<Vec<_>>().join("; "))
+    }
+
+    /// The services that are to be advertised, and whether each is in place.
+    #[must_use]
+    pub fn inputs(&self) -> AdvertiseInputs {
+        let mut facts = AdvertiseInputs {
+            configured: self.daemon.configured.as_deref().cloned().unwrap_or_default(),
+            leaving: self.leaving,
+            ..AdvertiseInputs::default()
+        };
+        if self.mode.unasked && !self.mode.on_node {
+            facts
+                .configured
+                .extend(self.served.iter().flat_map(|served| served.config.services.keys().chain(served.sites.keys())).cloned());
+        }
+        for name in self.served.iter().flat_map(|served| served.config.services.keys()) {
+            facts.placed.insert(name.clone(), self.handled(name));
+        }
+        for (name, site) in self.served.iter().flat_map(|served| served.sites.iter()) {
+            facts.placed.insert(name.clone(), self.ports(site, name).and_then(|_| self.handled(name)));
+        }
+        let kernel = self.ingress.iter().flat_map(|ingress| ingress.services.keys().chain(ingress.malformed.keys()));
+        for name in kernel {
+            let place = self.forwarded(name);
+            for address in self.addresses(name) {
+                facts.addresses.insert(address, place.is_ok());
+            }
+            let place = if self.mode.serves && !self.mode.on_node { place.and_then(|()| self.handled(name)) } else { place };
+            facts.placed.insert(name.to_string(), place);
+        }
+        facts
+    }
+
+    /// Whether tailscaled handles what comes for a service.
+    fn handled(&self, name: &str) -> Placement {
+        let has = self.serving.as_ref().is_some_and(|config| config.services.contains_key(name));
+        if has { Ok(()) } else { Err("tailscaled has not taken its serve config yet".to_owned()) }
+    }
+
+    /// Whether the kernel forwards a service as it is configured now.
+    fn forwarded(&self, name: &str) -> Placement {
+        let configured = self.ingress.as_ref().and_then(|ingress| ingress.services.get(name));
+        let AppliedRuleset { planned, damaged, fault } = &self.ruleset;
+        let Some(planned) = planned else {
+            return Err("the kernel holds no rules yet".to_owned());
+        };
+        if let Some(fault) = fault.as_ref().filter(|_| *damaged) {
+            return Err(format!("another program changed the ruleset and it cannot be repaired: {fault}"));
+        }
+        let in_force = planned.world.ingress.services.get(name);
+        if in_force.is_none() || in_force != configured {
+            let why = fault.as_ref().map(|fault| format!(": {fault}")).unwrap_or_default();
+            return Err(format!("the kernel does not hold its mapping yet{why}"));
+        }
+        if planned.plan.ingress.get(name).is_some_and(|hosts| !hosts.is_empty()) {
+            return Ok(());
+        }
+        let reasons = planned.plan.rejected.get(name).into_iter().flatten().map(ToString::to_string).collect::<Vec<_>>();
+        Err(if reasons.is_empty() { "its mapping has no two addresses of one family".to_owned() } else { reasons.join("; ") })
+    }
+
+    /// The tailnet's addresses of a service that the kernel forwards.
+    fn addresses(&self, name: &str) -> Vec<IpAddr> {
+        let service = self.ingress.as_ref().and_then(|ingress| ingress.services.get(name));
+        let mappings = service.iter().flat_map(|service| [&service.ipv4, &service.ipv6]).flatten();
+        mappings.filter_map(|mapping| mapping.tailscale_service_ip.parse().ok()).collect()
+    }
+
+    /// How the services of `facts` stand.
+    #[must_use]
+    pub fn status(&self, facts: &AdvertiseInputs) -> AdvertiseStatus {
+        let mut standing = AdvertiseStatus {
+            waiting: facts.withheld(),
+            funnel_errors: self.funnel_errors(),
+            shut: self.daemon.shut,
+            ..AdvertiseStatus::default()
+        };
+        if !self.daemon.running {
+            // Nothing comes by way of a tailscaled that is away, and nobody can be told.
+            return standing;
+        }
+        let node = self.netmap.as_ref().and_then(|netmap| netmap.node.as_ref());
+        for name in facts.configured.iter().filter(|name| !standing.waiting.contains_key(*name)).collect::<Vec<_>>() {
+            if !self.daemon.advertised.contains(name) {
+                // Without a config file nobody tells tailscaled what to advertise.
+                let why = if self.daemon.configured.is_some() { "tailscaled does not advertise it yet" } else { NO_CONFIG_FILE };
+                standing.waiting.insert(name.clone(), why.to_owned());
+            } else if !node.is_some_and(|node| node.services.contains_key(name)) {
+                standing.waiting.insert(name.clone(), "the control server has not approved this node for it".to_owned());
+            } else {
+                standing.approved.insert(name.clone());
+            }
+        }
+        let is_routed =
+            |addresses: &BTreeSet<IpAddr>| node.is_some_and(|node| addresses.iter().any(|ip| node.routes.contains(&(*ip).into())));
+        let granted = node.iter().flat_map(|node| &node.services);
+        standing.leading = self.daemon.advertised.iter().cloned().collect();
+        standing.leading.extend(granted.filter(|(_, addresses)| is_routed(addresses)).map(|(name, _)| name.clone()));
+        // Whatever way leads here by an address that the kernel forwards: as a Tailscale Service, or as a route of this node.
+        let forwarded = self.ingress.iter().flat_map(|ingress| ingress.services.keys());
+        let has_route = |name: &&Arc<str>| is_routed(&self.addresses(name).into_iter().collect());
+        standing.leading.extend(forwarded.filter(has_route).map(ToString::to_string));
+        standing
+    }
+
+    /// The sites that are to be reached from the internet and are not; none while the tailnet has not told.
+    fn funnel_errors(&self) -> Option<BTreeMap<String, FunnelError>> {
+        let served = self.served.as_ref().filter(|_| self.mode.serves)?;
+        let node = self.netmap.as_ref()?.node.as_ref()?;
+        Some(serve_config::funnel_errors(&served.sites, &served.config, node.funnel, self.mode.on_node))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,186 @@
+use super::*;
+use crate::model::base::net::InterfaceName;
+use crate::model::base::netmap::SelfNode;
+use crate::model::plan::world::World;
+
+const DB: &str = "svc:db";
+const WEB: &str = "svc:web";
+const ADDRESS: &str = "100.99.1.2";
+
+fn names(names: &[&str]) -> BTreeSet<String> {
+    names.iter().map(ToString::to_string).collect()
+}
+
+/// A Service that the kernel forwards to this cluster address.
+fn forwarded(to: &str) -> Arc<IngressConfig> {
+    let text = format!(r#"{{"{DB}":{{"IPv4Mapping":{{"TailscaleServiceIP":"{ADDRESS}","ClusterIP":"{to}"}}}}}}"#);
+    Arc::new(IngressConfig::parse(text.as_bytes()).expect("a config"))
+}
+
+fn planned(ingress: &Arc<IngressConfig>) -> Arc<Planned> {
+    let pod_ips = ["10.0.0.5".parse().expect("an address")].into();
+    let world = World { ingress: Arc::clone(ingress), pod_ips, ..World::empty(InterfaceName::tailscale0(), BTreeSet::new()) };
+    Arc::new(Planned::new(&world))
+}
+
+/// This node, approved for these services, with a route to the address of [`DB`] if it is `routed`.
+fn node(approved: &[&str], routed: bool) -> Arc<NetMap> {
+    let address: IpAddr = ADDRESS.parse().expect("an address");
+    let node = SelfNode {
+        services: approved.iter().map(|name| ((*name).to_owned(), [address].into())).collect(),
+        routes: if routed { [address.into()].into() } else { BTreeSet::new() },
+        ..SelfNode::default()
+    };
+    Arc::new(NetMap { node: Some(node), ..NetMap::default() })
+}
+
+/// A replica with one Service in the kernel, which tailscaled's config names.
+fn kernel() -> AdvertiseView {
+    let ingress = forwarded("10.96.0.9");
+    AdvertiseView {
+        daemon: DaemonReport { running: true, configured: Some(Arc::new(names(&[DB]))), ..DaemonReport::default() },
+        served: Some(Arc::default()),
+        ruleset: AppliedRuleset { planned: Some(planned(&ingress)), ..AppliedRuleset::default() },
+        ingress: Some(ingress),
+        netmap: Some(node(&[], false)),
+        ..AdvertiseView::default()
+    }
+}
+
+/// A replica with one site, whose serve config it writes.
+fn site(status: SiteStatus) -> AdvertiseView {
+    let vhost = Vhost {
+        hosts: [("web.x.ts.net".to_owned(), crate::api::routes::Host::default())].into(),
+        listeners: [(443, Listener::Https), (80, Listener::Http)].into(),
+        ..Vhost::default()
+    };
+    let served = ServeContent { sites: Arc::new([(WEB.to_owned(), Arc::new(vhost))].into()), ..ServeContent::default() };
+    AdvertiseView {
+        mode: AdvertiseMode { serves: true, ..AdvertiseMode::default() },
+        daemon: DaemonReport { running: true, configured: Some(Arc::new(names(&[WEB]))), ..DaemonReport::default() },
+        served: Some(Arc::new(served)),
+        ingress: Some(Arc::default()),
+        netmap: Some(node(&[], false)),
+        sites: Arc::new([(WEB.to_owned(), status)].into()),
+        ..AdvertiseView::default()
+    }
+}
+
+fn listening(certified: bool) -> SiteStatus {
+    let at = |port| SocketAddr::from(([127, 0, 0, 1], port));
+    let missing = if certified { BTreeSet::new() } else { names(&["web.x.ts.net"]) };
+    SiteStatus { ports: [(443, at(8443)), (80, at(8080))].into(), certified, missing, ..SiteStatus::default() }
+}
+
+fn status(view: &AdvertiseView) -> AdvertiseStatus {
+    view.status(&view.inputs())
+}
+
+/// Why a service waits; empty if it does not.
+fn waits(view: &AdvertiseView, name: &str) -> String {
+    status(view).waiting.get(name).cloned().unwrap_or_default()
+}
+
+#[test]
+fn nothing_is_complete_before_both_configs_are_read() {
+    let view = AdvertiseView { ingress: None, ..kernel() };
+    assert!(!view.is_complete() && view.serve_config().is_none());
+    assert!(!AdvertiseView { served: None, ..kernel() }.is_complete());
+    assert!(kernel().is_complete());
+}
+
+#[test]
+fn a_service_of_the_kernel_is_advertised_once_its_mapping_is_in_force() {
+    let view = kernel();
+    assert_eq!(view.inputs().advertised().services, names(&[DB]));
+    let without = |ruleset| AdvertiseView { ruleset, ..kernel() };
+    let unwritten = without(AppliedRuleset::default());
+    assert_eq!(unwritten.inputs().advertised().services, names(&[]));
+    assert!(unwritten.inputs().advertised().withholds(&format!("{ADDRESS}/32")), "nor is its route");
+    assert_eq!(waits(&unwritten, DB), "the kernel holds no rules yet");
+    let older = Some(planned(&forwarded("10.96.0.8")));
+    let behind = without(AppliedRuleset { planned: older.clone(), fault: Some("no space".to_owned()), ..AppliedRuleset::default() });
+    assert_eq!(waits(&behind, DB), "the kernel does not hold its mapping yet: no space");
+    let damaged = without(AppliedRuleset { planned: kernel().ruleset.planned, damaged: true, fault: Some("busy".to_owned()) });
+    assert_eq!(waits(&damaged, DB), "another program changed the ruleset and it cannot be repaired: busy");
+}
+
+#[test]
+fn a_rejected_service_waits_with_its_reason() {
+    let mapping = format!(r#"{{"IPv4Mapping":{{"TailscaleServiceIP":"{ADDRESS}","ClusterIP":"10.96.0.9"}}}}"#);
+    let both = format!(r#"{{"svc:cache":{mapping},"{DB}":{mapping}}}"#);
+    let ingress = Arc::new(IngressConfig::parse(both.as_bytes()).expect("a config"));
+    let ruleset = AppliedRuleset { planned: Some(planned(&ingress)), ..AppliedRuleset::default() };
+    let view = AdvertiseView { ingress: Some(ingress), ruleset, ..kernel() };
+    assert_eq!(view.inputs().advertised().services, names(&[]));
+    assert!(waits(&view, DB).contains(ADDRESS), "{}", waits(&view, DB));
+}
+
+#[test]
+fn a_site_is_handed_to_tailscaled_when_it_listens_and_advertised_when_tailscaled_serves_it() {
+    let absent = AdvertiseView { sites: Arc::default(), ..site(SiteStatus::default()) };
+    assert_eq!(waits(&absent, WEB), "it is not listened on yet");
+    let fault = SiteStatus { faults: [(443, "address in use".to_owned())].into(), certified: true, ..SiteStatus::default() };
+    assert_eq!(waits(&site(fault), WEB), "address in use");
+
+    let mut view = site(listening(true));
+    let config = view.serve_config().expect("a config");
+    assert_eq!(config.services[WEB].tcp.keys().copied().collect::<Vec<_>>(), [80, 443]);
+    assert_eq!(waits(&view, WEB), "tailscaled has not taken its serve config yet");
+    view.serving = Some(Arc::new(config));
+    assert_eq!(view.inputs().advertised().services, names(&[WEB]));
+}
+
+#[test]
+fn without_a_certificate_a_site_is_reached_by_http_alone() {
+    let view = site(listening(false));
+    assert_eq!(view.serve_config().expect("a config").services[WEB].tcp.keys().copied().collect::<Vec<_>>(), [80]);
+    let mut status = listening(false);
+    status.ports.remove(&80);
+    let view = site(status);
+    assert_eq!(view.serve_config().expect("a config").services.len(), 0);
+    assert_eq!(waits(&view, WEB), "no certificate for web.x.ts.net yet");
+}
+
+#[test]
+fn an_advertised_service_keeps_its_handler_after_its_site_is_gone() {
+    let before = site(listening(true));
+    let serving = before.serve_config().map(Arc::new);
+    let mut view = AdvertiseView { served: Some(Arc::default()), serving, ..before };
+    view.daemon.advertised = Arc::new(names(&[WEB]));
+    assert!(view.serve_config().expect("a config").services.contains_key(WEB));
+    view.daemon.advertised = Arc::default();
+    assert_eq!(view.serve_config().expect("a config").services.len(), 0);
+}
+
+#[test]
+fn a_service_waits_for_tailscaled_and_then_for_approval() {
+    let mut view = kernel();
+    assert_eq!(waits(&view, DB), "tailscaled does not advertise it yet");
+    view.daemon.advertised = Arc::new(names(&[DB]));
+    assert_eq!(waits(&view, DB), "the control server has not approved this node for it");
+    assert_eq!(status(&view).leading, names(&[DB]), "whoever advertises may get traffic");
+    view.netmap = Some(node(&[DB], false));
+    assert_eq!((waits(&view, DB), status(&view).approved), (String::new(), names(&[DB])));
+    let away = AdvertiseView { daemon: DaemonReport { running: false, ..view.daemon.clone() }, ..view.clone() };
+    assert_eq!((status(&away).approved, status(&away).leading), (names(&[]), names(&[])), "nothing comes through a stopped tailscaled");
+    let no_config = DaemonReport { configured: None, ..DaemonReport::default() };
+    let mode = AdvertiseMode { unasked: true, serves: true, on_node: false };
+    let mut view = AdvertiseView { mode, daemon: DaemonReport { running: true, ..no_config }, ..site(listening(true)) };
+    view.serving = view.serve_config().map(Arc::new);
+    assert!(waits(&view, WEB).starts_with("tailscaled has no config file"), "{}", waits(&view, WEB));
+}
+
+#[test]
+fn a_route_of_this_node_leads_here_without_a_tailscale_service() {
+    let view = AdvertiseView { netmap: Some(node(&[], true)), ..kernel() };
+    assert_eq!(status(&view).leading, names(&[DB]));
+    assert_eq!(status(&kernel()).leading, names(&[]));
+}
+
+#[test]
+fn a_leaving_replica_advertises_nothing_and_withholds_its_routes() {
+    let leaving = WithdrawalProgress { shut: true, withdrawn: true };
+    let advertised = AdvertiseView { leaving, ..kernel() }.inputs().advertised();
+    assert!(advertised.services.is_empty() && advertised.shut && advertised.withholds(&format!("{ADDRESS}/32")));
+}

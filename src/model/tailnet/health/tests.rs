@@ -1,0 +1,127 @@
+use super::*;
+
+fn good() -> HealthInputs {
+    HealthInputs { netmap: true, addressed: true, daemon: DaemonHealth::Running, rules: Rules::Current, ..HealthInputs::default() }
+}
+
+fn names(facts: &HealthInputs) -> Vec<&'static str> {
+    readiness(facts).iter().map(Blocker::name).collect()
+}
+
+#[test]
+fn everything_in_place_is_ready() {
+    assert_eq!((names(&good()), forwards(&good())), (vec![], true));
+    assert_eq!(names(&HealthInputs { daemon: DaemonHealth::Foreign, rules: Rules::Unneeded, ..good() }), [""; 0]);
+}
+
+#[test]
+fn a_start_names_all_that_is_missing() {
+    let start = HealthInputs {
+        missing_configs: vec!["egress"],
+        daemon: DaemonHealth::Away("Starting".into()),
+        rules: Rules::Missing { fault: None },
+        switches: vec!["sysctl -w net.ipv4.ip_forward=1".into()],
+        ..HealthInputs::default()
+    };
+    assert_eq!(names(&start), ["config", "tailscaled", "netmap", "ruleset", "forwarding"]);
+    assert!(!forwards(&start));
+    assert_eq!(names(&HealthInputs { addressed: false, ..good() }), ["tailnet-ip"]);
+}
+
+#[test]
+fn a_leaving_replica_is_unready_and_forwards() {
+    let leaving = HealthInputs { leaving: true, ..good() };
+    assert_eq!((names(&leaving), forwards(&leaving)), (vec!["draining"], true));
+}
+
+#[test]
+fn a_dead_tailscaled_is_in_the_way_at_once() {
+    let dead = HealthInputs { daemon: DaemonHealth::Away("down".into()), ..good() };
+    assert_eq!((names(&dead), forwards(&dead)), (vec!["tailscaled"], true));
+}
+
+#[test]
+fn rules_that_are_behind_are_told_and_in_nobodys_way() {
+    let fault = Some(("nft", "no such file".into()));
+    let behind = |since| HealthInputs { rules: Rules::Behind { first: false, since, fault: fault.clone() }, ..good() };
+    let starting = HealthInputs { rules: Rules::Behind { first: true, since: Duration::ZERO, fault: fault.clone() }, ..good() };
+    assert_eq!(names(&starting), ["ruleset"], "a start that has not caught up");
+    assert_eq!((warnings(&behind(BEHIND)), names(&behind(BEHIND))), (vec![], vec![]));
+    let late = behind(BEHIND * 2);
+    assert_eq!((names(&late), forwards(&late)), (vec![], true), "an older plan forwards");
+    let line = "ruleset-lag: the ruleset has been older than the newest plan for 4 s: nft: no such file";
+    assert_eq!(warnings(&late).iter().map(ToString::to_string).collect::<Vec<_>>(), [line]);
+}
+
+#[test]
+fn rules_that_somebody_else_took_away_for_good_are_in_the_way() {
+    let damaged = HealthInputs { rules: Rules::Damaged { fault: ("nft", "no such file".into()) }, ..good() };
+    assert_eq!((names(&damaged), forwards(&damaged), warnings(&damaged)), (vec!["ruleset"], false, vec![]));
+    let line = "ruleset: the kernel has a ruleset that another program changed and that cannot be repaired: nft: no such file";
+    assert_eq!(readiness(&damaged)[0].to_string(), line);
+}
+
+#[test]
+fn ways_that_were_not_tried_are_in_the_way_while_there_is_a_tailscaled_to_try_them() {
+    let untried = |waiting: &[IpAddr]| Paths::Untried { waiting: waiting.iter().copied().collect() };
+    let trying = HealthInputs { paths: untried(&[[100, 64, 0, 2].into()]), ..good() };
+    assert_eq!((names(&trying), forwards(&trying)), (vec!["peer-connectivity"], true));
+    let line = "peer-connectivity: no answer through the tailnet yet from 100.64.0.2; ready after 7s at the latest";
+    assert_eq!(readiness(&trying)[0].to_string(), line);
+    assert_eq!(names(&HealthInputs { paths: untried(&[]), ..good() }), ["peer-connectivity"]);
+    assert_eq!(names(&HealthInputs { daemon: DaemonHealth::Away("Down".into()), ..trying }), ["tailscaled"]);
+}
+
+#[test]
+fn services_that_do_not_lead_here_yet_are_in_the_way() {
+    let services: BTreeMap<_, _> = [("svc:a".to_owned(), "the kernel holds no rules yet".to_owned())].into();
+    let starting = HealthInputs { services: services.clone(), ..good() };
+    assert_eq!((names(&starting), forwards(&starting)), (vec!["services"], true));
+    assert_eq!(readiness(&starting)[0].to_string(), "services: not advertised and approved yet: svc:a (the kernel holds no rules yet)");
+    assert_eq!(names(&HealthInputs { daemon: DaemonHealth::Away("Down".into()), ..starting }), ["tailscaled"]);
+}
+
+#[test]
+fn a_site_that_the_internet_does_not_reach_is_told_and_in_nobodys_way() {
+    let facts = HealthInputs { funnel_errors: [("svc:a".to_owned(), "it may not be".to_owned())].into(), ..good() };
+    assert_eq!(names(&facts), [""; 0]);
+    assert_eq!(warnings(&facts)[0].to_string(), "funnel: svc:a is not reachable from the internet: it may not be");
+}
+
+#[test]
+fn every_blocker_is_in_the_list_of_names_and_says_something() {
+    let all = HealthInputs {
+        leaving: true,
+        missing_configs: vec!["ingress"],
+        daemon: DaemonHealth::Away("down".into()),
+        interface: Some("tailscale0 is down".into()),
+        rules: Rules::Missing { fault: None },
+        switches: vec!["x".into()],
+        ..HealthInputs::default()
+    };
+    let mut seen = names(&all);
+    let services = [("svc:a".to_owned(), "no certificate".to_owned())].into();
+    seen.extend(names(&HealthInputs { addressed: false, paths: Paths::Untried { waiting: BTreeSet::new() }, services, ..good() }));
+    assert!(Blocker::NAMES.iter().all(|name| seen.contains(name)), "{seen:?}");
+    assert!(readiness(&all).iter().all(|blocker| blocker.to_string().starts_with(&format!("{}: ", blocker.name()))));
+}
+
+#[test]
+fn lag_counts_from_the_first_newer_plan_and_never_further_than_the_last_write() {
+    let second = Duration::from_secs;
+    let fault = ("Refused", "no space".to_owned());
+    let writes =
+        |written_at: u64, count, newest| RulesetWrites { written_at: Some(second(written_at)), count, newest, ..RulesetWrites::default() };
+    let behind = |first, since| Rules::Behind { first, since: second(since), fault: None };
+    let mut lag = RulesetLag::default();
+    let nothing = RulesetWrites { fault: Some(fault.clone()), ..RulesetWrites::default() };
+    assert_eq!(lag.observe(nothing, second(1)), Rules::Missing { fault: Some(fault.clone()) });
+    assert_eq!(lag.observe(writes(2, 1, false), second(2)), behind(true, 0), "the first write takes longer than a change does");
+    assert_eq!(lag.observe(writes(2, 1, false), second(5)), behind(true, 3));
+    assert_eq!(lag.observe(writes(6, 2, false), second(7)), behind(false, 1), "a newer write counts");
+    assert_eq!(lag.observe(writes(8, 3, true), second(8)), Rules::Current);
+    assert_eq!(lag.observe(writes(8, 1, false), second(9)), behind(false, 0), "it has held the newest plan");
+    let damaged = |fault| RulesetWrites { damaged: true, fault, ..writes(8, 3, false) };
+    assert_eq!(lag.observe(damaged(Some(fault.clone())), second(10)), Rules::Damaged { fault });
+    assert_eq!(lag.observe(damaged(None), second(11)), behind(false, 2), "the repair has not failed");
+}

@@ -1,0 +1,95 @@
+//! Ends forwarding: waits for flows to end by themselves, then removes the rules and resets the remaining flows.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, sleep, timeout_at};
+
+use crate::edge::conntrack::{Conntrack, ConntrackError};
+use crate::edge::nft::Nft;
+use crate::model::flows::drain::{AWAY, ConntrackSample, Drain, DrainDecision};
+use crate::model::flows::flow::{Flow, FlowFilter};
+
+use crate::proxy::forwarding::firewall::ActiveFirewall;
+use crate::proxy::forwarding::start::ForwardingPart;
+
+/// How long nothing may come before a replica without flows goes: until then clients may not know that it leaves.
+const QUIET: Duration = Duration::from_secs(2);
+
+impl ForwardingPart {
+    /// Rules have been written, so that there may be flows.
+    #[must_use]
+    pub fn in_use(&self) -> bool {
+        self.enabled && self.programmed.borrow().writes > 0
+    }
+
+    /// The firewall by nftables, if it is the one in use.
+    #[must_use]
+    pub fn nft(&self) -> Option<Nft> {
+        self.firewall.borrow().as_ref().and_then(ActiveFirewall::nft)
+    }
+
+    /// The tailnet addresses of services that are forwarded into the cluster.
+    #[must_use]
+    pub fn service_addresses(&self) -> BTreeSet<IpAddr> {
+        self.planned.borrow().iter().flat_map(|planned| planned.ruleset.from_tailnet.keys().copied()).collect()
+    }
+
+    /// Waits until the forwarded flows have ended but for those to addresses that are `gone`, or for `grace`.
+    pub async fn drain(&self, grace: Duration, gone: &BTreeSet<IpAddr>) {
+        let began = Instant::now();
+        let mut drain = Drain::new(grace, QUIET);
+        if ended(&mut drain, |to| !gone.contains(&to)).await {
+            tracing::info!(took = ?began.elapsed(), "all flows have ended");
+        } else {
+            tracing::info!(flows = drain.open(), "drain timeout reached: resetting the remaining flows");
+        }
+    }
+
+    /// Removes every rule; flows that still used one end with resets. To find them there is also the time that the drain did not need:
+    /// where very much is tracked on a busy machine, a listing may take longer than resets do.
+    pub async fn close(&mut self, unused: Duration, resets: Duration) {
+        let over = Instant::now() + unused + resets;
+        self.closing.send_replace(true);
+        let cut = async {
+            let _ = self.programmed.wait_for(|programmed| programmed.closed).await;
+            let _ = self.ended.wait_for(|ended| !ended.forwarding).await;
+        };
+        let cut = timeout_at(over, cut).await.is_ok();
+        let written = timeout_at(over.min(Instant::now() + resets), self.ended.wait_for(|ended| ended.under_way == 0));
+        if !cut || written.await.is_err() {
+            tracing::warn!("some flows may not have been reset before the deadline");
+        }
+    }
+}
+
+/// Waits until nothing is forwarded that came by one of these addresses, and nothing was for a while.
+pub(in crate::proxy) async fn unforwarded(routed: &BTreeSet<IpAddr>) {
+    if !routed.is_empty() {
+        ended(&mut Drain::new(Duration::MAX, AWAY), |to| routed.contains(&to)).await;
+    }
+}
+
+/// Waits until the flows to some addresses have ended; whether they did before the drain's time was over.
+async fn ended(drain: &mut Drain, counts: impl Fn(IpAddr) -> bool) -> bool {
+    let began = Instant::now();
+    loop {
+        let flows = listing(&counts).await;
+        let event = flows.as_deref().map_or(ConntrackSample::Unknown, ConntrackSample::Flows);
+        match drain.decide(event, began.elapsed()) {
+            DrainDecision::Wait(rest) => sleep(rest).await,
+            DrainDecision::Ended => return true,
+            DrainDecision::Over => return false,
+        }
+    }
+}
+
+async fn listing(counts: impl Fn(IpAddr) -> bool) -> Option<Vec<Flow>> {
+    let list = spawn_blocking(|| Conntrack::open()?.flows(FlowFilter::under_way()));
+    let list: Result<Vec<Flow>, ConntrackError> = list.await.ok()?;
+    let list = list
+        .inspect_err(|error| tracing::warn!(reason = error.reason(), "cannot list flows; waiting for the whole drain timeout: {error}"));
+    list.ok().map(|flows| flows.into_iter().filter(|flow| counts(flow.original.destination.ip())).collect())
+}

@@ -1,0 +1,74 @@
+//! Ends ingress: rejects new connections, lets those in progress end, withdraws what is advertised, and closes the HTTP front end.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use futures_util::future::join3;
+use tokio::time::{Instant, timeout};
+
+use crate::model::flows::drain::AWAY;
+
+use crate::proxy::forwarding::drain::unforwarded;
+use crate::proxy::ingress::advertise;
+use crate::proxy::ingress::l7::Closing;
+use crate::proxy::ingress::start::{IngressPart, Listening};
+
+impl IngressPart {
+    /// Where services lead here: rejects new connections, and lets those to `routed` addresses and to sites end, at most for `within`.
+    /// `meanwhile` runs beside, and what it does not finish in that time is left.
+    pub async fn shut(&mut self, within: Duration, routed: &BTreeSet<IpAddr>, meanwhile: impl Future<Output = ()>) {
+        if self.standing.borrow().leading.is_empty() {
+            return;
+        }
+        let began = Instant::now();
+        if !advertise::shut(&self.leaving, &mut self.standing, true, within).await {
+            tracing::warn!("cannot enable shields-up in tailscaled; connections that begin before services are withdrawn are closed");
+            return;
+        }
+        if let Some(sites) = &self.sites {
+            sites.closing.send_replace(Closing::Finishing);
+        }
+        let rest = within.saturating_sub(began.elapsed());
+        let began = Instant::now();
+        let ended = timeout(rest, join3(unasked(self.sites.as_ref()), unforwarded(routed), meanwhile)).await.is_ok();
+        let took = began.elapsed();
+        if ended {
+            tracing::info!(?took, "rejecting new connections; none are in progress");
+        } else {
+            tracing::info!(?took, "rejecting new connections; those in progress are closed when the addresses of services move");
+        }
+    }
+
+    /// Accepts new connections again: tailscaled keeps shields-up, and the next one may not know. At most for `within`.
+    pub async fn reopen(&mut self, within: Duration) {
+        if self.leaving.borrow().shut && !advertise::shut(&self.leaving, &mut self.standing, false, within).await {
+            tracing::warn!("cannot disable shields-up in tailscaled; the next start does it");
+        }
+    }
+
+    /// Withdraws everything that is advertised, and waits for the control plane to confirm it, at most for `within`; whether it did.
+    pub async fn withdraw(&mut self, within: Duration) -> bool {
+        advertise::withdraw(&self.leaving, &mut self.standing, within).await
+    }
+
+    /// Lets the requests end that are in progress at the sites, at most for `within`.
+    pub async fn close(&mut self, within: Duration) {
+        let Some(sites) = &mut self.sites else { return };
+        sites.closing.send_replace(Closing::Closed);
+        if timeout(within, sites.closed.wait_for(|closed| *closed)).await.is_err() {
+            tracing::info!("drain timeout reached: closing the remaining HTTP connections");
+        }
+    }
+}
+
+/// Waits until no connection to a site is open, and none was for a while.
+async fn unasked(sites: Option<&Listening>) {
+    let Some(mut open) = sites.map(|sites| sites.l7.stats.open()) else { return };
+    // The counter's sender is gone with the front end.
+    while open.wait_for(|open| *open == 0).await.is_ok() {
+        if timeout(AWAY, open.wait_for(|open| *open > 0)).await.is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Starts the tailnet of a replica: a supervised tailscaled with the copies of its state, or a static netmap. Ends it, too.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+use tokio::time::timeout;
+
+use crate::edge::kube::{Cluster, StateSecret};
+use crate::model::base::netmap::NetMap;
+use crate::model::settings::{Settings, StateOut, TailnetMode};
+use crate::model::tailnet::advertise::Advertised;
+use crate::model::tailnet::supervise::DaemonSettings;
+use crate::runtime::tasks::Tasks;
+
+use crate::proxy::spawn;
+use crate::proxy::tailnet::auth_key_watch;
+use crate::proxy::tailnet::daemon::state_backup::{self, StateCopies};
+use crate::proxy::tailnet::daemon::{DaemonHandle, DaemonInputs, StateRequest, daemon};
+
+/// The tailnet, as the rest of the replica sees it.
+#[derive(Debug)]
+pub struct TailnetPart {
+    /// tailscaled, if it is supervised.
+    pub daemon: Option<DaemonHandle>,
+    pub netmap: watch::Receiver<Option<Arc<NetMap>>>,
+    /// The copies of tailscaled's state, if that is in a Secret.
+    pub copies: Option<StateCopies>,
+    /// The Pod's network ends with tailscaled ([`Settings::ends_with_its_network`]).
+    ends_with_network: bool,
+}
+
+/// What supervision needs of the other parts.
+#[derive(Debug)]
+pub struct TailnetInputs {
+    /// Takes the writes to the state Secret.
+    pub writes: mpsc::Sender<StateRequest>,
+    /// What may be advertised, if the replica limits it.
+    pub advertise: Option<watch::Receiver<Advertised>>,
+}
+
+impl TailnetPart {
+    pub fn start(settings: &Settings, cluster: Option<&Cluster>, inputs: TailnetInputs, tasks: &mut Tasks) -> Self {
+        let ends_with_network = settings.ends_with_its_network();
+        match &settings.tailnet {
+            TailnetMode::Tailscaled(supervised) => {
+                let (daemon, copies) = supervise(settings, supervised, cluster, inputs, tasks);
+                Self { netmap: daemon.netmap(), daemon: Some(daemon), copies, ends_with_network }
+            }
+            TailnetMode::Static(path) => {
+                let (netmap, work) = super::follow_file(path);
+                spawn(tasks, "netmap file", work);
+                Self { daemon: None, netmap, copies: None, ends_with_network }
+            }
+        }
+    }
+
+    /// Writes into the Secret what only a file of this Pod holds, such as that shields-up is off again: another Pod does not see the
+    /// file. At most for `within`.
+    pub async fn give_back(&self, within: Duration) {
+        let from_file = self.daemon.as_ref().is_some_and(|daemon| daemon.state().borrow().from_file);
+        let Some(copies) = self.copies.as_ref().filter(|_| from_file) else { return };
+        match timeout(within, copies.give_back()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::warn!(reason = error.reason(), "cannot save tailscaled's state; the next Pod starts with an older one: {error}");
+            }
+            Err(_) => tracing::warn!("cannot save tailscaled's state; the next Pod starts with an older one: no answer within {within:?}"),
+        }
+    }
+
+    /// Withdraws the services that tailscaled's config alone advertises, at most for `within`.
+    pub async fn stop_advertising(&self, within: Duration) {
+        let Some(daemon) = &self.daemon else { return };
+        match timeout(within, daemon.stop_advertising()).await {
+            Ok(Ok(true)) => tracing::info!("withdrew this replica's services"),
+            Ok(Ok(false)) => {}
+            Ok(Err(error)) => tracing::warn!(reason = error.reason(), "cannot withdraw this replica's services: {error}"),
+            Err(_) => tracing::warn!("tailscaled does not answer: cannot withdraw this replica's services"),
+        }
+    }
+
+    /// Stops tailscaled; at once where its network ends with it, for an orderly stop costs a second: it undoes its routes and rules one
+    /// by one and uploads its log. Its state is written already, and its peers are not notified either way.
+    pub async fn stop(&self, grace: Duration) {
+        let Some(daemon) = &self.daemon else { return };
+        daemon.stop(if self.ends_with_network { Duration::ZERO } else { grace }).await;
+    }
+}
+
+fn supervise(
+    settings: &Settings,
+    supervised: &DaemonSettings,
+    cluster: Option<&Cluster>,
+    TailnetInputs { writes, advertise }: TailnetInputs,
+    tasks: &mut Tasks,
+) -> (DaemonHandle, Option<StateCopies>) {
+    let keys = match (cluster, &settings.pod.name) {
+        (Some(cluster), Some(pod)) => {
+            let (keys, work) = auth_key_watch::follow(cluster, pod, supervised.pod_dir().map(Path::to_owned));
+            spawn(tasks, "config Secret", work);
+            keys
+        }
+        _ => watch::channel(None).1,
+    };
+    let (copy, backup) = watch::channel(state_backup::load(supervised));
+    let copies = match (supervised.state_file(), cluster, &settings.state) {
+        (Some(used), Some(cluster), StateOut::Secret(name)) => {
+            let secret = StateSecret::new(cluster.clone(), name.clone());
+            Some(StateCopies { secret, used, copy: supervised.state_copy(), backup: copy })
+        }
+        _ => None,
+    };
+    let reach = copies.as_ref().map(|copies| state_backup::Reach::of(&copies.secret));
+    let inputs = DaemonInputs { keys, writes, backup, reach, advertise, outlives: settings.init.is_some() };
+    let (daemon, work) = daemon(supervised.clone(), inputs, tasks.stop());
+    if let Some(copies) = copies.clone() {
+        spawn(tasks, "state copies", copies.run(daemon.state()));
+    }
+    tasks.spawn("tailscaled", work);
+    (daemon, copies)
+}
