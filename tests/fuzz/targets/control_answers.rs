@@ -5,7 +5,7 @@ use libfuzzer_sys::fuzz_target;
 use tailyard::api::control::{CreatedKey, NodeAnswer, ControlRefusal, TailscaleDevice, TokenAnswer};
 use tailyard::api::vip::{VipService, VipServices};
 use tailyard::model::controller::identity::{DeviceName, KeyId};
-use tailyard::model::controller::ingress_spec::{DesiredVipService, ServiceOwner, judge, release};
+use tailyard::model::controller::ingress_spec::{DesiredVipService, ServiceOwner, verify_owner, release};
 
 fuzz_target!(|data: &[u8]| {
     let _ = (serde_json::from_slice::<TokenAnswer>(data), serde_json::from_slice::<ControlRefusal>(data));
@@ -22,6 +22,6 @@ fuzz_target!(|data: &[u8]| {
         let owner = ServiceOwner { id: "here".to_owned(), ..ServiceOwner::default() };
         let asked =
             DesiredVipService { name: "svc:a".to_owned(), group: "g".to_owned(), tags: Vec::new(), ports: Vec::new(), share: false, adopt: true };
-        let _ = (judge(Some(&service), &asked, &owner, false), release(Some(&service), &owner));
+        let _ = (verify_owner(Some(&service), &asked, &owner, false), release(Some(&service), &owner));
     }
 });

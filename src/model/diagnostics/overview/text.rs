@@ -16,9 +16,9 @@ pub enum Width {
 const UNKNOWN: &str = "?";
 
 const GROUPS: [&str; 4] = ["GROUP", "TYPE", "READY", "NOT WELL"];
-const REPLICAS: [&str; 8] = ["REPLICA", "STATE", "NODE", "ADDRESS", "PEERS", "CONFIG", "FLOWS", "LAST FAILURE"];
+const REPLICAS: [&str; 8] = ["REPLICA", "STATE", "NODE", "ADDRESS", "PEERS", "CONFIG", "FLOWS", "LAST ERROR"];
 const REPLICAS_WIDE: [&str; 11] =
-    ["REPLICA", "STATE", "NODE", "ADDRESS", "TAILNET NAME", "PEERS", "CONFIG", "FLOWS", "VERSION", "IMAGE", "LAST FAILURE"];
+    ["REPLICA", "STATE", "NODE", "ADDRESS", "TAILNET NAME", "PEERS", "CONFIG", "FLOWS", "VERSION", "IMAGE", "LAST ERROR"];
 const SERVICES: [&str; 5] = ["SERVICE", "GROUP", "TARGET", "READY", "LAST ERROR"];
 
 /// The whole as text.
