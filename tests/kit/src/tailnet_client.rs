@@ -41,19 +41,27 @@ impl Asker {
         asker
     }
 
-    /// What a name answers over `http` or `https`, through a connection of its own.
+    /// The answer of a name over `http` or `https`, on a new connection. The connect timeout of 3 s leaves room for a second SYN, which
+    /// the kernel sends after 1 s: a busy machine may drop the first.
     pub fn get(&self, scheme: &str, service: &str) -> Result<String, String> {
+        self.get_within(scheme, service, "3")
+    }
+
+    fn get_within(&self, scheme: &str, service: &str, connect: &str) -> Result<String, String> {
         let address = self.address(service).ok_or("no Tailscale Service")?;
         let name = self.name(service);
         let port = if scheme == "https" { HTTPS } else { 80 };
         let (roots, resolve) = (self.roots.display().to_string(), format!("{name}:{port}:{address}"));
-        let answer = self.curl(&["--cacert", &roots, "--resolve", &resolve, &format!("{scheme}://{name}/")])?;
+        let answer =
+            self.curl(&["--connect-timeout", connect, "--cacert", &roots, "--resolve", &resolve, &format!("{scheme}://{name}/")])?;
         Ok(answer.trim().to_owned())
     }
 
-    /// Waits until a name answers this.
+    /// Waits until a name answers this. The connect timeout is 1 s: a connection opened before the address has a route keeps a source
+    /// address that no answer reaches, so a new one must be opened.
     pub fn answered(&self, scheme: &str, service: &str, answer: &str) {
-        eventually(&format!("{answer:?} by {scheme} of {service}"), DEADLINE, || (self.get(scheme, service).ok()? == answer).then_some(()));
+        let answers = || (self.get_within(scheme, service, "1").ok()? == answer).then_some(());
+        eventually(&format!("{answer:?} by {scheme} of {service}"), DEADLINE, answers);
     }
 
     /// Begins to ask a port of a name so often each second, with TLS on that of HTTPS; there are answers, which begin so. Who is not
@@ -90,8 +98,7 @@ impl Asker {
 
     fn curl(&self, args: &[&str]) -> Result<String, String> {
         let mut command = self.machine.command(Path::new("/usr/bin/curl"));
-        // Begun before the address leads anywhere, a connection keeps a source that no answer comes to.
-        command.args(["-sS", "--fail", "--connect-timeout", "1", "--max-time", "5"]);
+        command.args(["-sS", "--fail", "--max-time", "5"]);
         let output = command.args(args).output().expect("nsenter");
         if output.status.success() {
             Ok(String::from_utf8_lossy(&output.stdout).into_owned())
