@@ -1,6 +1,6 @@
-//! docs/benchmarks.md and its plots are what the generator makes of bench/results and bench/words.
+//! docs/benchmarks.md and its plots equal what the generator makes of bench/results and bench/words.
 //!
-//! `UPDATE_GOLDEN=1 cargo test --test pure report` writes them anew, and what made-up sheets come to.
+//! `UPDATE_GOLDEN=1 cargo test --test pure report` rewrites them, and the report on the sheets of tests/golden/report.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,7 +10,7 @@ use kit::golden::{assert_golden, is_updating};
 use kit::report::{Benchmark, Question, Report};
 use kit::root;
 
-/// The questions of these names: what is to be said about them, and what was measured.
+/// The questions of these names, each with its text and its sheet, if there is one.
 fn questions(names: &[String], words: &Path, results: &Path) -> Vec<Question> {
     let question = |name: &String| Question {
         name: name.clone(),
@@ -44,7 +44,7 @@ fn assert_report(report: &Report, document: &str) {
 }
 
 #[test]
-fn the_document_is_what_was_measured() {
+fn document_and_plots_equal_the_generated_ones() {
     let words = root().join("bench/words");
     let questions = questions(&benchmarks(), &words, &root().join("bench/results"));
     let whole = fs::read_to_string(words.join("benchmarks.md")).expect("the words of the whole");
@@ -52,7 +52,7 @@ fn the_document_is_what_was_measured() {
 }
 
 #[test]
-fn nothing_was_measured_by_a_benchmark_that_there_is_not() {
+fn each_result_belongs_to_a_benchmark() {
     let known: BTreeSet<_> = benchmarks().into_iter().collect();
     for entry in fs::read_dir(root().join("bench/results")).expect("results") {
         let path = entry.expect("an entry").path();
@@ -60,9 +60,9 @@ fn nothing_was_measured_by_a_benchmark_that_there_is_not() {
     }
 }
 
-/// A sweep with a limit and a goal that is missed, figures of one size, lines without a plot, and a question without figures.
+/// A sweep with a limit and missed goals, figures of one size, lines without a plot, and a question without figures.
 #[test]
-fn made_up_sheets_become_a_report() {
+fn report_on_sample_sheets_is_golden() {
     let folder = root().join("tests/golden/report");
     let names = ["sweep", "single", "absent"].map(str::to_owned);
     let questions = questions(&names, &folder, &folder);
@@ -71,7 +71,7 @@ fn made_up_sheets_become_a_report() {
 }
 
 #[test]
-fn words_without_room_and_goals_that_say_nothing_are_told() {
+fn text_without_a_placeholder_and_an_unreadable_goal_are_errors() {
     let folder = root().join("tests/golden/report");
     let mut questions = questions(&["sweep".to_owned()], &folder, &folder);
     let whole = "<!-- goals -->\n<!-- figures -->\n";

@@ -96,7 +96,7 @@ impl Report {
         }
         let (words, rest) = words.split_once(GOALS).ok_or("the words of the whole leave no room for goals")?;
         let (between, after) = rest.split_once(FIGURES).ok_or("the words of the whole leave no room for figures")?;
-        let markdown = format!("{words}{}{between}{sections}{after}", goal::table(&goals));
+        let markdown = format!("{words}{}{between}{sections}{after}", goal::summary(&goals));
         Ok(Self { markdown, plots })
     }
 }
@@ -111,8 +111,8 @@ impl Question {
             return Ok(format!("{before}Not measured yet: `{command}` does it.\n{after}\n"));
         };
         let plot = if plotted { format!("![{}](benchmarks/{}.svg)\n\n", sheet.question, self.name) } else { String::new() };
-        let figures = format!("[all figures](../bench/results/{}.json)", self.name);
-        Ok(format!("{before}{plot}{}{}, {figures}\n\n{after}\n", table::of(sheet), conditions(&sheet.conditions)))
+        let figures = format!("[All figures](../bench/results/{}.json)", self.name);
+        Ok(format!("{before}{plot}{}{} {figures}\n{after}\n", table::of(sheet), conditions(&sheet.conditions)))
     }
 
     /// What was aimed at, and what was reached.
@@ -124,11 +124,11 @@ impl Question {
     }
 }
 
-/// Where and when it was measured.
+/// Where and when it was measured, and what; the sheet has the rest.
 fn conditions(conditions: &Conditions) -> String {
-    let Conditions { date, command, kernel, processor, distribution, busy, trial, versions } = conditions;
+    let Conditions { date, kernel, processor, trial, versions, .. } = conditions;
+    let (day, _) = date.split_once('T').unwrap_or((date, ""));
     let versions: Vec<_> = versions.iter().map(|(of, is)| format!("{of} {is}")).collect();
-    let busy = busy.map_or_else(String::new, |busy| format!("; {busy} processes wanted a processor in the minute before"));
     let trial = if *trial { "**A trial: the figures say nothing.** " } else { "" };
-    format!("{trial}*Measured {date} on {processor}, Linux {kernel}, {distribution}; {}{busy}.* `{command}`", versions.join(", "))
+    format!("{trial}*Measured {day} on {processor}, Linux {kernel}, {}.*", versions.join(", "))
 }

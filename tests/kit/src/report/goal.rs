@@ -1,8 +1,6 @@
-//! What was aimed at beside what was reached; what was missed stands as plainly as what was not.
+//! Goals of measured lines: how many are reached, and a table of the missed ones.
 
-use std::fmt::Write;
-
-use super::number::figure;
+use super::number::{SPREAD, spread};
 use crate::sheet::Line;
 
 /// What a figure should be.
@@ -63,30 +61,31 @@ pub(crate) fn bound(line: &Line) -> Option<f64> {
     }
 }
 
-/// A line of the table.
-pub(crate) struct Row(String);
+/// A goal and its result.
+pub(crate) struct Row {
+    is_reached: bool,
+    text: String,
+}
 
 impl Row {
     /// That of a measured line, if it has a goal.
     pub(crate) fn of(heading: &str, line: &Line) -> Result<Option<Self>, String> {
         let Some(text) = &line.goal else { return Ok(None) };
         let goal = Goal::read(text)?;
-        let ([least, most], median, p99) = (line.range.map(figure), figure(line.median), figure(line.p99));
-        let reached = if goal.of == Of::P99 { format!("{median}, p99 {p99}") } else { median };
-        let verdict = if goal.is_reached(line) { "reached" } else { "**missed**" };
-        let Line { what, unit, count, .. } = line;
-        let to = anchor(heading);
-        Ok(Some(Self(format!("| [{heading}](#{to}) | {what} | {text} | {reached} | {least} to {most} ({count}) | {unit} | {verdict} |\n"))))
+        let (what, to, figures) = (&line.what, anchor(heading), spread(line, goal.of == Of::P99));
+        let text = format!("| [{heading}](#{to}) | {what} | {text} | {figures} |\n");
+        Ok(Some(Self { is_reached: goal.is_reached(line), text }))
     }
 }
 
-/// The table of all goals.
-pub(crate) fn table(rows: &[Row]) -> String {
-    let mut table = "| question | what | aimed at | median | least to most (n) | unit | |\n|---|---|---:|---:|---:|---|---|\n".to_owned();
-    for Row(row) in rows {
-        let _ = write!(table, "{row}");
+/// How many goals are reached, and a table of the others.
+pub(crate) fn summary(rows: &[Row]) -> String {
+    let missed: Vec<&str> = rows.iter().filter(|row| !row.is_reached).map(|row| row.text.as_str()).collect();
+    let reached = format!("{} of {} goals are reached.", rows.len() - missed.len(), rows.len());
+    if missed.is_empty() {
+        return reached + "\n";
     }
-    table
+    format!("{reached} Missed:\n\n| question | figure | goal | {SPREAD} |\n|---|---|---:|---:|\n{}", missed.concat())
 }
 
 /// What a heading is linked by.
@@ -107,5 +106,6 @@ fn goals_are_read_and_judged() {
     for bad in ["", "about 0", "≤ 25 ms", "p50 ≤ 1", "= 1"] {
         Goal::read(bad).unwrap_err();
     }
+    assert_eq!(summary(&[]), "0 of 0 goals are reached.\n");
     assert_eq!(anchor("Config file written → in force"), "config-file-written--in-force");
 }

@@ -1,5 +1,21 @@
 //! Figures as people read them.
 
+use crate::sheet::Line;
+
+/// The title of a column of [`spread`].
+pub(crate) const SPREAD: &str = "median (least to most, n)";
+/// From so many measurements on the 99th percentile is not the maximum.
+const P99_COUNT: usize = 100;
+
+/// The median of a line with its unit, its range and the number of measurements; `p99` too if that is asked for, or of many.
+pub(crate) fn spread(line: &Line, p99: bool) -> String {
+    let [median, least, most, of_p99] = [line.median, line.range[0], line.range[1], line.p99].map(figure);
+    let p99 = if p99 || line.count >= P99_COUNT { format!(", p99 {of_p99}") } else { String::new() };
+    let unit = if matches!(line.unit.as_str(), "" | "ratio" | "count") { String::new() } else { format!(" {}", line.unit) };
+    let range = if line.count > 1 { format!(" ({least} to {most}, {})", line.count) } else { String::new() };
+    format!("{median}{p99}{unit}{range}")
+}
+
 /// Three digits that matter, thousands apart.
 pub(crate) fn figure(value: f64) -> String {
     match value.abs() {
@@ -22,6 +38,23 @@ fn thousands(value: f64) -> String {
     let digits = format!("{:.0}", value.abs());
     let grouped: Vec<_> = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy).collect();
     format!("{}{}", if value < 0.0 { "-" } else { "" }, grouped.join(","))
+}
+
+#[test]
+fn spread_has_unit_range_and_percentile_where_they_say_something() {
+    let line = |unit: &str, count| Line {
+        what: String::new(),
+        unit: unit.to_owned(),
+        count,
+        median: 2.0,
+        range: [1.0, 9.0],
+        p99: 8.0,
+        goal: None,
+        point: None,
+    };
+    assert_eq!(spread(&line("ms", 1), false), "2 ms");
+    assert_eq!(spread(&line("ms", 5), true), "2, p99 8 ms (1 to 9, 5)");
+    assert_eq!(spread(&line("ratio", 100), false), "2, p99 8 (1 to 9, 100)");
 }
 
 #[test]

@@ -56,10 +56,16 @@ pub(crate) fn svg(sheet: &Sheet) -> Option<String> {
     Some(drawing.finish((PANEL.0 * float(columns), LEGEND + height * float(panels.len().div_ceil(columns))), &sheet.question))
 }
 
-/// What is compared; where there is but one figure nothing is.
+/// Whether a line stands in a plot: one with a single line compares nothing, and is not drawn.
+pub(crate) fn is_drawn(sheet: &Sheet, line: &Line) -> bool {
+    let Some(point) = &line.point else { return false };
+    sheet.lines.iter().filter_map(|line| line.point.as_ref()).filter(|other| other.plot == point.plot).count() > 1
+}
+
+/// The plots of a sheet.
 fn panels(sheet: &Sheet) -> Vec<Panel<'_>> {
     let mut panels: Vec<Panel<'_>> = Vec::new();
-    for (point, line) in sheet.lines.iter().filter_map(|line| Some((line.point.as_ref()?, line))) {
+    for (point, line) in sheet.lines.iter().filter(|line| is_drawn(sheet, line)).filter_map(|line| Some((line.point.as_ref()?, line))) {
         let found = panels.iter().position(|panel| panel.title == point.plot).unwrap_or_else(|| {
             panels.push(Panel { title: &point.plot, unit: &line.unit, curves: Vec::new() });
             panels.len() - 1
@@ -68,7 +74,6 @@ fn panels(sheet: &Sheet) -> Vec<Panel<'_>> {
             panel.add(&point.system, point.size, line);
         }
     }
-    panels.retain(|panel| panel.lines().count() > 1);
     panels
 }
 

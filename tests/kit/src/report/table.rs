@@ -2,20 +2,29 @@
 
 use std::fmt::Write;
 
-use super::number::figure;
+use super::number::{SPREAD, spread};
+use super::plot::is_drawn;
 use crate::sheet::{Line, Sheet};
 
-/// One row for each figure that no plot shows; empty if there is none.
+/// One row for each figure that has a goal and is not drawn. Of the others, ratios if the sheet has a plot, else all that are not
+/// zero. The rest is in the sheet alone.
 pub(crate) fn of(sheet: &Sheet) -> String {
-    let mut text = String::new();
-    for line in sheet.lines.iter().filter(|line| line.point.is_none()) {
-        if text.is_empty() {
-            text += "| | unit | median | least | most | p99 | n | goal |\n|---|---|---:|---:|---:|---:|---:|---|\n";
-        }
-        let Line { what, unit, count, median, range, p99, goal, .. } = line;
-        let [median, least, most, p99] = [*median, range[0], range[1], *p99].map(figure);
-        let goal = goal.as_deref().unwrap_or_default();
-        let _ = writeln!(text, "| {what} | {unit} | {median} | {least} | {most} | {p99} | {count} | {goal} |");
+    let has_plot = sheet.lines.iter().any(|line| is_drawn(sheet, line));
+    let is_listed = |line: &&Line| match line.goal {
+        Some(_) => true,
+        None if has_plot => line.unit == "ratio",
+        None => line.range[1] > 0.0,
+    };
+    let lines: Vec<&Line> = sheet.lines.iter().filter(|line| !is_drawn(sheet, line)).filter(is_listed).collect();
+    if lines.is_empty() {
+        return String::new();
     }
-    if text.is_empty() { text } else { text + "\n" }
+    let has_goals = lines.iter().any(|line| line.goal.is_some());
+    let (title, rule) = if has_goals { (" goal |", "---:|") } else { ("", "") };
+    let mut text = format!("| | {SPREAD} |{title}\n|---|---:|{rule}\n");
+    for line in lines {
+        let goal = if has_goals { format!(" {} |", line.goal.as_deref().unwrap_or("–")) } else { String::new() };
+        let _ = writeln!(text, "| {} | {} |{goal}", line.what, spread(line, false));
+    }
+    text + "\n"
 }
