@@ -1,10 +1,12 @@
 //! docs/failures.md, docs/differences.md and SECURITY.md name existing tests: the first one in the line `- **Test**: …` under each
 //! heading `### `, the others in the last column of their tables. A test is written `` `path` ``, a scenario of the cluster tier
-//! `` `cluster` "name" ``; an entry without a test says "not tested".
+//! `` `cluster` "name" ``; an entry without a test says "not tested". All documents name existing files, and items that are in them.
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+use crate::source::files;
 
 type Check = fn(&str, &BTreeSet<String>) -> Findings;
 
@@ -66,7 +68,7 @@ fn tests_in(text: &str) -> Vec<String> {
         }
     }
     let made = MACROS.iter().flat_map(|name| text.split(name).skip(1)).filter_map(|rest| rest.split([':', ')']).next());
-    tests.extend(made.flat_map(|names| names.split(',')).map(|name| name.trim().to_owned()));
+    tests.extend(made.flat_map(|names| names.split(',')).map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned));
     tests
 }
 
@@ -161,6 +163,121 @@ fn each_row_and_heading_names_existing_tests() {
         let same = untested.len() == allowed.len() && untested.iter().zip(allowed).all(|(entry, start)| entry.starts_with(start));
         assert!(same, "{document}: untested entries: {untested:?}, expected {allowed:?}");
     }
+}
+
+/// Folders whose files documents name by their path in the tree.
+const FOLDERS: [&str; 5] = ["bench/", "charts/", "config/", "src/", "tests/"];
+/// What defines an item.
+const KEYWORDS: [&str; 7] = ["const", "enum", "fn", "mod", "struct", "trait", "type"];
+
+/// The paths that a document names, each with the items before it: `` `one`, `Two::three` (`src/a.rs`) ``.
+fn named_paths(document: &str) -> Vec<(String, Vec<String>)> {
+    let text = document.split_whitespace().collect::<Vec<_>>().join(" ");
+    let parts: Vec<&str> = text.split('`').collect();
+    let mut named = Vec::new();
+    for (index, path) in parts.iter().enumerate().skip(1).step_by(2) {
+        let is_path = path.chars().all(|c| c.is_alphanumeric() || "/._-".contains(c));
+        if !is_path || !FOLDERS.iter().any(|folder| path.starts_with(folder)) {
+            continue;
+        }
+        let (mut at, mut separator, mut items) = (index, " (", Vec::new());
+        while at > 1 && parts[at - 1] == separator {
+            at -= 2;
+            items.push(parts[at].rsplit("::").next().unwrap_or_default().to_owned());
+            separator = ", ";
+        }
+        named.push(((*path).to_owned(), items));
+    }
+    named
+}
+
+/// Whether a source file defines an item.
+fn defines(text: &str, item: &str) -> bool {
+    let ends = |rest: &str| !rest.starts_with(|c: char| c.is_alphanumeric() || c == '_');
+    KEYWORDS.iter().any(|keyword| text.split(&format!("{keyword} {item}")).skip(1).any(ends))
+}
+
+/// What a document names that does not exist.
+fn missing_names(document: &str) -> Vec<String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut missing = Vec::new();
+    for (path, items) in named_paths(document) {
+        if !root.join(&path).exists() {
+            missing.push(path);
+        } else if path.starts_with("src/") && root.join(&path).is_file() {
+            let text = read(&path);
+            missing.extend(items.into_iter().filter(|item| !defines(&text, item)).map(|item| format!("{item} in {path}")));
+        }
+    }
+    missing
+}
+
+/// All documents.
+fn documents() -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let others =
+        ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "charts/tailyard/README.md", "tests/README.md", "bench/README.md"];
+    files(&root.join("docs"), "md").into_iter().chain(others.map(|name| root.join(name))).collect()
+}
+
+/// The anchors of a document's headings.
+fn anchors(document: &str) -> BTreeSet<String> {
+    let mut is_fenced = false;
+    let headings = document.lines().filter(|line| {
+        is_fenced ^= line.starts_with("```");
+        !is_fenced && line.starts_with('#')
+    });
+    let anchor = |line: &str| {
+        let heading = line.trim_start_matches('#').trim().to_lowercase().replace(' ', "-");
+        heading.chars().filter(|c| c.is_alphanumeric() || "-_".contains(*c)).collect()
+    };
+    headings.map(anchor).collect()
+}
+
+/// The relative links of a document at this path that lead to no file or no heading.
+fn broken_links(path: &Path, document: &str) -> Vec<String> {
+    let links = document.split("](").skip(1).filter_map(|rest| rest.split([')', ' ']).next());
+    let is_broken = |link: &&str| {
+        let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
+        let file = if file.is_empty() { path.to_owned() } else { path.parent().expect("a folder").join(file) };
+        let has_anchor = || fs::read_to_string(&file).is_ok_and(|text| anchors(&text).contains(anchor));
+        !file.exists() || !(anchor.is_empty() || has_anchor())
+    };
+    links.filter(|link| !link.starts_with("http")).filter(is_broken).map(str::to_owned).collect()
+}
+
+#[test]
+fn links_of_documents_lead_to_files_and_headings() {
+    for path in documents() {
+        let text = fs::read_to_string(&path).expect("a document");
+        assert_eq!(broken_links(&path, &text), Vec::<String>::new(), "{}", path.display());
+    }
+}
+
+#[test]
+fn link_without_file_or_heading_is_found() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/failures.md");
+    let text = "[a](#config) [b](#nothing) [c](doctor.md) [d](none.md) [e](doctor.md#none) [f](https://none.example/#x) [g](doctor.md#tun)";
+    assert_eq!(broken_links(&path, text), ["#nothing", "none.md", "doctor.md#none"]);
+}
+
+#[test]
+fn files_and_items_that_documents_name_exist() {
+    let documents = documents();
+    let texts: Vec<_> = documents.iter().map(|path| fs::read_to_string(path).expect("a document")).collect();
+    let items: usize = texts.iter().flat_map(|text| named_paths(text)).map(|(_, items)| items.len()).sum();
+    assert!(items > 30, "docs/architecture.md names the functions that decide, not {items}");
+    for (path, text) in documents.iter().zip(&texts) {
+        assert_eq!(missing_names(text), Vec::<String>::new(), "{}", path.display());
+    }
+}
+
+#[test]
+fn missing_file_and_item_are_found() {
+    let document =
+        "`no`: `Findings::lines`,\n`read_file` (`src/main.rs`) and `src/none.rs`, `target/none`, `config/*.yaml`; `main` (`src/main.rs`)";
+    assert_eq!(missing_names(document), ["read_file in src/main.rs", "lines in src/main.rs", "src/none.rs"]);
+    assert!(defines("pub const fn all() {}", "all") && !defines("fn all_of() {}", "all"));
 }
 
 /// The names of tests in the samples.

@@ -1,7 +1,7 @@
-//! Which tracked flows end when the kernel's maps change, and how.
+//! Conntrack cleanup: which flows end after a ruleset change, and how (UDP: entry deleted; TCP: reset at both ends).
 //!
-//! Connection tracking keeps a flow on the target that the maps gave it at its start. That is what keeps untouched flows
-//! running through any change, and what would leave others hanging on a target that is gone. Nothing is deleted here.
+//! Connection tracking keeps a flow on the target of its first packet. So flows of unchanged keys run on, and a UDP flow would use
+//! its old target after a retarget. Decisions only: nothing is deleted here.
 
 mod past;
 
@@ -126,8 +126,8 @@ impl<'a> FlowChanges<'a> {
         FlowFilter { key, ..FlowFilter::under_way() }
     }
 
-    /// What is to happen to a flow; a flow of a key that the change leaves as it is runs on, always. What is over keeps its entry: there
-    /// are often a hundred times as many of them as of others, and nobody sees whether one is there.
+    /// Whether a flow ends. A flow of an unchanged key never does. After a retarget a UDP flow does, and a TCP flow only if its old
+    /// target is unreachable. Entries in `TIME_WAIT` stay: there are often a hundred times as many of them as of live flows.
     #[must_use]
     pub fn verdict(&self, flow: &Flow) -> FlowAction {
         let ends = match self.standing(flow) {

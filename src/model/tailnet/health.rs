@@ -1,4 +1,4 @@
-//! Whether this replica is to get traffic: a list of what is in the way, by name.
+//! What `/readyz`, `/healthz` and `/livez` answer: the unmet conditions of a replica's readiness, by name.
 //!
 //! Three levels, three questions. `/livez`: does every task run? A task that ends ends the process; one that blocks stops its
 //! heartbeat. `/readyz`: is this replica to get new connections? [`readiness`]. `/healthz`: can this Pod forward at all?

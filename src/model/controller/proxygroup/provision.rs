@@ -1,7 +1,6 @@
-//! A group as a whole: everything that it consists of, in order, or its end.
+//! The objects that a ProxyGroup owns, in the order of their creation, and the deletion of a group.
 //!
-//! A fault in one part is told and takes nothing from the others: what forwards goes on forwarding. Nothing is taken away
-//! before what needs it has gone.
+//! A fault in one part is reported and does not affect the others. No object is deleted before those that need it.
 
 use std::collections::BTreeSet;
 
@@ -31,7 +30,7 @@ pub(super) fn owner(work: &GroupPass<'_>, group: Option<&ProxyGroup>) -> Owner {
     }
 }
 
-/// Wants everything that a group consists of.
+/// Requests every object that a group owns.
 pub(super) fn provision(work: &mut GroupPass<'_>, group: &ProxyGroup) {
     let owner = owner(work, Some(group));
     let observed = work.observed;
