@@ -6,6 +6,7 @@
 //! Needs what `tests/servers/build helm` makes, and promtool.
 
 mod alerts;
+mod documents;
 mod metrics;
 
 use kit::golden::{assert_golden, is_updating};
