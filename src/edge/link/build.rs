@@ -77,12 +77,6 @@ impl Build<'_> {
         request.execute().await.map_err(|source| LinkError::Change { action: format!("give {name} the address {address}"), source })
     }
 
-    pub async fn take_address(&self, name: &InterfaceName, address: IpNet) -> Result<(), LinkError> {
-        let mut request = self.0.address().add(self.index(name).await?, address.addr(), address.prefix_len());
-        let removal = self.0.address().del(request.message_mut().clone()).execute().await;
-        removal.map_err(|source| LinkError::Change { action: format!("take the address {address} from {name}"), source })
-    }
-
     /// Leads a destination over a gateway; prefix length 0 is the default route of its family.
     pub async fn route(&self, destination: IpNet, gateway: IpAddr) -> Result<(), LinkError> {
         let action = format!("route {destination} by {gateway}");

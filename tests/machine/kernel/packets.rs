@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use socket2::SockRef;
 use tailyard::model::base::net::{Family, InterfaceName, Port, PortKey, Proto};
 use tailyard::model::base::small_set::SortedSet;
-use tailyard::model::firewall::eval::{FlowVerdict, Packet, SourceAddress, evaluate};
 use tailyard::model::firewall::ruleset::Ruleset;
 use tailyard::model::firewall::{Audit, Counters, Traffic};
 
 use crate::kernel::firewall::{Backend, Firewall, on_every_backend};
 use kit::netns::{Greeting, Lab, Node, Server, Shape, TAILNET, TAILNET_MTU};
+use kit::ruleset_oracle::{FlowVerdict, Packet, SourceAddress, evaluate};
 use kit::wait::uninterrupted;
 
 /// How long a flow that should work may take.
