@@ -112,13 +112,8 @@ impl Conntrack {
         Err(ConntrackError::List(io::Error::other("the table kept changing while it was read")))
     }
 
-    /// Deletes this very flow; `false` if it is gone already. A younger flow in its place is left alone.
-    pub fn delete(&mut self, flow: &Flow) -> Result<bool, ConntrackError> {
-        self.delete_all([flow]).map(|deleted| deleted == 1)
-    }
-
-    /// Deletes these very flows and says how many of them were still there, as far as the answers were not lost. After an error
-    /// others may remain.
+    /// Deletes these very flows and returns how many of them were still there, as far as the answers were not lost. A younger flow in
+    /// the place of one is left alone. After an error others may remain.
     pub fn delete_all<'a>(&mut self, flows: impl IntoIterator<Item = &'a Flow>) -> Result<usize, ConntrackError> {
         let flows: Vec<&Flow> = flows.into_iter().collect();
         let mut deleted = 0;

@@ -150,7 +150,7 @@ impl Nft {
 
     /// Listens for changes that somebody else makes to nftables, in the network namespace of the calling thread.
     pub fn changes(&self) -> Result<NotificationStream, NftError> {
-        NotificationStream::except(self.link.lock().unwrap_or_else(PoisonError::into_inner).port())
+        NotificationStream::open(self.link.lock().unwrap_or_else(PoisonError::into_inner).port())
     }
 
     async fn blocking<T: Send + 'static>(

@@ -23,13 +23,8 @@ impl fmt::Debug for NotificationStream {
 }
 
 impl NotificationStream {
-    /// Listens in the network namespace of the calling thread; everybody's changes count, our own too.
-    pub fn open() -> Result<Self, NftError> {
-        Self::except(0)
-    }
-
-    /// The same, but for transactions that come from this netlink port.
-    pub(super) fn except(own: u32) -> Result<Self, NftError> {
+    /// Listens in the network namespace of the calling thread; transactions that come from the netlink port `own` do not count.
+    pub(super) fn open(own: u32) -> Result<Self, NftError> {
         let open = || -> io::Result<TokioSocket> {
             let mut socket = TokioSocket::new(NETLINK_NETFILTER)?;
             socket.socket_mut().bind(&SocketAddr::new(0, 0))?;
