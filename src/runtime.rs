@@ -6,6 +6,7 @@ pub mod command;
 pub mod https;
 pub mod init;
 pub mod metrics;
+pub mod nfnetlink;
 pub mod queue;
 pub mod resources;
 pub mod tasks;

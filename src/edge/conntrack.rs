@@ -2,40 +2,28 @@
 //!
 //! Lists flows, deletes single ones, tells how full the table is; which flows to delete is [`crate::model::flows::cleanup`]'s business.
 //! Blocking: the kernel answers at once, but a dump of many flows takes milliseconds, so async callers use `spawn_blocking`.
-//! A socket belongs to the namespace in which it was opened, whatever thread uses it.
 
 pub mod wire;
 
 use std::io;
+use std::ops::ControlFlow;
 
-use netlink_packet_core::{NLM_F_DUMP_INTR, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer};
-use netlink_sys::protocols::NETLINK_NETFILTER;
-use netlink_sys::{Socket, SocketAddr};
-use nix::errno::Errno;
-use nix::sys::socket::{setsockopt, sockopt};
-use nix::sys::time::TimeVal;
 use serde::Serialize;
 
 use crate::model::base::net::Family;
+use crate::model::firewall::netlink::NETFILTER_HEADER;
 use crate::model::flows::flow::{Flow, FlowFilter};
+use crate::runtime::nfnetlink::{Answer, DumpEnd, NfnetlinkSocket, answers_lost, is_absent, outcome};
 
-/// The kernel fills at most 32 KiB for one receive.
-const RECEIVE: usize = 64 << 10;
-/// What may wait in the socket: more than the answers to one batch of deletions.
-const SOCKET_BUFFER: usize = 4 << 20;
 /// How many deletions go to the kernel in one message.
 const BATCH: usize = 64;
 /// How often a listing that was disturbed is begun anew.
 const ATTEMPTS: usize = 4;
 
-/// The kernel answers before the request returns; a message that went missing must not hold a thread for ever.
-const TIMEOUT: TimeVal = TimeVal::new(5, 0);
-
 /// A socket to connection tracking.
+#[derive(Debug)]
 pub struct Conntrack {
-    socket: Socket,
-    sequence: u32,
-    buffer: Vec<u8>,
+    socket: NfnetlinkSocket,
 }
 
 /// How full the table of this namespace is, and what that has cost since the namespace was made.
@@ -83,18 +71,10 @@ impl ConntrackError {
     }
 }
 
-/// What ended a run of answers.
-enum DumpEnd {
-    Complete,
-    /// The table changed so much meanwhile that entries may be missing.
-    Disturbed,
-}
-
 impl Conntrack {
     /// Opens a socket in the calling thread's namespace.
     pub fn open() -> Result<Self, ConntrackError> {
-        let socket = connect().map_err(ConntrackError::Open)?;
-        Ok(Self { socket, sequence: 0, buffer: Vec::with_capacity(RECEIVE) })
+        NfnetlinkSocket::open().map(|socket| Self { socket }).map_err(ConntrackError::Open)
     }
 
     /// The flows that the filter admits. Flows that begin or end meanwhile may be in it or not.
@@ -116,151 +96,71 @@ impl Conntrack {
         for _ in 0..ATTEMPTS {
             flows.truncate(others);
             // The kernel cannot tell apart by state; most entries may be over, and are not worth reading whole.
-            let read = |attributes: &[u8]| {
+            let read = |answer: &Answer<'_>| {
+                let attributes = attributes(answer);
                 let flow = filter.admits_state(wire::parse_state(attributes)).then(|| wire::parse_flow(attributes));
                 flows.extend(flow.flatten().filter(|flow| filter.admits(flow)));
             };
-            let ended = self.ask(|sequence| wire::dump(filter, sequence), read);
-            match ended {
+            match self.socket.request(|sequence| wire::dump(filter, sequence), read) {
                 Ok(DumpEnd::Complete) => return Ok(()),
                 Ok(DumpEnd::Disturbed) => {}
                 // Answers were lost for want of buffer: what is left of them must not be taken for the next listing's.
-                Err(error) if lost(&error) => {
-                    self.socket = connect().map_err(ConntrackError::Open)?;
-                }
+                Err(error) if answers_lost(&error) => *self = Self::open()?,
                 Err(error) => return Err(ConntrackError::List(error)),
             }
         }
         Err(ConntrackError::List(io::Error::other("the table kept changing while it was read")))
     }
 
-    /// Deletes this very flow; `false` if it is gone already. A younger flow in its place is left alone.
-    pub fn delete(&mut self, flow: &Flow) -> Result<bool, ConntrackError> {
-        self.delete_all([flow]).map(|deleted| deleted == 1)
-    }
-
-    /// Deletes these very flows and says how many of them were still there, as far as the answers were not lost. After an error
-    /// others may remain.
+    /// Deletes these very flows and returns how many of them were still there, as far as the answers were not lost. A younger flow in
+    /// the place of one is left alone. After an error others may remain.
     pub fn delete_all<'a>(&mut self, flows: impl IntoIterator<Item = &'a Flow>) -> Result<usize, ConntrackError> {
-        let (mut flows, mut deleted) = (flows.into_iter(), 0);
-        loop {
-            let (mut batch, first) = (Vec::new(), self.sequence);
-            for flow in flows.by_ref().take(BATCH) {
-                self.sequence = self.sequence.wrapping_add(1);
-                batch.extend(wire::delete(flow, self.sequence));
-            }
-            if batch.is_empty() {
-                return Ok(deleted);
-            }
-            let count = self.sequence.wrapping_sub(first);
-            let mut answer = self.deleted(&batch, count);
-            if answer.as_ref().is_err_and(lost) {
-                // Which of them are gone is not known: they are asked for once more, and those that are gone do no harm.
-                self.socket = connect().map_err(ConntrackError::Open)?;
-                answer = self.deleted(&batch, count);
+        let flows: Vec<&Flow> = flows.into_iter().collect();
+        let mut deleted = 0;
+        for batch in flows.chunks(BATCH) {
+            let mut answer = self.delete_batch(batch);
+            if answer.as_ref().is_err_and(answers_lost) {
+                // Which of them are gone is unknown: they are deleted once more, and those that are gone do no harm.
+                *self = Self::open()?;
+                answer = self.delete_batch(batch);
             }
             deleted += answer.map_err(ConntrackError::Delete)?;
         }
+        Ok(deleted)
+    }
+
+    fn delete_batch(&mut self, flows: &[&Flow]) -> io::Result<usize> {
+        let (mut requests, mut last) = (Vec::new(), self.socket.next_sequence().wrapping_sub(1));
+        for flow in flows {
+            last = last.wrapping_add(1);
+            requests.extend(wire::delete(flow, last));
+        }
+        let (mut waiting, mut deleted, mut fault) = (flows.len(), 0, None);
+        self.socket.exchange(&requests, last, |answer| {
+            match outcome(answer) {
+                Some(Ok(())) => deleted += 1,
+                Some(Err(error)) if !is_absent(&error) => fault = Some(error),
+                _ => {}
+            }
+            waiting -= 1;
+            if waiting == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })?;
+        fault.map_or(Ok(deleted), Err)
     }
 
     /// How full the table is.
     pub fn pressure(&mut self) -> Result<Pressure, ConntrackError> {
         let mut pressure = Pressure::default();
-        self.ask(wire::get_stats, |attributes| wire::parse_stats(attributes, &mut pressure)).map_err(ConntrackError::Count)?;
-        self.ask(wire::get_stats_cpu, |attributes| wire::parse_stats_cpu(attributes, &mut pressure)).map_err(ConntrackError::Count)?;
+        let mut stats = |answer: &Answer<'_>| wire::parse_stats(attributes(answer), &mut pressure);
+        self.socket.request(wire::get_stats, &mut stats).map_err(ConntrackError::Count)?;
+        let mut stats = |answer: &Answer<'_>| wire::parse_stats_cpu(attributes(answer), &mut pressure);
+        self.socket.request(wire::get_stats_cpu, &mut stats).map_err(ConntrackError::Count)?;
         Ok(pressure)
     }
-
-    /// Sends a request and hands the attributes of each answer to `each`.
-    fn ask(&mut self, request: impl FnOnce(u32) -> Vec<u8>, mut each: impl FnMut(&[u8])) -> io::Result<DumpEnd> {
-        self.sequence = self.sequence.wrapping_add(1);
-        let sequence = self.sequence;
-        self.socket.send(&request(sequence), 0)?;
-        let mut disturbed = false;
-        loop {
-            self.receive()?;
-            for message in messages(&self.buffer).filter(|message| message.sequence_number() == sequence) {
-                disturbed |= message.flags() & NLM_F_DUMP_INTR != 0;
-                match message.message_type() {
-                    NLMSG_DONE | NLMSG_ERROR => {
-                        verdict(message.payload())?;
-                        return Ok(if disturbed { DumpEnd::Disturbed } else { DumpEnd::Complete });
-                    }
-                    _ => each(message.payload().get(wire::HEADER..).unwrap_or_default()),
-                }
-            }
-        }
-    }
-
-    fn deleted(&mut self, batch: &[u8], count: u32) -> io::Result<usize> {
-        self.socket.send(batch, 0)?;
-        let newest = self.sequence;
-        let (mut answered, mut deleted, mut fault) = (0, 0, None);
-        while answered < count {
-            self.receive()?;
-            for message in messages(&self.buffer).filter(|message| newest.wrapping_sub(message.sequence_number()) < count) {
-                answered += 1;
-                match verdict(message.payload()) {
-                    Ok(()) => deleted += 1,
-                    Err(error) if error.raw_os_error() == Some(Errno::ENOENT as i32) => {}
-                    Err(error) => fault = Some(error),
-                }
-            }
-        }
-        fault.map_or(Ok(deleted), Err)
-    }
-
-    fn receive(&mut self) -> io::Result<()> {
-        self.buffer.clear();
-        let room = RECEIVE;
-        let mut buffer = bytes::BufMut::limit(&mut self.buffer, room);
-        // A socket with a timeout is not resumed after a signal: a child that ends sends one.
-        while let Err(fault) = self.socket.recv(&mut buffer, 0) {
-            if fault.kind() != io::ErrorKind::Interrupted {
-                return Err(fault);
-            }
-        }
-        Ok(())
-    }
 }
 
-impl std::fmt::Debug for Conntrack {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Conntrack").field("sequence", &self.sequence).finish_non_exhaustive()
-    }
-}
-
-fn connect() -> io::Result<Socket> {
-    let mut socket = Socket::new(NETLINK_NETFILTER)?;
-    socket.bind_auto()?;
-    socket.connect(&SocketAddr::new(0, 0))?;
-    // Acknowledgments without a copy of the request.
-    socket.set_cap_ack(true)?;
-    setsockopt(&socket, sockopt::RcvBufForce, &SOCKET_BUFFER).or_else(|_| setsockopt(&socket, sockopt::RcvBuf, &SOCKET_BUFFER))?;
-    setsockopt(&socket, sockopt::ReceiveTimeout, &TIMEOUT)?;
-    Ok(socket)
-}
-
-/// Whether the kernel had to drop answers for want of room.
-fn lost(error: &io::Error) -> bool {
-    error.raw_os_error() == Some(Errno::ENOBUFS as i32)
-}
-
-/// The messages of one datagram, up to the first malformed one.
-fn messages(datagram: &[u8]) -> impl Iterator<Item = NetlinkBuffer<&[u8]>> {
-    let mut rest = datagram;
-    std::iter::from_fn(move || {
-        let message = NetlinkBuffer::new_checked(rest).ok()?;
-        let length = usize::try_from(message.length()).ok()?;
-        rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
-        Some(message)
-    })
-}
-
-/// The error number that begins the payload of an acknowledgment or of a listing's end: zero, or negative.
-fn verdict(payload: &[u8]) -> io::Result<()> {
-    let code = payload.first_chunk::<4>().map_or(0, |bytes| i32::from_ne_bytes(*bytes));
-    if code < 0 { Err(io::Error::from_raw_os_error(-code)) } else { Ok(()) }
+fn attributes<'a>(answer: &Answer<'a>) -> &'a [u8] {
+    answer.payload().get(NETFILTER_HEADER..).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -18,7 +18,6 @@ use self::link::NftSocket;
 use self::program::run;
 use crate::model::base::net::InterfaceName;
 use crate::model::firewall::nft::element::{edits, elements};
-use crate::model::firewall::nft::wire::WireError;
 use crate::model::firewall::nft::{self, dump};
 use crate::model::firewall::ruleset::{Delta, Ruleset};
 use crate::model::firewall::{Audit, Traffic};
@@ -59,12 +58,6 @@ pub enum NftError {
         what: &'static str,
         source: io::Error,
     },
-    /// The change cannot be written as JSON.
-    #[error("the change cannot be written as JSON for nft: {source}")]
-    Text { source: serde_json::Error },
-    /// The kernel's answer makes no sense.
-    #[error(transparent)]
-    Answer(#[from] WireError),
     /// Others changed nftables again and again while it was being read.
     #[error("nftables is being changed by others too fast to be read")]
     Unsteady,
@@ -82,8 +75,6 @@ impl NftError {
             Self::Timeout { .. } => "Timeout",
             Self::Refused { .. } => "Refused",
             Self::Kernel { .. } => "Kernel",
-            Self::Text { .. } => "Text",
-            Self::Answer(_) => "Answer",
             Self::Unsteady => "Unsteady",
             Self::Abandoned => "Abandoned",
         }
@@ -131,14 +122,6 @@ impl Nft {
         self.blocking(move |link| link.commit(&edits)).await
     }
 
-    /// The same by the nft program and its JSON: for kernels or sandboxes that refuse our own batch.
-    pub async fn patch_json(&self, before: &Ruleset, delta: &Delta, after: &Ruleset) -> Result<(), NftError> {
-        let text = nft::delta(before, delta, after);
-        let text = serde_json::to_string(&text).map_err(|source| NftError::Text { source })?;
-        run(&self.program, &["-j", "-f", "-"], "change elements", text).await?;
-        self.blocking(NftSocket::follow).await
-    }
-
     /// Compares the kernel with what it should hold: one question if nobody wrote since, the whole table otherwise.
     pub async fn audit(&self, ruleset: &Ruleset) -> Result<Audit, NftError> {
         if self.blocking(NftSocket::untouched).await? {
@@ -167,7 +150,7 @@ impl Nft {
 
     /// Listens for changes that somebody else makes to nftables, in the network namespace of the calling thread.
     pub fn changes(&self) -> Result<NotificationStream, NftError> {
-        NotificationStream::except(self.link.lock().unwrap_or_else(PoisonError::into_inner).port())
+        NotificationStream::open(self.link.lock().unwrap_or_else(PoisonError::into_inner).port())
     }
 
     async fn blocking<T: Send + 'static>(

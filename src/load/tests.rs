@@ -77,8 +77,8 @@ fn what_exceeds_the_attempts_in_flight_is_the_generators_own_failure() {
     // Stopped targets leave their links behind; without these nobody answers, not even with a refusal.
     drop(targets);
     for site in &topology.targets {
-        let down = || crate::edge::link::build::build(async |b| b.down(&"ts0".parse().expect("a name")).await);
-        site.namespace.block_on(down).expect("the thread").expect("down");
+        let down = || std::process::Command::new("ip").args(["link", "set", "ts0", "down"]).status();
+        assert!(site.namespace.run(down).expect("the thread").expect("ip is installed").success());
     }
     let load = Load { max_in_flight: 5, timeout: Duration::from_millis(200), ..Load::new(rate(200), Duration::from_millis(50)) };
     let (tally, reports) = offer(&topology, load, 7001);

@@ -2,10 +2,9 @@
 //!
 //! Values only; reading them is the edge's business ([`crate::edge::nft`], [`crate::edge::iptables`]).
 
-pub mod eval;
 pub mod iptables;
+pub mod netlink;
 pub mod nft;
-pub mod nlattr;
 pub mod ruleset;
 
 use std::collections::BTreeMap;

@@ -13,6 +13,7 @@ mod cli;
 mod cost;
 mod dns;
 mod docs;
+mod firewall;
 mod l7;
 mod language;
 mod layers;

@@ -5,16 +5,12 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use netlink_packet_core::{Emitable, NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader};
-use netlink_packet_netfilter::{NetfilterHeader, NetfilterProtoFamily};
-
 use super::Pressure;
 use crate::model::base::net::Family;
-use crate::model::firewall::nlattr::{Attributes, find, nest, put};
+use crate::model::firewall::netlink::{
+    ACK, Attributes, DUMP, FAMILY_IPV4, FAMILY_IPV6, FAMILY_UNSPEC, Header, REQUEST, find, nest, put, request,
+};
 use crate::model::flows::flow::{DST_NAT, Flow, FlowFilter, TcpState, Tuple};
-
-/// The length of `struct nfgenmsg`, which goes before the attributes.
-pub const HEADER: usize = 4;
 
 /// Connection tracking's messages among those of netfilter.
 const SUBSYSTEM: u16 = 1 << 8;
@@ -46,6 +42,12 @@ const PROTO_DESTINATION: u16 = 3;
 const PROTOINFO_TCP: u16 = 1;
 const PROTOINFO_TCP_STATE: u16 = 1;
 
+const STATS_GLOBAL_ENTRIES: u16 = 1;
+const STATS_GLOBAL_MAX_ENTRIES: u16 = 2;
+const STATS_INSERT_FAILED: u16 = 9;
+const STATS_DROP: u16 = 10;
+const STATS_EARLY_DROP: u16 = 11;
+
 const FILTER_ORIG_FLAGS: u16 = 1;
 const FILTER_PROTO: u32 = 1 << 3;
 const FILTER_DESTINATION: u32 = 1 << 5;
@@ -55,8 +57,8 @@ const ICMPV6: u8 = 58;
 
 /// Asks for every flow that the filter admits; kernels before 5.8 send more. A filter by key needs a family.
 pub(super) fn dump(filter: FlowFilter, sequence: u32) -> Vec<u8> {
-    let family = filter.family.map_or(NetfilterProtoFamily::Unspec, number);
-    request(family, GET, NLM_F_REQUEST | NLM_F_DUMP, sequence, |out| {
+    let family = filter.family.map_or(FAMILY_UNSPEC, number);
+    request(header(family, GET, DUMP, sequence), |out| {
         if filter.forwarded {
             put(out, STATUS, &DST_NAT.to_be_bytes());
             put(out, STATUS_MASK, &DST_NAT.to_be_bytes());
@@ -78,7 +80,7 @@ pub(super) fn dump(filter: FlowFilter, sequence: u32) -> Vec<u8> {
 /// The identity alone can come again with a younger entry of the same client at the same place of memory; the way back
 /// names the target as well.
 pub(super) fn delete(flow: &Flow, sequence: u32) -> Vec<u8> {
-    request(number(Family::of(flow.target().ip())), DELETE, NLM_F_REQUEST | NLM_F_ACK, sequence, |out| {
+    request(header(number(Family::of(flow.target().ip())), DELETE, ACK, sequence), |out| {
         nest(out, TUPLE_REPLY, |out| tuple(out, flow.proto, &flow.reply));
         put(out, ID, &flow.id.to_be_bytes());
     })
@@ -87,31 +89,22 @@ pub(super) fn delete(flow: &Flow, sequence: u32) -> Vec<u8> {
 /// Asks how many entries there are and may be.
 pub(super) fn get_stats(sequence: u32) -> Vec<u8> {
     // The kernel marks its one answer as one of several and sends no end mark: the acknowledgment stands for it.
-    request(NetfilterProtoFamily::Unspec, GET_STATS, NLM_F_REQUEST | NLM_F_ACK, sequence, |_| ())
+    request(header(FAMILY_UNSPEC, GET_STATS, ACK, sequence), |_| ())
 }
 
 /// Asks for each processor's counters.
 pub(super) fn get_stats_cpu(sequence: u32) -> Vec<u8> {
-    request(NetfilterProtoFamily::Unspec, GET_STATS_CPU, NLM_F_REQUEST | NLM_F_DUMP, sequence, |_| ())
+    request(header(FAMILY_UNSPEC, GET_STATS_CPU, DUMP, sequence), |_| ())
 }
 
-fn request(family: NetfilterProtoFamily, kind: u16, flags: u16, sequence: u32, body: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
-    let mut header = NetlinkHeader::default();
-    (header.message_type, header.flags, header.sequence_number) = (SUBSYSTEM | kind, flags, sequence);
-    let of_netfilter = NetfilterHeader::new(family, 0, 0);
-    let start = header.buffer_len();
-    let mut bytes = vec![0; start + of_netfilter.buffer_len()];
-    of_netfilter.emit(&mut bytes[start..]);
-    body(&mut bytes);
-    header.length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-    header.emit(&mut bytes);
-    bytes
+fn header(family: u8, kind: u16, flags: u16, sequence: u32) -> Header {
+    Header { kind: SUBSYSTEM | kind, flags: REQUEST | flags, family, resource: 0, sequence }
 }
 
-fn number(family: Family) -> NetfilterProtoFamily {
+fn number(family: Family) -> u8 {
     match family {
-        Family::V4 => NetfilterProtoFamily::IPv4,
-        Family::V6 => NetfilterProtoFamily::IPv6,
+        Family::V4 => FAMILY_IPV4,
+        Family::V6 => FAMILY_IPV6,
     }
 }
 
@@ -204,8 +197,8 @@ fn parse_tuple(bytes: &[u8]) -> Option<(u8, Tuple)> {
 pub fn parse_stats(bytes: &[u8], pressure: &mut Pressure) {
     for (kind, value) in Attributes(bytes) {
         match (kind, be_u32(value)) {
-            (1, Some(entries)) => pressure.entries = entries,
-            (2, Some(limit)) => pressure.limit = limit,
+            (STATS_GLOBAL_ENTRIES, Some(entries)) => pressure.entries = entries,
+            (STATS_GLOBAL_MAX_ENTRIES, Some(limit)) => pressure.limit = limit,
             _ => {}
         }
     }
@@ -216,9 +209,9 @@ pub fn parse_stats_cpu(bytes: &[u8], pressure: &mut Pressure) {
     for (kind, value) in Attributes(bytes) {
         let count = be_u32(value).map_or(0, u64::from);
         match kind {
-            9 => pressure.insert_failed += count,
-            10 => pressure.dropped += count,
-            11 => pressure.evicted += count,
+            STATS_INSERT_FAILED => pressure.insert_failed += count,
+            STATS_DROP => pressure.dropped += count,
+            STATS_EARLY_DROP => pressure.evicted += count,
             _ => {}
         }
     }

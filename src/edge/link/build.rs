@@ -50,22 +50,10 @@ impl Build<'_> {
         self.set(link, format!("set {name} up")).await
     }
 
-    /// Sets a link down; its IPv6 addresses and routes go with that.
-    pub async fn down(&self, name: &InterfaceName) -> Result<(), LinkError> {
-        let link = LinkUnspec::new_with_index(self.index(name).await?).down().build();
-        self.set(link, format!("set {name} down")).await
-    }
-
     /// Sets the largest packet that a link takes, in bytes.
     pub async fn mtu(&self, name: &InterfaceName, mtu: u32) -> Result<(), LinkError> {
         let link = LinkUnspec::new_with_index(self.index(name).await?).mtu(mtu).build();
         self.set(link, format!("set the MTU of {name} to {mtu}")).await
-    }
-
-    /// Removes a link, and with it the far end if it is one of a pair.
-    pub async fn remove(&self, name: &InterfaceName) -> Result<(), LinkError> {
-        let removal = self.0.link().del(self.index(name).await?).execute().await;
-        removal.map_err(|source| LinkError::Change { action: format!("remove {name}"), source })
     }
 
     /// Gives a link an address with the length of its prefix. It is usable at once: no duplicate detection is done.
@@ -75,12 +63,6 @@ impl Build<'_> {
             request.message_mut().attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
         }
         request.execute().await.map_err(|source| LinkError::Change { action: format!("give {name} the address {address}"), source })
-    }
-
-    pub async fn take_address(&self, name: &InterfaceName, address: IpNet) -> Result<(), LinkError> {
-        let mut request = self.0.address().add(self.index(name).await?, address.addr(), address.prefix_len());
-        let removal = self.0.address().del(request.message_mut().clone()).execute().await;
-        removal.map_err(|source| LinkError::Change { action: format!("take the address {address} from {name}"), source })
     }
 
     /// Leads a destination over a gateway; prefix length 0 is the default route of its family.

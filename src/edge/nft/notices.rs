@@ -7,9 +7,8 @@ use netlink_sys::constants::NETLINK_NETFILTER;
 use netlink_sys::{AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket};
 
 use super::NftError;
-use crate::model::firewall::nft::wire::{Message, NOTICES, messages};
-
-const READ: usize = 64 << 10;
+use crate::model::firewall::nft::wire::{Message, NOTICES, decode};
+use crate::runtime::nfnetlink::{Answer, RECEIVE_SIZE, answers_lost, messages};
 
 /// A stream of changes made by others.
 pub struct NotificationStream {
@@ -24,13 +23,8 @@ impl fmt::Debug for NotificationStream {
 }
 
 impl NotificationStream {
-    /// Listens in the network namespace of the calling thread; everybody's changes count, our own too.
-    pub fn open() -> Result<Self, NftError> {
-        Self::except(0)
-    }
-
-    /// The same, but for transactions that come from this netlink port.
-    pub(super) fn except(own: u32) -> Result<Self, NftError> {
+    /// Listens in the network namespace of the calling thread; transactions that come from the netlink port `own` do not count.
+    pub(super) fn open(own: u32) -> Result<Self, NftError> {
         let open = || -> io::Result<TokioSocket> {
             let mut socket = TokioSocket::new(NETLINK_NETFILTER)?;
             socket.socket_mut().bind(&SocketAddr::new(0, 0))?;
@@ -46,14 +40,17 @@ impl NotificationStream {
     /// Notices that the kernel had to drop count as a change. It may be cancelled at any time.
     pub async fn next(&mut self) -> Result<(), NftError> {
         loop {
-            let mut buffer = Vec::with_capacity(READ);
+            let mut buffer = Vec::with_capacity(RECEIVE_SIZE);
             match self.socket.recv(&mut buffer).await {
-                Err(fault) if fault.raw_os_error() == Some(nix::errno::Errno::ENOBUFS as i32) => return Ok(()),
+                Err(fault) if answers_lost(&fault) => return Ok(()),
                 Err(source) => return Err(NftError::Kernel { what: "tell of changes to nftables", source }),
                 Ok(()) => {
-                    let foreign = |(_, message): &(u32, Message)| matches!(message, Message::Generation { port, .. } if *port != self.own);
+                    let foreign = |message: Answer<'_>| {
+                        let decoded = decode(message.message_type(), message.port_number(), message.payload());
+                        matches!(decoded, Some(Message::Generation { port, .. }) if port != self.own)
+                    };
                     // What cannot be read may be anything: better an audit too many.
-                    if messages(&buffer).map_or(true, |list| list.iter().any(foreign)) {
+                    if messages(&buffer).any(|message| message.map_or(true, foreign)) {
                         return Ok(());
                     }
                 }

@@ -82,12 +82,6 @@ pub fn get<'a>(conditions: &'a [Condition], kind: &str) -> Option<&'a Condition>
     conditions.iter().find(|condition| condition.type_ == kind)
 }
 
-/// Whether the condition of a type is there and true.
-#[must_use]
-pub fn is_true(conditions: &[Condition], kind: &str) -> bool {
-    get(conditions, kind).is_some_and(|condition| condition.status == ConditionStatus::True.name())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -108,7 +102,8 @@ mod tests {
         assert_eq!(conditions[0].last_transition_time.0.as_second(), 1);
         assert!(set(&mut conditions, &wanted(ConditionStatus::True, "C"), at(3)));
         assert_eq!((conditions.len(), conditions[0].last_transition_time.0.as_second()), (1, 3));
-        assert!(is_true(&conditions, "Ready") && !is_true(&conditions, "Other"));
+        assert_eq!(get(&conditions, "Ready").map(|condition| condition.status.as_str()), Some("True"));
+        assert_eq!(get(&conditions, "Other"), None);
     }
 
     #[test]

@@ -3,6 +3,9 @@
 //! What two texts have in common at their two ends is not parsed again; the members between are, as an object of their own.
 //! Where that leaves a doubt (they are no object, a name would be there twice) the whole text is parsed instead, so that
 //! what comes of a text never depends on the one before it.
+//!
+//! The simpler way, all members as raw values compared by name, takes 1.9 ms at best for 10,000 services (2.3 MB), before anything
+//! is hashed or planned: more than the 2 ms that a whole change may take.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;

@@ -259,6 +259,3 @@ impl RulePart {
         *self = Self { done: std::mem::take(&mut self.done), ..Self::default() };
     }
 }
-
-#[cfg(test)]
-mod tests;

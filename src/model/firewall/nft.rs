@@ -221,6 +221,3 @@ impl std::fmt::Display for Element {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

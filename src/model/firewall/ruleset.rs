@@ -102,9 +102,9 @@ impl Delta {
         self.source.len() + self.ports.len() + self.from_tailnet.len() + self.from_cluster.len()
     }
 
-    /// The ruleset that `before` becomes, the static part excepted; the inverse of [`diff`], and the law that its tests check.
-    #[must_use]
-    pub fn apply(&self, before: &Ruleset) -> Ruleset {
+    /// The ruleset that `before` becomes, the static part excepted: the inverse of [`diff`].
+    #[cfg(test)]
+    pub(crate) fn apply(&self, before: &Ruleset) -> Ruleset {
         let mut after = before.clone();
         edit_map(&mut after.source, &self.source);
         edit_map(&mut after.ports, &self.ports);
@@ -114,6 +114,7 @@ impl Delta {
     }
 }
 
+#[cfg(test)]
 fn edit_map<K: Ord + Clone, V: Clone>(map: &mut OrdMap<K, V>, edits: &BTreeMap<K, Edit<V>>) {
     for (key, edit) in edits {
         match &edit.after {

@@ -39,6 +39,7 @@ pub mod passes;
 pub mod pebble;
 pub mod reconciler;
 pub mod report;
+pub mod ruleset_oracle;
 pub mod scripted_tailscaled;
 pub mod servers;
 pub mod sheet;

@@ -33,11 +33,13 @@ pub struct Shape {
     pub targets: u8,
     /// The cluster's IPv4 network, a /24 given by its first three bytes.
     pub cluster4: [u8; 3],
+    /// The MTU of the cluster's links.
+    pub cluster_mtu: u32,
 }
 
 impl Default for Shape {
     fn default() -> Self {
-        Self { clients: 1, proxies: 1, targets: 1, cluster4: [10, 42, 0] }
+        Self { clients: 1, proxies: 1, targets: 1, cluster4: [10, 42, 0], cluster_mtu: 1500 }
     }
 }
 
@@ -78,7 +80,7 @@ impl Lab {
     /// Makes the network and waits for nothing: addresses are usable at once (no duplicate address detection).
     pub fn build(shape: &Shape) -> Self {
         let [a, b, c] = shape.cluster4;
-        let cluster = Switch::make(1500, "eth0", move |host| [v4(a, b, c, host), v6(0xfd42, 0, 0, host)]);
+        let cluster = Switch::make(shape.cluster_mtu, "eth0", move |host| [v4(a, b, c, host), v6(0xfd42, 0, 0, host)]);
         let tailnet = Switch::make(TAILNET_MTU, TAILNET, |host| [v4(100, 64, 0, host), v6(0xfd7a, 0x115c, 0xa1e0, host)]);
         let node = |kind: &str, index: u8, near: Option<u8>, far: Option<u8>| {
             let mut node = Node::make(format!("{kind}{index}"));

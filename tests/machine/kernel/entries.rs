@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 
 use netlink_sys::Socket;
 use netlink_sys::protocols::NETLINK_NETFILTER;
-use tailyard::model::firewall::nlattr::{nest, put};
+use tailyard::model::firewall::netlink::{CREATE, FAMILY_IPV4, Header, REQUEST, message, nest, put};
 
 /// How long an entry lives without packets, in seconds.
 const TIMEOUT: u32 = 600;
@@ -39,13 +39,12 @@ impl Entry {
     /// Appends a request to make it.
     fn request(self, out: &mut Vec<u8>) {
         const NEW: u16 = 1 << 8;
-        const REQUEST_CREATE: u16 = 0x1 | 0x400;
+        let header = Header { kind: NEW, flags: REQUEST | CREATE, family: FAMILY_IPV4, resource: 0, sequence: 0 };
+        message(out, header, |out| self.attributes(out));
+    }
+
+    fn attributes(self, out: &mut Vec<u8>) {
         const SEEN_REPLY_ASSURED_CONFIRMED: u32 = 2 | 4 | 8;
-        let start = out.len();
-        out.extend([0; 4]);
-        out.extend([NEW, REQUEST_CREATE].into_iter().flat_map(u16::to_ne_bytes));
-        out.extend([0; 8]);
-        out.extend([2, 0, 0, 0]); // of IPv4
         nest(out, 1, |out| self.tuple(out, self.client, self.service));
         nest(out, 2, |out| self.tuple(out, self.service, self.client));
         put(out, 3, &SEEN_REPLY_ASSURED_CONFIRMED.to_be_bytes());
@@ -63,8 +62,6 @@ impl Entry {
                 });
             });
         }
-        let length = u32::try_from(out.len() - start).expect("short");
-        out[start..start + 4].copy_from_slice(&length.to_ne_bytes());
     }
 }
 

@@ -3,7 +3,7 @@
 use tailyard::edge::iptables::{Iptables, Variant};
 use tailyard::edge::nft::Nft;
 use tailyard::model::firewall::ruleset::{Ruleset, diff};
-use tailyard::model::firewall::{Audit, Traffic};
+use tailyard::model::firewall::{Audit, Traffic, nft};
 
 use kit::netns::Node;
 
@@ -12,7 +12,7 @@ use kit::netns::Node;
 pub(crate) enum Backend {
     /// nftables, changed by netlink.
     Nftables,
-    /// nftables, changed by the nft program's JSON.
+    /// nftables, changed by the JSON that `tailyard plan --diff` prints, read by the nft program.
     NftablesJson,
     /// iptables that writes nftables.
     IptablesNft,
@@ -71,7 +71,11 @@ impl Firewall {
         change(&mut after);
         let delta = diff(before, &after);
         let work = async || match &self.kind {
-            Kind::Nft(nft, Backend::NftablesJson) => nft.patch_json(before, &delta, &after).await.map_err(|fault| fault.to_string()),
+            Kind::Nft(_, Backend::NftablesJson) => {
+                let text = serde_json::to_string(&nft::delta(before, &delta, &after)).expect("plain data");
+                let (loaded, _, complaint) = self.node.try_feed(&["nft", "-j", "-f", "-"], &text);
+                if loaded { Ok(()) } else { Err(complaint) }
+            }
             Kind::Nft(nft, _) => nft.patch(before, &delta, &after).await.map_err(|fault| fault.to_string()),
             Kind::Iptables(iptables) => {
                 let patched = iptables.patch(before, &delta, &after).await.map_err(|fault| fault.to_string());

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use socket2::SockRef;
 use tailyard::model::base::net::{Family, InterfaceName, Port, PortKey, Proto};
 use tailyard::model::base::small_set::SortedSet;
-use tailyard::model::firewall::eval::{FlowVerdict, Packet, SourceAddress, evaluate};
 use tailyard::model::firewall::ruleset::Ruleset;
 use tailyard::model::firewall::{Audit, Counters, Traffic};
 
 use crate::kernel::firewall::{Backend, Firewall, on_every_backend};
 use kit::netns::{Greeting, Lab, Node, Server, Shape, TAILNET, TAILNET_MTU};
+use kit::ruleset_oracle::{FlowVerdict, Packet, SourceAddress, evaluate};
 use kit::wait::uninterrupted;
 
 /// How long a flow that should work may take.
@@ -296,7 +296,13 @@ fn the_source_follows_the_nodes_own_address(backend: Backend) {
 }
 
 fn segments_fit_the_tailnet_in_both_directions(backend: Backend) {
-    let scene = Scene::build();
+    for cluster_mtu in [1500, 9001] {
+        segments_fit_the_tailnet(backend, cluster_mtu);
+    }
+}
+
+fn segments_fit_the_tailnet(backend: Backend, cluster_mtu: u32) {
+    let scene = Scene::of(&Shape { clients: 2, proxies: 1, targets: 3, cluster_mtu, ..Shape::default() });
     let target = &scene.lab.targets[2];
     // A target that thinks its link takes 1500 bytes: only the proxy knows better.
     target.ip(&format!("link set {TAILNET} mtu 1500\n"));
@@ -312,7 +318,7 @@ fn segments_fit_the_tailnet_in_both_directions(backend: Backend) {
         // What TCP may send at once: the other's announced size less its timestamps.
         let fits = TAILNET_MTU - headers - 12;
         let sizes = [&client, &server].map(|stream| SockRef::from(stream).tcp_mss().expect("a TCP socket"));
-        assert_eq!(sizes, [fits; 2], "{family}: towards the client by SYN-ACK, towards the target by SYN");
+        assert_eq!(sizes, [fits; 2], "{family}, MTU {cluster_mtu}: towards the client by SYN-ACK, towards the target by SYN");
     }
 }
 
@@ -405,23 +411,26 @@ fn what_came_by_a_match_port_leaves_by_the_tailnet_alone(backend: Backend) {
 
 /// The tailnet's links carry less than the cluster's: a client whose datagram may not be fragmented is told so through the NAT.
 fn oversized_datagram_gets_its_icmp_error_through_nat(backend: Backend) {
-    let scene = Scene::build();
-    let _firewall = Firewall::load(backend, scene.proxy(), scene.ruleset());
-    let client = &scene.lab.clients[0];
-    for (family, any) in [(Family::V4, "0.0.0.0:0"), (Family::V6, "[::]:0")] {
-        let socket = client.ns.run(|| UdpSocket::bind(any)).expect("the namespace").expect("a socket");
-        socket.connect(SocketAddr::new(scene.proxy().cluster[&family], 10_001)).expect("a socket");
-        socket.set_read_timeout(Some(PATIENCE)).expect("a socket");
-        // It fits the client's link, and the system forbids routers to fragment it.
-        let datagram = [b'?'; 1400];
-        socket.send(&datagram).expect("sent");
-        let fault = uninterrupted(|| socket.recv(&mut [0; 512])).expect_err("too big");
-        assert_eq!(fault.raw_os_error(), Some(nix::errno::Errno::EMSGSIZE as i32), "{family}: {fault}");
-        // Now the client knows the path's MTU, and fragments by itself.
-        socket.send(&datagram).expect("sent");
-        let mut buffer = [0; 512];
-        let size = uninterrupted(|| socket.recv(&mut buffer)).unwrap_or_else(|fault| panic!("{family}: {fault}"));
-        assert!(buffer[..size].starts_with(b"target0 "), "{family}");
+    for cluster_mtu in [1500, 9001] {
+        let scene = Scene::of(&Shape { clients: 2, proxies: 1, targets: 3, cluster_mtu, ..Shape::default() });
+        let _firewall = Firewall::load(backend, scene.proxy(), scene.ruleset());
+        let client = &scene.lab.clients[0];
+        for (family, any) in [(Family::V4, "0.0.0.0:0"), (Family::V6, "[::]:0")] {
+            let row = format!("{family}, MTU {cluster_mtu}");
+            let socket = client.ns.run(|| UdpSocket::bind(any)).expect("the namespace").expect("a socket");
+            socket.connect(SocketAddr::new(scene.proxy().cluster[&family], 10_001)).expect("a socket");
+            socket.set_read_timeout(Some(PATIENCE)).expect("a socket");
+            // It fits the client's link, and the system forbids routers to fragment it.
+            let datagram = vec![b'?'; cluster_mtu as usize - 100];
+            socket.send(&datagram).expect("sent");
+            let fault = uninterrupted(|| socket.recv(&mut [0; 512])).expect_err("too big");
+            assert_eq!(fault.raw_os_error(), Some(nix::errno::Errno::EMSGSIZE as i32), "{row}: {fault}");
+            // Now the client knows the path's MTU, and fragments by itself.
+            socket.send(&datagram).expect("sent");
+            let mut buffer = [0; 512];
+            let size = uninterrupted(|| socket.recv(&mut buffer)).unwrap_or_else(|fault| panic!("{row}: {fault}"));
+            assert!(buffer[..size].starts_with(b"target0 "), "{row}");
+        }
     }
 }
 
@@ -471,7 +480,7 @@ COMMIT
 
 fn a_pod_network_inside_the_tailnets_range_works(backend: Backend) {
     use Expect::{Refused, Relayed};
-    let scene = Scene::of(&Shape { clients: 2, proxies: 1, targets: 3, cluster4: [100, 100, 0] });
+    let scene = Scene::of(&Shape { clients: 2, proxies: 1, targets: 3, cluster4: [100, 100, 0], ..Shape::default() });
     let program = if backend == Backend::IptablesLegacy { "iptables-legacy-restore" } else { "iptables-nft-restore" };
     scene.proxy().feed(&[program, "--noflush", "--wait", "20"], TAILSCALED);
     let firewall = Firewall::load(backend, scene.proxy(), scene.ruleset());

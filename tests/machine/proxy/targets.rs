@@ -18,17 +18,20 @@ const STRANGERS: [&str; 2] = ["169.254.169.254", "10.96.0.1"];
 /// The address of a Tailscale Service.
 const VIP: &str = "100.99.1.2";
 
-/// A lab in which a node of the cluster answers at the strangers' addresses.
-fn lab() -> (Lab, kit::netns::Server) {
-    let lab = Lab::build(&Shape { clients: 2, ..Shape::default() });
+/// Every firewall, by the name of its mode.
+const FIREWALLS: [&str; 3] = ["nftables", "iptables-nft", "iptables-legacy"];
+
+/// A lab in which a node of the cluster answers at the strangers' addresses, and a second node of the tailnet at its own.
+fn lab() -> (Lab, [kit::netns::Server; 2]) {
+    let lab = Lab::build(&Shape { clients: 2, targets: 2, ..Shape::default() });
     let stranger = &lab.clients[1];
     for ip in STRANGERS {
         stranger.ip(&format!("addr add {ip}/32 dev lo\n"));
         lab.proxies[0].ip(&format!("route add {ip}/32 via {} dev eth0\n", stranger.cluster[&Family::V4]));
     }
     lab.targets[0].ip(&format!("route add {VIP}/32 via {}\n", lab.proxies[0].tailnet[&Family::V4]));
-    let server = stranger.serve(80);
-    (lab, server)
+    let servers = [stranger.serve(80), lab.targets[1].serve(80)];
+    (lab, servers)
 }
 
 fn environment() -> Vec<(String, String)> {
@@ -37,8 +40,8 @@ fn environment() -> Vec<(String, String)> {
 
 #[test]
 fn egress_by_address_relays_neither_to_the_node_nor_to_the_cluster() {
-    for backend in ["nftables", "iptables-nft", "iptables-legacy"] {
-        let (lab, _server) = lab();
+    for backend in FIREWALLS {
+        let (lab, _servers) = lab();
         let (client, proxy) = (&lab.clients[0], &lab.proxies[0]);
         let ports = (10_080..).zip(["169.254.169.254", "10.96.0.1", "10.42.0.11", "10.42.0.2"]);
         let config: serde_json::Map<String, Value> =
@@ -69,26 +72,30 @@ fn egress_by_address_relays_neither_to_the_node_nor_to_the_cluster() {
 
 #[test]
 fn ingress_by_name_relays_neither_to_the_node_nor_to_the_cluster() {
-    for (name, allowed) in [("169.254.169.254", false), ("10.96.0.1", false), ("169.254.169.254", true)] {
-        let (lab, _server) = lab();
+    let names = [("169.254.169.254", false), ("10.96.0.1", false), ("100.64.0.12", false), ("169.254.169.254", true)];
+    for (backend, (name, allowed)) in FIREWALLS.into_iter().flat_map(|backend| names.map(|name| (backend, name))) {
+        let (lab, _servers) = lab();
         let (proxy, client) = (&lab.proxies[0], &lab.targets[0]);
         let files = tempfile::TempDir::new().expect("a directory");
         let config = json!({"svc:db": {"IPv4Mapping": {"TailscaleServiceIP": VIP, "ClusterIP": ""}, "externalName": name}});
         let path = files.path().join("ingress-config.json");
         std::fs::write(&path, config.to_string()).expect("a file");
-        let mut start = Start { args: vec!["--ingress-config".to_owned(), path.display().to_string()], env: environment() };
+        let args = ["--ingress-config", &path.display().to_string(), "--firewall-mode", backend].map(str::to_owned).to_vec();
+        let mut start = Start { args, env: environment() };
         start.env.extend(allowed.then(|| ("TAILYARD_ALLOWED_TARGETS".to_owned(), format!("{name}/32"))));
         let mut replica = Replica::launch(proxy, "{}", &netmap(proxy, &lab.targets), &start);
         replica.wait_ready();
         let to = SocketAddr::new(VIP.parse().expect("an address"), 80);
         if allowed {
-            until("an allowed target answers", PATIENCE, || client.ask_tcp(to, QUICK).is_ok_and(|greeting| greeting.name == "client1"));
+            until(&format!("{backend}: an allowed target answers"), PATIENCE, || {
+                client.ask_tcp(to, QUICK).is_ok_and(|greeting| greeting.name == "client1")
+            });
             continue;
         }
-        until("the refusal is counted", PATIENCE, || {
+        until(&format!("{backend}: the refusal of {name} is counted"), PATIENCE, || {
             replica.metric("tailyard_service_rejected{proxied_service=\"svc:db\",reason=\"ForbiddenTarget\"}") == Some(1.0)
         });
-        assert!(client.ask_tcp(to, QUICK / 5).is_err(), "{name}");
+        assert!(client.ask_tcp(to, QUICK / 5).is_err(), "{backend} {name}");
         until("and in the status", PATIENCE, || {
             let state = replica.state();
             let status: Option<Value> = state["ingress-config.json"].as_str().and_then(|text| serde_json::from_str(text).ok());

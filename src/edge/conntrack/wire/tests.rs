@@ -3,6 +3,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::model::base::net::{Port, PortKey, Proto};
+use crate::model::firewall::netlink::NETFILTER_HEADER;
 
 /// As the kernel writes an established TCP flow (attributes that are not read left out).
 fn established() -> Vec<u8> {
@@ -46,7 +47,7 @@ fn a_deletion_names_the_way_back_and_the_identity() {
     let request = delete(&flow, 9);
     let message = NetlinkBuffer::new_checked(&request).expect("a message");
     assert_eq!((message.sequence_number(), message.message_type()), (9, 0x102));
-    let body = &message.payload()[HEADER..];
+    let body = &message.payload()[NETFILTER_HEADER..];
     let (proto, reply) = parse_tuple(find(body, TUPLE_REPLY).expect("the way back")).expect("whole");
     assert_eq!((proto, reply), (6, flow.reply));
     assert_eq!(find(body, ID).and_then(be_u32), Some(flow.id));
@@ -59,7 +60,7 @@ fn a_listing_by_key_compares_protocol_and_port_in_the_kernel() {
     let request = dump(FlowFilter { family: Some(Family::V6), key: Some(key), ..FlowFilter::forwarded() }, 1);
     let message = NetlinkBuffer::new_checked(&request).expect("a message");
     assert_eq!(message.payload()[0], 10, "the family");
-    let body = &message.payload()[HEADER..];
+    let body = &message.payload()[NETFILTER_HEADER..];
     assert_eq!(find(body, STATUS).and_then(be_u32), Some(DST_NAT));
     let flags = find(find(body, FILTER).expect("a filter"), FILTER_ORIG_FLAGS).expect("its flags");
     assert_eq!(flags, (FILTER_PROTO | FILTER_DESTINATION).to_ne_bytes());

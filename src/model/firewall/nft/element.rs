@@ -3,7 +3,7 @@
 //! A key with one target in a family stands in the plain map; one with more stands in the set of spread keys, and
 //! [`SLOTS`] times in the map of slots, its targets dealt out in turn; one with none stands in neither.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
 use crate::model::base::net::{Family, InterfaceName, Port, PortKey, Proto};
@@ -275,10 +275,4 @@ fn host(list: &mut Vec<Element>, side: PacketSide, ip: IpAddr, targets: &[IpAddr
 /// Every slot with the target that is dealt to it; nothing if there is no target.
 fn deal<T: Copy>(targets: &[T]) -> impl Iterator<Item = (u32, T)> {
     (0..).zip(targets.iter().copied().cycle().take(SLOTS))
-}
-
-/// The elements of one set, by key: how a test or an audit looks something up.
-#[must_use]
-pub fn index(elements: impl IntoIterator<Item = Element>) -> BTreeMap<(Set, ElementKey), Option<Value>> {
-    elements.into_iter().map(|element| ((element.set, element.key), element.value)).collect()
 }

@@ -1,15 +1,17 @@
 //! The few netlink messages of `nf_tables` that need no nft program: element changes, element dumps, generations, notices.
 //!
-//! Formats: the kernel's headers `netlink.h`, `nfnetlink.h` and `nf_tables.h`. Encoding writes what the kernel of
-//! any architecture reads (headers in host order, `nf_tables` numbers in network order); decoding is total: bytes that are
-//! cut short or make no sense are an error or left out, never a panic. No sockets here.
+//! Formats: the kernel's headers `nfnetlink.h` and `nf_tables.h`. Encoding writes what the kernel of any architecture reads (headers
+//! in host order, `nf_tables` numbers in network order); decoding is total: bytes that are cut short or make no sense are left out,
+//! never a panic. No sockets here.
 
 use std::net::IpAddr;
 
 use super::TABLE;
 use super::element::{Edits, Element, ElementKey, Set, Value};
 use crate::model::base::net::{Port, PortKey, Proto};
-use crate::model::firewall::nlattr::{Attributes, find, nest, put};
+use crate::model::firewall::netlink::{
+    ACK, Attributes, CREATE, DUMP, FAMILY_INET, FAMILY_UNSPEC, Header, NETFILTER_HEADER, REQUEST, find, message, nest, put, request,
+};
 
 /// The multicast group of changes to nftables (`NFNLGRP_NFTABLES`).
 pub const NOTICES: u32 = 7;
@@ -26,24 +28,30 @@ const DELETE_ELEMENT: u16 = 14;
 const NEW_GENERATION: u16 = 15;
 const GET_GENERATION: u16 = 16;
 
-const REQUEST: u16 = 0x1;
-const ACK: u16 = 0x4;
-const DUMP: u16 = 0x300;
-const CREATE: u16 = 0x400;
+/// Attributes of tables, chains, rules and element lists: the table's name is the first of all.
+const TABLE_NAME: u16 = 1;
+const LIST_SET: u16 = 2;
+const LIST_ELEMENTS: u16 = 3;
+const LIST_ITEM: u16 = 1;
+const ELEMENT_KEY: u16 = 1;
+const ELEMENT_DATA: u16 = 2;
+/// The expression of an element that has one.
+const ELEMENT_EXPRESSION: u16 = 7;
+/// The expressions of an element that has several.
+const ELEMENT_EXPRESSIONS: u16 = 11;
+const DATA_VALUE: u16 = 1;
+const EXPRESSION_NAME: u16 = 1;
+const EXPRESSION_DATA: u16 = 2;
+const COUNTER_BYTES: u16 = 1;
+const COUNTER_PACKETS: u16 = 2;
+const GENERATION_ID: u16 = 1;
 
-const FAMILY_UNSPEC: u8 = 0;
-const FAMILY_INET: u8 = 1;
-const HEADER: usize = 16;
 /// An attribute's length is 16 bits; half of that leaves room for whatever surrounds a list.
 const LIST_BYTES: usize = 0x7fff;
 
 /// What the kernel says in one message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Message {
-    /// The end of a dump.
-    Done,
-    /// The outcome of one message of ours: zero if it was accepted, else the (positive) errno.
-    Outcome(i32),
     /// Elements of a set; an answer to [`dump`].
     Elements(Vec<Counted>),
     /// The number of the last transaction of anybody in this network namespace.
@@ -94,28 +102,24 @@ pub struct Batch {
     pub last: u32,
 }
 
-/// The bytes are not netlink messages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the kernel's answer cannot be read: {0}")]
-pub struct WireError(&'static str);
-
 /// Encodes a change of elements as one transaction: deletions first.
 #[must_use]
 pub fn batch(edits: &Edits, sequence: u32) -> Batch {
     let mut bytes = Vec::with_capacity(64 + 80 * (edits.delete.len() + edits.add.len()));
-    message(&mut bytes, BATCH_BEGIN, REQUEST, FAMILY_UNSPEC, SUBSYSTEM, sequence, |_| ());
+    let bound = |kind, sequence| Header { kind, flags: REQUEST, family: FAMILY_UNSPEC, resource: SUBSYSTEM, sequence };
+    message(&mut bytes, bound(BATCH_BEGIN, sequence), |_| ());
     let mut last = sequence;
     let mut start = 0;
-    for (kind, flags, list) in [(DELETE_ELEMENT, REQUEST, &edits.delete), (NEW_ELEMENT, REQUEST | CREATE, &edits.add)] {
+    for (kind, flags, list) in [(DELETE_ELEMENT, 0, &edits.delete), (NEW_ELEMENT, CREATE, &edits.add)] {
         let mut rest = &list[..];
         while let Some(first) = rest.first() {
             (last, start) = (last.wrapping_add(1), bytes.len());
             let mut taken = 0;
-            message(&mut bytes, SUBSYSTEM << 8 | kind, flags, FAMILY_INET, 0, last, |out| {
-                put(out, 1, &text(TABLE));
-                put(out, 2, &text(first.set.name()));
+            message(&mut bytes, header(kind, flags, FAMILY_INET, last), |out| {
+                put(out, TABLE_NAME, &text(TABLE));
+                put(out, LIST_SET, &text(first.set.name()));
                 let room = out.len() + LIST_BYTES;
-                nest(out, 3, |out| {
+                nest(out, LIST_ELEMENTS, |out| {
                     while let Some(next) = rest.get(taken).filter(|next| next.set == first.set && out.len() < room) {
                         element(out, next, kind == NEW_ELEMENT);
                         taken += 1;
@@ -126,77 +130,54 @@ pub fn batch(edits: &Edits, sequence: u32) -> Batch {
         }
     }
     acknowledge(&mut bytes, start);
-    message(&mut bytes, BATCH_END, REQUEST, FAMILY_UNSPEC, SUBSYSTEM, last.wrapping_add(1), |_| ());
+    message(&mut bytes, bound(BATCH_END, last.wrapping_add(1)), |_| ());
     Batch { bytes, first: sequence, last }
 }
 
 /// Encodes the question for a dump.
 #[must_use]
 pub fn dump(what: Dump, sequence: u32) -> Vec<u8> {
-    let mut bytes = Vec::new();
     let kind = match what {
         Dump::Elements(_) => GET_ELEMENT,
         Dump::Tables => GET_TABLE,
         Dump::Chains => GET_CHAIN,
         Dump::Rules => GET_RULE,
     };
-    message(&mut bytes, SUBSYSTEM << 8 | kind, REQUEST | DUMP, FAMILY_INET, 0, sequence, |out| {
+    request(header(kind, DUMP, FAMILY_INET, sequence), |out| {
         if !matches!(what, Dump::Tables | Dump::Chains) {
-            put(out, 1, &text(TABLE));
+            put(out, TABLE_NAME, &text(TABLE));
         }
         if let Dump::Elements(set) = what {
-            put(out, 2, &text(set.name()));
+            put(out, LIST_SET, &text(set.name()));
         }
-    });
-    bytes
+    })
 }
 
 /// Encodes the question for the generation.
 #[must_use]
 pub fn generation(sequence: u32) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    message(&mut bytes, SUBSYSTEM << 8 | GET_GENERATION, REQUEST, FAMILY_UNSPEC, 0, sequence, |_| ());
-    bytes
+    request(header(GET_GENERATION, ACK, FAMILY_UNSPEC, sequence), |_| ())
 }
 
-/// Decodes what one read of the socket gave: all of its messages in order, each with the sequence number of the question that it answers.
-pub fn messages(mut bytes: &[u8]) -> Result<Vec<(u32, Message)>, WireError> {
-    let mut list = Vec::new();
-    while let Some((header, _)) = bytes.split_first_chunk::<HEADER>() {
-        let [l0, l1, l2, l3, k0, k1, _, _, s0, s1, s2, s3, p0, p1, p2, p3] = *header;
-        let length = usize::try_from(u32::from_ne_bytes([l0, l1, l2, l3])).unwrap_or(usize::MAX);
-        let body = bytes.get(HEADER..length).ok_or(WireError("a message is cut short"))?;
-        let (sequence, port) = (u32::from_ne_bytes([s0, s1, s2, s3]), u32::from_ne_bytes([p0, p1, p2, p3]));
-        list.extend(decode(u16::from_ne_bytes([k0, k1]), port, body)?.map(|message| (sequence, message)));
-        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
-    }
-    if bytes.is_empty() { Ok(list) } else { Err(WireError("a header is cut short")) }
+fn header(kind: u16, flags: u16, family: u8, sequence: u32) -> Header {
+    Header { kind: SUBSYSTEM << 8 | kind, flags: REQUEST | flags, family, resource: 0, sequence }
 }
 
-fn decode(kind: u16, port: u32, body: &[u8]) -> Result<Option<Message>, WireError> {
-    match kind {
-        2 => {
-            let (errno, _) = body.split_first_chunk().ok_or(WireError("an outcome is cut short"))?;
-            Ok(Some(Message::Outcome(i32::from_ne_bytes(*errno).saturating_neg())))
-        }
-        3 => Ok(Some(Message::Done)),
-        _ if kind >> 8 == SUBSYSTEM => {
-            let attributes = body.get(4..).ok_or(WireError("a message is shorter than its header"))?;
-            Ok(Some(object(kind & 0xff, port, attributes)))
-        }
-        _ => Ok(None),
-    }
+/// Decodes one message by its type, the netlink port in its header, and what follows the header; nothing if it is not of `nf_tables`.
+#[must_use]
+pub fn decode(kind: u16, port: u32, payload: &[u8]) -> Option<Message> {
+    (kind >> 8 == SUBSYSTEM).then(|| object(kind & 0xff, port, payload.get(NETFILTER_HEADER..).unwrap_or_default()))
 }
 
 fn object(kind: u16, port: u32, bytes: &[u8]) -> Message {
     if kind == NEW_GENERATION {
-        let id = find(bytes, 1).and_then(|id| id.try_into().ok());
+        let id = find(bytes, GENERATION_ID).and_then(|id| id.try_into().ok());
         return Message::Generation { id: id.map_or(0, u32::from_be_bytes), port };
     }
-    if let Some(list) = find(bytes, 3).filter(|_| kind == NEW_ELEMENT) {
+    if let Some(list) = find(bytes, LIST_ELEMENTS).filter(|_| kind == NEW_ELEMENT) {
         return Message::Elements(Attributes(list).map(|(_, element)| counted(element)).collect());
     }
-    let name = find(bytes, 1).map(|name| name.strip_suffix(b"\0").unwrap_or(name).to_vec());
+    let name = find(bytes, TABLE_NAME).map(|name| name.strip_suffix(b"\0").unwrap_or(name).to_vec());
     let mut body = kind.to_be_bytes().to_vec();
     body.extend_from_slice(bytes);
     Message::Object { table: name.unwrap_or_default(), body }
@@ -204,13 +185,13 @@ fn object(kind: u16, port: u32, bytes: &[u8]) -> Message {
 
 fn counted(bytes: &[u8]) -> Counted {
     let mut element = Counted::default();
-    let datum = |bytes| find(bytes, 1).map(<[u8]>::to_vec).unwrap_or_default();
+    let datum = |bytes| find(bytes, DATA_VALUE).map(<[u8]>::to_vec).unwrap_or_default();
     for (kind, bytes) in Attributes(bytes) {
         match kind {
-            1 => element.key = datum(bytes),
-            2 => element.value = datum(bytes),
-            7 => counter(&mut element, bytes),
-            11 => Attributes(bytes).for_each(|(_, expression)| counter(&mut element, expression)),
+            ELEMENT_KEY => element.key = datum(bytes),
+            ELEMENT_DATA => element.value = datum(bytes),
+            ELEMENT_EXPRESSION => counter(&mut element, bytes),
+            ELEMENT_EXPRESSIONS => Attributes(bytes).for_each(|(_, expression)| counter(&mut element, expression)),
             _ => {}
         }
     }
@@ -219,15 +200,13 @@ fn counted(bytes: &[u8]) -> Counted {
 
 /// Takes the numbers of an expression, if it is a counter.
 fn counter(element: &mut Counted, expression: &[u8]) {
-    if Attributes(expression).any(|(kind, name)| kind == 1 && name == b"counter\0") {
-        for (_, data) in Attributes(expression).filter(|(kind, _)| *kind == 2) {
-            for (kind, number) in Attributes(data) {
-                let number = number.try_into().map_or(0, u64::from_be_bytes);
-                match kind {
-                    1 => element.bytes = number,
-                    2 => element.packets = number,
-                    _ => {}
-                }
+    if find(expression, EXPRESSION_NAME) == Some(b"counter\0") {
+        for (kind, number) in Attributes(find(expression, EXPRESSION_DATA).unwrap_or_default()) {
+            let number = number.try_into().map_or(0, u64::from_be_bytes);
+            match kind {
+                COUNTER_BYTES => element.bytes = number,
+                COUNTER_PACKETS => element.packets = number,
+                _ => {}
             }
         }
     }
@@ -287,10 +266,10 @@ pub fn match_port(set: Set, key: &[u8]) -> Option<PortKey> {
 }
 
 fn element(out: &mut Vec<u8>, element: &Element, values: bool) {
-    nest(out, 1, |out| {
-        nest(out, 1, |out| put(out, 1, &key(element)));
+    nest(out, LIST_ITEM, |out| {
+        nest(out, ELEMENT_KEY, |out| put(out, DATA_VALUE, &key(element)));
         if values && element.value.is_some() {
-            nest(out, 2, |out| put(out, 1, &value(element)));
+            nest(out, ELEMENT_DATA, |out| put(out, DATA_VALUE, &value(element)));
         }
     });
 }
@@ -306,29 +285,9 @@ fn text(name: &str) -> Vec<u8> {
     [name.as_bytes(), b"\0"].concat()
 }
 
-/// Appends one message; its length is filled in once `body` has written it.
-fn message(out: &mut Vec<u8>, kind: u16, flags: u16, family: u8, resource: u16, sequence: u32, body: impl FnOnce(&mut Vec<u8>)) {
-    let start = out.len();
-    out.extend_from_slice(&[0; 4]);
-    out.extend_from_slice(&kind.to_ne_bytes());
-    out.extend_from_slice(&flags.to_ne_bytes());
-    out.extend_from_slice(&sequence.to_ne_bytes());
-    out.extend_from_slice(&[0; 4]);
-    out.extend_from_slice(&[family, 0]);
-    out.extend_from_slice(&resource.to_be_bytes());
-    body(out);
-    let length = u32::try_from(out.len() - start).unwrap_or(u32::MAX);
-    if let Some(place) = out.get_mut(start..start + 4) {
-        place.copy_from_slice(&length.to_ne_bytes());
-    }
-}
-
 /// Asks for the outcome of the message that starts here.
 fn acknowledge(out: &mut [u8], start: usize) {
     if let Some([low, high]) = out.get_mut(start + 6..start + 8) {
         [*low, *high] = (u16::from_ne_bytes([*low, *high]) | ACK).to_ne_bytes();
     }
 }
-
-#[cfg(test)]
-mod tests;

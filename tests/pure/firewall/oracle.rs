@@ -1,11 +1,14 @@
 //! Rulesets and packets made up at random from a world small enough that they meet: shared with the renderers' tests.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
 
 use proptest::collection::{btree_map, btree_set};
 use proptest::prelude::*;
 
-use super::*;
+use kit::ruleset_oracle::{FlowVerdict, Packet, SourceAddress, evaluate};
+use tailyard::model::base::net::{Family, InterfaceName, Port, PortKey, Proto};
+use tailyard::model::firewall::ruleset::Ruleset;
 
 /// An address out of a few: `which` is 0 to 7, even ones IPv4.
 fn address(net: u8, which: u8) -> IpAddr {
@@ -33,7 +36,7 @@ pub(crate) fn rulesets() -> impl Strategy<Value = Ruleset> {
         |(ports, from_cluster, from_tailnet, reserved, own)| {
             let own = own.into_iter().map(|which| address(9, which));
             let source: BTreeMap<Family, IpAddr> = own.map(|ip| (Family::of(ip), ip)).collect();
-            let interface = crate::model::base::net::InterfaceName::tailscale0();
+            let interface = InterfaceName::tailscale0();
             let (from_cluster, from_tailnet) = (from_cluster.into(), from_tailnet.into());
             Ruleset { source: source.into(), ports: ports.into(), from_tailnet, from_cluster, reserved, ..Ruleset::empty(interface) }
         },
@@ -59,7 +62,7 @@ fn one(ports: &[(&str, u16, &[&str])]) -> Ruleset {
         (key(proto, *port), targets)
     });
     let source = [(Family::V4, IpAddr::from([100, 64, 0, 1]))].into_iter().collect();
-    Ruleset { ports: ports.collect(), source, ..Ruleset::empty(crate::model::base::net::InterfaceName::tailscale0()) }
+    Ruleset { ports: ports.collect(), source, ..Ruleset::empty(InterfaceName::tailscale0()) }
 }
 
 fn packet(dst: &str, port: u16) -> Packet {

@@ -1,10 +1,64 @@
-//! Netlink attributes: two bytes of length, two of type, the payload, padding to four bytes; everything in host order.
+//! Netlink messages of netfilter and their attributes, for nftables and for connection tracking.
 //!
-//! The same for nftables and for connection tracking. Reading is total: what is cut short ends the walk. No sockets here.
+//! A message is a netlink header, `struct nfgenmsg` and attributes. An attribute is two bytes of length, two of type, the payload and
+//! padding to four bytes; everything in host order. Reading is total: what is cut short ends the walk. No sockets here.
+//!
+//! The crate netlink-packet-netfilter reads and writes the same by types. It builds several vectors for each element or flow and fails
+//! on whatever it does not expect; dumps here have 100,000 of them. So attributes are walked in place, and named by constants.
+
+pub const REQUEST: u16 = 0x1;
+pub const ACK: u16 = 0x4;
+pub const DUMP: u16 = 0x300;
+pub const CREATE: u16 = 0x400;
+
+/// The length of `struct nfgenmsg`, which goes before the attributes.
+pub const NETFILTER_HEADER: usize = 4;
+
+pub const FAMILY_UNSPEC: u8 = 0;
+pub const FAMILY_INET: u8 = 1;
+pub const FAMILY_IPV4: u8 = 2;
+pub const FAMILY_IPV6: u8 = 10;
 
 const HEADER: usize = 4;
 const NESTED: u16 = 0x8000;
 const TYPE: u16 = 0x3fff;
+
+/// What goes before the attributes of a message.
+#[derive(Debug, Clone, Copy)]
+pub struct Header {
+    /// Subsystem in the upper byte, type in the lower.
+    pub kind: u16,
+    pub flags: u16,
+    pub family: u8,
+    /// The subsystem of a batch, else zero.
+    pub resource: u16,
+    pub sequence: u32,
+}
+
+/// Appends one message, whose attributes `body` appends.
+pub fn message(out: &mut Vec<u8>, header: Header, body: impl FnOnce(&mut Vec<u8>)) {
+    let start = out.len();
+    out.extend_from_slice(&[0; 4]);
+    out.extend_from_slice(&header.kind.to_ne_bytes());
+    out.extend_from_slice(&header.flags.to_ne_bytes());
+    out.extend_from_slice(&header.sequence.to_ne_bytes());
+    out.extend_from_slice(&[0; 4]);
+    out.extend_from_slice(&[header.family, 0]);
+    out.extend_from_slice(&header.resource.to_be_bytes());
+    body(out);
+    let length = u32::try_from(out.len() - start).unwrap_or(u32::MAX);
+    if let Some(place) = out.get_mut(start..start + 4) {
+        place.copy_from_slice(&length.to_ne_bytes());
+    }
+}
+
+/// One message as bytes.
+#[must_use]
+pub fn request(header: Header, body: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    message(&mut bytes, header, body);
+    bytes
+}
 
 /// Appends an attribute.
 pub fn put(out: &mut Vec<u8>, kind: u16, payload: &[u8]) {

@@ -6,8 +6,8 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
-use crate::model::base::net::{Family, Port, PortKey, Proto};
-use crate::model::firewall::ruleset::{Ruleset, SLOTS};
+use tailyard::model::base::net::{Family, Port, PortKey, Proto};
+use tailyard::model::firewall::ruleset::{Ruleset, SLOTS};
 
 /// The first packet of a flow, as it comes in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,6 +73,3 @@ fn whole(targets: &[IpAddr], packet: &Packet) -> BTreeSet<SocketAddr> {
     let of_family = targets.iter().filter(|to| Family::of(**to) == Family::of(packet.dst));
     of_family.take(SLOTS).map(|to| SocketAddr::new(*to, packet.port.get())).collect()
 }
-
-#[cfg(test)]
-pub(crate) mod tests;

@@ -3,12 +3,13 @@ use std::net::{IpAddr, SocketAddr};
 
 use proptest::prelude::*;
 
-use super::*;
-use crate::model::base::net::{Port, PortKey, Proto};
-use crate::model::base::small_set::SortedSet;
-use crate::model::firewall::eval::tests::{packets, rulesets};
-use crate::model::firewall::eval::{FlowVerdict, Packet, SourceAddress, evaluate};
-use crate::model::firewall::ruleset::diff;
+use kit::ruleset_oracle::{FlowVerdict, Packet, SourceAddress, evaluate};
+use tailyard::model::base::net::{Family, InterfaceName, Port, PortKey, Proto};
+use tailyard::model::base::small_set::SortedSet;
+use tailyard::model::firewall::iptables::{Jump, LeftoverRules, PREFIX, Table, chains_in, delta, ours, replace, restore, traffic};
+use tailyard::model::firewall::ruleset::{Ruleset, diff};
+
+use super::oracle::{packets, rulesets};
 
 /// What `iptables-restore --noflush` makes of texts: chains by table and name. Refuses what it would refuse.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -1,17 +1,21 @@
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 
 use proptest::prelude::*;
 
-use super::element::{Edits, index};
-use super::*;
-use crate::model::base::net::{Family, Port, PortKey, Proto};
-use crate::model::base::small_set::SortedSet;
-use crate::model::firewall::eval::tests::{packets, rulesets};
-use crate::model::firewall::eval::{FlowVerdict, Packet, SourceAddress, evaluate};
-use crate::model::firewall::ruleset::diff;
+use kit::ruleset_oracle::{FlowVerdict, Packet, SourceAddress, evaluate};
+use tailyard::model::base::net::{Family, InterfaceName, Port, PortKey, Proto};
+use tailyard::model::base::small_set::SortedSet;
+use tailyard::model::firewall::nft::element::{Edits, Element, ElementKey, PacketSide, Set, Value, edits, elements};
+use tailyard::model::firewall::nft::{delta, operations, table};
+use tailyard::model::firewall::ruleset::{Ruleset, diff};
 
-use super::element::PacketSide;
-use std::net::SocketAddr;
+use super::oracle::{packets, rulesets};
+
+/// The elements of all sets, by set and key.
+fn index(elements: impl IntoIterator<Item = Element>) -> BTreeMap<(Set, ElementKey), Option<Value>> {
+    elements.into_iter().map(|element| ((element.set, element.key), element.value)).collect()
+}
 
 /// The static rules, by hand, over looked-up elements: a second reading of the table that shares no code with the first.
 fn walk(interface: &InterfaceName, held: &BTreeMap<(Set, ElementKey), Option<Value>>, packet: &Packet) -> FlowVerdict {

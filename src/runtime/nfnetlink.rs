@@ -1,0 +1,178 @@
+//! A blocking nfnetlink socket: requests, and their answers by sequence number.
+//!
+//! The kernel answers within the call. A socket belongs to the network namespace of the thread that opened it, whatever thread uses it.
+//! Message contents are the caller's.
+
+use std::io;
+use std::ops::ControlFlow;
+
+use netlink_packet_core::{NLM_F_DUMP_INTR, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer};
+use netlink_sys::protocols::NETLINK_NETFILTER;
+use netlink_sys::{Socket, SocketAddr};
+use nix::errno::Errno;
+use nix::sys::socket::{setsockopt, sockopt};
+use nix::sys::time::TimeVal;
+
+/// The kernel fills at most 32 KiB for one receive.
+pub const RECEIVE_SIZE: usize = 64 << 10;
+/// Answers that may wait in the socket: more than those to one batch of deletions.
+const RECEIVE_BUFFER: usize = 4 << 20;
+/// How large a transaction may be where the limit may be exceeded: some 200,000 nftables elements.
+const SEND_BUFFER: usize = 16 << 20;
+/// Only a faulty kernel makes callers wait.
+const TIMEOUT: TimeVal = TimeVal::new(10, 0);
+
+/// One message of an answer.
+pub type Answer<'a> = NetlinkBuffer<&'a [u8]>;
+
+/// A socket, connected to the kernel.
+pub struct NfnetlinkSocket {
+    socket: Socket,
+    port: u32,
+    send_unlimited: bool,
+    sequence: u32,
+    buffer: Vec<u8>,
+}
+
+/// How a listing ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DumpEnd {
+    Complete,
+    /// The listed table changed so much meanwhile that entries may be missing.
+    Disturbed,
+}
+
+impl NfnetlinkSocket {
+    /// Opens a socket in the calling thread's network namespace.
+    pub fn open() -> io::Result<Self> {
+        let mut socket = Socket::new(NETLINK_NETFILTER)?;
+        let port = socket.bind_auto()?.port_number();
+        socket.connect(&SocketAddr::new(0, 0))?;
+        // Acknowledgments without a copy of the request.
+        socket.set_cap_ack(true)?;
+        setsockopt(&socket, sockopt::ReceiveTimeout, &TIMEOUT)?;
+        setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BUFFER).or_else(|_| setsockopt(&socket, sockopt::RcvBuf, &RECEIVE_BUFFER))?;
+        let send_unlimited = setsockopt(&socket, sockopt::SndBufForce, &SEND_BUFFER).is_ok();
+        if !send_unlimited {
+            setsockopt(&socket, sockopt::SndBuf, &SEND_BUFFER)?;
+        }
+        Ok(Self { socket, port, send_unlimited, sequence: 0, buffer: Vec::with_capacity(RECEIVE_SIZE) })
+    }
+
+    /// The netlink port that notifications name as the origin of this socket's changes.
+    #[must_use]
+    pub fn port(&self) -> u32 {
+        self.port
+    }
+
+    /// Whether a transaction may exceed the limit for socket buffers.
+    #[must_use]
+    pub fn send_unlimited(&self) -> bool {
+        self.send_unlimited
+    }
+
+    /// The sequence number of the next message.
+    #[must_use]
+    pub fn next_sequence(&self) -> u32 {
+        self.sequence.wrapping_add(1)
+    }
+
+    /// Sends messages with the sequence numbers from [`Self::next_sequence`] to `last`; `each` gets their answers until it breaks.
+    pub fn exchange<T>(&mut self, sent: &[u8], last: u32, mut each: impl FnMut(&Answer<'_>) -> ControlFlow<T>) -> io::Result<T> {
+        let first = self.next_sequence();
+        self.sequence = last;
+        self.socket.send(sent, 0)?;
+        loop {
+            self.receive()?;
+            for answer in messages(&self.buffer) {
+                let answer = answer?;
+                let ours = answer.sequence_number().wrapping_sub(first) <= last.wrapping_sub(first);
+                if ours && let ControlFlow::Break(end) = each(&answer) {
+                    return Ok(end);
+                }
+            }
+        }
+    }
+
+    /// Sends one request; `each` gets the answers before the acknowledgment or the end of the listing.
+    pub fn request(&mut self, request: impl FnOnce(u32) -> Vec<u8>, mut each: impl FnMut(&Answer<'_>)) -> io::Result<DumpEnd> {
+        let (sequence, mut end) = (self.next_sequence(), DumpEnd::Complete);
+        self.exchange(&request(sequence), sequence, |answer| {
+            if answer.flags() & NLM_F_DUMP_INTR != 0 {
+                end = DumpEnd::Disturbed;
+            }
+            if let Some(outcome) = outcome(answer) {
+                return ControlFlow::Break(outcome);
+            }
+            each(answer);
+            ControlFlow::Continue(())
+        })??;
+        Ok(end)
+    }
+
+    fn receive(&mut self) -> io::Result<()> {
+        self.buffer.clear();
+        let mut buffer = bytes::BufMut::limit(&mut self.buffer, RECEIVE_SIZE);
+        // A socket with a timeout is not resumed after a signal: a child that ends sends one.
+        while let Err(fault) = self.socket.recv(&mut buffer, 0) {
+            if fault.kind() != io::ErrorKind::Interrupted {
+                return Err(fault);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the socket's buffer so small that answers are lost.
+    #[cfg(test)]
+    pub(crate) fn shrink_receive_buffer(&self) {
+        setsockopt(&self.socket, sockopt::RcvBuf, &1).expect("a socket");
+    }
+
+    /// Sends a request whose answer stays in the socket.
+    #[cfg(test)]
+    pub(crate) fn send_only(&self, request: &[u8]) {
+        let _ = self.socket.send(request, 0);
+    }
+}
+
+impl std::fmt::Debug for NfnetlinkSocket {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NfnetlinkSocket").field("port", &self.port).field("sequence", &self.sequence).finish_non_exhaustive()
+    }
+}
+
+/// Whether the kernel dropped answers for want of buffer.
+#[must_use]
+pub fn answers_lost(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(Errno::ENOBUFS as i32)
+}
+
+/// Whether the kernel does not have what the request named.
+#[must_use]
+pub fn is_absent(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(Errno::ENOENT as i32)
+}
+
+/// The messages of one datagram, up to and including the first malformed one.
+pub fn messages(datagram: &[u8]) -> impl Iterator<Item = io::Result<Answer<'_>>> {
+    let mut rest = datagram;
+    std::iter::from_fn(move || {
+        let bytes = Some(std::mem::take(&mut rest)).filter(|bytes| !bytes.is_empty())?;
+        let message = NetlinkBuffer::new_checked(bytes).map_err(io::Error::other);
+        Some(message.inspect(|message| {
+            let length = usize::try_from(message.length()).unwrap_or(usize::MAX);
+            rest = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+        }))
+    })
+}
+
+/// What an acknowledgment or the end of a listing says of the request; nothing for other messages.
+#[must_use]
+pub fn outcome(answer: &Answer<'_>) -> Option<io::Result<()>> {
+    if !matches!(answer.message_type(), NLMSG_DONE | NLMSG_ERROR) {
+        return None;
+    }
+    // The error number: zero, or negative.
+    let code = answer.payload().first_chunk::<4>().map_or(0, |bytes| i32::from_ne_bytes(*bytes));
+    Some(if code < 0 { Err(io::Error::from_raw_os_error(code.saturating_neg())) } else { Ok(()) })
+}

@@ -1,0 +1,6 @@
+//! The renderers of rulesets, held against what a ruleset means.
+
+mod iptables;
+mod nft;
+mod nft_wire;
+mod oracle;
