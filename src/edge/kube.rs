@@ -18,7 +18,6 @@ mod access_review;
 mod conditional_secret;
 mod error;
 mod events;
-mod issuer;
 mod leader_client;
 mod lease;
 mod list_watch;
