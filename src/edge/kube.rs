@@ -24,7 +24,6 @@ mod list_watch;
 mod queries;
 mod resource;
 mod secret;
-mod watch_one;
 
 pub use access_review::Permissions;
 pub use conditional_secret::VersionedSecret;
@@ -32,10 +31,9 @@ pub use error::{ApiCall, ApiRefusal, CallFault, KubeError, Verb};
 pub use events::{EventSpec, EventWriter, Regarding};
 pub use leader_client::{LeaderClient, ObjectPart, Observer};
 pub use lease::{Leading, Lease};
-pub use list_watch::{Follow, WatchChange};
+pub use list_watch::{Follow, ObjectEvent, WatchChange};
 pub use resource::Resource;
 pub use secret::StateSecret;
-pub use watch_one::ObjectEvent;
 
 /// Where a Pod finds its namespace, its token and the API's certificate authority.
 pub const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";

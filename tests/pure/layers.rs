@@ -368,7 +368,7 @@ fn third_parties_at_the_wrong_door_are_found() {
         assert_eq!(sample(path, text).len(), 1, "{path}: {text}: {:?}", sample(path, text));
     }
     assert_eq!(sample("edge/dns.rs", "use hickory_resolver::Resolver;\nuse crate::model::kube::X;"), [""; 0]);
-    assert_eq!(sample("edge/kube/watch_one.rs", "use kube::Client;"), [""; 0]);
+    assert_eq!(sample("edge/kube/list_watch.rs", "use kube::Client;"), [""; 0]);
 }
 
 #[test]
