@@ -28,7 +28,7 @@ mod secret;
 pub use access_review::Permissions;
 pub use conditional_secret::VersionedSecret;
 pub use error::{ApiCall, ApiRefusal, CallFault, KubeError, Verb};
-pub use events::{EventSpec, EventWriter, Regarding};
+pub use events::EventWriter;
 pub use leader_client::{LeaderClient, ObjectPart, Observer};
 pub use lease::{Leading, Lease};
 pub use list_watch::{Follow, ObjectEvent, WatchChange};

@@ -7,12 +7,15 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::stream::BoxStream;
-use tailyard::edge::kube::{Cluster as Client, Follow, ObjectEvent, Resource, StateSecret, WatchChange};
+use tailyard::edge::kube::{
+    Cluster as Client, EventWriter, Follow, LeaderClient, Leading, ObjectEvent, Resource, StateSecret, WatchChange,
+};
 use tailyard::edge::netns::Namespace;
 use tailyard::model::base::backoff::Backoff;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio::time::timeout;
 
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -217,6 +220,29 @@ fn a_kind_is_listed_in_pages_and_its_watch_resumes_after_a_fault() {
         let requests = script.requests();
         assert!(requests[1].contains("continue=more") && requests[3].contains("resourceVersion=3"), "{requests:?}");
         assert!(requests.iter().all(|line| !line.contains("fieldSelector")), "{requests:?}");
+    });
+}
+
+#[test]
+fn equal_events_count_up_and_other_texts_are_other_events() {
+    let made = answer(201, r#"{"apiVersion":"events.k8s.io/v1","kind":"Event","metadata":{"name":"g.1"}}"#);
+    let refused = answer(403, r#"{"kind":"Status","apiVersion":"v1","status":"Failure","message":"no","code":403}"#);
+    script(vec![made.clone(), made.clone(), made, refused], async |script| {
+        let until = tokio::time::Instant::now() + DEADLINE;
+        let (leading, leads) = watch::channel(Some(Leading { until }));
+        let events = EventWriter::new(LeaderClient::new(script.client.clone(), leads, Arc::new(|_, _, _| {})), "test", "one".to_owned());
+        let write = async |namespace: &str, text: &str| {
+            let about = Resource::SERVICE.reference(namespace, "web", None);
+            events.write_event(&about, true, "NameConflict", text).await.map_err(|error| error.reason())
+        };
+        for text in ["first", "first", "second"] {
+            write("ts", text).await.expect("written");
+        }
+        assert_eq!((write("ts", "third").await, write("ts", "fourth").await), (Err("Forbidden"), Ok(())), "one try an hour");
+        leading.send_replace(None);
+        assert_eq!(write("other", "first").await, Err("NotLeading"));
+        let methods: Vec<_> = script.requests().iter().map(|line| line.split(' ').next().unwrap_or_default().to_owned()).collect();
+        assert_eq!(methods, ["POST", "PATCH", "POST", "POST"]);
     });
 }
 
