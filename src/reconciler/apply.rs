@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use super::cache::{Id, WatchRole, parent};
 use super::control_plane::{ControlPlanes, Denied};
 use super::informers::Stores;
-use crate::api::condition::PROXY_GROUP_READY;
+use crate::api::condition::{PROXY_GROUP_READY, reason};
 use crate::api::names::{FINALIZER, INGRESS_FINALIZER, SERVICE_FINALIZER, endpoints};
 use crate::edge::kube::{ApiRefusal, EventWriter, KubeError, LeaderClient, ObjectPart, Resource};
 use crate::model::base::conditions::{self, ConditionStatus, DesiredCondition};
@@ -150,7 +150,7 @@ impl Applier {
         let Some(group) = &observed.group else { return Ok(()) };
         let mut status = group.status.clone().unwrap_or_default();
         let generation = group.metadata.generation.unwrap_or_default();
-        let (reason, message) = ("ProxyGroupCreationFailed", why.to_owned());
+        let (reason, message) = (reason::PROXY_GROUP_CREATION_FAILED, why.to_owned());
         let wanted =
             DesiredCondition { kind: PROXY_GROUP_READY, status: ConditionStatus::False, reason, message: message.clone(), generation };
         if !conditions::set(&mut status.conditions, &wanted, observed.now) {
