@@ -24,7 +24,7 @@ use tokio::time::sleep;
 
 use crate::edge::kube::{Cluster, EventWriter, KubeError, LeaderClient, Leading, Lease, SERVICE_ACCOUNT};
 use crate::model::base::backoff::Backoff;
-use crate::model::controller::leader::{LeaseCandidate, LeaseTerms};
+use crate::model::base::leader::{LeaseCandidate, LeaseTerms};
 use crate::model::controller::proxygroup::GroupSettings;
 use crate::model::settings::reconciler::{Reconciler as Settings, cluster_domain};
 use crate::runtime::metrics::MetricsError;
@@ -93,9 +93,12 @@ pub async fn run(settings: Settings) -> Result<(), ReconcilerError> {
         tasks.run_forever("worker", work(queue.clone(), Arc::clone(&worker), tasks.stop(), done.clone()));
     }
     drop(done);
-    let candidate = LeaseCandidate::new(identity(&settings), LeaseTerms::RECONCILER);
+    let candidate = LeaseCandidate::new(identity(&settings), None, LeaseTerms::RECONCILER);
     let election = Lease::new(cluster, LEASE, candidate);
-    tasks.run_forever("lease", election.hold(leading_sender, finished(workers_done)));
+    let publish = move |now| {
+        leading_sender.send_replace(now);
+    };
+    tasks.run_forever("lease", election.hold(watch::channel(Some(())).1, publish, finished(workers_done)));
     let stopper = tasks.stopper();
     tasks.run_forever("leave", async move {
         leave.requested().await;

@@ -1,59 +1,40 @@
-//! Asks the health endpoint of a service which Pod answers: one GET on a connection of its own, bounded in time and size.
+//! Asks the health endpoint of a service which Pod answers: one GET on a connection of its own, bounded in time.
 //!
 //! What follows from the answers is [`crate::model::flows::prestop_hook`]'s business.
 
 use std::collections::BTreeSet;
+use std::error::Error;
 use std::io;
+use std::iter::successors;
 use std::net::IpAddr;
-use std::pin::pin;
+use std::sync::LazyLock;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http_body_util::Empty;
-use hyper::client::conn::http1;
-use hyper::header::{CONNECTION, HOST};
-use hyper::{HeaderMap, Request, Uri};
-use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
-use tokio::time::timeout;
+use reqwest::header::{CONNECTION, HeaderMap};
+use reqwest::redirect::Policy;
 
 use crate::model::flows::prestop_hook::HealthProbe;
+use crate::runtime::https::{self, HttpsError};
 
 /// The headers in which a Pod says its addresses.
 pub const POD_HEADERS: [&str; 2] = ["pod-ipv4", "pod-ipv6"];
 
+/// Each request has a connection of its own: another one may reach another Pod. It is plain HTTP, so no certificate authorities are loaded.
+static CLIENT: LazyLock<Result<reqwest::Client, HttpsError>> =
+    LazyLock::new(|| https::build(https::builder(None)?.tls_certs_only([]).no_proxy().redirect(Policy::none()).pool_max_idle_per_host(0)));
+
 /// Asks once. `url` is that of the config; one that cannot be asked is [`HealthProbe::Silent`].
 pub async fn ping(url: &str, limit: Duration) -> HealthProbe {
-    match timeout(limit, get(url)).await {
-        Ok(Ok(headers)) => HealthProbe::Answered(addresses(&headers)),
-        Ok(Err(error)) if refused(&error) => HealthProbe::Refused,
-        Ok(Err(error)) => {
+    let Ok(client) = &*CLIENT else { return HealthProbe::Silent };
+    // The answer's head is all that counts.
+    match client.get(url).header(CONNECTION, "close").timeout(limit).send().await {
+        Ok(answer) => HealthProbe::Answered(addresses(answer.headers())),
+        Err(error) if is_refused(&error) => HealthProbe::Refused,
+        Err(error) => {
             tracing::debug!(url, %error, "health endpoint cannot be asked");
             HealthProbe::Silent
         }
-        Err(_) => HealthProbe::Silent,
     }
-}
-
-async fn get(url: &str) -> io::Result<HeaderMap> {
-    let uri: Uri = url.parse().map_err(io::Error::other)?;
-    let authority = uri.authority().ok_or_else(|| io::Error::other("a URL without a host"))?;
-    let host = authority.host().trim_start_matches('[').trim_end_matches(']');
-    let stream = TcpStream::connect((host, authority.port_u16().unwrap_or(80))).await?;
-    let (mut sender, connection) =
-        http1::Builder::new().max_buf_size(16 * 1024).handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
-    let path = uri.path_and_query().map_or("/", |path| path.as_str());
-    let request = Request::get(path).header(HOST, authority.as_str()).header(CONNECTION, "close").body(Empty::<Bytes>::new());
-    let request = request.map_err(io::Error::other)?;
-    // The answer's head is all that counts: the connection ends with this future, whatever else it has to say.
-    let mut answer = pin!(sender.send_request(request));
-    let answer = tokio::select! {
-        biased;
-        answer = answer.as_mut() => answer,
-        // A connection that has ended has told the request's fate.
-        _ = connection => answer.await,
-    };
-    answer.map(|answer| answer.headers().clone()).map_err(io::Error::other)
 }
 
 fn addresses(headers: &HeaderMap) -> BTreeSet<IpAddr> {
@@ -61,9 +42,13 @@ fn addresses(headers: &HeaderMap) -> BTreeSet<IpAddr> {
     values.filter_map(|value| value.trim().parse().ok()).collect()
 }
 
-/// Whether the network says that nobody is there.
-fn refused(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable)
+/// Whether the network says that nothing listens there.
+fn is_refused(error: &reqwest::Error) -> bool {
+    let mut causes = successors(error.source(), |cause| (**cause).source());
+    causes.any(|cause| {
+        let kind = cause.downcast_ref::<io::Error>().map(io::Error::kind);
+        matches!(kind, Some(io::ErrorKind::ConnectionRefused | io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable))
+    })
 }
 
 #[cfg(test)]

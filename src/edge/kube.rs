@@ -18,25 +18,22 @@ mod access_review;
 mod conditional_secret;
 mod error;
 mod events;
-mod issuer;
 mod leader_client;
 mod lease;
 mod list_watch;
 mod queries;
 mod resource;
 mod secret;
-mod watch_one;
 
 pub use access_review::Permissions;
 pub use conditional_secret::VersionedSecret;
 pub use error::{ApiCall, ApiRefusal, CallFault, KubeError, Verb};
-pub use events::{EventSpec, EventWriter, Regarding};
+pub use events::EventWriter;
 pub use leader_client::{LeaderClient, ObjectPart, Observer};
 pub use lease::{Leading, Lease};
-pub use list_watch::{Follow, WatchChange};
+pub use list_watch::{Follow, ObjectEvent, WatchChange};
 pub use resource::Resource;
 pub use secret::StateSecret;
-pub use watch_one::ObjectEvent;
 
 /// Where a Pod finds its namespace, its token and the API's certificate authority.
 pub const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";

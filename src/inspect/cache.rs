@@ -88,6 +88,7 @@ impl InspectCache {
                 self.parts.insert(part, listed);
                 news
             }
+            WatchChange::Live => false,
             WatchChange::Put(object) => self.parts.entry(part).or_default().insert(key(&object), object.clone()) != Some(object),
             WatchChange::Gone(object) => self.parts.entry(part).or_default().remove(&key(&object)).is_some(),
             WatchChange::Unknown => self.miss(part, Gap::Unknown),

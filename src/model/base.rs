@@ -1,10 +1,12 @@
-//! Values that every subject uses: addresses and ports, the netmap, backoff, sorted sets, conditions, gzip, tables of text.
+//! Values that every subject uses: addresses and ports, the netmap, backoff, sorted sets, conditions, leader
+//! election, gzip, tables of text.
 
 pub mod backoff;
 pub mod conditions;
 pub mod go_values;
 pub mod gzip;
 pub mod hash;
+pub mod leader;
 pub mod net;
 pub mod netmap;
 pub mod small_set;

@@ -1,9 +1,8 @@
-//! The reconciler: from observed objects to desired objects and conditions, one module for each kind, leader election and match ports.
+//! The reconciler: from observed objects to desired objects and conditions, one module for each kind, and match ports.
 
 pub mod control_plane;
 pub mod identity;
 pub mod ingress_spec;
-pub mod leader;
 pub mod match_ports;
 pub mod objects;
 pub mod proxyclass;

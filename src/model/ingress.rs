@@ -1,6 +1,5 @@
-//! HTTP ingress: virtual hosts and routes, endpoints and load balancing, the PROXY protocol, certificates and who orders them.
+//! HTTP ingress: virtual hosts and routes, endpoints and load balancing, the PROXY protocol, certificates and their orders.
 
-pub mod cert_leader;
 pub mod cert_orders;
 pub mod cert_store;
 pub mod certificate;

@@ -20,11 +20,11 @@ use crate::api::names;
 use crate::api::routes::Host;
 use crate::edge::acme::AcmeServer;
 use crate::edge::files;
-use crate::edge::kube::{Cluster, ObjectEvent, VersionedSecret};
+use crate::edge::kube::{Cluster, Leading, Lease, ObjectEvent, VersionedSecret};
 use crate::edge::localapi::LocalApi;
 use crate::model::base::backoff::Backoff;
+use crate::model::base::leader::{LeaseCandidate, LeaseTerms};
 use crate::model::base::netmap::NetMap;
-use crate::model::ingress::cert_leader::{self, CertLeaderCandidate};
 use crate::model::ingress::cert_orders::{Issuer, Moment, OrderEvent, OrderTerms};
 use crate::model::ingress::cert_store::{CertNotice, CertStore, CertStoreState};
 use crate::model::ingress::certificate::Pair;
@@ -35,7 +35,6 @@ use crate::runtime::watch_ext::put;
 mod account;
 mod act;
 mod copy;
-mod leader;
 
 pub use account::AccountAt;
 use account::Accounts;
@@ -51,7 +50,7 @@ pub struct Settings {
     /// How long orders may take.
     pub terms: OrderTerms,
     /// How long it takes until another replica orders.
-    pub lead: cert_leader::CertLeaderTerms,
+    pub lead: LeaseTerms,
     /// Where the next container of this Pod finds what serves; nothing where nothing outlives a container.
     pub copy: Option<PathBuf>,
 }
@@ -75,7 +74,7 @@ impl Settings {
             server: AcmeServer { directory: issuing.directory.clone(), ca: issuing.ca.clone() },
             account: AccountAt { secret, field },
             terms: OrderTerms::ACME,
-            lead: cert_leader::CertLeaderTerms { away: issuing.away, ..cert_leader::CertLeaderTerms::DEFAULT },
+            lead: LeaseTerms { duration: issuing.away, ..LeaseTerms::CERT_LEADER },
             copy: dir.map(|dir| dir.join("certificates.json")),
         })
     }
@@ -112,10 +111,14 @@ pub fn start(tasks: &mut Tasks, settings: &Settings, inputs: Inputs) -> CertOutp
     let (pairs, pairs_seen) = watch::channel(Arc::default());
     let (state, state_seen) = watch::channel(Arc::default());
     let (secret_events, secrets) = mpsc::channel(64);
-    let candidate = CertLeaderCandidate::new(settings.pod.clone(), ordinal, settings.lead);
+    let candidate = LeaseCandidate::new(settings.pod.clone(), Some(ordinal), settings.lead);
+    let lease = Lease::new(inputs.cluster.clone(), names::issuer(group), candidate).owned_like(settings.pod.clone());
     let (leads, leading) = watch::channel(false);
-    let leader = leader::run(inputs.cluster.clone(), names::issuer(group), candidate, inputs.netmap.clone(), leads);
-    crate::proxy::spawn(tasks, "issuer", leader);
+    let publish = move |leading: Option<Leading>| {
+        put(&leads, leading.is_some());
+    };
+    // A replica without a tailnet cannot prove a name.
+    crate::proxy::spawn(tasks, "issuer", lease.hold(inputs.netmap.clone(), publish, std::future::pending()));
     let accounts = Accounts::new(inputs.cluster.clone(), settings.server.clone(), settings.account.clone());
     let work = CertWork {
         issuer: Issuer::new(settings.pod.clone(), settings.terms),

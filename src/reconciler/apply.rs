@@ -11,15 +11,16 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{StreamExt, iter};
+use k8s_openapi::api::core::v1::ObjectReference;
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 
 use super::cache::{Id, WatchRole, parent};
 use super::control_plane::{ControlPlanes, Denied};
 use super::informers::Stores;
-use crate::api::condition::PROXY_GROUP_READY;
+use crate::api::condition::{PROXY_GROUP_READY, reason};
 use crate::api::names::{FINALIZER, INGRESS_FINALIZER, SERVICE_FINALIZER, endpoints};
-use crate::edge::kube::{ApiRefusal, EventSpec, EventWriter, KubeError, LeaderClient, ObjectPart, Regarding, Resource};
+use crate::edge::kube::{ApiRefusal, EventWriter, KubeError, LeaderClient, ObjectPart, Resource};
 use crate::model::base::conditions::{self, ConditionStatus, DesiredCondition};
 use crate::model::controller::objects::{Kind, Manifest, ObjectRef, applied, held_ports};
 use crate::model::controller::proxygroup::{Delete, GroupPlan, GroupUpdate, Notice, Observed, Subject};
@@ -149,7 +150,7 @@ impl Applier {
         let Some(group) = &observed.group else { return Ok(()) };
         let mut status = group.status.clone().unwrap_or_default();
         let generation = group.metadata.generation.unwrap_or_default();
-        let (reason, message) = ("ProxyGroupCreationFailed", why.to_owned());
+        let (reason, message) = (reason::PROXY_GROUP_CREATION_FAILED, why.to_owned());
         let wanted =
             DesiredCondition { kind: PROXY_GROUP_READY, status: ConditionStatus::False, reason, message: message.clone(), generation };
         if !conditions::set(&mut status.conditions, &wanted, observed.now) {
@@ -161,9 +162,8 @@ impl Applier {
     }
 
     /// Tells an Event about an object. A failure is logged.
-    pub async fn notice(&self, about: Regarding, notice: Notice) {
-        let Notice { warning, reason, message, .. } = notice;
-        if let Err(error) = self.events.write_event(EventSpec { about, warning, reason, message }).await {
+    pub async fn notice(&self, about: &ObjectReference, notice: &Notice) {
+        if let Err(error) = self.events.write_event(about, notice.warning, notice.reason, &notice.message).await {
             tracing::warn!(reason = error.reason(), "cannot write an Event: {error}");
         }
     }
@@ -267,18 +267,18 @@ impl Applier {
             let about = match &notice.subject {
                 Subject::Group => {
                     let uid = observed.group.as_ref().and_then(|group| group.metadata.uid.clone());
-                    about(Resource::PROXY_GROUP, "", &observed.name, uid)
+                    Resource::PROXY_GROUP.reference("", &observed.name, uid)
                 }
                 Subject::Ingress { namespace, name } => {
                     let ingress = observed.publish.ingresses.get(&(namespace.clone(), name.clone()));
-                    about(Resource::INGRESS, namespace, name, ingress.and_then(|ingress| ingress.metadata.uid.clone()))
+                    Resource::INGRESS.reference(namespace, name, ingress.and_then(|ingress| ingress.metadata.uid.clone()))
                 }
                 Subject::Service { namespace, name } => {
                     let service = observed.services.get(&(namespace.clone(), name.clone()));
-                    about(Resource::SERVICE, namespace, name, service.and_then(|service| service.metadata.uid.clone()))
+                    Resource::SERVICE.reference(namespace, name, service.and_then(|service| service.metadata.uid.clone()))
                 }
             };
-            self.notice(about, notice).await;
+            self.notice(&about, &notice).await;
         };
         iter(notices).for_each_concurrent(AT_ONCE, one).await;
     }
@@ -301,12 +301,6 @@ async fn at_once(all: Vec<BoxFuture<'_, Result<(), KubeError>>>) -> Result<(), K
         outcome = outcome.and(done);
     }
     outcome
-}
-
-/// What an Event is about.
-#[must_use]
-pub fn about(resource: Resource, namespace: &str, name: &str, uid: Option<String>) -> Regarding {
-    Regarding { resource, namespace: namespace.to_owned(), name: name.to_owned(), uid: uid.unwrap_or_default() }
 }
 
 /// A status as a merge patch that also drops what is not in it.

@@ -131,6 +131,7 @@ impl Stores {
                 }
                 WatchChange::Listed(value) => self.world().listed(role, namespace, value),
                 WatchChange::Complete => self.complete(role, namespace),
+                WatchChange::Live => continue,
                 WatchChange::Put(value) => self.world().put(role, value),
                 WatchChange::Gone(value) => self.world().gone(role, &value),
                 WatchChange::Unknown => {

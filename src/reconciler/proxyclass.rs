@@ -3,7 +3,7 @@
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::apply::{ActError, about, whole};
+use super::apply::{ActError, whole};
 use super::cache::WatchRole;
 use super::worker::Worker;
 use crate::edge::kube::{ApiRefusal, KubeError, ObjectPart, Resource};
@@ -30,7 +30,7 @@ pub async fn reconcile(worker: &Worker, name: &str) -> Result<WorkOutcome, ActEr
     }
     for (reason, message) in judged.warnings {
         let notice = Notice { subject: Subject::Group, warning: true, reason, message };
-        worker.actor.notice(about(Resource::PROXY_CLASS, "", name, class.metadata.uid.clone()), notice).await;
+        worker.actor.notice(&Resource::PROXY_CLASS.reference("", name, class.metadata.uid.clone()), &notice).await;
     }
     Ok(WorkOutcome::Done)
 }

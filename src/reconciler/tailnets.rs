@@ -15,7 +15,7 @@ use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::apply::{ActError, about, whole};
+use super::apply::{ActError, whole};
 use super::cache::{WatchRole, WorkKey};
 use super::proxyclass::{finalize, write};
 use super::worker::Worker;
@@ -112,7 +112,7 @@ pub async fn reconcile(worker: &Worker, name: &str) -> Result<WorkOutcome, ActEr
     }
     if let Some((reason, message)) = judged.warning {
         let notice = Notice { subject: Subject::Group, warning: true, reason, message };
-        worker.actor.notice(about(Resource::TAILNET, "", name, tailnet.metadata.uid.clone()), notice).await;
+        worker.actor.notice(&Resource::TAILNET.reference("", name, tailnet.metadata.uid.clone()), &notice).await;
     }
     if judged.ends {
         forget(worker, name);

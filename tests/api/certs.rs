@@ -12,7 +12,7 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use tailyard::api::issuance::IssuanceNote;
 use tailyard::api::names::{ACCOUNT_FINGERPRINT, ACCOUNTS, ISSUANCE};
 use tailyard::model::base::backoff::Backoff;
-use tailyard::model::ingress::cert_leader;
+use tailyard::model::base::leader::LeaseTerms;
 use tailyard::model::ingress::cert_store::{CertStoreState, NameState};
 
 use front::Front;
@@ -150,7 +150,7 @@ fn a_certificate_is_renewed_when_the_server_suggests_it() {
 #[test]
 fn a_server_that_wants_a_pause_gets_it_from_every_replica() {
     stage(&[WEB], async |mut stage| {
-        stage.lead = cert_leader::CertLeaderTerms { every: Duration::from_millis(200), away: Duration::from_secs(1) };
+        stage.lead = LeaseTerms { every: Duration::from_millis(200), duration: Duration::from_secs(1), ..LeaseTerms::CERT_LEADER };
         let front = Front::start(&stage.pebble.directory(), 7200).await;
         let first = stage.replica_at(0, &[WEB], &front.directory()).await;
         first.until("refused", |state| named(state, WEB).note.failures == 1).await;
@@ -197,7 +197,7 @@ fn servers_that_are_away_and_accounts_that_are_lost_delay_and_nothing_more() {
 fn an_order_whose_replica_died_is_made_again_by_it_and_one_that_is_away_is_stood_in_for() {
     let manner = Manner { slow: 5, ..Manner::default() };
     stage_with(&[WEB, API], manner, async |mut stage| {
-        stage.lead = cert_leader::CertLeaderTerms { every: Duration::from_millis(200), away: Duration::from_secs(1) };
+        stage.lead = LeaseTerms { every: Duration::from_millis(200), duration: Duration::from_secs(1), ..LeaseTerms::CERT_LEADER };
         let directory = stage.pebble.directory();
         let first = stage.replica_at(0, &[WEB], &directory).await;
         first.until("it orders", |state| named(state, WEB).note.by == "g-0").await;

@@ -18,21 +18,9 @@ const DOORS: &[(&str, &[&str])] = &[
     ("flate2", &["model/base/gzip"]),
     ("hickory_resolver", &["edge/dns"]),
     ("httpdate", &["edge/acme", "edge/control"]),
-    ("http_body_util", &["edge/acme", "edge/localapi", "edge/health_probe", "load/https", "runtime/admin"]),
-    (
-        "hyper",
-        &[
-            "edge/acme",
-            "edge/localapi",
-            "edge/health_probe",
-            "load/https",
-            "runtime/admin",
-            "proxy/http",
-            "proxy/ingress/l7",
-            "reconciler/http",
-        ],
-    ),
-    ("hyper_util", &["edge/localapi", "edge/health_probe", "load/https", "proxy/ingress/l7", "runtime/admin"]),
+    ("http_body_util", &["edge/acme", "edge/localapi", "load/https", "runtime/admin"]),
+    ("hyper", &["edge/acme", "edge/localapi", "load/https", "runtime/admin", "proxy/http", "proxy/ingress/l7", "reconciler/http"]),
+    ("hyper_util", &["edge/localapi", "load/https", "proxy/ingress/l7", "runtime/admin"]),
     ("inotify", &["edge/files"]),
     ("instant_acme", &["edge/acme"]),
     ("jsonc_parser", &["model/tailnet/supervise/conffile"]),
@@ -58,7 +46,7 @@ const DOORS: &[(&str, &[&str])] = &[
     ("nftables", &["model/firewall/nft"]),
     ("prometheus", &["runtime/metrics"]),
     ("rcgen", &["edge/acme"]),
-    ("reqwest", &["edge/acme", "edge/control", "runtime/https"]),
+    ("reqwest", &["edge/acme", "edge/control", "edge/health_probe", "runtime/https"]),
     ("ring", &["edge/tls", "model/base/hash"]),
     ("rtnetlink", &["edge/link"]),
     ("schemars", &["api"]),
@@ -367,7 +355,7 @@ fn third_parties_at_the_wrong_door_are_found() {
         assert_eq!(sample(path, text).len(), 1, "{path}: {text}: {:?}", sample(path, text));
     }
     assert_eq!(sample("edge/dns.rs", "use hickory_resolver::Resolver;\nuse crate::model::kube::X;"), [""; 0]);
-    assert_eq!(sample("edge/kube/watch_one.rs", "use kube::Client;"), [""; 0]);
+    assert_eq!(sample("edge/kube/list_watch.rs", "use kube::Client;"), [""; 0]);
 }
 
 #[test]

@@ -30,12 +30,6 @@ impl Permissions {
     pub fn denies(&self, verb: Verb) -> bool {
         self.denied.iter().any(|call| call.verb == verb)
     }
-
-    /// Whether the API said yes.
-    #[must_use]
-    pub fn grants(&self, verb: Verb) -> bool {
-        !self.denies(verb) && !self.unknown.iter().any(|(unknown, _)| *unknown == verb)
-    }
 }
 
 impl Cluster {

@@ -9,7 +9,7 @@ use kube::ResourceExt as _;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
-use super::{CallFault, Cluster, Keyed as _, KubeError, Values, Verb, within};
+use super::{Cluster, Keyed as _, KubeError, Values, Verb, within};
 use crate::api::names::FIELD_MANAGER;
 
 pub use crate::model::ingress::cert_store::VersionedSecret;
@@ -23,11 +23,8 @@ pub(super) fn versioned(mut secret: Secret) -> VersionedSecret {
 impl Cluster {
     /// A Secret of the own namespace; nothing if it does not exist.
     pub async fn noted(&self, name: &str) -> Result<Option<VersionedSecret>, KubeError> {
-        match within(|| self.call(Verb::Get, "Secret", name), self.secrets().get(name)).await {
-            Ok(secret) => Ok(Some(versioned(secret))),
-            Err(KubeError::Call { fault: CallFault::Refused { code: 404, .. }, .. }) => Ok(None),
-            Err(error) => Err(error),
-        }
+        let found = within(|| self.call(Verb::Get, "Secret", name), self.secrets().get_opt(name)).await?;
+        Ok(found.map(versioned))
     }
 
     /// Sets annotations (or takes them away) and values of a Secret, if it is still of this version: else the fault's kind is

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use kube::Api;
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, Preconditions};
+use kube::core::DynamicResourceScope;
 use kube::discovery::ApiResource;
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -172,7 +173,10 @@ pub enum ObjectPart {
 
 impl Cluster {
     /// Objects of any kind, of one namespace or of all.
-    pub(super) fn dynamic(&self, resource: Resource, namespace: Option<&str>) -> Api<DynamicObject> {
+    pub(super) fn dynamic<K>(&self, resource: Resource, namespace: Option<&str>) -> Api<K>
+    where
+        K: kube::Resource<DynamicType = ApiResource, Scope = DynamicResourceScope>,
+    {
         let kind = ApiResource::from(resource);
         match namespace {
             Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, &kind),

@@ -1,178 +1,212 @@
-//! The Lease by which the reconcilers agree on one that writes.
+//! Leader election by a Lease: of the reconcilers, and of the replicas of a group that order certificates.
 //!
-//! [`crate::model::controller::leader`] decides; here it is read, written with the version that was read, and the outcome published. A
-//! leader that cannot renew is told to have stopped leading before the Lease can be anybody else's.
+//! [`crate::model::base::leader`] decides. This loop reads the Lease, writes it conditional on the version that was read, and publishes the
+//! outcome. A leader that cannot renew is published as stopped before another candidate can take the Lease.
 
 use std::future::Future;
 use std::pin::pin;
 use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::{Lease as Object, LeaseSpec};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference};
 use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
+use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::{ApiRefusal, CallFault, Cluster, KubeError, Verb};
-use crate::model::controller::leader::{LeaseCandidate, LeaseRecord, LeaseStep};
+use super::{ApiRefusal, CALL, CallFault, Cluster, KubeError, Verb, within};
+use crate::api::names::{FIELD_MANAGER, ISSUER_ASKED};
+use crate::model::base::leader::{LeaseCandidate, LeaseRecord, LeaseStep};
 
-/// A call takes no longer, so that one that hangs leaves time for another before the Lease runs out.
-const CALL: Duration = Duration::from_secs(3);
+/// Pause before the next attempt after another candidate wrote the Lease first.
+const CONFLICT_RETRY: Duration = Duration::from_millis(100);
 
 /// This process leads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Leading {
-    /// Nothing is written after this moment, and nothing is asked whose answer may come later.
+    /// No write is sent after this moment, and none whose answer may come later.
     pub until: Instant,
 }
 
-/// A Lease of the cluster's namespace that this process would hold.
+/// A Lease of the cluster's namespace for which this process is a candidate.
 #[derive(Debug)]
 pub struct Lease {
     cluster: Cluster,
     name: String,
     candidate: LeaseCandidate,
+    /// The Secret whose owners own the Lease, so that both are deleted together.
+    owned_like: Option<String>,
+    leading: Option<Leading>,
     logged: Option<&'static str>,
 }
 
 impl Lease {
     #[must_use]
     pub fn new(cluster: Cluster, name: impl Into<String>, candidate: LeaseCandidate) -> Self {
-        Self { cluster, name: name.into(), candidate, logged: None }
+        Self { cluster, name: name.into(), candidate, owned_like: None, leading: None, logged: None }
     }
 
-    /// Leads whenever it can and says so, until `stop`; then gives the Lease back, so that another leads at once.
-    pub async fn hold(mut self, leading: watch::Sender<Option<Leading>>, stop: impl Future<Output = ()> + Send) {
+    /// A Lease that gets the owner references of this Secret.
+    #[must_use]
+    pub fn owned_like(self, secret: impl Into<String>) -> Self {
+        Self { owned_like: Some(secret.into()), ..self }
+    }
+
+    /// Leads whenever it can while `able` has a value, and publishes that, until `stop`; then releases the Lease, so that another
+    /// candidate leads at once.
+    pub async fn hold<T: Send + Sync>(
+        mut self,
+        mut able: watch::Receiver<Option<T>>,
+        mut publish: impl FnMut(Option<Leading>) + Send,
+        stop: impl Future<Output = ()> + Send,
+    ) {
         let mut stop = pin!(stop);
         loop {
+            let is_able = able.borrow_and_update().is_some();
             let again = tokio::select! {
-                again = self.turn() => again,
+                again = self.turn(is_able) => again,
                 () = &mut stop => break,
             };
-            self.publish(&leading);
-            let again = leading.borrow().map_or(again, |leading| again.min(leading.until));
+            publish(self.now_leading(is_able));
+            let again = self.leading.map_or(again, |leading| again.min(leading.until));
             tokio::select! {
                 () = sleep_until(again) => {}
+                Ok(_) = able.wait_for(|able| able.is_some() != is_able) => {}
                 () = &mut stop => break,
             }
-            // Its time may have run out while it slept: then nobody is to wait for the next call to say so.
-            self.publish(&leading);
+            // Its time may have ended meanwhile: that does not wait for the next call.
+            publish(self.now_leading(is_able));
         }
-        leading.send_replace(None);
-        self.give_back().await;
+        publish(None);
+        let now = Instant::now().into_std();
+        if let LeaseStep::Renew { transitions } = self.candidate.next(true, now)
+            && self.candidate.leads(now).is_some()
+            && let Err(error) = self.write(LeaseStep::Release { transitions }).await
+        {
+            tracing::warn!(reason = error.reason(), "cannot release the lease; another replica leads once it expires: {error}");
+        }
     }
 
-    /// Looks and writes once; when to do so again.
-    async fn turn(&mut self) -> Instant {
+    /// Reads and writes once; when to do so again.
+    async fn turn(&mut self, able: bool) -> Instant {
         let begin = Instant::now();
         let again = begin + self.candidate.terms().every;
-        match self.attempt(begin).await {
+        match self.attempt(able).await {
             Ok(wait) => {
                 if self.logged.take().is_some() {
                     tracing::info!(lease = self.name, "lease requests succeed again");
                 }
                 wait.map_or(again, |wait| again.min(wait))
             }
+            // Another candidate was faster.
+            Err(error) if error.refusal() == Some(ApiRefusal::Conflict) => begin + CONFLICT_RETRY,
             Err(error) => {
-                // Somebody was faster; what he wrote is seen in the next turn.
-                if error.refusal() != Some(ApiRefusal::Conflict) && self.logged.replace(error.reason()) != Some(error.reason()) {
-                    tracing::warn!(reason = error.reason(), "{error}");
+                if error.refusal() == Some(ApiRefusal::Forbidden) {
+                    self.candidate.denied(Instant::now().into_std());
+                }
+                if self.logged.replace(error.reason()) != Some(error.reason()) {
+                    tracing::warn!(lease = self.name, reason = error.reason(), "cannot take part in the leader election: {error}");
                 }
                 again
             }
         }
     }
 
-    async fn attempt(&mut self, begin: Instant) -> Result<Option<Instant>, KubeError> {
-        if self.candidate.leads(begin.into_std()).is_none() {
-            let record = self.read().await?;
-            self.candidate.saw(record, Instant::now().into_std());
+    async fn attempt(&mut self, able: bool) -> Result<Option<Instant>, KubeError> {
+        let now = Instant::now().into_std();
+        let renews = matches!(self.candidate.next(able, now), LeaseStep::Renew { .. });
+        if !renews || self.candidate.leads(now).is_none() {
+            self.read().await?;
         }
-        match self.candidate.next(Instant::now().into_std()) {
-            LeaseStep::Create => self.write(self.candidate.name().to_owned(), 0, true).await?,
-            step @ (LeaseStep::Take { transitions } | LeaseStep::Renew { transitions }) => {
-                let takes = matches!(step, LeaseStep::Take { .. });
-                let written = self.write(self.candidate.name().to_owned(), transitions, takes).await;
-                if let Err(error) = written {
-                    if matches!(error.refusal(), Some(ApiRefusal::Conflict | ApiRefusal::NotFound)) {
-                        let record = self.read().await?;
-                        self.candidate.saw(record, Instant::now().into_std());
-                    }
-                    return Err(error);
-                }
-            }
-            LeaseStep::Wait(ends) => return Ok(Some(ends.into())),
+        let step = self.candidate.next(able, Instant::now().into_std());
+        if let LeaseStep::Wait(again) = step {
+            return Ok(Some(again.into()));
         }
-        Ok(None)
+        let written = self.write(step).await;
+        if let Err(error) = &written
+            && matches!(error.refusal(), Some(ApiRefusal::Conflict | ApiRefusal::NotFound))
+        {
+            self.read().await?;
+        }
+        written.map(|()| None)
     }
 
-    fn publish(&self, leading: &watch::Sender<Option<Leading>>) {
-        let now = self.candidate.leads(Instant::now().into_std()).map(|until| Leading { until: until.into() });
-        let before = leading.send_replace(now);
-        match (before, now) {
+    fn now_leading(&mut self, able: bool) -> Option<Leading> {
+        let until = self.candidate.leads(Instant::now().into_std()).filter(|_| able);
+        let before = std::mem::replace(&mut self.leading, until.map(|until| Leading { until: until.into() }));
+        match (before, self.leading) {
             (None, Some(_)) => tracing::info!(lease = self.name, "became leader"),
             (Some(_), None) => tracing::warn!(lease = self.name, "lost leadership"),
             _ => {}
         }
+        self.leading
     }
 
-    async fn read(&self) -> Result<Option<LeaseRecord>, KubeError> {
-        match self.call(Verb::Get, self.api().get(&self.name)).await {
-            Ok(object) => Ok(Some(record(&object))),
-            Err(KubeError::Call { fault: CallFault::Refused { code: 404, .. }, .. }) => Ok(None),
-            Err(error) => Err(error),
-        }
+    async fn read(&mut self) -> Result<(), KubeError> {
+        let found = self.call(Verb::Get, self.api().get_opt(&self.name)).await?;
+        self.candidate.observe(found.map(record), Instant::now().into_std());
+        Ok(())
     }
 
-    /// Writes the Lease as it is with this holder. When it was acquired is written by who takes it, and stays; so do labels and
-    /// annotations of others.
-    async fn write(&mut self, holder: String, transitions: i32, takes: bool) -> Result<(), KubeError> {
+    /// Creates the Lease, or patches what the step changes: the time of acquisition stays, and so do labels and annotations of others.
+    async fn write(&mut self, step: LeaseStep) -> Result<(), KubeError> {
         let sent = Instant::now();
         let time = Some(MicroTime(Timestamp::now()));
-        let duration = if holder.is_empty() { Duration::from_secs(1) } else { self.candidate.terms().duration };
+        let (holder, duration) = match step {
+            LeaseStep::Release { .. } => ("", Duration::ZERO),
+            _ => (self.candidate.name(), self.candidate.terms().duration),
+        };
+        let takes = matches!(step, LeaseStep::Create | LeaseStep::Take { .. });
         let spec = LeaseSpec {
-            holder_identity: Some(holder),
-            lease_duration_seconds: i32::try_from(duration.as_secs()).ok(),
-            lease_transitions: Some(transitions),
+            holder_identity: Some(holder.to_owned()),
+            lease_duration_seconds: i32::try_from(duration.as_secs().max(1)).ok(),
+            lease_transitions: Some(step.transitions()),
             acquire_time: time.clone().filter(|_| takes),
             renew_time: time,
             ..LeaseSpec::default()
         };
-        let version = self.candidate.version().map(str::to_owned);
-        let metadata = ObjectMeta { name: Some(self.name.clone()), resource_version: version.clone(), ..ObjectMeta::default() };
-        let object = Object { metadata, spec: Some(spec) };
         let api = self.api();
-        let written = match version {
-            Some(_) => self.call(Verb::Patch, api.patch(&self.name, &PatchParams::default(), &Patch::Merge(&object))).await?,
-            None => self.call(Verb::Create, api.create(&PostParams::default(), &object)).await?,
+        let written = if step == LeaseStep::Create {
+            let metadata = ObjectMeta { name: Some(self.name.clone()), owner_references: self.owners().await?, ..ObjectMeta::default() };
+            let parameters = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+            let object = Object { metadata, spec: Some(spec) };
+            self.call(Verb::Create, api.create(&parameters, &object)).await?
+        } else {
+            let requests = step == LeaseStep::RequestHandback;
+            let handback = requests.then(|| self.candidate.name());
+            let mut patch = json!({"metadata": {"resourceVersion": self.candidate.version(), "annotations": {ISSUER_ASKED: handback}}});
+            if !requests {
+                patch["spec"] = json!(spec);
+            }
+            let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+            self.call(Verb::Patch, api.patch(&self.name, &parameters, &Patch::Merge(patch))).await?
         };
-        self.candidate.wrote(record(&written), sent.into_std());
+        self.candidate.written(record(written), sent.into_std());
+        if matches!(step, LeaseStep::Release { .. }) {
+            self.leading = None;
+            tracing::info!(lease = self.name, "released lease");
+        }
         Ok(())
     }
 
-    async fn give_back(&mut self) {
-        if let Some(_until) = self.candidate.leads(Instant::now().into_std())
-            && let LeaseStep::Renew { transitions } = self.candidate.next(Instant::now().into_std())
-        {
-            match self.write(String::new(), transitions, false).await {
-                Ok(()) => tracing::info!(lease = self.name, "released lease"),
-                Err(error) => {
-                    tracing::warn!(reason = error.reason(), "cannot release the lease; another replica leads once it expires: {error}");
-                }
-            }
-        }
+    async fn owners(&self) -> Result<Option<Vec<OwnerReference>>, KubeError> {
+        let Some(secret) = &self.owned_like else { return Ok(None) };
+        let state = within(|| self.cluster.call(Verb::Get, "Secret", secret), self.cluster.secrets().get_metadata_opt(secret)).await?;
+        Ok(state.and_then(|state| state.metadata.owner_references))
     }
 
     fn api(&self) -> Api<Object> {
         Api::namespaced(self.cluster.client.clone(), &self.cluster.namespace)
     }
 
-    /// A call ends at [`CALL`], and in any case when leading does: then others are to know first.
+    /// Two calls that hang end within the time that a leader trusts itself, and every call ends with leading, so that this is published
+    /// first.
     async fn call<T>(&self, verb: Verb, work: impl Future<Output = kube::Result<T>>) -> Result<T, KubeError> {
         let now = Instant::now();
-        let ends = self.candidate.leads(now.into_std()).map_or(now + CALL, |until| (now + CALL).min(until.into()));
+        let limit = now + CALL.min(self.candidate.terms().trust * 3 / 8);
+        let ends = self.candidate.leads(now.into_std()).map_or(limit, |until| limit.min(until.into()));
         let fault = match timeout_at(ends, work).await {
             Ok(Ok(value)) => return Ok(value),
             Ok(Err(error)) => CallFault::of(error),
@@ -182,12 +216,15 @@ impl Lease {
     }
 }
 
-fn record(object: &Object) -> LeaseRecord {
-    let spec = object.spec.clone().unwrap_or_default();
+fn record(object: Object) -> LeaseRecord {
+    let spec = object.spec.unwrap_or_default();
+    let age = spec.renew_time.and_then(|time| Duration::try_from(Timestamp::now().duration_since(time.0)).ok());
     LeaseRecord {
         holder: spec.holder_identity.unwrap_or_default(),
         duration: Duration::from_secs(spec.lease_duration_seconds.and_then(|seconds| seconds.try_into().ok()).unwrap_or_default()),
         transitions: spec.lease_transitions.unwrap_or_default(),
-        version: object.metadata.resource_version.clone().unwrap_or_default(),
+        version: object.metadata.resource_version.unwrap_or_default(),
+        handback: object.metadata.annotations.is_some_and(|all| all.contains_key(ISSUER_ASKED)),
+        age: age.unwrap_or_default(),
     }
 }

@@ -1,26 +1,37 @@
-//! Following all objects of a kind, for ever: what a store is fed with.
+//! List-watch: all objects of a kind, or one object by its name, followed without end.
 //!
-//! A complete list first, then every change. After a fault it goes on from where it was, or lists anew if the server forgot
-//! that; what was kept stays until the new list is complete. Nothing is kept here.
+//! A complete list comes first, then every change by a watch from the version of the list. The server ends a watch after [`WATCH`], which
+//! also bounds how long a silently dropped connection goes unnoticed. After a fault, a watch of a kind resumes from its last version; that
+//! of one object lists again, so that its state is confirmed. Nothing is stored here.
 
-use std::pin::Pin;
+use std::fmt::Debug;
+use std::future::ready;
+use std::time::Duration;
 
-use futures_util::stream::{Stream, StreamExt, unfold};
-use kube::api::DynamicObject;
-use kube::core::{DynamicResourceScope, PartialObjectMeta};
-use kube::discovery::ApiResource;
-use kube::runtime::watcher;
-use kube::{Api, Resource};
+use futures_util::stream::{Stream, StreamExt, once, poll_fn, select};
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use kube::api::{DynamicObject, ListParams, WatchEvent, WatchParams};
+use kube::core::PartialObjectMeta;
+use kube::{Api, Resource, ResourceExt};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
-use tokio::time::sleep;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep, timeout};
 
-use super::{ApiCall, CallFault, Cluster, KubeError, Verb, leader_client};
+use super::conditional_secret::versioned;
+use super::{ApiCall, ApiRefusal, CALL, CallFault, Cluster, Keyed, KubeError, Values, Verb, VersionedSecret, leader_client, within};
 use crate::model::base::backoff::Backoff;
 
-/// The server ends a watch after this many seconds, so that one that the network dropped silently is noticed.
+/// The server ends a watch after this many seconds.
 const WATCH: u32 = 60;
+/// A watch without any event for this long is dead.
+const SILENCE: Duration = Duration::from_secs(WATCH as u64 + 5);
+/// A watch that ends sooner than this was cut, and the next one waits.
+const SHORT: Duration = Duration::from_secs(1);
 /// Objects in one answer.
 const PAGE: u32 = 500;
+
+const _: () = assert!(CALL.as_secs() < WATCH as u64, "a call that hangs is noticed before a watch that does");
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Follow {
@@ -28,119 +39,219 @@ pub struct Follow {
     pub namespace: Option<String>,
     /// Only objects with these labels: a selector as the API has it.
     pub labels: Option<&'static str>,
-    /// Only their metadata: what is in them is not sent.
+    /// Only their metadata: the content is not sent.
     pub names_only: bool,
 }
 
-/// What is told of the followed objects.
+/// A change of the followed objects.
 #[derive(Debug)]
-pub enum WatchChange {
-    /// All objects, of which some follow as [`WatchChange::Listed`], are listed anew.
+pub enum WatchChange<T = Value> {
+    /// A new list begins: all objects follow as [`WatchChange::Listed`].
     Begin,
-    Listed(Value),
-    /// The list is complete: what is not in it does not exist.
+    Listed(T),
+    /// The list is complete: other objects do not exist.
     Complete,
-    Put(Value),
-    Gone(Value),
-    /// The API has no such kind: its definition is not installed. Asked again after a pause.
+    /// The watch is established.
+    Live,
+    Put(T),
+    Gone(T),
+    /// The API has no such kind: its definition is not installed. Retried after a pause.
     Unknown,
-    /// A fault; what is known stays, and it is tried again after a pause.
+    /// A fault. Listed objects stay valid, and it is retried after a pause.
     Lost(KubeError),
 }
 
-type Watcher = Pin<Box<dyn Stream<Item = watcher::Result<watcher::Event<DynamicObject>>> + Send>>;
-
-struct ListFollower {
-    watcher: Watcher,
-    call: ApiCall,
-    backoff: Backoff,
-    failed: bool,
+/// A change of one followed object.
+#[derive(Debug)]
+pub enum ObjectEvent<T = Values> {
+    /// The object exists and is so. Implies that the API answers.
+    Current(T),
+    /// The object does not exist. Implies that the API answers.
+    Gone,
+    /// The watch is established: the last state is current.
+    Live,
+    /// The watch is lost, or could not be established; it is retried after a pause.
+    Lost(KubeError),
 }
 
 impl Cluster {
     /// Follows objects; needs `list` and `watch` on them. Ends never.
     pub fn follow(&self, what: &Follow, backoff: Backoff) -> impl Stream<Item = WatchChange> + Send + use<> {
-        let mut config = watcher::Config::default().timeout(WATCH).page_size(PAGE);
-        if let Some(labels) = what.labels {
-            config = config.labels(labels);
-        }
         let namespace = what.namespace.clone().unwrap_or_default();
         let call = ApiCall { verb: Verb::List, kind: what.resource.kind, namespace, name: String::new() };
-        let watcher: Watcher = if what.names_only {
-            Box::pin(watcher(self.api::<PartialObjectMeta<DynamicObject>>(what), config).map(|event| event.map(without_content)))
+        let namespace = what.namespace.as_deref();
+        let changes = if what.names_only {
+            list_watch(self.dynamic(what.resource, namespace), call, what.labels, backoff, without_content).boxed()
         } else {
-            Box::pin(watcher(self.api::<DynamicObject>(what), config))
+            list_watch(self.dynamic(what.resource, namespace), call, what.labels, backoff, leader_client::plain).boxed()
         };
-        let follower = ListFollower { watcher, call, backoff, failed: false };
-        unfold(follower, |mut follower| async {
-            let change = follower.next().await?;
-            Some((change, follower))
+        changes.map(|change| match change {
+            WatchChange::Lost(error) if error.refusal() == Some(ApiRefusal::NotFound) => WatchChange::Unknown,
+            change => change,
         })
     }
-}
 
-impl Cluster {
-    fn api<K: Resource<DynamicType = ApiResource, Scope = DynamicResourceScope>>(&self, what: &Follow) -> Api<K> {
-        let kind = ApiResource::from(what.resource);
-        match &what.namespace {
-            Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, &kind),
-            None => Api::all_with(self.client.clone(), &kind),
-        }
+    /// Follows a `ConfigMap`; needs `list` and `watch` by its name. Ends never; a fault is an event.
+    pub fn watch_config_map(&self, namespace: &str, name: &str, backoff: Backoff) -> impl Stream<Item = ObjectEvent> + Send + use<> {
+        let call = ApiCall { namespace: namespace.to_owned(), ..self.call(Verb::List, ConfigMap::KIND, name) };
+        one(list_watch(self.config_maps(namespace), call, None, backoff, Keyed::values))
+    }
+
+    /// Follows a Secret of the own namespace; needs `list` and `watch` by its name, or on all of them.
+    pub fn watch_secret(&self, name: &str, backoff: Backoff) -> impl Stream<Item = ObjectEvent> + Send + use<> {
+        one(list_watch(self.secrets(), self.call(Verb::List, Secret::KIND, name), None, backoff, <Secret as Keyed>::values))
+    }
+
+    /// The same, with the version that a conditional write needs.
+    pub fn watch_note(&self, name: &str, backoff: Backoff) -> impl Stream<Item = ObjectEvent<VersionedSecret>> + Send + use<> {
+        one(list_watch(self.secrets(), self.call(Verb::List, Secret::KIND, name), None, backoff, versioned))
     }
 }
 
-/// An object of which only the metadata are known, as one.
-fn without_content(event: watcher::Event<PartialObjectMeta<DynamicObject>>) -> watcher::Event<DynamicObject> {
-    use watcher::Event;
-    let object =
-        |partial: PartialObjectMeta<DynamicObject>| DynamicObject { types: partial.types, metadata: partial.metadata, data: Value::Null };
-    match event {
-        Event::Init => Event::Init,
-        Event::InitApply(partial) => Event::InitApply(object(partial)),
-        Event::InitDone => Event::InitDone,
-        Event::Apply(partial) => Event::Apply(object(partial)),
-        Event::Delete(partial) => Event::Delete(object(partial)),
-    }
+/// The changes of a list that has one object at most.
+fn one<T: Send + 'static>(changes: impl Stream<Item = WatchChange<T>> + Send + 'static) -> impl Stream<Item = ObjectEvent<T>> + Send {
+    let mut listed = None;
+    changes.filter_map(move |change| {
+        let event = match change {
+            WatchChange::Begin | WatchChange::Unknown => None,
+            WatchChange::Listed(object) => {
+                listed = Some(object);
+                None
+            }
+            WatchChange::Complete => Some(listed.take().map_or(ObjectEvent::Gone, ObjectEvent::Current)),
+            WatchChange::Live => Some(ObjectEvent::Live),
+            WatchChange::Put(object) => Some(ObjectEvent::Current(object)),
+            WatchChange::Gone(_) => Some(ObjectEvent::Gone),
+            WatchChange::Lost(error) => Some(ObjectEvent::Lost(error)),
+        };
+        ready(event)
+    })
 }
 
-impl ListFollower {
-    async fn next(&mut self) -> Option<WatchChange> {
-        if std::mem::take(&mut self.failed) {
-            sleep(self.backoff.next(fastrand::f64())).await;
+/// An object of which only the metadata were sent.
+fn without_content(partial: PartialObjectMeta<DynamicObject>) -> Value {
+    leader_client::plain(DynamicObject { types: partial.types, metadata: partial.metadata, data: Value::Null })
+}
+
+trait WatchedObject: Resource + Clone + DeserializeOwned + Debug + Send + 'static {}
+impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> WatchedObject for K {}
+
+struct ListWatch<K, T> {
+    api: Api<K>,
+    convert: fn(K) -> T,
+    /// Its name is that of the one object that is followed, if any.
+    call: ApiCall,
+    labels: Option<String>,
+    fields: Option<String>,
+    backoff: Backoff,
+    changes: mpsc::Sender<WatchChange<T>>,
+}
+
+/// The loop runs while its stream is polled.
+fn list_watch<K: WatchedObject, T: Send + 'static>(
+    api: Api<K>,
+    call: ApiCall,
+    labels: Option<&str>,
+    backoff: Backoff,
+    convert: fn(K) -> T,
+) -> impl Stream<Item = WatchChange<T>> + Send + use<K, T> {
+    let (sender, mut changes) = mpsc::channel(1);
+    let fields = (!call.name.is_empty()).then(|| format!("metadata.name={}", call.name));
+    let follower = ListWatch { api, convert, call, labels: labels.map(str::to_owned), fields, backoff, changes: sender };
+    select(poll_fn(move |context| changes.poll_recv(context)), once(follower.run()).filter_map(|()| ready(None)))
+}
+
+impl<K: WatchedObject, T: Send> ListWatch<K, T> {
+    async fn run(mut self) {
+        loop {
+            self.send(WatchChange::Begin).await;
+            let mut resume = match self.list().await {
+                Ok(version) => {
+                    self.send(WatchChange::Complete).await;
+                    Some(version)
+                }
+                Err(error) => self.lose(error, None).await,
+            };
+            while let Some(version) = resume {
+                resume = self.watch(version).await;
+            }
         }
-        Some(match self.watcher.next().await? {
-            Ok(event) => {
-                use watcher::Event;
-                // The beginning of a list is no news of a server that answers.
-                if !matches!(event, Event::Init) {
+    }
+
+    /// Lists all pages; returns the version to watch from.
+    async fn list(&self) -> Result<String, KubeError> {
+        let (label_selector, field_selector) = (self.labels.clone(), self.fields.clone());
+        let mut page = ListParams { label_selector, field_selector, ..ListParams::default().limit(PAGE) };
+        loop {
+            let list = within(|| self.call.clone(), self.api.list(&page)).await?;
+            for object in list.items {
+                self.send(WatchChange::Listed((self.convert)(object))).await;
+            }
+            page.continue_token = list.metadata.continue_.filter(|token| !token.is_empty());
+            if page.continue_token.is_none() {
+                return Ok(list.metadata.resource_version.unwrap_or_default());
+            }
+        }
+    }
+
+    /// Watches once; returns the version to resume from, unless a new list is due.
+    async fn watch(&mut self, mut version: String) -> Option<String> {
+        let (label_selector, field_selector) = (self.labels.clone(), self.fields.clone());
+        let parameters = WatchParams { label_selector, field_selector, ..WatchParams::default().timeout(WATCH) };
+        let call = ApiCall { verb: Verb::Watch, ..self.call.clone() };
+        let mut stream = match within(|| call.clone(), self.api.watch(&parameters, &version)).await {
+            Ok(stream) => stream.boxed(),
+            Err(error) => return self.lose(error, Some(version)).await,
+        };
+        let since = Instant::now();
+        self.send(WatchChange::Live).await;
+        let fault = loop {
+            match timeout(SILENCE, stream.next()).await {
+                Ok(Some(Ok(WatchEvent::Added(object) | WatchEvent::Modified(object)))) => {
                     self.backoff.reset();
+                    version = object.resource_version().unwrap_or(version);
+                    self.send(WatchChange::Put((self.convert)(object))).await;
                 }
-                match event {
-                    Event::Init => WatchChange::Begin,
-                    Event::InitApply(object) => WatchChange::Listed(leader_client::plain(object)),
-                    Event::InitDone => WatchChange::Complete,
-                    Event::Apply(object) => WatchChange::Put(leader_client::plain(object)),
-                    Event::Delete(object) => WatchChange::Gone(leader_client::plain(object)),
+                Ok(Some(Ok(WatchEvent::Deleted(object)))) => {
+                    version = object.resource_version().unwrap_or(version);
+                    self.send(WatchChange::Gone((self.convert)(object))).await;
                 }
+                Ok(Some(Ok(WatchEvent::Bookmark(bookmark)))) => version = bookmark.metadata.resource_version,
+                // The server has forgotten the version: not a fault. Pauses grow, should it forget each version at once.
+                Ok(Some(Ok(WatchEvent::Error(status)))) if status.code == 410 => {
+                    self.pause().await;
+                    return None;
+                }
+                Ok(Some(Ok(WatchEvent::Error(status)))) => break CallFault::refused(&status),
+                Ok(Some(Err(error))) => break CallFault::of(error),
+                Ok(None) => {
+                    if since.elapsed() < SHORT {
+                        self.pause().await;
+                    } else {
+                        self.backoff.reset();
+                    }
+                    return Some(version);
+                }
+                Err(_elapsed) => break CallFault::Timeout(SILENCE),
             }
-            Err(error) => {
-                self.failed = true;
-                self.lost(error)
-            }
-        })
+        };
+        self.lose(KubeError::Call { call, fault }, Some(version)).await
     }
 
-    fn lost(&self, error: watcher::Error) -> WatchChange {
-        use watcher::Error;
-        let (verb, fault) = match error {
-            Error::InitialListFailed(error) => (Verb::List, CallFault::of(error)),
-            Error::WatchStartFailed(error) | Error::WatchFailed(error) => (Verb::Watch, CallFault::of(error)),
-            Error::WatchError(status) => (Verb::Watch, CallFault::refused(&status)),
-            Error::NoResourceVersion => (Verb::List, CallFault::Refused { code: 200, message: "a list without a version".to_owned() }),
-        };
-        if matches!(fault, CallFault::Refused { code: 404, .. }) {
-            return WatchChange::Unknown;
-        }
-        WatchChange::Lost(KubeError::Call { call: ApiCall { verb, ..self.call.clone() }, fault })
+    /// Reports a fault and pauses; returns the version to resume from, unless a new list is due.
+    async fn lose(&mut self, error: KubeError, version: Option<String>) -> Option<String> {
+        let is_stale = matches!(&error, KubeError::Call { fault: CallFault::Malformed(_) | CallFault::Refused { code: 410, .. }, .. });
+        self.send(WatchChange::Lost(error)).await;
+        self.pause().await;
+        version.filter(|_| self.fields.is_none() && !is_stale)
+    }
+
+    async fn pause(&mut self) {
+        sleep(self.backoff.next(fastrand::f64())).await;
+    }
+
+    async fn send(&self, change: WatchChange<T>) {
+        // The receiver is in the same stream.
+        let _ = self.changes.send(change).await;
     }
 }

@@ -5,7 +5,7 @@ use k8s_openapi::ByteString;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Map, Value, json};
 
-use super::{CallFault, Cluster, Keyed, KubeError, Values, Verb, within};
+use super::{Cluster, Keyed, KubeError, Values, Verb, within};
 use crate::api::names::FIELD_MANAGER;
 use crate::model::tailnet::state::StateChanges;
 
@@ -41,11 +41,8 @@ impl StateSecret {
     /// What tells it from another one that had its name before or will have it; nothing if it does not exist.
     pub async fn uid(&self) -> Result<Option<String>, KubeError> {
         let call = || self.cluster.call(Verb::Get, "Secret", &self.name);
-        match within(call, self.cluster.secrets().get_metadata(&self.name)).await {
-            Ok(secret) => Ok(secret.metadata.uid),
-            Err(KubeError::Call { fault: CallFault::Refused { code: 404, .. }, .. }) => Ok(None),
-            Err(error) => Err(error),
-        }
+        let found = within(call, self.cluster.secrets().get_metadata_opt(&self.name)).await?;
+        Ok(found.and_then(|secret| secret.metadata.uid))
     }
 
     /// Changes these keys and no others, in one call.
@@ -62,10 +59,7 @@ impl StateSecret {
 impl Cluster {
     /// The values of a Secret of the own namespace; nothing if it does not exist.
     pub async fn secret(&self, name: &str) -> Result<Option<Values>, KubeError> {
-        match within(|| self.call(Verb::Get, "Secret", name), self.secrets().get(name)).await {
-            Ok(secret) => Ok(Some(secret.values())),
-            Err(KubeError::Call { fault: CallFault::Refused { code: 404, .. }, .. }) => Ok(None),
-            Err(error) => Err(error),
-        }
+        let found = within(|| self.call(Verb::Get, "Secret", name), self.secrets().get_opt(name)).await?;
+        Ok(found.map(Keyed::values))
     }
 }

@@ -3,8 +3,10 @@
 //! Times have the precision that the API server keeps, a second, so that what is read back equals what was written. The
 //! clock is the caller's.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
+
+use crate::api::condition::{self, Condition};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ConditionStatus {
@@ -19,9 +21,9 @@ impl ConditionStatus {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Self::True => "True",
-            Self::False => "False",
-            Self::Unknown => "Unknown",
+            Self::True => condition::TRUE,
+            Self::False => condition::FALSE,
+            Self::Unknown => condition::UNKNOWN,
         }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use k8s_openapi::jiff::Timestamp;
 
-use crate::api::condition::{Condition, PROXY_CLASS_READY, TRUE};
+use crate::api::condition::{Condition, PROXY_CLASS_READY, TRUE, reason};
 use crate::api::names::FINALIZER;
 use crate::api::proxyclass::{ClassContainer, NodePorts, ProxyClass, ProxyClassSpec, ProxyClassStatus};
 use crate::model::base::conditions::{self, ConditionStatus, DesiredCondition};
@@ -54,9 +54,9 @@ pub fn validate(
     }
     let faults = faults(&class.spec, others, service_monitors);
     let (status, reason, message) = if faults.is_empty() {
-        (ConditionStatus::True, "ProxyClassValid", "the class can be used".to_owned())
+        (ConditionStatus::True, reason::PROXY_CLASS_VALID, "the class can be used".to_owned())
     } else {
-        (ConditionStatus::False, "ProxyClassInvalid", faults.join("; "))
+        (ConditionStatus::False, reason::PROXY_CLASS_INVALID, faults.join("; "))
     };
     let mut conditions: Vec<Condition> = class.status.clone().unwrap_or_default().conditions;
     let generation = class.metadata.generation.unwrap_or_default();
@@ -64,7 +64,7 @@ pub fn validate(
     if conditions::set(&mut conditions, &wanted, now) {
         validation.status = Some(ProxyClassStatus { conditions });
         if !faults.is_empty() {
-            validation.warnings.push(("ProxyClassInvalid", message));
+            validation.warnings.push((reason::PROXY_CLASS_INVALID, message));
         }
         validation.warnings.extend(own_variables(&class.spec).map(|name| {
             ("CustomTSEnvVar", format!("the class sets {name}: such variables are Tailyard's own, and setting them is at your own risk"))

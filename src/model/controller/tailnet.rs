@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::ByteString;
 use k8s_openapi::jiff::Timestamp;
 
-use crate::api::condition::{Condition, TAILNET_READY};
+use crate::api::condition::{Condition, TAILNET_READY, reason};
 use crate::api::names::FINALIZER;
 use crate::api::tailnet::{Tailnet, TailnetStatus};
 use crate::model::base::conditions::{self, ConditionStatus, DesiredCondition};
@@ -112,10 +112,10 @@ pub fn validate(tailnet: &Tailnet, verdict: &ControlPlaneVerdict, users: &[Strin
     let (status, reason, mut message) = match verdict {
         ControlPlaneVerdict::Valid(capabilities) => {
             let lacking = capabilities.lacking().map(|lacking| format!("; {lacking}")).unwrap_or_default();
-            (ConditionStatus::True, "TailnetValid", format!("the credentials work{lacking}"))
+            (ConditionStatus::True, reason::TAILNET_VALID, format!("the credentials work{lacking}"))
         }
-        ControlPlaneVerdict::InvalidSecret(why) => (ConditionStatus::False, "InvalidSecret", why.clone()),
-        ControlPlaneVerdict::Refused(why) => (ConditionStatus::False, "InvalidOAuth", why.clone()),
+        ControlPlaneVerdict::InvalidSecret(why) => (ConditionStatus::False, reason::INVALID_SECRET, why.clone()),
+        ControlPlaneVerdict::Refused(why) => (ConditionStatus::False, reason::INVALID_OAUTH, why.clone()),
     };
     if going {
         message = format!("{message}; it goes when these ProxyGroups are gone or have left it: {}", users.join(", "));

@@ -1,7 +1,7 @@
 //! Reading how certificates are ordered.
 
 use super::{Issuing, source::SettingSource};
-use crate::model::ingress::cert_leader::CertLeaderTerms;
+use crate::model::base::leader::LeaseTerms;
 
 /// Let's Encrypt.
 pub(super) const DIRECTORY: &str = "https://acme-v02.api.letsencrypt.org/directory";
@@ -20,6 +20,6 @@ pub(super) fn issuing(source: &mut SettingSource<'_>) -> Issuing {
         directory: directory.unwrap_or_else(|| DIRECTORY.to_owned()),
         ca: source.path("TAILYARD_ACME_CA"),
         account: secret.zip(field),
-        away: source.optional_duration("TAILYARD_CERT_LEADER_TIMEOUT").unwrap_or(CertLeaderTerms::DEFAULT.away),
+        away: source.optional_duration("TAILYARD_CERT_LEADER_TIMEOUT").unwrap_or(LeaseTerms::CERT_LEADER.duration),
     }
 }

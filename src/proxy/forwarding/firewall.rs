@@ -157,11 +157,16 @@ impl Kind {
 
     /// Removes our rules from it; one whose programs are missing holds none.
     async fn remove(self) -> Result<(), SyncFault> {
-        let removed = match self {
-            Self::Nftables => Nft::open("nft")?.remove().await.map_err(SyncFault::from),
-            Self::Iptables(variant) => Iptables::open(variant).remove().await.map_err(SyncFault::from),
-        };
-        removed.or_else(|fault| if fault.reason == "Missing" { Ok(()) } else { Err(fault) })
+        match self {
+            Self::Nftables => match Nft::open("nft")?.remove().await {
+                Err(NftError::Missing { .. }) => Ok(()),
+                removed => Ok(removed?),
+            },
+            Self::Iptables(variant) => match Iptables::open(variant).remove().await {
+                Err(IptablesError::Missing { .. }) => Ok(()),
+                removed => Ok(removed?),
+            },
+        }
     }
 
     fn name(self) -> &'static str {

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::{Applier, ApplyResult};
+use crate::api::condition::reason;
 use crate::edge::control::{AuthKey, ControlError};
 use crate::edge::kube::KubeError;
 use crate::model::controller::objects::Manifest;
@@ -111,7 +112,7 @@ impl Applier {
         let Err(Denied::Refused(ControlError::Mismatch { .. })) = &deleted else { return deleted };
         let message = deleted.err().map(|error| error.lasting()).unwrap_or_default();
         tracing::warn!(group = observed.name, "{message}");
-        let notice = Notice { subject: Subject::Group, warning: true, reason: "DeviceOrphaned", message };
+        let notice = Notice { subject: Subject::Group, warning: true, reason: reason::DEVICE_ORPHANED, message };
         self.write_events(observed, vec![notice]).await;
         Ok(())
     }

@@ -7,6 +7,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use super::ActError;
+use crate::api::condition::reason;
 use crate::edge::kube::{ApiRefusal, KubeError};
 use crate::model::controller::proxygroup::{Notice, Subject};
 
@@ -32,7 +33,7 @@ impl PartialErrors {
         let lasting = setbacks.iter().filter(|(_, error)| error.refusal() != Some(ApiRefusal::Conflict));
         let notice = |(subject, error): &(Subject, KubeError)| {
             let (subject, message) = (subject.clone(), error.to_string());
-            Notice { subject, warning: true, reason: "ConfigurationFailed", message }
+            Notice { subject, warning: true, reason: reason::CONFIGURATION_FAILED, message }
         };
         let notices = lasting.map(notice).collect();
         let first = setbacks.into_iter().next();

@@ -6,7 +6,7 @@ use k8s_openapi::api::coordination::v1::Lease as Object;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::json;
 use tailyard::edge::kube::{Leading, Lease};
-use tailyard::model::controller::leader::{LeaseCandidate, LeaseTerms};
+use tailyard::model::base::leader::{LeaseCandidate, LeaseTerms};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -24,10 +24,13 @@ struct One {
 
 impl One {
     async fn start(cluster: &Cluster, name: &str) -> Self {
-        let lease = Lease::new(cluster.pod().await, NAME, LeaseCandidate::new(name, LeaseTerms::RECONCILER));
+        let lease = Lease::new(cluster.pod().await, NAME, LeaseCandidate::new(name, None, LeaseTerms::RECONCILER));
         let (sender, leading) = watch::channel(None);
         let (stop, stopped) = oneshot::channel::<()>();
-        let task = tokio::spawn(lease.hold(sender, async move { drop(stopped.await) }));
+        let publish = move |leading| {
+            sender.send_replace(leading);
+        };
+        let task = tokio::spawn(lease.hold(watch::channel(Some(())).1, publish, async move { drop(stopped.await) }));
         Self { leading, stop: Some(stop), task }
     }
 

@@ -7,12 +7,15 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::stream::BoxStream;
-use tailyard::edge::kube::{Cluster as Client, ObjectEvent, StateSecret};
+use tailyard::edge::kube::{
+    Cluster as Client, EventWriter, Follow, LeaderClient, Leading, ObjectEvent, Resource, StateSecret, WatchChange,
+};
 use tailyard::edge::netns::Namespace;
 use tailyard::model::base::backoff::Backoff;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio::time::timeout;
 
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -84,7 +87,13 @@ async fn serve(answers: Vec<Answer>) -> Script {
             tokio::spawn(async move {
                 let mut head = Vec::new();
                 while !head.windows(4).any(|end| end == b"\r\n\r\n") && connection.read_buf(&mut head).await.is_ok_and(|read| read > 0) {}
-                let line = String::from_utf8_lossy(&head).lines().next().unwrap_or_default().to_owned();
+                // An answer to a request whose body was not read could be lost with the connection.
+                let text = String::from_utf8_lossy(&head).into_owned();
+                let length =
+                    text.lines().find_map(|line| line.to_ascii_lowercase().strip_prefix("content-length: ")?.parse::<usize>().ok());
+                let body = text.find("\r\n\r\n").map_or(0, |end| end + 4) + length.unwrap_or_default();
+                while head.len() < body && connection.read_buf(&mut head).await.is_ok_and(|read| read > 0) {}
+                let line = text.lines().next().unwrap_or_default().to_owned();
                 seen.lock().expect("requests").push(line);
                 let Some(Answer { status, body, held }) = answers.lock().expect("answers").pop_front() else { return };
                 let head = format!("HTTP/1.1 {status} Scripted\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n");
@@ -180,6 +189,61 @@ fn faults_of_a_server_are_told_by_kind_and_tried_again() {
     let answers = vec![status(401), status(429), status(503), answer(502, "<html>bad gateway</html>"), answer(200, "{"), list(1)];
     let kinds = ["lost: Unauthorized", "lost: Throttled", "lost: ServerError", "lost: ServerError", "lost: Malformed", "v1"];
     script(answers, async move |script| script.watch().is(&kinds).await);
+}
+
+#[test]
+fn a_kind_is_listed_in_pages_and_its_watch_resumes_after_a_fault() {
+    let page = |version: u32, token: &str| {
+        let (metadata, items) = (format!(r#"{{"resourceVersion":"2","continue":"{token}"}}"#), object(version));
+        answer(200, format!(r#"{{"apiVersion":"v1","kind":"ConfigMapList","metadata":{metadata},"items":[{items}]}}"#))
+    };
+    let fault = event("ERROR", r#"{"apiVersion":"v1","kind":"Status","status":"Failure","code":500,"message":"no"}"#);
+    let watch = held(event("MODIFIED", &object(3)) + &fault);
+    script(vec![page(1, "more"), page(2, ""), watch, held(event("DELETED", &object(4)))], async |script| {
+        let what = Follow { resource: Resource::CONFIG_MAP, namespace: Some("ts".into()), labels: None, names_only: false };
+        let mut changes = Box::pin(script.client.follow(&what, Backoff::new(PAUSE, PAUSE, 0.0).expect("bounds")));
+        let version = |object: &serde_json::Value| object["metadata"]["resourceVersion"].as_str().expect("a version").to_owned();
+        let expected = ["begin", "listed 1", "listed 2", "complete", "live", "put 3", "lost ServerError", "live", "gone 4"];
+        for expected in expected {
+            let change = match timeout(DEADLINE, changes.next()).await.expect("in time").expect("it never ends") {
+                WatchChange::Begin => "begin".to_owned(),
+                WatchChange::Listed(object) => format!("listed {}", version(&object)),
+                WatchChange::Complete => "complete".to_owned(),
+                WatchChange::Live => "live".to_owned(),
+                WatchChange::Put(object) => format!("put {}", version(&object)),
+                WatchChange::Gone(object) => format!("gone {}", version(&object)),
+                WatchChange::Unknown => "unknown".to_owned(),
+                WatchChange::Lost(error) => format!("lost {}", error.reason()),
+            };
+            assert_eq!(change, expected);
+        }
+        let requests = script.requests();
+        assert!(requests[1].contains("continue=more") && requests[3].contains("resourceVersion=3"), "{requests:?}");
+        assert!(requests.iter().all(|line| !line.contains("fieldSelector")), "{requests:?}");
+    });
+}
+
+#[test]
+fn equal_events_count_up_and_other_texts_are_other_events() {
+    let made = answer(201, r#"{"apiVersion":"events.k8s.io/v1","kind":"Event","metadata":{"name":"g.1"}}"#);
+    let refused = answer(403, r#"{"kind":"Status","apiVersion":"v1","status":"Failure","message":"no","code":403}"#);
+    script(vec![made.clone(), made.clone(), made, refused], async |script| {
+        let until = tokio::time::Instant::now() + DEADLINE;
+        let (leading, leads) = watch::channel(Some(Leading { until }));
+        let events = EventWriter::new(LeaderClient::new(script.client.clone(), leads, Arc::new(|_, _, _| {})), "test", "one".to_owned());
+        let write = async |namespace: &str, text: &str| {
+            let about = Resource::SERVICE.reference(namespace, "web", None);
+            events.write_event(&about, true, "NameConflict", text).await.map_err(|error| error.reason())
+        };
+        for text in ["first", "first", "second"] {
+            write("ts", text).await.expect("written");
+        }
+        assert_eq!((write("ts", "third").await, write("ts", "fourth").await), (Err("Forbidden"), Ok(())), "one try an hour");
+        leading.send_replace(None);
+        assert_eq!(write("other", "first").await, Err("NotLeading"));
+        let methods: Vec<_> = script.requests().iter().map(|line| line.split(' ').next().unwrap_or_default().to_owned()).collect();
+        assert_eq!(methods, ["POST", "PATCH", "POST", "POST"]);
+    });
 }
 
 #[test]

@@ -9,8 +9,8 @@ use tailyard::api::names::ACCOUNTS;
 use tailyard::api::routes::Host;
 use tailyard::edge::acme::AcmeServer;
 use tailyard::edge::localapi::{LocalApi, MASK};
+use tailyard::model::base::leader::LeaseTerms;
 use tailyard::model::base::netmap::NetMap;
-use tailyard::model::ingress::cert_leader;
 use tailyard::model::ingress::cert_orders::OrderTerms;
 use tailyard::model::ingress::cert_store::CertStoreState;
 use tailyard::model::ingress::certificate::Pair;
@@ -35,7 +35,7 @@ pub struct Stage {
     pub cluster: Cluster,
     pub pebble: Pebble,
     pub terms: OrderTerms,
-    pub lead: cert_leader::CertLeaderTerms,
+    pub lead: LeaseTerms,
     names: Vec<String>,
     machine: Machine,
     _tailscaled: Process,
@@ -76,7 +76,7 @@ pub fn stage_with(names: &[&str], manner: Manner, test: impl AsyncFnOnce(Stage) 
             cluster,
             pebble,
             terms: OrderTerms::ACME,
-            lead: cert_leader::CertLeaderTerms::DEFAULT,
+            lead: LeaseTerms::CERT_LEADER,
             names,
             machine,
             _tailscaled: tailscaled,

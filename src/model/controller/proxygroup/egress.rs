@@ -14,6 +14,7 @@ use super::readiness::AckSummary;
 use super::services::{self, ServiceOutcome, ServingChild, host};
 use super::work::GroupPass;
 use super::{quota, readiness, room};
+use crate::api::condition::{EGRESS_SVC_READY, TRUE};
 use crate::api::{egress, names};
 use crate::model::base::conditions;
 use crate::model::controller::match_ports::MatchPorts;
@@ -150,7 +151,7 @@ fn retired(work: &mut GroupPass<'_>, claim: &ServiceClaim<'_>) -> bool {
     let (Some(service), Some(record)) = (claim.service, &claim.record) else { return true };
     let name = service.spec.as_ref().and_then(|spec| spec.external_name.as_deref()).unwrap_or_default();
     let conditions_now = service.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
-    let ready = conditions::get(conditions_now, crate::api::condition::EGRESS_SVC_READY).filter(|ready| ready.status == "True");
+    let ready = conditions::get(conditions_now, EGRESS_SVC_READY).filter(|ready| ready.status == TRUE);
     let Some(ready) = ready.filter(|_| name != host(work, record.name)) else { return false };
     let linger = work.observed.settings.linger;
     let since = readiness::elapsed(ready.last_transition_time.0, work.observed.now);

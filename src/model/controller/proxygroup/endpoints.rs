@@ -10,6 +10,7 @@ use std::ops::RangeInclusive;
 use k8s_openapi::api::core::v1::Node;
 
 use super::work::GroupPass;
+use crate::api::condition::reason;
 use crate::api::proxyclass::NodePorts;
 use crate::model::controller::objects::{Kind, Owner, RenderContext, held_ports, node_port, node_port_ref};
 
@@ -17,8 +18,6 @@ use crate::model::controller::objects::{Kind, Owner, RenderContext, held_ports, 
 const ADDRESSES: usize = 2;
 /// The node ports of an API server by default.
 const USUAL: RangeInclusive<u16> = 30_000..=32_767;
-/// The reason of the faults.
-const FAILED: &str = "ProxyGroupCreationFailed";
 
 /// The port of tailscaled for a group that wants static endpoints: the one that its Services hold, else one that follows
 /// from its name and is neither a match port nor one of the replica's own.
@@ -43,7 +42,7 @@ pub(super) fn endpoints(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) -> 
     let addresses = addresses(work, shape, &requested.node_port);
     if addresses.is_empty() {
         let message = "No node that spec.staticEndpoints of the ProxyClass selects has an address of type ExternalIP: change the selector.";
-        work.fault(FAILED, message.into());
+        work.fault(reason::PROXY_GROUP_CREATION_FAILED, message.into());
     }
     let current_port =
         |ordinal: u32| work.owned(&node_port_ref(&shape.owner, ordinal)).and_then(|existing| held_ports(existing)).map(|(_, port)| port);
@@ -58,7 +57,7 @@ pub(super) fn endpoints(work: &mut GroupPass<'_>, shape: &RenderContext<'_>) -> 
         let Some(port) = reused.get(&ordinal).copied().or_else(|| free(&requested.node_port, &taken)) else {
             let message = "All ports of spec.staticEndpoints of the ProxyClass are taken, or the API server refuses them \
                 (its --service-node-port-range): change its ranges.";
-            work.fault(FAILED, message.into());
+            work.fault(reason::PROXY_GROUP_CREATION_FAILED, message.into());
             break;
         };
         taken.insert(port);

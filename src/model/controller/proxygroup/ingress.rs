@@ -12,6 +12,7 @@ use serde_json::Value;
 use super::actions::device_of_replica;
 use super::work::{GroupPass, Ownership, whose};
 use super::{ServiceList, Subject, TailnetState};
+use crate::api::condition::reason;
 use crate::api::names;
 use crate::model::controller::ingress_spec::{
     OwnershipRefusal, PublishSpec, PublishTarget, Publisher, UserCertificate, of_group, service_name,
@@ -135,7 +136,7 @@ pub(super) fn plan<'a>(work: &mut GroupPass<'a>, shape: &RenderContext<'_>) -> I
             }
             Err(refused) => {
                 // The last good one goes on.
-                if refused.reason != TAKEN {
+                if refused.reason != reason::NAME_CONFLICT {
                     plan.unchanged.extend(claim.recorded.iter().cloned());
                 }
                 plan.refused.insert(claim.claimant.clone(), refused);
@@ -165,9 +166,6 @@ pub(super) fn node_sites(work: &GroupPass<'_>, owner: &Owner) -> bool {
     let env = containers.into_iter().flatten().flat_map(|container| container["env"].as_array().into_iter().flatten());
     env.into_iter().any(|variable| variable["name"] == "TAILYARD_SERVE_ON_NODE_ADDRESS" && variable["value"] == "true")
 }
-
-/// The reason of those whose name somebody else has.
-const TAKEN: &str = "NameConflict";
 
 /// Why the domain of the tailnet is not known yet.
 fn unconfirmed(work: &GroupPass<'_>) -> String {
@@ -220,7 +218,7 @@ impl<'a> IngressPlan<'a> {
         self.unchanged = recorded(work, &self.before);
         let message = unconfirmed(work);
         for claim in self.claims.iter().filter(|claim| claim.asks) {
-            self.refused.insert(claim.claimant.clone(), Rejection::new("ProxyGroupNotReady", message.clone()));
+            self.refused.insert(claim.claimant.clone(), Rejection::new(reason::PROXY_GROUP_NOT_READY, message.clone()));
         }
     }
 
@@ -294,7 +292,7 @@ impl<'a> IngressPlan<'a> {
                     "Secret {} is being deleted: its finalizer keeps the account by which certificates are renewed. Recreate it from a copy.",
                     names::ACCOUNTS
                 );
-                work.fault("ProxyGroupCreationFailed", message);
+                work.fault(reason::PROXY_GROUP_CREATION_FAILED, message);
             }
             Some(_) => {}
         }

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use super::claims::{ServiceRole, claims};
 use super::work::GroupPass;
 use super::{Class, GroupUpdate, TailnetState, egress, endpoints, ingress, replicas, services, status, validate};
+use crate::api::condition::reason;
 use crate::api::names;
 use crate::api::proxyclass::ProxyClassSpec;
 use crate::api::proxygroup::ProxyGroup;
@@ -63,7 +64,7 @@ pub(super) fn provision(work: &mut GroupPass<'_>, group: &ProxyGroup) {
     let wrong = validate::group(group, &shape);
     let whole = usable && wrong.is_none();
     if let Some(wrong) = wrong {
-        work.fault("ProxyGroupInvalid", wrong);
+        work.fault(reason::PROXY_GROUP_INVALID, wrong);
     }
     finalizer(work, group, true);
     status::tailnet(work, group);
@@ -120,10 +121,10 @@ fn class<'a>(work: &mut GroupPass<'a>) -> (bool, Option<&'a ProxyClassSpec>) {
         Class::None => return (true, None),
         Class::Ready(class) => return (true, Some(&class.spec)),
         Class::Missing(name) => {
-            work.fault("ProxyGroupCreating", format!("ProxyClass {name} does not exist: make it, or change spec.proxyClass."));
+            work.fault(reason::PROXY_GROUP_CREATING, format!("ProxyClass {name} does not exist: make it, or change spec.proxyClass."));
         }
         Class::NotReady(name) => {
-            work.fault("ProxyGroupCreating", format!("ProxyClass {name} is not ready: its conditions say what to change."));
+            work.fault(reason::PROXY_GROUP_CREATING, format!("ProxyClass {name} is not ready: its conditions say what to change."));
         }
     }
     (false, None)
@@ -153,7 +154,7 @@ pub(super) fn end(work: &mut GroupPass<'_>, group: &ProxyGroup) {
         return;
     }
     if let TailnetState::Unavailable(why) = &work.observed.tailnet {
-        work.fault("ProxyGroupTailnetUnavailable", format!("{why}{WAITS}"));
+        work.fault(reason::PROXY_GROUP_TAILNET_UNAVAILABLE, format!("{why}{WAITS}"));
     }
     denials(work, WAITS);
     if !work.faults.is_empty() {
@@ -167,7 +168,7 @@ fn denials(work: &mut GroupPass<'_>, more: &str) {
     let denied = work.pass.control.iter().filter_map(|action| work.observed.denied.get(&action.what()));
     let why: Vec<_> = denied.map(|denial| format!("{}{more}", denial.why)).collect();
     for why in why {
-        work.fault("ProxyGroupCreationFailed", why);
+        work.fault(reason::PROXY_GROUP_CREATION_FAILED, why);
     }
 }
 

@@ -12,6 +12,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 
 use super::{Observed, ObservedReplica, ReplicaState};
+use crate::api::condition::TRUE;
 use crate::api::egress;
 use crate::model::controller::objects::{Kind, ObjectRef};
 
@@ -166,7 +167,7 @@ fn readiness(pod: Option<&Pod>) -> (bool, Option<Timestamp>) {
     let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
     let ready = conditions.into_iter().flatten().find(|condition| condition.type_ == "Ready");
     let since = ready.and_then(|ready| ready.last_transition_time.as_ref()).or(pod.metadata.creation_timestamp.as_ref());
-    let is = ready.is_some_and(|ready| ready.status == "True") && pod.metadata.deletion_timestamp.is_none();
+    let is = ready.is_some_and(|ready| ready.status == TRUE) && pod.metadata.deletion_timestamp.is_none();
     (is, since.map(|since| since.0))
 }
 

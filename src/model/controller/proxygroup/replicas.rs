@@ -11,6 +11,7 @@ use super::ingress::IngressPlan;
 use super::keys::{KeyDecision, ReplicaLogin, decide};
 use super::work::{GroupPass, Ownership, deletion, whose};
 use super::{ClaimedDevice, ConfigDraft, ControlAction, Delete, GroupSettings, ObservedReplica, ReplicaConfig, Subject, TailnetState};
+use crate::api::condition::reason;
 use crate::api::names;
 use crate::api::proxygroup::ProxyGroupSpec;
 use crate::model::controller::identity::{DeviceRecord, ExpectedDevice};
@@ -70,7 +71,7 @@ fn config(work: &mut GroupPass<'_>, shape: &RenderContext<'_>, ordinal: u32, rep
         work.want(&shape.owner, secret.manifest(key.map(|key| (key, id)), false));
         if matches!(work.observed.tailnet, TailnetState::Ready { .. }) {
             let secret = config_ref(&shape.owner, ordinal);
-            work.fault("ProxyGroupCreating", format!("The control plane mints no auth keys: put one into {secret}, as AuthKey."));
+            work.fault(reason::PROXY_GROUP_CREATING, format!("The control plane mints no auth keys: put one into {secret}, as AuthKey."));
         }
         return;
     }
@@ -239,6 +240,6 @@ fn departure(work: &mut GroupPass<'_>, owner: &Owner, ordinal: u32, replica: &Ob
 fn left_behind(work: &mut GroupPass<'_>, ordinal: u32, what: &str, why: &str, record: Vec<Delete>) {
     let replica = names::replica(&work.observed.name, ordinal);
     let message = format!("The control plane still has {what} of replica {replica}: remove it there. It was not removed, as {why}");
-    work.warn(Subject::Group, "DeviceOrphaned", message);
+    work.warn(Subject::Group, reason::DEVICE_ORPHANED, message);
     work.pass.delete.extend(record);
 }

@@ -16,7 +16,7 @@ use super::readiness::{AckSummary, ReplicaAcks, TIMEOUT};
 use super::validate::annotation;
 use super::work::GroupPass;
 use super::{ObjectUpdate, Subject};
-use crate::api::condition::{EGRESS_SVC_CONFIGURED, EGRESS_SVC_READY, EGRESS_SVC_VALID};
+use crate::api::condition::{EGRESS_SVC_CONFIGURED, EGRESS_SVC_READY, EGRESS_SVC_VALID, TRUE, reason};
 use crate::api::{egress, names};
 use crate::model::base::conditions::{self, ConditionStatus, DesiredCondition};
 use crate::model::base::hash::sha256;
@@ -166,7 +166,7 @@ fn served(
     let group = work.observed.name.clone();
     let host = host(work, &child.name);
     let mut telling = ConditionWriter::new(work, service);
-    telling.set(EGRESS_SVC_VALID, ConditionStatus::True, "EgressSvcValid", "The Service is valid.".into());
+    telling.set(EGRESS_SVC_VALID, ConditionStatus::True, reason::EGRESS_SVC_VALID, "The Service is valid.".into());
     let points = service.spec.as_ref().and_then(|spec| spec.external_name.as_deref()) == Some(&host);
     let settled = *settled && acks.written;
     // A name that was pointed at this very config before is restored at once: another tool reverted it, and some replicas serve it.
@@ -181,14 +181,14 @@ fn served(
     let AckSummary { ready, wanted, .. } = acks;
     let counts = || format!("{ready} out of {wanted} replicas are ready to route traffic");
     let (status, reason, message) = match (ready, wanted) {
-        (_, 0) => (ConditionStatus::False, "NoProxiesConfigured", format!("ProxyGroup {group} has no replicas: set its spec.replicas.")),
+        (_, 0) => (ConditionStatus::False, reason::NO_PROXIES, format!("ProxyGroup {group} has no replicas: set its spec.replicas.")),
         _ if !points && !switch => {
             let message = format!("The name is pointed at ProxyGroup {group} when all its replicas have taken up the Service.");
-            (ConditionStatus::False, "NotReadyToRouteTraffic", message)
+            (ConditionStatus::False, reason::NOT_READY, message)
         }
-        (0, _) => (ConditionStatus::False, "NotReadyToRouteTraffic", counts()),
-        _ if ready < wanted => (ConditionStatus::True, "PartiallyReadyToRouteTraffic", counts()),
-        _ => (ConditionStatus::True, "ReadyToRouteTraffic", counts()),
+        (0, _) => (ConditionStatus::False, reason::NOT_READY, counts()),
+        _ if ready < wanted => (ConditionStatus::True, reason::PARTIALLY_READY, counts()),
+        _ => (ConditionStatus::True, reason::READY, counts()),
     };
     telling.set(EGRESS_SVC_READY, status, reason, message);
     !telling.update(work, true, switch.then_some(host)) && points
@@ -196,23 +196,23 @@ fn served(
 
 fn refused(work: &mut GroupPass<'_>, key: ServiceKey<'_>, service: &Service, claim: &ServiceClaim<'_>, message: &str) {
     let mut telling = ConditionWriter::new(work, service);
-    telling.set(EGRESS_SVC_VALID, ConditionStatus::True, "EgressSvcValid", "The Service is valid.".into());
+    telling.set(EGRESS_SVC_VALID, ConditionStatus::True, reason::EGRESS_SVC_VALID, "The Service is valid.".into());
     let reason = format!("ConfigurationFailed:{}", record(service, &work.observed.name));
     if telling.set(EGRESS_SVC_CONFIGURED, ConditionStatus::False, &reason, message.to_owned()) {
-        work.warn(subject(key), "ConfigurationFailed", message.to_owned());
+        work.warn(subject(key), reason::CONFIGURATION_FAILED, message.to_owned());
     }
-    telling.set(EGRESS_SVC_READY, ConditionStatus::False, "ClusterResourcesNotReady", message.to_owned());
+    telling.set(EGRESS_SVC_READY, ConditionStatus::False, reason::CLUSTER_RESOURCES_NOT_READY, message.to_owned());
     telling.update(work, finalized(service, claim), None);
 }
 
 fn invalid(work: &mut GroupPass<'_>, key: ServiceKey<'_>, service: &Service, claim: &ServiceClaim<'_>) {
     let message = format!("The Service is not valid: {}", claim.wrong.join(" "));
     let mut telling = ConditionWriter::new(work, service);
-    if telling.set(EGRESS_SVC_VALID, ConditionStatus::False, "EgressSvcInvalid", message.clone()) {
+    if telling.set(EGRESS_SVC_VALID, ConditionStatus::False, reason::EGRESS_SVC_INVALID, message.clone()) {
         work.warn(subject(key), "INVALIDSERVICE", message.clone());
     }
     telling.remove(EGRESS_SVC_CONFIGURED);
-    telling.set(EGRESS_SVC_READY, ConditionStatus::False, "ClusterResourcesNotReady", message);
+    telling.set(EGRESS_SVC_READY, ConditionStatus::False, reason::CLUSTER_RESOURCES_NOT_READY, message);
     telling.update(work, finalized(service, claim), None);
 }
 
@@ -220,9 +220,9 @@ fn invalid(work: &mut GroupPass<'_>, key: ServiceKey<'_>, service: &Service, cla
 pub(super) fn waiting(work: &mut GroupPass<'_>, claim: &ServiceClaim<'_>, message: &str) {
     let Some(service) = claim.service else { return };
     let mut telling = ConditionWriter::new(work, service);
-    telling.set(EGRESS_SVC_VALID, ConditionStatus::Unknown, "ProxyGroupNotReady", message.to_owned());
+    telling.set(EGRESS_SVC_VALID, ConditionStatus::Unknown, reason::PROXY_GROUP_NOT_READY, message.to_owned());
     telling.remove(EGRESS_SVC_CONFIGURED);
-    telling.set(EGRESS_SVC_READY, ConditionStatus::False, "ClusterResourcesNotReady", message.to_owned());
+    telling.set(EGRESS_SVC_READY, ConditionStatus::False, reason::CLUSTER_RESOURCES_NOT_READY, message.to_owned());
     telling.update(work, finalized(service, claim), None);
 }
 
@@ -317,7 +317,7 @@ fn record(service: &Service, group: &str) -> String {
 /// Whether the Service's condition says that its name was pointed at this config.
 fn configured_for(service: &Service, reason: &str) -> bool {
     let conditions = service.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
-    conditions::get(conditions, EGRESS_SVC_CONFIGURED).is_some_and(|condition| condition.status == "True" && condition.reason == reason)
+    conditions::get(conditions, EGRESS_SVC_CONFIGURED).is_some_and(|condition| condition.status == TRUE && condition.reason == reason)
 }
 
 /// The group that a condition's reason records.

@@ -6,15 +6,13 @@
 use super::replicas::other_tags;
 use super::work::{GroupFault, GroupPass};
 use super::{GroupUpdate, Subject, TailnetState, readiness};
-use crate::api::condition::{CERTIFIED, PROXY_GROUP_AVAILABLE, PROXY_GROUP_READY, PUBLISHED};
+use crate::api::condition::{CERTIFIED, PROXY_GROUP_AVAILABLE, PROXY_GROUP_READY, PUBLISHED, reason};
 use crate::api::proxygroup::{ProxyGroup, ProxyGroupStatus, TailnetDevice};
 use crate::model::base::conditions::{self, ConditionStatus, DesiredCondition};
 use crate::model::controller::proxygroup::ObservedReplica;
 
 /// The reasons that come first, whatever was found before them.
-const WEIGHT: [&str; 2] = ["ProxyGroupInvalid", UNAVAILABLE];
-/// The reason while the control plane cannot be asked.
-const UNAVAILABLE: &str = "ProxyGroupTailnetUnavailable";
+const WEIGHT: [&str; 2] = [reason::PROXY_GROUP_INVALID, reason::PROXY_GROUP_TAILNET_UNAVAILABLE];
 
 pub(super) fn status(work: &mut GroupPass<'_>, group: &ProxyGroup, wanted: u32) {
     let before = group.status.clone().unwrap_or_default();
@@ -23,7 +21,7 @@ pub(super) fn status(work: &mut GroupPass<'_>, group: &ProxyGroup, wanted: u32) 
     let extra = work.observed.replicas.range(wanted..).filter(|(_, replica)| replica.pod.is_some()).count();
     let mut status = ProxyGroupStatus { devices, ..before.clone() };
     let message = format!("{running}/{wanted} ProxyGroup pods running");
-    let reason = if running == wanted { "ProxyGroupAvailable" } else { "ProxyGroupCreating" };
+    let reason = if running == wanted { reason::PROXY_GROUP_AVAILABLE } else { reason::PROXY_GROUP_CREATING };
     let available = if running > 0 { ConditionStatus::True } else { ConditionStatus::False };
     let now = work.observed.now;
     let condition = DesiredCondition { kind: PROXY_GROUP_AVAILABLE, status: available, reason, message: message.clone(), generation: 0 };
@@ -31,9 +29,11 @@ pub(super) fn status(work: &mut GroupPass<'_>, group: &ProxyGroup, wanted: u32) 
     let weight = |fault: &&GroupFault| WEIGHT.iter().position(|reason| *reason == fault.reason).unwrap_or(WEIGHT.len());
     let (ready, reason, message) = match work.faults.iter().min_by_key(weight) {
         Some(fault) => (ConditionStatus::False, fault.reason, fault.message.clone()),
-        None if running < wanted => (ConditionStatus::False, "ProxyGroupCreating", message),
-        None if extra > 0 => (ConditionStatus::False, "ProxyGroupCreating", format!("waiting for {extra} ProxyGroup pods to shut down")),
-        None => (ConditionStatus::True, "ProxyGroupReady", message),
+        None if running < wanted => (ConditionStatus::False, reason::PROXY_GROUP_CREATING, message),
+        None if extra > 0 => {
+            (ConditionStatus::False, reason::PROXY_GROUP_CREATING, format!("waiting for {extra} ProxyGroup pods to shut down"))
+        }
+        None => (ConditionStatus::True, reason::PROXY_GROUP_READY, message),
     };
     let generation = group.metadata.generation.unwrap_or(0);
     let condition = DesiredCondition { kind: PROXY_GROUP_READY, status: ready, reason, message: message.clone(), generation };
@@ -74,7 +74,9 @@ fn published(work: &GroupPass<'_>, status: &mut ProxyGroupStatus) {
 pub(super) fn tailnet(work: &mut GroupPass<'_>, group: &ProxyGroup) {
     let previous = || {
         let conditions = group.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
-        conditions::get(conditions, PROXY_GROUP_READY).filter(|ready| ready.reason == UNAVAILABLE).map(|ready| ready.message.clone())
+        conditions::get(conditions, PROXY_GROUP_READY)
+            .filter(|ready| ready.reason == reason::PROXY_GROUP_TAILNET_UNAVAILABLE)
+            .map(|ready| ready.message.clone())
     };
     let why = match &work.observed.tailnet {
         TailnetState::Ready { .. } => None,
@@ -82,7 +84,7 @@ pub(super) fn tailnet(work: &mut GroupPass<'_>, group: &ProxyGroup) {
         TailnetState::Unavailable(why) => Some(why.clone()),
     };
     if let Some(why) = why {
-        work.fault(UNAVAILABLE, why);
+        work.fault(reason::PROXY_GROUP_TAILNET_UNAVAILABLE, why);
     }
 }
 

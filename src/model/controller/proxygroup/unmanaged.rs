@@ -9,6 +9,7 @@ use super::provision::{owner, without};
 use super::readiness::elapsed;
 use super::status;
 use super::work::GroupPass;
+use crate::api::condition::reason;
 use crate::api::proxygroup::ProxyGroup;
 
 /// How long somebody else is given to take up a group before we say that nobody has.
@@ -31,7 +32,7 @@ pub(super) fn elsewhere(work: &mut GroupPass<'_>, group: &ProxyGroup) {
         return;
     }
     without(work, &owner, Some("is not of type egress: name a group that is."));
-    work.fault("ProxyGroupInvalid", MESSAGE.into());
+    work.fault(reason::PROXY_GROUP_INVALID, MESSAGE.into());
     status::status(work, group, group.spec.replicas.unwrap_or_default().try_into().unwrap_or_default());
 }
 

@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use super::readiness::elapsed;
 use super::{ControlPlaneError, Delete, GroupPlan, Memory, Notice, Observed, Subject};
+use crate::api::condition::reason;
 use crate::api::names;
 use crate::model::base::conditions::DesiredCondition;
 use crate::model::controller::objects::{Manifest, ObjectRef, Owner, applied};
@@ -142,7 +143,7 @@ pub(super) fn whose(owner: &Owner, existing: &Value) -> Ownership {
 
 fn in_the_way(object: &ObjectRef) -> GroupFault {
     let message = format!("{object} is in the way: it was not made for this ProxyGroup. Delete it, or give the ProxyGroup another name.");
-    GroupFault { reason: "ProxyGroupCreationFailed", message }
+    GroupFault { reason: reason::PROXY_GROUP_CREATION_FAILED, message }
 }
 
 fn labelled(owner: &Owner, labels: &serde_json::Map<String, Value>) -> bool {

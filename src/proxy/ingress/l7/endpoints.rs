@@ -120,6 +120,7 @@ impl Following {
                 self.faults.remove(namespace);
                 true
             }
+            WatchChange::Live => false,
             WatchChange::Put(slice) => self.slices.put(slice),
             WatchChange::Gone(slice) => self.slices.gone(&slice),
             WatchChange::Unknown => self.faults.insert(namespace.to_owned(), "Unknown") != Some("Unknown"),

@@ -7,7 +7,8 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::Ingress;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::{Rejection, TAKEN};
+use super::Rejection;
+use crate::api::condition::reason;
 use crate::api::routes::Origin;
 use crate::model::controller::ingress_spec::{
     self, PublishSource, PublishSpec, Publisher, SpecContext, ingress_group, ingress_label, service_group, service_label, service_name,
@@ -116,7 +117,7 @@ pub(super) fn contest(firsts: &BTreeMap<&str, (i64, &Publisher)>, claim: &Ingres
     let Some((_, first)) = firsts.get(claim.label.as_str()).filter(|(_, first)| **first != claim.claimant) else { return Ok(()) };
     let message =
         format!("{first} has the name {} already: give this one another name in the tailnet, or remove one of them.", claim.label);
-    Err(Rejection::new(TAKEN, message))
+    Err(Rejection::new(reason::NAME_CONFLICT, message))
 }
 
 /// Reads what it asks for.
@@ -132,7 +133,7 @@ pub(super) fn read(observed: &Observed, claim: &IngressClaim<'_>, suffix: &str) 
             return Err(Rejection::new("InvalidIngressClass", why));
         }
         UserObject::Ingress(ingress) => (ingress_spec::ingress(ingress, &context), "InvalidIngressConfiguration"),
-        UserObject::Service(service) => (ingress_spec::service(service), "IngressSvcInvalid"),
+        UserObject::Service(service) => (ingress_spec::service(service), reason::INGRESS_SVC_INVALID),
     };
     read.map_err(|wrong| Rejection::new(reason, wrong.join(" ")))
 }

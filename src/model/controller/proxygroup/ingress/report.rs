@@ -12,7 +12,7 @@ use super::claims::{IngressClaim, UserObject};
 use super::config::node_site;
 use super::summary::{Extent, SummaryBuilder};
 use super::{IngressPlan, Item, Rejection, ServiceState, routes, subject};
-use crate::api::condition::{INGRESS_SVC_CONFIGURED, INGRESS_SVC_VALID};
+use crate::api::condition::{INGRESS_SVC_CONFIGURED, INGRESS_SVC_VALID, reason};
 use crate::model::base::conditions::{self, ConditionStatus, DesiredCondition};
 use crate::model::controller::ingress_spec::{PublishSource, PublishTarget, service_name};
 use crate::model::controller::objects::{RenderContext, covers};
@@ -188,8 +188,8 @@ fn configured(serving: usize, wanted: u32, fault: Option<&Rejection>, beside: &s
     let counts = format!("{serving}/{wanted} proxy backends ready and advertising{beside}");
     match fault {
         Some(fault) => (INGRESS_SVC_CONFIGURED, ConditionStatus::False, fault.reason, fault.message.clone()),
-        None if serving > 0 => (INGRESS_SVC_CONFIGURED, ConditionStatus::True, "IngressSvcConfigured", counts),
-        None => (INGRESS_SVC_CONFIGURED, ConditionStatus::False, "IngressSvcNoBackendsConfigured", counts),
+        None if serving > 0 => (INGRESS_SVC_CONFIGURED, ConditionStatus::True, reason::INGRESS_SVC_CONFIGURED, counts),
+        None => (INGRESS_SVC_CONFIGURED, ConditionStatus::False, reason::INGRESS_SVC_NO_BACKENDS, counts),
     }
 }
 
@@ -197,8 +197,9 @@ fn configured(serving: usize, wanted: u32, fault: Option<&Rejection>, beside: &s
 pub(super) fn unserved(work: &mut GroupPass<'_>, claim: &IngressClaim<'_>, refused: Option<&Rejection>, remaining: bool) {
     let mut said: Vec<Said> = Vec::new();
     if let (UserObject::Service(_), Some(Rejection { reason, message })) = (claim.object, refused) {
-        let invalid = *reason == "IngressSvcInvalid" || *reason == super::TAKEN;
-        let (status, kind) = if invalid { (ConditionStatus::False, "IngressSvcInvalid") } else { (ConditionStatus::Unknown, *reason) };
+        let invalid = matches!(*reason, reason::INGRESS_SVC_INVALID | reason::NAME_CONFLICT);
+        let (status, kind) =
+            if invalid { (ConditionStatus::False, reason::INGRESS_SVC_INVALID) } else { (ConditionStatus::Unknown, *reason) };
         said.push((INGRESS_SVC_VALID, status, kind, message.clone()));
     }
     let existing = balancer(claim);

@@ -1,6 +1,7 @@
 //! What of a valid wish a group cannot do, for what its replicas run or for its control plane.
 
 use super::{Rejection, lacks_services};
+use crate::api::condition::reason;
 use crate::api::names;
 use crate::model::controller::ingress_spec::{PublishSpec, PublishTarget};
 use crate::model::controller::objects::RenderContext;
@@ -28,5 +29,5 @@ pub(super) fn fits(work: &GroupPass<'_>, shape: &RenderContext<'_>, wish: &Publi
     } else {
         return Ok(());
     };
-    Err(Rejection::new("IngressSvcInvalid", wrong))
+    Err(Rejection::new(reason::INGRESS_SVC_INVALID, wrong))
 }

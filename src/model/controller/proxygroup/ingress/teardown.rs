@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::advertise::awaited;
 use super::claims::{UserObject, claims};
 use super::{IngressPlan, Rejection, recorded, subject};
+use crate::api::condition::reason;
 use crate::model::controller::ingress_spec::{Release, release, service_group, service_name};
 use crate::model::controller::objects::{IngressConfigMap, Kind, ObjectRef, Owner, RenderContext, domain_of, ingress_config_ref};
 use crate::model::controller::proxygroup::readiness::{self, TIMEOUT};
@@ -159,7 +160,7 @@ pub(in super::super) fn elsewhere(work: &mut GroupPass<'_>, message: &str) {
 fn forsaken(work: &mut GroupPass<'_>, before: &IngressConfigMap, done: bool, message: &str) {
     for claim in claims(work.observed, before) {
         if claim.ours {
-            let refused = claim.asks.then(|| Rejection::new("ProxyGroupNotReady", message.to_owned()));
+            let refused = claim.asks.then(|| Rejection::new(reason::PROXY_GROUP_NOT_READY, message.to_owned()));
             let quiet = matches!(claim.object, UserObject::Ingress(_)) && !done;
             let refused = refused.as_ref().filter(|_| !quiet);
             if work.memory.is_new_message(&claim.claimant, refused.map(|refused| refused.message.as_str()))

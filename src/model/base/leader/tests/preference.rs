@@ -1,44 +1,47 @@
-//! Replicas and one Lease: who orders, when the first is there and when it is not.
+//! Replicas and one Lease: which one leads, with and without the first.
 
-use super::*;
+use super::super::*;
 
-const EVERY: Duration = CertLeaderTerms::DEFAULT.every;
+const TERMS: LeaseTerms = LeaseTerms::CERT_LEADER;
+const EVERY: Duration = TERMS.every;
 
 /// Replicas that look at a Lease by turns.
 struct World {
-    now: Duration,
-    lease: Option<LeaseView>,
-    renewed: Duration,
+    now: Instant,
+    lease: Option<LeaseRecord>,
+    renewed: Instant,
     versions: u32,
-    replicas: Vec<Option<CertLeaderCandidate>>,
+    replicas: Vec<Option<LeaseCandidate>>,
     able: Vec<bool>,
 }
 
 impl World {
     fn new(replicas: u32) -> Self {
         let all = (0..replicas).map(|ordinal| Some(candidate(ordinal))).collect();
-        Self { now: Duration::ZERO, lease: None, renewed: Duration::ZERO, versions: 0, replicas: all, able: vec![true; replicas as usize] }
+        let now = Instant::now();
+        Self { now, lease: None, renewed: now, versions: 0, replicas: all, able: vec![true; replicas as usize] }
     }
 
     /// Everybody who is there has one look, and does what is to be done.
     fn turn(&mut self) {
         self.now += EVERY;
         for (ordinal, able) in self.able.clone().into_iter().enumerate() {
-            let age = self.now.saturating_sub(self.renewed);
+            let age = self.now - self.renewed;
             let Some(replica) = &mut self.replicas[ordinal] else { continue };
-            replica.saw(self.lease.clone(), age, self.now);
-            let (holder, asked) = match replica.next(able, self.now) {
-                CertLeaderStep::Hold => (replica.name().to_owned(), false),
-                CertLeaderStep::Release => (String::new(), false),
-                CertLeaderStep::Ask => (self.lease.as_ref().map(|seen| seen.holder.clone()).unwrap_or_default(), true),
-                CertLeaderStep::Wait => continue,
+            replica.observe(self.lease.clone().map(|record| LeaseRecord { age, ..record }), self.now);
+            let (holder, handback) = match replica.next(able, self.now) {
+                LeaseStep::Create | LeaseStep::Take { .. } | LeaseStep::Renew { .. } => (replica.name().to_owned(), false),
+                LeaseStep::Release { .. } => (String::new(), false),
+                LeaseStep::RequestHandback => (self.lease.as_ref().map(|record| record.holder.clone()).unwrap_or_default(), true),
+                LeaseStep::Wait(_) => continue,
             };
             self.versions += 1;
-            if !asked {
+            if !handback {
                 self.renewed = self.now;
             }
-            self.lease = Some(LeaseView { version: self.versions.to_string(), holder, handback: asked });
-            replica.saw(self.lease.clone(), Duration::ZERO, self.now);
+            let record = LeaseRecord { version: self.versions.to_string(), holder, handback, ..LeaseRecord::default() };
+            self.lease = Some(record.clone());
+            replica.written(record, self.now);
         }
     }
 
@@ -50,12 +53,12 @@ impl World {
     }
 
     fn leaders(&self) -> Vec<&str> {
-        self.replicas.iter().flatten().filter(|replica| replica.leads()).map(CertLeaderCandidate::name).collect()
+        self.replicas.iter().flatten().filter(|replica| replica.leads(self.now).is_some()).map(LeaseCandidate::name).collect()
     }
 }
 
-fn candidate(ordinal: u32) -> CertLeaderCandidate {
-    CertLeaderCandidate::new(format!("g-{ordinal}"), ordinal, CertLeaderTerms::DEFAULT)
+fn candidate(ordinal: u32) -> LeaseCandidate {
+    LeaseCandidate::new(format!("g-{ordinal}"), Some(ordinal), TERMS)
 }
 
 #[test]
@@ -125,11 +128,23 @@ fn one_that_starts_anew_remembers_by_the_leases_own_time() {
 
 #[test]
 fn at_first_sight_nobody_is_gone() {
+    let begin = Instant::now();
     let mut late = candidate(1);
-    let lease = LeaseView { version: "7".into(), holder: "g-0".into(), handback: false };
-    late.saw(Some(lease), Duration::from_hours(1), Duration::ZERO);
-    assert_eq!(late.next(true, EVERY), CertLeaderStep::Wait);
-    assert_eq!(late.next(true, 2 * EVERY), CertLeaderStep::Hold);
-    assert_eq!(late.next(false, 2 * EVERY), CertLeaderStep::Wait);
-    assert_eq!(candidate(0).next(true, Duration::from_hours(9)), CertLeaderStep::Wait, "what was not seen is not written");
+    let age = Duration::from_hours(1);
+    late.observe(Some(LeaseRecord { version: "7".into(), holder: "g-0".into(), age, ..LeaseRecord::default() }), begin);
+    assert_eq!(late.next(true, begin + EVERY), LeaseStep::Wait(begin + 2 * EVERY));
+    assert_eq!(late.next(true, begin + 2 * EVERY), LeaseStep::Take { transitions: 1 });
+    assert_eq!(late.next(false, begin + 2 * EVERY), LeaseStep::Wait(begin + 3 * EVERY));
+    let later = begin + Duration::from_hours(9);
+    assert_eq!(candidate(0).next(true, later), LeaseStep::Wait(later + EVERY), "what was not seen is not written");
+}
+
+#[test]
+fn without_permission_the_first_leads() {
+    let now = Instant::now();
+    let mut all = [candidate(0), candidate(1), LeaseCandidate::new("r", None, LeaseTerms::RECONCILER)];
+    for candidate in &mut all {
+        candidate.denied(now);
+    }
+    assert_eq!(all.map(|candidate| candidate.leads(now).is_some()), [true, false, false]);
 }

@@ -1,0 +1,94 @@
+//! Two candidates and one Lease.
+
+use proptest::prelude::*;
+
+use super::*;
+
+mod preference;
+
+const TERMS: LeaseTerms = LeaseTerms::RECONCILER;
+
+fn record(holder: &str, version: u64) -> LeaseRecord {
+    let (holder, version) = (holder.to_owned(), version.to_string());
+    LeaseRecord { holder, duration: TERMS.duration, transitions: 3, version, ..LeaseRecord::default() }
+}
+
+fn seconds(count: u64) -> Duration {
+    Duration::from_secs(count)
+}
+
+#[test]
+fn a_held_lease_is_taken_when_it_was_seen_unchanged_for_its_time() {
+    let begin = Instant::now();
+    let mut candidate = LeaseCandidate::new("a", None, TERMS);
+    assert_eq!(candidate.next(true, begin), LeaseStep::Wait(begin + TERMS.every), "nothing is written before the first read");
+    candidate.observe(None, begin);
+    assert_eq!(candidate.next(true, begin), LeaseStep::Create);
+    candidate.observe(Some(record("b", 1)), begin);
+    assert_eq!(candidate.next(true, begin), LeaseStep::Wait(begin + TERMS.duration));
+    candidate.observe(Some(record("b", 1)), begin + seconds(6));
+    assert_eq!(candidate.next(true, begin + seconds(11)), LeaseStep::Wait(begin + TERMS.duration), "the same record is no renewal");
+    candidate.observe(Some(record("b", 2)), begin + seconds(11));
+    assert_eq!(candidate.next(true, begin + seconds(20)), LeaseStep::Wait(begin + seconds(23)));
+    assert_eq!(candidate.next(true, begin + seconds(23)), LeaseStep::Take { transitions: 4 });
+}
+
+#[test]
+fn a_lease_that_was_given_back_is_taken_at_once() {
+    let begin = Instant::now();
+    let mut candidate = LeaseCandidate::new("a", None, TERMS);
+    candidate.observe(Some(record("", 1)), begin);
+    assert_eq!(candidate.next(true, begin), LeaseStep::Take { transitions: 4 });
+}
+
+#[test]
+fn a_leader_trusts_itself_from_before_it_asked() {
+    let begin = Instant::now();
+    let mut candidate = LeaseCandidate::new("a", None, TERMS);
+    candidate.written(record("a", 1), begin);
+    assert_eq!(candidate.leads(begin + seconds(7)), Some(begin + TERMS.trust));
+    assert_eq!(candidate.leads(begin + TERMS.trust), None);
+    assert_eq!(candidate.next(true, begin + seconds(60)), LeaseStep::Renew { transitions: 3 }, "nobody took it meanwhile");
+    candidate.observe(Some(record("b", 2)), begin + seconds(1));
+    assert_eq!(candidate.leads(begin + seconds(1)), None, "somebody else holds it");
+    candidate.written(record("", 3), begin);
+    assert_eq!(candidate.leads(begin), None, "given back");
+}
+
+#[test]
+fn a_lease_that_vanished_ends_leading() {
+    let begin = Instant::now();
+    let mut candidate = LeaseCandidate::new("a", None, TERMS);
+    candidate.written(record("a", 1), begin);
+    candidate.observe(None, begin);
+    assert_eq!((candidate.leads(begin), candidate.next(true, begin)), (None, LeaseStep::Create));
+}
+
+proptest! {
+    /// However requests are delayed or lost, two candidates never lead at one time.
+    #[test]
+    fn nobody_leads_beside_another(steps in prop::collection::vec((0..2_usize, 0..3_000_u64, 0..6_000_u64, any::<bool>()), 1..200)) {
+        let begin = Instant::now();
+        let mut now = begin;
+        let mut lease: Option<LeaseRecord> = None;
+        let mut version = 0;
+        let mut both = [LeaseCandidate::new("a", None, TERMS), LeaseCandidate::new("b", None, TERMS)];
+        for (who, pause, delay, lost) in steps {
+            now += Duration::from_millis(pause);
+            both[who].observe(lease.clone(), now);
+            let (sent, step) = (now, both[who].next(true, now));
+            // The request is applied after a delay, and its answer may be lost.
+            now += Duration::from_millis(delay);
+            if let LeaseStep::Wait(_) = step {
+                continue;
+            }
+            version += 1;
+            let written = LeaseRecord { transitions: step.transitions(), ..record(both[who].name(), version) };
+            lease = Some(written.clone());
+            if !lost {
+                both[who].written(written, sent);
+            }
+            prop_assert!(both.iter().filter(|one| one.leads(now).is_some()).count() <= 1);
+        }
+    }
+}
