@@ -17,10 +17,8 @@ pub struct IssuanceNote {
     /// Nobody tries before this time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub not_before: Option<Timestamp>,
-    /// The kind of the newest failure, in one word.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// The newest failure, in words.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,
 }

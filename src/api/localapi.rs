@@ -7,7 +7,6 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// A numeric node id.
 pub type NodeId = i64;
 
 /// Reads `null` as the default, as Go writes empty lists and maps.
@@ -35,7 +34,6 @@ pub struct Notify {
     pub err_message: Option<String>,
     /// `ipn.State` as a number.
     pub state: Option<i64>,
-    /// The preferences in force.
     pub prefs: Option<Prefs>,
     /// The whole state at subscription time, by daemons of 1.100 and later.
     pub initial_status: Option<Box<DaemonStatus>>,
@@ -51,7 +49,6 @@ pub struct Notify {
     pub health: Option<Health>,
 }
 
-/// A node of the tailnet.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct PeerNode {
@@ -70,12 +67,10 @@ pub struct PeerNode {
     pub allowed_ips: Option<Vec<String>>,
     /// Its key has expired: nothing reaches it.
     pub expired: bool,
-    /// What the control server grants it.
     #[serde(deserialize_with = "nullable")]
     pub cap_map: CapMap,
 }
 
-/// What the control server grants a node, as far as it matters here.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct CapMap {
@@ -94,7 +89,6 @@ pub struct CapMap {
 pub struct PeerChange {
     #[serde(rename = "NodeID")]
     pub node_id: NodeId,
-    /// Whether the control server sees it.
     pub online: Option<bool>,
 }
 
@@ -117,12 +111,10 @@ pub struct DaemonStatus {
     /// The other nodes, by public key.
     #[serde(deserialize_with = "nullable")]
     pub peer: BTreeMap<String, PeerStatus>,
-    /// What is wrong, in words.
     #[serde(deserialize_with = "nullable")]
     pub health: Vec<String>,
 }
 
-/// A node within [`DaemonStatus`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct PeerStatus {
@@ -148,7 +140,6 @@ pub struct PeerStatus {
     /// The address and port at which it is reached directly; empty if it is not.
     #[serde(deserialize_with = "nullable")]
     pub cur_addr: String,
-    /// What the control server grants it.
     #[serde(deserialize_with = "nullable")]
     pub cap_map: CapMap,
 }
@@ -160,16 +151,13 @@ pub struct NetworkMap {
     pub self_node: Option<PeerNode>,
     #[serde(deserialize_with = "nullable")]
     pub peers: Vec<PeerNode>,
-    /// Names besides those of the nodes.
     #[serde(rename = "DNS")]
     pub dns: DnsConfig,
 }
 
-/// What the control server says about DNS.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct DnsConfig {
-    /// The names for which certificates may be had.
     #[serde(deserialize_with = "nullable")]
     pub cert_domains: Vec<String>,
     /// Names besides those of the nodes.
@@ -177,7 +165,6 @@ pub struct DnsConfig {
     pub extra_records: Vec<DnsRecord>,
 }
 
-/// A name and what it stands for.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct DnsRecord {
@@ -189,7 +176,6 @@ pub struct DnsRecord {
     pub value: String,
 }
 
-/// What is unhealthy, by code.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct Health {
@@ -198,29 +184,22 @@ pub struct Health {
     pub warnings: BTreeMap<String, Warning>,
 }
 
-/// One thing that is unhealthy.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct Warning {
     /// `high`, `medium` or `low`.
     pub severity: String,
-    /// What is wrong, in a few words.
     pub title: String,
-    /// What is wrong, in a sentence or more.
     pub text: String,
-    /// Whether traffic suffers.
     pub impacts_connectivity: bool,
 }
 
-/// The preferences that are read.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct Prefs {
     /// Whether routes of peers are used besides their own addresses.
     pub route_all: bool,
-    /// Whether the node is to be connected.
     pub want_running: bool,
-    /// The Tailscale Services that this node advertises.
     #[serde(deserialize_with = "nullable")]
     pub advertise_services: Vec<String>,
     /// What the daemon may do to the machine's filters: 0 nothing, 1 chains without jumps to them, 2 all.
@@ -235,12 +214,10 @@ pub struct MaskedPrefs {
     pub control_url: Option<String>,
     /// Whether to use the tailnet's DNS.
     pub corp_dns: Option<bool>,
-    /// Whether to use routes of peers.
     pub route_all: Option<bool>,
     pub want_running: Option<bool>,
     /// The name to ask for; empty for the machine's own.
     pub hostname: Option<String>,
-    /// The prefixes to answer for.
     pub advertise_routes: Option<Vec<String>>,
     pub advertise_tags: Option<Vec<String>>,
     pub advertise_services: Option<Vec<String>>,
@@ -289,7 +266,6 @@ pub struct StartOptions {
 pub struct Reloaded {
     /// False where the daemon was started without a config file.
     pub reloaded: bool,
-    /// Why it failed.
     pub err: String,
 }
 
@@ -307,7 +283,6 @@ pub struct Warned {
 pub struct Pong {
     /// Why nobody can be asked; empty where somebody answered.
     pub err: String,
-    /// The address is this node's own.
     #[serde(rename = "IsLocalIP")]
     pub is_local_ip: bool,
 }

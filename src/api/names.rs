@@ -101,7 +101,6 @@ pub fn replica(group: &str, ordinal: u32) -> String {
     format!("{group}-{ordinal}")
 }
 
-/// The name of a replica's config Secret.
 #[must_use]
 pub fn replica_config(group: &str, ordinal: u32) -> String {
     format!("{group}-{ordinal}{CONFIG_SECRET_SUFFIX}")
