@@ -35,12 +35,9 @@ const RESEND: Duration = Duration::from_millis(250);
 /// How much of an answer over UDP is looked at, in bytes.
 const DATAGRAM: usize = 512;
 
-/// The bounds of a load.
 #[derive(Debug, Clone)]
 pub struct Load {
-    /// What is said, and what counts as an answer.
     pub talk: Talk,
-    /// How often something is begun.
     pub schedule: LoadSchedule,
     /// How long; nothing is begun later.
     pub lasts: Duration,
@@ -139,7 +136,6 @@ fn pace(schedule: LoadSchedule, start: Instant, lasts: Duration) -> mpsc::Unboun
     is_due
 }
 
-/// Makes one attempt, whatever comes of it.
 pub async fn make(talk: Talk, attempt: Attempt, nonce: u64, start: Instant, due: Duration, timeout: Duration) -> AttemptReport {
     let began = start.elapsed();
     let (mut connected, mut sent) = (None, 0);

@@ -16,7 +16,6 @@ const PROBE: Duration = Duration::from_millis(50);
 /// How long a broken flow waits before it is opened again.
 const REOPEN: Duration = Duration::from_millis(20);
 
-/// A long-lived flow to keep.
 #[derive(Debug, Clone, Copy)]
 pub struct HeldFlow {
     pub service: u16,

@@ -21,13 +21,10 @@ const LAST_RESETS: Duration = Duration::from_secs(2);
 /// How long attempts on a service may take to end before it is removed: longer than any of them lasts.
 const EMPTYING: Duration = Duration::from_secs(12);
 
-/// The script could not go on.
 #[derive(Debug, thiserror::Error)]
 pub enum ScriptError {
-    /// The config could not be put into place.
     #[error("cannot write the egress config: {0}")]
     Config(#[source] io::Error),
-    /// A replica's process.
     #[error(transparent)]
     Fleet(#[from] FleetError),
 }
@@ -36,7 +33,6 @@ pub enum ScriptError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FaultInjection {
     Kill(usize),
-    /// It is started again.
     Revive(usize),
     /// It is asked to leave; when it has, it is started again.
     Leave(usize),
@@ -57,12 +53,9 @@ const ROUND: [ScenarioStep; 8] = [
     ScenarioStep::All,
 ];
 
-/// A change of the config.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScenarioStep {
-    /// Some service leads to another target.
     Retarget,
-    /// A service comes.
     Add,
     /// The oldest of those that came goes.
     Remove,
@@ -70,12 +63,10 @@ pub enum ScenarioStep {
     All,
 }
 
-/// Everything that the script moves.
 #[derive(Debug)]
 pub struct Script<'t> {
     pub topology: &'t Topology,
     pub board: SharedScoreboard,
-    /// The mounted config.
     pub volume: Volume,
     pub replicas: Vec<ReplicaProcess>,
     pub launch: Launch,
@@ -83,7 +74,6 @@ pub struct Script<'t> {
     pub lasting: u16,
     /// The number of the next new service.
     pub next: u16,
-    /// What chance decides.
     pub dice: fastrand::Rng,
 }
 
@@ -126,7 +116,6 @@ impl Script<'_> {
         look(&self.board).latest = format!("{what}, in force after {:.1} ms", took.as_secs_f64() * 1e3);
     }
 
-    /// The time since the start.
     #[must_use]
     pub fn now(&self) -> Duration {
         look(&self.board).now()

@@ -24,7 +24,6 @@ const READY_COVERS: Duration = Duration::from_secs(2);
 /// How many events the screen can look back on.
 const EVENTS: usize = 64;
 
-/// One service as shown.
 #[derive(Debug, Clone)]
 pub struct ServiceRow {
     pub service: DemoService,
@@ -37,19 +36,15 @@ pub struct ServiceRow {
     pub last_swap: Option<Duration>,
 }
 
-/// Where a replica is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReplicaPhase {
-    /// Its process runs.
     Running,
     Killed,
-    /// Its process was told to leave.
     Leaving,
     /// Its process was started again and has not been ready since.
     Restarting,
 }
 
-/// One replica as shown.
 #[derive(Debug, Clone)]
 pub struct ReplicaRow {
     /// The Pod's addresses, IPv4 first.
@@ -73,10 +68,8 @@ impl ReplicaRow {
     }
 }
 
-/// What came of the long-lived flows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 pub struct FlowCounts {
-    /// Those that stand now.
     pub open: u32,
     pub answered: u64,
     /// Datagrams lost; a UDP flow survives some.
@@ -87,18 +80,14 @@ pub struct FlowCounts {
     pub wrong_target: u64,
 }
 
-/// The kinds of changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ScoreboardChange {
-    /// A service leads to another target.
     Retarget,
     Add,
-    /// A service goes.
     Remove,
 }
 
-/// Everything.
 #[derive(Debug)]
 pub struct Scoreboard {
     /// The origin of every time.
@@ -115,7 +104,6 @@ pub struct Scoreboard {
     pub flows: FlowCounts,
     /// How long each change took on each replica, from the file's swap to the last family's first answer.
     pub swaps: Vec<(ScoreboardChange, Duration)>,
-    /// The last change of the config, in words.
     pub latest: String,
     /// How long UDP flows went on to the target of before, each time that they were seen to.
     pub followed: Vec<Duration>,
@@ -125,7 +113,6 @@ pub struct Scoreboard {
     pub faults: Vec<String>,
 }
 
-/// The board, shared.
 pub type SharedScoreboard = Arc<Mutex<Scoreboard>>;
 
 /// Looks at the board or writes on it; a panic elsewhere does not make it unreadable.
@@ -163,13 +150,11 @@ impl Scoreboard {
         board
     }
 
-    /// The time since the start.
     #[must_use]
     pub fn now(&self) -> Duration {
         self.start.elapsed()
     }
 
-    /// Says what happens.
     pub fn add_event(&mut self, event: String) {
         self.events.push_back((self.now(), event));
         if self.events.len() > EVENTS {
@@ -177,7 +162,6 @@ impl Scoreboard {
         }
     }
 
-    /// A service by every replica.
     pub fn lanes(&self, service: u16) -> impl Iterator<Item = Lane> + use<> {
         (0..u8::try_from(self.members.len()).unwrap_or(u8::MAX)).map(move |replica| Lane { service: service.into(), replica })
     }

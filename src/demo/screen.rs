@@ -17,17 +17,13 @@ const NEWEST: usize = 2;
 /// How many events are listed.
 const TOLD: usize = 3;
 
-/// What is constant of a demo.
 #[derive(Debug, Clone)]
 pub struct Title {
     pub backend: String,
-    /// New connections each second.
     pub rate: u32,
-    /// How long the load lasts.
     pub lasts: Duration,
 }
 
-/// Draws frames.
 #[derive(Debug)]
 pub struct Screen<W> {
     out: W,

@@ -26,12 +26,10 @@ pub const MAX_SERVICES: u16 = 20_000;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DemoService {
     pub number: u16,
-    /// The number of the target that it leads to.
     pub target: u16,
 }
 
 impl DemoService {
-    /// What the operator would call it.
     #[must_use]
     pub fn name(self) -> String {
         format!("demo-svc-{}", self.number)
@@ -43,7 +41,6 @@ impl DemoService {
         FIRST_MATCH_PORT + self.number % MAX_SERVICES
     }
 
-    /// Who is to answer.
     #[must_use]
     pub fn identity(self) -> TargetIdentity {
         TargetIdentity { target: self.target, port: FIRST_TARGET_PORT + self.number % TARGET_PORTS }
@@ -91,13 +88,11 @@ pub fn of_family(addresses: [IpAddr; 2], family: Family) -> IpAddr {
     }
 }
 
-/// The letter that a target is shown as.
 #[must_use]
 pub fn target_letter(target: u16) -> char {
     u8::try_from(target).ok().and_then(|n| b'a'.checked_add(n)).map_or('?', char::from)
 }
 
-/// The name of a target in the tailnet.
 #[must_use]
 pub fn target_name(target: u16) -> String {
     format!("{}.demo.ts.net", target_letter(target))
@@ -120,7 +115,6 @@ impl Volume {
         Ok(volume)
     }
 
-    /// The directory.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.directory

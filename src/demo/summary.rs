@@ -19,7 +19,6 @@ pub struct DemoSummary {
     pub backend: String,
     /// How many services there were at the start.
     pub services: u16,
-    /// How long the load lasted.
     pub seconds: f64,
     /// New connections and UDP flows offered each second.
     pub rate: u32,
@@ -38,7 +37,6 @@ pub struct DemoSummary {
     pub failures: Vec<FailedAttempt>,
 }
 
-/// New connections and UDP flows.
 #[derive(Debug, Clone, Serialize)]
 pub struct Connections {
     pub offered: u64,

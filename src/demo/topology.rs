@@ -20,17 +20,14 @@ use crate::model::base::net::InterfaceName;
 
 /// The numbers of the first replica and of the first target in the tailnet.
 pub const FIRST_REPLICA: u8 = 1;
-/// See [`FIRST_REPLICA`].
 pub const FIRST_TARGET: u8 = 101;
 /// What tailscaled gives its device.
 const TAILNET_MTU: u32 = 1280;
 
-/// The namespaces could not be made or connected.
 #[derive(Debug, thiserror::Error)]
 pub enum TopologyError {
     #[error(transparent)]
     Namespace(#[from] NetnsError),
-    /// No link, address or route.
     #[error(transparent)]
     Link(#[from] LinkError),
     #[error("cannot set forwarding in a namespace: {0}")]
@@ -51,7 +48,6 @@ pub struct DemoSite {
 /// All of it. It vanishes with this value, once no process lives in it.
 #[derive(Debug)]
 pub struct Topology {
-    /// Where the load comes from.
     pub client: Namespace,
     pub replicas: Vec<DemoSite>,
     pub targets: Vec<DemoSite>,

@@ -17,7 +17,6 @@ use crate::model::diagnostics::load::{AttemptFailure, TargetIdentity};
 /// The longest first line that a server may say, in bytes.
 const LINE: usize = 512;
 
-/// A way of talking.
 #[derive(Debug, Clone)]
 pub enum Talk {
     /// With targets that answer each question with who they are ([`identity_protocol`](super::identity_protocol)).

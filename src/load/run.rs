@@ -23,7 +23,6 @@ use crate::model::diagnostics::load::{Attempt, Lane};
 
 /// How long a broken connection waits before it is opened again.
 const REOPEN: Duration = Duration::from_millis(100);
-/// How often it is told how it goes.
 const SECOND: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone)]
@@ -31,7 +30,6 @@ pub struct LoadOptions {
     pub aims: Vec<HostPort>,
     /// Where to connect to in place of what their names lead to.
     pub connect: Option<IpAddr>,
-    /// Over what, in turn.
     pub protos: Vec<Proto>,
     pub load: Load,
     /// New connections each second, as the first line tells it.
@@ -125,7 +123,6 @@ fn choose(options: &LoadOptions, found: &[Arc<FoundAddresses>], number: u64) -> 
     Some(Attempt { lane: Lane { service, replica: 0 }, proto, to })
 }
 
-/// Opens the connections that are to be held.
 fn hold_all(
     options: &LoadOptions,
     found: &[Arc<FoundAddresses>],
@@ -143,7 +140,6 @@ fn hold_all(
     flows
 }
 
-/// A connection to hold open.
 struct HeldConnection {
     flow: u16,
     idle: bool,
