@@ -35,7 +35,6 @@ const NONCES: u8 = 8;
 
 /// Sets the TXT record of this name to this value.
 pub type SetTxt<'a> = &'a (dyn Fn(String, String) -> Pin<Box<dyn Future<Output = Result<(), RecordFailure>> + Send>> + Send + Sync);
-/// Why a record could not be set.
 pub type RecordFailure = Box<dyn std::error::Error + Send + Sync>;
 
 tokio::task_local! {

@@ -60,33 +60,20 @@ enum Handle {
     Left(JoinHandle<io::Result<()>>),
 }
 
-/// Something about the daemon's process or files failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
-    /// The program could not be started.
     #[error("cannot start {}: {source}", program.display())]
     Spawn { program: PathBuf, source: io::Error },
     #[error("cannot wait for tailscaled: {0}")]
     Wait(#[source] io::Error),
-    /// A signal could not be sent.
     #[error("cannot send {signal} to tailscaled: {source}")]
     Signal { signal: Signal, source: Errno },
-    /// `/dev/net/tun` is not there and cannot be made.
     #[error("cannot make {}: {source}; give the Pod the device, or CAP_MKNOD, or set TS_USERSPACE=true", path.display())]
     Tun { path: PathBuf, source: io::Error },
-    /// The `tailscale` command failed.
     #[error("{} {what} failed: {text}", program.display())]
-    Command {
-        program: PathBuf,
-        /// What it was asked for.
-        what: &'static str,
-        /// Its words, or why it could not be asked.
-        text: String,
-    },
-    /// A file could not be read or written.
+    Command { program: PathBuf, what: &'static str, text: String },
     #[error("{}: {source}", path.display())]
     File { path: PathBuf, source: io::Error },
-    /// No config file is usable.
     #[error(transparent)]
     Config(#[from] ConfFault),
 }
@@ -131,7 +118,6 @@ impl RunningDaemon {
         Ok(Self { handle: Handle::Own(child), group, ended: None, _alive: alive, logs: logs(stdout, stderr) })
     }
 
-    /// The process id.
     #[must_use]
     pub fn pid(&self) -> i32 {
         self.group.as_raw()
@@ -304,7 +290,6 @@ fn logs(stdout: pipe::Receiver, stderr: pipe::Receiver) -> JoinSet<()> {
     [("stdout", stdout), ("stderr", stderr)].into_iter().map(|(stream, reader)| pump(stream, reader)).collect()
 }
 
-/// Sends every line to the log.
 async fn pump(stream: &'static str, reader: pipe::Receiver) {
     let mut reader = BufReader::new(reader);
     let mut line = Vec::new();

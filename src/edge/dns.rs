@@ -25,10 +25,8 @@ use crate::model::tailnet::resolve::{CEILING, FamilyRecords, LookupFailure, Look
 /// The longest that one lookup takes, whatever the file says about timeouts and attempts.
 pub const DEADLINE: Duration = Duration::from_secs(15);
 
-/// No servers can be asked.
 #[derive(Debug, thiserror::Error)]
 pub enum DnsError {
-    /// The file cannot be read.
     #[error("cannot read {path}, which names the DNS servers: {source}")]
     Read { path: PathBuf, source: io::Error },
     /// The file does not name a server, or names one that is not an address.
@@ -54,7 +52,6 @@ pub struct Dns {
     loaded: Option<(Vec<u8>, Arc<Client>)>,
 }
 
-/// Where the servers of a Pod are named.
 pub const RESOLV_CONF: &str = "/etc/resolv.conf";
 
 /// The addresses of the servers that a file names; none where it cannot be read. Blocks.
@@ -64,7 +61,6 @@ pub fn servers(resolv_conf: &Path) -> BTreeSet<IpAddr> {
     parsed.iter().flat_map(|(config, _)| config.name_servers()).map(|server| server.ip).collect()
 }
 
-/// The servers of one reading of the file.
 pub struct Client {
     resolver: TokioResolver,
 }

@@ -23,20 +23,16 @@ const ATTEMPTS: usize = 5;
 /// More than any config or netmap has; keeps a wrong path from filling the memory.
 const LARGEST: u64 = 64 << 20;
 
-/// Files could not be read, watched or written.
 #[derive(Debug, thiserror::Error)]
 pub enum FilesError {
     #[error("cannot read directory {path}: {source}; check that the volume is mounted there")]
     Directory { path: PathBuf, source: io::Error },
     #[error("cannot read {path}: {source}; check that it is a file and its permissions")]
     Read { path: PathBuf, source: io::Error },
-    /// A file is larger than anything that belongs there.
     #[error("{path} has {size} bytes, more than the {LARGEST} that are read at most")]
     TooLarge { path: PathBuf, size: u64 },
-    /// The volume changed each time that it was read.
     #[error("{path} was replaced {ATTEMPTS} times while it was read")]
     Unsettled { path: PathBuf },
-    /// A file could not be replaced.
     #[error("cannot write {path}: {source}; check that its directory exists and is writable")]
     Write { path: PathBuf, source: io::Error },
 }

@@ -42,7 +42,6 @@ const MAX_BYTES: usize = 64 << 20;
 /// The capability version that this reader claims; informational.
 const CAPVER: &str = "142";
 
-/// A client of one daemon.
 #[derive(Debug, Clone)]
 pub struct LocalApi {
     socket: PathBuf,
@@ -57,7 +56,6 @@ pub enum PingKind {
     Tsmp,
 }
 
-/// The stream of messages.
 pub struct Bus {
     body: Incoming,
     connection: Pin<Box<dyn Future<Output = ()> + Send>>,
@@ -67,34 +65,22 @@ pub struct Bus {
     capver: Option<u32>,
 }
 
-/// A call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum LocalApiError {
-    /// Nobody listens on the socket.
     #[error("cannot connect to tailscaled at {}: {source}", socket.display())]
     Connect { socket: PathBuf, source: io::Error },
     #[error("{call}: the connection to tailscaled broke: {source}")]
     Connection { call: &'static str, source: hyper::Error },
-    /// No answer in time.
     #[error("{call}: no answer from tailscaled within {after:?}")]
     Deadline { call: &'static str, after: Duration },
     #[error("{call}: tailscaled answered {status}: {text}")]
-    Refused {
-        call: &'static str,
-        status: StatusCode,
-        /// The daemon's words.
-        text: String,
-    },
-    /// The request or the answer is not what it should be.
+    Refused { call: &'static str, status: StatusCode, text: String },
     #[error("{call}: not understood: {source}")]
     Json { call: &'static str, source: serde_json::Error },
-    /// The answer or message is longer than this reader takes.
     #[error("{call}: more than {MAX_BYTES} bytes at once")]
     TooLong { call: &'static str },
-    /// The request could not be put into words.
     #[error("{call}: {source}")]
     Request { call: &'static str, source: hyper::http::Error },
-    /// The daemon did not take the config file; it does not say why.
     #[error("tailscaled did not take the config file; its own log says why ({0})")]
     NotReloaded(String),
 }
@@ -123,7 +109,6 @@ impl LocalApiError {
 }
 
 impl LocalApi {
-    /// A client of the daemon that listens there; nothing is connected yet.
     #[must_use]
     pub fn new(socket: impl AsRef<Path>) -> Self {
         Self { socket: socket.as_ref().to_owned() }
@@ -135,7 +120,6 @@ impl LocalApi {
         Ok((json("status", answer.body())?, capver(&answer)))
     }
 
-    /// The preferences in force.
     pub async fn prefs(&self) -> Result<Prefs, LocalApiError> {
         json("prefs", self.call("prefs", Method::GET, "prefs", Vec::new(), READ).await?.body())
     }
@@ -146,7 +130,6 @@ impl LocalApi {
         json("edit-prefs", self.call("edit-prefs", Method::PATCH, "prefs", body, WRITE).await?.body())
     }
 
-    /// Makes the daemon read its config file again.
     pub async fn reload_config(&self) -> Result<(), LocalApiError> {
         let answer = self.call("reload-config", Method::POST, "reload-config", Vec::new(), WRITE).await?;
         if answer.body().iter().all(u8::is_ascii_whitespace) {
@@ -293,7 +276,6 @@ impl LocalApi {
 }
 
 impl Bus {
-    /// The daemon's capability version.
     #[must_use]
     pub fn capver(&self) -> Option<u32> {
         self.capver

@@ -18,13 +18,10 @@ use nix::sched::{CloneFlags, setns, unshare};
 #[derive(Debug, Clone)]
 pub struct Namespace(Arc<File>);
 
-/// A namespace could not be made or entered.
 #[derive(Debug, thiserror::Error)]
 pub enum NetnsError {
-    /// The kernel refused a new namespace.
     #[error("cannot make a network namespace (root, or an unprivileged user namespace, is needed): {0}")]
     Make(#[source] io::Error),
-    /// The work's thread could not be started, or it panicked.
     #[error("work in a network namespace did not finish: {0}")]
     Work(String),
 }

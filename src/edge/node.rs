@@ -4,11 +4,8 @@ use std::fs::{self, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The device by which a program makes interfaces.
 const TUN: &str = "/dev/net/tun";
-/// The kernel's version.
 const RELEASE: &str = "/proc/sys/kernel/osrelease";
-/// The links of the network namespace of who looks.
 const LINKS: &str = "/sys/class/net";
 
 /// Something of this machine could not be read.

@@ -27,7 +27,6 @@ const COALESCE: Duration = Duration::from_millis(20);
 /// An empty plain file is looked at once more after this time: its writer may just have truncated it.
 const SETTLE: Duration = Duration::from_millis(75);
 
-/// What is known of the files.
 #[derive(Debug, Clone, Default)]
 pub struct FilesView {
     /// What was read last; nothing before the first reading.
@@ -38,14 +37,12 @@ pub struct FilesView {
     pub notified: bool,
 }
 
-/// Files of one directory, to be watched.
 #[derive(Debug)]
 pub struct FileWatcher {
     directory: PathBuf,
     names: Arc<[String]>,
     view: watch::Sender<FilesView>,
     inotify: bool,
-    /// Between two looks beside inotify.
     pub(super) poll_interval: Duration,
 }
 
@@ -168,7 +165,6 @@ fn read_unless(last: Option<&Stamp>, directory: &Path, names: &[String]) -> (Opt
     (Some(read(directory, names)), stamp.filter(|stamp| stamp.is_settled(now)))
 }
 
-/// inotify on one directory.
 pub(super) struct InotifyEvents {
     /// Nothing only while it is dropped.
     stream: Option<EventStream<[u8; 4096]>>,

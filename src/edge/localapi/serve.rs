@@ -7,17 +7,14 @@ use crate::api::serve::ServeConfig;
 
 const CALL: &str = "serve-config";
 
-/// What the daemon serves now.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ServeState {
     /// The config; one that was never set is empty.
     pub config: ServeConfig,
-    /// What tells it from another one.
     pub etag: Option<String>,
 }
 
 impl LocalApi {
-    /// What the daemon serves.
     pub async fn serve_config(&self) -> Result<ServeState, LocalApiError> {
         let answer = self.call(CALL, Method::GET, CALL, Vec::new(), READ).await?;
         let etag = answer.headers().get("Etag").and_then(|tag| tag.to_str().ok()).map(str::to_owned);
