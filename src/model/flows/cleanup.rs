@@ -18,7 +18,6 @@ use crate::model::base::small_set::SortedSet;
 use crate::model::firewall::ruleset::{Delta, Edit, Ruleset};
 use crate::model::flows::flow::{Flow, FlowFilter, SRC_NAT, TcpState};
 
-/// What is to happen to a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum FlowAction {
     Keep,
@@ -31,7 +30,6 @@ pub enum FlowAction {
 /// The keys whose flows may end.
 type AffectedFlows<'a, K, T> = BTreeMap<&'a K, RemainingTargets<'a, T>>;
 
-/// What a key has now.
 #[derive(Debug, Clone)]
 enum RemainingTargets<'a, T> {
     Nothing,

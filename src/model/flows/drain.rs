@@ -69,13 +69,11 @@ impl Budget {
 /// What a look at connection tracking gave.
 #[derive(Debug, Clone, Copy)]
 pub enum ConntrackSample<'a> {
-    /// Every flow that we forward.
     Flows(&'a [Flow]),
     /// The listing failed: nothing is known, so nothing has ended.
     Unknown,
 }
 
-/// What to do next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DrainDecision {
     /// Keep forwarding and look again after this long.
@@ -86,7 +84,6 @@ pub enum DrainDecision {
     Over,
 }
 
-/// A drain under way.
 #[derive(Debug)]
 pub struct Drain {
     grace: Duration,

@@ -127,7 +127,6 @@ pub struct FlowFilter {
 }
 
 impl FlowFilter {
-    /// Every flow that we forward.
     #[must_use]
     pub fn forwarded() -> Self {
         Self { forwarded: true, ..Self::default() }

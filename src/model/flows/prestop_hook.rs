@@ -52,7 +52,6 @@ pub enum HealthProbe {
     Silent,
 }
 
-/// What is known of one service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Routed {
     /// It leads here, as far as is known.
@@ -65,7 +64,6 @@ enum Routed {
     Elsewhere,
 }
 
-/// The verdict of the moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HookVerdict {
     /// These services lead here.

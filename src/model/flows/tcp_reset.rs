@@ -33,7 +33,6 @@ const fn ms(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds)
 }
 
-/// What became of the flows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct ResetReport {
     /// Both ends were sent resets with numbers that a live end gave.
@@ -55,14 +54,12 @@ impl AddAssign for ResetReport {
     }
 }
 
-/// One end of a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FlowSide {
     Target,
     Client,
 }
 
-/// How far one flow is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Asked,

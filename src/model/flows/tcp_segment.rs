@@ -11,7 +11,6 @@ const RST: u8 = 0x04;
 const ACK: u8 = 0x10;
 const TTL: u8 = 64;
 
-/// A segment to send, headers and all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segment {
     from: SocketAddr,
@@ -57,7 +56,6 @@ impl Segment {
         Self { from, to, sequence, acknowledgment, flags: RST | ACK }
     }
 
-    /// Where it goes.
     #[must_use]
     pub fn to(&self) -> SocketAddr {
         self.to

@@ -45,7 +45,6 @@ pub struct Moment {
     pub wall: Timestamp,
 }
 
-/// How long things may take.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct OrderTerms {
     /// Who began an order gives it up after so long, counted from before its note was sent.
@@ -78,7 +77,6 @@ pub struct NameRecord {
     pub version: String,
     /// The certificate, if there is one that can be read and fits its key and name.
     pub certificate: Option<Certificate>,
-    /// Who is ordering another.
     pub note: OrderNote,
 }
 

@@ -20,7 +20,6 @@ mod notice;
 
 pub use notice::{CertNotice, FailedOrder, VersionedSecret};
 
-/// How everything stands.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct CertStoreState {
     pub names: BTreeMap<String, NameState>,
@@ -30,7 +29,6 @@ pub struct CertStoreState {
     pub restored: u64,
 }
 
-/// How a name stands.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NameState {
     /// The group orders it.
@@ -273,7 +271,6 @@ impl CertStore {
         self.names.get(name)?.issued.as_ref()
     }
 
-    /// The newest failure of a name's orders.
     #[must_use]
     pub fn failure(&self, name: &str) -> Option<&(&'static str, String)> {
         self.names.get(name)?.failure.as_ref()
@@ -325,7 +322,6 @@ impl CertStore {
         self.lost.get(secret).copied().or_else(|| self.absent.contains(secret).then_some("NoSecret"))
     }
 
-    /// How everything stands.
     #[must_use]
     pub fn state(&self, now: Timestamp) -> CertStoreState {
         let of = |(name, host): (&String, &Host)| {
@@ -365,7 +361,6 @@ impl NamedCertificate {
     }
 }
 
-/// The Secret of a name's certificate.
 fn secret_of<'a>(name: &'a str, host: &'a Host) -> &'a str {
     if host.secret.is_empty() { name } else { &host.secret }
 }

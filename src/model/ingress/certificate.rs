@@ -30,7 +30,6 @@ pub struct Leaf {
     pub names: Vec<String>,
 }
 
-/// A pair cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CertificateError {
     #[error("tls.crt or tls.key is empty")]

@@ -19,7 +19,6 @@ pub struct ServicePort {
     pub port: String,
 }
 
-/// One Pod that answers.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Endpoint {
     pub address: SocketAddr,

@@ -14,7 +14,6 @@ const FIRST: Duration = Duration::from_secs(1);
 /// How long at most.
 const MAX_EJECTION: Duration = Duration::from_secs(30);
 
-/// An endpoint as far as the choice goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EndpointCandidate {
     pub near: bool,

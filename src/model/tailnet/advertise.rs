@@ -33,7 +33,6 @@ pub struct WithdrawalProgress {
 /// Whether a service is in place, or why not.
 pub type Placement = Result<(), String>;
 
-/// What is known when it is decided.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AdvertiseInputs {
     /// The services that the config says are to be advertised.
@@ -55,7 +54,6 @@ impl Advertised {
 }
 
 impl AdvertiseInputs {
-    /// What follows.
     #[must_use]
     pub fn advertised(&self) -> Advertised {
         let in_place = |name: &&String| !self.leaving.withdrawn && matches!(self.placed.get(*name), Some(Ok(())));

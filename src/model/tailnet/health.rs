@@ -21,17 +21,13 @@ use crate::model::tailnet::peer_warmup::LIMIT;
 /// that takes longer than this is not being written.
 pub const BEHIND: Duration = Duration::from_secs(2);
 
-/// What health is judged by.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HealthInputs {
     pub leaving: bool,
     /// Configs that were asked for and never heard, by name (`egress`, `ingress`).
     pub missing_configs: Vec<&'static str>,
-    /// What makes the tailnet.
     pub daemon: DaemonHealth,
-    /// A snapshot of the tailnet has come.
     pub netmap: bool,
-    /// This node has an address in the tailnet.
     pub addressed: bool,
     /// What is wrong with the interface behind which the tailnet is, if anything is.
     pub interface: Option<String>,
@@ -42,13 +38,11 @@ pub struct HealthInputs {
     pub services: BTreeMap<String, String>,
     /// The sites that are to be reached from the internet and are not, and why.
     pub funnel_errors: BTreeMap<String, String>,
-    /// What the kernel holds.
     pub rules: Rules,
     /// For each forwarding switch of the kernel that is needed and off: the command that turns it on.
     pub switches: Vec<String>,
 }
 
-/// What makes the tailnet.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum DaemonHealth {
     /// Something that is not supervised here.
@@ -72,17 +66,14 @@ pub enum Paths {
     },
 }
 
-/// What the kernel holds.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Rules {
     /// Nothing is to be forwarded by the kernel.
     #[default]
     Unneeded,
     Missing {
-        /// Why the last write failed, if it did: kind and message.
         fault: Option<(&'static str, String)>,
     },
-    /// The newest plan.
     Current,
     /// An older plan than the newest.
     Behind {
@@ -90,12 +81,10 @@ pub enum Rules {
         first: bool,
         /// For how long it has been behind without taking anything newer.
         since: Duration,
-        /// Why the last write failed, if it did: kind and message.
         fault: Option<(&'static str, String)>,
     },
     /// Not what was written: somebody else changed it, and it could not be written again.
     Damaged {
-        /// Why the last write failed: kind and message.
         fault: (&'static str, String),
     },
 }
@@ -153,17 +142,13 @@ pub enum KernelContent {
     Damage,
 }
 
-/// One thing that is in the way of readiness.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Blocker {
     Leaving,
-    /// A config was never heard.
     Config(&'static str),
     /// tailscaled does not have the node connected.
     Tailscaled(String),
-    /// No snapshot of the tailnet has come.
     Netmap,
-    /// This node has no address in the tailnet.
     Address,
     /// The interface behind which the tailnet is cannot carry anything.
     Interface(String),
@@ -173,9 +158,7 @@ pub enum Blocker {
     Services(BTreeMap<String, String>),
     /// The kernel does not hold what a replica must hold to serve.
     Rules {
-        /// What it holds instead.
         content: KernelContent,
-        /// Why the last write failed, if it did: kind and message.
         fault: Option<(&'static str, String)>,
     },
     Forwarding {
@@ -187,11 +170,7 @@ pub enum Blocker {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ReadinessWarning {
     /// The kernel holds an older plan than the newest.
-    Behind {
-        since: Duration,
-        /// Why the last write failed, if it did: kind and message.
-        fault: Option<(&'static str, String)>,
-    },
+    Behind { since: Duration, fault: Option<(&'static str, String)> },
     /// A site is not reached from the internet, as it is to be.
     FunnelBlocked {
         /// The Tailscale Service, or `node`.

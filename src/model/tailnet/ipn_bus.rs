@@ -23,23 +23,17 @@ pub const LOGIN_STATE: &str = "login-state";
 /// What the daemon does, as it calls it (`ipn.State`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize)]
 pub enum BackendState {
-    /// Not known yet.
     #[default]
     NoState,
     /// Somebody else's; not on a server.
     InUseOtherUser,
-    /// It has to log in, or to do so again.
     NeedsLogin,
-    /// An administrator has to approve it.
     NeedsMachineAuth,
-    /// It is told not to run.
     Stopped,
     Starting,
-    /// It is part of the tailnet.
     Running,
 }
 
-/// What is known after some messages.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Snapshot {
     pub state: BackendState,
@@ -56,7 +50,6 @@ pub struct Snapshot {
 /// What one message has changed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Effect {
-    /// The snapshot differs from the one before.
     pub changed: bool,
     /// The whole status must be asked for. A new map from the control server, of which the bus says no more than that this node
     /// may have changed, may have removed peers and changed DNS records.
@@ -68,7 +61,6 @@ pub struct Effect {
 /// The addresses of DNS records by name.
 type DnsRecords = imbl::OrdMap<Fqdn, BTreeSet<IpAddr>>;
 
-/// The fold over a stream of messages.
 #[derive(Debug, Clone, Default)]
 pub struct Fold {
     snapshot: Snapshot,
@@ -141,7 +133,6 @@ impl Fold {
         self.snapshot.health = Arc::default();
     }
 
-    /// Takes a message in.
     pub fn fold(&mut self, message: Notify) -> Effect {
         let mut effect = Effect { lost: message.err_message, ..Effect::default() };
         if let Some(prefs) = message.prefs {

@@ -81,27 +81,22 @@ pub struct LookupOutcome {
     pub v6: Result<FamilyRecords, LookupFailure>,
 }
 
-/// What happened.
 #[derive(Debug, Clone)]
 pub enum ResolveEvent {
     /// These names are wanted, and no others.
     Wanted(BTreeSet<String>),
     Answered(Arc<str>, LookupOutcome),
-    /// Time has passed.
     Tick,
 }
 
-/// What is to be done.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Actions {
-    /// Names to look up now.
     pub lookup: Vec<Arc<str>>,
     /// When to come back with [`ResolveEvent::Tick`], if nothing else happens before.
     pub wake: Option<Instant>,
     pub changed: bool,
 }
 
-/// What is known of one name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NameStatus {
     /// When the last answer came that could be used; nothing before the first.
@@ -110,7 +105,6 @@ pub struct NameStatus {
     pub failure: Option<LookupFailure>,
 }
 
-/// All names, their answers and when they are due.
 #[derive(Debug, Clone)]
 pub struct ResolveSchedule {
     entries: BTreeMap<Arc<str>, ScheduledName>,

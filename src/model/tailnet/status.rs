@@ -27,9 +27,7 @@ pub use patience::{GRACE, ServeHistory};
 /// The Pod's own addresses, as the operator compares them with the Pod's.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PodAddresses {
-    /// The IPv4 address.
     pub v4: Option<Ipv4Addr>,
-    /// The IPv6 address.
     pub v6: Option<Ipv6Addr>,
 }
 

@@ -62,7 +62,6 @@ pub enum CertNotice {
     },
 }
 
-/// How an order failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FailedOrder {
     pub failure: OrderFailure,

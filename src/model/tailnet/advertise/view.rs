@@ -60,7 +60,6 @@ pub struct SiteStatus {
     pub faults: BTreeMap<u16, String>,
 }
 
-/// What tailscaled reports of itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DaemonReport {
     /// It is connected to the tailnet.
@@ -72,7 +71,6 @@ pub struct DaemonReport {
     pub shut: bool,
 }
 
-/// The ruleset in the kernel.
 #[derive(Debug, Clone, Default)]
 pub struct AppliedRuleset {
     /// Its plan; nothing before the first write.

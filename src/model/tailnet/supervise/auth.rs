@@ -41,7 +41,6 @@ enum AuthStep {
     Doubting {
         until: At,
     },
-    /// Leaving the control server.
     Leaving {
         failed: Secret,
     },
@@ -52,7 +51,6 @@ enum AuthStep {
     AwaitingKey {
         failed: Secret,
     },
-    /// The marker is being cleared.
     Clearing,
     /// The key was given to the daemon.
     Applying {
@@ -73,14 +71,12 @@ enum AuthStep {
     },
 }
 
-/// The mode of login.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mode {
     OneStep,
     TwoStep { once: bool },
 }
 
-/// The login of a node.
 #[derive(Debug, Clone)]
 pub struct Auth {
     mode: Mode,

@@ -27,15 +27,11 @@ pub struct ConfFile {
     pub shields_up: bool,
 }
 
-/// A config directory or file cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfFault {
     /// No file is for a daemon of this age.
     #[error("no cap-N.hujson in the config directory with N up to {capver}, the capability version of tailscaled")]
-    None {
-        /// The daemon's capability version.
-        capver: u32,
-    },
+    None { capver: u32 },
     /// Not UTF-8.
     #[error("the config file is not UTF-8 text")]
     Text,
@@ -83,7 +79,6 @@ pub fn choose<'a>(names: impl IntoIterator<Item = &'a str>, capver: u32) -> Resu
     usable.max().map(|(_, name)| name).ok_or(ConfFault::None { capver })
 }
 
-/// Reads a file's text.
 pub fn check(bytes: &[u8]) -> Result<ConfFile, ConfFault> {
     let text = std::str::from_utf8(bytes).map_err(|_| ConfFault::Text)?;
     let object = object(text)?;

@@ -6,7 +6,6 @@
 use super::settings::{Secret, TwoStep};
 use crate::api::localapi::MaskedPrefs;
 
-/// How to log in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LoginPlan {
     /// By LocalAPI.
@@ -16,12 +15,7 @@ pub enum LoginPlan {
         auth_key: Option<Secret>,
     },
     /// By `tailscale up` with these arguments, the secret on its standard input.
-    Command {
-        /// Arguments after the program's name.
-        args: Vec<String>,
-        /// What the command reads.
-        stdin: Option<Secret>,
-    },
+    Command { args: Vec<String>, stdin: Option<Secret> },
 }
 
 /// The file name by which the command reads its standard input.

@@ -40,29 +40,21 @@ pub enum DaemonPhase {
     /// It is told not to run.
     Stopped,
     Starting,
-    /// The node is part of the tailnet.
     Running,
     /// It was running and is not now; what the kernel holds is kept.
     Degraded,
-    /// It is being stopped.
     Draining,
     Exited,
 }
 
-/// Something that happened.
 #[derive(Debug, Clone, PartialEq)]
 pub enum DaemonEvent {
     /// The process began, or a time that was asked for has come.
     Tick,
-    /// The daemon's process runs.
     Spawned,
-    /// The daemon's process could not be started.
     SpawnFailed(String),
-    /// The daemon's process has ended.
     Exited(String),
-    /// The bus is open.
     Connected,
-    /// The bus is closed.
     Disconnected,
     Backend(BusState),
     /// A key to log in with is known: that of the config file, or a newer one seen by the API.
@@ -75,7 +67,6 @@ pub enum DaemonEvent {
     },
 }
 
-/// The daemon's process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 enum ChildProcess {
     Down { until: At },
@@ -84,7 +75,6 @@ enum ChildProcess {
     Gone,
 }
 
-/// The state.
 #[derive(Debug, Clone)]
 pub struct Machine {
     child: ChildProcess,
@@ -126,7 +116,6 @@ impl Machine {
         }
     }
 
-    /// Takes an event in.
     pub fn step(&mut self, event: DaemonEvent, now: At, random: f64) -> Vec<DaemonAction> {
         let mut actions = Vec::new();
         match event {
@@ -155,7 +144,6 @@ impl Machine {
         actions
     }
 
-    /// Where the daemon stands.
     #[must_use]
     pub fn phase(&self, now: At) -> DaemonPhase {
         match self.child {
@@ -179,13 +167,11 @@ impl Machine {
         }
     }
 
-    /// How often the daemon was started again.
     #[must_use]
     pub fn restarts(&self) -> u64 {
         self.restarts
     }
 
-    /// How the login stands.
     #[must_use]
     pub fn auth(&self) -> &Auth {
         &self.auth

@@ -15,7 +15,6 @@ const MAGIC_DNS: IpAddr = IpAddr::V4(Ipv4Addr::new(100, 100, 100, 100));
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Secret(String);
 
-/// Everything that supervision needs to know.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DaemonSettings {
     /// The tailscaled program; a bare name is searched in `PATH`.
@@ -51,7 +50,6 @@ pub struct DaemonSettings {
     pub cluster_ips: BTreeSet<IpAddr>,
 }
 
-/// Where the daemon keeps its state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StateStore {
     /// In the Secret of this name; certificates and the like in the directory, if any, else in `/tmp`.
@@ -65,7 +63,6 @@ pub enum StateStore {
     Memory,
 }
 
-/// How the node logs in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Login {
     /// One step: a config file in this directory says it all (`TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR`).
@@ -134,7 +131,6 @@ impl DaemonSettings {
 }
 
 impl Secret {
-    /// Wraps a text.
     #[must_use]
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
@@ -146,7 +142,6 @@ impl Secret {
         &self.0
     }
 
-    /// Whether there is nothing to hide.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

@@ -18,9 +18,7 @@ pub(super) struct World {
     pub(super) acme: bool,
     /// The ACME server cannot be reached.
     pub(super) away: bool,
-    /// How long an order takes.
     pub(super) slow: i64,
-    /// How long a certificate is valid.
     pub(super) lifetime: i64,
     random: u64,
     /// The ids of all certificates that were ever in a Secret.
