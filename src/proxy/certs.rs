@@ -41,7 +41,6 @@ pub use account::AccountAt;
 use account::Accounts;
 use act::Done;
 
-/// What is set.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// The Pod's name: its group's name, and an ordinal.
@@ -81,7 +80,6 @@ impl Settings {
     }
 }
 
-/// What is given.
 #[derive(Debug)]
 pub struct Inputs {
     /// The cluster, and the namespace of the group's objects.
@@ -94,7 +92,6 @@ pub struct Inputs {
     pub netmap: watch::Receiver<Option<Arc<NetMap>>>,
 }
 
-/// What comes of it.
 #[derive(Debug, Clone)]
 pub struct CertOutputs {
     /// The certificates that serve now, by DNS name.
@@ -137,7 +134,6 @@ pub fn start(tasks: &mut Tasks, settings: &Settings, inputs: Inputs) -> CertOutp
     CertOutputs { pairs: pairs_seen, state: state_seen, leads: leading }
 }
 
-/// What a watch of a Secret told.
 type SecretEvent = (String, ObjectEvent<VersionedSecret>);
 
 struct CertWork {
@@ -307,5 +303,4 @@ fn load_copy(path: &Path) -> BTreeMap<String, Pair> {
     files::read_one(path).ok().flatten().map(|text| copy::from_copy(&text)).unwrap_or_default()
 }
 
-/// The annotation of a note.
 const NOTE: &str = names::ISSUANCE;

@@ -36,7 +36,6 @@ mod kernel;
 mod services;
 mod sites;
 
-/// All families of the data plane.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
@@ -48,7 +47,6 @@ pub struct Metrics {
     last_errors: Mutex<LastErrors>,
 }
 
-/// Everything that a scrape samples.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
     pub now: Instant,
@@ -60,9 +58,7 @@ pub struct Snapshot {
     pub blockers: Vec<Blocker>,
     /// The tasks that have not run for a while.
     pub stalled: Vec<&'static str>,
-    /// The newest plan.
     pub planned: Option<Arc<Planned>>,
-    /// What the kernel holds.
     pub programmed: Programmed,
     /// What the kernel has counted by match port; nothing if it could not be read.
     pub traffic: Option<Traffic>,
@@ -86,7 +82,6 @@ pub struct Snapshot {
     pub certs: Option<CertState>,
 }
 
-/// How a config stands.
 #[derive(Debug, Clone, Default)]
 pub struct ConfigState {
     /// Where the document in force came from; nothing before the first.
@@ -97,7 +92,6 @@ pub struct ConfigState {
     pub fault: Option<&'static str>,
 }
 
-/// How the certificates stand.
 #[derive(Debug, Clone, Default)]
 pub struct CertState {
     pub state: Arc<crate::model::ingress::cert_store::CertStoreState>,
@@ -105,7 +99,6 @@ pub struct CertState {
     pub leads: bool,
 }
 
-/// How tailscaled stands.
 #[derive(Debug, Clone, Default)]
 pub struct DaemonSample {
     /// Its state, in one word of a closed set.
@@ -114,11 +107,9 @@ pub struct DaemonSample {
     pub age: Duration,
     /// How often it was started again.
     pub restarts: u64,
-    /// The kind of its newest fault.
     pub fault: Option<&'static str>,
 }
 
-/// How the writing of this replica's state stands.
 #[derive(Debug, Clone, Default)]
 pub struct ReportState {
     pub writes: u64,
@@ -155,7 +146,6 @@ impl Metrics {
         page.finish()
     }
 
-    /// The families.
     #[must_use]
     pub fn registry(&self) -> &Registry {
         &self.registry
@@ -204,7 +194,6 @@ impl Snapshot {
     }
 }
 
-/// The size of a collection.
 fn size(count: usize) -> f64 {
     number(count as u64)
 }

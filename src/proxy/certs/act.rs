@@ -19,7 +19,6 @@ use crate::model::ingress::cert_store::{Issued, note_text};
 /// How soon a server that could not be asked is asked again when to renew.
 const ASK_AGAIN: Duration = Duration::from_hours(1);
 
-/// What came of something that was done.
 pub(super) enum Done {
     Claimed(String, Result<VersionedSecret, KubeError>),
     Stored(String, Result<VersionedSecret, KubeError>),
@@ -91,7 +90,6 @@ impl CertWork {
         self.orders.insert(name, (number, order));
     }
 
-    /// Takes in what came of something.
     pub(super) fn done(&mut self, done: Result<Done, JoinError>) {
         // What was abandoned ends so.
         let Ok(done) = done else { return };

@@ -59,7 +59,6 @@ pub async fn follow<D: Document>(mut sources: CopySources, outputs: FollowOutput
     }
 }
 
-/// What the sources give.
 enum SourceInput {
     Api(ObjectEvent),
     Mount(FilesView, Option<String>),

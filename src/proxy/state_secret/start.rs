@@ -23,14 +23,12 @@ use crate::proxy::tailnet::start::TailnetPart;
 /// The state of this replica, as the rest of it sees it.
 #[derive(Debug)]
 pub struct StatePart {
-    /// The desired content.
     pub ledger: Ledger,
     pub health: watch::Receiver<WriterHealth>,
     /// Records the peers of this replica, if something may lead here.
     pub recent_peers: Option<RecentPeersWriter>,
 }
 
-/// The parts whose state is written.
 #[derive(Debug, Clone, Copy)]
 pub struct StateInputs<'a> {
     pub settings: &'a Settings,
@@ -110,7 +108,6 @@ async fn start(settings: &Settings) -> Start {
     start
 }
 
-/// The auth key of the mounted config.
 fn mounted_key(settings: &DaemonSettings, capver: u32) -> Option<String> {
     let Login::ConfigDir(dir) = &settings.login else { return None };
     let (_, bytes) = daemon::config(dir, capver).ok()?;

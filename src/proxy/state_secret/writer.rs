@@ -35,7 +35,6 @@ pub struct WriteIntervals {
     pub look: Duration,
 }
 
-/// What is wanted of the state.
 #[derive(Debug, Clone, Default)]
 struct DesiredState {
     /// Grows with each wish.
@@ -52,7 +51,6 @@ pub struct WriterHealth {
     pub succeeded: Option<Instant>,
     /// What is wrong, and since when; nothing if the last attempt succeeded.
     pub fault: Option<WriteFault>,
-    /// How many writes succeeded.
     pub writes: u64,
     /// Up to which wish everything is written.
     done: u64,
@@ -140,7 +138,6 @@ impl Ledger {
         }
     }
 
-    /// How the writing stands.
     #[must_use]
     pub fn health(&self) -> watch::Receiver<WriterHealth> {
         self.health.clone()

@@ -60,7 +60,6 @@ pub struct DaemonInputs {
     pub outlives: bool,
 }
 
-/// How tailscaled fares.
 #[derive(Debug, Clone)]
 pub struct DaemonState {
     pub phase: DaemonPhase,
@@ -68,7 +67,6 @@ pub struct DaemonState {
     pub backend: BackendState,
     /// How the login stands, in words.
     pub login: String,
-    /// How often it was started again.
     pub restarts: u64,
     /// It was started from a copy of what it keeps in the state Secret, for that could not be had.
     pub from_file: bool,
@@ -78,11 +76,9 @@ pub struct DaemonState {
     pub last_error: Option<(&'static str, String)>,
     /// What is wrong with the mounted config, while the last good one is in force.
     pub config_fault: Option<String>,
-    /// Its capability version.
     pub capver: Option<u32>,
     /// What it finds unhealthy, by code.
     pub health: Arc<std::collections::BTreeMap<String, Warning>>,
-    /// Its process id.
     pub pid: Option<i32>,
     /// The Tailscale Services that its config names; nothing before the first good one.
     pub configured: Option<Arc<BTreeSet<String>>>,
@@ -91,7 +87,6 @@ pub struct DaemonState {
     pub shut: bool,
 }
 
-/// tailscaled cannot be started at all.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct NeverStarted(pub String);
@@ -105,7 +100,6 @@ pub struct DaemonHandle {
     netmap: watch::Receiver<Option<Arc<NetMap>>>,
 }
 
-/// What a handle asks for.
 #[derive(Debug)]
 enum DaemonCommand {
     /// Look at the config no more: what it advertises is being taken back.
@@ -113,7 +107,6 @@ enum DaemonCommand {
     Stop(Duration),
 }
 
-/// The task's own state.
 struct Supervisor {
     settings: Arc<DaemonSettings>,
     machine: Machine,

@@ -40,7 +40,6 @@ pub struct WarmupProgress {
     pub waiting: BTreeSet<IpAddr>,
 }
 
-/// Asks the daemon.
 #[must_use]
 pub fn asking(api: &LocalApi) -> ReachabilityCheck {
     let api = api.clone();

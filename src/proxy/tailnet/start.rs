@@ -19,7 +19,6 @@ use crate::proxy::tailnet::auth_key_watch;
 use crate::proxy::tailnet::daemon::state_backup::{self, StateCopies};
 use crate::proxy::tailnet::daemon::{DaemonHandle, DaemonInputs, StateRequest, daemon};
 
-/// The tailnet, as the rest of the replica sees it.
 #[derive(Debug)]
 pub struct TailnetPart {
     /// tailscaled, if it is supervised.

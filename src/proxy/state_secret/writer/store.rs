@@ -7,7 +7,6 @@ use crate::edge::kube::{ApiCall, ApiRefusal, Cluster, KubeError, StateSecret, Ve
 use crate::model::settings::{Settings, StateOut};
 use crate::model::tailnet::state::{Content, StateChanges, applied};
 
-/// Where the state is kept.
 #[derive(Debug)]
 pub enum Store {
     Secret(StateSecret),
@@ -15,7 +14,6 @@ pub enum Store {
     File(PathBuf),
 }
 
-/// The state could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
     #[error(transparent)]
@@ -27,7 +25,6 @@ pub enum ReportError {
     Missing { name: String },
     #[error(transparent)]
     File(#[from] FilesError),
-    /// The file holds something else.
     #[error("{path} is not a JSON object of text by key: {source}; remove it or choose another --state-file")]
     Content { path: PathBuf, source: serde_json::Error },
 }

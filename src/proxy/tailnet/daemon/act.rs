@@ -226,7 +226,6 @@ impl Supervisor {
         }
     }
 
-    /// Takes over what may be advertised.
     pub(super) fn advertise(&mut self) {
         let Some(advertise) = &mut self.inputs.advertise else { return };
         let advertised = advertise.borrow_and_update().clone();

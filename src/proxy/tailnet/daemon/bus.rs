@@ -30,14 +30,12 @@ const FIRST: Duration = Duration::from_secs(10);
 /// How long to go on reading before publishing, when messages come without pause.
 const BATCH: usize = 256;
 
-/// What the reader knows.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct BusView {
     /// Which daemon process this is about.
     pub(super) epoch: u64,
     /// The stream is open.
     pub(super) connected: bool,
-    /// The daemon's capability version.
     pub(super) capver: Option<u32>,
     /// What the messages have added up to; its netmap is published apart.
     pub(super) snapshot: Snapshot,
@@ -135,7 +133,6 @@ impl Reader {
     }
 }
 
-/// One subscription.
 struct Stream<'a> {
     api: &'a LocalApi,
     view: &'a watch::Sender<BusView>,
