@@ -29,6 +29,22 @@ use kernel::KernelMetrics;
 use services::Services;
 use sites::SiteMetrics;
 
+/// Declares a struct of sampled families: for each its kind, name, labels and help, in the order of docs/metrics.md.
+macro_rules! families {
+    ($group:ident { $($field:ident: $kind:ident $name:literal [$($label:literal),*] $help:literal,)+ }) => {
+        #[derive(Debug)]
+        pub(super) struct $group {
+            $($field: crate::runtime::metrics::Sampled<{ const LABELS: &[&str] = &[$($label),*]; LABELS.len() }>,)+
+        }
+
+        impl $group {
+            pub(super) fn new(registry: &mut crate::runtime::metrics::Registry) -> Self {
+                use crate::runtime::metrics::Kind;
+                Self { $($field: registry.sampled($name, Kind::$kind, $help, [$($label),*]),)+ }
+            }
+        }
+    };
+}
 mod certs;
 mod errors;
 mod inputs;
