@@ -71,44 +71,27 @@ pub struct Fold {
 }
 
 impl BackendState {
-    /// From the number on the bus; one that is not known is no state.
+    /// In the order of the bus's numbers, from 0.
+    const ALL: [Self; 7] =
+        [Self::NoState, Self::InUseOtherUser, Self::NeedsLogin, Self::NeedsMachineAuth, Self::Stopped, Self::Starting, Self::Running];
+
+    /// From the number on the bus; an unknown one is no state.
     #[must_use]
     pub fn from_number(number: i64) -> Self {
-        match number {
-            1 => Self::InUseOtherUser,
-            2 => Self::NeedsLogin,
-            3 => Self::NeedsMachineAuth,
-            4 => Self::Stopped,
-            5 => Self::Starting,
-            6 => Self::Running,
-            _ => Self::NoState,
-        }
+        usize::try_from(number).ok().and_then(|number| Self::ALL.get(number).copied()).unwrap_or_default()
     }
 
-    /// From the word in a status; one that is not known is no state.
+    /// From the word in a status; an unknown one is no state.
     #[must_use]
     pub fn from_word(word: &str) -> Self {
-        (1..=6).map(Self::from_number).find(|state| state.word() == word).unwrap_or_default()
-    }
-
-    /// The word in a status.
-    #[must_use]
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::NoState => "NoState",
-            Self::InUseOtherUser => "InUseOtherUser",
-            Self::NeedsLogin => "NeedsLogin",
-            Self::NeedsMachineAuth => "NeedsMachineAuth",
-            Self::Stopped => "Stopped",
-            Self::Starting => "Starting",
-            Self::Running => "Running",
-        }
+        Self::ALL.into_iter().find(|state| state.to_string() == word).unwrap_or_default()
     }
 }
 
+/// The word in a status.
 impl fmt::Display for BackendState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.word())
+        fmt::Debug::fmt(self, f)
     }
 }
 

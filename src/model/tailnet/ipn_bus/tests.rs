@@ -203,7 +203,7 @@ fn health_and_errors_are_told() {
 fn states_have_one_word_each() {
     for number in 0..=6 {
         let state = BackendState::from_number(number);
-        assert_eq!(BackendState::from_word(state.word()), state);
+        assert_eq!(BackendState::from_word(&state.to_string()), state);
     }
     assert_eq!(BackendState::from_number(99), BackendState::NoState);
 }
