@@ -5,18 +5,19 @@
 
 use std::collections::BTreeMap;
 
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer, Serialize};
 
 pub type NodeId = i64;
 
 /// Reads `null` as the default, as Go writes empty lists and maps.
-fn nullable<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(from: D) -> Result<T, D::Error> {
+pub(super) fn nullable<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(from: D) -> Result<T, D::Error> {
     Option::<T>::deserialize(from).map(Option::unwrap_or_default)
 }
 
 /// Whether a field is there, whatever is in it.
 fn named<'de, D: Deserializer<'de>>(from: D) -> Result<bool, D::Error> {
-    serde::de::IgnoredAny::deserialize(from).map(|_| true)
+    IgnoredAny::deserialize(from).map(|_| true)
 }
 
 /// Tells `null`, which is an empty list, from a field that is not there.
@@ -28,8 +29,6 @@ fn present_or_null<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(fro
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct Notify {
-    /// The daemon's version; in the first message.
-    pub version: Option<String>,
     /// Something the user should know; among it that this reader was too slow and the stream ends.
     pub err_message: Option<String>,
     /// `ipn.State` as a number.
@@ -44,8 +43,6 @@ pub struct Notify {
     pub peers_changed: Vec<PeerNode>,
     #[serde(deserialize_with = "nullable")]
     pub peers_removed: Vec<NodeId>,
-    #[serde(deserialize_with = "nullable")]
-    pub peer_changed_patch: Vec<PeerChange>,
     pub health: Option<Health>,
 }
 
@@ -83,20 +80,10 @@ pub struct CapMap {
     pub funnel: bool,
 }
 
-/// A small change of a peer; none of what it may hold changes names or addresses.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(default, rename_all = "PascalCase")]
-pub struct PeerChange {
-    #[serde(rename = "NodeID")]
-    pub node_id: NodeId,
-    pub online: Option<bool>,
-}
-
 /// The state of the daemon (`ipnstate.Status`).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct DaemonStatus {
-    pub version: String,
     /// `ipn.State` in words.
     pub backend_state: String,
     pub have_node_key: bool,
@@ -111,8 +98,6 @@ pub struct DaemonStatus {
     /// The other nodes, by public key.
     #[serde(deserialize_with = "nullable")]
     pub peer: BTreeMap<String, PeerStatus>,
-    #[serde(deserialize_with = "nullable")]
-    pub health: Vec<String>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -170,28 +155,15 @@ pub struct DnsConfig {
 pub struct DnsRecord {
     /// The name, with or without the final dot.
     pub name: String,
-    /// The record's type; empty means A or AAAA, as the value has it.
-    #[serde(rename = "Type")]
-    pub kind: String,
     pub value: String,
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct Health {
-    /// The warnings; one that is absent has healed.
+    /// The warnings by code, whatever they say; one that is absent has healed.
     #[serde(deserialize_with = "nullable")]
-    pub warnings: BTreeMap<String, Warning>,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(default, rename_all = "PascalCase")]
-pub struct Warning {
-    /// `high`, `medium` or `low`.
-    pub severity: String,
-    pub title: String,
-    pub text: String,
-    pub impacts_connectivity: bool,
+    pub warnings: BTreeMap<String, IgnoredAny>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -199,12 +171,9 @@ pub struct Warning {
 pub struct Prefs {
     /// Whether routes of peers are used besides their own addresses.
     pub route_all: bool,
-    pub want_running: bool,
     #[serde(deserialize_with = "nullable")]
     pub advertise_services: Vec<String>,
-    /// What the daemon may do to the machine's filters: 0 nothing, 1 chains without jumps to them, 2 all.
-    pub netfilter_mode: i64,
-    /// Whether nobody is let in who begins to speak.
+    /// New connections from peers are dropped.
     pub shields_up: bool,
 }
 
@@ -221,7 +190,7 @@ pub struct MaskedPrefs {
     pub advertise_routes: Option<Vec<String>>,
     pub advertise_tags: Option<Vec<String>>,
     pub advertise_services: Option<Vec<String>>,
-    /// As in [`Prefs::netfilter_mode`].
+    /// What the daemon may do to the machine's filters: 0 nothing, 1 chains without jumps to them, 2 all.
     pub netfilter_mode: Option<i64>,
 }
 
@@ -281,7 +250,7 @@ pub struct Warned {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct Pong {
-    /// Why nobody can be asked; empty where somebody answered.
+    /// Why no node was pinged; empty where one answered.
     pub err: String,
     #[serde(rename = "IsLocalIP")]
     pub is_local_ip: bool,

@@ -5,7 +5,7 @@
 
 mod peer;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use ipnet::IpNet;
 use serde::Serialize;
 
 use self::peer::{Peer, self_node, self_status};
-use crate::api::localapi::{DaemonStatus, DnsConfig, DnsRecord, NodeId, Notify, Prefs, Warning};
+use crate::api::localapi::{DaemonStatus, DnsConfig, DnsRecord, NodeId, Notify, Prefs};
 use crate::model::base::netmap::{Fqdn, NetMap, SelfNode};
 
 /// The health code that says that the login does not work any more.
@@ -39,8 +39,8 @@ pub struct Snapshot {
     pub state: BackendState,
     /// The tailnet; nothing before the first complete one.
     pub netmap: Option<Arc<NetMap>>,
-    /// What the daemon finds unhealthy, by code.
-    pub health: Arc<BTreeMap<String, Warning>>,
+    /// The codes of what the daemon finds unhealthy.
+    pub health: Arc<BTreeSet<String>>,
     /// The preferences in force, once the daemon has told them.
     pub prefs: Option<Prefs>,
     /// Whether the daemon holds the key of an earlier login, as of the last status.
@@ -99,7 +99,7 @@ impl Snapshot {
     /// Whether the daemon says that its login has failed for good.
     #[must_use]
     pub fn login_broken(&self) -> bool {
-        self.health.contains_key(LOGIN_STATE)
+        self.health.contains(LOGIN_STATE)
     }
 }
 
@@ -140,9 +140,9 @@ impl Fold {
             effect.changed |= self.remove(*id);
         }
         if let Some(health) = message.health
-            && *self.snapshot.health != health.warnings
+            && !self.snapshot.health.iter().eq(health.warnings.keys())
         {
-            self.snapshot.health = Arc::new(health.warnings);
+            self.snapshot.health = Arc::new(health.warnings.into_keys().collect());
             effect.changed = true;
         }
         if let Some(number) = message.state {

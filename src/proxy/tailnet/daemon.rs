@@ -20,7 +20,7 @@ use tracing::info;
 
 use self::bus::{BusView, Reader};
 use self::conf::Conf;
-use crate::api::localapi::{MaskedPrefs, Warning};
+use crate::api::localapi::MaskedPrefs;
 use crate::edge::daemon::RunningDaemon as Process;
 use crate::edge::localapi::{LocalApi, LocalApiError};
 use crate::model::base::netmap::NetMap;
@@ -77,8 +77,6 @@ pub struct DaemonState {
     /// What is wrong with the mounted config, while the last good one is in force.
     pub config_fault: Option<String>,
     pub capver: Option<u32>,
-    /// What it finds unhealthy, by code.
-    pub health: Arc<std::collections::BTreeMap<String, Warning>>,
     pub pid: Option<i32>,
     /// The Tailscale Services that its config names; nothing before the first good one.
     pub configured: Option<Arc<BTreeSet<String>>>,
@@ -304,7 +302,7 @@ impl Supervisor {
             self.greet();
         }
         let snapshot = view.snapshot;
-        if snapshot.health.contains_key(STORELESS) && !self.from_file && self.inputs.backup.borrow().content.is_some() {
+        if snapshot.health.contains(STORELESS) && !self.from_file && self.inputs.backup.borrow().content.is_some() {
             // It keeps its state in memory alone and waits for a login; a copy of what it is not can be had.
             self.storeless = true;
             self.signal(Signal::SIGTERM);
@@ -314,7 +312,7 @@ impl Supervisor {
         let bus = BusState { state: snapshot.state, login_broken: snapshot.login_broken(), have_node_key: snapshot.have_node_key };
         self.state.send_modify(|state| {
             (state.capver, state.backend) = (view.capver, snapshot.state);
-            (state.health, state.shut) = (snapshot.health, shut);
+            state.shut = shut;
             if *state.advertised != advertised {
                 state.advertised = Arc::new(advertised);
             }
@@ -356,7 +354,6 @@ impl Default for DaemonState {
             last_error: None,
             config_fault: None,
             capver: None,
-            health: Arc::default(),
             pid: None,
             configured: None,
             advertised: Arc::default(),
