@@ -94,11 +94,11 @@ pub fn leave(config: &mut ServeConfig, leaving: WithdrawalProgress) {
 }
 
 /// Why the internet does not reach a site that asks for it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum FunnelError {
-    /// The tailnet does not let this node be reached from the internet.
+    #[error("the tailnet does not let this node be: give its tags the attribute `funnel` (nodeAttrs of the policy)")]
     NotAllowed,
-    /// The port is another site's: what comes from the internet has one site for each.
+    #[error("a group leads each port from there to one site, and another one has it: publish this one by another group")]
     PortTaken,
 }
 
@@ -110,15 +110,6 @@ impl FunnelError {
             Self::NotAllowed => "NotAllowed",
             Self::PortTaken => "PortTaken",
         }
-    }
-}
-
-impl std::fmt::Display for FunnelError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::NotAllowed => "the tailnet does not let this node be: give its tags the attribute `funnel` (nodeAttrs of the policy)",
-            Self::PortTaken => "a group leads each port from there to one site, and another one has it: publish this one by another group",
-        })
     }
 }
 
