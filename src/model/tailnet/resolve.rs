@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::model::base::backoff::Backoff;
+use crate::model::base::net::Family;
 
 /// An answer is not asked for again sooner than this, however short its TTL.
 pub const FLOOR: Duration = Duration::from_secs(5);
@@ -245,23 +246,13 @@ struct OutcomeVerdict {
 struct UsableAnswer {
     addresses: BTreeSet<IpAddr>,
     /// The family whose lookup failed: what was known of it stays.
-    keep: Option<Keep>,
+    keep: Option<Family>,
     ttl: Duration,
-}
-
-#[derive(Clone, Copy)]
-enum Keep {
-    V4,
-    V6,
 }
 
 impl UsableAnswer {
     fn over(&self, before: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
-        let retained = before.iter().filter(|ip| match self.keep {
-            None => false,
-            Some(Keep::V4) => ip.is_ipv4(),
-            Some(Keep::V6) => ip.is_ipv6(),
-        });
+        let retained = before.iter().filter(|ip| self.keep == Some(Family::of(**ip)));
         retained.chain(&self.addresses).copied().collect()
     }
 }
@@ -276,15 +267,15 @@ fn classify(outcome: &LookupOutcome) -> OutcomeVerdict {
             OutcomeVerdict { answer: Some(UsableAnswer { addresses, keep: None, ttl }), failure: None }
         }
         (Ok(_), Ok(_)) => OutcomeVerdict { answer: None, failure: Some(LookupFailure::Empty) },
-        (Ok(good), Err(failure)) if useful(&outcome.v4) => half(good, *failure, Keep::V6),
-        (Err(failure), Ok(good)) if useful(&outcome.v6) => half(good, *failure, Keep::V4),
+        (Ok(good), Err(failure)) if useful(&outcome.v4) => half(good, *failure, Family::V6),
+        (Err(failure), Ok(good)) if useful(&outcome.v6) => half(good, *failure, Family::V4),
         (Err(failure), _) | (_, Err(failure)) => OutcomeVerdict { answer: None, failure: Some(*failure) },
     }
 }
 
 /// One family answered and the other failed. A server that says there is no such name in one family, and has addresses in
 /// the other, means that the first has none.
-fn half(good: &FamilyRecords, failure: LookupFailure, keep: Keep) -> OutcomeVerdict {
+fn half(good: &FamilyRecords, failure: LookupFailure, keep: Family) -> OutcomeVerdict {
     let answer = UsableAnswer { addresses: good.addresses.clone(), keep: None, ttl: good.ttl };
     match failure {
         LookupFailure::NoName | LookupFailure::Empty => OutcomeVerdict { answer: Some(answer), failure: None },
