@@ -126,11 +126,6 @@ impl Volume {
         self.write_bytes(&serde_json::to_vec(&entries)?)
     }
 
-    /// Puts something into place that is no config.
-    pub fn spoil(&mut self) -> io::Result<()> {
-        self.write_bytes(b"{\"half a con").map(drop)
-    }
-
     /// Puts a config into place: a new directory beside the old one, then one rename of the link `..data`, then the old one goes.
     pub fn write_bytes(&mut self, config: &[u8]) -> io::Result<Instant> {
         let versioned = |version: u64| format!("..version_{version}");

@@ -42,7 +42,8 @@ pub struct FileWatcher {
     directory: PathBuf,
     names: Arc<[String]>,
     view: watch::Sender<FilesView>,
-    inotify: bool,
+    /// False where the system refuses it.
+    pub(super) inotify: bool,
     pub(super) poll_interval: Duration,
 }
 
@@ -64,12 +65,6 @@ pub fn file(path: &Path) -> (FileWatcher, watch::Receiver<FilesView>, String) {
 }
 
 impl FileWatcher {
-    /// The same without inotify, as where the system refuses it.
-    #[must_use]
-    pub fn by_looking(self) -> Self {
-        Self { inotify: false, ..self }
-    }
-
     /// Watches until nobody listens any more.
     pub async fn run(self) {
         let mut events = None;

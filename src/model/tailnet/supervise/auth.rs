@@ -114,12 +114,6 @@ impl Auth {
         self.current = key;
     }
 
-    /// Whether another key is being waited for.
-    #[must_use]
-    pub fn awaits_key(&self) -> bool {
-        matches!(self.step, AuthStep::Leaving { .. } | AuthStep::Marking { .. } | AuthStep::AwaitingKey { .. })
-    }
-
     /// Whether the daemon may not be started yet.
     #[must_use]
     pub(super) fn holds_start(&self) -> bool {

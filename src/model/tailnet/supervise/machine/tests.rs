@@ -190,7 +190,7 @@ fn a_failed_key_is_asked_for_marked_awaited_cleared_and_applied_in_place() {
     let request = StateWrite::RequestReissue { failed: old.clone() };
     assert_eq!(lab.on(DaemonEvent::Auth(AuthEvent::Left)), [DaemonAction::Write(request.clone())]);
     assert_eq!(lab.on(DaemonEvent::Auth(AuthEvent::Written(request))), []);
-    assert!(lab.machine.auth().awaits_key());
+    assert_eq!(lab.machine.auth().to_string(), "waiting for another key");
     assert_eq!(lab.after(SECOND * 300, DaemonEvent::Key(old)), [], "the same key is no other");
     let clear = StateWrite::ClearReissue { identity: false };
     assert_eq!(lab.on(DaemonEvent::Key(new.clone())), [DaemonAction::Write(clear.clone())]);
