@@ -271,7 +271,7 @@ impl Script<'_> {
         let Some(number) = look(&self.board).rows.keys().copied().find(|number| *number >= self.lasting) else { return Ok(()) };
         self.empty(number).await;
         look(&self.board).write_removal(number);
-        let written = self.put_without(number)?;
+        let written = self.put_without(Some(number))?;
         let took = seen_in_force(&self.board, &[number], Some(ScoreboardChange::Remove), written).await;
         self.did(&format!("{} removed", DemoService { number, target: 0 }.name()), took);
         look(&self.board).rows.remove(&number);
@@ -306,21 +306,16 @@ impl Script<'_> {
         u16::try_from(self.topology.targets.len()).unwrap_or(u16::MAX).max(1)
     }
 
-    /// Puts the config of the board's services into place; says when.
+    /// Puts the config of the board's services into place; returns the time at which it was.
     pub fn put(&mut self) -> Result<Duration, ScriptError> {
-        let services: Vec<DemoService> = look(&self.board).rows.values().map(|row| row.service).collect();
-        self.put_these(services)
+        self.put_without(None)
     }
 
-    fn put_without(&mut self, number: u16) -> Result<Duration, ScriptError> {
-        let mut services: Vec<DemoService> = look(&self.board).rows.values().map(|row| row.service).collect();
-        services.retain(|service| service.number != number);
-        self.put_these(services)
-    }
-
-    fn put_these(&mut self, services: Vec<DemoService>) -> Result<Duration, ScriptError> {
-        let stands = self.volume.write(self.topology, services).map_err(ScriptError::Config)?;
-        Ok(stands.saturating_duration_since(look(&self.board).start))
+    fn put_without(&mut self, removed: Option<u16>) -> Result<Duration, ScriptError> {
+        let all = look(&self.board).rows.values().map(|row| row.service).collect::<Vec<_>>();
+        let services = all.into_iter().filter(|service| Some(service.number) != removed);
+        let at = self.volume.write(self.topology, services).map_err(ScriptError::Config)?;
+        Ok(at.saturating_duration_since(look(&self.board).start))
     }
 }
 
