@@ -52,7 +52,7 @@ pub const ACCOUNT_FINGERPRINT: &str = "acme-account-fingerprint";
 pub const ACCOUNTS: &str = "tailscale-acme-accounts";
 /// The field of an account key where no Secret is shared: of the replica's own state Secret, as tailscaled names it.
 pub const ACCOUNT_KEY: &str = "acme-account.key.pem";
-/// Ours, annotation of a certificate's Secret: who is ordering another one, and what came of it ([`super::issuance::IssuanceNote`]).
+/// Ours, annotation of a certificate's Secret: who is ordering another one, and what came of it ([`super::issuance::OrderNote`]).
 pub const ISSUANCE: &str = "tailyard.io/acme-order-status";
 /// The finalizer of an Ingress that a group publishes.
 pub const INGRESS_FINALIZER: &str = "tailscale.com/ingress-pg-finalizer";

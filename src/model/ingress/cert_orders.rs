@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
+use crate::api::issuance::OrderNote;
 use crate::model::base::backoff::Backoff;
 
 mod due;
@@ -58,16 +59,6 @@ pub struct OrderTerms {
 impl OrderTerms {
     /// dns-01 takes seconds to minutes. A failure costs a part of what the server allows in a week.
     pub const ACME: Self = Self { order: Duration::from_mins(5), patience: Duration::from_mins(7), retry: Backoff::ACME };
-}
-
-/// Who is ordering a certificate, and how often that failed.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct OrderNote {
-    /// The replica that orders; empty if none does.
-    pub by: String,
-    pub failures: u32,
-    /// Nobody tries before this time.
-    pub not_before: Option<Timestamp>,
 }
 
 /// What all replicas know of a name.
@@ -356,7 +347,7 @@ impl Issuer {
         let failures = before.failures.saturating_add(1).min(most);
         let pause = self.terms.retry.after(failures, random).max(failed.retry_after.unwrap_or_default());
         let not_before = wall.checked_add(SignedDuration::try_from(pause).unwrap_or(SignedDuration::MAX)).ok();
-        OrderNote { by: String::new(), failures, not_before }
+        OrderNote { failures, not_before, ..OrderNote::default() }
     }
 
     fn let_go(&mut self, name: &str, actions: &mut Vec<OrderAction>) {

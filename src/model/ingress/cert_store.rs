@@ -10,10 +10,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use k8s_openapi::jiff::Timestamp;
 
-use crate::api::issuance;
+use crate::api::issuance::OrderNote;
 use crate::api::names::{ACCOUNT_FINGERPRINT, ISSUANCE};
 use crate::api::routes::Host;
-use crate::model::ingress::cert_orders::{Certificate, NameRecord, OrderFailure, OrderNote, Validity, renew_at, usable};
+use crate::model::ingress::cert_orders::{Certificate, NameRecord, OrderFailure, Validity, renew_at, usable};
 use crate::model::ingress::certificate::{CertificateError, Leaf, Pair};
 
 mod notice;
@@ -39,7 +39,7 @@ pub struct NameState {
     /// The kind of what is wrong with what its Secret holds.
     pub fault: Option<&'static str>,
     /// Who orders, and what came of the order before.
-    pub note: issuance::IssuanceNote,
+    pub note: OrderNote,
 }
 
 /// A certificate that was issued here or loaded.
@@ -232,13 +232,11 @@ impl CertStore {
     pub fn record(&self, name: &str) -> Option<NameRecord> {
         let noted = self.secrets.get(&self.secret(name))?;
         let certificate = self.names.get(name)?.loaded.clone()?.ok();
-        let note = self.note(name);
-        let note = OrderNote { by: note.by, failures: note.failures, not_before: note.not_before };
-        Some(NameRecord { version: noted.version.clone(), certificate, note })
+        Some(NameRecord { version: noted.version.clone(), certificate, note: self.note(name) })
     }
 
     /// The note of a name. One that cannot be read says nothing: its writer is as good as dead.
-    fn note(&self, name: &str) -> issuance::IssuanceNote {
+    fn note(&self, name: &str) -> OrderNote {
         let text = self.secrets.get(&self.secret(name)).and_then(|noted| noted.annotations.get(ISSUANCE));
         text.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
     }
@@ -370,8 +368,7 @@ fn secret_of<'a>(name: &'a str, host: &'a Host) -> &'a str {
 pub fn note_text(note: &OrderNote, failure: Option<&(&'static str, String)>) -> String {
     let (reason, message) =
         failure.filter(|_| note.failures > 0).map(|(kind, text)| ((*kind).to_owned(), text.clone())).unwrap_or_default();
-    let note = issuance::IssuanceNote { by: note.by.clone(), failures: note.failures, not_before: note.not_before, reason, message };
-    serde_json::to_string(&note).unwrap_or_default()
+    serde_json::to_string(&OrderNote { reason, message, ..note.clone() }).unwrap_or_default()
 }
 
 #[cfg(test)]

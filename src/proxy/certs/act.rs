@@ -9,11 +9,12 @@ use tokio::task::JoinError;
 
 use super::account::{Accounts, IssueError, fingerprint};
 use super::{CertWork, NOTE};
+use crate::api::issuance::OrderNote;
 use crate::api::names::ACCOUNT_FINGERPRINT;
 use crate::edge::acme::RecordFailure;
 use crate::edge::kube::{ApiRefusal, KubeError, Values, VersionedSecret};
 use crate::edge::localapi::LocalApi;
-use crate::model::ingress::cert_orders::{OrderAction, OrderEvent, OrderNote, RenewalWindow, WriteResult};
+use crate::model::ingress::cert_orders::{OrderAction, OrderEvent, RenewalWindow, WriteResult};
 use crate::model::ingress::cert_store::{Issued, note_text};
 
 /// How soon a server that could not be asked is asked again when to renew.

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::{Certificate, NameRecord, OrderNote, RenewalWindow};
+use super::{Certificate, NameRecord, RenewalWindow};
+use crate::api::issuance::OrderNote;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WriteResult {
