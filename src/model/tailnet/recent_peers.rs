@@ -2,7 +2,7 @@
 //!
 //! A client that spoke with a replica a moment ago may send the answer to the first handshake of the successor to where that one was, and
 //! `WireGuard` asks again only after 5 s. For targets of services the config says whom to try ([`crate::model::tailnet::peer_warmup`]); for clients, who come
-//! unasked, only the predecessor knows. So it is written down, in the state Secret ([`crate::api::state::SPOKEN_WITH`]).
+//! unasked, only the predecessor knows. So it is written down, in the state Secret ([`crate::api::state::RECENT_PEERS`]).
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
