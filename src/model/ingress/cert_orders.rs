@@ -142,12 +142,6 @@ impl Issuer {
         self.timers.values().min().copied()
     }
 
-    /// Whether a name may be advertised: its certificate serves now.
-    #[must_use]
-    pub fn serves(&self, name: &str, wall: Timestamp) -> bool {
-        self.certificate(name).is_some_and(|certificate| usable(certificate, wall))
-    }
-
     #[must_use]
     pub fn certificate(&self, name: &str) -> Option<&Certificate> {
         self.names.get(name)?.record.as_ref()?.certificate.as_ref()

@@ -5,7 +5,7 @@ use crate::model::tailnet::supervise::StateWrite;
 use crate::model::tailnet::supervise::TwoStep;
 use crate::model::tailnet::supervise::settings::tests::settings;
 
-/// A machine with a clock that the test moves, and everything that it has asked for.
+/// A machine with a clock that the test moves.
 struct Lab {
     machine: Machine,
     now: At,
@@ -46,12 +46,16 @@ impl Lab {
         self.machine.phase(self.now)
     }
 
-    /// A daemon that runs.
-    fn running(mut self) -> Self {
+    /// Starts the daemon until its socket answers.
+    fn connect(&mut self) {
         assert_eq!(self.on(DaemonEvent::Tick), [DaemonAction::Spawn]);
-        for event in [DaemonEvent::Spawned, DaemonEvent::Connected, seen(BackendState::Running)] {
-            self.on(event);
-        }
+        self.on(DaemonEvent::Spawned);
+        self.on(DaemonEvent::Connected);
+    }
+
+    fn running(mut self) -> Self {
+        self.connect();
+        self.on(seen(BackendState::Running));
         assert_eq!(self.phase(), DaemonPhase::Running);
         self
     }
@@ -183,9 +187,7 @@ fn a_failed_key_is_asked_for_marked_awaited_cleared_and_applied_in_place() {
     let (old, new) = (Secret::new("old"), Secret::new("new"));
     let mut lab = Lab::in_secret();
     lab.on(DaemonEvent::Key(old.clone()));
-    lab.on(DaemonEvent::Tick);
-    lab.on(DaemonEvent::Spawned);
-    lab.on(DaemonEvent::Connected);
+    lab.connect();
     assert_eq!(lab.on(seen(BackendState::NeedsLogin)), [DaemonAction::DisconnectControl]);
     let request = StateWrite::RequestReissue { failed: old.clone() };
     assert_eq!(lab.on(DaemonEvent::Auth(AuthEvent::Left)), [DaemonAction::Write(request.clone())]);
@@ -203,15 +205,9 @@ fn a_failed_key_is_asked_for_marked_awaited_cleared_and_applied_in_place() {
 #[test]
 fn a_key_that_leads_nowhere_makes_the_daemon_start_anew_as_another_device() {
     let mut lab = Lab::in_secret();
-    for event in [
-        DaemonEvent::Tick,
-        DaemonEvent::Spawned,
-        DaemonEvent::Connected,
-        seen(BackendState::NeedsLogin),
-        DaemonEvent::Auth(AuthEvent::Left),
-    ] {
-        lab.on(event);
-    }
+    lab.connect();
+    lab.on(seen(BackendState::NeedsLogin));
+    lab.on(DaemonEvent::Auth(AuthEvent::Left));
     lab.on(DaemonEvent::Auth(AuthEvent::Written(StateWrite::RequestReissue { failed: Secret::default() })));
     lab.on(DaemonEvent::Key(Secret::new("new")));
     lab.on(DaemonEvent::Auth(AuthEvent::Written(StateWrite::ClearReissue { identity: false })));
@@ -225,15 +221,9 @@ fn a_key_that_leads_nowhere_makes_the_daemon_start_anew_as_another_device() {
 #[test]
 fn a_crash_while_a_key_is_awaited_does_not_ask_twice() {
     let mut lab = Lab::in_secret();
-    for event in [
-        DaemonEvent::Tick,
-        DaemonEvent::Spawned,
-        DaemonEvent::Connected,
-        seen(BackendState::NeedsLogin),
-        DaemonEvent::Auth(AuthEvent::Left),
-    ] {
-        lab.on(event);
-    }
+    lab.connect();
+    lab.on(seen(BackendState::NeedsLogin));
+    lab.on(DaemonEvent::Auth(AuthEvent::Left));
     lab.on(DaemonEvent::Exited("9".into()));
     lab.on(DaemonEvent::Auth(AuthEvent::Written(StateWrite::RequestReissue { failed: Secret::default() })));
     assert_eq!(lab.after(SECOND, DaemonEvent::Tick), [DaemonAction::Spawn]);
@@ -246,9 +236,8 @@ fn a_crash_while_a_key_is_awaited_does_not_ask_twice() {
 fn a_broken_login_is_doubted_before_the_key_is_given_up() {
     let broken = |have_node_key| DaemonEvent::Backend(BusState { state: BackendState::Starting, login_broken: true, have_node_key });
     let mut lab = Lab::in_secret();
-    for event in [DaemonEvent::Tick, DaemonEvent::Spawned, DaemonEvent::Connected, broken(true)] {
-        lab.on(event);
-    }
+    lab.connect();
+    lab.on(broken(true));
     assert_eq!(lab.after(SECOND * 300, broken(true)), [], "a control server that is away breaks the login of a node that has one");
     assert_eq!(lab.on(broken(false)), []);
     assert_eq!(lab.after(SECOND * 9, DaemonEvent::Tick), []);
@@ -259,9 +248,7 @@ fn a_broken_login_is_doubted_before_the_key_is_given_up() {
 fn outside_a_secret_another_key_is_simply_tried() {
     let mut lab = Lab::new(&settings());
     lab.on(DaemonEvent::Key(Secret::new("old")));
-    for event in [DaemonEvent::Tick, DaemonEvent::Spawned, DaemonEvent::Connected] {
-        lab.on(event);
-    }
+    lab.connect();
     assert_eq!(lab.on(seen(BackendState::NeedsLogin)), []);
     assert_eq!(lab.on(DaemonEvent::Key(Secret::new("new"))), [DaemonAction::LoginWith(Secret::new("new"))]);
 }
@@ -269,9 +256,7 @@ fn outside_a_secret_another_key_is_simply_tried() {
 #[test]
 fn two_steps_always_tells_prefs_at_each_start_and_logs_in_where_needed() {
     let mut lab = Lab::two_step(false);
-    for event in [DaemonEvent::Tick, DaemonEvent::Spawned, DaemonEvent::Connected] {
-        lab.on(event);
-    }
+    lab.connect();
     assert_eq!(lab.on(seen(BackendState::NeedsLogin)), [DaemonAction::Login]);
     assert_eq!(lab.on(DaemonEvent::Auth(AuthEvent::LoggedIn(Err("refused".into())))), []);
     assert_eq!(lab.after(Duration::from_millis(200), DaemonEvent::Tick), [DaemonAction::Login]);
@@ -287,9 +272,8 @@ fn two_steps_always_tells_prefs_at_each_start_and_logs_in_where_needed() {
 #[test]
 fn two_steps_once_leaves_a_logged_in_node_alone_until_it_runs() {
     let mut lab = Lab::two_step(true);
-    for event in [DaemonEvent::Tick, DaemonEvent::Spawned, DaemonEvent::Connected, seen(BackendState::Starting)] {
-        lab.on(event);
-    }
+    lab.connect();
+    lab.on(seen(BackendState::Starting));
     assert_eq!(lab.on(seen(BackendState::Running)), [DaemonAction::TellPrefs]);
     assert_eq!(lab.on(DaemonEvent::Auth(AuthEvent::Applied(Ok(())))), []);
 }
