@@ -50,7 +50,6 @@ pub struct Load {
 
 impl Load {
     /// A load of so much for so long on identity targets, with a timeout of ten seconds and at most 4,096 attempts open at once.
-    #[must_use]
     pub fn new(schedule: LoadSchedule, lasts: Duration) -> Self {
         Self { talk: Talk::Identity, schedule, lasts, timeout: Duration::from_secs(10), max_in_flight: 4_096 }
     }
@@ -203,7 +202,6 @@ fn greeted(expected: &[u8], answer: &[u8]) -> Result<TargetIdentity, AttemptFail
 }
 
 /// What an error says of the network, or that it says nothing of it.
-#[must_use]
 pub fn failure_of(error: &io::Error) -> AttemptFailure {
     match error.kind() {
         io::ErrorKind::ConnectionRefused => AttemptFailure::Refused,

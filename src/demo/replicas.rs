@@ -60,12 +60,10 @@ pub enum FleetError {
 
 impl Launch {
     /// What a replica is called, its state Secret too.
-    #[must_use]
     pub fn name(number: usize) -> String {
         format!("replica-{number}")
     }
 
-    #[must_use]
     pub fn own(&self, number: usize) -> PathBuf {
         self.directory.join(Self::name(number))
     }
@@ -133,18 +131,15 @@ impl ReplicaProcess {
         command
     }
 
-    #[must_use]
     pub fn admin(&self) -> SocketAddr {
         SocketAddr::new(self.addresses[0], ADMIN_PORT)
     }
 
-    #[must_use]
     pub fn log(&self) -> &Path {
         &self.log
     }
 
     /// The number of its process, while it is there.
-    #[must_use]
     pub fn pid(&self) -> Option<u32> {
         self.child.as_ref().map(Child::id)
     }

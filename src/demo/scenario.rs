@@ -116,7 +116,6 @@ impl Script<'_> {
         look(&self.board).latest = format!("{what}, in force after {:.1} ms", took.as_secs_f64() * 1e3);
     }
 
-    #[must_use]
     pub fn now(&self) -> Duration {
         look(&self.board).now()
     }
@@ -154,7 +153,6 @@ impl Script<'_> {
     }
 
     /// Whether the others can do without the replica, and it is there to be told.
-    #[must_use]
     pub fn can(&self, blow: FaultInjection) -> bool {
         match blow {
             FaultInjection::Kill(number) => look(&self.board).can_spare(number),

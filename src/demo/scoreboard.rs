@@ -62,7 +62,6 @@ pub struct ReplicaRow {
 
 impl ReplicaRow {
     /// Whether it is in rotation, and neither on its way out nor on its way back.
-    #[must_use]
     pub fn serves(&self) -> bool {
         self.ready && self.life == ReplicaPhase::Running
     }
@@ -122,7 +121,6 @@ pub fn look(board: &SharedScoreboard) -> MutexGuard<'_, Scoreboard> {
 
 impl Scoreboard {
     /// A board with these services, all of them known to lead where they should on every replica.
-    #[must_use]
     pub fn new(start: Instant, topology: &Topology, services: impl IntoIterator<Item = DemoService>) -> Self {
         let member =
             |pod| ReplicaRow { pod, ready: true, life: ReplicaPhase::Running, connections: 0, windows: Vec::new(), back: Duration::ZERO };
@@ -150,7 +148,6 @@ impl Scoreboard {
         board
     }
 
-    #[must_use]
     pub fn now(&self) -> Duration {
         self.start.elapsed()
     }
@@ -177,7 +174,6 @@ impl Scoreboard {
     }
 
     /// Who is to answer for a service, as names lead now.
-    #[must_use]
     pub fn identity(&self, service: DemoService) -> TargetIdentity {
         let own = service.identity();
         let named = self.names.get(usize::from(service.target)).filter(|_| service.by_name());
@@ -210,7 +206,6 @@ impl Scoreboard {
     }
 
     /// Where a lane is reached.
-    #[must_use]
     pub fn attempt(&self, lane: Lane, family: Family, proto: Proto) -> Option<Attempt> {
         let row = self.rows.get(&u16::try_from(lane.service).ok()?)?;
         let member = self.members.get(usize::from(lane.replica))?;
@@ -218,7 +213,6 @@ impl Scoreboard {
     }
 
     /// Whether a replica may be taken away: every other one is ready and has everything in force. A cluster sees to that, too.
-    #[must_use]
     pub fn can_spare(&self, replica: usize) -> bool {
         let mut others = (0_u8..).zip(&self.members).filter(|(number, _)| usize::from(*number) != replica);
         let settled = |replica| self.rows.keys().all(|service| self.ledger.is_settled(Lane { service: (*service).into(), replica }));
@@ -256,7 +250,6 @@ impl Scoreboard {
     }
 
     /// The report, with an answer that was not right turned into a failure.
-    #[must_use]
     pub fn judged(&self, report: &AttemptReport) -> AttemptReport {
         let right =
             |answer: &TargetIdentity| self.ledger.judge(report.attempt.lane, report.began, report.ended, *answer) == AnswerVerdict::Right;
@@ -266,7 +259,6 @@ impl Scoreboard {
 
     /// What is wrong with a UDP flow's answer, if anything is. A replica that was killed between a change and the end of its flows ends
     /// them when it is back.
-    #[must_use]
     pub fn wrong_for_flow(&self, lane: Lane, began: Duration, ended: Duration, by: TargetIdentity) -> Option<String> {
         match self.ledger.judge(lane, began, ended, by) {
             AnswerVerdict::Stale { by: lag } if lag.min(self.back_for(lane, ended)) > FOLLOWS => {
@@ -284,7 +276,6 @@ impl Scoreboard {
     }
 
     /// How far a UDP flow's answer is behind a change that was seen in force; nothing if it is not.
-    #[must_use]
     pub fn behind(&self, lane: Lane, began: Duration, ended: Duration, by: TargetIdentity) -> Option<Duration> {
         match self.ledger.judge(lane, began, ended, by) {
             AnswerVerdict::Stale { by: lag } => Some(lag),

@@ -39,7 +39,6 @@ impl<W: Write> Screen<W> {
     }
 
     /// How often there is something new to see.
-    #[must_use]
     pub fn every(&self) -> Duration {
         if self.terminal { Duration::from_millis(100) } else { Duration::from_secs(1) }
     }

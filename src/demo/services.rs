@@ -30,24 +30,20 @@ pub struct DemoService {
 }
 
 impl DemoService {
-    #[must_use]
     pub fn name(self) -> String {
         format!("demo-svc-{}", self.number)
     }
 
     /// The port of the proxies that leads to it, TCP and UDP.
-    #[must_use]
     pub fn match_port(self) -> u16 {
         FIRST_MATCH_PORT + self.number % MAX_SERVICES
     }
 
-    #[must_use]
     pub fn identity(self) -> TargetIdentity {
         TargetIdentity { target: self.target, port: FIRST_TARGET_PORT + self.number % TARGET_PORTS }
     }
 
     /// How its target is named: by name (both families), by IPv4 address or by IPv6 address.
-    #[must_use]
     pub fn families(self) -> &'static [Family] {
         match self.number % 4 {
             1 => &[Family::V4],
@@ -57,7 +53,6 @@ impl DemoService {
     }
 
     /// Whether its target is named: what the tailnet says that the name leads to is then where it leads.
-    #[must_use]
     pub fn by_name(self) -> bool {
         self.families() == Family::ALL
     }
@@ -79,7 +74,6 @@ impl DemoService {
 }
 
 /// The address of a family among a site's two.
-#[must_use]
 pub fn of_family(addresses: [IpAddr; 2], family: Family) -> IpAddr {
     let [v4, v6] = addresses;
     match family {
@@ -88,12 +82,10 @@ pub fn of_family(addresses: [IpAddr; 2], family: Family) -> IpAddr {
     }
 }
 
-#[must_use]
 pub fn target_letter(target: u16) -> char {
     u8::try_from(target).ok().and_then(|n| b'a'.checked_add(n)).map_or('?', char::from)
 }
 
-#[must_use]
 pub fn target_name(target: u16) -> String {
     format!("{}.demo.ts.net", target_letter(target))
 }
@@ -115,7 +107,6 @@ impl Volume {
         Ok(volume)
     }
 
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.directory
     }

@@ -58,7 +58,6 @@ pub struct Connections {
 
 impl DemoSummary {
     /// Draws the balance of a board.
-    #[must_use]
     pub fn of(board: &Scoreboard, backend: &str, services: u16, rate: u32, lasted: Duration) -> Self {
         let tally = &board.tally;
         let failed: u64 = tally.failed().values().sum();
@@ -100,7 +99,6 @@ impl DemoSummary {
 }
 
 /// Failures by kind in a few words; `none` if there are none.
-#[must_use]
 pub fn failures_in_words(failures: &BTreeMap<AttemptFailure, u64>) -> String {
     let words: Vec<String> = failures.iter().map(|(failure, count)| format!("{count} {failure}")).collect();
     if words.is_empty() { "none".to_owned() } else { words.join(", ") }

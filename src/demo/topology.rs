@@ -108,13 +108,11 @@ pub fn route(namespace: &Namespace, destination: IpNet, gateway: IpAddr) -> Resu
 }
 
 /// The Pod network's addresses of a number, with their prefix lengths.
-#[must_use]
 pub fn pod_nets(number: u8) -> [IpNet; 2] {
     [net(Ipv4Addr::new(10, 77, 0, number).into(), 24), net(Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, number.into()).into(), 64)]
 }
 
 /// The tailnet's addresses of a number, with their prefix lengths.
-#[must_use]
 pub fn tailnet_nets(number: u8) -> [IpNet; 2] {
     let v6 = Ipv6Addr::new(0xfd7a, 0x115c, 0xa1e0, 0, 0, 0, 0, number.into());
     [net(Ipv4Addr::new(100, 64, 0, number).into(), 10), net(v6.into(), 48)]

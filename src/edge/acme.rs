@@ -90,7 +90,6 @@ impl Acme {
         Ok(Self { account, key: Arc::new(key) })
     }
 
-    #[must_use]
     pub fn key(&self) -> &AccountKey {
         &self.key
     }

@@ -80,7 +80,6 @@ pub enum DaemonError {
 
 impl DaemonError {
     /// A closed set of words for metric labels.
-    #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Spawn { .. } => "Spawn",
@@ -118,7 +117,6 @@ impl RunningDaemon {
         Ok(Self { handle: Handle::Own(child), group, ended: None, _alive: alive, logs: logs(stdout, stderr) })
     }
 
-    #[must_use]
     pub fn pid(&self) -> i32 {
         self.group.as_raw()
     }

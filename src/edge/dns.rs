@@ -36,7 +36,6 @@ pub enum DnsError {
 
 impl DnsError {
     /// A closed set of words for metric labels.
-    #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Read { .. } => "ResolvConfUnreadable",
@@ -55,7 +54,6 @@ pub struct Dns {
 pub const RESOLV_CONF: &str = "/etc/resolv.conf";
 
 /// The addresses of the servers that a file names; none where it cannot be read. Blocks.
-#[must_use]
 pub fn servers(resolv_conf: &Path) -> BTreeSet<IpAddr> {
     let parsed = std::fs::read(resolv_conf).ok().and_then(|text| parse_resolv_conf(text).ok());
     parsed.iter().flat_map(|(config, _)| config.name_servers()).map(|server| server.ip).collect()
@@ -67,7 +65,6 @@ pub struct Client {
 
 impl Dns {
     /// Servers named by this file. It is first read by [`Self::client`].
-    #[must_use]
     pub fn new(resolv_conf: &Path) -> Self {
         Self { path: resolv_conf.to_owned(), loaded: None }
     }

@@ -39,7 +39,6 @@ pub enum FilesError {
 
 impl FilesError {
     /// A closed set of words for metric labels and Event reasons.
-    #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Directory { .. } => "NoDirectory",

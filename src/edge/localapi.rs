@@ -87,7 +87,6 @@ pub enum LocalApiError {
 
 impl LocalApiError {
     /// A closed set of words for metric labels.
-    #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Connect { .. } => "Connect",
@@ -102,14 +101,12 @@ impl LocalApiError {
     }
 
     /// Whether a stream goes on after this: one message could not be read, the next may.
-    #[must_use]
     pub fn stream_goes_on(&self) -> bool {
         matches!(self, Self::Json { .. })
     }
 }
 
 impl LocalApi {
-    #[must_use]
     pub fn new(socket: impl AsRef<Path>) -> Self {
         Self { socket: socket.as_ref().to_owned() }
     }
@@ -276,7 +273,6 @@ impl LocalApi {
 }
 
 impl Bus {
-    #[must_use]
     pub fn capver(&self) -> Option<u32> {
         self.capver
     }

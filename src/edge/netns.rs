@@ -71,7 +71,6 @@ impl Namespace {
     }
 
     /// A path by which other programs of this process's lifetime can enter the namespace (`nsenter --net=PATH`).
-    #[must_use]
     pub fn path(&self) -> PathBuf {
         use std::os::fd::AsRawFd;
         PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd()))

@@ -33,7 +33,6 @@ pub enum SysctlError {
 
 impl SysctlError {
     /// A closed set of words for metric labels.
-    #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Read { .. } => "Read",

@@ -80,7 +80,6 @@ impl Board {
         })
     }
 
-    #[must_use]
     pub fn summary(&self, lasted: Duration) -> LoadSummary {
         let answered: BTreeMap<Proto, u64> = Proto::ALL.map(|proto| (proto, self.tally.answered_over(proto))).into();
         let flows = self.flows;

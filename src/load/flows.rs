@@ -40,7 +40,6 @@ pub struct Rhythm {
 }
 
 impl Rhythm {
-    #[must_use]
     pub fn always(every: Duration) -> Self {
         Self { every: Some(every), last: watch::channel(false).1 }
     }

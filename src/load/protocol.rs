@@ -31,7 +31,6 @@ pub enum Talk {
 
 impl Talk {
     /// What is asked over UDP.
-    #[must_use]
     pub fn question(&self, nonce: u64) -> Vec<u8> {
         match self {
             Self::Identity => identity_protocol::question(nonce).to_vec(),

@@ -81,7 +81,6 @@ impl HostPort {
         Self { host: ip.to_string(), port: self.port }
     }
 
-    #[must_use]
     pub fn host(&self) -> &str {
         &self.host
     }
@@ -94,7 +93,6 @@ impl FoundAddresses {
     }
 
     /// The address for an attempt of this number: each in turn.
-    #[must_use]
     pub fn address(&self, number: u64) -> Option<SocketAddr> {
         let addresses = Arc::clone(&self.addresses.lock().unwrap_or_else(PoisonError::into_inner));
         let turn = number.checked_rem(u64::try_from(addresses.len()).ok()?)?;

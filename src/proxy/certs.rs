@@ -57,7 +57,6 @@ pub struct Settings {
 
 impl Settings {
     /// As a replica is told; nothing for one that has no place for an account's key.
-    #[must_use]
     pub fn of(settings: &settings::Settings) -> Option<Self> {
         let state = match &settings.state {
             StateOut::Secret(name) => Some(name),

@@ -148,7 +148,6 @@ impl Metrics {
     }
 
     /// The page of a scrape; tailscaled's own metrics follow it as they came.
-    #[must_use]
     pub fn page(&self, snapshot: &Snapshot, usermetrics: Option<&str>) -> String {
         let mut page = self.registry.page();
         self.services.write(&mut page, snapshot, &self.last_errors.lock().unwrap_or_else(PoisonError::into_inner));
@@ -162,7 +161,6 @@ impl Metrics {
         page.finish()
     }
 
-    #[must_use]
     pub fn registry(&self) -> &Registry {
         &self.registry
     }

@@ -42,7 +42,6 @@ pub enum AcmeError {
 
 impl AcmeError {
     /// A closed set of words for metric labels and Event reasons.
-    #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Client(_) => "Client",
@@ -58,19 +57,16 @@ impl AcmeError {
         }
     }
 
-    #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         if let Self::Refused { retry_after, .. } = self { *retry_after } else { None }
     }
 
     /// Whether it may pass by itself and soon, and costs nothing of what a server allows: somebody was away.
-    #[must_use]
     pub fn is_outage(&self) -> bool {
         matches!(self.reason(), "Unreachable" | "ServerError" | "Record" | "BadNonce")
     }
 
     /// Whether the server knows the account no more, or has closed it.
-    #[must_use]
     pub fn is_account(&self) -> bool {
         matches!(self.reason(), "Unauthorized" | "NoAccount")
     }

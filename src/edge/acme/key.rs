@@ -47,7 +47,6 @@ impl AccountKey {
         Ok(key)
     }
 
-    #[must_use]
     pub fn pem(&self) -> &str {
         &self.pem
     }

@@ -48,7 +48,6 @@ pub struct FileWatcher {
 }
 
 /// The named files of a directory; the directory may come later, vanish and come back.
-#[must_use]
 pub fn directory(directory: impl Into<PathBuf>, names: &[&str]) -> (FileWatcher, watch::Receiver<FilesView>) {
     let (view, receiver) = watch::channel(FilesView::default());
     let names = names.iter().map(|name| (*name).to_owned()).collect();
@@ -56,7 +55,6 @@ pub fn directory(directory: impl Into<PathBuf>, names: &[&str]) -> (FileWatcher,
 }
 
 /// A single file. In the snapshot it stands under its own name, which is returned too.
-#[must_use]
 pub fn file(path: &Path) -> (FileWatcher, watch::Receiver<FilesView>, String) {
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));

@@ -31,7 +31,6 @@ pub enum PrivateError {
 
 impl PrivateError {
     /// A closed set of words for reports.
-    #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Refused { .. } => "Refused",
@@ -47,7 +46,6 @@ fn awaited() -> SigSet {
 }
 
 /// Whether this is the second instance. If so, it is tied to the first: it does not outlive it. To be asked once, first of all.
-#[must_use]
 pub fn is_inside() -> bool {
     let inside = std::env::var_os(INSIDE).is_some();
     if inside {

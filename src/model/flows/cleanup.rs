@@ -64,7 +64,6 @@ impl<'a> FlowChanges<'a> {
     /// What `delta`, which leads from what was in force to `after`, takes away.
     ///
     /// `reachable` says whether an address is still somebody's: true for every address that no netmap knows about.
-    #[must_use]
     pub fn new(past: &'a RulesetHistory, delta: &'a Delta, after: &'a Ruleset, reachable: &'a (dyn Fn(IpAddr) -> bool + Sync)) -> Self {
         let mut ports = touched(&delta.ports);
         // TCP drains where it went: while those live, nothing ends, and most of what is tracked need not be listed.
@@ -86,7 +85,6 @@ impl<'a> FlowChanges<'a> {
     /// for a target that leaves the tailnet while flows still drain on it.
     ///
     /// Flows of keys that the ruleset does not have are left alone, as they may be somebody else's.
-    #[must_use]
     pub fn audit(now: &'a Ruleset, reachable: &'a (dyn Fn(IpAddr) -> bool + Sync)) -> Self {
         Self {
             before: now,
@@ -100,13 +98,11 @@ impl<'a> FlowChanges<'a> {
     }
 
     /// Whether no flow can end, so that there is no need to list them.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.ports.is_empty() && self.from_tailnet.is_empty() && self.from_cluster.is_empty() && self.lost.is_empty()
     }
 
     /// The smallest listing that has every flow which may end.
-    #[must_use]
     pub fn filter(&self) -> FlowFilter {
         let only_ports = self.from_tailnet.is_empty() && self.from_cluster.is_empty() && self.lost.is_empty();
         let mut keys = self.ports.keys();
@@ -116,7 +112,6 @@ impl<'a> FlowChanges<'a> {
 
     /// What is to happen to a flow; a flow of a key that the change leaves as it is runs on, always. What is over keeps its entry: there
     /// are often a hundred times as many of them as of others, and nobody sees whether one is there.
-    #[must_use]
     pub fn verdict(&self, flow: &Flow) -> FlowAction {
         let ends = match self.status(flow) {
             _ if flow.tcp == Some(TcpState::TimeWait) => false,

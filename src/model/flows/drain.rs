@@ -57,7 +57,6 @@ impl Budget {
 
     /// Splits the time between the signal and the kill: a second to spare, then the resets, then the daemon if there is one; the
     /// flows have the rest, and never less than half of it.
-    #[must_use]
     pub fn of(total: Duration, daemon: bool) -> Self {
         let daemon = if daemon { Self::DAEMON.min(total / 6) } else { Duration::ZERO };
         let resets = Self::RESETS.min((total / 3).saturating_sub(daemon));
@@ -91,13 +90,11 @@ pub struct Drain {
 impl Drain {
     /// A drain that ends after `grace` at the latest, and not before no flow has been open for `quiet`: the time in which
     /// clients that have not yet learnt that this replica leaves can still come.
-    #[must_use]
     pub fn new(grace: Duration, quiet: Duration) -> Self {
         Self { grace, quiet, watched: HashMap::new(), busy: Duration::ZERO, due: Duration::ZERO, open: 0 }
     }
 
     /// The flows that had not ended at the last look.
-    #[must_use]
     pub fn open(&self) -> usize {
         self.open
     }

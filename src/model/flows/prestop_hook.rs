@@ -35,7 +35,6 @@ pub struct HookCall {
 
 impl HookCall {
     /// When the Pod's termination grace period began, as seen at SIGTERM: with this call, if SIGTERM follows it.
-    #[must_use]
     pub fn grace_began(self, signalled: Duration) -> Option<Duration> {
         (signalled.saturating_sub(self.ended) <= SIGNAL_FOLLOWS).then_some(self.began)
     }
@@ -86,20 +85,17 @@ pub struct DrainingServices {
 impl DrainingServices {
     /// A Pod with these addresses, and the services through which it is asked. Without any, nothing leads here that could be
     /// told from nothing at all, so it is drained at once.
-    #[must_use]
     pub fn new(own: BTreeSet<IpAddr>, services: impl IntoIterator<Item = Arc<str>>, now: Duration) -> Self {
         let services = services.into_iter().map(|name| (name, Routed::Here)).collect();
         Self { own, services, routed_at: now, flows: None }
     }
 
     /// The services that are to be asked in the next round.
-    #[must_use]
     pub fn to_ask(&self) -> Vec<Arc<str>> {
         self.services.iter().filter(|(_, routed)| **routed != Routed::Elsewhere).map(|(name, _)| Arc::clone(name)).collect()
     }
 
     /// Whether an answer shows that a service leads here, so that no more need be asked in this round.
-    #[must_use]
     pub fn is_here(&self, probe: &HealthProbe) -> bool {
         matches!(probe, HealthProbe::Answered(ips) if !ips.is_disjoint(&self.own))
     }

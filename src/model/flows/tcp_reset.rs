@@ -119,7 +119,6 @@ impl PendingReset {
 
 impl PendingResets {
     /// The TCP flows among these; `seed` is any number, so that probes cannot be foretold.
-    #[must_use]
     pub fn new<'a>(flows: impl IntoIterator<Item = &'a Flow>, seed: u32) -> Self {
         let empty = (Vec::new(), HashMap::new(), BTreeMap::new());
         let mut resets = Self { cases: empty.0, ends: empty.1, agenda: empty.2, entries: 0, seed, open: 0, pending: 0 };
@@ -162,7 +161,6 @@ impl PendingResets {
     }
 
     /// When the next segment is due.
-    #[must_use]
     pub fn next(&self) -> Option<Duration> {
         self.agenda.first_key_value().map(|((at, _), _)| *at)
     }
@@ -186,13 +184,11 @@ impl PendingResets {
     }
 
     /// Whether every flow is done with and nothing is left to send for it.
-    #[must_use]
     pub fn is_over(&self) -> bool {
         self.open == 0 && self.pending == 0
     }
 
     /// What became of the flows so far; who did not answer yet counts as unanswered.
-    #[must_use]
     pub fn report(&self) -> ResetReport {
         let mut report = ResetReport::default();
         for case in &self.cases {

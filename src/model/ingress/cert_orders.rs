@@ -116,7 +116,6 @@ enum OrderPhase {
 
 impl Issuer {
     /// A replica of this name, which no other process has at the same time.
-    #[must_use]
     pub fn new(me: impl Into<String>, terms: OrderTerms) -> Self {
         let (wanted, names, timers) = (BTreeSet::new(), BTreeMap::new(), BTreeMap::new());
         Self { me: me.into(), terms, leads: false, wanted, names, timers, queue: BTreeSet::new(), busy: BTreeSet::new() }
@@ -137,12 +136,10 @@ impl Issuer {
     }
 
     /// When to come back with [`OrderEvent::Tick`] though nothing happens.
-    #[must_use]
     pub fn wake(&self) -> Option<Duration> {
         self.timers.values().min().copied()
     }
 
-    #[must_use]
     pub fn certificate(&self, name: &str) -> Option<&Certificate> {
         self.names.get(name)?.record.as_ref()?.certificate.as_ref()
     }

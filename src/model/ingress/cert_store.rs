@@ -91,7 +91,6 @@ struct NamedCertificate {
 
 impl CertStore {
     /// Begins with what an earlier container of this Pod served. It serves until the Secrets are read; of them it says nothing.
-    #[must_use]
     pub fn with_backup(copy: BTreeMap<String, Pair>) -> Self {
         let usable = |(name, pair): (String, Pair)| Some((name.clone(), Issued::new(&name, pair, Bytes::new()).ok()?));
         Self { backup: copy.into_iter().filter_map(usable).collect(), ..Self::default() }
@@ -103,7 +102,6 @@ impl CertStore {
     }
 
     /// Whether a certificate of an earlier container serves a name whose Secret was not read yet.
-    #[must_use]
     pub fn serves_backup(&self) -> bool {
         self.names.values().any(|entry| entry.good.is_some() && entry.loaded.is_none())
     }
@@ -132,7 +130,6 @@ impl CertStore {
     }
 
     /// The names whose certificates the group orders.
-    #[must_use]
     pub fn ours(&self) -> BTreeSet<String> {
         let ours = self.wanted.iter().filter(|(name, host)| host.issue && self.permitted.contains(*name));
         ours.map(|(name, _)| name.clone()).collect()
@@ -166,7 +163,6 @@ impl CertStore {
     }
 
     /// Whether of every Secret it is known what it holds, or why that cannot be known.
-    #[must_use]
     pub fn is_loaded(&self) -> bool {
         let is_listed = |secret: &str| self.secrets.contains_key(secret) || self.absent.contains(secret) || self.lost.contains_key(secret);
         self.wanted.iter().all(|(name, host)| is_listed(secret_of(name, host)))
@@ -222,13 +218,11 @@ impl CertStore {
     }
 
     /// What is known of every name that is wanted and whose Secret was seen.
-    #[must_use]
     pub fn records(&self) -> Vec<(String, Option<NameRecord>)> {
         self.wanted.keys().filter_map(|name| Some((name.clone(), Some(self.record(name)?)))).collect()
     }
 
     /// What all replicas know of a name; nothing while its Secret does not exist, or was not seen.
-    #[must_use]
     pub fn record(&self, name: &str) -> Option<NameRecord> {
         let noted = self.secrets.get(&self.secret(name))?;
         let certificate = self.names.get(name)?.loaded.clone()?.ok();
@@ -241,20 +235,17 @@ impl CertStore {
         text.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
     }
 
-    #[must_use]
     pub fn secret(&self, name: &str) -> String {
         self.wanted.get(name).map_or(name, |host| secret_of(name, host)).to_owned()
     }
 
     /// Which account ordered the certificate of a name; empty where that is not known.
-    #[must_use]
     pub fn fingerprint(&self, name: &str) -> Bytes {
         let noted = self.secrets.get(&self.secret(name));
         noted.and_then(|noted| noted.values.get(ACCOUNT_FINGERPRINT).cloned()).unwrap_or_default()
     }
 
     /// A certificate for a name that is in memory and not in its Secret, and not due: it is not ordered, but stored.
-    #[must_use]
     pub fn reusable(&self, name: &str, now: Timestamp) -> Option<Issued> {
         let entry = self.names.get(name)?;
         let loaded = entry.loaded.as_ref().and_then(|loaded| loaded.as_ref().ok());
@@ -264,12 +255,10 @@ impl CertStore {
     }
 
     /// What was issued for a name and is not stored yet.
-    #[must_use]
     pub fn issued(&self, name: &str) -> Option<&Issued> {
         self.names.get(name)?.issued.as_ref()
     }
 
-    #[must_use]
     pub fn failure(&self, name: &str) -> Option<&(&'static str, String)> {
         self.names.get(name)?.failure.as_ref()
     }
@@ -301,14 +290,12 @@ impl CertStore {
     }
 
     /// The certificates that serve now.
-    #[must_use]
     pub fn pairs(&self, now: Timestamp) -> BTreeMap<String, Pair> {
         let good = self.names.iter().filter_map(|(name, entry)| Some((name, entry.good.as_ref()?)));
         good.filter(|(_, good)| usable(&good.leaf.certificate, now)).map(|(name, good)| (name.clone(), good.pair.clone())).collect()
     }
 
     /// How long until the next certificate begins or ends to serve.
-    #[must_use]
     pub fn next_end(&self, now: Timestamp) -> Option<Duration> {
         let good = self.names.values().filter_map(|entry| entry.good.as_ref());
         let times = good.flat_map(|good| [good.leaf.certificate.from, good.leaf.certificate.until]);
@@ -320,7 +307,6 @@ impl CertStore {
         self.lost.get(secret).copied().or_else(|| self.absent.contains(secret).then_some("NoSecret"))
     }
 
-    #[must_use]
     pub fn state(&self, now: Timestamp) -> CertStoreState {
         let of = |(name, host): (&String, &Host)| {
             let entry = self.names.get(name);
@@ -364,7 +350,6 @@ fn secret_of<'a>(name: &'a str, host: &'a Host) -> &'a str {
 }
 
 /// A note as it is written, with the failure that it tells of.
-#[must_use]
 pub fn note_text(note: &OrderNote, failure: Option<&(&'static str, String)>) -> String {
     let (reason, message) =
         failure.filter(|_| note.failures > 0).map(|(kind, text)| ((*kind).to_owned(), text.clone())).unwrap_or_default();

@@ -49,7 +49,6 @@ pub enum CertificateError {
 
 impl CertificateError {
     /// A closed set of words for metric labels.
-    #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Empty => "Empty",

@@ -42,7 +42,6 @@ impl EndpointHealth {
         }
     }
 
-    #[must_use]
     pub fn is_ejected(&self, now: Duration) -> bool {
         self.until.is_some_and(|until| now < until)
     }

@@ -47,14 +47,12 @@ pub struct AdvertiseInputs {
 
 impl Advertised {
     /// Whether a prefix of the config is left out.
-    #[must_use]
     pub fn withholds(&self, text: &str) -> bool {
         text.parse::<IpNet>().is_ok_and(|net| self.withheld.contains(&net))
     }
 }
 
 impl AdvertiseInputs {
-    #[must_use]
     pub fn advertised(&self) -> Advertised {
         let in_place = |name: &&String| !self.leaving.withdrawn && matches!(self.placed.get(*name), Some(Ok(())));
         let withheld = self.addresses.iter().filter(|(_, forwarded)| self.leaving.withdrawn || !**forwarded);
@@ -66,7 +64,6 @@ impl AdvertiseInputs {
     }
 
     /// The services that are to be advertised and are not, and why.
-    #[must_use]
     pub fn withheld(&self) -> BTreeMap<String, String> {
         let reason = |name: &String| match self.placed.get(name) {
             Some(Ok(())) => None,

@@ -197,7 +197,6 @@ impl Blocker {
         ["draining", "config", "tailscaled", "netmap", "tailnet-ip", "interface", "peer-connectivity", "services", "ruleset", "forwarding"];
 
     /// A closed set of words for metric labels and the first word of a line.
-    #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
             Self::Leaving => "draining",
@@ -248,7 +247,6 @@ impl fmt::Display for Blocker {
 }
 
 /// Everything that is in the way of new connections to this replica; nothing if it is ready.
-#[must_use]
 pub fn readiness(facts: &HealthInputs) -> Vec<Blocker> {
     let mut blockers = Vec::new();
     blockers.extend(facts.leaving.then_some(Blocker::Leaving));
@@ -280,7 +278,6 @@ pub fn readiness(facts: &HealthInputs) -> Vec<Blocker> {
 }
 
 /// What is wrong and in nobody's way.
-#[must_use]
 pub fn warnings(facts: &HealthInputs) -> Vec<ReadinessWarning> {
     let behind = match &facts.rules {
         Rules::Behind { since, fault, .. } if *since > BEHIND => Some(ReadinessWarning::Behind { since: *since, fault: fault.clone() }),
@@ -292,7 +289,6 @@ pub fn warnings(facts: &HealthInputs) -> Vec<ReadinessWarning> {
 }
 
 /// Whether the Pod can forward: it is a node of the tailnet, and what it is to forward is in the kernel, be it an older plan.
-#[must_use]
 pub fn forwards(facts: &HealthInputs) -> bool {
     facts.addressed && !matches!(facts.rules, Rules::Missing { .. } | Rules::Damaged { .. })
 }

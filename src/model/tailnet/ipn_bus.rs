@@ -76,13 +76,11 @@ impl BackendState {
         [Self::NoState, Self::InUseOtherUser, Self::NeedsLogin, Self::NeedsMachineAuth, Self::Stopped, Self::Starting, Self::Running];
 
     /// From the number on the bus; an unknown one is no state.
-    #[must_use]
     pub fn from_number(number: i64) -> Self {
         usize::try_from(number).ok().and_then(|number| Self::ALL.get(number).copied()).unwrap_or_default()
     }
 
     /// From the word in a status; an unknown one is no state.
-    #[must_use]
     pub fn from_word(word: &str) -> Self {
         Self::ALL.into_iter().find(|state| state.to_string() == word).unwrap_or_default()
     }
@@ -97,7 +95,6 @@ impl fmt::Display for BackendState {
 
 impl Snapshot {
     /// Whether the daemon says that its login has failed for good.
-    #[must_use]
     pub fn login_broken(&self) -> bool {
         self.health.contains(LOGIN_STATE)
     }
@@ -105,7 +102,6 @@ impl Snapshot {
 
 impl Fold {
     /// What is known now. Costs nothing; the next change that touches the tailnet copies it if this one is still held.
-    #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         self.snapshot.clone()
     }

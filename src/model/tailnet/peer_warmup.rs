@@ -37,14 +37,12 @@ const OLD: SignedDuration = SignedDuration::from_mins(1);
 
 /// How long a peer that answers outside the tunnel is left alone until it is asked for a handshake, so that its trust in the place of a
 /// predecessor is over, of which it has heard nothing since `silent_since`. Never longer than the trust, whatever the clocks say.
-#[must_use]
 pub fn settle(silent_since: Option<Timestamp>, now: Timestamp) -> Duration {
     let Some(age) = silent_since.map(|since| now.duration_since(since)).filter(|age| *age <= OLD) else { return SETTLE };
     Duration::try_from((TRUST - age).min(TRUST)).unwrap_or_default()
 }
 
 /// The addresses to try: one for each distinct target, at most [`MAX_TARGETS`]; none that no peer answers for.
-#[must_use]
 pub fn targets(planned: &Planned) -> BTreeSet<IpAddr> {
     let Some(netmap) = &planned.world.netmap else { return BTreeSet::new() };
     let targets = planned.plan.egress.values().map(|egress| &egress.targets).chain(planned.plan.pod.values());
@@ -63,7 +61,6 @@ pub fn targets(planned: &Planned) -> BTreeSet<IpAddr> {
 }
 
 /// Of those whom a predecessor spoke with the ones that some peer still answers for.
-#[must_use]
 pub fn recent_targets(planned: &Planned, recent: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
     let Some(netmap) = &planned.world.netmap else { return BTreeSet::new() };
     recent.iter().copied().filter(|ip| netmap.routes_to(*ip)).collect()

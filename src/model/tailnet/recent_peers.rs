@@ -17,7 +17,6 @@ pub const MAX_PEERS: usize = 64;
 const LATE: SignedDuration = SignedDuration::from_mins(5);
 
 /// Of each peer with whom there was a handshake of late one address, its first.
-#[must_use]
 pub fn of_late(status: &DaemonStatus, now: Timestamp) -> BTreeSet<IpAddr> {
     let mut recent: Vec<(Timestamp, IpAddr)> = status
         .peer
@@ -34,13 +33,11 @@ pub fn of_late(status: &DaemonStatus, now: Timestamp) -> BTreeSet<IpAddr> {
 }
 
 /// As it is written down.
-#[must_use]
 pub fn write(recent: &BTreeSet<IpAddr>) -> Vec<u8> {
     serde_json::to_vec(recent).unwrap_or_default()
 }
 
 /// What was written down; nobody where it cannot be read, and no more than [`MAX_PEERS`].
-#[must_use]
 pub fn read(text: &[u8]) -> BTreeSet<IpAddr> {
     serde_json::from_slice::<BTreeSet<IpAddr>>(text).unwrap_or_default().into_iter().take(MAX_PEERS).collect()
 }

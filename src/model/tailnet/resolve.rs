@@ -62,7 +62,6 @@ impl LookupFailure {
     pub const ALL: [Self; 6] = [Self::NoName, Self::Empty, Self::Server, Self::Timeout, Self::Network, Self::Name];
 
     /// A closed set of words for metric labels.
-    #[must_use]
     pub fn reason(self) -> &'static str {
         match self {
             Self::NoName => "NxDomain",
@@ -124,7 +123,6 @@ struct ScheduledName {
 
 impl ResolveSchedule {
     /// No names, and at most `limit` lookups at a time (at least one).
-    #[must_use]
     pub fn new(limit: usize) -> Self {
         Self {
             entries: BTreeMap::new(),
@@ -148,20 +146,17 @@ impl ResolveSchedule {
     }
 
     /// The last good addresses of every name that has any.
-    #[must_use]
     pub fn answers(&self) -> BTreeMap<String, BTreeSet<IpAddr>> {
         let good = self.entries.iter().filter(|(_, entry)| !entry.addresses.is_empty());
         good.map(|(name, entry)| (name.to_string(), entry.addresses.clone())).collect()
     }
 
     /// What is known of every wanted name.
-    #[must_use]
     pub fn statuses(&self) -> BTreeMap<Arc<str>, NameStatus> {
         self.entries.iter().map(|(name, entry)| (Arc::clone(name), entry.status.clone())).collect()
     }
 
     /// How many lookups have failed so far, by reason.
-    #[must_use]
     pub fn failures(&self) -> &BTreeMap<LookupFailure, u64> {
         &self.failures
     }

@@ -33,7 +33,6 @@ pub struct PodAddresses {
 
 impl PodAddresses {
     /// The last address of each family.
-    #[must_use]
     pub fn of(addresses: impl IntoIterator<Item = std::net::IpAddr>) -> Self {
         addresses.into_iter().fold(Self::default(), |found, ip| match ip {
             std::net::IpAddr::V4(v4) => Self { v4: Some(v4), ..found },
@@ -78,7 +77,6 @@ impl Serialize for PublishedServices<'_> {
 }
 
 /// The status of the egress services that the plan in force makes of this config, without those that are withheld.
-#[must_use]
 pub fn egress_status<'a>(
     plan: &'a Plan,
     config: &'a EgressConfig,
@@ -105,7 +103,6 @@ fn rejected_reasons<S>(config: &Config<S>, said: &OrdMap<Arc<str>, Vec<Reason>>)
 
 /// The status of the L3 ingress services that the plan in force makes of this config: those of which some address is served,
 /// as configured. One of which nothing is served is left out, for what is published gets advertised.
-#[must_use]
 pub fn ingress_status(plan: &Plan, config: &IngressConfig, pod: PodAddresses) -> ingress::IngressStatus {
     let served = config.services.iter().filter(|(name, _)| plan.ingress.get(*name).is_some_and(|hosts| !hosts.is_empty()));
     let (pod_ipv4, pod_ipv6) = pod.text();
@@ -146,7 +143,6 @@ pub enum Omitted {
 }
 
 /// A status with no more in both its keys than fits in `room` bytes if anything can be left out.
-#[must_use]
 pub fn encode(mut status: EgressStatus<PublishedServices<'_>>, room: usize) -> Encoded {
     let text = |status: &EgressStatus<PublishedServices<'_>>| serde_json::to_vec(status).unwrap_or_default();
     let whole = text(&status);

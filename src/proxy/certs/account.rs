@@ -40,7 +40,6 @@ pub(super) enum IssueError {
 
 impl IssueError {
     /// A closed set of words for metric labels and Event reasons.
-    #[must_use]
     pub(super) fn reason(&self) -> &'static str {
         match self {
             Self::NoAccountSecret { .. } => "NoAccountSecret",

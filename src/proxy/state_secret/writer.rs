@@ -89,7 +89,6 @@ pub struct Reporter {
 }
 
 /// A ledger and the writer that carries out what it says.
-#[must_use]
 pub fn new(store: Store, start: Start, rhythm: WriteIntervals) -> (Ledger, Reporter) {
     let (wanted, wanted_rx) = watch::channel(DesiredState::default());
     let (health, health_rx) = watch::channel(WriterHealth::default());
@@ -138,7 +137,6 @@ impl Ledger {
         }
     }
 
-    #[must_use]
     pub fn health(&self) -> watch::Receiver<WriterHealth> {
         self.health.clone()
     }

@@ -178,19 +178,16 @@ pub fn daemon(
 }
 
 impl DaemonHandle {
-    #[must_use]
     pub fn api(&self) -> &LocalApi {
         &self.api
     }
 
     /// How the daemon fares; changes within milliseconds of what it tells, its death among it.
-    #[must_use]
     pub fn state(&self) -> watch::Receiver<DaemonState> {
         self.state.clone()
     }
 
     /// The tailnet; nothing before the first complete one, the last good one while the daemon is down.
-    #[must_use]
     pub fn netmap(&self) -> watch::Receiver<Option<Arc<NetMap>>> {
         self.netmap.clone()
     }

@@ -40,7 +40,6 @@ pub struct WarmupProgress {
     pub waiting: BTreeSet<IpAddr>,
 }
 
-#[must_use]
 pub fn asking(api: &LocalApi) -> ReachabilityCheck {
     let api = api.clone();
     Arc::new(move |ip, ping, limit| {

@@ -91,7 +91,6 @@ pub fn record_mute_start(ledger: &Ledger) {
 
 impl PredecessorPeers {
     /// How long a peer that answers outside the tunnel is left alone now until it is asked for a handshake.
-    #[must_use]
     pub fn settle(&self) -> Duration {
         settle(self.silent_since, Timestamp::now())
     }

@@ -31,7 +31,6 @@ pub(super) fn min_pause(certificate: &Certificate) -> Duration {
     Duration::try_from(part.min(MIN_RENEWAL_PAUSE)).unwrap_or_default()
 }
 
-#[must_use]
 pub fn usable(certificate: &Certificate, wall: Timestamp) -> bool {
     certificate.from <= wall && wall < certificate.until
 }
@@ -53,7 +52,6 @@ const NOTICE: SignedDuration = SignedDuration::from_hours(14 * 24);
 
 impl Validity {
     /// How it stands, and when that changes by itself.
-    #[must_use]
     pub fn of(certificate: &Certificate, wall: Timestamp) -> (Self, Option<Timestamp>) {
         let Certificate { from, until, .. } = *certificate;
         let notice = until.checked_sub(NOTICE).unwrap_or(from).max(latest(certificate));
@@ -76,7 +74,6 @@ fn latest(certificate: &Certificate) -> Timestamp {
 
 /// When a certificate is to be replaced: at its own point of the window that is suggested, else between three fifths and two
 /// thirds of its lifetime. Never later than that, whatever is suggested.
-#[must_use]
 pub fn renew_at(certificate: &Certificate, window: Option<RenewalWindow>) -> Timestamp {
     let lifetime = certificate.until.duration_since(certificate.from);
     let own = chance(&certificate.id);

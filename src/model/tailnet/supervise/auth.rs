@@ -93,13 +93,11 @@ pub struct Auth {
 
 impl Auth {
     /// A node with a config file; `in_secret`: its state is in a Secret that an operator watches.
-    #[must_use]
     pub fn one_step(in_secret: bool) -> Self {
         Self::new(Mode::OneStep, in_secret)
     }
 
     /// A node that is told what to be; `once`: only when it needs a login.
-    #[must_use]
     pub fn two_step(once: bool, in_secret: bool) -> Self {
         Self::new(Mode::TwoStep { once }, in_secret)
     }
@@ -115,7 +113,6 @@ impl Auth {
     }
 
     /// Whether the daemon may not be started yet.
-    #[must_use]
     pub(super) fn holds_start(&self) -> bool {
         matches!(self.step, AuthStep::Forgetting { .. })
     }

@@ -50,7 +50,6 @@ pub enum ConfFault {
 
 impl ConfFault {
     /// A closed set of words for metric labels.
-    #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
             Self::None { .. } => "NoConfig",
@@ -67,7 +66,6 @@ fn version(name: &str) -> Option<u32> {
 }
 
 /// Whether this is the name of a config file.
-#[must_use]
 pub fn is_config(name: &str) -> bool {
     version(name).is_some()
 }
@@ -115,7 +113,6 @@ const SHIELDS: &str = "ShieldsUp";
 ///
 /// Whether somebody is let in is always said: tailscaled keeps what it was told last, also what a predecessor was told that was
 /// killed before it could take it back.
-#[must_use]
 pub fn advertising(bytes: &[u8], advertised: &Advertised) -> Vec<u8> {
     let Some((text, object)) = std::str::from_utf8(bytes).ok().and_then(|text| Some((text, object(text).ok()?))) else {
         return bytes.to_vec();

@@ -22,7 +22,6 @@ pub enum LoginPlan {
 const STDIN: &str = "file:/dev/stdin";
 
 /// How to log in with these settings. `socket` is the LocalAPI's.
-#[must_use]
 pub fn plan(settings: &TwoStep, socket: &str) -> LoginPlan {
     let oauth =
         settings.client_id.is_some() || settings.client_secret.is_some() || settings.id_token.is_some() || settings.audience.is_some();
@@ -33,7 +32,6 @@ pub fn plan(settings: &TwoStep, socket: &str) -> LoginPlan {
 }
 
 /// The preferences that the settings mean, nothing where an extra argument is not known.
-#[must_use]
 pub fn prefs(settings: &TwoStep) -> Option<MaskedPrefs> {
     let mut prefs = MaskedPrefs {
         want_running: Some(true),

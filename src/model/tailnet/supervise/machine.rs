@@ -94,7 +94,6 @@ pub struct Machine {
 
 impl Machine {
     /// A machine that has done nothing yet; its first event is [`DaemonEvent::Tick`].
-    #[must_use]
     pub fn new(settings: &DaemonSettings) -> Self {
         let in_secret = matches!(settings.state, StateStore::KubeSecret { .. });
         let auth = match &settings.login {
@@ -144,7 +143,6 @@ impl Machine {
         actions
     }
 
-    #[must_use]
     pub fn phase(&self, now: At) -> DaemonPhase {
         match self.child {
             ChildProcess::Gone => return DaemonPhase::Exited,
@@ -167,12 +165,10 @@ impl Machine {
         }
     }
 
-    #[must_use]
     pub fn restarts(&self) -> u64 {
         self.restarts
     }
 
-    #[must_use]
     pub fn auth(&self) -> &Auth {
         &self.auth
     }

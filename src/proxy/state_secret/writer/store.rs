@@ -31,7 +31,6 @@ pub enum ReportError {
 
 impl ReportError {
     /// A closed set of words for metric labels and Event reasons.
-    #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Api(error) => error.reason(),
@@ -43,7 +42,6 @@ impl ReportError {
     }
 
     /// Whether there is no Secret to write.
-    #[must_use]
     pub fn is_missing(&self) -> bool {
         match self {
             Self::Missing { .. } => true,
@@ -55,7 +53,6 @@ impl ReportError {
 
 impl Store {
     /// The place that the settings name, if any; the Secret only where there is a cluster.
-    #[must_use]
     pub fn of(settings: &Settings, cluster: Option<&Cluster>) -> Option<Self> {
         match &settings.state {
             StateOut::None => None,

@@ -42,13 +42,11 @@ impl fmt::Debug for Reach {
 }
 
 impl Reach {
-    #[must_use]
     pub fn new(ask: impl Fn() -> BoxFuture<'static, bool> + Send + Sync + 'static) -> Self {
         Self(Arc::new(ask))
     }
 
     /// Asks for this Secret.
-    #[must_use]
     pub fn of(secret: &StateSecret) -> Self {
         let secret = secret.clone();
         Self::new(move || {
@@ -64,7 +62,6 @@ impl Reach {
 }
 
 /// What an earlier container of this Pod has left. Blocks.
-#[must_use]
 pub fn load(settings: &DaemonSettings) -> StateBackup {
     if settings.pod_dir().is_none() {
         return StateBackup::default();
@@ -127,7 +124,6 @@ impl StateCopies {
     }
 
     /// A tailscaled has run in this Pod and left its state.
-    #[must_use]
     pub fn are_there(&self) -> bool {
         self.backup.borrow().content.is_some()
     }
