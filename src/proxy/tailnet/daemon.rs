@@ -60,10 +60,11 @@ pub struct DaemonInputs {
     pub outlives: bool,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct DaemonState {
     pub phase: DaemonPhase,
-    pub since: Instant,
+    /// When it entered this phase.
+    pub since: Option<Instant>,
     pub backend: BackendState,
     /// How the login stands, in words.
     pub login: String,
@@ -141,7 +142,7 @@ pub fn daemon(
     let (epoch, epoch_seen) = watch::channel(0);
     let (view, view_seen) = watch::channel(BusView::default());
     let (netmap, netmap_seen) = watch::channel(None);
-    let (state, state_seen) = watch::channel(DaemonState::default());
+    let (state, state_seen) = watch::channel(DaemonState { since: Some(Instant::now()), ..DaemonState::default() });
     let (commands, requests) = mpsc::channel(8);
     let reader = Reader { api: api.clone(), epoch: epoch_seen, view, netmap };
     let mut supervisor = Supervisor {
@@ -329,33 +330,12 @@ impl Supervisor {
             state.configured = configured;
             if state.phase != phase {
                 info!(from = %state.phase, to = %phase, "tailscaled");
-                state.since = Instant::now();
+                state.since = Some(Instant::now());
             }
             (state.restarts, state.from_file) = (self.machine.restarts(), self.from_file);
             (state.phase, state.login, state.config_fault, state.pid) = (phase, login, fault, pid);
             !same
         });
-    }
-}
-
-impl Default for DaemonState {
-    fn default() -> Self {
-        Self {
-            phase: DaemonPhase::Down,
-            since: Instant::now(),
-            backend: BackendState::NoState,
-            login: String::new(),
-            restarts: 0,
-            from_file: false,
-            last_exit: None,
-            last_error: None,
-            config_fault: None,
-            capver: None,
-            pid: None,
-            configured: None,
-            advertised: Arc::default(),
-            shut: false,
-        }
     }
 }
 
