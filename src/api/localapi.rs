@@ -163,7 +163,7 @@ pub struct DnsRecord {
 pub struct Health {
     /// The warnings by code, whatever they say; one that is absent has healed.
     #[serde(deserialize_with = "nullable")]
-    pub warnings: BTreeMap<String, IgnoredAny>,
+    pub warnings: BTreeMap<String, serde_json::Value>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]

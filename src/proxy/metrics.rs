@@ -45,6 +45,7 @@ macro_rules! families {
         }
     };
 }
+
 mod certs;
 mod errors;
 mod inputs;
@@ -165,11 +166,6 @@ impl Metrics {
         &self.registry
     }
 
-    /// Counts the writes and failures between two states of the writer.
-    fn programmed(&self, before: &Programmed, after: &Programmed) {
-        self.kernel.programmed(before, after);
-    }
-
     fn planned(&self, planned: &Planned, now: Instant) {
         self.last_errors.lock().unwrap_or_else(PoisonError::into_inner).planned(&planned.plan, now);
     }
@@ -188,7 +184,7 @@ pub async fn follow(
             metrics.planned(&newest, Instant::now());
         }
         let after = programmed.borrow_and_update().clone();
-        metrics.programmed(&before, &after);
+        metrics.kernel.programmed(&before, &after);
         before = after;
         let changed = tokio::select! {
             changed = planned.changed() => changed,

@@ -166,7 +166,7 @@ impl std::fmt::Debug for FlowChanges<'_> {
 }
 
 /// The edits that take something away.
-fn touched<'a, K: Ord, T: Ord>(edits: &'a BTreeMap<K, Edit<SortedSet<T>>>) -> AffectedFlows<'a, K, T> {
+fn touched<K: Ord, T: Ord>(edits: &BTreeMap<K, Edit<SortedSet<T>>>) -> AffectedFlows<'_, K, T> {
     let takes = |edit: &&Edit<SortedSet<T>>| match (&edit.before, &edit.after) {
         (None, _) => false,
         (Some(_), None) => true,
