@@ -1,10 +1,9 @@
-//! Certificates of a group: has those ordered that are its own, and loads all of them.
+//! Certificates of a group: orders those that the group manages, and loads all of them.
 //!
-//! [`crate::model::ingress::cert_orders`] decides what is ordered when, and by which replica; here it is told what is seen, and what it
-//! says is carried out. Certificates are read by a watch of each Secret, so that a handshake asks nobody anything. What was
-//! once loaded stays loaded while its Secret is away or unreadable, and is what such a Secret is mended with: nothing is ordered
-//! twice because it was lost. In a Pod of ours a file holds what serves, so that a container that starts again serves it without
-//! the API server.
+//! [`crate::model::ingress::cert_orders`] decides what to order when, and on which replica; this task feeds it and executes its
+//! actions. Each Secret is watched, so that handshakes do no I/O. A loaded certificate stays loaded while its Secret is missing or
+//! unreadable, and repairs that Secret: nothing is ordered twice because it was lost. In a Pod of ours a file has a copy of what
+//! is served, so that a restarted container serves it without the API server.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

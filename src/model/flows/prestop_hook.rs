@@ -1,16 +1,14 @@
-//! Whether services still lead to this Pod: what the preStop hook of the Tailscale operator waits for.
+//! Whether services still send traffic to this Pod: what the preStop hook of the Tailscale operator waits for.
 //!
-//! The operator has taken the Pod out of its services' endpoints; every node's kube-proxy learns that in its own time. The
-//! evidence that one of them has: `/healthz`, asked through a service's `ClusterIP`, is answered by other Pods only. The
-//! evidence that all of them have: no new flow has come for a while. So the hook ends as soon as
+//! The operator has removed the Pod from its services' endpoints; each node's kube-proxy applies that in its own time. One of them has
+//! if other Pods answer `/healthz` at a service's `ClusterIP`. All of them have if no new flow arrives for a while. So the hook ends as
+//! soon as
 //!
 //! - every service is answered by others, or refused, for a few rounds in a row, and
 //! - no new flow has come for [`QUIET`]; where flows cannot be counted, [`BLIND`] has passed since.
 //!
-//! A service that cannot be asked (its name does not resolve, nothing answers) is no evidence, so more silence is asked for:
-//! [`BLIND`] without a new flow. New flows keep the hook waiting for as long as the caller lets it.
-//!
-//! Probes, counters and the clock are arguments.
+//! A service that cannot be asked (its name does not resolve, nothing answers) proves nothing, so a longer silence is required:
+//! [`BLIND`] without a new flow. New flows prolong the hook for as long as the caller allows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

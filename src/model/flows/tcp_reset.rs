@@ -1,11 +1,11 @@
 //! Ending TCP flows at both ends: which segment to send when, and what an answer means.
 //!
-//! Each flow's target is probed; the first answer of a live end has the two numbers that make resets valid at both ends, and they are
-//! sent twice, as nobody acknowledges a reset. Who stays silent is asked again, and so is the client then. Pure: times are counted
-//! from the start, and whoever has the sockets sends and hears.
+//! Each flow's target is probed; the first answer of a live end has the two sequence numbers that make resets valid at both ends. Resets
+//! are not acknowledged, so each is sent twice. A silent target is probed again, and then the client too. Pure: times are counted from
+//! the start; the caller sends and receives.
 //!
-//! A flow whose target had not answered when it was listed may be a connection by the time that its entry is gone. Its target alone is
-//! asked, for a moment: a client that still waits for the first answer asks again by itself, and is led elsewhere or refused then.
+//! A flow whose target had not answered when it was listed may be a connection by the time that its entry is deleted. Only its target is
+//! probed, for a moment: a client that still waits for the first answer retransmits by itself and reaches another target or a refusal.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;

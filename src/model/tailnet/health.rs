@@ -1,14 +1,14 @@
-//! Whether this replica is to get traffic: a list of what is in the way, by name.
+//! Whether this replica should get traffic: the named conditions that are not met.
 //!
-//! Three levels, three questions. `/livez`: does every task run? A task that ends ends the process; one that blocks stops its
-//! heartbeat. `/readyz`: is this replica to get new connections? [`readiness`]. `/healthz`: can this Pod forward at all?
-//! [`forwards`]; the Tailscale operator asks it through every service before it counts the Pod in, and a leaving replica asks
-//! it through its services to learn whether they still lead here, so it stays true while the replica leaves.
+//! `/livez`: does every task run? A task that ends ends the process; one that blocks stops its heartbeat. `/readyz`: should this replica
+//! get new connections? [`readiness`]. `/healthz`: can this Pod forward at all? [`forwards`]; the Tailscale operator asks it through every
+//! service before it counts the Pod in, and a leaving replica asks it through its services to learn whether they still lead to this
+//! Pod, so it stays true while the replica leaves.
 //!
-//! That the state Secret cannot be written is in nobody's way: a replica that starts while the API server is away serves.
-//! Nor is it that the kernel does not take a newer plan: the rules of the one before go on serving, and what keeps the kernel from
-//! taking it (a program that the image lacks, a config that it refuses) is likely to be the same in every replica, so that going
-//! unready would turn a change that does not arrive into an outage of all that works. It is told instead: [`warnings`].
+//! Two failures do not block readiness. A state Secret that cannot be written: a replica that starts while the API server is down serves.
+//! A newer plan that the kernel does not take: the rules before it keep serving, and the cause (a program that the image lacks, a
+//! config that the kernel refuses) is likely the same in every replica, so that blocking would make an outage of it. It is a warning:
+//! [`warnings`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -1,17 +1,14 @@
-//! Which ways into the tailnet are tried before a replica gets traffic.
+//! Which peers are pinged before a replica gets traffic.
 //!
-//! A tailscaled that has just started has no tunnel to anybody, and a peer that spoke with its predecessor a moment ago goes on
-//! sending to where that one was (tailscaled trusts an address for 6.5 s after its last answer, [`TRUST`]). Where that is another place, the
-//! peer's half of the first handshake is lost, and `WireGuard` tries again only 5 s later: until then every connection hangs. So
-//! the ways to the targets are tried before connections come: first outside the tunnel, which a peer answers as soon as it has
-//! heard of this start, and then through it. A target that does not answer holds nobody up for longer than [`LIMIT`]: it may be
-//! the target that is away, and other services do not wait for it. The same holds for those who come by themselves, as far as it is
-//! known who they are ([`crate::model::tailnet::recent_peers`]).
+//! A tailscaled that has just started has no tunnels. A peer that exchanged packets with the previous tailscaled keeps sending to its
+//! address for up to 6.5 s after the last answer ([`TRUST`]). If that address is another Pod's, the peer's half of the first handshake is
+//! lost and `WireGuard` retries only after 5 s: until then every connection hangs. So targets and recent peers
+//! ([`crate::model::tailnet::recent_peers`]) are pinged before readiness: with disco first, which a peer answers once it knows of the
+//! new node, then through the tunnel. A silent target delays readiness by [`LIMIT`] at most: it may be down itself.
 //!
-//! Where the predecessor was in the same place, a half that is sent there arrives, and what is already forwarded asks for a handshake
-//! at once anyway. There it is the tunnel that is asked first: a peer that hears of the new start from the control server throws
-//! away what tunnel it has with this node, and this node would not know it for 15 s, unless it was told of the start through that
-//! very tunnel, which tailscaled does with this question.
+//! If the previous tailscaled ran in the same Pod, the tunnel is pinged first: its address is the same, so the handshake arrives. A peer
+//! that learns of the restart from the control server drops its tunnel, and this node would notice only after 15 s; tailscaled announces
+//! the restart with the ping.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

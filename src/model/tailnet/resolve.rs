@@ -1,16 +1,15 @@
-//! When DNS names are looked up and which addresses they stand for: events in, lookups out.
+//! When DNS names are looked up and which addresses they have: events in, lookups out.
 //!
-//! - An answer is asked for again when its TTL ends, but no sooner than [`FLOOR`] and no later than [`CEILING`].
-//! - Whatever goes wrong (no such name, a server's failure, silence, an answer without addresses), the last good answer
-//!   stays, its age grows, and the name is tried again after a jittered delay of one second to one minute.
-//! - A name is gone only when nobody wants it any more.
+//! - An answer is renewed when its TTL ends, but no sooner than [`FLOOR`] and no later than [`CEILING`].
+//! - After any failure (no such name, a server's failure, no answer, an answer without addresses) the last good answer
+//!   stays, its age grows, and the lookup is retried after a jittered delay of one second to one minute.
+//! - A name is removed only when no service uses it any more.
 //!
-//! An answer of no addresses at all (`NOERROR`, no records) is a failure like the others: records vanish for a moment when a
-//! zone is edited, and forwarding to the old address is better than refusing. But if only one family has no records while
-//! the other has some, that is what the answer says, and that family's old addresses go.
-//! If the lookup of one family fails while the other's succeeds, each family keeps the best that is known of it.
+//! An answer without addresses (`NOERROR`, no records) is a failure because records vanish for a moment when a zone is edited, and
+//! forwarding to the old address is better than refusing. If only one family has no records, that family's old addresses are removed.
+//! If the lookup of one family fails, the last good answer of that family stays.
 //!
-//! Time is a monotonic instant and given by the caller, so a clock that is set does nothing; randomness is an argument.
+//! Time is a monotonic instant of the caller; randomness is an argument.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

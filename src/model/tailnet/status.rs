@@ -1,11 +1,10 @@
-//! What a replica says of itself in its state Secret, in the operator's own format.
+//! The status that a replica publishes in its state Secret, in the operator's own format.
 //!
-//! The operator sends a service's traffic to a replica whose status shows the service's ports and target exactly as it
-//! configured them, and nothing else of the status decides. So both are echoed, never derived; and a service that cannot be
-//! served yet is held back for a while ([`ServeHistory`]), so that the replicas that can serve it get the traffic first. It
-//! is not held back for ever: a rollout waits until every service can be reached through the new Pod, and a name that
-//! nobody can resolve would stop it. From then on it is published without addresses, and its ports refuse.
-//! Never computed from anything but a plan that the kernel has accepted.
+//! The operator sends a service's traffic to a replica whose status has the service's ports and target exactly as configured, and
+//! looks at nothing else. So both are copied from the config, never derived. A service that cannot be served yet is withheld for a while
+//! ([`ServeHistory`]), so that replicas that can serve it get the traffic first. After that it is published without addresses, and its
+//! ports refuse: a rollout waits until every service is reachable through the new Pod, and a name that does not resolve would stop it.
+//! A status is only made of a plan that the kernel has accepted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, Ipv6Addr};

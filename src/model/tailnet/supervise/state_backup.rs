@@ -1,10 +1,10 @@
-//! What tailscaled keeps in the state Secret, as it would keep it in a file: so that it can start without the Secret.
+//! The part of the state Secret that is tailscaled's, as a state file: with it tailscaled starts without the Secret.
 //!
 //! In a Pod of ours two files outlive a container: a copy of the Secret, and the file of a tailscaled that was started without it.
-//! The second is there only while the Secret may lack something of it.
+//! The second exists only while the Secret may lack something of it.
 //!
-//! In the Secret each of its keys is a key of its own, beside those of others, with `_` for what a Secret's key may not have; in a file
-//! they are one JSON object of base64 by key (`ipn/store` of tailscaled). Here they are called as in the Secret.
+//! In the Secret each key of tailscaled is a key of its own, with `_` for characters that Secret keys may not have; a file is one JSON
+//! object of base64 by key (`ipn/store` of tailscaled). Here keys are named as in the Secret.
 
 use crate::model::tailnet::state::{Content, StateChanges, from_json, to_json};
 
