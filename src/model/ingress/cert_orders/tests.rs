@@ -210,7 +210,7 @@ proptest! {
                 0 => world.kill(replica),
                 1 | 2 => world.revive(replica),
                 3 => world.replicas[replica].linked = false,
-                4 => world.link(replica)
+                4 => world.link(replica),
                 5 => world.away = !world.away,
                 6 => world.slow = pause.min(240),
                 7 => world.lead(replica, true),
@@ -234,7 +234,7 @@ proptest! {
                 0 => world.kill(replica),
                 1 => world.revive(replica),
                 2 => world.replicas[replica].linked = false,
-                3 => world.link(replica)
+                3 => world.link(replica),
                 4 => world.acme = !world.acme,
                 5 => world.slow = pause,
                 // Two may believe that they lead.
