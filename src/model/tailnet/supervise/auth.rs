@@ -36,39 +36,28 @@ pub enum AuthEvent {
 /// How far a login is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum AuthStep {
+    /// Nothing is under way.
     Idle,
     /// The login is reported broken; until then it may heal.
-    Doubting {
-        until: At,
-    },
-    Leaving {
-        failed: Secret,
-    },
-    Marking {
-        failed: Secret,
-    },
-    /// Waiting for the operator, or whoever writes the config, to give another key.
-    AwaitingKey {
-        failed: Secret,
-    },
+    Doubting { until: At },
+    /// tailscaled is leaving the control server.
+    Leaving { failed: Secret },
+    /// The request for another key is being written.
+    Marking { failed: Secret },
+    /// The operator, or whoever writes the config, has not given another key yet.
+    AwaitingKey { failed: Secret },
+    /// The request is being removed.
     Clearing,
     /// The key was given to the daemon.
-    Applying {
-        until: At,
-    },
-    Ending {
-        until: At,
-    },
+    Applying { until: At },
+    /// The daemon ends, so that it starts anew; it is killed then.
+    Ending { until: At },
     /// The old device's identity has to be forgotten before the daemon starts.
-    Forgetting {
-        requested: bool,
-    },
+    Forgetting { requested: bool },
     /// A two-step login or its preferences are on their way.
     LoggingIn,
     /// The next two-step login is not due.
-    Resting {
-        until: At,
-    },
+    Resting { until: At },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
