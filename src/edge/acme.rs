@@ -56,12 +56,6 @@ pub struct Acme {
     key: Arc<AccountKey>,
 }
 
-impl std::fmt::Debug for Acme {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Acme").field("account", &self.account.id()).finish_non_exhaustive()
-    }
-}
-
 /// Makes a call again while the server says that its nonce is old.
 macro_rules! with_nonce {
     ($call:expr) => {{

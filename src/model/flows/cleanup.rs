@@ -157,14 +157,6 @@ impl<'a> FlowChanges<'a> {
     }
 }
 
-impl std::fmt::Debug for FlowChanges<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut debug = f.debug_struct("FlowChanges");
-        debug.field("ports", &self.ports).field("from_tailnet", &self.from_tailnet).field("from_cluster", &self.from_cluster);
-        debug.field("lost", &self.lost).finish_non_exhaustive()
-    }
-}
-
 /// The edits that take something away.
 fn touched<K: Ord, T: Ord>(edits: &BTreeMap<K, Edit<SortedSet<T>>>) -> AffectedFlows<'_, K, T> {
     let takes = |edit: &&Edit<SortedSet<T>>| match (&edit.before, &edit.after) {

@@ -60,7 +60,6 @@ impl IssueError {
     }
 }
 
-#[derive(Debug)]
 pub(super) struct Accounts {
     cluster: Cluster,
     server: AcmeServer,

@@ -143,7 +143,7 @@ impl SnapshotSources {
             paths: forwarding.warmup.clone(),
             standing: ingress.as_ref().map(|ingress| ingress.standing.clone()),
             switches: forwarding.switches.clone(),
-            report: state.as_ref().map(|state| state.health.clone()),
+            report: state.as_ref().map(|state| state.ledger.health()),
             sites: sites.map(|sites| sites.l7.clone()),
             certs: sites.and_then(|sites| sites.certs.clone()),
             traffic: traffic(forwarding),

@@ -45,7 +45,6 @@ pub struct StateRequest {
 }
 
 /// What supervision takes from others.
-#[derive(Debug)]
 pub struct DaemonInputs {
     /// The newest key to log in with, where it is seen earlier than in the mounted config (a watch of the config Secret).
     pub keys: watch::Receiver<Option<Secret>>,

@@ -84,11 +84,6 @@ pub async fn load(store: Option<Store>, pod: Option<String>, restarted: bool, pr
     pending::<()>().await;
 }
 
-/// Writes down for the successor that from now on peers hear nothing of this replica outside the tunnel.
-pub fn record_mute_start(ledger: &Ledger) {
-    ledger.set(DISCO_MUTED_SINCE, Timestamp::now().to_string());
-}
-
 impl PredecessorPeers {
     /// How long a peer that answers outside the tunnel is left alone now until it is asked for a handshake.
     pub fn settle(&self) -> Duration {

@@ -111,7 +111,7 @@ fn supervise(
         }
         _ => None,
     };
-    let reach = copies.as_ref().map(|copies| state_backup::Reach::of(&copies.secret));
+    let reach = copies.as_ref().map(|copies| state_backup::reach(&copies.secret));
     let inputs = DaemonInputs { keys, writes, backup, reach, advertise, outlives: settings.init.is_some() };
     let (daemon, work) = daemon(supervised.clone(), inputs, tasks.stop());
     if let Some(copies) = copies.clone() {

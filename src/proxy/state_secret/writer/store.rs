@@ -78,10 +78,7 @@ impl Store {
     /// Everything that is there; fails where there is no such Secret.
     pub async fn read(&self) -> Result<Content, ReportError> {
         match self {
-            Self::Secret(secret) => {
-                let values = secret.get().await?.ok_or_else(|| ReportError::Missing { name: secret.name().to_owned() })?;
-                Ok(values)
-            }
+            Self::Secret(secret) => secret.get().await?.ok_or_else(|| ReportError::Missing { name: secret.name().to_owned() }),
             Self::File(path) => blocking(path, read_file).await,
         }
     }

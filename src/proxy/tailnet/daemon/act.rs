@@ -156,7 +156,7 @@ impl Supervisor {
         let alone = self.from_file && !backup.given_back;
         // Where the rest has decided already, nobody is waited for.
         let away = match &self.inputs.reach {
-            Some(reach) if backup.content.is_some() && answered && !alone => !reach.ask().await,
+            Some(reach) if backup.content.is_some() && answered && !alone => !reach().await,
             _ => false,
         };
         self.from_file = match (self.from_file, backup.content) {
