@@ -202,7 +202,7 @@ fn begin_load(client: &Namespace, board: SharedScoreboard, options: &DemoOptions
     (stop, is_done)
 }
 
-/// Returns when the user has seen enough.
+/// Waits for SIGINT or SIGTERM.
 async fn interruption() -> io::Result<()> {
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     tokio::select! {

@@ -34,7 +34,7 @@ pub enum DemoTailnet {
 #[derive(Debug, Clone)]
 pub struct Launch {
     pub executable: PathBuf,
-    /// What `--backend` is given.
+    /// What `--firewall-mode` is given.
     pub backend: String,
     /// Where netmaps, state and logs are kept.
     pub directory: PathBuf,

@@ -15,7 +15,7 @@ use crate::model::diagnostics::load::{AttemptFailure, FailedAttempt, Percentiles
 pub struct DemoSummary {
     /// Nothing was lost, nothing went to a wrong target, nothing else went wrong.
     pub ok: bool,
-    /// What `--backend` was given.
+    /// What `--firewall-mode` was given.
     pub backend: String,
     /// How many services there were at the start.
     pub services: u16,

@@ -10,6 +10,11 @@ pub const YELLOW: &str = "\x1b[33m";
 pub const RED: &str = "\x1b[31m";
 pub const PLAIN: &str = "\x1b[0m";
 
+/// A count of failures: green while there are none.
+pub fn count(count: u64, text: &str) -> String {
+    format!("{}{count} {text}{PLAIN}", if count == 0 { GREEN } else { RED })
+}
+
 #[derive(Debug, Default)]
 pub struct Frame {
     drawn: usize,
