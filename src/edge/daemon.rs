@@ -8,9 +8,9 @@ mod reattach;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::{OpenOptionsExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -27,6 +27,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
 use tracing::{debug, info};
 
+use crate::edge::files::replace_with_mode;
 use crate::model::tailnet::supervise::Secret;
 use crate::model::tailnet::supervise::conffile::{self, ConfFault};
 
@@ -250,14 +251,11 @@ pub fn fill<'a>(dir: &Path, files: impl Iterator<Item = (&'a str, &'a [u8])>) ->
 /// Writes a copy of a config, readable by this user alone, whole or not at all.
 pub fn stage(path: &Path, bytes: &[u8]) -> Result<(), DaemonError> {
     let fail = |source| DaemonError::File { path: path.to_owned(), source };
-    let fresh = path.with_extension("new");
     if let Some(parent) = path.parent() {
         // The daemon makes its own directory when it starts, which is after this.
         fs::create_dir_all(parent).map_err(fail)?;
     }
-    let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&fresh).map_err(fail)?;
-    file.write_all(bytes).map_err(fail)?;
-    fs::rename(&fresh, path).map_err(fail)
+    replace_with_mode(path, bytes, 0o600).map_err(fail)
 }
 
 /// Makes the socket reachable where the `tailscale` command looks for it by itself.

@@ -10,7 +10,6 @@ mod whois;
 use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
 use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
@@ -22,6 +21,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::api::localapi::{DaemonStatus, DnsConfig, MaskedPrefs, Notify, Pong, Prefs, Reloaded, StartOptions, Warned};
@@ -58,8 +58,8 @@ pub enum PingKind {
 
 pub struct Bus {
     body: Incoming,
-    connection: Pin<Box<dyn Future<Output = ()> + Send>>,
-    over: bool,
+    /// The task that drives the connection.
+    _connection: JoinSet<hyper::Result<()>>,
     buffer: BytesMut,
     scanned: usize,
     capver: Option<u32>,
@@ -194,25 +194,17 @@ impl LocalApi {
     /// Subscribes to the bus. `mask` is [`MASK`] or [`MASK_OLD`].
     pub async fn watch(&self, mask: u32) -> Result<Bus, LocalApiError> {
         const CALL: &str = "watch-ipn-bus";
-        let request = self.request(CALL, Method::GET, &format!("{CALL}?mask={mask}"), Vec::new())?;
+        let request = request(CALL, Method::GET, &format!("{CALL}?mask={mask}"), Vec::new())?;
         let open = async {
-            let (mut sender, connection) = self.connect(CALL).await?;
-            // The connection needs somebody to drive it while the answer is awaited, and whoever reads the stream later.
-            let mut connection: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(async move { drop(connection.await) });
-            let answer = async { sender.send_request(request).await.map_err(|source| LocalApiError::Connection { call: CALL, source }) };
-            tokio::pin!(answer);
-            let mut over = false;
-            let answer = loop {
-                tokio::select! {
-                    answer = &mut answer => break answer?,
-                    () = &mut connection, if !over => over = true,
-                }
-            };
+            let (mut sender, driver) = self.connect(CALL).await?;
+            let mut connection = JoinSet::new();
+            connection.spawn(driver);
+            let answer = sender.send_request(request).await.map_err(|source| LocalApiError::Connection { call: CALL, source })?;
             let capver = capver(&answer);
             if answer.status() != StatusCode::OK {
                 return Err(LocalApiError::Refused { call: CALL, status: answer.status(), text: String::new() });
             }
-            Ok(Bus { body: answer.into_body(), connection, over, buffer: BytesMut::new(), scanned: 0, capver })
+            Ok(Bus { body: answer.into_body(), _connection: connection, buffer: BytesMut::new(), scanned: 0, capver })
         };
         timeout(READ, open).await.unwrap_or(Err(LocalApiError::Deadline { call: CALL, after: READ }))
     }
@@ -225,18 +217,7 @@ impl LocalApi {
         body: Vec<u8>,
         limit: Duration,
     ) -> Result<Response<Bytes>, LocalApiError> {
-        self.exchange(call, self.request(call, method, path, body)?, limit).await
-    }
-
-    #[expect(clippy::unused_self, reason = "a request is made for a client; its host is the same for all")]
-    fn request(&self, call: &'static str, method: Method, path: &str, body: Vec<u8>) -> Result<Request<Full<Bytes>>, LocalApiError> {
-        Request::builder()
-            .method(method)
-            .uri(format!("/localapi/v0/{path}"))
-            .header("Host", "local-tailscaled.sock")
-            .header("Tailscale-Cap", CAPVER)
-            .body(Full::from(body))
-            .map_err(|source| LocalApiError::Request { call, source })
+        self.exchange(call, request(call, method, path, body)?, limit).await
     }
 
     async fn connect(
@@ -291,13 +272,10 @@ impl Bus {
             if self.buffer.len() > MAX_BYTES {
                 return Err(LocalApiError::TooLong { call: CALL });
             }
-            tokio::select! {
-                frame = self.body.frame() => match frame {
-                    Some(Ok(frame)) => self.buffer.extend_from_slice(frame.data_ref().map_or(&[], |data| data.chunk())),
-                    Some(Err(source)) => return Err(LocalApiError::Connection { call: CALL, source }),
-                    None => return Ok(None),
-                },
-                () = &mut self.connection, if !self.over => self.over = true,
+            match self.body.frame().await {
+                Some(Ok(frame)) => self.buffer.extend_from_slice(frame.data_ref().map_or(&[], |data| data.chunk())),
+                Some(Err(source)) => return Err(LocalApiError::Connection { call: CALL, source }),
+                None => return Ok(None),
             }
         }
     }
@@ -314,10 +292,14 @@ impl Bus {
     }
 }
 
-impl std::fmt::Debug for Bus {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Bus").field("buffered", &self.buffer.len()).finish_non_exhaustive()
-    }
+fn request(call: &'static str, method: Method, path: &str, body: Vec<u8>) -> Result<Request<Full<Bytes>>, LocalApiError> {
+    Request::builder()
+        .method(method)
+        .uri(format!("/localapi/v0/{path}"))
+        .header("Host", "local-tailscaled.sock")
+        .header("Tailscale-Cap", CAPVER)
+        .body(Full::from(body))
+        .map_err(|source| LocalApiError::Request { call, source })
 }
 
 fn capver<B>(answer: &Response<B>) -> Option<u32> {

@@ -2,7 +2,7 @@
 
 use hyper::{Method, StatusCode};
 
-use super::{LocalApi, LocalApiError, READ, WRITE, encode, json};
+use super::{LocalApi, LocalApiError, READ, WRITE, encode, json, request};
 use crate::api::serve::ServeConfig;
 
 const CALL: &str = "serve-config";
@@ -26,7 +26,7 @@ impl LocalApi {
     /// the first netmap, and where a port or a Tailscale Service is to be served in another way than before (see
     /// [`crate::model::tailnet::serve_config::steps`]).
     pub async fn set_serve_config(&self, config: &ServeConfig, etag: Option<&str>) -> Result<bool, LocalApiError> {
-        let mut request = self.request(CALL, Method::POST, CALL, encode(CALL, config)?)?;
+        let mut request = request(CALL, Method::POST, CALL, encode(CALL, config)?)?;
         if let Some(value) = etag.and_then(|etag| etag.parse().ok()) {
             request.headers_mut().insert("If-Match", value);
         }
