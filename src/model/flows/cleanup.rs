@@ -9,8 +9,6 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
 use imbl::OrdMap;
-use serde::Serialize;
-
 pub use past::RulesetHistory;
 
 use crate::model::base::net::{PortKey, Proto};
@@ -18,7 +16,7 @@ use crate::model::base::small_set::SortedSet;
 use crate::model::firewall::ruleset::{Delta, Edit, Ruleset};
 use crate::model::flows::flow::{Flow, FlowFilter, SRC_NAT, TcpState};
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FlowAction {
     Keep,
     /// Its entry goes; there is nobody to be told, or no way to tell.

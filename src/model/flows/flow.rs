@@ -4,8 +4,6 @@
 
 use std::net::SocketAddr;
 
-use serde::Serialize;
-
 use crate::model::base::net::{Family, Port, PortKey, Proto};
 
 /// The destination was rewritten (`IPS_DST_NAT`): every flow that we forward has this bit.
@@ -17,14 +15,14 @@ pub const SRC_NAT: u32 = 1 << 4;
 ///
 /// The ports are the protocol's own; ICMP has its identifier as the source port and `type << 8 | code` as the destination
 /// port, as in the kernel's union, and protocols without any have zeros.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tuple {
     pub source: SocketAddr,
     pub destination: SocketAddr,
 }
 
 /// Where a TCP flow is in its life, as the tracker saw both directions pass (`enum tcp_conntrack`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TcpState {
     /// Nothing understood yet.
     None,
@@ -68,7 +66,7 @@ impl TcpState {
 }
 
 /// One tracked flow.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Flow {
     /// The IANA protocol number.
     pub proto: u8,

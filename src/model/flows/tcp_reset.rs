@@ -12,8 +12,6 @@ use std::net::SocketAddr;
 use std::ops::AddAssign;
 use std::time::Duration;
 
-use serde::Serialize;
-
 use crate::model::flows::flow::{Flow, TcpState};
 use crate::model::flows::tcp_segment::{ObservedSegment, Segment, SegmentSender};
 
@@ -33,7 +31,7 @@ const fn ms(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds)
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ResetReport {
     /// Both ends were sent resets with numbers that a live end gave.
     pub reset: usize,

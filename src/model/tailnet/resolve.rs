@@ -40,19 +40,15 @@ pub struct FamilyRecords {
 pub enum LookupFailure {
     #[error("no such name (NXDOMAIN)")]
     NoName,
-    /// The name exists and has no addresses.
     #[error("the name has no addresses")]
     Empty,
-    /// The server said that it cannot answer.
     #[error("the server cannot answer (SERVFAIL or the like)")]
     Server,
-    /// No server answered in time.
     #[error("no server answered in time")]
     Timeout,
     /// No server could be asked: no server is configured, or the network refused.
     #[error("no server could be reached")]
     Network,
-    /// It is not a name that DNS could know.
     #[error("not a DNS name")]
     Name,
 }

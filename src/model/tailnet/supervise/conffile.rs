@@ -29,21 +29,16 @@ pub struct ConfFile {
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfFault {
-    /// No file is for a daemon of this age.
     #[error("no cap-N.hujson in the config directory with N up to {capver}, the capability version of tailscaled")]
     None { capver: u32 },
-    /// Not UTF-8.
     #[error("the config file is not UTF-8 text")]
     Text,
-    /// Not `HuJSON`.
     #[error("the config file is not HuJSON: {0}")]
     Syntax(String),
     #[error("the config file holds no JSON object")]
     Shape,
-    /// A version that no daemon reads.
     #[error("the config file's Version is {0:?}; tailscaled reads \"alpha0\"")]
     Version(String),
-    /// A field is of the wrong type.
     #[error("the config file's {field} must be {wanted}")]
     Type { field: &'static str, wanted: &'static str },
 }
