@@ -228,7 +228,7 @@ impl Supervisor {
             }
             let events = tokio::select! {
                 status = async { match &mut self.process { Some(process) => process.wait().await, None => std::future::pending().await } } => {
-                    vec![self.ended(&status.unwrap_or_else(|fault| fault.to_string()))]
+                    vec![self.ended(status.unwrap_or_else(|fault| fault.to_string()))]
                 }
                 Ok(()) = self.view.changed() => self.viewed(),
                 Some(done) = self.work.join_next() => done.ok().flatten().into_iter().collect(),
@@ -271,12 +271,12 @@ impl Supervisor {
         self.publish();
     }
 
-    fn ended(&mut self, how: &str) -> DaemonEvent {
+    fn ended(&mut self, how: String) -> DaemonEvent {
         let pid = self.process.take().map(|process| process.pid());
         self.epoch.send_replace(0);
         info!(pid, how, "tailscaled has ended");
-        self.state.send_modify(|state| state.last_exit = Some(how.to_owned()));
-        DaemonEvent::Exited(how.to_owned())
+        self.state.send_modify(|state| state.last_exit = Some(how));
+        DaemonEvent::Exited
     }
 
     /// What the reader knows now, as events; what it knew of an earlier process is none.

@@ -6,8 +6,6 @@
 use std::fmt;
 use std::time::Duration;
 
-use serde::Serialize;
-
 use super::actions::{At, BusState, DaemonAction};
 use super::auth::{Auth, AuthEvent};
 use super::settings::{DaemonSettings, Login, Secret, StateStore};
@@ -23,7 +21,7 @@ const GAP: Duration = Duration::from_secs(1);
 const STEADY: Duration = Duration::from_mins(1);
 
 /// Where the daemon stands, for readiness, status and metrics.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum DaemonPhase {
     /// No process; the next start is due.
     #[default]
@@ -52,8 +50,8 @@ pub enum DaemonEvent {
     /// The process began, or a time that was asked for has come.
     Tick,
     Spawned,
-    SpawnFailed(String),
-    Exited(String),
+    /// The process has ended, or could not be started.
+    Exited,
     Connected,
     Disconnected,
     Backend(BusState),
@@ -67,7 +65,7 @@ pub enum DaemonEvent {
     },
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ChildProcess {
     Down { until: At },
     Starting,
@@ -124,7 +122,7 @@ impl Machine {
                 self.auth.started();
                 actions.extend(self.kill_at.map(|_| DaemonAction::Terminate));
             }
-            DaemonEvent::SpawnFailed(_) | DaemonEvent::Exited(_) => self.ended(now, random),
+            DaemonEvent::Exited => self.ended(now, random),
             DaemonEvent::Connected => {
                 self.bus = (true, now);
                 self.answered = true;
@@ -261,13 +259,6 @@ impl Machine {
 impl fmt::Display for DaemonPhase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(self, f)
-    }
-}
-
-impl fmt::Display for Machine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let bus = if self.bus.0 { "bus open" } else { "bus closed" };
-        write!(f, "{:?}, {bus}, {} restarts, login {}", self.child, self.restarts, self.auth)
     }
 }
 

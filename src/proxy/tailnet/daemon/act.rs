@@ -98,10 +98,10 @@ impl Supervisor {
             None => None,
             Some(conf) => match conf.for_start() {
                 Ok(Some(path)) => Some(path.to_owned()),
-                Ok(None) => return DaemonEvent::SpawnFailed(conf.fault().unwrap_or("there is no config yet").to_owned()),
+                Ok(None) => return DaemonEvent::Exited,
                 Err(fault) => {
                     self.fault(fault.reason(), &fault);
-                    return DaemonEvent::SpawnFailed(fault.to_string());
+                    return DaemonEvent::Exited;
                 }
             },
         };
@@ -118,7 +118,7 @@ impl Supervisor {
             }
             Err(fault) => {
                 self.fault(fault.reason(), &fault);
-                DaemonEvent::SpawnFailed(fault.to_string())
+                DaemonEvent::Exited
             }
         }
     }
