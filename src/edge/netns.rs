@@ -14,7 +14,6 @@ use std::thread;
 
 use nix::sched::{CloneFlags, setns, unshare};
 
-/// A network namespace, held open.
 #[derive(Debug, Clone)]
 pub struct Namespace(Arc<File>);
 
@@ -27,7 +26,6 @@ pub enum NetnsError {
 }
 
 impl AsFd for Namespace {
-    /// The open namespace, as netlink requests name one.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }

@@ -30,7 +30,6 @@ pub enum FlowUpdate {
     Lost,
 }
 
-/// When a flow asks.
 #[derive(Debug, Clone)]
 pub struct Rhythm {
     /// How often; a flow that is to be idle never asks by itself.

@@ -21,7 +21,6 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// Draws these lines over the last ones.
     pub fn draw(&mut self, out: &mut impl Write, lines: &[String]) -> io::Result<()> {
         let mut text = String::new();
         if self.drawn > 0 {

@@ -90,7 +90,6 @@ pub struct LoadSummary {
     pub answered: BTreeMap<Proto, u64>,
     pub failed: BTreeMap<AttemptFailure, u64>,
     pub windows: Vec<FailureWindow>,
-    /// Datagrams sent again because no answer came.
     pub resent: u64,
     /// How long TCP connections took to stand, from when they were due.
     pub connect: Percentiles,

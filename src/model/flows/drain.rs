@@ -40,10 +40,8 @@ pub const AWAY: Duration = Duration::from_millis(500);
 /// How a Pod's grace period is spent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
-    /// For flows to end by themselves.
     pub flows: Duration,
     pub resets: Duration,
-    /// For tailscaled to stop.
     pub daemon: Duration,
 }
 

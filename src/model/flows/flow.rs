@@ -65,7 +65,6 @@ impl TcpState {
     }
 }
 
-/// One tracked flow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Flow {
     /// The IANA protocol number.
