@@ -37,54 +37,39 @@ use crate::edge::netns::{Namespace, NetnsError};
 use crate::load::Load;
 use crate::model::diagnostics::load::LoadSchedule;
 
-/// How many targets there are.
 pub const TARGETS: u8 = 3;
 /// How long the replicas may take to be ready at first, and after the load's end.
 const READY: Duration = Duration::from_secs(30);
 /// How many lines of a replica's log a failure shows.
 const LOG_LINES: usize = 12;
 
-/// What to show.
 #[derive(Debug, Clone)]
 pub struct DemoOptions {
     /// How many replicas there are; at least two, so that one can be done without.
     pub replicas: u8,
     /// How many services there are at the start; at least one.
     pub services: u16,
-    /// How long the load lasts.
     pub lasts: Duration,
     /// New connections and UDP flows each second.
     pub rate: NonZeroU32,
-    /// What chance decides is decided by this.
     pub seed: u64,
-    /// How the replicas are started.
     pub launch: Launch,
 }
 
-/// The demo could not be shown.
 #[derive(Debug, thiserror::Error)]
 pub enum DemoError {
     #[error(transparent)]
     Topology(#[from] TopologyError),
-    /// A namespace could not be entered.
     #[error(transparent)]
     Namespace(#[from] NetnsError),
     #[error(transparent)]
     Target(#[from] TargetError),
-    /// The replicas' processes.
     #[error(transparent)]
     Fleet(#[from] FleetError),
     #[error(transparent)]
     Script(#[from] ScriptError),
-    /// Files, signals or the screen.
     #[error("cannot {action}: {source}")]
-    Io {
-        /// What was to be done.
-        action: &'static str,
-        /// Why it could not.
-        source: io::Error,
-    },
-    /// A replica did not become ready.
+    Io { action: &'static str, source: io::Error },
     #[error("replica {number} was not ready within {} s; it said:\n{log}", READY.as_secs())]
     NotReady { number: usize, log: String },
 }
@@ -217,7 +202,7 @@ fn begin_load(client: &Namespace, board: SharedScoreboard, options: &DemoOptions
     (stop, is_done)
 }
 
-/// Returns when the user has seen enough.
+/// Waits for SIGINT or SIGTERM.
 async fn interruption() -> io::Result<()> {
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     tokio::select! {

@@ -35,12 +35,9 @@ const RESEND: Duration = Duration::from_millis(250);
 /// How much of an answer over UDP is looked at, in bytes.
 const DATAGRAM: usize = 512;
 
-/// The bounds of a load.
 #[derive(Debug, Clone)]
 pub struct Load {
-    /// What is said, and what counts as an answer.
     pub talk: Talk,
-    /// How often something is begun.
     pub schedule: LoadSchedule,
     /// How long; nothing is begun later.
     pub lasts: Duration,
@@ -53,7 +50,6 @@ pub struct Load {
 
 impl Load {
     /// A load of so much for so long on identity targets, with a timeout of ten seconds and at most 4,096 attempts open at once.
-    #[must_use]
     pub fn new(schedule: LoadSchedule, lasts: Duration) -> Self {
         Self { talk: Talk::Identity, schedule, lasts, timeout: Duration::from_secs(10), max_in_flight: 4_096 }
     }
@@ -139,7 +135,6 @@ fn pace(schedule: LoadSchedule, start: Instant, lasts: Duration) -> mpsc::Unboun
     is_due
 }
 
-/// Makes one attempt, whatever comes of it.
 pub async fn make(talk: Talk, attempt: Attempt, nonce: u64, start: Instant, due: Duration, timeout: Duration) -> AttemptReport {
     let began = start.elapsed();
     let (mut connected, mut sent) = (None, 0);
@@ -207,7 +202,6 @@ fn greeted(expected: &[u8], answer: &[u8]) -> Result<TargetIdentity, AttemptFail
 }
 
 /// What an error says of the network, or that it says nothing of it.
-#[must_use]
 pub fn failure_of(error: &io::Error) -> AttemptFailure {
     match error.kind() {
         io::ErrorKind::ConnectionRefused => AttemptFailure::Refused,

@@ -7,17 +7,14 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-/// The answer to a request for an access token.
 #[derive(Debug, Deserialize)]
 pub struct TokenAnswer {
-    /// What is sent as bearer token.
     pub access_token: String,
     /// How long it holds, in seconds.
     #[serde(default)]
     pub expires_in: Option<u64>,
 }
 
-/// A request for an auth key.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CreateKey {
@@ -28,30 +25,25 @@ pub struct CreateKey {
     pub description: String,
 }
 
-/// What an auth key allows.
 #[derive(Debug, Serialize)]
 pub struct KeyCapabilities {
     pub devices: KeyDevices,
 }
 
-/// What an auth key allows to devices.
 #[derive(Debug, Serialize)]
 pub struct KeyDevices {
     pub create: KeyCreate,
 }
 
-/// How a device joins with an auth key.
 #[derive(Debug, Serialize)]
 pub struct KeyCreate {
     pub reusable: bool,
     /// It is forgotten when it goes offline.
     pub ephemeral: bool,
-    /// Nobody has to approve it.
     pub preauthorized: bool,
     pub tags: Vec<String>,
 }
 
-/// An auth key as it is made.
 #[derive(Debug, Deserialize)]
 pub struct CreatedKey {
     pub id: String,
@@ -78,7 +70,6 @@ pub struct CreatePreAuthKey {
     pub acl_tags: Vec<String>,
 }
 
-/// headscale's answer to it.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CreatedPreAuthKey {
@@ -91,13 +82,11 @@ pub struct ApproveRoutes<'a> {
     pub routes: &'a BTreeSet<String>,
 }
 
-/// headscale's answer about a node.
 #[derive(Debug, Deserialize)]
 pub struct NodeAnswer {
     pub node: HeadscaleNode,
 }
 
-/// A device at Tailscale's API, as far as it is of interest.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct TailscaleDevice {
@@ -109,7 +98,6 @@ pub struct TailscaleDevice {
     pub tags: Vec<String>,
 }
 
-/// A node of headscale's, as far as it is of interest.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HeadscaleNode {

@@ -13,7 +13,6 @@ use super::proxygroup::ProxyGroup;
 use super::tailnet::Tailnet;
 
 /// All definitions, in the order of their names.
-#[must_use]
 pub fn definitions() -> Vec<CustomResourceDefinition> {
     let mut tailnet = Tailnet::crd();
     for root in schemas(&mut tailnet) {

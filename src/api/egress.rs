@@ -53,7 +53,6 @@ pub struct EgressStatus<S = BTreeMap<String, ServiceStatus>> {
     /// The Pod's IPv4 address; always present, empty if there is none.
     #[serde(rename = "podIPv4", default)]
     pub pod_ipv4: String,
-    /// The Pod's IPv6 address.
     #[serde(rename = "podIPv6", default, skip_serializing_if = "String::is_empty")]
     pub pod_ipv6: String,
     /// The services in force; `null` if there are none.
@@ -67,7 +66,6 @@ pub struct EgressStatus<S = BTreeMap<String, ServiceStatus>> {
     pub rejected: BTreeMap<String, Vec<String>>,
 }
 
-/// What a replica says of one service.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceStatus {

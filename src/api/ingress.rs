@@ -17,10 +17,8 @@ pub const KEY_COMPRESSED: &str = "ingress-config.json.gz";
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct IngressService {
-    /// The IPv4 pair.
     #[serde(rename = "IPv4Mapping", skip_serializing_if = "Option::is_none")]
     pub ipv4: Option<Mapping>,
-    /// The IPv6 pair.
     #[serde(rename = "IPv6Mapping", skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<Mapping>,
     /// Ours, additive: the DNS name behind the service, where no cluster address is. All of its addresses are used.
@@ -38,7 +36,6 @@ pub struct IngressService {
 pub struct Mapping {
     #[serde(rename = "TailscaleServiceIP")]
     pub tailscale_service_ip: String,
-    /// The address of the cluster service.
     #[serde(rename = "ClusterIP")]
     pub cluster_ip: String,
 }
@@ -49,10 +46,8 @@ pub struct Mapping {
 pub struct IngressStatus {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub configs: BTreeMap<String, IngressService>,
-    /// The Pod's IPv4 address.
     #[serde(rename = "podIPv4", skip_serializing_if = "String::is_empty")]
     pub pod_ipv4: String,
-    /// The Pod's IPv6 address.
     #[serde(rename = "podIPv6", skip_serializing_if = "String::is_empty")]
     pub pod_ipv6: String,
     /// Ours, additive: fingerprint of the config in force.

@@ -1,26 +1,22 @@
-//! Ours, additive: who is ordering a certificate, and what came of it, beside the certificate in its Secret.
-//!
-//! The value of the annotation [`super::names::ISSUANCE`], a JSON object. Replicas write it with the Secret's version, so that of two
-//! who would order one does; whoever tells people how a certificate stands reads it.
+//! Ours, additive: which Pod orders a certificate, and how the last order failed: the annotation [`super::names::ISSUANCE`] of its Secret,
+//! a JSON object. Replicas write it conditional on the Secret's version, so that one of them orders. The reconciler reads it.
 
 use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct IssuanceNote {
+pub struct OrderNote {
     /// The Pod that is ordering; absent if none is.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub by: String,
     #[serde(skip_serializing_if = "is_zero")]
     pub failures: u32,
-    /// Nobody tries before this time.
+    /// No replica orders before this time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub not_before: Option<Timestamp>,
-    /// The kind of the newest failure, in one word.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// The newest failure, in words.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,
 }

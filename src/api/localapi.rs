@@ -5,19 +5,19 @@
 
 use std::collections::BTreeMap;
 
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// A numeric node id.
 pub type NodeId = i64;
 
 /// Reads `null` as the default, as Go writes empty lists and maps.
-fn nullable<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(from: D) -> Result<T, D::Error> {
+pub(super) fn nullable<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(from: D) -> Result<T, D::Error> {
     Option::<T>::deserialize(from).map(Option::unwrap_or_default)
 }
 
 /// Whether a field is there, whatever is in it.
 fn named<'de, D: Deserializer<'de>>(from: D) -> Result<bool, D::Error> {
-    serde::de::IgnoredAny::deserialize(from).map(|_| true)
+    IgnoredAny::deserialize(from).map(|_| true)
 }
 
 /// Tells `null`, which is an empty list, from a field that is not there.
@@ -29,13 +29,10 @@ fn present_or_null<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(fro
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct Notify {
-    /// The daemon's version; in the first message.
-    pub version: Option<String>,
     /// Something the user should know; among it that this reader was too slow and the stream ends.
     pub err_message: Option<String>,
     /// `ipn.State` as a number.
     pub state: Option<i64>,
-    /// The preferences in force.
     pub prefs: Option<Prefs>,
     /// The whole state at subscription time, by daemons of 1.100 and later.
     pub initial_status: Option<Box<DaemonStatus>>,
@@ -46,12 +43,9 @@ pub struct Notify {
     pub peers_changed: Vec<PeerNode>,
     #[serde(deserialize_with = "nullable")]
     pub peers_removed: Vec<NodeId>,
-    #[serde(deserialize_with = "nullable")]
-    pub peer_changed_patch: Vec<PeerChange>,
     pub health: Option<Health>,
 }
 
-/// A node of the tailnet.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct PeerNode {
@@ -70,12 +64,10 @@ pub struct PeerNode {
     pub allowed_ips: Option<Vec<String>>,
     /// Its key has expired: nothing reaches it.
     pub expired: bool,
-    /// What the control server grants it.
     #[serde(deserialize_with = "nullable")]
     pub cap_map: CapMap,
 }
 
-/// What the control server grants a node, as far as it matters here.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct CapMap {
@@ -88,21 +80,10 @@ pub struct CapMap {
     pub funnel: bool,
 }
 
-/// A small change of a peer; none of what it may hold changes names or addresses.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(default, rename_all = "PascalCase")]
-pub struct PeerChange {
-    #[serde(rename = "NodeID")]
-    pub node_id: NodeId,
-    /// Whether the control server sees it.
-    pub online: Option<bool>,
-}
-
 /// The state of the daemon (`ipnstate.Status`).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct DaemonStatus {
-    pub version: String,
     /// `ipn.State` in words.
     pub backend_state: String,
     pub have_node_key: bool,
@@ -117,12 +98,8 @@ pub struct DaemonStatus {
     /// The other nodes, by public key.
     #[serde(deserialize_with = "nullable")]
     pub peer: BTreeMap<String, PeerStatus>,
-    /// What is wrong, in words.
-    #[serde(deserialize_with = "nullable")]
-    pub health: Vec<String>,
 }
 
-/// A node within [`DaemonStatus`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct PeerStatus {
@@ -148,7 +125,6 @@ pub struct PeerStatus {
     /// The address and port at which it is reached directly; empty if it is not.
     #[serde(deserialize_with = "nullable")]
     pub cur_addr: String,
-    /// What the control server grants it.
     #[serde(deserialize_with = "nullable")]
     pub cap_map: CapMap,
 }
@@ -160,16 +136,13 @@ pub struct NetworkMap {
     pub self_node: Option<PeerNode>,
     #[serde(deserialize_with = "nullable")]
     pub peers: Vec<PeerNode>,
-    /// Names besides those of the nodes.
     #[serde(rename = "DNS")]
     pub dns: DnsConfig,
 }
 
-/// What the control server says about DNS.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct DnsConfig {
-    /// The names for which certificates may be had.
     #[serde(deserialize_with = "nullable")]
     pub cert_domains: Vec<String>,
     /// Names besides those of the nodes.
@@ -177,55 +150,30 @@ pub struct DnsConfig {
     pub extra_records: Vec<DnsRecord>,
 }
 
-/// A name and what it stands for.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct DnsRecord {
     /// The name, with or without the final dot.
     pub name: String,
-    /// The record's type; empty means A or AAAA, as the value has it.
-    #[serde(rename = "Type")]
-    pub kind: String,
     pub value: String,
 }
 
-/// What is unhealthy, by code.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct Health {
-    /// The warnings; one that is absent has healed.
+    /// The warnings by code, whatever they say; one that is absent has healed.
     #[serde(deserialize_with = "nullable")]
-    pub warnings: BTreeMap<String, Warning>,
+    pub warnings: BTreeMap<String, serde_json::Value>,
 }
 
-/// One thing that is unhealthy.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(default, rename_all = "PascalCase")]
-pub struct Warning {
-    /// `high`, `medium` or `low`.
-    pub severity: String,
-    /// What is wrong, in a few words.
-    pub title: String,
-    /// What is wrong, in a sentence or more.
-    pub text: String,
-    /// Whether traffic suffers.
-    pub impacts_connectivity: bool,
-}
-
-/// The preferences that are read.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct Prefs {
     /// Whether routes of peers are used besides their own addresses.
     pub route_all: bool,
-    /// Whether the node is to be connected.
-    pub want_running: bool,
-    /// The Tailscale Services that this node advertises.
     #[serde(deserialize_with = "nullable")]
     pub advertise_services: Vec<String>,
-    /// What the daemon may do to the machine's filters: 0 nothing, 1 chains without jumps to them, 2 all.
-    pub netfilter_mode: i64,
-    /// Whether nobody is let in who begins to speak.
+    /// New connections from peers are dropped.
     pub shields_up: bool,
 }
 
@@ -235,16 +183,14 @@ pub struct MaskedPrefs {
     pub control_url: Option<String>,
     /// Whether to use the tailnet's DNS.
     pub corp_dns: Option<bool>,
-    /// Whether to use routes of peers.
     pub route_all: Option<bool>,
     pub want_running: Option<bool>,
     /// The name to ask for; empty for the machine's own.
     pub hostname: Option<String>,
-    /// The prefixes to answer for.
     pub advertise_routes: Option<Vec<String>>,
     pub advertise_tags: Option<Vec<String>>,
     pub advertise_services: Option<Vec<String>>,
-    /// As in [`Prefs::netfilter_mode`].
+    /// What the daemon may do to the machine's filters: 0 nothing, 1 chains without jumps to them, 2 all.
     pub netfilter_mode: Option<i64>,
 }
 
@@ -289,7 +235,6 @@ pub struct StartOptions {
 pub struct Reloaded {
     /// False where the daemon was started without a config file.
     pub reloaded: bool,
-    /// Why it failed.
     pub err: String,
 }
 
@@ -305,9 +250,8 @@ pub struct Warned {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct Pong {
-    /// Why nobody can be asked; empty where somebody answered.
+    /// Why no node was pinged; empty where one answered.
     pub err: String,
-    /// The address is this node's own.
     #[serde(rename = "IsLocalIP")]
     pub is_local_ip: bool,
 }

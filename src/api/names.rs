@@ -52,7 +52,7 @@ pub const ACCOUNT_FINGERPRINT: &str = "acme-account-fingerprint";
 pub const ACCOUNTS: &str = "tailscale-acme-accounts";
 /// The field of an account key where no Secret is shared: of the replica's own state Secret, as tailscaled names it.
 pub const ACCOUNT_KEY: &str = "acme-account.key.pem";
-/// Ours, annotation of a certificate's Secret: who is ordering another one, and what came of it ([`super::issuance::IssuanceNote`]).
+/// Ours, annotation of a certificate's Secret: who is ordering another one, and what came of it ([`super::issuance::OrderNote`]).
 pub const ISSUANCE: &str = "tailyard.io/acme-order-status";
 /// The finalizer of an Ingress that a group publishes.
 pub const INGRESS_FINALIZER: &str = "tailscale.com/ingress-pg-finalizer";
@@ -96,18 +96,14 @@ pub const AUTH_KEY_ID: &str = "tailyard.io/auth-key-id";
 pub const DEVICE: &str = "tailyard.io/device";
 
 /// The name of a replica: of its Pod and of its state Secret.
-#[must_use]
 pub fn replica(group: &str, ordinal: u32) -> String {
     format!("{group}-{ordinal}")
 }
 
-/// The name of a replica's config Secret.
-#[must_use]
 pub fn replica_config(group: &str, ordinal: u32) -> String {
     format!("{group}-{ordinal}{CONFIG_SECRET_SUFFIX}")
 }
 
-#[must_use]
 pub fn egress_config(group: &str) -> String {
     format!("{group}-egress-config")
 }
@@ -116,24 +112,20 @@ pub fn egress_config(group: &str) -> String {
 pub const ENDPOINTS: &str = "tailyard-endpoints";
 
 /// Ours: the name of the `RoleBinding` by which a group has that role in a namespace.
-#[must_use]
 pub fn endpoints(group: &str) -> String {
     format!("{ENDPOINTS}-{group}")
 }
 
 /// Ours: the name of the Secret of a group's ACME account keys, one field for each tailnet.
-#[must_use]
 pub fn account(group: &str) -> String {
     format!("{group}-acme-accounts")
 }
 
 /// Ours: the name of the Lease that says which replica of a group orders certificates.
-#[must_use]
 pub fn issuer(group: &str) -> String {
     format!("{group}-issuer")
 }
 
-#[must_use]
 pub fn ingress_config(group: &str) -> String {
     format!("{group}-ingress-config")
 }

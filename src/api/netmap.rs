@@ -8,7 +8,6 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The whole file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct File {
@@ -18,7 +17,6 @@ pub struct File {
     pub services: Vec<Node>,
 }
 
-/// A node or a service.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Node {

@@ -3,10 +3,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The path of the page.
 pub const PATH: &str = "/status";
 
-/// How a replica is at this moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ReplicaStatus {
@@ -30,7 +28,6 @@ pub struct ReplicaStatus {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PeerCounts {
-    /// From address to address.
     pub direct: u32,
     /// Through a relay (DERP, or a peer that relays).
     pub relayed: u32,

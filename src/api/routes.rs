@@ -35,22 +35,18 @@ pub struct Origin {
     pub name: String,
 }
 
-/// One site: names, ports and routes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Site {
     /// The names by which it is reached, and whose certificates are shown for each.
     pub hosts: BTreeMap<String, Host>,
-    /// What is served, by port.
     pub listeners: BTreeMap<u16, Listener>,
     /// The routes, in no order: the longest path wins, an exact one before a prefix.
     pub routes: Vec<Route>,
-    /// Reached from the internet too.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub funnel: bool,
 }
 
-/// How a name's certificate is had.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Host {
@@ -61,7 +57,6 @@ pub struct Host {
     pub issue: bool,
 }
 
-/// How a port is served.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Listener {
@@ -74,7 +69,6 @@ pub enum Listener {
     Redirect,
 }
 
-/// Where the requests of a path go.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Route {
@@ -103,7 +97,6 @@ pub struct Backend {
     pub protocol: BackendProtocol,
 }
 
-/// What a backend speaks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BackendProtocol {

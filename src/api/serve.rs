@@ -13,7 +13,6 @@ pub const KEY: &str = "serve-config.json";
 /// Ours: the key of a config that would not fit as it is, compressed with gzip; it stands instead of [`KEY`].
 pub const KEY_COMPRESSED: &str = "serve-config.json.gz";
 
-/// What a node serves.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct ServeConfig {
@@ -31,7 +30,6 @@ pub struct ServeConfig {
     pub allow_funnel: BTreeMap<String, bool>,
 }
 
-/// What a node serves of one Tailscale Service.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct ServiceConfig {
@@ -45,7 +43,6 @@ pub struct ServiceConfig {
     pub tun: bool,
 }
 
-/// How a port is served.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct TcpHandler {
@@ -66,7 +63,6 @@ pub struct TcpHandler {
     pub proxy_protocol: u8,
 }
 
-/// A site.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct WebServer {

@@ -21,14 +21,13 @@ pub const HTTPS_ENDPOINT: &str = "https_endpoint";
 pub const NO_HTTPS: &str = "no-https";
 /// The auth key that failed; asks the operator for another one.
 pub const REISSUE_AUTHKEY: &str = "reissue_authkey";
-/// Ours, additive: JSON list of the tailnet addresses of peers that spoke with this replica of late. Its successor, which peers do not
-/// know yet, opens ways to them before anything leads to it.
-pub const SPOKEN_WITH: &str = "tailyard-recent-peers";
-/// Ours, additive: since when peers heard nothing of this replica outside the tunnel, as it leaves (RFC 3339). Its successor, which is
-/// elsewhere, asks them for handshakes only when they do not trust the old place any more.
-pub const SILENT_SINCE: &str = "tailyard-disco-muted-since";
-/// Ours, additive: JSON object of the sites that are to be reached from the internet and are not, why in a sentence by the Tailscale
-/// Service's name. Absent while there are none; it outlives the container that wrote it, until another one knows better.
+/// Ours, additive: JSON list of the tailnet addresses of peers with a recent handshake. The next Pod contacts them before it is ready.
+pub const RECENT_PEERS: &str = "tailyard-recent-peers";
+/// Ours, additive: since when a draining replica mutes its disco packets (RFC 3339). The next Pod asks peers for handshakes only when
+/// they no longer trust the old endpoint.
+pub const DISCO_MUTED_SINCE: &str = "tailyard-disco-muted-since";
+/// Ours, additive: JSON object of why a Funnel host is unreachable, by the Tailscale Service's name. Absent while there are none; it
+/// outlives the container that wrote it.
 pub const FUNNEL_ERRORS: &str = "tailyard-funnel-errors.json";
 /// An auth key that a user put there.
 pub const AUTHKEY: &str = "authkey";

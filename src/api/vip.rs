@@ -19,7 +19,6 @@ pub const ANY_PORT: &str = "do-not-validate";
 /// The comment of a service that we make.
 pub const COMMENT: &str = "Kept by Tailyard for objects of Kubernetes clusters: changes made here are undone.";
 
-/// A Tailscale Service.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct VipService {
@@ -31,7 +30,6 @@ pub struct VipService {
     /// What the admin console shows.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub comment: String,
-    /// Whatever its owners note.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
     /// `tcp:` and a number, or [`ANY_PORT`].
@@ -45,7 +43,6 @@ pub struct VipService {
     pub rest: Map<String, Value>,
 }
 
-/// A list of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct VipServices {
@@ -53,7 +50,6 @@ pub struct VipServices {
     pub vip_services: Vec<VipService>,
 }
 
-/// Who owns a Tailscale Service.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Owners {

@@ -7,11 +7,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
-fn nullable<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(from: D) -> Result<T, D::Error> {
-    Option::<T>::deserialize(from).map(Option::unwrap_or_default)
-}
+use super::localapi::nullable;
 
-/// The answer.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct WhoIs {
@@ -25,7 +22,6 @@ pub struct WhoIs {
     pub cap_map: BTreeMap<String, Vec<Value>>,
 }
 
-/// A node, as far as it matters here.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct WhoIsNode {
@@ -34,7 +30,6 @@ pub struct WhoIsNode {
     pub tags: Vec<String>,
 }
 
-/// A person.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct UserProfile {

@@ -16,7 +16,6 @@ const PROBE: Duration = Duration::from_millis(50);
 /// How long a broken flow waits before it is opened again.
 const REOPEN: Duration = Duration::from_millis(20);
 
-/// A long-lived flow to keep.
 #[derive(Debug, Clone, Copy)]
 pub struct HeldFlow {
     pub service: u16,
@@ -27,7 +26,6 @@ pub struct HeldFlow {
 }
 
 /// The flows of the demo: on a service that is never changed and on one that often is, over each replica, family and protocol.
-#[must_use]
 pub fn flows(services: u16) -> Vec<HeldFlow> {
     let changed = if services > 2 { 2 } else { 0 };
     let of = |service: u16, twist: u8| {

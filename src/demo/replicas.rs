@@ -31,17 +31,14 @@ pub enum DemoTailnet {
     Daemon(PathBuf),
 }
 
-/// How the replicas' processes are started.
 #[derive(Debug, Clone)]
 pub struct Launch {
-    /// The `tailyard` executable.
     pub executable: PathBuf,
-    /// What `--backend` is given.
+    /// What `--firewall-mode` is given.
     pub backend: String,
     /// Where netmaps, state and logs are kept.
     pub directory: PathBuf,
     pub tailnet: DemoTailnet,
-    /// The mounted egress config.
     pub egress: PathBuf,
     /// How long a leaving replica waits for its flows to end.
     pub grace: Duration,
@@ -49,15 +46,12 @@ pub struct Launch {
     pub api: Option<SocketAddr>,
 }
 
-/// A replica's process could not be started or told to end.
 #[derive(Debug, thiserror::Error)]
 pub enum FleetError {
-    /// Its files could not be written.
     #[error("cannot write {path}: {source}", path = path.display())]
     Write { path: PathBuf, source: io::Error },
     #[error("cannot start a proxy: {0}")]
     Start(#[source] io::Error),
-    /// Its namespace could not be entered.
     #[error(transparent)]
     Namespace(#[from] NetnsError),
     #[error("cannot wait for a proxy: {0}")]
@@ -66,13 +60,10 @@ pub enum FleetError {
 
 impl Launch {
     /// What a replica is called, its state Secret too.
-    #[must_use]
     pub fn name(number: usize) -> String {
         format!("replica-{number}")
     }
 
-    /// Where a replica has files of its own.
-    #[must_use]
     pub fn own(&self, number: usize) -> PathBuf {
         self.directory.join(Self::name(number))
     }
@@ -140,24 +131,19 @@ impl ReplicaProcess {
         command
     }
 
-    /// Where it answers for its readiness.
-    #[must_use]
     pub fn admin(&self) -> SocketAddr {
         SocketAddr::new(self.addresses[0], ADMIN_PORT)
     }
 
-    #[must_use]
     pub fn log(&self) -> &Path {
         &self.log
     }
 
     /// The number of its process, while it is there.
-    #[must_use]
     pub fn pid(&self) -> Option<u32> {
         self.child.as_ref().map(Child::id)
     }
 
-    /// Sends its process a signal, if it is there.
     pub fn signal(&self, signal: Signal) {
         if let Some(child) = &self.child {
             // It may have ended by itself; whoever waits for it will see.

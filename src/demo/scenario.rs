@@ -21,13 +21,10 @@ const LAST_RESETS: Duration = Duration::from_secs(2);
 /// How long attempts on a service may take to end before it is removed: longer than any of them lasts.
 const EMPTYING: Duration = Duration::from_secs(12);
 
-/// The script could not go on.
 #[derive(Debug, thiserror::Error)]
 pub enum ScriptError {
-    /// The config could not be put into place.
     #[error("cannot write the egress config: {0}")]
     Config(#[source] io::Error),
-    /// A replica's process.
     #[error(transparent)]
     Fleet(#[from] FleetError),
 }
@@ -36,7 +33,6 @@ pub enum ScriptError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FaultInjection {
     Kill(usize),
-    /// It is started again.
     Revive(usize),
     /// It is asked to leave; when it has, it is started again.
     Leave(usize),
@@ -57,12 +53,9 @@ const ROUND: [ScenarioStep; 8] = [
     ScenarioStep::All,
 ];
 
-/// A change of the config.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScenarioStep {
-    /// Some service leads to another target.
     Retarget,
-    /// A service comes.
     Add,
     /// The oldest of those that came goes.
     Remove,
@@ -70,12 +63,10 @@ pub enum ScenarioStep {
     All,
 }
 
-/// Everything that the script moves.
 #[derive(Debug)]
 pub struct Script<'t> {
     pub topology: &'t Topology,
     pub board: SharedScoreboard,
-    /// The mounted config.
     pub volume: Volume,
     pub replicas: Vec<ReplicaProcess>,
     pub launch: Launch,
@@ -83,7 +74,6 @@ pub struct Script<'t> {
     pub lasting: u16,
     /// The number of the next new service.
     pub next: u16,
-    /// What chance decides.
     pub dice: fastrand::Rng,
 }
 
@@ -126,8 +116,6 @@ impl Script<'_> {
         look(&self.board).latest = format!("{what}, in force after {:.1} ms", took.as_secs_f64() * 1e3);
     }
 
-    /// The time since the start.
-    #[must_use]
     pub fn now(&self) -> Duration {
         look(&self.board).now()
     }
@@ -165,7 +153,6 @@ impl Script<'_> {
     }
 
     /// Whether the others can do without the replica, and it is there to be told.
-    #[must_use]
     pub fn can(&self, blow: FaultInjection) -> bool {
         match blow {
             FaultInjection::Kill(number) => look(&self.board).can_spare(number),
@@ -282,7 +269,7 @@ impl Script<'_> {
         let Some(number) = look(&self.board).rows.keys().copied().find(|number| *number >= self.lasting) else { return Ok(()) };
         self.empty(number).await;
         look(&self.board).write_removal(number);
-        let written = self.put_without(number)?;
+        let written = self.put_without(Some(number))?;
         let took = seen_in_force(&self.board, &[number], Some(ScoreboardChange::Remove), written).await;
         self.did(&format!("{} removed", DemoService { number, target: 0 }.name()), took);
         look(&self.board).rows.remove(&number);
@@ -317,21 +304,16 @@ impl Script<'_> {
         u16::try_from(self.topology.targets.len()).unwrap_or(u16::MAX).max(1)
     }
 
-    /// Puts the config of the board's services into place; says when.
+    /// Puts the config of the board's services into place; returns the time at which it was.
     pub fn put(&mut self) -> Result<Duration, ScriptError> {
-        let services: Vec<DemoService> = look(&self.board).rows.values().map(|row| row.service).collect();
-        self.put_these(services)
+        self.put_without(None)
     }
 
-    fn put_without(&mut self, number: u16) -> Result<Duration, ScriptError> {
-        let mut services: Vec<DemoService> = look(&self.board).rows.values().map(|row| row.service).collect();
-        services.retain(|service| service.number != number);
-        self.put_these(services)
-    }
-
-    fn put_these(&mut self, services: Vec<DemoService>) -> Result<Duration, ScriptError> {
-        let stands = self.volume.write(self.topology, services).map_err(ScriptError::Config)?;
-        Ok(stands.saturating_duration_since(look(&self.board).start))
+    fn put_without(&mut self, removed: Option<u16>) -> Result<Duration, ScriptError> {
+        let all = look(&self.board).rows.values().map(|row| row.service).collect::<Vec<_>>();
+        let services = all.into_iter().filter(|service| Some(service.number) != removed);
+        let at = self.volume.write(self.topology, services).map_err(ScriptError::Config)?;
+        Ok(at.saturating_duration_since(look(&self.board).start))
     }
 }
 

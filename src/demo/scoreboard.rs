@@ -24,7 +24,6 @@ const READY_COVERS: Duration = Duration::from_secs(2);
 /// How many events the screen can look back on.
 const EVENTS: usize = 64;
 
-/// One service as shown.
 #[derive(Debug, Clone)]
 pub struct ServiceRow {
     pub service: DemoService,
@@ -37,19 +36,15 @@ pub struct ServiceRow {
     pub last_swap: Option<Duration>,
 }
 
-/// Where a replica is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReplicaPhase {
-    /// Its process runs.
     Running,
     Killed,
-    /// Its process was told to leave.
     Leaving,
     /// Its process was started again and has not been ready since.
     Restarting,
 }
 
-/// One replica as shown.
 #[derive(Debug, Clone)]
 pub struct ReplicaRow {
     /// The Pod's addresses, IPv4 first.
@@ -67,16 +62,13 @@ pub struct ReplicaRow {
 
 impl ReplicaRow {
     /// Whether it is in rotation, and neither on its way out nor on its way back.
-    #[must_use]
     pub fn serves(&self) -> bool {
         self.ready && self.life == ReplicaPhase::Running
     }
 }
 
-/// What came of the long-lived flows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 pub struct FlowCounts {
-    /// Those that stand now.
     pub open: u32,
     pub answered: u64,
     /// Datagrams lost; a UDP flow survives some.
@@ -87,18 +79,14 @@ pub struct FlowCounts {
     pub wrong_target: u64,
 }
 
-/// The kinds of changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ScoreboardChange {
-    /// A service leads to another target.
     Retarget,
     Add,
-    /// A service goes.
     Remove,
 }
 
-/// Everything.
 #[derive(Debug)]
 pub struct Scoreboard {
     /// The origin of every time.
@@ -115,7 +103,6 @@ pub struct Scoreboard {
     pub flows: FlowCounts,
     /// How long each change took on each replica, from the file's swap to the last family's first answer.
     pub swaps: Vec<(ScoreboardChange, Duration)>,
-    /// The last change of the config, in words.
     pub latest: String,
     /// How long UDP flows went on to the target of before, each time that they were seen to.
     pub followed: Vec<Duration>,
@@ -125,7 +112,6 @@ pub struct Scoreboard {
     pub faults: Vec<String>,
 }
 
-/// The board, shared.
 pub type SharedScoreboard = Arc<Mutex<Scoreboard>>;
 
 /// Looks at the board or writes on it; a panic elsewhere does not make it unreadable.
@@ -135,7 +121,6 @@ pub fn look(board: &SharedScoreboard) -> MutexGuard<'_, Scoreboard> {
 
 impl Scoreboard {
     /// A board with these services, all of them known to lead where they should on every replica.
-    #[must_use]
     pub fn new(start: Instant, topology: &Topology, services: impl IntoIterator<Item = DemoService>) -> Self {
         let member =
             |pod| ReplicaRow { pod, ready: true, life: ReplicaPhase::Running, connections: 0, windows: Vec::new(), back: Duration::ZERO };
@@ -163,13 +148,10 @@ impl Scoreboard {
         board
     }
 
-    /// The time since the start.
-    #[must_use]
     pub fn now(&self) -> Duration {
         self.start.elapsed()
     }
 
-    /// Says what happens.
     pub fn add_event(&mut self, event: String) {
         self.events.push_back((self.now(), event));
         if self.events.len() > EVENTS {
@@ -177,7 +159,6 @@ impl Scoreboard {
         }
     }
 
-    /// A service by every replica.
     pub fn lanes(&self, service: u16) -> impl Iterator<Item = Lane> + use<> {
         (0..u8::try_from(self.members.len()).unwrap_or(u8::MAX)).map(move |replica| Lane { service: service.into(), replica })
     }
@@ -193,7 +174,6 @@ impl Scoreboard {
     }
 
     /// Who is to answer for a service, as names lead now.
-    #[must_use]
     pub fn identity(&self, service: DemoService) -> TargetIdentity {
         let own = service.identity();
         let named = self.names.get(usize::from(service.target)).filter(|_| service.by_name());
@@ -226,7 +206,6 @@ impl Scoreboard {
     }
 
     /// Where a lane is reached.
-    #[must_use]
     pub fn attempt(&self, lane: Lane, family: Family, proto: Proto) -> Option<Attempt> {
         let row = self.rows.get(&u16::try_from(lane.service).ok()?)?;
         let member = self.members.get(usize::from(lane.replica))?;
@@ -234,7 +213,6 @@ impl Scoreboard {
     }
 
     /// Whether a replica may be taken away: every other one is ready and has everything in force. A cluster sees to that, too.
-    #[must_use]
     pub fn can_spare(&self, replica: usize) -> bool {
         let mut others = (0_u8..).zip(&self.members).filter(|(number, _)| usize::from(*number) != replica);
         let settled = |replica| self.rows.keys().all(|service| self.ledger.is_settled(Lane { service: (*service).into(), replica }));
@@ -272,7 +250,6 @@ impl Scoreboard {
     }
 
     /// The report, with an answer that was not right turned into a failure.
-    #[must_use]
     pub fn judged(&self, report: &AttemptReport) -> AttemptReport {
         let right =
             |answer: &TargetIdentity| self.ledger.judge(report.attempt.lane, report.began, report.ended, *answer) == AnswerVerdict::Right;
@@ -282,7 +259,6 @@ impl Scoreboard {
 
     /// What is wrong with a UDP flow's answer, if anything is. A replica that was killed between a change and the end of its flows ends
     /// them when it is back.
-    #[must_use]
     pub fn wrong_for_flow(&self, lane: Lane, began: Duration, ended: Duration, by: TargetIdentity) -> Option<String> {
         match self.ledger.judge(lane, began, ended, by) {
             AnswerVerdict::Stale { by: lag } if lag.min(self.back_for(lane, ended)) > FOLLOWS => {
@@ -300,7 +276,6 @@ impl Scoreboard {
     }
 
     /// How far a UDP flow's answer is behind a change that was seen in force; nothing if it is not.
-    #[must_use]
     pub fn behind(&self, lane: Lane, began: Duration, ended: Duration, by: TargetIdentity) -> Option<Duration> {
         match self.ledger.judge(lane, began, ended, by) {
             AnswerVerdict::Stale { by: lag } => Some(lag),

@@ -8,26 +8,22 @@ use std::time::Duration;
 use super::scoreboard::{ReplicaPhase, ReplicaRow, Scoreboard, ServiceRow};
 use super::services::target_letter;
 use super::summary::failures_in_words;
-use crate::load::frame::{BOLD, DIM, Frame, GREEN, PLAIN, RED, YELLOW};
+use crate::load::frame::{BOLD, DIM, Frame, GREEN, PLAIN, RED, YELLOW, count};
 use crate::model::diagnostics::load::Percentiles;
 
 /// How many services are listed: the first, and of those beyond the newest.
 const FIRST: usize = 6;
 const NEWEST: usize = 2;
 /// How many events are listed.
-const TOLD: usize = 3;
+const SHOWN_EVENTS: usize = 3;
 
-/// What is constant of a demo.
 #[derive(Debug, Clone)]
 pub struct Title {
     pub backend: String,
-    /// New connections each second.
     pub rate: u32,
-    /// How long the load lasts.
     pub lasts: Duration,
 }
 
-/// Draws frames.
 #[derive(Debug)]
 pub struct Screen<W> {
     out: W,
@@ -43,7 +39,6 @@ impl<W: Write> Screen<W> {
     }
 
     /// How often there is something new to see.
-    #[must_use]
     pub fn every(&self) -> Duration {
         if self.terminal { Duration::from_millis(100) } else { Duration::from_secs(1) }
     }
@@ -103,7 +98,7 @@ fn frame(board: &Scoreboard, title: &Title) -> Vec<String> {
     lines.extend(counts(board));
     lines.push(format!("  latest change     {}", board.latest));
     lines.push(String::new());
-    for (at, event) in board.events.iter().skip(board.events.len().saturating_sub(TOLD)) {
+    for (at, event) in board.events.iter().skip(board.events.len().saturating_sub(SHOWN_EVENTS)) {
         lines.push(format!("{DIM}{:>7.1} s{PLAIN}  {event}", at.as_secs_f64()));
     }
     lines
@@ -147,7 +142,6 @@ fn replica(number: usize, member: &ReplicaRow) -> String {
 
 fn counts(board: &Scoreboard) -> [String; 4] {
     let (tally, flows) = (&board.tally, board.flows);
-    let count = |n: u64, text: &str| format!("{}{n} {text}{PLAIN}", if n == 0 { GREEN } else { RED });
     let failed = tally.failed().values().sum();
     let kinds = if failed == 0 { String::new() } else { format!("  ({})", failures_in_words(tally.failed())) };
     let excused: u64 = tally.excused().values().sum();

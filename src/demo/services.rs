@@ -26,31 +26,24 @@ pub const MAX_SERVICES: u16 = 20_000;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DemoService {
     pub number: u16,
-    /// The number of the target that it leads to.
     pub target: u16,
 }
 
 impl DemoService {
-    /// What the operator would call it.
-    #[must_use]
     pub fn name(self) -> String {
         format!("demo-svc-{}", self.number)
     }
 
     /// The port of the proxies that leads to it, TCP and UDP.
-    #[must_use]
     pub fn match_port(self) -> u16 {
         FIRST_MATCH_PORT + self.number % MAX_SERVICES
     }
 
-    /// Who is to answer.
-    #[must_use]
     pub fn identity(self) -> TargetIdentity {
         TargetIdentity { target: self.target, port: FIRST_TARGET_PORT + self.number % TARGET_PORTS }
     }
 
     /// How its target is named: by name (both families), by IPv4 address or by IPv6 address.
-    #[must_use]
     pub fn families(self) -> &'static [Family] {
         match self.number % 4 {
             1 => &[Family::V4],
@@ -60,7 +53,6 @@ impl DemoService {
     }
 
     /// Whether its target is named: what the tailnet says that the name leads to is then where it leads.
-    #[must_use]
     pub fn by_name(self) -> bool {
         self.families() == Family::ALL
     }
@@ -82,7 +74,6 @@ impl DemoService {
 }
 
 /// The address of a family among a site's two.
-#[must_use]
 pub fn of_family(addresses: [IpAddr; 2], family: Family) -> IpAddr {
     let [v4, v6] = addresses;
     match family {
@@ -91,14 +82,10 @@ pub fn of_family(addresses: [IpAddr; 2], family: Family) -> IpAddr {
     }
 }
 
-/// The letter that a target is shown as.
-#[must_use]
 pub fn target_letter(target: u16) -> char {
     u8::try_from(target).ok().and_then(|n| b'a'.checked_add(n)).map_or('?', char::from)
 }
 
-/// The name of a target in the tailnet.
-#[must_use]
 pub fn target_name(target: u16) -> String {
     format!("{}.demo.ts.net", target_letter(target))
 }
@@ -120,8 +107,6 @@ impl Volume {
         Ok(volume)
     }
 
-    /// The directory.
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.directory
     }
@@ -130,11 +115,6 @@ impl Volume {
     pub fn write(&mut self, topology: &Topology, services: impl IntoIterator<Item = DemoService>) -> io::Result<Instant> {
         let entries: BTreeMap<_, _> = services.into_iter().map(|service| (service.name(), service.entry(topology))).collect();
         self.write_bytes(&serde_json::to_vec(&entries)?)
-    }
-
-    /// Puts something into place that is no config.
-    pub fn spoil(&mut self) -> io::Result<()> {
-        self.write_bytes(b"{\"half a con").map(drop)
     }
 
     /// Puts a config into place: a new directory beside the old one, then one rename of the link `..data`, then the old one goes.

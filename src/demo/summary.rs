@@ -15,11 +15,10 @@ use crate::model::diagnostics::load::{AttemptFailure, FailedAttempt, Percentiles
 pub struct DemoSummary {
     /// Nothing was lost, nothing went to a wrong target, nothing else went wrong.
     pub ok: bool,
-    /// What `--backend` was given.
+    /// What `--firewall-mode` was given.
     pub backend: String,
     /// How many services there were at the start.
     pub services: u16,
-    /// How long the load lasted.
     pub seconds: f64,
     /// New connections and UDP flows offered each second.
     pub rate: u32,
@@ -38,7 +37,6 @@ pub struct DemoSummary {
     pub failures: Vec<FailedAttempt>,
 }
 
-/// New connections and UDP flows.
 #[derive(Debug, Clone, Serialize)]
 pub struct Connections {
     pub offered: u64,
@@ -60,7 +58,6 @@ pub struct Connections {
 
 impl DemoSummary {
     /// Draws the balance of a board.
-    #[must_use]
     pub fn of(board: &Scoreboard, backend: &str, services: u16, rate: u32, lasted: Duration) -> Self {
         let tally = &board.tally;
         let failed: u64 = tally.failed().values().sum();
@@ -102,7 +99,6 @@ impl DemoSummary {
 }
 
 /// Failures by kind in a few words; `none` if there are none.
-#[must_use]
 pub fn failures_in_words(failures: &BTreeMap<AttemptFailure, u64>) -> String {
     let words: Vec<String> = failures.iter().map(|(failure, count)| format!("{count} {failure}")).collect();
     if words.is_empty() { "none".to_owned() } else { words.join(", ") }

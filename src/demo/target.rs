@@ -22,13 +22,10 @@ pub struct DemoTarget {
     thread: Option<JoinHandle<Result<io::Result<()>, NetnsError>>>,
 }
 
-/// The target could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum TargetError {
-    /// A port could not be bound.
     #[error("cannot serve on the target's ports: {0}")]
     Bind(#[source] io::Error),
-    /// The namespace could not be entered.
     #[error(transparent)]
     Namespace(#[from] NetnsError),
 }

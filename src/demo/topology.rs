@@ -20,17 +20,15 @@ use crate::model::base::net::InterfaceName;
 
 /// The numbers of the first replica and of the first target in the tailnet.
 pub const FIRST_REPLICA: u8 = 1;
-/// See [`FIRST_REPLICA`].
 pub const FIRST_TARGET: u8 = 101;
 /// What tailscaled gives its device.
 const TAILNET_MTU: u32 = 1280;
+const POD_MTU: u32 = 1500;
 
-/// The namespaces could not be made or connected.
 #[derive(Debug, thiserror::Error)]
 pub enum TopologyError {
     #[error(transparent)]
     Namespace(#[from] NetnsError),
-    /// No link, address or route.
     #[error(transparent)]
     Link(#[from] LinkError),
     #[error("cannot set forwarding in a namespace: {0}")]
@@ -51,7 +49,6 @@ pub struct DemoSite {
 /// All of it. It vanishes with this value, once no process lives in it.
 #[derive(Debug)]
 pub struct Topology {
-    /// Where the load comes from.
     pub client: Namespace,
     pub replicas: Vec<DemoSite>,
     pub targets: Vec<DemoSite>,
@@ -62,8 +59,8 @@ impl Topology {
     /// Makes a client, so many replicas and so many targets, all links up and addressed.
     pub fn make(replicas: u8, targets: u8) -> Result<Self, TopologyError> {
         let mut made = Self { client: Namespace::make()?, tailnet: Namespace::make()?, replicas: Vec::new(), targets: Vec::new() };
-        switch(&made.client, "pods", None)?;
-        switch(&made.tailnet, "tailnet", Some(TAILNET_MTU))?;
+        switch(&made.client, "pods", POD_MTU)?;
+        switch(&made.tailnet, "tailnet", TAILNET_MTU)?;
         give(&made.client, "pods", pod_nets(1))?;
         for number in 0..replicas {
             let site = DemoSite {
@@ -71,15 +68,15 @@ impl Topology {
                 tailnet: addresses(tailnet_nets(FIRST_REPLICA + number)),
                 pod: Some(addresses(pod_nets(10 + number))),
             };
-            connect(&made.client, "pods", &site.namespace, "eth0", number, None)?;
-            connect(&made.tailnet, "tailnet", &site.namespace, "ts0", number, Some(TAILNET_MTU))?;
+            connect(&made.client, "pods", &site.namespace, "eth0", number, POD_MTU)?;
+            connect(&made.tailnet, "tailnet", &site.namespace, "ts0", number, TAILNET_MTU)?;
             give(&site.namespace, "eth0", pod_nets(10 + number))?;
             give(&site.namespace, "ts0", tailnet_nets(FIRST_REPLICA + number))?;
             made.replicas.push(site);
         }
         for number in 0..targets {
             let site = DemoSite { namespace: Namespace::make()?, tailnet: addresses(tailnet_nets(FIRST_TARGET + number)), pod: None };
-            connect(&made.tailnet, "tailnet", &site.namespace, "ts0", 100 + number, Some(TAILNET_MTU))?;
+            connect(&made.tailnet, "tailnet", &site.namespace, "ts0", 100 + number, TAILNET_MTU)?;
             give(&site.namespace, "ts0", tailnet_nets(FIRST_TARGET + number))?;
             made.targets.push(site);
         }
@@ -87,7 +84,7 @@ impl Topology {
     }
 }
 
-/// Makes a replica a plain router between client and targets, without a proxy: what a proxy is compared to.
+/// Makes a replica a plain router between client and targets, without a proxy: the baseline of comparisons.
 pub fn forward_plainly(topology: &Topology, replica: usize) -> Result<(), TopologyError> {
     let Some((site, pod)) = topology.replicas.get(replica).and_then(|site| Some((site, site.pod?))) else { return Ok(()) };
     let forward = || {
@@ -95,8 +92,8 @@ pub fn forward_plainly(topology: &Topology, replica: usize) -> Result<(), Topolo
         std::fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1")
     };
     site.namespace.run(forward)?.map_err(TopologyError::Forwarding)?;
-    let ways = tailnet_nets(0).into_iter().zip(pod_nets(0)).zip(pod.into_iter().zip(site.tailnet));
-    for ((tailnet, pods), (from_pods, from_tailnet)) in ways {
+    let routes = tailnet_nets(0).into_iter().zip(pod_nets(0)).zip(pod.into_iter().zip(site.tailnet));
+    for ((tailnet, pods), (from_pods, from_tailnet)) in routes {
         route(&topology.client, tailnet.trunc(), from_pods)?;
         for target in &topology.targets {
             route(&target.namespace, pods.trunc(), from_tailnet)?;
@@ -105,19 +102,17 @@ pub fn forward_plainly(topology: &Topology, replica: usize) -> Result<(), Topolo
     Ok(())
 }
 
-/// Leads a namespace's traffic to a destination over a gateway.
+/// Routes a namespace's traffic to a destination over a gateway.
 pub fn route(namespace: &Namespace, destination: IpNet, gateway: IpAddr) -> Result<(), TopologyError> {
     Ok(namespace.block_on(|| build(async move |b| b.route(destination, gateway).await))??)
 }
 
 /// The Pod network's addresses of a number, with their prefix lengths.
-#[must_use]
 pub fn pod_nets(number: u8) -> [IpNet; 2] {
     [net(Ipv4Addr::new(10, 77, 0, number).into(), 24), net(Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, number.into()).into(), 64)]
 }
 
 /// The tailnet's addresses of a number, with their prefix lengths.
-#[must_use]
 pub fn tailnet_nets(number: u8) -> [IpNet; 2] {
     let v6 = Ipv6Addr::new(0xfd7a, 0x115c, 0xa1e0, 0, 0, 0, 0, number.into());
     [net(Ipv4Addr::new(100, 64, 0, number).into(), 10), net(v6.into(), 48)]
@@ -133,15 +128,13 @@ fn addresses(nets: [IpNet; 2]) -> [IpAddr; 2] {
 }
 
 /// A bridge, and the namespace's loopback up.
-fn switch(namespace: &Namespace, bridge: &str, mtu: Option<u32>) -> Result<(), TopologyError> {
+fn switch(namespace: &Namespace, bridge: &str, mtu: u32) -> Result<(), TopologyError> {
     let (bridge, lo): (InterfaceName, InterfaceName) = (bridge.parse()?, "lo".parse()?);
     let made = namespace.block_on(|| {
         build(async move |b| {
             b.up(&lo).await?;
             b.bridge(&bridge).await?;
-            if let Some(mtu) = mtu {
-                b.mtu(&bridge, mtu).await?;
-            }
+            b.mtu(&bridge, mtu).await?;
             b.up(&bridge).await
         })
     });
@@ -149,15 +142,13 @@ fn switch(namespace: &Namespace, bridge: &str, mtu: Option<u32>) -> Result<(), T
 }
 
 /// A pair of links between a port of the switch's bridge and `far` in the site's namespace, both up.
-fn connect(switch: &Namespace, bridge: &str, site: &Namespace, far: &str, number: u8, mtu: Option<u32>) -> Result<(), TopologyError> {
+fn connect(switch: &Namespace, bridge: &str, site: &Namespace, far: &str, number: u8, mtu: u32) -> Result<(), TopologyError> {
     let (bridge, far): (InterfaceName, InterfaceName) = (bridge.parse()?, far.parse()?);
     let (port, lo): (InterfaceName, InterfaceName) = (format!("port{number}").parse()?, "lo".parse()?);
     let near = switch.block_on(|| {
         build(async |b| {
             b.veth(&port, &far, site).await?;
-            if let Some(mtu) = mtu {
-                b.mtu(&port, mtu).await?;
-            }
+            b.mtu(&port, mtu).await?;
             b.attach(&port, &bridge).await?;
             b.up(&port).await
         })
@@ -165,9 +156,7 @@ fn connect(switch: &Namespace, bridge: &str, site: &Namespace, far: &str, number
     near??;
     let there = site.block_on(|| {
         build(async |b| {
-            if let Some(mtu) = mtu {
-                b.mtu(&far, mtu).await?;
-            }
+            b.mtu(&far, mtu).await?;
             b.up(&lo).await?;
             b.up(&far).await
         })

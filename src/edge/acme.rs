@@ -35,7 +35,6 @@ const NONCES: u8 = 8;
 
 /// Sets the TXT record of this name to this value.
 pub type SetTxt<'a> = &'a (dyn Fn(String, String) -> Pin<Box<dyn Future<Output = Result<(), RecordFailure>> + Send>> + Send + Sync);
-/// Why a record could not be set.
 pub type RecordFailure = Box<dyn std::error::Error + Send + Sync>;
 
 tokio::task_local! {
@@ -55,12 +54,6 @@ pub struct AcmeServer {
 pub struct Acme {
     account: Account,
     key: Arc<AccountKey>,
-}
-
-impl std::fmt::Debug for Acme {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Acme").field("account", &self.account.id()).finish_non_exhaustive()
-    }
 }
 
 /// Makes a call again while the server says that its nonce is old.
@@ -91,7 +84,6 @@ impl Acme {
         Ok(Self { account, key: Arc::new(key) })
     }
 
-    #[must_use]
     pub fn key(&self) -> &AccountKey {
         &self.key
     }

@@ -8,9 +8,9 @@ mod reattach;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::{OpenOptionsExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -27,6 +27,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
 use tracing::{debug, info};
 
+use crate::edge::files::replace_with_mode;
 use crate::model::tailnet::supervise::Secret;
 use crate::model::tailnet::supervise::conffile::{self, ConfFault};
 
@@ -60,40 +61,26 @@ enum Handle {
     Left(JoinHandle<io::Result<()>>),
 }
 
-/// Something about the daemon's process or files failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
-    /// The program could not be started.
     #[error("cannot start {}: {source}", program.display())]
     Spawn { program: PathBuf, source: io::Error },
     #[error("cannot wait for tailscaled: {0}")]
     Wait(#[source] io::Error),
-    /// A signal could not be sent.
     #[error("cannot send {signal} to tailscaled: {source}")]
     Signal { signal: Signal, source: Errno },
-    /// `/dev/net/tun` is not there and cannot be made.
     #[error("cannot make {}: {source}; give the Pod the device, or CAP_MKNOD, or set TS_USERSPACE=true", path.display())]
     Tun { path: PathBuf, source: io::Error },
-    /// The `tailscale` command failed.
     #[error("{} {what} failed: {text}", program.display())]
-    Command {
-        program: PathBuf,
-        /// What it was asked for.
-        what: &'static str,
-        /// Its words, or why it could not be asked.
-        text: String,
-    },
-    /// A file could not be read or written.
+    Command { program: PathBuf, what: &'static str, text: String },
     #[error("{}: {source}", path.display())]
     File { path: PathBuf, source: io::Error },
-    /// No config file is usable.
     #[error(transparent)]
     Config(#[from] ConfFault),
 }
 
 impl DaemonError {
     /// A closed set of words for metric labels.
-    #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Spawn { .. } => "Spawn",
@@ -131,8 +118,6 @@ impl RunningDaemon {
         Ok(Self { handle: Handle::Own(child), group, ended: None, _alive: alive, logs: logs(stdout, stderr) })
     }
 
-    /// The process id.
-    #[must_use]
     pub fn pid(&self) -> i32 {
         self.group.as_raw()
     }
@@ -266,14 +251,11 @@ pub fn fill<'a>(dir: &Path, files: impl Iterator<Item = (&'a str, &'a [u8])>) ->
 /// Writes a copy of a config, readable by this user alone, whole or not at all.
 pub fn stage(path: &Path, bytes: &[u8]) -> Result<(), DaemonError> {
     let fail = |source| DaemonError::File { path: path.to_owned(), source };
-    let fresh = path.with_extension("new");
     if let Some(parent) = path.parent() {
         // The daemon makes its own directory when it starts, which is after this.
         fs::create_dir_all(parent).map_err(fail)?;
     }
-    let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&fresh).map_err(fail)?;
-    file.write_all(bytes).map_err(fail)?;
-    fs::rename(&fresh, path).map_err(fail)
+    replace_with_mode(path, bytes, 0o600).map_err(fail)
 }
 
 /// Makes the socket reachable where the `tailscale` command looks for it by itself.
@@ -304,7 +286,6 @@ fn logs(stdout: pipe::Receiver, stderr: pipe::Receiver) -> JoinSet<()> {
     [("stdout", stdout), ("stderr", stderr)].into_iter().map(|(stream, reader)| pump(stream, reader)).collect()
 }
 
-/// Sends every line to the log.
 async fn pump(stream: &'static str, reader: pipe::Receiver) {
     let mut reader = BufReader::new(reader);
     let mut line = Vec::new();

@@ -25,10 +25,8 @@ use crate::model::tailnet::resolve::{CEILING, FamilyRecords, LookupFailure, Look
 /// The longest that one lookup takes, whatever the file says about timeouts and attempts.
 pub const DEADLINE: Duration = Duration::from_secs(15);
 
-/// No servers can be asked.
 #[derive(Debug, thiserror::Error)]
 pub enum DnsError {
-    /// The file cannot be read.
     #[error("cannot read {path}, which names the DNS servers: {source}")]
     Read { path: PathBuf, source: io::Error },
     /// The file does not name a server, or names one that is not an address.
@@ -38,7 +36,6 @@ pub enum DnsError {
 
 impl DnsError {
     /// A closed set of words for metric labels.
-    #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Read { .. } => "ResolvConfUnreadable",
@@ -48,30 +45,25 @@ impl DnsError {
 }
 
 /// The servers of a `resolv.conf`, read again when the file changes.
-#[derive(Debug)]
 pub struct Dns {
     path: PathBuf,
     loaded: Option<(Vec<u8>, Arc<Client>)>,
 }
 
-/// Where the servers of a Pod are named.
 pub const RESOLV_CONF: &str = "/etc/resolv.conf";
 
 /// The addresses of the servers that a file names; none where it cannot be read. Blocks.
-#[must_use]
 pub fn servers(resolv_conf: &Path) -> BTreeSet<IpAddr> {
     let parsed = std::fs::read(resolv_conf).ok().and_then(|text| parse_resolv_conf(text).ok());
     parsed.iter().flat_map(|(config, _)| config.name_servers()).map(|server| server.ip).collect()
 }
 
-/// The servers of one reading of the file.
 pub struct Client {
     resolver: TokioResolver,
 }
 
 impl Dns {
     /// Servers named by this file. It is first read by [`Self::client`].
-    #[must_use]
     pub fn new(resolv_conf: &Path) -> Self {
         Self { path: resolv_conf.to_owned(), loaded: None }
     }
@@ -89,12 +81,6 @@ impl Dns {
         let client = Arc::new(made);
         self.loaded = Some((text, Arc::clone(&client)));
         Ok(client)
-    }
-}
-
-impl std::fmt::Debug for Client {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Client").finish_non_exhaustive()
     }
 }
 

@@ -23,27 +23,22 @@ const ATTEMPTS: usize = 5;
 /// More than any config or netmap has; keeps a wrong path from filling the memory.
 const LARGEST: u64 = 64 << 20;
 
-/// Files could not be read, watched or written.
 #[derive(Debug, thiserror::Error)]
 pub enum FilesError {
     #[error("cannot read directory {path}: {source}; check that the volume is mounted there")]
     Directory { path: PathBuf, source: io::Error },
     #[error("cannot read {path}: {source}; check that it is a file and its permissions")]
     Read { path: PathBuf, source: io::Error },
-    /// A file is larger than anything that belongs there.
     #[error("{path} has {size} bytes, more than the {LARGEST} that are read at most")]
     TooLarge { path: PathBuf, size: u64 },
-    /// The volume changed each time that it was read.
     #[error("{path} was replaced {ATTEMPTS} times while it was read")]
     Unsettled { path: PathBuf },
-    /// A file could not be replaced.
     #[error("cannot write {path}: {source}; check that its directory exists and is writable")]
     Write { path: PathBuf, source: io::Error },
 }
 
 impl FilesError {
     /// A closed set of words for metric labels and Event reasons.
-    #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Directory { .. } => "NoDirectory",
@@ -87,12 +82,12 @@ pub fn read(directory: &Path, names: &[String]) -> Result<Snapshot, FilesError> 
 
 /// Replaces a file by one with this content, so that a reader sees the old or the new content whole. Blocks.
 pub fn replace(path: &Path, content: &[u8]) -> Result<(), FilesError> {
-    replaced(path, content, 0o644)
+    replace_with_mode(path, content, 0o644).map_err(|source| FilesError::Write { path: path.to_owned(), source })
 }
 
 /// As [`replace`], and nobody else may read it. Blocks.
 pub fn replace_private(path: &Path, content: &[u8]) -> Result<(), FilesError> {
-    replaced(path, content, 0o600)
+    replace_with_mode(path, content, 0o600).map_err(|source| FilesError::Write { path: path.to_owned(), source })
 }
 
 /// Removes a file, if there is one. Blocks.
@@ -103,16 +98,14 @@ pub fn remove(path: &Path) -> Result<(), FilesError> {
     }
 }
 
-fn replaced(path: &Path, content: &[u8], mode: u32) -> Result<(), FilesError> {
+/// As [`replace`], with these permissions. Blocks.
+pub(super) fn replace_with_mode(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     let mut aside = path.as_os_str().to_owned();
     aside.push(".new");
-    let write = || -> io::Result<()> {
-        let mut file = fs::OpenOptions::new().create(true).truncate(true).write(true).mode(mode).open(&aside)?;
-        file.write_all(content)?;
-        file.sync_all()?;
-        fs::rename(&aside, path)
-    };
-    write().map_err(|source| FilesError::Write { path: path.to_owned(), source })
+    let mut file = fs::OpenOptions::new().create(true).truncate(true).write(true).mode(mode).open(&aside)?;
+    file.write_all(content)?;
+    file.sync_all()?;
+    fs::rename(&aside, path)
 }
 
 /// The target of `..data`; nothing if the directory is a plain one.

@@ -10,7 +10,6 @@ mod whois;
 use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
 use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
@@ -22,6 +21,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::api::localapi::{DaemonStatus, DnsConfig, MaskedPrefs, Notify, Pong, Prefs, Reloaded, StartOptions, Warned};
@@ -42,7 +42,6 @@ const MAX_BYTES: usize = 64 << 20;
 /// The capability version that this reader claims; informational.
 const CAPVER: &str = "142";
 
-/// A client of one daemon.
 #[derive(Debug, Clone)]
 pub struct LocalApi {
     socket: PathBuf,
@@ -57,51 +56,37 @@ pub enum PingKind {
     Tsmp,
 }
 
-/// The stream of messages.
 pub struct Bus {
     body: Incoming,
-    connection: Pin<Box<dyn Future<Output = ()> + Send>>,
-    over: bool,
+    /// The task that drives the connection.
+    _connection: JoinSet<hyper::Result<()>>,
     buffer: BytesMut,
     scanned: usize,
     capver: Option<u32>,
 }
 
-/// A call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum LocalApiError {
-    /// Nobody listens on the socket.
     #[error("cannot connect to tailscaled at {}: {source}", socket.display())]
     Connect { socket: PathBuf, source: io::Error },
     #[error("{call}: the connection to tailscaled broke: {source}")]
     Connection { call: &'static str, source: hyper::Error },
-    /// No answer in time.
     #[error("{call}: no answer from tailscaled within {after:?}")]
     Deadline { call: &'static str, after: Duration },
     #[error("{call}: tailscaled answered {status}: {text}")]
-    Refused {
-        call: &'static str,
-        status: StatusCode,
-        /// The daemon's words.
-        text: String,
-    },
-    /// The request or the answer is not what it should be.
+    Refused { call: &'static str, status: StatusCode, text: String },
     #[error("{call}: not understood: {source}")]
     Json { call: &'static str, source: serde_json::Error },
-    /// The answer or message is longer than this reader takes.
     #[error("{call}: more than {MAX_BYTES} bytes at once")]
     TooLong { call: &'static str },
-    /// The request could not be put into words.
     #[error("{call}: {source}")]
     Request { call: &'static str, source: hyper::http::Error },
-    /// The daemon did not take the config file; it does not say why.
     #[error("tailscaled did not take the config file; its own log says why ({0})")]
     NotReloaded(String),
 }
 
 impl LocalApiError {
     /// A closed set of words for metric labels.
-    #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Connect { .. } => "Connect",
@@ -116,15 +101,12 @@ impl LocalApiError {
     }
 
     /// Whether a stream goes on after this: one message could not be read, the next may.
-    #[must_use]
     pub fn stream_goes_on(&self) -> bool {
         matches!(self, Self::Json { .. })
     }
 }
 
 impl LocalApi {
-    /// A client of the daemon that listens there; nothing is connected yet.
-    #[must_use]
     pub fn new(socket: impl AsRef<Path>) -> Self {
         Self { socket: socket.as_ref().to_owned() }
     }
@@ -135,7 +117,6 @@ impl LocalApi {
         Ok((json("status", answer.body())?, capver(&answer)))
     }
 
-    /// The preferences in force.
     pub async fn prefs(&self) -> Result<Prefs, LocalApiError> {
         json("prefs", self.call("prefs", Method::GET, "prefs", Vec::new(), READ).await?.body())
     }
@@ -146,7 +127,6 @@ impl LocalApi {
         json("edit-prefs", self.call("edit-prefs", Method::PATCH, "prefs", body, WRITE).await?.body())
     }
 
-    /// Makes the daemon read its config file again.
     pub async fn reload_config(&self) -> Result<(), LocalApiError> {
         let answer = self.call("reload-config", Method::POST, "reload-config", Vec::new(), WRITE).await?;
         if answer.body().iter().all(u8::is_ascii_whitespace) {
@@ -214,25 +194,17 @@ impl LocalApi {
     /// Subscribes to the bus. `mask` is [`MASK`] or [`MASK_OLD`].
     pub async fn watch(&self, mask: u32) -> Result<Bus, LocalApiError> {
         const CALL: &str = "watch-ipn-bus";
-        let request = self.request(CALL, Method::GET, &format!("{CALL}?mask={mask}"), Vec::new())?;
+        let request = request(CALL, Method::GET, &format!("{CALL}?mask={mask}"), Vec::new())?;
         let open = async {
-            let (mut sender, connection) = self.connect(CALL).await?;
-            // The connection needs somebody to drive it while the answer is awaited, and whoever reads the stream later.
-            let mut connection: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(async move { drop(connection.await) });
-            let answer = async { sender.send_request(request).await.map_err(|source| LocalApiError::Connection { call: CALL, source }) };
-            tokio::pin!(answer);
-            let mut over = false;
-            let answer = loop {
-                tokio::select! {
-                    answer = &mut answer => break answer?,
-                    () = &mut connection, if !over => over = true,
-                }
-            };
+            let (mut sender, driver) = self.connect(CALL).await?;
+            let mut connection = JoinSet::new();
+            connection.spawn(driver);
+            let answer = sender.send_request(request).await.map_err(|source| LocalApiError::Connection { call: CALL, source })?;
             let capver = capver(&answer);
             if answer.status() != StatusCode::OK {
                 return Err(LocalApiError::Refused { call: CALL, status: answer.status(), text: String::new() });
             }
-            Ok(Bus { body: answer.into_body(), connection, over, buffer: BytesMut::new(), scanned: 0, capver })
+            Ok(Bus { body: answer.into_body(), _connection: connection, buffer: BytesMut::new(), scanned: 0, capver })
         };
         timeout(READ, open).await.unwrap_or(Err(LocalApiError::Deadline { call: CALL, after: READ }))
     }
@@ -245,18 +217,7 @@ impl LocalApi {
         body: Vec<u8>,
         limit: Duration,
     ) -> Result<Response<Bytes>, LocalApiError> {
-        self.exchange(call, self.request(call, method, path, body)?, limit).await
-    }
-
-    #[expect(clippy::unused_self, reason = "a request is made for a client; its host is the same for all")]
-    fn request(&self, call: &'static str, method: Method, path: &str, body: Vec<u8>) -> Result<Request<Full<Bytes>>, LocalApiError> {
-        Request::builder()
-            .method(method)
-            .uri(format!("/localapi/v0/{path}"))
-            .header("Host", "local-tailscaled.sock")
-            .header("Tailscale-Cap", CAPVER)
-            .body(Full::from(body))
-            .map_err(|source| LocalApiError::Request { call, source })
+        self.exchange(call, request(call, method, path, body)?, limit).await
     }
 
     async fn connect(
@@ -293,8 +254,6 @@ impl LocalApi {
 }
 
 impl Bus {
-    /// The daemon's capability version.
-    #[must_use]
     pub fn capver(&self) -> Option<u32> {
         self.capver
     }
@@ -313,13 +272,10 @@ impl Bus {
             if self.buffer.len() > MAX_BYTES {
                 return Err(LocalApiError::TooLong { call: CALL });
             }
-            tokio::select! {
-                frame = self.body.frame() => match frame {
-                    Some(Ok(frame)) => self.buffer.extend_from_slice(frame.data_ref().map_or(&[], |data| data.chunk())),
-                    Some(Err(source)) => return Err(LocalApiError::Connection { call: CALL, source }),
-                    None => return Ok(None),
-                },
-                () = &mut self.connection, if !self.over => self.over = true,
+            match self.body.frame().await {
+                Some(Ok(frame)) => self.buffer.extend_from_slice(frame.data_ref().map_or(&[], |data| data.chunk())),
+                Some(Err(source)) => return Err(LocalApiError::Connection { call: CALL, source }),
+                None => return Ok(None),
             }
         }
     }
@@ -336,10 +292,14 @@ impl Bus {
     }
 }
 
-impl std::fmt::Debug for Bus {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Bus").field("buffered", &self.buffer.len()).finish_non_exhaustive()
-    }
+fn request(call: &'static str, method: Method, path: &str, body: Vec<u8>) -> Result<Request<Full<Bytes>>, LocalApiError> {
+    Request::builder()
+        .method(method)
+        .uri(format!("/localapi/v0/{path}"))
+        .header("Host", "local-tailscaled.sock")
+        .header("Tailscale-Cap", CAPVER)
+        .body(Full::from(body))
+        .map_err(|source| LocalApiError::Request { call, source })
 }
 
 fn capver<B>(answer: &Response<B>) -> Option<u32> {

@@ -14,23 +14,18 @@ use std::thread;
 
 use nix::sched::{CloneFlags, setns, unshare};
 
-/// A network namespace, held open.
 #[derive(Debug, Clone)]
 pub struct Namespace(Arc<File>);
 
-/// A namespace could not be made or entered.
 #[derive(Debug, thiserror::Error)]
 pub enum NetnsError {
-    /// The kernel refused a new namespace.
     #[error("cannot make a network namespace (root, or an unprivileged user namespace, is needed): {0}")]
     Make(#[source] io::Error),
-    /// The work's thread could not be started, or it panicked.
     #[error("work in a network namespace did not finish: {0}")]
     Work(String),
 }
 
 impl AsFd for Namespace {
-    /// The open namespace, as netlink requests name one.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -74,7 +69,6 @@ impl Namespace {
     }
 
     /// A path by which other programs of this process's lifetime can enter the namespace (`nsenter --net=PATH`).
-    #[must_use]
     pub fn path(&self) -> PathBuf {
         use std::os::fd::AsRawFd;
         PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd()))

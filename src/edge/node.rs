@@ -2,51 +2,39 @@
 
 use std::fs::{self, OpenOptions};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-/// The device by which a program makes interfaces.
 const TUN: &str = "/dev/net/tun";
-/// The kernel's version.
 const RELEASE: &str = "/proc/sys/kernel/osrelease";
-/// The links of the network namespace of who looks.
 const LINKS: &str = "/sys/class/net";
 
-/// Something of this machine could not be read.
+/// A file of this machine could not be read or opened.
 #[derive(Debug, thiserror::Error)]
-pub enum NodeError {
-    /// A file could not be read or opened.
-    #[error("{}: {source}", path.display())]
-    Read { path: PathBuf, source: io::Error },
+#[error("{path}: {source}")]
+pub struct NodeError {
+    path: &'static str,
+    source: io::Error,
 }
 
 impl NodeError {
-    /// A closed set of words.
-    #[must_use]
-    pub fn reason(&self) -> &'static str {
-        match self {
-            Self::Read { .. } => "Read",
-        }
-    }
-
-    fn read(path: &str) -> impl FnOnce(io::Error) -> Self {
-        let path = PathBuf::from(path);
-        move |source| Self::Read { path, source }
+    fn of(path: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self { path, source }
     }
 }
 
 /// The version of the running kernel, as `uname -r` says it.
 pub fn kernel() -> Result<String, NodeError> {
-    fs::read_to_string(RELEASE).map(|text| text.trim().to_owned()).map_err(NodeError::read(RELEASE))
+    fs::read_to_string(RELEASE).map(|text| text.trim().to_owned()).map_err(NodeError::of(RELEASE))
 }
 
 /// Opens the TUN device and closes it again: no interface is made by that.
 pub fn tun() -> Result<(), NodeError> {
-    OpenOptions::new().read(true).write(true).open(TUN).map(drop).map_err(NodeError::read(TUN))
+    OpenOptions::new().read(true).write(true).open(TUN).map(drop).map_err(NodeError::of(TUN))
 }
 
 /// The links and the most bytes that a packet on each may have, by name. One that goes meanwhile is left out.
 pub fn links() -> Result<Vec<(String, u32)>, NodeError> {
-    let entries = fs::read_dir(LINKS).map_err(NodeError::read(LINKS))?;
+    let entries = fs::read_dir(LINKS).map_err(NodeError::of(LINKS))?;
     let mtu = |path: &Path| fs::read_to_string(path.join("mtu")).ok()?.trim().parse().ok();
     let link = |entry: fs::DirEntry| Some((entry.file_name().into_string().ok()?, mtu(&entry.path())?));
     let mut links: Vec<_> = entries.filter_map(Result::ok).filter_map(link).collect();

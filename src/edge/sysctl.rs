@@ -13,19 +13,15 @@ use crate::model::base::net::Family;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Forwarding {
     On,
-    /// It was off and is on now.
     SwitchedOn,
     /// This kernel or namespace has no such family.
     Absent,
 }
 
-/// Packets of a family would not be forwarded.
 #[derive(Debug, thiserror::Error)]
 pub enum SysctlError {
-    /// The switch could not be read.
     #[error("cannot read {}: {source}", file(*family).0)]
     Read { family: Family, source: io::Error },
-    /// The switch is off and could not be switched on.
     #[error(
         "{family} forwarding is off and cannot be switched on here ({source}): run `sysctl -w {name}=1` in the Pod's network \
          namespace, from a privileged init container, or set it by the Pod's spec.securityContext.sysctls ({{name: {name}, value: \"1\"}}; \
@@ -37,7 +33,6 @@ pub enum SysctlError {
 
 impl SysctlError {
     /// A closed set of words for metric labels.
-    #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Read { .. } => "Read",

@@ -8,7 +8,6 @@ use super::report::{Flows, Line, LoadEvent, LoadSummary, Second};
 use crate::model::base::net::Proto;
 use crate::model::diagnostics::load::{AttemptFailure, AttemptReport, Tally, Windows};
 
-/// Something that happened to a connection that is held open.
 #[derive(Debug, Clone)]
 pub struct FlowEvent {
     pub at: Duration,
@@ -31,7 +30,6 @@ pub struct Board {
 }
 
 impl Board {
-    /// An attempt is begun.
     pub fn begun(&mut self) {
         self.in_flight += 1;
     }
@@ -47,7 +45,6 @@ impl Board {
         Some(Line::Fault { at, began, ended, proto: report.attempt.proto, to: report.attempt.to, failure })
     }
 
-    /// Something happened to a connection that is held open.
     pub fn flow(&mut self, event: FlowEvent) -> Option<Line> {
         let FlowEvent { at, flow, idle, to, what } = event;
         let flows = &mut self.flows;
@@ -71,7 +68,6 @@ impl Board {
         Some(Line::Flow { at: at.as_secs_f64(), flow, idle, to, what })
     }
 
-    /// A second is over.
     pub fn tick(&mut self, now: Duration) -> Line {
         let second = std::mem::take(&mut self.second);
         Line::Second(Second {
@@ -84,8 +80,6 @@ impl Board {
         })
     }
 
-    /// The balance.
-    #[must_use]
     pub fn summary(&self, lasted: Duration) -> LoadSummary {
         let answered: BTreeMap<Proto, u64> = Proto::ALL.map(|proto| (proto, self.tally.answered_over(proto))).into();
         let flows = self.flows;

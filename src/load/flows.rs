@@ -14,7 +14,6 @@ use crate::model::diagnostics::load::{Attempt, AttemptFailure, TargetIdentity};
 /// How many datagrams in a row may be lost before a UDP flow counts as broken.
 const TRIES: u32 = 12;
 
-/// Something that happened to a flow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FlowUpdate {
     /// The connection stands; for UDP, the first answer came.
@@ -25,14 +24,12 @@ pub enum FlowUpdate {
     Answered {
         by: TargetIdentity,
         began: Duration,
-        /// When the answer came.
         ended: Duration,
     },
     /// A datagram or its answer was lost.
     Lost,
 }
 
-/// When a flow asks.
 #[derive(Debug, Clone)]
 pub struct Rhythm {
     /// How often; a flow that is to be idle never asks by itself.
@@ -42,8 +39,6 @@ pub struct Rhythm {
 }
 
 impl Rhythm {
-    /// For ever at this interval.
-    #[must_use]
     pub fn always(every: Duration) -> Self {
         Self { every: Some(every), last: watch::channel(false).1 }
     }

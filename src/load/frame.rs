@@ -4,25 +4,23 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 
 pub const BOLD: &str = "\x1b[1m";
-/// From here on fainter.
 pub const DIM: &str = "\x1b[2m";
-/// From here on green: it is well.
 pub const GREEN: &str = "\x1b[32m";
-/// From here on yellow: it is on its way.
 pub const YELLOW: &str = "\x1b[33m";
-/// From here on red: it failed.
 pub const RED: &str = "\x1b[31m";
-/// As the terminal was before.
 pub const PLAIN: &str = "\x1b[0m";
 
-/// What is on the terminal.
+/// A count of failures: green while there are none.
+pub fn count(count: u64, text: &str) -> String {
+    format!("{}{count} {text}{PLAIN}", if count == 0 { GREEN } else { RED })
+}
+
 #[derive(Debug, Default)]
 pub struct Frame {
     drawn: usize,
 }
 
 impl Frame {
-    /// Draws these lines over the last ones.
     pub fn draw(&mut self, out: &mut impl Write, lines: &[String]) -> io::Result<()> {
         let mut text = String::new();
         if self.drawn > 0 {

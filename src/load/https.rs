@@ -17,7 +17,6 @@ use super::greeted;
 use crate::edge::tls::Checked;
 use crate::model::diagnostics::load::{AttemptFailure, TargetIdentity};
 
-/// How to ask.
 #[derive(Debug, Clone)]
 pub struct Https {
     pub checked: Checked,

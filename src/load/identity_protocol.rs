@@ -10,12 +10,10 @@ pub const QUESTION: usize = 8;
 /// The length of an answer, in bytes.
 pub const ANSWER: usize = 12;
 
-#[must_use]
 pub fn question(nonce: u64) -> [u8; QUESTION] {
     nonce.to_be_bytes()
 }
 
-#[must_use]
 pub fn answer(question: [u8; QUESTION], identity: TargetIdentity) -> [u8; ANSWER] {
     let [n0, n1, n2, n3, n4, n5, n6, n7] = question;
     let ([t0, t1], [p0, p1]) = (identity.target.to_be_bytes(), identity.port.to_be_bytes());
@@ -23,7 +21,6 @@ pub fn answer(question: [u8; QUESTION], identity: TargetIdentity) -> [u8; ANSWER
 }
 
 /// Who gave the answer, if it is one to this question.
-#[must_use]
 pub fn read(nonce: u64, answer: &[u8]) -> Option<TargetIdentity> {
     let [n0, n1, n2, n3, n4, n5, n6, n7, t0, t1, p0, p1] = <[u8; ANSWER]>::try_from(answer).ok()?;
     let identity = TargetIdentity { target: u16::from_be_bytes([t0, t1]), port: u16::from_be_bytes([p0, p1]) };

@@ -3,7 +3,6 @@
 //! An answer that is somebody else's is worse than none, so each way of talking can tell them apart. Nothing here dials,
 //! waits or counts.
 
-use std::io;
 use std::sync::Arc;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -17,7 +16,6 @@ use crate::model::diagnostics::load::{AttemptFailure, TargetIdentity};
 /// The longest first line that a server may say, in bytes.
 const LINE: usize = 512;
 
-/// A way of talking.
 #[derive(Debug, Clone)]
 pub enum Talk {
     /// With targets that answer each question with who they are ([`identity_protocol`](super::identity_protocol)).
@@ -32,7 +30,6 @@ pub enum Talk {
 
 impl Talk {
     /// What is asked over UDP.
-    #[must_use]
     pub fn question(&self, nonce: u64) -> Vec<u8> {
         match self {
             Self::Identity => identity_protocol::question(nonce).to_vec(),
@@ -55,9 +52,9 @@ impl Talk {
         match self {
             Self::Identity => self.again(stream, nonce).await,
             Self::Greeting(expected) => {
-                let mut said = vec![0; expected.len()];
-                let read = read_exactly(stream, &mut said).await?;
-                greeted(expected, said.get(..read).unwrap_or_default())
+                let mut said = Vec::new();
+                stream.take(expected.len() as u64).read_to_end(&mut said).await.map_err(|error| failure_of(&error))?;
+                if said.is_empty() && !expected.is_empty() { Err(AttemptFailure::Closed) } else { greeted(expected, &said) }
             }
             Self::Https(https) => https.get(stream, aim).await,
         }
@@ -93,21 +90,6 @@ impl Talk {
 /// What a server is sent that gives back whatever that is.
 fn line(nonce: u64) -> Vec<u8> {
     format!("tailyard load {nonce}\n").into_bytes()
-}
-
-/// Reads until the buffer is full or the other side ends; says how much came.
-async fn read_exactly(stream: &mut TcpStream, buffer: &mut [u8]) -> Result<usize, AttemptFailure> {
-    let mut filled = 0;
-    while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
-        match stream.read(rest).await {
-            Ok(0) if filled == 0 => return Err(AttemptFailure::Closed),
-            Ok(0) => break,
-            Ok(size) => filled += size,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(failure_of(&error)),
-        }
-    }
-    Ok(filled)
 }
 
 #[cfg(test)]

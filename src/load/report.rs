@@ -11,7 +11,6 @@ use crate::model::diagnostics::load::{AttemptFailure, FailureWindow, Percentiles
 #[derive(Debug, Clone, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Line {
-    /// The load begins.
     Start {
         /// When, in seconds since 1970.
         unix: f64,
@@ -21,17 +20,14 @@ pub enum Line {
         /// How long it lasts at most.
         seconds: f64,
     },
-    /// An attempt failed.
     Fault {
         at: f64,
         began: f64,
-        /// When it had failed.
         ended: f64,
         proto: Proto,
         to: SocketAddr,
         failure: AttemptFailure,
     },
-    /// Something happened to a connection that is held open.
     Flow {
         at: f64,
         /// Which, counted from zero. The active ones come first.
@@ -45,7 +41,6 @@ pub enum Line {
     Summary(LoadSummary),
 }
 
-/// What happens to a connection that is held open.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LoadEvent {
@@ -65,17 +60,13 @@ pub struct Second {
     pub at: f64,
     /// Attempts answered by the intended target so far.
     pub answered: u64,
-    /// Attempts that failed so far.
     pub failed: u64,
-    /// Attempts that are under way.
     pub in_flight: u64,
     /// Those answered within the last second: how long each took from when it was due.
     pub answer: Percentiles,
-    /// The connections that are held open.
     pub flows: Flows,
 }
 
-/// What came of the connections that are held open.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Flows {
     pub open: u64,
@@ -88,7 +79,6 @@ pub struct Flows {
     pub hung: u64,
 }
 
-/// What came of a load.
 #[derive(Debug, Clone, Serialize)]
 pub struct LoadSummary {
     /// Whether nothing failed and every connection that was held open lasted.
@@ -99,14 +89,11 @@ pub struct LoadSummary {
     /// Those answered by the intended target, by protocol.
     pub answered: BTreeMap<Proto, u64>,
     pub failed: BTreeMap<AttemptFailure, u64>,
-    /// In which spans of time.
     pub windows: Vec<FailureWindow>,
-    /// Datagrams sent again because no answer came.
     pub resent: u64,
     /// How long TCP connections took to stand, from when they were due.
     pub connect: Percentiles,
     /// How long answers took, from when their attempts were due.
     pub answer: Percentiles,
-    /// The connections that were held open.
     pub flows: Flows,
 }

@@ -17,7 +17,6 @@ use tokio::time::sleep;
 /// How often a name is looked up.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A name or an address, and a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostPort {
     host: String,
@@ -28,16 +27,10 @@ pub struct HostPort {
 #[error("must be HOST:PORT or [IPV6]:PORT")]
 pub struct NotAnAim;
 
-/// A name could not be looked up.
 #[derive(Debug, thiserror::Error)]
 pub enum NameError {
     #[error("cannot look up {aim}: {source}; is it the name of a Service, as Pods see it?")]
-    Lookup {
-        aim: HostPort,
-        /// Why it failed.
-        source: io::Error,
-    },
-    /// There is such a name, and nothing behind it.
+    Lookup { aim: HostPort, source: io::Error },
     #[error("{0} has no address")]
     NoAddress(HostPort),
 }
@@ -88,29 +81,24 @@ impl HostPort {
         Self { host: ip.to_string(), port: self.port }
     }
 
-    /// The host alone, as it was named.
-    #[must_use]
     pub fn host(&self) -> &str {
         &self.host
     }
 }
 
 impl FoundAddresses {
-    /// Looks an aim up.
     pub async fn now(aim: HostPort) -> Result<Self, NameError> {
         let addresses = look_up(&aim).await?;
         Ok(Self { aim, addresses: Mutex::new(addresses) })
     }
 
     /// The address for an attempt of this number: each in turn.
-    #[must_use]
     pub fn address(&self, number: u64) -> Option<SocketAddr> {
         let addresses = Arc::clone(&self.addresses.lock().unwrap_or_else(PoisonError::into_inner));
         let turn = number.checked_rem(u64::try_from(addresses.len()).ok()?)?;
         addresses.get(usize::try_from(turn).ok()?).copied()
     }
 
-    /// Looks it up for ever.
     pub async fn follow(self: Arc<Self>) {
         loop {
             sleep(RETRY_INTERVAL).await;

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval_at, sleep};
 
@@ -23,7 +23,6 @@ use crate::model::diagnostics::load::{Attempt, Lane};
 
 /// How long a broken connection waits before it is opened again.
 const REOPEN: Duration = Duration::from_millis(100);
-/// How often it is told how it goes.
 const SECOND: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone)]
@@ -31,7 +30,6 @@ pub struct LoadOptions {
     pub aims: Vec<HostPort>,
     /// Where to connect to in place of what their names lead to.
     pub connect: Option<IpAddr>,
-    /// Over what, in turn.
     pub protos: Vec<Proto>,
     pub load: Load,
     /// New connections each second, as the first line tells it.
@@ -46,64 +44,44 @@ pub struct LoadOptions {
 
 /// Offers the load from the calling thread's network namespace until its time is over or `stop` is ready. `print` gets every line
 /// at once, and must not block. Fails if a name leads nowhere at the start.
-pub async fn run(options: &LoadOptions, mut print: impl FnMut(Line), stop: impl Future<Output = ()>) -> Result<LoadSummary, NameError> {
+pub async fn run(options: &LoadOptions, print: impl FnMut(Line), stop: impl Future<Output = ()>) -> Result<LoadSummary, NameError> {
     let mut around = JoinSet::new();
     let sought: Vec<HostPort> = options.aims.iter().map(|aim| options.connect.map_or_else(|| aim.clone(), |ip| aim.at(ip))).collect();
     let found = find(&sought, &mut around).await?;
     let start = Instant::now();
+    let (board, print) = (RefCell::new(Board::default()), RefCell::new(print));
+    let print = |line| print.borrow_mut()(line);
     print(begin(options));
-    let board = RefCell::new(Board::default());
     let (events, mut happened) = mpsc::unbounded_channel();
     let (over, last) = watch::channel(false);
     let mut flows = hold_all(options, &found, start, &events, &last);
-    let (lines, mut printed) = mpsc::unbounded_channel();
-    let (halt, halted) = oneshot::channel();
-    let mut halt = Some(halt);
     let choose = |number| {
         let attempt = choose(options, &found, number)?;
         board.borrow_mut().begun();
         Some(attempt)
     };
-    let record = |report: &_| {
-        if let Some(line) = board.borrow_mut().record(report) {
-            // Its only reader is below.
-            let _ = lines.send(line);
-        }
-    };
+    let record = |report: &_| board.borrow_mut().record(report).into_iter().for_each(print);
     let offering = async {
-        options.load.clone().offer(start, choose, record, heard(halted)).await;
+        options.load.clone().offer(start, choose, record, stop).await;
         let lasted = start.elapsed();
         over.send_replace(true);
         while flows.join_next().await.is_some() {}
         lasted
     };
-    tokio::pin!(offering, stop);
+    tokio::pin!(offering);
     let mut seconds = interval_at((start + SECOND).into(), SECOND);
     seconds.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let lasted = loop {
         tokio::select! {
             lasted = &mut offering => break lasted,
-            () = &mut stop, if halt.is_some() => if let Some(halt) = halt.take() {
-                // If it has ended by itself nobody is there to be told.
-                let _ = halt.send(());
-            },
             _ = seconds.tick() => print(board.borrow_mut().tick(start.elapsed())),
-            Some(line) = printed.recv() => print(line),
-            Some(event) = happened.recv() => board.borrow_mut().flow(event).into_iter().for_each(&mut print),
+            Some(event) = happened.recv() => board.borrow_mut().flow(event).into_iter().for_each(print),
         }
     };
-    std::iter::from_fn(|| printed.try_recv().ok()).for_each(&mut print);
-    std::iter::from_fn(|| happened.try_recv().ok()).filter_map(|event| board.borrow_mut().flow(event)).for_each(&mut print);
+    std::iter::from_fn(|| happened.try_recv().ok()).filter_map(|event| board.borrow_mut().flow(event)).for_each(print);
     let summary = board.borrow().summary(lasted);
     print(Line::Summary(summary.clone()));
     Ok(summary)
-}
-
-/// Returns when it is told; never if nobody can print it any more.
-async fn heard(halted: oneshot::Receiver<()>) {
-    if halted.await.is_err() {
-        std::future::pending::<()>().await;
-    }
 }
 
 fn begin(options: &LoadOptions) -> Line {
@@ -125,7 +103,6 @@ fn choose(options: &LoadOptions, found: &[Arc<FoundAddresses>], number: u64) -> 
     Some(Attempt { lane: Lane { service, replica: 0 }, proto, to })
 }
 
-/// Opens the connections that are to be held.
 fn hold_all(
     options: &LoadOptions,
     found: &[Arc<FoundAddresses>],
@@ -143,7 +120,6 @@ fn hold_all(
     flows
 }
 
-/// A connection to hold open.
 struct HeldConnection {
     flow: u16,
     idle: bool,
@@ -158,7 +134,7 @@ impl HeldConnection {
             let Some(to) = found.address(turn) else { return };
             let attempt = Attempt { lane: Lane { service: 0, replica: 0 }, proto: Proto::Tcp, to };
             let mut open = false;
-            let note = |interval| match interval {
+            let note = |update| match update {
                 FlowUpdate::Open { said } => {
                     open = true;
                     self.report(attempt, Some(LoadEvent::Open { said }));

@@ -2,12 +2,11 @@
 
 use std::io::{self, Write};
 
-use super::frame::{BOLD, DIM, Frame, GREEN, PLAIN, RED};
+use super::frame::{BOLD, DIM, Frame, PLAIN, count};
 use super::report::{Flows, Line, LoadEvent, LoadSummary, Second};
 use crate::model::diagnostics::load::{AttemptFailure, Percentiles};
 
-/// How many of the last events are shown.
-const TOLD: usize = 6;
+const SHOWN_EVENTS: usize = 6;
 
 #[derive(Debug, Default)]
 pub struct LoadView {
@@ -44,7 +43,7 @@ impl LoadView {
     }
 
     fn note(&mut self, at: f64, text: &str) {
-        if self.lines.len() == TOLD {
+        if self.lines.len() == SHOWN_EVENTS {
             self.lines.remove(0);
         }
         self.lines.push(format!("{DIM}{at:>9.3} s{PLAIN}  {text}"));
@@ -72,10 +71,6 @@ fn happened(what: &LoadEvent) -> String {
         LoadEvent::Ended(failure) => format!("ended: {failure}"),
         LoadEvent::Kept => "lasted".to_owned(),
     }
-}
-
-fn count(count: u64, text: &str) -> String {
-    format!("{}{count} {text}{PLAIN}", if count == 0 { GREEN } else { RED })
 }
 
 fn points(p: Percentiles) -> String {

@@ -1,10 +1,9 @@
-//! Certificates of a group: has those ordered that are its own, and loads all of them.
+//! Certificates of a group: orders those that the group manages, and loads all of them.
 //!
-//! [`crate::model::ingress::cert_orders`] decides what is ordered when, and by which replica; here it is told what is seen, and what it
-//! says is carried out. Certificates are read by a watch of each Secret, so that a handshake asks nobody anything. What was
-//! once loaded stays loaded while its Secret is away or unreadable, and is what such a Secret is mended with: nothing is ordered
-//! twice because it was lost. In a Pod of ours a file holds what serves, so that a container that starts again serves it without
-//! the API server.
+//! [`crate::model::ingress::cert_orders`] decides what to order when, and on which replica; this task feeds it and executes its
+//! actions. Each Secret is watched, so that handshakes do no I/O. A loaded certificate stays loaded while its Secret is missing or
+//! unreadable, and repairs that Secret: nothing is ordered twice because it was lost. In a Pod of ours a file has a copy of what
+//! is served, so that a restarted container serves it without the API server.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -40,7 +39,6 @@ pub use account::AccountAt;
 use account::Accounts;
 use act::Done;
 
-/// What is set.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// The Pod's name: its group's name, and an ordinal.
@@ -57,7 +55,6 @@ pub struct Settings {
 
 impl Settings {
     /// As a replica is told; nothing for one that has no place for an account's key.
-    #[must_use]
     pub fn of(settings: &settings::Settings) -> Option<Self> {
         let state = match &settings.state {
             StateOut::Secret(name) => Some(name),
@@ -80,7 +77,6 @@ impl Settings {
     }
 }
 
-/// What is given.
 #[derive(Debug)]
 pub struct Inputs {
     /// The cluster, and the namespace of the group's objects.
@@ -93,7 +89,6 @@ pub struct Inputs {
     pub netmap: watch::Receiver<Option<Arc<NetMap>>>,
 }
 
-/// What comes of it.
 #[derive(Debug, Clone)]
 pub struct CertOutputs {
     /// The certificates that serve now, by DNS name.
@@ -140,7 +135,6 @@ pub fn start(tasks: &mut Tasks, settings: &Settings, inputs: Inputs) -> CertOutp
     CertOutputs { pairs: pairs_seen, state: state_seen, leads: leading }
 }
 
-/// What a watch of a Secret told.
 type SecretEvent = (String, ObjectEvent<VersionedSecret>);
 
 struct CertWork {
@@ -310,5 +304,4 @@ fn load_copy(path: &Path) -> BTreeMap<String, Pair> {
     files::read_one(path).ok().flatten().map(|text| copy::from_copy(&text)).unwrap_or_default()
 }
 
-/// The annotation of a note.
 const NOTE: &str = names::ISSUANCE;

@@ -29,6 +29,23 @@ use kernel::KernelMetrics;
 use services::Services;
 use sites::SiteMetrics;
 
+/// Declares a struct of sampled families: for each its kind, name, labels and help, in the order of docs/metrics.md.
+macro_rules! families {
+    ($group:ident { $($field:ident: $kind:ident $name:literal [$($label:literal),*] $help:literal,)+ }) => {
+        #[derive(Debug)]
+        pub(super) struct $group {
+            $($field: crate::runtime::metrics::Sampled<{ const LABELS: &[&str] = &[$($label),*]; LABELS.len() }>,)+
+        }
+
+        impl $group {
+            pub(super) fn new(registry: &mut crate::runtime::metrics::Registry) -> Self {
+                use crate::runtime::metrics::Kind;
+                Self { $($field: registry.sampled($name, Kind::$kind, $help, [$($label),*]),)+ }
+            }
+        }
+    };
+}
+
 mod certs;
 mod errors;
 mod inputs;
@@ -36,7 +53,6 @@ mod kernel;
 mod services;
 mod sites;
 
-/// All families of the data plane.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
@@ -48,7 +64,6 @@ pub struct Metrics {
     last_errors: Mutex<LastErrors>,
 }
 
-/// Everything that a scrape samples.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
     pub now: Instant,
@@ -60,9 +75,7 @@ pub struct Snapshot {
     pub blockers: Vec<Blocker>,
     /// The tasks that have not run for a while.
     pub stalled: Vec<&'static str>,
-    /// The newest plan.
     pub planned: Option<Arc<Planned>>,
-    /// What the kernel holds.
     pub programmed: Programmed,
     /// What the kernel has counted by match port; nothing if it could not be read.
     pub traffic: Option<Traffic>,
@@ -86,7 +99,6 @@ pub struct Snapshot {
     pub certs: Option<CertState>,
 }
 
-/// How a config stands.
 #[derive(Debug, Clone, Default)]
 pub struct ConfigState {
     /// Where the document in force came from; nothing before the first.
@@ -97,7 +109,6 @@ pub struct ConfigState {
     pub fault: Option<&'static str>,
 }
 
-/// How the certificates stand.
 #[derive(Debug, Clone, Default)]
 pub struct CertState {
     pub state: Arc<crate::model::ingress::cert_store::CertStoreState>,
@@ -105,7 +116,6 @@ pub struct CertState {
     pub leads: bool,
 }
 
-/// How tailscaled stands.
 #[derive(Debug, Clone, Default)]
 pub struct DaemonSample {
     /// Its state, in one word of a closed set.
@@ -114,11 +124,9 @@ pub struct DaemonSample {
     pub age: Duration,
     /// How often it was started again.
     pub restarts: u64,
-    /// The kind of its newest fault.
     pub fault: Option<&'static str>,
 }
 
-/// How the writing of this replica's state stands.
 #[derive(Debug, Clone, Default)]
 pub struct ReportState {
     pub writes: u64,
@@ -141,7 +149,6 @@ impl Metrics {
     }
 
     /// The page of a scrape; tailscaled's own metrics follow it as they came.
-    #[must_use]
     pub fn page(&self, snapshot: &Snapshot, usermetrics: Option<&str>) -> String {
         let mut page = self.registry.page();
         self.services.write(&mut page, snapshot, &self.last_errors.lock().unwrap_or_else(PoisonError::into_inner));
@@ -155,15 +162,8 @@ impl Metrics {
         page.finish()
     }
 
-    /// The families.
-    #[must_use]
     pub fn registry(&self) -> &Registry {
         &self.registry
-    }
-
-    /// Counts the writes and failures between two states of the writer.
-    fn programmed(&self, before: &Programmed, after: &Programmed) {
-        self.kernel.programmed(before, after);
     }
 
     fn planned(&self, planned: &Planned, now: Instant) {
@@ -184,7 +184,7 @@ pub async fn follow(
             metrics.planned(&newest, Instant::now());
         }
         let after = programmed.borrow_and_update().clone();
-        metrics.programmed(&before, &after);
+        metrics.kernel.programmed(&before, &after);
         before = after;
         let changed = tokio::select! {
             changed = planned.changed() => changed,
@@ -204,7 +204,6 @@ impl Snapshot {
     }
 }
 
-/// The size of a collection.
 fn size(count: usize) -> f64 {
     number(count as u64)
 }

@@ -15,7 +15,6 @@ use crate::proxy::ingress::start::{IngressInputs, IngressPart};
 use crate::proxy::state_secret::start::{StateInputs, StatePart};
 use crate::proxy::tailnet::start::{TailnetInputs, TailnetPart};
 
-/// The parts of a running replica.
 #[derive(Debug)]
 pub struct Replica {
     pub settings: Arc<Settings>,

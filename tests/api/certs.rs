@@ -9,7 +9,7 @@ mod front;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
-use tailyard::api::issuance::IssuanceNote;
+use tailyard::api::issuance::OrderNote;
 use tailyard::api::names::{ACCOUNT_FINGERPRINT, ACCOUNTS, ISSUANCE};
 use tailyard::model::base::backoff::Backoff;
 use tailyard::model::base::leader::LeaseTerms;
@@ -37,7 +37,7 @@ fn named(state: &CertStoreState, name: &str) -> NameState {
 }
 
 /// The note of a name.
-async fn note(stage: &Stage, name: &str) -> IssuanceNote {
+async fn note(stage: &Stage, name: &str) -> OrderNote {
     let secret = stage.cluster.secrets().get(name).await.expect("a Secret");
     let text = secret.metadata.annotations.unwrap_or_default().remove(ISSUANCE);
     text.map(|text| serde_json::from_str(&text).expect("a note")).unwrap_or_default()
@@ -94,7 +94,7 @@ fn a_certificate_that_its_secret_lost_is_put_back_and_one_that_nobody_has_is_ord
     stage(&[WEB], async |stage| {
         let first = stage.replica(0).await;
         let pair = first.pair(WEB).await;
-        first.until("stored", |state| named(state, WEB).note == IssuanceNote::default()).await;
+        first.until("stored", |state| named(state, WEB).note == OrderNote::default()).await;
         let restored = async |times| {
             first.until("put back", |state| state.restored == times && named(state, WEB).fault.is_none()).await;
             let held = async || stage.cluster.secrets().get(WEB).await.expect("a Secret").data.expect("values");
@@ -181,7 +181,7 @@ fn servers_that_are_away_and_accounts_that_are_lost_delay_and_nothing_more() {
         // It comes back, and knows no account.
         stage.pebble.run(&stage.tailnet);
         first.pair(API).await;
-        first.until("nothing is left of it", |state| named(state, API).note == IssuanceNote::default()).await;
+        first.until("nothing is left of it", |state| named(state, API).note == OrderNote::default()).await;
         // Its owner closes the account: another one takes its place.
         let key = async || stage.cluster.secret(ACCOUNTS).await.0[FIELD].clone();
         let closed = key().await;
@@ -240,7 +240,7 @@ fn a_server_that_goes_in_the_middle_of_an_order_costs_that_order_and_nothing_mor
         assert_eq!(first.certs.state.borrow().orders.get("issued"), None);
         stage.pebble.run(&stage.tailnet);
         first.pair(WEB).await;
-        first.until("nothing is left of it", |state| named(state, WEB).note == IssuanceNote::default()).await;
+        first.until("nothing is left of it", |state| named(state, WEB).note == OrderNote::default()).await;
         assert_eq!(first.certs.state.borrow().orders.get("issued"), Some(&1));
     });
 }

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use serde_json::json;
 use tailyard::api::names::ACCOUNTS;
-use tailyard::api::state::{SILENT_SINCE, SPOKEN_WITH};
+use tailyard::api::state::{DISCO_MUTED_SINCE, RECENT_PEERS};
 
 use kit::machine::DEADLINE;
 use kit::member::{Member, in_pod, service};
@@ -87,7 +87,7 @@ fn a_service_of_the_kernel_is_advertised_once_it_is_mapped_and_taken_back_before
     assert!(failed.is_empty(), "{failed:?} of {asked}:\n{}", one.output());
     assert!(one.output().contains("rejecting new connections"), "{}", one.output());
     assert!(one.output().contains("no service is routed to this replica any more"), "{}", one.output());
-    assert!(one.state(SILENT_SINCE).is_some(), "its successor knows since when peers heard nothing");
+    assert!(one.state(DISCO_MUTED_SINCE).is_some(), "its successor knows since when peers heard nothing");
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn a_replica_that_is_killed_while_it_lets_nobody_in_lets_in_again_and_knows_whom
     one.wait_ready();
     eventually("an answer through the service", DEADLINE, || client.node.ask_tcp(at, TRY).ok());
 
-    let spoken = |one: &Member| one.state(SPOKEN_WITH).is_some_and(|peers| peers.contains(&own));
+    let spoken = |one: &Member| one.state(RECENT_PEERS).is_some_and(|peers| peers.contains(&own));
     one.killed_once("nobody new being let in", |one| one.shut() == Some(true) && spoken(one));
     assert!(client.node.ask_tcp(at, TRY).is_err());
     one.run();

@@ -102,8 +102,8 @@ impl Lab {
         let (stopper, stop) = tasks::stop();
         let away = Arc::new(AtomicBool::new(away));
         let asked = Arc::clone(&away);
-        let reach = Some(Reach::new(move || Box::pin(ready(!asked.load(Ordering::SeqCst)))));
-        let inputs = DaemonInputs { keys: seen, writes: write, backup: copied, reach, advertise: None, outlives: false };
+        let reach: Reach = Arc::new(move || Box::pin(ready(!asked.load(Ordering::SeqCst))));
+        let inputs = DaemonInputs { keys: seen, writes: write, backup: copied, reach: Some(reach), advertise: None, outlives: false };
         let (daemon, task) = daemon(settings, inputs, stop);
         Self { dir, daemon, keys, kept, away, writes, stopper, task: tokio::spawn(task) }
     }

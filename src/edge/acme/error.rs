@@ -6,10 +6,8 @@ use instant_acme::{Error, Problem};
 
 use super::{RecordFailure, http::ErrorHead};
 
-/// A call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum AcmeError {
-    /// The client could not be made.
     #[error("cannot set up the client of the ACME server: {0}")]
     Client(String),
     /// The account's key cannot be used. It is somebody's: it is not replaced.
@@ -17,14 +15,9 @@ pub enum AcmeError {
     Key(&'static str),
     /// No connection, or it broke, or no answer came in time.
     #[error("cannot {what}: the ACME server cannot be reached: {source}")]
-    Unreachable {
-        /// What was to be done.
-        what: &'static str,
-        source: RecordFailure,
-    },
+    Unreachable { what: &'static str, source: RecordFailure },
     #[error("cannot {what}: the ACME server answered {status}: {message}")]
     Refused {
-        /// What was to be done.
         what: &'static str,
         status: u16,
         /// Its problem in one word of a closed set.
@@ -33,35 +26,22 @@ pub enum AcmeError {
         /// How long it wants not to be asked.
         retry_after: Option<Duration>,
     },
-    /// The server could not convince itself that the name is ours.
     #[error("the ACME server does not accept the proof for {name}: {why}")]
     Invalid { name: String, why: String },
-    /// The server offers no proof by DNS.
     #[error("the ACME server takes no proof by DNS for {name}")]
     NoDns { name: String },
-    /// The record that proves the name could not be set.
     #[error("cannot set the TXT record {record}: {source}")]
     Record { record: String, source: RecordFailure },
-    /// The server did not come to an end.
     #[error("cannot {what}: the ACME server did not come to an end in time")]
-    Deadline {
-        /// What was to be done.
-        what: &'static str,
-    },
+    Deadline { what: &'static str },
     #[error("cannot {what}: the ACME server's answer is not understood: {why}")]
-    Answer {
-        /// What was to be done.
-        what: &'static str,
-        why: String,
-    },
-    /// The server has no such thing.
+    Answer { what: &'static str, why: String },
     #[error("the ACME server does not say when to renew")]
     Unsupported,
 }
 
 impl AcmeError {
     /// A closed set of words for metric labels and Event reasons.
-    #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Client(_) => "Client",
@@ -77,20 +57,16 @@ impl AcmeError {
         }
     }
 
-    /// How long the server wants not to be asked.
-    #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         if let Self::Refused { retry_after, .. } = self { *retry_after } else { None }
     }
 
     /// Whether it may pass by itself and soon, and costs nothing of what a server allows: somebody was away.
-    #[must_use]
     pub fn is_outage(&self) -> bool {
         matches!(self.reason(), "Unreachable" | "ServerError" | "Record" | "BadNonce")
     }
 
     /// Whether the server knows the account no more, or has closed it.
-    #[must_use]
     pub fn is_account(&self) -> bool {
         matches!(self.reason(), "Unauthorized" | "NoAccount")
     }

@@ -47,8 +47,6 @@ impl AccountKey {
         Ok(key)
     }
 
-    /// The text, as it lies in a Secret.
-    #[must_use]
     pub fn pem(&self) -> &str {
         &self.pem
     }

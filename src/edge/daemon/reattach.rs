@@ -20,7 +20,6 @@ const FIRST: &str = "1";
 impl RunningDaemon {
     /// The daemon that was left, and its arguments with blanks between them; nothing where there is none. One that is found and cannot
     /// be taken over is told of and left alone.
-    #[must_use]
     pub fn orphan() -> Option<(Self, String)> {
         let here = fs::read_dir("/proc").ok()?;
         let numbers = here.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());

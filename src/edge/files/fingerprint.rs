@@ -13,7 +13,6 @@ use super::{FilesError, data};
 /// count time in steps, some of seconds.
 const SETTLED: Duration = Duration::from_secs(3);
 
-/// The state of a set of files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Stamp {
     set: Option<OsString>,

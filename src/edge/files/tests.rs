@@ -123,8 +123,9 @@ async fn swap_is_published_by_inotify_before_the_next_poll() {
 #[tokio::test]
 async fn without_inotify_a_change_is_found_by_looking() {
     let volume = TempDir::new().expect("tempdir");
-    let (watcher, view) = directory(volume.path(), &NAMES);
-    let mut view = start((watcher.by_looking(), view));
+    let (mut watcher, view) = directory(volume.path(), &NAMES);
+    watcher.inotify = false;
+    let mut view = start((watcher, view));
     assert!(!wait_for_value("nothing there", DEADLINE, &mut view, |view| shows(view, &[])).await.notified);
     fs::write(volume.path().join("a"), "1").expect("file");
     wait_for_value("found", DEADLINE, &mut view, |view| shows(view, &[("a", "1")])).await;

@@ -27,7 +27,6 @@ const COALESCE: Duration = Duration::from_millis(20);
 /// An empty plain file is looked at once more after this time: its writer may just have truncated it.
 const SETTLE: Duration = Duration::from_millis(75);
 
-/// What is known of the files.
 #[derive(Debug, Clone, Default)]
 pub struct FilesView {
     /// What was read last; nothing before the first reading.
@@ -38,19 +37,17 @@ pub struct FilesView {
     pub notified: bool,
 }
 
-/// Files of one directory, to be watched.
 #[derive(Debug)]
 pub struct FileWatcher {
     directory: PathBuf,
     names: Arc<[String]>,
     view: watch::Sender<FilesView>,
-    inotify: bool,
-    /// Between two looks beside inotify.
+    /// False where the system refuses it.
+    pub(super) inotify: bool,
     pub(super) poll_interval: Duration,
 }
 
 /// The named files of a directory; the directory may come later, vanish and come back.
-#[must_use]
 pub fn directory(directory: impl Into<PathBuf>, names: &[&str]) -> (FileWatcher, watch::Receiver<FilesView>) {
     let (view, receiver) = watch::channel(FilesView::default());
     let names = names.iter().map(|name| (*name).to_owned()).collect();
@@ -58,7 +55,6 @@ pub fn directory(directory: impl Into<PathBuf>, names: &[&str]) -> (FileWatcher,
 }
 
 /// A single file. In the snapshot it stands under its own name, which is returned too.
-#[must_use]
 pub fn file(path: &Path) -> (FileWatcher, watch::Receiver<FilesView>, String) {
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -67,12 +63,6 @@ pub fn file(path: &Path) -> (FileWatcher, watch::Receiver<FilesView>, String) {
 }
 
 impl FileWatcher {
-    /// The same without inotify, as where the system refuses it.
-    #[must_use]
-    pub fn by_looking(self) -> Self {
-        Self { inotify: false, ..self }
-    }
-
     /// Watches until nobody listens any more.
     pub async fn run(self) {
         let mut events = None;
@@ -168,7 +158,6 @@ fn read_unless(last: Option<&Stamp>, directory: &Path, names: &[String]) -> (Opt
     (Some(read(directory, names)), stamp.filter(|stamp| stamp.is_settled(now)))
 }
 
-/// inotify on one directory.
 pub(super) struct InotifyEvents {
     /// Nothing only while it is dropped.
     stream: Option<EventStream<[u8; 4096]>>,

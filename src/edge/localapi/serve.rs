@@ -2,22 +2,19 @@
 
 use hyper::{Method, StatusCode};
 
-use super::{LocalApi, LocalApiError, READ, WRITE, encode, json};
+use super::{LocalApi, LocalApiError, READ, WRITE, encode, json, request};
 use crate::api::serve::ServeConfig;
 
 const CALL: &str = "serve-config";
 
-/// What the daemon serves now.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ServeState {
     /// The config; one that was never set is empty.
     pub config: ServeConfig,
-    /// What tells it from another one.
     pub etag: Option<String>,
 }
 
 impl LocalApi {
-    /// What the daemon serves.
     pub async fn serve_config(&self) -> Result<ServeState, LocalApiError> {
         let answer = self.call(CALL, Method::GET, CALL, Vec::new(), READ).await?;
         let etag = answer.headers().get("Etag").and_then(|tag| tag.to_str().ok()).map(str::to_owned);
@@ -29,7 +26,7 @@ impl LocalApi {
     /// the first netmap, and where a port or a Tailscale Service is to be served in another way than before (see
     /// [`crate::model::tailnet::serve_config::steps`]).
     pub async fn set_serve_config(&self, config: &ServeConfig, etag: Option<&str>) -> Result<bool, LocalApiError> {
-        let mut request = self.request(CALL, Method::POST, CALL, encode(CALL, config)?)?;
+        let mut request = request(CALL, Method::POST, CALL, encode(CALL, config)?)?;
         if let Some(value) = etag.and_then(|etag| etag.parse().ok()) {
             request.headers_mut().insert("If-Match", value);
         }

@@ -19,27 +19,18 @@ use nix::unistd::{Pid, getegid, geteuid};
 /// Set in the second instance's environment.
 const INSIDE: &str = "TAILYARD_PRIVATE_NAMESPACES";
 
-/// The program could not be started in namespaces of its own.
 #[derive(Debug, thiserror::Error)]
 pub enum PrivateError {
-    /// The kernel, or who configured it, does not allow it.
     #[error("this user may not make namespaces here ({source}); {advice}")]
-    Refused {
-        /// The kernel's answer.
-        source: io::Error,
-        advice: &'static str,
-    },
-    /// The user could not be mapped into the new user namespace.
+    Refused { source: io::Error, advice: &'static str },
     #[error("cannot map this user into a user namespace ({0}); run it as root instead")]
     Map(#[source] io::Error),
-    /// The second instance could not be started or waited for.
     #[error("cannot start in namespaces of its own: {0}")]
     Start(#[source] io::Error),
 }
 
 impl PrivateError {
     /// A closed set of words for reports.
-    #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Refused { .. } => "Refused",
@@ -55,7 +46,6 @@ fn awaited() -> SigSet {
 }
 
 /// Whether this is the second instance. If so, it is tied to the first: it does not outlive it. To be asked once, first of all.
-#[must_use]
 pub fn is_inside() -> bool {
     let inside = std::env::var_os(INSIDE).is_some();
     if inside {

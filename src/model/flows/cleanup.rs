@@ -9,8 +9,6 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
 use imbl::OrdMap;
-use serde::Serialize;
-
 pub use past::RulesetHistory;
 
 use crate::model::base::net::{PortKey, Proto};
@@ -18,8 +16,7 @@ use crate::model::base::small_set::SortedSet;
 use crate::model::firewall::ruleset::{Delta, Edit, Ruleset};
 use crate::model::flows::flow::{Flow, FlowFilter, SRC_NAT, TcpState};
 
-/// What is to happen to a flow.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FlowAction {
     Keep,
     /// Its entry goes; there is nobody to be told, or no way to tell.
@@ -28,24 +25,15 @@ pub enum FlowAction {
     Reset,
 }
 
-/// The keys whose flows may end.
-type AffectedFlows<'a, K, T> = BTreeMap<&'a K, RemainingTargets<'a, T>>;
+/// The keys whose flows may end, each with the targets that it still has; none if the key is gone.
+type AffectedFlows<'a, K, T> = BTreeMap<&'a K, Option<&'a SortedSet<T>>>;
 
-/// What a key has now.
-#[derive(Debug, Clone)]
-enum RemainingTargets<'a, T> {
-    Nothing,
-    Targets(&'a SortedSet<T>),
-}
-
-impl<T: Ord> RemainingTargets<'_, T> {
-    /// How a flow of the key stands that leads to this target.
-    fn standing(&self, target: &T) -> FlowStatus {
-        match self {
-            Self::Nothing => FlowStatus::Removed,
-            Self::Targets(targets) if targets.contains(target) => FlowStatus::Same,
-            Self::Targets(_) => FlowStatus::Moved,
-        }
+/// The status of a flow to this target, of a key with these targets.
+fn status<T: Ord>(remaining: Option<&SortedSet<T>>, target: &T) -> FlowStatus {
+    match remaining {
+        None => FlowStatus::Removed,
+        Some(targets) if targets.contains(target) => FlowStatus::Same,
+        Some(_) => FlowStatus::Moved,
     }
 }
 
@@ -62,11 +50,9 @@ pub struct FlowChanges<'a> {
     lost: Vec<IpAddr>,
 }
 
-/// How a flow stands to the maps.
 enum FlowStatus {
-    /// Nothing that it hangs on has changed.
     Same,
-    /// Its key leads elsewhere now.
+    /// Its key has other targets now.
     Moved,
     /// Its key, or the address that it leaves by, is gone.
     Removed,
@@ -76,12 +62,11 @@ impl<'a> FlowChanges<'a> {
     /// What `delta`, which leads from what was in force to `after`, takes away.
     ///
     /// `reachable` says whether an address is still somebody's: true for every address that no netmap knows about.
-    #[must_use]
     pub fn new(past: &'a RulesetHistory, delta: &'a Delta, after: &'a Ruleset, reachable: &'a (dyn Fn(IpAddr) -> bool + Sync)) -> Self {
         let mut ports = touched(&delta.ports);
         // TCP drains where it went: while those live, nothing ends, and most of what is tracked need not be listed.
         let live = |key: &PortKey| past.rules.ports.get(key).into_iter().flatten().all(|target| reachable(target.ip()));
-        ports.retain(|key, targets| key.proto != Proto::Tcp || matches!(targets, RemainingTargets::Nothing) || !live(key));
+        ports.retain(|key, targets| key.proto != Proto::Tcp || targets.is_none() || !live(key));
         let ours = |ip: &IpAddr| after.source.values().any(|own| own == ip);
         Self {
             before: &past.rules,
@@ -98,7 +83,6 @@ impl<'a> FlowChanges<'a> {
     /// for a target that leaves the tailnet while flows still drain on it.
     ///
     /// Flows of keys that the ruleset does not have are left alone, as they may be somebody else's.
-    #[must_use]
     pub fn audit(now: &'a Ruleset, reachable: &'a (dyn Fn(IpAddr) -> bool + Sync)) -> Self {
         Self {
             before: now,
@@ -112,13 +96,11 @@ impl<'a> FlowChanges<'a> {
     }
 
     /// Whether no flow can end, so that there is no need to list them.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.ports.is_empty() && self.from_tailnet.is_empty() && self.from_cluster.is_empty() && self.lost.is_empty()
     }
 
     /// The smallest listing that has every flow which may end.
-    #[must_use]
     pub fn filter(&self) -> FlowFilter {
         let only_ports = self.from_tailnet.is_empty() && self.from_cluster.is_empty() && self.lost.is_empty();
         let mut keys = self.ports.keys();
@@ -128,9 +110,8 @@ impl<'a> FlowChanges<'a> {
 
     /// Whether a flow ends. A flow of an unchanged key never does. After a retarget a UDP flow does, and a TCP flow only if its old
     /// target is unreachable. Entries in `TIME_WAIT` stay: there are often a hundred times as many of them as of live flows.
-    #[must_use]
     pub fn verdict(&self, flow: &Flow) -> FlowAction {
-        let ends = match self.standing(flow) {
+        let ends = match self.status(flow) {
             _ if flow.tcp == Some(TcpState::TimeWait) => false,
             FlowStatus::Same => false,
             FlowStatus::Moved => !flow.is_tcp() || !(self.reachable)(flow.target().ip()),
@@ -145,7 +126,7 @@ impl<'a> FlowChanges<'a> {
         }
     }
 
-    fn standing(&self, flow: &Flow) -> FlowStatus {
+    fn status(&self, flow: &Flow) -> FlowStatus {
         if !flow.is_forwarded() {
             return FlowStatus::Same;
         }
@@ -156,17 +137,17 @@ impl<'a> FlowChanges<'a> {
         // touched key is one that the rules have or had.
         let (address, target) = (flow.original.destination.ip(), flow.target());
         if let Some(targets) = self.from_tailnet.get(&address) {
-            return targets.standing(&target.ip());
+            return status(*targets, &target.ip());
         }
         let key = flow.key();
-        let by_port = key.and_then(|key| self.ports.get(&key)).map(|remaining| remaining.standing(&target));
+        let by_port = key.and_then(|key| self.ports.get(&key)).map(|remaining| status(*remaining, &target));
         let by_address = || {
             let rest = self.from_cluster.get(&address)?;
             let is_port = key.is_some_and(|key| self.has(|rules| rules.ports.contains_key(&key)));
-            (!is_port).then(|| rest.standing(&target.ip()))
+            (!is_port).then(|| status(*rest, &target.ip()))
         };
-        let standing = by_port.or_else(by_address).filter(|_| !self.has(|rules| rules.from_tailnet.contains_key(&address)));
-        standing.unwrap_or(FlowStatus::Same)
+        let found = by_port.or_else(by_address).filter(|_| !self.has(|rules| rules.from_tailnet.contains_key(&address)));
+        found.unwrap_or(FlowStatus::Same)
     }
 
     fn has(&self, key: impl Fn(&Ruleset) -> bool) -> bool {
@@ -174,27 +155,18 @@ impl<'a> FlowChanges<'a> {
     }
 }
 
-impl std::fmt::Debug for FlowChanges<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut debug = f.debug_struct("Cuts");
-        debug.field("ports", &self.ports).field("from_tailnet", &self.from_tailnet).field("from_cluster", &self.from_cluster);
-        debug.field("lost", &self.lost).finish_non_exhaustive()
-    }
-}
-
 /// The edits that take something away.
-fn touched<'a, K: Ord, T: Ord>(edits: &'a BTreeMap<K, Edit<SortedSet<T>>>) -> AffectedFlows<'a, K, T> {
+fn touched<K: Ord, T: Ord>(edits: &BTreeMap<K, Edit<SortedSet<T>>>) -> AffectedFlows<'_, K, T> {
     let takes = |edit: &&Edit<SortedSet<T>>| match (&edit.before, &edit.after) {
         (None, _) => false,
         (Some(_), None) => true,
         (Some(before), Some(after)) => !before.is_subset(after),
     };
-    let remaining_of = |edit: &'a Edit<SortedSet<T>>| edit.after.as_ref().map_or(RemainingTargets::Nothing, RemainingTargets::Targets);
-    edits.iter().filter(|(_, edit)| takes(edit)).map(|(key, edit)| (key, remaining_of(edit))).collect()
+    edits.iter().filter(|(_, edit)| takes(edit)).map(|(key, edit)| (key, edit.after.as_ref())).collect()
 }
 
 fn every<K: Ord, T: Ord>(map: &OrdMap<K, SortedSet<T>>) -> AffectedFlows<'_, K, T> {
-    map.iter().map(|(key, targets)| (key, RemainingTargets::Targets(targets))).collect()
+    map.iter().map(|(key, targets)| (key, Some(targets))).collect()
 }
 
 #[cfg(test)]

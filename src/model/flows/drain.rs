@@ -40,10 +40,8 @@ pub const AWAY: Duration = Duration::from_millis(500);
 /// How a Pod's grace period is spent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
-    /// For flows to end by themselves.
     pub flows: Duration,
     pub resets: Duration,
-    /// For tailscaled to stop.
     pub daemon: Duration,
 }
 
@@ -57,7 +55,6 @@ impl Budget {
 
     /// Splits the time between the signal and the kill: a second to spare, then the resets, then the daemon if there is one; the
     /// flows have the rest, and never less than half of it.
-    #[must_use]
     pub fn of(total: Duration, daemon: bool) -> Self {
         let daemon = if daemon { Self::DAEMON.min(total / 6) } else { Duration::ZERO };
         let resets = Self::RESETS.min((total / 3).saturating_sub(daemon));
@@ -66,16 +63,6 @@ impl Budget {
     }
 }
 
-/// What a look at connection tracking gave.
-#[derive(Debug, Clone, Copy)]
-pub enum ConntrackSample<'a> {
-    /// Every flow that we forward.
-    Flows(&'a [Flow]),
-    /// The listing failed: nothing is known, so nothing has ended.
-    Unknown,
-}
-
-/// What to do next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DrainDecision {
     /// Keep forwarding and look again after this long.
@@ -86,7 +73,6 @@ pub enum DrainDecision {
     Over,
 }
 
-/// A drain under way.
 #[derive(Debug)]
 pub struct Drain {
     grace: Duration,
@@ -102,27 +88,24 @@ pub struct Drain {
 impl Drain {
     /// A drain that ends after `grace` at the latest, and not before no flow has been open for `quiet`: the time in which
     /// clients that have not yet learnt that this replica leaves can still come.
-    #[must_use]
     pub fn new(grace: Duration, quiet: Duration) -> Self {
         Self { grace, quiet, watched: HashMap::new(), busy: Duration::ZERO, due: Duration::ZERO, open: 0 }
     }
 
     /// The flows that had not ended at the last look.
-    #[must_use]
     pub fn open(&self) -> usize {
         self.open
     }
 
-    /// Takes note of a look and decides.
-    pub fn decide(&mut self, event: ConntrackSample<'_>, now: Duration) -> DrainDecision {
-        if let ConntrackSample::Flows(flows) = event {
+    /// Decides by a listing of connection tracking. Without one (it failed) no flow counts as ended.
+    pub fn decide(&mut self, flows: Option<&[Flow]>, now: Duration) -> DrainDecision {
+        if let Some(flows) = flows {
             self.open = self.look(flows, now);
         }
-        let sampled = matches!(event, ConntrackSample::Flows(_));
-        if self.open > 0 || !sampled {
+        if self.open > 0 || flows.is_none() {
             self.busy = now;
         }
-        if sampled && self.open == 0 && now.saturating_sub(self.busy) >= self.quiet {
+        if flows.is_some() && self.open == 0 && now.saturating_sub(self.busy) >= self.quiet {
             DrainDecision::Ended
         } else if now >= self.grace {
             DrainDecision::Over
@@ -220,31 +203,28 @@ mod tests {
     #[test]
     fn a_replica_without_flows_goes_when_it_has_been_quiet() {
         let mut drain = Drain::new(seconds(20), seconds(2));
-        assert_eq!(drain.decide(ConntrackSample::Flows(&[]), seconds(0)), DrainDecision::Wait(SOONEST));
-        assert!(matches!(drain.decide(ConntrackSample::Flows(&[tcp(TcpState::Established)]), seconds(1)), DrainDecision::Wait(_)));
-        assert!(matches!(drain.decide(ConntrackSample::Flows(&[]), seconds(2)), DrainDecision::Wait(_)));
-        assert_eq!(drain.decide(ConntrackSample::Flows(&[tcp(TcpState::TimeWait)]), seconds(3)), DrainDecision::Ended);
+        assert_eq!(drain.decide(Some(&[]), seconds(0)), DrainDecision::Wait(SOONEST));
+        assert!(matches!(drain.decide(Some(&[tcp(TcpState::Established)]), seconds(1)), DrainDecision::Wait(_)));
+        assert!(matches!(drain.decide(Some(&[]), seconds(2)), DrainDecision::Wait(_)));
+        assert_eq!(drain.decide(Some(&[tcp(TcpState::TimeWait)]), seconds(3)), DrainDecision::Ended);
     }
 
     #[test]
     fn an_idle_connection_holds_the_replica_until_its_time_is_over() {
         let mut drain = Drain::new(seconds(20), seconds(0));
         for now in 0..20 {
-            assert!(matches!(drain.decide(ConntrackSample::Flows(&[tcp(TcpState::Established)]), seconds(now)), DrainDecision::Wait(_)));
+            assert!(matches!(drain.decide(Some(&[tcp(TcpState::Established)]), seconds(now)), DrainDecision::Wait(_)));
         }
-        assert_eq!(drain.decide(ConntrackSample::Flows(&[tcp(TcpState::Established)]), seconds(20)), DrainDecision::Over);
+        assert_eq!(drain.decide(Some(&[tcp(TcpState::Established)]), seconds(20)), DrainDecision::Over);
     }
 
     #[test]
     fn datagrams_hold_it_while_they_come() {
         let mut drain = Drain::new(seconds(60), seconds(0));
         for now in 0..10 {
-            assert!(
-                matches!(drain.decide(ConntrackSample::Flows(&[flow(17, None, 1, 120)]), seconds(now)), DrainDecision::Wait(_)),
-                "at {now}"
-            );
+            assert!(matches!(drain.decide(Some(&[flow(17, None, 1, 120)]), seconds(now)), DrainDecision::Wait(_)), "at {now}");
         }
-        let mut later = |now: u32| drain.decide(ConntrackSample::Flows(&[flow(17, None, 1, 129 - now)]), seconds(now.into()));
+        let mut later = |now: u32| drain.decide(Some(&[flow(17, None, 1, 129 - now)]), seconds(now.into()));
         assert!(matches!(later(12), DrainDecision::Wait(_)), "idle for three seconds");
         assert_eq!(later(15), DrainDecision::Ended, "idle for six");
     }
@@ -252,24 +232,21 @@ mod tests {
     #[test]
     fn looks_that_take_long_are_rarer() {
         let mut drain = Drain::new(seconds(60), seconds(2));
-        assert_eq!(drain.decide(ConntrackSample::Flows(&[]), Duration::ZERO), DrainDecision::Wait(SOONEST));
-        assert_eq!(
-            drain.decide(ConntrackSample::Flows(&[]), SOONEST + Duration::from_millis(40)),
-            DrainDecision::Wait(Duration::from_millis(400))
-        );
+        assert_eq!(drain.decide(Some(&[]), Duration::ZERO), DrainDecision::Wait(SOONEST));
+        assert_eq!(drain.decide(Some(&[]), SOONEST + Duration::from_millis(40)), DrainDecision::Wait(Duration::from_millis(400)));
     }
 
     #[test]
     fn a_failed_listing_ends_nothing_but_the_time_does() {
         let mut drain = Drain::new(seconds(2), seconds(0));
-        assert!(matches!(drain.decide(ConntrackSample::Unknown, seconds(1)), DrainDecision::Wait(_)));
-        assert_eq!(drain.decide(ConntrackSample::Unknown, seconds(2)), DrainDecision::Over);
+        assert!(matches!(drain.decide(None, seconds(1)), DrainDecision::Wait(_)));
+        assert_eq!(drain.decide(None, seconds(2)), DrainDecision::Over);
     }
 
     #[test]
     fn flows_that_are_not_forwarded_do_not_count() {
         let own = Flow { status: 0, ..tcp(TcpState::Established) };
-        assert_eq!(Drain::new(seconds(2), seconds(0)).decide(ConntrackSample::Flows(&[own]), seconds(0)), DrainDecision::Ended);
+        assert_eq!(Drain::new(seconds(2), seconds(0)).decide(Some(&[own]), seconds(0)), DrainDecision::Ended);
     }
 
     proptest! {
@@ -287,7 +264,7 @@ mod tests {
                     if udp { flow(17, None, id, timeout) } else { flow(6, state, id, timeout) }
                 }).collect());
                 let open = flows.iter().flatten().any(|flow| flow.tcp == Some(TcpState::Established));
-                match drain.decide(flows.as_deref().map_or(ConntrackSample::Unknown, ConntrackSample::Flows), now) {
+                match drain.decide(flows.as_deref(), now) {
                     DrainDecision::Wait(next) => prop_assert!(now + next <= seconds(grace) && !next.is_zero()),
                     DrainDecision::Ended => prop_assert!(!open && flows.is_some() && now >= seconds(quiet)),
                     DrainDecision::Over => prop_assert!(now >= seconds(grace)),

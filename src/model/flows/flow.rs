@@ -4,8 +4,6 @@
 
 use std::net::SocketAddr;
 
-use serde::Serialize;
-
 use crate::model::base::net::{Family, Port, PortKey, Proto};
 
 /// The destination was rewritten (`IPS_DST_NAT`): every flow that we forward has this bit.
@@ -17,14 +15,14 @@ pub const SRC_NAT: u32 = 1 << 4;
 ///
 /// The ports are the protocol's own; ICMP has its identifier as the source port and `type << 8 | code` as the destination
 /// port, as in the kernel's union, and protocols without any have zeros.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tuple {
     pub source: SocketAddr,
     pub destination: SocketAddr,
 }
 
 /// Where a TCP flow is in its life, as the tracker saw both directions pass (`enum tcp_conntrack`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TcpState {
     /// Nothing understood yet.
     None,
@@ -49,7 +47,6 @@ pub enum TcpState {
 
 impl TcpState {
     /// The state of the kernel's number; nothing for a number of a later kernel.
-    #[must_use]
     pub fn of(number: u8) -> Option<Self> {
         use TcpState::{Close, CloseWait, Established, FinWait, LastAck, SynRecv, SynSent, SynSent2, TimeWait};
         let states = [Self::None, SynSent, SynRecv, Established, FinWait, CloseWait, LastAck, TimeWait, Close, SynSent2];
@@ -58,20 +55,17 @@ impl TcpState {
 
     /// Whether there are two ends that believe in a connection, or may be by the time that the entry goes, so that a reset tells
     /// them something.
-    #[must_use]
     pub fn has_ends(self) -> bool {
         self.is_half_open() || matches!(self, Self::SynRecv | Self::Established | Self::FinWait | Self::CloseWait | Self::LastAck)
     }
 
     /// Whether the end that was connected to has not answered.
-    #[must_use]
     pub fn is_half_open(self) -> bool {
         matches!(self, Self::SynSent | Self::SynSent2)
     }
 }
 
-/// One tracked flow.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Flow {
     /// The IANA protocol number.
     pub proto: u8,
@@ -91,24 +85,20 @@ pub struct Flow {
 
 impl Flow {
     /// Whether a NAT map of the kernel gave it its target.
-    #[must_use]
     pub fn is_forwarded(&self) -> bool {
         self.status & DST_NAT != 0
     }
 
-    #[must_use]
     pub fn is_tcp(&self) -> bool {
         self.proto == Proto::Tcp.number()
     }
 
     /// Where its packets end up.
-    #[must_use]
     pub fn target(&self) -> SocketAddr {
         self.reply.source
     }
 
     /// The match port that it came to, if its protocol has any.
-    #[must_use]
     pub fn key(&self) -> Option<PortKey> {
         let proto = Proto::ALL.into_iter().find(|proto| proto.number() == self.proto)?;
         Port::new(self.original.destination.port()).map(|port| PortKey { proto, port })
@@ -127,26 +117,21 @@ pub struct FlowFilter {
 }
 
 impl FlowFilter {
-    /// Every flow that we forward.
-    #[must_use]
     pub fn forwarded() -> Self {
         Self { forwarded: true, ..Self::default() }
     }
 
     /// Every flow that we forward and that is not over.
-    #[must_use]
     pub fn under_way() -> Self {
         Self { under_way: true, ..Self::forwarded() }
     }
 
     /// Whether a TCP flow in this state is asked for, whatever else it is.
-    #[must_use]
     pub fn admits_state(self, state: Option<TcpState>) -> bool {
         !self.under_way || state != Some(TcpState::TimeWait)
     }
 
     /// Whether a flow is asked for; kernels that do not know a filter send more than that.
-    #[must_use]
     pub fn admits(self, flow: &Flow) -> bool {
         let family = Family::of(flow.original.source.ip());
         self.family.is_none_or(|wanted| wanted == family)

@@ -1,16 +1,14 @@
-//! Whether services still lead to this Pod: what the preStop hook of the Tailscale operator waits for.
+//! Whether services still send traffic to this Pod: what the preStop hook of the Tailscale operator waits for.
 //!
-//! The operator has taken the Pod out of its services' endpoints; every node's kube-proxy learns that in its own time. The
-//! evidence that one of them has: `/healthz`, asked through a service's `ClusterIP`, is answered by other Pods only. The
-//! evidence that all of them have: no new flow has come for a while. So the hook ends as soon as
+//! The operator has removed the Pod from its services' endpoints; each node's kube-proxy applies that in its own time. One of them has
+//! if other Pods answer `/healthz` at a service's `ClusterIP`. All of them have if no new flow arrives for a while. So the hook ends as
+//! soon as
 //!
 //! - every service is answered by others, or refused, for a few rounds in a row, and
 //! - no new flow has come for [`QUIET`]; where flows cannot be counted, [`BLIND`] has passed since.
 //!
-//! A service that cannot be asked (its name does not resolve, nothing answers) is no evidence, so more silence is asked for:
-//! [`BLIND`] without a new flow. New flows keep the hook waiting for as long as the caller lets it.
-//!
-//! Probes, counters and the clock are arguments.
+//! A service that cannot be asked (its name does not resolve, nothing answers) proves nothing, so a longer silence is required:
+//! [`BLIND`] without a new flow. New flows prolong the hook for as long as the caller allows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -35,7 +33,6 @@ pub struct HookCall {
 
 impl HookCall {
     /// When the Pod's termination grace period began, as seen at SIGTERM: with this call, if SIGTERM follows it.
-    #[must_use]
     pub fn grace_began(self, signalled: Duration) -> Option<Duration> {
         (signalled.saturating_sub(self.ended) <= SIGNAL_FOLLOWS).then_some(self.began)
     }
@@ -52,7 +49,6 @@ pub enum HealthProbe {
     Silent,
 }
 
-/// What is known of one service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Routed {
     /// It leads here, as far as is known.
@@ -65,7 +61,6 @@ enum Routed {
     Elsewhere,
 }
 
-/// The verdict of the moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HookVerdict {
     /// These services lead here.
@@ -88,20 +83,17 @@ pub struct DrainingServices {
 impl DrainingServices {
     /// A Pod with these addresses, and the services through which it is asked. Without any, nothing leads here that could be
     /// told from nothing at all, so it is drained at once.
-    #[must_use]
     pub fn new(own: BTreeSet<IpAddr>, services: impl IntoIterator<Item = Arc<str>>, now: Duration) -> Self {
         let services = services.into_iter().map(|name| (name, Routed::Here)).collect();
         Self { own, services, routed_at: now, flows: None }
     }
 
     /// The services that are to be asked in the next round.
-    #[must_use]
     pub fn to_ask(&self) -> Vec<Arc<str>> {
         self.services.iter().filter(|(_, routed)| **routed != Routed::Elsewhere).map(|(name, _)| Arc::clone(name)).collect()
     }
 
     /// Whether an answer shows that a service leads here, so that no more need be asked in this round.
-    #[must_use]
     pub fn is_here(&self, probe: &HealthProbe) -> bool {
         matches!(probe, HealthProbe::Answered(ips) if !ips.is_disjoint(&self.own))
     }

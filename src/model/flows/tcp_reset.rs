@@ -1,18 +1,16 @@
 //! Ending TCP flows at both ends: which segment to send when, and what an answer means.
 //!
-//! Each flow's target is probed; the first answer of a live end has the two numbers that make resets valid at both ends, and they are
-//! sent twice, as nobody acknowledges a reset. Who stays silent is asked again, and so is the client then. Pure: times are counted
-//! from the start, and whoever has the sockets sends and hears.
+//! Each flow's target is probed; the first answer of a live end has the two sequence numbers that make resets valid at both ends. Resets
+//! are not acknowledged, so each is sent twice. A silent target is probed again, and then the client too. Pure: times are counted from
+//! the start; the caller sends and receives.
 //!
-//! A flow whose target had not answered when it was listed may be a connection by the time that its entry is gone. Its target alone is
-//! asked, for a moment: a client that still waits for the first answer asks again by itself, and is led elsewhere or refused then.
+//! A flow whose target had not answered when it was listed may be a connection by the time that its entry is deleted. Only its target is
+//! probed, for a moment: a client that still waits for the first answer retransmits by itself and reaches another target or a refusal.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 use std::ops::AddAssign;
 use std::time::Duration;
-
-use serde::Serialize;
 
 use crate::model::flows::flow::{Flow, TcpState};
 use crate::model::flows::tcp_segment::{ObservedSegment, Segment, SegmentSender};
@@ -33,8 +31,7 @@ const fn ms(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds)
 }
 
-/// What became of the flows.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ResetReport {
     /// Both ends were sent resets with numbers that a live end gave.
     pub reset: usize,
@@ -55,14 +52,12 @@ impl AddAssign for ResetReport {
     }
 }
 
-/// One end of a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FlowSide {
     Target,
     Client,
 }
 
-/// How far one flow is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Asked,
@@ -122,7 +117,6 @@ impl PendingReset {
 
 impl PendingResets {
     /// The TCP flows among these; `seed` is any number, so that probes cannot be foretold.
-    #[must_use]
     pub fn new<'a>(flows: impl IntoIterator<Item = &'a Flow>, seed: u32) -> Self {
         let empty = (Vec::new(), HashMap::new(), BTreeMap::new());
         let mut resets = Self { cases: empty.0, ends: empty.1, agenda: empty.2, entries: 0, seed, open: 0, pending: 0 };
@@ -165,7 +159,6 @@ impl PendingResets {
     }
 
     /// When the next segment is due.
-    #[must_use]
     pub fn next(&self) -> Option<Duration> {
         self.agenda.first_key_value().map(|((at, _), _)| *at)
     }
@@ -189,13 +182,11 @@ impl PendingResets {
     }
 
     /// Whether every flow is done with and nothing is left to send for it.
-    #[must_use]
     pub fn is_over(&self) -> bool {
         self.open == 0 && self.pending == 0
     }
 
     /// What became of the flows so far; who did not answer yet counts as unanswered.
-    #[must_use]
     pub fn report(&self) -> ResetReport {
         let mut report = ResetReport::default();
         for case in &self.cases {

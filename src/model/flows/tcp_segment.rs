@@ -11,7 +11,6 @@ const RST: u8 = 0x04;
 const ACK: u8 = 0x10;
 const TTL: u8 = 64;
 
-/// A segment to send, headers and all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segment {
     from: SocketAddr,
@@ -46,31 +45,25 @@ pub enum SegmentSender {
 
 impl Segment {
     /// A SYN: a live end answers it, whatever its number, with an acknowledgment of its own state (RFC 5961 §4).
-    #[must_use]
     pub fn probe(from: SocketAddr, to: SocketAddr, sequence: u32) -> Self {
         Self { from, to, sequence, acknowledgment: 0, flags: SYN }
     }
 
     /// A reset, valid at `to` if `sequence` is exactly what it expects next (RFC 5961 §3).
-    #[must_use]
     pub fn reset(from: SocketAddr, to: SocketAddr, sequence: u32, acknowledgment: u32) -> Self {
         Self { from, to, sequence, acknowledgment, flags: RST | ACK }
     }
 
-    /// Where it goes.
-    #[must_use]
     pub fn to(&self) -> SocketAddr {
         self.to
     }
 
     /// By what an answer to it is known: who sends it, and to which port.
-    #[must_use]
     pub fn end(&self) -> (SocketAddr, u16) {
         (self.to, self.from.port())
     }
 
     /// The whole packet, checksums included; nothing if its two addresses are of different families.
-    #[must_use]
     pub fn packet(&self) -> Option<Vec<u8>> {
         let tcp = self.tcp()?;
         let mut packet = Vec::with_capacity(40 + tcp.len());
@@ -117,7 +110,6 @@ impl Segment {
 
 impl ObservedSegment {
     /// Reads an IPv4 packet, as a raw socket hands it over; nothing if it is not a whole TCP header in a first fragment.
-    #[must_use]
     pub fn in_ipv4(packet: &[u8]) -> Option<Self> {
         let first = *packet.first()?;
         let header = usize::from(first & 0x0f) * 4;
@@ -131,7 +123,6 @@ impl ObservedSegment {
     }
 
     /// Reads a TCP segment that `source` sent; nothing if its header is not whole.
-    #[must_use]
     pub fn in_tcp(segment: &[u8], source: IpAddr) -> Option<Self> {
         let header = usize::from(*segment.get(12)? >> 4) * 4;
         let data = segment.len().checked_sub(header).filter(|_| header >= 20)?;

@@ -1,25 +1,26 @@
 //! When a certificate is ordered, and by which replica: events in, orders and writes out.
 //!
-//! What is known of a name is a record that every replica sees (its Secret): the certificate, and a note of who is ordering
-//! another one. The replica that leads orders what is due. Before it does so it writes its name into the note, against the
-//! version that it saw, so that of two who believe to lead only one orders. It gives an order up before anybody may think
-//! that it is dead: an order is under way at one replica at most, whatever crashes, hangs or is cut off.
+//! The state of a name is its Secret, which every replica watches: the certificate, and a note of which replica is ordering another one.
+//! The leader orders what is due. It first writes its name into the note with the resource version that it read, so that of two
+//! leaders only one orders. It abandons an order before another replica may take it over: at most one replica orders a name, whatever
+//! crashes, hangs or is cut off.
 //!
-//! - Due is a name without a certificate at once; else at the point of the window that the ACME server suggests (ARI), or at
-//!   two thirds of the lifetime, some of it earlier by chance. The chance is the certificate's own, so that a start anew
-//!   does not draw again.
-//! - A failure is written into the note with the time before which nobody tries again, and so is an order that is begun anew
-//!   because its replica died over it: a crash loop or a takeover does not try more often. A server's `Retry-After` counts if it is longer.
-//! - A certificate that was issued is never ordered again because it could not be stored: storing is tried until it works.
+//! - A name without a certificate is due at once; others at a point of the window that the ACME server suggests (ARI), or after
+//!   two thirds of the lifetime, minus a random part. The random part derives from the certificate, so that a restart does not
+//!   draw again.
+//! - A failure is written into the note with the time of the next attempt, as is an order that is repeated because its replica died:
+//!   neither a crash loop nor a change of leaders retries faster. A longer `Retry-After` of the server wins.
+//! - A certificate that was issued but not stored is never ordered again: storing is retried until it works.
 //!
-//! Waiting for others is by one's own monotonic clock; the wall clock is read only against what is written in certificates
-//! and notes. Nothing is ordered or written here, and keys are never seen.
+//! Waiting for others uses the monotonic clock; the wall clock is compared only with times in certificates and notes. This module does
+//! no I/O and sees no keys.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
+use crate::api::issuance::OrderNote;
 use crate::model::base::backoff::Backoff;
 
 mod due;
@@ -45,7 +46,6 @@ pub struct Moment {
     pub wall: Timestamp,
 }
 
-/// How long things may take.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct OrderTerms {
     /// Who began an order gives it up after so long, counted from before its note was sent.
@@ -61,16 +61,6 @@ impl OrderTerms {
     pub const ACME: Self = Self { order: Duration::from_mins(5), patience: Duration::from_mins(7), retry: Backoff::ACME };
 }
 
-/// Who is ordering a certificate, and how often that failed.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct OrderNote {
-    /// The replica that orders; empty if none does.
-    pub by: String,
-    pub failures: u32,
-    /// Nobody tries before this time.
-    pub not_before: Option<Timestamp>,
-}
-
 /// What all replicas know of a name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NameRecord {
@@ -78,7 +68,6 @@ pub struct NameRecord {
     pub version: String,
     /// The certificate, if there is one that can be read and fits its key and name.
     pub certificate: Option<Certificate>,
-    /// Who is ordering another.
     pub note: OrderNote,
 }
 
@@ -127,7 +116,6 @@ enum OrderPhase {
 
 impl Issuer {
     /// A replica of this name, which no other process has at the same time.
-    #[must_use]
     pub fn new(me: impl Into<String>, terms: OrderTerms) -> Self {
         let (wanted, names, timers) = (BTreeSet::new(), BTreeMap::new(), BTreeMap::new());
         Self { me: me.into(), terms, leads: false, wanted, names, timers, queue: BTreeSet::new(), busy: BTreeSet::new() }
@@ -148,18 +136,10 @@ impl Issuer {
     }
 
     /// When to come back with [`OrderEvent::Tick`] though nothing happens.
-    #[must_use]
     pub fn wake(&self) -> Option<Duration> {
         self.timers.values().min().copied()
     }
 
-    /// Whether a name may be advertised: its certificate serves now.
-    #[must_use]
-    pub fn serves(&self, name: &str, wall: Timestamp) -> bool {
-        self.certificate(name).is_some_and(|certificate| usable(certificate, wall))
-    }
-
-    #[must_use]
     pub fn certificate(&self, name: &str) -> Option<&Certificate> {
         self.names.get(name)?.record.as_ref()?.certificate.as_ref()
     }
@@ -358,7 +338,7 @@ impl Issuer {
         let failures = before.failures.saturating_add(1).min(most);
         let pause = self.terms.retry.after(failures, random).max(failed.retry_after.unwrap_or_default());
         let not_before = wall.checked_add(SignedDuration::try_from(pause).unwrap_or(SignedDuration::MAX)).ok();
-        OrderNote { by: String::new(), failures, not_before }
+        OrderNote { failures, not_before, ..OrderNote::default() }
     }
 
     fn let_go(&mut self, name: &str, actions: &mut Vec<OrderAction>) {

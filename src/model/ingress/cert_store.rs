@@ -10,17 +10,16 @@ use std::time::Duration;
 use bytes::Bytes;
 use k8s_openapi::jiff::Timestamp;
 
-use crate::api::issuance;
+use crate::api::issuance::OrderNote;
 use crate::api::names::{ACCOUNT_FINGERPRINT, ISSUANCE};
 use crate::api::routes::Host;
-use crate::model::ingress::cert_orders::{Certificate, NameRecord, OrderFailure, OrderNote, Validity, renew_at, usable};
+use crate::model::ingress::cert_orders::{Certificate, NameRecord, OrderFailure, Validity, renew_at, usable};
 use crate::model::ingress::certificate::{CertificateError, Leaf, Pair};
 
 mod notice;
 
 pub use notice::{CertNotice, FailedOrder, VersionedSecret};
 
-/// How everything stands.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct CertStoreState {
     pub names: BTreeMap<String, NameState>,
@@ -30,7 +29,6 @@ pub struct CertStoreState {
     pub restored: u64,
 }
 
-/// How a name stands.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NameState {
     /// The group orders it.
@@ -41,7 +39,7 @@ pub struct NameState {
     /// The kind of what is wrong with what its Secret holds.
     pub fault: Option<&'static str>,
     /// Who orders, and what came of the order before.
-    pub note: issuance::IssuanceNote,
+    pub note: OrderNote,
 }
 
 /// A certificate that was issued here or loaded.
@@ -93,7 +91,6 @@ struct NamedCertificate {
 
 impl CertStore {
     /// Begins with what an earlier container of this Pod served. It serves until the Secrets are read; of them it says nothing.
-    #[must_use]
     pub fn with_backup(copy: BTreeMap<String, Pair>) -> Self {
         let usable = |(name, pair): (String, Pair)| Some((name.clone(), Issued::new(&name, pair, Bytes::new()).ok()?));
         Self { backup: copy.into_iter().filter_map(usable).collect(), ..Self::default() }
@@ -105,7 +102,6 @@ impl CertStore {
     }
 
     /// Whether a certificate of an earlier container serves a name whose Secret was not read yet.
-    #[must_use]
     pub fn serves_backup(&self) -> bool {
         self.names.values().any(|entry| entry.good.is_some() && entry.loaded.is_none())
     }
@@ -134,7 +130,6 @@ impl CertStore {
     }
 
     /// The names whose certificates the group orders.
-    #[must_use]
     pub fn ours(&self) -> BTreeSet<String> {
         let ours = self.wanted.iter().filter(|(name, host)| host.issue && self.permitted.contains(*name));
         ours.map(|(name, _)| name.clone()).collect()
@@ -168,7 +163,6 @@ impl CertStore {
     }
 
     /// Whether of every Secret it is known what it holds, or why that cannot be known.
-    #[must_use]
     pub fn is_loaded(&self) -> bool {
         let is_listed = |secret: &str| self.secrets.contains_key(secret) || self.absent.contains(secret) || self.lost.contains_key(secret);
         self.wanted.iter().all(|(name, host)| is_listed(secret_of(name, host)))
@@ -224,41 +218,34 @@ impl CertStore {
     }
 
     /// What is known of every name that is wanted and whose Secret was seen.
-    #[must_use]
     pub fn records(&self) -> Vec<(String, Option<NameRecord>)> {
         self.wanted.keys().filter_map(|name| Some((name.clone(), Some(self.record(name)?)))).collect()
     }
 
     /// What all replicas know of a name; nothing while its Secret does not exist, or was not seen.
-    #[must_use]
     pub fn record(&self, name: &str) -> Option<NameRecord> {
         let noted = self.secrets.get(&self.secret(name))?;
         let certificate = self.names.get(name)?.loaded.clone()?.ok();
-        let note = self.note(name);
-        let note = OrderNote { by: note.by, failures: note.failures, not_before: note.not_before };
-        Some(NameRecord { version: noted.version.clone(), certificate, note })
+        Some(NameRecord { version: noted.version.clone(), certificate, note: self.note(name) })
     }
 
     /// The note of a name. One that cannot be read says nothing: its writer is as good as dead.
-    fn note(&self, name: &str) -> issuance::IssuanceNote {
+    fn note(&self, name: &str) -> OrderNote {
         let text = self.secrets.get(&self.secret(name)).and_then(|noted| noted.annotations.get(ISSUANCE));
         text.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
     }
 
-    #[must_use]
     pub fn secret(&self, name: &str) -> String {
         self.wanted.get(name).map_or(name, |host| secret_of(name, host)).to_owned()
     }
 
     /// Which account ordered the certificate of a name; empty where that is not known.
-    #[must_use]
     pub fn fingerprint(&self, name: &str) -> Bytes {
         let noted = self.secrets.get(&self.secret(name));
         noted.and_then(|noted| noted.values.get(ACCOUNT_FINGERPRINT).cloned()).unwrap_or_default()
     }
 
     /// A certificate for a name that is in memory and not in its Secret, and not due: it is not ordered, but stored.
-    #[must_use]
     pub fn reusable(&self, name: &str, now: Timestamp) -> Option<Issued> {
         let entry = self.names.get(name)?;
         let loaded = entry.loaded.as_ref().and_then(|loaded| loaded.as_ref().ok());
@@ -268,13 +255,10 @@ impl CertStore {
     }
 
     /// What was issued for a name and is not stored yet.
-    #[must_use]
     pub fn issued(&self, name: &str) -> Option<&Issued> {
         self.names.get(name)?.issued.as_ref()
     }
 
-    /// The newest failure of a name's orders.
-    #[must_use]
     pub fn failure(&self, name: &str) -> Option<&(&'static str, String)> {
         self.names.get(name)?.failure.as_ref()
     }
@@ -306,14 +290,12 @@ impl CertStore {
     }
 
     /// The certificates that serve now.
-    #[must_use]
     pub fn pairs(&self, now: Timestamp) -> BTreeMap<String, Pair> {
         let good = self.names.iter().filter_map(|(name, entry)| Some((name, entry.good.as_ref()?)));
         good.filter(|(_, good)| usable(&good.leaf.certificate, now)).map(|(name, good)| (name.clone(), good.pair.clone())).collect()
     }
 
     /// How long until the next certificate begins or ends to serve.
-    #[must_use]
     pub fn next_end(&self, now: Timestamp) -> Option<Duration> {
         let good = self.names.values().filter_map(|entry| entry.good.as_ref());
         let times = good.flat_map(|good| [good.leaf.certificate.from, good.leaf.certificate.until]);
@@ -325,8 +307,6 @@ impl CertStore {
         self.lost.get(secret).copied().or_else(|| self.absent.contains(secret).then_some("NoSecret"))
     }
 
-    /// How everything stands.
-    #[must_use]
     pub fn state(&self, now: Timestamp) -> CertStoreState {
         let of = |(name, host): (&String, &Host)| {
             let entry = self.names.get(name);
@@ -365,18 +345,15 @@ impl NamedCertificate {
     }
 }
 
-/// The Secret of a name's certificate.
 fn secret_of<'a>(name: &'a str, host: &'a Host) -> &'a str {
     if host.secret.is_empty() { name } else { &host.secret }
 }
 
 /// A note as it is written, with the failure that it tells of.
-#[must_use]
 pub fn note_text(note: &OrderNote, failure: Option<&(&'static str, String)>) -> String {
     let (reason, message) =
         failure.filter(|_| note.failures > 0).map(|(kind, text)| ((*kind).to_owned(), text.clone())).unwrap_or_default();
-    let note = issuance::IssuanceNote { by: note.by.clone(), failures: note.failures, not_before: note.not_before, reason, message };
-    serde_json::to_string(&note).unwrap_or_default()
+    serde_json::to_string(&OrderNote { reason, message, ..note.clone() }).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -30,7 +30,6 @@ pub struct Leaf {
     pub names: Vec<String>,
 }
 
-/// A pair cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CertificateError {
     #[error("tls.crt or tls.key is empty")]
@@ -50,7 +49,6 @@ pub enum CertificateError {
 
 impl CertificateError {
     /// A closed set of words for metric labels.
-    #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Empty => "Empty",

@@ -19,7 +19,6 @@ pub struct ServicePort {
     pub port: String,
 }
 
-/// One Pod that answers.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Endpoint {
     pub address: SocketAddr,
@@ -33,7 +32,6 @@ pub struct Endpoint {
 
 impl Endpoint {
     /// Whether clients of this zone come here first.
-    #[must_use]
     pub fn is_near(&self, zone: &str) -> bool {
         if self.hints.is_empty() { self.zone.as_deref() == Some(zone) } else { self.hints.iter().any(|hint| hint == zone) }
     }
@@ -69,7 +67,6 @@ impl Slices {
     }
 
     /// Who answers, by port, in order of address and each once.
-    #[must_use]
     pub fn endpoints(&self) -> BTreeMap<ServicePort, Vec<Endpoint>> {
         let mut all: BTreeMap<ServicePort, Vec<Endpoint>> = BTreeMap::new();
         for (port, endpoints) in self.by_service.values().flatten() {

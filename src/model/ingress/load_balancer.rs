@@ -1,27 +1,24 @@
-//! Which endpoint of a backend a request goes to, and which are left alone for a while.
+//! Load balancing and outlier ejection: which endpoint of an upstream a request goes to.
 //!
-//! Of two picked at random the less busy one, those of the own zone first: nearly as even as asking all, for the price of two looks.
-//! A zone that is too small for its requests passes some on: one elsewhere is chosen once it is that much less busy.
-//! One that cannot be reached is left alone for a time that doubles; it is tried again by a request, never by probes of ours.
-//! Holds no clock and makes no random numbers.
+//! Of two random endpoints the less busy one is chosen, those of the own zone first: nearly as even as comparing all, at the cost of two.
+//! A zone that is too small for its requests spills over: an endpoint elsewhere is chosen once it is [`SPILL`] requests less busy.
+//! An endpoint that cannot be reached is ejected for a time that doubles; a request tries it again, there are no active probes.
+//! Pure: time and random numbers are arguments.
 
 use std::time::Duration;
 
 /// How many more requests than an endpoint elsewhere one of the own zone may be answering and still come first.
 const SPILL: usize = 16;
-/// How long an endpoint is left alone after its first failure.
+/// How long an endpoint is ejected after its first failure.
 const FIRST: Duration = Duration::from_secs(1);
-/// How long at most.
 const MAX_EJECTION: Duration = Duration::from_secs(30);
 
-/// An endpoint as far as the choice goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EndpointCandidate {
     pub near: bool,
     /// Requests that it is answering for us.
     pub busy: usize,
-    /// It is left alone for now.
-    pub shunned: bool,
+    pub ejected: bool,
 }
 
 /// How an endpoint has done lately. Times are durations since any fixed moment.
@@ -36,26 +33,24 @@ impl EndpointHealth {
         *self = Self::default();
     }
 
-    /// It could not be reached. Failures while it is left alone are those of requests that began before, and count once.
+    /// It could not be reached. Failures while it is ejected are of requests that began before, and count once.
     pub fn failed(&mut self, now: Duration) {
-        if !self.is_shunned(now) {
+        if !self.is_ejected(now) {
             let rest = FIRST.saturating_mul(2_u32.saturating_pow(self.failures)).min(MAX_EJECTION);
             self.failures = self.failures.saturating_add(1);
             self.until = Some(now.saturating_add(rest));
         }
     }
 
-    /// Whether it is left alone now.
-    #[must_use]
-    pub fn is_shunned(&self, now: Duration) -> bool {
+    pub fn is_ejected(&self, now: Duration) -> bool {
         self.until.is_some_and(|until| now < until)
     }
 }
 
-/// The candidates to try, in this order: at most `tries`, none of those that are left alone. `random` gives numbers from 0 to 1.
+/// The candidates to try, in this order: at most `tries`, none that is ejected. `random` gives numbers from 0 to 1.
 pub fn order(candidates: &[EndpointCandidate], tries: usize, mut random: impl FnMut() -> f64) -> Vec<usize> {
     let (mut near, mut far): (Vec<usize>, Vec<usize>) =
-        (0..candidates.len()).filter(|index| !candidates[*index].shunned).partition(|index| candidates[*index].near);
+        (0..candidates.len()).filter(|index| !candidates[*index].ejected).partition(|index| candidates[*index].near);
     let mut order = Vec::with_capacity(tries);
     while order.len() < tries {
         let here = less_busy(&near, candidates, &mut random);
@@ -92,12 +87,12 @@ mod tests {
 
     use super::*;
 
-    fn candidate(near: bool, busy: usize, shunned: bool) -> EndpointCandidate {
-        EndpointCandidate { near, busy, shunned }
+    fn candidate(near: bool, busy: usize, ejected: bool) -> EndpointCandidate {
+        EndpointCandidate { near, busy, ejected }
     }
 
     #[test]
-    fn the_own_zone_comes_first_and_what_is_shunned_never() {
+    fn own_zone_comes_first_and_ejected_endpoints_never() {
         let all = [candidate(false, 0, false), candidate(true, 9, false), candidate(true, 0, true), candidate(false, 5, false)];
         assert_eq!(order(&all, 9, || 0.0)[0], 1);
         for draw in [0.0, 0.5, 0.9] {
@@ -125,10 +120,10 @@ mod tests {
     proptest! {
         #[test]
         fn nobody_is_tried_twice(all in prop::collection::vec((any::<bool>(), 0..5usize, any::<bool>()), 0..20), tries in 0..5usize, seed: u64) {
-            let all: Vec<_> = all.into_iter().map(|(near, busy, shunned)| candidate(near, busy, shunned)).collect();
+            let all: Vec<_> = all.into_iter().map(|(near, busy, ejected)| candidate(near, busy, ejected)).collect();
             let mut rng = fastrand::Rng::with_seed(seed);
             let chosen = order(&all, tries, || rng.f64());
-            let healthy = all.iter().filter(|candidate| !candidate.shunned).count();
+            let healthy = all.iter().filter(|candidate| !candidate.ejected).count();
             prop_assert_eq!(chosen.len(), tries.min(healthy));
             let mut unique = chosen.clone();
             unique.sort_unstable();
@@ -138,18 +133,18 @@ mod tests {
     }
 
     #[test]
-    fn who_fails_is_left_alone_longer_each_time_and_forgiven_at_once() {
+    fn failures_eject_longer_each_time_and_one_answer_resets() {
         let mut standing = EndpointHealth::default();
         let second = Duration::from_secs(1);
         standing.failed(Duration::ZERO);
         standing.failed(second / 2);
-        assert!(standing.is_shunned(second / 2) && !standing.is_shunned(second));
+        assert!(standing.is_ejected(second / 2) && !standing.is_ejected(second));
         standing.failed(second);
-        assert!(standing.is_shunned(second * 2) && !standing.is_shunned(second * 3));
+        assert!(standing.is_ejected(second * 2) && !standing.is_ejected(second * 3));
         for step in 0..20 {
             standing.failed(second * 100 * (step + 1));
         }
-        assert!(!standing.is_shunned(second * 2031));
+        assert!(!standing.is_ejected(second * 2031));
         standing.answered();
         assert_eq!(standing, EndpointHealth::default());
     }

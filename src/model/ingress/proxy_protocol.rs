@@ -42,7 +42,6 @@ pub enum PreambleError {
 
 impl PreambleError {
     /// A closed set of words for metric labels.
-    #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Signature => "Signature",
@@ -75,7 +74,6 @@ impl Fixed {
     }
 
     /// The client's address, from the rest: [`Self::rest`] bytes. Nothing if the header tells none, as for a health check.
-    #[must_use]
     pub fn client(self, rest: &[u8]) -> Option<SocketAddr> {
         let (ip, port): (IpAddr, _) = match self.family {
             HeaderFamily::Ipv4 => (Ipv4Addr::from(*rest.first_chunk::<4>()?).into(), rest.get(8..10)?),
@@ -88,7 +86,6 @@ impl Fixed {
 
 /// The header that says who a connection is from and where it went: the other side of [`Fixed`]. Addresses of different
 /// families are both written as IPv6.
-#[must_use]
 pub fn header(client: SocketAddr, server: SocketAddr) -> Vec<u8> {
     let mut bytes = SIGNATURE.to_vec();
     if let (IpAddr::V4(from), IpAddr::V4(to)) = (client.ip(), server.ip()) {

@@ -33,7 +33,6 @@ pub struct WithdrawalProgress {
 /// Whether a service is in place, or why not.
 pub type Placement = Result<(), String>;
 
-/// What is known when it is decided.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AdvertiseInputs {
     /// The services that the config says are to be advertised.
@@ -48,15 +47,12 @@ pub struct AdvertiseInputs {
 
 impl Advertised {
     /// Whether a prefix of the config is left out.
-    #[must_use]
     pub fn withholds(&self, text: &str) -> bool {
         text.parse::<IpNet>().is_ok_and(|net| self.withheld.contains(&net))
     }
 }
 
 impl AdvertiseInputs {
-    /// What follows.
-    #[must_use]
     pub fn advertised(&self) -> Advertised {
         let in_place = |name: &&String| !self.leaving.withdrawn && matches!(self.placed.get(*name), Some(Ok(())));
         let withheld = self.addresses.iter().filter(|(_, forwarded)| self.leaving.withdrawn || !**forwarded);
@@ -68,7 +64,6 @@ impl AdvertiseInputs {
     }
 
     /// The services that are to be advertised and are not, and why.
-    #[must_use]
     pub fn withheld(&self) -> BTreeMap<String, String> {
         let reason = |name: &String| match self.placed.get(name) {
             Some(Ok(())) => None,

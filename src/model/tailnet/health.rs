@@ -1,14 +1,14 @@
 //! What `/readyz`, `/healthz` and `/livez` answer: the unmet conditions of a replica's readiness, by name.
 //!
-//! Three levels, three questions. `/livez`: does every task run? A task that ends ends the process; one that blocks stops its
-//! heartbeat. `/readyz`: is this replica to get new connections? [`readiness`]. `/healthz`: can this Pod forward at all?
-//! [`forwards`]; the Tailscale operator asks it through every service before it counts the Pod in, and a leaving replica asks
-//! it through its services to learn whether they still lead here, so it stays true while the replica leaves.
+//! `/livez`: does every task run? A task that ends ends the process; one that blocks stops its heartbeat. `/readyz`: should this replica
+//! get new connections? [`readiness`]. `/healthz`: can this Pod forward at all? [`forwards`]; the Tailscale operator asks it through every
+//! service before it counts the Pod in, and a leaving replica asks it through its services to learn whether they still lead to this
+//! Pod, so it stays true while the replica leaves.
 //!
-//! That the state Secret cannot be written is in nobody's way: a replica that starts while the API server is away serves.
-//! Nor is it that the kernel does not take a newer plan: the rules of the one before go on serving, and what keeps the kernel from
-//! taking it (a program that the image lacks, a config that it refuses) is likely to be the same in every replica, so that going
-//! unready would turn a change that does not arrive into an outage of all that works. It is told instead: [`warnings`].
+//! Two failures do not block readiness. A state Secret that cannot be written: a replica that starts while the API server is down serves.
+//! A newer plan that the kernel does not take: the rules before it keep serving, and the cause (a program that the image lacks, a
+//! config that the kernel refuses) is likely the same in every replica, so that blocking would make an outage of it. It is a warning:
+//! [`warnings`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -21,17 +21,13 @@ use crate::model::tailnet::peer_warmup::LIMIT;
 /// that takes longer than this is not being written.
 pub const BEHIND: Duration = Duration::from_secs(2);
 
-/// What health is judged by.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HealthInputs {
     pub leaving: bool,
     /// Configs that were asked for and never heard, by name (`egress`, `ingress`).
     pub missing_configs: Vec<&'static str>,
-    /// What makes the tailnet.
     pub daemon: DaemonHealth,
-    /// A snapshot of the tailnet has come.
     pub netmap: bool,
-    /// This node has an address in the tailnet.
     pub addressed: bool,
     /// What is wrong with the interface behind which the tailnet is, if anything is.
     pub interface: Option<String>,
@@ -42,13 +38,11 @@ pub struct HealthInputs {
     pub services: BTreeMap<String, String>,
     /// The sites that are to be reached from the internet and are not, and why.
     pub funnel_errors: BTreeMap<String, String>,
-    /// What the kernel holds.
     pub rules: Rules,
     /// For each forwarding switch of the kernel that is needed and off: the command that turns it on.
     pub switches: Vec<String>,
 }
 
-/// What makes the tailnet.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum DaemonHealth {
     /// Something that is not supervised here.
@@ -72,17 +66,14 @@ pub enum Paths {
     },
 }
 
-/// What the kernel holds.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Rules {
     /// Nothing is to be forwarded by the kernel.
     #[default]
     Unneeded,
     Missing {
-        /// Why the last write failed, if it did: kind and message.
         fault: Option<(&'static str, String)>,
     },
-    /// The newest plan.
     Current,
     /// An older plan than the newest.
     Behind {
@@ -90,12 +81,10 @@ pub enum Rules {
         first: bool,
         /// For how long it has been behind without taking anything newer.
         since: Duration,
-        /// Why the last write failed, if it did: kind and message.
         fault: Option<(&'static str, String)>,
     },
     /// Not what was written: somebody else changed it, and it could not be written again.
     Damaged {
-        /// Why the last write failed: kind and message.
         fault: (&'static str, String),
     },
 }
@@ -153,17 +142,13 @@ pub enum KernelContent {
     Damage,
 }
 
-/// One thing that is in the way of readiness.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Blocker {
     Leaving,
-    /// A config was never heard.
     Config(&'static str),
     /// tailscaled does not have the node connected.
     Tailscaled(String),
-    /// No snapshot of the tailnet has come.
     Netmap,
-    /// This node has no address in the tailnet.
     Address,
     /// The interface behind which the tailnet is cannot carry anything.
     Interface(String),
@@ -173,9 +158,7 @@ pub enum Blocker {
     Services(BTreeMap<String, String>),
     /// The kernel does not hold what a replica must hold to serve.
     Rules {
-        /// What it holds instead.
         content: KernelContent,
-        /// Why the last write failed, if it did: kind and message.
         fault: Option<(&'static str, String)>,
     },
     Forwarding {
@@ -187,11 +170,7 @@ pub enum Blocker {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ReadinessWarning {
     /// The kernel holds an older plan than the newest.
-    Behind {
-        since: Duration,
-        /// Why the last write failed, if it did: kind and message.
-        fault: Option<(&'static str, String)>,
-    },
+    Behind { since: Duration, fault: Option<(&'static str, String)> },
     /// A site is not reached from the internet, as it is to be.
     FunnelBlocked {
         /// The Tailscale Service, or `node`.
@@ -218,7 +197,6 @@ impl Blocker {
         ["draining", "config", "tailscaled", "netmap", "tailnet-ip", "interface", "peer-connectivity", "services", "ruleset", "forwarding"];
 
     /// A closed set of words for metric labels and the first word of a line.
-    #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
             Self::Leaving => "draining",
@@ -269,7 +247,6 @@ impl fmt::Display for Blocker {
 }
 
 /// Everything that is in the way of new connections to this replica; nothing if it is ready.
-#[must_use]
 pub fn readiness(facts: &HealthInputs) -> Vec<Blocker> {
     let mut blockers = Vec::new();
     blockers.extend(facts.leaving.then_some(Blocker::Leaving));
@@ -301,7 +278,6 @@ pub fn readiness(facts: &HealthInputs) -> Vec<Blocker> {
 }
 
 /// What is wrong and in nobody's way.
-#[must_use]
 pub fn warnings(facts: &HealthInputs) -> Vec<ReadinessWarning> {
     let behind = match &facts.rules {
         Rules::Behind { since, fault, .. } if *since > BEHIND => Some(ReadinessWarning::Behind { since: *since, fault: fault.clone() }),
@@ -313,7 +289,6 @@ pub fn warnings(facts: &HealthInputs) -> Vec<ReadinessWarning> {
 }
 
 /// Whether the Pod can forward: it is a node of the tailnet, and what it is to forward is in the kernel, be it an older plan.
-#[must_use]
 pub fn forwards(facts: &HealthInputs) -> bool {
     facts.addressed && !matches!(facts.rules, Rules::Missing { .. } | Rules::Damaged { .. })
 }

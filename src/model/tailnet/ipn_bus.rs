@@ -5,59 +5,49 @@
 
 mod peer;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use ipnet::IpNet;
-use serde::Serialize;
-
 use self::peer::{Peer, self_node, self_status};
-use crate::api::localapi::{DaemonStatus, DnsConfig, DnsRecord, NodeId, Notify, Prefs, Warning};
+use crate::api::localapi::{DaemonStatus, DnsConfig, DnsRecord, NodeId, Notify, Prefs};
 use crate::model::base::netmap::{Fqdn, NetMap, SelfNode};
+use ipnet::IpNet;
 
 /// The health code that says that the login does not work any more.
 pub const LOGIN_STATE: &str = "login-state";
 
 /// What the daemon does, as it calls it (`ipn.State`).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum BackendState {
-    /// Not known yet.
     #[default]
     NoState,
     /// Somebody else's; not on a server.
     InUseOtherUser,
-    /// It has to log in, or to do so again.
     NeedsLogin,
-    /// An administrator has to approve it.
     NeedsMachineAuth,
-    /// It is told not to run.
     Stopped,
     Starting,
-    /// It is part of the tailnet.
     Running,
 }
 
-/// What is known after some messages.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Snapshot {
     pub state: BackendState,
     /// The tailnet; nothing before the first complete one.
     pub netmap: Option<Arc<NetMap>>,
-    /// What the daemon finds unhealthy, by code.
-    pub health: Arc<BTreeMap<String, Warning>>,
+    /// The codes of what the daemon finds unhealthy.
+    pub health: Arc<BTreeSet<String>>,
     /// The preferences in force, once the daemon has told them.
     pub prefs: Option<Prefs>,
     /// Whether the daemon holds the key of an earlier login, as of the last status.
     pub have_node_key: bool,
 }
 
-/// What one message has changed.
+/// What follows from one message.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Effect {
-    /// The snapshot differs from the one before.
-    pub changed: bool,
     /// The whole status must be asked for. A new map from the control server, of which the bus says no more than that this node
     /// may have changed, may have removed peers and changed DNS records.
     pub ask_status: bool,
@@ -68,7 +58,6 @@ pub struct Effect {
 /// The addresses of DNS records by name.
 type DnsRecords = imbl::OrdMap<Fqdn, BTreeSet<IpAddr>>;
 
-/// The fold over a stream of messages.
 #[derive(Debug, Clone, Default)]
 pub struct Fold {
     snapshot: Snapshot,
@@ -79,58 +68,37 @@ pub struct Fold {
 }
 
 impl BackendState {
-    /// From the number on the bus; one that is not known is no state.
-    #[must_use]
+    /// In the order of the bus's numbers, from 0.
+    const ALL: [Self; 7] =
+        [Self::NoState, Self::InUseOtherUser, Self::NeedsLogin, Self::NeedsMachineAuth, Self::Stopped, Self::Starting, Self::Running];
+
+    /// From the number on the bus; an unknown one is no state.
     pub fn from_number(number: i64) -> Self {
-        match number {
-            1 => Self::InUseOtherUser,
-            2 => Self::NeedsLogin,
-            3 => Self::NeedsMachineAuth,
-            4 => Self::Stopped,
-            5 => Self::Starting,
-            6 => Self::Running,
-            _ => Self::NoState,
-        }
+        usize::try_from(number).ok().and_then(|number| Self::ALL.get(number).copied()).unwrap_or_default()
     }
 
-    /// From the word in a status; one that is not known is no state.
-    #[must_use]
+    /// From the word in a status; an unknown one is no state.
     pub fn from_word(word: &str) -> Self {
-        (1..=6).map(Self::from_number).find(|state| state.word() == word).unwrap_or_default()
-    }
-
-    /// The word in a status.
-    #[must_use]
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::NoState => "NoState",
-            Self::InUseOtherUser => "InUseOtherUser",
-            Self::NeedsLogin => "NeedsLogin",
-            Self::NeedsMachineAuth => "NeedsMachineAuth",
-            Self::Stopped => "Stopped",
-            Self::Starting => "Starting",
-            Self::Running => "Running",
-        }
+        Self::ALL.into_iter().find(|state| state.to_string() == word).unwrap_or_default()
     }
 }
 
+/// The word in a status.
 impl fmt::Display for BackendState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.word())
+        fmt::Debug::fmt(self, f)
     }
 }
 
 impl Snapshot {
     /// Whether the daemon says that its login has failed for good.
-    #[must_use]
     pub fn login_broken(&self) -> bool {
-        self.health.contains_key(LOGIN_STATE)
+        self.health.contains(LOGIN_STATE)
     }
 }
 
 impl Fold {
     /// What is known now. Costs nothing; the next change that touches the tailnet copies it if this one is still held.
-    #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         self.snapshot.clone()
     }
@@ -141,70 +109,66 @@ impl Fold {
         self.snapshot.health = Arc::default();
     }
 
-    /// Takes a message in.
     pub fn fold(&mut self, message: Notify) -> Effect {
-        let mut effect = Effect { lost: message.err_message, ..Effect::default() };
+        let mut effect = Effect { ask_status: message.self_change.is_some(), lost: message.err_message };
         if let Some(prefs) = message.prefs {
-            effect.changed |= self.prefs(prefs);
+            self.prefs(prefs);
         }
         if let Some(map) = message.net_map {
             let nodes = map.peers.iter().map(|node| (node.id, Peer::of_node(node)));
             let records = records(&map.dns.extra_records);
-            effect.changed |= self.replace(map.self_node.as_ref().map(self_node), nodes, Some(records), &map.dns.cert_domains);
+            self.replace(map.self_node.as_ref().map(self_node), nodes, Some(records), &map.dns.cert_domains);
         }
         if let Some(status) = message.initial_status {
-            effect.changed |= self.status(&status);
+            self.status(&status);
         }
         if let Some(node) = message.self_change {
-            effect.ask_status = true;
-            effect.changed |= self.change(|map| set(&mut map.node, Some(self_node(&node))));
+            self.change(|map| map.node = Some(self_node(&node)));
         }
         for node in &message.peers_changed {
-            effect.changed |= self.upsert(node.id, Peer::of_node(node));
+            self.upsert(node.id, Peer::of_node(node));
         }
         for id in &message.peers_removed {
-            effect.changed |= self.remove(*id);
+            self.remove(*id);
         }
-        if let Some(health) = message.health
-            && *self.snapshot.health != health.warnings
-        {
-            self.snapshot.health = Arc::new(health.warnings);
-            effect.changed = true;
+        if let Some(health) = message.health {
+            self.snapshot.health = Arc::new(health.warnings.into_keys().collect());
         }
         if let Some(number) = message.state {
-            let moved = set(&mut self.snapshot.state, BackendState::from_number(number));
-            effect.changed |= moved;
-            effect.ask_status |= moved && self.snapshot.state == BackendState::Running;
+            let before = std::mem::replace(&mut self.snapshot.state, BackendState::from_number(number));
+            effect.ask_status |= before != BackendState::Running && self.snapshot.state == BackendState::Running;
         }
         effect
     }
 
     /// Takes in the whole state: what is not in it is gone.
-    pub fn status(&mut self, status: &DaemonStatus) -> bool {
-        let state = set(&mut self.snapshot.state, BackendState::from_word(&status.backend_state));
-        let state = set(&mut self.snapshot.have_node_key, status.have_node_key) || state;
+    pub fn status(&mut self, status: &DaemonStatus) {
+        self.snapshot.state = BackendState::from_word(&status.backend_state);
+        self.snapshot.have_node_key = status.have_node_key;
         // Before a login there is a node without addresses: that is not a tailnet, and what is known of one stays.
-        let Some(node) = status.node.as_ref().filter(|node| !node.tailscale_ips.is_empty()) else { return state };
+        let Some(node) = status.node.as_ref().filter(|node| !node.tailscale_ips.is_empty()) else { return };
         let records = status.extra_records.as_deref().map(records);
         let node = self_status(node);
         let peers = status.peer.values().map(|peer| (peer.node_id, Peer::of_status(peer)));
-        self.replace(Some(node), peers, records, &status.cert_domains) || state
+        self.replace(Some(node), peers, records, &status.cert_domains);
     }
 
     /// Takes in DNS records and certificate domains.
-    pub fn dns(&mut self, dns: &DnsConfig) -> bool {
-        self.names(Some(records(&dns.extra_records)), &dns.cert_domains)
+    pub fn dns(&mut self, dns: &DnsConfig) {
+        self.names(Some(records(&dns.extra_records)), &dns.cert_domains);
     }
 
     /// Sets DNS records, where they are told, and certificate domains.
-    fn names(&mut self, records: Option<DnsRecords>, certs: &[String]) -> bool {
+    fn names(&mut self, records: Option<DnsRecords>, certs: &[String]) {
         self.change(|map| {
-            let changed = records.is_some_and(|records| set(&mut map.records, records));
-            set(&mut map.cert_domains, certs.to_vec()) || changed
-        })
+            if let Some(records) = records.filter(|records| map.records != *records) {
+                map.records = records;
+            }
+            map.cert_domains = certs.to_vec();
+        });
     }
 
-    fn prefs(&mut self, prefs: Prefs) -> bool {
+    fn prefs(&mut self, prefs: Prefs) {
         if self.accept_routes != Some(prefs.route_all) {
             let peers = std::mem::take(&mut self.peers);
             self.forget();
@@ -213,7 +177,7 @@ impl Fold {
                 self.upsert(id, peer);
             }
         }
-        set(&mut self.snapshot.prefs, Some(prefs))
+        self.snapshot.prefs = Some(prefs);
     }
 
     /// Drops every peer; a complete tailnet stays one, without them.
@@ -238,30 +202,30 @@ impl Fold {
         peers: impl Iterator<Item = (NodeId, Peer)>,
         records: Option<DnsRecords>,
         certs: &[String],
-    ) -> bool {
+    ) {
         let before = self.snapshot.netmap.clone();
         self.forget();
         self.snapshot.netmap.get_or_insert_default();
-        self.change(|map| set(&mut map.node, node));
+        self.change(|map| map.node = node);
         for (id, peer) in peers {
             self.upsert(id, peer);
         }
         self.names(records, certs);
-        let same = before.is_some() && before == self.snapshot.netmap;
-        if same {
+        if before.is_some() && before == self.snapshot.netmap {
             self.snapshot.netmap = before; // consumers that compare pointers see no change
         }
-        !same
     }
 
-    /// Edits the tailnet, once it is known; the edit says whether it changed anything.
-    fn change(&mut self, edit: impl FnOnce(&mut NetMap) -> bool) -> bool {
-        self.snapshot.netmap.as_mut().is_some_and(|map| edit(Arc::make_mut(map)))
+    /// Edits the tailnet, once it is known.
+    fn change(&mut self, edit: impl FnOnce(&mut NetMap)) {
+        if let Some(map) = &mut self.snapshot.netmap {
+            edit(Arc::make_mut(map));
+        }
     }
 
-    fn upsert(&mut self, id: NodeId, peer: Peer) -> bool {
+    fn upsert(&mut self, id: NodeId, peer: Peer) {
         if self.snapshot.netmap.is_none() || self.peers.get(&id) == Some(&peer) {
-            return false;
+            return;
         }
         self.remove(id);
         if let Some(name) = &peer.name {
@@ -270,24 +234,19 @@ impl Fold {
         let fresh: Vec<IpNet> = peer.routes(self.accept_routes).filter(|net| bump(&mut self.holders, *net)).collect();
         let name = peer.name.clone();
         self.peers.insert(id, peer);
-        self.change(|map| {
-            map.routes.extend(fresh);
-            true
-        });
+        self.change(|map| map.routes.extend(fresh));
         if let Some(name) = name {
             self.rename(name);
         }
-        true
     }
 
-    fn remove(&mut self, id: NodeId) -> bool {
-        let Some(peer) = self.peers.remove(&id) else { return false };
+    fn remove(&mut self, id: NodeId) {
+        let Some(peer) = self.peers.remove(&id) else { return };
         let gone: Vec<IpNet> = peer.routes(self.accept_routes).filter(|net| drop_one(&mut self.holders, *net)).collect();
         self.change(|map| {
             for net in gone {
                 map.routes.remove(&net);
             }
-            true
         });
         if let Some(name) = peer.name {
             if let Some(ids) = self.names.get_mut(&name) {
@@ -295,7 +254,6 @@ impl Fold {
             }
             self.rename(name);
         }
-        true
     }
 
     /// Writes the addresses of a name: those of all nodes that bear it.
@@ -306,11 +264,7 @@ impl Fold {
         if ids.is_empty() {
             self.names.remove(&name);
         }
-        self.change(
-            |map| {
-                if addresses.is_empty() { map.peers.remove(&name).is_some() } else { map.peers.insert(name, addresses).is_none() }
-            },
-        );
+        self.change(|map| drop(if addresses.is_empty() { map.peers.remove(&name) } else { map.peers.insert(name, addresses) }));
     }
 }
 
@@ -322,15 +276,6 @@ fn records(records: &[DnsRecord]) -> DnsRecords {
         }
     }
     by_name
-}
-
-/// Sets a value and says whether it differs.
-fn set<T: PartialEq>(place: &mut T, value: T) -> bool {
-    let differs = *place != value;
-    if differs {
-        *place = value;
-    }
-    differs
 }
 
 /// Counts one holder more; true for the first.

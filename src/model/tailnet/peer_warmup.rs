@@ -1,17 +1,14 @@
-//! Which ways into the tailnet are tried before a replica gets traffic.
+//! Which peers are pinged before a replica gets traffic.
 //!
-//! A tailscaled that has just started has no tunnel to anybody, and a peer that spoke with its predecessor a moment ago goes on
-//! sending to where that one was (tailscaled trusts an address for 6.5 s after its last answer, [`TRUST`]). Where that is another place, the
-//! peer's half of the first handshake is lost, and `WireGuard` tries again only 5 s later: until then every connection hangs. So
-//! the ways to the targets are tried before connections come: first outside the tunnel, which a peer answers as soon as it has
-//! heard of this start, and then through it. A target that does not answer holds nobody up for longer than [`LIMIT`]: it may be
-//! the target that is away, and other services do not wait for it. The same holds for those who come by themselves, as far as it is
-//! known who they are ([`crate::model::tailnet::recent_peers`]).
+//! A tailscaled that has just started has no tunnels. A peer that exchanged packets with the previous tailscaled keeps sending to its
+//! address for up to 6.5 s after the last answer ([`TRUST`]). If that address is another Pod's, the peer's half of the first handshake is
+//! lost and `WireGuard` retries only after 5 s: until then every connection hangs. So targets and recent peers
+//! ([`crate::model::tailnet::recent_peers`]) are pinged before readiness: with disco first, which a peer answers once it knows of the
+//! new node, then through the tunnel. A silent target delays readiness by [`LIMIT`] at most: it may be down itself.
 //!
-//! Where the predecessor was in the same place, a half that is sent there arrives, and what is already forwarded asks for a handshake
-//! at once anyway. There it is the tunnel that is asked first: a peer that hears of the new start from the control server throws
-//! away what tunnel it has with this node, and this node would not know it for 15 s, unless it was told of the start through that
-//! very tunnel, which tailscaled does with this question.
+//! If the previous tailscaled ran in the same Pod, the tunnel is pinged first: its address is the same, so the handshake arrives. A peer
+//! that learns of the restart from the control server drops its tunnel, and this node would notice only after 15 s; tailscaled announces
+//! the restart with the ping.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -37,14 +34,12 @@ const OLD: SignedDuration = SignedDuration::from_mins(1);
 
 /// How long a peer that answers outside the tunnel is left alone until it is asked for a handshake, so that its trust in the place of a
 /// predecessor is over, of which it has heard nothing since `silent_since`. Never longer than the trust, whatever the clocks say.
-#[must_use]
 pub fn settle(silent_since: Option<Timestamp>, now: Timestamp) -> Duration {
     let Some(age) = silent_since.map(|since| now.duration_since(since)).filter(|age| *age <= OLD) else { return SETTLE };
     Duration::try_from((TRUST - age).min(TRUST)).unwrap_or_default()
 }
 
 /// The addresses to try: one for each distinct target, at most [`MAX_TARGETS`]; none that no peer answers for.
-#[must_use]
 pub fn targets(planned: &Planned) -> BTreeSet<IpAddr> {
     let Some(netmap) = &planned.world.netmap else { return BTreeSet::new() };
     let targets = planned.plan.egress.values().map(|egress| &egress.targets).chain(planned.plan.pod.values());
@@ -63,7 +58,6 @@ pub fn targets(planned: &Planned) -> BTreeSet<IpAddr> {
 }
 
 /// Of those whom a predecessor spoke with the ones that some peer still answers for.
-#[must_use]
 pub fn recent_targets(planned: &Planned, recent: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
     let Some(netmap) = &planned.world.netmap else { return BTreeSet::new() };
     recent.iter().copied().filter(|ip| netmap.routes_to(*ip)).collect()

@@ -2,7 +2,7 @@
 //!
 //! A client that spoke with a replica a moment ago may send the answer to the first handshake of the successor to where that one was, and
 //! `WireGuard` asks again only after 5 s. For targets of services the config says whom to try ([`crate::model::tailnet::peer_warmup`]); for clients, who come
-//! unasked, only the predecessor knows. So it is written down, in the state Secret ([`crate::api::state::SPOKEN_WITH`]).
+//! unasked, only the predecessor knows. So it is written down, in the state Secret ([`crate::api::state::RECENT_PEERS`]).
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -17,7 +17,6 @@ pub const MAX_PEERS: usize = 64;
 const LATE: SignedDuration = SignedDuration::from_mins(5);
 
 /// Of each peer with whom there was a handshake of late one address, its first.
-#[must_use]
 pub fn of_late(status: &DaemonStatus, now: Timestamp) -> BTreeSet<IpAddr> {
     let mut recent: Vec<(Timestamp, IpAddr)> = status
         .peer
@@ -34,13 +33,11 @@ pub fn of_late(status: &DaemonStatus, now: Timestamp) -> BTreeSet<IpAddr> {
 }
 
 /// As it is written down.
-#[must_use]
 pub fn write(recent: &BTreeSet<IpAddr>) -> Vec<u8> {
     serde_json::to_vec(recent).unwrap_or_default()
 }
 
 /// What was written down; nobody where it cannot be read, and no more than [`MAX_PEERS`].
-#[must_use]
 pub fn read(text: &[u8]) -> BTreeSet<IpAddr> {
     serde_json::from_slice::<BTreeSet<IpAddr>>(text).unwrap_or_default().into_iter().take(MAX_PEERS).collect()
 }

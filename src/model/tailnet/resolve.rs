@@ -1,16 +1,15 @@
-//! When DNS names are looked up and which addresses they stand for: events in, lookups out.
+//! When DNS names are looked up and which addresses they have: events in, lookups out.
 //!
-//! - An answer is asked for again when its TTL ends, but no sooner than [`FLOOR`] and no later than [`CEILING`].
-//! - Whatever goes wrong (no such name, a server's failure, silence, an answer without addresses), the last good answer
-//!   stays, its age grows, and the name is tried again after a jittered delay of one second to one minute.
-//! - A name is gone only when nobody wants it any more.
+//! - An answer is renewed when its TTL ends, but no sooner than [`FLOOR`] and no later than [`CEILING`].
+//! - After any failure (no such name, a server's failure, no answer, an answer without addresses) the last good answer
+//!   stays, its age grows, and the lookup is retried after a jittered delay of one second to one minute.
+//! - A name is removed only when no service uses it any more.
 //!
-//! An answer of no addresses at all (`NOERROR`, no records) is a failure like the others: records vanish for a moment when a
-//! zone is edited, and forwarding to the old address is better than refusing. But if only one family has no records while
-//! the other has some, that is what the answer says, and that family's old addresses go.
-//! If the lookup of one family fails while the other's succeeds, each family keeps the best that is known of it.
+//! An answer without addresses (`NOERROR`, no records) is a failure because records vanish for a moment when a zone is edited, and
+//! forwarding to the old address is better than refusing. If only one family has no records, that family's old addresses are removed.
+//! If the lookup of one family fails, the last good answer of that family stays.
 //!
-//! Time is a monotonic instant and given by the caller, so a clock that is set does nothing; randomness is an argument.
+//! Time is a monotonic instant of the caller; randomness is an argument.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -18,6 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::model::base::backoff::Backoff;
+use crate::model::base::net::Family;
 
 /// An answer is not asked for again sooner than this, however short its TTL.
 pub const FLOOR: Duration = Duration::from_secs(5);
@@ -40,19 +40,15 @@ pub struct FamilyRecords {
 pub enum LookupFailure {
     #[error("no such name (NXDOMAIN)")]
     NoName,
-    /// The name exists and has no addresses.
     #[error("the name has no addresses")]
     Empty,
-    /// The server said that it cannot answer.
     #[error("the server cannot answer (SERVFAIL or the like)")]
     Server,
-    /// No server answered in time.
     #[error("no server answered in time")]
     Timeout,
     /// No server could be asked: no server is configured, or the network refused.
     #[error("no server could be reached")]
     Network,
-    /// It is not a name that DNS could know.
     #[error("not a DNS name")]
     Name,
 }
@@ -61,7 +57,6 @@ impl LookupFailure {
     pub const ALL: [Self; 6] = [Self::NoName, Self::Empty, Self::Server, Self::Timeout, Self::Network, Self::Name];
 
     /// A closed set of words for metric labels.
-    #[must_use]
     pub fn reason(self) -> &'static str {
         match self {
             Self::NoName => "NxDomain",
@@ -81,27 +76,22 @@ pub struct LookupOutcome {
     pub v6: Result<FamilyRecords, LookupFailure>,
 }
 
-/// What happened.
 #[derive(Debug, Clone)]
 pub enum ResolveEvent {
     /// These names are wanted, and no others.
     Wanted(BTreeSet<String>),
     Answered(Arc<str>, LookupOutcome),
-    /// Time has passed.
     Tick,
 }
 
-/// What is to be done.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Actions {
-    /// Names to look up now.
     pub lookup: Vec<Arc<str>>,
     /// When to come back with [`ResolveEvent::Tick`], if nothing else happens before.
     pub wake: Option<Instant>,
     pub changed: bool,
 }
 
-/// What is known of one name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NameStatus {
     /// When the last answer came that could be used; nothing before the first.
@@ -110,7 +100,6 @@ pub struct NameStatus {
     pub failure: Option<LookupFailure>,
 }
 
-/// All names, their answers and when they are due.
 #[derive(Debug, Clone)]
 pub struct ResolveSchedule {
     entries: BTreeMap<Arc<str>, ScheduledName>,
@@ -129,7 +118,6 @@ struct ScheduledName {
 
 impl ResolveSchedule {
     /// No names, and at most `limit` lookups at a time (at least one).
-    #[must_use]
     pub fn new(limit: usize) -> Self {
         Self {
             entries: BTreeMap::new(),
@@ -153,20 +141,17 @@ impl ResolveSchedule {
     }
 
     /// The last good addresses of every name that has any.
-    #[must_use]
     pub fn answers(&self) -> BTreeMap<String, BTreeSet<IpAddr>> {
         let good = self.entries.iter().filter(|(_, entry)| !entry.addresses.is_empty());
         good.map(|(name, entry)| (name.to_string(), entry.addresses.clone())).collect()
     }
 
     /// What is known of every wanted name.
-    #[must_use]
     pub fn statuses(&self) -> BTreeMap<Arc<str>, NameStatus> {
         self.entries.iter().map(|(name, entry)| (Arc::clone(name), entry.status.clone())).collect()
     }
 
     /// How many lookups have failed so far, by reason.
-    #[must_use]
     pub fn failures(&self) -> &BTreeMap<LookupFailure, u64> {
         &self.failures
     }
@@ -251,23 +236,13 @@ struct OutcomeVerdict {
 struct UsableAnswer {
     addresses: BTreeSet<IpAddr>,
     /// The family whose lookup failed: what was known of it stays.
-    keep: Option<Keep>,
+    keep: Option<Family>,
     ttl: Duration,
-}
-
-#[derive(Clone, Copy)]
-enum Keep {
-    V4,
-    V6,
 }
 
 impl UsableAnswer {
     fn over(&self, before: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
-        let retained = before.iter().filter(|ip| match self.keep {
-            None => false,
-            Some(Keep::V4) => ip.is_ipv4(),
-            Some(Keep::V6) => ip.is_ipv6(),
-        });
+        let retained = before.iter().filter(|ip| self.keep == Some(Family::of(**ip)));
         retained.chain(&self.addresses).copied().collect()
     }
 }
@@ -282,15 +257,15 @@ fn classify(outcome: &LookupOutcome) -> OutcomeVerdict {
             OutcomeVerdict { answer: Some(UsableAnswer { addresses, keep: None, ttl }), failure: None }
         }
         (Ok(_), Ok(_)) => OutcomeVerdict { answer: None, failure: Some(LookupFailure::Empty) },
-        (Ok(good), Err(failure)) if useful(&outcome.v4) => half(good, *failure, Keep::V6),
-        (Err(failure), Ok(good)) if useful(&outcome.v6) => half(good, *failure, Keep::V4),
+        (Ok(good), Err(failure)) if useful(&outcome.v4) => half(good, *failure, Family::V6),
+        (Err(failure), Ok(good)) if useful(&outcome.v6) => half(good, *failure, Family::V4),
         (Err(failure), _) | (_, Err(failure)) => OutcomeVerdict { answer: None, failure: Some(*failure) },
     }
 }
 
 /// One family answered and the other failed. A server that says there is no such name in one family, and has addresses in
 /// the other, means that the first has none.
-fn half(good: &FamilyRecords, failure: LookupFailure, keep: Keep) -> OutcomeVerdict {
+fn half(good: &FamilyRecords, failure: LookupFailure, keep: Family) -> OutcomeVerdict {
     let answer = UsableAnswer { addresses: good.addresses.clone(), keep: None, ttl: good.ttl };
     match failure {
         LookupFailure::NoName | LookupFailure::Empty => OutcomeVerdict { answer: Some(answer), failure: None },

@@ -34,7 +34,6 @@ pub struct ServeInputs {
 /// What of a service that the kernel forwards tailscaled forwards instead, with the client's address in front: the target by port.
 pub type Forwarded = BTreeMap<u16, SocketAddr>;
 
-#[must_use]
 pub fn config(wanted: &ServeInputs) -> ServeConfig {
     let sites = wanted.sites.iter().map(|(name, ports)| (name.clone(), ServiceConfig { tcp: handlers(ports), ..ServiceConfig::default() }));
     // Whoever forwards some ports cannot be told that the others are the kernel's, and needs not.
@@ -94,17 +93,16 @@ pub fn leave(config: &mut ServeConfig, leaving: WithdrawalProgress) {
 }
 
 /// Why the internet does not reach a site that asks for it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum FunnelError {
-    /// The tailnet does not let this node be reached from the internet.
+    #[error("the tailnet does not let this node be: give its tags the attribute `funnel` (nodeAttrs of the policy)")]
     NotAllowed,
-    /// The port is another site's: what comes from the internet has one site for each.
+    #[error("a group leads each port from there to one site, and another one has it: publish this one by another group")]
     PortTaken,
 }
 
 impl FunnelError {
     /// A closed set of words for metric labels.
-    #[must_use]
     pub fn reason(self) -> &'static str {
         match self {
             Self::NotAllowed => "NotAllowed",
@@ -113,19 +111,9 @@ impl FunnelError {
     }
 }
 
-impl std::fmt::Display for FunnelError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::NotAllowed => "the tailnet does not let this node be: give its tags the attribute `funnel` (nodeAttrs of the policy)",
-            Self::PortTaken => "a group leads each port from there to one site, and another one has it: publish this one by another group",
-        })
-    }
-}
-
 /// The sites that ask to be reached from the internet and are not, and why; under [`node::NAME`] what the node itself serves.
 /// `allowed` says whether the tailnet lets this node be; on a node whose sites share its ports (`shared`) none takes them from
 /// another.
-#[must_use]
 pub fn funnel_errors(sites: &Vhosts, current: &ServeConfig, allowed: bool, shared: bool) -> BTreeMap<String, FunnelError> {
     let mut taken = BTreeSet::new();
     let funnel_error = |(name, site): (&String, &Arc<Vhost>)| {
@@ -144,7 +132,6 @@ pub fn funnel_errors(sites: &Vhosts, current: &ServeConfig, allowed: bool, share
 
 /// What of a service tailscaled forwards in the kernel's place, with the client's address in front: to the cluster's IPv4 address
 /// where there is one. Nothing of one that a DNS name stands for: tailscaled would resolve it once and for all.
-#[must_use]
 pub fn announced(service: &ingress::IngressService) -> Forwarded {
     let mut mappings = [&service.ipv4, &service.ipv6].into_iter().flatten();
     let Some(to) = mappings.find_map(|mapping| mapping.cluster_ip.parse::<IpAddr>().ok()) else { return Forwarded::new() };
@@ -158,7 +145,6 @@ fn handlers(ports: &SitePorts) -> BTreeMap<u16, TcpHandler> {
 
 /// The configs to write one after the other to get from one to another; none if they are the same. tailscaled refuses to serve a
 /// port, or a service, in another way than before: so what is to change its way goes first, and nothing else does.
-#[must_use]
 pub fn steps(from: &ServeConfig, to: &ServeConfig) -> Vec<ServeConfig> {
     if from == to {
         return Vec::new();

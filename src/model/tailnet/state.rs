@@ -16,14 +16,12 @@ pub type Content = BTreeMap<String, Bytes>;
 pub type StateChanges = BTreeMap<String, Option<Bytes>>;
 
 /// As a JSON object of base64 by key.
-#[must_use]
 pub fn to_json(content: &Content) -> Vec<u8> {
     let values: BTreeMap<&String, ByteString> = content.iter().map(|(key, value)| (key, ByteString(value.to_vec()))).collect();
     serde_json::to_vec(&values).unwrap_or_default()
 }
 
 /// What such a text says; nothing if it is none.
-#[must_use]
 pub fn from_json(text: &[u8]) -> Option<Content> {
     let values: BTreeMap<String, ByteString> = serde_json::from_slice(text).ok()?;
     Some(values.into_iter().map(|(key, value)| (key, value.0.into())).collect())
@@ -42,7 +40,6 @@ pub struct Start {
 impl Start {
     /// What a starting container writes: its version and Pod, and the end of what its predecessor said.
     /// The device stays, for the operator deletes the old one by it. A request for a new auth key ends once the mounted key is another one.
-    #[must_use]
     pub fn changes(&self, found: &Content) -> StateChanges {
         let mut changes: StateChanges = keys::STALE_AT_START.iter().map(|key| ((*key).to_owned(), None)).collect();
         let mut set = |key: &str, value: String| drop(changes.insert(key.to_owned(), Some(value.into())));
@@ -61,13 +58,11 @@ impl Start {
 }
 
 /// The wanted changes that the known content does not already show.
-#[must_use]
 pub fn outstanding(wanted: &StateChanges, current: &StateChanges) -> StateChanges {
     wanted.iter().filter(|(key, value)| current.get(*key) != Some(value)).map(|(key, value)| (key.clone(), value.clone())).collect()
 }
 
 /// The content after the changes.
-#[must_use]
 pub fn applied(mut content: Content, changes: &StateChanges) -> Content {
     for (key, value) in changes {
         match value {
@@ -79,7 +74,6 @@ pub fn applied(mut content: Content, changes: &StateChanges) -> Content {
 }
 
 /// What makes tailscaled begin as a new device: the end of its keys, of its profile and of what was said of the device.
-#[must_use]
 pub fn forget_identity(found: &Content) -> StateChanges {
     let profile = found.get(keys::CURRENT_PROFILE).and_then(|name| std::str::from_utf8(name).ok());
     let profile = profile.filter(|name| name.starts_with(keys::PROFILE_PREFIX));
@@ -88,7 +82,6 @@ pub fn forget_identity(found: &Content) -> StateChanges {
 
 /// Whether tailscaled's state is whole: no key of its profile at all, or every one of them and exactly one profile.
 /// Between two of tailscaled's writes it is not, and a tailscaled that ends there comes back as another device.
-#[must_use]
 pub fn consistent(found: &Content) -> bool {
     let parts = [keys::MACHINE_KEY, keys::PROFILES, keys::CURRENT_PROFILE].into_iter().filter(|key| found.contains_key(*key)).count();
     let profiles = found.keys().filter(|key| key.starts_with(keys::PROFILE_PREFIX)).count();

@@ -1,11 +1,10 @@
-//! What a replica says of itself in its state Secret, in the operator's own format.
+//! The status that a replica publishes in its state Secret, in the operator's own format.
 //!
-//! The operator sends a service's traffic to a replica whose status shows the service's ports and target exactly as it
-//! configured them, and nothing else of the status decides. So both are echoed, never derived; and a service that cannot be
-//! served yet is held back for a while ([`ServeHistory`]), so that the replicas that can serve it get the traffic first. It
-//! is not held back for ever: a rollout waits until every service can be reached through the new Pod, and a name that
-//! nobody can resolve would stop it. From then on it is published without addresses, and its ports refuse.
-//! Never computed from anything but a plan that the kernel has accepted.
+//! The operator sends a service's traffic to a replica whose status has the service's ports and target exactly as configured, and
+//! looks at nothing else. So both are copied from the config, never derived. A service that cannot be served yet is withheld for a while
+//! ([`ServeHistory`]), so that replicas that can serve it get the traffic first. After that it is published without addresses, and its
+//! ports refuse: a rollout waits until every service is reachable through the new Pod, and a name that does not resolve would stop it.
+//! A status is only made of a plan that the kernel has accepted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -27,15 +26,12 @@ pub use patience::{GRACE, ServeHistory};
 /// The Pod's own addresses, as the operator compares them with the Pod's.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PodAddresses {
-    /// The IPv4 address.
     pub v4: Option<Ipv4Addr>,
-    /// The IPv6 address.
     pub v6: Option<Ipv6Addr>,
 }
 
 impl PodAddresses {
     /// The last address of each family.
-    #[must_use]
     pub fn of(addresses: impl IntoIterator<Item = std::net::IpAddr>) -> Self {
         addresses.into_iter().fold(Self::default(), |found, ip| match ip {
             std::net::IpAddr::V4(v4) => Self { v4: Some(v4), ..found },
@@ -80,7 +76,6 @@ impl Serialize for PublishedServices<'_> {
 }
 
 /// The status of the egress services that the plan in force makes of this config, without those that are withheld.
-#[must_use]
 pub fn egress_status<'a>(
     plan: &'a Plan,
     config: &'a EgressConfig,
@@ -107,7 +102,6 @@ fn rejected_reasons<S>(config: &Config<S>, said: &OrdMap<Arc<str>, Vec<Reason>>)
 
 /// The status of the L3 ingress services that the plan in force makes of this config: those of which some address is served,
 /// as configured. One of which nothing is served is left out, for what is published gets advertised.
-#[must_use]
 pub fn ingress_status(plan: &Plan, config: &IngressConfig, pod: PodAddresses) -> ingress::IngressStatus {
     let served = config.services.iter().filter(|(name, _)| plan.ingress.get(*name).is_some_and(|hosts| !hosts.is_empty()));
     let (pod_ipv4, pod_ipv6) = pod.text();
@@ -148,7 +142,6 @@ pub enum Omitted {
 }
 
 /// A status with no more in both its keys than fits in `room` bytes if anything can be left out.
-#[must_use]
 pub fn encode(mut status: EgressStatus<PublishedServices<'_>>, room: usize) -> Encoded {
     let text = |status: &EgressStatus<PublishedServices<'_>>| serde_json::to_vec(status).unwrap_or_default();
     let whole = text(&status);

@@ -18,36 +18,28 @@ use crate::model::ingress::certificate::CertificateError;
 /// How often somebody else may be faster at storing a key.
 const TRIES: usize = 5;
 
-/// Where an account's key is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AccountAt {
     pub secret: String,
     pub field: String,
 }
 
-/// A certificate could not be had.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum IssueError {
-    /// The Secret of the account's key does not exist.
     #[error("the Secret {secret} of the ACME account does not exist; the reconciler makes it")]
     NoAccountSecret { secret: String },
-    /// Others write the account's key all the time.
     #[error("the ACME account's key in the Secret {secret} changes all the time; do two programs with different settings share it?")]
     AccountContended { secret: String },
-    /// The account's key could not be read or stored.
     #[error("the ACME account's key: {0}")]
     Secret(#[from] KubeError),
-    /// The server was asked in vain.
     #[error(transparent)]
     Acme(#[from] AcmeError),
-    /// What the server issued cannot be used.
     #[error("the certificate that was issued cannot be used: {0}")]
     Certificate(#[from] CertificateError),
 }
 
 impl IssueError {
     /// A closed set of words for metric labels and Event reasons.
-    #[must_use]
     pub(super) fn reason(&self) -> &'static str {
         match self {
             Self::NoAccountSecret { .. } => "NoAccountSecret",
@@ -68,8 +60,6 @@ impl IssueError {
     }
 }
 
-/// The account in use.
-#[derive(Debug)]
 pub(super) struct Accounts {
     cluster: Cluster,
     server: AcmeServer,

@@ -9,17 +9,17 @@ use tokio::task::JoinError;
 
 use super::account::{Accounts, IssueError, fingerprint};
 use super::{CertWork, NOTE};
+use crate::api::issuance::OrderNote;
 use crate::api::names::ACCOUNT_FINGERPRINT;
 use crate::edge::acme::RecordFailure;
 use crate::edge::kube::{ApiRefusal, KubeError, Values, VersionedSecret};
 use crate::edge::localapi::LocalApi;
-use crate::model::ingress::cert_orders::{OrderAction, OrderEvent, OrderNote, RenewalWindow, WriteResult};
+use crate::model::ingress::cert_orders::{OrderAction, OrderEvent, RenewalWindow, WriteResult};
 use crate::model::ingress::cert_store::{Issued, note_text};
 
 /// How soon a server that could not be asked is asked again when to renew.
 const ASK_AGAIN: Duration = Duration::from_hours(1);
 
-/// What came of something that was done.
 pub(super) enum Done {
     Claimed(String, Result<VersionedSecret, KubeError>),
     Stored(String, Result<VersionedSecret, KubeError>),
@@ -91,7 +91,6 @@ impl CertWork {
         self.orders.insert(name, (number, order));
     }
 
-    /// Takes in what came of something.
     pub(super) fn done(&mut self, done: Result<Done, JoinError>) {
         // What was abandoned ends so.
         let Ok(done) = done else { return };

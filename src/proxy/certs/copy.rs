@@ -7,11 +7,9 @@ use bytes::Bytes;
 use crate::model::ingress::certificate::Pair;
 use crate::model::tailnet::state::{from_json, to_json};
 
-/// What the values of a name are called.
 const CHAIN: &str = ".crt";
 const KEY: &str = ".key";
 
-/// The file.
 pub(super) fn to_copy(pairs: &BTreeMap<String, Pair>) -> Vec<u8> {
     let both = |(name, pair): (&String, &Pair)| {
         [(CHAIN, &pair.chain), (KEY, &pair.key)].map(|(kind, value)| (format!("{name}{kind}"), Bytes::copy_from_slice(value)))

@@ -59,7 +59,6 @@ pub async fn follow<D: Document>(mut sources: CopySources, outputs: FollowOutput
     }
 }
 
-/// What the sources give.
 enum SourceInput {
     Api(ObjectEvent),
     Mount(FilesView, Option<String>),
@@ -127,14 +126,9 @@ impl<D: Document> FollowOutputs<D> {
     fn publish(&self, in_force: &InForce<D>) {
         let services = in_force.document.as_ref().map(|document| Arc::clone(document.services()));
         self.services.send_if_modified(|current| {
-            let same = match (&*current, &services) {
-                (Some(reported), Some(services)) => Arc::ptr_eq(reported, services),
-                (outcome, services) => outcome.is_none() && services.is_none(),
-            };
-            if !same {
-                current.clone_from(&services);
-            }
-            !same
+            let changed = !is_same(current.as_ref(), services.as_ref());
+            *current = services;
+            changed
         });
         self.state.send_if_modified(|answer| {
             let before = std::mem::replace(answer, in_force.clone());
@@ -148,12 +142,12 @@ impl<D: Document> FollowOutputs<D> {
     }
 }
 
+fn is_same<T>(a: Option<&Arc<T>>, b: Option<&Arc<T>>) -> bool {
+    a.map(Arc::as_ptr) == b.map(Arc::as_ptr)
+}
+
 fn same<D>(a: &InForce<D>, b: &InForce<D>) -> bool {
-    let document = match (&a.document, &b.document) {
-        (Some(a), Some(b)) => Arc::ptr_eq(a, b),
-        (a, b) => a.is_none() && b.is_none(),
-    };
-    document && (a.source, a.since, &a.fault, &a.link) == (b.source, b.since, &b.fault, &b.link)
+    is_same(a.document.as_ref(), b.document.as_ref()) && (a.source, a.since, &a.fault, &a.link) == (b.source, b.since, &b.fault, &b.link)
 }
 
 /// One line for each change that a person wants to know of.

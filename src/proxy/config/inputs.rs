@@ -25,7 +25,6 @@ pub struct FollowedConfig<D: Document> {
     pub state: watch::Receiver<InForce<D>>,
 }
 
-/// All configs of a replica.
 #[derive(Debug)]
 pub struct ConfigPart {
     pub egress: FollowedConfig<EgressDocument>,

@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::edge::conntrack::{Conntrack, ConntrackError};
 use crate::edge::nft::Nft;
-use crate::model::flows::drain::{AWAY, ConntrackSample, Drain, DrainDecision};
+use crate::model::flows::drain::{AWAY, Drain, DrainDecision};
 use crate::model::flows::flow::{Flow, FlowFilter};
 
 use crate::proxy::forwarding::firewall::ActiveFirewall;
@@ -77,8 +77,7 @@ async fn ended(drain: &mut Drain, counts: impl Fn(IpAddr) -> bool) -> bool {
     let began = Instant::now();
     loop {
         let flows = listing(&counts).await;
-        let event = flows.as_deref().map_or(ConntrackSample::Unknown, ConntrackSample::Flows);
-        match drain.decide(event, began.elapsed()) {
+        match drain.decide(flows.as_deref(), began.elapsed()) {
             DrainDecision::Wait(rest) => sleep(rest).await,
             DrainDecision::Ended => return true,
             DrainDecision::Over => return false,

@@ -143,7 +143,7 @@ impl SnapshotSources {
             paths: forwarding.warmup.clone(),
             standing: ingress.as_ref().map(|ingress| ingress.standing.clone()),
             switches: forwarding.switches.clone(),
-            report: state.as_ref().map(|state| state.health.clone()),
+            report: state.as_ref().map(|state| state.ledger.health()),
             sites: sites.map(|sites| sites.l7.clone()),
             certs: sites.and_then(|sites| sites.certs.clone()),
             traffic: traffic(forwarding),
@@ -326,7 +326,7 @@ fn is_missing<D: Document>(state: Option<&watch::Receiver<InForce<D>>>) -> bool 
 fn daemon(state: &DaemonState, now: Instant) -> metrics::DaemonSample {
     metrics::DaemonSample {
         state: state.phase.to_string(),
-        age: now.saturating_duration_since(state.since),
+        age: state.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since)),
         restarts: state.restarts,
         fault: state.last_error.as_ref().map(|(kind, _)| *kind),
     }

@@ -4,63 +4,28 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::{Snapshot, flag, number, one, size};
 use crate::model::ingress::cert_orders::usable;
-use crate::runtime::metrics::{Kind, Page, Registry, Sampled};
+use crate::runtime::metrics::Page;
 
 /// The time over which an ACME server counts certificates.
 const WEEK: SignedDuration = SignedDuration::from_hours(7 * 24);
 
-#[derive(Debug)]
-pub(super) struct CertMetrics {
-    loaded: Sampled<1>,
-    expiry: Sampled<1>,
-    failures: Sampled<1>,
-    error: Sampled<2>,
-    orders: Sampled<1>,
-    restored: Sampled<0>,
-    week: Sampled<0>,
-    leader: Sampled<0>,
+families! {
+    CertMetrics {
+        loaded: Gauge "tailyard_certificate_loaded" ["name"] "1 while a valid certificate of the name is loaded",
+        expiry: Gauge "tailyard_certificate_expiry_timestamp_seconds" ["name"] "When the loaded certificate of the name expires",
+        failures: Gauge "tailyard_certificate_order_failures" ["name"] "Consecutive failed orders of the name, of all replicas",
+        error: Gauge "tailyard_certificate_error" ["name", "reason"]
+            "1 for an error of the certificate's Secret, for the last failed order, and for `Unpermitted` while the control plane does not allow a certificate for the name",
+        orders: Counter "tailyard_certificate_orders_total" ["result"] "Completed orders of this replica",
+        restored: Counter "tailyard_certificates_restored_total" []
+            "Certificates that were written again after their Secret was deleted or changed",
+        week: Gauge "tailyard_certificates_issued_last_week" []
+            "Certificates of the group's names issued in the last seven days, which the ACME server counts against its rate limit",
+        leader: Gauge "tailyard_certificate_leader" [] "1 while this replica is the cert leader, which orders certificates",
+    }
 }
 
 impl CertMetrics {
-    pub(super) fn new(registry: &mut Registry) -> Self {
-        let (gauge, counter) = (Kind::Gauge, Kind::Counter);
-        Self {
-            loaded: registry.sampled("tailyard_certificate_loaded", gauge, "1 while a valid certificate of the name is loaded", ["name"]),
-            expiry: registry.sampled(
-                "tailyard_certificate_expiry_timestamp_seconds",
-                gauge,
-                "When the loaded certificate of the name expires",
-                ["name"],
-            ),
-            failures: registry.sampled(
-                "tailyard_certificate_order_failures",
-                gauge,
-                "Consecutive failed orders of the name, of all replicas",
-                ["name"],
-            ),
-            error: registry.sampled(
-                "tailyard_certificate_error",
-                gauge,
-                "1 for an error of the certificate's Secret, for the last failed order, and for `Unpermitted` while the control plane does not allow a certificate for the name",
-                ["name", "reason"],
-            ),
-            orders: registry.sampled("tailyard_certificate_orders_total", counter, "Completed orders of this replica", ["result"]),
-            restored: registry.sampled(
-                "tailyard_certificates_restored_total",
-                counter,
-                "Certificates that were written again after their Secret was deleted or changed",
-                [],
-            ),
-            week: registry.sampled(
-                "tailyard_certificates_issued_last_week",
-                gauge,
-                "Certificates of the group's names issued in the last seven days, which the ACME server counts against its rate limit",
-                [],
-            ),
-            leader: registry.sampled("tailyard_certificate_leader", gauge, "1 while this replica is the cert leader, which orders certificates", []),
-        }
-    }
-
     pub(super) fn write(&self, page: &mut Page, snapshot: &Snapshot) {
         let Some(certs) = &snapshot.certs else { return };
         let (now, names) = (Timestamp::now(), &certs.state.names);

@@ -9,7 +9,6 @@ use tokio::time::Instant;
 
 use crate::model::plan::{Plan, Reason};
 
-/// The last errors of all services.
 #[derive(Debug, Default)]
 pub(super) struct LastErrors {
     services: BTreeMap<Arc<str>, LastError>,

@@ -2,88 +2,34 @@
 
 use super::{ConfigState, DaemonSample, ReportState, Snapshot, flag, number, one, size};
 use crate::model::tailnet::health::Blocker;
-use crate::runtime::metrics::{Kind, Page, Registry, Sampled};
+use crate::runtime::metrics::Page;
 
-#[derive(Debug)]
-pub(super) struct Inputs {
-    ready: Sampled<0>,
-    blocked: Sampled<1>,
-    stalled: Sampled<1>,
-    config_source: Sampled<2>,
-    config_loaded: Sampled<1>,
-    config_error: Sampled<2>,
-    dns_names: Sampled<0>,
-    dns_answered: Sampled<1>,
-    dns_failing: Sampled<2>,
-    dns_failures: Sampled<1>,
-    daemon_state: Sampled<1>,
-    daemon_since: Sampled<0>,
-    daemon_restarts: Sampled<0>,
-    daemon_error: Sampled<1>,
-    crashes: Sampled<0>,
-    report_writes: Sampled<0>,
-    report_error: Sampled<1>,
+families! {
+    Inputs {
+        ready: Gauge "tailyard_ready" [] "1 while /readyz answers 200",
+        blocked: Gauge "tailyard_readiness_blocked" ["reason"] "1 for each unmet condition of readiness",
+        stalled: Gauge "tailyard_task_stalled" ["task"] "1 for each task that has not run for 30 s",
+        config_source: Gauge "tailyard_config_source" ["config", "source"] "1 for the source of the config in force",
+        config_loaded: Gauge "tailyard_config_last_change_timestamp_seconds" ["config"] "When the config in force was loaded",
+        config_error: Gauge "tailyard_config_error" ["config", "reason"]
+            "1 while the newest copy of the config is invalid and an older one stays in force",
+        dns_names: Gauge "tailyard_dns_names" [] "DNS names that are targets of services",
+        dns_answered: Gauge "tailyard_dns_last_success_timestamp_seconds" ["name"] "When the name was last resolved",
+        dns_failing: Gauge "tailyard_dns_failing" ["name", "reason"] "1 while the last lookup of the name failed",
+        dns_failures: Counter "tailyard_dns_failures_total" ["reason"] "Failed DNS lookups",
+        daemon_state: Gauge "tailyard_tailscaled_state" ["state"] "1 for the current state of tailscaled",
+        daemon_since: Gauge "tailyard_tailscaled_state_timestamp_seconds" [] "When tailscaled entered its current state",
+        daemon_restarts: Counter "tailyard_tailscaled_restarts_total" [] "Restarts of tailscaled",
+        daemon_error: Gauge "tailyard_tailscaled_error" ["reason"] "1 for the last error of tailscaled",
+        crashes: Counter "tailyard_supervisor_restarts_total" []
+            "Restarts of the supervisor after a crash, within the container; tailscaled keeps running",
+        report_writes: Counter "tailyard_state_secret_writes_total" [] "Writes of the state Secret",
+        report_error: Gauge "tailyard_state_secret_error_timestamp_seconds" ["reason"]
+            "Since when writes of the state Secret have failed; absent while they succeed",
+    }
 }
 
 impl Inputs {
-    pub(super) fn new(registry: &mut Registry) -> Self {
-        let (gauge, counter) = (Kind::Gauge, Kind::Counter);
-        Self {
-            ready: registry.sampled("tailyard_ready", gauge, "1 while /readyz answers 200", []),
-            blocked: registry.sampled("tailyard_readiness_blocked", gauge, "1 for each unmet condition of readiness", ["reason"]),
-            stalled: registry.sampled("tailyard_task_stalled", gauge, "1 for each task that has not run for 30 s", ["task"]),
-            config_source: registry.sampled(
-                "tailyard_config_source",
-                gauge,
-                "1 for the source of the config in force",
-                ["config", "source"],
-            ),
-            config_loaded: registry.sampled(
-                "tailyard_config_last_change_timestamp_seconds",
-                gauge,
-                "When the config in force was loaded",
-                ["config"],
-            ),
-            config_error: registry.sampled(
-                "tailyard_config_error",
-                gauge,
-                "1 while the newest copy of the config is invalid and an older one stays in force",
-                ["config", "reason"],
-            ),
-            dns_names: registry.sampled("tailyard_dns_names", gauge, "DNS names that are targets of services", []),
-            dns_answered: registry.sampled(
-                "tailyard_dns_last_success_timestamp_seconds",
-                gauge,
-                "When the name was last resolved",
-                ["name"],
-            ),
-            dns_failing: registry.sampled("tailyard_dns_failing", gauge, "1 while the last lookup of the name failed", ["name", "reason"]),
-            dns_failures: registry.sampled("tailyard_dns_failures_total", counter, "Failed DNS lookups", ["reason"]),
-            daemon_state: registry.sampled("tailyard_tailscaled_state", gauge, "1 for the current state of tailscaled", ["state"]),
-            daemon_since: registry.sampled(
-                "tailyard_tailscaled_state_timestamp_seconds",
-                gauge,
-                "When tailscaled entered its current state",
-                [],
-            ),
-            daemon_restarts: registry.sampled("tailyard_tailscaled_restarts_total", counter, "Restarts of tailscaled", []),
-            daemon_error: registry.sampled("tailyard_tailscaled_error", gauge, "1 for the last error of tailscaled", ["reason"]),
-            crashes: registry.sampled(
-                "tailyard_supervisor_restarts_total",
-                counter,
-                "Restarts of the supervisor after a crash, within the container; tailscaled keeps running",
-                [],
-            ),
-            report_writes: registry.sampled("tailyard_state_secret_writes_total", counter, "Writes of the state Secret", []),
-            report_error: registry.sampled(
-                "tailyard_state_secret_error_timestamp_seconds",
-                gauge,
-                "Since when writes of the state Secret have failed; absent while they succeed",
-                ["reason"],
-            ),
-        }
-    }
-
     pub(super) fn write(&self, page: &mut Page, snapshot: &Snapshot) {
         one(page, &self.ready, flag(snapshot.blockers.is_empty()));
         let blocked = |name: &str| snapshot.blockers.iter().any(|blocker| blocker.name() == name);

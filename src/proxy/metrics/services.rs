@@ -6,57 +6,28 @@ use super::errors::LastErrors;
 use super::{Snapshot, number, size, tally};
 use crate::model::firewall::{Counters, Traffic};
 use crate::model::plan::{Egress, Plan, Reason};
-use crate::runtime::metrics::{Kind, Page, Registry, Sampled};
+use crate::runtime::metrics::Page;
 
-#[derive(Debug)]
-pub(super) struct Services {
-    count: Sampled<1>,
-    rejected: Sampled<1>,
-    mappings: Sampled<1>,
-    targets: Sampled<1>,
-    flows: Sampled<1>,
-    bytes: Sampled<1>,
-    reasons: Sampled<2>,
-    last_error: Sampled<2>,
+families! {
+    Services {
+        mappings: Gauge "tailyard_service_mappings" ["proxied_service"]
+            "Match ports of the service in the plan; for L3 ingress its addresses",
+        targets: Gauge "tailyard_service_targets" ["proxied_service"]
+            "Target addresses of the service; 0 while its target is unresolved",
+        flows: Counter "tailyard_service_flows_total" ["proxied_service"]
+            "New flows that were DNATed to a target; resets when a mapping is replaced",
+        bytes: Counter "tailyard_service_bytes_total" ["proxied_service"]
+            "Bytes of both directions, including IP headers; resets when a mapping is replaced",
+        count: Gauge "tailyard_services" ["type"] "Services that are forwarded, wholly or in part",
+        rejected: Gauge "tailyard_services_rejected" ["reason"] "Services that are not forwarded, wholly or in part",
+        reasons: Gauge "tailyard_service_rejected" ["proxied_service", "reason"]
+            "1 for each reason why a part of the service is not forwarded",
+        last_error: Gauge "tailyard_service_last_error_timestamp_seconds" ["proxied_service", "reason"]
+            "When the last error of the service was last in force",
+    }
 }
 
 impl Services {
-    pub(super) fn new(registry: &mut Registry) -> Self {
-        let mut gauge = |name, help| registry.sampled(name, Kind::Gauge, help, ["proxied_service"]);
-        let mappings = gauge("tailyard_service_mappings", "Match ports of the service in the plan; for L3 ingress its addresses");
-        let targets = gauge("tailyard_service_targets", "Target addresses of the service; 0 while its target is unresolved");
-        let mut total = |name, help| registry.sampled(name, Kind::Counter, help, ["proxied_service"]);
-        let flows = total("tailyard_service_flows_total", "New flows that were DNATed to a target; resets when a mapping is replaced");
-        let bytes =
-            total("tailyard_service_bytes_total", "Bytes of both directions, including IP headers; resets when a mapping is replaced");
-        let pair = ["proxied_service", "reason"];
-        Self {
-            count: registry.sampled("tailyard_services", Kind::Gauge, "Services that are forwarded, wholly or in part", ["type"]),
-            rejected: registry.sampled(
-                "tailyard_services_rejected",
-                Kind::Gauge,
-                "Services that are not forwarded, wholly or in part",
-                ["reason"],
-            ),
-            mappings,
-            targets,
-            flows,
-            bytes,
-            reasons: registry.sampled(
-                "tailyard_service_rejected",
-                Kind::Gauge,
-                "1 for each reason why a part of the service is not forwarded",
-                pair,
-            ),
-            last_error: registry.sampled(
-                "tailyard_service_last_error_timestamp_seconds",
-                Kind::Gauge,
-                "When the last error of the service was last in force",
-                pair,
-            ),
-        }
-    }
-
     pub(super) fn write(&self, page: &mut Page, snapshot: &Snapshot, errors: &LastErrors) {
         let Some(planned) = &snapshot.planned else { return };
         let plan = &planned.plan;

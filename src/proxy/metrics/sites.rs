@@ -4,90 +4,38 @@ use super::{Snapshot, number, size};
 use crate::api::routes::Backend;
 use crate::proxy::ingress::l7::L7Sample;
 use crate::proxy::ingress::l7::stats::CODES;
-use crate::runtime::metrics::{Kind, Page, Registry, Sampled};
+use crate::runtime::metrics::Page;
 
-#[derive(Debug)]
-pub(super) struct SiteMetrics {
-    requests: Sampled<2>,
-    latency: Sampled<1>,
-    connections: Sampled<1>,
-    handshakes: Sampled<2>,
-    refused: Sampled<2>,
-    aborted: Sampled<2>,
-    failures: Sampled<2>,
-    fallbacks: Sampled<1>,
-    upgrades: Sampled<1>,
-    missing: Sampled<2>,
-    certificates: Sampled<2>,
-    faults: Sampled<2>,
-    endpoints: Sampled<1>,
-    ejected: Sampled<1>,
-    unfollowed: Sampled<2>,
-    funnel_errors: Sampled<2>,
+families! {
+    SiteMetrics {
+        latency: Histogram "tailyard_http_upstream_latency_seconds" ["proxied_service"]
+            "Time from a request until the head of its response",
+        connections: Gauge "tailyard_http_connections" ["proxied_service"] "Open client connections, including upgraded ones",
+        fallbacks: Counter "tailyard_http_clusterip_fallbacks_total" ["proxied_service"]
+            "Requests sent to the ClusterIP: no endpoint was reachable",
+        upgrades: Counter "tailyard_http_upgrades_total" ["proxied_service"] "Upgraded connections, such as WebSockets",
+        requests: Counter "tailyard_http_requests_total" ["proxied_service", "code"] "Requests by status class",
+        handshakes: Counter "tailyard_tls_handshakes_total" ["proxied_service", "result"] "TLS handshakes by result",
+        refused: Counter "tailyard_http_connections_rejected_total" ["proxied_service", "reason"]
+            "Client connections closed before a request: malformed or late PROXY header, or the limit of one client address (`Source`)",
+        aborted: Counter "tailyard_http_requests_aborted_total" ["proxied_service", "reason"]
+            "Requests aborted by a timeout of the `Client`, the `Backend` or a `Tunnel`, or rejected by a limit (`Full`)",
+        failures: Counter "tailyard_http_upstream_errors_total" ["proxied_service", "reason"]
+            "Failed attempts to send a request to an endpoint; a retry may have succeeded",
+        missing: Gauge "tailyard_certificate_missing" ["proxied_service", "name"] "1 for each host without a certificate",
+        funnel_errors: Gauge "tailyard_funnel_unavailable" ["proxied_service", "reason"]
+            "1 for each Funnel host that the internet cannot reach",
+        faults: Gauge "tailyard_http_listener_error" ["proxied_service", "port"] "1 for each port that cannot be listened on",
+        certificates: Gauge "tailyard_certificate_invalid" ["name", "reason"]
+            "1 while the newest certificate of the name is invalid; an older one stays in use",
+        unfollowed: Gauge "tailyard_endpointslice_watch_error" ["backend_namespace", "reason"]
+            "1 while the EndpointSlices of a namespace cannot be watched",
+        endpoints: Gauge "tailyard_upstream_endpoints" ["upstream"] "Endpoints of the upstream",
+        ejected: Gauge "tailyard_upstream_endpoints_ejected" ["upstream"] "Endpoints ejected after connect failures",
+    }
 }
 
 impl SiteMetrics {
-    pub(super) fn new(registry: &mut Registry) -> Self {
-        let mut of = |name, kind, help| registry.sampled(name, kind, help, ["proxied_service"]);
-        let (counter, gauge) = (Kind::Counter, Kind::Gauge);
-        let latency = of("tailyard_http_upstream_latency_seconds", Kind::Histogram, "Time from a request until the head of its response");
-        let connections = of("tailyard_http_connections", gauge, "Open client connections, including upgraded ones");
-        let fallbacks = of("tailyard_http_clusterip_fallbacks_total", counter, "Requests sent to the ClusterIP: no endpoint was reachable");
-        let upgrades = of("tailyard_http_upgrades_total", counter, "Upgraded connections, such as WebSockets");
-        let mut by = |name, kind, help, label| registry.sampled(name, kind, help, ["proxied_service", label]);
-        let requests = by("tailyard_http_requests_total", counter, "Requests by status class", "code");
-        let handshakes = by("tailyard_tls_handshakes_total", counter, "TLS handshakes by result", "result");
-        let refused = by(
-            "tailyard_http_connections_rejected_total",
-            counter,
-            "Client connections closed before a request: malformed or late PROXY header, or the limit of one client address (`Source`)",
-            "reason",
-        );
-        let aborted = by(
-            "tailyard_http_requests_aborted_total",
-            counter,
-            "Requests aborted by a timeout of the `Client`, the `Backend` or a `Tunnel`, or rejected by a limit (`Full`)",
-            "reason",
-        );
-        let help = "Failed attempts to send a request to an endpoint; a retry may have succeeded";
-        let failures = by("tailyard_http_upstream_errors_total", counter, help, "reason");
-        let missing = by("tailyard_certificate_missing", gauge, "1 for each host without a certificate", "name");
-        let funnel_errors = by("tailyard_funnel_unavailable", gauge, "1 for each Funnel host that the internet cannot reach", "reason");
-        let faults = by("tailyard_http_listener_error", gauge, "1 for each port that cannot be listened on", "port");
-        let mut pair = |name, help, labels| registry.sampled(name, gauge, help, labels);
-        let certificates = pair(
-            "tailyard_certificate_invalid",
-            "1 while the newest certificate of the name is invalid; an older one stays in use",
-            ["name", "reason"],
-        );
-        let unfollowed = pair(
-            "tailyard_endpointslice_watch_error",
-            "1 while the EndpointSlices of a namespace cannot be watched",
-            ["backend_namespace", "reason"],
-        );
-        let mut upstream = |name, help| registry.sampled(name, gauge, help, ["upstream"]);
-        let endpoints = upstream("tailyard_upstream_endpoints", "Endpoints of the upstream");
-        let ejected = upstream("tailyard_upstream_endpoints_ejected", "Endpoints ejected after connect failures");
-        Self {
-            requests,
-            latency,
-            connections,
-            handshakes,
-            refused,
-            aborted,
-            failures,
-            fallbacks,
-            upgrades,
-            missing,
-            certificates,
-            faults,
-            endpoints,
-            ejected,
-            unfollowed,
-            funnel_errors,
-        }
-    }
-
     pub(super) fn write(&self, page: &mut Page, snapshot: &Snapshot) {
         page.write(&self.funnel_errors, snapshot.funnel_errors.iter().map(|(name, why)| ([name.as_str(), why.reason()], 1.0)));
         let Some(sample) = &snapshot.sites else { return };

@@ -65,6 +65,15 @@ fn exactly(page: &str, prefixes: &[&str], expected: &[&str]) {
     assert_eq!(series(page, prefixes), expected, "of {prefixes:?} in\n{page}");
 }
 
+/// A page has exactly the readiness series of these unmet conditions.
+#[track_caller]
+fn blocked(page: &str, unmet: &[&str]) {
+    let names =
+        ["config", "draining", "forwarding", "interface", "netmap", "peer-connectivity", "ruleset", "services", "tailnet-ip", "tailscaled"];
+    let series = names.map(|name| format!(r#"tailyard_readiness_blocked{{reason="{name}"}} {}"#, u8::from(unmet.contains(&name))));
+    exactly(page, &["tailyard_readiness"], &series.each_ref().map(String::as_str));
+}
+
 #[tokio::test(start_paused = true)]
 async fn page_has_exactly_the_series_of_each_service() {
     let metrics = Metrics::new().expect("families");
@@ -90,19 +99,10 @@ async fn page_has_exactly_the_series_of_each_service() {
         r#"tailyard_service_rejected{proxied_service="gone",reason="Unresolved"} 1"#,
         r#"tailyard_service_last_error_timestamp_seconds{proxied_service="gone",reason="Unresolved"} 1000"#,
         "tailyard_ready 1",
-        r#"tailyard_readiness_blocked{reason="tailnet-ip"} 0"#,
-        r#"tailyard_readiness_blocked{reason="config"} 0"#,
-        r#"tailyard_readiness_blocked{reason="forwarding"} 0"#,
-        r#"tailyard_readiness_blocked{reason="interface"} 0"#,
-        r#"tailyard_readiness_blocked{reason="draining"} 0"#,
-        r#"tailyard_readiness_blocked{reason="netmap"} 0"#,
-        r#"tailyard_readiness_blocked{reason="peer-connectivity"} 0"#,
-        r#"tailyard_readiness_blocked{reason="ruleset"} 0"#,
-        r#"tailyard_readiness_blocked{reason="services"} 0"#,
-        r#"tailyard_readiness_blocked{reason="tailscaled"} 0"#,
         "tailscaled_health_messages 0",
     ];
-    exactly(&page, &["tailyard_service", "tailyard_read", "tailscaled_"], &expected);
+    exactly(&page, &["tailyard_service", "tailyard_ready", "tailscaled_"], &expected);
+    blocked(&page, &[]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -161,16 +161,6 @@ async fn page_has_exactly_the_series_of_inputs_with_their_ages() {
     let page = metrics.page(&shown, None);
     let expected = [
         "tailyard_ready 0",
-        r#"tailyard_readiness_blocked{reason="draining"} 1"#,
-        r#"tailyard_readiness_blocked{reason="tailnet-ip"} 0"#,
-        r#"tailyard_readiness_blocked{reason="config"} 0"#,
-        r#"tailyard_readiness_blocked{reason="forwarding"} 0"#,
-        r#"tailyard_readiness_blocked{reason="interface"} 0"#,
-        r#"tailyard_readiness_blocked{reason="netmap"} 0"#,
-        r#"tailyard_readiness_blocked{reason="peer-connectivity"} 0"#,
-        r#"tailyard_readiness_blocked{reason="ruleset"} 0"#,
-        r#"tailyard_readiness_blocked{reason="services"} 0"#,
-        r#"tailyard_readiness_blocked{reason="tailscaled"} 0"#,
         r#"tailyard_config_source{config="egress",source="api"} 1"#,
         r#"tailyard_config_source{config="ingress",source="file"} 1"#,
         r#"tailyard_config_last_change_timestamp_seconds{config="egress"} 991"#,
@@ -187,7 +177,8 @@ async fn page_has_exactly_the_series_of_inputs_with_their_ages() {
         "tailyard_state_secret_writes_total 5",
         r#"tailyard_state_secret_error_timestamp_seconds{reason="Unreachable"} 992"#,
     ];
-    exactly(&page, &["tailyard_read", "tailyard_config", "tailyard_dns", "tailyard_tailscaled", "tailyard_state"], &expected);
+    blocked(&page, &["draining"]);
+    exactly(&page, &["tailyard_ready", "tailyard_config", "tailyard_dns", "tailyard_tailscaled", "tailyard_state"], &expected);
 }
 
 /// A family that a page shows and the documentation has not would be written past the registry.

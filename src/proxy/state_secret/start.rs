@@ -1,5 +1,6 @@
 //! Starts what writes the state of this replica, if there is a place for it.
 
+use k8s_openapi::jiff::Timestamp;
 use tokio::sync::{mpsc, watch};
 
 use crate::api::state;
@@ -15,22 +16,19 @@ use crate::runtime::tasks::Tasks;
 use crate::proxy::forwarding::start::ForwardingPart;
 use crate::proxy::ingress::start::IngressPart;
 use crate::proxy::spawn;
-use crate::proxy::state_secret::writer::{self, Ledger, POLL_INTERVAL, Reporter, Store, WriteIntervals, WriterHealth, reporter};
+use crate::proxy::state_secret::writer::{self, Ledger, POLL_INTERVAL, Reporter, Store, WriteIntervals, reporter};
 use crate::proxy::tailnet::daemon::StateRequest;
-use crate::proxy::tailnet::recent_peers::{PredecessorPeers, RecentPeersWriter, record_mute_start};
+use crate::proxy::tailnet::recent_peers::{PredecessorPeers, RecentPeersWriter};
 use crate::proxy::tailnet::start::TailnetPart;
 
 /// The state of this replica, as the rest of it sees it.
 #[derive(Debug)]
 pub struct StatePart {
-    /// The desired content.
     pub ledger: Ledger,
-    pub health: watch::Receiver<WriterHealth>,
     /// Records the peers of this replica, if something may lead here.
     pub recent_peers: Option<RecentPeersWriter>,
 }
 
-/// The parts whose state is written.
 #[derive(Debug, Clone, Copy)]
 pub struct StateInputs<'a> {
     pub settings: &'a Settings,
@@ -66,14 +64,13 @@ impl StatePart {
             spawn(tasks, "reissue", serve(requests, ledger.clone()));
         }
         let recent_peers = record_peers(inputs, &ledger, tasks);
-        let health = ledger.health();
         spawn(tasks, "report", after(forwarding.enabled.then(|| forwarding.predecessor.subscribe()), reporter));
-        Some(Self { ledger, health, recent_peers })
+        Some(Self { ledger, recent_peers })
     }
 
-    /// Records for the next Pod that from now on peers hear nothing of this one.
+    /// Records for the next Pod that from now on this one does not answer peers outside the tunnel.
     pub fn record_mute_start(&self) {
-        record_mute_start(&self.ledger);
+        self.ledger.set(state::DISCO_MUTED_SINCE, Timestamp::now().to_string());
     }
 }
 
@@ -110,7 +107,6 @@ async fn start(settings: &Settings) -> Start {
     start
 }
 
-/// The auth key of the mounted config.
 fn mounted_key(settings: &DaemonSettings, capver: u32) -> Option<String> {
     let Login::ConfigDir(dir) = &settings.login else { return None };
     let (_, bytes) = daemon::config(dir, capver).ok()?;

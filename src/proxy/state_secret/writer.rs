@@ -1,9 +1,8 @@
-//! The only writer of our keys in the state Secret (or in the file that stands for it).
+//! The only writer of our keys in the state Secret (or in the file in place of it).
 //!
-//! Anybody says what a key is to be, by a [`Ledger`], and goes on at once. The writer takes the newest wishes, writes what is not
-//! there yet in one call, at most once in [`PACE`], and tries again for ever. It reads the Secret when it starts, when it is
-//! another one than before (which is looked for about once in [`POLL_INTERVAL`]) and before it forgets the device, and never otherwise;
-//! tailscaled's keys are left alone but for that.
+//! Any task sets keys with a [`Ledger`] and does not wait. The writer takes the newest values and writes those that differ in one call, at
+//! most once in [`PACE`], and retries without end. It reads the Secret when it starts, when the Secret has been replaced (checked about
+//! once in [`POLL_INTERVAL`]) and before it removes the device. Only the last of these changes tailscaled's keys.
 
 use std::time::Duration;
 
@@ -35,7 +34,6 @@ pub struct WriteIntervals {
     pub look: Duration,
 }
 
-/// What is wanted of the state.
 #[derive(Debug, Clone, Default)]
 struct DesiredState {
     /// Grows with each wish.
@@ -52,7 +50,6 @@ pub struct WriterHealth {
     pub succeeded: Option<Instant>,
     /// What is wrong, and since when; nothing if the last attempt succeeded.
     pub fault: Option<WriteFault>,
-    /// How many writes succeeded.
     pub writes: u64,
     /// Up to which wish everything is written.
     done: u64,
@@ -79,8 +76,7 @@ pub struct Ledger {
 pub struct Reporter {
     store: Store,
     start: Start,
-    retry: Backoff,
-    look: Duration,
+    intervals: WriteIntervals,
     wanted: watch::Receiver<DesiredState>,
     health: watch::Sender<WriterHealth>,
     /// What is known to be there; nothing before the first reading.
@@ -91,12 +87,10 @@ pub struct Reporter {
 }
 
 /// A ledger and the writer that carries out what it says.
-#[must_use]
-pub fn new(store: Store, start: Start, rhythm: WriteIntervals) -> (Ledger, Reporter) {
+pub fn new(store: Store, start: Start, intervals: WriteIntervals) -> (Ledger, Reporter) {
     let (wanted, wanted_rx) = watch::channel(DesiredState::default());
     let (health, health_rx) = watch::channel(WriterHealth::default());
-    let WriteIntervals { retry, look } = rhythm;
-    let reporter = Reporter { store, start, retry, look, wanted: wanted_rx, health, current: None, identity: None, forgotten: 0 };
+    let reporter = Reporter { store, start, intervals, wanted: wanted_rx, health, current: None, identity: None, forgotten: 0 };
     (Ledger { wanted, health: health_rx }, reporter)
 }
 
@@ -140,8 +134,6 @@ impl Ledger {
         }
     }
 
-    /// How the writing stands.
-    #[must_use]
     pub fn health(&self) -> watch::Receiver<WriterHealth> {
         self.health.clone()
     }
@@ -154,13 +146,13 @@ impl Reporter {
             let wanted = self.wanted.borrow_and_update().clone();
             let pause = match self.attempt(&wanted).await {
                 Ok(wrote) => {
-                    self.retry.reset();
+                    self.intervals.retry.reset();
                     self.succeeded(wanted.generation, wrote);
                     wrote.then_some(PACE)
                 }
                 Err(error) => {
                     self.failed(&error);
-                    Some(self.retry.next(fastrand::f64()))
+                    Some(self.intervals.retry.next(fastrand::f64()))
                 }
             };
             let ended = match pause {
@@ -179,7 +171,7 @@ impl Reporter {
 
     /// Waits for the next wish and looks now and then whether the place is still the same; true if nobody holds a ledger any more.
     async fn idle(&mut self) -> bool {
-        let look = sleep_until(Instant::now() + self.look.mul_f64(1.0 + fastrand::f64() / 2.0));
+        let look = sleep_until(Instant::now() + self.intervals.look.mul_f64(1.0 + fastrand::f64() / 2.0));
         tokio::select! {
             changed = self.wanted.changed() => return changed.is_err(),
             () = look => {}

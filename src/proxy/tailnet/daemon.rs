@@ -20,7 +20,7 @@ use tracing::info;
 
 use self::bus::{BusView, Reader};
 use self::conf::Conf;
-use crate::api::localapi::{MaskedPrefs, Warning};
+use crate::api::localapi::MaskedPrefs;
 use crate::edge::daemon::RunningDaemon as Process;
 use crate::edge::localapi::{LocalApi, LocalApiError};
 use crate::model::base::netmap::NetMap;
@@ -45,7 +45,6 @@ pub struct StateRequest {
 }
 
 /// What supervision takes from others.
-#[derive(Debug)]
 pub struct DaemonInputs {
     /// The newest key to log in with, where it is seen earlier than in the mounted config (a watch of the config Secret).
     pub keys: watch::Receiver<Option<Secret>>,
@@ -60,15 +59,14 @@ pub struct DaemonInputs {
     pub outlives: bool,
 }
 
-/// How tailscaled fares.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct DaemonState {
     pub phase: DaemonPhase,
-    pub since: Instant,
+    /// When it entered this phase.
+    pub since: Option<Instant>,
     pub backend: BackendState,
     /// How the login stands, in words.
     pub login: String,
-    /// How often it was started again.
     pub restarts: u64,
     /// It was started from a copy of what it keeps in the state Secret, for that could not be had.
     pub from_file: bool,
@@ -78,11 +76,7 @@ pub struct DaemonState {
     pub last_error: Option<(&'static str, String)>,
     /// What is wrong with the mounted config, while the last good one is in force.
     pub config_fault: Option<String>,
-    /// Its capability version.
     pub capver: Option<u32>,
-    /// What it finds unhealthy, by code.
-    pub health: Arc<std::collections::BTreeMap<String, Warning>>,
-    /// Its process id.
     pub pid: Option<i32>,
     /// The Tailscale Services that its config names; nothing before the first good one.
     pub configured: Option<Arc<BTreeSet<String>>>,
@@ -91,7 +85,6 @@ pub struct DaemonState {
     pub shut: bool,
 }
 
-/// tailscaled cannot be started at all.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct NeverStarted(pub String);
@@ -105,7 +98,6 @@ pub struct DaemonHandle {
     netmap: watch::Receiver<Option<Arc<NetMap>>>,
 }
 
-/// What a handle asks for.
 #[derive(Debug)]
 enum DaemonCommand {
     /// Look at the config no more: what it advertises is being taken back.
@@ -113,7 +105,6 @@ enum DaemonCommand {
     Stop(Duration),
 }
 
-/// The task's own state.
 struct Supervisor {
     settings: Arc<DaemonSettings>,
     machine: Machine,
@@ -150,7 +141,7 @@ pub fn daemon(
     let (epoch, epoch_seen) = watch::channel(0);
     let (view, view_seen) = watch::channel(BusView::default());
     let (netmap, netmap_seen) = watch::channel(None);
-    let (state, state_seen) = watch::channel(DaemonState::default());
+    let (state, state_seen) = watch::channel(DaemonState { since: Some(Instant::now()), ..DaemonState::default() });
     let (commands, requests) = mpsc::channel(8);
     let reader = Reader { api: api.clone(), epoch: epoch_seen, view, netmap };
     let mut supervisor = Supervisor {
@@ -187,19 +178,16 @@ pub fn daemon(
 }
 
 impl DaemonHandle {
-    #[must_use]
     pub fn api(&self) -> &LocalApi {
         &self.api
     }
 
     /// How the daemon fares; changes within milliseconds of what it tells, its death among it.
-    #[must_use]
     pub fn state(&self) -> watch::Receiver<DaemonState> {
         self.state.clone()
     }
 
     /// The tailnet; nothing before the first complete one, the last good one while the daemon is down.
-    #[must_use]
     pub fn netmap(&self) -> watch::Receiver<Option<Arc<NetMap>>> {
         self.netmap.clone()
     }
@@ -240,7 +228,7 @@ impl Supervisor {
             }
             let events = tokio::select! {
                 status = async { match &mut self.process { Some(process) => process.wait().await, None => std::future::pending().await } } => {
-                    vec![self.ended(&status.unwrap_or_else(|fault| fault.to_string()))]
+                    vec![self.ended(status.unwrap_or_else(|fault| fault.to_string()))]
                 }
                 Ok(()) = self.view.changed() => self.viewed(),
                 Some(done) = self.work.join_next() => done.ok().flatten().into_iter().collect(),
@@ -283,12 +271,12 @@ impl Supervisor {
         self.publish();
     }
 
-    fn ended(&mut self, how: &str) -> DaemonEvent {
+    fn ended(&mut self, how: String) -> DaemonEvent {
         let pid = self.process.take().map(|process| process.pid());
         self.epoch.send_replace(0);
         info!(pid, how, "tailscaled has ended");
-        self.state.send_modify(|state| state.last_exit = Some(how.to_owned()));
-        DaemonEvent::Exited(how.to_owned())
+        self.state.send_modify(|state| state.last_exit = Some(how));
+        DaemonEvent::Exited
     }
 
     /// What the reader knows now, as events; what it knew of an earlier process is none.
@@ -311,7 +299,7 @@ impl Supervisor {
             self.greet();
         }
         let snapshot = view.snapshot;
-        if snapshot.health.contains_key(STORELESS) && !self.from_file && self.inputs.backup.borrow().content.is_some() {
+        if snapshot.health.contains(STORELESS) && !self.from_file && self.inputs.backup.borrow().content.is_some() {
             // It keeps its state in memory alone and waits for a login; a copy of what it is not can be had.
             self.storeless = true;
             self.signal(Signal::SIGTERM);
@@ -321,7 +309,7 @@ impl Supervisor {
         let bus = BusState { state: snapshot.state, login_broken: snapshot.login_broken(), have_node_key: snapshot.have_node_key };
         self.state.send_modify(|state| {
             (state.capver, state.backend) = (view.capver, snapshot.state);
-            (state.health, state.shut) = (snapshot.health, shut);
+            state.shut = shut;
             if *state.advertised != advertised {
                 state.advertised = Arc::new(advertised);
             }
@@ -341,34 +329,12 @@ impl Supervisor {
             state.configured = configured;
             if state.phase != phase {
                 info!(from = %state.phase, to = %phase, "tailscaled");
-                state.since = Instant::now();
+                state.since = Some(Instant::now());
             }
             (state.restarts, state.from_file) = (self.machine.restarts(), self.from_file);
             (state.phase, state.login, state.config_fault, state.pid) = (phase, login, fault, pid);
             !same
         });
-    }
-}
-
-impl Default for DaemonState {
-    fn default() -> Self {
-        Self {
-            phase: DaemonPhase::Down,
-            since: Instant::now(),
-            backend: BackendState::NoState,
-            login: String::new(),
-            restarts: 0,
-            from_file: false,
-            last_exit: None,
-            last_error: None,
-            config_fault: None,
-            capver: None,
-            health: Arc::default(),
-            pid: None,
-            configured: None,
-            advertised: Arc::default(),
-            shut: false,
-        }
     }
 }
 

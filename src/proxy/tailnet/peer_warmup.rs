@@ -1,10 +1,7 @@
-//! Tries the ways to the targets, and to those whom a predecessor spoke with, whenever tailscaled has started, so that the first
-//! connection does not have to.
+//! Pings targets and recent peers after each start of tailscaled, so that their tunnels exist before the first connection.
 //!
-//! From the moment on at which it has a map of the tailnet: it calls itself connected only when it has chosen a relay, which takes
-//! it some three seconds, and those who are next door can be reached before that.
-//!
-//! It only asks; nothing that is forwarded depends on the answers. What is tried and for how long is [`crate::model::tailnet::peer_warmup`].
+//! It starts when tailscaled has a network map. tailscaled reports that it is connected only after it has chosen a relay, some three
+//! seconds later. Forwarding does not depend on the answers. [`crate::model::tailnet::peer_warmup`] decides whom to ping and for how long.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -40,8 +37,6 @@ pub struct WarmupProgress {
     pub waiting: BTreeSet<IpAddr>,
 }
 
-/// Asks the daemon.
-#[must_use]
 pub fn asking(api: &LocalApi) -> ReachabilityCheck {
     let api = api.clone();
     Arc::new(move |ip, ping, limit| {

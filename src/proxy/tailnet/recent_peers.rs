@@ -12,7 +12,7 @@ use k8s_openapi::jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::api::state::{POD_UID, SILENT_SINCE, SPOKEN_WITH};
+use crate::api::state::{DISCO_MUTED_SINCE, POD_UID, RECENT_PEERS};
 use crate::edge::localapi::LocalApi;
 use crate::model::tailnet::advertise::AdvertiseStatus;
 use crate::model::tailnet::peer_warmup::settle;
@@ -84,23 +84,17 @@ pub async fn load(store: Option<Store>, pod: Option<String>, restarted: bool, pr
     pending::<()>().await;
 }
 
-/// Writes down for the successor that from now on peers hear nothing of this replica outside the tunnel.
-pub fn record_mute_start(ledger: &Ledger) {
-    ledger.set(SILENT_SINCE, Timestamp::now().to_string());
-}
-
 impl PredecessorPeers {
     /// How long a peer that answers outside the tunnel is left alone now until it is asked for a handshake.
-    #[must_use]
     pub fn settle(&self) -> Duration {
         settle(self.silent_since, Timestamp::now())
     }
 }
 
 fn read_predecessor(content: &Content, pod: Option<&str>) -> PredecessorPeers {
-    let since = content.get(SILENT_SINCE).and_then(|text| str::from_utf8(text).ok()?.parse().ok());
+    let since = content.get(DISCO_MUTED_SINCE).and_then(|text| str::from_utf8(text).ok()?.parse().ok());
     let here = pod.is_some_and(|pod| content.get(POD_UID).is_some_and(|uid| uid == pod));
-    PredecessorPeers { addresses: content.get(SPOKEN_WITH).map(|text| read(text)).unwrap_or_default(), silent_since: since, here }
+    PredecessorPeers { addresses: content.get(RECENT_PEERS).map(|text| read(text)).unwrap_or_default(), silent_since: since, here }
 }
 
 impl RecentPeersWriter {
@@ -122,7 +116,7 @@ impl RecentPeersWriter {
         let recent = of_late(&status, Timestamp::now());
         let written = write(&recent);
         if put(&self.predecessor, Some(PredecessorPeers { addresses: recent, silent_since: None, here: true })) {
-            self.ledger.set(SPOKEN_WITH, written);
+            self.ledger.set(RECENT_PEERS, written);
         }
     }
 }

@@ -19,7 +19,6 @@ use crate::proxy::tailnet::auth_key_watch;
 use crate::proxy::tailnet::daemon::state_backup::{self, StateCopies};
 use crate::proxy::tailnet::daemon::{DaemonHandle, DaemonInputs, StateRequest, daemon};
 
-/// The tailnet, as the rest of the replica sees it.
 #[derive(Debug)]
 pub struct TailnetPart {
     /// tailscaled, if it is supervised.
@@ -112,7 +111,7 @@ fn supervise(
         }
         _ => None,
     };
-    let reach = copies.as_ref().map(|copies| state_backup::Reach::of(&copies.secret));
+    let reach = copies.as_ref().map(|copies| state_backup::reach(&copies.secret));
     let inputs = DaemonInputs { keys, writes, backup, reach, advertise, outlives: settings.init.is_some() };
     let (daemon, work) = daemon(supervised.clone(), inputs, tasks.stop());
     if let Some(copies) = copies.clone() {

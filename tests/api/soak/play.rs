@@ -128,7 +128,7 @@ impl<'s, 't> Play<'s, 't> {
         match trouble {
             Trouble::Replica(blow) => self.script.strike(blow)?,
             Trouble::BadConfig => {
-                self.script.volume.spoil().map_err(ScriptError::Config)?;
+                self.script.volume.write_bytes(b"{\"half a con").map_err(ScriptError::Config)?;
                 tokio::time::sleep(SPOILT).await;
                 self.script.put()?;
             }

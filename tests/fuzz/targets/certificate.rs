@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use libfuzzer_sys::fuzz_target;
-use tailyard::api::issuance::IssuanceNote;
+use tailyard::api::issuance::OrderNote;
 use tailyard::edge::acme::AccountKey;
 use tailyard::edge::tls::Certificates;
 use tailyard::model::ingress::cert_orders::{RenewalWindow, renew_at, usable};
@@ -56,5 +56,5 @@ fuzz_target!(|data: &[u8]| {
     read(&certificates, Pair { chain: first.into(), key: second.into() });
     let _ = AccountKey::read(data);
     let _ = AccountKey::read(&pem("PRIVATE KEY", &key));
-    let _ = serde_json::from_slice::<IssuanceNote>(data);
+    let _ = serde_json::from_slice::<OrderNote>(data);
 });

@@ -25,7 +25,6 @@ pub struct RulesetHistory {
 
 impl RulesetHistory {
     /// What is in force alone, and the tailnet that it was planned for.
-    #[must_use]
     pub fn of(rules: &Ruleset, netmap: Option<&NetMap>) -> Self {
         let mut past = Self { rules: rules.clone(), own: BTreeSet::new(), tailnet: NetMap::default() };
         past.add(rules, netmap);
@@ -48,19 +47,16 @@ impl RulesetHistory {
     }
 
     /// What differs in the rules in force.
-    #[must_use]
     pub fn until(&self, now: &Ruleset) -> Delta {
         diff(&self.rules, now)
     }
 
     /// Whether an address is, or was, one of the tailnet.
-    #[must_use]
     pub fn knows(&self, ip: IpAddr) -> bool {
         in_tailscale_range(ip) || self.tailnet.routes_to(ip)
     }
 
     /// Whether the tailnet has lost an address since.
-    #[must_use]
     pub fn has_lost(&self, now: &NetMap) -> bool {
         self.tailnet.routes.diff(&now.routes).any(|item| matches!(item, DiffItem::Remove(_)))
     }

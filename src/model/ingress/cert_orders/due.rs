@@ -6,23 +6,18 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use crate::model::base::hash::sha256;
 
-/// A certificate, as far as deciding goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Certificate {
     /// What the ACME server knows it by (RFC 9773), which no other certificate has.
     pub id: String,
-    /// It is valid from this time.
     pub from: Timestamp,
-    /// It is valid until this time.
     pub until: Timestamp,
 }
 
 /// When an ACME server suggests that a certificate be replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RenewalWindow {
-    /// Not before this time.
     pub start: Timestamp,
-    /// Not after this time.
     pub end: Timestamp,
 }
 
@@ -36,8 +31,6 @@ pub(super) fn min_pause(certificate: &Certificate) -> Duration {
     Duration::try_from(part.min(MIN_RENEWAL_PAUSE)).unwrap_or_default()
 }
 
-/// Whether a certificate serves.
-#[must_use]
 pub fn usable(certificate: &Certificate, wall: Timestamp) -> bool {
     certificate.from <= wall && wall < certificate.until
 }
@@ -59,7 +52,6 @@ const NOTICE: SignedDuration = SignedDuration::from_hours(14 * 24);
 
 impl Validity {
     /// How it stands, and when that changes by itself.
-    #[must_use]
     pub fn of(certificate: &Certificate, wall: Timestamp) -> (Self, Option<Timestamp>) {
         let Certificate { from, until, .. } = *certificate;
         let notice = until.checked_sub(NOTICE).unwrap_or(from).max(latest(certificate));
@@ -82,7 +74,6 @@ fn latest(certificate: &Certificate) -> Timestamp {
 
 /// When a certificate is to be replaced: at its own point of the window that is suggested, else between three fifths and two
 /// thirds of its lifetime. Never later than that, whatever is suggested.
-#[must_use]
 pub fn renew_at(certificate: &Certificate, window: Option<RenewalWindow>) -> Timestamp {
     let lifetime = certificate.until.duration_since(certificate.from);
     let own = chance(&certificate.id);

@@ -3,20 +3,18 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::{Certificate, NameRecord, OrderNote, RenewalWindow};
+use super::{Certificate, NameRecord, RenewalWindow};
+use crate::api::issuance::OrderNote;
 
-/// What came of a write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WriteResult {
     /// It was made; the record as it is now.
     Done(NameRecord),
     /// The record is another version by now, which will be seen.
     Conflict,
-    /// It could not be made.
     Failed,
 }
 
-/// An order failed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OrderFailure {
     /// How long the server wants not to be asked.
@@ -25,7 +23,6 @@ pub struct OrderFailure {
     pub outage: bool,
 }
 
-/// Something that happened.
 #[derive(Debug, Clone, PartialEq)]
 pub enum OrderEvent {
     /// A time that was asked for has come.
@@ -43,7 +40,6 @@ pub enum OrderEvent {
     Suggested(String, Option<RenewalWindow>, Option<Duration>),
 }
 
-/// Something to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OrderAction {
     /// Write this note, if the record is still of this version; answer with [`OrderEvent::Claimed`].

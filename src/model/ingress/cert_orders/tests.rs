@@ -4,9 +4,21 @@ use proptest::prelude::*;
 
 use super::*;
 
-use world::{DAY, World, wall};
+use world::{DAY, World, serves, wall};
 
 mod world;
+
+fn at(seconds: i64) -> Moment {
+    Moment { at: Duration::from_secs(seconds.unsigned_abs()), wall: wall(seconds) }
+}
+
+/// The leader of a group that wants a certificate for `a`.
+fn leader() -> Issuer {
+    let mut issuer = Issuer::new("g-0", OrderTerms::ACME);
+    issuer.step(OrderEvent::Wanted(["a".to_owned()].into()), at(0), 0.5);
+    issuer.step(OrderEvent::Leads(true), at(0), 0.5);
+    issuer
+}
 
 #[test]
 fn every_name_is_ordered_once_and_some_at_a_time() {
@@ -16,7 +28,7 @@ fn every_name_is_ordered_once_and_some_at_a_time() {
     assert_eq!(world.orders, 8);
     world.run(400);
     assert_eq!(world.orders, 50);
-    assert!(world.all_serve() && world.replicas[1].issuer.serves("n7.tail1234.ts.net", wall(world.now)), "the others read");
+    assert!(world.all_serve() && serves(&world.replicas[1].issuer, "n7.tail1234.ts.net", wall(world.now)), "the others read");
 }
 
 #[test]
@@ -39,8 +51,7 @@ fn an_order_of_one_who_died_is_made_again_by_him_at_once_and_by_another_when_it_
         world.lead(0, true);
         world.run(10);
         assert_eq!(world.orders, 1);
-        world.replicas[0].alive = false;
-        world.replicas[0].under_way.clear();
+        world.kill(0);
         if successor == 0 {
             world.start(0);
         }
@@ -95,10 +106,7 @@ fn an_acme_server_that_is_away_for_an_hour_costs_some_minutes_more() {
 
 #[test]
 fn a_servers_pause_is_kept() {
-    let mut issuer = Issuer::new("g-0", OrderTerms::ACME);
-    let at = |seconds: u64| Moment { at: Duration::from_secs(seconds), wall: wall(i64::try_from(seconds).expect("small")) };
-    issuer.step(OrderEvent::Wanted(["a".to_owned()].into()), at(0), 0.5);
-    issuer.step(OrderEvent::Leads(true), at(0), 0.5);
+    let mut issuer = leader();
     let claim = issuer.step(OrderEvent::Seen("a".into(), Some(NameRecord { version: "1".into(), ..NameRecord::default() })), at(0), 0.5);
     let Some(OrderAction::Claim { note, .. }) = claim.first() else { panic!("{claim:?}") };
     let mine = NameRecord { version: "2".into(), note: note.clone(), ..NameRecord::default() };
@@ -112,15 +120,12 @@ fn a_servers_pause_is_kept() {
 
 #[test]
 fn a_refusal_that_comes_after_the_newer_record_stops_nothing() {
-    let mut issuer = Issuer::new("g-0", OrderTerms::ACME);
-    let at = |seconds: u64| Moment { at: Duration::from_secs(seconds), wall: wall(i64::try_from(seconds).expect("small")) };
+    let mut issuer = leader();
     let record = |version: &str, by: &str| NameRecord {
         version: version.to_owned(),
         note: OrderNote { by: by.to_owned(), ..OrderNote::default() },
         ..NameRecord::default()
     };
-    issuer.step(OrderEvent::Wanted(["a".to_owned()].into()), at(0), 0.5);
-    issuer.step(OrderEvent::Leads(true), at(0), 0.5);
     assert_eq!(issuer.step(OrderEvent::Seen("a".into(), Some(record("1", ""))), at(0), 0.5).len(), 1, "it is claimed");
     issuer.step(OrderEvent::Seen("a".into(), Some(record("2", "g-1"))), at(1), 0.5);
     issuer.step(OrderEvent::Claimed("a".into(), WriteResult::Conflict), at(2), 0.5);
@@ -144,15 +149,12 @@ fn an_outage_makes_no_long_pauses_and_forgets_no_longer_one() {
 
 #[test]
 fn new_certificate_is_not_replaced_for_a_day_whatever_the_server_suggests() {
-    let mut issuer = Issuer::new("g-0", OrderTerms::ACME);
-    let at = |seconds: i64| Moment { at: Duration::from_secs(seconds.unsigned_abs()), wall: wall(seconds) };
+    let mut issuer = leader();
     let record = |version: &str, id: &str| NameRecord {
         version: version.to_owned(),
         certificate: Some(Certificate { id: id.to_owned(), from: wall(0), until: wall(90 * DAY) }),
         ..NameRecord::default()
     };
-    issuer.step(OrderEvent::Wanted(["a".to_owned()].into()), at(0), 0.5);
-    issuer.step(OrderEvent::Leads(true), at(0), 0.5);
     issuer.step(OrderEvent::Seen("a".into(), Some(record("1", "old"))), at(0), 0.5);
     issuer.step(OrderEvent::Seen("a".into(), Some(record("2", "new"))), at(10), 0.5);
     let past = RenewalWindow { start: wall(-2 * DAY), end: wall(-DAY) };
@@ -205,13 +207,10 @@ proptest! {
         world.lead(0, true);
         for (replica, fault, pause) in faults {
             match fault {
-                0 => {
-                    world.replicas[replica].alive = false;
-                    world.replicas[replica].under_way.clear();
-                }
-                1 | 2 => if !world.replicas[replica].alive { world.start(replica) },
+                0 => world.kill(replica),
+                1 | 2 => world.revive(replica),
                 3 => world.replicas[replica].linked = false,
-                4 => { world.replicas[replica].linked = true; world.show(replica) }
+                4 => world.link(replica),
                 5 => world.away = !world.away,
                 6 => world.slow = pause.min(240),
                 7 => world.lead(replica, true),
@@ -232,13 +231,10 @@ proptest! {
         world.lead(0, true);
         for (replica, fault, pause) in faults {
             match fault {
-                0 => {
-                    world.replicas[replica].alive = false;
-                    world.replicas[replica].under_way.clear();
-                }
-                1 => if !world.replicas[replica].alive { world.start(replica) },
+                0 => world.kill(replica),
+                1 => world.revive(replica),
                 2 => world.replicas[replica].linked = false,
-                3 => { world.replicas[replica].linked = true; world.show(replica) }
+                3 => world.link(replica),
                 4 => world.acme = !world.acme,
                 5 => world.slow = pause,
                 // Two may believe that they lead.
@@ -249,9 +245,8 @@ proptest! {
         }
         (world.acme, world.slow) = (true, 20);
         for replica in 0..3 {
-            if !world.replicas[replica].alive { world.start(replica) }
-            world.replicas[replica].linked = true;
-            world.show(replica);
+            world.revive(replica);
+            world.link(replica);
         }
         world.lead(0, true);
         world.run(14 * 3600);

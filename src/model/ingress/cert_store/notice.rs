@@ -28,41 +28,19 @@ impl std::fmt::Debug for VersionedSecret {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CertNotice {
     /// The Secret of a user-provided certificate does not exist.
-    Absent {
-        name: String,
-        secret: String,
-    },
+    Absent { name: String, secret: String },
     /// A Secret holds no valid certificate of the name.
-    Invalid {
-        name: String,
-        secret: String,
-        error: CertificateError,
-    },
+    Invalid { name: String, secret: String, error: CertificateError },
     /// The certificate is not valid yet, or no longer.
-    Untimely {
-        name: String,
-        secret: String,
-        reason: &'static str,
-        from: Timestamp,
-        until: Timestamp,
-    },
+    Untimely { name: String, secret: String, reason: &'static str, from: Timestamp, until: Timestamp },
     /// A certificate that was missing from its Secret was written back.
-    Restored {
-        name: String,
-    },
-    Issued {
-        name: String,
-        until: Timestamp,
-    },
-    Failed {
-        name: String,
-        failure: OrderFailure,
-        reason: &'static str,
-        message: String,
-    },
+    Restored { name: String },
+    /// A certificate was issued and stored.
+    Issued { name: String, until: Timestamp },
+    /// An order failed.
+    Failed { name: String, failure: OrderFailure, reason: &'static str, message: String },
 }
 
-/// How an order failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FailedOrder {
     pub failure: OrderFailure,

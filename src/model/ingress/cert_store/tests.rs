@@ -5,52 +5,52 @@ fn now() -> Timestamp {
     "2026-06-01T00:00:00Z".parse().expect("a time")
 }
 
-fn noted(version: &str, values: &[(&str, &str)]) -> VersionedSecret {
-    let values = values.iter().map(|(key, value)| ((*key).to_owned(), Bytes::copy_from_slice(value.as_bytes()))).collect();
-    VersionedSecret { version: version.to_owned(), annotations: BTreeMap::new(), values }
+/// A certificate for this name, signed by its own key, and the key.
+fn made(name: &str) -> (String, String) {
+    let made = rcgen::generate_simple_self_signed(vec![name.to_owned()]).expect("a certificate");
+    (made.cert.pem(), made.signing_key.serialize_pem())
+}
+
+fn holding(version: &str, (chain, key): &(String, String)) -> VersionedSecret {
+    let values = [("tls.crt", chain), ("tls.key", key)].map(|(field, text)| (field.to_owned(), Bytes::copy_from_slice(text.as_bytes())));
+    VersionedSecret { version: version.to_owned(), annotations: BTreeMap::new(), values: values.into() }
 }
 
 #[test]
 fn each_secret_is_heard_of_and_what_is_wrong_with_a_users_own_is_told_by_its_name() {
     let own = |secret: &str| Host { secret: secret.to_owned(), issue: false };
     let wanted = BTreeMap::from([("a.example.com".to_owned(), own("a")), ("b.example.com".to_owned(), own("b"))]);
-    let mut kept = CertStore::default();
-    assert_eq!(kept.want(Arc::new(wanted), BTreeSet::new(), now()).len(), 2);
-    let made = rcgen::generate_simple_self_signed(vec!["a.example.com".to_owned()]).expect("a certificate");
-    let (chain, key) = (made.cert.pem(), made.signing_key.serialize_pem());
-    kept.put("a", noted("1", &[("tls.crt", &chain), ("tls.key", &key)]), now());
-    assert!(!kept.is_loaded(), "the other may be about to come");
-    kept.gone("b");
-    assert!(kept.is_loaded());
-    let faults = |kept: &CertStore| kept.state(now()).names.into_values().map(|state| state.fault).collect::<Vec<_>>();
-    assert_eq!(faults(&kept), [None, Some("NoSecret")]);
+    let mut store = CertStore::default();
+    assert_eq!(store.want(Arc::new(wanted), BTreeSet::new(), now()).len(), 2);
+    let pair = made("a.example.com");
+    store.put("a", holding("1", &pair), now());
+    assert!(!store.is_loaded(), "the other may be about to come");
+    store.gone("b");
+    assert!(store.is_loaded());
+    let faults = |store: &CertStore| store.state(now()).names.into_values().map(|state| state.fault).collect::<Vec<_>>();
+    assert_eq!(faults(&store), [None, Some("NoSecret")]);
     let absent = CertNotice::Absent { name: "b.example.com".to_owned(), secret: "b".to_owned() };
-    assert_eq!(kept.take_notices(), [absent]);
-    kept.gone("b");
-    assert_eq!(kept.take_notices(), [], "said once");
-    kept.put("b", noted("2", &[("tls.crt", &chain), ("tls.key", &key)]), now());
-    assert_eq!(faults(&kept), [None, Some("Name")], "it is there, and another name's");
-    let notices = kept.take_notices();
+    assert_eq!(store.take_notices(), [absent]);
+    store.gone("b");
+    assert_eq!(store.take_notices(), [], "said once");
+    store.put("b", holding("2", &pair), now());
+    assert_eq!(faults(&store), [None, Some("Name")], "it is there, and another name's");
+    let notices = store.take_notices();
     assert!(matches!(notices.as_slice(), [CertNotice::Invalid { error, .. }] if error.reason() == "Name"), "{notices:?}");
-    kept.gone("a");
-    assert_eq!(faults(&kept), [Some("NoSecret"), Some("Name")]);
-    let serve = kept.pairs(now());
+    store.gone("a");
+    assert_eq!(faults(&store), [Some("NoSecret"), Some("Name")]);
+    let serve = store.pairs(now());
     assert_eq!(serve.keys().collect::<Vec<_>>(), ["a.example.com"], "what was loaded is served on");
 }
 
 #[test]
 fn certificates_of_an_earlier_container_serve_until_their_secrets_are_read() {
-    let made = |name: &str| {
-        let made = rcgen::generate_simple_self_signed(vec![name.to_owned()]).expect("a certificate");
-        (made.cert.pem(), made.signing_key.serialize_pem())
-    };
     let name = "a.example.com";
     let wanted = || Arc::new([(name.to_owned(), Host { secret: "a".to_owned(), issue: true })].into());
-    let holding = |(chain, key): &(String, String)| noted("1", &[("tls.crt", chain), ("tls.key", key)]);
     let (old, new) = (made(name), made(name));
     let mut first = CertStore::default();
     first.want(wanted(), BTreeSet::new(), now());
-    first.put("a", holding(&old), now());
+    first.put("a", holding("1", &old), now());
     let copy = first.pairs(now());
 
     let mut next = CertStore::with_backup(copy.clone());
@@ -59,7 +59,7 @@ fn certificates_of_an_earlier_container_serve_until_their_secrets_are_read() {
     next.lost("a", "Timeout");
     assert_eq!((next.pairs(now()), next.serves_backup()), (first.pairs(now()), true));
     assert_eq!(next.record(name), None, "nothing is known of the Secret, so nothing is ordered");
-    next.put("a", holding(&new), now());
+    next.put("a", holding("1", &new), now());
     assert_eq!((&*next.pairs(now())[name].chain, next.serves_backup()), (new.0.as_bytes(), false));
     let others = copy.into_values().map(|pair| ("b.example.com".to_owned(), pair)).collect();
     assert_eq!(CertStore::with_backup(others).backup.len(), 0, "it is for another name");
@@ -68,14 +68,12 @@ fn certificates_of_an_earlier_container_serve_until_their_secrets_are_read() {
 #[test]
 fn expired_certificate_is_reported_and_not_served() {
     let name = "a.example.com";
-    let made = rcgen::generate_simple_self_signed(vec![name.to_owned()]).expect("a certificate");
-    let (chain, key) = (made.cert.pem(), made.signing_key.serialize_pem());
-    let mut kept = CertStore::default();
-    kept.want(Arc::new([(name.to_owned(), Host { secret: "a".to_owned(), issue: false })].into()), BTreeSet::new(), now());
-    kept.put("a", noted("1", &[("tls.crt", &chain), ("tls.key", &key)]), now());
+    let mut store = CertStore::default();
+    store.want(Arc::new([(name.to_owned(), Host { secret: "a".to_owned(), issue: false })].into()), BTreeSet::new(), now());
+    store.put("a", holding("1", &made(name)), now());
     for (year, fault, served) in [("1970", Some("Early"), 0), ("2026", None, 1), ("5000", Some("Expired"), 0)] {
         let now: Timestamp = format!("{year}-06-01T00:00:00Z").parse().expect("a time");
-        assert_eq!((kept.state(now).names[name].fault, kept.pairs(now).len()), (fault, served), "{year}");
+        assert_eq!((store.state(now).names[name].fault, store.pairs(now).len()), (fault, served), "{year}");
     }
 }
 
@@ -87,8 +85,8 @@ fn a_failed_order_is_counted_and_noted_and_what_is_written_back_is_no_order() {
     let failed = FailedOrder { failure: OrderFailure::default(), reason: "RateLimited", message: "too many".to_owned() };
     assert!(store.ended(name, Err(failed)).is_err());
     assert_eq!(store.failure(name), Some(&("RateLimited", "too many".to_owned())));
-    let made = rcgen::generate_simple_self_signed(vec![name.to_owned()]).expect("a certificate");
-    let pair = Pair { chain: made.cert.pem().into_bytes().into(), key: made.signing_key.serialize_pem().into_bytes().into() };
+    let (chain, key) = made(name);
+    let pair = Pair { chain: chain.into_bytes().into(), key: key.into_bytes().into() };
     let issued = Issued::new(name, pair, Bytes::new()).expect("it is for the name");
     for _ in 0..2 {
         store.ended(name, Ok(issued.clone())).expect("issued");

@@ -60,7 +60,6 @@ pub struct SiteStatus {
     pub faults: BTreeMap<u16, String>,
 }
 
-/// What tailscaled reports of itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DaemonReport {
     /// It is connected to the tailnet.
@@ -72,7 +71,6 @@ pub struct DaemonReport {
     pub shut: bool,
 }
 
-/// The ruleset in the kernel.
 #[derive(Debug, Clone, Default)]
 pub struct AppliedRuleset {
     /// Its plan; nothing before the first write.
@@ -101,13 +99,11 @@ pub struct AdvertiseView {
 
 impl AdvertiseView {
     /// Every config has been read: before that, nothing that is advertised already is withdrawn.
-    #[must_use]
     pub fn is_complete(&self) -> bool {
         self.served.is_some() && self.ingress.is_some()
     }
 
     /// The serve config that tailscaled is to have; nothing while it is not known or not ours.
-    #[must_use]
     pub fn serve_config(&self) -> Option<ServeConfig> {
         let (served, ingress) = (self.served.as_ref()?, self.ingress.as_ref()?);
         if !self.mode.serves {
@@ -154,7 +150,6 @@ impl AdvertiseView {
     }
 
     /// The services that are to be advertised, and whether each is in place.
-    #[must_use]
     pub fn inputs(&self) -> AdvertiseInputs {
         let mut facts = AdvertiseInputs {
             configured: self.daemon.configured.as_deref().cloned().unwrap_or_default(),
@@ -220,7 +215,6 @@ impl AdvertiseView {
     }
 
     /// How the services of `facts` stand.
-    #[must_use]
     pub fn status(&self, facts: &AdvertiseInputs) -> AdvertiseStatus {
         let mut standing = AdvertiseStatus {
             waiting: facts.withheld(),

@@ -9,7 +9,6 @@ use serde::Deserialize;
 use crate::api::localapi::{CapMap, PeerNode, PeerStatus};
 use crate::model::base::netmap::{Fqdn, SelfNode, in_tailscale_range};
 
-/// What a peer contributes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Peer {
     pub(super) name: Option<Fqdn>,

@@ -32,7 +32,6 @@ enum State {
 
 impl ServeHistory {
     /// With this grace; [`GRACE`] is meant.
-    #[must_use]
     pub fn new(grace: Duration) -> Self {
         Self { grace, services: BTreeMap::new() }
     }
@@ -60,7 +59,6 @@ impl ServeHistory {
     }
 
     /// When a service that is held back will be published without anything else changing.
-    #[must_use]
     pub fn due(&self, now: Duration) -> Option<Duration> {
         let ends = self.services.values().filter_map(|(_, state)| match state {
             State::Waiting(since) => Some(since.saturating_add(self.grace)),

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use super::*;
-use crate::model::base::net::InterfaceName;
+use crate::model::base::net::{InterfaceName, Port, PortKey, Proto};
 use crate::model::base::netmap::{Fqdn, NetMap};
 use crate::model::plan::Planned;
 use crate::model::plan::world::World;
@@ -36,10 +36,7 @@ fn planned(egress: &str, names: &[(&str, &[&str])]) -> Planned {
         names.iter().map(|(name, ips)| (Fqdn::new(name).expect("a name"), ips.iter().map(|text| ip(text)).collect::<BTreeSet<_>>()));
     let routes = [ipnet::IpNet::from(ip("100.64.0.9"))].into_iter().collect();
     let netmap = NetMap { peers: peers.collect(), routes, ..NetMap::default() };
-    let reserved = [crate::model::base::net::PortKey {
-        proto: crate::model::base::net::Proto::Tcp,
-        port: crate::model::base::net::Port::new(9002).expect("a port"),
-    }];
+    let reserved = [PortKey { proto: Proto::Tcp, port: Port::new(9002).expect("a port") }];
     let world = World {
         egress: Arc::new(EgressConfig::parse(egress.as_bytes()).expect("a config")),
         ingress: Arc::new(IngressConfig::parse(INGRESS.as_bytes()).expect("a config")),
@@ -50,6 +47,13 @@ fn planned(egress: &str, names: &[(&str, &[&str])]) -> Planned {
 }
 
 const KNOWN: &[(&str, &[&str])] = &[("db.tail.lab", &["100.64.0.2", "fd7a:115c:a1e0::2"])];
+
+static NOTHING: BTreeSet<Arc<str>> = BTreeSet::new();
+
+/// The status of a plan of which no service is withheld.
+fn status(planned: &Planned) -> EgressStatus<PublishedServices<'_>> {
+    egress_status(&planned.plan, &planned.world.egress, pod(), &NOTHING)
+}
 
 /// The status as others read it.
 fn read(status: &EgressStatus<PublishedServices<'_>>) -> EgressStatus {
@@ -67,8 +71,7 @@ fn withheld(patience: &mut ServeHistory, planned: &Planned, now: u64) -> Vec<Str
 #[test]
 fn egress_is_told_in_the_operators_words() {
     let planned = planned(EGRESS, KNOWN);
-    let nobody = BTreeSet::new();
-    let status = egress_status(&planned.plan, &planned.world.egress, pod(), &nobody);
+    let status = status(&planned);
     let Encoded { plain: text, packed, omitted: left } = encode(status, ROOM);
     assert_eq!(packed, None);
     assert_eq!(String::from_utf8(text).expect("text"), include_str!("../../../../tests/golden/status/egress.json").trim_end());
@@ -86,8 +89,7 @@ fn ingress_is_told_in_the_operators_words() {
 #[test]
 fn no_services_and_no_ipv6_are_told_as_the_peer_does() {
     let planned = planned("{}", &[]);
-    let nobody = BTreeSet::new();
-    let status = egress_status(&planned.plan, &planned.world.egress, PodAddresses::of([ip("10.0.0.5")]), &nobody);
+    let status = egress_status(&planned.plan, &planned.world.egress, PodAddresses::of([ip("10.0.0.5")]), &NOTHING);
     let peer = serde_json::to_string(&EgressStatus { fingerprint: None, ..status }).expect("text");
     assert_eq!(peer, r#"{"podIPv4":"10.0.0.5","services":null}"#);
 }
@@ -95,8 +97,7 @@ fn no_services_and_no_ipv6_are_told_as_the_peer_does() {
 #[test]
 fn what_was_configured_is_echoed_unchanged() {
     let planned = planned(EGRESS, KNOWN);
-    let nobody = BTreeSet::new();
-    let status = egress_status(&planned.plan, &planned.world.egress, pod(), &nobody);
+    let status = status(&planned);
     for (name, told) in read(&status).services.expect("services") {
         let service = &planned.world.egress.services[name.as_str()];
         assert_eq!((&told.ports, &told.tailnet_target), (&service.ports, &service.tailnet_target), "{name}");
@@ -114,8 +115,7 @@ fn what_was_never_resolved_is_held_back_for_the_grace() {
     assert_eq!(withheld(&mut patience, &resolved, 54), ["sctp", "typo"]);
     assert_eq!(withheld(&mut patience, &resolved, 55), [""; 0], "a rollout would wait for them for ever");
     assert_eq!(patience.due(Duration::from_secs(55)), None);
-    let nobody = BTreeSet::new();
-    let status = read(&egress_status(&resolved.plan, &resolved.world.egress, pod(), &nobody));
+    let status = read(&status(&resolved));
     assert_eq!(services(&status), ["by-ip", "default-db", "sctp", "typo"], "what cannot be read cannot be echoed");
     assert_eq!(status.services.expect("services")["typo"].tailnet_target_ips, None);
 }
@@ -136,8 +136,7 @@ fn what_was_lost_is_held_back_until_it_is_found_again() {
 #[test]
 fn a_status_that_is_too_large_loses_what_nobody_decides_by() {
     let planned = planned(EGRESS, KNOWN);
-    let nobody = BTreeSet::new();
-    let status = egress_status(&planned.plan, &planned.world.egress, pod(), &nobody);
+    let status = status(&planned);
     let whole = encode(status.clone(), ROOM).plain.len();
     let mut seen = Vec::new();
     for room in (1..=whole).rev() {
@@ -161,8 +160,7 @@ fn ten_thousand_services_are_told_one_by_one() {
     };
     let config = format!("{{{}}}", (0..10_000).map(entry).collect::<Vec<_>>().join(","));
     let planned = planned(&config, KNOWN);
-    let nobody = BTreeSet::new();
-    let status = egress_status(&planned.plan, &planned.world.egress, pod(), &nobody);
+    let status = status(&planned);
     let Encoded { plain, packed, .. } = encode(status.clone(), ROOM);
     let packed = packed.expect("it does not fit as it is");
     assert!(plain.len() + packed.len() <= ROOM, "{} and {}", plain.len(), packed.len());

@@ -18,14 +18,10 @@ pub struct BusState {
     pub have_node_key: bool,
 }
 
-/// Something to do.
 #[derive(Debug, Clone, PartialEq)]
 pub enum DaemonAction {
-    /// Start the daemon's process.
     Spawn,
-    /// Ask the daemon to end.
     Terminate,
-    /// End the daemon's process.
     Kill,
     /// Come back with [`super::DaemonEvent::Tick`] at this time, at the latest.
     Wake(At),

@@ -6,7 +6,6 @@ use super::settings::{DaemonSettings, StateStore};
 
 /// The arguments of tailscaled, program name not among them. `config` is the file of a one-step login; `state` takes the place of a
 /// Secret that cannot be had.
-#[must_use]
 pub fn command_line(settings: &DaemonSettings, config: Option<&Path>, state: Option<&Path>) -> Vec<String> {
     let mut args = vec![format!("--socket={}", settings.socket.display())];
     match &settings.state {

@@ -36,51 +36,36 @@ pub enum AuthEvent {
 /// How far a login is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum AuthStep {
+    /// Nothing is under way.
     Idle,
     /// The login is reported broken; until then it may heal.
-    Doubting {
-        until: At,
-    },
-    /// Leaving the control server.
-    Leaving {
-        failed: Secret,
-    },
-    Marking {
-        failed: Secret,
-    },
-    /// Waiting for the operator, or whoever writes the config, to give another key.
-    AwaitingKey {
-        failed: Secret,
-    },
-    /// The marker is being cleared.
+    Doubting { until: At },
+    /// tailscaled is leaving the control server.
+    Leaving { failed: Secret },
+    /// The request for another key is being written.
+    Marking { failed: Secret },
+    /// The operator, or whoever writes the config, has not given another key yet.
+    AwaitingKey { failed: Secret },
+    /// The request is being removed.
     Clearing,
     /// The key was given to the daemon.
-    Applying {
-        until: At,
-    },
-    Ending {
-        until: At,
-    },
+    Applying { until: At },
+    /// The daemon ends, so that it starts anew; it is killed then.
+    Ending { until: At },
     /// The old device's identity has to be forgotten before the daemon starts.
-    Forgetting {
-        requested: bool,
-    },
+    Forgetting { requested: bool },
     /// A two-step login or its preferences are on their way.
     LoggingIn,
     /// The next two-step login is not due.
-    Resting {
-        until: At,
-    },
+    Resting { until: At },
 }
 
-/// The mode of login.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mode {
     OneStep,
     TwoStep { once: bool },
 }
 
-/// The login of a node.
 #[derive(Debug, Clone)]
 pub struct Auth {
     mode: Mode,
@@ -97,13 +82,11 @@ pub struct Auth {
 
 impl Auth {
     /// A node with a config file; `in_secret`: its state is in a Secret that an operator watches.
-    #[must_use]
     pub fn one_step(in_secret: bool) -> Self {
         Self::new(Mode::OneStep, in_secret)
     }
 
     /// A node that is told what to be; `once`: only when it needs a login.
-    #[must_use]
     pub fn two_step(once: bool, in_secret: bool) -> Self {
         Self::new(Mode::TwoStep { once }, in_secret)
     }
@@ -118,14 +101,7 @@ impl Auth {
         self.current = key;
     }
 
-    /// Whether another key is being waited for.
-    #[must_use]
-    pub fn awaits_key(&self) -> bool {
-        matches!(self.step, AuthStep::Leaving { .. } | AuthStep::Marking { .. } | AuthStep::AwaitingKey { .. })
-    }
-
     /// Whether the daemon may not be started yet.
-    #[must_use]
     pub(super) fn holds_start(&self) -> bool {
         matches!(self.step, AuthStep::Forgetting { .. })
     }

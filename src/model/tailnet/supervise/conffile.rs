@@ -27,34 +27,24 @@ pub struct ConfFile {
     pub shields_up: bool,
 }
 
-/// A config directory or file cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfFault {
-    /// No file is for a daemon of this age.
     #[error("no cap-N.hujson in the config directory with N up to {capver}, the capability version of tailscaled")]
-    None {
-        /// The daemon's capability version.
-        capver: u32,
-    },
-    /// Not UTF-8.
+    None { capver: u32 },
     #[error("the config file is not UTF-8 text")]
     Text,
-    /// Not `HuJSON`.
     #[error("the config file is not HuJSON: {0}")]
     Syntax(String),
     #[error("the config file holds no JSON object")]
     Shape,
-    /// A version that no daemon reads.
     #[error("the config file's Version is {0:?}; tailscaled reads \"alpha0\"")]
     Version(String),
-    /// A field is of the wrong type.
     #[error("the config file's {field} must be {wanted}")]
     Type { field: &'static str, wanted: &'static str },
 }
 
 impl ConfFault {
     /// A closed set of words for metric labels.
-    #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
             Self::None { .. } => "NoConfig",
@@ -71,7 +61,6 @@ fn version(name: &str) -> Option<u32> {
 }
 
 /// Whether this is the name of a config file.
-#[must_use]
 pub fn is_config(name: &str) -> bool {
     version(name).is_some()
 }
@@ -83,7 +72,6 @@ pub fn choose<'a>(names: impl IntoIterator<Item = &'a str>, capver: u32) -> Resu
     usable.max().map(|(_, name)| name).ok_or(ConfFault::None { capver })
 }
 
-/// Reads a file's text.
 pub fn check(bytes: &[u8]) -> Result<ConfFile, ConfFault> {
     let text = std::str::from_utf8(bytes).map_err(|_| ConfFault::Text)?;
     let object = object(text)?;
@@ -120,7 +108,6 @@ const SHIELDS: &str = "ShieldsUp";
 ///
 /// Whether somebody is let in is always said: tailscaled keeps what it was told last, also what a predecessor was told that was
 /// killed before it could take it back.
-#[must_use]
 pub fn advertising(bytes: &[u8], advertised: &Advertised) -> Vec<u8> {
     let Some((text, object)) = std::str::from_utf8(bytes).ok().and_then(|text| Some((text, object(text).ok()?))) else {
         return bytes.to_vec();

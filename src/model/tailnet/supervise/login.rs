@@ -6,7 +6,6 @@
 use super::settings::{Secret, TwoStep};
 use crate::api::localapi::MaskedPrefs;
 
-/// How to log in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LoginPlan {
     /// By LocalAPI.
@@ -16,19 +15,13 @@ pub enum LoginPlan {
         auth_key: Option<Secret>,
     },
     /// By `tailscale up` with these arguments, the secret on its standard input.
-    Command {
-        /// Arguments after the program's name.
-        args: Vec<String>,
-        /// What the command reads.
-        stdin: Option<Secret>,
-    },
+    Command { args: Vec<String>, stdin: Option<Secret> },
 }
 
 /// The file name by which the command reads its standard input.
 const STDIN: &str = "file:/dev/stdin";
 
 /// How to log in with these settings. `socket` is the LocalAPI's.
-#[must_use]
 pub fn plan(settings: &TwoStep, socket: &str) -> LoginPlan {
     let oauth =
         settings.client_id.is_some() || settings.client_secret.is_some() || settings.id_token.is_some() || settings.audience.is_some();
@@ -39,7 +32,6 @@ pub fn plan(settings: &TwoStep, socket: &str) -> LoginPlan {
 }
 
 /// The preferences that the settings mean, nothing where an extra argument is not known.
-#[must_use]
 pub fn prefs(settings: &TwoStep) -> Option<MaskedPrefs> {
     let mut prefs = MaskedPrefs {
         want_running: Some(true),

@@ -6,8 +6,6 @@
 use std::fmt;
 use std::time::Duration;
 
-use serde::Serialize;
-
 use super::actions::{At, BusState, DaemonAction};
 use super::auth::{Auth, AuthEvent};
 use super::settings::{DaemonSettings, Login, Secret, StateStore};
@@ -23,7 +21,7 @@ const GAP: Duration = Duration::from_secs(1);
 const STEADY: Duration = Duration::from_mins(1);
 
 /// Where the daemon stands, for readiness, status and metrics.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum DaemonPhase {
     /// No process; the next start is due.
     #[default]
@@ -40,29 +38,21 @@ pub enum DaemonPhase {
     /// It is told not to run.
     Stopped,
     Starting,
-    /// The node is part of the tailnet.
     Running,
     /// It was running and is not now; what the kernel holds is kept.
     Degraded,
-    /// It is being stopped.
     Draining,
     Exited,
 }
 
-/// Something that happened.
 #[derive(Debug, Clone, PartialEq)]
 pub enum DaemonEvent {
     /// The process began, or a time that was asked for has come.
     Tick,
-    /// The daemon's process runs.
     Spawned,
-    /// The daemon's process could not be started.
-    SpawnFailed(String),
-    /// The daemon's process has ended.
-    Exited(String),
-    /// The bus is open.
+    /// The process has ended, or could not be started.
+    Exited,
     Connected,
-    /// The bus is closed.
     Disconnected,
     Backend(BusState),
     /// A key to log in with is known: that of the config file, or a newer one seen by the API.
@@ -75,8 +65,7 @@ pub enum DaemonEvent {
     },
 }
 
-/// The daemon's process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ChildProcess {
     Down { until: At },
     Starting,
@@ -84,7 +73,6 @@ enum ChildProcess {
     Gone,
 }
 
-/// The state.
 #[derive(Debug, Clone)]
 pub struct Machine {
     child: ChildProcess,
@@ -104,7 +92,6 @@ pub struct Machine {
 
 impl Machine {
     /// A machine that has done nothing yet; its first event is [`DaemonEvent::Tick`].
-    #[must_use]
     pub fn new(settings: &DaemonSettings) -> Self {
         let in_secret = matches!(settings.state, StateStore::KubeSecret { .. });
         let auth = match &settings.login {
@@ -126,7 +113,6 @@ impl Machine {
         }
     }
 
-    /// Takes an event in.
     pub fn step(&mut self, event: DaemonEvent, now: At, random: f64) -> Vec<DaemonAction> {
         let mut actions = Vec::new();
         match event {
@@ -136,7 +122,7 @@ impl Machine {
                 self.auth.started();
                 actions.extend(self.kill_at.map(|_| DaemonAction::Terminate));
             }
-            DaemonEvent::SpawnFailed(_) | DaemonEvent::Exited(_) => self.ended(now, random),
+            DaemonEvent::Exited => self.ended(now, random),
             DaemonEvent::Connected => {
                 self.bus = (true, now);
                 self.answered = true;
@@ -155,8 +141,6 @@ impl Machine {
         actions
     }
 
-    /// Where the daemon stands.
-    #[must_use]
     pub fn phase(&self, now: At) -> DaemonPhase {
         match self.child {
             ChildProcess::Gone => return DaemonPhase::Exited,
@@ -179,14 +163,10 @@ impl Machine {
         }
     }
 
-    /// How often the daemon was started again.
-    #[must_use]
     pub fn restarts(&self) -> u64 {
         self.restarts
     }
 
-    /// How the login stands.
-    #[must_use]
     pub fn auth(&self) -> &Auth {
         &self.auth
     }
@@ -279,13 +259,6 @@ impl Machine {
 impl fmt::Display for DaemonPhase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(self, f)
-    }
-}
-
-impl fmt::Display for Machine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let bus = if self.bus.0 { "bus open" } else { "bus closed" };
-        write!(f, "{:?}, {bus}, {} restarts, login {}", self.child, self.restarts, self.auth)
     }
 }
 

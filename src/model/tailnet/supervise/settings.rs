@@ -15,7 +15,6 @@ const MAGIC_DNS: IpAddr = IpAddr::V4(Ipv4Addr::new(100, 100, 100, 100));
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Secret(String);
 
-/// Everything that supervision needs to know.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DaemonSettings {
     /// The tailscaled program; a bare name is searched in `PATH`.
@@ -51,7 +50,6 @@ pub struct DaemonSettings {
     pub cluster_ips: BTreeSet<IpAddr>,
 }
 
-/// Where the daemon keeps its state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StateStore {
     /// In the Secret of this name; certificates and the like in the directory, if any, else in `/tmp`.
@@ -65,7 +63,6 @@ pub enum StateStore {
     Memory,
 }
 
-/// How the node logs in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Login {
     /// One step: a config file in this directory says it all (`TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR`).
@@ -101,7 +98,6 @@ pub struct TwoStep {
 
 impl DaemonSettings {
     /// The directory that belongs to this Pod alone and outlives its containers: the config directory, where it is ours to fill.
-    #[must_use]
     pub fn pod_dir(&self) -> Option<&Path> {
         match &self.login {
             Login::ConfigDir(dir) if self.fill_config => Some(dir),
@@ -110,14 +106,12 @@ impl DaemonSettings {
     }
 
     /// The file that stands in for a Secret that cannot be read; nothing where there is no Secret.
-    #[must_use]
     pub fn state_file(&self) -> Option<PathBuf> {
         let StateStore::KubeSecret { dir, .. } = &self.state else { return None };
         Some(self.pod_dir().or(dir.as_deref()).unwrap_or(Path::new("/tmp")).join("tailscaled.state"))
     }
 
     /// The copy of tailscaled's keys in its Secret, for the next container of this Pod.
-    #[must_use]
     pub fn state_copy(&self) -> Option<PathBuf> {
         let StateStore::KubeSecret { .. } = &self.state else { return None };
         Some(self.pod_dir()?.join("state-secret.json"))
@@ -126,7 +120,6 @@ impl DaemonSettings {
     /// The address of the cluster or of one of these DNS servers that the daemon's own filter would cut off: it drops whatever comes
     /// from 100.64.0.0/10 by any interface but its own. With such an address that filter has to stay out of the way; filters and NAT
     /// are then ours alone.
-    #[must_use]
     pub fn address_cut_off(&self, dns_servers: &BTreeSet<IpAddr>) -> Option<IpAddr> {
         let inside = |ip: &&IpAddr| ip.is_ipv4() && in_tailscale_range(**ip) && **ip != MAGIC_DNS;
         if self.userspace { None } else { self.cluster_ips.iter().chain(dns_servers).find(inside).copied() }
@@ -134,20 +127,15 @@ impl DaemonSettings {
 }
 
 impl Secret {
-    /// Wraps a text.
-    #[must_use]
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }
 
     /// The text itself, for the one place that needs it.
-    #[must_use]
     pub fn reveal(&self) -> &str {
         &self.0
     }
 
-    /// Whether there is nothing to hide.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -1,10 +1,10 @@
-//! What tailscaled keeps in the state Secret, as it would keep it in a file: so that it can start without the Secret.
+//! The part of the state Secret that is tailscaled's, as a state file: with it tailscaled starts without the Secret.
 //!
 //! In a Pod of ours two files outlive a container: a copy of the Secret, and the file of a tailscaled that was started without it.
-//! The second is there only while the Secret may lack something of it.
+//! The second exists only while the Secret may lack something of it.
 //!
-//! In the Secret each of its keys is a key of its own, beside those of others, with `_` for what a Secret's key may not have; in a file
-//! they are one JSON object of base64 by key (`ipn/store` of tailscaled). Here they are called as in the Secret.
+//! In the Secret each key of tailscaled is a key of its own, with `_` for characters that Secret keys may not have; a file is one JSON
+//! object of base64 by key (`ipn/store` of tailscaled). Here keys are named as in the Secret.
 
 use crate::model::tailnet::state::{Content, StateChanges, from_json, to_json};
 
@@ -20,7 +20,6 @@ pub struct StateBackup {
 impl StateBackup {
     /// What an earlier container of this Pod has left: the file that its tailscaled used in place of the Secret, and the copy of
     /// the Secret. The first is newer, and may be nowhere else.
-    #[must_use]
     pub fn from_files(used: Option<&[u8]>, copy: Option<&[u8]>) -> Self {
         let read = |text: Option<&[u8]>| text.and_then(from_file).filter(|content| !content.is_empty());
         match read(used) {
@@ -30,20 +29,17 @@ impl StateBackup {
     }
 
     /// A file holds what the Secret may lack.
-    #[must_use]
     pub fn is_ahead(&self) -> bool {
         self.content.is_some() && !self.given_back
     }
 }
 
 /// The keys of a Secret that are tailscaled's: its machine, its profiles, and which of them is in use.
-#[must_use]
 pub fn of_daemon(secret: &Content) -> Content {
     let own = |key: &str| key.starts_with('_') || key.starts_with("profile-");
     secret.iter().filter(|(key, _)| own(key)).map(|(key, value)| (key.clone(), value.clone())).collect()
 }
 
-#[must_use]
 pub fn to_file(content: &Content) -> Vec<u8> {
     // Of its keys only those of serve configs have a character that a Secret's key may not have.
     let own = |key: &String| key.strip_prefix("_serve_").map_or_else(|| key.clone(), |profile| format!("_serve/{profile}"));
@@ -51,14 +47,12 @@ pub fn to_file(content: &Content) -> Vec<u8> {
 }
 
 /// What a file holds; nothing if it is none.
-#[must_use]
 pub fn from_file(text: &[u8]) -> Option<Content> {
     let valid = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.') { c } else { '_' };
     Some(from_json(text)?.into_iter().map(|(key, value)| (key.chars().map(valid).collect(), value)).collect())
 }
 
 /// What makes of the Secret what the file is.
-#[must_use]
 pub fn changes(file: &Content, secret: &Content) -> StateChanges {
     let (file, existing) = (of_daemon(file), of_daemon(secret));
     let gone = existing.keys().filter(|key| !file.contains_key(*key)).map(|key| (key.clone(), None));

@@ -108,7 +108,7 @@ impl Pools {
         let candidates: Vec<_> = peers
             .list
             .iter()
-            .map(|peer| EndpointCandidate { near: peer.near, busy: peer.busy(), shunned: peer.standing().is_shunned(now) })
+            .map(|peer| EndpointCandidate { near: peer.near, busy: peer.busy(), ejected: peer.standing().is_ejected(now) })
             .collect();
         let order = order(&candidates, TRIES, fastrand::f64);
         order.into_iter().map(|index| Arc::clone(&peers.list[index])).collect()
@@ -135,7 +135,7 @@ impl Pools {
         let pools: Vec<_> = self.by_backend.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
         let count = |pool: &Arc<Pool>| {
             let peers = pool.refreshed(&self.endpoints.borrow(), &self.place);
-            (peers.list.len(), peers.list.iter().filter(|peer| peer.standing().is_shunned(now)).count())
+            (peers.list.len(), peers.list.iter().filter(|peer| peer.standing().is_ejected(now)).count())
         };
         pools.iter().map(|pool| (Arc::clone(&pool.backend), count(pool))).collect()
     }

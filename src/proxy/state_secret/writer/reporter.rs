@@ -21,7 +21,6 @@ use crate::proxy::ingress::serve_config_writer::ServeStatus;
 /// What the statuses are made from.
 #[derive(Debug)]
 pub struct Inputs {
-    /// What the kernel holds.
     pub programmed: watch::Receiver<Programmed>,
     pub netmap: watch::Receiver<Option<Arc<NetMap>>>,
     /// What tailscaled serves, where that is decided here; else a cell whose sender may be gone.
@@ -29,7 +28,6 @@ pub struct Inputs {
     pub standing: watch::Receiver<AdvertiseStatus>,
 }
 
-/// What there is to tell.
 #[derive(Debug, Clone, Copy)]
 pub struct ReportInputs {
     pub pod: PodAddresses,

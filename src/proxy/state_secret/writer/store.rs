@@ -7,7 +7,6 @@ use crate::edge::kube::{ApiCall, ApiRefusal, Cluster, KubeError, StateSecret, Ve
 use crate::model::settings::{Settings, StateOut};
 use crate::model::tailnet::state::{Content, StateChanges, applied};
 
-/// Where the state is kept.
 #[derive(Debug)]
 pub enum Store {
     Secret(StateSecret),
@@ -15,7 +14,6 @@ pub enum Store {
     File(PathBuf),
 }
 
-/// The state could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
     #[error(transparent)]
@@ -27,14 +25,12 @@ pub enum ReportError {
     Missing { name: String },
     #[error(transparent)]
     File(#[from] FilesError),
-    /// The file holds something else.
     #[error("{path} is not a JSON object of text by key: {source}; remove it or choose another --state-file")]
     Content { path: PathBuf, source: serde_json::Error },
 }
 
 impl ReportError {
     /// A closed set of words for metric labels and Event reasons.
-    #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Api(error) => error.reason(),
@@ -46,7 +42,6 @@ impl ReportError {
     }
 
     /// Whether there is no Secret to write.
-    #[must_use]
     pub fn is_missing(&self) -> bool {
         match self {
             Self::Missing { .. } => true,
@@ -58,7 +53,6 @@ impl ReportError {
 
 impl Store {
     /// The place that the settings name, if any; the Secret only where there is a cluster.
-    #[must_use]
     pub fn of(settings: &Settings, cluster: Option<&Cluster>) -> Option<Self> {
         match &settings.state {
             StateOut::None => None,
@@ -84,10 +78,7 @@ impl Store {
     /// Everything that is there; fails where there is no such Secret.
     pub async fn read(&self) -> Result<Content, ReportError> {
         match self {
-            Self::Secret(secret) => {
-                let values = secret.get().await?.ok_or_else(|| ReportError::Missing { name: secret.name().to_owned() })?;
-                Ok(values)
-            }
+            Self::Secret(secret) => secret.get().await?.ok_or_else(|| ReportError::Missing { name: secret.name().to_owned() }),
             Self::File(path) => blocking(path, read_file).await,
         }
     }

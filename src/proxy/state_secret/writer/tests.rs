@@ -9,6 +9,12 @@ use super::*;
 /// Long enough for anything in paused time, where waiting costs nothing.
 const LONG: Duration = Duration::from_hours(1);
 
+fn place() -> (TempDir, PathBuf) {
+    let place = TempDir::new().expect("tempdir");
+    let path = place.path().join("state.json");
+    (place, path)
+}
+
 fn start() -> Start {
     Start { capver: Some(138), pod_uid: Some("u-1".into()), auth_key: String::new() }
 }
@@ -38,8 +44,7 @@ async fn written(ledger: &Ledger) {
 
 #[tokio::test(start_paused = true)]
 async fn a_start_clears_what_no_longer_holds_and_leaves_the_rest() {
-    let place = TempDir::new().expect("tempdir");
-    let path = place.path().join("state.json");
+    let (_place, path) = place();
     std::fs::write(&path, r#"{"device_id":"n1","egress-services":"{}","_machinekey":"m","pod_uid":"u-0"}"#).expect("file");
     let ledger = report(path.clone());
     written(&ledger).await;
@@ -52,8 +57,7 @@ async fn a_start_clears_what_no_longer_holds_and_leaves_the_rest() {
 
 #[tokio::test(start_paused = true)]
 async fn only_a_change_is_written_and_a_burst_at_most_once_a_second() {
-    let place = TempDir::new().expect("tempdir");
-    let path = place.path().join("state.json");
+    let (_place, path) = place();
     let ledger = report(path.clone());
     written(&ledger).await;
     let before = Instant::now();
@@ -91,8 +95,7 @@ async fn what_cannot_be_written_waits_and_is_written_once() {
 
 #[tokio::test(start_paused = true)]
 async fn a_file_of_another_kind_is_left_alone() {
-    let place = TempDir::new().expect("tempdir");
-    let path = place.path().join("state.json");
+    let (_place, path) = place();
     std::fs::write(&path, "[1]").expect("file");
     let ledger = report(path.clone());
     let mut health = ledger.health();
@@ -103,8 +106,7 @@ async fn a_file_of_another_kind_is_left_alone() {
 
 #[tokio::test(start_paused = true)]
 async fn a_device_is_forgotten_and_another_one_named() {
-    let place = TempDir::new().expect("tempdir");
-    let path = place.path().join("state.json");
+    let (_place, path) = place();
     std::fs::write(&path, r#"{"_current-profile":"profile-1","profile-1":"{}","_profiles":"p","_machinekey":"m"}"#).expect("file");
     let ledger = report(path.clone());
     ledger.set("device_id", "n1");
@@ -121,8 +123,7 @@ async fn a_device_is_forgotten_and_another_one_named() {
 
 #[tokio::test(start_paused = true)]
 async fn a_state_that_vanished_between_two_writes_is_written_again_whole() {
-    let place = TempDir::new().expect("tempdir");
-    let path = place.path().join("state.json");
+    let (_place, path) = place();
     let ledger = report(path.clone());
     ledger.set("device_id", "n1");
     written(&ledger).await;
@@ -137,8 +138,7 @@ async fn a_state_that_vanished_between_two_writes_is_written_again_whole() {
 
 #[tokio::test(start_paused = true)]
 async fn it_ends_with_its_ledgers_and_writes_what_is_left() {
-    let place = TempDir::new().expect("tempdir");
-    let path = place.path().join("state.json");
+    let (_place, path) = place();
     let (ledger, reporter) = new(Store::File(path.clone()), start(), rhythm());
     let running = tokio::spawn(reporter.run());
     written(&ledger).await;

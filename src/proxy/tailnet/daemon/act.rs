@@ -98,10 +98,10 @@ impl Supervisor {
             None => None,
             Some(conf) => match conf.for_start() {
                 Ok(Some(path)) => Some(path.to_owned()),
-                Ok(None) => return DaemonEvent::SpawnFailed(conf.fault().unwrap_or("there is no config yet").to_owned()),
+                Ok(None) => return DaemonEvent::Exited,
                 Err(fault) => {
                     self.fault(fault.reason(), &fault);
-                    return DaemonEvent::SpawnFailed(fault.to_string());
+                    return DaemonEvent::Exited;
                 }
             },
         };
@@ -118,7 +118,7 @@ impl Supervisor {
             }
             Err(fault) => {
                 self.fault(fault.reason(), &fault);
-                DaemonEvent::SpawnFailed(fault.to_string())
+                DaemonEvent::Exited
             }
         }
     }
@@ -156,7 +156,7 @@ impl Supervisor {
         let alone = self.from_file && !backup.given_back;
         // Where the rest has decided already, nobody is waited for.
         let away = match &self.inputs.reach {
-            Some(reach) if backup.content.is_some() && answered && !alone => !reach.ask().await,
+            Some(reach) if backup.content.is_some() && answered && !alone => !reach().await,
             _ => false,
         };
         self.from_file = match (self.from_file, backup.content) {
@@ -226,7 +226,6 @@ impl Supervisor {
         }
     }
 
-    /// Takes over what may be advertised.
     pub(super) fn advertise(&mut self) {
         let Some(advertise) = &mut self.inputs.advertise else { return };
         let advertised = advertise.borrow_and_update().clone();

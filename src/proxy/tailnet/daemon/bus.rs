@@ -30,14 +30,12 @@ const FIRST: Duration = Duration::from_secs(10);
 /// How long to go on reading before publishing, when messages come without pause.
 const BATCH: usize = 256;
 
-/// What the reader knows.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct BusView {
     /// Which daemon process this is about.
     pub(super) epoch: u64,
     /// The stream is open.
     pub(super) connected: bool,
-    /// The daemon's capability version.
     pub(super) capver: Option<u32>,
     /// What the messages have added up to; its netmap is published apart.
     pub(super) snapshot: Snapshot,
@@ -69,46 +67,38 @@ enum StreamEnd {
 
 impl Reader {
     /// Reads until nobody tells of daemons any more.
-    pub(super) async fn run(mut self) {
-        let mut fold = Fold::default();
+    pub(super) async fn run(self) {
+        let (mut fold, mut epochs) = (Fold::default(), self.epoch.clone());
         loop {
-            let epoch = *self.epoch.borrow_and_update();
+            let epoch = *epochs.borrow_and_update();
             if epoch == 0 {
                 fold.disconnected();
                 self.view.send_if_modified(|view| std::mem::replace(&mut view.connected, false));
-                if self.epoch.changed().await.is_err() {
+                if epochs.changed().await.is_err() {
                     return;
                 }
                 continue;
             }
-            let reading = Self::of_daemon(&self.api, &self.view, &self.netmap, &mut fold, epoch);
             tokio::select! {
-                () = reading => {}
-                changed = self.epoch.changed() => if changed.is_err() { return },
+                () = self.of_daemon(&mut fold, epoch) => {}
+                changed = epochs.changed() => if changed.is_err() { return },
             }
         }
     }
 
     /// Reads from one daemon process, until dropped.
-    async fn of_daemon(
-        api: &LocalApi,
-        view: &watch::Sender<BusView>,
-        netmap: &watch::Sender<Option<Arc<NetMap>>>,
-        fold: &mut Fold,
-        epoch: u64,
-    ) {
+    async fn of_daemon(&self, fold: &mut Fold, epoch: u64) {
         let mut retry = Backoff::new(Duration::from_millis(20), Duration::from_secs(1), 0.2).unwrap_or(Backoff::DAEMON);
         let mut mask = MASK;
         loop {
-            let fault = match api.watch(mask).await {
+            let fault = match self.api.watch(mask).await {
                 Ok(bus) => {
                     let opened = Instant::now();
-                    view.send_modify(|view| {
+                    self.view.send_modify(|view| {
                         let snapshot = Snapshot { netmap: None, ..fold.snapshot() };
                         *view = BusView { epoch, connected: true, capver: bus.capver(), snapshot, fault: view.fault.take() };
                     });
-                    let mut stream = Stream { api, view, netmap, fold, pending: None, stale: false };
-                    let end = stream.read(bus, mask).await;
+                    let end = Stream { reader: self, fold, pending: None, stale: false }.read(bus, mask).await;
                     if opened.elapsed() >= STEADY {
                         retry.reset();
                     }
@@ -126,7 +116,7 @@ impl Reader {
             };
             let fault = fault.map(|fault| (fault.reason(), fault.to_string()));
             debug!(?fault, "the bus is closed");
-            view.send_modify(|view| {
+            self.view.send_modify(|view| {
                 (view.epoch, view.connected) = (epoch, false);
                 view.fault = fault.or(view.fault.take());
             });
@@ -135,11 +125,8 @@ impl Reader {
     }
 }
 
-/// One subscription.
 struct Stream<'a> {
-    api: &'a LocalApi,
-    view: &'a watch::Sender<BusView>,
-    netmap: &'a watch::Sender<Option<Arc<NetMap>>>,
+    reader: &'a Reader,
     fold: &'a mut Fold,
     pending: Option<BoxFuture<'static, BusReply>>,
     /// What is being asked for is already too old.
@@ -162,7 +149,7 @@ impl Stream<'_> {
         }
         self.publish();
         let mut compare = Instant::now() + COMPARE;
-        let mut pulse = pulse(self.api);
+        let mut pulse = pulse(&self.reader.api);
         loop {
             tokio::select! {
                 message = bus.next() => {
@@ -174,12 +161,12 @@ impl Stream<'_> {
                     self.pending = None;
                     if let Err(fault) = self.answered(answer) {
                         warn!(%fault, "tailscaled did not answer; asking for the whole status again");
-                        self.view.send_modify(|view| view.fault = Some((fault.reason(), fault.to_string())));
+                        self.reader.view.send_modify(|view| view.fault = Some((fault.reason(), fault.to_string())));
                         compare = Instant::now() + RETRY_INTERVAL;
                     }
                 }
                 lives = &mut pulse => match lives {
-                    Ok(()) => pulse = self::pulse(self.api),
+                    Ok(()) => pulse = self::pulse(&self.reader.api),
                     Err(fault) => return StreamEnd::Lost(Some(fault)),
                 },
                 () = sleep_until(compare) => {
@@ -200,7 +187,7 @@ impl Stream<'_> {
                 Ok(None) => return Err(StreamEnd::Lost(None)),
                 Err(fault) if fault.stream_goes_on() => {
                     warn!(%fault, "a message of the bus was not understood; asking for the whole status");
-                    self.view.send_modify(|view| view.fault = Some((fault.reason(), fault.to_string())));
+                    self.reader.view.send_modify(|view| view.fault = Some((fault.reason(), fault.to_string())));
                     self.ask();
                 }
                 Err(fault) => return Err(StreamEnd::Lost(Some(fault))),
@@ -221,7 +208,7 @@ impl Stream<'_> {
         match effect.lost {
             Some(text) => {
                 warn!(text, "tailscaled reports a fault on the bus; subscribing again");
-                self.view.send_modify(|view| view.fault = Some(("Lost", text)));
+                self.reader.view.send_modify(|view| view.fault = Some(("Lost", text)));
                 Err(StreamEnd::Lost(None))
             }
             None => Ok(()),
@@ -230,7 +217,7 @@ impl Stream<'_> {
 
     /// Asks for the whole status beside the stream; one question at a time, and once more where something changed meanwhile.
     fn ask(&mut self) {
-        let api = self.api.clone();
+        let api = self.reader.api.clone();
         if self.pending.is_some() {
             self.stale = true;
         } else {
@@ -244,7 +231,7 @@ impl Stream<'_> {
                 let status = status?;
                 self.fold.status(&status);
                 if status.extra_records.is_none() {
-                    let api = self.api.clone();
+                    let api = self.reader.api.clone();
                     self.pending = Some(async move { BusReply::Dns(api.dns_config().await) }.boxed());
                 }
             }
@@ -262,17 +249,13 @@ impl Stream<'_> {
     fn publish(&mut self) {
         let mut snapshot = self.fold.snapshot();
         let netmap = snapshot.netmap.take();
-        self.netmap.send_if_modified(|current| {
-            let same = match (&*current, &netmap) {
-                (Some(existing), Some(new)) => Arc::ptr_eq(existing, new),
-                (_, new) => new.is_none(),
-            };
-            if !same {
-                *current = netmap;
-            }
-            !same
-        });
-        self.view.send_if_modified(|view| {
+        if let Some(netmap) = netmap {
+            self.reader.netmap.send_if_modified(|current| {
+                let before = current.replace(netmap);
+                before.as_ref().map(Arc::as_ptr) != current.as_ref().map(Arc::as_ptr)
+            });
+        }
+        self.reader.view.send_if_modified(|view| {
             let differs = view.snapshot != snapshot;
             view.snapshot = snapshot;
             differs

@@ -14,12 +14,10 @@ use crate::model::tailnet::advertise::Advertised;
 use crate::model::tailnet::supervise::conffile::{self, ConfFile, OLDEST_CAPVER, check};
 use crate::model::tailnet::supervise::{DaemonSettings, Login, Secret, StateStore};
 
-/// The config directory and what is known of it.
 #[derive(Debug)]
 pub(super) struct Conf {
     dir: PathBuf,
     copy: PathBuf,
-    /// The daemon's capability version.
     pub(super) capver: u32,
     good: Option<AcceptedConf>,
     /// Whether the daemon reads the copy.
@@ -80,7 +78,6 @@ impl Conf {
         }
     }
 
-    /// What is wrong with the mounted file, if anything.
     pub(super) fn fault(&self) -> Option<&str> {
         self.fault.as_deref()
     }

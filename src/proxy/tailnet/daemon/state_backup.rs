@@ -4,7 +4,6 @@
 //!
 //! While tailscaled uses the Secret it is its only writer; nothing here writes then.
 
-use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,40 +30,19 @@ const OLD: Duration = Duration::from_mins(10);
 /// and a start from the copy that need not have been costs nothing.
 const SOON: Duration = Duration::from_millis(500);
 
-/// Asks whether the Secret can be had now. tailscaled itself waits 30 s for an API server that takes connections and does not answer.
-#[derive(Clone)]
-pub struct Reach(Arc<dyn Fn() -> BoxFuture<'static, bool> + Send + Sync>);
+/// Asks whether the Secret can be read now. tailscaled itself waits 30 s for an API server that accepts connections and does not answer.
+pub type Reach = Arc<dyn Fn() -> BoxFuture<'static, bool> + Send + Sync>;
 
-impl fmt::Debug for Reach {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Reach")
-    }
-}
-
-impl Reach {
-    #[must_use]
-    pub fn new(ask: impl Fn() -> BoxFuture<'static, bool> + Send + Sync + 'static) -> Self {
-        Self(Arc::new(ask))
-    }
-
-    /// Asks for this Secret.
-    #[must_use]
-    pub fn of(secret: &StateSecret) -> Self {
+/// Asks for this Secret, for [`SOON`] at most.
+pub fn reach(secret: &StateSecret) -> Reach {
+    let secret = secret.clone();
+    Arc::new(move || {
         let secret = secret.clone();
-        Self::new(move || {
-            let secret = secret.clone();
-            Box::pin(async move { matches!(timeout(SOON, secret.get()).await, Ok(Ok(_))) })
-        })
-    }
-
-    /// The answer, within half a second.
-    pub async fn ask(&self) -> bool {
-        (self.0)().await
-    }
+        Box::pin(async move { matches!(timeout(SOON, secret.get()).await, Ok(Ok(_))) })
+    })
 }
 
 /// What an earlier container of this Pod has left. Blocks.
-#[must_use]
 pub fn load(settings: &DaemonSettings) -> StateBackup {
     if settings.pod_dir().is_none() {
         return StateBackup::default();
@@ -127,7 +105,6 @@ impl StateCopies {
     }
 
     /// A tailscaled has run in this Pod and left its state.
-    #[must_use]
     pub fn are_there(&self) -> bool {
         self.backup.borrow().content.is_some()
     }

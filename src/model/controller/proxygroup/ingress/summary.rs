@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use super::{IngressPlan, Item, Rejection, ServiceState};
 use crate::api::condition::{CERTIFIED, PUBLISHED};
-use crate::api::issuance::IssuanceNote;
+use crate::api::issuance::OrderNote;
 use crate::api::names;
 use crate::model::base::conditions::{ConditionStatus, DesiredCondition};
 use crate::model::controller::ingress_spec::{CertificateIssue, PublishTarget, Publisher};
@@ -213,7 +213,7 @@ impl SummaryBuilder {
 /// How a certificate stands that the group orders, and the kind of the failure if it failed last.
 fn issued(work: &GroupPass<'_>, owner: &Owner, dns: &str) -> (Certified, String) {
     let Some(secret) = work.owned(&certificate_ref(owner, dns)) else { return (Certified::Waiting, String::new()) };
-    let note = secret["metadata"]["annotations"][names::ISSUANCE].as_str().and_then(|text| serde_json::from_str::<IssuanceNote>(text).ok());
+    let note = secret["metadata"]["annotations"][names::ISSUANCE].as_str().and_then(|text| serde_json::from_str::<OrderNote>(text).ok());
     match note.filter(|note| note.failures > 0) {
         Some(note) => (Certified::Failing, note.reason),
         None if valid_until(secret).is_some_and(|until| until <= work.observed.now) => (Certified::Invalid, "Ended".to_owned()),

@@ -7,6 +7,11 @@ pub(super) const DAY: i64 = 86_400;
 /// then one's own has its time; a certificate that was seen late is left alone for a 24th of its three hours; and some seconds for writes.
 const BOUND: i64 = 7 * 60 + 5 * 60 + 3 * 60 * 60 / 24 + 30;
 
+/// Whether a name may be advertised: its certificate serves now.
+pub(super) fn serves(issuer: &Issuer, name: &str, wall: Timestamp) -> bool {
+    issuer.certificate(name).is_some_and(|certificate| usable(certificate, wall))
+}
+
 /// Who does what, and what of it arrives when.
 pub(super) struct World {
     pub(super) now: i64,
@@ -18,9 +23,7 @@ pub(super) struct World {
     pub(super) acme: bool,
     /// The ACME server cannot be reached.
     pub(super) away: bool,
-    /// How long an order takes.
     pub(super) slow: i64,
-    /// How long a certificate is valid.
     pub(super) lifetime: i64,
     random: u64,
     /// The ids of all certificates that were ever in a Secret.
@@ -101,8 +104,24 @@ impl World {
         self.show(ordinal);
     }
 
-    /// A replica's watch brings what there is.
-    pub(super) fn show(&mut self, ordinal: usize) {
+    pub(super) fn kill(&mut self, ordinal: usize) {
+        self.replicas[ordinal].alive = false;
+        self.replicas[ordinal].under_way.clear();
+    }
+
+    pub(super) fn revive(&mut self, ordinal: usize) {
+        if !self.replicas[ordinal].alive {
+            self.start(ordinal);
+        }
+    }
+
+    /// The replica can reach the API server again, and its watch brings what there is.
+    pub(super) fn link(&mut self, ordinal: usize) {
+        self.replicas[ordinal].linked = true;
+        self.show(ordinal);
+    }
+
+    fn show(&mut self, ordinal: usize) {
         for (name, record) in self.records.clone() {
             self.step(ordinal, OrderEvent::Seen(name, Some(record)));
         }
@@ -153,7 +172,7 @@ impl World {
             assert!(self.replicas.iter().filter(ordering).count() <= 1, "two orders of {name} at {}", self.now);
         }
         for replica in self.replicas.iter().filter(|replica| replica.alive) {
-            for name in replica.wanted.iter().filter(|name| replica.issuer.serves(name, wall(self.now))) {
+            for name in replica.wanted.iter().filter(|name| serves(&replica.issuer, name, wall(self.now))) {
                 let id = replica.issuer.certificate(name).map(|held| &held.id);
                 assert!(id.is_some_and(|id| self.stored.contains(id)), "{name} is advertised with {id:?}, which no Secret ever held");
             }

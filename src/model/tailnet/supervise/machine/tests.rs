@@ -5,7 +5,7 @@ use crate::model::tailnet::supervise::StateWrite;
 use crate::model::tailnet::supervise::TwoStep;
 use crate::model::tailnet::supervise::settings::tests::settings;
 
-/// A machine with a clock that the test moves, and everything that it has asked for.
+/// A machine with a clock that the test moves.
 struct Lab {
     machine: Machine,
     now: At,
@@ -46,12 +46,16 @@ impl Lab {
         self.machine.phase(self.now)
     }
 
-    /// A daemon that runs.
-    fn running(mut self) -> Self {
+    /// Starts the daemon until its socket answers.
+    fn connect(&mut self) {
         assert_eq!(self.on(DaemonEvent::Tick), [DaemonAction::Spawn]);
-        for event in [DaemonEvent::Spawned, DaemonEvent::Connected, seen(BackendState::Running)] {
-            self.on(event);
-        }
+        self.on(DaemonEvent::Spawned);
+        self.on(DaemonEvent::Connected);
+    }
+
+    fn running(mut self) -> Self {
+        self.connect();
+        self.on(seen(BackendState::Running));
         assert_eq!(self.phase(), DaemonPhase::Running);
         self
     }
@@ -82,12 +86,12 @@ fn a_daemon_comes_up_step_by_step() {
 #[test]
 fn a_crash_of_what_worked_is_mended_at_once() {
     let mut lab = Lab::new(&settings()).running();
-    assert_eq!(lab.on(DaemonEvent::Exited("signal: 9".into())), [DaemonAction::Spawn]);
+    assert_eq!(lab.on(DaemonEvent::Exited), [DaemonAction::Spawn]);
     assert_eq!((lab.phase(), lab.machine.restarts()), (DaemonPhase::Down, 1));
     for event in [DaemonEvent::Spawned, DaemonEvent::Connected, seen(BackendState::Running)] {
         lab.on(event);
     }
-    assert_eq!(lab.on(DaemonEvent::Exited("signal: 9".into())), [], "not again and again");
+    assert_eq!(lab.on(DaemonEvent::Exited), [], "not again and again");
     assert_eq!(lab.after(Duration::from_millis(399), DaemonEvent::Tick), []);
     assert_eq!(lab.after(Duration::from_millis(1), DaemonEvent::Tick), [DaemonAction::Spawn]);
 }
@@ -97,18 +101,18 @@ fn a_crash_of_what_never_worked_waits() {
     let mut lab = Lab::new(&settings());
     assert_eq!(lab.on(DaemonEvent::Tick), [DaemonAction::Spawn]);
     lab.on(DaemonEvent::Spawned);
-    assert_eq!(lab.on(DaemonEvent::Exited("1".into())), []);
+    assert_eq!(lab.on(DaemonEvent::Exited), []);
     assert_eq!(lab.after(Duration::from_millis(200), DaemonEvent::Tick), [DaemonAction::Spawn]);
 }
 
 #[test]
 fn crashes_in_a_row_slow_down_and_a_steady_run_forgives() {
     let mut lab = Lab::new(&settings()).running();
-    assert_eq!(lab.on(DaemonEvent::Exited("1".into())), [DaemonAction::Spawn]);
+    assert_eq!(lab.on(DaemonEvent::Exited), [DaemonAction::Spawn]);
     lab.on(DaemonEvent::Spawned);
     let mut waits = Vec::new();
     for _ in 0..12 {
-        let actions = lab.machine.step(DaemonEvent::Exited("1".into()), lab.now, 0.0);
+        let actions = lab.machine.step(DaemonEvent::Exited, lab.now, 0.0);
         let Some(DaemonAction::Wake(at)) = actions.last() else { panic!("{actions:?}") };
         waits.push(at.saturating_sub(lab.now).as_millis());
         lab.now = *at;
@@ -119,7 +123,7 @@ fn crashes_in_a_row_slow_down_and_a_steady_run_forgives() {
     lab.on(DaemonEvent::Connected);
     lab.on(seen(BackendState::Running));
     lab.now += STEADY;
-    assert_eq!(lab.on(DaemonEvent::Exited("1".into())), [DaemonAction::Spawn]);
+    assert_eq!(lab.on(DaemonEvent::Exited), [DaemonAction::Spawn]);
 }
 
 #[test]
@@ -129,7 +133,7 @@ fn a_daemon_that_never_answered_ends_the_process_at_the_boot_timeout() {
     for _ in 0..100 {
         last = lab.after(SECOND, DaemonEvent::Tick);
         if last == [DaemonAction::Spawn] {
-            lab.on(DaemonEvent::SpawnFailed("no such file".into()));
+            lab.on(DaemonEvent::Exited);
         } else if !last.is_empty() {
             break;
         }
@@ -159,7 +163,7 @@ fn a_stop_terminates_then_kills_and_starts_nothing_any_more() {
     assert_eq!(lab.on(DaemonEvent::Stop { grace: SECOND * 5 }), [DaemonAction::Terminate]);
     assert_eq!(lab.phase(), DaemonPhase::Draining);
     assert_eq!(lab.after(SECOND * 5, DaemonEvent::Tick), [DaemonAction::Kill]);
-    assert_eq!(lab.on(DaemonEvent::Exited("killed".into())), []);
+    assert_eq!(lab.on(DaemonEvent::Exited), []);
     assert_eq!(lab.phase(), DaemonPhase::Exited);
     assert_eq!(lab.after(SECOND * 60, DaemonEvent::Tick), []);
 }
@@ -169,7 +173,7 @@ fn a_stop_while_down_or_starting_is_a_stop() {
     let mut down = Lab::new(&settings());
     down.on(DaemonEvent::Tick);
     down.on(DaemonEvent::Spawned);
-    down.on(DaemonEvent::Exited("1".into()));
+    down.on(DaemonEvent::Exited);
     assert_eq!(down.on(DaemonEvent::Stop { grace: SECOND }), []);
     assert_eq!(down.phase(), DaemonPhase::Exited);
     let mut starting = Lab::new(&settings());
@@ -183,14 +187,12 @@ fn a_failed_key_is_asked_for_marked_awaited_cleared_and_applied_in_place() {
     let (old, new) = (Secret::new("old"), Secret::new("new"));
     let mut lab = Lab::in_secret();
     lab.on(DaemonEvent::Key(old.clone()));
-    lab.on(DaemonEvent::Tick);
-    lab.on(DaemonEvent::Spawned);
-    lab.on(DaemonEvent::Connected);
+    lab.connect();
     assert_eq!(lab.on(seen(BackendState::NeedsLogin)), [DaemonAction::DisconnectControl]);
     let request = StateWrite::RequestReissue { failed: old.clone() };
     assert_eq!(lab.on(DaemonEvent::Auth(AuthEvent::Left)), [DaemonAction::Write(request.clone())]);
     assert_eq!(lab.on(DaemonEvent::Auth(AuthEvent::Written(request))), []);
-    assert!(lab.machine.auth().awaits_key());
+    assert_eq!(lab.machine.auth().to_string(), "waiting for another key");
     assert_eq!(lab.after(SECOND * 300, DaemonEvent::Key(old)), [], "the same key is no other");
     let clear = StateWrite::ClearReissue { identity: false };
     assert_eq!(lab.on(DaemonEvent::Key(new.clone())), [DaemonAction::Write(clear.clone())]);
@@ -203,21 +205,15 @@ fn a_failed_key_is_asked_for_marked_awaited_cleared_and_applied_in_place() {
 #[test]
 fn a_key_that_leads_nowhere_makes_the_daemon_start_anew_as_another_device() {
     let mut lab = Lab::in_secret();
-    for event in [
-        DaemonEvent::Tick,
-        DaemonEvent::Spawned,
-        DaemonEvent::Connected,
-        seen(BackendState::NeedsLogin),
-        DaemonEvent::Auth(AuthEvent::Left),
-    ] {
-        lab.on(event);
-    }
+    lab.connect();
+    lab.on(seen(BackendState::NeedsLogin));
+    lab.on(DaemonEvent::Auth(AuthEvent::Left));
     lab.on(DaemonEvent::Auth(AuthEvent::Written(StateWrite::RequestReissue { failed: Secret::default() })));
     lab.on(DaemonEvent::Key(Secret::new("new")));
     lab.on(DaemonEvent::Auth(AuthEvent::Written(StateWrite::ClearReissue { identity: false })));
     assert_eq!(lab.on(DaemonEvent::Auth(AuthEvent::LoggedIn(Err("500".into())))), [DaemonAction::Terminate]);
     let forget = StateWrite::ClearReissue { identity: true };
-    assert_eq!(lab.on(DaemonEvent::Exited("0".into())), [DaemonAction::Write(forget.clone())]);
+    assert_eq!(lab.on(DaemonEvent::Exited), [DaemonAction::Write(forget.clone())]);
     assert_eq!(lab.after(SECOND * 60, DaemonEvent::Tick), [], "not before the old identity is forgotten");
     assert_eq!(lab.on(DaemonEvent::Auth(AuthEvent::Written(forget))), [DaemonAction::Spawn]);
 }
@@ -225,16 +221,10 @@ fn a_key_that_leads_nowhere_makes_the_daemon_start_anew_as_another_device() {
 #[test]
 fn a_crash_while_a_key_is_awaited_does_not_ask_twice() {
     let mut lab = Lab::in_secret();
-    for event in [
-        DaemonEvent::Tick,
-        DaemonEvent::Spawned,
-        DaemonEvent::Connected,
-        seen(BackendState::NeedsLogin),
-        DaemonEvent::Auth(AuthEvent::Left),
-    ] {
-        lab.on(event);
-    }
-    lab.on(DaemonEvent::Exited("9".into()));
+    lab.connect();
+    lab.on(seen(BackendState::NeedsLogin));
+    lab.on(DaemonEvent::Auth(AuthEvent::Left));
+    lab.on(DaemonEvent::Exited);
     lab.on(DaemonEvent::Auth(AuthEvent::Written(StateWrite::RequestReissue { failed: Secret::default() })));
     assert_eq!(lab.after(SECOND, DaemonEvent::Tick), [DaemonAction::Spawn]);
     for event in [DaemonEvent::Spawned, DaemonEvent::Connected, seen(BackendState::NeedsLogin)] {
@@ -246,9 +236,8 @@ fn a_crash_while_a_key_is_awaited_does_not_ask_twice() {
 fn a_broken_login_is_doubted_before_the_key_is_given_up() {
     let broken = |have_node_key| DaemonEvent::Backend(BusState { state: BackendState::Starting, login_broken: true, have_node_key });
     let mut lab = Lab::in_secret();
-    for event in [DaemonEvent::Tick, DaemonEvent::Spawned, DaemonEvent::Connected, broken(true)] {
-        lab.on(event);
-    }
+    lab.connect();
+    lab.on(broken(true));
     assert_eq!(lab.after(SECOND * 300, broken(true)), [], "a control server that is away breaks the login of a node that has one");
     assert_eq!(lab.on(broken(false)), []);
     assert_eq!(lab.after(SECOND * 9, DaemonEvent::Tick), []);
@@ -259,9 +248,7 @@ fn a_broken_login_is_doubted_before_the_key_is_given_up() {
 fn outside_a_secret_another_key_is_simply_tried() {
     let mut lab = Lab::new(&settings());
     lab.on(DaemonEvent::Key(Secret::new("old")));
-    for event in [DaemonEvent::Tick, DaemonEvent::Spawned, DaemonEvent::Connected] {
-        lab.on(event);
-    }
+    lab.connect();
     assert_eq!(lab.on(seen(BackendState::NeedsLogin)), []);
     assert_eq!(lab.on(DaemonEvent::Key(Secret::new("new"))), [DaemonAction::LoginWith(Secret::new("new"))]);
 }
@@ -269,16 +256,14 @@ fn outside_a_secret_another_key_is_simply_tried() {
 #[test]
 fn two_steps_always_tells_prefs_at_each_start_and_logs_in_where_needed() {
     let mut lab = Lab::two_step(false);
-    for event in [DaemonEvent::Tick, DaemonEvent::Spawned, DaemonEvent::Connected] {
-        lab.on(event);
-    }
+    lab.connect();
     assert_eq!(lab.on(seen(BackendState::NeedsLogin)), [DaemonAction::Login]);
     assert_eq!(lab.on(DaemonEvent::Auth(AuthEvent::LoggedIn(Err("refused".into())))), []);
     assert_eq!(lab.after(Duration::from_millis(200), DaemonEvent::Tick), [DaemonAction::Login]);
     lab.on(DaemonEvent::Auth(AuthEvent::LoggedIn(Ok(()))));
     assert_eq!(lab.after(SECOND * 3, seen(BackendState::NeedsLogin)), [], "it takes a while");
     assert_eq!(lab.on(seen(BackendState::Running)), []);
-    assert_eq!(lab.on(DaemonEvent::Exited("1".into())), [DaemonAction::Spawn]);
+    assert_eq!(lab.on(DaemonEvent::Exited), [DaemonAction::Spawn]);
     lab.on(DaemonEvent::Spawned);
     lab.on(DaemonEvent::Connected);
     assert_eq!(lab.on(seen(BackendState::Starting)), [DaemonAction::TellPrefs]);
@@ -287,9 +272,8 @@ fn two_steps_always_tells_prefs_at_each_start_and_logs_in_where_needed() {
 #[test]
 fn two_steps_once_leaves_a_logged_in_node_alone_until_it_runs() {
     let mut lab = Lab::two_step(true);
-    for event in [DaemonEvent::Tick, DaemonEvent::Spawned, DaemonEvent::Connected, seen(BackendState::Starting)] {
-        lab.on(event);
-    }
+    lab.connect();
+    lab.on(seen(BackendState::Starting));
     assert_eq!(lab.on(seen(BackendState::Running)), [DaemonAction::TellPrefs]);
     assert_eq!(lab.on(DaemonEvent::Auth(AuthEvent::Applied(Ok(())))), []);
 }
@@ -319,7 +303,7 @@ proptest! {
             queue.push(event);
             if alive && dies {
                 alive = false;
-                queue.push(DaemonEvent::Exited("x".into()));
+                queue.push(DaemonEvent::Exited);
             }
             while let Some(event) = queue.pop() {
                 for action in lab.on(event) {
@@ -331,7 +315,7 @@ proptest! {
                         }
                         DaemonAction::Kill | DaemonAction::Terminate if alive => {
                             alive = false;
-                            queue.push(DaemonEvent::Exited("asked".into()));
+                            queue.push(DaemonEvent::Exited);
                         }
                         DaemonAction::DisconnectControl => queue.push(DaemonEvent::Auth(AuthEvent::Left)),
                         DaemonAction::Write(write) => queue.push(DaemonEvent::Auth(AuthEvent::Written(write))),
@@ -345,9 +329,9 @@ proptest! {
             lab.now += SECOND;
             alive |= lab.on(DaemonEvent::Tick).contains(&DaemonAction::Spawn);
         }
-        prop_assert!(alive || !lab.machine.answered, "{}", lab.machine);
+        prop_assert!(alive || !lab.machine.answered, "{:?}", lab.machine);
         lab.on(DaemonEvent::Stop { grace: SECOND });
-        lab.on(DaemonEvent::Exited("x".into()));
+        lab.on(DaemonEvent::Exited);
         prop_assert_eq!(lab.phase(), DaemonPhase::Exited);
         prop_assert_eq!(lab.after(SECOND * 100, DaemonEvent::Tick), []);
     }
