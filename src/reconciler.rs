@@ -85,7 +85,8 @@ pub async fn run(settings: Settings) -> Result<(), ReconcilerError> {
     stopped(&mut tasks, "credentials", default_control_plane::follow(settings.control.clone(), stores.clone()));
     stopped(&mut tasks, "everything", everything(stores.clone(), leading));
     if let Some(address) = settings.admin_addr {
-        let sources = Arc::new(http::AdminSources { stores, writes, metrics, controls: Arc::clone(&worker.controls) });
+        let (controls, heartbeats) = (Arc::clone(&worker.controls), tasks.heartbeats());
+        let sources = Arc::new(http::AdminSources { stores, writes, metrics, controls, heartbeats });
         tasks.run_forever("http", http::serve(address, sources, tasks.stop()));
     }
     let (done, workers_done) = watch::channel(());

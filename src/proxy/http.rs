@@ -21,9 +21,9 @@ use crate::model::plan::world::World;
 use crate::model::plan::{Plan, Planned};
 use crate::model::settings::Settings;
 use crate::model::tailnet::health;
-use crate::runtime::admin::{AdminRequest, AdminResponse, AdminServer, Limits, Routes, text, typed};
+use crate::runtime::admin::{AdminRequest, AdminResponse, AdminServer, Limits, Routes, liveness, text, typed};
 use crate::runtime::metrics::CONTENT_TYPE;
-use crate::runtime::tasks::{Stop, Tasks};
+use crate::runtime::tasks::{STALLED_AFTER, Stop, Tasks};
 
 pub use status_snapshot::SnapshotSources;
 
@@ -37,9 +37,6 @@ pub type Fetch<T> = Arc<dyn Fn() -> BoxFuture<'static, Option<T>> + Send + Sync>
 
 /// How long tailscaled's own metrics may take: a scrape must not hang with a daemon that does.
 const USERMETRICS: Duration = Duration::from_secs(2);
-
-/// How long a task may not run before the process counts as hung.
-const STALLED: Duration = Duration::from_secs(30);
 
 /// What is in force, as `/debug/plan` shows it.
 #[derive(Serialize)]
@@ -94,7 +91,7 @@ pub async fn serve(name: &'static str, address: SocketAddr, routes: Routes, stop
 #[must_use]
 pub fn health_routes(sources: &Arc<SnapshotSources>) -> Routes {
     Routes::new()
-        .with("/livez", answer(sources, |sources| std::future::ready(livez(&sources))))
+        .with("/livez", answer(sources, |sources| std::future::ready(liveness(&sources.heartbeats, STALLED_AFTER))))
         .with("/healthz", answer(sources, |sources| std::future::ready(healthz(&sources))))
         .with("/readyz", answer(sources, |sources| std::future::ready(readyz(&sources))))
         .with(replica::PATH, answer(sources, status::page))
@@ -129,16 +126,6 @@ where
 {
     let sources = Arc::clone(sources);
     move |_| work(Arc::clone(&sources))
-}
-
-fn livez(sources: &SnapshotSources) -> AdminResponse {
-    match sources.heartbeats.stalled(STALLED).as_slice() {
-        [] => text(StatusCode::OK, "ok"),
-        stalled => {
-            tracing::error!(tasks = ?stalled, "liveness probe failed: tasks have not run for {STALLED:?}; please report this with the log");
-            text(StatusCode::SERVICE_UNAVAILABLE, format!("tasks that have not run for {STALLED:?}: {}\n", stalled.join(", ")))
-        }
-    }
 }
 
 fn healthz(sources: &SnapshotSources) -> AdminResponse {

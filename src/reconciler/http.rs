@@ -12,9 +12,9 @@ use super::informers::Stores;
 use super::metrics::{Metrics, Snapshot};
 use crate::edge::kube::LeaderClient;
 use crate::model::base::backoff::Backoff;
-use crate::runtime::admin::{AdminServer, Limits, Routes, text, typed};
+use crate::runtime::admin::{AdminServer, Limits, Routes, liveness, text, typed};
 use crate::runtime::metrics::CONTENT_TYPE;
-use crate::runtime::tasks::Stop;
+use crate::runtime::tasks::{Heartbeats, STALLED_AFTER, Stop};
 
 /// What stands for the reconciler's own control plane, which no Tailnet can be called.
 const OWN: &str = "_default";
@@ -27,6 +27,7 @@ pub struct AdminSources {
     pub metrics: Arc<Metrics>,
     /// Whom groups belong to.
     pub controls: Arc<ControlPlanes>,
+    pub heartbeats: Heartbeats,
 }
 
 impl AdminSources {
@@ -80,9 +81,9 @@ pub async fn serve(address: SocketAddr, sources: Arc<AdminSources>, stop: Stop) 
 }
 
 fn routes(sources: &Arc<AdminSources>) -> Routes {
-    let (ready, scraped) = (Arc::clone(sources), Arc::clone(sources));
+    let (live, ready, scraped) = (Arc::clone(sources), Arc::clone(sources), Arc::clone(sources));
     Routes::new()
-        .with("/healthz", |_| async { text(StatusCode::OK, "ok\n") })
+        .with("/healthz", move |_| std::future::ready(liveness(&live.heartbeats, STALLED_AFTER)))
         .with("/readyz", move |_| {
             let missing = ready.missing();
             async move { if missing.is_empty() { text(StatusCode::OK, "ok\n") } else { text(StatusCode::SERVICE_UNAVAILABLE, missing) } }

@@ -28,6 +28,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::accept::next;
+use super::tasks::Heartbeats;
 use open::{ActiveRequest, Open};
 use stall::Stall;
 
@@ -146,6 +147,18 @@ pub fn typed(status: StatusCode, content_type: &'static str, body: impl Into<Byt
     answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     answer.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     answer
+}
+
+/// The answer to a liveness probe: 503 with the names of the tasks that have not run for `limit`.
+#[must_use]
+pub fn liveness(heartbeats: &Heartbeats, limit: Duration) -> AdminResponse {
+    match heartbeats.stalled(limit).as_slice() {
+        [] => text(StatusCode::OK, "ok"),
+        stalled => {
+            tracing::error!(tasks = ?stalled, "liveness probe failed: tasks have not run for {limit:?}; please report this with the log");
+            text(StatusCode::SERVICE_UNAVAILABLE, format!("tasks that have not run for {limit:?}: {}\n", stalled.join(", ")))
+        }
+    }
 }
 
 impl AdminServer {

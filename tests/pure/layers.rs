@@ -52,7 +52,7 @@ const DOORS: &[(&str, &[&str])] = &[
     ("schemars", &["api"]),
     ("rustix", &["edge/daemon", "runtime/resources"]),
     ("rustls", &["edge/acme", "edge/tls", "model/ingress/certificate", "runtime/https"]),
-    ("serde_saphyr", &["cli/crd"]),
+    ("serde_saphyr", &["cli/crd", "model/diagnostics/doctor/rights"]),
     ("socket2", &["edge/raw_tcp"]),
     ("tokio_rustls", &["edge/tls"]),
     ("tracing_subscriber", &["runtime/telemetry"]),

@@ -48,10 +48,11 @@ impl HttpClient for AcmeHttp {
             let request = reqwest::Request::try_from(Request::from_parts(head, body.to_bytes())).map_err(other)?;
             let answer = client.execute(request).await.map_err(other)?;
             let (status, mut headers) = (answer.status(), answer.headers().clone());
+            let wanted = limit_retry_after(&mut headers, SystemTime::now());
             if !status.is_success() {
-                let head_of_error = ErrorHead { status: status.as_u16(), retry_after: retry_after(&headers, SystemTime::now()) };
+                let head_of_error = ErrorHead { status: status.as_u16(), retry_after: wanted };
                 let _ = REFUSED.try_with(|refused| refused.set(Some(head_of_error)));
-            } else if ask && !headers.contains_key(RETRY_AFTER) {
+            } else if ask && wanted.is_none() {
                 headers.insert(RETRY_AFTER, SUGGESTION);
             }
             let mut whole = Response::new(Full::new(answer.bytes().await.map_err(other)?));
@@ -75,9 +76,31 @@ fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
     Some(wanted.min(LONGEST))
 }
 
+/// Limits `Retry-After`, from which the ACME client computes a time without checking for overflow; an unreadable one is removed.
+fn limit_retry_after(headers: &mut HeaderMap, now: SystemTime) -> Option<Duration> {
+    let wanted = retry_after(headers, now);
+    headers.remove(RETRY_AFTER);
+    headers.extend(wanted.map(|wanted| (RETRY_AFTER, HeaderValue::from(wanted.as_secs()))));
+    wanted
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn retry_after_is_limited_for_the_acme_client() {
+        let limited = |text: &str| {
+            let mut headers = HeaderMap::from_iter([(RETRY_AFTER, text.parse().expect("a value"))]);
+            let wanted = limit_retry_after(&mut headers, SystemTime::UNIX_EPOCH);
+            (wanted, headers.get(RETRY_AFTER).map(|value| value.to_str().expect("text").to_owned()))
+        };
+        assert_eq!(limited("120"), (Some(Duration::from_mins(2)), Some("120".to_owned())));
+        for endless in [u64::MAX.to_string().as_str(), "Fri, 31 Dec 9999 23:59:59 GMT"] {
+            assert_eq!(limited(endless), (Some(LONGEST), Some("604800".to_owned())), "{endless}");
+        }
+        assert_eq!(limited("soon"), (None, None));
+    }
 
     #[test]
     fn a_pause_is_seconds_or_a_date() {

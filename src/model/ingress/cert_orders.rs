@@ -35,6 +35,9 @@ const AT_ONCE: usize = 8;
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// How often the server is asked for its window, unless it says.
 const SUGGESTION: Duration = Duration::from_hours(6);
+/// Shortest and longest time between two such requests, whatever the server says (RFC 9773, 4.3.2).
+const MIN_SUGGESTION: Duration = Duration::from_mins(1);
+const MAX_SUGGESTION: Duration = Duration::from_hours(24);
 /// An outage makes the pauses no longer than those after so many failures.
 const OUTAGE: u32 = 3;
 
@@ -177,7 +180,7 @@ impl Issuer {
             OrderEvent::Suggested(name, window, again) => {
                 if let Some(one) = self.names.get_mut(&name) {
                     one.window = window.or(one.window.take());
-                    one.ask = Some(now.at + again.unwrap_or(SUGGESTION));
+                    one.ask = Some(now.at + again.unwrap_or(SUGGESTION).clamp(MIN_SUGGESTION, MAX_SUGGESTION));
                 }
                 vec![name]
             }

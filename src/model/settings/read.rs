@@ -247,7 +247,7 @@ fn health_addr(source: &mut SettingSource<'_>) -> Option<SocketAddr> {
     Some(address)
 }
 
-fn admin_addr(source: &mut SettingSource<'_>) -> Option<SocketAddr> {
+pub(super) fn admin_addr(source: &mut SettingSource<'_>) -> Option<SocketAddr> {
     const SETTING: &str = "TAILYARD_ADMIN_ADDR";
     if source.raw(SETTING).is_some_and(str::is_empty) {
         return None;

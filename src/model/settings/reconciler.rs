@@ -9,9 +9,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::source::SettingSource;
-use super::{Faults, Flags, Kube, Log, SettingFault, read};
+use super::{Faults, FirewallMode, Flags, Kube, Log, SettingFault, read};
 use crate::api::proxygroup::ProxyGroupType;
-use crate::model::controller::ingress_spec::ServiceOwner;
+use crate::model::controller::ingress_spec::{ServiceOwner, dns_label};
 use crate::model::controller::match_ports::MatchPortRange;
 use crate::model::controller::tailnet::TAILSCALE;
 use crate::model::controller::tenancy::DefaultTenancy;
@@ -159,7 +159,8 @@ impl Reconciler {
             workers: source
                 .parsed("TAILYARD_WORKERS", "a number from 1 to 64", |text| text.parse().ok().filter(|n| (1..=64).contains(n)))
                 .unwrap_or_default(),
-            admin_addr: admin_addr(source),
+            // The whole Pod network may scrape it: it serves nothing that changes anything, and no secret.
+            admin_addr: read::admin_addr(source),
             log: read::log(source),
             notes: std::mem::take(&mut source.notes),
         };
@@ -177,9 +178,7 @@ pub fn cluster_domain(resolv_conf: &str, namespace: &str) -> Option<String> {
 }
 
 fn namespace(text: &str) -> Option<String> {
-    let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    let fits = !text.is_empty() && text.len() <= 63 && text.chars().all(inner) && !text.starts_with('-') && !text.ends_with('-');
-    fits.then(|| text.to_owned())
+    dns_label(text).then(|| text.to_owned())
 }
 
 fn secret(text: &str) -> Option<String> {
@@ -233,10 +232,7 @@ fn ingress(source: &mut SettingSource<'_>) -> Ingress {
 }
 
 fn firewall(source: &mut SettingSource<'_>) -> Option<String> {
-    let parsed = |text: &str| {
-        let is_known = ["auto", "nftables", "iptables", "iptables-nft", "iptables-legacy"].contains(&text);
-        is_known.then(|| text.to_owned())
-    };
+    let parsed = |text: &str| FirewallMode::NAMES.iter().any(|(name, _)| *name == text).then(|| text.to_owned());
     let read = source.parsed("PROXY_FIREWALL_MODE", "one of auto, nftables, iptables, iptables-nft, iptables-legacy", parsed);
     read.filter(|mode| mode != "auto")
 }
@@ -267,15 +263,6 @@ fn control(source: &mut SettingSource<'_>) -> DefaultControlPlane {
         _ => None,
     };
     DefaultControlPlane { url: login.unwrap_or_else(|| TAILSCALE.to_owned()), credentials, ca: source.path("TAILYARD_CONTROL_CA") }
-}
-
-/// The whole Pod network may scrape it: it serves nothing that changes anything, and no secret.
-fn admin_addr(source: &mut SettingSource<'_>) -> Option<SocketAddr> {
-    const SETTING: &str = "TAILYARD_ADMIN_ADDR";
-    if source.raw(SETTING).is_some_and(str::is_empty) {
-        return None;
-    }
-    source.address_port(SETTING, None)
 }
 
 #[cfg(test)]

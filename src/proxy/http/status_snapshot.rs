@@ -38,7 +38,7 @@ use crate::proxy::state_secret::writer::WriterHealth;
 use crate::proxy::tailnet::daemon::DaemonState;
 use crate::proxy::tailnet::peer_warmup::WarmupProgress;
 use crate::proxy::tailnet::start::TailnetPart;
-use crate::runtime::tasks::{Heartbeats, Stop, Tasks};
+use crate::runtime::tasks::{Heartbeats, STALLED_AFTER, Stop, Tasks};
 
 /// How long the kernel's counters may take: a scrape must not hang with a tool that does.
 pub(super) const COUNTING: Duration = Duration::from_secs(2);
@@ -266,7 +266,7 @@ impl SnapshotSources {
             unix_time: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
             behind: self.behind(now),
             blockers: readiness(&self.facts()),
-            stalled: self.heartbeats.stalled(super::STALLED),
+            stalled: self.heartbeats.stalled(STALLED_AFTER),
             planned: self.planned.borrow().clone(),
             programmed: self.programmed.borrow().clone(),
             traffic: traffic.ok().flatten(),

@@ -7,6 +7,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::*;
+use crate::runtime::tasks::Tasks;
 
 struct Running {
     address: SocketAddr,
@@ -33,6 +34,34 @@ async fn say(address: SocketAddr, bytes: &str) -> String {
 
 fn routes() -> Routes {
     Routes::new().with("/hello", |ask| async move { text(StatusCode::OK, format!("hello {}", ask.query)) })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn liveness_fails_while_a_task_is_blocked_and_names_it() {
+    let (release, blocked) = std::sync::mpsc::channel::<()>();
+    let mut tasks = Tasks::new();
+    let heartbeats = tasks.heartbeats();
+    tasks.run_forever("blocked", async move {
+        let _ = blocked.recv();
+    });
+    let routes = Routes::new().with("/livez", move |_| std::future::ready(liveness(&heartbeats, Duration::from_secs(2))));
+    let server = start(routes, Limits::default()).await;
+    let ask = || say(server.address, "GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    assert!(ask().await.starts_with("HTTP/1.1 200"));
+    let failed = timeout(Duration::from_secs(20), async {
+        loop {
+            let answer = ask().await;
+            if !answer.starts_with("HTTP/1.1 200") {
+                return answer;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    });
+    let answer = failed.await.expect("noticed");
+    assert!(answer.starts_with("HTTP/1.1 503") && answer.ends_with("tasks that have not run for 2s: blocked\n"), "{answer}");
+    drop(release);
+    drop(tasks.run(Duration::from_secs(1)).await);
+    assert!(ask().await.starts_with("HTTP/1.1 200"));
 }
 
 #[tokio::test]

@@ -10,6 +10,9 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 /// Time between two beats.
 const BEAT: Duration = Duration::from_secs(1);
 
+/// How long a task may not run before the process counts as hung.
+pub const STALLED_AFTER: Duration = Duration::from_secs(30);
+
 /// When each running task last beat.
 #[derive(Debug, Clone, Default)]
 pub struct Heartbeats(Arc<Mutex<Vec<Weak<Beat>>>>);

@@ -1,5 +1,5 @@
-//! Any lines as the messages of tailscaled's bus, folded one after the other: no panic, a message that is folded again changes nothing, and
-//! every name resolves to addresses that are its own.
+//! Any lines as the messages of tailscaled's bus, folded one after the other, and as its answers to `whois`: no panic, a message that is
+//! folded again changes nothing, every name resolves to addresses that are its own, and identities are values of headers.
 #![no_main]
 
 use std::collections::BTreeSet;
@@ -7,7 +7,9 @@ use std::net::IpAddr;
 
 use libfuzzer_sys::fuzz_target;
 use tailyard::api::localapi::{DnsConfig, Notify, DaemonStatus};
+use tailyard::api::whois::WhoIs;
 use tailyard::model::base::netmap::via6;
+use tailyard::model::ingress::vhosts::identity::{ClientIdentity, encoded};
 use tailyard::model::tailnet::ipn_bus::Fold;
 
 fuzz_target!(|data: &[u8]| {
@@ -24,6 +26,12 @@ fuzz_target!(|data: &[u8]| {
             let once = fold.snapshot();
             fold.status(&status);
             assert_eq!(fold.snapshot(), once);
+        }
+        if let Ok(identity) = serde_json::from_slice::<WhoIs>(line).map(ClientIdentity::of) {
+            let granted: Vec<_> = identity.caps.keys().cloned().collect();
+            let caps = identity.caps(&granted);
+            let user = identity.user.into_iter().flat_map(|user| [user.login, user.name, user.picture]);
+            assert!(user.chain(caps).all(|text| encoded(&text).bytes().all(|byte| byte == b'\t' || (b' '..=b'~').contains(&byte))));
         }
         if let Ok(dns) = serde_json::from_slice::<DnsConfig>(line) {
             fold.dns(&dns);

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::process::Command;
 
+use kit::golden::assert_golden;
 use serde_json::{Value, json};
 
 use super::{CHART, objects, path, read, rendered, rendered_with};
@@ -23,8 +24,8 @@ const TARGET: [(&str, &str); 9] = [
 /// Labels of a target that texts may name: the others say nothing of what a metric is about.
 const TELLING: [&str; 2] = ["namespace", "pod"];
 /// How long series are, in minutes, and when they are looked at.
-const MINUTES: u32 = 60;
-const AT: &str = "50m";
+const MINUTES: u32 = 120;
+const AT: &str = "110m";
 
 type Labels = BTreeMap<String, String>;
 
@@ -45,43 +46,84 @@ fn series(family: &str, labels: &Labels, values: &str) -> Value {
 /// A family, its own labels and its values.
 type Input = (&'static str, Vec<(&'static str, &'static str)>, &'static str);
 
-/// An alert, what it fires on, and the labels of the sample that it names.
+/// An alert, series that it fires on and series that it does not fire on, and the labels of the sample that it names.
 struct Case {
     alert: &'static str,
     input: Vec<Input>,
+    quiet: Vec<Input>,
     /// The labels that are left of a series; all if none are named.
     left: &'static [&'static str],
 }
 
 impl Case {
-    fn new(alert: &'static str, family: &'static str, own: &[(&'static str, &'static str)], values: &'static str) -> Self {
-        Self { alert, input: vec![(family, own.to_vec(), values)], left: &[] }
+    /// An alert on one family, which does not fire on `quiet` values.
+    fn new(
+        alert: &'static str,
+        family: &'static str,
+        own: &[(&'static str, &'static str)],
+        values: &'static str,
+        quiet: &'static str,
+    ) -> Self {
+        let input = |values| vec![(family, own.to_vec(), values)];
+        Self { alert, input: input(values), quiet: input(quiet), left: &[] }
+    }
+
+    /// The same with another series in both inputs.
+    fn beside(mut self, family: &'static str, own: &[(&'static str, &'static str)], values: &'static str) -> Self {
+        for input in [&mut self.input, &mut self.quiet] {
+            input.push((family, own.to_vec(), values));
+        }
+        self
     }
 }
 
 fn cases() -> Vec<Case> {
     let new = Case::new;
     let rejected = [("proxied_service", "default-db"), ("reason", "Unresolved")];
+    let site = [("proxied_service", "svc:web"), ("name", "web.example")];
+    let (by_name, by_service) = (&["namespace", "name"], &["namespace", "proxied_service"]);
+    let expiry = "tailyard_certificate_expiry_timestamp_seconds";
+    let requests = |code| [("proxied_service", "svc:web"), ("code", code)];
     vec![
-        Case { left: &["cluster", "namespace"], ..new("TailyardNoLeader", "tailyard_leader", &[("cluster", "b")], "0") },
-        new("TailyardReconcilerUnsynced", "tailyard_caches_synced", &[], "0"),
-        new("TailyardReconcileFails", "tailyard_workqueue_depth", &[("state", "failing")], "2"),
-        new("TailyardControlPlaneUnusable", "tailyard_control_plane_ready", &[("tailnet", "lab")], "0"),
-        new("TailyardServiceNotAdvertised", "tailyard_advertised_services", &[("proxygroup", "web"), ("state", "rejected")], "2"),
-        new("TailyardReconcilerSlow", "tailyard_workqueue_oldest_item_age_seconds", &[], "90"),
-        new("TailyardReplicaUnready", "tailyard_ready", &[], "0"),
-        new("TailyardRulesetLag", "tailyard_ruleset_lag_seconds", &[], "20"),
-        new("TailyardServiceRejected", "tailyard_service_rejected", &rejected, "1"),
-        // 1,500 s ago, as series begin at time 0.
-        new("TailyardDNSStale", "tailyard_dns_last_success_timestamp_seconds", &[("name", "db.example")], "1500"),
-        Case {
-            input: vec![("tailyard_conntrack_entries", vec![], "90"), ("tailyard_conntrack_limit", vec![], "100")],
-            ..new("TailyardConntrackFull", "", &[], "")
-        },
-        new("TailyardTailscaledRestarts", "tailyard_tailscaled_restarts_total", &[], "0+1"),
-        new("TailyardSupervisorRestarted", "tailyard_supervisor_restarts_total", &[], "0+1"),
-        new("TailyardRulesetDrift", "tailyard_ruleset_drift_repairs_total", &[], "0+1"),
-        Case { alert: "TailyardReconcilerAbsent", input: vec![], left: &["namespace"] },
+        Case { input: vec![], left: &["namespace"], ..new("TailyardReconcilerAbsent", "tailyard_leader", &[], "", "0") },
+        Case { left: &["cluster", "namespace"], ..new("TailyardNoLeader", "tailyard_leader", &[("cluster", "b")], "0", "1") },
+        new("TailyardReconcilerUnsynced", "tailyard_caches_synced", &[], "0", "1"),
+        new("TailyardReconcileFails", "tailyard_workqueue_depth", &[("state", "failing")], "2", "0"),
+        new("TailyardControlPlaneUnusable", "tailyard_control_plane_ready", &[("tailnet", "lab")], "0", "1"),
+        new("TailyardServiceNotAdvertised", "tailyard_advertised_services", &[("proxygroup", "web"), ("state", "rejected")], "2", "0"),
+        new("TailyardCertificateUnhealthy", "tailyard_certificates", &[("proxygroup", "web"), ("state", "failing")], "2", "0"),
+        new("TailyardReconcilerSlow", "tailyard_workqueue_oldest_item_age_seconds", &[], "90", "30"),
+        new("TailyardReplicaUnready", "tailyard_ready", &[], "0", "1"),
+        new("TailyardTaskStalled", "tailyard_task_stalled", &[("task", "dns")], "1", "0"),
+        new("TailyardRulesetLag", "tailyard_ruleset_lag_seconds", &[], "20", "2"),
+        new("TailyardServiceRejected", "tailyard_service_rejected", &rejected, "1", "0"),
+        new("TailyardConfigInvalid", "tailyard_config_error", &[("config", "egress"), ("reason", "Parse")], "1", "0"),
+        // 3,300 s ago, as series begin at time 0; and 600 s ago.
+        new("TailyardStateSecretFails", "tailyard_state_secret_error_timestamp_seconds", &[("reason", "Forbidden")], "3300", "6400"),
+        new("TailyardDNSStale", "tailyard_dns_last_success_timestamp_seconds", &[("name", "db.example")], "3300", "6000"),
+        new("TailyardConntrackFull", "tailyard_conntrack_entries", &[], "90", "50").beside("tailyard_conntrack_limit", &[], "100"),
+        new("TailyardTailscaledRestarts", "tailyard_tailscaled_restarts_total", &[], "0+1", "5"),
+        new("TailyardSupervisorRestarted", "tailyard_supervisor_restarts_total", &[], "0+1", "5"),
+        new("TailyardRulesetDrift", "tailyard_ruleset_drift_repairs_total", &[], "0+1", "5"),
+        // A week, 30 days; a day, a week.
+        Case { left: by_name, ..new("TailyardCertificateExpiring", expiry, &site[1..], "604800", "2592000") },
+        Case { left: by_name, ..new("TailyardCertificateExpiresSoon", expiry, &site[1..], "86400", "604800") },
+        Case { left: by_name, ..new("TailyardCertificateOrdersFail", "tailyard_certificate_order_failures", &site[1..], "3", "2") },
+        new("TailyardCertificateMissing", "tailyard_certificate_missing", &site, "1", "0"),
+        new("TailyardListenerError", "tailyard_http_listener_error", &[("proxied_service", "svc:web"), ("port", "443")], "1", "0"),
+        new(
+            "TailyardEndpointWatchFails",
+            "tailyard_endpointslice_watch_error",
+            &[("backend_namespace", "shop"), ("reason", "Forbidden")],
+            "1",
+            "0",
+        ),
+        Case { left: by_service, ..new("TailyardHTTPErrors", "tailyard_http_requests_total", &requests("5xx"), "0+60", "0+1") }.beside(
+            "tailyard_http_requests_total",
+            &requests("2xx"),
+            "0+60",
+        ),
+        Case { left: by_service, ..new("TailyardBackendUnreachable", "tailyard_http_clusterip_fallbacks_total", &site[..1], "0+60", "5") },
     ]
 }
 
@@ -122,34 +164,108 @@ fn annotation(text: &str, labels: &Labels, value: &str) -> String {
     })
 }
 
-/// A test of promtool: the alert fires once, and its text names what the series is about.
-fn fires(case: &Case, rule: &Value) -> Value {
-    let input = case.input.iter().map(|(family, own, values)| series(family, &stored(own), values));
-    let first = case.input.first();
-    let mut labels = stored(first.map_or(&[][..], |(_, own, _)| own));
-    labels.retain(|name, _| case.left.is_empty() || case.left.contains(&name.as_str()));
-    let text = rule["annotations"]["summary"].as_str().expect("a summary");
-    let text = annotation(text, &labels, first.map_or("1", |(_, _, values)| values));
-    labels.insert("severity".to_owned(), rule["labels"]["severity"].as_str().expect("a severity").to_owned());
-    let expected = json!([{"exp_labels": labels, "exp_annotations": {"summary": text}}]);
-    json!({"interval": "1m", "input_series": input.collect::<Vec<_>>(),
+/// A test of promtool: with this input the alert is in this state.
+fn alert_test(case: &Case, input: &[Input], expected: &[Value]) -> Value {
+    let series = input.iter().map(|(family, own, values)| series(family, &stored(own), values));
+    json!({"interval": "1m", "input_series": series.collect::<Vec<_>>(),
         "alert_rule_test": [{"eval_time": AT, "alertname": case.alert, "exp_alerts": expected}]})
 }
 
+/// A test of promtool: the alert fires once, and its texts name the subject of the series.
+fn fires(case: &Case, rule: &Value) -> Value {
+    let first = case.input.first();
+    let mut labels = stored(first.map_or(&[][..], |(_, own, _)| own));
+    labels.retain(|name, _| case.left.is_empty() || case.left.contains(&name.as_str()));
+    let texts = rule["annotations"].as_object().expect("annotations").iter();
+    let texts =
+        texts.map(|(name, text)| (name, annotation(text.as_str().expect("a text"), &labels, first.map_or("1", |(_, _, values)| values))));
+    let texts: BTreeMap<_, _> = texts.collect();
+    for (name, value) in rule["labels"].as_object().expect("labels") {
+        labels.insert(name.clone(), value.as_str().expect("a text").to_owned());
+    }
+    alert_test(case, &case.input, &[json!({"exp_labels": labels, "exp_annotations": texts})])
+}
+
 #[test]
-fn each_alert_fires_and_names_what_it_is_about() {
+fn each_alert_fires_and_names_what_it_is_about_and_is_quiet_otherwise() {
     let (spec, rules) = rules();
     let cases = cases();
     let tested: BTreeSet<_> = cases.iter().map(|case| case.alert).collect();
     assert!(rules.keys().map(String::as_str).eq(tested), "{:?}", rules.keys());
-    let tests: Vec<_> = cases.iter().map(|case| fires(case, &rules[case.alert])).collect();
-    promtool(&spec, &tests);
+    let tests = cases.iter().flat_map(|case| [fires(case, &rules[case.alert]), alert_test(case, &case.quiet, &[])]);
+    promtool(&spec, &tests.collect::<Vec<_>>());
+}
+
+#[test]
+fn rules_are_valid_and_each_alert_has_a_runbook() {
+    let (spec, rules) = rules();
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    fs::write(file.path(), spec.to_string()).expect("written");
+    let output = Command::new("promtool").args(["check", "rules"]).arg(file.path()).output().expect("promtool (tests/setup installs it)");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let page = page();
+    for (name, rule) in &rules {
+        let annotation = |name: &str| rule["annotations"][name].as_str().unwrap_or_default();
+        assert_eq!(annotation("runbook_url"), format!("https://docs.example.com/alerts#{}", name.to_lowercase()));
+        assert!(page.contains(&format!("\n### {name}\n")) && !annotation("description").is_empty(), "{name}");
+        assert!(annotation("summary").len() < 70 && !annotation("summary").ends_with('.'), "{name}: one short line");
+        assert_eq!(rule["labels"]["team"], "net", "{name}: labels of the user");
+    }
+}
+
+#[test]
+fn alerts_are_left_out_by_name() {
+    let set = "prometheusRule.enabled=true,prometheusRule.disabled={TailyardServiceRejected}";
+    let spec = rendered_with(&["--set", set])["PrometheusRule tailscale/tailyard"].to_string();
+    assert!(!spec.contains("\"TailyardServiceRejected\"") && spec.contains("\"TailyardConfigInvalid\""), "{spec}");
+}
+
+/// docs/alerts.md: a section for each alert of the chart.
+fn page() -> String {
+    let alerts: Value = serde_saphyr::from_str(&read(&std::path::Path::new(CHART).join("files/alerts.yaml"))).expect("YAML");
+    let plain = |text: &str| {
+        let mut parts = text.split("{{");
+        let first = parts.next().unwrap_or_default().to_owned();
+        parts.fold(first, |text, part| {
+            let (expression, rest) = part.split_once("}}").expect("a whole expression");
+            let name = expression.trim().trim_start_matches("$labels.").trim_start_matches('$');
+            format!("{text}\\<{name}>{rest}")
+        })
+    };
+    let section = |rule: &Value| {
+        let text = |pointer: &str| rule.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
+        let waits = if text("/for").is_empty() { String::new() } else { format!(", for {}", text("/for")) };
+        let [alert, expr, summary, severity, description] =
+            ["/alert", "/expr", "/annotations/summary", "/labels/severity", "/annotations/description"].map(text);
+        let (expr, description) = (expr.replace("RELEASE_NAMESPACE", "tailscale"), plain(description));
+        format!("\n### {alert}\n\n{summary} ({severity}{waits})\n\n```promql\n{expr}\n```\n\n{description}\n")
+    };
+    let group = |group: &Value| {
+        let title = TITLES.iter().find(|(name, _)| group["name"] == *name).expect("a title").1;
+        let sections: String = group["rules"].as_array().expect("rules").iter().map(section).collect();
+        format!("\n## {title}\n{sections}")
+    };
+    let groups: String = alerts["groups"].as_array().expect("groups").iter().map(group).collect();
+    format!("{PAGE}{groups}")
+}
+
+const PAGE: &str = "# Prometheus alerts\n\nThe chart installs these alerts with `prometheusRule.enabled`. They need the metrics of \
+                    [metrics.md](metrics.md).\n\n```console\n$ helm upgrade tailyard charts/tailyard --reuse-values --set \
+                    prometheusRule.enabled=true,metrics.serviceMonitor.enabled=true\n```\n";
+const TITLES: [(&str, &str); 3] =
+    [("tailyard-reconciler", "Reconciler"), ("tailyard-proxy", "Replicas"), ("tailyard-ingress", "Ingress replicas")];
+
+#[test]
+fn the_page_of_alerts_is_made_from_the_chart() {
+    assert_golden("docs/alerts.md", &page());
 }
 
 #[test]
 fn a_cluster_without_a_leader_is_not_hidden_by_another() {
     let (spec, rules) = rules();
-    let mut test = fires(&cases()[0], &rules["TailyardNoLeader"]);
+    let cases = cases();
+    let case = cases.iter().find(|case| case.alert == "TailyardNoLeader").expect("a case");
+    let mut test = fires(case, &rules[case.alert]);
     let other = series("tailyard_leader", &stored(&[("cluster", "a")]), "1");
     test["input_series"].as_array_mut().expect("series").push(other);
     promtool(&spec, &[test]);
@@ -199,19 +315,17 @@ fn panels_draw_by_labels_that_their_series_have() {
 #[test]
 fn services_of_one_group_are_drawn_apart() {
     let services = ["default-db", "shop-web"];
-    let by_service: Vec<_> = panels().into_iter().filter(|(_, legend)| legend.contains("{{proxied_service}}")).collect();
-    assert_eq!(by_service.len(), 3, "{by_service:?}");
+    let by_service = panels().into_iter().filter(|(expr, legend)| legend.contains("{{proxied_service}}") && !expr.contains("_bucket{"));
+    let by_service: Vec<_> = by_service.collect();
+    assert_eq!(by_service.len(), 6, "{by_service:?}");
     let tests: Vec<_> = by_service
         .iter()
         .map(|(expr, legend)| {
             let family = families().into_keys().find(|name| expr.contains(&format!("{name}{{"))).expect("a family");
             let counted = expr.contains("rate(");
             let own = |service| {
-                if legend.contains("reason") {
-                    vec![("proxied_service", service), ("reason", "R")]
-                } else {
-                    vec![("proxied_service", service)]
-                }
+                let more = ["code", "reason"].into_iter().filter(|label| legend.contains(&format!("{{{{{label}}}}}")));
+                more.map(|label| (label, "R")).chain([("proxied_service", service)]).collect::<Vec<_>>()
             };
             let input = services.map(|service| series(&family, &stored(&own(service)), if counted { "0+60" } else { "1" }));
             let name = |service| own(service).iter().map(|(name, value)| format!("{name}={value:?}")).collect::<Vec<_>>().join(",");

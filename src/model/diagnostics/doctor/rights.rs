@@ -1,6 +1,30 @@
-//! The rights that the reconciler and the replicas need: those of config/rbac, which a test compares, as questions to the API server.
+//! The rights that the reconciler and the replicas need, as questions to the API server: the rules of config/rbac.
 
 use std::collections::BTreeMap;
+
+use k8s_openapi::api::rbac::v1::PolicyRule;
+use serde::Deserialize;
+
+const CLUSTER: &str = include_str!("../../../../config/rbac/cluster.yaml");
+const NAMESPACE: &str = include_str!("../../../../config/rbac/namespace.yaml");
+const WATCHED: &str = include_str!("../../../../config/rbac/watched.yaml");
+/// The role that is also bound in watched namespaces.
+const SERVICES: &str = "tailyard-reconciler-services";
+/// The `ClusterRole` of replicas.
+const ENDPOINTS: &str = "tailyard-endpoints";
+
+/// A document of config/rbac; bindings have no rules.
+#[derive(Deserialize)]
+struct RoleDocument {
+    metadata: RoleMetadata,
+    #[serde(default)]
+    rules: Vec<PolicyRule>,
+}
+
+#[derive(Deserialize)]
+struct RoleMetadata {
+    name: String,
+}
 
 /// One thing that somebody is to be allowed.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -14,51 +38,6 @@ pub struct Right {
     pub name: String,
     pub namespace: String,
 }
-
-/// A rule as config/rbac spells it: API group, resources, names, verbs.
-type Rule = (&'static str, &'static [&'static str], &'static [&'static str], &'static [&'static str]);
-
-/// `ClusterRole` `tailyard-reconciler`.
-const CLUSTER: [Rule; 5] = [
-    ("tailscale.com", &["proxygroups", "proxyclasses", "tailnets"], &[], &["get", "list", "watch", "patch"]),
-    ("tailscale.com", &["proxygroups/status", "proxyclasses/status", "tailnets/status"], &[], &["patch"]),
-    ("tailscale.com", &["proxygroups/finalizers"], &[], &["update"]),
-    ("networking.k8s.io", &["ingressclasses"], &[], &["get", "list", "watch"]),
-    ("", &["namespaces"], &[], &["get", "list", "watch"]),
-];
-
-/// `ClusterRole` `tailyard-reconciler-services`, and the Role of that name in a watched namespace.
-const SERVICES: [Rule; 7] = [
-    ("", &["services"], &[], &["get", "list", "watch", "patch"]),
-    ("", &["services/status"], &[], &["patch"]),
-    ("events.k8s.io", &["events"], &[], &["create", "patch"]),
-    ("networking.k8s.io", &["ingresses"], &[], &["get", "list", "watch", "patch"]),
-    ("networking.k8s.io", &["ingresses/status"], &[], &["patch"]),
-    ("discovery.k8s.io", &["endpointslices"], &[], &["get", "list", "watch"]),
-    ("rbac.authorization.k8s.io", &["rolebindings"], &[], &["get", "list", "watch", "create", "patch"]),
-];
-
-/// What the `ClusterRole` `tailyard-reconciler-services` has beyond the Role.
-const NODES: [Rule; 1] = [("", &["nodes"], &[], &["list", "watch"])];
-
-/// Role `tailyard-reconciler`.
-const NAMESPACE: [Rule; 12] = [
-    ("", &["secrets", "configmaps"], &[], &["get", "list", "watch", "create", "update", "patch", "delete"]),
-    ("", &["services", "serviceaccounts"], &[], &["get", "list", "watch", "create", "patch", "delete"]),
-    ("", &["pods"], &[], &["get", "list", "watch"]),
-    ("apps", &["statefulsets"], &[], &["get", "list", "watch", "create", "patch", "delete"]),
-    ("policy", &["poddisruptionbudgets"], &[], &["get", "list", "watch", "create", "patch", "delete"]),
-    ("rbac.authorization.k8s.io", &["roles", "rolebindings"], &[], &["get", "list", "watch", "create", "patch", "delete"]),
-    ("discovery.k8s.io", &["endpointslices"], &[], &["get", "list", "watch", "delete"]),
-    ("monitoring.coreos.com", &["servicemonitors"], &[], &["get", "list", "watch", "create", "patch", "delete"]),
-    ("", &["events"], &[], &["create", "get", "patch"]),
-    ("coordination.k8s.io", &["leases"], &[], &["create"]),
-    ("coordination.k8s.io", &["leases"], &["tailyard-reconciler"], &["get", "patch"]),
-    ("coordination.k8s.io", &["leases"], &[], &["get", "patch", "update"]),
-];
-
-/// What only workload identity federation needs.
-const IDENTITY: [Rule; 1] = [("", &["serviceaccounts/token"], &["tailyard-reconciler"], &["create"])];
 
 impl Right {
     /// Whether the rest works without it: static endpoints, scrapes and workload identity do not.
@@ -92,17 +71,12 @@ impl Right {
     }
 }
 
-/// What a reconciler in `namespace` needs that looks for Services in these namespaces, or everywhere.
+/// The rights of a reconciler in `namespace` that watches Services in these namespaces, or everywhere.
 #[must_use]
 pub fn reconciler(namespace: &str, watched: &[String]) -> Vec<Right> {
-    let mut rights = of(&CLUSTER, "");
-    if watched.is_empty() {
-        rights.extend(of(&SERVICES, ""));
-        rights.extend(of(&NODES, ""));
-    }
-    rights.extend(watched.iter().flat_map(|namespace| of(&SERVICES, namespace)));
-    rights.extend(of(&NAMESPACE, namespace));
-    rights.extend(of(&IDENTITY, namespace));
+    let mut rights = granted(CLUSTER, "", |role| role != ENDPOINTS && (watched.is_empty() || role != SERVICES));
+    rights.extend(watched.iter().flat_map(|namespace| granted(WATCHED, namespace, |_| true)));
+    rights.extend(granted(NAMESPACE, namespace, |_| true));
     rights
 }
 
@@ -122,20 +96,28 @@ pub fn replicas(namespace: &str, group: &str) -> Vec<Right> {
     secrets.into_iter().chain(["get", "list", "watch"].map(|verb| right("configmaps", verb, &config))).collect()
 }
 
-fn of(rules: &[Rule], namespace: &str) -> Vec<Right> {
+/// The rights that the roles of a file grant in a namespace.
+fn granted(file: &str, namespace: &str, includes: impl Fn(&str) -> bool) -> Vec<Right> {
+    let documents = file.split("\n---\n").filter_map(|text| serde_saphyr::from_str::<RoleDocument>(text).ok());
+    let rules = documents.filter(|document| includes(&document.metadata.name)).flat_map(|document| document.rules);
+    rules.flat_map(|rule| rights_of(&rule, namespace)).collect()
+}
+
+fn rights_of(rule: &PolicyRule, namespace: &str) -> Vec<Right> {
+    let any = [String::new()];
+    let names = rule.resource_names.as_deref().filter(|names| !names.is_empty()).unwrap_or(&any);
     let mut rights = Vec::new();
-    for (group, resources, names, verbs) in rules {
-        for (resource, verb) in resources.iter().flat_map(|resource| verbs.iter().map(move |verb| (*resource, *verb))) {
-            let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
-            let names = if names.is_empty() { &[""] } else { *names };
-            rights.extend(names.iter().map(|name| Right {
-                group: (*group).to_owned(),
+    for (group, resource) in rule.api_groups.iter().flatten().flat_map(|group| rule.resources.iter().flatten().map(move |of| (group, of))) {
+        let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
+        for (verb, name) in rule.verbs.iter().flat_map(|verb| names.iter().map(move |name| (verb, name))) {
+            rights.push(Right {
+                group: group.clone(),
                 resource: resource.to_owned(),
                 subresource: subresource.to_owned(),
-                verb: verb.to_owned(),
-                name: (*name).to_owned(),
+                verb: verb.clone(),
+                name: name.clone(),
                 namespace: namespace.to_owned(),
-            }));
+            });
         }
     }
     rights
@@ -143,78 +125,33 @@ fn of(rules: &[Rule], namespace: &str) -> Vec<Right> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
-    use k8s_openapi::api::rbac::v1::PolicyRule;
-    use serde::Deserialize;
-
     use super::*;
 
-    #[derive(Deserialize)]
-    struct Document {
-        kind: String,
-        #[serde(default)]
-        metadata: Metadata,
-        #[serde(default)]
-        rules: Vec<PolicyRule>,
-    }
-
-    #[derive(Default, Deserialize)]
-    struct Metadata {
-        #[serde(default)]
-        name: String,
-        #[serde(default)]
-        namespace: String,
-    }
-
-    /// The rights that a file of config/rbac grants to the reconciler.
-    fn granted(file: &str) -> Vec<Right> {
-        let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("config/rbac").join(file)).expect("a file");
-        let documents: Vec<Document> = text.split("\n---\n").map(|text| serde_saphyr::from_str(text).expect("an object")).collect();
-        let mut rights = Vec::new();
-        for document in
-            documents.iter().filter(|document| document.kind.ends_with("Role") && document.metadata.name != "tailyard-endpoints")
-        {
-            for rule in &document.rules {
-                let texts =
-                    |texts: &Option<Vec<String>>| texts.clone().filter(|texts| !texts.is_empty()).unwrap_or_else(|| vec![String::new()]);
-                for (group, resource) in
-                    texts(&rule.api_groups).iter().flat_map(|group| texts(&rule.resources).into_iter().map(move |of| (group.clone(), of)))
-                {
-                    let (resource, subresource) = resource.split_once('/').unwrap_or((&resource, ""));
-                    for (verb, name) in
-                        rule.verbs.iter().flat_map(|verb| texts(&rule.resource_names).into_iter().map(move |name| (verb, name)))
-                    {
-                        rights.push(Right {
-                            group: group.clone(),
-                            resource: resource.to_owned(),
-                            subresource: subresource.to_owned(),
-                            verb: verb.clone(),
-                            name,
-                            namespace: document.metadata.namespace.clone(),
-                        });
-                    }
-                }
-            }
-        }
-        rights
-    }
-
-    fn sorted(mut rights: Vec<Right>) -> Vec<Right> {
-        rights.sort();
-        rights.dedup();
-        rights
+    /// How many rights there are of a resource, with these names.
+    fn count(rights: &[Right], resource: &str, namespace: &str) -> usize {
+        rights.iter().filter(|right| right.resource == resource && right.namespace == namespace).count()
     }
 
     #[test]
-    fn the_rights_are_those_of_config_rbac() {
-        let everywhere = [granted("cluster.yaml"), granted("namespace.yaml")].concat();
-        assert_eq!(sorted(reconciler("tailscale", &[])), sorted(everywhere));
-        let watched = sorted(granted("watched.yaml"));
-        assert_eq!(
-            sorted(reconciler("tailscale", &["watched".into()]).into_iter().filter(|right| right.namespace == "watched").collect()),
-            watched
-        );
+    fn each_document_of_config_rbac_is_read() {
+        for (file, roles) in [(CLUSTER, 3), (NAMESPACE, 1), (WATCHED, 1)] {
+            let documents: Vec<RoleDocument> = file.split("\n---\n").map(|text| serde_saphyr::from_str(text).expect("an object")).collect();
+            assert_eq!(documents.iter().filter(|document| !document.rules.is_empty()).count(), roles);
+            assert!(documents.iter().any(|document| document.metadata.name.starts_with("tailyard-reconciler")));
+        }
+    }
+
+    #[test]
+    fn rights_on_services_are_asked_for_where_services_are_watched() {
+        let (everywhere, watched) = (reconciler("ts", &[]), reconciler("ts", &["shop".into(), "web".into()]));
+        let counts = |rights: &[Right]| ["", "shop", "web", "ts"].map(|namespace| count(rights, "services", namespace));
+        assert_eq!(counts(&everywhere), [5, 0, 0, 6]);
+        assert_eq!(counts(&watched), [0, 5, 5, 6]);
+        assert_eq!((count(&everywhere, "nodes", ""), count(&watched, "nodes", "")), (2, 0));
+        assert_eq!(count(&watched, "proxygroups", ""), 6);
+        let own = everywhere.iter().filter(|right| right.name == "tailyard-reconciler");
+        let own: Vec<_> = own.map(|right| (right.resource.as_str(), right.subresource.as_str(), right.verb.as_str())).collect();
+        assert_eq!(own, [("leases", "", "get"), ("leases", "", "patch"), ("serviceaccounts", "token", "create")]);
     }
 
     #[test]

@@ -147,8 +147,13 @@ fn an_outage_makes_no_long_pauses_and_forgets_no_longer_one() {
     assert_eq!(pause(5, false), (6, 32));
 }
 
-#[test]
-fn new_certificate_is_not_replaced_for_a_day_whatever_the_server_suggests() {
+/// `seconds` after the start, by a wall clock that is `ahead` seconds ahead.
+fn after(seconds: i64, ahead: i64) -> Moment {
+    Moment { at: Duration::from_secs(seconds.unsigned_abs()), wall: wall(ahead + seconds) }
+}
+
+/// The leader of a group whose certificate of `a` was renewed at second 10.
+fn renewed() -> Issuer {
     let mut issuer = leader();
     let record = |version: &str, id: &str| NameRecord {
         version: version.to_owned(),
@@ -157,13 +162,42 @@ fn new_certificate_is_not_replaced_for_a_day_whatever_the_server_suggests() {
     };
     issuer.step(OrderEvent::Seen("a".into(), Some(record("1", "old"))), at(0), 0.5);
     issuer.step(OrderEvent::Seen("a".into(), Some(record("2", "new"))), at(10), 0.5);
+    issuer
+}
+
+fn claims(actions: &[OrderAction]) -> bool {
+    actions.iter().any(|action| matches!(action, OrderAction::Claim { .. }))
+}
+
+#[test]
+fn new_certificate_is_not_replaced_for_a_day_whatever_the_server_suggests() {
+    let mut issuer = renewed();
     let past = RenewalWindow { start: wall(-2 * DAY), end: wall(-DAY) };
-    let claims = |actions: &[OrderAction]| actions.iter().any(|action| matches!(action, OrderAction::Claim { .. }));
-    assert!(!claims(&issuer.step(OrderEvent::Suggested("a".into(), Some(past), None), at(20), 0.5)));
-    assert!(!claims(&issuer.step(OrderEvent::Tick, at(DAY), 0.5)));
+    assert!(!claims(&issuer.step(OrderEvent::Suggested("a".into(), Some(past), None), after(20, 0), 0.5)));
+    assert!(!claims(&issuer.step(OrderEvent::Tick, after(DAY, 0), 0.5)));
     let wake = issuer.wake().expect("it is due").as_secs().max(DAY.unsigned_abs() + 10);
     let wake = i64::try_from(wake).expect("small");
-    assert!(claims(&issuer.step(OrderEvent::Tick, at(wake), 0.5)), "a day later it is replaced");
+    assert!(claims(&issuer.step(OrderEvent::Tick, after(wake, 0), 0.5)), "a day later it is replaced");
+}
+
+#[test]
+fn new_certificate_is_not_replaced_for_a_day_by_a_clock_that_is_years_ahead() {
+    let (mut issuer, years) = (renewed(), 10 * 365 * DAY);
+    assert!(!claims(&issuer.step(OrderEvent::Suggested("a".into(), None, None), after(20, years), 0.5)));
+    assert!(!claims(&issuer.step(OrderEvent::Tick, after(DAY, years), 0.5)));
+    assert!(claims(&issuer.step(OrderEvent::Tick, after(DAY + 10, years), 0.5)), "a day later it is replaced");
+}
+
+#[test]
+fn server_is_asked_for_its_window_at_most_once_a_minute_and_at_least_once_a_day() {
+    for (wanted, expected) in [(Duration::ZERO, 60), (Duration::from_hours(1), 3600), (Duration::MAX, 86_400)] {
+        let mut issuer = renewed();
+        let suggested = RenewalWindow { start: wall(60 * DAY), end: wall(61 * DAY) };
+        issuer.step(OrderEvent::Suggested("a".into(), Some(suggested), Some(wanted)), after(20, 0), 0.5);
+        let asks = |actions: &[OrderAction]| actions.iter().any(|action| matches!(action, OrderAction::Suggest { .. }));
+        assert!(!asks(&issuer.step(OrderEvent::Tick, after(20 + expected - 1, 0), 0.5)), "{wanted:?}");
+        assert!(asks(&issuer.step(OrderEvent::Tick, after(20 + expected, 0), 0.5)), "{wanted:?}");
+    }
 }
 
 #[test]
