@@ -8,6 +8,7 @@ pub mod init;
 pub mod metrics;
 pub mod queue;
 pub mod resources;
+pub mod snapshot;
 pub mod tasks;
 pub mod telemetry;
 pub mod watch_ext;

@@ -39,7 +39,7 @@ pub(super) async fn answer(connection: Arc<ClientConnection>, in_flight: InFligh
 
 async fn routed(connection: &Arc<ClientConnection>, in_flight: InFlight, request: Request<Incoming>) -> ProxiedResponse {
     let port = &connection.port;
-    let site = Arc::clone(&port.site.borrow().site);
+    let site = Arc::clone(&port.served.read().site);
     if request.method() == Method::CONNECT {
         return text(StatusCode::METHOD_NOT_ALLOWED, "this is no forward proxy\n");
     }
