@@ -17,7 +17,7 @@ use crate::model::ingress::vhosts::headers::{self, RequestInfo};
 use crate::model::ingress::vhosts::{Proxied, RouteDecision, Vhost};
 
 use super::SitePort;
-use super::activity::{InFlight, Progress, Turn};
+use super::activity::{InFlight, Progress};
 use super::body::{ClientFault, Download, ProxiedResponse, ResponseGuard, Upload, Uploading};
 use super::client::ClientConnection;
 use super::dial::DialError;
@@ -305,7 +305,7 @@ fn passed(answer: Response<Incoming>, guard: ResponseGuard) -> ProxiedResponse {
     headers::end_to_end(&mut parts.headers);
     parts.version = Version::default();
     parts.extensions.clear();
-    guard.in_flight.turn(Turn::Backend);
+    guard.in_flight.awaits_backend();
     Response::from_parts(parts, Download::stream(body, guard))
 }
 
