@@ -9,6 +9,7 @@ pub mod metrics;
 pub mod nfnetlink;
 pub mod queue;
 pub mod resources;
+pub mod snapshot;
 pub mod tasks;
 pub mod telemetry;
 pub mod watch_ext;

@@ -16,10 +16,10 @@ use rustls::server::{Acceptor as Hello, ClientHello, ProducesTickets, ResolvesSe
 use rustls::sign::CertifiedKey;
 use rustls::{ServerConfig, version};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::watch;
 use tokio_rustls::LazyConfigAcceptor;
 
 use crate::model::ingress::certificate::Pair;
+use crate::runtime::snapshot::SnapshotCell;
 
 mod checked;
 mod client;
@@ -35,7 +35,7 @@ const ALPN: [&[u8]; 2] = [b"h2", b"http/1.1"];
 /// The certificates of this process, by name.
 #[derive(Debug, Clone)]
 pub struct Certificates {
-    loaded: watch::Sender<Arc<Loaded>>,
+    loaded: SnapshotCell<Loaded>,
     tickets: Arc<dyn ProducesTickets>,
     provider: Arc<CryptoProvider>,
 }
@@ -53,7 +53,7 @@ pub struct Acceptor {
 #[derive(Debug)]
 struct CertifiedNames {
     names: BTreeSet<String>,
-    loaded: watch::Receiver<Arc<Loaded>>,
+    loaded: SnapshotCell<Loaded>,
 }
 
 /// A certificate or a handshake that failed.
@@ -97,13 +97,13 @@ impl Certificates {
     /// None yet. Fails if there is no randomness to make session tickets from.
     pub fn new() -> Result<Self, TlsError> {
         let tickets = ring::Ticketer::new().map_err(TlsError::Setup)?;
-        Ok(Self { loaded: watch::Sender::new(Arc::default()), tickets, provider: Arc::new(ring::default_provider()) })
+        Ok(Self { loaded: SnapshotCell::new(Loaded::new()), tickets, provider: Arc::new(ring::default_provider()) })
     }
 
     /// Takes these, and says which cannot be used. One that was in use stays while it is wanted and nothing better has come.
     #[must_use]
     pub fn load(&self, pairs: &BTreeMap<String, Pair>, wanted: &BTreeSet<String>) -> BTreeMap<String, TlsError> {
-        let before = Arc::clone(&self.loaded.borrow());
+        let before = self.loaded.read();
         let mut faults = BTreeMap::new();
         let mut after: Loaded =
             before.iter().filter(|(name, _)| wanted.contains(*name)).map(|(name, had)| (name.clone(), had.clone())).collect();
@@ -116,19 +116,19 @@ impl Certificates {
                 Err(error) => drop(faults.insert(name.clone(), error)),
             }
         }
-        self.loaded.send_replace(Arc::new(after));
+        self.loaded.replace(after);
         faults
     }
 
     /// Whether there is a certificate for this name of a site.
     #[must_use]
     pub fn has(&self, name: &str) -> bool {
-        self.loaded.borrow().contains_key(name)
+        self.loaded.read().contains_key(name)
     }
 
     /// What answers for these names alone.
     pub fn acceptor(&self, names: BTreeSet<String>) -> Result<Acceptor, TlsError> {
-        let names = Arc::new(CertifiedNames { names, loaded: self.loaded.subscribe() });
+        let names = Arc::new(CertifiedNames { names, loaded: self.loaded.clone() });
         let builder = ServerConfig::builder_with_provider(Arc::clone(&self.provider))
             .with_protocol_versions(&[&version::TLS13, &version::TLS12])
             .map_err(TlsError::Setup)?;
@@ -174,7 +174,7 @@ impl CertifiedNames {
             None if self.names.len() == 1 => self.names.first()?,
             None => return None,
         };
-        self.loaded.borrow().get(name).map(|(_, key)| Arc::clone(key))
+        self.loaded.read().get(name).map(|(_, key)| Arc::clone(key))
     }
 
     fn name(&self, server_name: &str) -> Option<&String> {

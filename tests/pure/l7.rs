@@ -2,6 +2,7 @@
 
 mod balance;
 mod changes;
+mod flood;
 mod limits;
 mod messages;
 mod protocols;

@@ -13,6 +13,7 @@ use crate::api::routes::{Backend, Host, Listener};
 pub mod headers;
 pub mod identity;
 pub mod loopback;
+pub mod min_rate;
 pub mod node;
 pub mod path;
 mod read;

@@ -20,6 +20,7 @@ use crate::model::ingress::vhosts::shares::Shares;
 use crate::model::ingress::vhosts::{Vhost, Vhosts};
 use crate::model::settings::FrontEnd;
 use crate::model::tailnet::advertise::SiteStatus;
+use crate::runtime::snapshot::SnapshotCell;
 use crate::runtime::watch_ext::put;
 
 use endpoints::UpstreamEndpoints;
@@ -172,7 +173,7 @@ struct SitePort {
     service: String,
     number: u16,
     over_tls: bool,
-    site: watch::Receiver<PortSnapshot>,
+    served: SnapshotCell<PortSnapshot>,
     counts: Arc<Counts>,
     room: Arc<Semaphore>,
     shared: Arc<ListenerContext>,

@@ -87,6 +87,75 @@ async fn request_that_can_be_read_in_two_ways_is_refused() {
     }
 }
 
+/// What servers and proxies have been found to read in different ways: refused, or one request in an unambiguous form.
+#[tokio::test]
+async fn request_that_servers_read_in_different_ways_is_refused_or_is_one() {
+    let (host, size, hex) = (format!("Host: {NAME}"), HIDDEN.len(), format!("{:x}", HIDDEN.len()));
+    let post = format!("POST /seen HTTP/1.1\r\n{host}\r\n");
+    let chunked = format!("{post}Transfer-Encoding: chunked\r\n\r\n");
+    let requests = [
+        ("lines that end with LF", format!("POST /seen HTTP/1.1\n{host}\nContent-Length: {size}\n\n{HIDDEN}")),
+        ("CR in a value", format!("{post}X: a\rContent-Length: 0\r\nContent-Length: {size}\r\n\r\n{HIDDEN}")),
+        ("an empty line before the request", format!("\r\n{post}Content-Length: {size}\r\n\r\n{HIDDEN}")),
+        ("a blank before the first header", format!("POST /seen HTTP/1.1\r\n Content-Length: 0\r\n{host}\r\nContent-Length: {size}\r\n\r\n{HIDDEN}")),
+        ("chunked twice", format!("{post}Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n{hex}\r\n{HIDDEN}\r\n0\r\n\r\n")),
+        ("chunked in a list", format!("{post}Transfer-Encoding: chunked, chunked\r\n\r\n{hex}\r\n{HIDDEN}\r\n0\r\n\r\n")),
+        ("chunked after another encoding", format!("{post}Transfer-Encoding: gzip, chunked\r\n\r\n{hex}\r\n{HIDDEN}\r\n0\r\n\r\n")),
+        ("chunked in capitals", format!("{post}TRANSFER-ENCODING: CHUNKED\r\n\r\n{hex}\r\n{HIDDEN}\r\n0\r\n\r\n")),
+        ("chunked after a vertical tab", format!("{post}Transfer-Encoding:\x0bchunked\r\nContent-Length: {size}\r\n\r\n{HIDDEN}")),
+        ("chunked in quotes", format!("{post}Transfer-Encoding: \"chunked\"\r\nContent-Length: {size}\r\n\r\n{HIDDEN}")),
+        ("an empty encoding", format!("{post}Transfer-Encoding:\r\nContent-Length: {size}\r\n\r\n{HIDDEN}")),
+        ("identity and a length", format!("{post}Transfer-Encoding: identity\r\nContent-Length: {size}\r\n\r\n{HIDDEN}")),
+        ("a list of equal lengths", format!("{post}Content-Length: {size}, {size}\r\n\r\n{HIDDEN}")),
+        ("equal lengths", format!("{post}Content-Length: {size}\r\nContent-Length: {size}\r\n\r\n{HIDDEN}")),
+        ("an empty length", format!("{post}Content-Length:\r\n\r\n{HIDDEN}")),
+        ("a length with zeros in front", format!("{post}Content-Length: 00{size}\r\n\r\n{HIDDEN}")),
+        ("a length that overflows", format!("{post}Content-Length: 184467440737095516{size}\r\n\r\n{HIDDEN}")),
+        ("a negative length", format!("{post}Content-Length: -{size}\r\n\r\n{HIDDEN}")),
+        ("a chunk with an extension", format!("{chunked}{hex};a=\"b;\"\r\n{HIDDEN}\r\n0\r\n\r\n")),
+        ("an extension with LF", format!("{chunked}2;\nxx\r\n{hex}\r\n{HIDDEN}\r\n0\r\n\r\n")),
+        ("an extension with CR", format!("{chunked}2;\rxx\r\n{hex}\r\n{HIDDEN}\r\n0\r\n\r\n")),
+        ("a size that ends with LF", format!("{chunked}{hex}\n{HIDDEN}\r\n0\r\n\r\n")),
+        ("a chunk that ends with LF", format!("{chunked}{hex}\r\n{HIDDEN}\n0\r\n\r\n")),
+        ("a chunk that does not end", format!("{chunked}2\r\nabc\r\n{hex}\r\n{HIDDEN}\r\n0\r\n\r\n")),
+        ("a size with a prefix", format!("{chunked}0x{hex}\r\n{HIDDEN}\r\n0\r\n\r\n")),
+        ("a size with a blank in front", format!("{chunked} {hex}\r\n{HIDDEN}\r\n0\r\n\r\n")),
+        ("a last chunk of many zeros", format!("{chunked}{hex}\r\n{HIDDEN}\r\n0000\r\n\r\n")),
+        ("trailers that name a length", format!("{chunked}{hex}\r\n{HIDDEN}\r\n0\r\nContent-Length: 5\r\nTransfer-Encoding: x\r\nHost: b\r\n\r\n")),
+        ("another version", format!("POST /seen HTTP/1.2\r\n{host}\r\nContent-Length: {size}\r\n\r\n{HIDDEN}")),
+        ("a version in small letters", format!("POST /seen http/1.1\r\n{host}\r\nContent-Length: {size}\r\n\r\n{HIDDEN}")),
+        ("two blanks", format!("POST  /seen HTTP/1.1\r\n{host}\r\nContent-Length: {size}\r\n\r\n{HIDDEN}")),
+        ("a target with NUL", format!("POST /seen\0 HTTP/1.1\r\n{host}\r\nContent-Length: {size}\r\n\r\n{HIDDEN}")),
+        ("a target with a tab", format!("POST /seen\tHTTP/1.1\r\n{host}\r\nContent-Length: {size}\r\n\r\n{HIDDEN}")),
+        ("a host with a user", format!("POST /seen HTTP/1.1\r\nHost: other@{NAME}\r\nContent-Length: {size}\r\n\r\n{HIDDEN}")),
+        ("a list of hosts", format!("POST /seen HTTP/1.1\r\n{host}, other\r\nContent-Length: {size}\r\n\r\n{HIDDEN}")),
+        ("a length that waits for leave", format!("{post}Expect: 100-continue\r\nContent-Length: {size}\r\n\r\n{HIDDEN}")),
+        ("another expectation", format!("{post}Expect: y 100-continue\r\nContent-Length: {size}\r\n\r\n{HIDDEN}")),
+        ("connection names the length", format!("{post}Connection: content-length, host\r\nContent-Length: {size}\r\n\r\n{HIDDEN}")),
+        ("connection names the encoding", format!("{post}Connection: transfer-encoding\r\nTransfer-Encoding: chunked\r\n\r\n{hex}\r\n{HIDDEN}\r\n0\r\n\r\n")),
+    ];
+    for (what, request) in requests {
+        for protocol in ["http", "h2c"] {
+            let backend = Backend::new("a").await;
+            let front = with(&backend, protocol).await;
+            let answer = talk(&front, request.as_bytes()).await;
+            let text = String::from_utf8_lossy(&answer);
+            assert!(!text.contains("hidden"), "{what}, {protocol}: {text}");
+            assert_eq!(front.l7.stats.sample()["svc:web"].failures, [].into(), "{what}, {protocol}");
+            let paths = backend.state.paths.lock().expect("no panic").clone();
+            match text.find("HTTP/1.1 200") {
+                Some(_) => {
+                    let asked = asked(&answer);
+                    let framing = [header(&asked, "content-length"), header(&asked, "transfer-encoding")];
+                    assert!(framing.iter().flatten().count() <= 1, "{what}, {protocol}: {asked}");
+                    assert_eq!((paths.as_slice(), header(&asked, "expect")), (&["/seen".to_owned()][..], None), "{what}, {protocol}: {asked}");
+                }
+                None => assert!(matches!(status(&answer), 0 | 400 | 408 | 421 | 505) && paths.iter().all(|path| path == "/seen"), "{what}, {protocol}: {text}"),
+            }
+        }
+    }
+}
+
 #[tokio::test]
 async fn body_reaches_the_backend_whole_and_is_no_request() {
     let chunked = format!("Host: {NAME}\r\nTransfer-Encoding: chunked\r\n\r\n{:x}\r\n{HIDDEN}\r\n0\r\n\r\n", HIDDEN.len());
@@ -205,29 +274,33 @@ async fn trailers_name_nobody() {
 }
 
 /// A frame of HTTP/2.
-fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+pub(super) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).expect("short").to_be_bytes();
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
 /// Fields as literals without a table (RFC 7541, 6.2.2).
-fn fields(list: &[(&str, &str)]) -> Vec<u8> {
+pub(super) fn fields(list: &[(&str, &str)]) -> Vec<u8> {
     let text = |text: &str| [&[u8::try_from(text.len()).expect("short")], text.as_bytes()].concat();
     list.iter().flat_map(|(name, value)| [vec![0], text(name), text(value)].concat()).collect()
 }
 
-const DATA: u8 = 0;
-const HEADERS: u8 = 1;
-const RST_STREAM: u8 = 3;
-const SETTINGS: u8 = 4;
+/// What a client of HTTP/2 begins with (RFC 9113, 3.4).
+pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+pub(super) const DATA: u8 = 0;
+pub(super) const HEADERS: u8 = 1;
+pub(super) const RST_STREAM: u8 = 3;
+pub(super) const SETTINGS: u8 = 4;
 const PUSH_PROMISE: u8 = 5;
 const PING: u8 = 6;
 const GOAWAY: u8 = 7;
-const WINDOW_UPDATE: u8 = 8;
+pub(super) const WINDOW_UPDATE: u8 = 8;
 const CONTINUATION: u8 = 9;
+const PRIORITY: u8 = 2;
+const ACK: u8 = 1;
 const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
-const WHOLE: u8 = END_STREAM | END_HEADERS;
+pub(super) const WHOLE: u8 = END_STREAM | END_HEADERS;
 
 const REQUEST: [(&str, &str); 4] = [(":method", "GET"), (":scheme", "http"), (":authority", NAME), (":path", "/seen")];
 
@@ -250,7 +323,7 @@ enum Ended {
 
 async fn talk2(front: &Front, frames: &[u8]) -> Ended {
     let (mut read, mut write) = front.forwarded("svc:web", 80).await.expect("connected").into_split();
-    let bytes = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &frame(SETTINGS, 0, 0, &[])[..], frames].concat();
+    let bytes = [PREFACE, &frame(SETTINGS, 0, 0, &[])[..], frames].concat();
     // The other side may have closed by now.
     let send = tokio::spawn(async move { write.write_all(&bytes).await.map(|()| write) });
     let ended = async {
@@ -333,6 +406,62 @@ async fn malformed_http2_reaches_no_backend() {
     let backend = Backend::new("a").await;
     assert_eq!(talk2(&with(&backend, "http").await, &with_field("x", "1")).await, Ended::Answered(0x88));
     only(&backend, &["/seen"]);
+}
+
+/// What is malformed beside a request that is being answered.
+#[tokio::test]
+async fn malformed_http2_ends_what_was_begun() {
+    let mut list = REQUEST.to_vec();
+    list[3].1 = "/hold";
+    let head = fields(&list);
+    let request = |flags: u8, stream: u32| frame(HEADERS, flags, stream, &head);
+    let begun = |rest: &[u8]| [&request(END_HEADERS, 1), rest].concat();
+    let whole = |rest: &[u8]| [&request(WHOLE, 1), rest].concat();
+    let field = |bytes: &[u8]| frame(HEADERS, WHOLE, 1, &[&head, bytes].concat());
+    let cases = [
+        ("4.2 DATA that is too large", begun(&frame(DATA, 0, 1, &vec![0; 20_000]))),
+        ("5.1 DATA after the end of the stream", whole(&frame(DATA, END_STREAM, 1, b"x"))),
+        ("5.1 HEADERS after the end of the stream", whole(&request(WHOLE, 1))),
+        ("5.1 CONTINUATION after the end of the head", whole(&frame(CONTINUATION, END_HEADERS, 1, &head))),
+        ("5.1.1 a stream of a lower number", [request(WHOLE, 5), request(WHOLE, 3)].concat()),
+        ("5.1.2 more streams than there may be", (0..300).flat_map(|number| request(WHOLE, 2 * number + 1)).collect()),
+        ("6.1 more padding than there is", begun(&frame(DATA, 8 | END_STREAM, 1, &[9, 0]))),
+        ("6.3 PRIORITY on stream 0", whole(&frame(PRIORITY, 0, 0, &[0, 0, 0, 0, 1]))),
+        ("6.3 PRIORITY of four bytes", whole(&frame(PRIORITY, 0, 1, &[0; 4]))),
+        ("6.4 RST_STREAM on stream 0", whole(&frame(RST_STREAM, 0, 0, &[0, 0, 0, 8]))),
+        ("6.4 RST_STREAM of three bytes", whole(&frame(RST_STREAM, 0, 1, &[0; 3]))),
+        ("6.5 an acknowledgement with a payload", whole(&frame(SETTINGS, ACK, 0, &[0; 6]))),
+        ("6.5.2 push that is neither on nor off", whole(&frame(SETTINGS, 0, 0, &[0, 2, 0, 0, 0, 2]))),
+        ("6.5.2 a frame size above the limit", whole(&frame(SETTINGS, 0, 0, &[0, 5, 1, 0, 0, 0]))),
+        ("6.7 PING on a stream", whole(&frame(PING, 0, 1, &[0; 8]))),
+        ("6.8 GOAWAY on a stream", whole(&frame(GOAWAY, 0, 1, &[0; 8]))),
+        ("6.9 WINDOW_UPDATE of nothing on a stream", whole(&frame(WINDOW_UPDATE, 0, 1, &[0; 4]))),
+        ("6.9 WINDOW_UPDATE of three bytes", whole(&frame(WINDOW_UPDATE, 0, 1, &[0; 3]))),
+        ("6.9.1 a window of a stream that overflows", whole(&frame(WINDOW_UPDATE, 0, 1, &[0x7f, 0xff, 0xff, 0xff]))),
+        (
+            "6.9.2 a window that overflows by the settings",
+            whole(&[frame(WINDOW_UPDATE, 0, 1, &[0x7f, 0xff, 0, 0]), frame(SETTINGS, 0, 0, &[0, 4, 0x7f, 0xff, 0xff, 0xff])].concat()),
+        ),
+        ("6.10 CONTINUATION on stream 0", [request(END_STREAM, 1), frame(CONTINUATION, END_HEADERS, 0, &head)].concat()),
+        ("6.10 CONTINUATION of another stream", [request(END_STREAM, 1), frame(CONTINUATION, END_HEADERS, 3, &head)].concat()),
+        ("8.1 a second head that does not end the stream", begun(&frame(HEADERS, END_HEADERS, 1, &fields(&[("x", "1")])))),
+        ("8.1 a pseudo field in trailers", begun(&frame(HEADERS, WHOLE, 1, &fields(&[(":path", "/hidden")])))),
+        ("RFC 7541, 2.3.3: an index of the table that is not there", field(&[0xff, 0x49])),
+        ("RFC 7541, 4.2: a size of the table after a field", field(&[0x20])),
+        ("RFC 7541, 5.2: padding of more than seven bits", field(&[0, 1, b'x', 0x82, 0xff, 0xff])),
+        ("RFC 7541, 5.2: a text longer than the head", field(&[0, 1, b'x', 0x7e, b'x'])),
+        ("RFC 7541, 6.1: index 0", field(&[0x80])),
+        ("RFC 7541, 6.3: a size of the table above the limit", frame(HEADERS, WHOLE, 1, &[&[0x3f, 0xe1, 0xff, 0x03], &head[..]].concat())),
+    ];
+    for (what, frames) in cases {
+        let backend = Backend::new("a").await;
+        let front = with(&backend, "http").await;
+        let ended = talk2(&front, &frames).await;
+        assert_eq!(ended, Ended::Refused, "{what}");
+        let paths = backend.state.paths.lock().expect("no panic").clone();
+        assert!(paths.iter().all(|path| path == "/hold"), "{what}: {paths:?}");
+        assert_eq!(front.l7.stats.sample()["svc:web"].failures, [].into(), "{what}");
+    }
 }
 
 #[tokio::test]

@@ -9,6 +9,7 @@ use hyper::body::Frame;
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::json;
+use tailyard::model::ingress::vhosts::min_rate::MIN_RATE;
 use tailyard::proxy::ingress::l7::Limits;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -18,6 +19,8 @@ use tokio::time::timeout;
 use kit::l7::backend::Backend;
 use kit::l7::front::{DEADLINE, Front, Options, get1, get2, got, plain, service, site};
 use kit::wait::until_async;
+
+use super::messages::{DATA, HEADERS, PREFACE, RST_STREAM, SETTINGS, WHOLE, WINDOW_UPDATE, fields, frame};
 
 const NAME: &str = "web.tail.ts.net";
 const MOMENT: Duration = Duration::from_millis(300);
@@ -102,13 +105,98 @@ async fn client_that_is_slow_but_goes_on_is_served() {
     let request = Request::post(format!("https://{NAME}/")).body(body).expect("a request");
     let answer = tokio::spawn(async move { client.send_request(request).await });
     for _ in 0..15 {
-        sender.send(Bytes::from_static(b"x")).await.expect("sent");
+        sender.send(Bytes::from_static(&[b'x'; MIN_RATE as usize])).await.expect("sent");
         tokio::time::sleep(MOMENT / 2).await;
     }
     drop(sender);
     let answer = timeout(DEADLINE, answer).await.expect("in time").expect("no panic").expect("an answer");
     assert_eq!(answer.status(), StatusCode::OK);
     assert_eq!(front.l7.stats.sample()["svc:web"].aborted, [].into());
+}
+
+#[tokio::test]
+async fn client_that_sends_a_byte_now_and_then_is_answered_as_one_that_stopped() {
+    let backend = Backend::new("a").await;
+    for protocol in ["http", "h2c"] {
+        let front = with(&backend, protocol, Limits { body: MOMENT, ..Limits::default() }).await;
+        let head = format!("POST / HTTP/1.1\r\nHost: {NAME}\r\nContent-Length: 1000000\r\n\r\n");
+        let (mut read, mut write) = begun(&front, &head).await.into_split();
+        let drip = tokio::spawn(async move {
+            while write.write_all(b"x").await.is_ok() {
+                tokio::time::sleep(MOMENT / 4).await;
+            }
+        });
+        let mut answer = Vec::new();
+        let _ = timeout(DEADLINE, read.read_to_end(&mut answer)).await.expect("closed in time");
+        assert!(answer.starts_with(b"HTTP/1.1 408"), "{protocol}: {}", String::from_utf8_lossy(&answer));
+        drip.abort();
+        let mut client = http2(&front).await;
+        let (sender, body) = parts();
+        let drip = tokio::spawn(async move {
+            while sender.send(Bytes::from_static(b"x")).await.is_ok() {
+                tokio::time::sleep(MOMENT / 4).await;
+            }
+        });
+        let request = Request::post(format!("https://{NAME}/")).body(body).expect("a request");
+        let answer = timeout(DEADLINE, client.send_request(request)).await.expect("in time").expect("an answer");
+        assert_eq!(answer.status(), StatusCode::REQUEST_TIMEOUT, "{protocol}");
+        drip.abort();
+        assert_eq!(front.l7.stats.sample()["svc:web"].aborted, [("Client", 2)].into(), "{protocol}");
+        unblamed(&front);
+    }
+}
+
+#[tokio::test]
+async fn quiet_stream_in_both_directions_goes_on() {
+    let backend = Backend::new("a").await;
+    let front = with(&backend, "h2c", Limits { body: MOMENT, ..Limits::default() }).await;
+    let mut client = http2(&front).await;
+    let (sender, body) = parts();
+    let request = Request::post(format!("https://{NAME}/stream")).body(body).expect("a request");
+    let mut answer = timeout(DEADLINE, client.send_request(request)).await.expect("in time").expect("an answer");
+    // Three times as long as a client may take for a body without an answer.
+    for _ in 0..12 {
+        sender.send(Bytes::from_static(b"x")).await.expect("sent");
+        assert!(timeout(DEADLINE, answer.body_mut().frame()).await.expect("in time").expect("a frame").is_ok());
+        tokio::time::sleep(MOMENT / 4).await;
+    }
+    assert_eq!(front.l7.stats.sample()["svc:web"].aborted, [].into());
+}
+
+#[tokio::test]
+async fn client_that_takes_a_byte_now_and_then_is_cut_off() {
+    let backend = Backend::new("a").await;
+    let front = with(&backend, "http", Limits { body: MOMENT, ..Limits::default() }).await;
+    let head = fields(&[(":method", "GET"), (":scheme", "http"), (":authority", NAME), (":path", "/drops")]);
+    // A window of nothing, which grows by a byte at a time.
+    let request = [frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0]), frame(HEADERS, WHOLE, 1, &head)].concat();
+    let (mut read, mut write) = front.forwarded("svc:web", 80).await.expect("connected").into_split();
+    let drip = tokio::spawn(async move {
+        let mut next = [PREFACE, &request].concat();
+        while write.write_all(&next).await.is_ok() {
+            tokio::time::sleep(MOMENT / 6).await;
+            next = frame(WINDOW_UPDATE, 0, 1, &[0, 0, 0, 1]);
+        }
+    });
+    let mut bytes = 0;
+    let reset = async {
+        loop {
+            let mut head = [0; 9];
+            read.read_exact(&mut head).await.expect("a frame");
+            let length = usize::from(head[0]) << 16 | usize::from(head[1]) << 8 | usize::from(head[2]);
+            read.read_exact(&mut vec![0; length]).await.expect("its payload");
+            match head[3] {
+                DATA => bytes += length,
+                RST_STREAM => return,
+                _ => {}
+            }
+        }
+    };
+    timeout(DEADLINE, reset).await.expect("reset in time");
+    drip.abort();
+    assert!(bytes > 0, "nothing was taken");
+    assert_eq!(front.l7.stats.sample()["svc:web"].aborted, [("Client", 1)].into());
+    unblamed(&front);
 }
 
 #[tokio::test]

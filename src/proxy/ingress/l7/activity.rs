@@ -8,6 +8,8 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
+use crate::model::ingress::vhosts::min_rate::unpaid;
+
 /// What happens on one connection.
 #[derive(Debug, Clone)]
 pub(super) struct Activity(Arc<(Mutex<State>, Notify)>);
@@ -25,6 +27,9 @@ struct Request {
     number: u64,
     turn: Turn,
     since: Instant,
+    /// What the client has not paid off of earlier waits, and the bytes that it is to take now.
+    unpaid: Duration,
+    offered: usize,
     /// What serves it, if it shares the connection with others.
     task: Option<AbortHandle>,
 }
@@ -37,6 +42,21 @@ pub(super) enum Turn {
     Backend,
     /// The client, to take what there is of the answer.
     Client,
+}
+
+impl Request {
+    /// For how long this turn's side has been waited for.
+    fn waited(&self) -> Duration {
+        let earlier = if self.turn == Turn::Client { self.unpaid } else { Duration::ZERO };
+        earlier + self.since.elapsed()
+    }
+
+    fn turn_to(&mut self, turn: Turn) {
+        if self.turn == Turn::Client {
+            self.unpaid = unpaid(self.waited(), self.offered);
+        }
+        self.turn = turn;
+    }
 }
 
 /// A request that is being answered as long as this lives.
@@ -65,7 +85,7 @@ impl Activity {
     pub(super) fn begin(&self) -> InFlight {
         let number = self.with(|state| {
             state.begun += 1;
-            state.in_flight.push(Request { number: state.begun, turn: Turn::Head, since: Instant::now(), task: None });
+            state.in_flight.push(Request { number: state.begun, turn: Turn::Head, since: Instant::now(), unpaid: Duration::ZERO, offered: 0, task: None });
             state.begun
         });
         self.0.1.notify_one();
@@ -91,7 +111,7 @@ impl Activity {
     /// the connection for itself, which is then to be ended.
     pub(super) fn end_stalled(&self, limit: impl Fn(Turn) -> Option<Duration>, mut ended: impl FnMut(Turn)) -> bool {
         self.with(|state| {
-            let stalled = |request: &&mut Request| limit(request.turn).is_some_and(|limit| request.since.elapsed() >= limit);
+            let stalled = |request: &&mut Request| limit(request.turn).is_some_and(|limit| request.waited() >= limit);
             state.in_flight.iter_mut().filter(stalled).fold(false, |alone, request| {
                 ended(request.turn);
                 request.turn = Turn::Head;
@@ -122,13 +142,21 @@ impl InFlight {
         &self.0
     }
 
-    /// Something has passed, and now it is this side's turn.
-    pub(super) fn turn(&self, turn: Turn) {
+    /// The client has taken what there was, and is to take so many bytes.
+    pub(super) fn offered(&self, bytes: usize) {
         self.0.with(|request| {
-            if turn == Turn::Client || request.turn != turn {
+            request.turn_to(Turn::Client);
+            (request.since, request.offered) = (Instant::now(), bytes);
+        });
+    }
+
+    /// The client has taken what there was, and the backend is to go on.
+    pub(super) fn awaits_backend(&self) {
+        self.0.with(|request| {
+            if request.turn != Turn::Backend {
+                request.turn_to(Turn::Backend);
                 request.since = Instant::now();
             }
-            request.turn = turn;
         });
     }
 }
@@ -141,6 +169,11 @@ impl Progress {
                 request.since = Instant::now();
             }
         });
+    }
+
+    /// Whether the answer has begun.
+    pub(super) fn is_answered(&self) -> bool {
+        self.with(|request| request.turn != Turn::Head).unwrap_or(true)
     }
 
     /// Since when nothing has passed; nothing once the request has been answered.

@@ -14,8 +14,9 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep, sleep};
 
 use crate::model::ingress::vhosts::headers;
+use crate::model::ingress::vhosts::min_rate::unpaid;
 
-use super::activity::{InFlight, Progress, Turn};
+use super::activity::{InFlight, Progress};
 use super::upstream::InFlightGuard;
 
 /// The answer to a client.
@@ -33,6 +34,8 @@ struct Streamed {
     limit: Duration,
     /// Since when the client is waited for.
     waiting: Option<Instant>,
+    /// What its bytes have not paid off of earlier waits.
+    unpaid: Duration,
     over: Option<Pin<Box<Sleep>>>,
 }
 
@@ -62,7 +65,7 @@ pub(super) enum ClientFault {
 pub(super) enum BodyError {
     #[error("the other side of the connection broke off: {0}")]
     Broken(#[from] hyper::Error),
-    #[error("the client has not sent anything for {0:?}")]
+    #[error("the client sends too slowly: it was waited for {0:?}")]
     Stalled(Duration),
     #[error("the request is over")]
     Over,
@@ -73,14 +76,14 @@ impl Upload {
         Self(None)
     }
 
-    /// A body that breaks off when the client sends nothing for so long.
+    /// A body that breaks off when the client is waited for so long, less what its bytes pay off ([`unpaid`]).
     pub(super) fn new(body: Incoming, progress: Progress, limit: Duration) -> (Self, Uploading) {
         if body.is_end_stream() {
             return (Self(None), Uploading(None));
         }
         let state = Arc::default();
         let uploading = Uploading(Some(Arc::clone(&state)));
-        (Self(Some(Streamed { body, state, progress, limit, waiting: None, over: None })), uploading)
+        (Self(Some(Streamed { body, state, progress, limit, waiting: None, unpaid: Duration::ZERO, over: None })), uploading)
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -116,7 +119,9 @@ impl Streamed {
             let _ = self.state.fault.set(ClientFault::Stalled);
             return Poll::Ready(Some(Err(BodyError::Stalled(self.limit))));
         };
-        self.waiting = None;
+        let waited = self.unpaid + self.waiting.take().map_or(Duration::ZERO, |since| since.elapsed());
+        let bytes = polled.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref()).map_or(0, Bytes::len);
+        self.unpaid = unpaid(waited, bytes);
         self.progress.moved();
         Poll::Ready(polled.map(|frame| {
             if frame.is_err() {
@@ -130,12 +135,15 @@ impl Streamed {
         }))
     }
 
-    /// Ready once the client has been waited for too long without a break. The timer is not set anew for each frame.
+    /// Ready once the client has been waited for too long. The timer is not set anew for each frame. Streams in both directions are often
+    /// quiet: once the answer has begun, earlier waits no longer count.
     fn stalled(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let until = *self.waiting.get_or_insert_with(Instant::now) + self.limit;
+        let since = *self.waiting.get_or_insert_with(Instant::now);
         let over = self.over.get_or_insert_with(|| Box::pin(sleep(self.limit)));
         loop {
             ready!(over.as_mut().poll(cx));
+            let earlier = if self.progress.is_answered() { Duration::ZERO } else { self.unpaid };
+            let until = since + self.limit.saturating_sub(earlier);
             if Instant::now() >= until {
                 return Poll::Ready(());
             }
@@ -195,9 +203,15 @@ impl Body for Download {
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         match &mut *self {
             Self::Stream(body, guard) => {
-                let polled = Pin::new(body).poll_frame(cx);
                 // More is asked for when the client has taken what there was.
-                guard.in_flight.turn(if polled.is_ready() { Turn::Client } else { Turn::Backend });
+                let polled = Pin::new(body).poll_frame(cx);
+                match &polled {
+                    Poll::Ready(frame) => {
+                        let data = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref());
+                        guard.in_flight.offered(data.map_or(0, Bytes::len));
+                    }
+                    Poll::Pending => guard.in_flight.awaits_backend(),
+                }
                 polled.map_err(BodyError::Broken)
             }
             Self::Text(bytes) if bytes.is_empty() => Poll::Ready(None),

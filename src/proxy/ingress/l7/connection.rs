@@ -77,7 +77,7 @@ pub(super) async fn serve(
         requests(stream, None, connection, closing).await;
         return None;
     }
-    let acceptor = port.site.borrow().acceptor.clone()?;
+    let acceptor = port.served.read().acceptor.clone()?;
     let (stream, mut given_back) = lend(stream);
     match timeout(limits.handshake, acceptor.accept(stream)).await {
         Ok(Ok(stream)) => {

@@ -15,6 +15,7 @@ use crate::api::routes::Listener;
 use crate::model::ingress::vhosts::loopback;
 use crate::model::ingress::vhosts::{Vhost, Vhosts};
 use crate::model::tailnet::advertise::SiteStatus;
+use crate::runtime::snapshot::SnapshotCell;
 
 use super::client::ConnectionBudget;
 use super::connection::serve;
@@ -35,7 +36,7 @@ pub(super) struct Listeners {
 /// What is open for one site.
 #[derive(Debug)]
 struct BoundListener {
-    served: watch::Sender<PortSnapshot>,
+    served: SnapshotCell<PortSnapshot>,
     ports: BTreeMap<u16, (Listener, SocketAddr, watch::Sender<bool>)>,
     faults: BTreeMap<u16, String>,
     room: Arc<Semaphore>,
@@ -59,8 +60,8 @@ impl Listeners {
         for (name, site) in sites {
             let served = PortSnapshot::new(site, &shared.certificates);
             let opened = self.sites.entry(name.clone()).or_insert_with(|| BoundListener::new(served.clone(), shared.limits.shares.site));
-            if opened.served.borrow().site != served.site {
-                opened.served.send_replace(served);
+            if opened.served.read().site != served.site {
+                opened.served.replace(served);
             }
             let address = self.addresses.get(name).copied();
             opened.open(name, site, address, shared, &mut self.tasks).await;
@@ -82,7 +83,7 @@ impl Listeners {
     /// What is open, by site.
     pub(super) fn in_place(&self, shared: &ListenerContext) -> BTreeMap<String, SiteStatus> {
         let place = |(name, opened): (&String, &BoundListener)| {
-            let site = Arc::clone(&opened.served.borrow().site);
+            let site = Arc::clone(&opened.served.read().site);
             let over_tls = site.is_over_tls();
             let missing: BTreeSet<_> = site.hosts.keys().filter(|host| over_tls && !shared.certificates.has(host)).cloned().collect();
             let certified = missing.is_empty() || missing.len() < site.hosts.len();
@@ -96,7 +97,7 @@ impl Listeners {
 impl BoundListener {
     fn new(served: PortSnapshot, room: usize) -> Self {
         let room = Arc::new(Semaphore::new(room.min(Semaphore::MAX_PERMITS)));
-        Self { served: watch::Sender::new(served), ports: BTreeMap::new(), faults: BTreeMap::new(), room }
+        Self { served: SnapshotCell::new(served), ports: BTreeMap::new(), faults: BTreeMap::new(), room }
     }
 
     fn close(&self) {
@@ -123,7 +124,7 @@ impl BoundListener {
                         service: name.to_owned(),
                         number: port,
                         over_tls: is_over_tls(kind),
-                        site: self.served.subscribe(),
+                        served: self.served.clone(),
                         counts: shared.stats.site(name),
                         room: Arc::clone(&self.room),
                         shared: Arc::clone(shared),

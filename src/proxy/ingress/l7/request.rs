@@ -17,7 +17,7 @@ use crate::model::ingress::vhosts::headers::{self, RequestInfo};
 use crate::model::ingress::vhosts::{Proxied, RouteDecision, Vhost};
 
 use super::SitePort;
-use super::activity::{InFlight, Progress, Turn};
+use super::activity::{InFlight, Progress};
 use super::body::{ClientFault, Download, ProxiedResponse, ResponseGuard, Upload, Uploading};
 use super::client::ClientConnection;
 use super::dial::DialError;
@@ -39,7 +39,7 @@ pub(super) async fn answer(connection: Arc<ClientConnection>, in_flight: InFligh
 
 async fn routed(connection: &Arc<ClientConnection>, in_flight: InFlight, request: Request<Incoming>) -> ProxiedResponse {
     let port = &connection.port;
-    let site = Arc::clone(&port.site.borrow().site);
+    let site = Arc::clone(&port.served.read().site);
     if request.method() == Method::CONNECT {
         return text(StatusCode::METHOD_NOT_ALLOWED, "this is no forward proxy\n");
     }
@@ -305,7 +305,7 @@ fn passed(answer: Response<Incoming>, guard: ResponseGuard) -> ProxiedResponse {
     headers::end_to_end(&mut parts.headers);
     parts.version = Version::default();
     parts.extensions.clear();
-    guard.in_flight.turn(Turn::Backend);
+    guard.in_flight.awaits_backend();
     Response::from_parts(parts, Download::stream(body, guard))
 }
 

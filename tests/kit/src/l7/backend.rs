@@ -154,6 +154,11 @@ async fn answer(state: &State, mut request: Request<Incoming>) -> Response<Body>
             let chunk = futures_util::stream::repeat_with(|| Ok(Frame::data(Bytes::from_static(&[b'x'; 16 << 10]))));
             Response::new(BodyExt::boxed(StreamBody::new(chunk)))
         }
+        // The same, a byte at a time.
+        "/drops" => {
+            let chunk = futures_util::stream::repeat_with(|| Ok(Frame::data(Bytes::from_static(b"x"))));
+            Response::new(BodyExt::boxed(StreamBody::new(chunk)))
+        }
         "/hold" => {
             state.go.notified().await;
             Response::new(whole("held"))

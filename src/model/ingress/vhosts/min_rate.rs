@@ -1,0 +1,55 @@
+//! The minimum rate of a body: how long one side of a transfer is waited for.
+//!
+//! A limit on the time without progress alone lets a client that sends a byte a minute hold a connection for ever. So the waits add up,
+//! and bytes pay them off: a transfer of [`MIN_RATE`] is never too slow, and one below it ends.
+
+use std::time::Duration;
+
+/// Bytes a second.
+pub const MIN_RATE: u32 = 64;
+
+/// What remains of a wait, earlier remainders included, after so many bytes.
+#[must_use]
+pub fn unpaid(waited: Duration, bytes: usize) -> Duration {
+    waited.saturating_sub(Duration::from_secs(u64::try_from(bytes).unwrap_or(u64::MAX)) / MIN_RATE)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_mins(1);
+
+    /// When a transfer that passes so many bytes after each pause is ended; nothing if it never is.
+    fn ended_after(pause: Duration, bytes: usize, steps: u32) -> Option<Duration> {
+        let mut remains = Duration::ZERO;
+        for step in 0..steps {
+            if remains + pause >= LIMIT {
+                return Some(pause * step + (LIMIT - remains));
+            }
+            remains = unpaid(remains + pause, bytes);
+        }
+        None
+    }
+
+    #[test]
+    fn a_byte_a_minute_is_no_progress_and_a_slow_line_is() {
+        let seconds = Duration::from_secs;
+        assert_eq!(ended_after(seconds(60), 1, 100), Some(seconds(60)));
+        assert_eq!(ended_after(seconds(59), 1, 100), Some(seconds(60) + seconds(1) / 64));
+        assert!(ended_after(seconds(1), 32, 1000).is_some_and(|after| after <= seconds(120)));
+        assert_eq!(ended_after(seconds(30), 30 * 64, 1000), None);
+    }
+
+    proptest! {
+        #[test]
+        fn what_passes_at_the_minimum_rate_goes_on_and_half_of_it_ends(pause in 1u64..59, excess in 0usize..10_000) {
+            let least = usize::try_from(pause).expect("small") * MIN_RATE as usize;
+            prop_assert_eq!(ended_after(Duration::from_secs(pause), least + excess, 10_000), None);
+            let after = ended_after(Duration::from_secs(pause), least / 2, 10_000);
+            prop_assert!(after.is_some_and(|after| after <= 2 * LIMIT), "{after:?}");
+        }
+    }
+}

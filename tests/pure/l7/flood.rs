@@ -1,0 +1,140 @@
+//! Thousands of connections to a terminator in a process of its own, with the allocator's settings of the image: what it takes of memory
+//! and of file descriptors, and what it gives back.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+
+use kit::l7::backend::Backend;
+use kit::l7::front::{DEADLINE, forwarded_from};
+use kit::wait::until_async;
+use tailyard::edge::tls::{ClientStream, Connector};
+use tailyard::runtime::resources;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+/// Requests whose bodies never come.
+const CLIENTS: usize = 1500;
+const OVER_TLS: usize = 100;
+const MB: usize = 1 << 20;
+
+/// A running terminator; ends with this.
+struct Terminator {
+    child: Child,
+    web: SocketAddr,
+    other: SocketAddr,
+    over_tls: SocketAddr,
+}
+
+impl Terminator {
+    /// One that may have so many file descriptors.
+    fn start(backend: &Backend, descriptors: usize) -> Self {
+        let dockerfile = fs::read_to_string(kit::root().join("config/image/Dockerfile")).expect("the image's recipe");
+        let settings = dockerfile.lines().find_map(|line| line.strip_prefix("ENV MALLOC_ARENA_MAX=")).expect("the allocator's settings");
+        let script = format!("ulimit -n {descriptors} && exec env MALLOC_ARENA_MAX={settings} \"$0\" \"$1\"");
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &script]).arg(kit::program("terminator")).arg(backend.address.to_string());
+        let mut child = shell.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("started");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().expect("its output")).read_line(&mut line).expect("a line");
+        let mut addresses = line.split_whitespace().map(|address| address.parse().expect("an address"));
+        let mut next = || addresses.next().expect("three addresses");
+        Self { child, web: next(), other: next(), over_tls: next() }
+    }
+
+    /// Its resident memory in bytes.
+    fn resident(&self) -> usize {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("a running process");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("its memory");
+        line.trim().strip_suffix(" kB").and_then(|number| number.parse::<usize>().ok()).expect("a number") << 10
+    }
+
+    /// How many file descriptors it has.
+    fn descriptors(&self) -> usize {
+        fs::read_dir(format!("/proc/{}/fd", self.child.id())).expect("a running process").count()
+    }
+}
+
+impl Drop for Terminator {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A request of which one byte of the body comes.
+fn begun(name: &str) -> String {
+    format!("POST / HTTP/1.1\r\nHost: {name}\r\nContent-Length: 10\r\n\r\nx")
+}
+
+/// A connection of this client with such a request.
+async fn stuck(client: usize, at: SocketAddr, name: &str) -> TcpStream {
+    let mut stream = forwarded_from(&format!("100.64.{}.9:1", client % 50), at).await.expect("connected");
+    let _ = stream.write_all(begun(name).as_bytes()).await;
+    stream
+}
+
+async fn stuck_over_tls(at: SocketAddr, connector: &Connector) -> ClientStream<TcpStream> {
+    let stream = forwarded_from("100.64.0.7:1", at).await.expect("connected");
+    let (mut stream, _) = timeout(DEADLINE, connector.connect("web.tail.ts.net", stream, false)).await.expect("in time").expect("TLS");
+    stream.write_all(begun("web.tail.ts.net").as_bytes()).await.expect("sent");
+    stream.flush().await.expect("sent");
+    stream
+}
+
+#[tokio::test]
+async fn memory_is_given_back_after_a_flood() {
+    assert!(resources::descriptors() > 2 * (CLIENTS + OVER_TLS) + 100, "this test needs more file descriptors");
+    let backend = Backend::new("a").await;
+    let front = Terminator::start(&backend, 65_536);
+    let connector = Connector::new().expect("set up");
+    let (mut before, mut during) = (0, 0);
+    // What the first connections leave behind is no growth.
+    for (clients, over_tls) in [(20, 5), (CLIENTS, OVER_TLS)] {
+        before = front.resident();
+        let (mut plain, mut secure) = (Vec::new(), Vec::new());
+        for client in 0..clients {
+            plain.push(stuck(client, front.web, "web.tail.ts.net").await);
+        }
+        for _ in 0..over_tls {
+            secure.push(stuck_over_tls(front.over_tls, &connector).await);
+        }
+        until_async("all reach the backend", DEADLINE, async || backend.state.open() == clients + over_tls).await;
+        during = front.resident();
+        drop((plain, secure));
+        until_async("all connections are closed", DEADLINE, async || backend.state.open() == 0).await;
+    }
+    assert!(during > before + 32 * MB, "no flood: {before} to {during}");
+    let most = before + (during - before) / 8;
+    let resident = std::cell::Cell::new(during);
+    let given_back = async || {
+        resident.set(front.resident());
+        resident.get() <= most
+    };
+    let waited = timeout(DEADLINE / 2, async { while !given_back().await { tokio::time::sleep(DEADLINE / 200).await } }).await;
+    assert!(waited.is_ok(), "resident memory in MB: {} before, {} during, {} after", before / MB, during / MB, resident.get() / MB);
+}
+
+#[tokio::test]
+async fn flood_leaves_file_descriptors_for_everything_else() {
+    let backend = Backend::new("a").await;
+    let front = Terminator::start(&backend, 256);
+    let mut clients = Vec::new();
+    for client in 0..200 {
+        clients.push(stuck(client, front.web, "web.tail.ts.net").await);
+        clients.push(stuck(client, front.other, "b.tail.ts.net").await);
+    }
+    // 192 of 256 are for connections, half of them for clients.
+    until_async("as many as may reach the backend", DEADLINE, async || backend.state.open() == 96).await;
+    assert!(front.descriptors() < 256 - 32, "{}", front.descriptors());
+    drop(clients);
+    until_async("it serves again", DEADLINE, async || {
+        let mut stream = forwarded_from("100.64.99.9:1", front.web).await.expect("connected");
+        let _ = stream.write_all(b"GET / HTTP/1.1\r\nHost: web.tail.ts.net\r\n\r\n").await;
+        let mut answer = [0; 15];
+        matches!(timeout(DEADLINE, stream.read_exact(&mut answer)).await, Ok(Ok(_)) if answer == *b"HTTP/1.1 200 OK")
+    })
+    .await;
+}
