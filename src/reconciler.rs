@@ -70,9 +70,9 @@ pub async fn run(settings: Settings) -> Result<(), ReconcilerError> {
     let cluster = cluster(&settings).await?;
     let queue: Queue<WorkKey> = Queue::new(Arc::new(|failures| Backoff::RECONCILE.after(failures, fastrand::f64())));
     let watches = informers::watches(cluster.namespace(), &settings.service_namespaces);
-    let world = ClusterCache::new(settings.default_class.clone(), watches.iter().map(|watch| watch.role));
-    let world = world.serving(&settings.types, &settings.ingress.class);
-    let stores = Stores::new(world, queue.clone());
+    let cache = ClusterCache::new(settings.default_class.clone(), watches.iter().map(|watch| watch.role));
+    let cache = cache.serving(&settings.types, &settings.ingress.class);
+    let stores = Stores::new(cache, queue.clone());
     for watch in watches {
         let (stores, cluster, metrics) = (stores.clone(), cluster.clone(), Arc::clone(&metrics));
         stopped(&mut tasks, "watch", stores.feed(cluster, watch, move |kind, error| metrics.watch_lost(kind, error)));
@@ -132,7 +132,7 @@ async fn everything(stores: Stores, mut leading: watch::Receiver<Option<Leading>
         if leading.wait_for(Option::is_some).await.is_err() {
             return;
         }
-        for key in stores.world().all() {
+        for key in stores.cache().all() {
             stores.queue().add(key);
         }
         tokio::select! {

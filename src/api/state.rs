@@ -29,6 +29,9 @@ pub const DISCO_MUTED_SINCE: &str = "tailyard-disco-muted-since";
 /// Ours, additive: JSON object of why a Funnel host is unreachable, by the Tailscale Service's name. Absent while there are none; it
 /// outlives the container that wrote it.
 pub const FUNNEL_ERRORS: &str = "tailyard-funnel-errors.json";
+/// Ours, additive: JSON list of the Tailscale Services that tailscaled advertises and for which the control server has not approved this
+/// node. Absent while there are none.
+pub const UNAPPROVED: &str = "tailyard-unapproved-services.json";
 /// An auth key that a user put there.
 pub const AUTHKEY: &str = "authkey";
 /// tailscaled's machine key.

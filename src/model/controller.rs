@@ -1,6 +1,7 @@
 //! The reconciler: from observed objects to desired objects and conditions, one module for each kind, and match ports.
 
 pub mod control_plane;
+pub mod finalizers;
 pub mod identity;
 pub mod ingress_spec;
 pub mod match_ports;

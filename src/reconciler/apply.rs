@@ -241,7 +241,7 @@ impl Applier {
     }
 
     async fn delete_apart(&self, delete: Delete, setbacks: &PartialErrors) -> Result<(), KubeError> {
-        let parent = self.stores.world().parent(&delete.object).map(service);
+        let parent = self.stores.cache().parent(&delete.object).map(service);
         let done = self.delete(delete).await;
         match parent {
             Some(subject) => setbacks.aside(subject, done),

@@ -1,35 +1,33 @@
-//! What the stores hold: every object that concerns the reconciler, and which work each change of one asks for.
+//! The informer cache: every object that concerns the reconciler, and which work each change of one asks for.
 //!
 //! Fed by the watches and by what our own writes returned, whichever is newer, so that a pass sees what earlier passes did.
-//! A list drops what it does not name, and only when it is complete. Nothing is fetched here and nothing decided.
+//! A list drops what it does not name, and only when it is complete. An object is pruned to what passes read as it enters
+//! (`object`), and the indices (`index`) follow each change. Nothing is fetched here and nothing decided.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use imbl::OrdMap;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use crate::api::proxygroup::{ProxyGroup, ProxyGroupType};
+use crate::api::proxygroup::ProxyGroupType;
+use crate::model::controller::ingress_spec::UserCertificate;
 use crate::model::controller::objects::{Kind, ObjectRef};
-use crate::model::controller::proxygroup::{concerns, is_manual};
-use crate::model::controller::tenancy::Labels;
 
-use group_index::GroupObjects;
-pub use group_index::parent;
+use index::Indices;
+pub use index::parent;
+use object::Object;
 pub use observe::ControlPlaneView;
-use published::PublisherIndex;
 use store::{ObjectStore, StoredObject};
-use typed::{Typed, typed, unchanged};
 
 mod certificates;
 mod foreign;
-mod group_index;
+mod index;
+mod keys;
+mod object;
 mod observe;
-mod prune;
-mod published;
+mod publishers;
 mod store;
-mod typed;
 
 /// Namespace and name; the namespace of a cluster-wide object is empty.
 pub type Id = (String, String);
@@ -93,240 +91,191 @@ pub enum WatchRole {
     Credentials,
 }
 
-/// All stores.
+/// The informer cache.
 #[derive(Debug)]
 pub struct ClusterCache {
     default_class: Option<String>,
-    shelves: BTreeMap<WatchRole, ObjectStore>,
-    /// What there is of each group, kept as its pass is shown it.
-    members: BTreeMap<String, GroupObjects>,
-    /// The groups that have children for a user's Service, and how many.
-    children: BTreeMap<Id, BTreeMap<String, usize>>,
+    /// The name of the class of the Ingresses that are ours.
+    ingress_class: String,
+    /// The types of the groups that are ours.
+    types: Vec<ProxyGroupType>,
+    stores: BTreeMap<WatchRole, ObjectStore>,
+    indices: Indices,
+    /// What was read of users' certificates, by the name of the Secret: of which version, and what it came to.
+    certificates: BTreeMap<String, (u64, UserCertificate)>,
     /// Objects that have the name of one that a group would make, and are not ours.
     foreign: BTreeMap<String, BTreeMap<ObjectRef, (Arc<Value>, Instant)>>,
     /// Node ports that the API server refused, and when.
     refused_ports: BTreeMap<u16, Instant>,
-    published: PublisherIndex,
-    namespaces: OrdMap<String, Arc<Labels>>,
 }
 
 impl ClusterCache {
     /// Empty stores, each to be filled by that many watches.
     #[must_use]
     pub fn new(default_class: Option<String>, watches: impl IntoIterator<Item = WatchRole>) -> Self {
-        let mut shelves: BTreeMap<WatchRole, ObjectStore> = BTreeMap::new();
+        let mut stores: BTreeMap<WatchRole, ObjectStore> = BTreeMap::new();
         for role in watches {
-            shelves.entry(role).or_default().watches += 1;
+            stores.entry(role).or_default().watches += 1;
         }
         Self {
             default_class,
-            shelves,
-            members: BTreeMap::new(),
-            children: BTreeMap::new(),
+            ingress_class: String::new(),
+            types: Vec::new(),
+            stores,
+            indices: Indices::default(),
+            certificates: BTreeMap::new(),
             foreign: BTreeMap::new(),
             refused_ports: BTreeMap::new(),
-            published: PublisherIndex::default(),
-            namespaces: OrdMap::new(),
         }
+    }
+
+    /// Says which groups and which Ingresses are ours.
+    #[must_use]
+    pub fn serving(self, types: &[ProxyGroupType], class: &str) -> Self {
+        Self { types: types.to_vec(), ingress_class: class.to_owned(), ..self }
     }
 
     /// The API has no such kind.
     pub fn lacks(&mut self, role: WatchRole) {
-        self.shelf(role).lacking = true;
+        self.store(role).lacking = true;
     }
 
     /// Whether the API has such a kind, as far as is known.
     #[must_use]
     pub fn has(&self, role: WatchRole) -> bool {
-        self.shelves.get(&role).is_some_and(|shelf| !shelf.lacking)
+        self.stores.get(&role).is_some_and(|store| !store.lacking)
     }
 
     /// A list begins.
     pub fn begin(&mut self, role: WatchRole, namespace: Option<&str>) {
-        self.shelf(role).begin(namespace);
+        self.store(role).begin(namespace);
     }
 
     /// An object of a list.
     pub fn listed(&mut self, role: WatchRole, namespace: Option<&str>, value: Value) -> BTreeSet<WorkKey> {
-        self.shelf(role).named(namespace, id(&value));
+        self.store(role).named(namespace, id(&value));
         self.put(role, value)
     }
 
     /// A list is complete; what it did not name is gone.
     pub fn complete(&mut self, role: WatchRole, namespace: Option<&str>) -> BTreeSet<WorkKey> {
-        let missing = self.shelf(role).complete(namespace);
-        missing.into_iter().flat_map(|id| self.drop_held(role, &id)).collect()
+        let missing = self.store(role).complete(namespace);
+        let gone: BTreeSet<_> = missing.into_iter().flat_map(|id| self.drop_stored(role, &id)).collect();
+        // Passes that need nodes wait for this list.
+        if role == WatchRole::Node { self.groups_with_nodes().into_iter().chain(gone).collect() } else { gone }
     }
 
-    /// An object was made or changed. What is held already, or is older, counts for nothing.
-    pub fn put(&mut self, role: WatchRole, mut value: Value) -> BTreeSet<WorkKey> {
+    /// An object was made or changed. What is stored already, or is older, counts for nothing.
+    pub fn put(&mut self, role: WatchRole, value: Value) -> BTreeSet<WorkKey> {
         let (id, version) = (id(&value), version(&value));
-        if self.shelf(role).holds(&id, version) {
+        if self.store(role).holds(&id, version) {
             return BTreeSet::new();
         }
-        prune::trim(role, &mut value);
-        let mut typed = typed(role, &value);
-        if let (WatchRole::Service, Typed::Service(service)) = (role, &typed)
-            && concerns(service).is_empty()
-            && !self.children.contains_key(&id)
-            && self.publishers(&id, &typed).is_empty()
+        let mut object = Object::read(role, &id, value);
+        if let Object::Service(service) = &object
+            && self.groups_of(&id, &object).is_empty()
         {
-            typed = Typed::Plain(published::plain(&value));
+            object = Object::backend(service);
         }
-        prune::lean(role, &mut value);
-        let stored = StoredObject { value: Arc::new(value), version, typed };
-        let mut keys = self.keys(role, &id, &stored);
-        let old = self.shelf(role).put(id.clone(), stored.clone());
-        if let Some(old) = old {
-            if prune::same(role, &old.value, &stored.value) || unchanged(&old.typed, &stored.typed) {
-                return BTreeSet::new();
-            }
-            keys.extend(self.keys(role, &id, &old));
-            self.unindex(role, &id, &old);
+        let mut keys = self.keys(role, &id, &object);
+        let old = self.store(role).objects.insert(id.clone(), StoredObject { version, object: object.clone() });
+        let old = old.map(|stored| stored.object);
+        if old.as_ref() == Some(&object) {
+            return BTreeSet::new();
         }
-        self.index(role, &id, &stored);
+        keys.extend(old.iter().flat_map(|old| self.keys(role, &id, old)));
+        self.follow(role, &id, old.as_ref(), Some(&object));
         keys
     }
 
     /// An object is gone; `value` is what it was last.
     pub fn gone(&mut self, role: WatchRole, value: &Value) -> BTreeSet<WorkKey> {
         let (id, version) = (id(value), version(value));
-        if self.shelf(role).newer_than(&id, version) {
+        if self.store(role).newer_than(&id, version) {
             return BTreeSet::new();
         }
-        self.shelf(role).end(&id, version);
-        self.drop_held(role, &id)
+        self.store(role).end(&id, version);
+        self.drop_stored(role, &id)
     }
 
     /// We deleted an object that had this UID.
     pub fn deleted(&mut self, object: &ObjectRef, uid: Option<&str>) -> BTreeSet<WorkKey> {
-        let (role, id) = (WatchRole::Owned(object.kind), (object.namespace.clone(), object.name.clone()));
-        let same = |stored: &StoredObject| uid.is_none_or(|uid| stored.value["metadata"]["uid"] == uid);
+        let Some(metadata) = self.owned_object(object).map(|value| &value["metadata"]) else { return BTreeSet::new() };
         // One with finalizers stays until they are dropped; its watch says when.
-        let ends = |stored: &StoredObject| stored.value["metadata"]["finalizers"].as_array().is_none_or(Vec::is_empty);
-        if !self.shelf(role).objects.get(&id).is_some_and(|stored| same(stored) && ends(stored)) {
+        if uid.is_some_and(|uid| metadata["uid"] != uid) || metadata["finalizers"].as_array().is_some_and(|all| !all.is_empty()) {
             return BTreeSet::new();
         }
-        self.drop_held(role, &id)
+        self.drop_stored(WatchRole::Owned(object.kind), &id_of(object))
     }
 
-    /// The user's Service for which an object that is held is an egress child.
+    /// The user's Service for which an object that is stored is an egress child.
     #[must_use]
     pub fn parent(&self, object: &ObjectRef) -> Option<Id> {
-        let (role, id) = (WatchRole::Owned(object.kind), (object.namespace.clone(), object.name.clone()));
-        parent(object.kind, &self.shelves.get(&role)?.objects.get(&id)?.value)
+        parent(object.kind, self.owned_object(object)?)
     }
 
-    /// The version of an object, if it is held.
+    /// The version of an object, if it is stored.
     #[must_use]
     pub fn version(&self, object: &ObjectRef) -> Option<u64> {
-        let id = (object.namespace.clone(), object.name.clone());
-        self.shelves.get(&WatchRole::Owned(object.kind))?.objects.get(&id).map(|stored| stored.version)
+        self.stores.get(&WatchRole::Owned(object.kind))?.objects.get(&id_of(object)).map(|stored| stored.version)
     }
 
-    /// The version of an object as the API wants it back.
-    #[must_use]
-    pub fn text_version(&self, role: WatchRole, namespace: &str, name: &str) -> Option<String> {
-        let stored = self.shelves.get(&role)?.objects.get(&(namespace.to_owned(), name.to_owned()))?;
-        stored.value["metadata"]["resourceVersion"].as_str().map(str::to_owned)
-    }
-
-    /// The watches whose first list is not complete. Before it is empty nothing may be written.
+    /// The watches whose first list is not complete. Before it is empty nothing may be written. Nodes are listed only for a class that
+    /// asks for them.
     #[must_use]
     pub fn missing(&self) -> Vec<WatchRole> {
-        self.shelves.iter().filter(|(_, shelf)| !shelf.synced()).map(|(role, _)| *role).collect()
+        let needed = |role: WatchRole| role != WatchRole::Node || self.wants_nodes();
+        self.stores.iter().filter(|(role, store)| !store.synced() && needed(**role)).map(|(role, _)| *role).collect()
     }
 
     /// Every role that a watch fills.
     pub fn roles(&self) -> impl Iterator<Item = WatchRole> {
-        self.shelves.keys().copied()
+        self.stores.keys().copied()
     }
 
     /// How many objects of a role are in memory, those included of which a digest is kept because they concern nobody yet.
     #[must_use]
     pub fn stored(&self, role: WatchRole) -> usize {
-        self.shelves.get(&role).map_or(0, |shelf| shelf.objects.len())
+        self.stores.get(&role).map_or(0, |store| store.objects.len())
     }
 
     /// How many objects of a role concern a group.
     #[must_use]
     pub fn count(&self, role: WatchRole) -> usize {
-        let is_stored = |stored: &&StoredObject| !matches!(stored.typed, Typed::Plain(_));
-        self.shelves.get(&role).map_or(0, |shelf| shelf.objects.values().filter(is_stored).count())
+        self.objects(role).filter(|(_, object)| !matches!(object, Object::Backend(_))).count()
     }
 
-    fn shelf(&mut self, role: WatchRole) -> &mut ObjectStore {
-        self.shelves.entry(role).or_default()
+    fn store(&mut self, role: WatchRole) -> &mut ObjectStore {
+        self.stores.entry(role).or_default()
     }
 
-    fn drop_held(&mut self, role: WatchRole, id: &Id) -> BTreeSet<WorkKey> {
-        let Some(old) = self.shelf(role).objects.remove(id) else { return BTreeSet::new() };
-        let keys = self.keys(role, id, &old);
-        self.unindex(role, id, &old);
+    fn objects(&self, role: WatchRole) -> impl Iterator<Item = (&Id, &Object)> {
+        self.stores.get(&role).into_iter().flat_map(|store| &store.objects).map(|(id, stored)| (id, &stored.object))
+    }
+
+    fn one(&self, role: WatchRole, id: &Id) -> Option<&Object> {
+        self.stores.get(&role)?.objects.get(id).map(|stored| &stored.object)
+    }
+
+    fn owned_object(&self, object: &ObjectRef) -> Option<&Arc<Value>> {
+        self.one(WatchRole::Owned(object.kind), &id_of(object))?.owned()
+    }
+
+    fn drop_stored(&mut self, role: WatchRole, id: &Id) -> BTreeSet<WorkKey> {
+        let Some(StoredObject { object, .. }) = self.store(role).objects.remove(id) else { return BTreeSet::new() };
+        let keys = self.keys(role, id, &object);
+        self.follow(role, id, Some(&object), None);
         keys
     }
-
-    /// The work that news of an object asks for.
-    fn keys(&self, role: WatchRole, id: &Id, stored: &StoredObject) -> BTreeSet<WorkKey> {
-        let mut keys = self.own_keys(role, id, stored);
-        keys.extend(self.published_keys(role, id, stored));
-        keys
-    }
-
-    fn own_keys(&self, role: WatchRole, id: &Id, stored: &StoredObject) -> BTreeSet<WorkKey> {
-        let name = &id.1;
-        match &stored.typed {
-            _ if role == WatchRole::IngressClass && *name == self.published.class => self
-                .groups()
-                .filter(|(_, group)| group.spec.type_ == ProxyGroupType::Ingress)
-                .map(|(name, _)| WorkKey::Group(name.clone()))
-                .collect(),
-            Typed::Group(group) => {
-                let class = self.class_of(group).map(|name| WorkKey::Class(name.to_owned()));
-                let tailnet = group.spec.tailnet.clone().map(WorkKey::Tailnet);
-                [Some(WorkKey::Group(name.clone())), class, tailnet].into_iter().flatten().collect()
-            }
-            Typed::Class(_) => {
-                let users =
-                    self.groups().filter(|(_, group)| self.class_of(group) == Some(name)).map(|(name, _)| WorkKey::Group(name.clone()));
-                users.chain([WorkKey::Class(name.clone())]).collect()
-            }
-            Typed::Tailnet(_) => {
-                let users = self.groups().filter(|(_, group)| group.spec.tailnet.as_ref() == Some(name));
-                users.map(|(name, _)| WorkKey::Group(name.clone())).chain([WorkKey::Tailnet(name.clone())]).collect()
-            }
-            Typed::Service(service) if role == WatchRole::Service => {
-                let own = self.children.get(id).into_iter().flat_map(BTreeMap::keys).cloned();
-                concerns(service).into_iter().chain(own).map(WorkKey::Group).collect()
-            }
-            Typed::Namespace(_) => {
-                self.groups().filter(|(_, group)| has_tenants(group)).map(|(name, _)| WorkKey::Group(name.clone())).collect()
-            }
-            _ if role == WatchRole::Credentials => self.users_of_secret(name).into_iter().map(WorkKey::Tailnet).collect(),
-            Typed::Node(_) => {
-                let wants = |group: &ProxyGroup| {
-                    let class = self.class_of(group).and_then(|name| self.class(name));
-                    class.is_some_and(|class| class.spec.static_endpoints.is_some())
-                };
-                self.groups().filter(|(_, group)| wants(group)).map(|(name, _)| WorkKey::Group(name.clone())).collect()
-            }
-            _ if role == WatchRole::Owned(Kind::EndpointSlice) && !is_manual(&stored.value) => {
-                let minded = |group: &String| self.members.get(group).is_some_and(GroupObjects::is_manual);
-                group_index::groups(role, &stored.value).into_iter().filter(minded).map(WorkKey::Group).collect()
-            }
-            _ => group_index::groups(role, &stored.value).into_iter().map(WorkKey::Group).collect(),
-        }
-    }
-}
-
-/// Whether a group says which namespaces may use it.
-fn has_tenants(group: &ProxyGroup) -> bool {
-    group.spec.tailyard.as_ref().is_some_and(|own| !own.tenants.is_empty())
 }
 
 fn id(value: &Value) -> Id {
     let text = |key: &str| value["metadata"][key].as_str().unwrap_or_default().to_owned();
     (text("namespace"), text("name"))
+}
+
+fn id_of(object: &ObjectRef) -> Id {
+    (object.namespace.clone(), object.name.clone())
 }
 
 /// The number that grows with each write. The API promises only that it is a text; one that is no number counts as the newest.

@@ -35,7 +35,7 @@ pub async fn reconcile(worker: &Worker) -> WorkOutcome {
         if let ControlPlaneVerdict::Refused(why) = &verdict {
             tracing::warn!(url, "cannot use the default control plane: {why}");
         }
-        let users = worker.stores.world().users_of_no_tailnet();
+        let users = worker.stores.cache().users_of_tailnet(None);
         for group in users {
             worker.stores.queue().add(WorkKey::Group(group));
         }

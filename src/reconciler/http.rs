@@ -34,20 +34,20 @@ impl AdminSources {
     fn snapshot(&self) -> Snapshot {
         let (leader, queue) = (self.writes.open(), self.stores.queue());
         let (depth, oldest) = (queue.depth(), queue.oldest());
-        let world = self.stores.world();
-        let (groups, services) = (world.count(WatchRole::Group), world.count(WatchRole::Service));
+        let cache = self.stores.cache();
+        let (groups, services) = (cache.count(WatchRole::Group), cache.count(WatchRole::Service));
         // Only the leader asks them; what others once knew is of no interest.
         let planes = if leader { self.controls.tailnets() } else { Vec::new() };
         let planes = planes.into_iter().map(|(name, works)| (name.unwrap_or_else(|| OWN.to_owned()), works));
         Snapshot {
             leader,
-            synced: world.missing().is_empty(),
+            synced: cache.missing().is_empty(),
             depth,
             oldest,
             groups,
-            unserved: world.unserved(),
+            unserved: cache.unserved(),
             services,
-            objects: objects(&world),
+            objects: objects(&cache),
             planes: planes.collect(),
         }
     }
@@ -55,7 +55,7 @@ impl AdminSources {
     /// What is in the way of readiness, one to a line; nothing if it is ready. A process that does not lead is ready: it is
     /// there to lead when the other is not.
     fn missing(&self) -> String {
-        let missing = self.stores.world().missing();
+        let missing = self.stores.cache().missing();
         let lines: Vec<_> = missing.iter().map(|role| format!("no complete list of {} yet\n", name(*role))).collect();
         lines.concat()
     }
@@ -94,8 +94,8 @@ fn routes(sources: &Arc<AdminSources>) -> Routes {
         })
 }
 
-fn objects(world: &ClusterCache) -> Vec<(&'static str, usize)> {
-    world.roles().map(|role| (name(role), world.stored(role))).collect()
+fn objects(cache: &ClusterCache) -> Vec<(&'static str, usize)> {
+    cache.roles().map(|role| (name(role), cache.stored(role))).collect()
 }
 
 /// A role in a word.

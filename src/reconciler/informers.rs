@@ -1,4 +1,4 @@
-//! The stores as the tasks share them: watches fill them, and what changes asks for work.
+//! The informer cache as the tasks share it: watches fill them, and what changes asks for work.
 //!
 //! One task for each watch. A watch that is lost keeps what is known; a kind that the cluster does not have is an empty store.
 
@@ -40,12 +40,14 @@ pub struct InformerWatch {
 /// The stores. Clones are the same.
 #[derive(Debug, Clone)]
 pub struct Stores {
-    world: Arc<Mutex<ClusterCache>>,
+    cache: Arc<Mutex<ClusterCache>>,
     queue: Queue<WorkKey>,
     /// How long changes of a key gather, where it is longer than usual.
     paces: Arc<Mutex<HashMap<WorkKey, Duration>>>,
-    /// Whether every watch has had its first complete list.
+    /// Whether every watch that is needed has had its first complete list.
     synced: watch::Sender<bool>,
+    /// Whether a class needs nodes.
+    wants_nodes: watch::Sender<bool>,
 }
 
 impl InformerWatch {
@@ -113,32 +115,36 @@ pub fn watches(namespace: &str, service_namespaces: &[String]) -> Vec<InformerWa
 impl Stores {
     /// Stores whose news go to this queue.
     #[must_use]
-    pub fn new(world: ClusterCache, queue: Queue<WorkKey>) -> Self {
-        Self { world: Arc::new(Mutex::new(world)), queue, paces: Arc::default(), synced: watch::channel(false).0 }
+    pub fn new(cache: ClusterCache, queue: Queue<WorkKey>) -> Self {
+        let [synced, wants_nodes] = [watch::channel(false).0, watch::channel(false).0];
+        Self { cache: Arc::new(Mutex::new(cache)), queue, paces: Arc::default(), synced, wants_nodes }
     }
 
-    /// Follows one kind for ever.
+    /// Follows one kind for ever; nodes from when a class needs them.
     pub async fn feed(self, cluster: Cluster, watch: InformerWatch, lost: impl Fn(&'static str, &'static str) + Send) {
         let InformerWatch { role, follow } = watch;
+        if role == WatchRole::Node {
+            wait(&self.wants_nodes).await;
+        }
         let namespace = follow.namespace.as_deref();
         let mut changes = Box::pin(cluster.follow(&follow, Backoff::WATCH));
         let mut logged = None;
         while let Some(change) = changes.next().await {
             let keys = match change {
                 WatchChange::Begin => {
-                    self.world().begin(role, namespace);
+                    self.cache().begin(role, namespace);
                     BTreeSet::new()
                 }
-                WatchChange::Listed(value) => self.world().listed(role, namespace, value),
+                WatchChange::Listed(value) => self.cache().listed(role, namespace, value),
                 WatchChange::Complete => self.complete(role, namespace),
                 WatchChange::Live => continue,
-                WatchChange::Put(value) => self.world().put(role, value),
-                WatchChange::Gone(value) => self.world().gone(role, &value),
+                WatchChange::Put(value) => self.cache().put(role, value),
+                WatchChange::Gone(value) => self.cache().gone(role, &value),
                 WatchChange::Unknown => {
                     if logged.replace("Unknown") != Some("Unknown") {
                         unknown(follow.resource);
                     }
-                    self.world().lacks(role);
+                    self.cache().lacks(role);
                     // Without groups there is nothing to do; without any other kind, what needs it is off.
                     if role == WatchRole::Group { BTreeSet::new() } else { self.complete(role, namespace) }
                 }
@@ -150,43 +156,51 @@ impl Stores {
                     continue;
                 }
             };
+            if role == WatchRole::Class && self.cache().wants_nodes() {
+                self.wants_nodes.send_if_modified(|wants| !std::mem::replace(wants, true));
+            }
             self.ask(keys);
         }
     }
 
-    /// Waits until every watch has had its first complete list.
+    /// Waits until every watch that is needed has had its first complete list.
     pub async fn synced(&self) {
-        // The sender is ours, so it cannot be gone.
-        let _ = self.synced.subscribe().wait_for(|synced| *synced).await;
+        wait(&self.synced).await;
+    }
+
+    /// Whether it has.
+    #[must_use]
+    pub fn is_synced(&self) -> bool {
+        *self.synced.borrow()
     }
 
     /// What a write of ours returned.
     pub fn assume(&self, role: WatchRole, value: Value) {
-        let keys = self.world().put(role, value);
+        let keys = self.cache().put(role, value);
         self.ask(keys);
     }
 
     /// What a delete of ours took away.
     pub fn deleted(&self, object: &ObjectRef, uid: Option<&str>) {
-        let keys = self.world().deleted(object, uid);
+        let keys = self.cache().deleted(object, uid);
         self.ask(keys);
     }
 
     /// What is in the way of a group and shown by no watch.
     pub fn found(&self, group: &str, object: ObjectRef, value: Value, now: Instant) {
-        self.world().found(group, object, value, now);
+        self.cache().found(group, object, value, now);
     }
 
     /// A node port that the API server refused. Whether another is worth a try at once.
     #[must_use]
     pub fn refused_port(&self, port: u16, now: Instant) -> bool {
-        self.world().refused_port(port, now)
+        self.cache().refused_port(port, now)
     }
 
     /// The version of an object, if it is held.
     #[must_use]
     pub fn version(&self, object: &ObjectRef) -> Option<u64> {
-        self.world().version(object)
+        self.cache().version(object)
     }
 
     /// The queue that is fed.
@@ -196,14 +210,14 @@ impl Stores {
     }
 
     /// The stores themselves, for a moment.
-    pub fn world(&self) -> MutexGuard<'_, ClusterCache> {
-        self.world.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn cache(&self) -> MutexGuard<'_, ClusterCache> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn complete(&self, role: WatchRole, namespace: Option<&str>) -> BTreeSet<WorkKey> {
         let (keys, missing) = {
-            let mut world = self.world();
-            (world.complete(role, namespace), world.missing())
+            let mut cache = self.cache();
+            (cache.complete(role, namespace), cache.missing())
         };
         if missing.is_empty() {
             self.synced.send_if_modified(|synced| !std::mem::replace(synced, true));
@@ -228,6 +242,11 @@ impl Stores {
             self.queue.add_after(key, pace.unwrap_or(DEBOUNCE));
         }
     }
+}
+
+/// Waits until this is so. The sender is ours, so it cannot be gone.
+async fn wait(is: &watch::Sender<bool>) {
+    let _ = is.subscribe().wait_for(|is| *is).await;
 }
 
 /// Says that a kind is not installed.

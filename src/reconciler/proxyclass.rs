@@ -15,10 +15,10 @@ use crate::runtime::queue::WorkOutcome;
 /// Looks at a class.
 pub async fn reconcile(worker: &Worker, name: &str) -> Result<WorkOutcome, ActError> {
     let (class, judged) = {
-        let world = worker.stores.world();
-        let Some(class) = world.class(name) else { return Ok(WorkOutcome::Done) };
-        let monitors = world.has(WatchRole::Owned(Kind::ServiceMonitor));
-        let judged = validate(&class, &world.other_classes(name), &world.users_of_class(name), monitors, Timestamp::now());
+        let cache = worker.stores.cache();
+        let Some(class) = cache.class(name) else { return Ok(WorkOutcome::Done) };
+        let monitors = cache.has(WatchRole::Owned(Kind::ServiceMonitor));
+        let judged = validate(&class, &cache.other_classes(name), &cache.users_of_class(name), monitors, Timestamp::now());
         (class, judged)
     };
     if let Some(status) = judged.status {
@@ -43,7 +43,7 @@ pub(super) async fn finalize(
     name: &str,
     finalizers: &[String],
 ) -> Result<(), KubeError> {
-    let version = worker.stores.world().text_version(role, "", name);
+    let version = worker.stores.cache().text_version(role, name);
     let patch = json!({"metadata": {"resourceVersion": version, "finalizers": finalizers}});
     write(worker, resource, role, name, ObjectPart::Object, &patch).await
 }

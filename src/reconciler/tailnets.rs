@@ -93,8 +93,8 @@ impl Tailnets {
 /// Looks at a Tailnet.
 pub async fn reconcile(worker: &Worker, name: &str) -> Result<WorkOutcome, ActError> {
     let found = {
-        let world = worker.stores.world();
-        world.tailnet(name).map(|tailnet| (tailnet, world.users_of_tailnet(name)))
+        let cache = worker.stores.cache();
+        cache.tailnet(name).map(|tailnet| (tailnet, cache.users_of_tailnet(Some(name))))
     };
     let Some((tailnet, users)) = found else {
         forget(worker, name);
@@ -177,7 +177,7 @@ fn forget(worker: &Worker, name: &str) {
 
 /// Has the groups of a Tailnet looked at.
 fn wake(worker: &Worker, name: &str) {
-    let users = worker.stores.world().users_of_tailnet(name);
+    let users = worker.stores.cache().users_of_tailnet(Some(name));
     for group in users {
         worker.stores.queue().add(WorkKey::Group(group));
     }

@@ -55,7 +55,7 @@ pub struct Worker {
 
 impl Worker {
     pub async fn work(&self, key: WorkKey) -> WorkOutcome {
-        if !self.actor.writes().open() || !self.stores.world().missing().is_empty() {
+        if !self.actor.writes().open() || !self.stores.is_synced() {
             // Whoever leads next looks at everything.
             return WorkOutcome::Done;
         }
@@ -95,10 +95,10 @@ impl Worker {
     /// Looks at the certificates of users' own that a group is to show, where that was not done since they changed. What cannot be read
     /// now is read for a later pass: nothing waits for it.
     async fn read_certificates(&self, group: &str) {
-        let unread = self.stores.world().unread_certificates(group);
+        let unread = self.stores.cache().unread_certificates(group);
         for name in unread {
             match self.cluster.look(Resource::SECRET, Some(&self.settings.namespace), &name).await {
-                Ok(Some(secret)) => self.stores.world().read_certificate(&secret),
+                Ok(Some(secret)) => self.stores.cache().read_certificate(&secret),
                 Ok(None) => {}
                 Err(error) => tracing::warn!(reason = error.reason(), secret = name, "cannot read a certificate: {error}"),
             }
@@ -135,21 +135,25 @@ impl Worker {
         self.read_certificates(name).await;
         let begin = Instant::now();
         let (observed, contested) = {
-            let mut world = self.stores.world();
-            let contested = world.forget_foreign(name, Instant::now());
-            let group = world.group(name);
+            let mut cache = self.stores.cache();
+            let contested = cache.forget_foreign(name, Instant::now());
+            let group = cache.group(name);
             self.say_unserved(name, group.as_deref());
+            if group.as_ref().is_some_and(|group| cache.awaits_nodes(group)) {
+                // Their list asks for the group again.
+                return Ok(WorkOutcome::Done);
+            }
             let tailnet = group.as_ref().and_then(|group| group.spec.tailnet.as_deref());
-            let there = tailnet.is_some_and(|tailnet| world.tailnet(tailnet).is_some());
+            let there = tailnet.is_some_and(|tailnet| cache.tailnet(tailnet).is_some());
             let plane = ControlPlaneView {
                 tailnet: self.controls.state(tailnet, there),
                 denied: self.controls.denials(name),
                 listed: self.controls.listed(tailnet),
                 approved: self.controls.approved(tailnet),
             };
-            let monitors = world.has(WatchRole::Owned(Kind::ServiceMonitor));
+            let monitors = cache.has(WatchRole::Owned(Kind::ServiceMonitor));
             let settings = Arc::new(GroupSettings { service_monitors: monitors, cluster, ..(*self.settings).clone() });
-            (world.observe(name, settings, plane, Timestamp::now()), contested)
+            (cache.observe(name, settings, plane, Timestamp::now()), contested)
         };
         let pass = self.pass(name, &observed);
         self.stores.paced(WorkKey::Group(name.to_owned()), begin.elapsed());

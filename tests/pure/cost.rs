@@ -6,6 +6,7 @@
 
 use allocation_counter::{AllocationInfo, measure};
 use bytes::Bytes;
+use serde_json::{Value, json};
 use tailyard::model::base::net::Family;
 use tailyard::model::config::EgressConfig;
 use tailyard::model::firewall::iptables;
@@ -13,6 +14,7 @@ use tailyard::model::firewall::nft::element::edits;
 use tailyard::model::firewall::nft::wire::batch;
 use tailyard::model::firewall::ruleset::diff;
 use tailyard::model::plan::Planned;
+use tailyard::reconciler::cache::{ClusterCache, WatchRole};
 
 use kit::passes::Rest;
 use kit::world;
@@ -120,4 +122,38 @@ fn the_api_server_is_told_the_same_of_a_change_at_any_size() {
     at_most("allocations of a change", many.change - many.rest, 2 * (few.change - few.rest));
     // The pass itself looks at every Service: that it is as it was, and its place in the config, whose table has some in a node.
     at_most("allocations of a pass", many.rest - few.rest, u64::from(MANY) / 2);
+}
+
+/// A Node as a kubelet writes it.
+fn node(number: u32) -> Value {
+    let images: Vec<_> = (0..50).map(|image| json!({"names": [format!("registry.example/image-{image}")], "sizeBytes": 1})).collect();
+    let conditions = json!([{"type": "Ready", "status": "True", "lastHeartbeatTime": "2026-01-01T00:00:00Z", "reason": "KubeletReady"}]);
+    let addresses = json!([{"type": "InternalIP", "address": "10.0.0.1"}, {"type": "ExternalIP", "address": "198.51.100.1"}]);
+    json!({"metadata": {"name": format!("node-{number}"), "resourceVersion": "1", "labels": {"topology.kubernetes.io/zone": "a"}},
+        "spec": {"podCIDR": "10.244.0.0/24"}, "status": {"addresses": addresses, "conditions": conditions, "images": images}})
+}
+
+/// A Service that has nothing to do with a group.
+fn foreign(number: u32) -> Value {
+    let labels = json!({"app.kubernetes.io/name": "shop", "app.kubernetes.io/instance": "shop", "app.kubernetes.io/managed-by": "Helm"});
+    let metadata = json!({"name": format!("service-{number}"), "namespace": "shop", "resourceVersion": "1", "labels": labels,
+        "uid": "0b7a2a5e-7c1c-4b7e-9d55-4b3f1d2f6c11", "annotations": {"meta.helm.sh/release-name": "shop", "team": "x".repeat(300)}});
+    let spec = json!({"type": "ClusterIP", "clusterIP": "10.96.7.7", "clusterIPs": ["10.96.7.7"], "selector": {"app": "shop"},
+        "ports": [{"name": "http", "port": 80, "protocol": "TCP", "targetPort": 8080}], "internalTrafficPolicy": "Cluster"});
+    json!({"metadata": metadata, "spec": spec, "status": {"loadBalancer": {}}})
+}
+
+#[test]
+fn cache_keeps_little_of_what_concerns_no_group() {
+    let mut cache = ClusterCache::new(None, [WatchRole::Service, WatchRole::Node]);
+    for (role, count, object, bound) in
+        [(WatchRole::Service, 10_000, foreign as fn(u32) -> Value, 400), (WatchRole::Node, 1_000, node, 3_000)]
+    {
+        let (info, ()) = counted(|| (0..count).for_each(|number| drop(cache.put(role, object(number)))));
+        let each = u64::try_from(info.bytes_current).expect("they are in memory") / u64::from(count);
+        println!("{role:?}: {each} bytes each");
+        assert_eq!(cache.stored(role), count as usize);
+        assert!(each > 0);
+        at_most("bytes of an object", each, bound);
+    }
 }

@@ -11,6 +11,7 @@ use crate::api::condition::{Condition, PROXY_CLASS_READY, TRUE, reason};
 use crate::api::names::FINALIZER;
 use crate::api::proxyclass::{ClassContainer, NodePorts, ProxyClass, ProxyClassSpec, ProxyClassStatus};
 use crate::model::base::conditions::{self, ConditionStatus, DesiredCondition};
+use crate::model::controller::finalizers;
 
 /// What is to be done with a class.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -40,18 +41,14 @@ pub fn validate(
     service_monitors: bool,
     now: Timestamp,
 ) -> ClassValidation {
-    let finalizers = class.metadata.finalizers.clone().unwrap_or_default();
-    let ours = finalizers.iter().any(|name| name == FINALIZER);
     let mut validation = ClassValidation::default();
     if class.metadata.deletion_timestamp.is_some() {
-        if ours && users.is_empty() {
-            validation.finalizers = Some(finalizers.into_iter().filter(|name| name != FINALIZER).collect());
+        if users.is_empty() {
+            validation.finalizers = finalizers::change(&class.metadata, FINALIZER, false);
         }
         return validation;
     }
-    if !ours {
-        validation.finalizers = Some(finalizers.into_iter().chain([FINALIZER.to_owned()]).collect());
-    }
+    validation.finalizers = finalizers::change(&class.metadata, FINALIZER, true);
     let faults = faults(&class.spec, others, service_monitors);
     let (status, reason, message) = if faults.is_empty() {
         (ConditionStatus::True, reason::PROXY_CLASS_VALID, "the class can be used".to_owned())

@@ -12,6 +12,7 @@ use crate::api::names::FINALIZER;
 use crate::api::tailnet::{Tailnet, TailnetStatus};
 use crate::model::base::conditions::{self, ConditionStatus, DesiredCondition};
 use crate::model::controller::control_plane::Capabilities;
+use crate::model::controller::finalizers;
 use crate::model::tailnet::supervise::Secret;
 
 /// The control plane of Tailscale.
@@ -97,17 +98,15 @@ pub fn url(tailnet: &Tailnet) -> &str {
 /// What follows for the object. `users` are the groups that join it: while there are some it stays.
 #[must_use]
 pub fn validate(tailnet: &Tailnet, verdict: &ControlPlaneVerdict, users: &[String], now: Timestamp) -> TailnetValidation {
-    let finalizers = tailnet.metadata.finalizers.clone().unwrap_or_default();
-    let ours = finalizers.iter().any(|name| name == FINALIZER);
     let going = tailnet.metadata.deletion_timestamp.is_some();
     let mut validation = TailnetValidation::default();
     if going && users.is_empty() {
-        validation.finalizers = ours.then(|| finalizers.into_iter().filter(|name| name != FINALIZER).collect());
+        validation.finalizers = finalizers::change(&tailnet.metadata, FINALIZER, false);
         validation.ends = true;
         return validation;
     }
-    if !ours && !going {
-        validation.finalizers = Some(finalizers.into_iter().chain([FINALIZER.to_owned()]).collect());
+    if !going {
+        validation.finalizers = finalizers::change(&tailnet.metadata, FINALIZER, true);
     }
     let (status, reason, mut message) = match verdict {
         ControlPlaneVerdict::Valid(capabilities) => {

@@ -7,24 +7,24 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use k8s_openapi::ByteString;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{ClusterCache, StoredObject, WatchRole, id, version};
+use super::{ClusterCache, Object, WatchRole, id, version};
 use crate::api::names;
 use crate::model::controller::ingress_spec::{UserCertificate, certificates};
 use crate::model::controller::tenancy::Patterns;
 use crate::model::ingress::certificate::Pair;
 
-/// What was read, by name: of which version, and what it came to.
-pub(super) type Read = BTreeMap<String, (u64, UserCertificate)>;
-
 impl ClusterCache {
     /// The Secrets that the Ingresses of a group name, as far as they are there.
     pub(super) fn own_certificates(&self, group: &str) -> BTreeMap<String, UserCertificate> {
-        let judged = self.named_secrets(group).map(|(name, stored)| {
-            let read = self.published.read.get(name).filter(|(version, _)| *version >= stored.version).map(|(_, own)| own.clone());
-            let own = if is_certificate(&stored.value) { read.unwrap_or(UserCertificate::Unread) } else { UserCertificate::Unlabelled };
+        let judged = self.named_secrets(group).map(|(name, metadata, version)| {
+            let labelled =
+                metadata.labels.as_ref().is_some_and(|labels| labels.get(names::OWN_CERTIFICATE).is_some_and(|may| may == "true"));
+            let read = self.certificates.get(name).filter(|(of, _)| *of >= version).map(|(_, own)| own.clone());
+            let own = if labelled { read.unwrap_or(UserCertificate::Unread) } else { UserCertificate::Unlabelled };
             (name.clone(), own)
         });
         judged.collect()
@@ -32,8 +32,8 @@ impl ClusterCache {
 
     /// Of them those that only some namespaces may name: which.
     pub(super) fn reserved_certificates(&self, group: &str) -> BTreeMap<String, Patterns> {
-        let reserved = self.named_secrets(group).filter_map(|(name, stored)| {
-            let namespaces = stored.value["metadata"]["annotations"][names::CERTIFICATE_NAMESPACES].as_str()?;
+        let reserved = self.named_secrets(group).filter_map(|(name, metadata, _)| {
+            let namespaces = metadata.annotations.as_ref()?.get(names::CERTIFICATE_NAMESPACES)?;
             Some((name.clone(), Patterns::parse(namespaces)))
         });
         reserved.collect()
@@ -46,15 +46,18 @@ impl ClusterCache {
     }
 
     pub fn read_certificate(&mut self, secret: &Value) {
-        self.published.read.insert(id(secret).1, (version(secret), read(secret)));
+        self.certificates.insert(id(secret).1, (version(secret), read(secret)));
     }
 
-    /// The Secrets that the Ingresses of a group name, by name. There is one namespace among them: that of the proxies.
-    fn named_secrets(&self, group: &str) -> impl Iterator<Item = (&String, &StoredObject)> {
-        let ingresses = self.members.get(group).into_iter().flat_map(|members| members.ingresses.values());
+    /// The Secrets that the Ingresses of a group name, by name, with their versions. There is one namespace among them: that of the proxies.
+    fn named_secrets(&self, group: &str) -> impl Iterator<Item = (&String, &ObjectMeta, u64)> {
+        let ingresses = self.indices.groups.get(group).into_iter().flat_map(|members| members.ingresses.values());
         let named: BTreeSet<&str> = ingresses.flat_map(|ingress| certificates(ingress)).collect();
-        let secrets = self.shelves.get(&WatchRole::Credentials).into_iter().flat_map(|shelf| &shelf.objects);
-        secrets.filter(move |((_, name), _)| named.contains(name.as_str())).map(|((_, name), stored)| (name, stored))
+        let secrets = self.stores.get(&WatchRole::Credentials).into_iter().flat_map(|store| &store.objects);
+        secrets.filter(move |((_, name), _)| named.contains(name.as_str())).filter_map(|((_, name), stored)| match &stored.object {
+            Object::Credentials(metadata) => Some((name, &**metadata, stored.version)),
+            _ => None,
+        })
     }
 }
 
@@ -73,9 +76,4 @@ fn read(secret: &Value) -> UserCertificate {
         Ok(leaf) => UserCertificate::Leaf(leaf),
         Err(error) => UserCertificate::Unusable(error.to_string()),
     }
-}
-
-/// Whether a Secret is labelled as a certificate that Ingresses may name.
-pub(super) fn is_certificate(secret: &Value) -> bool {
-    secret["metadata"]["labels"][names::OWN_CERTIFICATE] == "true"
 }

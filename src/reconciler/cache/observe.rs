@@ -4,11 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use imbl::OrdMap;
-use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
-use super::{ClusterCache, GroupObjects, Id, Typed, WatchRole, WorkKey, has_tenants};
+use super::index::GroupObjects;
+use super::keys::has_tenants;
+use super::{ClusterCache, Id, Object, WatchRole, WorkKey};
 use crate::api::names;
 use crate::api::proxyclass::ProxyClass;
 use crate::api::proxygroup::ProxyGroup;
@@ -36,24 +38,19 @@ impl ClusterCache {
         let ControlPlaneView { tailnet, denied, listed, approved } = plane;
         let group = self.group(name);
         let class = group.as_deref().and_then(|group| self.class_of(group)).map_or(Class::None, |name| self.judged(name));
-        let namespace = settings.namespace.clone();
-        let namespaces = if group.as_deref().is_some_and(has_tenants) { self.namespaces.clone() } else { OrdMap::new() };
+        let namespaces = if group.as_deref().is_some_and(has_tenants) { self.indices.namespaces.clone() } else { OrdMap::new() };
         let wants_nodes = matches!(&class, Class::Ready(class) if class.spec.static_endpoints.is_some());
         Observed {
             name: name.to_owned(),
             now,
-            settings,
             group,
             class,
             tailnet,
             replicas: self.replicas(name),
-            owned: self.with_shared(self.owned(name), name, &namespace),
+            owned: self.with_shared(self.owned(name), name, &settings.namespace),
+            settings,
             services: self.services(name),
-            nodes: if wants_nodes {
-                self.typed(WatchRole::Node, |typed| if let Typed::Node(node) = typed { Some(node) } else { None })
-            } else {
-                Vec::new()
-            },
+            nodes: if wants_nodes { self.nodes().cloned().collect() } else { Vec::new() },
             namespaces,
             node_ports: if wants_nodes { self.node_ports(name) } else { BTreeSet::new() },
             publish: PublishInputs { listed, approved, ..self.publishing(name) },
@@ -63,75 +60,87 @@ impl ClusterCache {
 
     #[must_use]
     pub fn group(&self, name: &str) -> Option<Arc<ProxyGroup>> {
-        match self.one(WatchRole::Group, "", name)? {
-            Typed::Group(group) => Some(Arc::clone(group)),
-            _ => None,
-        }
+        if let Object::Group(group) = self.named(WatchRole::Group, name)? { Some(Arc::clone(group)) } else { None }
     }
 
     #[must_use]
     pub fn class(&self, name: &str) -> Option<Arc<ProxyClass>> {
-        match self.one(WatchRole::Class, "", name)? {
-            Typed::Class(class) => Some(Arc::clone(class)),
-            _ => None,
-        }
+        if let Object::Class(class) = self.named(WatchRole::Class, name)? { Some(Arc::clone(class)) } else { None }
     }
 
     #[must_use]
     pub fn tailnet(&self, name: &str) -> Option<Arc<Tailnet>> {
-        match self.one(WatchRole::Tailnet, "", name)? {
-            Typed::Tailnet(tailnet) => Some(Arc::clone(tailnet)),
+        if let Object::Tailnet(tailnet) = self.named(WatchRole::Tailnet, name)? { Some(Arc::clone(tailnet)) } else { None }
+    }
+
+    /// The version of a class or Tailnet as the API wants it back.
+    #[must_use]
+    pub fn text_version(&self, role: WatchRole, name: &str) -> Option<String> {
+        match self.named(role, name)? {
+            Object::Class(class) => class.metadata.resource_version.clone(),
+            Object::Tailnet(tailnet) => tailnet.metadata.resource_version.clone(),
             _ => None,
         }
     }
 
     pub(super) fn groups(&self) -> impl Iterator<Item = (&String, &Arc<ProxyGroup>)> {
-        let objects = self.shelves.get(&WatchRole::Group).into_iter().flat_map(|shelf| &shelf.objects);
-        objects.filter_map(|((_, name), stored)| if let Typed::Group(group) = &stored.typed { Some((name, group)) } else { None })
+        self.objects(WatchRole::Group)
+            .filter_map(|((_, name), object)| if let Object::Group(group) = object { Some((name, group)) } else { None })
+    }
+
+    fn classes(&self) -> impl Iterator<Item = &Arc<ProxyClass>> {
+        self.objects(WatchRole::Class).filter_map(|(_, object)| if let Object::Class(class) = object { Some(class) } else { None })
+    }
+
+    fn nodes(&self) -> impl Iterator<Item = &Arc<Node>> {
+        self.objects(WatchRole::Node).filter_map(|(_, object)| if let Object::Node(node) = object { Some(node) } else { None })
     }
 
     /// All classes but one.
     #[must_use]
     pub fn other_classes(&self, name: &str) -> Vec<Arc<ProxyClass>> {
-        let all = self.typed(WatchRole::Class, |typed| if let Typed::Class(class) = typed { Some(class) } else { None });
-        all.into_iter().filter(|class| class.metadata.name.as_deref() != Some(name)).collect()
+        self.classes().filter(|class| class.metadata.name.as_deref() != Some(name)).cloned().collect()
+    }
+
+    /// Whether a class asks for static endpoints, so that nodes are to be watched.
+    #[must_use]
+    pub fn wants_nodes(&self) -> bool {
+        self.classes().any(|class| class.spec.static_endpoints.is_some())
+    }
+
+    /// Whether the class of a group asks for static endpoints.
+    pub(super) fn class_with_nodes(&self, group: &ProxyGroup) -> bool {
+        self.class_of(group).and_then(|name| self.class(name)).is_some_and(|class| class.spec.static_endpoints.is_some())
+    }
+
+    /// Whether a group needs nodes that are not listed yet.
+    #[must_use]
+    pub fn awaits_nodes(&self, group: &ProxyGroup) -> bool {
+        self.class_with_nodes(group) && self.stores.get(&WatchRole::Node).is_some_and(|store| !store.synced())
     }
 
     /// The groups that use a class.
     #[must_use]
     pub fn users_of_class(&self, name: &str) -> Vec<String> {
-        self.groups().filter(|(_, group)| self.class_of(group) == Some(name)).map(|(name, _)| name.clone()).collect()
+        self.groups_that(|group| self.class_of(group) == Some(name)).into_iter().collect()
     }
 
-    /// The groups that join a tailnet.
+    /// The groups that join a tailnet; with none, those that join none by name.
     #[must_use]
-    pub fn users_of_tailnet(&self, name: &str) -> Vec<String> {
-        self.groups().filter(|(_, group)| group.spec.tailnet.as_deref() == Some(name)).map(|(name, _)| name.clone()).collect()
-    }
-
-    /// The groups that join none by name.
-    #[must_use]
-    pub fn users_of_no_tailnet(&self) -> Vec<String> {
-        self.groups().filter(|(_, group)| group.spec.tailnet.is_none()).map(|(name, _)| name.clone()).collect()
+    pub fn users_of_tailnet(&self, name: Option<&str>) -> Vec<String> {
+        self.groups_that(|group| group.spec.tailnet.as_deref() == name).into_iter().collect()
     }
 
     /// The Tailnets whose credentials are in a Secret.
     pub(super) fn users_of_secret(&self, name: &str) -> Vec<String> {
-        let all = self.typed(WatchRole::Tailnet, |typed| if let Typed::Tailnet(tailnet) = typed { Some(tailnet) } else { None });
-        let users = all.into_iter().filter(|tailnet| tailnet.spec.credentials.secret_name == name);
-        users.filter_map(|tailnet| tailnet.metadata.name.clone()).collect()
-    }
-
-    /// Whether a group is ours to serve.
-    #[must_use]
-    pub fn serves(&self, group: &ProxyGroup) -> bool {
-        self.published.types.contains(&group.spec.type_)
+        let uses = |object: &Object| matches!(object, Object::Tailnet(tailnet) if tailnet.spec.credentials.secret_name == name);
+        self.objects(WatchRole::Tailnet).filter(|(_, object)| uses(object)).map(|((_, name), _)| name.clone()).collect()
     }
 
     /// The groups of types that we do not serve.
     #[must_use]
     pub fn unserved(&self) -> usize {
-        self.groups().filter(|(_, group)| !self.serves(group)).count()
+        self.groups().filter(|(_, group)| !self.types.contains(&group.spec.type_)).count()
     }
 
     pub(super) fn class_of<'a>(&'a self, group: &'a ProxyGroup) -> Option<&'a str> {
@@ -142,8 +151,8 @@ impl ClusterCache {
     /// Every key that there is anything of: groups that exist, groups that left something behind, classes and tailnets.
     #[must_use]
     pub fn all(&self) -> BTreeSet<WorkKey> {
-        let names = |role| self.shelves.get(&role).into_iter().flat_map(|shelf| shelf.objects.keys().map(|(_, name)| name.clone()));
-        let groups = names(WatchRole::Group).chain(self.members.keys().cloned()).map(WorkKey::Group);
+        let names = |role| self.objects(role).map(|((_, name), _)| name.clone());
+        let groups = names(WatchRole::Group).chain(self.indices.groups.keys().cloned()).map(WorkKey::Group);
         groups
             .chain([WorkKey::DefaultControlPlane])
             .chain(names(WatchRole::Class).map(WorkKey::Class))
@@ -161,7 +170,7 @@ impl ClusterCache {
     }
 
     pub(super) fn owned(&self, group: &str) -> OrdMap<ObjectRef, Arc<Value>> {
-        let mut owned = self.members.get(group).map(GroupObjects::shown).unwrap_or_default();
+        let mut owned = self.indices.groups.get(group).map(GroupObjects::shown).unwrap_or_default();
         for (object, (value, _)) in self.foreign.get(group).into_iter().flatten() {
             owned.entry(object.clone()).or_insert_with(|| Arc::clone(value));
         }
@@ -171,55 +180,38 @@ impl ClusterCache {
     /// The same and what is of no group alone: the Secret of the ACME accounts, and certificates of names that the group is
     /// asked for.
     fn with_shared(&self, mut owned: OrdMap<ObjectRef, Arc<Value>>, group: &str, namespace: &str) -> OrdMap<ObjectRef, Arc<Value>> {
-        let Some(secrets) = self.shelves.get(&WatchRole::Owned(Kind::Secret)) else { return owned };
-        if let Some(stored) = secrets.objects.get(&(namespace.to_owned(), names::ACCOUNTS.to_owned())) {
-            owned.insert(accounts_ref(namespace), Arc::clone(&stored.value));
-        }
+        let Some(secrets) = self.stores.get(&WatchRole::Owned(Kind::Secret)) else { return owned };
+        let accounts = accounts_ref(namespace);
+        owned.extend(self.owned_object(&accounts).map(|stored| (accounts, Arc::clone(stored))));
         for label in self.asked_labels(group) {
             let begin = format!("{label}.");
             let same = secrets.objects.range((namespace.to_owned(), begin.clone())..).take_while(|((_, name), _)| name.starts_with(&begin));
-            for ((namespace, name), stored) in same.filter(|(_, stored)| domain_of(&stored.value).is_some()) {
-                owned.entry(ObjectRef::new(Kind::Secret, namespace, name.clone())).or_insert_with(|| Arc::clone(&stored.value));
+            let same = same.filter_map(|(id, stored)| Some((id, stored.object.owned()?)));
+            for ((namespace, name), value) in same.filter(|(_, value)| domain_of(value).is_some()) {
+                owned.entry(ObjectRef::new(Kind::Secret, namespace, name.clone())).or_insert_with(|| Arc::clone(value));
             }
         }
         owned
     }
 
     pub(super) fn replicas(&self, group: &str) -> BTreeMap<u32, ObservedReplica> {
-        let mut replicas: BTreeMap<u32, ObservedReplica> = BTreeMap::new();
-        for (role, id) in self.members.get(group).into_iter().flat_map(|members| &members.replicas) {
-            let base = id.1.strip_suffix(names::CONFIG_SECRET_SUFFIX).unwrap_or(&id.1);
-            let Some(ordinal) = base.strip_prefix(group).and_then(|rest| rest.strip_prefix('-')?.parse().ok()) else { continue };
-            let Some(stored) = self.shelves.get(role).and_then(|shelf| shelf.objects.get(id)) else { continue };
-            match &stored.typed {
-                Typed::Pod(pod) => replicas.entry(ordinal).or_default().pod = Some(Arc::clone(pod)),
-                Typed::State(state) => replicas.entry(ordinal).or_default().state = Some(Arc::clone(state)),
-                Typed::Config(config) => replicas.entry(ordinal).or_default().config = Some(Arc::clone(config)),
-                _ => {}
-            }
-        }
-        replicas
+        self.indices.groups.get(group).map(|members| members.replicas.clone()).unwrap_or_default()
     }
 
     pub(super) fn services(&self, group: &str) -> OrdMap<Id, Arc<Service>> {
-        self.members.get(group).map(|members| members.services.clone()).unwrap_or_default()
+        self.indices.groups.get(group).map(|members| members.services.clone()).unwrap_or_default()
     }
 
     /// The node ports of Services of other groups, and those that the API server refused.
     fn node_ports(&self, group: &str) -> BTreeSet<u16> {
-        let services = self.shelves.get(&WatchRole::Owned(Kind::Service)).into_iter().flat_map(|shelf| shelf.objects.values());
-        let others = services.filter(|stored| stored.value["metadata"]["labels"][names::PARENT] != group);
-        let ports = others.flat_map(|stored| stored.value["spec"]["ports"].as_array().into_iter().flatten());
+        let services = self.objects(WatchRole::Owned(Kind::Service)).filter_map(|(_, object)| object.owned());
+        let others = services.filter(|service| service["metadata"]["labels"][names::PARENT] != group);
+        let ports = others.flat_map(|service| service["spec"]["ports"].as_array().into_iter().flatten());
         let node_ports = ports.filter_map(|port| port["nodePort"].as_u64()?.try_into().ok());
         node_ports.chain(self.refused_ports.keys().copied()).collect()
     }
 
-    pub(super) fn one(&self, role: WatchRole, namespace: &str, name: &str) -> Option<&Typed> {
-        self.shelves.get(&role)?.objects.get(&(namespace.to_owned(), name.to_owned())).map(|stored| &stored.typed)
-    }
-
-    fn typed<T>(&self, role: WatchRole, pick: impl Fn(&Typed) -> Option<&Arc<T>>) -> Vec<Arc<T>> {
-        let objects = self.shelves.get(&role).into_iter().flat_map(|shelf| shelf.objects.values());
-        objects.filter_map(|stored| pick(&stored.typed).map(Arc::clone)).collect()
+    fn named(&self, role: WatchRole, name: &str) -> Option<&Object> {
+        self.one(role, &(String::new(), name.to_owned()))
     }
 }

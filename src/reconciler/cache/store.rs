@@ -1,21 +1,16 @@
 //! One store: the objects of a role, and how far its watches are.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::Arc;
 
-use serde_json::Value;
-
-use super::{Id, Typed};
+use super::{Id, Object};
 
 /// How many ends are remembered: more than writes can be under way.
 const ENDS: usize = 1024;
 
-/// An object that is held.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) struct StoredObject {
-    pub(super) value: Arc<Value>,
     pub(super) version: u64,
-    pub(super) typed: Typed,
+    pub(super) object: Object,
 }
 
 /// The objects of a role.
@@ -83,10 +78,5 @@ impl ObjectStore {
         {
             self.ends.remove(&oldest);
         }
-    }
-
-    /// Returns what was held.
-    pub(super) fn put(&mut self, id: Id, stored: StoredObject) -> Option<StoredObject> {
-        self.objects.insert(id, stored)
     }
 }

@@ -72,8 +72,8 @@ fn services_of_nobody_are_kept_as_digests() {
     let mut world = world();
     assert!(world.put(WatchRole::Service, service("s", 1, None)).is_empty());
     assert_eq!((world.count(WatchRole::Service), world.stored(WatchRole::Service)), (0, 1));
-    let held = &world.shelves[&WatchRole::Service].objects[&("u".to_owned(), "s".to_owned())];
-    assert!(matches!(held.typed, Typed::Plain(_)) && held.value.is_null(), "{held:?}");
+    let stored = world.one(WatchRole::Service, &("u".to_owned(), "s".to_owned()));
+    assert!(matches!(stored, Some(Object::Backend(digest)) if digest.len() < 100), "{stored:?}");
     assert_eq!(groups_of(&world.put(WatchRole::Service, service("s", 2, Some("g")))), ["g"]);
     assert_eq!(groups_of(&world.put(WatchRole::Service, service("s", 3, Some("h")))), ["g", "h"], "the old group is told too");
     world.put(WatchRole::Owned(Kind::Service), child("c", 4, "s", "g"));
@@ -174,6 +174,29 @@ fn a_class_wakes_the_groups_that_use_it() {
     let class = |name: &str| json!({"metadata": {"name": name, "resourceVersion": "7"}, "spec": {}});
     assert_eq!(groups_of(&world.put(WatchRole::Class, class("usual"))), ["g"], "it is the default one");
     assert_eq!(groups_of(&world.put(WatchRole::Class, class("special"))), ["h"]);
+}
+
+#[test]
+fn nodes_are_needed_only_for_a_class_with_static_endpoints() {
+    let mut world = ClusterCache::new(None, [WatchRole::Class, WatchRole::Group, WatchRole::Node]);
+    for role in [WatchRole::Class, WatchRole::Group] {
+        world.complete(role, None);
+    }
+    world.put(WatchRole::Group, group("g", 1));
+    let mut asks = group("h", 2);
+    asks["spec"]["proxyClass"] = "direct".into();
+    world.put(WatchRole::Group, asks);
+    assert!(!world.wants_nodes() && world.missing().is_empty());
+    let class = json!({"metadata": {"name": "direct", "resourceVersion": "3"},
+        "spec": {"staticEndpoints": {"nodePort": {"ports": [{"port": 31000}]}}}});
+    world.put(WatchRole::Class, class);
+    assert!(world.wants_nodes() && world.missing() == [WatchRole::Node]);
+    let awaits = |world: &ClusterCache, name: &str| world.awaits_nodes(&world.group(name).expect("a group"));
+    assert!(awaits(&world, "h") && !awaits(&world, "g"));
+    let node = json!({"metadata": {"name": "n", "resourceVersion": "4"}});
+    assert_eq!(groups_of(&world.listed(WatchRole::Node, None, node)), ["h"]);
+    assert_eq!(groups_of(&world.complete(WatchRole::Node, None)), ["h"], "also of a cluster in which none is seen");
+    assert!(!awaits(&world, "h") && world.missing().is_empty());
 }
 
 #[test]

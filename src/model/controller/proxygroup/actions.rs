@@ -9,11 +9,12 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
 use crate::api::proxygroup::ProxyGroupStatus;
+use crate::model::controller::finalizers;
 use crate::model::controller::identity::{DeviceId, DeviceRecord, ExpectedDevice, KeyId};
 use crate::model::controller::ingress_spec::{DesiredVipService, PublishSource, Publisher};
 use crate::model::controller::objects::{Manifest, ObjectRef, ReplicaSecret};
@@ -147,6 +148,36 @@ pub struct ObjectUpdate {
     pub conditions: Option<Vec<Condition>>,
     /// `status.loadBalancer`, if it is to change.
     pub load_balancer: Option<Value>,
+}
+
+impl ObjectUpdate {
+    /// One of an object as it was observed, which gets or loses a finalizer if it must and changes nothing else.
+    pub(super) fn new(source: PublishSource, metadata: &ObjectMeta, finalizer: &str, wanted: bool) -> Self {
+        Self {
+            source,
+            namespace: metadata.namespace.clone().unwrap_or_default(),
+            name: metadata.name.clone().unwrap_or_default(),
+            uid: metadata.uid.clone(),
+            resource_version: metadata.resource_version.clone(),
+            finalizers: finalizers::change(metadata, finalizer, wanted),
+            external_name: None,
+            conditions: None,
+            load_balancer: None,
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.finalizers.is_none() && self.external_name.is_none() && self.conditions.is_none() && self.load_balancer.is_none()
+    }
+}
+
+impl GroupPlan {
+    /// Has a user's object changed, if there is anything to change; whether there is.
+    pub(super) fn update(&mut self, update: ObjectUpdate) -> bool {
+        let changes = !update.is_empty();
+        self.services.extend(changes.then_some(update));
+        changes
+    }
 }
 
 /// What an Event is about.

@@ -221,6 +221,8 @@ pub struct ReplicaState {
     pub ingress: Option<ingress::IngressStatus>,
     /// The sites that the internet is to reach and does not, by service name, and why.
     pub funnel_errors: BTreeMap<String, String>,
+    /// The Tailscale Services that it advertises and the control server has not approved it for.
+    pub unapproved: BTreeSet<String>,
     /// The tailnet gives no certificates, as HTTPS is disabled in it.
     pub no_https: bool,
     /// The Tailscale Services that its tailscaled advertises.
@@ -310,6 +312,7 @@ impl ReplicaState {
             reissue: text(state::REISSUE_AUTHKEY),
             ingress: bytes(ingress::KEY).and_then(parse),
             funnel_errors: bytes(state::FUNNEL_ERRORS).and_then(parse).unwrap_or_default(),
+            unapproved: bytes(state::UNAPPROVED).and_then(parse).unwrap_or_default(),
             no_https: text(state::HTTPS_ENDPOINT).as_deref() == Some(state::NO_HTTPS),
             advertises: advertise_services.unwrap_or_default(),
             routes: advertise_routes.unwrap_or_default(),

@@ -11,6 +11,7 @@ use crate::api::condition::reason;
 use crate::api::names;
 use crate::api::proxyclass::ProxyClassSpec;
 use crate::api::proxygroup::ProxyGroup;
+use crate::model::controller::finalizers;
 use crate::model::controller::objects::{
     Kind, ObjectRef, Owner, RenderContext, config_ref, disruption_budget, metrics, metrics_refs, rbac, stateful_set,
 };
@@ -131,10 +132,7 @@ fn class<'a>(work: &mut GroupPass<'a>) -> (bool, Option<&'a ProxyClassSpec>) {
 }
 
 fn finalizer(work: &mut GroupPass<'_>, group: &ProxyGroup, wanted: bool) {
-    let finalizer = group.metadata.finalizers.as_deref().unwrap_or_default();
-    if finalizer.iter().any(|existing| existing == names::FINALIZER) != wanted {
-        let others = finalizer.iter().filter(|found| *found != names::FINALIZER).cloned();
-        let finalizers = others.chain(wanted.then(|| names::FINALIZER.to_owned())).collect();
+    if let Some(finalizers) = finalizers::change(&group.metadata, names::FINALIZER, wanted) {
         work.pass.group.get_or_insert_with(GroupUpdate::default).finalizers = Some(finalizers);
     }
 }

@@ -20,6 +20,7 @@ use crate::api::condition::{EGRESS_SVC_CONFIGURED, EGRESS_SVC_READY, EGRESS_SVC_
 use crate::api::{egress, names};
 use crate::model::base::conditions::{self, ConditionStatus, DesiredCondition};
 use crate::model::base::hash::sha256;
+use crate::model::controller::finalizers;
 use crate::model::controller::ingress_spec::PublishSource;
 use crate::model::controller::objects::ChildService;
 
@@ -90,29 +91,8 @@ impl<'a> ConditionWriter<'a> {
 
     /// What is to change; whether there is anything.
     fn update(self, work: &mut GroupPass<'_>, finalized: bool, external_name: Option<String>) -> bool {
-        let metadata = &self.service.metadata;
-        let before = metadata.finalizers.as_deref().unwrap_or_default();
-        let has = before.iter().any(|name| name == names::FINALIZER);
-        let finalizers = (has != finalized).then(|| {
-            let others = before.iter().filter(|name| *name != names::FINALIZER).cloned();
-            others.chain(finalized.then(|| names::FINALIZER.to_owned())).collect()
-        });
-        let conditions = self.changed.then_some(self.conditions);
-        if finalizers.is_none() && external_name.is_none() && conditions.is_none() {
-            return false;
-        }
-        work.pass.services.push(ObjectUpdate {
-            source: PublishSource::Service,
-            namespace: metadata.namespace.clone().unwrap_or_default(),
-            name: metadata.name.clone().unwrap_or_default(),
-            uid: metadata.uid.clone(),
-            resource_version: metadata.resource_version.clone(),
-            finalizers,
-            external_name,
-            conditions,
-            load_balancer: None,
-        });
-        true
+        let update = ObjectUpdate::new(PublishSource::Service, &self.service.metadata, names::FINALIZER, finalized);
+        work.pass.update(ObjectUpdate { external_name, conditions: self.changed.then_some(self.conditions), ..update })
     }
 }
 
@@ -258,7 +238,7 @@ fn dead_name(work: &mut GroupPass<'_>, service: &Service, news: bool) {
 
 /// A finalizer stays while there is a child to take away.
 fn finalized(service: &Service, claim: &ServiceClaim<'_>) -> bool {
-    claim.object.is_some() || service.metadata.finalizers.iter().flatten().any(|finalizer| finalizer == names::FINALIZER)
+    claim.object.is_some() || finalizers::has(&service.metadata, names::FINALIZER)
 }
 
 fn subject(key: ServiceKey<'_>) -> Subject {

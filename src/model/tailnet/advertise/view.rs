@@ -38,6 +38,8 @@ pub struct AdvertiseStatus {
     /// Those that are not advertised and approved, and why.
     pub waiting: BTreeMap<String, String>,
     pub approved: BTreeSet<String>,
+    /// Those that tailscaled advertises and the control server has not approved this node for; none while that is not known.
+    pub unapproved: Option<BTreeSet<String>>,
     pub leading: BTreeSet<String>,
     /// The sites that are to be reached from the internet and are not; none while that is not known.
     pub funnel_errors: Option<BTreeMap<String, FunnelError>>,
@@ -227,6 +229,7 @@ impl AdvertiseView {
             return standing;
         }
         let node = self.netmap.as_ref().and_then(|netmap| netmap.node.as_ref());
+        let mut unapproved = BTreeSet::new();
         for name in facts.configured.iter().filter(|name| !standing.waiting.contains_key(*name)).collect::<Vec<_>>() {
             if !self.daemon.advertised.contains(name) {
                 // Without a config file nobody tells tailscaled what to advertise.
@@ -234,10 +237,12 @@ impl AdvertiseView {
                 standing.waiting.insert(name.clone(), why.to_owned());
             } else if !node.is_some_and(|node| node.services.contains_key(name)) {
                 standing.waiting.insert(name.clone(), "the control server has not approved this node for it".to_owned());
+                unapproved.insert(name.clone());
             } else {
                 standing.approved.insert(name.clone());
             }
         }
+        standing.unapproved = node.map(|_| unapproved);
         let is_routed =
             |addresses: &BTreeSet<IpAddr>| node.is_some_and(|node| addresses.iter().any(|ip| node.routes.contains(&(*ip).into())));
         let granted = node.iter().flat_map(|node| &node.services);

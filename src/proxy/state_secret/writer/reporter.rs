@@ -57,7 +57,7 @@ pub async fn run(mut inputs: Inputs, about: ReportInputs, ledger: Ledger) {
             accepted(&ledger, about, planned, &mut patience, now);
         }
         served(&ledger, inputs.serving.borrow_and_update().config.as_deref(), inputs.netmap.borrow().as_deref());
-        funnel_errors(&ledger, inputs.standing.borrow_and_update().funnel_errors.as_ref());
+        hindered(&ledger, &inputs.standing.borrow_and_update());
         let due = patience.due(now).map(|at| start + at);
         let changed = tokio::select! {
             changed = inputs.programmed.changed() => changed,
@@ -115,15 +115,19 @@ fn served(ledger: &Ledger, config: Option<&ServeConfig>, netmap: Option<&NetMap>
     }
 }
 
-/// The reconciler tells those who asked for it. While nobody knows, what was said before stays.
-fn funnel_errors(ledger: &Ledger, funnel_errors: Option<&BTreeMap<String, FunnelError>>) {
-    match funnel_errors {
-        Some(funnel_errors) if funnel_errors.is_empty() => ledger.remove(state::FUNNEL_ERRORS),
-        Some(funnel_errors) => {
-            let why: BTreeMap<_, _> = funnel_errors.iter().map(|(service, why)| (service, why.to_string())).collect();
-            ledger.set(state::FUNNEL_ERRORS, json(&why));
+/// Services that clients do not reach: the reconciler reports them to their users. While that is not known, the last report stays.
+fn hindered(ledger: &Ledger, status: &AdvertiseStatus) {
+    let funnel = |errors: &BTreeMap<String, FunnelError>| {
+        json(&errors.iter().map(|(service, why)| (service, why.to_string())).collect::<BTreeMap<_, _>>())
+    };
+    let lists =
+        [(state::FUNNEL_ERRORS, status.funnel_errors.as_ref().map(funnel)), (state::UNAPPROVED, status.unapproved.as_ref().map(json))];
+    for (key, list) in lists {
+        match list.as_deref() {
+            Some(b"{}" | b"[]") => ledger.remove(key),
+            Some(list) => ledger.set(key, list.to_vec()),
+            None => {}
         }
-        None => {}
     }
 }
 

@@ -67,10 +67,15 @@ impl IngressPlan<'_> {
     }
 }
 
-/// Whether a replica that gets traffic advertises a name.
+/// Whether a replica that gets traffic advertises a name, and the control server leads clients to it.
 #[must_use]
 pub fn serves(replica: &ObservedReplica, name: &str) -> bool {
-    live(replica) && replica.advertises(name)
+    live(replica) && replica.advertises(name) && !unapproved(replica, name)
+}
+
+/// Whether a replica is not approved for a name that it advertises.
+pub(super) fn unapproved(replica: &ObservedReplica, name: &str) -> bool {
+    replica.state.as_ref().is_some_and(|state| state.unapproved.contains(name))
 }
 
 /// Whether a replica gets traffic, and what it says is its own.

@@ -10,6 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use super::Rejection;
 use crate::api::condition::reason;
 use crate::api::routes::Origin;
+use crate::model::controller::finalizers;
 use crate::model::controller::ingress_spec::{
     self, PublishSource, PublishSpec, Publisher, SpecContext, ingress_group, ingress_label, service_group, service_label, service_name,
 };
@@ -76,7 +77,7 @@ pub(super) fn claims<'a>(observed: &'a Observed, before: &IngressConfigMap) -> V
         let claimant = Publisher { source, namespace: text(&metadata.namespace), name: text(&metadata.name) };
         let going = metadata.deletion_timestamp.is_some();
         let ours = named.is_none_or(|named| named == group);
-        let finalized = metadata.finalizers.iter().flatten().any(|finalizer| finalizer == source.finalizer());
+        let finalized = finalizers::has(metadata, source.finalizer());
         let has_conditions = matches!(object, UserObject::Service(service) if ingress_spec::has_conditions(service));
         let origin = origin(&claimant);
         let mut recorded: Vec<String> = records.get(&origin).into_iter().flatten().map(|name| (*name).clone()).collect();

@@ -7,13 +7,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde_json::{Value, json};
 
-use super::advertise::{live, serves};
+use super::advertise::{live, serves, unapproved};
 use super::claims::{IngressClaim, UserObject};
 use super::config::node_site;
 use super::summary::{Extent, SummaryBuilder};
 use super::{IngressPlan, Item, Rejection, ServiceState, routes, subject};
 use crate::api::condition::{INGRESS_SVC_CONFIGURED, INGRESS_SVC_VALID, reason};
 use crate::model::base::conditions::{self, ConditionStatus, DesiredCondition};
+use crate::model::controller::finalizers;
 use crate::model::controller::ingress_spec::{PublishSource, PublishTarget, service_name};
 use crate::model::controller::objects::{RenderContext, covers};
 use crate::model::controller::proxygroup::work::GroupPass;
@@ -177,8 +178,14 @@ fn funnel_errors(work: &GroupPass<'_>, shape: &RenderContext<'_>, item: &Item, n
     Some(format!("It is not reached from the internet (Funnel), as {why}."))
 }
 
-/// Why no replica serves it, as the first says that can speak.
+/// Why no replica serves it, as the first says that can speak; and how many are not approved for it.
 fn rejected(work: &GroupPass<'_>, name: &str, serving: usize) -> String {
+    let count = work.observed.replicas.values().filter(|replica| live(replica) && unapproved(replica, name)).count();
+    if count > 0 {
+        return format!(
+            "; {count} not approved for {name}: approve them in the admin console, or list their tag in autoApprovers.services"
+        );
+    }
     let states = work.observed.replicas.values().filter(|replica| replica.pod.is_some()).filter_map(|replica| replica.state.as_ref());
     let mut why = states.filter_map(|state| state.ingress.as_ref()?.rejected.get(name)).filter(|why| !why.is_empty());
     why.next().filter(|_| serving == 0).map_or_else(String::new, |why| format!("; {}", why.join("; ")))
@@ -250,32 +257,13 @@ fn balancer(claim: &IngressClaim<'_>) -> Value {
 
 /// Has the object be so. Without anything `said`, its conditions stay as they are.
 fn update(work: &mut GroupPass<'_>, claim: &IngressClaim<'_>, finalized: bool, said: Option<Vec<Said>>, wanted: Value) {
-    let metadata = claim.object.metadata();
-    let own = claim.claimant.source.finalizer();
-    let before = metadata.finalizers.as_deref().unwrap_or_default();
+    let (source, metadata) = (claim.claimant.source, claim.object.metadata());
     // One that is being deleted gets no new one.
-    let has = before.iter().any(|name| name == own);
-    let wanted_finalizer = finalized && (has || metadata.deletion_timestamp.is_none());
-    let finalizers = (has != wanted_finalizer).then(|| {
-        let others = before.iter().filter(|found| *found != own).cloned();
-        others.chain(wanted_finalizer.then(|| own.to_owned())).collect()
-    });
+    let finalized = finalized && (finalizers::has(metadata, source.finalizer()) || metadata.deletion_timestamp.is_none());
     let conditions = said.and_then(|said| said_conditions(claim, said, work.observed.now));
-    let load_balancer = (!same(claim.claimant.source, &balancer(claim), &wanted)).then_some(wanted);
-    if finalizers.is_none() && conditions.is_none() && load_balancer.is_none() {
-        return;
-    }
-    work.pass.services.push(ObjectUpdate {
-        source: claim.claimant.source,
-        namespace: claim.claimant.namespace.clone(),
-        name: claim.claimant.name.clone(),
-        uid: metadata.uid.clone(),
-        resource_version: metadata.resource_version.clone(),
-        finalizers,
-        external_name: None,
-        conditions,
-        load_balancer,
-    });
+    let load_balancer = (!same(source, &balancer(claim), &wanted)).then_some(wanted);
+    let update = ObjectUpdate::new(source, metadata, source.finalizer(), finalized);
+    work.pass.update(ObjectUpdate { conditions, load_balancer, ..update });
 }
 
 /// The conditions of a Service, if they are to change. One of ours that is not said any more goes.

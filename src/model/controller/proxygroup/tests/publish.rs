@@ -77,6 +77,21 @@ fn service_is_mapped_once_its_name_has_an_address_of_either_family() {
 }
 
 #[test]
+fn replica_without_approval_counts_as_no_backend() {
+    let mut world = publishing(ingress());
+    world.hosted.unapproved.insert("svc:db".to_owned());
+    expose(&mut world, "db", json!({}), json!({"clusterIP": "10.96.0.21", "ports": [{"port": 80}]}));
+    world.settle();
+    let configured = world.condition("db", INGRESS_SVC_CONFIGURED).expect("a condition");
+    assert_eq!((configured.0.as_str(), configured.1.as_str()), ("False", "IngressSvcNoBackendsConfigured"));
+    assert!(configured.2.starts_with("0/2 proxy backends ready and advertising; 2 not approved for svc:db"), "{}", configured.2);
+    world.hosted.unapproved.clear();
+    world.settle();
+    let configured = world.condition("db", INGRESS_SVC_CONFIGURED).expect("a condition");
+    assert_eq!((configured.0.as_str(), configured.2.as_str()), ("True", "2/2 proxy backends ready and advertising"));
+}
+
+#[test]
 fn name_that_is_withdrawn_while_the_config_gets_lost_leaves_no_tailscale_service() {
     let mut world = publishing(ingress());
     expose(&mut world, "db", json!({}), json!({"clusterIP": "10.96.0.21", "ports": [{"port": 80}]}));

@@ -159,11 +159,14 @@ fn a_service_waits_for_tailscaled_and_then_for_approval() {
     assert_eq!(waits(&view, DB), "tailscaled does not advertise it yet");
     view.daemon.advertised = Arc::new(names(&[DB]));
     assert_eq!(waits(&view, DB), "the control server has not approved this node for it");
+    assert_eq!(status(&view).unapproved, Some(names(&[DB])));
     assert_eq!(status(&view).leading, names(&[DB]), "whoever advertises may get traffic");
     view.netmap = Some(node(&[DB], false));
     assert_eq!((waits(&view, DB), status(&view).approved), (String::new(), names(&[DB])));
+    assert_eq!(status(&view).unapproved, Some(names(&[])));
     let away = AdvertiseView { daemon: DaemonReport { running: false, ..view.daemon.clone() }, ..view.clone() };
     assert_eq!((status(&away).approved, status(&away).leading), (names(&[]), names(&[])), "nothing comes through a stopped tailscaled");
+    assert_eq!(status(&away).unapproved, None, "not known while tailscaled is away");
     let no_config = DaemonReport { configured: None, ..DaemonReport::default() };
     let mode = AdvertiseMode { unasked: true, serves: true, on_node: false };
     let mut view = AdvertiseView { mode, daemon: DaemonReport { running: true, ..no_config }, ..site(listening(true)) };

@@ -136,6 +136,18 @@ async fn who_is_not_reached_from_the_internet_is_told_until_it_is_known_to_be() 
 }
 
 #[tokio::test(start_paused = true)]
+async fn service_without_approval_is_reported_until_it_is_approved() {
+    let play = play();
+    let stand = |unapproved| play.standing.send_replace(AdvertiseStatus { unapproved, ..AdvertiseStatus::default() });
+    stand(Some(["svc:web".to_owned()].into()));
+    assert_eq!(play.told().await["tailyard-unapproved-services.json"], r#"["svc:web"]"#);
+    stand(None);
+    assert_eq!(play.told().await["tailyard-unapproved-services.json"], r#"["svc:web"]"#, "nothing is known while tailscaled is away");
+    stand(Some([].into()));
+    assert!(!play.told().await.contains_key("tailyard-unapproved-services.json"));
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_is_known_before_the_tailnet_does_not_hold_up_what_is_known_after() {
     let play = play();
     let planned = Some(Arc::new(Planned::new(&World::empty(InterfaceName::tailscale0(), [].into()))));

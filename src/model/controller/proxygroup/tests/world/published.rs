@@ -27,6 +27,8 @@ pub(in super::super) struct Hosted {
     pub(in super::super) v6_only: bool,
     /// The tailnet gives no certificates.
     pub(in super::super) no_https: bool,
+    /// Names that replicas advertise and are not approved for.
+    pub(in super::super) unapproved: BTreeSet<String>,
 }
 
 /// An object that asks.
@@ -252,6 +254,7 @@ impl World {
             (crate::api::ingress::KEY, serde_json::to_string(&status).expect("JSON")),
             (crate::api::state::HTTPS_ENDPOINT, if self.hosted.no_https { crate::api::state::NO_HTTPS } else { "" }.to_owned()),
             (crate::api::state::FUNNEL_ERRORS, json!(self.hosted.funnel_errors).to_string()),
+            (crate::api::state::UNAPPROVED, json!(self.hosted.unapproved).to_string()),
         ]
     }
 

@@ -1,0 +1,238 @@
+//! The indices of the cache: what each group consists of, and who asks for what. They follow each change of an object.
+//!
+//! Persistent maps: to observe a group of ten thousand Services copies nothing and scans nothing. A group of which nothing is left is
+//! forgotten.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use imbl::OrdMap;
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::networking::v1::Ingress;
+use serde_json::Value;
+
+use super::{ClusterCache, Id, Object, WatchRole, publishers};
+use crate::api::names;
+use crate::model::controller::ingress_spec::{PublishSource, Publisher, backends};
+use crate::model::controller::objects::{IngressConfigMap, Kind, ObjectRef, group_of};
+use crate::model::controller::proxygroup::{ObservedReplica, concerns, is_manual};
+use crate::model::controller::tenancy::Labels;
+
+#[derive(Debug, Default)]
+pub(super) struct Indices {
+    pub(super) groups: BTreeMap<String, GroupObjects>,
+    /// The groups that have children for a user's Service, and how many.
+    pub(super) children: BTreeMap<Id, BTreeMap<String, usize>>,
+    /// Those that want a label, whichever group they name.
+    pub(super) wanted: BTreeMap<String, BTreeSet<Publisher>>,
+    /// The Ingresses that name a Service as backend.
+    pub(super) backend_users: BTreeMap<Id, BTreeSet<Id>>,
+    /// The groups in whose config something is recorded for an object.
+    pub(super) recorded: BTreeMap<Publisher, BTreeSet<String>>,
+    /// How many slices of a Service have an endpoint that gets traffic.
+    pub(super) backed: BTreeMap<Id, usize>,
+    pub(super) namespaces: OrdMap<String, Arc<Labels>>,
+}
+
+/// What there is of a group.
+#[derive(Debug, Default)]
+pub(super) struct GroupObjects {
+    /// Those that are labelled as being of it, but slices.
+    pub(super) owned: OrdMap<ObjectRef, Arc<Value>>,
+    /// The slices of its children, which are shown while some of them are written by hand.
+    slices: OrdMap<ObjectRef, Arc<Value>>,
+    manual: usize,
+    /// The users' Services that concern it, or of which it has a child.
+    pub(super) services: OrdMap<Id, Arc<Service>>,
+    /// The Ingresses that name it, or for which its config has something.
+    pub(super) ingresses: OrdMap<Id, Arc<Ingress>>,
+    pub(super) replicas: BTreeMap<u32, ObservedReplica>,
+}
+
+impl GroupObjects {
+    fn is_empty(&self) -> bool {
+        self.owned.is_empty() && self.slices.is_empty() && self.services.is_empty() && self.ingresses.is_empty() && self.replicas.is_empty()
+    }
+
+    /// Whether its slices matter.
+    pub(super) fn is_manual(&self) -> bool {
+        self.manual > 0
+    }
+
+    /// What a pass is shown of what it has.
+    pub(super) fn shown(&self) -> OrdMap<ObjectRef, Arc<Value>> {
+        if self.is_manual() { self.owned.clone().union(self.slices.clone()) } else { self.owned.clone() }
+    }
+
+    /// An object of it came, or went.
+    fn follow(&mut self, group: &str, role: WatchRole, id: &Id, object: &Object, came: bool) {
+        if let (WatchRole::Owned(kind), Some(value)) = (role, object.owned()) {
+            let slice = kind == Kind::EndpointSlice;
+            let manual = usize::from(slice && is_manual(value));
+            let (objects, object) = (if slice { &mut self.slices } else { &mut self.owned }, ObjectRef::new(kind, &id.0, id.1.clone()));
+            if came {
+                objects.insert(object, Arc::clone(value));
+                self.manual += manual;
+            } else {
+                objects.remove(&object);
+                self.manual -= manual;
+            }
+        }
+        let Some(ordinal) = ordinal(group, &id.1) else { return };
+        let replica = self.replicas.entry(ordinal).or_default();
+        match object {
+            Object::Pod(pod) => replica.pod = came.then(|| Arc::clone(pod)),
+            Object::State(_, state) => replica.state = came.then(|| Arc::clone(state)),
+            Object::Config(_, config) => replica.config = came.then(|| Arc::clone(config)),
+            _ => {}
+        }
+        if replica.pod.is_none() && replica.state.is_none() && replica.config.is_none() {
+            self.replicas.remove(&ordinal);
+        }
+    }
+}
+
+impl ClusterCache {
+    /// An object came, changed or went; its store has it already.
+    pub(super) fn follow(&mut self, role: WatchRole, id: &Id, old: Option<&Object>, new: Option<&Object>) {
+        let users: BTreeSet<String> = old.into_iter().chain(new).flat_map(|object| self.groups_of(id, object)).collect();
+        for (object, came) in [(old, false), (new, true)] {
+            if let Some(object) = object {
+                self.index(role, id, object, came);
+            }
+        }
+        let source = if role == WatchRole::Ingress { PublishSource::Ingress } else { PublishSource::Service };
+        for group in users {
+            self.file(&group, source, id);
+        }
+        if role == WatchRole::Credentials && new.is_none() {
+            self.certificates.remove(&id.1);
+        }
+    }
+
+    fn index(&mut self, role: WatchRole, id: &Id, object: &Object, came: bool) {
+        for group in owners(object) {
+            self.change(&group, |members| members.follow(&group, role, id, object, came));
+        }
+        if let Some((claimant, Some(_), label)) = self.asks(id, object) {
+            put(&mut self.indices.wanted, label, claimant, came);
+        }
+        match object {
+            Object::Namespace(labels) if came => drop(self.indices.namespaces.insert(id.1.clone(), Arc::clone(labels))),
+            Object::Namespace(_) => drop(self.indices.namespaces.remove(&id.1)),
+            Object::Ingress(ingress) => {
+                for backend in backends(ingress) {
+                    put(&mut self.indices.backend_users, (id.0.clone(), backend.to_owned()), id.clone(), came);
+                }
+            }
+            Object::Slice(service, true) => count(&mut self.indices.backed, &(id.0.clone(), service.to_string()), came),
+            Object::Owned(value) => match role {
+                WatchRole::Owned(Kind::Service) => self.index_child(value, came),
+                WatchRole::Owned(Kind::ConfigMap) => self.index_origins(id, value, came),
+                _ => {}
+            },
+            _ => {}
+        }
+    }
+
+    /// Follows an egress child: the group is shown the user's Service for as long as it has one.
+    fn index_child(&mut self, child: &Value, came: bool) {
+        let group = child["metadata"]["labels"][names::PROXY_GROUP].as_str();
+        let Some((parent, group)) = parent(Kind::Service, child).zip(group) else { return };
+        let groups = self.indices.children.entry(parent.clone()).or_default();
+        count(groups, &group.to_owned(), came);
+        if groups.is_empty() {
+            self.indices.children.remove(&parent);
+        }
+        self.file(group, PublishSource::Service, &parent);
+    }
+
+    /// Follows the record of what a group publishes.
+    fn index_origins(&mut self, id: &Id, config: &Value, came: bool) {
+        let group = config["metadata"]["labels"][names::PARENT].as_str();
+        let Some(group) = group.filter(|group| names::ingress_config(group) == id.1) else { return };
+        for claimant in IngressConfigMap::origins(config).values().filter_map(publishers::of) {
+            put(&mut self.indices.recorded, claimant.clone(), group.to_owned(), came);
+            self.file(group, claimant.source, &(claimant.namespace, claimant.name));
+        }
+    }
+
+    /// Has a group shown a user's object if it concerns it, and not if it does not.
+    fn file(&mut self, group: &str, source: PublishSource, id: &Id) {
+        let object = self.one(publishers::role(source), id).cloned();
+        let object = object.filter(|object| self.groups_of(id, object).contains(group));
+        self.change(group, |members| match (source, object) {
+            (_, Some(Object::Service(service))) => drop(members.services.insert(id.clone(), service)),
+            (_, Some(Object::Ingress(ingress))) => drop(members.ingresses.insert(id.clone(), ingress)),
+            (PublishSource::Service, _) => drop(members.services.remove(id)),
+            (PublishSource::Ingress, _) => drop(members.ingresses.remove(id)),
+        });
+    }
+
+    fn change(&mut self, group: &str, change: impl FnOnce(&mut GroupObjects)) {
+        let members = self.indices.groups.entry(group.to_owned()).or_default();
+        change(members);
+        if members.is_empty() {
+            self.indices.groups.remove(group);
+        }
+    }
+
+    /// The groups that are shown a user's object: those that it names or named, and those that have a child of it.
+    pub(super) fn groups_of(&self, id: &Id, object: &Object) -> BTreeSet<String> {
+        let mut groups = self.publishers(id, object);
+        if let Object::Service(service) = object {
+            groups.extend(concerns(service));
+            groups.extend(self.indices.children.get(id).into_iter().flat_map(BTreeMap::keys).cloned());
+        }
+        groups
+    }
+}
+
+/// The groups that an object is labelled as being of.
+pub(super) fn owners(object: &Object) -> BTreeSet<String> {
+    if let Object::Pod(pod) = object {
+        return pod.metadata.labels.as_ref().and_then(group_of).map(str::to_owned).into_iter().collect();
+    }
+    let Some(metadata) = object.owned().map(|value| &value["metadata"]) else { return BTreeSet::new() };
+    let label = |key: &str| metadata["labels"].get(key).and_then(Value::as_str).filter(|text| !text.is_empty()).map(str::to_owned);
+    let own = label(names::PARENT).filter(|_| label(names::PARENT_TYPE).as_deref() == Some(names::PARENT_GROUP));
+    let owner = metadata["ownerReferences"].as_array().into_iter().flatten();
+    let owner = owner.filter(|owner| owner["kind"] == "ProxyGroup").filter_map(|owner| owner["name"].as_str().map(str::to_owned));
+    let scraped = label("ts_proxy_parent_name").filter(|_| label("ts_proxy_type").as_deref() == Some(names::PARENT_GROUP));
+    own.into_iter().chain(label(names::PROXY_GROUP)).chain(scraped).chain(owner).collect()
+}
+
+/// The user's Service for which an object is an egress child.
+#[must_use]
+pub fn parent(kind: Kind, value: &Value) -> Option<Id> {
+    let label = |key: &str| value["metadata"]["labels"].get(key).and_then(Value::as_str);
+    let is_child = kind == Kind::Service && label(names::PARENT_TYPE)? == names::PARENT_SERVICE;
+    is_child.then_some((label(names::PARENT_NAMESPACE)?.to_owned(), label(names::PARENT)?.to_owned()))
+}
+
+/// The ordinal of the replica that has a Pod or Secret of this name.
+fn ordinal(group: &str, name: &str) -> Option<u32> {
+    let base = name.strip_suffix(names::CONFIG_SECRET_SUFFIX).unwrap_or(name);
+    base.strip_prefix(group)?.strip_prefix('-')?.parse().ok()
+}
+
+/// Puts a value into the set of a key, or takes it out.
+fn put<K: Ord, V: Ord>(map: &mut BTreeMap<K, BTreeSet<V>>, key: K, value: V, came: bool) {
+    if came {
+        map.entry(key).or_default().insert(value);
+    } else if let Some(set) = map.get_mut(&key) {
+        set.remove(&value);
+        if set.is_empty() {
+            map.remove(&key);
+        }
+    }
+}
+
+/// Counts one more of a key, or one less.
+fn count<K: Ord + Clone>(map: &mut BTreeMap<K, usize>, key: &K, came: bool) {
+    let number = map.entry(key.clone()).or_default();
+    *number = if came { *number + 1 } else { number.saturating_sub(1) };
+    if *number == 0 {
+        map.remove(key);
+    }
+}

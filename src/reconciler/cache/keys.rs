@@ -1,0 +1,80 @@
+//! Which work the change of an object asks for.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::index::{GroupObjects, owners};
+use super::{ClusterCache, Id, Object, WatchRole, WorkKey};
+use crate::api::proxygroup::{ProxyGroup, ProxyGroupType};
+use crate::model::controller::ingress_spec::PublishSource;
+use crate::model::controller::objects::Kind;
+use crate::model::controller::proxygroup::{concerns, is_manual};
+
+impl ClusterCache {
+    pub(super) fn keys(&self, role: WatchRole, id: &Id, object: &Object) -> BTreeSet<WorkKey> {
+        let name = &id.1;
+        let mut keys = BTreeSet::new();
+        let groups: BTreeSet<String> = match object {
+            Object::Group(group) => {
+                keys.extend(self.class_of(group).map(|name| WorkKey::Class(name.to_owned())));
+                keys.extend(group.spec.tailnet.clone().map(WorkKey::Tailnet));
+                [name.clone()].into()
+            }
+            Object::Class(_) => {
+                keys.insert(WorkKey::Class(name.clone()));
+                self.users_of_class(name).into_iter().collect()
+            }
+            Object::Tailnet(_) => {
+                keys.insert(WorkKey::Tailnet(name.clone()));
+                self.users_of_tailnet(Some(name)).into_iter().collect()
+            }
+            Object::Credentials(_) => {
+                keys.extend(self.users_of_secret(name).into_iter().map(WorkKey::Tailnet));
+                self.showing(name)
+            }
+            Object::Node(_) => self.groups_that(|group| self.class_with_nodes(group)),
+            Object::Namespace(_) => self.groups_that(has_tenants),
+            Object::IngressClass(_) if *name == self.ingress_class => self.groups_that(|group| group.spec.type_ == ProxyGroupType::Ingress),
+            Object::Service(service) => {
+                let own = self.indices.children.get(id).into_iter().flat_map(BTreeMap::keys).cloned();
+                concerns(service).into_iter().chain(own).collect()
+            }
+            Object::Slice(service, _) => self.publisher(PublishSource::Service, &(id.0.clone(), service.to_string())).into_iter().collect(),
+            // Kubernetes' own slices matter while one is written by hand.
+            Object::Owned(value) if role == WatchRole::Owned(Kind::EndpointSlice) && !is_manual(value) => {
+                let minded = |group: &String| self.indices.groups.get(group).is_some_and(GroupObjects::is_manual);
+                owners(object).into_iter().filter(minded).collect()
+            }
+            _ => owners(object),
+        };
+        let published = self.publishing_groups(role, id, object);
+        keys.extend(groups.into_iter().chain(published).map(WorkKey::Group));
+        keys
+    }
+
+    /// The groups that a change concerns because of what is published.
+    fn publishing_groups(&self, role: WatchRole, id: &Id, object: &Object) -> BTreeSet<String> {
+        let mut groups = self.publishers(id, object);
+        if let Some((_, Some(_), label)) = self.asks(id, object) {
+            groups.extend(self.indices.wanted.get(&label).into_iter().flatten().filter_map(|other| self.group_of(other)));
+        }
+        if role == WatchRole::Service {
+            let users = self.indices.backend_users.get(id).into_iter().flatten();
+            groups.extend(users.filter_map(|user| self.publisher(PublishSource::Ingress, user)));
+        }
+        groups
+    }
+
+    pub(super) fn groups_that(&self, is: impl Fn(&ProxyGroup) -> bool) -> BTreeSet<String> {
+        self.groups().filter(|(_, group)| is(group)).map(|(name, _)| name.clone()).collect()
+    }
+
+    /// The work that nodes concern.
+    pub(super) fn groups_with_nodes(&self) -> BTreeSet<WorkKey> {
+        self.groups_that(|group| self.class_with_nodes(group)).into_iter().map(WorkKey::Group).collect()
+    }
+}
+
+/// Whether a group says which namespaces may use it.
+pub(super) fn has_tenants(group: &ProxyGroup) -> bool {
+    group.spec.tailyard.as_ref().is_some_and(|own| !own.tenants.is_empty())
+}

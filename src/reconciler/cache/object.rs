@@ -1,0 +1,272 @@
+//! Objects as passes read them: what of each is in memory, decided where it enters.
+//!
+//! Ten thousand Services are ten thousand children and twice as many slices; what servers and other controllers write into them is
+//! most of them, and changes while nothing changes for us. `managedFields` never come as far as here.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Node, NodeStatus, Pod, Secret, Service, ServicePort, ServiceSpec};
+use k8s_openapi::api::networking::v1::{Ingress, IngressClass};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::Deserialize as _;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use super::certificates::pair;
+use super::{Id, WatchRole};
+use crate::api::names;
+use crate::api::proxyclass::ProxyClass;
+use crate::api::proxygroup::ProxyGroup;
+use crate::api::tailnet::Tailnet;
+use crate::model::controller::objects::{Kind, VALID_UNTIL, domain_of, filled};
+use crate::model::controller::proxygroup::{ReplicaConfig, ReplicaState};
+use crate::model::controller::tenancy::Labels;
+
+/// A copy of the whole object that `kubectl apply` leaves on it.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+const SERVICE_NAME: &str = "kubernetes.io/service-name";
+
+/// An object as it is stored. Two that are equal differ in nothing that a pass reads.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Object {
+    /// Nothing of it is read.
+    None,
+    Group(Arc<ProxyGroup>),
+    Class(Arc<ProxyClass>),
+    Tailnet(Arc<Tailnet>),
+    /// A user's Service that concerns a group.
+    Service(Arc<Service>),
+    /// One that concerns none: what it is known by if an Ingress names it as backend, as JSON.
+    Backend(Box<[u8]>),
+    /// A slice of endpoints: its Service, and whether any gets traffic.
+    Slice(Box<str>, bool),
+    Ingress(Arc<Ingress>),
+    IngressClass(Arc<IngressClass>),
+    Namespace(Arc<Labels>),
+    Node(Arc<Node>),
+    Pod(Arc<Pod>),
+    /// Of a Secret that we did not make.
+    Credentials(Arc<ObjectMeta>),
+    /// Objects that the reconciler makes are compared with manifests, so they stay JSON.
+    Owned(Arc<Value>),
+    /// A replica's state Secret.
+    State(Arc<Value>, Arc<ReplicaState>),
+    /// A replica's config Secret.
+    Config(Arc<Value>, Arc<ReplicaConfig>),
+}
+
+impl Object {
+    /// Reads an object of a role, pruned.
+    pub(super) fn read(role: WatchRole, id: &Id, value: Value) -> Self {
+        match role {
+            WatchRole::Group => typed(id, value, Self::Group),
+            WatchRole::Class => typed(id, value, Self::Class),
+            WatchRole::Tailnet => typed(id, value, Self::Tailnet),
+            WatchRole::Service => typed(id, value, Self::Service),
+            WatchRole::Ingress => typed(id, value, Self::Ingress),
+            WatchRole::IngressClass => typed(id, value, Self::IngressClass),
+            WatchRole::Pod => typed(id, value, Self::Pod),
+            WatchRole::Node => typed(id, value, |whole: Arc<Node>| Self::Node(Arc::new(node(&whole)))),
+            WatchRole::Namespace => Self::Namespace(Arc::new(Labels::deserialize(&value["metadata"]["labels"]).unwrap_or_default())),
+            WatchRole::Credentials => typed(id, value["metadata"].clone(), Self::Credentials),
+            WatchRole::BackendSlice => {
+                let service = value["metadata"]["labels"][SERVICE_NAME].as_str();
+                service.map_or(Self::None, |service| Self::Slice(service.into(), gets_traffic(&value)))
+            }
+            WatchRole::Owned(kind) => owned(kind, &id.1, value),
+        }
+    }
+
+    /// What is kept of a Service that may be a backend.
+    pub(super) fn backend(service: &Service) -> Self {
+        let spec = service.spec.clone().unwrap_or_default();
+        let port = |port: ServicePort| ServicePort { node_port: None, target_port: None, ..port };
+        let ports = spec.ports.map(|ports| ports.into_iter().map(port).collect());
+        let pruned = ServiceSpec { type_: spec.type_, cluster_ip: spec.cluster_ip, ports, ..ServiceSpec::default() };
+        Self::Backend(serde_json::to_vec(&pruned).unwrap_or_default().into())
+    }
+
+    /// A Service as far as a backend is known by it.
+    pub(super) fn as_backend(&self) -> Option<Arc<Service>> {
+        match self {
+            Self::Service(service) => Some(Arc::clone(service)),
+            Self::Backend(spec) => Some(Arc::new(Service { spec: serde_json::from_slice(spec).ok(), ..Service::default() })),
+            _ => None,
+        }
+    }
+
+    /// An object that the reconciler makes.
+    pub(super) fn owned(&self) -> Option<&Arc<Value>> {
+        match self {
+            Self::Owned(value) | Self::State(value, _) | Self::Config(value, _) => Some(value),
+            _ => None,
+        }
+    }
+
+    /// The metadata of a user's object that may ask to be published.
+    pub(super) fn user_metadata(&self) -> Option<&ObjectMeta> {
+        match self {
+            Self::Ingress(ingress) => Some(&ingress.metadata),
+            Self::Service(service) => Some(&service.metadata),
+            _ => None,
+        }
+    }
+}
+
+fn typed<T: DeserializeOwned>((namespace, name): &Id, value: Value, object: impl FnOnce(Arc<T>) -> Object) -> Object {
+    match serde_json::from_value(value) {
+        Ok(read) => object(Arc::new(read)),
+        Err(error) => {
+            tracing::warn!(namespace, name, %error, "ignored an object that cannot be decoded");
+            Object::None
+        }
+    }
+}
+
+/// Of a node the name, labels and addresses: its images and conditions are most of it, and its kubelet writes it every few minutes.
+fn node(whole: &Node) -> Node {
+    let metadata = ObjectMeta { name: whole.metadata.name.clone(), labels: whole.metadata.labels.clone(), ..ObjectMeta::default() };
+    let addresses = whole.status.as_ref().and_then(|status| status.addresses.clone());
+    Node { metadata, status: Some(NodeStatus { addresses, ..NodeStatus::default() }), spec: None }
+}
+
+fn owned(kind: Kind, name: &str, mut value: Value) -> Object {
+    if let Some(Value::Object(annotations)) = value.pointer_mut("/metadata/annotations") {
+        annotations.remove(LAST_APPLIED);
+    }
+    match kind {
+        Kind::Secret if domain_of(&value).is_some() => Object::Owned(Arc::new(certificate(&value))),
+        Kind::Secret => {
+            let secret = Secret::deserialize(&value).unwrap_or_default();
+            if name.ends_with(names::CONFIG_SECRET_SUFFIX) {
+                Object::Config(Arc::new(value), Arc::new(ReplicaConfig::read(&secret)))
+            } else {
+                // Of what tailscaled keeps there only what the replica reports is read.
+                Object::State(Arc::new(only(value, &[("metadata", &[])])), Arc::new(ReplicaState::read(&secret)))
+            }
+        }
+        Kind::EndpointSlice => Object::Owned(Arc::new(slice(value))),
+        Kind::Service if value["metadata"]["labels"][names::SERVICE_TYPE] == names::EGRESS => {
+            Object::Owned(Arc::new(only(value, &[("metadata", &[]), ("spec", &["selector", "ports"])])))
+        }
+        _ => Object::Owned(Arc::new(value)),
+    }
+}
+
+/// Whether an endpoint of a slice gets traffic. One that does not say does.
+fn gets_traffic(slice: &Value) -> bool {
+    slice["endpoints"].as_array().into_iter().flatten().any(|endpoint| endpoint["conditions"]["ready"] != false)
+}
+
+/// A slice: whose it is, and whether any of its endpoints gets traffic.
+fn slice(value: Value) -> Value {
+    let endpoints = if gets_traffic(&value) { json!([{"conditions": {"ready": true}}]) } else { json!([]) };
+    let metadata = ["name", "namespace", "uid", "labels", "ownerReferences", "finalizers", "deletionTimestamp"];
+    let mut pruned = only(value, &[("metadata", &metadata)]);
+    pruned["endpoints"] = endpoints;
+    pruned
+}
+
+/// A certificate: whether it is there, and until when it is valid. Its key stays nowhere.
+fn certificate(secret: &Value) -> Value {
+    let field = if filled(secret) { "set" } else { "" };
+    let until = pair(secret).leaf().ok().map(|leaf| leaf.certificate.until.to_string());
+    let data = json!({"tls.crt": field, "tls.key": field});
+    json!({"metadata": secret["metadata"], "type": secret["type"], "data": data, VALID_UNTIL: until})
+}
+
+/// An object of these fields, and of each only these parts; all of one for which none are named.
+fn only(value: Value, fields: &[(&str, &[&str])]) -> Value {
+    let Value::Object(all) = value else { return value };
+    let pruned = all.into_iter().filter_map(|(name, field)| {
+        let (_, parts) = fields.iter().find(|(wanted, _)| *wanted == name)?;
+        let field = match field {
+            Value::Object(all) if !parts.is_empty() => all.into_iter().filter(|(part, _)| parts.contains(&part.as_str())).collect(),
+            field => field,
+        };
+        Some((name, field))
+    });
+    pruned.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::ByteString;
+
+    use super::*;
+
+    fn read(role: WatchRole, value: Value) -> Object {
+        Object::read(role, &super::super::id(&value), value)
+    }
+
+    fn pruned(kind: Kind, value: Value) -> Value {
+        Value::clone(read(WatchRole::Owned(kind), value).owned().expect("an object of ours"))
+    }
+
+    #[test]
+    fn slices_keep_whose_they_are_and_whether_they_serve() {
+        let slice = |version: &str, ready: Value| {
+            let slice = json!({"addressType": "IPv4", "metadata": {"name": "s", "resourceVersion": version, "annotations": {"t": version},
+                "labels": {"kubernetes.io/service-name": "c"}}, "endpoints": [{"addresses": ["10.0.0.1"], "conditions": {"ready": ready}}]});
+            read(WatchRole::Owned(Kind::EndpointSlice), slice)
+        };
+        assert_eq!(slice("1", json!(true)), slice("2", Value::Null), "not known counts as ready");
+        assert_ne!(slice("1", json!(true)), slice("2", json!(false)));
+        let stored = slice("1", json!(true));
+        assert_eq!(stored.owned().expect("a slice")["metadata"]["labels"]["kubernetes.io/service-name"], "c");
+    }
+
+    #[test]
+    fn nodes_keep_their_labels_and_addresses() {
+        let addresses = json!([{"type": "ExternalIP", "address": "198.51.100.1"}]);
+        let node = |version: &str, more: Value| {
+            let mut node = json!({"metadata": {"name": "n1", "labels": {"a": "b"}}, "status": {"addresses": addresses}});
+            if !version.is_empty() {
+                node["metadata"]["resourceVersion"] = json!(version);
+                node["metadata"]["annotations"] = json!({"c": "d"});
+                node["status"]["images"] = json!([{"names": ["x"]}]);
+                node["status"]["conditions"] = more;
+                node["spec"] = json!({"podCIDR": "10.0.0.0/24"});
+            }
+            read(WatchRole::Node, node)
+        };
+        let condition = |time: &str| json!([{"type": "Ready", "status": "True", "lastHeartbeatTime": time}]);
+        let whole = node("1", condition("2026-01-01T00:00:00Z"));
+        assert_eq!(whole, node("2", condition("2026-01-01T00:05:00Z")), "its kubelet wrote it");
+        assert_eq!(whole, node("", Value::Null));
+    }
+
+    #[test]
+    fn children_keep_what_they_are_judged_by() {
+        let labels = json!({"tailscale.com/svc-type": "egress"});
+        let child = json!({"kind": "Service", "metadata": {"name": "c", "labels": labels, "annotations": {LAST_APPLIED: "{}"}},
+            "spec": {"clusterIP": "10.0.0.1", "ports": [{"port": 80}], "selector": {"a": "b"}}, "status": {"loadBalancer": {}}});
+        let lean = json!({"metadata": {"name": "c", "labels": labels, "annotations": {}},
+            "spec": {"ports": [{"port": 80}], "selector": {"a": "b"}}});
+        assert_eq!(pruned(Kind::Service, child), lean);
+    }
+
+    #[test]
+    fn certificate_is_kept_as_its_end_alone() {
+        let key = rcgen::KeyPair::generate().expect("a key");
+        let mut params = rcgen::CertificateParams::new(vec!["a.ts.net".to_owned()]).expect("names");
+        params.not_after = rcgen::date_time_ymd(2027, 4, 1);
+        let chain = params.self_signed(&key).expect("a certificate").pem();
+        let labels = json!({"tailscale.com/secret-type": "certs"});
+        let data =
+            [("tls.crt", chain), ("tls.key", key.serialize_pem())].map(|(key, text)| (key.to_owned(), ByteString(text.into_bytes())));
+        let data = std::collections::BTreeMap::from(data);
+        let secret = json!({"metadata": {"name": "a.ts.net", "labels": labels}, "type": "kubernetes.io/tls", "data": data});
+        let set = json!({"tls.crt": "set", "tls.key": "set"});
+        let kept = json!({"metadata": {"name": "a.ts.net", "labels": labels}, "type": "kubernetes.io/tls", "data": set,
+            "validUntil": "2027-04-01T00:00:00Z"});
+        assert_eq!(pruned(Kind::Secret, secret), kept);
+    }
+
+    #[test]
+    fn a_state_is_kept_as_it_was_read_and_a_config_whole() {
+        let secret = |name: &str| json!({"metadata": {"name": name}, "data": {"egress-services": "e30="}});
+        let (state, config) = (pruned(Kind::Secret, secret("g-0")), pruned(Kind::Secret, secret("g-0-config")));
+        assert_eq!((state, config), (json!({"metadata": {"name": "g-0"}}), secret("g-0-config")));
+    }
+}

@@ -1,0 +1,163 @@
+//! What is asked to be published: by whom, by which group, and who else wants the same name.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use k8s_openapi::api::networking::v1::Ingress;
+
+use super::{ClusterCache, Id, Object, WatchRole};
+use crate::api::names;
+use crate::api::routes::Origin;
+use crate::model::controller::finalizers;
+use crate::model::controller::ingress_spec::{
+    PublishSource, Publisher, backends, certificates, has_conditions, ingress_group, ingress_label, service_group, service_label,
+    service_name,
+};
+use crate::model::controller::objects::{IngressConfigMap, Kind, ObjectRef};
+use crate::model::controller::proxygroup::{NameConflict, PublishInputs, serves};
+
+pub(super) fn of(origin: &Origin) -> Option<Publisher> {
+    let source = [PublishSource::Ingress, PublishSource::Service].into_iter().find(|source| source.kind() == origin.kind)?;
+    Some(Publisher { source, namespace: origin.namespace.clone(), name: origin.name.clone() })
+}
+
+pub(super) fn role(source: PublishSource) -> WatchRole {
+    match source {
+        PublishSource::Ingress => WatchRole::Ingress,
+        PublishSource::Service => WatchRole::Service,
+    }
+}
+
+impl ClusterCache {
+    /// Who asks, by whom to be published, and for which label; nobody if it is none of ours.
+    pub(super) fn asks(&self, id: &Id, object: &Object) -> Option<(Publisher, Option<String>, String)> {
+        let (source, group, label) = match object {
+            Object::Ingress(ingress) => (PublishSource::Ingress, ingress_group(ingress, &self.ingress_class), ingress_label(ingress)),
+            Object::Service(service) => (PublishSource::Service, service_group(service), service_label(service)),
+            _ => return None,
+        };
+        Some((Publisher { source, namespace: id.0.clone(), name: id.1.clone() }, group.map(str::to_owned), label))
+    }
+
+    /// The groups that an object concerns by what it asks to have published, or had. The empty name stands for none.
+    pub(super) fn publishers(&self, id: &Id, object: &Object) -> BTreeSet<String> {
+        let Some(((claimant, group, _), metadata)) = self.asks(id, object).zip(object.user_metadata()) else { return BTreeSet::new() };
+        let recorded = self.indices.recorded.get(&claimant).into_iter().flatten().cloned();
+        let mut groups: BTreeSet<String> = group.into_iter().chain(recorded).collect();
+        let finalized = finalizers::has(metadata, claimant.source.finalizer());
+        if groups.is_empty() && (finalized || matches!(object, Object::Service(service) if has_conditions(service))) {
+            groups.insert(String::new());
+        }
+        groups
+    }
+
+    /// What a group is asked to publish.
+    pub(super) fn publishing(&self, group: &str) -> PublishInputs {
+        let ingresses = self.indices.groups.get(group).map(|members| members.ingresses.clone()).unwrap_or_default();
+        let named =
+            ingresses.iter().flat_map(|((namespace, _), ingress)| backends(ingress).map(move |name| (namespace.clone(), name.to_owned())));
+        let named: BTreeSet<Id> = named.collect();
+        let found = |id: Id| Some((self.one(WatchRole::Service, &id)?.as_backend()?, id));
+        let backends = named.into_iter().filter_map(found).map(|(service, id)| (id, service)).collect();
+        // Of an egress group's Services, which may be very many, none asks.
+        let services = self.services(group);
+        let asking = || services.iter().filter(|(_, service)| service_group(service).is_some());
+        let backed = asking().map(|(id, _)| id).filter(|id| self.indices.backed.contains_key(*id)).cloned().collect();
+        let labels = ingresses.values().map(|ingress| ingress_label(ingress));
+        let labels: BTreeSet<String> =
+            labels.chain(asking().map(|(_, service)| service_label(service))).chain(self.labels(group)).collect();
+        let rivals = labels.iter().map(|label| (service_name(label), self.rivals(group, label)));
+        let rivals = rivals.filter(|(_, rivals)| !rivals.is_empty()).collect();
+        PublishInputs {
+            class_fault: self.class_fault(),
+            ingresses,
+            certificates: self.own_certificates(group),
+            reserved: self.reserved_certificates(group),
+            backends,
+            backed,
+            rivals,
+            listed: None,
+            approved: BTreeMap::new(),
+        }
+    }
+
+    /// The groups some Ingress of which names this Secret as a certificate.
+    pub(super) fn showing(&self, secret: &str) -> BTreeSet<String> {
+        let shown = |ingress: &Arc<Ingress>| certificates(ingress).any(|named| named == secret);
+        let groups = self.indices.groups.iter().filter(|(_, members)| members.ingresses.values().any(shown));
+        groups.map(|(group, _)| group.clone()).collect()
+    }
+
+    /// The labels that Ingresses ask a group for.
+    pub(super) fn asked_labels(&self, group: &str) -> impl Iterator<Item = String> {
+        let ingresses = self.indices.groups.get(group).into_iter().flat_map(|members| &members.ingresses);
+        ingresses.map(|(_, ingress)| ingress_label(ingress))
+    }
+
+    /// The labels that are recorded in a group's config.
+    fn labels(&self, group: &str) -> Vec<String> {
+        let Some(members) = self.indices.groups.get(group) else { return Vec::new() };
+        let name = names::ingress_config(group);
+        let mut configs =
+            members.owned.range(ObjectRef::new(Kind::ConfigMap, "", "")..).take_while(|(object, _)| object.kind == Kind::ConfigMap);
+        let config = configs.find(|(object, _)| object.name == name);
+        let names = config.map(|(_, config)| IngressConfigMap::origins(config)).unwrap_or_default().into_keys();
+        names.filter_map(|name| name.strip_prefix(crate::api::vip::PREFIX).map(str::to_owned)).collect()
+    }
+
+    fn rivals(&self, group: &str, label: &str) -> Vec<NameConflict> {
+        let tailnet = |name: &str| self.group(name).map(|group| group.spec.tailnet.clone());
+        let own = tailnet(group);
+        let others = self.indices.wanted.get(label).into_iter().flatten();
+        let rival = |claimant: &Publisher| {
+            let other = self.group_of(claimant).filter(|other| other != group)?;
+            let theirs = tailnet(&other)?;
+            let created = self.created(claimant)?;
+            if own.as_ref().is_some_and(|own| *own != theirs) {
+                return None;
+            }
+            let name = service_name(label);
+            let serving = self.replicas(&other).values().any(|replica| serves(replica, &name));
+            Some(NameConflict { claimant: claimant.clone(), group: other, created, serving })
+        };
+        others.filter_map(rival).collect()
+    }
+
+    fn created(&self, claimant: &Publisher) -> Option<i64> {
+        let metadata = self.claimant(claimant)?.1.user_metadata()?;
+        // One that is going wants nothing any more.
+        let created = metadata.creation_timestamp.as_ref().map_or(i64::MAX, |created| created.0.as_second());
+        metadata.deletion_timestamp.is_none().then_some(created)
+    }
+
+    fn claimant(&self, claimant: &Publisher) -> Option<(Id, &Object)> {
+        let id = (claimant.namespace.clone(), claimant.name.clone());
+        self.one(role(claimant.source), &id).map(|object| (id, object))
+    }
+
+    pub(super) fn group_of(&self, claimant: &Publisher) -> Option<String> {
+        let (id, object) = self.claimant(claimant)?;
+        self.asks(&id, object)?.1
+    }
+
+    pub(super) fn publisher(&self, source: PublishSource, id: &Id) -> Option<String> {
+        self.asks(id, self.one(role(source), id)?)?.1
+    }
+
+    /// What is wrong with the class of our Ingresses.
+    fn class_fault(&self) -> Option<String> {
+        let class = &self.ingress_class;
+        self.stores.get(&WatchRole::IngressClass)?;
+        let make = format!("name the controller {} in it", names::INGRESS_CONTROLLER);
+        let Some(Object::IngressClass(found)) = self.one(WatchRole::IngressClass, &(String::new(), class.clone())) else {
+            return Some(format!("IngressClass {class} does not exist: make it, and {make}."));
+        };
+        if found.spec.as_ref().and_then(|spec| spec.controller.as_deref()) != Some(names::INGRESS_CONTROLLER) {
+            return Some(format!("IngressClass {class} is another controller's: {make}."));
+        }
+        let default = found.metadata.annotations.as_ref().is_some_and(|all| all.get(names::DEFAULT_CLASS).is_some_and(|is| is == "true"));
+        default.then(|| {
+            format!("IngressClass {class} is the default one, which is not supported: remove its annotation {}.", names::DEFAULT_CLASS)
+        })
+    }
+}
