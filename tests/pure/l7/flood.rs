@@ -113,7 +113,12 @@ async fn memory_is_given_back_after_a_flood() {
         resident.set(front.resident());
         resident.get() <= most
     };
-    let waited = timeout(DEADLINE / 2, async { while !given_back().await { tokio::time::sleep(DEADLINE / 200).await } }).await;
+    let waited = timeout(DEADLINE / 2, async {
+        while !given_back().await {
+            tokio::time::sleep(DEADLINE / 200).await
+        }
+    })
+    .await;
     assert!(waited.is_ok(), "resident memory in MB: {} before, {} during, {} after", before / MB, during / MB, resident.get() / MB);
 }
 

@@ -97,7 +97,10 @@ async fn request_that_servers_read_in_different_ways_is_refused_or_is_one() {
         ("lines that end with LF", format!("POST /seen HTTP/1.1\n{host}\nContent-Length: {size}\n\n{HIDDEN}")),
         ("CR in a value", format!("{post}X: a\rContent-Length: 0\r\nContent-Length: {size}\r\n\r\n{HIDDEN}")),
         ("an empty line before the request", format!("\r\n{post}Content-Length: {size}\r\n\r\n{HIDDEN}")),
-        ("a blank before the first header", format!("POST /seen HTTP/1.1\r\n Content-Length: 0\r\n{host}\r\nContent-Length: {size}\r\n\r\n{HIDDEN}")),
+        (
+            "a blank before the first header",
+            format!("POST /seen HTTP/1.1\r\n Content-Length: 0\r\n{host}\r\nContent-Length: {size}\r\n\r\n{HIDDEN}"),
+        ),
         ("chunked twice", format!("{post}Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n{hex}\r\n{HIDDEN}\r\n0\r\n\r\n")),
         ("chunked in a list", format!("{post}Transfer-Encoding: chunked, chunked\r\n\r\n{hex}\r\n{HIDDEN}\r\n0\r\n\r\n")),
         ("chunked after another encoding", format!("{post}Transfer-Encoding: gzip, chunked\r\n\r\n{hex}\r\n{HIDDEN}\r\n0\r\n\r\n")),
@@ -121,7 +124,10 @@ async fn request_that_servers_read_in_different_ways_is_refused_or_is_one() {
         ("a size with a prefix", format!("{chunked}0x{hex}\r\n{HIDDEN}\r\n0\r\n\r\n")),
         ("a size with a blank in front", format!("{chunked} {hex}\r\n{HIDDEN}\r\n0\r\n\r\n")),
         ("a last chunk of many zeros", format!("{chunked}{hex}\r\n{HIDDEN}\r\n0000\r\n\r\n")),
-        ("trailers that name a length", format!("{chunked}{hex}\r\n{HIDDEN}\r\n0\r\nContent-Length: 5\r\nTransfer-Encoding: x\r\nHost: b\r\n\r\n")),
+        (
+            "trailers that name a length",
+            format!("{chunked}{hex}\r\n{HIDDEN}\r\n0\r\nContent-Length: 5\r\nTransfer-Encoding: x\r\nHost: b\r\n\r\n"),
+        ),
         ("another version", format!("POST /seen HTTP/1.2\r\n{host}\r\nContent-Length: {size}\r\n\r\n{HIDDEN}")),
         ("a version in small letters", format!("POST /seen http/1.1\r\n{host}\r\nContent-Length: {size}\r\n\r\n{HIDDEN}")),
         ("two blanks", format!("POST  /seen HTTP/1.1\r\n{host}\r\nContent-Length: {size}\r\n\r\n{HIDDEN}")),
@@ -132,7 +138,10 @@ async fn request_that_servers_read_in_different_ways_is_refused_or_is_one() {
         ("a length that waits for leave", format!("{post}Expect: 100-continue\r\nContent-Length: {size}\r\n\r\n{HIDDEN}")),
         ("another expectation", format!("{post}Expect: y 100-continue\r\nContent-Length: {size}\r\n\r\n{HIDDEN}")),
         ("connection names the length", format!("{post}Connection: content-length, host\r\nContent-Length: {size}\r\n\r\n{HIDDEN}")),
-        ("connection names the encoding", format!("{post}Connection: transfer-encoding\r\nTransfer-Encoding: chunked\r\n\r\n{hex}\r\n{HIDDEN}\r\n0\r\n\r\n")),
+        (
+            "connection names the encoding",
+            format!("{post}Connection: transfer-encoding\r\nTransfer-Encoding: chunked\r\n\r\n{hex}\r\n{HIDDEN}\r\n0\r\n\r\n"),
+        ),
     ];
     for (what, request) in requests {
         for protocol in ["http", "h2c"] {
@@ -148,9 +157,16 @@ async fn request_that_servers_read_in_different_ways_is_refused_or_is_one() {
                     let asked = asked(&answer);
                     let framing = [header(&asked, "content-length"), header(&asked, "transfer-encoding")];
                     assert!(framing.iter().flatten().count() <= 1, "{what}, {protocol}: {asked}");
-                    assert_eq!((paths.as_slice(), header(&asked, "expect")), (&["/seen".to_owned()][..], None), "{what}, {protocol}: {asked}");
+                    assert_eq!(
+                        (paths.as_slice(), header(&asked, "expect")),
+                        (&["/seen".to_owned()][..], None),
+                        "{what}, {protocol}: {asked}"
+                    );
                 }
-                None => assert!(matches!(status(&answer), 0 | 400 | 408 | 421 | 505) && paths.iter().all(|path| path == "/seen"), "{what}, {protocol}: {text}"),
+                None => assert!(
+                    matches!(status(&answer), 0 | 400 | 408 | 421 | 505) && paths.iter().all(|path| path == "/seen"),
+                    "{what}, {protocol}: {text}"
+                ),
             }
         }
     }

@@ -85,7 +85,14 @@ impl Activity {
     pub(super) fn begin(&self) -> InFlight {
         let number = self.with(|state| {
             state.begun += 1;
-            state.in_flight.push(Request { number: state.begun, turn: Turn::Head, since: Instant::now(), unpaid: Duration::ZERO, offered: 0, task: None });
+            state.in_flight.push(Request {
+                number: state.begun,
+                turn: Turn::Head,
+                since: Instant::now(),
+                unpaid: Duration::ZERO,
+                offered: 0,
+                task: None,
+            });
             state.begun
         });
         self.0.1.notify_one();
