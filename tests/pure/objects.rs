@@ -119,6 +119,40 @@ fn what_is_applied_is_golden() {
     }
 }
 
+/// The security contexts of the containers of an applied `StatefulSet`, by the container's name.
+fn security_contexts(spec: Value, class: Option<Value>) -> BTreeMap<String, Value> {
+    let applied = pass(&observed(spec, class)).apply;
+    let set = applied.iter().find(|manifest| manifest.value["kind"] == "StatefulSet").expect("a StatefulSet");
+    let pod = &set.value["spec"]["template"]["spec"];
+    assert_eq!(pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
+    let containers = ["containers", "initContainers"].into_iter().flat_map(|key| pod[key].as_array().into_iter().flatten());
+    containers.map(|container| (container["name"].as_str().expect("a name").to_owned(), container["securityContext"].clone())).collect()
+}
+
+#[test]
+fn no_container_of_a_proxy_is_privileged() {
+    let confined = |add: &[&str]| {
+        json!({"privileged": false, "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true,
+            "capabilities": {"add": add, "drop": ["ALL"]}})
+    };
+    let plain = security_contexts(json!({"type": "egress"}), None);
+    assert_eq!(plain["tailscale"], confined(&["MKNOD", "NET_ADMIN", "NET_BIND_SERVICE", "NET_RAW"]));
+    assert_eq!(plain["sysctler"], json!({"privileged": true}), "it enables forwarding and ends");
+    let own = json!({"tunDeviceResource": "example.com/tun", "usePodSysctls": true});
+    let plugin = security_contexts(json!({"type": "egress", "tailyard": own}), None);
+    assert_eq!(plugin, [("tailscale".to_owned(), confined(&["NET_ADMIN", "NET_BIND_SERVICE", "NET_RAW"]))].into());
+    let container = |container: Value| Some(json!({"statefulSet": {"pod": {"tailscaleContainer": container}}}));
+    let userspace = container(json!({"env": [{"name": "TS_USERSPACE", "value": "true"}]}));
+    let userspace = security_contexts(json!({"type": "ingress"}), userspace);
+    assert_eq!(userspace, [("tailscale".to_owned(), confined(&["NET_BIND_SERVICE"]))].into());
+    let privileged = security_contexts(json!({"type": "egress"}), container(json!({"securityContext": {"privileged": true}})));
+    assert_eq!(
+        privileged,
+        [("tailscale".to_owned(), json!({"privileged": true}))].into(),
+        "a class decides, and forwarding needs no init container"
+    );
+}
+
 #[test]
 fn the_port_of_tailscaled_is_no_match_port() {
     let class = json!({"staticEndpoints": {"nodePort": {"ports": [{"port": 30000, "endPort": 30010}]}}});

@@ -140,23 +140,26 @@ fn tun<'a>(shape: &'a RenderContext<'_>) -> Option<&'a str> {
     shape.own()?.tun_device_resource.as_deref().filter(|resource| !resource.is_empty())
 }
 
-/// What the proxy may do: everything where it makes its TUN device itself, else what forwarding takes. The other image writes to its
-/// root file system.
+/// Capabilities and file system of the proxy's container. Without a device plugin the proxy makes the node of its TUN device itself, which
+/// container runtimes allow. The stock image needs a privileged container for that, and writes to its root file system.
 fn security(shape: &RenderContext<'_>) -> SecurityContext {
-    if tun(shape).is_none() {
-        return SecurityContext { privileged: Some(true), ..SecurityContext::default() };
-    }
-    let all = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-    let mut context = SecurityContext { privileged: Some(false), ..SecurityContext::default() };
-    if shape.stock() {
-        context.capabilities = Some(Capabilities { add: Some(all(&["NET_ADMIN", "NET_RAW"])), drop: None });
-        return context;
-    }
+    let plugin = tun(shape).is_some();
+    let mut context = SecurityContext { privileged: Some(shape.stock() && !plugin), ..SecurityContext::default() };
     // Listeners of sites are at ports such as 443 of the loopback network.
-    let add = all(&["NET_ADMIN", "NET_BIND_SERVICE", "NET_RAW"]);
-    context.capabilities = Some(Capabilities { add: Some(add), drop: Some(all(&["ALL"])) });
-    context.allow_privilege_escalation = Some(false);
-    context.read_only_root_filesystem = Some(true);
+    let add: &[&str] = match (shape.stock(), plugin) {
+        (true, false) => return context,
+        (true, true) => &["NET_ADMIN", "NET_RAW"],
+        (false, _) if shape.userspace() => &["NET_BIND_SERVICE"],
+        (false, true) => &["NET_ADMIN", "NET_BIND_SERVICE", "NET_RAW"],
+        (false, false) => &["MKNOD", "NET_ADMIN", "NET_BIND_SERVICE", "NET_RAW"],
+    };
+    let add = add.iter().map(|name| (*name).to_owned()).collect();
+    let drop = (!shape.stock()).then(|| vec!["ALL".to_owned()]);
+    context.capabilities = Some(Capabilities { add: Some(add), drop });
+    if !shape.stock() {
+        context.allow_privilege_escalation = Some(false);
+        context.read_only_root_filesystem = Some(true);
+    }
     context
 }
 
@@ -244,12 +247,10 @@ fn volumes(shape: &RenderContext<'_>) -> (Vec<Volume>, Vec<VolumeMount>) {
         let memory = EmptyDirVolumeSource { medium: Some("Memory".to_owned()), ..EmptyDirVolumeSource::default() };
         mounts.push(mount("config", CONFIGS, false));
         volumes.push(Volume { name: "config".to_owned(), empty_dir: Some(memory.clone()), ..Volume::default() });
-        if tun(shape).is_some() || shape.userspace() {
-            // Sockets and locks: the rest of the file system is read-only, or may be.
-            let at = |path: &str| VolumeMount { sub_path: Some(path.trim_start_matches('/').to_owned()), ..mount("scratch", path, false) };
-            mounts.extend(["/run", "/tmp"].map(at));
-            volumes.push(Volume { name: "scratch".to_owned(), empty_dir: Some(memory), ..Volume::default() });
-        }
+        // Sockets and locks: the rest of the file system is read-only.
+        let at = |path: &str| VolumeMount { sub_path: Some(path.trim_start_matches('/').to_owned()), ..mount("scratch", path, false) };
+        mounts.extend(["/run", "/tmp"].map(at));
+        volumes.push(Volume { name: "scratch".to_owned(), empty_dir: Some(memory), ..Volume::default() });
     }
     let services = shape.config_map();
     mounts.push(mount("services", SERVICES, true));

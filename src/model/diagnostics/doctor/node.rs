@@ -79,7 +79,7 @@ fn tun(facts: &NodeFacts) -> Check {
             "tun",
             format!("/dev/net/tun cannot be opened: {why}"),
             format!(
-                "modprobe tun on the node; in a Pod: privileged, or a device plugin named by spec.tailyard.tunDeviceResource ({})",
+                "modprobe tun on the node; in a Pod: a runtime that allows it, or a device plugin named by spec.tailyard.tunDeviceResource ({})",
                 page("egress.md")
             ),
         ),
