@@ -12,11 +12,11 @@ use crate::api::routes::{Backend, Host, Listener};
 
 pub mod headers;
 pub mod identity;
-pub mod loopback;
+pub mod listener_addr;
 pub mod min_rate;
-pub mod node;
 pub mod path;
 mod read;
+pub mod shared_host;
 pub mod shares;
 
 pub use read::{ReadVhosts, SitesError, read};

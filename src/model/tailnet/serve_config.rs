@@ -11,7 +11,7 @@ use std::sync::Arc;
 use crate::api::ingress;
 use crate::api::routes::Listener;
 use crate::api::serve::{ServeConfig, ServiceConfig, TcpHandler};
-use crate::model::ingress::vhosts::{Vhost, Vhosts, node};
+use crate::model::ingress::vhosts::{Vhost, Vhosts, shared_host};
 use crate::model::tailnet::advertise::WithdrawalProgress;
 
 /// The version of the PROXY protocol that the listeners read.
@@ -111,7 +111,7 @@ impl FunnelError {
     }
 }
 
-/// The sites that ask to be reached from the internet and are not, and why; under [`node::NAME`] what the node itself serves.
+/// The sites that ask to be reached from the internet and are not, and why; under [`shared_host::NAME`] what the node itself serves.
 /// `allowed` says whether the tailnet lets this node be; on a node whose sites share its ports (`shared`) none takes them from
 /// another.
 pub fn funnel_errors(sites: &Vhosts, current: &ServeConfig, allowed: bool, shared: bool) -> BTreeMap<String, FunnelError> {
@@ -125,7 +125,7 @@ pub fn funnel_errors(sites: &Vhosts, current: &ServeConfig, allowed: bool, share
     };
     let mut funnel_errors: BTreeMap<_, _> = sites.iter().filter(|(_, site)| site.funnel).filter_map(funnel_error).collect();
     if !allowed && !current.tcp.is_empty() && current.allow_funnel.values().any(|on| *on) {
-        funnel_errors.insert(node::NAME.to_owned(), FunnelError::NotAllowed);
+        funnel_errors.insert(shared_host::NAME.to_owned(), FunnelError::NotAllowed);
     }
     funnel_errors
 }

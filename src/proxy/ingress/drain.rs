@@ -27,7 +27,7 @@ impl IngressPart {
             return;
         }
         if let Some(sites) = &self.sites {
-            sites.closing.send_replace(Closing::Finishing);
+            sites.closing.send_replace(Closing::Draining);
         }
         let rest = within.saturating_sub(began.elapsed());
         let began = Instant::now();

@@ -59,24 +59,22 @@ pub struct Inputs {
     pub certificates: watch::Receiver<Arc<BTreeMap<String, Pair>>>,
     /// Who answers for the backends.
     pub endpoints: watch::Receiver<Arc<UpstreamEndpoints>>,
-    /// What is to be taken still.
     pub closing: watch::Receiver<Closing>,
     /// Tells who a client is.
     pub ask: Option<WhoIsLookup>,
     pub place: ReplicaLocation,
     pub loopback: Loopback,
-    /// What a client may take.
     pub limits: Limits,
     pub upgrades: Upgrades,
 }
 
-/// What is taken still.
+/// Whether connections and requests are accepted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Closing {
     #[default]
     Open,
-    /// New connections, and on each that there is or comes one request: it is told to go with the answer to what it has asked.
-    Finishing,
+    /// New connections, and one more request on each connection, whose answer closes it.
+    Draining,
     /// No new connections and no new requests.
     Closed,
 }
@@ -90,33 +88,33 @@ pub enum Loopback {
     Any,
 }
 
-/// How much a client may take.
+/// Limits of a client's connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// The time for the PROXY header.
-    pub preamble: Duration,
-    /// The time for the TLS handshake.
-    pub handshake: Duration,
-    /// The time until the first request is whole.
-    pub first: Duration,
-    /// The time between two requests, and for the head of one.
-    pub idle: Duration,
-    /// The bytes of a request's head.
-    pub head: usize,
-    /// Requests at a time on one HTTP/2 connection.
-    pub streams: u32,
-    /// The time to close that a client has after TLS has ended.
-    pub parting: Duration,
-    /// The time in which a client sends some more of a body, or takes some more of an answer.
-    pub body: Duration,
-    /// The time in which a backend begins an answer, or sends some more of it.
-    pub answer: Duration,
-    /// The time in which something passes through a connection that was upgraded.
-    pub tunnel: Duration,
-    /// Connections and requests at a time.
+    pub proxy_header_timeout: Duration,
+    pub handshake_timeout: Duration,
+    /// From the end of the handshake to the end of the first request's head.
+    pub first_request_timeout: Duration,
+    /// Between two requests, and for the head of one.
+    pub idle_timeout: Duration,
+    /// Of a request.
+    pub max_head_bytes: usize,
+    /// Concurrent requests on one HTTP/2 connection.
+    pub max_streams: u32,
+    /// After the end of TLS, for the client to close the connection.
+    pub linger_timeout: Duration,
+    /// For the client to send a body, or to read a response; bytes extend it ([`min_rate`]).
+    ///
+    /// [`min_rate`]: crate::model::ingress::vhosts::min_rate
+    pub body_timeout: Duration,
+    /// Idle timeout of a backend's response.
+    pub answer_timeout: Duration,
+    /// Idle timeout of an upgraded connection.
+    pub tunnel_timeout: Duration,
+    /// Maximum numbers of connections and requests.
     pub shares: Shares,
-    /// The time that open connections have when their listener is closed: as much as the flows of a replica that leaves.
-    pub grace: Duration,
+    /// For open connections after their listener was closed: that of the flows of a draining replica.
+    pub drain_timeout: Duration,
 }
 
 /// What the rest of the replica sees.
@@ -185,18 +183,18 @@ impl Default for Limits {
     fn default() -> Self {
         let front_end = FrontEnd::default();
         Self {
-            preamble: Duration::from_secs(10),
-            handshake: Duration::from_secs(10),
-            first: Duration::from_secs(20),
-            idle: Duration::from_secs(75),
-            head: 64 << 10,
-            streams: 256,
-            parting: Duration::from_secs(2),
-            body: front_end.body_timeout,
-            answer: front_end.answer_timeout,
-            tunnel: front_end.tunnel_timeout,
+            proxy_header_timeout: Duration::from_secs(10),
+            handshake_timeout: Duration::from_secs(10),
+            first_request_timeout: Duration::from_secs(20),
+            idle_timeout: Duration::from_secs(75),
+            max_head_bytes: 64 << 10,
+            max_streams: 256,
+            linger_timeout: Duration::from_secs(2),
+            body_timeout: front_end.body_timeout,
+            answer_timeout: front_end.answer_timeout,
+            tunnel_timeout: front_end.tunnel_timeout,
             shares: Shares::default(),
-            grace: Budget::of(Budget::DEFAULT_GRACE, true).flows,
+            drain_timeout: Budget::of(Budget::DEFAULT_GRACE, true).flows,
         }
     }
 }
@@ -205,7 +203,7 @@ impl Limits {
     /// Those of a replica that has so long to leave in all.
     #[must_use]
     pub fn of(drain_timeout: Duration) -> Self {
-        Self { grace: Budget::of(drain_timeout, true).flows, ..Self::default() }
+        Self { drain_timeout: Budget::of(drain_timeout, true).flows, ..Self::default() }
     }
 }
 

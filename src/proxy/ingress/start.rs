@@ -9,7 +9,7 @@ use crate::api::routes::Host;
 use crate::edge::kube::Cluster;
 use crate::model::config::source::ServeContent;
 use crate::model::ingress::vhosts::shares::Shares;
-use crate::model::ingress::vhosts::{Vhosts, node};
+use crate::model::ingress::vhosts::{Vhosts, shared_host};
 use crate::model::settings::Settings;
 use crate::model::tailnet::advertise::{AdvertiseMode, AdvertiseStatus, Advertised, WithdrawalProgress};
 use crate::runtime::resources;
@@ -108,9 +108,9 @@ impl Listening {
             "client connections are limited, of the process, a site and a client"
         );
         let limits = Limits {
-            body: front_end.body_timeout,
-            answer: front_end.answer_timeout,
-            tunnel: front_end.tunnel_timeout,
+            body_timeout: front_end.body_timeout,
+            answer_timeout: front_end.answer_timeout,
+            tunnel_timeout: front_end.tunnel_timeout,
             shares,
             ..Limits::of(settings.drain_timeout)
         };
@@ -172,7 +172,7 @@ async fn names(mut sites: watch::Receiver<Arc<Vhosts>>, wanted: watch::Sender<Ar
 async fn follow(mut served: watch::Receiver<Option<Arc<ServeContent>>>, on_node: bool, sites: watch::Sender<Arc<Vhosts>>) {
     loop {
         if let Some(served) = served.borrow_and_update().as_ref() {
-            put(&sites, node::listened(&served.sites, on_node));
+            put(&sites, shared_host::listened(&served.sites, on_node));
         }
         if served.changed().await.is_err() {
             return;

@@ -150,7 +150,7 @@ async fn while_it_finishes_each_connection_is_answered_once_more_and_told_to_go(
     let mut idle = front.http1("svc:web", NAME).await;
     assert_eq!(got(idle.send_request(get1(URL))).await.status, StatusCode::OK);
     let (silent, mut two) = (front.http1("svc:web", NAME).await, front.http2("svc:web", NAME).await);
-    front.closing.send_replace(Closing::Finishing);
+    front.closing.send_replace(Closing::Draining);
     until_async("an idle client is told to go", DEADLINE, async || idle.is_closed()).await;
     let late = front.http1("svc:web", NAME).await;
     for mut client in [silent, late] {
@@ -168,7 +168,10 @@ async fn while_it_finishes_each_connection_is_answered_once_more_and_told_to_go(
 async fn what_outlives_the_grace_is_cut() {
     let backend = Backend::new("a").await;
     let limits = Limits::of(Duration::from_millis(900));
-    assert!(limits.grace < Duration::from_millis(900) && Limits::of(Duration::from_mins(5)).grace > Duration::from_mins(4), "of the drain");
+    assert!(
+        limits.drain_timeout < Duration::from_millis(900) && Limits::of(Duration::from_mins(5)).drain_timeout > Duration::from_mins(4),
+        "of the drain"
+    );
     let routes = json!({"svc:web": site(NAME, &service(backend.address, "http"))});
     let front = Front::with(routes, Options { limits, ..Options::default() }).await;
     let mut client = front.http1("svc:web", NAME).await;

@@ -23,7 +23,13 @@ async fn with(backend: &Backend, limits: Limits) -> Front {
 
 fn short() -> Limits {
     let moment = Duration::from_millis(300);
-    Limits { preamble: moment, handshake: moment, first: moment, idle: moment, ..Limits::default() }
+    Limits {
+        proxy_header_timeout: moment,
+        handshake_timeout: moment,
+        first_request_timeout: moment,
+        idle_timeout: moment,
+        ..Limits::default()
+    }
 }
 
 /// Waits until the other side has closed; an end by reset is one too.
@@ -38,17 +44,17 @@ async fn who_says_nothing_is_let_go_at_every_step() {
     let backend = Backend::new("a").await;
     // Each limit alone, so that no other can do its work.
     let moment = Duration::from_millis(300);
-    let front = with(&backend, Limits { preamble: moment, ..Limits::default() }).await;
+    let front = with(&backend, Limits { proxy_header_timeout: moment, ..Limits::default() }).await;
     closed(TcpStream::connect(front.at("svc:web", 443)).await.expect("connected")).await;
     assert_eq!(front.l7.stats.sample()["svc:web"].refused["Late"], 1);
-    let front = with(&backend, Limits { handshake: moment, ..Limits::default() }).await;
+    let front = with(&backend, Limits { handshake_timeout: moment, ..Limits::default() }).await;
     closed(front.forwarded("svc:web", 443).await.expect("connected")).await;
     assert_eq!(front.l7.stats.sample()["svc:web"].handshakes["Deadline"], 1);
-    let front = with(&backend, Limits { first: moment, ..Limits::default() }).await;
+    let front = with(&backend, Limits { first_request_timeout: moment, ..Limits::default() }).await;
     closed(front.tls("svc:web", NAME, "http/1.1").await.expect("TLS")).await;
     closed(front.tls("svc:web", NAME, "h2").await.expect("TLS")).await;
     closed(front.forwarded("svc:web", 80).await.expect("connected")).await;
-    let front = with(&backend, Limits { idle: moment, ..Limits::default() }).await;
+    let front = with(&backend, Limits { idle_timeout: moment, ..Limits::default() }).await;
     let mut client = front.http1("svc:web", NAME).await;
     assert_eq!(got(client.send_request(get1(&format!("https://{NAME}/")))).await.status, StatusCode::OK);
     until_async("an idle client is told to go", DEADLINE, async || client.is_closed()).await;
@@ -57,7 +63,7 @@ async fn who_says_nothing_is_let_go_at_every_step() {
 #[tokio::test]
 async fn who_says_it_slowly_is_let_go_too() {
     let backend = Backend::new("a").await;
-    let front = with(&backend, Limits { first: Duration::from_millis(300), ..Limits::default() }).await;
+    let front = with(&backend, Limits { first_request_timeout: Duration::from_millis(300), ..Limits::default() }).await;
     let (read, mut write) = tokio::io::split(front.tls("svc:web", NAME, "http/1.1").await.expect("TLS"));
     let trickle = tokio::spawn(async move {
         write.write_all(b"GET / HTTP/1.1\r\nhost: web.tail.ts.net\r\nx: ").await.expect("written");
@@ -101,7 +107,7 @@ async fn request_under_way_outlives_every_limit() {
 #[tokio::test]
 async fn heads_have_a_size() {
     let backend = Backend::new("a").await;
-    let front = with(&backend, Limits { head: 16 << 10, ..Limits::default() }).await;
+    let front = with(&backend, Limits { max_head_bytes: 16 << 10, ..Limits::default() }).await;
     let mut request = get1(&format!("https://{NAME}/"));
     request.headers_mut().insert("x", "x".repeat(20 << 10).parse().expect("a value"));
     let mut client = front.http1("svc:web", NAME).await;
@@ -132,7 +138,7 @@ async fn said_goodbye(mut client: TlsStream<TcpStream>) -> TcpStream {
 async fn after_tls_the_client_closes_first_and_has_a_limited_time_for_it() {
     let backend = Backend::new("a").await;
     for alpn in ["http/1.1", "h2"] {
-        let front = with(&backend, Limits { parting: DEADLINE, ..Limits::default() }).await;
+        let front = with(&backend, Limits { linger_timeout: DEADLINE, ..Limits::default() }).await;
         let mut left = said_goodbye(front.tls("svc:web", NAME, alpn).await.expect("TLS")).await;
         let open = || front.l7.stats.sample()["svc:web"].open;
         until_async("it is no open connection any more", DEADLINE, async || open() == 0).await;
@@ -140,7 +146,7 @@ async fn after_tls_the_client_closes_first_and_has_a_limited_time_for_it() {
         left.shutdown().await.expect("closed");
         closed(left).await;
 
-        let front = with(&backend, Limits { parting: Duration::from_millis(300), ..Limits::default() }).await;
+        let front = with(&backend, Limits { linger_timeout: Duration::from_millis(300), ..Limits::default() }).await;
         closed(said_goodbye(front.tls("svc:web", NAME, alpn).await.expect("TLS")).await).await;
     }
 }
@@ -148,7 +154,7 @@ async fn after_tls_the_client_closes_first_and_has_a_limited_time_for_it() {
 #[tokio::test]
 async fn who_parts_does_not_hold_up_a_listener_that_closes() {
     let backend = Backend::new("a").await;
-    let front = with(&backend, Limits { parting: 2 * DEADLINE, grace: 2 * DEADLINE, ..Limits::default() }).await;
+    let front = with(&backend, Limits { linger_timeout: 2 * DEADLINE, drain_timeout: 2 * DEADLINE, ..Limits::default() }).await;
     let left = said_goodbye(front.tls("svc:web", NAME, "http/1.1").await.expect("TLS")).await;
     front.closing.send_replace(Closing::Closed);
     closed(left).await;

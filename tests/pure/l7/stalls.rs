@@ -72,7 +72,7 @@ fn unblamed(front: &Front) {
 async fn client_that_stops_sending_is_answered_and_its_backend_connection_closed() {
     let backend = Backend::new("a").await;
     for protocol in ["http", "h2c"] {
-        let front = with(&backend, protocol, Limits { body: MOMENT, ..Limits::default() }).await;
+        let front = with(&backend, protocol, Limits { body_timeout: MOMENT, ..Limits::default() }).await;
         let head = format!("POST / HTTP/1.1\r\nHost: {NAME}\r\nContent-Length: 10\r\n\r\nx");
         let mut clients = Vec::new();
         for _ in 0..20 {
@@ -99,7 +99,12 @@ async fn client_that_stops_sending_is_answered_and_its_backend_connection_closed
 #[tokio::test]
 async fn client_that_is_slow_but_goes_on_is_served() {
     let backend = Backend::new("a").await;
-    let front = with(&backend, "http", Limits { body: Duration::from_secs(2), answer: Duration::from_secs(2), ..Limits::default() }).await;
+    let front = with(
+        &backend,
+        "http",
+        Limits { body_timeout: Duration::from_secs(2), answer_timeout: Duration::from_secs(2), ..Limits::default() },
+    )
+    .await;
     let mut client = http2(&front).await;
     let (sender, body) = parts();
     let request = Request::post(format!("https://{NAME}/")).body(body).expect("a request");
@@ -118,7 +123,7 @@ async fn client_that_is_slow_but_goes_on_is_served() {
 async fn client_that_sends_a_byte_now_and_then_is_answered_as_one_that_stopped() {
     let backend = Backend::new("a").await;
     for protocol in ["http", "h2c"] {
-        let front = with(&backend, protocol, Limits { body: MOMENT, ..Limits::default() }).await;
+        let front = with(&backend, protocol, Limits { body_timeout: MOMENT, ..Limits::default() }).await;
         let head = format!("POST / HTTP/1.1\r\nHost: {NAME}\r\nContent-Length: 1000000\r\n\r\n");
         let (mut read, mut write) = begun(&front, &head).await.into_split();
         let drip = tokio::spawn(async move {
@@ -149,7 +154,7 @@ async fn client_that_sends_a_byte_now_and_then_is_answered_as_one_that_stopped()
 #[tokio::test]
 async fn quiet_stream_in_both_directions_goes_on() {
     let backend = Backend::new("a").await;
-    let front = with(&backend, "h2c", Limits { body: MOMENT, ..Limits::default() }).await;
+    let front = with(&backend, "h2c", Limits { body_timeout: MOMENT, ..Limits::default() }).await;
     let mut client = http2(&front).await;
     let (sender, body) = parts();
     let request = Request::post(format!("https://{NAME}/stream")).body(body).expect("a request");
@@ -166,7 +171,7 @@ async fn quiet_stream_in_both_directions_goes_on() {
 #[tokio::test]
 async fn client_that_takes_a_byte_now_and_then_is_cut_off() {
     let backend = Backend::new("a").await;
-    let front = with(&backend, "http", Limits { body: MOMENT, ..Limits::default() }).await;
+    let front = with(&backend, "http", Limits { body_timeout: MOMENT, ..Limits::default() }).await;
     let head = fields(&[(":method", "GET"), (":scheme", "http"), (":authority", NAME), (":path", "/drops")]);
     // A window of nothing, which grows by a byte at a time.
     let request = [frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0]), frame(HEADERS, WHOLE, 1, &head)].concat();
@@ -202,7 +207,7 @@ async fn client_that_takes_a_byte_now_and_then_is_cut_off() {
 #[tokio::test]
 async fn client_that_takes_nothing_is_cut_off() {
     let backend = Backend::new("a").await;
-    let front = with(&backend, "http", Limits { body: MOMENT, ..Limits::default() }).await;
+    let front = with(&backend, "http", Limits { body_timeout: MOMENT, ..Limits::default() }).await;
     let _silent = begun(&front, &format!("GET /endless HTTP/1.1\r\nHost: {NAME}\r\n\r\n")).await;
     until_async("the backend is asked", DEADLINE, async || backend.state.open() == 1).await;
     until_async("its connection is closed", DEADLINE, async || backend.state.open() == 0).await;
@@ -214,7 +219,7 @@ async fn client_that_takes_nothing_is_cut_off() {
 #[tokio::test]
 async fn stream_that_nobody_reads_is_reset_and_the_others_go_on() {
     let backend = Backend::new("a").await;
-    let front = with(&backend, "http", Limits { body: MOMENT, ..Limits::default() }).await;
+    let front = with(&backend, "http", Limits { body_timeout: MOMENT, ..Limits::default() }).await;
     let mut client = front.http2("svc:web", NAME).await;
     let unread =
         timeout(DEADLINE, client.send_request(get2(&format!("https://{NAME}/endless")))).await.expect("in time").expect("an answer");
@@ -243,9 +248,12 @@ async fn answered_request_is_over_whatever_is_left_of_its_body() {
     let answer = timeout(DEADLINE, client.send_request(request)).await.expect("in time").expect("an answer");
     assert_eq!(answer.status(), StatusCode::NO_CONTENT);
     // Long before the client is given up.
-    timeout(Limits::default().body / 2, until_async("the backend's connection is closed", DEADLINE, async || backend.state.open() == 0))
-        .await
-        .expect("in time");
+    timeout(
+        Limits::default().body_timeout / 2,
+        until_async("the backend's connection is closed", DEADLINE, async || backend.state.open() == 0),
+    )
+    .await
+    .expect("in time");
     unblamed(&front);
 }
 
@@ -253,7 +261,7 @@ async fn answered_request_is_over_whatever_is_left_of_its_body() {
 async fn backend_that_falls_silent_is_given_up() {
     let backend = Backend::new("a").await;
     for protocol in ["http", "h2c"] {
-        let front = with(&backend, protocol, Limits { answer: MOMENT, ..Limits::default() }).await;
+        let front = with(&backend, protocol, Limits { answer_timeout: MOMENT, ..Limits::default() }).await;
         let url = format!("https://{NAME}/hold");
         let answer = got(front.http1("svc:web", NAME).await.send_request(get1(&url))).await;
         assert_eq!((answer.status, answer.text().as_str()), (StatusCode::GATEWAY_TIMEOUT, "the backend did not answer in time\n"));
@@ -272,7 +280,7 @@ async fn backend_that_falls_silent_is_given_up() {
 #[tokio::test]
 async fn tunnel_through_which_nothing_passes_is_closed() {
     let backend = Backend::new("a").await;
-    let limits = Limits { tunnel: MOMENT * 3, ..Limits::default() };
+    let limits = Limits { tunnel_timeout: MOMENT * 3, ..Limits::default() };
     let routes = json!({"svc:web": plain(NAME, &service(backend.address, "http"))});
     let front = Front::with(routes, Options { limits, ..Options::default() }).await;
     let mut tunnel = begun(&front, &format!("GET /ws HTTP/1.1\r\nHost: {NAME}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")).await;

@@ -27,7 +27,7 @@ mod tests {
         let mut remains = Duration::ZERO;
         for step in 0..steps {
             if remains + pause >= LIMIT {
-                return Some(pause * step + (LIMIT - remains));
+                return Some(pause * step + LIMIT.saturating_sub(remains));
             }
             remains = unpaid(remains + pause, bytes);
         }

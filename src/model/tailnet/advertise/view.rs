@@ -12,7 +12,7 @@ use crate::api::serve::ServeConfig;
 use crate::model::base::netmap::NetMap;
 use crate::model::config::IngressConfig;
 use crate::model::config::source::ServeContent;
-use crate::model::ingress::vhosts::{Vhost, node};
+use crate::model::ingress::vhosts::{Vhost, shared_host};
 use crate::model::plan::Planned;
 use crate::model::tailnet::serve_config::{self, FunnelError, SitePorts};
 
@@ -115,7 +115,7 @@ impl AdvertiseView {
         let mut wanted = serve_config::ServeInputs { kernel, ..serve_config::ServeInputs::default() };
         if self.mode.on_node {
             wanted.kernel.clear();
-            wanted.node = self.ports(&node::merged(&served.sites).0, node::NAME).unwrap_or_default();
+            wanted.node = self.ports(&shared_host::merged(&served.sites).0, shared_host::NAME).unwrap_or_default();
         } else {
             let listened = |(name, site): (&String, &Arc<Vhost>)| Some((name.clone(), self.ports(site, name).ok()?));
             wanted.sites = served.sites.iter().filter_map(listened).collect();

@@ -24,7 +24,7 @@ use crate::model::ingress::proxy_protocol::{FIXED, Fixed, PreambleError};
 
 use super::activity::{Activity, IdleTimeouts, Turn};
 use super::client::{ClientConnection, ConnectionBudget};
-use super::linger_close::lend;
+use super::linger_close::hand_out;
 use super::request::answer;
 use super::{Closing, Limits, SitePort};
 
@@ -63,7 +63,7 @@ pub(super) async fn serve(
     let _ = stream.set_nodelay(true);
     let open = port.shared.stats.opened(&port.counts);
     let limits = &port.shared.limits;
-    let client = match timeout(limits.preamble, preamble(&mut stream)).await.unwrap_or(Err(RejectedConnection::Late)) {
+    let client = match timeout(limits.proxy_header_timeout, preamble(&mut stream)).await.unwrap_or(Err(RejectedConnection::Late)) {
         Ok(client) => client,
         Err(error) => {
             port.counts.refused(error.reason());
@@ -78,8 +78,8 @@ pub(super) async fn serve(
         return None;
     }
     let acceptor = port.served.read().acceptor.clone()?;
-    let (stream, mut given_back) = lend(stream);
-    match timeout(limits.handshake, acceptor.accept(stream)).await {
+    let (stream, mut given_back) = hand_out(stream);
+    match timeout(limits.handshake_timeout, acceptor.accept(stream)).await {
         Ok(Ok(stream)) => {
             port.counts.handshake("ok");
             let is_http2 = is_http2(&stream);
@@ -136,17 +136,17 @@ where
             async move { Ok::<_, Infallible>(answer(connection, in_flight, request).await) }
         })
     };
-    let patience = IdleTimeouts { first: limits.first, next: limits.idle };
+    let patience = IdleTimeouts { first: limits.first_request_timeout, next: limits.idle_timeout };
     let stall = |turn| match turn {
         Turn::Head => None,
-        Turn::Client => Some(limits.body),
-        Turn::Backend => Some(limits.answer),
+        Turn::Client => Some(limits.body_timeout),
+        Turn::Backend => Some(limits.answer_timeout),
     };
     // What is under way is looked at this often.
-    let look = limits.body.min(limits.answer);
+    let look = limits.body_timeout.min(limits.answer_timeout);
     let mut connection = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
     let mut finishing = port.shared.closing.clone();
-    let (mut draining, mut over) = (false, Instant::now() + limits.first.min(look));
+    let (mut draining, mut over) = (false, Instant::now() + limits.first_request_timeout.min(look));
     loop {
         tokio::select! {
             ended = connection.as_mut() => {
@@ -166,7 +166,7 @@ where
                 let now = Instant::now();
                 match activity.until(patience) {
                     // A request is being answered, or was until a moment ago.
-                    None => over = now + if draining { FAREWELL } else { limits.idle }.min(look),
+                    None => over = now + if draining { FAREWELL } else { limits.idle_timeout }.min(look),
                     Some(until) if !draining && until > now => over = until.min(now + look),
                     Some(_) if draining => return,
                     Some(_) => {
@@ -183,7 +183,7 @@ where
 /// what has begun, once something was asked. A connection that stands and has not asked yet would be cut in the middle otherwise.
 async fn told_to_go(closing: &mut watch::Receiver<bool>, finishing: &mut watch::Receiver<Closing>, activity: &Activity) {
     let finished = async {
-        if finishing.wait_for(|closing| *closing >= Closing::Finishing).await.is_err() {
+        if finishing.wait_for(|closing| *closing >= Closing::Draining).await.is_err() {
             pending::<()>().await;
         }
         activity.request_began().await;
@@ -198,12 +198,12 @@ fn limit(builder: &mut auto::Builder<Activity>, limits: &Limits) {
     builder
         .http1()
         .timer(TokioTimer::new())
-        .header_read_timeout(limits.idle)
-        .max_buf_size(limits.head)
+        .header_read_timeout(limits.idle_timeout)
+        .max_buf_size(limits.max_head_bytes)
         .http2()
         .timer(TokioTimer::new())
-        .max_header_list_size(u32::try_from(limits.head).unwrap_or(u32::MAX))
-        .max_concurrent_streams(limits.streams)
+        .max_header_list_size(u32::try_from(limits.max_head_bytes).unwrap_or(u32::MAX))
+        .max_concurrent_streams(limits.max_streams)
         .initial_stream_window_size(1 << 20)
         .initial_connection_window_size(4 << 20)
         .keep_alive_interval(Duration::from_secs(30))

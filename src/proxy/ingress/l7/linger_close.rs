@@ -23,14 +23,14 @@ pub(super) struct LingerGuard {
     back: Option<oneshot::Sender<TcpStream>>,
 }
 
-/// Lends a connection. Once the receiver is gone, it is the borrower's, who then closes it as any other.
-pub(super) fn lend(stream: TcpStream) -> (LingerGuard, oneshot::Receiver<TcpStream>) {
+/// Hands a connection out. Once the receiver is gone, it belongs to its new owner, which closes it as any other.
+pub(super) fn hand_out(stream: TcpStream) -> (LingerGuard, oneshot::Receiver<TcpStream>) {
     let (back, given_back) = oneshot::channel();
     (LingerGuard { stream: Some(stream), back: Some(back) }, given_back)
 }
 
 /// Waits until the client has closed, or for so long, or until there is no time left for it; then closes.
-pub(super) async fn part(mut stream: TcpStream, limit: Duration, mut closing: watch::Receiver<bool>) {
+pub(super) async fn linger(mut stream: TcpStream, limit: Duration, mut closing: watch::Receiver<bool>) {
     let farewell = async {
         let mut rest = [0; 512];
         while stream.read(&mut rest).await.is_ok_and(|read| read > 0) {}

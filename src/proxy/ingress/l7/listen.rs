@@ -12,14 +12,14 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::api::routes::Listener;
-use crate::model::ingress::vhosts::loopback;
+use crate::model::ingress::vhosts::listener_addr;
 use crate::model::ingress::vhosts::{Vhost, Vhosts};
 use crate::model::tailnet::advertise::SiteStatus;
 use crate::runtime::snapshot::SnapshotCell;
 
 use super::client::ConnectionBudget;
 use super::connection::serve;
-use super::linger_close::part;
+use super::linger_close::linger;
 use super::{ListenerContext, Loopback, PortSnapshot, SitePort};
 
 /// How long nothing is accepted after that failed: the usual reason, no file descriptors, does not go away at once.
@@ -55,7 +55,7 @@ impl Listeners {
             }
             stays
         });
-        loopback::assign(&mut self.addresses, &sites.keys().map(String::as_str).collect());
+        listener_addr::assign(&mut self.addresses, &sites.keys().map(String::as_str).collect());
         let mut failed = false;
         for (name, site) in sites {
             let served = PortSnapshot::new(site, &shared.certificates);
@@ -134,7 +134,8 @@ impl BoundListener {
                     tasks.spawn(listen(listener, Arc::new(port_of), closed));
                 }
                 Err(error) => {
-                    let at = address.map_or_else(|| "the loopback network".to_owned(), |address| loopback::at(address, port).to_string());
+                    let at =
+                        address.map_or_else(|| "the loopback network".to_owned(), |address| listener_addr::at(address, port).to_string());
                     let why = format!("port {port} cannot be listened on at {at}: {error}");
                     tracing::error!(service = name, "{why}");
                     self.faults.insert(port, why);
@@ -151,7 +152,7 @@ fn is_over_tls(listener: Listener) -> bool {
 async fn bind(loopback: Loopback, address: Option<Ipv4Addr>, port: u16) -> std::io::Result<(TcpListener, SocketAddr)> {
     let at = match (loopback, address) {
         (Loopback::Any, _) => SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
-        (Loopback::Named, Some(address)) => loopback::at(address, port),
+        (Loopback::Named, Some(address)) => listener_addr::at(address, port),
         (Loopback::Named, None) => return Err(std::io::Error::other("there are more services than addresses")),
     };
     let listener = TcpListener::bind(at).await?;
@@ -195,10 +196,10 @@ async fn listen(listener: TcpListener, port: Arc<SitePort>, mut closing: watch::
         if let Some((stream, room)) = accepted {
             let room = Arc::new(room);
             let work = serve(stream, Arc::clone(&port), Arc::clone(&room), closing.clone());
-            let (limit, closing) = (port.shared.limits.parting, closing.clone());
+            let (limit, closing) = (port.shared.limits.linger_timeout, closing.clone());
             connections.spawn(async move {
                 if let Some(stream) = work.await {
-                    part(stream, limit, closing).await;
+                    linger(stream, limit, closing).await;
                 }
                 drop(room);
             });
@@ -209,7 +210,7 @@ async fn listen(listener: TcpListener, port: Arc<SitePort>, mut closing: watch::
         while connections.join_next().await.is_some() {}
         port.tunnels.closed().await;
     };
-    if timeout(port.shared.limits.grace, all).await.is_err() {
+    if timeout(port.shared.limits.drain_timeout, all).await.is_err() {
         tracing::info!(service = port.service, port = port.number, "drain timeout reached; closing the remaining connections");
     }
     port.tunnels.send_replace(());

@@ -108,7 +108,7 @@ impl Pools {
         let candidates: Vec<_> = peers
             .list
             .iter()
-            .map(|peer| EndpointCandidate { near: peer.near, busy: peer.busy(), ejected: peer.standing().is_ejected(now) })
+            .map(|peer| EndpointCandidate { near: peer.near, busy: peer.busy(), ejected: peer.health().is_ejected(now) })
             .collect();
         let order = order(&candidates, TRIES, fastrand::f64);
         order.into_iter().map(|index| Arc::clone(&peers.list[index])).collect()
@@ -120,8 +120,8 @@ impl Pools {
 
     /// Notes whether an endpoint could be reached.
     pub(super) fn note(&self, peer: &Upstream, reached: bool) {
-        let mut standing = peer.standing();
-        if reached { standing.answered() } else { standing.failed(self.start.elapsed()) }
+        let mut health = peer.health();
+        if reached { health.answered() } else { health.failed(self.start.elapsed()) }
     }
 
     /// The kind of what keeps a namespace's endpoints from being followed.
@@ -135,7 +135,7 @@ impl Pools {
         let pools: Vec<_> = self.by_backend.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
         let count = |pool: &Arc<Pool>| {
             let peers = pool.refreshed(&self.endpoints.borrow(), &self.place);
-            (peers.list.len(), peers.list.iter().filter(|peer| peer.standing().is_ejected(now)).count())
+            (peers.list.len(), peers.list.iter().filter(|peer| peer.health().is_ejected(now)).count())
         };
         pools.iter().map(|pool| (Arc::clone(&pool.backend), count(pool))).collect()
     }

@@ -44,7 +44,7 @@ pub(super) fn join(
         let mut ended = port.tunnels.subscribe();
         let pass = async {
             let (theirs, ours) = tokio::try_join!(theirs, ours)?;
-            if !passed(TokioIo::new(theirs), TokioIo::new(ours), port.shared.limits.tunnel).await {
+            if !passed(TokioIo::new(theirs), TokioIo::new(ours), port.shared.limits.tunnel_timeout).await {
                 port.counts.aborted("Tunnel");
             }
             Ok::<_, hyper::Error>(())

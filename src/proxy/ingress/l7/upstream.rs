@@ -24,7 +24,7 @@ use super::pool::{Pool, Pools};
 /// How long a connection waits for the next request, less than servers usually let one wait.
 pub(super) const IDLE: Duration = Duration::from_secs(50);
 /// How many wait at the most.
-const KEPT: usize = 128;
+const MAX_IDLE_PER_UPSTREAM: usize = 128;
 
 /// One address.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ pub(super) struct Upstream {
     pub(super) address: SocketAddr,
     pub(super) near: bool,
     busy: AtomicUsize,
-    standing: Mutex<EndpointHealth>,
+    health: Mutex<EndpointHealth>,
     http1: Mutex<Vec<IdleConnection>>,
     http2: Mutex<Option<(http2::SendRequest<Upload>, Instant)>>,
     /// Held while an HTTP/2 connection is opened, which then serves all who waited.
@@ -83,7 +83,7 @@ impl Upstream {
             address,
             near,
             busy: AtomicUsize::new(0),
-            standing: Mutex::default(),
+            health: Mutex::default(),
             http1: Mutex::default(),
             http2: Mutex::default(),
             opening: tokio::sync::Mutex::default(),
@@ -94,8 +94,8 @@ impl Upstream {
         self.busy.load(Ordering::Relaxed)
     }
 
-    pub(super) fn standing(&self) -> MutexGuard<'_, EndpointHealth> {
-        self.standing.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn health(&self) -> MutexGuard<'_, EndpointHealth> {
+        self.health.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether there are connections or requests.
@@ -218,7 +218,7 @@ impl Upstream {
     /// Keeps a connection whose answer is still coming: it is free when that has passed.
     fn keep(&self, sender: http1::SendRequest<Upload>) {
         let mut idle_now = self.idle_now();
-        if idle_now.len() < KEPT {
+        if idle_now.len() < MAX_IDLE_PER_UPSTREAM {
             idle_now.push(IdleConnection { sender, used: Instant::now() });
         }
     }
