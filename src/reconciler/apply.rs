@@ -211,11 +211,12 @@ impl Applier {
     async fn apply_one(&self, group: &str, manifest: Manifest) -> Result<ApplyResult, KubeError> {
         let object = &manifest.object;
         let hash = applied(&manifest.value).unwrap_or_default().to_owned();
-        match self.stores.version(object) {
+        let stored = self.stores.cache().version(object);
+        match stored {
             // What exists and carries no label of ours is shown by no watch: it must be seen before it is overwritten.
             None => {
                 if let Some(found) = self.writes.look(object).await? {
-                    self.stores.found(group, object.clone(), found, Instant::now());
+                    self.stores.cache().found(group, object.clone(), found, Instant::now());
                     return Ok(ApplyResult::Conflict);
                 }
             }
@@ -234,7 +235,8 @@ impl Applier {
             done => done?,
         };
         self.stores.assume(WatchRole::Owned(object.kind), value);
-        if let Some(version) = self.stores.version(&object) {
+        let stored = self.stores.cache().version(&object);
+        if let Some(version) = stored {
             self.settled.lock().unwrap_or_else(PoisonError::into_inner).insert(object, (hash, version));
         }
         Ok(ApplyResult::Done)
@@ -252,7 +254,7 @@ impl Applier {
     /// Whether an object that was refused had a node port, of which there may be others.
     fn another_port(&self, manifest: &Manifest) -> bool {
         let ports = if manifest.object.kind == Kind::Service { held_ports(&manifest.value) } else { None };
-        ports.is_some_and(|(_, port)| self.stores.refused_port(port, Instant::now()))
+        ports.is_some_and(|(_, port)| self.stores.cache().refused_port(port, Instant::now()))
     }
 
     async fn delete(&self, delete: Delete) -> Result<(), KubeError> {

@@ -16,7 +16,7 @@ use crate::model::controller::objects::{Kind, ObjectRef};
 
 use index::Indices;
 pub use index::parent;
-use object::Object;
+use object::CachedObject;
 pub use observe::ControlPlaneView;
 use store::{ObjectStore, StoredObject};
 
@@ -171,11 +171,11 @@ impl ClusterCache {
         if self.store(role).holds(&id, version) {
             return BTreeSet::new();
         }
-        let mut object = Object::read(role, &id, value);
-        if let Object::Service(service) = &object
+        let mut object = CachedObject::read(role, &id, value);
+        if let CachedObject::Service(service) = &object
             && self.groups_of(&id, &object).is_empty()
         {
-            object = Object::backend(service);
+            object = CachedObject::backend(service);
         }
         let mut keys = self.keys(role, &id, &object);
         let old = self.store(role).objects.insert(id.clone(), StoredObject { version, object: object.clone() });
@@ -242,18 +242,18 @@ impl ClusterCache {
     /// How many objects of a role concern a group.
     #[must_use]
     pub fn count(&self, role: WatchRole) -> usize {
-        self.objects(role).filter(|(_, object)| !matches!(object, Object::Backend(_))).count()
+        self.objects(role).filter(|(_, object)| !matches!(object, CachedObject::Backend(_))).count()
     }
 
     fn store(&mut self, role: WatchRole) -> &mut ObjectStore {
         self.stores.entry(role).or_default()
     }
 
-    fn objects(&self, role: WatchRole) -> impl Iterator<Item = (&Id, &Object)> {
+    fn objects(&self, role: WatchRole) -> impl Iterator<Item = (&Id, &CachedObject)> {
         self.stores.get(&role).into_iter().flat_map(|store| &store.objects).map(|(id, stored)| (id, &stored.object))
     }
 
-    fn one(&self, role: WatchRole, id: &Id) -> Option<&Object> {
+    fn one(&self, role: WatchRole, id: &Id) -> Option<&CachedObject> {
         self.stores.get(&role)?.objects.get(id).map(|stored| &stored.object)
     }
 

@@ -9,7 +9,6 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use serde_json::Value;
 use tokio::sync::watch;
-use tokio::time::Instant;
 
 use super::cache::{ClusterCache, WatchRole, WorkKey};
 use crate::edge::kube::{Cluster, Follow, Resource, WatchChange};
@@ -184,23 +183,6 @@ impl Stores {
     pub fn deleted(&self, object: &ObjectRef, uid: Option<&str>) {
         let keys = self.cache().deleted(object, uid);
         self.ask(keys);
-    }
-
-    /// What is in the way of a group and shown by no watch.
-    pub fn found(&self, group: &str, object: ObjectRef, value: Value, now: Instant) {
-        self.cache().found(group, object, value, now);
-    }
-
-    /// A node port that the API server refused. Whether another is worth a try at once.
-    #[must_use]
-    pub fn refused_port(&self, port: u16, now: Instant) -> bool {
-        self.cache().refused_port(port, now)
-    }
-
-    /// The version of an object, if it is held.
-    #[must_use]
-    pub fn version(&self, object: &ObjectRef) -> Option<u64> {
-        self.cache().version(object)
     }
 
     /// The queue that is fed.

@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{ClusterCache, Object, WatchRole, id, version};
+use super::{CachedObject, ClusterCache, WatchRole, id, version};
 use crate::api::names;
 use crate::model::controller::ingress_spec::{UserCertificate, certificates};
 use crate::model::controller::tenancy::Patterns;
@@ -55,7 +55,7 @@ impl ClusterCache {
         let named: BTreeSet<&str> = ingresses.flat_map(|ingress| certificates(ingress)).collect();
         let secrets = self.stores.get(&WatchRole::Credentials).into_iter().flat_map(|store| &store.objects);
         secrets.filter(move |((_, name), _)| named.contains(name.as_str())).filter_map(|((_, name), stored)| match &stored.object {
-            Object::Credentials(metadata) => Some((name, &**metadata, stored.version)),
+            CachedObject::Credentials(metadata) => Some((name, &**metadata, stored.version)),
             _ => None,
         })
     }

@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::Ingress;
 use serde_json::Value;
 
-use super::{ClusterCache, Id, Object, WatchRole, publishers};
+use super::{CachedObject, ClusterCache, Id, WatchRole, publishers};
 use crate::api::names;
 use crate::model::controller::ingress_spec::{PublishSource, Publisher, backends};
 use crate::model::controller::objects::{IngressConfigMap, Kind, ObjectRef, group_of};
@@ -65,7 +65,7 @@ impl GroupObjects {
     }
 
     /// An object of it came, or went.
-    fn follow(&mut self, group: &str, role: WatchRole, id: &Id, object: &Object, came: bool) {
+    fn follow(&mut self, group: &str, role: WatchRole, id: &Id, object: &CachedObject, came: bool) {
         if let (WatchRole::Owned(kind), Some(value)) = (role, object.owned()) {
             let slice = kind == Kind::EndpointSlice;
             let manual = usize::from(slice && is_manual(value));
@@ -81,9 +81,9 @@ impl GroupObjects {
         let Some(ordinal) = ordinal(group, &id.1) else { return };
         let replica = self.replicas.entry(ordinal).or_default();
         match object {
-            Object::Pod(pod) => replica.pod = came.then(|| Arc::clone(pod)),
-            Object::State(_, state) => replica.state = came.then(|| Arc::clone(state)),
-            Object::Config(_, config) => replica.config = came.then(|| Arc::clone(config)),
+            CachedObject::Pod(pod) => replica.pod = came.then(|| Arc::clone(pod)),
+            CachedObject::State(_, state) => replica.state = came.then(|| Arc::clone(state)),
+            CachedObject::Config(_, config) => replica.config = came.then(|| Arc::clone(config)),
             _ => {}
         }
         if replica.pod.is_none() && replica.state.is_none() && replica.config.is_none() {
@@ -94,7 +94,7 @@ impl GroupObjects {
 
 impl ClusterCache {
     /// An object came, changed or went; its store has it already.
-    pub(super) fn follow(&mut self, role: WatchRole, id: &Id, old: Option<&Object>, new: Option<&Object>) {
+    pub(super) fn follow(&mut self, role: WatchRole, id: &Id, old: Option<&CachedObject>, new: Option<&CachedObject>) {
         let users: BTreeSet<String> = old.into_iter().chain(new).flat_map(|object| self.groups_of(id, object)).collect();
         for (object, came) in [(old, false), (new, true)] {
             if let Some(object) = object {
@@ -110,7 +110,7 @@ impl ClusterCache {
         }
     }
 
-    fn index(&mut self, role: WatchRole, id: &Id, object: &Object, came: bool) {
+    fn index(&mut self, role: WatchRole, id: &Id, object: &CachedObject, came: bool) {
         for group in owners(object) {
             self.change(&group, |members| members.follow(&group, role, id, object, came));
         }
@@ -118,15 +118,15 @@ impl ClusterCache {
             put(&mut self.indices.wanted, label, claimant, came);
         }
         match object {
-            Object::Namespace(labels) if came => drop(self.indices.namespaces.insert(id.1.clone(), Arc::clone(labels))),
-            Object::Namespace(_) => drop(self.indices.namespaces.remove(&id.1)),
-            Object::Ingress(ingress) => {
+            CachedObject::Namespace(labels) if came => drop(self.indices.namespaces.insert(id.1.clone(), Arc::clone(labels))),
+            CachedObject::Namespace(_) => drop(self.indices.namespaces.remove(&id.1)),
+            CachedObject::Ingress(ingress) => {
                 for backend in backends(ingress) {
                     put(&mut self.indices.backend_users, (id.0.clone(), backend.to_owned()), id.clone(), came);
                 }
             }
-            Object::Slice(service, true) => count(&mut self.indices.backed, &(id.0.clone(), service.to_string()), came),
-            Object::Owned(value) => match role {
+            CachedObject::Slice(service, true) => count(&mut self.indices.backed, &(id.0.clone(), service.to_string()), came),
+            CachedObject::Owned(value) => match role {
                 WatchRole::Owned(Kind::Service) => self.index_child(value, came),
                 WatchRole::Owned(Kind::ConfigMap) => self.index_origins(id, value, came),
                 _ => {}
@@ -162,8 +162,8 @@ impl ClusterCache {
         let object = self.one(publishers::role(source), id).cloned();
         let object = object.filter(|object| self.groups_of(id, object).contains(group));
         self.change(group, |members| match (source, object) {
-            (_, Some(Object::Service(service))) => drop(members.services.insert(id.clone(), service)),
-            (_, Some(Object::Ingress(ingress))) => drop(members.ingresses.insert(id.clone(), ingress)),
+            (_, Some(CachedObject::Service(service))) => drop(members.services.insert(id.clone(), service)),
+            (_, Some(CachedObject::Ingress(ingress))) => drop(members.ingresses.insert(id.clone(), ingress)),
             (PublishSource::Service, _) => drop(members.services.remove(id)),
             (PublishSource::Ingress, _) => drop(members.ingresses.remove(id)),
         });
@@ -178,9 +178,9 @@ impl ClusterCache {
     }
 
     /// The groups that are shown a user's object: those that it names or named, and those that have a child of it.
-    pub(super) fn groups_of(&self, id: &Id, object: &Object) -> BTreeSet<String> {
+    pub(super) fn groups_of(&self, id: &Id, object: &CachedObject) -> BTreeSet<String> {
         let mut groups = self.publishers(id, object);
-        if let Object::Service(service) = object {
+        if let CachedObject::Service(service) = object {
             groups.extend(concerns(service));
             groups.extend(self.indices.children.get(id).into_iter().flat_map(BTreeMap::keys).cloned());
         }
@@ -189,8 +189,8 @@ impl ClusterCache {
 }
 
 /// The groups that an object is labelled as being of.
-pub(super) fn owners(object: &Object) -> BTreeSet<String> {
-    if let Object::Pod(pod) = object {
+pub(super) fn owners(object: &CachedObject) -> BTreeSet<String> {
+    if let CachedObject::Pod(pod) = object {
         return pod.metadata.labels.as_ref().and_then(group_of).map(str::to_owned).into_iter().collect();
     }
     let Some(metadata) = object.owned().map(|value| &value["metadata"]) else { return BTreeSet::new() };

@@ -3,44 +3,48 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::index::{GroupObjects, owners};
-use super::{ClusterCache, Id, Object, WatchRole, WorkKey};
+use super::{CachedObject, ClusterCache, Id, WatchRole, WorkKey};
 use crate::api::proxygroup::{ProxyGroup, ProxyGroupType};
 use crate::model::controller::ingress_spec::PublishSource;
 use crate::model::controller::objects::Kind;
 use crate::model::controller::proxygroup::{concerns, is_manual};
 
 impl ClusterCache {
-    pub(super) fn keys(&self, role: WatchRole, id: &Id, object: &Object) -> BTreeSet<WorkKey> {
+    pub(super) fn keys(&self, role: WatchRole, id: &Id, object: &CachedObject) -> BTreeSet<WorkKey> {
         let name = &id.1;
         let mut keys = BTreeSet::new();
         let groups: BTreeSet<String> = match object {
-            Object::Group(group) => {
+            CachedObject::Group(group) => {
                 keys.extend(self.class_of(group).map(|name| WorkKey::Class(name.to_owned())));
                 keys.extend(group.spec.tailnet.clone().map(WorkKey::Tailnet));
                 [name.clone()].into()
             }
-            Object::Class(_) => {
+            CachedObject::Class(_) => {
                 keys.insert(WorkKey::Class(name.clone()));
                 self.users_of_class(name).into_iter().collect()
             }
-            Object::Tailnet(_) => {
+            CachedObject::Tailnet(_) => {
                 keys.insert(WorkKey::Tailnet(name.clone()));
                 self.users_of_tailnet(Some(name)).into_iter().collect()
             }
-            Object::Credentials(_) => {
+            CachedObject::Credentials(_) => {
                 keys.extend(self.users_of_secret(name).into_iter().map(WorkKey::Tailnet));
                 self.showing(name)
             }
-            Object::Node(_) => self.groups_that(|group| self.class_with_nodes(group)),
-            Object::Namespace(_) => self.groups_that(has_tenants),
-            Object::IngressClass(_) if *name == self.ingress_class => self.groups_that(|group| group.spec.type_ == ProxyGroupType::Ingress),
-            Object::Service(service) => {
+            CachedObject::Node(_) => self.groups_that(|group| self.class_with_nodes(group)),
+            CachedObject::Namespace(_) => self.groups_that(has_tenants),
+            CachedObject::IngressClass(_) if *name == self.ingress_class => {
+                self.groups_that(|group| group.spec.type_ == ProxyGroupType::Ingress)
+            }
+            CachedObject::Service(service) => {
                 let own = self.indices.children.get(id).into_iter().flat_map(BTreeMap::keys).cloned();
                 concerns(service).into_iter().chain(own).collect()
             }
-            Object::Slice(service, _) => self.publisher(PublishSource::Service, &(id.0.clone(), service.to_string())).into_iter().collect(),
+            CachedObject::Slice(service, _) => {
+                self.publisher(PublishSource::Service, &(id.0.clone(), service.to_string())).into_iter().collect()
+            }
             // Kubernetes' own slices matter while one is written by hand.
-            Object::Owned(value) if role == WatchRole::Owned(Kind::EndpointSlice) && !is_manual(value) => {
+            CachedObject::Owned(value) if role == WatchRole::Owned(Kind::EndpointSlice) && !is_manual(value) => {
                 let minded = |group: &String| self.indices.groups.get(group).is_some_and(GroupObjects::is_manual);
                 owners(object).into_iter().filter(minded).collect()
             }
@@ -52,7 +56,7 @@ impl ClusterCache {
     }
 
     /// The groups that a change concerns because of what is published.
-    fn publishing_groups(&self, role: WatchRole, id: &Id, object: &Object) -> BTreeSet<String> {
+    fn publishing_groups(&self, role: WatchRole, id: &Id, object: &CachedObject) -> BTreeSet<String> {
         let mut groups = self.publishers(id, object);
         if let Some((_, Some(_), label)) = self.asks(id, object) {
             groups.extend(self.indices.wanted.get(&label).into_iter().flatten().filter_map(|other| self.group_of(other)));

@@ -28,7 +28,7 @@ const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
 /// An object as it is stored. Two that are equal differ in nothing that a pass reads.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Object {
+pub(super) enum CachedObject {
     /// Nothing of it is read.
     None,
     Group(Arc<ProxyGroup>),
@@ -55,7 +55,7 @@ pub(super) enum Object {
     Config(Arc<Value>, Arc<ReplicaConfig>),
 }
 
-impl Object {
+impl CachedObject {
     /// Reads an object of a role, pruned.
     pub(super) fn read(role: WatchRole, id: &Id, value: Value) -> Self {
         match role {
@@ -113,12 +113,12 @@ impl Object {
     }
 }
 
-fn typed<T: DeserializeOwned>((namespace, name): &Id, value: Value, object: impl FnOnce(Arc<T>) -> Object) -> Object {
+fn typed<T: DeserializeOwned>((namespace, name): &Id, value: Value, object: impl FnOnce(Arc<T>) -> CachedObject) -> CachedObject {
     match serde_json::from_value(value) {
         Ok(read) => object(Arc::new(read)),
         Err(error) => {
             tracing::warn!(namespace, name, %error, "ignored an object that cannot be decoded");
-            Object::None
+            CachedObject::None
         }
     }
 }
@@ -130,26 +130,26 @@ fn node(whole: &Node) -> Node {
     Node { metadata, status: Some(NodeStatus { addresses, ..NodeStatus::default() }), spec: None }
 }
 
-fn owned(kind: Kind, name: &str, mut value: Value) -> Object {
+fn owned(kind: Kind, name: &str, mut value: Value) -> CachedObject {
     if let Some(Value::Object(annotations)) = value.pointer_mut("/metadata/annotations") {
         annotations.remove(LAST_APPLIED);
     }
     match kind {
-        Kind::Secret if domain_of(&value).is_some() => Object::Owned(Arc::new(certificate(&value))),
+        Kind::Secret if domain_of(&value).is_some() => CachedObject::Owned(Arc::new(certificate(&value))),
         Kind::Secret => {
             let secret = Secret::deserialize(&value).unwrap_or_default();
             if name.ends_with(names::CONFIG_SECRET_SUFFIX) {
-                Object::Config(Arc::new(value), Arc::new(ReplicaConfig::read(&secret)))
+                CachedObject::Config(Arc::new(value), Arc::new(ReplicaConfig::read(&secret)))
             } else {
                 // Of what tailscaled keeps there only what the replica reports is read.
-                Object::State(Arc::new(only(value, &[("metadata", &[])])), Arc::new(ReplicaState::read(&secret)))
+                CachedObject::State(Arc::new(only(value, &[("metadata", &[])])), Arc::new(ReplicaState::read(&secret)))
             }
         }
-        Kind::EndpointSlice => Object::Owned(Arc::new(slice(value))),
+        Kind::EndpointSlice => CachedObject::Owned(Arc::new(slice(value))),
         Kind::Service if value["metadata"]["labels"][names::SERVICE_TYPE] == names::EGRESS => {
-            Object::Owned(Arc::new(only(value, &[("metadata", &[]), ("spec", &["selector", "ports"])])))
+            CachedObject::Owned(Arc::new(only(value, &[("metadata", &[]), ("spec", &["selector", "ports"])])))
         }
-        _ => Object::Owned(Arc::new(value)),
+        _ => CachedObject::Owned(Arc::new(value)),
     }
 }
 
@@ -195,8 +195,8 @@ mod tests {
 
     use super::*;
 
-    fn read(role: WatchRole, value: Value) -> Object {
-        Object::read(role, &super::super::id(&value), value)
+    fn read(role: WatchRole, value: Value) -> CachedObject {
+        CachedObject::read(role, &super::super::id(&value), value)
     }
 
     fn pruned(kind: Kind, value: Value) -> Value {

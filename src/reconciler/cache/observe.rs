@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::index::GroupObjects;
 use super::keys::has_tenants;
-use super::{ClusterCache, Id, Object, WatchRole, WorkKey};
+use super::{CachedObject, ClusterCache, Id, WatchRole, WorkKey};
 use crate::api::names;
 use crate::api::proxyclass::ProxyClass;
 use crate::api::proxygroup::ProxyGroup;
@@ -48,52 +48,52 @@ impl ClusterCache {
             tailnet,
             replicas: self.replicas(name),
             owned: self.with_shared(self.owned(name), name, &settings.namespace),
-            settings,
             services: self.services(name),
             nodes: if wants_nodes { self.nodes().cloned().collect() } else { Vec::new() },
             namespaces,
             node_ports: if wants_nodes { self.node_ports(name) } else { BTreeSet::new() },
-            publish: PublishInputs { listed, approved, ..self.publishing(name) },
+            publish: PublishInputs { listed, approved, ..self.publishing(name, &settings.namespace) },
+            settings,
             denied,
         }
     }
 
     #[must_use]
     pub fn group(&self, name: &str) -> Option<Arc<ProxyGroup>> {
-        if let Object::Group(group) = self.named(WatchRole::Group, name)? { Some(Arc::clone(group)) } else { None }
+        if let CachedObject::Group(group) = self.named(WatchRole::Group, name)? { Some(Arc::clone(group)) } else { None }
     }
 
     #[must_use]
     pub fn class(&self, name: &str) -> Option<Arc<ProxyClass>> {
-        if let Object::Class(class) = self.named(WatchRole::Class, name)? { Some(Arc::clone(class)) } else { None }
+        if let CachedObject::Class(class) = self.named(WatchRole::Class, name)? { Some(Arc::clone(class)) } else { None }
     }
 
     #[must_use]
     pub fn tailnet(&self, name: &str) -> Option<Arc<Tailnet>> {
-        if let Object::Tailnet(tailnet) = self.named(WatchRole::Tailnet, name)? { Some(Arc::clone(tailnet)) } else { None }
+        if let CachedObject::Tailnet(tailnet) = self.named(WatchRole::Tailnet, name)? { Some(Arc::clone(tailnet)) } else { None }
     }
 
     /// The version of a class or Tailnet as the API wants it back.
     #[must_use]
     pub fn text_version(&self, role: WatchRole, name: &str) -> Option<String> {
         match self.named(role, name)? {
-            Object::Class(class) => class.metadata.resource_version.clone(),
-            Object::Tailnet(tailnet) => tailnet.metadata.resource_version.clone(),
+            CachedObject::Class(class) => class.metadata.resource_version.clone(),
+            CachedObject::Tailnet(tailnet) => tailnet.metadata.resource_version.clone(),
             _ => None,
         }
     }
 
     pub(super) fn groups(&self) -> impl Iterator<Item = (&String, &Arc<ProxyGroup>)> {
         self.objects(WatchRole::Group)
-            .filter_map(|((_, name), object)| if let Object::Group(group) = object { Some((name, group)) } else { None })
+            .filter_map(|((_, name), object)| if let CachedObject::Group(group) = object { Some((name, group)) } else { None })
     }
 
     fn classes(&self) -> impl Iterator<Item = &Arc<ProxyClass>> {
-        self.objects(WatchRole::Class).filter_map(|(_, object)| if let Object::Class(class) = object { Some(class) } else { None })
+        self.objects(WatchRole::Class).filter_map(|(_, object)| if let CachedObject::Class(class) = object { Some(class) } else { None })
     }
 
     fn nodes(&self) -> impl Iterator<Item = &Arc<Node>> {
-        self.objects(WatchRole::Node).filter_map(|(_, object)| if let Object::Node(node) = object { Some(node) } else { None })
+        self.objects(WatchRole::Node).filter_map(|(_, object)| if let CachedObject::Node(node) = object { Some(node) } else { None })
     }
 
     /// All classes but one.
@@ -133,7 +133,7 @@ impl ClusterCache {
 
     /// The Tailnets whose credentials are in a Secret.
     pub(super) fn users_of_secret(&self, name: &str) -> Vec<String> {
-        let uses = |object: &Object| matches!(object, Object::Tailnet(tailnet) if tailnet.spec.credentials.secret_name == name);
+        let uses = |object: &CachedObject| matches!(object, CachedObject::Tailnet(tailnet) if tailnet.spec.credentials.secret_name == name);
         self.objects(WatchRole::Tailnet).filter(|(_, object)| uses(object)).map(|((_, name), _)| name.clone()).collect()
     }
 
@@ -211,7 +211,7 @@ impl ClusterCache {
         node_ports.chain(self.refused_ports.keys().copied()).collect()
     }
 
-    fn named(&self, role: WatchRole, name: &str) -> Option<&Object> {
+    fn named(&self, role: WatchRole, name: &str) -> Option<&CachedObject> {
         self.one(role, &(String::new(), name.to_owned()))
     }
 }

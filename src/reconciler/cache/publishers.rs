@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use k8s_openapi::api::networking::v1::Ingress;
 
-use super::{ClusterCache, Id, Object, WatchRole};
+use super::{CachedObject, ClusterCache, Id, WatchRole};
 use crate::api::names;
 use crate::api::routes::Origin;
+use crate::api::vip::PREFIX;
 use crate::model::controller::finalizers;
 use crate::model::controller::ingress_spec::{
     PublishSource, Publisher, backends, certificates, has_conditions, ingress_group, ingress_label, service_group, service_label,
@@ -30,30 +31,31 @@ pub(super) fn role(source: PublishSource) -> WatchRole {
 
 impl ClusterCache {
     /// Who asks, by whom to be published, and for which label; nobody if it is none of ours.
-    pub(super) fn asks(&self, id: &Id, object: &Object) -> Option<(Publisher, Option<String>, String)> {
+    pub(super) fn asks(&self, id: &Id, object: &CachedObject) -> Option<(Publisher, Option<String>, String)> {
         let (source, group, label) = match object {
-            Object::Ingress(ingress) => (PublishSource::Ingress, ingress_group(ingress, &self.ingress_class), ingress_label(ingress)),
-            Object::Service(service) => (PublishSource::Service, service_group(service), service_label(service)),
+            CachedObject::Ingress(ingress) => (PublishSource::Ingress, ingress_group(ingress, &self.ingress_class), ingress_label(ingress)),
+            CachedObject::Service(service) => (PublishSource::Service, service_group(service), service_label(service)),
             _ => return None,
         };
         Some((Publisher { source, namespace: id.0.clone(), name: id.1.clone() }, group.map(str::to_owned), label))
     }
 
     /// The groups that an object concerns by what it asks to have published, or had. The empty name stands for none.
-    pub(super) fn publishers(&self, id: &Id, object: &Object) -> BTreeSet<String> {
+    pub(super) fn publishers(&self, id: &Id, object: &CachedObject) -> BTreeSet<String> {
         let Some(((claimant, group, _), metadata)) = self.asks(id, object).zip(object.user_metadata()) else { return BTreeSet::new() };
         let recorded = self.indices.recorded.get(&claimant).into_iter().flatten().cloned();
         let mut groups: BTreeSet<String> = group.into_iter().chain(recorded).collect();
         let finalized = finalizers::has(metadata, claimant.source.finalizer());
-        if groups.is_empty() && (finalized || matches!(object, Object::Service(service) if has_conditions(service))) {
+        if groups.is_empty() && (finalized || matches!(object, CachedObject::Service(service) if has_conditions(service))) {
             groups.insert(String::new());
         }
         groups
     }
 
     /// What a group is asked to publish.
-    pub(super) fn publishing(&self, group: &str) -> PublishInputs {
-        let ingresses = self.indices.groups.get(group).map(|members| members.ingresses.clone()).unwrap_or_default();
+    pub(super) fn publishing(&self, group: &str, namespace: &str) -> PublishInputs {
+        let members = self.indices.groups.get(group);
+        let ingresses = members.map(|members| members.ingresses.clone()).unwrap_or_default();
         let named =
             ingresses.iter().flat_map(|((namespace, _), ingress)| backends(ingress).map(move |name| (namespace.clone(), name.to_owned())));
         let named: BTreeSet<Id> = named.collect();
@@ -63,9 +65,12 @@ impl ClusterCache {
         let services = self.services(group);
         let asking = || services.iter().filter(|(_, service)| service_group(service).is_some());
         let backed = asking().map(|(id, _)| id).filter(|id| self.indices.backed.contains_key(*id)).cloned().collect();
+        let config = ObjectRef::new(Kind::ConfigMap, namespace, names::ingress_config(group));
+        let recorded = members.and_then(|members| members.owned.get(&config)).map(|config| IngressConfigMap::origins(config));
+        let recorded = recorded.unwrap_or_default();
+        let recorded = recorded.keys().filter_map(|name| name.strip_prefix(PREFIX).map(str::to_owned));
         let labels = ingresses.values().map(|ingress| ingress_label(ingress));
-        let labels: BTreeSet<String> =
-            labels.chain(asking().map(|(_, service)| service_label(service))).chain(self.labels(group)).collect();
+        let labels: BTreeSet<String> = labels.chain(asking().map(|(_, service)| service_label(service))).chain(recorded).collect();
         let rivals = labels.iter().map(|label| (service_name(label), self.rivals(group, label)));
         let rivals = rivals.filter(|(_, rivals)| !rivals.is_empty()).collect();
         PublishInputs {
@@ -94,17 +99,6 @@ impl ClusterCache {
         ingresses.map(|(_, ingress)| ingress_label(ingress))
     }
 
-    /// The labels that are recorded in a group's config.
-    fn labels(&self, group: &str) -> Vec<String> {
-        let Some(members) = self.indices.groups.get(group) else { return Vec::new() };
-        let name = names::ingress_config(group);
-        let mut configs =
-            members.owned.range(ObjectRef::new(Kind::ConfigMap, "", "")..).take_while(|(object, _)| object.kind == Kind::ConfigMap);
-        let config = configs.find(|(object, _)| object.name == name);
-        let names = config.map(|(_, config)| IngressConfigMap::origins(config)).unwrap_or_default().into_keys();
-        names.filter_map(|name| name.strip_prefix(crate::api::vip::PREFIX).map(str::to_owned)).collect()
-    }
-
     fn rivals(&self, group: &str, label: &str) -> Vec<NameConflict> {
         let tailnet = |name: &str| self.group(name).map(|group| group.spec.tailnet.clone());
         let own = tailnet(group);
@@ -130,7 +124,7 @@ impl ClusterCache {
         metadata.deletion_timestamp.is_none().then_some(created)
     }
 
-    fn claimant(&self, claimant: &Publisher) -> Option<(Id, &Object)> {
+    fn claimant(&self, claimant: &Publisher) -> Option<(Id, &CachedObject)> {
         let id = (claimant.namespace.clone(), claimant.name.clone());
         self.one(role(claimant.source), &id).map(|object| (id, object))
     }
@@ -149,7 +143,7 @@ impl ClusterCache {
         let class = &self.ingress_class;
         self.stores.get(&WatchRole::IngressClass)?;
         let make = format!("name the controller {} in it", names::INGRESS_CONTROLLER);
-        let Some(Object::IngressClass(found)) = self.one(WatchRole::IngressClass, &(String::new(), class.clone())) else {
+        let Some(CachedObject::IngressClass(found)) = self.one(WatchRole::IngressClass, &(String::new(), class.clone())) else {
             return Some(format!("IngressClass {class} does not exist: make it, and {make}."));
         };
         if found.spec.as_ref().and_then(|spec| spec.controller.as_deref()) != Some(names::INGRESS_CONTROLLER) {

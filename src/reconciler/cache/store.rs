@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::{Id, Object};
+use super::{CachedObject, Id};
 
 /// How many ends are remembered: more than writes can be under way.
 const ENDS: usize = 1024;
@@ -10,7 +10,7 @@ const ENDS: usize = 1024;
 #[derive(Debug)]
 pub(super) struct StoredObject {
     pub(super) version: u64,
-    pub(super) object: Object,
+    pub(super) object: CachedObject,
 }
 
 /// The objects of a role.
