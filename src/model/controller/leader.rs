@@ -1,54 +1,53 @@
-//! Who leads: decided from what a Lease says and for how long it has said so, by the candidate's own clock.
+//! Leader election by a Lease, timed by the candidate's own monotonic clock.
 //!
-//! The times in a Lease are other machines' and are never compared with ours: a candidate takes a Lease over when it has
-//! seen it unchanged for as long as its holder promised to renew it. A leader trusts itself for a shorter time, counted
-//! from before its request was sent, so that it has stepped down before anybody can have taken over. No clock is read here.
+//! Times in the Lease come from other clocks and are never compared with ours: a candidate takes over a Lease that it has seen unchanged
+//! for the Lease's duration. A leader stops earlier, counted from before its renewal was sent, so that two never lead at once.
 
 use std::time::{Duration, Instant};
 
-/// How leading is kept and lost.
+/// Durations of an election.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LeaseTerms {
-    /// A Lease that was not renewed for so long is anybody's.
+    /// A Lease without renewal for this long is free.
     pub duration: Duration,
-    /// A leader that could not renew for so long writes nothing any more. The difference to `duration` is what a write that
-    /// is under way may still take, and what clocks may run apart.
+    /// A leader without renewal for this long writes nothing. The difference to `duration` covers requests in flight and clock
+    /// rates that differ.
     pub trust: Duration,
-    /// How often the leader renews and the others look.
+    /// Interval of renewals, and of reads by other candidates.
     pub every: Duration,
 }
 
 impl LeaseTerms {
-    /// Another candidate leads within 15 s of a leader's death: 12 s since its last renewal, and 2 s until one looks.
+    /// Takeover within 15 s of a leader's death: 12 s since its last renewal, and 2 s until the next read.
     pub const RECONCILER: Self = Self { duration: Duration::from_secs(12), trust: Duration::from_secs(8), every: Duration::from_secs(2) };
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LeaseRecord {
-    /// Who holds it; empty if it was given back.
+    /// Holder; empty if released.
     pub holder: String,
-    /// How long it is his without a renewal.
+    /// Time for which it is held without renewal.
     pub duration: Duration,
-    /// How often it changed hands.
+    /// Number of changes of holder.
     pub transitions: i32,
-    /// Differs after every write: the version of the object.
+    /// `resourceVersion`: differs after every write.
     pub version: String,
 }
 
-/// What a candidate does next.
+/// Next action of a candidate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LeaseStep {
     Create,
-    /// Write its own name into the Lease: it is free, or its time is up.
+    /// Write our name into the Lease: it is free or expired.
     Take {
-        /// How often it changed hands with this time.
+        /// Number of changes of holder, this one included.
         transitions: i32,
     },
-    /// Write the time into the Lease that it holds.
+    /// Renew the Lease that we hold.
     Renew {
         transitions: i32,
     },
-    /// Look again, at the latest at this time: then the holder's time may be up.
+    /// Read again, at the latest at this time, when the holder may have expired.
     Wait(Instant),
 }
 
@@ -61,7 +60,7 @@ pub struct LeaseCandidate {
 }
 
 impl LeaseCandidate {
-    /// A candidate of this name, which no other process has.
+    /// A candidate with a unique name.
     #[must_use]
     pub fn new(name: impl Into<String>, terms: LeaseTerms) -> Self {
         Self { name: name.into(), terms, observed: None, until: None }
@@ -77,7 +76,7 @@ impl LeaseCandidate {
         self.terms
     }
 
-    /// The Lease was read, or does not exist. The holder's time begins anew if it was written since it was seen last.
+    /// Records a read of the Lease, `None` if it does not exist. A changed version restarts the holder's time.
     pub fn saw(&mut self, record: Option<LeaseRecord>, now: Instant) {
         let Some(record) = record else {
             self.observed = None;
@@ -92,7 +91,7 @@ impl LeaseCandidate {
         }
     }
 
-    /// A write of its own was accepted, whose request was sent at this time.
+    /// Records an accepted write of ours, whose request was sent at `sent`.
     pub fn wrote(&mut self, record: LeaseRecord, sent: Instant) {
         self.until = (record.holder == self.name).then(|| sent + self.terms.trust);
         self.observed = Some((record, sent));
@@ -111,13 +110,13 @@ impl LeaseCandidate {
         LeaseStep::Wait(ends)
     }
 
-    /// Until when it leads; nothing if it does not, or its time is up.
+    /// The time until which this candidate leads; `None` if it does not.
     #[must_use]
     pub fn leads(&self, now: Instant) -> Option<Instant> {
         self.until.filter(|until| now < *until)
     }
 
-    /// The version that a write must find, if the Lease exists.
+    /// Precondition of a write, if the Lease exists.
     #[must_use]
     pub fn version(&self) -> Option<&str> {
         self.observed.as_ref().map(|(record, _)| record.version.as_str())
@@ -186,7 +185,7 @@ mod tests {
     }
 
     proptest! {
-        /// However requests are delayed or lost, two candidates never lead at one time.
+        /// Two candidates never lead at once, however requests are delayed or lost.
         #[test]
         fn nobody_leads_beside_another(steps in prop::collection::vec((0..2_usize, 0..3_000_u64, 0..6_000_u64, any::<bool>()), 1..200)) {
             let begin = Instant::now();
@@ -198,7 +197,7 @@ mod tests {
                 now += Duration::from_millis(pause);
                 both[who].saw(lease.clone(), now);
                 let (sent, step) = (now, both[who].next(now));
-                // The request is applied after a delay, and its answer may be lost.
+                // The request is applied after a delay, and its response may be lost.
                 now += Duration::from_millis(delay);
                 let transitions = match step {
                     LeaseStep::Create => 0,
