@@ -1,7 +1,7 @@
-//! Which tracked flows end when the kernel's maps change, and how.
+//! Conntrack cleanup: which flows end after a ruleset change, and how.
 //!
-//! Connection tracking keeps a flow on the target that the maps gave it at its start. That is what keeps untouched flows
-//! running through any change, and what would leave others hanging on a target that is gone. Nothing is deleted here.
+//! conntrack keeps a flow on the target of its first packet. So unchanged flows survive any change, and flows to removed targets would
+//! hang. Decides only; deletes nothing.
 
 mod past;
 
@@ -18,20 +18,20 @@ use crate::model::base::small_set::SortedSet;
 use crate::model::firewall::ruleset::{Delta, Edit, Ruleset};
 use crate::model::flows::flow::{Flow, FlowFilter, SRC_NAT, TcpState};
 
-/// What is to happen to a flow.
+/// Action for a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum FlowAction {
     Keep,
-    /// Its entry goes; there is nobody to be told, or no way to tell.
+    /// Delete the entry: no end can be notified.
     Delete,
-    /// Its entry goes and both its ends are reset, if there are any.
+    /// Delete the entry and reset both ends, if any.
     Reset,
 }
 
-/// The keys whose flows may end.
+/// Keys whose flows may end.
 type AffectedFlows<'a, K, T> = BTreeMap<&'a K, RemainingTargets<'a, T>>;
 
-/// What a key has now.
+/// Targets of a key after the change.
 #[derive(Debug, Clone)]
 enum RemainingTargets<'a, T> {
     Nothing,
@@ -39,7 +39,7 @@ enum RemainingTargets<'a, T> {
 }
 
 impl<T: Ord> RemainingTargets<'_, T> {
-    /// How a flow of the key stands that leads to this target.
+    /// Status of a flow of the key with this target.
     fn standing(&self, target: &T) -> FlowStatus {
         match self {
             Self::Nothing => FlowStatus::Removed,
@@ -49,7 +49,7 @@ impl<T: Ord> RemainingTargets<'_, T> {
     }
 }
 
-/// What a change of the ruleset takes away.
+/// Effects of a ruleset change on flows.
 #[derive(Clone)]
 pub struct FlowChanges<'a> {
     before: &'a Ruleset,
@@ -58,28 +58,28 @@ pub struct FlowChanges<'a> {
     ports: AffectedFlows<'a, PortKey, SocketAddr>,
     from_tailnet: AffectedFlows<'a, IpAddr, IpAddr>,
     from_cluster: AffectedFlows<'a, IpAddr, IpAddr>,
-    /// Own addresses that are no longer ours.
+    /// Former addresses of this node.
     lost: Vec<IpAddr>,
 }
 
-/// How a flow stands to the maps.
+/// Status of a flow relative to the ruleset.
 enum FlowStatus {
-    /// Nothing that it hangs on has changed.
+    /// Unaffected.
     Same,
-    /// Its key leads elsewhere now.
+    /// Its key has other targets now.
     Moved,
-    /// Its key, or the address that it leaves by, is gone.
+    /// Its key or its source address is removed.
     Removed,
 }
 
 impl<'a> FlowChanges<'a> {
-    /// What `delta`, which leads from what was in force to `after`, takes away.
+    /// Effects of `delta`, the change from the past rulesets to `after`.
     ///
-    /// `reachable` says whether an address is still somebody's: true for every address that no netmap knows about.
+    /// `reachable`: whether an address still belongs to a peer; true for addresses outside of the tailnet.
     #[must_use]
     pub fn new(past: &'a RulesetHistory, delta: &'a Delta, after: &'a Ruleset, reachable: &'a (dyn Fn(IpAddr) -> bool + Sync)) -> Self {
         let mut ports = touched(&delta.ports);
-        // TCP drains where it went: while those live, nothing ends, and most of what is tracked need not be listed.
+        // TCP flows drain to their old targets: while those live, none ends and few flows need listing.
         let live = |key: &PortKey| past.rules.ports.get(key).into_iter().flatten().all(|target| reachable(target.ip()));
         ports.retain(|key, targets| key.proto != Proto::Tcp || matches!(targets, RemainingTargets::Nothing) || !live(key));
         let ours = |ip: &IpAddr| after.source.values().any(|own| own == ip);
@@ -94,10 +94,10 @@ impl<'a> FlowChanges<'a> {
         }
     }
 
-    /// What does not agree with the ruleset in force, whatever led there: for a start with flows of an earlier process, and
-    /// for a target that leaves the tailnet while flows still drain on it.
+    /// Compares all flows with the current ruleset: at a start with flows of an earlier process, and when a target leaves the tailnet
+    /// while flows drain to it.
     ///
-    /// Flows of keys that the ruleset does not have are left alone, as they may be somebody else's.
+    /// Flows of unknown keys are kept: they may belong to other programs.
     #[must_use]
     pub fn audit(now: &'a Ruleset, reachable: &'a (dyn Fn(IpAddr) -> bool + Sync)) -> Self {
         Self {
@@ -111,13 +111,13 @@ impl<'a> FlowChanges<'a> {
         }
     }
 
-    /// Whether no flow can end, so that there is no need to list them.
+    /// Whether no flow can end, so that none needs listing.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.ports.is_empty() && self.from_tailnet.is_empty() && self.from_cluster.is_empty() && self.lost.is_empty()
     }
 
-    /// The smallest listing that has every flow which may end.
+    /// The narrowest filter that matches every flow that may end.
     #[must_use]
     pub fn filter(&self) -> FlowFilter {
         let only_ports = self.from_tailnet.is_empty() && self.from_cluster.is_empty() && self.lost.is_empty();
@@ -126,8 +126,8 @@ impl<'a> FlowChanges<'a> {
         FlowFilter { key, ..FlowFilter::under_way() }
     }
 
-    /// What is to happen to a flow; a flow of a key that the change leaves as it is runs on, always. What is over keeps its entry: there
-    /// are often a hundred times as many of them as of others, and nobody sees whether one is there.
+    /// Action for a flow. Flows of unchanged keys are always kept, and so are closed ones (`TIME_WAIT`): they are often a hundred times as
+    /// many, and deleting them has no effect.
     #[must_use]
     pub fn verdict(&self, flow: &Flow) -> FlowAction {
         let ends = match self.standing(flow) {
@@ -152,8 +152,7 @@ impl<'a> FlowChanges<'a> {
         if flow.status & SRC_NAT != 0 && self.lost.contains(&flow.reply.destination.ip()) {
             return FlowStatus::Removed;
         }
-        // In the order in which the rules ask their maps. What is touched is looked at first: it is little where much is tracked, and a
-        // touched key is one that the rules have or had.
+        // In the order of the rules' map lookups. Affected keys first: they are few, and each is or was in the rules.
         let (address, target) = (flow.original.destination.ip(), flow.target());
         if let Some(targets) = self.from_tailnet.get(&address) {
             return targets.standing(&target.ip());
@@ -182,7 +181,7 @@ impl std::fmt::Debug for FlowChanges<'_> {
     }
 }
 
-/// The edits that take something away.
+/// Edits that remove a target.
 fn touched<'a, K: Ord, T: Ord>(edits: &'a BTreeMap<K, Edit<SortedSet<T>>>) -> AffectedFlows<'a, K, T> {
     let takes = |edit: &&Edit<SortedSet<T>>| match (&edit.before, &edit.after) {
         (None, _) => false,

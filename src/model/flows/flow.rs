@@ -1,4 +1,4 @@
-//! A flow as connection tracking sees it, and which of them to ask the kernel for.
+//! A conntrack flow, and filters for listings.
 //!
 //! The shape is ctnetlink's (`linux/netfilter/nfnetlink_conntrack.h`): two tuples, the way packets come and the way replies come.
 
@@ -13,7 +13,7 @@ pub const DST_NAT: u32 = 1 << 5;
 /// The source was rewritten (`IPS_SRC_NAT`).
 pub const SRC_NAT: u32 = 1 << 4;
 
-/// From where to where packets of one direction go.
+/// Source and destination of one direction.
 ///
 /// The ports are the protocol's own; ICMP has its identifier as the source port and `type << 8 | code` as the destination
 /// port, as in the kernel's union, and protocols without any have zeros.
@@ -23,24 +23,24 @@ pub struct Tuple {
     pub destination: SocketAddr,
 }
 
-/// Where a TCP flow is in its life, as the tracker saw both directions pass (`enum tcp_conntrack`).
+/// TCP state of conntrack (`enum tcp_conntrack`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub enum TcpState {
-    /// Nothing understood yet.
+    /// Unknown.
     None,
-    /// A SYN went one way.
+    /// SYN in one direction.
     SynSent,
-    /// A SYN came back.
+    /// SYN in the other direction.
     SynRecv,
     /// Both ends may send.
     Established,
-    /// One end has no more to send.
+    /// One end has sent FIN.
     FinWait,
     /// That end's FIN was acknowledged; the other may still send.
     CloseWait,
-    /// Both have no more to send, the last acknowledgment is due.
+    /// Both ends have sent FIN; the last acknowledgment is due.
     LastAck,
-    /// Over; the entry only holds the ports for a while. A client that comes again by them gets another entry, by the rules of then.
+    /// Closed. A client that reuses the ports gets a new entry by the current rules.
     TimeWait,
     Close,
     /// Both ends sent a SYN.
@@ -48,7 +48,7 @@ pub enum TcpState {
 }
 
 impl TcpState {
-    /// The state of the kernel's number; nothing for a number of a later kernel.
+    /// State from the kernel's number; `None` for an unknown one.
     #[must_use]
     pub fn of(number: u8) -> Option<Self> {
         use TcpState::{Close, CloseWait, Established, FinWait, LastAck, SynRecv, SynSent, SynSent2, TimeWait};
@@ -56,14 +56,13 @@ impl TcpState {
         states.get(usize::from(number)).copied()
     }
 
-    /// Whether there are two ends that believe in a connection, or may be by the time that the entry goes, so that a reset tells
-    /// them something.
+    /// Whether both ends have the connection open, or may have by the time that the entry is deleted, so that a reset has an effect.
     #[must_use]
     pub fn has_ends(self) -> bool {
         self.is_half_open() || matches!(self, Self::SynRecv | Self::Established | Self::FinWait | Self::CloseWait | Self::LastAck)
     }
 
-    /// Whether the end that was connected to has not answered.
+    /// Whether the server has not responded yet.
     #[must_use]
     pub fn is_half_open(self) -> bool {
         matches!(self, Self::SynSent | Self::SynSent2)
@@ -75,22 +74,22 @@ impl TcpState {
 pub struct Flow {
     /// The IANA protocol number.
     pub proto: u8,
-    /// What the side that began it sends: a client to the address and port it knows.
+    /// Direction of the client: to the address and port that it connected to.
     pub original: Tuple,
-    /// What the other side answers: the target to the address and port that the client's packets were given.
+    /// Direction of replies: from the target to the translated source.
     pub reply: Tuple,
     pub tcp: Option<TcpState>,
     /// `IPS_*` bits.
     pub status: u32,
     pub mark: u32,
-    /// Seconds until the entry ends unless another packet passes.
+    /// Seconds until the entry expires without further packets.
     pub timeout: u32,
-    /// The kernel's name for this very entry.
+    /// The kernel's ID of this entry.
     pub id: u32,
 }
 
 impl Flow {
-    /// Whether a NAT map of the kernel gave it its target.
+    /// Whether its destination was translated.
     #[must_use]
     pub fn is_forwarded(&self) -> bool {
         self.status & DST_NAT != 0
@@ -101,13 +100,13 @@ impl Flow {
         self.proto == Proto::Tcp.number()
     }
 
-    /// Where its packets end up.
+    /// Its translated destination.
     #[must_use]
     pub fn target(&self) -> SocketAddr {
         self.reply.source
     }
 
-    /// The match port that it came to, if its protocol has any.
+    /// Its match port, if its protocol has ports.
     #[must_use]
     pub fn key(&self) -> Option<PortKey> {
         let proto = Proto::ALL.into_iter().find(|proto| proto.number() == self.proto)?;
@@ -115,37 +114,37 @@ impl Flow {
     }
 }
 
-/// Which flows to ask the kernel for; what is not said is not asked.
+/// Filter of a listing.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FlowFilter {
     pub family: Option<Family>,
-    /// Only flows whose destination was rewritten.
+    /// Only flows with translated destination.
     pub forwarded: bool,
-    /// Only flows that came to this port, of this protocol.
+    /// Only flows to this port and protocol.
     pub key: Option<PortKey>,
     pub under_way: bool,
 }
 
 impl FlowFilter {
-    /// Every flow that we forward.
+    /// Every forwarded flow.
     #[must_use]
     pub fn forwarded() -> Self {
         Self { forwarded: true, ..Self::default() }
     }
 
-    /// Every flow that we forward and that is not over.
+    /// Every forwarded flow that is not closed.
     #[must_use]
     pub fn under_way() -> Self {
         Self { under_way: true, ..Self::forwarded() }
     }
 
-    /// Whether a TCP flow in this state is asked for, whatever else it is.
+    /// Whether the filter accepts a TCP state.
     #[must_use]
     pub fn admits_state(self, state: Option<TcpState>) -> bool {
         !self.under_way || state != Some(TcpState::TimeWait)
     }
 
-    /// Whether a flow is asked for; kernels that do not know a filter send more than that.
+    /// Whether the filter accepts a flow: kernels without support for a filter send more.
     #[must_use]
     pub fn admits(self, flow: &Flow) -> bool {
         let family = Family::of(flow.original.source.ip());

@@ -1,29 +1,28 @@
-//! Whether services still lead to this Pod: what the preStop hook of the Tailscale operator waits for.
+//! Decision of the Tailscale operator's preStop hook: whether services still route to this Pod.
 //!
-//! The operator has taken the Pod out of its services' endpoints; every node's kube-proxy learns that in its own time. The
-//! evidence that one of them has: `/healthz`, asked through a service's `ClusterIP`, is answered by other Pods only. The
-//! evidence that all of them have: no new flow has come for a while. So the hook ends as soon as
+//! The operator has removed the Pod from the endpoints; each node's kube-proxy follows in its own time. Evidence that one has: `/healthz`
+//! through a service's `ClusterIP` reaches other Pods only. Evidence that all have: no new flow for a while. So the hook ends as soon as
 //!
-//! - every service is answered by others, or refused, for a few rounds in a row, and
+//! - every service is answered by other Pods, or refused, for a few rounds in a row, and
 //! - no new flow has come for [`QUIET`]; where flows cannot be counted, [`BLIND`] has passed since.
 //!
-//! A service that cannot be asked (its name does not resolve, nothing answers) is no evidence, so more silence is asked for:
-//! [`BLIND`] without a new flow. New flows keep the hook waiting for as long as the caller lets it.
+//! A service without response (unresolvable name, timeout) is no evidence, so [`BLIND`] without a new flow is required. New flows delay
+//! the hook until the caller's timeout.
 //!
-//! Probes, counters and the clock are arguments.
+//! Pure: probes, counters and the clock are arguments.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Time without a new flow that counts as none coming any more.
+/// Time without a new flow after which no more are expected.
 pub const QUIET: Duration = Duration::from_secs(3);
-/// The same where there is nothing else to go by: what the operator's own proxy waits.
+/// The same without other evidence: the time that the operator's proxy waits.
 pub const BLIND: Duration = Duration::from_secs(10);
 /// Time from the end of the hook within which SIGTERM follows where the kubelet called it.
 pub const SIGNAL_FOLLOWS: Duration = Duration::from_secs(5);
-/// Rounds in a row in which a service is refused, or cannot be asked, before that is believed.
+/// Consecutive rounds before a refused or unresponsive service counts as such.
 const ROUNDS: u32 = 3;
 
 /// A call of the hook that has ended. Any client can make one, so alone it means nothing.
@@ -34,17 +33,17 @@ pub struct HookCall {
 }
 
 impl HookCall {
-    /// When the Pod's termination grace period began, as seen at SIGTERM: with this call, if SIGTERM follows it.
+    /// Start of the Pod's termination grace period, seen from SIGTERM: this call, if SIGTERM follows it.
     #[must_use]
     pub fn grace_began(self, signalled: Duration) -> Option<Duration> {
         (signalled.saturating_sub(self.ended) <= SIGNAL_FOLLOWS).then_some(self.began)
     }
 }
 
-/// What one request to a service's health endpoint brought.
+/// Result of one request to a service's health endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HealthProbe {
-    /// An answer of a Pod with these addresses; none if it did not say.
+    /// Response of a Pod with these addresses; empty if not reported.
     Answered(BTreeSet<IpAddr>),
     /// The connection was refused, or there is no route: no Pod serves it.
     Refused,
@@ -52,61 +51,60 @@ pub enum HealthProbe {
     Silent,
 }
 
-/// What is known of one service.
+/// Evidence about one service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Routed {
-    /// It leads here, as far as is known.
+    /// Routed here, as far as known.
     Here,
-    /// It was refused in this many rounds in a row.
+    /// Refused in this many consecutive rounds.
     Refused(u32),
-    /// It could not be asked in this many rounds in a row.
+    /// Without response in this many consecutive rounds.
     Unknown(u32),
-    /// It leads elsewhere, or nowhere.
+    /// Not routed here.
     Elsewhere,
 }
 
-/// The verdict of the moment.
+/// Current verdict.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HookVerdict {
-    /// These services lead here.
+    /// These services are routed here.
     Routed(Vec<Arc<str>>),
-    /// No service is known to lead here; this is how long there has to be silence still.
+    /// No service is routed here; remaining time without new flows.
     Settling(Duration),
     Drained,
 }
 
-/// What a leaving Pod knows of its services.
+/// Services of a draining Pod, with evidence.
 #[derive(Debug, Clone)]
 pub struct DrainingServices {
     own: BTreeSet<IpAddr>,
     services: BTreeMap<Arc<str>, Routed>,
-    /// When the services were last found to lead here.
+    /// Last time that a service was routed here.
     routed_at: Duration,
     flows: Option<(u64, Duration)>,
 }
 
 impl DrainingServices {
-    /// A Pod with these addresses, and the services through which it is asked. Without any, nothing leads here that could be
-    /// told from nothing at all, so it is drained at once.
+    /// A Pod with these addresses and services. Without services it is drained at once.
     #[must_use]
     pub fn new(own: BTreeSet<IpAddr>, services: impl IntoIterator<Item = Arc<str>>, now: Duration) -> Self {
         let services = services.into_iter().map(|name| (name, Routed::Here)).collect();
         Self { own, services, routed_at: now, flows: None }
     }
 
-    /// The services that are to be asked in the next round.
+    /// Services to probe in the next round.
     #[must_use]
     pub fn to_ask(&self) -> Vec<Arc<str>> {
         self.services.iter().filter(|(_, routed)| **routed != Routed::Elsewhere).map(|(name, _)| Arc::clone(name)).collect()
     }
 
-    /// Whether an answer shows that a service leads here, so that no more need be asked in this round.
+    /// Whether a response shows that a service is routed here, which ends its round.
     #[must_use]
     pub fn is_here(&self, probe: &HealthProbe) -> bool {
         matches!(probe, HealthProbe::Answered(ips) if !ips.is_disjoint(&self.own))
     }
 
-    /// Takes in a round of probes of one service, all of them on connections of their own.
+    /// Evaluates a round of probes of one service, each on its own connection.
     pub fn probed(&mut self, service: &str, probes: &[HealthProbe]) {
         let here = probes.iter().any(|probe| self.is_here(probe));
         let all = |wanted: fn(&HealthProbe) -> bool| probes.iter().all(wanted);
@@ -129,7 +127,7 @@ impl DrainingServices {
         };
     }
 
-    /// Takes in how many flows have come so far; nothing if that cannot be counted. Counters that start again are a new flow.
+    /// Records the number of flows so far; `None` if not countable. A counter reset counts as a new flow.
     pub fn counted(&mut self, flows: Option<u64>, now: Duration) {
         self.flows = match (flows, self.flows) {
             (Some(count), Some((before, since))) if count == before => Some((count, since)),
@@ -138,7 +136,7 @@ impl DrainingServices {
         };
     }
 
-    /// What follows from everything taken in so far.
+    /// Verdict of all evidence so far.
     pub fn verdict(&mut self, now: Duration) -> HookVerdict {
         if self.services.is_empty() {
             return HookVerdict::Drained;

@@ -1,6 +1,6 @@
-//! TCP segments without data, built and read: a SYN that makes a live end show its numbers, and the resets that end it.
+//! Encoding and decoding of TCP segments without data: SYN probes and resets.
 //!
-//! Formats: RFC 791, RFC 8200, RFC 9293. Nothing is sent from here.
+//! Formats: RFC 791, RFC 8200, RFC 9293.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -11,7 +11,7 @@ const RST: u8 = 0x04;
 const ACK: u8 = 0x10;
 const TTL: u8 = 64;
 
-/// A segment to send, headers and all.
+/// A segment to send, with headers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segment {
     from: SocketAddr,
@@ -21,55 +21,55 @@ pub struct Segment {
     flags: u8,
 }
 
-/// What a segment that came in says.
+/// A received segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ObservedSegment {
     pub from: SocketAddr,
     pub port: u16,
-    /// Its first sequence number.
+    /// First sequence number.
     pub sequence: u32,
-    /// The next number that its sender expects.
+    /// Acknowledgment number.
     pub acknowledgment: u32,
-    /// How many sequence numbers it takes: its data, and one for a FIN.
+    /// Length in sequence numbers: data, and one for a FIN.
     pub length: u32,
     pub end: SegmentSender,
 }
 
-/// What the sender of a segment is to the connection.
+/// State of a segment's sender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SegmentSender {
-    /// It believes in the connection, and its numbers are good.
+    /// Has the connection; its numbers are valid.
     Alive,
-    /// It knows of none: it refused, or took the probe for the start of a new one.
+    /// Has no such connection: refused, or treated the probe as a new one.
     Gone,
 }
 
 impl Segment {
-    /// A SYN: a live end answers it, whatever its number, with an acknowledgment of its own state (RFC 5961 §4).
+    /// A SYN: a live end responds with an acknowledgment of its own state, whatever the number (RFC 5961 §4).
     #[must_use]
     pub fn probe(from: SocketAddr, to: SocketAddr, sequence: u32) -> Self {
         Self { from, to, sequence, acknowledgment: 0, flags: SYN }
     }
 
-    /// A reset, valid at `to` if `sequence` is exactly what it expects next (RFC 5961 §3).
+    /// A reset, valid at `to` if `sequence` is exactly the next expected number (RFC 5961 §3).
     #[must_use]
     pub fn reset(from: SocketAddr, to: SocketAddr, sequence: u32, acknowledgment: u32) -> Self {
         Self { from, to, sequence, acknowledgment, flags: RST | ACK }
     }
 
-    /// Where it goes.
+    /// Destination.
     #[must_use]
     pub fn to(&self) -> SocketAddr {
         self.to
     }
 
-    /// By what an answer to it is known: who sends it, and to which port.
+    /// Key of its responses: remote end and our port.
     #[must_use]
     pub fn end(&self) -> (SocketAddr, u16) {
         (self.to, self.from.port())
     }
 
-    /// The whole packet, checksums included; nothing if its two addresses are of different families.
+    /// The complete packet with checksums; `None` if the address families differ.
     #[must_use]
     pub fn packet(&self) -> Option<Vec<u8>> {
         let tcp = self.tcp()?;
@@ -102,7 +102,7 @@ impl Segment {
         tcp[8..12].copy_from_slice(&self.acknowledgment.to_be_bytes());
         tcp[12] = 5 << 4;
         tcp[13] = self.flags;
-        // Some stacks distrust a window of zero on a SYN.
+        // Some stacks reject a SYN with a window of zero.
         tcp[14..16].copy_from_slice(&1024_u16.to_be_bytes());
         let tail = [0, TCP, 0, 20];
         let sum = match (self.from.ip(), self.to.ip()) {
@@ -116,7 +116,7 @@ impl Segment {
 }
 
 impl ObservedSegment {
-    /// Reads an IPv4 packet, as a raw socket hands it over; nothing if it is not a whole TCP header in a first fragment.
+    /// Parses an IPv4 packet of a raw socket; `None` unless it has a complete TCP header in a first fragment.
     #[must_use]
     pub fn in_ipv4(packet: &[u8]) -> Option<Self> {
         let first = *packet.first()?;
@@ -130,7 +130,7 @@ impl ObservedSegment {
         Self::in_tcp(packet.get(header..total.min(packet.len()))?, IpAddr::V4(Ipv4Addr::from(source)))
     }
 
-    /// Reads a TCP segment that `source` sent; nothing if its header is not whole.
+    /// Parses a TCP segment of `source`; `None` if its header is incomplete.
     #[must_use]
     pub fn in_tcp(segment: &[u8], source: IpAddr) -> Option<Self> {
         let header = usize::from(*segment.get(12)? >> 4) * 4;
@@ -215,7 +215,7 @@ mod tests {
     }
 
     proptest! {
-        /// What the link appends to a short packet is not data, and a packet that is cut short is none.
+        /// Padding of the link layer is not data, and a truncated packet is rejected.
         #[test]
         fn a_written_reset_is_read_back_whatever_follows_it(
             from: (Ipv4Addr, u16), to: (Ipv4Addr, u16), numbers: (u32, u32), padding in prop::collection::vec(any::<u8>(), 0..20), cut in 0_usize..40,
@@ -229,7 +229,7 @@ mod tests {
             prop_assert_eq!((heard.sequence, heard.acknowledgment, heard.length, heard.end), (numbers.0, numbers.1, 0, SegmentSender::Gone));
         }
 
-        /// Any header length, any flags: data is what the total length leaves beside the headers, and a FIN takes one number more.
+        /// For any header length and flags, data is the total length minus headers, and a FIN takes one number.
         #[test]
         fn any_bytes_read_as_a_segment_give_its_numbers_and_length(bytes in prop::collection::vec(any::<u8>(), 0..120), start in any::<bool>()) {
             let mut bytes = bytes;

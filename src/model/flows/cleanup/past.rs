@@ -1,7 +1,6 @@
-//! Everything that was in force since flows were last judged.
+//! Rulesets since the last conntrack cleanup, merged.
 //!
-//! Rules can come and go between two judgements, and flows that they made meanwhile are there all the same: a key that neither the rules
-//! judged by before nor those in force have would be nobody's.
+//! Rules can come and go between two cleanups and leave flows: their keys are in neither the last nor the current ruleset.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -13,18 +12,18 @@ use crate::model::base::netmap::{NetMap, in_tailscale_range};
 use crate::model::base::small_set::SortedSet;
 use crate::model::firewall::ruleset::{Delta, Edit, Ruleset, diff};
 
-/// All of it as one: what it holds does not grow with the number of changes, but with that of the keys.
+/// Merged rulesets. The size depends on the number of keys, not of changes.
 #[derive(Debug, Clone)]
 pub struct RulesetHistory {
-    /// Each key with every target that it led to.
+    /// Each key with all its targets.
     pub(super) rules: Ruleset,
     pub(super) own: BTreeSet<IpAddr>,
-    /// Who was there, by routes alone.
+    /// Peers at that time: routes only.
     tailnet: NetMap,
 }
 
 impl RulesetHistory {
-    /// What is in force alone, and the tailnet that it was planned for.
+    /// Starts with the current ruleset and its netmap.
     #[must_use]
     pub fn of(rules: &Ruleset, netmap: Option<&NetMap>) -> Self {
         let mut past = Self { rules: rules.clone(), own: BTreeSet::new(), tailnet: NetMap::default() };
@@ -32,7 +31,7 @@ impl RulesetHistory {
         past
     }
 
-    /// Adds what has come into force.
+    /// Adds an applied ruleset.
     pub fn add(&mut self, rules: &Ruleset, netmap: Option<&NetMap>) {
         let Delta { ports, from_tailnet, from_cluster, .. } = diff(&self.rules, rules);
         join(&mut self.rules.ports, ports);
@@ -47,26 +46,26 @@ impl RulesetHistory {
         }
     }
 
-    /// What differs in the rules in force.
+    /// Difference to the current ruleset.
     #[must_use]
     pub fn until(&self, now: &Ruleset) -> Delta {
         diff(&self.rules, now)
     }
 
-    /// Whether an address is, or was, one of the tailnet.
+    /// Whether an address belongs or belonged to the tailnet.
     #[must_use]
     pub fn knows(&self, ip: IpAddr) -> bool {
         in_tailscale_range(ip) || self.tailnet.routes_to(ip)
     }
 
-    /// Whether the tailnet has lost an address since.
+    /// Whether the tailnet has lost an address.
     #[must_use]
     pub fn has_lost(&self, now: &NetMap) -> bool {
         self.tailnet.routes.diff(&now.routes).any(|item| matches!(item, DiffItem::Remove(_)))
     }
 }
 
-/// Adds to each key what it leads to now.
+/// Adds the new targets to each key.
 fn join<K: Ord + Clone, T: Ord + Copy>(map: &mut OrdMap<K, SortedSet<T>>, edits: BTreeMap<K, Edit<SortedSet<T>>>) {
     for (key, edit) in edits {
         if let Some(after) = edit.after {
