@@ -1,7 +1,7 @@
-//! What a replica advertises of what it is told to: that which it serves.
+//! Selects what a replica advertises: the configured services that it serves.
 //!
-//! What is advertised gets traffic, so nothing is advertised before the kernel or a listener answers for it, and nothing that has
-//! been told not to be. A service that does not come to be served is withheld with its reason; it hinders no other.
+//! Advertised services get traffic, so a service is advertised only once the kernel or a listener handles it. A service that is not
+//! served is withheld with its reason and does not affect others.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -15,39 +15,38 @@ pub use view::{AdvertiseMode, AdvertiseStatus, AdvertiseView, AppliedRuleset, Da
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Advertised {
     pub services: BTreeSet<String>,
-    /// The prefixes that are not, although the config names them: this replica does not serve them (yet).
+    /// Configured prefixes that are withheld: this replica does not serve them (yet).
     pub withheld: BTreeSet<IpNet>,
-    /// Nobody new is let in: tailscaled drops first packets without a word, so that they are sent again and come to whoever is
-    /// advertised next.
+    /// Shields-up: tailscaled drops first packets silently, so that clients retransmit to the next advertised replica.
     pub shut: bool,
 }
 
-/// How far a replica is with leaving.
+/// Progress of a replica's withdrawal.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct WithdrawalProgress {
-    /// Nobody new is to be let in.
+    /// New connections are to be dropped.
     pub shut: bool,
     pub withdrawn: bool,
 }
 
-/// Whether a service is in place, or why not.
+/// Whether a service is served, or why not.
 pub type Placement = Result<(), String>;
 
-/// What is known when it is decided.
+/// Inputs of the decision.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AdvertiseInputs {
-    /// The services that the config says are to be advertised.
+    /// Services to advertise by config.
     pub configured: BTreeSet<String>,
-    /// How the services stand that somebody here answers for.
+    /// Placement of the services that this replica handles.
     pub placed: BTreeMap<String, Placement>,
-    /// The addresses of services that the kernel forwards, and whether it does.
+    /// Addresses of L3 services, and whether the kernel forwards them.
     pub addresses: BTreeMap<IpAddr, bool>,
-    /// How far the replica is with leaving.
+    /// Progress of the withdrawal.
     pub leaving: WithdrawalProgress,
 }
 
 impl Advertised {
-    /// Whether a prefix of the config is left out.
+    /// Whether a prefix of the config is withheld.
     #[must_use]
     pub fn withholds(&self, text: &str) -> bool {
         text.parse::<IpNet>().is_ok_and(|net| self.withheld.contains(&net))
@@ -55,7 +54,7 @@ impl Advertised {
 }
 
 impl AdvertiseInputs {
-    /// What follows.
+    /// What to advertise.
     #[must_use]
     pub fn advertised(&self) -> Advertised {
         let in_place = |name: &&String| !self.leaving.withdrawn && matches!(self.placed.get(*name), Some(Ok(())));
@@ -67,7 +66,7 @@ impl AdvertiseInputs {
         }
     }
 
-    /// The services that are to be advertised and are not, and why.
+    /// Withheld services, with reasons.
     #[must_use]
     pub fn withheld(&self) -> BTreeMap<String, String> {
         let reason = |name: &String| match self.placed.get(name) {

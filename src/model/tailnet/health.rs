@@ -1,14 +1,13 @@
-//! Whether this replica is to get traffic: a list of what is in the way, by name.
+//! Health of a replica: liveness, readiness and warnings, each as a list of named conditions.
 //!
-//! Three levels, three questions. `/livez`: does every task run? A task that ends ends the process; one that blocks stops its
-//! heartbeat. `/readyz`: is this replica to get new connections? [`readiness`]. `/healthz`: can this Pod forward at all?
-//! [`forwards`]; the Tailscale operator asks it through every service before it counts the Pod in, and a leaving replica asks
-//! it through its services to learn whether they still lead here, so it stays true while the replica leaves.
+//! `/livez`: every task runs. A task that ends ends the process; a blocked one stops its heartbeat. `/readyz`: the replica gets new
+//! connections ([`readiness`]). `/healthz`: the Pod can forward ([`forwards`]). The Tailscale operator probes it through every service
+//! before it counts the Pod, and a draining replica probes it to detect whether services are still routed here, so it stays true during a
+//! drain.
 //!
-//! That the state Secret cannot be written is in nobody's way: a replica that starts while the API server is away serves.
-//! Nor is it that the kernel does not take a newer plan: the rules of the one before go on serving, and what keeps the kernel from
-//! taking it (a program that the image lacks, a config that it refuses) is likely to be the same in every replica, so that going
-//! unready would turn a change that does not arrive into an outage of all that works. It is told instead: [`warnings`].
+//! An unwritable state Secret does not affect readiness: a replica that starts without API server serves. Neither does a plan that the
+//! kernel rejects: the previous ruleset stays in force, and the cause (a missing program, an invalid config) is probably the same in every
+//! replica, so that unreadiness would turn one failed change into an outage. It is a warning instead ([`warnings`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -17,114 +16,113 @@ use std::time::Duration;
 
 use crate::model::tailnet::peer_warmup::LIMIT;
 
-/// How long the kernel may be behind the newest plan before it is worth a word. A change is written within milliseconds; one
-/// that takes longer than this is not being written.
+/// Ruleset lag that causes a warning. A change is written within milliseconds.
 pub const BEHIND: Duration = Duration::from_secs(2);
 
-/// What health is judged by.
+/// Inputs of health.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HealthInputs {
     pub leaving: bool,
-    /// Configs that were asked for and never heard, by name (`egress`, `ingress`).
+    /// Configs that were never read (`egress`, `ingress`).
     pub missing_configs: Vec<&'static str>,
-    /// What makes the tailnet.
+    /// State of tailscaled.
     pub daemon: DaemonHealth,
-    /// A snapshot of the tailnet has come.
+    /// A netmap was received.
     pub netmap: bool,
-    /// This node has an address in the tailnet.
+    /// This node has a tailnet address.
     pub addressed: bool,
-    /// What is wrong with the interface behind which the tailnet is, if anything is.
+    /// Fault of the tailnet interface, if any.
     pub interface: Option<String>,
-    /// How the ways to the targets stand.
+    /// Connectivity to the targets' peers.
     pub paths: Paths,
-    /// The services that this replica should serve and that were not advertised and approved yet since tailscaled was started,
-    /// and why; empty once they were, or were waited for long enough.
+    /// Services that were not advertised and approved since tailscaled's start, with reasons; empty once they were, or were awaited long
+    /// enough.
     pub services: BTreeMap<String, String>,
-    /// The sites that are to be reached from the internet and are not, and why.
+    /// Funnel errors by host.
     pub funnel_errors: BTreeMap<String, String>,
-    /// What the kernel holds.
+    /// Ruleset in the kernel.
     pub rules: Rules,
-    /// For each forwarding switch of the kernel that is needed and off: the command that turns it on.
+    /// Commands for the forwarding sysctls that are required and off.
     pub switches: Vec<String>,
 }
 
-/// What makes the tailnet.
+/// State of tailscaled.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum DaemonHealth {
-    /// Something that is not supervised here.
+    /// Not supervised by this process.
     #[default]
     Foreign,
-    /// tailscaled, and the node is connected; or all its ways to the targets stand, though it still looks for a relay.
+    /// Connected; or all paths to the targets work although no relay was selected yet.
     Running,
-    /// tailscaled, in another state: its word for it.
+    /// Another state, in tailscaled's notation.
     Away(String),
 }
 
-/// How the ways to the targets stand, since tailscaled was started.
+/// Connectivity to the targets' peers since tailscaled's start.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Paths {
-    /// They were tried, or nobody has to try them.
+    /// Probed, or not required.
     #[default]
     Tried,
     Untried {
-        /// The targets that are being tried and have not answered yet.
+        /// Targets without response so far.
         waiting: BTreeSet<IpAddr>,
     },
 }
 
-/// What the kernel holds.
+/// State of the ruleset in the kernel.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Rules {
-    /// Nothing is to be forwarded by the kernel.
+    /// The kernel forwards nothing.
     #[default]
     Unneeded,
     Missing {
         /// Why the last write failed, if it did: kind and message.
         fault: Option<(&'static str, String)>,
     },
-    /// The newest plan.
+    /// Of the newest plan.
     Current,
-    /// An older plan than the newest.
+    /// Of an older plan.
     Behind {
-        /// It still holds what was written first, and that was never the newest: the first write takes longer than a change does.
+        /// It is the first written ruleset, which was already outdated: the first write takes longer than a change.
         first: bool,
-        /// For how long it has been behind without taking anything newer.
+        /// Time without progress.
         since: Duration,
         /// Why the last write failed, if it did: kind and message.
         fault: Option<(&'static str, String)>,
     },
-    /// Not what was written: somebody else changed it, and it could not be written again.
+    /// Changed by another program and not repairable.
     Damaged {
         /// Why the last write failed: kind and message.
         fault: (&'static str, String),
     },
 }
 
-/// How the ruleset writer stands. Times are durations since any fixed moment.
+/// State of the ruleset writer. Times are relative to any fixed moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RulesetWrites {
-    /// When the rules in force were written; nothing before the first write.
+    /// Time of the last successful write; `None` before the first.
     pub written_at: Option<Duration>,
-    /// How many writes the kernel took.
+    /// Number of successful writes.
     pub count: u64,
-    /// The rules in force are of the newest plan.
+    /// The ruleset is of the newest plan.
     pub newest: bool,
-    /// Another program has changed them, and they have not been written again yet.
+    /// Changed by another program and not repaired yet.
     pub damaged: bool,
     /// Why the last write failed, if it did: kind and message.
     pub fault: Option<(&'static str, String)>,
 }
 
-/// Since when the kernel has been behind the newest plan.
+/// Ruleset lag: since when the kernel's ruleset is older than the newest plan.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RulesetLag {
     since: Option<Duration>,
-    /// The kernel has held the newest plan at some time.
+    /// The kernel had the newest plan at least once.
     caught_up: bool,
 }
 
 impl RulesetLag {
-    /// The state of the kernel's rules; remembers since when they have been behind.
+    /// State of the ruleset; records the start of a lag.
     pub fn observe(&mut self, writes: RulesetWrites, now: Duration) -> Rules {
         let RulesetWrites { written_at, count, newest, damaged, fault } = writes;
         let Some(written_at) = written_at else { return Rules::Missing { fault } };
@@ -135,7 +133,7 @@ impl RulesetLag {
                 Rules::Current
             }
             fault => {
-                // While one change after another is written, however fast they come, the kernel is behind by one write at most.
+                // Continuous successful writes are no lag, however fast changes come.
                 let since = (*self.since.get_or_insert(now)).max(written_at);
                 Rules::Behind { first: !self.caught_up && count < 2, since: now.saturating_sub(since), fault }
             }
@@ -143,37 +141,37 @@ impl RulesetLag {
     }
 }
 
-/// What a kernel holds that keeps a replica from serving.
+/// Ruleset states that block readiness.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KernelContent {
     Nothing,
-    /// What was asked for when it started; more has been asked for since.
+    /// The first ruleset, already outdated.
     Beginning,
-    /// What somebody else made of it.
+    /// A ruleset changed by another program.
     Damage,
 }
 
-/// One thing that is in the way of readiness.
+/// A reason against readiness.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Blocker {
     Leaving,
-    /// A config was never heard.
+    /// A config was never read.
     Config(&'static str),
-    /// tailscaled does not have the node connected.
+    /// tailscaled is not connected.
     Tailscaled(String),
-    /// No snapshot of the tailnet has come.
+    /// No netmap was received.
     Netmap,
-    /// This node has no address in the tailnet.
+    /// This node has no tailnet address.
     Address,
-    /// The interface behind which the tailnet is cannot carry anything.
+    /// The tailnet interface is unusable.
     Interface(String),
-    /// The ways to the targets have not been tried, which takes [`crate::model::tailnet::peer_warmup::LIMIT`] at most.
+    /// Paths to the targets are being probed, for [`crate::model::tailnet::peer_warmup::LIMIT`] at most.
     Paths(BTreeSet<IpAddr>),
-    /// Services that are to lead here do not yet, which is waited for only so long.
+    /// Services that are not advertised yet, for a limited time.
     Services(BTreeMap<String, String>),
-    /// The kernel does not hold what a replica must hold to serve.
+    /// The kernel lacks the required ruleset.
     Rules {
-        /// What it holds instead.
+        /// What it has instead.
         content: KernelContent,
         /// Why the last write failed, if it did: kind and message.
         fault: Option<(&'static str, String)>,
@@ -183,16 +181,16 @@ pub enum Blocker {
     },
 }
 
-/// Something that is wrong and does not keep connections away.
+/// A fault that does not affect readiness.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ReadinessWarning {
-    /// The kernel holds an older plan than the newest.
+    /// The ruleset is older than the newest plan.
     Behind {
         since: Duration,
         /// Why the last write failed, if it did: kind and message.
         fault: Option<(&'static str, String)>,
     },
-    /// A site is not reached from the internet, as it is to be.
+    /// Funnel does not work for a host.
     FunnelBlocked {
         /// The Tailscale Service, or `node`.
         service: String,
@@ -213,11 +211,11 @@ impl fmt::Display for ReadinessWarning {
 }
 
 impl Blocker {
-    /// Every name that [`Self::name`] can give, in the order of [`readiness`].
+    /// All values of [`Self::name`], in the order of [`readiness`].
     pub const NAMES: [&'static str; 10] =
         ["draining", "config", "tailscaled", "netmap", "tailnet-ip", "interface", "peer-connectivity", "services", "ruleset", "forwarding"];
 
-    /// A closed set of words for metric labels and the first word of a line.
+    /// Label value, and first word of a line; closed set.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -268,7 +266,7 @@ impl fmt::Display for Blocker {
     }
 }
 
-/// Everything that is in the way of new connections to this replica; nothing if it is ready.
+/// Reasons against readiness; empty if ready.
 #[must_use]
 pub fn readiness(facts: &HealthInputs) -> Vec<Blocker> {
     let mut blockers = Vec::new();
@@ -280,7 +278,7 @@ pub fn readiness(facts: &HealthInputs) -> Vec<Blocker> {
     blockers.extend((!facts.netmap).then_some(Blocker::Netmap));
     blockers.extend((facts.netmap && !facts.addressed).then_some(Blocker::Address));
     blockers.extend(facts.interface.clone().map(Blocker::Interface));
-    // With a tailscaled that is away there are no ways to try.
+    // While tailscaled is away, paths cannot be probed.
     if let (DaemonHealth::Running, Paths::Untried { waiting }) = (&facts.daemon, &facts.paths) {
         blockers.push(Blocker::Paths(waiting.clone()));
     }
@@ -289,7 +287,7 @@ pub fn readiness(facts: &HealthInputs) -> Vec<Blocker> {
     }
     match &facts.rules {
         Rules::Missing { fault } => blockers.push(Blocker::Rules { content: KernelContent::Nothing, fault: fault.clone() }),
-        // A start is over once it has caught up with what came while it wrote first; after that, being behind is told and no more.
+        // A start includes the changes during its first write; a later lag is only a warning.
         Rules::Behind { first: true, fault, .. } => {
             blockers.push(Blocker::Rules { content: KernelContent::Beginning, fault: fault.clone() });
         }
@@ -300,7 +298,7 @@ pub fn readiness(facts: &HealthInputs) -> Vec<Blocker> {
     blockers
 }
 
-/// What is wrong and in nobody's way.
+/// Faults that do not affect readiness.
 #[must_use]
 pub fn warnings(facts: &HealthInputs) -> Vec<ReadinessWarning> {
     let behind = match &facts.rules {
@@ -312,7 +310,7 @@ pub fn warnings(facts: &HealthInputs) -> Vec<ReadinessWarning> {
     behind.into_iter().chain(funnel_errors).collect()
 }
 
-/// Whether the Pod can forward: it is a node of the tailnet, and what it is to forward is in the kernel, be it an older plan.
+/// Whether the Pod can forward: it is a node of the tailnet and has a ruleset, possibly of an older plan.
 #[must_use]
 pub fn forwards(facts: &HealthInputs) -> bool {
     facts.addressed && !matches!(facts.rules, Rules::Missing { .. } | Rules::Damaged { .. })

@@ -1,7 +1,7 @@
-//! From the messages of tailscaled's bus to the tailnet as the data plane knows it.
+//! Folds messages of tailscaled's IPN bus into a netmap.
 //!
-//! [`Fold`] keeps every peer by id and how many peers hold each prefix, so that a message costs what it changes and not what
-//! the tailnet holds. What is published is an [`Arc`] that is changed in place while nobody else holds it.
+//! [`Fold`] stores every peer by ID and counts the peers of each prefix, so that the cost of a message depends on its changes, not on the
+//! size of the tailnet. The published [`Arc`] is changed in place unless shared.
 
 mod peer;
 
@@ -17,55 +17,55 @@ use self::peer::{Peer, self_node, self_status};
 use crate::api::localapi::{DaemonStatus, DnsConfig, DnsRecord, NodeId, Notify, Prefs, Warning};
 use crate::model::base::netmap::{Fqdn, NetMap, SelfNode};
 
-/// The health code that says that the login does not work any more.
+/// Health code of a failed login.
 pub const LOGIN_STATE: &str = "login-state";
 
-/// What the daemon does, as it calls it (`ipn.State`).
+/// tailscaled's state (`ipn.State`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize)]
 pub enum BackendState {
-    /// Not known yet.
+    /// Unknown.
     #[default]
     NoState,
-    /// Somebody else's; not on a server.
+    /// In use by another user; not on servers.
     InUseOtherUser,
-    /// It has to log in, or to do so again.
+    /// Login required.
     NeedsLogin,
-    /// An administrator has to approve it.
+    /// Approval by an administrator required.
     NeedsMachineAuth,
-    /// It is told not to run.
+    /// Stopped by preferences.
     Stopped,
     Starting,
-    /// It is part of the tailnet.
+    /// Connected to the tailnet.
     Running,
 }
 
-/// What is known after some messages.
+/// State after some messages.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Snapshot {
     pub state: BackendState,
-    /// The tailnet; nothing before the first complete one.
+    /// The netmap; `None` before the first complete one.
     pub netmap: Option<Arc<NetMap>>,
-    /// What the daemon finds unhealthy, by code.
+    /// Health warnings by code.
     pub health: Arc<BTreeMap<String, Warning>>,
-    /// The preferences in force, once the daemon has told them.
+    /// Current preferences, once received.
     pub prefs: Option<Prefs>,
-    /// Whether the daemon holds the key of an earlier login, as of the last status.
+    /// Whether the daemon has a node key of an earlier login, by the last status.
     pub have_node_key: bool,
 }
 
-/// What one message has changed.
+/// Effect of one message.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Effect {
     /// The snapshot differs from the one before.
     pub changed: bool,
-    /// The whole status must be asked for. A new map from the control server, of which the bus says no more than that this node
-    /// may have changed, may have removed peers and changed DNS records.
+    /// The complete status must be read: the bus reports a new map only as a possible change of this node, but it may have removed peers
+    /// and changed DNS records.
     pub ask_status: bool,
-    /// The daemon reports a fault, in its words (such as a reader that was too slow): what it sent may be incomplete, so subscribe again.
+    /// Error message of the daemon (e.g. slow reader): messages may be lost, so subscribe again.
     pub lost: Option<String>,
 }
 
-/// The addresses of DNS records by name.
+/// Addresses of DNS records by name.
 type DnsRecords = imbl::OrdMap<Fqdn, BTreeSet<IpAddr>>;
 
 /// The fold over a stream of messages.
@@ -79,7 +79,7 @@ pub struct Fold {
 }
 
 impl BackendState {
-    /// From the number on the bus; one that is not known is no state.
+    /// From the bus's number; unknown ones are [`Self::NoState`].
     #[must_use]
     pub fn from_number(number: i64) -> Self {
         match number {
@@ -93,13 +93,13 @@ impl BackendState {
         }
     }
 
-    /// From the word in a status; one that is not known is no state.
+    /// From a status's text; unknown ones are [`Self::NoState`].
     #[must_use]
     pub fn from_word(word: &str) -> Self {
         (1..=6).map(Self::from_number).find(|state| state.word() == word).unwrap_or_default()
     }
 
-    /// The word in a status.
+    /// Text in a status.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
@@ -121,7 +121,7 @@ impl fmt::Display for BackendState {
 }
 
 impl Snapshot {
-    /// Whether the daemon says that its login has failed for good.
+    /// Whether the daemon reports a permanent login failure.
     #[must_use]
     pub fn login_broken(&self) -> bool {
         self.health.contains_key(LOGIN_STATE)
@@ -129,19 +129,19 @@ impl Snapshot {
 }
 
 impl Fold {
-    /// What is known now. Costs nothing; the next change that touches the tailnet copies it if this one is still held.
+    /// Current snapshot. Cheap; the next change of the netmap copies it if the snapshot is still shared.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         self.snapshot.clone()
     }
 
-    /// The daemon is gone: what it did is no longer known, what the tailnet was still is.
+    /// The daemon has exited: its state is unknown, the netmap stays.
     pub fn disconnected(&mut self) {
         self.snapshot.state = BackendState::NoState;
         self.snapshot.health = Arc::default();
     }
 
-    /// Takes a message in.
+    /// Folds a message.
     pub fn fold(&mut self, message: Notify) -> Effect {
         let mut effect = Effect { lost: message.err_message, ..Effect::default() };
         if let Some(prefs) = message.prefs {
@@ -179,11 +179,11 @@ impl Fold {
         effect
     }
 
-    /// Takes in the whole state: what is not in it is gone.
+    /// Replaces the state by a complete status.
     pub fn status(&mut self, status: &DaemonStatus) -> bool {
         let state = set(&mut self.snapshot.state, BackendState::from_word(&status.backend_state));
         let state = set(&mut self.snapshot.have_node_key, status.have_node_key) || state;
-        // Before a login there is a node without addresses: that is not a tailnet, and what is known of one stays.
+        // A node without addresses is not logged in: the previous netmap stays.
         let Some(node) = status.node.as_ref().filter(|node| !node.tailscale_ips.is_empty()) else { return state };
         let records = status.extra_records.as_deref().map(records);
         let node = self_status(node);
@@ -191,12 +191,12 @@ impl Fold {
         self.replace(Some(node), peers, records, &status.cert_domains) || state
     }
 
-    /// Takes in DNS records and certificate domains.
+    /// Folds DNS records and certificate domains.
     pub fn dns(&mut self, dns: &DnsConfig) -> bool {
         self.names(Some(records(&dns.extra_records)), &dns.cert_domains)
     }
 
-    /// Sets DNS records, where they are told, and certificate domains.
+    /// Sets DNS records, if given, and certificate domains.
     fn names(&mut self, records: Option<DnsRecords>, certs: &[String]) -> bool {
         self.change(|map| {
             let changed = records.is_some_and(|records| set(&mut map.records, records));
@@ -216,7 +216,7 @@ impl Fold {
         set(&mut self.snapshot.prefs, Some(prefs))
     }
 
-    /// Drops every peer; a complete tailnet stays one, without them.
+    /// Removes every peer; a complete netmap stays complete.
     fn forget(&mut self) {
         self.peers.clear();
         self.names.clear();
@@ -254,7 +254,7 @@ impl Fold {
         !same
     }
 
-    /// Edits the tailnet, once it is known; the edit says whether it changed anything.
+    /// Edits the netmap, if present; the edit returns whether it changed anything.
     fn change(&mut self, edit: impl FnOnce(&mut NetMap) -> bool) -> bool {
         self.snapshot.netmap.as_mut().is_some_and(|map| edit(Arc::make_mut(map)))
     }
@@ -298,7 +298,7 @@ impl Fold {
         true
     }
 
-    /// Writes the addresses of a name: those of all nodes that bear it.
+    /// Sets the addresses of a name: those of all nodes with it.
     fn rename(&mut self, name: Fqdn) {
         let ids = self.names.get(&name).cloned().unwrap_or_default();
         let addresses: BTreeSet<IpAddr> =
@@ -324,7 +324,7 @@ fn records(records: &[DnsRecord]) -> DnsRecords {
     by_name
 }
 
-/// Sets a value and says whether it differs.
+/// Sets a value; returns whether it differs.
 fn set<T: PartialEq>(place: &mut T, value: T) -> bool {
     let differs = *place != value;
     if differs {
@@ -333,14 +333,14 @@ fn set<T: PartialEq>(place: &mut T, value: T) -> bool {
     differs
 }
 
-/// Counts one holder more; true for the first.
+/// Increments the count; true for the first.
 fn bump(holders: &mut HashMap<IpNet, u32>, net: IpNet) -> bool {
     let count = holders.entry(net).or_default();
     *count += 1;
     *count == 1
 }
 
-/// Counts one holder less; true for the last.
+/// Decrements the count; true for the last.
 fn drop_one(holders: &mut HashMap<IpNet, u32>, net: IpNet) -> bool {
     let Some(count) = holders.get_mut(&net) else { return false };
     *count -= 1;

@@ -1,17 +1,15 @@
-//! Which ways into the tailnet are tried before a replica gets traffic.
+//! Peer warm-up: paths into the tailnet that are probed before a replica gets traffic.
 //!
-//! A tailscaled that has just started has no tunnel to anybody, and a peer that spoke with its predecessor a moment ago goes on
-//! sending to where that one was (tailscaled trusts an address for 6.5 s after its last answer, [`TRUST`]). Where that is another place, the
-//! peer's half of the first handshake is lost, and `WireGuard` tries again only 5 s later: until then every connection hangs. So
-//! the ways to the targets are tried before connections come: first outside the tunnel, which a peer answers as soon as it has
-//! heard of this start, and then through it. A target that does not answer holds nobody up for longer than [`LIMIT`]: it may be
-//! the target that is away, and other services do not wait for it. The same holds for those who come by themselves, as far as it is
-//! known who they are ([`crate::model::tailnet::recent_peers`]).
+//! A new tailscaled has no tunnels, and a peer that recently used the previous Pod still sends to that Pod's endpoint (tailscaled trusts an
+//! endpoint for 6.5 s after its last response, [`TRUST`]). If the new Pod has another endpoint, the peer's first handshake reply is lost and
+//! `WireGuard` retries only after 5 s: until then connections hang. So paths to the targets are probed first: with disco pings, which a peer
+//! answers once it has learned of this start, then through the tunnel. A target without response delays readiness for [`LIMIT`] at most: it
+//! may be down, and other services do not wait for it. The same applies to recent clients
+//! ([`crate::model::tailnet::recent_peers`]).
 //!
-//! Where the predecessor was in the same place, a half that is sent there arrives, and what is already forwarded asks for a handshake
-//! at once anyway. There it is the tunnel that is asked first: a peer that hears of the new start from the control server throws
-//! away what tunnel it has with this node, and this node would not know it for 15 s, unless it was told of the start through that
-//! very tunnel, which tailscaled does with this question.
+//! With the same endpoint the reply arrives, and forwarded packets start a handshake at once. There the tunnel is probed first: a peer that
+//! learns of the new start from the control server drops its tunnel, which this node would not detect for 15 s, unless the peer learned of
+//! the start through that tunnel, as this probe ensures.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -21,29 +19,28 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use crate::model::plan::Planned;
 
-/// How many targets are tried at most, beside those whom a predecessor spoke with. They are tried at once, so this bounds a burst and not a time.
+/// Maximum targets to probe, besides recent peers. They are probed concurrently, so this limits a burst.
 pub const MAX_TARGETS: usize = 16;
-/// How long all of them together may keep a replica from being ready. Long enough for a handshake that was lost all the same:
-/// `WireGuard` repeats it after 5 s and up to a third of a second, and it is not asked for in the first one.
+/// Maximum delay of readiness. Covers one lost handshake: `WireGuard` repeats it after 5.3 s, and the probe starts it within a second.
 pub const LIMIT: Duration = Duration::from_secs(7);
 
-/// For how long a peer's tailscaled sends to the address at which it last heard a node and nowhere else (`trustUDPAddrDuration` of
-/// `wgengine/magicsock`), and a little more for what is under way.
+/// Time for which a peer's tailscaled uses an endpoint exclusively after its last disco packet (`trustUDPAddrDuration` of
+/// `wgengine/magicsock`), with a margin for packets in flight.
 const TRUST: SignedDuration = SignedDuration::from_millis(6_700);
-/// How long a peer has after its answer outside the tunnel where nobody wrote down when its trust began to run out.
+/// Delay after a peer's disco response where the start of the mute is unknown.
 const SETTLE: Duration = Duration::from_secs(1);
-/// What was written down longer ago is not of the predecessor that left just now: that one had no time to write.
+/// Maximum age of a recorded mute start: an older one is not of the previous Pod.
 const OLD: SignedDuration = SignedDuration::from_mins(1);
 
-/// How long a peer that answers outside the tunnel is left alone until it is asked for a handshake, so that its trust in the place of a
-/// predecessor is over, of which it has heard nothing since `silent_since`. Never longer than the trust, whatever the clocks say.
+/// Delay between a peer's disco response and the handshake, so that its trust in the previous Pod's endpoint, muted since `silent_since`,
+/// has expired. At most the trust time, whatever the clocks say.
 #[must_use]
 pub fn settle(silent_since: Option<Timestamp>, now: Timestamp) -> Duration {
     let Some(age) = silent_since.map(|since| now.duration_since(since)).filter(|age| *age <= OLD) else { return SETTLE };
     Duration::try_from((TRUST - age).min(TRUST)).unwrap_or_default()
 }
 
-/// The addresses to try: one for each distinct target, at most [`MAX_TARGETS`]; none that no peer answers for.
+/// Addresses to probe: one for each distinct target with a peer, at most [`MAX_TARGETS`].
 #[must_use]
 pub fn targets(planned: &Planned) -> BTreeSet<IpAddr> {
     let Some(netmap) = &planned.world.netmap else { return BTreeSet::new() };
@@ -54,7 +51,7 @@ pub fn targets(planned: &Planned) -> BTreeSet<IpAddr> {
         if chosen.len() == MAX_TARGETS {
             break;
         }
-        // A name's addresses belong to one node, and the first of them leads to it as well as the others.
+        // All addresses of a name belong to one node: the first suffices.
         if unique.insert(addresses) {
             chosen.extend(addresses.iter().find(|ip| netmap.routes_to(**ip)));
         }
@@ -62,7 +59,7 @@ pub fn targets(planned: &Planned) -> BTreeSet<IpAddr> {
     chosen
 }
 
-/// Of those whom a predecessor spoke with the ones that some peer still answers for.
+/// Recent peers that still exist.
 #[must_use]
 pub fn recent_targets(planned: &Planned, recent: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
     let Some(netmap) = &planned.world.netmap else { return BTreeSet::new() };

@@ -1,8 +1,8 @@
-//! Whom a replica spoke with of late: its successor opens ways to them before anything leads to it.
+//! Recent peers of a replica: the next Pod warms up paths to them before it gets traffic.
 //!
-//! A client that spoke with a replica a moment ago may send the answer to the first handshake of the successor to where that one was, and
-//! `WireGuard` asks again only after 5 s. For targets of services the config says whom to try ([`crate::model::tailnet::peer_warmup`]); for clients, who come
-//! unasked, only the predecessor knows. So it is written down, in the state Secret ([`crate::api::state::SPOKEN_WITH`]).
+//! A recent client may send the first handshake reply for the next Pod to the previous Pod's endpoint, and `WireGuard` retries only after
+//! 5 s. Targets are in the config ([`crate::model::tailnet::peer_warmup`]); clients are known only to the previous Pod, which stores them in
+//! the state Secret ([`crate::api::state::SPOKEN_WITH`]).
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -11,12 +11,12 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use crate::api::localapi::DaemonStatus;
 
-/// How many are remembered at most, the newest. They are all tried at once, so this bounds a burst.
+/// Maximum stored peers, the most recent ones. They are probed concurrently, so this limits a burst.
 pub const MAX_PEERS: usize = 64;
-/// How long ago a handshake may be. `WireGuard` makes a new one after 2 min where something is to be sent.
+/// Maximum age of the last handshake. `WireGuard` renews it after 2 min while there is traffic.
 const LATE: SignedDuration = SignedDuration::from_mins(5);
 
-/// Of each peer with whom there was a handshake of late one address, its first.
+/// First address of each peer with a recent handshake.
 #[must_use]
 pub fn of_late(status: &DaemonStatus, now: Timestamp) -> BTreeSet<IpAddr> {
     let mut recent: Vec<(Timestamp, IpAddr)> = status
@@ -33,13 +33,13 @@ pub fn of_late(status: &DaemonStatus, now: Timestamp) -> BTreeSet<IpAddr> {
     recent.into_iter().map(|(_, ip)| ip).collect()
 }
 
-/// As it is written down.
+/// Stored form.
 #[must_use]
 pub fn write(recent: &BTreeSet<IpAddr>) -> Vec<u8> {
     serde_json::to_vec(recent).unwrap_or_default()
 }
 
-/// What was written down; nobody where it cannot be read, and no more than [`MAX_PEERS`].
+/// Parses the stored form; empty if unreadable, at most [`MAX_PEERS`].
 #[must_use]
 pub fn read(text: &[u8]) -> BTreeSet<IpAddr> {
     serde_json::from_slice::<BTreeSet<IpAddr>>(text).unwrap_or_default().into_iter().take(MAX_PEERS).collect()

@@ -1,16 +1,15 @@
-//! When DNS names are looked up and which addresses they stand for: events in, lookups out.
+//! Schedule and results of DNS lookups: events in, lookups out.
 //!
-//! - An answer is asked for again when its TTL ends, but no sooner than [`FLOOR`] and no later than [`CEILING`].
-//! - Whatever goes wrong (no such name, a server's failure, silence, an answer without addresses), the last good answer
-//!   stays, its age grows, and the name is tried again after a jittered delay of one second to one minute.
-//! - A name is gone only when nobody wants it any more.
+//! - A name is resolved again when its TTL expires, within [`FLOOR`] and [`CEILING`].
+//! - After a failure (no such name, server failure, timeout, no addresses) the last good answer stays, and the lookup is retried after a
+//!   jittered delay of one second to one minute.
+//! - A name is removed only when it is no longer requested.
 //!
-//! An answer of no addresses at all (`NOERROR`, no records) is a failure like the others: records vanish for a moment when a
-//! zone is edited, and forwarding to the old address is better than refusing. But if only one family has no records while
-//! the other has some, that is what the answer says, and that family's old addresses go.
-//! If the lookup of one family fails while the other's succeeds, each family keeps the best that is known of it.
+//! An answer without any address (`NOERROR`, no records) is a failure: records vanish briefly during zone edits, and the old address is
+//! better than a rejection. If only one family has no records, its old addresses are removed. If the lookup of one family fails, its last
+//! good addresses stay.
 //!
-//! Time is a monotonic instant and given by the caller, so a clock that is set does nothing; randomness is an argument.
+//! Pure: monotonic time and randomness are arguments.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -19,23 +18,23 @@ use std::time::{Duration, Instant};
 
 use crate::model::base::backoff::Backoff;
 
-/// An answer is not asked for again sooner than this, however short its TTL.
+/// Minimum interval of lookups, however short the TTL.
 pub const FLOOR: Duration = Duration::from_secs(5);
-/// An answer is asked for again after this time at the latest, however long its TTL.
+/// Maximum interval of lookups, however long the TTL.
 pub const CEILING: Duration = Duration::from_mins(10);
-/// How many lookups are under way at a time, unless a caller has a reason for another number.
+/// Default limit of concurrent lookups.
 pub const IN_FLIGHT: usize = 16;
 
-/// The addresses of one family, as a server gave them.
+/// Records of one address family.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FamilyRecords {
-    /// The addresses; none if the name exists without addresses of this family.
+    /// Addresses; empty if the name has none of this family.
     pub addresses: BTreeSet<IpAddr>,
-    /// The shortest TTL on the way to them, aliases included.
+    /// Minimum TTL, including aliases.
     pub ttl: Duration,
 }
 
-/// Why a lookup brought nothing.
+/// Failure of a lookup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub enum LookupFailure {
     #[error("no such name (NXDOMAIN)")]
@@ -43,16 +42,16 @@ pub enum LookupFailure {
     /// The name exists and has no addresses.
     #[error("the name has no addresses")]
     Empty,
-    /// The server said that it cannot answer.
+    /// The server reported a failure.
     #[error("the server cannot answer (SERVFAIL or the like)")]
     Server,
     /// No server answered in time.
     #[error("no server answered in time")]
     Timeout,
-    /// No server could be asked: no server is configured, or the network refused.
+    /// No server is configured or reachable.
     #[error("no server could be reached")]
     Network,
-    /// It is not a name that DNS could know.
+    /// Not a valid DNS name.
     #[error("not a DNS name")]
     Name,
 }
@@ -60,7 +59,7 @@ pub enum LookupFailure {
 impl LookupFailure {
     pub const ALL: [Self; 6] = [Self::NoName, Self::Empty, Self::Server, Self::Timeout, Self::Network, Self::Name];
 
-    /// A closed set of words for metric labels.
+    /// Label value; closed set.
     #[must_use]
     pub fn reason(self) -> &'static str {
         match self {
@@ -74,43 +73,43 @@ impl LookupFailure {
     }
 }
 
-/// What came of one lookup, family by family.
+/// Outcome of one lookup, by family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LookupOutcome {
     pub v4: Result<FamilyRecords, LookupFailure>,
     pub v6: Result<FamilyRecords, LookupFailure>,
 }
 
-/// What happened.
+/// An event.
 #[derive(Debug, Clone)]
 pub enum ResolveEvent {
-    /// These names are wanted, and no others.
+    /// Complete set of requested names.
     Wanted(BTreeSet<String>),
     Answered(Arc<str>, LookupOutcome),
     /// Time has passed.
     Tick,
 }
 
-/// What is to be done.
+/// Actions to take.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Actions {
     /// Names to look up now.
     pub lookup: Vec<Arc<str>>,
-    /// When to come back with [`ResolveEvent::Tick`], if nothing else happens before.
+    /// Time of the next [`ResolveEvent::Tick`], unless another event comes first.
     pub wake: Option<Instant>,
     pub changed: bool,
 }
 
-/// What is known of one name.
+/// Status of one name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NameStatus {
-    /// When the last answer came that could be used; nothing before the first.
+    /// Time of the last usable answer; `None` before the first.
     pub answered: Option<Instant>,
-    /// What the last lookup failed with, if it did.
+    /// Failure of the last lookup, if any.
     pub failure: Option<LookupFailure>,
 }
 
-/// All names, their answers and when they are due.
+/// All names with answers and due times.
 #[derive(Debug, Clone)]
 pub struct ResolveSchedule {
     entries: BTreeMap<Arc<str>, ScheduledName>,
@@ -128,7 +127,7 @@ struct ScheduledName {
 }
 
 impl ResolveSchedule {
-    /// No names, and at most `limit` lookups at a time (at least one).
+    /// Empty schedule with at most `limit` concurrent lookups (at least one).
     #[must_use]
     pub fn new(limit: usize) -> Self {
         Self {
@@ -140,7 +139,7 @@ impl ResolveSchedule {
         }
     }
 
-    /// Takes in what happened and says what to do. `random` gives numbers from 0 to 1.
+    /// Handles an event. `random` returns numbers from 0 to 1.
     pub fn step(&mut self, event: ResolveEvent, now: Instant, random: &mut dyn FnMut() -> f64) -> Actions {
         let changed = match event {
             ResolveEvent::Wanted(names) => self.wanted(&names, now),
@@ -152,20 +151,20 @@ impl ResolveSchedule {
         Actions { lookup, wake: self.queue.first().filter(|_| room).map(|(due, _)| *due), changed }
     }
 
-    /// The last good addresses of every name that has any.
+    /// Last good addresses of every name with any.
     #[must_use]
     pub fn answers(&self) -> BTreeMap<String, BTreeSet<IpAddr>> {
         let good = self.entries.iter().filter(|(_, entry)| !entry.addresses.is_empty());
         good.map(|(name, entry)| (name.to_string(), entry.addresses.clone())).collect()
     }
 
-    /// What is known of every wanted name.
+    /// Status of every requested name.
     #[must_use]
     pub fn statuses(&self) -> BTreeMap<Arc<str>, NameStatus> {
         self.entries.iter().map(|(name, entry)| (Arc::clone(name), entry.status.clone())).collect()
     }
 
-    /// How many lookups have failed so far, by reason.
+    /// Number of failed lookups by reason.
     #[must_use]
     pub fn failures(&self) -> &BTreeMap<LookupFailure, u64> {
         &self.failures
@@ -187,7 +186,7 @@ impl ResolveSchedule {
             let name: Arc<str> = name.as_str().into();
             let status = NameStatus { answered: None, failure: None };
             self.entries.insert(Arc::clone(&name), ScheduledName { addresses: BTreeSet::new(), status, backoff: Backoff::DNS });
-            // A name that left and came back while its lookup is under way waits for that one.
+            // A name that was removed and added during its lookup waits for that one.
             if !self.flying.contains(&name) {
                 self.queue.insert((now, name));
             }
@@ -241,16 +240,16 @@ impl ResolveSchedule {
     }
 }
 
-/// What an outcome means.
+/// Evaluation of an outcome.
 struct OutcomeVerdict {
     answer: Option<UsableAnswer>,
     failure: Option<LookupFailure>,
 }
 
-/// The part of an outcome that can be used.
+/// Usable part of an outcome.
 struct UsableAnswer {
     addresses: BTreeSet<IpAddr>,
-    /// The family whose lookup failed: what was known of it stays.
+    /// Family whose lookup failed: its addresses stay.
     keep: Option<Keep>,
     ttl: Duration,
 }
@@ -288,8 +287,7 @@ fn classify(outcome: &LookupOutcome) -> OutcomeVerdict {
     }
 }
 
-/// One family answered and the other failed. A server that says there is no such name in one family, and has addresses in
-/// the other, means that the first has none.
+/// One family succeeded and the other failed. NXDOMAIN for one family with addresses in the other means no addresses.
 fn half(good: &FamilyRecords, failure: LookupFailure, keep: Keep) -> OutcomeVerdict {
     let answer = UsableAnswer { addresses: good.addresses.clone(), keep: None, ttl: good.ttl };
     match failure {
@@ -298,7 +296,7 @@ fn half(good: &FamilyRecords, failure: LookupFailure, keep: Keep) -> OutcomeVerd
     }
 }
 
-/// How long an answer of this TTL is good: up to a tenth of it less, so that replicas do not all ask at once, and within bounds.
+/// Time until the next lookup for a TTL: up to a tenth less, so that replicas do not query at once, within bounds.
 fn until_next(ttl: Duration, random: f64) -> Duration {
     let ttl = ttl.clamp(FLOOR, CEILING);
     let earliest = ttl.mul_f64(0.9).max(FLOOR);

@@ -1,8 +1,7 @@
-//! What tailscaled is to serve, and by which steps it gets there.
+//! Desired serve config of tailscaled, and the steps to reach it.
 //!
-//! It terminates nothing: of a Tailscale Service that this replica answers itself it hands every connection to a listener on
-//! loopback, with the client's address in front (PROXY protocol, version 2); of one that the kernel forwards it is told that all
-//! packets are the kernel's. The whole is computed each time, compared, and written only where it differs.
+//! tailscaled terminates nothing: it forwards connections of a virtual host to a loopback listener with a PROXY protocol v2 header, and
+//! leaves packets of an L3 service to the kernel. The config is computed as a whole and written only if it differs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -14,30 +13,30 @@ use crate::api::serve::{ServeConfig, ServiceConfig, TcpHandler};
 use crate::model::ingress::vhosts::{Vhost, Vhosts, node};
 use crate::model::tailnet::advertise::WithdrawalProgress;
 
-/// The version of the PROXY protocol that the listeners read.
+/// Version of the PROXY protocol for the listeners.
 const PROXY_PROTOCOL: u8 = 2;
 
-/// Where the ports of a site are answered on this replica.
+/// Listener addresses of a virtual host by port.
 pub type SitePorts = BTreeMap<u16, SocketAddr>;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ServeInputs {
-    /// The listeners of Tailscale Services, by name.
+    /// Listeners of Tailscale Services by name.
     pub sites: BTreeMap<String, SitePorts>,
-    /// The listeners of the node itself, where the control plane has no Tailscale Services.
+    /// Listeners on the node's own addresses, where the control plane has no Tailscale Services.
     pub node: SitePorts,
     pub kernel: BTreeMap<String, Forwarded>,
-    /// The `host:port` that are reached from the internet.
+    /// `host:port` of Funnel.
     pub funnel: BTreeSet<String>,
 }
 
-/// What of a service that the kernel forwards tailscaled forwards instead, with the client's address in front: the target by port.
+/// Ports of an L3 service that tailscaled forwards instead, with a PROXY protocol header: target by port.
 pub type Forwarded = BTreeMap<u16, SocketAddr>;
 
 #[must_use]
 pub fn config(wanted: &ServeInputs) -> ServeConfig {
     let sites = wanted.sites.iter().map(|(name, ports)| (name.clone(), ServiceConfig { tcp: handlers(ports), ..ServiceConfig::default() }));
-    // Whoever forwards some ports cannot be told that the others are the kernel's, and needs not.
+    // A service with forwarded ports cannot leave the others to the kernel explicitly, and need not.
     let kernel = wanted
         .kernel
         .iter()
@@ -50,11 +49,11 @@ pub fn config(wanted: &ServeInputs) -> ServeConfig {
     }
 }
 
-/// The text that stands for the name for which the node itself may have a certificate.
+/// Placeholder of the node's certificate domain.
 const CERT_DOMAIN: &str = "${TS_CERT_DOMAIN}";
 
-/// Adds what a serve config has that is none of our sites and that tailscaled serves by itself: services that it forwards, and what
-/// the node itself serves. The latter may name the node's certificate, and then waits until it may have one.
+/// Adds the parts of a serve config that tailscaled serves itself: forwarded services, and handlers of the node. The latter may name the
+/// node's certificate domain and then wait for it.
 pub fn pass(config: &mut ServeConfig, current: &ServeConfig, cert_domain: Option<&String>) {
     let forwarded = current.services.iter().filter(|(_, service)| service.web.is_empty());
     for (name, service) in forwarded {
@@ -75,8 +74,8 @@ pub fn pass(config: &mut ServeConfig, current: &ServeConfig, cert_domain: Option
     config.allow_funnel.extend(own.allow_funnel);
 }
 
-/// Lets the internet reach what a site serves over TLS. What comes from there tailscaled looks for among the node's own ports, which
-/// are one site's: that which is first.
+/// Enables Funnel for a virtual host's TLS ports. tailscaled looks up Funnel connections in the node's own ports, which belong to one host:
+/// the first.
 pub fn to_internet(wanted: &mut ServeInputs, site: &Vhost, ports: &SitePorts) {
     for (port, at) in ports.iter().filter(|(port, _)| site.listeners.get(*port) == Some(&Listener::Https)) {
         if wanted.node.entry(*port).or_insert(*at) == at {
@@ -85,20 +84,20 @@ pub fn to_internet(wanted: &mut ServeInputs, site: &Vhost, ports: &SitePorts) {
     }
 }
 
-/// Leads the internet here no more once a replica leaves. tailscaled takes no config with Funnel while its shields are up, and what is
-/// under way needs only what answers for it.
+/// Disables Funnel for a draining replica: tailscaled rejects a config with Funnel while shields are up. Open connections need only their
+/// handlers.
 pub fn leave(config: &mut ServeConfig, leaving: WithdrawalProgress) {
     if leaving.shut || leaving.withdrawn {
         config.allow_funnel.clear();
     }
 }
 
-/// Why the internet does not reach a site that asks for it.
+/// Funnel error of a virtual host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FunnelError {
-    /// The tailnet does not let this node be reached from the internet.
+    /// The tailnet does not permit Funnel for this node.
     NotAllowed,
-    /// The port is another site's: what comes from the internet has one site for each.
+    /// The port belongs to another virtual host: Funnel has one for each port.
     PortTaken,
 }
 
@@ -122,9 +121,8 @@ impl std::fmt::Display for FunnelError {
     }
 }
 
-/// The sites that ask to be reached from the internet and are not, and why; under [`node::NAME`] what the node itself serves.
-/// `allowed` says whether the tailnet lets this node be; on a node whose sites share its ports (`shared`) none takes them from
-/// another.
+/// Funnel errors by virtual host; [`node::NAME`] is the node itself. `allowed`: the tailnet permits Funnel for this node. `shared`: virtual
+/// hosts share the node's ports, so none conflicts.
 #[must_use]
 pub fn funnel_errors(sites: &Vhosts, current: &ServeConfig, allowed: bool, shared: bool) -> BTreeMap<String, FunnelError> {
     let mut taken = BTreeSet::new();
@@ -142,8 +140,8 @@ pub fn funnel_errors(sites: &Vhosts, current: &ServeConfig, allowed: bool, share
     funnel_errors
 }
 
-/// What of a service tailscaled forwards in the kernel's place, with the client's address in front: to the cluster's IPv4 address
-/// where there is one. Nothing of one that a DNS name stands for: tailscaled would resolve it once and for all.
+/// Ports of a service that tailscaled forwards with a PROXY protocol header: to the ClusterIP, IPv4 if available. Empty for an external
+/// name: tailscaled would resolve it only once.
 #[must_use]
 pub fn announced(service: &ingress::IngressService) -> Forwarded {
     let mut mappings = [&service.ipv4, &service.ipv6].into_iter().flatten();
@@ -156,8 +154,8 @@ fn handlers(ports: &SitePorts) -> BTreeMap<u16, TcpHandler> {
     ports.iter().map(|(port, to)| (*port, handler(to))).collect()
 }
 
-/// The configs to write one after the other to get from one to another; none if they are the same. tailscaled refuses to serve a
-/// port, or a service, in another way than before: so what is to change its way goes first, and nothing else does.
+/// Configs to write in sequence; empty if equal. tailscaled rejects a change of a port's or service's handler type, so these are removed
+/// first, and nothing else.
 #[must_use]
 pub fn steps(from: &ServeConfig, to: &ServeConfig) -> Vec<ServeConfig> {
     if from == to {
@@ -169,13 +167,13 @@ pub fn steps(from: &ServeConfig, to: &ServeConfig) -> Vec<ServeConfig> {
     if first == *to { vec![first] } else { vec![first, to.clone()] }
 }
 
-/// Whether a service may become the other in place.
+/// Whether a service can be changed in place.
 fn compatible(before: &ServiceConfig, after: &ServiceConfig) -> bool {
     let same_way = |(port, handler): (&u16, &TcpHandler)| before.tcp.get(port).is_none_or(|before| way(before) == way(handler));
     before.tun == after.tun && after.tcp.iter().all(same_way)
 }
 
-/// The way in which a port is served, as tailscaled tells them apart.
+/// Handler type of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PortMode {
     Https,
@@ -252,7 +250,7 @@ mod tests {
     fn who_leaves_takes_the_internet_back_first_and_not_again_at_the_end() {
         let open = ServeInputs { node: [(443, at(1))].into(), funnel: ["a.x.ts.net:443".to_owned()].into(), ..example() };
         let closed = ServeInputs { funnel: BTreeSet::new(), ..open.clone() };
-        // In order: as ever, the shields go up, services are taken back, the shields go down for whoever follows.
+        // In order: normal, shields up, services withdrawn, shields down for the next Pod.
         let phases = [(false, false), (true, false), (true, true), (false, true)];
         let served = phases.map(|(shut, withdrawn)| {
             let mut served = config(&open);
