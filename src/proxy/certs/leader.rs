@@ -1,4 +1,4 @@
-//! Follows the Lease that says which replica orders, and holds it when this is the one.
+//! Election of the cert leader.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::model::base::netmap::NetMap;
 use crate::model::ingress::cert_leader::{CertLeaderCandidate, CertLeaderStep};
 use crate::runtime::watch_ext::put;
 
-/// Looks at the Lease for ever. Where it may not be read or written, as under the Tailscale operator, the first replica orders.
+/// Takes part in the election until cancelled. Without rights on the Lease, as under the Tailscale operator, replica 0 orders.
 pub(super) async fn run(
     cluster: Cluster,
     lease: String,
@@ -23,7 +23,7 @@ pub(super) async fn run(
     let begin = Instant::now();
     let mut logged = None;
     loop {
-        // Whoever has no tailnet cannot prove a name.
+        // Challenges need a tailnet connection.
         let able = netmap.borrow_and_update().is_some();
         let turn = turn(&cluster, &lease, &mut candidate, able, begin).await;
         let reason = turn.as_ref().err().map(KubeError::reason);

@@ -1,4 +1,4 @@
-//! Bodies as they pass through: frame by frame, never gathered. A side that does not go on is noticed.
+//! Streaming of bodies, frame by frame, with detection of stalls.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,10 +18,10 @@ use crate::model::ingress::vhosts::headers;
 use super::activity::{InFlight, Progress, Turn};
 use super::upstream::InFlightGuard;
 
-/// The answer to a client.
+/// Response to a client.
 pub(super) type ProxiedResponse = Response<Download>;
 
-/// A request's body on its way to a backend.
+/// Request body for a backend.
 #[derive(Debug)]
 pub(super) struct Upload(Option<Streamed>);
 
@@ -31,12 +31,12 @@ struct Streamed {
     state: Arc<State>,
     progress: Progress,
     limit: Duration,
-    /// Since when the client is waited for.
+    /// Start of waiting for the client.
     waiting: Option<Instant>,
     over: Option<Pin<Box<Sleep>>>,
 }
 
-/// What a body and its request, of which hyper has the one and we have the other, know of each other.
+/// State shared by a body, which hyper owns, and its request.
 #[derive(Debug, Default)]
 struct State {
     fault: OnceLock<ClientFault>,
@@ -44,20 +44,20 @@ struct State {
     waker: AtomicWaker,
 }
 
-/// A request whose body is under way. The body breaks off when this is dropped: nobody waits for the answer any more.
+/// A request with a streaming body. Dropping it aborts the body: the response is no longer awaited.
 #[derive(Debug)]
 pub(super) struct Uploading(Option<Arc<State>>);
 
-/// Why the body of a request did not come to its end: the client's doing, never the backend's.
+/// Fault of the client in a request body; never the backend's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ClientFault {
-    /// It is malformed, or the client has gone.
+    /// Malformed, or the client disconnected.
     Broken,
     /// The client stopped sending.
     Stalled,
 }
 
-/// A body breaks off.
+/// A body was aborted.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BodyError {
     #[error("the other side of the connection broke off: {0}")]
@@ -73,7 +73,7 @@ impl Upload {
         Self(None)
     }
 
-    /// A body that breaks off when the client sends nothing for so long.
+    /// A body that is aborted when the client sends nothing for `limit`.
     pub(super) fn new(body: Incoming, progress: Progress, limit: Duration) -> (Self, Uploading) {
         if body.is_end_stream() {
             return (Self(None), Uploading(None));
@@ -89,7 +89,7 @@ impl Upload {
 }
 
 impl Uploading {
-    /// What the client did wrong.
+    /// Fault of the client, if any.
     pub(super) fn fault(&self) -> Option<ClientFault> {
         self.0.as_ref()?.fault.get().copied()
     }
@@ -106,7 +106,7 @@ impl Drop for Uploading {
 
 impl Streamed {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        // Before it is asked whether the request is over, lest that is missed.
+        // Register before checking, so that no wake-up is lost.
         self.state.waker.register(cx.waker());
         if self.state.over.load(Ordering::Acquire) {
             return Poll::Ready(Some(Err(BodyError::Over)));
@@ -130,7 +130,7 @@ impl Streamed {
         }))
     }
 
-    /// Ready once the client has been waited for too long without a break. The timer is not set anew for each frame.
+    /// Ready once the client has stalled for too long. The timer is not reset for each frame.
     fn stalled(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let until = *self.waiting.get_or_insert_with(Instant::now) + self.limit;
         let over = self.over.get_or_insert_with(|| Box::pin(sleep(self.limit)));
@@ -161,14 +161,14 @@ impl Body for Upload {
     }
 }
 
-/// An answer's body on its way to the client.
+/// Response body for the client.
 #[derive(Debug)]
 pub(super) enum Download {
     Stream(Incoming, ResponseGuard),
     Text(Bytes),
 }
 
-/// What is held until an answer's body has passed.
+/// Guards that live until the response body is sent.
 #[derive(Debug)]
 pub(super) struct ResponseGuard {
     pub(super) in_flight: InFlight,
@@ -182,7 +182,7 @@ impl Download {
         if body.is_end_stream() { Self::Text(Bytes::new()) } else { Self::Stream(body, guard) }
     }
 
-    /// Without a text of our own: what a HEAD is answered with. HTTP/2 would send it.
+    /// Without our own text, for HEAD: HTTP/2 would send it.
     pub(super) fn unsaid(self) -> Self {
         if let Self::Text(_) = self { Self::Text(Bytes::new()) } else { self }
     }
@@ -196,7 +196,7 @@ impl Body for Download {
         match &mut *self {
             Self::Stream(body, guard) => {
                 let polled = Pin::new(body).poll_frame(cx);
-                // More is asked for when the client has taken what there was.
+                // The next poll means that the client has read the previous frame.
                 guard.in_flight.turn(if polled.is_ready() { Turn::Client } else { Turn::Backend });
                 polled.map_err(BodyError::Broken)
             }
