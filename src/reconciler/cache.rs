@@ -1,7 +1,7 @@
-//! What the stores hold: every object that concerns the reconciler, and which work each change of one asks for.
+//! Informer cache: all objects that concern the reconciler, and the work keys of each change.
 //!
-//! Fed by the watches and by what our own writes returned, whichever is newer, so that a pass sees what earlier passes did.
-//! A list drops what it does not name, and only when it is complete. Nothing is fetched here and nothing decided.
+//! Fed by watches and by responses to our writes, whichever is newer, so that a pass sees earlier writes. Only a complete list removes
+//! objects.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -34,21 +34,21 @@ mod typed;
 /// Namespace and name; the namespace of a cluster-wide object is empty.
 pub type Id = (String, String);
 
-/// What is to be looked at.
+/// Key of the work queue.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WorkKey {
-    /// A `ProxyGroup` and everything of its name, whether or not it exists.
+    /// A `ProxyGroup` with all its objects, whether or not it exists.
     Group(String),
     /// A `ProxyClass`.
     Class(String),
     /// A `Tailnet`.
     Tailnet(String),
-    /// The control plane of groups that name no Tailnet.
+    /// Control plane of groups without Tailnet.
     DefaultControlPlane,
 }
 
 impl WorkKey {
-    /// The kind, for metrics.
+    /// Kind, for metrics.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
@@ -59,7 +59,7 @@ impl WorkKey {
         }
     }
 
-    /// The name; empty for what has none.
+    /// Name; empty if it has none.
     #[must_use]
     pub fn name(&self) -> &str {
         match self {
@@ -69,15 +69,15 @@ impl WorkKey {
     }
 }
 
-/// What the objects of one watch are to us.
+/// Role of the objects of one watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WatchRole {
     Group,
     Class,
     Tailnet,
-    /// Users' Services, of which only those that concern a group are kept.
+    /// Users' Services, pruned unless they concern a group.
     Service,
-    /// Objects that the reconciler makes.
+    /// Objects that the reconciler creates.
     Owned(Kind),
     Pod,
     /// Nodes, for static endpoints.
@@ -85,33 +85,33 @@ pub enum WatchRole {
     Namespace,
     /// Users' Ingresses.
     Ingress,
-    /// The classes of Ingresses.
+    /// `IngressClass`es.
     IngressClass,
-    /// Slices of the endpoints of users' Services.
+    /// EndpointSlices of users' Services.
     BackendSlice,
-    /// Secrets that we did not make, without what is in them: some of them are credentials of Tailnets.
+    /// Metadata of other Secrets: some are credentials of Tailnets.
     Credentials,
 }
 
-/// All stores.
+/// All stores with indices.
 #[derive(Debug)]
 pub struct ClusterCache {
     default_class: Option<String>,
     shelves: BTreeMap<WatchRole, ObjectStore>,
-    /// What there is of each group, kept as its pass is shown it.
+    /// Objects of each group, in the form for its passes.
     members: BTreeMap<String, GroupObjects>,
-    /// The groups that have children for a user's Service, and how many.
+    /// Groups with children for a user's Service, with their number.
     children: BTreeMap<Id, BTreeMap<String, usize>>,
-    /// Objects that have the name of one that a group would make, and are not ours.
+    /// Foreign objects with a name that a group would use.
     foreign: BTreeMap<String, BTreeMap<ObjectRef, (Arc<Value>, Instant)>>,
-    /// Node ports that the API server refused, and when.
+    /// Node ports that the API server rejected, with the time.
     refused_ports: BTreeMap<u16, Instant>,
     published: PublisherIndex,
     namespaces: OrdMap<String, Arc<Labels>>,
 }
 
 impl ClusterCache {
-    /// Empty stores, each to be filled by that many watches.
+    /// Empty stores, each filled by its number of watches.
     #[must_use]
     pub fn new(default_class: Option<String>, watches: impl IntoIterator<Item = WatchRole>) -> Self {
         let mut shelves: BTreeMap<WatchRole, ObjectStore> = BTreeMap::new();
@@ -130,12 +130,12 @@ impl ClusterCache {
         }
     }
 
-    /// The API has no such kind.
+    /// Records that the API lacks a kind.
     pub fn lacks(&mut self, role: WatchRole) {
         self.shelf(role).lacking = true;
     }
 
-    /// Whether the API has such a kind, as far as is known.
+    /// Whether the API has a kind, as far as known.
     #[must_use]
     pub fn has(&self, role: WatchRole) -> bool {
         self.shelves.get(&role).is_some_and(|shelf| !shelf.lacking)

@@ -1,8 +1,7 @@
-//! The few netlink messages of `nf_tables` that need no nft program: element changes, element dumps, generations, notices.
+//! Netlink messages of `nf_tables`: element changes, dumps, generations, notifications.
 //!
-//! Formats: the kernel's headers `netlink.h`, `nfnetlink.h` and `nf_tables.h`. Encoding writes what the kernel of
-//! any architecture reads (headers in host order, `nf_tables` numbers in network order); decoding is total: bytes that are
-//! cut short or make no sense are an error or left out, never a panic. No sockets here.
+//! Formats: the kernel's headers `netlink.h`, `nfnetlink.h` and `nf_tables.h`. Headers are in host order, `nf_tables` numbers in network
+//! order. Decoding is total: truncated or invalid bytes are an error or skipped, never a panic.
 
 use std::net::IpAddr;
 
@@ -34,43 +33,43 @@ const CREATE: u16 = 0x400;
 const FAMILY_UNSPEC: u8 = 0;
 const FAMILY_INET: u8 = 1;
 const HEADER: usize = 16;
-/// An attribute's length is 16 bits; half of that leaves room for whatever surrounds a list.
+/// Maximum size of a list: an attribute's length has 16 bits; the other half is for enclosing attributes.
 const LIST_BYTES: usize = 0x7fff;
 
-/// What the kernel says in one message.
+/// A message of the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Message {
     /// The end of a dump.
     Done,
-    /// The outcome of one message of ours: zero if it was accepted, else the (positive) errno.
+    /// Outcome of a message of ours: zero, or the (positive) errno.
     Outcome(i32),
-    /// Elements of a set; an answer to [`dump`].
+    /// Elements of a set, in response to [`dump`].
     Elements(Vec<Counted>),
-    /// The number of the last transaction of anybody in this network namespace.
+    /// Number of the last transaction in this network namespace.
     Generation {
         id: u32,
-        /// In a notice: the netlink port that the transaction came from.
+        /// In a notification: netlink port of the transaction's sender.
         port: u32,
     },
-    /// Anything else of `nf_tables`: a chain or a rule of a dump, or a notice of a change.
+    /// Another object of `nf_tables`: a chain or rule of a dump, or a notification.
     Object {
         table: Vec<u8>,
-        /// The message type and its attributes as they came.
+        /// Message type and raw attributes.
         body: Vec<u8>,
     },
 }
 
-/// An element as the kernel tells it.
+/// A received element.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counted {
     pub key: Vec<u8>,
-    /// The value's bytes; none in a set.
+    /// Bytes of the value; empty in a set.
     pub value: Vec<u8>,
     pub packets: u64,
     pub bytes: u64,
 }
 
-/// What a dump is asked of.
+/// Subject of a dump.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dump {
     /// The elements of a set of our table.
@@ -83,14 +82,14 @@ pub enum Dump {
     Rules,
 }
 
-/// A transaction ready to be sent.
+/// An encoded transaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Batch {
-    /// The messages, to be sent in one datagram.
+    /// Messages for one datagram.
     pub bytes: Vec<u8>,
-    /// The sequence number of the first message, under which faults of the whole are told.
+    /// Sequence number of the first message, used for errors of the whole batch.
     pub first: u32,
-    /// The sequence number of the last message; its outcome is told last.
+    /// Sequence number of the last message, whose outcome comes last.
     pub last: u32,
 }
 
@@ -130,7 +129,7 @@ pub fn batch(edits: &Edits, sequence: u32) -> Batch {
     Batch { bytes, first: sequence, last }
 }
 
-/// Encodes the question for a dump.
+/// Encodes a dump request.
 #[must_use]
 pub fn dump(what: Dump, sequence: u32) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -151,7 +150,7 @@ pub fn dump(what: Dump, sequence: u32) -> Vec<u8> {
     bytes
 }
 
-/// Encodes the question for the generation.
+/// Encodes a generation request.
 #[must_use]
 pub fn generation(sequence: u32) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -159,7 +158,7 @@ pub fn generation(sequence: u32) -> Vec<u8> {
     bytes
 }
 
-/// Decodes what one read of the socket gave: all of its messages in order, each with the sequence number of the question that it answers.
+/// Decodes all messages of one read, with the sequence numbers of their requests.
 pub fn messages(mut bytes: &[u8]) -> Result<Vec<(u32, Message)>, WireError> {
     let mut list = Vec::new();
     while let Some((header, _)) = bytes.split_first_chunk::<HEADER>() {
@@ -217,7 +216,7 @@ fn counted(bytes: &[u8]) -> Counted {
     element
 }
 
-/// Takes the numbers of an expression, if it is a counter.
+/// Reads a counter expression.
 fn counter(element: &mut Counted, expression: &[u8]) {
     if Attributes(expression).any(|(kind, name)| kind == 1 && name == b"counter\0") {
         for (_, data) in Attributes(expression).filter(|(kind, _)| *kind == 2) {
@@ -233,7 +232,7 @@ fn counter(element: &mut Counted, expression: &[u8]) {
     }
 }
 
-/// The bytes of an element's key: each field in network order, padded to four bytes; marks in host order, as the kernel holds them.
+/// Bytes of an element's key: fields in network order, padded to four bytes; marks in host order.
 #[must_use]
 pub fn key(element: &Element) -> Vec<u8> {
     let port = |key: &PortKey| {
@@ -258,7 +257,7 @@ pub fn key(element: &Element) -> Vec<u8> {
     }
 }
 
-/// The bytes of an element's value, likewise; nothing in a set.
+/// Bytes of an element's value, likewise; empty in a set.
 #[must_use]
 pub fn value(element: &Element) -> Vec<u8> {
     match element.value {
@@ -273,7 +272,7 @@ pub fn value(element: &Element) -> Vec<u8> {
     }
 }
 
-/// The match port that a key of a counting set means.
+/// Match port of a traffic set's key.
 #[must_use]
 pub fn match_port(set: Set, key: &[u8]) -> Option<PortKey> {
     let (proto, port) = match (set, key) {
@@ -306,7 +305,7 @@ fn text(name: &str) -> Vec<u8> {
     [name.as_bytes(), b"\0"].concat()
 }
 
-/// Appends one message; its length is filled in once `body` has written it.
+/// Appends a message; its length is set after `body`.
 fn message(out: &mut Vec<u8>, kind: u16, flags: u16, family: u8, resource: u16, sequence: u32, body: impl FnOnce(&mut Vec<u8>)) {
     let start = out.len();
     out.extend_from_slice(&[0; 4]);
@@ -323,7 +322,7 @@ fn message(out: &mut Vec<u8>, kind: u16, flags: u16, family: u8, resource: u16, 
     }
 }
 
-/// Asks for the outcome of the message that starts here.
+/// Requests an acknowledgment for the message at `start`.
 fn acknowledge(out: &mut [u8], start: usize) {
     if let Some([low, high]) = out.get_mut(start + 6..start + 8) {
         [*low, *high] = (u16::from_ne_bytes([*low, *high]) | ACK).to_ne_bytes();
