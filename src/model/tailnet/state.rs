@@ -1,6 +1,6 @@
-//! What is to be written to a replica's state Secret: the difference between what is wanted and what is known to be there.
+//! Changes of a replica's state Secret: the difference between desired and known content.
 //!
-//! Never reads or writes the Secret itself, and never speaks of keys that nobody asked for: tailscaled's own keys lie beside ours.
+//! Pure. Concerns requested keys only: tailscaled's own keys are in the same Secret.
 
 use std::collections::BTreeMap;
 
@@ -9,10 +9,10 @@ use k8s_openapi::ByteString;
 
 use crate::api::state as keys;
 
-/// The content of the Secret, or of the keys of it that matter.
+/// Content of the Secret, or of its relevant keys.
 pub type Content = BTreeMap<String, Bytes>;
 
-/// Wanted values by key; nothing as a value means that the key is to be absent.
+/// Desired values by key; `None` removes the key.
 pub type StateChanges = BTreeMap<String, Option<Bytes>>;
 
 /// As a JSON object of base64 by key.
@@ -22,26 +22,26 @@ pub fn to_json(content: &Content) -> Vec<u8> {
     serde_json::to_vec(&values).unwrap_or_default()
 }
 
-/// What such a text says; nothing if it is none.
+/// Parses such a text; `None` if malformed.
 #[must_use]
 pub fn from_json(text: &[u8]) -> Option<Content> {
     let values: BTreeMap<String, ByteString> = serde_json::from_slice(text).ok()?;
     Some(values.into_iter().map(|(key, value)| (key, value.0.into())).collect())
 }
 
-/// What is known when a container starts.
+/// Inputs of a container's start.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Start {
-    /// Capability version of the tailscaled that will run; nothing if none will.
+    /// Capability version of the supervised tailscaled, if any.
     pub capver: Option<u32>,
     pub pod_uid: Option<String>,
-    /// The auth key of the mounted tailscaled config; empty if it has none.
+    /// Auth key of the mounted tailscaled config; empty if it has none.
     pub auth_key: String,
 }
 
 impl Start {
-    /// What a starting container writes: its version and Pod, and the end of what its predecessor said.
-    /// The device stays, for the operator deletes the old one by it. A request for a new auth key ends once the mounted key is another one.
+    /// Changes at the start: version and Pod, and removal of the previous container's status. The device stays: the operator deletes the old
+    /// one by it. A request for a new auth key ends once the mounted key differs.
     #[must_use]
     pub fn changes(&self, found: &Content) -> StateChanges {
         let mut changes: StateChanges = keys::STALE_AT_START.iter().map(|key| ((*key).to_owned(), None)).collect();
@@ -60,7 +60,7 @@ impl Start {
     }
 }
 
-/// The wanted changes that the known content does not already show.
+/// Desired changes that the known content lacks.
 #[must_use]
 pub fn outstanding(wanted: &StateChanges, current: &StateChanges) -> StateChanges {
     wanted.iter().filter(|(key, value)| current.get(*key) != Some(value)).map(|(key, value)| (key.clone(), value.clone())).collect()
@@ -78,7 +78,7 @@ pub fn applied(mut content: Content, changes: &StateChanges) -> Content {
     content
 }
 
-/// What makes tailscaled begin as a new device: the end of its keys, of its profile and of what was said of the device.
+/// Changes that make tailscaled start as a new device: removal of its keys, its profile and the device fields.
 #[must_use]
 pub fn forget_identity(found: &Content) -> StateChanges {
     let profile = found.get(keys::CURRENT_PROFILE).and_then(|name| std::str::from_utf8(name).ok());
@@ -86,8 +86,8 @@ pub fn forget_identity(found: &Content) -> StateChanges {
     keys::IDENTITY.into_iter().chain(profile).map(|key| (key.to_owned(), None)).collect()
 }
 
-/// Whether tailscaled's state is whole: no key of its profile at all, or every one of them and exactly one profile.
-/// Between two of tailscaled's writes it is not, and a tailscaled that ends there comes back as another device.
+/// Whether tailscaled's state is complete: no key of its profile, or all of them and exactly one profile. It is incomplete between two
+/// writes; a tailscaled that starts from such a state becomes another device.
 #[must_use]
 pub fn consistent(found: &Content) -> bool {
     let parts = [keys::MACHINE_KEY, keys::PROFILES, keys::CURRENT_PROFILE].into_iter().filter(|key| found.contains_key(*key)).count();

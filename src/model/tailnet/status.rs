@@ -1,11 +1,9 @@
-//! What a replica says of itself in its state Secret, in the operator's own format.
+//! Status of a replica in its state Secret, in the Tailscale operator's format.
 //!
-//! The operator sends a service's traffic to a replica whose status shows the service's ports and target exactly as it
-//! configured them, and nothing else of the status decides. So both are echoed, never derived; and a service that cannot be
-//! served yet is held back for a while ([`ServeHistory`]), so that the replicas that can serve it get the traffic first. It
-//! is not held back for ever: a rollout waits until every service can be reached through the new Pod, and a name that
-//! nobody can resolve would stop it. From then on it is published without addresses, and its ports refuse.
-//! Never computed from anything but a plan that the kernel has accepted.
+//! The operator routes a service to a replica whose status has the service's ports and target exactly as configured. So both are copied from
+//! the config. A service that cannot be served yet is withheld for a while ([`ServeHistory`]), so that other replicas get its traffic first;
+//! not forever, because a rollout waits for every service, and an unresolvable name would block it. Then it is published without addresses,
+//! and its ports reject. Always computed from an applied plan.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -24,7 +22,7 @@ mod patience;
 
 pub use patience::{GRACE, ServeHistory};
 
-/// The Pod's own addresses, as the operator compares them with the Pod's.
+/// The Pod's addresses, which the operator compares with the Pod object.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PodAddresses {
     /// The IPv4 address.
@@ -48,13 +46,13 @@ impl PodAddresses {
     }
 }
 
-/// The services that are published, each made when it is written: thousands of them at once are of no use to anybody.
+/// Published services, each created while serializing.
 #[derive(Debug, Clone, Copy)]
 pub struct PublishedServices<'a> {
     plan: &'a Plan,
     config: &'a EgressConfig,
     withheld: &'a BTreeSet<Arc<str>>,
-    /// Whether the addresses in use are told.
+    /// Whether target addresses are included.
     addresses: bool,
 }
 
@@ -79,7 +77,7 @@ impl Serialize for PublishedServices<'_> {
     }
 }
 
-/// The status of the egress services that the plan in force makes of this config, without those that are withheld.
+/// Status of the egress services of a config under the applied plan, without withheld ones.
 #[must_use]
 pub fn egress_status<'a>(
     plan: &'a Plan,
@@ -98,15 +96,15 @@ pub fn egress_status<'a>(
     }
 }
 
-/// In words, what is said of the services of this config.
+/// Reasons of rejected services, as texts.
 fn rejected_reasons<S>(config: &Config<S>, said: &OrdMap<Arc<str>, Vec<Reason>>) -> BTreeMap<String, Vec<String>> {
     let configured = |name: &Arc<str>| config.services.contains_key(name) || config.malformed.contains_key(name);
     let said = said.iter().filter(|(name, _)| configured(name));
     said.map(|(name, words)| (name.to_string(), words.iter().map(ToString::to_string).collect())).collect()
 }
 
-/// The status of the L3 ingress services that the plan in force makes of this config: those of which some address is served,
-/// as configured. One of which nothing is served is left out, for what is published gets advertised.
+/// Status of the L3 ingress services of a config under the applied plan: those with a served address, as configured. Others are omitted,
+/// because published ones get advertised.
 #[must_use]
 pub fn ingress_status(plan: &Plan, config: &IngressConfig, pod: PodAddresses) -> ingress::IngressStatus {
     let served = config.services.iter().filter(|(name, _)| plan.ingress.get(*name).is_some_and(|hosts| !hosts.is_empty()));
@@ -120,34 +118,34 @@ pub fn ingress_status(plan: &Plan, config: &IngressConfig, pod: PodAddresses) ->
     }
 }
 
-/// What fits in a Secret beside tailscaled's own state; the API allows 1 MiB for all of it.
+/// Maximum size of a status, with room for tailscaled's state in the Secret's 1 MiB.
 pub const ROOM: usize = 768 << 10;
 
-/// A status as it is written.
+/// An encoded status.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Encoded {
-    /// The text for [`crate::api::egress::KEY`].
+    /// Value of [`crate::api::egress::KEY`].
     pub plain: Vec<u8>,
-    /// The whole status for [`crate::api::egress::KEY_COMPRESSED`], if the plain text lacks something. Our reconciler reads it first;
-    /// the Tailscale operator, whose groups do not come to that size, does not know it.
+    /// Complete status for [`crate::api::egress::KEY_COMPRESSED`], if the plain text is incomplete. Our reconciler reads it first; the
+    /// Tailscale operator, whose groups are smaller, ignores it.
     pub packed: Option<Vec<u8>>,
-    /// What the plain text lacks.
+    /// Parts missing in the plain text.
     pub omitted: Omitted,
 }
 
-/// What was left out of a plain status to make it fit.
+/// Parts omitted from a plain status to make it fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Omitted {
     Nothing,
-    /// Why services are rejected; the metrics still say.
+    /// Reasons of rejections; they stay in the metrics.
     Reasons,
-    /// That, and the addresses in use, which the operator does not look at.
+    /// Also the target addresses, which the operator ignores.
     Addresses,
-    /// All services: the fingerprint names the config that they are of, and which of them are rejected is told.
+    /// All services: the fingerprint of the config and the rejected names remain.
     Services,
 }
 
-/// A status with no more in both its keys than fits in `room` bytes if anything can be left out.
+/// Encodes a status so that both keys fit in `room` bytes, omitting parts as necessary.
 #[must_use]
 pub fn encode(mut status: EgressStatus<PublishedServices<'_>>, room: usize) -> Encoded {
     let text = |status: &EgressStatus<PublishedServices<'_>>| serde_json::to_vec(status).unwrap_or_default();

@@ -1,11 +1,10 @@
-//! The command lines of tailscaled, in the order that the operator's own test-suite expects.
+//! Command line of tailscaled, in the order that the Tailscale operator's tests expect.
 
 use std::path::Path;
 
 use super::settings::{DaemonSettings, StateStore};
 
-/// The arguments of tailscaled, program name not among them. `config` is the file of a one-step login; `state` takes the place of a
-/// Secret that cannot be had.
+/// Arguments of tailscaled, without program name. `config`: file of a one-step login; `state`: replaces an unavailable Secret.
 #[must_use]
 pub fn command_line(settings: &DaemonSettings, config: Option<&Path>, state: Option<&Path>) -> Vec<String> {
     let mut args = vec![format!("--socket={}", settings.socket.display())];

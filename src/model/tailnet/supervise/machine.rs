@@ -1,7 +1,7 @@
-//! The state machine that keeps tailscaled running and logged in.
+//! State machine that keeps tailscaled running and logged in.
 //!
-//! [`Machine::step`] takes what happened, the time since the process began and a random number, and says what to do. It never
-//! gives up once the daemon has answered: it restarts it for ever, ever more slowly, and what the kernel forwards stays as it is.
+//! [`Machine::step`] maps an event, the time and a random number to actions. Once the daemon has responded, it is restarted without limit, with
+//! growing delays; the ruleset stays in force.
 
 use std::fmt;
 use std::time::Duration;
@@ -14,63 +14,62 @@ use super::settings::{DaemonSettings, Login, Secret, StateStore};
 use crate::model::base::backoff::Backoff;
 use crate::model::tailnet::ipn_bus::BackendState;
 
-/// How long a daemon may leave its socket unanswered before it is taken for hung. It waits up to 30 s for an API server with
-/// everything locked, and forwards all the while.
+/// Time without response before a daemon counts as hung. It can block for 30 s on an API server, and forwards meanwhile.
 const SILENCE: Duration = Duration::from_secs(90);
-/// How long the bus may be away before the node is called degraded: opening it again takes milliseconds.
+/// Time without bus before the node counts as degraded: reopening takes milliseconds.
 const GAP: Duration = Duration::from_secs(1);
-/// How long a daemon has to run for its next crash to count as the first.
+/// Run time after which the next crash counts as the first.
 const STEADY: Duration = Duration::from_mins(1);
 
-/// Where the daemon stands, for readiness, status and metrics.
+/// Phase of the daemon, for readiness, status and metrics.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize)]
 pub enum DaemonPhase {
     /// No process; the next start is due.
     #[default]
     Down,
-    /// A process that does not answer yet.
+    /// A process that does not respond yet.
     Spawned,
     SocketUp,
-    /// It has not decided yet.
+    /// Initial state.
     NoState,
-    /// It cannot go on without a login.
+    /// Login required.
     NeedsLogin,
-    /// An administrator has to approve the node.
+    /// Approval by an administrator required.
     NeedsMachineAuth,
-    /// It is told not to run.
+    /// Stopped by preferences.
     Stopped,
     Starting,
-    /// The node is part of the tailnet.
+    /// Connected to the tailnet.
     Running,
-    /// It was running and is not now; what the kernel holds is kept.
+    /// Was running and is not now; the ruleset stays.
     Degraded,
-    /// It is being stopped.
+    /// Being stopped.
     Draining,
     Exited,
 }
 
-/// Something that happened.
+/// An event.
 #[derive(Debug, Clone, PartialEq)]
 pub enum DaemonEvent {
-    /// The process began, or a time that was asked for has come.
+    /// Start of the process, or a requested time.
     Tick,
     /// The daemon's process runs.
     Spawned,
     /// The daemon's process could not be started.
     SpawnFailed(String),
-    /// The daemon's process has ended.
+    /// The daemon's process has exited.
     Exited(String),
     /// The bus is open.
     Connected,
     /// The bus is closed.
     Disconnected,
     Backend(BusState),
-    /// A key to log in with is known: that of the config file, or a newer one seen by the API.
+    /// An auth key: of the config file, or a newer one from the API.
     Key(Secret),
-    /// Something that [`Auth`] waits for.
+    /// A response for [`Auth`].
     Auth(AuthEvent),
     Stop {
-        /// How long it may take before it is killed.
+        /// Time before it is killed.
         grace: Duration,
     },
 }
@@ -88,7 +87,7 @@ enum ChildProcess {
 #[derive(Debug, Clone)]
 pub struct Machine {
     child: ChildProcess,
-    /// Since when the bus is open or closed.
+    /// State of the bus, and since when.
     bus: (bool, At),
     last_state: Option<BusState>,
     auth: Auth,
@@ -97,13 +96,13 @@ pub struct Machine {
     boot_deadline: At,
     started: bool,
     answered: bool,
-    /// This process of the daemon has been running.
+    /// This process has not been connected yet.
     fresh: bool,
     kill_at: Option<At>,
 }
 
 impl Machine {
-    /// A machine that has done nothing yet; its first event is [`DaemonEvent::Tick`].
+    /// Initial state; the first event is [`DaemonEvent::Tick`].
     #[must_use]
     pub fn new(settings: &DaemonSettings) -> Self {
         let in_secret = matches!(settings.state, StateStore::KubeSecret { .. });
@@ -126,7 +125,7 @@ impl Machine {
         }
     }
 
-    /// Takes an event in.
+    /// Handles an event.
     pub fn step(&mut self, event: DaemonEvent, now: At, random: f64) -> Vec<DaemonAction> {
         let mut actions = Vec::new();
         match event {
@@ -155,7 +154,7 @@ impl Machine {
         actions
     }
 
-    /// Where the daemon stands.
+    /// Phase of the daemon.
     #[must_use]
     pub fn phase(&self, now: At) -> DaemonPhase {
         match self.child {
@@ -179,13 +178,13 @@ impl Machine {
         }
     }
 
-    /// How often the daemon was started again.
+    /// Number of restarts of the daemon.
     #[must_use]
     pub fn restarts(&self) -> u64 {
         self.restarts
     }
 
-    /// How the login stands.
+    /// State of the login.
     #[must_use]
     pub fn auth(&self) -> &Auth {
         &self.auth
@@ -212,7 +211,7 @@ impl Machine {
             self.child = ChildProcess::Gone;
             return;
         }
-        // One that worked is away for as short as can be; one that ends again soon, or never worked, waits longer each time.
+        // A daemon that worked restarts at once; one that exits soon again, or never worked, with growing delays.
         let first = worked && self.retry.failures() == 0;
         let wait = if wanted { Duration::ZERO } else { self.retry.next(random) };
         self.child = ChildProcess::Down { until: if first { now } else { now + wait } };
@@ -228,7 +227,7 @@ impl Machine {
         }
     }
 
-    /// What the state itself demands, whatever the event was.
+    /// Actions of the current state, after any event.
     fn proceed(&mut self, now: At, actions: &mut Vec<DaemonAction>) {
         match self.child {
             ChildProcess::Gone | ChildProcess::Starting => {}

@@ -1,4 +1,4 @@
-//! What the environment says about tailscaled, parsed and validated elsewhere.
+//! Settings of tailscaled, parsed and validated elsewhere.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use crate::model::base::netmap::in_tailscale_range;
 
-/// The address by which tailscaled itself answers DNS, by its own interface.
+/// Address of tailscaled's DNS server, on its own interface.
 const MAGIC_DNS: IpAddr = IpAddr::V4(Ipv4Addr::new(100, 100, 100, 100));
 
-/// A text that must not be seen in a log, a status or a command line: keys to the tailnet.
+/// A secret text, hidden in logs, status and command lines.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Secret(String);
 
-/// Everything that supervision needs to know.
+/// Settings of the supervision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DaemonSettings {
     /// The tailscaled program; a bare name is searched in `PATH`.
@@ -24,7 +24,7 @@ pub struct DaemonSettings {
     pub tailscale: PathBuf,
     /// The LocalAPI socket (`TS_SOCKET`).
     pub socket: PathBuf,
-    /// Where the daemon keeps its state (`TS_KUBE_SECRET`, `TS_STATE_DIR`).
+    /// State store of the daemon (`TS_KUBE_SECRET`, `TS_STATE_DIR`).
     pub state: StateStore,
     /// No device, a network stack in the daemon (`TS_USERSPACE`).
     pub userspace: bool,
@@ -32,29 +32,29 @@ pub struct DaemonSettings {
     pub socks5: Option<String>,
     /// `TS_OUTBOUND_HTTP_PROXY_LISTEN`.
     pub http_proxy: Option<String>,
-    /// `TS_DEBUG_ADDR_PORT`; the caller leaves it out when `extra_args` has its own `--debug`.
+    /// `TS_DEBUG_ADDR_PORT`; the caller omits it when `extra_args` has its own `--debug`.
     pub debug_addr: Option<String>,
     /// `TS_TAILSCALED_EXTRA_ARGS`, split at blanks.
     pub extra_args: Vec<String>,
-    /// What the daemon's environment has besides the process's own (`TS_CERT_SHARE_MODE` where it is not empty).
+    /// Additional environment of the daemon (`TS_CERT_SHARE_MODE` if not empty).
     pub env: BTreeMap<String, String>,
-    /// The config directory is no mount: it is filled from this Pod's config Secret by the API (`TAILYARD_CONFIG_FROM_API`).
+    /// The config directory is filled from this Pod's config Secret by the API (`TAILYARD_CONFIG_FROM_API`).
     pub fill_config: bool,
     /// How the node logs in.
     pub login: Login,
-    /// How long the first start may take until the node runs (`TS_BOOT_TIMEOUT`).
+    /// Timeout of the first start until the node runs (`TS_BOOT_TIMEOUT`).
     pub boot_timeout: Duration,
-    /// Ask the daemon to set up UDP GRO forwarding (`TS_EXPERIMENTAL_ENABLE_FORWARDING_OPTIMIZATIONS`).
+    /// Enable UDP GRO forwarding (`TS_EXPERIMENTAL_ENABLE_FORWARDING_OPTIMIZATIONS`).
     pub udp_gro_forwarding: bool,
-    /// Addresses of the cluster that the Pod's packets carry: its own, its node's (`NODE_IP`), the API server's. One inside
-    /// 100.64.0.0/10 changes how the daemon may filter.
+    /// Cluster addresses in the Pod's packets: its own, its node's (`NODE_IP`), the API server's. One inside 100.64.0.0/10 restricts the
+    /// daemon's filter.
     pub cluster_ips: BTreeSet<IpAddr>,
 }
 
-/// Where the daemon keeps its state.
+/// State store of the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StateStore {
-    /// In the Secret of this name; certificates and the like in the directory, if any, else in `/tmp`.
+    /// Secret of this name; other files in the directory, if any, else in `/tmp`.
     KubeSecret {
         name: String,
         /// `TS_STATE_DIR`.
@@ -68,13 +68,13 @@ pub enum StateStore {
 /// How the node logs in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Login {
-    /// One step: a config file in this directory says it all (`TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR`).
+    /// One step: a complete config file in this directory (`TS_EXPERIMENTAL_VERSIONED_CONFIG_DIR`).
     ConfigDir(PathBuf),
-    /// Two steps: the daemon starts, then is told what to be.
+    /// Two steps: the daemon starts, then gets preferences and a login.
     TwoStep(Box<TwoStep>),
 }
 
-/// What the daemon is told in the second step.
+/// Settings of the second step.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TwoStep {
     /// Only when the daemon needs a login (`TS_AUTH_ONCE`); else at every start.
@@ -89,9 +89,9 @@ pub struct TwoStep {
     pub id_token: Option<Secret>,
     /// `TS_AUDIENCE`.
     pub audience: Option<String>,
-    /// `TS_ACCEPT_DNS`, or what `--accept-dns` among the extra arguments said.
+    /// `TS_ACCEPT_DNS`, or `--accept-dns` among the extra arguments.
     pub accept_dns: Option<bool>,
-    /// `TS_ROUTES`: nothing where it is unset, an empty text where routes are to be withdrawn.
+    /// `TS_ROUTES`: `None` if unset, empty to withdraw routes.
     pub routes: Option<String>,
     /// `TS_HOSTNAME`.
     pub hostname: Option<String>,
@@ -100,7 +100,7 @@ pub struct TwoStep {
 }
 
 impl DaemonSettings {
-    /// The directory that belongs to this Pod alone and outlives its containers: the config directory, where it is ours to fill.
+    /// Directory of this Pod that outlives its containers: the config directory, where we fill it.
     #[must_use]
     pub fn pod_dir(&self) -> Option<&Path> {
         match &self.login {
@@ -109,23 +109,22 @@ impl DaemonSettings {
         }
     }
 
-    /// The file that stands in for a Secret that cannot be read; nothing where there is no Secret.
+    /// File that replaces an unreadable Secret; `None` without Secret.
     #[must_use]
     pub fn state_file(&self) -> Option<PathBuf> {
         let StateStore::KubeSecret { dir, .. } = &self.state else { return None };
         Some(self.pod_dir().or(dir.as_deref()).unwrap_or(Path::new("/tmp")).join("tailscaled.state"))
     }
 
-    /// The copy of tailscaled's keys in its Secret, for the next container of this Pod.
+    /// Copy of tailscaled's keys in the Secret, for the next container of this Pod.
     #[must_use]
     pub fn state_copy(&self) -> Option<PathBuf> {
         let StateStore::KubeSecret { .. } = &self.state else { return None };
         Some(self.pod_dir()?.join("state-secret.json"))
     }
 
-    /// The address of the cluster or of one of these DNS servers that the daemon's own filter would cut off: it drops whatever comes
-    /// from 100.64.0.0/10 by any interface but its own. With such an address that filter has to stay out of the way; filters and NAT
-    /// are then ours alone.
+    /// The address of the cluster or of these DNS servers that the daemon's filter would block: it drops traffic from 100.64.0.0/10 on any
+    /// interface but its own. With such an address the daemon's filter is off, and filtering and NAT are ours alone.
     #[must_use]
     pub fn address_cut_off(&self, dns_servers: &BTreeSet<IpAddr>) -> Option<IpAddr> {
         let inside = |ip: &&IpAddr| ip.is_ipv4() && in_tailscale_range(**ip) && **ip != MAGIC_DNS;
@@ -140,13 +139,13 @@ impl Secret {
         Self(text.into())
     }
 
-    /// The text itself, for the one place that needs it.
+    /// The plain text.
     #[must_use]
     pub fn reveal(&self) -> &str {
         &self.0
     }
 
-    /// Whether there is nothing to hide.
+    /// Whether it is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -163,7 +162,7 @@ impl fmt::Debug for Secret {
 pub(super) mod tests {
     use super::*;
 
-    /// A kernel-mode daemon with its state in memory and a config directory.
+    /// A kernel-mode daemon with state in memory and a config directory.
     pub(in crate::model::tailnet::supervise) fn settings() -> DaemonSettings {
         DaemonSettings {
             tailscaled: "tailscaled".into(),

@@ -1,25 +1,25 @@
-//! What tailscaled keeps in the state Secret, as it would keep it in a file: so that it can start without the Secret.
+//! Backup of tailscaled's state in a file, so that it can start without its Secret.
 //!
-//! In a Pod of ours two files outlive a container: a copy of the Secret, and the file of a tailscaled that was started without it.
-//! The second is there only while the Secret may lack something of it.
+//! In our Pods two files outlive a container: a copy of the Secret, and the state file of a tailscaled that was started without it. The
+//! second exists only while the Secret may be outdated.
 //!
-//! In the Secret each of its keys is a key of its own, beside those of others, with `_` for what a Secret's key may not have; in a file
-//! they are one JSON object of base64 by key (`ipn/store` of tailscaled). Here they are called as in the Secret.
+//! Keys in the Secret have `_` for invalid characters; a file is one JSON object of base64 by key (`ipn/store` of tailscaled). Here keys are
+//! named as in the Secret.
 
 use crate::model::tailnet::state::{Content, StateChanges, from_json, to_json};
 
-/// A copy, and where it stands to what it was made of.
+/// A copy, and whether the Secret is up to date.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StateBackup {
-    /// What the Secret held of tailscaled's, as far as is known.
+    /// Known content of tailscaled's keys in the Secret.
     pub content: Option<Content>,
-    /// What a tailscaled that was started from a file has written there is in the Secret, too.
+    /// The Secret has everything that a tailscaled with a state file has written.
     pub given_back: bool,
 }
 
 impl StateBackup {
-    /// What an earlier container of this Pod has left: the file that its tailscaled used in place of the Secret, and the copy of
-    /// the Secret. The first is newer, and may be nowhere else.
+    /// From the files of an earlier container of this Pod: the state file that its tailscaled used, and the copy of the Secret. The first is
+    /// newer and may be the only one.
     #[must_use]
     pub fn from_files(used: Option<&[u8]>, copy: Option<&[u8]>) -> Self {
         let read = |text: Option<&[u8]>| text.and_then(from_file).filter(|content| !content.is_empty());
@@ -29,14 +29,14 @@ impl StateBackup {
         }
     }
 
-    /// A file holds what the Secret may lack.
+    /// Whether the file is newer than the Secret.
     #[must_use]
     pub fn is_ahead(&self) -> bool {
         self.content.is_some() && !self.given_back
     }
 }
 
-/// The keys of a Secret that are tailscaled's: its machine, its profiles, and which of them is in use.
+/// tailscaled's keys of a Secret: machine key, profiles, and the current profile.
 #[must_use]
 pub fn of_daemon(secret: &Content) -> Content {
     let own = |key: &str| key.starts_with('_') || key.starts_with("profile-");
@@ -45,19 +45,19 @@ pub fn of_daemon(secret: &Content) -> Content {
 
 #[must_use]
 pub fn to_file(content: &Content) -> Vec<u8> {
-    // Of its keys only those of serve configs have a character that a Secret's key may not have.
+    // Only keys of serve configs have a character that is invalid in a Secret.
     let own = |key: &String| key.strip_prefix("_serve_").map_or_else(|| key.clone(), |profile| format!("_serve/{profile}"));
     to_json(&content.iter().map(|(key, value)| (own(key), value.clone())).collect())
 }
 
-/// What a file holds; nothing if it is none.
+/// Parses a file; `None` if malformed.
 #[must_use]
 pub fn from_file(text: &[u8]) -> Option<Content> {
     let valid = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.') { c } else { '_' };
     Some(from_json(text)?.into_iter().map(|(key, value)| (key.chars().map(valid).collect(), value)).collect())
 }
 
-/// What makes of the Secret what the file is.
+/// Changes that bring the Secret to the file's content.
 #[must_use]
 pub fn changes(file: &Content, secret: &Content) -> StateChanges {
     let (file, existing) = (of_daemon(file), of_daemon(secret));
